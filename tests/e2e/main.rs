@@ -9,6 +9,7 @@ mod documents;
 mod faults;
 mod figures;
 mod grafana;
+mod libraries;
 mod lockctl;
 mod packaging;
 mod runbooks;

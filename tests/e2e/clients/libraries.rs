@@ -150,7 +150,7 @@ pub(super) fn python() -> Result<Command> {
     Ok(process::command(&python))
 }
 
-pub(super) fn node() -> Result<Command> {
+pub(crate) fn node() -> Result<Command> {
     let modules = folder().join("node_modules");
     ensure!(modules.exists(), "no {}: {INSTALL}", modules.display());
     let mut command = process::command(&installed("node")?);
@@ -159,13 +159,13 @@ pub(super) fn node() -> Result<Command> {
 }
 
 /// Go, which comes with the Python packages where the system has none that is new enough.
-pub(super) fn go() -> Result<Command> {
+pub(crate) fn go() -> Result<Command> {
     let ours = folder().join(".venv/bin/go");
     Ok(process::command(&if ours.exists() { ours } else { installed("go")? }))
 }
 
 /// Java, with the libraries on its class path.
-pub(super) fn java() -> Result<Command> {
+pub(crate) fn java() -> Result<Command> {
     let target = folder().join("java/target");
     ensure!(target.join("lib").exists(), "no {}/lib: {INSTALL}", target.display());
     let mut command = process::command(&installed("java")?);
@@ -175,7 +175,7 @@ pub(super) fn java() -> Result<Command> {
     Ok(command)
 }
 
-pub(super) fn installed(program: &str) -> Result<PathBuf> {
+pub(crate) fn installed(program: &str) -> Result<PathBuf> {
     on_path(program).with_context(|| format!("no {program}: {INSTALL}"))
 }
 

@@ -3,10 +3,10 @@
 
 mod commands;
 mod driver;
-mod libraries;
+pub(crate) mod libraries;
 mod programs;
 mod recipes;
-mod relay;
+pub(crate) mod relay;
 mod scenes;
 
 use anyhow::Result;

@@ -15,7 +15,7 @@ use harness::Reply;
 type Sent = Arc<Mutex<Vec<Vec<u8>>>>;
 
 /// A socket of its own before the agent's. Its connections end when it is dropped.
-pub(super) struct Relay {
+pub(crate) struct Relay {
     folder: TempDir,
     sent: Sent,
     connections: Arc<Mutex<JoinSet<Result<()>>>>,
@@ -23,7 +23,7 @@ pub(super) struct Relay {
 }
 
 impl Relay {
-    pub(super) fn start(agent: &Path) -> Result<Self> {
+    pub(crate) fn start(agent: &Path) -> Result<Self> {
         let folder = tempfile::Builder::new().prefix("lockscope-relay-").tempdir()?;
         let listener = UnixListener::bind(folder.path().join("relay.sock"))?;
         let sent = Sent::default();
@@ -44,22 +44,22 @@ impl Relay {
         Ok(Self { folder, sent, connections, task })
     }
 
-    pub(super) fn socket(&self) -> PathBuf {
+    pub(crate) fn socket(&self) -> PathBuf {
         self.folder.path().join("relay.sock")
     }
 
     /// Ends all connections there are; new ones are carried.
-    pub(super) fn cut(&self) {
+    pub(crate) fn cut(&self) {
         self.connections.lock().unwrap_or_else(PoisonError::into_inner).abort_all();
     }
 
     /// Returns the number of connections made.
-    pub(super) fn made(&self) -> usize {
+    pub(crate) fn made(&self) -> usize {
         self.sent.lock().unwrap_or_else(PoisonError::into_inner).len()
     }
 
     /// The commands that the `number`th connection has sent, their words with spaces between them.
-    pub(super) fn commands(&self, number: usize) -> Result<Vec<String>> {
+    pub(crate) fn commands(&self, number: usize) -> Result<Vec<String>> {
         let sent = self.sent.lock().unwrap_or_else(PoisonError::into_inner);
         let mut rest = sent.get(number).map_or(&[][..], Vec::as_slice);
         let mut commands = Vec::new();

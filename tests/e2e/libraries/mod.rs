@@ -1,0 +1,102 @@
+//! The conformance suite of the client libraries in `clients/`: a table of scenarios, each with a real agent and a
+//! real Redis, and a driver program for each library. What one library passes, all pass.
+
+mod driver;
+mod scenarios;
+
+use std::path::{Path, PathBuf};
+use std::process::Command;
+use std::sync::OnceLock;
+
+use anyhow::{Result, anyhow, ensure};
+use harness::process;
+
+use crate::clients::libraries::{go, installed};
+
+/// A library with the driver program that the scenarios speak to.
+pub(crate) struct Library {
+    command: fn() -> Result<Command>,
+    /// Its language can fork a running process.
+    forks: bool,
+}
+
+const PYTHON_THREADS: Library = Library { command: || python("threads"), forks: true };
+const PYTHON_ASYNCIO: Library = Library { command: || python("asyncio"), forks: true };
+
+const NODE: Library = Library { command: node_driver, forks: false };
+const GO: Library = Library { command: go_driver, forks: false };
+
+fn folder(language: &str) -> PathBuf {
+    Path::new(env!("CARGO_MANIFEST_DIR")).join("../clients").join(language)
+}
+
+fn python(api: &str) -> Result<Command> {
+    let mut command = process::command(&installed("python3")?);
+    command.arg(folder("python").join("conformance/driver.py")).arg(api);
+    Ok(command)
+}
+
+fn node_driver() -> Result<Command> {
+    let mut command = process::command(&installed("node")?);
+    command.arg(folder("node").join("conformance/driver.js"));
+    Ok(command)
+}
+
+/// Built once per test process, so that it is never older than its source.
+fn go_driver() -> Result<Command> {
+    static BUILT: OnceLock<Result<PathBuf, String>> = OnceLock::new();
+    let built = BUILT.get_or_init(|| build_go_driver().map_err(|error| format!("{error:#}")));
+    Ok(process::command(built.as_ref().map_err(|error| anyhow!("{error}"))?))
+}
+
+fn build_go_driver() -> Result<PathBuf> {
+    let program = Path::new(env!("CARGO_TARGET_TMPDIR")).join("go-library-driver");
+    let mut build = go()?;
+    build.current_dir(folder("go")).args(["build", "-o"]).arg(&program).arg("./conformance");
+    let output = build.output()?;
+    let errors = String::from_utf8_lossy(&output.stderr);
+    ensure!(output.status.success(), "the driver in Go cannot be built:\n{errors}");
+    Ok(program)
+}
+
+macro_rules! conformance {
+    ($($library:ident $value:ident;)*) => {$(
+        mod $library {
+            conformance! { @scenarios $value
+                a_lock_is_granted_and_released
+                a_fenced_lock_has_growing_tokens
+                a_wait_times_out
+                an_owner_reenters_its_lock
+                tasks_of_one_process_exclude_each_other
+                a_waiting_task_does_not_delay_the_others
+                a_hold_at_risk_is_reported_and_becomes_safe
+                a_loss_is_reported_at_once
+                a_loss_blocks_reentry_until_the_release
+                redis_away_loses_the_hold_and_rejects_new_ones
+                a_fixed_lease_expires
+                a_restarted_agent_keeps_hold_and_wait
+                a_cut_connection_is_resumed
+                a_draining_agent_rejects_tries_and_delays_waits
+                a_forked_child_neither_holds_nor_releases
+                a_thousand_locks_are_held_at_once
+                a_cancelled_wait_leaves_nothing_behind
+                a_stopped_process_finds_its_hold_over
+                a_grant_that_arrives_after_its_deadline_is_not_used
+                a_hold_stays_certain_while_its_owner_waits_for_another_lock
+            }
+        }
+    )*};
+    (@scenarios $value:ident $($scenario:ident)*) => {$(
+        #[tokio::test]
+        async fn $scenario() -> anyhow::Result<()> {
+            super::scenarios::$scenario(&super::$value).await
+        }
+    )*};
+}
+
+conformance! {
+    python_threads PYTHON_THREADS;
+    python_asyncio PYTHON_ASYNCIO;
+    go GO;
+    node NODE;
+}

@@ -1,0 +1,428 @@
+//! The scenarios. Each waits for conditions, with deadlines, and never for a time to pass.
+
+use std::path::Path;
+
+use anyhow::{Context as _, Result, ensure};
+use harness::{Agent, Client, RedisServer, eventually};
+use serde_json::Value;
+
+use super::Library;
+use super::driver::Driver;
+use crate::clients::relay::Relay;
+
+const LEASE: &str = "3s";
+
+struct Stage {
+    redis: RedisServer,
+    agent: Agent,
+    /// A connection to Redis, and another worker of the agent.
+    direct: Client,
+    other: Client,
+    driver: Driver,
+}
+
+impl Stage {
+    async fn new(library: &Library) -> Result<Self> {
+        Self::with(library, &["--lease", LEASE]).await
+    }
+
+    async fn with(library: &Library, flags: &[&str]) -> Result<Self> {
+        let redis = RedisServer::start().await?;
+        let agent = Agent::with(&redis, flags).await?;
+        let driver = Driver::start(library, &agent.socket())?;
+        let (direct, other) = (redis.client().await?, agent.client().await?);
+        Ok(Self { redis, agent, direct, other, driver })
+    }
+
+    /// Uses a driver that reaches the agent by another socket.
+    fn connect(&mut self, library: &Library, socket: &Path) -> Result<()> {
+        self.driver = Driver::start(library, socket)?;
+        Ok(())
+    }
+
+    async fn holder(&mut self, name: &str) -> Result<String> {
+        Ok(self.direct.call(&format!("HKEYS {name}")).await?.ok()?.text())
+    }
+
+    async fn is_free(&mut self, name: &str) -> Result<bool> {
+        Ok(self.direct.call(&format!("EXISTS {name}")).await?.int()? == 0)
+    }
+
+    async fn freed(&mut self, name: &str) {
+        eventually("the lock to be free", async || {
+            ensure!(self.is_free(name).await?, "it is held");
+            Ok(())
+        })
+        .await;
+    }
+
+    async fn waits(&mut self, name: &str, expected: bool) {
+        eventually("the number of waiters", async || {
+            let rows = self.other.call(&format!("LOCKS MATCH {name}")).await?.ok()?.text();
+            ensure!(rows.contains("waiting") == expected, "{rows}");
+            Ok(())
+        })
+        .await;
+    }
+
+    async fn other_has(&mut self, command: &str) -> Result<()> {
+        self.other.call(command).await?.ok()?;
+        Ok(())
+    }
+}
+
+fn number(answer: &Value, field: &str) -> Result<i64> {
+    answer[field].as_i64().with_context(|| format!("no number {field}: {answer}"))
+}
+
+/// Counts the commands that tried to acquire the lock.
+fn lock_commands(relay: &Relay, name: &str) -> Result<usize> {
+    let prefix = format!("LOCK {name} ");
+    let mut count = 0;
+    for connection in 0..relay.made() {
+        let commands = relay.commands(connection)?;
+        count += commands.iter().filter(|command| command.starts_with(&prefix)).count();
+    }
+    Ok(count)
+}
+
+pub(super) async fn a_lock_is_granted_and_released(library: &Library) -> Result<()> {
+    let mut stage = Stage::new(library).await?;
+    let hold = stage.driver.ok("lock a orders:42 wait=60000").await?;
+    ensure!(hold["token"].is_null(), "{hold}");
+    let remaining = number(&hold, "remaining")?;
+    ensure!((1..=3000).contains(&remaining), "{hold}");
+    let holder = hold["holder"].as_str().context("a holder")?;
+    let there = stage.holder("orders:42").await?;
+    ensure!(there.contains(holder), "{there} is not {holder}");
+    stage.driver.ok("check a").await?;
+    stage.driver.ok("release a").await?;
+    ensure!(stage.is_free("orders:42").await?);
+    stage.driver.fails("check a", "lost").await
+}
+
+pub(super) async fn a_fenced_lock_has_growing_tokens(library: &Library) -> Result<()> {
+    let mut stage = Stage::new(library).await?;
+    let first = number(&stage.driver.ok("lock a orders:42 kind=fenced").await?, "token")?;
+    stage.driver.ok("release a").await?;
+    let second = number(&stage.driver.ok("lock b orders:42 kind=fenced").await?, "token")?;
+    ensure!(second > first, "{first}, {second}");
+    stage.driver.fails("lock c orders:42 kind=fair wait=0", "WRONGKIND").await
+}
+
+pub(super) async fn a_wait_times_out(library: &Library) -> Result<()> {
+    let mut stage = Stage::new(library).await?;
+    stage.other_has("LOCK orders:42").await?;
+    stage.driver.fails("lock a orders:42 wait=0", "timeout").await?;
+    stage.driver.fails("lock a orders:42 wait=200", "timeout").await?;
+    stage.waits("orders:42", false).await;
+    stage.other_has("UNLOCK orders:42").await?;
+    stage.driver.ok("lock a orders:42 wait=0").await.map(drop)
+}
+
+pub(super) async fn an_owner_reenters_its_lock(library: &Library) -> Result<()> {
+    let mut stage = Stage::new(library).await?;
+    let first = stage.driver.ok("lock a orders:42").await?;
+    let second = stage.driver.ok("lock b orders:42 wait=0").await?;
+    ensure!(first["holder"] == second["holder"], "{first}, {second}");
+    stage.driver.ok("release b").await?;
+    stage.driver.fails("check b", "lost").await?;
+    stage.driver.ok("check a").await?;
+    ensure!(!stage.is_free("orders:42").await?);
+    stage.driver.ok("release a").await?;
+    ensure!(stage.is_free("orders:42").await?);
+    Ok(())
+}
+
+pub(super) async fn tasks_of_one_process_exclude_each_other(library: &Library) -> Result<()> {
+    let mut stage = Stage::new(library).await?;
+    // The second task may use the first one's connection only once that has nothing on it any more.
+    stage.driver.ok("lock w warm").await?;
+    stage.driver.ok("release w").await?;
+    let taken = stage.driver.call_in("second", "lock y orders:43").await?;
+    ensure!(taken.get("error").is_none(), "{taken}");
+    stage.driver.fails("lock x orders:43 wait=0", "timeout").await?;
+    stage.driver.ok("lock a orders:42").await?;
+    let refused = stage.driver.call_in("second", "lock b orders:42 wait=0").await?;
+    ensure!(refused["error"] == "timeout", "{refused}");
+    let waiting = stage.driver.send("second", "lock b orders:42 wait=60000").await?;
+    stage.waits("orders:42", true).await;
+    stage.driver.ok("release a").await?;
+    let granted = stage.driver.answer(waiting).await?;
+    ensure!(granted.get("error").is_none(), "{granted}");
+    stage.driver.fails("lock a orders:42 wait=0", "timeout").await
+}
+
+pub(super) async fn a_waiting_task_does_not_delay_the_others(library: &Library) -> Result<()> {
+    let mut stage = Stage::new(library).await?;
+    stage.other_has("LOCK taken").await?;
+    let waiting = stage.driver.send("second", "lock b taken").await?;
+    stage.waits("taken", true).await;
+    stage.driver.ok("lock a orders:42").await?;
+    stage.driver.ok("release a").await?;
+    stage.other_has("UNLOCK taken").await?;
+    let granted = stage.driver.answer(waiting).await?;
+    ensure!(granted.get("error").is_none(), "{granted}");
+    Ok(())
+}
+
+pub(super) async fn a_hold_at_risk_is_reported_and_becomes_safe(library: &Library) -> Result<()> {
+    // A lease that is long beside the pause: the hold must not be lost on a busy host.
+    let mut stage = Stage::with(library, &["--lease", "15s"]).await?;
+    stage.driver.ok("lock a orders:42").await?;
+    stage.redis.process().freeze().await?;
+    stage.driver.event("risk", "a").await?;
+    let low = number(&stage.driver.ok("check a").await?, "remaining")?;
+    stage.redis.process().thaw()?;
+    eventually("the hold to be renewed", async || {
+        let remaining = number(&stage.driver.ok("check a").await?, "remaining")?;
+        ensure!(remaining > low + 1000, "{remaining} after {low}");
+        Ok(())
+    })
+    .await;
+    stage.driver.ok("release a").await.map(drop)
+}
+
+pub(super) async fn a_loss_is_reported_at_once(library: &Library) -> Result<()> {
+    let mut stage = Stage::new(library).await?;
+    stage.driver.ok("lock a orders:42").await?;
+    stage.direct.call("DEL orders:42").await?.ok()?;
+    let event = stage.driver.event("lost", "a").await?;
+    ensure!(event["reason"] == "missing", "{event}");
+    stage.driver.fails("check a", "lost").await?;
+    stage.driver.fails("release a", "lost").await?;
+    stage.driver.ok("lock a orders:42").await?;
+    stage.driver.ok("check a").await.map(drop)
+}
+
+pub(super) async fn a_loss_blocks_reentry_until_the_release(library: &Library) -> Result<()> {
+    let mut stage = Stage::new(library).await?;
+    stage.driver.ok("lock a orders:42").await?;
+    stage.direct.call("DEL orders:42").await?.ok()?;
+    stage.driver.event("lost", "a").await?;
+    stage.driver.fails("lock b orders:42 wait=0", "lost").await?;
+    stage.driver.fails("release a", "lost").await?;
+    stage.driver.ok("lock b orders:42 wait=0").await.map(drop)
+}
+
+pub(super) async fn redis_away_loses_the_hold_and_rejects_new_ones(
+    library: &Library,
+) -> Result<()> {
+    let mut stage = Stage::new(library).await?;
+    stage.driver.ok("lock a orders:42").await?;
+    stage.redis.process().freeze().await?;
+    let event = stage.driver.event("lost", "a").await?;
+    ensure!(event["reason"].is_string(), "{event}");
+    stage.driver.fails("check a", "lost").await?;
+    stage.driver.fails("lock b orders:43 wait=0", "unavailable").await?;
+    stage.redis.process().thaw()?;
+    stage.driver.call("release a").await?;
+    eventually("locks to be granted again", async || {
+        stage.driver.ok("lock c orders:42 wait=1000").await.map(drop)
+    })
+    .await;
+    Ok(())
+}
+
+pub(super) async fn a_fixed_lease_expires(library: &Library) -> Result<()> {
+    let mut stage = Stage::new(library).await?;
+    let hold = stage.driver.ok("lock a orders:42 lease=2000").await?;
+    ensure!(number(&hold, "remaining")? <= 2000, "{hold}");
+    let extended = stage.driver.ok("extend a 4000").await?;
+    ensure!(number(&extended, "remaining")? > 2000, "{extended}");
+    stage.driver.event("lost", "a").await?;
+    stage.driver.fails("check a", "lost").await?;
+    stage.freed("orders:42").await;
+    Ok(())
+}
+
+pub(super) async fn a_restarted_agent_keeps_hold_and_wait(library: &Library) -> Result<()> {
+    let mut stage = Stage::with(library, &["--lease", "2m"]).await?;
+    stage.direct.call("HSET taken 9c3e6e0e-2f6c-4a6e-8f0e-1b2c3d4e5f60:7 1").await?.ok()?;
+    stage.direct.call("PEXPIRE taken 600000").await?.ok()?;
+    stage.driver.ok("lock a orders:42").await?;
+    let waiting = stage.driver.send("second", "lock b taken wait=120000").await?;
+    stage.waits("taken", true).await;
+    let holder = stage.holder("orders:42").await?;
+    stage.agent.restart().await?;
+    stage.other = stage.agent.client().await?;
+    stage.waits("taken", true).await;
+    stage.driver.ok("lock c orders:42").await?;
+    stage.driver.ok("check a").await?;
+    ensure!(stage.holder("orders:42").await? == holder);
+    stage.direct.call("DEL taken").await?.ok()?;
+    stage.direct.call("PUBLISH redisson_lock__channel:{taken} 0").await?.ok()?;
+    let granted = stage.driver.answer(waiting).await?;
+    ensure!(granted.get("error").is_none(), "{granted}");
+    stage.driver.ok("release c").await?;
+    stage.driver.ok("release a").await?;
+    ensure!(stage.is_free("orders:42").await?);
+    Ok(())
+}
+
+pub(super) async fn a_cut_connection_is_resumed(library: &Library) -> Result<()> {
+    let mut stage = Stage::new(library).await?;
+    let relay = Relay::start(&stage.agent.socket())?;
+    stage.connect(library, &relay.socket())?;
+    stage.driver.ok("lock a orders:42").await?;
+    stage.other_has("LOCK taken").await?;
+    let waiting = stage.driver.send("second", "lock b taken wait=120000").await?;
+    stage.waits("taken", true).await;
+    let (holder, connections) = (stage.holder("orders:42").await?, relay.made());
+    relay.cut();
+    eventually("new connections", async || {
+        ensure!(relay.made() >= connections + 2, "{} connections", relay.made());
+        Ok(())
+    })
+    .await;
+    stage.waits("taken", true).await;
+    stage.driver.ok("lock c orders:42").await?;
+    stage.driver.ok("check a").await?;
+    ensure!(stage.holder("orders:42").await? == holder);
+    stage.other_has("UNLOCK taken").await?;
+    let granted = stage.driver.answer(waiting).await?;
+    ensure!(granted.get("error").is_none(), "{granted}");
+    Ok(())
+}
+
+pub(super) async fn a_draining_agent_rejects_tries_and_delays_waits(
+    library: &Library,
+) -> Result<()> {
+    let mut stage = Stage::with(library, &["--lease", "2m", "--drain-timeout", "10m"]).await?;
+    let relay = Relay::start(&stage.agent.socket())?;
+    stage.connect(library, &relay.socket())?;
+    stage.driver.ok("lock a orders:42").await?;
+    // A draining agent accepts no connections, so the second task has one already.
+    let side = stage.driver.call_in("second", "lock s side").await?;
+    ensure!(side.get("error").is_none(), "{side}");
+    // The agent leaves holds with grace to its successor at once, and waits for the end of this one.
+    stage.other_has("LOCK keeper").await?;
+    stage.agent.process().terminate()?;
+    eventually("the agent to drain", async || {
+        let reply = stage.other.call("LOCK other NOWAIT").await?.text();
+        ensure!(reply.contains("DRAINING"), "{reply}");
+        Ok(())
+    })
+    .await;
+    let refused = stage.driver.call_in("second", "lock b orders:43 wait=0").await?;
+    ensure!(refused["error"] == "unavailable", "{refused}");
+    ensure!(refused["text"].as_str().is_some_and(|text| text.contains("DRAINING")), "{refused}");
+    let tries = lock_commands(&relay, "orders:43")?;
+    let waiting = stage.driver.send("second", "lock b orders:43 wait=120000").await?;
+    eventually("the wait to be refused and retried", async || {
+        let now = lock_commands(&relay, "orders:43")?;
+        ensure!(now >= tries + 2, "{now} commands after {tries}");
+        Ok(())
+    })
+    .await;
+    stage.driver.ok("check a").await?;
+    stage.agent.restart().await?;
+    let granted = stage.driver.answer(waiting).await?;
+    ensure!(granted.get("error").is_none(), "{granted}");
+    stage.driver.ok("check a").await?;
+    stage.driver.ok("release a").await.map(drop)
+}
+
+pub(super) async fn a_forked_child_neither_holds_nor_releases(library: &Library) -> Result<()> {
+    if !library.forks {
+        return Ok(());
+    }
+    let mut stage = Stage::new(library).await?;
+    stage.driver.ok("lock a orders:42").await?;
+    let child = stage.driver.call("fork a").await?;
+    ensure!(child["error"] == "lost" && child["excluded"] == true, "{child}");
+    stage.driver.ok("check a").await?;
+    ensure!(!stage.is_free("orders:42").await?);
+    stage.driver.ok("release a").await?;
+    ensure!(stage.is_free("orders:42").await?);
+    Ok(())
+}
+
+pub(super) async fn a_thousand_locks_are_held_at_once(library: &Library) -> Result<()> {
+    let mut stage = Stage::with(library, &["--lease", "30s"]).await?;
+    let answer = stage.driver.ok("many 1000").await?;
+    ensure!(answer["errors"] == serde_json::json!([]), "{answer}");
+    let held = harness::redis::locks(&mut stage.direct).await?;
+    ensure!(held == 1000, "{held} locks");
+    let answer = stage.driver.ok("unmany").await?;
+    ensure!(answer["errors"] == serde_json::json!([]), "{answer}");
+    let left = harness::redis::locks(&mut stage.direct).await?;
+    ensure!(left == 0, "{left} locks");
+    Ok(())
+}
+
+pub(super) async fn a_cancelled_wait_leaves_nothing_behind(library: &Library) -> Result<()> {
+    let mut stage = Stage::with(library, &["--lease", "2m"]).await?;
+    stage.driver.ok("lock k kept").await?;
+    stage.other_has("LOCK orders:42").await?;
+    let waiting = stage.driver.send("main", "lock a orders:42").await?;
+    stage.waits("orders:42", true).await;
+    stage.driver.cancel(waiting).await?;
+    let answer = stage.driver.answer(waiting).await?;
+    ensure!(answer["error"] == "cancelled", "{answer}");
+    stage.waits("orders:42", false).await;
+    stage.other_has("UNLOCK orders:42").await?;
+    stage.freed("orders:42").await;
+    stage.driver.ok("lock a orders:42 wait=60000").await?;
+    // The connection lived on: a break would have put the other hold at risk.
+    ensure!(!stage.driver.has_event("risk", "k"));
+    stage.driver.ok("check k").await.map(drop)
+}
+
+pub(super) async fn a_stopped_process_finds_its_hold_over(library: &Library) -> Result<()> {
+    let mut stage = Stage::new(library).await?;
+    stage.driver.ok("lock a orders:42").await?;
+    stage.driver.process().freeze().await?;
+    // The agent is stopped too: nothing can report the loss, so only the deadline does.
+    stage.agent.process().freeze().await?;
+    stage.freed("orders:42").await;
+    let check = stage.driver.send("main", "check a").await?;
+    stage.driver.process().thaw()?;
+    let answer = stage.driver.answer(check).await?;
+    ensure!(answer["error"] == "lost", "{answer}");
+    stage.agent.process().thaw()?;
+    // Reports of the agent do not bring it back.
+    let answer = stage.driver.call("release a").await?;
+    ensure!(answer["error"] == "lost", "{answer}");
+    stage.driver.ok("lock a orders:42 wait=60000").await.map(drop)
+}
+
+pub(super) async fn a_grant_that_arrives_after_its_deadline_is_not_used(
+    library: &Library,
+) -> Result<()> {
+    let mut stage = Stage::new(library).await?;
+    stage.other_has("LOCK orders:42").await?;
+    let before = stage.holder("orders:42").await?;
+    let waiting = stage.driver.send("main", "lock a orders:42 wait=120000").await?;
+    stage.waits("orders:42", true).await;
+    stage.driver.process().freeze().await?;
+    stage.other_has("UNLOCK orders:42").await?;
+    eventually("the grant", async || {
+        let now = stage.holder("orders:42").await?;
+        ensure!(now != before && now.contains(':'), "{now}");
+        Ok(())
+    })
+    .await;
+    let late = stage.holder("orders:42").await?;
+    stage.agent.process().freeze().await?;
+    stage.freed("orders:42").await;
+    stage.driver.process().thaw()?;
+    stage.agent.process().thaw()?;
+    let granted = stage.driver.answer(waiting).await?;
+    let holder = granted["holder"].as_str().with_context(|| format!("no grant: {granted}"))?;
+    ensure!(!late.contains(holder), "{holder} is the grant whose deadline has passed");
+    stage.driver.ok("check a").await.map(drop)
+}
+
+pub(super) async fn a_hold_stays_certain_while_its_owner_waits_for_another_lock(
+    library: &Library,
+) -> Result<()> {
+    let mut stage = Stage::new(library).await?;
+    stage.driver.ok("lock a orders:42").await?;
+    stage.other_has("LOCK taken").await?;
+    let waiting = stage.driver.send("main", "lock b taken wait=5000").await?;
+    let answer = stage.driver.answer(waiting).await?;
+    ensure!(answer["error"] == "timeout", "{answer}");
+    stage.driver.ok("check a").await?;
+    stage.driver.ok("release a").await.map(drop)
+}
