@@ -1,0 +1,188 @@
+package lockscope
+
+import (
+	"context"
+	"fmt"
+	"time"
+)
+
+// connect connects, or resumes the session, and retries until the instant end.
+func (s *session) connect(ctx context.Context, end time.Duration) error {
+	for s.connected() == nil {
+		err := s.open()
+		if err == nil {
+			return nil
+		}
+		switch code(err) {
+		case "GONE":
+			s.end("the agent has ended the session")
+			continue
+		case "":
+			err = fmt.Errorf("%w: no agent at %s: %w", ErrUnavailable, s.path, err)
+		case "SESSION", "UNAVAILABLE", "DRAINING":
+		default:
+			return public(err)
+		}
+		s.mu.Lock()
+		closing := s.closing
+		s.mu.Unlock()
+		if closing || boot() >= end {
+			return public(err)
+		}
+		if err := pause(ctx); err != nil {
+			return err
+		}
+	}
+	return nil
+}
+
+func (s *session) open() error {
+	conn, err := dial(s.path, s.onPush, s.onClose)
+	if err != nil {
+		return err
+	}
+	s.mu.Lock()
+	id, secret := s.id, s.secret
+	s.mu.Unlock()
+	sent := boot()
+	var reply any
+	if id != "" {
+		if reply, err = conn.call("RESUME", id, secret); err == nil {
+			_, err = conn.call("SESSION", "PUSH", "on")
+		}
+	} else {
+		reply, err = conn.call("SESSION", "GRACE", s.grace.Milliseconds(), "PUSH", "on")
+		if code(err) == "UNAVAILABLE" {
+			// An agent without a journal grants locks but no grace.
+			reply, err = conn.call("SESSION", "PUSH", "on")
+		}
+	}
+	if err != nil {
+		conn.socket.Close()
+		return err
+	}
+	ticket, _ := reply.(map[string]any)
+	s.mu.Lock()
+	s.id, s.secret = text(ticket["id"]), text(ticket["secret"])
+	s.conn, s.proven, s.uncertain = conn, sent, false
+	s.mu.Unlock()
+	rows, _ := ticket["holds"].([]any)
+	s.takeOver(rows, sent)
+	if conn.isClosed() {
+		s.onClose(conn)
+	}
+	return nil
+}
+
+// takeOver compares the grants with the agent's list of this session's holds.
+func (s *session) takeOver(rows []any, sent time.Duration) {
+	listed := map[string]map[string]any{}
+	for _, row := range rows {
+		fields, _ := row.(map[string]any)
+		listed[text(fields["holder"])] = fields
+	}
+	for _, g := range s.all() {
+		row, found := listed[g.holder]
+		delete(listed, g.holder)
+		if !found {
+			g.update(func(g *grant) { g.count = 0 })
+			g.lose("the agent does not hold it any more")
+			continue
+		}
+		alive := g.held() // A deadline that has passed stays passed.
+		g.update(func(g *grant) {
+			g.count = number(row["holds"])
+			if alive {
+				g.deadline = sent + millis(row["valid_ms"])
+			}
+		})
+		g.warn(false)
+		s.settleLater(g)
+	}
+	for _, row := range listed {
+		// Granted by a LOCK whose reply was lost. Its caller finds it here; otherwise it is released.
+		s.settleLater(s.granted(row, false, sent))
+	}
+	s.arm()
+}
+
+// settleLater releases a surplus once the command that runs now, which may want it, has ended.
+func (s *session) settleLater(g *grant) {
+	if g.surplus() {
+		s.background(func() { _ = s.settle(g) }) // Without a connection, resuming settles it.
+	}
+}
+
+func (s *session) onPush(event push) {
+	if len(event) < 3 {
+		return
+	}
+	g := s.find(text(event[1]), text(event[2]))
+	if g == nil {
+		return
+	}
+	switch event[0] {
+	case "lock-lost":
+		g.update(func(g *grant) { g.count = 0 })
+		g.lose(text(event[len(event)-1]))
+	case "lock-jeopardy":
+		g.warn(true)
+	case "lock-safe":
+		g.warn(false)
+		go s.tend()
+	}
+}
+
+func (s *session) onClose(conn *connection) {
+	s.mu.Lock()
+	if s.conn != conn {
+		s.mu.Unlock()
+		return
+	}
+	s.conn = nil
+	limit, end := s.proven+s.grace, boot()
+	recover := !s.closing && (len(s.grants) > 0 || s.uncertain)
+	if s.uncertain {
+		end = max(end, limit)
+	}
+	if !recover && s.users == 0 {
+		s.id = ""
+	}
+	s.mu.Unlock()
+	for _, g := range s.all() {
+		g.update(func(g *grant) {
+			g.deadline = min(g.deadline, limit)
+			end = max(end, g.deadline)
+		})
+		g.warn(true)
+	}
+	if recover {
+		s.background(func() {
+			if err := s.connect(context.Background(), end); err != nil {
+				s.end(err.Error())
+			}
+		})
+	}
+}
+
+// end gives up a session that cannot be resumed.
+func (s *session) end(reason string) {
+	s.mu.Lock()
+	s.id, s.uncertain = "", false
+	s.mu.Unlock()
+	for _, g := range s.all() {
+		g.update(func(g *grant) { g.count = 0 })
+		g.lose(reason)
+	}
+}
+
+// doubt notes that a command went unanswered, and closes its connection.
+func (s *session) doubt(conn *connection) {
+	s.mu.Lock()
+	s.uncertain = true
+	s.mu.Unlock()
+	conn.socket.Close()
+	if conn.isClosed() {
+		s.onClose(conn)
+	}
+}
