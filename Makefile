@@ -38,19 +38,14 @@ soak: ## A quarter of an hour of healthy load, after which no alert may have fir
 	@tests/install-missing cc redis-server promtool
 	LOCKSCOPE_SOAK=1 $(CARGO_TEST) --test e2e -- --exact grafana::healthy_load::a_healthy_quarter_of_an_hour_raises_no_alert
 
-package: ## The Debian package, into target/debian
-	@tests/install-missing cc dpkg-shlibdeps
-	@command -v cargo-deb >/dev/null || $(CARGO) install --locked cargo-deb
+package: ## The Debian packages, into target/debian
+	@tests/install-missing cc dpkg-shlibdeps objcopy
 	$(CARGO) build --locked --profile $(PROFILE) --workspace --bins
-	mkdir -p packaging/generated
-	install -s -m 755 "$(BUILT)"/{lockscope-agent,lockctl,lockscope-dashboard} packaging/generated/
-	"$(BUILT)/lockctl" man > packaging/generated/lockctl.1
-	for shell in bash zsh fish; do "$(BUILT)/lockctl" completions $$shell > packaging/generated/lockctl.$$shell; done
-	$(CARGO) deb --no-build --no-strip --package lockscope-agent --output "$${CARGO_TARGET_DIR:-target}/debian/lockscope.deb"
+	packaging/build-packages "$(BUILT)" "$${CARGO_TARGET_DIR:-target}/debian"
 
-package-test: package ## Installs the package in a fresh Debian, uses and purges it; needs root and the Debian archive
+package-test: package ## Installs the packages in a fresh Debian, uses and purges them; needs root and the Debian archive
 	@tests/install-missing debootstrap redis-server curl systemd-nspawn
-	packaging/test "$${CARGO_TARGET_DIR:-target}/debian/lockscope.deb" $(WORKERS)
+	packaging/test "$${CARGO_TARGET_DIR:-target}/debian" $(WORKERS)
 
 container-test: ## Makes the container images of programs built here, and runs them; needs root and podman
 	@tests/install-missing cc redis-server curl podman runc

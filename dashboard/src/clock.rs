@@ -1,4 +1,4 @@
-//! The two time lines of the dashboard: a steady clock of its own, and the host's wall clock, which anybody may set.
+//! The two time lines of the dashboard: a steady clock of its own, and the host's wall clock, which may be set.
 //!
 //! The model stores, compares and measures by [`SteadyMillis`], so that setting the host's clock changes no age, no
 //! problem and no order of events. People and other programs read and write [`WallMillis`]. An instant passes from one
@@ -51,7 +51,7 @@ impl SteadyMillis {
     }
 
     fn at(boot_micros: u64) -> Self {
-        // It reads two clocks, and comes out too early where the process is suspended in between.
+        // Reads two clocks; the result is too early if the process is suspended in between.
         let booted = || (0..5).map(|_| clock::boot_epoch_millis()).max().unwrap_or_default();
         Self(*BOOTED.get_or_init(booted) + boot_micros / 1_000)
     }
@@ -131,19 +131,19 @@ impl ToWall for Option<SteadyMillis> {
 /// Serializes an instant of the dashboard's own clock by the wall clock; for `#[serde(serialize_with)]`.
 ///
 /// # Errors
-/// The serializer's own.
+/// Returns the serializer's error.
 pub fn as_wall<T: ToWall, S: Serializer>(at: &T, serializer: S) -> Result<S::Ok, S::Error> {
     at.to_wall().serialize(serializer)
 }
 
-/// Returns the milliseconds by which the wall clock has been set since the start, as of the last [`resync`]; negative where
+/// Returns the milliseconds by which the wall clock has been set since the start, as of the last [`resync`]; negative if
 /// it was set back.
 #[must_use]
 pub fn set_by() -> i64 {
     SET.load(Ordering::Relaxed)
 }
 
-/// Compares the two clocks. Returns the milliseconds by which the wall clock has been set since the last call; none where it
+/// Compares the two clocks. Returns the milliseconds by which the wall clock has been set since the last call; none if it
 /// was not.
 pub fn resync() -> Option<i64> {
     let (before, wall) = (clock::boot_micros(), clock::wall_millis());
@@ -165,7 +165,7 @@ mod tests {
     use super::*;
 
     #[test]
-    fn the_steady_clock_equals_the_wall_clock_while_nobody_sets_it() {
+    fn the_steady_clock_equals_the_wall_clock_unless_it_is_set() {
         let (before, ours, after) =
             (clock::wall_millis(), SteadyMillis::now().0, clock::wall_millis());
         // Somebody may set this host's clock a little during the test.

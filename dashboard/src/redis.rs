@@ -4,12 +4,12 @@ use std::time::Duration;
 
 use service_kit::redis::{LinkOptions, ResolverOptions, SubscriberOptions};
 
-/// The name that connections bear in CLIENT LIST.
+/// The name of the connections in CLIENT LIST.
 pub const CLIENT_NAME: &str = "lockscope-dashboard";
 /// The longest that a server may take to connect or to answer.
 pub const TIMEOUT: Duration = Duration::from_secs(2);
 
-/// Returns the options of a connection that reads, without counting as a use of the keys.
+/// Returns the options of a connection that reads keys without counting as a use of them.
 #[must_use]
 pub fn link_options() -> LinkOptions {
     LinkOptions {

@@ -1,4 +1,4 @@
-//! Text from Redis made safe to read.
+//! Text from Redis made safe to display.
 
 use redisson::LockName;
 use redisson::name::is_invisible;
@@ -9,8 +9,8 @@ pub fn shown_name(name: &LockName) -> String {
     visible(name.as_bytes())
 }
 
-/// Returns any bytes as one line that hides nothing: as [`redisson::LockName`] displays itself, with blanks escaped where
-/// a reader could not see them.
+/// Returns any bytes as one line that hides nothing: as [`redisson::LockName`] displays itself, with invisible blanks
+/// escaped.
 #[must_use]
 pub fn visible(bytes: &[u8]) -> String {
     let mut shown = String::with_capacity(bytes.len());

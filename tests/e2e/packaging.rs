@@ -42,7 +42,12 @@ fn units_use_valid_settings() -> Result<()> {
         let start = unit.lines().find_map(|line| line.strip_prefix("ExecStart="));
         let words: Vec<&str> = start.context("no ExecStart")?.split(' ').collect();
         ensure!(words[0] == format!("/usr/bin/{service}"), "{words:?}");
-        check(service, &words[1..])?;
+        let chosen: &[&str] = if service == "lockscope-agent" {
+            &["--redis-url", "redis://redis.example"]
+        } else {
+            &[]
+        };
+        check(service, &[&words[1..], chosen].concat())?;
     }
     Ok(())
 }
@@ -63,17 +68,84 @@ fn suggested_settings_are_valid() -> Result<()> {
     Ok(())
 }
 
+/// Returns what a program says of these arguments, in the environment that its image sets.
+fn in_image(program: &str, args: &[&str]) -> Result<Output> {
+    let containers = read("container/Containerfile")?.replace("\\\n", "");
+    let entry = format!("ENTRYPOINT [\"/usr/bin/{program}\"]");
+    let (image, _) = containers.split_once(&entry).with_context(|| entry.clone())?;
+    let image = image.rsplit("\nFROM ").next().unwrap_or_default();
+    let variables = image.lines().filter_map(|line| line.strip_prefix("ENV "));
+    let variables: Vec<(&str, &str)> =
+        variables.flat_map(str::split_whitespace).filter_map(|word| word.split_once('=')).collect();
+    ensure!(variables.len() >= 2, "{program}: {variables:?}");
+    let mut checked = command(&programs::path(program)?);
+    Ok(checked.envs(variables).args(args).arg("--check-config").output()?)
+}
+
 #[test]
-fn containers_use_valid_settings() -> Result<()> {
-    let containers = read("container/Containerfile")?;
-    let commands = containers.lines().filter_map(|line| line.strip_prefix("CMD "));
-    let mut checked = 0;
-    for (line, program) in commands.zip(SERVICES) {
-        let args: Vec<String> = serde_json::from_str(line)?;
-        check(program, &args.iter().map(String::as_str).collect::<Vec<_>>())?;
-        checked += 1;
+fn images_start_only_with_a_chosen_redis_and_without_strangers() -> Result<()> {
+    let redis = "--redis-url=redis://redis:6379";
+    for (program, args, expected) in [
+        ("lockscope-agent", &[redis][..], "the settings are valid"),
+        ("lockscope-agent", &[], "no Redis is chosen"),
+        ("lockscope-dashboard", &[redis, "--insecure"], "the settings are valid"),
+        ("lockscope-dashboard", &[redis], "--insecure"),
+        ("lockscope-dashboard", &[redis, "--listen=127.0.0.1:9761"], "the settings are valid"),
+    ] {
+        let output = in_image(program, args)?;
+        ensure!(said(&output).contains(expected), "{program} {args:?}: {}", said(&output));
+        let valid = output.status.success();
+        ensure!(valid == (expected == "the settings are valid"), "{program} {args:?}");
     }
-    ensure!(checked == SERVICES.len());
+    Ok(())
+}
+
+#[test]
+fn compose_uses_valid_settings_and_files() -> Result<()> {
+    let python = Path::new(env!("CARGO_MANIFEST_DIR")).join("clients/.venv/bin/python");
+    let to_json = "import json, sys, yaml; json.dump(yaml.safe_load(sys.stdin), sys.stdout)";
+    let file = folder().join("compose/compose.yaml");
+    let mut convert = command(&python);
+    let json = convert.args(["-c", to_json]).stdin(std::fs::File::open(&file)?).output()?;
+    let compose: serde_json::Value =
+        serde_json::from_slice(&json.stdout).with_context(|| said(&json))?;
+    let services = compose["services"].as_object().context("no services")?;
+    let containers = read("container/Containerfile")?;
+    let mut mounted = 0;
+    for (name, service) in services {
+        if let Some(target) = service["build"]["target"].as_str() {
+            ensure!(containers.contains(&format!(" AS {target}\n")), "{name}: {target}");
+        } else {
+            ensure!(service["image"].is_string(), "{name} has no image");
+        }
+        let volumes = service["volumes"].as_array().into_iter().flatten();
+        for source in volumes.filter_map(|volume| volume.as_str()?.split(':').next()) {
+            if source.starts_with('.') {
+                ensure!(folder().join("compose").join(source).exists(), "{name}: {source}");
+                mounted += 1;
+            } else {
+                let named = compose["volumes"].get(source).is_some();
+                ensure!(named || source.starts_with('/'), "{name}: {source}");
+            }
+        }
+        for port in service["ports"].as_array().into_iter().flatten() {
+            let local = port.as_str().is_some_and(|port| port.starts_with("127.0.0.1:"));
+            ensure!(local, "{name}: {port} is open to other hosts");
+        }
+    }
+    ensure!(mounted >= 6, "{mounted} files are mounted");
+    for (program, service) in [("lockscope-agent", "agent"), ("lockscope-dashboard", "dashboard")] {
+        let args = services[service]["command"].as_array().context("no command")?;
+        let args: Vec<&str> = args.iter().filter_map(|arg| arg.as_str()).collect();
+        let output = in_image(program, &args)?;
+        ensure!(output.status.success(), "{service}: {}", said(&output));
+        ensure!(services[service]["hostname"] == service, "Prometheus would not reach {service}");
+    }
+    Ok(())
+}
+
+#[test]
+fn the_daemon_set_uses_valid_settings() -> Result<()> {
     let pods = read("kubernetes/daemonset.yaml")?;
     let args: Vec<&str> =
         pods.lines().filter_map(|line| line.trim().strip_prefix("- --")).collect();
@@ -137,25 +209,85 @@ fn a_container_image_has_all_required_files() -> Result<()> {
     Ok(())
 }
 
+/// Returns the rows (source, target, mode) of what a package contains.
+fn contents(package: &str) -> Result<Vec<[String; 3]>> {
+    let rows = read(&format!("debian/{package}/install"))?;
+    let rows = rows.lines().filter(|line| !line.starts_with('#')).map(|line| {
+        let words: Vec<String> = line.split_whitespace().map(str::to_owned).collect();
+        words.try_into().map_err(|words| anyhow::anyhow!("{package}: {words:?}"))
+    });
+    rows.collect()
+}
+
 #[test]
 fn every_packaged_file_exists() -> Result<()> {
-    let manifest = std::fs::read_to_string(folder().join("../agent/Cargo.toml"))?;
-    let (_, assets) = manifest.split_once("assets = [").context("no assets")?;
-    let sources = assets.lines().filter_map(|line| line.trim().strip_prefix("[\"../"));
-    let sources: Vec<&str> = sources.filter_map(|line| line.split('"').next()).collect();
-    ensure!(sources.len() > 10, "{sources:?}");
-    for source in sources.iter().filter(|source| !source.contains(['*'])) {
-        let made_by_make = source.starts_with("packaging/generated/");
-        ensure!(made_by_make || folder().join("..").join(source).exists(), "{source}");
-    }
-    for unit in ["lockscope-agent.service", "lockscope-agent.socket", "lockscope-dashboard.service"]
-    {
-        ensure!(assets.contains(unit), "{unit} is not packaged");
-        for script in ["postinst", "prerm", "postrm"] {
-            let named = read(&format!("debian/{script}"))?.contains(unit);
-            ensure!(named, "{script} does not know {unit}");
+    for package in SERVICES {
+        let rows = contents(package)?;
+        let programs = rows.iter().filter(|[_, target, _]| target.starts_with("usr/bin/"));
+        for [program, ..] in programs {
+            for made in ["1", "bash", "zsh", "fish"] {
+                let made = format!("{program}.{made}");
+                ensure!(rows.iter().any(|[source, ..]| *source == made), "{package}: no {made}");
+            }
+        }
+        for [source, ..] in rows.iter().filter(|[source, ..]| source.contains('/')) {
+            ensure!(folder().join("..").join(source).exists(), "{package}: {source}");
+        }
+        let units = std::fs::read_dir(folder().join("systemd"))?;
+        for unit in units {
+            let unit = unit?.file_name().to_string_lossy().into_owned();
+            let packaged = rows.iter().any(|[source, ..]| source.ends_with(&format!("/{unit}")));
+            ensure!(packaged == unit.starts_with(package), "{package}: {unit}");
+            if unit.ends_with(".service") || unit.ends_with(".socket") {
+                for script in ["postinst", "prerm", "postrm"] {
+                    let named = read(&format!("debian/{package}/{script}"))?.contains(&unit);
+                    ensure!(named == packaged, "{package}: {script} and {unit}");
+                }
+            }
         }
     }
+    Ok(())
+}
+
+#[test]
+fn the_packages_are_built_with_manual_pages_and_without_debug_information() -> Result<()> {
+    if on_path("dpkg-deb").is_none() {
+        return Ok(());
+    }
+    let target = tempfile::tempdir()?;
+    let mut build = command(&folder().join("build-packages"));
+    let programs = programs::path("lockscope-agent")?;
+    build.arg(programs.parent().context("no folder")?).arg(target.path());
+    // Compressing takes longer than all the rest.
+    let output = build.env("DPKG_DEB_COMPRESSOR_TYPE", "none").output()?;
+    ensure!(output.status.success(), "{}", said(&output));
+    let dpkg = |args: &[&str], package: &str| -> Result<String> {
+        let mut dpkg = command(&on_path("dpkg-deb").context("no dpkg-deb")?);
+        let output = dpkg.args(args).arg(target.path().join(format!("{package}.deb"))).output()?;
+        ensure!(output.status.success(), "{}", said(&output));
+        Ok(said(&output))
+    };
+    for package in SERVICES {
+        let files = dpkg(&["--contents"], package)?;
+        for [_, path, _] in contents(package)? {
+            ensure!(files.contains(&format!("./{path}")), "{package}: {path} is not in {files}");
+        }
+        let control = dpkg(&["--field"], package)?;
+        ensure!(control.contains("libc6"), "{control}");
+        ensure!(!control.contains("${") && !control.contains("redis-server"), "{control}");
+        let debug = format!("{package}-dbgsym");
+        ensure!(dpkg(&["--contents"], &debug)?.contains(&format!("/{package}.debug")), "{debug}");
+    }
+    Ok(())
+}
+
+#[test]
+fn the_agent_starts_as_a_service_only_with_a_chosen_redis() -> Result<()> {
+    let unit = read("systemd/lockscope-agent.service")?;
+    let start = unit.lines().find_map(|line| line.strip_prefix("ExecStart="));
+    let args: Vec<&str> = start.context("no ExecStart")?.split(' ').skip(1).collect();
+    let refused = check("lockscope-agent", &args).unwrap_err().to_string();
+    ensure!(refused.contains("no Redis is chosen: set redis_url"), "{refused}");
     Ok(())
 }
 

@@ -43,6 +43,9 @@ struct Flags {
     /// redis+sentinel://host:port,host:port/name or rediss+sentinel://
     #[arg(long, value_name = "URL", default_value = "redis://127.0.0.1:6379")]
     redis_url: Deployment,
+    /// Refuse to start unless --redis-url is set, in the file or elsewhere, so that no host uses a Redis of its own by default
+    #[arg(long)]
+    require_redis_url: bool,
     /// How releases are told in a cluster of Redis 7 or later, and heard: by PUBLISH, as Redisson before 3.22 does, by
     /// SPUBLISH, as later ones do, or by both
     #[arg(long, value_name = "HOW", default_value = "both", value_parser = cluster_messages)]
@@ -210,6 +213,13 @@ impl Config {
 
 fn build(raw: Raw<Flags>) -> Result<Config, Vec<String>> {
     let mut mistakes = Vec::new();
+    if raw.values.require_redis_url && !raw.is_set("redis_url") {
+        mistakes.push(raw.mistake(
+            "redis_url",
+            "no Redis is chosen: set redis_url in the settings file, to the same Redis on every host whose workers are to \
+             exclude each other",
+        ));
+    }
     let target = target(&raw, &mut mistakes);
     let red = red_targets(&raw, &mut mistakes);
     let lease = Lease::new(raw.values.lease.into());

@@ -144,3 +144,13 @@ fn printed_settings_hide_passwords() {
     assert!(printed.contains("redis_url") && !printed.contains("hunter2"), "{printed}");
     assert!(load(&["--check-config"], &[]).unwrap_err().contains("valid"));
 }
+
+#[test]
+fn a_redis_can_be_required() {
+    let error = load(&["--require-redis-url"], &[]).unwrap_err();
+    assert!(error.contains("no Redis is chosen: set redis_url"), "{error}");
+    let localhost = "redis://127.0.0.1:6379";
+    assert!(load(&["--require-redis-url", "--redis-url", localhost], &[]).is_ok());
+    assert!(load(&["--require-redis-url"], &[("REDIS_URL", localhost)]).is_ok());
+    assert!(load(&[], &[]).is_ok());
+}

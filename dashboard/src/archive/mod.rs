@@ -1,7 +1,7 @@
 //! The history on disk: holds, problems, operators' actions, and the times of observation, in one `SQLite` file.
 //!
-//! Entries arrive by a queue that never makes the model wait; entries without room leave a gap, which is reported as such.
-//! Reading and writing use connections of their own, off the threads that serve.
+//! Entries arrive through a queue that never makes the model wait; entries without room leave a gap, which is reported.
+//! Reading and writing use separate connections, on other threads than the server's.
 
 mod reader;
 mod schema;
@@ -46,7 +46,7 @@ pub struct ArchiveSender {
 }
 
 impl ArchiveSender {
-    /// Sends an entry without waiting. Without room it is counted, and leaves a gap.
+    /// Sends an entry without waiting. If the queue is full, the entry is only counted, and leaves a gap.
     pub fn send(&self, entry: ArchiveEntry) {
         if self.queue.try_send(entry).is_err() {
             self.lost.fetch_add(1, Ordering::Relaxed);
@@ -68,21 +68,21 @@ pub struct Archive {
 /// Opens the history in a folder, which is created if necessary.
 ///
 /// # Errors
-/// If the folder or the file cannot be used, or another dashboard uses it.
+/// Fails if the folder or the file cannot be used, or another dashboard uses it.
 pub async fn open(folder: &Path, now: SteadyMillis) -> anyhow::Result<Archive> {
     let named = || folder.display();
     DirBuilder::new()
         .recursive(true)
         .mode(0o700)
         .create(folder)
-        .with_context(|| format!("cannot make the history's folder {}", named()))?;
+        .with_context(|| format!("cannot create the history folder {}", named()))?;
     let lock = OpenOptions::new()
         .create(true)
         .truncate(false)
         .write(true)
         .mode(0o600)
         .open(folder.join("lock"))
-        .with_context(|| format!("cannot write to the history's folder {}", named()))?;
+        .with_context(|| format!("cannot write to the history folder {}", named()))?;
     let exclusive = rustix::fs::FlockOperation::NonBlockingLockExclusive;
     lock_folder(folder, || rustix::fs::flock(&lock, exclusive)).await?;
     let path = folder.join(FILE);
@@ -93,7 +93,7 @@ pub async fn open(folder: &Path, now: SteadyMillis) -> anyhow::Result<Archive> {
     connect(connection, &path, lock, now)
 }
 
-/// Locks the folder. Retries for a while, since another dashboard may be just ending.
+/// Locks the folder. Retries for a while, since another dashboard may be shutting down.
 async fn lock_folder(
     folder: &Path,
     try_lock: impl Fn() -> rustix::io::Result<()>,
@@ -106,21 +106,21 @@ async fn lock_folder(
             Err(Errno::INTR) => continue,
             // The same number as EWOULDBLOCK.
             Err(Errno::AGAIN) if began.elapsed() > LOCK_WAIT => bail!(
-                "another dashboard keeps its history in {}: give each a folder of its own",
+                "another dashboard stores its history in {}: use a separate folder for each",
                 named()
             ),
             Err(Errno::AGAIN) => tokio::time::sleep(Duration::from_millis(20)).await,
             // Some file systems have no locks, or none left.
             Err(error) => {
                 return Err(error).with_context(|| {
-                    format!("cannot lock the history's folder {} against other dashboards", named())
+                    format!("cannot lock the history folder {} against other dashboards", named())
                 });
             }
         }
     }
 }
 
-/// Renames an unreadable file and starts a new one: a broken history must not stop the dashboard.
+/// Renames an unreadable file and creates a new one: a broken history must not stop the dashboard.
 fn set_aside(
     path: &Path,
     error: &rusqlite::Error,
@@ -128,8 +128,7 @@ fn set_aside(
 ) -> anyhow::Result<Connection> {
     let aside = path.with_extension(format!("db.broken-{}", now.0));
     tracing::error!(%error, aside = %aside.display(), "history unreadable; renamed it and started a new one");
-    std::fs::rename(path, &aside)
-        .with_context(|| format!("cannot put {} aside", path.display()))?;
+    std::fs::rename(path, &aside).with_context(|| format!("cannot rename {}", path.display()))?;
     for tail in ["-wal", "-shm"] {
         let mut file = path.as_os_str().to_owned();
         file.push(tail);
@@ -137,11 +136,11 @@ fn set_aside(
             Ok(()) => {}
             Err(error) if error.kind() == std::io::ErrorKind::NotFound => {}
             Err(error) => {
-                return Err(error).context("cannot remove what belongs to the old history");
+                return Err(error).context("cannot remove the files of the old history");
             }
         }
     }
-    schema::open(path).with_context(|| format!("cannot begin a history in {}", path.display()))
+    schema::open(path).with_context(|| format!("cannot create a history in {}", path.display()))
 }
 
 fn connect(

@@ -25,14 +25,14 @@ const MAX_HOLDS: usize = 1_000;
 /// The most events in one answer.
 pub const MAX_EVENTS: usize = 1_000;
 /// The most past holds of one lock that the next run restores.
-const PAST_OF_LOCK: usize = 64;
+const MAX_RESTORED_PER_LOCK: usize = 64;
 /// The most rows of each kind that the next run restores.
-const PAST_OF_ALL: usize = 500_000;
+const MAX_RESTORED_ROWS: usize = 500_000;
 /// The detail of an operator's action.
 const ACT: &str =
     "outcome || ': ' || who || ' from ' || from_ip || ', ' || was || '; why: ' || reason";
 /// The time after a start within which an acknowledged problem must be found again to count as the same.
-const SEEN_AGAIN_MS: u64 = 600_000;
+const FOUND_AGAIN_MS: u64 = 600_000;
 /// The most gaps in one answer.
 const MAX_GAPS: usize = 100;
 
@@ -99,23 +99,23 @@ impl Reader {
         Ok(Self(Arc::new(Mutex::new(connection))))
     }
 
-    async fn ask<T: Send + 'static>(
+    async fn query<T: Send + 'static>(
         &self,
-        question: impl FnOnce(&Connection) -> rusqlite::Result<T> + Send + 'static,
+        query: impl FnOnce(&Connection) -> rusqlite::Result<T> + Send + 'static,
     ) -> rusqlite::Result<T> {
         let connection = Arc::clone(&self.0);
-        let asked = tokio::task::spawn_blocking(move || {
-            question(&connection.lock().unwrap_or_else(PoisonError::into_inner))
+        let result = tokio::task::spawn_blocking(move || {
+            query(&connection.lock().unwrap_or_else(PoisonError::into_inner))
         });
-        asked.await.unwrap_or(Err(rusqlite::Error::InvalidQuery))
+        result.await.unwrap_or(Err(rusqlite::Error::InvalidQuery))
     }
 
     /// Returns the holders of a lock at an instant.
     ///
     /// # Errors
-    /// If the file cannot be read.
+    /// Fails if the file cannot be read.
     pub async fn at(&self, lock: LockId, at: SteadyMillis) -> rusqlite::Result<Answer> {
-        self.ask(move |connection| {
+        self.query(move |connection| {
             let mut holds = connection.prepare_cached(
                 "SELECT holder, began, exact, ended, how FROM hold WHERE deployment = ?1 AND db = ?2 AND name = ?3
                  AND began <= ?4 AND (ended IS NULL OR ended > ?4) ORDER BY began LIMIT ?5",
@@ -130,14 +130,14 @@ impl Reader {
     /// Returns the latest holds of a lock that overlap a span of time, newest first.
     ///
     /// # Errors
-    /// If the file cannot be read.
+    /// Fails if the file cannot be read.
     pub async fn holds(
         &self,
         lock: LockId,
         from: SteadyMillis,
         to: SteadyMillis,
     ) -> rusqlite::Result<Vec<PastHoldView>> {
-        self.ask(move |connection| {
+        self.query(move |connection| {
             let mut holds = connection.prepare_cached(
                 "SELECT holder, began, exact, ended, how FROM hold WHERE deployment = ?1 AND db = ?2 AND name = ?3
                  AND began <= ?5 AND (ended IS NULL OR ended >= ?4) ORDER BY began DESC LIMIT ?6",
@@ -152,7 +152,7 @@ impl Reader {
     /// Returns the events between two instants, at most [`MAX_EVENTS`] from either end, of one lock or of all.
     ///
     /// # Errors
-    /// If the file cannot be read.
+    /// Fails if the file cannot be read.
     pub async fn between(
         &self,
         lock: Option<LockId>,
@@ -160,7 +160,7 @@ impl Reader {
         to: SteadyMillis,
         newest_first: bool,
     ) -> rusqlite::Result<Vec<Told>> {
-        self.ask(move |connection| {
+        self.query(move |connection| {
             let order = if newest_first { "DESC" } else { "ASC" };
             let mut all = Vec::new();
             for (event, table, time, subject, detail) in [
@@ -204,9 +204,9 @@ impl Reader {
     /// Returns the gaps between two instants.
     ///
     /// # Errors
-    /// If the file cannot be read.
+    /// Fails if the file cannot be read.
     pub async fn gaps(&self, from: SteadyMillis, to: SteadyMillis) -> rusqlite::Result<Vec<Gap>> {
-        self.ask(move |connection| {
+        self.query(move |connection| {
             let mut spans = connection.prepare_cached(
                 "SELECT began, alive FROM span WHERE alive >= ?1 AND began <= ?2 ORDER BY began LIMIT ?3",
             )?;
@@ -214,35 +214,35 @@ impl Reader {
                 Ok((instant(row.get(0)?), instant(row.get(1)?)))
             })?;
             let mut gaps = Vec::new();
-            let mut seen_to = None;
+            let mut observed_to = None;
             for span in spans {
                 let (began, alive) = span?;
-                if seen_to.unwrap_or(from) < began {
-                    gaps.push(Gap { from: seen_to, to: Some(began) });
+                if observed_to.unwrap_or(from) < began {
+                    gaps.push(Gap { from: observed_to, to: Some(began) });
                 }
-                seen_to = seen_to.max(Some(alive));
+                observed_to = observed_to.max(Some(alive));
             }
-            if seen_to.unwrap_or(from) < to {
-                gaps.push(Gap { from: seen_to, to: None });
+            if observed_to.unwrap_or(from) < to {
+                gaps.push(Gap { from: observed_to, to: None });
             }
             Ok(gaps)
         })
         .await
     }
 
-    /// Returns the knowledge of an earlier run: each lock's last holders and problems, and its latest holds before.
+    /// Returns the state of each lock at the end of an earlier run: its last holders and problems, and its latest past holds.
     ///
     /// # Errors
-    /// If the file cannot be read.
+    /// Fails if the file cannot be read.
     pub fn restored(&self) -> rusqlite::Result<HashMap<LockId, RestoredLock>> {
         let connection = self.0.lock().unwrap_or_else(PoisonError::into_inner);
-        let mut known: HashMap<LockId, RestoredLock> = HashMap::new();
+        let mut restored: HashMap<LockId, RestoredLock> = HashMap::new();
         let mut past = connection.prepare(
             "SELECT deployment, db, name, holder, began, exact, ended, how FROM (
                SELECT *, row_number() OVER (PARTITION BY deployment, db, name ORDER BY ended DESC) AS n FROM hold
                WHERE ended IS NOT NULL) WHERE n <= ?1 ORDER BY ended LIMIT ?2",
         )?;
-        let mut rows = past.query(params![PAST_OF_LOCK, PAST_OF_ALL])?;
+        let mut rows = past.query(params![MAX_RESTORED_PER_LOCK, MAX_RESTORED_ROWS])?;
         while let Some(row) = rows.next()? {
             let how: String = row.get(7)?;
             let ended = Ending::ALL.into_iter().find(|ending| ending.as_str() == how);
@@ -250,48 +250,48 @@ impl Reader {
             let since = Since { at: instant(row.get(4)?), exact: row.get(5)? };
             let to = instant(row.get(6)?);
             if let Some(ended) = ended {
-                known.entry(lock).or_default().past.push(PastHold { id, since, to, ended });
+                restored.entry(lock).or_default().past.push(PastHold { id, since, to, ended });
             }
         }
         let mut open = connection.prepare(
             "SELECT deployment, db, name, holder, began, exact FROM hold WHERE ended IS NULL LIMIT ?1",
         )?;
-        let mut rows = open.query([PAST_OF_ALL])?;
+        let mut rows = open.query([MAX_RESTORED_ROWS])?;
         while let Some(row) = rows.next()? {
             let (Some(lock), Some(id)) = (lock(row, 0)?, holder(row, 3)?) else { continue };
             let since = Since { at: instant(row.get(4)?), exact: row.get(5)? };
-            known.entry(lock).or_default().holds.push((id, since));
+            restored.entry(lock).or_default().holds.push((id, since));
         }
         let mut open = connection.prepare(
             "SELECT deployment, db, name, problem, began FROM problem WHERE cleared IS NULL LIMIT ?1",
         )?;
-        let mut rows = open.query([PAST_OF_ALL])?;
+        let mut rows = open.query([MAX_RESTORED_ROWS])?;
         while let Some(row) = rows.next()? {
             let problem: String = row.get(3)?;
             let problem = ProblemKind::ALL.into_iter().find(|kind| kind.as_str() == problem);
             let (Some(lock), Some(problem)) = (lock(row, 0)?, problem) else { continue };
-            known.entry(lock).or_default().problems.push((problem, instant(row.get(4)?)));
+            restored.entry(lock).or_default().problems.push((problem, instant(row.get(4)?)));
         }
         let now = SteadyMillis::now();
-        let seen_by = SteadyMillis(now.0.saturating_add(SEEN_AGAIN_MS));
-        let mut in_hand = connection.prepare(
+        let found_by = SteadyMillis(now.0.saturating_add(FOUND_AGAIN_MS));
+        let mut acknowledgements = connection.prepare(
             "SELECT deployment, db, name, problem, who, reason, at, until FROM acknowledged WHERE until > ?1 LIMIT ?2",
         )?;
-        let mut rows = in_hand.query(params![millis(now), PAST_OF_ALL])?;
+        let mut rows = acknowledgements.query(params![millis(now), MAX_RESTORED_ROWS])?;
         while let Some(row) = rows.next()? {
             let word: String = row.get(3)?;
             let problem = ProblemKind::ALL.into_iter().find(|kind| kind.as_str() == word);
             let (Some(lock), Some(problem)) = (lock(row, 0)?, problem) else { continue };
-            let word = Acknowledgement {
+            let acknowledgement = Acknowledgement {
                 by: row.get(4)?,
                 reason: row.get(5)?,
                 at: instant(row.get(6)?),
                 until: instant(row.get(7)?),
             };
-            let acknowledged = &mut known.entry(lock).or_default().acknowledged;
-            acknowledged.push((problem, Arc::new(word), seen_by));
+            let acknowledged = &mut restored.entry(lock).or_default().acknowledged;
+            acknowledged.push((problem, Arc::new(acknowledgement), found_by));
         }
-        Ok(known)
+        Ok(restored)
     }
 }
 
@@ -299,8 +299,8 @@ fn gap_at(connection: &Connection, at: SteadyMillis) -> rusqlite::Result<Option<
     let one = |query: &str| -> rusqlite::Result<Option<i64>> {
         connection.prepare_cached(query)?.query_row([millis(at)], |row| row.get(0))
     };
-    let looked = one("SELECT count(*) FROM span WHERE began <= ?1 AND alive >= ?1")?;
-    if looked.is_some_and(|spans| spans > 0) {
+    let observed = one("SELECT count(*) FROM span WHERE began <= ?1 AND alive >= ?1")?;
+    if observed.is_some_and(|spans| spans > 0) {
         return Ok(None);
     }
     Ok(Some(Gap {

@@ -1,4 +1,4 @@
-//! The file's tables.
+//! The tables of the history file.
 
 use std::path::Path;
 use std::time::Duration;
@@ -46,7 +46,9 @@ pub(super) fn open(path: &Path) -> rusqlite::Result<Connection> {
     } else if version != VERSION {
         return Err(rusqlite::Error::SqliteFailure(
             rusqlite::ffi::Error::new(rusqlite::ffi::SQLITE_MISMATCH),
-            Some(format!("the file is of version {version}, this program knows {VERSION}")),
+            Some(format!(
+                "the file has version {version}; this program supports version {VERSION}"
+            )),
         ));
     }
     // A crash of the machine loses the last moments; a crash of the program loses nothing.

@@ -1,4 +1,4 @@
-//! Writing entries to the history.
+//! Writes entries to the history.
 
 use std::fs::File;
 use std::sync::Arc;
@@ -92,7 +92,7 @@ impl Writer {
                 let Ok((same, written)) = written.await else { return };
                 table = same;
                 if let Err(error) = written {
-                    tracing::error!(%error, "history write failed; it has a gap");
+                    tracing::error!(%error, "history write failed; the history has a gap");
                     lost.fetch_add(1, Ordering::Relaxed);
                 }
                 if last {
@@ -125,7 +125,7 @@ impl Table {
             self.set += by;
         }
         if lost > 0 {
-            tracing::warn!(lost, "history has a gap: too many entries to write");
+            tracing::warn!(lost, "history has a gap: too many entries");
             self.span = begin_span(&self.connection, now)?;
         }
         let transaction = self.connection.transaction()?;

@@ -57,7 +57,7 @@ impl App {
         let past = self.past_window(&id, &subject, params.window.as_deref(), now).await?;
         Ok(LockPage {
             chrome: self.chrome(address),
-            home: self.sources.home(&id),
+            home: self.sources.slot_of(&id),
             id,
             subject,
             then,

@@ -1,5 +1,5 @@
-//! Releases by force: an operator sees a lock's current state and gives a reason; one script compares that state and ends it.
-//! A new holder is never affected. Every attempt appears in the log, in the history and in a metric.
+//! Releases by force: an operator sees a lock's current state and states a reason; one script compares that state and ends
+//! it. A new holder is never affected. Every attempt appears in the log, in the history and in a metric.
 
 mod offer;
 mod route;
@@ -31,11 +31,11 @@ pub use offer::{Choice, Offer, Offers, Target};
 
 /// The validity of an offer.
 pub const VALID: Duration = Duration::from_secs(60);
-/// The most releases that are sent within a minute.
-pub const MOST: usize = 10;
+/// The most releases within a minute.
+pub const MAX_PER_MINUTE: usize = 10;
 const MINUTE: Duration = Duration::from_secs(60);
 /// The longest that Redis may take to reply; twice that if it does not have the script yet.
-const PATIENCE: Duration = Duration::from_millis(1_500);
+const REPLY_TIMEOUT: Duration = Duration::from_millis(1_500);
 /// The longest reason, in characters.
 pub const MAX_REASON: usize = 500;
 
@@ -85,21 +85,21 @@ impl Outcome {
     #[must_use]
     pub fn explained(&self) -> String {
         match self {
-            Self::Released => "Released. Those who wait were told, and the agent of the holder where it has one; the \
-                process itself goes on."
+            Self::Released => "Released. Waiters and the agent of the holder, if any, were notified; the holder's \
+                process was not stopped."
                 .to_owned(),
-            Self::Free => "It had ended by itself already. Nothing was done.".to_owned(),
-            Self::Changed => "It is no longer as it was shown: holder, count, mode or deadline differ. Nothing was \
-                done. Look at it again."
+            Self::Free => "The lock was already free. Nothing was done.".to_owned(),
+            Self::Changed => "The lock has changed since it was shown: holder, count, mode or deadline differ. \
+                Nothing was done. Reload the page and try again."
                 .to_owned(),
-            Self::NoLock => "The key is no lock any more. Nothing was done.".to_owned(),
-            Self::Refused(why) => format!("Redis refused it: {why}. Nothing was done."),
+            Self::NoLock => "The key is no longer a lock. Nothing was done.".to_owned(),
+            Self::Refused(why) => format!("Redis rejected the release: {why}. Nothing was done."),
             Self::Unsent(why) => format!("Redis cannot be reached: {why}. Nothing was done."),
             Self::Unknown(why) => format!(
-                "The outcome is unknown: {why}. It may have been done, and it may yet be once Redis goes on, but only \
-                 if the lock is then still exactly as it was shown. Look at it again."
+                "The outcome is unknown: {why}. The lock may have been released, or may yet be once Redis continues, \
+                 but only if it is then still exactly as shown. Reload the page to see its state."
             ),
-            Self::Limited => format!("At most {MOST} releases a minute are sent. Nothing was done; wait a little."),
+            Self::Limited => format!("The limit is {MAX_PER_MINUTE} releases a minute. Nothing was done; try again in a minute."),
         }
     }
 }
@@ -108,18 +108,18 @@ impl Outcome {
 #[derive(Debug, Clone, PartialEq, Eq, thiserror::Error)]
 pub enum Mistake {
     /// The offer is no longer valid.
-    #[error("what you were shown is older than {} s, was acted on already, or was shown to somebody else: look again", VALID.as_secs())]
+    #[error("the form is older than {} s, was used already, or was shown to another user: reload the page and try again", VALID.as_secs())]
     Stale,
     /// The typed name differs.
-    #[error("the name that you typed is not this lock's")]
+    #[error("the name does not match: type the name of this lock")]
     Name,
     /// The reason is missing or malformed.
-    #[error("say why, in 3 to {MAX_REASON} characters on one line: it is kept with the release")]
+    #[error(
+        "missing or invalid reason: enter 3 to {MAX_REASON} characters on one line, which are recorded with the release"
+    )]
     Reason,
     /// The offer does not include that target.
-    #[error(
-        "what to release is not understood: `lock`, `holder:<id>` or `place:<id>` of what you were shown"
-    )]
+    #[error("invalid target: expected `lock`, `holder:<id>` or `place:<id>` from the offer")]
     Target,
 }
 
@@ -197,10 +197,7 @@ impl Releases {
             }
         }
         let outcomes = IntCounterVec::new(
-            metrics::opts(
-                "releases_total",
-                "Releases by force that were asked for, by what came of them.",
-            ),
+            metrics::opts("releases_total", "Requested releases by force, by outcome."),
             &["outcome"],
         )?;
         for outcome in
@@ -215,16 +212,21 @@ impl Releases {
 
     /// Stores an offer. Returns its id, which is valid for [`VALID`], for its operator, for one release.
     #[must_use]
-    pub fn show(&self, offer: Offer) -> (String, Arc<Offer>) {
+    pub fn offer(&self, offer: Offer) -> (String, Arc<Offer>) {
         let offer = Arc::new(offer);
         (lock(&self.offers).store(Arc::clone(&offer), Instant::now()), offer)
     }
 
-    /// Releases what is requested of that lock.
+    /// Releases the requested target of that lock.
     ///
     /// # Errors
-    /// If the request is invalid and nothing was attempted.
-    pub async fn act(&self, id: &LockId, wish: &Wish, asker: &Asker) -> Result<Outcome, Mistake> {
+    /// Fails if the request is invalid; nothing was attempted then.
+    pub async fn release(
+        &self,
+        id: &LockId,
+        wish: &Wish,
+        asker: &Asker,
+    ) -> Result<Outcome, Mistake> {
         let reason = wish.reason.trim();
         let length = reason.chars().count();
         if !(3..=MAX_REASON).contains(&length)
@@ -234,7 +236,7 @@ impl Releases {
         }
         let offer = lock(&self.offers).get(&wish.seen, asker, Instant::now());
         let offer = offer.filter(|offer| offer.id == *id).ok_or(Mistake::Stale)?;
-        if !offer.is_called(&wish.name) {
+        if !offer.has_name(&wish.name) {
             return Err(Mistake::Name);
         }
         let choice = Target::parse(&wish.target).and_then(|target| offer.choice(target));
@@ -243,19 +245,22 @@ impl Releases {
         if !lock(&self.offers).take(&wish.seen) {
             return Err(Mistake::Stale);
         }
-        let outcome =
-            if self.take_slot() { self.run(&offer, &choice).await } else { Outcome::Limited };
+        let outcome = if self.within_rate_limit() {
+            self.run(&offer, &choice).await
+        } else {
+            Outcome::Limited
+        };
         self.report(&offer, &choice, reason, asker, &outcome).await;
         Ok(outcome)
     }
 
-    /// Takes one of the releases allowed within a minute. Returns false if there are none left.
-    fn take_slot(&self) -> bool {
+    /// Takes one of the releases allowed within a minute. Returns false if none is left.
+    fn within_rate_limit(&self) -> bool {
         let (mut sent, now) = (lock(&self.sent), Instant::now());
         while sent.front().is_some_and(|at| now.duration_since(*at) >= MINUTE) {
             sent.pop_front();
         }
-        let free = sent.len() < MOST;
+        let free = sent.len() < MAX_PER_MINUTE;
         if free {
             sent.push_back(now);
         }
@@ -268,20 +273,20 @@ impl Releases {
             .scope(&offer.id.deployment, offer.id.db)
             .and_then(|scope| Some((scope, self.routes.get(&scope)?)));
         let Some((scope, route)) = route else {
-            return Outcome::Unsent("this database is not looked at".to_owned());
+            return Outcome::Unsent("this database is not watched".to_owned());
         };
         let forcing = Observation::ForceRelease {
             name: offer.id.name.clone(),
             holders: choice.holders(offer),
             at: now(),
         };
-        // Sent first, so that the model attributes the release message, which arrives before the reply.
+        // Reported first, because the release message arrives before the reply.
         self.model.observe(scope, forcing).await;
         let at = now();
         let sent = route.send(&offer.id.name, |publish| choice.call(offer, publish, at)).await;
         let outcome = outcome(sent);
         if !matches!(outcome, Outcome::Released | Outcome::Unknown(_)) {
-            // Any other end of it is not due to this request.
+            // Any other end of the hold is not due to this request.
             let (name, at) = (offer.id.name.clone(), now());
             self.model
                 .observe(scope, Observation::ForceRelease { name, holders: Vec::new(), at })
@@ -333,7 +338,7 @@ impl Releases {
             }
             Outcome::Unknown(_) => {
                 format!(
-                    "{who} wanted to release {what} by force, which was {was}: {reason}; what came of it is not known"
+                    "{who} tried to release {what} by force, which was {was}: {reason}; the outcome is unknown"
                 )
             }
             _ => return,
@@ -361,8 +366,7 @@ fn outcome(sent: Result<Value, CallError>) -> Outcome {
         Err(CallError::Unsent { reason }) => Outcome::Unsent(reason),
         Err(CallError::Lost { reason }) => Outcome::Unknown(reason),
         Err(CallError::Refused(error)) if error.is_split() => Outcome::Refused(format!(
-            "its slot is moving from one node of the cluster to another, and has been for a while; try again once it has \
-             ({error})"
+            "its slot is moving from one node of the cluster to another; try again once it has moved ({error})"
         )),
         Err(CallError::Refused(error)) => Outcome::Refused(error.to_string()),
     }

@@ -1,4 +1,4 @@
-//! Offers: the states that operators have seen and may release.
+//! Offers: the states of locks that operators have seen and may release.
 
 use std::collections::VecDeque;
 use std::sync::Arc;
@@ -21,9 +21,9 @@ use crate::text::shown_name;
 
 /// The most offers that are stored at once; the oldest are dropped.
 const MAX_OFFERS: usize = 256;
-/// The excess of a lease over the expected rest that is tolerated, since clocks are read before and after.
-const SLACK: Duration = Duration::from_secs(1);
-/// Random bytes of an offer's id, which nobody can guess.
+/// The tolerated excess of a lease over its expected rest, since clocks are read before and after.
+const CLOCK_SLACK: Duration = Duration::from_secs(1);
+/// Random bytes of an offer's id, which makes it unguessable.
 const ID_LEN: usize = 24;
 
 /// A lock's state as an operator has seen it.
@@ -31,9 +31,9 @@ const ID_LEN: usize = 24;
 pub struct Offer {
     pub id: LockId,
     pub view: Arc<LockView>,
-    /// The hash; none: the lock is free.
+    /// The hash; none if the lock is free.
     pub hash: Option<LockHash>,
-    /// Time to live; none: it has none.
+    /// The TTL, if any.
     pub ttl: Option<Duration>,
     /// Queue entries whose deadline has passed, or that have none.
     pub dead: Vec<QueueEntry>,
@@ -57,9 +57,9 @@ impl Offer {
             Reading::Other(_) => return None,
         };
         let queue = companions.queue.unwrap_or_default().front;
-        let dead = |place: &QueueEntry| {
-            let id = place.id.to_string();
-            place.deadline.is_none()
+        let dead = |entry: &QueueEntry| {
+            let id = entry.id.to_string();
+            entry.deadline.is_none()
                 || view.queue.iter().any(|shown| shown.id == id && !shown.alive)
         };
         let dead: Vec<QueueEntry> = queue.into_iter().filter(dead).collect();
@@ -71,7 +71,7 @@ impl Offer {
 
     /// Returns whether that is the lock's name, literally or as pages show it.
     #[must_use]
-    pub fn is_called(&self, typed: &str) -> bool {
+    pub fn has_name(&self, typed: &str) -> bool {
         self.id.name.as_bytes() == typed.as_bytes() || shown_name(&self.id.name) == typed
     }
 
@@ -101,10 +101,10 @@ impl Offer {
         Some(SteadyMillis(self.read_at.1.0.saturating_sub(ago)))
     }
 
-    /// Returns the most that can be left of a lease that is not renewed.
-    fn most_left(&self, now: Moment) -> Option<Duration> {
+    /// Returns the longest possible rest of a lease that is not renewed.
+    fn max_remaining(&self, now: Moment) -> Option<Duration> {
         let ttl = self.ttl.filter(|_| !self.view.renewed)?;
-        Some(ttl.saturating_sub(now.since(self.read_at.0)) + SLACK)
+        Some(ttl.saturating_sub(now.since(self.read_at.0)) + CLOCK_SLACK)
     }
 }
 
@@ -161,16 +161,16 @@ impl Choice {
         }
     }
 
-    /// Describes it in words.
+    /// Describes the target.
     pub(super) fn what(&self) -> String {
         match self {
             Self::Lock => "the lock".to_owned(),
             Self::Holder(holder) => format!("the hold of {}", holder.id),
-            Self::Place(place) => format!("the place of {}", place.id),
+            Self::Place(place) => format!("the queue entry of {}", place.id),
         }
     }
 
-    /// Returns the word of its event.
+    /// Returns the name of its event.
     pub(super) fn word(&self) -> &'static str {
         match self {
             Self::Lock | Self::Holder(_) => "force_released",
@@ -187,7 +187,7 @@ impl Choice {
         }
     }
 
-    /// Describes the state before in words, naming only the first of many holders.
+    /// Describes the state before, naming only the first of many holders.
     pub(super) fn was(&self, offer: &Offer) -> String {
         const NAMED: usize = 8;
         let holder = |holder: &Holder| format!("{} ×{}", holder.id, holder.count);
@@ -223,10 +223,10 @@ impl Choice {
     pub(super) fn call(&self, offer: &Offer, publish: Publish, now: Moment) -> Call {
         let (name, nothing) = (&offer.id.name, LockHash::default());
         let hash = offer.hash.as_ref().unwrap_or(&nothing);
-        let seen = ExpectedLock { hash, max_ttl: offer.most_left(now) };
+        let expected = ExpectedLock { hash, max_ttl: offer.max_remaining(now) };
         match self {
-            Self::Lock => force_release(name, seen, publish),
-            Self::Holder(holder) => force_release_holder(name, seen, holder, publish),
+            Self::Lock => force_release(name, expected, publish),
+            Self::Holder(holder) => force_release_holder(name, expected, holder, publish),
             Self::Place(place) => remove_waiter(name, &place.id, place.deadline, publish),
         }
     }
@@ -238,7 +238,7 @@ pub struct Offers(VecDeque<StoredOffer>);
 
 #[derive(Debug)]
 struct StoredOffer {
-    name: String,
+    id: String,
     until: Instant,
     offer: Arc<Offer>,
 }
@@ -246,7 +246,7 @@ struct StoredOffer {
 impl Offers {
     /// Stores an offer. Returns its id, which cannot be guessed.
     pub(super) fn store(&mut self, offer: Arc<Offer>, now: Instant) -> String {
-        self.0.retain(|kept| kept.until > now);
+        self.0.retain(|stored| stored.until > now);
         if self.0.len() >= MAX_OFFERS {
             self.0.pop_front();
         }
@@ -256,21 +256,21 @@ impl Offers {
             tracing::error!("no random bytes available");
             return String::new();
         }
-        let name = URL_SAFE_NO_PAD.encode(bytes);
-        self.0.push_back(StoredOffer { name: name.clone(), until: now + VALID, offer });
-        name
+        let id = URL_SAFE_NO_PAD.encode(bytes);
+        self.0.push_back(StoredOffer { id: id.clone(), until: now + VALID, offer });
+        id
     }
 
     /// Returns the offer with that id, if it was shown to that operator and is still valid.
-    pub(super) fn get(&self, name: &str, asker: &Asker, now: Instant) -> Option<Arc<Offer>> {
-        let kept = self.0.iter().find(|kept| kept.name == name && kept.until > now)?;
-        (kept.offer.shown_to == asker.name).then(|| Arc::clone(&kept.offer))
+    pub(super) fn get(&self, id: &str, asker: &Asker, now: Instant) -> Option<Arc<Offer>> {
+        let stored = self.0.iter().find(|stored| stored.id == id && stored.until > now)?;
+        (stored.offer.shown_to == asker.name).then(|| Arc::clone(&stored.offer))
     }
 
-    /// Uses an offer up. Returns false if that has happened already.
-    pub(super) fn take(&mut self, name: &str) -> bool {
-        let place = self.0.iter().position(|kept| kept.name == name);
-        place.and_then(|place| self.0.remove(place)).is_some()
+    /// Consumes an offer. Returns false if it was consumed before.
+    pub(super) fn take(&mut self, id: &str) -> bool {
+        let index = self.0.iter().position(|stored| stored.id == id);
+        index.and_then(|index| self.0.remove(index)).is_some()
     }
 }
 
@@ -332,7 +332,7 @@ mod tests {
             offer(b"a", holders, false).unwrap().choices().iter().map(Choice::value).collect()
         };
         let places = [format!("place:{}", holder(5)), format!("place:{}", holder(7))];
-        assert_eq!(values(&[]), places, "6 lives");
+        assert_eq!(values(&[]), places, "6 is alive");
         assert_eq!(values(&[1]), [&["lock".to_owned()][..], &places].concat());
         assert_eq!(values(&[1, 2]).len(), 5);
         let one = offer(b"a", &[1], false).unwrap();
@@ -360,21 +360,21 @@ mod tests {
     #[test]
     fn a_name_may_be_typed_literally_or_as_displayed() {
         let odd = offer("a\u{202e}\n".as_bytes(), &[1], false).unwrap();
-        assert!(odd.is_called("a\u{202e}\n") && odd.is_called("a\\u{202e}\\n"));
+        assert!(odd.has_name("a\u{202e}\n") && odd.has_name("a\\u{202e}\\n"));
         for wrong in ["", "a", "a\\u{202e}", " a\\u{202e}\\n"] {
-            assert!(!odd.is_called(wrong), "{wrong}");
+            assert!(!odd.has_name(wrong), "{wrong}");
         }
-        assert!(offer(b"\xff", &[1], false).unwrap().is_called("\\xff"));
+        assert!(offer(b"\xff", &[1], false).unwrap().has_name("\\xff"));
     }
 
     #[test]
     fn a_lease_without_renewals_only_shrinks() {
         let at = Moment::from_micros(5_000_000);
         let fixed = offer(b"a", &[1], false).unwrap();
-        assert_eq!(fixed.most_left(at), Some(Duration::from_secs(16)));
+        assert_eq!(fixed.max_remaining(at), Some(Duration::from_secs(16)));
         assert_eq!(fixed.renewed_at(), None);
         let renewed = offer(b"a", &[1], true).unwrap();
-        assert_eq!(renewed.most_left(at), None);
+        assert_eq!(renewed.max_remaining(at), None);
         assert_eq!(renewed.renewed_at(), Some(SteadyMillis(90_000)));
     }
 
@@ -393,6 +393,6 @@ mod tests {
         for _ in 0..MAX_OFFERS {
             offers.store(Arc::new(offer(b"a", &[1], false).unwrap()), now);
         }
-        assert!(offers.get(&second, &asker("anna"), now).is_none(), "the oldest gives way");
+        assert!(offers.get(&second, &asker("anna"), now).is_none(), "the oldest is dropped");
     }
 }

@@ -12,14 +12,14 @@ use service_kit::redis::{
 use service_kit::shutdown::Shutdown;
 use tokio::time::Instant;
 
-use super::PATIENCE;
+use super::REPLY_TIMEOUT;
 use crate::redis::{CLIENT_NAME, TIMEOUT, resolver_options};
 
 /// The most redirects that one script follows: nodes that disagree may redirect in circles.
-const HOPS: usize = 3;
+const MAX_REDIRECTS: usize = 3;
 /// The time for which a script is retried while its slot moves and its keys are on two nodes, so that neither runs it. Most
 /// slots have moved within moments.
-const MOVING_FOR: Duration = Duration::from_secs(5);
+const MOVING_TIMEOUT: Duration = Duration::from_secs(5);
 /// The interval of these retries.
 const MOVING_INTERVAL: Duration = Duration::from_millis(100);
 
@@ -41,7 +41,7 @@ pub(super) struct Nodes {
 
 impl Nodes {
     pub(super) fn new(target: ClusterTarget, shutdown: &Shutdown) -> Self {
-        let cluster = Cluster::start(target, resolver_options(PATIENCE), shutdown);
+        let cluster = Cluster::start(target, resolver_options(REPLY_TIMEOUT), shutdown);
         Self { cluster, shutdown: shutdown.clone() }
     }
 
@@ -49,7 +49,7 @@ impl Nodes {
     async fn link(&self, address: &Address) -> Result<Link, CallError> {
         let target = self.cluster.target().node(address.clone());
         let link = Link::start(target, options(), &self.shutdown);
-        let up = tokio::time::timeout(PATIENCE, link.up()).await;
+        let up = tokio::time::timeout(REPLY_TIMEOUT, link.up()).await;
         if up.ok().flatten().is_some() {
             return Ok(link);
         }
@@ -57,7 +57,7 @@ impl Nodes {
         let status = link.state().borrow().status.clone();
         Err(unsent(match status {
             LinkStatus::Down { reason, .. } => format!("{address}: {reason}"),
-            LinkStatus::Up(_) => format!("{address} answers too late"),
+            LinkStatus::Up(_) => format!("{address} did not answer in time"),
         }))
     }
 
@@ -66,7 +66,7 @@ impl Nodes {
         name: &LockName,
         make: impl Fn(Publish) -> Call,
     ) -> Result<Value, CallError> {
-        let until = Instant::now() + MOVING_FOR;
+        let until = Instant::now() + MOVING_TIMEOUT;
         loop {
             match self.send_once(name, &make).await {
                 Err(CallError::Refused(error)) if error.is_split() && Instant::now() < until => {
@@ -87,13 +87,14 @@ impl Nodes {
             let state = self.cluster.state();
             let state = state.borrow();
             state.slots.owner(slot).cloned().ok_or_else(|| {
-                let trouble = state.trouble.as_deref().unwrap_or("it has just been asked");
-                unsent(format!("no node is known to serve slot {slot}: {trouble}"))
+                let trouble =
+                    state.trouble.as_deref().unwrap_or("the cluster has not answered yet");
+                unsent(format!("no known node serves slot {slot}: {trouble}"))
             })
         };
         let mut address = owner?;
         let mut asking = false;
-        for _ in 0..=HOPS {
+        for _ in 0..=MAX_REDIRECTS {
             let link = self.link(&address).await?;
             let call = make(publish(&link));
             let (source, sha) = (call.script.source, call.script.sha());
@@ -108,7 +109,7 @@ impl Nodes {
             asking = redirect.ask;
             address = self.cluster.address(&redirect.host, redirect.port, &address);
         }
-        Err(unsent("the nodes of the cluster do not agree who has the slot".to_owned()))
+        Err(unsent("the nodes of the cluster disagree about the owner of the slot".to_owned()))
     }
 }
 
@@ -121,8 +122,8 @@ impl Route {
     ) -> Result<Value, CallError> {
         match self {
             Self::Server(link) => {
-                // It may be reconnecting. If it is not up in time, sending reports why.
-                tokio::time::timeout(PATIENCE, link.up()).await.ok();
+                // The link may be reconnecting. If it is not up in time, sending reports the reason.
+                tokio::time::timeout(REPLY_TIMEOUT, link.up()).await.ok();
                 let call = make(publish(link));
                 let (source, sha) = (call.script.source, call.script.sha());
                 link.script(source, sha, call.keys.iter(), call.args.iter()).await
@@ -143,7 +144,7 @@ fn publish(link: &Link) -> Publish {
 /// Returns the options of connections for releases.
 pub(super) fn options() -> LinkOptions {
     LinkOptions {
-        response_timeout: PATIENCE,
+        response_timeout: REPLY_TIMEOUT,
         connect_timeout: TIMEOUT,
         writable: true,
         ..LinkOptions::new(CLIENT_NAME)

@@ -62,20 +62,20 @@ struct RegistryEntry {
 
 impl RegistryEntry {
     fn identity(bytes: &[u8], host: Option<Arc<str>>) -> HolderIdentity {
-        let note: Self = serde_json::from_slice(bytes).unwrap_or_default();
+        let entry: Self = serde_json::from_slice(bytes).unwrap_or_default();
         let text = |text: Option<String>| text.map(|text| plain(&text)).filter(|t| !t.is_empty());
         HolderIdentity {
             host,
-            pid: note.pid,
-            uid: note.uid,
-            comm: text(note.comm),
-            name: text(note.client),
-            session: text(note.session),
+            pid: entry.pid,
+            uid: entry.uid,
+            comm: text(entry.comm),
+            name: text(entry.client),
+            session: text(entry.session),
             // By its own host's wall clock.
-            since: note.since.map(|at| WallMillis(at).to_steady()),
-            // A task that takes several locks at once releases them rather than waiting for ever.
-            owner: note.owner.filter(|_| !note.several),
-            until: note.until.map(|at| WallMillis(at).to_steady()),
+            since: entry.since.map(|at| WallMillis(at).to_steady()),
+            // A task that acquires several locks at once releases them rather than waiting forever.
+            owner: entry.owner.filter(|_| !entry.several),
+            until: entry.until.map(|at| WallMillis(at).to_steady()),
         }
     }
 }
@@ -93,7 +93,7 @@ fn plain(text: &str) -> String {
     plain
 }
 
-type Asked = (HolderId, LockName);
+type Lookup = (HolderId, LockName);
 
 impl Agents {
     #[must_use]
@@ -134,7 +134,7 @@ impl Agents {
         // A key of another type is not an agent's.
         let length = |reply: &Result<Value, ServerError>| reply.as_ref().ok().and_then(integer);
         let (of_agents, of_holders) = replies.split_at(agents.len() * 2);
-        let there: Vec<(ClientId, bool)> = agents
+        let present: Vec<(ClientId, bool)> = agents
             .iter()
             .zip(of_agents.chunks_exact(2))
             .filter_map(|(id, lengths)| Some((*id, length(&lengths[0])? > 0)))
@@ -147,26 +147,26 @@ impl Agents {
         let short = asked.iter().zip(of_holders).filter(|(_, reply)| {
             length(reply).is_some_and(|length| (1..=MAX_ENTRY).contains(&length))
         });
-        let notes = self.notes(short.map(|((id, _), _)| *id).collect()).await?;
+        let entries = self.entries(short.map(|((id, _), _)| *id).collect()).await?;
         let mut holders = Vec::with_capacity(asked.len());
         for ((id, lock), reply) in asked.into_iter().zip(of_holders) {
             let Some(length) = length(reply) else { continue };
             // An entry that is too long, or gone since its length was read, still shows that the agent knows the holder.
-            let note = notes.get(&id).map(Vec::as_slice).unwrap_or_default();
+            let entry = entries.get(&id).map(Vec::as_slice).unwrap_or_default();
             let host = || hosts.get(&id.client).cloned();
-            holders.push((lock, id, (length > 0).then(|| RegistryEntry::identity(note, host()))));
+            holders.push((lock, id, (length > 0).then(|| RegistryEntry::identity(entry, host()))));
         }
-        let told = AgentReport { agents: there, holders, at, steady };
-        self.model.observe(self.scope.id, Observation::AgentReport(told)).await;
+        let report = AgentReport { agents: present, holders, at, steady };
+        self.model.observe(self.scope.id, Observation::AgentReport(report)).await;
         Ok(None)
     }
 
     /// Chooses the holders of this round; at least half of them without an identity yet, if there are enough.
-    fn choose(&mut self) -> Vec<Asked> {
+    fn choose(&mut self) -> Vec<Lookup> {
         let snapshot = self.hub.snapshot();
         let ours =
             snapshot.locks().filter(|lock| self.scope.has(lock) && self.share.has(&lock.id.name));
-        let (mut fresh, mut known) = (Vec::new(), Vec::new());
+        let (mut new, mut known) = (Vec::new(), Vec::new());
         for lock in ours.filter(|lock| !lock.is_unknown()) {
             let holders = lock.holders.iter().map(|holder| (&holder.id, &holder.client));
             let waiters = lock.waiters.iter().map(|waiter| (&waiter.id, &waiter.client));
@@ -174,14 +174,14 @@ impl Agents {
                 let id = HolderId::parse(id.as_bytes());
                 let Some(id) = id.filter(HolderId::looks_like_agent) else { continue };
                 let is_known = client.as_ref().is_some_and(|client| client.host.is_some());
-                let list = if is_known { &mut known } else { &mut fresh };
+                let list = if is_known { &mut known } else { &mut new };
                 list.push((id, lock.id.name.clone()));
             }
         }
         let room = HOLDERS - known.len().min(HOLDERS / 2);
-        let mut asked = turn(fresh, &mut self.after.0, room);
+        let mut asked = next_part(new, &mut self.after.0, room);
         let room = HOLDERS - asked.len();
-        asked.extend(turn(known, &mut self.after.1, room));
+        asked.extend(next_part(known, &mut self.after.1, room));
         asked
     }
 
@@ -196,7 +196,7 @@ impl Agents {
         Ok(hosts.collect())
     }
 
-    async fn notes(&self, asked: Vec<HolderId>) -> Result<HashMap<HolderId, Vec<u8>>, CallError> {
+    async fn entries(&self, asked: Vec<HolderId>) -> Result<HashMap<HolderId, Vec<u8>>, CallError> {
         let parts: Vec<&[HolderId]> = asked
             .chunk_by(|a, b| a.client == b.client)
             .flat_map(|of_one| of_one.chunks(FIELDS))
@@ -207,16 +207,16 @@ impl Agents {
             command
         };
         let replies = self.send(parts.iter().map(command).collect()).await?;
-        let mut notes = HashMap::new();
+        let mut entries = HashMap::new();
         for (part, reply) in parts.into_iter().zip(replies) {
             let Ok(Value::Array(values)) = reply else { continue };
             for (id, value) in part.iter().zip(values) {
-                if let Value::BulkString(note) = value {
-                    notes.insert(*id, note);
+                if let Value::BulkString(entry) = value {
+                    entries.insert(*id, entry);
                 }
             }
         }
-        Ok(notes)
+        Ok(entries)
     }
 
     /// Sends commands in pipelines of bounded length.
@@ -226,27 +226,27 @@ impl Agents {
     ) -> Result<Vec<Result<Value, ServerError>>, CallError> {
         // An agent's keys may be on another node than the lock.
         let mut by_node: HashMap<Option<Address>, (Link, Vec<usize>)> = HashMap::new();
-        for (place, command) in commands.iter().enumerate() {
+        for (index, command) in commands.iter().enumerate() {
             let key = command.get(1).map(Vec::as_slice).unwrap_or_default();
             let Some((node, link)) = self.share.link_of(key, &self.link) else {
                 let reason = "no node is known to have the agent's keys".to_owned();
                 return Err(CallError::Unsent { reason });
             };
-            by_node.entry(node).or_insert_with(|| (link, Vec::new())).1.push(place);
+            by_node.entry(node).or_insert_with(|| (link, Vec::new())).1.push(index);
         }
         let mut replies: Vec<Option<Result<Value, ServerError>>> = vec![None; commands.len()];
-        for (link, places) in by_node.into_values() {
-            for places in places.chunks(COMMANDS) {
+        for (link, indexes) in by_node.into_values() {
+            for indexes in indexes.chunks(COMMANDS) {
                 let mut pipeline = redis::Pipeline::new();
-                for place in places {
+                for index in indexes {
                     let mut words = redis::Cmd::new();
-                    for word in &commands[*place] {
+                    for word in &commands[*index] {
                         words.arg(word);
                     }
                     pipeline.add_command(words);
                 }
-                for (place, reply) in places.iter().zip(link.pipeline(pipeline).await?) {
-                    replies[*place] = Some(reply);
+                for (index, reply) in indexes.iter().zip(link.pipeline(pipeline).await?) {
+                    replies[*index] = Some(reply);
                 }
             }
         }
@@ -254,8 +254,8 @@ impl Agents {
     }
 }
 
-/// Returns the next part of a list that is worked through in turn, sorted by agent.
-fn turn(mut list: Vec<Asked>, after: &mut Option<HolderId>, room: usize) -> Vec<Asked> {
+/// Returns the next part of a list that is processed in rotation, sorted by agent.
+fn next_part(mut list: Vec<Lookup>, after: &mut Option<HolderId>, room: usize) -> Vec<Lookup> {
     list.sort_unstable();
     if list.len() > room {
         let from = after.map_or(0, |after| list.partition_point(|(id, _)| *id <= after));
@@ -274,29 +274,29 @@ mod tests {
 
     use super::*;
 
-    fn asked(n: i64) -> Asked {
+    fn asked(n: i64) -> Lookup {
         let id = HolderId::new(ClientId::from_random([1; 16]), n);
         (id, LockName::new(n.to_string().as_bytes()).unwrap())
     }
 
     #[test]
-    fn every_holder_has_a_turn() {
-        let list: Vec<Asked> = (0..10).map(asked).collect();
+    fn every_holder_is_looked_up_in_rotation() {
+        let list: Vec<Lookup> = (0..10).map(asked).collect();
         let mut after = None;
         let mut seen = HashSet::new();
         for _ in 0..4 {
-            let part = turn(list.clone(), &mut after, 3);
+            let part = next_part(list.clone(), &mut after, 3);
             assert_eq!(part.len(), 3);
             seen.extend(part.into_iter().map(|(id, _)| id.thread));
         }
         assert_eq!(seen.len(), 10);
-        assert_eq!(turn(list, &mut after, 10).len(), 10);
+        assert_eq!(next_part(list, &mut after, 10).len(), 10);
     }
 
     #[test]
     fn an_entry_is_treated_as_hostile_text() {
-        let who = |note: &str| RegistryEntry::identity(note.as_bytes(), None);
-        let whole = who(
+        let identity = |entry: &str| RegistryEntry::identity(entry.as_bytes(), None);
+        let whole = identity(
             r#"{"pid":4711,"uid":1000,"comm":"java","client":"a\u001b[31m\u202ex","session":"1-2","since":5,"more":[]}"#,
         );
         assert_eq!(
@@ -305,10 +305,10 @@ mod tests {
         );
         assert_eq!(whole.name.as_deref(), Some("a\\u{1b}[31m\\u{202e}x"));
         let long = format!(r#"{{"comm":"{}"}}"#, "x".repeat(4_000));
-        assert_eq!(who(&long).comm.unwrap().len(), MAX_TEXT);
-        assert_eq!(who(r#"{"pid":null,"comm":null,"client":""}"#), HolderIdentity::default());
+        assert_eq!(identity(&long).comm.unwrap().len(), MAX_TEXT);
+        assert_eq!(identity(r#"{"pid":null,"comm":null,"client":""}"#), HolderIdentity::default());
         for odd in ["", "null", "[]", r#"{"pid":-1}"#, r#"{"pid":"x"}"#, "{\"comm\":\"\u{7}"] {
-            assert_eq!(who(odd), HolderIdentity::default(), "{odd}");
+            assert_eq!(identity(odd), HolderIdentity::default(), "{odd}");
         }
     }
 }

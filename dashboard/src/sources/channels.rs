@@ -38,13 +38,13 @@ pub struct Channels {
     shards: Shards,
     share: SlotShare,
     up: bool,
-    /// True if to subscribe to the patterns.
-    hears_all: bool,
+    /// The patterns are to be subscribed.
+    receives_all: bool,
     link: Link,
     hub: Arc<Hub>,
 }
 
-/// Returns the subscribed patterns: an account needs the right to exactly these.
+/// Returns the subscribed patterns: an account needs permission for exactly these.
 fn patterns() -> [Vec<u8>; 2] {
     [keys::LOCK_CHANNEL, keys::READ_WRITE_CHANNEL].map(|prefix| [prefix, b"*"].concat())
 }
@@ -71,7 +71,7 @@ impl Channels {
             shards,
             share,
             up: false,
-            hears_all: false,
+            receives_all: false,
             link,
             hub,
         };
@@ -79,7 +79,7 @@ impl Channels {
         channels
     }
 
-    /// Passes on what is heard, until the end.
+    /// Reports releases to the model until the connection is given up.
     pub async fn run(mut self) {
         let mut events = Vec::with_capacity(AT_ONCE);
         let mut quiet = interval(QUIET);
@@ -91,7 +91,7 @@ impl Channels {
                         return;
                     }
                 }
-                // The connection shows a sign of life each second, or is told to be down.
+                // The connection is verified every second, and reports when it is down.
                 _ = quiet.tick() => {
                     self.choose_patterns();
                     if self.is_listening() {
@@ -100,20 +100,20 @@ impl Channels {
                     }
                 }
             }
-            let mut told = HashSet::new();
+            let mut reported = HashSet::new();
             for event in events.drain(..) {
                 match event {
-                    // It repeats the message before it.
+                    // A repetition of the message before it.
                     PubSubEvent::Message { payload, .. }
                         if payload == keys::WRITE_RELEASED_AGAIN => {}
                     PubSubEvent::Message { channel, .. } => {
-                        if !told.contains(&channel) {
+                        if !reported.contains(&channel) {
                             self.released(&channel).await;
-                            told.insert(channel);
+                            reported.insert(channel);
                         }
                     }
                     other => {
-                        told.clear();
+                        reported.clear();
                         self.changed(other).await;
                     }
                 }
@@ -123,11 +123,11 @@ impl Channels {
 
     /// Subscribes to the patterns on one node of a cluster, since messages reach every node.
     fn choose_patterns(&mut self) {
-        let wished = self.share.receives_all();
-        if std::mem::replace(&mut self.hears_all, wished) == wished {
+        let wanted = self.share.receives_all();
+        if std::mem::replace(&mut self.receives_all, wanted) == wanted {
             return;
         }
-        if wished {
+        if wanted {
             self.subscriber.psubscribe(patterns());
         } else {
             self.subscriber.punsubscribe(patterns());
@@ -144,19 +144,19 @@ impl Channels {
         let ours = (&*scope.deployment, &self.share);
         self.shards.choose(&self.subscriber, &self.hub.snapshot(), ours, sharded);
         if sharded {
-            let heard = self.shards.count();
-            let detail = if self.hears_all {
+            let count = self.shards.count();
+            let detail = if self.receives_all {
                 format!(
-                    "release messages are heard, and those of {heard} locks on channels of shards"
+                    "release messages are received, and those of {count} locks on sharded channels"
                 )
             } else {
                 format!(
-                    "release messages of {heard} locks are heard on channels of shards; all others at another node"
+                    "release messages of {count} locks are received on sharded channels; all others at another node"
                 )
             };
             self.status.set(SourceState::On, detail);
-        } else if !self.hears_all {
-            self.status.set(SourceState::On, "release messages are heard at another node");
+        } else if !self.receives_all {
+            self.status.set(SourceState::On, "release messages are received at another node");
         }
     }
 
@@ -178,7 +178,7 @@ impl Channels {
             PubSubEvent::PSubscribed(pattern) => {
                 self.subscribed.insert(pattern);
                 if self.is_listening() {
-                    self.status.set(SourceState::On, "release messages are heard");
+                    self.status.set(SourceState::On, "release messages are received");
                     self.status.succeeded();
                     self.listening(true).await;
                 }
@@ -197,14 +197,14 @@ impl Channels {
             PubSubEvent::Down { reason } => {
                 self.up = false;
                 self.subscribed.clear();
-                self.shards.lost();
+                self.shards.clear();
                 self.status.set(SourceState::Down, reason);
                 self.listening(false).await;
             }
             PubSubEvent::Subscribed(channel) => {
                 self.shards.subscribed(&channel);
             }
-            PubSubEvent::Moved(channel) => self.shards.left(&channel),
+            PubSubEvent::Moved(channel) => self.shards.remove(&channel),
             PubSubEvent::Up => self.up = true,
             PubSubEvent::Message { .. } => {}
         }
@@ -212,7 +212,7 @@ impl Channels {
 
     fn is_listening(&self) -> bool {
         self.up
-            && (!self.hears_all
+            && (!self.receives_all
                 || patterns().iter().all(|pattern| self.subscribed.contains(pattern)))
     }
 

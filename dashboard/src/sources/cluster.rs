@@ -39,8 +39,8 @@ pub(super) struct Follower {
     running: BTreeMap<Address, Node>,
     /// The entry for the cluster in the list of servers until its nodes are known.
     unknown: Option<(String, watch::Sender<LinkState>)>,
-    /// The last complaint about the whole cluster.
-    amiss: Option<String>,
+    /// The last problem of the whole cluster.
+    problem: Option<String>,
 }
 
 /// A watched master.
@@ -86,15 +86,15 @@ impl Follower {
             monitor: monitor.clone(),
             running: BTreeMap::new(),
             unknown: Some((named, sender)),
-            amiss: None,
+            problem: None,
         })
     }
 
     /// Runs until the end.
     pub(super) async fn run(mut self) {
         let mut state = self.cluster.state();
-        let mut look = interval(CHECK_INTERVAL);
-        look.set_missed_tick_behavior(MissedTickBehavior::Delay);
+        let mut check = interval(CHECK_INTERVAL);
+        check.set_missed_tick_behavior(MissedTickBehavior::Delay);
         loop {
             tokio::select! {
                 changed = state.changed() => {
@@ -104,9 +104,9 @@ impl Follower {
                     let update = state.borrow_and_update().clone();
                     self.follow(update).await;
                 }
-                _ = look.tick() => {}
+                _ = check.tick() => {}
             }
-            self.look();
+            self.check_nodes();
         }
     }
 
@@ -140,15 +140,14 @@ impl Follower {
         let links: HashMap<_, _> =
             links.map(|(address, node)| (address.clone(), node.link.clone())).collect();
         self.nodes.set(Arc::clone(&update.slots), links);
-        let by = update
+        let slots = update
             .slots
             .ranges()
             .filter_map(|(range, address)| Some((range, self.running.get(address)?.scope)));
-        let by = by.collect();
-        let over = gone.iter().filter_map(|address| Some(self.running.get(address)?.scope));
+        let drained = gone.iter().filter_map(|address| Some(self.running.get(address)?.scope));
         let served = SlotAssignment {
-            slots: by,
-            drained: over.collect(),
+            slots: slots.collect(),
+            drained: drained.collect(),
             at: now(),
             steady: SteadyMillis::now(),
         };
@@ -157,25 +156,25 @@ impl Follower {
             self.stop(&address).await;
         }
         self.shared.sources.set_slots(&self.deployment, Arc::clone(&update.slots));
-        let amiss = amiss(masters.len(), self.running.len(), update.slots.unserved());
-        if amiss != self.amiss {
-            match &amiss {
-                Some(amiss) => tracing::warn!(
+        let problem = cluster_problem(masters.len(), self.running.len(), update.slots.unserved());
+        if problem != self.problem {
+            match &problem {
+                Some(problem) => tracing::warn!(
                     deployment = &*self.deployment,
-                    amiss,
+                    problem,
                     "cluster only partly visible"
                 ),
                 None => {
                     tracing::info!(deployment = &*self.deployment, "cluster fully visible again");
                 }
             }
-            self.amiss.clone_from(&amiss);
+            self.problem.clone_from(&problem);
         }
-        self.shared.sources.set_cluster(&self.deployment, amiss);
+        self.shared.sources.set_cluster(&self.deployment, problem);
     }
 
     /// Chooses the node that receives the messages that reach all nodes, and refreshes the slots if a node is down.
-    fn look(&self) {
+    fn check_nodes(&self) {
         let is_up = |node: &Node| matches!(node.link.state().borrow().status, LinkStatus::Up(_));
         let listener =
             self.nodes.listener().filter(|listener| self.running.get(listener).is_some_and(is_up));
@@ -220,26 +219,26 @@ impl Follower {
         self.shared.model.leave(scope).await;
         let node = address.to_string();
         self.shared.sources.remove(&self.deployment, &node);
-        self.shared.scans.forget(&node);
-        self.shared.taps.forget(&node);
+        self.shared.scan_metrics.forget(&node);
+        self.shared.monitor_metrics.forget(&node);
     }
 }
 
-/// Returns the complaint about a cluster with more masters than are watched, or with slots that nobody serves.
-fn amiss(masters: usize, looked_at: usize, unserved: u32) -> Option<String> {
-    let mut amiss = Vec::new();
-    let left_out = masters.saturating_sub(looked_at);
+/// Returns the problem of a cluster with more masters than are watched, or with slots that no node serves.
+fn cluster_problem(masters: usize, watched: usize, unserved: u32) -> Option<String> {
+    let mut problems = Vec::new();
+    let left_out = masters.saturating_sub(watched);
     if left_out > 0 {
-        amiss.push(format!(
-            "it has {masters} masters, and the locks of {left_out} are not looked at: {MAX_MASTERS} are the most"
+        problems.push(format!(
+            "it has {masters} masters, and the locks of {left_out} are not watched: the limit is {MAX_MASTERS} masters"
         ));
     }
     if unserved > 0 {
-        amiss.push(format!(
-            "{unserved} slots of the cluster are served by nobody, and their locks shown as they were last seen"
+        problems.push(format!(
+            "{unserved} slots of the cluster are served by no node, and their locks are shown as of their last reading"
         ));
     }
-    (!amiss.is_empty()).then(|| amiss.join("; "))
+    (!problems.is_empty()).then(|| problems.join("; "))
 }
 
 #[cfg(test)]
@@ -248,13 +247,17 @@ mod tests {
 
     #[test]
     fn masters_beyond_the_limit_and_unserved_slots_are_reported() {
-        assert_eq!(amiss(64, 64, 0), None);
-        let more = amiss(66, MAX_MASTERS, 0).unwrap();
+        assert_eq!(cluster_problem(64, 64, 0), None);
+        let more = cluster_problem(66, MAX_MASTERS, 0).unwrap();
         assert_eq!(
             more,
-            "it has 66 masters, and the locks of 2 are not looked at: 64 are the most"
+            "it has 66 masters, and the locks of 2 are not watched: the limit is 64 masters"
         );
-        assert!(amiss(3, 3, 1).unwrap().starts_with("1 slots of the cluster are served by nobody"));
-        assert!(amiss(65, 64, 100).unwrap().contains("; 100 slots"));
+        assert!(
+            cluster_problem(3, 3, 1)
+                .unwrap()
+                .starts_with("1 slots of the cluster are served by no node")
+        );
+        assert!(cluster_problem(65, 64, 100).unwrap().contains("; 100 slots"));
     }
 }

@@ -21,7 +21,7 @@ pub(super) fn link(endpoint: Endpoint, shutdown: &Shutdown) -> Link {
 }
 
 /// Reports the failure of a source, and waits where an immediate retry is pointless.
-pub(super) async fn failed(status: &SourceStatus, link: &Link, error: &ReadError) {
+pub(super) async fn report_failure(status: &SourceStatus, link: &Link, error: &ReadError) {
     let state = match error {
         ReadError::Call(CallError::Refused(refused)) if !refused.is_transient() => {
             SourceState::Denied
@@ -31,16 +31,16 @@ pub(super) async fn failed(status: &SourceStatus, link: &Link, error: &ReadError
     };
     status.set(state, error.to_string());
     if let ReadError::Call(CallError::Unsent { .. } | CallError::Lost { .. }) = error {
-        // Its supervisor reconnects; where the server is back already there is nothing to wait for.
+        // The link reconnects; if the server is back already, this returns at once.
         link.up().await;
     } else {
         tokio::time::sleep(RETRY_AFTER).await;
     }
 }
 
-/// Waits for the connection, and reports the source as down meanwhile: the server may be lost in the very moment in which a
-/// pause ends, when nothing else would report it. Returns none once the connection has been given up.
-pub(super) async fn up(link: &Link, status: &SourceStatus) -> Option<Arc<ServerInfo>> {
+/// Waits for the connection, and reports the source as down meanwhile: if the server is lost just as a pause ends, nothing
+/// else reports it. Returns none once the connection has been given up.
+pub(super) async fn wait_until_up(link: &Link, status: &SourceStatus) -> Option<Arc<ServerInfo>> {
     let report = async {
         let mut state = link.state();
         loop {
@@ -59,8 +59,8 @@ pub(super) async fn up(link: &Link, status: &SourceStatus) -> Option<Arc<ServerI
     }
 }
 
-/// Pauses until then. The loss of the server is reported at once, and ends the pause.
-pub(super) async fn rest(link: &Link, status: &SourceStatus, until: Instant) {
+/// Pauses until that instant. The loss of the server is reported at once, and ends the pause.
+pub(super) async fn pause_until(link: &Link, status: &SourceStatus, until: Instant) {
     let mut state = link.state();
     let lost = state.wait_for(|link| matches!(link.status, LinkStatus::Down { .. }));
     tokio::select! {
@@ -84,15 +84,15 @@ mod tests {
     #[tokio::test]
     async fn a_source_that_waits_for_a_lost_server_is_reported_as_down() {
         let stage = Shutdown::new();
-        // Nobody listens on that socket.
-        let nowhere = tempfile::tempdir().unwrap();
-        let target = format!("unix://{}", nowhere.path().join("redis.sock").display());
+        // No server listens on that socket.
+        let folder = tempfile::tempdir().unwrap();
+        let target = format!("unix://{}", folder.path().join("redis.sock").display());
         let target: Target = target.parse().unwrap();
         let link = link(target.into(), &stage);
         let status = Sources::default().add(&"default".into(), "here", Source::Identity);
         // The server was lost when a pause had just ended.
         status.set(SourceState::On, "");
-        let waiting = up(&link, &status);
+        let waiting = wait_until_up(&link, &status);
         let reported = tokio::time::timeout(Duration::from_secs(60), async {
             while status.state() != SourceState::Down {
                 tokio::task::yield_now().await;
@@ -100,7 +100,7 @@ mod tests {
         });
         tokio::select! {
             _ = waiting => panic!("there is no server"),
-            reported = reported => reported.expect("it was never reported"),
+            reported = reported => reported.expect("the loss was not reported"),
         }
     }
 }

@@ -1,4 +1,5 @@
-//! Pauses below a millisecond, which the runtime's timer cannot make; a scan of a million keys makes ten thousand of them.
+//! Pauses below a millisecond, which the runtime's timer does not support; a scan of a million keys needs ten thousand of
+//! them.
 
 use std::time::Duration;
 
@@ -61,7 +62,7 @@ mod tests {
     use super::*;
 
     #[tokio::test]
-    async fn it_can_be_reused_and_never_wakes_early() {
+    async fn the_timer_is_reusable_and_never_early() {
         let mut timer = FineTimer::new();
         assert!(timer.0.is_some());
         for micros in [1, 50, 300, 1_500, 20] {

@@ -13,7 +13,7 @@ use service_kit::redis::{CallError, Link};
 use tokio::time::Instant;
 
 use super::agents::Agents;
-use super::connection::{rest, up};
+use super::connection::{pause_until, wait_until_up};
 use super::scope::Scope;
 use super::shards::Shards;
 use super::slot_share::SlotShare;
@@ -50,33 +50,33 @@ impl Identity {
         let mut connected = (SourceState::On, String::new());
         let mut clients_due = Instant::now();
         loop {
-            if up(&self.link, &self.status).await.is_none() {
+            if wait_until_up(&self.link, &self.status).await.is_none() {
                 return;
             }
             if Instant::now() >= clients_due {
-                connected = self.ask_for_clients().await;
+                connected = self.report_clients().await;
                 if connected.0 != SourceState::Down {
                     clients_due = Instant::now() + INTERVAL;
                 }
             }
-            let untold = self.ask_about_agents().await;
-            let details = [connected.1.as_str(), untold.as_deref().unwrap_or_default()];
+            let denied = self.report_agents().await;
+            let details = [connected.1.as_str(), denied.as_deref().unwrap_or_default()];
             let details: Vec<&str> = details.into_iter().filter(|text| !text.is_empty()).collect();
             self.status.set(connected.0, details.join("; "));
             if connected.0 == SourceState::On {
                 self.status.succeeded();
             }
-            rest(&self.link, &self.status, Instant::now() + AGENTS_INTERVAL).await;
+            pause_until(&self.link, &self.status, Instant::now() + AGENTS_INTERVAL).await;
         }
     }
 
     /// Reports the connected clients to the model. Returns the source's state, with details.
-    async fn ask_for_clients(&self) -> (SourceState, String) {
-        match self.ask().await {
+    async fn report_clients(&self) -> (SourceState, String) {
+        match self.connected_addresses().await {
             Ok(None) => (
                 SourceState::Paused,
                 format!(
-                    "more than {MAX_CLIENTS} clients are connected: listing them would hold up the others"
+                    "more than {MAX_CLIENTS} clients are connected: listing them would delay other clients"
                 ),
             ),
             Ok(Some(addresses)) => {
@@ -100,24 +100,24 @@ impl Identity {
     }
 
     /// Reports the holder registry to the model. Returns a reason if it cannot be read.
-    async fn ask_about_agents(&mut self) -> Option<String> {
-        let mut untold = None;
+    async fn report_agents(&mut self) -> Option<String> {
+        let mut denied = None;
         for agents in &mut self.agents {
             match agents.look_up().await {
                 Ok(None) => {}
                 Ok(Some(refused)) => {
-                    untold =
-                        Some(format!("what agents tell of their holders is not read: {refused}"));
+                    denied =
+                        Some(format!("the holder registry of the agents is not read: {refused}"));
                 }
                 // The connection reports its own state; the next round follows soon.
                 Err(error) => tracing::debug!(%error, "holder registry not read"),
             }
         }
-        untold
+        denied
     }
 
     /// Returns the addresses of connected clients; none if there are too many to list.
-    async fn ask(&self) -> Result<Option<HashSet<IpAddr>>, CallError> {
+    async fn connected_addresses(&self) -> Result<Option<HashSet<IpAddr>>, CallError> {
         let mut info = cmd("INFO");
         info.arg("clients");
         let count = text(&self.link.call(info).await?).lines().find_map(|line| {
@@ -130,7 +130,7 @@ impl Identity {
         let mut list = cmd("CLIENT");
         list.arg("LIST");
         let list = text(&self.link.call(list).await?);
-        self.shards.note_clients(&list);
+        self.shards.count_dashboards(&list);
         Ok(Some(addresses(&list)))
     }
 }

@@ -31,10 +31,10 @@ const INTERVAL: Duration = Duration::from_secs(2);
 const SETTING_INTERVAL: Duration = Duration::from_secs(60);
 /// The interval after a refusal: each one adds to the server's log.
 const REFUSED_INTERVAL: Duration = Duration::from_secs(1_800);
-/// Events in one round that are too many: a thousand a second.
-const TOO_MANY: u32 = 2_000;
+/// The events in one round above which subscriptions are suspended: a thousand a second.
+const MAX_EVENTS: u32 = 2_000;
 /// The time without subscriptions after too many events.
-const QUIET_FOR: Duration = Duration::from_secs(60);
+const SUSPENSION: Duration = Duration::from_secs(60);
 /// The most events handled at once; several on one key among them count as one.
 const AT_ONCE: usize = 256;
 
@@ -77,9 +77,9 @@ pub struct Keyspace {
     subscriber: Subscriber,
     events: mpsc::Receiver<PubSubEvent>,
     topics: HashMap<Vec<u8>, Topic>,
-    asked: Option<(Instant, Result<Notifications, String>)>,
-    heard: u32,
-    quiet_until: Option<Instant>,
+    setting: Option<(Instant, Result<Notifications, String>)>,
+    received: u32,
+    suspended_until: Option<Instant>,
     refused: Option<String>,
 }
 
@@ -106,9 +106,9 @@ impl Keyspace {
             subscriber,
             events,
             topics: HashMap::new(),
-            asked: None,
-            heard: 0,
-            quiet_until: None,
+            setting: None,
+            received: 0,
+            suspended_until: None,
             refused: None,
         }
     }
@@ -124,7 +124,7 @@ impl Keyspace {
                     if taken == 0 {
                         return;
                     }
-                    self.hear(&mut events).await;
+                    self.receive(&mut events).await;
                 }
                 _ = round.tick() => self.choose().await,
             }
@@ -132,12 +132,12 @@ impl Keyspace {
     }
 
     /// Reports events to the model.
-    async fn hear(&mut self, events: &mut Vec<PubSubEvent>) {
+    async fn receive(&mut self, events: &mut Vec<PubSubEvent>) {
         let mut reported = HashSet::new();
         for event in events.drain(..) {
             match event {
                 PubSubEvent::Message { channel, payload, .. } => {
-                    self.heard = self.heard.saturating_add(1);
+                    self.received = self.received.saturating_add(1);
                     let Some(topic) = self.topics.get(&channel) else { continue };
                     let (scope, name, expired) = match topic {
                         Topic::Key(scope, name) => (*scope, name.clone(), payload == b"expired"),
@@ -169,16 +169,16 @@ impl Keyspace {
 
     /// Updates the subscriptions, and reports the source's state.
     async fn choose(&mut self) {
-        let heard = std::mem::take(&mut self.heard);
+        let received = std::mem::take(&mut self.received);
         let now = Instant::now();
         let state = self.link.state().borrow().status.clone();
         if let LinkStatus::Down { reason, .. } = state {
             // Another server may come back, with another setting.
-            self.asked = None;
+            self.setting = None;
             return self.status.set(SourceState::Down, reason);
         }
-        if heard >= TOO_MANY {
-            self.quiet_until = Some(now + QUIET_FOR);
+        if received >= MAX_EVENTS {
+            self.suspended_until = Some(now + SUSPENSION);
         }
         let notifications = match self.notifications(now).await {
             Ok(notifications) => notifications,
@@ -187,18 +187,18 @@ impl Keyspace {
                 return self.status.set(state, why);
             }
         };
-        if self.quiet_until.is_some_and(|until| now < until) {
+        if self.suspended_until.is_some_and(|until| now < until) {
             self.listen(HashMap::new());
             let why = format!(
-                "more than {} events a second: nothing is heard for {} s",
-                u64::from(TOO_MANY) / INTERVAL.as_secs(),
-                QUIET_FOR.as_secs()
+                "more than {} events a second: subscriptions suspended for {} s",
+                u64::from(MAX_EVENTS) / INTERVAL.as_secs(),
+                SUSPENSION.as_secs()
             );
             return self.status.set(SourceState::Paused, why);
         }
         if notifications == Notifications::default() {
             self.listen(HashMap::new());
-            let why = "the server tells nothing of locks that change (notify-keyspace-events); that stays so";
+            let why = "the server does not send notifications of changed locks (notify-keyspace-events); this dashboard does not change that";
             return self.status.set(SourceState::Off, why);
         }
         let topics = self.wanted(notifications);
@@ -208,9 +208,9 @@ impl Keyspace {
             return self.status.set(SourceState::Denied, refused.clone());
         }
         let detail = match (notifications.keys, notifications.expired) {
-            (true, true) => format!("changes of {keys} locks are heard, and which keys expire"),
-            (true, false) => format!("changes of {keys} locks are heard"),
-            _ => "it is heard which keys expire".to_owned(),
+            (true, true) => format!("changes of {keys} locks are received, and expired keys"),
+            (true, false) => format!("changes of {keys} locks are received"),
+            _ => "expired keys are received".to_owned(),
         };
         self.status.set(SourceState::On, detail);
         self.status.succeeded();
@@ -221,7 +221,7 @@ impl Keyspace {
         &mut self,
         now: Instant,
     ) -> Result<Notifications, (SourceState, String)> {
-        let known = self.asked.as_ref().filter(|(at, notifications)| {
+        let known = self.setting.as_ref().filter(|(at, notifications)| {
             let each = if notifications.is_ok() { SETTING_INTERVAL } else { REFUSED_INTERVAL };
             now.duration_since(*at) < each
         });
@@ -235,11 +235,11 @@ impl Keyspace {
                 Ok(flags(&reply).map(|flags| Notifications::from_flags(&flags)).unwrap_or_default())
             }
             Err(CallError::Refused(refused)) if !refused.is_transient() => {
-                Err(format!("whether the server tells of changed keys may not be asked: {refused}"))
+                Err(format!("the account may not read notify-keyspace-events: {refused}"))
             }
             Err(error) => return Err((SourceState::Down, error.to_string())),
         };
-        self.asked = Some((now, notifications.clone()));
+        self.setting = Some((now, notifications.clone()));
         notifications.map_err(|why| (SourceState::Denied, why))
     }
 
@@ -317,9 +317,9 @@ mod tests {
         };
         assert_eq!(notifications(""), (false, false));
         assert_eq!(notifications("AKE"), (true, true));
-        assert_eq!(notifications("Ex"), (false, true), "such as Redisson's own listeners ask for");
+        assert_eq!(notifications("Ex"), (false, true), "as requested by Redisson's own listeners");
         assert_eq!(notifications("Kgx"), (true, false));
-        assert_eq!(notifications("K$l"), (false, false), "strings and lists are no locks");
+        assert_eq!(notifications("K$l"), (false, false), "strings and lists are not locks");
         assert_eq!(notifications("KEh"), (true, false));
         assert_eq!(notifications("gx"), (false, false), "nothing without K or E");
     }

@@ -13,7 +13,7 @@
 //! - for waiters: PUBSUB NUMSUB; for holders: CLIENT LIST;
 //! - for notifications: CONFIG GET, SUBSCRIBE and UNSUBSCRIBE; in a cluster: SSUBSCRIBE, SUNSUBSCRIBE and ASKING.
 //!
-//! If a command is missing, the source that needs it is denied or sees less, and reports that.
+//! If a command is not permitted, the source that needs it is denied or sees less, and reports that.
 
 mod agents;
 pub mod channels;
@@ -71,8 +71,8 @@ pub fn start(
         monitor: config.monitor,
         model: model.clone(),
         hub: Arc::clone(hub),
-        scans: metrics.0.clone(),
-        taps: metrics.1.clone(),
+        scan_metrics: metrics.0.clone(),
+        monitor_metrics: metrics.1.clone(),
         sources: Arc::clone(&sources),
         shutdown: shutdown.clone(),
     };

@@ -1,7 +1,7 @@
-//! The pace of a scan, at which other clients hardly notice it.
+//! The pace of a scan, slow enough to leave other clients unaffected.
 //!
 //! A call begins at least three round trips after the beginning of the last one, and so late that the server spends at most a
-//! tenth of its time on these calls; a sixth in the first pass, which somebody may be waiting for. The cost of a call is
+//! tenth of its time on these calls; a sixth in the first pass, for which users may be waiting. The cost of a call is
 //! measured by the server's own clock, read before and after it in the same pipeline; if the account may not read it, by the
 //! round trip less that of a PING. The server is pinged before each call: if that shows that others are slowed down, calls
 //! become rarer.
@@ -24,16 +24,16 @@ const CALLS: usize = 15;
 /// The number of PINGs that may be slow for other reasons.
 const OUTLIERS: usize = 3;
 /// The validity of the PING times that were measured between scans.
-const USUAL_FOR: Duration = Duration::from_secs(30);
+const BASELINE_VALIDITY: Duration = Duration::from_secs(30);
 /// The time between two PINGs of that kind.
-const APART: Duration = Duration::from_millis(1);
-/// The time that the slowest PING may take beyond twice the usual.
+const PING_INTERVAL: Duration = Duration::from_millis(1);
+/// The time that the slowest PING may take beyond twice the baseline.
 const GRACE: Duration = Duration::from_micros(50);
 /// The longest wait between two calls.
-const LONGEST: Duration = Duration::from_millis(250);
+const MAX_PAUSE: Duration = Duration::from_millis(250);
 /// The largest slowdown of calls. A slow server is rarely the scan's doing, and slowing down further would help it little:
 /// even at full pace the scan takes a small share of its time.
-const SLOWEST: f64 = 4.0;
+const MAX_SLOWDOWN: f64 = 4.0;
 
 /// The share of the server's time that calls may take.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
@@ -58,7 +58,7 @@ impl Pace {
     /// Returns the time from the beginning of a call to the next.
     fn pause(self, took: Duration, cost: Duration, slowdown: f64) -> Duration {
         let (trips, costs) = self.times();
-        (took * trips).max(cost * costs).mul_f64(slowdown).min(LONGEST)
+        (took * trips).max(cost * costs).mul_f64(slowdown).min(MAX_PAUSE)
     }
 }
 
@@ -77,12 +77,12 @@ pub struct Pacer {
     pace: Pace,
     slowdown: f64,
     /// Nearly the slowest PING between scans, and the instant of that measurement.
-    usual: Option<(Duration, Instant)>,
-    quickest: Duration,
+    baseline: Option<(Duration, Instant)>,
+    fastest: Duration,
     timer: FineTimer,
     pings: VecDeque<Duration>,
-    /// True if the server's clock can be read.
-    clocked: bool,
+    /// The server's clock can be read.
+    clock_readable: bool,
     /// Durations of the latest calls.
     calls: VecDeque<Duration>,
 }
@@ -100,11 +100,11 @@ impl Pacer {
             key_cost: 1.0 / f64::from(rate.max(1)),
             pace: Pace::Usual,
             slowdown: 1.0,
-            usual: None,
-            quickest: Duration::ZERO,
+            baseline: None,
+            fastest: Duration::ZERO,
             timer: FineTimer::new(),
             pings: VecDeque::with_capacity(WINDOW),
-            clocked: true,
+            clock_readable: true,
             calls: VecDeque::with_capacity(CALLS),
         }
     }
@@ -114,21 +114,21 @@ impl Pacer {
     }
 
     /// Measures PINGs between scans.
-    async fn learn(&mut self) -> Result<(), CallError> {
+    async fn calibrate(&mut self) -> Result<(), CallError> {
         self.pings.clear();
         for _ in 0..WINDOW {
-            tokio::time::sleep(APART).await;
+            tokio::time::sleep(PING_INTERVAL).await;
             self.ping().await?;
         }
-        self.quickest = self.pings.iter().min().copied().unwrap_or_default();
-        self.usual = Some((slow(&self.pings), Instant::now()));
+        self.fastest = self.pings.iter().min().copied().unwrap_or_default();
+        self.baseline = Some((slow(&self.pings), Instant::now()));
         self.pings.clear();
         // The account may have gained rights since.
-        self.clocked = true;
+        self.clock_readable = true;
         Ok(())
     }
 
-    /// Charges the last call with this many keys, at the highest rate allowed.
+    /// Charges this many keys to the last call, at the highest rate allowed.
     pub fn spend(&mut self, keys: usize) {
         let keys = u32::try_from(keys).unwrap_or(u32::MAX);
         let cost = Duration::from_secs_f64(self.key_cost * f64::from(keys));
@@ -151,7 +151,7 @@ impl Pacer {
     /// Waits for the next call, and pings the server shortly before.
     async fn wait(&mut self) -> Result<(), CallError> {
         let left = self.next.max(self.spent).saturating_duration_since(Instant::now());
-        if let Some(left) = left.checked_sub(self.quickest) {
+        if let Some(left) = left.checked_sub(self.fastest) {
             self.timer.sleep(left).await;
             self.ping().await?;
             self.judge();
@@ -159,12 +159,14 @@ impl Pacer {
         Ok(())
     }
 
-    /// Slows down if PINGs take twice as long as usual, and recovers if they do not.
+    /// Slows down if PINGs take twice as long as the baseline, and speeds up otherwise.
     fn judge(&mut self) {
-        let Some((usual, _)) = self.usual.filter(|_| self.pings.len() >= WINDOW) else { return };
-        let slowed = slow(&self.pings) > usual * 2 + GRACE;
+        let Some((baseline, _)) = self.baseline.filter(|_| self.pings.len() >= WINDOW) else {
+            return;
+        };
+        let slowed = slow(&self.pings) > baseline * 2 + GRACE;
         self.slowdown = if slowed {
-            (self.slowdown * 1.5).min(SLOWEST)
+            (self.slowdown * 1.5).min(MAX_SLOWDOWN)
         } else {
             (self.slowdown * 0.8).max(1.0)
         };
@@ -210,22 +212,22 @@ impl Caller for Pacer {
         &mut self,
         commands: Vec<Cmd>,
     ) -> Result<Vec<Result<Value, ServerError>>, CallError> {
-        if self.usual.is_none_or(|(_, learnt)| learnt.elapsed() >= USUAL_FOR) {
-            self.learn().await?;
+        if self.baseline.is_none_or(|(_, measured)| measured.elapsed() >= BASELINE_VALIDITY) {
+            self.calibrate().await?;
         }
         self.wait().await?;
-        let commands = if self.clocked { timed(commands) } else { commands };
+        let commands = if self.clock_readable { timed(commands) } else { commands };
         self.sent = Instant::now();
         let mut replies = self.link.pipeline(pipeline(commands)).await?;
         let took = self.sent.elapsed();
         push(&mut self.calls, took, CALLS);
         let mut cost = None;
-        if self.clocked {
+        if self.clock_readable {
             cost = take_cost(&mut replies);
-            self.clocked = cost.is_some();
+            self.clock_readable = cost.is_some();
         }
-        let guessed = || sorted(&self.calls)[self.calls.len() / 4].saturating_sub(self.quickest);
-        let cost = cost.unwrap_or_else(guessed);
+        let estimated = || sorted(&self.calls)[self.calls.len() / 4].saturating_sub(self.fastest);
+        let cost = cost.unwrap_or_else(estimated);
         self.next = self.sent + self.pace.pause(took, cost, self.slowdown);
         Ok(replies)
     }
@@ -249,13 +251,13 @@ mod tests {
     }
 
     #[test]
-    fn the_server_keeps_most_of_its_time() {
+    fn calls_take_a_small_share_of_the_servers_time() {
         assert_eq!(Pace::Usual.pause(us(150), us(80), 1.0), us(800));
         assert_eq!(Pace::First.pause(us(150), us(80), 1.0), us(480));
         assert_eq!(Pace::Slow.pause(us(150), us(80), 1.0), us(1_600));
         assert_eq!(Pace::First.pause(us(400), us(80), 1.0), us(1_200), "three round trips");
         assert_eq!(Pace::Usual.pause(us(150), us(80), 4.0), us(3_200));
-        assert_eq!(Pace::Usual.pause(us(150), us(900_000), 1.0), LONGEST);
+        assert_eq!(Pace::Usual.pause(us(150), us(900_000), 1.0), MAX_PAUSE);
     }
 
     #[test]
@@ -264,7 +266,7 @@ mod tests {
         let mut replies =
             vec![time(1_795_219_199_999_950), ok(), ok(), time(1_795_219_200_000_040)];
         assert_eq!(take_cost(&mut replies), Some(us(90)));
-        assert_eq!(replies.len(), 2, "the clock is none of the caller's replies");
+        assert_eq!(replies.len(), 2, "the times are not among the caller's replies");
         let mut back = vec![time(2_000_000), ok(), time(1_000_000)];
         assert_eq!((take_cost(&mut back), back.len()), (None, 1));
         let denied = ServerError { code: "NOPERM".into(), message: String::new() };

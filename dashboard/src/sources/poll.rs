@@ -42,7 +42,7 @@ pub struct Poll {
 }
 
 impl Poll {
-    /// Reads the requested locks until the end, and reports to the model whether the server can be read at all.
+    /// Reads the requested locks until the end, and reports to the model whether the server can be read.
     pub async fn run(mut self) {
         let mut state = self.link.state();
         let mut up = None;
@@ -68,7 +68,7 @@ impl Poll {
                     quiet.reset();
                 }
                 _ = quiet.tick(), if up.is_some() => {
-                    // Without anything to read, an answer is the only sign of success.
+                    // Without locks to read, this reply is the only sign of success.
                     if self.link.call(cmd("PING")).await.is_ok() {
                         self.status.succeeded();
                     }
@@ -112,8 +112,8 @@ impl Poll {
         }
     }
 
-    /// Reads the server's clock, by which the deadlines of fair locks' queues are judged. If the account may not read it, they
-    /// are judged by ours.
+    /// Reads the server's clock, by which the deadlines in queues of fair locks are judged. If the account may not read it, the
+    /// dashboard's clock is used.
     async fn read_clock(&self) {
         let before = SteadyMillis::now().0;
         let Ok(reply) = self.link.call(cmd("TIME")).await else { return };
@@ -138,7 +138,7 @@ impl Poll {
                 match self.facts.companions_denied() {
                     Some(why) => self.status.set(
                         SourceState::On,
-                        format!("queues, tokens and readers' markers are not read: {why}"),
+                        format!("queues, tokens and markers of readers are not read: {why}"),
                     ),
                     None if [SourceState::Denied, SourceState::Down]
                         .contains(&self.status.state()) =>
@@ -148,7 +148,7 @@ impl Poll {
                     None => {}
                 }
                 self.status.succeeded();
-                if self.facts.met_redirect() {
+                if self.facts.take_redirected() {
                     self.share.suspect();
                 }
             }
@@ -164,7 +164,7 @@ impl Poll {
     }
 
     /// Reads keys on the nodes to which the server has redirected while their slots are moving. Keys of a node that cannot be
-    /// reached stay as they were last seen.
+    /// reached keep their last state.
     async fn follow(&self, redirected: Vec<(ReadRequest, Redirect)>) {
         let mut by_node: HashMap<(String, u16), (Redirect, Vec<ReadRequest>)> = HashMap::new();
         // Slots that have moved for good are discovered by asking the nodes.

@@ -11,7 +11,7 @@ use redisson::{LockName, keys};
 use service_kit::redis::{CallError, Link, ServerInfo};
 use tokio::time::Instant;
 
-use super::connection::{failed, rest, up};
+use super::connection::{pause_until, report_failure, wait_until_up};
 use super::pace::{Pace, Pacer};
 use super::read::{Caller, Findings, Found, ReadError, ServerFacts, discover, integer, strings};
 use super::scope::Scope;
@@ -28,18 +28,18 @@ const COUNT: usize = 100;
 /// Possible locks read at once: this many, or as many as have been found after the interval below.
 const CANDIDATES: usize = 100;
 const CANDIDATES_INTERVAL: Duration = Duration::from_millis(100);
-/// The most hashes remembered as other things than locks, on servers where reading them again would count as a use.
-const MAX_INNOCENT: usize = 500_000;
+/// The most hashes remembered as not being locks, on servers where reading them again would count as a use.
+const MAX_NON_LOCKS: usize = 500_000;
 /// The pause after a pass, as a multiple of its length, so that small databases are scanned often.
 const PAUSE: u32 = 20;
 /// The shortest pause between two passes.
-const SHORTEST: Duration = Duration::from_millis(500);
+const MIN_PAUSE: Duration = Duration::from_millis(500);
 /// The least time between two passes for companion keys.
 const COMPANIONS_INTERVAL: Duration = Duration::from_secs(60);
 /// The age up to which the poll's last reading of a lock replaces one by the scan.
-const FRESH_MS: u64 = 15_000;
+const MAX_AGE_MS: u64 = 15_000;
 /// The most keys of moving slots that are reported to their own nodes at once.
-const UNDER_WAY: usize = 16;
+const MAX_MOVING: usize = 16;
 /// Matches every companion key of a lock.
 const COMPANIONS: &str = "redisson_lock_*";
 
@@ -56,13 +56,13 @@ pub struct Scan {
     pub status: Arc<SourceStatus>,
     pub metrics: ScanNodeMetrics,
     pub facts: ServerFacts,
-    /// True if the snapshot is incomplete until its first pass.
+    /// The snapshot is incomplete until its first pass.
     pub first: bool,
 }
 
-/// State that lasts from pass to pass.
-struct Memory {
-    innocent: Option<HashSet<u64>>,
+/// State that lasts from one scan to the next.
+struct ScanState {
+    non_locks: Option<HashSet<u64>>,
     hasher: RandomState,
     /// Keys seen by the current pass.
     seen: u64,
@@ -71,57 +71,62 @@ struct Memory {
 }
 
 impl Scan {
-    /// Scans the keys again and again until the connection is given up.
+    /// Scans all keys repeatedly until the connection is given up.
     pub async fn run(self) {
         let mut pacer = Pacer::new(self.link.clone(), self.facts.clone(), self.settings.rate);
-        let mut memory =
-            Memory { innocent: None, hasher: RandomState::new(), seen: 0, size: None, passes: 0 };
+        let mut state = ScanState {
+            non_locks: None,
+            hasher: RandomState::new(),
+            seen: 0,
+            size: None,
+            passes: 0,
+        };
         if !self.first {
-            memory.passes = 1;
+            state.passes = 1;
             self.status.set_pass(Pass { first: None, round: None });
         }
         let mut companions_due = Instant::now();
         loop {
-            let Some(server) = up(&self.link, &self.status).await else { return };
-            memory.consider(&server);
+            let Some(server) = wait_until_up(&self.link, &self.status).await else { return };
+            state.configure(&server);
             let begun = Instant::now();
-            if let Err(error) = self.pass(&mut pacer, &mut memory).await {
-                failed(&self.status, &self.link, &error).await;
+            if let Err(error) = self.pass(&mut pacer, &mut state).await {
+                report_failure(&self.status, &self.link, &error).await;
                 continue;
             }
             let took = begun.elapsed();
             let next = Instant::now() + self.pause(took);
-            self.report(&memory, took, next - Instant::now(), pacer.slowdown());
+            self.report(&state, took, next - Instant::now(), pacer.slowdown());
             if companions_due <= begun {
                 let begun = Instant::now();
                 if let Err(error) = self.companions(&mut pacer).await {
-                    failed(&self.status, &self.link, &error).await;
+                    report_failure(&self.status, &self.link, &error).await;
                     continue;
                 }
                 companions_due = Instant::now() + COMPANIONS_INTERVAL.max(begun.elapsed() * PAUSE);
             }
-            rest(&self.link, &self.status, next).await;
+            pause_until(&self.link, &self.status, next).await;
         }
     }
 
     /// Returns the pause after a pass of that length.
     fn pause(&self, took: Duration) -> Duration {
-        let rest = self.settings.every.saturating_sub(took).max(took);
-        (took * PAUSE).min(rest).max(SHORTEST)
+        let remaining = self.settings.every.saturating_sub(took).max(took);
+        (took * PAUSE).min(remaining).max(MIN_PAUSE)
     }
 
-    fn report(&self, memory: &Memory, took: Duration, pause: Duration, slowdown: f64) {
+    fn report(&self, state: &ScanState, took: Duration, pause: Duration, slowdown: f64) {
         let round = took + pause;
         self.status.set_pass(Pass { first: None, round: Some(round + took) });
         let mut detail = format!(
             "{} keys in {}; again in {}",
-            memory.seen,
+            state.seen,
             humantime::format_duration(Duration::from_millis(millis(took))),
             humantime::format_duration(rounded(pause))
         );
         if slowdown >= 1.5 {
             detail.push_str(&format!(
-                "; {slowdown:.0} times slower than wished, since the server's answers slow down meanwhile"
+                "; slowed down {slowdown:.0} times, because the server answers slowly meanwhile"
             ));
         }
         if let Some(pattern) = &self.settings.pattern {
@@ -133,14 +138,14 @@ impl Scan {
     }
 
     /// Scans all keys once for locks.
-    async fn pass(&self, pacer: &mut Pacer, memory: &mut Memory) -> Result<(), ReadError> {
+    async fn pass(&self, pacer: &mut Pacer, state: &mut ScanState) -> Result<(), ReadError> {
         let started = now();
         let begun = Instant::now();
-        pacer.set_pace(if memory.passes == 0 { Pace::First } else { Pace::Usual });
-        memory.size = self.size(pacer).await;
-        memory.seen = 0;
+        pacer.set_pace(if state.passes == 0 { Pace::First } else { Pace::Usual });
+        state.size = self.size(pacer).await;
+        state.seen = 0;
         if !matches!(self.status.state(), SourceState::On | SourceState::Behind) {
-            self.status.set(SourceState::On, "a pass is under way");
+            self.status.set(SourceState::On, "a scan is in progress");
         }
         let mut waiting = Vec::new();
         let mut asked = Instant::now();
@@ -157,30 +162,31 @@ impl Scan {
             (cursor, keys) = page(pacer, scan).await?;
             if self.link.state().borrow().generation != generation {
                 // Another server may be behind it, for which the cursor means nothing.
-                let reason = "the connection is another one than at the pass' beginning".to_owned();
+                let reason =
+                    "the connection has changed since the beginning of the scan".to_owned();
                 return Err(ReadError::Call(CallError::Lost { reason }));
             }
-            memory.seen += COUNT as u64;
+            state.seen += COUNT as u64;
             self.metrics.keys.inc_by(COUNT as u64);
             let candidates = keys
                 .into_iter()
                 .filter_map(|key| LockName::new(key).ok())
-                .filter(|name| self.is_wanted(name, memory));
+                .filter(|name| self.is_wanted(name, state));
             waiting.extend(candidates);
             pacer.spend(COUNT);
             let last = cursor == b"0";
             if last || waiting.len() >= CANDIDATES || asked.elapsed() >= CANDIDATES_INTERVAL {
-                self.discover(pacer, memory, std::mem::take(&mut waiting)).await?;
+                self.discover(pacer, state, std::mem::take(&mut waiting)).await?;
                 asked = Instant::now();
             }
-            self.progress(memory);
+            self.progress(state);
             if last {
                 break;
             }
         }
         // SCAN counts buckets; DBSIZE is the number of keys.
-        memory.seen = memory.size.unwrap_or(memory.seen);
-        memory.passes += 1;
+        state.seen = state.size.unwrap_or(state.seen);
+        state.passes += 1;
         self.metrics.seconds.observe(begun.elapsed().as_secs_f64());
         self.model
             .observe(self.scope.id, Observation::ScanEnded { started, steady: SteadyMillis::now() })
@@ -192,7 +198,7 @@ impl Scan {
     async fn discover(
         &self,
         pacer: &mut Pacer,
-        memory: &mut Memory,
+        state: &mut ScanState,
         names: Vec<LockName>,
     ) -> Result<(), ReadError> {
         if names.is_empty() {
@@ -200,11 +206,11 @@ impl Scan {
         }
         let mut left = Vec::new();
         let Findings { found, redirected } = discover(pacer, &names, &mut left).await?;
-        left.iter().for_each(|name| memory.remember(name));
+        left.iter().for_each(|name| state.add_non_lock(name));
         self.send(found).await;
-        // Keys of a slot that is moving: the node that serves the slot reads them.
-        let under_way = redirected.into_iter().map(|(request, _)| request.name);
-        for name in under_way.filter(|name| !self.is_known(name)).take(UNDER_WAY) {
+        // Keys of a moving slot: the node that serves the slot reads them.
+        let moving = redirected.into_iter().map(|(request, _)| request.name);
+        for name in moving.filter(|name| !self.is_known(name)).take(MAX_MOVING) {
             self.model.observe(self.scope.id, Observation::CompanionKey { name }).await;
         }
         Ok(())
@@ -215,18 +221,19 @@ impl Scan {
         integer(&reply.ok()?)
     }
 
-    fn progress(&self, memory: &Memory) {
-        if memory.passes == 0 {
-            let seen = memory.seen.min(memory.size.unwrap_or(u64::MAX));
-            let first = Some(Progress { seen, of: memory.size });
+    fn progress(&self, state: &ScanState) {
+        if state.passes == 0 {
+            let seen = state.seen.min(state.size.unwrap_or(u64::MAX));
+            let first = Some(Progress { seen, of: state.size });
             self.status.set_pass(Pass { first, round: None });
-            let of = memory.size.map_or_else(String::new, |size| format!(" of {size}"));
-            self.status.set(SourceState::On, format!("first pass: {seen}{of} keys"));
+            let of = state.size.map_or_else(String::new, |size| format!(" of {size}"));
+            self.status.set(SourceState::On, format!("first scan: {seen}{of} keys"));
         }
     }
 
-    fn is_wanted(&self, name: &LockName, memory: &Memory) -> bool {
-        if memory.knows(name) || self.ignore.iter().any(|glob| glob_matches(glob, name.as_bytes()))
+    fn is_wanted(&self, name: &LockName, state: &ScanState) -> bool {
+        if state.is_non_lock(name)
+            || self.ignore.iter().any(|glob| glob_matches(glob, name.as_bytes()))
         {
             return false;
         }
@@ -235,7 +242,7 @@ impl Scan {
             db: self.scope.db,
             name: name.clone(),
         };
-        let fresh_since = SteadyMillis::now().0.saturating_sub(FRESH_MS);
+        let fresh_since = SteadyMillis::now().0.saturating_sub(MAX_AGE_MS);
         !self.hub.snapshot().get(&id).is_some_and(|lock| {
             lock.is_held() && !lock.is_unknown() && lock.observed_at.0 >= fresh_since
         })
@@ -285,35 +292,35 @@ impl Scan {
     }
 }
 
-impl Memory {
-    /// Enables or disables the memory of other hashes, depending on the server.
-    fn consider(&mut self, server: &ServerInfo) {
-        let needed = server.evicts() && !knows_no_touch(server);
+impl ScanState {
+    /// Enables or disables the cache of non-locks, depending on the server.
+    fn configure(&mut self, server: &ServerInfo) {
+        let needed = server.evicts() && !supports_no_touch(server);
         if needed {
-            self.innocent.get_or_insert_default();
+            self.non_locks.get_or_insert_default();
         } else {
-            self.innocent = None;
+            self.non_locks = None;
         }
     }
 
-    fn knows(&self, name: &LockName) -> bool {
+    fn is_non_lock(&self, name: &LockName) -> bool {
         let hash = self.hasher.hash_one(name);
-        self.innocent.as_ref().is_some_and(|innocent| innocent.contains(&hash))
+        self.non_locks.as_ref().is_some_and(|non_locks| non_locks.contains(&hash))
     }
 
-    fn remember(&mut self, name: &LockName) {
+    fn add_non_lock(&mut self, name: &LockName) {
         let hash = self.hasher.hash_one(name);
-        if let Some(innocent) = &mut self.innocent {
-            if innocent.len() >= MAX_INNOCENT {
-                innocent.clear();
+        if let Some(non_locks) = &mut self.non_locks {
+            if non_locks.len() >= MAX_NON_LOCKS {
+                non_locks.clear();
             }
-            innocent.insert(hash);
+            non_locks.insert(hash);
         }
     }
 }
 
 /// Returns whether the server supports CLIENT NO-TOUCH, by which reads do not count as uses: from 7.2 on.
-fn knows_no_touch(server: &ServerInfo) -> bool {
+fn supports_no_touch(server: &ServerInfo) -> bool {
     let mut parts = server.version.as_deref().unwrap_or_default().split('.');
     let mut number = || parts.next().and_then(|part| part.parse::<u32>().ok()).unwrap_or(0);
     (number(), number()) >= (7, 2)
@@ -349,12 +356,15 @@ mod tests {
     use super::*;
 
     #[test]
-    fn no_touch_came_with_7_2() {
-        let knows = |version: &str| {
-            knows_no_touch(&ServerInfo { version: Some(version.into()), ..ServerInfo::default() })
+    fn no_touch_is_supported_from_7_2_on() {
+        let supports = |version: &str| {
+            supports_no_touch(&ServerInfo {
+                version: Some(version.into()),
+                ..ServerInfo::default()
+            })
         };
-        assert!(knows("7.2.0") && knows("8.0.1") && knows("7.4"));
-        assert!(!knows("7.0.15") && !knows("6.2.14") && !knows("unstable"));
-        assert!(!knows_no_touch(&ServerInfo::default()));
+        assert!(supports("7.2.0") && supports("8.0.1") && supports("7.4"));
+        assert!(!supports("7.0.15") && !supports("6.2.14") && !supports("unstable"));
+        assert!(!supports_no_touch(&ServerInfo::default()));
     }
 }

@@ -38,8 +38,8 @@ pub(super) struct Shared {
     pub(super) monitor: MonitorSettings,
     pub(super) model: ModelHandle,
     pub(super) hub: Arc<Hub>,
-    pub(super) scans: ScanMetrics,
-    pub(super) taps: MonitorMetrics,
+    pub(super) scan_metrics: ScanMetrics,
+    pub(super) monitor_metrics: MonitorMetrics,
     pub(super) sources: Arc<Sources>,
     pub(super) shutdown: Shutdown,
 }
@@ -56,7 +56,7 @@ pub(super) struct WatchedServer {
     /// Its share of the deployment's locks.
     pub(super) share: SlotShare,
     pub(super) stop: CancellationToken,
-    /// True if the snapshot is incomplete until its keys have been scanned.
+    /// The snapshot is incomplete until its keys have been scanned.
     pub(super) first: bool,
 }
 
@@ -132,7 +132,7 @@ impl Shared {
                 model: model.clone(),
                 hub: Arc::clone(hub),
                 status: sources.add(&deployment, &node, Source::Scan),
-                metrics: self.scans.of(&node),
+                metrics: self.scan_metrics.of(&node),
                 facts,
                 first,
             };
@@ -141,17 +141,17 @@ impl Shared {
         }
         let reading = reading?;
         let options = LinkOptions { no_touch: false, ..link_options() };
-        let (tap, switch) = MonitorReader::new(
+        let (reader, switch) = MonitorReader::new(
             monitor.clone(),
             Link::start(monitor, options, shutdown),
             self.monitor,
             scopes.clone(),
             model.clone(),
             sources.add(&deployment, &server, Source::Monitor),
-            self.taps.of(&server),
+            self.monitor_metrics.of(&server),
         );
         sources.add_switch(&deployment, &server, switch);
-        spawn(format!("MONITOR of {server}"), Box::pin(tap.run()));
+        spawn(format!("MONITOR of {server}"), Box::pin(reader.run()));
         let channels = Channels::start(
             endpoint.clone(),
             scopes.clone(),

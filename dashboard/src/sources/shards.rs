@@ -1,7 +1,7 @@
 //! Sharded channels of a cluster: Redisson 3.22 and later publishes releases on them, and patterns do not match them.
 //!
-//! A subscriber looks like a waiter, to other observers and to agents that check for waiters. Therefore few locks are
-//! subscribed, and none that an agent holds.
+//! A subscriber looks like a waiter to other observers, and to agents that check for waiters. Therefore few channels are
+//! subscribed, and none of locks that an agent holds.
 
 use std::collections::HashSet;
 use std::sync::{Arc, Mutex, MutexGuard, PoisonError};
@@ -22,7 +22,7 @@ pub struct Shards(Arc<Mutex<Sets>>);
 
 #[derive(Debug, Default)]
 struct Sets {
-    wished: HashSet<Vec<u8>>,
+    wanted: HashSet<Vec<u8>>,
     subscribed: HashSet<Vec<u8>>,
     /// The number of other dashboards with such subscriptions.
     others: u64,
@@ -42,17 +42,17 @@ impl Shards {
         sharded: bool,
     ) {
         let mut sets = self.sets();
-        let wished = if sharded {
-            wanted(snapshot, (deployment, share), &sets.wished)
-        } else if sets.wished.is_empty() {
+        let wanted = if sharded {
+            wanted(snapshot, (deployment, share), &sets.wanted)
+        } else if sets.wanted.is_empty() {
             return;
         } else {
             HashSet::new()
         };
-        let left: Vec<_> = sets.wished.difference(&wished).cloned().collect();
-        let new: Vec<_> = wished.difference(&sets.wished).cloned().collect();
-        sets.subscribed.retain(|channel| wished.contains(channel));
-        sets.wished = wished;
+        let left: Vec<_> = sets.wanted.difference(&wanted).cloned().collect();
+        let new: Vec<_> = wanted.difference(&sets.wanted).cloned().collect();
+        sets.subscribed.retain(|channel| wanted.contains(channel));
+        sets.wanted = wanted;
         drop(sets);
         subscriber.sunsubscribe(left);
         subscriber.ssubscribe(new);
@@ -60,18 +60,18 @@ impl Shards {
 
     pub(super) fn subscribed(&self, channel: &[u8]) {
         let mut sets = self.sets();
-        if sets.wished.contains(channel) {
+        if sets.wanted.contains(channel) {
             sets.subscribed.insert(channel.to_vec());
         }
     }
 
-    /// Notes the loss of one channel, whose slot has left the server.
-    pub(super) fn left(&self, channel: &[u8]) {
+    /// Removes a channel whose slot has moved to another server.
+    pub(super) fn remove(&self, channel: &[u8]) {
         self.sets().subscribed.remove(channel);
     }
 
-    /// Notes the loss of all channels.
-    pub(super) fn lost(&self) {
+    /// Removes all channels after the connection was lost.
+    pub(super) fn clear(&self) {
         self.sets().subscribed.clear();
     }
 
@@ -88,7 +88,7 @@ impl Shards {
     }
 
     /// Counts other dashboards in the reply to CLIENT LIST.
-    pub(super) fn note_clients(&self, list: &str) {
+    pub(super) fn count_dashboards(&self, list: &str) {
         let listening = list.lines().filter(|line| is_listening_dashboard(line)).count() as u64;
         let mut sets = self.sets();
         sets.others = listening.saturating_sub(u64::from(!sets.subscribed.is_empty()));
@@ -156,17 +156,17 @@ mod tests {
             id=6 addr=10.0.0.3:8 name=billing sub=0 psub=0 ssub=1 cmd=ssubscribe\n";
         let shards = Shards::default();
         assert_eq!(shards.dashboards(b"a"), 0);
-        shards.note_clients(list);
-        assert_eq!(shards.dashboards(b"a"), 2, "none of them is us");
+        shards.count_dashboards(list);
+        assert_eq!(shards.dashboards(b"a"), 2, "neither is this dashboard");
         shards.sets().subscribed.insert(b"a".to_vec());
-        shards.note_clients(list);
+        shards.count_dashboards(list);
         assert_eq!((shards.dashboards(b"a"), shards.dashboards(b"b")), (2, 1));
-        shards.note_clients("");
+        shards.count_dashboards("");
         assert_eq!(shards.dashboards(b"b"), 0);
     }
 
     #[test]
-    fn few_locks_are_subscribed_none_of_agents_and_subscriptions_stay() {
+    fn subscriptions_are_bounded_stable_and_exclude_locks_of_agents() {
         let mut snapshot = Snapshot::empty();
         for i in 0..MAX_LOCKS + 10 {
             snapshot.put(Arc::new(lock(&format!("l:{i:05}"))));

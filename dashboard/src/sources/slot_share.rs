@@ -12,9 +12,9 @@ use service_kit::shutdown::Shutdown;
 use tokio::time::Instant;
 
 /// The validity of a node's list of clients.
-const CONNECTED_FOR: Duration = Duration::from_secs(45);
+const CLIENTS_VALIDITY: Duration = Duration::from_secs(45);
 /// The time for which a connection to a node without slots is kept after the last redirect to it.
-const PROVISIONAL_FOR: Duration = Duration::from_secs(30);
+const PROVISIONAL_VALIDITY: Duration = Duration::from_secs(30);
 /// The most connections to such nodes.
 const MAX_PROVISIONAL: usize = 16;
 
@@ -31,11 +31,11 @@ pub enum SlotShare {
 pub struct Nodes {
     cluster: Cluster,
     shutdown: Shutdown,
-    known: Mutex<Known>,
+    state: Mutex<State>,
 }
 
 #[derive(Debug, Default)]
-struct Known {
+struct State {
     slots: Arc<Slots>,
     /// Connections for reading, by node.
     links: HashMap<Address, Link>,
@@ -49,37 +49,36 @@ struct Known {
 
 impl Nodes {
     pub(super) fn new(cluster: Cluster, shutdown: &Shutdown) -> Self {
-        Self { cluster, shutdown: shutdown.clone(), known: Mutex::default() }
+        Self { cluster, shutdown: shutdown.clone(), state: Mutex::default() }
     }
 
-    fn known(&self) -> MutexGuard<'_, Known> {
-        self.known.lock().unwrap_or_else(PoisonError::into_inner)
+    fn state(&self) -> MutexGuard<'_, State> {
+        self.state.lock().unwrap_or_else(PoisonError::into_inner)
     }
 
     /// Sets the slots, and the connections by which nodes are read.
     pub(super) fn set(&self, slots: Arc<Slots>, links: HashMap<Address, Link>) {
-        let known = &mut *self.known();
-        known.connected.retain(|address, _| links.contains_key(address));
-        known.provisional.retain(|address, _| !links.contains_key(address));
-        (known.slots, known.links) = (slots, links);
+        let state = &mut *self.state();
+        state.connected.retain(|address, _| links.contains_key(address));
+        state.provisional.retain(|address, _| !links.contains_key(address));
+        (state.slots, state.links) = (slots, links);
     }
 
-    /// Returns a working connection to that node. A node without slots is connected to on the first call, for the next
-    /// ones.
+    /// Returns a working connection to that node. The first call for a node without slots connects to it, for later calls.
     fn link_at(&self, address: &Address) -> Option<Link> {
-        let known = &mut *self.known();
-        let link = match known.links.get(address) {
+        let state = &mut *self.state();
+        let link = match state.links.get(address) {
             Some(link) => link.clone(),
             None => {
-                if known.provisional.len() >= MAX_PROVISIONAL
-                    && !known.provisional.contains_key(address)
+                if state.provisional.len() >= MAX_PROVISIONAL
+                    && !state.provisional.contains_key(address)
                 {
                     return None;
                 }
                 let target = self.cluster.target().node(address.clone());
                 let made =
                     || (Instant::now(), super::connection::link(target.into(), &self.shutdown));
-                let (used, link) = known.provisional.entry(address.clone()).or_insert_with(made);
+                let (used, link) = state.provisional.entry(address.clone()).or_insert_with(made);
                 *used = Instant::now();
                 link.clone()
             }
@@ -88,18 +87,18 @@ impl Nodes {
         is_up.then_some(link)
     }
 
-    /// Closes connections that nobody has needed for a while.
+    /// Closes connections that have not been used for a while.
     pub(super) fn tidy(&self) {
-        self.known().provisional.retain(|_, (used, _)| used.elapsed() < PROVISIONAL_FOR);
+        self.state().provisional.retain(|_, (used, _)| used.elapsed() < PROVISIONAL_VALIDITY);
     }
 
     /// Sets the node that receives the messages that reach all nodes.
     pub(super) fn set_listener(&self, listener: Option<Address>) {
-        self.known().listener = listener;
+        self.state().listener = listener;
     }
 
     pub(super) fn listener(&self) -> Option<Address> {
-        self.known().listener.clone()
+        self.state().listener.clone()
     }
 }
 
@@ -109,7 +108,7 @@ impl SlotShare {
         match self {
             Self::Whole => true,
             Self::Node(nodes, address) => {
-                nodes.known().slots.owner(slot(name.as_bytes())) == Some(address)
+                nodes.state().slots.owner(slot(name.as_bytes())) == Some(address)
             }
         }
     }
@@ -118,7 +117,7 @@ impl SlotShare {
     pub(super) fn receives_all(&self) -> bool {
         match self {
             Self::Whole => true,
-            Self::Node(nodes, address) => nodes.known().listener.as_ref() == Some(address),
+            Self::Node(nodes, address) => nodes.state().listener.as_ref() == Some(address),
         }
     }
 
@@ -134,9 +133,9 @@ impl SlotShare {
         match self {
             Self::Whole => Some((None, link.clone())),
             Self::Node(nodes, _) => {
-                let known = nodes.known();
-                let owner = known.slots.owner(slot(key))?;
-                Some((Some(owner.clone()), known.links.get(owner)?.clone()))
+                let state = nodes.state();
+                let owner = state.slots.owner(slot(key))?;
+                Some((Some(owner.clone()), state.links.get(owner)?.clone()))
             }
         }
     }
@@ -152,12 +151,12 @@ impl SlotShare {
     /// be connected to each node all the time.
     pub(super) fn connected(&self, addresses: HashSet<IpAddr>) -> Option<HashSet<IpAddr>> {
         let Self::Node(nodes, address) = self else { return Some(addresses) };
-        let known = &mut *nodes.known();
-        known.connected.insert(address.clone(), (Instant::now(), addresses));
+        let state = &mut *nodes.state();
+        state.connected.insert(address.clone(), (Instant::now(), addresses));
         let mut all = HashSet::new();
-        for master in known.slots.masters() {
-            let (at, addresses) = known.connected.get(master)?;
-            if at.elapsed() > CONNECTED_FOR {
+        for master in state.slots.masters() {
+            let (at, addresses) = state.connected.get(master)?;
+            if at.elapsed() > CLIENTS_VALIDITY {
                 return None;
             }
             all.extend(addresses);

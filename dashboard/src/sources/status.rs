@@ -80,7 +80,7 @@ impl SourceStatus {
         self.now().last_success = Some(SteadyMillis::now());
     }
 
-    /// Sets the lag; from `behind` on the state reports it.
+    /// Sets the lag. From `behind` on the state reports it.
     pub fn set_lag(&self, lag: Duration, behind: Duration) {
         let mut now = self.now();
         now.lag = Some(lag);
@@ -88,7 +88,7 @@ impl SourceStatus {
             SourceState::On if lag >= behind => {
                 now.state = SourceState::Behind;
                 now.detail = format!(
-                    "known locks are read {} s later than due; raise --poll-rate or narrow what is looked at",
+                    "known locks are read {} s late; raise --poll-rate, or watch fewer locks",
                     lag.as_secs()
                 );
             }
@@ -101,7 +101,7 @@ impl SourceStatus {
     }
 
     /// Sets the lag without any effect on the state.
-    pub fn note_lag(&self, lag: Duration) {
+    pub fn record_lag(&self, lag: Duration) {
         self.now().lag = Some(lag);
     }
 
@@ -142,9 +142,9 @@ pub struct Server {
     pub node: String,
     /// The state of the connection that reads its locks.
     pub link: watch::Receiver<LinkState>,
-    /// The replica that is read in its place, if the settings ask for one.
+    /// The replica that is read in its place, if the settings request one.
     pub reads: Option<watch::Receiver<Option<ReadsFrom>>>,
-    /// True if the other nodes of its cluster are watched too, if it is in one.
+    /// The other nodes of its cluster, if it is in one, are watched too.
     pub whole: bool,
 }
 
@@ -158,7 +158,7 @@ impl Server {
         }
     }
 
-    /// Returns the reason why it is read itself although the settings ask for a replica.
+    /// Returns the reason why it is read itself although the settings request a replica.
     fn replica_unused(&self) -> Option<String> {
         match &*self.reads.as_ref()?.borrow() {
             Some(ReadsFrom::Server { reason }) => Some(reason.clone()),
@@ -207,7 +207,7 @@ struct Lists {
     polls: HashMap<ScopeId, Arc<SourceStatus>>,
     servers: Vec<Arc<Server>>,
     switches: Vec<(Arc<str>, String, Switch)>,
-    /// Complaints about whole clusters.
+    /// Problems of whole clusters.
     clusters: HashMap<Arc<str>, String>,
     /// The slots of each cluster's nodes.
     slots: HashMap<Arc<str>, Arc<Slots>>,
@@ -247,13 +247,13 @@ impl Sources {
     pub fn watch(&self, deployment: Option<&str>) -> Option<bool> {
         let lists = self.lists();
         let first = lists.switches.first().map(|(name, ..)| &**name)?;
-        let wished = deployment.unwrap_or(first);
-        let only = lists.switches.iter().all(|(name, ..)| **name == *wished);
+        let wanted = deployment.unwrap_or(first);
+        let only = lists.switches.iter().all(|(name, ..)| **name == *wanted);
         if deployment.is_none() && !only {
             return None;
         }
-        let meant = lists.switches.iter().filter(|(name, ..)| **name == *wished);
-        meant.map(|(.., switch)| switch.watch()).reduce(|one, other| one | other)
+        let chosen = lists.switches.iter().filter(|(name, ..)| **name == *wanted);
+        chosen.map(|(.., switch)| switch.watch()).reduce(|one, other| one | other)
     }
 
     pub fn add_server(&self, server: Server) {
@@ -269,11 +269,11 @@ impl Sources {
         lists.switches.retain(|(of, at, _)| **of != *deployment || at != node);
     }
 
-    /// Sets or clears the complaint about a whole cluster.
-    pub fn set_cluster(&self, deployment: &Arc<str>, amiss: Option<String>) {
+    /// Sets or clears the problem of a whole cluster.
+    pub fn set_cluster(&self, deployment: &Arc<str>, problem: Option<String>) {
         let clusters = &mut self.lists().clusters;
-        match amiss {
-            Some(amiss) => clusters.insert(Arc::clone(deployment), amiss),
+        match problem {
+            Some(problem) => clusters.insert(Arc::clone(deployment), problem),
             None => clusters.remove(deployment),
         };
     }
@@ -285,7 +285,7 @@ impl Sources {
 
     /// Returns the slot of a cluster's lock, and the node that serves it, if any.
     #[must_use]
-    pub fn home(&self, id: &LockId) -> Option<(u16, Option<Address>)> {
+    pub fn slot_of(&self, id: &LockId) -> Option<(u16, Option<Address>)> {
         let slot = slot(id.name.as_bytes());
         let lists = self.lists();
         let slots = lists.slots.get(&id.deployment)?;
@@ -319,8 +319,9 @@ impl Sources {
     pub fn views(&self) -> Vec<SourceView> {
         let statuses = self.statuses();
         let mut views: Vec<SourceView> = statuses.iter().map(|status| status.view()).collect();
-        let place = |view: &SourceView| Source::ALL.iter().position(|s| s.as_str() == view.source);
-        views.sort_by_key(place);
+        let position =
+            |view: &SourceView| Source::ALL.iter().position(|s| s.as_str() == view.source);
+        views.sort_by_key(position);
         views
     }
 
@@ -341,16 +342,16 @@ impl Sources {
         })
     }
 
-    /// Returns what the sources cannot observe at present, a sentence each.
+    /// Returns the current limits of the sources, a sentence each.
     #[must_use]
     pub fn limits(&self) -> Vec<String> {
-        let part =
+        let is_single_node =
             |server: &&Arc<Server>| !server.whole && server.info().is_some_and(|info| info.cluster);
         let servers = self.servers();
-        let parts = servers.iter().filter(part).map(|server| {
+        let parts = servers.iter().filter(is_single_node).map(|server| {
             format!(
-                "{} ({}): it is one node of a cluster, and only the locks in its slots are seen; \
-                 redis+cluster:// in its --redis-url finds the others.",
+                "{} ({}): one node of a cluster, of which only the locks in its slots are visible; \
+                 use redis+cluster:// in --redis-url to watch all nodes.",
                 server.deployment, server.node
             )
         });
@@ -358,7 +359,7 @@ impl Sources {
         limits.extend(servers.iter().filter_map(|server| {
             let reason = server.replica_unused()?;
             Some(format!(
-                "{} ({}): the server itself is looked at, and no replica: {reason}.",
+                "{} ({}): the server itself is read, and no replica: {reason}.",
                 server.deployment, server.node
             ))
         }));
@@ -366,7 +367,7 @@ impl Sources {
             self.lists()
                 .clusters
                 .iter()
-                .map(|(deployment, amiss)| format!("{deployment}: {amiss}.")),
+                .map(|(deployment, problem)| format!("{deployment}: {problem}.")),
         );
         let mut of_nodes = Vec::new();
         for status in self.statuses() {
@@ -379,42 +380,41 @@ impl Sources {
                 | (Source::Poll, SourceState::On | SourceState::Off | SourceState::Paused)
                 | (Source::Operator, _) => continue,
                 (Source::Scan, SourceState::Down | SourceState::Denied) => {
-                    "locks taken under new names are not found.".to_owned()
+                    "locks under new names are not discovered.".to_owned()
                 }
                 (Source::Scan, _) => match status.pass().round {
                     Some(round) => format!(
-                        "a lock under a name not seen before is found within about {} s; \
-                         one that is held for less may be seen only by its release message.",
+                        "a lock under a new name is discovered within about {} s; \
+                         one that is held for less may show only in its release message.",
                         round.as_secs() + 1
                     ),
-                    None => "not all keys have been looked at yet.".to_owned(),
+                    None => "not all keys have been scanned yet.".to_owned(),
                 },
-                (Source::Channels, _) => "release messages are not heard, so a lock freed and taken again by the same \
+                (Source::Channels, _) => "release messages are not received, so a lock released and acquired again by the same \
                      thread looks like one long hold, and `stuck` is only suspected."
                     .to_owned(),
-                (Source::Poll, SourceState::Down | SourceState::Denied) => "known locks are not read again; what is shown of them is as of their last reading."
+                (Source::Poll, SourceState::Down | SourceState::Denied) => "known locks are not read; they are shown as of their last reading."
                     .to_owned(),
-                (Source::Poll, SourceState::Behind) => "known locks are read later than they should be; their problems are found, and cleared, as late."
+                (Source::Poll, SourceState::Behind) => "known locks are read late; their problems are detected, and cleared, with the same delay."
                     .to_owned(),
-                (Source::Subscribers, _) => "connections that wait for a release are not counted; only fair locks' queues show waiters."
+                (Source::Subscribers, _) => "connections that wait for a release are not counted; only the queues of fair locks show waiters."
                     .to_owned(),
-                (Source::Monitor, _) => "MONITOR is not on, so refused attempts and holds between two readings are not seen."
+                (Source::Monitor, _) => "MONITOR is off, so refused attempts and holds between two readings are not observed."
                     .to_owned(),
-                (Source::Identity, _) => "whether holders' hosts are still connected is not known; only agents tell of their holders."
+                (Source::Identity, _) => "it is unknown whether the hosts of holders are still connected; only agents report their holders."
                     .to_owned(),
             };
             of_nodes.push((Arc::clone(&status.deployment), status.node.clone(), limit));
         }
         limits.extend(merged(of_nodes));
         limits.push(
-            "Releases of spin locks, of fair locks that nobody waits for, and on a cluster's sharded channels \
-             send no message that is heard here: they are noticed when the lock is read next."
+            "Releases of spin locks, of fair locks without waiters, and on a cluster's sharded channels \
+             send no message to this dashboard: they are noticed at the next reading of the lock."
                 .to_owned(),
         );
         limits.push(
-            "Waiters are known by name where they stand in a fair lock's queue. Others are counted by the connections \
-             that listen for a release, of which one may stand for many threads; those that only try again and again \
-             are not seen."
+            "Waiters in the queue of a fair lock are known by name. Others are counted by the connections that wait \
+             for a release, each of which may represent many threads; waiters that only retry are not visible."
                 .to_owned(),
         );
         limits
@@ -425,7 +425,7 @@ impl Sources {
 fn merged(limits: Vec<(Arc<str>, String, String)>) -> Vec<String> {
     let mut merged: Vec<(Arc<str>, Vec<String>, String)> = Vec::new();
     for (deployment, node, limit) in limits {
-        let same = merged.iter_mut().find(|(of, _, said)| *of == deployment && *said == limit);
+        let same = merged.iter_mut().find(|(of, _, text)| *of == deployment && *text == limit);
         match same {
             Some((_, nodes, _)) => nodes.push(node),
             None => merged.push((deployment, vec![node], limit)),

@@ -12,7 +12,7 @@ use redisson::{Kind, LockName};
 use service_kit::redis::{CallError, Link};
 use tokio::time::Instant;
 
-use super::connection::{RETRY_AFTER, rest, up};
+use super::connection::{RETRY_AFTER, pause_until, wait_until_up};
 use super::read::integer;
 use super::scope::Scope;
 use super::shards::{Shards, channel};
@@ -44,7 +44,7 @@ pub struct Subscribers {
     pub status: Arc<SourceStatus>,
 }
 
-struct Asked {
+struct Requested {
     scope: ScopeId,
     name: LockName,
     channel: Vec<u8>,
@@ -56,7 +56,7 @@ impl Subscribers {
     pub async fn run(self) {
         let mut after: Option<(ScopeId, LockName)> = None;
         loop {
-            let Some(server) = up(&self.link, &self.status).await else { return };
+            let Some(server) = wait_until_up(&self.link, &self.status).await else { return };
             let asked = self.next(&mut after);
             match self.count(asked, server.has_shards()).await {
                 Ok(()) => {
@@ -69,16 +69,16 @@ impl Subscribers {
                 }
                 Err(error) => self.status.set(SourceState::Down, error.to_string()),
             }
-            rest(&self.link, &self.status, Instant::now() + INTERVAL).await;
+            pause_until(&self.link, &self.status, Instant::now() + INTERVAL).await;
         }
     }
 
     /// Returns the locks of this round: those with waiters each time, the others in turn.
-    fn next(&self, after: &mut Option<(ScopeId, LockName)>) -> Vec<Asked> {
+    fn next(&self, after: &mut Option<(ScopeId, LockName)>) -> Vec<Requested> {
         let snapshot = self.hub.snapshot();
         let mut awaited: Vec<(ScopeId, &LockView)> = Vec::new();
         let mut others = Vec::new();
-        for lock in snapshot.locks().filter(|lock| self.counts(lock)) {
+        for lock in snapshot.locks().filter(|lock| self.is_counted(lock)) {
             let Some(scope) = self.scopes.iter().find(|scope| scope.has(lock)) else { continue };
             let list = if lock.waiting > 0 { &mut awaited } else { &mut others };
             list.push((scope.id, &**lock));
@@ -96,7 +96,7 @@ impl Subscribers {
             others.truncate(room);
             *after = others.last().map(|(scope, lock)| (*scope, lock.id.name.clone()));
         }
-        let asked = |(scope, lock): (ScopeId, &LockView)| Asked {
+        let asked = |(scope, lock): (ScopeId, &LockView)| Requested {
             scope,
             name: lock.id.name.clone(),
             channel: channel(lock),
@@ -105,18 +105,18 @@ impl Subscribers {
         awaited.into_iter().chain(others).map(asked).collect()
     }
 
-    fn counts(&self, lock: &LockView) -> bool {
+    fn is_counted(&self, lock: &LockView) -> bool {
         lock.confirmed
             && lock.kind != Kind::Fair.as_str()
             && (lock.is_held() || lock.waiting > 0)
             && self.share.has(&lock.id.name)
     }
 
-    async fn count(&self, asked: Vec<Asked>, shards: bool) -> Result<(), CallError> {
+    async fn count(&self, asked: Vec<Requested>, shards: bool) -> Result<(), CallError> {
         for asked in asked.chunks(NAMES) {
-            let mut counts = self.ask("NUMSUB", asked).await?;
+            let mut counts = self.count_channels("NUMSUB", asked).await?;
             if shards {
-                for (channel, count) in self.ask("SHARDNUMSUB", asked).await? {
+                for (channel, count) in self.count_channels("SHARDNUMSUB", asked).await? {
                     let others = count.saturating_sub(self.shards.dashboards(&channel));
                     *counts.entry(channel).or_default() += others;
                 }
@@ -137,11 +137,15 @@ impl Subscribers {
         Ok(())
     }
 
-    async fn ask(&self, verb: &str, asked: &[Asked]) -> Result<HashMap<Vec<u8>, u64>, CallError> {
+    async fn count_channels(
+        &self,
+        verb: &str,
+        requested: &[Requested],
+    ) -> Result<HashMap<Vec<u8>, u64>, CallError> {
         let mut command = cmd("PUBSUB");
         command.arg(verb);
-        for asked in asked {
-            command.arg(&asked.channel);
+        for one in requested {
+            command.arg(&one.channel);
         }
         let Value::Array(reply) = self.link.call(command).await? else { return Ok(HashMap::new()) };
         let mut counts = HashMap::new();

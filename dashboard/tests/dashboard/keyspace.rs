@@ -31,7 +31,7 @@ async fn a_lock_that_runs_out_is_told_by_its_server() {
     let url = server.url();
     let flags = ["--redis-url", &url, "--db", "0", "--db", "1", "--monitor", "off"];
     let dashboard = Dashboard::with(&flags).await;
-    says(&dashboard, "keyspace", "on", "changes of 2 locks are heard, and which keys expire").await;
+    says(&dashboard, "keyspace", "on", "changes of 2 locks are received, and expired keys").await;
     for i in 0..50 {
         let key = format!("session:{i}");
         run::<()>(&mut redis, &["SET", &key, "x", "PX", "1"]);
@@ -56,7 +56,7 @@ async fn a_change_is_told_by_the_server_and_read() {
     take(&mut redis, b"a", HOLDER, 600_000);
     take(&mut redis, b"still", HOLDER, 600_000);
     let dashboard = Dashboard::with(&["--redis-url", &server.url(), "--monitor", "off"]).await;
-    says(&dashboard, "keyspace", "on", "changes of 2 locks are heard").await;
+    says(&dashboard, "keyspace", "on", "changes of 2 locks are received").await;
     let listed = |json: &Value, name: &str| {
         json["locks"].as_array().unwrap().iter().find(|lock| lock["name"] == name).cloned()
     };
@@ -135,10 +135,10 @@ async fn releases_on_channels_of_shards_are_heard_and_we_are_no_waiters() {
     take(&mut redis, b"a", HOLDER, 600_000);
     take(&mut redis, b"b", HOLDER, 600_000);
     let dashboard = Dashboard::with(&["--redis-url", &server.url(), "--monitor", "off"]).await;
-    says(&dashboard, "channels", "on", "those of 2 locks on channels of shards").await;
+    says(&dashboard, "channels", "on", "those of 2 locks on sharded channels").await;
     let sources = dashboard.json("/api/v1/sources").await;
     let said = sources["limits"].to_string();
-    assert!(said.contains("one node of a cluster, and only the locks in its slots"), "{said}");
+    assert!(said.contains("one node of a cluster, of which only the locks in its slots"), "{said}");
     let channel = "redisson_lock__channel:{a}";
     let listening: Vec<redis::Value> = run(&mut redis, &["PUBSUB", "SHARDNUMSUB", channel]);
     assert_eq!(listening[1], redis::Value::Int(1), "that is us");
@@ -158,7 +158,7 @@ async fn releases_on_channels_of_shards_are_heard_and_we_are_no_waiters() {
     dashboard.lock_when("b", |lock| lock["waiting"] == 1).await;
     // Another dashboard listens too, and takes the first one for no waiter.
     let second = Dashboard::with(&["--redis-url", &server.url(), "--monitor", "off"]).await;
-    says(&second, "channels", "on", "those of 1 locks on channels of shards").await;
+    says(&second, "channels", "on", "those of 1 locks on sharded channels").await;
     let listening: Vec<redis::Value> =
         run(&mut redis, &["PUBSUB", "SHARDNUMSUB", "redisson_lock__channel:{b}"]);
     assert_eq!(listening[1], redis::Value::Int(3));

@@ -64,9 +64,9 @@ async fn a_person_releases_what_the_page_shows() {
         format!("seen={seen}&target=lock&reason={reason}&name={name}")
     };
     for (reason, typed, status, word) in [
-        ("it hangs", "a", 422, "typed"),
-        (" ", name, 422, "say why"),
-        ("x\ny\nz", name, 422, "say why"),
+        ("it hangs", "a", 422, "does not match"),
+        (" ", name, 422, "invalid reason"),
+        ("x\ny\nz", name, 422, "invalid reason"),
     ] {
         let answer = dashboard.submit(&path, &[], &body(&seen, reason, typed)).await;
         assert_eq!(answer.status, status, "{reason:?} {typed:?}");
@@ -257,7 +257,7 @@ async fn a_redis_that_hangs_leaves_the_outcome_unknown() {
     // It had been sent: it is done once the server goes on, since the lock is still as it was seen.
     dashboard.lock_when("a", |lock| lock["state"] == "free").await;
     let lock = dashboard.lock_when("a", |lock| lock["past"][0]["ended"] == "forced").await;
-    assert!(lock["events"].to_string().contains("is not known"), "{lock:#}");
+    assert!(lock["events"].to_string().contains("the outcome is unknown"), "{lock:#}");
 }
 
 #[tokio::test(flavor = "multi_thread")]

@@ -171,7 +171,7 @@ async fn rights_that_are_missing_are_told() {
     // What is asked for by name can still be read.
     dashboard.lock_when("orders:1", |lock| state(lock) == "held").await;
     let sources = dashboard.json("/api/v1/sources").await;
-    assert!(sources["limits"].to_string().contains("not heard"), "{sources}");
+    assert!(sources["limits"].to_string().contains("not received"), "{sources}");
 }
 
 #[tokio::test(flavor = "multi_thread")]

@@ -8,6 +8,7 @@
 //! An empty variable counts as absent. Fields must not be `required`: the `build` of
 //! [`load`] reports missing ones, so that all mistakes are reported together.
 
+mod docs;
 mod layers;
 mod print;
 mod value;
@@ -46,7 +47,7 @@ pub struct Program {
 /// # Errors
 ///
 /// [`Stop`] if the program must end: for invalid settings, but also for `--help`, `--version`,
-/// `--check-config` and `--print-config`.
+/// `--check-config`, `--print-config`, and the hidden `--man` and `--completions`.
 pub fn load<T, C>(
     program: &Program,
     build: impl FnOnce(Raw<T>) -> Result<C, Vec<String>>,
@@ -73,6 +74,9 @@ where
 {
     let command = with_own_flags(T::command(), program);
     let args: Vec<OsString> = args.into_iter().collect();
+    if let Some(text) = docs::requested(&command, &args) {
+        return Err(Stop::done(text));
+    }
     let mut resolved = layers::resolve(program, &command, args, env)?;
     let values = T::from_arg_matches_mut(&mut resolved.matches.clone()).map_err(Stop::clap)?;
     let printed = print::effective(&command, &resolved);
@@ -129,6 +133,12 @@ impl<T> Raw<T> {
             }
         }
         if mistakes.is_empty() { Ok(read) } else { Err(mistakes) }
+    }
+
+    /// Returns `true` if some layer sets `field`, so that its value is not the default.
+    #[must_use]
+    pub fn is_set(&self, field: &str) -> bool {
+        self.origins.contains_key(field)
     }
 
     /// Returns the text of a mistake in `field`: the origin of its value, then `what`.
@@ -231,6 +241,7 @@ fn with_own_flags(command: Command, program: &Program) -> Command {
                 .action(ArgAction::SetTrue)
                 .help("Print the settings in force as TOML, secrets masked, and exit"),
         )
+        .args(docs::flags())
         .after_help(format!(
             "Every setting can be given as a flag, as an environment variable ({}_<NAME>) or in \
              the file; a flag beats the environment, which beats the file.",
@@ -241,9 +252,9 @@ fn with_own_flags(command: Command, program: &Program) -> Command {
 /// Returns the arguments that are settings, without the flags of [`load`] itself.
 fn settings_of(command: &Command) -> impl Iterator<Item = &Arg> {
     const ORDERS: [&str; 5] = ["config", "check_config", "print_config", "help", "version"];
-    command
-        .get_arguments()
-        .filter(|arg| arg.get_long().is_some() && !ORDERS.contains(&arg.get_id().as_str()))
+    command.get_arguments().filter(|arg| {
+        arg.get_long().is_some() && !arg.is_hide_set() && !ORDERS.contains(&arg.get_id().as_str())
+    })
 }
 
 fn flag_of(field: &str) -> String {

@@ -278,3 +278,19 @@ fn the_error_for_an_invalid_flag_shows_no_password() {
     let stop = Start::default().args(&["--lease", "redis://u:hunter2@h"]).load().unwrap_err();
     assert!(stop.failed() && !stop.text().contains("hunter2"), "{}", stop.text());
 }
+
+#[test]
+fn the_program_prints_its_manual_page_and_completions() {
+    let manual = Start::default().args(&["--man"]).load().unwrap_err();
+    let text = manual.text().replace("\\-", "-");
+    assert!(!manual.failed() && text.contains(".TH thing 1"), "{text}");
+    for flag in ["--lease", "--check-config", "THING_<NAME>"] {
+        assert!(text.contains(flag), "{flag} is not in {text}");
+    }
+    assert!(!text.contains("--completions"), "{text}");
+    for shell in ["bash", "zsh", "fish"] {
+        let script = Start::default().args(&["--completions", shell]).load().unwrap_err();
+        assert!(!script.failed() && script.text().contains("max-groups"), "{}", script.text());
+    }
+    assert!(Start::default().args(&["--completions", "csh"]).load().unwrap_err().failed());
+}

@@ -311,7 +311,10 @@ async fn a_failover_is_followed_and_its_losses_are_one_notice() -> Result<()> {
         let json = dashboard.json("/api/v1/sources").await?;
         let rows = json["sources"].as_array().into_iter().flatten();
         let mut details = rows.filter_map(|row| row["detail"].as_str());
-        ensure!(details.any(|detail| detail.starts_with("release messages are heard,")), "{json}");
+        ensure!(
+            details.any(|detail| detail.starts_with("release messages are received,")),
+            "{json}"
+        );
         Ok(())
     })
     .await;

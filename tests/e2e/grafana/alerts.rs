@@ -6,7 +6,7 @@ use anyhow::{Result, ensure};
 use harness::{Agent, Client, Dashboard, Prometheus, RedisServer, Worker, eventually};
 use serde_json::Value;
 
-use super::{RULES, text};
+use super::{AGENT_RULES, DASHBOARD_RULES, rules, rules_in, text};
 
 /// The rules with every window and duration cut down, so that seconds show what minutes would.
 pub(super) fn hurried(rules: &str) -> String {
@@ -54,7 +54,7 @@ impl Watched {
             ("lockscope-agent", vec![agent.http()]),
             ("lockscope-dashboard", vec![dashboard.port()]),
         ];
-        let prometheus = Prometheus::start(&jobs, &hurried(&text(RULES)?)).await?;
+        let prometheus = Prometheus::start(&jobs, &hurried(&rules()?)).await?;
         let watched = Self { redis, agent, dashboard, prometheus };
         eventually("both programs to be scraped", async || {
             let up = watched.prometheus.query("sum(up)").await?;
@@ -238,7 +238,7 @@ async fn monitor_left_on_alerts() -> Result<()> {
     let flags = ["--monitor", "on", "--monitor-unbounded"];
     let dashboard = Dashboard::start(&redis.url(), &flags).await?;
     let jobs = [("lockscope-dashboard", vec![dashboard.port()])];
-    let prometheus = Prometheus::start(&jobs, &hurried(&text(RULES)?)).await?;
+    let prometheus = Prometheus::start(&jobs, &hurried(&rules_in(DASHBOARD_RULES)?)).await?;
     let labels = eventually("LockscopeMonitorOn", async || {
         let firing = prometheus.firing().await?;
         let ours = firing.iter().find(|labels| labels["alertname"] == "LockscopeMonitorOn");
@@ -246,13 +246,8 @@ async fn monitor_left_on_alerts() -> Result<()> {
     })
     .await;
     assert_eq!((&labels["outcome"], &labels["severity"]), (&"unbounded".into(), &"warning".into()));
-    // No agent is scraped here, and there ought to be one.
-    eventually("LockscopeAgentsAbsent", async || {
-        let fired = fired(&prometheus).await?;
-        ensure!(fired.contains("LockscopeAgentsAbsent"), "{fired:?}");
-        Ok(())
-    })
-    .await;
+    let fired = fired(&prometheus).await?;
+    assert!(!fired.contains("LockscopeAgentsAbsent"), "nobody runs an agent: {fired:?}");
     Ok(())
 }
 
@@ -327,12 +322,30 @@ async fn an_evicting_redis_alerts() -> Result<()> {
     let redis =
         RedisServer::with(&[("maxmemory", "100mb"), ("maxmemory-policy", "allkeys-lru")]).await?;
     let agent = Agent::with(&redis, &[]).await?;
-    let jobs = [("lockscope-agent", vec![agent.http()])];
-    let prometheus = Prometheus::start(&jobs, &hurried(&text(RULES)?)).await?;
-    eventually("LockscopeRedisEvicts and LockscopeDashboardsAbsent", async || {
-        let firing = prometheus.firing().await?;
-        let fires = |alert: &str| firing.iter().any(|labels| labels["alertname"] == alert);
-        ensure!(fires("LockscopeRedisEvicts") && fires("LockscopeDashboardsAbsent"), "{firing:?}");
+    let dashboard = Dashboard::start(&redis.url(), &[]).await?;
+    for (job, port, file) in [
+        ("lockscope-agent", agent.http(), AGENT_RULES),
+        ("lockscope-dashboard", dashboard.port(), DASHBOARD_RULES),
+    ] {
+        let prometheus =
+            Prometheus::start(&[(job, vec![port])], &hurried(&rules_in(file)?)).await?;
+        eventually("LockscopeRedisEvicts", async || {
+            let fired = fired(&prometheus).await?;
+            ensure!(fired.contains("LockscopeRedisEvicts"), "{fired:?}");
+            Ok(())
+        })
+        .await;
+    }
+    Ok(())
+}
+
+#[tokio::test]
+async fn absent_programs_alert() -> Result<()> {
+    let prometheus = Prometheus::start(&[], &hurried(&rules()?)).await?;
+    eventually("LockscopeAgentsAbsent and LockscopeDashboardsAbsent", async || {
+        let fired = fired(&prometheus).await?;
+        let absent = ["LockscopeAgentsAbsent", "LockscopeDashboardsAbsent"];
+        ensure!(absent.iter().all(|alert| fired.contains(*alert)), "{fired:?}");
         Ok(())
     })
     .await;
@@ -341,15 +354,21 @@ async fn an_evicting_redis_alerts() -> Result<()> {
 
 #[test]
 fn every_alert_has_its_row_and_its_runbook() -> Result<()> {
-    let (rules, table) = (text(RULES)?, text("docs/alerts.md")?);
-    let alerts: Vec<&str> = rules.split("- alert: ").skip(1).collect();
+    let table = text("docs/alerts.md")?;
+    let files = [("agent", rules_in(AGENT_RULES)?), ("dashboard", rules_in(DASHBOARD_RULES)?)];
+    let alerts = files
+        .iter()
+        .flat_map(|(of, rules)| rules.split("- alert: ").skip(1).map(move |alert| (*of, alert)));
+    let alerts: Vec<(&str, &str)> = alerts.collect();
     let rows: Vec<Vec<&str>> = table
         .lines()
         .filter(|line| line.starts_with("| Lockscope"))
         .map(|line| line.trim_matches('|').split('|').map(str::trim).collect())
         .collect();
-    assert_eq!(alerts.len(), rows.len(), "alerts and rows of docs/alerts.md");
-    for alert in alerts {
+    let files = |row: &Vec<&str>| if row[1] == "both" { 2 } else { 1 };
+    let expected = rows.iter().map(files).sum::<usize>();
+    assert_eq!(alerts.len(), expected, "alerts and rows of docs/alerts.md");
+    for (of, alert) in alerts {
         let name = alert.lines().next().unwrap_or_default();
         let value = |key: &str| {
             let line = alert.lines().find_map(|line| line.trim().strip_prefix(key));
@@ -357,11 +376,12 @@ fn every_alert_has_its_row_and_its_runbook() -> Result<()> {
         };
         let row = rows.iter().find(|row| row[0] == name);
         let row = row.unwrap_or_else(|| panic!("{name} is not in docs/alerts.md"));
-        assert_eq!(value("labels: {severity:"), Some(&*format!("{}}}", row[1])), "{name}");
-        assert_eq!(value("for:").unwrap_or("–"), row[3], "{name}");
+        assert!([of, "both"].contains(&row[1]), "{name} is in the rules for the {of}");
+        assert_eq!(value("labels: {severity:"), Some(&*format!("{}}}", row[2])), "{name}");
+        assert_eq!(value("for:").unwrap_or("–"), row[4], "{name}");
         let runbook = value("runbook_url:").and_then(|url| url.rsplit('/').next());
         let runbook = runbook.unwrap_or_default();
-        assert!(row[4].contains(&format!("(runbooks/{runbook})")), "{name}: {runbook}");
+        assert!(row[5].contains(&format!("(runbooks/{runbook})")), "{name}: {runbook}");
         assert!(
             text(&format!("docs/runbooks/{runbook}"))?.contains(name),
             "{runbook} names no {name}"

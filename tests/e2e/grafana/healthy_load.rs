@@ -11,7 +11,7 @@ use tokio::task::JoinSet;
 use tokio::time::sleep;
 
 use super::alerts::fired;
-use super::{RULES, text};
+use super::rules;
 
 /// With this variable nothing is hurried: `make soak`.
 const SOAK: &str = "LOCKSCOPE_SOAK";
@@ -143,7 +143,7 @@ async fn a_healthy_quarter_of_an_hour_raises_no_alert() -> Result<()> {
         ("lockscope-agent", agents.each_ref().map(Agent::http).to_vec()),
         ("lockscope-dashboard", vec![dashboard.port()]),
     ];
-    let rules = accelerated(&text(RULES)?, by)?;
+    let rules = accelerated(&rules()?, by)?;
     let prometheus = Prometheus::every(Duration::from_secs(interval), &jobs, &rules).await?;
     let begin = time(&prometheus).await?;
     let mut crowd = load(&agents, Foreign::connect(&redis).await?);
@@ -195,7 +195,7 @@ async fn a_healthy_quarter_of_an_hour_raises_no_alert() -> Result<()> {
 
 #[test]
 fn accelerated_rules_differ_in_times_only() -> Result<()> {
-    let rules = text(RULES)?;
+    let rules = rules()?;
     let faster = accelerated(&rules, FASTER)?;
     let slow = |line: &str| {
         let ends = line.trim().strip_prefix("for: ").is_some_and(|time| !time.ends_with("ms"));

@@ -5,14 +5,17 @@ mod healthy_load;
 mod panels;
 mod problem_alerts;
 
-use std::path::PathBuf;
+use std::path::{Path, PathBuf};
 use std::process::Command;
 
 use anyhow::{Context as _, Result, ensure};
 use harness::process;
 
-/// The rules as they are shipped.
-const RULES: &str = "grafana/prometheus/lockscope.rules.yml";
+/// The folder of the rules.
+const FOLDER: &str = "grafana/prometheus";
+/// The rules as they are shipped: a file for agents and one for dashboards, each complete by itself.
+const AGENT_RULES: &str = "lockscope-agent.rules.yml";
+const DASHBOARD_RULES: &str = "lockscope-dashboard.rules.yml";
 
 fn path(file: &str) -> PathBuf {
     PathBuf::from(env!("CARGO_MANIFEST_DIR")).join("..").join(file)
@@ -22,10 +25,21 @@ fn text(file: &str) -> Result<String> {
     std::fs::read_to_string(path(file)).with_context(|| format!("cannot read {file}"))
 }
 
-/// Runs promtool in the folder of the rules.
-fn promtool(arguments: &[&str]) -> Result<()> {
+/// Returns one file of rules.
+fn rules_in(file: &str) -> Result<String> {
+    text(&format!("{FOLDER}/{file}"))
+}
+
+/// Returns the rules of both files as one file.
+fn rules() -> Result<String> {
+    let dashboard = rules_in(DASHBOARD_RULES)?;
+    let (_, groups) = dashboard.split_once("groups:\n").context("no groups")?;
+    Ok(rules_in(AGENT_RULES)? + groups)
+}
+
+/// Runs promtool in this folder.
+fn promtool(folder: &Path, arguments: &[&str]) -> Result<()> {
     let program = process::on_path("promtool").context("there is no promtool: see `make deps`")?;
-    let folder = path(RULES).with_file_name("");
     let output = Command::new(program).current_dir(folder).args(arguments).output()?;
     let said = String::from_utf8_lossy(&output.stdout) + String::from_utf8_lossy(&output.stderr);
     ensure!(output.status.success(), "promtool {arguments:?}: {said}");
@@ -34,11 +48,58 @@ fn promtool(arguments: &[&str]) -> Result<()> {
 
 #[test]
 fn promtool_accepts_the_rules_and_the_example() -> Result<()> {
-    promtool(&["check", "rules", "lockscope.rules.yml"])?;
-    promtool(&["check", "config", "prometheus.yml"])
+    for file in [AGENT_RULES, DASHBOARD_RULES] {
+        promtool(&path(FOLDER), &["check", "rules", file])?;
+    }
+    promtool(&path(FOLDER), &["check", "config", "prometheus.yml"])
 }
 
 #[test]
 fn alerts_pass_their_unit_tests() -> Result<()> {
-    promtool(&["test", "rules", "lockscope.rules.test.yml"])
+    for file in [AGENT_RULES, DASHBOARD_RULES] {
+        promtool(&path(FOLDER), &["test", "rules", &file.replace(".yml", ".test.yml")])?;
+    }
+    Ok(())
+}
+
+#[test]
+fn each_file_of_rules_uses_only_its_own_program() -> Result<()> {
+    let (agent, dashboard) = (rules_in(AGENT_RULES)?, rules_in(DASHBOARD_RULES)?);
+    for (rules, other) in [(agent, "dashboard"), (dashboard, "agent")] {
+        let job = format!("job=\"lockscope-{other}\"");
+        let (_, rules) = rules.split_once("groups:\n").context("no groups")?;
+        assert!(!rules.contains(&format!("lockscope_{other}_")) && !rules.contains(&job));
+    }
+    Ok(())
+}
+
+#[test]
+fn links_of_alerts_are_set_as_documented() -> Result<()> {
+    let scratch = tempfile::tempdir()?;
+    for file in [AGENT_RULES, DASHBOARD_RULES] {
+        std::fs::write(scratch.path().join(file), rules_in(file)?)?;
+    }
+    let manual = text("docs/alerts.md")?;
+    let steps = manual.split("```").nth(1).and_then(|block| block.strip_prefix("sh\n"));
+    let remove = manual.split('`').find(|span| span.starts_with("sed -i /dashboard_url"));
+    let run = |steps: &str| -> Result<()> {
+        let mut shell = Command::new("sh");
+        let output = shell.current_dir(&scratch).args(["-e", "-c", steps]).output()?;
+        ensure!(output.status.success(), "{steps}: {output:?}");
+        Ok(())
+    };
+    run(steps.context("no steps in docs/alerts.md")?)?;
+    for file in [AGENT_RULES, DASHBOARD_RULES] {
+        let rendered = std::fs::read_to_string(scratch.path().join(file))?;
+        let (_, rendered) = rendered.split_once("groups:\n").context("no groups")?;
+        let links = |key: &str| rendered.lines().filter(|line| line.contains(key)).count();
+        let set = |base: &str| rendered.matches(base).count();
+        assert_eq!(links("runbook_url: "), set("https://wiki.example.com/lockscope/runbooks/"));
+        assert_eq!(links("dashboard_url: "), set("'https://locks.example.com/"));
+        assert_eq!(links("alert: "), links("runbook_url: "));
+    }
+    run(remove.context("docs/alerts.md does not say how to remove the dashboard's links")?)?;
+    let left = std::fs::read_to_string(scratch.path().join(AGENT_RULES))?;
+    assert!(!left.contains("dashboard_url:"));
+    promtool(scratch.path(), &["check", "rules", AGENT_RULES, DASHBOARD_RULES])
 }

@@ -6,7 +6,7 @@ use anyhow::{Result, ensure};
 use harness::{PATIENCE, Prometheus, eventually, http, within};
 use serde_json::Value;
 
-use super::{RULES, text};
+use super::{rules, text};
 use crate::demo::Demo;
 
 const BOARDS: [&str; 3] = ["overview", "agents", "locks"];
@@ -67,7 +67,7 @@ fn boards_and_rules_use_exactly_the_documented_metrics() -> Result<()> {
     for (_, query) in queries()? {
         used.extend(names(&query));
     }
-    let rules = text(RULES)?;
+    let rules = rules()?;
     // What rules record has names of its own, with colons, and figures within them.
     used.extend(
         rules.lines().filter(|line| !line.contains(':') || line.contains("expr:")).flat_map(names),
@@ -114,7 +114,7 @@ async fn every_panel_has_data() -> Result<()> {
     let demo = Demo::start().await?;
     let jobs =
         [("lockscope-agent", demo.agents.clone()), ("lockscope-dashboard", vec![demo.dashboard])];
-    let prometheus = Prometheus::start(&jobs, &text(RULES)?).await?;
+    let prometheus = Prometheus::start(&jobs, &rules()?).await?;
     let mut wanted = queries()?;
     assert!(wanted.len() > 50, "{} queries", wanted.len());
     // A lock is stuck after 20 s in the demo, and named in figures after another minute.

@@ -61,7 +61,7 @@ async fn step(
 ) -> ReleaseStep {
     match offered(app, id, visitor).await {
         Ok(offer) => {
-            let (seen, offer) = releases.show(offer);
+            let (seen, offer) = releases.offer(offer);
             ReleaseStep::Ask { offer, seen, mistake: None, target: None, reason: String::new() }
         }
         Err(why) => ReleaseStep::Nothing(why),
@@ -104,7 +104,7 @@ pub async fn from_page(
         let id = app.lock_id(&understood(params)?)?;
         let VerifiedForm(wish) = form?;
         let asker = Asker { name: visitor.shared_name(), from: peer.ip() };
-        let (status, step) = match releases.act(&id, &wish, &asker).await {
+        let (status, step) = match releases.release(&id, &wish, &asker).await {
             Ok(outcome) => (status(&outcome), ReleaseStep::Done(outcome)),
             // What was typed stays; what is shown is as it is now.
             Err(mistake) => {
@@ -186,7 +186,7 @@ pub(in crate::http) async fn look(
     let offer = offered(&app, &id, &visitor).await;
     let offer = offer.map_err(|why| ApiError::new(StatusCode::NOT_FOUND, why))?;
     let valid_until = SteadyMillis(SteadyMillis::now().0 + VALID.as_secs() * 1_000);
-    let (seen, offer) = releases.show(offer);
+    let (seen, offer) = releases.offer(offer);
     Ok(Json(OfferJson {
         seen,
         valid_until,
@@ -251,7 +251,7 @@ pub(in crate::http) async fn from_api(
     let id = app.lock_id(&understood(params)?)?;
     let Json(wish) = body.map_err(|error| ApiError::new(error.status(), error.body_text()))?;
     let asker = Asker { name: visitor.shared_name(), from: peer.ip() };
-    let outcome = releases.act(&id, &wish, &asker).await;
+    let outcome = releases.release(&id, &wish, &asker).await;
     let outcome =
         outcome.map_err(|mistake| ApiError::new(mistaken(&mistake), mistake.to_string()))?;
     let status = status(&outcome);

@@ -11,7 +11,7 @@ use crate::model::actor::ModelHandle;
 use crate::model::types::{Observation, Traffic};
 use crate::sources::scope::Scope;
 
-/// Decodes, and delivers without ever waiting: the server has to buffer whatever a waiting reader does not read.
+/// Decodes and delivers without ever waiting, since the server has to buffer unread output.
 #[derive(Debug)]
 pub(super) struct Delivery {
     decoder: Decoder,
@@ -39,8 +39,8 @@ impl Delivery {
     }
 
     /// Starts with a new connection.
-    pub(super) fn restart(&mut self, vantage: ServerRole) {
-        self.decoder.reset(vantage);
+    pub(super) fn restart(&mut self, role: ServerRole) {
+        self.decoder.reset(role);
         self.lag = Lag::default();
     }
 
@@ -65,7 +65,7 @@ impl Delivery {
         }
         let (at, steady) = (now(), SteadyMillis::now());
         if let Some(last) = self.events.last() {
-            self.lag.note(steady.0.saturating_mul(1_000), last.at_micros);
+            self.lag.update(steady.0.saturating_mul(1_000), last.at_micros);
         }
         let mut by_db: HashMap<u32, Vec<Event>> = HashMap::new();
         for event in self.events.drain(..) {
@@ -93,7 +93,7 @@ impl Delivery {
         self.counted.lock
     }
 
-    /// Returns the number of events that the model had no room for, and does not know of yet.
+    /// Returns the number of events for which the model had no room, and that have not been reported to it yet.
     pub(super) fn missed(&self) -> u64 {
         self.missed
     }
@@ -113,14 +113,14 @@ struct Lag {
 }
 
 /// The least difference grows by this fraction of the time, so that a step of a clock is forgotten eventually.
-const CREEP: i64 = 100;
+const DRIFT_DIVISOR: i64 = 100;
 
 impl Lag {
-    fn note(&mut self, ours_micros: u64, theirs_micros: u64) {
+    fn update(&mut self, ours_micros: u64, theirs_micros: u64) {
         let ours = i64::try_from(ours_micros).unwrap_or(i64::MAX);
         let apart = ours.saturating_sub(i64::try_from(theirs_micros).unwrap_or(i64::MAX));
         let least = self.least.map_or(apart, |(least, at)| {
-            apart.min(least.saturating_add(ours.saturating_sub(at).max(0) / CREEP))
+            apart.min(least.saturating_add(ours.saturating_sub(at).max(0) / DRIFT_DIVISOR))
         });
         self.least = Some((least, ours));
         self.now = Duration::from_micros(u64::try_from(apart.saturating_sub(least)).unwrap_or(0));
@@ -188,8 +188,8 @@ mod tests {
         delivery.pause();
         assert_eq!((delivery.lines(), delivery.lock_lines()), (6, 4));
         // Half a line and the lag belong to the old connection.
-        delivery.lag.note(5_000_000, 0);
-        delivery.lag.note(9_000_000, 0);
+        delivery.lag.update(5_000_000, 0);
+        delivery.lag.update(9_000_000, 0);
         assert!(delivery.lag() > Duration::from_secs(3));
         delivery.bytes(b"+1.000004 [0 127.0.0.1:5000] \"EVALSHA\" \"149c5");
         delivery.restart(ServerRole::Master);
@@ -203,24 +203,24 @@ mod tests {
     #[tokio::test]
     async fn events_without_room_are_counted_and_reported_with_the_next() {
         let (mut delivery, actor) = delivery();
-        let tell = |db, delivery: &mut Delivery| {
+        let deliver = |db, delivery: &mut Delivery| {
             delivery.bytes(acquire(db).as_bytes());
             delivery.pause();
         };
         // The model does not run, so the queue fills up.
         let mut sent = 0;
         while delivery.missed() == 0 {
-            tell(0, &mut delivery);
+            deliver(0, &mut delivery);
             sent += 1;
         }
         assert!(sent > 1_000, "{sent}");
         for _ in 0..6 {
-            tell(0, &mut delivery);
+            deliver(0, &mut delivery);
         }
         assert_eq!(delivery.missed(), 7);
         assert_eq!((delivery.lines(), delivery.lock_lines()), (4 * (sent + 6), 4 * (sent + 6)));
         // Another database is not watched, and none of its events is missed.
-        tell(9, &mut delivery);
+        deliver(9, &mut delivery);
         assert_eq!(delivery.missed(), 7);
         // Once there is room again, the next events arrive with the number of missed ones.
         let stop = CancellationToken::new();
@@ -228,7 +228,7 @@ mod tests {
         let room = async {
             while delivery.missed() > 0 {
                 tokio::time::sleep(Duration::from_millis(5)).await;
-                tell(0, &mut delivery);
+                deliver(0, &mut delivery);
             }
         };
         tokio::time::timeout(Duration::from_secs(20), room).await.unwrap();
@@ -239,15 +239,15 @@ mod tests {
     #[test]
     fn the_least_difference_counts_and_clocks_may_be_set_back() {
         let mut lag = Lag::default();
-        lag.note(5_000_000, 0);
-        lag.note(6_000_000, 6_000_000);
+        lag.update(5_000_000, 0);
+        lag.update(6_000_000, 6_000_000);
         assert_eq!(lag.now, Duration::ZERO);
-        lag.note(8_000_000, 6_000_000);
+        lag.update(8_000_000, 6_000_000);
         assert!(lag.now > Duration::from_millis(1_900), "{:?}", lag.now);
         let mut lag = Lag::default();
         let hour = 3_600_000_000;
         for both in [hour, 0, 1_000_000] {
-            lag.note(both, both);
+            lag.update(both, both);
             assert_eq!(lag.now, Duration::ZERO);
         }
     }
@@ -257,24 +257,24 @@ mod tests {
         let mut lag = Lag::default();
         let hour = 3_600_000_000;
         for i in 0..10 {
-            lag.note(i * 1_000 + hour, i * 1_000);
+            lag.update(i * 1_000 + hour, i * 1_000);
             assert_eq!(lag.now, Duration::ZERO);
         }
-        lag.note(hour + 5_000_000, 10_000);
+        lag.update(hour + 5_000_000, 10_000);
         assert!(lag.now > Duration::from_secs(4), "{:?}", lag.now);
-        // Half as quick as it should be it stays late.
+        // A clock at half speed keeps the lag.
         for i in 6..20 {
-            lag.note(hour + i * 1_000_000, i * 500_000);
+            lag.update(hour + i * 1_000_000, i * 500_000);
         }
         assert!(lag.now > Duration::from_secs(8), "{:?}", lag.now);
         for i in 0..3_000 {
-            lag.note(hour + i * 1_000_000, i * 1_000_000 - i.min(1) * 10_000);
+            lag.update(hour + i * 1_000_000, i * 1_000_000 - i.min(1) * 10_000);
         }
         assert_eq!(lag.now, Duration::ZERO);
         for i in 3_000..6_000 {
-            lag.note(2 * hour + i * 1_000_000, i * 1_000_000);
+            lag.update(2 * hour + i * 1_000_000, i * 1_000_000);
         }
-        lag.note(0, 0);
+        lag.update(0, 0);
         assert_eq!(lag.now, Duration::ZERO, "a step back");
     }
 }

@@ -1,4 +1,4 @@
-//! The decision whether MONITOR may be on: it costs the server time for every command of any client.
+//! Decides whether MONITOR may be on, since it costs the server time for every command of any client.
 //!
 //! Pure: loads and instants are passed in.
 
@@ -13,14 +13,14 @@ const MAX_RECEIVED: u64 = 8 * 1024 * 1024;
 /// The share of the limits up to which it may be opened, since it adds to the load.
 const MARGIN: f64 = 0.8;
 /// The factor by which a PING may become slower.
-const SLOWER: u32 = 3;
+const MAX_PING_FACTOR: u32 = 3;
 /// The time that a PING may take in addition.
 const GRACE: Duration = Duration::from_millis(1);
 /// The first pause; each further one is twice as long.
 const FIRST_PAUSE: Duration = Duration::from_secs(60);
-const LONGEST_PAUSE: Duration = Duration::from_secs(3_600);
-/// The time without trouble after which the next pause is a first one.
-const PROVEN: Duration = Duration::from_secs(600);
+const MAX_PAUSE: Duration = Duration::from_secs(3_600);
+/// The time for which it must have been open for the next pause to be a first one.
+const PROBATION: Duration = Duration::from_secs(600);
 
 #[derive(Debug, Clone, Copy, PartialEq, Eq, Default)]
 pub(super) struct Load {
@@ -35,7 +35,7 @@ pub(super) struct Load {
 #[derive(Debug)]
 pub(super) struct Governor {
     max_ops: u64,
-    usual_ping: Duration,
+    initial_ping: Duration,
     pause: Duration,
     closed_until: Option<Instant>,
     opened: Option<Instant>,
@@ -45,7 +45,7 @@ impl Governor {
     pub(super) fn new(max_ops: u64) -> Self {
         Self {
             max_ops,
-            usual_ping: Duration::ZERO,
+            initial_ping: Duration::ZERO,
             pause: FIRST_PAUSE,
             closed_until: None,
             opened: None,
@@ -65,9 +65,9 @@ impl Governor {
         self.within(load, MARGIN)
     }
 
-    /// Notes that it was opened, with the load just before.
+    /// Records that it was opened, with the load just before.
     pub(super) fn opened(&mut self, load: Load, now: Instant) {
-        self.usual_ping = load.ping;
+        self.initial_ping = load.ping;
         self.opened = Some(now);
     }
 
@@ -80,12 +80,12 @@ impl Governor {
         if received > MAX_RECEIVED {
             return Err(format!("MONITOR alone sends {}", rate(received, MAX_RECEIVED)));
         }
-        let most = self.usual_ping * SLOWER + GRACE;
+        let most = self.initial_ping * MAX_PING_FACTOR + GRACE;
         if load.ping > most {
             return Err(format!(
                 "a PING takes {:.1} ms, and took {:.1} ms before",
                 load.ping.as_secs_f64() * 1e3,
-                self.usual_ping.as_secs_f64() * 1e3
+                self.initial_ping.as_secs_f64() * 1e3
             ));
         }
         Ok(())
@@ -106,15 +106,15 @@ impl Governor {
         Ok(())
     }
 
-    /// Notes that it was closed. Returns the pause.
+    /// Records that it was closed. Returns the pause.
     pub(super) fn closed(&mut self, now: Instant) -> Duration {
         let lasted = self.opened.take().map(|opened| now.saturating_duration_since(opened));
-        if lasted.is_some_and(|lasted| lasted >= PROVEN) {
+        if lasted.is_some_and(|lasted| lasted >= PROBATION) {
             self.pause = FIRST_PAUSE;
         }
         let pause = self.pause;
         self.closed_until = Some(now + pause);
-        self.pause = (pause * 2).min(LONGEST_PAUSE);
+        self.pause = (pause * 2).min(MAX_PAUSE);
         pause
     }
 }
@@ -172,7 +172,7 @@ mod tests {
     }
 
     #[tokio::test]
-    async fn each_pause_is_twice_as_long_until_it_has_proved_itself() {
+    async fn each_pause_doubles_until_it_has_stayed_open_for_long() {
         let mut governor = Governor::new(1_000);
         let mut now = Instant::now();
         assert_eq!(governor.wait(now), Duration::ZERO);
@@ -184,12 +184,12 @@ mod tests {
             now += governor.wait(now);
         }
         governor.opened(QUIET, now);
-        now += PROVEN.saturating_sub(Duration::from_secs(1));
-        assert_eq!(governor.closed(now), LONGEST_PAUSE, "not proved yet");
-        // A closed one has proved nothing.
-        assert_eq!(governor.closed(now + 2 * PROVEN), LONGEST_PAUSE);
+        now += PROBATION.saturating_sub(Duration::from_secs(1));
+        assert_eq!(governor.closed(now), MAX_PAUSE, "not open for long enough");
+        // The time while it is closed does not count.
+        assert_eq!(governor.closed(now + 2 * PROBATION), MAX_PAUSE);
         governor.opened(QUIET, now);
-        assert_eq!(governor.closed(now + PROVEN), FIRST_PAUSE);
-        assert_eq!(governor.wait(now + PROVEN + FIRST_PAUSE), Duration::ZERO);
+        assert_eq!(governor.closed(now + PROBATION), FIRST_PAUSE);
+        assert_eq!(governor.wait(now + PROBATION + FIRST_PAUSE), Duration::ZERO);
     }
 }

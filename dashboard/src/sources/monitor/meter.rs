@@ -34,7 +34,7 @@ impl Default for Meter {
 
 impl Meter {
     /// Begins the next second. Returns the length of the last one.
-    pub(super) fn turn(&mut self, delivery: &Delivery) -> Duration {
+    pub(super) fn roll(&mut self, delivery: &Delivery) -> Duration {
         let elapsed = self.since.elapsed();
         let millis = u64::try_from(elapsed.as_millis()).unwrap_or(u64::MAX).max(1);
         let rate = |count: u64| count.saturating_mul(1_000) / millis;

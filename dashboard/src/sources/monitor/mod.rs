@@ -43,13 +43,13 @@ use switch::Switch;
 /// The interval at which the load is judged.
 const JUDGE_INTERVAL: Duration = Duration::from_secs(1);
 /// The number of quiet judgements before it is opened.
-const LOOKS: u32 = 3;
+const QUIET_CHECKS: u32 = 3;
 /// The interval at which forbidding settings of the server are read again.
 const REFUSED_INTERVAL: Duration = Duration::from_secs(300);
 /// The interval at which denied commands are tried again: each adds a row to the server's ACL log.
 const DENIED_INTERVAL: Duration = Duration::from_secs(3_600);
 /// The number of judgements between two checks for another client with MONITOR on.
-const LOOK_FOR_OTHERS: u32 = 10;
+const OTHERS_CHECK_TURNS: u32 = 10;
 /// The silence after which a script's lines are complete, since they arrive in one go.
 const PAUSE: Duration = Duration::from_millis(10);
 /// The silence after which the connection counts as dead, since our own PINGs appear on it.
@@ -67,14 +67,14 @@ pub struct MonitorReader {
     model: ModelHandle,
     status: Arc<SourceStatus>,
     metrics: MonitorNodeMetrics,
-    asked: watch::Receiver<Option<Instant>>,
+    requests: watch::Receiver<Option<Instant>>,
     governor: Governor,
     delivery: Delivery,
 }
 
 /// The reason why it is on.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
-enum Why {
+enum OpenReason {
     On,
     Auto,
     Watch(Instant),
@@ -82,10 +82,10 @@ enum Why {
 
 /// The reason why it was turned off.
 #[derive(Debug)]
-enum End {
+enum CloseReason {
     /// The watch ended.
     Watched,
-    /// It has to stay closed for a while, with the reason.
+    /// It has to stay closed for a while, for this reason.
     Close(String),
     /// The connection was lost, or cannot be made.
     Broken(String),
@@ -108,8 +108,8 @@ impl MonitorReader {
         let switch = Switch::new(settings.mode != MonitorMode::Off);
         let governor = Governor::new(settings.max_ops);
         let delivery = Delivery::new(scopes.clone(), model.clone(), metrics.clone());
-        let asked = switch.until.subscribe();
-        let tap = Self {
+        let requests = switch.until.subscribe();
+        let reader = Self {
             endpoint,
             link,
             settings,
@@ -117,30 +117,32 @@ impl MonitorReader {
             model,
             status,
             metrics,
-            asked,
+            requests,
             governor,
             delivery,
         };
-        (tap, switch)
+        (reader, switch)
     }
 
-    /// Opens and closes it, until the end.
+    /// Opens and closes the connection until the end.
     pub async fn run(mut self) {
         loop {
-            let (why, load) = self.closed().await;
+            let (why, load) = self.wait_to_open().await;
             let end = match Connection::open(&self.endpoint, CLIENT_NAME, TIMEOUT).await {
                 Ok(connection) => self.open(connection, why, load).await,
-                Err(MonitorError::Denied(error)) => End::Denied(error.to_string()),
-                Err(error) => End::Broken(error.to_string()),
+                Err(MonitorError::Denied(error)) => CloseReason::Denied(error.to_string()),
+                Err(error) => CloseReason::Broken(error.to_string()),
             };
-            self.ended(end).await;
+            self.report_end(end).await;
         }
     }
 
-    async fn ended(&mut self, end: End) {
+    async fn report_end(&mut self, end: CloseReason) {
         match end {
-            End::Watched => self.status.set(SourceState::Paused, "the watch is over"),
-            End::Close(why) => {
+            CloseReason::Watched => {
+                self.status.set(SourceState::Paused, "the requested watch has ended");
+            }
+            CloseReason::Close(why) => {
                 self.governor.closed(Instant::now());
                 tracing::info!(why, "MONITOR closed");
                 if self.watched().is_some() {
@@ -150,12 +152,12 @@ impl MonitorReader {
                 }
                 self.pause(format!("closed: {why}")).await;
             }
-            End::Broken(why) => {
+            CloseReason::Broken(why) => {
                 tracing::warn!(why, "MONITOR connection lost");
                 self.status.set(SourceState::Down, why);
                 sleep(RETRY_AFTER).await;
             }
-            End::Denied(why) => {
+            CloseReason::Denied(why) => {
                 let why = format!("the account may not use MONITOR: {why}");
                 self.refused(SourceState::Denied, why, DENIED_INTERVAL).await;
             }
@@ -169,22 +171,22 @@ impl MonitorReader {
             if left.is_zero() {
                 return;
             }
-            let detail = format!("{why}; to be tried again in {} s", left.as_secs() + 1);
+            let detail = format!("{why}; tried again in {} s", left.as_secs() + 1);
             self.status.set(SourceState::Paused, detail);
-            self.asked_within(left.min(JUDGE_INTERVAL)).await;
+            self.wait_for_request(left.min(JUDGE_INTERVAL)).await;
         }
     }
 
     /// Reports why it cannot be opened, for a while or until somebody requests a watch.
     async fn refused(&mut self, state: SourceState, why: String, again: Duration) {
         self.status.set(state, why);
-        self.asked_within(again).await;
+        self.wait_for_request(again).await;
     }
 
-    async fn asked_within(&mut self, time: Duration) {
+    async fn wait_for_request(&mut self, time: Duration) {
         tokio::select! {
             () = sleep(time) => {}
-            changed = self.asked.changed() => {
+            changed = self.requests.changed() => {
                 if changed.is_err() {
                     // Nobody can request a watch any more.
                     sleep(time).await;
@@ -195,38 +197,38 @@ impl MonitorReader {
 
     /// Returns the end of the requested watch, if any.
     fn watched(&self) -> Option<Instant> {
-        self.asked.borrow().filter(|until| *until > Instant::now())
+        self.requests.borrow().filter(|until| *until > Instant::now())
     }
 
     /// Waits until it may be opened. Returns the reason, and the load.
-    async fn closed(&mut self) -> (Why, Load) {
+    async fn wait_to_open(&mut self) -> (OpenReason, Load) {
         let mut quiet = 0;
         loop {
             if self.settings.mode == MonitorMode::Off {
-                self.status.set(SourceState::Off, "switched off by --monitor off");
+                self.status.set(SourceState::Off, "disabled by --monitor off");
                 std::future::pending::<()>().await;
             }
             let Some(info) = self.up().await else { continue };
             // A watch that is requested from now on needs a fresh check: this one may be nearly over by then.
-            self.asked.mark_unchanged();
-            if let Err((why, again)) = self.may_ever(&info).await {
+            self.requests.mark_unchanged();
+            if let Err((why, again)) = self.check_server(&info).await {
                 self.refused(SourceState::Paused, why, again).await;
                 continue;
             }
             let load = server::load(&self.link).await;
             if let Some(until) = self.watched() {
-                return (Why::Watch(until), load.unwrap_or_default());
+                return (OpenReason::Watch(until), load.unwrap_or_default());
             }
             if self.settings.mode == MonitorMode::On {
-                return (Why::On, load.unwrap_or_default());
+                return (OpenReason::On, load.unwrap_or_default());
             }
             match self.judge_closed(load).await {
-                Ok(load) if quiet + 1 >= LOOKS => return (Why::Auto, load),
+                Ok(load) if quiet + 1 >= QUIET_CHECKS => return (OpenReason::Auto, load),
                 Ok(_) => {
                     quiet += 1;
-                    let detail = "closed: it is looked whether the server is quiet enough";
+                    let detail = "closed: checking whether the server is quiet enough";
                     self.status.set(SourceState::Paused, detail);
-                    self.asked_within(JUDGE_INTERVAL).await;
+                    self.wait_for_request(JUDGE_INTERVAL).await;
                 }
                 Err(why) => {
                     quiet = 0;
@@ -254,10 +256,9 @@ impl MonitorReader {
     ///
     /// # Errors
     /// The reason why not, and the time until the next check.
-    async fn may_ever(&self, info: &ServerInfo) -> Result<(), (String, Duration)> {
+    async fn check_server(&self, info: &ServerInfo) -> Result<(), (String, Duration)> {
         if info.role.is_none() {
-            let why =
-                "closed: the account may not know whether the server is a master; it needs `+info`";
+            let why = "closed: the account may not read the server's role; it needs `+info`";
             return Err((why.to_owned(), DENIED_INTERVAL));
         }
         if self.settings.unbounded {
@@ -266,18 +267,18 @@ impl MonitorReader {
         let (why, again) = match server::bound(&self.link).await {
             Ok(Bound::Bounded) => return Ok(()),
             Ok(Bound::Unbounded) => (
-                "the server sets no bound to a reader that stalls, which would fill its memory",
+                "Redis has no output-buffer limit for normal clients, so a stalled reader would fill its memory",
                 REFUSED_INTERVAL,
             ),
             Ok(Bound::Unreadable) => (
-                "the account may not read (`+config|get`) whether the server bounds a reader that stalls, so it \
-                 counts as unbounded",
+                "the account may not read the server's output-buffer limit (`+config|get`), so it counts as \
+                 unlimited",
                 DENIED_INTERVAL,
             ),
             Err(error) => return Err((format!("closed: {error}"), RETRY_AFTER)),
         };
         let advice = "Set `client-output-buffer-limit normal 64mb 0 0` or `maxmemory-clients` on the server, or \
-                      give --monitor-unbounded.";
+                      use --monitor-unbounded.";
         Err((format!("closed: {why}. {advice}"), again))
     }
 
@@ -291,25 +292,25 @@ impl MonitorReader {
         }
     }
 
-    /// Reads until it has to be closed.
-    async fn open(&mut self, connection: Connection, why: Why, load: Load) -> End {
-        let vantage = match connection.info().role {
+    /// Reads events until the connection has to be closed.
+    async fn open(&mut self, connection: Connection, why: OpenReason, load: Load) -> CloseReason {
+        let role = match connection.info().role {
             Some(Role::Replica) => ServerRole::Replica,
             Some(Role::Master) | None => ServerRole::Master,
         };
-        self.delivery.restart(vantage);
+        self.delivery.restart(role);
         self.governor.opened(load, Instant::now());
-        self.tapping(true).await;
+        self.report_active(true).await;
         tracing::info!(why = why.as_str(), node = self.status.node, "MONITOR opened");
         let end = self.follow(connection, why).await;
         self.delivery.pause();
-        self.tapping(false).await;
+        self.report_active(false).await;
         end
     }
 
-    async fn follow(&mut self, mut connection: Connection, mut why: Why) -> End {
+    async fn follow(&mut self, mut connection: Connection, mut why: OpenReason) -> CloseReason {
         let mut meter = Meter::default();
-        meter.turn(&self.delivery);
+        meter.roll(&self.delivery);
         let mut pause_at = None;
         let mut read_at = Instant::now();
         let own = connection.id();
@@ -326,7 +327,7 @@ impl MonitorReader {
                         return end;
                     }
                     judged = judged.wrapping_add(1);
-                    judging.set(judge(&link, own, judged.is_multiple_of(LOOK_FOR_OTHERS)));
+                    judging.set(judge(&link, own, judged.is_multiple_of(OTHERS_CHECK_TURNS)));
                 }
                 read = connection.read() => match read {
                     Ok(bytes) => {
@@ -335,11 +336,11 @@ impl MonitorReader {
                         read_at = Instant::now();
                         pause_at = Some(read_at + PAUSE);
                     }
-                    Err(MonitorError::Moved(why)) => return End::Broken(why),
+                    Err(MonitorError::Moved(why)) => return CloseReason::Broken(why),
                     Err(error) => {
-                        return End::Close(format!(
-                            "{error}; perhaps it was read too slowly for the server's limit, or somebody \
-                             ended it"
+                        return CloseReason::Close(format!(
+                            "{error}; it was probably read too slowly for the server's limit, or killed by an \
+                             operator"
                         ));
                     }
                 },
@@ -355,58 +356,61 @@ impl MonitorReader {
     fn judge(
         &mut self,
         judgement: Result<(Load, bool), CallError>,
-        why: &mut Why,
+        why: &mut OpenReason,
         meter: &mut Meter,
         read_at: Instant,
-    ) -> Result<(), End> {
-        let elapsed = meter.turn(&self.delivery);
+    ) -> Result<(), CloseReason> {
+        let elapsed = meter.roll(&self.delivery);
         self.metrics.active(self.outcome(*why), elapsed);
         if read_at.elapsed() > SILENCE {
-            return Err(End::Broken(format!("no line within {} s", SILENCE.as_secs())));
+            return Err(CloseReason::Broken(format!("no line within {} s", SILENCE.as_secs())));
         }
         if let Some(until) = self.watched()
-            && *why != Why::On
+            && *why != OpenReason::On
         {
-            *why = Why::Watch(until);
+            *why = OpenReason::Watch(until);
         }
         match why {
-            Why::Watch(until) if *until <= Instant::now() => return Err(End::Watched),
-            Why::Auto => {
-                let (load, others) = judgement
-                    .map_err(|error| End::Close(format!("the load cannot be judged: {error}")))?;
-                if others {
-                    return Err(End::Close(OTHER.to_owned()));
-                }
-                self.governor.may_stay(load, meter.bytes_a_second).map_err(End::Close)?;
+            OpenReason::Watch(until) if *until <= Instant::now() => {
+                return Err(CloseReason::Watched);
             }
-            Why::On | Why::Watch(_) => {}
+            OpenReason::Auto => {
+                let (load, others) = judgement.map_err(|error| {
+                    CloseReason::Close(format!("the load cannot be judged: {error}"))
+                })?;
+                if others {
+                    return Err(CloseReason::Close(OTHER.to_owned()));
+                }
+                self.governor.may_stay(load, meter.bytes_a_second).map_err(CloseReason::Close)?;
+            }
+            OpenReason::On | OpenReason::Watch(_) => {}
         }
         self.report(*why, meter);
         Ok(())
     }
 
-    fn outcome(&self, why: Why) -> &'static str {
+    fn outcome(&self, why: OpenReason) -> &'static str {
         if self.settings.unbounded { "unbounded" } else { why.as_str() }
     }
 
     /// Reports the reason why it is on, and its cost.
-    fn report(&self, why: Why, meter: &Meter) {
+    fn report(&self, why: OpenReason, meter: &Meter) {
         let reason = match why {
-            Why::On => "on by --monitor on".to_owned(),
-            Why::Auto => "on while the server is quiet".to_owned(),
-            Why::Watch(until) => {
+            OpenReason::On => "on by --monitor on".to_owned(),
+            OpenReason::Auto => "on while the server is quiet".to_owned(),
+            OpenReason::Watch(until) => {
                 let left = until.saturating_duration_since(Instant::now());
                 format!("on for {} s more", left.as_secs() + 1)
             }
         };
         let unbounded = if self.settings.unbounded {
-            "; by --monitor-unbounded even where the server sets no bound to a reader that stalls"
+            "; without an output-buffer limit on the server (--monitor-unbounded)"
         } else {
             ""
         };
         let missed = match self.delivery.missed() {
             0 => String::new(),
-            missed => format!("; {missed} events were not taken in, there are too many"),
+            missed => format!("; {missed} events were dropped because there are too many"),
         };
         let detail = format!(
             "{reason}: {} lines a second, {} of them about locks, {} KiB a second{missed}{unbounded}",
@@ -416,27 +420,24 @@ impl MonitorReader {
         );
         let lag = self.delivery.lag();
         let late = lag >= BEHIND || self.delivery.missed() > 0;
-        let detail = if lag >= BEHIND {
-            format!("{detail}; what is read is {} s old", lag.as_secs())
-        } else {
-            detail
-        };
+        let detail =
+            if lag >= BEHIND { format!("{detail}; {} s behind", lag.as_secs()) } else { detail };
         self.status.set(if late { SourceState::Behind } else { SourceState::On }, detail);
-        self.status.note_lag(lag);
+        self.status.record_lag(lag);
         self.status.succeeded();
     }
 
-    async fn tapping(&self, on: bool) {
+    async fn report_active(&self, on: bool) {
         for scope in &self.scopes {
             self.model.observe(scope.id, Observation::MonitorActive { on, at: now() }).await;
         }
     }
 }
 
-/// The reason when another client has MONITOR on.
-const OTHER: &str = "another client has MONITOR on, and one is costly enough";
+/// The reason to close if another client has MONITOR on.
+const OTHER: &str = "another client already uses MONITOR, which is costly";
 
-impl Why {
+impl OpenReason {
     fn as_str(self) -> &'static str {
         match self {
             Self::On => "on",
@@ -446,11 +447,15 @@ impl Why {
     }
 }
 
-/// Returns the load a second from now, and whether another client has MONITOR on, if `look` is set.
-async fn judge(link: &Link, own: Option<i64>, look: bool) -> Result<(Load, bool), CallError> {
+/// Returns the load a second from now, and whether another client has MONITOR on, if `check_others` is set.
+async fn judge(
+    link: &Link,
+    own: Option<i64>,
+    check_others: bool,
+) -> Result<(Load, bool), CallError> {
     sleep(JUDGE_INTERVAL).await;
     let load = server::load(link).await?;
     // Without the number of our own connection it cannot be distinguished from others.
-    let others = look && own.is_some() && server::others(link, own).await?;
+    let others = check_others && own.is_some() && server::others(link, own).await?;
     Ok((load, others))
 }

@@ -11,18 +11,18 @@ const PINGS: usize = 5;
 /// The most clients that are listed, which takes the server 2 ms a thousand.
 const MAX_LISTED: u64 = 1_000;
 
-/// The server's limit for a reader that stalls.
+/// The server's output-buffer limit for a stalled reader.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub(super) enum Bound {
-    /// It disconnects it.
+    /// The server disconnects such a reader.
     Bounded,
-    /// It buffers everything for it until its memory is full.
+    /// The server buffers output until its memory is full.
     Unbounded,
     /// The account may not read the limit.
     Unreadable,
 }
 
-/// Reads whether the server itself disconnects a client that does not read.
+/// Reads the server's output-buffer limit for clients that do not read.
 ///
 /// # Errors
 /// Without a reply.
@@ -167,7 +167,7 @@ mod tests {
     }
 
     #[test]
-    fn of_two_with_monitor_the_younger_one_yields() {
+    fn of_two_clients_with_monitor_the_newer_one_yields() {
         let client =
             "id=7 addr=127.0.0.1:5 laddr=x fd=8 name=flags=O age=1 flags=O db=0 cmd=monitor";
         assert!(is_other(client, None) && is_other(client, Some(8)));

@@ -39,7 +39,7 @@ async fn command(stream: &mut BufReader<TcpStream>) -> Option<Vec<String>> {
 
 /// A master without limits for readers. It reports each time that its limits are read, and requests a watch before it
 /// replies the first time.
-async fn serve(stream: TcpStream, switch: &Switch, looks: mpsc::Sender<()>) {
+async fn serve(stream: TcpStream, switch: &Switch, checks: mpsc::Sender<()>) {
     let mut stream = BufReader::new(stream);
     let mut first = true;
     while let Some(words) = command(&mut stream).await {
@@ -54,7 +54,7 @@ async fn serve(stream: TcpStream, switch: &Switch, looks: mpsc::Sender<()>) {
                     if std::mem::take(&mut first) {
                         assert!(switch.watch());
                     }
-                    looks.send(()).await.unwrap();
+                    checks.send(()).await.unwrap();
                 }
                 format!("*2\r\n${}\r\n{name}\r\n$0\r\n\r\n", name.len())
             }
@@ -89,9 +89,9 @@ fn reader(
     let metrics = MonitorMetrics::register(&Registry::new()).unwrap().of("node");
     let monitor = MonitorSettings { mode, max_ops: 10_000, unbounded: false };
     let endpoint = target.clone().into();
-    let (tap, switch) =
+    let (reader, switch) =
         MonitorReader::new(endpoint, link, monitor, Vec::new(), handle, status, metrics);
-    (tap, switch, actor)
+    (reader, switch, actor)
 }
 
 #[tokio::test]
@@ -100,23 +100,23 @@ async fn a_watch_requested_during_a_check_leads_to_another_check() {
     let url = format!("redis://{}", listener.local_addr().unwrap());
     let target: Target = url.parse().unwrap();
     let shutdown = Shutdown::new();
-    let (tap, switch, _actor) = reader(&target, MonitorMode::Auto, &shutdown);
-    let (looks, mut looked) = mpsc::channel(1);
+    let (reader, switch, _actor) = reader(&target, MonitorMode::Auto, &shutdown);
+    let (checks, mut checked) = mpsc::channel(1);
     let served = async {
         let (stream, _) = listener.accept().await.unwrap();
-        serve(stream, &switch, looks).await;
+        serve(stream, &switch, checks).await;
     };
-    let two_looks = async {
+    let two_checks = async {
         for _ in 0..2 {
-            // The next one of its own accord is due in minutes.
-            let look = tokio::time::timeout(REFUSED_INTERVAL / 4, looked.recv()).await;
-            look.expect("it never looked again").expect("the server has ended");
+            // The next automatic check is due in minutes.
+            let check = tokio::time::timeout(REFUSED_INTERVAL / 4, checked.recv()).await;
+            check.expect("it never checked again").expect("the server has ended");
         }
     };
     tokio::select! {
-        () = two_looks => {}
+        () = two_checks => {}
         () = served => panic!("the connection was lost"),
-        () = tap.run() => panic!("it has ended"),
+        () = reader.run() => panic!("it has ended"),
     }
 }
 
@@ -125,17 +125,17 @@ type Judgement = Result<(Load, bool), CallError>;
 
 /// Returns the reason to close it after a judgement; empty: it stays open.
 fn judged(
-    tap: &mut MonitorReader,
+    reader: &mut MonitorReader,
     judgement: Judgement,
-    why: &mut Why,
+    why: &mut OpenReason,
     read_at: Instant,
 ) -> String {
-    match tap.judge(judgement, why, &mut Meter::default(), read_at) {
+    match reader.judge(judgement, why, &mut Meter::default(), read_at) {
         Ok(()) => String::new(),
-        Err(End::Watched) => "watched".to_owned(),
-        Err(End::Close(why)) => format!("closed: {why}"),
-        Err(End::Broken(why)) => format!("broken: {why}"),
-        Err(End::Denied(why)) => format!("denied: {why}"),
+        Err(CloseReason::Watched) => "watched".to_owned(),
+        Err(CloseReason::Close(why)) => format!("closed: {why}"),
+        Err(CloseReason::Broken(why)) => format!("broken: {why}"),
+        Err(CloseReason::Denied(why)) => format!("denied: {why}"),
     }
 }
 
@@ -144,43 +144,44 @@ async fn each_judgement_decides_whether_it_stays_open() {
     let nowhere = tempfile::tempdir().unwrap();
     let target = format!("unix://{}", nowhere.path().join("redis.sock").display());
     let shutdown = Shutdown::new();
-    let (mut tap, switch, _actor) = reader(&target.parse().unwrap(), MonitorMode::Auto, &shutdown);
+    let (mut reader, switch, _actor) =
+        reader(&target.parse().unwrap(), MonitorMode::Auto, &shutdown);
     let quiet = || Ok((Load::default(), false));
     let busy = || Ok((Load { ops: 10_001, ..Load::default() }, false));
     let another = || Ok((Load::default(), true));
     let lost = || Err(CallError::Unsent { reason: "gone".to_owned() });
     let later = Instant::now() + Duration::from_secs(3_600);
 
-    let mut look = |judgement, mut why| judged(&mut tap, judgement, &mut why, Instant::now());
-    // By itself only while the server is quiet and nobody else has it on.
-    assert_eq!(look(quiet(), Why::Auto), "");
-    assert!(look(busy(), Why::Auto).contains("--monitor-max-ops is 10000"));
-    assert_eq!(look(another(), Why::Auto), format!("closed: {OTHER}"));
-    assert!(look(lost(), Why::Auto).starts_with("closed: the load cannot be judged"));
-    // Because somebody said so, for as long as that is.
-    for why in [Why::On, Why::Watch(later)] {
+    let mut judge = |judgement, mut why| judged(&mut reader, judgement, &mut why, Instant::now());
+    // Automatically only while the server is quiet and no other client has MONITOR on.
+    assert_eq!(judge(quiet(), OpenReason::Auto), "");
+    assert!(judge(busy(), OpenReason::Auto).contains("--monitor-max-ops is 10000"));
+    assert_eq!(judge(another(), OpenReason::Auto), format!("closed: {OTHER}"));
+    assert!(judge(lost(), OpenReason::Auto).starts_with("closed: the load cannot be judged"));
+    // On request, for the requested time.
+    for why in [OpenReason::On, OpenReason::Watch(later)] {
         for judgement in [quiet(), busy(), another(), lost()] {
-            assert_eq!(look(judgement, why), "", "{why:?}");
+            assert_eq!(judge(judgement, why), "", "{why:?}");
         }
     }
-    assert_eq!(look(quiet(), Why::Watch(Instant::now())), "watched");
+    assert_eq!(judge(quiet(), OpenReason::Watch(Instant::now())), "watched");
 
-    // A look that is asked for while it is open lets it stay, and begins the time anew.
+    // A watch requested while it is open extends the time.
     assert!(switch.watch());
-    let mut why = Why::Auto;
-    assert_eq!(judged(&mut tap, busy(), &mut why, Instant::now()), "");
-    assert!(matches!(why, Why::Watch(until) if until > Instant::now()), "{why:?}");
-    let mut why = Why::Watch(Instant::now());
-    assert_eq!(judged(&mut tap, quiet(), &mut why, Instant::now()), "");
-    // Where it is on anyway there is no end to it.
-    let mut why = Why::On;
-    assert_eq!(judged(&mut tap, quiet(), &mut why, Instant::now()), "");
-    assert_eq!(why, Why::On);
+    let mut why = OpenReason::Auto;
+    assert_eq!(judged(&mut reader, busy(), &mut why, Instant::now()), "");
+    assert!(matches!(why, OpenReason::Watch(until) if until > Instant::now()), "{why:?}");
+    let mut why = OpenReason::Watch(Instant::now());
+    assert_eq!(judged(&mut reader, quiet(), &mut why, Instant::now()), "");
+    // With --monitor on it has no end.
+    let mut why = OpenReason::On;
+    assert_eq!(judged(&mut reader, quiet(), &mut why, Instant::now()), "");
+    assert_eq!(why, OpenReason::On);
 
-    // Our own PINGs show on it: where nothing does, nobody is there.
+    // Our own PINGs appear on it, so silence means a dead connection.
     let long_ago = Instant::now().checked_sub(SILENCE + Duration::from_secs(1)).unwrap();
-    for mut why in [Why::On, Why::Auto, Why::Watch(later)] {
-        let said = judged(&mut tap, quiet(), &mut why, long_ago);
-        assert_eq!(said, "broken: no line within 10 s", "{why:?}");
+    for mut why in [OpenReason::On, OpenReason::Auto, OpenReason::Watch(later)] {
+        let text = judged(&mut reader, quiet(), &mut why, long_ago);
+        assert_eq!(text, "broken: no line within 10 s", "{why:?}");
     }
 }

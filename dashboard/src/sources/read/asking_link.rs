@@ -1,4 +1,4 @@
-//! Reads on a node that is about to take over a slot. Until it has it, it serves the slot's keys only after ASKING.
+//! Reads on a node that is about to take over a slot. Until it owns the slot, it serves the slot's keys only after ASKING.
 
 use redis::{Arg, Cmd, Pipeline, Value};
 use service_kit::redis::{CallError, Link, ServerError};
@@ -57,11 +57,11 @@ mod tests {
     fn a_transaction_needs_asking_once_and_other_commands_each() {
         let verbs = ["HLEN", "MULTI", "HLEN", "PTTL", "EXEC", "TYPE"];
         let (pipeline, wanted) = with_asking(verbs.map(cmd).into());
-        let said = |command: &Cmd| match command.args_iter().next() {
+        let verb = |command: &Cmd| match command.args_iter().next() {
             Some(Arg::Simple(verb)) => String::from_utf8_lossy(verb).into_owned(),
             _ => String::new(),
         };
-        let all: Vec<String> = pipeline.cmd_iter().map(said).collect();
+        let all: Vec<String> = pipeline.cmd_iter().map(verb).collect();
         assert_eq!(all.join(" "), "ASKING HLEN ASKING MULTI HLEN PTTL EXEC ASKING TYPE");
         let ours = all.iter().zip(&wanted).filter(|(_, wanted)| **wanted).map(|(verb, _)| verb);
         assert_eq!(ours.collect::<Vec<_>>(), verbs.iter().collect::<Vec<_>>());

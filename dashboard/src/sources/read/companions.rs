@@ -9,7 +9,7 @@ use redis::{Cmd, Value, cmd};
 use redisson::{HolderId, LockName, keys};
 
 use super::reply::{integer, is_list, signed, strings};
-use super::{Caller, KnownParts, ReadError, ask, command};
+use super::{Caller, KnownParts, ReadError, command, send};
 use crate::model::types::{Companions, Marker, Queue, QueueEntry, Token};
 
 /// The most queue entries that are read.
@@ -25,7 +25,7 @@ const KEY_BYTES: u64 = 8_192;
 
 /// The part of a queue that is read.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
-enum QueueAsk {
+enum QueueRead {
     /// Only whether it exists.
     Type,
     Length,
@@ -34,9 +34,9 @@ enum QueueAsk {
 
 /// The companions to read for one lock.
 #[derive(Debug)]
-pub(super) struct Ask {
-    queue: QueueAsk,
-    /// True if a queue exists, or deadlines without one.
+pub(super) struct CompanionRead {
+    queue: QueueRead,
+    /// A queue exists, or deadlines without one.
     is_queued: bool,
     waiting: Vec<HolderId>,
     readers: Vec<(HolderId, i64)>,
@@ -53,9 +53,9 @@ pub(super) enum More {
     Waiting(Vec<HolderId>),
 }
 
-impl Ask {
+impl CompanionRead {
     pub(super) fn new(known: &KnownParts, clock: u64) -> Self {
-        let queue = if known.waiting.is_empty() { QueueAsk::Type } else { QueueAsk::Front };
+        let queue = if known.waiting.is_empty() { QueueRead::Type } else { QueueRead::Front };
         Self {
             queue,
             is_queued: !known.waiting.is_empty(),
@@ -67,7 +67,7 @@ impl Ask {
     }
 
     /// Adds the markers of the readers among the lock's fields.
-    pub(super) fn has_fields(&mut self, fields: &[Vec<u8>]) {
+    pub(super) fn add_readers(&mut self, fields: &[Vec<u8>]) {
         if !fields.iter().any(|field| field == redisson::shape::MODE_FIELD) {
             return;
         }
@@ -79,18 +79,18 @@ impl Ask {
         }
     }
 
-    /// Notes that a queue or deadlines exist, even if the lock does not.
-    pub(super) fn expects_queue(&mut self) {
+    /// Marks that a queue or deadlines exist, even if the lock does not.
+    pub(super) fn expect_queue(&mut self) {
         self.is_queued = true;
     }
 
-    /// Notes that a queue exists, which may be read or only counted.
-    pub(super) fn has_queue(&mut self, may_be_read: bool) {
+    /// Marks that a queue exists, which may be read or only counted.
+    pub(super) fn set_queue(&mut self, may_be_read: bool) {
         self.is_queued = true;
-        self.queue = if may_be_read { QueueAsk::Front } else { QueueAsk::Length };
+        self.queue = if may_be_read { QueueRead::Front } else { QueueRead::Length };
     }
 
-    pub(super) fn waits(&mut self, waiting: Vec<HolderId>) {
+    pub(super) fn set_waiting(&mut self, waiting: Vec<HolderId>) {
         self.waiting = waiting;
     }
 
@@ -108,21 +108,21 @@ impl Ask {
         ((newest - each).max(0) + 1..=newest).filter_map(|n| u32::try_from(n).ok())
     }
 
-    fn asked_readers(&self) -> impl Iterator<Item = &(HolderId, i64)> {
+    fn requested_readers(&self) -> impl Iterator<Item = &(HolderId, i64)> {
         self.readers.iter().take(MAX_MARKERS)
     }
 
     pub(super) fn commands(&self, name: &LockName) -> Vec<Cmd> {
         let (queue, deadlines) = (keys::queue(name), keys::deadlines(name));
         let mut commands = vec![command("TYPE", &queue)];
-        if self.queue != QueueAsk::Type {
+        if self.queue != QueueRead::Type {
             commands.push(command("LLEN", &queue));
             commands.push(command("ZCARD", &deadlines));
             let mut passed = command("ZCOUNT", &deadlines);
             passed.arg("-inf").arg(self.clock);
             commands.push(passed);
         }
-        if self.queue == QueueAsk::Front {
+        if self.queue == QueueRead::Front {
             let mut front = command("LRANGE", &queue);
             front.arg(0).arg(MAX_QUEUE - 1);
             commands.push(front);
@@ -139,7 +139,7 @@ impl Ask {
             token.arg(0).arg(20);
             commands.push(token);
         }
-        for (id, count) in self.asked_readers() {
+        for (id, count) in self.requested_readers() {
             let markers = keys::read_marker_prefix(name, id);
             for n in self.numbers(*count) {
                 let marker = [&markers, format!(":{n}").as_bytes()].concat();
@@ -159,7 +159,7 @@ impl Ask {
         let mut more = None;
         let is_list = is_list(&Ok(next()?));
         let mut queue = None;
-        if self.queue == QueueAsk::Type {
+        if self.queue == QueueRead::Type {
             if is_list || self.is_queued {
                 more = Some(More::Queue);
             }
@@ -168,7 +168,7 @@ impl Ask {
             let deadlines = integer(&next()?).unwrap_or(0);
             let passed = integer(&next()?).unwrap_or(0);
             let mut front = Vec::new();
-            if self.queue == QueueAsk::Front {
+            if self.queue == QueueRead::Front {
                 let members = strings(&next()?).unwrap_or_default();
                 let scores = if self.waiting.is_empty() { Vec::new() } else { doubles(&next()?) };
                 let ids: Vec<HolderId> =
@@ -197,7 +197,7 @@ impl Ask {
         };
         let mut markers = Vec::new();
         // Readers that no longer hold it may have left markers behind.
-        for (id, asked) in self.asked_readers() {
+        for (id, asked) in self.requested_readers() {
             let mut found: Option<Marker> = None;
             for _ in self.numbers(*asked) {
                 found = longest(found, signed(&next()?));
@@ -259,7 +259,7 @@ pub(super) async fn readable(
         usage.arg("USAGE").arg(&queue).arg("SAMPLES").arg(MAX_QUEUE);
         commands.push(usage);
     }
-    let (_, replies) = ask(caller, commands).await?;
+    let (_, replies) = send(caller, commands).await?;
     let mut replies = replies.into_iter();
     let mut readable = Vec::with_capacity(names.len());
     for _ in names {
@@ -290,10 +290,14 @@ mod tests {
         LockName::new(&b"a"[..]).unwrap()
     }
 
-    fn read(ask: &Ask, replies: Vec<Value>, counts: &[Holder]) -> (Companions, Option<More>) {
-        assert_eq!(ask.commands(&name()).len(), replies.len());
+    fn read(
+        plan: &CompanionRead,
+        replies: Vec<Value>,
+        counts: &[Holder],
+    ) -> (Companions, Option<More>) {
+        assert_eq!(plan.commands(&name()).len(), replies.len());
         let mut replies = replies.into_iter();
-        let read = ask.read(&mut replies, counts).unwrap();
+        let read = plan.read(&mut replies, counts).unwrap();
         assert_eq!(replies.next(), None, "every reply is used");
         read
     }
@@ -308,24 +312,27 @@ mod tests {
 
     #[test]
     fn a_queue_is_checked_then_read_then_its_deadlines() {
-        let mut ask = Ask::new(&KnownParts::default(), 5);
-        assert_eq!(read(&ask, vec![list()], &[]), (Companions::default(), Some(More::Queue)));
-        ask.has_queue(true);
-        let front =
-            Value::Array(vec![text(id(1).to_string()), text("alien"), text(id(2).to_string())]);
+        let mut read_plan = CompanionRead::new(&KnownParts::default(), 5);
+        assert_eq!(read(&read_plan, vec![list()], &[]), (Companions::default(), Some(More::Queue)));
+        read_plan.set_queue(true);
+        let front = Value::Array(vec![
+            text(id(1).to_string()),
+            text("unexpected"),
+            text(id(2).to_string()),
+        ]);
         let (companions, more) = read(
-            &ask,
+            &read_plan,
             vec![list(), Value::Int(3), Value::Int(2), Value::Int(1), front.clone()],
             &[],
         );
         assert_eq!(companions.queue.unwrap().len, 3);
         assert_eq!(more, Some(More::Waiting(vec![id(1), id(2)])));
-        ask.waits(vec![id(1), id(2)]);
+        read_plan.set_waiting(vec![id(1), id(2)]);
         let scores = Value::Array(vec![text("1795219200123"), Value::Nil]);
         let replies = vec![list(), Value::Int(3), Value::Int(2), Value::Int(1), front, scores];
-        let (companions, more) = read(&ask, replies, &[]);
+        let (companions, more) = read(&read_plan, replies, &[]);
         let deadlines: Vec<_> =
-            companions.queue.unwrap().front.iter().map(|place| place.deadline).collect();
+            companions.queue.unwrap().front.iter().map(|entry| entry.deadline).collect();
         assert_eq!((deadlines, more), (vec![Some(1_795_219_200_123), None], None));
     }
 
@@ -333,10 +340,11 @@ mod tests {
     fn a_reader_is_alive_while_any_of_its_markers_is() {
         let holders = [1, 2, 3].map(|n| Holder { id: id(n), count: n });
         let readers = holders.iter().map(|holder| (holder.id, holder.count)).collect();
-        let ask = Ask::new(&KnownParts { readers, token: true, ..KnownParts::default() }, 0);
+        let read_plan =
+            CompanionRead::new(&KnownParts { readers, token: true, ..KnownParts::default() }, 0);
         let replies = [-2, 500, -2, -2, -2, -2].map(Value::Int);
         let head = [Value::SimpleString("none".into()), text("")];
-        let (companions, _) = read(&ask, head.into_iter().chain(replies).collect(), &holders);
+        let (companions, _) = read(&read_plan, head.into_iter().chain(replies).collect(), &holders);
         assert_eq!(companions.token, Token::Absent);
         let left = Marker::Expires(Duration::from_millis(500));
         let expected = [(id(1), Marker::Missing), (id(2), left), (id(3), Marker::Missing)];
@@ -345,16 +353,19 @@ mod tests {
 
     #[test]
     fn a_reader_with_more_holds_than_markers_read_is_not_gone() {
-        let ask = Ask::new(&KnownParts { readers: vec![(id(1), 1)], ..KnownParts::default() }, 0);
+        let read_plan = CompanionRead::new(
+            &KnownParts { readers: vec![(id(1), 1)], ..KnownParts::default() },
+            0,
+        );
         let replies = vec![Value::SimpleString("none".into()), Value::Int(-2)];
-        let (companions, _) = read(&ask, replies, &[Holder { id: id(1), count: 2 }]);
+        let (companions, _) = read(&read_plan, replies, &[Holder { id: id(1), count: 2 }]);
         assert_eq!(companions.markers, []);
     }
 
     #[test]
     fn a_thousand_readers_cost_at_most_a_few_hundred_commands() {
         let readers = (0..1_000).map(|n| (id(n), 3)).collect();
-        let ask = Ask::new(&KnownParts { readers, ..KnownParts::default() }, 0);
-        assert!(ask.commands(&name()).len() <= MAX_MARKERS + 1);
+        let read_plan = CompanionRead::new(&KnownParts { readers, ..KnownParts::default() }, 0);
+        assert!(read_plan.commands(&name()).len() <= MAX_MARKERS + 1);
     }
 }

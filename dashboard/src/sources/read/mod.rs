@@ -1,4 +1,4 @@
-//! Reads of possible locks, without ever requesting a reply of unknown size.
+//! Reads possible locks, and never requests a reply of unbounded size.
 //!
 //! An unknown key is asked for its number of fields, then for three field names (a scan, whose keys are all hashes, asks for
 //! both at once), then for the lengths of their values; only a hash that still looks like a lock is read. A known lock is read
@@ -96,7 +96,7 @@ pub struct Findings {
 impl Findings {
     /// Adds a key that is on another node of the cluster.
     fn redirect(&mut self, facts: &ServerFacts, request: ReadRequest, redirect: Redirect) {
-        facts.note_redirect();
+        facts.record_redirect();
         self.redirected.push((request, redirect));
     }
 }
@@ -104,7 +104,7 @@ impl Findings {
 /// Reads keys. A lock that keeps changing while it is read is left out.
 ///
 /// # Errors
-/// If the connection fails, or the account may not run a command at all.
+/// Fails if the connection fails, or the account may not run a command at all.
 pub async fn read(
     caller: &mut impl Caller,
     requests: Vec<ReadRequest>,
@@ -123,14 +123,14 @@ pub async fn read(
     Ok(findings)
 }
 
-/// Reads the hashes that have a lock's shape. The others are added to `left`.
+/// Reads the hashes that have a lock's shape. The others are added to `non_locks`.
 ///
 /// # Errors
-/// As [`read`].
+/// Fails like [`read`].
 pub async fn discover(
     caller: &mut impl Caller,
     names: &[LockName],
-    left: &mut Vec<LockName>,
+    non_locks: &mut Vec<LockName>,
 ) -> Result<Findings, ReadError> {
     let mut findings = Findings::default();
     let mut jobs = Vec::new();
@@ -143,14 +143,14 @@ pub async fn discover(
     }
     let others = findings.found.drain(..);
     for other in others.filter(|found| matches!(found.reading, Reading::Other(_))) {
-        left.push(other.name);
+        non_locks.push(other.name);
     }
     transactions(caller, jobs, &mut findings).await?;
     Ok(findings)
 }
 
 /// Returns the redirect in a reply, if another node of the cluster has the key, or is about to.
-fn elsewhere(reply: &Result<Value, ServerError>) -> Option<Redirect> {
+fn redirect_of(reply: &Result<Value, ServerError>) -> Option<Redirect> {
     reply.as_ref().err()?.redirect()
 }
 
@@ -160,7 +160,7 @@ fn command(verb: &str, key: &[u8]) -> Cmd {
     command
 }
 
-async fn ask(
+async fn send(
     caller: &mut impl Caller,
     commands: Vec<Cmd>,
 ) -> Result<(Stamp, Vec<Result<Value, ServerError>>), ReadError> {

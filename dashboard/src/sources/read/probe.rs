@@ -4,9 +4,13 @@ use redis::Cmd;
 use redisson::{LockName, keys, shape};
 use service_kit::redis::Redirect;
 
-use super::reply::{integer, is_of, no_lock, other, other_hash, permitted, strings, too_large};
+use super::reply::{
+    integer, is_of, not_a_lock, other_hash, permitted, strings, too_large, unreadable,
+};
 use super::transaction::Job;
-use super::{Caller, Findings, Found, KnownParts, ReadError, ReadRequest, ask, command, elsewhere};
+use super::{
+    Caller, Findings, Found, KnownParts, ReadError, ReadRequest, command, redirect_of, send,
+};
 use crate::model::types::{Companions, Reading, Stamp};
 
 /// Keys in one pipeline of single commands.
@@ -42,7 +46,7 @@ pub(super) async fn probe(
             Keys::Hashes => commands.push(sample(name)),
         }
     }
-    let (mut stamp, replies) = ask(caller, commands).await?;
+    let (mut stamp, replies) = send(caller, commands).await?;
     let mut replies = replies.into_iter();
     let mut hashes = Vec::new();
     let mut samples = Vec::new();
@@ -51,7 +55,7 @@ pub(super) async fn probe(
         let length = replies.next().ok_or(ReadError::UnexpectedReply("HLEN"))?;
         let mut queued = false;
         let companions = [replies.next(), (kind == Keys::Any).then(|| replies.next()).flatten()];
-        if let Some(redirect) = elsewhere(&length) {
+        if let Some(redirect) = redirect_of(&length) {
             findings.redirect(&facts, request.clone(), redirect);
             continue;
         }
@@ -80,7 +84,7 @@ pub(super) async fn probe(
                     continue;
                 }
             },
-            Err(error) => Reading::Other(other(&error)),
+            Err(error) => Reading::Other(unreadable(&error)),
         };
         findings.found.push(Found { name, stamp, reading });
     }
@@ -89,12 +93,12 @@ pub(super) async fn probe(
     }
     if kind == Keys::Any {
         let commands = hashes.iter().map(|(name, _)| sample(name)).collect();
-        (stamp, samples) = ask(caller, commands).await?;
+        (stamp, samples) = send(caller, commands).await?;
     }
     let mut candidates = Vec::new();
     let mut tokens = Vec::new();
     for ((name, token), reply) in hashes.into_iter().zip(samples) {
-        if let Some(redirect) = elsewhere(&reply) {
+        if let Some(redirect) = redirect_of(&reply) {
             let known = KnownParts { token, ..KnownParts::default() };
             findings.redirect(&facts, ReadRequest { name, known }, redirect);
             continue;
@@ -114,7 +118,7 @@ pub(super) async fn probe(
                 findings.found.push(Found { name, stamp, reading });
             }
             Err(error) => {
-                let reading = Reading::Other(other(&error));
+                let reading = Reading::Other(unreadable(&error));
                 findings.found.push(Found { name, stamp, reading });
             }
         }
@@ -132,7 +136,7 @@ pub(super) async fn probe(
         if lengths.iter().all(|length| *length <= shape::MAX_VALUE_LEN as u64) {
             jobs.push(Job::new(name, &known, &facts));
         } else {
-            findings.found.push(Found { name, stamp, reading: Reading::Other(no_lock()) });
+            findings.found.push(Found { name, stamp, reading: Reading::Other(not_a_lock()) });
         }
     }
     Ok(jobs)
@@ -160,14 +164,14 @@ pub(super) async fn lengths(
             commands.push(length);
         }
     }
-    let (stamp, replies) = ask(caller, commands).await?;
+    let (stamp, replies) = send(caller, commands).await?;
     let mut replies = replies.into_iter();
     let mut all = Vec::with_capacity(candidates.len());
     for (_, fields) in candidates {
         let mut lengths = Ok(Vec::with_capacity(fields.len()));
         for _ in fields {
             let reply = replies.next().ok_or(ReadError::UnexpectedReply("HSTRLEN"))?;
-            if let Some(redirect) = elsewhere(&reply) {
+            if let Some(redirect) = redirect_of(&reply) {
                 lengths = Err(redirect);
             }
             let length = permitted(reply)?.ok().as_ref().and_then(integer).unwrap_or(u64::MAX);

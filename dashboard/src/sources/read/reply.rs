@@ -1,4 +1,4 @@
-//! Parsers of replies, and words for refusals.
+//! Parsers of replies, and descriptions of refusals.
 
 use redis::Value;
 use redisson::shape;
@@ -35,7 +35,7 @@ pub fn clock_micros(reply: &Value) -> Option<u64> {
     number(0)?.checked_mul(1_000_000)?.checked_add(number(1)?)
 }
 
-pub(super) fn other(error: &ServerError) -> String {
+pub(super) fn unreadable(error: &ServerError) -> String {
     if error.is_wrong_type() {
         "a key of another type than a hash".to_owned()
     } else if error.is_denied() {
@@ -49,15 +49,15 @@ pub(super) fn too_large(fields: u64) -> String {
     format!("a hash of {fields} fields, too many for a lock; it is not read")
 }
 
-pub(super) fn no_lock() -> String {
+pub(super) fn not_a_lock() -> String {
     "a hash whose fields are not a lock's".to_owned()
 }
 
 /// Describes a hash whose fields are those of another synchronizer of Redisson, if they are.
 pub(super) fn other_hash(fields: &[Vec<u8>]) -> String {
     match shape::other_synchronizer(fields) {
-        Some(what) => format!("{what}, which is no lock"),
-        None => no_lock(),
+        Some(what) => format!("{what}, which is not a lock"),
+        None => not_a_lock(),
     }
 }
 

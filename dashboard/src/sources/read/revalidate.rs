@@ -12,7 +12,7 @@ use redisson::{Moment, keys};
 use service_kit::redis::ServerError;
 
 use super::reply::{integer, is_list, signed};
-use super::{Caller, Findings, Found, ReadError, ReadRequest, ask, command};
+use super::{Caller, Findings, Found, ReadError, ReadRequest, command, send};
 use crate::model::types::{Companions, LastReading, Reading, Stamp};
 
 /// Locks in one pipeline.
@@ -27,19 +27,19 @@ pub(super) async fn revalidate(
     requests: Vec<ReadRequest>,
     findings: &mut Findings,
 ) -> Result<Vec<ReadRequest>, ReadError> {
-    let (mut asked, mut others) = (Vec::new(), Vec::new());
+    let (mut candidates, mut others) = (Vec::new(), Vec::new());
     for mut request in requests {
         match request.known.revalidate.take() {
-            Some(last) => asked.push((request, last)),
+            Some(last) => candidates.push((request, last)),
             None => others.push(request),
         }
     }
     let companions = caller.facts().may_read_companions();
     let each = if companions { 3 } else { 2 };
-    while !asked.is_empty() {
-        let part: Vec<_> = asked.drain(..asked.len().min(LOCKS)).collect();
+    while !candidates.is_empty() {
+        let part: Vec<_> = candidates.drain(..candidates.len().min(LOCKS)).collect();
         let commands = part.iter().flat_map(|(request, _)| commands(request, companions)).collect();
-        let (stamp, replies) = ask(caller, commands).await?;
+        let (stamp, replies) = send(caller, commands).await?;
         let mut replies = replies.into_iter();
         for (request, last) in part {
             let replies: Vec<_> = replies.by_ref().take(each).collect();
@@ -108,15 +108,11 @@ mod tests {
     #[test]
     fn a_lock_is_unchanged_while_its_expiry_and_its_fields_are() {
         assert_eq!(read(1, 49_998, "none"), Some(49_998));
-        assert_eq!(read(1, 50_003, "none"), Some(50_003), "within what rounding makes of it");
-        assert_eq!(read(1, 50_010, "none"), None, "set again");
+        assert_eq!(read(1, 50_003, "none"), Some(50_003), "within the rounding error");
+        assert_eq!(read(1, 50_010, "none"), None, "renewed");
         assert_eq!(read(1, 49_900, "none"), None, "cut short");
-        assert_eq!(
-            read(2, 50_000, "none"),
-            None,
-            "another holder, or something that does not belong"
-        );
-        assert_eq!(read(1, 50_000, "list"), None, "somebody queues");
+        assert_eq!(read(2, 50_000, "none"), None, "another holder, or an unexpected field");
+        assert_eq!(read(1, 50_000, "list"), None, "it has a queue");
         assert_eq!(read(1, -1, "none"), None, "no time to live any more");
         assert_eq!(read(0, -2, "none"), None, "gone");
     }
@@ -127,7 +123,7 @@ mod tests {
         let stamp = Stamp { sent: at(1), received: at(1), steady: SteadyMillis(0) };
         let denied = ServerError { code: "NOPERM".into(), message: String::new() };
         let fine = [Ok(Value::Int(0)), Ok(Value::Int(5))];
-        assert!(ttl_if_unchanged(&last, stamp, &fine).is_some(), "a queue may not be looked at");
+        assert!(ttl_if_unchanged(&last, stamp, &fine).is_some(), "the queue may be unreadable");
         let mut replies = fine.to_vec();
         replies.push(Err(denied.clone()));
         assert_eq!(ttl_if_unchanged(&last, stamp, &replies), None);

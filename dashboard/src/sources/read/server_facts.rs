@@ -39,13 +39,13 @@ impl ServerFacts {
         *self.0.companions_denied.lock().unwrap_or_else(PoisonError::into_inner) = None;
     }
 
-    /// Notes a redirect to another node of its cluster.
-    pub fn note_redirect(&self) {
+    /// Records a redirect to another node of its cluster.
+    pub fn record_redirect(&self) {
         self.0.redirected.store(true, Ordering::Relaxed);
     }
 
     /// Returns whether there was a redirect since the last call.
-    pub fn met_redirect(&self) -> bool {
+    pub fn take_redirected(&self) -> bool {
         self.0.redirected.swap(false, Ordering::Relaxed)
     }
 

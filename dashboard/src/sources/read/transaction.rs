@@ -8,12 +8,15 @@ use redisson::shape::{self, LockHash};
 use redisson::{HolderId, LockName};
 use service_kit::redis::ServerError;
 
-use super::companions::{Ask, More, readable};
+use super::companions::{CompanionRead, More, readable};
 use super::probe::lengths;
 use super::reply::{
-    concerns_key, integer, no_lock, optional_strings, other, permitted, signed, strings, too_large,
+    concerns_key, integer, not_a_lock, optional_strings, permitted, signed, strings, too_large,
+    unreadable,
 };
-use super::{Caller, Findings, Found, KnownParts, ReadError, ServerFacts, ask, command, elsewhere};
+use super::{
+    Caller, Findings, Found, KnownParts, ReadError, ServerFacts, command, redirect_of, send,
+};
 use crate::model::types::{Companions, ReadRequest, Reading, Token};
 
 /// Locks in one pipeline.
@@ -29,28 +32,29 @@ pub(super) struct Job {
     /// Fields whose values are known to be short.
     fields: Vec<Vec<u8>>,
     /// Fields that cannot be a holder's, or whose values are too long to be a count.
-    alien: Vec<Vec<u8>>,
+    unexpected: Vec<Vec<u8>>,
     /// The number of field names to request.
-    ask: usize,
+    name_count: usize,
     /// The companions to read; none if the account may read the lock but not its companions.
-    companions: Option<Ask>,
-    /// True if the companions are left out because they may be on another node: the slot is moving.
-    away: bool,
+    companions: Option<CompanionRead>,
+    /// The companions are not read because their slot is moving, so they may be on another node.
+    slot_moving: bool,
 }
 
 impl Job {
     pub(super) fn new(name: LockName, known: &KnownParts, facts: &ServerFacts) -> Self {
-        let ask = known.fields.len() + SPARE_NAMES;
-        let companions = facts.may_read_companions().then(|| Ask::new(known, facts.clock()));
+        let name_count = known.fields.len() + SPARE_NAMES;
+        let companions =
+            facts.may_read_companions().then(|| CompanionRead::new(known, facts.clock()));
         let fields = known.fields.clone();
-        Self { name, fields, alien: Vec::new(), ask, companions, away: false }
+        Self { name, fields, unexpected: Vec::new(), name_count, companions, slot_moving: false }
     }
 
     /// Returns a job for an absent key with a queue or deadlines.
     pub(super) fn of_queue(name: LockName, known: &KnownParts, facts: &ServerFacts) -> Self {
         let mut job = Self::new(name, known, facts);
         if let Some(companions) = &mut job.companions {
-            companions.expects_queue();
+            companions.expect_queue();
         }
         job
     }
@@ -72,7 +76,7 @@ impl Job {
     /// fields, and the companions. Also the number of commands that concern the lock itself, including MULTI.
     fn commands(&self) -> (Vec<Cmd>, usize) {
         let mut names = command("HRANDFIELD", self.key());
-        names.arg(self.ask);
+        names.arg(self.name_count);
         let mut commands =
             vec![cmd("MULTI"), command("HLEN", self.key()), names, command("PTTL", self.key())];
         if !self.fields.is_empty() {
@@ -98,7 +102,7 @@ pub(super) async fn transactions(
     findings: &mut Findings,
 ) -> Result<(), ReadError> {
     for left in (0..TRIES).rev() {
-        let mut again = Vec::new();
+        let mut retries = Vec::new();
         for jobs in chunks(jobs) {
             let mut commands = Vec::new();
             let mut sizes = Vec::with_capacity(jobs.len());
@@ -107,12 +111,12 @@ pub(super) async fn transactions(
                 sizes.push((of_job.len(), own));
                 commands.extend(of_job);
             }
-            let (stamp, replies) = ask(caller, commands).await?;
+            let (stamp, replies) = send(caller, commands).await?;
             let mut replies = replies.into_iter();
             for (job, (size, own)) in jobs.into_iter().zip(sizes) {
                 let mut block: Vec<_> = replies.by_ref().take(size).collect();
                 let exec = block.pop();
-                if let Some(redirect) = block.iter().take(own).find_map(elsewhere) {
+                if let Some(redirect) = block.iter().take(own).find_map(redirect_of) {
                     findings.redirect(caller.facts(), job.request(), redirect);
                     continue;
                 }
@@ -123,22 +127,22 @@ pub(super) async fn transactions(
                     && !error.is_transient()
                 {
                     // While a slot moves, only some of its keys are here.
-                    let away = error.redirect().is_some();
-                    if !concerns_key(error) && !away {
+                    let slot_moving = error.redirect().is_some();
+                    if !concerns_key(error) && !slot_moving {
                         caller.facts().deny_companions(&error.to_string());
                     }
-                    again.push((Job { companions: None, away, ..job }, Need::Same));
+                    retries.push((Job { companions: None, slot_moving, ..job }, Need::Same));
                     continue;
                 }
                 // Nothing was refused before EXEC, but while a slot moves not all keys of a transaction are here.
                 match exec.as_ref().filter(|_| refused.is_none()) {
                     Some(Err(error)) if error.is_split() && job.companions.is_some() => {
-                        let apart = Job { companions: None, away: true, ..job };
-                        again.push((apart, Need::Same));
+                        let alone = Job { companions: None, slot_moving: true, ..job };
+                        retries.push((alone, Need::Same));
                         continue;
                     }
                     Some(exec) => {
-                        if let Some(redirect) = elsewhere(exec) {
+                        if let Some(redirect) = redirect_of(exec) {
                             findings.redirect(caller.facts(), job.request(), redirect);
                             continue;
                         }
@@ -149,18 +153,18 @@ pub(super) async fn transactions(
                     Outcome::Read(reading) => {
                         findings.found.push(Found { name: job.name, stamp, reading });
                     }
-                    // Waiters without the deadlines of those that came just now are better than none.
+                    // Waiters without the deadlines of the newest ones are better than none.
                     Outcome::Needs(Need::Deadlines(_), reading) if left == 0 => {
                         findings.found.push(Found { name: job.name, stamp, reading });
                     }
-                    Outcome::Needs(need, _) => again.push((job, need)),
+                    Outcome::Needs(need, _) => retries.push((job, need)),
                 }
             }
         }
-        if again.is_empty() {
+        if retries.is_empty() {
             return Ok(());
         }
-        jobs = prepared(caller, again).await?;
+        jobs = prepared(caller, retries).await?;
     }
     Ok(())
 }
@@ -191,15 +195,16 @@ async fn prepared(caller: &mut impl Caller, jobs: Vec<(Job, Need)>) -> Result<Ve
         }
     }
     let (_, lengths) = lengths(caller, &asked).await?;
-    let mut vetted = asked.into_iter().map(|(_, new)| new).zip(lengths);
+    let mut measured = asked.into_iter().map(|(_, new)| new).zip(lengths);
     let mut queues = readable(caller, &queues).await?.into_iter();
     let mut prepared = Vec::new();
     for (mut job, need) in jobs {
         match need {
             Need::Same => {}
-            Need::Names(ask) => job.ask = ask,
+            Need::Names(count) => job.name_count = count,
             Need::Fields(fields) => {
-                let (new, lengths) = vetted.next().unwrap_or_else(|| (Vec::new(), Ok(Vec::new())));
+                let (new, lengths) =
+                    measured.next().unwrap_or_else(|| (Vec::new(), Ok(Vec::new())));
                 // If it has moved meanwhile, the next transaction reports that.
                 let lengths = lengths.unwrap_or_else(|_| vec![u64::MAX; new.len()]);
                 let long: HashSet<&Vec<u8>> = new
@@ -209,21 +214,22 @@ async fn prepared(caller: &mut impl Caller, jobs: Vec<(Job, Need)>) -> Result<Ve
                     .map(|(field, _)| field)
                     .collect();
                 let fits = |field: &Vec<u8>| shape::is_lock_field(field) && !long.contains(field);
-                (job.fields, job.alien) = fields.into_iter().partition(fits);
-                job.ask = job.ask.max(job.fields.len() + job.alien.len() + SPARE_NAMES);
+                (job.fields, job.unexpected) = fields.into_iter().partition(fits);
+                job.name_count =
+                    job.name_count.max(job.fields.len() + job.unexpected.len() + SPARE_NAMES);
                 if let Some(companions) = &mut job.companions {
-                    companions.has_fields(&job.fields);
+                    companions.add_readers(&job.fields);
                 }
             }
             Need::Queue => {
                 let may_be_read = queues.next().unwrap_or(false);
                 if let Some(companions) = &mut job.companions {
-                    companions.has_queue(may_be_read);
+                    companions.set_queue(may_be_read);
                 }
             }
             Need::Deadlines(waiting) => {
                 if let Some(companions) = &mut job.companions {
-                    companions.waits(waiting);
+                    companions.set_waiting(waiting);
                 }
             }
         }
@@ -263,7 +269,7 @@ fn outcome(
         // A refusal of a queued command says more than EXEC, which only reports that there was one.
         (Some(error), _) | (None, Some(Err(error))) => {
             return match permitted(Err(error))? {
-                Err(error) => Ok(Outcome::Read(Reading::Other(other(&error)))),
+                Err(error) => Ok(Outcome::Read(Reading::Other(unreadable(&error)))),
                 Ok(_) => Err(ReadError::UnexpectedReply("EXEC")),
             };
         }
@@ -275,7 +281,7 @@ fn outcome(
     let values = if job.fields.is_empty() { None } else { Some(next()?) };
     if let Value::ServerError(error) = &length {
         let error = ServerError { code: error.code().to_owned(), message: String::new() };
-        return Ok(Outcome::Read(Reading::Other(other(&error))));
+        return Ok(Outcome::Read(Reading::Other(unreadable(&error))));
     }
     let length = integer(&length).ok_or(ReadError::UnexpectedReply("HLEN"))?;
     if length > shape::MAX_FIELDS {
@@ -283,9 +289,9 @@ fn outcome(
     }
     let names = strings(&names).unwrap_or_default();
     let length = usize::try_from(length).unwrap_or(usize::MAX);
-    let half = || Reading::Absent { companions: Companions::default() };
+    let partial = || Reading::Absent { companions: Companions::default() };
     if names.len() < length {
-        return Ok(Outcome::Needs(Need::Names(length + SPARE_NAMES), half()));
+        return Ok(Outcome::Needs(Need::Names(length + SPARE_NAMES), partial()));
     }
     let values = match values {
         Some(values) => optional_strings(&values).ok_or(ReadError::UnexpectedReply("HMGET"))?,
@@ -298,15 +304,15 @@ fn outcome(
         }
     }
     let read = |name: &Vec<u8>| hash.iter().any(|(field, _)| field == name);
-    let alien = |name: &Vec<u8>| job.alien.contains(name);
-    if !names.iter().all(|name| read(name) || alien(name)) {
-        return Ok(Outcome::Needs(Need::Fields(names), half()));
+    let unexpected = |name: &Vec<u8>| job.unexpected.contains(name);
+    if !names.iter().all(|name| read(name) || unexpected(name)) {
+        return Ok(Outcome::Needs(Need::Fields(names), partial()));
     }
     let mut hash = LockHash::parse(hash);
-    hash.unexpected.extend(names.into_iter().filter(alien));
+    hash.unexpected.extend(names.into_iter().filter(unexpected));
     let (companions, more) = match &job.companions {
         Some(companions) => companions.read(&mut results, &hash.holders)?,
-        None if job.away => {
+        None if job.slot_moving => {
             (Companions { token: Token::Unavailable, ..Companions::default() }, None)
         }
         None => (Companions::default(), None),
@@ -320,7 +326,7 @@ fn outcome(
     } else if hash.is_possible_lock() {
         Reading::Lock { hash, ttl, companions }
     } else {
-        Reading::Other(no_lock())
+        Reading::Other(not_a_lock())
     };
     Ok(match more {
         None => Outcome::Read(reading),
