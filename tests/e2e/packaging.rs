@@ -100,15 +100,18 @@ fn images_start_only_with_a_chosen_redis_and_without_strangers() -> Result<()> {
     Ok(())
 }
 
-#[test]
-fn compose_uses_valid_settings_and_files() -> Result<()> {
+/// Reads a file of YAML.
+fn yaml(file: &Path) -> Result<serde_json::Value> {
     let python = Path::new(env!("CARGO_MANIFEST_DIR")).join("clients/.venv/bin/python");
     let to_json = "import json, sys, yaml; json.dump(yaml.safe_load(sys.stdin), sys.stdout)";
-    let file = folder().join("compose/compose.yaml");
     let mut convert = command(&python);
-    let json = convert.args(["-c", to_json]).stdin(std::fs::File::open(&file)?).output()?;
-    let compose: serde_json::Value =
-        serde_json::from_slice(&json.stdout).with_context(|| said(&json))?;
+    let json = convert.args(["-c", to_json]).stdin(std::fs::File::open(file)?).output()?;
+    serde_json::from_slice(&json.stdout).with_context(|| said(&json))
+}
+
+#[test]
+fn compose_uses_valid_settings_and_files() -> Result<()> {
+    let compose = yaml(&folder().join("compose/compose.yaml"))?;
     let services = compose["services"].as_object().context("no services")?;
     let containers = read("container/Containerfile")?;
     let mut mounted = 0;
@@ -145,13 +148,18 @@ fn compose_uses_valid_settings_and_files() -> Result<()> {
 }
 
 #[test]
-fn the_daemon_set_uses_valid_settings() -> Result<()> {
-    let pods = read("kubernetes/daemonset.yaml")?;
-    let args: Vec<&str> =
-        pods.lines().filter_map(|line| line.trim().strip_prefix("- --")).collect();
-    ensure!(args.len() > 4, "{args:?}");
-    let args: Vec<String> = args.iter().map(|arg| format!("--{arg}")).collect();
-    check("lockscope-agent", &args.iter().map(String::as_str).collect::<Vec<_>>())
+fn pods_use_valid_settings() -> Result<()> {
+    for (program, file) in [
+        ("lockscope-agent", "kubernetes/agent/daemonset.yaml"),
+        ("lockscope-dashboard", "kubernetes/dashboard/deployment.yaml"),
+    ] {
+        let pods = read(file)?;
+        let args = pods.lines().filter_map(|line| line.trim().strip_prefix("- --"));
+        let args: Vec<String> = args.map(|arg| format!("--{arg}")).collect();
+        ensure!(args.len() >= 4, "{args:?}");
+        check(program, &args.iter().map(String::as_str).collect::<Vec<_>>())?;
+    }
+    Ok(())
 }
 
 /// Validates these manifests against the schemas of one Kubernetes version.
@@ -166,21 +174,67 @@ fn judge(version: &str, manifest: &Path) -> Result<Output> {
 
 #[test]
 fn kubernetes_manifests_are_valid() -> Result<()> {
-    let manifest = folder().join("kubernetes/daemonset.yaml");
-    for version in ["1.25", "1.31", "1.37"] {
-        let judged = judge(version, &manifest)?;
-        ensure!(judged.status.success(), "{version}: {}", said(&judged));
-        for kind in ["configmap", "daemonset"] {
-            let passed =
-                said(&judged).contains(&format!("passed for resource {kind}/lockscope-agent"));
-            ensure!(passed, "{version}: no {kind}: {}", said(&judged));
+    let agent = "kubernetes/agent/daemonset.yaml";
+    for (file, passed) in [
+        (agent, &["configmap/lockscope-agent", "daemonset/lockscope-agent"][..]),
+        ("kubernetes/agent/service.yaml", &["service/lockscope-agent"]),
+        (
+            "kubernetes/dashboard/deployment.yaml",
+            &["configmap/lockscope-dashboard", "deployment/lockscope-dashboard"],
+        ),
+        ("kubernetes/dashboard/service.yaml", &["service/lockscope-dashboard"]),
+    ] {
+        for version in ["1.25", "1.31", "1.37"] {
+            let judged = judge(version, &folder().join(file))?;
+            ensure!(judged.status.success(), "{version}: {file}: {}", said(&judged));
+            for resource in passed {
+                let line = format!("passed for resource {resource}");
+                ensure!(said(&judged).contains(&line), "{version}: no {line}: {}", said(&judged));
+            }
         }
     }
     let scratch = tempfile::tempdir()?;
     let wrong = scratch.path().join("wrong.yaml");
-    std::fs::write(&wrong, read("kubernetes/daemonset.yaml")?.replace("hostPID:", "hostPid:"))?;
+    std::fs::write(&wrong, read(agent)?.replace("hostPID:", "hostPid:"))?;
     let judged = judge("1.37", &wrong)?;
     ensure!(!judged.status.success() && said(&judged).contains("hostPid"), "{}", said(&judged));
+    Ok(())
+}
+
+#[test]
+fn kustomize_builds_both_programs_and_each_alone() -> Result<()> {
+    let Some(kubectl) = on_path("kubectl") else { return Ok(()) };
+    for (base, kinds) in [("", 6), ("agent", 3), ("dashboard", 3)] {
+        let base = folder().join("kubernetes").join(base);
+        let built = command(&kubectl).arg("kustomize").arg(&base).output()?;
+        ensure!(built.status.success(), "{}: {}", base.display(), said(&built));
+        let resources = said(&built).lines().filter(|line| line.starts_with("kind: ")).count();
+        ensure!(resources == kinds, "{}: {}", base.display(), said(&built));
+    }
+    Ok(())
+}
+
+#[test]
+fn the_prometheus_operator_gets_the_jobs_and_the_rules() -> Result<()> {
+    for (part, service) in [("agent", SERVICES[0]), ("dashboard", SERVICES[1])] {
+        // A ServiceMonitor names its job after the service.
+        let scraped = yaml(&folder().join(format!("kubernetes/{part}/service.yaml")))?;
+        let monitor = folder().join(format!("kubernetes/prometheus-operator/{part}.yaml"));
+        let monitor = yaml(&monitor)?;
+        ensure!(scraped["metadata"]["name"] == service, "{scraped}");
+        ensure!(monitor["spec"]["selector"]["matchLabels"] == scraped["metadata"]["labels"]);
+        ensure!(monitor["spec"]["endpoints"][0]["port"] == scraped["spec"]["ports"][0]["name"]);
+        let rules = folder().join(format!("../grafana/prometheus/{service}.rules.yml"));
+        let made =
+            command(&folder().join("kubernetes/prometheus-operator/rule")).arg(&rules).output()?;
+        ensure!(made.status.success(), "{}", said(&made));
+        let scratch = tempfile::tempdir()?;
+        let file = scratch.path().join("rule.yaml");
+        std::fs::write(&file, made.stdout)?;
+        let rule = yaml(&file)?;
+        ensure!(rule["kind"] == "PrometheusRule" && rule["metadata"]["name"] == service, "{rule}");
+        ensure!(rule["spec"] == yaml(&rules)?, "{service}: other rules");
+    }
     Ok(())
 }
 

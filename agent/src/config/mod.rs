@@ -34,119 +34,123 @@ const PROGRAM: Program = Program {
     tables: &[],
 };
 
-/// Takes locks in Redis for the workers of this host, keeps them alive, and frees what dead workers held.
+/// Acquires locks in Redis for the workers of this host, renews them, and releases those of dead workers.
 #[derive(Debug, Parser)]
 #[command(name = "lockscope-agent", version)]
 struct Flags {
-    /// Where the locks are: redis://, rediss:// (TLS) or unix://, with user, password and database; a cluster by some of
-    /// its nodes, redis+cluster://host:port,host:port or rediss+cluster://; the master that sentinels name,
-    /// redis+sentinel://host:port,host:port/name or rediss+sentinel://
+    /// The Redis deployment with the locks: redis://, rediss:// (TLS) or unix://, with user, password and database; for
+    /// a cluster some of its nodes, redis+cluster://host:port,host:port or rediss+cluster://; for a master behind
+    /// Sentinel redis+sentinel://host:port,host:port/name or rediss+sentinel://
     #[arg(long, value_name = "URL", default_value = "redis://127.0.0.1:6379")]
     redis_url: Deployment,
-    /// Refuse to start unless --redis-url is set, in the file or elsewhere, so that no host uses a Redis of its own by default
+    /// Refuse to start unless --redis-url is set explicitly, so that no host uses a local Redis by default
     #[arg(long)]
     require_redis_url: bool,
-    /// How releases are told in a cluster of Redis 7 or later, and heard: by PUBLISH, as Redisson before 3.22 does, by
-    /// SPUBLISH, as later ones do, or by both
+    /// The channels for releases in a cluster of Redis 7 or later: `publish` as Redisson before 3.22, `spublish` as
+    /// later versions, or `both`
     #[arg(long, value_name = "HOW", default_value = "both", value_parser = cluster_messages)]
     cluster_messages: Publish,
-    /// The password, in the file's first line; beats one in the URL
+    /// File with the password in its first line; overrides the URL's
     #[arg(long, value_name = "FILE")]
     redis_password_file: Option<PathBuf>,
-    /// The password of the sentinels, in the file's first line; beats one in the URL
+    /// File with the sentinels' password in its first line; overrides the URL's
     #[arg(long, value_name = "FILE")]
     sentinel_password_file: Option<PathBuf>,
-    /// One of the independent servers that have the red locks, given once for each: an odd number, at least three
+    /// One of the independent servers of red locks; repeat for each of an odd number, at least three
     #[arg(long, value_name = "URL")]
     redlock_url: Vec<Target>,
-    /// The password of all of these, in the file's first line; beats those in the URLs
+    /// File with the password of the servers of red locks in its first line; overrides the URLs'
     #[arg(long, value_name = "FILE")]
     redlock_password_file: Option<PathBuf>,
-    /// How long an attempt at a red lock waits for one of its servers
+    /// Timeout for the answer of each server of a red lock
     #[arg(long, value_name = "DURATION", default_value = "50ms", value_parser = node_timeout)]
     node_timeout: HumanDuration,
-    /// How many replicas must have a lock before it is given out: with fewer it is given back, and LOCK answers -UNAVAILABLE
+    /// Replicas that must acknowledge an acquisition before it is granted; with fewer the lock is released and LOCK
+    /// fails with -UNAVAILABLE
     #[arg(long, value_name = "REPLICAS", default_value_t = 0, value_parser = clap::value_parser!(u32).range(..=100))]
     min_replicas: u32,
-    /// The authorities (PEM) that sign the servers' certificates, instead of the system's
+    /// Certificate authorities (PEM) of the servers, instead of the system's
     #[arg(long, value_name = "FILE")]
     redis_ca_file: Option<PathBuf>,
-    /// The socket that workers connect to; by default /run/lockscope/agent.sock, else one in the user's run-time
-    /// folder. One that the service manager passes comes first
+    /// Unix socket for workers; by default /run/lockscope/agent.sock, otherwise in the user's runtime folder. A socket
+    /// passed by the service manager takes precedence
     #[arg(long, value_name = "PATH")]
     socket: Option<PathBuf>,
-    /// The socket's permissions, in octal digits
+    /// Permissions of the socket, in octal digits
     #[arg(long, value_name = "MODE", default_value = "0660", value_parser = octal)]
     socket_mode: u32,
-    /// Let everybody on this host use the socket: without this a mode that does so is refused
+    /// Accept a socket mode that gives every user of this host access, which is rejected otherwise
     #[arg(long)]
     world_writable_socket: bool,
-    /// Who may take which locks, in a file of rules, read again upon SIGHUP; without one whoever may use the socket
-    /// may take all
+    /// File with rules about who may acquire which locks, reloaded on SIGHUP; without it every user of the socket may
+    /// acquire all locks
     #[arg(long, value_name = "FILE")]
     policy: Option<PathBuf>,
-    /// The socket's group, by name or number
+    /// Group of the socket, by name or number
     #[arg(long, value_name = "GROUP", value_parser = socket::group_id)]
     socket_group: Option<u32>,
-    /// Where metrics and health are served
+    /// Address for metrics and health checks over HTTP
     #[arg(long, value_name = "ADDRESS", default_value = "127.0.0.1:9760")]
     http: SocketAddr,
-    /// Show holds and waits over HTTP too, with pids and names of locks; the socket's permissions do not guard them there
+    /// Also show holds and waits over HTTP, with pids and lock names, where the socket's permissions do not protect
+    /// them
     #[arg(long)]
     http_sessions: bool,
-    /// Tell in Redis the command lines of the workers that hold or wait, too; what looks like a secret is left out
+    /// Also publish the command lines of holders and waiters in Redis, with likely secrets masked
     #[arg(long)]
     publish_cmdline: bool,
-    /// Another host name that HTTP requests may use, besides IP addresses, localhost and the names of this host
+    /// Additional host name accepted in HTTP requests; IP addresses, localhost and the names of this host always are
     #[arg(long, value_name = "HOST")]
     http_allowed_host: Vec<String>,
-    /// Where the agent keeps who it is; by default /var/lib/lockscope, else in the user's state folder
+    /// Folder for the agent's identity and journal; by default /var/lib/lockscope, otherwise in the user's state folder
     #[arg(long, value_name = "FOLDER")]
     state_dir: Option<PathBuf>,
-    /// How long Redis keeps a lock after the agent is gone; it is renewed each third of this
+    /// Lease of a lock in Redis, which outlives the agent by at most this long; renewed every third of it
     #[arg(long, value_name = "DURATION", default_value = "30s", value_parser = lease)]
     lease: HumanDuration,
-    /// How long before a lock that cannot be renewed ends its worker is told so, at most a tenth of the lease
+    /// Time before the end of validity at which a lock that cannot be renewed is reported lost; at most a tenth of the
+    /// lease
     #[arg(long, value_name = "DURATION", default_value = "500ms")]
     lost_margin: HumanDuration,
-    /// How long workers have to finish once the agent is asked to end
+    /// Time for workers to finish when the agent shuts down
     #[arg(long, value_name = "DURATION", default_value = "25s")]
     drain_timeout: HumanDuration,
-    /// The longest that a session may ask its holds to outlive its connection (SESSION GRACE); 0s where none may
+    /// Maximum grace period that a session may request for its holds after a disconnect (SESSION GRACE); 0s disables
+    /// grace
     #[arg(long, value_name = "DURATION", default_value = "10m")]
     max_grace: HumanDuration,
-    /// How often a lock is passed on within this host in a row while other hosts wait for it
+    /// Consecutive hand-overs of a lock within this host while other hosts wait for it
     #[arg(long, value_name = "TIMES", default_value_t = 32)]
     handover_max: u32,
-    /// For how many milliseconds a lock is passed on within this host while other hosts wait for it
+    /// Milliseconds of consecutive hand-overs of a lock within this host while other hosts wait for it
     #[arg(long, value_name = "MS", default_value_t = 100, value_parser = clap::value_parser!(u32).range(..=60_000))]
     handover_max_ms: u32,
-    /// How metrics call locks whose names match; by default digits and ids are replaced by `*`
+    /// Metrics label for locks whose names match; by default digits and ids are replaced by `*`
     #[arg(long, value_name = "GLOB[=LABEL]")]
     group: Vec<String>,
-    /// The most groups in metrics; later ones are counted as `overflow`
+    /// Maximum number of lock groups in metrics; further ones are counted as `overflow`
     #[arg(long, value_name = "GROUPS", default_value_t = 50, value_parser = clap::value_parser!(u16).range(1..=1_000))]
     max_groups: u16,
-    /// The most sessions at a time
+    /// Maximum number of concurrent sessions
     #[arg(long, value_name = "SESSIONS", default_value_t = 20_000, value_parser = clap::value_parser!(u32).range(1..=1_000_000))]
     max_sessions: u32,
-    /// The most commands that wait for locks at a time
+    /// Maximum number of commands that wait for locks at a time
     #[arg(long, value_name = "WAITERS", default_value_t = 100_000, value_parser = clap::value_parser!(u32).range(1..=10_000_000))]
     max_waiters: u32,
-    /// Refuse LOCK in a session that has not asked for its id, so that no client reconnects unnoticed
+    /// Reject LOCK in a session that has not requested its id, so that no client reconnects unnoticed
     #[arg(long)]
     require_session: bool,
-    /// For how long nobody else gets the lock of a worker that has died, for resources that cannot check a token;
-    /// a worker that says QUIT or UNLOCK is not meant
+    /// Keep a dead worker's locks unavailable for this long, for resources that cannot check a fencing token; does not
+    /// apply after UNLOCK or QUIT
     #[arg(long, value_name = "DURATION", default_value = "0s", value_parser = lock_delay)]
     lock_delay: HumanDuration,
-    /// What becomes of the locks of a worker that is stopped (SIGSTOP): they are renewed, or not until it goes on
+    /// Handling of locks of a worker stopped by SIGSTOP: `keep` renewing them, or let them `lapse`
     #[arg(long, value_name = "WHAT", default_value = "keep", value_parser = frozen)]
     frozen: core::Frozen,
-    /// The longest that a waiter sleeps before it looks again whether its lock is free, whatever it was told
+    /// Maximum time between two attempts of a waiter, even without a release message
     #[arg(long, value_name = "DURATION", default_value = "5s", value_parser = poll)]
     poll_max: HumanDuration,
-    /// What is logged: a level, or levels by module
+    /// Log filter: a level, or levels by module
     #[arg(long, value_name = "FILTER", default_value = "info", value_parser = telemetry::check_filter)]
     log: String,
 }

@@ -4,8 +4,8 @@ use std::collections::{HashSet, VecDeque};
 
 use redisson::{Kind, LockName, Moment};
 
+use crate::core::ids::OpId;
 use crate::core::lease::hold::{Hold, LeaseMode};
-use crate::core::ops::OpId;
 use crate::core::{Core, Effect, LogLine, Report};
 use crate::journal::{HoldRecord, OrphanRecord, Record, SessionRecord};
 use crate::types::{Number, SessionId};
@@ -105,7 +105,7 @@ impl Core {
 
     /// Notes that a waiter's number may come to stand in Redis, if its session has grace.
     pub(in crate::core) fn journal_attempts(&mut self, waiter: Number) {
-        let Some(waiter) = self.waiters.get(&waiter) else { return };
+        let Some(waiter) = self.locks.waiter(waiter) else { return };
         if self.sessions.has_grace(waiter.owner.session) {
             let (number, kind, name) = (waiter.number, waiter.kind, waiter.name.clone());
             self.journal.numbers.insert(number);
@@ -143,7 +143,7 @@ impl Core {
             secret_before: session.secret_before,
             peer: session.peer.clone(),
             client: client.map(|name| String::from_utf8_lossy(name).into_owned()),
-            grace_ms: crate::core::lease::hold::millis(session.grace.as_ref()?.time),
+            grace_ms: crate::core::units::millis(session.grace.as_ref()?.time),
         })
     }
 
@@ -169,7 +169,7 @@ impl Core {
         }
         let mut traces: Vec<_> =
             self.ops.values().flat_map(|op| op.verb.operation().records()).collect();
-        traces.extend(self.waiters.values().map(|waiter| {
+        traces.extend(self.locks.waiters(..).map(|(_, waiter)| {
             let (number, kind, lock) = (waiter.number, waiter.kind, waiter.name.clone());
             Record::Orphan(OrphanRecord { number, lock, kind, after: Moment::default() })
         }));

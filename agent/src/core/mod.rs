@@ -6,11 +6,11 @@
 //! workers also runs against a model of Redis with every kind of fault.
 //!
 //! - [`lease`] owns the holds: validity, renewal, loss.
-//! - [`lock`] is about names: the local queue of waiters, attempts, hand-over, fair positions, MLOCK, quotas. Only the front
-//!   waiter competes in Redis, and only while no local hold excludes it.
+//! - [`lock`] owns the names and the waiters: local queues, attempts, hand-over, fair positions, MLOCK, quotas. Only the
+//!   front waiter competes in Redis, and only while no local hold excludes it.
 //! - [`ops`] owns the scripts in flight, and describes each verb in one place.
-//! - [`red`] is the same for locks on several servers.
-//! - [`session`] is about connections: replies in order, events, grace and RESUME.
+//! - [`red`] owns the quorum operations of locks on several servers.
+//! - [`session`] owns the sessions: replies in order, events, grace and RESUME.
 //! - [`report`] reads: LOCKS, SHOW, the holder registry, error sentences.
 //!
 //! A **number** is drawn for every LOCK that is not a re-entry, and never used again. While the LOCK waits it names the
@@ -18,10 +18,12 @@
 //! Redis. So a late copy of an old script can touch no newer grant.
 
 mod effect;
+mod ids;
 mod input;
 mod journal;
 mod lease;
 mod lock;
+mod numbers;
 mod ops;
 mod red;
 pub mod report;
@@ -34,16 +36,18 @@ mod spans;
 #[cfg(test)]
 mod tests;
 mod timer;
+mod units;
 
-use std::collections::{BTreeMap, HashMap, VecDeque};
+use std::collections::VecDeque;
 
-use redisson::{ClientId, Grouping, HolderId, Kind, LockName, Moment, script};
+use redisson::{ClientId, Grouping, Moment, script};
 
 pub use effect::{Effect, Gauges, Lane, LogLine, Node, Report};
+pub use ids::OpId;
 pub use input::{Input, PIPELINE, PUSHES};
 pub use lease::frozen::Frozen;
 pub use lock::replicas::Confirmed;
-pub use ops::{Failure, OpId};
+pub use ops::Failure;
 pub use red::RedSettings;
 pub use settings::Settings;
 
@@ -51,40 +55,26 @@ use crate::types::{End, Number};
 use effect::Effects;
 use lease::LeaseTable;
 use lease::hold::Hold;
-use lock::state::LockState;
-use lock::waiter::{Left, Waiter};
+use lock::table::{LockTable, LockTimer};
+use lock::waiter::Left;
+use numbers::Numbers;
 use ops::{InFlight, Op};
-use session::SessionTable;
-use timer::{Timer, Timers};
+use red::QuorumTable;
+use session::table::{SessionTable, SessionTimer};
 
 /// The state machine, composed of its tables.
 #[derive(Debug)]
 pub struct Core {
     settings: Settings,
-    client: ClientId,
-    first_number: Number,
-    next_number: Number,
-    journal: journal::Journal,
-    quota: lock::quota::Quota,
     now: Moment,
-    /// The instant at which a sleep of the agent was last noticed.
-    woke: Moment,
+    numbers: Numbers,
+    journal: journal::Journal,
     sessions: SessionTable,
-    locks: HashMap<LockName, LockState>,
+    locks: LockTable,
     leases: LeaseTable,
-    waiters: BTreeMap<Number, Waiter>,
     ops: InFlight,
-    timers: Timers,
-    fences: lock::fencing::Fences,
-    red: red::Red,
+    red: QuorumTable,
     effects: Effects,
-    /// The number of release channels subscribed to.
-    subscriptions: usize,
-    grouping: Grouping,
-    draining: bool,
-    /// Too few replicas had the latest grant, or were there for the latest attempt.
-    short_of_replicas: bool,
-    random: u64,
 }
 
 impl Core {
@@ -99,29 +89,18 @@ impl Core {
         now: Moment,
     ) -> Self {
         let leases = LeaseTable::new(settings.lease, settings.lost_margin);
+        let numbers = Numbers::new(client, first_number);
         Self {
             settings,
-            client,
-            first_number,
-            next_number: first_number,
-            journal: journal::Journal::default(),
-            quota: lock::quota::Quota::default(),
             now,
-            woke: Moment::default(),
-            sessions: SessionTable::new(first_number.unsigned_abs() >> 30),
-            locks: HashMap::new(),
+            journal: journal::Journal::default(),
+            sessions: SessionTable::new(numbers.run()),
+            numbers,
+            locks: LockTable::new(grouping),
             leases,
-            waiters: BTreeMap::new(),
             ops: InFlight::new(),
-            timers: Timers::default(),
-            fences: lock::fencing::Fences::default(),
-            red: red::Red::default(),
+            red: QuorumTable::default(),
             effects: Effects::default(),
-            subscriptions: 0,
-            grouping,
-            draining: false,
-            short_of_replicas: false,
-            random: first_number.unsigned_abs() | 1,
         }
     }
 
@@ -139,17 +118,22 @@ impl Core {
     /// Returns the latest instant for the next [`Self::on_time`].
     #[must_use]
     pub fn next_deadline(&self) -> Option<Moment> {
-        let tables = [self.leases.next_deadline(), self.ops.next_deadline(), self.timers.first()];
+        let tables = [
+            self.leases.next_deadline(),
+            self.ops.next_deadline(),
+            self.red.next_deadline(),
+            self.locks.next_deadline(),
+            self.sessions.next_deadline(),
+        ];
         tables.into_iter().flatten().min()
     }
 
-    /// Returns whether nothing is held or in flight but what a successor can go on with: after a drain, the time
-    /// to end.
+    /// Returns whether a drained agent can end: nothing is held or in flight that a successor could not continue.
     #[must_use]
     pub fn is_idle(&self) -> bool {
         let left = self.sessions.graced().filter_map(|id| self.sessions.get(&id));
         let spared = |op: &Op| op.verb.operation().may_be_abandoned(self);
-        self.waiters.is_empty()
+        self.locks.waiting() == 0
             && self.leases.len() == left.map(|session| session.holds.len()).sum::<usize>()
             && self.ops.values().all(spared)
     }
@@ -160,7 +144,7 @@ impl Core {
         Gauges {
             jeopardy_holds: self.leases.in_jeopardy(),
             delayed_holds: self.leases.kept_back(),
-            subscriptions: self.subscriptions,
+            subscriptions: self.locks.subscriptions(),
             sessions: self.sessions.connected(),
             away_sessions: self.sessions.away(),
             frozen_sessions: self.sessions.stopped(),
@@ -176,7 +160,7 @@ impl Core {
     /// Returns the number of waiters.
     #[must_use]
     pub fn waiters(&self) -> usize {
-        self.waiters.len()
+        self.locks.waiting()
     }
 
     /// Sets how releases are published; the servers' abilities may change.
@@ -190,60 +174,64 @@ impl Core {
         self.run_ready();
     }
 
-    /// Goes on to an instant. Every event begins here: deadlines that have come by then, renewals first, are served
-    /// before the event itself, in whatever order a host that slept brings its events.
+    /// Advances the clock. Every event begins here: deadlines that have come by then, renewals first, are handled before
+    /// the event itself, in whatever order a host that slept brings its events.
     fn advance_clock(&mut self, now: Moment) {
         let slept = self.slept(now);
         self.now = self.now.max(now);
         let (mut due, mut others) = (Vec::new(), VecDeque::new());
         loop {
-            // Holds first, even those that were due later: what is said to anybody rests on them.
+            // Holds first, even those that were due later: every reply depends on them.
             while let Some(at) = self.next_deadline().filter(|at| *at <= self.now) {
-                // Among equals a hold comes first, then a script.
+                // Among equals the order is that of the tables here.
                 if self.leases.next_deadline() == Some(at) {
                     if let Some(number) = self.leases.pop_due(at) {
                         self.hold_due(number, &mut due);
                     }
                 } else if let Some(op) = self.ops.pop_due(at) {
                     others.push_back(Other::Op(op));
-                } else if let Some(timer) = self.timers.pop_due(at) {
-                    others.push_back(Other::Timer(timer));
+                } else if let Some(quorum) = self.red.pop_due(at) {
+                    others.push_back(Other::Quorum(quorum));
+                } else if let Some(timer) = self.locks.pop_due(at) {
+                    others.push_back(Other::Lock(timer));
+                } else if let Some(timer) = self.sessions.pop_due(at) {
+                    others.push_back(Other::Session(timer));
                 }
             }
             match others.pop_front() {
                 Some(Other::Op(op)) => self.op_due(op),
-                Some(Other::Timer(Timer::Quorum(quorum))) => self.ballot_due(quorum),
-                Some(Other::Timer(Timer::Waiter(number))) => self.waiter_due(number),
-                Some(Other::Timer(Timer::FairPosition(number))) => self.place_due(number),
-                Some(Other::Timer(Timer::Lock(name))) => self.lock_due(&name),
-                Some(Other::Timer(Timer::Events(id))) => self.wake_events(id),
-                Some(Other::Timer(Timer::Multi(session, owner))) => {
-                    self.patience_due(session::Owner { session, owner });
+                Some(Other::Quorum(quorum)) => self.quorum_due(quorum),
+                Some(Other::Lock(LockTimer::Waiter(id))) => self.waiter_due(id),
+                Some(Other::Lock(LockTimer::FairPosition(id))) => self.fair_position_due(id),
+                Some(Other::Lock(LockTimer::Lock(name))) => self.lock_due(&name),
+                Some(Other::Session(SessionTimer::Events(id))) => self.wake_events(id),
+                Some(Other::Session(SessionTimer::Multi(session, owner))) => {
+                    self.patience_due(ids::Owner { session, owner });
                 }
-                Some(Other::Timer(Timer::Grace(id))) => self.lapse(id),
-                Some(Other::Timer(Timer::Resume(id))) => self.resume_due(id),
+                Some(Other::Session(SessionTimer::Grace(id))) => self.lapse(id),
+                Some(Other::Session(SessionTimer::Resume(id))) => self.resume_due(id),
                 None => break,
             }
         }
         if slept {
             self.effects.report(Report::Slept);
-            self.woke = self.now;
+            self.ops.on_woke(self.now);
             due.extend(self.leases.renew_now(self.now, |_| true));
         }
         self.renew(due);
     }
 
-    /// No more locks are given out; those who wait are told so. Holds stay until they are released.
+    /// Grants no more locks, and answers the waiters so. Holds stay until they are released.
     pub fn drain(&mut self) {
-        self.draining = true;
-        for number in self.waiters.keys().copied().collect::<Vec<_>>() {
-            self.leave(number, Left::Draining);
+        self.locks.drain();
+        for id in self.locks.waiters(..).map(|(id, _)| id).collect::<Vec<_>>() {
+            self.leave(id, Left::Draining);
         }
         self.run_ready();
     }
 
-    /// The time to finish is over: who still holds something is told that it is lost, and nothing is released,
-    /// since a living worker may be inside. The leases run out. What sessions with grace hold is left to the successor.
+    /// Ends the time to finish. Remaining holds are reported as lost and not released in Redis, since a live worker may
+    /// still rely on them; their leases run out. Holds of sessions with grace are left to the successor.
     pub fn end_drain(&mut self) {
         let left = |hold: &&Hold| !self.sessions.has_grace(hold.owner.session);
         let held: Vec<_> = self.leases.iter().filter(left).map(|hold| hold.number).collect();
@@ -251,30 +239,12 @@ impl Core {
             self.lose(number, End::Drained);
         }
     }
-
-    fn draw_number(&mut self) -> Number {
-        let number = self.next_number;
-        // 2^30 grants in one second of epoch would be needed to run into the next run's numbers.
-        self.next_number = self.next_number.saturating_add(1);
-        number
-    }
-
-    /// The field of a hold in its lock's hash.
-    fn field(&self, kind: Kind, number: Number) -> HolderId {
-        HolderId { write: kind == Kind::Write, ..HolderId::new(self.client, number) }
-    }
-
-    /// A cheap random number for jitter (xorshift): determined by the first number, so that runs can be repeated.
-    fn jitter(&mut self) -> u64 {
-        self.random ^= self.random << 13;
-        self.random ^= self.random >> 7;
-        self.random ^= self.random << 17;
-        self.random
-    }
 }
 
-/// A deadline that waits for those of holds.
+/// A deadline that is handled after those of holds.
 enum Other {
     Op(OpId),
-    Timer(Timer),
+    Quorum(OpId),
+    Lock(LockTimer),
+    Session(SessionTimer),
 }

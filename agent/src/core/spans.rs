@@ -8,9 +8,9 @@ use tracing::Span;
 use tracing::field::Empty;
 
 use crate::core::Core;
+use crate::core::ids::{Owner, WaiterId};
 use crate::core::lease::hold::Hold;
-use crate::core::lock::waiter::{Waiter, WaiterId};
-use crate::core::session::Owner;
+use crate::core::lock::waiter::Waiter;
 use crate::protocol::command::LockRequest;
 use crate::types::{End, Number};
 
@@ -74,7 +74,7 @@ impl Core {
         if waiter.span.is_disabled() {
             return Span::none();
         }
-        let holder = self.field(waiter.kind, number);
+        let holder = self.numbers.field(waiter.kind, number);
         outcome(&waiter.span, "acquired");
         waiter.span.record("lock.holder", tracing::field::display(&holder));
         waiter.span.record("lock.wait_ms", self.waited_ms(waiter));
@@ -95,8 +95,8 @@ impl Core {
         }
         let Some(state) = self.locks.get(&waiter.name) else { return };
         waiter.behind = state.hold;
-        for number in state.hold.iter().chain(&state.readers).take(LINKS) {
-            if let Some(hold) = self.leases.get(*number) {
+        for number in state.holds().take(LINKS) {
+            if let Some(hold) = self.leases.get(number) {
                 trace::link(&waiter.span, &TraceParent::of(&hold.span));
             }
         }
@@ -109,7 +109,7 @@ impl Core {
         before: Number,
         place: &TraceParent,
     ) {
-        if let Some(waiter) = self.waiters.get(&waiter)
+        if let Some(waiter) = self.locks.waiter(waiter)
             && waiter.behind != Some(before)
         {
             trace::link(&waiter.span, place);

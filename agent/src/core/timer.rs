@@ -1,36 +1,12 @@
-//! All deadlines of the core, in one ordered set.
+//! Ordered sets of deadlines.
 
 use std::collections::BTreeSet;
 
-use redisson::{LockName, Moment};
+use redisson::Moment;
 
-use crate::core::OpId;
-use crate::types::{Number, SessionId};
-
-/// The subject of a deadline. Those of holds and of scripts are in their tables.
-#[derive(Debug, Clone, PartialEq, Eq, PartialOrd, Ord)]
-pub(in crate::core) enum Timer {
-    /// A question to all nodes of red locks is to be decided.
-    Quorum(OpId),
-    /// A wait is over.
-    Waiter(Number),
-    /// A fair waiter is to look again.
-    FairPosition(Number),
-    /// A name's front waiter is to look again.
-    Lock(LockName),
-    /// An EVENTS call on this session's events is over.
-    Events(SessionId),
-    /// A session whose connection has gone has waited long enough for another one.
-    Grace(SessionId),
-    /// A RESUME of this connection's has waited long enough.
-    Resume(SessionId),
-    /// An owner's MLOCK has waited for long enough with locks in its hands.
-    Multi(SessionId, i64),
-}
-
-/// The set. Whoever sets a deadline remembers it and clears it by the same instant.
+/// One table's deadlines. Whoever sets a deadline remembers it and clears it by the same instant.
 #[derive(Debug)]
-pub(in crate::core) struct Timers<T: Ord = Timer>(BTreeSet<(Moment, T)>);
+pub(in crate::core) struct Timers<T: Ord>(BTreeSet<(Moment, T)>);
 
 impl<T: Ord> Default for Timers<T> {
     fn default() -> Self {
@@ -48,6 +24,13 @@ impl<T: Ord> Timers<T> {
             return None;
         }
         self.0.pop_first().map(|(_, timer)| timer)
+    }
+
+    /// Adds a deadline.
+    pub(in crate::core) fn add(&mut self, at: Moment, timer: T) {
+        if at != Moment::NEVER {
+            self.0.insert((at, timer));
+        }
     }
 
     /// Moves a deadline from where `armed` says it stands to `at`; [`Moment::NEVER`] means none.

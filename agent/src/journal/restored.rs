@@ -46,7 +46,7 @@ impl Restored {
                 }
             }
             Record::Hold(hold) => {
-                self.forget(hold.number);
+                self.remove(hold.number);
                 match self.sessions.get_mut(&hold.session) {
                     Some(session) => {
                         self.held.insert(hold.number, hold.session);
@@ -56,10 +56,10 @@ impl Restored {
                 }
             }
             Record::Orphan(orphan) => {
-                self.forget(orphan.number);
+                self.remove(orphan.number);
                 self.orphans.insert(orphan.number, orphan);
             }
-            Record::Gone { number } => self.forget(number),
+            Record::Gone { number } => self.remove(number),
             Record::End { session } => {
                 if let Some(session) = self.sessions.remove(&session) {
                     session.holds.into_values().for_each(|hold| self.abandon(hold));
@@ -90,7 +90,7 @@ impl Restored {
         self.orphans.insert(number, OrphanRecord { number, lock, kind, after: Moment::default() });
     }
 
-    fn forget(&mut self, number: Number) {
+    fn remove(&mut self, number: Number) {
         self.orphans.remove(&number);
         if let Some(session) = self.held.remove(&number).and_then(|key| self.sessions.get_mut(&key))
         {

@@ -24,7 +24,7 @@ const MIN_LEASE: Duration = Duration::from_millis(100);
 #[derive(Debug, Parser)]
 #[command(name = "lockctl", version, disable_help_subcommand = true)]
 pub(crate) struct Cli {
-    /// The agent's socket; by default /run/lockscope/agent.sock, else one in the user's run-time folder
+    /// The agent's socket; by default /run/lockscope/agent.sock, otherwise in the user's runtime folder
     #[arg(long, global = true, value_name = "PATH", env = "LOCKSCOPE_SOCKET")]
     pub(crate) socket: Option<PathBuf>,
     #[command(subcommand)]
@@ -33,69 +33,70 @@ pub(crate) struct Cli {
 
 #[derive(Debug, Subcommand)]
 pub(crate) enum Verb {
-    /// Run a command while holding a lock, or several
+    /// Run a command while holding one or more locks
     Exec(ExecArgs),
-    /// List the locks that this host's agent holds and waits for, the oldest first
+    /// List the holds and waits of this host's agent, oldest first
     Ls {
-        /// Only locks whose names match; `*` stands for anything
+        /// Only locks whose names match this glob, such as `orders:*`
         #[arg(value_name = "GLOB")]
         glob: Option<OsString>,
         #[command(flatten)]
         format: Format,
     },
-    /// Show one lock as Redis has it, whoever holds it
+    /// Show the state of a lock in Redis, no matter which client holds it
     Show {
-        /// Its name
+        /// The lock's name
         #[arg(value_name = "LOCK")]
         lock: OsString,
         #[command(flatten)]
         format: Format,
     },
-    /// Tell how the agent fares; exit status 0 where locks are to be had, else 69
+    /// Show the state of the agent; exit status 0 if locks can be acquired, otherwise 69
     Status {
         #[command(flatten)]
         format: Format,
     },
-    /// Follow the list: live in a terminal, else a line for each change
+    /// Follow the list: live in a terminal, otherwise one line per change
     Watch {
-        /// Only locks whose names match; `*` stands for anything
+        /// Only locks whose names match this glob, such as `orders:*`
         #[arg(value_name = "GLOB")]
         glob: Option<OsString>,
-        /// How often it is looked
+        /// Polling interval
         #[arg(long, value_name = "DURATION", default_value = "1s", value_parser = interval)]
         interval: Duration,
         #[command(flatten)]
         format: Format,
     },
-    /// Release a lock by force, whoever holds it: for root and the agent's own user
+    /// Release a lock by force, no matter which client holds it (root and the agent's user only)
     ///
-    /// The process that holds it is not stopped, and another one comes in beside it. Who did it is logged.
+    /// The process that holds it is not stopped, so another one may acquire the lock while it still runs. The caller is
+    /// logged.
     Unlock {
-        /// Say that you mean it: your own locks are released by what holds them
+        /// Confirm the release; locks of your own are released by the process that holds them
         #[arg(long, required = true)]
         force: bool,
-        /// Only if this holder has it, as `lockctl show` tells
+        /// Only if this holder has it; `lockctl show` prints the id
         #[arg(long, value_name = "ID")]
         holder: Option<OsString>,
-        /// Its name
+        /// The lock's name
         #[arg(value_name = "LOCK")]
         lock: OsString,
         #[command(flatten)]
         format: Format,
     },
-    /// End a session and release its locks: for root and the agent's own user
+    /// End a session and release its locks (root and the agent's user only)
     ///
-    /// Its worker is told that its locks are lost, and its connection is closed. Who did it is logged.
+    /// Its worker is notified of the lost locks, and its connection is closed. The caller is logged.
     Kick {
-        /// Its id, as `lockctl ls` tells
+        /// The session id; `lockctl ls` prints it
         #[arg(value_name = "SESSION")]
         session: OsString,
         #[command(flatten)]
         format: Format,
     },
-    /// Print a script that completes lockctl's commands and options in a shell
+    /// Print a shell completion script
     Completions {
-        /// Which shell
+        /// The shell
         #[arg(value_enum)]
         shell: clap_complete::Shell,
     },
@@ -105,7 +106,7 @@ pub(crate) enum Verb {
 
 #[derive(Debug, Clone, Copy, Args)]
 pub(crate) struct Format {
-    /// As JSON
+    /// Print JSON
     #[arg(long)]
     pub(crate) json: bool,
 }
@@ -117,35 +118,34 @@ pub(crate) struct ExecArgs {
     /// Do not wait: give up at once if the lock is taken
     #[arg(long = "try", conflicts_with = "wait")]
     pub(crate) try_once: bool,
-    /// Wait no longer than this; without it, as long as it takes
+    /// Maximum wait; unlimited by default
     #[arg(long, value_name = "DURATION", value_parser = wait)]
     pub(crate) wait: Option<Duration>,
-    /// Hold the lock no longer than this: it is not renewed, and the command is ended in time
+    /// Hold the lock for at most this long: it is not renewed, and the command is ended in time
     #[arg(long, value_name = "DURATION", value_parser = lease)]
     pub(crate) lease: Option<Duration>,
-    /// Keep the lock over restarts of the agent, for so long at most: the next agent is asked for it. It also stays
-    /// locked for so long where lockctl's guard is killed
+    /// Keep the lock across restarts of the agent for at most this long. If lockctl's guard is killed, the lock stays
+    /// taken for this long too
     #[arg(long, value_name = "DURATION", value_parser = wait)]
     pub(crate) grace: Option<Duration>,
-    /// What kind of lock
+    /// Kind of the lock
     #[arg(long, value_enum, default_value_t = LockKind::Lock)]
     pub(crate) kind: LockKind,
-    /// What the command gets when its lock is lost: term, kill, another signal, or ignore
+    /// Reaction to a lost lock: the signal for the command, such as term or kill, or ignore
     #[arg(long, value_name = "WHAT", default_value = "term", value_parser = OnLost::parse)]
     pub(crate) on_lost: OnLost,
-    /// How long a command that is being ended has before it is killed; where its lock is lost, what is left of the
-    /// lock's validity at most
+    /// Time between ending the command and killing it; after a loss at most the rest of the lock's validity
     #[arg(long, value_name = "DURATION", default_value = "5s", value_parser = duration::parse)]
     pub(crate) kill_after: Duration,
-    /// Say nothing of who holds the lock while waiting
+    /// Do not report the lock's holders while waiting
     #[arg(long, short)]
     pub(crate) quiet: bool,
     #[command(flatten)]
     pub(crate) exits: Exits,
-    /// The locks, by their names; all of them are taken, or none
+    /// Names of the locks; all of them are acquired, or none
     #[arg(value_name = "LOCK", required = true)]
     pub(crate) locks: Vec<OsString>,
-    /// The command and its arguments; no shell reads them
+    /// The command and its arguments, run without a shell
     #[arg(value_name = "COMMAND", required = true, last = true)]
     pub(crate) command: Vec<OsString>,
 }
@@ -153,16 +153,16 @@ pub(crate) struct ExecArgs {
 /// The exit statuses that can be chosen.
 #[derive(Debug, Clone, Copy, Args)]
 pub(crate) struct Exits {
-    /// The exit status where the lock was not to be had in time
+    /// Exit status if the lock could not be acquired in time
     #[arg(long, value_name = "STATUS", env = "LOCKCTL_EXIT_TIMEOUT", default_value_t = Exit::TIMEOUT)]
     pub(crate) exit_timeout: u8,
-    /// The exit status where the lock was lost while the command ran
+    /// Exit status if the lock was lost while the command ran
     #[arg(long, value_name = "STATUS", env = "LOCKCTL_EXIT_LOST", default_value_t = Exit::LOST)]
     pub(crate) exit_lost: u8,
-    /// The exit status where there is no agent, or it cannot reach Redis
+    /// Exit status if there is no agent, or it cannot reach Redis
     #[arg(long, value_name = "STATUS", env = "LOCKCTL_EXIT_NO_AGENT", default_value_t = Exit::NO_AGENT)]
     pub(crate) exit_no_agent: u8,
-    /// The exit status for a command line that cannot be used
+    /// Exit status for an invalid command line
     #[arg(long, value_name = "STATUS", env = EXIT_USAGE, default_value_t = Exit::USAGE)]
     pub(crate) exit_usage: u8,
 }
@@ -170,18 +170,18 @@ pub(crate) struct Exits {
 const EXIT_USAGE: &str = "LOCKCTL_EXIT_USAGE";
 
 const EXIT_HELP: &str = "\
-Exit status: that of the command, 128+n where signal n ended it, 126 where it cannot be run and 127 where there is \
-none of that name, as in a shell; 75 where the lock was not to be had in time, 76 where it was lost while the command \
-ran, 69 where there is no agent or it cannot reach Redis, 64 for bad usage, 77 where the agent's policy forbids the \
-lock, 65 where the lock can never be had this way.";
+Exit status: that of the command, 128+n if signal n ended it, 126 if it cannot be run and 127 if it does not exist, as \
+in a shell; 75 if the lock could not be acquired in time, 76 if it was lost while the command ran, 69 if there is no \
+agent or it cannot reach Redis, 64 for bad usage, 77 if the agent's policy denies the lock, 65 if the lock can never \
+be acquired this way.";
 
 /// The arguments of the process that becomes the command
 #[derive(Debug, Parser)]
 pub(crate) struct Launch {
-    /// The guard: if it is not our parent any more, nothing is run
+    /// The pid of the guard; the command does not run if it is no longer the parent
     #[arg(long)]
     pub(crate) guard: i32,
-    /// The process group whose terminal is taken over, if it has one
+    /// The process group whose terminal is taken over, if any
     #[arg(long)]
     pub(crate) foreground_of: i32,
     /// The command
@@ -193,13 +193,13 @@ pub(crate) struct Launch {
 pub(crate) enum LockKind {
     /// One holder
     Lock,
-    /// One holder, first come, first served among all hosts
+    /// One holder, in order of arrival across all hosts
     Fair,
     /// Shared with other readers
     Read,
     /// Excludes readers and writers
     Write,
-    /// One holder, and a token that grows with each of them
+    /// One holder, with a fencing token that grows with each grant
     Fenced,
 }
 

@@ -15,25 +15,25 @@ use tokio::sync::{mpsc, oneshot, watch};
 
 use crate::core::Confirmed;
 
-/// How many scripts go together at most, so that other clients of the server have their turn between them.
+/// The most scripts sent together, so that other clients of the server have their turn between them.
 const TOGETHER: usize = 256;
-/// How many may wait for their turn; who comes then is sent again a little later.
+/// The most scripts that wait for their turn. Any beyond that are retried a little later.
 const MOST: usize = 4096;
 
-/// What a server says to a script.
+/// The answer of a server to a script.
 #[derive(Debug)]
 pub(super) enum Answer {
-    /// Its reply, where nobody asks for replicas.
+    /// Its reply, where no replicas are required.
     Plain(RedisValue),
-    /// Its reply, and what replicas have of it.
+    /// Its reply, and the replicas that have what it wrote.
     Confirmed(RedisValue, Confirmed),
-    /// It was not sent: so few replicas are connected.
+    /// It was not sent, because too few replicas are connected.
     Lacking(String),
 }
 
 type Outcome = Result<Answer, CallError>;
 
-/// How many replicas must have a grant, and for how long they are waited for.
+/// The number of replicas that must have a grant, and the time to wait for them.
 #[derive(Debug, Clone, Copy)]
 pub(super) struct Replicas {
     pub(super) wanted: u32,
@@ -76,7 +76,7 @@ impl Grants {
         Self { scripts, state }
     }
 
-    /// Whether there is a connection, and its changes.
+    /// Returns the state of the connection, and its changes.
     pub(super) fn state(&self) -> watch::Receiver<LinkState> {
         self.state.clone()
     }
@@ -122,7 +122,7 @@ impl Sender {
         }
     }
 
-    /// Why scripts are not worth sending: replicas that are not connected will not confirm in time.
+    /// Returns the reason not to send scripts: replicas that are not connected will not confirm in time.
     async fn lacking(&self) -> Option<String> {
         if !self.unsure {
             return None;
@@ -203,7 +203,7 @@ pub(super) async fn changed(state: &mut Option<watch::Receiver<LinkState>>) {
     }
 }
 
-/// What the answer to WAIT says.
+/// Parses the answer to WAIT.
 fn said(answer: Option<Result<RedisValue, ServerError>>) -> Confirmed {
     match answer {
         Some(Ok(RedisValue::Int(replicas))) => {
@@ -216,7 +216,7 @@ fn said(answer: Option<Result<RedisValue, ServerError>>) -> Confirmed {
     }
 }
 
-/// How many replicas a master has, as it answers ROLE; none where that is no master's answer.
+/// Returns the number of replicas in a master's answer to ROLE; none for any other answer.
 fn connected(role: &RedisValue) -> Option<u32> {
     let RedisValue::Array(parts) = role else { return None };
     match parts.as_slice() {

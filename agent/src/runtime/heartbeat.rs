@@ -5,10 +5,10 @@ use std::time::Duration;
 use redisson::Moment;
 use sd_notify::NotifyState;
 
-/// Tells the service manager in time that the loop goes round.
+/// Reports to the service manager in time that the loop runs.
 #[derive(Debug)]
 pub(super) struct Heartbeat {
-    /// How often; none where nobody asks.
+    /// The interval; none without a watchdog of the service manager.
     every: Option<Duration>,
     next: Moment,
 }

@@ -1,7 +1,7 @@
-//! Runs the core: brings it what happens, does what it says. The one task that owns it.
+//! Runs the core: the one task that owns it, feeds it events and applies its effects.
 //!
-//! What is urgent comes first: deadlines (renewals among them), then replies to renewals, then all other replies,
-//! then messages, then a bounded number of what the workers sent.
+//! Urgent work comes first: deadlines (renewals among them), then replies to renewals, then all other replies,
+//! then messages, then a bounded number of the workers' commands.
 
 mod confirmed_calls;
 mod heartbeat;
@@ -35,39 +35,37 @@ use redis_node::{FromRedis, Outcome, Reply};
 pub use servers::{Backend, ServersStart};
 use servers::{News, Servers};
 
-/// How many messages of workers may wait for the core.
+/// The most inputs of workers that wait for the core.
 const INBOX: usize = 4096;
-/// How many of them are taken before what is urgent has its turn again.
+/// The most of them that are handled before urgent work has its turn again.
 const BATCH: usize = 256;
-/// How often the core is told the time while there are holds, so that it notices having slept.
+/// The longest time without an event for the core while there are holds, so that it notices having slept.
 const TICK: Duration = Duration::from_millis(100);
-/// How long the journal's last records may take to be written.
+/// The time limit for writing the journal's last records.
 const JOURNAL_END: Duration = Duration::from_secs(2);
-/// Ticks that late tell of a process that stood still.
+/// The delay of a tick that shows a stalled process.
 const STALL: Duration = Duration::from_millis(200);
 
-/// What an agent's core runs with.
+/// The parameters of the core's task.
 #[derive(Debug)]
 pub struct Start {
-    /// The core's settings.
     pub settings: Settings,
     /// The labels under which metrics count locks.
     pub grouping: Grouping,
-    /// Above every number this client id has used.
+    /// A number above every one that this client id has used.
     pub first_number: Number,
-    /// Which Redis, and who we are in it.
     pub servers: ServersStart,
-    /// How long holders have to finish once the agent drains.
+    /// The time for holders to finish once the agent drains.
     pub drain_timeout: Duration,
-    /// The journal of sessions with grace, and what an earlier run has left there; or why there is none.
+    /// The journal of sessions with grace and the records that an earlier run left there, or the reason for its absence.
     pub journal: Result<(journal::File, Restored), String>,
-    /// Who may take which locks; without one everybody may take all.
+    /// The policy for LOCKs; without one all are allowed.
     pub policy: Option<Policy>,
-    /// Within which time the service manager wants a sign of life, if at all.
+    /// The time within which the service manager expects a sign of life, if it does.
     pub watchdog: Option<Duration>,
 }
 
-/// The way to a running core.
+/// A handle to a running core.
 #[derive(Debug)]
 pub struct Handle {
     inbox: mpsc::Sender<Input>,
@@ -77,13 +75,13 @@ pub struct Handle {
 }
 
 impl Handle {
-    /// Where connections send what their workers want.
+    /// Returns the channel for the workers' commands.
     #[must_use]
     pub fn sender(&self) -> mpsc::Sender<Input> {
         self.inbox.clone()
     }
 
-    /// Gives out no more locks from now on.
+    /// Grants no more locks from now on.
     pub fn drain(&mut self) {
         if let Some(drain) = self.drain.take() {
             // Without a receiver the core has ended, which is what draining is for.
@@ -91,7 +89,7 @@ impl Handle {
         }
     }
 
-    /// How it fares, always the latest.
+    /// Returns the latest status, and its changes.
     #[must_use]
     pub fn status(&self) -> watch::Receiver<Status> {
         self.status.clone()
@@ -153,7 +151,7 @@ fn now() -> Moment {
     Moment::from_micros(service_kit::clock::boot_micros())
 }
 
-/// What became of records that were being written; never, where there is no journal.
+/// Waits for the outcome of the records being written. Never returns without a journal.
 async fn written(journal: &mut Option<Writer>) -> journal::Outcome {
     match journal {
         Some(journal) => journal.written().await,
@@ -168,7 +166,7 @@ struct Runtime {
     client: ClientId,
     servers: Servers,
     news: News,
-    /// Whether the main one answers, and what else there is to say of it, if that has changed.
+    /// The main server's state and its details, if they have changed.
     redis_state: Option<(bool, String)>,
     metrics: Arc<Metrics>,
     /// The sizes that metrics show now.
@@ -176,7 +174,7 @@ struct Runtime {
     outboxes: HashMap<SessionId, mpsc::Sender<Outgoing>>,
     status: watch::Sender<Status>,
     drain_timeout: Duration,
-    /// When the core was last told the time, or nothing had to be told.
+    /// The instant of the latest tick.
     looked: Moment,
 }
 

@@ -24,13 +24,13 @@ use super::redis_node::{FromRedis, Manner, Outcome, RedisNode, settled};
 use crate::core::{Lane, OpId};
 use crate::metrics::Metrics;
 
-/// How often one script is led on before it counts as not sent: nodes that differ may send it round in circles.
+/// The most redirections of one script before it counts as not sent: nodes that disagree may redirect it in circles.
 const HOPS: usize = 4;
-/// For how long a node is kept that a script was led to and that has no slots, as a new one whose first slot is on its
-/// way has none.
+/// The time for which a node without slots is kept after a redirection to it: a new node has none until its first slot
+/// has moved.
 const GUEST: Duration = Duration::from_secs(30);
 
-/// What goes to the cluster.
+/// The connections to a cluster.
 pub(super) struct RedisCluster {
     inner: Arc<Inner>,
 }
@@ -40,54 +40,54 @@ struct Inner {
     routes: Mutex<Routes>,
 }
 
-/// Who is where, and who listens where.
+/// The node of each slot and channel.
 #[derive(Default)]
 struct Routes {
     slots: Arc<Slots>,
     sides: HashMap<Address, Side>,
-    /// Nodes without slots that scripts were led to, and when.
+    /// Nodes without slots that scripts were redirected to, and the instant of that.
     guests: HashMap<Address, Instant>,
-    /// The channels that the core wants to hear.
+    /// The channels that the core subscribes to.
     channels: HashMap<Vec<u8>, Ear>,
-    /// Those of them that the node they were asked for at does not have.
+    /// The channels whose node turned out not to serve them.
     astray: HashSet<Vec<u8>>,
-    /// How releases are told, and therefore heard.
+    /// The way releases are published, and thus received.
     publish: Publish,
 }
 
-/// Where a channel is listened to.
+/// The node of a channel's subscription.
 #[derive(Default)]
 struct Ear {
     at: Option<Address>,
-    /// Of how many sorts of channel it is not known yet whether they are heard.
+    /// The number of sorts of channel whose subscription is not confirmed yet.
     open: usize,
 }
 
 struct Side {
     side: Arc<RedisNode>,
-    /// Whether it has ever been there: before, nobody knows what it can do.
+    /// It has been connected before; until then its abilities are unknown.
     seen: bool,
-    /// Whether it has channels of shards, as it said when it was last there.
+    /// It supported sharded channels when it was last connected.
     sharded: bool,
     up: bool,
     detail: String,
     _end_news: DropGuard,
 }
 
-/// What comes from the cluster unasked.
+/// Events from a cluster.
 struct News {
     inner: Arc<Inner>,
     state: watch::Receiver<ClusterState>,
     sides: SelectAll<BoxStream<'static, (Address, FromRedis)>>,
     manner: Manner,
-    /// How releases are to be published, where the servers can.
+    /// The way to publish releases, if the servers support it.
     wished: Publish,
     metrics: Arc<Metrics>,
     stage: Shutdown,
 }
 
 impl RedisCluster {
-    /// Starts connecting; gives what scripts go by, and what comes back unasked.
+    /// Starts connecting. Returns the connections for scripts, and the events.
     pub(super) fn start(
         manner: Manner,
         cluster: Cluster,
@@ -183,7 +183,7 @@ impl Inner {
     }
 }
 
-/// Whether nobody serves this at the moment: nothing was run, and it may be otherwise soon.
+/// Returns whether nobody serves this at the moment: nothing was run, and that may change soon.
 fn is_homeless(error: &ServerError) -> bool {
     ["CLUSTERDOWN", "TRYAGAIN", "MASTERDOWN", "READONLY"].contains(&error.code.as_str())
 }
@@ -286,7 +286,7 @@ impl Routes {
         self.settle();
     }
 
-    /// Why some slots cannot be served; none where all can.
+    /// Returns the reason that some slots cannot be served; none if all can.
     fn trouble(&self, state: &ClusterState) -> Option<String> {
         let masters = self.slots.masters();
         if masters.is_empty() {
@@ -406,7 +406,7 @@ impl News {
         }
     }
 
-    /// How the cluster as a whole fares.
+    /// Returns the state of the cluster as a whole.
     fn report(&self, in_doubt: bool) -> FromRedis {
         let mut routes = self.inner.routes();
         let trouble = routes.trouble(&self.state.borrow());

@@ -26,12 +26,12 @@ use crate::core::{Confirmed, Failure, Lane, OpId};
 use crate::metrics::{self, Metrics};
 use crate::types::Number;
 
-/// How often to look whether a living connection still leads to the same Redis with the same clock.
+/// The interval of checks that a live connection still leads to the same Redis with the same clock.
 const CHECK: Duration = Duration::from_secs(2);
 /// Messages taken at once: of those about one release the core is told once.
 const AT_ONCE: usize = 64;
 
-/// What became of a script.
+/// The outcome of a script.
 pub(super) type Outcome = (OpId, Result<Reply, Failure>);
 
 /// The reply to a script.
@@ -59,31 +59,31 @@ pub(super) enum FromRedis {
     Forced { name: LockName, number: Number },
     /// A connection for scripts has come or gone.
     State {
-        /// Whether all are there: locks that cannot be renewed are of no use.
+        /// All are connected: locks that cannot be renewed are of no use.
         up: bool,
-        /// Which Redis, and why it cannot be used.
+        /// The Redis server, and the reason if it cannot be used.
         detail: String,
         /// There is a fresh connection for renewals, or what is behind it has changed: its role, its history, its clock.
         in_doubt: bool,
-        /// How releases are to be published from now on, where that has changed.
+        /// The way to publish releases from now on, if that has changed.
         publish: Option<Publish>,
     },
-    /// Nothing that anybody needs to know.
+    /// Nothing of interest.
     Nothing,
 }
 
-/// What goes to Redis.
+/// The connections to one Redis server.
 pub(super) struct RedisNode {
     commands: Link,
     renewals: Link,
-    /// Where replicas must have what is granted.
+    /// The connection for grants that replicas must confirm.
     grants: Option<Grants>,
     subscriber: Subscriber,
     node: String,
     metrics: Arc<Metrics>,
 }
 
-/// What comes from it unasked.
+/// Events from one Redis server.
 struct News {
     state: watch::Receiver<LinkState>,
     renewals_state: watch::Receiver<LinkState>,
@@ -95,23 +95,21 @@ struct News {
     metrics: Arc<Metrics>,
     connections: u64,
     evicts: Option<bool>,
-    /// Which server is the master, where one is followed.
+    /// The current master, if one is followed.
     master: Option<Address>,
     follows: bool,
 }
 
-/// How a server is spoken to.
+/// The settings of connections to one server.
 #[derive(Debug, Clone, Copy)]
 pub(super) struct Manner {
-    /// Who we are in Redis.
+    /// The client id of this agent's holders in Redis.
     pub(super) client: ClientId,
-    /// How long a connection may take to be made.
     pub(super) connect_timeout: Duration,
-    /// How long Redis has to answer.
     pub(super) response_timeout: Duration,
-    /// Whether it has red locks.
+    /// It has red locks.
     pub(super) red: bool,
-    /// Whether it is a node of a cluster that we know of as such.
+    /// It is a node of a cluster that is known as one.
     pub(super) in_cluster: bool,
     /// The replicas that must have what is granted, if any must.
     pub(super) replicas: Option<Replicas>,
@@ -190,7 +188,7 @@ impl RedisNode {
         self.subscriber.sunsubscribe([channel]);
     }
 
-    /// What the server said of itself when it was connected to, while it is.
+    /// Returns what the server reported on connect, while it is connected.
     pub(super) fn info(&self) -> Option<Arc<ServerInfo>> {
         match &self.renewals.state().borrow().status {
             LinkStatus::Up(info) => Some(Arc::clone(info)),
@@ -198,7 +196,7 @@ impl RedisNode {
         }
     }
 
-    /// What metrics call it.
+    /// Returns its label in metrics.
     pub(super) fn node(&self) -> &str {
         &self.node
     }
@@ -408,14 +406,14 @@ fn forced(payload: &[u8]) -> Option<FromRedis> {
     Some(FromRedis::Forced { name, number: holder.thread })
 }
 
-/// Whether a node of a cluster refuses because it is not its turn: others have the slot, or nobody has at the moment.
+/// Returns whether a node of a cluster refuses because it does not serve the slot: others do, or nobody at the moment.
 fn is_elsewhere(reason: &str) -> bool {
     let word = reason.split(' ').next().unwrap_or_default();
     ["MOVED", "CLUSTERDOWN"].contains(&word)
 }
 
-/// What was heard, each release once: in a cluster it is told on both sorts of channel. Whoever is woken by the first
-/// message asks Redis after all of these have come, so the others say nothing new.
+/// Returns the events, each release once: a cluster publishes it on both sorts of channel. A waiter that the first
+/// message wakes tries after all of these have come, so the others add nothing.
 fn without_echoes(events: Vec<PubSubEvent>) -> VecDeque<PubSubEvent> {
     let mut told = HashSet::new();
     let mut is_new = |event: &PubSubEvent| match event {
@@ -427,7 +425,7 @@ fn without_echoes(events: Vec<PubSubEvent>) -> VecDeque<PubSubEvent> {
     events.into_iter().filter(|event| is_new(event)).collect()
 }
 
-/// What became of a script, as the core sees it.
+/// Returns the outcome of a script for the core.
 pub(super) fn settled(result: Result<Answer, CallError>) -> Result<Reply, Failure> {
     let known =
         |value| read(value).ok_or_else(|| Failure::Refused("a reply of no known type".to_owned()));

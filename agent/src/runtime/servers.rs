@@ -27,21 +27,20 @@ pub enum Backend {
     Cluster(Cluster),
 }
 
-/// Which servers, and how they are spoken to.
+/// The servers, and the settings of connections to them.
 #[derive(Debug)]
 pub struct ServersStart {
-    /// Who we are in Redis.
+    /// The client id of this agent's holders in Redis.
     pub client: ClientId,
     pub main: Backend,
-    /// How releases are to be published in a cluster that can.
+    /// The way to publish releases in a cluster that supports it.
     pub cluster_messages: Publish,
     /// The servers of red locks, in the order in which the settings name them.
     pub red: Vec<Target>,
-    /// How long a connection may take to be made.
     pub connect_timeout: Duration,
 }
 
-/// What comes from all of them.
+/// Events from all servers.
 pub(super) type News = SelectAll<BoxStream<'static, (Node, FromRedis)>>;
 
 enum MainSide {

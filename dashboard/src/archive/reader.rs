@@ -183,15 +183,15 @@ impl Reader {
                     Some(lock) => {
                         let name = lock.name.as_bytes();
                         let of = params![from, to, MAX_EVENTS, &*lock.deployment, lock.db, name];
-                        events.query_map(of, told)?.collect::<rusqlite::Result<Vec<_>>>()?
+                        events.query_map(of, past_event)?.collect::<rusqlite::Result<Vec<_>>>()?
                     }
                     None => events
-                        .query_map(params![from, to, MAX_EVENTS], told)?
+                        .query_map(params![from, to, MAX_EVENTS], past_event)?
                         .collect::<rusqlite::Result<Vec<_>>>()?,
                 };
                 all.extend(rows.into_iter().flatten());
             }
-            all.sort_by_key(|told| told.at);
+            all.sort_by_key(|event| event.at);
             if newest_first {
                 all.reverse();
             }
@@ -324,7 +324,7 @@ fn hold(row: &Row<'_>) -> rusqlite::Result<PastHoldView> {
 }
 
 /// Parses one event; none if the row's name cannot be a lock's.
-fn told(row: &Row<'_>) -> rusqlite::Result<Option<Told>> {
+fn past_event(row: &Row<'_>) -> rusqlite::Result<Option<Told>> {
     let Some(lock) = lock(row, 1)? else { return Ok(None) };
     let (at, subject, detail) = (instant(row.get(0)?), row.get(4)?, row.get(5)?);
     let event = row.get(6)?;

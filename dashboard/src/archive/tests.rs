@@ -125,9 +125,10 @@ async fn events_are_in_order_for_one_lock_and_for_all() {
         ],
     )
     .await;
-    let told = async |lock, from, to| -> Vec<(String, u64)> {
-        let told = reader.between(lock, SteadyMillis(from), SteadyMillis(to), false).await.unwrap();
-        told.iter().map(|told| (told.event.clone(), told.at.0)).collect()
+    let events = async |lock, from, to| -> Vec<(String, u64)> {
+        let found =
+            reader.between(lock, SteadyMillis(from), SteadyMillis(to), false).await.unwrap();
+        found.iter().map(|event| (event.event.clone(), event.at.0)).collect()
     };
     let all = [
         ("taken", 1_000),
@@ -138,9 +139,9 @@ async fn events_are_in_order_for_one_lock_and_for_all() {
         ("ended", 4_000),
     ]
     .map(|(event, at)| (event.to_owned(), at));
-    assert_eq!(told(None, 0, 9_000).await, all);
-    assert_eq!(told(None, 1_500, 2_500).await, all[1..3]);
-    assert_eq!(told(Some(lock(b"b")), 0, 9_000).await, [all[1].clone(), all[3].clone()]);
+    assert_eq!(events(None, 0, 9_000).await, all);
+    assert_eq!(events(None, 1_500, 2_500).await, all[1..3]);
+    assert_eq!(events(Some(lock(b"b")), 0, 9_000).await, [all[1].clone(), all[3].clone()]);
     let problem =
         &reader.between(None, SteadyMillis(2_500), SteadyMillis(2_500), true).await.unwrap()[0];
     assert_eq!((problem.subject.as_str(), problem.detail.as_deref()), ("stuck", Some("sure")));

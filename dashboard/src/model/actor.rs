@@ -187,7 +187,7 @@ pub struct Actor {
     model: Model,
     hub: Arc<Hub>,
     messages: mpsc::Receiver<Message>,
-    /// Senders of read requests by scope; none where the reader has ended.
+    /// Senders of read requests by scope; none if the reader has ended.
     readers: Vec<Option<mpsc::Sender<Vec<ReadRequest>>>>,
     requested: HashMap<(ScopeId, LockName), Vec<oneshot::Sender<ReadingReply>>>,
     published: Instant,
@@ -273,7 +273,7 @@ impl Actor {
                 let reply = self.reply_to(scope, &observation);
                 self.model.observe(scope, observation);
                 if let Some((waiting, reading)) = reply {
-                    // The requester looks into the snapshot next.
+                    // The requester reads the snapshot next.
                     self.publish();
                     for reply in waiting {
                         // The requester may have timed out.

@@ -137,7 +137,7 @@ impl Model {
         let to = self.home(from, name);
         let source = &mut self.scopes[from.0];
         let Some(mut entry) = source.locks.remove(name) else { return };
-        source.schedule.forget(name);
+        source.schedule.remove(name);
         source.contended.remove(name);
         source.awaited.remove(name);
         source.dirty.remove(name);

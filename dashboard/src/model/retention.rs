@@ -92,7 +92,7 @@ impl Model {
         if let Some(free) = entry.free {
             scope.free.remove(&(free, name.clone()));
         }
-        scope.schedule.forget(name);
+        scope.schedule.remove(name);
         scope.contended.remove(name);
         scope.awaited.remove(name);
         scope.acknowledged.remove(name);

@@ -76,8 +76,8 @@ impl Schedule {
         self.deadlines.insert((at, name.clone()));
     }
 
-    /// Drops the lock.
-    pub fn forget(&mut self, name: &LockName) {
+    /// Removes the lock.
+    pub fn remove(&mut self, name: &LockName) {
         if let Some(before) = self.due.remove(name) {
             self.deadlines.remove(&(before, name.clone()));
         }
@@ -99,8 +99,8 @@ impl Schedule {
     /// Sets the locks that open pages show.
     pub fn set_viewed(&mut self, names: impl IntoIterator<Item = LockName>) {
         let before: HashMap<LockName, Option<Moment>> = self.viewed.drain(..).collect();
-        let asked = |name: &LockName| before.get(name).copied().flatten();
-        self.viewed = names.into_iter().map(|name| (name.clone(), asked(&name))).collect();
+        let last_request = |name: &LockName| before.get(name).copied().flatten();
+        self.viewed = names.into_iter().map(|name| (name.clone(), last_request(&name))).collect();
         self.is_viewed = self.viewed.iter().map(|(name, _)| name.clone()).collect();
     }
 
@@ -201,15 +201,15 @@ impl Schedule {
             if taken.len() >= most || self.budget < 1.0 || self.viewed_budget < 1.0 {
                 return;
             }
-            let Some((name, mut asked)) = self.viewed.pop_front() else { return };
-            let newest = last_sent(&name).max(asked);
+            let Some((name, mut last_request)) = self.viewed.pop_front() else { return };
+            let newest = last_sent(&name).max(last_request);
             if newest.is_none_or(|at| now.since(at) >= VIEWED_INTERVAL) && !taken.contains(&name) {
                 self.viewed_budget -= 1.0;
                 self.record_request(&name, now);
-                asked = Some(now);
+                last_request = Some(now);
                 taken.push(name.clone());
             }
-            self.viewed.push_back((name, asked));
+            self.viewed.push_back((name, last_request));
         }
     }
 
@@ -293,7 +293,7 @@ mod tests {
         assert!(schedule.prioritize(&name(2)));
         assert_eq!(schedule.take(at(640), 10, |_| None), []);
         assert_eq!(schedule.take(at(650), 10, |_| None), [name(2)]);
-        schedule.forget(&name(1));
+        schedule.remove(&name(1));
         schedule.take(at(1_650), 10, |_| None);
         assert!(schedule.recent.is_empty() && schedule.recent_order.is_empty());
         let waiting = (0..MAX_URGENT + 10).filter(|i| schedule.prioritize(&name(*i))).count();
@@ -331,7 +331,7 @@ mod tests {
     fn a_dropped_lock_is_not_read() {
         let mut schedule = Schedule::new(1000, at(0));
         schedule.set(&name(1), at(0));
-        schedule.forget(&name(1));
+        schedule.remove(&name(1));
         assert_eq!(schedule.take(at(100), 10, |_| None), []);
     }
 }

@@ -185,7 +185,7 @@ impl Scope {
         self.locks.is_empty() && self.removed.is_empty()
     }
 
-    /// Returns whether a restart is over: all locks that it concerns have been read since.
+    /// Returns whether all locks that a restart concerns have been read since.
     pub(super) fn is_restart_over(&self) -> bool {
         let Some(restart) = self.restart.as_ref().filter(|_| self.readable_since.is_some()) else {
             return false;

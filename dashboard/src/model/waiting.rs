@@ -1,7 +1,7 @@
 //! The waiters of one lock.
 //!
 //! Entries of a fair lock's queue and observed attempts name their waiters. Subscribers of its channel are only counted, and
-//! one of them may stand for many threads.
+//! one of them may represent many threads.
 
 use std::time::Duration;
 
@@ -28,7 +28,7 @@ pub struct Waiter {
     pub from: Moment,
     /// The last instant at which it was seen to wait.
     pub seen: Moment,
-    /// Attempts seen so far; none where attempts cannot be seen.
+    /// Attempts seen so far; none if attempts cannot be seen.
     pub attempts: Option<u32>,
     pub source: Source,
     /// The instant from which it counts as having given up unless it is seen again; none: as long as its queue entry lasts.
@@ -199,7 +199,7 @@ impl Waiting {
     }
 
     /// Drops waiters that only this source has shown. Returns true if anything changed.
-    pub fn forget(&mut self, source: Source) -> bool {
+    pub fn remove_source(&mut self, source: Source) -> bool {
         let before = self.waiters().count();
         self.waiters.retain(|waiter| waiter.source != source);
         self.waiters().count() != before

@@ -108,12 +108,12 @@ impl Agents {
 
     /// Looks up some of the holders. Returns the error if Redis refuses that.
     pub(super) async fn look_up(&mut self) -> Result<Option<ServerError>, CallError> {
-        let asked = self.choose();
-        if asked.is_empty() {
+        let lookups = self.choose();
+        if lookups.is_empty() {
             return Ok(None);
         }
         let (at, steady) = (now(), SteadyMillis::now());
-        let mut agents: Vec<ClientId> = asked.iter().map(|(id, _)| id.client).collect();
+        let mut agents: Vec<ClientId> = lookups.iter().map(|(id, _)| id.client).collect();
         agents.sort_unstable();
         agents.dedup();
         let mut lengths = Vec::new();
@@ -122,7 +122,7 @@ impl Agents {
             lengths.push(["HSTRLEN".into(), key.clone(), "pid".into()].to_vec());
             lengths.push(["HSTRLEN".into(), key, "host".into()].to_vec());
         }
-        for (id, _) in &asked {
+        for (id, _) in &lookups {
             let key = keys::agent_holders(&id.client);
             lengths.push(["HSTRLEN".into(), key, id.thread.to_string().into()].to_vec());
         }
@@ -144,12 +144,12 @@ impl Agents {
             length(&lengths[1]).is_some_and(|length| (1..=MAX_HOST).contains(&length))
         });
         let hosts = self.hosts(hosted.map(|(id, _)| *id).collect()).await?;
-        let short = asked.iter().zip(of_holders).filter(|(_, reply)| {
+        let short = lookups.iter().zip(of_holders).filter(|(_, reply)| {
             length(reply).is_some_and(|length| (1..=MAX_ENTRY).contains(&length))
         });
         let entries = self.entries(short.map(|((id, _), _)| *id).collect()).await?;
-        let mut holders = Vec::with_capacity(asked.len());
-        for ((id, lock), reply) in asked.into_iter().zip(of_holders) {
+        let mut holders = Vec::with_capacity(lookups.len());
+        for ((id, lock), reply) in lookups.into_iter().zip(of_holders) {
             let Some(length) = length(reply) else { continue };
             // An entry that is too long, or gone since its length was read, still shows that the agent knows the holder.
             let entry = entries.get(&id).map(Vec::as_slice).unwrap_or_default();
@@ -179,10 +179,10 @@ impl Agents {
             }
         }
         let room = HOLDERS - known.len().min(HOLDERS / 2);
-        let mut asked = next_part(new, &mut self.after.0, room);
-        let room = HOLDERS - asked.len();
-        asked.extend(next_part(known, &mut self.after.1, room));
-        asked
+        let mut lookups = next_part(new, &mut self.after.0, room);
+        let room = HOLDERS - lookups.len();
+        lookups.extend(next_part(known, &mut self.after.1, room));
+        lookups
     }
 
     async fn hosts(&self, agents: Vec<ClientId>) -> Result<HashMap<ClientId, Arc<str>>, CallError> {
@@ -196,8 +196,11 @@ impl Agents {
         Ok(hosts.collect())
     }
 
-    async fn entries(&self, asked: Vec<HolderId>) -> Result<HashMap<HolderId, Vec<u8>>, CallError> {
-        let parts: Vec<&[HolderId]> = asked
+    async fn entries(
+        &self,
+        lookups: Vec<HolderId>,
+    ) -> Result<HashMap<HolderId, Vec<u8>>, CallError> {
+        let parts: Vec<&[HolderId]> = lookups
             .chunk_by(|a, b| a.client == b.client)
             .flat_map(|of_one| of_one.chunks(FIELDS))
             .collect();
@@ -274,14 +277,14 @@ mod tests {
 
     use super::*;
 
-    fn asked(n: i64) -> Lookup {
+    fn lookup(n: i64) -> Lookup {
         let id = HolderId::new(ClientId::from_random([1; 16]), n);
         (id, LockName::new(n.to_string().as_bytes()).unwrap())
     }
 
     #[test]
     fn every_holder_is_looked_up_in_rotation() {
-        let list: Vec<Lookup> = (0..10).map(asked).collect();
+        let list: Vec<Lookup> = (0..10).map(lookup).collect();
         let mut after = None;
         let mut seen = HashSet::new();
         for _ in 0..4 {
@@ -307,8 +310,8 @@ mod tests {
         let long = format!(r#"{{"comm":"{}"}}"#, "x".repeat(4_000));
         assert_eq!(identity(&long).comm.unwrap().len(), MAX_TEXT);
         assert_eq!(identity(r#"{"pid":null,"comm":null,"client":""}"#), HolderIdentity::default());
-        for odd in ["", "null", "[]", r#"{"pid":-1}"#, r#"{"pid":"x"}"#, "{\"comm\":\"\u{7}"] {
-            assert_eq!(identity(odd), HolderIdentity::default(), "{odd}");
+        for invalid in ["", "null", "[]", r#"{"pid":-1}"#, r#"{"pid":"x"}"#, "{\"comm\":\"\u{7}"] {
+            assert_eq!(identity(invalid), HolderIdentity::default(), "{invalid}");
         }
     }
 }

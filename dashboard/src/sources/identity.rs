@@ -1,6 +1,6 @@
 //! The clients that are connected to the server, listed within bounds, since each of them costs the server time.
 //!
-//! MONITOR shows the address of a holder's client; this source checks whether anybody is still connected from there. It also
+//! MONITOR shows the address of a holder's client; this source checks whether any client is still connected from there. It also
 //! reads the holder registry, in which agents publish their holders.
 
 use std::collections::HashSet;

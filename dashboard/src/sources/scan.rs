@@ -148,7 +148,7 @@ impl Scan {
             self.status.set(SourceState::On, "a scan is in progress");
         }
         let mut waiting = Vec::new();
-        let mut asked = Instant::now();
+        let mut discovered = Instant::now();
         let mut cursor = Vec::from(*b"0");
         let generation = self.link.state().borrow().generation;
         loop {
@@ -175,9 +175,9 @@ impl Scan {
             waiting.extend(candidates);
             pacer.spend(COUNT);
             let last = cursor == b"0";
-            if last || waiting.len() >= CANDIDATES || asked.elapsed() >= CANDIDATES_INTERVAL {
+            if last || waiting.len() >= CANDIDATES || discovered.elapsed() >= CANDIDATES_INTERVAL {
                 self.discover(pacer, state, std::mem::take(&mut waiting)).await?;
-                asked = Instant::now();
+                discovered = Instant::now();
             }
             self.progress(state);
             if last {

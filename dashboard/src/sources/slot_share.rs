@@ -13,7 +13,7 @@ use tokio::time::Instant;
 
 /// The validity of a node's list of clients.
 const CLIENTS_VALIDITY: Duration = Duration::from_secs(45);
-/// The time for which a connection to a node without slots is kept after the last redirect to it.
+/// The time for which a connection to a node without slots stays open after the last redirect to it.
 const PROVISIONAL_VALIDITY: Duration = Duration::from_secs(30);
 /// The most connections to such nodes.
 const MAX_PROVISIONAL: usize = 16;

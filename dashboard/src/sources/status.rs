@@ -18,7 +18,7 @@ use crate::sources::view::{Down, Progress, ServerView, SourceState, SourceView};
 #[derive(Debug)]
 pub struct SourceStatus {
     pub deployment: Arc<str>,
-    /// The server's address, with the database where there are several.
+    /// The server's address, with the database if there are several.
     pub node: String,
     pub source: Source,
     now: Mutex<Now>,
@@ -149,7 +149,7 @@ pub struct Server {
 }
 
 impl Server {
-    /// Returns its description of itself; none while it cannot be reached.
+    /// Returns the facts that the server reports; none while it cannot be reached.
     #[must_use]
     pub fn info(&self) -> Option<Arc<ServerInfo>> {
         match &self.link.borrow().status {

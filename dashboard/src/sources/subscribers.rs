@@ -57,8 +57,8 @@ impl Subscribers {
         let mut after: Option<(ScopeId, LockName)> = None;
         loop {
             let Some(server) = wait_until_up(&self.link, &self.status).await else { return };
-            let asked = self.next(&mut after);
-            match self.count(asked, server.has_shards()).await {
+            let requested = self.next(&mut after);
+            match self.count(requested, server.has_shards()).await {
                 Ok(()) => {
                     self.status.set(SourceState::On, "");
                     self.status.succeeded();
@@ -96,13 +96,13 @@ impl Subscribers {
             others.truncate(room);
             *after = others.last().map(|(scope, lock)| (*scope, lock.id.name.clone()));
         }
-        let asked = |(scope, lock): (ScopeId, &LockView)| Requested {
+        let requested = |(scope, lock): (ScopeId, &LockView)| Requested {
             scope,
             name: lock.id.name.clone(),
             channel: channel(lock),
             was_awaited: lock.waiting > 0,
         };
-        awaited.into_iter().chain(others).map(asked).collect()
+        awaited.into_iter().chain(others).map(requested).collect()
     }
 
     fn is_counted(&self, lock: &LockView) -> bool {
@@ -112,20 +112,23 @@ impl Subscribers {
             && self.share.has(&lock.id.name)
     }
 
-    async fn count(&self, asked: Vec<Requested>, shards: bool) -> Result<(), CallError> {
-        for asked in asked.chunks(NAMES) {
-            let mut counts = self.count_channels("NUMSUB", asked).await?;
+    async fn count(&self, requested: Vec<Requested>, shards: bool) -> Result<(), CallError> {
+        for requested in requested.chunks(NAMES) {
+            let mut counts = self.count_channels("NUMSUB", requested).await?;
             if shards {
-                for (channel, count) in self.count_channels("SHARDNUMSUB", asked).await? {
+                for (channel, count) in self.count_channels("SHARDNUMSUB", requested).await? {
                     let others = count.saturating_sub(self.shards.dashboards(&channel));
                     *counts.entry(channel).or_default() += others;
                 }
             }
             let mut of_scope: HashMap<ScopeId, Vec<(LockName, u64)>> = HashMap::new();
-            for asked in asked {
-                let count = counts.get(&asked.channel).copied().unwrap_or(0);
-                if count > 0 || asked.was_awaited {
-                    of_scope.entry(asked.scope).or_default().push((asked.name.clone(), count));
+            for requested in requested {
+                let count = counts.get(&requested.channel).copied().unwrap_or(0);
+                if count > 0 || requested.was_awaited {
+                    of_scope
+                        .entry(requested.scope)
+                        .or_default()
+                        .push((requested.name.clone(), count));
                 }
             }
             for (scope, counts) in of_scope {

@@ -9,7 +9,7 @@ use redisson::Moment;
 use redisson::script::Call;
 use service_kit::trace::TraceParent;
 
-use crate::core::ops::OpId;
+use crate::core::ids::OpId;
 use crate::journal::Record;
 use crate::protocol::resp::Outgoing;
 use crate::types::SessionId;

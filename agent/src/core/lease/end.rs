@@ -13,18 +13,14 @@ impl Core {
     /// Takes a hold out of everything that knows it, and counts its end.
     pub(in crate::core) fn remove_hold(&mut self, number: Number, end: End) -> Option<Ending> {
         let hold = self.leases.remove(number)?;
-        self.quota.remove(hold.uid);
-        if let Some(asked) = hold.asking.and_then(|id| self.take_question(id)) {
+        if let Some(asked) = hold.asking.and_then(|id| self.take_update(id)) {
             // There is nothing left to change, and nothing may keep in Redis what is to be released there.
             spans::outcome(&asked.span, "error");
             self.answer(asked.slot, Self::lost(&hold.name, end));
         }
         self.sessions.remove_hold(hold.owner, &hold.name, hold.kind);
-        let state = self.lock_mut(&hold.name);
-        state.readers.remove(&number);
-        if state.hold == Some(number) {
-            state.hold = None;
-        }
+        self.track(&hold.name);
+        self.locks.remove_hold(&hold.name, number, hold.uid);
         let group = self.group_label(&hold.name);
         let (kind, held) = (hold.kind, self.now.since(hold.granted));
         self.effects.report(Report::HoldEnded { group, kind, number, end, held });
@@ -47,7 +43,7 @@ impl Core {
         // What a dead worker has lost is nobody's loss.
         let is_loss = end.is_loss() && hold.kept_back.is_none();
         if is_loss {
-            let (holder, pid) = (self.field(kind, number), self.worker_pid(owner));
+            let (holder, pid) = (self.numbers.field(kind, number), self.worker_pid(owner));
             self.effects.log_bounded(self.now, || LogLine::LockLost {
                 lock: name.clone(),
                 holder,

@@ -5,11 +5,11 @@ use std::sync::Arc;
 use redisson::{Kind, Lease, LockName, Moment};
 use tracing::Span;
 
-use crate::core::OpId;
+use crate::core::ids::{OpId, Owner};
 use crate::core::lease::lock_delay::KeptBack;
 use crate::core::lease::node_leases::NodeLeases;
-use crate::core::session::Owner;
 use crate::core::session::reply::Grant;
+use crate::core::units::millis;
 use crate::types::Number;
 
 /// The way a hold's lease ends or goes on.
@@ -86,11 +86,6 @@ pub(in crate::core) struct NewHold {
     pub(in crate::core) lapsing: bool,
     pub(in crate::core) trace: Option<Box<str>>,
     pub(in crate::core) span: Span,
-}
-
-/// Milliseconds, as replies give them.
-pub(in crate::core) fn millis(duration: std::time::Duration) -> u64 {
-    u64::try_from(duration.as_millis()).unwrap_or(u64::MAX)
 }
 
 impl Hold {

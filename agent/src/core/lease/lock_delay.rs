@@ -30,7 +30,7 @@ impl Core {
     pub(in crate::core) fn keep_back(&mut self, number: Number, session: &Session, until: Moment) {
         // The worker's pending update no longer matters; an EXTEND could even end the hold before its time.
         let update = self.leases.take_update(number);
-        if let Some(update) = update.and_then(|id| self.take_question(id)) {
+        if let Some(update) = update.and_then(|id| self.take_update(id)) {
             spans::outcome(&update.span, "error");
         }
         let (peer, client) = (session.peer.clone(), client_name(session));

@@ -18,7 +18,7 @@ use std::time::Duration;
 
 use redisson::{Lease, Moment};
 
-use crate::core::ops::OpId;
+use crate::core::ids::OpId;
 use crate::core::ops::update::Change;
 use crate::core::timer::Timers;
 use crate::types::{End, Number, SessionId};

@@ -4,8 +4,8 @@ use redisson::Lease;
 use tracing::Span;
 
 use crate::core::Core;
+use crate::core::ids::{Owner, Slot};
 use crate::core::ops::update::{Change, HoldUpdate};
-use crate::core::session::{Owner, Slot};
 use crate::protocol::command::HoldRequest;
 
 impl Core {

@@ -136,7 +136,7 @@ impl Core {
         }
         let slept = self.leases.shortest().is_some_and(|shortest| gap > shortest / 3);
         if slept {
-            let gap_ms = crate::core::lease::hold::millis(gap);
+            let gap_ms = crate::core::units::millis(gap);
             self.effects.log(LogLine::Slept { gap_ms });
         }
         slept

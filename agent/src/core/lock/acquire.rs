@@ -7,13 +7,12 @@ use redisson::script::MAX_READ_COUNT;
 use redisson::{Family, Kind, LockName, keys};
 use tracing::Span;
 
+use crate::core::ids::{OpId, Owner, Slot, WaiterId};
 use crate::core::lease::hold::LeaseMode;
-use crate::core::lock::waiter::{Waiter, WaiterId};
-use crate::core::ops::OpId;
+use crate::core::lock::waiter::Waiter;
 use crate::core::ops::acquire::Attempt;
 use crate::core::ops::operation::Verb;
 use crate::core::ops::update::{Change, HoldUpdate};
-use crate::core::session::{Owner, Slot};
 use crate::core::side::Side;
 use crate::core::{Core, Report, spans};
 use crate::protocol::command::{LockRequest, Wait};
@@ -90,7 +89,7 @@ impl Core {
         if let Some(refusal) = self.wrong_session(slot, request.session.as_deref(), &request.name) {
             return Some(refusal);
         }
-        if self.draining {
+        if self.locks.is_draining() {
             return Some(Self::draining(&request.name));
         }
         let session = self.sessions.get(&slot.session)?;
@@ -117,7 +116,7 @@ impl Core {
         if let Some(refusal) = self.wrong_kind(slot, request) {
             return Some(refusal);
         }
-        (self.waiters.len() >= self.settings.max_waiters).then(|| {
+        (self.locks.waiting() >= self.settings.max_waiters).then(|| {
             Frame::Error(format!(
                 "LIMIT `{}` is not tried: {} commands wait for locks already (--max-waiters)",
                 request.name, self.settings.max_waiters
@@ -187,23 +186,19 @@ impl Core {
 
     /// Sends a waiter's attempt to Redis.
     pub(in crate::core) fn attempt(&mut self, id: WaiterId) -> Option<OpId> {
-        let waiter = self.waiters.get(&id)?;
+        let waiter = self.locks.waiter(id)?;
         let under = (waiter.kind == Kind::Read)
             .then(|| self.hold_of(waiter.owner, &waiter.name, Side::Exclusive))
             .flatten();
         let attempt = self.attempt_of(waiter, id, under);
         if attempt.kind == Kind::Red {
             let quorum = self.attempt_red(&attempt);
-            if let Some(waiter) = self.waiters.get_mut(&id) {
-                waiter.asking = Some(quorum);
-            }
+            self.locks.begin_attempt(id, quorum);
             return Some(quorum);
         }
         // Repeated for as long as its waiter waits.
         let op = self.send(Verb::Acquire(attempt), Duration::MAX);
-        if let Some(waiter) = self.waiters.get_mut(&id) {
-            waiter.asking = Some(op);
-        }
+        self.locks.begin_attempt(id, op);
         Some(op)
     }
 
@@ -226,7 +221,7 @@ impl Core {
     /// Returns the longest sleep of a refused waiter: until the reported lease is over, and no longer than
     /// is set.
     pub(in crate::core) fn poll(&mut self, pttl_ms: Option<u64>) -> Duration {
-        let jitter = u32::try_from(self.jitter() % 20).unwrap_or(0);
+        let jitter = u32::try_from(self.numbers.jitter() % 20).unwrap_or(0);
         let poll = self.settings.poll_max * (100 - jitter) / 100;
         pttl_ms.map_or(poll, |ms| poll.min(Duration::from_millis(ms.saturating_add(1))))
     }

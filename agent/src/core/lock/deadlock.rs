@@ -5,7 +5,7 @@ use std::collections::HashSet;
 use redisson::LockName;
 
 use crate::core::Core;
-use crate::core::session::Owner;
+use crate::core::ids::Owner;
 use crate::protocol::command::Wait;
 
 impl Core {
@@ -17,8 +17,7 @@ impl Core {
         let mut seen = HashSet::new();
         while let Some(name) = wanted.pop() {
             let Some(state) = self.locks.get(name).filter(|_| seen.insert(name)) else { continue };
-            let holders = state.hold.iter().chain(&state.readers);
-            for hold in holders.filter_map(|number| self.leases.get(*number)) {
+            for hold in state.holds().filter_map(|number| self.leases.get(number)) {
                 let Some(session) = self.sessions.get(&hold.owner.session) else { continue };
                 let multi = session.multi.get(&hold.owner.owner);
                 if multi.is_some_and(|multi| multi.gives_way(hold.number)) {
@@ -32,7 +31,7 @@ impl Core {
                     continue;
                 }
                 let wait = session.waits.get(&hold.owner.owner);
-                let wait = wait.and_then(|number| self.waiters.get(number));
+                let wait = wait.and_then(|number| self.locks.waiter(*number));
                 wanted.extend(
                     wait.filter(|waiter| waiter.wait == Wait::Forever).map(|waiter| &waiter.name),
                 );

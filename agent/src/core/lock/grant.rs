@@ -4,8 +4,9 @@ use std::sync::Arc;
 
 use redisson::{Kind, Moment};
 
+use crate::core::ids::WaiterId;
 use crate::core::lease::hold::{LeaseMode, NewHold};
-use crate::core::lock::waiter::{Waiter, WaiterId};
+use crate::core::lock::waiter::Waiter;
 use crate::core::ops::acquire::Attempt;
 use crate::core::session::reply::Reply;
 use crate::core::{Core, Report};
@@ -21,7 +22,7 @@ impl Core {
     ) {
         let Attempt { name, kind, waiter, number, lease, under } = attempt;
         if let Some(token) = token {
-            self.fences.saw(name, token);
+            self.locks.saw_token(name, token);
         }
         if let Some(successor) = self.pick_successor(attempt, sent) {
             return self.grant(successor, *number, sent, token);
@@ -45,13 +46,13 @@ impl Core {
         if self.now >= lease.lost_at(lease.valid_until(sent), self.settings.lost_margin) {
             return None;
         }
-        if self.waiters.contains_key(waiter) {
+        if self.locks.has_waiter(*waiter) {
             return Some(*waiter);
         }
         // Its waiter has gone. Nobody was ever told of the number, so it may be the next one's. But a fair lock's next one
         // may be another client's, and a read under a write hold is its owner's alone.
         let next = *self.locks.get(name)?.queue.front()?;
-        let same = self.waiters.get(&next).is_some_and(|waiter| {
+        let same = self.locks.waiter(next).is_some_and(|waiter| {
             waiter.kind == *kind && waiter.lease.unwrap_or(self.settings.lease) == *lease
         });
         (same && under.is_none() && *kind != Kind::Fair).then_some(next)
@@ -89,7 +90,7 @@ impl Core {
         let Waiter { name, kind, owner, uid, slot, lease, trace, .. } = waiter;
         let mode = if lease.is_some() { LeaseMode::Fixed } else { LeaseMode::Renewed };
         let lease = lease.unwrap_or(self.settings.lease);
-        let jitter = self.jitter();
+        let jitter = self.numbers.jitter();
         let hold = NewHold {
             number,
             name: name.clone(),
@@ -108,15 +109,10 @@ impl Core {
             trace,
             span,
         };
-        self.quota.add(uid);
         let grant = self.leases.insert(hold).grant(waited_ms);
         self.effects.report(Report::HoldBegan { group, kind, number });
-        let state = self.lock_mut(&name);
-        if kind == Kind::Read {
-            state.readers.insert(number);
-        } else {
-            state.hold = Some(number);
-        }
+        self.track(&name);
+        self.locks.add_hold(&name, kind, number, uid);
         self.sessions.add_hold(owner, name, kind, number);
         self.journal_hold(number);
         self.answer_with(slot, Reply::Grant(grant));

@@ -13,12 +13,12 @@ use std::time::Duration;
 use redisson::{LockName, Moment};
 use tracing::Span;
 
-use crate::core::lease::hold::{Hold, LeaseMode, millis};
+use crate::core::ids::{Owner, Slot};
+use crate::core::lease::hold::{Hold, LeaseMode};
 use crate::core::ops::update::{Change, HoldUpdate};
 use crate::core::session::reply::{Grant, Reply};
-use crate::core::session::{Owner, Slot};
 use crate::core::side::Side;
-use crate::core::timer::Timer;
+use crate::core::units::millis;
 use crate::core::{Core, Report};
 use crate::protocol::command::{HoldRequest, LockRequest, Wait};
 use crate::protocol::resp::{Frame, Outgoing};
@@ -272,7 +272,7 @@ impl Core {
 
     /// Asks for one member.
     fn ask(&mut self, owner: Owner, index: usize) {
-        let (now, share) = (self.now, u32::try_from(self.jitter() % 25).unwrap_or(0));
+        let (now, share) = (self.now, u32::try_from(self.numbers.jitter() % 25).unwrap_or(0));
         let Some(multi) = self.multi_mut(owner) else { return };
         let mut request = multi.requests[index].clone();
         if request.wait != Wait::AtMost(Duration::ZERO) && multi.until != Moment::NEVER {
@@ -292,14 +292,8 @@ impl Core {
         if behind.into_iter().any(|member| matches!(multi.members[*member], Member::Taken(_))) {
             patience /= OUT_OF_ORDER;
         }
-        self.be_patient(owner, if holds_some { now + patience } else { Moment::NEVER });
+        self.sessions.set_patience(owner, if holds_some { now + patience } else { Moment::NEVER });
         self.lock(slot, request);
-    }
-
-    fn be_patient(&mut self, owner: Owner, until: Moment) {
-        let Some(multi) = self.sessions.multi_mut(owner) else { return };
-        let timer = Timer::Multi(owner.session, owner.owner);
-        self.timers.set(&mut multi.armed, until, timer);
     }
 
     /// It has waited for one long enough while it held others: they are given back, its place is kept.
@@ -325,7 +319,7 @@ impl Core {
 
     /// All are taken: what was asked as their lease begins now for all of them. Watched holds stay watched.
     fn lease_all(&mut self, owner: Owner) {
-        self.be_patient(owner, Moment::NEVER);
+        self.sessions.set_patience(owner, Moment::NEVER);
         let Some(multi) = self.multi_mut(owner) else { return };
         multi.leased = true;
         let (slot, lease) = (multi.slot, multi.requests[0].lease);
@@ -358,7 +352,7 @@ impl Core {
 
     /// Everything is done: tells its worker.
     fn finish(&mut self, owner: Owner) {
-        self.be_patient(owner, Moment::NEVER);
+        self.sessions.set_patience(owner, Moment::NEVER);
         let Some(multi) = self.sessions.end_multi(owner) else { return };
         if let Goal::GiveUp(reply) = multi.goal {
             return self.answer(multi.slot, reply);

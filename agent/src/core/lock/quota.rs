@@ -2,7 +2,7 @@
 
 use std::collections::HashMap;
 
-use crate::core::session::{Owner, Slot};
+use crate::core::ids::{Owner, Slot};
 use crate::core::side::Side;
 use crate::core::{Core, Report};
 use crate::policy::{Denial, Policy};
@@ -18,11 +18,19 @@ pub(in crate::core) struct Quota {
 }
 
 impl Quota {
-    pub(in crate::core) fn add(&mut self, uid: u32) {
+    pub(super) fn set_policy(&mut self, policy: Option<Policy>) {
+        self.policy = policy;
+    }
+
+    pub(super) fn is_limited(&self) -> bool {
+        self.policy.is_some()
+    }
+
+    pub(super) fn add(&mut self, uid: u32) {
         *self.counts.entry(uid).or_default() += 1;
     }
 
-    pub(in crate::core) fn remove(&mut self, uid: u32) {
+    pub(super) fn remove(&mut self, uid: u32) {
         if let Some(count) = self.counts.get_mut(&uid) {
             *count = count.saturating_sub(1);
             if *count == 0 {
@@ -42,7 +50,7 @@ impl Quota {
     }
 
     #[cfg(test)]
-    pub(in crate::core) fn is_empty(&self) -> bool {
+    pub(super) fn is_empty(&self) -> bool {
         self.counts.is_empty()
     }
 }
@@ -50,12 +58,14 @@ impl Quota {
 impl Core {
     /// Sets the policy for new LOCKs; without one all are allowed. Existing holds stay.
     pub fn set_policy(&mut self, policy: Option<Policy>) {
-        self.quota.policy = policy;
+        self.locks.set_policy(policy);
     }
 
     /// Returns the refusal of a LOCK that the policy denies. An owner that holds the lock may enter it again.
     pub(in crate::core) fn denied(&mut self, slot: Slot, request: &LockRequest) -> Option<Frame> {
-        self.quota.policy.as_ref()?;
+        if !self.locks.quota().is_limited() {
+            return None;
+        }
         let owner = Owner { session: slot.session, owner: request.owner };
         let held = Side::BOTH.iter().any(|side| {
             let number = self.hold_of(owner, &request.name, *side);
@@ -65,7 +75,7 @@ impl Core {
         if held {
             return None;
         }
-        let denial = self.quota.denial(peer, request)?;
+        let denial = self.locks.quota().denial(peer, request)?;
         self.effects.report(Report::PolicyDenial(denial.reason));
         Some(Frame::Error(format!("DENIED `{}` {}", request.name, denial.text)))
     }

@@ -5,23 +5,20 @@ use std::time::Duration;
 use redisson::{Family, Kind, Lease, LockName, Moment};
 use tracing::Span;
 
+use crate::core::ids::{OpId, Owner, Slot};
 use crate::core::lock::state::Contest;
-use crate::core::ops::OpId;
 use crate::core::ops::acquire::Attempt;
 use crate::core::ops::hand_over::HandOver;
 use crate::core::ops::operation::Verb;
 use crate::core::ops::release::{Ending, Release};
 use crate::core::ops::undo::Undo;
 use crate::core::ops::update::{Change, HoldUpdate};
-use crate::core::session::{Owner, Slot};
 use crate::core::side::Side;
-use crate::core::{Core, Report};
+use crate::core::{Core, Report, Settings};
 use crate::protocol::command::HoldRequest;
 use crate::protocol::resp::Frame;
 use crate::types::{End, Number};
 
-/// However short the holders' turns, the lock is truly released that often.
-const ALWAYS_RELEASE_AFTER: Duration = Duration::from_secs(1);
 /// After a true release for others we leave the lock alone for three round trips, within these bounds.
 const STAND_BACK: (Duration, Duration) = (Duration::from_millis(5), Duration::from_millis(50));
 
@@ -105,23 +102,20 @@ impl Core {
         self.link_to_predecessor(next.waiter, ending.number, &ending.place);
         let give_up = self.worth_repeating(ending.longest.max(next.lease));
         let id = self.send(Verb::HandOver(HandOver { from: ending, to: next }), give_up);
-        if let Some(state) = self.locks.get_mut(&name) {
-            state.contest = Contest::Asking(id);
-        }
+        self.locks.begin_contest(&name, id);
     }
 
     /// Leaves the lock to other hosts for a moment.
     pub(in crate::core) fn stand_back(&mut self, name: &LockName) {
         let until = self.now + (self.ops.round_trip() * 3).clamp(STAND_BACK.0, STAND_BACK.1);
-        if let Some(state) = self.locks.get_mut(name) {
-            state.stand_back_until = until;
+        if self.locks.stand_back(name, until) {
             self.effects.report(Report::Yielded);
         }
     }
 
     /// Takes the pending update of a hold: it is not sent to Redis any more.
-    pub(in crate::core) fn take_question(&mut self, id: OpId) -> Option<HoldUpdate> {
-        if let Some(asked) = self.take_update_quorum(id) {
+    pub(in crate::core) fn take_update(&mut self, id: OpId) -> Option<HoldUpdate> {
+        if let Some(asked) = self.red.take_update(id) {
             return Some(asked);
         }
         match self.take_op(id)?.verb {
@@ -135,7 +129,7 @@ impl Core {
     fn next_in_line(&self, ending: &Ending) -> Option<Attempt> {
         let state = self.locks.get(&ending.name)?;
         let next = *state.queue.front()?;
-        let waiter = self.waiters.get(&next)?;
+        let waiter = self.locks.waiter(next)?;
         // An attempt made before a hold of an earlier run was taken up again may still run: under the number that would
         // be handed the lock, and its late grant would be undone at the cost of that hold.
         if waiter.asking.is_some() || matches!(state.contest, Contest::Asking(_)) {
@@ -149,19 +143,15 @@ impl Core {
             _ => false,
         };
         // Where replicas are missing it would only keep who releases waiting for them.
-        let can = !self.draining && !self.short_of_replicas;
+        let can = !self.locks.is_draining() && !self.ops.is_short_of_replicas();
         (fits && can).then(|| self.attempt_of(waiter, next, None))
     }
 
     /// Returns whether local waiters have had the lock among themselves for long enough.
     fn must_yield(&self, name: &LockName) -> bool {
-        let Some(state) = self.locks.get(name) else { return false };
-        let held_here = self.now.since(state.taken_at);
-        let others_may_wait = state.others.unwrap_or(true);
-        held_here >= ALWAYS_RELEASE_AFTER
-            || (others_may_wait
-                && (state.handovers >= self.settings.handover_max
-                    || (state.handovers > 0 && held_here >= self.settings.handover_max_time)))
+        let Settings { handover_max, handover_max_time, .. } = self.settings;
+        let state = self.locks.get(name);
+        state.is_some_and(|state| state.must_yield(self.now, handover_max, handover_max_time))
     }
 
     /// Returns the time for which a script that removes a field is worth retrying: Redis keeps none longer than the
@@ -182,7 +172,7 @@ impl Core {
             return self.release_red(at, ending);
         }
         let give_up = at.since(self.now) + self.worth_repeating(ending.longest);
-        *self.leaving_mut(&ending.name, ending.kind) += 1;
+        self.begin_leaving(&ending.name, ending.kind);
         self.send_at(at, Verb::Release(Release(ending)), give_up);
     }
 
@@ -194,7 +184,7 @@ impl Core {
         number: Number,
         lease: Lease,
     ) {
-        *self.leaving_mut(name, kind) += 1;
+        self.begin_leaving(name, kind);
         let give_up = match kind {
             // A place in a queue ends with no lease: it holds others up until its deadline, which is the later the
             // more stand before it.
@@ -204,17 +194,16 @@ impl Core {
         self.send(Verb::Undo(Undo { name: name.clone(), kind, number }), give_up);
     }
 
-    pub(in crate::core) fn leaving_mut(&mut self, name: &LockName, kind: Kind) -> &mut u32 {
-        let state = self.lock_mut(name);
-        if kind == Kind::Read { &mut state.readers_leaving } else { &mut state.leaving }
+    /// Counts an op that will make a name free for us.
+    pub(in crate::core) fn begin_leaving(&mut self, name: &LockName, kind: Kind) {
+        self.track(name);
+        self.locks.begin_leaving(name, kind);
     }
 
     /// Handles the end of a release or an undo.
     pub(in crate::core) fn on_released(&mut self, name: &LockName, kind: Kind, number: Number) {
         self.journal_gone(number);
-        let leaving = self.leaving_mut(name, kind);
-        *leaving = leaving.saturating_sub(1);
-        if *leaving == 0 {
+        if self.locks.end_leaving(name, kind) {
             self.wake(name);
         }
         self.poll_queue(name);

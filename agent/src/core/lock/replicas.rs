@@ -7,9 +7,10 @@
 use redisson::script::Value;
 use redisson::{Kind, Moment};
 
+use crate::core::ids::OpId;
 use crate::core::lock::waiter::Left;
+use crate::core::ops::Op;
 use crate::core::ops::acquire::Attempt;
-use crate::core::ops::{Op, OpId};
 use crate::core::{Core, LogLine, Report};
 
 /// The answer of WAIT to a script.
@@ -35,13 +36,11 @@ impl Core {
             return None;
         }
         let Confirmed { replicas, refusal } = &op.confirmed;
-        self.short_of_replicas = *replicas < wanted;
-        self.effects.report(Report::Confirmation(if self.short_of_replicas {
-            "too_few"
-        } else {
-            "confirmed"
-        }));
-        if !self.short_of_replicas {
+        let too_few = *replicas < wanted;
+        self.ops.set_short_of_replicas(too_few);
+        let outcome = if too_few { "too_few" } else { "confirmed" };
+        self.effects.report(Report::Confirmation(outcome));
+        if !too_few {
             return None;
         }
         let why = match refusal {
@@ -66,7 +65,7 @@ impl Core {
     pub(in crate::core) fn withdraw(&mut self, attempt: &Attempt, token: Option<u64>, why: &str) {
         let Attempt { name, kind, waiter, number, lease, .. } = attempt;
         if let Some(token) = token {
-            self.fences.saw(name, token);
+            self.locks.saw_token(name, token);
         }
         // Whatever the waiter leaves behind it leaves under another number.
         self.renumber(*waiter);
@@ -74,9 +73,9 @@ impl Core {
         self.leave(*waiter, Left::Failed(format!("UNAVAILABLE `{name}` is not given out: {why}")));
     }
 
-    /// A fair waiter that has gone got a place by an attempt that was still under way: the script that gave up its place
-    /// went by another connection, and may have come first.
-    pub(in crate::core) fn place_for_nobody(&mut self, attempt: &Attempt) {
+    /// Removes a position that a fair waiter got after it had left, by an attempt still under way: the script that gave up
+    /// its position took another connection, and may have come first.
+    pub(in crate::core) fn undo_orphan_position(&mut self, attempt: &Attempt) {
         if self.settings.min_replicas > 0 && attempt.kind == Kind::Fair {
             self.undo(&attempt.name, Kind::Fair, attempt.number, attempt.lease);
         }

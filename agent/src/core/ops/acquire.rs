@@ -7,8 +7,9 @@ use redisson::{Family, HolderId, Kind, Lease, LockName, Moment};
 use service_kit::trace::TraceParent;
 
 use super::operation::{Operation, Verb};
-use super::{FAIR_WAIT, Failure, Op, OpId, orphan};
-use crate::core::lock::waiter::{Left, Waiter, WaiterId};
+use super::{FAIR_WAIT, Failure, Op, orphan};
+use crate::core::ids::{OpId, WaiterId};
+use crate::core::lock::waiter::{Left, Waiter};
 use crate::core::{Core, Lane, Node, Report};
 use crate::journal::Record;
 use crate::types::{End, Number};
@@ -28,20 +29,22 @@ pub(in crate::core) struct Attempt {
 impl Operation for Attempt {
     fn call(&self, core: &Core) -> Call {
         let Self { name, kind, number, lease, .. } = self;
-        let holder = core.field(*kind, *number);
+        let holder = core.numbers.field(*kind, *number);
         match kind {
             // A red lock is a plain one on each of its servers.
             Kind::Lock | Kind::Red => script::acquire(name, &holder, *lease),
-            Kind::Fenced => script::acquire_fenced(name, &holder, *lease, core.fences.least(name)),
+            Kind::Fenced => {
+                script::acquire_fenced(name, &holder, *lease, core.locks.next_token(name))
+            }
             Kind::Write => script::acquire_write(name, &holder, *lease),
             Kind::Read => {
-                let under = self.under.map(|number| core.field(Kind::Write, number));
+                let under = self.under.map(|number| core.numbers.field(Kind::Write, number));
                 script::acquire_read(name, &holder, *lease, under.as_ref())
             }
             Kind::Fair => {
                 // A NOWAIT joins no queue.
                 let waits = |waiter: &Waiter| !waiter.is_now_or_never();
-                let queue = core.waiters.get(&self.waiter).is_some_and(waits);
+                let queue = core.locks.waiter(self.waiter).is_some_and(waits);
                 script::acquire_fair(name, &holder, *lease, FAIR_WAIT, queue)
             }
         }
@@ -71,11 +74,11 @@ impl Operation for Attempt {
     }
 
     fn is_stale_after_sleep(&self, core: &Core) -> bool {
-        core.waiters.contains_key(&self.waiter)
+        core.locks.has_waiter(self.waiter)
     }
 
     fn trace_parent(&self, core: &Core) -> TraceParent {
-        let waiter = core.waiters.get(&self.waiter);
+        let waiter = core.locks.waiter(self.waiter);
         waiter.map_or_else(TraceParent::default, |waiter| TraceParent::of(&waiter.span))
     }
 
@@ -97,18 +100,10 @@ impl Core {
                 "not_applied"
             }));
         }
-        if let Some(state) = self.locks.get_mut(name) {
-            state.failures = 0;
-            state.trouble = None;
-        }
+        self.locks.on_answered(name);
         match acquired {
             AcquireOutcome::Granted { token } => {
-                let now = self.now;
-                if let Some(state) = self.locks.get_mut(name) {
-                    state.taken_at = now;
-                    state.handovers = 0;
-                    state.others = None;
-                }
+                self.locks.on_acquired(name, self.now);
                 match self.replica_shortfall(op) {
                     Some(why) => self.withdraw(attempt, token, &why),
                     None => self.on_lock_obtained(attempt, op.sent, token),
@@ -160,33 +155,29 @@ impl Core {
             // Its write hold is no longer there. The read waits like any other.
             self.lose(lost, End::Stolen);
         }
-        if let Some(waiter) = self.waiters.get_mut(asked) {
-            waiter.refused = true;
+        if let Some(waiter) = self.locks.on_refused(*asked) {
             if waiter.is_now_or_never() {
                 return self.leave(*asked, Left::TimedOut);
             }
-            if under.is_some() {
-                let state = self.lock_mut(name);
-                if !state.queue.contains(asked) {
-                    state.queue.push_back(*asked);
-                }
+            if under.is_some() && !self.locks.is_queued(name, *asked) {
+                self.track(name);
+                self.locks.enqueue(name, *asked);
             }
         }
         if *kind == Kind::Fair {
             return self.queued(attempt, sent, pttl_ms, holders);
         }
         // Who asked has gone: the front waiter asks for itself.
-        if self.locks.get(name).is_none_or(|state| state.queue.front() != Some(asked)) {
+        if !self.locks.is_front(name, *asked) {
             return;
         }
         self.subscribe(name);
         let poll = self.poll(pttl_ms);
-        let Some(state) = self.locks.get_mut(name) else { return };
         // A message that came while the answer was under way may have told of the very release we missed.
-        if state.message_at.take().is_some_and(|at| at >= sent) {
+        if self.locks.take_message(name, sent) {
             return;
         }
-        self.sleep(name, self.now + poll);
+        self.locks.sleep(name, self.now + poll);
     }
 
     /// Removes what late copies of old scripts have left: numbers of ours that nobody holds. Then the waiter tries
@@ -194,7 +185,7 @@ impl Core {
     fn remove_ghosts(&mut self, name: &LockName, asked: Kind, holders: &[HolderId]) {
         let ghosts: Vec<_> = holders
             .iter()
-            .filter(|holder| holder.client == self.client && self.is_ghost(holder.thread))
+            .filter(|holder| holder.client == self.numbers.client() && self.is_ghost(holder.thread))
             .map(|holder| {
                 let kind = match asked.family() {
                     Family::ReadWrite if holder.write => Kind::Write,
@@ -212,10 +203,10 @@ impl Core {
 
     /// Returns whether a number of this run belongs to no hold, waiter or script.
     pub(in crate::core) fn is_ghost(&self, number: Number) -> bool {
-        (self.first_number..self.next_number).contains(&number)
+        self.numbers.contains(number)
             && !self.leases.contains(number)
             && !self.ops.values().any(|op| op.verb.operation().concerns(number))
-            && !self.waiters.values().any(|waiter| waiter.number == number)
+            && !self.locks.is_wanted(number)
     }
 
     /// An attempt brought no answer.
@@ -227,12 +218,10 @@ impl Core {
         let Verb::Acquire(attempt) = op.verb.clone() else { return };
         let Attempt { name, kind, waiter, number, lease, under } = &attempt;
         let (waiter, may_have_run) = (*waiter, op.may_have_run);
-        if let Some(state) = self.locks.get_mut(name) {
-            state.trouble = Some(failure.text().to_owned());
-        }
-        let still_wanted = self.waiters.get(&waiter).map(Waiter::is_now_or_never);
-        if let Some(waiter) = self.waiters.get_mut(&waiter).filter(|_| may_have_run) {
-            waiter.place.may_stand = true;
+        self.locks.set_trouble(name, Some(failure.text().to_owned()));
+        let still_wanted = self.locks.waiter(waiter).map(Waiter::is_now_or_never);
+        if may_have_run {
+            self.locks.set_may_be_queued(waiter);
         }
         // A read under a write hold stands in no queue that could look again for it.
         if still_wanted.is_some() && (under.is_some() || !matches!(failure, Failure::Refused(_))) {
@@ -251,20 +240,17 @@ impl Core {
             Some(false) => {}
         }
         // Refused for now (full, loading, read-only, …): the waiter keeps its place and looks again.
-        let failures = self.locks.get_mut(name).map_or(1, |state| {
-            state.failures = state.failures.saturating_add(1);
-            state.failures
-        });
+        let failures = self.locks.add_failure(name);
         let pause = self.pause(failures);
         if *kind == Kind::Fair {
-            return self.look_again(waiter, self.now + pause);
+            return self.locks.retry_at(waiter, self.now + pause);
         }
-        self.sleep(name, self.now + pause);
+        self.locks.sleep(name, self.now + pause);
     }
 
     /// So few replicas are connected that an attempt was not even sent.
     fn attempt_not_tried(&mut self, id: OpId, why: &str) {
-        self.short_of_replicas = true;
+        self.ops.set_short_of_replicas(true);
         self.effects.report(Report::Confirmation("not_tried"));
         let Some(Op { verb: Verb::Acquire(attempt), may_have_run, .. }) = self.take_op(id) else {
             return;

@@ -5,17 +5,18 @@
 
 use std::time::Duration;
 
+use redisson::Moment;
 use redisson::script::{self, BadReply, Call, RenewOutcome, Value};
-use redisson::{Kind, Moment};
 
+use super::Op;
 use super::operation::{Operation, Verb};
 use super::undo::Undo;
 use super::update::lost_end;
-use super::{Op, OpId};
+use crate::core::ids::{OpId, Owner};
 use crate::core::lease::hold::{LeaseMode, NewHold};
 use crate::core::lease::watchdog::Batches;
+use crate::core::session::Session;
 use crate::core::session::event::Event;
-use crate::core::session::{Owner, Session};
 use crate::core::{Core, Lane, Node, Report};
 use crate::journal::{HoldRecord, OrphanRecord, Record, Restored, RestoredSession};
 use crate::types::{End, Number, SessionId};
@@ -36,7 +37,7 @@ impl Operation for Adoption {
         let holds = self
             .holds
             .iter()
-            .map(|hold| (&hold.lock, core.field(hold.kind, hold.number), hold.count));
+            .map(|hold| (&hold.lock, core.numbers.field(hold.kind, hold.number), hold.count));
         if self.reads { script::renew_read(holds, lease) } else { script::renew(holds, lease) }
     }
 
@@ -88,7 +89,7 @@ impl Core {
         }
         for (number, OrphanRecord { lock: name, kind, after, .. }) in past.orphans {
             self.journal.knows([number]);
-            *self.leaving_mut(&name, kind) += 1;
+            self.begin_leaving(&name, kind);
             // An explicit lease may have been longer; then the next waiter finds what is left of it.
             let give_up = after.since(self.now) + self.worth_repeating(lease);
             self.send_at(after.max(self.now), Verb::Undo(Undo { name, kind, number }), give_up);
@@ -106,11 +107,11 @@ impl Core {
         session.client_name = record.client.map(String::into_bytes);
         session.secret_before = record.secret_before;
         self.sessions.restore(id, session);
-        self.arm_grace(id);
+        self.sessions.arm_grace(id);
         self.journal.knows(holds.keys().copied());
         for hold in holds.values() {
             if let Some(token) = hold.token {
-                self.fences.saw(&hold.lock, token);
+                self.locks.saw_token(&hold.lock, token);
             }
         }
         let is_over = |hold: &HoldRecord| hold.until.is_some_and(|until| until <= self.now);
@@ -196,7 +197,7 @@ impl Core {
     ) {
         let HoldRecord { number, ref lock, kind, count, token, until, longest, granted, .. } =
             *record;
-        let (group, jitter) = (self.group_label(lock), self.jitter());
+        let (group, jitter) = (self.group_label(lock), self.numbers.jitter());
         let uid = self.sessions.get(&owner.session).map_or(u32::MAX, |session| session.peer.uid);
         let hold = NewHold {
             number,
@@ -216,17 +217,10 @@ impl Core {
             trace: None,
             span: tracing::Span::none(),
         };
-        self.quota.add(uid);
         self.leases.insert(hold);
         self.effects.report(Report::HoldBegan { group, kind, number });
-        let now = self.now;
-        let state = self.lock_mut(lock);
-        if kind == Kind::Read {
-            state.readers.insert(number);
-        } else {
-            state.hold = Some(number);
-        }
-        state.taken_at = now;
+        self.track(lock);
+        self.locks.adopt_hold(lock, kind, number, uid, self.now);
         self.sessions.add_hold(owner, lock.clone(), kind, number);
         self.sessions.on_verified(owner.session);
         self.poll_queue(lock);

@@ -10,10 +10,10 @@ use redisson::shape::{Holder, MAX_FIELDS};
 use redisson::{Family, HolderId, LockName};
 
 use super::operation::{Operation, Silence, Verb};
-use super::{Failure, Op, OpId, no_answer};
-use crate::core::lease::hold::millis;
-use crate::core::session::Slot;
+use super::{Failure, Op, no_answer};
+use crate::core::ids::{OpId, Slot};
 use crate::core::session::event::Event;
+use crate::core::units::millis;
 use crate::core::{Core, Effect, LogLine, Report};
 use crate::protocol::resp::{Frame, Outgoing};
 use crate::types::{End, Number, SessionKey};
@@ -165,7 +165,7 @@ impl Core {
     }
 
     fn end_forced(&mut self, name: &LockName, id: &HolderId) {
-        let ours = id.client == self.client;
+        let ours = id.client == self.numbers.client();
         if ours && self.leases.get(id.thread).is_some_and(|hold| hold.name == *name) {
             self.lose(id.thread, End::Forced);
         }

@@ -9,7 +9,8 @@ use service_kit::trace::TraceParent;
 use super::acquire::Attempt;
 use super::operation::{Operation, Silence, Verb};
 use super::release::Ending;
-use super::{Failure, Op, OpId, orphan};
+use super::{Failure, Op, orphan};
+use crate::core::ids::OpId;
 use crate::core::{Core, Lane, Node, Report};
 use crate::journal::Record;
 use crate::types::{End, Number};
@@ -24,11 +25,11 @@ pub(in crate::core) struct HandOver {
 impl Operation for HandOver {
     fn call(&self, core: &Core) -> Call {
         let Self { from, to } = self;
-        let old = core.field(from.kind, from.number);
-        let new = core.field(to.kind, to.number);
+        let old = core.numbers.field(from.kind, from.number);
+        let new = core.numbers.field(to.kind, to.number);
         match to.kind {
             Kind::Fenced => {
-                let least = core.fences.least(&to.name);
+                let least = core.locks.next_token(&to.name);
                 script::hand_over_fenced(&to.name, &old, &new, to.lease, least)
             }
             _ => script::hand_over(&to.name, &old, &new, to.lease),
@@ -111,12 +112,7 @@ impl Core {
             HandOverOutcome::Passed { subscribers, token } => {
                 // In a cluster a node knows of its own subscribers only, and others may listen at any.
                 let subscribers = subscribers.filter(|_| !self.settings.slots);
-                if let Some(state) = self.locks.get_mut(&name) {
-                    let ours = u64::from(state.listening.is_some());
-                    state.handovers += 1;
-                    state.others = subscribers.map(|n| n > ours);
-                    state.trouble = None;
-                }
+                self.locks.on_handed_over(&name, subscribers);
                 let group = self.group_label(&name);
                 self.effects.report(Report::HandOver { group });
                 self.confirm(from, None);

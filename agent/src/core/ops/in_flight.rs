@@ -6,12 +6,9 @@ use std::time::Duration;
 use redisson::Moment;
 
 use super::operation::{Silence, Verb};
+use crate::core::ids::OpId;
 use crate::core::lock::replicas::Confirmed;
 use crate::core::timer::Timers;
-
-/// The number of an op, unique within this run.
-#[derive(Debug, Clone, Copy, PartialEq, Eq, Hash, PartialOrd, Ord)]
-pub struct OpId(pub u64);
 
 /// The reason that a script has no reply of its own.
 #[derive(Debug, Clone)]
@@ -82,6 +79,10 @@ pub(in crate::core) struct InFlight {
     next_id: u64,
     /// The smoothed round trip of a script.
     round_trip: Duration,
+    /// Too few replicas had the latest grant, or were there for the latest attempt.
+    short_of_replicas: bool,
+    /// The instant at which a sleep of the agent was last noticed.
+    woke: Moment,
 }
 
 impl InFlight {
@@ -91,6 +92,8 @@ impl InFlight {
             timers: Timers::default(),
             next_id: 0,
             round_trip: Duration::from_millis(1),
+            short_of_replicas: false,
+            woke: Moment::default(),
         }
     }
 
@@ -121,6 +124,25 @@ impl InFlight {
 
     pub(in crate::core) fn round_trip(&self) -> Duration {
         self.round_trip
+    }
+
+    /// Returns whether too few replicas had the latest grant, or were there for the latest attempt.
+    pub(in crate::core) fn is_short_of_replicas(&self) -> bool {
+        self.short_of_replicas
+    }
+
+    pub(in crate::core) fn set_short_of_replicas(&mut self, short: bool) {
+        self.short_of_replicas = short;
+    }
+
+    /// Records that the agent slept until now.
+    pub(in crate::core) fn on_woke(&mut self, now: Moment) {
+        self.woke = now;
+    }
+
+    /// Returns an op that was sent before the agent last slept.
+    pub(super) fn slept_over(&self, id: OpId) -> Option<&Op> {
+        self.ops.get(&id).filter(|op| op.sent < self.woke)
     }
 
     pub(in crate::core) fn next_deadline(&self) -> Option<Moment> {

@@ -22,12 +22,12 @@ use redisson::script::Value;
 use redisson::{Kind, LockName, Moment};
 use service_kit::trace::{self, TraceParent};
 
-use crate::core::session::Slot;
+use crate::core::ids::{OpId, Slot};
 use crate::core::{Core, Effect, Lane};
 use crate::journal::{OrphanRecord, Record};
 use crate::types::Number;
+pub use in_flight::Failure;
 use in_flight::Retry;
-pub use in_flight::{Failure, OpId};
 pub(in crate::core) use in_flight::{InFlight, Op};
 use operation::{Silence, Verb};
 
@@ -116,9 +116,8 @@ impl Core {
 
     /// Returns whether a reply may have waited while the agent slept, so that it may be out of date.
     fn was_slept_over(&self, id: OpId) -> bool {
-        self.ops
-            .get(id)
-            .is_some_and(|op| op.sent < self.woke && op.verb.operation().is_stale_after_sleep(self))
+        let op = self.ops.slept_over(id);
+        op.is_some_and(|op| op.verb.operation().is_stale_after_sleep(self))
     }
 
     /// Asks Redis once more for the state wanted, rather than to pass on what it said before.
@@ -142,7 +141,7 @@ impl Core {
     /// 0, 10 ms, 20 ms … up to 500 ms, jittered.
     pub(in crate::core) fn pause(&mut self, failures: u32) -> Duration {
         let base = Duration::from_millis(5 << failures.clamp(1, 7)).min(Duration::from_millis(500));
-        let share = u32::try_from(self.jitter() % 50).unwrap_or(0);
+        let share = u32::try_from(self.numbers.jitter() % 50).unwrap_or(0);
         base + base * share / 100
     }
 

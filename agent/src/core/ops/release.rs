@@ -5,8 +5,8 @@ use redisson::{Kind, Lease, LockName, Moment};
 use service_kit::trace::TraceParent;
 
 use super::operation::{Operation, Silence};
-use super::{FAIR_WAIT, Op, OpId};
-use crate::core::session::Slot;
+use super::{FAIR_WAIT, Op};
+use crate::core::ids::{OpId, Slot};
 use crate::core::{Core, Report};
 use crate::journal::{OrphanRecord, Record};
 use crate::protocol::resp::Frame;
@@ -52,7 +52,7 @@ pub(in crate::core) fn release_call(
     kind: Kind,
     number: Number,
 ) -> Call {
-    let (holder, publish) = (core.field(kind, number), core.settings.publish);
+    let (holder, publish) = (core.numbers.field(kind, number), core.settings.publish);
     match kind {
         Kind::Lock | Kind::Fenced | Kind::Red => script::release(name, &holder, publish),
         Kind::Write => script::release_write(name, &holder, publish),

@@ -10,7 +10,8 @@ use tracing::Span;
 
 use super::operation::{Operation, Verb};
 use super::update::lost_end;
-use super::{Failure, Op, OpId};
+use super::{Failure, Op};
+use crate::core::ids::OpId;
 use crate::core::lease::Renewed;
 use crate::core::session::event::Event;
 use crate::core::{Core, Lane, Node, Report, spans};
@@ -36,8 +37,9 @@ pub(in crate::core) struct Renewals {
 /// Returns the script that renews these holds.
 pub(in crate::core) fn renewal_call(core: &Core, reads: bool, holds: &[Renewal]) -> Call {
     let lease = core.settings.lease;
-    let holds =
-        holds.iter().map(|hold| (&hold.name, core.field(hold.kind, hold.number), hold.count));
+    let holds = holds
+        .iter()
+        .map(|hold| (&hold.name, core.numbers.field(hold.kind, hold.number), hold.count));
     if reads { script::renew_read(holds, lease) } else { script::renew(holds, lease) }
 }
 
@@ -100,7 +102,7 @@ impl Core {
         span.record("lock.gone", gone);
         span.record("lock.renewed", kept.len() - gone);
         for (Renewal { name, number, count, .. }, kept) in holds.iter().zip(kept) {
-            let jitter = self.jitter();
+            let jitter = self.numbers.jitter();
             // A hold that ended meanwhile is no business of a renewal any more.
             let Some(hold) = self.leases.end_renewal(*number) else { continue };
             let (group, owner, kind) = (Arc::clone(&hold.group), hold.owner, hold.kind);

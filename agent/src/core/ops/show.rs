@@ -6,10 +6,10 @@ use redisson::script::{self, BadReply, Call, LockDetails, Value};
 use redisson::{Family, LockName};
 
 use super::operation::{Operation, Silence, Verb};
-use super::{Failure, Op, OpId, no_answer};
+use super::{Failure, Op, no_answer};
 use crate::core::Core;
+use crate::core::ids::{OpId, Slot};
 use crate::core::report::list::show_frame;
-use crate::core::session::Slot;
 use crate::protocol::resp::Frame;
 
 /// A SHOW of a worker.

@@ -5,7 +5,8 @@ use redisson::{Kind, LockName};
 
 use super::operation::Operation;
 use super::release::release_call;
-use super::{Op, OpId, orphan};
+use super::{Op, orphan};
+use crate::core::ids::OpId;
 use crate::core::{Core, Report};
 use crate::journal::Record;
 use crate::types::Number;

@@ -8,9 +8,9 @@ use service_kit::trace::TraceParent;
 use tracing::Span;
 
 use super::operation::{Operation, Silence, Verb};
-use super::{Failure, Op, OpId, no_answer};
+use super::{Failure, Op, no_answer};
+use crate::core::ids::{OpId, Owner, Slot};
 use crate::core::session::reply::Reply;
-use crate::core::session::{Owner, Slot};
 use crate::core::{Core, Lane, Node, Report, spans};
 use crate::types::{End, Number};
 
@@ -55,7 +55,7 @@ impl Operation for HoldUpdate {
     /// lease in time.
     fn call(&self, core: &Core) -> Call {
         let wanted = self.change.lease().unwrap_or(core.settings.lease);
-        let hold = [(&self.name, core.field(self.kind, self.number), self.count)];
+        let hold = [(&self.name, core.numbers.field(self.kind, self.number), self.count)];
         match self.kind {
             Kind::Read => script::renew_read(hold, wanted),
             _ => script::renew(hold, wanted),
@@ -157,7 +157,7 @@ impl Core {
         if let Some(end) = lost_end(kept) {
             self.lose(*number, end);
         }
-        let jitter = self.jitter();
+        let jitter = self.numbers.jitter();
         let Some(hold) = self.leases.on_updated(*number, update.change, *count, sent, jitter)
         else {
             // It was lost, by this answer or meanwhile.

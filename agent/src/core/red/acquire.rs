@@ -9,23 +9,20 @@ use redisson::{HolderId, Moment};
 use super::NodeOp;
 use super::node_op::NodeVerb;
 use super::quorum::{Answer, No, QuorumOp, QuorumRequest, Undoing, Verdict};
+use crate::core::ids::OpId;
 use crate::core::lease::node_leases::NodeLeases;
 use crate::core::lock::waiter::{Left, Waiter};
-use crate::core::ops::OpId;
 use crate::core::ops::acquire::Attempt;
 use crate::core::ops::operation::Verb;
-use crate::core::timer::Timer;
 use crate::core::{Core, Report};
 use crate::types::Number;
 
 impl Core {
     /// Lets a waiter try on all nodes at once.
     pub(in crate::core) fn attempt_red(&mut self, attempt: &Attempt) -> OpId {
-        if let Some(state) = self.locks.get_mut(&attempt.name) {
-            state.node_subscriptions.begin();
-        }
+        self.locks.begin_node_attempts(&attempt.name);
         let nodes = self.nodes().len();
-        let asked: Vec<_> = (0..nodes).filter(|node| self.is_asked(*node)).collect();
+        let asked: Vec<_> = (0..nodes).filter(|node| self.red.admits(*node, self.now)).collect();
         let mut quorum = QuorumOp::new(QuorumRequest::Acquire(attempt.clone()), self.now, nodes);
         for (node, answer) in quorum.answers.iter_mut().enumerate() {
             if !asked.contains(&node) {
@@ -50,15 +47,14 @@ impl Core {
     /// Enters a quorum operation, to be decided at that instant at the latest.
     pub(super) fn open(&mut self, quorum: QuorumOp, deadline: Moment) -> OpId {
         let id = self.ops.draw_id();
-        let quorum = self.red.quorum_ops.entry(id).or_insert(quorum);
-        self.timers.set(&mut quorum.armed, deadline, Timer::Quorum(id));
+        self.red.insert(id, quorum, deadline);
         id
     }
 
     /// Decides a quorum operation if it can be, or if its time is over.
     pub(super) fn settle_quorum(&mut self, id: OpId, over: bool) {
         let majority = self.majority();
-        let Some(quorum) = self.red.quorum_ops.get(&id) else { return };
+        let Some(quorum) = self.red.get(id) else { return };
         let settled = match &quorum.request {
             // What the last ones have to say is worth their time: who has it, what is to be taken back.
             QuorumRequest::Acquire(_) => {
@@ -76,8 +72,7 @@ impl Core {
         if !settled && !over {
             return;
         }
-        let Some(mut quorum) = self.red.quorum_ops.remove(&id) else { return };
-        self.timers.set(&mut quorum.armed, Moment::NEVER, Timer::Quorum(id));
+        let Some(quorum) = self.red.remove(id) else { return };
         match &quorum.request {
             QuorumRequest::Acquire(attempt) => {
                 let attempt = attempt.clone();
@@ -129,7 +124,7 @@ impl Core {
         };
         let server = self.nodes()[node].clone();
         self.effects.report(Report::NodeVote { node: server, outcome: word });
-        if self.red.quorum_ops.contains_key(&quorum) {
+        if self.red.contains(quorum) {
             return self.record_answer(quorum, node, answer);
         }
         // The others had decided without it: if for a hold that is still there, it is one vote more. If not, an undoing
@@ -146,15 +141,12 @@ impl Core {
     fn won(&mut self, quorum: QuorumOp, attempt: &Attempt) {
         let Attempt { name, number, lease, .. } = attempt;
         let now = self.now;
-        if let Some(state) = self.locks.get_mut(name) {
-            state.failures = 0;
-            state.trouble = None;
-        }
+        self.locks.on_answered(name);
         let Some(successor) = self.pick_successor(attempt, quorum.sent) else {
             return self.give_up_got(quorum, attempt);
         };
         self.grant(successor, *number, quorum.sent, None);
-        let jitter = self.jitter();
+        let jitter = self.numbers.jitter();
         let again = now + self.settings.lease.duration() / 15;
         let mut node_leases = NodeLeases::new(self.nodes().len(), again);
         for (node, until) in quorum.yes() {
@@ -182,11 +174,9 @@ impl Core {
             wakes: false,
         };
         let undo = self.undo_red(undoing, &nodes, &sure);
-        if let Some(waiter) = self.waiters.get_mut(waiter) {
-            waiter.undoing = undo;
-        }
-        match (quorum.last_word, undo.and_then(|id| self.red.quorum_ops.get_mut(&id))) {
-            (word @ Some(_), Some(undo)) => undo.last_word = word,
+        self.locks.set_undoing(*waiter, undo);
+        match (quorum.last_word, undo) {
+            (Some(word), Some(undo)) => self.red.set_last_word(undo, word),
             (Some((slot, reply)), None) => self.answer(slot, reply),
             (None, _) => {}
         }
@@ -210,38 +200,35 @@ impl Core {
             return self.leave(asked, Left::Failed(sentence));
         }
         let served = view.answered >= majority;
-        let Some(state) = self.locks.get_mut(name) else { return };
-        state.trouble = (!served).then_some(troubles);
-        let Some(waiter) = self.waiters.get_mut(&asked) else { return };
-        waiter.refused |= served;
+        self.locks.set_trouble(name, (!served).then_some(troubles));
+        if served {
+            self.locks.on_refused(asked);
+        }
+        let Some(waiter) = self.locks.waiter(asked) else { return };
         if waiter.is_now_or_never() {
             return self.leave(asked, Left::TimedOut);
         }
-        if state.queue.front() != Some(&asked) {
+        if !self.locks.is_front(name, asked) {
             return;
         }
         if !served || !view.held {
             // Nodes that are away, or several that have split them: whoever comes back soonest must not be all of them.
-            state.failures = state.failures.saturating_add(1);
-            let failures = state.failures;
+            let failures = self.locks.add_failure(name);
             return self.stand_aside(name, served, failures);
         }
-        state.failures = 0;
-        state.others = Some(true);
+        self.locks.on_held_by_others(name);
         self.subscribe(name);
-        let Some(state) = self.locks.get_mut(name) else { return };
-        // Releases that were told of while the answers were under way count too.
-        free.iter().for_each(|node| state.node_subscriptions.add_free(*node));
-        if state.node_subscriptions.free() >= majority {
+        // Releases that were reported while the answers were under way count too.
+        if self.locks.add_free_nodes(name, &free, majority) {
             return;
         }
         let poll = self.poll(view.pttl_ms);
-        self.sleep(name, self.now + poll);
+        self.locks.sleep(name, self.now + poll);
     }
 
     /// Leaves the lock alone for a random while, longer the more often that happens in a row.
     fn stand_aside(&mut self, name: &redisson::LockName, split: bool, failures: u32) {
-        let share = u32::try_from(self.jitter() % 200).unwrap_or(0);
+        let share = u32::try_from(self.numbers.jitter() % 200).unwrap_or(0);
         let once = self.node_timeout() * (100 + share) / 100;
         let pause = if split {
             (once * (1 << (failures - 1).min(4))).min(self.settings.poll_max)
@@ -249,17 +236,15 @@ impl Core {
             once.max(self.pause(failures))
         };
         let until = self.now + pause;
-        if let Some(state) = self.locks.get_mut(name) {
-            state.stand_back_until = until;
-        }
-        self.sleep(name, until);
+        self.locks.stand_back(name, until);
+        self.locks.sleep(name, until);
     }
 
     /// Removes from single nodes what late copies of old scripts have left there. Then the waiter tries again.
     fn remove_node_ghosts(&mut self, attempt: &Attempt, holders: &[(usize, Vec<HolderId>)]) {
         let mut ghosts: HashMap<Number, Vec<usize>> = HashMap::new();
         for (node, holders) in holders {
-            for holder in holders.iter().filter(|holder| holder.client == self.client) {
+            for holder in holders.iter().filter(|holder| holder.client == self.numbers.client()) {
                 if self.is_ghost(holder.thread) {
                     ghosts.entry(holder.thread).or_default().push(*node);
                 }
@@ -280,38 +265,15 @@ impl Core {
         }
     }
 
-    /// A node's release message for a red lock.
-    pub(in crate::core) fn on_node_message(&mut self, node: usize, name: &redisson::LockName) {
-        let (now, majority, soon) = (self.now, self.majority(), self.node_timeout());
-        let Some(state) = self.locks.get_mut(name) else { return };
-        let news = !state.node_subscriptions.knows_free(node);
-        state.node_subscriptions.add_free(node);
-        let all = state.node_subscriptions.free() >= majority;
-        if state.stand_back_until > now {
-            return;
-        }
-        if all {
-            return self.wake(name);
-        }
-        // The holder may have had no more nodes than those heard of, or the others' messages may be lost.
-        if let crate::core::lock::state::Contest::Asleep(until) = state.contest
-            && news
-            && until > now + soon
-        {
-            self.sleep(name, now + soon);
-        }
-    }
-
     /// A LOCK's waiter has left. What its attempts have got is gone from the nodes before its worker hears so.
     pub(in crate::core) fn tell_once_undone(
         &mut self,
         waiter: &Waiter,
         reply: crate::protocol::resp::Frame,
     ) {
-        let open = [waiter.asking, waiter.undoing].into_iter().flatten();
-        let open: Vec<_> = open.filter(|id| self.red.quorum_ops.contains_key(id)).collect();
-        match open.first().and_then(|id| self.red.quorum_ops.get_mut(id)) {
-            Some(quorum) => quorum.last_word = Some((waiter.slot, reply)),
+        let mut open = [waiter.asking, waiter.undoing].into_iter().flatten();
+        match open.find(|id| self.red.contains(*id)) {
+            Some(quorum) => self.red.set_last_word(quorum, (waiter.slot, reply)),
             None => self.answer(waiter.slot, reply),
         }
     }

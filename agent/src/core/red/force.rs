@@ -9,9 +9,9 @@ use super::NodeOp;
 use super::node_op::NodeVerb;
 use super::quorum::{Answer, No, QuorumOp, QuorumRequest};
 use crate::core::Core;
+use crate::core::ids::Slot;
 use crate::core::ops::force::{WORTH, changed_hands, not_held_by};
 use crate::core::ops::operation::Verb;
-use crate::core::session::Slot;
 use crate::protocol::resp::Frame;
 
 impl Core {
@@ -124,7 +124,7 @@ impl Core {
         // The messages tell the other agents; ours need not wait for them.
         for (node, holder) in &released {
             let number = holder.id.thread;
-            let ours = holder.id.client == self.client;
+            let ours = holder.id.client == self.numbers.client();
             if ours && self.leases.get(number).is_some_and(|hold| hold.name == *name) {
                 self.forced_on(*node, number);
             }

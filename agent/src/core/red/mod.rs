@@ -9,33 +9,26 @@
 //! - [`release`]: releases and undoings, retried on each node until that node confirms.
 //! - [`update`]: re-entry and leases; renewals, a batch for each node; restoring a hold on a node that has lost it, as long
 //!   as a majority is sure of it. How long each node keeps a hold is in [`super::lease::node_leases`].
-//! - [`node_subscriptions`]: the nodes that reported a lock free.
+//! - [`table`]: the quorum operations under way.
 //! - [`show`], [`force`]: SHOW and FORCE, node by node.
 
 mod acquire;
 mod force;
 mod node_op;
 
-pub(super) mod node_subscriptions;
 pub(super) mod quorum;
 mod release;
 mod show;
+mod table;
 mod update;
 
-use std::collections::HashMap;
+use crate::core::ids::OpId;
 use std::time::Duration;
 
-use redisson::Moment;
-
 use super::Core;
-use super::ops::OpId;
-use super::ops::update::HoldUpdate;
-use super::timer::Timer;
 pub(super) use node_op::NodeOp;
-use quorum::{Answer, QuorumOp, QuorumRequest};
-
-/// The time for which a node that did not answer is left alone, unless it answers before.
-const SILENCE: Duration = Duration::from_secs(1);
+use quorum::{Answer, QuorumOp};
+pub(super) use table::QuorumTable;
 
 /// The independent servers of red locks.
 #[derive(Debug, Clone)]
@@ -46,20 +39,12 @@ pub struct RedSettings {
     pub node_timeout: Duration,
 }
 
-/// The quorum operations under way, and the nodes that are silent.
-#[derive(Debug, Default)]
-pub(super) struct Red {
-    /// Nodes that let an attempt's time pass, and when each is asked again all the same.
-    silent: HashMap<usize, Moment>,
-    pub(super) quorum_ops: HashMap<OpId, QuorumOp>,
-}
-
 impl Core {
     pub(super) fn nodes(&self) -> &[String] {
         self.settings.red.as_ref().map_or(&[], |red| &red.nodes)
     }
 
-    fn node_timeout(&self) -> Duration {
+    pub(super) fn node_timeout(&self) -> Duration {
         self.settings.red.as_ref().map_or(Duration::ZERO, |red| red.node_timeout)
     }
 
@@ -68,52 +53,16 @@ impl Core {
         self.nodes().len() / 2 + 1
     }
 
-    /// Returns whether an attempt asks this node. A silent one is tried once in a while only, so that what it still owes
-    /// an answer to does not pile up.
-    fn is_asked(&mut self, node: usize) -> bool {
-        let now = self.now;
-        match self.red.silent.get_mut(&node) {
-            None => true,
-            Some(until) if *until <= now => {
-                *until = now + SILENCE;
-                true
-            }
-            Some(_) => false,
-        }
-    }
-
-    fn fell_silent(&mut self, node: usize) {
-        let until = self.now + SILENCE;
-        self.red.silent.entry(node).or_insert(until);
-    }
-
-    /// Takes the pending update of a red hold: no node is asked any more.
-    pub(super) fn take_update_quorum(&mut self, id: OpId) -> Option<HoldUpdate> {
-        let quorum = self.red.quorum_ops.get_mut(&id)?;
-        let QuorumRequest::Update(asked) = &quorum.request else { return None };
-        let asked = asked.clone();
-        self.timers.set(&mut quorum.armed, Moment::NEVER, Timer::Quorum(id));
-        self.red.quorum_ops.remove(&id);
-        Some(asked)
-    }
-
-    /// Takes a node's answer in, if somebody still waits for it.
+    /// Records a node's answer, if somebody still waits for it.
     fn record_answer(&mut self, id: OpId, node: usize, answer: Answer) {
-        if let Some(quorum) = self.red.quorum_ops.get_mut(&id) {
-            quorum.answers[node] = answer;
+        if self.red.on_answer(id, node, answer) {
             self.settle_quorum(id, false);
         }
     }
 
-    /// A quorum operation's time is over.
-    pub(super) fn ballot_due(&mut self, id: OpId) {
-        let Some(quorum) = self.red.quorum_ops.get_mut(&id) else { return };
-        quorum.armed = Moment::NEVER;
-        if matches!(quorum.request, QuorumRequest::Acquire(_)) {
-            for node in quorum.awaited().collect::<Vec<_>>() {
-                self.fell_silent(node);
-            }
-        }
+    /// Handles the timeout of a quorum operation.
+    pub(super) fn quorum_due(&mut self, id: OpId) {
+        self.red.on_due(id, self.now);
         self.settle_quorum(id, true);
     }
 

@@ -7,13 +7,14 @@ use redisson::{Kind, LockName, Moment};
 use service_kit::trace::TraceParent;
 
 use super::quorum::{Answer, No};
+use crate::core::ids::OpId;
 use crate::core::ops::acquire::Attempt;
 use crate::core::ops::force::seen_now;
 use crate::core::ops::operation::Operation;
 use crate::core::ops::release::release_call;
 use crate::core::ops::renew::{Renewal, renewal_call};
 use crate::core::ops::update::{HoldUpdate, lost_end};
-use crate::core::ops::{Failure, Op, OpId};
+use crate::core::ops::{Failure, Op};
 use crate::core::{Core, Lane, Node};
 use crate::types::Number;
 
@@ -65,7 +66,7 @@ impl Operation for NodeOp {
             NodeVerb::Release { name, number, .. } => release_call(core, name, Kind::Red, *number),
             NodeVerb::Renew(holds) => renewal_call(core, false, holds),
             NodeVerb::Restore(Renewal { name, number, .. }) => {
-                script::acquire(name, &core.field(Kind::Red, *number), core.settings.lease)
+                script::acquire(name, &core.numbers.field(Kind::Red, *number), core.settings.lease)
             }
             NodeVerb::Show { name, .. } => script::show(name),
             NodeVerb::Force { name, shown, .. } => seen_now(name, shown, core.settings.publish),
@@ -74,7 +75,7 @@ impl Operation for NodeOp {
 
     fn on_reply(&self, core: &mut Core, _: OpId, op: &Op, reply: &Value) -> Result<(), BadReply> {
         let node = self.node;
-        core.red.silent.remove(&node);
+        core.red.on_node_alive(node);
         match &self.verb {
             NodeVerb::Acquire { quorum, attempt } => {
                 let acquired = script::parse_acquire(reply)?;
@@ -122,7 +123,7 @@ impl Operation for NodeOp {
             NodeVerb::Acquire { quorum, .. } => {
                 let may_have_run = matches!(failure, Failure::Lost(_));
                 if may_have_run {
-                    core.fell_silent(node);
+                    core.red.on_node_silent(node, core.now);
                 }
                 core.take_op(id);
                 core.record_answer(
@@ -150,10 +151,9 @@ impl Operation for NodeOp {
             NodeVerb::Update { quorum, .. }
             | NodeVerb::Release { quorum, .. }
             | NodeVerb::Force { quorum, .. } => {
-                let open = core.red.quorum_ops.get_mut(quorum);
-                if let Some(quorum) = open {
-                    quorum.troubles[node] = Some(text.to_owned());
-                } else if matches!(self.verb, NodeVerb::Update { .. } | NodeVerb::Force { .. }) {
+                let awaited = core.red.on_trouble(*quorum, node, text);
+                if !awaited && matches!(self.verb, NodeVerb::Update { .. } | NodeVerb::Force { .. })
+                {
                     // Whoever asked has been answered.
                     core.take_op(id);
                     return;
@@ -197,7 +197,7 @@ impl Operation for NodeOp {
     fn is_stale_after_sleep(&self, core: &Core) -> bool {
         match &self.verb {
             NodeVerb::Acquire { quorum, .. } | NodeVerb::Update { quorum, .. } => {
-                core.red.quorum_ops.contains_key(quorum)
+                core.red.contains(*quorum)
             }
             _ => false,
         }
@@ -206,7 +206,7 @@ impl Operation for NodeOp {
     /// Nobody waits for what single nodes have yet to confirm once the majority has.
     fn may_be_abandoned(&self, core: &Core) -> bool {
         match &self.verb {
-            NodeVerb::Release { quorum, .. } => !core.red.quorum_ops.contains_key(quorum),
+            NodeVerb::Release { quorum, .. } => !core.red.contains(*quorum),
             _ => false,
         }
     }

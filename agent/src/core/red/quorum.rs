@@ -3,11 +3,10 @@
 use redisson::script::LockDetails;
 use redisson::{HolderId, Lease, LockName, Moment};
 
-use crate::core::lock::waiter::WaiterId;
+use crate::core::ids::{Slot, WaiterId};
 use crate::core::ops::acquire::Attempt;
 use crate::core::ops::release::Ending;
 use crate::core::ops::update::HoldUpdate;
-use crate::core::session::Slot;
 use crate::protocol::resp::Frame;
 use crate::types::{End, Number};
 
@@ -91,7 +90,7 @@ pub(in crate::core) struct QuorumOp {
     /// The reply to a command that no longer waits for it, due once nothing is left of the attempt.
     pub(in crate::core) last_word: Option<(Slot, Frame)>,
     /// The deadline that is set.
-    pub(in crate::core) armed: Moment,
+    pub(super) armed: Moment,
 }
 
 impl QuorumOp {

@@ -1,13 +1,13 @@
 //! Releases of red locks, and undoings of attempts: repeated on each node until that node confirms, or the lease is over.
 
 use redisson::script::ReleaseOutcome;
-use redisson::{Lease, LockName, Moment};
+use redisson::{Kind, Lease, LockName, Moment};
 
 use super::NodeOp;
 use super::node_op::NodeVerb;
 use super::quorum::{Answer, No, QuorumOp, QuorumRequest, Undoing, Verdict};
 use crate::core::Core;
-use crate::core::ops::OpId;
+use crate::core::ids::OpId;
 use crate::core::ops::operation::Verb;
 use crate::core::ops::release::Ending;
 use crate::protocol::resp::Frame;
@@ -19,7 +19,7 @@ impl Core {
     pub(in crate::core) fn release_red(&mut self, at: Moment, ending: Ending) {
         let (name, number) = (ending.name.clone(), ending.number);
         let (valid_until, longest) = (ending.valid_until, ending.longest);
-        self.lock_mut(&name).leaving += 1;
+        self.begin_leaving(&name, Kind::Red);
         let nodes = self.nodes().len();
         let quorum = QuorumOp::new(QuorumRequest::Release(ending), self.now, nodes);
         let id = self.open(quorum, at + self.settings.response_timeout);
@@ -58,7 +58,7 @@ impl Core {
             // Nobody waits for what becomes of them.
             self.ops.draw_id()
         } else {
-            self.lock_mut(&name).leaving += 1;
+            self.begin_leaving(&name, Kind::Red);
             let all = self.nodes().len();
             let mut quorum = QuorumOp::new(QuorumRequest::Undo(undoing), self.now, all);
             for node in (0..all).filter(|node| !sure.contains(node)) {
@@ -127,8 +127,8 @@ impl Core {
         let troubles = self.troubles(&quorum);
         let (request, word) = (quorum.request, quorum.last_word);
         let QuorumRequest::Undo(Undoing { name, waiter, wakes, .. }) = request else { return };
-        if let Some(waiter) = waiter.and_then(|waiter| self.waiters.get_mut(&waiter)) {
-            waiter.undoing = None;
+        if let Some(waiter) = waiter {
+            self.locks.set_undoing(waiter, None);
         }
         match word {
             Some((slot, Frame::Null)) if unconfirmed => {
@@ -140,8 +140,7 @@ impl Core {
             Some((slot, reply)) => self.answer(slot, reply),
             None => {}
         }
-        let state = self.lock_mut(&name);
-        state.leaving = state.leaving.saturating_sub(1);
+        self.locks.end_leaving(&name, Kind::Red);
         if wakes {
             self.wake(&name);
         }

@@ -9,9 +9,9 @@ use super::NodeOp;
 use super::node_op::NodeVerb;
 use super::quorum::{Answer, QuorumOp, QuorumRequest};
 use crate::core::Core;
+use crate::core::ids::Slot;
 use crate::core::ops::operation::Verb;
 use crate::core::report::list::{holder_frame, name_warnings};
-use crate::core::session::Slot;
 use crate::protocol::resp::Frame;
 use crate::types::Number;
 

@@ -7,8 +7,8 @@ use std::sync::Arc;
 use super::NodeOp;
 use super::node_op::NodeVerb;
 use super::quorum::{QuorumOp, QuorumRequest, Verdict};
+use crate::core::ids::OpId;
 use crate::core::lease::red::{NodeRenewed, Reassessed};
-use crate::core::ops::OpId;
 use crate::core::ops::operation::Verb;
 use crate::core::ops::renew::Renewal;
 use crate::core::ops::update::{Change, HoldUpdate, lost_end};
@@ -53,7 +53,7 @@ impl Core {
 
     /// Applies the nodes' answers to a change of a hold.
     fn recount(&mut self, quorum: &QuorumOp, number: Number, change: Change) {
-        let jitter = self.jitter();
+        let jitter = self.numbers.jitter();
         let (sent, now) = (quorum.sent, self.now);
         self.leases.on_nodes_updated(number, change, quorum.yes(), sent, now, jitter);
     }
@@ -86,7 +86,7 @@ impl Core {
         let now = self.now;
         self.effects.report(Report::RenewalRoundTrip(now.since(sent)));
         for (renewal, kept) in holds.iter().zip(kept) {
-            let (number, jitter) = (renewal.number, self.jitter());
+            let (number, jitter) = (renewal.number, self.numbers.jitter());
             let end = lost_end(*kept);
             // A renewal of a hold that has ended meanwhile has no effect.
             let Some(NodeRenewed { group, valid_until: before }) =
@@ -137,7 +137,7 @@ impl Core {
         renewal: &Renewal,
         acquired: &AcquireOutcome,
     ) {
-        let (now, jitter) = (self.now, self.jitter());
+        let (now, jitter) = (self.now, self.numbers.jitter());
         let (number, granted) =
             (renewal.number, matches!(acquired, AcquireOutcome::Granted { .. }));
         if !self.leases.contains(number) {
@@ -168,7 +168,7 @@ impl Core {
         let (now, lease) = (self.now, self.settings.lease);
         for renewal in holds {
             let number = renewal.number;
-            let jitter = u32::try_from(self.jitter() % 50).unwrap_or(0);
+            let jitter = u32::try_from(self.numbers.jitter() % 50).unwrap_or(0);
             let Some(hold) = self.leases.get(number) else {
                 self.poll_queue(&renewal.name);
                 continue;
@@ -202,7 +202,7 @@ impl Core {
 
     /// Verifies every red hold on one node, which is another one now, or has restarted.
     pub(in crate::core) fn verify_node(&mut self, node: usize) {
-        self.red.silent.remove(&node);
+        self.red.on_node_alive(node);
         let due = self.leases.verify_node(node, self.now);
         self.renew_red(&due);
     }

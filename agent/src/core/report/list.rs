@@ -5,9 +5,10 @@ use redisson::shape::MAX_FIELDS;
 use redisson::{HolderId, LockName, group, keys};
 
 use crate::core::Core;
-use crate::core::lease::hold::millis;
+use crate::core::ids::Slot;
 use crate::core::report::{ListPage, ListRow, SessionRow};
-use crate::core::session::{Session, Slot};
+use crate::core::session::Session;
+use crate::core::units::millis;
 use crate::protocol::command::ListRequest;
 use crate::protocol::resp::Frame;
 use crate::types::{Number, Peer, SessionId};
@@ -33,7 +34,10 @@ impl Core {
                 Frame::Map(vec![
                     ("lock", Frame::bytes(hold.name.as_bytes())),
                     ("kind", Frame::word(hold.kind.as_str())),
-                    ("holder", Frame::bytes(self.field(hold.kind, hold.number).to_string())),
+                    (
+                        "holder",
+                        Frame::bytes(self.numbers.field(hold.kind, hold.number).to_string()),
+                    ),
                     ("owner", Frame::Int(hold.owner.owner)),
                     ("holds", Frame::count(hold.count.into())),
                     ("token", Frame::or_null(hold.token.map(Frame::count))),
@@ -64,7 +68,7 @@ impl Core {
             .take(request.count)
             .map(|hold| (hold.number, true))
             .chain(
-                self.waiters.range(from..).take(request.count).map(|(number, _)| (*number, false)),
+                self.locks.waiters(from..).take(request.count).map(|(number, _)| (number, false)),
             )
             .collect();
         entries.sort_unstable();
@@ -88,7 +92,7 @@ impl Core {
     fn beyond(&self, cursor: u64) -> u64 {
         let from = i64::try_from(cursor).unwrap_or(i64::MAX).saturating_add(1);
         let more = self.leases.range(from..).next().is_some()
-            || self.waiters.range(from..).next().is_some();
+            || self.locks.waiters(from..).next().is_some();
         if more { cursor } else { 0 }
     }
 
@@ -97,7 +101,7 @@ impl Core {
             let hold = self.leases.get(number)?;
             (&hold.name, hold.kind, hold.owner, hold.granted, Some(hold.valid_ms(self.now)))
         } else {
-            let waiter = self.waiters.get(&number)?;
+            let waiter = self.locks.waiter(number)?;
             (&waiter.name, waiter.kind, waiter.owner, waiter.since, None)
         };
         let worker = self.worker(number, owner.session);
@@ -112,7 +116,7 @@ impl Core {
             lock: name.to_string(),
             name: name.as_bytes().to_vec(),
             kind: kind.as_str(),
-            holder: held.then(|| self.field(kind, number).to_string()),
+            holder: held.then(|| self.numbers.field(kind, number).to_string()),
             state,
             frozen: self.sessions.is_stopped(owner.session),
             pid: worker.peer.pid,
@@ -184,7 +188,8 @@ impl Core {
 
     /// Returns the row of a holder that is this agent's.
     pub(in crate::core) fn known(&self, id: &HolderId, only_uid: Option<u32>) -> Option<ListRow> {
-        let (row, _) = (id.client == self.client).then(|| self.row(id.thread, true))??;
+        let (row, _) =
+            (id.client == self.numbers.client()).then(|| self.row(id.thread, true))??;
         only_uid.is_none_or(|uid| row.uid == uid).then_some(row)
     }
 }

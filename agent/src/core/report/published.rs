@@ -3,8 +3,8 @@
 use redisson::Kind;
 
 use crate::core::Core;
-use crate::core::lease::hold::millis;
 use crate::core::report::{HolderInfo, PublishDiff, PublishedPage};
+use crate::core::units::millis;
 use crate::protocol::command::Wait;
 use crate::types::Number;
 
@@ -22,14 +22,14 @@ impl Core {
             let age = self.now.since(hold.granted);
             (hold.number, hold.owner, age, None)
         });
-        let waits = self.waiters.range(range).filter(|(_, waiter)| told(waiter.kind));
+        let waits = self.locks.waiters(range).filter(|(_, waiter)| told(waiter.kind));
         let waits = waits.map(|(number, waiter)| {
             let age = self.now.since(waiter.since);
             let left = match waiter.wait {
                 Wait::Forever => None,
                 Wait::AtMost(most) => Some(most.saturating_sub(age)),
             };
-            (*number, waiter.owner, age, left)
+            (number, waiter.owner, age, left)
         });
         // One more than is looked at tells whether there is more.
         let most = LOOKED_AT + 1;

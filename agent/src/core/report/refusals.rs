@@ -3,15 +3,15 @@
 use redisson::{Kind, LockName};
 
 use crate::core::Core;
-use crate::core::lease::hold::millis;
-use crate::core::session::Slot;
+use crate::core::ids::Slot;
 use crate::core::session::reply::Grant;
+use crate::core::units::millis;
 use crate::protocol::resp::Frame;
 use crate::types::End;
 
 impl Core {
     pub(in crate::core) fn lock_reply(&self, grant: &Grant) -> Frame {
-        let holder = self.field(grant.kind, grant.number);
+        let holder = self.numbers.field(grant.kind, grant.number);
         Frame::Map(vec![
             ("lock", Frame::bytes(grant.name.as_bytes())),
             ("kind", Frame::word(grant.kind.as_str())),
@@ -88,7 +88,9 @@ impl Core {
             .get(name)
             .and_then(|state| state.hold)
             .and_then(|number| self.leases.get(number))
-            .map_or_else(String::new, |hold| format!(" {}", self.field(hold.kind, hold.number)));
+            .map_or_else(String::new, |hold| {
+                format!(" {}", self.numbers.field(hold.kind, hold.number))
+            });
         Frame::Error(format!(
             "DEADLOCK waiting for `{name}` would never end: its holder{holder} waits, directly or through others, for \
              a lock that you hold; release that first, or wait with a limit"

@@ -9,11 +9,12 @@ use std::time::Duration;
 
 use redisson::Moment;
 
-use crate::core::lease::hold::millis;
+use crate::core::ids::{Owner, Slot};
 use crate::core::lock::waiter::Left;
 use crate::core::session::reply::Reply;
-use crate::core::session::{Owner, Session, Slot, wrong_secret};
-use crate::core::timer::Timer;
+use crate::core::session::table::SessionTimer;
+use crate::core::session::{Session, wrong_secret};
+use crate::core::units::millis;
 use crate::core::{Core, LogLine, Report};
 use crate::journal::Record;
 use crate::protocol::resp::Frame;
@@ -25,9 +26,9 @@ pub(in crate::core) struct Grace {
     /// The time for which its holds outlive its connection.
     pub(in crate::core) time: Duration,
     /// The instant at which that was gone.
-    away: Option<Moment>,
+    pub(super) away: Option<Moment>,
     /// The deadline that is set.
-    armed: Moment,
+    pub(super) armed: Moment,
     /// Holds of an earlier run of which Redis has not said yet whether they are still there.
     pub(in crate::core) unverified: usize,
     /// Connections whose RESUME waits for this session.
@@ -154,7 +155,7 @@ impl Core {
         let multi: Vec<_> = session.multi.keys().copied().collect();
         self.sessions.away += 1;
         self.forget_stopped(id);
-        self.arm_grace(id);
+        self.sessions.arm_grace(id);
         self.journal_record(Record::Away { session: key, since: now });
         for owner in multi {
             self.cancel_multi(Owner { session: id, owner });
@@ -166,26 +167,16 @@ impl Core {
         true
     }
 
-    /// Sets the end of a session that nobody resumes.
-    pub(in crate::core) fn arm_grace(&mut self, id: SessionId) {
-        let grace = self.sessions.get_mut(&id).and_then(|session| session.grace.as_mut());
-        if let Some(grace) = grace
-            && let Some(away) = grace.away
-        {
-            self.timers.set(&mut grace.armed, away + grace.time, Timer::Grace(id));
-        }
-    }
-
     /// Ends the grace of a session that ends.
     pub(in crate::core) fn end_grace(&mut self, id: SessionId, session: &mut Session) {
         if let Some(resuming) = session.resuming.take() {
-            self.timers.clear(resuming.until, Timer::Resume(id));
+            self.sessions.timers.clear(resuming.until, SessionTimer::Resume(id));
         }
         if self.sessions.taken_over.get(&session.key) == Some(&id) {
             self.sessions.taken_over.remove(&session.key);
         }
         let Some(grace) = session.grace.take() else { return };
-        self.timers.clear(grace.armed, Timer::Grace(id));
+        self.sessions.timers.clear(grace.armed, SessionTimer::Grace(id));
         self.sessions.away -= usize::from(grace.away.is_some());
         self.sessions.graced.remove(&id);
         self.journal_record(Record::End { session: session.key });
@@ -227,9 +218,8 @@ impl Core {
                 if let Some(grace) = grace {
                     grace.askers.push(slot.session);
                 }
-                if let Some(session) = self.sessions.get_mut(&slot.session) {
-                    let mut armed = Moment::NEVER;
-                    self.timers.set(&mut armed, asked.until, Timer::Resume(slot.session));
+                if let Some(session) = self.sessions.all.get_mut(&slot.session) {
+                    self.sessions.timers.add(asked.until, SessionTimer::Resume(slot.session));
                     session.resuming = Some(asked);
                 }
             }
@@ -292,7 +282,7 @@ impl Core {
         for asker in askers {
             let resuming = self.sessions.get_mut(&asker).and_then(|s| s.resuming.take());
             if let Some(resuming) = resuming {
-                self.timers.clear(resuming.until, Timer::Resume(asker));
+                self.sessions.timers.clear(resuming.until, SessionTimer::Resume(asker));
                 self.ask_for(resuming);
             }
         }
@@ -321,7 +311,7 @@ impl Core {
     fn take_over(&mut self, asker: SessionId, target: SessionId, given: &[u8]) {
         let Some(mut old) = self.sessions.all.remove(&target) else { return };
         let Some(mut grace) = old.grace.take() else { return };
-        self.timers.clear(grace.armed, Timer::Grace(target));
+        self.sessions.timers.clear(grace.armed, SessionTimer::Grace(target));
         (grace.away, grace.armed) = (None, Moment::NEVER);
         self.sessions.away -= 1;
         self.sessions.graced.remove(&target);
@@ -331,7 +321,7 @@ impl Core {
             self.leases.move_to(*number, asker);
         }
         let others = std::mem::take(&mut grace.askers);
-        let Some(new) = self.sessions.get_mut(&asker) else { return };
+        let Some(new) = self.sessions.all.get_mut(&asker) else { return };
         new.key = old.key;
         new.secret_before = old.right_to_resume(given);
         new.introduced = true;
@@ -340,9 +330,8 @@ impl Core {
         (new.holds, new.lost, new.lost_order) = (old.holds, old.lost, old.lost_order);
         (new.backlog, new.missed) = (old.backlog, old.missed);
         if let Some((slot, until)) = old.events_waiter {
-            self.timers.clear(until, Timer::Events(target));
-            let mut armed = Moment::NEVER;
-            self.timers.set(&mut armed, until, Timer::Events(asker));
+            self.sessions.timers.clear(until, SessionTimer::Events(target));
+            self.sessions.timers.add(until, SessionTimer::Events(asker));
             new.events_waiter = Some((slot, until));
         }
         if let Some(record) = self.session_record(asker) {

@@ -5,7 +5,7 @@ use std::collections::BTreeSet;
 use redisson::Moment;
 
 use crate::core::lock::waiter::Left;
-use crate::core::timer::Timer;
+use crate::core::session::table::SessionTimer;
 use crate::core::{Core, Report};
 use crate::protocol::command::Command;
 use crate::types::{End, Peer, SessionId};
@@ -58,7 +58,7 @@ impl Core {
         self.end_grace(id, &mut session);
         self.end_events(id, &session);
         for (owner, multi) in &session.multi {
-            self.timers.clear(multi.armed, Timer::Multi(id, *owner));
+            self.sessions.timers.clear(multi.armed, SessionTimer::Multi(id, *owner));
         }
         // In order of arrival: what happens is not to depend on how a map is laid out.
         for number in session.waits.values().copied().collect::<BTreeSet<_>>() {

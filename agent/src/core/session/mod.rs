@@ -4,21 +4,19 @@ pub(in crate::core) mod event;
 pub(in crate::core) mod grace;
 mod lifecycle;
 pub(in crate::core) mod reply;
-mod table;
+pub(in crate::core) mod table;
 
 use std::collections::{BTreeMap, HashMap, VecDeque};
 use std::time::Duration;
 
 use redisson::{Kind, LockName, Moment};
 
-pub(in crate::core) use table::SessionTable;
-
+use crate::core::ids::{HoldKey, Owner, Slot};
 use crate::core::lock::multi::MultiLock;
 use crate::core::session::event::Event;
 use crate::core::session::grace::{Grace, Resuming};
 use crate::core::session::reply::Reply;
-use crate::core::side::Side;
-use crate::core::timer::Timer;
+use crate::core::session::table::SessionTimer;
 use crate::core::{Core, Effect, Report};
 use crate::protocol::command::Command;
 use crate::protocol::resp::{Frame, Outgoing};
@@ -28,32 +26,6 @@ use crate::types::{End, Number, Peer, SessionId, SessionKey};
 pub(in crate::core) const BACKLOG: usize = 256;
 /// The most lost holds that a session is reminded of; the oldest are forgotten first.
 const REMEMBERED_LOSSES: usize = 1024;
-
-/// One owner of one session: who holds a lock, to the agent.
-#[derive(Debug, Clone, Copy, PartialEq, Eq, Hash)]
-pub(in crate::core) struct Owner {
-    pub(in crate::core) session: SessionId,
-    pub(in crate::core) owner: i64,
-}
-
-/// The key of a hold within its session. An owner may have a shared hold under its own exclusive one.
-pub(in crate::core) type HoldKey = (i64, LockName, Side);
-
-/// The place of one reply among a session's replies.
-#[derive(Debug, Clone, Copy, PartialEq, Eq, Hash)]
-pub(in crate::core) struct Slot {
-    pub(in crate::core) session: SessionId,
-    pub(in crate::core) seq: u64,
-    /// The member that it is a part for, if the command is an MLOCK or MUNLOCK.
-    pub(in crate::core) member: Option<usize>,
-}
-
-impl Slot {
-    /// Returns the slot for one member of an MLOCK or MUNLOCK.
-    pub(in crate::core) fn of_member(self, index: usize) -> Self {
-        Self { member: Some(index), ..self }
-    }
-}
 
 /// A command not answered yet, or answered behind one that is not.
 #[derive(Debug)]
@@ -414,14 +386,13 @@ impl Core {
         // One listener per session: an older call is answered with what there is.
         self.wake_events(id);
         let now = self.now;
-        let Some(session) = self.sessions.get_mut(&id) else { return };
+        let Some(session) = self.sessions.all.get_mut(&id) else { return };
         if until <= now || !session.backlog.is_empty() || session.missed > 0 {
             let events = session.take_events();
             return self.answer(slot, events);
         }
         session.events_waiter = Some((slot, until));
-        let mut armed = Moment::NEVER;
-        self.timers.set(&mut armed, until, Timer::Events(id));
+        self.sessions.timers.add(until, SessionTimer::Events(id));
     }
 
     /// Answers who listens for this session's events, if anybody does.
@@ -430,7 +401,7 @@ impl Core {
         else {
             return;
         };
-        self.timers.clear(until, Timer::Events(id));
+        self.sessions.timers.clear(until, SessionTimer::Events(id));
         // A listener that has gone takes no events with it.
         if self.sessions.all.contains_key(&slot.session)
             && let Some(session) = self.sessions.get_mut(&id)
@@ -443,7 +414,7 @@ impl Core {
     /// Answers who listens for the events of a session that has just ended.
     pub(in crate::core) fn end_events(&mut self, id: SessionId, ended: &Session) {
         if let Some((slot, until)) = ended.events_waiter {
-            self.timers.clear(until, Timer::Events(id));
+            self.sessions.timers.clear(until, SessionTimer::Events(id));
             let gone = "GONE that session has ended: its holds are released";
             self.answer(slot, Frame::Error(gone.to_owned()));
         }

@@ -3,8 +3,8 @@
 use redisson::{Kind, LockName, Moment};
 
 use crate::core::Core;
-use crate::core::lease::hold::millis;
-use crate::core::session::Owner;
+use crate::core::ids::Owner;
+use crate::core::units::millis;
 use crate::protocol::resp::{Frame, Outgoing};
 use crate::types::{End, Number, SessionId};
 

@@ -4,10 +4,25 @@ use std::collections::{BTreeSet, HashMap, VecDeque};
 
 use redisson::{Kind, LockName, Moment};
 
-use super::{Owner, Session};
+use super::Session;
+use crate::core::ids::Owner;
 use crate::core::lock::multi::MultiLock;
 use crate::core::side::Side;
+use crate::core::timer::Timers;
 use crate::types::{Number, Peer, SessionId, SessionKey};
+
+/// The subject of a deadline of this table.
+#[derive(Debug, Clone, PartialEq, Eq, PartialOrd, Ord)]
+pub(in crate::core) enum SessionTimer {
+    /// The end of an EVENTS call on this session's events.
+    Events(SessionId),
+    /// The end of a session that nobody resumes.
+    Grace(SessionId),
+    /// The end of a RESUME on this connection.
+    Resume(SessionId),
+    /// The end of the time for which an MLOCK waits while it holds some of its members.
+    Multi(SessionId, i64),
+}
 
 /// All sessions: the connected ones, and those with grace that have no connection.
 #[derive(Debug)]
@@ -29,6 +44,7 @@ pub(in crate::core) struct SessionTable {
     pub(super) ready: VecDeque<(SessionId, i64)>,
     /// Owners whose MLOCK or MUNLOCK may take its next step.
     pub(super) steps: VecDeque<Owner>,
+    pub(super) timers: Timers<SessionTimer>,
 }
 
 impl SessionTable {
@@ -43,6 +59,7 @@ impl SessionTable {
             askable: VecDeque::new(),
             ready: VecDeque::new(),
             steps: VecDeque::new(),
+            timers: Timers::default(),
         }
     }
 
@@ -62,6 +79,14 @@ impl SessionTable {
     #[cfg(test)]
     pub(in crate::core) fn is_empty(&self) -> bool {
         self.all.is_empty() && self.ready.is_empty() && self.steps.is_empty()
+    }
+
+    pub(in crate::core) fn next_deadline(&self) -> Option<Moment> {
+        self.timers.first()
+    }
+
+    pub(in crate::core) fn pop_due(&mut self, now: Moment) -> Option<SessionTimer> {
+        self.timers.pop_due(now)
     }
 
     /// The number of connected sessions.
@@ -90,6 +115,25 @@ impl SessionTable {
         self.all.insert(id, session);
         self.graced.insert(id);
         self.away += 1;
+    }
+
+    /// Sets the end of a session that nobody resumes.
+    pub(in crate::core) fn arm_grace(&mut self, id: SessionId) {
+        let grace = self.all.get_mut(&id).and_then(|session| session.grace.as_mut());
+        if let Some(grace) = grace
+            && let Some(away) = grace.away
+        {
+            self.timers.set(&mut grace.armed, away + grace.time, SessionTimer::Grace(id));
+        }
+    }
+
+    /// Sets the end of the time for which an MLOCK waits while it holds some of its members.
+    pub(in crate::core) fn set_patience(&mut self, owner: Owner, until: Moment) {
+        let session = self.all.get_mut(&owner.session);
+        if let Some(multi) = session.and_then(|session| session.multi.get_mut(&owner.owner)) {
+            let timer = SessionTimer::Multi(owner.session, owner.owner);
+            self.timers.set(&mut multi.armed, until, timer);
+        }
     }
 
     /// Returns the sessions with grace, by their numbers.

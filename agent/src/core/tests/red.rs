@@ -141,9 +141,15 @@ fn a_release_by_redisson_wakes_who_waits() {
     });
     world.command(0, a, red_lock("x", Wait::Forever, None));
     pass(&mut world, 500);
-    let listens = world.agents[0].core.locks[&lock_name("x")].listening.is_some();
+    let listens = world.agents[0]
+        .core
+        .locks
+        .get(&lock_name("x"))
+        .expect("it is waited for")
+        .listening
+        .is_some();
     assert!(listens, "it does not take them for three who have split the servers");
-    assert_eq!(world.agents[0].core.red.quorum_ops.len(), 0, "it sleeps");
+    assert!(world.agents[0].core.red.is_empty(), "it sleeps");
     for node in [2, 0] {
         let release = script::release(&lock_name("x"), &field(node), Publish::Plain);
         world.foreign(node, &release);
@@ -165,7 +171,7 @@ fn show_tells_of_every_server() {
     let shown = format!("{:?}", world.replies_of(0, a));
     let core = &world.agents[0].core;
     let number = *core.leases.iter().map(|hold| &hold.number).next().expect("its hold");
-    let holder = HolderId::new(core.client, number).to_string();
+    let holder = HolderId::new(core.numbers.client(), number).to_string();
     let bulk = |text: &str| format!("{:?}", Frame::bytes(text));
     assert_eq!(shown.matches(&bulk(&holder)).count(), 3, "as holder, and on two servers: {shown}");
     assert!(shown.contains(&bulk("node1")) && !shown.contains("majority"), "{shown}");
@@ -188,12 +194,12 @@ fn a_release_told_while_the_answers_were_under_way_is_not_missed() {
     let servers = world.servers.len();
     (0..servers).for_each(|node| world.answers_later(node, 20_000));
     for _ in 0..6000 {
-        if world.agents[1].core.red.quorum_ops.is_empty() {
+        if world.agents[1].core.red.is_empty() {
             pass(&mut world, 1);
         }
     }
     pass(&mut world, 2);
-    assert!(!world.agents[1].core.red.quorum_ops.is_empty(), "its question is under way");
+    assert!(!world.agents[1].core.red.is_empty(), "its question is under way");
     unlock(&mut world, 0, a);
     pass(&mut world, 200);
     assert_eq!(told(&mut world, 1, b), ["held 1"]);

@@ -218,7 +218,7 @@ fn a_fair_waiter_that_has_gone_leaves_no_place() {
     world.send_grants(1);
     world.work();
     assert!(world.queues["x"].is_empty(), "{:?}", world.queues);
-    assert!(world.core.is_idle() && !world.core.locks.contains_key(&name("x")));
+    assert!(world.core.is_idle() && !world.core.locks.contains(&name("x")));
 }
 
 #[test]

@@ -6,8 +6,9 @@ use std::time::Duration;
 use redisson::script::{Call, Value};
 use redisson::{ClientId, Grouping, HolderId, Kind, Lease, LockName, Moment, keys};
 
+use crate::core::ids::OpId;
 use crate::core::{
-    Confirmed, Core, Effect, Failure, Lane, Node, OpId, Report, Settings, tests::settings,
+    Confirmed, Core, Effect, Failure, Lane, Node, Report, Settings, tests::settings,
 };
 use crate::journal::{Record, Restored};
 use crate::protocol::command::{Command, HoldRequest, LockRequest, Wait};

@@ -93,7 +93,7 @@ pub struct Case<'a> {
     pub orphan_since: Option<Stamp>,
     /// The number of readers whose markers outlived the lock.
     pub orphaned_readers: usize,
-    /// A description of whatever does not belong in the hash.
+    /// A description of any unexpected content of the hash.
     pub malformed: Option<&'a str>,
 }
 

@@ -77,8 +77,8 @@ impl Record {
                         None => (stamp.received, self.since_restored(holder.id, since)),
                     };
                     if self.confirmed {
-                        let note = ArchiveEntry::Began(self.id.clone(), holder.id, since);
-                        effects.push(Effect::Archive(Box::new(note)));
+                        let entry = ArchiveEntry::Began(self.id.clone(), holder.id, since);
+                        effects.push(Effect::Archive(Box::new(entry)));
                     }
                     Hold {
                         id: holder.id,
@@ -166,7 +166,7 @@ impl Record {
         }
     }
 
-    /// Records the expiry of a hold that had been renewed, if it was seen shortly before its end, so that nobody can have
+    /// Records the expiry of a hold that had been renewed, if it was seen shortly before its end, so that no client can have
     /// released it unobserved since.
     fn record_expiry(
         &mut self,

@@ -421,7 +421,7 @@ impl Record {
         self.drop_empty_cold_state();
     }
 
-    /// Records the end of a wait: a grant at that instant, or none where the waiter gave up.
+    /// Records the end of a wait: a grant at that instant, or none if the waiter gave up.
     fn waited(
         &mut self,
         waiter: Waiter,

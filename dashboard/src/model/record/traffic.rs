@@ -117,7 +117,7 @@ impl Record {
     ) {
         self.end_wait(holder, Some(steady), effects);
         self.count(Source::Monitor, Count::Acquired, effects);
-        // A release does not say which of several readers it is about.
+        // A release does not identify one of several readers.
         let alone = kind != Some(Kind::Read) && !self.is_shared();
         let known = self.released.is_none() && self.holds.iter().any(|hold| hold.id == holder);
         if alone && !known {
@@ -208,7 +208,7 @@ impl Record {
     /// Drops the waiters that only MONITOR has shown, since it shows no more events.
     pub fn monitor_stopped(&mut self) {
         if let Some(cold) = &mut self.cold {
-            self.dirty |= cold.waiting.forget(Source::Monitor);
+            self.dirty |= cold.waiting.remove_source(Source::Monitor);
         }
         self.drop_empty_cold_state();
     }

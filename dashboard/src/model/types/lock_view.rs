@@ -69,7 +69,7 @@ pub struct ClientView {
     /// The beginning of its hold, by its agent's clock.
     #[serde(serialize_with = "crate::clock::as_wall")]
     pub since: Option<SteadyMillis>,
-    /// True if it is alive; none where that is unknown.
+    /// True if it is alive; none if that is unknown.
     pub alive: Option<bool>,
 }
 
@@ -81,7 +81,7 @@ pub struct HolderView {
     /// `read`, `write` or `lock`.
     pub mode: &'static str,
     pub count: i64,
-    /// Milliseconds to live of a reader's marker when last read; none where it has none, or it was not read.
+    /// Milliseconds to live of a reader's marker when last read; none if it has none, or it was not read.
     pub marker_ttl_ms: Option<u64>,
     /// True if it is a reader whose marker is gone: only its field is left of it.
     pub zombie: bool,
@@ -155,7 +155,7 @@ pub struct WaiterView {
     /// The id that it would hold the lock under.
     pub id: Box<str>,
     pub since: Since,
-    /// Attempts seen so far; none where attempts cannot be seen.
+    /// Attempts seen so far; none if attempts cannot be seen.
     pub attempts: Option<u32>,
     /// The process behind it, if known.
     pub client: Option<Box<ClientView>>,
@@ -166,7 +166,7 @@ pub struct WaiterView {
 #[schema(as = QueueEntry)]
 pub struct QueueEntryView {
     pub id: String,
-    /// The entry's deadline by its own client's clock; none where it has none.
+    /// The entry's deadline by its own client's clock; none if it has none.
     #[serde(serialize_with = "crate::clock::as_wall")]
     pub deadline: Option<SteadyMillis>,
     /// True if the deadline is still to come.
@@ -211,7 +211,7 @@ pub struct LockView {
     pub lease_ms: Option<u64>,
     /// True if its holder renews it.
     pub renewed: bool,
-    /// Renewals of the current hold; none where it is not renewed.
+    /// Renewals of the current hold; none if it is not renewed.
     pub renewals: Option<Arc<Renewals>>,
     /// Problems, worst first.
     pub problems: Vec<ProblemView>,

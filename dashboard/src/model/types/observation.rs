@@ -65,7 +65,7 @@ pub struct Companions {
     pub queue: Option<Queue>,
     /// A fenced lock's token.
     pub token: Token,
-    /// The markers of readers, of those that were asked about.
+    /// The markers of readers, as far as they were requested.
     pub markers: Vec<(HolderId, Marker)>,
 }
 
@@ -81,7 +81,7 @@ impl Companions {
 #[derive(Debug, Clone, PartialEq, Eq, Default)]
 pub struct Queue {
     pub len: u64,
-    /// Its first entries, in order; empty where they were not read.
+    /// Its first entries, in order; empty if they were not read.
     pub front: Vec<QueueEntry>,
     /// The number of deadlines.
     pub deadlines: u64,
@@ -117,7 +117,7 @@ pub enum Token {
     Value(i64),
 }
 
-/// A key of its own for each reader, which its client renews: it shows that the reader is alive.
+/// A separate key for each reader, which its client renews: it shows that the reader is alive.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub enum Marker {
     /// There is none: the reader is gone, and only its field is left.
@@ -175,7 +175,7 @@ pub enum Observation {
     CompanionKey { name: LockName },
     /// The server's clock was read.
     Clock {
-        /// Milliseconds by which it is ahead of ours; negative where it is behind.
+        /// Milliseconds by which it is ahead of ours; negative if it is behind.
         ahead_ms: i64,
     },
     /// Connections that listen for releases of these locks were counted.

@@ -2,7 +2,7 @@
 //!
 //! It is the one source that costs the server something for every command of other clients, and the one that can harm it:
 //! output that a reader leaves unread fills the server's memory. Therefore there is one connection a server; it is opened only
-//! if the server itself disconnects a reader that stalls; and unless the settings say otherwise a [governor] opens it only in
+//! if the server itself disconnects a reader that stalls; and by default a [governor] opens it only in
 //! quiet times and closes it within a second when they end.
 
 mod delivery;
@@ -164,7 +164,7 @@ impl MonitorReader {
         }
     }
 
-    /// Reports why it is closed, until the governor's pause ends or somebody requests a watch.
+    /// Reports why it is closed, until the governor's pause ends or a watch is requested.
     async fn pause(&mut self, why: String) {
         while self.watched().is_none() {
             let left = self.governor.wait(Instant::now());
@@ -177,7 +177,7 @@ impl MonitorReader {
         }
     }
 
-    /// Reports why it cannot be opened, for a while or until somebody requests a watch.
+    /// Reports why it cannot be opened, for a while or until a watch is requested.
     async fn refused(&mut self, state: SourceState, why: String, again: Duration) {
         self.status.set(state, why);
         self.wait_for_request(again).await;
@@ -239,7 +239,7 @@ impl MonitorReader {
         }
     }
 
-    /// Returns the server's description of itself; none, after a moment, if it cannot be reached.
+    /// Returns the facts that the server reports; none, after a moment, if it cannot be reached.
     async fn up(&self) -> Option<Arc<ServerInfo>> {
         let status = self.link.state().borrow().status.clone();
         match status {

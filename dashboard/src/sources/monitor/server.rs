@@ -32,8 +32,8 @@ pub(super) async fn bound(link: &Link) -> Result<Bound, CallError> {
         ("client-output-buffer-limit", bounds_normal as fn(&str) -> bool),
         ("maxmemory-clients", bounds_all),
     ] {
-        let asked = cmd("CONFIG").arg("GET").arg(setting).clone();
-        match link.call(asked).await {
+        let command = cmd("CONFIG").arg("GET").arg(setting).clone();
+        match link.call(command).await {
             Ok(reply) => {
                 let value = texts(&reply).into_iter().nth(1);
                 readable |= value.is_some();
@@ -116,8 +116,8 @@ fn is_other(client: &str, own: Option<i64>) -> bool {
 }
 
 async fn info(link: &Link, section: &str) -> Result<String, CallError> {
-    let asked: Cmd = cmd("INFO").arg(section).clone();
-    link.call(asked).await.map(|reply| text(&reply))
+    let command: Cmd = cmd("INFO").arg(section).clone();
+    link.call(command).await.map(|reply| text(&reply))
 }
 
 fn field<'a>(info: &'a str, name: &str) -> Option<&'a str> {

@@ -197,16 +197,16 @@ impl CompanionRead {
         };
         let mut markers = Vec::new();
         // Readers that no longer hold it may have left markers behind.
-        for (id, asked) in self.requested_readers() {
+        for (id, expected) in self.requested_readers() {
             let mut found: Option<Marker> = None;
-            for _ in self.numbers(*asked) {
+            for _ in self.numbers(*expected) {
                 found = longest(found, signed(&next()?));
             }
             let count = counts.iter().find(|holder| holder.id == *id).map(|holder| holder.count);
             match (found, count) {
                 (Some(marker), _) => markers.push((*id, marker)),
                 // With more holds than expected, the markers that were read may just be old.
-                (None, Some(count)) if count > *asked => {}
+                (None, Some(count)) if count > *expected => {}
                 (None, _) => markers.push((*id, Marker::Missing)),
             }
         }

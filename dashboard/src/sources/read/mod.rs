@@ -1,7 +1,7 @@
 //! Reads possible locks, and never requests a reply of unbounded size.
 //!
-//! An unknown key is asked for its number of fields, then for three field names (a scan, whose keys are all hashes, asks for
-//! both at once), then for the lengths of their values; only a hash that still looks like a lock is read. A known lock is read
+//! For an unknown key the number of fields is read, then three field names (a scan, whose keys are all hashes, reads
+//! both at once), then the lengths of their values; only a hash that still looks like a lock is read. A known lock is read
 //! at once, by its known fields: names in bounded number, and values of fields whose lengths were read before. An unchanged lock
 //! is revalidated, see [`revalidate`]. A whole reading is one MULTI/EXEC, so that it never mixes two holders. No scripts are
 //! used: an observer's account needs no right to run any.

@@ -49,7 +49,7 @@ impl ServerFacts {
         self.0.redirected.swap(false, Ordering::Relaxed)
     }
 
-    /// Sets the milliseconds by which its clock is ahead of ours; negative where it is behind.
+    /// Sets the milliseconds by which its clock is ahead of ours; negative if it is behind.
     pub fn set_ahead(&self, ms: i64) {
         self.0.ahead_ms.store(ms, Ordering::Relaxed);
     }

@@ -181,21 +181,21 @@ fn chunks(jobs: Vec<Job>) -> Vec<Vec<Job>> {
 /// Prepares jobs for another attempt: new fields are read only if their values are short, queues only if their entries
 /// are.
 async fn prepared(caller: &mut impl Caller, jobs: Vec<(Job, Need)>) -> Result<Vec<Job>, ReadError> {
-    let mut asked = Vec::new();
+    let mut new_fields = Vec::new();
     let mut queues = Vec::new();
     for (job, need) in &jobs {
         match need {
             Need::Fields(fields) => {
                 let new = fields.iter().filter(|field| !job.fields.contains(field));
                 let new = new.filter(|field| shape::is_lock_field(field)).cloned().collect();
-                asked.push((job.name.clone(), new));
+                new_fields.push((job.name.clone(), new));
             }
             Need::Queue => queues.push(job.name.clone()),
             Need::Same | Need::Names(_) | Need::Deadlines(_) => {}
         }
     }
-    let (_, lengths) = lengths(caller, &asked).await?;
-    let mut measured = asked.into_iter().map(|(_, new)| new).zip(lengths);
+    let (_, lengths) = lengths(caller, &new_fields).await?;
+    let mut measured = new_fields.into_iter().map(|(_, new)| new).zip(lengths);
     let mut queues = readable(caller, &queues).await?.into_iter();
     let mut prepared = Vec::new();
     for (mut job, need) in jobs {
@@ -266,7 +266,7 @@ fn outcome(
 ) -> Result<Outcome, ReadError> {
     let results = match (refused, exec) {
         (_, Some(Ok(Value::Array(results)))) => results,
-        // A refusal of a queued command says more than EXEC, which only reports that there was one.
+        // The refusal of a queued command is more precise than that of EXEC.
         (Some(error), _) | (None, Some(Err(error))) => {
             return match permitted(Err(error))? {
                 Err(error) => Ok(Outcome::Read(Reading::Other(unreadable(&error)))),

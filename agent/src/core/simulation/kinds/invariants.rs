@@ -80,7 +80,8 @@ impl World {
         for (index, agent) in self.agents.iter().enumerate() {
             for hold in agent.core.leases.iter().filter(|hold| hold.name == name) {
                 let write = hold.kind == Kind::Write;
-                let field = HolderId { write, ..HolderId::new(agent.core.client, hold.number) };
+                let field =
+                    HolderId { write, ..HolderId::new(agent.core.numbers.client(), hold.number) };
                 if now < hold.valid_until {
                     self.check_stored(lock, field, hold)?;
                     inside.push((index, hold));
@@ -193,8 +194,7 @@ impl World {
         {
             let Some(id) = HolderId::parse(dropped.as_bytes()) else { continue };
             let waits = self.agents.iter().any(|agent| {
-                agent.core.client == id.client
-                    && agent.core.waiters.values().any(|waiter| waiter.number == id.thread)
+                agent.core.numbers.client() == id.client && agent.core.locks.is_wanted(id.thread)
             });
             if waits && queue.holder.as_ref() != Some(dropped) {
                 return Err(format!("{dropped} waits for {lock} and has lost its queue position"));
@@ -206,9 +206,9 @@ impl World {
     /// Reports whether a queue position belongs to a waiter, or is about to be given up.
     fn has_waiter(&self, position: &str) -> bool {
         let Some(id) = HolderId::parse(position.as_bytes()) else { return false };
-        self.agents.iter().filter(|agent| agent.core.client == id.client).any(|agent| {
+        self.agents.iter().filter(|agent| agent.core.numbers.client() == id.client).any(|agent| {
             let core = &agent.core;
-            core.waiters.values().any(|waiter| waiter.number == id.thread)
+            core.locks.is_wanted(id.thread)
                 || core.ops.values().any(|op| op.verb.operation().concerns(id.thread))
         })
     }
@@ -220,7 +220,7 @@ impl World {
         }
         for (index, agent) in self.agents.iter().enumerate() {
             let core = &agent.core;
-            if !core.ops.is_empty() || core.leases.len() > 0 || !core.waiters.is_empty() {
+            if !core.ops.is_empty() || core.leases.len() > 0 || core.locks.waiting() > 0 {
                 return Err(format!("agent {index} still has {:?} {:?}", core.ops, core.leases));
             }
             if !core.locks.is_empty() || !core.is_idle() || !agent.wanted_channels.is_empty() {
@@ -229,10 +229,10 @@ impl World {
                     core.locks, agent.wanted_channels
                 ));
             }
-            if core.next_deadline().is_some() || !core.quota.is_empty() {
+            if core.next_deadline().is_some() {
                 return Err(format!(
                     "agent {index} has a deadline without a purpose: {:?}",
-                    core.timers
+                    core.next_deadline()
                 ));
             }
         }

@@ -57,8 +57,7 @@ impl Scenario for Kinds {
             return;
         }
         let Some(holder) = HolderId::parse(&call.args[0]) else { return };
-        let waiters = &world.agents[agent].core.waiters;
-        if waiters.values().all(|waiter| waiter.number != holder.thread) {
+        if !world.agents[agent].core.locks.is_wanted(holder.thread) {
             world.scenario.late_positions.insert(holder.to_string());
         }
     }

@@ -36,7 +36,7 @@ impl World {
                     if hold.name.as_bytes() != lock.as_bytes() {
                         continue;
                     }
-                    let field = HolderId::new(core.client, hold.number).to_string();
+                    let field = HolderId::new(core.numbers.client(), hold.number).to_string();
                     if self.scenario.forgotten.contains(lock, &field) {
                         continue;
                     }
@@ -97,22 +97,19 @@ impl World {
     pub(super) fn check_end(&self) -> Verdict {
         for (index, agent) in self.agents.iter().enumerate() {
             let core = &agent.core;
-            if !core.ops.is_empty() || core.leases.len() > 0 || !core.waiters.is_empty() {
+            if !core.ops.is_empty() || core.leases.len() > 0 || core.locks.waiting() > 0 {
                 return Err(format!("agent {index} still has {:?} {:?}", core.ops, core.leases));
             }
-            if !core.locks.is_empty()
-                || !core.red.quorum_ops.is_empty()
-                || !agent.wanted_channels.is_empty()
-            {
+            if !core.locks.is_empty() || !core.red.is_empty() || !agent.wanted_channels.is_empty() {
                 return Err(format!(
                     "agent {index} remembers {:?} {:?} {:?}",
-                    core.locks, core.red.quorum_ops, agent.wanted_channels
+                    core.locks, core.red, agent.wanted_channels
                 ));
             }
             if core.next_deadline().is_some() {
                 return Err(format!(
                     "agent {index} has a deadline without a purpose: {:?}",
-                    core.timers
+                    core.next_deadline()
                 ));
             }
         }

@@ -272,7 +272,7 @@ impl<S: Scenario> World<S> {
         name: &LockName,
         number: Number,
     ) {
-        let holder = redisson::HolderId::new(self.agents[agent].core.client, number);
+        let holder = redisson::HolderId::new(self.agents[agent].core.numbers.client(), number);
         self.scenario.on_hold_lost(&name.to_string(), &holder.to_string());
         let now = self.boot();
         self.agents[agent].core.on_forced(now, S::node(node), name, number);

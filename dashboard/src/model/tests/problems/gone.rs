@@ -33,7 +33,7 @@ fn a_lock_whose_holder_is_gone_is_leaked_unless_it_expires_soon_or_is_renewed() 
     assert_eq!(found(600_000, false, "10.0.0.9"), (leaked, Some(false)));
     assert_eq!(found(600_000, false, "10.0.0.7"), (vec![], Some(true)));
     assert_eq!(found(120_000, false, "10.0.0.9"), (vec![], Some(false)), "it ends within a minute");
-    assert_eq!(found(0, true, "10.0.0.9").0, [], "somebody renews it");
+    assert_eq!(found(0, true, "10.0.0.9").0, [], "its holder renews it");
 }
 
 #[test]

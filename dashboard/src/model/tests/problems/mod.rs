@@ -269,7 +269,7 @@ fn requested_readings_are_the_decisive_ones() {
     let mut model = model();
     let mut ms = 0;
     let mut found = Vec::new();
-    // Renewed until 60 s; then its holder freezes. Each reading is made when the model asks for it.
+    // Renewed until 60 s; then its holder freezes. Each reading is made when the model requests it.
     while ms < 200_000 {
         ms += 20;
         for request in model.due(MAIN, at(ms), 10) {
@@ -435,7 +435,7 @@ fn markers_of_readers_whose_lock_was_deleted_are_orphans_until_they_are_gone() {
     const LEFT: Marker = Marker::Expires(Duration::from_secs(20));
     const GONE: Marker = Marker::Missing;
     let mut model = model();
-    let asked = |model: &mut Model, ms| {
+    let requested = |model: &mut Model, ms| {
         model.prioritize(MAIN, &name("a"));
         model.due(MAIN, at(ms), 1).remove(0).known.readers
     };
@@ -443,9 +443,9 @@ fn markers_of_readers_whose_lock_was_deleted_are_orphans_until_they_are_gone() {
     let absent = |left: &[(i64, Marker)]| Reading::Absent { companions: marked(left) };
     let endless = (1, Marker::Persistent);
     read(&mut model, "a", 10_000, absent(&[endless, (2, LEFT)]));
-    assert_eq!(asked(&mut model, 20_000), [(id(1), 1), (id(2), 1)]);
+    assert_eq!(requested(&mut model, 20_000), [(id(1), 1), (id(2), 1)]);
     read(&mut model, "a", 40_000, absent(&[endless, (2, GONE)]));
-    assert_eq!(asked(&mut model, 50_000), [(id(1), 1)], "one of them has expired");
+    assert_eq!(requested(&mut model, 50_000), [(id(1), 1)], "one of them has expired");
     read(&mut model, "a", 69_000, absent(&[endless]));
     assert_eq!(problems(&shown(&mut model, "a").unwrap()), []);
     read(&mut model, "a", 71_000, absent(&[endless]));
@@ -454,10 +454,10 @@ fn markers_of_readers_whose_lock_was_deleted_are_orphans_until_they_are_gone() {
     assert!(view.problems[0].evidence[0].text.contains("markers of 1 of its readers"));
     read(&mut model, "a", 80_000, absent(&[(1, GONE)]));
     assert_eq!(problems(&shown(&mut model, "a").unwrap()), []);
-    assert_eq!(asked(&mut model, 90_000), []);
+    assert_eq!(requested(&mut model, 90_000), []);
     // Readers that release it take their markers with them.
     readers(&mut model, 100_000);
     release(&mut model, "a", 101_000);
     read(&mut model, "a", 101_010, absent(&[(1, GONE), (2, GONE)]));
-    assert_eq!(asked(&mut model, 102_000), []);
+    assert_eq!(requested(&mut model, 102_000), []);
 }

@@ -32,13 +32,13 @@ fn found(waits: Option<&HolderIdentity>) -> Option<(Certainty, Vec<String>)> {
     for ms in [1_000, 2_000, 3_000] {
         read(&mut model, "a", ms, contended(id(1, 10), id(2, 21)));
         read(&mut model, "b", ms, contended(id(2, 20), id(1, 11)));
-        let told = |lock: &str, id, who| (name(lock), id, Some(who));
+        let entry = |lock: &str, id, who| (name(lock), id, Some(who));
         let mut holders = vec![
-            told("a", id(1, 10), task("s-1", 17)),
-            told("a", id(2, 21), task("t-1", 18)),
-            told("b", id(2, 20), task("t-1", 18)),
+            entry("a", id(1, 10), task("s-1", 17)),
+            entry("a", id(2, 21), task("t-1", 18)),
+            entry("b", id(2, 20), task("t-1", 18)),
         ];
-        holders.extend(waits.cloned().map(|who| told("b", id(1, 11), who)));
+        holders.extend(waits.cloned().map(|who| entry("b", id(1, 11), who)));
         let (at, steady) = (at(ms + 100), SteadyMillis(ms + 100));
         let agents = [1, 2].map(|agent| (id(agent, 0).client, true)).to_vec();
         model.observe(MAIN, Observation::AgentReport(AgentReport { agents, holders, at, steady }));

@@ -24,13 +24,13 @@ fn monitor_names_waiters_until_they_stop_retrying() {
     traffic(&mut model, 3_000, vec![event("a", 8, Acquired { lease: None })]);
     assert_eq!(waiters(&mut model), [7]);
     read(&mut model, "a", 14_000, held(1, 1, Some(10_000)));
-    assert_eq!(waiters(&mut model), [7], "it was told of 9 s, and has 5 s more");
+    assert_eq!(waiters(&mut model), [7], "it was refused with a TTL of 9 s, and has 5 s more");
     read(&mut model, "a", 15_500, held(1, 1, Some(10_000)));
     assert!(waiters(&mut model).is_empty());
     tries(16_000, 7, &mut model);
     tries(16_001, 7, &mut model);
     model.observe(MAIN, Observation::MonitorActive { on: false, at: at(17_000) });
-    assert!(waiters(&mut model).is_empty(), "without MONITOR nobody knows");
+    assert!(waiters(&mut model).is_empty(), "without MONITOR waiters are unknown");
 }
 
 #[test]
@@ -39,7 +39,7 @@ fn monitor_shows_locks_renewals_and_releases_that_no_other_source_shows() {
     let mut model = model();
     let lease = Some(Duration::from_secs(30));
     traffic(&mut model, 0, vec![event("new", 52, Renewed { lease })]);
-    assert_eq!(model.due(MAIN, at(100), 10)[0].name, name("new"), "it is looked at at once");
+    assert_eq!(model.due(MAIN, at(100), 10)[0].name, name("new"), "it is read at once");
     read(&mut model, "a", 0, held(1, 1, Some(29_000)));
     traffic(&mut model, 9_000, vec![event("a", 52, Renewed { lease })]);
     let view = shown(&mut model, "a").unwrap();

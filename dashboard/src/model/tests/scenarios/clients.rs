@@ -60,7 +60,7 @@ impl Scenario {
     /// Tries to acquire a lock for that lease. Returns true on success.
     pub(super) fn take(&mut self, lock: &'static str, by: HolderId, lease: u64) -> bool {
         let ends = Some(self.now + lease);
-        let told = Some(Duration::from_millis(lease));
+        let shown_lease = Some(Duration::from_millis(lease));
         let key = self.keys.entry(lock).or_default();
         let others = key.hash.holders.iter().any(|holder| holder.id != by);
         if others {
@@ -71,11 +71,11 @@ impl Scenario {
         let what = match key.hash.holders.first_mut() {
             Some(own) => {
                 own.count += 1;
-                Action::Reentered { lease: told, count: None }
+                Action::Reentered { lease: shown_lease, count: None }
             }
             None => {
                 key.hash.holders.push(Holder { id: by, count: 1 });
-                Action::Acquired { lease: told }
+                Action::Acquired { lease: shown_lease }
             }
         };
         self.notify_key_change(lock, false);
@@ -231,9 +231,9 @@ impl Scenario {
     }
 
     /// Adds or removes a field that does not belong to a lock.
-    pub(super) fn set_unexpected_field(&mut self, lock: &str, alien: bool) {
+    pub(super) fn set_unexpected_field(&mut self, lock: &str, present: bool) {
         if let Some(key) = self.keys.get_mut(lock) {
-            key.hash.unexpected = if alien { vec![b"null".to_vec()] } else { Vec::new() };
+            key.hash.unexpected = if present { vec![b"null".to_vec()] } else { Vec::new() };
         }
         self.notify_key_change(lock, false);
     }

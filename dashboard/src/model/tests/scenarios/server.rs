@@ -64,9 +64,9 @@ impl Scenario {
                 if !agents.contains(&(client, there)) {
                     agents.push((client, there));
                 }
-                let told = there && !self.unreported.contains(&one.id);
-                let who =
-                    told.then(|| HolderIdentity { pid: Some(4711), ..HolderIdentity::default() });
+                let published = there && !self.unreported.contains(&one.id);
+                let who = published
+                    .then(|| HolderIdentity { pid: Some(4711), ..HolderIdentity::default() });
                 holders.push((name(lock), one.id, who));
             }
         }

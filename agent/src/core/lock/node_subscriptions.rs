@@ -33,22 +33,22 @@ pub(in crate::core) struct NodeSubscriptions {
 
 impl NodeSubscriptions {
     /// An attempt is about to be sent: what was heard before is of no use to it.
-    pub(super) fn begin(&mut self) {
+    pub(in crate::core) fn begin(&mut self) {
         self.free = Set::default();
     }
 
     /// The lock is, or was, free on that node.
-    pub(super) fn add_free(&mut self, node: usize) {
+    pub(in crate::core) fn add_free(&mut self, node: usize) {
         self.free.insert(node);
     }
 
     /// Returns whether the lock is known to be free there.
-    pub(super) fn knows_free(&self, node: usize) -> bool {
+    pub(in crate::core) fn knows_free(&self, node: usize) -> bool {
         self.free.contains(node)
     }
 
     /// On how many nodes it is.
-    pub(super) fn free(&self) -> usize {
+    pub(in crate::core) fn free(&self) -> usize {
         self.free.count()
     }
 

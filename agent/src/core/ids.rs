@@ -1,0 +1,39 @@
+//! The names by which tables refer to one another's entries.
+
+use redisson::LockName;
+
+use crate::core::side::Side;
+use crate::types::{Number, SessionId};
+
+/// The number of an op, unique within this run.
+#[derive(Debug, Clone, Copy, PartialEq, Eq, Hash, PartialOrd, Ord)]
+pub struct OpId(pub u64);
+
+/// The id of a waiter: the first number drawn for it.
+pub(in crate::core) type WaiterId = Number;
+
+/// One owner of one session: who holds a lock, to the agent.
+#[derive(Debug, Clone, Copy, PartialEq, Eq, Hash)]
+pub(in crate::core) struct Owner {
+    pub(in crate::core) session: SessionId,
+    pub(in crate::core) owner: i64,
+}
+
+/// The key of a hold within its session. An owner may have a shared hold under its own exclusive one.
+pub(in crate::core) type HoldKey = (i64, LockName, Side);
+
+/// The place of one reply among a session's replies.
+#[derive(Debug, Clone, Copy, PartialEq, Eq, Hash)]
+pub(in crate::core) struct Slot {
+    pub(in crate::core) session: SessionId,
+    pub(in crate::core) seq: u64,
+    /// The member that it is a part for, if the command is an MLOCK or MUNLOCK.
+    pub(in crate::core) member: Option<usize>,
+}
+
+impl Slot {
+    /// Returns the slot for one member of an MLOCK or MUNLOCK.
+    pub(in crate::core) fn of_member(self, index: usize) -> Self {
+        Self { member: Some(index), ..self }
+    }
+}

@@ -1,0 +1,455 @@
+//! The table of lock names: local queues and holds, attempts, release messages, fencing tokens, quotas.
+//!
+//! Others read a [`LockState`] or a [`Waiter`]; every change is a method of the table, which returns the outcome. The
+//! methods about waiters are in [`waiters`].
+
+mod waiters;
+
+#[cfg(test)]
+mod tests;
+
+use std::collections::{BTreeMap, HashMap};
+use std::sync::Arc;
+use std::time::Duration;
+
+use redisson::{Family, Grouping, Kind, LockName, Moment, keys};
+
+use super::fencing::Fences;
+use super::quota::Quota;
+use super::state::{Contest, LockState};
+use super::waiter::Waiter;
+use crate::core::Node;
+use crate::core::ids::{OpId, WaiterId};
+use crate::core::timer::Timers;
+use crate::policy::Policy;
+use crate::types::Number;
+pub(in crate::core) use waiters::{ChannelChange, RemovedWaiter};
+
+/// The subject of a deadline of this table.
+#[derive(Debug, Clone, PartialEq, Eq, PartialOrd, Ord)]
+pub(in crate::core) enum LockTimer {
+    /// The end of a wait.
+    Waiter(WaiterId),
+    /// The next attempt of a fair waiter.
+    FairPosition(WaiterId),
+    /// The end of the front waiter's sleep.
+    Lock(LockName),
+}
+
+/// The next step of a name's queue.
+#[derive(Debug, PartialEq, Eq)]
+pub(in crate::core) enum Step {
+    Nothing,
+    /// The front waiter makes an attempt.
+    Attempt(WaiterId),
+    /// Readers hold the lock: each of these makes an attempt of its own.
+    Join(Vec<WaiterId>),
+}
+
+/// The subscription to a lock's release messages.
+#[derive(Debug, PartialEq, Eq)]
+pub(in crate::core) struct Listening {
+    pub(in crate::core) family: Family,
+    pub(in crate::core) channel: Vec<u8>,
+}
+
+/// The label of a lock in metrics.
+#[derive(Debug)]
+pub(in crate::core) struct Label {
+    pub(in crate::core) group: Arc<str>,
+    /// The number of groups so far, if the name is not in use and its label had to be derived.
+    pub(in crate::core) groups: Option<usize>,
+}
+
+/// All names that somebody holds or waits for, and the waiters.
+#[derive(Debug)]
+pub(in crate::core) struct LockTable {
+    locks: HashMap<LockName, LockState>,
+    waiters: BTreeMap<WaiterId, Waiter>,
+    timers: Timers<LockTimer>,
+    quota: Quota,
+    fences: Fences,
+    grouping: Grouping,
+    /// The number of channels subscribed to.
+    subscriptions: usize,
+    draining: bool,
+}
+
+impl LockTable {
+    pub(in crate::core) fn new(grouping: Grouping) -> Self {
+        Self {
+            locks: HashMap::new(),
+            waiters: BTreeMap::new(),
+            timers: Timers::default(),
+            quota: Quota::default(),
+            fences: Fences::default(),
+            grouping,
+            subscriptions: 0,
+            draining: false,
+        }
+    }
+
+    pub(in crate::core) fn get(&self, name: &LockName) -> Option<&LockState> {
+        self.locks.get(name)
+    }
+
+    pub(in crate::core) fn contains(&self, name: &LockName) -> bool {
+        self.locks.contains_key(name)
+    }
+
+    /// Returns the names in no particular order.
+    #[cfg(test)]
+    pub(in crate::core) fn iter(&self) -> impl Iterator<Item = (&LockName, &LockState)> {
+        self.locks.iter()
+    }
+
+    /// Returns whether no name is in use and nothing counts against a quota.
+    #[cfg(test)]
+    pub(in crate::core) fn is_empty(&self) -> bool {
+        self.locks.is_empty() && self.waiters.is_empty() && self.quota.is_empty()
+    }
+
+    pub(in crate::core) fn next_deadline(&self) -> Option<Moment> {
+        self.timers.first()
+    }
+
+    pub(in crate::core) fn pop_due(&mut self, now: Moment) -> Option<LockTimer> {
+        self.timers.pop_due(now)
+    }
+
+    /// The number of channels subscribed to.
+    pub(in crate::core) fn subscriptions(&self) -> usize {
+        self.subscriptions
+    }
+
+    /// Lets no LOCK wait from now on.
+    pub(in crate::core) fn drain(&mut self) {
+        self.draining = true;
+    }
+
+    pub(in crate::core) fn is_draining(&self) -> bool {
+        self.draining
+    }
+
+    pub(in crate::core) fn quota(&self) -> &Quota {
+        &self.quota
+    }
+
+    pub(in crate::core) fn set_policy(&mut self, policy: Option<Policy>) {
+        self.quota.set_policy(policy);
+    }
+
+    /// Derives the label of a name, or returns the one it has.
+    pub(in crate::core) fn label(&mut self, name: &LockName) -> Label {
+        if let Some(state) = self.locks.get(name) {
+            return Label { group: Arc::clone(&state.group), groups: None };
+        }
+        let group = self.grouping.label(name);
+        Label { group, groups: Some(self.grouping.true_count()) }
+    }
+
+    /// Adds a name that is not in use yet.
+    pub(in crate::core) fn insert(&mut self, name: LockName, group: Arc<str>) {
+        self.locks.insert(name, LockState::new(group));
+    }
+
+    /// Returns the next step of a name's queue. Forgets the name when nobody needs it.
+    pub(in crate::core) fn next_step(&mut self, name: &LockName, now: Moment) -> Step {
+        let Some(state) = self.locks.get(name) else { return Step::Nothing };
+        if state.is_unused() {
+            self.timers.clear(state.armed, LockTimer::Lock(name.clone()));
+            self.locks.remove(name);
+            return Step::Nothing;
+        }
+        let (Some(front), Contest::Idle) = (state.queue.front(), state.contest) else {
+            return Step::Nothing;
+        };
+        let Some(waiter) = self.waiters.get(front) else { return Step::Nothing };
+        // Fair waiters ask each for itself.
+        if state.keeps_out(waiter.kind) || waiter.kind == Kind::Fair {
+            return Step::Nothing;
+        }
+        if state.stand_back_until > now {
+            let until = state.stand_back_until;
+            self.sleep(name, until);
+            return Step::Nothing;
+        }
+        if waiter.kind == Kind::Read && !state.readers.is_empty() {
+            let readers = state.queue.iter().map_while(|id| {
+                let reader = self.waiters.get(id).filter(|waiter| waiter.kind == Kind::Read)?;
+                Some((*id, reader.asking.is_none()))
+            });
+            return Step::Join(readers.filter(|(_, idle)| *idle).map(|(id, _)| id).collect());
+        }
+        // A reader that asked to join others may still be asking when they have gone. A second attempt under its number
+        // could run when its hold is over, and would then be undone at the cost of whoever has that number.
+        if waiter.asking.is_some() { Step::Nothing } else { Step::Attempt(*front) }
+    }
+
+    /// Records the attempt or hand-over that is on its way for the front waiter.
+    pub(in crate::core) fn begin_contest(&mut self, name: &LockName, op: OpId) {
+        if let Some(state) = self.locks.get_mut(name) {
+            state.contest = Contest::Asking(op);
+        }
+    }
+
+    /// Puts the front waiter to sleep until then, or until a message.
+    pub(in crate::core) fn sleep(&mut self, name: &LockName, until: Moment) {
+        let Some(state) = self.locks.get_mut(name) else { return };
+        state.contest = Contest::Asleep(until);
+        self.timers.set(&mut state.armed, until, LockTimer::Lock(name.clone()));
+    }
+
+    /// Ends the front waiter's sleep. Returns whether it slept.
+    pub(in crate::core) fn wake(&mut self, name: &LockName) -> bool {
+        let Some(state) = self.locks.get_mut(name) else { return false };
+        let asleep = matches!(state.contest, Contest::Asleep(_));
+        if asleep {
+            state.contest = Contest::Idle;
+            self.timers.set(&mut state.armed, Moment::NEVER, LockTimer::Lock(name.clone()));
+        }
+        asleep
+    }
+
+    /// Handles the end of the front waiter's sleep. Returns whether it slept.
+    pub(in crate::core) fn on_due(&mut self, name: &LockName) -> bool {
+        let Some(state) = self.locks.get_mut(name) else { return false };
+        state.armed = Moment::NEVER;
+        let asleep = matches!(state.contest, Contest::Asleep(_));
+        if asleep {
+            state.contest = Contest::Idle;
+        }
+        asleep
+    }
+
+    /// Leaves the lock to others until that instant. Returns whether the name is in use.
+    pub(in crate::core) fn stand_back(&mut self, name: &LockName, until: Moment) -> bool {
+        let state = self.locks.get_mut(name);
+        state.map(|state| state.stand_back_until = until).is_some()
+    }
+
+    /// Records that Redis answered an attempt.
+    pub(in crate::core) fn on_answered(&mut self, name: &LockName) {
+        if let Some(state) = self.locks.get_mut(name) {
+            state.failures = 0;
+            state.trouble = None;
+        }
+    }
+
+    /// Records that an attempt acquired the lock in Redis.
+    pub(in crate::core) fn on_acquired(&mut self, name: &LockName, now: Moment) {
+        if let Some(state) = self.locks.get_mut(name) {
+            state.taken_at = now;
+            state.handovers = 0;
+            state.others = None;
+        }
+    }
+
+    /// Records a hand-over, and how many clients were subscribed to the releases, if that is known.
+    pub(in crate::core) fn on_handed_over(&mut self, name: &LockName, subscribers: Option<u64>) {
+        if let Some(state) = self.locks.get_mut(name) {
+            let ours = u64::from(state.listening.is_some());
+            state.handovers += 1;
+            state.others = subscribers.map(|n| n > ours);
+            state.trouble = None;
+        }
+    }
+
+    /// Records that a majority of the nodes reported another holder.
+    pub(in crate::core) fn on_held_by_others(&mut self, name: &LockName) {
+        if let Some(state) = self.locks.get_mut(name) {
+            state.failures = 0;
+            state.others = Some(true);
+        }
+    }
+
+    /// Sets the error of the latest attempt; none if it was answered.
+    pub(in crate::core) fn set_trouble(&mut self, name: &LockName, trouble: Option<String>) {
+        if let Some(state) = self.locks.get_mut(name) {
+            state.trouble = trouble;
+        }
+    }
+
+    /// Counts a failed attempt. Returns the failures in a row.
+    pub(in crate::core) fn add_failure(&mut self, name: &LockName) -> u32 {
+        self.locks.get_mut(name).map_or(1, |state| {
+            state.failures = state.failures.saturating_add(1);
+            state.failures
+        })
+    }
+
+    /// Adds a hold to a name in use.
+    pub(in crate::core) fn add_hold(
+        &mut self,
+        name: &LockName,
+        kind: Kind,
+        number: Number,
+        uid: u32,
+    ) {
+        self.quota.add(uid);
+        if let Some(state) = self.locks.get_mut(name) {
+            if kind == Kind::Read {
+                state.readers.insert(number);
+            } else {
+                state.hold = Some(number);
+            }
+        }
+    }
+
+    /// Adds a hold of an earlier run to a name in use.
+    pub(in crate::core) fn adopt_hold(
+        &mut self,
+        name: &LockName,
+        kind: Kind,
+        number: Number,
+        uid: u32,
+        now: Moment,
+    ) {
+        self.add_hold(name, kind, number, uid);
+        if let Some(state) = self.locks.get_mut(name) {
+            state.taken_at = now;
+        }
+    }
+
+    pub(in crate::core) fn remove_hold(&mut self, name: &LockName, number: Number, uid: u32) {
+        self.quota.remove(uid);
+        if let Some(state) = self.locks.get_mut(name) {
+            state.readers.remove(&number);
+            if state.hold == Some(number) {
+                state.hold = None;
+            }
+        }
+    }
+
+    /// Counts an op that will make a name in use free for us.
+    pub(in crate::core) fn begin_leaving(&mut self, name: &LockName, kind: Kind) {
+        if let Some(state) = self.locks.get_mut(name) {
+            *state.leaving_mut(kind) += 1;
+        }
+    }
+
+    /// Counts the end of such an op. Returns whether it was the last one.
+    pub(in crate::core) fn end_leaving(&mut self, name: &LockName, kind: Kind) -> bool {
+        let Some(state) = self.locks.get_mut(name) else { return true };
+        let leaving = state.leaving_mut(kind);
+        *leaving = leaving.saturating_sub(1);
+        *leaving == 0
+    }
+
+    /// Begins to listen to a name's release messages. Returns the channel, unless it was listened to already.
+    pub(in crate::core) fn listen(&mut self, name: &LockName, family: Family) -> Option<Vec<u8>> {
+        let state = self.locks.get_mut(name).filter(|state| state.listening.is_none())?;
+        let channel = match family {
+            Family::ReadWrite => keys::read_write_channel(name),
+            _ => keys::channel(name),
+        };
+        state.listening = Some((family, channel.clone()));
+        self.subscriptions += 1;
+        Some(channel)
+    }
+
+    /// Stops listening once nobody waits for others' release. Returns the subscription that ends.
+    pub(in crate::core) fn stop_listening(&mut self, name: &LockName) -> Option<Listening> {
+        let state = self.locks.get_mut(name)?;
+        if !state.queue.is_empty() && !state.is_held() {
+            return None;
+        }
+        let (family, channel) = state.listening.take()?;
+        state.node_subscriptions.deaf();
+        self.subscriptions -= 1;
+        Some(Listening { family, channel })
+    }
+
+    /// Returns the state of a lock that this server's messages concern: a name is in use on the one server of
+    /// most kinds, or on those of red locks.
+    fn listener(&mut self, node: Node, name: &LockName) -> Option<&mut LockState> {
+        let fits = |family: Family| (family == Family::Red) == (node != Node::Main);
+        let state = self.locks.get_mut(name)?;
+        state.listening.as_ref().is_some_and(|(family, _)| fits(*family)).then_some(state)
+    }
+
+    /// Records that a subscription is active. Returns whether a release may have been missed before.
+    pub(in crate::core) fn on_subscribed(
+        &mut self,
+        node: Node,
+        name: &LockName,
+        majority: usize,
+    ) -> bool {
+        self.listener(node, name).is_some_and(|state| match node {
+            Node::Main => true,
+            Node::Red(node) => state.node_subscriptions.subscribed(node, majority),
+        })
+    }
+
+    /// Records that a node's connection for messages is down.
+    pub(in crate::core) fn on_unsubscribed(&mut self, node: usize) {
+        self.locks.values_mut().for_each(|state| state.node_subscriptions.unsubscribed(node));
+    }
+
+    /// Records a release message. Returns whether the front waiter tries at once.
+    pub(in crate::core) fn on_message(
+        &mut self,
+        node: Node,
+        name: &LockName,
+        now: Moment,
+        majority: usize,
+        node_timeout: Duration,
+    ) -> bool {
+        let Some(state) = self.listener(node, name) else { return false };
+        state.message_at = Some(now);
+        let Node::Red(node) = node else {
+            // Our own true release is published too, and right before we stand back; it wakes nobody here.
+            return state.stand_back_until <= now;
+        };
+        let news = !state.node_subscriptions.knows_free(node);
+        state.node_subscriptions.add_free(node);
+        if state.stand_back_until > now {
+            return false;
+        }
+        if state.node_subscriptions.free() >= majority {
+            return true;
+        }
+        // The holder may have had no more nodes than those heard of, or the others' messages may be lost.
+        let soon = now + node_timeout;
+        if matches!(state.contest, Contest::Asleep(until) if news && until > soon) {
+            self.sleep(name, soon);
+        }
+        false
+    }
+
+    /// Takes the latest release message. Returns whether it came at that instant or later.
+    pub(in crate::core) fn take_message(&mut self, name: &LockName, since: Moment) -> bool {
+        let state = self.locks.get_mut(name);
+        state.and_then(|state| state.message_at.take()).is_some_and(|at| at >= since)
+    }
+
+    /// Records that an attempt goes to all nodes: what was heard before is of no use to it.
+    pub(in crate::core) fn begin_node_attempts(&mut self, name: &LockName) {
+        if let Some(state) = self.locks.get_mut(name) {
+            state.node_subscriptions.begin();
+        }
+    }
+
+    /// Adds nodes on which the lock is free. Returns whether it is free on a majority.
+    pub(in crate::core) fn add_free_nodes(
+        &mut self,
+        name: &LockName,
+        nodes: &[usize],
+        majority: usize,
+    ) -> bool {
+        self.locks.get_mut(name).is_some_and(|state| {
+            nodes.iter().for_each(|node| state.node_subscriptions.add_free(*node));
+            state.node_subscriptions.free() >= majority
+        })
+    }
+
+    /// Returns the least fencing token that the next grant of a lock may have.
+    pub(in crate::core) fn next_token(&self, name: &LockName) -> u64 {
+        self.fences.least(name)
+    }
+
+    /// Records the fencing token of a grant.
+    pub(in crate::core) fn saw_token(&mut self, name: &LockName, token: u64) {
+        self.fences.saw(name, token);
+    }
+}

@@ -1,0 +1,157 @@
+//! Tests of the lock table by itself.
+
+use std::time::Duration;
+
+use redisson::{Family, Grouping, Kind, LockName, Moment};
+
+use super::{LockTable, LockTimer, Step};
+use crate::core::Node;
+use crate::core::ids::{OpId, Owner, Slot, WaiterId};
+use crate::core::lock::waiter::{FairPosition, Waiter};
+use crate::protocol::command::Wait;
+use crate::types::SessionId;
+
+const T: fn(u64) -> Moment = |s| Moment::default() + Duration::from_secs(s);
+
+fn name() -> LockName {
+    LockName::new(b"x".to_vec()).expect("a name")
+}
+
+/// A table in which the name is in use, with these waiters in its queue.
+fn table(waiters: &[(WaiterId, Kind)]) -> LockTable {
+    let mut table = LockTable::new(Grouping::new(Vec::new(), 10));
+    let group = table.label(&name()).group;
+    table.insert(name(), group);
+    for (id, kind) in waiters {
+        table.add_waiter(*id, waiter(*id, *kind), Moment::NEVER);
+        table.enqueue(&name(), *id);
+    }
+    table
+}
+
+fn waiter(id: WaiterId, kind: Kind) -> Waiter {
+    let session = SessionId(1);
+    Waiter {
+        name: name(),
+        kind,
+        number: id,
+        owner: Owner { session, owner: id },
+        uid: 1000,
+        slot: Slot { session, seq: 0, member: None },
+        lease: None,
+        wait: Wait::Forever,
+        since: T(0),
+        trace: None,
+        span: tracing::Span::none(),
+        behind: None,
+        refused: false,
+        position: FairPosition::default(),
+        asking: None,
+        undoing: None,
+        armed: Moment::NEVER,
+    }
+}
+
+#[test]
+fn only_the_front_waiter_makes_an_attempt_and_only_one() {
+    let mut table = table(&[(1, Kind::Lock), (2, Kind::Lock)]);
+    assert_eq!(table.next_step(&name(), T(0)), Step::Attempt(1));
+    table.begin_attempt(1, OpId(7));
+    table.begin_contest(&name(), OpId(7));
+    assert_eq!(table.next_step(&name(), T(0)), Step::Nothing);
+    table.end_attempt(&name(), 1, OpId(6));
+    assert_eq!(table.next_step(&name(), T(0)), Step::Nothing, "another attempt has ended");
+    table.end_attempt(&name(), 1, OpId(7));
+    assert_eq!(table.next_step(&name(), T(0)), Step::Attempt(1));
+}
+
+#[test]
+fn nobody_tries_while_a_local_hold_excludes_the_front_waiter() {
+    let mut table = table(&[(2, Kind::Write)]);
+    table.add_hold(&name(), Kind::Read, 1, 1000);
+    assert_eq!(table.next_step(&name(), T(0)), Step::Nothing);
+    table.begin_leaving(&name(), Kind::Read);
+    table.remove_hold(&name(), 1, 1000);
+    assert_eq!(table.next_step(&name(), T(0)), Step::Nothing, "its release is under way");
+    assert!(table.end_leaving(&name(), Kind::Read));
+    assert_eq!(table.next_step(&name(), T(0)), Step::Attempt(2));
+}
+
+#[test]
+fn readers_in_front_join_a_reader_together() {
+    let readers = [(2, Kind::Read), (3, Kind::Read), (4, Kind::Write), (5, Kind::Read)];
+    let mut table = table(&readers);
+    table.add_hold(&name(), Kind::Read, 1, 1000);
+    table.begin_attempt(2, OpId(7));
+    assert_eq!(table.next_step(&name(), T(0)), Step::Join(vec![3]));
+}
+
+#[test]
+fn a_name_without_holds_and_waiters_is_forgotten_with_its_deadline() {
+    let mut table = table(&[(1, Kind::Lock)]);
+    table.sleep(&name(), T(5));
+    assert_eq!(table.next_deadline(), Some(T(5)));
+    table.remove_waiter(1).expect("the waiter");
+    table.dequeue(&name(), 1);
+    assert_eq!(table.next_step(&name(), T(1)), Step::Nothing);
+    assert!(table.is_empty() && table.next_deadline().is_none());
+    assert!(table.label(&name()).groups.is_some(), "its label is derived again");
+}
+
+#[test]
+fn the_front_waiter_sleeps_while_the_lock_is_left_to_others() {
+    let mut table = table(&[(1, Kind::Lock)]);
+    assert!(table.stand_back(&name(), T(5)));
+    assert_eq!(table.next_step(&name(), T(1)), Step::Nothing);
+    assert_eq!(table.pop_due(T(5)), Some(LockTimer::Lock(name())));
+    assert!(table.on_due(&name()));
+    assert_eq!(table.next_step(&name(), T(5)), Step::Attempt(1));
+}
+
+#[test]
+fn a_release_message_wakes_only_who_listens_and_does_not_stand_back() {
+    let mut table = table(&[(1, Kind::Lock)]);
+    let hear = |table: &mut LockTable, node, at| {
+        table.on_message(node, &name(), T(at), 2, Duration::from_secs(1))
+    };
+    assert!(!hear(&mut table, Node::Main, 1), "nobody listens");
+    let channel = table.listen(&name(), Family::Plain).expect("a channel");
+    assert!(table.listen(&name(), Family::Plain).is_none(), "it is listened to already");
+    assert!(hear(&mut table, Node::Main, 1));
+    assert!(!hear(&mut table, Node::Red(0), 1), "it is not a red lock");
+    table.stand_back(&name(), T(3));
+    assert!(!hear(&mut table, Node::Main, 2));
+    assert!(table.take_message(&name(), T(2)) && !table.take_message(&name(), T(0)));
+    assert!(table.stop_listening(&name()).is_none(), "somebody waits");
+    table.dequeue(&name(), 1);
+    assert_eq!(table.stop_listening(&name()).map(|ended| ended.channel), Some(channel));
+    assert_eq!(table.subscriptions(), 0);
+}
+
+#[test]
+fn a_red_waiter_is_woken_by_a_majority_and_wakes_soon_after_the_first_message() {
+    let mut table = table(&[(1, Kind::Red)]);
+    table.listen(&name(), Family::Red).expect("a channel");
+    table.sleep(&name(), T(60));
+    let second = Duration::from_secs(1);
+    assert!(!table.on_message(Node::Red(0), &name(), T(1), 2, second));
+    assert_eq!(table.next_deadline(), Some(T(2)));
+    assert!(!table.on_message(Node::Red(0), &name(), T(1), 2, second), "the same node again");
+    assert!(table.on_message(Node::Red(2), &name(), T(1), 2, second));
+    assert!(table.wake(&name()) && table.next_deadline().is_none());
+}
+
+#[test]
+fn a_fair_position_has_one_channel_and_is_woken_while_it_sleeps() {
+    let mut table = table(&[(1, Kind::Fair)]);
+    let first = table.on_queued(1, vec![], b"a".to_vec()).expect("a new channel");
+    assert_eq!((first.old, table.subscriptions()), (None, 1));
+    assert!(table.on_queued(1, vec![], b"a".to_vec()).is_none());
+    let second = table.on_queued(1, vec![], b"b".to_vec()).expect("another channel");
+    assert_eq!((second.old, table.subscriptions()), (Some(b"a".to_vec()), 1));
+    assert!(!table.wake_fair(1), "it does not sleep");
+    table.retry_at(1, T(9));
+    assert!(table.wake_fair(1) && table.next_deadline().is_none());
+    let removed = table.remove_waiter(1).expect("the waiter");
+    assert_eq!((removed.channel, table.subscriptions()), (Some(b"b".to_vec()), 0));
+}

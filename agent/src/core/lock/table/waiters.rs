@@ -1,0 +1,237 @@
+//! The waiters of the table: queues, deadlines, attempts under way, positions in Redis's own queue of a fair lock.
+
+use std::ops::RangeBounds;
+
+use redisson::{LockName, Moment};
+
+use super::{LockTable, LockTimer};
+use crate::core::ids::{OpId, WaiterId};
+use crate::core::lock::state::Contest;
+use crate::core::lock::waiter::Waiter;
+use crate::types::Number;
+
+/// A waiter that was removed.
+#[derive(Debug)]
+pub(in crate::core) struct RemovedWaiter {
+    pub(in crate::core) waiter: Waiter,
+    /// The channel of its own that it listened to.
+    pub(in crate::core) channel: Option<Vec<u8>>,
+}
+
+/// A channel to subscribe to, and the one that it replaces.
+#[derive(Debug, PartialEq, Eq)]
+pub(in crate::core) struct ChannelChange {
+    pub(in crate::core) old: Option<Vec<u8>>,
+    pub(in crate::core) new: Vec<u8>,
+}
+
+impl LockTable {
+    pub(in crate::core) fn waiter(&self, id: WaiterId) -> Option<&Waiter> {
+        self.waiters.get(&id)
+    }
+
+    pub(in crate::core) fn has_waiter(&self, id: WaiterId) -> bool {
+        self.waiters.contains_key(&id)
+    }
+
+    /// The number of waiters.
+    pub(in crate::core) fn waiting(&self) -> usize {
+        self.waiters.len()
+    }
+
+    /// Returns the waiters in the order in which they came.
+    pub(in crate::core) fn waiters(
+        &self,
+        ids: impl RangeBounds<WaiterId>,
+    ) -> impl Iterator<Item = (WaiterId, &Waiter)> {
+        self.waiters.range(ids).map(|(id, waiter)| (*id, waiter))
+    }
+
+    /// Returns whether a waiter's attempts are made under this number.
+    pub(in crate::core) fn is_wanted(&self, number: Number) -> bool {
+        self.waiters.values().any(|waiter| waiter.number == number)
+    }
+
+    /// Returns the waiter for a name whose attempts are made under this number.
+    pub(in crate::core) fn waiter_under(
+        &self,
+        name: &LockName,
+        number: Number,
+    ) -> Option<WaiterId> {
+        // Waiters are known by their first number, and seldom have another.
+        let fits = |waiter: &Waiter| waiter.number == number && waiter.name == *name;
+        if self.waiters.get(&number).is_some_and(fits) {
+            return Some(number);
+        }
+        let queue = &self.locks.get(name)?.queue;
+        queue.iter().copied().find(|id| self.waiters.get(id).is_some_and(fits))
+    }
+
+    /// Adds a waiter, in no queue yet, that leaves at that instant.
+    pub(in crate::core) fn add_waiter(&mut self, id: WaiterId, waiter: Waiter, until: Moment) {
+        self.quota.add(waiter.uid);
+        let waiter = self.waiters.entry(id).or_insert(waiter);
+        self.timers.set(&mut waiter.armed, until, LockTimer::Waiter(id));
+    }
+
+    /// Removes a waiter from everything but its queue.
+    pub(in crate::core) fn remove_waiter(&mut self, id: WaiterId) -> Option<RemovedWaiter> {
+        let mut waiter = self.waiters.remove(&id)?;
+        self.quota.remove(waiter.uid);
+        self.timers.set(&mut waiter.armed, Moment::NEVER, LockTimer::Waiter(id));
+        if let Some(armed) = waiter.position.armed.take() {
+            self.timers.clear(armed, LockTimer::FairPosition(id));
+        }
+        let channel = waiter.position.listening.take();
+        self.subscriptions -= usize::from(channel.is_some());
+        Some(RemovedWaiter { waiter, channel })
+    }
+
+    /// Adds a waiter at the end of the queue of a name in use.
+    pub(in crate::core) fn enqueue(&mut self, name: &LockName, id: WaiterId) {
+        if let Some(state) = self.locks.get_mut(name) {
+            state.queue.push_back(id);
+        }
+    }
+
+    pub(in crate::core) fn is_queued(&self, name: &LockName, id: WaiterId) -> bool {
+        self.locks.get(name).is_some_and(|state| state.queue.contains(&id))
+    }
+
+    pub(in crate::core) fn dequeue(&mut self, name: &LockName, id: WaiterId) {
+        let Some(state) = self.locks.get_mut(name) else { return };
+        if state.queue.front() == Some(&id) {
+            state.queue.pop_front();
+        } else {
+            // In order of their numbers as a rule, and then soon found: a crowd may leave all at once.
+            let at = state.queue.binary_search(&id).ok();
+            let at = at.or_else(|| state.queue.iter().position(|queued| *queued == id));
+            at.and_then(|at| state.queue.remove(at));
+        }
+    }
+
+    /// Returns whether a waiter is the front one of its name.
+    pub(in crate::core) fn is_front(&self, name: &LockName, id: WaiterId) -> bool {
+        self.locks.get(name).is_some_and(|state| state.queue.front() == Some(&id))
+    }
+
+    /// Handles the end of a wait. Returns whether there is such a waiter.
+    pub(in crate::core) fn on_wait_due(&mut self, id: WaiterId) -> bool {
+        let waiter = self.waiters.get_mut(&id);
+        waiter.map(|waiter| waiter.armed = Moment::NEVER).is_some()
+    }
+
+    /// Sets the number of a waiter's next attempts.
+    pub(in crate::core) fn renumber(&mut self, id: WaiterId, number: Number) {
+        if let Some(waiter) = self.waiters.get_mut(&id) {
+            waiter.number = number;
+        }
+    }
+
+    /// Records that a waiter's attempt is under way.
+    pub(in crate::core) fn begin_attempt(&mut self, id: WaiterId, op: OpId) {
+        if let Some(waiter) = self.waiters.get_mut(&id) {
+            waiter.asking = Some(op);
+        }
+    }
+
+    /// Records that an attempt or a hand-over is over.
+    pub(in crate::core) fn end_attempt(&mut self, name: &LockName, id: WaiterId, op: OpId) {
+        if let Some(waiter) = self.waiters.get_mut(&id)
+            && waiter.asking == Some(op)
+        {
+            waiter.asking = None;
+        }
+        if let Some(state) = self.locks.get_mut(name)
+            && state.contest == Contest::Asking(op)
+        {
+            state.contest = Contest::Idle;
+        }
+    }
+
+    /// Records that the front waiter has left in its sleep: the next one tries at once.
+    pub(in crate::core) fn cancel_sleep(&mut self, name: &LockName) {
+        if let Some(state) = self.locks.get_mut(name)
+            && matches!(state.contest, Contest::Asleep(_))
+        {
+            state.contest = Contest::Idle;
+        }
+    }
+
+    /// Records that Redis reported other holders to a waiter.
+    pub(in crate::core) fn on_refused(&mut self, id: WaiterId) -> Option<&Waiter> {
+        let waiter = self.waiters.get_mut(&id)?;
+        waiter.refused = true;
+        Some(waiter)
+    }
+
+    /// Sets the quorum operation that takes back what a waiter's latest attempt has got.
+    pub(in crate::core) fn set_undoing(&mut self, id: WaiterId, op: Option<OpId>) {
+        if let Some(waiter) = self.waiters.get_mut(&id) {
+            waiter.undoing = op;
+        }
+    }
+
+    /// Records that Redis may have a waiter's position.
+    pub(in crate::core) fn set_may_be_queued(&mut self, id: WaiterId) {
+        if let Some(waiter) = self.waiters.get_mut(&id) {
+            waiter.position.may_exist = true;
+        }
+    }
+
+    /// Records a fair waiter's position, behind these numbers of ours. Returns the subscription to make, if any.
+    pub(in crate::core) fn on_queued(
+        &mut self,
+        id: WaiterId,
+        behind: Vec<Number>,
+        channel: Vec<u8>,
+    ) -> Option<ChannelChange> {
+        let position = &mut self.waiters.get_mut(&id)?.position;
+        position.may_exist = true;
+        position.behind = behind;
+        if position.listening.as_ref() == Some(&channel) {
+            return None;
+        }
+        let old = position.listening.replace(channel.clone());
+        self.subscriptions += usize::from(old.is_none());
+        Some(ChannelChange { old, new: channel })
+    }
+
+    /// Records the message that a fair waiter's turn has come.
+    pub(in crate::core) fn on_turn(&mut self, id: WaiterId, now: Moment) {
+        if let Some(waiter) = self.waiters.get_mut(&id) {
+            waiter.position.message_at = Some(now);
+        }
+    }
+
+    /// Takes the latest message about a fair waiter's turn. Returns whether it came at that instant or later.
+    pub(in crate::core) fn take_turn(&mut self, id: WaiterId, since: Moment) -> bool {
+        let waiter = self.waiters.get_mut(&id);
+        waiter.and_then(|waiter| waiter.position.message_at.take()).is_some_and(|at| at >= since)
+    }
+
+    /// Sets the instant of a fair waiter's next attempt.
+    pub(in crate::core) fn retry_at(&mut self, id: WaiterId, at: Moment) {
+        let Some(waiter) = self.waiters.get_mut(&id) else { return };
+        let mut armed = waiter.position.armed.unwrap_or(Moment::NEVER);
+        self.timers.set(&mut armed, at, LockTimer::FairPosition(id));
+        waiter.position.armed = Some(armed);
+    }
+
+    /// Wakes a fair waiter that sleeps. Returns whether it did.
+    pub(in crate::core) fn wake_fair(&mut self, id: WaiterId) -> bool {
+        let asleep = |waiter: &Waiter| waiter.asking.is_none() && waiter.position.armed.is_some();
+        if !self.waiters.get(&id).is_some_and(asleep) {
+            return false;
+        }
+        self.retry_at(id, Moment::NEVER);
+        self.on_position_due(id)
+    }
+
+    /// Handles the instant of a fair waiter's next attempt. Returns whether none is under way.
+    pub(in crate::core) fn on_position_due(&mut self, id: WaiterId) -> bool {
+        let Some(waiter) = self.waiters.get_mut(&id) else { return false };
+        waiter.position.armed = None;
+        waiter.asking.is_none()
+    }
+}

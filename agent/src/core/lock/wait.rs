@@ -1,0 +1,192 @@
+//! Waiting: a LOCK joins its name's queue, and leaves it with or without the lock.
+
+use std::sync::Arc;
+
+use redisson::{Kind, Moment};
+use tracing::Span;
+
+use crate::core::ids::{OpId, Owner, Slot, WaiterId};
+use crate::core::lock::table::RemovedWaiter;
+use crate::core::lock::waiter::{FairPosition, Left, Waiter};
+use crate::core::ops::Op;
+use crate::core::ops::acquire::Attempt;
+use crate::core::ops::operation::Verb;
+use crate::core::units::millis;
+use crate::core::{Core, Effect, Node, Report, spans};
+use crate::protocol::command::{LockRequest, Wait};
+use crate::protocol::resp::Frame;
+
+impl Core {
+    /// Puts a LOCK into its name's queue.
+    pub(in crate::core) fn queue_up(&mut self, mut waiter: Waiter) {
+        self.link_to_holds(&mut waiter);
+        let name = waiter.name.clone();
+        let fair = waiter.kind == Kind::Fair;
+        let id = self.begin_wait(waiter);
+        self.track(&name);
+        self.locks.enqueue(&name, id);
+        if fair {
+            // Redis decides about its position, whoever is before it here or elsewhere.
+            self.attempt(id);
+        }
+        self.poll_queue(&name);
+    }
+
+    /// Lets a LOCK wait for its answer.
+    pub(in crate::core) fn begin_wait(&mut self, mut waiter: Waiter) -> WaiterId {
+        let number = self.numbers.draw();
+        waiter.number = number;
+        let deadline = match waiter.wait {
+            Wait::Forever => Moment::NEVER,
+            // NOWAIT ends with the first answer; only silence is timed.
+            Wait::AtMost(_) if waiter.is_now_or_never() => {
+                self.now + self.settings.response_timeout
+            }
+            Wait::AtMost(wait) => self.now + wait,
+        };
+        let name = waiter.name.clone();
+        let group = self.group_label(&name);
+        self.effects.report(Report::WaitBegan { group, kind: waiter.kind, number });
+        self.sessions.add_wait(waiter.owner, number);
+        self.locks.add_waiter(number, waiter, deadline);
+        self.journal_attempts(number);
+        number
+    }
+
+    pub(in crate::core) fn new_waiter(
+        &self,
+        slot: Slot,
+        owner: Owner,
+        request: LockRequest,
+        refused: bool,
+        span: Span,
+    ) -> Waiter {
+        Waiter {
+            name: request.name,
+            kind: request.kind,
+            number: 0,
+            owner,
+            uid: self.sessions.get(&slot.session).map_or(u32::MAX, |session| session.peer.uid),
+            slot,
+            lease: request.lease,
+            wait: request.wait,
+            since: self.now,
+            trace: request.traceparent.map(|v| String::from_utf8_lossy(&v).into()),
+            span,
+            behind: None,
+            refused,
+            position: FairPosition::default(),
+            asking: None,
+            undoing: None,
+            armed: Moment::NEVER,
+        }
+    }
+
+    /// Gives a waiter another number, because a script that removes the old one has been or may be sent: were that
+    /// to run late, it would end a grant under the same number.
+    pub(in crate::core) fn renumber(&mut self, waiter: WaiterId) {
+        if self.locks.has_waiter(waiter) {
+            let number = self.numbers.draw();
+            self.locks.renumber(waiter, number);
+            self.journal_attempts(waiter);
+        }
+    }
+
+    pub(in crate::core) fn waiter_due(&mut self, number: WaiterId) {
+        if self.locks.on_wait_due(number) {
+            self.leave(number, Left::TimedOut);
+        }
+    }
+
+    /// Takes a waiter out of everything that knows it.
+    pub(in crate::core) fn remove_waiter(&mut self, number: WaiterId) -> Option<Waiter> {
+        let RemovedWaiter { waiter, channel } = self.locks.remove_waiter(number)?;
+        if let Some(channel) = channel {
+            self.effects.push(Effect::Unsubscribe(Node::Main, channel));
+        }
+        self.sessions.remove_wait(waiter.owner, number);
+        self.track(&waiter.name);
+        self.locks.dequeue(&waiter.name, number);
+        let group = self.group_label(&waiter.name);
+        self.effects.report(Report::WaitEnded { group, kind: waiter.kind, number });
+        Some(waiter)
+    }
+
+    /// Ends a wait without the lock. If the waiter was in front, the next one tries at once.
+    pub(in crate::core) fn leave(&mut self, number: WaiterId, why: Left) {
+        let front = self
+            .locks
+            .waiter(number)
+            .is_some_and(|waiter| self.locks.is_front(&waiter.name, number));
+        let Some(waiter) = self.remove_waiter(number) else { return };
+        let waited = self.now.since(waiter.since);
+        let group = self.group_label(&waiter.name);
+        let name = &waiter.name;
+        let trouble = self.locks.get(name).and_then(|state| state.trouble.clone());
+        let (outcome, reply) = match why {
+            Left::Cancelled => ("cancelled", Frame::Null),
+            Left::Draining => ("error", Self::draining(name)),
+            Left::Failed(sentence) => ("error", Frame::Error(sentence)),
+            Left::TimedOut => match trouble {
+                Some(trouble) => ("error", Self::unavailable_for(name, &trouble)),
+                None if !waiter.refused => {
+                    ("error", Self::unavailable_for(name, "Redis has not answered in time"))
+                }
+                None => ("timeout", Frame::Null),
+            },
+        };
+        self.effects.report(Report::Acquisition {
+            group: Arc::clone(&group),
+            kind: waiter.kind,
+            outcome,
+        });
+        spans::outcome(&waiter.span, outcome);
+        waiter.span.record("lock.wait_ms", millis(waited));
+        let outcome = if outcome == "timeout" { outcome } else { "other" };
+        self.effects.report(Report::Waited { group, outcome, wait: waited });
+        match waiter.kind {
+            Kind::Red => self.tell_once_undone(&waiter, reply),
+            _ => self.answer(waiter.slot, reply),
+        }
+        if waiter.asking.is_none() && waiter.kind != Kind::Fair {
+            // Whatever it asked was answered, and has left nothing.
+            self.journal_gone(waiter.number);
+        }
+        self.abandon_attempt(&waiter, front);
+        self.leave_position(&waiter, waiter.asking);
+        self.poll_queue(name);
+    }
+
+    /// Ends the attempt of a waiter that has just gone. One in flight is left to come back: its grant is
+    /// passed on or undone. One that waits to be sent again is dropped, undone where an earlier copy may have run, and
+    /// the next waiter tries for itself.
+    fn abandon_attempt(&mut self, waiter: &Waiter, front: bool) {
+        let Some(id) = waiter.asking else {
+            if front {
+                self.locks.cancel_sleep(&waiter.name);
+            }
+            return;
+        };
+        if self.ops.get(id).is_none_or(Op::is_on_its_way) {
+            return;
+        }
+        let Some(Op { verb: Verb::Acquire(attempt), may_have_run, .. }) = self.take_op(id) else {
+            return;
+        };
+        self.clear_attempt(&attempt, id);
+        // A fair waiter's place is left in any case.
+        if may_have_run && attempt.kind != Kind::Fair {
+            self.undo(&attempt.name, attempt.kind, attempt.number, attempt.lease);
+        }
+    }
+
+    /// An attempt or a hand-over is over.
+    pub(in crate::core) fn clear_attempt(&mut self, attempt: &Attempt, id: OpId) {
+        self.locks.end_attempt(&attempt.name, attempt.waiter, id);
+    }
+
+    /// Milliseconds that a waiter has waited.
+    pub(in crate::core) fn waited_ms(&self, waiter: &Waiter) -> u64 {
+        millis(self.now.since(waiter.since))
+    }
+}

@@ -1,0 +1,78 @@
+//! The numbers of this run: those of its holders in Redis, and random ones for jitter.
+
+use redisson::{ClientId, HolderId, Kind};
+
+use crate::types::Number;
+
+/// This run's client id, the numbers drawn under it, and a generator of random numbers.
+#[derive(Debug)]
+pub(in crate::core) struct Numbers {
+    client: ClientId,
+    first: Number,
+    next: Number,
+    random: u64,
+}
+
+impl Numbers {
+    pub(in crate::core) fn new(client: ClientId, first: Number) -> Self {
+        Self { client, first, next: first, random: first.unsigned_abs() | 1 }
+    }
+
+    pub(in crate::core) fn client(&self) -> ClientId {
+        self.client
+    }
+
+    /// Distinguishes this run's sessions from another's.
+    pub(in crate::core) fn run(&self) -> u64 {
+        self.first.unsigned_abs() >> 30
+    }
+
+    /// Returns a number that was never used before.
+    pub(in crate::core) fn draw(&mut self) -> Number {
+        let number = self.next;
+        // 2^30 grants in one second of epoch would be needed to run into the next run's numbers.
+        self.next = self.next.saturating_add(1);
+        number
+    }
+
+    /// Returns whether the number was drawn in this run.
+    pub(in crate::core) fn contains(&self, number: Number) -> bool {
+        (self.first..self.next).contains(&number)
+    }
+
+    /// Returns the field of a hold in its lock's hash.
+    pub(in crate::core) fn field(&self, kind: Kind, number: Number) -> HolderId {
+        HolderId { write: kind == Kind::Write, ..HolderId::new(self.client, number) }
+    }
+
+    /// Returns a cheap random number for jitter (xorshift), determined by the first number so that runs can be repeated.
+    pub(in crate::core) fn jitter(&mut self) -> u64 {
+        self.random ^= self.random << 13;
+        self.random ^= self.random >> 7;
+        self.random ^= self.random << 17;
+        self.random
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn a_number_is_drawn_once_and_known_from_then_on() {
+        let client = ClientId::parse(b"12345678-1234-4234-8234-123456789abc");
+        let mut numbers = Numbers::new(client.expect("a client id"), 7);
+        assert!(!numbers.contains(7));
+        assert_eq!((numbers.draw(), numbers.draw()), (7, 8));
+        assert!(numbers.contains(8) && !numbers.contains(9) && !numbers.contains(6));
+    }
+
+    #[test]
+    fn the_same_first_number_repeats_the_same_jitter() {
+        let client = ClientId::parse(b"12345678-1234-4234-8234-123456789abc");
+        let numbers = || Numbers::new(client.expect("a client id"), 7);
+        let (mut a, mut b) = (numbers(), numbers());
+        assert_eq!((a.jitter(), a.jitter()), (b.jitter(), b.jitter()));
+        assert_ne!(a.jitter(), a.jitter());
+    }
+}

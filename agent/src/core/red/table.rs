@@ -1,0 +1,120 @@
+//! The table of quorum operations under way, and the nodes that are silent.
+
+use std::collections::HashMap;
+use std::time::Duration;
+
+use redisson::Moment;
+
+use super::quorum::{Answer, QuorumOp, QuorumRequest};
+use crate::core::ids::{OpId, Slot};
+use crate::core::ops::update::HoldUpdate;
+use crate::core::timer::Timers;
+use crate::protocol::resp::Frame;
+
+/// The time for which a node that did not answer is left alone, unless it answers before.
+const SILENCE: Duration = Duration::from_secs(1);
+
+#[derive(Debug, Default)]
+pub(in crate::core) struct QuorumTable {
+    ops: HashMap<OpId, QuorumOp>,
+    timers: Timers<OpId>,
+    /// Nodes that let an attempt's time pass, and the instant at which each is asked again all the same.
+    silent: HashMap<usize, Moment>,
+}
+
+impl QuorumTable {
+    pub(in crate::core) fn get(&self, id: OpId) -> Option<&QuorumOp> {
+        self.ops.get(&id)
+    }
+
+    pub(in crate::core) fn contains(&self, id: OpId) -> bool {
+        self.ops.contains_key(&id)
+    }
+
+    #[cfg(test)]
+    pub(in crate::core) fn is_empty(&self) -> bool {
+        self.ops.is_empty()
+    }
+
+    pub(in crate::core) fn next_deadline(&self) -> Option<Moment> {
+        self.timers.first()
+    }
+
+    pub(in crate::core) fn pop_due(&mut self, now: Moment) -> Option<OpId> {
+        self.timers.pop_due(now)
+    }
+
+    /// Adds a quorum operation, to be decided at that instant at the latest.
+    pub(super) fn insert(&mut self, id: OpId, op: QuorumOp, deadline: Moment) {
+        let op = self.ops.entry(id).or_insert(op);
+        self.timers.set(&mut op.armed, deadline, id);
+    }
+
+    pub(super) fn remove(&mut self, id: OpId) -> Option<QuorumOp> {
+        let mut op = self.ops.remove(&id)?;
+        self.timers.set(&mut op.armed, Moment::NEVER, id);
+        Some(op)
+    }
+
+    /// Takes the pending update of a hold: no node is asked any more.
+    pub(in crate::core) fn take_update(&mut self, id: OpId) -> Option<HoldUpdate> {
+        let QuorumRequest::Update(_) = self.get(id)?.request else { return None };
+        match self.remove(id)?.request {
+            QuorumRequest::Update(update) => Some(update),
+            _ => None,
+        }
+    }
+
+    /// Records a node's answer. Returns whether the operation is still under way.
+    pub(super) fn on_answer(&mut self, id: OpId, node: usize, answer: Answer) -> bool {
+        let op = self.ops.get_mut(&id);
+        op.map(|op| op.answers[node] = answer).is_some()
+    }
+
+    /// Records the error of a node that is asked again. Returns whether the operation is still under way.
+    pub(super) fn on_trouble(&mut self, id: OpId, node: usize, text: &str) -> bool {
+        let op = self.ops.get_mut(&id);
+        op.map(|op| op.troubles[node] = Some(text.to_owned())).is_some()
+    }
+
+    /// Sets the reply that is due once the operation is decided.
+    pub(super) fn set_last_word(&mut self, id: OpId, word: (Slot, Frame)) {
+        if let Some(op) = self.ops.get_mut(&id) {
+            op.last_word = Some(word);
+        }
+    }
+
+    /// Handles an operation's deadline. Nodes that let an attempt's time pass count as silent.
+    pub(super) fn on_due(&mut self, id: OpId, now: Moment) {
+        let Some(op) = self.ops.get_mut(&id) else { return };
+        op.armed = Moment::NEVER;
+        if matches!(op.request, QuorumRequest::Acquire(_)) {
+            for node in op.awaited().collect::<Vec<_>>() {
+                self.on_node_silent(node, now);
+            }
+        }
+    }
+
+    /// Records that a node let an attempt's time pass.
+    pub(super) fn on_node_silent(&mut self, node: usize, now: Moment) {
+        self.silent.entry(node).or_insert(now + SILENCE);
+    }
+
+    /// Returns whether an attempt asks this node. A silent one is tried once in a while only, so that what it still owes
+    /// an answer to does not pile up.
+    pub(super) fn admits(&mut self, node: usize, now: Moment) -> bool {
+        match self.silent.get_mut(&node) {
+            None => true,
+            Some(until) if *until <= now => {
+                *until = now + SILENCE;
+                true
+            }
+            Some(_) => false,
+        }
+    }
+
+    /// Records that a node answers again.
+    pub(super) fn on_node_alive(&mut self, node: usize) {
+        self.silent.remove(&node);
+    }
+}
