@@ -4,6 +4,7 @@
 //! problem and no order of events. People and other programs read and write [`WallMillis`]. An instant passes from one
 //! line to the other only by [`SteadyMillis::to_wall`] and [`WallMillis::to_steady`].
 
+use std::borrow::Cow;
 use std::fmt;
 use std::sync::OnceLock;
 use std::sync::atomic::{AtomicI64, Ordering};
@@ -12,6 +13,9 @@ use std::time::{Duration, UNIX_EPOCH};
 use redisson::Moment;
 use serde::{Serialize, Serializer};
 use service_kit::clock;
+use utoipa::openapi::schema::{KnownFormat, Object, ObjectBuilder, SchemaFormat, Type};
+use utoipa::openapi::{RefOr, Schema};
+use utoipa::{PartialSchema, ToSchema};
 
 /// The smallest difference, in milliseconds, that counts as a change of the wall clock. Displayed instants are off by no
 /// more than this.
@@ -79,6 +83,25 @@ impl fmt::Display for WallMillis {
 impl Serialize for WallMillis {
     fn serialize<S: Serializer>(&self, serializer: S) -> Result<S::Ok, S::Error> {
         serializer.collect_str(self)
+    }
+}
+
+/// The API shows instants as [`WallMillis`].
+impl PartialSchema for SteadyMillis {
+    fn schema() -> RefOr<Schema> {
+        let format = SchemaFormat::KnownFormat(KnownFormat::DateTime);
+        let instant: Object = ObjectBuilder::new()
+            .schema_type(Type::String)
+            .format(Some(format))
+            .description(Some("RFC 3339 in UTC, by the wall clock."))
+            .build();
+        instant.into()
+    }
+}
+
+impl ToSchema for SteadyMillis {
+    fn name() -> Cow<'static, str> {
+        "Instant".into()
     }
 }
 

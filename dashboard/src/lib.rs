@@ -17,6 +17,7 @@ pub mod model;
 pub mod query;
 pub mod redis;
 pub mod release;
+mod schema;
 pub mod sources;
 pub mod text;
 pub mod views;

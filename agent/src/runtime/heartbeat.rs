@@ -1,4 +1,4 @@
-//! Signs of life for the service manager, from the very loop that renews: one that hangs is killed and started anew.
+//! Signs of life for the service manager, from the very loop that renews: one that hangs is killed and restarted.
 
 use std::time::Duration;
 

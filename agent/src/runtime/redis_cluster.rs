@@ -123,7 +123,7 @@ impl RedisCluster {
         routes.astray.remove(channel);
     }
 
-    /// Sends a script to whoever has its keys' slot; the future brings what became of it.
+    /// Sends a script to the node that has its keys' slot. The future returns its outcome.
     pub(super) fn call(
         &self,
         op: OpId,
@@ -278,7 +278,7 @@ impl Routes {
         channels.iter().for_each(|channel| self.listen(channel, false));
     }
 
-    /// Releases are told otherwise from now on: all is subscribed anew.
+    /// Releases are told otherwise from now on: all is subscribed again.
     fn set_publish(&mut self, publish: Publish) {
         let channels: Vec<Vec<u8>> = self.channels.keys().cloned().collect();
         channels.iter().for_each(|channel| self.leave(channel));

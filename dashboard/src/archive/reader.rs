@@ -8,6 +8,7 @@ use std::time::Duration;
 use redisson::{HolderId, LockName};
 use rusqlite::{Connection, OpenFlags, Row, params};
 use serde::Serialize;
+use utoipa::ToSchema;
 
 use super::writer::millis;
 use crate::clock::{SteadyMillis, WallMillis};
@@ -15,6 +16,7 @@ use crate::model::RestoredLock;
 use crate::model::types::{
     Acknowledgement, Ending, LockId, PastHold, PastHoldView, ProblemKind, Since,
 };
+use crate::schema::words;
 
 /// The most holders at one instant: a lock has at most that many readers.
 const MAX_HOLDERS: usize = 1_024;
@@ -39,7 +41,7 @@ const MAX_GAPS: usize = 100;
 pub struct Reader(Arc<Mutex<Connection>>);
 
 /// The holders of a lock at an instant.
-#[derive(Debug, Clone, Serialize)]
+#[derive(Debug, Clone, Serialize, ToSchema)]
 pub struct Answer {
     #[serde(serialize_with = "crate::clock::as_wall")]
     pub at: SteadyMillis,
@@ -50,7 +52,7 @@ pub struct Answer {
 }
 
 /// A time without observation.
-#[derive(Debug, Clone, Copy, PartialEq, Eq, Serialize)]
+#[derive(Debug, Clone, Copy, PartialEq, Eq, Serialize, ToSchema)]
 pub struct Gap {
     /// The end of the last observation; none: there was none before.
     #[serde(serialize_with = "crate::clock::as_wall")]
@@ -61,12 +63,12 @@ pub struct Gap {
 }
 
 /// An event of the history.
-#[derive(Debug, Clone, PartialEq, Eq, Serialize)]
+#[derive(Debug, Clone, PartialEq, Eq, Serialize, ToSchema)]
+#[schema(as = PastEvent)]
 pub struct Told {
     #[serde(serialize_with = "crate::clock::as_wall")]
     pub at: SteadyMillis,
-    /// `taken`, `ended`, `problem` or `cleared`; or an operator's action: `force_released`, `place_removed`,
-    /// `acknowledged`, `unacknowledged`.
+    #[schema(schema_with = event_words)]
     pub event: String,
     pub lock: LockId,
     /// The holder or the problem; `lock` for the whole lock.
@@ -74,6 +76,20 @@ pub struct Told {
     /// The ending of a hold, or the certainty of a problem; or an action's operator, address, reason, state before, and
     /// outcome.
     pub detail: Option<String>,
+}
+
+/// The last four are an operator's actions.
+fn event_words() -> utoipa::openapi::Object {
+    words([
+        "taken",
+        "ended",
+        "problem",
+        "cleared",
+        "acknowledged",
+        "unacknowledged",
+        "force_released",
+        "place_removed",
+    ])
 }
 
 impl Reader {

@@ -1,12 +1,14 @@
-//! The API: what pages show, as JSON.
+//! The API for reading: one lock, events, sources.
+
+use std::sync::Arc;
 
 use axum::Json;
 use axum::extract::rejection::QueryRejection;
 use axum::extract::{Query, State};
-use axum::http::{StatusCode, header};
+use axum::http::StatusCode;
 use axum::response::{IntoResponse, Response};
 use serde::Serialize;
-use serde_json::{Value, json};
+use utoipa::ToSchema;
 
 use super::app::{App, Span};
 use super::csv;
@@ -14,28 +16,50 @@ use super::error::ApiError;
 use super::params::{EventsParams, Format, LockParams, instant, understood};
 use crate::archive::{Answer, Gap, MAX_EVENTS, Told};
 use crate::clock::SteadyMillis;
-use crate::model::types::LockId;
+use crate::model::types::{LockId, LockView, Notice};
 use crate::sources::view::{Progress, ServerView, SourceView};
 use crate::views::{Counts, Subject};
 
-/// `/api/v1/lock`
-///
-/// # Errors
-/// Where there is no such lock, it cannot be read, or a parameter is not understood.
-pub async fn lock(
+/// The holders of a lock at an instant.
+#[derive(Serialize, ToSchema)]
+#[schema(as = Then)]
+pub(super) struct PastJson {
+    #[serde(flatten)]
+    lock: LockId,
+    #[serde(flatten)]
+    answer: Answer,
+}
+
+/// One lock, read now unless it was read within the last second; with `at`, its holders at that instant.
+#[utoipa::path(
+    get,
+    path = "/api/v1/lock",
+    params(
+        LockParams,
+        ("at" = Option<String>, Query, example = "-15m", description = "An instant in UTC: 2026-11-21T03:12:00Z, 03:12, or -15m. \
+            Returns the holders at that instant, from the history that --history-dir keeps."),
+    ),
+    responses(
+        (status = 200, description = "The lock, which may be free.", body = LockAnswer),
+        (status = 400, description = "A parameter is missing or wrong, or both name and name64 are given."),
+        (status = 404, description = "There is no such key, it is not a lock, or no history is kept."),
+        (status = 503, description = "Its server cannot be read."),
+    ),
+)]
+pub(super) async fn lock(
     State(app): State<App>,
     params: Result<Query<LockParams>, QueryRejection>,
-) -> Result<Response, ApiError> {
+) -> Result<Json<LockAnswer>, ApiError> {
     let params = understood(params)?;
     let id = app.lock_id(&params)?;
     if let Some(at) = &params.at {
         let at = instant("at", at, SteadyMillis::now())?;
         let lock = id.clone();
         let answer = app.history(|archive| async move { archive.at(id, at).await }).await?;
-        return Ok(Json(PastJson { lock, answer }).into_response());
+        return Ok(Json(LockAnswer::Then(PastJson { lock, answer })));
     }
     match app.subject(&id).await {
-        Subject::Known(lock) => Ok(Json(&*lock).into_response()),
+        Subject::Known(lock) => Ok(Json(LockAnswer::Now(lock))),
         Subject::Absent { .. } => Err(ApiError::new(
             StatusCode::NOT_FOUND,
             "there is no such key, and no such lock is remembered",
@@ -45,31 +69,42 @@ pub async fn lock(
     }
 }
 
-#[derive(Serialize)]
-struct PastJson {
-    #[serde(flatten)]
-    lock: LockId,
-    #[serde(flatten)]
-    answer: Answer,
+/// A lock as of now, or its holders at an instant.
+#[derive(Serialize, ToSchema)]
+#[serde(untagged)]
+pub(super) enum LockAnswer {
+    Now(Arc<LockView>),
+    Then(PastJson),
 }
 
-#[derive(Serialize)]
-struct EventsJson {
+#[derive(Serialize, ToSchema)]
+#[schema(as = Events)]
+pub(super) struct EventsJson {
     #[serde(serialize_with = "crate::clock::as_wall")]
     from: SteadyMillis,
     #[serde(serialize_with = "crate::clock::as_wall")]
     to: SteadyMillis,
     events: Vec<Told>,
-    /// Whether there are more than are told here, after the last of them.
+    /// True if there may be more after the last of them.
     cut: bool,
     gaps: Vec<Gap>,
 }
 
-/// `/api/v1/events`
-///
-/// # Errors
-/// Where no history is kept, it cannot be read, or a parameter is not understood.
-pub async fn events(
+/// Events between two instants, from the history that --history-dir keeps.
+#[utoipa::path(
+    get,
+    path = "/api/v1/events",
+    params(EventsParams),
+    responses(
+        (status = 200, description = "At most 1,000 events.", content(
+            (EventsJson = "application/json"), (String = "text/csv"),
+        )),
+        (status = 400, description = "A parameter is missing or wrong."),
+        (status = 404, description = "No history is kept."),
+        (status = 503, description = "The history cannot be read."),
+    ),
+)]
+pub(super) async fn events(
     State(app): State<App>,
     params: Result<Query<EventsParams>, QueryRejection>,
 ) -> Result<Response, ApiError> {
@@ -93,7 +128,7 @@ pub async fn events(
         .history(|archive| async move { archive.between(lock, from, to, newest_first).await })
         .await?;
     if format == Format::Csv {
-        // Whether there are more is not counted: one more than are told stands for them.
+        // The number of further events is unknown: one stands for all of them.
         let total = events.len() + usize::from(events.len() >= MAX_EVENTS);
         return Ok(csv::response("events", events, total));
     }
@@ -102,89 +137,86 @@ pub async fn events(
     Ok(Json(EventsJson { from, to, events, cut, gaps }).into_response())
 }
 
-pub async fn sources(State(app): State<App>) -> Json<Value> {
-    Json(sources_json(&app))
+/// The state of the sources, and the limits of what they can see.
+#[derive(Serialize, ToSchema)]
+#[schema(as = Sources)]
+pub(super) struct SourcesJson {
+    sources: Vec<SourceView>,
+    servers: Vec<ServerJson>,
+    /// The progress of the first scan; null once it is complete.
+    first_scan: Option<ScanJson>,
+    counts: Counts,
+    #[schema(value_type = Vec<Notice>)]
+    notices: Arc<[Notice]>,
+    limits: Vec<String>,
 }
 
-/// How the sources fare, and what they cannot see.
-pub(super) fn sources_json(app: &App) -> Value {
-    let chrome = app.chrome("");
-    let sources: &[SourceView] = &chrome.sources;
-    json!({
-        "sources": sources,
-        "servers": chrome.servers.iter().map(server).collect::<Vec<_>>(),
-        "first_scan": chrome.first_scan.map(progress),
-        "counts": counts(chrome.counts),
-        "notices": &*app.hub.snapshot().notices,
-        "limits": app.limits(),
-    })
+#[derive(Serialize, ToSchema)]
+#[schema(as = Server)]
+struct ServerJson {
+    deployment: String,
+    node: String,
+    /// The server that the sentinels name, while it can be read; null without sentinels.
+    master: Option<String>,
+    /// The replica that is read in its place, with --read-from replica.
+    replica: Option<String>,
+    version: Option<String>,
+    /// Null while the server can be read.
+    down: Option<DownJson>,
+    /// The policy by which it may evict locks, if it may.
+    evicts: Option<String>,
 }
 
-fn server(server: &ServerView) -> Value {
-    json!({
-        "deployment": server.deployment,
-        "node": server.address,
-        "master": server.master,
-        "replica": server.replica,
-        "version": server.version,
-        "down": server.down.as_ref().map(|down| json!({"since": down.since.to_wall(), "reason": down.reason})),
-        "evicts": server.evicts,
-    })
+#[derive(Serialize, ToSchema)]
+#[schema(as = Down)]
+struct DownJson {
+    #[serde(serialize_with = "crate::clock::as_wall")]
+    since: SteadyMillis,
+    reason: String,
 }
 
-fn progress(progress: Progress) -> Value {
-    json!({"keys": progress.seen, "of": progress.of})
+#[derive(Serialize, ToSchema)]
+#[schema(as = ScanProgress)]
+struct ScanJson {
+    keys: u64,
+    /// The number of all keys, if it is known.
+    of: Option<u64>,
 }
 
-fn counts(counts: Counts) -> Value {
-    json!({
-        "held": counts.held,
-        "with_problems": counts.with_problems,
-        "acknowledged": counts.acknowledged,
-        "unconfirmed": counts.unconfirmed,
-        "unknown": counts.unknown,
-        "not_kept": counts.not_kept,
-    })
-}
-
-pub async fn openapi() -> Response {
-    ([(header::CONTENT_TYPE, "application/json")], include_str!("openapi.json")).into_response()
-}
-
-#[cfg(test)]
-mod tests {
-    use super::*;
-    use crate::model::types::{Ending, ProblemKind, Source};
-    use crate::sources::view::SourceState;
-
-    fn sorted(mut words: Vec<&str>) -> Vec<&str> {
-        words.sort_unstable();
-        words
-    }
-
-    #[test]
-    fn the_description_has_every_word_that_is_used() {
-        let api: Value = serde_json::from_str(include_str!("openapi.json")).unwrap();
-        let words = |pointer: &str| -> Vec<String> {
-            let list = api.pointer(&format!("/components/schemas/{pointer}/enum"));
-            let list = list.and_then(Value::as_array).unwrap_or_else(|| panic!("{pointer}"));
-            let words = list.iter().filter_map(Value::as_str).map(str::to_owned);
-            let mut words: Vec<String> = words.collect();
-            words.sort_unstable();
-            words
-        };
-        let problems = sorted(ProblemKind::ALL.map(ProblemKind::as_str).to_vec());
-        for of in ["LockProblem", "ProblemOfLock", "AcknowledgeWish", "UnacknowledgeWish"] {
-            assert_eq!(words(&format!("{of}/properties/problem")), problems, "{of}");
+impl SourcesJson {
+    pub(super) fn new(app: &App) -> Self {
+        let chrome = app.chrome("");
+        Self {
+            sources: chrome.sources,
+            servers: chrome.servers.into_iter().map(ServerJson::from).collect(),
+            first_scan: chrome.first_scan.map(ScanJson::from),
+            counts: chrome.counts,
+            notices: Arc::clone(&app.hub.snapshot().notices),
+            limits: app.limits(),
         }
-        let sources = sorted(Source::ALL.map(Source::as_str).to_vec());
-        for of in ["Lock/properties/sources/items", "Evidence/properties/source"] {
-            assert_eq!(words(of), sources, "{of}");
-        }
-        assert_eq!(words("Event/properties/source"), sources);
-        let states = sorted(SourceState::ALL.map(SourceState::as_str).to_vec());
-        assert_eq!(words("Source/properties/state"), states);
-        let endings = Ending::ALL.map(Ending::as_str).into_iter().chain(["unseen"]).collect();
-        assert_eq!(words("PastHold/properties/ended"), sorted(endings));
     }
+}
+
+impl From<ServerView> for ServerJson {
+    fn from(server: ServerView) -> Self {
+        let ServerView { deployment, address, master, replica, version, down, evicts } = server;
+        let down = down.map(|down| DownJson { since: down.since, reason: down.reason });
+        Self { deployment, node: address, master, replica, version, down, evicts }
+    }
+}
+
+impl From<Progress> for ScanJson {
+    fn from(progress: Progress) -> Self {
+        Self { keys: progress.seen, of: progress.of }
+    }
+}
+
+/// The state of the sources, and the limits of what they can see.
+#[utoipa::path(
+    get,
+    path = "/api/v1/sources",
+    responses((status = 200, description = "Sources, servers, limits.", body = SourcesJson)),
+)]
+pub(super) async fn sources(State(app): State<App>) -> Json<SourcesJson> {
+    Json(SourcesJson::new(&app))
 }

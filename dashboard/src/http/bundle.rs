@@ -6,7 +6,7 @@ use axum::response::{IntoResponse, Response};
 use serde::Serialize;
 use serde_json::Value;
 
-use super::api::sources_json;
+use super::api::SourcesJson;
 use super::app::App;
 use super::error::ApiError;
 use super::params::LockParams;
@@ -41,7 +41,7 @@ struct Bundle<'a> {
     holds: Vec<PastHoldView>,
     /// What the history tells of that time, oldest first; null where none is kept (`now` has the latest events).
     history: Option<History>,
-    sources: Value,
+    sources: SourcesJson,
 }
 
 #[derive(Serialize)]
@@ -108,7 +108,7 @@ pub async fn bundle(
         from,
         holds: page.past.holds,
         history,
-        sources: sources_json(app),
+        sources: SourcesJson::new(app),
     };
     let file = file_name(&page.id, made_at);
     let headers = [(header::CONTENT_DISPOSITION, format!("attachment; filename=\"{file}\""))];

@@ -1,22 +1,45 @@
-//! Errors of the API, as RFC 9457 has them.
+//! Errors of the API, as RFC 9457 describes them.
 
 use axum::Json;
 use axum::http::{StatusCode, header};
 use axum::response::{IntoResponse, Response};
 use redisson::name::is_invisible;
-use serde_json::json;
+use serde::Serialize;
+use utoipa::ToSchema;
 
-/// Why a request of the API has no other answer.
+use crate::release::Outcome;
+use crate::schema::words;
+
+/// The reason for which a request failed.
 #[derive(Debug, Clone, PartialEq, Eq)]
 pub struct ApiError {
     pub status: StatusCode,
-    /// What went wrong and what to do, a sentence.
+    /// The failure and the next step, a sentence.
     pub detail: String,
-    /// A member of its own that machines may act on.
-    pub more: Option<(&'static str, &'static str)>,
+    /// The outcome of a release that failed.
+    outcome: Option<&'static str>,
 }
 
-/// A sentence that quotes what somebody sent, with characters spelled out that would not be seen or turn it round.
+/// RFC 9457.
+#[derive(Serialize, ToSchema)]
+#[schema(as = Problem)]
+pub(super) struct ProblemJson<'a> {
+    #[serde(rename = "type")]
+    kind: &'static str,
+    title: &'static str,
+    status: u16,
+    detail: &'a str,
+    /// The outcome of a release by force that failed.
+    #[serde(skip_serializing_if = "Option::is_none")]
+    #[schema(schema_with = failed_outcomes, required = false)]
+    outcome: Option<&'static str>,
+}
+
+fn failed_outcomes() -> utoipa::openapi::Object {
+    words(Outcome::FAILED)
+}
+
+/// Returns a text with invisible characters escaped, since it may quote a request.
 #[must_use]
 pub fn visible(text: &str) -> String {
     let mut shown = String::with_capacity(text.len());
@@ -31,19 +54,17 @@ pub fn visible(text: &str) -> String {
 }
 
 impl ApiError {
-    /// A problem with that status.
     #[must_use]
     pub fn new(status: StatusCode, detail: impl Into<String>) -> Self {
-        Self { status, detail: visible(&detail.into()), more: None }
+        Self { status, detail: visible(&detail.into()), outcome: None }
     }
 
-    /// The same with a member of its own.
+    /// Adds the outcome of a release, for programs to act on.
     #[must_use]
-    pub fn with(self, member: &'static str, value: &'static str) -> Self {
-        Self { more: Some((member, value)), ..self }
+    pub fn with_outcome(self, outcome: &Outcome) -> Self {
+        Self { outcome: Some(outcome.as_str()), ..self }
     }
 
-    /// The request itself is wrong.
     #[must_use]
     pub fn bad_request(detail: impl Into<String>) -> Self {
         Self::new(StatusCode::BAD_REQUEST, detail)
@@ -52,15 +73,13 @@ impl ApiError {
 
 impl IntoResponse for ApiError {
     fn into_response(self) -> Response {
-        let mut body = json!({
-            "type": "about:blank",
-            "title": self.status.canonical_reason().unwrap_or("error"),
-            "status": self.status.as_u16(),
-            "detail": self.detail,
-        });
-        if let Some((member, value)) = self.more {
-            body[member] = value.into();
-        }
+        let body = ProblemJson {
+            kind: "about:blank",
+            title: self.status.canonical_reason().unwrap_or("error"),
+            status: self.status.as_u16(),
+            detail: &self.detail,
+            outcome: self.outcome,
+        };
         let headers = [(header::CONTENT_TYPE, "application/problem+json")];
         (self.status, headers, Json(body)).into_response()
     }

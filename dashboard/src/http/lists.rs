@@ -1,4 +1,5 @@
 //! Lists as pages, JSON and CSV.
+#![expect(unused_qualifications, reason = "in code that utoipa generates")]
 
 use std::sync::Arc;
 
@@ -8,12 +9,18 @@ use axum::extract::{Query, State};
 use axum::response::{IntoResponse, Response};
 use serde::Serialize;
 use serde::ser::SerializeMap as _;
+use utoipa::openapi::{Array, ObjectBuilder, Ref, RefOr, Schema};
+use utoipa::{PartialSchema, ToSchema};
 
 use super::app::App;
 use super::csv::{self, Record};
 use super::error::{ApiError, visible};
 use super::params::{Format, ListParams, limit, understood};
-use crate::query::{self, Filter, Listed, Order, Paged, Published, Rows};
+use crate::model::contention::GroupTally;
+use crate::query::contention::ContentionRow;
+use crate::query::owners::OwnerRow;
+use crate::query::problems::ProblemRow;
+use crate::query::{self, Filter, Listed, LockRow, Order, Paged, Published, Rows};
 use crate::views::{ListPage, ListView};
 
 /// A list as requested.
@@ -92,12 +99,13 @@ impl App {
             skipped: rows.skipped,
             cursor: request.params.cursor().map(str::to_owned),
             next: rows.next.clone(),
-            contention: T::groups(&Published::latest(&self.hub)).map(|_| self.hub.contention()),
+            contention: T::GROUPS.then(|| self.hub.contention()),
         }
     }
 }
 
-/// `{"owners": […], "total": 3, "next": null}`, with the list's own name, and `groups` if it reports some.
+/// One page of a list: `{"owners": […], "total": 3, "next": null}` with the list's own name, and `groups` if the list has
+/// some.
 struct ListJson<T> {
     rows: Arc<Rows<T>>,
     published: Published,
@@ -109,21 +117,124 @@ impl<T: Listed> Serialize for ListJson<T> {
         map.serialize_entry(T::NAME, &self.rows.rows)?;
         map.serialize_entry("total", &self.rows.total)?;
         map.serialize_entry("next", &self.rows.next)?;
-        if let Some(groups) = T::groups(&self.published) {
-            map.serialize_entry("groups", groups)?;
+        if T::GROUPS {
+            map.serialize_entry("groups", &self.published.contention.groups)?;
         }
         map.end()
     }
 }
 
-/// `/api/v1/{locks,owners,problems,contention}`: one page as JSON, or all rows as CSV.
-///
-/// # Errors
-/// If a parameter is wrong.
-pub async fn api<T: Paged + Record>(
-    State(app): State<App>,
-    params: Result<Query<ListParams>, QueryRejection>,
-) -> Result<Response, ApiError> {
+impl<T: Listed> PartialSchema for ListJson<T> {
+    fn schema() -> RefOr<Schema> {
+        let total = "The number of matching rows on all pages.";
+        let next = "The cursor of the next page; null on the last.";
+        let mut page = ObjectBuilder::new()
+            .property(T::NAME, Array::new(Ref::from_schema_name(T::Schema::name())))
+            .required(T::NAME)
+            .property("total", described(usize::schema(), total))
+            .required("total")
+            .property("next", described(Option::<String>::schema(), next));
+        if T::GROUPS {
+            let groups = Array::new(Ref::from_schema_name(GroupTally::name()));
+            page = page.property("groups", groups).required("groups");
+        }
+        page.into()
+    }
+}
+
+impl<T: Listed> ToSchema for ListJson<T> {
+    fn schemas(schemas: &mut Vec<(String, RefOr<Schema>)>) {
+        schemas.push((T::Schema::name().into_owned(), T::Schema::schema()));
+        T::Schema::schemas(schemas);
+        if T::GROUPS {
+            schemas.push((GroupTally::name().into_owned(), GroupTally::schema()));
+            GroupTally::schemas(schemas);
+        }
+    }
+}
+
+type LocksJson = ListJson<LockRow>;
+type OwnersJson = ListJson<OwnerRow>;
+type ProblemsJson = ListJson<ProblemRow>;
+type ContentionJson = ListJson<ContentionRow>;
+
+fn described(schema: RefOr<Schema>, description: &str) -> RefOr<Schema> {
+    match schema {
+        RefOr::T(Schema::Object(mut object)) => {
+            object.description = Some(description.to_owned());
+            object.into()
+        }
+        other => other,
+    }
+}
+
+type Params = Result<Query<ListParams>, QueryRejection>;
+
+/// Locks, a page at a time.
+#[utoipa::path(
+    get,
+    path = "/api/v1/locks",
+    params(ListParams),
+    responses(
+        (status = 200, description = "A page.", content(
+            (inline(LocksJson) = "application/json"), (String = "text/csv"),
+        )),
+        (status = 400, description = "A parameter is wrong, or the cursor belongs to another filter, sort or order."),
+    ),
+)]
+pub(super) async fn locks(app: State<App>, params: Params) -> Result<Response, ApiError> {
+    list::<LockRow>(&app, params)
+}
+
+/// Clients that hold locks or wait for them, those with the most holds first, a page at a time.
+#[utoipa::path(
+    get,
+    path = "/api/v1/owners",
+    params(ListParams),
+    responses(
+        (status = 200, description = "A page.", content(
+            (inline(OwnersJson) = "application/json"), (String = "text/csv"),
+        )),
+        (status = 400, description = "A parameter is wrong, or the cursor belongs to another filter, sort or order."),
+    ),
+)]
+pub(super) async fn owners(app: State<App>, params: Params) -> Result<Response, ApiError> {
+    list::<OwnerRow>(&app, params)
+}
+
+/// Problems of locks, the certain ones first, then the worst, then the oldest, a page at a time.
+#[utoipa::path(
+    get,
+    path = "/api/v1/problems",
+    params(ListParams),
+    responses(
+        (status = 200, description = "A page.", content(
+            (inline(ProblemsJson) = "application/json"), (String = "text/csv"),
+        )),
+        (status = 400, description = "A parameter is wrong, or the cursor belongs to another filter, sort or order."),
+    ),
+)]
+pub(super) async fn problems(app: State<App>, params: Params) -> Result<Response, ApiError> {
+    list::<ProblemRow>(&app, params)
+}
+
+/// Locks with waiters now or within the last hour, a page at a time, with the counts of all groups of locks.
+#[utoipa::path(
+    get,
+    path = "/api/v1/contention",
+    params(ListParams),
+    responses(
+        (status = 200, description = "A page.", content(
+            (inline(ContentionJson) = "application/json"), (String = "text/csv"),
+        )),
+        (status = 400, description = "A parameter is wrong, or the cursor belongs to another filter, sort or order."),
+    ),
+)]
+pub(super) async fn contention(app: State<App>, params: Params) -> Result<Response, ApiError> {
+    list::<ContentionRow>(&app, params)
+}
+
+fn list<T: Paged + Record>(app: &App, params: Params) -> Result<Response, ApiError> {
     let params = understood(params)?;
     let format = Format::parse(params.format.as_deref())?;
     let limit = match format {

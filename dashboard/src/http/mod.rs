@@ -10,6 +10,7 @@ pub mod error;
 pub mod guard;
 pub mod lists;
 pub mod live;
+pub mod openapi;
 pub mod page_data;
 pub mod pages;
 pub mod params;

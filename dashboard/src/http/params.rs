@@ -1,26 +1,38 @@
-//! What addresses say.
+//! Query parameters.
 
 use axum::extract::Query;
 use axum::extract::rejection::QueryRejection;
 use axum::http::Uri;
 use serde::Deserialize;
+use utoipa::{IntoParams, ToSchema};
 
 use super::error::ApiError;
 use crate::clock::{SteadyMillis, WallMillis};
 use crate::query::{Listed, MAX_ROWS, Order};
 
 /// The parameters of a list.
-#[derive(Debug, Clone, Default, Deserialize)]
+#[derive(Debug, Clone, Default, Deserialize, IntoParams)]
+#[into_params(parameter_in = Query)]
 pub struct ListParams {
+    /// The language of the filter box: words and globs for the name; owner: kind: problem: acknowledged: db: deployment: age: ttl:
+    /// confirmed: state:. Without confirmed: and state: it matches confirmed locks that are held or waited for.
     #[serde(default)]
+    #[param(required = false, max_length = 512, example = "orders:* kind:lock")]
     pub filter: String,
+    /// The values depend on the list.
     pub sort: Option<String>,
+    /// The default depends on the sort: names ascending, everything else the most, the worst or the longest first.
+    #[param(inline, value_type = Option<Order>)]
     pub order: Option<String>,
-    /// The page's first row, from the page before.
+    /// `next` of a response with the same filter, sort and order.
+    #[param(pattern = "^[A-Za-z0-9_-]*$")]
     pub cursor: Option<String>,
-    /// The number of rows; of the API only.
+    /// The most rows.
+    #[param(value_type = Option<u8>, minimum = 1, maximum = 100, default = 100)]
     pub limit: Option<String>,
-    /// `json` or `csv`; of the API only.
+    /// `csv`: all rows, up to 100,000, as a file that no spreadsheet reads as formulas. If rows are left out its last line
+    /// says so.
+    #[param(inline, value_type = Option<Format>)]
     pub format: Option<String>,
 }
 
@@ -59,20 +71,21 @@ fn given(text: Option<&str>) -> Option<&str> {
     text.filter(|text| !text.is_empty())
 }
 
-/// How the API writes a list.
-#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+/// The formats of lists in the API.
+#[derive(Debug, Clone, Copy, PartialEq, Eq, ToSchema)]
+#[schema(rename_all = "lowercase", default = "json")]
 pub enum Format {
-    /// A page of it, as JSON.
+    /// One page as JSON.
     Json,
-    /// All of it, as CSV.
+    /// All rows as CSV.
     Csv,
 }
 
 impl Format {
-    /// Reads the parameter; JSON where there is none.
+    /// Reads the parameter. The default is JSON.
     ///
     /// # Errors
-    /// Where it is neither.
+    /// If the word is neither `json` nor `csv`.
     pub fn parse(word: Option<&str>) -> Result<Self, ApiError> {
         match word {
             None | Some("" | "json") => Ok(Self::Json),
@@ -82,70 +95,95 @@ impl Format {
     }
 }
 
-/// What the address of a client's page says.
+/// The parameters of a client's page.
 #[derive(Debug, Clone, Default, Deserialize)]
 pub struct OwnerParams {
-    /// The client's uuid, or the whole holder where it has none.
+    /// The client's uuid, or the whole holder id if that contains none.
     pub id: Option<String>,
-    /// Deployment; needed where there are several.
+    /// Required if there are several.
     pub deployment: Option<String>,
 }
 
-/// How many rows are asked for.
+/// Reads the number of rows of a page.
 ///
 /// # Errors
-/// Where that is no number, or out of bounds.
+/// If it is not a number within the bounds.
 pub fn limit(text: Option<&str>) -> Result<usize, ApiError> {
     let Some(text) = text else { return Ok(MAX_ROWS) };
     let limit = text.parse().ok().filter(|n| (1..=MAX_ROWS).contains(n));
     limit.ok_or_else(|| ApiError::bad_request(format!("`limit` must be from 1 to {MAX_ROWS}")))
 }
 
-/// What a lock's address says.
-#[derive(Debug, Clone, Default, Deserialize)]
+/// The parameters that identify a lock, and those of its page.
+#[derive(Debug, Clone, Default, Deserialize, IntoParams)]
+#[into_params(parameter_in = Query)]
 pub struct LockParams {
-    /// Deployment; needed where there are several.
+    /// Required if there are several.
     pub deployment: Option<String>,
-    /// Database; needed where there are several.
+    /// Required if there are several.
+    #[param(value_type = Option<u32>, maximum = 4294967295_u32)]
     pub db: Option<String>,
+    /// The lock's name; either this or name64.
+    #[param(min_length = 1, example = "orders:42")]
     pub name: Option<String>,
-    /// The name in base64, where it is not UTF-8.
+    /// The name in base64, if it is not UTF-8.
+    #[param(
+        min_length = 4,
+        pattern = "^(?:[A-Za-z0-9+/]{4})*(?:[A-Za-z0-9+/]{2}==|[A-Za-z0-9+/]{3}=|[A-Za-z0-9+/]{4})$"
+    )]
     pub name64: Option<String>,
-    /// The instant it is asked about, where that is not now.
+    /// The instant to show, instead of now.
+    #[param(ignore)]
     pub at: Option<String>,
-    /// How far back its picture goes, such as `1h`.
+    /// The length of the timeline, such as `1h`.
+    #[param(ignore)]
     pub window: Option<String>,
-    /// `bundle`: all that is known, as one file; the page's only.
+    /// `bundle`: everything known about the lock as one file.
+    #[param(ignore)]
     pub format: Option<String>,
 }
 
-/// What the address of past events says.
-#[derive(Debug, Clone, Default, Deserialize)]
+/// The parameters of past events.
+#[derive(Debug, Clone, Default, Deserialize, IntoParams)]
+#[into_params(parameter_in = Query)]
 pub struct EventsParams {
+    /// An instant in UTC: 2026-11-21T03:12:00Z, 03:12 for the latest such time of day, or -15m for that long ago.
+    #[param(required = true, example = "-15m")]
     pub from: Option<String>,
-    /// Until when; none: now.
+    /// An instant in UTC: 2026-11-21T03:12:00Z, 03:12 for the latest such time of day, or -15m for that long ago. The
+    /// default is now.
+    #[param(example = "-15m")]
     pub to: Option<String>,
-    /// Deployment, where one lock is asked about.
+    /// Required with a name if there are several.
     pub deployment: Option<String>,
+    /// Required with a name if there are several.
+    #[param(value_type = Option<u32>, maximum = 4294967295_u32)]
     pub db: Option<String>,
-    /// The name; none: all locks.
+    /// The lock's name. The default is all locks.
+    #[param(min_length = 1, example = "orders:42")]
     pub name: Option<String>,
-    /// The name in base64.
+    /// The name in base64, if it is not UTF-8.
+    #[param(
+        min_length = 4,
+        pattern = "^(?:[A-Za-z0-9+/]{4})*(?:[A-Za-z0-9+/]{2}==|[A-Za-z0-9+/]{3}=|[A-Za-z0-9+/]{4})$"
+    )]
     pub name64: Option<String>,
-    /// `asc`, oldest first (the API's usual order), or `desc`.
+    /// Oldest or newest first. The default is `asc`.
+    #[param(inline, value_type = Option<Order>)]
     pub order: Option<String>,
-    /// `json` or `csv`; the API's only.
+    /// `csv`: a file that no spreadsheet reads as formulas. If events are left out its last line says so.
+    #[param(inline, value_type = Option<Format>)]
     pub format: Option<String>,
 }
 
-/// A day, milliseconds.
+/// The length of a day, milliseconds.
 const DAY_MS: u64 = 86_400_000;
 
 /// Reads an instant in UTC: `2026-11-21T03:12:00Z`, the same without seconds or zone, `03:12` for the latest such time
-/// of day, or `-15m` for so long before `now`.
+/// of day, or `-15m` for that long before `now`.
 ///
 /// # Errors
-/// Where it is none of these.
+/// If it is none of these.
 pub fn instant(key: &str, text: &str, now: SteadyMillis) -> Result<SteadyMillis, ApiError> {
     let text = text.trim();
     let whole = || {
@@ -158,7 +196,7 @@ pub fn instant(key: &str, text: &str, now: SteadyMillis) -> Result<SteadyMillis,
         let since = at.duration_since(std::time::UNIX_EPOCH).ok()?;
         u64::try_from(since.as_millis()).ok()
     };
-    // What is named is named by the clock on the wall.
+    // People name instants of the wall clock.
     let now = now.to_wall();
     let at = ago(text, now).or_else(|| time_of_day(text, now)).or_else(whole);
     at.map(|at| WallMillis(at).to_steady()).ok_or_else(|| {
@@ -197,10 +235,10 @@ pub fn of_address<T: for<'de> Deserialize<'de>>(uri: &Uri) -> Result<T, ApiError
     understood(Query::try_from_uri(uri))
 }
 
-/// A query's parameters.
+/// Returns the parameters of a request.
 ///
 /// # Errors
-/// Where they cannot be read.
+/// If they cannot be read.
 pub fn understood<T>(query: Result<Query<T>, QueryRejection>) -> Result<T, ApiError> {
     query.map(|query| query.0).map_err(|error| ApiError::bad_request(error.body_text()))
 }
@@ -210,7 +248,7 @@ mod tests {
     use super::*;
 
     #[test]
-    fn instants_are_read_as_people_write_them() {
+    fn instants_are_read_in_all_their_forms() {
         // 2026-11-22T04:00:00Z
         let now = SteadyMillis(1_795_320_000_000);
         let read = |text: &str| instant("at", text, now).map(|at| at.0);

@@ -19,7 +19,7 @@ use tower_http::timeout::TimeoutLayer;
 use super::actions::{acknowledge, login, release, watch};
 use super::app::App;
 use super::live::{self, Feeds, stream};
-use super::{api, assets, guard, lists, pages};
+use super::{api, assets, guard, lists, openapi, pages};
 
 use crate::access::Access;
 use crate::query::LockRow;
@@ -104,15 +104,15 @@ pub fn router(
         .route("/live", get(live::live))
         .route("/static/{name}", get(assets::file))
         .route("/favicon.ico", get(assets::icon))
-        .route("/api/v1/locks", get(lists::api::<LockRow>))
+        .route("/api/v1/locks", get(lists::locks))
         .route("/api/v1/lock", get(api::lock))
         .route("/api/v1/events", get(api::events))
-        .route("/api/v1/owners", get(lists::api::<OwnerRow>))
-        .route("/api/v1/problems", get(lists::api::<ProblemRow>))
-        .route("/api/v1/contention", get(lists::api::<ContentionRow>))
+        .route("/api/v1/owners", get(lists::owners))
+        .route("/api/v1/problems", get(lists::problems))
+        .route("/api/v1/contention", get(lists::contention))
         .route("/api/v1/sources", get(api::sources))
         .route("/api/v1/stream", get(stream::stream))
-        .route("/api/v1/openapi.json", get(api::openapi))
+        .route("/api/v1/openapi.json", get(openapi::openapi))
         .layer(DefaultBodyLimit::max(MAX_FORM))
         .fallback(pages::nowhere)
         .method_not_allowed_fallback(pages::wrong_method)

@@ -1,37 +1,46 @@
-//! Locks that somebody waits for, or did within the last hour.
+//! Locks with waiters now or within the last hour.
 
 use std::collections::HashMap;
 use std::sync::Arc;
 
 use serde::Serialize;
+use utoipa::ToSchema;
 
 use super::Filter;
 use super::list::{Listed, Position, Published, RowId};
 use crate::clock::SteadyMillis;
-use crate::model::contention::{GroupTally, LockTally, Tally};
+use crate::model::contention::{LockTally, Tally};
 use crate::model::types::{LockId, LockView, Since};
+use crate::schema::schema_of;
 
-/// A lock that somebody waits for, or did within the last hour.
+/// A lock with waiters now or within the last hour.
 #[derive(Debug, Clone)]
 pub struct ContentionRow {
     pub id: LockId,
-    /// What is known of it now; none where it is remembered by what was counted only.
+    /// The lock as of now; none if only its counts are left.
     pub lock: Option<Arc<LockView>>,
-    /// Since when the one has waited that has done so longest; none where waiters are not known by name.
+    /// The beginning of the longest wait; none if no waiter is known by name.
     pub longest_wait: Option<Since>,
-    /// What was counted in the last hour; all zero where nothing was.
+    /// The counts of the last hour, which may all be zero.
     pub last_hour: Tally,
 }
 
-#[derive(Serialize)]
+#[derive(Serialize, ToSchema)]
+#[schema(as = Contention)]
 struct ContentionJson<'a> {
     lock: &'a LockId,
+    /// The least number of waiters.
     waiting: u64,
+    /// True if `waiting` counts all waiters.
     waiters_exact: bool,
+    /// The beginning of the longest wait; null if no waiter is known by name.
     longest_wait_since: Option<Since>,
+    /// Null while the lock is free.
     held_since: Option<Since>,
     last_hour: &'a Tally,
 }
+
+schema_of!(ContentionRow => ContentionJson<'_>);
 
 impl ContentionRow {
     fn new(id: &LockId, lock: Option<&Arc<LockView>>, tally: Option<&LockTally>) -> Self {
@@ -44,19 +53,19 @@ impl ContentionRow {
         }
     }
 
-    /// How many wait now, at least.
+    /// Returns the least number of waiters.
     #[must_use]
     pub fn waiting(&self) -> u64 {
         self.lock.as_ref().map_or(0, |lock| lock.waiting)
     }
 
-    /// Whether these are all that wait.
+    /// Returns true if [`Self::waiting`] counts all waiters.
     #[must_use]
     pub fn is_exact(&self) -> bool {
         self.lock.as_ref().is_none_or(|lock| lock.waiters_exact)
     }
 
-    /// Since when it is held; none while it is free.
+    /// Returns the beginning of the longest current hold; none while it is free.
     #[must_use]
     pub fn held_since(&self) -> Option<Since> {
         self.lock.as_ref()?.held_since()
@@ -82,8 +91,10 @@ fn was_contended(tally: &Tally) -> bool {
 }
 
 impl Listed for ContentionRow {
+    type Schema = Self;
     const NAME: &'static str = "contention";
     const SORTS: &'static [&'static str] = &["waited", "waiting", "wait", "taken", "hold", "name"];
+    const GROUPS: bool = true;
 
     fn all(published: &Published, filter: &Filter, now: SteadyMillis) -> Vec<Self> {
         let mut tallies: HashMap<&LockId, &LockTally> = published
@@ -100,7 +111,7 @@ impl Listed for ContentionRow {
                 rows.push(Self::new(&lock.id, Some(lock), tally));
             }
         }
-        // Of those that are forgotten otherwise nothing is known that a filter could ask for.
+        // A filter cannot match locks of which only counts are left.
         if filter.is_empty() {
             rows.extend(tallies.into_iter().map(|(id, tally)| Self::new(id, None, Some(tally))));
         }
@@ -127,10 +138,6 @@ impl Listed for ContentionRow {
         };
         Position { rank, text: b"", id: Listed::id(self) }
     }
-
-    fn groups(published: &Published) -> Option<&[GroupTally]> {
-        Some(&published.contention.groups)
-    }
 }
 
 #[cfg(test)]
@@ -149,7 +156,7 @@ mod tests {
     }
 
     #[test]
-    fn what_was_waited_for_is_listed_the_most_first() {
+    fn the_longest_awaited_locks_come_first() {
         let mut snapshot = Snapshot::empty();
         let waiter = |at| WaiterView {
             id: "w".into(),

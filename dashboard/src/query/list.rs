@@ -9,11 +9,12 @@ use base64::Engine as _;
 use base64::engine::general_purpose::URL_SAFE_NO_PAD;
 use serde::{Deserialize, Serialize};
 use thiserror::Error;
+use utoipa::ToSchema;
 
 use super::{Filter, Order};
 use crate::clock::SteadyMillis;
 use crate::model::actor::Hub;
-use crate::model::contention::{Contention, GroupTally};
+use crate::model::contention::Contention;
 use crate::model::types::{LockId, Snapshot};
 
 /// The most rows of a page.
@@ -40,6 +41,10 @@ pub trait Listed: Clone + Serialize + Send + Sync + 'static {
     const NAME: &'static str;
     /// The words to sort by; the first is the default.
     const SORTS: &'static [&'static str];
+    /// True if the list reports groups of locks in addition to its rows.
+    const GROUPS: bool = false;
+    /// The type whose schema describes a row's JSON.
+    type Schema: ToSchema;
 
     /// Returns every row for the locks that the filter matches.
     fn all(published: &Published, filter: &Filter, now: SteadyMillis) -> Vec<Self>;
@@ -56,11 +61,6 @@ pub trait Listed: Clone + Serialize + Send + Sync + 'static {
     /// Returns the row's place in a list sorted by one of [`Self::SORTS`]. In the default order smaller places come
     /// first.
     fn position(&self, sort: &str) -> Position<'_>;
-
-    /// Returns the groups of locks that the list reports in addition to its rows, if any.
-    fn groups(_published: &Published) -> Option<&[GroupTally]> {
-        None
-    }
 }
 
 /// The identity of a row within its list. It settles the order of rows of one rank.

@@ -23,6 +23,7 @@ fn severity(lock: &LockView) -> u64 {
 }
 
 impl Listed for LockRow {
+    type Schema = LockView;
     const NAME: &'static str = "locks";
     const SORTS: &'static [&'static str] = &["problems", "name", "holder", "age", "ttl"];
 

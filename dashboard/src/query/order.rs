@@ -1,9 +1,11 @@
 //! The direction of a sorted list.
 
 /// The end of a sorted list that comes first.
-#[derive(Debug, Clone, Copy, PartialEq, Eq, Hash)]
+#[derive(Debug, Clone, Copy, PartialEq, Eq, Hash, utoipa::ToSchema)]
 pub enum Order {
+    #[schema(rename = "asc")]
     Ascending,
+    #[schema(rename = "desc")]
     Descending,
 }
 

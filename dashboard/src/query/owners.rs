@@ -4,31 +4,33 @@ use std::collections::BTreeMap;
 use std::sync::Arc;
 
 use serde::Serialize;
+use utoipa::ToSchema;
 
 use super::Filter;
 use super::list::{Listed, Position, Published, RowId};
 use crate::clock::SteadyMillis;
 use crate::model::types::{ClientView, LockView, Since};
 
-/// A client with all that it holds and waits for.
-#[derive(Debug, Clone, PartialEq, Eq, Serialize)]
+/// A client with its holds and waits.
+#[derive(Debug, Clone, PartialEq, Eq, Serialize, ToSchema)]
+#[schema(as = Owner)]
 pub struct OwnerRow {
     pub deployment: Arc<str>,
-    /// Its uuid; the whole field where that is none.
+    /// The client's uuid, or the whole holder id if that contains none.
     pub id: String,
-    /// How many holds it has, each reader of a lock being one.
+    /// The number of its holds. Each reader of a lock counts.
     pub holds: usize,
-    /// How many of them are of locks with problems.
+    /// The number of its holds of locks with problems.
     pub with_problems: usize,
-    /// For how many locks it waits, as far as waiters are known by name.
+    /// The number of locks that it waits for, as far as waiters are known by name.
     pub waits: usize,
-    /// Since when it has had the oldest of its holds; none where it only waits.
+    /// The beginning of its oldest hold; null if it only waits.
     pub oldest: Option<Since>,
-    /// Its process, as of one of its holds for which it is known.
+    /// Its process, if one of its holds shows it.
     pub client: Option<ClientView>,
 }
 
-/// The part of a holder's id that names its client; the whole of it where it has none.
+/// Returns the client's uuid in a holder id, or the whole id if it contains none.
 #[must_use]
 pub fn client_of(id: &str) -> &str {
     match id.split_once(':') {
@@ -39,7 +41,6 @@ pub fn client_of(id: &str) -> &str {
 }
 
 impl OwnerRow {
-    /// One that has nothing yet.
     #[must_use]
     pub fn new(deployment: &Arc<str>, id: &str) -> Self {
         Self {
@@ -53,7 +54,7 @@ impl OwnerRow {
         }
     }
 
-    /// Adds a hold: the one of that number among the holders of the lock.
+    /// Adds the hold at that index of the lock's holders.
     pub fn add(&mut self, lock: &LockView, holder: usize) {
         let holder = &lock.holders[holder];
         self.holds += 1;
@@ -68,6 +69,7 @@ impl OwnerRow {
 }
 
 impl Listed for OwnerRow {
+    type Schema = Self;
     const NAME: &'static str = "owners";
     const SORTS: &'static [&'static str] = &["holds", "problems", "age", "waits", "id"];
 
@@ -114,7 +116,7 @@ mod tests {
     use crate::query::fixtures::lock;
 
     #[test]
-    fn what_a_client_holds_and_waits_for_is_added_up() {
+    fn holds_and_waits_of_a_client_are_added_up() {
         let mut snapshot = Snapshot::empty();
         let mut awaited = lock("awaited");
         let mine = client_of(&awaited.holders[0].id).to_owned();

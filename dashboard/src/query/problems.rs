@@ -3,29 +3,33 @@
 use std::sync::Arc;
 
 use serde::Serialize;
+use utoipa::ToSchema;
 
 use super::Filter;
 use super::list::{Listed, Position, Published, RowId};
 use crate::clock::SteadyMillis;
 use crate::model::types::{Certainty, LockId, LockView, ProblemView};
+use crate::schema::schema_of;
 
 /// A problem with the lock that has it.
 #[derive(Debug, Clone)]
 pub struct ProblemRow {
     pub lock: Arc<LockView>,
-    /// Which of its problems.
+    /// The index of the problem in the lock's problems.
     index: usize,
 }
 
-#[derive(Serialize)]
+#[derive(Serialize, ToSchema)]
+#[schema(as = ProblemOfLock)]
 struct ProblemJson<'a> {
     lock: &'a LockId,
     #[serde(flatten)]
     problem: &'a ProblemView,
 }
 
+schema_of!(ProblemRow => ProblemJson<'_>);
+
 impl ProblemRow {
-    /// The problem itself.
     #[must_use]
     pub fn problem(&self) -> &ProblemView {
         &self.lock.problems[self.index]
@@ -39,6 +43,7 @@ impl Serialize for ProblemRow {
 }
 
 impl Listed for ProblemRow {
+    type Schema = Self;
     const NAME: &'static str = "problems";
     const SORTS: &'static [&'static str] = &["severity", "age", "name"];
 
@@ -62,10 +67,10 @@ impl Listed for ProblemRow {
         let rank = match sort {
             "age" => (problem.since.0, 0),
             "name" => (0, 0),
-            // What is in hand last; what is sure before what is suspected, the worst first, then by age.
+            // Acknowledged problems last; certain before suspected ones, the worst first, then by age.
             _ => {
-                let in_hand = u64::from(problem.acknowledged.is_some());
-                ((in_hand << 33) | (suspected << 32) | problem.problem as u64, problem.since.0)
+                let acknowledged = u64::from(problem.acknowledged.is_some());
+                ((acknowledged << 33) | (suspected << 32) | problem.problem as u64, problem.since.0)
             }
         };
         Position { rank, text: b"", id: self.id() }
@@ -79,7 +84,7 @@ mod tests {
     use crate::query::fixtures::{acknowledged, leaked, lock};
 
     #[test]
-    fn what_is_in_hand_leaves_the_top() {
+    fn acknowledged_problems_leave_the_top() {
         let mut snapshot = Snapshot::empty();
         for (name, problem) in [("a", acknowledged()), ("b", leaked())] {
             snapshot.put(Arc::new(LockView { problems: vec![problem], ..lock(name) }));

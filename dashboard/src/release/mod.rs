@@ -61,6 +61,11 @@ pub enum Outcome {
 }
 
 impl Outcome {
+    /// The words of successful and of failed releases.
+    pub const SUCCEEDED: [&'static str; 2] = ["released", "free"];
+    pub const FAILED: [&'static str; 6] =
+        ["changed", "no_lock", "refused", "unsent", "unknown", "limited"];
+
     /// Returns the word for it in the API, the history and the metric.
     #[must_use]
     pub fn as_str(&self) -> &'static str {
@@ -128,14 +133,20 @@ pub struct Asker {
 }
 
 /// A request for a release.
-#[derive(Debug, Clone, serde::Deserialize)]
+#[derive(Debug, Clone, serde::Deserialize, utoipa::ToSchema)]
+#[schema(as = ReleaseRequest)]
 pub struct Wish {
     /// The id of the offer.
+    #[schema(min_length = 1)]
     pub seen: String,
-    /// `lock`, `holder:<id>` or `place:<id>`.
+    /// One of the offered targets.
+    #[schema(pattern = "^(?:lock|(?:holder|place):.+)$")]
     pub target: String,
+    /// 3 to 500 characters on one line.
+    #[schema(min_length = 3, max_length = 500)]
     pub reason: String,
-    /// The lock's name, typed.
+    /// The lock's name again, as it is or as pages show it.
+    #[schema(min_length = 1)]
     pub name: String,
 }
 

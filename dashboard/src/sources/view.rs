@@ -1,11 +1,13 @@
 //! Sources and servers as pages and the API show them.
 
 use serde::Serialize;
+use utoipa::ToSchema;
 
 use crate::clock::SteadyMillis;
+use crate::model::types::Source;
 
 /// The state of a source.
-#[derive(Debug, Clone, Copy, PartialEq, Eq, Hash, Serialize)]
+#[derive(Debug, Clone, Copy, PartialEq, Eq, Hash, Serialize, ToSchema)]
 #[serde(rename_all = "lowercase")]
 pub enum SourceState {
     On,
@@ -39,12 +41,13 @@ impl SourceState {
 }
 
 /// One source of one server.
-#[derive(Debug, Clone, PartialEq, Eq, Serialize)]
+#[derive(Debug, Clone, PartialEq, Eq, Serialize, ToSchema)]
+#[schema(as = Source)]
 pub struct SourceView {
     pub deployment: String,
     /// The server's address, without secrets.
     pub node: String,
-    /// The source's word.
+    #[schema(schema_with = source_words)]
     pub source: &'static str,
     pub state: SourceState,
     /// Details in words; may be empty.
@@ -54,6 +57,12 @@ pub struct SourceView {
     pub last_success: Option<SteadyMillis>,
     /// The delay in milliseconds.
     pub lag_ms: Option<u64>,
+}
+
+/// Operators are no source that the dashboard runs.
+fn source_words() -> utoipa::openapi::Object {
+    let words = Source::ALL.into_iter().filter(|source| *source != Source::Operator);
+    crate::schema::words(words.map(Source::as_str))
 }
 
 /// A watched Redis server.

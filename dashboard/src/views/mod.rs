@@ -90,20 +90,20 @@ pub struct VisitorView {
     pub can_leave: bool,
 }
 
-/// Counts over all locks.
-#[derive(Debug, Clone, Copy, PartialEq, Eq, Default)]
+/// Numbers of locks.
+#[derive(Debug, Clone, Copy, PartialEq, Eq, Default, serde::Serialize, utoipa::ToSchema)]
 pub struct Counts {
     /// Confirmed locks that are held.
     pub held: usize,
-    /// Locks with at least one problem that nobody has in hand.
+    /// Locks with at least one unacknowledged problem.
     pub with_problems: usize,
-    /// Locks of whose problems somebody has each in hand.
+    /// Locks with problems that are all acknowledged.
     pub acknowledged: usize,
-    /// Held hashes of a lock's form that nothing has confirmed yet.
+    /// Possible locks that are held.
     pub unconfirmed: usize,
     /// Locks whose server cannot be read.
     pub unknown: usize,
-    /// Locks beyond the limit, counted but not looked at.
+    /// Locks beyond the limit, counted but not retained.
     pub not_kept: u64,
 }
 

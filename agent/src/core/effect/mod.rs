@@ -1,4 +1,4 @@
-//! Effects: everything the core wants done outside of itself.
+//! Effects: everything the core wants done outside itself.
 
 mod log;
 mod report;

@@ -42,7 +42,7 @@ impl Core {
         if request.kind == Kind::Read
             && self.hold_of(owner, &request.name, Side::Exclusive).is_some()
         {
-            // Under its own write hold it may read whoever waits.
+            // Under its own write hold it may read, regardless of other waiters.
             let waiter = self.new_waiter(slot, owner, request, false, span);
             let id = self.begin_wait(waiter);
             self.attempt(id);

@@ -182,7 +182,7 @@ impl LockTable {
             return Step::Join(readers.filter(|(_, idle)| *idle).map(|(id, _)| id).collect());
         }
         // A reader that asked to join others may still be asking when they have gone. A second attempt under its number
-        // could run when its hold is over, and would then be undone at the cost of whoever has that number.
+        // could run when its hold is over, and would then be undone at the cost of the hold with that number.
         if waiter.asking.is_some() { Step::Nothing } else { Step::Attempt(*front) }
     }
 

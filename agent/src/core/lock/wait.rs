@@ -26,7 +26,7 @@ impl Core {
         self.track(&name);
         self.locks.enqueue(&name, id);
         if fair {
-            // Redis decides about its position, whoever is before it here or elsewhere.
+            // Redis decides about its position among the waiters here and elsewhere.
             self.attempt(id);
         }
         self.poll_queue(&name);

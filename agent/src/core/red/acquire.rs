@@ -212,7 +212,7 @@ impl Core {
             return;
         }
         if !served || !view.held {
-            // Nodes that are away, or several that have split them: whoever comes back soonest must not be all of them.
+            // Nodes that are away, or several that have split them: the one that comes back first must not be all of them.
             let failures = self.locks.add_failure(name);
             return self.stand_aside(name, served, failures);
         }

@@ -1,4 +1,4 @@
-//! Red locks: plain locks on several independent servers, held by whoever has a majority of them.
+//! Red locks: plain locks on several independent servers, held by the owner that has a majority of them.
 //!
 //! A request that other kinds send to one server goes to all nodes at once: a [`quorum::QuorumOp`], decided by a majority
 //! of answers, or once no majority is possible, or at its timeout. Each node's script is an op of its own

@@ -45,7 +45,7 @@ impl Core {
     }
 
     /// Removes a number that nobody holds from `nodes`. While `sure` ones, which have it, do not confirm that, the name
-    /// counts as taken; none where there are no such.
+    /// counts as taken. Returns `None` without any.
     pub(super) fn undo_red(
         &mut self,
         undoing: Undoing,

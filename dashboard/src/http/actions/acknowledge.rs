@@ -1,4 +1,4 @@
-//! Problems that somebody has in hand: they leave the top and are counted apart, until they are over or their time is.
+//! Acknowledgements: an acknowledged problem leaves the top and is counted apart, until it ends or the acknowledgement expires.
 
 use std::net::SocketAddr;
 use std::sync::Arc;
@@ -10,9 +10,9 @@ use axum::extract::{ConnectInfo, OriginalUri, Query, State};
 use axum::http::StatusCode;
 use axum::response::{IntoResponse, Redirect, Response};
 use redisson::name::is_invisible;
-use serde::Deserialize;
-use serde_json::{Value, json};
+use serde::{Deserialize, Serialize};
 use tokio::sync::broadcast::error::RecvError;
+use utoipa::ToSchema;
 
 use crate::access::rights::Right;
 use crate::clock::SteadyMillis;
@@ -25,30 +25,45 @@ use crate::model::types::{Acknowledgement, LockId, Observation, OperatorAction, 
 use crate::release::MAX_REASON;
 use crate::views;
 
-/// The longest that a problem may be in hand.
+/// The longest validity.
 const LONGEST: Duration = Duration::from_secs(30 * 24 * 3_600);
-/// How long to wait until it shows.
-const PATIENCE: Duration = Duration::from_secs(1);
+/// The longest wait until an acknowledgement shows.
+const SHOWN_WITHIN: Duration = Duration::from_secs(1);
 
-/// Which problem, why, and for how long: `for`, such as `8h`, or `until`, an instant.
-#[derive(Debug, Deserialize)]
-pub struct Word {
+/// The end is given by `for` or by `until`.
+#[derive(Debug, Deserialize, ToSchema)]
+#[schema(example = json!({"problem": "leaked", "reason": "a long import", "for": "8h"}))]
+pub struct AcknowledgeRequest {
+    #[schema(value_type = ProblemKind)]
     problem: String,
+    /// 3 to 500 characters on one line.
+    #[schema(min_length = 3, max_length = 500)]
     reason: String,
+    /// Such as 8h; at most 30 days.
     #[serde(rename = "for")]
     duration: Option<String>,
+    /// An instant.
     until: Option<String>,
 }
 
-#[derive(Debug, Deserialize)]
-pub struct Undo {
+#[derive(Debug, Deserialize, ToSchema)]
+#[schema(example = json!({"problem": "leaked"}))]
+pub struct UnacknowledgeRequest {
+    #[schema(value_type = ProblemKind)]
     problem: String,
+}
+
+/// The problem with the acknowledgement in force.
+#[derive(Debug, Serialize, ToSchema)]
+pub struct Acknowledged {
+    problem: ProblemKind,
+    acknowledged: Option<Acknowledgement>,
 }
 
 fn kind(word: &str) -> Result<ProblemKind, ApiError> {
     ProblemKind::ALL.into_iter().find(|kind| kind.as_str() == word).ok_or_else(|| {
         let known = ProblemKind::ALL.map(ProblemKind::as_str).join(", ");
-        unprocessable(format!("`problem` is none of {known}"))
+        unprocessable(format!("`problem` is not understood: expected one of {known}"))
     })
 }
 
@@ -56,8 +71,8 @@ fn unprocessable(detail: impl Into<String>) -> ApiError {
     ApiError::new(StatusCode::UNPROCESSABLE_ENTITY, detail)
 }
 
-fn until(word: &Word, now: SteadyMillis) -> Result<SteadyMillis, ApiError> {
-    let until = match (&word.duration, &word.until) {
+fn until(request: &AcknowledgeRequest, now: SteadyMillis) -> Result<SteadyMillis, ApiError> {
+    let until = match (&request.duration, &request.until) {
         (Some(text), None) => {
             let duration = humantime::parse_duration(text)
                 .map_err(|_| unprocessable("`for` is not understood: expected such as 8h or 2d"))?;
@@ -65,107 +80,122 @@ fn until(word: &Word, now: SteadyMillis) -> Result<SteadyMillis, ApiError> {
             SteadyMillis(now.0.saturating_add(millis))
         }
         (None, Some(text)) => instant("until", text, now)?,
-        _ => return Err(unprocessable("either `for` or `until` is needed")),
+        _ => return Err(unprocessable("expected either `for` or `until`")),
     };
     let ahead = until.0.saturating_sub(now.0);
     if ahead == 0 || u128::from(ahead) > LONGEST.as_millis() {
-        return Err(unprocessable("the end must be to come, within 30 days"));
+        return Err(unprocessable("the end must be in the future, within 30 days"));
     }
     Ok(until)
 }
 
-async fn acknowledge(
-    app: &App,
-    visitor: &CurrentVisitor,
+/// An authenticated request for a lock.
+struct Caller<'a> {
+    app: &'a App,
+    visitor: &'a CurrentVisitor,
     peer: SocketAddr,
     params: Result<Query<LockParams>, QueryRejection>,
-    word: &Word,
-) -> Result<(LockId, Value), ApiError> {
-    let reason = word.reason.trim();
-    if !(3..=MAX_REASON).contains(&reason.chars().count())
-        || reason.chars().any(|c| c.is_control() || is_invisible(c))
-    {
-        let why = format!("say why, in 3 to {MAX_REASON} characters on one line");
-        return Err(unprocessable(why));
-    }
-    let (now, problem) = (SteadyMillis::now(), kind(&word.problem)?);
-    let until = until(word, now)?;
-    let by = visitor.name().unwrap_or("somebody").to_owned();
-    let word = Acknowledgement { by, reason: reason.to_owned(), at: now, until };
-    let outcome = format!("until {}", until.to_wall());
-    let told = json!({"problem": problem, "acknowledged": &word});
-    let id = change(app, visitor, peer, params, problem, Some(word), outcome).await?;
-    Ok((id, told))
 }
 
-async fn change(
-    app: &App,
-    visitor: &CurrentVisitor,
-    peer: SocketAddr,
-    params: Result<Query<LockParams>, QueryRejection>,
-    problem: ProblemKind,
-    word: Option<Acknowledgement>,
-    outcome: String,
-) -> Result<LockId, ApiError> {
-    let id = app.lock_id(&understood(params)?)?;
-    let shows = |wanted: &dyn Fn(bool) -> bool| {
-        let snapshot = app.hub.snapshot();
-        let lock = snapshot.get(&id)?;
-        let view = lock.problems.iter().find(|view| view.problem == problem)?;
-        Some(wanted(view.acknowledged.is_some()))
-    };
-    let wanted = word.is_some();
-    let known = shows(&|is| wanted || is).ok_or_else(|| {
-        let why = format!("the lock has no problem `{}`, or no longer", problem.as_str());
-        ApiError::new(StatusCode::NOT_FOUND, why)
-    })?;
-    if !known {
-        return Err(ApiError::new(StatusCode::NOT_FOUND, "nobody has acknowledged this problem"));
-    }
-    let what = if wanted { "acknowledged" } else { "unacknowledged" };
-    let reason = word.as_ref().map_or_else(|| "no longer".to_owned(), |word| word.reason.clone());
-    tracing::info!(
-        deployment = &*id.deployment,
-        db = id.db,
-        lock = %id.name,
-        problem = problem.as_str(),
-        who = visitor.name(),
-        from = %peer.ip(),
-        reason,
-        outcome,
-        "a problem was {what}"
-    );
-    let act = OperatorAction {
-        at: SteadyMillis::now(),
-        who: visitor.name().unwrap_or("somebody").to_owned(),
-        from: peer.ip(),
-        what,
-        subject: problem.as_str().to_owned(),
-        reason,
-        was: problem.as_str().to_owned(),
-        outcome,
-    };
-    let Some(scope) = app.model.scope(&id.deployment, id.db) else {
-        return Err(ApiError::new(StatusCode::NOT_FOUND, "this database is not looked at"));
-    };
-    let (name, action) = (id.name.clone(), Box::new(act));
-    let acknowledgement = word.map(Arc::new);
-    let mut changes = app.hub.changes();
-    app.model
-        .observe(scope, Observation::Acknowledged { name, problem, acknowledgement, action })
-        .await;
-    // Whoever asked looks at the lock next: it should show there.
-    let shown = async {
-        while shows(&|is| is == wanted) == Some(false) {
-            if matches!(changes.recv().await, Err(RecvError::Closed)) {
-                return;
-            }
+impl Caller<'_> {
+    async fn acknowledge(
+        self,
+        request: &AcknowledgeRequest,
+    ) -> Result<(LockId, Acknowledged), ApiError> {
+        let reason = request.reason.trim();
+        if !(3..=MAX_REASON).contains(&reason.chars().count())
+            || reason.chars().any(|c| c.is_control() || is_invisible(c))
+        {
+            let why = format!("`reason` must have 3 to {MAX_REASON} characters on one line");
+            return Err(unprocessable(why));
         }
-    };
-    if tokio::time::timeout(PATIENCE, shown).await.is_err() {
-        tracing::warn!(lock = %id.name, "an acknowledgement does not show yet");
+        let (now, problem) = (SteadyMillis::now(), kind(&request.problem)?);
+        let until = until(request, now)?;
+        let by = self.visitor.name().unwrap_or("somebody").to_owned();
+        let new = Acknowledgement { by, reason: reason.to_owned(), at: now, until };
+        let outcome = format!("until {}", until.to_wall());
+        let id = self.change(problem, Some(new.clone()), outcome).await?;
+        Ok((id, Acknowledged { problem, acknowledged: Some(new) }))
     }
-    Ok(id)
+
+    async fn unacknowledge(
+        self,
+        request: &UnacknowledgeRequest,
+    ) -> Result<(LockId, Acknowledged), ApiError> {
+        let problem = kind(&request.problem)?;
+        let id = self.change(problem, None, "ended".to_owned()).await?;
+        Ok((id, Acknowledged { problem, acknowledged: None }))
+    }
+
+    /// Sets or ends the acknowledgement, and waits until that shows.
+    async fn change(
+        self,
+        problem: ProblemKind,
+        new: Option<Acknowledgement>,
+        outcome: String,
+    ) -> Result<LockId, ApiError> {
+        let Self { app, visitor, peer, params } = self;
+        let id = app.lock_id(&understood(params)?)?;
+        let is_acknowledged = || {
+            let snapshot = app.hub.snapshot();
+            let lock = snapshot.get(&id)?;
+            let view = lock.problems.iter().find(|view| view.problem == problem)?;
+            Some(view.acknowledged.is_some())
+        };
+        let wanted = new.is_some();
+        let before = is_acknowledged().ok_or_else(|| {
+            let why = format!("the lock does not have the problem `{}`", problem.as_str());
+            ApiError::new(StatusCode::NOT_FOUND, why)
+        })?;
+        if !wanted && !before {
+            let why = "nobody has acknowledged this problem";
+            return Err(ApiError::new(StatusCode::NOT_FOUND, why));
+        }
+        let what = if wanted { "acknowledged" } else { "unacknowledged" };
+        let reason = new.as_ref().map_or_else(|| "no longer".to_owned(), |new| new.reason.clone());
+        tracing::info!(
+            deployment = &*id.deployment,
+            db = id.db,
+            lock = %id.name,
+            problem = problem.as_str(),
+            who = visitor.name(),
+            from = %peer.ip(),
+            reason,
+            outcome,
+            "problem {what}"
+        );
+        let action = OperatorAction {
+            at: SteadyMillis::now(),
+            who: visitor.name().unwrap_or("somebody").to_owned(),
+            from: peer.ip(),
+            what,
+            subject: problem.as_str().to_owned(),
+            reason,
+            was: problem.as_str().to_owned(),
+            outcome,
+        };
+        let Some(scope) = app.model.scope(&id.deployment, id.db) else {
+            return Err(ApiError::new(StatusCode::NOT_FOUND, "this database is not watched"));
+        };
+        let (name, action) = (id.name.clone(), Box::new(action));
+        let acknowledgement = new.map(Arc::new);
+        let mut changes = app.hub.changes();
+        app.model
+            .observe(scope, Observation::Acknowledged { name, problem, acknowledgement, action })
+            .await;
+        // The operator sees the lock's page next, which must show the change.
+        let shown = async {
+            while is_acknowledged() == Some(!wanted) {
+                if matches!(changes.recv().await, Err(RecvError::Closed)) {
+                    return;
+                }
+            }
+        };
+        if tokio::time::timeout(SHOWN_WITHIN, shown).await.is_err() {
+            tracing::warn!(lock = %id.name, "acknowledgement not shown yet");
+        }
+        Ok(id)
+    }
 }
 
 pub async fn from_page(
@@ -174,16 +204,16 @@ pub async fn from_page(
     ConnectInfo(peer): ConnectInfo<SocketAddr>,
     visitor: CurrentVisitor,
     params: Result<Query<LockParams>, QueryRejection>,
-    form: Result<VerifiedForm<Word>, ApiError>,
+    form: Result<VerifiedForm<AcknowledgeRequest>, ApiError>,
 ) -> Response {
     let done = async {
         visitor.needs(Right::Ack)?;
-        let VerifiedForm(word) = form?;
-        acknowledge(&app, &visitor, peer, params, &word).await
+        let VerifiedForm(request) = form?;
+        Caller { app: &app, visitor: &visitor, peer, params }.acknowledge(&request).await
     };
     match done.await {
         Ok((id, _)) => Redirect::to(&views::lock_link(&id)).into_response(),
-        Err(problem) => refused(&app, &uri, &visitor, &problem),
+        Err(error) => refused(&app, &uri, &visitor, &error),
     }
 }
 
@@ -193,50 +223,77 @@ pub async fn undo_from_page(
     ConnectInfo(peer): ConnectInfo<SocketAddr>,
     visitor: CurrentVisitor,
     params: Result<Query<LockParams>, QueryRejection>,
-    form: Result<VerifiedForm<Undo>, ApiError>,
+    form: Result<VerifiedForm<UnacknowledgeRequest>, ApiError>,
 ) -> Response {
     let done = async {
         visitor.needs(Right::Ack)?;
-        let VerifiedForm(undo) = form?;
-        change(&app, &visitor, peer, params, kind(&undo.problem)?, None, "ended".to_owned()).await
+        let VerifiedForm(request) = form?;
+        Caller { app: &app, visitor: &visitor, peer, params }.unacknowledge(&request).await
     };
     match done.await {
-        Ok(id) => Redirect::to(&views::lock_link(&id)).into_response(),
-        Err(problem) => refused(&app, &uri, &visitor, &problem),
+        Ok((id, _)) => Redirect::to(&views::lock_link(&id)).into_response(),
+        Err(error) => refused(&app, &uri, &visitor, &error),
     }
 }
 
-/// `POST /api/v1/acknowledge`
-///
-/// # Errors
-/// Where the visitor may not, the lock has no such problem, or something is not as it must be.
-pub async fn from_api(
-    State(app): State<App>,
-    ConnectInfo(peer): ConnectInfo<SocketAddr>,
-    visitor: CurrentVisitor,
-    params: Result<Query<LockParams>, QueryRejection>,
-    body: Result<Json<Word>, JsonRejection>,
-) -> Result<Json<Value>, ApiError> {
-    visitor.needs(Right::Ack)?;
-    let Json(word) = body.map_err(|error| ApiError::new(error.status(), error.body_text()))?;
-    let (_, told) = acknowledge(&app, &visitor, peer, params, &word).await?;
-    Ok(Json(told))
+fn body_error(error: &JsonRejection) -> ApiError {
+    ApiError::new(error.status(), error.body_text())
 }
 
-/// `POST /api/v1/unacknowledge`
-///
-/// # Errors
-/// As [`from_api`].
-pub async fn undo_from_api(
+/// Acknowledges a problem of a lock. Needs the right `ack`.
+#[utoipa::path(
+    post,
+    path = "/api/v1/acknowledge",
+    params(LockParams),
+    request_body = AcknowledgeRequest,
+    responses(
+        (status = 200, description = "Done.", body = Acknowledged),
+        (status = 400, description = "A parameter is missing or wrong, or both name and name64 are given."),
+        (status = 403, description = "The visitor lacks the right, or another site sent the request."),
+        (status = 404, description = "The lock does not have this problem."),
+        (status = 413, description = "The body is too large."),
+        (status = 415, description = "The body is not JSON."),
+        (status = 422, description = "A member of the body is missing or wrong."),
+    ),
+)]
+pub(in crate::http) async fn from_api(
     State(app): State<App>,
     ConnectInfo(peer): ConnectInfo<SocketAddr>,
     visitor: CurrentVisitor,
     params: Result<Query<LockParams>, QueryRejection>,
-    body: Result<Json<Undo>, JsonRejection>,
-) -> Result<Json<Value>, ApiError> {
+    body: Result<Json<AcknowledgeRequest>, JsonRejection>,
+) -> Result<Json<Acknowledged>, ApiError> {
     visitor.needs(Right::Ack)?;
-    let Json(undo) = body.map_err(|error| ApiError::new(error.status(), error.body_text()))?;
-    let problem = kind(&undo.problem)?;
-    change(&app, &visitor, peer, params, problem, None, "ended".to_owned()).await?;
-    Ok(Json(json!({"problem": problem, "acknowledged": null})))
+    let Json(request) = body.map_err(|error| body_error(&error))?;
+    let caller = Caller { app: &app, visitor: &visitor, peer, params };
+    Ok(Json(caller.acknowledge(&request).await?.1))
+}
+
+/// Ends an acknowledgement. Needs the right `ack`.
+#[utoipa::path(
+    post,
+    path = "/api/v1/unacknowledge",
+    params(LockParams),
+    request_body = UnacknowledgeRequest,
+    responses(
+        (status = 200, description = "Done.", body = Acknowledged),
+        (status = 400, description = "A parameter is missing or wrong, or both name and name64 are given."),
+        (status = 403, description = "The visitor lacks the right, or another site sent the request."),
+        (status = 404, description = "The lock does not have this problem, or nobody has acknowledged it."),
+        (status = 413, description = "The body is too large."),
+        (status = 415, description = "The body is not JSON."),
+        (status = 422, description = "A member of the body is missing or wrong."),
+    ),
+)]
+pub(in crate::http) async fn undo_from_api(
+    State(app): State<App>,
+    ConnectInfo(peer): ConnectInfo<SocketAddr>,
+    visitor: CurrentVisitor,
+    params: Result<Query<LockParams>, QueryRejection>,
+    body: Result<Json<UnacknowledgeRequest>, JsonRejection>,
+) -> Result<Json<Acknowledged>, ApiError> {
+    visitor.needs(Right::Ack)?;
+    let Json(request) = body.map_err(|error| body_error(&error))?;
+    let caller = Caller { app: &app, visitor: &visitor, peer, params };
+    Ok(Json(caller.unacknowledge(&request).await?.1))
 }

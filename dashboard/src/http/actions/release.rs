@@ -1,13 +1,15 @@
-//! Releases by force, from the page and for machines: look first, then send back what was seen.
+//! Releases by force, from the page and from the API: an offer shows the state, a request for its release sends it back.
 
 use std::net::SocketAddr;
+use std::sync::Arc;
 
 use axum::Json;
 use axum::extract::rejection::{JsonRejection, QueryRejection};
 use axum::extract::{ConnectInfo, OriginalUri, Query, State};
 use axum::http::{HeaderValue, StatusCode, header};
 use axum::response::{IntoResponse, Response};
-use serde_json::{Value, json};
+use serde::Serialize;
+use utoipa::ToSchema;
 
 use crate::access::rights::Right;
 use crate::clock::{SteadyMillis, now};
@@ -17,12 +19,12 @@ use crate::http::guard::{CurrentVisitor, VerifiedForm};
 use crate::http::pages::{address, refused, rendered};
 use crate::http::params::{LockParams, understood};
 use crate::model::actor::ReadingReply;
-use crate::model::types::{LockId, Reading};
+use crate::model::types::{LockId, LockView, Reading};
 use crate::release::{Asker, Choice, Mistake, Offer, Outcome, Releases, VALID, Wish};
 use crate::views::{self, ReleasePage, ReleaseStep};
 
-/// After how many seconds to try again where there were too many.
-const AGAIN_SECS: u32 = 60;
+/// The `Retry-After` of rate-limited releases, seconds.
+const RETRY_AFTER_SECS: u32 = 60;
 
 fn allowed<'a>(app: &'a App, visitor: &CurrentVisitor) -> Result<&'a Releases, ApiError> {
     visitor.needs(Right::Release)?;
@@ -32,7 +34,7 @@ fn allowed<'a>(app: &'a App, visitor: &CurrentVisitor) -> Result<&'a Releases, A
     })
 }
 
-/// The lock as it is just now, to be acted on; or a sentence that says why there is nothing to act on.
+/// Reads a lock and offers what can be released; or returns a sentence that says why nothing can.
 async fn offered(app: &App, id: &LockId, visitor: &CurrentVisitor) -> Result<Offer, String> {
     let asked = now();
     let ReadingReply { read_at, reading } = app.read_now(id).await?;
@@ -145,36 +147,100 @@ fn mistaken(mistake: &Mistake) -> StatusCode {
     }
 }
 
-/// `GET /api/v1/release`: what can be released, and the word by which to say so.
-///
-/// # Errors
-/// Where the visitor may not, the lock is not known, or there is nothing to release.
-pub async fn look(
+/// The state of a lock, and the targets of a release.
+#[derive(Serialize, ToSchema)]
+#[schema(as = ReleaseOffer)]
+pub(in crate::http) struct OfferJson {
+    /// The id of the offer. It is valid for a minute, for this visitor, once.
+    seen: String,
+    #[serde(serialize_with = "crate::clock::as_wall")]
+    valid_until: SteadyMillis,
+    /// `lock`, `holder:<id>` if there are several, `place:<id>` for dead entries of its queue.
+    targets: Vec<String>,
+    #[schema(value_type = LockView)]
+    lock: Arc<LockView>,
+    /// As inferred from the time to live; null if it is not renewed.
+    #[serde(serialize_with = "crate::clock::as_wall")]
+    last_renewal: Option<SteadyMillis>,
+}
+
+/// A lock as of now, and what of it can be released by force. Needs the right `release`.
+#[utoipa::path(
+    get,
+    path = "/api/v1/release",
+    params(LockParams),
+    responses(
+        (status = 200, description = "The offer.", body = OfferJson),
+        (status = 400, description = "A parameter is missing or wrong, or both name and name64 are given."),
+        (status = 403, description = "The visitor lacks the right, or the dashboard runs without --allow-release."),
+        (status = 404, description = "There is nothing to release."),
+    ),
+)]
+pub(in crate::http) async fn look(
     State(app): State<App>,
     visitor: CurrentVisitor,
     params: Result<Query<LockParams>, QueryRejection>,
-) -> Result<Json<Value>, ApiError> {
+) -> Result<Json<OfferJson>, ApiError> {
     let releases = allowed(&app, &visitor)?;
     let id = app.lock_id(&understood(params)?)?;
     let offer = offered(&app, &id, &visitor).await;
     let offer = offer.map_err(|why| ApiError::new(StatusCode::NOT_FOUND, why))?;
-    let until = SteadyMillis(SteadyMillis::now().0 + VALID.as_secs() * 1_000);
+    let valid_until = SteadyMillis(SteadyMillis::now().0 + VALID.as_secs() * 1_000);
     let (seen, offer) = releases.offer(offer);
-    let targets: Vec<String> = offer.choices().iter().map(Choice::value).collect();
-    Ok(Json(json!({
-        "seen": seen,
-        "valid_until": until.to_wall(),
-        "targets": targets,
-        "lock": &*offer.view,
-        "last_renewal": offer.renewed_at().map(SteadyMillis::to_wall),
-    })))
+    Ok(Json(OfferJson {
+        seen,
+        valid_until,
+        targets: offer.choices().iter().map(Choice::value).collect(),
+        lock: Arc::clone(&offer.view),
+        last_renewal: offer.renewed_at(),
+    }))
 }
 
-/// `POST /api/v1/release`
-///
-/// # Errors
-/// Where nothing was done, or nobody knows.
-pub async fn from_api(
+#[derive(Serialize, ToSchema)]
+#[schema(as = ReleaseOutcome)]
+pub(in crate::http) struct OutcomeJson {
+    #[schema(schema_with = outcomes)]
+    outcome: &'static str,
+    detail: String,
+}
+
+fn outcomes() -> utoipa::openapi::Object {
+    crate::schema::words(Outcome::SUCCEEDED)
+}
+
+/// Ends what was offered, if it has not changed since. The process that holds it is not stopped.
+#[utoipa::path(
+    post,
+    path = "/api/v1/release",
+    params(LockParams),
+    request_body = Wish,
+    responses(
+        (status = 200, description = "It has ended, now or before.", body = OutcomeJson),
+        (status = 400, description = "A parameter is missing or wrong, or both name and name64 are given."),
+        (
+            status = 403,
+            description = "The visitor lacks the right, the dashboard runs without --allow-release, or another site sent the \
+                request.",
+        ),
+        (status = 404, description = "There is no such deployment or database."),
+        (
+            status = 409,
+            description = "It has changed, it is no longer a lock, or the offer is no longer valid. Nothing was done.",
+        ),
+        (status = 413, description = "The body is too large."),
+        (status = 415, description = "The body is not JSON."),
+        (status = 422, description = "Target, reason or name is wrong, or a member is missing. Nothing was done."),
+        (status = 429, description = "Too many releases within the last minute. Nothing was done."),
+        (status = 502, description = "Redis rejected it. Nothing was done."),
+        (status = 503, description = "Redis cannot be reached. Nothing was done."),
+        (
+            status = 504,
+            description = "The outcome is unknown: it may have been done, and may yet be, but only if the lock is then still as \
+                offered.",
+        ),
+    ),
+)]
+pub(in crate::http) async fn from_api(
     State(app): State<App>,
     ConnectInfo(peer): ConnectInfo<SocketAddr>,
     visitor: CurrentVisitor,
@@ -190,14 +256,13 @@ pub async fn from_api(
         outcome.map_err(|mistake| ApiError::new(mistaken(&mistake), mistake.to_string()))?;
     let status = status(&outcome);
     if status.is_success() {
-        let told = json!({"outcome": outcome.as_str(), "detail": outcome.explained()});
-        return Ok((status, Json(told)).into_response());
+        let body = OutcomeJson { outcome: outcome.as_str(), detail: outcome.explained() };
+        return Ok((status, Json(body)).into_response());
     }
-    let mut response = ApiError::new(status, outcome.explained())
-        .with("outcome", outcome.as_str())
-        .into_response();
+    let mut response =
+        ApiError::new(status, outcome.explained()).with_outcome(&outcome).into_response();
     if outcome == Outcome::Limited {
-        response.headers_mut().insert(header::RETRY_AFTER, HeaderValue::from(AGAIN_SECS));
+        response.headers_mut().insert(header::RETRY_AFTER, HeaderValue::from(RETRY_AFTER_SECS));
     }
     Ok(response)
 }

@@ -1,13 +1,14 @@
-//! A look by MONITOR, asked for from the page or the API: for a minute, whatever the governor says, but only where the
-//! server bounds a reader that stalls.
+//! MONITOR on demand, from the page or the API: for a minute, no matter what the governor decides, but only on servers that
+//! limit a stalled reader.
+#![expect(unused_qualifications, reason = "in code that utoipa generates")]
 
 use axum::Json;
 use axum::extract::rejection::QueryRejection;
 use axum::extract::{Query, State};
 use axum::http::StatusCode;
 use axum::response::{IntoResponse, Redirect, Response};
-use serde::Deserialize;
-use serde_json::json;
+use serde::{Deserialize, Serialize};
+use utoipa::{IntoParams, ToSchema};
 
 use crate::access::rights::Right;
 use crate::http::app::App;
@@ -16,16 +17,17 @@ use crate::http::guard::{CurrentVisitor, EmptyForm, VerifiedCall, VerifiedForm};
 use crate::http::params::understood;
 use crate::sources::monitor::switch::WATCH;
 
-/// Which deployment; needed where there are several.
-#[derive(Debug, Default, Deserialize)]
+#[derive(Debug, Default, Deserialize, IntoParams)]
+#[into_params(parameter_in = Query)]
 pub struct WatchParams {
+    /// Required if there are several.
     deployment: Option<String>,
 }
 
 /// `/sources/watch`, from the button on the page.
 ///
 /// # Errors
-/// As [`from_api`].
+/// If the visitor lacks the right, the deployment is unknown, or the settings disable MONITOR.
 pub async fn from_page(
     State(app): State<App>,
     visitor: CurrentVisitor,
@@ -38,11 +40,35 @@ pub async fn from_page(
     Ok(Redirect::to("/sources"))
 }
 
-/// `/api/v1/monitor/watch`
-///
-/// # Errors
-/// Where the visitor may not, the deployment is not known, or the settings switch MONITOR off.
-pub async fn from_api(
+#[derive(Debug, Serialize, ToSchema)]
+pub struct Watching {
+    /// The duration, seconds.
+    seconds: u64,
+    /// The address that reports whether MONITOR is on.
+    state: &'static str,
+}
+
+/// Runs MONITOR for a minute, no matter what the governor decides. /api/v1/sources reports whether it is on.
+#[utoipa::path(
+    post,
+    path = "/api/v1/monitor/watch",
+    params(WatchParams),
+    request_body(
+        content = serde_json::Value,
+        content_type = "application/json",
+        description = "Any JSON; it is ignored. Without a Bearer token the request must have `Content-Type: application/json`, \
+            so that no form of another site can send it.",
+    ),
+    responses(
+        (status = 202, description = "Requested.", body = Watching),
+        (status = 400, description = "There are several deployments and none is named."),
+        (status = 403, description = "The visitor lacks the right `watch`, or another site sent the request."),
+        (status = 404, description = "There is no such deployment."),
+        (status = 409, description = "The settings disable MONITOR."),
+        (status = 415, description = "The body is not JSON."),
+    ),
+)]
+pub(in crate::http) async fn from_api(
     State(app): State<App>,
     visitor: CurrentVisitor,
     params: Result<Query<WatchParams>, QueryRejection>,
@@ -51,7 +77,7 @@ pub async fn from_api(
     visitor.needs(Right::Watch)?;
     call?;
     watch(&app, &visitor, &understood(params)?)?;
-    let body = json!({"seconds": WATCH.as_secs(), "state": "/api/v1/sources"});
+    let body = Watching { seconds: WATCH.as_secs(), state: "/api/v1/sources" };
     Ok((StatusCode::ACCEPTED, Json(body)).into_response())
 }
 
@@ -60,14 +86,14 @@ fn watch(app: &App, visitor: &CurrentVisitor, params: &WatchParams) -> Result<()
     let allowed = app.sources.watch(deployment).ok_or_else(|| match deployment {
         Some(name) => ApiError::new(
             StatusCode::NOT_FOUND,
-            format!("no deployment is called `{name}`, or no server of it is known yet"),
+            format!("there is no deployment `{name}`, or none of its servers is known yet"),
         ),
-        None => ApiError::bad_request("there are several deployments; say `deployment=`"),
+        None => ApiError::bad_request("there are several deployments: `deployment` is needed"),
     })?;
     if allowed {
-        tracing::info!(deployment, visitor = visitor.name(), "a look by MONITOR was asked for");
+        tracing::info!(deployment, visitor = visitor.name(), "MONITOR requested");
         Ok(())
     } else {
-        Err(ApiError::new(StatusCode::CONFLICT, "MONITOR is switched off by --monitor off"))
+        Err(ApiError::new(StatusCode::CONFLICT, "MONITOR is disabled by --monitor off"))
     }
 }

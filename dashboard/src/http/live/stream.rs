@@ -36,11 +36,25 @@ struct SnapshotJson<'a> {
     more: bool,
 }
 
-/// The stream; with `Last-Event-ID`, from there on where that is possible.
+/// All locks, then every change, as server-sent events.
 ///
-/// # Errors
-/// If too many streams are open.
-pub async fn stream(State(app): State<App>, headers: HeaderMap) -> Result<Response, ApiError> {
+/// Events: `snapshot` {seq, at, locks, more}, the last of them with more=false; then `delta` {seq, at, changed: locks,
+/// removed: lock ids}, to be applied in order. The last snapshot and each delta have an id. A client that reconnects with
+/// Last-Event-ID gets what it missed, or `resync`, which means: drop everything, a snapshot follows. A client that reads too
+/// slowly gets `resync` too. A comment every 15 s shows that the stream is alive.
+#[utoipa::path(
+    get,
+    path = "/api/v1/stream",
+    params(("Last-Event-ID" = Option<String>, Header)),
+    responses(
+        (status = 200, description = "The stream.", body = String, content_type = "text/event-stream"),
+        (status = 503, description = "Too many streams are open."),
+    ),
+)]
+pub(in crate::http) async fn stream(
+    State(app): State<App>,
+    headers: HeaderMap,
+) -> Result<Response, ApiError> {
     let permit = app.streams.open()?;
     let last = headers.get("last-event-id").and_then(|id| id.to_str().ok());
     let events = events(Changes::new(app, last, permit));

@@ -1,6 +1,9 @@
 //! A histogram of durations.
 
 use serde::{Serialize, Serializer};
+use utoipa::ToSchema;
+
+use crate::schema::schema_of;
 
 /// Upper bounds of the buckets of durations, in milliseconds. Longer ones are in a last one without a bound.
 pub const BOUNDS_MS: [u64; 17] = [
@@ -58,30 +61,40 @@ impl Durations {
     }
 }
 
+#[derive(Serialize, ToSchema)]
+#[schema(as = Durations)]
+struct DurationsJson {
+    count: u64,
+    /// The total, milliseconds.
+    sum_ms: u64,
+    /// The bound that half of them did not exceed, milliseconds; null if there are none, or it is beyond the last bound.
+    p50_ms: Option<u64>,
+    /// The bound that 99 of 100 did not exceed, milliseconds; null likewise.
+    p99_ms: Option<u64>,
+    /// The buckets that are not empty.
+    buckets: Vec<Bucket>,
+}
+
+#[derive(Serialize, ToSchema)]
+struct Bucket {
+    /// The upper bound, milliseconds; null for the last bucket.
+    le_ms: Option<u64>,
+    count: u32,
+}
+
+schema_of!(Durations => DurationsJson);
+
 impl Serialize for Durations {
     fn serialize<S: Serializer>(&self, serializer: S) -> Result<S::Ok, S::Error> {
-        #[derive(Serialize)]
-        struct Bucket {
-            le_ms: Option<u64>,
-            count: u32,
-        }
-        #[derive(Serialize)]
-        struct Shown {
-            count: u64,
-            sum_ms: u64,
-            p50_ms: Option<u64>,
-            p99_ms: Option<u64>,
-            buckets: Vec<Bucket>,
-        }
         let buckets = self.buckets().map(|(le_ms, count)| Bucket { le_ms, count });
-        let shown = Shown {
+        let json = DurationsJson {
             count: self.count(),
             sum_ms: self.sum_ms,
             p50_ms: self.percentile_ms(50),
             p99_ms: self.percentile_ms(99),
             buckets: buckets.filter(|bucket| bucket.count > 0).collect(),
         };
-        shown.serialize(serializer)
+        json.serialize(serializer)
     }
 }
 

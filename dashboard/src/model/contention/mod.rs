@@ -12,6 +12,7 @@ use std::time::Duration;
 
 use redisson::{HolderId, Moment};
 use serde::{Serialize, Serializer};
+use utoipa::ToSchema;
 
 use crate::clock::SteadyMillis;
 use crate::model::types::{LockId, PastHold, PastWait, Since};
@@ -42,10 +43,11 @@ pub enum Count {
 }
 
 /// The longest hold or wait.
-#[derive(Debug, Clone, PartialEq, Eq, Serialize)]
+#[derive(Debug, Clone, PartialEq, Eq, Serialize, ToSchema)]
 pub struct Longest {
     pub lock: LockId,
     #[serde(serialize_with = "as_text")]
+    #[schema(value_type = String)]
     pub id: HolderId,
     pub since: Since,
     /// The least duration in milliseconds.
@@ -57,7 +59,7 @@ fn as_text<S: Serializer>(id: &HolderId, serializer: S) -> Result<S::Ok, S::Erro
 }
 
 /// The counts of a lock or group.
-#[derive(Debug, Clone, PartialEq, Eq, Default, Serialize)]
+#[derive(Debug, Clone, PartialEq, Eq, Default, Serialize, ToSchema)]
 pub struct Tally {
     pub acquisitions: u64,
     /// Durations of holds that ended.
@@ -156,7 +158,7 @@ impl Slices {
 }
 
 /// One group of locks of one deployment.
-#[derive(Debug, Clone, PartialEq, Eq, Serialize)]
+#[derive(Debug, Clone, PartialEq, Eq, Serialize, ToSchema)]
 pub struct GroupTally {
     pub deployment: Arc<str>,
     /// The group, as metrics call it.

@@ -8,6 +8,7 @@ use serde::ser::{Serialize, Serializer};
 use super::problem::ProblemKind;
 use super::source::Source;
 use crate::clock::SteadyMillis;
+use crate::schema::words;
 
 /// The most events that a lock retains.
 const MAX_EVENTS: usize = 16;
@@ -15,16 +16,35 @@ const MAX_EVENTS: usize = 16;
 const TOGETHER_MS: u64 = 1_000;
 
 /// An event of a lock, as pages and the API show it.
-#[derive(Debug, Clone, PartialEq, Eq, serde::Serialize)]
+#[derive(Debug, Clone, PartialEq, Eq, serde::Serialize, utoipa::ToSchema)]
+#[schema(as = Event)]
 pub struct EventView {
     /// The instant at which it was observed.
     #[serde(serialize_with = "crate::clock::as_wall")]
     pub at: SteadyMillis,
-    /// `taken`, `released`, `vanished`, `reentered`, `renewed`, `problem`, `cleared`.
+    #[schema(schema_with = event_words)]
     pub event: &'static str,
+    #[schema(value_type = Source)]
     pub source: &'static str,
     /// A sentence.
     pub text: String,
+}
+
+/// The words of [`LockEvent::word`].
+fn event_words() -> utoipa::openapi::Object {
+    words([
+        "taken",
+        "released",
+        "vanished",
+        "reentered",
+        "renewed",
+        "problem",
+        "cleared",
+        "acknowledged",
+        "unacknowledged",
+        "force_released",
+        "place_removed",
+    ])
 }
 
 /// An event of a lock.

@@ -1,61 +1,141 @@
 //! JSON of locks and their identities.
 
+use std::borrow::Cow;
+
 use base64::Engine as _;
 use base64::engine::general_purpose::STANDARD;
-use serde::ser::{Serialize, SerializeMap, Serializer};
+use redisson::Kind;
+use serde::ser::{Serialize, Serializer};
+use utoipa::ToSchema;
 
+use super::events::{EventLog, EventView};
 use super::id::LockId;
-use super::lock_view::LockView;
+use super::lock_view::{HolderView, LockView, QueueEntryView, RedView, State, WaiterView};
+use super::past::{PastHoldView, PastWaitView};
+use super::problem::ProblemView;
+use super::source::{Source, SourceSet};
+use crate::clock::SteadyMillis;
+use crate::schema::{schema_of, words};
 
-fn name_entries<M: SerializeMap>(map: &mut M, id: &LockId) -> Result<(), M::Error> {
-    map.serialize_entry("deployment", &*id.deployment)?;
-    map.serialize_entry("db", &id.db)?;
-    match id.name.as_str() {
-        Some(name) => map.serialize_entry("name", name),
-        None => {
-            map.serialize_entry("name", &id.name.to_string())?;
-            map.serialize_entry("name_base64", &STANDARD.encode(id.name.as_bytes()))
-        }
+#[derive(serde::Serialize, ToSchema)]
+#[schema(as = LockId)]
+struct LockIdJson<'a> {
+    deployment: &'a str,
+    db: u32,
+    /// The name, escaped if it is not UTF-8.
+    name: Cow<'a, str>,
+    /// The name's bytes, if it is not UTF-8.
+    #[serde(skip_serializing_if = "Option::is_none")]
+    #[schema(nullable = false)]
+    name_base64: Option<String>,
+}
+
+impl<'a> LockIdJson<'a> {
+    fn new(id: &'a LockId) -> Self {
+        let (name, name_base64) = match id.name.as_str() {
+            Some(name) => (name.into(), None),
+            None => (id.name.to_string().into(), Some(STANDARD.encode(id.name.as_bytes()))),
+        };
+        Self { deployment: &id.deployment, db: id.db, name, name_base64 }
     }
 }
 
 impl Serialize for LockId {
     fn serialize<S: Serializer>(&self, serializer: S) -> Result<S::Ok, S::Error> {
-        let mut map = serializer.serialize_map(None)?;
-        name_entries(&mut map, self)?;
-        map.end()
+        LockIdJson::new(self).serialize(serializer)
     }
+}
+
+schema_of!(LockId => LockIdJson<'_>);
+
+#[derive(serde::Serialize, ToSchema)]
+#[schema(as = Lock)]
+struct LockJson<'a> {
+    #[serde(flatten)]
+    id: LockIdJson<'a>,
+    /// `unknown` if its server cannot be read; everything else is then as of `observed_at`.
+    state: State,
+    /// False if only its shape is that of a lock.
+    confirmed: bool,
+    /// `lock` also stands for a lock whose kind cannot be told from plain, fenced and red.
+    #[schema(schema_with = kinds)]
+    kind: &'static str,
+    /// The lock group, as in metrics.
+    lock_group: &'a str,
+    holders: &'a [HolderView],
+    /// The time to live at `observed_at`, milliseconds; null if it has none.
+    ttl_ms: Option<u64>,
+    #[serde(serialize_with = "crate::clock::as_wall")]
+    observed_at: SteadyMillis,
+    /// The highest time to live seen since the lease was set, milliseconds.
+    lease_ms: Option<u64>,
+    /// True if its holder renews it.
+    renewed: bool,
+    /// The fencing token granted last.
+    token: Option<i64>,
+    /// True for a fair lock with waiters.
+    queued: bool,
+    /// The first entries of a fair lock's queue, in order.
+    queue: &'a [QueueEntryView],
+    /// The waiters known by name, the longest wait first.
+    waiters: &'a [WaiterView],
+    /// The least number of waiters.
+    waiting: u64,
+    /// True if `waiting` counts all of them.
+    waiters_exact: bool,
+    /// Worst first.
+    problems: &'a [ProblemView],
+    /// Newest first.
+    #[schema(value_type = Vec<EventView>)]
+    events: &'a EventLog,
+    /// The latest holds that have ended, newest first.
+    past: &'a [PastHoldView],
+    /// The longest hold that was seen to end.
+    longest_hold: Option<&'a PastHoldView>,
+    /// The longest wait that was seen to end, of waiters known by name.
+    longest_wait: Option<&'a PastWaitView>,
+    /// Its holders on the servers of its group, if several of them have the lock.
+    red: Option<&'a RedView>,
+    #[schema(value_type = Vec<Source>)]
+    sources: SourceSet,
+}
+
+fn kinds() -> utoipa::openapi::Object {
+    words(Kind::ALL.map(Kind::as_str))
 }
 
 impl Serialize for LockView {
     fn serialize<S: Serializer>(&self, serializer: S) -> Result<S::Ok, S::Error> {
-        let mut map = serializer.serialize_map(None)?;
-        name_entries(&mut map, &self.id)?;
-        map.serialize_entry("state", &self.state)?;
-        map.serialize_entry("confirmed", &self.confirmed)?;
-        map.serialize_entry("kind", self.kind)?;
-        map.serialize_entry("lock_group", &*self.group)?;
-        map.serialize_entry("holders", &self.holders)?;
-        map.serialize_entry("ttl_ms", &self.ttl_ms)?;
-        map.serialize_entry("observed_at", &self.observed_at.to_wall())?;
-        map.serialize_entry("lease_ms", &self.lease_ms)?;
-        map.serialize_entry("renewed", &self.renewed)?;
-        map.serialize_entry("token", &self.token)?;
-        map.serialize_entry("queued", &self.queued)?;
-        map.serialize_entry("queue", &self.queue)?;
-        map.serialize_entry("waiters", &self.waiters)?;
-        map.serialize_entry("waiting", &self.waiting)?;
-        map.serialize_entry("waiters_exact", &self.waiters_exact)?;
-        map.serialize_entry("problems", &self.problems)?;
-        map.serialize_entry("events", &self.events)?;
-        map.serialize_entry("past", &*self.past)?;
-        map.serialize_entry("longest_hold", &self.longest_hold)?;
-        map.serialize_entry("longest_wait", &self.longest_wait)?;
-        map.serialize_entry("red", &self.red)?;
-        map.serialize_entry("sources", &self.sources)?;
-        map.end()
+        let json = LockJson {
+            id: LockIdJson::new(&self.id),
+            state: self.state,
+            confirmed: self.confirmed,
+            kind: self.kind,
+            lock_group: &self.group,
+            holders: &self.holders,
+            ttl_ms: self.ttl_ms,
+            observed_at: self.observed_at,
+            lease_ms: self.lease_ms,
+            renewed: self.renewed,
+            token: self.token,
+            queued: self.queued,
+            queue: &self.queue,
+            waiters: &self.waiters,
+            waiting: self.waiting,
+            waiters_exact: self.waiters_exact,
+            problems: &self.problems,
+            events: &self.events,
+            past: &self.past,
+            longest_hold: self.longest_hold.as_deref(),
+            longest_wait: self.longest_wait.as_deref(),
+            red: self.red.as_deref(),
+            sources: self.sources,
+        };
+        json.serialize(serializer)
     }
 }
+
+schema_of!(LockView => LockJson<'_>);
 
 #[cfg(test)]
 mod tests {

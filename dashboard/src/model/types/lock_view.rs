@@ -5,7 +5,8 @@
 use std::sync::Arc;
 
 use serde::Serialize;
-use serde::ser::{SerializeStruct as _, Serializer};
+use serde::ser::Serializer;
+use utoipa::ToSchema;
 
 use super::events::EventLog;
 use super::id::LockId;
@@ -14,10 +15,12 @@ use super::problem::ProblemView;
 use super::renewals::Renewals;
 use super::source::SourceSet;
 use crate::clock::SteadyMillis;
+use crate::schema::{schema_of, words};
 
 /// The state of a lock.
-#[derive(Debug, Clone, Copy, PartialEq, Eq, Serialize)]
+#[derive(Debug, Clone, Copy, PartialEq, Eq, Serialize, ToSchema)]
 #[serde(rename_all = "lowercase")]
+#[schema(as = LockState)]
 pub enum State {
     Held,
     /// Nobody holds it; it is retained for a while.
@@ -38,7 +41,7 @@ impl State {
 }
 
 /// The beginning of something: exact, or only the latest possible (shown with `≥` before the age).
-#[derive(Debug, Clone, Copy, PartialEq, Eq, Serialize)]
+#[derive(Debug, Clone, Copy, PartialEq, Eq, Serialize, ToSchema)]
 pub struct Since {
     #[serde(serialize_with = "crate::clock::as_wall")]
     pub at: SteadyMillis,
@@ -47,7 +50,8 @@ pub struct Since {
 }
 
 /// The process behind a holder. Anybody who can write to Redis may have written the agent's part of it.
-#[derive(Debug, Clone, PartialEq, Eq, Default, Serialize)]
+#[derive(Debug, Clone, PartialEq, Eq, Default, Serialize, ToSchema)]
+#[schema(as = Client)]
 pub struct ClientView {
     /// The address from which it was last seen to connect.
     pub addr: Option<String>,
@@ -100,24 +104,53 @@ impl HolderView {
     }
 }
 
+#[derive(Serialize, ToSchema)]
+#[schema(as = Holder)]
+struct HolderJson<'a> {
+    /// The field of the lock's hash.
+    id: &'a str,
+    uuid: &'a str,
+    /// A signed number of 64 bits.
+    thread: &'a str,
+    #[schema(schema_with = modes)]
+    mode: &'static str,
+    /// The hold count.
+    count: i64,
+    /// The time to live of a reader's marker when last read, milliseconds; null if it has none, or it was not read.
+    marker_ttl_ms: Option<u64>,
+    /// True for a reader whose marker is gone: only its field is left.
+    zombie: bool,
+    since: Since,
+    /// The process behind it, as its agent reports it or MONITOR has shown it.
+    client: Option<&'a ClientView>,
+}
+
+fn modes() -> utoipa::openapi::Object {
+    words(["lock", "read", "write"])
+}
+
 impl Serialize for HolderView {
     fn serialize<S: Serializer>(&self, serializer: S) -> Result<S::Ok, S::Error> {
-        let mut holder = serializer.serialize_struct("HolderView", 9)?;
-        holder.serialize_field("id", &self.id)?;
-        holder.serialize_field("uuid", self.uuid())?;
-        holder.serialize_field("thread", self.thread())?;
-        holder.serialize_field("mode", self.mode)?;
-        holder.serialize_field("count", &self.count)?;
-        holder.serialize_field("marker_ttl_ms", &self.marker_ttl_ms)?;
-        holder.serialize_field("zombie", &self.zombie)?;
-        holder.serialize_field("since", &self.since)?;
-        holder.serialize_field("client", &self.client)?;
-        holder.end()
+        let json = HolderJson {
+            id: &self.id,
+            uuid: self.uuid(),
+            thread: self.thread(),
+            mode: self.mode,
+            count: self.count,
+            marker_ttl_ms: self.marker_ttl_ms,
+            zombie: self.zombie,
+            since: self.since,
+            client: self.client.as_deref(),
+        };
+        json.serialize(serializer)
     }
 }
 
+schema_of!(HolderView => HolderJson<'_>);
+
 /// A waiter known by name.
-#[derive(Debug, Clone, PartialEq, Eq, Serialize)]
+#[derive(Debug, Clone, PartialEq, Eq, Serialize, ToSchema)]
+#[schema(as = Waiter)]
 pub struct WaiterView {
     /// The id that it would hold the lock under.
     pub id: Box<str>,
@@ -129,7 +162,8 @@ pub struct WaiterView {
 }
 
 /// An entry of a fair lock's queue.
-#[derive(Debug, Clone, PartialEq, Eq, Serialize)]
+#[derive(Debug, Clone, PartialEq, Eq, Serialize, ToSchema)]
+#[schema(as = QueueEntry)]
 pub struct QueueEntryView {
     pub id: String,
     /// The entry's deadline by its own client's clock; none if it has none.
@@ -140,7 +174,8 @@ pub struct QueueEntryView {
 }
 
 /// A red lock's holders on the servers of its group.
-#[derive(Debug, Clone, PartialEq, Eq, Serialize)]
+#[derive(Debug, Clone, PartialEq, Eq, Serialize, ToSchema)]
+#[schema(as = Red)]
 pub struct RedView {
     /// The group of deployments.
     pub group: Arc<str>,

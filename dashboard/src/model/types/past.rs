@@ -5,6 +5,8 @@ use std::sync::Arc;
 
 use redisson::HolderId;
 use serde::Serialize;
+use utoipa::ToSchema;
+use utoipa::openapi::schema::{ObjectBuilder, SchemaType, Type};
 
 use super::id::LockId;
 use super::lock_view::Since;
@@ -97,7 +99,8 @@ impl PastHold {
 }
 
 /// A hold as pages and the API list it.
-#[derive(Debug, Clone, PartialEq, Eq, Serialize)]
+#[derive(Debug, Clone, PartialEq, Eq, Serialize, ToSchema)]
+#[schema(as = PastHold)]
 pub struct PastHoldView {
     pub id: String,
     pub since: Since,
@@ -105,7 +108,16 @@ pub struct PastHoldView {
     #[serde(serialize_with = "crate::clock::as_wall")]
     pub to: Option<SteadyMillis>,
     /// The way in which it ended; none while it lasts.
+    #[schema(schema_with = endings)]
     pub ended: Option<&'static str>,
+}
+
+fn endings() -> utoipa::openapi::Object {
+    let words = Ending::ALL.map(Ending::as_str).map(Some).into_iter().chain([Some("unseen"), None]);
+    ObjectBuilder::new()
+        .schema_type(SchemaType::from_iter([Type::String, Type::Null]))
+        .enum_values(Some(words))
+        .build()
 }
 
 /// A wait that has ended.
@@ -134,7 +146,8 @@ impl PastWait {
 }
 
 /// A wait as pages and the API show it.
-#[derive(Debug, Clone, PartialEq, Eq, Serialize)]
+#[derive(Debug, Clone, PartialEq, Eq, Serialize, ToSchema)]
+#[schema(as = PastWait)]
 pub struct PastWaitView {
     /// The id that it would have held the lock under.
     pub id: String,

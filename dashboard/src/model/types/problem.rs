@@ -3,12 +3,14 @@
 use std::sync::Arc;
 
 use serde::Serialize;
+use utoipa::ToSchema;
 
 use super::id::LockId;
+use super::source::Source;
 use crate::clock::SteadyMillis;
 
 /// The certainty of a problem.
-#[derive(Debug, Clone, Copy, PartialEq, Eq, Hash, Serialize, PartialOrd, Ord)]
+#[derive(Debug, Clone, Copy, PartialEq, Eq, Hash, Serialize, PartialOrd, Ord, ToSchema)]
 #[serde(rename_all = "lowercase")]
 pub enum Certainty {
     Sure,
@@ -26,7 +28,7 @@ impl Certainty {
 }
 
 /// The kinds of problems, worst first.
-#[derive(Debug, Clone, Copy, PartialEq, Eq, Hash, Serialize, PartialOrd, Ord)]
+#[derive(Debug, Clone, Copy, PartialEq, Eq, Hash, Serialize, PartialOrd, Ord, ToSchema)]
 #[serde(rename_all = "snake_case")]
 pub enum ProblemKind {
     /// Owners wait for one another in a cycle.
@@ -88,17 +90,19 @@ impl ProblemKind {
 }
 
 /// One observation that supports a problem.
-#[derive(Debug, Clone, PartialEq, Eq, Serialize)]
+#[derive(Debug, Clone, PartialEq, Eq, Serialize, ToSchema)]
 pub struct Evidence {
     #[serde(serialize_with = "crate::clock::as_wall")]
     pub at: SteadyMillis,
+    #[schema(value_type = Source)]
     pub source: &'static str,
     /// A sentence.
     pub text: String,
 }
 
 /// One wait of a deadlock's cycle.
-#[derive(Debug, Clone, PartialEq, Eq, Serialize)]
+#[derive(Debug, Clone, PartialEq, Eq, Serialize, ToSchema)]
+#[schema(as = Wait)]
 pub struct WaitView {
     pub waiter: String,
     pub lock: LockId,
@@ -107,7 +111,8 @@ pub struct WaitView {
 }
 
 /// A problem of a lock.
-#[derive(Debug, Clone, PartialEq, Eq, Serialize)]
+#[derive(Debug, Clone, PartialEq, Eq, Serialize, ToSchema)]
+#[schema(as = LockProblem)]
 pub struct ProblemView {
     pub problem: ProblemKind,
     pub certainty: Certainty,
@@ -123,7 +128,7 @@ pub struct ProblemView {
 }
 
 /// An operator's statement that a problem is known and being handled.
-#[derive(Debug, Clone, PartialEq, Eq, Serialize)]
+#[derive(Debug, Clone, PartialEq, Eq, Serialize, ToSchema)]
 pub struct Acknowledgement {
     pub by: String,
     /// The reason why it may wait.

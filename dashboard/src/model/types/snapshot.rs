@@ -29,7 +29,7 @@ pub struct Snapshot {
 }
 
 /// A notice that concerns a server rather than one lock.
-#[derive(Debug, Clone, PartialEq, Eq, Serialize)]
+#[derive(Debug, Clone, PartialEq, Eq, Serialize, utoipa::ToSchema)]
 pub struct Notice {
     #[serde(serialize_with = "crate::clock::as_wall")]
     pub at: SteadyMillis,

@@ -3,7 +3,8 @@
 use serde::ser::{Serialize, SerializeSeq as _, Serializer};
 
 /// A source, by the word that pages, the API and metrics use.
-#[derive(Debug, Clone, Copy, PartialEq, Eq, Hash, PartialOrd, Ord)]
+#[derive(Debug, Clone, Copy, PartialEq, Eq, Hash, PartialOrd, Ord, utoipa::ToSchema)]
+#[schema(rename_all = "lowercase", as = SourceWord)]
 pub enum Source {
     /// Passes over all keys.
     Scan,

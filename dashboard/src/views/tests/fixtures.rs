@@ -286,7 +286,7 @@ pub(super) fn list<T: ListView>(locks: Vec<LockView>) -> ListPage<T> {
         skipped: rows.skipped,
         cursor: None,
         next: rows.next,
-        contention: T::groups(&published).map(|_| Arc::clone(&published.contention)),
+        contention: T::GROUPS.then(|| Arc::clone(&published.contention)),
     }
 }
 

@@ -1,0 +1,200 @@
+//! The description of the API, derived from its handlers and types.
+
+use std::sync::LazyLock;
+
+use axum::http::header;
+use axum::response::{IntoResponse, Response};
+use serde_json::{Value, json};
+use utoipa::OpenApi;
+
+use super::actions::{acknowledge, release, watch};
+use super::error::ProblemJson;
+use super::live::stream;
+use super::{api, lists};
+use crate::query::contention::ContentionRow;
+use crate::query::owners::OwnerRow;
+use crate::query::problems::ProblemRow;
+use crate::query::{Listed, LockRow};
+
+#[derive(OpenApi)]
+#[openapi(
+    info(
+        title = "Lockscope dashboard",
+        version = "1",
+        license(name = ""),
+        description = "Redisson-compatible locks in Redis, and their holders. Instants are RFC 3339 in UTC by the dashboard's clock. \
+            If the dashboard requires authentication each request carries `Authorization: Bearer <token>`; without one the \
+            response is 401. Every error is a problem as of RFC 9457.",
+    ),
+    paths(
+        acknowledge::from_api,
+        acknowledge::undo_from_api,
+        api::events,
+        api::lock,
+        api::sources,
+        lists::contention,
+        lists::locks,
+        lists::owners,
+        lists::problems,
+        release::from_api,
+        release::look,
+        stream::stream,
+        watch::from_api,
+    ),
+    components(schemas(ProblemJson<'_>)),
+)]
+struct Description;
+
+// The registry of formats spells these without a hyphen.
+static JSON: LazyLock<String> =
+    LazyLock::new(|| description().to_string().replace("\"u-int", "\"uint"));
+
+pub(super) async fn openapi() -> Response {
+    ([(header::CONTENT_TYPE, "application/json")], JSON.as_str()).into_response()
+}
+
+/// Returns the derived description with the rules that hold for all operations.
+fn description() -> Value {
+    let mut api = json!(Description::openapi());
+    for operation in operations(&mut api) {
+        parameters_are_never_null(operation);
+        errors_are_problems(operation);
+    }
+    for list in [sorts::<LockRow>, sorts::<OwnerRow>, sorts::<ProblemRow>, sorts::<ContentionRow>] {
+        list(&mut api);
+    }
+    members_are_null_rather_than_absent(&mut api);
+    // No type says this.
+    api["components"]["schemas"]["AcknowledgeRequest"]["oneOf"] = json!([
+        {"required": ["for"], "properties": {"for": {"type": "string"}, "until": {"type": "null"}}},
+        {"required": ["until"], "properties": {"until": {"type": "string"}, "for": {"type": "null"}}},
+    ]);
+    api
+}
+
+fn operations(api: &mut Value) -> impl Iterator<Item = &mut Value> {
+    let paths = api["paths"].as_object_mut().into_iter().flat_map(|paths| paths.values_mut());
+    paths.filter_map(Value::as_object_mut).flat_map(|operations| operations.values_mut())
+}
+
+/// An optional parameter is left out rather than null.
+fn parameters_are_never_null(operation: &mut Value) {
+    let parameters = operation.get_mut("parameters").and_then(Value::as_array_mut);
+    for parameter in parameters.into_iter().flatten() {
+        let kind = &mut parameter["schema"]["type"];
+        if let Some(one) = kind.as_array().and_then(|kinds| kinds.iter().find(|k| *k != "null")) {
+            *kind = one.clone();
+        }
+    }
+}
+
+fn errors_are_problems(operation: &mut Value) {
+    let Some(responses) = operation["responses"].as_object_mut() else { return };
+    for (status, description) in [
+        ("401", "Authentication required: send `Authorization: Bearer <token>`."),
+        ("403", "The visitor lacks the right."),
+    ] {
+        responses.entry(status).or_insert_with(|| json!({"description": description}));
+    }
+    for (_, response) in responses.iter_mut().filter(|(status, _)| status.as_str() >= "400") {
+        let problem = json!({"schema": {"$ref": "#/components/schemas/Problem"}});
+        response["content"] = json!({"application/problem+json": problem});
+    }
+}
+
+/// Lists the words that a list can be sorted by.
+fn sorts<T: Listed>(api: &mut Value) {
+    let path = format!("/paths/~1api~1v1~1{}/get/parameters", T::NAME);
+    let parameters = api.pointer_mut(&path).and_then(Value::as_array_mut);
+    for sort in parameters.into_iter().flatten().filter(|parameter| parameter["name"] == "sort") {
+        sort["schema"] = json!({"type": "string", "enum": T::SORTS, "default": T::SORTS[0]});
+    }
+}
+
+/// Responses contain all of their members: unknown ones are null.
+fn members_are_null_rather_than_absent(api: &mut Value) {
+    if let Some(schemas) = api["components"]["schemas"].as_object_mut() {
+        let responses = schemas.iter_mut().filter(|(name, _)| !name.ends_with("Request"));
+        responses.for_each(|(_, schema)| require_nullable_members(schema));
+    }
+    require_nullable_members(&mut api["paths"]);
+}
+
+fn require_nullable_members(value: &mut Value) {
+    match value {
+        Value::Array(values) => values.iter_mut().for_each(require_nullable_members),
+        Value::Object(members) => {
+            members.values_mut().for_each(require_nullable_members);
+            let Some(properties) = members.get("properties").and_then(Value::as_object) else {
+                return;
+            };
+            let nullable = properties.iter().filter(|(_, schema)| is_nullable(schema));
+            let mut required: Vec<Value> = nullable.map(|(name, _)| name.as_str().into()).collect();
+            let before = members.remove("required");
+            required
+                .extend(before.as_ref().and_then(Value::as_array).into_iter().flatten().cloned());
+            if !required.is_empty() {
+                members.insert("required".to_owned(), required.into());
+            }
+        }
+        _ => {}
+    }
+}
+
+fn is_nullable(schema: &Value) -> bool {
+    let has_null = |schema: &Value| match &schema["type"] {
+        Value::Array(kinds) => kinds.iter().any(|kind| kind == "null"),
+        kind => kind == "null",
+    };
+    let alternatives = schema["oneOf"].as_array().into_iter().flatten();
+    has_null(schema) || alternatives.into_iter().any(has_null)
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+    use crate::model::types::{Certainty, Ending, ProblemKind, Source, State};
+    use crate::sources::view::SourceState;
+
+    #[test]
+    fn enums_have_the_words_that_are_used() {
+        let api = description();
+        let words = |pointer: &str| -> Vec<String> {
+            let words = api.pointer(&format!("/components/schemas/{pointer}/enum"));
+            let words = words.and_then(Value::as_array).unwrap_or_else(|| panic!("{pointer}"));
+            let words = words.iter().filter_map(Value::as_str).map(str::to_owned);
+            let mut words: Vec<String> = words.collect();
+            words.sort_unstable();
+            words
+        };
+        let sorted = |mut words: Vec<&'static str>| {
+            words.sort_unstable();
+            words
+        };
+        let certainties = [Certainty::Sure, Certainty::Suspected].map(Certainty::as_str);
+        let states = [State::Held, State::Free, State::Unknown].map(State::as_str);
+        let endings = Ending::ALL.map(Ending::as_str).into_iter().chain(["unseen"]);
+        for (pointer, expected) in [
+            ("ProblemKind", ProblemKind::ALL.map(ProblemKind::as_str).to_vec()),
+            ("Certainty", certainties.to_vec()),
+            ("LockState", states.to_vec()),
+            ("SourceWord", Source::ALL.map(Source::as_str).to_vec()),
+            ("SourceState", SourceState::ALL.map(SourceState::as_str).to_vec()),
+            ("PastHold/properties/ended", endings.collect()),
+        ] {
+            assert_eq!(words(pointer), sorted(expected), "{pointer}");
+        }
+    }
+
+    #[test]
+    fn every_reference_has_its_schema() {
+        let api = description();
+        let text = api.to_string();
+        let references = text.split("\"#/components/schemas/").skip(1);
+        let names: Vec<&str> = references.filter_map(|rest| rest.split('"').next()).collect();
+        assert!(names.len() > 100, "{names:?}");
+        for name in names {
+            assert!(api["components"]["schemas"].get(name).is_some(), "{name}");
+        }
+    }
+}
