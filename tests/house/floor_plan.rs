@@ -60,6 +60,7 @@ const PLANS: [Plan; 5] = [
     Plan {
         root: "dashboard/src/lib.rs",
         floors: &[
+            &["schema"],
             &["access", "clock", "metrics", "redis", "text"],
             &["model"],
             &["archive", "config", "query"],

@@ -220,6 +220,9 @@ impl<'ast> Visit<'ast> for Reader<'_> {
         }
     }
 
+    /// The path in `pub(in …)` imports nothing.
+    fn visit_vis_restricted(&mut self, _: &'ast syn::VisRestricted) {}
+
     fn visit_item_use(&mut self, item: &'ast ItemUse) {
         self.add_tree(&item.tree, &[]);
     }

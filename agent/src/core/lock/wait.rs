@@ -1,5 +1,6 @@
 //! Waiting: a LOCK joins its name's queue, and leaves it with or without the lock.
 
+use crate::core::ops::verb::{Attempt, Verb};
 use std::sync::Arc;
 
 use redisson::{Kind, Moment};
@@ -9,8 +10,6 @@ use crate::core::ids::{OpId, Owner, Slot, WaiterId};
 use crate::core::lock::table::RemovedWaiter;
 use crate::core::lock::waiter::{FairPosition, Left, Waiter};
 use crate::core::ops::Op;
-use crate::core::ops::acquire::Attempt;
-use crate::core::ops::operation::Verb;
 use crate::core::units::millis;
 use crate::core::{Core, Effect, Node, Report, spans};
 use crate::protocol::command::{LockRequest, Wait};

@@ -1,19 +1,17 @@
 //! LOCK's attempts at a red lock.
 
+use crate::core::ops::verb::{Attempt, NodeVerb, Verb};
 use std::collections::HashMap;
 use std::time::Duration;
 
 use redisson::script::AcquireOutcome;
 use redisson::{HolderId, Moment};
 
-use super::NodeOp;
-use super::node_op::NodeVerb;
 use super::quorum::{Answer, No, QuorumOp, QuorumRequest, Undoing, Verdict};
 use crate::core::ids::OpId;
 use crate::core::lease::node_leases::NodeLeases;
 use crate::core::lock::waiter::{Left, Waiter};
-use crate::core::ops::acquire::Attempt;
-use crate::core::ops::operation::Verb;
+use crate::core::ops::verb::NodeOp;
 use crate::core::{Core, Report};
 use crate::types::Number;
 

@@ -26,18 +26,8 @@ use crate::core::ids::OpId;
 use std::time::Duration;
 
 use super::Core;
-pub(super) use node_op::NodeOp;
 use quorum::{Answer, QuorumOp};
 pub(super) use table::QuorumTable;
-
-/// The independent servers of red locks.
-#[derive(Debug, Clone)]
-pub struct RedSettings {
-    /// The name of each in errors and logs: its address, without secrets. An odd number, at least three.
-    pub nodes: Vec<String>,
-    /// The time that an attempt waits for a node.
-    pub node_timeout: Duration,
-}
 
 impl Core {
     pub(super) fn nodes(&self) -> &[String] {
