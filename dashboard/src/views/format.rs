@@ -3,9 +3,11 @@
 use askama::Template;
 use askama::filters::HtmlSafe;
 
-use super::live::AGELESS;
 use crate::clock::SteadyMillis;
 use crate::model::types::Since;
+
+/// The clock that live parts are rendered at: everything is just now, the script counts on from there.
+pub(super) const AGELESS: SteadyMillis = SteadyMillis(0);
 
 /// A duration as an age or a time to live is shown: two units at most, whole seconds.
 pub(super) fn duration(millis: u64) -> String {

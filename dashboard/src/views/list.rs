@@ -5,8 +5,9 @@ use askama::filters::HtmlSafe;
 
 use super::contention::Groups;
 use super::foot::{Foot, Shown};
+use super::format::AGELESS;
 use super::format::{Ago, Clock, Prose};
-use super::live::{AGELESS, Fragments, LiveRow};
+use super::fragments::{Fragments, LiveRow};
 use super::locks::Tabs;
 use super::page::{self, Frame};
 use super::picture::Circle;

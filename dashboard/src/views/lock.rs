@@ -5,7 +5,7 @@ use askama::filters::HtmlSafe;
 
 use super::format::{self, Ago, Clock, Prose};
 
-use super::live::AGELESS;
+use super::format::AGELESS;
 use super::page::{self, Frame, STALE_MS};
 use super::picture::{Circle, Durations, Timeline, ending_words, lasted};
 use super::row::{Badge, Ttl, client_words, held_since, owner_link};

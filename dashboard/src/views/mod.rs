@@ -12,6 +12,7 @@ mod contention;
 mod events;
 mod foot;
 mod format;
+pub mod fragments;
 mod links;
 mod list;
 pub mod live;

@@ -3,9 +3,9 @@
 use askama::Template;
 use askama::filters::HtmlSafe;
 
+use super::format::AGELESS;
 use super::format::{self, Ago};
 use super::links;
-use super::live::AGELESS;
 use super::page::STALE_MS;
 use super::picture::Spark;
 use crate::clock::SteadyMillis;
