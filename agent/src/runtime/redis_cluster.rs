@@ -253,8 +253,8 @@ impl Routes {
         }
     }
 
-    /// One sort of a channel is heard at that node, or never will be. True when nothing is open any more: then whoever
-    /// looks once more misses nothing.
+    /// Records that one sort of subscription to a channel is confirmed at that node, or refused. Returns true once none
+    /// is outstanding: an attempt made from then on misses no release.
     fn settled(&mut self, channel: &[u8], address: &Address) -> bool {
         let Some(ear) = self.channels.get_mut(channel) else { return false };
         let here = ear.at.as_ref() == Some(address);

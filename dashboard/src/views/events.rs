@@ -108,7 +108,7 @@ struct EventsTemplate<'a> {
 /// The page.
 ///
 /// # Errors
-/// When the template fails, which is a bug.
+/// If the template fails, which is a bug.
 pub fn events_page(page: &EventsPage) -> Result<String, askama::Error> {
     let frame = Frame::new(title(page), "events", &page.chrome);
     let query = |from: String| {
@@ -158,7 +158,7 @@ pub(super) fn regions(page: &EventsPage) -> Result<Vec<(&'static str, String)>, 
     Ok(vec![("event-list", Events::new(page).render()?)])
 }
 
-/// How many events there are, in words.
+/// Returns the number of events, in words.
 fn count(n: usize) -> String {
     format::count(n as u64)
 }

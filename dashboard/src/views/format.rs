@@ -1,4 +1,4 @@
-//! How values are written: durations, instants, counts, holders. The script writes them the same way.
+//! The format of values: durations, instants, counts, holders. The script formats them the same way.
 
 use askama::Template;
 use askama::filters::HtmlSafe;
@@ -118,7 +118,7 @@ pub(super) struct Clock {
     /// To count from.
     millis: u64,
     told: u64,
-    /// How long ago, or how soon.
+    /// The time since then, or until then.
     when: String,
 }
 

@@ -98,7 +98,7 @@ impl LockLink {
     }
 }
 
-/// Who has held a lock longest of those that hold it.
+/// The holder that has held a lock longest.
 pub(super) fn holder(lock: &LockView) -> Option<HolderCell<'_>> {
     let holder = lock.holders.iter().min_by_key(|holder| holder.since.at);
     holder.map(|holder| HolderCell::new(&lock.id.deployment, holder))
@@ -156,7 +156,7 @@ struct ProblemTemplate<'a> {
     evidence: Option<&'a crate::model::types::Evidence>,
     advice: Prose<'a>,
     circle: Option<Circle>,
-    /// Who has it in hand, and until when.
+    /// The person who acknowledged it, and the end of that.
     acknowledged: Option<(Clock, &'a Acknowledgement)>,
 }
 

@@ -1,6 +1,6 @@
 //! Keeping an open page true: what its event stream carries.
 //!
-//! The browser opens `/live?path=<the page's path and query, percent-encoded>`. A page is made anew when the snapshot
+//! The browser opens `/live?path=<the page's path and query, percent-encoded>`. A page is made again when the snapshot
 //! changes (at a bounded rate), once for all who look at it, into a [`Picture`]: its rows and parts as HTML, without
 //! ages and without what is left to live, which are the script's to count. From one picture to another leads a patch.
 //!
@@ -40,7 +40,7 @@ use crate::sources::view::SourceState;
 /// The longest silence on a stream, milliseconds.
 pub const BEAT_MS: u64 = 5_000;
 
-/// How long a change of nothing but ages in the line about the sources waits, milliseconds.
+/// The delay of a change of nothing but ages in the line about the sources, milliseconds.
 const STATUS_MS: u64 = 2_000;
 
 /// The parts that tell how far the picture can be trusted.
@@ -105,7 +105,7 @@ impl Picture {
     /// One lock's page.
     ///
     /// # Errors
-    /// When a template fails, which is a bug.
+    /// If a template fails, which is a bug.
     pub fn lock(page: &LockPage, before: Option<&Self>) -> Result<Self, askama::Error> {
         let ageless = LockPage { chrome: ageless(&page.chrome), ..page.clone() };
         let regions = lock::regions(&ageless, page.chrome.now)?;
@@ -115,7 +115,7 @@ impl Picture {
     /// One client's page.
     ///
     /// # Errors
-    /// When a template fails, which is a bug.
+    /// If a template fails, which is a bug.
     pub fn owner(
         page: &OwnerPage,
         before: Option<&Self>,
@@ -130,7 +130,7 @@ impl Picture {
     /// The page of events.
     ///
     /// # Errors
-    /// When a template fails, which is a bug.
+    /// If a template fails, which is a bug.
     pub fn events(page: &EventsPage, before: Option<&Self>) -> Result<Self, askama::Error> {
         let ageless = EventsPage { chrome: ageless(&page.chrome), ..page.clone() };
         let regions = events::regions(&ageless)?;
@@ -140,7 +140,7 @@ impl Picture {
     /// The page about sources.
     ///
     /// # Errors
-    /// When a template fails, which is a bug.
+    /// If a template fails, which is a bug.
     pub fn sources(page: &SourcesPage, before: Option<&Self>) -> Result<Self, askama::Error> {
         let ageless = SourcesPage { chrome: ageless(&page.chrome), ..page.clone() };
         let regions = sources::regions(&ageless)?;
@@ -176,7 +176,7 @@ impl Picture {
         Ok(Self { now: chrome.now.0, title, rows, regions, status_at, states })
     }
 
-    /// Whether it has a row of that lock.
+    /// Returns true if it has a row of that lock.
     #[must_use]
     pub fn shows(&self, id: &LockId) -> bool {
         let id = row::row_id(RowId::of_lock(id));
@@ -187,7 +187,7 @@ impl Picture {
     /// where it is equal already.
     ///
     /// # Errors
-    /// When it cannot be written, which is a bug.
+    /// If it cannot be written, which is a bug.
     pub fn patch(&self, before: Option<&Self>) -> Result<Option<String>, askama::Error> {
         let mut patch = Patch { now: self.now, ..Patch::default() };
         if before.is_none() {
@@ -238,7 +238,7 @@ impl Picture {
     }
 }
 
-/// The lines of a row that are not as they were; none where most of it is new.
+/// The changed lines of a row; none if most of it is new.
 fn changed_lines<'a>(old: &str, new: &'a str) -> Option<BTreeMap<usize, &'a str>> {
     let (old, lines): (Vec<&str>, Vec<&str>) = (old.lines().collect(), new.lines().collect());
     if old.len() != lines.len() {

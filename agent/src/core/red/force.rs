@@ -109,7 +109,7 @@ impl Core {
     /// All servers have compared and released, or had time enough to.
     pub(super) fn force_decided(&mut self, quorum: &QuorumOp) {
         let QuorumRequest::Force(slot, name, seen) = &quorum.request else { return };
-        // Those on which whoever was to go may still hold it.
+        // The servers on which the released holder may still have it.
         let unsure = |answer: &&Answer| !matches!(answer, Answer::Yes(_) | Answer::Shown(_));
         let unsure = quorum.answers.iter().filter(unsure).count();
         let released: Vec<(usize, &Holder)> = quorum

@@ -1,4 +1,4 @@
-//! What an open page shows, and how its picture is rendered.
+//! The subject of an open page, and its rendering.
 
 use std::str::FromStr as _;
 use std::sync::{Arc, Mutex, PoisonError};
