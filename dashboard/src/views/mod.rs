@@ -1,6 +1,6 @@
 //! The pages: what goes in, HTML comes out.
 //!
-//! A page is a plain struct that its handler fills from one snapshot ([`LocksPage`], [`LockPage`], [`ListPage`],
+//! A page is a plain struct that its handler fills from one snapshot ([`LockPage`], [`ListPage`],
 //! [`OwnerPage`], [`EventsPage`], [`SourcesPage`], [`ErrorPage`]) and a function that renders it. Nothing here reads a clock or the model, so a page can be made
 //! again at any time and compared: that is how the live stream works, see [`live`].
 //!

@@ -2,7 +2,7 @@
 //!
 //! A request that other kinds send to one server goes to all nodes at once: a [`quorum::QuorumOp`], decided by a majority
 //! of answers, or once no majority is possible, or at its timeout. Each node's script is an op of its own
-//! ([`NodeOp`]), so that a slow node delays nothing that the others have decided.
+//! ([`node_op`]), so that a slow node delays nothing that the others have decided.
 //!
 //! - [`acquire`]: attempts. One without a majority first removes what it got, everywhere, and then retries after a random
 //!   pause if several clients competed.
