@@ -10,7 +10,7 @@ use super::api::SourcesJson;
 use super::app::App;
 use super::error::ApiError;
 use super::params::LockParams;
-use crate::archive::{Answer, Gap, Told};
+use crate::archive::{Gap, HoldersAt, PastEvent};
 use crate::clock::SteadyMillis;
 use crate::model::types::{LockId, LockView, PastHoldView};
 use crate::views::Subject;
@@ -34,7 +34,7 @@ struct Bundle<'a> {
     now: Option<&'a LockView>,
     why: Option<String>,
     /// The holder at the requested instant.
-    then: Option<Answer>,
+    then: Option<HoldersAt>,
     #[serde(serialize_with = "crate::clock::as_wall")]
     from: SteadyMillis,
     /// Holds that are over and ended within the window, newest first; from the history where one is kept.
@@ -54,7 +54,7 @@ struct About<'a> {
 
 #[derive(Serialize)]
 struct History {
-    events: Vec<Told>,
+    events: Vec<PastEvent>,
     gaps: Vec<Gap>,
 }
 

@@ -6,7 +6,7 @@ use axum::body::{Body, Bytes};
 use axum::http::header;
 use axum::response::{IntoResponse, Response};
 
-use crate::archive::Told;
+use crate::archive::PastEvent;
 use crate::clock::SteadyMillis;
 use crate::model::contention::Longest;
 use crate::model::types::{LockId, LockView, Since};
@@ -235,7 +235,7 @@ impl Record for ContentionRow {
     }
 }
 
-impl Record for Told {
+impl Record for PastEvent {
     const COLUMNS: &'static [&'static str] =
         &["at", "event", "deployment", "db", "name", "subject", "detail"];
 

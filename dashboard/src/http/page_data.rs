@@ -165,7 +165,7 @@ impl App {
             let gaps = self.history(|archive| async move { archive.gaps(from, to).await }).await?;
             let gaps =
                 gaps.into_iter().filter(|gap| !is_just_now(gap, SteadyMillis::now())).collect();
-            (told.iter().map(EventRow::told).collect(), gaps)
+            (told.iter().map(EventRow::past).collect(), gaps)
         } else {
             (self.remembered_events(span.lock.as_ref(), from, to), Vec::new())
         };

@@ -33,7 +33,7 @@ use std::sync::Arc;
 
 use service_kit::redis::Address;
 
-use crate::archive::{Answer, Gap};
+use crate::archive::{Gap, HoldersAt};
 use crate::clock::SteadyMillis;
 use crate::model::contention::Contention;
 use crate::model::types::{LockId, LockView, Notice, PastHoldView};
@@ -120,7 +120,7 @@ pub struct LockPage {
     /// The lock as known.
     pub subject: Subject,
     /// Its holders at the requested instant.
-    pub then: Option<Answer>,
+    pub then: Option<HoldersAt>,
     /// Its latest holders.
     pub past: PastWindow,
     /// True if the visitor may release it by force.

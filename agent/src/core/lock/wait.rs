@@ -121,13 +121,13 @@ impl Core {
         let waited = self.now.since(waiter.since);
         let group = self.group_label(&waiter.name);
         let name = &waiter.name;
-        let trouble = self.locks.get(name).and_then(|state| state.trouble.clone());
+        let last_error = self.locks.get(name).and_then(|state| state.last_error.clone());
         let (outcome, reply) = match why {
             Left::Cancelled => ("cancelled", Frame::Null),
             Left::Draining => ("error", Self::draining(name)),
             Left::Failed(sentence) => ("error", Frame::Error(sentence)),
-            Left::TimedOut => match trouble {
-                Some(trouble) => ("error", Self::unavailable_for(name, &trouble)),
+            Left::TimedOut => match last_error {
+                Some(last_error) => ("error", Self::unavailable_for(name, &last_error)),
                 None if !waiter.refused => {
                     ("error", Self::unavailable_for(name, "Redis has not answered in time"))
                 }

@@ -207,7 +207,7 @@ impl Core {
         let Verb::Acquire(attempt) = op.verb.clone() else { return };
         let Attempt { name, kind, waiter, number, lease, under } = &attempt;
         let (waiter, may_have_run) = (*waiter, op.may_have_run);
-        self.locks.set_trouble(name, Some(failure.text().to_owned()));
+        self.locks.set_last_error(name, Some(failure.text().to_owned()));
         let still_wanted = self.locks.waiter(waiter).map(Waiter::is_now_or_never);
         if may_have_run {
             self.locks.set_may_be_queued(waiter);

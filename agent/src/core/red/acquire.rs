@@ -185,7 +185,7 @@ impl Core {
         let (name, asked, majority) = (&attempt.name, attempt.waiter, self.majority());
         let last_word = quorum.last_word.take();
         let view = View::of(&quorum, majority);
-        let troubles = self.troubles(&quorum);
+        let errors = self.errors_of(&quorum);
         for node in quorum.awaited() {
             let server = self.nodes()[node].clone();
             self.effects.report(Report::NodeVote { node: server, outcome: "silent" });
@@ -198,7 +198,7 @@ impl Core {
             return self.leave(asked, Left::Failed(sentence));
         }
         let served = view.answered >= majority;
-        self.locks.set_trouble(name, (!served).then_some(troubles));
+        self.locks.set_last_error(name, (!served).then_some(errors));
         if served {
             self.locks.on_refused(asked);
         }

@@ -37,7 +37,7 @@ impl Core {
             })
             .collect();
         if shown.len() < self.majority() {
-            let reply = Self::unavailable_for(name, &self.troubles(quorum));
+            let reply = Self::unavailable_for(name, &self.errors_of(quorum));
             return self.answer(*slot, reply);
         }
         if shown.iter().all(|(_, shown)| shown.key_type == "none") {
@@ -136,7 +136,7 @@ impl Core {
         } else if quorum.answers.iter().any(|answer| matches!(answer, Answer::No(_))) {
             Frame::Error(changed_hands(name))
         } else {
-            Self::unavailable_for(name, &self.troubles(quorum))
+            Self::unavailable_for(name, &self.errors_of(quorum))
         };
         self.answer(*slot, reply);
     }

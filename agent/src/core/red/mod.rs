@@ -57,7 +57,7 @@ impl Core {
     }
 
     /// Returns the errors of the nodes that refused or did not answer.
-    fn troubles(&self, quorum: &QuorumOp) -> String {
+    fn errors_of(&self, quorum: &QuorumOp) -> String {
         let said = self.nodes().iter().zip(&quorum.answers).zip(&quorum.troubles);
         let said = said.filter_map(|((node, answer), trouble)| match (answer, trouble) {
             (Answer::Failed { said, .. }, _) => Some(format!("{node}: {said}")),

@@ -26,7 +26,7 @@ impl Core {
         }
     }
 
-    #[allow(clippy::too_many_arguments, reason = "one node's share of what the ballot is about")]
+    #[allow(clippy::too_many_arguments, reason = "one node's share of the operation")]
     fn release_on(
         &mut self,
         node: usize,
@@ -100,7 +100,7 @@ impl Core {
 
     pub(super) fn release_decided(&mut self, quorum: QuorumOp) {
         let majority = self.majority();
-        let troubles = self.troubles(&quorum);
+        let troubles = self.errors_of(&quorum);
         let (verdict, gone) = (quorum.verdict(majority), quorum.gone(majority));
         let QuorumRequest::Release(mut ending) = quorum.request else { return };
         if verdict == Verdict::Won || gone.is_some() {
@@ -122,7 +122,7 @@ impl Core {
 
     pub(super) fn undo_decided(&mut self, quorum: QuorumOp) {
         let unconfirmed = quorum.awaited().next().is_some();
-        let troubles = self.troubles(&quorum);
+        let troubles = self.errors_of(&quorum);
         let (request, word) = (quorum.request, quorum.last_word);
         let QuorumRequest::Undo(Undoing { name, waiter, wakes, .. }) = request else { return };
         if let Some(waiter) = waiter {

@@ -53,7 +53,7 @@ impl Core {
         let shown: Vec<&LockDetails> =
             parts.iter().filter_map(|(_, part)| part.as_ref().ok().copied()).collect();
         let reply = if shown.len() < majority {
-            Self::unavailable_for(name, &self.troubles(quorum))
+            Self::unavailable_for(name, &self.errors_of(quorum))
         } else if shown.iter().all(|shown| shown.key_type == "none") {
             Frame::Null
         } else {

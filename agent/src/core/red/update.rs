@@ -42,7 +42,7 @@ impl Core {
             Some(_) => self.on_update_reply(quorum.sent, update, RenewOutcome::Missing),
             // A hold's count on some nodes may differ from ours now: the next renewal puts it right.
             None => {
-                let troubles = self.troubles(quorum);
+                let troubles = self.errors_of(quorum);
                 spans::outcome(&update.span, "error");
                 self.answer(update.slot, Self::unavailable_for(&update.name, &troubles));
             }

@@ -197,7 +197,7 @@ mod tests {
         };
         ProblemView {
             problem: ProblemKind::Deadlock,
-            certainty: Certainty::Sure,
+            certainty: Certainty::Certain,
             since: SteadyMillis(0),
             evidence: Vec::new(),
             advice: String::new(),
