@@ -39,12 +39,12 @@ use model::Model;
 use model::actor;
 use release::Releases;
 
-/// How long tasks may take to end.
+/// The limit for tasks to end.
 const GRACE: Duration = Duration::from_secs(3);
 /// Connections beyond those of streams.
 const SPARE_CONNECTIONS: usize = 256;
 
-/// Where the program serves.
+/// The listeners of the program.
 #[derive(Debug)]
 pub struct Listeners {
     /// Pages and API.
@@ -57,7 +57,7 @@ impl Listeners {
     /// Binds what the settings say.
     ///
     /// # Errors
-    /// When an address is taken or not ours.
+    /// If an address is in use or not of this host.
     pub async fn bind(config: &Config) -> anyhow::Result<Self> {
         let bind = async |address| {
             TcpListener::bind(address).await.with_context(|| format!("cannot listen on {address}"))
@@ -73,7 +73,7 @@ impl Listeners {
 /// Runs until `shutdown` is cancelled, then ends everything it began.
 ///
 /// # Errors
-/// When certificate or key cannot be read, or two metrics have one name, which is a mistake in the program.
+/// If certificate or key cannot be read, or two metrics have one name, which is a bug.
 pub async fn run(config: Config, listeners: Listeners, shutdown: &Shutdown) -> anyhow::Result<()> {
     let tls = match &config.tls {
         Some((certificate, key)) => {

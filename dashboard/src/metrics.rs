@@ -17,7 +17,7 @@ pub fn opts(name: &str, help: &str) -> Opts {
     Opts::new(format!("{PREFIX}_{name}"), help)
 }
 
-/// What passes over all keys count.
+/// The metrics of passes over all keys.
 #[derive(Debug, Clone)]
 pub struct ScanMetrics {
     seconds: HistogramVec,
@@ -27,7 +27,7 @@ pub struct ScanMetrics {
 /// The same for one node.
 #[derive(Debug, Clone)]
 pub struct ScanNodeMetrics {
-    /// How long complete passes took.
+    /// The durations of complete passes.
     pub seconds: Histogram,
     /// Keys looked at.
     pub keys: IntCounter,
@@ -37,7 +37,7 @@ impl ScanMetrics {
     /// Makes and registers them.
     ///
     /// # Errors
-    /// When the registry has metrics of these names.
+    /// If the registry has metrics of these names.
     pub fn register(registry: &Registry) -> prometheus::Result<Self> {
         let buckets = vec![0.01, 0.03, 0.1, 0.3, 1.0, 3.0, 10.0, 30.0, 100.0, 300.0, 1_000.0];
         let seconds = HistogramVec::new(
@@ -71,7 +71,7 @@ impl ScanMetrics {
     }
 }
 
-/// What readers of MONITOR count.
+/// The metrics of MONITOR.
 #[derive(Debug, Clone)]
 pub struct MonitorMetrics {
     lines: IntCounterVec,
@@ -93,7 +93,7 @@ impl MonitorMetrics {
     /// Makes and registers them.
     ///
     /// # Errors
-    /// When the registry has metrics of these names.
+    /// If the registry has metrics of these names.
     pub fn register(registry: &Registry) -> prometheus::Result<Self> {
         let labels = ["node", "outcome"];
         let lines = IntCounterVec::new(
@@ -156,12 +156,12 @@ impl MonitorNodeMetrics {
     }
 }
 
-/// What streams count.
+/// The metrics of streams.
 #[derive(Debug, Clone)]
 pub struct StreamMetrics {
     /// Open event streams, of pages and of the API.
     pub open: IntGauge,
-    /// Streams that had to be given everything anew.
+    /// Streams that had to be sent everything again.
     pub resyncs: IntCounter,
 }
 
@@ -169,7 +169,7 @@ impl StreamMetrics {
     /// Makes and registers them.
     ///
     /// # Errors
-    /// When the registry has metrics of these names.
+    /// If the registry has metrics of these names.
     pub fn register(registry: &Registry) -> prometheus::Result<Self> {
         let open = IntGauge::with_opts(opts("streams", "Open event streams."))?;
         let resyncs = IntCounter::with_opts(opts(

@@ -201,15 +201,24 @@ fn kubernetes_manifests_are_valid() -> Result<()> {
     Ok(())
 }
 
+/// The files that a kustomization consists of.
+fn resources(base: &Path) -> Result<Vec<PathBuf>> {
+    let named = yaml(&base.join("kustomization.yaml"))?["resources"].take();
+    let mut files = Vec::new();
+    for name in serde_json::from_value::<Vec<String>>(named)? {
+        let path = base.join(name);
+        if path.is_dir() { files.extend(resources(&path)?) } else { files.push(path) }
+    }
+    Ok(files)
+}
+
 #[test]
-fn kustomize_builds_both_programs_and_each_alone() -> Result<()> {
-    let Some(kubectl) = on_path("kubectl") else { return Ok(()) };
+fn kustomizations_have_both_programs_and_each_alone() -> Result<()> {
     for (base, kinds) in [("", 6), ("agent", 3), ("dashboard", 3)] {
-        let base = folder().join("kubernetes").join(base);
-        let built = command(&kubectl).arg("kustomize").arg(&base).output()?;
-        ensure!(built.status.success(), "{}: {}", base.display(), said(&built));
-        let resources = said(&built).lines().filter(|line| line.starts_with("kind: ")).count();
-        ensure!(resources == kinds, "{}: {}", base.display(), said(&built));
+        let files = resources(&folder().join("kubernetes").join(base))?;
+        let texts = files.iter().map(std::fs::read_to_string).collect::<Result<String, _>>()?;
+        let found = texts.lines().filter(|line| line.starts_with("kind: ")).count();
+        ensure!(found == kinds, "{base}: {found} resources in {files:?}");
     }
     Ok(())
 }

@@ -220,8 +220,16 @@ impl<'ast> Visit<'ast> for Reader<'_> {
         }
     }
 
+    /// The path in `pub(in …)` imports nothing.
+    fn visit_vis_restricted(&mut self, _: &'ast syn::VisRestricted) {}
+
     fn visit_item_use(&mut self, item: &'ast ItemUse) {
+        let paths = self.paths.clone();
         self.add_tree(&item.tree, &[]);
+        // A re-export is followed by those who use it; the module that has it need not.
+        if !matches!(item.vis, syn::Visibility::Inherited) {
+            self.paths = paths;
+        }
     }
 
     fn visit_path(&mut self, path: &'ast syn::Path) {

@@ -45,11 +45,8 @@ use redisson::{ClientId, Grouping, Moment, script};
 pub use effect::{Effect, Gauges, Lane, LogLine, Node, Report};
 pub use ids::OpId;
 pub use input::{Input, PIPELINE, PUSHES};
-pub use lease::frozen::Frozen;
-pub use lock::replicas::Confirmed;
-pub use ops::Failure;
-pub use red::RedSettings;
-pub use settings::Settings;
+pub use ops::{Confirmed, Failure};
+pub use settings::{Frozen, RedSettings, Settings};
 
 use crate::types::{End, Number};
 use effect::Effects;

@@ -4,9 +4,6 @@ use std::time::Duration;
 
 use redisson::{Lease, script};
 
-use crate::core::lease::frozen::Frozen;
-use crate::core::red::RedSettings;
-
 /// The settings of the core.
 #[derive(Debug, Clone)]
 pub struct Settings {
@@ -42,4 +39,23 @@ pub struct Settings {
     pub min_replicas: u32,
     /// The independent servers of red locks, if any.
     pub red: Option<RedSettings>,
+}
+
+/// The treatment of the holds of a stopped worker.
+#[derive(Debug, Clone, Copy, PartialEq, Eq, Default)]
+pub enum Frozen {
+    /// They are renewed like all others: a stopped worker may go on.
+    #[default]
+    Keep,
+    /// They are not renewed while it is stopped, so that they are lost when that lasts for longer than a lease.
+    Lapse,
+}
+
+/// The independent servers of red locks.
+#[derive(Debug, Clone)]
+pub struct RedSettings {
+    /// The name of each in errors and logs: its address, without secrets. An odd number, at least three.
+    pub nodes: Vec<String>,
+    /// The time that an attempt waits for a node.
+    pub node_timeout: Duration,
 }

@@ -1,4 +1,4 @@
-//! The core's side of a cluster: a side of each master, scripts and subscriptions led to the one that has their slot.
+//! A cluster as one node of the core: connections to each master. Scripts and subscriptions go to the master that has their slot.
 //!
 //! The core knows nothing of all this but that the keys of one script share their slot. A script that finds its slot
 //! elsewhere is led on; one that finds nobody to serve it was surely not run, and the core sends it again.
@@ -20,7 +20,7 @@ use tokio::time::Instant;
 use tokio_util::sync::{CancellationToken, DropGuard};
 
 use super::confirmed_calls::Answer;
-use super::redis_node::{FromRedis, Manner, Outcome, RedisNode, settled};
+use super::redis_node::{FromRedis, NodeOptions, Outcome, RedisNode, settled};
 use crate::core::{Lane, OpId};
 use crate::metrics::Metrics;
 
@@ -28,7 +28,7 @@ use crate::metrics::Metrics;
 const HOPS: usize = 4;
 /// The time for which a node without slots is kept after a redirection to it: a new node has none until its first slot
 /// has moved.
-const GUEST: Duration = Duration::from_secs(30);
+const REDIRECT_TARGET: Duration = Duration::from_secs(30);
 
 /// The connections to a cluster.
 pub(super) struct RedisCluster {
@@ -44,11 +44,11 @@ struct Inner {
 #[derive(Default)]
 struct Routes {
     slots: Arc<Slots>,
-    sides: HashMap<Address, Side>,
+    nodes: HashMap<Address, ClusterNode>,
     /// Nodes without slots that scripts were redirected to, and the instant of that.
-    guests: HashMap<Address, Instant>,
+    redirect_targets: HashMap<Address, Instant>,
     /// The channels that the core subscribes to.
-    channels: HashMap<Vec<u8>, Ear>,
+    channels: HashMap<Vec<u8>, ChannelNode>,
     /// The channels whose node turned out not to serve them.
     astray: HashSet<Vec<u8>>,
     /// The way releases are published, and thus received.
@@ -57,14 +57,14 @@ struct Routes {
 
 /// The node of a channel's subscription.
 #[derive(Default)]
-struct Ear {
+struct ChannelNode {
     at: Option<Address>,
     /// The number of sorts of channel whose subscription is not confirmed yet.
     open: usize,
 }
 
-struct Side {
-    side: Arc<RedisNode>,
+struct ClusterNode {
+    node: Arc<RedisNode>,
     /// It has been connected before; until then its abilities are unknown.
     seen: bool,
     /// It supported sharded channels when it was last connected.
@@ -78,8 +78,8 @@ struct Side {
 struct News {
     inner: Arc<Inner>,
     state: watch::Receiver<ClusterState>,
-    sides: SelectAll<BoxStream<'static, (Address, FromRedis)>>,
-    manner: Manner,
+    nodes: SelectAll<BoxStream<'static, (Address, FromRedis)>>,
+    options: NodeOptions,
     /// The way to publish releases, if the servers support it.
     wished: Publish,
     metrics: Arc<Metrics>,
@@ -89,7 +89,7 @@ struct News {
 impl RedisCluster {
     /// Starts connecting. Returns the connections for scripts, and the events.
     pub(super) fn start(
-        manner: Manner,
+        options: NodeOptions,
         cluster: Cluster,
         wished: Publish,
         metrics: &Arc<Metrics>,
@@ -100,8 +100,8 @@ impl RedisCluster {
         let news = News {
             inner: Arc::clone(&inner),
             state,
-            sides: SelectAll::new(),
-            manner,
+            nodes: SelectAll::new(),
+            options,
             wished,
             metrics: Arc::clone(metrics),
             stage: stage.clone(),
@@ -148,10 +148,10 @@ impl Inner {
         place: &TraceParent,
     ) -> Result<Answer, CallError> {
         let slot = call.keys.iter().next().map_or(0, slot);
-        let (mut address, mut side) = self.routes().owner(slot).map_err(unsent)?;
+        let (mut address, mut node) = self.routes().owner(slot).map_err(unsent)?;
         let mut asking = false;
         for _ in 0..HOPS {
-            let error = match side.send(lane, Arc::clone(&call), asking, place).await {
+            let error = match node.send(lane, Arc::clone(&call), asking, place).await {
                 Ok(answer) => return Ok(answer),
                 Err(CallError::Refused(error)) => error,
                 Err(error) => {
@@ -160,7 +160,7 @@ impl Inner {
                 }
             };
             let Some(redirect) = error.redirect() else {
-                if !is_homeless(&error) {
+                if !is_unserved(&error) {
                     return Err(CallError::Refused(error));
                 }
                 self.cluster.refresh();
@@ -171,8 +171,8 @@ impl Inner {
             }
             asking = redirect.ask;
             address = self.cluster.address(&redirect.host, redirect.port, &address);
-            side = match self.routes().guest(&address) {
-                Some(side) => side,
+            node = match self.routes().redirect_target(&address) {
+                Some(node) => node,
                 None => {
                     self.cluster.refresh();
                     return Err(unsent(format!("{error}, which is not connected yet")));
@@ -184,7 +184,7 @@ impl Inner {
 }
 
 /// Returns whether nobody serves this at the moment: nothing was run, and that may change soon.
-fn is_homeless(error: &ServerError) -> bool {
+fn is_unserved(error: &ServerError) -> bool {
     ["CLUSTERDOWN", "TRYAGAIN", "MASTERDOWN", "READONLY"].contains(&error.code.as_str())
 }
 
@@ -201,74 +201,78 @@ fn sorts(publish: Publish) -> usize {
 }
 
 impl Routes {
-    /// The side that has a slot.
+    /// The node that has a slot.
     fn owner(&self, slot: u16) -> Result<(Address, Arc<RedisNode>), String> {
         let Some(address) = self.slots.owner(slot) else {
             return Err(format!("no node is known to serve slot {slot}"));
         };
-        match self.sides.get(address).filter(|side| side.seen) {
-            Some(side) => Ok((address.clone(), Arc::clone(&side.side))),
+        match self.nodes.get(address).filter(|node| node.seen) {
+            Some(node) => Ok((address.clone(), Arc::clone(&node.node))),
             None => Err(format!("no connection to {address} yet, which serves slot {slot}")),
         }
     }
 
     /// A node that another one names; one that is not known is going to be.
-    fn guest(&mut self, address: &Address) -> Option<Arc<RedisNode>> {
+    fn redirect_target(&mut self, address: &Address) -> Option<Arc<RedisNode>> {
         if self.slots.masters().binary_search(address).is_err() {
-            self.guests.insert(address.clone(), Instant::now());
+            self.redirect_targets.insert(address.clone(), Instant::now());
         }
-        let side = self.sides.get(address).filter(|side| side.seen)?;
-        Some(Arc::clone(&side.side))
+        let node = self.nodes.get(address).filter(|node| node.seen)?;
+        Some(Arc::clone(&node.node))
     }
 
     /// Listens to a channel where its slot is, unless it does so already; `again`, even then.
     fn listen(&mut self, channel: &[u8], again: bool) {
         let owner = self.owner(slot(channel)).ok();
         let address = owner.as_ref().map(|(address, _)| address);
-        let Some(ear) = self.channels.get(channel) else { return };
-        let moved = ear.at.as_ref() != address;
+        let Some(channel_node) = self.channels.get(channel) else { return };
+        let moved = channel_node.at.as_ref() != address;
         if !moved && !again {
             return;
         }
         if moved {
             self.leave(channel);
         }
-        if let Some((address, side)) = owner {
+        if let Some((address, node)) = owner {
             if self.publish != Publish::Sharded {
-                side.subscribe(channel.to_vec());
+                node.subscribe(channel.to_vec());
             }
             if self.publish != Publish::Plain {
-                side.ssubscribe(channel.to_vec());
+                node.ssubscribe(channel.to_vec());
             }
-            let ear = Ear { at: Some(address), open: sorts(self.publish) };
-            self.channels.insert(channel.to_vec(), ear);
+            let channel_node = ChannelNode { at: Some(address), open: sorts(self.publish) };
+            self.channels.insert(channel.to_vec(), channel_node);
         }
     }
 
     fn leave(&mut self, channel: &[u8]) {
-        let Some(at) = self.channels.get_mut(channel).and_then(|ear| ear.at.take()) else { return };
-        if let Some(Side { side, .. }) = self.sides.get(&at) {
-            side.unsubscribe(channel.to_vec());
-            side.sunsubscribe(channel.to_vec());
+        let Some(at) = self.channels.get_mut(channel).and_then(|held| held.at.take()) else {
+            return;
+        };
+        if let Some(ClusterNode { node, .. }) = self.nodes.get(&at) {
+            node.unsubscribe(channel.to_vec());
+            node.sunsubscribe(channel.to_vec());
         }
     }
 
-    /// One sort of a channel is heard at that node, or never will be. True when nothing is open any more: then whoever
-    /// looks once more misses nothing.
+    /// Records that one sort of subscription to a channel is confirmed at that node, or refused. Returns true once none
+    /// is outstanding: an attempt made from then on misses no release.
     fn settled(&mut self, channel: &[u8], address: &Address) -> bool {
-        let Some(ear) = self.channels.get_mut(channel) else { return false };
-        let here = ear.at.as_ref() == Some(address);
+        let Some(channel_node) = self.channels.get_mut(channel) else { return false };
+        let here = channel_node.at.as_ref() == Some(address);
         if here {
-            ear.open = ear.open.saturating_sub(1);
+            channel_node.open = channel_node.open.saturating_sub(1);
         }
-        here && ear.open == 0
+        here && channel_node.open == 0
     }
 
     /// Nothing is heard at that node until all has been subscribed again.
     fn deaf(&mut self, address: &Address) {
         let open = sorts(self.publish);
-        for ear in self.channels.values_mut().filter(|ear| ear.at.as_ref() == Some(address)) {
-            ear.open = open;
+        for channel_node in
+            self.channels.values_mut().filter(|held| held.at.as_ref() == Some(address))
+        {
+            channel_node.open = open;
         }
     }
 
@@ -292,9 +296,9 @@ impl Routes {
         if masters.is_empty() {
             return Some(state.trouble.clone().unwrap_or_else(|| "not connected yet".to_owned()));
         }
-        let down = masters.iter().filter_map(|address| match self.sides.get(address) {
-            Some(side) if side.up => None,
-            Some(side) => Some(side.detail.clone()),
+        let down = masters.iter().filter_map(|address| match self.nodes.get(address) {
+            Some(node) if node.up => None,
+            Some(node) => Some(node.detail.clone()),
             None => Some(format!("{address}: not connected yet")),
         });
         let mut troubles: Vec<String> = down.collect();
@@ -315,7 +319,7 @@ impl News {
                     self.apply();
                     return self.report(false);
                 }
-                Some((address, event)) = self.sides.next(), if !self.sides.is_empty() => {
+                Some((address, event)) = self.nodes.next(), if !self.nodes.is_empty() => {
                     if let Some(event) = self.heard_from(&address, event) {
                         return event;
                     }
@@ -326,21 +330,21 @@ impl News {
         }
     }
 
-    /// The cluster has been asked: there is a side for each master then, and none for who is one no longer.
+    /// Follows a new state of the cluster: connects to each master, and leaves nodes that are masters no longer.
     fn apply(&mut self) {
         let state = self.state.borrow_and_update().clone();
         let inner = Arc::clone(&self.inner);
         let routes = &mut *inner.routes();
         let moved = routes.slots != state.slots;
         routes.slots = state.slots;
-        routes.guests.retain(|_, since| since.elapsed() < GUEST);
+        routes.redirect_targets.retain(|_, since| since.elapsed() < REDIRECT_TARGET);
         let wanted: HashSet<Address> =
-            routes.slots.masters().iter().chain(routes.guests.keys()).cloned().collect();
-        for (_, gone) in routes.sides.extract_if(|address, _| !wanted.contains(address)) {
-            self.metrics.server_gone(gone.side.node());
+            routes.slots.masters().iter().chain(routes.redirect_targets.keys()).cloned().collect();
+        for (_, gone) in routes.nodes.extract_if(|address, _| !wanted.contains(address)) {
+            self.metrics.server_gone(gone.node.node());
         }
         for address in wanted {
-            routes.sides.entry(address).or_insert_with_key(|address| self.start(address));
+            routes.nodes.entry(address).or_insert_with_key(|address| self.start(address));
         }
         for channel in std::mem::take(&mut routes.astray) {
             routes.listen(&channel, true);
@@ -350,17 +354,24 @@ impl News {
         }
     }
 
-    fn start(&mut self, address: &Address) -> Side {
+    fn start(&mut self, address: &Address) -> ClusterNode {
         let target = self.inner.cluster.target().node(address.clone());
-        let (side, news) =
-            RedisNode::start(self.manner, &target.clone().into(), &self.metrics, &self.stage);
+        let (node, news) =
+            RedisNode::start(self.options, &target.clone().into(), &self.metrics, &self.stage);
         let end = CancellationToken::new();
         let of = address.clone();
         let news = news.map(move |event| (of.clone(), event));
-        self.sides.push(news.take_until(end.clone().cancelled_owned()).boxed());
+        self.nodes.push(news.take_until(end.clone().cancelled_owned()).boxed());
         let detail = format!("{target}: not connected yet");
         let _end_news = end.drop_guard();
-        Side { side: Arc::new(side), seen: false, sharded: false, up: false, detail, _end_news }
+        ClusterNode {
+            node: Arc::new(node),
+            seen: false,
+            sharded: false,
+            up: false,
+            detail,
+            _end_news,
+        }
     }
 
     fn heard_from(&mut self, address: &Address, event: FromRedis) -> Option<FromRedis> {
@@ -368,12 +379,12 @@ impl News {
             FromRedis::State { up, detail, in_doubt, .. } => {
                 let inner = Arc::clone(&self.inner);
                 let mut routes = inner.routes();
-                let side = routes.sides.get_mut(address)?;
-                (side.up, side.detail) = (up, detail);
-                match side.side.info() {
+                let node = routes.nodes.get_mut(address)?;
+                (node.up, node.detail) = (up, detail);
+                match node.node.info() {
                     Some(info) if up => {
-                        side.sharded = info.has_shards();
-                        if !std::mem::replace(&mut side.seen, true) {
+                        node.sharded = info.has_shards();
+                        if !std::mem::replace(&mut node.seen, true) {
                             routes.settle();
                         }
                     }
@@ -385,8 +396,8 @@ impl News {
             }
             FromRedis::Astray { channel } => {
                 let mut routes = self.inner.routes();
-                let ear = routes.channels.get(&channel);
-                if ear.is_some_and(|ear| ear.at.as_ref() == Some(address)) {
+                let channel_node = routes.channels.get(&channel);
+                if channel_node.is_some_and(|held| held.at.as_ref() == Some(address)) {
                     routes.astray.insert(channel);
                     self.inner.cluster.hurry(true);
                 }
@@ -411,9 +422,9 @@ impl News {
         let mut routes = self.inner.routes();
         let trouble = routes.trouble(&self.state.borrow());
         self.inner.cluster.hurry(trouble.is_some() || !routes.astray.is_empty());
-        let seen = || routes.sides.values().filter(|side| side.seen);
+        let seen = || routes.nodes.values().filter(|node| node.seen);
         // Nobody is asked for what it does not know.
-        let able = seen().next().is_some() && seen().all(|side| side.sharded);
+        let able = seen().next().is_some() && seen().all(|node| node.sharded);
         let publish = if able { self.wished } else { Publish::Plain };
         let changed = (publish != routes.publish).then_some(publish);
         if changed.is_some() {

@@ -102,7 +102,7 @@ struct News {
 
 /// The settings of connections to one server.
 #[derive(Debug, Clone, Copy)]
-pub(super) struct Manner {
+pub(super) struct NodeOptions {
     /// The client id of this agent's holders in Redis.
     pub(super) client: ClientId,
     pub(super) connect_timeout: Duration,
@@ -118,40 +118,41 @@ pub(super) struct Manner {
 impl RedisNode {
     /// Starts connecting; gives what scripts go by, and what comes back unasked.
     pub(super) fn start(
-        manner: Manner,
+        options: NodeOptions,
         endpoint: &Endpoint,
         metrics: &Arc<Metrics>,
         stage: &Shutdown,
     ) -> (Self, impl Stream<Item = FromRedis> + use<>) {
-        let timeout = manner.response_timeout;
-        let options = |name: &str| LinkOptions {
+        let timeout = options.response_timeout;
+        let link_options = |name: &str| LinkOptions {
             response_timeout: timeout,
-            connect_timeout: manner.connect_timeout,
+            connect_timeout: options.connect_timeout,
             heartbeat: timeout,
             load: script::ALL.iter().map(|script| script.source.to_owned()).collect(),
             writable: true,
-            alone: !manner.in_cluster,
+            alone: !options.in_cluster,
             ..LinkOptions::new(name)
         };
-        let commands = Link::start(endpoint.clone(), options("lockscope-agent"), stage);
-        let grants = manner.replicas.map(|replicas| {
-            Grants::start(replicas, endpoint, options("lockscope-agent-grants"), stage)
+        let commands = Link::start(endpoint.clone(), link_options("lockscope-agent"), stage);
+        let grants = options.replicas.map(|replicas| {
+            Grants::start(replicas, endpoint, link_options("lockscope-agent-grants"), stage)
         });
-        let checked = LinkOptions { check: Some(CHECK), ..options("lockscope-agent-renewals") };
+        let checked =
+            LinkOptions { check: Some(CHECK), ..link_options("lockscope-agent-renewals") };
         let renewals = Link::start(endpoint.clone(), checked, stage);
         let subscriber_options = SubscriberOptions {
             response_timeout: timeout,
-            connect_timeout: manner.connect_timeout,
+            connect_timeout: options.connect_timeout,
             heartbeat: timeout,
             ..SubscriberOptions::new("lockscope-agent-messages")
         };
         let (subscriber, messages) = Subscriber::start(endpoint.clone(), subscriber_options, stage);
-        let forced = keys::forced_channel(&manner.client);
+        let forced = keys::forced_channel(&options.client);
         subscriber.subscribe([forced.clone()]);
         let state = commands.state();
         let renewals_state = renewals.state();
         let node = endpoint.to_string();
-        metrics.server(&node, manner.red);
+        metrics.server(&node, options.red);
         let news = News {
             state,
             renewals_state,

@@ -15,7 +15,7 @@ use service_kit::trace::TraceParent;
 
 use super::confirmed_calls::Replicas;
 use super::redis_cluster::RedisCluster;
-use super::redis_node::{FromRedis, Manner, Outcome, RedisNode};
+use super::redis_node::{FromRedis, NodeOptions, Outcome, RedisNode};
 use crate::core::{Lane, Node, OpId};
 use crate::metrics::Metrics;
 
@@ -62,7 +62,7 @@ impl Servers {
         metrics: &Arc<Metrics>,
         stage: &Shutdown,
     ) -> (Self, News) {
-        let manner = Manner {
+        let options = NodeOptions {
             client: start.client,
             connect_timeout: start.connect_timeout,
             response_timeout,
@@ -73,14 +73,14 @@ impl Servers {
         let mut news = SelectAll::new();
         let main = match start.main {
             Backend::Server(endpoint) => {
-                let (side, events) = RedisNode::start(manner, &endpoint, metrics, stage);
+                let (side, events) = RedisNode::start(options, &endpoint, metrics, stage);
                 news.push(events.map(|event| (Node::Main, event)).boxed());
                 MainSide::Server(side)
             }
             Backend::Cluster(cluster) => {
-                let manner = Manner { in_cluster: true, ..manner };
+                let options = NodeOptions { in_cluster: true, ..options };
                 let publish = start.cluster_messages;
-                let (side, events) = RedisCluster::start(manner, cluster, publish, metrics, stage);
+                let (side, events) = RedisCluster::start(options, cluster, publish, metrics, stage);
                 news.push(events.map(|event| (Node::Main, event)).boxed());
                 MainSide::Cluster(side)
             }
@@ -88,8 +88,8 @@ impl Servers {
         let mut red = Vec::with_capacity(start.red.len());
         for (place, target) in start.red.into_iter().enumerate() {
             // Their majority is what keeps them.
-            let manner = Manner { red: true, replicas: None, ..manner };
-            let (side, events) = RedisNode::start(manner, &target.into(), metrics, stage);
+            let options = NodeOptions { red: true, replicas: None, ..options };
+            let (side, events) = RedisNode::start(options, &target.into(), metrics, stage);
             news.push(events.map(move |event| (Node::Red(place), event)).boxed());
             red.push(side);
         }

@@ -26,7 +26,7 @@ use tokio::time::Instant;
 use crate::clock::SteadyMillis;
 use crate::model::types::ArchiveEntry;
 
-pub use reader::{Answer, Gap, MAX_EVENTS, Reader, Told};
+pub use reader::{Gap, HoldersAt, MAX_EVENTS, PastEvent, Reader};
 pub use writer::Writer;
 
 /// The most entries that queue for the writer.

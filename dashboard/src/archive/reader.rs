@@ -42,7 +42,7 @@ pub struct Reader(Arc<Mutex<Connection>>);
 
 /// The holders of a lock at an instant.
 #[derive(Debug, Clone, Serialize, ToSchema)]
-pub struct Answer {
+pub struct HoldersAt {
     #[serde(serialize_with = "crate::clock::as_wall")]
     pub at: SteadyMillis,
     /// The holds that had begun by then and had not ended.
@@ -64,8 +64,7 @@ pub struct Gap {
 
 /// An event of the history.
 #[derive(Debug, Clone, PartialEq, Eq, Serialize, ToSchema)]
-#[schema(as = PastEvent)]
-pub struct Told {
+pub struct PastEvent {
     #[serde(serialize_with = "crate::clock::as_wall")]
     pub at: SteadyMillis,
     #[schema(schema_with = event_words)]
@@ -114,7 +113,7 @@ impl Reader {
     ///
     /// # Errors
     /// Fails if the file cannot be read.
-    pub async fn at(&self, lock: LockId, at: SteadyMillis) -> rusqlite::Result<Answer> {
+    pub async fn at(&self, lock: LockId, at: SteadyMillis) -> rusqlite::Result<HoldersAt> {
         self.query(move |connection| {
             let mut holds = connection.prepare_cached(
                 "SELECT holder, began, exact, ended, how FROM hold WHERE deployment = ?1 AND db = ?2 AND name = ?3
@@ -122,7 +121,7 @@ impl Reader {
             )?;
             let key = params![&*lock.deployment, lock.db, lock.name.as_bytes(), millis(at), MAX_HOLDERS];
             let holders = holds.query_map(key, hold)?.collect::<rusqlite::Result<Vec<_>>>()?;
-            Ok(Answer { at, holders, gap: gap_at(connection, at)? })
+            Ok(HoldersAt { at, holders, gap: gap_at(connection, at)? })
         })
         .await
     }
@@ -159,7 +158,7 @@ impl Reader {
         from: SteadyMillis,
         to: SteadyMillis,
         newest_first: bool,
-    ) -> rusqlite::Result<Vec<Told>> {
+    ) -> rusqlite::Result<Vec<PastEvent>> {
         self.query(move |connection| {
             let order = if newest_first { "DESC" } else { "ASC" };
             let mut all = Vec::new();
@@ -324,11 +323,11 @@ fn hold(row: &Row<'_>) -> rusqlite::Result<PastHoldView> {
 }
 
 /// Parses one event; none if the row's name cannot be a lock's.
-fn past_event(row: &Row<'_>) -> rusqlite::Result<Option<Told>> {
+fn past_event(row: &Row<'_>) -> rusqlite::Result<Option<PastEvent>> {
     let Some(lock) = lock(row, 1)? else { return Ok(None) };
     let (at, subject, detail) = (instant(row.get(0)?), row.get(4)?, row.get(5)?);
     let event = row.get(6)?;
-    Ok(Some(Told { at, event, lock, subject, detail }))
+    Ok(Some(PastEvent { at, event, lock, subject, detail }))
 }
 
 fn lock(row: &Row<'_>, from: usize) -> rusqlite::Result<Option<LockId>> {

@@ -88,7 +88,7 @@ async fn the_last_problems_are_restored() {
     let folder = tempfile::tempdir().unwrap();
     let [leaked, stuck] = [ProblemKind::Leaked, ProblemKind::Stuck];
     let problem =
-        |kind, at| ArchiveEntry::Problem(lock(b"a"), kind, Certainty::Sure, SteadyMillis(at));
+        |kind, at| ArchiveEntry::Problem(lock(b"a"), kind, Certainty::Certain, SteadyMillis(at));
     let reader = written(
         folder.path(),
         0,
@@ -120,7 +120,7 @@ async fn events_are_in_order_for_one_lock_and_for_all() {
             ended(b"a", 1, 1_000, 4_000),
             ended(b"b", 2, 2_000, 3_000),
             ArchiveEntry::Problem(lock(b"a"), stuck, Certainty::Suspected, SteadyMillis(2_500)),
-            ArchiveEntry::Problem(lock(b"a"), stuck, Certainty::Sure, SteadyMillis(2_600)),
+            ArchiveEntry::Problem(lock(b"a"), stuck, Certainty::Certain, SteadyMillis(2_600)),
             ArchiveEntry::Cleared(lock(b"a"), stuck, SteadyMillis(3_500)),
         ],
     )

@@ -22,7 +22,7 @@ enum Expected {
     Long,
 }
 
-/// What the rows say, in their order. What is wrong with one is told in words.
+/// The rows in their order, or an error that says which one is wrong.
 pub(super) fn rules(
     rows: Vec<LockTable>,
     usual: model::types::Rule,

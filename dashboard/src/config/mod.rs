@@ -30,7 +30,7 @@ use words::{NamedUrl, at_least_a_second, badge, deployment_name, glob, host_of, 
 
 /// The most deployments, and the most databases of one.
 const MAX_DEPLOYMENTS: usize = 32;
-/// What is looked at when no server is named.
+/// The Redis that is watched if none is named.
 const DEFAULT_URL: &str = "redis://127.0.0.1:6379";
 
 const PROGRAM: Program = Program {
@@ -73,7 +73,7 @@ struct Flags {
     /// The header by which a trusted proxy names the user
     #[arg(long, value_name = "HEADER")]
     trusted_user_header: Option<String>,
-    /// The header by which a trusted proxy names the user's groups, parted by commas
+    /// The header by which a trusted proxy names the user's groups, separated by commas
     #[arg(long, value_name = "HEADER")]
     trusted_groups_header: Option<String>,
     /// Addresses or networks of trusted proxies
@@ -161,26 +161,26 @@ struct Flags {
 pub struct Deployment {
     /// Its name, in addresses, the API and metrics.
     pub name: Arc<str>,
-    /// How to reach it.
+    /// The server, the sentinels or the nodes.
     pub target: redis::Deployment,
-    /// Which of its databases.
+    /// The databases to watch.
     pub dbs: Vec<u32>,
-    /// How to reach it for MONITOR, which shows all databases.
+    /// The credentials for MONITOR, which shows all databases.
     pub monitor: redis::Deployment,
-    /// How to reach it for releases by force.
+    /// The credentials for releases by force.
     pub release: redis::Deployment,
 }
 
 /// Everything the program was told.
 #[derive(Debug, Clone)]
 pub struct Config {
-    /// What is looked at.
+    /// The deployments to watch.
     pub deployments: Vec<Deployment>,
-    /// Where pages and API are served.
+    /// The address of pages and API.
     pub listen: SocketAddr,
-    /// Where metrics are served, if not there.
+    /// The address of metrics, if they have one of their own.
     pub metrics_listen: Option<SocketAddr>,
-    /// Who may do what.
+    /// Authentication and rights.
     pub access: Access,
     /// Certificate and key, where pages are served by TLS.
     pub tls: Option<(PathBuf, PathBuf)>,
@@ -190,25 +190,25 @@ pub struct Config {
     pub environment: Option<String>,
     /// The sentence at the head of every page.
     pub note: Option<String>,
-    /// What is looked at of each deployment.
+    /// The databases to watch of each deployment.
     pub read_from: ReadFrom,
     /// The passes over all keys.
     pub scan: ScanSettings,
     /// MONITOR.
     pub monitor: MonitorSettings,
-    /// Whether locks may be released by force.
+    /// True if locks may be released by force.
     pub allow_release: bool,
-    /// Where the history is kept.
+    /// The folder of the history.
     pub history_dir: Option<PathBuf>,
-    /// What the model is told.
+    /// The settings of the model.
     pub model: model::types::Settings,
-    /// How metrics call locks.
+    /// The labels of locks in metrics.
     pub groups: Vec<Pattern>,
-    /// How many groups metrics have at most.
+    /// The most groups in metrics.
     pub max_groups: usize,
-    /// Whether metrics may name single locks.
+    /// True if metrics may name single locks.
     pub lock_names_in_metrics: bool,
-    /// What is logged.
+    /// The log level.
     pub log: String,
 }
 
@@ -216,7 +216,7 @@ impl Config {
     /// Reads the settings of this process.
     ///
     /// # Errors
-    /// When the program must not go on: mistakes in the settings, but also `--help` and its like.
+    /// If the program must end: for wrong settings, but also after `--help` and `--version`.
     pub fn load() -> Result<Self, Stop> {
         settings::load(&PROGRAM, build)
     }
@@ -232,7 +232,7 @@ impl Config {
         settings::load_from(&PROGRAM, args, env, build)
     }
 
-    /// How metrics call locks, with nothing called yet.
+    /// The labels of locks in metrics, with none assigned yet.
     #[must_use]
     pub fn grouping(&self) -> Grouping {
         Grouping::new(self.groups.clone(), self.max_groups)
@@ -470,7 +470,7 @@ fn other_users(
     found
 }
 
-/// What a deployment is called that was given no name, among several.
+/// The name of an unnamed deployment among several.
 fn usual_name(target: &redis::Deployment) -> String {
     match target {
         redis::Deployment::Server(target) => target.address().to_string(),

@@ -1,8 +1,8 @@
-//! What the sources are told.
+//! The settings of the sources.
 
 use std::time::Duration;
 
-/// What is looked at of a deployment.
+/// One deployment to watch.
 #[derive(Debug, Clone, Copy, PartialEq, Eq, clap::ValueEnum)]
 pub enum ReadFrom {
     /// The server itself.
@@ -11,7 +11,7 @@ pub enum ReadFrom {
     Replica,
 }
 
-/// When MONITOR is used.
+/// The mode of MONITOR.
 #[derive(Debug, Clone, Copy, PartialEq, Eq, clap::ValueEnum)]
 pub enum MonitorMode {
     /// Never.
@@ -22,10 +22,10 @@ pub enum MonitorMode {
     Auto,
 }
 
-/// How MONITOR is used.
+/// The settings of MONITOR.
 #[derive(Debug, Clone, Copy)]
 pub struct MonitorSettings {
-    /// When.
+    /// The mode.
     pub mode: MonitorMode,
     /// Commands a second from which on a server is busy.
     pub max_ops: u64,
@@ -33,7 +33,7 @@ pub struct MonitorSettings {
     pub unbounded: bool,
 }
 
-/// How passes over all keys are made.
+/// The settings of passes over all keys.
 #[derive(Debug, Clone)]
 pub struct ScanSettings {
     /// Keys a second, at most.

@@ -1,4 +1,4 @@
-//! What single settings may say.
+//! The values of single settings.
 
 use std::str::FromStr;
 use std::time::Duration;
@@ -27,7 +27,7 @@ impl FromStr for NamedUrl {
     }
 }
 
-/// What deployments may be called.
+/// The names that deployments may have.
 pub(super) fn deployment_name(name: &str) -> Result<String, String> {
     let fits = |c: char| c.is_ascii_alphanumeric() || matches!(c, '-' | '_' | '.');
     if name.is_empty() || name.len() > 64 || !name.chars().all(fits) {
@@ -56,7 +56,7 @@ pub(super) fn glob(text: &str) -> Result<String, String> {
     }
 }
 
-/// What stands on every page to tell environments apart.
+/// The badge of every page that tells environments apart.
 pub(super) fn badge(text: &str) -> Result<String, String> {
     if text.is_empty() || text.chars().count() > 40 || text.chars().any(char::is_control) {
         return Err("expected 1 to 40 printable characters".to_owned());

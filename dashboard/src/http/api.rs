@@ -14,7 +14,7 @@ use super::app::{App, Span};
 use super::csv;
 use super::error::ApiError;
 use super::params::{EventsParams, Format, LockParams, instant, understood};
-use crate::archive::{Answer, Gap, MAX_EVENTS, Told};
+use crate::archive::{Gap, HoldersAt, MAX_EVENTS, PastEvent};
 use crate::clock::SteadyMillis;
 use crate::model::types::{LockId, LockView, Notice};
 use crate::sources::view::{Progress, ServerView, SourceView};
@@ -27,7 +27,7 @@ pub(super) struct PastJson {
     #[serde(flatten)]
     lock: LockId,
     #[serde(flatten)]
-    answer: Answer,
+    answer: HoldersAt,
 }
 
 /// One lock, read now unless it was read within the last second; with `at`, its holders at that instant.
@@ -84,7 +84,7 @@ pub(super) struct EventsJson {
     from: SteadyMillis,
     #[serde(serialize_with = "crate::clock::as_wall")]
     to: SteadyMillis,
-    events: Vec<Told>,
+    events: Vec<PastEvent>,
     /// True if there may be more after the last of them.
     cut: bool,
     gaps: Vec<Gap>,

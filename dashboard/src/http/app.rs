@@ -1,4 +1,4 @@
-//! What all handlers share: the way to the model, and what pages are made from.
+//! The state that all handlers share: the model, and what pages are made from.
 
 use std::sync::{Arc, Mutex, MutexGuard, PoisonError};
 use std::time::Duration;
@@ -25,16 +25,16 @@ use crate::views::{Chrome, Counts, Subject};
 
 /// A lock asked for by name is read unless it was within this, milliseconds.
 const FRESH_MS: u64 = 1_000;
-/// How far back events are told where nobody says, milliseconds.
+/// The default span of past events, milliseconds.
 const USUAL_SPAN_MS: u64 = 3_600_000;
-/// How long to wait for that.
+/// The limit for that.
 const PATIENCE: Duration = Duration::from_millis(800);
 
 /// Everything handlers need. Cheap to clone.
 #[derive(Debug, Clone)]
 pub struct App(Arc<Inner>);
 
-/// What the dashboard tells of itself.
+/// The dashboard's name and version.
 #[derive(Debug, Default)]
 pub struct About {
     pub environment: Option<String>,
@@ -44,21 +44,21 @@ pub struct About {
     pub settings: serde_json::Value,
 }
 
-/// What an [`App`] is made of.
+/// The parts of an [`App`].
 #[derive(Debug)]
 pub struct Inner {
-    /// What the model published.
+    /// The published state of the model.
     pub hub: Arc<Hub>,
     /// The way to the model.
     pub model: ModelHandle,
-    /// How the sources fare.
+    /// The states of the sources.
     pub sources: Arc<Sources>,
-    /// What the dashboard tells of itself.
+    /// The dashboard's name and version.
     pub about: About,
     pub streams: Streams,
-    /// What people look at.
+    /// The locks that people look at.
     pub viewers: Viewers,
-    /// What was, where it is kept.
+    /// The history, if one is stored.
     pub archive: Option<Reader>,
     /// Ends locks by force, where the settings allow it.
     pub releases: Option<Releases>,
@@ -70,12 +70,12 @@ pub struct Inner {
     counts: Mutex<(u64, Counts)>,
 }
 
-/// What past events are asked of.
+/// The subject of a request for past events.
 #[derive(Debug, Clone)]
 pub struct Span {
     pub from: SteadyMillis,
     pub to: SteadyMillis,
-    /// Which lock; none: all.
+    /// The lock; none: all locks.
     pub lock: Option<LockId>,
 }
 
@@ -116,7 +116,7 @@ impl App {
         }))
     }
 
-    /// What stands around a page.
+    /// Returns the frame of a page.
     #[must_use]
     pub fn chrome(&self, address: &str) -> Chrome {
         let scopes = self.model.scopes();
@@ -156,7 +156,7 @@ impl App {
         kept.1
     }
 
-    /// Which deployment is asked for: where there is but one, it need not be named.
+    /// Returns the deployment of a request. A single one need not be named.
     ///
     /// # Errors
     /// A sentence that says what is missing or unknown.
@@ -176,7 +176,7 @@ impl App {
         Ok(Arc::clone(&deployment.0))
     }
 
-    /// Which lock is asked for.
+    /// Returns the lock of a request.
     ///
     /// # Errors
     /// A sentence that says what is missing or unknown.
@@ -208,7 +208,7 @@ impl App {
         Ok(LockId { deployment, db, name })
     }
 
-    /// What is known of a lock, read just now where it was not within the last second.
+    /// Returns a lock as known, read again unless it was read within the last second.
     pub async fn subject(&self, id: &LockId) -> Subject {
         let now = SteadyMillis::now();
         let known = self.hub.snapshot().get(id).cloned();
@@ -234,7 +234,7 @@ impl App {
         }
     }
 
-    /// What a lock's key is, read just now.
+    /// Reads a lock's key now, and returns its type.
     ///
     /// # Errors
     /// A sentence, where it could not be read.
@@ -252,10 +252,10 @@ impl App {
         }
     }
 
-    /// Which time and which lock past events are asked of: until `now`, from an hour before, where that is not said.
+    /// Returns the time and the lock of a request for past events. The default is the hour until `now`.
     ///
     /// # Errors
-    /// Where an instant is none, they are the wrong way round, or the lock cannot be.
+    /// If an instant is malformed, the two are in the wrong order, or the name is invalid.
     pub fn span(&self, params: &EventsParams, now: SteadyMillis) -> Result<Span, ApiError> {
         let given = |text: &Option<String>| text.clone().filter(|text| !text.trim().is_empty());
         let from = match given(&params.from) {
@@ -280,7 +280,7 @@ impl App {
     /// Asks the history.
     ///
     /// # Errors
-    /// Where none is kept, or it cannot be read.
+    /// If no history is stored, or it cannot be read.
     pub async fn history<T, F>(&self, ask: impl FnOnce(Reader) -> F) -> Result<T, ApiError>
     where
         F: Future<Output = rusqlite::Result<T>>,
@@ -300,7 +300,7 @@ impl App {
         })
     }
 
-    /// What is not seen, and what happened to whole servers, a sentence each.
+    /// Returns the blind spots of the sources and the events of whole servers, a sentence each.
     #[must_use]
     pub fn limits(&self) -> Vec<String> {
         let mut limits = self.sources.limits();

@@ -8,7 +8,7 @@ use axum::response::{IntoResponse, Response};
 
 use crate::views::assets::{Asset, find};
 
-/// `/static/{name}`: for ever where the address has the content's version, else to be asked for again.
+/// `/static/{name}`: cached forever if the address has the content's version, else revalidated.
 pub async fn file(
     Path(name): Path<String>,
     Query(query): Query<HashMap<String, String>>,

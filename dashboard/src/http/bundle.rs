@@ -10,14 +10,14 @@ use super::api::SourcesJson;
 use super::app::App;
 use super::error::ApiError;
 use super::params::LockParams;
-use crate::archive::{Answer, Gap, Told};
+use crate::archive::{Gap, HoldersAt, PastEvent};
 use crate::clock::SteadyMillis;
 use crate::model::types::{LockId, LockView, PastHoldView};
 use crate::views::Subject;
 
-/// What the bundle's form is called, so that a program can tell it from a later one.
+/// The name of the bundle's format, so that a program can tell it from a later one.
 const FORM: &str = "lockscope-bundle/1";
-/// How far back it goes where nobody says, for pictures and events alike.
+/// The default span of timeline and events.
 const USUAL_WINDOW: &str = "1h";
 /// The longest part of a lock's name in that of the file, characters.
 const FILE_NAME: usize = 60;
@@ -30,16 +30,16 @@ struct Bundle<'a> {
     made_by: Option<&'a str>,
     dashboard: About<'a>,
     lock: &'a LockId,
-    /// What is known of it now; null: nothing, and `why` says what was found instead.
+    /// The lock as known now; null if it is unknown, and `why` says what was found instead.
     now: Option<&'a LockView>,
     why: Option<String>,
     /// The holder at the requested instant.
-    then: Option<Answer>,
+    then: Option<HoldersAt>,
     #[serde(serialize_with = "crate::clock::as_wall")]
     from: SteadyMillis,
     /// Holds that are over and ended within the window, newest first; from the history where one is kept.
     holds: Vec<PastHoldView>,
-    /// What the history tells of that time, oldest first; null where none is kept (`now` has the latest events).
+    /// The history of that time, oldest first; null if none is stored (`now` has the latest events).
     history: Option<History>,
     sources: SourcesJson,
 }
@@ -54,14 +54,14 @@ struct About<'a> {
 
 #[derive(Serialize)]
 struct History {
-    events: Vec<Told>,
+    events: Vec<PastEvent>,
     gaps: Vec<Gap>,
 }
 
 /// Makes it.
 ///
 /// # Errors
-/// Where a parameter is not understood, or the history cannot be read.
+/// If a parameter is malformed, or the history cannot be read.
 pub async fn bundle(
     app: &App,
     mut params: LockParams,

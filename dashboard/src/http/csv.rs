@@ -1,4 +1,4 @@
-//! What lists show, as CSV (RFC 4180) that no spreadsheet takes for a formula.
+//! Lists as CSV (RFC 4180) that no spreadsheet reads as formulas.
 
 use std::sync::Arc;
 
@@ -6,7 +6,7 @@ use axum::body::{Body, Bytes};
 use axum::http::header;
 use axum::response::{IntoResponse, Response};
 
-use crate::archive::Told;
+use crate::archive::PastEvent;
 use crate::clock::SteadyMillis;
 use crate::model::contention::Longest;
 use crate::model::types::{LockId, LockView, Since};
@@ -19,7 +19,7 @@ pub const MAX_ROWS: usize = 100_000;
 /// Rows written at once.
 const CHUNK: usize = 500;
 
-/// What has a line of its own.
+/// A row of CSV.
 pub trait Record: Send + Sync + 'static {
     const COLUMNS: &'static [&'static str];
     /// The cells, as many as headings.
@@ -235,7 +235,7 @@ impl Record for ContentionRow {
     }
 }
 
-impl Record for Told {
+impl Record for PastEvent {
     const COLUMNS: &'static [&'static str] =
         &["at", "event", "deployment", "db", "name", "subject", "detail"];
 

@@ -171,7 +171,7 @@ mod tests {
             words.sort_unstable();
             words
         };
-        let certainties = [Certainty::Sure, Certainty::Suspected].map(Certainty::as_str);
+        let certainties = [Certainty::Certain, Certainty::Suspected].map(Certainty::as_str);
         let states = [State::Held, State::Free, State::Unknown].map(State::as_str);
         let endings = Ending::ALL.map(Ending::as_str).into_iter().chain(["unseen"]);
         for (pointer, expected) in [

@@ -19,12 +19,12 @@ const OWNERS_PAST: usize = 20;
 const EVENTS: usize = 100;
 /// The history is written at least so often, with some to spare, milliseconds.
 const WRITTEN_EACH_MS: u64 = 10_000;
-/// How far back a lock's picture goes where nobody says, milliseconds.
+/// The default span of a lock's timeline, milliseconds.
 const WINDOW_MS: u64 = 15 * 60_000;
 /// And at most.
 const MAX_WINDOW_MS: u64 = 7 * 24 * 3_600_000;
 
-/// Whether a gap is only the time since the history was last written, by the dashboard that looks right now.
+/// Returns true if a gap is only the time since this dashboard last wrote the history.
 fn is_just_now(gap: &Gap, now: SteadyMillis) -> bool {
     let since = gap.from.filter(|_| gap.to.is_none());
     since.is_some_and(|since| now.0.saturating_sub(since.0) < WRITTEN_EACH_MS)
@@ -35,7 +35,7 @@ impl App {
     /// knows of.
     ///
     /// # Errors
-    /// Where a parameter is not understood, or what was cannot be told.
+    /// If a parameter is malformed, or the history cannot be read.
     pub async fn lock_page(
         &self,
         address: &str,
@@ -106,7 +106,7 @@ impl App {
     /// A client with what it holds, waits for and held.
     ///
     /// # Errors
-    /// Where a parameter is not understood.
+    /// If a parameter is malformed.
     pub fn owner_page(&self, address: &str, params: &OwnerParams) -> Result<OwnerPage, ApiError> {
         let id = params.id.clone().filter(|id| !id.is_empty());
         let id = id.ok_or_else(|| ApiError::bad_request("`id` is needed: a client's uuid"))?;
@@ -144,10 +144,10 @@ impl App {
         Ok(OwnerPage { chrome: self.chrome(address), owner, locks, total, waits, past })
     }
 
-    /// What happened, newest first.
+    /// Returns past events, newest first.
     ///
     /// # Errors
-    /// Where a parameter is not understood, or the history cannot be read.
+    /// If a parameter is malformed, or the history cannot be read.
     pub async fn events_page(
         &self,
         address: &str,
@@ -165,7 +165,7 @@ impl App {
             let gaps = self.history(|archive| async move { archive.gaps(from, to).await }).await?;
             let gaps =
                 gaps.into_iter().filter(|gap| !is_just_now(gap, SteadyMillis::now())).collect();
-            (told.iter().map(EventRow::told).collect(), gaps)
+            (told.iter().map(EventRow::past).collect(), gaps)
         } else {
             (self.remembered_events(span.lock.as_ref(), from, to), Vec::new())
         };

@@ -138,7 +138,7 @@ pub async fn sources(
     rendered(StatusCode::OK, views::sources_page(&page))
 }
 
-/// What there is not: as a page for browsers, as a problem below the API.
+/// Responds that there is no such path: with a page for browsers, with a problem below the API.
 pub async fn nowhere(
     State(app): State<App>,
     OriginalUri(uri): OriginalUri,

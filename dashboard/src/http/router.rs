@@ -27,7 +27,7 @@ use crate::query::contention::ContentionRow;
 use crate::query::owners::OwnerRow;
 use crate::query::problems::ProblemRow;
 
-/// How long an answer may take to begin; streams then go on as long as they like.
+/// The limit for a response to begin. Streams may then last.
 const ANSWER_WITHIN: Duration = Duration::from_secs(5);
 
 /// The largest form, bytes.
@@ -130,7 +130,7 @@ pub fn router(
         .layer(from_fn_with_state(requests, measure))
 }
 
-/// What is served where metrics have an address of their own.
+/// Returns the routes of an address for metrics alone.
 pub fn metrics_router(hosts: AllowedHosts, registry: Registry, stop: &CancellationToken) -> Router {
     metrics_route(registry)
         .merge(health(stop))

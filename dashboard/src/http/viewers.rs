@@ -1,4 +1,4 @@
-//! What people look at now: it is read more often.
+//! The locks that people look at now: they are read more often.
 
 use std::collections::{HashMap, HashSet};
 use std::sync::{Arc, Mutex, MutexGuard, PoisonError};
@@ -8,10 +8,10 @@ use crate::model::actor::ModelHandle;
 use crate::model::types::LockId;
 use crate::query::{LockRow, Rows};
 
-/// How often the model is told, where anything changed.
+/// The interval at which changes are sent to the model.
 const TELL_EACH: Duration = Duration::from_millis(300);
 
-/// What one stream shows.
+/// The locks that one stream shows.
 #[derive(Debug, Clone)]
 pub enum Viewed {
     Rows(Arc<Rows<LockRow>>),
@@ -51,7 +51,7 @@ impl Viewers {
         Viewer { id: all.next, all: self.clone() }
     }
 
-    /// Keeps the model told, for ever.
+    /// Reports to the model, forever.
     pub async fn run(self, model: ModelHandle) {
         loop {
             tokio::time::sleep(TELL_EACH).await;

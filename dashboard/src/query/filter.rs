@@ -1,6 +1,6 @@
 //! The language of the filter box and of the API's `filter`.
 //!
-//! Terms are parted by spaces and all must hold. A plain word is looked for in the name, one with a `*` is a glob
+//! Terms are separated by spaces and all must hold. A plain word is searched in the name, one with a `*` is a glob
 //! for the whole of it; `key:value` asks for something else. A quoted term is part of a name whatever stands in it.
 
 use std::time::Duration;
@@ -34,7 +34,7 @@ enum Term {
     Kind(Kind),
     Problem(Option<ProblemKind>),
     NoProblem,
-    /// Whether it has a problem that somebody has in hand, or one that nobody has.
+    /// True for a problem that is acknowledged, false for one that is not.
     Acknowledged(bool),
     Db(u32),
     Age(Bound),
@@ -179,7 +179,7 @@ impl Term {
     }
 }
 
-/// What may stand behind `problem:`.
+/// The values of `problem:`.
 fn problem_words() -> String {
     let words = ProblemKind::ALL.map(ProblemKind::as_str).join(", ");
     format!("any, none, {words}")
@@ -240,7 +240,7 @@ impl Filter {
         Ok((term.unwrap_or_else(|| Term::Name(Text::new(word))), after))
     }
 
-    /// Whether a lock is to be listed. Where the filter says nothing of it, only confirmed ones are, and only those
+    /// Returns true if a lock is listed. Unless the filter says otherwise, only confirmed ones are, and only those
     /// that are held or waited for.
     #[must_use]
     pub fn matches(&self, lock: &LockView, now: SteadyMillis) -> bool {
@@ -256,13 +256,13 @@ impl Filter {
         (asks_confirmed || lock.confirmed) && self.0.iter().all(|term| term.matches(lock, now))
     }
 
-    /// Whether it asks for nothing.
+    /// Returns true if it is empty.
     #[must_use]
     pub fn is_empty(&self) -> bool {
         self.0.is_empty()
     }
 
-    /// Whether what it matches depends on the clock.
+    /// Returns true if its matches depend on the clock.
     #[must_use]
     pub fn depends_on_clock(&self) -> bool {
         self.0.iter().any(|term| matches!(term, Term::Age(_) | Term::Ttl(_)))

@@ -55,7 +55,7 @@ pub(crate) fn lock(name: &str) -> LockView {
 pub(crate) fn leaked() -> ProblemView {
     ProblemView {
         problem: ProblemKind::Leaked,
-        certainty: Certainty::Sure,
+        certainty: Certainty::Certain,
         since: SteadyMillis(0),
         evidence: Vec::new(),
         advice: String::new(),

@@ -14,7 +14,7 @@ pub type LockRow = Arc<LockView>;
 fn severity(lock: &LockView) -> u64 {
     // Certain problems come before suspected ones.
     let of = |problem: ProblemKind, certainty: Certainty| match certainty {
-        Certainty::Sure => problem as u64,
+        Certainty::Certain => problem as u64,
         Certainty::Suspected => ProblemKind::ALL.len() as u64 + problem as u64,
     };
     // Acknowledged problems do not move a lock to the top.

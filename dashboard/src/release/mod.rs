@@ -106,7 +106,7 @@ impl Outcome {
 
 /// The reason why nothing was attempted.
 #[derive(Debug, Clone, PartialEq, Eq, thiserror::Error)]
-pub enum Mistake {
+pub enum ReleaseError {
     /// The offer is no longer valid.
     #[error("the form is older than {} s, was used already, or was shown to another user: reload the page and try again", VALID.as_secs())]
     Stale,
@@ -125,7 +125,7 @@ pub enum Mistake {
 
 /// The operator who requests a release.
 #[derive(Debug, Clone)]
-pub struct Asker {
+pub struct Operator {
     /// The name, if they had to log in.
     pub name: Option<Arc<str>>,
     /// The address of the connection, or of the last proxy's client.
@@ -134,8 +134,7 @@ pub struct Asker {
 
 /// A request for a release.
 #[derive(Debug, Clone, serde::Deserialize, utoipa::ToSchema)]
-#[schema(as = ReleaseRequest)]
-pub struct Wish {
+pub struct ReleaseRequest {
     /// The id of the offer.
     #[schema(min_length = 1)]
     pub seen: String,
@@ -224,33 +223,33 @@ impl Releases {
     pub async fn release(
         &self,
         id: &LockId,
-        wish: &Wish,
-        asker: &Asker,
-    ) -> Result<Outcome, Mistake> {
-        let reason = wish.reason.trim();
+        request: &ReleaseRequest,
+        operator: &Operator,
+    ) -> Result<Outcome, ReleaseError> {
+        let reason = request.reason.trim();
         let length = reason.chars().count();
         if !(3..=MAX_REASON).contains(&length)
             || reason.chars().any(|c| c.is_control() || is_invisible(c))
         {
-            return Err(Mistake::Reason);
+            return Err(ReleaseError::Reason);
         }
-        let offer = lock(&self.offers).get(&wish.seen, asker, Instant::now());
-        let offer = offer.filter(|offer| offer.id == *id).ok_or(Mistake::Stale)?;
-        if !offer.has_name(&wish.name) {
-            return Err(Mistake::Name);
+        let offer = lock(&self.offers).get(&request.seen, operator, Instant::now());
+        let offer = offer.filter(|offer| offer.id == *id).ok_or(ReleaseError::Stale)?;
+        if !offer.has_name(&request.name) {
+            return Err(ReleaseError::Name);
         }
-        let choice = Target::parse(&wish.target).and_then(|target| offer.choice(target));
-        let choice = choice.ok_or(Mistake::Target)?;
+        let choice = Target::parse(&request.target).and_then(|target| offer.choice(target));
+        let choice = choice.ok_or(ReleaseError::Target)?;
         // Each offer is valid for one release, so a second click finds nothing.
-        if !lock(&self.offers).take(&wish.seen) {
-            return Err(Mistake::Stale);
+        if !lock(&self.offers).take(&request.seen) {
+            return Err(ReleaseError::Stale);
         }
         let outcome = if self.within_rate_limit() {
             self.run(&offer, &choice).await
         } else {
             Outcome::Limited
         };
-        self.report(&offer, &choice, reason, asker, &outcome).await;
+        self.report(&offer, &choice, reason, operator, &outcome).await;
         Ok(outcome)
     }
 
@@ -300,18 +299,18 @@ impl Releases {
         offer: &Offer,
         choice: &Choice,
         reason: &str,
-        asker: &Asker,
+        operator: &Operator,
         outcome: &Outcome,
     ) {
         self.outcomes.with_label_values(&[outcome.as_str()]).inc();
-        let who = asker.name.as_deref().unwrap_or("somebody");
+        let who = operator.name.as_deref().unwrap_or("somebody");
         let (what, was) = (choice.what(), choice.was(offer));
         tracing::warn!(
             deployment = &*offer.id.deployment,
             db = offer.id.db,
             lock = %offer.id.name,
             who,
-            from = %asker.from,
+            from = %operator.from,
             what,
             was,
             reason,
@@ -321,7 +320,7 @@ impl Releases {
         let act = OperatorAction {
             at: SteadyMillis::now(),
             who: who.to_owned(),
-            from: asker.from,
+            from: operator.from,
             what: choice.word(),
             subject: choice.subject(),
             reason: reason.to_owned(),

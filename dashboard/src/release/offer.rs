@@ -14,7 +14,7 @@ use redisson::{HolderId, Moment};
 use ring::rand::{SecureRandom as _, SystemRandom};
 use tokio::time::Instant;
 
-use super::{Asker, VALID};
+use super::{Operator, VALID};
 use crate::clock::{SteadyMillis, WallMillis};
 use crate::model::types::{LockId, LockView, QueueEntry, Reading};
 use crate::text::shown_name;
@@ -262,9 +262,9 @@ impl Offers {
     }
 
     /// Returns the offer with that id, if it was shown to that operator and is still valid.
-    pub(super) fn get(&self, id: &str, asker: &Asker, now: Instant) -> Option<Arc<Offer>> {
+    pub(super) fn get(&self, id: &str, operator: &Operator, now: Instant) -> Option<Arc<Offer>> {
         let stored = self.0.iter().find(|stored| stored.id == id && stored.until > now)?;
-        (stored.offer.shown_to == asker.name).then(|| Arc::clone(&stored.offer))
+        (stored.offer.shown_to == operator.name).then(|| Arc::clone(&stored.offer))
     }
 
     /// Consumes an offer. Returns false if it was consumed before.
@@ -322,8 +322,8 @@ mod tests {
         Offer::new(Arc::new(view(name, renewed)), reading, at, Some("anna".into()))
     }
 
-    fn asker(name: &str) -> Asker {
-        Asker { name: Some(name.into()), from: IpAddr::V4(Ipv4Addr::LOCALHOST) }
+    fn operator(name: &str) -> Operator {
+        Operator { name: Some(name.into()), from: IpAddr::V4(Ipv4Addr::LOCALHOST) }
     }
 
     #[test]
@@ -384,15 +384,15 @@ mod tests {
         let mut store = |at| offers.store(Arc::new(offer(b"a", &[1], false).unwrap()), at);
         let (name, second) = (store(now), store(now));
         assert_ne!(name, second);
-        assert!(offers.get(&name, &asker("anna"), now).is_some());
-        assert!(offers.get(&name, &asker("bert"), now).is_none());
-        assert!(offers.get("", &asker("anna"), now).is_none());
-        assert!(offers.get(&name, &asker("anna"), now + VALID).is_none());
+        assert!(offers.get(&name, &operator("anna"), now).is_some());
+        assert!(offers.get(&name, &operator("bert"), now).is_none());
+        assert!(offers.get("", &operator("anna"), now).is_none());
+        assert!(offers.get(&name, &operator("anna"), now + VALID).is_none());
         assert!(offers.take(&name) && !offers.take(&name));
-        assert!(offers.get(&name, &asker("anna"), now).is_none());
+        assert!(offers.get(&name, &operator("anna"), now).is_none());
         for _ in 0..MAX_OFFERS {
             offers.store(Arc::new(offer(b"a", &[1], false).unwrap()), now);
         }
-        assert!(offers.get(&second, &asker("anna"), now).is_none(), "the oldest is dropped");
+        assert!(offers.get(&second, &operator("anna"), now).is_none(), "the oldest is dropped");
     }
 }

@@ -17,14 +17,14 @@ use crate::text;
 /// The most groups shown, those most waited for first.
 const MAX_GROUPS: usize = 20;
 
-/// What was counted in an hour, in words and as a picture.
+/// The counts of an hour, in words and as a picture.
 struct Hour<'a> {
     tally: &'a Tally,
     acquisitions: String,
-    /// How long all who waited did together.
+    /// The sum of all waits.
     waited: Option<String>,
     longest_wait: Option<String>,
-    /// How long holds lasted.
+    /// The durations of holds.
     holds: Option<Holds>,
 }
 

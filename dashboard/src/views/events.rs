@@ -7,16 +7,16 @@ use super::format::{self, Clock, rfc3339};
 use super::list::LockLink;
 use super::page::{self, Frame};
 use super::{EventRow, EventsPage, links};
-use crate::archive::Told;
+use crate::archive::PastEvent;
 use crate::model::types::{EventView, LockId};
 
 impl EventRow {
-    /// One that the history tells.
+    /// Returns the row of an event in the history.
     #[must_use]
-    pub fn told(told: &Told) -> Self {
-        let detail = told.detail.as_deref().unwrap_or_default();
-        let text = match told.event.as_str() {
-            "taken" => format!("taken by {}", told.subject),
+    pub fn past(event: &PastEvent) -> Self {
+        let detail = event.detail.as_deref().unwrap_or_default();
+        let text = match event.event.as_str() {
+            "taken" => format!("taken by {}", event.subject),
             "ended" => {
                 let how = match detail {
                     "released" => "released it",
@@ -28,14 +28,20 @@ impl EventRow {
                     "replaced" => "lost it: the key became something else",
                     _ => "no longer has it",
                 };
-                format!("{} {how}", told.subject)
+                format!("{} {how}", event.subject)
             }
-            "problem" => format!("{} begins, {detail}", told.subject),
-            "cleared" => format!("{} is over", told.subject),
+            "problem" => format!("{} begins, {detail}", event.subject),
+            "cleared" => format!("{} is over", event.subject),
             // What an operator did.
-            _ => format!("{}: {detail}", told.subject),
+            _ => format!("{}: {detail}", event.subject),
         };
-        Self { at: told.at, event: told.event.clone(), lock: told.lock.clone(), text, source: None }
+        Self {
+            at: event.at,
+            event: event.event.clone(),
+            lock: event.lock.clone(),
+            text,
+            source: None,
+        }
     }
 
     /// One that the picture remembers.
@@ -108,7 +114,7 @@ struct EventsTemplate<'a> {
 /// The page.
 ///
 /// # Errors
-/// When the template fails, which is a bug.
+/// If the template fails, which is a bug.
 pub fn events_page(page: &EventsPage) -> Result<String, askama::Error> {
     let frame = Frame::new(title(page), "events", &page.chrome);
     let query = |from: String| {
@@ -158,7 +164,7 @@ pub(super) fn regions(page: &EventsPage) -> Result<Vec<(&'static str, String)>, 
     Ok(vec![("event-list", Events::new(page).render()?)])
 }
 
-/// How many events there are, in words.
+/// Returns the number of events, in words.
 fn count(n: usize) -> String {
     format::count(n as u64)
 }

@@ -1,4 +1,4 @@
-//! What stands below the rows of a table: why there are none, or which they are.
+//! The foot of a table: the reason that it is empty, or its range of rows.
 
 use askama::Template;
 use askama::filters::HtmlSafe;
@@ -7,23 +7,23 @@ use super::Chrome;
 use super::format::{self, Prose};
 use crate::sources::view::{SourceState, SourceView};
 
-/// What a table shows of what there is.
+/// The range of rows that a table shows.
 pub(super) struct Shown<'a> {
     /// The filter as typed.
     pub(super) filter: &'a str,
-    /// Whether it is wrong.
+    /// True if it is wrong.
     pub(super) filter_error: bool,
-    /// How many rows there are on this page.
+    /// The rows on this page.
     pub(super) rows: usize,
-    /// How many stand before them.
+    /// The rows before them.
     pub(super) skipped: usize,
-    /// How many there are in all.
+    /// All rows.
     pub(super) total: usize,
     /// The first page, where this is another one.
     pub(super) first: Option<String>,
     /// The next page, where there is one.
     pub(super) next: Option<String>,
-    /// What is said where there is nothing at all: a heading, and a sentence.
+    /// The text of an empty list: a heading and a sentence.
     pub(super) nothing: (&'static str, &'static str),
     /// The table without a filter.
     pub(super) all: String,
@@ -42,7 +42,7 @@ pub(super) struct Foot<'a> {
 
 impl HtmlSafe for Foot<'_> {}
 
-/// How far the first pass has come.
+/// The progress of the first pass.
 struct Scanning {
     seen: String,
     of: Option<(String, u64)>,

@@ -1,11 +1,13 @@
-//! How values are written: durations, instants, counts, holders. The script writes them the same way.
+//! The format of values: durations, instants, counts, holders. The script formats them the same way.
 
 use askama::Template;
 use askama::filters::HtmlSafe;
 
-use super::live::AGELESS;
 use crate::clock::SteadyMillis;
 use crate::model::types::Since;
+
+/// The clock that live parts are rendered at: everything is just now, the script counts on from there.
+pub(super) const AGELESS: SteadyMillis = SteadyMillis(0);
 
 /// A duration as an age or a time to live is shown: two units at most, whole seconds.
 pub(super) fn duration(millis: u64) -> String {
@@ -116,7 +118,7 @@ pub(super) struct Clock {
     /// To count from.
     millis: u64,
     told: u64,
-    /// How long ago, or how soon.
+    /// The time since then, or until then.
     when: String,
 }
 

@@ -7,7 +7,7 @@ use percent_encoding::{AsciiSet, NON_ALPHANUMERIC, utf8_percent_encode};
 use crate::clock::SteadyMillis;
 use crate::model::types::LockId;
 
-/// What a query's value may hold as it is; the rest is percent-encoded.
+/// The characters of a query's value that are not percent-encoded.
 const VALUE: &AsciiSet = &NON_ALPHANUMERIC
     .remove(b'-')
     .remove(b'_')
@@ -36,12 +36,12 @@ pub(super) fn lock(id: &LockId) -> String {
     format!("/lock?{}", lock_query(id))
 }
 
-/// Where a lock is released by force.
+/// The address of a forced release.
 pub(super) fn release(id: &LockId) -> String {
     format!("/release?{}", lock_query(id))
 }
 
-/// Where its problems are acknowledged.
+/// The address of acknowledgements.
 pub(super) fn acknowledge(id: &LockId) -> String {
     format!("/acknowledge?{}", lock_query(id))
 }
@@ -67,7 +67,7 @@ pub(super) fn lock_window(id: &LockId, window: &str) -> String {
     format!("{}&window={}", lock(id), encoded(window))
 }
 
-/// What happened to a lock.
+/// The address of a lock's events.
 pub(super) fn lock_events(id: &LockId) -> String {
     with("/events", &event_query(Some(id)))
 }
@@ -100,7 +100,7 @@ pub(super) fn with(path: &str, query: &[(&str, String)]) -> String {
     if query.is_empty() { path.to_owned() } else { format!("{path}?{}", query.join("&")) }
 }
 
-/// Where a look by MONITOR is asked for.
+/// The address that requests MONITOR for a while.
 pub(super) fn watch(deployment: &str) -> String {
     format!("/sources/watch?deployment={}", encoded(deployment))
 }

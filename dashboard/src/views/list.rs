@@ -5,8 +5,9 @@ use askama::filters::HtmlSafe;
 
 use super::contention::Groups;
 use super::foot::{Foot, Shown};
+use super::format::AGELESS;
 use super::format::{Ago, Clock, Prose};
-use super::live::{AGELESS, Fragments, LiveRow};
+use super::fragments::{Fragments, LiveRow};
 use super::locks::Tabs;
 use super::page::{self, Frame};
 use super::picture::Circle;
@@ -97,7 +98,7 @@ impl LockLink {
     }
 }
 
-/// Who has held a lock longest of those that hold it.
+/// The holder that has held a lock longest.
 pub(super) fn holder(lock: &LockView) -> Option<HolderCell<'_>> {
     let holder = lock.holders.iter().min_by_key(|holder| holder.since.at);
     holder.map(|holder| HolderCell::new(&lock.id.deployment, holder))
@@ -155,7 +156,7 @@ struct ProblemTemplate<'a> {
     evidence: Option<&'a crate::model::types::Evidence>,
     advice: Prose<'a>,
     circle: Option<Circle>,
-    /// Who has it in hand, and until when.
+    /// The person who acknowledged it, and the end of that.
     acknowledged: Option<(Clock, &'a Acknowledgement)>,
 }
 

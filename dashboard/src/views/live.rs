@@ -1,6 +1,6 @@
 //! Keeping an open page true: what its event stream carries.
 //!
-//! The browser opens `/live?path=<the page's path and query, percent-encoded>`. A page is made anew when the snapshot
+//! The browser opens `/live?path=<the page's path and query, percent-encoded>`. A page is made again when the snapshot
 //! changes (at a bounded rate), once for all who look at it, into a [`Picture`]: its rows and parts as HTML, without
 //! ages and without what is left to live, which are the script's to count. From one picture to another leads a patch.
 //!
@@ -22,25 +22,25 @@
 //! a page's script, which takes a longer silence for a lost connection.
 
 use std::collections::{BTreeMap, HashMap};
-use std::sync::{Arc, Mutex, PoisonError};
+use std::sync::Arc;
 
 use serde::Serialize;
 
+use super::format::AGELESS;
+use super::fragments::{Fragments, LiveRow};
 use super::{
     Chrome, EventsPage, ListPage, ListView, LockPage, OwnerPage, SourcesPage, assets, events, list,
     lock, owner, page, row, sources,
 };
-use crate::clock;
 use crate::clock::SteadyMillis;
-use crate::model::types::{LockId, LockView};
-use crate::query::LockRow;
+use crate::model::types::LockId;
 use crate::query::list::RowId;
 use crate::sources::view::SourceState;
 
 /// The longest silence on a stream, milliseconds.
 pub const BEAT_MS: u64 = 5_000;
 
-/// How long a change of nothing but ages in the line about the sources waits, milliseconds.
+/// The delay of a change of nothing but ages in the line about the sources, milliseconds.
 const STATUS_MS: u64 = 2_000;
 
 /// The parts that tell how far the picture can be trusted.
@@ -52,61 +52,6 @@ pub fn beat(now: SteadyMillis) -> String {
     format!("{{\"now\":{}}}", now.0)
 }
 
-/// Rendered rows of locks, shared by all pages. Bounded; cheap to clone.
-#[derive(Debug, Clone, Default)]
-pub struct Fragments(Arc<Mutex<HashMap<Key, Fragment>>>);
-
-/// A view's address, whether deployment and database stand beside the name, and how the clock was set.
-type Key = (usize, bool, bool, i64);
-
-#[derive(Debug)]
-struct Fragment {
-    /// Keeps the view's address, which is the key, from being used again.
-    _lock: Arc<LockView>,
-    id: Arc<str>,
-    html: Arc<str>,
-}
-
-impl Fragments {
-    /// The most rows kept: a few megabytes.
-    const MAX: usize = 4_096;
-
-    /// Returns a lock's row.
-    pub(super) fn row(&self, lock: &LockRow, chrome: &Chrome) -> Result<LiveRow, askama::Error> {
-        let (id, html) = self.rendered(lock, chrome)?;
-        Ok(LiveRow { id, html, ttl: Some((lock.ttl_ms, lock.observed_at.0)) })
-    }
-
-    /// Returns a row's id and HTML.
-    fn rendered(
-        &self,
-        lock: &LockRow,
-        chrome: &Chrome,
-    ) -> Result<(Arc<str>, Arc<str>), askama::Error> {
-        let (deployment, db) = (chrome.several_deployments, chrome.several_dbs);
-        let key = (Arc::as_ptr(lock).addr(), deployment, db, clock::set_by());
-        if let Some(known) = self.lock().get(&key) {
-            return Ok((Arc::clone(&known.id), Arc::clone(&known.html)));
-        }
-        let html: Arc<str> = row::live_row(lock, deployment, db)?.into();
-        let id: Arc<str> = row::row_id(RowId::of_lock(&lock.id)).into();
-        let mut kept = self.lock();
-        if kept.len() >= Self::MAX {
-            kept.clear();
-        }
-        let (row, shown) = (Arc::clone(&id), Arc::clone(&html));
-        kept.insert(key, Fragment { _lock: Arc::clone(lock), id: row, html: shown });
-        Ok((id, html))
-    }
-
-    fn lock(&self) -> std::sync::MutexGuard<'_, HashMap<Key, Fragment>> {
-        self.0.lock().unwrap_or_else(PoisonError::into_inner)
-    }
-}
-
-/// The clock that live parts are rendered at: everything is just now, the script counts on from there.
-pub(super) const AGELESS: SteadyMillis = SteadyMillis(0);
-
 /// An open page at one instant.
 #[derive(Debug)]
 pub struct Picture {
@@ -116,16 +61,6 @@ pub struct Picture {
     regions: Vec<(&'static str, Arc<str>)>,
     status_at: u64,
     states: Vec<SourceState>,
-}
-
-/// A row of its table.
-#[derive(Debug)]
-pub struct LiveRow {
-    pub(super) id: Arc<str>,
-    /// Its start tag, then each of its cells, on a line of their own.
-    pub(super) html: Arc<str>,
-    /// Milliseconds to live as read, if there is an end, and when that was.
-    pub(super) ttl: Option<(Option<u64>, u64)>,
 }
 
 #[derive(Debug, Serialize, Default)]
@@ -170,7 +105,7 @@ impl Picture {
     /// One lock's page.
     ///
     /// # Errors
-    /// When a template fails, which is a bug.
+    /// If a template fails, which is a bug.
     pub fn lock(page: &LockPage, before: Option<&Self>) -> Result<Self, askama::Error> {
         let ageless = LockPage { chrome: ageless(&page.chrome), ..page.clone() };
         let regions = lock::regions(&ageless, page.chrome.now)?;
@@ -180,7 +115,7 @@ impl Picture {
     /// One client's page.
     ///
     /// # Errors
-    /// When a template fails, which is a bug.
+    /// If a template fails, which is a bug.
     pub fn owner(
         page: &OwnerPage,
         before: Option<&Self>,
@@ -195,7 +130,7 @@ impl Picture {
     /// The page of events.
     ///
     /// # Errors
-    /// When a template fails, which is a bug.
+    /// If a template fails, which is a bug.
     pub fn events(page: &EventsPage, before: Option<&Self>) -> Result<Self, askama::Error> {
         let ageless = EventsPage { chrome: ageless(&page.chrome), ..page.clone() };
         let regions = events::regions(&ageless)?;
@@ -205,7 +140,7 @@ impl Picture {
     /// The page about sources.
     ///
     /// # Errors
-    /// When a template fails, which is a bug.
+    /// If a template fails, which is a bug.
     pub fn sources(page: &SourcesPage, before: Option<&Self>) -> Result<Self, askama::Error> {
         let ageless = SourcesPage { chrome: ageless(&page.chrome), ..page.clone() };
         let regions = sources::regions(&ageless)?;
@@ -241,7 +176,7 @@ impl Picture {
         Ok(Self { now: chrome.now.0, title, rows, regions, status_at, states })
     }
 
-    /// Whether it has a row of that lock.
+    /// Returns true if it has a row of that lock.
     #[must_use]
     pub fn shows(&self, id: &LockId) -> bool {
         let id = row::row_id(RowId::of_lock(id));
@@ -252,7 +187,7 @@ impl Picture {
     /// where it is equal already.
     ///
     /// # Errors
-    /// When it cannot be written, which is a bug.
+    /// If it cannot be written, which is a bug.
     pub fn patch(&self, before: Option<&Self>) -> Result<Option<String>, askama::Error> {
         let mut patch = Patch { now: self.now, ..Patch::default() };
         if before.is_none() {
@@ -303,7 +238,7 @@ impl Picture {
     }
 }
 
-/// The lines of a row that are not as they were; none where most of it is new.
+/// The changed lines of a row; none if most of it is new.
 fn changed_lines<'a>(old: &str, new: &'a str) -> Option<BTreeMap<usize, &'a str>> {
     let (old, lines): (Vec<&str>, Vec<&str>) = (old.lines().collect(), new.lines().collect());
     if old.len() != lines.len() {

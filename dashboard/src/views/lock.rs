@@ -5,7 +5,7 @@ use askama::filters::HtmlSafe;
 
 use super::format::{self, Ago, Clock, Prose};
 
-use super::live::AGELESS;
+use super::format::AGELESS;
 use super::page::{self, Frame, STALE_MS};
 use super::picture::{Circle, Durations, Timeline, ending_words, lasted};
 use super::row::{Badge, Ttl, client_words, held_since, owner_link};
@@ -24,7 +24,7 @@ const TITLE_NAME: usize = 60;
 /// The most events shown.
 const EVENTS: usize = 200;
 
-/// What is known, at a glance.
+/// The lock's facts at a glance.
 #[derive(Template)]
 #[template(path = "parts/lock_state.html")]
 struct Summary<'a> {
@@ -66,7 +66,7 @@ impl<'a> Summary<'a> {
         }
     }
 
-    /// When a gone lock was last seen.
+    /// The instant at which a gone lock was last seen.
     fn last_event(&self) -> Option<Ago> {
         let Subject::Known(lock) = self.subject else { return None };
         lock.events.newest().map(|at| Ago::new(at, self.now))
@@ -80,7 +80,7 @@ struct Problem<'a> {
     advice: Prose<'a>,
     evidence: Vec<(Clock, &'a Evidence)>,
     circle: Option<Circle>,
-    /// Who has it in hand, and until when.
+    /// The person who acknowledged it, and the end of that.
     acknowledged: Option<(Clock, &'a Acknowledgement)>,
 }
 
@@ -146,7 +146,7 @@ struct Holder<'a> {
 #[template(path = "parts/lock_holders.html")]
 struct Holders<'a> {
     holders: Vec<Holder<'a>>,
-    /// Whether modes differ from plain, so that they are worth a column.
+    /// True if modes differ from plain, so that they are worth a column.
     modes: bool,
 }
 
@@ -171,7 +171,7 @@ impl<'a> Holders<'a> {
     }
 }
 
-/// Who waits, and in which order.
+/// The waiters in their order.
 #[derive(Template)]
 #[template(path = "parts/lock_waiters.html")]
 struct Waiters<'a> {
@@ -214,7 +214,7 @@ impl Events {
     }
 }
 
-/// Who had it before.
+/// Its earlier holders.
 #[derive(Template)]
 #[template(path = "parts/lock_past.html")]
 struct PastHolds<'a> {
@@ -224,7 +224,7 @@ struct PastHolds<'a> {
 
 impl HtmlSafe for PastHolds<'_> {}
 
-/// Who had it at the instant that was asked about.
+/// Its holders at the requested instant.
 #[derive(Template)]
 #[template(path = "parts/lock_then.html")]
 struct Then<'a> {
@@ -275,7 +275,7 @@ impl<'a> PastHolds<'a> {
     }
 }
 
-/// How to look at it without this dashboard.
+/// Commands that show it without this dashboard.
 #[derive(Template)]
 #[template(path = "parts/lock_raw.html")]
 struct Raw {
@@ -298,7 +298,7 @@ impl Raw {
     }
 }
 
-/// What its last minutes or hours looked like.
+/// The timeline of its last minutes or hours.
 #[derive(Template)]
 #[template(path = "parts/lock_pictures.html")]
 struct Pictures {
@@ -351,9 +351,9 @@ struct LockTemplate<'a> {
     json: String,
     /// All of it, as one file.
     bundle: String,
-    /// Where it is released by force, for those who may.
+    /// The address of a forced release, for those who may.
     release: Option<String>,
-    /// Where its problems are acknowledged, for those who may.
+    /// The address of acknowledgements, for those who may.
     acknowledge: Option<Acknowledge<'a>>,
 }
 
@@ -389,7 +389,7 @@ impl<'a> Acknowledge<'a> {
 /// The page.
 ///
 /// # Errors
-/// When the template fails, which is a bug.
+/// If the template fails, which is a bug.
 pub fn lock_page(page: &LockPage) -> Result<String, askama::Error> {
     LockTemplate {
         frame: Frame::new(title(page), "", &page.chrome),

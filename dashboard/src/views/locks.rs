@@ -3,8 +3,8 @@
 use askama::Template;
 use askama::filters::HtmlSafe;
 
+use super::fragments::{Fragments, LiveRow};
 use super::list::{Heading, ListView};
-use super::live::{Fragments, LiveRow};
 use super::row::Row;
 use super::{Chrome, format, links};
 use crate::clock::SteadyMillis;

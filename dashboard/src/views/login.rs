@@ -14,7 +14,7 @@ struct LoginTemplate<'a> {
 /// The form that asks for a token.
 ///
 /// # Errors
-/// When the template fails, which is a bug.
+/// If the template fails, which is a bug.
 pub fn login_page(page: &LoginPage) -> Result<String, askama::Error> {
     LoginTemplate { page, assets: &assets::ADDRESSES }.render()
 }

@@ -1,17 +1,18 @@
 //! The pages: what goes in, HTML comes out.
 //!
-//! A page is a plain struct that its handler fills from one snapshot ([`LocksPage`], [`LockPage`], [`ListPage`],
+//! A page is a plain struct that its handler fills from one snapshot ([`LockPage`], [`ListPage`],
 //! [`OwnerPage`], [`EventsPage`], [`SourcesPage`], [`ErrorPage`]) and a function that renders it. Nothing here reads a clock or the model, so a page can be made
 //! again at any time and compared: that is how the live stream works, see [`live`].
 //!
 //! Pages hold ages, so they must be served with `Cache-Control: no-store`. What [`assets`] lists is served under
-//! its path; its address changes with its content, so it may be cached for ever.
+//! its path; its address changes with its content, so it may be cached forever.
 
 pub mod assets;
 mod contention;
 mod events;
 mod foot;
 mod format;
+pub mod fragments;
 mod links;
 mod list;
 pub mod live;
@@ -32,7 +33,7 @@ use std::sync::Arc;
 
 use service_kit::redis::Address;
 
-use crate::archive::{Answer, Gap};
+use crate::archive::{Gap, HoldersAt};
 use crate::clock::SteadyMillis;
 use crate::model::contention::Contention;
 use crate::model::types::{LockId, LockView, Notice, PastHoldView};
@@ -51,7 +52,7 @@ pub use page::error_page;
 pub use release::release_page;
 pub use sources::sources_page;
 
-/// What stands around every page.
+/// The frame of every page.
 #[derive(Debug, Clone)]
 pub struct Chrome {
     /// The dashboard's clock when the page was made; ages are counted to it, then on by the browser.
@@ -68,25 +69,25 @@ pub struct Chrome {
     pub sources: Vec<SourceView>,
     /// Every server that is looked at.
     pub servers: Vec<ServerView>,
-    /// How far the first look at all keys has come; none once it is complete.
+    /// The progress of the first pass over all keys; none once it is complete.
     pub first_scan: Option<Progress>,
-    /// What there is in all, whatever the page shows of it.
+    /// The counts of all locks, whatever the page shows.
     pub counts: Counts,
-    /// Whether there are several deployments, so that names need theirs beside them.
+    /// True if there are several deployments, so that names need theirs beside them.
     pub several_deployments: bool,
-    /// Whether there are several databases.
+    /// True if there are several databases.
     pub several_dbs: bool,
-    /// Who looks at it, where they had to say so.
+    /// The visitor, if authentication is required.
     pub visitor: Option<VisitorView>,
     /// The CSRF token of the page's forms.
     pub csrf: Option<String>,
 }
 
-/// Who looks at a page.
+/// The visitor of a page.
 #[derive(Debug, Clone, PartialEq, Eq)]
 pub struct VisitorView {
     pub name: String,
-    /// Whether they came by the login, and can leave.
+    /// True if they came by the login, and can leave.
     pub can_leave: bool,
 }
 
@@ -110,34 +111,34 @@ pub struct Counts {
 /// `/lock`: one lock.
 #[derive(Debug, Clone)]
 pub struct LockPage {
-    /// What stands around it.
+    /// The frame of the page.
     pub chrome: Chrome,
-    /// Which lock was asked for.
+    /// The requested lock.
     pub id: LockId,
-    /// Where it stands in a cluster: its slot, and the node that serves that; none where it is in no cluster.
+    /// Its slot in a cluster, and the node that serves that; none outside of a cluster.
     pub home: Option<(u16, Option<Address>)>,
-    /// What is known of it.
+    /// The lock as known.
     pub subject: Subject,
-    /// Who held it at the instant that was asked about.
-    pub then: Option<Answer>,
-    /// Who held it lately.
+    /// Its holders at the requested instant.
+    pub then: Option<HoldersAt>,
+    /// Its latest holders.
     pub past: PastWindow,
-    /// Whether whoever looks at it may release it by force.
+    /// True if the visitor may release it by force.
     pub may_release: bool,
-    /// Whether they may say that its problems are in hand.
+    /// True if the visitor may acknowledge its problems.
     pub may_acknowledge: bool,
 }
 
 /// The latest holds of a lock that are over.
 #[derive(Debug, Clone)]
 pub struct PastWindow {
-    /// How far back they go, milliseconds.
+    /// Their span, milliseconds.
     pub millis: u64,
     /// The holds that ended in that time, newest first.
     pub holds: Vec<PastHoldView>,
-    /// Whether they come from a history, so that all are there; else only the latest are remembered.
+    /// True if they come from a history, so that all are there; else only the latest are remembered.
     pub kept: bool,
-    /// How far back somebody asked them to go, as written.
+    /// The requested span, as written.
     pub chosen: Option<String>,
 }
 
@@ -169,42 +170,42 @@ pub struct ListPage<T> {
 /// `/owner`: one client.
 #[derive(Debug, Clone)]
 pub struct OwnerPage {
-    /// What stands around it.
+    /// The frame of the page.
     pub chrome: Chrome,
     /// The client, with what it has in all.
     pub owner: OwnerRow,
     /// The locks that it holds, those it has had longest first, at most 100.
     pub locks: Vec<Arc<LockView>>,
-    /// How many it holds in all.
+    /// The number of its holds.
     pub total: usize,
     /// The locks that it waits for, each with the number of its waiter, the longest wait first.
     pub waits: Vec<(Arc<LockView>, usize)>,
-    /// What it held that is over, as far as it is remembered, newest first.
+    /// Its ended holds as far as they are remembered, newest first.
     pub past: Vec<(Arc<LockView>, PastHoldView)>,
 }
 
 /// `/events`: what happened.
 #[derive(Debug, Clone)]
 pub struct EventsPage {
-    /// What stands around it.
+    /// The frame of the page.
     pub chrome: Chrome,
     /// From when, as typed.
     pub from_text: String,
-    /// Until when, as typed; empty: now, and on.
+    /// The end of the time, as typed; empty: now, and on.
     pub to_text: String,
     /// The lock's name, as typed.
     pub name_text: String,
     pub from: SteadyMillis,
     pub to: SteadyMillis,
-    /// Which lock; none: all.
+    /// The lock; none: all locks.
     pub lock: Option<LockId>,
     /// The events, newest first, at most 100.
     pub rows: Vec<EventRow>,
     /// The times in which nobody looked.
     pub gaps: Vec<Gap>,
-    /// Whether they come from a history; else from what is remembered of each lock.
+    /// True if they come from a history; else from what is remembered of each lock.
     pub kept: bool,
-    /// Whether there are more than are shown.
+    /// True if there are more than are shown.
     pub cut: bool,
 }
 
@@ -217,21 +218,21 @@ pub struct EventRow {
     /// To which lock.
     pub lock: LockId,
     pub text: String,
-    /// Which source saw it, where that is known.
+    /// The source that observed it, if known.
     pub source: Option<&'static str>,
 }
 
 /// `/release`: a lock as it is just now, and what of it can be released by force.
 #[derive(Debug)]
 pub struct ReleasePage {
-    /// What stands around it.
+    /// The frame of the page.
     pub chrome: Chrome,
     pub id: LockId,
-    /// What can be done.
+    /// The possible actions.
     pub step: ReleaseStep,
 }
 
-/// What there is to do on a [`ReleasePage`].
+/// The state of a [`ReleasePage`].
 #[derive(Debug)]
 pub enum ReleaseStep {
     /// Nothing: a sentence says why.
@@ -244,7 +245,7 @@ pub enum ReleaseStep {
         seen: String,
         /// Why the last attempt was not tried.
         mistake: Option<String>,
-        /// What was chosen in it.
+        /// The choice made in it.
         target: Option<String>,
         /// The reason given in it.
         reason: String,
@@ -259,14 +260,14 @@ pub fn lock_link(id: &LockId) -> String {
     links::lock(id)
 }
 
-/// What is known of a lock that was asked for.
+/// A requested lock as known.
 #[derive(Debug, Clone)]
 pub enum Subject {
     /// It is held, or is remembered.
     Known(Arc<LockView>),
     /// There is no such key, and nothing is remembered.
     Absent {
-        /// When Redis was asked.
+        /// The instant at which Redis was queried.
         read_at: SteadyMillis,
     },
     /// There is such a key, but it is no lock; a sentence says what it is.
@@ -278,22 +279,22 @@ pub enum Subject {
 /// `/sources`: what the picture rests on.
 #[derive(Debug, Clone)]
 pub struct SourcesPage {
-    /// What stands around it, with the sources themselves.
+    /// The frame of the page, with the sources themselves.
     pub chrome: Chrome,
-    /// What is not seen by the sources as they are now, a sentence each.
+    /// The blind spots of the sources as they are now, a sentence each.
     pub limits: Vec<String>,
-    /// What happened to whole servers, newest first.
+    /// The events of whole servers, newest first.
     pub notices: Arc<[Notice]>,
 }
 
 /// A request that cannot be answered.
 #[derive(Debug, Clone)]
 pub struct ErrorPage {
-    /// What stands around it.
+    /// The frame of the page.
     pub chrome: Chrome,
     /// HTTP status: 400, 404, 421, 503 and the like.
     pub status: u16,
-    /// What went wrong and what to do, a sentence.
+    /// A sentence: what went wrong and what to do.
     pub message: String,
 }
 

@@ -12,7 +12,7 @@ use super::shell::RawKey;
 use super::{OwnerPage, links};
 use crate::text;
 
-/// What is known of it, at a glance.
+/// The client's facts at a glance.
 #[derive(Template)]
 #[template(path = "parts/owner_state.html")]
 struct Summary<'a> {
@@ -115,7 +115,7 @@ struct OwnerTemplate<'a> {
 /// The page.
 ///
 /// # Errors
-/// When the template fails, which is a bug.
+/// If the template fails, which is a bug.
 pub fn owner_page(page: &OwnerPage) -> Result<String, askama::Error> {
     let chrome = &page.chrome;
     let row = |lock| Row::new(lock, chrome.several_deployments, chrome.several_dbs, chrome.now);

@@ -1,4 +1,4 @@
-//! What stands around every page: the head, the state of the sources, warnings; and the pages about errors.
+//! The frame of every page (the head, the state of the sources, warnings), and error pages.
 
 use askama::Template;
 use askama::filters::HtmlSafe;
@@ -11,13 +11,13 @@ use crate::sources::view::{SourceState, SourceView};
 /// A lock whose last read is older than this is marked, milliseconds. The poll comes by each 10 s at the latest.
 pub(super) const STALE_MS: u64 = 20_000;
 
-/// What `base.html` needs.
+/// The variables of `base.html`.
 pub(super) struct Frame<'a> {
     pub(super) title: String,
-    /// Which link of the navigation this page is.
+    /// The navigation link of this page.
     pub(super) section: &'static str,
     pub(super) chrome: &'a Chrome,
-    /// The stream's address; none where the page does not change.
+    /// The stream's address; none if the page does not change.
     pub(super) live: Option<String>,
     pub(super) status: Status,
     pub(super) alerts: Alerts<'a>,
@@ -72,7 +72,7 @@ pub(super) fn regions(chrome: &Chrome) -> Result<Vec<(&'static str, String)>, as
     ])
 }
 
-/// What a screen reader hears when it changes.
+/// The text that a screen reader speaks when it changes.
 fn spoken(chrome: &Chrome) -> String {
     let down = chrome.servers.iter().filter(|server| server.down.is_some()).count();
     let problems = match chrome.counts.with_problems {
@@ -86,7 +86,7 @@ fn spoken(chrome: &Chrome) -> String {
     }
 }
 
-/// How all sources of one name fare: the worst of them.
+/// The worst state of all sources of one name.
 #[derive(Debug)]
 struct SourceLine {
     source: &'static str,
@@ -142,7 +142,7 @@ fn severity(state: SourceState) -> u8 {
     }
 }
 
-/// How a state is coloured: `fine`, `quiet`, `warn`, `bad`; the word stands beside it always.
+/// The colour class of a state: `fine`, `quiet`, `warn` or `bad`. The word is always next to it.
 pub(super) fn state_tone(state: &SourceState) -> &'static str {
     match state {
         SourceState::On => "fine",
@@ -194,7 +194,7 @@ struct ErrorTemplate<'a> {
 /// The page for a request that cannot be answered.
 ///
 /// # Errors
-/// When the template fails, which is a bug.
+/// If the template fails, which is a bug.
 pub fn error_page(page: &ErrorPage) -> Result<String, askama::Error> {
     let heading = match page.status {
         400 => "That request is not understood",

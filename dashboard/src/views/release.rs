@@ -40,7 +40,7 @@ struct ReleaseTemplate<'a> {
 /// The page.
 ///
 /// # Errors
-/// When the template fails, which is a bug.
+/// If the template fails, which is a bug.
 pub fn release_page(page: &ReleasePage) -> Result<String, askama::Error> {
     let now = page.chrome.now;
     let asked = match &page.step {

@@ -3,9 +3,9 @@
 use askama::Template;
 use askama::filters::HtmlSafe;
 
+use super::format::AGELESS;
 use super::format::{self, Ago};
 use super::links;
-use super::live::AGELESS;
 use super::page::STALE_MS;
 use super::picture::Spark;
 use crate::clock::SteadyMillis;
@@ -21,7 +21,7 @@ pub(super) struct Badge {
     pub(super) word: &'static str,
     pub(super) certainty: &'static str,
     pub(super) ago: Ago,
-    /// Whether somebody has it in hand.
+    /// True if somebody has it in hand.
     pub(super) acknowledged: bool,
 }
 
@@ -41,14 +41,14 @@ impl Badge {
 #[template(path = "parts/ttl.html")]
 pub(super) struct Ttl {
     state: State,
-    /// Whether it has an end.
+    /// True if it has an end.
     ends: bool,
-    /// Whether what is left stands in it; else the script puts it there, from what its row or box was read with.
+    /// True if what is left stands in it; else the script puts it there, from what its row or box was read with.
     counted: bool,
-    /// What is left by now.
+    /// The rest by now.
     left: String,
     left_millis: u64,
-    /// Whether it should have ended since.
+    /// True if it should have ended since.
     over: bool,
     lease: Option<(u64, String)>,
     renewed: bool,
@@ -90,7 +90,7 @@ impl Ttl {
         Self { counted: lock.state == State::Unknown, ..ttl }
     }
 
-    /// What a full bar stands for; the script makes it longer where more is left.
+    /// The time of a full bar. The script extends it if more is left.
     fn whole(&self) -> u64 {
         let lease = self.lease.as_ref().map_or(0, |(lease, _)| *lease);
         lease.max(if self.counted { self.left_millis } else { 0 }).max(1)
@@ -175,7 +175,7 @@ pub(super) fn client_words(client: &ClientView) -> String {
     words.join(", ")
 }
 
-/// Where a client is, in the few words that a row has room for.
+/// A client's place, in the few words that a row has room for.
 pub(super) fn place_words(client: &ClientView) -> Option<String> {
     let process = client.comm.as_deref().map_or_else(
         || client.pid.map(|pid| format!("process {pid}")),
@@ -188,7 +188,7 @@ pub(super) fn place_words(client: &ClientView) -> Option<String> {
     })
 }
 
-/// Since when a lock is held: by whoever has held it longest.
+/// The instant since which a lock is held, by its longest holder.
 pub(super) fn held_since(lock: &LockView) -> Option<Since> {
     lock.holders.iter().map(|holder| holder.since).min_by_key(|since| since.at)
 }
@@ -208,7 +208,7 @@ pub(super) struct Row<'a> {
     more_holders: usize,
     held: Option<Ago>,
     ttl: Ttl,
-    /// What was read of its time to live, when, and how long ago; left out of what a stream sends apart from it.
+    /// Its time to live as read, the instant, and the time since then. Omitted if a stream sends it separately.
     read: Option<Read>,
     stale: bool,
     spark: Spark,
@@ -216,7 +216,7 @@ pub(super) struct Row<'a> {
 
 impl HtmlSafe for Row<'_> {}
 
-/// When a lock was read.
+/// The instant at which a lock was read.
 pub(super) struct Read {
     pub(super) at: u64,
     pub(super) ttl: Option<u64>,
@@ -255,7 +255,7 @@ impl<'a> Row<'a> {
         !self.problems.is_empty()
     }
 
-    /// Whether nothing is surely wrong.
+    /// Returns true if nothing is surely wrong.
     fn suspected(&self) -> bool {
         self.lock.problems.iter().all(|problem| problem.certainty == Certainty::Suspected)
     }
@@ -269,7 +269,7 @@ pub(super) fn row_id(id: RowId<'_>) -> String {
     format!("r{:016x}", hasher.finish())
 }
 
-/// Where a lock stands, where that is not plain: to be shown beside its name.
+/// A lock's deployment and database, if they need to be shown next to its name.
 pub(super) fn place(id: &LockId, deployment: bool, db: bool) -> Option<String> {
     match (deployment, db) {
         (true, true) => Some(format!("{}/{}", id.deployment, id.db)),

@@ -9,13 +9,13 @@ use crate::text;
 /// A command with what it is for.
 #[derive(Debug, Clone, PartialEq, Eq)]
 pub(super) struct Command {
-    /// What it tells.
+    /// Its explanation.
     pub(super) purpose: &'static str,
     /// The line to paste.
     pub(super) line: String,
 }
 
-/// What to run to see a lock of some kind without this dashboard.
+/// Commands that show a lock of some kind without this dashboard.
 pub(super) fn commands(
     id: &LockId,
     kind: &str,
@@ -118,12 +118,12 @@ pub(super) fn quoted(bytes: &[u8]) -> String {
 /// A key of Redis that belongs to a lock.
 #[derive(Debug, Clone)]
 pub(super) struct RawKey {
-    /// What it is.
+    /// The text.
     pub(super) role: &'static str,
     pub(super) shown: String,
-    /// What the copy button takes: the very text, or the word for a shell where that could do harm when pasted.
+    /// The content of the copy button: the text itself, or a word quoted for a shell if pasting the text could do harm.
     pub(super) copied: String,
-    /// Whether that is the word for a shell.
+    /// True if that is the word for a shell.
     pub(super) quoted: bool,
 }
 

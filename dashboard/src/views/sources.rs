@@ -11,7 +11,7 @@ use crate::model::types::Notice;
 use crate::sources::view::ServerView;
 use crate::sources::view::{SourceState, SourceView};
 
-/// What a source does, in words.
+/// The description of a source.
 struct About {
     label: &'static str,
     sees: &'static str,
@@ -66,7 +66,7 @@ struct Line<'a> {
     word: &'static str,
     tone: &'static str,
     ago: Option<Ago>,
-    /// Where a look is asked for, where that can be.
+    /// The address that requests MONITOR for a while, if that is possible.
     watch: Option<String>,
 }
 
@@ -136,7 +136,7 @@ struct SourcesTemplate<'a> {
 /// The page.
 ///
 /// # Errors
-/// When the template fails, which is a bug.
+/// If the template fails, which is a bug.
 pub fn sources_page(page: &SourcesPage) -> Result<String, askama::Error> {
     SourcesTemplate {
         frame: Frame::new(title(page), "sources", &page.chrome),

@@ -32,14 +32,14 @@ pub enum Lane {
     Commands,
     /// Renewals, which no load may delay.
     Renewals,
-    /// Scripts that grant and that replicas must confirm: the outcome is for [`Core::on_confirmed`].
+    /// Scripts that grant and that replicas must confirm: the outcome is for [`super::Core::on_confirmed`].
     Grants,
 }
 
 /// An action for the runtime.
 #[derive(Debug)]
 pub enum Effect {
-    /// Send a script; bring the outcome by [`Core::on_reply`] or [`Core::on_failure`].
+    /// Send a script; bring the outcome by [`super::Core::on_reply`] or [`super::Core::on_failure`].
     Send {
         /// The number that the outcome refers to.
         op: OpId,
@@ -54,12 +54,12 @@ pub enum Effect {
     },
     /// Give a session something to write.
     Deliver(SessionId, Outgoing),
-    /// Listen to this channel, on which releases of a lock are told; tell [`Core::on_subscribed`] once the
+    /// Listen to this channel, on which releases of a lock are told; tell [`super::Core::on_subscribed`] once the
     /// subscription stands.
     Subscribe(Node, Vec<u8>),
     /// No longer listen to it.
     Unsubscribe(Node, Vec<u8>),
-    /// Note this in the journal; tell [`Core::on_journalled`] or [`Core::on_journal_failed`]. Replies that rest on it
+    /// Note this in the journal; tell [`super::Core::on_journalled`] or [`super::Core::on_journal_failed`]. Replies that rest on it
     /// wait for that.
     Journal(Record),
     /// Count this in metrics.

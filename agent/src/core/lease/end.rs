@@ -1,10 +1,10 @@
 //! Ends of holds: what every end does here, and loss.
 
+use crate::core::ops::verb::Ending;
 use redisson::{Kind, LockName, Moment};
 use service_kit::trace::TraceParent;
 
 use crate::core::lease::hold::Hold;
-use crate::core::ops::release::Ending;
 use crate::core::session::event::Event;
 use crate::core::{Core, LogLine, Node, Report, spans};
 use crate::types::{End, Number};

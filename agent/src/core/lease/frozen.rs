@@ -5,18 +5,8 @@ use std::collections::BTreeSet;
 
 use redisson::Moment;
 
-use crate::core::{Core, LogLine};
+use crate::core::{Core, Frozen, LogLine};
 use crate::types::SessionId;
-
-/// The treatment of the holds of a stopped worker.
-#[derive(Debug, Clone, Copy, PartialEq, Eq, Default)]
-pub enum Frozen {
-    /// They are renewed like all others: a stopped worker may go on.
-    #[default]
-    Keep,
-    /// They are not renewed while it is stopped, so that they are lost when that lasts for longer than a lease.
-    Lapse,
-}
 
 impl Core {
     /// The processes whose sessions hold or wait for something: of these [`Self::on_stopped`] wants to know.

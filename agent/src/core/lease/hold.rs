@@ -6,11 +6,10 @@ use redisson::{Kind, Lease, LockName, Moment};
 use tracing::Span;
 
 use crate::core::ids::{OpId, Owner};
-use crate::core::lease::lock_delay::KeptBack;
 use crate::core::lease::node_leases::NodeLeases;
 use crate::core::session::reply::Grant;
 use crate::core::units::millis;
-use crate::types::Number;
+use crate::types::{Number, Peer, SessionKey};
 
 /// The way a hold's lease ends or goes on.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
@@ -19,6 +18,18 @@ pub(in crate::core) enum LeaseMode {
     Renewed,
     /// Nothing renews it; it ends when its lease does.
     Fixed,
+}
+
+/// A hold whose worker is dead and which nobody else gets yet. The watchdog renews it.
+#[derive(Debug)]
+pub(in crate::core) struct KeptBack {
+    pub(in crate::core) until: Moment,
+    /// The session that it was in,
+    pub(in crate::core) session: SessionKey,
+    /// whose that was,
+    pub(in crate::core) peer: Peer,
+    /// and what it called itself.
+    pub(in crate::core) client: Option<String>,
 }
 
 /// A hold of a local owner.

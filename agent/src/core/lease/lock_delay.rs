@@ -3,22 +3,11 @@
 
 use redisson::Moment;
 
+use crate::core::lease::hold::KeptBack;
 use crate::core::report::list::client_name;
-use crate::core::session::Session;
+use crate::core::session::state::Session;
 use crate::core::{Core, spans};
-use crate::types::{Number, Peer, SessionKey};
-
-/// A hold whose worker is dead and which nobody else gets yet. The watchdog renews it.
-#[derive(Debug)]
-pub(in crate::core) struct KeptBack {
-    pub(in crate::core) until: Moment,
-    /// The session that it was in,
-    pub(in crate::core) session: SessionKey,
-    /// whose that was,
-    pub(in crate::core) peer: Peer,
-    /// and what it called itself.
-    pub(in crate::core) client: Option<String>,
-}
+use crate::types::Number;
 
 impl Core {
     /// Returns the end of the lock delay of a worker that has been gone since then.

@@ -12,6 +12,7 @@ pub(in crate::core) mod red;
 mod update;
 pub(in crate::core) mod watchdog;
 
+use crate::core::ops::verb::Change;
 use std::collections::BTreeMap;
 use std::ops::RangeBounds;
 use std::time::Duration;
@@ -19,11 +20,9 @@ use std::time::Duration;
 use redisson::{Lease, Moment};
 
 use crate::core::ids::OpId;
-use crate::core::ops::update::Change;
 use crate::core::timer::Timers;
 use crate::types::{End, Number, SessionId};
-use hold::{Hold, LeaseMode, NewHold};
-use lock_delay::KeptBack;
+use hold::{Hold, KeptBack, LeaseMode, NewHold};
 
 /// All holds, by their numbers.
 #[derive(Debug)]

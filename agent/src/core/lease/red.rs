@@ -1,5 +1,6 @@
 //! Changes of red holds, node by node.
 
+use crate::core::ops::verb::{Change, Renewal};
 use std::sync::Arc;
 
 use redisson::Moment;
@@ -7,8 +8,6 @@ use redisson::Moment;
 use super::LeaseTable;
 use super::hold::LeaseMode;
 use super::node_leases::NodeLeases;
-use crate::core::ops::renew::Renewal;
-use crate::core::ops::update::Change;
 use crate::types::{End, Number};
 
 /// The validity of a red hold by its nodes' parts.

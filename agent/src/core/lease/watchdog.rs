@@ -1,5 +1,6 @@
 //! The watchdog: renewals, jeopardy, loss.
 
+use crate::core::ops::verb::Renewal;
 use std::collections::BTreeMap;
 use std::time::Duration;
 
@@ -7,7 +8,6 @@ use redisson::script::MAX_BATCH;
 use redisson::{Kind, LockName, Moment};
 
 use crate::core::lease::Due;
-use crate::core::ops::renew::Renewal;
 
 use crate::core::session::event::Event;
 use crate::core::{Core, LogLine, Node, Report};

@@ -1,5 +1,6 @@
 //! LOCK: re-entry, queueing, and attempts to take the lock in Redis.
 
+use crate::core::ops::verb::{Attempt, Change, HoldUpdate, Verb};
 use std::sync::Arc;
 use std::time::Duration;
 
@@ -10,9 +11,6 @@ use tracing::Span;
 use crate::core::ids::{OpId, Owner, Slot, WaiterId};
 use crate::core::lease::hold::LeaseMode;
 use crate::core::lock::waiter::Waiter;
-use crate::core::ops::acquire::Attempt;
-use crate::core::ops::operation::Verb;
-use crate::core::ops::update::{Change, HoldUpdate};
 use crate::core::side::Side;
 use crate::core::{Core, Report, spans};
 use crate::protocol::command::{LockRequest, Wait};

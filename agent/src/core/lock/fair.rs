@@ -3,13 +3,13 @@
 //! A refused waiter has a position, and subscribes to a channel of its own, on which the release before its turn is
 //! published. It tries again upon that, when the head's time or the holder's is over, and often enough to prove it is alive.
 
+use crate::core::ops::verb::Attempt;
 use redisson::{HolderId, Kind, LockName, Moment, keys};
 
 use crate::core::ids::{OpId, WaiterId};
 use crate::core::lock::table::ChannelChange;
 use crate::core::lock::waiter::Waiter;
 use crate::core::ops::FAIR_WAIT;
-use crate::core::ops::acquire::Attempt;
 use crate::core::{Core, Effect, Node};
 use crate::types::Number;
 

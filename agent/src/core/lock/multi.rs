@@ -7,6 +7,7 @@
 //! the others when it has got that one. What comes before it in byte order it waits for only briefly then: those who
 //! take turns in the same order would otherwise stand in one another's way forever, each with one lock in its hands.
 
+use crate::core::ops::verb::{Change, HoldUpdate};
 use std::sync::Arc;
 use std::time::Duration;
 
@@ -15,7 +16,7 @@ use tracing::Span;
 
 use crate::core::ids::{Owner, Slot};
 use crate::core::lease::hold::{Hold, LeaseMode};
-use crate::core::ops::update::{Change, HoldUpdate};
+use crate::core::lock::multi_lock::{Goal, Member, MultiLock};
 use crate::core::session::reply::{Grant, Reply};
 use crate::core::side::Side;
 use crate::core::units::millis;
@@ -28,79 +29,6 @@ use crate::types::{End, Number};
 const PATIENCE: Duration = Duration::from_millis(1500);
 /// The divisor of that time while it holds a member that comes later in byte order.
 const OUT_OF_ORDER: u32 = 10;
-
-/// An MLOCK or MUNLOCK under way.
-#[derive(Debug)]
-pub(in crate::core) struct MultiLock {
-    slot: Slot,
-    goal: Goal,
-    /// The request for each member; none for MUNLOCK.
-    requests: Vec<LockRequest>,
-    /// The members, in the order in which the worker named them.
-    members: Vec<Member>,
-    /// The order in which they are taken.
-    order: Vec<usize>,
-    since: Moment,
-    /// The end of its wait.
-    until: Moment,
-    /// The leases run from now on, all from the same instant.
-    leased: bool,
-    /// The deadline of its patience that is set.
-    pub(in crate::core) armed: Moment,
-}
-
-/// The aim of an MLOCK or MUNLOCK.
-#[derive(Debug)]
-enum Goal {
-    Take,
-    /// Give back what was taken, then say this.
-    GiveUp(Frame),
-    /// Give back what the worker wants to give back.
-    GiveBack,
-}
-
-/// The progress of one member.
-#[derive(Debug)]
-enum Member {
-    Wanted,
-    /// Its LOCK is not answered yet.
-    Asked,
-    Taken(Grant),
-    /// Its lease is being set.
-    Leasing(Grant),
-    /// Its UNLOCK is not answered yet.
-    Leaving,
-    /// It is given back, or was not held: what there is to say of it.
-    Left(Reply),
-}
-
-impl MultiLock {
-    fn is_busy(&self) -> bool {
-        self.members
-            .iter()
-            .any(|m| matches!(m, Member::Asked | Member::Leasing(_) | Member::Leaving))
-    }
-
-    fn taken(&self) -> impl Iterator<Item = (usize, &Grant)> {
-        self.members.iter().enumerate().filter_map(|(index, member)| match member {
-            Member::Taken(grant) => Some((index, grant)),
-            _ => None,
-        })
-    }
-
-    /// Returns whether it acquired this hold itself and will give it back rather than wait with it.
-    pub(in crate::core) fn gives_way(&self, number: Number) -> bool {
-        self.taken().any(|(_, grant)| grant.number == number && grant.count == 1)
-    }
-
-    /// The locks that it waits for without end.
-    pub(in crate::core) fn awaited(&self) -> impl Iterator<Item = &LockName> {
-        let awaits = matches!(self.goal, Goal::Take) && self.until == Moment::NEVER;
-        self.requests.iter().zip(&self.members).filter_map(move |(request, member)| {
-            (awaits && matches!(member, Member::Wanted | Member::Asked)).then_some(&request.name)
-        })
-    }
-}
 
 impl Core {
     pub(in crate::core) fn lock_all(&mut self, slot: Slot, requests: Vec<LockRequest>) {

@@ -47,13 +47,13 @@ impl NodeSubscriptions {
         self.free.contains(node)
     }
 
-    /// On how many nodes it is.
+    /// Returns the number of nodes on which it is free.
     pub(in crate::core) fn free(&self) -> usize {
         self.free.count()
     }
 
-    /// That node's subscription stands, for the first time or again. Whether by this one a majority is heard: whoever
-    /// releases from then on is heard of, and what was released before may have been missed.
+    /// Records that a node's subscription is confirmed, for the first time or again. Returns true if this one completes a
+    /// majority: later releases will be heard, and earlier ones may have been missed.
     pub(in crate::core) fn subscribed(&mut self, node: usize, majority: usize) -> bool {
         let before = self.listening.count();
         self.listening.insert(node);

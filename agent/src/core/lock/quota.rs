@@ -2,12 +2,8 @@
 
 use std::collections::HashMap;
 
-use crate::core::ids::{Owner, Slot};
-use crate::core::side::Side;
-use crate::core::{Core, Report};
 use crate::policy::{Denial, Policy};
 use crate::protocol::command::LockRequest;
-use crate::protocol::resp::Frame;
 use crate::types::Peer;
 
 /// The policy, and the holds and waits of each user that has any.
@@ -39,12 +35,12 @@ impl Quota {
         }
     }
 
-    fn of(&self, uid: u32) -> usize {
+    pub(super) fn of(&self, uid: u32) -> usize {
         self.counts.get(&uid).copied().unwrap_or(0)
     }
 
     /// Returns the policy's denial of a LOCK, if it has one.
-    fn denial(&self, peer: &Peer, request: &LockRequest) -> Option<Denial> {
+    pub(super) fn denial(&self, peer: &Peer, request: &LockRequest) -> Option<Denial> {
         let policy = self.policy.as_ref()?;
         policy.check(peer, request, self.of(peer.uid)).err()
     }
@@ -52,31 +48,5 @@ impl Quota {
     #[cfg(test)]
     pub(super) fn is_empty(&self) -> bool {
         self.counts.is_empty()
-    }
-}
-
-impl Core {
-    /// Sets the policy for new LOCKs; without one all are allowed. Existing holds stay.
-    pub fn set_policy(&mut self, policy: Option<Policy>) {
-        self.locks.set_policy(policy);
-    }
-
-    /// Returns the refusal of a LOCK that the policy denies. An owner that holds the lock may enter it again.
-    pub(in crate::core) fn denied(&mut self, slot: Slot, request: &LockRequest) -> Option<Frame> {
-        if !self.locks.quota().is_limited() {
-            return None;
-        }
-        let owner = Owner { session: slot.session, owner: request.owner };
-        let held = Side::BOTH.iter().any(|side| {
-            let number = self.hold_of(owner, &request.name, *side);
-            number.and_then(|n| self.leases.get(n)).is_some_and(|hold| hold.kind == request.kind)
-        });
-        let peer = &self.sessions.get(&slot.session)?.peer;
-        if held {
-            return None;
-        }
-        let denial = self.locks.quota().denial(peer, request)?;
-        self.effects.report(Report::PolicyDenial(denial.reason));
-        Some(Frame::Error(format!("DENIED `{}` {}", request.name, denial.text)))
     }
 }

@@ -1,5 +1,6 @@
 //! The end of holds in Redis: UNLOCK, release, or hand-over to the next local waiter.
 
+use crate::core::ops::verb::{Attempt, Change, Ending, HandOver, HoldUpdate, Release, Undo, Verb};
 use std::time::Duration;
 
 use redisson::{Family, Kind, Lease, LockName, Moment};
@@ -7,12 +8,6 @@ use tracing::Span;
 
 use crate::core::ids::{OpId, Owner, Slot};
 use crate::core::lock::state::Contest;
-use crate::core::ops::acquire::Attempt;
-use crate::core::ops::hand_over::HandOver;
-use crate::core::ops::operation::Verb;
-use crate::core::ops::release::{Ending, Release};
-use crate::core::ops::undo::Undo;
-use crate::core::ops::update::{Change, HoldUpdate};
 use crate::core::side::Side;
 use crate::core::{Core, Report, Settings};
 use crate::protocol::command::HoldRequest;

@@ -4,23 +4,14 @@
 //! goes down a connection of its own, with a WAIT behind it, and is told once enough replicas have it. If too few have,
 //! nobody is told that he holds the lock, and the lock is given back.
 
+use crate::core::ops::verb::Attempt;
 use redisson::script::Value;
 use redisson::{Kind, Moment};
 
 use crate::core::ids::OpId;
 use crate::core::lock::waiter::Left;
-use crate::core::ops::Op;
-use crate::core::ops::acquire::Attempt;
+use crate::core::ops::{Confirmed, Op};
 use crate::core::{Core, LogLine, Report};
-
-/// The answer of WAIT to a script.
-#[derive(Debug, Clone, Default, PartialEq, Eq)]
-pub struct Confirmed {
-    /// The number of replicas that have what it wrote.
-    pub replicas: u32,
-    /// The error, if WAIT was refused.
-    pub refusal: Option<String>,
-}
 
 impl Core {
     /// Redis answered a script, and so many replicas have what it wrote: what scripts of [`crate::core::Lane::Grants`] want.

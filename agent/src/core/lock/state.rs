@@ -55,7 +55,7 @@ pub(in crate::core) struct LockState {
     /// Attempts that failed in a row.
     pub(in crate::core) failures: u32,
     /// The error of the latest attempt; none once an attempt was answered.
-    pub(in crate::core) trouble: Option<String>,
+    pub(in crate::core) last_error: Option<String>,
     /// The deadline that is set.
     pub(in crate::core) armed: Moment,
 }
@@ -78,7 +78,7 @@ impl LockState {
             others: None,
             stand_back_until: Moment::default(),
             failures: 0,
-            trouble: None,
+            last_error: None,
             armed: Moment::NEVER,
         }
     }

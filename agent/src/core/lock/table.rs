@@ -232,7 +232,7 @@ impl LockTable {
     pub(in crate::core) fn on_answered(&mut self, name: &LockName) {
         if let Some(state) = self.locks.get_mut(name) {
             state.failures = 0;
-            state.trouble = None;
+            state.last_error = None;
         }
     }
 
@@ -251,7 +251,7 @@ impl LockTable {
             let ours = u64::from(state.listening.is_some());
             state.handovers += 1;
             state.others = subscribers.map(|n| n > ours);
-            state.trouble = None;
+            state.last_error = None;
         }
     }
 
@@ -264,9 +264,9 @@ impl LockTable {
     }
 
     /// Sets the error of the latest attempt; none if it was answered.
-    pub(in crate::core) fn set_trouble(&mut self, name: &LockName, trouble: Option<String>) {
+    pub(in crate::core) fn set_last_error(&mut self, name: &LockName, last_error: Option<String>) {
         if let Some(state) = self.locks.get_mut(name) {
-            state.trouble = trouble;
+            state.last_error = last_error;
         }
     }
 

@@ -1,5 +1,6 @@
 //! Waiting: a LOCK joins its name's queue, and leaves it with or without the lock.
 
+use crate::core::ops::verb::{Attempt, Verb};
 use std::sync::Arc;
 
 use redisson::{Kind, Moment};
@@ -9,8 +10,6 @@ use crate::core::ids::{OpId, Owner, Slot, WaiterId};
 use crate::core::lock::table::RemovedWaiter;
 use crate::core::lock::waiter::{FairPosition, Left, Waiter};
 use crate::core::ops::Op;
-use crate::core::ops::acquire::Attempt;
-use crate::core::ops::operation::Verb;
 use crate::core::units::millis;
 use crate::core::{Core, Effect, Node, Report, spans};
 use crate::protocol::command::{LockRequest, Wait};
@@ -122,13 +121,13 @@ impl Core {
         let waited = self.now.since(waiter.since);
         let group = self.group_label(&waiter.name);
         let name = &waiter.name;
-        let trouble = self.locks.get(name).and_then(|state| state.trouble.clone());
+        let last_error = self.locks.get(name).and_then(|state| state.last_error.clone());
         let (outcome, reply) = match why {
             Left::Cancelled => ("cancelled", Frame::Null),
             Left::Draining => ("error", Self::draining(name)),
             Left::Failed(sentence) => ("error", Frame::Error(sentence)),
-            Left::TimedOut => match trouble {
-                Some(trouble) => ("error", Self::unavailable_for(name, &trouble)),
+            Left::TimedOut => match last_error {
+                Some(last_error) => ("error", Self::unavailable_for(name, &last_error)),
                 None if !waiter.refused => {
                     ("error", Self::unavailable_for(name, "Redis has not answered in time"))
                 }

@@ -1,30 +1,19 @@
 //! Acquire: one waiter's attempt at a lock.
 
+use crate::core::ops::verb::{Attempt, Verb};
 use std::time::Duration;
 
 use redisson::script::{self, AcquireOutcome, BadReply, Call, Value};
-use redisson::{Family, HolderId, Kind, Lease, LockName, Moment};
+use redisson::{Family, HolderId, Kind, LockName, Moment};
 use service_kit::trace::TraceParent;
 
-use super::operation::{Operation, Verb};
+use super::operation::Operation;
 use super::{FAIR_WAIT, Failure, Op, orphan};
-use crate::core::ids::{OpId, WaiterId};
+use crate::core::ids::OpId;
 use crate::core::lock::waiter::{Left, Waiter};
 use crate::core::{Core, Lane, Node, Report};
 use crate::journal::Record;
 use crate::types::{End, Number};
-
-/// One waiter's attempt at a lock.
-#[derive(Debug, Clone)]
-pub(in crate::core) struct Attempt {
-    pub(in crate::core) name: LockName,
-    pub(in crate::core) kind: Kind,
-    pub(in crate::core) waiter: WaiterId,
-    pub(in crate::core) number: Number,
-    pub(in crate::core) lease: Lease,
-    /// The write hold of its owner's under which it reads.
-    pub(in crate::core) under: Option<Number>,
-}
 
 impl Operation for Attempt {
     fn call(&self, core: &Core) -> Call {
@@ -218,7 +207,7 @@ impl Core {
         let Verb::Acquire(attempt) = op.verb.clone() else { return };
         let Attempt { name, kind, waiter, number, lease, under } = &attempt;
         let (waiter, may_have_run) = (*waiter, op.may_have_run);
-        self.locks.set_trouble(name, Some(failure.text().to_owned()));
+        self.locks.set_last_error(name, Some(failure.text().to_owned()));
         let still_wanted = self.locks.waiter(waiter).map(Waiter::is_now_or_never);
         if may_have_run {
             self.locks.set_may_be_queued(waiter);

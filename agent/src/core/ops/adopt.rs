@@ -3,33 +3,26 @@
 //! A field with such a number can have been set by nobody else, and once gone it never comes back. So if it is there
 //! when Redis is asked, the lock has been held without a gap.
 
+use crate::core::ops::verb::{Adoption, Undo, Verb};
 use std::time::Duration;
 
 use redisson::Moment;
 use redisson::script::{self, BadReply, Call, RenewOutcome, Value};
 
 use super::Op;
-use super::operation::{Operation, Verb};
-use super::undo::Undo;
+use super::operation::Operation;
 use super::update::lost_end;
 use crate::core::ids::{OpId, Owner};
 use crate::core::lease::hold::{LeaseMode, NewHold};
 use crate::core::lease::watchdog::Batches;
-use crate::core::session::Session;
 use crate::core::session::event::Event;
+use crate::core::session::state::Session;
 use crate::core::{Core, Lane, Node, Report};
 use crate::journal::{HoldRecord, OrphanRecord, Record, Restored, RestoredSession};
 use crate::types::{End, Number, SessionId};
 
 /// The numbers of restored sessions begin here: no connection is ever counted that far.
 const RESTORED: u64 = 1 << 62;
-
-/// Holds of an earlier run that Redis is asked about, and renewed by that: read holds, or others.
-#[derive(Debug, Clone)]
-pub(in crate::core) struct Adoption {
-    reads: bool,
-    holds: Vec<HoldRecord>,
-}
 
 impl Operation for Adoption {
     fn call(&self, core: &Core) -> Call {

@@ -1,5 +1,6 @@
 //! FORCE and KICK: what operators do at the socket. Root and the agent's own user may; each use is logged.
 
+use crate::core::ops::verb::{Force, Look, Verb};
 use std::time::Duration;
 
 use redisson::script::{
@@ -9,7 +10,7 @@ use redisson::script::{
 use redisson::shape::{Holder, MAX_FIELDS};
 use redisson::{Family, HolderId, LockName};
 
-use super::operation::{Operation, Silence, Verb};
+use super::operation::{Operation, Silence};
 use super::{Failure, Op, no_answer};
 use crate::core::ids::{OpId, Slot};
 use crate::core::session::event::Event;
@@ -20,24 +21,6 @@ use crate::types::{End, Number, SessionKey};
 
 /// The time for which a release by force is retried while Redis does not answer: what the operator saw gets old.
 pub(in crate::core) const WORTH: Duration = Duration::from_secs(2);
-
-/// A release by force, to be compared with what Redis shows at that moment.
-#[derive(Debug, Clone)]
-pub(in crate::core) struct Force {
-    pub(in crate::core) name: LockName,
-    pub(in crate::core) slot: Slot,
-    /// The lock as the operator saw it.
-    pub(in crate::core) shown: Box<LockDetails>,
-}
-
-/// A look at a lock that an operator wants released.
-#[derive(Debug, Clone)]
-pub(in crate::core) struct Look {
-    name: LockName,
-    slot: Slot,
-    /// The only holder to release it from, if one is named.
-    holder: Option<Vec<u8>>,
-}
 
 impl Operation for Look {
     fn call(&self, _: &Core) -> Call {

@@ -1,26 +1,18 @@
 //! Hand-over: a hold ends and the next local waiter's begins, in one script.
 
+use crate::core::ops::verb::{Attempt, Ending, HandOver, Verb};
 use std::time::Duration;
 
 use redisson::Kind;
 use redisson::script::{self, BadReply, Call, HandOverOutcome, Value};
 use service_kit::trace::TraceParent;
 
-use super::acquire::Attempt;
-use super::operation::{Operation, Silence, Verb};
-use super::release::Ending;
+use super::operation::{Operation, Silence};
 use super::{Failure, Op, orphan};
 use crate::core::ids::OpId;
 use crate::core::{Core, Lane, Node, Report};
 use crate::journal::Record;
 use crate::types::{End, Number};
-
-/// A hand-over from a hold that has ended to a waiter.
-#[derive(Debug, Clone)]
-pub(in crate::core) struct HandOver {
-    pub(in crate::core) from: Ending,
-    pub(in crate::core) to: Attempt,
-}
 
 impl Operation for HandOver {
     fn call(&self, core: &Core) -> Call {

@@ -1,14 +1,22 @@
 //! The table of scripts in flight: their attempts and deadlines.
 
+use crate::core::ops::verb::Verb;
 use std::collections::HashMap;
 use std::time::Duration;
 
 use redisson::Moment;
 
-use super::operation::{Silence, Verb};
 use crate::core::ids::OpId;
-use crate::core::lock::replicas::Confirmed;
 use crate::core::timer::Timers;
+
+/// The answer of WAIT to a script.
+#[derive(Debug, Clone, Default, PartialEq, Eq)]
+pub struct Confirmed {
+    /// The number of replicas that have what it wrote.
+    pub replicas: u32,
+    /// The error, if WAIT was refused.
+    pub refusal: Option<String>,
+}
 
 /// The reason that a script has no reply of its own.
 #[derive(Debug, Clone)]
@@ -259,8 +267,7 @@ impl InFlight {
         false
     }
 
-    /// Takes the command that waits for an op, and returns the answer to it.
-    pub(super) fn silence(&mut self, id: OpId) -> Option<Silence> {
-        self.ops.get_mut(&id)?.verb.operation_mut().silence()
+    pub(super) fn verb_mut(&mut self, id: OpId) -> Option<&mut Verb> {
+        self.ops.get_mut(&id).map(|op| &mut op.verb)
     }
 }

@@ -15,7 +15,9 @@ pub(in crate::core) mod renew;
 mod show;
 pub(in crate::core) mod undo;
 pub(in crate::core) mod update;
+pub(in crate::core) mod verb;
 
+use crate::core::ops::verb::Verb;
 use std::time::Duration;
 
 use redisson::script::Value;
@@ -26,10 +28,10 @@ use crate::core::ids::{OpId, Slot};
 use crate::core::{Core, Effect, Lane};
 use crate::journal::{OrphanRecord, Record};
 use crate::types::Number;
-pub use in_flight::Failure;
 use in_flight::Retry;
+pub use in_flight::{Confirmed, Failure};
 pub(in crate::core) use in_flight::{InFlight, Op};
-use operation::{Silence, Verb};
+use operation::Silence;
 
 /// The time after which a position in a fair lock's queue lapses without a sign of life.
 pub(in crate::core) const FAIR_WAIT: Duration = Duration::from_secs(15);
@@ -165,7 +167,10 @@ impl Core {
 
     /// Answers the command that waits for this op: Redis has been silent for too long.
     fn answer_silence(&mut self, id: OpId) {
-        let Some(silence) = self.ops.silence(id) else { return };
+        let Some(silence) = self.ops.verb_mut(id).and_then(|verb| verb.operation_mut().silence())
+        else {
+            return;
+        };
         if !silence.goes_on {
             self.take_op(id);
         }

@@ -1,22 +1,13 @@
 //! The description of a verb: its script, and what each outcome does. Each verb has one file with one description.
 
+use crate::core::ops::verb::Verb;
 use std::time::Duration;
 
 use redisson::script::{BadReply, Call, Value};
 use service_kit::trace::TraceParent;
 
-use super::acquire::Attempt;
-use super::adopt::Adoption;
-use super::force::{Force, Look};
-use super::hand_over::HandOver;
-use super::release::Release;
-use super::renew::Renewals;
-use super::show::Show;
-use super::undo::Undo;
-use super::update::HoldUpdate;
 use super::{Failure, Op};
 use crate::core::ids::{OpId, Slot};
-use crate::core::red::NodeOp;
 use crate::core::{Core, Lane, Node};
 use crate::journal::Record;
 use crate::protocol::resp::Frame;
@@ -106,23 +97,6 @@ pub(in crate::core) trait Operation {
     fn records(&self) -> Vec<Record> {
         Vec::new()
     }
-}
-
-/// All verbs.
-#[derive(Debug, Clone)]
-pub(in crate::core) enum Verb {
-    Acquire(Attempt),
-    Adopt(Adoption),
-    Update(HoldUpdate),
-    Renew(Renewals),
-    Release(Release),
-    HandOver(HandOver),
-    Undo(Undo),
-    Show(Show),
-    Look(Look),
-    Force(Force),
-    /// One server's share of a quorum operation.
-    Node(NodeOp),
 }
 
 impl Verb {

@@ -1,33 +1,17 @@
 //! Release: the end of a hold in Redis.
 
+use crate::core::ops::verb::{Ending, Release};
 use redisson::script::{self, BadReply, Call, ReleaseOutcome, Value};
-use redisson::{Kind, Lease, LockName, Moment};
+use redisson::{Kind, LockName, Moment};
 use service_kit::trace::TraceParent;
 
 use super::operation::{Operation, Silence};
 use super::{FAIR_WAIT, Op};
-use crate::core::ids::{OpId, Slot};
+use crate::core::ids::OpId;
 use crate::core::{Core, Report};
 use crate::journal::{OrphanRecord, Record};
 use crate::protocol::resp::Frame;
 use crate::types::{End, Number};
-
-/// A hold that has ended for its owner and is on its way out of Redis.
-#[derive(Debug, Clone)]
-pub(in crate::core) struct Ending {
-    pub(in crate::core) name: LockName,
-    pub(in crate::core) kind: Kind,
-    pub(in crate::core) number: Number,
-    pub(in crate::core) end: End,
-    /// The command that waits for the end.
-    pub(in crate::core) slot: Option<Slot>,
-    /// The instant before which a release that finds nothing surely was the release.
-    pub(in crate::core) valid_until: Moment,
-    /// The longest lease that Redis may still keep it for.
-    pub(in crate::core) longest: Lease,
-    /// The hold's place in its trace.
-    pub(in crate::core) place: TraceParent,
-}
 
 impl Ending {
     /// Answers the command that waits for the end, since Redis does not say whether the hold is gone.
@@ -40,10 +24,6 @@ impl Ending {
         self.slot.take().map(|slot| Silence { slot, reply, goes_on: true })
     }
 }
-
-/// The release of a hold that has ended.
-#[derive(Debug, Clone)]
-pub(in crate::core) struct Release(pub(in crate::core) Ending);
 
 /// Returns the script that removes a number.
 pub(in crate::core) fn release_call(

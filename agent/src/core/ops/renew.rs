@@ -1,38 +1,20 @@
 //! Renew: a batch of holds, at the counts that they have when the script is sent.
 
+use crate::core::ops::verb::{Renewal, Renewals, Verb};
 use std::sync::Arc;
 use std::time::Duration;
 
 use redisson::script::{self, BadReply, Call, RenewOutcome, Value};
-use redisson::{Kind, LockName};
 use service_kit::trace::TraceParent;
 use tracing::Span;
 
-use super::operation::{Operation, Verb};
+use super::operation::Operation;
 use super::update::lost_end;
 use super::{Failure, Op};
 use crate::core::ids::OpId;
 use crate::core::lease::Renewed;
 use crate::core::session::event::Event;
 use crate::core::{Core, Lane, Node, Report, spans};
-use crate::types::Number;
-
-/// A hold to be renewed, as it is when that is sent.
-#[derive(Debug, Clone)]
-pub(in crate::core) struct Renewal {
-    pub(in crate::core) name: LockName,
-    pub(in crate::core) kind: Kind,
-    pub(in crate::core) number: Number,
-    pub(in crate::core) count: u32,
-}
-
-/// A batch: of read holds, or of others.
-#[derive(Debug, Clone)]
-pub(in crate::core) struct Renewals {
-    reads: bool,
-    holds: Vec<Renewal>,
-    span: Span,
-}
 
 /// Returns the script that renews these holds.
 pub(in crate::core) fn renewal_call(core: &Core, reads: bool, holds: &[Renewal]) -> Call {

@@ -1,23 +1,17 @@
 //! Show: a look at a lock in Redis.
 
+use crate::core::ops::verb::{Show, Verb};
 use std::time::Duration;
 
 use redisson::script::{self, BadReply, Call, LockDetails, Value};
 use redisson::{Family, LockName};
 
-use super::operation::{Operation, Silence, Verb};
+use super::operation::{Operation, Silence};
 use super::{Failure, Op, no_answer};
 use crate::core::Core;
 use crate::core::ids::{OpId, Slot};
 use crate::core::report::list::show_frame;
 use crate::protocol::resp::Frame;
-
-/// A SHOW of a worker.
-#[derive(Debug, Clone)]
-pub(in crate::core) struct Show {
-    name: LockName,
-    slot: Slot,
-}
 
 impl Operation for Show {
     fn call(&self, _: &Core) -> Call {

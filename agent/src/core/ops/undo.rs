@@ -1,7 +1,7 @@
 //! Undo: the removal of a number that nobody holds.
 
+use crate::core::ops::verb::Undo;
 use redisson::script::{self, BadReply, Call, ReleaseOutcome, Value};
-use redisson::{Kind, LockName};
 
 use super::operation::Operation;
 use super::release::release_call;
@@ -10,13 +10,6 @@ use crate::core::ids::OpId;
 use crate::core::{Core, Report};
 use crate::journal::Record;
 use crate::types::Number;
-
-#[derive(Debug, Clone)]
-pub(in crate::core) struct Undo {
-    pub(in crate::core) name: LockName,
-    pub(in crate::core) kind: Kind,
-    pub(in crate::core) number: Number,
-}
 
 impl Operation for Undo {
     fn call(&self, core: &Core) -> Call {

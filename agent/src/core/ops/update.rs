@@ -1,54 +1,18 @@
 //! Update: re-entry, partial release, or another lease of one hold.
 
+use crate::core::ops::verb::{Change, HoldUpdate, Verb};
 use std::time::Duration;
 
 use redisson::script::{self, BadReply, Call, RenewOutcome, Value};
-use redisson::{Kind, Lease, LockName, Moment};
+use redisson::{Kind, Moment};
 use service_kit::trace::TraceParent;
-use tracing::Span;
 
-use super::operation::{Operation, Silence, Verb};
+use super::operation::{Operation, Silence};
 use super::{Failure, Op, no_answer};
-use crate::core::ids::{OpId, Owner, Slot};
+use crate::core::ids::OpId;
 use crate::core::session::reply::Reply;
 use crate::core::{Core, Lane, Node, Report, spans};
 use crate::types::{End, Number};
-
-/// A change of one hold, for its owner.
-#[derive(Debug, Clone)]
-pub(in crate::core) struct HoldUpdate {
-    pub(in crate::core) name: LockName,
-    pub(in crate::core) kind: Kind,
-    pub(in crate::core) number: Number,
-    pub(in crate::core) change: Change,
-    /// The count after the change.
-    pub(in crate::core) count: u32,
-    pub(in crate::core) owner: Owner,
-    pub(in crate::core) slot: Slot,
-    /// That of a LOCK that enters again; what is asked otherwise is a part of the hold's.
-    pub(in crate::core) span: Span,
-}
-
-/// The change that is requested.
-#[derive(Debug, Clone, Copy)]
-pub(in crate::core) enum Change {
-    /// One hold more. With a lease it stays fixed, without one the watchdog keeps it from now on.
-    Reenter(Option<Lease>),
-    /// One hold less.
-    Partial,
-    /// A fixed lease from now, or the watchdog's care.
-    Extend(Option<Lease>),
-}
-
-impl Change {
-    /// The lease that is asked for, where one is.
-    pub(in crate::core) fn lease(self) -> Option<Lease> {
-        match self {
-            Self::Reenter(lease) | Self::Extend(lease) => lease,
-            Self::Partial => None,
-        }
-    }
-}
 
 impl Operation for HoldUpdate {
     /// Never asks for less than a renewed lease: a key without a TTL gets this one, and the agent itself ends a shorter

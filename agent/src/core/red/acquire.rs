@@ -1,19 +1,17 @@
 //! LOCK's attempts at a red lock.
 
+use crate::core::ops::verb::{Attempt, NodeVerb, Verb};
 use std::collections::HashMap;
 use std::time::Duration;
 
 use redisson::script::AcquireOutcome;
 use redisson::{HolderId, Moment};
 
-use super::NodeOp;
-use super::node_op::NodeVerb;
 use super::quorum::{Answer, No, QuorumOp, QuorumRequest, Undoing, Verdict};
 use crate::core::ids::OpId;
 use crate::core::lease::node_leases::NodeLeases;
 use crate::core::lock::waiter::{Left, Waiter};
-use crate::core::ops::acquire::Attempt;
-use crate::core::ops::operation::Verb;
+use crate::core::ops::verb::NodeOp;
 use crate::core::{Core, Report};
 use crate::types::Number;
 
@@ -187,7 +185,7 @@ impl Core {
         let (name, asked, majority) = (&attempt.name, attempt.waiter, self.majority());
         let last_word = quorum.last_word.take();
         let view = View::of(&quorum, majority);
-        let troubles = self.troubles(&quorum);
+        let errors = self.errors_of(&quorum);
         for node in quorum.awaited() {
             let server = self.nodes()[node].clone();
             self.effects.report(Report::NodeVote { node: server, outcome: "silent" });
@@ -200,7 +198,7 @@ impl Core {
             return self.leave(asked, Left::Failed(sentence));
         }
         let served = view.answered >= majority;
-        self.locks.set_trouble(name, (!served).then_some(troubles));
+        self.locks.set_last_error(name, (!served).then_some(errors));
         if served {
             self.locks.on_refused(asked);
         }

@@ -1,17 +1,16 @@
 //! FORCE of a red lock: what an operator saw on each server is compared and released there. It is done once no holder
 //! can have a majority any more.
 
+use crate::core::ops::verb::{NodeVerb, Verb};
 use redisson::LockName;
 use redisson::script::{ForceReleaseOutcome, LockDetails};
 use redisson::shape::{Holder, MAX_FIELDS};
 
-use super::NodeOp;
-use super::node_op::NodeVerb;
 use super::quorum::{Answer, No, QuorumOp, QuorumRequest};
 use crate::core::Core;
 use crate::core::ids::Slot;
 use crate::core::ops::force::{WORTH, changed_hands, not_held_by};
-use crate::core::ops::operation::Verb;
+use crate::core::ops::verb::NodeOp;
 use crate::protocol::resp::Frame;
 
 impl Core {
@@ -38,7 +37,7 @@ impl Core {
             })
             .collect();
         if shown.len() < self.majority() {
-            let reply = Self::unavailable_for(name, &self.troubles(quorum));
+            let reply = Self::unavailable_for(name, &self.errors_of(quorum));
             return self.answer(*slot, reply);
         }
         if shown.iter().all(|(_, shown)| shown.key_type == "none") {
@@ -110,7 +109,7 @@ impl Core {
     /// All servers have compared and released, or had time enough to.
     pub(super) fn force_decided(&mut self, quorum: &QuorumOp) {
         let QuorumRequest::Force(slot, name, seen) = &quorum.request else { return };
-        // Those on which whoever was to go may still hold it.
+        // The servers on which the released holder may still have it.
         let unsure = |answer: &&Answer| !matches!(answer, Answer::Yes(_) | Answer::Shown(_));
         let unsure = quorum.answers.iter().filter(unsure).count();
         let released: Vec<(usize, &Holder)> = quorum
@@ -137,7 +136,7 @@ impl Core {
         } else if quorum.answers.iter().any(|answer| matches!(answer, Answer::No(_))) {
             Frame::Error(changed_hands(name))
         } else {
-            Self::unavailable_for(name, &self.troubles(quorum))
+            Self::unavailable_for(name, &self.errors_of(quorum))
         };
         self.answer(*slot, reply);
     }

@@ -2,7 +2,7 @@
 //!
 //! A request that other kinds send to one server goes to all nodes at once: a [`quorum::QuorumOp`], decided by a majority
 //! of answers, or once no majority is possible, or at its timeout. Each node's script is an op of its own
-//! ([`NodeOp`]), so that a slow node delays nothing that the others have decided.
+//! ([`node_op`]), so that a slow node delays nothing that the others have decided.
 //!
 //! - [`acquire`]: attempts. One without a majority first removes what it got, everywhere, and then retries after a random
 //!   pause if several clients competed.
@@ -26,18 +26,8 @@ use crate::core::ids::OpId;
 use std::time::Duration;
 
 use super::Core;
-pub(super) use node_op::NodeOp;
 use quorum::{Answer, QuorumOp};
 pub(super) use table::QuorumTable;
-
-/// The independent servers of red locks.
-#[derive(Debug, Clone)]
-pub struct RedSettings {
-    /// The name of each in errors and logs: its address, without secrets. An odd number, at least three.
-    pub nodes: Vec<String>,
-    /// The time that an attempt waits for a node.
-    pub node_timeout: Duration,
-}
 
 impl Core {
     pub(super) fn nodes(&self) -> &[String] {
@@ -67,7 +57,7 @@ impl Core {
     }
 
     /// Returns the errors of the nodes that refused or did not answer.
-    fn troubles(&self, quorum: &QuorumOp) -> String {
+    fn errors_of(&self, quorum: &QuorumOp) -> String {
         let said = self.nodes().iter().zip(&quorum.answers).zip(&quorum.troubles);
         let said = said.filter_map(|((node, answer), trouble)| match (answer, trouble) {
             (Answer::Failed { said, .. }, _) => Some(format!("{node}: {said}")),

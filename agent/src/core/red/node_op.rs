@@ -1,62 +1,22 @@
 //! One server's share of a quorum operation: the plain verb, asked of one node.
 
+use crate::core::ops::verb::{NodeOp, NodeVerb, Renewal};
 use std::time::Duration;
 
-use redisson::script::{self, BadReply, Call, LockDetails, Value};
-use redisson::{Kind, LockName, Moment};
+use redisson::script::{self, BadReply, Call, Value};
+use redisson::{Kind, Moment};
 use service_kit::trace::TraceParent;
 
 use super::quorum::{Answer, No};
 use crate::core::ids::OpId;
-use crate::core::ops::acquire::Attempt;
 use crate::core::ops::force::seen_now;
 use crate::core::ops::operation::Operation;
 use crate::core::ops::release::release_call;
-use crate::core::ops::renew::{Renewal, renewal_call};
-use crate::core::ops::update::{HoldUpdate, lost_end};
+use crate::core::ops::renew::renewal_call;
+use crate::core::ops::update::lost_end;
 use crate::core::ops::{Failure, Op};
 use crate::core::{Core, Lane, Node};
 use crate::types::Number;
-
-/// One script for one node.
-#[derive(Debug, Clone)]
-pub(in crate::core) struct NodeOp {
-    pub(in crate::core) node: usize,
-    pub(in crate::core) verb: NodeVerb,
-}
-
-/// The verb, as one node is asked for it.
-#[derive(Debug, Clone)]
-pub(in crate::core) enum NodeVerb {
-    Acquire {
-        quorum: OpId,
-        attempt: Attempt,
-    },
-    Update {
-        quorum: OpId,
-        update: HoldUpdate,
-    },
-    /// Removes a number. A retry that finds nothing before `valid_until` counts as the release.
-    Release {
-        quorum: OpId,
-        name: LockName,
-        number: Number,
-        valid_until: Moment,
-    },
-    Renew(Vec<Renewal>),
-    Show {
-        quorum: OpId,
-        name: LockName,
-    },
-    /// Releases for an operator what was seen there.
-    Force {
-        quorum: OpId,
-        name: LockName,
-        shown: Box<LockDetails>,
-    },
-    /// Sets a hold again where it is gone and nobody else has the lock.
-    Restore(Renewal),
-}
 
 impl Operation for NodeOp {
     fn call(&self, core: &Core) -> Call {

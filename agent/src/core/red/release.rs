@@ -1,15 +1,13 @@
 //! Releases of red locks, and undoings of attempts: repeated on each node until that node confirms, or the lease is over.
 
+use crate::core::ops::verb::{Ending, NodeVerb, Verb};
 use redisson::script::ReleaseOutcome;
 use redisson::{Kind, Lease, LockName, Moment};
 
-use super::NodeOp;
-use super::node_op::NodeVerb;
 use super::quorum::{Answer, No, QuorumOp, QuorumRequest, Undoing, Verdict};
 use crate::core::Core;
 use crate::core::ids::OpId;
-use crate::core::ops::operation::Verb;
-use crate::core::ops::release::Ending;
+use crate::core::ops::verb::NodeOp;
 use crate::protocol::resp::Frame;
 use crate::types::{End, Number};
 
@@ -28,7 +26,7 @@ impl Core {
         }
     }
 
-    #[allow(clippy::too_many_arguments, reason = "one node's share of what the ballot is about")]
+    #[allow(clippy::too_many_arguments, reason = "one node's share of the operation")]
     fn release_on(
         &mut self,
         node: usize,
@@ -102,7 +100,7 @@ impl Core {
 
     pub(super) fn release_decided(&mut self, quorum: QuorumOp) {
         let majority = self.majority();
-        let troubles = self.troubles(&quorum);
+        let troubles = self.errors_of(&quorum);
         let (verdict, gone) = (quorum.verdict(majority), quorum.gone(majority));
         let QuorumRequest::Release(mut ending) = quorum.request else { return };
         if verdict == Verdict::Won || gone.is_some() {
@@ -124,7 +122,7 @@ impl Core {
 
     pub(super) fn undo_decided(&mut self, quorum: QuorumOp) {
         let unconfirmed = quorum.awaited().next().is_some();
-        let troubles = self.troubles(&quorum);
+        let troubles = self.errors_of(&quorum);
         let (request, word) = (quorum.request, quorum.last_word);
         let QuorumRequest::Undo(Undoing { name, waiter, wakes, .. }) = request else { return };
         if let Some(waiter) = waiter {

@@ -1,16 +1,15 @@
 //! SHOW of red locks: what each of their servers has under the name.
 
+use crate::core::ops::verb::{NodeVerb, Verb};
 use std::collections::{BTreeMap, BTreeSet};
 
 use redisson::script::LockDetails;
 use redisson::{HolderId, LockName};
 
-use super::NodeOp;
-use super::node_op::NodeVerb;
 use super::quorum::{Answer, QuorumOp, QuorumRequest};
 use crate::core::Core;
 use crate::core::ids::Slot;
-use crate::core::ops::operation::Verb;
+use crate::core::ops::verb::NodeOp;
 use crate::core::report::list::{holder_frame, name_warnings};
 use crate::protocol::resp::Frame;
 use crate::types::Number;
@@ -54,7 +53,7 @@ impl Core {
         let shown: Vec<&LockDetails> =
             parts.iter().filter_map(|(_, part)| part.as_ref().ok().copied()).collect();
         let reply = if shown.len() < majority {
-            Self::unavailable_for(name, &self.troubles(quorum))
+            Self::unavailable_for(name, &self.errors_of(quorum))
         } else if shown.iter().all(|shown| shown.key_type == "none") {
             Frame::Null
         } else {

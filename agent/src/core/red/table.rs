@@ -1,5 +1,6 @@
 //! The table of quorum operations under way, and the nodes that are silent.
 
+use crate::core::ops::verb::HoldUpdate;
 use std::collections::HashMap;
 use std::time::Duration;
 
@@ -7,7 +8,6 @@ use redisson::Moment;
 
 use super::quorum::{Answer, QuorumOp, QuorumRequest};
 use crate::core::ids::{OpId, Slot};
-use crate::core::ops::update::HoldUpdate;
 use crate::core::timer::Timers;
 use crate::protocol::resp::Frame;
 

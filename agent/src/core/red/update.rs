@@ -1,17 +1,15 @@
 //! Red holds: re-entry, other leases, renewals node by node, and setting a hold again where a node has lost it.
 
+use crate::core::ops::verb::{Change, HoldUpdate, NodeVerb, Renewal, Verb};
 use redisson::script::{AcquireOutcome, RenewOutcome};
 use redisson::{Kind, Moment};
 use std::sync::Arc;
 
-use super::NodeOp;
-use super::node_op::NodeVerb;
 use super::quorum::{QuorumOp, QuorumRequest, Verdict};
 use crate::core::ids::OpId;
 use crate::core::lease::red::{NodeRenewed, Reassessed};
-use crate::core::ops::operation::Verb;
-use crate::core::ops::renew::Renewal;
-use crate::core::ops::update::{Change, HoldUpdate, lost_end};
+use crate::core::ops::update::lost_end;
+use crate::core::ops::verb::NodeOp;
 use crate::core::session::event::Event;
 use crate::core::{Core, LogLine, Report, spans};
 use crate::types::{End, Number};
@@ -44,7 +42,7 @@ impl Core {
             Some(_) => self.on_update_reply(quorum.sent, update, RenewOutcome::Missing),
             // A hold's count on some nodes may differ from ours now: the next renewal puts it right.
             None => {
-                let troubles = self.troubles(quorum);
+                let troubles = self.errors_of(quorum);
                 spans::outcome(&update.span, "error");
                 self.answer(update.slot, Self::unavailable_for(&update.name, &troubles));
             }

@@ -7,7 +7,7 @@ use redisson::{HolderId, LockName, group, keys};
 use crate::core::Core;
 use crate::core::ids::Slot;
 use crate::core::report::{ListPage, ListRow, SessionRow};
-use crate::core::session::Session;
+use crate::core::session::state::Session;
 use crate::core::units::millis;
 use crate::protocol::command::ListRequest;
 use crate::protocol::resp::Frame;

@@ -12,37 +12,14 @@ use redisson::Moment;
 use crate::core::ids::{Owner, Slot};
 use crate::core::lock::waiter::Left;
 use crate::core::session::reply::Reply;
+use crate::core::session::state::{Grace, Resuming, Session};
 use crate::core::session::table::SessionTimer;
-use crate::core::session::{Session, wrong_secret};
+use crate::core::session::wrong_secret;
 use crate::core::units::millis;
 use crate::core::{Core, LogLine, Report};
 use crate::journal::Record;
 use crate::protocol::resp::Frame;
 use crate::types::{Number, SessionId, SessionKey};
-
-/// A session's grace.
-#[derive(Debug)]
-pub(in crate::core) struct Grace {
-    /// The time for which its holds outlive its connection.
-    pub(in crate::core) time: Duration,
-    /// The instant at which that was gone.
-    pub(super) away: Option<Moment>,
-    /// The deadline that is set.
-    pub(super) armed: Moment,
-    /// Holds of an earlier run of which Redis has not said yet whether they are still there.
-    pub(in crate::core) unverified: usize,
-    /// Connections whose RESUME waits for this session.
-    pub(in crate::core) askers: Vec<SessionId>,
-}
-
-/// A RESUME that waits: for the old connection's end to be noticed, or for Redis to say what is still held.
-#[derive(Debug)]
-pub(in crate::core) struct Resuming {
-    slot: Slot,
-    key: SessionKey,
-    secret: Vec<u8>,
-    until: Moment,
-}
 
 /// The decision about a RESUME.
 enum Verdict {
@@ -51,26 +28,6 @@ enum Verdict {
     NotYet(SessionId),
     /// A refusal: its word in metrics and its reply.
     No(&'static str, Frame),
-}
-
-impl Session {
-    /// Returns the instant at which its connection was gone; none while connected.
-    pub(in crate::core) fn away_since(&self) -> Option<Moment> {
-        self.grace.as_ref().and_then(|grace| grace.away)
-    }
-
-    /// A session of an earlier run, whose holds are still to be verified.
-    pub(in crate::core) fn restored(
-        mut self,
-        time: Duration,
-        since: Moment,
-        unverified: usize,
-    ) -> Self {
-        let (away, armed) = (Some(since), Moment::NEVER);
-        self.grace = Some(Grace { time, away, armed, unverified, askers: Vec::new() });
-        self.introduced = true;
-        self
-    }
 }
 
 impl Core {

@@ -4,9 +4,9 @@ use std::collections::{BTreeSet, HashMap, VecDeque};
 
 use redisson::{Kind, LockName, Moment};
 
-use super::Session;
 use crate::core::ids::Owner;
-use crate::core::lock::multi::MultiLock;
+use crate::core::lock::multi_lock::MultiLock;
+use crate::core::session::state::Session;
 use crate::core::side::Side;
 use crate::core::timer::Timers;
 use crate::types::{Number, Peer, SessionId, SessionKey};

@@ -122,7 +122,7 @@ fn nobody_else_can_take_it() {
     let mut world = World::new();
     let (a, told) = world.graced();
     world.lock(a, "x");
-    // Its connection lives: whoever asks waits a moment for its end to be noticed, and is refused then.
+    // Its connection is open: a RESUME waits a moment for its end, and is then refused.
     let early = world.open_as(0, NEXT);
     world.resume(early, &told);
     assert!(world.has_no_reply(early));

@@ -226,7 +226,7 @@ fn a_lock_for_which_an_mlock_waits_is_part_of_a_circle() {
     mlock(&mut world, a, "w y");
     world.lock(b, "x");
     assert_eq!(world.reply(b), "DEADLOCK");
-    // w will be given back, whoever waits for it may.
+    // w will be given back, so others may wait for it.
     world.lock(b, "w");
     assert!(world.has_no_reply(b));
     world.pass(LONG);

@@ -20,7 +20,9 @@ use crate::http::pages::{address, refused, rendered};
 use crate::http::params::{LockParams, understood};
 use crate::model::actor::ReadingReply;
 use crate::model::types::{LockId, LockView, Reading};
-use crate::release::{Asker, Choice, Mistake, Offer, Outcome, Releases, VALID, Wish};
+use crate::release::{
+    Choice, Offer, Operator, Outcome, ReleaseError, ReleaseRequest, Releases, VALID,
+};
 use crate::views::{self, ReleasePage, ReleaseStep};
 
 /// The `Retry-After` of rate-limited releases, seconds.
@@ -97,28 +99,28 @@ pub async fn from_page(
     ConnectInfo(peer): ConnectInfo<SocketAddr>,
     visitor: CurrentVisitor,
     params: Result<Query<LockParams>, QueryRejection>,
-    form: Result<VerifiedForm<Wish>, ApiError>,
+    form: Result<VerifiedForm<ReleaseRequest>, ApiError>,
 ) -> Response {
     let page = async {
         let releases = allowed(&app, &visitor)?;
         let id = app.lock_id(&understood(params)?)?;
-        let VerifiedForm(wish) = form?;
-        let asker = Asker { name: visitor.shared_name(), from: peer.ip() };
-        let (status, step) = match releases.release(&id, &wish, &asker).await {
+        let VerifiedForm(request) = form?;
+        let operator = Operator { name: visitor.shared_name(), from: peer.ip() };
+        let (status, step) = match releases.release(&id, &request, &operator).await {
             Ok(outcome) => (status(&outcome), ReleaseStep::Done(outcome)),
             // What was typed stays; what is shown is as it is now.
-            Err(mistake) => {
+            Err(error) => {
                 let step = match step(&app, releases, &id, &visitor).await {
                     ReleaseStep::Ask { offer, seen, .. } => ReleaseStep::Ask {
                         offer,
                         seen,
-                        mistake: Some(mistake.to_string()),
-                        target: Some(wish.target),
-                        reason: wish.reason,
+                        mistake: Some(error.to_string()),
+                        target: Some(request.target),
+                        reason: request.reason,
                     },
                     other => other,
                 };
-                (mistaken(&mistake), step)
+                (status_of(&error), step)
             }
         };
         Ok((status, ReleasePage { chrome: app.chrome(&address(&uri)), id, step }))
@@ -140,10 +142,12 @@ fn status(outcome: &Outcome) -> StatusCode {
     }
 }
 
-fn mistaken(mistake: &Mistake) -> StatusCode {
-    match mistake {
-        Mistake::Stale => StatusCode::CONFLICT,
-        Mistake::Name | Mistake::Reason | Mistake::Target => StatusCode::UNPROCESSABLE_ENTITY,
+fn status_of(error: &ReleaseError) -> StatusCode {
+    match error {
+        ReleaseError::Stale => StatusCode::CONFLICT,
+        ReleaseError::Name | ReleaseError::Reason | ReleaseError::Target => {
+            StatusCode::UNPROCESSABLE_ENTITY
+        }
     }
 }
 
@@ -213,7 +217,7 @@ fn outcomes() -> utoipa::openapi::Object {
     post,
     path = "/api/v1/release",
     params(LockParams),
-    request_body = Wish,
+    request_body = ReleaseRequest,
     responses(
         (status = 200, description = "It has ended, now or before.", body = OutcomeJson),
         (status = 400, description = "A parameter is missing or wrong, or both name and name64 are given."),
@@ -245,15 +249,14 @@ pub(in crate::http) async fn from_api(
     ConnectInfo(peer): ConnectInfo<SocketAddr>,
     visitor: CurrentVisitor,
     params: Result<Query<LockParams>, QueryRejection>,
-    body: Result<Json<Wish>, JsonRejection>,
+    body: Result<Json<ReleaseRequest>, JsonRejection>,
 ) -> Result<Response, ApiError> {
     let releases = allowed(&app, &visitor)?;
     let id = app.lock_id(&understood(params)?)?;
-    let Json(wish) = body.map_err(|error| ApiError::new(error.status(), error.body_text()))?;
-    let asker = Asker { name: visitor.shared_name(), from: peer.ip() };
-    let outcome = releases.release(&id, &wish, &asker).await;
-    let outcome =
-        outcome.map_err(|mistake| ApiError::new(mistaken(&mistake), mistake.to_string()))?;
+    let Json(request) = body.map_err(|error| ApiError::new(error.status(), error.body_text()))?;
+    let operator = Operator { name: visitor.shared_name(), from: peer.ip() };
+    let outcome = releases.release(&id, &request, &operator).await;
+    let outcome = outcome.map_err(|error| ApiError::new(status_of(&error), error.to_string()))?;
     let status = status(&outcome);
     if status.is_success() {
         let body = OutcomeJson { outcome: outcome.as_str(), detail: outcome.explained() };

@@ -21,7 +21,8 @@ use super::topic::Topic;
 use crate::http::app::App;
 use crate::http::viewers::{Viewed, Viewer};
 use crate::model::types::Delta;
-use crate::views::live::{Fragments, Picture};
+use crate::views::fragments::Fragments;
+use crate::views::live::Picture;
 
 /// The shortest time between two versions of a page.
 const VERSION_EACH: Duration = Duration::from_millis(100);

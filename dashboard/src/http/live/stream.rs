@@ -23,7 +23,7 @@ use crate::model::types::{Delta, LockView, Snapshot};
 
 /// Locks in one event of a snapshot.
 const CHUNK: usize = 500;
-/// How often a quiet stream shows that it is alive.
+/// The interval of signs of life on a quiet stream.
 const HEARTBEAT: Duration = Duration::from_secs(15);
 
 #[derive(Serialize)]
@@ -32,7 +32,7 @@ struct SnapshotJson<'a> {
     #[serde(serialize_with = "crate::clock::as_wall")]
     at: SteadyMillis,
     locks: &'a [&'a LockView],
-    /// Whether further events belong to this snapshot.
+    /// True if further events belong to this snapshot.
     more: bool,
 }
 
@@ -73,7 +73,7 @@ fn events(changes: Changes) -> impl Stream<Item = Result<Event, Infallible>> {
 struct Changes {
     app: App,
     changes: broadcast::Receiver<Arc<Delta>>,
-    /// What has been told.
+    /// The events that have been sent.
     seq: u64,
     /// Changes to be told from before the stream began.
     replay: VecDeque<Arc<Delta>>,
@@ -110,7 +110,7 @@ impl Changes {
         new
     }
 
-    /// Tells everything anew; `resync` says that what was told before is to be thrown away.
+    /// Sends everything again; `resync` says that earlier events are void.
     fn begin(&mut self, resync: bool) {
         if resync {
             self.app.streams.metrics.resyncs.inc();

@@ -1,4 +1,4 @@
-//! What an open page shows, and how its picture is rendered.
+//! The subject of an open page, and its rendering.
 
 use std::str::FromStr as _;
 use std::sync::{Arc, Mutex, PoisonError};
@@ -19,7 +19,8 @@ use crate::query::contention::ContentionRow;
 use crate::query::owners::OwnerRow;
 use crate::query::problems::ProblemRow;
 use crate::query::shared::SortedList;
-use crate::views::live::{Fragments, Picture};
+use crate::views::fragments::Fragments;
+use crate::views::live::Picture;
 use crate::views::{ListView, Subject};
 
 /// The shortest time between two reads of the history.

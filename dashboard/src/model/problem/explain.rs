@@ -105,7 +105,7 @@ fn stuck(case: &Case<'_>, verdict: Verdict) -> Vec<Evidence> {
             .push(read(now, format!("renewed to a lease of about {:.1} s", lease.as_secs_f64())));
     }
     let messages = match verdict.certainty {
-        Certainty::Sure => "no release message since then",
+        Certainty::Certain => "no release message since then",
         Certainty::Suspected if case.may_release_silently => {
             "a lock of this kind can be released without a message: it may have been released and acquired again"
         }
@@ -128,7 +128,7 @@ fn stuck(case: &Case<'_>, verdict: Verdict) -> Vec<Evidence> {
 fn starving(case: &Case<'_>, verdict: Verdict) -> Vec<Evidence> {
     let mut evidence = Vec::new();
     match (verdict.certainty, longest(case), case.subscribers) {
-        (Certainty::Sure, Some(waiter), _) => {
+        (Certainty::Certain, Some(waiter), _) => {
             evidence.push(evidence_of(
                 waiter.since.at,
                 waiter.source,

@@ -112,7 +112,7 @@ pub struct Verdict {
 
 impl Verdict {
     fn sure(problem: ProblemKind, since: SteadyMillis) -> Self {
-        Self { problem, certainty: Certainty::Sure, since }
+        Self { problem, certainty: Certainty::Certain, since }
     }
 
     fn suspected(problem: ProblemKind, since: SteadyMillis) -> Self {
@@ -173,7 +173,7 @@ fn stuck(case: &Case<'_>) -> Option<Verdict> {
     Some(Verdict {
         problem: ProblemKind::Stuck,
         certainty: match observed {
-            Some(observed) if observed > limit => Certainty::Sure,
+            Some(observed) if observed > limit => Certainty::Certain,
             _ => Certainty::Suspected,
         },
         since: after(steady, limit),

@@ -50,7 +50,7 @@ fn renewed(holders: &[(HolderId, i64)], still: u64, now: u64) -> Case<'_> {
     }
 }
 
-const CERTAIN: Certainty = Certainty::Sure;
+const CERTAIN: Certainty = Certainty::Certain;
 const SUSPECTED: Certainty = Certainty::Suspected;
 
 fn only(case: &Case<'_>) -> Option<(ProblemKind, Certainty)> {

@@ -246,7 +246,7 @@ impl Record {
     fn has_returned_late(&self, id: &HolderId, last: Stamp) -> bool {
         let expired = self.cold.as_ref().and_then(|cold| cold.expired.as_ref());
         expired.is_some_and(|expired| {
-            expired.certainty == Certainty::Sure
+            expired.certainty == Certainty::Certain
                 && expired.holder == *id
                 && expired.at.0 >= last.received
         })

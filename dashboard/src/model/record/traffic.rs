@@ -197,7 +197,7 @@ impl Record {
         let expired = Expired {
             at: (at, steady),
             holder,
-            certainty: Certainty::Sure,
+            certainty: Certainty::Certain,
             source: Source::Monitor,
             evidence,
         };

@@ -74,7 +74,7 @@ fn a_leak_is_found_and_cleared() {
     read(&mut model, "a", 8_000, held(1, 1, None));
     let view = shown(&mut model, "a").unwrap();
     let problem = &view.problems[0];
-    assert_eq!((problem.problem, problem.certainty), (ProblemKind::Leaked, Certainty::Sure));
+    assert_eq!((problem.problem, problem.certainty), (ProblemKind::Leaked, Certainty::Certain));
     assert_eq!(problem.since, SteadyMillis(2_001));
     read(&mut model, "a", 9_000, held(1, 1, Some(30_000)));
     let view = shown(&mut model, "a").unwrap();
@@ -98,7 +98,7 @@ fn renew(until: u64, when: u64, mut what: impl FnMut(&mut Model, u64)) -> Arc<Lo
 fn a_stuck_lock_is_renewed_for_long_without_any_change() {
     let stuck = |view: &LockView| view.problems.first().map(|p| (p.problem, p.certainty));
     assert_eq!(stuck(&renew(295_000, 0, |_, _| {})), None);
-    let sure = Some((ProblemKind::Stuck, Certainty::Sure));
+    let sure = Some((ProblemKind::Stuck, Certainty::Certain));
     assert_eq!(stuck(&renew(310_000, 0, |_, _| {})), sure);
     assert_eq!(stuck(&renew(310_000, 100_000, |m, ms| release(m, "a", ms - 1))), None);
     assert_eq!(stuck(&renew(310_000, 100_000, |m, ms| read(m, "a", ms - 2, absent()))), None);

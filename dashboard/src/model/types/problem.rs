@@ -13,7 +13,8 @@ use crate::clock::SteadyMillis;
 #[derive(Debug, Clone, Copy, PartialEq, Eq, Hash, Serialize, PartialOrd, Ord, ToSchema)]
 #[serde(rename_all = "lowercase")]
 pub enum Certainty {
-    Sure,
+    #[serde(rename = "sure")]
+    Certain,
     Suspected,
 }
 
@@ -21,7 +22,7 @@ impl Certainty {
     #[must_use]
     pub fn as_str(self) -> &'static str {
         match self {
-            Self::Sure => "sure",
+            Self::Certain => "sure",
             Self::Suspected => "suspected",
         }
     }
@@ -82,9 +83,9 @@ impl ProblemKind {
     pub fn certainties(self) -> &'static [Certainty] {
         match self {
             Self::Deadlock | Self::Leaked | Self::Expired | Self::Stuck | Self::Starving => {
-                &[Certainty::Sure, Certainty::Suspected]
+                &[Certainty::Certain, Certainty::Suspected]
             }
-            Self::RenewalOverdue | Self::Malformed | Self::Orphan => &[Certainty::Sure],
+            Self::RenewalOverdue | Self::Malformed | Self::Orphan => &[Certainty::Certain],
         }
     }
 }

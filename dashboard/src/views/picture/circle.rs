@@ -64,7 +64,7 @@ pub(in super::super) struct Circle {
 impl HtmlSafe for Circle {}
 
 impl Circle {
-    /// Of a problem; none where it is no circle, or one too large to be drawn.
+    /// Returns the circle of a problem; none if it has none, or one too large to draw.
     pub(in super::super) fn new(problem: &ProblemView) -> Option<Self> {
         let waits = &problem.cycle;
         if waits.is_empty() || waits.len() > MAX_WAITS {
@@ -147,7 +147,7 @@ fn lock(wait: &WaitView) -> Node {
     Node { x: String::new(), y: String::new(), lock: true, label, full: name, link }
 }
 
-/// Where the node of that number stands: evenly around, the first on top.
+/// The position of a node: evenly around the circle, the first on top.
 #[expect(clippy::cast_precision_loss, reason = "there are a dozen nodes at most")]
 fn place(i: usize, count: usize) -> (f64, f64) {
     let angle = std::f64::consts::TAU * i as f64 / count as f64 - std::f64::consts::FRAC_PI_2;
@@ -197,7 +197,7 @@ mod tests {
         };
         ProblemView {
             problem: ProblemKind::Deadlock,
-            certainty: Certainty::Sure,
+            certainty: Certainty::Certain,
             since: SteadyMillis(0),
             evidence: Vec::new(),
             advice: String::new(),

@@ -1,4 +1,4 @@
-//! How long holds lasted: how many fell into each span of time.
+//! The durations of holds: the number in each range.
 
 use askama::Template;
 use askama::filters::HtmlSafe;
@@ -36,7 +36,7 @@ pub(in super::super) struct Durations {
 impl HtmlSafe for Durations {}
 
 impl Durations {
-    /// Of holds that ended, milliseconds; none where there are too few to tell anything.
+    /// Returns those of ended holds, milliseconds; none if there are too few.
     pub(in super::super) fn new(mut millis: Vec<u64>) -> Option<Self> {
         const FEW: usize = 3;
         millis.sort_unstable();

@@ -1,4 +1,4 @@
-//! How long something lasted, many times over, as bars in a row: short on the left, long on the right.
+//! A distribution of durations as bars: short ones on the left, long ones on the right.
 
 use askama::Template;
 use askama::filters::HtmlSafe;

@@ -16,7 +16,7 @@ pub(super) use durations::Durations;
 pub(super) use histogram::Histogram;
 pub(super) use timeline::Timeline;
 
-/// How long the latest holds of a lock lasted, as bars in a row: the oldest first, high for long.
+/// The durations of a lock's latest holds as bars: the oldest first, high for long.
 #[derive(Debug, Template)]
 #[template(path = "parts/spark.html")]
 pub(super) struct Spark {
@@ -59,12 +59,12 @@ impl Spark {
     }
 }
 
-/// How long a hold lasted, milliseconds; none while it lasts.
+/// The duration of a hold, milliseconds; none while it lasts.
 pub(super) fn lasted(hold: &PastHoldView) -> Option<u64> {
     Some(hold.to?.0.saturating_sub(hold.since.at.0))
 }
 
-/// How a hold ended, in words.
+/// The end of a hold, in words.
 pub(super) fn ending_words(hold: &PastHoldView) -> &'static str {
     match hold.ended {
         None => "still held",

@@ -38,11 +38,11 @@ struct Lane {
     id: String,
     waits: bool,
     bars: Vec<Bar>,
-    /// Where renewals were seen, in their order.
+    /// The positions of observed renewals, in their order.
     ticks: Vec<u64>,
 }
 
-/// How far back the picture can go instead.
+/// The other spans that the timeline can show.
 #[derive(Debug)]
 pub(in super::super) struct Choice {
     word: &'static str,
@@ -59,17 +59,17 @@ pub(in super::super) struct Timeline {
     /// Instants along the bottom.
     marks: Vec<(u64, String)>,
     legend: Vec<(&'static str, &'static str)>,
-    /// What is known of renewals, in words, and whether some are marked.
+    /// A sentence about renewals, and whether some are marked.
     renewed: Option<(String, bool)>,
     words: String,
     choices: Vec<Choice>,
-    /// Whether only what is remembered is shown, since no history is kept.
+    /// True if only what is remembered is shown, since no history is kept.
     remembered: bool,
 }
 
 impl HtmlSafe for Timeline {}
 
-/// What is drawn, and in which colour.
+/// A shape and its colour.
 fn class(ended: Option<&str>) -> &'static str {
     match ended {
         None => "now",
@@ -208,7 +208,7 @@ impl Timeline {
     }
 }
 
-/// How often it was renewed. What was not looked at was not seen.
+/// The number of observed renewals. Times without observation have none.
 fn renewed_words(renewals: &Renewals, holders: usize, marked: usize, dense: bool) -> String {
     let times = match renewals.count() {
         1 => "once".to_owned(),

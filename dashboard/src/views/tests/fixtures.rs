@@ -86,7 +86,7 @@ pub(super) fn stuck() -> LockView {
         holders: vec![holder(9, 2, 912_000, false)],
         problems: vec![ProblemView {
             problem: ProblemKind::Stuck,
-            certainty: Certainty::Sure,
+            certainty: Certainty::Certain,
             since: ago(612_000),
             evidence: vec![
                 Evidence {
@@ -118,7 +118,7 @@ pub(super) fn leaked() -> LockView {
         renewed: false,
         problems: vec![ProblemView {
             problem: ProblemKind::Leaked,
-            certainty: Certainty::Sure,
+            certainty: Certainty::Certain,
             since: ago(83_000),
             evidence: vec![Evidence {
                 at: ago(83_000),
@@ -361,7 +361,7 @@ pub(super) fn happened() -> Vec<EventRow> {
         lock.events.views().map(|event| EventRow::seen(&lock.id, event)).collect()
     };
     let told = |event, detail: Option<&str>| {
-        EventRow::told(&crate::archive::Told {
+        EventRow::past(&crate::archive::PastEvent {
             at: ago(5),
             event: String::from(event),
             lock: locks[4].id.clone(),
@@ -413,7 +413,7 @@ pub(super) fn healthy_rows() -> Vec<LockView> {
 pub(super) fn contended() -> ListPage<LockRow> {
     let mut rows = vec![leaked(), stuck()];
     let suspected = &mut rows[1].problems[0];
-    suspected.certainty = Certainty::Sure;
+    suspected.certainty = Certainty::Certain;
     rows.push(LockView {
         problems: vec![ProblemView {
             certainty: Certainty::Suspected,

@@ -10,7 +10,8 @@ use super::fixtures::{
 use crate::clock::SteadyMillis;
 use crate::model::types::{LockView, State};
 use crate::query::LockRow;
-use crate::views::live::{Fragments, Picture, beat};
+use crate::views::fragments::Fragments;
+use crate::views::live::{Picture, beat};
 use crate::views::{ListPage, SourcesPage, Subject, row};
 
 /// Somebody who looks at a page, and has got everything so far.

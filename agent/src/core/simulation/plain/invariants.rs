@@ -1,5 +1,6 @@
 //! Invariants of every run, at every instant and at the end.
 
+use crate::core::ops::verb::Verb;
 use redisson::HolderId;
 
 use super::super::requests::lock_name;
@@ -11,7 +12,6 @@ use super::session::OWNERS;
 use super::simulation::Simulation;
 use crate::core::lease::hold::LeaseMode;
 use crate::core::lock::state::Contest;
-use crate::core::ops::operation::Verb;
 use crate::core::{Frozen, Gauges};
 use crate::protocol::resp::{Frame, Outgoing};
 use crate::types::SessionId;

@@ -6,7 +6,7 @@ mod traffic;
 
 use super::*;
 
-const CERTAIN: Certainty = Certainty::Sure;
+const CERTAIN: Certainty = Certainty::Certain;
 const SUSPECTED: Certainty = Certainty::Suspected;
 
 /// An observation of the lock `a`.

@@ -18,7 +18,7 @@ use redisson::{ClientId, HolderId, monitor};
 
 use super::*;
 
-pub(super) const CERTAIN: Certainty = Certainty::Sure;
+pub(super) const CERTAIN: Certainty = Certainty::Certain;
 pub(super) const SUSPECTED: Certainty = Certainty::Suspected;
 
 const MAIN: ScopeId = ScopeId(0);

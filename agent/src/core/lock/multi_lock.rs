@@ -1,0 +1,82 @@
+//! The progress of an MLOCK or MUNLOCK.
+
+use redisson::{LockName, Moment};
+
+use crate::core::ids::Slot;
+use crate::core::session::reply::{Grant, Reply};
+use crate::protocol::command::LockRequest;
+use crate::protocol::resp::Frame;
+use crate::types::Number;
+
+/// An MLOCK or MUNLOCK under way.
+#[derive(Debug)]
+pub(in crate::core) struct MultiLock {
+    pub(super) slot: Slot,
+    pub(super) goal: Goal,
+    /// The request for each member; none for MUNLOCK.
+    pub(super) requests: Vec<LockRequest>,
+    /// The members, in the order in which the worker named them.
+    pub(super) members: Vec<Member>,
+    /// The order in which they are taken.
+    pub(super) order: Vec<usize>,
+    pub(super) since: Moment,
+    /// The end of its wait.
+    pub(super) until: Moment,
+    /// The leases run from now on, all from the same instant.
+    pub(super) leased: bool,
+    /// The deadline of its patience that is set.
+    pub(in crate::core) armed: Moment,
+}
+
+/// The aim of an MLOCK or MUNLOCK.
+#[derive(Debug)]
+pub(super) enum Goal {
+    Take,
+    /// Give back what was taken, then say this.
+    GiveUp(Frame),
+    /// Give back what the worker wants to give back.
+    GiveBack,
+}
+
+/// The progress of one member.
+#[derive(Debug)]
+pub(super) enum Member {
+    Wanted,
+    /// Its LOCK is not answered yet.
+    Asked,
+    Taken(Grant),
+    /// Its lease is being set.
+    Leasing(Grant),
+    /// Its UNLOCK is not answered yet.
+    Leaving,
+    /// It is given back, or was not held: what there is to say of it.
+    Left(Reply),
+}
+
+impl MultiLock {
+    pub(super) fn is_busy(&self) -> bool {
+        self.members
+            .iter()
+            .any(|m| matches!(m, Member::Asked | Member::Leasing(_) | Member::Leaving))
+    }
+
+    pub(super) fn taken(&self) -> impl Iterator<Item = (usize, &Grant)> {
+        self.members.iter().enumerate().filter_map(|(index, member)| match member {
+            Member::Taken(grant) => Some((index, grant)),
+            _ => None,
+        })
+    }
+
+    /// Returns whether it acquired this hold itself and will give it back rather than wait with it.
+    pub(in crate::core) fn gives_way(&self, number: Number) -> bool {
+        self.taken().any(|(_, grant)| grant.number == number && grant.count == 1)
+    }
+
+    /// The locks that it waits for without end.
+    pub(in crate::core) fn awaited(&self) -> impl Iterator<Item = &LockName> {
+        let awaits = matches!(self.goal, Goal::Take) && self.until == Moment::NEVER;
+        self.requests.iter().zip(&self.members).filter_map(move |(request, member)| {
+            (awaits && matches!(member, Member::Wanted | Member::Asked)).then_some(&request.name)
+        })
+    }
+}

@@ -1,0 +1,34 @@
+//! The policy: which LOCKs it denies.
+
+use crate::core::ids::{Owner, Slot};
+use crate::core::side::Side;
+use crate::core::{Core, Report};
+use crate::policy::Policy;
+use crate::protocol::command::LockRequest;
+use crate::protocol::resp::Frame;
+
+impl Core {
+    /// Sets the policy for new LOCKs; without one all are allowed. Existing holds stay.
+    pub fn set_policy(&mut self, policy: Option<Policy>) {
+        self.locks.set_policy(policy);
+    }
+
+    /// Returns the refusal of a LOCK that the policy denies. An owner that holds the lock may enter it again.
+    pub(in crate::core) fn denied(&mut self, slot: Slot, request: &LockRequest) -> Option<Frame> {
+        if !self.locks.quota().is_limited() {
+            return None;
+        }
+        let owner = Owner { session: slot.session, owner: request.owner };
+        let held = Side::BOTH.iter().any(|side| {
+            let number = self.hold_of(owner, &request.name, *side);
+            number.and_then(|n| self.leases.get(n)).is_some_and(|hold| hold.kind == request.kind)
+        });
+        let peer = &self.sessions.get(&slot.session)?.peer;
+        if held {
+            return None;
+        }
+        let denial = self.locks.quota().denial(peer, request)?;
+        self.effects.report(Report::PolicyDenial(denial.reason));
+        Some(Frame::Error(format!("DENIED `{}` {}", request.name, denial.text)))
+    }
+}

@@ -1,0 +1,199 @@
+//! The data of each verb: what its script needs to know. Its behaviour is in the file with its name.
+
+use redisson::script::LockDetails;
+use redisson::{Kind, Lease, LockName, Moment};
+use service_kit::trace::TraceParent;
+use tracing::Span;
+
+use crate::core::ids::{OpId, Owner, Slot, WaiterId};
+use crate::journal::HoldRecord;
+use crate::types::{End, Number};
+
+/// One waiter's attempt at a lock.
+#[derive(Debug, Clone)]
+pub(in crate::core) struct Attempt {
+    pub(in crate::core) name: LockName,
+    pub(in crate::core) kind: Kind,
+    pub(in crate::core) waiter: WaiterId,
+    pub(in crate::core) number: Number,
+    pub(in crate::core) lease: Lease,
+    /// The write hold of its owner's under which it reads.
+    pub(in crate::core) under: Option<Number>,
+}
+
+/// A change of one hold, for its owner.
+#[derive(Debug, Clone)]
+pub(in crate::core) struct HoldUpdate {
+    pub(in crate::core) name: LockName,
+    pub(in crate::core) kind: Kind,
+    pub(in crate::core) number: Number,
+    pub(in crate::core) change: Change,
+    /// The count after the change.
+    pub(in crate::core) count: u32,
+    pub(in crate::core) owner: Owner,
+    pub(in crate::core) slot: Slot,
+    /// That of a LOCK that enters again; what is asked otherwise is a part of the hold's.
+    pub(in crate::core) span: Span,
+}
+
+/// The change that is requested.
+#[derive(Debug, Clone, Copy)]
+pub(in crate::core) enum Change {
+    /// One hold more. With a lease it stays fixed, without one the watchdog keeps it from now on.
+    Reenter(Option<Lease>),
+    /// One hold less.
+    Partial,
+    /// A fixed lease from now, or the watchdog's care.
+    Extend(Option<Lease>),
+}
+
+impl Change {
+    /// The lease that is asked for, where one is.
+    pub(in crate::core) fn lease(self) -> Option<Lease> {
+        match self {
+            Self::Reenter(lease) | Self::Extend(lease) => lease,
+            Self::Partial => None,
+        }
+    }
+}
+
+/// A hold that has ended for its owner and is on its way out of Redis.
+#[derive(Debug, Clone)]
+pub(in crate::core) struct Ending {
+    pub(in crate::core) name: LockName,
+    pub(in crate::core) kind: Kind,
+    pub(in crate::core) number: Number,
+    pub(in crate::core) end: End,
+    /// The command that waits for the end.
+    pub(in crate::core) slot: Option<Slot>,
+    /// The instant before which a release that finds nothing surely was the release.
+    pub(in crate::core) valid_until: Moment,
+    /// The longest lease that Redis may still keep it for.
+    pub(in crate::core) longest: Lease,
+    /// The hold's place in its trace.
+    pub(in crate::core) place: TraceParent,
+}
+
+/// The release of a hold that has ended.
+#[derive(Debug, Clone)]
+pub(in crate::core) struct Release(pub(in crate::core) Ending);
+
+/// A hold to be renewed, as it is when that is sent.
+#[derive(Debug, Clone)]
+pub(in crate::core) struct Renewal {
+    pub(in crate::core) name: LockName,
+    pub(in crate::core) kind: Kind,
+    pub(in crate::core) number: Number,
+    pub(in crate::core) count: u32,
+}
+
+/// A batch: of read holds, or of others.
+#[derive(Debug, Clone)]
+pub(in crate::core) struct Renewals {
+    pub(in crate::core) reads: bool,
+    pub(in crate::core) holds: Vec<Renewal>,
+    pub(in crate::core) span: Span,
+}
+
+/// A hand-over from a hold that has ended to a waiter.
+#[derive(Debug, Clone)]
+pub(in crate::core) struct HandOver {
+    pub(in crate::core) from: Ending,
+    pub(in crate::core) to: Attempt,
+}
+
+#[derive(Debug, Clone)]
+pub(in crate::core) struct Undo {
+    pub(in crate::core) name: LockName,
+    pub(in crate::core) kind: Kind,
+    pub(in crate::core) number: Number,
+}
+
+/// A SHOW of a worker.
+#[derive(Debug, Clone)]
+pub(in crate::core) struct Show {
+    pub(in crate::core) name: LockName,
+    pub(in crate::core) slot: Slot,
+}
+
+/// A release by force, to be compared with what Redis shows at that moment.
+#[derive(Debug, Clone)]
+pub(in crate::core) struct Force {
+    pub(in crate::core) name: LockName,
+    pub(in crate::core) slot: Slot,
+    /// The lock as the operator saw it.
+    pub(in crate::core) shown: Box<LockDetails>,
+}
+
+/// A look at a lock that an operator wants released.
+#[derive(Debug, Clone)]
+pub(in crate::core) struct Look {
+    pub(in crate::core) name: LockName,
+    pub(in crate::core) slot: Slot,
+    /// The only holder to release it from, if one is named.
+    pub(in crate::core) holder: Option<Vec<u8>>,
+}
+
+/// Holds of an earlier run that Redis is asked about, and renewed by that: read holds, or others.
+#[derive(Debug, Clone)]
+pub(in crate::core) struct Adoption {
+    pub(in crate::core) reads: bool,
+    pub(in crate::core) holds: Vec<HoldRecord>,
+}
+
+/// One script for one node.
+#[derive(Debug, Clone)]
+pub(in crate::core) struct NodeOp {
+    pub(in crate::core) node: usize,
+    pub(in crate::core) verb: NodeVerb,
+}
+
+/// The verb, as one node is asked for it.
+#[derive(Debug, Clone)]
+pub(in crate::core) enum NodeVerb {
+    Acquire {
+        quorum: OpId,
+        attempt: Attempt,
+    },
+    Update {
+        quorum: OpId,
+        update: HoldUpdate,
+    },
+    /// Removes a number. A retry that finds nothing before `valid_until` counts as the release.
+    Release {
+        quorum: OpId,
+        name: LockName,
+        number: Number,
+        valid_until: Moment,
+    },
+    Renew(Vec<Renewal>),
+    Show {
+        quorum: OpId,
+        name: LockName,
+    },
+    /// Releases for an operator what was seen there.
+    Force {
+        quorum: OpId,
+        name: LockName,
+        shown: Box<LockDetails>,
+    },
+    /// Sets a hold again where it is gone and nobody else has the lock.
+    Restore(Renewal),
+}
+
+/// All verbs.
+#[derive(Debug, Clone)]
+pub(in crate::core) enum Verb {
+    Acquire(Attempt),
+    Adopt(Adoption),
+    Update(HoldUpdate),
+    Renew(Renewals),
+    Release(Release),
+    HandOver(HandOver),
+    Undo(Undo),
+    Show(Show),
+    Look(Look),
+    Force(Force),
+    /// One server's share of a quorum operation.
+    Node(NodeOp),
+}

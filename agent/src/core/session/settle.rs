@@ -1,0 +1,98 @@
+//! The final form of replies whose turn has come.
+
+use redisson::LockName;
+
+use crate::core::Core;
+use crate::core::ids::Owner;
+use crate::core::session::reply::{Grant, Reply};
+use crate::core::units::millis;
+use crate::protocol::resp::{Frame, Outgoing};
+use crate::types::{End, Number, SessionId};
+
+impl Core {
+    /// Returns the final form of a reply at the time it is sent. (A hold that was released meanwhile is reported as it was;
+    /// the reply to the release follows.)
+    pub(in crate::core) fn settle(&self, id: SessionId, reply: Reply) -> Outgoing {
+        let valid_until = |number, then| self.leases.get(number).map_or(then, |h| h.valid_until);
+        Outgoing::Reply(match reply {
+            Reply::Ready(reply) => return reply,
+            Reply::Grant(grant) => {
+                let valid_until = valid_until(grant.number, grant.valid_until);
+                self.lock_reply(&Grant { valid_until, ..grant })
+            }
+            Reply::Left { count, .. } => Frame::count(count.into()),
+            Reply::Valid { number, valid_until: then } => {
+                Frame::count(millis(valid_until(number, then).since(self.now)))
+            }
+            Reply::Holds => self.holds_frame(id),
+            Reply::Graced(frame) => frame,
+            Reply::Resumed => self.resumed_frame(id),
+            Reply::MultiLock(parts) => {
+                let parts = parts.into_iter().filter_map(|part| match self.settle(id, part) {
+                    Outgoing::Reply(frame) => Some(frame),
+                    // No command of a single lock is answered so.
+                    Outgoing::Switch(..) | Outgoing::Push(_) | Outgoing::Close => None,
+                });
+                Frame::Array(parts.collect())
+            }
+        })
+    }
+
+    /// A hold is lost: what has not been told of it yet is not told any more.
+    pub(in crate::core) fn void_replies(
+        &mut self,
+        owner: Owner,
+        lost: Number,
+        name: &LockName,
+        end: End,
+    ) {
+        let Some(session) = self.sessions.get_mut(&owner.session) else { return };
+        let mut untold = Vec::new();
+        for pending in &mut session.pending {
+            let speaks_of_it = match &pending.reply {
+                Some(Reply::MultiLock(parts)) => {
+                    let speaks_of_it = parts.iter().any(|part| part.hold() == Some(lost));
+                    let granted = parts.iter().filter_map(|part| match part {
+                        Reply::Grant(grant) if grant.number != lost => Some(grant.number),
+                        _ => None,
+                    });
+                    untold.extend(granted.filter(|_| speaks_of_it));
+                    speaks_of_it
+                }
+                Some(reply) => reply.hold() == Some(lost),
+                None => false,
+            };
+            if speaks_of_it {
+                pending.reply = Some(Reply::Ready(Outgoing::Reply(Self::lost(name, end))));
+            }
+        }
+        // All or none: what was granted together with it goes too.
+        for number in untold {
+            self.give_back_untold(number);
+        }
+    }
+
+    /// Turns a session's replies that wait for records after `done` into refusals.
+    pub(in crate::core) fn take_back(&mut self, id: SessionId, done: u64, why: &str) {
+        let Some(session) = self.sessions.get_mut(&id) else { return };
+        let (mut untold, mut graced) = (Vec::new(), true);
+        let refusal = format!("UNAVAILABLE the journal cannot be written: {why}");
+        for pending in session.pending.iter_mut().filter(|p| p.after > done) {
+            let Some(reply) = &mut pending.reply else { continue };
+            let granted = reply.granted();
+            if matches!(reply, Reply::Graced(_)) {
+                graced = false;
+            } else if granted.is_empty() {
+                continue;
+            }
+            untold.extend(granted);
+            *reply = Reply::Ready(Outgoing::Reply(Frame::Error(refusal.clone())));
+        }
+        for number in untold {
+            self.give_back_untold(number);
+        }
+        if !graced {
+            self.drop_grace(id);
+        }
+    }
+}

@@ -1,0 +1,72 @@
+//! The rows of open pages, rendered once for all of them.
+
+use std::collections::HashMap;
+use std::sync::{Arc, Mutex, PoisonError};
+
+use super::{Chrome, row};
+use crate::clock;
+use crate::model::types::LockView;
+use crate::query::LockRow;
+use crate::query::list::RowId;
+
+/// Rendered rows of locks, shared by all pages. Bounded; cheap to clone.
+#[derive(Debug, Clone, Default)]
+pub struct Fragments(Arc<Mutex<HashMap<Key, Fragment>>>);
+
+/// A view's address, whether deployment and database stand beside the name, and how the clock was set.
+type Key = (usize, bool, bool, i64);
+
+#[derive(Debug)]
+struct Fragment {
+    /// Keeps the view's address, which is the key, from being used again.
+    _lock: Arc<LockView>,
+    id: Arc<str>,
+    html: Arc<str>,
+}
+
+impl Fragments {
+    /// The most rows retained: a few megabytes.
+    const MAX: usize = 4_096;
+
+    /// Returns a lock's row.
+    pub(super) fn row(&self, lock: &LockRow, chrome: &Chrome) -> Result<LiveRow, askama::Error> {
+        let (id, html) = self.rendered(lock, chrome)?;
+        Ok(LiveRow { id, html, ttl: Some((lock.ttl_ms, lock.observed_at.0)) })
+    }
+
+    /// Returns a row's id and HTML.
+    fn rendered(
+        &self,
+        lock: &LockRow,
+        chrome: &Chrome,
+    ) -> Result<(Arc<str>, Arc<str>), askama::Error> {
+        let (deployment, db) = (chrome.several_deployments, chrome.several_dbs);
+        let key = (Arc::as_ptr(lock).addr(), deployment, db, clock::set_by());
+        if let Some(known) = self.lock().get(&key) {
+            return Ok((Arc::clone(&known.id), Arc::clone(&known.html)));
+        }
+        let html: Arc<str> = row::live_row(lock, deployment, db)?.into();
+        let id: Arc<str> = row::row_id(RowId::of_lock(&lock.id)).into();
+        let mut kept = self.lock();
+        if kept.len() >= Self::MAX {
+            kept.clear();
+        }
+        let (row, shown) = (Arc::clone(&id), Arc::clone(&html));
+        kept.insert(key, Fragment { _lock: Arc::clone(lock), id: row, html: shown });
+        Ok((id, html))
+    }
+
+    fn lock(&self) -> std::sync::MutexGuard<'_, HashMap<Key, Fragment>> {
+        self.0.lock().unwrap_or_else(PoisonError::into_inner)
+    }
+}
+
+/// A row of its table.
+#[derive(Debug)]
+pub struct LiveRow {
+    pub(super) id: Arc<str>,
+    /// Its start tag, then each of its cells, on a line of their own.
+    pub(super) html: Arc<str>,
+    /// Milliseconds to live as read, if there is an end, and when that was.
+    pub(super) ttl: Option<(Option<u64>, u64)>,
+}
