@@ -25,6 +25,7 @@ const PYTHON_ASYNCIO: Library = Library { command: || python("asyncio"), forks: 
 
 const NODE: Library = Library { command: node_driver, forks: false };
 const GO: Library = Library { command: go_driver, forks: false };
+const RUST: Library = Library { command: rust_driver, forks: false };
 
 fn folder(language: &str) -> PathBuf {
     Path::new(env!("CARGO_MANIFEST_DIR")).join("../clients").join(language)
@@ -57,6 +58,23 @@ fn build_go_driver() -> Result<PathBuf> {
     let errors = String::from_utf8_lossy(&output.stderr);
     ensure!(output.status.success(), "the driver in Go cannot be built:\n{errors}");
     Ok(program)
+}
+
+fn rust_driver() -> Result<Command> {
+    static BUILT: OnceLock<Result<PathBuf, String>> = OnceLock::new();
+    let built = BUILT.get_or_init(|| build_rust_driver().map_err(|error| format!("{error:#}")));
+    Ok(process::command(built.as_ref().map_err(|error| anyhow!("{error}"))?))
+}
+
+fn build_rust_driver() -> Result<PathBuf> {
+    let target = Path::new(env!("CARGO_TARGET_TMPDIR")).join("rust-library");
+    let mut build = process::command(Path::new(env!("CARGO")));
+    build.current_dir(folder("rust")).args(["build", "--locked", "--quiet", "--example"]);
+    build.arg("conformance").arg("--target-dir").arg(&target);
+    let output = build.output()?;
+    let errors = String::from_utf8_lossy(&output.stderr);
+    ensure!(output.status.success(), "the driver in Rust cannot be built:\n{errors}");
+    Ok(target.join("debug/examples/conformance"))
 }
 
 macro_rules! conformance {
@@ -99,4 +117,5 @@ conformance! {
     python_asyncio PYTHON_ASYNCIO;
     go GO;
     node NODE;
+    rust RUST;
 }

@@ -1,0 +1,193 @@
+//! One connection to the agent.
+
+use std::collections::VecDeque;
+use std::future::{Future as _, poll_fn};
+use std::io;
+use std::path::Path;
+use std::pin::pin;
+use std::sync::{Arc, Mutex, MutexGuard, PoisonError};
+use std::task::Poll;
+use std::time::Duration;
+
+use tokio::net::UnixStream;
+use tokio::sync::{Notify, oneshot};
+use tokio::time::timeout;
+
+use crate::error::Failure;
+use crate::resp::{Command, Parser, Value};
+
+/// The time limit for replies that do not wait for a lock. The agent itself answers within about two seconds.
+pub(crate) const REPLY_LIMIT: Duration = Duration::from_secs(10);
+
+/// A reply to come. It fails when the connection ends before.
+pub(crate) type Reply = oneshot::Receiver<Value>;
+
+/// The receiver of what a connection reports unasked.
+pub(crate) trait Listener: Send + Sync + 'static {
+    fn on_push(&self, push: &[Value]);
+    fn on_close(&self, connection: &Arc<Connection>);
+}
+
+/// A connection whose replies arrive in the order of its commands.
+pub(crate) struct Connection {
+    io: Mutex<Io>,
+    /// The reader has something to write, or to close.
+    wake: Notify,
+}
+
+struct Io {
+    /// Absent once the connection is closed.
+    stream: Option<Arc<UnixStream>>,
+    unsent: Vec<u8>,
+    replies: VecDeque<oneshot::Sender<Value>>,
+    closing: bool,
+}
+
+impl Connection {
+    /// Connects to a Unix socket. The listener receives events until the connection is closed.
+    pub(crate) async fn open(path: &Path, listener: impl Listener) -> io::Result<Arc<Self>> {
+        let stream = Arc::new(UnixStream::connect(path).await?);
+        let io = Io {
+            stream: Some(stream.clone()),
+            unsent: Vec::new(),
+            replies: VecDeque::new(),
+            closing: false,
+        };
+        let connection = Arc::new(Self { io: Mutex::new(io), wake: Notify::new() });
+        let end = End { connection: connection.clone(), listener };
+        tokio::spawn(async move {
+            // An error is the end of the connection like any other.
+            let _ = end.connection.read(&stream, &end.listener).await;
+        });
+        Ok(connection)
+    }
+
+    fn io(&self) -> MutexGuard<'_, Io> {
+        self.io.lock().unwrap_or_else(PoisonError::into_inner)
+    }
+
+    /// Sends a command, as much of it as the socket takes at once, and returns its reply to come.
+    pub(crate) fn send(&self, command: &Command) -> Reply {
+        let (sender, reply) = oneshot::channel();
+        let mut io = self.io();
+        if io.stream.is_some() && !io.closing {
+            io.replies.push_back(sender);
+            command.write_to(&mut io.unsent);
+            if io.flush().is_err() || !io.unsent.is_empty() {
+                self.wake.notify_one();
+            }
+        }
+        reply
+    }
+
+    /// Sends a command and waits for its reply. Without one in time it closes the connection.
+    pub(crate) async fn call(&self, command: &Command) -> Result<Value, Failure> {
+        self.finish(self.send(command)).await
+    }
+
+    /// Waits for a reply that does not depend on a lock.
+    pub(crate) async fn finish(&self, reply: Reply) -> Result<Value, Failure> {
+        if let Ok(reply) = timeout(REPLY_LIMIT, reply).await {
+            return outcome(reply);
+        }
+        self.close();
+        Err(Failure::Disconnected)
+    }
+
+    /// Closes the connection at once.
+    pub(crate) fn close(&self) {
+        self.io().closing = true;
+        self.wake.notify_one();
+    }
+
+    pub(crate) fn is_closed(&self) -> bool {
+        let io = self.io();
+        io.closing || io.stream.is_none()
+    }
+
+    async fn read(&self, stream: &UnixStream, listener: &impl Listener) -> io::Result<()> {
+        let mut parser = Parser::default();
+        let mut buffer = vec![0; 16 * 1024];
+        loop {
+            self.ready(stream).await?;
+            if self.io().closing {
+                return Ok(());
+            }
+            self.io().flush()?;
+            match stream.try_read(&mut buffer) {
+                Ok(0) => return Ok(()),
+                Ok(count) => parser.feed(&buffer[..count]),
+                Err(error) if error.kind() == io::ErrorKind::WouldBlock => continue,
+                Err(error) => return Err(error),
+            }
+            while let Some(value) = parser.next().map_err(|_| io::ErrorKind::InvalidData)? {
+                if let Value::Push(push) = value {
+                    listener.on_push(&push);
+                } else if let Some(reply) = self.io().replies.pop_front() {
+                    let _ = reply.send(value); // The caller may have lost interest.
+                }
+            }
+        }
+    }
+
+    /// Waits for input, for room for what is unsent, or for a wake-up.
+    async fn ready(&self, stream: &UnixStream) -> io::Result<()> {
+        let unsent = !self.io().unsent.is_empty();
+        let mut readable = pin!(stream.readable());
+        let mut writable = pin!(stream.writable());
+        let mut wake = pin!(self.wake.notified());
+        poll_fn(|context| {
+            if wake.as_mut().poll(context).is_ready() {
+                return Poll::Ready(Ok(()));
+            }
+            if unsent && let Poll::Ready(ready) = writable.as_mut().poll(context) {
+                return Poll::Ready(ready);
+            }
+            readable.as_mut().poll(context)
+        })
+        .await
+    }
+}
+
+impl Io {
+    fn flush(&mut self) -> io::Result<()> {
+        while let (Some(stream), false) = (&self.stream, self.unsent.is_empty()) {
+            match stream.try_write(&self.unsent) {
+                Ok(count) => drop(self.unsent.drain(..count)),
+                Err(error) if error.kind() == io::ErrorKind::WouldBlock => break,
+                Err(error) => {
+                    self.closing = true;
+                    return Err(error);
+                }
+            }
+        }
+        Ok(())
+    }
+}
+
+/// Returns what became of a command.
+pub(crate) fn outcome(reply: Result<Value, oneshot::error::RecvError>) -> Result<Value, Failure> {
+    match reply {
+        Ok(Value::Error(message)) => Err(Failure::Reply(message)),
+        Ok(value) => Ok(value),
+        Err(_) => Err(Failure::Disconnected),
+    }
+}
+
+/// The reader's end, also where its runtime ends and drops it.
+struct End<L: Listener> {
+    connection: Arc<Connection>,
+    listener: L,
+}
+
+impl<L: Listener> Drop for End<L> {
+    fn drop(&mut self) {
+        let mut io = self.connection.io();
+        io.stream = None;
+        // Callers see the failure only when the session has seen it.
+        let replies = std::mem::take(&mut io.replies);
+        drop(io);
+        self.listener.on_close(&self.connection);
+        drop(replies);
+    }
+}

@@ -1,0 +1,232 @@
+//! Connections of a session: the first one, and those that resume it.
+
+use std::collections::HashMap;
+use std::io;
+use std::sync::{Arc, Weak};
+use std::time::Duration;
+
+use tokio::runtime::Handle;
+use tokio::time::sleep;
+
+use crate::clock::boot;
+use crate::connection::{Connection, Listener};
+use crate::detached::Cancel;
+use crate::error::{Error, Failure, Result};
+use crate::grant::Grant;
+use crate::resp::{Command, Value};
+use crate::session::{RETRY_PAUSE, Session, millis};
+
+impl Session {
+    /// Connects, or resumes the session, and retries until the instant `end`.
+    pub(crate) async fn connect(
+        self: &Arc<Self>,
+        end: Duration,
+        cancel: Option<&Cancel>,
+    ) -> Result<()> {
+        while self.connected().is_none() {
+            let error = match self.open().await {
+                Ok(Ok(())) => continue,
+                Ok(Err(Failure::Reply(message))) => match crate::error::code(&message) {
+                    "GONE" => {
+                        self.end("the agent has ended the session");
+                        continue;
+                    }
+                    "SESSION" | "UNAVAILABLE" | "DRAINING" => Error::from_reply(message),
+                    _ => return Err(Error::from_reply(message)),
+                },
+                Ok(Err(Failure::Disconnected)) => self.absent("it closed the connection"),
+                Err(error) => self.absent(&error.to_string()),
+            };
+            let cancelled = cancel.is_some_and(Cancel::is_requested);
+            if self.state().closing || cancelled || boot() >= end {
+                return Err(error);
+            }
+            sleep(RETRY_PAUSE).await;
+        }
+        Ok(())
+    }
+
+    fn absent(&self, cause: &str) -> Error {
+        Error::Unavailable(format!("no agent at {}: {cause}", self.path.display()))
+    }
+
+    async fn open(self: &Arc<Self>) -> io::Result<Result<(), Failure>> {
+        let listener = SessionListener(Arc::downgrade(self));
+        let connection = Connection::open(&self.path, listener).await?;
+        drop(connection.send(&Command::new("HELLO").word("3")));
+        let sent = boot();
+        let opened = self.take_session(&connection).await;
+        let ticket = match opened {
+            Ok(ticket) => ticket,
+            Err(failure) => {
+                connection.close();
+                return Ok(Err(failure));
+            }
+        };
+        {
+            let mut state = self.state();
+            state.connection = Some(connection.clone());
+            (state.proven, state.uncertain) = (sent, false);
+        }
+        self.take_over(ticket.get("holds").list(), sent);
+        if connection.is_closed() {
+            self.on_close(&connection);
+        }
+        Ok(Ok(()))
+    }
+
+    /// Requests a session for a connection, or takes over the one there is.
+    async fn take_session(&self, connection: &Arc<Connection>) -> Result<Value, Failure> {
+        let (id, secret) = {
+            let state = self.state();
+            (state.id.clone(), state.secret.clone())
+        };
+        let push = Command::new("SESSION").word("PUSH").word("on");
+        if let Some(id) = id {
+            let resume = Command::new("RESUME").word(id).word(secret);
+            let ticket = connection.call(&resume).await?;
+            // The next command voids the old secret.
+            self.remember(&ticket);
+            connection.call(&push).await?;
+            return Ok(ticket);
+        }
+        let grace = self.grace.as_millis();
+        let ticket = if grace == 0 {
+            connection.call(&push).await?
+        } else {
+            let words = Command::new("SESSION").word("GRACE").number(grace);
+            match connection.call(&words.word("PUSH").word("on")).await {
+                // An agent without a journal grants locks but no grace.
+                Err(failure) if failure.code() == "UNAVAILABLE" => connection.call(&push).await?,
+                ticket => ticket?,
+            }
+        };
+        self.remember(&ticket);
+        Ok(ticket)
+    }
+
+    fn remember(&self, ticket: &Value) {
+        let mut state = self.state();
+        state.id = Some(ticket.get("id").text());
+        state.secret = ticket.get("secret").text();
+    }
+
+    /// Compares the grants with the agent's list of this session's holds.
+    fn take_over(self: &Arc<Self>, rows: &[Value], sent: Duration) {
+        let mut listed: HashMap<String, &Value> =
+            rows.iter().map(|row| (row.get("holder").text(), row)).collect();
+        for grant in self.grants() {
+            let Some(row) = listed.remove(&grant.holder) else {
+                grant.lose("the agent does not hold it any more");
+                continue;
+            };
+            grant.state().count = row.get("holds").integer().unwrap_or(0);
+            grant.renew(sent + millis(row.get("valid_ms")));
+            grant.warn(false);
+            self.settle_later(grant);
+        }
+        for row in listed.into_values() {
+            // Granted by a LOCK whose reply was lost. Its caller finds it here; otherwise it is released.
+            self.settle_later(self.granted(row, false, sent));
+        }
+        self.arm();
+    }
+
+    /// Releases a surplus once the command that runs now, which may want it, has ended.
+    fn settle_later(self: &Arc<Self>, grant: Arc<Grant>) {
+        if !grant.state().has_surplus() {
+            return;
+        }
+        let using = self.enter();
+        tokio::spawn(async move {
+            let session = using.session();
+            let _turn = session.turn.lock().await;
+            let _ = session.settle(&grant).await; // Without a connection, resuming settles it.
+        });
+    }
+
+    fn on_push(self: &Arc<Self>, push: &[Value]) {
+        let [event, name, kind, rest @ ..] = push else { return };
+        let Some(grant) = self.find(&(name.bytes().to_vec(), kind.bytes().to_vec())) else {
+            return;
+        };
+        match event.bytes() {
+            b"lock-lost" => grant.lose(&rest.first().map(Value::text).unwrap_or_default()),
+            b"lock-jeopardy" => grant.warn(true),
+            b"lock-safe" => {
+                grant.warn(false);
+                let session = self.clone();
+                tokio::spawn(async move { session.tend().await });
+            }
+            _ => {}
+        }
+    }
+
+    fn on_close(self: &Arc<Self>, connection: &Arc<Connection>) {
+        let mut state = self.state();
+        if !state.connection.as_ref().is_some_and(|current| Arc::ptr_eq(current, connection)) {
+            return;
+        }
+        state.connection = None;
+        let limit = state.proven + self.grace;
+        let mut end = if state.uncertain { limit } else { Duration::ZERO };
+        let recovers = !state.closing && (!state.grants.is_empty() || state.uncertain);
+        if !recovers && state.users == 0 {
+            state.id = None;
+        }
+        drop(state);
+        for grant in self.grants() {
+            {
+                let mut state = grant.state();
+                state.deadline = state.deadline.min(limit);
+                end = end.max(state.deadline);
+            }
+            grant.warn(true);
+        }
+        // Without a runtime nothing can be resumed, and deadlines end the holds.
+        if recovers && let Ok(runtime) = Handle::try_current() {
+            let using = self.enter();
+            runtime.spawn(async move {
+                let session = using.session();
+                let _turn = session.turn.lock().await;
+                if let Err(error) = session.connect(end, None).await {
+                    session.end(&error.to_string());
+                }
+            });
+        }
+    }
+
+    /// Gives up a session that cannot be resumed.
+    fn end(&self, reason: &str) {
+        {
+            let mut state = self.state();
+            (state.id, state.uncertain) = (None, false);
+        }
+        for grant in self.grants() {
+            grant.lose(reason);
+        }
+    }
+
+    /// Closes a connection on which a command went unanswered. Resuming settles its effect.
+    pub(crate) fn doubt(self: &Arc<Self>, connection: &Arc<Connection>) {
+        self.state().uncertain = true;
+        connection.close();
+        self.on_close(connection);
+    }
+}
+
+struct SessionListener(Weak<Session>);
+
+impl Listener for SessionListener {
+    fn on_push(&self, push: &[Value]) {
+        if let Some(session) = self.0.upgrade() {
+            session.on_push(push);
+        }
+    }
+
+    fn on_close(&self, connection: &Arc<Connection>) {
+        if let Some(session) = self.0.upgrade() {
+            session.on_close(connection);
+        }
+    }
+}

@@ -1,0 +1,486 @@
+//! One owner's session with the agent, and its grants.
+//!
+//! A session serves one owner at a time. Replies on a connection keep the order of its commands, so a shared connection
+//! would report one owner's grant only after another owner's wait has ended.
+
+use std::collections::HashMap;
+use std::future::Future;
+use std::path::PathBuf;
+use std::sync::{Arc, Mutex, MutexGuard, PoisonError, Weak};
+use std::time::Duration;
+
+use tokio::runtime::Handle;
+use tokio::sync::Mutex as AsyncMutex;
+use tokio::time::{sleep, timeout};
+
+use crate::agent::Pool;
+use crate::clock::boot;
+use crate::connection::{Connection, Listener, REPLY_LIMIT, Reply, outcome};
+use crate::detached::Cancel;
+use crate::error::{Error, Failure, Result};
+use crate::grant::{Grant, Key};
+use crate::lock::Request;
+use crate::resp::{Command, Value};
+use crate::timer::Timer;
+
+/// The time for which a lock waits for an agent that is not there.
+const CONNECT_LIMIT: Duration = Duration::from_secs(30);
+pub(crate) const RETRY_PAUSE: Duration = Duration::from_millis(100);
+const CLOSE_LIMIT: Duration = Duration::from_secs(1);
+
+/// A connection to the agent, and what outlives it.
+pub(crate) struct Session {
+    pub(crate) path: PathBuf,
+    pub(crate) grace: Duration,
+    pool: Weak<Pool>,
+    /// Held while a command of the owner runs.
+    pub(crate) turn: Arc<AsyncMutex<()>>,
+    state: Mutex<SessionState>,
+}
+
+#[derive(Default)]
+pub(crate) struct SessionState {
+    pub(crate) connection: Option<Arc<Connection>>,
+    pub(crate) id: Option<String>,
+    pub(crate) secret: String,
+    /// The last instant at which the agent surely had this session, on the boot clock.
+    pub(crate) proven: Duration,
+    /// A command went unanswered, so that the agent may have holds unknown here.
+    pub(crate) uncertain: bool,
+    pub(crate) grants: HashMap<Key, Arc<Grant>>,
+    pub(crate) timer: Option<Timer>,
+    pub(crate) closing: bool,
+    /// Calls in progress.
+    pub(crate) users: usize,
+    owner: Option<usize>,
+}
+
+/// A call in progress. A session with neither calls nor grants may serve another owner.
+pub(crate) struct Use(Arc<Session>);
+
+impl Use {
+    pub(crate) fn session(&self) -> &Arc<Session> {
+        &self.0
+    }
+}
+
+impl Drop for Use {
+    fn drop(&mut self) {
+        let mut state = self.0.state();
+        state.users -= 1;
+        let idle = state.is_idle();
+        drop(state);
+        if idle && let Some(pool) = self.0.pool.upgrade() {
+            pool.on_idle(&self.0);
+        }
+    }
+}
+
+impl SessionState {
+    fn is_idle(&self) -> bool {
+        self.users == 0 && self.grants.is_empty() && !self.uncertain
+    }
+}
+
+impl Session {
+    pub(crate) fn new(pool: &Arc<Pool>) -> Arc<Self> {
+        let (path, grace) = (pool.path.clone(), pool.grace);
+        let (turn, state) = (Arc::default(), Mutex::default());
+        Arc::new(Self { path, grace, pool: Arc::downgrade(pool), turn, state })
+    }
+
+    pub(crate) fn state(&self) -> MutexGuard<'_, SessionState> {
+        self.state.lock().unwrap_or_else(PoisonError::into_inner)
+    }
+
+    pub(crate) fn enter(self: &Arc<Self>) -> Use {
+        self.state().users += 1;
+        Use(self.clone())
+    }
+
+    pub(crate) fn is_owned_by(&self, owner: usize) -> bool {
+        self.state().owner == Some(owner)
+    }
+
+    pub(crate) fn serve(&self, owner: usize) {
+        self.state().owner = Some(owner);
+    }
+
+    /// Parts a session that has nothing to do from its owner. Returns whether it did.
+    pub(crate) fn leave_owner(&self) -> bool {
+        let mut state = self.state();
+        state.is_idle() && state.owner.take().is_some()
+    }
+
+    pub(crate) fn connected(&self) -> Option<Arc<Connection>> {
+        self.state().connection.clone()
+    }
+
+    pub(crate) fn grants(&self) -> Vec<Arc<Grant>> {
+        self.state().grants.values().cloned().collect()
+    }
+
+    pub(crate) fn find(&self, key: &Key) -> Option<Arc<Grant>> {
+        self.state().grants.get(key).cloned()
+    }
+
+    /// Acquires the locks, or reenters them. A request to cancel withdraws it.
+    pub(crate) async fn lock(
+        self: &Arc<Self>,
+        request: &Request,
+        cancel: &Cancel,
+    ) -> Result<Vec<Arc<Grant>>> {
+        let end = request.wait.map(|wait| boot().saturating_add(wait));
+        let Some(_turn) = cancel.unless_requested(self.turn.lock()).await else {
+            return Err(withdrawn());
+        };
+        loop {
+            let patience = boot() + CONNECT_LIMIT;
+            self.connect(end.map_or(patience, |end| end.min(patience)), Some(cancel)).await?;
+            if cancel.is_requested() {
+                return Err(withdrawn());
+            }
+            let known = self.known(request);
+            if self.clear(request, &known).await? {
+                continue;
+            }
+            if let [grant] = known.as_slice()
+                && grant.state().has_surplus()
+            {
+                return Ok(self.handed_out(known));
+            }
+            let Some((connection, id)) = self.link() else { continue };
+            let left = end.map(|end| end.saturating_sub(boot()));
+            let sent = boot();
+            let mut reply = connection.send(&request.command(left, &id));
+            let answer = cancel.unless_requested(within(left, &mut reply)).await;
+            let Some(answer) = answer else {
+                self.withdraw(&connection, reply, request, sent).await;
+                return Err(withdrawn());
+            };
+            let Some(answer) = answer else {
+                self.doubt(&connection);
+                let name = request.describe();
+                let message = format!("could not acquire {name}: no reply from the agent");
+                return Err(Error::Unavailable(message));
+            };
+            let expired = end.is_some_and(|end| boot() >= end);
+            match answer {
+                Ok(Value::Null) => {
+                    let wait = request.wait.unwrap_or_default();
+                    return Err(Error::Timeout { name: request.describe(), wait });
+                }
+                Ok(reply) => {
+                    self.state().proven = sent;
+                    let grants = self.granted_all(&reply, request, sent);
+                    if grants.iter().all(|grant| grant.is_held()) {
+                        return Ok(self.handed_out(grants));
+                    }
+                }
+                Err(Failure::Disconnected) => self.doubt(&connection),
+                Err(failure) => match failure.code() {
+                    "DRAINING" if !expired => {
+                        cancel.unless_requested(sleep(RETRY_PAUSE)).await;
+                    }
+                    // Granted and lost before the agent could report it: the wait goes on.
+                    "LOST" if known.is_empty() => {}
+                    "LOST" => return Err(lost(&known, failure)),
+                    _ => return Err(failure.into()),
+                },
+            }
+        }
+    }
+
+    /// Returns what the owner has of the locks.
+    fn known(&self, request: &Request) -> Vec<Arc<Grant>> {
+        let kind = request.kind.word().as_bytes();
+        let key = |name: &Vec<u8>| (name.clone(), kind.to_vec());
+        request.names.iter().filter_map(|name| self.find(&key(name))).collect()
+    }
+
+    /// Releases grants that arrived after their deadline, or that a lost reply reported only in part. Returns whether
+    /// there were any. Fails if an open hold was lost.
+    async fn clear(self: &Arc<Self>, request: &Request, known: &[Arc<Grant>]) -> Result<bool> {
+        let mut cleared = false;
+        for grant in known {
+            let lost = grant.check().err();
+            if lost.is_some() || (request.several && grant.state().has_surplus()) {
+                self.settle(grant).await?;
+                cleared = true;
+            }
+            if let Some(lost) = lost
+                && grant.state().handles > 0
+            {
+                return Err(lost.into());
+            }
+        }
+        Ok(cleared)
+    }
+
+    fn handed_out(self: &Arc<Self>, grants: Vec<Arc<Grant>>) -> Vec<Arc<Grant>> {
+        for grant in &grants {
+            grant.state().handles += 1;
+        }
+        self.arm();
+        grants
+    }
+
+    fn link(&self) -> Option<(Arc<Connection>, String)> {
+        let state = self.state();
+        Some((state.connection.clone()?, state.id.clone()?))
+    }
+
+    fn granted_all(&self, reply: &Value, request: &Request, sent: Duration) -> Vec<Arc<Grant>> {
+        let fixed = request.lease.is_some();
+        let rows = if request.several { reply.list() } else { std::slice::from_ref(reply) };
+        rows.iter().map(|row| self.granted(row, fixed, sent)).collect()
+    }
+
+    /// Records a grant or a reentry that the agent reports.
+    pub(crate) fn granted(&self, row: &Value, fixed: bool, sent: Duration) -> Arc<Grant> {
+        let key = (row.get("lock").bytes().to_vec(), row.get("kind").bytes().to_vec());
+        let holder = row.get("holder").text();
+        let grant = self.find(&key).filter(|grant| grant.holder == holder).unwrap_or_else(|| {
+            let token = row.get("token").integer();
+            let grant = Arc::new(Grant::new(key.clone(), holder, token, !fixed));
+            if let Some(old) = self.state().grants.insert(key, grant.clone()) {
+                old.lose("it was granted again");
+            }
+            grant
+        });
+        let mut state = grant.state();
+        state.count = row.get("holds").integer().unwrap_or(1);
+        state.renewed |= !fixed;
+        // The agent measured both after it had received the command, so this is never later than its own deadline.
+        let deadline = sent + millis(row.get("waited_ms")) + millis(row.get("valid_ms"));
+        state.deadline = state.deadline.max(deadline);
+        drop(state);
+        grant
+    }
+
+    /// Closes a hold and releases what it had.
+    pub(crate) async fn unlock(self: &Arc<Self>, grant: &Grant) -> Result<()> {
+        let _using = self.enter();
+        grant.state().handles -= 1;
+        let _turn = self.turn.lock().await;
+        self.settle(grant).await?;
+        grant.state().lost().map_or(Ok(()), |lost| Err(lost.into()))
+    }
+
+    /// Does the same without waiting. The command is sent at once if no other runs.
+    pub(crate) fn unlock_soon(self: &Arc<Self>, grant: &Arc<Grant>, runtime: &Handle) {
+        grant.state().handles -= 1;
+        let using = self.enter();
+        let turn = self.turn.clone().try_lock_owned().ok();
+        let surplus = grant.state().has_surplus();
+        let sent = if turn.is_some() && surplus { self.send_unlock(grant) } else { None };
+        let grant = grant.clone();
+        runtime.spawn(async move {
+            let session = using.session();
+            let _turn = match turn {
+                Some(turn) => turn,
+                None => session.turn.clone().lock_owned().await,
+            };
+            // Nobody is left to be told of a failure. The agent releases what it still has after the grace.
+            let _ = session.release_surplus(&grant, sent).await;
+            session.forget(&grant);
+        });
+    }
+
+    /// Releases what the agent has beyond the open holds. The caller has the turn.
+    pub(crate) async fn settle(self: &Arc<Self>, grant: &Grant) -> Result<()> {
+        let outcome = self.release_surplus(grant, None).await;
+        self.forget(grant);
+        outcome
+    }
+
+    fn forget(&self, grant: &Grant) {
+        let mut state = self.state();
+        if grant.state().handles == 0
+            && let Some(current) = state.grants.get(&grant.key)
+            && std::ptr::eq(&raw const **current, grant)
+        {
+            state.grants.remove(&grant.key);
+        }
+    }
+
+    fn send_unlock(&self, grant: &Grant) -> Option<(Arc<Connection>, Reply)> {
+        let (connection, id) = self.link()?;
+        let (name, kind) = &grant.key;
+        let command = Command::new("UNLOCK").word(name).word("KIND").word(kind);
+        let reply = connection.send(&command.word("IN").word(id));
+        Some((connection, reply))
+    }
+
+    async fn release_surplus(
+        self: &Arc<Self>,
+        grant: &Grant,
+        mut sent: Option<(Arc<Connection>, Reply)>,
+    ) -> Result<()> {
+        while sent.is_some() || grant.state().has_surplus() {
+            let Some((connection, reply)) = sent.take().or_else(|| self.send_unlock(grant)) else {
+                if !grant.is_held() {
+                    break;
+                }
+                let deadline = grant.state().deadline;
+                self.connect(deadline, None).await?;
+                continue;
+            };
+            let now = boot();
+            match connection.finish(reply).await {
+                Ok(left) => {
+                    self.state().proven = now;
+                    grant.state().count = left.integer().unwrap_or(0);
+                }
+                Err(Failure::Disconnected) => self.doubt(&connection),
+                Err(Failure::Reply(message)) => match crate::error::code(&message) {
+                    "LOST" | "NOTHELD" => grant.lose(&message),
+                    // It is not this owner's any more: the agent keeps trying to release it.
+                    "UNAVAILABLE" => grant.state().count -= 1,
+                    _ => return Err(Error::from_reply(message)),
+                },
+            }
+        }
+        Ok(())
+    }
+
+    /// Sets a fixed lease from now, or returns the hold to the watchdog.
+    pub(crate) async fn extend(
+        self: &Arc<Self>,
+        grant: &Grant,
+        lease: Option<Duration>,
+    ) -> Result<()> {
+        let _using = self.enter();
+        let _turn = self.turn.lock().await;
+        self.connect(boot() + REPLY_LIMIT, None).await?;
+        let Some((connection, id)) = self.link() else { return Err(Failure::Disconnected.into()) };
+        let (name, kind) = &grant.key;
+        let millis = lease.unwrap_or_default().as_millis();
+        let command = Command::new("EXTEND").word(name).number(millis).word("KIND").word(kind);
+        let sent = boot();
+        match connection.call(&command.word("IN").word(id)).await {
+            Ok(valid) => {
+                self.state().proven = sent;
+                grant.state().renewed = lease.is_none();
+                grant.renew(sent + self::millis(&valid));
+                self.arm();
+                grant.check().map_err(Error::from)
+            }
+            Err(Failure::Disconnected) => {
+                self.doubt(&connection);
+                Err(Failure::Disconnected.into())
+            }
+            Err(Failure::Reply(message)) => match crate::error::code(&message) {
+                "LOST" | "NOTHELD" => {
+                    grant.lose(&message);
+                    grant.check().map_err(Error::from)
+                }
+                _ => Err(Error::from_reply(message)),
+            },
+        }
+    }
+
+    /// Ends a wait that nobody is interested in any more, and releases what it was granted.
+    async fn withdraw(
+        self: &Arc<Self>,
+        connection: &Arc<Connection>,
+        reply: Reply,
+        request: &Request,
+        sent: Duration,
+    ) {
+        let (id, secret) = {
+            let state = self.state();
+            (state.id.clone().unwrap_or_default(), state.secret.clone())
+        };
+        let cancel = Command::new("CANCEL").word(id).word(secret);
+        let answer = match self.call_once(&cancel).await {
+            Ok(_) => connection.finish(reply).await,
+            Err(_) => Err(Failure::Disconnected),
+        };
+        match answer {
+            Ok(Value::Null) | Err(Failure::Reply(_)) => {}
+            Ok(granted) => {
+                for grant in self.granted_all(&granted, request, sent) {
+                    let _ = self.settle(&grant).await; // Without a connection, resuming settles it.
+                }
+            }
+            Err(Failure::Disconnected) => self.doubt(connection),
+        }
+    }
+
+    /// Runs one command on a connection of its own.
+    pub(crate) async fn call_once(&self, command: &Command) -> Result<Value, Failure> {
+        let connection = Connection::open(&self.path, Nobody).await;
+        let connection = connection.map_err(|_| Failure::Disconnected)?;
+        drop(connection.send(&Command::new("HELLO").word("3")));
+        let outcome = connection.call(command).await;
+        connection.close();
+        outcome
+    }
+
+    /// Ends the session with everything it holds. Returns the wait for the agent's confirmation.
+    pub(crate) fn begin_close(&self) -> Option<impl Future<Output = ()> + use<>> {
+        let mut state = self.state();
+        state.closing = true;
+        let timer = state.timer.take();
+        let grants: Vec<_> = state.grants.drain().collect();
+        let connection = state.connection.clone();
+        drop(state);
+        if let Some(timer) = timer {
+            timer.stop();
+        }
+        for (_, grant) in grants {
+            grant.lose("the Agent was closed");
+        }
+        let connection = connection?;
+        let reply = connection.send(&Command::new("QUIT"));
+        Some(async move {
+            let _ = timeout(CLOSE_LIMIT, reply).await; // The connection ends either way.
+            connection.close();
+        })
+    }
+}
+
+impl Drop for Session {
+    fn drop(&mut self) {
+        let mut state = self.state();
+        if let Some(timer) = state.timer.take() {
+            timer.stop();
+        }
+        if let Some(connection) = state.connection.take() {
+            connection.close();
+        }
+    }
+}
+
+/// Returns the reply, or nothing if the agent is overdue with it.
+async fn within(left: Option<Duration>, reply: &mut Reply) -> Option<Result<Value, Failure>> {
+    match left {
+        Some(left) => timeout(left.saturating_add(REPLY_LIMIT), reply).await.ok().map(outcome),
+        None => Some(outcome(reply.await)),
+    }
+}
+
+/// Returns the error of a request that was withdrawn, which nobody sees.
+fn withdrawn() -> Error {
+    Error::Closed
+}
+
+fn lost(known: &[Arc<Grant>], failure: Failure) -> Error {
+    match (known, failure) {
+        ([grant, ..], Failure::Reply(reason)) => crate::Lost { name: grant.name(), reason }.into(),
+        (_, failure) => failure.into(),
+    }
+}
+
+pub(crate) fn millis(value: &Value) -> Duration {
+    Duration::from_millis(value.integer().map_or(0, |millis| u64::try_from(millis).unwrap_or(0)))
+}
+
+/// Ignores everything.
+struct Nobody;
+
+impl Listener for Nobody {
+    fn on_push(&self, _: &[Value]) {}
+    fn on_close(&self, _: &Arc<Connection>) {}
+}
