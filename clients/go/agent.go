@@ -39,6 +39,7 @@ const (
 )
 
 type options struct {
+	several bool
 	kind    Kind
 	limited bool
 	wait    time.Duration
@@ -120,7 +121,27 @@ func WithOwner(ctx context.Context) context.Context {
 // is over, with the context's cause when the context ends, with ErrUnavailable when the agent or Redis cannot be reached,
 // and with a *RejectedError when the agent refuses.
 func (a *Agent) Lock(ctx context.Context, name string, opts ...LockOption) (*Hold, error) {
-	o := options{kind: Plain}
+	ctx, s, grants, err := a.acquire(ctx, []string{name}, options{kind: Plain}, opts)
+	if err != nil {
+		return nil, err
+	}
+	return newHold(ctx, s, grants[0]), nil
+}
+
+// LockAll acquires several locks, all or none: up to 64, each named once. Whatever the order of the names, calls of
+// LockAll never deadlock with each other. Its errors are those of Lock.
+func (a *Agent) LockAll(ctx context.Context, names []string, opts ...LockOption) (*Holds, error) {
+	ctx, s, grants, err := a.acquire(ctx, names, options{kind: Plain, several: true}, opts)
+	if err != nil {
+		return nil, err
+	}
+	return newHolds(ctx, s, grants), nil
+}
+
+// acquire acquires locks for the context's owner, or for a new one that the returned context carries.
+func (a *Agent) acquire(
+	ctx context.Context, names []string, o options, opts []LockOption,
+) (context.Context, *session, []*grant, error) {
 	for _, set := range opts {
 		set(&o)
 	}
@@ -131,14 +152,11 @@ func (a *Agent) Lock(ctx context.Context, name string, opts ...LockOption) (*Hol
 	}
 	s, err := a.sessionOf(own)
 	if err != nil {
-		return nil, err
+		return nil, nil, nil, err
 	}
 	defer s.leave()
-	g, err := s.lock(ctx, name, o)
-	if err != nil {
-		return nil, err
-	}
-	return newHold(ctx, s, g), nil
+	grants, err := s.lock(ctx, names, o)
+	return ctx, s, grants, err
 }
 
 // TryLock acquires a lock if it is free, and otherwise fails with ErrTimeout.

@@ -115,7 +115,7 @@ type Hold struct {
 func newHold(parent context.Context, s *session, g *grant) *Hold {
 	h := &Hold{session: s, grant: g}
 	ctx, cancel := context.WithCancelCause(parent)
-	h.ctx, h.end = heldContext{Context: ctx, hold: h}, cancel
+	h.ctx, h.end = heldContext{Context: ctx, parent: parent, hold: h}, cancel
 	g.whenLost(func(err error) { cancel(err) })
 	return h
 }
@@ -123,11 +123,13 @@ func newHold(parent context.Context, s *session, g *grant) *Hold {
 // heldContext notices a deadline that has passed even before any timer could run, as in a process that was stopped.
 type heldContext struct {
 	context.Context
-	hold *Hold
+	parent context.Context
+	hold   *Hold
 }
 
 func (c heldContext) Err() error {
 	c.hold.grant.held()
+	_ = c.parent.Err() // It may be the context of another hold.
 	return c.Context.Err()
 }
 

@@ -4,6 +4,7 @@ import (
 	"context"
 	"errors"
 	"fmt"
+	"strings"
 	"sync"
 	"time"
 )
@@ -97,8 +98,8 @@ func (s *session) all() []*grant {
 	return grants
 }
 
-// lock acquires the lock, or reenters it. The caller has entered the session, and leaves it.
-func (s *session) lock(ctx context.Context, name string, o options) (*grant, error) {
+// lock acquires the locks, or reenters them. The caller has entered the session, and leaves it.
+func (s *session) lock(ctx context.Context, names []string, o options) ([]*grant, error) {
 	end := forever
 	if o.limited {
 		end = boot() + o.wait
@@ -118,29 +119,22 @@ func (s *session) lock(ctx context.Context, name string, o options) (*grant, err
 		if err := s.connect(ctx, min(end, boot()+connectLimit)); err != nil {
 			return nil, err
 		}
-		g := s.find(name, string(o.kind))
-		if g != nil {
-			if lost := g.err(); lost != nil {
-				// A grant that arrived after its deadline is released, and the wait goes on.
-				if err := s.settle(g); err != nil {
-					return nil, err
-				}
-				if s.find(name, string(o.kind)) != nil {
-					return nil, lost
-				}
-				continue
-			}
-			if g.surplus() {
-				g.update(func(g *grant) { g.handles++ })
-				s.arm()
-				return g, nil
-			}
+		known := s.known(names, o.kind)
+		cleared, err := s.clear(known, o.several)
+		if err != nil {
+			return nil, err
+		}
+		if cleared {
+			continue
+		}
+		if !o.several && len(known) > 0 && known[0].surplus() {
+			return s.handOut(known), nil
 		}
 		conn := s.connected()
 		if conn == nil {
 			continue
 		}
-		words := []any{"LOCK", name, "KIND", o.kind}
+		words := lockWords(names, o)
 		var overdue <-chan time.Time
 		if o.limited {
 			left := max(0, end-boot())
@@ -148,9 +142,6 @@ func (s *session) lock(ctx context.Context, name string, o options) (*grant, err
 			limit := time.NewTimer(left + replyLimit)
 			defer limit.Stop()
 			overdue = limit.C
-		}
-		if o.lease > 0 {
-			words = append(words, "LEASE", o.lease.Milliseconds())
 		}
 		s.mu.Lock()
 		words = append(words, "IN", s.id)
@@ -170,7 +161,7 @@ func (s *session) lock(ctx context.Context, name string, o options) (*grant, err
 			return nil, context.Cause(ctx)
 		case <-overdue:
 			s.doubt(conn)
-			return nil, fmt.Errorf("%w: could not acquire %s: no reply from the agent", ErrUnavailable, name)
+			return nil, fmt.Errorf("%w: could not acquire %s: no reply from the agent", ErrUnavailable, list(names))
 		}
 		switch {
 		case errors.Is(p.err, errDisconnected):
@@ -179,20 +170,96 @@ func (s *session) lock(ctx context.Context, name string, o options) (*grant, err
 			if err := pause(ctx); err != nil {
 				return nil, err
 			}
-		case code(p.err) == "LOST" && g == nil:
+		case code(p.err) == "LOST" && len(known) == 0:
 			// Granted and lost before the agent could report it: the wait goes on.
 		case code(p.err) == "LOST":
-			return nil, &LostError{Name: name, Reason: p.err.Error()}
+			return nil, &LostError{Name: known[0].name, Reason: p.err.Error()}
 		case p.err != nil:
 			return nil, public(p.err)
 		case p.value == nil:
-			return nil, fmt.Errorf("%w: %s within %v", ErrTimeout, name, o.wait)
+			return nil, fmt.Errorf("%w: %s within %v", ErrTimeout, list(names), o.wait)
 		default:
 			s.prove(sent)
-			fields, _ := p.value.(map[string]any)
-			s.granted(fields, o.lease > 0, sent)
+			if granted := s.grantedAll(p.value, o, sent); allHeld(granted) {
+				return s.handOut(granted), nil
+			}
 		}
 	}
+}
+
+func lockWords(names []string, o options) []any {
+	words := []any{"LOCK"}
+	if o.several {
+		words = []any{"MLOCK", len(names)}
+	}
+	for _, name := range names {
+		words = append(words, name)
+	}
+	words = append(words, "KIND", o.kind)
+	if o.lease > 0 {
+		words = append(words, "LEASE", o.lease.Milliseconds())
+	}
+	return words
+}
+
+func list(names []string) string { return strings.Join(names, ", ") }
+
+func allHeld(grants []*grant) bool {
+	held := true
+	for _, g := range grants {
+		held = g.held() && held
+	}
+	return held
+}
+
+// known returns what the owner has of these locks.
+func (s *session) known(names []string, kind Kind) (grants []*grant) {
+	for _, name := range names {
+		if g := s.find(name, string(kind)); g != nil {
+			grants = append(grants, g)
+		}
+	}
+	return grants
+}
+
+// clear releases grants that arrived after their deadline, or that a lost reply reported only in part, and reports
+// whether there were any. It fails if an open hold was lost.
+func (s *session) clear(known []*grant, several bool) (cleared bool, err error) {
+	for _, g := range known {
+		lost := g.err()
+		if lost == nil && !(several && g.surplus()) {
+			continue
+		}
+		if err := s.settle(g); err != nil {
+			return false, err
+		}
+		if lost != nil && s.find(g.name, g.kind) == g {
+			return false, lost
+		}
+		cleared = true
+	}
+	return cleared, nil
+}
+
+// handOut counts a hold of each grant that the caller opens.
+func (s *session) handOut(grants []*grant) []*grant {
+	for _, g := range grants {
+		g.update(func(g *grant) { g.handles++ })
+	}
+	s.arm()
+	return grants
+}
+
+func (s *session) grantedAll(reply any, o options, sent time.Duration) (grants []*grant) {
+	rows := []any{reply}
+	if o.several {
+		rows, _ = reply.([]any)
+	}
+	for _, row := range rows {
+		fields, _ := row.(map[string]any)
+		grants = append(grants, s.granted(fields, o.lease > 0, sent))
+	}
+	return grants
 }
 
 func pause(ctx context.Context) error {
@@ -343,8 +410,11 @@ func (s *session) withdraw(conn *connection, p *pending, o options, sent time.Du
 		}
 		return
 	}
-	if fields, ok := p.value.(map[string]any); ok {
-		_ = s.settle(s.granted(fields, o.lease > 0, sent)) // Without a connection, resuming settles it.
+	if p.value == nil {
+		return
+	}
+	for _, g := range s.grantedAll(p.value, o, sent) {
+		_ = s.settle(g) // Without a connection, resuming settles it.
 	}
 }
 

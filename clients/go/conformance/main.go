@@ -3,7 +3,7 @@
 // Reads a command a line: `<tag> <task> <verb> <arguments>`. A task is a goroutine with an owner of its own, which runs
 // its commands one after another. Answers `<tag> <JSON>`; a loss and a warning are reported as `event <JSON>`. The verbs:
 //
-//	lock <handle> <name> [wait=<ms>] [lease=<ms>] [kind=<kind>]
+//	lock <handle> <name>[,<name>…] [wait=<ms>] [lease=<ms>] [kind=<kind>]
 //	check <handle> | release <handle> | extend <handle> <ms>
 //	many <count>   one lock for each of that many tasks; `unmany` releases them
 //	cancel <tag>   cancels a command
@@ -32,11 +32,19 @@ type command struct {
 	ctx       context.Context
 }
 
+// held is a hold of one lock or of several.
+type held interface {
+	Context() context.Context
+	Check() error
+	Remaining() time.Duration
+	Release() error
+}
+
 var (
 	agent = lockscope.NewAgent()
 
 	mu      sync.Mutex
-	holds   = map[string]*lockscope.Hold{}
+	holds   = map[string]held{}
 	cancels = map[string]context.CancelFunc{}
 
 	printing sync.Mutex
@@ -99,22 +107,40 @@ func millis(word string) time.Duration {
 	return time.Duration(count) * time.Millisecond
 }
 
-func describe(hold *lockscope.Hold) answer {
-	var token any
-	if hold.Kind() == lockscope.Fenced {
-		token = hold.Token()
+func members(h held) []*lockscope.Hold {
+	if several, ok := h.(*lockscope.Holds); ok {
+		return several.All()
 	}
-	return answer{"token": token, "holder": hold.Holder(), "remaining": hold.Remaining().Milliseconds()}
+	return []*lockscope.Hold{h.(*lockscope.Hold)}
 }
 
-func find(handle string) *lockscope.Hold {
+func describe(h held) answer {
+	var token any
+	var holders []string
+	for _, hold := range members(h) {
+		holders = append(holders, hold.Holder())
+		if hold.Kind() == lockscope.Fenced {
+			token = hold.Token()
+		}
+	}
+	return answer{"token": token, "holder": strings.Join(holders, ","), "remaining": h.Remaining().Milliseconds()}
+}
+
+func find(handle string) held {
 	mu.Lock()
 	defer mu.Unlock()
 	return holds[handle]
 }
 
+func acquire(c command) (held, error) {
+	if names := strings.Split(c.words[1], ","); len(names) > 1 {
+		return agent.LockAll(c.ctx, names, options(c.words[2:])...)
+	}
+	return agent.Lock(c.ctx, c.words[1], options(c.words[2:])...)
+}
+
 func lock(c command) answer {
-	hold, err := agent.Lock(c.ctx, c.words[1], options(c.words[2:])...)
+	hold, err := acquire(c)
 	if err != nil {
 		return failure(err)
 	}
@@ -128,7 +154,9 @@ func lock(c command) answer {
 			say("event", answer{"lost": handle, "reason": lost.Reason})
 		}
 	})
-	hold.OnRisk(func() { say("event", answer{"risk": handle}) })
+	for _, member := range members(hold) {
+		member.OnRisk(func() { say("event", answer{"risk": handle}) })
+	}
 	return describe(hold)
 }
 
@@ -193,7 +221,7 @@ func run(c command) answer {
 		}
 		return answer{}
 	case "extend":
-		if err := find(c.words[0]).Extend(millis(c.words[1])); err != nil {
+		if err := members(find(c.words[0]))[0].Extend(millis(c.words[1])); err != nil {
 			return failure(err)
 		}
 		return describe(find(c.words[0]))

@@ -3,7 +3,7 @@
 // Reads a command a line: `<tag> <task> <verb> <arguments>`. A task is an owner, which runs its commands one after
 // another. Answers `<tag> <JSON>`; a loss and a warning are reported as `event <JSON>`. The verbs:
 //
-//     lock <handle> <name> [wait=<ms>] [lease=<ms>] [kind=<kind>]
+//     lock <handle> <name>[,<name>…] [wait=<ms>] [lease=<ms>] [kind=<kind>]
 //     check <handle> | release <handle> | extend <handle> <ms>
 //     many <count>   one lock for each of that many tasks; `unmany` releases them
 //     cancel <tag>   cancels a command
@@ -29,8 +29,11 @@ function failure(error) {
   throw error;
 }
 
+const members = (hold) => hold.all ?? [hold];
+
 function describe(hold) {
-  return { token: hold.token, holder: hold.holder, remaining: Math.floor(hold.remaining) };
+  const holder = members(hold).map((member) => member.holder).join(",");
+  return { token: members(hold)[0].token, holder, remaining: Math.floor(hold.remaining) };
 }
 
 function options(words) {
@@ -46,10 +49,12 @@ async function gather(promises) {
 
 const verbs = {
   async lock({ owner, signal }, handle, name, ...words) {
-    const hold = await owner.lock(name, { ...options(words), signal });
+    const names = name.split(",");
+    const given = { ...options(words), signal };
+    const hold = await (names.length > 1 ? owner.lockAll(names, given) : owner.lock(name, given));
     holds.set(handle, hold);
     hold.signal.addEventListener("abort", () => say("event", { lost: handle, reason: hold.signal.reason.reason }));
-    hold.onRisk(() => say("event", { risk: handle }));
+    for (const member of members(hold)) member.onRisk(() => say("event", { risk: handle }));
     return describe(hold);
   },
   async check(_, handle) {

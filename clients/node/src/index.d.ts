@@ -24,6 +24,11 @@ interface Locks {
    * cannot be reached, and `RejectedError` when the agent refuses.
    */
   lock(name: string, options?: LockOptions): Promise<Hold>;
+  /**
+   * Acquires several locks, all or none: up to 64, each named once. Whatever the order of the names, calls of `lockAll`
+   * never deadlock with each other.
+   */
+  lockAll(names: Iterable<string>, options?: LockOptions): Promise<Holds>;
   /** Acquires a lock if it is free, otherwise returns null. */
   tryLock(name: string, options?: Omit<LockOptions, "wait">): Promise<Hold | null>;
   /** Runs `work` under the lock and releases it. Rejects with `LockLostError` if the lock was lost meanwhile. */
@@ -36,6 +41,7 @@ export class Agent implements Locks, AsyncDisposable {
   /** Returns an owner: owners exclude each other, and an owner can reenter its locks. */
   owner(): Owner;
   lock(name: string, options?: LockOptions): Promise<Hold>;
+  lockAll(names: Iterable<string>, options?: LockOptions): Promise<Holds>;
   tryLock(name: string, options?: Omit<LockOptions, "wait">): Promise<Hold | null>;
   withLock<T>(name: string, options: LockOptions, work: (hold: Hold) => T | Promise<T>): Promise<T>;
   /** Releases everything and closes the connections. */
@@ -47,6 +53,7 @@ export class Agent implements Locks, AsyncDisposable {
 export class Owner implements Locks {
   private constructor();
   lock(name: string, options?: LockOptions): Promise<Hold>;
+  lockAll(names: Iterable<string>, options?: LockOptions): Promise<Holds>;
   tryLock(name: string, options?: Omit<LockOptions, "wait">): Promise<Hold | null>;
   withLock<T>(name: string, options: LockOptions, work: (hold: Hold) => T | Promise<T>): Promise<T>;
 }
@@ -78,6 +85,25 @@ export class Hold implements AsyncDisposable {
   /** Releases the hold. Rejects with `LockLostError` if it was lost before. Further calls return the same promise. */
   release(): Promise<void>;
   [Symbol.asyncDispose](): Promise<void>;
+}
+
+/** Several locks that were acquired together. */
+export class Holds implements AsyncDisposable, Iterable<Hold> {
+  private constructor();
+  /** The holds in the order in which their names were given. */
+  readonly all: readonly Hold[];
+  /** Aborted when the first of them is lost; its reason is the `LockLostError`. */
+  readonly signal: AbortSignal;
+  /** Whether every hold is certain. */
+  readonly held: boolean;
+  /** The milliseconds for which all of them are certain, 0 once one is not. */
+  readonly remaining: number;
+  /** Throws `LockLostError` unless every hold is certain. Costs no round trip. */
+  check(): void;
+  /** Releases all of them, and rejects with the first error afterwards. */
+  release(): Promise<void>;
+  [Symbol.asyncDispose](): Promise<void>;
+  [Symbol.iterator](): Iterator<Hold>;
 }
 
 /** The base class of every error of this library. */

@@ -97,6 +97,39 @@ export class Hold {
   }
 }
 
+export class Holds {
+  constructor(holds) {
+    this.all = holds;
+    this.signal = AbortSignal.any(holds.map((hold) => hold.signal));
+  }
+
+  get held() {
+    return this.all.filter((hold) => hold.held).length === this.all.length;
+  }
+
+  get remaining() {
+    return Math.min(...this.all.map((hold) => hold.remaining));
+  }
+
+  check() {
+    for (const hold of this.all) hold.check();
+  }
+
+  async release() {
+    const ended = await Promise.allSettled(this.all.map((hold) => hold.release()));
+    const failed = ended.find(({ status }) => status === "rejected");
+    if (failed) throw failed.reason;
+  }
+
+  [Symbol.asyncDispose]() {
+    return this.release();
+  }
+
+  [Symbol.iterator]() {
+    return this.all[Symbol.iterator]();
+  }
+}
+
 export class Owner {
   #agent;
 
@@ -106,7 +139,14 @@ export class Owner {
 
   async lock(name, { kind = "lock", wait, lease, signal } = {}) {
     const session = this.#agent._sessionOf(this);
-    return new Hold(this, session, await session.lock(name, kind, { wait, lease, signal }));
+    const [grant] = await session.lock([name], kind, { wait, lease, signal });
+    return new Hold(this, session, grant);
+  }
+
+  async lockAll(names, { kind = "lock", wait, lease, signal } = {}) {
+    const session = this.#agent._sessionOf(this);
+    const grants = await session.lock([...names], kind, { wait, lease, signal }, true);
+    return new Holds(grants.map((grant) => new Hold(this, session, grant)));
   }
 
   async tryLock(name, options = {}) {
@@ -151,6 +191,10 @@ export class Agent {
 
   lock(name, options) {
     return this.owner().lock(name, options);
+  }
+
+  lockAll(names, options) {
+    return this.owner().lockAll(names, options);
   }
 
   tryLock(name, options) {

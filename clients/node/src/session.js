@@ -84,37 +84,30 @@ export class Session {
     this.#turn(work).catch(() => {}); // Callers learn of losses by the grants.
   }
 
-  lock(name, kind, { wait, lease, signal }) {
+  /** Acquires the locks, or reenters them: one by its name, or all of several. */
+  lock(names, kind, { wait, lease, signal }, several = false) {
     return this.#turn(async (leaveRest) => {
       const end = wait === undefined ? Infinity : boot() + wait;
       for (;;) {
         signal?.throwIfAborted();
         await this.#connect(Math.min(end, boot() + CONNECT_LIMIT), signal);
-        const known = this.#grants.get(key(name, kind));
-        if (known && !known.held) {
-          // A grant that arrived after its deadline is released, and the wait goes on.
-          await this.#settle(known);
-          if (known.handles > 0) throw new LockLostError(name, known.lost.reason);
-          continue;
-        }
-        if (known?.surplus) {
-          known.handles += 1;
-          this.#arm();
-          return known;
-        }
+        const known = names.map((name) => this.#grants.get(key(name, kind))).filter(Boolean);
+        if (await this.#clear(known, several)) continue;
+        if (!several && known[0]?.surplus) return this.#handOut(known);
         const connection = this.#connection;
         if (connection === null) continue;
         const left = Math.max(0, end - boot());
-        const words = ["LOCK", name, "KIND", kind];
+        const words = [...(several ? ["MLOCK", names.length] : ["LOCK"]), ...names, "KIND", kind];
         if (wait !== undefined) words.push("WAIT", Math.floor(left));
         if (lease !== undefined) words.push("LEASE", Math.floor(lease));
         const sent = boot();
         const reply = connection.send(...words, "IN", this.#id);
         try {
-          const fields = await this.#interruptible(reply, left + REPLY_LIMIT, signal);
+          const rows = await this.#interruptible(reply, left + REPLY_LIMIT, signal);
           this.#proven = sent;
-          if (fields === null) throw new LockTimeoutError(`could not acquire ${name} within ${wait} ms`);
-          this.#granted(fields, lease, sent);
+          if (rows === null) throw new LockTimeoutError(`could not acquire ${names.join(", ")} within ${wait} ms`);
+          const granted = this.#grantedAll(rows, lease, sent);
+          if (granted.filter((grant) => grant.held).length === names.length) return this.#handOut(granted);
         } catch (error) {
           if (signal?.aborted && error === signal.reason) {
             leaveRest(this.#withdraw(connection, reply, lease, sent));
@@ -128,11 +121,37 @@ export class Session {
           else if (error.code === "DRAINING" && boot() < end) await pause(signal);
           else if (error.code === "LOST") {
             // Without a hold it was granted and lost before the agent could report it: the wait goes on.
-            if (known) throw new LockLostError(name, error.message);
+            if (known.length > 0) throw new LockLostError(known[0].name, error.message);
           } else throw fromReply(error);
         }
       }
     });
+  }
+
+  /**
+   * Releases grants that arrived after their deadline, or that a lost reply reported only in part. Returns whether there
+   * were any. Throws if an open hold was lost.
+   */
+  async #clear(known, several) {
+    let cleared = false;
+    for (const grant of known) {
+      const { held } = grant;
+      if (held && !(several && grant.surplus)) continue;
+      await this.#settle(grant);
+      if (!held && grant.handles > 0) throw new LockLostError(grant.name, grant.lost.reason);
+      cleared = true;
+    }
+    return cleared;
+  }
+
+  #handOut(grants) {
+    for (const grant of grants) grant.handles += 1;
+    this.#arm();
+    return grants;
+  }
+
+  #grantedAll(rows, lease, sent) {
+    return [rows].flat().map((row) => this.#granted(row, lease, sent));
   }
 
   /** Waits for a reply until the limit, or until the signal says that nobody is interested any more. */
@@ -246,8 +265,9 @@ export class Session {
   async #withdraw(connection, reply, lease, sent) {
     try {
       await callOnce(this.#path, "CANCEL", this.#id, this.#secret);
-      const fields = await this.#interruptible(reply, REPLY_LIMIT);
-      if (fields !== null) await this.#settle(this.#granted(fields, lease, sent));
+      const rows = await this.#interruptible(reply, REPLY_LIMIT);
+      if (rows === null) return;
+      for (const grant of this.#grantedAll(rows, lease, sent)) await this.#settle(grant);
     } catch (error) {
       if (!(error instanceof ErrorReply)) this.#doubt(connection);
     }

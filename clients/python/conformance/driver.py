@@ -3,7 +3,7 @@
 Reads a command a line: `<tag> <task> <verb> <arguments>`. A task is a thread or an asyncio task, which runs its commands
 one after another. Answers `<tag> <JSON>`; a loss and a warning are reported as `event <JSON>`. The verbs:
 
-    lock <handle> <name> [wait=<ms>] [lease=<ms>] [kind=<kind>]
+    lock <handle> <name>[,<name>…] [wait=<ms>] [lease=<ms>] [kind=<kind>]
     check <handle> | release <handle> | extend <handle> <ms>
     many <count>   one lock for each of that many tasks; `unmany` releases them
     cancel <tag>   interrupts a command of the task `main`
@@ -11,6 +11,7 @@ one after another. Answers `<tag> <JSON>`; a loss and a warning are reported as 
 """
 
 import asyncio
+import contextlib
 import json
 import os
 import pathlib
@@ -23,6 +24,7 @@ sys.path.insert(0, str(pathlib.Path(__file__).parent.parent / "src"))
 
 import lockscope  # noqa: E402
 from lockscope import aio  # noqa: E402
+from lockscope._hold import BaseHold  # noqa: E402
 
 printing = threading.Lock()
 
@@ -53,12 +55,15 @@ def options(words):
 
 
 def describe(hold):
-    return {"token": hold.token, "holder": hold.holder, "remaining": round(hold.remaining() * 1000)}
+    members = [hold] if isinstance(hold, BaseHold) else list(hold)
+    holder = ",".join(member.holder for member in members)
+    return {"token": members[0].token, "holder": holder, "remaining": round(hold.remaining() * 1000)}
 
 
 def watch(handle, hold):
-    hold.on_lost(lambda: say("event", {"lost": handle, "reason": hold.lost_reason}))
-    hold.on_risk(lambda: say("event", {"risk": handle}))
+    for member in [hold] if isinstance(hold, BaseHold) else hold:
+        member.on_lost(lambda member=member: say("event", {"lost": handle, "reason": member.lost_reason}))
+        member.on_risk(lambda: say("event", {"risk": handle}))
 
 
 class Threads:
@@ -108,7 +113,9 @@ class Threads:
             say(tag, answer)
 
     def lock(self, handle, name, *words):
-        hold = self.holds[handle] = self.agent.lock(name, **options(words))
+        names = name.split(",")
+        lock = self.agent.lock_all(names, **options(words)) if len(names) > 1 else self.agent.lock(name, **options(words))
+        hold = self.holds[handle] = lock
         watch(handle, hold)
         return describe(hold)
 
@@ -212,7 +219,9 @@ class Tasks:
             say(tag, answer)
 
     async def lock(self, handle, name, *words):
-        hold = self.holds[handle] = await self.agent.lock(name, **options(words))
+        names = name.split(",")
+        lock = self.agent.lock_all(names, **options(words)) if len(names) > 1 else self.agent.lock(name, **options(words))
+        hold = self.holds[handle] = await lock
         watch(handle, hold)
         return describe(hold)
 
@@ -255,18 +264,28 @@ class Tasks:
         reading, writing = os.pipe()
         child = os.fork()
         if child == 0:
+            hold = self.holds[handle]
             try:
-                self.holds[handle].check()
+                hold.check()
                 answer = {}
             except lockscope.LockLost as error:
                 answer = failure(error)
+            answer["excluded"] = asyncio.run(self.is_excluded(hold))
             os.write(writing, json.dumps(answer).encode())
             os._exit(0)
         os.close(writing)
         os.waitpid(child, 0)
         answer = json.loads(os.read(reading, 4096))
         os.close(reading)
-        return {**answer, "excluded": True}
+        return answer
+
+    @staticmethod
+    async def is_excluded(hold):
+        """Returns whether a forked child can neither release the hold nor acquire its lock."""
+        with contextlib.suppress(lockscope.LockscopeError):
+            await hold.release()
+        async with aio.Agent() as agent:
+            return await agent.try_lock(hold.name) is None
 
 
 if sys.argv[1] == "asyncio":

@@ -20,6 +20,7 @@ use serde_json::{Value, json};
 use tokio::io::{AsyncBufReadExt as _, BufReader};
 use tokio::sync::{Notify, mpsc};
 
+#[derive(Debug)]
 struct Command {
     tag: String,
     words: Vec<String>,
@@ -190,7 +191,7 @@ async fn main() {
     let (handles, many) = (Mutex::default(), Mutex::default());
     let driver = Arc::new(Driver { agent: agent.clone(), handles, many });
     let mut cancels: HashMap<String, Arc<Notify>> = HashMap::new();
-    let mut tasks: HashMap<String, mpsc::UnboundedSender<Command>> = HashMap::new();
+    let mut tasks: HashMap<String, mpsc::Sender<Command>> = HashMap::new();
     let mut lines = BufReader::new(tokio::io::stdin()).lines();
     while let Some(line) = lines.next_line().await.expect("standard input") {
         let mut words = line.split(' ').map(str::to_owned);
@@ -204,7 +205,7 @@ async fn main() {
         let cancelled = Arc::<Notify>::default();
         cancels.insert(tag.clone(), cancelled.clone());
         let queue = tasks.entry(task).or_insert_with(|| {
-            let (sender, mut commands) = mpsc::unbounded_channel::<Command>();
+            let (sender, mut commands) = mpsc::channel::<Command>(100);
             let (driver, owner) = (driver.clone(), agent.owner());
             tokio::spawn(async move {
                 while let Some(Command { tag, words, cancelled }) = commands.recv().await {
@@ -217,7 +218,8 @@ async fn main() {
             });
             sender
         });
-        queue.send(Command { tag, words, cancelled }).expect("the task runs");
+        let command = Command { tag, words, cancelled };
+        queue.try_send(command).expect("a task of the suite has few commands");
     }
     agent.close().await;
 }

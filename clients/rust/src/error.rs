@@ -56,8 +56,9 @@ impl fmt::Display for Error {
         match self {
             Self::Timeout { name, wait } => write!(f, "could not acquire {name} within {wait:?}"),
             Self::Lost(lost) => lost.fmt(f),
-            Self::Unavailable(message) | Self::Draining(message) => f.write_str(message),
-            Self::Rejected { message, .. } => f.write_str(message),
+            Self::Unavailable(message)
+            | Self::Draining(message)
+            | Self::Rejected { message, .. } => f.write_str(message),
             Self::Closed => f.write_str("this Agent is closed"),
         }
     }

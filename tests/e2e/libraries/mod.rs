@@ -68,7 +68,7 @@ fn rust_driver() -> Result<Command> {
 
 fn build_rust_driver() -> Result<PathBuf> {
     let target = Path::new(env!("CARGO_TARGET_TMPDIR")).join("rust-library");
-    let mut build = process::command(Path::new(env!("CARGO")));
+    let mut build = Command::new(env!("CARGO"));
     build.current_dir(folder("rust")).args(["build", "--locked", "--quiet", "--example"]);
     build.arg("conformance").arg("--target-dir").arg(&target);
     let output = build.output()?;
@@ -100,6 +100,9 @@ macro_rules! conformance {
                 a_cancelled_wait_leaves_nothing_behind
                 a_stopped_process_finds_its_hold_over
                 a_grant_that_arrives_after_its_deadline_is_not_used
+                several_locks_are_acquired_together_or_not_at_all
+                a_loss_among_several_is_reported
+                a_cancelled_wait_for_several_leaves_nothing_behind
                 a_hold_stays_certain_while_its_owner_waits_for_another_lock
             }
         }

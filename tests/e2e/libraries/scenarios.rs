@@ -426,3 +426,63 @@ pub(super) async fn a_hold_stays_certain_while_its_owner_waits_for_another_lock(
     stage.driver.ok("check a").await?;
     stage.driver.ok("release a").await.map(drop)
 }
+
+pub(super) async fn several_locks_are_acquired_together_or_not_at_all(
+    library: &Library,
+) -> Result<()> {
+    let mut stage = Stage::new(library).await?;
+    stage.other_has("LOCK c").await?;
+    stage.driver.fails("lock all b,c,a wait=0", "timeout").await?;
+    ensure!(stage.is_free("a").await? && stage.is_free("b").await?);
+    let waiting = stage.driver.send("main", "lock all b,c,a wait=60000").await?;
+    stage.waits("c", true).await;
+    stage.other_has("UNLOCK c").await?;
+    let granted = stage.driver.answer(waiting).await?;
+    let holders = granted["holder"].as_str().with_context(|| format!("no grant: {granted}"))?;
+    for (name, holder) in ["b", "c", "a"].into_iter().zip(holders.split(',')) {
+        let there = stage.holder(name).await?;
+        ensure!(there.contains(holder), "{name}: {there} is not {holder}");
+    }
+    // An owner reenters what it has, alone or together with others.
+    stage.driver.ok("lock alone a wait=0").await?;
+    stage.driver.ok("lock more a,d wait=0").await?;
+    let refused = stage.driver.call_in("second", "lock x d,e wait=0").await?;
+    ensure!(refused["error"] == "timeout", "{refused}");
+    stage.driver.ok("check all").await?;
+    stage.driver.ok("release all").await?;
+    ensure!(stage.is_free("b").await? && stage.is_free("c").await? && !stage.is_free("a").await?);
+    stage.driver.ok("release alone").await?;
+    stage.driver.ok("check more").await?;
+    stage.driver.ok("release more").await?;
+    ensure!(stage.is_free("a").await? && stage.is_free("d").await?);
+    Ok(())
+}
+
+pub(super) async fn a_loss_among_several_is_reported(library: &Library) -> Result<()> {
+    let mut stage = Stage::new(library).await?;
+    stage.driver.ok("lock all a,b").await?;
+    stage.direct.call("DEL b").await?.ok()?;
+    let event = stage.driver.event("lost", "all").await?;
+    ensure!(event["reason"] == "missing", "{event}");
+    stage.driver.fails("check all", "lost").await?;
+    stage.driver.fails("release all", "lost").await?;
+    ensure!(stage.is_free("a").await?);
+    stage.driver.ok("lock all a,b wait=0").await.map(drop)
+}
+
+pub(super) async fn a_cancelled_wait_for_several_leaves_nothing_behind(
+    library: &Library,
+) -> Result<()> {
+    let mut stage = Stage::with(library, &["--lease", "2m"]).await?;
+    stage.driver.ok("lock k kept").await?;
+    stage.other_has("LOCK b").await?;
+    let waiting = stage.driver.send("main", "lock all a,b").await?;
+    stage.waits("b", true).await;
+    stage.driver.cancel(waiting).await?;
+    let answer = stage.driver.answer(waiting).await?;
+    ensure!(answer["error"] == "cancelled", "{answer}");
+    stage.waits("b", false).await;
+    stage.freed("a").await;
+    ensure!(!stage.driver.has_event("risk", "k"));
+    stage.driver.ok("check k").await.map(drop)
+}

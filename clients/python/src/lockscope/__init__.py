@@ -10,13 +10,14 @@
 """
 
 from ._errors import Deadlock, Draining, LockLost, LockscopeError, LockTimeout, Rejected, Unavailable
-from ._sync import Agent, Hold
+from ._sync import Agent, Hold, Holds
 
 __all__ = [
     "Agent",
     "Deadlock",
     "Draining",
     "Hold",
+    "Holds",
     "LockLost",
     "LockTimeout",
     "LockscopeError",

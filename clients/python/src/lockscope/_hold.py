@@ -2,7 +2,7 @@
 
 import os
 import threading
-from typing import Callable, Optional
+from typing import Callable, Generic, Iterator, List, Optional, Sequence, TypeVar
 
 from ._clock import boot
 from ._errors import LockLost
@@ -101,3 +101,41 @@ class BaseHold:
     def on_risk(self, listener: Callable[[], None]) -> None:
         """Calls `listener` whenever the hold becomes at risk. It must not block."""
         self._grant.on_risk.append(listener)
+
+
+AnyHold = TypeVar("AnyHold", bound=BaseHold)
+
+
+class BaseHolds(Generic[AnyHold]):
+    """Several locks that were acquired together: an iterable of holds, in the order in which names were given."""
+
+    def __init__(self, holds: Sequence[AnyHold]) -> None:
+        self._holds: List[AnyHold] = list(holds)
+
+    def __iter__(self) -> Iterator[AnyHold]:
+        return iter(self._holds)
+
+    def __len__(self) -> int:
+        return len(self._holds)
+
+    def __getitem__(self, at: int) -> AnyHold:
+        return self._holds[at]
+
+    @property
+    def held(self) -> bool:
+        """Reports whether every hold is certain."""
+        return all([hold.held for hold in self])
+
+    def remaining(self) -> float:
+        """Returns for how many seconds all of them are certain, 0 once one is not."""
+        return min(hold.remaining() for hold in self)
+
+    def check(self) -> None:
+        """Raises `LockLost` unless every hold is certain. Costs no round trip."""
+        for hold in self:
+            hold.check()
+
+    def on_lost(self, listener: Callable[[], None]) -> None:
+        """Calls `listener` for each of them that is lost. It must not block."""
+        for hold in self:
+            hold.on_lost(listener)

@@ -99,6 +99,8 @@ class Session:
         self._on_idle = on_idle
         #: Calls in progress. A session with neither calls nor grants may serve another owner.
         self._users = 0
+        #: This process is a fork of the session's.
+        self.abandoned = False
 
     @property
     def idle(self) -> bool:
@@ -122,40 +124,48 @@ class Session:
     async def lock(self, name: str, kind: str, wait: Optional[float], lease: Optional[float]) -> Grant:
         """Acquires the lock, or reenters it."""
         with self._used():
-            return await self._lock(name, kind, wait, lease)
+            (grant,) = await self._lock([name], False, kind, wait, lease)
+            return grant
 
-    async def _lock(self, name: str, kind: str, wait: Optional[float], lease: Optional[float]) -> Grant:
+    async def lock_all(
+        self, names: List[str], kind: str, wait: Optional[float], lease: Optional[float]
+    ) -> List[Grant]:
+        """Acquires or reenters all of the locks, or none."""
+        with self._used():
+            return await self._lock(names, True, kind, wait, lease)
+
+    async def _lock(
+        self, names: List[str], several: bool, kind: str, wait: Optional[float], lease: Optional[float]
+    ) -> List[Grant]:
         end = None if wait is None else boot() + wait
+        described = ", ".join(names)
         await self._mutex.acquire()
         withdrawal: Optional["asyncio.Task[None]"] = None
         try:
             while True:
                 await self._connect(boot() + CONNECT_LIMIT if end is None else end)
-                grant = self.grants.get((name, kind))
-                if grant is not None and not grant.held:
-                    # A grant that arrived after its deadline is released, and the wait goes on.
-                    await self._settle(grant)
-                    if grant.handles:
-                        raise LockLost(name, grant.reason or "")
+                known = [self.grants[name, kind] for name in names if (name, kind) in self.grants]
+                if await self._clear(known, several):
                     continue
-                if grant is not None and grant.count > grant.handles:
+                if not several and known and known[0].count > known[0].handles:
+                    granted = known
                     break
                 assert self._connection is not None
                 left = None if end is None else max(0.0, end - boot())
                 sent = boot()
-                reply = self._connection.send(*_lock_words(name, kind, left, lease, self._id))
+                reply = self._connection.send(*_lock_words(names, several, kind, left, lease, self._id))
                 try:
                     limit = None if left is None else left + REPLY_LIMIT
                     answered, _ = await asyncio.wait({reply}, timeout=limit)
                 except asyncio.CancelledError:
-                    withdrawal = self._spawn(self._withdraw(reply, name, kind, lease, sent))
+                    withdrawal = self._spawn(self._withdraw(reply, kind, lease, sent))
                     raise
                 if not answered:
                     self._uncertain = True
                     self._connection.abort()
-                    raise Unavailable(f"could not acquire {name}: no reply from the agent within {limit:.0f} s")
+                    raise Unavailable(f"could not acquire {described}: no reply from the agent within {limit:.0f} s")
                 try:
-                    fields = reply.result()
+                    rows = reply.result()
                 except Disconnected:
                     self._uncertain = True
                     continue
@@ -164,22 +174,40 @@ class Session:
                         await asyncio.sleep(RETRY_PAUSE)
                         continue
                     if error.code == "LOST":
-                        if grant is not None:
-                            raise LockLost(name, str(error)) from None
+                        if known:
+                            raise LockLost(known[0].name, str(error)) from None
                         continue  # Granted and lost before the agent could report it: the wait goes on.
                     raise from_reply(str(error)) from None
                 self._proven = sent
-                if fields is None:
-                    raise LockTimeout(f"could not acquire {name} within {wait:g} s")
-                self._granted(fields, kind, lease, sent)
-            grant.handles += 1
+                if rows is None:
+                    raise LockTimeout(f"could not acquire {described} within {wait:g} s")
+                granted = self._granted_all(rows, kind, lease, sent)
+                if all([grant.held for grant in granted]):
+                    break
+            for grant in granted:
+                grant.handles += 1
             self._arm()
-            return grant
+            return granted
         finally:
             if withdrawal is None:
                 self._mutex.release()
             else:
                 withdrawal.add_done_callback(self._withdrawn)
+
+    async def _clear(self, known: List[Grant], several: bool) -> bool:
+        """Releases grants that arrived after their deadline, or that a lost reply reported only in part.
+
+        Returns whether there were any. Fails if an open hold was lost.
+        """
+        cleared = False
+        for grant in known:
+            held = grant.held
+            if not held or (several and grant.count > grant.handles):
+                await self._settle(grant)
+                cleared = True
+            if not held and grant.handles:
+                raise LockLost(grant.name, grant.reason or "")
+        return cleared
 
     async def unlock(self, grant: Grant) -> None:
         """Closes a handle and releases what it had."""
@@ -230,6 +258,7 @@ class Session:
 
     def abandon(self) -> None:
         """Drops it in a forked child: the session stays the parent's."""
+        self.abandoned = True
         for grant in self.grants.values():
             grant.lose_in_child()
         if self._connection is not None:
@@ -248,6 +277,9 @@ class Session:
         waited = fields.get("waited_ms", 0)
         grant.deadline = max(grant.deadline, sent + (waited + fields["valid_ms"]) / 1000)
         return grant
+
+    def _granted_all(self, rows: Any, kind: str, lease: Optional[float], sent: float) -> List[Grant]:
+        return [self._granted(row, kind, lease, sent) for row in (rows if isinstance(rows, list) else [rows])]
 
     async def _settle(self, grant: Grant) -> None:
         """Releases what the agent still has beyond the open handles."""
@@ -279,14 +311,15 @@ class Session:
             del self.grants[grant.name, grant.kind]
 
     async def _withdraw(
-        self, reply: "asyncio.Future[Any]", name: str, kind: str, lease: Optional[float], sent: float
+        self, reply: "asyncio.Future[Any]", kind: str, lease: Optional[float], sent: float
     ) -> None:
         """Ends a wait that nobody is interested in any more, and releases what it was granted."""
         try:
             await one_call(self._path, "CANCEL", self._id or "", self._secret)
-            fields = await asyncio.wait_for(asyncio.shield(reply), REPLY_LIMIT)
-            if fields is not None:
-                await self._settle(self._granted(fields, kind, lease, sent))
+            rows = await asyncio.wait_for(asyncio.shield(reply), REPLY_LIMIT)
+            if rows is not None:
+                for grant in self._granted_all(rows, kind, lease, sent):
+                    await self._settle(grant)
         except (OSError, Disconnected, ErrorReply, LockscopeError, asyncio.TimeoutError):
             self._uncertain = True
             if self._connection is not None:
@@ -505,9 +538,15 @@ def _ms(seconds: float) -> int:
 
 
 def _lock_words(
-    name: str, kind: str, wait: Optional[float], lease: Optional[float], session: Optional[str]
+    names: List[str],
+    several: bool,
+    kind: str,
+    wait: Optional[float],
+    lease: Optional[float],
+    session: Optional[str],
 ) -> Tuple[Word, ...]:
-    words: List[Word] = ["LOCK", name, "KIND", kind]
+    words: List[Word] = ["MLOCK", len(names), *names] if several else ["LOCK", *names]
+    words += ["KIND", kind]
     if wait is not None:
         words += ["WAIT", _ms(wait)]
     if lease is not None:

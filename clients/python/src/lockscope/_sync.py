@@ -6,11 +6,11 @@ import os
 import selectors
 import threading
 import weakref
-from typing import Any, Coroutine, List, Optional, TypeVar, Union
+from typing import Any, Coroutine, Iterable, List, Optional, TypeVar, Union
 
 from . import aio
 from ._errors import LockLost, LockTimeout, LockscopeError
-from ._hold import BaseHold, socket_path
+from ._hold import BaseHold, BaseHolds, socket_path
 from ._session import Grant, Session
 
 T = TypeVar("T")
@@ -85,6 +85,31 @@ class Hold(BaseHold):
                 raise
 
 
+class Holds(BaseHolds[Hold]):
+    """Several locks that were acquired together: a context manager that releases them."""
+
+    def release(self) -> None:
+        """Releases all of them, and raises the first error afterwards."""
+        failures = []
+        for hold in self:
+            try:
+                hold.release()
+            except LockscopeError as error:
+                failures.append(error)
+        if failures:
+            raise failures[0]
+
+    def __enter__(self) -> "Holds":
+        return self
+
+    def __exit__(self, kind: Any, error: Any, trace: Any) -> None:
+        try:
+            self.release()
+        except LockscopeError:
+            if error is None:
+                raise
+
+
 class Agent:
     """The agent of this host. One object serves all threads of a process."""
 
@@ -112,6 +137,17 @@ class Agent:
         engine = self._running()
         hold = engine.run(engine.agent.acquire(self._owner(), name, wait, kind, lease))
         return Hold(engine, hold._session, hold._grant)
+
+    def lock_all(
+        self, names: Iterable[str], *, wait: Optional[float] = None, kind: str = "lock", lease: Optional[float] = None
+    ) -> Holds:
+        """Acquires several locks, all or none: `with agent.lock_all(["a", "b"], wait=60) as holds`.
+
+        Up to 64 names, each once. Whatever their order, calls of this kind never deadlock with each other.
+        """
+        engine = self._running()
+        holds = engine.run(engine.agent.acquire_all(self._owner(), names, wait, kind, lease))
+        return Holds([Hold(engine, hold._session, hold._grant) for hold in holds])
 
     def try_lock(self, name: str, *, kind: str = "lock", lease: Optional[float] = None) -> Optional[Hold]:
         """Acquires a lock if it is free, otherwise returns None."""

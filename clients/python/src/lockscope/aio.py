@@ -3,10 +3,10 @@
 import asyncio
 import os
 import weakref
-from typing import Any, Generator, List, Optional, Union
+from typing import Any, Awaitable, Generator, Generic, Iterable, List, Optional, TypeVar, Union
 
 from ._errors import LockLost, LockTimeout, LockscopeError, Unavailable
-from ._hold import BaseHold, socket_path
+from ._hold import BaseHold, BaseHolds, socket_path
 from ._session import Session
 
 #: The number of connections without a hold that are kept for the next owner.
@@ -26,8 +26,11 @@ class Hold(BaseHold):
         await self._session.extend(self._grant, lease)
 
     async def release(self) -> None:
-        """Releases the hold. Raises `LockLost` if it was lost before. Further calls do nothing."""
-        if self._released:
+        """Releases the hold. Raises `LockLost` if it was lost before. Further calls do nothing.
+
+        In a forked child it does nothing: the hold is the parent's.
+        """
+        if self._released or self._session.abandoned:
             return
         self._released = True
         await self._session.unlock(self._grant)
@@ -45,23 +48,51 @@ class Hold(BaseHold):
                 raise
 
 
-class _Acquisition:
-    """The result of `Agent.lock`: awaited it gives the hold, in `async with` it acquires and releases it."""
+class Holds(BaseHolds[Hold]):
+    """Several locks that were acquired together: an asynchronous context manager that releases them."""
 
-    def __init__(self, work: Any) -> None:
-        self._work = work
-        self._hold: Optional[Hold] = None
+    async def release(self) -> None:
+        """Releases all of them, and raises the first error afterwards."""
+        failures = []
+        for hold in self:
+            try:
+                await hold.release()
+            except LockscopeError as error:
+                failures.append(error)
+        if failures:
+            raise failures[0]
 
-    def __await__(self) -> Generator[Any, None, Hold]:
-        return self._work.__await__()  # type: ignore[no-any-return]
-
-    async def __aenter__(self) -> Hold:
-        self._hold = await self._work
-        return self._hold
+    async def __aenter__(self) -> "Holds":
+        return self
 
     async def __aexit__(self, kind: Any, error: Any, trace: Any) -> None:
-        assert self._hold is not None
-        await self._hold.__aexit__(kind, error, trace)
+        try:
+            await self.release()
+        except LockscopeError:
+            if error is None:
+                raise
+
+
+Acquired = TypeVar("Acquired", Hold, Holds)
+
+
+class _Acquisition(Generic[Acquired]):
+    """The result of `Agent.lock`: awaited it gives the hold, in `async with` it acquires and releases it."""
+
+    def __init__(self, work: Awaitable[Acquired]) -> None:
+        self._work = work
+        self._acquired: Optional[Acquired] = None
+
+    def __await__(self) -> Generator[Any, None, Acquired]:
+        return self._work.__await__()
+
+    async def __aenter__(self) -> Acquired:
+        self._acquired = await self._work
+        return self._acquired
+
+    async def __aexit__(self, kind: Any, error: Any, trace: Any) -> None:
+        assert self._acquired is not None
+        await self._acquired.__aexit__(kind, error, trace)
 
 
 class Agent:
@@ -83,7 +114,7 @@ class Agent:
 
     def lock(
         self, name: str, *, wait: Optional[float] = None, kind: str = "lock", lease: Optional[float] = None
-    ) -> _Acquisition:
+    ) -> _Acquisition[Hold]:
         """Acquires a lock, or reenters it: `async with agent.lock("orders:42", wait=60) as hold`.
 
         `wait` is in seconds; None waits for as long as it takes. `kind` is `lock`, `fair`, `read`, `write`, `fenced`
@@ -99,18 +130,34 @@ class Agent:
         except LockTimeout:
             return None
 
+    def lock_all(
+        self, names: Iterable[str], *, wait: Optional[float] = None, kind: str = "lock", lease: Optional[float] = None
+    ) -> _Acquisition[Holds]:
+        """Acquires several locks, all or none: `async with agent.lock_all(["a", "b"], wait=60) as holds`.
+
+        Up to 64 names, each once. Whatever their order, calls of this kind never deadlock with each other.
+        """
+        return _Acquisition(self.acquire_all(asyncio.current_task(), names, wait, kind, lease))
+
     async def acquire(
         self, owner: object, name: str, wait: Optional[float], kind: str, lease: Optional[float]
     ) -> Hold:
         """Acquires a lock for an owner other than the current task."""
+        session = self._session(owner)
+        return Hold(session, await session.lock(name, kind, wait, lease))
+
+    async def acquire_all(
+        self, owner: object, names: Iterable[str], wait: Optional[float], kind: str, lease: Optional[float]
+    ) -> Holds:
+        """Acquires several locks for an owner other than the current task."""
+        session = self._session(owner)
+        return Holds([Hold(session, grant) for grant in await session.lock_all(list(names), kind, wait, lease)])
+
+    def _session(self, owner: object) -> Session:
         if self._closed:
             raise Unavailable("this Agent is closed")
         if os.getpid() != self._pid:
             raise Unavailable("this Agent belongs to the parent process: create one after the fork")
-        session = self._session(owner)
-        return Hold(session, await session.lock(name, kind, wait, lease))
-
-    def _session(self, owner: object) -> Session:
         session = self._owners.get(owner)
         if session is None or session.owner is not owner:
             session = self._spare.pop() if self._spare else Session(self._path, self._grace, self._on_idle)

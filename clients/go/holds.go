@@ -1,0 +1,58 @@
+package lockscope
+
+import (
+	"context"
+	"time"
+)
+
+// Holds are several locks that were acquired together. They end with Release.
+type Holds struct {
+	all []*Hold
+	ctx context.Context
+}
+
+func newHolds(ctx context.Context, s *session, grants []*grant) *Holds {
+	h := &Holds{ctx: ctx}
+	for _, g := range grants {
+		// Each context is within the one before, so that the last one ends with the first hold that is lost.
+		hold := newHold(h.ctx, s, g)
+		h.all, h.ctx = append(h.all, hold), hold.Context()
+	}
+	return h
+}
+
+// All returns the holds in the order in which their names were given.
+func (h *Holds) All() []*Hold { return h.all }
+
+// Context returns a context that is cancelled when the first of them is lost or released.
+func (h *Holds) Context() context.Context { return h.ctx }
+
+// Check returns a *LostError unless every hold is certain. It costs no round trip.
+func (h *Holds) Check() error {
+	for _, hold := range h.all {
+		if err := hold.Check(); err != nil {
+			return err
+		}
+	}
+	return nil
+}
+
+// Remaining returns for how long all of them are certain, 0 once one is not.
+func (h *Holds) Remaining() time.Duration {
+	left := forever
+	for _, hold := range h.all {
+		left = min(left, hold.Remaining())
+	}
+	return left
+}
+
+// Release releases all of them and returns the first error. Further calls return the same.
+func (h *Holds) Release() error {
+	var first error
+	for _, hold := range h.all {
+		if err := hold.Release(); err != nil && first == nil {
+			first = err
+		}
+	}
+	return first
+}
