@@ -12,6 +12,9 @@ BED := tests/redisson
 # Programs inherit ignored signals, which a job in the background of a script has. The tests need the defaults.
 CARGO_TEST := env --default-signal=HUP,INT,QUIT $(CARGO) test --locked --workspace
 
+# The client library for Rust is a workspace of its own.
+rust_client = $(CARGO) $(1) --locked --manifest-path clients/rust/Cargo.toml --target-dir "$${CARGO_TARGET_DIR:-target}"
+
 PROFILE ?= release
 BUILT = $${CARGO_TARGET_DIR:-target}/$(if $(filter dev,$(PROFILE)),debug,$(PROFILE))
 
@@ -56,6 +59,8 @@ bench: $(PEERS)/.venv/installed $(PEERS)/node_modules/installed ## The agent com
 	@tests/install-missing cc redis-server
 	$(CARGO) build --locked --release --workspace --bins
 	$(CARGO) build --locked --release --manifest-path $(PEERS)/rslock/Cargo.toml --target-dir "$${CARGO_TARGET_DIR:-target}"
+	$(call rust_client,build --release --example bench)
+	release="$$(realpath "$(RELEASE)")" && cd clients/go && go build -o "$$release/bench-library-go" ./conformance/bench
 	LOCKSCOPE_TEST_PROGRAMS="$(RELEASE)" "$(RELEASE)/bench" $(ARGS)
 
 # The whole workspace is named so that its libraries are built as for the other tests and not rebuilt.
@@ -83,7 +88,10 @@ $(BED)/target/%/classpath: $(BED)/pom.xml $(wildcard $(BED)/src/main/java/bed/*.
 check: ## Format, lints, documentation, licences
 	@tests/install-missing cc
 	$(CARGO) fmt --all --check
+	$(CARGO) fmt --manifest-path clients/rust/Cargo.toml --check
 	$(CARGO) clippy --locked --workspace --all-targets --all-features -- -D warnings
+	$(call rust_client,clippy --all-targets) -- -D warnings
+	RUSTDOCFLAGS='-D warnings' $(call rust_client,doc --no-deps)
 	RUSTDOCFLAGS='-D warnings' $(CARGO) doc --locked --workspace --no-deps --document-private-items
 	@command -v cargo-deny >/dev/null || $(CARGO) install --locked cargo-deny
 	$(CARGO) deny --log-level error check licenses bans sources

@@ -49,6 +49,8 @@ pub(crate) struct Peer {
     pub(crate) name: &'static str,
     program: PathBuf,
     arguments: Vec<String>,
+    /// The agent's socket, for a library that uses the agent rather than Redis.
+    socket: Option<PathBuf>,
 }
 
 /// All of them; `make bench` installs what they need.
@@ -64,6 +66,7 @@ pub(crate) fn all() -> Result<Vec<Peer>> {
         name,
         program: python.clone(),
         arguments: vec![script.clone(), library.to_owned()],
+        socket: None,
     };
     let peers = vec![
         python("redis-py", "redis-py"),
@@ -73,14 +76,47 @@ pub(crate) fn all() -> Result<Vec<Peer>> {
             name: "node-redlock",
             program: node,
             arguments: vec![folder.join("redlock.js").display().to_string()],
+            socket: None,
         },
-        Peer { name: "rslock", program: rslock, arguments: vec![] },
+        Peer { name: "rslock", program: rslock, arguments: vec![], socket: None },
     ];
-    for peer in &peers {
+    installed(&peers)?;
+    Ok(peers)
+}
+
+fn installed(peers: &[Peer]) -> Result<()> {
+    for peer in peers {
         let there = peer.program.is_file();
         ensure!(there, "{} is not there: `make bench` installs it", peer.program.display());
     }
-    Ok(peers)
+    Ok(())
+}
+
+/// Our client libraries, on the agent with this socket.
+pub(crate) fn libraries(socket: &Path) -> Result<Vec<Peer>> {
+    let folder = Path::new(env!("CARGO_MANIFEST_DIR")).join("../clients");
+    let script = |path: &str| folder.join(path).display().to_string();
+    let program = |name| on_path(name).with_context(|| format!("there is no {name} on the PATH"));
+    let library = |name, program, arguments| {
+        let socket = Some(socket.to_owned());
+        Peer { name, program, arguments, socket }
+    };
+    let python = |api: &str| vec![script("python/conformance/bench.py"), api.to_owned()];
+    // `make bench` builds the programs in Go and Rust next to this one.
+    let ours = std::env::current_exe()?;
+    let libraries = vec![
+        library("Lockscope for Rust", ours.with_file_name("examples/bench"), vec![]),
+        library("Lockscope for Go", ours.with_file_name("bench-library-go"), vec![]),
+        library(
+            "Lockscope for Node.js",
+            program("node")?,
+            vec![script("node/conformance/bench.js")],
+        ),
+        library("Lockscope for Python", program("python3")?, python("threads")),
+        library("Lockscope for Python, asyncio", program("python3")?, python("asyncio")),
+    ];
+    installed(&libraries)?;
+    Ok(libraries)
 }
 
 impl Peer {
@@ -94,7 +130,11 @@ impl Peer {
     ) -> Result<Value> {
         let mut command = Command::new(&self.program);
         command.args(&self.arguments).arg(task.word());
-        command.args([port.to_string(), workers.to_string(), time.as_secs_f64().to_string()]);
+        match &self.socket {
+            Some(socket) => command.env("LOCKSCOPE_SOCKET", socket),
+            None => command.arg(port.to_string()),
+        };
+        command.args([workers.to_string(), time.as_secs_f64().to_string()]);
         run(self.name, command, time).await
     }
 

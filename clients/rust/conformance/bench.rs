@@ -5,7 +5,7 @@
 use std::sync::{Arc, Mutex};
 use std::time::{Duration, Instant};
 
-use lockscope_client::{Agent, Result};
+use lockscope_client::{Agent, Error, Result};
 use serde_json::{Value, json};
 
 async fn uncontended(agent: &Agent, name: &str, end: Instant) -> Result<Value> {
@@ -43,7 +43,7 @@ async fn one(agent: &Agent, name: &str, workers: usize, end: Instant) -> Result<
                 }
                 hold.release().await?;
             }
-            Ok(())
+            Ok::<_, Error>(())
         })
     };
     let tasks: Vec<_> = (0..workers).map(work).collect();

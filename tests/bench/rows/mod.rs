@@ -4,6 +4,7 @@ mod browser;
 mod contended;
 mod dashboard;
 mod dead_worker;
+mod libraries;
 mod memory;
 mod renewals;
 mod traces;
@@ -37,6 +38,8 @@ pub(crate) enum Name {
     OneLock,
     /// Workers of two hosts, one lock
     TwoHosts,
+    /// The client libraries: a free lock, and 50 workers that compete for one
+    Libraries,
     /// 50 workers wait, each acquires the lock once
     Drain,
     /// 100,000 locks held and renewed, first alone, then during a flood of PINGs
@@ -80,6 +83,7 @@ impl Name {
             Self::OwnLocks => uncontended::own_locks(stage).await,
             Self::OneLock => contended::one_lock(stage).await,
             Self::TwoHosts => contended::two_hosts(stage).await,
+            Self::Libraries => libraries::libraries(stage).await,
             Self::Drain => contended::drain(stage).await,
             Self::Renewals => renewals::renewals(stage).await,
             Self::DeadWorker => dead_worker::dead_worker(stage).await,

@@ -45,7 +45,8 @@ pub(super) async fn uncontended(stage: Stage) -> Result<Vec<Round>> {
     Ok(rounds)
 }
 
-fn pairs(socket: &Path, time: Duration) -> Result<(f64, f64)> {
+/// Returns the median and the 99th percentile of a pair on the agent's socket, in microseconds.
+pub(super) fn pairs(socket: &Path, time: Duration) -> Result<(f64, f64)> {
     let mut agent = Caller::unix(socket)?;
     let lock = "bench:uncontended:agent";
     let (take, give) = (encode(&["LOCK", lock]), encode(&["UNLOCK", lock]));
