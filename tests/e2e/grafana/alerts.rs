@@ -381,7 +381,7 @@ fn every_alert_has_its_row_and_its_runbook() -> Result<()> {
         assert_eq!(value("for:").unwrap_or("–"), row[4], "{name}");
         let runbook = value("runbook_url:").and_then(|url| url.rsplit('/').next());
         let runbook = runbook.unwrap_or_default();
-        assert!(row[5].contains(&format!("(runbooks/{runbook})")), "{name}: {runbook}");
+        assert!(row[5].contains(&format!("(../runbooks/{runbook})")), "{name}: {runbook}");
         assert!(
             text(&format!("docs/runbooks/{runbook}"))?.contains(name),
             "{runbook} names no {name}"
