@@ -81,10 +81,13 @@ impl<'a> RowId<'a> {
     }
 }
 
+/// The first part of a [`Position`].
+pub type Rank = (u64, u64);
+
 /// A place in a sorted list. It stays valid when its row is gone.
 #[derive(Debug, Clone, Copy, PartialEq, Eq, PartialOrd, Ord)]
 pub struct Position<'a> {
-    pub rank: (u64, u64),
+    pub rank: Rank,
     /// Text that is sorted by after the rank.
     pub text: &'a [u8],
     pub id: RowId<'a>,
@@ -215,6 +218,23 @@ impl<T: Listed> Query<T> {
         if self.order == T::default_order(self.sort) { a.cmp(b) } else { b.cmp(a) }
     }
 
+    /// Compares two rows in the order of the query: mostly by their ranks alone.
+    fn compare_rows(&self, (a_rank, a): &(Rank, &T), (b_rank, b): &(Rank, &T)) -> Ordering {
+        if a_rank == b_rank {
+            return self.compare(&a.position(self.sort), &b.position(self.sort));
+        }
+        let order = a_rank.cmp(b_rank);
+        if self.order == T::default_order(self.sort) { order } else { order.reverse() }
+    }
+
+    /// Returns the rows in the order of the query.
+    pub(super) fn sorted<'a>(&self, rows: impl Iterator<Item = &'a T>) -> Vec<&'a T> {
+        let mut rows: Vec<(Rank, &T)> =
+            rows.map(|row| (row.position(self.sort).rank, row)).collect();
+        rows.sort_unstable_by(|a, b| self.compare_rows(a, b));
+        rows.into_iter().map(|(_, row)| row).collect()
+    }
+
     /// Returns true unless the place belongs to a page before this one.
     pub(super) fn is_behind_cursor(&self, place: &Position<'_>) -> bool {
         let after = self.after.as_ref().map(Cursor::position);
@@ -225,19 +245,11 @@ impl<T: Listed> Query<T> {
     #[must_use]
     pub fn rows(&self, published: &Published, now: SteadyMillis) -> Rows<T> {
         let all = T::all(published, &self.filter, now);
-        let mut found: Vec<(Position<'_>, &T)> = all
-            .iter()
-            .map(|row| (row.position(self.sort), row))
-            .filter(|(place, _)| self.is_behind_cursor(place))
-            .collect();
+        let behind = |row: &&T| self.is_behind_cursor(&row.position(self.sort));
+        let found = self.sorted(all.iter().filter(behind));
         let skipped = all.len() - found.len();
         let more = found.len() > self.limit;
-        if more {
-            found.select_nth_unstable_by(self.limit, |(a, _), (b, _)| self.compare(a, b));
-            found.truncate(self.limit);
-        }
-        found.sort_unstable_by(|(a, _), (b, _)| self.compare(a, b));
-        let rows: Vec<T> = found.into_iter().map(|(_, row)| row.clone()).collect();
+        let rows: Vec<T> = found.into_iter().take(self.limit).cloned().collect();
         let next = rows.last().filter(|_| more).map(|last| self.cursor(last));
         Rows { rows, total: all.len(), skipped, next }
     }

@@ -2,7 +2,7 @@
 
 use std::sync::Arc;
 
-use super::list::{Listed as _, Position, Query, Rows};
+use super::list::{Listed as _, Query, Rows};
 use super::locks::LockRow;
 use crate::clock::SteadyMillis;
 use crate::model::types::{Delta, Snapshot};
@@ -57,13 +57,8 @@ impl SortedLocks {
     }
 
     fn rebuild(&mut self, query: &Query<LockRow>, snapshot: &Snapshot, now: SteadyMillis) {
-        let mut found: Vec<(Position<'_>, &LockRow)> = snapshot
-            .locks()
-            .filter(|lock| query.filter.matches(lock, now))
-            .map(|lock| (lock.position(query.sort), lock))
-            .collect();
-        found.sort_unstable_by(|(a, _), (b, _)| query.compare(a, b));
-        self.rows = found.into_iter().map(|(_, lock)| Arc::clone(lock)).collect();
+        let matching = snapshot.locks().filter(|lock| query.filter.matches(lock, now));
+        self.rows = query.sorted(matching).into_iter().cloned().collect();
         self.seq = Some(snapshot.seq);
         self.at = now.0;
     }
