@@ -3,10 +3,11 @@
 //! `uncontended` is one worker that acquires and releases a free lock, `one` is many workers that compete for one lock.
 
 use std::sync::{Arc, Mutex};
-use std::time::{Duration, Instant};
+use std::time::Duration;
 
 use lockscope_client::{Agent, Error, Result};
 use serde_json::{Value, json};
+use tokio::time::Instant;
 
 async fn uncontended(agent: &Agent, name: &str, end: Instant) -> Result<Value> {
     let mut times = Vec::new();
