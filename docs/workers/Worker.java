@@ -1,5 +1,5 @@
-// A worker that keeps its lock over broken connections, the agent's restarts and its own. Orders come line by line.
-// Needs Jedis and junixsocket. LOCKSCOPE_SOCKET is the agent's socket, WORKER_TICKET the file that lets it come back.
+// A worker that keeps its lock across broken connections, agent restarts and its own restarts.
+// Needs Jedis and junixsocket. LOCKSCOPE_SOCKET is the agent's socket, WORKER_TICKET the file with its session's id and secret.
 import java.io.BufferedReader;
 import java.io.File;
 import java.io.IOException;
@@ -57,7 +57,7 @@ public class Worker {
         return value instanceof byte[] bytes ? SafeEncoder.encode(bytes) : String.valueOf(value);
     }
 
-    /** A map comes as a list: name, value, name, value. */
+    /** Converts a map, which arrives as a list: name, value, name, value. */
     static Map<String, Object> map(Object reply) {
         var map = new HashMap<String, Object>();
         var list = (List<?>) reply;
@@ -79,7 +79,7 @@ public class Worker {
         }
     }
 
-    /** The connection broke, and the session goes on over another one: look at what is held, and ask again. */
+    /** The connection broke and the session was resumed on a new one: check the holds and repeat the command. */
     static class Resumed extends Exception {
     }
 
@@ -87,9 +87,9 @@ public class Worker {
         Jedis agent;
         String id;
         String secret;
-        Map<String, Long> holds = new HashMap<>(); // how often each lock is held
+        Map<String, Long> holds = new HashMap<>(); // hold counts of the locks
         int generation;
-        final Semaphore calm = new Semaphore(1); // taken while a hold is in jeopardy
+        final Semaphore calm = new Semaphore(1); // taken while a hold is at risk (jeopardy)
 
         Session() throws IOException {
             if (Files.exists(TICKET)) {
@@ -103,7 +103,7 @@ public class Worker {
             ear.start();
         }
 
-        /** Goes on over a new connection, unless somebody has seen to that already, or the old one lives. */
+        /** Resumes the session on a new connection, unless that has been done or the old connection is alive. */
         synchronized void recover(int seen, boolean broken) {
             for (var deadline = Instant.now().plus(GRACE); generation == seen; pause()) {
                 try {
@@ -176,7 +176,7 @@ public class Worker {
             return id;
         }
 
-        /** Takes it, or once more. False when it was not to be had in time. */
+        /** Acquires or reenters the lock. False if it could not be acquired in time. */
         boolean lock(String name, Duration wait) {
             var wanted = held(name) + 1;
             while (held(name) < wanted) {
@@ -185,7 +185,7 @@ public class Worker {
                     if (reply == null) return false;
                     set(name, (Long) map(reply).get("holds"));
                 } catch (Resumed resumed) {
-                    // What is held was told.
+                    // The holds have been updated.
                 }
             }
             return true;
@@ -194,16 +194,16 @@ public class Worker {
         void unlock(String name) {
             var wanted = held(name) - 1;
             while (held(name) > wanted) {
-                set(name, wanted); // from here on a loss is no loss any more
+                set(name, wanted); // from here on a loss of the lock does not matter
                 try {
                     call("UNLOCK", name, "IN", name());
                 } catch (Resumed resumed) {
-                    // What is held was told.
+                    // The holds have been updated.
                 }
             }
         }
 
-        /** Events come over a connection of their own, while the other one waits or is busy. */
+        /** Receives events on a separate connection, while the other one waits or is busy. */
         void listen() {
             for (Jedis ear = null; ; ) {
                 int seen;
@@ -229,7 +229,7 @@ public class Worker {
                         }
                     }
                 } catch (JedisDataException error) {
-                    pause(); // resumed meanwhile: there is another secret
+                    pause(); // resumed meanwhile, with a new secret
                 } catch (JedisConnectionException error) {
                     recover(seen, false);
                     if (ear != null) ear.close();
@@ -240,7 +240,7 @@ public class Worker {
         }
     }
 
-    /** Called under the lock, and elsewhere without: it takes the lock once more, which does no harm. */
+    /** Called with and without the lock: it reenters the lock, which is always safe. */
     static void checkStock(Session session) {
         session.lock(LOCK, Duration.ofMinutes(1));
         session.unlock(LOCK);
@@ -249,12 +249,12 @@ public class Worker {
     public static void main(String[] args) throws Exception {
         var session = new Session();
         if (session.held(LOCK) == 0 && !session.lock(LOCK, Duration.ofMinutes(1))) {
-            throw new IllegalStateException(LOCK + " was not to be had within a minute");
+            throw new IllegalStateException("could not acquire " + LOCK + " within a minute");
         }
         System.out.println("working on " + LOCK);
         var orders = new BufferedReader(new InputStreamReader(System.in));
         for (var order = orders.readLine(); order != null; order = orders.readLine()) {
-            session.calm.acquire(); // begin nothing new while the lock is in danger
+            session.calm.acquire(); // start nothing new while the lock is at risk
             session.calm.release();
             checkStock(session);
             System.out.println("did " + order);

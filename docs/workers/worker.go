@@ -1,5 +1,5 @@
-// A worker that keeps its lock over broken connections, the agent's restarts and its own. Orders come line by line.
-// LOCKSCOPE_SOCKET is the agent's socket, WORKER_TICKET the file that lets it come back to its session.
+// A worker that keeps its lock across broken connections, agent restarts and its own restarts.
+// LOCKSCOPE_SOCKET is the agent's socket, WORKER_TICKET the file with its session's id and secret.
 package main
 
 import (
@@ -25,7 +25,7 @@ var (
 	ctx     = context.Background()
 	socket  = setting("LOCKSCOPE_SOCKET", "/run/lockscope/agent.sock")
 	tickets = setting("WORKER_TICKET", "worker.ticket")
-	// The connection broke, and the session goes on over another one: look at what is held, and ask again.
+	// The connection broke and the session was resumed on a new one: check the holds and repeat the command.
 	errResumed = errors.New("resumed")
 )
 
@@ -36,7 +36,7 @@ func setting(name, usual string) string {
 	return usual
 }
 
-// Nothing more may be done under the lock, whatever other goroutines are doing.
+// Exits at once: no goroutine may continue to work under the lock.
 func lost(why any) {
 	fmt.Println("lost:", why)
 	os.Exit(exitLost)
@@ -48,7 +48,7 @@ func must(err error) {
 	}
 }
 
-// The code of an error reply; none where there was no reply.
+// Returns the code of an error reply, or an empty string if there was no reply.
 func code(err error) string {
 	var told redis.Error
 	if errors.As(err, &told) {
@@ -66,9 +66,9 @@ type session struct {
 	mutex      sync.Mutex
 	agent      *redis.Conn
 	id, secret string
-	holds      map[string]int64 // how often each lock is held
+	holds      map[string]int64 // hold counts of the locks
 	generation int
-	danger     sync.Mutex // locked while a hold is in jeopardy
+	danger     sync.Mutex // locked while a hold is at risk (jeopardy)
 }
 
 func begin() *session {
@@ -81,7 +81,7 @@ func begin() *session {
 	return s
 }
 
-// Goes on over a new connection, unless somebody has seen to that already, or the old one lives.
+// Resumes the session on a new connection, unless that has been done or the old connection is alive.
 func (s *session) recover(generation int, broken bool) {
 	s.mutex.Lock()
 	defer s.mutex.Unlock()
@@ -156,7 +156,7 @@ func (s *session) held(name string) int64 {
 	return s.holds[name]
 }
 
-// The session, so that a command fails instead of running in another one.
+// Returns the session's id: `IN` with it makes a command fail instead of running in another session.
 func (s *session) name() string {
 	s.mutex.Lock()
 	defer s.mutex.Unlock()
@@ -169,7 +169,7 @@ func (s *session) set(name string, count int64) {
 	s.holds[name] = count
 }
 
-// Takes it, or once more. False when it was not to be had in time.
+// Acquires or reenters the lock. False if it could not be acquired in time.
 func (s *session) lock(name string, wait time.Duration) bool {
 	for wanted := s.held(name) + 1; s.held(name) < wanted; {
 		reply, err := s.call("LOCK", name, "WAIT", wait.Milliseconds(), "IN", s.name())
@@ -187,14 +187,14 @@ func (s *session) lock(name string, wait time.Duration) bool {
 
 func (s *session) unlock(name string) {
 	for wanted := s.held(name) - 1; s.held(name) > wanted; {
-		s.set(name, wanted) // from here on a loss is no loss any more
+		s.set(name, wanted) // from here on a loss of the lock does not matter
 		if _, err := s.call("UNLOCK", name, "IN", s.name()); !errors.Is(err, errResumed) {
 			must(err)
 		}
 	}
 }
 
-// Events come over a connection of their own, while the other one waits or is busy.
+// Receives events on a separate connection, while the other one waits or is busy.
 func (s *session) listen() {
 	ear := connect()
 	for {
@@ -208,7 +208,7 @@ func (s *session) listen() {
 				ear.Close()
 				ear = connect()
 			}
-			time.Sleep(100 * time.Millisecond) // resumed meanwhile: there is another secret
+			time.Sleep(100 * time.Millisecond) // resumed meanwhile, with a new secret
 			continue
 		}
 		for _, event := range reply.([]any) {
@@ -227,7 +227,7 @@ func (s *session) listen() {
 	}
 }
 
-// Called under the lock, and elsewhere without: it takes the lock once more, which does no harm.
+// Called with and without the lock: it reenters the lock, which is always safe.
 func checkStock(s *session) {
 	s.lock(lockName, time.Minute)
 	s.unlock(lockName)
@@ -236,11 +236,11 @@ func checkStock(s *session) {
 func main() {
 	s := begin()
 	if s.held(lockName) == 0 && !s.lock(lockName, time.Minute) {
-		panic(lockName + " was not to be had within a minute")
+		panic("could not acquire " + lockName + " within a minute")
 	}
 	fmt.Println("working on", lockName)
 	for orders := bufio.NewScanner(os.Stdin); orders.Scan(); {
-		s.danger.Lock() // begin nothing new while the lock is in danger
+		s.danger.Lock() // start nothing new while the lock is at risk
 		s.danger.Unlock()
 		checkStock(s)
 		fmt.Println("did", orders.Text())

@@ -1,5 +1,5 @@
-// A worker that keeps its lock over broken connections, the agent's restarts and its own. Orders come line by line.
-// Needs ioredis. LOCKSCOPE_SOCKET is the agent's socket, WORKER_TICKET the file that lets it come back to its session.
+// A worker that keeps its lock across broken connections, agent restarts and its own restarts.
+// Needs ioredis. LOCKSCOPE_SOCKET is the agent's socket, WORKER_TICKET the file with its session's id and secret.
 const fs = require('fs');
 const readline = require('readline');
 const Redis = require('ioredis');
@@ -13,10 +13,10 @@ const LOST = 76; // exit status
 const say = (text) => fs.writeSync(1, `${text}\n`);
 const sleep = (ms) => new Promise((resolve) => setTimeout(resolve, ms));
 const code = (error) => (error.name === 'ReplyError' ? error.message.split(' ')[0] : 'BROKEN');
-// A map comes as a list: name, value, name, value.
+// Converts a map, which arrives as a list: name, value, name, value.
 const map = (list) => Object.fromEntries(list.flatMap((name, i) => (i % 2 ? [] : [[name, list[i + 1]]])));
 
-// Nothing more may be done under the lock, whatever else goes on.
+// Exits at once: nothing may continue to work under the lock.
 function lost(why) {
   say(`lost: ${why}`);
   process.exit(LOST);
@@ -24,13 +24,13 @@ function lost(why) {
 
 function connect() {
   const agent = new Redis({ path: SOCKET, retryStrategy: null, maxRetriesPerRequest: 0 });
-  agent.on('error', () => {}); // whoever asked something hears of it
+  agent.on('error', () => {}); // the pending command reports it
   return agent;
 }
 
 class Session {
-  holds = {}; // lock: how often it is held
-  calm = Promise.resolve(); // not resolved while a hold is in jeopardy
+  holds = {}; // lock: hold count
+  calm = Promise.resolve(); // not resolved while a hold is at risk (jeopardy)
   ended = false;
   ticket = fs.existsSync(TICKET) ? JSON.parse(fs.readFileSync(TICKET, 'utf8')) : null;
 
@@ -40,7 +40,7 @@ class Session {
     return this;
   }
 
-  // Goes on over a new connection. Whoever comes while that is under way waits for the same one.
+  // Resumes the session on a new connection. Concurrent callers wait for the same attempt.
   recover() {
     this.recovering ??= this.resume().finally(() => { this.recovering = null; });
     return this.recovering;
@@ -74,7 +74,7 @@ class Session {
     }
   }
 
-  // Nothing where the connection broke: the session goes on over another one; look at `holds` and ask again.
+  // Returns no reply if the connection broke and the session was resumed: check `holds` and repeat the command.
   async call(...words) {
     try {
       return { reply: await this.agent.call(...words) };
@@ -85,7 +85,7 @@ class Session {
     }
   }
 
-  // Takes it, or once more. False when it was not to be had in time.
+  // Acquires or reenters the lock. False if it could not be acquired in time.
   async lock(name, ms) {
     const wanted = (this.holds[name] || 0) + 1;
     while ((this.holds[name] || 0) < wanted) {
@@ -100,12 +100,12 @@ class Session {
   async unlock(name) {
     const wanted = this.holds[name] - 1;
     while ((this.holds[name] || 0) > wanted) {
-      this.holds[name] = wanted; // from here on a loss is no loss any more
+      this.holds[name] = wanted; // from here on a loss of the lock does not matter
       await this.call('UNLOCK', name, 'IN', this.ticket[0]);
     }
   }
 
-  // Replies keep the commands' order, so events have a connection of their own.
+  // Replies keep the commands' order, so events need a separate connection.
   async listen() {
     let ear = connect();
     let isSafe;
@@ -114,7 +114,7 @@ class Session {
       try {
         events = await ear.call('EVENTS', ...this.ticket, 'WAIT', 60_000);
       } catch (error) {
-        await sleep(100); // resumed meanwhile: there is another secret; or the agent is away
+        await sleep(100); // resumed meanwhile, with a new secret; or the agent is away
         if (code(error) === 'BROKEN') {
           ear.disconnect();
           ear = connect();
@@ -135,7 +135,7 @@ class Session {
   }
 }
 
-// Called under the lock, and elsewhere without: it takes the lock once more, which does no harm.
+// Called with and without the lock: it reenters the lock, which is always safe.
 async function checkStock(session) {
   await session.lock(LOCK, 60_000);
   await session.unlock(LOCK);
@@ -144,11 +144,11 @@ async function checkStock(session) {
 async function main() {
   const session = await new Session().begin();
   if (!session.holds[LOCK] && !(await session.lock(LOCK, 60_000))) {
-    throw new Error(`${LOCK} was not to be had within a minute`);
+    throw new Error(`could not acquire ${LOCK} within a minute`);
   }
   say(`working on ${LOCK}`);
   for await (const order of readline.createInterface({ input: process.stdin })) {
-    await session.calm; // begin nothing new while the lock is in danger
+    await session.calm; // start nothing new while the lock is at risk
     await checkStock(session);
     say(`did ${order}`);
   }

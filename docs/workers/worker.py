@@ -1,6 +1,6 @@
-"""A worker that keeps its lock over broken connections, the agent's restarts and its own. Orders come line by line.
+"""A worker that keeps its lock across broken connections, agent restarts and its own restarts.
 
-Needs redis-py. LOCKSCOPE_SOCKET is the agent's socket, WORKER_TICKET the file that lets it come back to its session."""
+Needs redis-py. LOCKSCOPE_SOCKET is the agent's socket, WORKER_TICKET the file with its session's id and secret."""
 
 import json
 import os
@@ -23,7 +23,7 @@ def say(text):
 
 
 def lost(why):
-    """Nothing more may be done under the lock, whatever the other thread is doing."""
+    """Exits at once: no thread may continue to work under the lock."""
     say(f"lost: {why}")
     os._exit(LOST)
 
@@ -34,15 +34,15 @@ def connect():
 
 
 class Resumed(Exception):
-    """The connection broke, and the session goes on over another one: look at `holds` and ask again."""
+    """The connection broke and the session was resumed on a new one: check `holds` and repeat the command."""
 
 
 class Session:
     def __init__(self):
         self.mutex = threading.Lock()
-        self.calm = threading.Event()  # not set while a hold is in jeopardy
+        self.calm = threading.Event()  # not set while a hold is at risk (jeopardy)
         self.calm.set()
-        self.holds = {}  # lock: how often it is held
+        self.holds = {}  # lock: hold count
         self.ticket = json.loads(TICKET.read_text()) if TICKET.exists() else None
         self.agent = None
         self.generation = 0
@@ -50,7 +50,7 @@ class Session:
         threading.Thread(target=self.listen, daemon=True).start()
 
     def recover(self, generation, is_broken):
-        """Goes on over a new connection, unless somebody has seen to that already, or the old one lives."""
+        """Resumes the session on a new connection, unless that has been done or the old connection is alive."""
         deadline = time.monotonic() + GRACE
         with self.mutex:
             while self.generation == generation:
@@ -98,7 +98,7 @@ class Session:
             raise Resumed from None
 
     def lock(self, name, seconds):
-        """Takes it, or once more. False when it was not to be had in time."""
+        """Acquires or reenters the lock. False if it could not be acquired in time."""
         wanted = self.holds.get(name, 0) + 1
         while self.holds.get(name, 0) < wanted:
             try:
@@ -113,7 +113,7 @@ class Session:
     def unlock(self, name):
         wanted = self.holds[name] - 1
         while self.holds.get(name, 0) > wanted:
-            # From here on a loss is no loss any more.
+            # From here on a loss of the lock does not matter.
             self.holds[name] = wanted
             try:
                 self.call("UNLOCK", name, "IN", self.ticket[0])
@@ -121,7 +121,7 @@ class Session:
                 continue
 
     def listen(self):
-        """Events come over a connection of their own, while the other one waits or is busy."""
+        """Receives events on a separate connection, while the other one waits or is busy."""
         ear = None
         while True:
             generation = self.generation
@@ -130,7 +130,7 @@ class Session:
                     ear = connect()
                 events = ear.execute_command("EVENTS", *self.ticket, "WAIT", 60_000)
             except redis.ResponseError:
-                time.sleep(0.1)  # resumed meanwhile: there is another secret
+                time.sleep(0.1)  # resumed meanwhile, with a new secret
                 continue
             except redis.ConnectionError:
                 self.recover(generation, is_broken=False)
@@ -148,17 +148,17 @@ class Session:
 
 
 def check_stock(session):
-    """Called under the lock, and elsewhere without: it takes the lock once more, which does no harm."""
+    """Called with and without the lock: it reenters the lock, which is always safe."""
     session.lock(LOCK, 60)
     session.unlock(LOCK)
 
 
 session = Session()
 if LOCK not in session.holds and not session.lock(LOCK, 60):
-    raise SystemExit(f"{LOCK} was not to be had within a minute")
+    raise SystemExit(f"could not acquire {LOCK} within a minute")
 say(f"working on {LOCK}")
 for order in sys.stdin:
-    session.calm.wait()  # begin nothing new while the lock is in danger
+    session.calm.wait()  # start nothing new while the lock is at risk
     check_stock(session)
     say(f"did {order.strip()}")
 session.unlock(LOCK)

@@ -1,8 +1,8 @@
-//! A worker that keeps its lock over broken connections, the agent's restarts and its own. Orders come line by line.
+//! A worker that keeps its lock across broken connections, agent restarts and its own restarts.
 //!
 //! Needs the crates `redis` (feature `tokio-comp`) and `tokio`. `LOCKSCOPE_SOCKET` is the agent's socket,
-//! `WORKER_TICKET` the file that lets it come back to its session. It hears of dangers by pushes, on the one
-//! connection that it has.
+//! `WORKER_TICKET` the file with its session's id and secret. It receives warnings as pushes, on its only
+//! connection.
 
 use std::collections::HashMap;
 use std::io::Write as _;
@@ -25,20 +25,20 @@ const GRACE: u64 = 60_000;
 const WAIT: u64 = 60_000;
 /// The exit status of a worker that has lost its lock.
 const LOST: u8 = 76;
-/// How many pushes may wait to be looked at.
+/// Maximum number of unread pushes.
 const PUSHES: usize = 1024;
 
 type Map = HashMap<String, Value>;
 type Failed = Box<dyn std::error::Error>;
 
-/// The connection broke, and the session goes on over another one: look at `holds`, and ask again.
+/// The connection broke and the session was resumed on a new one: check `holds` and repeat the command.
 struct Resumed;
 
 fn setting(name: &str, usual: &str) -> String {
     std::env::var(name).unwrap_or_else(|_| usual.to_owned())
 }
 
-/// Nothing more may be done under the lock.
+/// The lock is lost: nothing may continue to work under it.
 #[derive(Debug)]
 struct Lost(String);
 
@@ -54,7 +54,7 @@ fn lost(why: &str) -> Failed {
     Lost(why.to_owned()).into()
 }
 
-/// It does not matter whether anybody listens.
+/// Ignores errors: standard output may be closed.
 fn say(text: &str) {
     let mut out = std::io::stdout().lock();
     writeln!(out, "{text}").and_then(|()| out.flush()).ok();
@@ -75,9 +75,9 @@ struct Session {
     ticket: Option<(String, String)>,
     connection: Option<MultiplexedConnection>,
     pushes: mpsc::Receiver<PushInfo>,
-    /// How often each lock is held.
+    /// Hold counts of the locks.
     holds: HashMap<String, u64>,
-    /// No hold is in jeopardy.
+    /// True while no hold is at risk (jeopardy).
     calm: bool,
 }
 
@@ -98,7 +98,7 @@ impl Session {
         Ok(session)
     }
 
-    /// Goes on over a new connection.
+    /// Resumes the session on a new connection.
     async fn recover(&mut self) -> Result<(), Failed> {
         let deadline = Instant::now() + Duration::from_millis(GRACE);
         loop {
@@ -121,11 +121,11 @@ impl Session {
         }
     }
 
-    /// What the agent tells over a new connection.
+    /// Connects and returns the agent's reply to RESUME or SESSION.
     async fn resume(&mut self) -> Result<Map, RedisError> {
         let client = redis::Client::open(format!("redis+unix://{}?protocol=resp3", self.socket))?;
         let (sender, pushes) = mpsc::channel(PUSHES);
-        // A LOCK waits for as long as it takes.
+        // No timeout: a LOCK may wait for long.
         let config = AsyncConnectionConfig::new()
             .set_response_timeout(None)
             .set_push_sender(move |push: PushInfo| sender.try_send(push).map_err(drop));
@@ -149,13 +149,13 @@ impl Session {
             say(&format!("the ticket is not kept: {error}"));
         }
         self.ticket = Some(ticket);
-        // That belongs to the connection, not to the session.
+        // Pushes belong to the connection, not to the session.
         redis::cmd("SESSION").arg("PUSH").arg("on").query_async::<Value>(&mut connection).await?;
         (self.pushes, self.connection) = (pushes, Some(connection));
         Ok(told)
     }
 
-    /// Goes by what is said to be held.
+    /// Adopts the reported holds.
     fn go_on(&mut self, told: &Map) -> Result<(), Failed> {
         let mut now = HashMap::new();
         if let Some(Value::Array(rows)) = told.get("holds") {
@@ -194,7 +194,7 @@ impl Session {
         self.holds.get(name).copied().unwrap_or(0)
     }
 
-    /// Takes it, or once more. False when it was not to be had in time.
+    /// Acquires or reenters the lock. False if it could not be acquired in time.
     async fn lock(&mut self, name: &str) -> Result<bool, Failed> {
         let wanted = self.held(name) + 1;
         while self.held(name) < wanted {
@@ -215,7 +215,7 @@ impl Session {
     async fn unlock(&mut self, name: &str) -> Result<(), Failed> {
         let wanted = self.held(name) - 1;
         while self.held(name) > wanted {
-            // From here on a loss is no loss any more.
+            // From here on a loss of the lock does not matter.
             self.holds.insert(name.to_owned(), wanted);
             let unlock = self.command("UNLOCK", name);
             self.call(&unlock).await?.ok();
@@ -239,7 +239,7 @@ impl Session {
     }
 }
 
-/// Called under the lock, and elsewhere without: it takes the lock once more, which does no harm.
+/// Called with and without the lock: it reenters the lock, which is always safe.
 async fn check_stock(session: &mut Session) -> Result<(), Failed> {
     session.lock(LOCK).await?;
     session.unlock(LOCK).await
@@ -248,7 +248,7 @@ async fn check_stock(session: &mut Session) -> Result<(), Failed> {
 async fn work() -> Result<(), Failed> {
     let mut session = Session::begin().await?;
     if session.held(LOCK) == 0 && !session.lock(LOCK).await? {
-        return Err(format!("{LOCK} was not to be had within a minute").into());
+        return Err(format!("could not acquire {LOCK} within a minute").into());
     }
     say(&format!("working on {LOCK}"));
     let mut orders = BufReader::new(tokio::io::stdin()).lines();
@@ -256,7 +256,7 @@ async fn work() -> Result<(), Failed> {
         tokio::select! {
             biased;
             push = session.pushes.recv() => session.hear(push).await?,
-            // Nothing new is begun while the lock is in danger.
+            // Start nothing new while the lock is at risk.
             order = orders.next_line(), if session.calm => {
                 let Some(order) = order? else { break };
                 check_stock(&mut session).await?;
@@ -275,7 +275,7 @@ fn main() -> ExitCode {
     let runtime = tokio::runtime::Builder::new_current_thread().enable_all().build();
     let done = runtime.map_err(Failed::from).and_then(|runtime| {
         let done = runtime.block_on(work());
-        // A line that is still waited for is no reason to stay.
+        // Exit without waiting for another line of input.
         runtime.shutdown_background();
         done
     });

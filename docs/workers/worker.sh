@@ -1,27 +1,27 @@
 #!/usr/bin/env bash
-# A worker under lockctl, which takes the lock, minds it, and ends this script in time when it is lost: with a status of 76,
-# after TERM, which is caught here to leave things in order. Orders come line by line.
+# A worker under lockctl, which acquires and renews the lock. If the lock is lost, lockctl sends TERM in time and exits with
+# status 76; the script traps TERM to clean up. It reads orders line by line.
 # LOCKSCOPE_SOCKET is the agent's socket, LOCKCTL the program.
 set -euo pipefail
 
 LOCK=orders:42
 LOCKCTL=${LOCKCTL:-lockctl}
 
-# Begins anew under the lock. Status 75: not to be had within a minute.
+# Restarts itself under the lock. Status 75: the lock could not be acquired within a minute.
 if [[ ${LOCKSCOPE_LOCK:-} != "$LOCK" ]]; then
   exec "$LOCKCTL" exec --wait 1m --kill-after 3s "$LOCK" -- "$0" "$@"
 fi
 
 trap 'echo "ended in the middle"; exit 1' TERM
 
-# Called under the lock, and elsewhere without.
+# Called with and without the lock.
 check_stock() {
   if [[ ${LOCKSCOPE_LOCK:-} == "$LOCK" ]]; then return; fi
   "$LOCKCTL" exec --wait 1m "$LOCK" -- true
 }
 
 echo "working on $LOCK"
-# A read that is waited for in pieces lets the trap run.
+# Short reads let the trap run.
 while true; do
   status=0
   read -r -t 1 order || status=$?

@@ -70,6 +70,52 @@ fn every_link_points_to_a_file() -> Result<()> {
     Ok(())
 }
 
+/// The index lists every page below its folder, other than the runbooks, which alerts link to.
+#[test]
+fn every_document_is_in_the_index() -> Result<()> {
+    let index = document("docs/README.md")?;
+    let pages = documents("docs")?;
+    let pages = pages.iter().filter_map(|page| page.strip_prefix("docs/"));
+    let missing: Vec<&str> = pages
+        .filter(|page| *page != "README.md" && !page.starts_with("runbooks/"))
+        .filter(|page| !index.contains(&format!("]({page})")))
+        .collect();
+    assert!(missing.is_empty(), "not in docs/README.md: {missing:?}");
+    Ok(())
+}
+
+/// The sources below a folder, as one text.
+fn sources(folder: &Path, text: &mut String) -> Result<()> {
+    for entry in std::fs::read_dir(folder)? {
+        let path = entry?.path();
+        if path.is_dir() {
+            sources(&path, text)?;
+        } else if path.extension().is_some_and(|extension| extension == "rs") {
+            text.push_str(&std::fs::read_to_string(path)?);
+        }
+    }
+    Ok(())
+}
+
+#[test]
+fn every_documented_log_message_exists() -> Result<()> {
+    let top = Path::new(env!("CARGO_MANIFEST_DIR")).join("..");
+    let mut code = String::new();
+    for folder in ["agent/src", "dashboard/src", "service-kit/src"] {
+        sources(&top.join(folder), &mut code)?;
+    }
+    let logs = document("docs/reference/logs.md")?;
+    let rows: Vec<&str> = logs.lines().filter(|line| line.starts_with("| `")).collect();
+    assert!(rows.len() > 15, "{rows:?}");
+    for row in rows {
+        let messages = row.split(" | ").next().unwrap_or_default().split('`').skip(1).step_by(2);
+        for message in messages {
+            assert!(code.contains(&format!("\"{message}")), "no such message: {message}");
+        }
+    }
+    Ok(())
+}
+
 /// The names in backticks that are paths of tests.
 fn named_tests(text: &str) -> BTreeSet<String> {
     let spans = text.split('`').skip(1).step_by(2);

@@ -45,115 +45,115 @@ const PROGRAM: Program = Program {
 #[derive(Debug, Parser)]
 #[command(name = "lockscope-dashboard", version)]
 struct Flags {
-    /// A Redis to look at: redis://, rediss:// or unix://, with a name before it to tell several apart; a cluster by some of its nodes, redis+cluster://host:port,host:port or rediss+cluster://; the master that sentinels name, redis+sentinel://host:port,host:port/name or rediss+sentinel://
+    /// A Redis deployment to watch: redis://, rediss:// (TLS) or unix://, preceded by a name where there are several; for a cluster some of its nodes, redis+cluster://host:port,host:port or rediss+cluster://; for a master behind Sentinel redis+sentinel://host:port,host:port/name or rediss+sentinel://
     #[arg(long, value_name = "[NAME=]URL")]
     redis_url: Vec<NamedUrl>,
-    /// A database to look at, of every server; without any, the one in the server's URL
+    /// A database to watch on every server; by default the one in the server's URL
     #[arg(long, value_name = "NUMBER", value_parser = clap::value_parser!(u32).range(..=65_535))]
     db: Vec<u32>,
-    /// The password of all servers, in the file's first line; beats one in the URL
+    /// File with the password of all servers in its first line; overrides the URLs'
     #[arg(long, value_name = "FILE")]
     redis_password_file: Option<PathBuf>,
-    /// The password of all sentinels, in the file's first line; beats one in the URL
+    /// File with the password of all sentinels in its first line; overrides the URLs'
     #[arg(long, value_name = "FILE")]
     sentinel_password_file: Option<PathBuf>,
-    /// The authorities (PEM) that sign the servers' certificates, instead of the system's
+    /// Certificate authorities (PEM) of the servers, instead of the system's
     #[arg(long, value_name = "FILE")]
     redis_ca_file: Option<PathBuf>,
-    /// Where pages, API and metrics are served
+    /// Address for pages, API and metrics
     #[arg(long, value_name = "ADDRESS", default_value = "127.0.0.1:9761")]
     listen: SocketAddr,
-    /// Where metrics are served instead of on the address of the pages
+    /// Separate address for metrics
     #[arg(long, value_name = "ADDRESS")]
     metrics_listen: Option<SocketAddr>,
-    /// Serve to others without asking who they are, or without TLS
+    /// Serve other hosts without authentication or without TLS
     #[arg(long)]
     insecure: bool,
-    /// Who may come in: a file with lines `token[,name[,rights]]`, rights being look, ack, watch, release with `+`
+    /// File of access tokens with lines `token[,name[,rights]]`; rights are look, ack, watch and release, joined by `+`
     #[arg(long, value_name = "FILE")]
     auth_token_file: Option<PathBuf>,
-    /// The header by which a trusted proxy names the user
+    /// Header in which a trusted proxy passes the user's name
     #[arg(long, value_name = "HEADER")]
     trusted_user_header: Option<String>,
-    /// The header by which a trusted proxy names the user's groups, separated by commas
+    /// Header in which a trusted proxy passes the user's groups, separated by commas
     #[arg(long, value_name = "HEADER")]
     trusted_groups_header: Option<String>,
     /// Addresses or networks of trusted proxies
     #[arg(long, value_name = "ADDRESS[/BITS]")]
     trusted_proxy: Vec<String>,
-    /// The certificate (PEM, with its chain) to serve pages by TLS; a renewed one is taken up by itself
+    /// Certificate (PEM, with its chain) to serve pages over TLS; reloaded when it is renewed
     #[arg(long, value_name = "FILE")]
     tls_cert: Option<PathBuf>,
-    /// The certificate's key (PEM)
+    /// Private key of the certificate (PEM)
     #[arg(long, value_name = "FILE")]
     tls_key: Option<PathBuf>,
-    /// The address people use, where a proxy stands before this program; its host is then answered to
+    /// Address that users open when there is a proxy in front of the dashboard; its host name is accepted in requests
     #[arg(long, value_name = "URL", value_parser = public_url)]
     public_url: Option<String>,
-    /// The badge on every page that says which environment this is
+    /// Name of the environment, shown as a badge on every page
     #[arg(long, value_name = "TEXT", value_parser = badge)]
     environment: Option<String>,
-    /// A sentence for everybody, at the head of every page
+    /// Notice at the top of every page
     #[arg(long, value_name = "TEXT", value_parser = note)]
     note: Option<String>,
-    /// Keys a second that a pass over all keys looks at, at most
+    /// Maximum number of keys that a scan of the keyspace covers per second
     #[arg(long, value_name = "KEYS", default_value_t = 250_000, value_parser = clap::value_parser!(u32).range(100..))]
     scan_rate: u32,
-    /// How often all keys are passed over, at least; small databases are more often
+    /// Maximum time between two scans of the keyspace; small databases are scanned more often
     #[arg(long, value_name = "DURATION", default_value = "60s", value_parser = at_least_a_second)]
     scan_every: HumanDuration,
-    /// Only keys that match this pattern of Redis are looked at by the passes
+    /// Scan only keys that match this Redis pattern
     #[arg(long, value_name = "PATTERN")]
     scan_match: Option<String>,
-    /// Names that are never looked at; `*` stands for anything
+    /// Lock names to ignore; `*` matches any text
     #[arg(long, value_name = "GLOB", value_parser = glob)]
     ignore: Vec<String>,
-    /// What is looked at: each server itself, or a replica of it while one is up to date, which spares the server
+    /// Read from each server itself, or from a replica while one is up to date, which takes load off the server
     #[arg(long, value_enum, value_name = "WHICH", default_value = "master")]
     read_from: ReadFrom,
-    /// Reads of known locks a second, at most, in each database
+    /// Maximum number of reads of known locks per second in each database
     #[arg(long, value_name = "READS", default_value_t = 2_000, value_parser = clap::value_parser!(u32).range(1..=100_000))]
     poll_rate: u32,
-    /// Locks that are kept at most; more are counted
+    /// Maximum number of locks to track; further ones are only counted
     #[arg(long, value_name = "LOCKS", default_value_t = 200_000, value_parser = clap::value_parser!(u32).range(1..=5_000_000))]
     max_locks: u32,
-    /// Whether MONITOR is used, which shows waiters and attempts, and costs the server: never, always, or while it is quiet
+    /// Use of MONITOR, which shows waiters and attempts and costs the server: `off`, `on`, or `auto` while the server is quiet
     #[arg(long, value_enum, value_name = "WHEN", default_value = "auto")]
     monitor: MonitorMode,
-    /// Commands a second from which on `--monitor auto` counts a server as busy
+    /// Commands per second from which `--monitor auto` considers a server busy
     #[arg(long, value_name = "COMMANDS", default_value_t = 10_000, value_parser = clap::value_parser!(u64).range(1..))]
     monitor_max_ops: u64,
-    /// Use MONITOR even where the server sets no bound to a reader that stalls: its memory may fill up
+    /// Use MONITOR even if Redis has no output-buffer limit for normal clients; a stalled reader may then fill its memory
     #[arg(long)]
     monitor_unbounded: bool,
-    /// The server, by the same address, as a user who may use MONITOR; with the name of the server where there are several
+    /// URL of the same server with a user that may run MONITOR; preceded by the server's name where there are several
     #[arg(long, value_name = "[NAME=]URL")]
     monitor_redis_url: Vec<NamedUrl>,
-    /// Let those with the right `release` end locks by force
+    /// Let users with the right `release` release locks by force
     #[arg(long)]
     allow_release: bool,
-    /// The server, by the same address, as a user who may release locks; with the name of the server where there are several
+    /// URL of the same server with a user that may release locks; preceded by the server's name where there are several
     #[arg(long, value_name = "[NAME=]URL")]
     release_redis_url: Vec<NamedUrl>,
-    /// From what age on a lock that is renewed is called stuck
+    /// Age from which a renewed lock is reported as stuck
     #[arg(long, value_name = "DURATION", default_value = "5m", value_parser = at_least_a_second)]
     stuck_after: HumanDuration,
-    /// From when on somebody who waits for a lock is said to starve
+    /// Wait from which a waiter is reported as starving
     #[arg(long, value_name = "DURATION", default_value = "1m", value_parser = at_least_a_second)]
     starving_after: HumanDuration,
-    /// A folder in which holds and problems are kept, so that they survive a restart and can be asked for later
+    /// Folder for the history of holds and problems, which then survives a restart and can be queried
     #[arg(long, value_name = "FOLDER")]
     history_dir: Option<PathBuf>,
-    /// How metrics call locks whose names match; by default digits and ids are replaced by `*`
+    /// Metrics label for locks whose names match; by default digits and ids are replaced by `*`
     #[arg(long, value_name = "GLOB[=LABEL]")]
     group: Vec<String>,
-    /// The most groups in metrics; later ones are counted as `overflow`
+    /// Maximum number of lock groups in metrics; further ones are counted as `overflow`
     #[arg(long, value_name = "GROUPS", default_value_t = 200, value_parser = clap::value_parser!(u16).range(1..=1_000))]
     max_groups: u16,
-    /// Leave names of locks out of the metrics
+    /// Omit lock names from metrics
     #[arg(long)]
     no_lock_names_in_metrics: bool,
-    /// What is logged: a level, or levels by module
+    /// Log filter: a level, or levels by module
     #[arg(long, value_name = "FILTER", default_value = "info", value_parser = telemetry::check_filter)]
     log: String,
 }

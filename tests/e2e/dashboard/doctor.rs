@@ -3,7 +3,7 @@
 use std::process::Output;
 
 use anyhow::{Context as _, Result, ensure};
-use harness::{Client, RedisCluster, RedisServer, Sentinels, eventually, process, programs};
+use harness::{Agent, Client, RedisCluster, RedisServer, Sentinels, eventually, process, programs};
 use serde_json::Value;
 
 use super::HOLDER;
@@ -165,6 +165,46 @@ async fn leaks_orphans_and_lookalikes_are_found_with_evidence_and_nothing_is_cha
     ensure!(!text.contains('\u{1b}'), "{text}");
     let places: Vec<_> = ["PROBLEM ", "WARNING ", "NOTE "].map(|word| text.find(word)).into();
     ensure!(places.is_sorted() && places.iter().all(Option::is_some), "worst first: {text}");
+    Ok(())
+}
+
+#[tokio::test]
+async fn the_holder_registry_tells_living_holders_from_gone_ones() -> Result<()> {
+    let redis = RedisServer::with(&SOUND).await?;
+    let mut direct = redis.client().await?;
+    let agent = Agent::start(&redis).await?;
+    let mut worker = agent.client().await?;
+    worker.call("LOCK held").await?.ok()?;
+    let holder = direct.call("HKEYS held").await?.items()?[0].text();
+    let (client, number) = holder.rsplit_once(':').context("no holder")?;
+    let entry = format!("HEXISTS lockscope:holders:{{{client}}} {number}");
+    eventually("the holder to be published", async || {
+        let published = direct.call(&entry).await?.ok()?;
+        ensure!(published.text() == "1", "{published:?}");
+        Ok(())
+    })
+    .await;
+    let all_holds = [
+        format!("HSET copied {holder} 1"),
+        // Numbers of agents are that large.
+        format!("HSET unknown {client}:1932735283200000007 1"),
+        "PEXPIRE unknown 3600000".to_owned(),
+        "HSET gone 9b1deb4d-3b7d-4bad-9bdd-2b0d7b3dcb6d:1932735283200000007 1".to_owned(),
+        "PEXPIRE gone 3600000".to_owned(),
+    ];
+    all(&mut direct, &all_holds).await?;
+    let (report, _) = report(&redis.url(), &[]).await?;
+    let evidence = |name: &str| -> Result<(Value, String)> {
+        let found = finding(&report, "leaked", name)?;
+        Ok((found["certainty"].clone(), found["evidence"].to_string()))
+    };
+    let (certainty, copied) = evidence("copied")?;
+    ensure!(certainty == "certain" && copied.contains("its agent reports process"), "{copied}");
+    let (certainty, unknown) = evidence("unknown")?;
+    ensure!(certainty == "suspected" && unknown.contains("reports no such holder"), "{unknown}");
+    let (certainty, gone) = evidence("gone")?;
+    ensure!(certainty == "suspected" && gone.contains("not in the holder registry"), "{gone}");
+    assert_eq!(findings(&report).len(), 3, "{report:#}");
     Ok(())
 }
 
