@@ -55,10 +55,12 @@ impl LeaseTable {
         Some(Renewal { name: hold.name.clone(), kind: hold.kind, number, count: hold.count })
     }
 
-    /// Applies a node's answer to a renewal. `end` is why the hold is gone there, if it is.
+    /// Applies a node's answer to a renewal, or to the verification of a `fixed` lease. `end` is why the hold is gone there,
+    /// if it is.
     pub(in crate::core) fn on_node_renewed(
         &mut self,
         renewal: &Renewal,
+        fixed: bool,
         node: usize,
         sent: Moment,
         end: Option<End>,
@@ -74,9 +76,17 @@ impl LeaseTable {
         part.failures = 0;
         part.renew_at = lease.renew_at(sent, jitter).max(now);
         if let Some(end) = end {
-            parts.gone(node, now, watched && end == End::Missing);
-        } else if watched {
-            parts.confirm(node, sent, lease.valid_until(sent));
+            let forced = part.forced_claim.is_some();
+            part.forced |= forced;
+            parts.gone(node, now, watched && !forced && end == End::Missing);
+        } else {
+            part.forced_claim = part.forced_claim.filter(|at| *at > sent);
+            if part.forced_claim.is_some() {
+                part.renew_at = now;
+            }
+            if watched && !fixed {
+                parts.confirm(node, sent, lease.valid_until(sent));
+            }
             // It may have overtaken a change of the count, or be too old to restore another part.
             if hold.count != renewal.count || parts.is_stale(sent) {
                 parts.0[node].renew_at = now;
@@ -181,6 +191,14 @@ impl LeaseTable {
         let lease = self.lease;
         if let Some(parts) = self.parts(number) {
             parts.on_update(change, agreed, sent, now, lease, jitter);
+        }
+    }
+
+    /// Records the claim that an operator released a hold on one node, which is asked at once.
+    pub(in crate::core) fn claim_node_forced(&mut self, number: Number, node: usize, now: Moment) {
+        if let Some(parts) = self.parts(number) {
+            parts.0[node].forced_claim = Some(now);
+            parts.0[node].renew_at = now;
         }
     }
 
