@@ -19,14 +19,14 @@ async fn every_metric_is_documented() -> Result<()> {
     let mut worker = agent.client().await?;
     worker.call("LOCK a").await?.ok()?;
     worker.call("LOCK").await?;
-    let documented = document("docs/metrics.md")?;
+    let documented = document("docs/reference/metrics.md")?;
     for metrics in [agent.metrics().await?, dashboard.metrics().await?] {
         let families = metrics.0.lines().filter_map(|line| line.strip_prefix("# TYPE "));
         for family in families {
             let (name, kind) = family.split_once(' ').unwrap_or_default();
             let mut rows = documented.lines().filter(|line| line.starts_with('|'));
             let row = rows.find(|line| line.contains(&format!("`{name}`")));
-            let row = row.unwrap_or_else(|| panic!("{name} is not in docs/metrics.md"));
+            let row = row.unwrap_or_else(|| panic!("{name} is not in metrics.md"));
             assert!(name.starts_with("process_") || row.contains(kind), "{name} is a {kind}");
         }
     }
@@ -100,9 +100,9 @@ fn missing(named: &BTreeSet<String>) -> Vec<&String> {
 
 #[test]
 fn every_failure_mode_has_a_test() -> Result<()> {
-    let named = named_tests(&document("docs/faults.md")?);
+    let named = named_tests(&document("docs/evidence/faults.md")?);
     let missing = missing(&named);
-    assert!(missing.is_empty(), "named in docs/faults.md, and there is no such test: {missing:?}");
+    assert!(missing.is_empty(), "named in faults.md, and there is no such test: {missing:?}");
     let mut unnamed = BTreeSet::new();
     for entry in std::fs::read_dir(Path::new(TESTS).join("faults"))? {
         let file = entry?.path();
@@ -110,14 +110,14 @@ fn every_failure_mode_has_a_test() -> Result<()> {
         let tests = tests_in(&file)?.into_iter().map(|name| format!("faults::{module}::{name}"));
         unnamed.extend(tests.filter(|test| !named.contains(test)));
     }
-    assert!(unnamed.is_empty(), "not in docs/faults.md: {unnamed:?}");
+    assert!(unnamed.is_empty(), "not in faults.md: {unnamed:?}");
     Ok(())
 }
 
-/// Each guarantee in docs/lockctl.md names an existing test.
+/// Each guarantee in docs/reference/lockctl.md names an existing test.
 #[test]
 fn every_documented_lockctl_guarantee_has_a_test() -> Result<()> {
-    let text = document("docs/lockctl.md")?;
+    let text = document("docs/reference/lockctl.md")?;
     let table = text.lines().skip_while(|line| !line.starts_with("| asked for |"));
     let rows: Vec<&str> = table.take_while(|line| line.starts_with('|')).skip(2).collect();
     assert!(rows.len() > 15, "{rows:?}");
@@ -128,14 +128,14 @@ fn every_documented_lockctl_guarantee_has_a_test() -> Result<()> {
     }
     let named = named_tests(&rows.join("\n"));
     let missing = missing(&named);
-    assert!(missing.is_empty(), "named in docs/lockctl.md, and there is no such test: {missing:?}");
+    assert!(missing.is_empty(), "named in lockctl.md, and there is no such test: {missing:?}");
     Ok(())
 }
 
-/// Each result in docs/interop.md names an existing test, for each version and kind.
+/// Each result in docs/evidence/interop.md names an existing test, for each version and kind.
 #[test]
 fn the_interop_table_lists_all_tests_versions_and_kinds() -> Result<()> {
-    let text = document("docs/interop.md")?;
+    let text = document("docs/evidence/interop.md")?;
     let rows = |head: &str| -> Vec<Vec<String>> {
         let table = text.lines().skip_while(|line| !line.starts_with(head));
         let table = table.take_while(|line| line.starts_with('|'));

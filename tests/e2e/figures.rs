@@ -1,4 +1,4 @@
-//! The metrics of both programs: they match docs/metrics.md and are served while Redis is frozen.
+//! The metrics of both programs: they match metrics.md and are served while Redis is frozen.
 
 use std::collections::{BTreeMap, BTreeSet};
 
@@ -16,9 +16,9 @@ struct About {
 
 type Figures = BTreeMap<String, About>;
 
-/// The metrics of a part of docs/metrics.md.
+/// The metrics of a part of docs/reference/metrics.md.
 fn documented(part: &str) -> Result<Figures> {
-    let path = concat!(env!("CARGO_MANIFEST_DIR"), "/../docs/metrics.md");
+    let path = concat!(env!("CARGO_MANIFEST_DIR"), "/../docs/reference/metrics.md");
     let text = std::fs::read_to_string(path)?;
     let part = text.split("\n## ").find_map(|text| text.strip_prefix(part)).context("no part")?;
     let mut figures = Figures::new();

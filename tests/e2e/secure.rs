@@ -5,9 +5,9 @@ use std::path::Path;
 use anyhow::{Context as _, Result, ensure};
 use harness::{Agent, Client, Dashboard, RedisServer, Reply, eventually};
 
-/// Makes the users of docs/acl.md as they stand there; on an old server those that it can have.
+/// Makes the users of acl.md as they stand there; on an old server those that it can have.
 pub(crate) async fn documented_users(direct: &mut Client, old: bool) -> Result<()> {
-    let path = concat!(env!("CARGO_MANIFEST_DIR"), "/../docs/acl.md");
+    let path = concat!(env!("CARGO_MANIFEST_DIR"), "/../docs/howto/acl.md");
     let text = std::fs::read_to_string(path)?;
     let users: Vec<&str> = text
         .lines()
@@ -28,12 +28,12 @@ pub(crate) async fn documented_users(direct: &mut Client, old: bool) -> Result<(
     Ok(())
 }
 
-/// The first words of the sentinel user in docs/acl.md; its commands exist on sentinels only.
+/// The first words of the sentinel user in acl.md; its commands exist on sentinels only.
 const OF_SENTINELS: &str = "ACL SETUSER lockscope-sentinel ";
 
 /// Makes that user as it stands there.
 pub(crate) async fn sentinel_user(sentinel: &mut Client) -> Result<()> {
-    let path = concat!(env!("CARGO_MANIFEST_DIR"), "/../docs/acl.md");
+    let path = concat!(env!("CARGO_MANIFEST_DIR"), "/../docs/howto/acl.md");
     let text = std::fs::read_to_string(path)?;
     let user = text.lines().find(|line| line.starts_with(OF_SENTINELS)).context("no such user")?;
     sentinel.call(user).await?.ok().context(user.to_owned())?;

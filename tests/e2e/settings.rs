@@ -1,4 +1,4 @@
-//! Checks of docs/settings.md against the flags of the programs, and of error messages for mistakes.
+//! Checks of settings.md against the flags of the programs, and of error messages for mistakes.
 
 use std::collections::{BTreeMap, BTreeSet};
 use std::process::Output;
@@ -63,7 +63,7 @@ const PROGRAMS: [&str; 3] = ["lockscope-agent", "lockscope-dashboard", "lockctl"
 
 #[test]
 fn flags_and_their_documentation_match() -> Result<()> {
-    let text = document("docs/settings.md")?;
+    let text = document("docs/reference/settings.md")?;
     for program in PROGRAMS {
         let (_, section) =
             text.split_once(&format!("\n## {program}\n")).with_context(|| program.to_owned())?;
@@ -78,8 +78,8 @@ fn flags_and_their_documentation_match() -> Result<()> {
             (rows.keys().collect(), known.keys().collect());
         let missing: Vec<_> = known_names.difference(&named).collect();
         let invented: Vec<_> = named.difference(&known_names).collect();
-        ensure!(missing.is_empty(), "{program}: not in docs/settings.md: {missing:?}");
-        ensure!(invented.is_empty(), "{program}: in docs/settings.md, and no flag: {invented:?}");
+        ensure!(missing.is_empty(), "{program}: not in settings.md: {missing:?}");
+        ensure!(invented.is_empty(), "{program}: in settings.md, and no flag: {invented:?}");
         for (flag, default) in &known {
             let shown =
                 default.as_ref().map_or_else(|| "| – |".to_owned(), |d| format!("| `{d}` |"));
@@ -95,12 +95,21 @@ fn no_document_names_a_flag_that_does_not_exist() -> Result<()> {
     for program in PROGRAMS {
         known.extend(all_flags(program)?.into_keys());
     }
-    for file in
-        ["README.md", "ARCHITECTURE.md", "docs/lockctl.md", "docs/protocol.md", "docs/policy.md"]
-            .into_iter()
-            .chain(["docs/metrics.md", "docs/redisson.md", "docs/problems.md", "docs/access.md"])
-            .chain(["docs/releases.md", "docs/acl.md", "docs/alerts.md", "docs/faults.md"])
-    {
+    for file in [
+        "README.md",
+        "ARCHITECTURE.md",
+        "docs/evidence/faults.md",
+        "docs/explain/redisson.md",
+        "docs/howto/acl.md",
+        "docs/howto/release-a-lock.md",
+        "docs/howto/tls-and-login.md",
+        "docs/reference/alerts.md",
+        "docs/reference/lockctl.md",
+        "docs/reference/metrics.md",
+        "docs/reference/policy.md",
+        "docs/reference/problems.md",
+        "docs/reference/protocol.md",
+    ] {
         for span in document(file)?.split("`--").skip(1) {
             let name: String =
                 span.chars().take_while(|c| *c == '-' || c.is_ascii_alphanumeric()).collect();

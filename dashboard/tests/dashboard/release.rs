@@ -346,12 +346,12 @@ async fn what_is_no_lock_cannot_be_released() {
     }
 }
 
-/// As docs/acl.md has it.
+/// As docs/howto/acl.md has it.
 #[tokio::test(flavor = "multi_thread")]
 async fn a_user_of_its_own_releases_and_may_do_little_else() {
     let server = RedisServer::start();
     let mut redis = server.connect();
-    let docs = concat!(env!("CARGO_MANIFEST_DIR"), "/../docs/acl.md");
+    let docs = concat!(env!("CARGO_MANIFEST_DIR"), "/../docs/howto/acl.md");
     let docs = std::fs::read_to_string(docs).unwrap();
     let user =
         docs.lines().find(|line| line.starts_with("ACL SETUSER lockscope-releaser")).unwrap();

@@ -1,4 +1,4 @@
-//! The client libraries that are tried, and what is known of each. docs/clients.md says the same to users.
+//! The client libraries that are tried, and what is known of each. clients.md says the same to users.
 
 use std::path::{Path, PathBuf};
 use std::process::Command;
@@ -12,7 +12,7 @@ const INSTALL: &str = "`make deps` installs what the tests need";
 /// The configuration of a library.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub(super) enum Settings {
-    /// The advice of docs/clients.md.
+    /// The advice of docs/howto/clients.md.
     Advised,
     Default,
     /// A time-out of a second (Lettuce).

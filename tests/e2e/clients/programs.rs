@@ -1,4 +1,4 @@
-//! The workers of the README and of docs/clients.md, run as they stand there.
+//! The workers of the README and of docs/howto/clients.md, run as they stand there.
 
 use std::path::{Path, PathBuf};
 use std::process::Command;
@@ -121,7 +121,7 @@ async fn the_readmes_workers() -> Result<()> {
     Ok(())
 }
 
-/// The programs of docs/clients.md, and the language of each.
+/// The programs of docs/howto/clients.md, and the language of each.
 const PROGRAMS: [(&str, &str); 7] = [
     ("redis-py", "python"),
     ("redis-py, asyncio", "python"),
@@ -135,9 +135,9 @@ const PROGRAMS: [(&str, &str); 7] = [
 #[tokio::test]
 async fn the_programs_of_the_page_on_libraries() -> Result<()> {
     for (library, language) in PROGRAMS {
-        works("docs/clients.md", &format!("\n## {library}\n"), language).await?;
+        works("docs/howto/clients.md", &format!("\n## {library}\n"), language).await?;
     }
-    let text = std::fs::read_to_string(folder().join("../../docs/clients.md"))?;
+    let text = std::fs::read_to_string(folder().join("../../docs/howto/clients.md"))?;
     let blocks = text.lines().filter(|line| line.starts_with("```") && line.len() > 3).count();
     ensure!(blocks == PROGRAMS.len(), "{blocks} programs are there, {} were run", PROGRAMS.len());
     Ok(())

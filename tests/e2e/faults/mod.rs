@@ -1,4 +1,4 @@
-//! Redis, the way to it, workers and agents failing for real: what docs/faults.md lists.
+//! Redis, the way to it, workers and agents failing for real: what faults.md lists.
 
 mod clocks;
 mod judge;

@@ -354,7 +354,7 @@ async fn absent_programs_alert() -> Result<()> {
 
 #[test]
 fn every_alert_has_its_row_and_its_runbook() -> Result<()> {
-    let table = text("docs/alerts.md")?;
+    let table = text("docs/reference/alerts.md")?;
     let files = [("agent", rules_in(AGENT_RULES)?), ("dashboard", rules_in(DASHBOARD_RULES)?)];
     let alerts = files
         .iter()
@@ -367,7 +367,7 @@ fn every_alert_has_its_row_and_its_runbook() -> Result<()> {
         .collect();
     let files = |row: &Vec<&str>| if row[1] == "both" { 2 } else { 1 };
     let expected = rows.iter().map(files).sum::<usize>();
-    assert_eq!(alerts.len(), expected, "alerts and rows of docs/alerts.md");
+    assert_eq!(alerts.len(), expected, "alerts and rows of alerts.md");
     for (of, alert) in alerts {
         let name = alert.lines().next().unwrap_or_default();
         let value = |key: &str| {
@@ -375,13 +375,13 @@ fn every_alert_has_its_row_and_its_runbook() -> Result<()> {
             line.map(str::trim)
         };
         let row = rows.iter().find(|row| row[0] == name);
-        let row = row.unwrap_or_else(|| panic!("{name} is not in docs/alerts.md"));
+        let row = row.unwrap_or_else(|| panic!("{name} is not in alerts.md"));
         assert!([of, "both"].contains(&row[1]), "{name} is in the rules for the {of}");
         assert_eq!(value("labels: {severity:"), Some(&*format!("{}}}", row[2])), "{name}");
         assert_eq!(value("for:").unwrap_or("–"), row[4], "{name}");
         let runbook = value("runbook_url:").and_then(|url| url.rsplit('/').next());
         let runbook = runbook.unwrap_or_default();
-        assert!(row[5].contains(&format!("(runbooks/{runbook})")), "{name}: {runbook}");
+        assert!(row[5].contains(&format!("(../runbooks/{runbook})")), "{name}: {runbook}");
         assert!(
             text(&format!("docs/runbooks/{runbook}"))?.contains(name),
             "{runbook} names no {name}"

@@ -79,7 +79,7 @@ fn links_of_alerts_are_set_as_documented() -> Result<()> {
     for file in [AGENT_RULES, DASHBOARD_RULES] {
         std::fs::write(scratch.path().join(file), rules_in(file)?)?;
     }
-    let manual = text("docs/alerts.md")?;
+    let manual = text("docs/reference/alerts.md")?;
     let steps = manual.split("```").nth(1).and_then(|block| block.strip_prefix("sh\n"));
     let remove = manual.split('`').find(|span| span.starts_with("sed -i /dashboard_url"));
     let run = |steps: &str| -> Result<()> {
@@ -88,7 +88,7 @@ fn links_of_alerts_are_set_as_documented() -> Result<()> {
         ensure!(output.status.success(), "{steps}: {output:?}");
         Ok(())
     };
-    run(steps.context("no steps in docs/alerts.md")?)?;
+    run(steps.context("no steps in alerts.md")?)?;
     for file in [AGENT_RULES, DASHBOARD_RULES] {
         let rendered = std::fs::read_to_string(scratch.path().join(file))?;
         let (_, rendered) = rendered.split_once("groups:\n").context("no groups")?;
@@ -98,7 +98,7 @@ fn links_of_alerts_are_set_as_documented() -> Result<()> {
         assert_eq!(links("dashboard_url: "), set("'https://locks.example.com/"));
         assert_eq!(links("alert: "), links("runbook_url: "));
     }
-    run(remove.context("docs/alerts.md does not say how to remove the dashboard's links")?)?;
+    run(remove.context("alerts.md does not say how to remove the dashboard's links")?)?;
     let left = std::fs::read_to_string(scratch.path().join(AGENT_RULES))?;
     assert!(!left.contains("dashboard_url:"));
     promtool(scratch.path(), &["check", "rules", AGENT_RULES, DASHBOARD_RULES])

@@ -62,7 +62,7 @@ fn names(text: &str) -> BTreeSet<String> {
 
 #[test]
 fn boards_and_rules_use_exactly_the_documented_metrics() -> Result<()> {
-    let documented = names(&text("docs/metrics.md")?);
+    let documented = names(&text("docs/reference/metrics.md")?);
     let mut used = BTreeSet::new();
     for (_, query) in queries()? {
         used.extend(names(&query));
@@ -73,7 +73,7 @@ fn boards_and_rules_use_exactly_the_documented_metrics() -> Result<()> {
         rules.lines().filter(|line| !line.contains(':') || line.contains("expr:")).flat_map(names),
     );
     let unknown: Vec<_> = used.difference(&documented).collect();
-    assert!(unknown.is_empty(), "not in docs/metrics.md: {unknown:?}");
+    assert!(unknown.is_empty(), "not in metrics.md: {unknown:?}");
     let unused: Vec<_> = documented.difference(&used).collect();
     assert!(unused.is_empty(), "on no board and in no rule: {unused:?}");
     Ok(())
