@@ -44,21 +44,26 @@ if ARGV[4] == '1' then
     ahead = redis.call('LINDEX', queue, index - 1)
   end
   local score = ahead and redis.call('ZSCORE', deadlines, ahead)
+  local current = tonumber(redis.call('ZSCORE', deadlines, holder) or 0)
   local deadline
   if score and is_refreshed(ahead) and is_refreshed(holder) then
     -- The same deadline as the waiter ahead, so that any number of dead agents' waiters expire together.
     deadline = math.max(now + wait, tonumber(score))
+    if index and current > deadline then
+      -- Whoever stood between the two has left.
+      lower_deadlines(index + 1, current - deadline, wait)
+    end
   else
     -- Own wait after the deadline of the waiter ahead, or else after the holder's lease.
     deadline = math.max(now, tonumber(score or now + pttl)) + wait
+    if index then
+      -- A living waiter's deadline only grows, and never passes that of a next waiter which does not refresh its own.
+      local behind = redis.call('LINDEX', queue, index + 1)
+      local limit = behind and not is_refreshed(behind) and redis.call('ZSCORE', deadlines, behind)
+      deadline = math.max(math.min(deadline, tonumber(limit or deadline)), current)
+    end
   end
-  if index then
-    -- A living waiter's deadline only grows, and never passes that of a next waiter which does not refresh its own.
-    local behind = redis.call('LINDEX', queue, index + 1)
-    local limit = behind and not is_refreshed(behind) and redis.call('ZSCORE', deadlines, behind)
-    local current = redis.call('ZSCORE', deadlines, holder)
-    deadline = math.max(math.min(deadline, tonumber(limit or deadline)), tonumber(current or 0))
-  else
+  if not index then
     redis.call('RPUSH', queue, holder)
   end
   redis.call('ZADD', deadlines, string.format('%.0f', deadline), holder)

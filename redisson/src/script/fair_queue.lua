@@ -35,8 +35,23 @@ local function living_head(now, holder, first)
   end
 end
 
--- Removes a waiter. The deadlines behind it move earlier by its wait, but for those that are refreshed; where agents' waiters
--- follow one another, which share one wait, only the last of them to leave takes it along.
+-- Moves the deadlines from this index on earlier. Those that are refreshed keep at least `wait` from now.
+local function lower_deadlines(index, by, wait)
+  local kept = now_ms() + wait
+  for _, waiter in ipairs(redis.call('LRANGE', queue, index, -1)) do
+    local score = tonumber(redis.call('ZSCORE', deadlines, waiter))
+    if score then
+      local lowered = score - by
+      if is_refreshed(waiter) then
+        lowered = math.max(lowered, math.min(score, kept))
+      end
+      redis.call('ZADD', deadlines, string.format('%.0f', lowered), waiter)
+    end
+  end
+end
+
+-- Removes a waiter. The deadlines behind it move earlier by its wait. Agents' waiters that follow one another share one wait,
+-- which the last of them takes along.
 local function leave_queue(waiter, wait)
   local index = redis.call('LPOS', queue, waiter)
   if index then
@@ -45,10 +60,8 @@ local function leave_queue(waiter, wait)
     for _, next_to_it in ipairs(around) do
       shares_wait = shares_wait or (next_to_it ~= waiter and is_refreshed(next_to_it))
     end
-    for _, behind in ipairs(shares_wait and {} or redis.call('LRANGE', queue, index + 1, -1)) do
-      if not is_refreshed(behind) and redis.call('ZSCORE', deadlines, behind) then
-        redis.call('ZINCRBY', deadlines, -wait, behind)
-      end
+    if not shares_wait and wait > 0 then
+      lower_deadlines(index + 1, wait, wait)
     end
     redis.call('LREM', queue, 0, waiter)
   end

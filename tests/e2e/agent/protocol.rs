@@ -56,10 +56,10 @@ async fn replies_fit_the_protocol() -> Result<()> {
     let flat = lock(&mut old, "LOCK a").await?;
     assert_eq!(flat.items()?.len(), 16, "{flat}");
     let map = lock(&mut new, "LOCK b").await?;
-    assert!(matches!(&map, Reply::Map(pairs) if pairs.len() == 7), "{map}");
+    assert!(matches!(&map, Reply::Map(pairs) if pairs.len() == 8), "{map}");
     // Back to the old protocol, on the same connection and in the same session.
     new.call("HELLO 2").await?.ok()?;
-    assert_eq!(new.call("HOLDS").await?.items()?[0].items()?.len(), 16);
+    assert_eq!(new.call("HOLDS").await?.items()?[0].items()?.len(), 18);
     Ok(())
 }
 

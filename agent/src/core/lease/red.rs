@@ -21,6 +21,16 @@ pub(in crate::core) enum Reassessed {
     },
 }
 
+/// A node's answer to a renewal, or to the verification of a fixed lease.
+#[derive(Debug, Clone, Copy)]
+pub(in crate::core) struct NodeAnswer {
+    pub(in crate::core) node: usize,
+    pub(in crate::core) fixed: bool,
+    pub(in crate::core) sent: Moment,
+    /// The reason that the hold is gone there; none if it is there.
+    pub(in crate::core) end: Option<End>,
+}
+
 /// The hold that a node's answer to a renewal was about.
 pub(in crate::core) struct NodeRenewed {
     pub(in crate::core) group: Arc<str>,
@@ -55,18 +65,15 @@ impl LeaseTable {
         Some(Renewal { name: hold.name.clone(), kind: hold.kind, number, count: hold.count })
     }
 
-    /// Applies a node's answer to a renewal, or to the verification of a `fixed` lease. `end` is why the hold is gone there,
-    /// if it is.
+    /// Applies a node's answer to a renewal.
     pub(in crate::core) fn on_node_renewed(
         &mut self,
         renewal: &Renewal,
-        fixed: bool,
-        node: usize,
-        sent: Moment,
-        end: Option<End>,
+        answer: NodeAnswer,
         now: Moment,
         jitter: u64,
     ) -> Option<NodeRenewed> {
+        let NodeAnswer { node, fixed, sent, end } = answer;
         let lease = self.lease;
         let hold = self.holds.get_mut(&renewal.number)?;
         let parts = hold.node_leases.as_mut()?;

@@ -8,7 +8,7 @@ use std::sync::Arc;
 use super::quorum::{QuorumOp, QuorumRequest, Verdict};
 use crate::core::ids::OpId;
 use crate::core::lease::hold::Hold;
-use crate::core::lease::red::{NodeRenewed, Reassessed};
+use crate::core::lease::red::{NodeAnswer, NodeRenewed, Reassessed};
 use crate::core::lease::watchdog::Batches;
 use crate::core::ops::update::lost_end;
 use crate::core::ops::verb::NodeOp;
@@ -96,8 +96,9 @@ impl Core {
             let (number, jitter) = (renewal.number, self.numbers.jitter());
             let end = lost_end(*kept);
             // A renewal of a hold that has ended meanwhile has no effect.
+            let answer = NodeAnswer { node, fixed, sent, end };
             let Some(NodeRenewed { group, valid_until: before }) =
-                self.leases.on_node_renewed(renewal, fixed, node, sent, end, now, jitter)
+                self.leases.on_node_renewed(renewal, answer, now, jitter)
             else {
                 continue;
             };
