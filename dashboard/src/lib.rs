@@ -10,6 +10,7 @@ pub mod access;
 pub mod archive;
 pub mod clock;
 pub mod config;
+pub mod doctor;
 pub mod exporter;
 pub mod http;
 pub mod metrics;

@@ -1,13 +1,19 @@
 //! The dashboard's program: settings, then logs, then listeners, then everything else.
 
+use std::ffi::OsString;
 use std::process::ExitCode;
 
 use lockscope_dashboard::config::Config;
-use lockscope_dashboard::{Listeners, run};
+use lockscope_dashboard::{Listeners, doctor, run};
 use service_kit::shutdown::Shutdown;
 use service_kit::{redis, telemetry};
 
 fn main() -> ExitCode {
+    let mut args: Vec<OsString> = std::env::args_os().collect();
+    if args.get(1).is_some_and(|command| command == "doctor") {
+        args.remove(1);
+        return doctor::main(args, std::env::vars_os());
+    }
     let config = match Config::load() {
         Ok(config) => config,
         Err(stop) => return stop.report(),

@@ -1,4 +1,4 @@
-//! Text from Redis made safe to display.
+//! Text from Redis made safe to display and to paste.
 
 use redisson::LockName;
 use redisson::name::is_invisible;
@@ -40,6 +40,48 @@ pub fn visible(bytes: &[u8]) -> String {
 fn is_blank(c: char) -> bool {
     c.is_whitespace()
         || matches!(c, '\u{34f}' | '\u{115f}' | '\u{1160}' | '\u{2800}' | '\u{3164}' | '\u{ffa0}')
+}
+
+/// One word of a shell: printable ASCII within single quotes, other bytes as `$'\xHH'`. Every such run of bytes
+/// has quotes of its own, since some shells would read on through hexadecimal digits that follow.
+#[must_use]
+pub fn quoted(bytes: &[u8]) -> String {
+    let plain = |byte: &u8| matches!(byte, b' '..=b'~');
+    let mut word = String::new();
+    for run in bytes.chunk_by(|a, b| plain(a) == plain(b)) {
+        if run.first().is_some_and(plain) {
+            word.push('\'');
+            for &byte in run {
+                if byte == b'\'' {
+                    word.push_str("'\\''");
+                } else {
+                    word.push(char::from(byte));
+                }
+            }
+            word.push('\'');
+        } else {
+            word.push_str("$'");
+            for byte in run {
+                word.push_str(&format!("\\x{byte:02x}"));
+            }
+            word.push('\'');
+        }
+    }
+    word
+}
+
+/// Formats a count with its digits in groups of three.
+#[must_use]
+pub fn count(n: u64) -> String {
+    let digits = n.to_string();
+    let mut grouped = String::with_capacity(digits.len() + digits.len() / 3);
+    for (i, digit) in digits.chars().enumerate() {
+        if i > 0 && (digits.len() - i).is_multiple_of(3) {
+            grouped.push(',');
+        }
+        grouped.push(digit);
+    }
+    grouped
 }
 
 #[cfg(test)]

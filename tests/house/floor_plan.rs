@@ -66,7 +66,7 @@ const PLANS: [Plan; 5] = [
             &["model"],
             &["archive", "config", "query"],
             &["release", "sources"],
-            &["exporter", "views"],
+            &["doctor", "exporter", "views"],
             &["http"],
         ],
     },

@@ -1,6 +1,7 @@
 //! Settings: flags, environment and file, and what the program makes of them.
 
 mod access;
+mod doctor;
 mod lock_table;
 mod redis_table;
 mod sources;
@@ -23,6 +24,7 @@ use service_kit::telemetry;
 use crate::access::Access;
 use crate::model;
 
+pub use doctor::DoctorOptions;
 use lock_table::rules;
 use redis_table::RedisTable;
 pub use sources::{MonitorMode, MonitorSettings, ReadFrom, ScanSettings};
@@ -39,7 +41,7 @@ const PROGRAM: Program = Program {
     tables: &["redis", "lock", "access"],
 };
 
-/// Finds Redisson-compatible locks in Redis and shows who holds them, live.
+/// Finds Redisson-compatible locks in Redis and shows who holds them, live. `lockscope-dashboard doctor` reports once and exits
 #[derive(Debug, Parser)]
 #[command(name = "lockscope-dashboard", version)]
 struct Flags {

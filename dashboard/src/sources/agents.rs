@@ -33,12 +33,18 @@ const MAX_HOST: u64 = 256;
 /// The most characters of any text that are retained.
 const MAX_TEXT: usize = 100;
 
-/// A reader of the holder registry of one database.
+/// The holder registry of one database.
+#[derive(Debug)]
+pub struct Registry {
+    pub link: Link,
+    pub share: SlotShare,
+}
+
+/// A reader of the registry entries of known holders.
 #[derive(Debug)]
 pub(super) struct Agents {
     scope: Scope,
-    link: Link,
-    share: SlotShare,
+    registry: Registry,
     hub: Arc<Hub>,
     model: ModelHandle,
     /// The last holders looked up, of those without an identity yet and of the others.
@@ -93,7 +99,8 @@ fn plain(text: &str) -> String {
     plain
 }
 
-type Lookup = (HolderId, LockName);
+/// A holder to look up, with its lock.
+pub type Lookup = (HolderId, LockName);
 
 impl Agents {
     #[must_use]
@@ -103,7 +110,7 @@ impl Agents {
         hub: Arc<Hub>,
         model: ModelHandle,
     ) -> Self {
-        Self { scope, link, share, hub, model, after: (None, None) }
+        Self { scope, registry: Registry { link, share }, hub, model, after: (None, None) }
     }
 
     /// Looks up some of the holders. Returns the error if Redis refuses that.
@@ -112,6 +119,50 @@ impl Agents {
         if lookups.is_empty() {
             return Ok(None);
         }
+        match self.registry.look_up(lookups).await? {
+            Ok(report) => {
+                self.model.observe(self.scope.id, Observation::AgentReport(report)).await;
+                Ok(None)
+            }
+            Err(refused) => Ok(Some(refused)),
+        }
+    }
+
+    /// Chooses the holders of this round; at least half of them without an identity yet, if there are enough.
+    fn choose(&mut self) -> Vec<Lookup> {
+        let snapshot = self.hub.snapshot();
+        let ours = snapshot
+            .locks()
+            .filter(|lock| self.scope.has(lock) && self.registry.share.has(&lock.id.name));
+        let (mut new, mut known) = (Vec::new(), Vec::new());
+        for lock in ours.filter(|lock| !lock.is_unknown()) {
+            let holders = lock.holders.iter().map(|holder| (&holder.id, &holder.client));
+            let waiters = lock.waiters.iter().map(|waiter| (&waiter.id, &waiter.client));
+            for (id, client) in holders.chain(waiters) {
+                let id = HolderId::parse(id.as_bytes());
+                let Some(id) = id.filter(HolderId::looks_like_agent) else { continue };
+                let is_known = client.as_ref().is_some_and(|client| client.host.is_some());
+                let list = if is_known { &mut known } else { &mut new };
+                list.push((id, lock.id.name.clone()));
+            }
+        }
+        let room = HOLDERS - known.len().min(HOLDERS / 2);
+        let mut lookups = next_part(new, &mut self.after.0, room);
+        let room = HOLDERS - lookups.len();
+        lookups.extend(next_part(known, &mut self.after.1, room));
+        lookups
+    }
+}
+
+impl Registry {
+    /// Looks up holders, a thousand at most. The inner error is Redis' refusal.
+    ///
+    /// # Errors
+    /// Fails if there is no reply.
+    pub async fn look_up(
+        &self,
+        lookups: Vec<Lookup>,
+    ) -> Result<Result<AgentReport, ServerError>, CallError> {
         let (at, steady) = (now(), SteadyMillis::now());
         let mut agents: Vec<ClientId> = lookups.iter().map(|(id, _)| id.client).collect();
         agents.sort_unstable();
@@ -129,7 +180,7 @@ impl Agents {
         let replies = self.send(lengths).await?;
         let refused = replies.iter().find_map(|reply| reply.as_ref().err());
         if let Some(refused) = refused.filter(|refused| refused.is_denied()) {
-            return Ok(Some(refused.clone()));
+            return Ok(Err(refused.clone()));
         }
         // A key of another type is not an agent's.
         let length = |reply: &Result<Value, ServerError>| reply.as_ref().ok().and_then(integer);
@@ -156,33 +207,7 @@ impl Agents {
             let host = || hosts.get(&id.client).cloned();
             holders.push((lock, id, (length > 0).then(|| RegistryEntry::identity(entry, host()))));
         }
-        let report = AgentReport { agents: present, holders, at, steady };
-        self.model.observe(self.scope.id, Observation::AgentReport(report)).await;
-        Ok(None)
-    }
-
-    /// Chooses the holders of this round; at least half of them without an identity yet, if there are enough.
-    fn choose(&mut self) -> Vec<Lookup> {
-        let snapshot = self.hub.snapshot();
-        let ours =
-            snapshot.locks().filter(|lock| self.scope.has(lock) && self.share.has(&lock.id.name));
-        let (mut new, mut known) = (Vec::new(), Vec::new());
-        for lock in ours.filter(|lock| !lock.is_unknown()) {
-            let holders = lock.holders.iter().map(|holder| (&holder.id, &holder.client));
-            let waiters = lock.waiters.iter().map(|waiter| (&waiter.id, &waiter.client));
-            for (id, client) in holders.chain(waiters) {
-                let id = HolderId::parse(id.as_bytes());
-                let Some(id) = id.filter(HolderId::looks_like_agent) else { continue };
-                let is_known = client.as_ref().is_some_and(|client| client.host.is_some());
-                let list = if is_known { &mut known } else { &mut new };
-                list.push((id, lock.id.name.clone()));
-            }
-        }
-        let room = HOLDERS - known.len().min(HOLDERS / 2);
-        let mut lookups = next_part(new, &mut self.after.0, room);
-        let room = HOLDERS - lookups.len();
-        lookups.extend(next_part(known, &mut self.after.1, room));
-        lookups
+        Ok(Ok(AgentReport { agents: present, holders, at, steady }))
     }
 
     async fn hosts(&self, agents: Vec<ClientId>) -> Result<HashMap<ClientId, Arc<str>>, CallError> {

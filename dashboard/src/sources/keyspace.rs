@@ -58,6 +58,12 @@ impl Notifications {
     }
 }
 
+/// Returns whether a server with this setting publishes changes of locks.
+#[must_use]
+pub fn shows_locks(flags: &str) -> bool {
+    Notifications::from_flags(flags).keys
+}
+
 /// The subject of one channel.
 #[derive(Debug, Clone, PartialEq, Eq)]
 enum Topic {

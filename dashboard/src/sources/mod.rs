@@ -15,7 +15,7 @@
 //!
 //! If a command is not permitted, the source that needs it is denied or sees less, and reports that.
 
-mod agents;
+pub mod agents;
 pub mod channels;
 mod cluster;
 mod connection;
@@ -30,7 +30,7 @@ pub mod scan;
 pub mod scope;
 mod server;
 pub mod shards;
-mod slot_share;
+pub mod slot_share;
 pub mod status;
 pub mod subscribers;
 pub mod view;

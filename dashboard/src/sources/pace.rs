@@ -85,6 +85,16 @@ pub struct Pacer {
     clock_readable: bool,
     /// Durations of the latest calls.
     calls: VecDeque<Duration>,
+    usage: Usage,
+}
+
+/// The use that a pacer has made of the server.
+#[derive(Debug, Clone, Copy, Default)]
+pub struct Usage {
+    /// Commands, PINGs and reads of the clock among them.
+    pub commands: u64,
+    /// The server's time for them, as far as measured; PINGs aside.
+    pub server_time: Duration,
 }
 
 impl Pacer {
@@ -106,7 +116,13 @@ impl Pacer {
             pings: VecDeque::with_capacity(WINDOW),
             clock_readable: true,
             calls: VecDeque::with_capacity(CALLS),
+            usage: Usage::default(),
         }
+    }
+
+    #[must_use]
+    pub fn usage(&self) -> Usage {
+        self.usage
     }
 
     pub fn set_pace(&mut self, pace: Pace) {
@@ -143,6 +159,7 @@ impl Pacer {
 
     async fn ping(&mut self) -> Result<(), CallError> {
         let sent = Instant::now();
+        self.usage.commands += 1;
         self.link.call(cmd("PING")).await?;
         push(&mut self.pings, sent.elapsed(), WINDOW);
         Ok(())
@@ -217,6 +234,7 @@ impl Caller for Pacer {
         }
         self.wait().await?;
         let commands = if self.clock_readable { timed(commands) } else { commands };
+        self.usage.commands += u64::try_from(commands.len()).unwrap_or(u64::MAX);
         self.sent = Instant::now();
         let mut replies = self.link.pipeline(pipeline(commands)).await?;
         let took = self.sent.elapsed();
@@ -228,6 +246,7 @@ impl Caller for Pacer {
         }
         let estimated = || sorted(&self.calls)[self.calls.len() / 4].saturating_sub(self.fastest);
         let cost = cost.unwrap_or_else(estimated);
+        self.usage.server_time += cost;
         self.next = self.sent + self.pace.pause(took, cost, self.slowdown);
         Ok(replies)
     }

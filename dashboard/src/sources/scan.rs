@@ -24,7 +24,7 @@ use crate::model::types::{LockId, Observation, Source};
 use crate::sources::view::{Progress, SourceState};
 
 /// Keys visited by one SCAN.
-const COUNT: usize = 100;
+pub const COUNT: usize = 100;
 /// Possible locks read at once: this many, or as many as have been found after the interval below.
 const CANDIDATES: usize = 100;
 const CANDIDATES_INTERVAL: Duration = Duration::from_millis(100);
@@ -206,7 +206,7 @@ impl Scan {
         }
         let mut left = Vec::new();
         let Findings { found, redirected } = discover(pacer, &names, &mut left).await?;
-        left.iter().for_each(|name| state.add_non_lock(name));
+        left.iter().for_each(|other| state.add_non_lock(&other.name));
         self.send(found).await;
         // Keys of a moving slot: the node that serves the slot reads them.
         let moving = redirected.into_iter().map(|(request, _)| request.name);
@@ -284,10 +284,7 @@ impl Scan {
 
     /// Returns the lock that a companion belongs to; of two possible ones the known one.
     fn lock_of_companion(&self, key: &[u8]) -> Option<LockName> {
-        let tagged = [keys::QUEUE, keys::DEADLINES, keys::TOKEN]
-            .into_iter()
-            .find_map(|prefix| key.strip_prefix(prefix))?;
-        let names = keys::locks_of_channel(&[keys::LOCK_CHANNEL, tagged].concat());
+        let names = locks_of_companion(key);
         names.iter().find(|name| self.is_known(name)).or_else(|| names.first()).cloned()
     }
 }
@@ -319,16 +316,34 @@ impl ScanState {
     }
 }
 
+/// Returns the locks that a queue, deadlines or a token may belong to, most likely first; empty if the key is none of them.
+#[must_use]
+pub fn locks_of_companion(key: &[u8]) -> Vec<LockName> {
+    let tagged = [keys::QUEUE, keys::DEADLINES, keys::TOKEN]
+        .into_iter()
+        .find_map(|prefix| key.strip_prefix(prefix));
+    tagged.map_or_else(Vec::new, |tagged| {
+        keys::locks_of_channel(&[keys::LOCK_CHANNEL, tagged].concat())
+    })
+}
+
 /// Returns whether the server supports CLIENT NO-TOUCH, by which reads do not count as uses: from 7.2 on.
-fn supports_no_touch(server: &ServerInfo) -> bool {
+#[must_use]
+pub fn supports_no_touch(server: &ServerInfo) -> bool {
     let mut parts = server.version.as_deref().unwrap_or_default().split('.');
     let mut number = || parts.next().and_then(|part| part.parse::<u32>().ok()).unwrap_or(0);
     (number(), number()) >= (7, 2)
 }
 
 /// Sends one SCAN. Returns the next cursor, and keys.
-async fn page(pacer: &mut Pacer, scan: redis::Cmd) -> Result<(Vec<u8>, Vec<Vec<u8>>), ReadError> {
-    let reply = pacer.send(vec![scan]).await?.pop().ok_or(ReadError::UnexpectedReply("SCAN"))?;
+///
+/// # Errors
+/// Fails if the connection fails, or the account may not run SCAN.
+pub async fn page(
+    caller: &mut impl Caller,
+    scan: redis::Cmd,
+) -> Result<(Vec<u8>, Vec<Vec<u8>>), ReadError> {
+    let reply = caller.send(vec![scan]).await?.pop().ok_or(ReadError::UnexpectedReply("SCAN"))?;
     let reply = reply.map_err(CallError::Refused)?;
     let Value::Array(mut parts) = reply else { return Err(ReadError::UnexpectedReply("SCAN")) };
     let keys = parts.pop().as_ref().and_then(strings).ok_or(ReadError::UnexpectedReply("SCAN"))?;

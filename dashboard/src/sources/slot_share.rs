@@ -48,7 +48,8 @@ struct State {
 }
 
 impl Nodes {
-    pub(super) fn new(cluster: Cluster, shutdown: &Shutdown) -> Self {
+    #[must_use]
+    pub fn new(cluster: Cluster, shutdown: &Shutdown) -> Self {
         Self { cluster, shutdown: shutdown.clone(), state: Mutex::default() }
     }
 
@@ -57,7 +58,7 @@ impl Nodes {
     }
 
     /// Sets the slots, and the connections by which nodes are read.
-    pub(super) fn set(&self, slots: Arc<Slots>, links: HashMap<Address, Link>) {
+    pub fn set(&self, slots: Arc<Slots>, links: HashMap<Address, Link>) {
         let state = &mut *self.state();
         state.connected.retain(|address, _| links.contains_key(address));
         state.provisional.retain(|address, _| !links.contains_key(address));

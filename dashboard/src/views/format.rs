@@ -5,6 +5,7 @@ use askama::filters::HtmlSafe;
 
 use crate::clock::SteadyMillis;
 use crate::model::types::Since;
+pub(super) use crate::text::count;
 
 /// The clock that live parts are rendered at: everything is just now, the script counts on from there.
 pub(super) const AGELESS: SteadyMillis = SteadyMillis(0);
@@ -48,19 +49,6 @@ pub(super) fn round_duration(millis: u64) -> String {
         }
     }
     round
-}
-
-/// A count with its digits in groups of three.
-pub(super) fn count(n: u64) -> String {
-    let digits = n.to_string();
-    let mut grouped = String::with_capacity(digits.len() + digits.len() / 3);
-    for (i, digit) in digits.chars().enumerate() {
-        if i > 0 && (digits.len() - i).is_multiple_of(3) {
-            grouped.push(',');
-        }
-        grouped.push(digit);
-    }
-    grouped
 }
 
 /// An instant as RFC 3339 in UTC, by the wall clock.

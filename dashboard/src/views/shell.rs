@@ -4,7 +4,7 @@ use redisson::{Kind, LockName, keys};
 use service_kit::redis::Address;
 
 use crate::model::types::LockId;
-use crate::text;
+use crate::text::{self, quoted};
 
 /// A command with what it is for.
 #[derive(Debug, Clone, PartialEq, Eq)]
@@ -86,33 +86,6 @@ fn redis_cli(at: &str, command: &str, key: &[u8], rest: &str) -> String {
         );
     }
     format!("redis-cli -u \"$REDIS_URL\" {at} {command} {}{rest}", quoted(key))
-}
-
-/// One word of a shell: printable ASCII within single quotes, other bytes as `$'\xHH'`. Every such run of bytes
-/// has quotes of its own, since some shells would read on through hexadecimal digits that follow.
-pub(super) fn quoted(bytes: &[u8]) -> String {
-    let plain = |byte: &u8| matches!(byte, b' '..=b'~');
-    let mut word = String::new();
-    for run in bytes.chunk_by(|a, b| plain(a) == plain(b)) {
-        if run.first().is_some_and(plain) {
-            word.push('\'');
-            for &byte in run {
-                if byte == b'\'' {
-                    word.push_str("'\\''");
-                } else {
-                    word.push(char::from(byte));
-                }
-            }
-            word.push('\'');
-        } else {
-            word.push_str("$'");
-            for byte in run {
-                word.push_str(&format!("\\x{byte:02x}"));
-            }
-            word.push('\'');
-        }
-    }
-    word
 }
 
 /// A key of Redis that belongs to a lock.

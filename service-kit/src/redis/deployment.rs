@@ -99,6 +99,12 @@ impl Deployment {
         }
     }
 
+    /// Returns the name of the account on the servers; Redis calls the one without a name `default`.
+    #[must_use]
+    pub fn user(&self) -> &str {
+        self.any().user().unwrap_or("default")
+    }
+
     /// Returns the number of the database; 0 in a cluster.
     #[must_use]
     pub fn db(&self) -> u32 {

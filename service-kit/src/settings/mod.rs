@@ -108,6 +108,13 @@ pub struct Raw<T> {
 }
 
 impl<T> Raw<T> {
+    /// Converts the values, and keeps where each of them comes from.
+    #[must_use]
+    pub fn map<U>(self, convert: impl FnOnce(T) -> U) -> Raw<U> {
+        let Self { values, file, origins, tables } = self;
+        Raw { values: convert(values), file, origins, tables }
+    }
+
     /// Returns the file's array of tables `name`, which must be in [`Program::tables`]; empty if the
     /// file has none.
     ///

@@ -7,6 +7,7 @@ mod cluster;
 mod cluster_sources;
 mod description;
 mod discovery;
+mod doctor;
 mod live_pages;
 mod pages;
 mod problems;

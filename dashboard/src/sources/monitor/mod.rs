@@ -37,7 +37,7 @@ use crate::sources::view::SourceState;
 use delivery::Delivery;
 use governor::{Governor, Load};
 use meter::Meter;
-use server::Bound;
+pub use server::{Bound, bound};
 use switch::Switch;
 
 /// The interval at which the load is judged.
@@ -264,7 +264,7 @@ impl MonitorReader {
         if self.settings.unbounded {
             return Ok(());
         }
-        let (why, again) = match server::bound(&self.link).await {
+        let (why, again) = match bound(&self.link).await {
             Ok(Bound::Bounded) => return Ok(()),
             Ok(Bound::Unbounded) => (
                 "Redis has no output-buffer limit for normal clients, so a stalled reader would fill its memory",

@@ -13,7 +13,7 @@ const MAX_LISTED: u64 = 1_000;
 
 /// The server's output-buffer limit for a stalled reader.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
-pub(super) enum Bound {
+pub enum Bound {
     /// The server disconnects such a reader.
     Bounded,
     /// The server buffers output until its memory is full.
@@ -26,7 +26,7 @@ pub(super) enum Bound {
 ///
 /// # Errors
 /// Without a reply.
-pub(super) async fn bound(link: &Link) -> Result<Bound, CallError> {
+pub async fn bound(link: &Link) -> Result<Bound, CallError> {
     let mut readable = false;
     for (setting, bounds) in [
         ("client-output-buffer-limit", bounds_normal as fn(&str) -> bool),

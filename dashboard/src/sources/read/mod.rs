@@ -24,7 +24,7 @@ use crate::model::types::{KnownParts, ReadRequest, Reading, Stamp};
 
 pub use asking_link::AskingLink;
 use probe::{Keys, PROBES, probe};
-pub use reply::{clock_micros, integer, strings};
+pub use reply::{UNPERMITTED_KEY, clock_micros, concerns_key, integer, strings};
 pub use server_facts::ServerFacts;
 use transaction::{Job, transactions};
 
@@ -123,14 +123,14 @@ pub async fn read(
     Ok(findings)
 }
 
-/// Reads the hashes that have a lock's shape. The others are added to `non_locks`.
+/// Reads the hashes that have a lock's shape. The others are added to `others`.
 ///
 /// # Errors
 /// Fails like [`read`].
 pub async fn discover(
     caller: &mut impl Caller,
     names: &[LockName],
-    non_locks: &mut Vec<LockName>,
+    others: &mut Vec<Found>,
 ) -> Result<Findings, ReadError> {
     let mut findings = Findings::default();
     let mut jobs = Vec::new();
@@ -141,10 +141,8 @@ pub async fn discover(
         let requests: Vec<ReadRequest> = names.iter().map(request).collect();
         jobs.extend(probe(caller, &requests, Keys::Hashes, &mut findings).await?);
     }
-    let others = findings.found.drain(..);
-    for other in others.filter(|found| matches!(found.reading, Reading::Other(_))) {
-        non_locks.push(other.name);
-    }
+    let probed = findings.found.drain(..);
+    others.extend(probed.filter(|found| matches!(found.reading, Reading::Other(_))));
     transactions(caller, jobs, &mut findings).await?;
     Ok(findings)
 }

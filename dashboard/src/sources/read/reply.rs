@@ -6,6 +6,9 @@ use service_kit::redis::{CallError, ServerError};
 
 use super::ReadError;
 
+/// The reading of a key that the account's patterns exclude.
+pub const UNPERMITTED_KEY: &str = "a key that this account may not read";
+
 /// Turns a refusal that concerns all keys into an error; others concern this key only.
 pub(super) fn permitted(
     reply: Result<Value, ServerError>,
@@ -23,7 +26,8 @@ fn concerns_all(error: &ServerError) -> bool {
 }
 
 /// Returns whether the account may run the command, but not on this key.
-pub(super) fn concerns_key(error: &ServerError) -> bool {
+#[must_use]
+pub fn concerns_key(error: &ServerError) -> bool {
     error.code == "NOPERM" && error.message.contains("key")
 }
 
@@ -39,7 +43,7 @@ pub(super) fn unreadable(error: &ServerError) -> String {
     if error.is_wrong_type() {
         "a key of another type than a hash".to_owned()
     } else if error.is_denied() {
-        "a key that this account may not read".to_owned()
+        UNPERMITTED_KEY.to_owned()
     } else {
         format!("a key that cannot be read: {error}")
     }

@@ -1,0 +1,53 @@
+//! The settings of `lockscope-dashboard doctor`: its own options, and those of the dashboard, so that both share one file.
+
+use std::ffi::OsString;
+
+use clap::{Args, Parser};
+use service_kit::settings::{self, HumanDuration, Stop};
+
+use super::words::at_least_a_second;
+use super::{Config, Flags, PROGRAM, build};
+
+/// The options that the dashboard does not have.
+#[derive(Debug, Clone, Args)]
+pub struct DoctorOptions {
+    /// Print the report as JSON
+    #[arg(long)]
+    pub json: bool,
+    /// Findings of each kind that are listed; the others are counted
+    #[arg(long, value_name = "FINDINGS", default_value_t = 10, value_parser = clap::value_parser!(u32).range(1..=100_000))]
+    pub limit: u32,
+    /// The longest time for reading keys; what was read until then is reported
+    #[arg(long, value_name = "DURATION", default_value = "5m", value_parser = at_least_a_second)]
+    pub time_limit: HumanDuration,
+}
+
+/// Reports the locks in Redis and what puts them at risk, in one read-only pass. Exit status: 0 no problem or warning, 1 warnings, 2 problems, 64 wrong settings, 69 a Redis could not be checked
+#[derive(Debug, Parser)]
+#[command(name = "lockscope-dashboard doctor", bin_name = "lockscope-dashboard doctor", version)]
+struct DoctorFlags {
+    #[command(flatten)]
+    options: DoctorOptions,
+    #[command(
+        flatten,
+        next_help_heading = "Settings of the dashboard; those of pages have no effect here"
+    )]
+    dashboard: Flags,
+}
+
+impl Config {
+    /// Reads the settings of `doctor` from these arguments, the program's name first, and this environment.
+    ///
+    /// # Errors
+    /// As [`Self::load`].
+    pub fn load_doctor(
+        args: impl IntoIterator<Item = OsString>,
+        env: impl IntoIterator<Item = (OsString, OsString)>,
+    ) -> Result<(Self, DoctorOptions), Stop> {
+        settings::load_from(&PROGRAM, args, env, |raw: settings::Raw<DoctorFlags>| {
+            let options = raw.values.options.clone();
+            let config = build(raw.map(|flags| flags.dashboard))?;
+            Ok((config, options))
+        })
+    }
+}
