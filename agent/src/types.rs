@@ -14,7 +14,7 @@ pub struct SessionId(pub u64);
 /// The name of a session, which it keeps when another connection resumes it.
 #[derive(Debug, Clone, Copy, PartialEq, Eq, Hash, PartialOrd, Ord)]
 pub struct SessionKey {
-    /// The epoch of the run in which the session began.
+    /// The run of the agent in which the session began.
     pub run: u64,
     /// The number of its first connection in that run.
     pub number: u64,

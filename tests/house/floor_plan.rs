@@ -50,7 +50,8 @@ const PLANS: [Plan; 5] = [
     Plan {
         root: "agent/src/lockctl/main.rs",
         floors: &[
-            &["duration", "exit", "output", "reply", "runtime", "signals"],
+            &["duration", "exit", "output", "runtime", "signals"],
+            &["reply"],
             &["client", "table"],
             &["cli", "holders", "list"],
             &["show", "watch"],

@@ -22,9 +22,12 @@ impl Numbers {
         self.client
     }
 
-    /// Distinguishes this run's sessions from another's.
+    /// Distinguishes this run's sessions from those of every other run: of this client by its epoch, of another, which may
+    /// have begun in the same second, by a hash of the client id.
     pub(in crate::core) fn run(&self) -> u64 {
-        self.first.unsigned_abs() >> 30
+        let fnv = |hash: u64, byte: &u8| (hash ^ u64::from(*byte)).wrapping_mul(0x100_0000_01b3);
+        let client = self.client.as_str().as_bytes().iter().fold(0xcbf2_9ce4_8422_2325, fnv);
+        client.wrapping_add(self.first.unsigned_abs() >> 30)
     }
 
     /// Returns a number that was never used before.
@@ -38,6 +41,11 @@ impl Numbers {
     /// Returns whether the number was drawn in this run.
     pub(in crate::core) fn contains(&self, number: Number) -> bool {
         (self.first..self.next).contains(&number)
+    }
+
+    /// Returns the holder id that precedes all others of this run.
+    pub(in crate::core) fn first_of_run(&self) -> HolderId {
+        HolderId::new(self.client, self.first)
     }
 
     /// Returns the field of a hold in its lock's hash.
@@ -65,6 +73,18 @@ mod tests {
         assert!(!numbers.contains(7));
         assert_eq!((numbers.draw(), numbers.draw()), (7, 8));
         assert!(numbers.contains(8) && !numbers.contains(9) && !numbers.contains(6));
+    }
+
+    #[test]
+    fn no_two_runs_have_sessions_of_the_same_name() {
+        let run = |client: &[u8], epoch: i64| {
+            Numbers::new(ClientId::parse(client).expect("a client id"), epoch << 30).run()
+        };
+        let (a, b) =
+            (b"12345678-1234-4234-8234-123456789abc", b"12345678-1234-4234-8234-123456789abd");
+        assert_ne!(run(a, 1_800_000_000), run(a, 1_800_000_001));
+        assert_ne!(run(a, 1_800_000_000), run(b, 1_800_000_000));
+        assert_eq!(run(a, 1_800_000_000), run(a, 1_800_000_000));
     }
 
     #[test]

@@ -13,7 +13,7 @@ use tokio::sync::mpsc;
 
 use crate::duration;
 use crate::exit::Exit;
-use crate::reply::{bytes, number, text};
+use crate::reply::{bytes, number, text, valid_until};
 
 /// The time for the agent to accept a connection.
 const CONNECT_TIMEOUT: Duration = Duration::from_secs(5);
@@ -37,14 +37,14 @@ pub(crate) fn default_socket() -> PathBuf {
 /// A push from the agent.
 #[derive(Debug, Clone, PartialEq, Eq)]
 pub(crate) enum Push {
-    /// Renewals of a lock are failing; it stays valid for the given time.
-    Jeopardy(Vec<u8>, Duration),
+    /// Renewals of a lock are failing; it stays valid until this instant, in microseconds since boot.
+    Jeopardy(Vec<u8>, u64),
     /// The lock was renewed after it had been at risk.
     Safe(Vec<u8>),
     /// The lock was lost, for the given reason.
     Lost(Vec<u8>, String),
-    /// The lock was renewed; it is valid for the given time.
-    Valid(Vec<u8>, Duration),
+    /// The lock was renewed; it is valid until this instant, in microseconds since boot.
+    Valid(Vec<u8>, u64),
     /// The connection was lost.
     Disconnected,
 }
@@ -182,12 +182,15 @@ fn read_push(info: &PushInfo) -> Option<Push> {
     };
     let name = bytes(info.data.first()?)?.to_vec();
     let last = info.data.get(2);
-    let duration = || Some(Duration::from_millis(number(last?)?.try_into().ok()?));
+    let until = || {
+        let left = Duration::from_millis(number(last?)?.try_into().ok()?);
+        Some(valid_until(left, info.data.get(3).and_then(number)))
+    };
     match kind.as_str() {
-        "lock-jeopardy" => Some(Push::Jeopardy(name, duration()?)),
+        "lock-jeopardy" => Some(Push::Jeopardy(name, until()?)),
         "lock-safe" => Some(Push::Safe(name)),
         "lock-lost" => Some(Push::Lost(name, text(last?)?)),
-        "lock-valid" => Some(Push::Valid(name, duration()?)),
+        "lock-valid" => Some(Push::Valid(name, until()?)),
         _ => None,
     }
 }

@@ -3,6 +3,16 @@
 use std::time::Duration;
 
 use redis::Value;
+use service_kit::clock::boot_micros;
+
+use crate::duration::as_micros;
+
+/// Returns the end of a validity, in microseconds since boot: the agent's own instant (nanoseconds since boot), or for an
+/// agent that states none, the time left from now.
+pub(crate) fn valid_until(left: Duration, nanos: Option<i64>) -> u64 {
+    let stated = nanos.and_then(|nanos| u64::try_from(nanos / 1_000).ok());
+    stated.unwrap_or_else(|| boot_micros() + as_micros(left))
+}
 
 /// Typed access to the fields of a map; none if a field is missing or has another type.
 pub(crate) trait Fields {

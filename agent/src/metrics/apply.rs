@@ -17,6 +17,7 @@ impl Metrics {
                 self.hold_ended(group, *kind, *number, *end, *held);
             }
             Report::Lost { group, end } => self.lost(group, *end),
+            Report::LeaseOverrun { group } => self.lease_overrun(group),
             Report::HandOver { group } => self.handover(group),
             Report::Renewals { group, outcome, count } => self.renewals(group, outcome, *count),
             Report::RenewalRoundTrip(took) => self.renewal_seconds.observe(took.as_secs_f64()),

@@ -62,6 +62,7 @@ pub struct Metrics {
     renewals: IntCounterVec,
     locks_lost: IntCounterVec,
     lost_holds: IntCounterVec,
+    lease_overruns: IntCounterVec,
     unknown_outcomes: IntCounterVec,
     commands: IntCounterVec,
     command_seconds: HistogramVec,
@@ -169,13 +170,18 @@ impl Metrics {
             lock_groups: make.gauge("lock_groups", "Lock groups seen, including those in overflow.")?,
             renewals: make.counters(
                 "renewals_total",
-                "Renewals by outcome: renewed, gone (the hold no longer existed), error (no answer).",
+                "Renewals by outcome: renewed, verified (an explicit lease, which is not renewed), gone (the hold no longer existed), error (no answer).",
                 &[group, "outcome"],
             )?,
             locks_lost: make.counters(
                 "locks_lost_total",
                 "Holds lost while their owner relied on them, by reason.",
                 &[group, "reason"],
+            )?,
+            lease_overruns: make.counters(
+                "lease_overruns_total",
+                "Holds whose explicit lease ran out before their owner released them.",
+                &[group],
             )?,
             lost_holds: make.counters("lost_holds_total", "Lost holds of all groups together.", &["reason"])?,
             unknown_outcomes: make.counters(
@@ -329,10 +335,11 @@ impl Metrics {
             for end in End::LOST {
                 self.locks_lost.with_label_values(&[&**label, end.as_str()]);
             }
-            for outcome in ["renewed", "gone", "error"] {
+            for outcome in ["renewed", "verified", "gone", "error"] {
                 self.renewals.with_label_values(&[&**label, outcome]);
             }
             self.handovers.with_label_values(&[&**label]);
+            self.lease_overruns.with_label_values(&[&**label]);
         }
     }
 
@@ -419,6 +426,10 @@ impl Metrics {
 
     pub fn renewals(&self, group: &str, outcome: &str, count: u64) {
         self.renewals.with_label_values(&[group, outcome]).inc_by(count);
+    }
+
+    pub fn lease_overrun(&self, group: &str) {
+        self.lease_overruns.with_label_values(&[group]).inc();
     }
 
     pub fn lost(&self, group: &str, why: End) {

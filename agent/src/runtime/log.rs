@@ -17,6 +17,13 @@ pub(super) fn write(line: LogLine) {
             "lock lost: {}",
             end.explained()
         ),
+        LogLine::LeaseOverrun { lock, holder, pid, trace } => tracing::warn!(
+            lock.name = %lock,
+            lock.holder = %holder,
+            worker.pid = pid,
+            trace.parent = trace,
+            "lease overrun: the explicit lease ran out before the worker released the lock"
+        ),
         LogLine::Slept { gap_ms } => {
             tracing::warn!(gap_ms, "the agent slept: verifying every hold");
         }

@@ -1,6 +1,7 @@
 -- Grants the lock once to ARGV[1], with a lease, if it is free and no living waiter is ahead. Otherwise, if asked to,
 -- joins the end of the queue, or extends the deadline of the waiter's existing position.
--- KEYS: lock, fair queue, fair deadlines    ARGV: holder, lease ms, own wait ms, '1' to queue or '0'
+-- KEYS: lock, fair queue, fair deadlines
+-- ARGV: holder, lease ms, own wait ms, '1' to queue or '0', the first holder id of this run of the agent
 -- Replies like acquire. On refusal, the milliseconds are the time until the next attempt is worthwhile, and the head of the
 -- queue, if it is another waiter, follows the holders.
 local lock, holder, lease, wait = KEYS[1], ARGV[1], tonumber(ARGV[2]), tonumber(ARGV[3])
@@ -25,7 +26,7 @@ if kind == 'lock' and redis.call('HEXISTS', lock, holder) == 1 then
 end
 
 local now = now_ms()
-local head, head_deadline = living_head(now, holder)
+local head, head_deadline = living_head(now, holder, ARGV[5])
 if kind == 'none' and (not head or head == holder) then
   redis.call('HSET', lock, holder, 1)
   redis.call('PEXPIRE', lock, lease)
@@ -42,20 +43,33 @@ if ARGV[4] == '1' then
   elseif index > 0 then
     ahead = redis.call('LINDEX', queue, index - 1)
   end
-  -- Own wait after the deadline of the waiter ahead, or else after the holder's lease.
   local score = ahead and redis.call('ZSCORE', deadlines, ahead)
-  local base = math.max(now, tonumber(score or now + pttl))
-  local deadline = base + wait
-  if index then
-    -- A living waiter's deadline only grows, and never passes that of the next waiter.
-    local behind = redis.call('LINDEX', queue, index + 1)
-    local limit = behind and redis.call('ZSCORE', deadlines, behind)
-    local current = redis.call('ZSCORE', deadlines, holder)
-    deadline = math.max(math.min(deadline, tonumber(limit or deadline)), tonumber(current or 0))
+  local current = tonumber(redis.call('ZSCORE', deadlines, holder) or 0)
+  local deadline
+  if score and is_refreshed(ahead) and is_refreshed(holder) then
+    -- The same deadline as the waiter ahead, so that any number of dead agents' waiters expire together.
+    deadline = math.max(now + wait, tonumber(score))
+    if index and current > deadline then
+      -- Whoever stood between the two has left.
+      lower_deadlines(index + 1, current - deadline, wait)
+    end
   else
+    -- Own wait after the deadline of the waiter ahead, or else after the holder's lease.
+    deadline = math.max(now, tonumber(score or now + pttl)) + wait
+    if index then
+      -- A living waiter's deadline only grows, and never passes that of a next waiter which does not refresh its own.
+      local behind = redis.call('LINDEX', queue, index + 1)
+      local limit = behind and not is_refreshed(behind) and redis.call('ZSCORE', deadlines, behind)
+      deadline = math.max(math.min(deadline, tonumber(limit or deadline)), current)
+    end
+  end
+  if not index then
     redis.call('RPUSH', queue, holder)
   end
   redis.call('ZADD', deadlines, string.format('%.0f', deadline), holder)
+  -- Redisson gives these keys no expiry. A day outlasts every deadline.
+  redis.call('PEXPIRE', queue, 86400000)
+  redis.call('PEXPIRE', deadlines, 86400000)
 end
 if kind == 'none' then
   pttl = head_deadline - now

@@ -7,8 +7,8 @@ use super::{ACQUIRE_FAIR, Args, Call, Publish, RELEASE_FAIR, text, with_queue};
 use crate::{HolderId, Lease, LockName, keys};
 
 /// Acquires the lock if it is free and no living waiter is ahead. Otherwise, if `queue` is set, joins the end of the
-/// queue or extends the deadline of the existing position. A position lasts for `wait` unless extended. Parse the reply
-/// with [`super::parse_acquire`].
+/// queue or extends the deadline of the existing position. A position lasts for `wait` unless extended. Positions of the
+/// same client below `first`, the first holder of this run, are dead. Parse the reply with [`super::parse_acquire`].
 #[must_use]
 pub fn acquire_fair(
     name: &LockName,
@@ -16,6 +16,7 @@ pub fn acquire_fair(
     lease: Lease,
     wait: Duration,
     queue: bool,
+    first: &HolderId,
 ) -> Call {
     Call {
         script: &ACQUIRE_FAIR,
@@ -25,6 +26,7 @@ pub fn acquire_fair(
             text(lease.millis()),
             text(wait.as_millis()),
             text(u8::from(queue)),
+            text(first),
         ]),
     }
 }

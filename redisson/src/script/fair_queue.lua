@@ -7,15 +7,27 @@ local function now_ms()
   return time[1] * 1000 + math.floor(time[2] / 1000)
 end
 
--- Removes dead waiters from the head and returns the first living one and its deadline. `holder` counts as alive.
-local function living_head(now, holder)
+-- Returns whether the waiter is an agent's, which refreshes its deadline. An agent's numbers have 18 digits and more, far above
+-- the thread ids of Redisson.
+local function is_refreshed(waiter)
+  return string.find(waiter, ':%d%d%d%d%d%d%d%d%d%d%d%d%d%d%d%d%d%d+$') ~= nil
+end
+
+-- Returns whether the waiter is of an earlier run of the agent whose numbers begin with that of `first`.
+local function is_superseded(waiter, first)
+  return #waiter == #first and waiter < first and string.sub(waiter, 1, 37) == string.sub(first, 1, 37)
+end
+
+-- Removes dead waiters from the head and returns the first living one and its deadline. `holder` counts as alive, and `first`,
+-- if known, is the first holder id of its agent's run.
+local function living_head(now, holder, first)
   while true do
     local head = redis.call('LINDEX', queue, 0)
     if not head or head == holder then
       return head
     end
     local score = redis.call('ZSCORE', deadlines, head)
-    if score and tonumber(score) > now then
+    if score and tonumber(score) > now and not (first and is_superseded(head, first)) then
       return head, tonumber(score)
     end
     redis.call('LPOP', queue)
@@ -23,14 +35,33 @@ local function living_head(now, holder)
   end
 end
 
--- Removes a waiter. The deadlines behind it move earlier by its wait.
+-- Moves the deadlines from this index on earlier. Those that are refreshed keep at least `wait` from now.
+local function lower_deadlines(index, by, wait)
+  local kept = now_ms() + wait
+  for _, waiter in ipairs(redis.call('LRANGE', queue, index, -1)) do
+    local score = tonumber(redis.call('ZSCORE', deadlines, waiter))
+    if score then
+      local lowered = score - by
+      if is_refreshed(waiter) then
+        lowered = math.max(lowered, math.min(score, kept))
+      end
+      redis.call('ZADD', deadlines, string.format('%.0f', lowered), waiter)
+    end
+  end
+end
+
+-- Removes a waiter. The deadlines behind it move earlier by its wait. Agents' waiters that follow one another share one wait,
+-- which the last of them takes along.
 local function leave_queue(waiter, wait)
   local index = redis.call('LPOS', queue, waiter)
   if index then
-    for _, behind in ipairs(redis.call('LRANGE', queue, index + 1, -1)) do
-      if redis.call('ZSCORE', deadlines, behind) then
-        redis.call('ZINCRBY', deadlines, -wait, behind)
-      end
+    local around = redis.call('LRANGE', queue, math.max(index - 1, 0), index + 1)
+    local shares_wait = false
+    for _, next_to_it in ipairs(around) do
+      shares_wait = shares_wait or (next_to_it ~= waiter and is_refreshed(next_to_it))
+    end
+    if not shares_wait and wait > 0 then
+      lower_deadlines(index + 1, wait, wait)
     end
     redis.call('LREM', queue, 0, waiter)
   end

@@ -48,10 +48,10 @@ pub fn acquire_write(name: &LockName, holder: &HolderId, lease: Lease) -> Call {
 #[must_use]
 pub fn renew_read<'a>(
     holds: impl IntoIterator<Item = (&'a LockName, HolderId, u32)>,
-    lease: Lease,
+    lease: Option<Lease>,
 ) -> Call {
     let mut keys = Args::default();
-    let mut args = Args::from([text(lease.millis()), text(MAX_READ_COUNT)]);
+    let mut args = Args::from([text(lease.map_or(0, Lease::millis)), text(MAX_READ_COUNT)]);
     for (name, holder, count) in holds {
         keys.push(name.as_bytes());
         keys.push(keys::read_marker_prefix(name, &holder));

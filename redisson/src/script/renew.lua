@@ -1,7 +1,8 @@
--- Sets the count of each hold that still exists and gives it at least the lease. Never creates a hold.
+-- Sets the count of each hold that still exists and gives it at least the lease; a lease of 0 leaves the expiry alone. Never
+-- creates a hold.
 -- Used for re-entry, partial release, extension, renewal and verification; one call may cover many locks.
 -- KEYS: locks    ARGV: lease ms, then holder and count for each lock
--- Replies, for each lock: 1 renewed; 0 the lock is gone; 2 held by others; 3 not a lock.
+-- Replies, for each lock: 1 it exists; 0 the lock is gone; 2 held by others; 3 not a lock.
 local call, pcall, lease = redis.call, redis.pcall, ARGV[1]
 local replies = {}
 for i = 1, #KEYS do
@@ -12,11 +13,15 @@ for i = 1, #KEYS do
   elseif current then
     -- Usually one command suffices: GT never shortens a lease. It skips keys without an expiry, and Redis before 7 rejects
     -- it.
-    if pcall('PEXPIRE', lock, lease, 'GT') ~= 1 then
+    if lease ~= '0' and pcall('PEXPIRE', lock, lease, 'GT') ~= 1 then
       call('PEXPIRE', lock, math.max(call('PTTL', lock), tonumber(lease)))
     end
     if current ~= count then
-      -- After PEXPIRE: a full Redis refuses HSET unless the script has already written.
+      -- A full Redis refuses HSET unless the script has already written.
+      local left = lease == '0' and call('PTTL', lock) or 0
+      if left > 0 then
+        call('PEXPIRE', lock, left)
+      end
       call('HSET', lock, holder, count)
     end
     replies[i] = 1

@@ -1,7 +1,7 @@
--- Sets the count of each read hold that still exists, and gives the lock and the hold's markers at least the lease. Never
--- creates a hold, but restores missing markers.
+-- Sets the count of each read hold that still exists, and gives the lock and the hold's markers at least the lease; a lease of
+-- 0 leaves the expiries alone. Never creates a hold, but a lease restores missing markers.
 -- KEYS: lock and marker prefix for each    ARGV: lease ms, most markers per hold, then holder and count for each lock
--- Replies, for each lock: 1 renewed; 0 the lock is gone; 2 held by others; 3 not a lock.
+-- Replies, for each lock: 1 it exists; 0 the lock is gone; 2 held by others; 3 not a lock.
 local lease, most = tonumber(ARGV[1]), tonumber(ARGV[2])
 local replies = {}
 for i = 1, #KEYS / 2 do
@@ -11,12 +11,15 @@ for i = 1, #KEYS / 2 do
   if type(current) == 'table' then
     replies[i] = 3
   elseif current then
-    -- Always the first write: a full Redis refuses HSET and SET unless the script has already written.
-    redis.call('PEXPIRE', lock, math.max(lease, redis.call('PTTL', lock)))
+    local left = math.max(lease, redis.call('PTTL', lock))
+    if left > 0 and (lease > 0 or current ~= count) then
+      -- The first write: a full Redis refuses HSET and SET unless the script has already written.
+      redis.call('PEXPIRE', lock, left)
+    end
     if current ~= count then
       redis.call('HSET', lock, holder, count)
     end
-    for n = 1, tonumber(count) do
+    for n = 1, lease > 0 and count or 0 do
       local marker = prefix .. ':' .. n
       redis.call('SET', marker, 1, 'PX', math.max(lease, redis.call('PTTL', marker)))
     end

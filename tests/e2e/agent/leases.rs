@@ -65,6 +65,71 @@ async fn an_explicit_lease_expires_and_is_reported() -> Result<()> {
 }
 
 #[tokio::test]
+async fn an_overrun_lease_is_counted() -> Result<()> {
+    let bench = Bench::new().await?;
+    let mut worker = bench.session().await?;
+    lock(&mut worker, "LOCK orders:1 LEASE 100").await?;
+    let overruns = "lockscope_agent_lease_overruns_total";
+    bench.until_metric(overruns, &[("lock_group", "orders:*")], 1.0).await;
+    lock(&mut worker, "LOCK orders:2 LEASE 60000").await?;
+    worker.call("UNLOCK orders:2").await?.ok()?;
+    assert_eq!(bench.agent.metrics().await?.sum(overruns, &[]), 1.0, "released in time");
+    Ok(())
+}
+
+#[tokio::test]
+async fn a_vanished_hold_with_a_long_lease_is_reported_soon() -> Result<()> {
+    let mut bench = Bench::with(&["--lease", "2s"]).await?;
+    for kind in ["lock", "fenced", "fair", "read", "write"] {
+        let mut worker = bench.session().await?;
+        let mut ear = bench.session().await?;
+        let told = credentials(&mut worker).await?;
+        lock(&mut worker, &format!("LOCK a KIND {kind} LEASE 3600000")).await?;
+        let verified = [("outcome", "verified")];
+        let before = bench.agent.metrics().await?.sum(RENEWALS, &verified);
+        bench.until_metric(RENEWALS, &verified, before + 2.0).await;
+        assert!(bench.pttl("a").await? > 3_500_000, "{kind}: verified, not renewed");
+        bench.direct.call("FLUSHALL").await?.ok()?;
+        let events = ear.call(&format!("EVENTS {told} WAIT 60000")).await?;
+        assert_eq!(events.text(), format!("[[lost, a, {kind}, missing]]"));
+    }
+    Ok(())
+}
+
+#[tokio::test]
+async fn a_partial_release_keeps_a_short_lease_short() -> Result<()> {
+    let mut bench = Bench::with(&["--lease", "10m"]).await?;
+    let mut worker = bench.session().await?;
+    for kind in ["lock", "fenced", "fair", "read", "write"] {
+        for _ in 0..2 {
+            lock(&mut worker, &format!("LOCK {kind} KIND {kind} LEASE 30000")).await?;
+        }
+        assert_eq!(worker.call(&format!("UNLOCK {kind}")).await?, Reply::Int(1));
+        let pttl = bench.pttl(kind).await?;
+        assert!((1..=30_000).contains(&pttl), "{kind}: {pttl}");
+    }
+    Ok(())
+}
+
+#[tokio::test]
+async fn every_grant_states_its_deadline_on_the_boot_clock() -> Result<()> {
+    let bench = Bench::with(&["--lease", "10m"]).await?;
+    let mut worker = bench.session().await?;
+    let check = |map: &Reply| -> Result<i64> {
+        let now = i64::try_from(service_kit::clock::boot_micros())? * 1_000;
+        let (until, ms) = (map.field("valid_until_ns")?.int()?, map.field("valid_ms")?.int()?);
+        let left = until - now;
+        ensure!((1..=ms * 1_000_000 + 1_000_000).contains(&left), "{left} of {ms} ms");
+        Ok(until)
+    };
+    let granted = check(&lock(&mut worker, "LOCK a").await?)?;
+    assert_eq!(check(&worker.call("HOLDS").await?.items()?[0])?, granted);
+    let both = worker.call("MLOCK 2 b c").await?;
+    both.items()?.iter().try_for_each(|map| check(map).map(drop))?;
+    Ok(())
+}
+
+#[tokio::test]
 async fn the_next_waiter_acquires_an_expired_lock() -> Result<()> {
     let bench = Bench::new().await?;
     let mut worker = bench.session().await?;

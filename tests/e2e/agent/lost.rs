@@ -103,6 +103,22 @@ async fn a_waiter_behind_a_lost_hold_acquires_it_normally() -> Result<()> {
 }
 
 #[tokio::test]
+async fn a_message_alone_ends_no_hold() -> Result<()> {
+    let mut bench = Bench::with(&["--lease", "10m"]).await?;
+    let mut worker = bench.session().await?;
+    let holder = lock(&mut worker, "LOCK a").await?.field("holder")?.text();
+    let uuid = holder.split(':').next().unwrap_or_default();
+    let channel = format!("lockscope:forced:{{{uuid}}}");
+    bench.direct.call_args(&["PUBLISH", &channel, &format!("{holder} a")]).await?.ok()?;
+    // Redis has been asked, long before a renewal was due.
+    bench.until_metric("lockscope_agent_renewals_total", &[("outcome", "renewed")], 1.0).await;
+    assert_eq!(bench.holders("a").await?, [(holder, "1".to_owned())]);
+    assert_eq!(bench.agent.metrics().await?.sum(LOST, &[]), 0.0);
+    assert_eq!(worker.call("UNLOCK a").await?, Reply::Int(0));
+    Ok(())
+}
+
+#[tokio::test]
 async fn an_operators_release_is_reported_at_once() -> Result<()> {
     // A lease so long that no renewal can notice it.
     let mut bench = Bench::with(&["--lease", "10m"]).await?;

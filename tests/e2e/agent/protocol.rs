@@ -54,12 +54,12 @@ async fn replies_fit_the_protocol() -> Result<()> {
     let mut old = bench.session().await?;
     let mut new = bench.agent.client3().await?;
     let flat = lock(&mut old, "LOCK a").await?;
-    assert_eq!(flat.items()?.len(), 14, "{flat}");
+    assert_eq!(flat.items()?.len(), 16, "{flat}");
     let map = lock(&mut new, "LOCK b").await?;
-    assert!(matches!(&map, Reply::Map(pairs) if pairs.len() == 7), "{map}");
+    assert!(matches!(&map, Reply::Map(pairs) if pairs.len() == 8), "{map}");
     // Back to the old protocol, on the same connection and in the same session.
     new.call("HELLO 2").await?.ok()?;
-    assert_eq!(new.call("HOLDS").await?.items()?[0].items()?.len(), 16);
+    assert_eq!(new.call("HOLDS").await?.items()?[0].items()?.len(), 18);
     Ok(())
 }
 
@@ -92,7 +92,7 @@ async fn inline_commands_are_accepted() -> Result<()> {
     let bench = Bench::new().await?;
     let lines = "ping\r\n\r\nLOCK  'a b'  nowait\nlock \"c\\x41\" NoWait\r\nHOLDS\r\nQUIT\r\n";
     let answer = raw(&bench, lines.as_bytes()).await?;
-    assert!(answer.starts_with("+PONG\r\n*14\r\n"), "{answer}");
+    assert!(answer.starts_with("+PONG\r\n*16\r\n"), "{answer}");
     assert!(answer.contains("\r\na b\r\n") && answer.contains("\r\ncA\r\n"), "{answer}");
     assert!(answer.ends_with("+OK\r\n"), "{answer}");
     Ok(())

@@ -12,12 +12,12 @@ const WAIT: Duration = Duration::from_secs(15);
 
 impl Bench {
     async fn fair(&mut self, lock: &LockName, who: HolderId) -> Result<AcquireOutcome> {
-        let call = script::acquire_fair(lock, &who, lease(60_000), WAIT, true);
+        let call = script::acquire_fair(lock, &who, lease(60_000), WAIT, true, &ours(0));
         Ok(parse_acquire(&self.call(&call).await?)?)
     }
 
     async fn fair_once(&mut self, lock: &LockName, who: HolderId) -> Result<AcquireOutcome> {
-        let call = script::acquire_fair(lock, &who, lease(60_000), WAIT, false);
+        let call = script::acquire_fair(lock, &who, lease(60_000), WAIT, false, &ours(0));
         Ok(parse_acquire(&self.call(&call).await?)?)
     }
 
@@ -268,5 +268,70 @@ async fn a_full_redis_accepts_leaving_and_releasing() -> Result<()> {
     assert_eq!(bench.release_fair(&lock, ours(1)).await?, ReleaseOutcome::Released);
     bench.release_fair(&lock, ours(3)).await?;
     assert_eq!(bench.client.call("DBSIZE").await?.int()?, 0);
+    Ok(())
+}
+
+/// Returns the holder id of a waiter of an agent, whose numbers are large.
+fn agents(run: i64, n: i64) -> HolderId {
+    HolderId { thread: (1_800_000_000 + run) << 30 | n, ..ours(0) }
+}
+
+#[tokio::test]
+async fn agents_waiters_share_one_deadline_however_many_they_are() -> Result<()> {
+    let mut bench = Bench::new().await?;
+    let lock = name("a");
+    bench.fair(&lock, ours(1)).await?;
+    let other_agents = |n| HolderId { client: theirs().client, ..agents(0, n) };
+    for n in 0..8 {
+        bench.fair(&lock, if n % 2 == 0 { agents(0, n) } else { other_agents(n) }).await?;
+    }
+    bench.fair(&lock, theirs()).await?;
+    let line = bench.queue_entries(&lock).await?;
+    let (last, run) = line.split_last().expect("nine waiters");
+    assert!(run.iter().all(|(_, left)| *left == Some(75)), "{run:?}");
+    assert_eq!(last, &place(theirs(), 90), "a client that computes from the last score");
+
+    // Those in the middle leave nothing behind, and only the last one takes its wait along.
+    for n in [3, 4, 0, 1, 2, 5, 6] {
+        let leaving = if n % 2 == 0 { agents(0, n) } else { other_agents(n) };
+        bench.release_fair(&lock, leaving).await?;
+    }
+    let line = [place(other_agents(7), 75), place(theirs(), 90)];
+    assert_eq!(bench.queue_entries(&lock).await?, line);
+    bench.release_fair(&lock, other_agents(7)).await?;
+    assert_eq!(bench.queue_entries(&lock).await?, [place(theirs(), 75)]);
+    Ok(())
+}
+
+#[tokio::test]
+async fn a_restarted_agent_waits_for_none_of_its_own_dead_waiters() -> Result<()> {
+    let mut bench = Bench::new().await?;
+    let lock = name("a");
+    let other_agent = HolderId { client: theirs().client, ..agents(0, 7) };
+    bench.fair(&lock, ours(1)).await?;
+    for waiter in [agents(0, 1), agents(0, 2), other_agent] {
+        bench.fair(&lock, waiter).await?;
+    }
+    bench.release_fair(&lock, ours(1)).await?;
+    let call =
+        |who, queue| script::acquire_fair(&lock, &who, lease(60_000), WAIT, queue, &agents(1, 0));
+    let reply = parse_acquire(&bench.call(&call(agents(1, 1), true)).await?)?;
+    let AcquireOutcome::Held { holders, .. } = reply else { panic!("another agent's is next") };
+    assert_eq!(holders, [other_agent], "which lives, for all that is known");
+    bench.release_fair(&lock, other_agent).await?;
+    assert_eq!(parse_acquire(&bench.call(&call(agents(1, 1), true)).await?)?, GRANTED);
+    Ok(())
+}
+
+#[tokio::test]
+async fn the_keys_of_a_queue_expire() -> Result<()> {
+    let mut bench = Bench::new().await?;
+    let lock = name("a");
+    bench.fair(&lock, ours(1)).await?;
+    bench.fair(&lock, agents(0, 1)).await?;
+    for key in ["redisson_lock_queue:{a}", "redisson_lock_timeout:{a}"] {
+        let pttl = bench.client.call(&format!("PTTL {key}")).await?.int()?;
+        assert!((80_000_000..=86_400_000).contains(&pttl), "{key}: {pttl}");
+    }
     Ok(())
 }

@@ -171,7 +171,7 @@ async fn a_read_write_lock_is_deleted_with_its_markers() -> Result<()> {
     for n in [1, 2] {
         bench.call(&script::acquire_read(&lock, &ours(n), lease(5_000), None)).await?;
     }
-    bench.call(&script::renew_read([(&lock, ours(2), 2)], lease(5_000))).await?;
+    bench.call(&script::renew_read([(&lock, ours(2), 2)], Some(lease(5_000)))).await?;
     let seen = [holder(ours(1), 1), holder(ours(2), 2)];
     let mode = Some("read");
     assert_eq!(bench.force(&lock, &hash(&seen[..1], mode)).await?, ForceReleaseOutcome::Changed);
@@ -195,7 +195,7 @@ async fn a_reader_is_released_with_its_markers_and_the_last_frees_the_lock() -> 
     let mut waiter = bench.subscriber(&keys::read_write_channel(&lock)).await?;
     let mut agent = bench.subscriber(&keys::forced_channel(&ours(1).client)).await?;
     bench.call(&script::acquire_read(&lock, &ours(1), lease(60_000), None)).await?;
-    bench.call(&script::renew_read([(&lock, ours(1), 2)], lease(60_000))).await?;
+    bench.call(&script::renew_read([(&lock, ours(1), 2)], Some(lease(60_000)))).await?;
     bench.call(&script::acquire_read(&lock, &ours(2), lease(5_000), None)).await?;
     let both = hash(&[holder(ours(1), 2), holder(ours(2), 1)], Some("read"));
     assert_eq!(bench.force_first(&lock, &both).await?, ForceReleaseOutcome::Released);
@@ -232,9 +232,9 @@ async fn the_living_head_of_a_fair_queue_is_notified() -> Result<()> {
     let mut bench = Bench::new().await?;
     let lock = name("a");
     let wait = Duration::from_secs(15);
-    bench.call(&script::acquire_fair(&lock, &theirs(), lease(5_000), wait, true)).await?;
+    bench.call(&script::acquire_fair(&lock, &theirs(), lease(5_000), wait, true, &ours(0))).await?;
     bench.client.call("RPUSH redisson_lock_queue:{a} somebody-dead").await?;
-    bench.call(&script::acquire_fair(&lock, &ours(1), lease(5_000), wait, true)).await?;
+    bench.call(&script::acquire_fair(&lock, &ours(1), lease(5_000), wait, true, &ours(0))).await?;
     let mut head = bench.subscriber(&keys::fair_channel(&lock, &ours(1))).await?;
     let seen = [holder(theirs(), 1)];
     assert_eq!(bench.force_release(&lock, &seen).await?, ForceReleaseOutcome::Released);
@@ -248,9 +248,11 @@ async fn a_dead_waiter_is_removed_and_the_next_one_notified() -> Result<()> {
     let mut bench = Bench::new().await?;
     let (lock, wait) = (name("a"), Duration::from_secs(60));
     let place = |n, deadline| script::remove_waiter(&lock, &ours(n), deadline, Publish::Plain);
-    bench.call(&script::acquire_fair(&lock, &theirs(), lease(60_000), wait, true)).await?;
-    bench.call(&script::acquire_fair(&lock, &ours(1), lease(5_000), wait, true)).await?;
-    bench.call(&script::acquire_fair(&lock, &ours(2), lease(5_000), wait, true)).await?;
+    bench
+        .call(&script::acquire_fair(&lock, &theirs(), lease(60_000), wait, true, &ours(0)))
+        .await?;
+    bench.call(&script::acquire_fair(&lock, &ours(1), lease(5_000), wait, true, &ours(0))).await?;
+    bench.call(&script::acquire_fair(&lock, &ours(2), lease(5_000), wait, true, &ours(0))).await?;
     let deadline = async |bench: &mut Bench, waiter: HolderId| -> Result<Option<u64>> {
         let score = format!("ZSCORE redisson_lock_timeout:{{a}} {waiter}");
         Ok(bench.client.call(&score).await?.text().parse().ok())

@@ -28,6 +28,13 @@ pub enum LogLine {
         trace: String,
         end: End,
     },
+    /// An explicit lease ran out before its owner released the hold.
+    LeaseOverrun {
+        lock: LockName,
+        holder: HolderId,
+        pid: Option<i32>,
+        trace: String,
+    },
     /// The agent or its host slept for so long that every hold is verified.
     Slept {
         gap_ms: u64,

@@ -54,6 +54,10 @@ pub enum Report {
         group: Arc<str>,
         end: End,
     },
+    /// An explicit lease ran out before its owner released the hold.
+    LeaseOverrun {
+        group: Arc<str>,
+    },
     /// A lock went from one local holder to the next.
     HandOver {
         group: Arc<str>,

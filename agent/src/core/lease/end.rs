@@ -39,6 +39,10 @@ impl Core {
     /// A hold is lost: its owner is told, and Redis is rid of it where it may still have it.
     pub(in crate::core) fn lose(&mut self, number: Number, end: End) {
         let Some(hold) = self.leases.get(number) else { return };
+        let end = match end {
+            End::Missing | End::Stolen if hold.forced_claim.is_some() => End::Forced,
+            end => end,
+        };
         let (owner, kind, name) = (hold.owner, hold.kind, hold.name.clone());
         // What a dead worker has lost is nobody's loss.
         let is_loss = end.is_loss() && hold.kept_back.is_none();
@@ -55,6 +59,17 @@ impl Core {
         let group = self.group_label(&name);
         if is_loss {
             self.effects.report(Report::Lost { group, end });
+        } else if end == End::Expired {
+            let (holder, pid) = (self.numbers.field(kind, number), self.worker_pid(owner));
+            let trace =
+                self.leases.get(number).map(|hold| hold.trace().to_owned()).unwrap_or_default();
+            self.effects.log_bounded(self.now, || LogLine::LeaseOverrun {
+                lock: name.clone(),
+                holder,
+                pid,
+                trace,
+            });
+            self.effects.report(Report::LeaseOverrun { group });
         }
         self.void_replies(owner, number, &name, end);
         if !self.member_lost(owner, number, &name, end) {
@@ -76,13 +91,21 @@ impl Core {
         }
     }
 
-    /// An operator released a hold of ours, as the dashboard tells.
+    /// Handles the message that an operator released a hold of ours. Anyone may publish such a message, so the hold ends
+    /// only once Redis no longer has it.
     pub fn on_forced(&mut self, now: Moment, node: Node, name: &LockName, number: Number) {
         self.advance_clock(now);
         if let Some(hold) = self.leases.get(number).filter(|hold| hold.name == *name) {
             match node {
-                Node::Red(node) => self.forced_on(node, number),
-                Node::Main if hold.node_leases.is_none() => self.lose(number, End::Forced),
+                Node::Red(node) => {
+                    self.leases.claim_node_forced(number, node, self.now);
+                    self.renew_red(&[number]);
+                }
+                Node::Main if hold.node_leases.is_none() => {
+                    if self.leases.claim_forced(number, self.now) {
+                        self.renew(vec![number]);
+                    }
+                }
                 // What looked like it on a server that has no such locks was none of ours.
                 Node::Main => {}
             }

@@ -7,6 +7,8 @@ use tracing::Span;
 
 use crate::core::ids::{OpId, Owner};
 use crate::core::lease::node_leases::NodeLeases;
+use crate::core::ops::verb::RenewalForm;
+use crate::core::session::event::Validity;
 use crate::core::session::reply::Grant;
 use crate::core::units::millis;
 use crate::types::{Number, Peer, SessionKey};
@@ -16,7 +18,7 @@ use crate::types::{Number, Peer, SessionKey};
 pub(in crate::core) enum LeaseMode {
     /// The watchdog renews it.
     Renewed,
-    /// Nothing renews it; it ends when its lease does.
+    /// Nothing renews it; it ends when its lease does. The watchdog verifies that Redis still has it.
     Fixed,
 }
 
@@ -52,14 +54,16 @@ pub(in crate::core) struct Hold {
     /// The last instant at which it is sure to be held, as long as Redis keeps the key and its clock does not step.
     /// Only an explicit success moves it.
     pub(in crate::core) valid_until: Moment,
-    /// The instant of the next renewal.
+    /// The instant of the next renewal, or of the next verification of a fixed lease.
     pub(in crate::core) renew_at: Moment,
     /// The longest lease that Redis was ever asked to give it: none shortens another.
     pub(in crate::core) longest: Lease,
     /// The update that its owner has sent to Redis: re-entry, partial release, another lease. An owner's commands run one
     /// after another, so there is at most one.
     pub(in crate::core) asking: Option<OpId>,
-    /// A renewal is on its way.
+    /// The instant of a message that an operator released it, until Redis has been asked.
+    pub(in crate::core) forced_claim: Option<Moment>,
+    /// A renewal or verification is on its way.
     pub(in crate::core) renewing: bool,
     /// Renewals that failed in a row.
     pub(in crate::core) failures: u32,
@@ -134,6 +138,7 @@ impl Hold {
             renew_at,
             longest,
             asking: None,
+            forced_claim: None,
             renewing: false,
             failures: 0,
             jeopardy: false,
@@ -164,8 +169,18 @@ impl Hold {
         }
     }
 
+    /// Returns the form of the script that renews or verifies it.
+    pub(in crate::core) fn renewal_form(&self) -> RenewalForm {
+        let fixed = self.mode == LeaseMode::Fixed || self.lapsing;
+        RenewalForm { reads: self.kind == Kind::Read, fixed }
+    }
+
     pub(in crate::core) fn valid_ms(&self, now: Moment) -> u64 {
         millis(self.valid_until.since(now))
+    }
+
+    pub(in crate::core) fn validity(&self, now: Moment) -> Validity {
+        Validity { ms: self.valid_ms(now), until: self.valid_until }
     }
 
     /// Makes it due for a renewal, on every node.
@@ -178,10 +193,10 @@ impl Hold {
 
     /// Returns its next deadline. `lease` is that of renewed holds.
     pub(super) fn deadline(&self, lease: Lease, margin: std::time::Duration) -> Moment {
-        if self.mode == LeaseMode::Fixed {
-            return self.valid_until;
-        }
         let renew = if self.renewing || self.lapsing { Moment::NEVER } else { self.renew_at };
+        if self.mode == LeaseMode::Fixed {
+            return self.valid_until.min(renew);
+        }
         if let Some(kept_back) = &self.kept_back {
             // There is nobody to be told in time.
             return renew.min(self.valid_until).min(kept_back.until);

@@ -12,7 +12,7 @@ pub(in crate::core) mod red;
 mod update;
 pub(in crate::core) mod watchdog;
 
-use crate::core::ops::verb::Change;
+use crate::core::ops::verb::{Change, RenewalForm};
 use std::collections::BTreeMap;
 use std::ops::RangeBounds;
 use std::time::Duration;
@@ -20,6 +20,7 @@ use std::time::Duration;
 use redisson::{Lease, Moment};
 
 use crate::core::ids::OpId;
+use crate::core::session::event::Validity;
 use crate::core::timer::Timers;
 use crate::types::{End, Number, SessionId};
 use hold::{Hold, KeptBack, LeaseMode, NewHold};
@@ -45,10 +46,10 @@ pub(in crate::core) enum Due {
     /// The lock delay of a dead worker's hold is over.
     DelayOver,
     Held {
-        /// The delay of a renewal that is due, against its plan.
+        /// The delay of a renewal or verification that is due, against its plan.
         renewal_late: Option<Duration>,
-        /// The validity left, in milliseconds, of a hold that has come into jeopardy.
-        jeopardy_ms: Option<u64>,
+        /// The validity left of a hold that has come into jeopardy.
+        jeopardy: Option<Validity>,
     },
 }
 
@@ -57,8 +58,8 @@ pub(in crate::core) enum Due {
 pub(in crate::core) struct Renewed {
     /// The validity that was left.
     pub(in crate::core) margin: Duration,
-    /// The validity now, in milliseconds; none for a fixed lease, which does not change.
-    pub(in crate::core) valid_ms: Option<u64>,
+    /// The validity now; none for a verification, which does not change it.
+    pub(in crate::core) valid: Option<Validity>,
 }
 
 impl LeaseTable {
@@ -165,21 +166,21 @@ impl LeaseTable {
                 (LeaseMode::Renewed, false) => End::Unconfirmed,
             }));
         }
-        let (mut renewal_late, mut jeopardy_ms) = (None, None);
+        let (mut renewal_late, mut jeopardy) = (None, None);
+        if !hold.renewing && !hold.lapsing && hold.renew_at <= now {
+            hold.renewing = true;
+            renewal_late = Some(now.since(hold.renew_at));
+        }
         if hold.mode == LeaseMode::Renewed {
-            if !hold.renewing && !hold.lapsing && hold.renew_at <= now {
-                hold.renewing = true;
-                renewal_late = Some(now.since(hold.renew_at));
-            }
             let warn = !hold.jeopardy && kept_back.is_none();
             if warn && lease.at_risk_at(hold.valid_until) <= now {
                 hold.jeopardy = true;
                 self.in_jeopardy += 1;
-                jeopardy_ms = Some(hold.valid_ms(now));
+                jeopardy = Some(hold.validity(now));
             }
         }
         self.arm(number);
-        Some(Due::Held { renewal_late, jeopardy_ms })
+        Some(Due::Held { renewal_late, jeopardy })
     }
 
     /// Ends the jeopardy of a hold that is valid for long enough again. Returns whether it has just ended.
@@ -196,8 +197,7 @@ impl LeaseTable {
         cleared
     }
 
-    /// Makes every such hold due for a renewal, which also verifies it. (A renewal may keep a fixed lease longer in Redis;
-    /// the agent still ends it in time.)
+    /// Makes every such hold due for a renewal, which also verifies it.
     pub(in crate::core) fn renew_now(
         &mut self,
         now: Moment,
@@ -225,6 +225,16 @@ impl LeaseTable {
         begun.unwrap_or(false)
     }
 
+    /// Records the claim that an operator released the hold. Returns whether to verify it now; a renewal that is on its way
+    /// is followed by another.
+    pub(in crate::core) fn claim_forced(&mut self, number: Number, now: Moment) -> bool {
+        let idle = self.change(number, |hold| {
+            hold.forced_claim = Some(now);
+            !std::mem::replace(&mut hold.renewing, true)
+        });
+        idle.unwrap_or(false)
+    }
+
     /// Ends the renewal that was under way, whatever its outcome.
     pub(in crate::core) fn end_renewal(&mut self, number: Number) -> Option<&Hold> {
         let hold = self.holds.get_mut(&number)?;
@@ -233,10 +243,11 @@ impl LeaseTable {
         Some(hold)
     }
 
-    /// Applies a renewal at this count that was sent at `sent`.
+    /// Applies a renewal of this form and at this count that was sent at `sent`.
     pub(in crate::core) fn on_renewed(
         &mut self,
         number: Number,
+        form: RenewalForm,
         count: u32,
         sent: Moment,
         now: Moment,
@@ -245,13 +256,16 @@ impl LeaseTable {
         let lease = self.lease;
         self.change(number, |hold| {
             let margin = hold.valid_until.since(now);
-            if hold.mode == LeaseMode::Fixed {
-                return Renewed { margin, valid_ms: None };
+            hold.forced_claim = hold.forced_claim.filter(|at| *at > sent);
+            // A renewal that overtook a change of the count is corrected at once; one that is older than the claim that the
+            // hold was released says nothing about it.
+            let settled = hold.count == count && hold.forced_claim.is_none();
+            hold.renew_at = if settled { lease.renew_at(sent, jitter) } else { now };
+            if hold.mode == LeaseMode::Fixed || form.fixed {
+                return Renewed { margin, valid: None };
             }
             hold.valid_until = hold.valid_until.max(lease.valid_until(sent));
-            // A renewal that overtook a change of the count is corrected at once.
-            hold.renew_at = if hold.count == count { lease.renew_at(sent, jitter) } else { now };
-            Renewed { margin, valid_ms: Some(hold.valid_ms(now)) }
+            Renewed { margin, valid: Some(hold.validity(now)) }
         })
     }
 

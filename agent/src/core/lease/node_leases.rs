@@ -18,6 +18,8 @@ pub(in crate::core) struct NodeLease {
     pub(in crate::core) renewing: bool,
     /// Renewals there that failed in a row.
     pub(in crate::core) failures: u32,
+    /// The instant of a message that an operator released it there, until the node has been asked.
+    pub(in crate::core) forced_claim: Option<Moment>,
     /// An operator released it there: it is not set again.
     pub(in crate::core) forced: bool,
 }
@@ -36,6 +38,7 @@ impl NodeLeases {
             renew_at,
             renewing: false,
             failures: 0,
+            forced_claim: None,
             forced: false,
         };
         Self(vec![none; nodes].into())
@@ -128,8 +131,8 @@ impl NodeLeases {
         for (node, until) in agreed {
             let part = &mut self.0[node];
             part.failures = 0;
-            part.renew_at = watched.renew_at(sent, jitter);
             if !matches!(change, Change::Partial) {
+                part.renew_at = watched.renew_at(sent, jitter);
                 part.valid_until = part.valid_until.max(until);
             }
         }

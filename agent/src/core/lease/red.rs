@@ -21,6 +21,16 @@ pub(in crate::core) enum Reassessed {
     },
 }
 
+/// A node's answer to a renewal, or to the verification of a fixed lease.
+#[derive(Debug, Clone, Copy)]
+pub(in crate::core) struct NodeAnswer {
+    pub(in crate::core) node: usize,
+    pub(in crate::core) fixed: bool,
+    pub(in crate::core) sent: Moment,
+    /// The reason that the hold is gone there; none if it is there.
+    pub(in crate::core) end: Option<End>,
+}
+
 /// The hold that a node's answer to a renewal was about.
 pub(in crate::core) struct NodeRenewed {
     pub(in crate::core) group: Arc<str>,
@@ -55,16 +65,15 @@ impl LeaseTable {
         Some(Renewal { name: hold.name.clone(), kind: hold.kind, number, count: hold.count })
     }
 
-    /// Applies a node's answer to a renewal. `end` is why the hold is gone there, if it is.
+    /// Applies a node's answer to a renewal.
     pub(in crate::core) fn on_node_renewed(
         &mut self,
         renewal: &Renewal,
-        node: usize,
-        sent: Moment,
-        end: Option<End>,
+        answer: NodeAnswer,
         now: Moment,
         jitter: u64,
     ) -> Option<NodeRenewed> {
+        let NodeAnswer { node, fixed, sent, end } = answer;
         let lease = self.lease;
         let hold = self.holds.get_mut(&renewal.number)?;
         let parts = hold.node_leases.as_mut()?;
@@ -74,9 +83,17 @@ impl LeaseTable {
         part.failures = 0;
         part.renew_at = lease.renew_at(sent, jitter).max(now);
         if let Some(end) = end {
-            parts.gone(node, now, watched && end == End::Missing);
-        } else if watched {
-            parts.confirm(node, sent, lease.valid_until(sent));
+            let forced = part.forced_claim.is_some();
+            part.forced |= forced;
+            parts.gone(node, now, watched && !forced && end == End::Missing);
+        } else {
+            part.forced_claim = part.forced_claim.filter(|at| *at > sent);
+            if part.forced_claim.is_some() {
+                part.renew_at = now;
+            }
+            if watched && !fixed {
+                parts.confirm(node, sent, lease.valid_until(sent));
+            }
             // It may have overtaken a change of the count, or be too old to restore another part.
             if hold.count != renewal.count || parts.is_stale(sent) {
                 parts.0[node].renew_at = now;
@@ -181,6 +198,14 @@ impl LeaseTable {
         let lease = self.lease;
         if let Some(parts) = self.parts(number) {
             parts.on_update(change, agreed, sent, now, lease, jitter);
+        }
+    }
+
+    /// Records the claim that an operator released a hold on one node, which is asked at once.
+    pub(in crate::core) fn claim_node_forced(&mut self, number: Number, node: usize, now: Moment) {
+        if let Some(parts) = self.parts(number) {
+            parts.0[node].forced_claim = Some(now);
+            parts.0[node].renew_at = now;
         }
     }
 

@@ -1,6 +1,6 @@
 //! The watchdog: renewals, jeopardy, loss.
 
-use crate::core::ops::verb::Renewal;
+use crate::core::ops::verb::{Renewal, RenewalForm};
 use std::collections::BTreeMap;
 use std::time::Duration;
 
@@ -9,15 +9,14 @@ use redisson::{Kind, LockName, Moment};
 
 use crate::core::lease::Due;
 
-use crate::core::session::event::Event;
+use crate::core::session::event::{Event, Validity};
 use crate::core::{Core, LogLine, Node, Report};
 use crate::types::{End, Number};
 
-/// Holds that one script may renew together: read holds have markers to be renewed, by a script of their own, and where
-/// keys have slots those of a script share theirs.
+/// Holds that one script may renew together: those of one form, and where keys have slots, of one slot.
 pub(in crate::core) struct Batches<T> {
     slots: bool,
-    open: BTreeMap<(bool, u16), Vec<T>>,
+    open: BTreeMap<(RenewalForm, u16), Vec<T>>,
 }
 
 impl<T> Batches<T> {
@@ -25,23 +24,22 @@ impl<T> Batches<T> {
         Self { slots, open: BTreeMap::new() }
     }
 
-    /// One more hold. Gives its batch, and whether that is of read holds, when it is full.
+    /// Adds a hold. Returns its batch if that is full now.
     pub(in crate::core) fn add(
         &mut self,
-        kind: Kind,
+        form: RenewalForm,
         name: &LockName,
         hold: T,
-    ) -> Option<(bool, Vec<T>)> {
+    ) -> Option<(RenewalForm, Vec<T>)> {
         let slot = if self.slots { name.slot() } else { 0 };
-        let reads = kind == Kind::Read;
-        let batch = self.open.entry((reads, slot)).or_default();
+        let batch = self.open.entry((form, slot)).or_default();
         batch.push(hold);
-        (batch.len() == MAX_BATCH).then(|| (reads, std::mem::take(batch)))
+        (batch.len() == MAX_BATCH).then(|| (form, std::mem::take(batch)))
     }
 
-    /// Those that are not full.
-    pub(in crate::core) fn rest(self) -> impl Iterator<Item = (bool, Vec<T>)> {
-        let all = self.open.into_iter().map(|((reads, _), batch)| (reads, batch));
+    /// Returns the batches that are not full.
+    pub(in crate::core) fn rest(self) -> impl Iterator<Item = (RenewalForm, Vec<T>)> {
+        let all = self.open.into_iter().map(|((form, _), batch)| (form, batch));
         all.filter(|(_, batch)| !batch.is_empty())
     }
 }
@@ -53,31 +51,31 @@ impl Core {
             None => {}
             Some(Due::Lost(end)) => self.lose(number, end),
             Some(Due::DelayOver) => self.end_hold(number, End::Disconnected, None),
-            Some(Due::Held { renewal_late, jeopardy_ms }) => {
+            Some(Due::Held { renewal_late, jeopardy }) => {
                 if let Some(late) = renewal_late {
                     self.effects.report(Report::RenewalLateness(late));
                     due.push(number);
                 }
-                if let Some(valid_ms) = jeopardy_ms {
-                    self.warn_of_jeopardy(number, valid_ms);
+                if let Some(valid) = jeopardy {
+                    self.warn_of_jeopardy(number, valid);
                 }
             }
         }
     }
 
-    fn warn_of_jeopardy(&mut self, number: Number, valid_ms: u64) {
+    fn warn_of_jeopardy(&mut self, number: Number, valid: Validity) {
         let Some(hold) = self.leases.get(number) else { return };
-        hold.note_jeopardy(valid_ms);
+        hold.note_jeopardy(valid.ms);
         let (owner, kind, name) = (hold.owner, hold.kind, hold.name.clone());
         let session = self.sessions.get(&owner.session);
         self.effects.log_bounded(self.now, || LogLine::Jeopardy {
             lock: name.clone(),
             pid: session.and_then(|session| session.peer.pid),
             trace: hold.trace().to_owned(),
-            valid_ms,
+            valid_ms: valid.ms,
             why: if hold.lapsing { "its worker is stopped" } else { "renewals fail" },
         });
-        self.notify(owner, &name, kind, &Event::Jeopardy(valid_ms));
+        self.notify(owner, &name, kind, &Event::Jeopardy(valid));
     }
 
     /// Notifies the owner of a hold that was in jeopardy and is valid for long enough again.
@@ -92,7 +90,7 @@ impl Core {
         }
     }
 
-    /// Sends renewals, many to a script.
+    /// Sends renewals, and verifications of fixed leases, many to a script.
     pub(in crate::core) fn renew(&mut self, due: Vec<Number>) {
         let mut batches = Batches::new(self.settings.slots);
         let mut red = Vec::new();
@@ -104,12 +102,12 @@ impl Core {
                 continue;
             }
             let renewal = Renewal { name: hold.name.clone(), kind, number, count };
-            if let Some((reads, holds)) = batches.add(kind, &hold.name, renewal) {
-                self.send_renewals(reads, holds);
+            if let Some((form, holds)) = batches.add(hold.renewal_form(), &hold.name, renewal) {
+                self.send_renewals(form, holds);
             }
         }
-        for (reads, holds) in batches.rest() {
-            self.send_renewals(reads, holds);
+        for (form, holds) in batches.rest() {
+            self.send_renewals(form, holds);
         }
         self.renew_red(&red);
     }
@@ -149,23 +147,35 @@ mod tests {
 
     #[test]
     fn what_shares_a_script_shares_its_slot_where_there_are_slots() {
+        const PLAIN: RenewalForm = RenewalForm { reads: false, fixed: false };
+        const READS: RenewalForm = RenewalForm { reads: true, fixed: false };
+        const FIXED: RenewalForm = RenewalForm { reads: false, fixed: true };
         let name = |text: &str| LockName::new(text.as_bytes()).unwrap();
         let batched = |slots| {
             let mut batches = Batches::new(slots);
             for lock in ["{a}1", "b", "{a}2"] {
-                assert!(batches.add(Kind::Lock, &name(lock), lock).is_none());
+                assert!(batches.add(PLAIN, &name(lock), lock).is_none());
             }
-            assert!(batches.add(Kind::Read, &name("{a}3"), "{a}3").is_none());
+            assert!(batches.add(READS, &name("{a}3"), "{a}3").is_none());
+            assert!(batches.add(FIXED, &name("{a}4"), "{a}4").is_none());
             batches.rest().collect::<Vec<_>>()
         };
-        assert_eq!(batched(false), [(false, vec!["{a}1", "b", "{a}2"]), (true, vec!["{a}3"])]);
+        assert_eq!(
+            batched(false),
+            [(PLAIN, vec!["{a}1", "b", "{a}2"]), (FIXED, vec!["{a}4"]), (READS, vec!["{a}3"])]
+        );
         // `b` has slot 3300, `a` 15495.
         assert_eq!(
             batched(true),
-            [(false, vec!["b"]), (false, vec!["{a}1", "{a}2"]), (true, vec!["{a}3"])]
+            [
+                (PLAIN, vec!["b"]),
+                (PLAIN, vec!["{a}1", "{a}2"]),
+                (FIXED, vec!["{a}4"]),
+                (READS, vec!["{a}3"])
+            ]
         );
         let mut full = Batches::new(true);
-        let sizes = (1..=2 * MAX_BATCH).filter_map(|n| full.add(Kind::Lock, &name("a"), n));
+        let sizes = (1..=2 * MAX_BATCH).filter_map(|n| full.add(PLAIN, &name("a"), n));
         assert_eq!(sizes.map(|(_, batch)| batch.len()).collect::<Vec<_>>(), [MAX_BATCH; 2]);
         assert_eq!(full.rest().count(), 0);
     }

@@ -135,7 +135,11 @@ impl Core {
         let LockRequest { name, kind, .. } = request;
         let owner = Owner { session: slot.session, owner: request.owner };
         let own = |side| self.hold_of(owner, name, side).and_then(|number| self.leases.get(number));
-        if *kind == Kind::Write && own(Side::Shared).is_some() && own(Side::Exclusive).is_none() {
+        if *kind == Kind::Write
+            && request.wait != Wait::AtMost(Duration::ZERO)
+            && own(Side::Shared).is_some()
+            && own(Side::Exclusive).is_none()
+        {
             return Some(Self::upgrade(name));
         }
         // One hold of an owner is of one kind, even where others may follow with another.

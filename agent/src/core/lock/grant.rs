@@ -103,7 +103,7 @@ impl Core {
             mode,
             granted: self.now,
             valid_until: lease.valid_until(sent),
-            renew_at: lease.renew_at(sent, jitter),
+            renew_at: self.settings.lease.renew_at(sent, jitter),
             longest: lease.max(self.settings.lease),
             lapsing: self.lapses(owner.session),
             trace,

@@ -34,7 +34,8 @@ impl Operation for Attempt {
                 // A NOWAIT joins no queue.
                 let waits = |waiter: &Waiter| !waiter.is_now_or_never();
                 let queue = core.locks.waiter(self.waiter).is_some_and(waits);
-                script::acquire_fair(name, &holder, *lease, FAIR_WAIT, queue)
+                let first = core.numbers.first_of_run();
+                script::acquire_fair(name, &holder, *lease, FAIR_WAIT, queue, &first)
             }
         }
     }

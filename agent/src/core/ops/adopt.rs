@@ -3,11 +3,11 @@
 //! A field with such a number can have been set by nobody else, and once gone it never comes back. So if it is there
 //! when Redis is asked, the lock has been held without a gap.
 
-use crate::core::ops::verb::{Adoption, Undo, Verb};
+use crate::core::ops::verb::{Adoption, RenewalForm, Undo, Verb};
 use std::time::Duration;
 
-use redisson::Moment;
 use redisson::script::{self, BadReply, Call, RenewOutcome, Value};
+use redisson::{Kind, Moment};
 
 use super::Op;
 use super::operation::Operation;
@@ -26,12 +26,11 @@ const RESTORED: u64 = 1 << 62;
 
 impl Operation for Adoption {
     fn call(&self, core: &Core) -> Call {
-        let lease = core.settings.lease;
         let holds = self
             .holds
             .iter()
             .map(|hold| (&hold.lock, core.numbers.field(hold.kind, hold.number), hold.count));
-        if self.reads { script::renew_read(holds, lease) } else { script::renew(holds, lease) }
+        self.form.call(holds, core.settings.lease)
     }
 
     fn on_reply(&self, core: &mut Core, _: OpId, op: &Op, reply: &Value) -> Result<(), BadReply> {
@@ -71,14 +70,16 @@ impl Core {
         let give_up = self.worth_repeating(lease);
         for (id, session) in (RESTORED..).map(SessionId).zip(past.sessions.into_values()) {
             for hold in self.restore_session(id, session) {
-                let (kind, lock) = (hold.kind, hold.lock.clone());
-                if let Some((reads, holds)) = batches.add(kind, &lock, hold) {
-                    self.send(Verb::Adopt(Adoption { reads, holds }), give_up);
+                let lock = hold.lock.clone();
+                let form =
+                    RenewalForm { reads: hold.kind == Kind::Read, fixed: hold.until.is_some() };
+                if let Some((form, holds)) = batches.add(form, &lock, hold) {
+                    self.send(Verb::Adopt(Adoption { form, holds }), give_up);
                 }
             }
         }
-        for (reads, holds) in batches.rest() {
-            self.send(Verb::Adopt(Adoption { reads, holds }), give_up);
+        for (form, holds) in batches.rest() {
+            self.send(Verb::Adopt(Adoption { form, holds }), give_up);
         }
         for (number, OrphanRecord { lock: name, kind, after, .. }) in past.orphans {
             self.journal.knows([number]);

@@ -1,12 +1,11 @@
 //! Renew: a batch of holds, at the counts that they have when the script is sent.
 
-use crate::core::ops::verb::{Renewal, Renewals, Verb};
+use crate::core::ops::verb::{Renewal, RenewalForm, Renewals, Verb};
 use std::sync::Arc;
 use std::time::Duration;
 
 use redisson::script::{self, BadReply, Call, RenewOutcome, Value};
 use service_kit::trace::TraceParent;
-use tracing::Span;
 
 use super::operation::Operation;
 use super::update::lost_end;
@@ -17,22 +16,21 @@ use crate::core::session::event::Event;
 use crate::core::{Core, Lane, Node, Report, spans};
 
 /// Returns the script that renews these holds.
-pub(in crate::core) fn renewal_call(core: &Core, reads: bool, holds: &[Renewal]) -> Call {
-    let lease = core.settings.lease;
+pub(in crate::core) fn renewal_call(core: &Core, form: RenewalForm, holds: &[Renewal]) -> Call {
     let holds = holds
         .iter()
         .map(|hold| (&hold.name, core.numbers.field(hold.kind, hold.number), hold.count));
-    if reads { script::renew_read(holds, lease) } else { script::renew(holds, lease) }
+    form.call(holds, core.settings.lease)
 }
 
 impl Operation for Renewals {
     fn call(&self, core: &Core) -> Call {
-        renewal_call(core, self.reads, &self.holds)
+        renewal_call(core, self.form, &self.holds)
     }
 
     fn on_reply(&self, core: &mut Core, _: OpId, op: &Op, reply: &Value) -> Result<(), BadReply> {
         let kept = script::parse_renew(reply, self.holds.len())?;
-        core.renewed(op, &self.holds, &kept, &self.span);
+        core.renewed(op, self, &kept);
         Ok(())
     }
 
@@ -70,13 +68,14 @@ impl Tally {
 }
 
 impl Core {
-    pub(in crate::core) fn send_renewals(&mut self, reads: bool, holds: Vec<Renewal>) {
+    pub(in crate::core) fn send_renewals(&mut self, form: RenewalForm, holds: Vec<Renewal>) {
         let span = spans::renewal(holds.len());
-        self.send(Verb::Renew(Renewals { reads, holds, span }), Duration::ZERO);
+        self.send(Verb::Renew(Renewals { form, holds, span }), Duration::ZERO);
     }
 
     /// Applies the reply to a batch of renewals.
-    fn renewed(&mut self, op: &Op, holds: &[Renewal], kept: &[RenewOutcome], span: &Span) {
+    fn renewed(&mut self, op: &Op, renewals: &Renewals, kept: &[RenewOutcome]) {
+        let Renewals { form, holds, span } = renewals;
         let now = self.now;
         self.effects.report(Report::RenewalRoundTrip(now.since(op.sent)));
         let mut renewed = Tally::default();
@@ -94,21 +93,21 @@ impl Core {
                 continue;
             }
             renewed.add(&group);
-            let Some(Renewed { margin, valid_ms }) =
-                self.leases.on_renewed(*number, *count, op.sent, now, jitter)
+            let Some(Renewed { margin, valid }) =
+                self.leases.on_renewed(*number, *form, *count, op.sent, now, jitter)
             else {
                 continue;
             };
-            self.effects.report(Report::RenewalMargin(margin));
-            if let Some(valid_ms) = valid_ms {
+            if let Some(valid) = valid {
+                self.effects.report(Report::RenewalMargin(margin));
                 self.clear_jeopardy(*number);
-                self.notify(owner, name, kind, &Event::Valid(valid_ms));
+                self.notify(owner, name, kind, &Event::Valid(valid));
             }
         }
         for (group, count) in renewed.0 {
             self.effects.report(Report::Renewals {
                 group: Arc::clone(&group),
-                outcome: "renewed",
+                outcome: if form.fixed { "verified" } else { "renewed" },
                 count,
             });
         }

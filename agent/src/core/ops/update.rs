@@ -15,10 +15,14 @@ use crate::core::{Core, Lane, Node, Report, spans};
 use crate::types::{End, Number};
 
 impl Operation for HoldUpdate {
-    /// Never asks for less than a renewed lease: a key without a TTL gets this one, and the agent itself ends a shorter
-    /// lease in time.
+    /// No lease is shortened: the agent itself ends a shorter one in time.
     fn call(&self, core: &Core) -> Call {
-        let wanted = self.change.lease().unwrap_or(core.settings.lease);
+        let wanted = match self.change {
+            Change::Reenter(lease) | Change::Extend(lease) => {
+                Some(lease.unwrap_or(core.settings.lease))
+            }
+            Change::Partial => None,
+        };
         let hold = [(&self.name, core.numbers.field(self.kind, self.number), self.count)];
         match self.kind {
             Kind::Read => script::renew_read(hold, wanted),

@@ -1,7 +1,7 @@
 //! The data of each verb: what its script needs to know. Its behaviour is in the file with its name.
 
-use redisson::script::LockDetails;
-use redisson::{Kind, Lease, LockName, Moment};
+use redisson::script::{self, Call, LockDetails};
+use redisson::{HolderId, Kind, Lease, LockName, Moment};
 use service_kit::trace::TraceParent;
 use tracing::Span;
 
@@ -87,10 +87,30 @@ pub(in crate::core) struct Renewal {
     pub(in crate::core) count: u32,
 }
 
-/// A batch: of read holds, or of others.
+/// The properties that holds of one renewal script share.
+#[derive(Debug, Clone, Copy, PartialEq, Eq, PartialOrd, Ord)]
+pub(in crate::core) struct RenewalForm {
+    /// Read holds, which have markers to be renewed.
+    pub(in crate::core) reads: bool,
+    /// Holds with a fixed lease, which are verified and keep their expiry.
+    pub(in crate::core) fixed: bool,
+}
+
+impl RenewalForm {
+    pub(in crate::core) fn call<'a>(
+        self,
+        holds: impl IntoIterator<Item = (&'a LockName, HolderId, u32)>,
+        lease: Lease,
+    ) -> Call {
+        let lease = (!self.fixed).then_some(lease);
+        if self.reads { script::renew_read(holds, lease) } else { script::renew(holds, lease) }
+    }
+}
+
+/// A batch of renewals in one script.
 #[derive(Debug, Clone)]
 pub(in crate::core) struct Renewals {
-    pub(in crate::core) reads: bool,
+    pub(in crate::core) form: RenewalForm,
     pub(in crate::core) holds: Vec<Renewal>,
     pub(in crate::core) span: Span,
 }
@@ -134,10 +154,10 @@ pub(in crate::core) struct Look {
     pub(in crate::core) holder: Option<Vec<u8>>,
 }
 
-/// Holds of an earlier run that Redis is asked about, and renewed by that: read holds, or others.
+/// Holds of an earlier run that Redis is asked about, and renewed by that unless their lease is fixed.
 #[derive(Debug, Clone)]
 pub(in crate::core) struct Adoption {
-    pub(in crate::core) reads: bool,
+    pub(in crate::core) form: RenewalForm,
     pub(in crate::core) holds: Vec<HoldRecord>,
 }
 
@@ -166,7 +186,11 @@ pub(in crate::core) enum NodeVerb {
         number: Number,
         valid_until: Moment,
     },
-    Renew(Vec<Renewal>),
+    Renew {
+        /// Whether the holds have fixed leases, which are verified only.
+        fixed: bool,
+        holds: Vec<Renewal>,
+    },
     Show {
         quorum: OpId,
         name: LockName,

@@ -1,13 +1,15 @@
 //! Red holds: re-entry, other leases, renewals node by node, and setting a hold again where a node has lost it.
 
-use crate::core::ops::verb::{Change, HoldUpdate, NodeVerb, Renewal, Verb};
+use crate::core::ops::verb::{Change, HoldUpdate, NodeVerb, Renewal, RenewalForm, Verb};
 use redisson::script::{AcquireOutcome, RenewOutcome};
 use redisson::{Kind, Moment};
 use std::sync::Arc;
 
 use super::quorum::{QuorumOp, QuorumRequest, Verdict};
 use crate::core::ids::OpId;
-use crate::core::lease::red::{NodeRenewed, Reassessed};
+use crate::core::lease::hold::Hold;
+use crate::core::lease::red::{NodeAnswer, NodeRenewed, Reassessed};
+use crate::core::lease::watchdog::Batches;
 use crate::core::ops::update::lost_end;
 use crate::core::ops::verb::NodeOp;
 use crate::core::session::event::Event;
@@ -60,11 +62,17 @@ impl Core {
     pub(in crate::core) fn renew_red(&mut self, numbers: &[Number]) {
         let now = self.now;
         for node in 0..self.nodes().len() {
-            let due = |number: &Number| self.leases.begin_node_renewal(*number, node, now);
-            let mut batch: Vec<Renewal> = numbers.iter().filter_map(due).collect();
-            while !batch.is_empty() {
-                let rest = batch.split_off(batch.len().min(redisson::script::MAX_BATCH));
-                let verb = NodeVerb::Renew(std::mem::replace(&mut batch, rest));
+            let mut batches = Batches::new(false);
+            let mut full = Vec::new();
+            for number in numbers {
+                let form = self.leases.get(*number).map(Hold::renewal_form);
+                let due = self.leases.begin_node_renewal(*number, node, now);
+                if let Some((form, renewal)) = form.zip(due) {
+                    full.extend(batches.add(form, &renewal.name.clone(), renewal));
+                }
+            }
+            for (RenewalForm { fixed, .. }, holds) in full.into_iter().chain(batches.rest()) {
+                let verb = NodeVerb::Renew { fixed, holds };
                 self.send(Verb::Node(NodeOp { node, verb }), std::time::Duration::ZERO);
             }
         }
@@ -78,6 +86,7 @@ impl Core {
         &mut self,
         node: usize,
         sent: Moment,
+        fixed: bool,
         holds: &[Renewal],
         kept: &[RenewOutcome],
     ) {
@@ -87,14 +96,19 @@ impl Core {
             let (number, jitter) = (renewal.number, self.numbers.jitter());
             let end = lost_end(*kept);
             // A renewal of a hold that has ended meanwhile has no effect.
+            let answer = NodeAnswer { node, fixed, sent, end };
             let Some(NodeRenewed { group, valid_until: before }) =
-                self.leases.on_node_renewed(renewal, node, sent, end, now, jitter)
+                self.leases.on_node_renewed(renewal, answer, now, jitter)
             else {
                 continue;
             };
-            let outcome = if end.is_some() { "gone" } else { "renewed" };
+            let outcome = match end {
+                Some(_) => "gone",
+                None if fixed => "verified",
+                None => "renewed",
+            };
             self.effects.report(Report::Renewals { group, outcome, count: 1 });
-            if end.is_none() {
+            if end.is_none() && !fixed {
                 self.effects.report(Report::RenewalMargin(before.since(now)));
             }
             self.reassess(number, end);
@@ -110,7 +124,7 @@ impl Core {
         let Some(hold) = self.leases.get(number).filter(|hold| hold.valid_until > before) else {
             return;
         };
-        let (owner, name, valid) = (hold.owner, hold.name.clone(), hold.valid_ms(self.now));
+        let (owner, name, valid) = (hold.owner, hold.name.clone(), hold.validity(self.now));
         self.notify(owner, &name, Kind::Red, &Event::Valid(valid));
     }
 

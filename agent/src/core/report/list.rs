@@ -8,7 +8,7 @@ use crate::core::Core;
 use crate::core::ids::Slot;
 use crate::core::report::{ListPage, ListRow, SessionRow};
 use crate::core::session::state::Session;
-use crate::core::units::millis;
+use crate::core::units::{boot_nanos, millis};
 use crate::protocol::command::ListRequest;
 use crate::protocol::resp::Frame;
 use crate::types::{Number, Peer, SessionId};
@@ -42,6 +42,7 @@ impl Core {
                     ("holds", Frame::count(hold.count.into())),
                     ("token", Frame::or_null(hold.token.map(Frame::count))),
                     ("valid_ms", Frame::count(hold.valid_ms(self.now))),
+                    ("valid_until_ns", Frame::count(boot_nanos(hold.valid_until))),
                     ("age_ms", Frame::count(millis(self.now.since(hold.granted)))),
                 ])
             })

@@ -5,7 +5,7 @@ use redisson::{Kind, LockName};
 use crate::core::Core;
 use crate::core::ids::Slot;
 use crate::core::session::reply::Grant;
-use crate::core::units::millis;
+use crate::core::units::{boot_nanos, millis};
 use crate::protocol::resp::Frame;
 use crate::types::End;
 
@@ -19,6 +19,7 @@ impl Core {
             ("holds", Frame::count(grant.count.into())),
             ("token", Frame::or_null(grant.token.map(Frame::count))),
             ("valid_ms", Frame::count(millis(grant.valid_until.since(self.now)))),
+            ("valid_until_ns", Frame::count(boot_nanos(grant.valid_until))),
             ("waited_ms", Frame::count(grant.waited_ms)),
         ])
     }

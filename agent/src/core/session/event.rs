@@ -1,21 +1,29 @@
 //! Events that a session receives about its holds.
 
-use redisson::{Kind, LockName};
+use redisson::{Kind, LockName, Moment};
 
+use crate::core::units::boot_nanos;
 use crate::protocol::resp::Frame;
 use crate::types::End;
 
 /// Something a session hears about one of its holds.
 #[derive(Debug, Clone)]
 pub(in crate::core) enum Event {
-    /// It is not renewed; still valid for that many milliseconds.
-    Jeopardy(u64),
+    /// It is not renewed.
+    Jeopardy(Validity),
     /// Renewed again after that.
     Safe,
     /// Ended without its owner's doing.
     Lost(End),
-    /// Renewed: valid for that many milliseconds.
-    Valid(u64),
+    /// It was renewed.
+    Valid(Validity),
+}
+
+/// The remaining validity of a hold.
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+pub(in crate::core) struct Validity {
+    pub(in crate::core) ms: u64,
+    pub(in crate::core) until: Moment,
 }
 
 impl Event {
@@ -43,7 +51,9 @@ impl Event {
         let mut frames =
             vec![Frame::word(word), Frame::bytes(name.as_bytes()), Frame::word(kind.as_str())];
         match self {
-            Self::Jeopardy(ms) | Self::Valid(ms) => frames.push(Frame::count(*ms)),
+            Self::Jeopardy(Validity { ms, until }) | Self::Valid(Validity { ms, until }) => {
+                frames.extend([Frame::count(*ms), Frame::count(boot_nanos(*until))]);
+            }
             Self::Lost(end) => frames.push(Frame::word(end.as_str())),
             Self::Safe => {}
         }

@@ -25,3 +25,10 @@ mod rng;
 mod schedule;
 mod seeds;
 pub(in crate::core) mod world;
+
+use crate::types::Number;
+
+/// Returns the first number of an agent's run, of a size that occurs in practice: scripts recognize agents by it.
+fn first_number(run: u64) -> Number {
+    i64::try_from((1_800_000_000 + run) << 30).expect("few runs")
+}

@@ -134,7 +134,7 @@ fn core(run: i64, now: Moment, min_replicas: u32) -> Core {
     let lease = Lease::new(LEASE).unwrap();
     let settings = Settings { lease, min_replicas, ..settings::settings() };
     let client = ClientId::from_random([9; 16]);
-    Core::new(settings, client, run << 30, Grouping::new(vec![], 50), now)
+    Core::new(settings, client, (1_800_000_000 + run) << 30, Grouping::new(vec![], 50), now)
 }
 
 impl World {

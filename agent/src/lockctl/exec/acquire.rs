@@ -62,6 +62,11 @@ pub(crate) async fn acquire(
     let mut attempts = Attempts::default();
     loop {
         let failure = match attempt(socket, args, deadline, traceparent, &mut attempts).await {
+            Ok(Some(granted)) if granted.grant.is_over() => {
+                // This process was stopped meanwhile, and others may hold the locks. Dropping the session releases them.
+                notice(&format!("the grant of {} came too late", args.lock_names()));
+                continue;
+            }
             Ok(Some(granted)) => return Ok(granted),
             Ok(None) => {
                 let waited = duration::format(began.elapsed());

@@ -7,7 +7,7 @@ use service_kit::clock::boot_micros;
 
 use crate::client::Push;
 use crate::duration::as_micros;
-use crate::reply::Fields as _;
+use crate::reply::{Fields as _, valid_until};
 
 /// The margin before the end of validity at which the command is killed, but at most a tenth of the validity.
 const KILL_MARGIN: Duration = Duration::from_millis(500);
@@ -36,22 +36,20 @@ pub(crate) struct Grant {
 impl Grant {
     /// Parses the reply of LOCK or MLOCK.
     pub(crate) fn read(reply: &Value) -> Option<Self> {
-        let now = boot_micros();
         let maps = match reply {
             Value::Array(maps) => maps.as_slice(),
             one => std::slice::from_ref(one),
         };
-        let locks: Option<Vec<Held>> = maps.iter().map(|map| held(map, now)).collect();
+        let locks: Option<Vec<Held>> = maps.iter().map(held).collect();
         let grant = Self { locks: locks?, validity: Duration::ZERO };
-        Some(Self { validity: grant.left(now), ..grant })
+        Some(Self { validity: grant.left(boot_micros()), ..grant })
     }
 
     /// Updates the validity from a push.
     pub(crate) fn apply(&mut self, push: &Push) {
-        let now = boot_micros();
-        if let Push::Valid(name, left) | Push::Jeopardy(name, left) = push {
+        if let Push::Valid(name, until) | Push::Jeopardy(name, until) = push {
             for lock in self.locks.iter_mut().filter(|lock| lock.name == *name) {
-                lock.valid_until = now + as_micros(*left);
+                lock.valid_until = *until;
             }
         }
     }
@@ -61,17 +59,21 @@ impl Grant {
     /// # Errors
     /// Returns the name of a lock that is no longer held.
     pub(crate) fn resume(&mut self, reply: &Value) -> Result<(), Vec<u8>> {
-        let now = boot_micros();
         let Some(Value::Array(rows)) = reply.field("holds") else {
             return Err(self.locks.first().map(|lock| lock.name.clone()).unwrap_or_default());
         };
-        let listed: Vec<Held> = rows.iter().filter_map(|row| held(row, now)).collect();
+        let listed: Vec<Held> = rows.iter().filter_map(held).collect();
         for lock in &mut self.locks {
             // A later grant of the same name does not protect this command.
             let same = listed.iter().find(|l| l.name == lock.name && l.holder == lock.holder);
             lock.valid_until = same.ok_or_else(|| lock.name.clone())?.valid_until;
         }
         Ok(())
+    }
+
+    /// Returns whether the command must not start any more: the grant was read too late.
+    pub(crate) fn is_over(&self) -> bool {
+        self.left(boot_micros()).is_zero()
     }
 
     /// Returns how long all locks remain valid.
@@ -96,12 +98,12 @@ impl Grant {
     }
 }
 
-fn held(map: &Value, now: u64) -> Option<Held> {
+fn held(map: &Value) -> Option<Held> {
     Some(Held {
         name: map.bytes("lock")?.to_vec(),
         holder: map.text("holder")?,
         token: map.number("token"),
-        valid_until: now + as_micros(map.millis("valid_ms")?),
+        valid_until: valid_until(map.millis("valid_ms")?, map.number("valid_until_ns")),
     })
 }
 
@@ -128,12 +130,27 @@ mod tests {
             left.as_secs_f64() > seconds as f64 - 5.0 && left.as_secs() <= seconds
         };
         assert!(near(grant.left(now), 20));
-        grant.apply(&Push::Valid(b"b".to_vec(), Duration::from_secs(60)));
+        grant.apply(&Push::Valid(b"b".to_vec(), now + 60_000_000));
         assert!(near(grant.left(now), 30));
-        grant.apply(&Push::Valid(b"x".to_vec(), Duration::from_secs(1)));
-        grant.apply(&Push::Jeopardy(b"a".to_vec(), Duration::from_secs(9)));
+        grant.apply(&Push::Valid(b"x".to_vec(), now + 1_000_000));
+        grant.apply(&Push::Jeopardy(b"a".to_vec(), now + 9_000_000));
         assert!(near(grant.left(now), 9));
         assert_eq!(grant.left(u64::MAX), Duration::ZERO);
+    }
+
+    #[test]
+    fn a_grant_that_is_read_late_ends_when_the_agent_said() {
+        let reply = |until_ns: u64| {
+            let Value::Map(mut pairs) = reply("a", 30_000) else { unreachable!() };
+            let field = Value::BulkString(b"valid_until_ns".to_vec());
+            pairs.push((field, Value::Int(until_ns.try_into().unwrap())));
+            Grant::read(&Value::Map(pairs)).unwrap()
+        };
+        let now = boot_micros();
+        assert!(reply((now - 1) * 1_000).is_over());
+        let late = reply((now + 60_000_000) * 1_000 + 999);
+        assert!(!late.is_over());
+        assert_eq!(late.valid_until(), now + 60_000_000);
     }
 
     #[test]

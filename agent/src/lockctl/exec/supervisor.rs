@@ -162,10 +162,10 @@ impl<'a> Supervisor<'a> {
         self.grant.apply(&push);
         match push {
             Push::Valid(..) => {}
-            Push::Jeopardy(name, left) => notice(&format!(
+            Push::Jeopardy(name, until) => notice(&format!(
                 "{} cannot be renewed: valid for another {}",
                 printable(&name),
-                duration::format(left)
+                duration::format(Duration::from_micros(until.saturating_sub(boot_micros())))
             )),
             Push::Safe(name) => notice(&format!("{} has been renewed again", printable(&name))),
             // The lock stays in Redis, unavailable to others, until its lease expires.

@@ -5,6 +5,7 @@ use std::time::Duration;
 
 use redisson::{ClientId, Grouping, Lease, LockName, Moment};
 
+use super::super::first_number;
 use super::super::rng::Rng;
 use super::super::schedule::micros;
 use super::connection::Connection;
@@ -100,7 +101,7 @@ impl Host {
         let offset = rng.within(1_000_000..1_000_000_000);
         let drift = rng.pick(&[0, 0, 2000, -2000]);
         let now = Moment::from_micros(offset);
-        let core = Core::new(settings.clone(), client, 1 << 30, grouping(), now);
+        let core = Core::new(settings.clone(), client, first_number(1), grouping(), now);
         Self {
             core,
             settings,
@@ -127,7 +128,7 @@ impl Host {
     /// Kills and restarts the agent, with numbers that were never used.
     pub(super) fn restart(&mut self, now: u64) {
         self.run += 1;
-        let first = i64::try_from(self.run << 30).expect("few runs");
+        let first = self.first_number();
         self.core =
             Core::new(self.settings.clone(), self.client, first, grouping(), self.boot(now));
         self.connections = [Connection::new(), Connection::new(), Connection::new()];
@@ -172,7 +173,7 @@ impl Host {
     }
 
     pub(super) fn first_number(&self) -> Number {
-        i64::try_from(self.run << 30).expect("few runs")
+        first_number(self.run)
     }
 
     /// Returns the instant at which the runtime calls `on_time`.

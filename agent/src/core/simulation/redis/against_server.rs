@@ -97,6 +97,7 @@ impl Pair {
         let name = lock_name(lock);
         let (holder, other) = (self.ours(), self.ours());
         let lease = Lease::new(Duration::from_millis(self.rng.pick(&[100, 2000, 60_000]))).unwrap();
+        let wanted = (!self.rng.one_in(4)).then_some(lease);
         let count = u32::try_from(self.rng.within(1..4)).expect("a small count");
         let publish = Publish::Plain;
         let queue = text(&keys::queue(&name));
@@ -110,12 +111,12 @@ impl Pair {
         Step::Script(match self.rng.within(0..62) {
             0..9 if fenced => script::acquire_fenced(&name, &holder, lease, least),
             0..9 => script::acquire(&name, &holder, lease),
-            9..14 => script::renew([(&name, holder, count)], lease),
+            9..14 => script::renew([(&name, holder, count)], wanted),
             14 | 15 => {
                 let second = lock_name(LOCKS[0]);
                 let holds: [(&LockName, HolderId, u32); 2] =
                     [(&name, holder, count), (&second, other, count)];
-                script::renew(holds, lease)
+                script::renew(holds, wanted)
             }
             16..20 => script::release(&name, &holder, publish),
             20..24 if fenced => script::hand_over_fenced(&name, &holder, &other, lease, least),
@@ -159,12 +160,12 @@ impl Pair {
                 script::acquire_read(&name, &holder, lease, self.rng.one_in(2).then_some(&own))
             }
             48..50 => script::acquire_write(&name, &HolderId { write: true, ..holder }, lease),
-            50..52 => script::renew_read([(&name, holder, count)], lease),
+            50..52 => script::renew_read([(&name, holder, count)], wanted),
             52..54 => script::release_read(&name, &holder, publish),
             54..56 => script::release_write(&name, &HolderId { write: true, ..holder }, publish),
             56..60 => {
                 let queue = !self.rng.one_in(4);
-                script::acquire_fair(&name, &holder, lease, FAIR_WAIT, queue)
+                script::acquire_fair(&name, &holder, lease, FAIR_WAIT, queue, &other)
             }
             60 | 61 => script::release_fair(&name, &holder, FAIR_WAIT, publish),
             _ => return Step::Rest,

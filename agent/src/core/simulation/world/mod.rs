@@ -11,6 +11,7 @@ use std::time::Duration;
 use redisson::script::{Call, Value};
 use redisson::{ClientId, Grouping, LockName, Moment};
 
+use super::first_number;
 use super::redis::Redis;
 use super::rng::Rng;
 use super::schedule::{Schedule, Trace, micros};
@@ -350,7 +351,7 @@ impl Agent {
     fn new(index: u8, settings: &Settings) -> Self {
         let client = ClientId::from_random([index + 1; 16]);
         let now = Moment::from_micros(1_000_000);
-        let first = 1 << 30;
+        let first = first_number(1);
         let core = Core::new(settings.clone(), client, first, Grouping::new(vec![], 50), now);
         Self {
             core,
