@@ -41,8 +41,8 @@ use crate::metrics::{Metrics, OldestCollector};
 use crate::policy::Policy;
 use crate::runtime::{Backend, ServersStart, Start};
 use crate::server::connection::Shared;
+use crate::server::file_budget::{self, FileBudget};
 use crate::server::handshake::AgentInfo;
-use crate::server::limits::{self, FileBudget};
 use crate::server::process::Processes;
 use crate::server::socket::Socket;
 use crate::server::{accept, stopped};
@@ -134,7 +134,7 @@ pub async fn run(config: Config, listeners: Listeners, shutdown: Shutdown) -> an
 
 /// Raises the limit of open files and divides it among sessions and process watches.
 fn file_budget(max_sessions: usize) -> FileBudget {
-    let files = limits::budget(limits::raise_open_files(), max_sessions);
+    let files = file_budget::budget(file_budget::raise_open_files(), max_sessions);
     if files.sessions < max_sessions {
         tracing::warn!(
             sessions = files.sessions,

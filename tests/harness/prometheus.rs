@@ -29,7 +29,7 @@ impl Prometheus {
         Self::every(Duration::from_secs(1), jobs, rules).await
     }
 
-    /// One that scrapes, and looks at its rules, each time when so long has passed.
+    /// Starts one that scrapes and evaluates its rules at this interval.
     ///
     /// # Errors
     /// As [`start`](Self::start).

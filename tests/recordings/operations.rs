@@ -28,7 +28,7 @@ const fn watched(
 pub(crate) const OPERATIONS: &[Operation] = &[
     op(
         "connect",
-        "A client connects, takes a lock and is shut down.",
+        "Two clients connect; one acquires and releases a lock.",
         &[
             "a/0 open URL",
             "b/0 open URL",

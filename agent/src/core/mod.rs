@@ -6,8 +6,8 @@
 //! workers also runs against a model of Redis with every kind of fault.
 //!
 //! - [`lease`] owns the holds: validity, renewal, loss.
-//! - [`lock`] owns the names and the waiters: local queues, attempts, hand-over, fair positions, MLOCK, quotas. Only the
-//!   front waiter competes in Redis, and only while no local hold excludes it.
+//! - [`lock`] owns the names and the waiters: local queues, attempts, hand-over, fair positions, MLOCK, quotas. Except
+//!   for fair locks and readers that join others, only the front waiter competes in Redis, while no local hold excludes it.
 //! - [`ops`] owns the scripts in flight, and describes each verb in one place.
 //! - [`red`] owns the quorum operations of locks on several servers.
 //! - [`session`] owns the sessions: replies in order, events, grace and RESUME.
@@ -171,7 +171,7 @@ impl Core {
         self.run_ready();
     }
 
-    /// Advances the clock. Every event begins here: deadlines that have come by then, renewals first, are handled before
+    /// Advances the clock. Every event begins here, except a fair waiter's turn, which follows the message at the same instant: deadlines that have come by then, renewals first, are handled before
     /// the event itself, in whatever order a host that slept brings its events.
     fn advance_clock(&mut self, now: Moment) {
         let slept = self.slept(now);

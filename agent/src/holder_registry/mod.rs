@@ -57,8 +57,8 @@ pub struct Settings {
     pub cmdline: bool,
 }
 
-/// Starts a task with a connection of its own that updates the registry. Both end with `stage`.
-pub fn start(settings: Settings, core: mpsc::Sender<Input>, stage: &Shutdown) {
+/// Starts a task with a connection of its own that updates the registry. Both end with `shutdown`.
+pub fn start(settings: Settings, core: mpsc::Sender<Input>, shutdown: &Shutdown) {
     let options = LinkOptions {
         response_timeout: settings.response_timeout,
         connect_timeout: settings.connect_timeout,
@@ -67,7 +67,12 @@ pub fn start(settings: Settings, core: mpsc::Sender<Input>, stage: &Shutdown) {
         ..LinkOptions::new("lockscope-agent-notes")
     };
     let publisher = Publisher {
-        link: NodeLink::new(settings.backend, options, slot(&keys::agent(&settings.client)), stage),
+        link: NodeLink::new(
+            settings.backend,
+            options,
+            slot(&keys::agent(&settings.client)),
+            shutdown,
+        ),
         core,
         agent_key: keys::agent(&settings.client),
         holders_key: keys::agent_holders(&settings.client),
@@ -78,8 +83,8 @@ pub fn start(settings: Settings, core: mpsc::Sender<Input>, stage: &Shutdown) {
         cmdline: settings.cmdline,
         refused: None,
     };
-    let stop = stage.token();
-    stage.spawn("holder registry", async move {
+    let stop = shutdown.token();
+    shutdown.spawn("holder registry", async move {
         stop.run_until_cancelled(publisher.run()).await;
     });
 }

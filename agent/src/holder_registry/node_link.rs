@@ -16,20 +16,27 @@ pub(super) struct SlotLink {
     cluster: Cluster,
     slot: u16,
     options: LinkOptions,
-    stage: Shutdown,
+    shutdown: Shutdown,
     /// The link to the last known owner of the slot.
     link: Option<(Address, Link)>,
 }
 
 impl NodeLink {
-    pub(super) fn new(backend: Backend, options: LinkOptions, slot: u16, stage: &Shutdown) -> Self {
+    pub(super) fn new(
+        backend: Backend,
+        options: LinkOptions,
+        slot: u16,
+        shutdown: &Shutdown,
+    ) -> Self {
         match backend {
-            Backend::Server(endpoint) => {
-                Self::Server(Link::start(endpoint, LinkOptions { alone: true, ..options }, stage))
-            }
+            Backend::Server(endpoint) => Self::Server(Link::start(
+                endpoint,
+                LinkOptions { alone: true, ..options },
+                shutdown,
+            )),
             Backend::Cluster(cluster) => {
-                let stage = stage.clone();
-                Self::Cluster(Box::new(SlotLink { cluster, slot, options, stage, link: None }))
+                let shutdown = shutdown.clone();
+                Self::Cluster(Box::new(SlotLink { cluster, slot, options, shutdown, link: None }))
             }
         }
     }
@@ -75,7 +82,7 @@ impl SlotLink {
             if self.link.as_ref().map(|(address, _)| address) != owner.as_ref() {
                 self.link = owner.map(|address| {
                     let target = self.cluster.target().node(address.clone());
-                    (address, Link::start(target, self.options.clone(), &self.stage))
+                    (address, Link::start(target, self.options.clone(), &self.shutdown))
                 });
             }
             let up = async {

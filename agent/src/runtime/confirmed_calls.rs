@@ -28,7 +28,7 @@ pub(super) enum Answer {
     /// Its reply, and the replicas that have what it wrote.
     Confirmed(RedisValue, Confirmed),
     /// It was not sent, because too few replicas are connected.
-    Lacking(String),
+    TooFewReplicas(String),
 }
 
 type Outcome = Result<Answer, CallError>;
@@ -60,17 +60,17 @@ impl Grants {
         replicas: Replicas,
         endpoint: &Endpoint,
         options: LinkOptions,
-        stage: &Shutdown,
+        shutdown: &Shutdown,
     ) -> Self {
         // What is waited for besides the server itself.
         let timeout = options.response_timeout + replicas.timeout;
         let options = LinkOptions { response_timeout: timeout, heartbeat: timeout, ..options };
-        let link = Link::start(endpoint.clone(), options, stage);
+        let link = Link::start(endpoint.clone(), options, shutdown);
         let state = link.state();
         let (scripts, wanted) = mpsc::channel(MOST);
         let sender = Sender { replicas, link, unsure: true };
-        let stopped = stage.child_token();
-        stage.spawn(format!("grants {endpoint}"), async move {
+        let stopped = shutdown.child_token();
+        shutdown.spawn(format!("grants {endpoint}"), async move {
             stopped.run_until_cancelled(sender.run(wanted)).await;
         });
         Self { scripts, state }
@@ -115,7 +115,7 @@ impl Sender {
             // Whoever asked for one may have gone.
             match self.lacking().await {
                 Some(why) => scripts.drain(..).for_each(|script| {
-                    script.answer.send(Ok(Answer::Lacking(why.clone()))).ok();
+                    script.answer.send(Ok(Answer::TooFewReplicas(why.clone()))).ok();
                 }),
                 None => self.serve(std::mem::take(&mut scripts)).await,
             }

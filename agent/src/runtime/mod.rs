@@ -102,17 +102,17 @@ impl Handle {
     }
 }
 
-/// Starts the core's task on this runtime. Its connections to Redis belong to `stage`, which must outlive it.
-pub fn start(start: Start, metrics: Arc<Metrics>, stage: &Shutdown) -> Handle {
+/// Starts the core's task on this runtime. Its connections to Redis belong to `shutdown`, which must outlive it.
+pub fn start(start: Start, metrics: Arc<Metrics>, shutdown: &Shutdown) -> Handle {
     let (inbox, from_sessions) = mpsc::channel(INBOX);
     let (drain, drained) = oneshot::channel();
     let (status_sender, status) = watch::channel(Status::default());
     let (done_sender, done) = oneshot::channel();
     let (drain_timeout, client) = (start.drain_timeout, start.servers.client);
     let timeout = start.settings.response_timeout;
-    // NOWAIT is to hear of it before its own time is over.
+    // Half, so that a NOWAIT learns that replicas are missing before its own timeout.
     let replicas = Replicas { wanted: start.settings.min_replicas, timeout: timeout / 2 };
-    let (servers, news) = Servers::start(start.servers, timeout, replicas, &metrics, stage);
+    let (servers, news) = Servers::start(start.servers, timeout, replicas, &metrics, shutdown);
     let mut core = Core::new(start.settings, client, start.first_number, start.grouping, now());
     core.set_policy(start.policy);
     let journal = match start.journal {
@@ -138,9 +138,9 @@ pub fn start(start: Start, metrics: Arc<Metrics>, stage: &Shutdown) -> Handle {
         outboxes: HashMap::new(),
         status: status_sender,
         drain_timeout,
-        looked: now(),
+        last_read: now(),
     };
-    stage.spawn("core", async move {
+    shutdown.spawn("core", async move {
         runtime.run(from_sessions, drained).await;
         done_sender.send(()).ok();
     });
@@ -174,8 +174,8 @@ struct Runtime {
     outboxes: HashMap<SessionId, mpsc::Sender<Outgoing>>,
     status: watch::Sender<Status>,
     drain_timeout: Duration,
-    /// The instant of the latest tick.
-    looked: Moment,
+    /// The instant at which the clock was last read.
+    last_read: Moment,
 }
 
 impl Runtime {
@@ -191,8 +191,8 @@ impl Runtime {
         loop {
             while let Some(effect) = self.core.next_effect() {
                 match effect {
-                    Effect::Send { op, node, lane, call, place } => {
-                        let call = self.servers.call(node, op, lane, call, &place);
+                    Effect::Send { op, node, lane, call, trace_parent } => {
+                        let call = self.servers.call(node, op, lane, call, &trace_parent);
                         match lane {
                             Lane::Renewals => renewals.push(call),
                             Lane::Commands | Lane::Grants => replies.push(call),
@@ -205,7 +205,7 @@ impl Runtime {
             if let Some(journal) = &mut self.journal {
                 journal.start(|| self.core.journal_records());
             }
-            let time = self.now();
+            let time = self.read_clock();
             if self.core.has_effects() {
                 continue;
             }
@@ -269,14 +269,14 @@ impl Runtime {
         }
     }
 
-    /// The time. Whatever comes after a stall of ours, the core has its look at the clock first: what was waiting for
-    /// us must not be passed on by holds that have ended meanwhile.
-    fn now(&mut self) -> Moment {
+    /// Returns the time. After a stall the core first handles its deadlines, so that no late reply passes on a hold that has
+    /// ended meanwhile.
+    fn read_clock(&mut self) -> Moment {
         let time = now();
-        if time.since(self.looked) > STALL {
+        if time.since(self.last_read) > STALL {
             self.core.on_time(time);
         }
-        self.looked = time;
+        self.last_read = time;
         time
     }
 
@@ -288,7 +288,7 @@ impl Runtime {
     }
 
     fn on_written(&mut self, written: &journal::Outcome) {
-        let time = self.now();
+        let time = self.read_clock();
         match &written.error {
             None => self.core.on_journalled(time, written.upto),
             Some(why) => self.core.on_journal_failed(time, written.upto, why),
@@ -321,7 +321,7 @@ impl Runtime {
     }
 
     fn on_outcome(&mut self, (op, outcome): Outcome) {
-        let time = self.now();
+        let time = self.read_clock();
         match outcome {
             Ok(Reply::Plain(value)) => self.core.on_reply(time, op, &value),
             Ok(Reply::Confirmed(value, confirmed)) => {
@@ -332,7 +332,7 @@ impl Runtime {
     }
 
     fn on_redis(&mut self, node: Node, event: FromRedis) {
-        let time = self.now();
+        let time = self.read_clock();
         match event {
             FromRedis::Message { channel } => {
                 let turn = self.own_waiter(&channel);
@@ -366,7 +366,9 @@ impl Runtime {
                     self.core.verify(time, node);
                 }
             }
-            FromRedis::Astray { .. } | FromRedis::Deaf { .. } | FromRedis::Nothing => {}
+            FromRedis::SlotElsewhere { .. }
+            | FromRedis::SubscriptionRefused { .. }
+            | FromRedis::Nothing => {}
         }
     }
 
@@ -380,20 +382,20 @@ impl Runtime {
         match message {
             Input::Opened { session, peer, secret, outbox } => {
                 self.outboxes.insert(session, outbox);
-                let time = self.now();
+                let time = self.read_clock();
                 self.core.on_open(time, session, peer, secret);
             }
             Input::ClientName(session, name) => self.core.on_named(session, name),
             Input::Resp3(session, on) => self.core.on_protocol(session, on),
             Input::Command(session, command) => {
-                let time = self.now();
+                let time = self.read_clock();
                 self.core.on_command(time, session, command);
             }
             Input::PolicyReloaded(policy) => self.core.set_policy(Some(policy)),
             Input::Quit(session) => self.core.on_quit(session),
             Input::Closed(session) => {
                 self.outboxes.remove(&session);
-                let time = self.now();
+                let time = self.read_clock();
                 self.core.on_close(time, session);
             }
             Input::ListLocks(request, answer) => {
@@ -410,7 +412,7 @@ impl Runtime {
                 answer.send(self.core.busy_pids()).ok();
             }
             Input::Stopped(pids) => {
-                let time = self.now();
+                let time = self.read_clock();
                 self.core.on_stopped(time, &pids);
             }
             Input::DiffPublished(noted, answer) => {

@@ -83,7 +83,7 @@ struct News {
     /// The way to publish releases, if the servers support it.
     wished: Publish,
     metrics: Arc<Metrics>,
-    stage: Shutdown,
+    shutdown: Shutdown,
 }
 
 impl RedisCluster {
@@ -93,7 +93,7 @@ impl RedisCluster {
         cluster: Cluster,
         wished: Publish,
         metrics: &Arc<Metrics>,
-        stage: &Shutdown,
+        shutdown: &Shutdown,
     ) -> (Self, impl Stream<Item = FromRedis> + use<>) {
         let state = cluster.state();
         let inner = Arc::new(Inner { cluster, routes: Mutex::default() });
@@ -104,7 +104,7 @@ impl RedisCluster {
             options,
             wished,
             metrics: Arc::clone(metrics),
-            stage: stage.clone(),
+            shutdown: shutdown.clone(),
         };
         let news = unfold(news, |mut news| async move { Some((news.next().await, news)) });
         (Self { inner }, news)
@@ -357,7 +357,7 @@ impl News {
     fn start(&mut self, address: &Address) -> ClusterNode {
         let target = self.inner.cluster.target().node(address.clone());
         let (node, news) =
-            RedisNode::start(self.options, &target.clone().into(), &self.metrics, &self.stage);
+            RedisNode::start(self.options, &target.clone().into(), &self.metrics, &self.shutdown);
         let end = CancellationToken::new();
         let of = address.clone();
         let news = news.map(move |event| (of.clone(), event));
@@ -394,7 +394,7 @@ impl News {
                 drop(routes);
                 Some(self.report(in_doubt))
             }
-            FromRedis::Astray { channel } => {
+            FromRedis::SlotElsewhere { channel } => {
                 let mut routes = self.inner.routes();
                 let channel_node = routes.channels.get(&channel);
                 if channel_node.is_some_and(|held| held.at.as_ref() == Some(address)) {
@@ -404,7 +404,7 @@ impl News {
                 None
             }
             // What is refused will not be heard: then it goes by the other sort, if there is one.
-            FromRedis::Subscribed { channel } | FromRedis::Deaf { channel } => self
+            FromRedis::Subscribed { channel } | FromRedis::SubscriptionRefused { channel } => self
                 .inner
                 .routes()
                 .settled(&channel, address)

@@ -28,7 +28,7 @@ use crate::types::Number;
 
 /// The interval of checks that a live connection still leads to the same Redis with the same clock.
 const CHECK: Duration = Duration::from_secs(2);
-/// Messages taken at once: of those about one release the core is told once.
+/// The most messages received at once. Duplicates of one release among them are dropped.
 const AT_ONCE: usize = 64;
 
 /// The outcome of a script.
@@ -50,11 +50,11 @@ pub(super) enum FromRedis {
     /// A subscription stands, for the first time or again.
     Subscribed { channel: Vec<u8> },
     /// The server does not let us listen to this channel.
-    Deaf { channel: Vec<u8> },
+    SubscriptionRefused { channel: Vec<u8> },
     /// No subscription stands any more.
     Unsubscribed,
     /// This server has not, or has no longer, the slot of this channel of a shard: it is not heard there.
-    Astray { channel: Vec<u8> },
+    SlotElsewhere { channel: Vec<u8> },
     /// An operator released a hold of ours.
     Forced { name: LockName, number: Number },
     /// A connection for scripts has come or gone.
@@ -121,7 +121,7 @@ impl RedisNode {
         options: NodeOptions,
         endpoint: &Endpoint,
         metrics: &Arc<Metrics>,
-        stage: &Shutdown,
+        shutdown: &Shutdown,
     ) -> (Self, impl Stream<Item = FromRedis> + use<>) {
         let timeout = options.response_timeout;
         let link_options = |name: &str| LinkOptions {
@@ -133,20 +133,21 @@ impl RedisNode {
             alone: !options.in_cluster,
             ..LinkOptions::new(name)
         };
-        let commands = Link::start(endpoint.clone(), link_options("lockscope-agent"), stage);
+        let commands = Link::start(endpoint.clone(), link_options("lockscope-agent"), shutdown);
         let grants = options.replicas.map(|replicas| {
-            Grants::start(replicas, endpoint, link_options("lockscope-agent-grants"), stage)
+            Grants::start(replicas, endpoint, link_options("lockscope-agent-grants"), shutdown)
         });
         let checked =
             LinkOptions { check: Some(CHECK), ..link_options("lockscope-agent-renewals") };
-        let renewals = Link::start(endpoint.clone(), checked, stage);
+        let renewals = Link::start(endpoint.clone(), checked, shutdown);
         let subscriber_options = SubscriberOptions {
             response_timeout: timeout,
             connect_timeout: options.connect_timeout,
             heartbeat: timeout,
             ..SubscriberOptions::new("lockscope-agent-messages")
         };
-        let (subscriber, messages) = Subscriber::start(endpoint.clone(), subscriber_options, stage);
+        let (subscriber, messages) =
+            Subscriber::start(endpoint.clone(), subscriber_options, shutdown);
         let forced = keys::forced_channel(&options.client);
         subscriber.subscribe([forced.clone()]);
         let state = commands.state();
@@ -180,7 +181,7 @@ impl RedisNode {
         self.subscriber.unsubscribe([channel]);
     }
 
-    /// The same for a channel of a shard, which this server must have the slot of.
+    /// Subscribes to a shard channel, whose slot this server must serve.
     pub(super) fn ssubscribe(&self, channel: Vec<u8>) {
         self.subscriber.ssubscribe([channel]);
     }
@@ -249,7 +250,7 @@ impl RedisNode {
             let took =
                 Duration::from_micros(service_kit::clock::boot_micros().saturating_sub(sent));
             match &result {
-                Ok(Answer::Lacking(_)) => {}
+                Ok(Answer::TooFewReplicas(_)) => {}
                 Ok(_) => {
                     let seconds = metrics.redis_seconds.with_label_values(&[script.name]);
                     seconds.observe(took.as_secs_f64());
@@ -367,14 +368,14 @@ impl News {
             PubSubEvent::Subscribed(channel) => FromRedis::Subscribed { channel },
             PubSubEvent::Down { .. } => FromRedis::Unsubscribed,
             PubSubEvent::Up | PubSubEvent::PSubscribed(_) => FromRedis::Nothing,
-            PubSubEvent::Moved(channel) => FromRedis::Astray { channel },
+            PubSubEvent::Moved(channel) => FromRedis::SlotElsewhere { channel },
             PubSubEvent::Refused { channel, reason } if is_elsewhere(&reason) => {
                 tracing::debug!(
                     redis.node = self.node,
                     reason,
                     "a channel is of another node's slot"
                 );
-                FromRedis::Astray { channel }
+                FromRedis::SlotElsewhere { channel }
             }
             PubSubEvent::Refused { channel, reason } => {
                 tracing::warn!(
@@ -382,7 +383,7 @@ impl News {
                     reason = %reason,
                     "Redis refuses a subscription: waiters of this lock look again each few seconds instead"
                 );
-                FromRedis::Deaf { channel }
+                FromRedis::SubscriptionRefused { channel }
             }
         }
     }
@@ -433,7 +434,7 @@ pub(super) fn settled(result: Result<Answer, CallError>) -> Result<Reply, Failur
     match result {
         Ok(Answer::Plain(value)) => Ok(Reply::Plain(known(value)?)),
         Ok(Answer::Confirmed(value, confirmed)) => Ok(Reply::Confirmed(known(value)?, confirmed)),
-        Ok(Answer::Lacking(why)) => Err(Failure::Lacking(why)),
+        Ok(Answer::TooFewReplicas(why)) => Err(Failure::TooFewReplicas(why)),
         Err(error) => Err(failure(error)),
     }
 }

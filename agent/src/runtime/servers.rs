@@ -43,24 +43,24 @@ pub struct ServersStart {
 /// Events from all servers.
 pub(super) type News = SelectAll<BoxStream<'static, (Node, FromRedis)>>;
 
-enum MainSide {
+enum MainServer {
     Server(RedisNode),
     Cluster(RedisCluster),
 }
 
 pub(super) struct Servers {
-    main: MainSide,
+    main: MainServer,
     red: Vec<RedisNode>,
 }
 
 impl Servers {
-    /// Begins to connect to all of them. An answer is waited for that long, and replicas of the main one as these say.
+    /// Starts connecting to all servers. `replicas` is how grants wait for the replicas of the main one.
     pub(super) fn start(
         start: ServersStart,
         response_timeout: Duration,
         replicas: Replicas,
         metrics: &Arc<Metrics>,
-        stage: &Shutdown,
+        shutdown: &Shutdown,
     ) -> (Self, News) {
         let options = NodeOptions {
             client: start.client,
@@ -73,63 +73,64 @@ impl Servers {
         let mut news = SelectAll::new();
         let main = match start.main {
             Backend::Server(endpoint) => {
-                let (side, events) = RedisNode::start(options, &endpoint, metrics, stage);
+                let (server, events) = RedisNode::start(options, &endpoint, metrics, shutdown);
                 news.push(events.map(|event| (Node::Main, event)).boxed());
-                MainSide::Server(side)
+                MainServer::Server(server)
             }
             Backend::Cluster(cluster) => {
                 let options = NodeOptions { in_cluster: true, ..options };
                 let publish = start.cluster_messages;
-                let (side, events) = RedisCluster::start(options, cluster, publish, metrics, stage);
+                let (cluster, events) =
+                    RedisCluster::start(options, cluster, publish, metrics, shutdown);
                 news.push(events.map(|event| (Node::Main, event)).boxed());
-                MainSide::Cluster(side)
+                MainServer::Cluster(cluster)
             }
         };
         let mut red = Vec::with_capacity(start.red.len());
-        for (place, target) in start.red.into_iter().enumerate() {
+        for (node, target) in start.red.into_iter().enumerate() {
             // Their majority is what keeps them.
             let options = NodeOptions { red: true, replicas: None, ..options };
-            let (side, events) = RedisNode::start(options, &target.into(), metrics, stage);
-            news.push(events.map(move |event| (Node::Red(place), event)).boxed());
-            red.push(side);
+            let (server, events) = RedisNode::start(options, &target.into(), metrics, shutdown);
+            news.push(events.map(move |event| (Node::Red(node), event)).boxed());
+            red.push(server);
         }
         (Self { main, red }, news)
     }
 
-    /// Sends a script; the future brings what became of it.
+    /// Sends a script. The future returns its outcome.
     pub(super) fn call(
         &self,
         node: Node,
         op: OpId,
         lane: Lane,
         call: Call,
-        place: &TraceParent,
+        trace_parent: &TraceParent,
     ) -> impl Future<Output = Outcome> + use<> {
-        let side = match (node, &self.main) {
+        let server = match (node, &self.main) {
             (Node::Red(index), _) => &self.red[index],
-            (Node::Main, MainSide::Server(side)) => side,
+            (Node::Main, MainServer::Server(server)) => server,
             // Boxed, since it is much larger than the other.
-            (Node::Main, MainSide::Cluster(side)) => {
-                return Either::Right(Box::pin(side.call(op, lane, call, place)));
+            (Node::Main, MainServer::Cluster(server)) => {
+                return Either::Right(Box::pin(server.call(op, lane, call, trace_parent)));
             }
         };
-        Either::Left(side.call(op, lane, call, place))
+        Either::Left(server.call(op, lane, call, trace_parent))
     }
 
-    /// Listens to a channel, now and after each reconnect.
+    /// Subscribes to a channel, now and after each reconnect.
     pub(super) fn subscribe(&self, node: Node, channel: Vec<u8>) {
         match (node, &self.main) {
-            (Node::Main, MainSide::Server(side)) => side.subscribe(channel),
-            (Node::Main, MainSide::Cluster(side)) => side.subscribe(&channel),
+            (Node::Main, MainServer::Server(server)) => server.subscribe(channel),
+            (Node::Main, MainServer::Cluster(server)) => server.subscribe(&channel),
             (Node::Red(index), _) => self.red[index].subscribe(channel),
         }
     }
 
-    /// Listens to it no more.
+    /// Unsubscribes from a channel.
     pub(super) fn unsubscribe(&self, node: Node, channel: Vec<u8>) {
         match (node, &self.main) {
-            (Node::Main, MainSide::Server(side)) => side.unsubscribe(channel),
-            (Node::Main, MainSide::Cluster(side)) => side.unsubscribe(&channel),
+            (Node::Main, MainServer::Server(server)) => server.unsubscribe(channel),
+            (Node::Main, MainServer::Cluster(server)) => server.unsubscribe(&channel),
             (Node::Red(index), _) => self.red[index].unsubscribe(channel),
         }
     }

@@ -2,8 +2,8 @@
 
 pub mod accept;
 pub mod connection;
+pub mod file_budget;
 pub mod handshake;
-pub mod limits;
 pub mod peer;
 pub mod process;
 pub mod socket;

@@ -13,10 +13,10 @@ const INTERVAL: Duration = Duration::from_secs(1);
 /// The least ratio of the pause to the duration of a check, so that many workers do not slow down the agent.
 const MIN_PAUSE_RATIO: u32 = 20;
 
-/// Starts the task, which ends with `stage`.
-pub fn start(core: mpsc::Sender<Input>, stage: &Shutdown) {
-    let stop = stage.token();
-    stage.spawn("stopped workers", async move {
+/// Starts the task, which ends with `shutdown`.
+pub fn start(core: mpsc::Sender<Input>, shutdown: &Shutdown) {
+    let stop = shutdown.token();
+    shutdown.spawn("stopped workers", async move {
         stop.run_until_cancelled(watch(core)).await;
     });
 }

@@ -24,7 +24,7 @@ use crate::query::{Listed, LockRow};
         license(name = ""),
         description = "Redisson-compatible locks in Redis, and their holders. Instants are RFC 3339 in UTC by the dashboard's clock. \
             If the dashboard requires authentication each request carries `Authorization: Bearer <token>`; without one the \
-            response is 401. Every error is a problem as of RFC 9457.",
+            response is 401. Every error response is in the format of RFC 9457 (`application/problem+json`).",
     ),
     paths(
         acknowledge::from_api,
@@ -45,7 +45,7 @@ use crate::query::{Listed, LockRow};
 )]
 struct Description;
 
-// The registry of formats spells these without a hyphen.
+// OpenAPI's format registry spells `uint32` what utoipa spells `u-int32`.
 static JSON: LazyLock<String> =
     LazyLock::new(|| description().to_string().replace("\"u-int", "\"uint"));
 
@@ -64,7 +64,7 @@ fn description() -> Value {
         list(&mut api);
     }
     members_are_null_rather_than_absent(&mut api);
-    // No type says this.
+    // utoipa cannot derive that exactly one of the two is required.
     api["components"]["schemas"]["AcknowledgeRequest"]["oneOf"] = json!([
         {"required": ["for"], "properties": {"for": {"type": "string"}, "until": {"type": "null"}}},
         {"required": ["until"], "properties": {"until": {"type": "string"}, "for": {"type": "null"}}},

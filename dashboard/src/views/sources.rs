@@ -22,11 +22,11 @@ fn about(source: &str) -> About {
         "scan" => About {
             label: "Scan",
             sees: "Walks over all keys with SCAN and looks at small hashes that have a lock’s form. \
-                   Finds locks nobody has spoken of yet.",
+                   Finds locks that no other source has seen yet.",
         },
         "channels" => About {
             label: "Channels",
-            sees: "Listens on the channels on which releases are told. \
+            sees: "Listens on the channels on which releases are published. \
                    Shows a release at once, and names of locks that no scan has met.",
         },
         "poll" => About {
@@ -41,12 +41,12 @@ fn about(source: &str) -> About {
         },
         "keyspace" => About {
             label: "Keyspace",
-            sees: "Hears from the server when the key of a known lock is changed or expires, where the server \
-                   tells that anyway. Shows changes sooner than reading again would.",
+            sees: "Hears from the server when the key of a known lock is changed or expires, if the server \
+                   publishes keyspace notifications. Shows changes sooner than reading again would.",
         },
         "identity" => About {
             label: "Identity",
-            sees: "Reads what agents tell of the processes behind their holds, and which addresses are \
+            sees: "Reads what agents publish about the processes behind their holds, and which addresses are \
                    connected. Shows who a holder is, and whether it still lives.",
         },
         "monitor" => About {

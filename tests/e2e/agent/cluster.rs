@@ -7,7 +7,7 @@ use super::grace::{GRACE, graced, resume};
 use super::{assert_error, holder, lock};
 use crate::secure::{certificate, documented_users, refused};
 
-/// A lease and a poll that no test waits for: only a message, or a look for a good reason, wakes anybody.
+/// A lease and a poll interval too long for any test: only messages and reconnects wake waiters.
 const ENDLESS: [&str; 4] = ["--lease", "10m", "--poll-max", "10m"];
 
 /// Every kind that stands in the cluster, with the channel of its releases; `NAME` stands for its name.
@@ -52,7 +52,7 @@ async fn until_ready(agent: &Agent) {
     .await;
 }
 
-/// Returns the number of renewed holds.
+/// Returns the number of successful renewals.
 async fn renewed(agent: &Agent) -> Result<f64> {
     Ok(agent.metrics().await?.sum("lockscope_agent_renewals_total", &[("outcome", "renewed")]))
 }
@@ -94,7 +94,7 @@ async fn every_kind_is_acquired_on_every_node() -> Result<()> {
     lock(&mut worker, "LOCK {tag}b").await?;
     let metrics = agent.metrics().await?;
     assert_eq!(metrics.sum("lockscope_agent_redis_up", &[]), 3.0, "one for each master");
-    // What the agent tells of itself and its holders is where its slot is.
+    // The holder registry's keys are on the nodes of their slots.
     eventually("the holder to be told", async || {
         let mut told = 0;
         for place in 0..3 {

@@ -39,7 +39,7 @@ pub enum Lane {
 /// An action for the runtime.
 #[derive(Debug)]
 pub enum Effect {
-    /// Send a script; bring the outcome by [`super::Core::on_reply`] or [`super::Core::on_failure`].
+    /// A script to send. Its outcome goes to [`super::Core::on_reply`] or [`super::Core::on_failure`].
     Send {
         /// The number that the outcome refers to.
         op: OpId,
@@ -49,22 +49,21 @@ pub enum Effect {
         lane: Lane,
         /// The script and its arguments.
         call: Call,
-        /// Its parent span.
-        place: TraceParent,
+        trace_parent: TraceParent,
     },
-    /// Give a session something to write.
+    /// Bytes to write to a session.
     Deliver(SessionId, Outgoing),
-    /// Listen to this channel, on which releases of a lock are told; tell [`super::Core::on_subscribed`] once the
-    /// subscription stands.
+    /// A channel to subscribe to, on which releases are published. [`super::Core::on_subscribed`] is called once the
+    /// subscription is active.
     Subscribe(Node, Vec<u8>),
-    /// No longer listen to it.
+    /// A channel to unsubscribe from.
     Unsubscribe(Node, Vec<u8>),
-    /// Note this in the journal; tell [`super::Core::on_journalled`] or [`super::Core::on_journal_failed`]. Replies that rest on it
-    /// wait for that.
+    /// A record for the journal. [`super::Core::on_journalled`] or [`super::Core::on_journal_failed`] is called afterwards;
+    /// replies that rest on the record wait for that.
     Journal(Record),
-    /// Count this in metrics.
+    /// A fact for the metrics.
     Report(Report),
-    /// Write this to the log.
+    /// A line for the log.
     Log(LogLine),
 }
 

@@ -13,7 +13,7 @@ impl Core {
     /// Takes a hold out of everything that knows it, and counts its end.
     pub(in crate::core) fn remove_hold(&mut self, number: Number, end: End) -> Option<Ending> {
         let hold = self.leases.remove(number)?;
-        if let Some(asked) = hold.asking.and_then(|id| self.take_update(id)) {
+        if let Some(asked) = hold.update.and_then(|id| self.take_update(id)) {
             // There is nothing left to change, and nothing may keep in Redis what is to be released there.
             spans::outcome(&asked.span, "error");
             self.answer(asked.slot, Self::lost(&hold.name, end));

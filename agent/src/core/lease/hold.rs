@@ -26,11 +26,11 @@ pub(in crate::core) enum LeaseMode {
 #[derive(Debug)]
 pub(in crate::core) struct KeptBack {
     pub(in crate::core) until: Moment,
-    /// The session that it was in,
+    /// The dead worker's session.
     pub(in crate::core) session: SessionKey,
-    /// whose that was,
+    /// Its process.
     pub(in crate::core) peer: Peer,
-    /// and what it called itself.
+    /// Its client name.
     pub(in crate::core) client: Option<String>,
 }
 
@@ -60,7 +60,7 @@ pub(in crate::core) struct Hold {
     pub(in crate::core) longest: Lease,
     /// The update that its owner has sent to Redis: re-entry, partial release, another lease. An owner's commands run one
     /// after another, so there is at most one.
-    pub(in crate::core) asking: Option<OpId>,
+    pub(in crate::core) update: Option<OpId>,
     /// The instant of a message that an operator released it, until Redis has been asked.
     pub(in crate::core) forced_claim: Option<Moment>,
     /// A renewal or verification is on its way.
@@ -79,7 +79,7 @@ pub(in crate::core) struct Hold {
     pub(in crate::core) span: Span,
     /// The parts of a red hold on its servers.
     pub(in crate::core) node_leases: Option<NodeLeases>,
-    /// The deadline that is set.
+    /// The instant at which the table's timers have this hold; [`Moment::NEVER`] if they do not.
     pub(in crate::core) armed: Moment,
 }
 
@@ -137,7 +137,7 @@ impl Hold {
             valid_until,
             renew_at,
             longest,
-            asking: None,
+            update: None,
             forced_claim: None,
             renewing: false,
             failures: 0,

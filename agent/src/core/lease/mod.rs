@@ -285,14 +285,14 @@ impl LeaseTable {
     /// Records the update that its owner has sent. No later lease may be shorter than one that Redis was asked for.
     pub(in crate::core) fn begin_update(&mut self, number: Number, op: OpId, lease: Option<Lease>) {
         if let Some(hold) = self.holds.get_mut(&number) {
-            hold.asking = Some(op);
+            hold.update = Some(op);
             hold.longest = hold.longest.max(lease.unwrap_or(hold.longest));
         }
     }
 
     /// Takes the update that is under way.
     pub(in crate::core) fn take_update(&mut self, number: Number) -> Option<OpId> {
-        self.holds.get_mut(&number)?.asking.take()
+        self.holds.get_mut(&number)?.update.take()
     }
 
     /// Applies an update that was sent at `sent`.

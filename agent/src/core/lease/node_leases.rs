@@ -46,19 +46,18 @@ impl NodeLeases {
 
     /// Returns the instant until which a majority surely keeps the hold: the `majority`-th latest of the nodes' instants.
     pub(in crate::core) fn valid_until(&self, majority: usize) -> Moment {
-        let mut instants: Vec<_> =
-            self.0.iter().map(|lease_on_node| lease_on_node.valid_until).collect();
+        let mut instants: Vec<_> = self.0.iter().map(|lease| lease.valid_until).collect();
         instants.sort_unstable_by(|a, b| b.cmp(a));
         instants.get(majority - 1).copied().unwrap_or_default()
     }
 
     /// A node keeps the hold until then, by a script sent at `sent`.
     pub(in crate::core) fn confirm(&mut self, node: usize, sent: Moment, until: Moment) {
-        let lease_on_node = &mut self.0[node];
-        lease_on_node.confirmed = lease_on_node.confirmed.max(sent);
-        lease_on_node.valid_until = lease_on_node.valid_until.max(until);
-        lease_on_node.missing = None;
-        lease_on_node.failures = 0;
+        let lease = &mut self.0[node];
+        lease.confirmed = lease.confirmed.max(sent);
+        lease.valid_until = lease.valid_until.max(until);
+        lease.missing = None;
+        lease.failures = 0;
     }
 
     /// A node does not have the hold. If it can be set again there, the others are asked whether they have it still.
@@ -66,35 +65,23 @@ impl NodeLeases {
         self.0[node].valid_until = Moment::default();
         self.0[node].confirmed = Moment::default();
         self.0[node].missing = missing.then_some(now);
-        for lease_on_node in
-            self.0.iter_mut().filter(|lease_on_node| missing && lease_on_node.missing.is_none())
-        {
-            lease_on_node.renew_at = lease_on_node.renew_at.min(now);
+        for lease in self.0.iter_mut().filter(|lease| missing && lease.missing.is_none()) {
+            lease.renew_at = lease.renew_at.min(now);
         }
     }
 
     /// Returns whether a script sent then is too old to decide whether a node's part can be restored.
     pub(in crate::core) fn is_stale(&self, sent: Moment) -> bool {
-        self.0.iter().any(|lease_on_node| lease_on_node.missing.is_some_and(|since| since > sent))
+        self.0.iter().any(|lease| lease.missing.is_some_and(|since| since > sent))
     }
 
-    /// Nodes that can have their part again: since they said that it is missing a majority has said that it is not.
+    /// Returns the nodes to restore: a majority confirmed the hold after the node reported it missing.
     pub(in crate::core) fn to_restore(&self, majority: usize) -> Vec<usize> {
-        let sure = |since| {
-            self.0.iter().filter(|lease_on_node| lease_on_node.confirmed >= since).count()
-                >= majority
-        };
-        let idle = |lease_on_node: &NodeLease| {
-            !lease_on_node.renewing
-                && !lease_on_node.forced
-                && lease_on_node.missing.is_some_and(sure)
-        };
-        self.0
-            .iter()
-            .enumerate()
-            .filter(|(_, lease_on_node)| idle(lease_on_node))
-            .map(|(node, _)| node)
-            .collect()
+        let sure =
+            |since| self.0.iter().filter(|lease| lease.confirmed >= since).count() >= majority;
+        let idle =
+            |lease: &NodeLease| !lease.renewing && !lease.forced && lease.missing.is_some_and(sure);
+        self.0.iter().enumerate().filter(|(_, lease)| idle(lease)).map(|(node, _)| node).collect()
     }
 
     /// Sets the next renewal on one node.
@@ -140,8 +127,8 @@ impl NodeLeases {
 
     /// Returns the instant of the next renewal on any node; never while all are being renewed.
     pub(in crate::core) fn renew_at(&self) -> Moment {
-        let idle = self.0.iter().filter(|lease_on_node| !lease_on_node.renewing);
-        idle.map(|lease_on_node| lease_on_node.renew_at).min().unwrap_or(Moment::NEVER)
+        let idle = self.0.iter().filter(|lease| !lease.renewing);
+        idle.map(|lease| lease.renew_at).min().unwrap_or(Moment::NEVER)
     }
 }
 
@@ -152,7 +139,7 @@ mod tests {
     use super::*;
 
     #[test]
-    fn a_part_is_given_again_once_a_majority_has_said_so_after_it_was_missed() {
+    fn a_missing_part_is_restored_once_a_majority_confirms_the_hold() {
         let at = Moment::from_micros;
         let mut node_leases = NodeLeases::new(3, Moment::NEVER);
         (0..3).for_each(|node| node_leases.confirm(node, at(1), at(100)));
@@ -172,8 +159,8 @@ mod tests {
         #[test]
         fn a_majority_is_valid_until_then_and_no_longer(instants in prop::collection::vec(0_u64..10, 3..10)) {
             let mut node_leases = NodeLeases::new(instants.len(), Moment::NEVER);
-            for (lease_on_node, at) in node_leases.0.iter_mut().zip(&instants) {
-                lease_on_node.valid_until = Moment::from_micros(*at);
+            for (lease, at) in node_leases.0.iter_mut().zip(&instants) {
+                lease.valid_until = Moment::from_micros(*at);
             }
             let majority = instants.len() / 2 + 1;
             let valid = node_leases.valid_until(majority).as_micros();

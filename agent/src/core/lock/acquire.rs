@@ -29,9 +29,7 @@ impl Core {
                 outcome: "denied",
             });
             spans::outcome(&span, "denied");
-            self.answer(slot, refusal);
-            // Only asked for its label: nobody holds or waits for it here.
-            return self.poll_queue(&request.name);
+            return self.answer(slot, refusal);
         }
         if let Some(number) = self.hold_of(owner, &request.name, Side::of(request.kind)) {
             return self.reenter(slot, number, &request, span);

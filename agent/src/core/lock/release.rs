@@ -95,7 +95,7 @@ impl Core {
             return self.release(ending);
         }
         self.link_to_predecessor(next.waiter, ending.number, &ending.place);
-        let give_up = self.worth_repeating(ending.longest.max(next.lease));
+        let give_up = self.retry_window(ending.longest.max(next.lease));
         let id = self.send(Verb::HandOver(HandOver { from: ending, to: next }), give_up);
         self.locks.begin_contest(&name, id);
     }
@@ -119,15 +119,15 @@ impl Core {
         }
     }
 
-    /// The local waiter that a hold may be passed on to: of a kind with one holder at a time and no order beyond this
-    /// agent's, and the same on both sides of a read-write lock.
+    /// Returns the front waiter if the hold may be handed over to it: both plain or fenced, or both writers while no local
+    /// reader holds. Fair, read and red locks are never handed over.
     fn next_in_line(&self, ending: &Ending) -> Option<Attempt> {
         let state = self.locks.get(&ending.name)?;
         let next = *state.queue.front()?;
         let waiter = self.locks.waiter(next)?;
         // An attempt made before a hold of an earlier run was taken up again may still run: under the number that would
         // be handed the lock, and its late grant would be undone at the cost of that hold.
-        if waiter.asking.is_some() || matches!(state.contest, Contest::Asking(_)) {
+        if waiter.attempt.is_some() || matches!(state.contest, Contest::Attempting(_)) {
             return None;
         }
         let fits = match (ending.kind.family(), waiter.kind.family()) {
@@ -151,7 +151,7 @@ impl Core {
 
     /// Returns the time for which a script that removes a field is worth retrying: Redis keeps none longer than the
     /// lease it was last given, were it given this instant.
-    pub(in crate::core) fn worth_repeating(&self, lease: Lease) -> Duration {
+    pub(in crate::core) fn retry_window(&self, lease: Lease) -> Duration {
         let lease = lease.duration();
         lease + lease / 100 + self.settings.response_timeout
     }
@@ -161,12 +161,12 @@ impl Core {
         self.release_after(self.now, ending);
     }
 
-    /// The same, but not before that instant.
+    /// Releases in Redis what has ended here, not before `at`.
     pub(in crate::core) fn release_after(&mut self, at: Moment, ending: Ending) {
         if ending.kind == Kind::Red {
             return self.release_red(at, ending);
         }
-        let give_up = at.since(self.now) + self.worth_repeating(ending.longest);
+        let give_up = at.since(self.now) + self.retry_window(ending.longest);
         self.begin_leaving(&ending.name, ending.kind);
         self.send_at(at, Verb::Release(Release(ending)), give_up);
     }
@@ -184,7 +184,7 @@ impl Core {
             // A place in a queue ends with no lease: it holds others up until its deadline, which is the later the
             // more stand before it.
             Kind::Fair => Duration::MAX,
-            _ => self.worth_repeating(lease),
+            _ => self.retry_window(lease),
         };
         self.send(Verb::Undo(Undo { name: name.clone(), kind, number }), give_up);
     }

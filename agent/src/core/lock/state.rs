@@ -19,7 +19,7 @@ pub(in crate::core) enum Contest {
     /// Nothing: nobody waits, or a local hold stands in the way.
     Idle,
     /// An attempt or a hand-over is on its way.
-    Asking(OpId),
+    Attempting(OpId),
     /// It was refused, and looks again at that instant or upon a message.
     Asleep(Moment),
 }
@@ -34,9 +34,9 @@ pub(in crate::core) struct LockState {
     /// The local read holds.
     pub(in crate::core) readers: BTreeSet<Number>,
     /// Ops that will make the lock free for us: releases, undoings.
-    pub(in crate::core) leaving: u32,
+    pub(in crate::core) releases_in_flight: u32,
     /// The same for read holds, which keep out writers only.
-    pub(in crate::core) readers_leaving: u32,
+    pub(in crate::core) reader_releases_in_flight: u32,
     pub(in crate::core) queue: VecDeque<Number>,
     pub(in crate::core) contest: Contest,
     /// The channel of release messages that we asked for, and for which family of kinds.
@@ -66,8 +66,8 @@ impl LockState {
             group,
             hold: None,
             readers: BTreeSet::new(),
-            leaving: 0,
-            readers_leaving: 0,
+            releases_in_flight: 0,
+            reader_releases_in_flight: 0,
             queue: VecDeque::new(),
             contest: Contest::Idle,
             listening: None,
@@ -86,8 +86,9 @@ impl LockState {
     /// Returns whether a local hold, or one on its way out, excludes a newcomer of that kind.
     pub(in crate::core) fn keeps_out(&self, kind: Kind) -> bool {
         self.hold.is_some()
-            || self.leaving > 0
-            || (kind != Kind::Read && (!self.readers.is_empty() || self.readers_leaving > 0))
+            || self.releases_in_flight > 0
+            || (kind != Kind::Read
+                && (!self.readers.is_empty() || self.reader_releases_in_flight > 0))
     }
 
     pub(super) fn is_held(&self) -> bool {
@@ -96,10 +97,10 @@ impl LockState {
 
     pub(super) fn is_unused(&self) -> bool {
         !self.is_held()
-            && self.leaving == 0
-            && self.readers_leaving == 0
+            && self.releases_in_flight == 0
+            && self.reader_releases_in_flight == 0
             && self.queue.is_empty()
-            && !matches!(self.contest, Contest::Asking(_))
+            && !matches!(self.contest, Contest::Attempting(_))
     }
     /// Returns the local holds.
     pub(in crate::core) fn holds(&self) -> impl Iterator<Item = Number> {
@@ -115,7 +116,11 @@ impl LockState {
                 && (self.handovers >= most || (self.handovers > 0 && held_here >= longest)))
     }
 
-    pub(super) fn leaving_mut(&mut self, kind: Kind) -> &mut u32 {
-        if kind == Kind::Read { &mut self.readers_leaving } else { &mut self.leaving }
+    pub(super) fn releases_in_flight_mut(&mut self, kind: Kind) -> &mut u32 {
+        if kind == Kind::Read {
+            &mut self.reader_releases_in_flight
+        } else {
+            &mut self.releases_in_flight
+        }
     }
 }

@@ -177,19 +177,19 @@ impl LockTable {
         if waiter.kind == Kind::Read && !state.readers.is_empty() {
             let readers = state.queue.iter().map_while(|id| {
                 let reader = self.waiters.get(id).filter(|waiter| waiter.kind == Kind::Read)?;
-                Some((*id, reader.asking.is_none()))
+                Some((*id, reader.attempt.is_none()))
             });
             return Step::Join(readers.filter(|(_, idle)| *idle).map(|(id, _)| id).collect());
         }
         // A reader that asked to join others may still be asking when they have gone. A second attempt under its number
         // could run when its hold is over, and would then be undone at the cost of the hold with that number.
-        if waiter.asking.is_some() { Step::Nothing } else { Step::Attempt(*front) }
+        if waiter.attempt.is_some() { Step::Nothing } else { Step::Attempt(*front) }
     }
 
     /// Records the attempt or hand-over that is on its way for the front waiter.
     pub(in crate::core) fn begin_contest(&mut self, name: &LockName, op: OpId) {
         if let Some(state) = self.locks.get_mut(name) {
-            state.contest = Contest::Asking(op);
+            state.contest = Contest::Attempting(op);
         }
     }
 
@@ -324,16 +324,16 @@ impl LockTable {
     /// Counts an op that will make a name in use free for us.
     pub(in crate::core) fn begin_leaving(&mut self, name: &LockName, kind: Kind) {
         if let Some(state) = self.locks.get_mut(name) {
-            *state.leaving_mut(kind) += 1;
+            *state.releases_in_flight_mut(kind) += 1;
         }
     }
 
     /// Counts the end of such an op. Returns whether it was the last one.
     pub(in crate::core) fn end_leaving(&mut self, name: &LockName, kind: Kind) -> bool {
         let Some(state) = self.locks.get_mut(name) else { return true };
-        let leaving = state.leaving_mut(kind);
-        *leaving = leaving.saturating_sub(1);
-        *leaving == 0
+        let releases_in_flight = state.releases_in_flight_mut(kind);
+        *releases_in_flight = releases_in_flight.saturating_sub(1);
+        *releases_in_flight == 0
     }
 
     /// Begins to listen to a name's release messages. Returns the channel, unless it was listened to already.

@@ -75,7 +75,7 @@ impl Core {
             behind: None,
             refused,
             position: FairPosition::default(),
-            asking: None,
+            attempt: None,
             undoing: None,
             armed: Moment::NEVER,
         }
@@ -147,12 +147,12 @@ impl Core {
             Kind::Red => self.tell_once_undone(&waiter, reply),
             _ => self.answer(waiter.slot, reply),
         }
-        if waiter.asking.is_none() && waiter.kind != Kind::Fair {
+        if waiter.attempt.is_none() && waiter.kind != Kind::Fair {
             // Whatever it asked was answered, and has left nothing.
             self.journal_gone(waiter.number);
         }
         self.abandon_attempt(&waiter, front);
-        self.leave_position(&waiter, waiter.asking);
+        self.leave_position(&waiter, waiter.attempt);
         self.poll_queue(name);
     }
 
@@ -160,7 +160,7 @@ impl Core {
     /// passed on or undone. One that waits to be sent again is dropped, undone where an earlier copy may have run, and
     /// the next waiter tries for itself.
     fn abandon_attempt(&mut self, waiter: &Waiter, front: bool) {
-        let Some(id) = waiter.asking else {
+        let Some(id) = waiter.attempt else {
             if front {
                 self.locks.cancel_sleep(&waiter.name);
             }

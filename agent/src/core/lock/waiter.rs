@@ -14,7 +14,7 @@ use crate::types::Number;
 pub(in crate::core) struct Waiter {
     pub(in crate::core) name: LockName,
     pub(in crate::core) kind: Kind,
-    /// The number of its attempts: one that no script has been sent to remove.
+    /// The grant number that its attempts carry. No script that removes it has been sent.
     pub(in crate::core) number: Number,
     pub(in crate::core) owner: Owner,
     /// The user of its process.
@@ -35,7 +35,7 @@ pub(in crate::core) struct Waiter {
     /// Its position in a fair lock's queue.
     pub(in crate::core) position: FairPosition,
     /// Its attempt that is on its way, or waits to be sent again.
-    pub(in crate::core) asking: Option<OpId>,
+    pub(in crate::core) attempt: Option<OpId>,
     /// The quorum operation that takes back what its latest attempt at a red lock has got.
     pub(in crate::core) undoing: Option<OpId>,
     /// The deadline that is set.

@@ -201,7 +201,7 @@ impl Core {
 
     /// An attempt brought no answer.
     fn attempt_failed(&mut self, id: OpId, failure: &Failure, pause: Duration) {
-        if let Failure::Lacking(why) = failure {
+        if let Failure::TooFewReplicas(why) = failure {
             return self.attempt_not_tried(id, why);
         }
         let Some(op) = self.ops.get(id) else { return };

@@ -67,7 +67,7 @@ impl Core {
         self.advance_clock(now);
         let lease = self.settings.lease;
         let mut batches = Batches::new(self.settings.slots);
-        let give_up = self.worth_repeating(lease);
+        let give_up = self.retry_window(lease);
         for (id, session) in (RESTORED..).map(SessionId).zip(past.sessions.into_values()) {
             for hold in self.restore_session(id, session) {
                 let lock = hold.lock.clone();
@@ -85,7 +85,7 @@ impl Core {
             self.journal.knows([number]);
             self.begin_leaving(&name, kind);
             // An explicit lease may have been longer; then the next waiter finds what is left of it.
-            let give_up = after.since(self.now) + self.worth_repeating(lease);
+            let give_up = after.since(self.now) + self.retry_window(lease);
             self.send_at(after.max(self.now), Verb::Undo(Undo { name, kind, number }), give_up);
         }
         self.run_ready();

@@ -36,7 +36,7 @@ impl Operation for HandOver {
 
     /// Redis that takes no new field (because it is full, say) still takes a release.
     fn on_failure(&self, core: &mut Core, id: OpId, failure: &Failure, pause: Duration) {
-        if !matches!(failure, Failure::Refused(_) | Failure::Lacking(_)) {
+        if !matches!(failure, Failure::Refused(_) | Failure::TooFewReplicas(_)) {
             return core.retry(id, pause);
         }
         if let Some(op) = core.take_op(id) {

@@ -28,7 +28,7 @@ pub enum Failure {
     /// Redis refused it and changed nothing.
     Refused(String),
     /// It was not sent, because too few replicas are connected.
-    Lacking(String),
+    TooFewReplicas(String),
 }
 
 impl Failure {
@@ -36,9 +36,10 @@ impl Failure {
     #[must_use]
     pub fn text(&self) -> &str {
         match self {
-            Self::Unsent(text) | Self::Lost(text) | Self::Refused(text) | Self::Lacking(text) => {
-                text
-            }
+            Self::Unsent(text)
+            | Self::Lost(text)
+            | Self::Refused(text)
+            | Self::TooFewReplicas(text) => text,
         }
     }
 }

@@ -36,8 +36,8 @@ use operation::Silence;
 /// The time after which a position in a fair lock's queue lapses without a sign of life.
 pub(in crate::core) const FAIR_WAIT: Duration = Duration::from_secs(15);
 
-/// The longest wait of the end of a hold for the journal. A lock that stays taken is worse than a
-/// loss told in error, which needs a crash in that very moment as well.
+/// The longest time that the script which ends a hold waits for its journal record. After that it is sent regardless: a lock
+/// that stays taken is worse than a wrongly reported loss, which would also need a crash within this time.
 const JOURNAL_PATIENCE: Duration = Duration::from_millis(250);
 
 impl Core {
@@ -90,9 +90,9 @@ impl Core {
         let operation = op.verb.operation();
         let (node, lane) = operation.route(self);
         let call = operation.call(self);
-        let place =
+        let trace_parent =
             if trace::is_on() { operation.trace_parent(self) } else { TraceParent::default() };
-        self.effects.push(Effect::Send { op: id, node, lane, call, place });
+        self.effects.push(Effect::Send { op: id, node, lane, call, trace_parent });
     }
 
     /// Redis answered a script.

@@ -37,7 +37,7 @@ impl Operation for HoldUpdate {
     }
 
     fn on_failure(&self, core: &mut Core, id: OpId, failure: &Failure, pause: Duration) {
-        let refused = matches!(failure, Failure::Refused(_) | Failure::Lacking(_));
+        let refused = matches!(failure, Failure::Refused(_) | Failure::TooFewReplicas(_));
         if !refused || matches!(self.change, Change::Partial) {
             return core.retry(id, pause);
         }

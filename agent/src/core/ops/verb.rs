@@ -1,4 +1,5 @@
-//! The data of each verb: what its script needs to know. Its behaviour is in the file with its name.
+//! The data of each verb: what its script needs to know. Its behaviour is the `Operation` impl in the file of the verb;
+//! `Look`'s is in `force.rs`, `NodeOp`'s in `red/node_op.rs`.
 
 use redisson::script::{self, Call, LockDetails};
 use redisson::{HolderId, Kind, Lease, LockName, Moment};
@@ -32,7 +33,7 @@ pub(in crate::core) struct HoldUpdate {
     pub(in crate::core) count: u32,
     pub(in crate::core) owner: Owner,
     pub(in crate::core) slot: Slot,
-    /// That of a LOCK that enters again; what is asked otherwise is a part of the hold's.
+    /// The span of a re-entering LOCK; none for other updates, which the hold's span records.
     pub(in crate::core) span: Span,
 }
 
@@ -66,7 +67,7 @@ pub(in crate::core) struct Ending {
     pub(in crate::core) end: End,
     /// The command that waits for the end.
     pub(in crate::core) slot: Option<Slot>,
-    /// The instant before which a release that finds nothing surely was the release.
+    /// Before this instant, a repeated release that finds no field counts as the one that removed it.
     pub(in crate::core) valid_until: Moment,
     /// The longest lease that Redis may still keep it for.
     pub(in crate::core) longest: Lease,

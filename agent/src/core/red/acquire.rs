@@ -269,7 +269,7 @@ impl Core {
         waiter: &Waiter,
         reply: crate::protocol::resp::Frame,
     ) {
-        let mut open = [waiter.asking, waiter.undoing].into_iter().flatten();
+        let mut open = [waiter.attempt, waiter.undoing].into_iter().flatten();
         match open.find(|id| self.red.contains(*id)) {
             Some(quorum) => self.red.set_last_word(quorum, (waiter.slot, reply)),
             None => self.answer(waiter.slot, reply),

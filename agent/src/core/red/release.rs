@@ -38,7 +38,7 @@ impl Core {
         valid_until: Moment,
     ) {
         let verb = NodeVerb::Release { quorum, name: name.clone(), number, valid_until };
-        let give_up = at.since(self.now) + self.worth_repeating(lease);
+        let give_up = at.since(self.now) + self.retry_window(lease);
         self.send_at(at, Verb::Node(NodeOp { node, verb }), give_up);
     }
 

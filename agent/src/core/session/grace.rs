@@ -215,7 +215,7 @@ impl Core {
         }
         // What its old connection had begun comes to its end first, so that nothing changes behind the new one's back.
         let asking = |number: &Number| {
-            let hold = self.leases.get(*number).and_then(|hold| hold.asking);
+            let hold = self.leases.get(*number).and_then(|hold| hold.update);
             hold.is_some_and(|op| self.ops.contains_key(&op))
         };
         let settled = grace.unverified == 0
@@ -297,8 +297,8 @@ impl Core {
         self.wake_all(others);
     }
 
-    /// A command comes after all earlier ones were answered: the worker has been told its secret.
-    pub(in crate::core) fn knows_its_secret(&mut self, id: SessionId) {
+    /// Drops the previous secret if every earlier command has been answered: the worker then has the new one.
+    pub(in crate::core) fn forget_previous_secret(&mut self, id: SessionId) {
         let Some(session) = self.sessions.get_mut(&id) else { return };
         if session.pending.is_empty()
             && session.secret_before.take().is_some()

@@ -1,4 +1,4 @@
-//! Sessions: one per connection. Commands of one owner run one after another, replies keep the commands' order.
+//! Sessions: one per connection, or what outlives the connection during a grace period. Commands of one owner run one after another, replies keep the commands' order.
 
 pub(in crate::core) mod event;
 pub(in crate::core) mod grace;
@@ -46,7 +46,7 @@ impl Core {
     /// Takes a command in: it begins at once unless its owner is busy.
     pub(in crate::core) fn enqueue(&mut self, id: SessionId, command: Command) {
         let began = self.now;
-        self.knows_its_secret(id);
+        self.forget_previous_secret(id);
         let Some(session) = self.sessions.get_mut(&id) else { return };
         let seq = session.first_seq + session.pending.len() as u64;
         let owner = command.owner();

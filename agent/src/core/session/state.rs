@@ -6,7 +6,7 @@ use std::time::Duration;
 use redisson::{LockName, Moment};
 
 use crate::core::ids::{HoldKey, Slot};
-use crate::core::lock::multi_lock::MultiLock;
+use crate::core::lock::mlock_state::MultiLock;
 use crate::core::session::reply::Reply;
 use crate::protocol::command::Command;
 use crate::protocol::resp::Frame;

@@ -5,7 +5,7 @@ use std::collections::{BTreeSet, HashMap, VecDeque};
 use redisson::{Kind, LockName, Moment};
 
 use crate::core::ids::Owner;
-use crate::core::lock::multi_lock::MultiLock;
+use crate::core::lock::mlock_state::MultiLock;
 use crate::core::session::state::Session;
 use crate::core::side::Side;
 use crate::core::timer::Timers;

@@ -63,7 +63,7 @@ fn a_re_entry_that_too_few_replicas_have_leaves_the_hold_as_it_was() {
             fields.map(|(_, count)| *count).collect::<Vec<_>>()
         };
         assert_eq!(counts(&world), [1], "{kind}");
-        world.replicas = Replicas::Lacking;
+        world.replicas = Replicas::TooFew;
         world.lock_as(a, "x", kind);
         assert!(error(&mut world, a).contains("0 are connected"));
         assert_eq!(counts(&world), [1]);
@@ -144,7 +144,7 @@ fn where_too_few_replicas_are_connected_nothing_is_tried() {
     world.lock(a, "x");
     world.lock(b, "x");
     assert_eq!(world.reply(a), "held 1");
-    world.replicas = Replicas::Lacking;
+    world.replicas = Replicas::TooFew;
     world.served.clear();
     world.unlock(a, "x");
     assert_eq!(world.served, ["release"]);
@@ -182,7 +182,7 @@ fn what_a_broken_connection_left_is_removed_where_it_is_not_tried_again() {
     assert!(world.has_no_reply(a));
     assert_eq!(world.holders("x").len(), 1);
     world.network = Network::Good;
-    world.replicas = Replicas::Lacking;
+    world.replicas = Replicas::TooFew;
     world.pass(Duration::from_secs(1));
     assert!(error(&mut world, a).contains("0 are connected"));
     assert_nothing_left(&world);

@@ -50,7 +50,7 @@ pub(super) enum Replicas {
     /// One confirms the next grant, and none the others.
     Once,
     /// So few are connected that nothing is sent.
-    Lacking,
+    TooFew,
     /// Its scripts leave later than all others.
     Late,
 }
@@ -290,8 +290,8 @@ impl World {
         while let Some(action) = self.core.next_effect() {
             match action {
                 Effect::Send { op, lane: Lane::Grants, call, .. } => match self.replicas {
-                    Replicas::Lacking => {
-                        let failure = Failure::Lacking("0 are connected".to_owned());
+                    Replicas::TooFew => {
+                        let failure = Failure::TooFewReplicas("0 are connected".to_owned());
                         self.core.on_failure(self.now, op, &failure);
                     }
                     Replicas::Late => self.waiting_grants.push((op, call)),

@@ -46,7 +46,7 @@ fn waiter(id: WaiterId, kind: Kind) -> Waiter {
         behind: None,
         refused: false,
         position: FairPosition::default(),
-        asking: None,
+        attempt: None,
         undoing: None,
         armed: Moment::NEVER,
     }

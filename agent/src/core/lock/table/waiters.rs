@@ -121,7 +121,7 @@ impl LockTable {
         waiter.map(|waiter| waiter.armed = Moment::NEVER).is_some()
     }
 
-    /// Sets the number of a waiter's next attempts.
+    /// Sets the grant number that a waiter's next attempts carry.
     pub(in crate::core) fn renumber(&mut self, id: WaiterId, number: Number) {
         if let Some(waiter) = self.waiters.get_mut(&id) {
             waiter.number = number;
@@ -131,19 +131,19 @@ impl LockTable {
     /// Records that a waiter's attempt is under way.
     pub(in crate::core) fn begin_attempt(&mut self, id: WaiterId, op: OpId) {
         if let Some(waiter) = self.waiters.get_mut(&id) {
-            waiter.asking = Some(op);
+            waiter.attempt = Some(op);
         }
     }
 
     /// Records that an attempt or a hand-over is over.
     pub(in crate::core) fn end_attempt(&mut self, name: &LockName, id: WaiterId, op: OpId) {
         if let Some(waiter) = self.waiters.get_mut(&id)
-            && waiter.asking == Some(op)
+            && waiter.attempt == Some(op)
         {
-            waiter.asking = None;
+            waiter.attempt = None;
         }
         if let Some(state) = self.locks.get_mut(name)
-            && state.contest == Contest::Asking(op)
+            && state.contest == Contest::Attempting(op)
         {
             state.contest = Contest::Idle;
         }
@@ -220,7 +220,7 @@ impl LockTable {
 
     /// Wakes a fair waiter that sleeps. Returns whether it did.
     pub(in crate::core) fn wake_fair(&mut self, id: WaiterId) -> bool {
-        let asleep = |waiter: &Waiter| waiter.asking.is_none() && waiter.position.armed.is_some();
+        let asleep = |waiter: &Waiter| waiter.attempt.is_none() && waiter.position.armed.is_some();
         if !self.waiters.get(&id).is_some_and(asleep) {
             return false;
         }
@@ -232,6 +232,6 @@ impl LockTable {
     pub(in crate::core) fn on_position_due(&mut self, id: WaiterId) -> bool {
         let Some(waiter) = self.waiters.get_mut(&id) else { return false };
         waiter.position.armed = None;
-        waiter.asking.is_none()
+        waiter.attempt.is_none()
     }
 }

@@ -188,7 +188,7 @@ impl Simulation {
             let now = state.boot(self.now);
             let at_most = hold.valid_until.max(now + lease.duration());
             let entry = self.history.renewable.entry(key).or_insert(at_most);
-            if !lapses || hold.asking.is_some() || hold.mode == LeaseMode::Fixed {
+            if !lapses || hold.update.is_some() || hold.mode == LeaseMode::Fixed {
                 *entry = at_most;
             } else if hold.valid_until > *entry {
                 return Err(format!("{field} on {lock} is renewed for a stopped worker"));
@@ -226,14 +226,17 @@ impl Simulation {
                 Verb::Undo(undo) => undo.name == *name,
                 _ => false,
             });
-            if leaving.count() != known.leaving as usize {
-                return Err(format!("{name} counts {} releases in flight", known.leaving));
+            if leaving.count() != known.releases_in_flight as usize {
+                return Err(format!(
+                    "{name} counts {} releases in flight",
+                    known.releases_in_flight
+                ));
             }
             let asking = match known.contest {
-                Contest::Asking(op) if !core.ops.contains_key(&op) => {
+                Contest::Attempting(op) if !core.ops.contains_key(&op) => {
                     return Err(format!("{name} waits for an operation that has ended"));
                 }
-                Contest::Asking(_) => true,
+                Contest::Attempting(_) => true,
                 Contest::Asleep(until) => {
                     if known.queue.is_empty() {
                         return Err(format!("{name} sleeps without a waiter"));
@@ -241,11 +244,11 @@ impl Simulation {
                     state.stall.is_some()
                         || now < until
                         || known.hold.is_some()
-                        || known.leaving > 0
+                        || known.releases_in_flight > 0
                 }
                 Contest::Idle => false,
             };
-            let served = known.hold.is_some() || known.leaving > 0 || asking;
+            let served = known.hold.is_some() || known.releases_in_flight > 0 || asking;
             if !known.queue.is_empty() && !served {
                 return Err(format!("the waiters for {name} are not served: {known:?}"));
             }
@@ -263,7 +266,7 @@ impl Simulation {
         let core = &self.hosts[host].core;
         let Some(known) = core.locks.get(name) else { return Ok(()) };
         let lock = name_of(name);
-        let asleep = matches!(known.contest, Contest::Asleep(_)) && known.leaving == 0;
+        let asleep = matches!(known.contest, Contest::Asleep(_)) && known.releases_in_flight == 0;
         if !asleep || known.failures > 0 || known.stand_back_until > core.now {
             return Ok(());
         }

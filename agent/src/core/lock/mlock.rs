@@ -1,11 +1,11 @@
 //! MLOCK and MUNLOCK: several locks at once, all or none.
 //!
-//! An MLOCK takes its members one after another, by the very path that a LOCK takes; its slot's `member` tells which
-//! one an answer is about. It begins in byte order, so that those who do the same never wait for one another in a
-//! circle. Others may take them in another order; therefore it waits only for a while with something in its hands.
-//! Then it gives back what it took, keeps its place in the queue it stands in, waits there with empty hands, and takes
-//! the others when it has got that one. What comes before it in byte order it waits for only briefly then: those who
-//! take turns in the same order would otherwise stand in one another's way forever, each with one lock in its hands.
+//! An MLOCK acquires its members one by one in byte order, each as a LOCK would; its slot's `member` says which one a
+//! reply is about. The order keeps MLOCKs from waiting for one another in a circle, but other clients may acquire the
+//! same locks in another order. So while it holds some members, it waits for the next one only for a while. Then it
+//! releases them, keeps its position in the current queue, waits for that lock alone, and acquires the rest. For members
+//! earlier in byte order it then waits only briefly: MLOCKs that take turns would otherwise block one another forever,
+//! each with one lock.
 
 use crate::core::ops::verb::{Change, HoldUpdate};
 use std::sync::Arc;
@@ -16,7 +16,7 @@ use tracing::Span;
 
 use crate::core::ids::{Owner, Slot};
 use crate::core::lease::hold::{Hold, LeaseMode};
-use crate::core::lock::multi_lock::{Goal, Member, MultiLock};
+use crate::core::lock::mlock_state::{Goal, Member, MultiLock};
 use crate::core::session::reply::{Grant, Reply};
 use crate::core::side::Side;
 use crate::core::units::millis;
@@ -47,8 +47,7 @@ impl Core {
                 kind: *kind,
                 outcome: "denied",
             });
-            self.answer(slot, refusal);
-            return self.poll_queue(name);
+            return self.answer(slot, refusal);
         }
         let mut order: Vec<usize> = (0..requests.len()).collect();
         order.sort_by(|a, b| requests[*a].name.as_bytes().cmp(requests[*b].name.as_bytes()));
@@ -154,8 +153,8 @@ impl Core {
         self.sessions.push_step(owner);
     }
 
-    /// A hold of this owner is lost. Whether an MLOCK that is not answered yet had taken it: then its worker does not
-    /// know of it, and it is taken again. One that the worker had before does not come back.
+    /// Handles a lost hold of this owner. Returns whether an unanswered MLOCK had acquired it; it is then acquired again. A
+    /// hold that the worker had before is not.
     pub(in crate::core) fn member_lost(
         &mut self,
         owner: Owner,
@@ -167,12 +166,12 @@ impl Core {
         for member in &mut multi.members {
             let (Member::Taken(grant) | Member::Leasing(grant)) = member else { continue };
             if grant.number == number {
-                let unknown = grant.count == 1;
+                let acquired_by_it = grant.count == 1;
                 *member = Member::Wanted;
-                if !unknown && matches!(multi.goal, Goal::Take) {
+                if !acquired_by_it && matches!(multi.goal, Goal::Take) {
                     multi.goal = Goal::GiveUp(Self::lost(name, end));
                 }
-                return unknown;
+                return acquired_by_it;
             }
         }
         false
