@@ -25,6 +25,7 @@ const PYTHON_ASYNCIO: Library = Library { command: || python("asyncio"), forks: 
 
 const NODE: Library = Library { command: node_driver, forks: false };
 const GO: Library = Library { command: go_driver, forks: false };
+const JAVA: Library = Library { command: java_driver, forks: false };
 const RUST: Library = Library { command: rust_driver, forks: false };
 
 fn folder(language: &str) -> PathBuf {
@@ -58,6 +59,29 @@ fn build_go_driver() -> Result<PathBuf> {
     let errors = String::from_utf8_lossy(&output.stderr);
     ensure!(output.status.success(), "the driver in Go cannot be built:\n{errors}");
     Ok(program)
+}
+
+fn java_driver() -> Result<Command> {
+    static BUILT: OnceLock<Result<PathBuf, String>> = OnceLock::new();
+    let built = BUILT.get_or_init(|| build_java_driver().map_err(|error| format!("{error:#}")));
+    let classes = built.as_ref().map_err(|error| anyhow!("{error}"))?;
+    let mut command = process::command(&installed("java")?);
+    // Small and soon up: many run side by side.
+    command.args(["-Xshare:auto", "-XX:TieredStopAtLevel=1", "-Xmx128m", "-cp"]).arg(classes);
+    command.arg("Driver");
+    Ok(command)
+}
+
+fn build_java_driver() -> Result<PathBuf> {
+    let classes = Path::new(env!("CARGO_TARGET_TMPDIR")).join("java-library");
+    let mut build = process::command(&installed("javac")?);
+    build.args(["-Xlint:all", "-Werror", "--release", "17", "-d"]).arg(&classes);
+    build.arg("--source-path").arg(folder("java").join("src/main/java"));
+    build.arg(folder("java").join("conformance/Driver.java"));
+    let output = build.output()?;
+    let errors = String::from_utf8_lossy(&output.stderr);
+    ensure!(output.status.success(), "the driver in Java cannot be built:\n{errors}");
+    Ok(classes)
 }
 
 fn rust_driver() -> Result<Command> {
@@ -120,5 +144,6 @@ conformance! {
     python_asyncio PYTHON_ASYNCIO;
     go GO;
     node NODE;
+    java JAVA;
     rust RUST;
 }

@@ -1,0 +1,235 @@
+package io.github.lockscope.client;
+
+import java.io.ByteArrayOutputStream;
+import java.io.IOException;
+import java.net.StandardProtocolFamily;
+import java.net.UnixDomainSocketAddress;
+import java.nio.ByteBuffer;
+import java.nio.channels.CancelledKeyException;
+import java.nio.channels.ClosedByInterruptException;
+import java.nio.channels.SelectionKey;
+import java.nio.channels.SocketChannel;
+import java.nio.charset.StandardCharsets;
+import java.nio.file.Path;
+import java.util.ArrayDeque;
+import java.util.ArrayList;
+import java.util.Deque;
+import java.util.List;
+import java.util.Queue;
+import java.util.concurrent.TimeUnit;
+
+/** Speaks RESP3 over a Unix socket. Replies arrive in the order of the commands. */
+final class Connection {
+    /** The time limit for replies that do not wait for a lock. The agent itself answers within about two seconds. */
+    static final long REPLY_LIMIT = TimeUnit.SECONDS.toNanos(10);
+
+    /** Receives what is not a reply. Its methods do not wait for anything. */
+    interface Listener {
+        void onPush(List<Object> event);
+
+        /** The connection has ended. Commands without a reply fail afterwards. */
+        void onClose(Connection connection);
+    }
+
+    private final SocketChannel channel;
+    private final Poller poller;
+    private final Listener listener;
+    private final RespReader reader = new RespReader();
+    private volatile SelectionKey key;
+
+    // Guarded by this.
+    private final Queue<Reply> pending = new ArrayDeque<>();
+    private final Deque<ByteBuffer> unsent = new ArrayDeque<>();
+    private boolean blocked;
+    private boolean closed;
+
+    private Connection(SocketChannel channel, Poller poller, Listener listener) {
+        this.channel = channel;
+        this.poller = poller;
+        this.listener = listener;
+    }
+
+    static Connection open(Path path, Engine engine, Listener listener) throws IOException {
+        var channel = connect(path, engine);
+        try {
+            channel.configureBlocking(false);
+            var connection = new Connection(channel, engine.poller, listener);
+            connection.key = engine.poller.register(channel, connection);
+            connection.send("HELLO", 3);
+            return connection;
+        } catch (IOException error) {
+            channel.close();
+            throw error;
+        }
+    }
+
+    /** Connects within the limit. An interrupt closes a channel that waits, so it is deferred and another one is tried. */
+    private static SocketChannel connect(Path path, Engine engine) throws IOException {
+        boolean interrupted = Thread.interrupted();
+        try {
+            while (true) {
+                var channel = SocketChannel.open(StandardProtocolFamily.UNIX);
+                var limit = engine.after(REPLY_LIMIT, () -> closeQuietly(channel));
+                try {
+                    channel.connect(UnixDomainSocketAddress.of(path));
+                    return channel;
+                } catch (ClosedByInterruptException interrupt) {
+                    interrupted = Thread.interrupted() || interrupted;
+                } catch (IOException error) {
+                    closeQuietly(channel);
+                    throw error;
+                } finally {
+                    limit.cancel(false);
+                }
+            }
+        } finally {
+            if (interrupted) {
+                Thread.currentThread().interrupt();
+            }
+        }
+    }
+
+    /** Sends a command of strings and whole numbers. */
+    Reply send(Object... words) {
+        var reply = new Reply();
+        boolean broken = false;
+        synchronized (this) {
+            if (closed) {
+                reply.fail(disconnected());
+                return reply;
+            }
+            pending.add(reply);
+            unsent.add(ByteBuffer.wrap(encode(words)));
+            try {
+                flush();
+            } catch (IOException | CancelledKeyException error) {
+                broken = true;
+            }
+        }
+        if (broken) {
+            close();
+        }
+        return reply;
+    }
+
+    /** Sends a command and waits for its reply. Without one in time it closes the connection. */
+    Object call(Object... words) throws Failure {
+        var reply = send(words);
+        if (!Interruption.deferring(REPLY_LIMIT, reply::await)) {
+            close();
+            long seconds = TimeUnit.NANOSECONDS.toSeconds(REPLY_LIMIT);
+            throw Failure.disconnected("no reply to " + words[0] + " within " + seconds + " s");
+        }
+        return reply.get();
+    }
+
+    synchronized boolean isClosed() {
+        return closed;
+    }
+
+    /** Closes the connection. Reports that to the listener before commands without a reply fail. */
+    void close() {
+        synchronized (this) {
+            if (closed) {
+                return;
+            }
+            closed = true;
+        }
+        closeQuietly(channel);
+        poller.wakeUp();
+        listener.onClose(this);
+        List<Reply> unanswered;
+        synchronized (this) {
+            unanswered = new ArrayList<>(pending);
+            pending.clear();
+        }
+        unanswered.forEach(reply -> reply.fail(disconnected()));
+    }
+
+    /** Reads and writes what is possible without waiting. Called by the poller. */
+    void onReady() {
+        try {
+            synchronized (this) {
+                flush();
+            }
+            int count;
+            while ((count = channel.read(reader.room())) > 0) {
+                reader.arrived(count);
+                while (reader.next()) {
+                    dispatch(reader.value());
+                }
+            }
+            if (count < 0) {
+                close();
+            }
+        } catch (IOException | RuntimeException error) {
+            close();
+        }
+    }
+
+    private void dispatch(Object value) throws IOException {
+        if (value instanceof RespReader.Push push) {
+            listener.onPush(push.items());
+            return;
+        }
+        Reply reply;
+        synchronized (this) {
+            reply = pending.poll();
+        }
+        if (reply == null) {
+            throw new IOException("the agent sent a reply to nothing");
+        }
+        if (value instanceof Failure failure) {
+            reply.fail(failure);
+        } else {
+            reply.complete(value);
+        }
+    }
+
+    /** Writes what the socket accepts, and has the poller continue with the rest. */
+    private void flush() throws IOException {
+        while (!unsent.isEmpty()) {
+            var bytes = unsent.peek();
+            channel.write(bytes);
+            if (bytes.hasRemaining()) {
+                blocked = true;
+                key.interestOps(SelectionKey.OP_READ | SelectionKey.OP_WRITE);
+                poller.wakeUp();
+                return;
+            }
+            unsent.remove();
+        }
+        if (blocked) {
+            blocked = false;
+            key.interestOps(SelectionKey.OP_READ);
+        }
+    }
+
+    private static byte[] encode(Object... words) {
+        var bytes = new ByteArrayOutputStream();
+        bytes.writeBytes(ascii("*" + words.length + "\r\n"));
+        for (var word : words) {
+            byte[] text = word.toString().getBytes(StandardCharsets.UTF_8);
+            bytes.writeBytes(ascii("$" + text.length + "\r\n"));
+            bytes.writeBytes(text);
+            bytes.writeBytes(ascii("\r\n"));
+        }
+        return bytes.toByteArray();
+    }
+
+    private static byte[] ascii(String text) {
+        return text.getBytes(StandardCharsets.US_ASCII);
+    }
+
+    private static Failure disconnected() {
+        return Failure.disconnected("connection to the agent lost");
+    }
+
+    private static void closeQuietly(SocketChannel channel) {
+        try {
+            channel.close();
+        } catch (IOException error) {
+            // Nothing else can be done with it.
+        }
+    }
+}

@@ -1,0 +1,45 @@
+package io.github.lockscope.client;
+
+import java.util.concurrent.ExecutorService;
+import java.util.concurrent.ScheduledFuture;
+import java.util.concurrent.ScheduledThreadPoolExecutor;
+import java.util.concurrent.SynchronousQueue;
+import java.util.concurrent.ThreadPoolExecutor;
+import java.util.concurrent.TimeUnit;
+
+/** The threads of an agent object. All are daemons. */
+final class Engine {
+    final Poller poller = new Poller();
+    // Once it is closed, what would have been done has no sessions left.
+    private final ExecutorService background = new ThreadPoolExecutor(
+            0, Integer.MAX_VALUE, 30, TimeUnit.SECONDS, new SynchronousQueue<>(),
+            work -> daemon(work, "lockscope"), new ThreadPoolExecutor.DiscardPolicy());
+    private final ScheduledThreadPoolExecutor timer = new ScheduledThreadPoolExecutor(
+            1, work -> daemon(work, "lockscope-timer"), new ThreadPoolExecutor.DiscardPolicy());
+
+    Engine() {
+        timer.setRemoveOnCancelPolicy(true);
+    }
+
+    static Thread daemon(Runnable work, String name) {
+        var thread = new Thread(work, name);
+        thread.setDaemon(true);
+        return thread;
+    }
+
+    /** Runs work that may wait, and the listeners of holds. */
+    void run(Runnable work) {
+        background.execute(work);
+    }
+
+    /** Runs short work after a time. */
+    ScheduledFuture<?> after(long nanos, Runnable work) {
+        return timer.schedule(work, nanos, TimeUnit.NANOSECONDS);
+    }
+
+    void close() {
+        timer.shutdownNow();
+        background.shutdown();
+        poller.close();
+    }
+}

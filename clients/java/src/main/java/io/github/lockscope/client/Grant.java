@@ -1,0 +1,166 @@
+package io.github.lockscope.client;
+
+import java.util.ArrayDeque;
+import java.util.Deque;
+import java.util.OptionalLong;
+import java.util.function.Consumer;
+
+/** One possession of a lock, shared by the holds of an owner that reentered it. */
+final class Grant {
+    final String name;
+    final Kind kind;
+    final String holder;
+    final OptionalLong token;
+    private final Engine engine;
+
+    // Guarded by this.
+    private boolean renewed;
+    private long deadline;
+    private long count;
+    private final Deque<Hold> open = new ArrayDeque<>();
+    private boolean atRisk;
+    private String lossReason;
+
+    Grant(Engine engine, String name, Kind kind, String holder, OptionalLong token) {
+        this.engine = engine;
+        this.name = name;
+        this.kind = kind;
+        this.holder = holder;
+        this.token = token;
+    }
+
+    /** Returns whether the hold is certain. Once it is not, it never is again. */
+    synchronized boolean isHeld() {
+        if (lossReason == null && BootClock.atMost() >= deadline) {
+            lose("its deadline has passed");
+        }
+        return lossReason == null;
+    }
+
+    /** Throws unless the hold is certain. */
+    void check() {
+        if (!isHeld()) {
+            throw loss();
+        }
+    }
+
+    /** Throws if the hold has been lost. */
+    synchronized void checkNotLost() {
+        if (lossReason != null) {
+            throw loss();
+        }
+    }
+
+    synchronized LockLostException loss() {
+        return new LockLostException(name, lossReason);
+    }
+
+    synchronized void lose(String reason) {
+        if (lossReason != null) {
+            return;
+        }
+        lossReason = reason;
+        open.forEach(hold -> hold.lossListeners.forEach(this::report));
+    }
+
+    /** Ends it: the agent has nothing of it any more. */
+    synchronized void loseAll(String reason) {
+        count = 0;
+        lose(reason);
+    }
+
+    synchronized void whenLost(Hold hold, Consumer<LockLostException> listener) {
+        hold.lossListeners.add(listener);
+        if (lossReason != null && isOpen(hold)) {
+            report(listener);
+        }
+    }
+
+    private void report(Consumer<LockLostException> listener) {
+        var loss = loss();
+        engine.run(() -> listener.accept(loss));
+    }
+
+    synchronized void whenAtRisk(Hold hold, Runnable listener) {
+        hold.riskListeners.add(listener);
+    }
+
+    synchronized void setAtRisk(boolean atRisk) {
+        if (atRisk && !this.atRisk && lossReason == null) {
+            open.forEach(hold -> hold.riskListeners.forEach(engine::run));
+        }
+        this.atRisk = atRisk;
+    }
+
+    synchronized boolean isAtRisk() {
+        return atRisk && isHeld();
+    }
+
+    /** Notes what the agent reports of a grant or a reentry. */
+    synchronized void granted(long count, boolean fixed, long deadline) {
+        this.count = count;
+        renewed = renewed || !fixed;
+        this.deadline = Math.max(this.deadline, deadline);
+    }
+
+    /** Notes what the agent lists. A deadline that has passed stays passed. */
+    synchronized void renew(long deadline) {
+        if (isHeld()) {
+            this.deadline = deadline;
+        }
+    }
+
+    synchronized void extended(boolean renewed, long deadline) {
+        this.renewed = renewed;
+        this.deadline = deadline;
+    }
+
+    /** Ends it no later than this, and returns when it ends. */
+    synchronized long limitTo(long limit) {
+        deadline = Math.min(deadline, limit);
+        return deadline;
+    }
+
+    synchronized long left() {
+        return deadline - BootClock.atMost();
+    }
+
+    synchronized boolean isRenewed() {
+        return renewed;
+    }
+
+    synchronized void setCount(long count) {
+        this.count = count;
+    }
+
+    synchronized void releaseOne() {
+        count--;
+    }
+
+    /** Returns whether the agent has more holds than are open here. */
+    synchronized boolean hasSurplus() {
+        return count > open.size();
+    }
+
+    synchronized void open(Hold hold) {
+        open.push(hold);
+    }
+
+    /** Closes a hold, and returns whether it was open. */
+    synchronized boolean close(Hold hold) {
+        return open.remove(hold);
+    }
+
+    synchronized boolean isOpen(Hold hold) {
+        return open.contains(hold);
+    }
+
+    synchronized int openHolds() {
+        return open.size();
+    }
+
+    /** Returns the hold that was opened last, null if none is. */
+    synchronized Hold newest() {
+        return open.peek();
+    }
+}

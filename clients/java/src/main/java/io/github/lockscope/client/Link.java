@@ -1,0 +1,291 @@
+package io.github.lockscope.client;
+
+import java.io.IOException;
+import java.nio.file.Path;
+import java.time.Duration;
+import java.util.Collection;
+import java.util.List;
+import java.util.Map;
+import java.util.concurrent.TimeUnit;
+
+/** A session's connection to the agent, and the connections that resume it. */
+final class Link implements Connection.Listener {
+    static final long RETRY_PAUSE = TimeUnit.MILLISECONDS.toNanos(100);
+
+    /** Receives what happens on a connection. Its methods do not wait for anything. */
+    interface Listener {
+        /** A connection has been made. These are the holds that the agent has of a session that was resumed. */
+        void onConnect(Collection<?> holds, long sent);
+
+        void onPush(List<Object> event);
+
+        /** A connection has ended. Until this instant the session can be resumed. */
+        void onDisconnect(long limit);
+
+        /** The session has ended, and everything it held. */
+        void onEnd(String reason);
+    }
+
+    private final Engine engine;
+    private final Path path;
+    private final long grace;
+    private final Listener listener;
+
+    // Guarded by this.
+    private Connection connection;
+    private String id = "";
+    private String secret = "";
+    /** The last instant at which the agent surely had this session. */
+    private long proven;
+    /** A command went unanswered: the agent may have holds that are unknown here. */
+    private boolean uncertain;
+    private boolean closing;
+
+    Link(Engine engine, Path path, Duration grace, Listener listener) {
+        this.engine = engine;
+        this.path = path;
+        this.grace = grace.toNanos();
+        this.listener = listener;
+    }
+
+    /** Returns the connection, null if there is none. */
+    synchronized Connection connection() {
+        return connection;
+    }
+
+    synchronized boolean isConnected() {
+        return connection != null;
+    }
+
+    /** Runs work that needs the connection to be the current one, before its end is noticed. Returns whether it was run. */
+    synchronized boolean ifCurrent(Connection expected, Runnable work) {
+        if (connection == null || connection != expected) {
+            return false;
+        }
+        work.run();
+        return true;
+    }
+
+    synchronized boolean isUncertain() {
+        return uncertain;
+    }
+
+    synchronized boolean isClosing() {
+        return closing;
+    }
+
+    synchronized String id() {
+        return id;
+    }
+
+    /** Returns the instant until which the session can be resumed. */
+    synchronized long limit() {
+        return proven + grace;
+    }
+
+    synchronized void prove(long sent) {
+        proven = sent;
+    }
+
+    /** Makes the next connection a new session. */
+    synchronized void forget() {
+        id = "";
+    }
+
+    /** Connects, or resumes the session, and retries until the instant {@code end}. */
+    void connect(long end, Interruption interruption) throws InterruptedException {
+        while (!isConnected()) {
+            LockscopeException error;
+            try {
+                open();
+                continue;
+            } catch (IOException failure) {
+                error = absent(failure);
+            } catch (Failure failure) {
+                switch (failure.code()) {
+                    case "" -> error = absent(failure);
+                    case "GONE" -> {
+                        end("the agent has ended the session");
+                        continue;
+                    }
+                    case "SESSION", "UNAVAILABLE", "DRAINING" -> error = failure.toException();
+                    default -> throw failure.toException();
+                }
+            }
+            if (isClosing() || BootClock.atMost() >= end) {
+                throw error;
+            }
+            interruption.pause(RETRY_PAUSE);
+        }
+    }
+
+    private UnavailableException absent(Exception cause) {
+        return new UnavailableException("no agent at " + path + ": " + cause.getMessage());
+    }
+
+    private void open() throws IOException, Failure {
+        var fresh = Connection.open(path, engine, this);
+        long sent = BootClock.atLeast();
+        Map<?, ?> ticket;
+        try {
+            ticket = begin(fresh);
+        } catch (Failure failure) {
+            fresh.close();
+            throw failure;
+        }
+        synchronized (this) {
+            connection = fresh;
+            proven = sent;
+            uncertain = false;
+        }
+        listener.onConnect(Fields.list(ticket.get("holds")), sent);
+        if (fresh.isClosed()) {
+            onClose(fresh);
+        }
+    }
+
+    /** Begins a session on a connection, or resumes the one there is. */
+    private Map<?, ?> begin(Connection fresh) throws Failure {
+        String id;
+        String secret;
+        synchronized (this) {
+            id = this.id;
+            secret = this.secret;
+        }
+        if (!id.isEmpty()) {
+            var ticket = remember(fresh.call("RESUME", id, secret));
+            fresh.call("SESSION", "PUSH", "on");
+            return ticket;
+        }
+        if (grace > 0) {
+            try {
+                long millis = TimeUnit.NANOSECONDS.toMillis(grace);
+                return remember(fresh.call("SESSION", "GRACE", millis, "PUSH", "on"));
+            } catch (Failure failure) {
+                // An agent without a journal grants locks but no grace.
+                if (!failure.code().equals("UNAVAILABLE")) {
+                    throw failure;
+                }
+            }
+        }
+        return remember(fresh.call("SESSION", "PUSH", "on"));
+    }
+
+    private synchronized Map<?, ?> remember(Object reply) {
+        var ticket = Fields.map(reply);
+        id = Fields.text(ticket.get("id"));
+        secret = Fields.text(ticket.get("secret"));
+        return ticket;
+    }
+
+    /** Runs a command in this session that does not wait for a lock. */
+    Object call(Object... words) throws Failure {
+        var current = connection();
+        if (current == null) {
+            throw Failure.disconnected("not connected to the agent");
+        }
+        long sent = BootClock.atLeast();
+        try {
+            var reply = current.call(words);
+            prove(sent);
+            return reply;
+        } catch (Failure failure) {
+            if (failure.isDisconnected()) {
+                doubt(current);
+            } else {
+                prove(sent);
+            }
+            throw failure;
+        }
+    }
+
+    /** Ends the wait that is under way in this session. */
+    void cancel() throws Failure {
+        String id;
+        String secret;
+        synchronized (this) {
+            id = this.id;
+            secret = this.secret;
+        }
+        callOnce("CANCEL", id, secret);
+    }
+
+    /** Runs one command on a connection of its own. */
+    Object callOnce(Object... words) throws Failure {
+        return callOnce(engine, path, words);
+    }
+
+    static Object callOnce(Engine engine, Path path, Object... words) throws Failure {
+        Connection once;
+        try {
+            once = Connection.open(path, engine, new Ignored());
+        } catch (IOException error) {
+            throw Failure.disconnected("no agent at " + path + ": " + error.getMessage());
+        }
+        try {
+            return once.call(words);
+        } finally {
+            once.close();
+        }
+    }
+
+    private static final class Ignored implements Connection.Listener {
+        @Override
+        public void onPush(List<Object> event) {}
+
+        @Override
+        public void onClose(Connection connection) {}
+    }
+
+    /** Closes a connection on which a command went unanswered. Resuming settles its effect. */
+    void doubt(Connection unsure) {
+        synchronized (this) {
+            uncertain = true;
+        }
+        unsure.close();
+        if (!isConnected()) {
+            listener.onDisconnect(limit());
+        }
+    }
+
+    @Override
+    public void onPush(List<Object> event) {
+        listener.onPush(event);
+    }
+
+    @Override
+    public void onClose(Connection ended) {
+        synchronized (this) {
+            if (connection != ended) {
+                return;
+            }
+            connection = null;
+        }
+        listener.onDisconnect(limit());
+    }
+
+    /** Gives up a session that cannot be resumed. */
+    void end(String reason) {
+        synchronized (this) {
+            id = "";
+            uncertain = false;
+        }
+        listener.onEnd(reason);
+    }
+
+    /** Ends the session at the agent too. */
+    void close() {
+        Connection last;
+        synchronized (this) {
+            closing = true;
+            last = connection;
+        }
+        if (last != null) {
+            last.send("QUIT");
+            // It is answered by the end of the connection.
+            var ended = last.send("PING");
+            Interruption.deferring(TimeUnit.SECONDS.toNanos(1), ended::await);
+            last.close();
+        }
+    }
+}

@@ -1,0 +1,98 @@
+package io.github.lockscope.client;
+
+import java.util.concurrent.ScheduledFuture;
+import java.util.concurrent.TimeUnit;
+
+/** Follows the deadlines of a session's grants as the agent renews them. */
+final class Renewals {
+    /** Renewed deadlines are read again after this fraction of the remaining validity. */
+    private static final long DIVISOR = 3;
+    private static final long SHORTEST_PAUSE = TimeUnit.MILLISECONDS.toNanos(50);
+
+    private final Engine engine;
+    private final Session session;
+    private final Link link;
+    private final Grants grants;
+
+    // Guarded by this.
+    private ScheduledFuture<?> timer;
+    private boolean stopped;
+
+    Renewals(Engine engine, Session session, Link link, Grants grants) {
+        this.engine = engine;
+        this.session = session;
+        this.link = link;
+        this.grants = grants;
+    }
+
+    /** Sets the timer for the next deadline, or for reading the deadline of a renewed grant. */
+    void arm() {
+        long next = Interruption.FOREVER;
+        for (var grant : grants.all()) {
+            if (grant.isHeld()) {
+                next = Math.min(next, grant.isRenewed() ? grant.left() / DIVISOR : grant.left());
+            }
+        }
+        synchronized (this) {
+            if (timer != null) {
+                timer.cancel(false);
+                timer = null;
+            }
+            if (next != Interruption.FOREVER && !stopped) {
+                timer = engine.after(Math.max(next, SHORTEST_PAUSE), () -> engine.run(this::tend));
+            }
+        }
+    }
+
+    synchronized void stop() {
+        stopped = true;
+        if (timer != null) {
+            timer.cancel(false);
+        }
+    }
+
+    /** Ends grants whose deadline has passed, and reads the deadlines of the others. */
+    void tend() {
+        boolean renewed = false;
+        for (var grant : grants.all()) {
+            renewed = grant.isHeld() && grant.isRenewed() || renewed;
+        }
+        if (renewed && link.isConnected() && !session.ifFree(this::refresh)) {
+            refreshFromOutside();
+        }
+        arm();
+    }
+
+    private void refresh() {
+        var connection = link.connection();
+        long sent = BootClock.atLeast();
+        try {
+            var rows = Fields.list(link.call("HOLDS"));
+            link.ifCurrent(connection, () -> grants.renew(rows, sent));
+        } catch (Failure failure) {
+            // The next connection brings the list, or the deadlines end the grants.
+            return;
+        }
+    }
+
+    /** Reads the deadlines on another connection: the owner waits for a lock, and replies keep their order. */
+    private void refreshFromOutside() {
+        for (var grant : grants.all()) {
+            String cursor = "0";
+            do {
+                var connection = link.connection();
+                long sent = BootClock.atLeast();
+                try {
+                    var page = Fields.list(link.callOnce("LOCKS", "MATCH", grant.name, "CURSOR", cursor, "COUNT", 1000));
+                    if (page.size() != 2
+                            || !link.ifCurrent(connection, () -> grants.renew(Fields.list(page.get(1)), sent))) {
+                        return;
+                    }
+                    cursor = Fields.text(page.get(0));
+                } catch (Failure failure) {
+                    return;
+                }
+            } while (!cursor.equals("0"));
+        }
+    }
+}

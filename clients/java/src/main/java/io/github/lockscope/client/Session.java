@@ -1,0 +1,435 @@
+package io.github.lockscope.client;
+
+import java.nio.file.Path;
+import java.time.Duration;
+import java.util.ArrayList;
+import java.util.Collection;
+import java.util.List;
+import java.util.concurrent.Semaphore;
+import java.util.concurrent.TimeUnit;
+import java.util.function.Consumer;
+
+/**
+ * One owner's session with the agent. Replies on a connection keep the order of its commands, so owners that wait do not
+ * share one.
+ */
+final class Session {
+    /** The time for which a lock without a time limit waits for an agent that is not there. */
+    private static final long CONNECT_LIMIT = TimeUnit.SECONDS.toNanos(30);
+
+    private final Engine engine;
+    private final Consumer<Session> onIdle;
+    private final Link link;
+    private final Grants grants;
+    private final Renewals renewals;
+    /** Has a permit while no command runs. */
+    private final Semaphore turn = new Semaphore(1);
+    /** The owner served. Guarded by the agent object. */
+    Owner owner;
+
+    // Guarded by this.
+    private int users;
+    private boolean recovering;
+
+    Session(Engine engine, Path path, Duration grace, Consumer<Session> onIdle) {
+        this.engine = engine;
+        this.onIdle = onIdle;
+        grants = new Grants(engine);
+        link = new Link(engine, path, grace, new LinkEvents());
+        renewals = new Renewals(engine, this, link, grants);
+    }
+
+    Grants grants() {
+        return grants;
+    }
+
+    /** Counts a call in progress. A session with neither calls nor grants may serve another owner. */
+    synchronized void enter() {
+        users++;
+    }
+
+    void leave() {
+        synchronized (this) {
+            users--;
+        }
+        if (isIdle()) {
+            onIdle.accept(this);
+        }
+    }
+
+    synchronized boolean isIdle() {
+        return users == 0 && grants.isEmpty() && !link.isUncertain();
+    }
+
+    /** Runs work in the background, as a user of the session that has the turn. */
+    private void background(Runnable work) {
+        enter();
+        engine.run(() -> {
+            turn.acquireUninterruptibly();
+            try {
+                work.run();
+            } finally {
+                turn.release();
+                leave();
+            }
+        });
+    }
+
+    /** Runs work as a user of the session that has the turn, unless a command runs. Returns whether it was run. */
+    boolean ifFree(Runnable work) {
+        if (!turn.tryAcquire()) {
+            return false;
+        }
+        enter();
+        try {
+            work.run();
+        } finally {
+            turn.release();
+            leave();
+        }
+        return true;
+    }
+
+    /**
+     * Acquires the locks, or reenters them. The caller has entered the session, and leaves it.
+     *
+     * @param wait the limit in nanoseconds, {@link Interruption#FOREVER} for none
+     */
+    List<Hold> lock(Request request, long wait, Interruption interruption) throws InterruptedException {
+        long end = wait == Interruption.FOREVER ? wait : BootClock.atLeast() + wait;
+        interruption.await(Interruption.FOREVER, nanos -> turn.tryAcquire(nanos, TimeUnit.NANOSECONDS));
+        var withdrawal = new Withdrawal();
+        try {
+            while (true) {
+                link.connect(Math.min(end, BootClock.atLeast() + CONNECT_LIMIT), interruption);
+                var known = grants.known(request);
+                if (clear(known, request.several())) {
+                    continue;
+                }
+                if (!request.several() && !known.isEmpty() && known.get(0).hasSurplus()) {
+                    return open(known);
+                }
+                var granted = attempt(request, end, !known.isEmpty(), interruption, withdrawal);
+                if (!granted.isEmpty() && allHeld(granted)) {
+                    return open(granted);
+                }
+            }
+        } finally {
+            if (withdrawal.work == null) {
+                turn.release();
+            } else {
+                enter();
+                engine.run(() -> {
+                    try {
+                        withdrawal.work.run();
+                    } finally {
+                        turn.release();
+                        leave();
+                    }
+                });
+            }
+        }
+    }
+
+    /** Ends a wait that was interrupted. It keeps the turn until it is done. */
+    private static final class Withdrawal {
+        private Runnable work;
+    }
+
+    /** Sends the command once. Returns nothing if it has to be sent again. */
+    private List<Grant> attempt(
+            Request request, long end, boolean reentry, Interruption interruption, Withdrawal withdrawal)
+            throws InterruptedException {
+        var connection = link.connection();
+        if (connection == null) {
+            return List.of();
+        }
+        boolean limited = end != Interruption.FOREVER;
+        long left = Math.max(0, end - BootClock.atLeast());
+        long sent = BootClock.atLeast();
+        var reply = connection.send(request.words(limited ? TimeUnit.NANOSECONDS.toMillis(left) : -1, link.id()));
+        try {
+            long limit = limited ? left + Connection.REPLY_LIMIT : Interruption.FOREVER;
+            if (!interruption.await(limit, reply::await)) {
+                link.doubt(connection);
+                throw new UnavailableException("could not acquire " + request + ": no reply from the agent");
+            }
+            var value = reply.get();
+            link.prove(sent);
+            if (value == null) {
+                throw new LockTimeoutException("could not acquire " + request + " in time");
+            }
+            var granted = new ArrayList<Grant>();
+            // Beyond its connection's end a grant is as certain as the grace allows, which resuming tells.
+            if (!link.ifCurrent(connection, () -> granted.addAll(granted(request, value, sent)))) {
+                link.doubt(connection);
+            }
+            return granted;
+        } catch (InterruptedException interrupt) {
+            withdrawal.work = () -> withdraw(request, connection, reply, sent);
+            throw interrupt;
+        } catch (Failure failure) {
+            switch (failure.code()) {
+                case "" -> link.doubt(connection);
+                case "DRAINING" -> {
+                    if (BootClock.atMost() >= end) {
+                        throw failure.toException();
+                    }
+                    interruption.pause(Link.RETRY_PAUSE);
+                }
+                case "LOST" -> {
+                    // Without a hold, it was granted and lost before the agent could report it: the wait goes on.
+                    if (reentry) {
+                        throw new LockLostException(request.toString(), failure.getMessage());
+                    }
+                }
+                default -> throw failure.toException();
+            }
+            return List.of();
+        }
+    }
+
+    private List<Grant> granted(Request request, Object reply, long sent) {
+        var granted = new ArrayList<Grant>();
+        for (var row : request.rows(reply)) {
+            granted.add(grants.granted(Fields.map(row), request.isFixed(), sent));
+        }
+        return granted;
+    }
+
+    private static boolean allHeld(List<Grant> granted) {
+        boolean held = true;
+        for (var grant : granted) {
+            held = grant.isHeld() && held;
+        }
+        return held;
+    }
+
+    /**
+     * Releases grants that arrived after their deadline, or that a lost reply reported only in part, and returns whether
+     * there were any. Throws if an open hold was lost.
+     */
+    private boolean clear(List<Grant> known, boolean several) {
+        boolean cleared = false;
+        for (var grant : known) {
+            boolean held = grant.isHeld();
+            if (held && !(several && grant.hasSurplus())) {
+                continue;
+            }
+            settle(grant);
+            if (!held && grant.openHolds() > 0) {
+                throw grant.loss();
+            }
+            cleared = true;
+        }
+        return cleared;
+    }
+
+    private List<Hold> open(List<Grant> granted) {
+        var holds = new ArrayList<Hold>();
+        for (var grant : granted) {
+            var hold = new Hold(this, grant);
+            grant.open(hold);
+            holds.add(hold);
+        }
+        renewals.arm();
+        return holds;
+    }
+
+    /** Closes a hold and releases what it had. Does nothing if it is closed. */
+    void release(Hold hold, Grant grant) {
+        enter();
+        try {
+            grant.isHeld(); // Notes a deadline that has passed.
+            if (!grant.close(hold)) {
+                return;
+            }
+            turn.acquireUninterruptibly();
+            try {
+                settle(grant);
+            } finally {
+                turn.release();
+            }
+            grant.checkNotLost();
+        } finally {
+            leave();
+        }
+    }
+
+    /** Sets a fixed lease in milliseconds from now; 0 returns the hold to renewal. */
+    void extend(Grant grant, long millis) {
+        enter();
+        turn.acquireUninterruptibly();
+        try {
+            connect(BootClock.atLeast() + Connection.REPLY_LIMIT);
+            var connection = link.connection();
+            long sent = BootClock.atLeast();
+            var valid = link.call("EXTEND", grant.name, millis, "KIND", grant.kind.word(), "IN", link.id());
+            long deadline = sent + Fields.millis(valid);
+            if (!link.ifCurrent(connection, () -> grant.extended(millis == 0, deadline))) {
+                throw new UnavailableException("could not extend " + grant.name + ": connection to the agent lost");
+            }
+            renewals.arm();
+        } catch (Failure failure) {
+            if (failure.code().equals("LOST") || failure.code().equals("NOTHELD")) {
+                grant.lose(failure.getMessage());
+                throw grant.loss();
+            }
+            throw failure.toException();
+        } finally {
+            turn.release();
+            leave();
+        }
+    }
+
+    /** Releases what the agent has beyond the open holds. The caller has the turn. */
+    private void settle(Grant grant) {
+        try {
+            while (grant.hasSurplus()) {
+                if (!link.isConnected()) {
+                    long left = grant.left();
+                    if (left <= 0) {
+                        return;
+                    }
+                    connect(BootClock.atLeast() + left);
+                    continue;
+                }
+                try {
+                    grant.setCount(Fields.number(link.call(
+                            "UNLOCK", grant.name, "KIND", grant.kind.word(), "IN", link.id())));
+                } catch (Failure failure) {
+                    switch (failure.code()) {
+                        case "" -> { }
+                        case "LOST", "NOTHELD" -> grant.loseAll(failure.getMessage());
+                        // It is not this owner's any more: the agent keeps trying to release it.
+                        case "UNAVAILABLE" -> grant.releaseOne();
+                        default -> throw failure.toException();
+                    }
+                }
+            }
+        } finally {
+            grants.forgetClosed(grant);
+        }
+    }
+
+    private void connect(long end) {
+        try {
+            link.connect(end, Interruption.DEFERRED);
+        } catch (InterruptedException interrupt) {
+            throw new AssertionError("interrupts are deferred", interrupt);
+        }
+    }
+
+    /** Ends a wait that nobody is interested in any more, and releases what it was granted. */
+    private void withdraw(Request request, Connection connection, Reply reply, long sent) {
+        try {
+            link.cancel();
+            if (!Interruption.deferring(Connection.REPLY_LIMIT, reply::await)) {
+                link.doubt(connection);
+                return;
+            }
+            var value = reply.get();
+            if (value != null) {
+                granted(request, value, sent).forEach(this::settleQuietly);
+            }
+        } catch (Failure failure) {
+            if (failure.isDisconnected()) {
+                link.doubt(connection);
+            }
+        }
+    }
+
+    /** Without a connection, resuming settles it. */
+    private void settleQuietly(Grant grant) {
+        try {
+            settle(grant);
+        } catch (LockscopeException error) {
+            renewals.arm();
+        }
+    }
+
+    /** Ends the session and everything it holds. */
+    void close() {
+        renewals.stop();
+        grants.all().forEach(grant -> grant.loseAll("the agent object was closed"));
+        link.close();
+    }
+
+    /** Resumes the session in the background while there is something to resume. */
+    private void recover(long end) {
+        synchronized (this) {
+            if (recovering) {
+                return;
+            }
+            recovering = true;
+        }
+        background(() -> {
+            synchronized (this) {
+                recovering = false;
+            }
+            try {
+                connect(end);
+            } catch (LockscopeException error) {
+                link.end(error.getMessage());
+            }
+        });
+    }
+
+    private final class LinkEvents implements Link.Listener {
+        @Override
+        public void onConnect(Collection<?> holds, long sent) {
+            grants.takeOver(holds, sent);
+            for (var grant : grants.all()) {
+                // The command that runs now may want it: released once that has ended.
+                if (grant.hasSurplus()) {
+                    background(() -> settleQuietly(grant));
+                }
+            }
+            renewals.arm();
+        }
+
+        @Override
+        public void onPush(List<Object> event) {
+            if (event.size() < 3) {
+                return;
+            }
+            var grant = grants.find(Fields.text(event.get(1)), Kind.ofWord(Fields.text(event.get(2))));
+            if (grant == null) {
+                return;
+            }
+            switch (Fields.text(event.get(0))) {
+                case "lock-lost" -> grant.loseAll(Fields.text(event.get(event.size() - 1)));
+                case "lock-jeopardy" -> grant.setAtRisk(true);
+                case "lock-safe" -> {
+                    grant.setAtRisk(false);
+                    engine.run(renewals::tend);
+                }
+                default -> { }
+            }
+        }
+
+        @Override
+        public void onDisconnect(long limit) {
+            var held = grants.all();
+            if (link.isClosing() || (held.isEmpty() && !link.isUncertain())) {
+                synchronized (Session.this) {
+                    if (users == 0) {
+                        link.forget();
+                    }
+                }
+                return;
+            }
+            long end = link.isUncertain() ? limit : 0;
+            for (var grant : held) {
+                end = Math.max(end, grant.limitTo(limit));
+                grant.setAtRisk(true);
+            }
+            recover(end);
+        }
+
+        @Override
+        public void onEnd(String reason) {
+            grants.all().forEach(grant -> grant.loseAll(reason));
+        }
+    }
+}
