@@ -75,7 +75,9 @@ fn java_driver() -> Result<Command> {
 fn build_java_driver() -> Result<PathBuf> {
     let classes = Path::new(env!("CARGO_TARGET_TMPDIR")).join("java-library");
     let mut build = process::command(&installed("javac")?);
-    build.args(["-Xlint:all", "-Werror", "--release", "17", "-d"]).arg(&classes);
+    build
+        .args(["-Xlint:all", "-Werror", "--release", "17", "-encoding", "UTF-8", "-d"])
+        .arg(&classes);
     build.arg("--source-path").arg(folder("java").join("src/main/java"));
     build.arg(folder("java").join("conformance/Driver.java"));
     let output = build.output()?;
