@@ -145,7 +145,7 @@ public final class Driver {
                 return holds.get(words.get(0)).describe();
             }
             case "release" -> {
-                holds.get(words.get(0)).closing.close();
+                release(words.get(0));
                 return json();
             }
             case "extend" -> {
@@ -185,6 +185,18 @@ public final class Driver {
             hold.onRisk(() -> say("event", json("risk", handle)));
         }
         return held;
+    }
+
+    /** Releases in an interrupted thread, as a {@code finally} does. */
+    private void release(String handle) throws Exception {
+        Thread.currentThread().interrupt();
+        try {
+            holds.get(handle).closing.close();
+        } finally {
+            if (!Thread.interrupted()) {
+                throw new IllegalStateException("the interrupt was swallowed");
+            }
+        }
     }
 
     private void many(int count) throws InterruptedException {
