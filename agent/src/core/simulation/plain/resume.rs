@@ -9,6 +9,7 @@ use super::names::{NAMES, name_of};
 use super::replies::{code, millis};
 use super::session::{KnownHold, OWNERS, Pending, Ticket};
 use super::simulation::{Phase, Simulation};
+use crate::core::Settings;
 use crate::journal::{Record, Restored};
 use crate::protocol::command::Command;
 use crate::protocol::resp::Frame;
@@ -139,7 +140,11 @@ impl Simulation {
             });
             for (lock, known_hold) in before.unwrap_or_default() {
                 let sure = !unsure.contains(&(owner, lock)) && !known_hold.leaving;
-                let counts = known_hold.valid_until > self.hosts[host].boot(self.now)
+                // A renewed hold may be lost a margin before its validity ends.
+                let state = &self.hosts[host];
+                let Settings { lease, lost_margin, .. } = state.settings;
+                let counts = lease.lost_at(known_hold.valid_until, lost_margin)
+                    > state.boot(self.now)
                     && !self.history.is_excused(lock, &known_hold.holder);
                 match self.known_hold(host, id, owner, lock) {
                     None if sure && counts => {
