@@ -121,6 +121,30 @@ public final class Agent implements AutoCloseable {
         return new Owner(this);
     }
 
+    /** Returns the state of a lock in Redis, empty if it is free. */
+    public Optional<LockState> show(String name) {
+        var reply = callOnce("SHOW", name);
+        return reply == null ? Optional.empty() : Optional.of(LockState.of(Fields.map(reply)));
+    }
+
+    /**
+     * Releases a lock in Redis, no matter which client holds it, and returns how many holders it had. Its holders are
+     * reported a loss.
+     *
+     * @throws RejectedException if the process runs neither as root nor as the agent's user
+     */
+    public long forceRelease(String name) {
+        return Fields.number(callOnce("FORCE", name));
+    }
+
+    private Object callOnce(Object... words) {
+        try {
+            return Link.callOnce(engine, socket, words);
+        } catch (Failure failure) {
+            throw failure.toException();
+        }
+    }
+
     /**
      * Releases everything and closes the connections.
      *
@@ -173,6 +197,11 @@ public final class Agent implements AutoCloseable {
     int holdCount(Owner owner, String name, Kind kind) {
         var grant = grantOf(owner, name, kind);
         return grant == null || !grant.isHeld() ? 0 : grant.openHolds();
+    }
+
+    synchronized boolean isIdle(Owner owner) {
+        var session = owner.session;
+        return session == null || session.owner != owner || session.isIdle();
     }
 
     private synchronized Grant grantOf(Owner owner, String name, Kind kind) {

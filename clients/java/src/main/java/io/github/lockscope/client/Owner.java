@@ -29,4 +29,9 @@ public final class Owner {
     public LockSet lockAll(Collection<String> names) {
         return new LockSet(agent, () -> this, names);
     }
+
+    /** Returns whether it holds and waits for nothing. */
+    public boolean isIdle() {
+        return agent.isIdle(this);
+    }
 }
