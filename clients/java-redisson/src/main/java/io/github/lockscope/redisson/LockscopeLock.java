@@ -1,0 +1,361 @@
+package io.github.lockscope.redisson;
+
+import io.github.lockscope.client.Agent;
+import io.github.lockscope.client.Hold;
+import io.github.lockscope.client.Kind;
+import io.github.lockscope.client.LockLostException;
+import io.github.lockscope.client.LockState;
+import io.github.lockscope.client.LockTimeoutException;
+import io.github.lockscope.client.LockscopeException;
+import io.github.lockscope.client.NamedLock;
+import io.github.lockscope.client.Owner;
+import io.github.lockscope.client.RejectedException;
+import java.time.Duration;
+import java.util.Optional;
+import java.util.concurrent.Callable;
+import java.util.concurrent.CompletableFuture;
+import java.util.concurrent.CompletionException;
+import java.util.concurrent.ExecutorService;
+import java.util.concurrent.TimeUnit;
+import java.util.concurrent.locks.Condition;
+import org.redisson.api.ObjectListener;
+import org.redisson.api.RFuture;
+import org.redisson.api.RLock;
+import org.redisson.misc.CompletableFutureWrapper;
+
+/** Redisson's lock on the agent. A lease of zero or less is renewed, as in Redisson. */
+class LockscopeLock implements RLock {
+    /** No lease of its own, and no limit to a wait. */
+    static final long NONE = -1;
+    /** The remaining time of a key that does not exist. */
+    private static final long ABSENT = -2;
+
+    private final Agent agent;
+    private final Owners owners;
+    private final ExecutorService executor;
+    private final String name;
+    private final Kind kind;
+
+    LockscopeLock(Agent agent, Owners owners, ExecutorService executor, String name, Kind kind) {
+        this.agent = agent;
+        this.owners = owners;
+        this.executor = executor;
+        this.name = name;
+        this.kind = kind;
+    }
+
+    static long currentThread() {
+        return Thread.currentThread().getId();
+    }
+
+    private NamedLock of(Owner owner) {
+        return owner.lock(name, kind);
+    }
+
+    /** A way to acquire a lock, which returns nothing when the wait is over. */
+    interface Acquisition<E extends Exception> {
+        Optional<Hold> from(NamedLock lock) throws E;
+    }
+
+    /** An acquisition without a limit that an interrupt does not end. */
+    static Optional<Hold> untilHeld(NamedLock lock) {
+        lock.lock();
+        return lock.hold();
+    }
+
+    /** An acquisition within a time; a negative one has no limit. */
+    static Acquisition<InterruptedException> within(long wait, TimeUnit unit) {
+        return lock -> Optional.of(
+                wait < 0 ? lock.acquire() : lock.acquire(Duration.of(wait, unit.toChronoUnit())));
+    }
+
+    <E extends Exception> Optional<Hold> acquire(long threadId, long lease, TimeUnit unit, Acquisition<E> acquisition)
+            throws E {
+        return owners.with(threadId, owner -> {
+            dropLost(owner);
+            var lock = lease > 0 ? of(owner).withLease(Duration.of(lease, unit.toChronoUnit())) : of(owner);
+            try {
+                return acquisition.from(lock);
+            } catch (LockTimeoutException timeout) {
+                return Optional.empty();
+            }
+        });
+    }
+
+    /** Acquires the lock within a time. To a reader that tries for the write side, Redisson says no. */
+    Optional<Hold> tryAcquire(long threadId, long wait, long lease, TimeUnit unit) throws InterruptedException {
+        return orEmpty(() -> acquire(threadId, lease, unit, within(Math.max(0, wait), unit)));
+    }
+
+    /** Acquires the lock if it is free. */
+    Optional<Hold> tryAcquire(long lease, TimeUnit unit) {
+        return orEmpty(() -> acquire(currentThread(), lease, unit, NamedLock::tryAcquire));
+    }
+
+    interface Attempt<E extends Exception> {
+        Optional<Hold> run() throws E;
+    }
+
+    static <E extends Exception> Optional<Hold> orEmpty(Attempt<E> attempt) throws E {
+        try {
+            return attempt.run();
+        } catch (RejectedException rejected) {
+            if (rejected.code().equals("DEADLOCK")) {
+                return Optional.empty();
+            }
+            throw rejected;
+        }
+    }
+
+    /** Redisson forgets a lock that ran out; the agent's client keeps it until its owner has heard of that. */
+    private void dropLost(Owner owner) {
+        for (var hold = of(owner).hold(); hold.isPresent() && !hold.get().isHeld(); hold = of(owner).hold()) {
+            try {
+                hold.get().close();
+            } catch (LockLostException lost) {
+                // That is known.
+            }
+        }
+    }
+
+    private void unlock(long threadId) {
+        owners.with(threadId, owner -> {
+            var hold = of(owner).hold();
+            try {
+                hold.orElseThrow(() -> notHeld(threadId)).close();
+            } catch (LockLostException lost) {
+                var error = notHeld(threadId);
+                error.initCause(lost);
+                throw error;
+            }
+            return null;
+        });
+    }
+
+    private IllegalMonitorStateException notHeld(long threadId) {
+        return new IllegalMonitorStateException(
+                "attempt to unlock lock, not locked by current thread. name: " + name + " thread-id: " + threadId);
+    }
+
+    /** Returns this lock's state in Redis, empty if it is free or the other side of a read-write lock has it. */
+    private Optional<LockState> state() {
+        return agent.show(name).filter(state -> isExclusive(kind) ? isExclusive(state.kind()) : state.kind() == kind);
+    }
+
+    private static boolean isExclusive(Kind kind) {
+        return kind != Kind.READ && kind != Kind.WRITE;
+    }
+
+    @Override
+    public String getName() {
+        return name;
+    }
+
+    @Override
+    public void lock() {
+        lock(NONE, TimeUnit.MILLISECONDS);
+    }
+
+    @Override
+    public void lock(long lease, TimeUnit unit) {
+        acquire(currentThread(), lease, unit, LockscopeLock::untilHeld);
+    }
+
+    @Override
+    public void lockInterruptibly() throws InterruptedException {
+        lockInterruptibly(NONE, TimeUnit.MILLISECONDS);
+    }
+
+    @Override
+    public void lockInterruptibly(long lease, TimeUnit unit) throws InterruptedException {
+        acquire(currentThread(), lease, unit, within(NONE, unit));
+    }
+
+    @Override
+    public boolean tryLock() {
+        return tryAcquire(NONE, TimeUnit.MILLISECONDS).isPresent();
+    }
+
+    @Override
+    public boolean tryLock(long wait, TimeUnit unit) throws InterruptedException {
+        return tryLock(wait, NONE, unit);
+    }
+
+    @Override
+    public boolean tryLock(long wait, long lease, TimeUnit unit) throws InterruptedException {
+        return tryAcquire(currentThread(), wait, lease, unit).isPresent();
+    }
+
+    @Override
+    public void unlock() {
+        unlock(currentThread());
+    }
+
+    @Override
+    public boolean forceUnlock() {
+        return state().isPresent() && agent.forceRelease(name) > 0;
+    }
+
+    @Override
+    public boolean isLocked() {
+        return state().isPresent();
+    }
+
+    @Override
+    public boolean isHeldByThread(long threadId) {
+        return holdCount(threadId) > 0;
+    }
+
+    @Override
+    public boolean isHeldByCurrentThread() {
+        return isHeldByThread(currentThread());
+    }
+
+    @Override
+    public int getHoldCount() {
+        return holdCount(currentThread());
+    }
+
+    /** Asks Redis about a hold that there is, as Redisson does. */
+    private int holdCount(long threadId) {
+        var hold = owners.with(threadId, owner -> of(owner).hold()).filter(Hold::isHeld);
+        return hold.isEmpty() ? 0
+                : agent.show(name).map(state -> state.holders().getOrDefault(hold.get().holder(), 0L)).orElse(0L).intValue();
+    }
+
+    @Override
+    public long remainTimeToLive() {
+        return agent.show(name)
+                .map(state -> state.remaining().map(Duration::toMillis).orElse(NONE))
+                .orElse(ABSENT);
+    }
+
+    /** Conditions are not supported. */
+    @Override
+    public Condition newCondition() {
+        throw new UnsupportedOperationException("a lock in Redis has no conditions");
+    }
+
+    <T> RFuture<T> async(Callable<T> work) {
+        return new CompletableFutureWrapper<>(CompletableFuture.supplyAsync(() -> {
+            try {
+                return work.call();
+            } catch (LockscopeException | IllegalMonitorStateException error) {
+                throw error;
+            } catch (Exception error) {
+                throw new CompletionException(error);
+            }
+        }, executor));
+    }
+
+    @Override
+    public RFuture<Void> lockAsync() {
+        return lockAsync(currentThread());
+    }
+
+    @Override
+    public RFuture<Void> lockAsync(long threadId) {
+        return lockAsync(NONE, TimeUnit.MILLISECONDS, threadId);
+    }
+
+    @Override
+    public RFuture<Void> lockAsync(long lease, TimeUnit unit) {
+        return lockAsync(lease, unit, currentThread());
+    }
+
+    @Override
+    public RFuture<Void> lockAsync(long lease, TimeUnit unit, long threadId) {
+        return async(() -> {
+            acquire(threadId, lease, unit, within(NONE, unit));
+            return null;
+        });
+    }
+
+    @Override
+    public RFuture<Boolean> tryLockAsync() {
+        return tryLockAsync(currentThread());
+    }
+
+    @Override
+    public RFuture<Boolean> tryLockAsync(long threadId) {
+        return tryLockAsync(0, NONE, TimeUnit.MILLISECONDS, threadId);
+    }
+
+    @Override
+    public RFuture<Boolean> tryLockAsync(long wait, TimeUnit unit) {
+        return tryLockAsync(wait, NONE, unit);
+    }
+
+    @Override
+    public RFuture<Boolean> tryLockAsync(long wait, long lease, TimeUnit unit) {
+        return tryLockAsync(wait, lease, unit, currentThread());
+    }
+
+    @Override
+    public RFuture<Boolean> tryLockAsync(long wait, long lease, TimeUnit unit, long threadId) {
+        return async(() -> tryAcquire(threadId, wait, lease, unit).isPresent());
+    }
+
+    @Override
+    public RFuture<Void> unlockAsync() {
+        return unlockAsync(currentThread());
+    }
+
+    @Override
+    public RFuture<Void> unlockAsync(long threadId) {
+        return async(() -> {
+            unlock(threadId);
+            return null;
+        });
+    }
+
+    @Override
+    public RFuture<Boolean> forceUnlockAsync() {
+        return async(this::forceUnlock);
+    }
+
+    @Override
+    public RFuture<Boolean> isLockedAsync() {
+        return async(this::isLocked);
+    }
+
+    @Override
+    public RFuture<Boolean> isHeldByThreadAsync(long threadId) {
+        return async(() -> isHeldByThread(threadId));
+    }
+
+    @Override
+    public RFuture<Integer> getHoldCountAsync() {
+        long threadId = currentThread();
+        return async(() -> holdCount(threadId));
+    }
+
+    @Override
+    public RFuture<Long> remainTimeToLiveAsync() {
+        return async(this::remainTimeToLive);
+    }
+
+    /** Listeners for keyspace events are not supported. */
+    @Override
+    public int addListener(ObjectListener listener) {
+        throw new UnsupportedOperationException("the agent has no keyspace events");
+    }
+
+    /** Listeners for keyspace events are not supported. */
+    @Override
+    public void removeListener(int listenerId) {
+        throw new UnsupportedOperationException("the agent has no keyspace events");
+    }
+
+    /** Listeners for keyspace events are not supported. */
+    @Override
+    public RFuture<Integer> addListenerAsync(ObjectListener listener) {
+        throw new UnsupportedOperationException("the agent has no keyspace events");
+    }
+
+    /** Listeners for keyspace events are not supported. */
+    @Override
+    public RFuture<Void> removeListenerAsync(int listenerId) {
+        throw new UnsupportedOperationException("the agent has no keyspace events");
+    }
+}
