@@ -1,0 +1,109 @@
+package io.github.lockscope.redisson;
+
+import io.github.lockscope.client.Agent;
+import org.redisson.Redisson;
+import org.redisson.api.RFencedLock;
+import org.redisson.api.RLock;
+import org.redisson.api.RReadWriteLock;
+import org.redisson.api.RedissonClient;
+import org.redisson.config.Config;
+
+/** A client with locks: a Redisson or an agent. */
+interface Side extends AutoCloseable {
+    /** The lease that a watchdog renews, in milliseconds. The agent of the tests has the same. */
+    long LEASE = 3000;
+
+    RLock plain(String name);
+
+    RLock fair(String name);
+
+    RFencedLock fenced(String name);
+
+    RReadWriteLock readWrite(String name);
+
+    @Override
+    void close();
+
+    /** An implementation of {@link Side}. */
+    enum Kind {
+        REDISSON {
+            @Override
+            Side open() {
+                return new OfRedisson();
+            }
+        },
+        AGENT {
+            @Override
+            Side open() {
+                return new OfAgent();
+            }
+        };
+
+        abstract Side open();
+    }
+
+    final class OfRedisson implements Side {
+        private final RedissonClient client = Redisson.create(config());
+
+        private static Config config() {
+            var config = new Config();
+            config.setLockWatchdogTimeout(LEASE);
+            config.useSingleServer().setAddress(System.getenv("REDIS_URL")).setConnectionMinimumIdleSize(2);
+            return config;
+        }
+
+        @Override
+        public RLock plain(String name) {
+            return client.getLock(name);
+        }
+
+        @Override
+        public RLock fair(String name) {
+            return client.getFairLock(name);
+        }
+
+        @Override
+        public RFencedLock fenced(String name) {
+            return client.getFencedLock(name);
+        }
+
+        @Override
+        public RReadWriteLock readWrite(String name) {
+            return client.getReadWriteLock(name);
+        }
+
+        @Override
+        public void close() {
+            client.shutdown();
+        }
+    }
+
+    final class OfAgent implements Side {
+        private final LockscopeLocks locks = new LockscopeLocks(new Agent());
+
+        @Override
+        public RLock plain(String name) {
+            return locks.getLock(name);
+        }
+
+        @Override
+        public RLock fair(String name) {
+            return locks.getFairLock(name);
+        }
+
+        @Override
+        public RFencedLock fenced(String name) {
+            return locks.getFencedLock(name);
+        }
+
+        @Override
+        public RReadWriteLock readWrite(String name) {
+            return locks.getReadWriteLock(name);
+        }
+
+        @Override
+        public void close() {
+            locks.close();
+        }
+    }
+}
