@@ -18,10 +18,10 @@ rust_client = $(CARGO) $(1) --locked --manifest-path clients/rust/Cargo.toml --t
 PROFILE ?= release
 BUILT = $${CARGO_TARGET_DIR:-target}/$(if $(filter dev,$(PROFILE)),debug,$(PROFILE))
 
-.PHONY: help demo run test package package-test container-test soak interop recordings bench check fmt doc deps advisories bench-decoder fuzz
+.PHONY: help demo run test package package-test container-test soak interop redisson-tests recordings bench check fmt doc deps advisories bench-decoder fuzz
 
 help: ## Shows this list
-	@awk -F':.*## ' '/^[a-z-]+:.*## / { printf "make %-12s %s\n", $$1, $$2 }' Makefile
+	@awk -F':.*## ' '/^[a-z-]+:.*## / { printf "make %-14s %s\n", $$1, $$2 }' Makefile
 
 demo: ## Redis, two agents, the dashboard and a crowd of workers; Ctrl-C ends it all
 	@tests/install-missing cc redis-server
@@ -73,6 +73,9 @@ interop: $(patsubst %,$(BED)/target/%/classpath,$(VERSIONS) $(firstword $(REDISS
 	  LOCKSCOPE_REDISSON=$$version LOCKSCOPE_REDISSON_OTHER=$$other RUST_TEST_THREADS=$${RUST_TEST_THREADS:-$$(nproc)} \
 	    $(CARGO_TEST) --features lockscope-tests/interop --test interop -- $(ARGS); \
 	done
+
+redisson-tests: ## The contract of Redisson's locks, by Redisson, by the agent's adaptor, and by both
+	$(MAKE) --no-print-directory interop VERSIONS=$(lastword $(REDISSON)) ARGS='contract --nocapture'
 
 recordings: $(patsubst %,$(BED)/target/%/classpath,$(REDISSON)) ## Records the MONITOR output of Redisson, and of old and new servers, again
 	@tests/install-missing cc redis-server

@@ -6,6 +6,7 @@
 
 mod bed;
 mod cluster;
+mod contract;
 mod exclusion;
 mod fair;
 mod fenced;

@@ -17,9 +17,8 @@ import java.util.concurrent.TimeUnit;
 import java.util.concurrent.TimeoutException;
 
 /**
- * Runs the contract of Redisson's lock interfaces with each pair of clients: Redisson alone, the agent alone, and both on the
- * same names. Needs a Redis at {@code REDIS_URL}, and an agent with a lease of three seconds on it at
- * {@code LOCKSCOPE_SOCKET}.
+ * Runs the contract of Redisson's lock interfaces with two clients, each {@code REDISSON} or {@code AGENT}, which use the same
+ * names. Needs a Redis at {@code REDIS_URL}, and an agent with a lease of three seconds on it at {@code LOCKSCOPE_SOCKET}.
  *
  * <p>A test is a public method without arguments; {@link #first} and {@link #second} are its clients. A test that is
  * {@link Differs} fails with a first client of that kind, and must.
@@ -41,15 +40,12 @@ abstract class Contract {
     String name;
 
     public static void main(String[] arguments) throws Exception {
-        int failures = 0;
-        for (var firstKind : Side.Kind.values()) {
-            for (var secondKind : Side.Kind.values()) {
-                try (var first = firstKind.open(); var second = secondKind.open()) {
-                    failures += run(firstKind, secondKind, first, second);
-                }
-            }
+        var firstKind = Side.Kind.valueOf(arguments[0]);
+        var secondKind = Side.Kind.valueOf(arguments[1]);
+        int failures;
+        try (var first = firstKind.open(); var second = secondKind.open()) {
+            failures = run(firstKind, secondKind, first, second);
         }
-        System.out.flush();
         Runtime.getRuntime().halt(failures == 0 ? 0 : 1);
     }
 
