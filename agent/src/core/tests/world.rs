@@ -80,6 +80,8 @@ pub(super) struct World {
     pub(super) replicas: Replicas,
     /// Scripts under way whose grants replicas must have.
     grants: BTreeSet<OpId>,
+    /// Renewals under way that replicas must confirm.
+    replicated: BTreeSet<OpId>,
     /// Those that have not left yet.
     waiting_grants: Vec<(OpId, Call)>,
     pub(super) replies: Vec<(SessionId, Outgoing)>,
@@ -148,6 +150,7 @@ impl World {
             network: Network::Good,
             replicas: Replicas::There(0),
             grants: BTreeSet::new(),
+            replicated: BTreeSet::new(),
             waiting_grants: Vec::new(),
             replies: Vec::new(),
             listening: Vec::new(),
@@ -300,7 +303,12 @@ impl World {
                         self.serve(op, call);
                     }
                 },
-                Effect::Send { op, call, .. } => self.serve(op, call),
+                Effect::Send { op, lane, call, .. } => {
+                    if lane == Lane::ReplicatedRenewals {
+                        self.replicated.insert(op);
+                    }
+                    self.serve(op, call);
+                }
                 Effect::Deliver(id, outgoing) => self.replies.push((id, outgoing)),
                 Effect::Subscribe(_, channel) => {
                     // Of two names with one channel the worlds of these tests have the one without braces.
@@ -334,6 +342,11 @@ impl World {
     }
 
     fn answer(&mut self, op: OpId, reply: &Value) {
+        if self.replicated.remove(&op) {
+            let replicas = if let Replicas::There(replicas) = self.replicas { replicas } else { 0 };
+            let confirmed = Confirmed { replicas, refusal: None };
+            return self.core.on_confirmed(self.now, op, reply, confirmed);
+        }
         if !self.grants.remove(&op) {
             return self.core.on_reply(self.now, op, reply);
         }

@@ -164,7 +164,7 @@ impl<S: Scenario> World<S> {
         (state.arrived, state.answered) = (0, 0);
         match lane {
             Lane::Renewals => return self.input(agent, Input::Verify(node)),
-            Lane::Grants => return,
+            Lane::Grants | Lane::ReplicatedRenewals => return,
             Lane::Commands => {}
         }
         for (of, channel) in self.agents[agent].wanted_channels.clone() {
