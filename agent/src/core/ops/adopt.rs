@@ -123,11 +123,7 @@ impl Core {
     }
 
     /// Redis told which holds of an earlier run are still there.
-    pub(in crate::core) fn adopted(
-        &mut self,
-        sent: Moment,
-        holds: &[(HoldRecord, RenewOutcome)],
-    ) {
+    pub(in crate::core) fn adopted(&mut self, sent: Moment, holds: &[(HoldRecord, RenewOutcome)]) {
         for (record, kept) in holds {
             let Some(id) = self.session_of(record.session) else {
                 // Nobody came back for it in time.

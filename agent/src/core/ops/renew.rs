@@ -116,11 +116,7 @@ impl Core {
             (false, false) => "unconfirmed",
         };
         for (group, count) in renewed.0 {
-            self.effects.report(Report::Renewals {
-                group: Arc::clone(&group),
-                outcome,
-                count,
-            });
+            self.effects.report(Report::Renewals { group: Arc::clone(&group), outcome, count });
         }
     }
 

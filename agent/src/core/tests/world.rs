@@ -78,6 +78,8 @@ pub(super) struct World {
     pub(super) redis: BTreeMap<String, Hash>,
     pub(super) network: Network,
     pub(super) replicas: Replicas,
+    /// The replicas that the agent requires.
+    min_replicas: u32,
     /// Scripts under way whose grants replicas must have.
     grants: BTreeSet<OpId>,
     /// Renewals under way that replicas must confirm.
@@ -149,6 +151,7 @@ impl World {
             redis: BTreeMap::new(),
             network: Network::Good,
             replicas: Replicas::There(0),
+            min_replicas: 0,
             grants: BTreeSet::new(),
             replicated: BTreeSet::new(),
             waiting_grants: Vec::new(),
@@ -174,7 +177,8 @@ impl World {
     /// One whose agent wants that many replicas to have what it grants.
     pub(super) fn with_replicas(wanted: u32) -> Self {
         let world = Self::new();
-        Self { core: core(7, world.now, wanted), replicas: Replicas::There(wanted), ..world }
+        let core = core(7, world.now, wanted);
+        Self { core, min_replicas: wanted, replicas: Replicas::There(wanted), ..world }
     }
 
     pub(super) fn open(&mut self) -> SessionId {
@@ -223,7 +227,7 @@ impl World {
         self.runs += 1;
         let past = std::mem::take(&mut self.past);
         self.past = past.clone();
-        (self.core, self.records) = (core(self.runs, self.now, 0), 0);
+        (self.core, self.records) = (core(self.runs, self.now, self.min_replicas), 0);
         self.listening.clear();
         self.slow.clear();
         self.on_their_way.clear();
