@@ -104,6 +104,10 @@ struct News {
     metrics: Arc<Metrics>,
     connections: u64,
     evicts: Option<bool>,
+    /// It has replicas, and nothing makes sure that they have the locks.
+    unguarded: bool,
+    /// It has red locks, which have their majority.
+    red: bool,
     /// The current master, if one is followed.
     master: Option<Address>,
     follows: bool,
@@ -185,6 +189,8 @@ impl RedisNode {
             metrics: Arc::clone(metrics),
             connections: 0,
             evicts: None,
+            unguarded: false,
+            red: options.red,
             master: None,
             follows: endpoint.follows_master(),
         };
@@ -373,6 +379,7 @@ impl News {
             LinkStatus::Up(info) => {
                 self.note_eviction(&info);
                 self.note_master(&info);
+                self.note_replicas(&info);
                 self.state(true)
             }
             LinkStatus::Down { .. } => self.state(false),
@@ -392,6 +399,20 @@ impl News {
                 "this Redis evicts keys when its memory is full, locks included: set maxmemory-policy noeviction"
             );
         }
+    }
+
+    /// Warns of a server whose failover can grant a lock twice, once until that changes.
+    fn note_replicas(&mut self, info: &ServerInfo) {
+        let guarded = self.replicated_state.is_some() || self.red || info.requires_replicas;
+        let unguarded = !guarded && info.replicas.is_some_and(|replicas| replicas > 0);
+        if unguarded && !self.unguarded {
+            tracing::warn!(
+                redis.node = self.node,
+                replicas = info.replicas,
+                "replicas without --min-replicas: a failover can grant a lock twice"
+            );
+        }
+        self.unguarded = unguarded;
     }
 
     fn note_master(&mut self, info: &ServerInfo) {

@@ -27,9 +27,7 @@ pub(super) struct Coverage {
     under: u64,
     /// Grants of a fair lock to the first waiter while others were queued.
     in_turn: u64,
-    /// Valid holds of agents on the old master's side when a replica was promoted.
-    cut_off: u64,
-    /// Attempts of another client at a promoted replica that such a hold, confirmed in time, refused.
+    /// Attempts of another client at a promoted replica that a hold on the other side refused.
     kept_out: u64,
     /// Attempts there that were granted.
     let_in: u64,
@@ -54,7 +52,6 @@ impl Coverage {
         self.shared += other.shared;
         self.under += other.under;
         self.in_turn += other.in_turn;
-        self.cut_off += other.cut_off;
         self.kept_out += other.kept_out;
         self.let_in += other.let_in;
     }
@@ -64,7 +61,7 @@ impl Coverage {
         let counts = [self.several, self.plain, self.read, self.write, self.fair];
         let rare = [self.shared, self.under, self.in_turn];
         assert!(counts.into_iter().chain(rare).all(|count| count > 100), "{self:?}");
-        let failovers = [self.cut_off, self.kept_out, self.let_in];
+        let failovers = [self.kept_out, self.let_in];
         assert!(failovers.into_iter().all(|count| count > 20), "{self:?}");
     }
 }
@@ -91,15 +88,6 @@ impl World {
     /// Returns the current master; the promoted one while there are two.
     fn master(&self) -> usize {
         self.replication.as_ref().map_or(0, Replication::current)
-    }
-
-    pub(super) fn count_holds_at_promotion(&mut self, promoted: usize) {
-        let now = self.boot();
-        let cut_off = self.agents.iter().filter(|agent| agent.main != promoted);
-        let valid = |hold: &&Hold| now < hold.valid_until;
-        let count: usize =
-            cut_off.map(|agent| agent.core.leases.iter().filter(valid).count()).sum();
-        self.scenario.coverage.cut_off += count as u64;
     }
 
     /// Lets another client try to acquire a lock at a promoted replica. It must not be granted one that a worker on the old

@@ -53,10 +53,6 @@ impl Scenario for Kinds {
         world.check()
     }
 
-    fn on_promoted(world: &mut World, node: usize) {
-        world.count_holds_at_promotion(node);
-    }
-
     fn on_late_script(world: &mut World, agent: usize, call: &Call) {
         if call.script.name != "acquire_fair" {
             return;

@@ -51,7 +51,7 @@ impl<S: Scenario> World<S> {
                     self.wake(agent);
                 }
             }
-            Event::Replicate(snapshot) => self.apply_snapshot(snapshot),
+            Event::Replicate(snapshot) => self.apply_snapshot(&snapshot),
             Event::Failover(step) => self.failover(step),
             Event::Thaw(node) => self.thaw(node),
             Event::Act { agent, session } => S::act(self, agent, session),

@@ -135,9 +135,6 @@ pub(in crate::core) trait Scenario: Default {
     /// Checks the invariants. Runs after every event.
     fn check(world: &mut World<Self>) -> Verdict;
 
-    /// Notes that a replica was promoted while the old master goes on.
-    fn on_promoted(_world: &mut World<Self>, _node: usize) {}
-
     /// Notes that a server lost a hold.
     fn on_hold_lost(&mut self, _lock: &str, _field: &str) {}
 
