@@ -55,11 +55,15 @@ container-test: ## Makes the container images of programs built here, and runs t
 	$(CARGO) build --locked --workspace --bins
 	packaging/containers "$${CARGO_TARGET_DIR:-target}/debug"
 
-bench: $(PEERS)/.venv/installed $(PEERS)/node_modules/installed ## The agent compared with other libraries; ARGS='--rounds 3 one-lock renewals'
+bench: $(PEERS)/.venv/installed $(PEERS)/node_modules/installed $(BED)/target/$(lastword $(REDISSON))/classpath ## The agent compared with other libraries; ARGS='--rounds 3 one-lock renewals'
 	@tests/install-missing cc redis-server
 	$(CARGO) build --locked --release --workspace --bins
 	$(CARGO) build --locked --release --manifest-path $(PEERS)/rslock/Cargo.toml --target-dir "$${CARGO_TARGET_DIR:-target}"
 	$(call rust_client,build --release --example bench)
+	rm -rf "$(RELEASE)/bench-java"
+	javac --release 17 -encoding UTF-8 -nowarn -proc:none -d "$(RELEASE)/bench-java" -cp "$$(cat $(BED)/target/$(lastword $(REDISSON))/classpath)" \
+	  --source-path clients/java/src/main/java $(PEERS)/java/Contest.java
+	cp $(BED)/target/$(lastword $(REDISSON))/classpath "$(RELEASE)/bench-java/"
 	release="$$(realpath "$(RELEASE)")" && cd clients/go && go build -o "$$release/bench-library-go" ./conformance/bench
 	LOCKSCOPE_TEST_PROGRAMS="$(RELEASE)" "$(RELEASE)/bench" $(ARGS)
 
