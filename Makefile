@@ -55,7 +55,7 @@ container-test: ## Makes the container images of programs built here, and runs t
 	$(CARGO) build --locked --workspace --bins
 	packaging/containers "$${CARGO_TARGET_DIR:-target}/debug"
 
-bench: $(PEERS)/.venv/installed $(PEERS)/node_modules/installed $(BED)/target/$(lastword $(REDISSON))/classpath ## The agent compared with other libraries; ARGS='--rounds 3 one-lock renewals'
+bench: $(PEERS)/.venv/installed $(PEERS)/node_modules/installed $(BED)/target/$(lastword $(REDISSON))/classpath ## The agent compared with other libraries; ARGS='--rounds 3 one-lock', BASE=commit: with that commit
 	@tests/install-missing cc redis-server
 	$(CARGO) build --locked --release --workspace --bins
 	$(CARGO) build --locked --release --manifest-path $(PEERS)/rslock/Cargo.toml --target-dir "$${CARGO_TARGET_DIR:-target}"
@@ -65,7 +65,7 @@ bench: $(PEERS)/.venv/installed $(PEERS)/node_modules/installed $(BED)/target/$(
 	  --source-path clients/java/src/main/java $(PEERS)/java/Contest.java
 	cp $(BED)/target/$(lastword $(REDISSON))/classpath "$(RELEASE)/bench-java/"
 	release="$$(realpath "$(RELEASE)")" && cd clients/go && go build -o "$$release/bench-library-go" ./conformance/bench
-	LOCKSCOPE_TEST_PROGRAMS="$(RELEASE)" "$(RELEASE)/bench" $(ARGS)
+	LOCKSCOPE_TEST_PROGRAMS="$(RELEASE)" "$(RELEASE)/bench" $(if $(BASE),--base "$$(tests/bench/build-base $(BASE))") $(ARGS)
 
 # The whole workspace is named so that its libraries are built as for the other tests and not rebuilt.
 # Each version is tested by itself, and together with one that is far from it in age: the first two with the last.

@@ -68,7 +68,7 @@ final class Contest {
 
         @Override
         public Mutex lock(String name, boolean fair) {
-            var lock = agent.lock(name, fair ? Kind.FAIR : Kind.LOCK);
+            var lock = agent.lock(name, fair ? Kind.FAIR : Kind.PLAIN);
             return new Mutex() {
                 private Hold hold; // of the thread that has the lock
 
