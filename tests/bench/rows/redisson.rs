@@ -10,9 +10,6 @@ use crate::wire::encode;
 
 const FAIR: &str = "fair hand-overs/s";
 const LONGEST_FAIR: &str = "longest fair wait ms";
-/// The agent's figure divided by Redisson's; for waits the other way round.
-const TIMES: &str = "× Redisson";
-
 /// The figures of one side in one round.
 struct Side {
     pairs: f64,
@@ -31,11 +28,11 @@ impl Side {
         round.figure(who, LONGEST_FAIR, self.longest_fair);
     }
 
-    fn compare(&self, round: &mut Round, redisson: &Self) {
-        round.figure("pairs of workers with a lock each", TIMES, self.pairs / redisson.pairs);
-        round.figure("hand-overs", TIMES, self.switches / redisson.switches);
-        round.figure("longest wait, inverse", TIMES, redisson.longest / self.longest);
-        round.figure("fair hand-overs", TIMES, self.fair / redisson.fair);
+    fn compare(&self, round: &mut Round, who: &str, redisson: &Self) {
+        round.figure(who, "pairs × Redisson", self.pairs / redisson.pairs);
+        round.figure(who, "hand-overs × Redisson", self.switches / redisson.switches);
+        round.figure(who, "longest wait ÷ Redisson", self.longest / redisson.longest);
+        round.figure(who, "fair × Redisson", self.fair / redisson.fair);
     }
 }
 
@@ -46,11 +43,17 @@ pub(super) async fn redisson(stage: Stage) -> Result<Vec<Round>> {
     for _ in 0..stage.options.rounds {
         let mut round = Round::default();
         let theirs = program(&stage, &redisson).await?;
-        let ours = agent(&stage).await?;
-        ours.note(&mut round, "lockscope-agent");
-        program(&stage, &client).await?.note(&mut round, client.name);
+        let sides = [
+            ("lockscope-agent", agent(&stage).await?),
+            (client.name, program(&stage, &client).await?),
+        ];
+        for (who, side) in &sides {
+            side.note(&mut round, who);
+        }
         theirs.note(&mut round, redisson.name);
-        ours.compare(&mut round, &theirs);
+        for (who, side) in &sides {
+            side.compare(&mut round, who, &theirs);
+        }
         rounds.push(round);
     }
     Ok(rounds)
