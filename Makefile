@@ -35,6 +35,7 @@ run: ## The same without workers, on a private Redis or on the one in REDIS_URL
 
 # Most tests wait for other processes most of the time.
 test: deps ## Every test, with real servers, clients and a browser
+	$(call rust_client,test)
 	RUST_TEST_THREADS=$${RUST_TEST_THREADS:-$$((2 * $$(nproc)))} $(CARGO_TEST)
 
 soak: ## A quarter of an hour of healthy load, after which no alert may have fired
