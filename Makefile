@@ -35,6 +35,7 @@ run: ## The same without workers, on a private Redis or on the one in REDIS_URL
 
 # Most tests wait for other processes most of the time.
 test: deps ## Every test, with real servers, clients and a browser
+	$(call rust_client,test)
 	RUST_TEST_THREADS=$${RUST_TEST_THREADS:-$$((2 * $$(nproc)))} $(CARGO_TEST)
 
 soak: ## A quarter of an hour of healthy load, after which no alert may have fired
@@ -55,13 +56,17 @@ container-test: ## Makes the container images of programs built here, and runs t
 	$(CARGO) build --locked --workspace --bins
 	packaging/containers "$${CARGO_TARGET_DIR:-target}/debug"
 
-bench: $(PEERS)/.venv/installed $(PEERS)/node_modules/installed ## The agent compared with other libraries; ARGS='--rounds 3 one-lock renewals'
+bench: $(PEERS)/.venv/installed $(PEERS)/node_modules/installed $(BED)/target/$(lastword $(REDISSON))/classpath ## The agent compared with other libraries; ARGS='--rounds 3 one-lock', BASE=commit: with that commit
 	@tests/install-missing cc redis-server
 	$(CARGO) build --locked --release --workspace --bins
 	$(CARGO) build --locked --release --manifest-path $(PEERS)/rslock/Cargo.toml --target-dir "$${CARGO_TARGET_DIR:-target}"
 	$(call rust_client,build --release --example bench)
+	rm -rf "$(RELEASE)/bench-java"
+	javac --release 17 -encoding UTF-8 -nowarn -proc:none -d "$(RELEASE)/bench-java" -cp "$$(cat $(BED)/target/$(lastword $(REDISSON))/classpath)" \
+	  --source-path clients/java/src/main/java $(PEERS)/java/Contest.java
+	cp $(BED)/target/$(lastword $(REDISSON))/classpath "$(RELEASE)/bench-java/"
 	release="$$(realpath "$(RELEASE)")" && cd clients/go && go build -o "$$release/bench-library-go" ./conformance/bench
-	LOCKSCOPE_TEST_PROGRAMS="$(RELEASE)" "$(RELEASE)/bench" $(ARGS)
+	LOCKSCOPE_TEST_PROGRAMS="$(RELEASE)" "$(RELEASE)/bench" $(if $(BASE),--base "$$(tests/bench/build-base $(BASE))") $(ARGS)
 
 # The whole workspace is named so that its libraries are built as for the other tests and not rebuilt.
 # Each version is tested by itself, and together with one that is far from it in age: the first two with the last.

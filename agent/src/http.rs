@@ -280,6 +280,7 @@ mod tests {
                 client: None,
                 age_ms: 5,
                 valid_ms: None,
+                valid_until_ns: None,
             };
             answer.send(ListPage { next: 9, rows: vec![row] }).unwrap();
             request

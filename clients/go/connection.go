@@ -211,6 +211,11 @@ func millis(value any) time.Duration {
 	return time.Duration(number(value)) * time.Millisecond
 }
 
+// validUntil returns the instant of the boot clock until which the agent guarantees a hold.
+func validUntil(fields map[string]any) time.Duration {
+	return time.Duration(number(fields["valid_until_ns"]))
+}
+
 // callOnce runs one command on a connection of its own.
 func callOnce(path string, words ...any) (any, error) {
 	c, err := dial(path, func(push) {}, func(*connection) {})

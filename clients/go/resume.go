@@ -67,7 +67,7 @@ func (s *session) open() error {
 	s.conn, s.proven, s.uncertain = conn, sent, false
 	s.mu.Unlock()
 	rows, _ := ticket["holds"].([]any)
-	s.takeOver(rows, sent)
+	s.takeOver(rows)
 	if conn.isClosed() {
 		s.onClose(conn)
 	}
@@ -75,7 +75,7 @@ func (s *session) open() error {
 }
 
 // takeOver compares the grants with the agent's list of this session's holds.
-func (s *session) takeOver(rows []any, sent time.Duration) {
+func (s *session) takeOver(rows []any) {
 	listed := map[string]map[string]any{}
 	for _, row := range rows {
 		fields, _ := row.(map[string]any)
@@ -93,7 +93,7 @@ func (s *session) takeOver(rows []any, sent time.Duration) {
 		g.update(func(g *grant) {
 			g.count = number(row["holds"])
 			if alive {
-				g.deadline = sent + millis(row["valid_ms"])
+				g.deadline = validUntil(row)
 			}
 		})
 		g.warn(false)
@@ -101,7 +101,7 @@ func (s *session) takeOver(rows []any, sent time.Duration) {
 	}
 	for _, row := range listed {
 		// Granted by a LOCK whose reply was lost. Its caller finds it here; otherwise it is released.
-		s.settleLater(s.granted(row, false, sent))
+		s.settleLater(s.granted(row, false))
 	}
 	s.arm()
 }

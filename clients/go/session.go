@@ -156,7 +156,7 @@ func (s *session) lock(ctx context.Context, names []string, o options) ([]*grant
 			go func() {
 				defer s.leave()
 				defer func() { <-s.turn }()
-				s.withdraw(conn, p, o, sent)
+				s.withdraw(conn, p, o)
 			}()
 			return nil, context.Cause(ctx)
 		case <-overdue:
@@ -180,7 +180,7 @@ func (s *session) lock(ctx context.Context, names []string, o options) ([]*grant
 			return nil, fmt.Errorf("%w: %s within %v", ErrTimeout, list(names), o.wait)
 		default:
 			s.prove(sent)
-			if granted := s.grantedAll(p.value, o, sent); allHeld(granted) {
+			if granted := s.grantedAll(p.value, o); allHeld(granted) {
 				return s.handOut(granted), nil
 			}
 		}
@@ -250,14 +250,14 @@ func (s *session) handOut(grants []*grant) []*grant {
 	return grants
 }
 
-func (s *session) grantedAll(reply any, o options, sent time.Duration) (grants []*grant) {
+func (s *session) grantedAll(reply any, o options) (grants []*grant) {
 	rows := []any{reply}
 	if o.several {
 		rows, _ = reply.([]any)
 	}
 	for _, row := range rows {
 		fields, _ := row.(map[string]any)
-		grants = append(grants, s.granted(fields, o.lease > 0, sent))
+		grants = append(grants, s.granted(fields, o.lease > 0))
 	}
 	return grants
 }
@@ -327,7 +327,7 @@ func (s *session) close() {
 }
 
 // granted notes a grant or a reentry that the agent reports.
-func (s *session) granted(fields map[string]any, fixed bool, sent time.Duration) *grant {
+func (s *session) granted(fields map[string]any, fixed bool) *grant {
 	name, kind, holder := text(fields["lock"]), text(fields["kind"]), text(fields["holder"])
 	g := s.find(name, kind)
 	if g == nil || g.holder != holder {
@@ -339,12 +339,10 @@ func (s *session) granted(fields map[string]any, fixed bool, sent time.Duration)
 		s.grants[key{name, kind}] = g
 		s.mu.Unlock()
 	}
-	// The agent measured both after it had received the command, so this is never later than the agent's deadline.
-	deadline := sent + millis(fields["waited_ms"]) + millis(fields["valid_ms"])
 	g.update(func(g *grant) {
 		g.count = number(fields["holds"])
 		g.renewed = g.renewed || !fixed
-		g.deadline = max(g.deadline, deadline)
+		g.deadline = max(g.deadline, validUntil(fields))
 	})
 	return g
 }
@@ -391,7 +389,7 @@ func (s *session) settle(g *grant) error {
 }
 
 // withdraw ends a wait that nobody is interested in any more, and releases what it was granted.
-func (s *session) withdraw(conn *connection, p *pending, o options, sent time.Duration) {
+func (s *session) withdraw(conn *connection, p *pending, o options) {
 	s.mu.Lock()
 	id, secret := s.id, s.secret
 	s.mu.Unlock()
@@ -413,7 +411,7 @@ func (s *session) withdraw(conn *connection, p *pending, o options, sent time.Du
 	if p.value == nil {
 		return
 	}
-	for _, g := range s.grantedAll(p.value, o, sent) {
+	for _, g := range s.grantedAll(p.value, o) {
 		_ = s.settle(g) // Without a connection, resuming settles it.
 	}
 }
@@ -491,23 +489,21 @@ func (s *session) tend() {
 }
 
 func (s *session) refresh() {
-	sent := boot()
 	rows, err := s.call("HOLDS")
 	if err == nil {
-		s.renew(rows, sent)
+		s.renew(rows)
 	}
 }
 
 func (s *session) refreshFromOutside() {
 	for _, g := range s.all() {
 		for cursor := "0"; ; {
-			sent := boot()
 			reply, err := callOnce(s.path, "LOCKS", "MATCH", g.name, "CURSOR", cursor, "COUNT", 1000)
 			page, ok := reply.([]any)
 			if err != nil || !ok || len(page) != 2 {
 				return
 			}
-			s.renew(page[1], sent)
+			s.renew(page[1])
 			if cursor = text(page[0]); cursor == "0" {
 				break
 			}
@@ -515,16 +511,16 @@ func (s *session) refreshFromOutside() {
 	}
 }
 
-func (s *session) renew(rows any, sent time.Duration) {
+func (s *session) renew(rows any) {
 	list, _ := rows.([]any)
 	for _, row := range list {
 		fields, _ := row.(map[string]any)
 		g := s.find(text(fields["lock"]), text(fields["kind"]))
-		if g == nil || g.holder != text(fields["holder"]) || fields["valid_ms"] == nil || s.connected() == nil {
+		if g == nil || g.holder != text(fields["holder"]) || fields["valid_until_ns"] == nil || s.connected() == nil {
 			continue
 		}
 		if g.held() { // A deadline that has passed stays passed.
-			g.update(func(g *grant) { g.deadline = sent + millis(fields["valid_ms"]) })
+			g.update(func(g *grant) { g.deadline = validUntil(fields) })
 		}
 	}
 }

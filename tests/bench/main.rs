@@ -3,6 +3,8 @@
 //! Every target is a ratio, or a plain number where the promise is one. On a machine that does other work absolute
 //! figures mean little; ratios of one round hold better.
 
+mod accepted;
+mod compare;
 mod crowd;
 mod limits;
 mod peers;
@@ -12,10 +14,13 @@ mod stats;
 mod wire;
 
 use std::io::Write as _;
+use std::path::PathBuf;
 use std::time::Duration;
 
 use anyhow::{Result, ensure};
 use clap::{Parser, ValueEnum as _};
+
+use crate::accepted::Accepted;
 
 /// Measures the agent beside other lock libraries and the bare limits of this machine.
 #[derive(Debug, Parser)]
@@ -34,6 +39,12 @@ struct Arguments {
     /// One JSON document instead of a table
     #[arg(long)]
     json: bool,
+    /// Compare with the programs in this folder, in alternating rounds; `make bench BASE=COMMIT` builds them
+    #[arg(long, value_name = "FOLDER", conflicts_with_all = ["json", "accept"])]
+    base: Option<PathBuf>,
+    /// Store the ratios in tests/bench/accepted.json, with which later runs are compared
+    #[arg(long)]
+    accept: bool,
 }
 
 fn main() -> Result<()> {
@@ -57,9 +68,22 @@ async fn run(arguments: Arguments) -> Result<()> {
         names = rows::Name::value_variants().to_vec();
     }
     let mut out = std::io::stdout();
+    if let Some(base) = &arguments.base {
+        for name in names {
+            writeln!(out, "{}", compare::row(name, base, options).await?)?;
+        }
+        return Ok(());
+    }
+    let mut accepted = Accepted::read()?;
+    let mut worse = Vec::new();
     let mut documents = Vec::new();
     for name in names {
         let row = name.run(options).await?;
+        if arguments.accept {
+            accepted.accept(&row);
+        } else {
+            worse.extend(accepted.worse(&row));
+        }
         if arguments.json {
             documents.push(row.json());
         } else {
@@ -68,6 +92,16 @@ async fn run(arguments: Arguments) -> Result<()> {
     }
     if arguments.json {
         writeln!(out, "{}", serde_json::to_string_pretty(&documents)?)?;
+        return Ok(());
     }
+    if arguments.accept {
+        accepted.write()?;
+    }
+    ensure!(
+        worse.is_empty(),
+        "worse than accepted in each round:\n  {}\nRun these rows again on a quiet machine, and with BASE=COMMIT. If the cost is \
+         wanted, store it with --accept and say so in the commit.",
+        worse.join("\n  ")
+    );
     Ok(())
 }

@@ -27,6 +27,8 @@ pub(crate) enum Task {
     OwnConnections,
     /// Many workers, one lock.
     One,
+    /// Many workers, one fair lock.
+    Fair,
     /// Many workers wait; how long until each has had the lock once.
     Drain,
 }
@@ -38,6 +40,7 @@ impl Task {
             Self::Own => "own",
             Self::OwnConnections => "own-connections",
             Self::One => "one",
+            Self::Fair => "fair",
             Self::Drain => "drain",
         }
     }
@@ -119,6 +122,23 @@ pub(crate) fn libraries(socket: &Path) -> Result<Vec<Peer>> {
     Ok(libraries)
 }
 
+/// The client library for Java on the agent with this socket, and Redisson, in the same program.
+pub(crate) fn java(socket: &Path) -> Result<[Peer; 2]> {
+    let program = on_path("java").context("there is no java on the PATH")?;
+    let ours = std::env::current_exe()?.with_file_name("bench-java");
+    let redisson = std::fs::read_to_string(ours.join("classpath"));
+    let redisson = redisson.context("`make bench` fetches Redisson and builds its program")?;
+    let class_path = format!("{}:{}", ours.display(), redisson.trim());
+    let peer = |name, library: &str, socket| {
+        // Redisson warns on the standard error, which is shown only after a failure.
+        let arguments = ["-Xmx512m", "-cp", &class_path, "Contest", library];
+        let arguments = arguments.map(str::to_owned).to_vec();
+        Peer { name, program: program.clone(), arguments, socket }
+    };
+    let socket = Some(socket.to_owned());
+    Ok([peer("Lockscope for Java", "lockscope", socket), peer("Redisson 4.7.0", "redisson", None)])
+}
+
 impl Peer {
     /// Runs one task with so many workers on the Redis of that port, for `time`; it prints figures by name.
     pub(crate) async fn run(
@@ -176,6 +196,11 @@ pub(crate) const LEAST: &str = "fewest of a worker";
 pub(crate) const MOST: &str = "most";
 pub(crate) const LONGEST: &str = "longest wait ms";
 pub(crate) const DRAIN: &str = "ms for all";
+
+/// Returns one of the figures that a program printed.
+pub(crate) fn figure(figures: &Value, name: &str) -> Result<f64> {
+    figures.get(name).and_then(Value::as_f64).with_context(|| format!("no {name} in {figures}"))
+}
 
 /// Our own agent, asked by a client library as a worker in Python would.
 pub(crate) async fn agent_from_python(socket: &Path, time: Duration) -> Result<Value> {

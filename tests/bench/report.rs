@@ -41,20 +41,20 @@ impl Round {
 }
 
 /// A median with its spread.
-#[derive(Debug, Clone, Copy, PartialEq)]
-struct Spread {
-    median: f64,
-    min: f64,
-    max: f64,
+#[derive(Debug, Clone, Copy, PartialEq, serde::Serialize, serde::Deserialize)]
+pub(crate) struct Spread {
+    pub(crate) median: f64,
+    pub(crate) min: f64,
+    pub(crate) max: f64,
 }
 
 impl Spread {
-    fn of(mut values: Vec<f64>) -> Self {
+    pub(crate) fn of(mut values: Vec<f64>) -> Self {
         let median = quantile(&mut values, 0.5);
         Self { median, min: quantile(&mut values, 0.0), max: quantile(&mut values, 1.0) }
     }
 
-    fn text(self) -> String {
+    pub(crate) fn text(self) -> String {
         format!("{} ({}..{})", short(self.median), short(self.min), short(self.max))
     }
 
@@ -100,7 +100,11 @@ impl Row {
         keys.iter().map(|(who, what)| (*who, *what, Spread::of(values(who, what)))).collect()
     }
 
-    fn targets(&self) -> Vec<(&'static str, &'static str, Spread, Bound)> {
+    pub(crate) fn name(&self) -> &str {
+        &self.name
+    }
+
+    pub(crate) fn targets(&self) -> Vec<(&'static str, &'static str, Spread, Bound)> {
         let Some(first) = self.rounds.first() else { return Vec::new() };
         let values = |wanted: &str| {
             let all = self.rounds.iter().flat_map(|round| &round.targets);
@@ -179,7 +183,7 @@ fn is_met(measured: Spread, bound: Bound) -> bool {
 }
 
 /// Lines in columns, each as wide as its widest cell.
-fn columns(out: &mut String, lines: &[Vec<String>]) {
+pub(crate) fn columns(out: &mut String, lines: &[Vec<String>]) {
     let count = lines.iter().map(Vec::len).max().unwrap_or(0);
     let width = |column: usize| {
         let cells = lines.iter().filter_map(|line| line.get(column));

@@ -106,11 +106,11 @@ export class Session {
           const rows = await this.#interruptible(reply, left + REPLY_LIMIT, signal);
           this.#proven = sent;
           if (rows === null) throw new LockTimeoutError(`could not acquire ${names.join(", ")} within ${wait} ms`);
-          const granted = this.#grantedAll(rows, lease, sent);
+          const granted = this.#grantedAll(rows, lease);
           if (granted.filter((grant) => grant.held).length === names.length) return this.#handOut(granted);
         } catch (error) {
           if (signal?.aborted && error === signal.reason) {
-            leaveRest(this.#withdraw(connection, reply, lease, sent));
+            leaveRest(this.#withdraw(connection, reply, lease));
             throw error;
           }
           if (isDisconnected(error)) this.#doubt(connection);
@@ -150,8 +150,8 @@ export class Session {
     return grants;
   }
 
-  #grantedAll(rows, lease, sent) {
-    return [rows].flat().map((row) => this.#granted(row, lease, sent));
+  #grantedAll(rows, lease) {
+    return [rows].flat().map((row) => this.#granted(row, lease));
   }
 
   /** Waits for a reply until the limit, or until the signal says that nobody is interested any more. */
@@ -215,7 +215,7 @@ export class Session {
     connection.abort();
   }
 
-  #granted(fields, lease, sent) {
+  #granted(fields, lease) {
     const place = key(fields.lock, fields.kind);
     let grant = this.#grants.get(place);
     if (grant?.holder !== fields.holder) {
@@ -225,8 +225,7 @@ export class Session {
     }
     grant.count = fields.holds;
     grant.renewed ||= lease === undefined;
-    // The agent measured both after it had received the command, so this is never later than the agent's deadline.
-    grant.deadline = Math.max(grant.deadline, sent + (fields.waited_ms ?? 0) + fields.valid_ms);
+    grant.deadline = Math.max(grant.deadline, deadline(fields));
     return grant;
   }
 
@@ -262,12 +261,12 @@ export class Session {
   }
 
   /** Ends a wait that nobody is interested in any more, and releases what it was granted. */
-  async #withdraw(connection, reply, lease, sent) {
+  async #withdraw(connection, reply, lease) {
     try {
       await callOnce(this.#path, "CANCEL", this.#id, this.#secret);
       const rows = await this.#interruptible(reply, REPLY_LIMIT);
       if (rows === null) return;
-      for (const grant of this.#grantedAll(rows, lease, sent)) await this.#settle(grant);
+      for (const grant of this.#grantedAll(rows, lease)) await this.#settle(grant);
     } catch (error) {
       if (!(error instanceof ErrorReply)) this.#doubt(connection);
     }
@@ -344,7 +343,7 @@ export class Session {
       this.#connection = connection;
       this.#proven = sent;
       this.#uncertain = false;
-      this.#takeOver(ticket.holds ?? [], sent);
+      this.#takeOver(ticket.holds ?? []);
     } catch (error) {
       connection.abort();
       throw error;
@@ -352,7 +351,7 @@ export class Session {
   }
 
   /** Compares the grants with the agent's list of this session's holds. */
-  #takeOver(rows, sent) {
+  #takeOver(rows) {
     const listed = new Map(rows.map((row) => [row.holder, row]));
     for (const grant of this.#grants.values()) {
       const row = listed.get(grant.holder);
@@ -363,11 +362,11 @@ export class Session {
         continue;
       }
       grant.count = row.holds;
-      if (grant.held) grant.deadline = sent + row.valid_ms; // A deadline that has passed stays passed.
+      if (grant.held) grant.deadline = deadline(row); // A deadline that has passed stays passed.
       grant.warn(false);
     }
     // Granted by a LOCK whose reply was lost. Its caller finds it here; otherwise it is released.
-    for (const row of listed.values()) this.#granted(row, undefined, sent);
+    for (const row of listed.values()) this.#granted(row, undefined);
     for (const grant of this.#grants.values()) this.#settleLater(grant);
     this.#arm();
   }
@@ -441,27 +440,30 @@ export class Session {
   }
 
   async #refresh() {
-    const sent = boot();
-    for (const row of await this.#call("HOLDS")) this.#renewed(row, sent);
+    for (const row of await this.#call("HOLDS")) this.#renewed(row);
   }
 
   async #refreshFromOutside(grants) {
     for (const { name } of grants) {
       let cursor = "0";
       do {
-        const sent = boot();
         const page = await callOnce(this.#path, "LOCKS", "MATCH", name, "CURSOR", cursor, "COUNT", 1000);
-        for (const row of page[1]) if (row.state === "held") this.#renewed(row, sent);
+        for (const row of page[1]) if (row.state === "held") this.#renewed(row);
         cursor = page[0];
       } while (cursor !== "0");
     }
   }
 
-  #renewed(row, sent) {
+  #renewed(row) {
     const grant = this.#grants.get(key(row.lock, row.kind));
     if (grant?.holder !== row.holder || this.#connection === null) return;
-    if (grant.held) grant.deadline = sent + row.valid_ms; // A deadline that has passed stays passed.
+    if (grant.held) grant.deadline = deadline(row); // A deadline that has passed stays passed.
   }
+}
+
+/** Returns the milliseconds of the boot clock until which the agent guarantees a hold. */
+function deadline(row) {
+  return row.valid_until_ns / 1e6;
 }
 
 async function pause(signal) {

@@ -14,7 +14,7 @@ use crate::detached::Cancel;
 use crate::error::{Error, Failure, Result};
 use crate::grant::Grant;
 use crate::resp::{Command, Value};
-use crate::session::{RETRY_PAUSE, Session, millis};
+use crate::session::{RETRY_PAUSE, Session, valid_until};
 
 impl Session {
     /// Connects, or resumes the session, and retries until the instant `end`.
@@ -68,7 +68,7 @@ impl Session {
             state.connection = Some(connection.clone());
             (state.proven, state.uncertain) = (sent, false);
         }
-        self.take_over(ticket.get("holds").list(), sent);
+        self.take_over(ticket.get("holds").list());
         if connection.is_closed() {
             self.on_close(&connection);
         }
@@ -112,7 +112,7 @@ impl Session {
     }
 
     /// Compares the grants with the agent's list of this session's holds.
-    fn take_over(self: &Arc<Self>, rows: &[Value], sent: Duration) {
+    fn take_over(self: &Arc<Self>, rows: &[Value]) {
         let mut listed: HashMap<String, &Value> =
             rows.iter().map(|row| (row.get("holder").text(), row)).collect();
         for grant in self.grants() {
@@ -121,13 +121,13 @@ impl Session {
                 continue;
             };
             grant.state().count = row.get("holds").integer().unwrap_or(0);
-            grant.renew(sent + millis(row.get("valid_ms")));
+            grant.renew(valid_until(row));
             grant.warn(false);
             self.settle_later(grant);
         }
         for row in listed.into_values() {
             // Granted by a LOCK whose reply was lost. Its caller finds it here; otherwise it is released.
-            self.settle_later(self.granted(row, false, sent));
+            self.settle_later(self.granted(row, false));
         }
         self.arm();
     }

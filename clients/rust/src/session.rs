@@ -155,7 +155,7 @@ impl Session {
             let mut reply = connection.send(&request.command(left, &id));
             let answer = cancel.unless_requested(within(left, &mut reply)).await;
             let Some(answer) = answer else {
-                self.withdraw(&connection, reply, request, sent).await;
+                self.withdraw(&connection, reply, request).await;
                 return Err(withdrawn());
             };
             let Some(answer) = answer else {
@@ -172,7 +172,7 @@ impl Session {
                 }
                 Ok(reply) => {
                     self.state().proven = sent;
-                    let grants = self.granted_all(&reply, request, sent);
+                    let grants = self.granted_all(&reply, request);
                     if grants.iter().all(|grant| grant.is_held()) {
                         return Ok(self.handed_out(grants));
                     }
@@ -230,14 +230,14 @@ impl Session {
         Some((state.connection.clone()?, state.id.clone()?))
     }
 
-    fn granted_all(&self, reply: &Value, request: &Request, sent: Duration) -> Vec<Arc<Grant>> {
+    fn granted_all(&self, reply: &Value, request: &Request) -> Vec<Arc<Grant>> {
         let fixed = request.lease.is_some();
         let rows = if request.several { reply.list() } else { std::slice::from_ref(reply) };
-        rows.iter().map(|row| self.granted(row, fixed, sent)).collect()
+        rows.iter().map(|row| self.granted(row, fixed)).collect()
     }
 
     /// Records a grant or a reentry that the agent reports.
-    pub(crate) fn granted(&self, row: &Value, fixed: bool, sent: Duration) -> Arc<Grant> {
+    pub(crate) fn granted(&self, row: &Value, fixed: bool) -> Arc<Grant> {
         let key = (row.get("lock").bytes().to_vec(), row.get("kind").bytes().to_vec());
         let holder = row.get("holder").text();
         let grant = self.find(&key).filter(|grant| grant.holder == holder).unwrap_or_else(|| {
@@ -251,9 +251,7 @@ impl Session {
         let mut state = grant.state();
         state.count = row.get("holds").integer().unwrap_or(1);
         state.renewed |= !fixed;
-        // The agent measured both after it had received the command, so this is never later than its own deadline.
-        let deadline = sent + millis(row.get("waited_ms")) + millis(row.get("valid_ms"));
-        state.deadline = state.deadline.max(deadline);
+        state.deadline = state.deadline.max(valid_until(row));
         drop(state);
         grant
     }
@@ -386,7 +384,6 @@ impl Session {
         connection: &Arc<Connection>,
         reply: Reply,
         request: &Request,
-        sent: Duration,
     ) {
         let (id, secret) = {
             let state = self.state();
@@ -400,7 +397,7 @@ impl Session {
         match answer {
             Ok(Value::Null) | Err(Failure::Reply(_)) => {}
             Ok(granted) => {
-                for grant in self.granted_all(&granted, request, sent) {
+                for grant in self.granted_all(&granted, request) {
                     let _ = self.settle(&grant).await; // Without a connection, resuming settles it.
                 }
             }
@@ -475,6 +472,12 @@ fn lost(known: &[Arc<Grant>], failure: Failure) -> Error {
 
 pub(crate) fn millis(value: &Value) -> Duration {
     Duration::from_millis(value.integer().map_or(0, |millis| u64::try_from(millis).unwrap_or(0)))
+}
+
+/// Returns the instant of the boot clock until which the agent guarantees a hold.
+pub(crate) fn valid_until(row: &Value) -> Duration {
+    let nanos = row.get("valid_until_ns").integer().unwrap_or(0);
+    Duration::from_nanos(nanos.unsigned_abs())
 }
 
 /// Ignores everything.

@@ -9,7 +9,7 @@ use tokio::time::sleep;
 use crate::clock::boot;
 use crate::error::Failure;
 use crate::resp::{Command, Value};
-use crate::session::{Session, millis};
+use crate::session::{Session, valid_until};
 
 /// Renewed deadlines are read again after this part of the remaining validity.
 const REFRESH_DIVISOR: u32 = 3;
@@ -80,7 +80,7 @@ impl Session {
         match connection.call(&Command::new("HOLDS")).await {
             Ok(rows) => {
                 self.state().proven = sent;
-                self.renew(rows.list(), sent);
+                self.renew(rows.list());
                 Ok(())
             }
             Err(failure) => Err(failure),
@@ -93,10 +93,9 @@ impl Session {
             loop {
                 let command = Command::new("LOCKS").word("MATCH").word(&grant.key.0);
                 let command = command.word("CURSOR").word(&cursor).word("COUNT").word("1000");
-                let sent = boot();
                 let reply = self.call_once(&command).await?;
                 let [next, rows] = reply.list() else { break };
-                self.renew(rows.list(), sent);
+                self.renew(rows.list());
                 cursor = next.bytes().to_vec();
                 if cursor == b"0" {
                     break;
@@ -106,14 +105,14 @@ impl Session {
         Ok(())
     }
 
-    fn renew(&self, rows: &[Value], sent: Duration) {
+    fn renew(&self, rows: &[Value]) {
         for row in rows {
             let key = (row.get("lock").bytes().to_vec(), row.get("kind").bytes().to_vec());
             let Some(grant) = self.find(&key) else { continue };
             let same = grant.holder.as_bytes() == row.get("holder").bytes();
-            let valid = row.get("valid_ms");
-            if same && valid.integer().is_some() && self.connected().is_some() {
-                grant.renew(sent + millis(valid));
+            let certain = row.get("valid_until_ns").integer().is_some();
+            if same && certain && self.connected().is_some() {
+                grant.renew(valid_until(row));
             }
         }
     }

@@ -11,7 +11,8 @@ use crate::report::Round;
 /// One worker with a free lock, then workers that compete for one lock.
 pub(super) async fn libraries(stage: Stage) -> Result<Vec<Round>> {
     let (port, time) = (stage.redis.port(), stage.options.time);
-    let libraries = peers::libraries(&stage.agent.socket())?;
+    let mut libraries = peers::libraries(&stage.agent.socket())?;
+    libraries.extend(peers::java(&stage.agent.socket())?);
     let mut rounds = Vec::new();
     for _ in 0..stage.options.rounds {
         let mut round = Round::default();

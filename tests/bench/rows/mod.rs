@@ -6,6 +6,7 @@ mod dashboard;
 mod dead_worker;
 mod libraries;
 mod memory;
+mod redisson;
 mod renewals;
 mod traces;
 mod uncontended;
@@ -40,6 +41,8 @@ pub(crate) enum Name {
     TwoHosts,
     /// The client libraries: a free lock, and 50 workers that compete for one
     Libraries,
+    /// 50 workers with a lock each, with one lock, and with one fair lock: the agent, and Redisson in a JVM
+    Redisson,
     /// 50 workers wait, each acquires the lock once
     Drain,
     /// 100,000 locks held and renewed, first alone, then during a flood of PINGs
@@ -84,6 +87,7 @@ impl Name {
             Self::OneLock => contended::one_lock(stage).await,
             Self::TwoHosts => contended::two_hosts(stage).await,
             Self::Libraries => libraries::libraries(stage).await,
+            Self::Redisson => redisson::redisson(stage).await,
             Self::Drain => contended::drain(stage).await,
             Self::Renewals => renewals::renewals(stage).await,
             Self::DeadWorker => dead_worker::dead_worker(stage).await,

@@ -124,6 +124,8 @@ async fn every_grant_states_its_deadline_on_the_boot_clock() -> Result<()> {
     };
     let granted = check(&lock(&mut worker, "LOCK a").await?)?;
     assert_eq!(check(&worker.call("HOLDS").await?.items()?[0])?, granted);
+    let listed = worker.call("LOCKS MATCH a").await?;
+    assert_eq!(check(&listed.items()?[1].items()?[0])?, granted);
     let both = worker.call("MLOCK 2 b c").await?;
     both.items()?.iter().try_for_each(|map| check(map).map(drop))?;
     Ok(())

@@ -1,4 +1,4 @@
-//! The workers of the README and of docs/howto/clients.md, run as they stand there.
+//! The workers of the documents, run as they are printed.
 
 use std::path::{Path, PathBuf};
 use std::process::Command;
@@ -7,7 +7,7 @@ use anyhow::{Context as _, Result, ensure};
 use harness::process::{self, Process};
 use harness::{Agent, RedisServer, eventually};
 
-use super::libraries::{folder, go, java, node, python};
+use super::libraries::{folder, go, installed, java, node, python};
 
 pub(super) struct Bench {
     pub(super) agent: Agent,
@@ -57,13 +57,24 @@ fn block(document: &str, heading: &str, language: &str, socket: &Path) -> Result
     let text = std::fs::read_to_string(folder().join("../..").join(document))?;
     let (_, section) =
         text.split_once(heading).with_context(|| format!("no `{heading}` in {document}"))?;
-    let (_, rest) = section
-        .split_once(&format!("```{language}\n"))
-        .with_context(|| format!("no {language} in {document} under `{heading}`"))?;
-    let (code, _) = rest.split_once("```").context("a block ends")?;
+    let code =
+        first_block(section, language).with_context(|| format!("{document} under `{heading}`"))?;
     let socket_there = "/run/lockscope/agent.sock";
     ensure!(code.contains(socket_there), "it does not name the socket: {code}");
     Ok(code.replace(socket_there, &socket.display().to_string()))
+}
+
+/// Returns the first block of code in this language, without the indentation of a list that it is in.
+fn first_block(text: &str, language: &str) -> Result<String> {
+    let fence = format!("```{language}\n");
+    let (before, rest) = text.split_once(&fence).with_context(|| format!("no {language}"))?;
+    let (code, _) = rest.split_once("```").context("a block ends")?;
+    let indentation = before.rsplit('\n').next().unwrap_or_default();
+    Ok(code
+        .lines()
+        .map(|line| line.strip_prefix(indentation).unwrap_or(line))
+        .flat_map(|line| [line, "\n"])
+        .collect())
 }
 
 /// A folder in which a program of a document is made ready to run.
@@ -99,6 +110,68 @@ impl Place {
         command.arg(path);
         Ok(command)
     }
+
+    /// Returns the command that runs a program with the client library of this language.
+    fn library_command(&self, language: &str, code: &str) -> Result<Command> {
+        let at = |name: &str| self.0.path().join(name);
+        let clients = folder().join("../../clients").canonicalize()?;
+        let run = |mut command: Command| -> Result<()> {
+            let output = command.current_dir(self.0.path()).output()?;
+            let errors = String::from_utf8_lossy(&output.stderr);
+            ensure!(output.status.success(), "{command:?}: {errors}");
+            Ok(())
+        };
+        let mut command;
+        match language {
+            "python" => {
+                std::fs::write(at("worker.py"), code)?;
+                command = process::command(&installed("python3")?);
+                command.env("PYTHONPATH", clients.join("python/src")).arg(at("worker.py"));
+            }
+            "js" => {
+                std::fs::create_dir(at("node_modules"))?;
+                std::os::unix::fs::symlink(clients.join("node"), at("node_modules/lockscope"))?;
+                std::fs::write(at("worker.mjs"), code)?;
+                command = node()?;
+                command.arg(at("worker.mjs"));
+            }
+            "go" => {
+                let module = "github.com/lockscope/lockscope/clients/go";
+                let library = clients.join("go");
+                std::fs::write(
+                    at("go.mod"),
+                    format!(
+                        "module worker\n\nrequire {module} v0.0.0\n\nreplace {module} => {}\n",
+                        library.display()
+                    ),
+                )?;
+                std::fs::write(at("main.go"), code)?;
+                let mut build = go()?;
+                build.args(["build", "-mod=mod", "-o", "worker", "main.go"]);
+                run(build)?;
+                command = process::command(&at("worker"));
+            }
+            "java" => {
+                std::fs::write(at("Worker.java"), code)?;
+                let mut build = process::command(&installed("javac")?);
+                build.args([
+                    "--release",
+                    "17",
+                    "-encoding",
+                    "UTF-8",
+                    "-d",
+                    "classes",
+                    "--source-path",
+                ]);
+                build.arg(clients.join("java/src/main/java")).arg("Worker.java");
+                run(build)?;
+                command = process::command(&installed("java")?);
+                command.arg("-cp").arg(at("classes")).arg("Worker");
+            }
+            other => anyhow::bail!("there is no library for {other}"),
+        }
+        Ok(command)
+    }
 }
 
 /// Runs a program of a document, which waits for `orders:42` and works under it.
@@ -113,16 +186,35 @@ async fn works(document: &str, heading: &str, language: &str) -> Result<()> {
     Ok(())
 }
 
+/// The documents with a program that uses a client library, and its language.
+const LIBRARY_PROGRAMS: [(&str, &str); 6] = [
+    ("README.md", "python"),
+    ("clients/python/README.md", "python"),
+    ("clients/node/README.md", "js"),
+    ("clients/go/README.md", "go"),
+    ("clients/java/README.md", "java"),
+    ("docs/start/worker.md", "python"),
+];
+
 #[tokio::test]
-async fn the_readmes_workers() -> Result<()> {
-    for language in ["python", "javascript", "bash", "java", "go"] {
-        works("README.md", "", language).await?;
+async fn the_programs_that_use_a_client_library() -> Result<()> {
+    for (document, language) in LIBRARY_PROGRAMS {
+        let bench = Bench::new().await?;
+        let place = Place::new()?;
+        let text = std::fs::read_to_string(folder().join("../..").join(document))?;
+        let code = first_block(&text, language).context(document)?;
+        let socket = bench.agent.socket();
+        let code = code.replace("/tmp/try/agent.sock", &socket.display().to_string());
+        let mut command = place.library_command(language, &code)?;
+        command.env("LOCKSCOPE_SOCKET", &socket);
+        let printed = bench.run_against_a_holder(command, "orders:42").await.context(document)?;
+        ensure!(printed.contains("working on orders:42\n"), "{document}: {printed}");
     }
     Ok(())
 }
 
 /// The programs of docs/howto/clients.md, and the language of each.
-const PROGRAMS: [(&str, &str); 7] = [
+const PROGRAMS: [(&str, &str); 9] = [
     ("redis-py", "python"),
     ("redis-py, asyncio", "python"),
     ("ioredis", "javascript"),
@@ -130,6 +222,8 @@ const PROGRAMS: [(&str, &str); 7] = [
     ("go-redis", "go"),
     ("Lettuce", "java"),
     ("Jedis", "java"),
+    ("Java without a library", "java"),
+    ("Shell", "bash"),
 ];
 
 #[tokio::test]

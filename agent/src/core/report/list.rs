@@ -98,9 +98,9 @@ impl Core {
     }
 
     fn row(&self, number: Number, held: bool) -> Option<(ListRow, LockName)> {
-        let (name, kind, owner, since, valid_ms) = if held {
+        let (name, kind, owner, since, valid) = if held {
             let hold = self.leases.get(number)?;
-            (&hold.name, hold.kind, hold.owner, hold.granted, Some(hold.valid_ms(self.now)))
+            (&hold.name, hold.kind, hold.owner, hold.granted, Some(hold.validity(self.now)))
         } else {
             let waiter = self.locks.waiter(number)?;
             (&waiter.name, waiter.kind, waiter.owner, waiter.since, None)
@@ -125,7 +125,8 @@ impl Core {
             comm: worker.peer.comm,
             client: worker.client,
             age_ms: millis(self.now.since(since)),
-            valid_ms,
+            valid_ms: valid.as_ref().map(|valid| valid.ms),
+            valid_until_ns: valid.map(|valid| boot_nanos(valid.until)),
         };
         Some((row, name.clone()))
     }
@@ -214,6 +215,7 @@ fn row_frame(row: ListRow) -> Frame {
         ("frozen", Frame::Int(row.frozen.into())),
         ("age_ms", Frame::count(row.age_ms)),
         ("valid_ms", Frame::or_null(row.valid_ms.map(Frame::count))),
+        ("valid_until_ns", Frame::or_null(row.valid_until_ns.map(Frame::count))),
     ])
 }
 

@@ -37,6 +37,8 @@ pub struct ListRow {
     pub age_ms: u64,
     /// Milliseconds of validity left; none while waiting.
     pub valid_ms: Option<u64>,
+    /// The end of the validity on the boot clock of the agent's host, in nanoseconds; none while waiting.
+    pub valid_until_ns: Option<u64>,
 }
 
 /// A session, as the HTTP API lists it.

@@ -158,7 +158,7 @@ class Session:
                     limit = None if left is None else left + REPLY_LIMIT
                     answered, _ = await asyncio.wait({reply}, timeout=limit)
                 except asyncio.CancelledError:
-                    withdrawal = self._spawn(self._withdraw(reply, kind, lease, sent))
+                    withdrawal = self._spawn(self._withdraw(reply, kind, lease))
                     raise
                 if not answered:
                     self._uncertain = True
@@ -181,7 +181,7 @@ class Session:
                 self._proven = sent
                 if rows is None:
                     raise LockTimeout(f"could not acquire {described} within {wait:g} s")
-                granted = self._granted_all(rows, kind, lease, sent)
+                granted = self._granted_all(rows, kind, lease)
                 if all([grant.held for grant in granted]):
                     break
             for grant in granted:
@@ -264,7 +264,7 @@ class Session:
         if self._connection is not None:
             self._connection.abandon()
 
-    def _granted(self, fields: Dict[str, Any], kind: str, lease: Optional[float], sent: float) -> Grant:
+    def _granted(self, fields: Dict[str, Any], kind: str, lease: Optional[float]) -> Grant:
         grant = self.grants.get((fields["lock"], kind))
         if grant is None or grant.holder != fields["holder"]:
             if grant is not None:
@@ -273,13 +273,11 @@ class Session:
             self.grants[grant.name, kind] = grant
         grant.count = fields["holds"]
         grant.renewed = grant.renewed or lease is None
-        # The agent measured both after it had received the command, so this is never later than the agent's deadline.
-        waited = fields.get("waited_ms", 0)
-        grant.deadline = max(grant.deadline, sent + (waited + fields["valid_ms"]) / 1000)
+        grant.deadline = max(grant.deadline, _deadline(fields))
         return grant
 
-    def _granted_all(self, rows: Any, kind: str, lease: Optional[float], sent: float) -> List[Grant]:
-        return [self._granted(row, kind, lease, sent) for row in (rows if isinstance(rows, list) else [rows])]
+    def _granted_all(self, rows: Any, kind: str, lease: Optional[float]) -> List[Grant]:
+        return [self._granted(row, kind, lease) for row in (rows if isinstance(rows, list) else [rows])]
 
     async def _settle(self, grant: Grant) -> None:
         """Releases what the agent still has beyond the open handles."""
@@ -311,14 +309,14 @@ class Session:
             del self.grants[grant.name, grant.kind]
 
     async def _withdraw(
-        self, reply: "asyncio.Future[Any]", kind: str, lease: Optional[float], sent: float
+        self, reply: "asyncio.Future[Any]", kind: str, lease: Optional[float]
     ) -> None:
         """Ends a wait that nobody is interested in any more, and releases what it was granted."""
         try:
             await one_call(self._path, "CANCEL", self._id or "", self._secret)
             rows = await asyncio.wait_for(asyncio.shield(reply), REPLY_LIMIT)
             if rows is not None:
-                for grant in self._granted_all(rows, kind, lease, sent):
+                for grant in self._granted_all(rows, kind, lease):
                     await self._settle(grant)
         except (OSError, Disconnected, ErrorReply, LockscopeError, asyncio.TimeoutError):
             self._uncertain = True
@@ -386,12 +384,12 @@ class Session:
             raise Disconnected
         self._id, self._secret = ticket["id"], ticket["secret"]
         self._connection, self._proven, self._uncertain = connection, sent, False
-        self._take_over(ticket.get("holds", []), sent)
+        self._take_over(ticket.get("holds", []))
 
     def _session_words(self) -> Tuple[Word, ...]:
         return ("SESSION", "GRACE", _ms(self._grace), "PUSH", "on") if self._grace else ("SESSION", "PUSH", "on")
 
-    def _take_over(self, rows: List[Dict[str, Any]], sent: float) -> None:
+    def _take_over(self, rows: List[Dict[str, Any]]) -> None:
         """Compares the grants with the agent's list of this session's holds."""
         listed = {row["holder"]: row for row in rows}
         for grant in list(self.grants.values()):
@@ -401,11 +399,11 @@ class Session:
                 grant.lose("the agent does not hold it any more")
             elif grant.held:  # A deadline that has passed stays passed.
                 grant.count = row["holds"]
-                grant.deadline = sent + row["valid_ms"] / 1000
+                grant.deadline = _deadline(row)
                 grant.warn(False)
         for row in listed.values():
             # Granted by a LOCK whose reply was lost. Its caller finds it here; otherwise it is released.
-            self._granted(row, row["kind"], None, sent)
+            self._granted(row, row["kind"], None)
         for grant in self.grants.values():
             if grant.count > grant.handles:
                 self._spawn(self._settle_later(grant))
@@ -494,27 +492,25 @@ class Session:
     async def _refresh(self) -> None:
         if self._connection is None:
             return
-        sent = boot()
         for row in await self._call("HOLDS"):
-            self._renewed(row, sent)
+            self._renewed(row)
 
     async def _refresh_from_outside(self) -> None:
         for grant in list(self.grants.values()):
             cursor = "0"
             while True:
-                sent = boot()
                 cursor, rows = await one_call(self._path, "LOCKS", "MATCH", grant.name, "CURSOR", cursor, "COUNT", 1000)
                 for row in rows:
                     if row["state"] == "held":
-                        self._renewed(row, sent)
+                        self._renewed(row)
                 if cursor == "0":
                     break
 
-    def _renewed(self, row: Dict[str, Any], sent: float) -> None:
+    def _renewed(self, row: Dict[str, Any]) -> None:
         grant = self.grants.get((row["lock"], row["kind"]))
         # A hold whose deadline passed before this reply came stays lost.
         if grant is not None and grant.holder == row["holder"] and grant.held and self._connection is not None:
-            grant.deadline = sent + row["valid_ms"] / 1000
+            grant.deadline = _deadline(row)
 
     def _spawn(self, work: Any) -> "asyncio.Task[None]":
         task = asyncio.get_running_loop().create_task(work)
@@ -531,6 +527,11 @@ async def one_call(path: str, *words: Word) -> Any:
         return await connection.call(*words, limit=REPLY_LIMIT)
     finally:
         connection.abort()
+
+
+def _deadline(row: Dict[str, Any]) -> float:
+    """Returns the seconds of the boot clock until which the agent guarantees a hold."""
+    return row["valid_until_ns"] / 1e9
 
 
 def _ms(seconds: float) -> int:

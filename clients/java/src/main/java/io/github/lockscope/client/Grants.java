@@ -49,7 +49,7 @@ final class Grants {
     }
 
     /** Notes a grant or a reentry that the agent reports. */
-    synchronized Grant granted(Map<?, ?> fields, boolean fixed, long sent) {
+    synchronized Grant granted(Map<?, ?> fields, boolean fixed) {
         String holder = Fields.text(fields.get("holder"));
         var key = new Key(Fields.text(fields.get("lock")), Kind.ofWord(Fields.text(fields.get("kind"))));
         var grant = grants.get(key);
@@ -60,26 +60,24 @@ final class Grants {
             grant = new Grant(engine, key.name, key.kind, holder, Fields.integer(fields.get("token")));
             grants.put(key, grant);
         }
-        // The agent measured both after it had received the command, so this is never later than the agent's deadline.
-        long deadline = sent + Fields.millis(fields.get("waited_ms")) + Fields.millis(fields.get("valid_ms"));
-        grant.granted(Fields.number(fields.get("holds")), fixed, deadline);
+        grant.granted(Fields.number(fields.get("holds")), fixed, Fields.number(fields.get("valid_until_ns")));
         return grant;
     }
 
     /** Reads the deadlines in a list of holds. */
-    void renew(Collection<?> rows, long sent) {
+    void renew(Collection<?> rows) {
         for (var row : rows) {
             var fields = Fields.map(row);
             var grant = find(Fields.text(fields.get("lock")), Kind.ofWord(Fields.text(fields.get("kind"))));
-            var valid = Fields.integer(fields.get("valid_ms"));
-            if (grant != null && valid.isPresent() && grant.holder.equals(fields.get("holder"))) {
-                grant.renew(sent + Fields.millis(fields.get("valid_ms")));
+            var until = Fields.integer(fields.get("valid_until_ns"));
+            if (grant != null && until.isPresent() && grant.holder.equals(fields.get("holder"))) {
+                grant.renew(until.getAsLong());
             }
         }
     }
 
     /** Compares the grants with the list of holds of a session that was resumed. */
-    void takeOver(Collection<?> rows, long sent) {
+    void takeOver(Collection<?> rows) {
         var listed = new HashMap<String, Map<?, ?>>();
         for (var row : rows) {
             var fields = Fields.map(row);
@@ -92,10 +90,10 @@ final class Grants {
                 continue;
             }
             grant.setCount(Fields.number(fields.get("holds")));
-            grant.renew(sent + Fields.millis(fields.get("valid_ms")));
+            grant.renew(Fields.number(fields.get("valid_until_ns")));
             grant.setAtRisk(false);
         }
         // Granted by a command whose reply was lost. Its caller finds it here; otherwise it is released.
-        listed.values().forEach(fields -> granted(fields, false, sent));
+        listed.values().forEach(fields -> granted(fields, false));
     }
 }

@@ -15,7 +15,7 @@ final class Link implements Connection.Listener {
     /** Receives what happens on a connection. Its methods do not wait for anything. */
     interface Listener {
         /** A connection has been made. These are the holds that the agent has of a session that was resumed. */
-        void onConnect(Collection<?> holds, long sent);
+        void onConnect(Collection<?> holds);
 
         void onPush(List<Object> event);
 
@@ -138,7 +138,7 @@ final class Link implements Connection.Listener {
             proven = sent;
             uncertain = false;
         }
-        listener.onConnect(Fields.list(ticket.get("holds")), sent);
+        listener.onConnect(Fields.list(ticket.get("holds")));
         if (fresh.isClosed()) {
             onClose(fresh);
         }

@@ -161,12 +161,12 @@ final class Session {
             }
             var granted = new ArrayList<Grant>();
             // Beyond its connection's end a grant is as certain as the grace allows, which resuming tells.
-            if (!link.ifCurrent(connection, () -> granted.addAll(granted(request, value, sent)))) {
+            if (!link.ifCurrent(connection, () -> granted.addAll(granted(request, value)))) {
                 link.doubt(connection);
             }
             return granted;
         } catch (InterruptedException interrupt) {
-            withdrawal.work = () -> withdraw(request, connection, reply, sent);
+            withdrawal.work = () -> withdraw(request, connection, reply);
             throw interrupt;
         } catch (Failure failure) {
             switch (failure.code()) {
@@ -189,10 +189,10 @@ final class Session {
         }
     }
 
-    private List<Grant> granted(Request request, Object reply, long sent) {
+    private List<Grant> granted(Request request, Object reply) {
         var granted = new ArrayList<Grant>();
         for (var row : request.rows(reply)) {
-            granted.add(grants.granted(Fields.map(row), request.isFixed(), sent));
+            granted.add(grants.granted(Fields.map(row), request.isFixed()));
         }
         return granted;
     }
@@ -321,7 +321,7 @@ final class Session {
     }
 
     /** Ends a wait that nobody is interested in any more, and releases what it was granted. */
-    private void withdraw(Request request, Connection connection, Reply reply, long sent) {
+    private void withdraw(Request request, Connection connection, Reply reply) {
         try {
             link.cancel();
             if (!Interruption.deferring(Connection.REPLY_LIMIT, reply::await)) {
@@ -330,7 +330,7 @@ final class Session {
             }
             var value = reply.get();
             if (value != null) {
-                granted(request, value, sent).forEach(this::settleQuietly);
+                granted(request, value).forEach(this::settleQuietly);
             }
         } catch (Failure failure) {
             if (failure.isDisconnected()) {
@@ -377,8 +377,8 @@ final class Session {
 
     private final class LinkEvents implements Link.Listener {
         @Override
-        public void onConnect(Collection<?> holds, long sent) {
-            grants.takeOver(holds, sent);
+        public void onConnect(Collection<?> holds) {
+            grants.takeOver(holds);
             for (var grant : grants.all()) {
                 // The command that runs now may want it: released once that has ended.
                 if (grant.hasSurplus()) {
