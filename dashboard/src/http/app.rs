@@ -144,11 +144,11 @@ impl App {
         if kept.0 != snapshot.seq {
             let mut counts = Counts { not_kept: snapshot.not_kept, ..Counts::default() };
             for lock in snapshot.locks() {
-                counts.held += usize::from(lock.confirmed && lock.is_held());
+                counts.held += usize::from(lock.is_listed() && lock.is_held());
                 counts.with_problems += usize::from(lock.has_open_problem());
                 counts.acknowledged +=
                     usize::from(!lock.problems.is_empty() && !lock.has_open_problem());
-                counts.unconfirmed += usize::from(!lock.confirmed && lock.is_held());
+                counts.unconfirmed += usize::from(!lock.is_listed() && lock.is_held());
                 counts.unknown += usize::from(lock.is_unknown());
             }
             *kept = (snapshot.seq, counts);
