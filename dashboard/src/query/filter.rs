@@ -253,7 +253,8 @@ impl Filter {
     #[must_use]
     pub fn fits(&self, lock: &LockView, now: SteadyMillis) -> bool {
         let asks_confirmed = self.0.iter().any(|term| matches!(term, Term::Confirmed(_)));
-        (asks_confirmed || lock.confirmed || !lock.problems.is_empty()) && self.0.iter().all(|term| term.matches(lock, now))
+        (asks_confirmed || lock.confirmed || !lock.problems.is_empty())
+            && self.0.iter().all(|term| term.matches(lock, now))
     }
 
     /// Returns true if it is empty.

@@ -123,7 +123,7 @@ pub enum ReleaseError {
     Target,
     /// Only its form shows that it is a lock, and the request does not confirm that.
     #[error(
-        "only its form shows that this key is a lock: confirm that you know it is one (`unproven` in the API)"
+        "only its form shows that this key is a lock: confirm that it is one (`unproven` in the API)"
     )]
     Unproven,
 }
@@ -153,8 +153,22 @@ pub struct ReleaseRequest {
     #[schema(min_length = 1)]
     pub name: String,
     /// Confirms that the key is a lock, although only its form shows it (`confirmed` of the lock is false).
-    #[serde(default)]
+    #[serde(default, deserialize_with = "flag")]
     pub unproven: bool,
+}
+
+/// Reads a member of a JSON document, or a field of a form, which is text.
+fn flag<'de, D: serde::Deserializer<'de>>(deserializer: D) -> Result<bool, D::Error> {
+    #[derive(serde::Deserialize)]
+    #[serde(untagged)]
+    enum Flag {
+        Json(bool),
+        Form(String),
+    }
+    Ok(match serde::Deserialize::deserialize(deserializer)? {
+        Flag::Json(set) => set,
+        Flag::Form(text) => text == "true",
+    })
 }
 
 /// Releases locks by force.

@@ -32,7 +32,8 @@ async fn a_confirmed_lock_without_a_time_to_live_is_leaked() -> Result<()> {
 }
 
 #[tokio::test]
-async fn a_lock_that_leaked_before_the_start_is_suspected_then_proved_by_a_listener() -> Result<()> {
+async fn a_lock_that_leaked_before_the_start_is_suspected_then_proved_by_a_listener() -> Result<()>
+{
     let redis = RedisServer::start().await?;
     let mut direct = redis.client().await?;
     let holder = "0f3c1f6e-5a43-4f9f-8d11-6a2b3c4d5e6f:53";
