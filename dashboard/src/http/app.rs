@@ -288,7 +288,7 @@ impl App {
         let Some(archive) = self.archive.clone() else {
             return Err(ApiError::new(
                 StatusCode::NOT_FOUND,
-                "this dashboard keeps no history: it was started without --history-dir",
+                "this dashboard stores no history: it was started with --no-history, or its log says why not",
             ));
         };
         ask(archive).await.map_err(|error| {

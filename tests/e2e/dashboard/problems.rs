@@ -53,6 +53,27 @@ async fn a_lock_that_leaked_before_the_start_is_suspected_then_proved_by_a_liste
 }
 
 #[tokio::test]
+async fn a_problem_survives_a_restart_without_a_setting() -> Result<()> {
+    let mut bench = Bench::with(&["--monitor", "off"]).await?;
+    let mut java = Foreign::connect(&bench.redis).await?;
+    java.lock("a").await?;
+    bench.listed("a", |_| true).await;
+    bench.direct.call("PERSIST a").await?.ok()?;
+    let certain = |lock: &Value| lock["problems"][0]["certainty"] == "sure";
+    let before = bench.listed("a", certain).await;
+    bench.dashboard.process().terminate()?;
+    bench.dashboard.process().end().await;
+    let folder = bench.dashboard.folder().join("lockscope-dashboard");
+    assert_eq!(std::fs::read_dir(&folder)?.count(), 1, "one folder for this Redis");
+    bench.dashboard.restart().await?;
+    let after = bench.listed("a", certain).await;
+    assert_eq!(after["problems"][0]["since"], before["problems"][0]["since"]);
+    let log = bench.dashboard.process().log();
+    assert!(log.contains("history stored") && log.contains("lockscope-dashboard"), "{log}");
+    Ok(())
+}
+
+#[tokio::test]
 async fn a_lock_that_is_renewed_and_held_too_long_is_stuck() -> Result<()> {
     let bench = Bench::with(&["--stuck-after", "2s"]).await?;
     let agent = Agent::with(&bench.redis, &["--lease", "3s"]).await?;
