@@ -65,8 +65,8 @@ struct Flags {
     /// Timeout for the answer of each server of a red lock
     #[arg(long, value_name = "DURATION", default_value = "50ms", value_parser = node_timeout)]
     node_timeout: HumanDuration,
-    /// Replicas that must acknowledge an acquisition before it is granted; with fewer the lock is released and LOCK
-    /// fails with -UNAVAILABLE
+    /// Replicas that must acknowledge an acquisition before it is granted, and a renewal before it extends validity; with
+    /// fewer, LOCK fails with -UNAVAILABLE and holds end with their last confirmed lease
     #[arg(long, value_name = "REPLICAS", default_value_t = 0, value_parser = clap::value_parser!(u32).range(..=100))]
     min_replicas: u32,
     /// Certificate authorities (PEM) of the servers, instead of the system's

@@ -100,6 +100,8 @@ pub struct Metrics {
     red_votes: IntCounterVec,
     /// Grants that required confirmation by replicas, by outcome.
     pub confirmations: IntCounterVec,
+    replica_batches: IntCounterVec,
+    replicas_acknowledged: IntGaugeVec,
     pub reconnects: IntCounterVec,
     pub master_changes: IntCounterVec,
     pub redis_up: IntGaugeVec,
@@ -170,7 +172,7 @@ impl Metrics {
             lock_groups: make.gauge("lock_groups", "Lock groups seen, including those in overflow.")?,
             renewals: make.counters(
                 "renewals_total",
-                "Renewals by outcome: renewed, verified (an explicit lease, which is not renewed), gone (the hold no longer existed), error (no answer).",
+                "Renewals by outcome: renewed, unconfirmed (too few replicas have it), verified (an explicit lease, which is not renewed), gone (the hold no longer existed), error (no answer).",
                 &[group, "outcome"],
             )?,
             locks_lost: make.counters(
@@ -271,6 +273,16 @@ impl Metrics {
                 "Grants that required confirmation by replicas (--min-replicas), by outcome.",
                 &["outcome"],
             )?,
+            replica_batches: make.counters(
+                "replica_batches_total",
+                "Batches of grants or renewals that replicas had to confirm (--min-replicas), by outcome.",
+                &["node", "batch", "outcome"],
+            )?,
+            replicas_acknowledged: make.gauges(
+                "replicas_acknowledged",
+                "Replicas that acknowledged the latest batch of grants or renewals (--min-replicas).",
+                &["node"],
+            )?,
             reconnects: make.counters("reconnects_total", "Reconnections to Redis.", &["node"])?,
             master_changes: make.counters(
                 "master_changes_total",
@@ -335,7 +347,7 @@ impl Metrics {
             for end in End::LOST {
                 self.locks_lost.with_label_values(&[&**label, end.as_str()]);
             }
-            for outcome in ["renewed", "verified", "gone", "error"] {
+            for outcome in ["renewed", "unconfirmed", "verified", "gone", "error"] {
                 self.renewals.with_label_values(&[&**label, outcome]);
             }
             self.handovers.with_label_values(&[&**label]);
@@ -409,11 +421,30 @@ impl Metrics {
         // A server that was never connected lacks some of them.
         self.redis_up.remove_label_values(&[node]).ok();
         self.redis_evicts.remove_label_values(&[node]).ok();
+        self.replicas_acknowledged.remove_label_values(&[node]).ok();
     }
 
     /// Counts the answer of a server of red locks to an attempt, or its silence.
     pub fn red_vote(&self, node: &str, outcome: &str) {
         self.red_votes.with_label_values(&[node, outcome]).inc();
+    }
+
+    /// Creates the metrics of batches that replicas of a server must confirm at 0.
+    pub fn replicated_server(&self, node: &str) {
+        for (batch, outcome) in [
+            ("grants", "confirmed"),
+            ("grants", "unconfirmed"),
+            ("renewals", "confirmed"),
+            ("renewals", "unconfirmed"),
+        ] {
+            self.replica_batches.with_label_values(&[node, batch, outcome]);
+        }
+    }
+
+    /// Counts a batch of scripts that replicas had to confirm, and shows how many did.
+    pub fn on_replica_batch(&self, node: &str, batch: &str, outcome: &str, replicas: u32) {
+        self.replica_batches.with_label_values(&[node, batch, outcome]).inc();
+        self.replicas_acknowledged.with_label_values(&[node]).set(i64::from(replicas));
     }
 
     pub fn confirmation(&self, outcome: &str) {

@@ -1,8 +1,8 @@
-//! Scripts whose grants replicas must have: they go to the server together, with one WAIT behind them.
+//! Scripts that replicas must confirm: they go to the server in batches, with one WAIT behind each.
 //!
-//! WAIT counts who has what its own connection has written, and keeps that connection from everything else until it ends. So
-//! this connection is for grants alone, and what comes in while one WAIT lasts goes together with the next one: a thousand
-//! workers wait for two of them at most.
+//! WAIT counts the replicas that have what its own connection wrote, and blocks that connection until it ends. So grants and
+//! renewals have a connection each, and scripts that arrive during one WAIT share the next one: a thousand workers wait for
+//! two of them at most.
 
 use std::sync::Arc;
 use std::time::Duration;
@@ -14,6 +14,7 @@ use service_kit::shutdown::Shutdown;
 use tokio::sync::{mpsc, oneshot, watch};
 
 use crate::core::Confirmed;
+use crate::metrics::Metrics;
 
 /// The most scripts sent together, so that other clients of the server have their turn between them.
 const TOGETHER: usize = 256;
@@ -33,15 +34,34 @@ pub(super) enum Answer {
 
 type Outcome = Result<Answer, CallError>;
 
-/// The number of replicas that must have a grant, and the time to wait for them.
+/// The number of replicas that must confirm a script, and the time to wait for them.
 #[derive(Debug, Clone, Copy)]
 pub(super) struct Replicas {
     pub(super) wanted: u32,
     pub(super) timeout: Duration,
 }
 
-/// The way to the connection for grants.
-pub(super) struct Grants {
+/// The scripts that share a connection.
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+pub(super) enum Batch {
+    /// They are not sent while too few replicas are connected.
+    Grants,
+    /// They are sent in any case, since Redis must keep the locks.
+    Renewals,
+}
+
+impl Batch {
+    /// Returns its label in metrics.
+    fn label(self) -> &'static str {
+        match self {
+            Self::Grants => "grants",
+            Self::Renewals => "renewals",
+        }
+    }
+}
+
+/// The way to a connection for scripts that replicas must confirm.
+pub(super) struct ConfirmedCalls {
     scripts: mpsc::Sender<Script>,
     state: watch::Receiver<LinkState>,
 }
@@ -54,12 +74,14 @@ struct Script {
     answer: oneshot::Sender<Outcome>,
 }
 
-impl Grants {
+impl ConfirmedCalls {
     /// Starts connecting. `options` are those of the connection for commands.
     pub(super) fn start(
+        batch: Batch,
         replicas: Replicas,
         endpoint: &Endpoint,
         options: LinkOptions,
+        metrics: &Arc<Metrics>,
         shutdown: &Shutdown,
     ) -> Self {
         // What is waited for besides the server itself.
@@ -68,9 +90,10 @@ impl Grants {
         let link = Link::start(endpoint.clone(), options, shutdown);
         let state = link.state();
         let (scripts, wanted) = mpsc::channel(MOST);
-        let sender = Sender { replicas, link, unsure: true };
+        let (node, metrics) = (endpoint.to_string(), Arc::clone(metrics));
+        let sender = Sender { batch, replicas, link, unsure: true, node, metrics };
         let stopped = shutdown.child_token();
-        shutdown.spawn(format!("grants {endpoint}"), async move {
+        shutdown.spawn(format!("{} {endpoint}", batch.label()), async move {
             stopped.run_until_cancelled(sender.run(wanted)).await;
         });
         Self { scripts, state }
@@ -94,7 +117,7 @@ impl Grants {
                 Ok(outcome) => outcome,
                 Err(_) if sent => Err(CallError::Lost { reason: "the agent is ending".to_owned() }),
                 Err(_) => Err(CallError::Unsent {
-                    reason: format!("{MOST} grants are under way already"),
+                    reason: format!("{MOST} scripts wait for replicas already"),
                 }),
             }
         }
@@ -102,10 +125,14 @@ impl Grants {
 }
 
 struct Sender {
+    batch: Batch,
     replicas: Replicas,
     link: Link,
     /// The latest WAIT fell short, or there was none yet: how many replicas are connected is asked first.
     unsure: bool,
+    /// The label of the server in metrics.
+    node: String,
+    metrics: Arc<Metrics>,
 }
 
 impl Sender {
@@ -124,7 +151,7 @@ impl Sender {
 
     /// Returns the reason not to send scripts: replicas that are not connected will not confirm in time.
     async fn lacking(&self) -> Option<String> {
-        if !self.unsure {
+        if !self.unsure || self.batch == Batch::Renewals {
             return None;
         }
         // A server that may not be asked is waited for.
@@ -163,6 +190,9 @@ impl Sender {
             };
             let confirmed = said(replies.next_back());
             self.unsure = confirmed.replicas < self.replicas.wanted;
+            let outcome = if self.unsure { "unconfirmed" } else { "confirmed" };
+            let batch = self.batch.label();
+            self.metrics.on_replica_batch(&self.node, batch, outcome, confirmed.replicas);
             let mut unknown = Vec::new();
             for script in scripts {
                 if script.asking {

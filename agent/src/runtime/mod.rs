@@ -194,7 +194,7 @@ impl Runtime {
                     Effect::Send { op, node, lane, call, trace_parent } => {
                         let call = self.servers.call(node, op, lane, call, &trace_parent);
                         match lane {
-                            Lane::Renewals => renewals.push(call),
+                            Lane::Renewals | Lane::ReplicatedRenewals => renewals.push(call),
                             Lane::Commands | Lane::Grants => replies.push(call),
                         }
                     }

@@ -6,7 +6,6 @@ use std::sync::Arc;
 use std::time::Duration;
 
 use futures_util::Stream;
-use futures_util::future::Either;
 use futures_util::stream::unfold;
 use redis::Value as RedisValue;
 use redisson::script::{self, Call, Publish, Value};
@@ -21,7 +20,7 @@ use tokio::sync::{mpsc, watch};
 use tracing::Span;
 use tracing::field::Empty;
 
-use super::confirmed_calls::{self, Answer, Grants, Replicas};
+use super::confirmed_calls::{self, Answer, Batch, ConfirmedCalls, Replicas};
 use crate::core::{Confirmed, Failure, Lane, OpId};
 use crate::metrics::{self, Metrics};
 use crate::types::Number;
@@ -30,6 +29,9 @@ use crate::types::Number;
 const CHECK: Duration = Duration::from_secs(2);
 /// The most messages received at once. Duplicates of one release among them are dropped.
 const AT_ONCE: usize = 64;
+
+/// The time after which a renewal that waits for replicas is also sent without waiting.
+const PATIENCE: Duration = Duration::from_millis(20);
 
 /// The outcome of a script.
 pub(super) type Outcome = (OpId, Result<Reply, Failure>);
@@ -76,11 +78,17 @@ pub(super) enum FromRedis {
 pub(super) struct RedisNode {
     commands: Link,
     renewals: Link,
-    /// The connection for grants that replicas must confirm.
-    grants: Option<Grants>,
+    /// The connections for what replicas must confirm.
+    replicated: Option<Replicated>,
     subscriber: Subscriber,
     node: String,
     metrics: Arc<Metrics>,
+}
+
+/// The connections for scripts that replicas must confirm.
+struct Replicated {
+    grants: ConfirmedCalls,
+    renewals: ConfirmedCalls,
 }
 
 /// Events from one Redis server.
@@ -88,6 +96,7 @@ struct News {
     state: watch::Receiver<LinkState>,
     renewals_state: watch::Receiver<LinkState>,
     grants_state: Option<watch::Receiver<LinkState>>,
+    replicated_state: Option<watch::Receiver<LinkState>>,
     messages: mpsc::Receiver<PubSubEvent>,
     heard: VecDeque<PubSubEvent>,
     forced: Vec<u8>,
@@ -95,6 +104,10 @@ struct News {
     metrics: Arc<Metrics>,
     connections: u64,
     evicts: Option<bool>,
+    /// It has replicas, and nothing makes sure that they have the locks.
+    unguarded: bool,
+    /// It has red locks, which have their majority.
+    red: bool,
     /// The current master, if one is followed.
     master: Option<Address>,
     follows: bool,
@@ -134,8 +147,15 @@ impl RedisNode {
             ..LinkOptions::new(name)
         };
         let commands = Link::start(endpoint.clone(), link_options("lockscope-agent"), shutdown);
-        let grants = options.replicas.map(|replicas| {
-            Grants::start(replicas, endpoint, link_options("lockscope-agent-grants"), shutdown)
+        let replicated = options.replicas.map(|replicas| {
+            let start = |batch, name| {
+                let options = link_options(name);
+                ConfirmedCalls::start(batch, replicas, endpoint, options, metrics, shutdown)
+            };
+            Replicated {
+                grants: start(Batch::Grants, "lockscope-agent-grants"),
+                renewals: start(Batch::Renewals, "lockscope-agent-replicated"),
+            }
         });
         let checked =
             LinkOptions { check: Some(CHECK), ..link_options("lockscope-agent-renewals") };
@@ -154,10 +174,14 @@ impl RedisNode {
         let renewals_state = renewals.state();
         let node = endpoint.to_string();
         metrics.server(&node, options.red);
+        if options.replicas.is_some() {
+            metrics.replicated_server(&node);
+        }
         let news = News {
             state,
             renewals_state,
-            grants_state: grants.as_ref().map(Grants::state),
+            grants_state: replicated.as_ref().map(|replicated| replicated.grants.state()),
+            replicated_state: replicated.as_ref().map(|replicated| replicated.renewals.state()),
             messages,
             heard: VecDeque::new(),
             forced,
@@ -165,12 +189,14 @@ impl RedisNode {
             metrics: Arc::clone(metrics),
             connections: 0,
             evicts: None,
+            unguarded: false,
+            red: options.red,
             master: None,
             follows: endpoint.follows_master(),
         };
         let news = unfold(news, |mut news| async move { Some((news.next().await, news)) });
         let metrics = Arc::clone(metrics);
-        (Self { commands, renewals, grants, subscriber, node, metrics }, news)
+        (Self { commands, renewals, replicated, subscriber, node, metrics }, news)
     }
 
     pub(super) fn subscribe(&self, channel: Vec<u8>) {
@@ -224,11 +250,17 @@ impl RedisNode {
         asking: bool,
         place: &TraceParent,
     ) -> impl Future<Output = Result<Answer, CallError>> + use<> {
-        let way = match (lane, &self.grants) {
-            (Lane::Renewals, _) => Either::Left(self.renewals.clone()),
-            (Lane::Grants, Some(grants)) => Either::Right(grants.send(Arc::clone(&call), asking)),
-            (Lane::Commands | Lane::Grants, _) => Either::Left(self.commands.clone()),
+        let (link, confirmed) = match (lane, &self.replicated) {
+            (Lane::ReplicatedRenewals, Some(Replicated { renewals, .. })) => {
+                (&self.renewals, Some(renewals.send(Arc::clone(&call), asking)))
+            }
+            (Lane::Grants, Some(Replicated { grants, .. })) => {
+                (&self.commands, Some(grants.send(Arc::clone(&call), asking)))
+            }
+            (Lane::Renewals | Lane::ReplicatedRenewals, _) => (&self.renewals, None),
+            (Lane::Commands | Lane::Grants, _) => (&self.commands, None),
         };
+        let link = link.clone();
         let metrics = Arc::clone(&self.metrics);
         let node = self.node.clone();
         let span = if place.is_empty() {
@@ -240,12 +272,16 @@ impl RedisNode {
             let Call { script, keys, args } = &*call;
             let sent = service_kit::clock::boot_micros();
             let (source, sha) = (script.source, script.sha());
-            let result = match way {
-                Either::Left(link) => link
-                    .script_at(source, sha, keys.iter(), args.iter(), asking)
-                    .await
-                    .map(Answer::Plain),
-                Either::Right(answer) => answer.await,
+            let plain = async {
+                let answer = link.script_at(source, sha, keys.iter(), args.iter(), asking).await;
+                answer.map(Answer::Plain)
+            };
+            let result = match confirmed {
+                None => plain.await,
+                Some(confirmed) if lane == Lane::ReplicatedRenewals => {
+                    renewed(confirmed, plain).await
+                }
+                Some(confirmed) => confirmed.await,
             };
             let took =
                 Duration::from_micros(service_kit::clock::boot_micros().saturating_sub(sent));
@@ -268,6 +304,25 @@ impl RedisNode {
     }
 }
 
+/// Returns the confirmed outcome of a renewal. While that takes long, or where it fails, `plain` renews the lock in Redis,
+/// so that slow replicas delay no renewal.
+async fn renewed(
+    confirmed: impl Future<Output = Result<Answer, CallError>>,
+    plain: impl Future<Output = Result<Answer, CallError>>,
+) -> Result<Answer, CallError> {
+    let mut confirmed = std::pin::pin!(confirmed);
+    let (confirmed, plain) = match tokio::time::timeout(PATIENCE, &mut confirmed).await {
+        Ok(Ok(answer)) => return Ok(answer),
+        Ok(Err(error)) => (Err(error), plain.await),
+        Err(_) => futures_util::future::join(confirmed, plain).await,
+    };
+    match confirmed {
+        // A redirect or refusal is for the caller; anything else says nothing of the lock.
+        Err(CallError::Lost { .. } | CallError::Unsent { .. }) => plain,
+        known => known,
+    }
+}
+
 impl News {
     async fn next(&mut self) -> FromRedis {
         loop {
@@ -280,6 +335,7 @@ impl News {
                 Ok(()) = self.renewals_state.changed() => return self.renewals_state_changed(),
                 Ok(()) = self.state.changed() => return self.state_changed(),
                 () = confirmed_calls::changed(&mut self.grants_state) => return self.state(false),
+                () = confirmed_calls::changed(&mut self.replicated_state) => return self.state(false),
                 count = self.messages.recv_many(&mut events, AT_ONCE) => match count {
                     // All has ended: the agent is about to.
                     0 => return std::future::pending().await,
@@ -290,8 +346,9 @@ impl News {
     }
 
     fn state(&self, in_doubt: bool) -> FromRedis {
-        let all = [&self.state, &self.renewals_state].into_iter().chain(&self.grants_state);
-        let down = all.into_iter().find_map(|state| match &state.borrow().status {
+        let plain = [&self.state, &self.renewals_state].into_iter();
+        let mut all = plain.chain(&self.grants_state).chain(&self.replicated_state);
+        let down = all.find_map(|state| match &state.borrow().status {
             LinkStatus::Up(_) => None,
             LinkStatus::Down { reason, .. } => Some(format!("{}: {reason}", self.node)),
         });
@@ -322,6 +379,7 @@ impl News {
             LinkStatus::Up(info) => {
                 self.note_eviction(&info);
                 self.note_master(&info);
+                self.note_replicas(&info);
                 self.state(true)
             }
             LinkStatus::Down { .. } => self.state(false),
@@ -341,6 +399,20 @@ impl News {
                 "this Redis evicts keys when its memory is full, locks included: set maxmemory-policy noeviction"
             );
         }
+    }
+
+    /// Warns of a server whose failover can grant a lock twice, once until that changes.
+    fn note_replicas(&mut self, info: &ServerInfo) {
+        let guarded = self.replicated_state.is_some() || self.red || info.requires_replicas;
+        let unguarded = !guarded && info.replicas.is_some_and(|replicas| replicas > 0);
+        if unguarded && !self.unguarded {
+            tracing::warn!(
+                redis.node = self.node,
+                replicas = info.replicas,
+                "replicas without --min-replicas: a failover can grant a lock twice"
+            );
+        }
+        self.unguarded = unguarded;
     }
 
     fn note_master(&mut self, info: &ServerInfo) {

@@ -27,6 +27,10 @@ pub struct ServerInfo {
     pub role: Option<Role>,
     /// The id of the replication history; a failover starts another one.
     pub replid: Option<String>,
+    /// The number of connected replicas.
+    pub replicas: Option<u32>,
+    /// Set for a master that refuses writes while too few replicas follow it (`min-replicas-to-write`).
+    pub requires_replicas: bool,
     /// The policy for full memory, such as `noeviction`.
     pub maxmemory_policy: Option<String>,
     /// The memory limit in bytes; 0 is no limit.
@@ -71,6 +75,9 @@ impl ServerInfo {
                 _ => None,
             }),
             replid: field("master_replid"),
+            replicas: fields.get("connected_slaves").and_then(|count| count.parse().ok()),
+            // Absent unless it is on.
+            requires_replicas: fields.contains_key("min_slaves_good_slaves"),
             maxmemory_policy: field("maxmemory_policy"),
             maxmemory: fields.get("maxmemory").and_then(|bytes| bytes.parse().ok()),
             cluster: fields.get("cluster_enabled") == Some(&"1"),
@@ -94,6 +101,17 @@ mod tests {
         assert_eq!(info.replid, None);
         assert!(info.cluster && info.evicts());
         assert_eq!(ServerInfo::from_info(""), ServerInfo::default());
+    }
+
+    #[test]
+    fn a_master_reports_its_replicas_and_whether_it_requires_them() {
+        let replicas = |text| {
+            let info = ServerInfo::from_info(text);
+            (info.replicas, info.requires_replicas)
+        };
+        assert_eq!(replicas("role:master\r\nconnected_slaves:2\r\n"), (Some(2), false));
+        let guarded = "connected_slaves:1\r\nmin_slaves_good_slaves:1\r\n";
+        assert_eq!(replicas(guarded), (Some(1), true));
     }
 
     #[test]

@@ -34,6 +34,9 @@ pub enum Lane {
     Renewals,
     /// Scripts that grant and that replicas must confirm: the outcome is for [`super::Core::on_confirmed`].
     Grants,
+    /// Renewals that extend validity once replicas confirm them: the outcome is for [`super::Core::on_confirmed`]. The
+    /// renewals themselves are never delayed by replicas.
+    ReplicatedRenewals,
 }
 
 /// An action for the runtime.

@@ -52,7 +52,7 @@ pub(in crate::core) struct Hold {
     pub(in crate::core) mode: LeaseMode,
     pub(in crate::core) granted: Moment,
     /// The last instant at which it is sure to be held, as long as Redis keeps the key and its clock does not step.
-    /// Only an explicit success moves it.
+    /// Only an explicit success moves it; with `--min-replicas`, only one that enough replicas confirmed.
     pub(in crate::core) valid_until: Moment,
     /// The instant of the next renewal, or of the next verification of a fixed lease.
     pub(in crate::core) renew_at: Moment,
@@ -65,6 +65,8 @@ pub(in crate::core) struct Hold {
     pub(in crate::core) forced_claim: Option<Moment>,
     /// A renewal or verification is on its way.
     pub(in crate::core) renewing: bool,
+    /// Too few replicas confirmed its latest renewal.
+    pub(in crate::core) unconfirmed: bool,
     /// Renewals that failed in a row.
     pub(in crate::core) failures: u32,
     /// Its owner has been warned.
@@ -140,6 +142,7 @@ impl Hold {
             update: None,
             forced_claim: None,
             renewing: false,
+            unconfirmed: false,
             failures: 0,
             jeopardy: false,
             lapsing,

@@ -38,6 +38,12 @@ pub(in crate::core) struct LeaseTable {
     kept_back: usize,
 }
 
+/// Returns the time after which a renewal that too few replicas confirmed is repeated: four times as often as others, so
+/// that several attempts fit before the hold is lost and the load stays bounded.
+pub(in crate::core) fn unconfirmed_pause(lease: Lease) -> Duration {
+    lease.duration() / 12
+}
+
 /// The consequence of a hold's deadline.
 #[derive(Debug, PartialEq, Eq)]
 pub(in crate::core) enum Due {
@@ -256,6 +262,7 @@ impl LeaseTable {
         let lease = self.lease;
         self.change(number, |hold| {
             let margin = hold.valid_until.since(now);
+            hold.unconfirmed = false;
             hold.forced_claim = hold.forced_claim.filter(|at| *at > sent);
             // A renewal that overtook a change of the count is corrected at once; one that is older than the claim that the
             // hold was released says nothing about it.
@@ -267,6 +274,17 @@ impl LeaseTable {
             hold.valid_until = hold.valid_until.max(lease.valid_until(sent));
             Renewed { margin, valid: Some(hold.validity(now)) }
         })
+    }
+
+    /// Applies a renewal that was sent at `sent` and that too few replicas confirmed. Redis has the new lease, but a replica
+    /// that takes over may not, so the hold is not valid for longer. The renewal is repeated soon.
+    pub(in crate::core) fn on_unconfirmed(&mut self, number: Number, sent: Moment, now: Moment) {
+        let soon = sent + unconfirmed_pause(self.lease);
+        self.change(number, |hold| {
+            hold.forced_claim = hold.forced_claim.filter(|at| *at > sent);
+            hold.unconfirmed = true;
+            hold.renew_at = if hold.forced_claim.is_some() { now } else { soon };
+        });
     }
 
     /// Counts a renewal without an answer. Returns the number of failures in a row.

@@ -73,7 +73,11 @@ impl Core {
             pid: session.and_then(|session| session.peer.pid),
             trace: hold.trace().to_owned(),
             valid_ms: valid.ms,
-            why: if hold.lapsing { "its worker is stopped" } else { "renewals fail" },
+            why: match (hold.lapsing, hold.unconfirmed) {
+                (true, _) => "its worker is stopped",
+                (false, true) => "too few replicas confirm its renewals",
+                (false, false) => "renewals fail",
+            },
         });
         self.notify(owner, &name, kind, &Event::Jeopardy(valid));
     }

@@ -1,8 +1,11 @@
-//! Grants that replicas must have (`--min-replicas`), and what becomes of those that too few confirm.
+//! Grants and leases that replicas must have (`--min-replicas`).
 //!
-//! A grant that only the master has is lost with it, and the replica that takes over lets somebody else in. So what grants
-//! goes down a connection of its own, with a WAIT behind it, and is told once enough replicas have it. If too few have,
-//! nobody is told that he holds the lock, and the lock is given back.
+//! A lease that only the master has is lost with it, and the replica that takes over grants the lock to somebody else. So
+//! scripts that grant or extend a lease use connections of their own, with a WAIT behind them:
+//!
+//! - A grant is reported once enough replicas confirm it. With fewer it is withdrawn, and the lock is released.
+//! - A renewal extends the validity of its hold once enough replicas confirm it. With fewer Redis keeps the lock, and the
+//!   hold ends for its owner when its last confirmed lease does.
 
 use crate::core::ops::verb::Attempt;
 use redisson::script::Value;
@@ -20,6 +23,11 @@ impl Core {
         self.on_reply(now, id, reply);
     }
 
+    /// Returns whether enough replicas have what a script wrote.
+    pub(in crate::core) fn is_replicated(&self, op: &Op) -> bool {
+        op.confirmed.replicas >= self.settings.min_replicas
+    }
+
     /// Returns the reason to withdraw a grant that too few replicas have.
     pub(in crate::core) fn replica_shortfall(&mut self, op: &Op) -> Option<String> {
         let wanted = self.settings.min_replicas;
@@ -27,7 +35,7 @@ impl Core {
             return None;
         }
         let Confirmed { replicas, refusal } = &op.confirmed;
-        let too_few = *replicas < wanted;
+        let too_few = !self.is_replicated(op);
         self.ops.set_short_of_replicas(too_few);
         let outcome = if too_few { "too_few" } else { "confirmed" };
         self.effects.report(Report::Confirmation(outcome));

@@ -14,6 +14,7 @@ use super::operation::Operation;
 use super::update::lost_end;
 use crate::core::ids::{OpId, Owner};
 use crate::core::lease::hold::{LeaseMode, NewHold};
+use crate::core::lease::unconfirmed_pause;
 use crate::core::lease::watchdog::Batches;
 use crate::core::session::event::Event;
 use crate::core::session::state::Session;
@@ -35,7 +36,11 @@ impl Operation for Adoption {
 
     fn on_reply(&self, core: &mut Core, _: OpId, op: &Op, reply: &Value) -> Result<(), BadReply> {
         let kept = script::parse_renew(reply, self.holds.len())?;
-        core.adopted(op.sent, &self.holds, &kept);
+        let unconfirmed = !self.form.fixed && !core.is_replicated(op);
+        let (again, known): (Vec<_>, Vec<_>) = std::iter::zip(self.holds.iter().cloned(), kept)
+            .partition(|(_, kept)| unconfirmed && lost_end(*kept).is_none());
+        core.adopted(op.sent, &known);
+        core.adopt_again(op, self.form, again.into_iter().map(|(hold, _)| hold).collect());
         Ok(())
     }
 
@@ -43,8 +48,8 @@ impl Operation for Adoption {
         core.not_adopted(&self.holds);
     }
 
-    fn route(&self, _: &Core) -> (Node, Lane) {
-        (Node::Main, Lane::Renewals)
+    fn route(&self, core: &Core) -> (Node, Lane) {
+        (Node::Main, if self.form.fixed { Lane::Renewals } else { core.renewals_lane() })
     }
 
     fn concerns(&self, number: Number) -> bool {
@@ -118,13 +123,8 @@ impl Core {
     }
 
     /// Redis told which holds of an earlier run are still there.
-    pub(in crate::core) fn adopted(
-        &mut self,
-        sent: Moment,
-        holds: &[HoldRecord],
-        kept: &[RenewOutcome],
-    ) {
-        for (record, kept) in holds.iter().zip(kept) {
+    pub(in crate::core) fn adopted(&mut self, sent: Moment, holds: &[(HoldRecord, RenewOutcome)]) {
+        for (record, kept) in holds {
             let Some(id) = self.session_of(record.session) else {
                 // Nobody came back for it in time.
                 self.undo(&record.lock, record.kind, record.number, record.longest);
@@ -157,6 +157,16 @@ impl Core {
             }
         }
         self.run_ready();
+    }
+
+    /// Renews holds again that too few replicas confirmed: a resumed session must not rely on them yet.
+    fn adopt_again(&mut self, op: &Op, form: RenewalForm, holds: Vec<HoldRecord>) {
+        if holds.is_empty() {
+            return;
+        }
+        let soon = self.now + unconfirmed_pause(self.settings.lease);
+        let give_up = op.give_up_at().since(self.now);
+        self.send_at(soon, Verb::Adopt(Adoption { form, holds }), give_up);
     }
 
     /// Redis has said nothing for so long that the leases are over.

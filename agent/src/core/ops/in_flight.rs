@@ -66,6 +66,11 @@ pub(in crate::core) struct Op {
 }
 
 impl Op {
+    /// Returns the instant at which the lease in question has run out by itself.
+    pub(super) fn give_up_at(&self) -> Moment {
+        self.give_up_at
+    }
+
     /// Returns whether its outcome is pending, rather than its next attempt.
     pub(in crate::core) fn is_on_its_way(&self) -> bool {
         self.retry_at == Moment::NEVER

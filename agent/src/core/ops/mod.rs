@@ -205,6 +205,11 @@ impl Core {
         if self.settings.min_replicas > 0 { Lane::Grants } else { Lane::Commands }
     }
 
+    /// Returns the connection for scripts that renew leases. With `--min-replicas` it reports what replicas confirm.
+    fn renewals_lane(&self) -> Lane {
+        if self.settings.min_replicas > 0 { Lane::ReplicatedRenewals } else { Lane::Renewals }
+    }
+
     pub(in crate::core) fn take_op(&mut self, id: OpId) -> Option<Op> {
         self.ops.take(id)
     }

@@ -41,8 +41,9 @@ impl Operation for Renewals {
         core.renewal_failed(&self.holds, pause);
     }
 
-    fn route(&self, _: &Core) -> (Node, Lane) {
-        (Node::Main, Lane::Renewals)
+    /// A verification extends nothing, so no replica has to confirm it.
+    fn route(&self, core: &Core) -> (Node, Lane) {
+        (Node::Main, if self.form.fixed { Lane::Renewals } else { core.renewals_lane() })
     }
 
     fn may_be_abandoned(&self, _: &Core) -> bool {
@@ -78,6 +79,7 @@ impl Core {
         let Renewals { form, holds, span } = renewals;
         let now = self.now;
         self.effects.report(Report::RenewalRoundTrip(now.since(op.sent)));
+        let confirmed = form.fixed || self.is_replicated(op);
         let mut renewed = Tally::default();
         let gone = kept.iter().filter(|kept| lost_end(**kept).is_some()).count();
         span.record("lock.gone", gone);
@@ -93,6 +95,10 @@ impl Core {
                 continue;
             }
             renewed.add(&group);
+            if !confirmed {
+                self.leases.on_unconfirmed(*number, op.sent, now);
+                continue;
+            }
             let Some(Renewed { margin, valid }) =
                 self.leases.on_renewed(*number, *form, *count, op.sent, now, jitter)
             else {
@@ -104,12 +110,13 @@ impl Core {
                 self.notify(owner, name, kind, &Event::Valid(valid));
             }
         }
+        let outcome = match (form.fixed, confirmed) {
+            (true, _) => "verified",
+            (false, true) => "renewed",
+            (false, false) => "unconfirmed",
+        };
         for (group, count) in renewed.0 {
-            self.effects.report(Report::Renewals {
-                group: Arc::clone(&group),
-                outcome: if form.fixed { "verified" } else { "renewed" },
-                count,
-            });
+            self.effects.report(Report::Renewals { group: Arc::clone(&group), outcome, count });
         }
     }
 

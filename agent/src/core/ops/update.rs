@@ -48,8 +48,8 @@ impl Operation for HoldUpdate {
 
     fn route(&self, core: &Core) -> (Node, Lane) {
         match self.change {
-            Change::Reenter(_) => (Node::Main, core.grants_lane()),
-            Change::Partial | Change::Extend(_) => (Node::Main, Lane::Commands),
+            Change::Reenter(_) | Change::Extend(_) => (Node::Main, core.grants_lane()),
+            Change::Partial => (Node::Main, Lane::Commands),
         }
     }
 
@@ -93,25 +93,29 @@ impl Core {
 
     /// Applies the reply to an update, unless too few replicas have it.
     fn on_confirmed_update(&mut self, op: &Op, update: &HoldUpdate, kept: RenewOutcome) {
-        let reentered =
-            matches!((update.change, kept), (Change::Reenter(_), RenewOutcome::Renewed));
-        if reentered
+        let extended =
+            !matches!(update.change, Change::Partial) && matches!(kept, RenewOutcome::Renewed);
+        if extended
             && self.leases.contains(update.number)
             && let Some(why) = self.replica_shortfall(op)
         {
-            return self.reentry_withdrawn(update, &why);
+            return self.update_withdrawn(update, &why);
         }
         self.on_update_reply(op.sent, update, kept);
     }
 
-    /// Too few replicas have a re-entry. The hold is what it was before; Redis is told the count again until it has it.
-    fn reentry_withdrawn(&mut self, update: &HoldUpdate, why: &str) {
+    /// Refuses an update that too few replicas have. The hold stays as it was; a renewal restores its count in Redis.
+    fn update_withdrawn(&mut self, update: &HoldUpdate, why: &str) {
         let HoldUpdate { name, number, slot, span, .. } = update;
         spans::outcome(span, "error");
         if self.leases.begin_renewal(*number) {
             self.renew(vec![*number]);
         }
-        self.answer(*slot, Self::unavailable_for(name, &format!("it is not entered again: {why}")));
+        let refused = match update.change {
+            Change::Extend(_) => "its lease is not changed",
+            Change::Reenter(_) | Change::Partial => "it is not entered again",
+        };
+        self.answer(*slot, Self::unavailable_for(name, &format!("{refused}: {why}")));
     }
 
     /// Applies the reply to an update that was sent at `sent`.

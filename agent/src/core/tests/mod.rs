@@ -12,6 +12,7 @@ mod published;
 mod read_write;
 mod red;
 mod replicas;
+mod replicated_leases;
 pub(super) mod settings;
 mod unknown_outcomes;
 mod world;

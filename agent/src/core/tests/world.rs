@@ -78,8 +78,12 @@ pub(super) struct World {
     pub(super) redis: BTreeMap<String, Hash>,
     pub(super) network: Network,
     pub(super) replicas: Replicas,
+    /// The replicas that the agent requires.
+    min_replicas: u32,
     /// Scripts under way whose grants replicas must have.
     grants: BTreeSet<OpId>,
+    /// Renewals under way that replicas must confirm.
+    replicated: BTreeSet<OpId>,
     /// Those that have not left yet.
     waiting_grants: Vec<(OpId, Call)>,
     pub(super) replies: Vec<(SessionId, Outgoing)>,
@@ -147,7 +151,9 @@ impl World {
             redis: BTreeMap::new(),
             network: Network::Good,
             replicas: Replicas::There(0),
+            min_replicas: 0,
             grants: BTreeSet::new(),
+            replicated: BTreeSet::new(),
             waiting_grants: Vec::new(),
             replies: Vec::new(),
             listening: Vec::new(),
@@ -171,7 +177,8 @@ impl World {
     /// One whose agent wants that many replicas to have what it grants.
     pub(super) fn with_replicas(wanted: u32) -> Self {
         let world = Self::new();
-        Self { core: core(7, world.now, wanted), replicas: Replicas::There(wanted), ..world }
+        let core = core(7, world.now, wanted);
+        Self { core, min_replicas: wanted, replicas: Replicas::There(wanted), ..world }
     }
 
     pub(super) fn open(&mut self) -> SessionId {
@@ -220,7 +227,7 @@ impl World {
         self.runs += 1;
         let past = std::mem::take(&mut self.past);
         self.past = past.clone();
-        (self.core, self.records) = (core(self.runs, self.now, 0), 0);
+        (self.core, self.records) = (core(self.runs, self.now, self.min_replicas), 0);
         self.listening.clear();
         self.slow.clear();
         self.on_their_way.clear();
@@ -300,7 +307,12 @@ impl World {
                         self.serve(op, call);
                     }
                 },
-                Effect::Send { op, call, .. } => self.serve(op, call),
+                Effect::Send { op, lane, call, .. } => {
+                    if lane == Lane::ReplicatedRenewals {
+                        self.replicated.insert(op);
+                    }
+                    self.serve(op, call);
+                }
                 Effect::Deliver(id, outgoing) => self.replies.push((id, outgoing)),
                 Effect::Subscribe(_, channel) => {
                     // Of two names with one channel the worlds of these tests have the one without braces.
@@ -334,6 +346,11 @@ impl World {
     }
 
     fn answer(&mut self, op: OpId, reply: &Value) {
+        if self.replicated.remove(&op) {
+            let replicas = if let Replicas::There(replicas) = self.replicas { replicas } else { 0 };
+            let confirmed = Confirmed { replicas, refusal: None };
+            return self.core.on_confirmed(self.now, op, reply, confirmed);
+        }
         if !self.grants.remove(&op) {
             return self.core.on_reply(self.now, op, reply);
         }

@@ -1,10 +1,14 @@
 //! Invariants of all kinds but red, at every instant and at the end.
 
-use redisson::{HolderId, Kind, Moment, keys};
+use std::ops::Range;
+use std::time::Duration;
+
+use redisson::{ClientId, HolderId, Kind, Lease, Moment, keys, script};
 
 use super::super::redis::Content;
 use super::super::requests::lock_name;
 use super::super::seeds::Verdict;
+use super::super::world::Replication;
 use super::World;
 use super::worker::NAMES;
 use crate::core::lease::hold::{Hold, LeaseMode};
@@ -23,6 +27,10 @@ pub(super) struct Coverage {
     under: u64,
     /// Grants of a fair lock to the first waiter while others were queued.
     in_turn: u64,
+    /// Attempts of another client at a promoted replica that a hold on the other side refused.
+    kept_out: u64,
+    /// Attempts there that were granted.
+    let_in: u64,
 }
 
 impl Coverage {
@@ -44,6 +52,8 @@ impl Coverage {
         self.shared += other.shared;
         self.under += other.under;
         self.in_turn += other.in_turn;
+        self.kept_out += other.kept_out;
+        self.let_in += other.let_in;
     }
 
     /// Asserts that every promise was put to the test often.
@@ -51,6 +61,8 @@ impl Coverage {
         let counts = [self.several, self.plain, self.read, self.write, self.fair];
         let rare = [self.shared, self.under, self.in_turn];
         assert!(counts.into_iter().chain(rare).all(|count| count > 100), "{self:?}");
+        let failovers = [self.kept_out, self.let_in];
+        assert!(failovers.into_iter().all(|count| count > 20), "{self:?}");
     }
 }
 
@@ -59,6 +71,7 @@ impl Coverage {
 pub(super) struct FairQueue {
     positions: Vec<String>,
     holder: Option<String>,
+    server: usize,
 }
 
 impl World {
@@ -68,6 +81,40 @@ impl World {
         }
         for (index, lock) in NAMES[2].iter().enumerate() {
             self.check_order(index, lock)?;
+        }
+        self.try_at_promoted()
+    }
+
+    /// Returns the current master; the promoted one while there are two.
+    fn master(&self) -> usize {
+        self.replication.as_ref().map_or(0, Replication::current)
+    }
+
+    /// Lets another client try to acquire a lock at a promoted replica. It must not be granted one that a worker on the old
+    /// master's side relies on.
+    fn try_at_promoted(&mut self) -> Verdict {
+        let promoted = self.replication.as_ref().is_some_and(Replication::has_two_masters);
+        if !promoted || !self.rng.one_in(8) {
+            return Ok(());
+        }
+        let (node, lock) = (self.master(), self.rng.pick(&NAMES[0]));
+        let name = lock_name(lock);
+        let client = HolderId::new(ClientId::from_random([77; 16]), 1);
+        let lease = Lease::new(Duration::from_millis(100)).expect("a lease within bounds");
+        let before = self.servers[node].redis.has(lock, &client.to_string());
+        self.foreign(node, &script::acquire(&name, &client, lease));
+        let granted = !before && self.servers[node].redis.has(lock, &client.to_string());
+        let now = self.boot();
+        let relied_on = self.agents.iter().filter(|agent| agent.main != node).any(|agent| {
+            agent.core.leases.iter().any(|hold| hold.name == name && now < hold.valid_until)
+        });
+        match (granted, relied_on) {
+            (true, true) => {
+                return Err(format!("a promoted replica grants {lock}, which a worker relies on"));
+            }
+            (true, false) => self.scenario.coverage.let_in += 1,
+            (false, true) => self.scenario.coverage.kept_out += 1,
+            (false, false) => {}
         }
         Ok(())
     }
@@ -83,7 +130,9 @@ impl World {
                 let field =
                     HolderId { write, ..HolderId::new(agent.core.numbers.client(), hold.number) };
                 if now < hold.valid_until {
-                    self.check_stored(lock, field, hold)?;
+                    for node in self.keepers() {
+                        self.check_stored(node, lock, field, hold)?;
+                    }
                     inside.push((index, hold));
                 }
                 if agent.stalled_until <= self.now {
@@ -111,12 +160,17 @@ impl World {
         Ok(())
     }
 
-    /// Checks that Redis keeps a hold for at least as long as its owner assumes.
-    fn check_stored(&self, lock: &str, field: HolderId, hold: &Hold) -> Verdict {
-        let redis = &self.servers[0].redis;
+    /// Returns the servers that keep every valid hold: with `--min-replicas` also the replica, which may be promoted.
+    fn keepers(&self) -> Range<usize> {
+        0..if self.replication.is_some() { 2 } else { 1 }
+    }
+
+    /// Checks that a server keeps a hold for at least as long as its owner assumes.
+    fn check_stored(&self, node: usize, lock: &str, field: HolderId, hold: &Hold) -> Verdict {
+        let redis = &self.servers[node].redis;
         if !redis.has(lock, &field.to_string()) {
             let there = redis.fields(lock);
-            return Err(format!("{field} assumes that it holds {lock}, Redis has {there:?}"));
+            return Err(format!("{field} relies on {lock}, node {node} has {there:?}"));
         }
         let mut kept = vec![lock.to_owned()];
         if hold.kind == Kind::Read {
@@ -126,10 +180,10 @@ impl World {
         let until = hold.valid_until.as_micros();
         for key in kept {
             if !redis.keys().contains_key(&key) {
-                return Err(format!("{field} holds {lock}, and {key} does not exist"));
+                return Err(format!("{field} holds {lock}, and node {node} has no {key}"));
             }
-            if self.expiry(0, &key).is_some_and(|expires| expires < until) {
-                return Err(format!("{field} is assumed valid beyond {key}"));
+            if self.expiry(node, &key).is_some_and(|expires| expires < until) {
+                return Err(format!("{field} relies on {lock} beyond {key} of node {node}"));
             }
         }
         Ok(())
@@ -156,7 +210,8 @@ impl World {
     /// Checks that a fair lock goes to the first living waiter, and that no living waiter loses its queue position.
     fn check_order(&mut self, index: usize, lock: &str) -> Verdict {
         let name = lock_name(lock);
-        let redis = &self.servers[0].redis;
+        let server = self.master();
+        let redis = &self.servers[server].redis;
         let text = |bytes: Vec<u8>| String::from_utf8_lossy(&bytes).into_owned();
         let positions: Vec<String> = match redis.keys().get(&text(keys::queue(&name))) {
             Some(entry) => match &entry.content {
@@ -166,8 +221,12 @@ impl World {
             None => Vec::new(),
         };
         let holder = redis.fields(lock).first().map(|(field, _)| field.clone());
-        let queue = FairQueue { positions, holder };
+        let queue = FairQueue { positions, holder, server };
         let before = std::mem::replace(&mut self.scenario.queues[index], queue.clone());
+        if before.server != server {
+            // A failover may forget positions.
+            return Ok(());
+        }
         if queue.holder.is_some() && queue.holder != before.holder {
             let ahead = before
                 .positions
@@ -236,7 +295,7 @@ impl World {
                 ));
             }
         }
-        let mut left = self.servers[0].redis.keys().clone();
+        let mut left = self.servers[self.master()].redis.keys().clone();
         // A late script may leave a queue position, which expires. Token counters stay.
         left.retain(|key, entry| match &entry.content {
             Content::Scores(_) => false,
@@ -250,7 +309,7 @@ impl World {
     /// Reports whether all deadlines of a queue have passed.
     #[expect(clippy::cast_precision_loss, reason = "epoch milliseconds")]
     fn is_dead_queue(&self, queue: &str) -> bool {
-        let redis = &self.servers[0].redis;
+        let redis = &self.servers[self.master()].redis;
         let deadlines = queue.replace("redisson_lock_queue:", "redisson_lock_timeout:");
         match redis.keys().get(&deadlines).map(|entry| &entry.content) {
             Some(Content::Scores(scores)) => {

@@ -1,5 +1,6 @@
 //! Read-write, fair and plain locks, one or two at once: two agents, and one Redis that hangs, restarts with its data, is
-//! slow or full.
+//! slow or full. In some runs it has a replica, which is cut off and promoted while the old master goes on, and which must
+//! confirm grants and renewals.
 
 mod invariants;
 mod worker;
@@ -63,17 +64,25 @@ impl Scenario for Kinds {
     }
 }
 
+fn is_replicated(seed: u64) -> bool {
+    seed % 5 == 3
+}
+
 /// Plays a whole run.
 fn run(seed: u64, traced: bool) -> (World, Verdict) {
-    let mut world = World::new(seed, 1, 2, |settings| {
+    let mut world = World::new(seed, 2, 2, |settings| {
         let lease = 600 + seed % 7 * 700;
         settings.lease = Lease::new(Duration::from_millis(lease)).expect("a lease within bounds");
         settings.response_timeout = Duration::from_millis(lease / 10);
         settings.poll_max = Duration::from_secs(1);
         settings.red = None;
-        // In some runs a replica must confirm each grant, and sometimes does not.
-        settings.min_replicas = u32::from(seed % 5 == 3);
+        // In some runs a replica must confirm each grant and renewal. It is cut off, and promoted, at times.
+        settings.min_replicas = u32::from(is_replicated(seed));
     });
+    if is_replicated(seed) {
+        // As much as every lease allows for drift.
+        world = world.with_replica(seed % 2);
+    }
     world.trace = Trace::new(traced);
     let verdict = seeds::guard(|| play(&mut world, seed));
     (world, verdict)

@@ -7,8 +7,9 @@ use redisson::{Moment, keys};
 
 use super::super::requests::lock_of;
 use super::network::ConnectionId;
+use super::network::must_be_confirmed;
 use super::{Event, Input, Scenario, World};
-use crate::core::{Confirmed, Effect, Failure, Lane, Node, OpId};
+use crate::core::{Confirmed, Effect, Failure, Node, OpId};
 use crate::protocol::resp::Outgoing;
 use crate::types::SessionId;
 
@@ -16,10 +17,10 @@ impl<S: Scenario> World<S> {
     pub(super) fn happen(&mut self, event: Event) {
         match event {
             Event::Arrive(packet) => self.arrive(packet),
-            Event::Answer { connection, generation, op, outcome } => {
+            Event::Answer { connection, generation, op, outcome, offset } => {
                 let state = self.connection(connection);
                 if state.up && state.generation == generation && state.in_flight.remove(&op) {
-                    self.outcome(connection, op, outcome);
+                    self.outcome(connection, op, outcome, offset);
                 }
             }
             Event::TimeOut { connection, generation, op } => {
@@ -50,6 +51,8 @@ impl<S: Scenario> World<S> {
                     self.wake(agent);
                 }
             }
+            Event::Replicate(snapshot) => self.apply_snapshot(&snapshot),
+            Event::Failover(step) => self.failover(step),
             Event::Thaw(node) => self.thaw(node),
             Event::Act { agent, session } => S::act(self, agent, session),
             Event::Fault => self.fault(),
@@ -74,6 +77,12 @@ impl<S: Scenario> World<S> {
 
     fn feed(&mut self, agent: usize, input: Input) {
         let now = self.boot();
+        if let Input::Subscribed(node, _) = &input
+            && S::node(*node) == Node::Main
+            && *node != self.agents[agent].main
+        {
+            return;
+        }
         let core = &mut self.agents[agent].core;
         match input {
             Input::Outcome(op, Ok(reply)) => core.on_reply(now, op, &reply),
@@ -97,14 +106,21 @@ impl<S: Scenario> World<S> {
         }
     }
 
-    /// Handles a reply. On the connection for grants it carries the number of replicas that confirmed.
-    fn outcome(&mut self, connection: ConnectionId, op: OpId, outcome: Result<Value, Failure>) {
-        let input = match outcome {
-            Ok(reply) if connection.2 == Lane::Grants => {
+    /// Handles a reply. Where replicas must confirm, it carries the number of those that did.
+    fn outcome(
+        &mut self,
+        connection: ConnectionId,
+        op: OpId,
+        outcome: Result<Value, Failure>,
+        offset: Option<u64>,
+    ) {
+        let input = match (outcome, offset) {
+            (Ok(reply), Some(offset)) => self.confirmed(op, reply, connection.1, offset),
+            (Ok(reply), None) if must_be_confirmed(connection.2) => {
                 let missing = self.faulty && self.rng.one_in(8);
                 Input::Confirmed(op, reply, u32::from(!missing))
             }
-            outcome => Input::Outcome(op, outcome),
+            (outcome, _) => Input::Outcome(op, outcome),
         };
         self.input(connection.0, input);
     }
@@ -135,14 +151,16 @@ impl<S: Scenario> World<S> {
         self.violation = Some(format!("agent {agent} asks for the time in an endless loop"));
     }
 
-    /// Returns the server at an address, if this world has it.
-    fn server_at(&self, node: Node) -> Option<usize> {
-        (0..self.servers.len()).find(|server| S::node(*server) == node)
+    /// Returns the server that an agent has at an address, if this world has it.
+    fn server_at(&self, agent: usize, node: Node) -> Option<usize> {
+        let main = self.agents[agent].main;
+        (0..self.servers.len())
+            .find(|server| S::node(*server) == node && (node != Node::Main || *server == main))
     }
 
     fn perform(&mut self, agent: usize, effect: Effect) {
         match effect {
-            Effect::Send { op, node, lane, call, .. } => match self.server_at(node) {
+            Effect::Send { op, node, lane, call, .. } => match self.server_at(agent, node) {
                 Some(node) => self.send((agent, node, lane), op, call),
                 None => {
                     self.violation = Some(format!("{} for an unknown server", call.script.name));
@@ -156,7 +174,7 @@ impl<S: Scenario> World<S> {
     }
 
     fn subscribe(&mut self, agent: usize, node: Node, channel: Vec<u8>, on: bool) {
-        let Some(node) = self.server_at(node) else {
+        let Some(node) = self.server_at(agent, node) else {
             self.violation = Some("a subscription on an unknown server".to_owned());
             return;
         };

@@ -12,6 +12,9 @@ impl<S: Scenario> World<S> {
             return;
         }
         let lease = micros(self.settings.lease.duration());
+        if self.replication.is_some() && self.rng.one_in(2) {
+            self.cut_off();
+        }
         let node = self.rng.index(self.servers.len());
         let longest = self.rng.pick(&[100_000, lease / 2, lease * 2]);
         let time = self.rng.within(1000..longest);
@@ -40,6 +43,7 @@ impl<S: Scenario> World<S> {
         self.log(|| "everything is repaired".to_owned());
         self.faulty = false;
         self.fault_free_since = self.now;
+        self.heal();
         for node in 0..self.servers.len() {
             self.servers[node].frozen_until = self.now;
             self.servers[node].slow = 0;

@@ -4,6 +4,7 @@ mod choices;
 mod event_loop;
 mod faults;
 mod network;
+mod replication;
 
 use std::collections::{BTreeMap, BTreeSet, VecDeque};
 use std::time::Duration;
@@ -16,11 +17,13 @@ use super::redis::Redis;
 use super::rng::Rng;
 use super::schedule::{Schedule, Trace, micros};
 use super::seeds::{Traced, Verdict};
-use crate::core::{Core, Failure, Lane, Node, OpId, RedSettings, Settings, tests::settings};
+use crate::core::{Core, Failure, Node, OpId, RedSettings, Settings, tests::settings};
 use crate::protocol::command::Command;
 use crate::protocol::resp::{Frame, Outgoing};
 use crate::types::{Number, Peer, SessionId};
 use network::{Connection, ConnectionId, Packet};
+pub(super) use replication::Replication;
+use replication::{LANES, Snapshot, Step};
 
 /// The servers' wall clock at the start, in milliseconds.
 const EPOCH_MS: u64 = 1_800_000_000_000;
@@ -35,6 +38,8 @@ enum Event {
         generation: u64,
         op: OpId,
         outcome: Result<Value, Failure>,
+        /// What replicas must have, where they are modelled.
+        offset: Option<u64>,
     },
     /// The reply is overdue.
     TimeOut {
@@ -59,6 +64,9 @@ enum Event {
         agent: usize,
         at: u64,
     },
+    /// The replica receives the master's state.
+    Replicate(Snapshot),
+    Failover(Step),
     /// A frozen server resumes.
     Thaw(usize),
     /// A worker chooses its next command.
@@ -87,6 +95,8 @@ pub(in crate::core) struct Server {
     pub(in crate::core) up: bool,
     /// The end of a freeze. Scripts that arrive meanwhile run then.
     pub(in crate::core) frozen_until: u64,
+    /// How far its clock is ahead, in milliseconds.
+    pub(in crate::core) clock_ahead_ms: u64,
     /// The extra delay in each direction, in microseconds.
     pub(in crate::core) slow: u64,
     /// The extra delay of replies, but not of messages, in microseconds.
@@ -96,6 +106,10 @@ pub(in crate::core) struct Server {
 
 pub(in crate::core) struct Agent {
     pub(in crate::core) core: Core,
+    /// The server of all kinds but red.
+    pub(super) main: usize,
+    /// The server that it reaches during a partition.
+    side: usize,
     pub(super) wanted_channels: BTreeSet<(usize, Vec<u8>)>,
     next_session: u64,
     alarm_at: u64,
@@ -136,6 +150,8 @@ pub(in crate::core) struct World<S: Scenario> {
     pub(in crate::core) servers: Vec<Server>,
     pub(in crate::core) agents: Vec<Agent>,
     connections: BTreeMap<ConnectionId, Connection>,
+    /// The replication from one server to another, if it is modelled.
+    pub(super) replication: Option<Replication>,
     /// Replies to sessions without a worker, for tests that send commands themselves.
     pub(in crate::core) replies: Vec<(usize, SessionId, Outgoing)>,
     /// Workers by agent and session.
@@ -171,6 +187,7 @@ impl<S: Scenario> World<S> {
             redis: Redis::default(),
             up: true,
             frozen_until: 0,
+            clock_ahead_ms: 0,
             slow: 0,
             answers_later: 0,
             subscriptions: BTreeSet::new(),
@@ -183,6 +200,7 @@ impl<S: Scenario> World<S> {
             agents: (0..agents).map(|index| Agent::new(index, &all)).collect(),
             settings: all,
             connections: BTreeMap::new(),
+            replication: None,
             replies: Vec::new(),
             workers: BTreeMap::new(),
             scenario: S::default(),
@@ -196,7 +214,7 @@ impl<S: Scenario> World<S> {
         };
         for agent in 0..world.agents.len() {
             for node in 0..servers {
-                for lane in [Lane::Commands, Lane::Renewals, Lane::Grants] {
+                for lane in LANES {
                     let connection = Connection { up: true, ..Connection::default() };
                     world.connections.insert((agent, node, lane), connection);
                 }
@@ -249,16 +267,24 @@ impl<S: Scenario> World<S> {
         self.violation.take().map_or(Ok(()), Err)
     }
 
+    /// Makes the second server a replica of the first, with a clock that is ahead by that time.
+    pub(super) fn with_replica(mut self, clock_ahead_ms: u64) -> Self {
+        self.replication = Some(Replication::new(0, 1));
+        self.servers[1].clock_ahead_ms = clock_ahead_ms;
+        self
+    }
+
     fn set_clocks(&mut self) {
         for server in &mut self.servers {
-            server.redis.set_clock(EPOCH_MS + self.now / 1000);
+            server.redis.set_clock(EPOCH_MS + server.clock_ahead_ms + self.now / 1000);
         }
     }
 
     /// Returns the instant at which a key expires on a server; none without a key or a TTL.
     pub(super) fn expiry(&self, node: usize, lock: &str) -> Option<u64> {
         let entry = self.servers[node].redis.keys().get(lock)?;
-        entry.expires_ms.map(|ms| (ms - EPOCH_MS) * 1000)
+        let ahead = self.servers[node].clock_ahead_ms;
+        entry.expires_ms.map(|ms| (ms - EPOCH_MS - ahead) * 1000)
     }
 
     pub(in crate::core) fn violation(&self) -> Option<&str> {
@@ -355,6 +381,8 @@ impl Agent {
         let core = Core::new(settings.clone(), client, first, Grouping::new(vec![], 50), now);
         Self {
             core,
+            main: 0,
+            side: 0,
             wanted_channels: BTreeSet::new(),
             next_session: 0,
             alarm_at: u64::MAX,

@@ -5,9 +5,15 @@ use std::time::Duration;
 
 use redisson::script::Call;
 
+use super::super::redis::Served;
 use super::super::schedule::micros;
 use super::{Event, Input, Scenario, Server, World};
-use crate::core::{Failure, Lane, OpId};
+use crate::core::{Failure, Lane, Node, OpId};
+
+/// Returns whether the replies of a connection carry what replicas have.
+pub(super) fn must_be_confirmed(lane: Lane) -> bool {
+    matches!(lane, Lane::Grants | Lane::ReplicatedRenewals)
+}
 
 /// An agent's connection for scripts: agent, server and purpose.
 pub(super) type ConnectionId = (usize, usize, Lane);
@@ -83,7 +89,14 @@ impl<S: Scenario> World<S> {
             return self.after(wait, Event::Arrive(packet));
         }
         server.redis.subscribers = server.subscribers();
-        let served = server.redis.serve(&packet.call);
+        let read_only = self.replication.as_ref().is_some_and(|state| state.is_read_only(node));
+        let (served, written) = if read_only {
+            let reply = Err("READONLY You can't write against a read only replica.".to_owned());
+            (Served { reply, published: Vec::new() }, None)
+        } else {
+            let served = server.redis.serve(&packet.call);
+            (served, self.replicate(node))
+        };
         let connection = self.connection(packet.connection);
         if !connection.up || connection.generation != packet.generation {
             S::on_late_script(self, agent, &packet.call);
@@ -101,17 +114,18 @@ impl<S: Scenario> World<S> {
             let answers = state.answered - now;
             let Packet { connection, generation, op, .. } = packet;
             let outcome = served.reply.map_err(Failure::Refused);
-            let waits = if connection.2 == Lane::Grants { self.confirmation_delay() } else { 0 };
+            let (offset, waits) = match (must_be_confirmed(connection.2), written) {
+                (true, Some((offset, takes))) => (Some(offset), takes.min(self.wait_timeout())),
+                // A promoted replica has no replica of its own.
+                (true, None) if self.replication.is_some() => (Some(u64::MAX), self.wait_timeout()),
+                (true, None) => (None, self.confirmation_delay()),
+                (false, _) => (None, 0),
+            };
             let state = self.connection(connection);
             state.answered += waits;
-            self.after(answers + waits, Event::Answer { connection, generation, op, outcome });
+            let event = Event::Answer { connection, generation, op, outcome, offset };
+            self.after(answers + waits, event);
         }
-    }
-
-    /// Returns the time that replicas take to confirm.
-    fn confirmation_delay(&mut self) -> u64 {
-        let timeout = micros(self.settings.response_timeout) / 2;
-        if self.faulty && self.rng.one_in(4) { timeout } else { self.rng.within(50..400) }
     }
 
     /// Sends messages to the subscribers on a server.
@@ -146,25 +160,33 @@ impl<S: Scenario> World<S> {
         for op in lost {
             self.input(connection.0, Input::Outcome(op, Err(Failure::Lost(why.to_owned()))));
         }
-        if connection.2 == Lane::Commands {
+        if connection.2 == Lane::Commands && self.is_in_use(connection) {
             self.servers[connection.1].subscriptions.retain(|(_, agent)| *agent != connection.0);
             self.input(connection.0, Input::Unsubscribed(connection.1));
         }
     }
 
+    /// Returns whether an agent sends scripts to that server, rather than to the master that it replicates.
+    fn is_in_use(&self, (agent, node, _): ConnectionId) -> bool {
+        S::node(node) != Node::Main || self.agents[agent].main == node
+    }
+
     pub(super) fn connect(&mut self, connection: ConnectionId) {
         let (agent, node, lane) = connection;
         let server = &self.servers[node];
-        if !server.up || server.frozen_until > self.now {
+        if !server.up || server.frozen_until > self.now || !self.reaches(agent, node) {
             return self.after(20_000, Event::Connect(connection));
         }
         let state = self.connection(connection);
         state.up = true;
         state.generation += 1;
         (state.arrived, state.answered) = (0, 0);
+        if !self.is_in_use(connection) {
+            return;
+        }
         match lane {
             Lane::Renewals => return self.input(agent, Input::Verify(node)),
-            Lane::Grants => return,
+            Lane::Grants | Lane::ReplicatedRenewals => return,
             Lane::Commands => {}
         }
         for (of, channel) in self.agents[agent].wanted_channels.clone() {

@@ -1,0 +1,100 @@
+//! Leases that replicas must confirm, renewed while too few of them do.
+
+use std::time::Duration;
+
+use redisson::{Kind, Lease};
+
+use super::world::{LEASE, Replicas, World, lock_command, name};
+use crate::protocol::command::{Command, HoldRequest, LockRequest};
+use crate::types::SessionId;
+
+/// A world whose agent requires one replica, and a worker that holds `x`.
+fn holding(kind: Kind) -> (World, SessionId) {
+    let mut world = World::with_replicas(1);
+    let worker = world.open();
+    world.lock_as(worker, "x", kind);
+    assert_eq!(world.reply(worker), "held 1");
+    (world, worker)
+}
+
+#[test]
+fn a_hold_whose_renewals_no_replica_confirms_is_at_risk_and_then_lost_within_its_confirmed_lease() {
+    for kind in [Kind::Lock, Kind::Fair, Kind::Read, Kind::Write, Kind::Fenced] {
+        let (mut world, a) = holding(kind);
+        world.pass(LEASE);
+        assert!(world.events(a).is_empty(), "confirmed renewals keep it");
+        let confirmed = world.core.leases.iter().next().unwrap().valid_until;
+        world.replicas = Replicas::There(0);
+        world.pass((confirmed - LEASE / 3).since(world.now) + Duration::from_millis(1));
+        let events = world.events(a);
+        assert_eq!(events.len(), 1, "{kind} {events:?}");
+        assert!(events[0].starts_with("jeopardy x"), "{events:?}");
+        assert!(!world.holders("x").is_empty(), "Redis goes on to keep it");
+        let lost = loop {
+            world.pass(Duration::from_millis(10));
+            assert!(world.now < confirmed, "the loss is reported too late");
+            if let Some(event) = world.events(a).pop() {
+                break event;
+            }
+        };
+        assert_eq!(lost, format!("lost x {kind} unconfirmed"));
+        assert!(!world.holders("x").is_empty(), "its owner has the margin to itself");
+        world.pass(LEASE / 10);
+        assert!(world.holders("x").is_empty() && world.core.is_idle());
+    }
+}
+
+#[test]
+fn a_replica_that_confirms_in_time_ends_the_jeopardy() {
+    let (mut world, a) = holding(Kind::Lock);
+    world.replicas = Replicas::There(0);
+    world.pass(LEASE * 5 / 6);
+    assert!(world.events(a)[0].starts_with("jeopardy"));
+    world.replicas = Replicas::There(1);
+    world.pass(LEASE / 10);
+    assert_eq!(world.events(a), ["safe x lock"]);
+    world.pass(LEASE * 2);
+    assert!(world.events(a).is_empty());
+}
+
+#[test]
+fn a_hold_with_a_lease_of_its_own_is_valid_to_its_end_and_extended_only_by_replicas() {
+    let mut world = World::with_replicas(1);
+    let a = world.open();
+    let own = LEASE * 2;
+    world.command(a, Command::Lock(LockRequest { lease: Lease::new(own), ..lock_command("x") }));
+    assert_eq!(world.reply(a), "held 1");
+    let valid_until = |world: &World| world.core.leases.iter().next().unwrap().valid_until;
+    let granted = valid_until(&world);
+    world.replicas = Replicas::There(0);
+    world.pass(LEASE);
+    assert!(world.events(a).is_empty());
+    for lease in [Lease::new(own), None] {
+        let request = HoldRequest { name: name("x"), kind: None, owner: 0, session: None };
+        world.command(a, Command::Extend(request, lease));
+        let replies = world.replies_of(a);
+        let sentence = format!("{replies:?}");
+        assert!(sentence.contains("UNAVAILABLE `x`: its lease is not changed: 0 of"), "{sentence}");
+        assert_eq!(valid_until(&world), granted);
+    }
+    world.pass(LEASE);
+    assert_eq!(world.events(a), ["lost x lock expired"]);
+}
+
+#[test]
+fn a_successor_reports_a_hold_only_after_a_replica_has_confirmed_it() {
+    for (comes_back, held) in [(true, 1), (false, 0)] {
+        let mut world = World::with_replicas(1);
+        let (a, ticket) = world.graced();
+        world.lock(a, "x");
+        world.replicas = Replicas::There(0);
+        world.kill_and_restart(Duration::from_secs(1));
+        world.pass(LEASE / 2);
+        assert_eq!(world.core.holds(), 0, "nothing to rely on yet");
+        world.replicas = Replicas::There(u32::from(comes_back));
+        world.pass(LEASE);
+        let b = world.open_as(0, super::grace::NEXT);
+        world.resume(b, &ticket);
+        assert_eq!(world.resumed(b).1.len(), held, "a replica confirms: {comes_back}");
+    }
+}
