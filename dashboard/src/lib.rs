@@ -32,7 +32,7 @@ use service_kit::shutdown::Shutdown;
 use tokio::net::TcpListener;
 
 use crate::clock::now;
-use config::Config;
+use config::{Config, History};
 use exporter::ModelMetrics;
 use http::{About, App, MAX_STREAMS};
 use metrics::{MonitorMetrics, ScanMetrics, StreamMetrics};
@@ -83,10 +83,7 @@ pub async fn run(config: Config, listeners: Listeners, shutdown: &Shutdown) -> a
         None => None,
     };
     let registry = Registry::new();
-    let history = match &config.history_dir {
-        Some(folder) => Some(archive::open(folder, clock::SteadyMillis::now()).await?),
-        None => None,
-    };
+    let history = open_history(&config).await?;
     let app = start(&config, history, &registry, shutdown)?;
     let stop = shutdown.token();
     let (viewers, handle) = (app.viewers.clone(), app.model.clone());
@@ -111,6 +108,35 @@ pub async fn run(config: Config, listeners: Listeners, shutdown: &Shutdown) -> a
     stop.cancelled().await;
     shutdown.finish(GRACE).await;
     Ok(())
+}
+
+/// Opens the history. Only a folder that was chosen must be usable.
+async fn open_history(config: &Config) -> anyhow::Result<Option<archive::Archive>> {
+    let now = clock::SteadyMillis::now();
+    let folder = match &config.history {
+        History::Off => return Ok(None),
+        History::In(folder) => return archive::open(folder, now).await.map(Some),
+        History::Default => {
+            let urls: Vec<String> =
+                config.deployments.iter().map(|known| known.target.to_string()).collect();
+            archive::default_folder(&urls, |name| std::env::var_os(name))
+        }
+    };
+    let Some(folder) = folder else {
+        tracing::warn!("no history: set --history-dir, no state folder is known");
+        return Ok(None);
+    };
+    match archive::open(&folder, now).await {
+        Ok(history) => {
+            tracing::info!(folder = %folder.display(), "history stored");
+            Ok(Some(history))
+        }
+        Err(error) => {
+            let error = format!("{error:#}");
+            tracing::warn!(error, "no history: its default folder cannot be used");
+            Ok(None)
+        }
+    }
 }
 
 /// Starts model and sources.

@@ -17,6 +17,8 @@ pub(crate) const LONG: [&str; 5] =
     ["foreign:*", "overdue:*", "expired:*", "deadlock:*", "malformed:*"];
 
 const LEAKED: &str = "leaked:invoice-run";
+/// A lock that leaked before the dashboard was started: nobody waits for it, and nothing else is known of it.
+const LEAKED_BEFORE: &str = "leaked:old-import";
 const ORPHAN: &str = "orphan:mail-merge";
 const MALFORMED: &str = "malformed:migration";
 /// Two threads of one service, and the locks that each holds while it waits for the other's.
@@ -239,11 +241,18 @@ async fn malformed(redis: &Place) -> Result<()> {
     }
 }
 
+/// Puts into Redis what was there before the dashboard.
+pub(crate) async fn prepare(redis: &Place) -> Result<()> {
+    let holder = "2f6d1c58-7b3e-4a90-9c41-e85a07d3b6f2:31";
+    redis.client().await?.call(&format!("HSET {LEAKED_BEFORE} {holder} 1")).await?.ok()?;
+    Ok(())
+}
+
 /// Takes away what would stay in a Redis that is not ours. All else has a short lease.
 pub(crate) async fn clean_up(redis: &Place) -> Result<()> {
     leaky(redis).await?.unlock(LEAKED).await?;
     let mut client = redis.client().await?;
-    client.call(&format!("DEL {MALFORMED}")).await?.ok()?;
+    client.call(&format!("DEL {MALFORMED} {LEAKED_BEFORE}")).await?.ok()?;
     for name in ACCOUNTS.into_iter().chain([ORPHAN]) {
         let (queue, deadlines) = queue_keys(name);
         client.call(&format!("DEL {name} {queue} {deadlines}")).await?.ok()?;

@@ -106,6 +106,9 @@ async fn set(redis_url: Option<String>, with_actors: bool) -> Result<Stage> {
     let [file, history] = [file, history].map(|path| path.to_string_lossy().into_owned());
     let flags = ["--stuck-after", "20s", "--starving-after", "20s", "--environment", "demo"];
     let more = ["--note", NOTE, "--allow-release", "--config", &file, "--history-dir", &history];
+    if with_actors {
+        scenes::prepare(&redis).await?;
+    }
     let flags = if with_actors { [flags.as_slice(), &more].concat() } else { flags.to_vec() };
     let dashboard = Dashboard::prefer(9761, &url, &flags).await?;
     Ok(Stage { dashboard, agents, redis, _settings: settings })

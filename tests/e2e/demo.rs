@@ -91,7 +91,10 @@ async fn the_demo_shows_every_kind_of_lock_and_cleans_up() -> Result<()> {
             let known = holder["client"]["pid"].is_u64() && holder["client"]["alive"] != false;
             begins(lock, "frozen:") && problems(lock) == ["stuck"] && known
         }),
-        ("a leaked one", |lock| begins(lock, "leaked:") && problems(lock) == ["leaked"]),
+        ("a leaked one", |lock| begins(lock, "leaked:inv") && problems(lock) == ["leaked"]),
+        ("one that leaked before", |lock| {
+            begins(lock, "leaked:old") && problems(lock) == ["leaked"] && lock["confirmed"] == false
+        }),
         ("an overdue one", |lock| {
             begins(lock, "overdue:") && problems(lock) == ["renewal_overdue"]
         }),

@@ -174,6 +174,7 @@ async fn spawn(
 ) -> Result<Option<Process>> {
     let log = folder.join("dashboard.log");
     let mut command = command(redis_url, port, flags)?;
+    command.env("XDG_STATE_HOME", folder).env_remove("STATE_DIRECTORY");
     command.envs(environment.iter().map(|(name, value)| (name, value)));
     let mut process = Process::spawn("lockscope-dashboard", command, &log, None)?;
     let up = eventually("the dashboard to answer", async || {

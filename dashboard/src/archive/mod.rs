@@ -3,6 +3,7 @@
 //! Entries arrive through a queue that never makes the model wait; entries without room leave a gap, which is reported.
 //! Reading and writing use separate connections, on other threads than the server's.
 
+mod place;
 mod reader;
 mod schema;
 mod writer;
@@ -26,6 +27,7 @@ use tokio::time::Instant;
 use crate::clock::SteadyMillis;
 use crate::model::types::ArchiveEntry;
 
+pub(crate) use place::default_folder;
 pub use reader::{Gap, HoldersAt, MAX_EVENTS, PastEvent, Reader};
 pub use writer::Writer;
 

@@ -141,9 +141,12 @@ struct Flags {
     /// Wait from which a waiter is reported as starving
     #[arg(long, value_name = "DURATION", default_value = "1m", value_parser = at_least_a_second)]
     starving_after: HumanDuration,
-    /// Folder for the history of holds and problems, which then survives a restart and can be queried
+    /// Folder for the history of holds and problems, with which they survive a restart and can be queried; by default one in the service's or the user's state folder
     #[arg(long, value_name = "FOLDER")]
     history_dir: Option<PathBuf>,
+    /// Store no history
+    #[arg(long, conflicts_with = "history_dir")]
+    no_history: bool,
     /// Metrics label for locks whose names match; by default digits and ids are replaced by `*`
     #[arg(long, value_name = "GLOB[=LABEL]")]
     group: Vec<String>,
@@ -173,6 +176,16 @@ pub struct Deployment {
     pub release: redis::Deployment,
 }
 
+/// The place of the history.
+#[derive(Debug, Clone, PartialEq, Eq)]
+pub enum History {
+    Off,
+    /// A folder that must be usable.
+    In(PathBuf),
+    /// The state folder of the service or the user, if it is usable.
+    Default,
+}
+
 /// Everything the program was told.
 #[derive(Debug, Clone)]
 pub struct Config {
@@ -200,8 +213,8 @@ pub struct Config {
     pub monitor: MonitorSettings,
     /// True if locks may be released by force.
     pub allow_release: bool,
-    /// The folder of the history.
-    pub history_dir: Option<PathBuf>,
+    /// The history of holds and problems.
+    pub history: History,
     /// The settings of the model.
     pub model: model::types::Settings,
     /// The labels of locks in metrics.
@@ -310,7 +323,11 @@ fn build(raw: Raw<Flags>) -> Result<Config, Vec<String>> {
             unbounded: flags.monitor_unbounded,
         },
         allow_release: flags.allow_release,
-        history_dir: flags.history_dir,
+        history: match flags.history_dir {
+            Some(folder) => History::In(folder),
+            None if flags.no_history => History::Off,
+            None => History::Default,
+        },
         model: model::types::Settings {
             max_locks: usize::try_from(flags.max_locks).unwrap_or(usize::MAX),
             poll_rate: flags.poll_rate,

@@ -4,7 +4,7 @@ use std::time::Duration;
 
 use serde_json::{Value, json};
 
-use super::{Config, MonitorMode, ReadFrom};
+use super::{Config, History, MonitorMode, ReadFrom};
 use crate::model::types::Rule;
 
 impl Config {
@@ -56,7 +56,7 @@ impl Config {
                 "unbounded": self.monitor.unbounded,
             },
             "allow_release": self.allow_release,
-            "history": self.history_dir.is_some(),
+            "history": self.history != History::Off,
             "asks_who_it_is": self.access.is_needed(),
             "tls": self.tls.is_some(),
         })

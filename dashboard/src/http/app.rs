@@ -144,11 +144,11 @@ impl App {
         if kept.0 != snapshot.seq {
             let mut counts = Counts { not_kept: snapshot.not_kept, ..Counts::default() };
             for lock in snapshot.locks() {
-                counts.held += usize::from(lock.confirmed && lock.is_held());
+                counts.held += usize::from(lock.is_listed() && lock.is_held());
                 counts.with_problems += usize::from(lock.has_open_problem());
                 counts.acknowledged +=
                     usize::from(!lock.problems.is_empty() && !lock.has_open_problem());
-                counts.unconfirmed += usize::from(!lock.confirmed && lock.is_held());
+                counts.unconfirmed += usize::from(!lock.is_listed() && lock.is_held());
                 counts.unknown += usize::from(lock.is_unknown());
             }
             *kept = (snapshot.seq, counts);
@@ -288,7 +288,7 @@ impl App {
         let Some(archive) = self.archive.clone() else {
             return Err(ApiError::new(
                 StatusCode::NOT_FOUND,
-                "this dashboard keeps no history: it was started without --history-dir",
+                "this dashboard stores no history: it was started with --no-history, or its log says why not",
             ));
         };
         ask(archive).await.map_err(|error| {

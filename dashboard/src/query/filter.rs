@@ -240,8 +240,8 @@ impl Filter {
         Ok((term.unwrap_or_else(|| Term::Name(Text::new(word))), after))
     }
 
-    /// Returns true if a lock is listed. Unless the filter says otherwise, only confirmed ones are, and only those
-    /// that are held or waited for.
+    /// Returns true if a lock is listed. Unless the filter says otherwise, only confirmed ones are that are held or waited
+    /// for, and those with a problem.
     #[must_use]
     pub fn matches(&self, lock: &LockView, now: SteadyMillis) -> bool {
         let asks_state = self.0.iter().any(|term| matches!(term, Term::State(_)));
@@ -253,7 +253,8 @@ impl Filter {
     #[must_use]
     pub fn fits(&self, lock: &LockView, now: SteadyMillis) -> bool {
         let asks_confirmed = self.0.iter().any(|term| matches!(term, Term::Confirmed(_)));
-        (asks_confirmed || lock.confirmed) && self.0.iter().all(|term| term.matches(lock, now))
+        (asks_confirmed || lock.confirmed || !lock.problems.is_empty())
+            && self.0.iter().all(|term| term.matches(lock, now))
     }
 
     /// Returns true if it is empty.

@@ -121,6 +121,11 @@ pub enum ReleaseError {
     /// The offer does not include that target.
     #[error("invalid target: expected `lock`, `holder:<id>` or `place:<id>` from the offer")]
     Target,
+    /// Only its form shows that it is a lock, and the request does not confirm that.
+    #[error(
+        "only its form shows that this key is a lock: confirm that it is one (`unproven` in the API)"
+    )]
+    Unproven,
 }
 
 /// The operator who requests a release.
@@ -147,6 +152,23 @@ pub struct ReleaseRequest {
     /// The lock's name again, as it is or as pages show it.
     #[schema(min_length = 1)]
     pub name: String,
+    /// Confirms that the key is a lock, although only its form shows it (`confirmed` of the lock is false).
+    #[serde(default, deserialize_with = "flag")]
+    pub unproven: bool,
+}
+
+/// Reads a member of a JSON document, or a field of a form, which is text.
+fn flag<'de, D: serde::Deserializer<'de>>(deserializer: D) -> Result<bool, D::Error> {
+    #[derive(serde::Deserialize)]
+    #[serde(untagged)]
+    enum Flag {
+        Json(bool),
+        Form(String),
+    }
+    Ok(match serde::Deserialize::deserialize(deserializer)? {
+        Flag::Json(set) => set,
+        Flag::Form(text) => text == "true",
+    })
 }
 
 /// Releases locks by force.
@@ -237,6 +259,9 @@ impl Releases {
         let offer = offer.filter(|offer| offer.id == *id).ok_or(ReleaseError::Stale)?;
         if !offer.has_name(&request.name) {
             return Err(ReleaseError::Name);
+        }
+        if !offer.view.confirmed && !request.unproven {
+            return Err(ReleaseError::Unproven);
         }
         let choice = Target::parse(&request.target).and_then(|target| offer.choice(target));
         let choice = choice.ok_or(ReleaseError::Target)?;

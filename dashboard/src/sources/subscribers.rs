@@ -106,8 +106,8 @@ impl Subscribers {
     }
 
     fn is_counted(&self, lock: &LockView) -> bool {
-        lock.confirmed
-            && lock.kind != Kind::Fair.as_str()
+        // A listener proves that a hash is a lock, so hashes that only look like one are counted too.
+        lock.kind != Kind::Fair.as_str()
             && (lock.is_held() || lock.waiting > 0)
             && self.share.has(&lock.id.name)
     }

@@ -65,7 +65,7 @@ async fn ages_and_past_holds_survive_a_restart() {
 async fn questions_that_make_no_sense_are_told() {
     let none = Dashboard::start("redis://127.0.0.1:1").await;
     let answer = none.get("/api/v1/events?from=2001-01-01T00:00:00Z").await;
-    assert!(answer.status == 404 && answer.body.contains("--history-dir"), "{answer:?}");
+    assert!(answer.status == 404 && answer.body.contains("stores no history"), "{answer:?}");
     assert_eq!(none.get("/lock?name=a&at=2001-01-01T00:00:00Z").await.status, 404);
     for path in ["/api/v1/events", "/api/v1/events?from=yesterday", "/api/v1/lock?name=a&at=x"] {
         assert_eq!(none.get(path).await.status, 400, "{path}");

@@ -334,16 +334,43 @@ async fn what_is_no_lock_cannot_be_released() {
     let mut redis = server.connect();
     let dashboard = with_release(&server.url(), &[]).await;
     run::<String>(&mut redis, &["SET", "text", "x"]);
-    // A lock's form without a time to live or any other sign.
-    run::<i64>(&mut redis, &["HSET", "candidate", HOLDER, "1"]);
-    dashboard.listed_when("filter=confirmed:no", &["candidate"]).await;
-    for (name, word) in
-        [("text", "no lock"), ("candidate", "not confirmed"), ("nothing", "Nobody holds")]
-    {
+    take(&mut redis, b"held", HOLDER, 600_000);
+    dashboard.lock_when("held", |lock| lock["state"] == "held").await;
+    for (name, word) in [("text", "no lock"), ("nothing", "Nobody holds")] {
         let answer = dashboard.get(&format!("/api/v1/release?{}", query(name))).await;
         assert_eq!(answer.status, 404, "{name}");
         assert!(answer.body.contains(word), "{name}: {}", answer.body);
     }
+}
+
+#[tokio::test(flavor = "multi_thread")]
+async fn a_lock_that_only_its_form_shows_needs_one_more_confirmation() {
+    let server = RedisServer::start();
+    let mut redis = server.connect();
+    let dashboard = with_release(&server.url(), &[]).await;
+    for name in ["by-form", "by-page"] {
+        run::<i64>(&mut redis, &["HSET", name, HOLDER, "1"]);
+    }
+    dashboard.listed_when("filter=confirmed:no", &["by-form", "by-page"]).await;
+    let seen = look(&dashboard, "by-form").await;
+    let refused = release(&dashboard, "by-form", &seen, "lock").await;
+    assert!(refused.status == 422 && refused.body.contains("`unproven`"), "{refused:?}");
+    let mut wish =
+        json!({"seen": seen["seen"], "target": "lock", "reason": "old", "name": "by-form"});
+    wish["unproven"] = true.into();
+    let path = format!("/api/v1/release?{}", query("by-form"));
+    let done = post_json(dashboard.address, &path, &[], &wish).await;
+    assert_eq!(outcome(&done), (200, "released".to_owned()));
+
+    let path = format!("/release?{}", query("by-page"));
+    let form = dashboard.get(&path).await.body;
+    assert!(form.contains("name=\"unproven\""), "{form}");
+    let fields = |seen: &str| format!("seen={seen}&target=lock&reason=old&name=by-page");
+    let refused = dashboard.submit(&path, &[], &fields(seen_in(&form).unwrap())).await;
+    assert!(refused.status == 422 && refused.body.contains("only its form"), "{refused:?}");
+    let confirmed = format!("{}&unproven=true", fields(seen_in(&refused.body).unwrap()));
+    assert_eq!(dashboard.submit(&path, &[], &confirmed).await.status, 200);
+    assert_eq!(run::<i64>(&mut redis, &["EXISTS", "by-form", "by-page"]), 0);
 }
 
 /// As docs/howto/acl.md has it.

@@ -50,7 +50,9 @@ impl Dashboard {
     /// With these flags.
     pub(crate) async fn with(flags: &[&str]) -> Self {
         service_kit::redis::install_crypto_provider();
-        let flags = ["lockscope-dashboard"].into_iter().chain(flags.iter().copied());
+        // Without this flag each would look for the state folder of whoever runs the tests.
+        let without = if flags.contains(&"--history-dir") { None } else { Some("--no-history") };
+        let flags = ["lockscope-dashboard"].into_iter().chain(without).chain(flags.iter().copied());
         let config = Config::load_from(flags.map(Into::into), [])
             .unwrap_or_else(|stop| panic!("{}", stop.text()));
         let pages = TcpListener::bind("127.0.0.1:0").await.unwrap();

@@ -90,7 +90,7 @@ async fn a_requested_name_is_read_at_once() -> Result<()> {
 }
 
 #[tokio::test]
-async fn possible_locks_are_listed_separately() -> Result<()> {
+async fn possible_locks_are_found_and_other_keys_are_not() -> Result<()> {
     let mut bench = Bench::new().await?;
     let session = "HSET basket 0f3c1f6e-5a43-4f9f-8d11-6a2b3c4d5e6f:47 3";
     bench.direct.call(session).await?.ok()?;
@@ -103,8 +103,10 @@ async fn possible_locks_are_listed_separately() -> Result<()> {
         Ok(())
     })
     .await;
+    // Without a TTL it is suspected to be a leaked lock, and then listed with the others.
+    bench.listed("basket", |lock| lock["confirmed"] == false).await;
     let list = bench.dashboard.json("/api/v1/locks").await?;
-    assert_eq!(list["locks"], serde_json::json!([]), "neither candidates nor other keys");
+    assert_eq!(list["locks"].as_array().map(Vec::len), Some(1), "no other keys: {list}");
     let candidates = bench.dashboard.json(apart).await?;
     assert_eq!(candidates["locks"].as_array().map(Vec::len), Some(1), "{candidates}");
     Ok(())

@@ -36,7 +36,10 @@ impl Bench {
     }
 
     async fn with(flags: &[&str]) -> Result<Self> {
-        let redis = RedisServer::start().await?;
+        Self::on(RedisServer::start().await?, flags).await
+    }
+
+    async fn on(redis: RedisServer, flags: &[&str]) -> Result<Self> {
         let direct = redis.client().await?;
         Ok(Self { dashboard: Dashboard::start(&redis.url(), flags).await?, redis, direct })
     }

@@ -1,7 +1,7 @@
 //! `leaked` and `stuck`: raised when sure, with their evidence, and taken back.
 
 use anyhow::{Result, ensure};
-use harness::{Agent, Dashboard, Foreign, RedisServer, eventually};
+use harness::{Agent, Dashboard, Foreign, RedisServer, eventually, http};
 use serde_json::Value;
 
 use super::{Bench, find, problems};
@@ -32,19 +32,44 @@ async fn a_confirmed_lock_without_a_time_to_live_is_leaked() -> Result<()> {
 }
 
 #[tokio::test]
-async fn a_possible_lock_raises_no_problem() -> Result<()> {
-    let mut bench = Bench::new().await?;
+async fn a_lock_that_leaked_before_the_start_is_suspected_then_proved_by_a_listener() -> Result<()>
+{
+    let redis = RedisServer::start().await?;
+    let mut direct = redis.client().await?;
+    let holder = "0f3c1f6e-5a43-4f9f-8d11-6a2b3c4d5e6f:53";
+    direct.call(&format!("HSET leaked:2 {holder} 1")).await?.ok()?;
+    let bench = Bench::on(redis, &["--monitor", "off"]).await?;
+    let lock = bench.listed("leaked:2", |lock| problems(lock) == ["leaked"]).await;
+    assert_eq!(lock["confirmed"], false);
+    assert_eq!(lock["problems"][0]["certainty"], "suspected");
+    let page = http::get(bench.dashboard.port(), "/").await?.body;
+    assert!(page.contains("leaked:2") && !page.contains("No lock is held"), "{page}");
+    let mut listener = bench.redis.client().await?;
+    listener.call("SUBSCRIBE redisson_lock__channel:{leaked:2}").await?.ok()?;
+    let proved = |lock: &Value| lock["problems"][0]["certainty"] == "sure";
+    let lock = bench.listed("leaked:2", proved).await;
+    assert_eq!((&lock["confirmed"], &lock["waiting"]), (&Value::Bool(true), &Value::from(1)));
+    Ok(())
+}
+
+#[tokio::test]
+async fn a_problem_survives_a_restart_without_a_setting() -> Result<()> {
+    let mut bench = Bench::with(&["--monitor", "off"]).await?;
     let mut java = Foreign::connect(&bench.redis).await?;
-    bench.direct.call(&format!("HSET basket {} 3", java.holder)).await?.ok()?;
-    java.lock("leaking").await?;
-    bench.listed("leaking", |_| true).await;
-    bench.direct.call("PERSIST leaking").await?.ok()?;
-    // By the time that one has leaked, the other has been seen as often.
-    bench.listed("leaking", |lock| problems(lock) == ["leaked"]).await;
-    let apart = bench.dashboard.json("/api/v1/locks?filter=confirmed%3Ano").await?;
-    let basket = find(&apart, "basket").cloned().unwrap_or_default();
-    assert_eq!(basket["confirmed"], false);
-    assert!(problems(&basket).is_empty(), "{basket}");
+    java.lock("a").await?;
+    bench.listed("a", |_| true).await;
+    bench.direct.call("PERSIST a").await?.ok()?;
+    let certain = |lock: &Value| lock["problems"][0]["certainty"] == "sure";
+    let before = bench.listed("a", certain).await;
+    bench.dashboard.process().terminate()?;
+    bench.dashboard.process().end().await;
+    let folder = bench.dashboard.folder().join("lockscope-dashboard");
+    assert_eq!(std::fs::read_dir(&folder)?.count(), 1, "one folder for this Redis");
+    bench.dashboard.restart().await?;
+    let after = bench.listed("a", certain).await;
+    assert_eq!(after["problems"][0]["since"], before["problems"][0]["since"]);
+    let log = bench.dashboard.process().log();
+    assert!(log.contains("history stored") && log.contains("lockscope-dashboard"), "{log}");
     Ok(())
 }
 

@@ -47,10 +47,6 @@ async fn offered(app: &App, id: &LockId, visitor: &CurrentVisitor) -> Result<Off
     let Some(view) = known else {
         return Err("Nobody holds this lock, and nobody dead stands in its queue.".to_owned());
     };
-    if !view.confirmed {
-        let why = "Only its form says that this is a lock: what is not confirmed is not released.";
-        return Err(why.to_owned());
-    }
     Offer::new(view, reading, (asked, read_at), visitor.shared_name())
         .ok_or_else(|| "Nobody holds this lock, and nobody dead stands in its queue.".to_owned())
 }
@@ -145,9 +141,10 @@ fn status(outcome: &Outcome) -> StatusCode {
 fn status_of(error: &ReleaseError) -> StatusCode {
     match error {
         ReleaseError::Stale => StatusCode::CONFLICT,
-        ReleaseError::Name | ReleaseError::Reason | ReleaseError::Target => {
-            StatusCode::UNPROCESSABLE_ENTITY
-        }
+        ReleaseError::Name
+        | ReleaseError::Reason
+        | ReleaseError::Target
+        | ReleaseError::Unproven => StatusCode::UNPROCESSABLE_ENTITY,
     }
 }
 

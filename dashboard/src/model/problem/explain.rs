@@ -86,10 +86,16 @@ fn leaked(case: &Case<'_>, verdict: Verdict) -> Vec<Evidence> {
             read(case.now.steady, left),
         ];
     }
-    vec![
+    let mut evidence = vec![
         read(verdict.since, "read without a TTL"),
         read(case.now.steady, "read again, still without a TTL"),
-    ]
+    ];
+    if !case.confirmed {
+        let form = "it looks exactly like a Redisson lock, but so far nothing else shows that it is one: no waiter, no \
+                    message and no script for it was seen";
+        evidence.push(read(case.now.steady, form));
+    }
+    evidence
 }
 
 fn stuck(case: &Case<'_>, verdict: Verdict) -> Vec<Evidence> {
@@ -199,6 +205,9 @@ pub fn advice(case: &Case<'_>, verdict: Verdict) -> String {
     match verdict.problem {
         ProblemKind::Leaked if case.ttl.is_some() => format!(
             "Its holder appears to be gone, so the lock stays taken until its lease expires. {found} If that process is dead, release the lock by force."
+        ),
+        ProblemKind::Leaked if !case.confirmed => format!(
+            "If this key is a lock, it will never expire, and whoever wants it waits forever. {found} If that process is dead or has never existed, release the lock by force. If the key belongs to another program, acknowledge the problem."
         ),
         ProblemKind::Leaked => format!(
             "It has no TTL and will never expire. {found} If that process is dead, release the lock by force."

@@ -124,7 +124,7 @@ impl Verdict {
 #[must_use]
 pub fn judge(case: &Case<'_>) -> Vec<Verdict> {
     if !case.confirmed {
-        return Vec::new();
+        return leaked_by_form(case).into_iter().collect();
     }
     let mut verdicts = Vec::new();
     if !case.holders.is_empty() {
@@ -149,6 +149,15 @@ fn leaked(case: &Case<'_>) -> Option<Verdict> {
     let lasts = case.ttl.is_none_or(|ttl| ttl > GONE_TTL);
     let gone = case.gone.filter(|_| lasts)?;
     Some(Verdict::suspected(ProblemKind::Leaked, gone.since))
+}
+
+/// Judges a hash that nothing but its form shows to be a lock: Redisson gives every lock a lease, so one without is either
+/// leaked or no lock at all.
+fn leaked_by_form(case: &Case<'_>) -> Option<Verdict> {
+    let sound = case.malformed.is_none() && !case.holders.is_empty();
+    let first = case.no_ttl_since.filter(|_| sound)?;
+    (case.now.sent.since(first.received) >= LEAK_GAP)
+        .then(|| Verdict::suspected(ProblemKind::Leaked, first.steady))
 }
 
 /// Returns the age from which a hold is stuck, and whether that follows from the lock's typical hold.

@@ -112,7 +112,9 @@ fn a_leak_needs_two_readings_apart_or_a_holder_that_is_gone() {
     for (case, expected) in [
         (bare(10, 14), None),
         (bare(10, 15), leaked(CERTAIN)),
-        (Case { confirmed: false, ..bare(10, 99) }, None),
+        (Case { confirmed: false, ..bare(10, 14) }, None),
+        (Case { confirmed: false, ..bare(10, 15) }, leaked(SUSPECTED)),
+        (Case { confirmed: false, malformed: Some("count 0"), ..bare(10, 99) }, None),
         (Case { holders: &[], ..bare(10, 99) }, None),
         (left(60), None),
         (left(61), leaked(SUSPECTED)),

@@ -32,7 +32,7 @@ impl Record {
             (free / 4).clamp(Duration::from_secs(1), Duration::from_secs(30))
         } else {
             match (self.ttl, self.lease.lease()) {
-                (None, _) if !self.confirmed => Duration::from_secs(60),
+                (None, _) if !self.confirmed && self.has_problems() => Duration::from_secs(60),
                 (None, _) => LEAK_GAP,
                 (Some(ttl), Some(lease)) if self.lease.rose() => {
                     let usual = (lease / 6).clamp(Duration::from_millis(250), AT_LEAST);

@@ -47,15 +47,21 @@ fn a_hold_that_a_scan_did_not_find_began_after_it() {
 }
 
 #[test]
-fn a_possible_lock_is_listed_only_once_it_is_confirmed() {
+fn a_possible_lock_is_suspected_to_be_leaked_until_it_is_confirmed() {
     let mut model = model();
     read(&mut model, "cart", 0, held(1, 3, None));
-    read(&mut model, "cart", 60_000, held(1, 3, None));
+    read(&mut model, "cart", 4_000, held(1, 3, None));
     let view = shown(&mut model, "cart").unwrap();
     assert!(!view.confirmed && !view.is_listed() && view.problems.is_empty());
+    read(&mut model, "cart", 60_000, held(1, 3, None));
+    let view = shown(&mut model, "cart").unwrap();
+    let [leaked] = &view.problems[..] else { panic!("{view:?}") };
+    assert!(!view.confirmed && view.is_listed());
+    assert_eq!((leaked.problem, leaked.certainty), (ProblemKind::Leaked, Certainty::Suspected));
     release(&mut model, "cart", 61_000);
     read(&mut model, "cart", 62_000, held(1, 3, None));
-    assert!(shown(&mut model, "cart").unwrap().confirmed);
+    let view = shown(&mut model, "cart").unwrap();
+    assert!(view.confirmed && view.problems.iter().all(|p| p.certainty == Certainty::Certain));
     read(&mut model, "other", 0, held(1, 3, None));
     model.observe(MAIN, Observation::CompanionKey { name: name("other") });
     assert!(shown(&mut model, "other").unwrap().confirmed);

@@ -254,7 +254,8 @@ impl LockView {
     /// Returns whether the default list of locks includes it.
     #[must_use]
     pub fn is_listed(&self) -> bool {
-        self.confirmed && (self.is_held() || self.is_awaited() || !self.problems.is_empty())
+        let confirmed = self.confirmed && (self.is_held() || self.is_awaited());
+        confirmed || !self.problems.is_empty()
     }
 
     /// Returns whether it has a problem that nobody has acknowledged.

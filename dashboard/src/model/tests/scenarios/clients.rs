@@ -83,6 +83,12 @@ impl Scenario {
         true
     }
 
+    /// Puts a lock without a TTL into Redis, as a crash before this program's start may have left it.
+    pub(super) fn plant(&mut self, lock: &'static str, by: HolderId) {
+        let key = self.keys.entry(lock).or_default();
+        key.hash.holders.push(Holder { id: by, count: 1 });
+    }
+
     /// Takes a free lock and renews it from then on.
     pub(super) fn take_and_renew(&mut self, lock: &'static str, by: HolderId) {
         assert!(self.take(lock, by, LEASE), "it is free");

@@ -109,6 +109,34 @@ fn cases() -> Vec<Case> {
             side_effect: None,
         },
         Case {
+            what: "leaked before the start, only its form is known",
+            problem: Leaked,
+            before: |scenario| scenario.plant("a", one()),
+            fault: NOTHING,
+            expected: |_| Some((SUSPECTED, 6_000..=8_000)),
+            observed_for: 90_000,
+            repair: |scenario| scenario.set_ttl("a", Some(600_000)),
+            clears_within: 60_300,
+            side_effect: None,
+        },
+        Case {
+            what: "leaked before the start, waited for",
+            problem: Leaked,
+            before: |scenario| {
+                scenario.plant("a", one());
+                scenario.advance_to(30_000);
+            },
+            fault: |scenario| scenario.wait_for("a", two()),
+            expected: |sources| {
+                let proved = sources.subscribers || sources.monitor;
+                Some(if proved { (CERTAIN, 0..=65_000) } else { (SUSPECTED, 0..=0) })
+            },
+            observed_for: 70_000,
+            repair: |scenario| scenario.set_ttl("a", Some(600_000)),
+            clears_within: 60_300,
+            side_effect: Some(Starving),
+        },
+        Case {
             what: "leaked, its client gone",
             problem: Leaked,
             before: |scenario| taken_for_long(scenario, one()),
