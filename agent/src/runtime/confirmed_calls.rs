@@ -7,6 +7,8 @@
 use std::sync::Arc;
 use std::time::Duration;
 
+use futures_util::StreamExt;
+use futures_util::stream::FuturesUnordered;
 use redis::{Cmd, Pipeline, Value as RedisValue, cmd};
 use redisson::script::Call;
 use service_kit::redis::{CallError, Endpoint, Link, LinkOptions, LinkState, ServerError, eval};
@@ -20,6 +22,9 @@ use crate::metrics::Metrics;
 const TOGETHER: usize = 256;
 /// The most scripts that wait for their turn. Any beyond that are retried a little later.
 const MOST: usize = 4096;
+
+/// The time after which a renewal that waits for replicas is also sent without waiting.
+const PATIENCE: Duration = Duration::from_millis(20);
 
 /// The answer of a server to a script.
 #[derive(Debug)]
@@ -41,9 +46,39 @@ pub(super) struct Replicas {
     pub(super) timeout: Duration,
 }
 
+/// The connections for scripts that replicas must confirm.
+pub(super) struct Replicated {
+    pub(super) grants: ConfirmedCalls,
+    pub(super) renewals: ConfirmedCalls,
+}
+
+impl Replicated {
+    /// Starts connecting. `options` returns the settings of a connection for commands, by its name.
+    pub(super) fn start(
+        replicas: Replicas,
+        endpoint: &Endpoint,
+        options: impl Fn(&str) -> LinkOptions,
+        metrics: &Arc<Metrics>,
+        shutdown: &Shutdown,
+    ) -> Self {
+        let start = |batch, name| {
+            ConfirmedCalls::start(batch, replicas, endpoint, options(name), metrics, shutdown)
+        };
+        Self {
+            grants: start(Batch::Grants, "lockscope-agent-grants"),
+            renewals: start(Batch::Renewals, "lockscope-agent-replicated"),
+        }
+    }
+
+    /// Returns the states of both connections, and their changes.
+    pub(super) fn states(&self) -> [watch::Receiver<LinkState>; 2] {
+        [self.grants.state.clone(), self.renewals.state.clone()]
+    }
+}
+
 /// The scripts that share a connection.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
-pub(super) enum Batch {
+enum Batch {
     /// They are not sent while too few replicas are connected.
     Grants,
     /// They are sent in any case, since Redis must keep the locks.
@@ -76,7 +111,7 @@ struct Script {
 
 impl ConfirmedCalls {
     /// Starts connecting. `options` are those of the connection for commands.
-    pub(super) fn start(
+    fn start(
         batch: Batch,
         replicas: Replicas,
         endpoint: &Endpoint,
@@ -99,11 +134,6 @@ impl ConfirmedCalls {
         Self { scripts, state }
     }
 
-    /// Returns the state of the connection, and its changes.
-    pub(super) fn state(&self) -> watch::Receiver<LinkState> {
-        self.state.clone()
-    }
-
     /// Sends a script with the next WAIT; they are served in the order of these calls.
     pub(super) fn send(
         &self,
@@ -121,6 +151,25 @@ impl ConfirmedCalls {
                 }),
             }
         }
+    }
+}
+
+/// Returns the confirmed outcome of a renewal. While that takes long, or where it fails, `plain` renews the lock in Redis,
+/// so that slow replicas delay no renewal.
+pub(super) async fn renewed(
+    confirmed: impl Future<Output = Result<Answer, CallError>>,
+    plain: impl Future<Output = Result<Answer, CallError>>,
+) -> Result<Answer, CallError> {
+    let mut confirmed = std::pin::pin!(confirmed);
+    let first = tokio::time::timeout(PATIENCE, &mut confirmed).await;
+    match first {
+        Ok(Err(CallError::Lost { .. } | CallError::Unsent { .. })) => plain.await,
+        // A redirect or refusal is for the caller.
+        Ok(known) => known,
+        Err(_) => match futures_util::future::join(confirmed, plain).await {
+            (Err(CallError::Lost { .. } | CallError::Unsent { .. }), plain) => plain,
+            (known, _) => known,
+        },
     }
 }
 
@@ -222,15 +271,15 @@ fn in_full(call: &Call) -> Cmd {
     eval("EVAL", call.script.source, call.keys.iter(), call.args.iter())
 }
 
-/// Waits for a change of the connection; without an end where there is none, or will be none any more.
-pub(super) async fn changed(state: &mut Option<watch::Receiver<LinkState>>) {
-    let last = match state {
-        Some(state) => state.changed().await.is_err(),
-        None => true,
-    };
-    if last {
-        std::future::pending::<()>().await;
+/// Waits for a change of any of these connections; without an end where there is none, or will be none any more.
+pub(super) async fn changed(states: &mut [watch::Receiver<LinkState>]) {
+    let mut changes: FuturesUnordered<_> = states.iter_mut().map(|state| state.changed()).collect();
+    while let Some(change) = changes.next().await {
+        if change.is_ok() {
+            return;
+        }
     }
+    std::future::pending::<()>().await;
 }
 
 /// Parses the answer to WAIT.
@@ -259,6 +308,8 @@ fn connected(role: &RedisValue) -> Option<u32> {
 
 #[cfg(test)]
 mod tests {
+    use std::cell::Cell;
+
     use super::*;
 
     fn text(text: &str) -> RedisValue {
@@ -280,6 +331,48 @@ mod tests {
         let replica = [text("slave"), text("host"), RedisValue::Int(6379), text("connected")];
         assert_eq!(connected(&RedisValue::Array(replica.into())), None);
         assert_eq!(connected(&RedisValue::Nil), None);
+    }
+
+    /// Returns the outcome of a renewal, and how often it was sent without waiting for replicas.
+    async fn outcome(
+        confirmed: impl Future<Output = Result<Answer, CallError>>,
+    ) -> (Result<Answer, CallError>, usize) {
+        let copies = Cell::new(0);
+        let plain = async {
+            copies.set(copies.get() + 1);
+            Ok(Answer::Plain(RedisValue::Int(1)))
+        };
+        (renewed(confirmed, plain).await, copies.get())
+    }
+
+    fn confirmed() -> Answer {
+        Answer::Confirmed(RedisValue::Int(1), Confirmed { replicas: 1, refusal: None })
+    }
+
+    #[tokio::test]
+    async fn slow_replicas_delay_no_renewal() {
+        assert!(matches!(outcome(async { Ok(confirmed()) }).await, (Ok(Answer::Confirmed(..)), 0)));
+        let (sent, copy) = oneshot::channel();
+        // The replicas do not answer before the copy is sent.
+        let slow = async {
+            copy.await.expect("the copy is sent first");
+            Ok(confirmed())
+        };
+        let plain = async {
+            sent.send(()).expect("the replicas are awaited");
+            Ok(Answer::Plain(RedisValue::Int(1)))
+        };
+        assert!(matches!(renewed(slow, plain).await, Ok(Answer::Confirmed(..))));
+    }
+
+    #[tokio::test]
+    async fn a_renewal_whose_confirmation_is_lost_is_sent_without_it() {
+        let lost = async { Err(CallError::Unsent { reason: "no connection".to_owned() }) };
+        assert!(matches!(outcome(lost).await, (Ok(Answer::Plain(_)), 1)));
+        let moved =
+            ServerError { code: "MOVED".to_owned(), message: "1 127.0.0.1:7001".to_owned() };
+        let refused = async { Err(CallError::Refused(moved)) };
+        assert!(matches!(outcome(refused).await, (Err(CallError::Refused(_)), 0)));
     }
 
     #[test]

@@ -6,6 +6,7 @@
 mod confirmed_calls;
 mod heartbeat;
 mod log;
+mod outcome;
 mod redis_cluster;
 mod redis_node;
 mod servers;
@@ -31,7 +32,8 @@ use crate::types::Number;
 use crate::types::{SessionId, Status};
 use confirmed_calls::Replicas;
 use heartbeat::Heartbeat;
-use redis_node::{FromRedis, Outcome, Reply};
+use outcome::{Outcome, Reply};
+use redis_node::FromRedis;
 pub use servers::{Backend, ServersStart};
 use servers::{News, Servers};
 

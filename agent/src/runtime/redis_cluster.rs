@@ -20,7 +20,8 @@ use tokio::time::Instant;
 use tokio_util::sync::{CancellationToken, DropGuard};
 
 use super::confirmed_calls::Answer;
-use super::redis_node::{FromRedis, NodeOptions, Outcome, RedisNode, settled};
+use super::outcome::{Outcome, settled};
+use super::redis_node::{FromRedis, NodeOptions, RedisNode};
 use crate::core::{Lane, OpId};
 use crate::metrics::Metrics;
 

@@ -7,8 +7,7 @@ use std::time::Duration;
 
 use futures_util::Stream;
 use futures_util::stream::unfold;
-use redis::Value as RedisValue;
-use redisson::script::{self, Call, Publish, Value};
+use redisson::script::{self, Call, Publish};
 use redisson::{ClientId, HolderId, LockName, keys};
 use service_kit::redis::{
     Address, CallError, Endpoint, Link, LinkOptions, LinkState, LinkStatus, PubSubEvent,
@@ -20,29 +19,16 @@ use tokio::sync::{mpsc, watch};
 use tracing::Span;
 use tracing::field::Empty;
 
-use super::confirmed_calls::{self, Answer, Batch, ConfirmedCalls, Replicas};
-use crate::core::{Confirmed, Failure, Lane, OpId};
-use crate::metrics::{self, Metrics};
+use super::confirmed_calls::{self, Answer, Replicas, Replicated, renewed};
+use super::outcome::{Outcome, failure, settled, word};
+use crate::core::{Lane, OpId};
+use crate::metrics::Metrics;
 use crate::types::Number;
 
 /// The interval of checks that a live connection still leads to the same Redis with the same clock.
 const CHECK: Duration = Duration::from_secs(2);
 /// The most messages received at once. Duplicates of one release among them are dropped.
 const AT_ONCE: usize = 64;
-
-/// The time after which a renewal that waits for replicas is also sent without waiting.
-const PATIENCE: Duration = Duration::from_millis(20);
-
-/// The outcome of a script.
-pub(super) type Outcome = (OpId, Result<Reply, Failure>);
-
-/// The reply to a script.
-#[derive(Debug)]
-pub(super) enum Reply {
-    Plain(Value),
-    /// With what replicas have of it.
-    Confirmed(Value, Confirmed),
-}
 
 /// News of Redis.
 #[derive(Debug)]
@@ -85,18 +71,12 @@ pub(super) struct RedisNode {
     metrics: Arc<Metrics>,
 }
 
-/// The connections for scripts that replicas must confirm.
-struct Replicated {
-    grants: ConfirmedCalls,
-    renewals: ConfirmedCalls,
-}
-
 /// Events from one Redis server.
 struct News {
     state: watch::Receiver<LinkState>,
     renewals_state: watch::Receiver<LinkState>,
-    grants_state: Option<watch::Receiver<LinkState>>,
-    replicated_state: Option<watch::Receiver<LinkState>>,
+    /// The states of the connections for what replicas must confirm.
+    replicated_states: Vec<watch::Receiver<LinkState>>,
     messages: mpsc::Receiver<PubSubEvent>,
     heard: VecDeque<PubSubEvent>,
     forced: Vec<u8>,
@@ -147,16 +127,9 @@ impl RedisNode {
             ..LinkOptions::new(name)
         };
         let commands = Link::start(endpoint.clone(), link_options("lockscope-agent"), shutdown);
-        let replicated = options.replicas.map(|replicas| {
-            let start = |batch, name| {
-                let options = link_options(name);
-                ConfirmedCalls::start(batch, replicas, endpoint, options, metrics, shutdown)
-            };
-            Replicated {
-                grants: start(Batch::Grants, "lockscope-agent-grants"),
-                renewals: start(Batch::Renewals, "lockscope-agent-replicated"),
-            }
-        });
+        let replicated = options
+            .replicas
+            .map(|replicas| Replicated::start(replicas, endpoint, link_options, metrics, shutdown));
         let checked =
             LinkOptions { check: Some(CHECK), ..link_options("lockscope-agent-renewals") };
         let renewals = Link::start(endpoint.clone(), checked, shutdown);
@@ -180,8 +153,7 @@ impl RedisNode {
         let news = News {
             state,
             renewals_state,
-            grants_state: replicated.as_ref().map(|replicated| replicated.grants.state()),
-            replicated_state: replicated.as_ref().map(|replicated| replicated.renewals.state()),
+            replicated_states: replicated.iter().flat_map(Replicated::states).collect(),
             messages,
             heard: VecDeque::new(),
             forced,
@@ -304,25 +276,6 @@ impl RedisNode {
     }
 }
 
-/// Returns the confirmed outcome of a renewal. While that takes long, or where it fails, `plain` renews the lock in Redis,
-/// so that slow replicas delay no renewal.
-async fn renewed(
-    confirmed: impl Future<Output = Result<Answer, CallError>>,
-    plain: impl Future<Output = Result<Answer, CallError>>,
-) -> Result<Answer, CallError> {
-    let mut confirmed = std::pin::pin!(confirmed);
-    let (confirmed, plain) = match tokio::time::timeout(PATIENCE, &mut confirmed).await {
-        Ok(Ok(answer)) => return Ok(answer),
-        Ok(Err(error)) => (Err(error), plain.await),
-        Err(_) => futures_util::future::join(confirmed, plain).await,
-    };
-    match confirmed {
-        // A redirect or refusal is for the caller; anything else says nothing of the lock.
-        Err(CallError::Lost { .. } | CallError::Unsent { .. }) => plain,
-        known => known,
-    }
-}
-
 impl News {
     async fn next(&mut self) -> FromRedis {
         loop {
@@ -334,8 +287,7 @@ impl News {
                 biased;
                 Ok(()) = self.renewals_state.changed() => return self.renewals_state_changed(),
                 Ok(()) = self.state.changed() => return self.state_changed(),
-                () = confirmed_calls::changed(&mut self.grants_state) => return self.state(false),
-                () = confirmed_calls::changed(&mut self.replicated_state) => return self.state(false),
+                () = confirmed_calls::changed(&mut self.replicated_states) => return self.state(false),
                 count = self.messages.recv_many(&mut events, AT_ONCE) => match count {
                     // All has ended: the agent is about to.
                     0 => return std::future::pending().await,
@@ -347,11 +299,11 @@ impl News {
 
     fn state(&self, in_doubt: bool) -> FromRedis {
         let plain = [&self.state, &self.renewals_state].into_iter();
-        let mut all = plain.chain(&self.grants_state).chain(&self.replicated_state);
-        let down = all.find_map(|state| match &state.borrow().status {
-            LinkStatus::Up(_) => None,
-            LinkStatus::Down { reason, .. } => Some(format!("{}: {reason}", self.node)),
-        });
+        let down =
+            plain.chain(&self.replicated_states).find_map(|state| match &state.borrow().status {
+                LinkStatus::Up(_) => None,
+                LinkStatus::Down { reason, .. } => Some(format!("{}: {reason}", self.node)),
+            });
         self.metrics.redis_up.with_label_values(&[&self.node]).set(i64::from(down.is_none()));
         let up = down.is_none();
         let detail = down.unwrap_or_else(|| match &self.master {
@@ -403,7 +355,7 @@ impl News {
 
     /// Warns of a server whose failover can grant a lock twice, once until that changes.
     fn note_replicas(&mut self, info: &ServerInfo) {
-        let guarded = self.replicated_state.is_some() || self.red || info.requires_replicas;
+        let guarded = !self.replicated_states.is_empty() || self.red || info.requires_replicas;
         let unguarded = !guarded && info.replicas.is_some_and(|replicas| replicas > 0);
         if unguarded && !self.unguarded {
             tracing::warn!(
@@ -497,55 +449,6 @@ fn without_echoes(events: Vec<PubSubEvent>) -> VecDeque<PubSubEvent> {
         _ => true,
     };
     events.into_iter().filter(|event| is_new(event)).collect()
-}
-
-/// Returns the outcome of a script for the core.
-pub(super) fn settled(result: Result<Answer, CallError>) -> Result<Reply, Failure> {
-    let known =
-        |value| read(value).ok_or_else(|| Failure::Refused("a reply of no known type".to_owned()));
-    match result {
-        Ok(Answer::Plain(value)) => Ok(Reply::Plain(known(value)?)),
-        Ok(Answer::Confirmed(value, confirmed)) => Ok(Reply::Confirmed(known(value)?, confirmed)),
-        Ok(Answer::TooFewReplicas(why)) => Err(Failure::TooFewReplicas(why)),
-        Err(error) => Err(failure(error)),
-    }
-}
-
-/// The word that a failed call is counted by.
-fn word(error: &CallError) -> String {
-    match error {
-        CallError::Unsent { .. } => metrics::UNSENT.to_owned(),
-        CallError::Lost { .. } => metrics::LOST.to_owned(),
-        CallError::Refused(error) => {
-            // The first word classifies; a server that makes words up must not make up series.
-            let known =
-                error.code.len() <= 16 && error.code.bytes().all(|b| b.is_ascii_uppercase());
-            if known { error.code.clone() } else { "other".to_owned() }
-        }
-    }
-}
-
-/// A failed call as the core sees it.
-fn failure(error: CallError) -> Failure {
-    match error {
-        CallError::Unsent { reason } => Failure::Unsent(reason),
-        CallError::Lost { reason } => Failure::Lost(reason),
-        CallError::Refused(error) => Failure::Refused(error.to_string()),
-    }
-}
-
-fn read(value: RedisValue) -> Option<Value> {
-    Some(match value {
-        RedisValue::Nil => Value::Nil,
-        RedisValue::Int(n) => Value::Int(n),
-        RedisValue::BulkString(bytes) => Value::Bytes(bytes.to_vec()),
-        RedisValue::SimpleString(text) => Value::Bytes(text.into_bytes()),
-        RedisValue::Okay => Value::Bytes(b"OK".to_vec()),
-        RedisValue::Array(items) => {
-            Value::Array(items.into_iter().map(read).collect::<Option<_>>()?)
-        }
-        _ => return None,
-    })
 }
 
 #[cfg(test)]

@@ -14,8 +14,9 @@ use service_kit::shutdown::Shutdown;
 use service_kit::trace::TraceParent;
 
 use super::confirmed_calls::Replicas;
+use super::outcome::Outcome;
 use super::redis_cluster::RedisCluster;
-use super::redis_node::{FromRedis, NodeOptions, Outcome, RedisNode};
+use super::redis_node::{FromRedis, NodeOptions, RedisNode};
 use crate::core::{Lane, Node, OpId};
 use crate::metrics::Metrics;
 

@@ -16,6 +16,7 @@ mod locks;
 mod lost;
 mod multi;
 mod outage;
+mod partition;
 mod policy;
 mod protocol;
 mod queue;

@@ -1,4 +1,4 @@
-//! `--min-replicas`: what is granted is on replicas first.
+//! `--min-replicas`: grants and leases are on replicas first.
 //!
 //! On a machine that is busy enough replicas confirm too late, so a grant is tried until it is had.
 
@@ -31,7 +31,7 @@ async fn replica(master: &RedisServer) -> Result<RedisServer> {
 }
 
 /// Tries until enough replicas are in time.
-async fn granted(worker: &mut Client, words: &str) -> Reply {
+pub(super) async fn granted(worker: &mut Client, words: &str) -> Reply {
     eventually(words, async || worker.call(words).await?.ok()).await
 }
 
@@ -266,5 +266,57 @@ async fn in_a_cluster_each_master_has_replicas_of_its_own() -> Result<()> {
         let reply = worker.call(&format!("LOCK {name}")).await?;
         assert_error(&reply, "UNAVAILABLE", "0 of the 1 replicas");
     }
+    Ok(())
+}
+
+#[tokio::test]
+async fn renewals_go_on_while_a_replica_is_stopped_and_extend_no_validity() -> Result<()> {
+    let master = master().await?;
+    let mut replica = replica(&master).await?;
+    let agent = Agent::with(&master, &["--min-replicas", "1", "--lease", "6s"]).await?;
+    let mut worker = agent.client3().await?;
+    worker.call("SESSION PUSH on").await?.ok()?;
+    granted(&mut worker, "LOCK a").await;
+    let batches = async |outcome| {
+        let labels = [("batch", "renewals"), ("outcome", outcome)];
+        let metrics = agent.metrics().await?;
+        anyhow::Ok((
+            metrics.sum("lockscope_agent_replica_batches_total", &labels),
+            metrics.sum("lockscope_agent_replicas_acknowledged", &[]),
+        ))
+    };
+    eventually("a confirmed renewal", async || {
+        let (confirmed, acknowledged) = batches("confirmed").await?;
+        ensure!(confirmed >= 1.0 && acknowledged == 1.0, "{confirmed} {acknowledged}");
+        Ok(())
+    })
+    .await;
+    assert_eq!(worker.pushes(), 0, "nothing is at risk");
+
+    replica.process().freeze().await?;
+    assert_eq!(worker.push().await?[0], "lock-jeopardy");
+    let left = master.client().await?.call("PTTL a").await?.int()?;
+    assert!(left > 2_100, "{left}: the confirmed lease has less left, so Redis was sent renewals");
+    let (unconfirmed, acknowledged) = batches("unconfirmed").await?;
+    assert!(unconfirmed >= 1.0 && acknowledged == 0.0, "{unconfirmed} {acknowledged}");
+    replica.process().thaw()?;
+    assert_eq!(worker.push().await?[0], "lock-safe");
+    Ok(())
+}
+
+#[tokio::test]
+async fn replicas_that_nothing_requires_are_warned_of_at_start() -> Result<()> {
+    const WARNING: &str = "replicas without --min-replicas: a failover can grant a lock twice";
+    let master = master().await?;
+    let _replica = replica(&master).await?;
+    let warned = async |name: &str, flags: &[&str]| {
+        let mut agent = Agent::with(&master, flags).await?;
+        granted(&mut agent.client().await?, &format!("LOCK {name}")).await;
+        anyhow::Ok(agent.process().log().contains(WARNING))
+    };
+    assert!(warned("a", &[]).await?);
+    assert!(!warned("b", &["--min-replicas", "1"]).await?);
+    master.client().await?.call("CONFIG SET min-replicas-to-write 1").await?.ok()?;
+    assert!(!warned("c", &[]).await?);
     Ok(())
 }

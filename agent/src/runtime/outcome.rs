@@ -1,0 +1,69 @@
+//! Outcomes of scripts, as the core and metrics take them.
+
+use redis::Value as RedisValue;
+use redisson::script::Value;
+use service_kit::redis::CallError;
+
+use super::confirmed_calls::Answer;
+use crate::core::{Confirmed, Failure, OpId};
+use crate::metrics;
+
+/// The outcome of a script.
+pub(super) type Outcome = (OpId, Result<Reply, Failure>);
+
+/// The reply to a script.
+#[derive(Debug)]
+pub(super) enum Reply {
+    Plain(Value),
+    /// With what replicas have of it.
+    Confirmed(Value, Confirmed),
+}
+
+/// Returns the outcome of a script for the core.
+pub(super) fn settled(result: Result<Answer, CallError>) -> Result<Reply, Failure> {
+    let known =
+        |value| read(value).ok_or_else(|| Failure::Refused("a reply of no known type".to_owned()));
+    match result {
+        Ok(Answer::Plain(value)) => Ok(Reply::Plain(known(value)?)),
+        Ok(Answer::Confirmed(value, confirmed)) => Ok(Reply::Confirmed(known(value)?, confirmed)),
+        Ok(Answer::TooFewReplicas(why)) => Err(Failure::TooFewReplicas(why)),
+        Err(error) => Err(failure(error)),
+    }
+}
+
+/// The word that a failed call is counted by.
+pub(super) fn word(error: &CallError) -> String {
+    match error {
+        CallError::Unsent { .. } => metrics::UNSENT.to_owned(),
+        CallError::Lost { .. } => metrics::LOST.to_owned(),
+        CallError::Refused(error) => {
+            // The first word classifies; a server that makes words up must not make up series.
+            let known =
+                error.code.len() <= 16 && error.code.bytes().all(|b| b.is_ascii_uppercase());
+            if known { error.code.clone() } else { "other".to_owned() }
+        }
+    }
+}
+
+/// A failed call as the core sees it.
+pub(super) fn failure(error: CallError) -> Failure {
+    match error {
+        CallError::Unsent { reason } => Failure::Unsent(reason),
+        CallError::Lost { reason } => Failure::Lost(reason),
+        CallError::Refused(error) => Failure::Refused(error.to_string()),
+    }
+}
+
+fn read(value: RedisValue) -> Option<Value> {
+    Some(match value {
+        RedisValue::Nil => Value::Nil,
+        RedisValue::Int(n) => Value::Int(n),
+        RedisValue::BulkString(bytes) => Value::Bytes(bytes.to_vec()),
+        RedisValue::SimpleString(text) => Value::Bytes(text.into_bytes()),
+        RedisValue::Okay => Value::Bytes(b"OK".to_vec()),
+        RedisValue::Array(items) => {
+            Value::Array(items.into_iter().map(read).collect::<Option<_>>()?)
+        }
+        _ => return None,
+    })
+}
