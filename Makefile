@@ -15,34 +15,42 @@ CARGO_TEST := env --default-signal=HUP,INT,QUIT $(CARGO) test --locked --workspa
 # The client library for Rust is a workspace of its own.
 rust_client = $(CARGO) $(1) --locked --manifest-path clients/rust/Cargo.toml --target-dir "$${CARGO_TARGET_DIR:-target}"
 
+# Builds all programs at once, and runs the demo with them: another selection of packages would be compiled separately.
+define built_demo
+	@test -e "$${CARGO_TARGET_DIR:-target}/debug/demo" || echo 'The first build takes 3 to 10 minutes and 2 GB of disk space; later ones take seconds.'
+	$(CARGO) build --locked --workspace --bins
+	@LOCKSCOPE_TEST_PROGRAMS="$${CARGO_TARGET_DIR:-target}/debug" "$${CARGO_TARGET_DIR:-target}/debug/demo" $(1)
+endef
+
 PROFILE ?= release
 BUILT = $${CARGO_TARGET_DIR:-target}/$(if $(filter dev,$(PROFILE)),debug,$(PROFILE))
 
-.PHONY: help demo run test package package-test container-test soak interop redisson-tests recordings bench check fmt doc deps advisories bench-decoder fuzz
+.PHONY: help toolchain demo run test package package-test container-test soak interop redisson-tests recordings bench check fmt doc deps advisories bench-decoder fuzz
+
+toolchain:
+	@tests/check-toolchain
 
 help: ## Shows this list
 	@awk -F':.*## ' '/^[a-z-]+:.*## / { printf "make %-14s %s\n", $$1, $$2 }' Makefile
 
-demo: ## Redis, two agents, the dashboard and a crowd of workers; Ctrl-C ends it all
+demo: toolchain ## Redis, two agents, the dashboard and a crowd of workers; Ctrl-C ends it all
 	@tests/install-missing cc redis-server
-	$(CARGO) build --locked --workspace --bins
-	$(CARGO) run --locked --quiet -p lockscope-tests --bin demo
+	$(call built_demo)
 
-run: ## The same without workers, on a private Redis or on the one in REDIS_URL
+run: toolchain ## The same without workers, on a private Redis or on the one in REDIS_URL
 	@tests/install-missing cc redis-server
-	$(CARGO) build --locked --workspace --bins
-	$(CARGO) run --locked --quiet -p lockscope-tests --bin demo -- --no-actors
+	$(call built_demo,--no-actors)
 
 # Most tests wait for other processes most of the time.
-test: deps ## Every test, with real servers, clients and a browser
+test: toolchain deps ## Every test, with real servers, clients and a browser
 	$(call rust_client,test)
 	RUST_TEST_THREADS=$${RUST_TEST_THREADS:-$$((2 * $$(nproc)))} $(CARGO_TEST)
 
-soak: ## A quarter of an hour of healthy load, after which no alert may have fired
+soak: toolchain ## A quarter of an hour of healthy load, after which no alert may have fired
 	@tests/install-missing cc redis-server promtool
 	LOCKSCOPE_SOAK=1 $(CARGO_TEST) --test e2e -- --exact grafana::healthy_load::a_healthy_quarter_of_an_hour_raises_no_alert
 
-package: ## The Debian packages, into target/debian
+package: toolchain ## The Debian packages, into target/debian
 	@tests/install-missing cc dpkg-shlibdeps objcopy
 	$(CARGO) build --locked --profile $(PROFILE) --workspace --bins
 	packaging/build-packages "$(BUILT)" "$${CARGO_TARGET_DIR:-target}/debian"
@@ -51,12 +59,12 @@ package-test: package ## Installs the packages in a fresh Debian, uses and purge
 	@tests/install-missing debootstrap redis-server curl systemd-nspawn
 	packaging/test "$${CARGO_TARGET_DIR:-target}/debian" $(WORKERS)
 
-container-test: ## Makes the container images of programs built here, and runs them; needs root and podman
+container-test: toolchain ## Makes the container images of programs built here, and runs them; needs root and podman
 	@tests/install-missing cc redis-server curl podman runc
 	$(CARGO) build --locked --workspace --bins
 	packaging/containers "$${CARGO_TARGET_DIR:-target}/debug"
 
-bench: $(PEERS)/.venv/installed $(PEERS)/node_modules/installed $(BED)/target/$(lastword $(REDISSON))/classpath ## The agent compared with other libraries; ARGS='--rounds 3 one-lock', BASE=commit: with that commit
+bench: toolchain $(PEERS)/.venv/installed $(PEERS)/node_modules/installed $(BED)/target/$(lastword $(REDISSON))/classpath ## The agent compared with other libraries; ARGS='--rounds 3 one-lock', BASE=commit: with that commit
 	@tests/install-missing cc redis-server
 	$(CARGO) build --locked --release --workspace --bins
 	$(CARGO) build --locked --release --manifest-path $(PEERS)/rslock/Cargo.toml --target-dir "$${CARGO_TARGET_DIR:-target}"
@@ -70,7 +78,7 @@ bench: $(PEERS)/.venv/installed $(PEERS)/node_modules/installed $(BED)/target/$(
 
 # The whole workspace is named so that its libraries are built as for the other tests and not rebuilt.
 # Each version is tested by itself, and together with one that is far from it in age: the first two with the last.
-interop: $(patsubst %,$(BED)/target/%/classpath,$(VERSIONS) $(firstword $(REDISSON)) $(lastword $(REDISSON))) ## The agent with the real Redisson; ALL=1: with four versions of it
+interop: toolchain $(patsubst %,$(BED)/target/%/classpath,$(VERSIONS) $(firstword $(REDISSON)) $(lastword $(REDISSON))) ## The agent with the real Redisson; ALL=1: with four versions of it
 	@tests/install-missing cc redis-server
 	for version in $(VERSIONS); do \
 	  other=$(lastword $(REDISSON)); [[ " $(wordlist 1,2,$(REDISSON)) " == *" $$version "* ]] || other=$(firstword $(REDISSON)); \
@@ -93,7 +101,7 @@ $(BED)/target/%/classpath: $(BED)/pom.xml $(wildcard $(BED)/src/main/java/bed/*.
 	mvn -q -B -f $(BED)/pom.xml -Dredisson.version=$* compile dependency:build-classpath -Dmdep.outputFile=target/$*/classpath
 	@touch $@
 
-check: ## Format, lints, documentation, licences
+check: toolchain ## Format, lints, documentation, licences
 	@tests/install-missing cc
 	$(CARGO) fmt --all --check
 	$(CARGO) fmt --manifest-path clients/rust/Cargo.toml --check

@@ -26,6 +26,7 @@ use std::time::Duration;
 use anyhow::Context;
 use prometheus::{Gauge, Registry};
 use sd_notify::NotifyState;
+use service_kit::http::ListenError;
 use service_kit::redis::{Cluster, ResolverOptions, resolve};
 use service_kit::shutdown::Shutdown;
 use tokio::runtime::Handle;
@@ -65,8 +66,11 @@ impl Listeners {
     /// # Errors
     /// Fails if either address cannot be bound.
     pub async fn open(config: &Config) -> anyhow::Result<Self> {
-        let http = TcpListener::bind(config.http)
-            .with_context(|| format!("cannot serve HTTP at {}", config.http))?;
+        let http = TcpListener::bind(config.http).map_err(|error| ListenError {
+            address: config.http,
+            flag: "--http",
+            error,
+        })?;
         Ok(Self { socket: Socket::open(&config.socket_settings()?).await?, http })
     }
 }

@@ -27,7 +27,9 @@ use std::time::Duration;
 
 use anyhow::Context as _;
 use prometheus::Registry;
-use service_kit::http::{AllowedHosts, HttpMetrics, Limits, ServerTls, serve, serve_with_tls};
+use service_kit::http::{
+    AllowedHosts, HttpMetrics, Limits, ListenError, ServerTls, serve, serve_with_tls,
+};
 use service_kit::shutdown::Shutdown;
 use tokio::net::TcpListener;
 
@@ -60,14 +62,15 @@ impl Listeners {
     /// # Errors
     /// If an address is in use or not of this host.
     pub async fn bind(config: &Config) -> anyhow::Result<Self> {
-        let bind = async |address| {
-            TcpListener::bind(address).await.with_context(|| format!("cannot listen on {address}"))
+        let bind = async |address, flag| {
+            let listener = TcpListener::bind(address).await;
+            listener.map_err(|error| ListenError { address, flag, error })
         };
         let metrics = match config.metrics_listen {
-            Some(address) => Some(bind(address).await?),
+            Some(address) => Some(bind(address, "--metrics-listen").await?),
             None => None,
         };
-        Ok(Self { pages: bind(config.listen).await?, metrics })
+        Ok(Self { pages: bind(config.listen, "--listen").await?, metrics })
     }
 }
 

@@ -1,6 +1,8 @@
 //! The dashboard's program: settings, then logs, then listeners, then everything else.
 
 use std::ffi::OsString;
+use std::io::{self, IsTerminal as _, Write as _};
+use std::net::SocketAddr;
 use std::process::ExitCode;
 
 use lockscope_dashboard::config::Config;
@@ -48,10 +50,19 @@ async fn serve(config: Config) -> anyhow::Result<()> {
         config.deployments.iter().map(|d| format!("{}={}", d.name, d.target)).collect();
     tracing::info!(
         version = env!("CARGO_PKG_VERSION"),
-        page = %format_args!("{}://{pages}/", if config.tls.is_some() { "https" } else { "http" }),
+        page = page_url(&config, pages),
         metrics = %metrics,
         redis = deployments.join(" "),
         "lockscope-dashboard is serving"
     );
+    if io::stderr().is_terminal() {
+        // A person has started it: the log line hides the address among other fields.
+        let url = page_url(&config, pages);
+        writeln!(io::stderr(), "\n  {url}\n")?;
+    }
     run(config, listeners, &shutdown).await
+}
+
+fn page_url(config: &Config, address: SocketAddr) -> String {
+    format!("{}://{address}/", if config.tls.is_some() { "https" } else { "http" })
 }

@@ -2,8 +2,8 @@
 
 use std::rc::Rc;
 
-use anyhow::{Context as _, Result};
-use harness::{Agent, Client, Dashboard, RedisServer};
+use anyhow::{Context as _, Result, ensure};
+use harness::{Agent, Client, Dashboard, PATIENCE, RedisServer, within};
 use tempfile::TempDir;
 use tokio::signal::unix::{SignalKind, signal};
 use tokio::task::LocalSet;
@@ -52,18 +52,29 @@ impl Place {
     }
 }
 
+/// The dashboard's usual port.
+const PORT: u16 = 9761;
+
 /// The notice on every page of the dashboard.
 const NOTE: &str = "A demo: nothing here is real. Locks are named after what is staged with them, as in stuck:… \
     or deadlock:…; the README says more.";
 
-/// Runs until SIGINT or SIGTERM.
+/// Runs until SIGINT or SIGTERM, or until the terminal is closed.
 pub(crate) async fn run(redis_url: Option<String>, with_actors: bool) -> Result<()> {
     let mut interrupted = signal(SignalKind::interrupt())?;
     let mut terminated = signal(SignalKind::terminate())?;
+    let mut hung_up = signal(SignalKind::hangup())?;
     let given = redis_url.clone().map(Place::Given);
     let play = async {
         let stage = Rc::new(set(redis_url, with_actors).await?);
         say(&stage, with_actors);
+        if let Place::Given(url) = &stage.redis
+            && let Some(why) = unreachable(&stage.dashboard).await
+        {
+            tell(&format!(
+                "{url} does not work: {why}. Everything retries; set REDIS_URL to another one, or to none"
+            ));
+        }
         if with_actors {
             actors::play(Rc::clone(&stage)).await?;
         }
@@ -76,6 +87,7 @@ pub(crate) async fn run(redis_url: Option<String>, with_actors: bool) -> Result<
                 played = play => played,
                 _ = interrupted.recv() => Ok(()),
                 _ = terminated.recv() => Ok(()),
+                _ = hung_up.recv() => Ok(()),
             }
         })
         .await?;
@@ -110,14 +122,35 @@ async fn set(redis_url: Option<String>, with_actors: bool) -> Result<Stage> {
         scenes::prepare(&redis).await?;
     }
     let flags = if with_actors { [flags.as_slice(), &more].concat() } else { flags.to_vec() };
-    let dashboard = Dashboard::prefer(9761, &url, &flags).await?;
+    let dashboard = Dashboard::prefer(PORT, &url, &flags).await?;
     Ok(Stage { dashboard, agents, redis, _settings: settings })
+}
+
+/// Returns why the dashboard cannot use its Redis, as soon as it has tried.
+async fn unreachable(dashboard: &Dashboard) -> Option<String> {
+    within(PATIENCE, "the dashboard to try its Redis", async || {
+        let server = dashboard.json("/api/v1/sources").await?["servers"][0].clone();
+        let reason = server["down"]["reason"].as_str().map(str::to_owned);
+        ensure!(reason.is_some() || server["version"].is_string(), "{server}");
+        Ok(reason)
+    })
+    .await
+}
+
+#[expect(clippy::print_stdout, reason = "tells whoever started it what is wrong")]
+fn tell(what: &str) {
+    println!("{what}");
 }
 
 #[expect(clippy::print_stdout, reason = "tells whoever started it where to look")]
 fn say(stage: &Stage, with_actors: bool) {
     let [first, second] = &stage.agents;
     println!("dashboard   {}", stage.dashboard.url("/"));
+    if stage.dashboard.port() != PORT {
+        println!(
+            "            (port {PORT} is in use: `ss -ltnp 'sport = {PORT}'` shows by which program)"
+        );
+    }
     println!("redis       {}", stage.redis.url());
     for (i, agent) in [first, second].into_iter().enumerate() {
         let (socket, http) = (agent.socket(), agent.http());

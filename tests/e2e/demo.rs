@@ -5,6 +5,7 @@ use std::process::Stdio;
 use anyhow::{Context as _, Result, ensure};
 use harness::process::{self, Process};
 use harness::{PATIENCE, eventually, http, programs, within};
+use rustix::process::Signal;
 use serde_json::Value;
 use tempfile::TempDir;
 use tokio::io::{AsyncBufReadExt as _, BufReader};
@@ -70,7 +71,7 @@ fn begins(lock: &Value, with: &str) -> bool {
 
 #[tokio::test]
 async fn the_demo_shows_every_kind_of_lock_and_cleans_up() -> Result<()> {
-    let mut demo = Demo::start().await?;
+    let demo = Demo::start().await?;
     let port = demo.dashboard;
     type Wanted = (&'static str, fn(&Value) -> bool);
     let mut wanted: Vec<Wanted> = vec![
@@ -134,9 +135,18 @@ async fn the_demo_shows_every_kind_of_lock_and_cleans_up() -> Result<()> {
         Ok(())
     })
     .await;
+    ends_without_traces(demo, Signal::TERM).await
+}
+
+#[tokio::test]
+async fn a_closed_terminal_ends_the_demo_without_traces() -> Result<()> {
+    ends_without_traces(Demo::start().await?, Signal::HUP).await
+}
+
+async fn ends_without_traces(mut demo: Demo, signal: Signal) -> Result<()> {
     let children = descendants(demo.process.pid());
     assert!(children.len() >= 4, "a Redis, two agents, a dashboard: {children:?}");
-    demo.process.terminate()?;
+    demo.process.signal(signal)?;
     let status = demo.process.end().await;
     assert!(status.success(), "{status}: {}", demo.process.log());
     for child in children {

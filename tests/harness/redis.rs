@@ -42,7 +42,7 @@ impl RedisServer {
     /// Returns an error if there is no redis-server, or it does not start.
     pub async fn with(options: &[(&str, &str)]) -> Result<Self> {
         let program = process::on_path("redis-server")
-            .context("there is no redis-server on the PATH: `make deps` installs it")?;
+            .context("there is no redis-server on the PATH: install the package redis-server")?;
         Self::of(program, options).await
     }
 

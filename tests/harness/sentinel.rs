@@ -265,7 +265,7 @@ struct Tls<'a> {
 impl SentinelServer {
     async fn start(master: u16, quorum: usize, tls: Option<&Tls<'_>>) -> Result<Self> {
         let program = process::on_path("redis-server")
-            .context("there is no redis-server on the PATH: `make deps` installs it")?;
+            .context("there is no redis-server on the PATH: install the package redis-server")?;
         let folder = tempfile::Builder::new().prefix("lockscope-sentinel-").tempdir()?;
         for _ in 0..20 {
             let (port, second) = (random_port(), random_port());

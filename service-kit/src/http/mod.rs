@@ -2,6 +2,7 @@
 //! and request metrics.
 
 mod host;
+mod listen;
 mod own_names;
 mod request_metrics;
 mod serve;
@@ -16,6 +17,7 @@ use axum::routing::get;
 use prometheus::Registry;
 
 pub use host::{AllowedHosts, check_host};
+pub use listen::ListenError;
 pub use request_metrics::{HttpMetrics, measure};
 pub use serve::{Limits, serve, serve_with_tls};
 pub use tls::ServerTls;

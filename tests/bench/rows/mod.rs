@@ -8,6 +8,7 @@ mod libraries;
 mod memory;
 mod redisson;
 mod renewals;
+mod replicated;
 mod traces;
 mod uncontended;
 
@@ -47,6 +48,8 @@ pub(crate) enum Name {
     Drain,
     /// 100,000 locks held and renewed, first alone, then during a flood of PINGs
     Renewals,
+    /// 100,000 locks renewed by an agent whose server has a replica, which must confirm renewals or need not
+    ReplicatedRenewals,
     /// A lock whose worker dies
     DeadWorker,
     /// An agent with nothing to do
@@ -90,6 +93,7 @@ impl Name {
             Self::Redisson => redisson::redisson(stage).await,
             Self::Drain => contended::drain(stage).await,
             Self::Renewals => renewals::renewals(stage).await,
+            Self::ReplicatedRenewals => replicated::replicated(stage).await,
             Self::DeadWorker => dead_worker::dead_worker(stage).await,
             Self::Memory => memory::memory(stage).await,
             Self::Traces => traces::traces(stage).await,

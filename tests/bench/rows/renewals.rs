@@ -19,25 +19,25 @@ use crate::stats::{cpu_micros, float, resident_bytes};
 use crate::wire::{Caller, encode};
 
 /// The number of locks held.
-const HOLDS: usize = 100_000;
+pub(super) const HOLDS: usize = 100_000;
 /// The number of locks per worker: about the limit of pending commands on a connection.
 const EACH: usize = 1000;
 /// The number of sessions that flood the agent.
 const SESSIONS: usize = 10_000;
 /// A third of the lease: in this time each hold is renewed once.
-const PERIOD: Duration = Duration::from_secs(10);
+pub(super) const PERIOD: Duration = Duration::from_secs(10);
 /// The interval at which a share of the bare scripts is sent, as by the agent.
 const BURST: Duration = Duration::from_millis(100);
 
 /// A difference between two readings of counters.
-struct Look {
-    agent_cpu: f64,
-    redis_cpu: f64,
+pub(super) struct Look {
+    pub(super) agent_cpu: f64,
+    pub(super) redis_cpu: f64,
     metrics: Metrics,
 }
 
 impl Look {
-    async fn take(agent: &Agent, redis: &mut RedisServer) -> Result<Self> {
+    pub(super) async fn take(agent: &Agent, redis: &mut RedisServer) -> Result<Self> {
         Ok(Self {
             agent_cpu: cpu_micros(agent.pid())?,
             redis_cpu: cpu_micros(redis.process().pid())?,
@@ -45,17 +45,17 @@ impl Look {
         })
     }
 
-    fn since(&self, before: &Self, metric: &str, labels: &[(&str, &str)]) -> f64 {
+    pub(super) fn since(&self, before: &Self, metric: &str, labels: &[(&str, &str)]) -> f64 {
         let name = format!("lockscope_agent_{metric}");
         self.metrics.sum(&name, labels) - before.metrics.sum(&name, labels)
     }
 
-    fn renewals(&self, before: &Self) -> f64 {
+    pub(super) fn renewals(&self, before: &Self) -> f64 {
         self.since(before, "renewals_total", &[("outcome", "renewed")])
     }
 
     /// Renewals sent a second or more after their time.
-    fn late(&self, before: &Self) -> f64 {
+    pub(super) fn late(&self, before: &Self) -> f64 {
         self.since(before, "renewal_lateness_seconds_count", &[])
             - self.since(before, "renewal_lateness_seconds_bucket", &[("le", "1")])
     }
@@ -104,7 +104,7 @@ pub(super) async fn renewals(mut stage: Stage) -> Result<Vec<Round>> {
     Ok(rounds)
 }
 
-fn take_all(socket: &Path) -> Result<Vec<Caller<UnixStream>>> {
+pub(super) fn take_all(socket: &Path) -> Result<Vec<Caller<UnixStream>>> {
     let worker = |worker: usize| {
         let mut caller = Caller::unix(socket)?;
         let lock = |n: usize| encode(&["LOCK", &format!("bench:kept:{worker}:{n}")]);

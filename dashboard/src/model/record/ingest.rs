@@ -106,10 +106,21 @@ impl Record {
         for gone in before.iter().filter(|hold| !holders.iter().any(|h| h.id == hold.id)) {
             moved = true;
             let expired = self.has_expired(last, stamp);
-            let ended = if expired { Ending::Expired } else { Ending::Vanished };
+            // A reader that leaves others behind sends no message. One without markers has lost its lease before.
+            let reader = self.mode.is_some() && !gone.id.write;
+            let left = reader && !expired && gone.marker != Some(Marker::Missing);
+            let ended = match (left, expired) {
+                (true, _) => Ending::Released,
+                (false, true) => Ending::Expired,
+                (false, false) => Ending::Vanished,
+            };
             self.end(*gone, stamp.received, stamp.steady, ended, effects);
             self.record_expiry(*gone, last, stamp, source, context);
-            let what = LockEvent::Vanished(gone.id, EndCause::OthersHold);
+            let what = if left {
+                LockEvent::Released(Some(gone.id))
+            } else {
+                LockEvent::Vanished(gone.id, EndCause::OthersHold)
+            };
             self.event(stamp.steady, source, what, effects);
         }
         self.holds = holds;

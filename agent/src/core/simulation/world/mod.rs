@@ -95,7 +95,7 @@ pub(in crate::core) struct Server {
     pub(in crate::core) up: bool,
     /// The end of a freeze. Scripts that arrive meanwhile run then.
     pub(in crate::core) frozen_until: u64,
-    /// How far its clock is ahead, in milliseconds.
+    /// The time by which its clock is ahead, in milliseconds.
     pub(in crate::core) clock_ahead_ms: u64,
     /// The extra delay in each direction, in microseconds.
     pub(in crate::core) slow: u64,
