@@ -92,7 +92,12 @@ pub fn token(name: &LockName) -> Vec<u8> {
 /// entry's lease.
 #[must_use]
 pub fn read_marker_prefix(name: &LockName, reader: &HolderId) -> Vec<u8> {
-    [&name.tagged(), format!(":{reader}:rwlock_timeout").as_bytes()].concat()
+    marker_prefix_of(name, reader.to_string().as_bytes())
+}
+
+/// Returns the prefix of the marker keys of a reader whose field this is, like [`read_marker_prefix`].
+pub(crate) fn marker_prefix_of(name: &LockName, field: &[u8]) -> Vec<u8> {
+    [&name.tagged(), &b":"[..], field, b":rwlock_timeout"].concat()
 }
 
 /// Returns the channel that notifies an agent of forced releases of its holds.

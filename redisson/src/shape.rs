@@ -3,12 +3,16 @@
 //! The shape alone makes only a possible lock: an application's hash may also map `<uuid>:<number>` fields to small
 //! integers. Its TTL, traffic or companions provide the confirmation.
 
-use crate::{HolderId, Kind};
+use sha1::{Digest as _, Sha1};
+
+use crate::{ClientId, HolderId, Kind};
 
 /// The field that marks the hash of a read-write lock; its value is `read` or `write`.
 pub const MODE_FIELD: &[u8] = b"mode";
 /// The most fields of a hash that is read; larger ones are skipped.
 pub const MAX_FIELDS: u64 = 1024;
+/// The most fields of a lock held by clients that are not known; more are an application's counters.
+const MAX_FOREIGN: usize = 8;
 /// The longest field name that can be a holder id: uuid, number, `:write`, transaction.
 pub const MAX_FIELD_LEN: usize = 36 + 1 + 20 + 6 + 33;
 /// The longest value worth reading: a count in decimal, or a mode.
@@ -23,11 +27,43 @@ pub struct Holder {
     pub count: i64,
 }
 
+/// A holder of a lock whose id has another form than Redisson's: that of a client library that is not known.
+#[derive(Debug, Clone, PartialEq, Eq, PartialOrd, Ord)]
+pub struct ForeignHolder {
+    /// The field as stored.
+    pub field: Vec<u8>,
+    /// The hold count; at least 1.
+    pub count: i64,
+}
+
+impl ForeignHolder {
+    /// Returns a stand-in id, the same for the same field: a leading uuid is the client, otherwise the client is
+    /// derived from the field.
+    #[must_use]
+    pub fn stand_in(&self) -> HolderId {
+        let digest = Sha1::digest(&self.field);
+        let uuid = self.field.get(..36).and_then(ClientId::parse);
+        let mut bytes = [0; 16];
+        bytes.copy_from_slice(&digest[..16]);
+        let client = uuid.unwrap_or_else(|| ClientId::from_random(bytes));
+        let [a, b, c, d, ..] = bytes;
+        HolderId::new(client, i64::from(u32::from_be_bytes([a, b, c, d])))
+    }
+
+    /// Returns the field as text.
+    #[must_use]
+    pub fn text(&self) -> String {
+        String::from_utf8_lossy(&self.field).into_owned()
+    }
+}
+
 /// The parsed hash of a lock.
 #[derive(Debug, Clone, PartialEq, Eq, Default)]
 pub struct LockHash {
     /// The holders, in ascending order of their ids.
     pub holders: Vec<Holder>,
+    /// The holders of unknown client libraries, in ascending order of their ids.
+    pub foreign: Vec<ForeignHolder>,
     /// The value of the `mode` field, if present.
     pub mode: Option<Vec<u8>>,
     /// Fields that are neither, or whose value is not a count; a well-formed lock has none.
@@ -38,6 +74,20 @@ pub struct LockHash {
 #[must_use]
 pub fn is_lock_field(field: &[u8]) -> bool {
     field == MODE_FIELD || (field.len() <= MAX_FIELD_LEN && HolderId::parse(field).is_some())
+}
+
+/// Returns whether a field's name can be the id of a holder of any client library: a short one.
+#[must_use]
+pub fn is_foreign_field(field: &[u8]) -> bool {
+    !field.is_empty() && field.len() <= MAX_FIELD_LEN
+}
+
+/// Returns whether a field's name begins with a uuid and a colon, as the holder ids of all known client libraries do.
+#[must_use]
+pub fn has_client(field: &[u8]) -> bool {
+    is_foreign_field(field)
+        && field.get(36) == Some(&b':')
+        && field.get(..36).and_then(ClientId::parse).is_some()
 }
 
 /// Returns the name of another Redisson synchronizer with these fields, if there is one.
@@ -66,7 +116,8 @@ fn is_fast_multi_field(field: &[u8]) -> bool {
 }
 
 impl LockHash {
-    /// Sorts fields and values into holders, mode and unexpected fields.
+    /// Sorts fields and values into holders, mode and unexpected fields. Fields of another form are holders too if all
+    /// values are counts, unless the hash is another synchronizer or a holder of Redisson's form excludes others.
     #[must_use]
     pub fn parse<F: AsRef<[u8]>, V: AsRef<[u8]>>(fields: impl IntoIterator<Item = (F, V)>) -> Self {
         let mut hash = Self::default();
@@ -76,12 +127,23 @@ impl LockHash {
                 hash.mode = Some(value.to_vec());
                 continue;
             }
-            let count = std::str::from_utf8(value).ok().and_then(|text| text.parse().ok());
+            let count = std::str::from_utf8(value).ok().and_then(|text| text.parse::<i64>().ok());
             match (HolderId::parse(field), count) {
                 (Some(id), Some(count)) => hash.holders.push(Holder { id, count }),
+                (None, Some(count)) if count > 0 && is_foreign_field(field) => {
+                    hash.foreign.push(ForeignHolder { field: field.to_vec(), count });
+                }
                 _ => hash.unexpected.push(field.to_vec()),
             }
         }
+        let fields = || hash.foreign.iter().map(|foreign| foreign.field.clone());
+        let alone = hash.holders.is_empty() && hash.foreign.len() <= MAX_FOREIGN;
+        let a_lock = hash.unexpected.is_empty() && (alone || hash.mode.is_some());
+        if !a_lock || other_synchronizer(&fields().collect::<Vec<_>>()).is_some() {
+            hash.unexpected.extend(fields());
+            hash.foreign.clear();
+        }
+        hash.foreign.sort_unstable();
         hash.holders.sort_unstable_by_key(|holder| holder.id);
         hash
     }
@@ -89,7 +151,14 @@ impl LockHash {
     /// Returns whether this can be a lock: it has at least one holder.
     #[must_use]
     pub fn is_possible_lock(&self) -> bool {
-        !self.holders.is_empty()
+        !self.holders.is_empty() || !self.foreign.is_empty()
+    }
+
+    /// Returns all holders with their counts: the id as stored, also of unknown clients.
+    #[must_use]
+    pub fn holders_as_text(&self) -> Vec<(String, i64)> {
+        let known = self.holders.iter().map(|holder| (holder.id.to_string(), holder.count));
+        known.chain(self.foreign.iter().map(|holder| (holder.text(), holder.count))).collect()
     }
 
     /// Describes the first inconsistency, or returns `None` for a well-formed lock.
@@ -102,7 +171,9 @@ impl LockHash {
             return Some(format!("count {} of holder {}", holder.count, holder.id));
         }
         match self.mode.as_deref() {
-            None if self.holders.len() > 1 => Some("several holders but no `mode`".to_owned()),
+            None if self.holders.len() + self.foreign.len() > 1 => {
+                Some("several holders but no `mode`".to_owned())
+            }
             None if self.holders.iter().any(|h| h.id.write) => {
                 Some("a write holder but no `mode`".to_owned())
             }
@@ -113,6 +184,10 @@ impl LockHash {
             }
             Some(b"write") => {
                 let Some(writer) = self.holders.iter().find(|holder| holder.id.write) else {
+                    // The form of a foreign writer's id is not known.
+                    if !self.foreign.is_empty() {
+                        return None;
+                    }
                     return Some("mode `write` without a write holder".to_owned());
                 };
                 // Only the same owner's read hold may accompany a write hold.
@@ -156,6 +231,41 @@ mod tests {
         let write = format!("{H}:write");
         let hash = LockHash::parse([("mode", "write"), (&write, "1"), (H, "1")]);
         assert_eq!((hash.kind(), hash.malformed()), (Kind::Write, None));
+    }
+
+    #[test]
+    fn holders_of_unknown_clients_are_holders() {
+        for field in [&H.replace(":52", ":8b2d9f10-0c1d-4e2f-9a3b-4c5d6e7f8091"), "a", "worker-1"] {
+            let hash = LockHash::parse([(field, "2")]);
+            assert!(hash.is_possible_lock(), "{field}");
+            assert_eq!(hash.malformed(), None);
+            assert_eq!((hash.foreign[0].text().as_str(), hash.foreign[0].count), (field, 2));
+        }
+        let shared = LockHash::parse([("mode", "read"), (H, "1"), ("worker-1", "1")]);
+        assert_eq!((shared.malformed(), shared.foreign.len()), (None, 1));
+        let two = LockHash::parse([("a", "1"), ("b", "1")]);
+        assert!(two.malformed().unwrap().contains("several holders"));
+    }
+
+    #[test]
+    fn hashes_with_other_values_have_no_foreign_holders() {
+        let foreign = |fields: &[(&str, &str)]| LockHash::parse(fields.iter().copied()).foreign;
+        assert!(foreign(&[("a", "0")]).is_empty());
+        assert!(foreign(&[("a", "1"), ("colour", "red")]).is_empty());
+        assert!(foreign(&[("rate", "5"), ("interval", "1000"), ("type", "1")]).is_empty());
+        assert!(foreign(&[(H, "1"), ("visits", "7")]).is_empty(), "a plain lock has one holder");
+        let many: Vec<(String, &str)> = (0..9).map(|n| (format!("field{n}"), "1")).collect();
+        assert!(LockHash::parse(many).foreign.is_empty(), "an application's counters");
+    }
+
+    #[test]
+    fn a_foreign_holder_has_a_stable_stand_in() {
+        let id = |field: &str| ForeignHolder { field: field.into(), count: 1 }.stand_in();
+        let uuid = &H[..36];
+        assert_eq!(id(&format!("{uuid}:x")).client.as_str(), uuid);
+        assert_eq!(id("a"), id("a"));
+        assert_ne!(id("a"), id("b"));
+        assert!(!id("a").looks_like_agent());
     }
 
     #[test]

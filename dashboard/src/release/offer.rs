@@ -9,7 +9,7 @@ use base64::engine::general_purpose::URL_SAFE_NO_PAD;
 use redisson::script::{
     Call, ExpectedLock, Publish, force_release, force_release_holder, remove_waiter,
 };
-use redisson::shape::{Holder, LockHash};
+use redisson::shape::{ForeignHolder, Holder, LockHash};
 use redisson::{HolderId, Moment};
 use ring::rand::{SecureRandom as _, SystemRandom};
 use tokio::time::Instant;
@@ -190,18 +190,19 @@ impl Choice {
     /// Describes the state before, naming only the first of many holders.
     pub(super) fn was(&self, offer: &Offer) -> String {
         const NAMED: usize = 8;
-        let holder = |holder: &Holder| format!("{} ×{}", holder.id, holder.count);
         match self {
             Self::Lock => {
                 let holders =
-                    offer.hash.as_ref().map(|hash| hash.holders.as_slice()).unwrap_or_default();
-                let mut named: Vec<String> = holders.iter().take(NAMED).map(holder).collect();
+                    offer.hash.as_ref().map(LockHash::holders_as_text).unwrap_or_default();
+                let named = holders.iter().take(NAMED);
+                let mut named: Vec<String> =
+                    named.map(|(holder, count)| format!("{holder} ×{count}")).collect();
                 if holders.len() > NAMED {
                     named.push(format!("{} more", holders.len() - NAMED));
                 }
                 format!("held by {}", named.join(", "))
             }
-            Self::Holder(one) => format!("held by {}", holder(one)),
+            Self::Holder(one) => format!("held by {} ×{}", one.id, one.count),
             Self::Place(QueueEntry { deadline: Some(at), .. }) => {
                 format!("dead since {}", WallMillis(*at))
             }
@@ -213,7 +214,10 @@ impl Choice {
     pub(super) fn holders(&self, offer: &Offer) -> Vec<HolderId> {
         match self {
             Self::Lock => {
-                offer.hash.iter().flat_map(|hash| &hash.holders).map(|holder| holder.id).collect()
+                let known = offer.hash.iter().flat_map(|hash| &hash.holders);
+                let foreign = offer.hash.iter().flat_map(|hash| &hash.foreign);
+                let ids = known.map(|holder| holder.id);
+                ids.chain(foreign.map(ForeignHolder::stand_in)).collect()
             }
             Self::Holder(holder) => vec![holder.id],
             Self::Place(_) => Vec::new(),

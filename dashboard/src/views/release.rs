@@ -1,6 +1,7 @@
 //! `/release`: the form by which a lock is released by force, and what came of it.
 
 use askama::Template;
+use redisson::shape::LockHash;
 
 use super::format::{self, Ago, Prose};
 use super::page::{self, Frame};
@@ -82,10 +83,9 @@ fn choices(offer: &Offer, target: Option<&str>) -> Vec<Shown> {
 fn label(offer: &Offer, choice: &Choice) -> String {
     match choice {
         Choice::Lock => {
-            let holders =
-                offer.hash.as_ref().map(|hash| hash.holders.as_slice()).unwrap_or_default();
-            match holders {
-                [one] => format!("The lock, held by {} ×{}", one.id, one.count),
+            let holders = offer.hash.as_ref().map(LockHash::holders_as_text).unwrap_or_default();
+            match holders.as_slice() {
+                [(one, count)] => format!("The lock, held by {one} ×{count}"),
                 many => format!("The whole lock, with all {} holds", many.len()),
             }
         }

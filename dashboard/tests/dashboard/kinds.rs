@@ -236,3 +236,21 @@ async fn without_the_rights_to_look_beside_locks_they_are_shown() {
     let sources = dashboard.json_when("/api/v1/sources", told).await;
     assert_eq!(state(&sources, "poll")["state"], "on");
 }
+
+#[tokio::test(flavor = "multi_thread")]
+async fn the_lock_of_an_unknown_client_is_shown_and_counters_are_not() {
+    let server = RedisServer::start();
+    let mut redis = server.connect();
+    let uuids = format!("{}:8b2d9f10-0c1d-4e2f-9a3b-4c5d6e7f8091", &HOLDER[..36]);
+    take(&mut redis, b"by-scan", &uuids, 600_000);
+    take(&mut redis, b"by-name", "worker-1", 600_000);
+    run::<i64>(&mut redis, &["HSET", "visits", "today", "7"]);
+    let dashboard = Dashboard::start(&server.url()).await;
+    for (name, holder) in [("by-scan", uuids.as_str()), ("by-name", "worker-1")] {
+        let lock = dashboard.lock_when(name, |lock| lock["state"] == "held").await;
+        assert_eq!(ids(&lock["holders"]), [holder]);
+        let page = dashboard.get(&format!("/lock?name={name}")).await.body;
+        assert!(page.contains("unknown client") && page.contains(holder), "{page}");
+    }
+    assert_eq!(dashboard.get("/api/v1/lock?name=visits").await.status, 404);
+}

@@ -54,6 +54,12 @@ pub fn force_release(name: &LockName, expected: ExpectedLock<'_>, publish: Publi
         args.push(keys::read_marker_prefix(name, &holder.id));
         args.push(keys::forced_channel(&holder.id.client));
     }
+    for holder in &expected.hash.foreign {
+        args.push(&holder.field);
+        args.push_text(holder.count);
+        args.push(keys::marker_prefix_of(name, &holder.field));
+        args.push("");
+    }
     Call { script: &FORCE_RELEASE, keys: with_queue(name), args }
 }
 

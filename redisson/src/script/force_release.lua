@@ -4,6 +4,7 @@
 --       value of `mode` (empty: absent), maximum PTTL in ms (-1: any), number of unexpected fields,
 --       number of publishing commands, those fields, those commands,
 --       then for each expected holder: its id, count, marker prefix and agent's channel
+--       (empty: the client is not known)
 -- Replies {1} released; {0} already free; {2} changed; {3} not a lock.
 local lock = KEYS[1]
 local fields = redis.pcall('HLEN', lock)
@@ -55,6 +56,8 @@ for i = first, #ARGV, 4 do
   for n = 1, math.min(tonumber(ARGV[i + 1]), tonumber(ARGV[4])) do
     redis.call('DEL', ARGV[i + 2] .. ':' .. n)
   end
-  redis.call('PUBLISH', ARGV[i + 3], ARGV[i] .. ' ' .. lock)
+  if ARGV[i + 3] ~= '' then
+    redis.call('PUBLISH', ARGV[i + 3], ARGV[i] .. ' ' .. lock)
+  end
 end
 return {1}

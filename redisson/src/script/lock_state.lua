@@ -1,5 +1,21 @@
+-- Returns whether all fields but `mode` have counts as values, as every client library stores them. A rate limiter, whose settings
+-- are numbers too, does not pass.
+local function holds_counts(lock, fields)
+  local counts = 0
+  for _, field in ipairs(fields) do
+    if field ~= 'mode' then
+      local value = redis.call('HSTRLEN', lock, field) <= 10 and redis.call('HGET', lock, field) or ''
+      if not string.find(value, '^[1-9]%d*$') then
+        return false
+      end
+      counts = counts + 1
+    end
+  end
+  return counts > 0 and not (redis.call('HEXISTS', lock, 'rate') == 1 and redis.call('HEXISTS', lock, 'interval') == 1)
+end
+
 -- Returns the lock's mode ('none', 'lock', 'read' or 'write') and its holders, which are omitted if a read-write lock has more
--- than `most` fields. Returns nil and a description if the key is not a lock.
+-- than `most` fields, or if their ids have another form than Redisson's. Returns nil and a description if the key is not a lock.
 local function lock_state(lock, most)
   local kind = redis.call('TYPE', lock).ok
   if kind == 'none' then
@@ -16,13 +32,13 @@ local function lock_state(lock, most)
   elseif mode ~= 'lock' and fields > most then
     return mode, {}
   end
-  local holders = {}
-  for _, field in ipairs(redis.call('HKEYS', lock)) do
+  local names, holders = redis.call('HKEYS', lock), {}
+  for _, field in ipairs(names) do
     if #field <= 96 and string.find(field, '^%x+%-%x+%-%x+%-%x+%-%x+:%-?%d+') then
       holders[#holders + 1] = field
     end
   end
-  if #holders == 0 then
+  if #holders == 0 and not holds_counts(lock, names) then
     return nil, 'hash with other fields'
   end
   return mode, holders

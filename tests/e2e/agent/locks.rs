@@ -261,3 +261,34 @@ async fn a_deadlock_is_reported_at_once() -> Result<()> {
     assert_eq!(one.reply().await?.field("lock")?.text(), "b");
     Ok(())
 }
+
+#[tokio::test]
+async fn a_holder_of_an_unknown_client_is_a_holder() -> Result<()> {
+    let mut bench = Bench::new().await?;
+    let mut worker = bench.session().await?;
+    let uuids = "6f1c2a3b-5a43-4f9f-8d11-6a2b3c4d5e6f:8b2d9f10-0c1d-4e2f-9a3b-4c5d6e7f8091";
+    for (n, field) in [uuids, "a", "worker-1"].iter().enumerate() {
+        let name = format!("foreign{n}");
+        bench.direct.call(&format!("HSET {name} {field} 1")).await?.ok()?;
+        bench.direct.call(&format!("PEXPIRE {name} 600000")).await?.ok()?;
+        for kind in ["lock", "fair", "fenced"] {
+            let reply = worker.call(&format!("LOCK {name} KIND {kind} WAIT 20")).await?;
+            assert_eq!(reply, Reply::Null, "{field} {kind}: held by somebody");
+        }
+        for kind in ["read", "write"] {
+            let reply = worker.call(&format!("LOCK {name} KIND {kind} NOWAIT")).await?;
+            assert_error(&reply, "WRONGKIND", &name);
+        }
+        let shown = worker.call(&format!("SHOW {name}")).await?;
+        let holders = shown.field("holders")?.items()?;
+        assert_eq!(holders[0].field("holder")?.text(), *field);
+        assert_eq!(holders[0].field("holds")?.int()?, 1);
+        assert!(shown.field("warnings")?.text().contains("unknown client"), "{shown}");
+        let reply = worker.call(&format!("FORCE {name} HOLDER other")).await?;
+        assert_error(&reply, "NOTHELD", field);
+        let reply = worker.call(&format!("FORCE {name} HOLDER {field}")).await?;
+        assert_eq!(reply, Reply::Int(1));
+        lock(&mut worker, &format!("LOCK {name} NOWAIT")).await?;
+    }
+    Ok(())
+}

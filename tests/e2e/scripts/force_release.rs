@@ -14,7 +14,7 @@ fn holder(id: HolderId, count: i64) -> Holder {
 }
 
 fn hash(holders: &[Holder], mode: Option<&str>) -> LockHash {
-    LockHash { holders: holders.to_vec(), mode: mode.map(Into::into), unexpected: Vec::new() }
+    LockHash { holders: holders.to_vec(), mode: mode.map(Into::into), ..LockHash::default() }
 }
 
 impl Bench {

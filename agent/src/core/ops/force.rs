@@ -7,7 +7,7 @@ use redisson::script::{
     self, BadReply, Call, ExpectedLock, ForceReleaseOutcome, LockDetails, Publish, Value,
 };
 
-use redisson::shape::{Holder, MAX_FIELDS};
+use redisson::shape::{Holder, LockHash, MAX_FIELDS};
 use redisson::{Family, HolderId, LockName};
 
 use super::operation::{Operation, Silence};
@@ -75,9 +75,14 @@ pub(in crate::core) fn seen_now(name: &LockName, shown: &LockDetails, publish: P
     script::force_release(name, ExpectedLock { hash: &shown.hash, max_ttl: None }, publish)
 }
 
+/// The ids of all holders as stored, also of clients that are not known.
+pub(in crate::core) fn holder_names(hash: &LockHash) -> Vec<String> {
+    hash.holders_as_text().into_iter().map(|(holder, _)| holder).collect()
+}
+
 /// The refusal to release what the one named does not hold.
-pub(in crate::core) fn not_held_by(name: &LockName, now: impl Iterator<Item = HolderId>) -> String {
-    let now: Vec<String> = now.take(3).map(|id| id.to_string()).collect();
+pub(in crate::core) fn not_held_by(name: &LockName, now: &[String]) -> String {
+    let now: Vec<&str> = now.iter().take(3).map(String::as_str).collect();
     let now = now.join(", ");
     format!("NOTHELD `{name}` is held by {now} now, not by the one named; nothing is done")
 }
@@ -102,7 +107,7 @@ impl Core {
 
     /// Redis told what the lock to be released looks like.
     fn looked(&mut self, slot: Slot, name: &LockName, holder: Option<&[u8]>, shown: &LockDetails) {
-        let holders = &shown.hash.holders;
+        let holders = holder_names(&shown.hash);
         let refusal = if shown.key_type == "none" {
             // What is no red lock here may be one elsewhere.
             if self.settings.red.is_some() {
@@ -113,8 +118,8 @@ impl Core {
             Some(format!("WRONGTYPE `{name}` is no lock; nothing is done"))
         } else {
             holder
-                .filter(|wanted| !holders.iter().any(|h| h.id.to_string().as_bytes() == *wanted))
-                .map(|_| not_held_by(name, holders.iter().map(|holder| holder.id)))
+                .filter(|wanted| !holders.iter().any(|holder| holder.as_bytes() == *wanted))
+                .map(|_| not_held_by(name, &holders))
         };
         if let Some(refusal) = refusal {
             return self.answer(slot, Frame::Error(refusal));
@@ -126,11 +131,11 @@ impl Core {
     /// Redis told what came of it. In doubt an earlier copy may have done what this one found done.
     fn force_answered(&mut self, force: &Force, may_have_run: bool, forced: ForceReleaseOutcome) {
         let Force { name, slot, shown } = force;
-        let holders = &shown.hash.holders;
+        let holders = holder_names(&shown.hash);
         let reply = match forced {
             ForceReleaseOutcome::Free if !may_have_run => Frame::Int(0),
             ForceReleaseOutcome::Released | ForceReleaseOutcome::Free => {
-                self.audit(*slot, name, holders.iter().map(|holder| holder.id));
+                self.audit(*slot, name, &holders);
                 Frame::count(holders.len() as u64)
             }
             ForceReleaseOutcome::Changed => Frame::Error(changed_hands(name)),
@@ -140,7 +145,7 @@ impl Core {
         };
         if matches!(reply, Frame::Int(1..)) {
             // The message tells the other agents; ours need not wait for it.
-            for Holder { id, .. } in holders {
+            for Holder { id, .. } in &shown.hash.holders {
                 self.end_forced(name, id);
             }
         }
@@ -154,17 +159,11 @@ impl Core {
         }
     }
 
-    pub(in crate::core) fn audit(
-        &mut self,
-        slot: Slot,
-        name: &LockName,
-        holders: impl Iterator<Item = HolderId>,
-    ) {
-        let ids: Vec<String> = holders.map(|id| id.to_string()).collect();
+    pub(in crate::core) fn audit(&mut self, slot: Slot, name: &LockName, holders: &[String]) {
         let peer = self.sessions.get(&slot.session).map(|session| &session.peer);
         self.effects.log(LogLine::ForcedRelease {
             lock: name.clone(),
-            holders: ids.join(" "),
+            holders: holders.join(" "),
             by: peer.cloned(),
         });
     }

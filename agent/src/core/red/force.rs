@@ -55,8 +55,8 @@ impl Core {
         if let Some(wanted) = holder {
             let holders = || targets.iter().flat_map(|(_, shown)| &shown.hash.holders);
             let Some(named) = holders().find(|h| h.id.to_string().as_bytes() == *wanted) else {
-                let now = holders().map(|holder| holder.id);
-                return self.answer(*slot, Frame::Error(not_held_by(name, now)));
+                let now: Vec<String> = holders().map(|holder| holder.id.to_string()).collect();
+                return self.answer(*slot, Frame::Error(not_held_by(name, &now)));
             };
             // In Redisson it is a thread that holds a red lock, under another client's id on each server.
             let thread = named.id.thread;
@@ -118,7 +118,8 @@ impl Core {
             .flat_map(|(node, shown)| shown.hash.holders.iter().map(move |h| (node, h)))
             .collect();
         if !released.is_empty() {
-            self.audit(*slot, name, released.iter().map(|(_, holder)| holder.id));
+            let ids: Vec<String> = released.iter().map(|(_, h)| h.id.to_string()).collect();
+            self.audit(*slot, name, &ids);
         }
         // The messages tell the other agents; ours need not wait for them.
         for (node, holder) in &released {

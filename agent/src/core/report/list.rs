@@ -266,9 +266,12 @@ pub(in crate::core) fn show_frame(
         warnings
             .push(format!("a hash of {} fields: too large to be a lock, not read", shown.fields));
     } else if shown.fields > 0 && !shown.hash.is_possible_lock() {
-        warnings.push("a hash, but no field has a holder's form".to_owned());
+        warnings.push("a hash, but its fields are not holders with counts".to_owned());
     } else if let Some(malformed) = shown.hash.malformed() {
         warnings.push(malformed);
+    }
+    if !shown.hash.foreign.is_empty() {
+        warnings.push("held by an unknown client: its ids have another form".to_owned());
     }
     if shown.key_type == "hash" && shown.pttl_ms.is_none() {
         warnings.push("no time to live: it will never end by itself".to_owned());
@@ -284,6 +287,18 @@ pub(in crate::core) fn show_frame(
     let alive = |id: &HolderId| {
         shown.readers.iter().find(|reader| reader.id == *id).map(|reader| reader.alive)
     };
+    let foreign = shown.hash.foreign.iter().map(|holder| {
+        Frame::Map(vec![
+            ("holder", Frame::bytes(holder.field.clone())),
+            ("holds", Frame::Int(holder.count)),
+            ("alive", Frame::Null),
+            ("pid", Frame::Null),
+            ("uid", Frame::Null),
+            ("comm", Frame::Null),
+            ("name", Frame::Null),
+            ("age_ms", Frame::Null),
+        ])
+    });
     let holders = shown
         .hash
         .holders
@@ -292,6 +307,7 @@ pub(in crate::core) fn show_frame(
             let alive = alive(&holder.id);
             holder_frame(&holder.id, holder.count, alive, known(&holder.id).as_ref())
         })
+        .chain(foreign)
         .collect();
     let queue = shown
         .queue

@@ -212,6 +212,9 @@ pub fn advice(case: &Case<'_>, verdict: Verdict) -> String {
         ProblemKind::Leaked => format!(
             "It has no TTL and will never expire. {found} If that process is dead, release the lock by force."
         ),
+        ProblemKind::Stuck if case.holders.iter().any(|(id, _)| id.looks_like_agent()) => format!(
+            "The holder's agent renews the lock, but the worker has not released it. {found} `lockctl ls` on that host shows whether the worker's process is stopped. Take a stack dump before you end it; its end frees the lock at once."
+        ),
         ProblemKind::Stuck => format!(
             "The holder is alive and still renewing, but has not released the lock. {found} Take a thread dump before you stop it; stopping it frees the lock within its lease."
         ),

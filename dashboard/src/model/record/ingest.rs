@@ -3,7 +3,7 @@
 use std::sync::Arc;
 use std::time::Duration;
 
-use redisson::shape::LockHash;
+use redisson::shape::{Holder, LockHash};
 use redisson::{HolderId, Moment, keys};
 
 use super::{Effect, Hold, Record, ScopeContext, millis};
@@ -49,8 +49,19 @@ impl Record {
             .map(|earliest| stamp.received.since(earliest));
         let since = Since { at: stamp.steady, exact: window.is_some_and(|window| window <= EXACT) };
         let mut moved = released.is_some();
-        let mut holds = Vec::with_capacity(hash.holders.len());
-        for holder in &hash.holders {
+        let stand_ins: Vec<(HolderId, String)> =
+            hash.foreign.iter().map(|holder| (holder.stand_in(), holder.text())).collect();
+        let holders: Vec<Holder> = hash
+            .holders
+            .iter()
+            .copied()
+            .chain(hash.foreign.iter().map(|h| Holder { id: h.stand_in(), count: h.count }))
+            .collect();
+        if self.cold.is_some() || !stand_ins.is_empty() {
+            self.cold().foreign = stand_ins;
+        }
+        let mut holds = Vec::with_capacity(holders.len());
+        for holder in &holders {
             let known = before.iter().find(|hold| hold.id == holder.id);
             let hold = match known {
                 Some(hold) if hold.count == holder.count => *hold,
@@ -92,13 +103,24 @@ impl Record {
             };
             holds.push(hold);
         }
-        for gone in before.iter().filter(|hold| !hash.holders.iter().any(|h| h.id == hold.id)) {
+        for gone in before.iter().filter(|hold| !holders.iter().any(|h| h.id == hold.id)) {
             moved = true;
             let expired = self.has_expired(last, stamp);
-            let ended = if expired { Ending::Expired } else { Ending::Vanished };
+            // A reader that leaves others behind sends no message. One without markers has lost its lease before.
+            let reader = self.mode.is_some() && !gone.id.write;
+            let left = reader && !expired && gone.marker != Some(Marker::Missing);
+            let ended = match (left, expired) {
+                (true, _) => Ending::Released,
+                (false, true) => Ending::Expired,
+                (false, false) => Ending::Vanished,
+            };
             self.end(*gone, stamp.received, stamp.steady, ended, effects);
             self.record_expiry(*gone, last, stamp, source, context);
-            let what = LockEvent::Vanished(gone.id, EndCause::OthersHold);
+            let what = if left {
+                LockEvent::Released(Some(gone.id))
+            } else {
+                LockEvent::Vanished(gone.id, EndCause::OthersHold)
+            };
             self.event(stamp.steady, source, what, effects);
         }
         self.holds = holds;

@@ -102,6 +102,8 @@ struct ColdState {
     /// Readers that held it when it vanished, with their counts, until their markers are gone too.
     orphaned_readers: Vec<(HolderId, i64)>,
     orphan_since: Option<Stamp>,
+    /// The fields of holders of unknown clients, with the ids that stand for them.
+    foreign: Vec<(HolderId, String)>,
     /// A description of any unexpected content of the hash.
     malformed: Option<String>,
     acknowledged: Vec<operator::Acknowledged>,
@@ -120,6 +122,7 @@ impl ColdState {
             && self.cycle.is_none()
             && self.orphaned_readers.is_empty()
             && self.orphan_since.is_none()
+            && self.foreign.is_empty()
             && self.malformed.is_none()
             && self.forcing.is_none()
             && self.acknowledged.is_empty()
@@ -443,6 +446,12 @@ impl Record {
         self.hold_history().push_wait(wait);
         effects.push(Effect::Count(source, Count::Waited(wait)));
         self.dirty = true;
+    }
+
+    /// Returns the field of a holder: that of its id, or the one that a stand-in stands for.
+    fn field_of(&self, id: &HolderId) -> String {
+        let foreign = self.cold.iter().flat_map(|cold| &cold.foreign).find(|(of, _)| of == id);
+        foreign.map_or_else(|| id.to_string(), |(_, field)| field.clone())
     }
 
     fn is_newer(&self, stamp: Stamp) -> bool {

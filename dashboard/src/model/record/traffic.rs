@@ -15,6 +15,9 @@ use crate::model::types::{ArchiveEntry, Certainty, Ending, LockEvent, Since, Sou
 const RETRY_GRACE: Duration = Duration::from_secs(5);
 /// The longest sleep of a waiter that was refused by a lock without a known time to live.
 const MAX_SLEEP: Duration = Duration::from_secs(60);
+/// The least time by which a holder returns too late. Below it, the clocks of holder, server and dashboard and the time that a
+/// command takes cannot show that anybody worked without the lock.
+const LATE: Duration = Duration::from_millis(250);
 
 impl Record {
     /// Applies one event, read at that time.
@@ -189,6 +192,9 @@ impl Record {
             }
             Duration::from_millis(steady.0.saturating_sub(past.to.0))
         };
+        if gone_for < LATE {
+            return;
+        }
         let wanted = if what == Action::RenewalFoundNothing { "renew" } else { "release" };
         let evidence = format!(
             "{holder} tried to {wanted} it {:.1} s after it was gone",

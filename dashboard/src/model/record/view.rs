@@ -53,7 +53,7 @@ impl Record {
             .holds
             .iter()
             .map(|hold| HolderView {
-                id: hold.id.to_string().into(),
+                id: self.field_of(&hold.id).into(),
                 mode: match (&self.mode, hold.id.write) {
                     (_, true) => "write",
                     (Some(_), false) => "read",

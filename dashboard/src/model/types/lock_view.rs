@@ -4,6 +4,7 @@
 
 use std::sync::Arc;
 
+use redisson::{ClientId, HolderId};
 use serde::Serialize;
 use serde::ser::Serializer;
 use utoipa::ToSchema;
@@ -91,10 +92,17 @@ pub struct HolderView {
 }
 
 impl HolderView {
-    /// Returns the client's uuid.
+    /// Returns the client's uuid; empty if the id has none.
     #[must_use]
     pub fn uuid(&self) -> &str {
-        self.id.split(':').next().unwrap_or_default()
+        let uuid = self.id.split(':').next().unwrap_or_default();
+        if ClientId::parse(uuid.as_bytes()).is_some() { uuid } else { "" }
+    }
+
+    /// Returns whether its client library is not known: its id has another form than Redisson's.
+    #[must_use]
+    pub fn is_foreign(&self) -> bool {
+        HolderId::parse(self.id.as_bytes()).is_none()
     }
 
     /// Returns the thread's number, as text since it has 64 bits.

@@ -109,7 +109,10 @@ pub(super) async fn probe(
                 let reading = Reading::Absent { companions: Companions::default() };
                 findings.found.push(Found { name, stamp, reading });
             }
-            Ok(fields) if fields.iter().all(|field| shape::is_lock_field(field)) => {
+            Ok(fields)
+                if fields.iter().all(|field| is_candidate(field, kind))
+                    && shape::other_synchronizer(&fields).is_none() =>
+            {
                 candidates.push((name, fields));
                 tokens.push(token);
             }
@@ -140,6 +143,17 @@ pub(super) async fn probe(
         }
     }
     Ok(jobs)
+}
+
+/// Returns whether a hash with that field is worth reading. A name that something else has pointed out may be held by an
+/// unknown client with ids of any form. Among all hashes of a database those would be the counters of applications, so a
+/// scan requires a client's uuid in front.
+fn is_candidate(field: &[u8], kind: Keys) -> bool {
+    shape::is_lock_field(field)
+        || match kind {
+            Keys::Any => shape::is_foreign_field(field),
+            Keys::Hashes => shape::has_client(field),
+        }
 }
 
 fn sample(name: &LockName) -> Cmd {

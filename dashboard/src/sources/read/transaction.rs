@@ -187,7 +187,7 @@ async fn prepared(caller: &mut impl Caller, jobs: Vec<(Job, Need)>) -> Result<Ve
         match need {
             Need::Fields(fields) => {
                 let new = fields.iter().filter(|field| !job.fields.contains(field));
-                let new = new.filter(|field| shape::is_lock_field(field)).cloned().collect();
+                let new = new.filter(|field| shape::is_foreign_field(field)).cloned().collect();
                 new_fields.push((job.name.clone(), new));
             }
             Need::Queue => queues.push(job.name.clone()),
@@ -213,7 +213,8 @@ async fn prepared(caller: &mut impl Caller, jobs: Vec<(Job, Need)>) -> Result<Ve
                     .filter(|(_, length)| *length > shape::MAX_VALUE_LEN as u64)
                     .map(|(field, _)| field)
                     .collect();
-                let fits = |field: &Vec<u8>| shape::is_lock_field(field) && !long.contains(field);
+                let fits =
+                    |field: &Vec<u8>| shape::is_foreign_field(field) && !long.contains(field);
                 (job.fields, job.unexpected) = fields.into_iter().partition(fits);
                 job.name_count =
                     job.name_count.max(job.fields.len() + job.unexpected.len() + SPARE_NAMES);
@@ -323,7 +324,8 @@ fn outcome(
     };
     let reading = if length == 0 {
         Reading::Absent { companions }
-    } else if hash.is_possible_lock() {
+    } else if hash.is_possible_lock() && (!hash.holders.is_empty() || ttl.is_some()) {
+        // Without a lease, counts under names of another form are an application's.
         Reading::Lock { hash, ttl, companions }
     } else {
         Reading::Other(not_a_lock())

@@ -461,3 +461,26 @@ fn markers_of_readers_whose_lock_was_deleted_are_orphans_until_they_are_gone() {
     read(&mut model, "a", 101_010, absent(&[(1, GONE), (2, GONE)]));
     assert_eq!(requested(&mut model, 102_000), []);
 }
+
+#[test]
+fn a_reader_that_leaves_others_behind_has_released_its_hold() {
+    let id = |n: i64| HolderId::new(ClientId::from_random([9; 16]), n);
+    let readers = |model: &mut Model, ms, left: &[i64], markers: &[(i64, Marker)]| {
+        let holders = left.iter().map(|n| Holder { id: id(*n), count: 1 }).collect();
+        let hash = LockHash { holders, mode: Some(b"read".to_vec()), ..Default::default() };
+        let markers = markers.iter().map(|(n, marker)| (id(*n), *marker)).collect();
+        let companions = Companions { markers, ..Companions::default() };
+        let ttl = Some(Duration::from_secs(30));
+        read(model, "a", ms, Reading::Lock { hash, ttl, companions });
+    };
+    let live = Marker::Expires(Duration::from_secs(20));
+    for (marker, ended) in [(live, "released"), (Marker::Missing, "vanished")] {
+        let mut model = model();
+        readers(&mut model, 0, &[1, 2], &[(1, marker), (2, live)]);
+        readers(&mut model, 1_000, &[2], &[(2, live)]);
+        let view = shown(&mut model, "a").unwrap();
+        assert_eq!(view.past[0].ended, Some(ended), "{marker:?}");
+        assert_eq!(words(&view).last(), Some(&ended), "{marker:?}");
+        assert_eq!(problems(&view), []);
+    }
+}

@@ -87,6 +87,12 @@ fn a_holder_that_returns_too_late_has_certainly_lost_its_lock() {
     let fixed: Vec<_> =
         (20_000..50_000).step_by(5_000).map(|ms| (ms, Step::Held(1, Some(50_000 - ms)))).collect();
     assert_eq!(late(&fixed, false), [(ProblemKind::Expired, CERTAIN)]);
+    // So little later that the clocks cannot show it.
+    let mut model = model();
+    fixed.iter().for_each(|(ms, then)| apply(&mut model, *ms, then));
+    read(&mut model, "a", 50_020, absent());
+    traffic(&mut model, 50_200, vec![event("a", 52, ReleaseFoundNothing)]);
+    assert_eq!(problems(&shown(&mut model, "a").unwrap()), []);
     // A client that never held it has lost nothing.
     assert_eq!(late(&[(1_000, Step::Held(2, Some(9_000)))], false), []);
 }
