@@ -1,0 +1,271 @@
+//! The judge: finds in a history what a lock must never do. It knows nothing of the agent but what workers were told.
+
+use std::collections::{BTreeMap, HashMap, HashSet};
+
+use serde::Serialize;
+
+use crate::history::{Event, What};
+
+const SECOND: u64 = 1_000_000_000;
+/// Requests that are further apart reach the queue of a fair lock in the order in which they were sent.
+const QUEUED: u64 = 2 * SECOND;
+/// The time after a fault during which the queue may still lose places of dead waiters.
+const SETTLED: u64 = 20 * SECOND;
+
+/// The time that a grant may take from Redis to its worker: it may be read after its data was lost.
+const DELIVERED: u64 = 2 * SECOND;
+
+/// One grant and what became of it.
+#[derive(Debug, Clone)]
+struct Hold {
+    worker: u32,
+    lock: String,
+    kind: String,
+    holder: String,
+    token: Option<i64>,
+    asked: u64,
+    from: u64,
+    /// The end of the validity that the worker was told last.
+    until: u64,
+    /// The instant at which the worker stopped to rely on it, if it did.
+    ended: Option<u64>,
+    lost: bool,
+}
+
+impl Hold {
+    fn end(&self) -> u64 {
+        self.ended.map_or(self.until, |ended| ended.min(self.until))
+    }
+}
+
+/// A broken rule.
+#[derive(Debug, Clone, PartialEq, Eq, Serialize)]
+pub(crate) struct Finding {
+    pub(crate) rule: &'static str,
+    pub(crate) at: u64,
+    pub(crate) text: String,
+}
+
+/// A row of the table: a kind of fault.
+#[derive(Debug, Default, Clone, Serialize)]
+pub(crate) struct Row {
+    pub(crate) times: u64,
+    pub(crate) grants: u64,
+    pub(crate) overlaps: u64,
+    /// The longest time from the end of a validity to the report of the loss.
+    pub(crate) worst_loss_ms: u64,
+    /// The longest time from the end of the fault to the first grant of a later request.
+    pub(crate) worst_serve_ms: u64,
+}
+
+#[derive(Debug, Default, Serialize)]
+pub(crate) struct Verdict {
+    pub(crate) grants: usize,
+    pub(crate) findings: Vec<Finding>,
+    /// Overlaps with a hold that was lost together with Redis's data.
+    pub(crate) after_data_loss: Vec<Finding>,
+    pub(crate) faults: BTreeMap<String, Row>,
+}
+
+pub(crate) fn judge(events: &[Event]) -> Verdict {
+    let (holds, late) = holds(events);
+    let mut verdict = Verdict { grants: holds.len(), ..Verdict::default() };
+    let losses: Vec<_> = faults(events).filter(|f| f.3).collect();
+    let lost_between = |a: u64, b: u64| losses.iter().any(|f| a <= f.2 + DELIVERED && f.1 <= b);
+    let mut by_lock: BTreeMap<&str, Vec<&Hold>> = BTreeMap::new();
+    for hold in &holds {
+        by_lock.entry(&hold.lock).or_default().push(hold);
+    }
+    for holds in by_lock.values() {
+        for overlap in overlaps(holds) {
+            let (first, second) = overlap;
+            let rule = if first.lost { "loss reported late" } else { "exclusion" };
+            let found = finding(rule, second.from, first, second);
+            if lost_between(first.from, second.from) {
+                verdict.after_data_loss.push(found);
+            } else {
+                verdict.findings.push(found);
+            }
+        }
+        verdict.findings.extend(tokens(holds, &lost_between));
+        verdict.findings.extend(fair_order(holds, events));
+    }
+    let mut used = HashMap::new();
+    for hold in &holds {
+        if let Some(before) = used.insert((&hold.lock, &hold.holder), hold)
+            && !lost_between(before.from, hold.from)
+        {
+            verdict.findings.push(finding("number used twice", hold.from, before, hold));
+        }
+    }
+    verdict.findings.extend(after_heal(events, &holds));
+    verdict.faults = table(events, &holds, &late, &verdict.findings);
+    verdict
+}
+
+fn finding(rule: &'static str, at: u64, first: &Hold, second: &Hold) -> Finding {
+    let of = |hold: &Hold| {
+        let Hold { worker, kind, holder, token, from, .. } = hold;
+        format!("worker {worker} ({kind}, {holder}, token {token:?}, {from} to {})", hold.end())
+    };
+    Finding { rule, at, text: format!("{}: {}, {}", second.lock, of(first), of(second)) }
+}
+
+/// The holds in the order of their grants, and how late each loss was reported: the instant and the delay.
+fn holds(events: &[Event]) -> (Vec<Hold>, Vec<(u64, u64)>) {
+    let mut holds: Vec<Hold> = Vec::new();
+    let mut open: HashMap<(u32, String), usize> = HashMap::new();
+    let mut late = Vec::new();
+    for Event { at, worker, what } in events {
+        let key = |lock: &String| (*worker, lock.clone());
+        match what {
+            What::Grant { lock, kind, holder, token, until, asked } => {
+                open.insert(key(lock), holds.len());
+                holds.push(Hold {
+                    worker: *worker,
+                    lock: lock.clone(),
+                    kind: kind.clone(),
+                    holder: holder.clone(),
+                    token: *token,
+                    asked: *asked,
+                    from: *at,
+                    until: *until,
+                    ended: None,
+                    lost: false,
+                });
+            }
+            What::Valid { lock, until } => {
+                if let Some(&i) = open.get(&key(lock)) {
+                    holds[i].until = holds[i].until.max(*until);
+                }
+            }
+            What::Lost { lock, .. } => {
+                if let Some(i) = open.remove(&key(lock)) {
+                    holds[i].ended = Some(*at);
+                    holds[i].lost = true;
+                    late.push((*at, at.saturating_sub(holds[i].until)));
+                }
+            }
+            What::Releasing { lock } => {
+                if let Some(i) = open.remove(&key(lock)) {
+                    holds[i].ended = Some(*at);
+                }
+            }
+            What::Disconnected => end_all(&mut open, &mut holds, *worker, *at),
+            What::Killed { victim } => end_all(&mut open, &mut holds, *victim, *at),
+            What::Fault { .. } | What::Healed { .. } | What::LeftOver { .. } => {}
+        }
+    }
+    (holds, late)
+}
+
+fn end_all(open: &mut HashMap<(u32, String), usize>, holds: &mut [Hold], worker: u32, at: u64) {
+    open.retain(|(of, _), i| {
+        if *of == worker {
+            holds[*i].ended = Some(at);
+        }
+        *of != worker
+    });
+}
+
+/// Pairs of holds of one lock that exclude each other and were relied on at the same time.
+fn overlaps<'a>(holds: &[&'a Hold]) -> Vec<(&'a Hold, &'a Hold)> {
+    let mut found = Vec::new();
+    let mut current: Vec<&Hold> = Vec::new();
+    for &hold in holds.iter().filter(|hold| hold.end() > hold.from) {
+        current.retain(|before| before.end() > hold.from);
+        let readers = |before: &&&Hold| before.kind == "read" && hold.kind == "read";
+        found
+            .extend(current.iter().filter(|before| !readers(before)).map(|before| (*before, hold)));
+        current.push(hold);
+    }
+    found
+}
+
+/// A request that was sent after another's grant was read must get a greater token.
+fn tokens(holds: &[&Hold], lost_between: &impl Fn(u64, u64) -> bool) -> Vec<Finding> {
+    let mut found = Vec::new();
+    for (i, hold) in holds.iter().enumerate() {
+        let Some(token) = hold.token else { continue };
+        let earlier = holds[..i].iter().filter(|b| b.from < hold.asked && b.token >= Some(token));
+        if let Some(before) = earlier.max_by_key(|before| before.token)
+            && !lost_between(before.from, hold.from)
+        {
+            found.push(finding("token order", hold.from, before, hold));
+        }
+    }
+    found
+}
+
+/// A waiter of a fair lock that was granted after another that had asked much later, with no fault near.
+fn fair_order(holds: &[&Hold], events: &[Event]) -> Vec<Finding> {
+    let mut found = Vec::new();
+    for (i, first) in holds.iter().enumerate().filter(|(_, hold)| hold.kind == "fair") {
+        let calm = !faults(events).any(|f| f.1 < first.from && f.2 + SETTLED > first.asked);
+        let passed = holds[..i].iter().find(|other| other.asked > first.asked + QUEUED);
+        if let (true, Some(other)) = (calm, passed) {
+            found.push(finding("fair order", first.from, other, first));
+        }
+    }
+    found
+}
+
+fn after_heal(events: &[Event], holds: &[Hold]) -> Vec<Finding> {
+    let mut found = Vec::new();
+    for Event { at, what, .. } in events {
+        match what {
+            What::Healed { locks } => {
+                let later = holds.iter().filter(|hold| hold.from > *at);
+                let served: HashSet<&str> = later.map(|hold| hold.lock.as_str()).collect();
+                for lock in locks.iter().filter(|lock| !served.contains(lock.as_str())) {
+                    let text = format!("{lock} was not granted after all faults were over");
+                    found.push(Finding { rule: "liveness", at: *at, text });
+                }
+            }
+            What::LeftOver { key } => {
+                let text = format!("{key} is still in Redis after all workers have ended");
+                found.push(Finding { rule: "left over", at: *at, text });
+            }
+            _ => {}
+        }
+    }
+    found
+}
+
+/// The faults: name, start, end, whether Redis lost data.
+fn faults(events: &[Event]) -> impl Iterator<Item = (&str, u64, u64, bool)> {
+    events.iter().filter_map(|event| match &event.what {
+        What::Fault { name, from, data_lost } => Some((name.as_str(), *from, event.at, *data_lost)),
+        _ => None,
+    })
+}
+
+/// Each fault counts for what happened from its start to the start of the next one.
+fn table(
+    events: &[Event],
+    holds: &[Hold],
+    late: &[(u64, u64)],
+    findings: &[Finding],
+) -> BTreeMap<String, Row> {
+    let all: Vec<_> = faults(events).collect();
+    let mut rows: BTreeMap<String, Row> = BTreeMap::new();
+    for (i, &(name, from, to, _)) in all.iter().enumerate() {
+        let next = all.get(i + 1).map_or(u64::MAX, |next| next.1);
+        let span = from..next;
+        let count = |n: usize| u64::try_from(n).unwrap_or(u64::MAX);
+        let row = rows.entry(name.to_owned()).or_default();
+        row.times += 1;
+        row.grants += count(holds.iter().filter(|hold| span.contains(&hold.from)).count());
+        let overlaps = ["exclusion", "loss reported late"];
+        let doubled = findings.iter().filter(|f| overlaps.contains(&f.rule));
+        row.overlaps += count(doubled.filter(|f| span.contains(&f.at)).count());
+        let worst = late.iter().filter(|(at, _)| span.contains(at)).map(|(_, delay)| *delay);
+        row.worst_loss_ms = row.worst_loss_ms.max(worst.max().unwrap_or(0) / 1_000_000);
+        let served = holds.iter().filter(|hold| hold.from >= to).map(|hold| hold.from - to).min();
+        row.worst_serve_ms = row.worst_serve_ms.max(served.unwrap_or(0) / 1_000_000);
+    }
+    rows
+}
+
+#[cfg(test)]
+mod tests;

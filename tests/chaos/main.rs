@@ -1,0 +1,75 @@
+//! `make chaos`: workers of every kind on two agents and a Redis, a seeded mix of faults, and a judge of what the
+//! workers were told.
+
+mod faults;
+mod history;
+mod judge;
+mod random;
+mod report;
+mod stage;
+mod worker;
+
+use std::path::PathBuf;
+
+use anyhow::{Result, ensure};
+use clap::{Parser, Subcommand};
+
+/// Applies faults for a while and judges the history of all grants and losses.
+#[derive(Debug, Parser)]
+struct Arguments {
+    /// Seconds of faults.
+    #[arg(long, default_value_t = 60)]
+    seconds: u64,
+    /// Repeats the mix of faults; the timing of processes differs from run to run.
+    #[arg(long, default_value_t = 1)]
+    seed: u64,
+    /// Prints the verdict as JSON.
+    #[arg(long, global = true)]
+    json: bool,
+    /// Stores the history in this file, which must not exist.
+    #[arg(long)]
+    history: Option<PathBuf>,
+    /// Lets workers ignore losses, to see the judge find it.
+    #[arg(long)]
+    ignore_loss: bool,
+    #[command(subcommand)]
+    role: Option<Role>,
+}
+
+#[derive(Debug, Subcommand)]
+enum Role {
+    /// Judges a recorded history.
+    Check { file: PathBuf },
+    /// A worker on its own; a run starts these and kills them.
+    #[command(hide = true)]
+    Worker(worker::Arguments),
+}
+
+fn main() -> Result<()> {
+    let arguments = Arguments::parse();
+    // One thread for all: the children are told to die with the thread that started them.
+    let runtime = tokio::runtime::Builder::new_current_thread().enable_all().build()?;
+    let events = match &arguments.role {
+        Some(Role::Worker(worker)) => return runtime.block_on(worker::run(worker)),
+        Some(Role::Check { file }) => history::read(file)?,
+        None => runtime.block_on(run(&arguments))?,
+    };
+    let verdict = judge::judge(&events);
+    report::print(&verdict, arguments.json)?;
+    let found = verdict.findings.len();
+    ensure!(found == 0, "the history breaks {found} rules");
+    ensure!(verdict.grants > 0, "the history has no grants");
+    Ok(())
+}
+
+async fn run(arguments: &Arguments) -> Result<Vec<history::Event>> {
+    harness::programs::path("lockscope-agent")?;
+    let folder = tempfile::tempdir()?;
+    let path = arguments.history.clone().unwrap_or_else(|| folder.path().join("history.jsonl"));
+    ensure!(!path.exists(), "{} exists already", path.display());
+    let mut stage =
+        stage::Stage::new(&path, folder.path(), arguments.seed, arguments.ignore_loss).await?;
+    faults::inject(&mut stage, arguments.seconds).await?;
+    stage.heal().await?;
+    history::read(&path)
+}

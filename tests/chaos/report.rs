@@ -1,0 +1,37 @@
+//! The verdict as a table or as JSON.
+
+use anyhow::Result;
+
+use crate::judge::Verdict;
+
+#[expect(clippy::print_stdout, reason = "the verdict is the program's output")]
+pub(crate) fn print(verdict: &Verdict, json: bool) -> Result<()> {
+    if json {
+        println!("{}", serde_json::to_string(verdict)?);
+        return Ok(());
+    }
+    println!(
+        "| fault | times | grants | overlaps | worst report of a loss | worst time to serve |"
+    );
+    println!("| --- | --- | --- | --- | --- | --- |");
+    for (name, row) in &verdict.faults {
+        let seconds = |ms: u64| format!("{}.{:03} s", ms / 1_000, ms % 1_000);
+        println!(
+            "| {name} | {} | {} | {} | {} | {} |",
+            row.times,
+            row.grants,
+            row.overlaps,
+            seconds(row.worst_loss_ms),
+            seconds(row.worst_serve_ms)
+        );
+    }
+    let (found, lost) = (verdict.findings.len(), verdict.after_data_loss.len());
+    println!("\n{} grants, {found} findings, {lost} overlaps after data loss", verdict.grants);
+    for finding in &verdict.findings {
+        println!("{} at {}: {}", finding.rule, finding.at, finding.text);
+    }
+    for finding in &verdict.after_data_loss {
+        println!("after data loss: {} at {}: {}", finding.rule, finding.at, finding.text);
+    }
+    Ok(())
+}

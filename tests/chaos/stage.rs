@@ -1,0 +1,154 @@
+//! A Redis that keeps its data, two agents that reach it by proxies, and their workers.
+
+use std::path::{Path, PathBuf};
+use std::time::Duration;
+
+use anyhow::{Result, ensure};
+use harness::proxy::Place;
+use harness::{Agent, Process, Proxy, RedisServer, eventually, http, process};
+use tokio::time::{Instant, sleep};
+
+use crate::history::{self, Recorder, What};
+use crate::judge;
+use crate::random::Random;
+
+/// The agents' lease: long enough for a busy machine.
+pub(crate) const LEASE: Duration = Duration::from_secs(6);
+/// The time in which every lock must be granted, and everything released, once all faults are over.
+const HEALED: Duration = Duration::from_secs(120);
+
+/// The kind, the locks, and the lease in milliseconds of each of an agent's workers.
+const WORKERS: [(&str, &[&str], Option<u64>); 14] = [
+    ("lock", &["plain"], None),
+    ("lock", &["plain"], None),
+    ("lock", &["plain"], Some(3_000)),
+    ("lock", &["leased"], Some(2_000)),
+    ("lock", &["leased"], Some(4_000)),
+    ("fenced", &["fenced"], None),
+    ("fenced", &["fenced"], None),
+    ("fair", &["fair"], None),
+    ("fair", &["fair"], None),
+    ("read", &["shared"], None),
+    ("read", &["shared"], None),
+    ("write", &["shared"], None),
+    ("lock", &["first", "second"], None),
+    ("lock", &["second", "first"], None),
+];
+
+#[derive(Debug)]
+pub(crate) struct Stage {
+    pub(crate) redis: RedisServer,
+    pub(crate) hosts: Vec<Host>,
+    pub(crate) workers: Vec<Process>,
+    pub(crate) random: Random,
+    pub(crate) recorder: Recorder,
+    history: PathBuf,
+    folder: PathBuf,
+    ignore_loss: bool,
+}
+
+#[derive(Debug)]
+pub(crate) struct Host {
+    pub(crate) proxy: Proxy,
+    pub(crate) agent: Agent,
+}
+
+impl Stage {
+    pub(crate) async fn new(
+        history: &Path,
+        folder: &Path,
+        seed: u64,
+        ignore_loss: bool,
+    ) -> Result<Self> {
+        let redis = RedisServer::with(&[("appendonly", "yes"), ("appendfsync", "always")]).await?;
+        let mut hosts = Vec::new();
+        for _ in 0..2 {
+            let proxy = Proxy::tcp(Place::Port(redis.port())).await?;
+            let lease = format!("{}s", LEASE.as_secs());
+            let agent = Agent::at(&proxy.url(), &["--lease", &lease]).await?;
+            hosts.push(Host { proxy, agent });
+        }
+        let mut stage = Self {
+            redis,
+            hosts,
+            workers: Vec::new(),
+            random: Random::new(seed),
+            recorder: Recorder::open(history, 0)?,
+            history: history.to_owned(),
+            folder: folder.to_owned(),
+            ignore_loss,
+        };
+        for i in 0..2 * WORKERS.len() {
+            let worker = stage.worker(i)?;
+            stage.workers.push(worker);
+        }
+        Ok(stage)
+    }
+
+    /// Starts the worker of that number.
+    pub(crate) fn worker(&mut self, i: usize) -> Result<Process> {
+        let (kind, locks, lease) = WORKERS[i % WORKERS.len()];
+        let agent = &self.hosts[i / WORKERS.len()].agent;
+        let mut command = process::command(&std::env::current_exe()?);
+        command.arg("worker").args(["--kind", kind]);
+        command.arg("--socket").arg(agent.socket()).arg("--history").arg(&self.history);
+        command.args(["--seed", &self.random.below(u64::MAX).to_string()]);
+        for lock in locks {
+            command.args(["--lock", lock]);
+        }
+        if let Some(lease) = lease {
+            command.args(["--lease-ms", &lease.to_string()]);
+        }
+        if self.ignore_loss {
+            command.arg("--ignore-loss");
+        }
+        Process::spawn("worker", command, &self.folder.join("workers.log"), None)
+    }
+
+    /// Waits until every lock has been granted again, ends the workers, and looks for what they left in Redis.
+    pub(crate) async fn heal(&mut self) -> Result<()> {
+        for host in &self.hosts {
+            eventually("the agent to be ready", async || {
+                let ready = http::get(host.agent.http(), "/readyz").await?;
+                ensure!(ready.status == 200, "{}", ready.body);
+                Ok(())
+            })
+            .await;
+        }
+        let mut locks: Vec<_> =
+            WORKERS.iter().flat_map(|worker| worker.1).map(|&lock| lock.to_owned()).collect();
+        locks.sort();
+        locks.dedup();
+        self.recorder.record(What::Healed { locks })?;
+        let end = Instant::now() + HEALED;
+        loop {
+            let verdict = judge::judge(&history::read(&self.history)?);
+            if verdict.findings.iter().all(|finding| finding.rule != "liveness")
+                || Instant::now() > end
+            {
+                break;
+            }
+            sleep(Duration::from_secs(1)).await;
+        }
+        for worker in &mut self.workers {
+            self.recorder.record(What::Killed { victim: worker.pid() })?;
+            worker.kill()?;
+        }
+        let mut redis = self.redis.client().await?;
+        let end = Instant::now() + HEALED;
+        loop {
+            let keys = redis.call("KEYS *").await?.ok()?;
+            let keys = keys.items()?.iter().map(ToString::to_string);
+            // Agents and tokens stay.
+            let left: Vec<_> = keys
+                .filter(|key| !key.starts_with("lockscope:") && !key.starts_with("redisson_lock_token:"))
+                .collect();
+            if left.is_empty() || Instant::now() > end {
+                return left
+                    .into_iter()
+                    .try_for_each(|key| self.recorder.record(What::LeftOver { key }));
+            }
+            sleep(Duration::from_millis(200)).await;
+        }
+    }
+}
