@@ -141,7 +141,9 @@ impl Stage {
             let keys = keys.items()?.iter().map(ToString::to_string);
             // Agents and tokens stay.
             let left: Vec<_> = keys
-                .filter(|key| !key.starts_with("lockscope:") && !key.starts_with("redisson_lock_token:"))
+                .filter(|key| {
+                    !key.starts_with("lockscope:") && !key.starts_with("redisson_lock_token:")
+                })
                 .collect();
             if left.is_empty() || Instant::now() > end {
                 return left

@@ -1,6 +1,7 @@
 //! End-to-end tests: real redis-server processes, real agents, dashboards, clients and a real browser.
 
 mod agent;
+mod chaos;
 mod clients;
 mod crowds;
 mod dashboard;

@@ -1,0 +1,29 @@
+//! A run of random faults, judged.
+
+use anyhow::{Context as _, Result, ensure};
+use harness::{PATIENCE, Process, process, programs, within};
+
+/// Runs the program, and returns whether it passed and its output.
+async fn chaos(arguments: &[&str]) -> Result<(bool, String)> {
+    let folder = tempfile::tempdir()?;
+    let agent = programs::path("lockscope-agent")?;
+    let mut command = process::command(&programs::path("chaos")?);
+    // The run uses the programs that have been built.
+    command.env("LOCKSCOPE_TEST_PROGRAMS", agent.with_file_name(""));
+    command.args(arguments);
+    let mut run = Process::spawn("chaos", command, &folder.path().join("chaos.log"), None)?;
+    let status =
+        within(3 * PATIENCE, "the end of the run", async || run.ended()?.context("it still runs"))
+            .await;
+    Ok((status.success(), run.log()))
+}
+
+#[tokio::test]
+async fn no_rule_is_broken_in_a_minute_of_random_faults() -> Result<()> {
+    let (passed, log) = chaos(&["--seconds", "50", "--seed", "7"]).await?;
+    ensure!(passed, "{log}");
+    for fault in ["agent killed", "Redis killed", "host cut off"] {
+        ensure!(log.contains(fault), "{fault} was not applied:\n{log}");
+    }
+    Ok(())
+}
