@@ -6,6 +6,8 @@ use anyhow::{Context as _, Result, ensure};
 use harness::agent::Metrics;
 use harness::{Agent, Dashboard, RedisServer, eventually, http};
 
+use crate::agent::replicas::{granted, replica};
+
 /// The documented or exported properties of a metric.
 #[derive(Debug, Clone, Default, PartialEq, Eq)]
 struct About {
@@ -85,10 +87,13 @@ fn compare(documented: &Figures, metrics: &Metrics) -> Result<()> {
 }
 
 /// An agent whose red locks stand in three databases of its Redis, which will do for counting.
-async fn with_red_locks(redis: &RedisServer) -> Result<Agent> {
+/// An agent with every feature that has metrics of its own, and the replica that confirms its grants.
+async fn with_all_features(redis: &RedisServer) -> Result<(Agent, RedisServer)> {
+    let replica = replica(redis).await?;
     let urls = [1, 2, 3].map(|db| format!("{}/{db}", redis.url()));
-    let flags: Vec<&str> = urls.iter().flat_map(|url| ["--redlock-url", url]).collect();
-    Agent::with(redis, &flags).await
+    let mut flags: Vec<&str> = urls.iter().flat_map(|url| ["--redlock-url", url]).collect();
+    flags.extend(["--min-replicas", "1"]);
+    Ok((Agent::with(redis, &flags).await?, replica))
 }
 
 async fn ok(client: &mut harness::Client, words: &str) -> Result<()> {
@@ -100,13 +105,13 @@ async fn ok(client: &mut harness::Client, words: &str) -> Result<()> {
 async fn documented_and_exported_metrics_and_labels_match() -> Result<()> {
     let bound = [("client-output-buffer-limit", "normal 64mb 0 0")];
     let redis = RedisServer::with(&bound).await?;
-    let agent = with_red_locks(&redis).await?;
+    let (agent, _replica) = with_all_features(&redis).await?;
     let flags = ["--monitor", "on", "--allow-release", "--scan-every", "1s"];
     let dashboard = Dashboard::start(&redis.url(), &flags).await?;
 
     let (mut worker, mut waiter) = (agent.client().await?, agent.client().await?);
     for words in ["LOCK orders:1", "LOCK a", "UNLOCK a", "LOCK r KIND red"] {
-        ok(&mut worker, words).await?;
+        granted(&mut worker, words).await;
     }
     waiter.send("LOCK orders:1").await?;
     let both = documented("Both")?;
@@ -144,7 +149,7 @@ async fn documented_and_exported_metrics_and_labels_match() -> Result<()> {
 #[tokio::test]
 async fn ungrouped_counters_start_at_0() -> Result<()> {
     let redis = RedisServer::start().await?;
-    let agent = with_red_locks(&redis).await?;
+    let (agent, _replica) = with_all_features(&redis).await?;
     let fresh = agent.metrics().await?;
     let there = exported(&fresh);
     for (name, about) in documented("Agent")? {
@@ -163,7 +168,7 @@ async fn ungrouped_counters_start_at_0() -> Result<()> {
     };
     let mut worker = agent.client().await?;
     for words in ["LOCK a KIND fair", "LOCK a KIND fair", "UNLOCK a", "PING", "HOLDS", "LOCKS"] {
-        ok(&mut worker, words).await?;
+        granted(&mut worker, words).await;
     }
     for wrong in ["UNLOCK b", "nonsense", "SHOW", "EXTEND b 1000"] {
         assert!(worker.call(wrong).await?.error().is_some(), "{wrong}");

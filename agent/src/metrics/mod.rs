@@ -280,7 +280,7 @@ impl Metrics {
             )?,
             replicas_acknowledged: make.gauges(
                 "replicas_acknowledged",
-                "Replicas that acknowledged the latest batch of grants or renewals (--min-replicas).",
+                "Replicas that acknowledged the latest batch of grants or renewals (--min-replicas); 0 if none is required.",
                 &["node"],
             )?,
             reconnects: make.counters("reconnects_total", "Reconnections to Redis.", &["node"])?,
@@ -439,6 +439,7 @@ impl Metrics {
         ] {
             self.replica_batches.with_label_values(&[node, batch, outcome]);
         }
+        self.replicas_acknowledged.with_label_values(&[node]).set(0);
     }
 
     /// Counts a batch of scripts that replicas had to confirm, and shows how many did.

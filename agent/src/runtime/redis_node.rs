@@ -147,7 +147,7 @@ impl RedisNode {
         let renewals_state = renewals.state();
         let node = endpoint.to_string();
         metrics.server(&node, options.red);
-        if options.replicas.is_some() {
+        if !options.red {
             metrics.replicated_server(&node);
         }
         let news = News {

@@ -23,7 +23,7 @@ mod queue;
 mod read_write;
 mod red;
 mod registry;
-mod replicas;
+pub(crate) mod replicas;
 mod sentinel;
 mod sockets;
 mod state_folder;

@@ -16,7 +16,7 @@ async fn master() -> Result<RedisServer> {
 }
 
 /// One more replica, that the master counts.
-async fn replica(master: &RedisServer) -> Result<RedisServer> {
+pub(crate) async fn replica(master: &RedisServer) -> Result<RedisServer> {
     let replica =
         RedisServer::with(&[("replicaof", &format!("127.0.0.1 {}", master.port()))]).await?;
     let mut direct = master.client().await?;
@@ -31,7 +31,7 @@ async fn replica(master: &RedisServer) -> Result<RedisServer> {
 }
 
 /// Tries until enough replicas are in time.
-pub(super) async fn granted(worker: &mut Client, words: &str) -> Reply {
+pub(crate) async fn granted(worker: &mut Client, words: &str) -> Reply {
     eventually(words, async || worker.call(words).await?.ok()).await
 }
 

@@ -116,6 +116,8 @@ async fn every_panel_has_data() -> Result<()> {
         [("lockscope-agent", demo.agents.clone()), ("lockscope-dashboard", vec![demo.dashboard])];
     let prometheus = Prometheus::start(&jobs, &rules()?).await?;
     let mut wanted = queries()?;
+    // The demo's Redis has no replicas that could confirm anything.
+    wanted.retain(|(_, query)| !query.contains("lockscope_agent_replica"));
     assert!(wanted.len() > 50, "{} queries", wanted.len());
     // A lock is stuck after 20 s in the demo, and named in figures after another minute.
     within(2 * PATIENCE, "data in every panel", async || {
