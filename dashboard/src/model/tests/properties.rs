@@ -34,7 +34,7 @@ fn observe(model: &mut Model, input: &Input) {
         Input::Read(ms, slack, reading) => {
             let stamp =
                 Stamp { sent: at(*ms), received: at(ms + slack), steady: SteadyMillis(ms + slack) };
-            let (name, source, reading) = (name("a"), Source::Scan, reading.clone());
+            let (name, source, reading) = (name("a"), Source::Scan, (**reading).clone());
             model.observe(MAIN, Observation::Read { name, stamp, source, reading });
         }
         Input::Released(ms) => release(model, "a", *ms),
