@@ -112,7 +112,7 @@ pub struct ReadingReply {
 
 #[derive(Debug)]
 enum Message {
-    Observed(ScopeId, Observation),
+    Observed(ScopeId, Box<Observation>),
     ReadingRequested(ScopeId, LockName, oneshot::Sender<ReadingReply>),
     Viewed(Vec<LockId>),
     Joined(ScopeId, mpsc::Sender<Vec<ReadRequest>>, oneshot::Sender<ScopeId>),
@@ -129,13 +129,13 @@ pub struct ModelHandle {
 impl ModelHandle {
     /// Sends an observation. Waits while the model is busy; observations after its end are dropped.
     pub async fn observe(&self, scope: ScopeId, observation: Observation) {
-        drop(self.messages.send(Message::Observed(scope, observation)).await);
+        drop(self.messages.send(Message::Observed(scope, Box::new(observation))).await);
     }
 
     /// Sends an observation without waiting. Returns false if the model is too busy; then it was not sent.
     #[must_use]
     pub fn try_observe(&self, scope: ScopeId, observation: Observation) -> bool {
-        self.messages.try_send(Message::Observed(scope, observation)).is_ok()
+        self.messages.try_send(Message::Observed(scope, Box::new(observation))).is_ok()
     }
 
     /// Returns the scope of a database, if it is watched; of a cluster the front.
@@ -271,7 +271,7 @@ impl Actor {
         match message {
             Message::Observed(scope, observation) => {
                 let reply = self.reply_to(scope, &observation);
-                self.model.observe(scope, observation);
+                self.model.observe(scope, *observation);
                 if let Some((waiting, reading)) = reply {
                     // The requester reads the snapshot next.
                     self.publish();

@@ -55,6 +55,11 @@ impl Bench {
         Ok(Self { agent: Agent::with(&redis, flags).await?, redis, direct })
     }
 
+    /// Starts another agent, with a state of its own, on the same Redis.
+    pub(crate) async fn another_agent(&self, flags: &[&str]) -> Result<Agent> {
+        Agent::with(&self.redis, flags).await
+    }
+
     pub(crate) async fn session(&self) -> Result<Client> {
         self.agent.client().await
     }

@@ -1,5 +1,6 @@
 //! The highest fencing tokens that were ever seen, so that a counter which fell back (a restart without its data, a
-//! failover, an eviction) is raised above them before it counts on.
+//! failover, an eviction) is raised above them before it counts on. The script also raises it to the server's time; these
+//! cover a counter that was ahead of it, or a clock that was set back.
 
 use std::collections::{HashMap, VecDeque};
 

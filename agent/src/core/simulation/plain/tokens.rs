@@ -1,4 +1,4 @@
-//! Checks that fencing tokens only grow: always on one agent, and on all agents while the counter exists.
+//! Checks that fencing tokens only grow, also after the counter was lost or fell back.
 
 use std::collections::{BTreeMap, BTreeSet};
 
@@ -8,7 +8,7 @@ use super::super::seeds::Verdict;
 /// The tokens that were granted.
 #[derive(Debug, Default)]
 pub(super) struct Tokens {
-    /// The highest on each lock since its counter was last lost.
+    /// The highest on each lock.
     highest: BTreeMap<String, i64>,
     /// The highest on each lock that one run of an agent has granted.
     by_host: BTreeMap<(String, usize, u64), i64>,
@@ -17,9 +17,9 @@ pub(super) struct Tokens {
 }
 
 impl Tokens {
-    /// Notes that a counter was lost or set back. Its tokens are not compared with later ones.
+    /// Notes that a counter was lost or set back. Later tokens must still be higher, but a holder of this instant may
+    /// learn of its own token only after a later one was granted.
     pub(super) fn counter_lost(&mut self, lock: &str, redis: &Redis) {
-        self.highest.remove(lock);
         let holders = redis.fields(lock).iter();
         self.uncounted.extend(holders.map(|(holder, _)| (lock.to_owned(), holder.clone())));
     }
