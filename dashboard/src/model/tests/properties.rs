@@ -34,8 +34,8 @@ fn observe(model: &mut Model, input: &Input) {
         Input::Read(ms, slack, reading) => {
             let stamp =
                 Stamp { sent: at(*ms), received: at(ms + slack), steady: SteadyMillis(ms + slack) };
-            let (name, source, reading) = (name("a"), Source::Scan, (**reading).clone());
-            model.observe(MAIN, Observation::Read { name, stamp, source, reading });
+            let (name, source, reading) = (name("a"), Source::Scan, reading.clone());
+            model.observe(MAIN, Observation::Read { name, stamp, source, reading: *reading });
         }
         Input::Released(ms) => release(model, "a", *ms),
     }
