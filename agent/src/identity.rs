@@ -161,13 +161,39 @@ fn stored(path: &Path, machine: &str, inode: u64) -> Result<Option<(ClientId, u6
     Ok(Some((client, stored.epoch)))
 }
 
-/// Replaces the file atomically.
+/// Replaces the file atomically. On a full disk it is overwritten in place, which needs no space, so that the agent keeps
+/// its identity and can restore its sessions.
 fn write(folder: &Path, content: &[u8]) -> io::Result<()> {
     let temporary = folder.join(".identity.new");
-    let mut file = private().truncate(true).open(&temporary)?;
+    let written = replace(folder, &temporary, content);
+    match written {
+        Err(error) if is_full(&error) => {
+            fs::remove_file(&temporary).ok();
+            overwrite(&folder.join(FILE), content).map_err(|_| error)
+        }
+        _ => written,
+    }
+}
+
+fn is_full(error: &io::Error) -> bool {
+    matches!(error.kind(), io::ErrorKind::StorageFull | io::ErrorKind::QuotaExceeded)
+}
+
+/// Overwrites a file of the same length. A crash in the middle damages it, and the next start uses a new identity.
+fn overwrite(path: &Path, content: &[u8]) -> io::Result<()> {
+    let mut file = OpenOptions::new().write(true).open(path)?;
+    if file.metadata()?.len() != content.len() as u64 {
+        return Err(io::ErrorKind::StorageFull.into());
+    }
+    file.write_all(content)?;
+    file.sync_all()
+}
+
+fn replace(folder: &Path, temporary: &Path, content: &[u8]) -> io::Result<()> {
+    let mut file = private().truncate(true).open(temporary)?;
     file.write_all(content)?;
     file.sync_all()?;
-    fs::rename(&temporary, folder.join(FILE))?;
+    fs::rename(temporary, folder.join(FILE))?;
     File::open(folder)?.sync_all()
 }
 
@@ -225,6 +251,28 @@ mod tests {
         drop(clock_set_back);
         let later = load(&state, "m", NOW + 100).unwrap();
         assert_eq!((later.client, later.epoch), (client, NOW + 100));
+    }
+
+    #[test]
+    fn the_uuid_survives_a_restart_on_a_full_disk() {
+        let folder = tempfile::tempdir().unwrap();
+        let client = load(folder.path(), "m", NOW).unwrap().client;
+        // Every write to that device fails as on a full disk.
+        let full = || {
+            let new = folder.path().join(".identity.new");
+            std::os::unix::fs::symlink("/dev/full", new).unwrap();
+        };
+        for restarts in 1..=2 {
+            full();
+            let restarted = load(folder.path(), "m", NOW).unwrap();
+            assert_eq!((restarted.client, restarted.epoch), (client, NOW + restarts));
+        }
+        let roomy = load(folder.path(), "m", NOW).unwrap();
+        assert_eq!((roomy.client, roomy.epoch), (client, NOW + 3));
+        drop(roomy);
+        fs::remove_file(folder.path().join(FILE)).unwrap();
+        full();
+        assert!(matches!(load(folder.path(), "m", NOW), Err(Unusable::Io(_))), "none to overwrite");
     }
 
     #[test]

@@ -106,6 +106,8 @@ pub(super) struct HolderCell<'a> {
     link: String,
     /// Its process and host.
     place: Option<String>,
+    /// The end of its thread's or grant's number.
+    thread: String,
     gone: bool,
 }
 
@@ -119,6 +121,7 @@ impl<'a> HolderCell<'a> {
             short: short_holder(&holder.id),
             link: owner_link(deployment, holder),
             place: client.and_then(place_words),
+            thread: short_thread(holder.id.split(':').nth(1).unwrap_or_default()),
             gone: client.is_some_and(|client| client.alive == Some(false)),
         }
     }

@@ -229,3 +229,25 @@ async fn an_operator_ends_a_session_that_nobody_is_connected_to() -> Result<()> 
     assert_error(&again.call(&format!("RESUME {told}")).await?, "GONE", "ended");
     Ok(())
 }
+
+#[tokio::test]
+async fn holds_outlive_an_agent_that_restarts_on_a_full_disk() -> Result<()> {
+    let mut bench = Bench::with(&["--lease", "20s"]).await?;
+    let mut worker = bench.session().await?;
+    let told = graced(&mut worker, GRACE).await?;
+    lock(&mut worker, "LOCK a").await?;
+    let before = bench.holders("a").await?;
+    // The identity cannot be replaced for want of space, and the journal's replacement cannot be written.
+    let state = bench.agent.folder().join("state");
+    std::os::unix::fs::symlink("/dev/full", state.join(".identity.new"))?;
+    std::fs::create_dir(state.join(".journal.new"))?;
+    bench.agent.restart().await?;
+    let mut again = bench.session().await?;
+    let (_, holds) = resume(&mut again, &told).await?;
+    assert_eq!(holds, ["a lock 1"]);
+    assert_eq!(bench.holders("a").await?, before);
+    assert_error(&again.call("LOCK b").await?, "UNAVAILABLE", "journal");
+    assert_eq!(again.call("UNLOCK a").await?, Reply::Int(0));
+    bench.until_free("a").await;
+    Ok(())
+}

@@ -8,7 +8,7 @@ use super::*;
 
 #[derive(Debug, Clone)]
 enum Input {
-    Read(u64, u64, Reading),
+    Read(u64, u64, Box<Reading>),
     Released(u64),
 }
 
@@ -24,7 +24,7 @@ fn any_reading() -> impl Strategy<Value = Reading> {
 
 fn any_input() -> impl Strategy<Value = Input> {
     prop_oneof![
-        4 => (0_u64..60_000, 0_u64..500, any_reading()).prop_map(|(a, b, c)| Input::Read(a, b, c)),
+        4 => (0_u64..60_000, 0_u64..500, any_reading()).prop_map(|(a, b, c)| Input::Read(a, b, Box::new(c))),
         1 => (0_u64..60_000).prop_map(Input::Released),
     ]
 }
@@ -35,7 +35,7 @@ fn observe(model: &mut Model, input: &Input) {
             let stamp =
                 Stamp { sent: at(*ms), received: at(ms + slack), steady: SteadyMillis(ms + slack) };
             let (name, source, reading) = (name("a"), Source::Scan, reading.clone());
-            model.observe(MAIN, Observation::Read { name, stamp, source, reading });
+            model.observe(MAIN, Observation::Read { name, stamp, source, reading: *reading });
         }
         Input::Released(ms) => release(model, "a", *ms),
     }
