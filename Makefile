@@ -25,7 +25,7 @@ endef
 PROFILE ?= release
 BUILT = $${CARGO_TARGET_DIR:-target}/$(if $(filter dev,$(PROFILE)),debug,$(PROFILE))
 
-.PHONY: help toolchain demo run test package package-test container-test soak interop redisson-tests recordings bench check fmt doc deps advisories bench-decoder fuzz
+.PHONY: help toolchain demo run test chaos package package-test container-test soak interop redisson-tests recordings bench check fmt doc deps advisories bench-decoder fuzz
 
 toolchain:
 	@tests/check-toolchain
@@ -49,6 +49,11 @@ test: toolchain deps ## Every test, with real servers, clients and a browser
 soak: toolchain ## A quarter of an hour of healthy load, after which no alert may have fired
 	@tests/install-missing cc redis-server promtool
 	LOCKSCOPE_SOAK=1 $(CARGO_TEST) --test e2e -- --exact grafana::healthy_load::a_healthy_quarter_of_an_hour_raises_no_alert
+
+chaos: toolchain ## Random faults and a judge of what workers were told; ARGS='--seconds 600 --seed 7'
+	@tests/install-missing cc redis-server
+	$(CARGO) build --locked --workspace --bins
+	$(CARGO) run --locked --quiet -p lockscope-tests --bin chaos -- $(ARGS)
 
 package: toolchain ## The Debian packages, into target/debian
 	@tests/install-missing cc dpkg-shlibdeps objcopy
