@@ -81,6 +81,9 @@ impl Simulation {
                 self.history.excuse_all(&self.server.redis);
                 let offset = &mut self.server.offset_ms;
                 *offset = if back { *offset - step } else { *offset + step };
+                if back {
+                    self.history.tokens.clock_set_back();
+                }
                 self.set_clock();
             }
             26 | 27 => {
