@@ -226,6 +226,11 @@ impl App {
             Some(ReadingReply { reading: Reading::Other(what), .. }) => {
                 Subject::NoLock(format!("It is {what}."))
             }
+            Some(ReadingReply { reading: Reading::Lock { hash, .. }, .. })
+                if !hash.unexpected.is_empty() =>
+            {
+                Subject::NoLock("It is a hash whose fields are not a lock's.".to_owned())
+            }
             Some(ReadingReply { reading: Reading::Lock { .. }, .. }) => Subject::NoLock(
                 "It has a lock's form, but the settings say to ignore it, or there are too many locks."
                     .to_owned(),
