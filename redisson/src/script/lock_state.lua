@@ -38,7 +38,8 @@ local function lock_state(lock, most)
       holders[#holders + 1] = field
     end
   end
-  if #holders == 0 and not holds_counts(lock, names) then
+  local known_mode = mode == 'lock' or mode == 'read' or mode == 'write'
+  if #holders == 0 and not (known_mode and holds_counts(lock, names)) then
     return nil, 'hash with other fields'
   end
   return mode, holders

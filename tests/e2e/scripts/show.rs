@@ -94,7 +94,8 @@ async fn describes_the_token_and_the_living_readers() -> Result<()> {
     assert_eq!(bench.show(&lock).await?.token, None);
     bench.call(&script::acquire_fenced(&lock, &ours(1), lease(5_000), 7)).await?;
     let shown = bench.show(&lock).await?;
-    assert_eq!((shown.token, shown.readers), (Some(7), vec![]));
+    assert!(shown.token > Some(7), "at least the server's time: {:?}", shown.token);
+    assert_eq!(shown.readers, vec![]);
     bench.client.call("SET redisson_lock_token:{a} nonsense").await?.ok()?;
     assert_eq!(bench.show(&lock).await?.token, None);
 
