@@ -62,15 +62,13 @@ async fn main() -> Result<()> {
     let seconds = arguments[3].parse().expect("a number of seconds");
     let (agent, name) = (Agent::new(), format!("bench:{}", std::process::id()));
     let end = Instant::now() + Duration::from_secs_f64(seconds);
-    let figures = match arguments[1].as_str() {
-        "one" => one(&agent, &name, workers, end).await?,
+    let figures = if arguments[1] == "one" {
+        one(&agent, &name, workers, end).await?
+    } else {
         // A task, as workers are: what the main future waits for costs one more change of threads.
-        _ => {
-            let agent = agent.clone();
-            tokio::spawn(async move { uncontended(&agent, &name, end).await })
-                .await
-                .expect("no panic")?
-        }
+        let agent = agent.clone();
+        let work = tokio::spawn(async move { uncontended(&agent, &name, end).await });
+        work.await.expect("no panic")?
     };
     println!("{figures}");
     agent.close().await;
