@@ -54,7 +54,7 @@ pub(crate) struct Row {
     pub(crate) overlaps: u64,
     /// The longest time from the end of a validity to the report of the loss.
     pub(crate) worst_loss_ms: u64,
-    /// The longest time from the end of the fault to the first grant of a later request.
+    /// The longest time from the end of the fault to the next grant of any lock.
     pub(crate) worst_serve_ms: u64,
 }
 
