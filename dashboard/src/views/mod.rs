@@ -20,6 +20,7 @@ mod lock;
 mod locks;
 mod login;
 mod owner;
+mod owner_name;
 mod page;
 mod picture;
 mod release;
@@ -36,6 +37,7 @@ use service_kit::redis::Address;
 use crate::archive::{Gap, HoldersAt};
 use crate::clock::SteadyMillis;
 use crate::model::contention::Contention;
+use crate::model::owner_names::OwnerNames;
 use crate::model::types::{LockId, LockView, Notice, PastHoldView};
 use crate::query::Order;
 use crate::query::owners::OwnerRow;
@@ -77,6 +79,8 @@ pub struct Chrome {
     pub several_deployments: bool,
     /// True if there are several databases.
     pub several_dbs: bool,
+    /// The names of owners, those of past holds included.
+    pub names: OwnerNames,
     /// The visitor, if authentication is required.
     pub visitor: Option<VisitorView>,
     /// The CSRF token of the page's forms.

@@ -210,7 +210,7 @@ pub fn error_page(page: &ErrorPage) -> Result<String, askama::Error> {
         frame: Frame::new(title(&page.chrome, heading), "", &page.chrome).still(),
         status: page.status,
         heading,
-        message: Prose(&page.message),
+        message: Prose::from(page.message.as_str()),
     }
     .render()
 }

@@ -123,8 +123,11 @@ impl Record {
         };
         let identity = known.identity.clone();
         let view = ClientView {
+            // The connections of an agent's holder are the agent's.
+            name: identity
+                .name
+                .or_else(|| identity.host.is_none().then(|| seen.as_ref()?.name.clone())?),
             addr: seen.and_then(|seen| seen.addr),
-            name: identity.name,
             host: identity.host,
             pid: identity.pid,
             uid: identity.uid,

@@ -9,6 +9,7 @@ use serde::Serialize;
 use serde::ser::Serializer;
 use utoipa::ToSchema;
 
+use super::client_view::ClientView;
 use super::events::EventLog;
 use super::id::LockId;
 use super::past::{PastHoldView, PastWaitView};
@@ -48,30 +49,6 @@ pub struct Since {
     pub at: SteadyMillis,
     /// False: it had begun already when it was first observed.
     pub exact: bool,
-}
-
-/// The process behind a holder. Anybody who can write to Redis may have written the agent's part of it.
-#[derive(Debug, Clone, PartialEq, Eq, Default, Serialize, ToSchema)]
-#[schema(as = Client)]
-pub struct ClientView {
-    /// The address from which it was last seen to connect.
-    pub addr: Option<String>,
-    /// The name that it gave itself.
-    pub name: Option<String>,
-    pub host: Option<Arc<str>>,
-    /// Its process id on that host.
-    pub pid: Option<u32>,
-    /// Its user id on that host.
-    pub uid: Option<u32>,
-    /// Its process' name on that host.
-    pub comm: Option<String>,
-    /// Its session with its agent.
-    pub session: Option<String>,
-    /// The beginning of its hold, by its agent's clock.
-    #[serde(serialize_with = "crate::clock::as_wall")]
-    pub since: Option<SteadyMillis>,
-    /// True if it is alive; none if that is unknown.
-    pub alive: Option<bool>,
 }
 
 /// One holder. There are as many as locks, so anything that follows from the id is not stored.

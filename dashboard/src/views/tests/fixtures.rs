@@ -6,6 +6,7 @@ use redisson::LockName;
 
 use super::super::*;
 use crate::model::contention::{Contention, GroupTally, LockTally, Tally};
+use crate::model::owner_names::OwnerNames;
 use crate::model::types::*;
 use crate::query::contention::ContentionRow;
 use crate::query::owners::{OwnerRow, client_of};
@@ -161,6 +162,7 @@ pub(super) fn server() -> ServerView {
 
 pub(super) fn chrome(address: &str) -> Chrome {
     Chrome {
+        names: OwnerNames::default(),
         now: SteadyMillis(NOW),
         version: "0.1.0",
         environment: Some("production".into()),
