@@ -12,6 +12,7 @@ use super::error::ProblemJson;
 use super::live::stream;
 use super::{api, lists};
 use crate::query::contention::ContentionRow;
+use crate::query::incidents::IncidentRow;
 use crate::query::owners::OwnerRow;
 use crate::query::problems::ProblemRow;
 use crate::query::{Listed, LockRow};
@@ -60,7 +61,13 @@ fn description() -> Value {
         parameters_are_never_null(operation);
         errors_are_problems(operation);
     }
-    for list in [sorts::<LockRow>, sorts::<OwnerRow>, sorts::<ProblemRow>, sorts::<ContentionRow>] {
+    for list in [
+        sorts::<LockRow>,
+        sorts::<OwnerRow>,
+        sorts::<IncidentRow>,
+        sorts::<ProblemRow>,
+        sorts::<ContentionRow>,
+    ] {
         list(&mut api);
     }
     members_are_null_rather_than_absent(&mut api);

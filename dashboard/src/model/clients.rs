@@ -18,6 +18,8 @@ const MAX_CLIENTS: usize = 10_000;
 const MAX_ADDRESSES: usize = 4;
 /// The most connections of one client that are compared with a list of clients.
 const MAX_CONNECTIONS: usize = 4;
+/// The beginning of the names of an agent's connections.
+const AGENT: &str = "lockscope-agent";
 /// The resolution of a connection's age in a list of clients.
 const AGE_STEP: Duration = Duration::from_secs(1);
 
@@ -132,7 +134,9 @@ impl Clients {
             };
             client.name = Some(Arc::clone(name));
             let addr = client.addresses.first().map(ToString::to_string);
-            let view = ClientView { name: Some(name.to_string()), addr, ..ClientView::default() };
+            // An agent's connections have a name each.
+            let own = if name.starts_with(AGENT) { AGENT } else { name };
+            let view = ClientView { name: Some(own.to_owned()), addr, ..ClientView::default() };
             named.extend(view.label().map(|label| (*id, label)));
         }
         named.retain(|(id, label)| self.names.record(&id.to_string(), label));
@@ -217,7 +221,8 @@ impl Clients {
         };
         let addr = Some(client.addresses.first()?.to_string());
         let alive = if client.gone { Some(false) } else { client.connected.filter(|here| *here) };
-        let name = client.name.as_ref().map(ToString::to_string).or_else(remembered);
+        let own = client.name.as_ref().filter(|name| !name.starts_with(AGENT));
+        let name = own.map(ToString::to_string).or_else(remembered);
         Some(ClientView { addr, name, alive, ..ClientView::default() })
     }
 

@@ -6,18 +6,16 @@ use askama::filters::HtmlSafe;
 use super::contention::Groups;
 use super::foot::{Foot, Shown};
 use super::format::AGELESS;
-use super::format::{Ago, Clock, Prose};
+use super::format::{Ago, Prose};
 use super::fragments::{Fragments, LiveRow};
 use super::locks::Tabs;
-use super::owner_name::{OwnerName, short_client, with_names};
+use super::owner_name::{OwnerName, short_client};
 use super::page::{self, Frame};
-use super::picture::Circle;
-use super::row::{Badge, HolderCell, place, row_id};
+use super::row::{HolderCell, place, row_id};
 use super::{Chrome, ListPage, links};
 use crate::clock::SteadyMillis;
-use crate::model::types::{Acknowledgement, LockView};
+use crate::model::types::LockView;
 use crate::query::owners::OwnerRow;
-use crate::query::problems::ProblemRow;
 use crate::query::{Listed as _, Order, Paged};
 use crate::text;
 
@@ -141,54 +139,6 @@ impl ListView for OwnerRow {
             uuid: short_client(&self.id),
             deployment: chrome.several_deployments.then_some(&*self.deployment),
             oldest: self.oldest.map(|since| Ago::since(since, now)),
-        }
-        .render()
-    }
-}
-
-#[derive(Template)]
-#[template(path = "parts/problem_row.html")]
-struct ProblemTemplate<'a> {
-    id: String,
-    badge: Badge,
-    lock: LockLink,
-    holder: Option<HolderCell<'a>>,
-    evidence: Option<(String, &'a crate::model::types::Evidence)>,
-    advice: Prose<'a>,
-    circle: Option<Circle>,
-    /// The person who acknowledged it, and the end of that.
-    acknowledged: Option<(Clock, &'a Acknowledgement)>,
-}
-
-impl ListView for ProblemRow {
-    const PATH: &'static str = "/problems";
-    const TITLE: &'static str = "Problems";
-    const COLUMNS: &'static [Heading] = &[
-        Heading::sorted_by("Problem", "severity", "state"),
-        Heading::sorted_by("Lock", "name", "name"),
-        Heading::unsorted("Holder", "holder"),
-        Heading::unsorted("Evidence, and what to do", "advice"),
-    ];
-    const NOTHING: (&'static str, &'static str) = (
-        "No problem is known",
-        "Nothing is stuck, leaked, overdue, starving or deadlocked, as far as the sources see.",
-    );
-    const ABOUT: &'static str = "What is sure first, then what is suspected, then what somebody has in hand; the worst first, then the oldest.";
-
-    fn html(&self, chrome: &Chrome, now: SteadyMillis) -> Result<String, askama::Error> {
-        let problem = self.problem();
-        ProblemTemplate {
-            id: row_id(self.id()),
-            badge: Badge::new(problem, now),
-            lock: LockLink::new(&self.lock.id, chrome),
-            holder: holder(&self.lock),
-            evidence: problem.evidence.last().map(|it| (with_names(&it.text, &chrome.names), it)),
-            advice: with_names(&problem.advice, &chrome.names).into(),
-            circle: Circle::new(problem, &chrome.names),
-            acknowledged: problem
-                .acknowledged
-                .as_deref()
-                .map(|word| (Clock::new(word.until, now), word)),
         }
         .render()
     }

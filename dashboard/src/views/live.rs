@@ -44,7 +44,7 @@ pub const BEAT_MS: u64 = 5_000;
 const STATUS_MS: u64 = 2_000;
 
 /// The parts that tell how far the picture can be trusted.
-const STATUS: [&str; 3] = ["status", "alerts", "spoken"];
+const STATUS: [&str; 4] = ["health", "status", "alerts", "spoken"];
 
 /// The event for a stream that has been silent for [`BEAT_MS`].
 #[must_use]

@@ -13,6 +13,7 @@ mod events;
 mod foot;
 mod format;
 pub mod fragments;
+mod incidents;
 mod links;
 mod list;
 pub mod live;

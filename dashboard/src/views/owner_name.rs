@@ -11,6 +11,8 @@ use crate::query::owners::client_of;
 
 /// The characters of a client's uuid that are shown.
 const UUID_PART: usize = 8;
+/// The word for the number of an agent's hold.
+const GRANT: &str = "grant";
 /// The length of a uuid.
 const UUID: usize = 36;
 
@@ -43,7 +45,9 @@ impl OwnerName {
         let label = client.and_then(ClientView::label);
         let pid = client.and_then(|client| client.pid).map(|pid| format!("pid {pid}"));
         let gone = client.is_some_and(|client| client.alive == Some(false));
-        let detail = pid.or_else(|| unit(id));
+        // The number of a grant tells nobody anything; the whole id is in the title.
+        let grant = |unit: &String| unit.starts_with(GRANT) && label.is_some();
+        let detail = pid.or_else(|| unit(id).filter(|unit| !grant(unit)));
         Self { gone, detail, ..Self::made(deployment, id, label) }
     }
 
@@ -78,7 +82,7 @@ pub(super) fn unit(id: &str) -> Option<String> {
     let holder = HolderId::parse(id.as_bytes())?;
     let number = short_number(id.split(':').nth(1)?);
     Some(match holder.looks_like_agent() {
-        true => format!("grant {number}"),
+        true => format!("{GRANT} {number}"),
         false => format!("thread {number}"),
     })
 }
@@ -99,7 +103,7 @@ pub(super) fn short_client(id: &str) -> String {
     }
 }
 
-/// Returns a sentence in which the ids of holders are replaced by their names, or shortened.
+/// Returns a sentence in which the ids of holders are replaced by their names, or shortened. Ids of clients stay.
 pub(super) fn with_names(sentence: &str, names: &OwnerNames) -> String {
     let mut out = String::with_capacity(sentence.len());
     let mut rest = sentence;
@@ -116,6 +120,12 @@ pub(super) fn with_names(sentence: &str, names: &OwnerNames) -> String {
             if digits > 0 { digits + 1 } else { 0 }
         });
         let id = &rest[..UUID + number];
+        if number == 0 {
+            // A client's id is there to be searched for.
+            out.push_str(uuid);
+            rest = tail;
+            continue;
+        }
         let name = names.name(id).map_or_else(|| short_client(uuid), |name| name.to_string());
         out.push_str(&name);
         if let Some(unit) = unit(id) {
@@ -152,9 +162,10 @@ mod tests {
     fn sentences_name_owners() {
         let names = OwnerNames::default();
         let sentence = format!("released by {CLIENT}:52, é {CLIENT}");
-        assert_eq!(with_names(&sentence, &names), "released by 285475da (thread 52), é 285475da");
+        let short = format!("released by 285475da (thread 52), é {CLIENT}");
+        assert_eq!(with_names(&sentence, &names), short);
         names.record(CLIENT, "invoices@web-7");
-        let named = "released by invoices@web-7 (thread 52), é invoices@web-7";
+        let named = format!("released by invoices@web-7 (thread 52), é {CLIENT}");
         assert_eq!(with_names(&sentence, &names), named);
         assert_eq!(with_names("nobody: a-b", &names), "nobody: a-b");
     }

@@ -52,6 +52,7 @@ async fn nothing_is_shown_without_authentication() {
         "/events",
         "/api/v1/contention",
         "/api/v1/owners",
+        "/api/v1/incidents",
         "/api/v1/problems",
         "/api/v1/sources",
         "/api/v1/stream",

@@ -16,8 +16,8 @@ use crate::http::viewers::Viewed;
 use crate::model::types::{Delta, LockId};
 use crate::query::LockRow;
 use crate::query::contention::ContentionRow;
+use crate::query::incidents::IncidentRow;
 use crate::query::owners::OwnerRow;
-use crate::query::problems::ProblemRow;
 use crate::query::shared::SortedList;
 use crate::views::fragments::Fragments;
 use crate::views::live::Picture;
@@ -39,7 +39,7 @@ pub(super) enum Topic {
     Lock(LockParams, LockId, LastReading),
     Owners(ListRequest<OwnerRow>),
     Owner(OwnerParams),
-    Problems(ListRequest<ProblemRow>),
+    Problems(ListRequest<IncidentRow>),
     Contention(ListRequest<ContentionRow>),
     Events(EventsParams),
     Sources,

@@ -9,8 +9,8 @@ use crate::model::contention::{Contention, GroupTally, LockTally, Tally};
 use crate::model::owner_names::OwnerNames;
 use crate::model::types::*;
 use crate::query::contention::ContentionRow;
+use crate::query::incidents::IncidentRow;
 use crate::query::owners::{OwnerRow, client_of};
-use crate::query::problems::ProblemRow;
 use crate::query::{Filter, LockRow, Published, Query};
 use crate::sources::view::{Down, SourceState};
 
@@ -321,7 +321,7 @@ pub(super) fn list_rows() -> Vec<String> {
         assert!(!rows.is_empty());
         rows.iter().map(|row| row.html(&page.chrome, page.chrome.now).unwrap()).collect()
     }
-    let problems: ListPage<ProblemRow> = list(troubled());
+    let problems: ListPage<IncidentRow> = list(troubled());
     let contention: ListPage<ContentionRow> = list(troubled());
     [html(&owners()), html(&problems), html(&contention)].concat()
 }
