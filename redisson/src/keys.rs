@@ -112,6 +112,12 @@ pub fn agent(client: &crate::ClientId) -> Vec<u8> {
     [AGENT, b"{", client.as_str().as_bytes(), b"}"].concat()
 }
 
+/// Returns the key that an agent leaves behind for a day, so that an expired [`agent`] entry shows that it has vanished.
+#[must_use]
+pub fn agent_trace(client: &crate::ClientId) -> Vec<u8> {
+    [agent(client).as_slice(), b":trace"].concat()
+}
+
 /// Returns the key of the hash in which an agent publishes its holders, by grant number.
 #[must_use]
 pub fn agent_holders(client: &crate::ClientId) -> Vec<u8> {

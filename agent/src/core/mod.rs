@@ -53,6 +53,7 @@ use effect::Effects;
 use lease::LeaseTable;
 use lease::hold::Hold;
 use lock::table::{LockTable, LockTimer};
+use lock::vanished::VanishedAgents;
 use lock::waiter::Left;
 use numbers::Numbers;
 use ops::{InFlight, Op};
@@ -71,6 +72,7 @@ pub struct Core {
     leases: LeaseTable,
     ops: InFlight,
     red: QuorumTable,
+    vanished: VanishedAgents,
     effects: Effects,
 }
 
@@ -97,6 +99,7 @@ impl Core {
             leases,
             ops: InFlight::new(),
             red: QuorumTable::default(),
+            vanished: VanishedAgents::default(),
             effects: Effects::default(),
         }
     }

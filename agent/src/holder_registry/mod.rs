@@ -33,6 +33,8 @@ const MAX_INTERVAL: Duration = Duration::from_secs(20);
 const REFUSED_INTERVAL: Duration = Duration::from_secs(30);
 /// The time for which Redis keeps an entry that is not renewed.
 const TTL: Duration = Duration::from_secs(60);
+/// The time for which Redis keeps the trace of an agent, longer than any deadline in a fair queue.
+const TRACE_TTL: Duration = Duration::from_hours(24);
 /// The age from which holds and waits are published.
 const MIN_AGE: Duration = Duration::from_secs(1);
 /// The most published numbers compared at a time.
@@ -75,6 +77,7 @@ pub fn start(settings: Settings, core: mpsc::Sender<Input>, shutdown: &Shutdown)
         ),
         core,
         agent_key: keys::agent(&settings.client),
+        trace_key: keys::agent_trace(&settings.client),
         holders_key: keys::agent_holders(&settings.client),
         process: AgentProcess::current(),
         booted: boot_epoch_millis(),
@@ -160,6 +163,7 @@ struct Publisher {
     link: NodeLink,
     core: mpsc::Sender<Input>,
     agent_key: Vec<u8>,
+    trace_key: Vec<u8>,
     holders_key: Vec<u8>,
     process: AgentProcess,
     /// The boot time of the host in epoch milliseconds, from which all published instants are derived.
@@ -245,6 +249,8 @@ impl Publisher {
             .arg("started")
             .arg(self.booted + process.started);
         pipeline.cmd("PEXPIRE").arg(key).arg(&ttl);
+        let trace_ttl = TRACE_TTL.as_millis().to_string();
+        pipeline.cmd("SET").arg(&self.trace_key).arg("").arg("PX").arg(trace_ttl);
         pipeline.cmd("PEXPIRE").arg(&self.holders_key).arg(&ttl);
         pipeline.cmd("HLEN").arg(&self.holders_key);
         let replies = self.send(pipeline).await?;

@@ -11,7 +11,7 @@ use crate::cli::{Cli, Format, Verb};
 use crate::client::{Agent, Failure};
 use crate::exit::Exit;
 use crate::output::{notice, print};
-use crate::reply::{number, printable};
+use crate::reply::{Fields as _, number, printable};
 use crate::{list, runtime, show, watch};
 
 /// The failure of a verb.
@@ -86,9 +86,8 @@ async fn serve(socket: &Path, verb: &Verb) -> Result<Exit, VerbError> {
             if let Some(holder) = holder {
                 force.arg("HOLDER").arg(holder.as_bytes());
             }
-            let name = printable(lock.as_bytes());
-            let done = format!("released {name}, holders:");
-            end_holds(socket, &force, *format, &done, &format!("{name} is free")).await?;
+            force.arg("REPORT");
+            print(&[unlock(socket, &force, lock.as_bytes(), *format).await?])?;
         }
         Verb::Kick { session, format } => {
             let mut kick = redis::cmd("KICK");
@@ -108,6 +107,31 @@ async fn serve(socket: &Path, verb: &Verb) -> Result<Exit, VerbError> {
         Verb::Exec(_) => {}
     }
     Ok(Exit::OK)
+}
+
+/// Releases a lock by force and describes what was done.
+async fn unlock(
+    socket: &Path,
+    force: &Cmd,
+    lock: &[u8],
+    format: Format,
+) -> Result<String, VerbError> {
+    let mut agent = Agent::connect(socket).await?;
+    let reply = agent.call(force).await?;
+    let count = |field| reply.field(field).and_then(number).unwrap_or(0);
+    let (holders, waiters) = (count("holders"), count("waiters"));
+    if format.json {
+        return Ok(serde_json::json!({ "released": holders, "waiters": waiters }).to_string());
+    }
+    let name = printable(lock);
+    let freed = match holders {
+        0 => format!("{name} is free"),
+        _ => format!("released {name}, holders: {holders}"),
+    };
+    Ok(match waiters {
+        0 => freed,
+        _ => format!("{freed}; removed from its queue, dead waiters: {waiters}"),
+    })
 }
 
 /// Sends a command that returns the number of holds it ended.

@@ -39,13 +39,20 @@ pub(super) fn write(line: LogLine) {
         LogLine::JournalFailed { why } => {
             tracing::warn!(why, "the journal cannot be written: sessions with grace get no locks");
         }
-        LogLine::ForcedRelease { lock, holders, by } => tracing::warn!(
+        LogLine::ForcedRelease { lock, holders, dead_waiters, by } => tracing::warn!(
             lock.name = %lock,
             lock.holders = holders,
+            lock.dead_waiters = dead_waiters,
             by.uid = by.as_ref().map(|peer| peer.uid),
             by.pid = by.as_ref().and_then(|peer| peer.pid),
             by.comm = by.as_ref().and_then(|peer| peer.comm.as_deref()),
             "an operator has released a lock by force"
+        ),
+        LogLine::WaitersRemoved { lock, agent, waiters } => tracing::info!(
+            lock.name = %lock,
+            agent = %agent,
+            waiters,
+            "removed the waiters of a vanished agent"
         ),
         LogLine::SessionKicked { session, peer, holds, age_ms, by } => tracing::warn!(
             session,

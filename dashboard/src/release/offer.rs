@@ -229,7 +229,7 @@ impl Choice {
         let hash = offer.hash.as_ref().unwrap_or(&nothing);
         let expected = ExpectedLock { hash, max_ttl: offer.max_remaining(now) };
         match self {
-            Self::Lock => force_release(name, expected, publish),
+            Self::Lock => force_release(name, expected, &[], publish),
             Self::Holder(holder) => force_release_holder(name, expected, holder, publish),
             Self::Place(place) => remove_waiter(name, &place.id, place.deadline, publish),
         }

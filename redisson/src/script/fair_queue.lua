@@ -68,6 +68,26 @@ local function leave_queue(waiter, wait)
   redis.call('ZREM', deadlines, waiter)
 end
 
+-- Removes the waiters that will never come: those of ARGV from `first` on, pairs of a waiter and its deadline (empty: none), if
+-- the deadline is unchanged; agents' waiters past their deadline; and dead waiters at the head. Another client's waiter behind
+-- a living one may be late and alive, so it stays. Returns how many left, and the first living waiter.
+local function purge_waiters(now, first)
+  local before = #redis.call('LRANGE', queue, 0, -1)
+  for i = first, #ARGV, 2 do
+    local deadline = redis.call('ZSCORE', deadlines, ARGV[i])
+    if tonumber(deadline or -1) == tonumber(ARGV[i + 1] ~= '' and ARGV[i + 1] or -1) then
+      leave_queue(ARGV[i], 0)
+    end
+  end
+  for _, waiter in ipairs(redis.call('LRANGE', queue, 0, -1)) do
+    if is_refreshed(waiter) and tonumber(redis.call('ZSCORE', deadlines, waiter) or 0) <= now then
+      leave_queue(waiter, 0)
+    end
+  end
+  local head = living_head(now)
+  return before - #redis.call('LRANGE', queue, 0, -1), head
+end
+
 -- Describes a companion key of the wrong type, if there is one.
 local function companion_error()
   local list, set = redis.call('TYPE', queue).ok, redis.call('TYPE', deadlines).ok

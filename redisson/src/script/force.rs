@@ -4,11 +4,12 @@
 use std::time::Duration;
 
 use super::{
-    Args, Call, FORCE_RELEASE, FORCE_RELEASE_HOLDER, FORCE_RELEASE_READER, FORCE_RELEASE_WRITER,
-    MAX_READ_COUNT, Publish, REMOVE_WAITER, release, release_read, release_write, text, with_queue,
+    AGENT_STATE, Args, Call, FORCE_RELEASE, FORCE_RELEASE_HOLDER, FORCE_RELEASE_READER,
+    FORCE_RELEASE_WRITER, MAX_READ_COUNT, PURGE_QUEUE, Publish, QueueEntry, REMOVE_WAITER, release,
+    release_read, release_write, text, with_queue,
 };
 use crate::shape::{Holder, LockHash};
-use crate::{HolderId, LockName, keys};
+use crate::{ClientId, HolderId, LockName, keys};
 
 /// The state of a lock that an operator saw and that must still apply.
 #[derive(Debug, Clone, Copy)]
@@ -31,10 +32,16 @@ impl ExpectedLock<'_> {
 }
 
 /// Releases a lock of any kind if its holders, counts, mode and other fields are exactly the expected ones. Notifies
-/// waiters, and each holder's agent on its [`keys::forced_channel`]. Parse the reply with
-/// [`super::parse_force_release`].
+/// waiters, and each holder's agent on its [`keys::forced_channel`]. Also removes waiters of a fair lock that will never
+/// come, like [`purge_queue`], even if the lock is free. Parse the reply with [`super::parse_force_release`] and
+/// [`super::parse_purged`].
 #[must_use]
-pub fn force_release(name: &LockName, expected: ExpectedLock<'_>, publish: Publish) -> Call {
+pub fn force_release(
+    name: &LockName,
+    expected: ExpectedLock<'_>,
+    dead: &[QueueEntry],
+    publish: Publish,
+) -> Call {
     let verbs = publish.commands();
     let mut args = Args::from([
         keys::channel(name),
@@ -45,6 +52,7 @@ pub fn force_release(name: &LockName, expected: ExpectedLock<'_>, publish: Publi
         expected.max_ttl(),
         text(expected.hash.unexpected.len()),
         text(verbs.len()),
+        text(expected.hash.holders.len() + expected.hash.foreign.len()),
     ]);
     args.extend(&expected.hash.unexpected);
     args.extend(verbs);
@@ -60,6 +68,7 @@ pub fn force_release(name: &LockName, expected: ExpectedLock<'_>, publish: Publi
         args.push(keys::marker_prefix_of(name, &holder.field));
         args.push("");
     }
+    push_dead(&mut args, dead);
     Call { script: &FORCE_RELEASE, keys: with_queue(name), args }
 }
 
@@ -100,4 +109,30 @@ pub fn remove_waiter(
     let mut args = Args::from([text(waiter), deadline, keys::fair_channel_prefix(name)]);
     args.extend(publish.commands());
     Call { script: &REMOVE_WAITER, keys: with_queue(name), args }
+}
+
+/// Removes from a fair lock's queue the waiters that will never come: those known to be `dead`, if their deadlines have not
+/// changed since, agents' waiters past their deadline, and the dead waiters ahead of the first living one. Parse the reply
+/// with [`super::parse_purged`].
+#[must_use]
+pub fn purge_queue(name: &LockName, dead: &[QueueEntry], publish: Publish) -> Call {
+    let verbs = publish.commands();
+    let mut args = Args::from([keys::fair_channel_prefix(name), text(verbs.len())]);
+    args.extend(verbs);
+    push_dead(&mut args, dead);
+    Call { script: &PURGE_QUEUE, keys: with_queue(name), args }
+}
+
+fn push_dead(args: &mut Args, dead: &[QueueEntry]) {
+    for entry in dead {
+        args.push(&entry.waiter);
+        args.push(entry.deadline_ms.map(text).unwrap_or_default());
+    }
+}
+
+/// Looks for what an agent publishes about itself. Parse the reply with [`super::parse_agent_state`].
+#[must_use]
+pub fn agent_state(client: &ClientId) -> Call {
+    let keys = Args::from([keys::agent(client), keys::agent_trace(client)]);
+    Call { script: &AGENT_STATE, keys, args: Args::default() }
 }

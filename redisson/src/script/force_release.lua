@@ -1,58 +1,73 @@
--- Deletes the lock if it is exactly the expected one, and notifies its waiters and the holders' agents.
+-- Deletes the lock if it is exactly the expected one, and notifies its waiters and the holders' agents. Also removes the waiters
+-- of a fair lock that will never come, even if the lock is free.
 -- KEYS: lock, fair queue, fair deadlines
 -- ARGV: lock channel, read-write channel, prefix of the fair waiters' channels, most markers per hold,
 --       value of `mode` (empty: absent), maximum PTTL in ms (-1: any), number of unexpected fields,
---       number of publishing commands, those fields, those commands,
---       then for each expected holder: its id, count, marker prefix and agent's channel
---       (empty: the client is not known)
--- Replies {1} released; {0} already free; {2} changed; {3} not a lock.
+--       number of publishing commands, number of expected holders, those fields, those commands,
+--       for each expected holder: its id, count, marker prefix and agent's channel
+--       (empty: the client is not known),
+--       then for each waiter known to be dead: its id and deadline in epoch ms (empty: none)
+-- Replies {1, waiters removed} released; {0, waiters removed} already free; {2} changed; {3} not a lock.
 local lock = KEYS[1]
 local fields = redis.pcall('HLEN', lock)
 if type(fields) == 'table' then
   return {3}
-elseif fields == 0 then
-  return {0}
 end
-local unexpected, verbs = tonumber(ARGV[7]), tonumber(ARGV[8])
-local first = 9 + unexpected + verbs
+local unexpected, verbs, holders = tonumber(ARGV[7]), tonumber(ARGV[8]), tonumber(ARGV[9])
+local first = 10 + unexpected + verbs
+local last = first + 4 * holders - 1
+
+local function publish(channel, message)
+  for i = 10 + unexpected, 9 + unexpected + verbs do
+    redis.call(ARGV[i], channel, message)
+  end
+end
+
+-- Returns the number of waiters removed, after notifying the next one, which listens on a channel of its own.
+local function call_next_waiter()
+  if companion_error() then
+    return 0
+  end
+  local removed, head = purge_waiters(now_ms(), last + 1)
+  if head then
+    publish(ARGV[3] .. head, '0')
+  end
+  return removed
+end
+
+if fields == 0 then
+  return {0, call_next_waiter()}
+end
 local mode = redis.call('HGET', lock, 'mode')
-if (mode or '') ~= ARGV[5] or fields - (mode and 1 or 0) ~= unexpected + (#ARGV - first + 1) / 4 then
+if (mode or '') ~= ARGV[5] or fields - (mode and 1 or 0) ~= unexpected + holders then
   return {2}
 end
 local max_pttl = tonumber(ARGV[6])
 if max_pttl >= 0 and redis.call('PTTL', lock) > max_pttl then
   return {2}
 end
-for i = 9, 8 + unexpected do
+for i = 10, 9 + unexpected do
   if redis.call('HEXISTS', lock, ARGV[i]) == 0 then
     return {2}
   end
 end
-for i = first, #ARGV, 4 do
+for i = first, last, 4 do
   if redis.call('HGET', lock, ARGV[i]) ~= ARGV[i + 1] then
     return {2}
   end
 end
 redis.call('DEL', lock)
 
-local function publish(channel, message)
-  for i = 9 + unexpected, 8 + unexpected + verbs do
-    redis.call(ARGV[i], channel, message)
-  end
-end
+local removed = 0
 if mode then
   -- 1 wakes all sleeping readers and writers; the zero is for waiters that are not asleep yet.
   publish(ARGV[2], '1')
   publish(ARGV[2], '00')
 else
   publish(ARGV[1], '0')
-  -- Each waiter of a fair lock listens on a channel of its own.
-  local head = not companion_error() and living_head(now_ms())
-  if head then
-    publish(ARGV[3] .. head, '0')
-  end
+  removed = call_next_waiter()
 end
-for i = first, #ARGV, 4 do
+for i = first, last, 4 do
   for n = 1, math.min(tonumber(ARGV[i + 1]), tonumber(ARGV[4])) do
     redis.call('DEL', ARGV[i + 2] .. ':' .. n)
   end
@@ -60,4 +75,4 @@ for i = first, #ARGV, 4 do
     redis.call('PUBLISH', ARGV[i + 3], ARGV[i] .. ' ' .. lock)
   end
 end
-return {1}
+return {1, removed}

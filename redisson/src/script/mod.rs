@@ -21,14 +21,16 @@ use sha1::{Digest, Sha1};
 pub use args::Args;
 pub use fair::{acquire_fair, release_fair};
 pub use fenced::{acquire_fenced, hand_over_fenced};
-pub use force::{ExpectedLock, force_release, force_release_holder, remove_waiter};
+pub use force::{
+    ExpectedLock, agent_state, force_release, force_release_holder, purge_queue, remove_waiter,
+};
 pub use read_write::{
     MAX_READ_COUNT, acquire_read, acquire_write, release_read, release_write, renew_read,
 };
 pub use reply::{
-    AcquireOutcome, BadReply, ForceReleaseOutcome, HandOverOutcome, LockDetails, QueueEntry,
-    Reader, ReleaseOutcome, RenewOutcome, Value, parse_acquire, parse_force_release,
-    parse_hand_over, parse_release, parse_renew, parse_show,
+    AcquireOutcome, AgentState, BadReply, ForceReleaseOutcome, HandOverOutcome, LockDetails,
+    QueueEntry, Reader, ReleaseOutcome, RenewOutcome, Value, parse_acquire, parse_agent_state,
+    parse_force_release, parse_hand_over, parse_purged, parse_release, parse_renew, parse_show,
 };
 
 use crate::{HolderId, Lease, LockName, keys, shape};
@@ -94,10 +96,12 @@ script!(/** Releases one plain or fair hold for an operator. */ FORCE_RELEASE_HO
 script!(/** Releases one read hold for an operator. */ FORCE_RELEASE_READER, "force_release_reader": "require_expected.lua" "reader_leases.lua" "release_read.lua");
 script!(/** Releases one write hold for an operator. */ FORCE_RELEASE_WRITER, "force_release_writer": "require_expected.lua" "reader_leases.lua" "release_write.lua");
 script!(/** Removes a dead waiter from a fair queue for an operator. */ REMOVE_WAITER, "remove_place": "fair_queue.lua" "remove_waiter.lua");
+script!(/** Removes the waiters of a fair lock that will never come. */ PURGE_QUEUE, "purge_queue": "fair_queue.lua" "purge_queue.lua");
+script!(/** Looks for an agent. */ AGENT_STATE, "agent_state": "agent_state.lua");
 script!(/** Describes a lock. */ SHOW, "show": "show.lua");
 
 /// Every script, to be loaded on connecting.
-pub static ALL: [&Script; 17] = [
+pub static ALL: [&Script; 19] = [
     &ACQUIRE,
     &ACQUIRE_READ,
     &ACQUIRE_WRITE,
@@ -114,6 +118,8 @@ pub static ALL: [&Script; 17] = [
     &FORCE_RELEASE_READER,
     &FORCE_RELEASE_WRITER,
     &REMOVE_WAITER,
+    &PURGE_QUEUE,
+    &AGENT_STATE,
     &SHOW,
 ];
 

@@ -2,7 +2,9 @@
 
 use thiserror::Error;
 
-use super::{ACQUIRE, FORCE_RELEASE, HAND_OVER, RELEASE, RENEW, SHOW, Script};
+use super::{
+    ACQUIRE, AGENT_STATE, FORCE_RELEASE, HAND_OVER, PURGE_QUEUE, RELEASE, RENEW, SHOW, Script,
+};
 use crate::HolderId;
 use crate::shape::LockHash;
 
@@ -129,6 +131,17 @@ pub enum ForceReleaseOutcome {
     Changed,
     /// The key is not a lock.
     WrongType,
+}
+
+/// An agent, as far as its entry in Redis shows it.
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+pub enum AgentState {
+    /// It renews its entry.
+    Present,
+    /// It has stopped renewing its entry, which has expired.
+    Vanished,
+    /// It has published no entry within a day: it may be alive and unable to publish, or of an earlier version.
+    Unknown,
 }
 
 /// An entry of a fair lock's queue.
@@ -276,11 +289,39 @@ pub fn parse_hand_over(reply: &Value) -> Result<HandOverOutcome, BadReply> {
 /// Returns an error for any other reply.
 pub fn parse_force_release(reply: &Value) -> Result<ForceReleaseOutcome, BadReply> {
     match reply.array() {
-        Some([Value::Int(1)]) => Ok(ForceReleaseOutcome::Released),
-        Some([Value::Int(0)]) => Ok(ForceReleaseOutcome::Free),
+        Some([Value::Int(1)] | [Value::Int(1), Value::Int(_)]) => Ok(ForceReleaseOutcome::Released),
+        Some([Value::Int(0)] | [Value::Int(0), Value::Int(_)]) => Ok(ForceReleaseOutcome::Free),
         Some([Value::Int(2)]) => Ok(ForceReleaseOutcome::Changed),
         Some([Value::Int(3)]) => Ok(ForceReleaseOutcome::WrongType),
         _ => Err(bad(&FORCE_RELEASE, reply)),
+    }
+}
+
+/// Parses the number of waiters that [`super::force_release`] or [`super::purge_queue`] removed; none if the keys are not
+/// those of a lock or a queue, or the lock has changed.
+///
+/// # Errors
+/// Returns an error for any other reply.
+pub fn parse_purged(reply: &Value) -> Result<u64, BadReply> {
+    match reply.array() {
+        Some([Value::Int(0 | 1), Value::Int(removed)]) if *removed >= 0 => {
+            Ok(removed.unsigned_abs())
+        }
+        Some([Value::Int(2 | 3)]) => Ok(0),
+        _ => Err(bad(&PURGE_QUEUE, reply)),
+    }
+}
+
+/// Parses the reply to [`super::agent_state`].
+///
+/// # Errors
+/// Returns an error for any other reply.
+pub fn parse_agent_state(reply: &Value) -> Result<AgentState, BadReply> {
+    match reply.array() {
+        Some([Value::Int(1)]) => Ok(AgentState::Present),
+        Some([Value::Int(0)]) => Ok(AgentState::Vanished),
+        Some([Value::Int(2)]) => Ok(AgentState::Unknown),
+        _ => Err(bad(&AGENT_STATE, reply)),
     }
 }
 

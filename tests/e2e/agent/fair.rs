@@ -42,6 +42,13 @@ impl Bench {
         .await;
     }
 
+    async fn fair_waiter_of_session(&mut self, places: usize) -> Result<Client> {
+        let mut waiter = self.session().await?;
+        waiter.send("LOCK a KIND fair").await?;
+        self.until_queue(places).await;
+        Ok(waiter)
+    }
+
     async fn fair_waiter(&mut self, agent: &Agent, places: usize) -> Result<Client> {
         let mut waiter = agent.client().await?;
         waiter.send("LOCK a KIND fair").await?;
@@ -235,5 +242,66 @@ async fn waiters_keep_their_order_through_an_outage() -> Result<()> {
     assert_eq!(holder(&two.reply().await?)?, places[1]);
     two.call("UNLOCK a").await?.ok()?;
     bench.nothing_is_left().await;
+    Ok(())
+}
+
+/// Adds `count` waiters of another agent, whose places stand for another hour.
+async fn dead_agents_waiters(bench: &mut Bench, agent: &str, count: i64) -> Result<()> {
+    let time = bench.direct.call("TIME").await?;
+    let at = time.items()?[0].text().parse::<i64>()? * 1000 + 3_600_000;
+    for number in 0..count {
+        let waiter = format!("{agent}:{}", 1_900_000_000_000_000_000 + number);
+        bench.direct.call(&format!("RPUSH {QUEUE} {waiter}")).await?.ok()?;
+        bench.direct.call(&format!("ZADD {DEADLINES} {at} {waiter}")).await?.ok()?;
+    }
+    Ok(())
+}
+
+const OTHER_AGENT: &str = "1f3c1f6e-5a43-4f9f-8d11-6a2b3c4d5e6f";
+
+#[tokio::test]
+async fn force_frees_a_lock_whose_queue_begins_with_a_vanished_agents_waiters() -> Result<()> {
+    let mut bench = Bench::with(&["--poll-max", "10m", "--lease", "10m"]).await?;
+    let mut operator = bench.session().await?;
+    dead_agents_waiters(&mut bench, OTHER_AGENT, 3).await?;
+    bench.foreign_entry(600_000).await?;
+    let reply = operator.call("FORCE a REPORT").await?;
+    assert_eq!(reply.field("waiters")?.int()?, 0, "an agent that never published may be alive");
+    let entry = format!("lockscope:agent:{{{OTHER_AGENT}}}");
+    bench.direct.call(&format!("SET {entry}:trace x")).await?.ok()?;
+    bench.direct.call(&format!("HSET {entry} host h")).await?.ok()?;
+    assert_eq!(operator.call("FORCE a").await?, Reply::Int(0), "it publishes, so it lives");
+    assert_eq!(bench.places().await?.len(), 4);
+    bench.direct.call(&format!("DEL {entry}")).await?.ok()?;
+    let reply = operator.call("FORCE a REPORT").await?;
+    assert_eq!((reply.field("holders")?.int()?, reply.field("waiters")?.int()?), (0, 3));
+    assert_eq!(bench.places().await?, [FOREIGN], "a Redisson client's waiter keeps its place");
+    let log = bench.agent.process().log();
+    assert!(log.contains("dead_waiters=3") || log.contains("\"lock.dead_waiters\":3"), "{log}");
+    // The lock is held, and the living waiter behind the dead ones is granted it.
+    bench.direct.call(&format!("DEL {QUEUE} {DEADLINES}")).await?.ok()?;
+    let mut holder = bench.session().await?;
+    lock(&mut holder, "LOCK a KIND fair").await?;
+    dead_agents_waiters(&mut bench, OTHER_AGENT, 2).await?;
+    let mut waiter = bench.fair_waiter_of_session(3).await?;
+    let reply = operator.call("FORCE a REPORT").await?;
+    assert_eq!((reply.field("holders")?.int()?, reply.field("waiters")?.int()?), (1, 2));
+    waiter.reply().await?.ok()?;
+    Ok(())
+}
+
+#[tokio::test]
+async fn a_waiter_removes_those_of_a_vanished_agent_ahead_of_it() -> Result<()> {
+    let mut bench = Bench::with(&["--poll-max", "10m", "--lease", "10m"]).await?;
+    let entry = format!("lockscope:agent:{{{OTHER_AGENT}}}");
+    bench.direct.call(&format!("SET {entry}:trace x")).await?.ok()?;
+    dead_agents_waiters(&mut bench, OTHER_AGENT, 50).await?;
+    let mut waiter = bench.fair_waiter_of_session(51).await?;
+    let begun = tokio::time::Instant::now();
+    waiter.reply().await?.ok()?;
+    let took = begun.elapsed();
+    assert!((4..20).contains(&took.as_secs()), "{took:?}: checked twice, and long before the hour");
+    let log = bench.agent.process().log();
+    assert!(log.contains("removed the waiters of a vanished agent"), "{log}");
     Ok(())
 }

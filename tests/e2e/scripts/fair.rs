@@ -335,3 +335,46 @@ async fn the_keys_of_a_queue_expire() -> Result<()> {
     }
     Ok(())
 }
+
+fn entry(who: HolderId, deadline_ms: Option<u64>) -> script::QueueEntry {
+    script::QueueEntry { waiter: who.to_string().into_bytes(), deadline_ms }
+}
+
+#[tokio::test]
+async fn a_purge_removes_only_waiters_that_will_never_come() -> Result<()> {
+    let mut bench = Bench::new().await?;
+    let lock = name("a");
+    let (late, slow) = (theirs(), HolderId { thread: 48, ..theirs() });
+    let places = [
+        (agents(1, 1), Some(50_000)),
+        (late, Some(60_000)),
+        (agents(1, 2), Some(-1)),
+        (slow, Some(-1)),
+        (agents(1, 3), Some(90_000)),
+        (agents(1, 4), None),
+    ];
+    for (who, ms) in places {
+        bench.foreign_entry("a", who, ms).await?;
+    }
+    let deadline = async |bench: &mut Bench, waiter: HolderId| -> Result<Option<u64>> {
+        let score = format!("ZSCORE redisson_lock_timeout:{{a}} {waiter}");
+        Ok(bench.client.call(&score).await?.text().parse().ok())
+    };
+    let first = deadline(&mut bench, agents(1, 1)).await?;
+    let dead = [entry(agents(1, 1), first), entry(agents(1, 3), first), entry(agents(1, 9), None)];
+    let purge = script::purge_queue(&lock, &dead, Publish::Plain);
+    let mut next = bench.subscriber(&keys::fair_channel(&lock, &late)).await?;
+    assert_eq!(script::parse_purged(&bench.call(&purge).await?)?, 3);
+    let left: Vec<_> = bench.queue_entries(&lock).await?.into_iter().map(|(who, _)| who).collect();
+    let stay = [late, slow, agents(1, 3)].map(|who| who.to_string());
+    assert_eq!(left, stay, "behind a living waiter only agents are known to be dead");
+    assert_eq!(messages(&mut next).await?, ["0"]);
+    // A late copy changes nothing, not even for a waiter that has queued again since.
+    bench.foreign_entry("a", agents(1, 1), Some(55_000)).await?;
+    assert_eq!(script::parse_purged(&bench.call(&purge).await?)?, 0);
+    assert_eq!(bench.queue_entries(&lock).await?.len(), 4);
+    bench.client.call("DEL redisson_lock_queue:{a}").await?.ok()?;
+    bench.client.call("SET redisson_lock_queue:{a} x").await?.ok()?;
+    assert_eq!(script::parse_purged(&bench.call(&purge).await?)?, 0, "that is no queue");
+    Ok(())
+}

@@ -21,7 +21,7 @@ impl Bench {
     /// Releases a whole lock that is expected in this state.
     async fn force(&mut self, name: &LockName, hash: &LockHash) -> Result<ForceReleaseOutcome> {
         let seen = ExpectedLock { hash, max_ttl: None };
-        self.forced(&script::force_release(name, seen, Publish::Plain)).await
+        self.forced(&script::force_release(name, seen, &[], Publish::Plain)).await
     }
 
     /// Releases the first hold of a lock that is expected in this state.
@@ -88,7 +88,7 @@ async fn never_releases_a_lock_that_has_changed() -> Result<()> {
     let held = hash(&[holder(ours(2), 1)], None);
     let seen = ExpectedLock { hash: &held, max_ttl: Some(Duration::from_secs(3)) };
     let calls = [
-        script::force_release(&lock, seen, Publish::Plain),
+        script::force_release(&lock, seen, &[], Publish::Plain),
         script::force_release_holder(&lock, seen, &held.holders[0], Publish::Plain),
     ];
     for call in &calls {
@@ -98,7 +98,7 @@ async fn never_releases_a_lock_that_has_changed() -> Result<()> {
     assert_eq!(messages(&mut waiter).await?, Vec::<String>::new());
     assert_eq!(messages(&mut agent).await?, Vec::<String>::new());
     let seen = ExpectedLock { max_ttl: Some(Duration::from_secs(5)), ..seen };
-    let call = script::force_release(&lock, seen, Publish::Plain);
+    let call = script::force_release(&lock, seen, &[], Publish::Plain);
     assert_eq!(bench.forced(&call).await?, ForceReleaseOutcome::Released);
     Ok(())
 }
@@ -115,7 +115,7 @@ async fn a_malformed_lock_is_released_if_unchanged() -> Result<()> {
         ..hash(&[holder(theirs(), 4), holder(ours(1), 1)], None)
     };
     let seen = ExpectedLock { hash: &seen, max_ttl: None };
-    let call = script::force_release(&lock, seen, Publish::Both);
+    let call = script::force_release(&lock, seen, &[], Publish::Both);
     assert_eq!(bench.forced(&call).await?, ForceReleaseOutcome::Released);
     bench.assert_free(&lock).await?;
     assert_eq!(messages(&mut first).await?, [format!("{} a", ours(1))]);

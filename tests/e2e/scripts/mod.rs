@@ -121,7 +121,7 @@ impl Bench {
     ) -> Result<ForceReleaseOutcome> {
         let hash = shape::LockHash { holders: seen.to_vec(), ..Default::default() };
         let seen = script::ExpectedLock { hash: &hash, max_ttl: None };
-        self.forced(&script::force_release(name, seen, Publish::Plain)).await
+        self.forced(&script::force_release(name, seen, &[], Publish::Plain)).await
     }
 
     async fn show(&mut self, name: &LockName) -> Result<LockDetails> {

@@ -73,7 +73,7 @@ async fn each_script_yields_the_matching_event() -> Result<()> {
         (script::release(&a, &two, p), &["released a lock 2"]),
         (script::acquire_fenced(&t, &one, l, 1), &["acquired token fenced 1"]),
         (script::acquire_fenced(&t, &two, l, 1), &["refused token fenced 2"]),
-        (script::force_release(&t, seen(&held), p), &["force_released token - -"]),
+        (script::force_release(&t, seen(&held), &[], p), &["force_released token - -"]),
         (script::acquire_fair(&f, &one, l, wait, true, &ours(0)), &["acquired fair fair 1"]),
         (script::acquire_fair(&f, &two, l, wait, false, &ours(0)), &["refused fair fair 2"]),
         (script::acquire_fair(&f, &two, l, wait, true, &ours(0)), &["queued fair fair 2"]),

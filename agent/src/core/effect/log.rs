@@ -2,7 +2,7 @@
 
 use std::time::Duration;
 
-use redisson::{HolderId, LockName, Moment};
+use redisson::{ClientId, HolderId, LockName, Moment};
 
 use crate::types::{End, Peer, SessionKey};
 
@@ -61,7 +61,15 @@ pub enum LogLine {
     ForcedRelease {
         lock: LockName,
         holders: String,
+        /// The waiters removed from its fair queue.
+        dead_waiters: u64,
         by: Option<Peer>,
+    },
+    /// An agent that has vanished was ahead of a fair waiter, and its waiters were removed.
+    WaitersRemoved {
+        lock: LockName,
+        agent: ClientId,
+        waiters: u64,
     },
     /// An operator ended a session.
     SessionKicked {

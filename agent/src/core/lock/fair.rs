@@ -31,6 +31,9 @@ impl Core {
         if !self.locks.has_waiter(attempt.waiter) {
             return self.undo_orphan_position(attempt);
         }
+        if let Some(ahead) = holders.last() {
+            self.suspect(ahead, &attempt.name);
+        }
         if let Some(ChannelChange { old, new }) =
             self.locks.on_queued(attempt.waiter, behind, channel)
         {

@@ -15,5 +15,6 @@ pub(in crate::core) mod release;
 pub(in crate::core) mod replicas;
 pub(in crate::core) mod state;
 pub(in crate::core) mod table;
+pub(in crate::core) mod vanished;
 mod wait;
 pub(in crate::core) mod waiter;

@@ -1,10 +1,11 @@
 //! FORCE and KICK: what operators do at the socket. Root and the agent's own user may; each use is logged.
 
-use crate::core::ops::verb::{Force, Look, Verb};
+use crate::core::ops::verb::{AfterCheck, AgentCheck, Force, Look, Verb};
 use std::time::Duration;
 
 use redisson::script::{
-    self, BadReply, Call, ExpectedLock, ForceReleaseOutcome, LockDetails, Publish, Value,
+    self, BadReply, Call, ExpectedLock, ForceReleaseOutcome, LockDetails, Publish, QueueEntry,
+    Value,
 };
 
 use redisson::shape::{Holder, LockHash, MAX_FIELDS};
@@ -29,7 +30,7 @@ impl Operation for Look {
 
     fn on_reply(&self, core: &mut Core, _: OpId, _: &Op, reply: &Value) -> Result<(), BadReply> {
         let shown = script::parse_show(reply)?;
-        core.looked(self.slot, &self.name, self.holder.as_deref(), &shown);
+        core.looked(self, &shown);
         Ok(())
     }
 
@@ -48,12 +49,13 @@ impl Operation for Look {
 
 impl Operation for Force {
     fn call(&self, core: &Core) -> Call {
-        seen_now(&self.name, &self.shown, core.settings.publish)
+        seen_now(&self.name, &self.shown, &self.dead, core.settings.publish)
     }
 
     fn on_reply(&self, core: &mut Core, _: OpId, op: &Op, reply: &Value) -> Result<(), BadReply> {
         let forced = script::parse_force_release(reply)?;
-        core.force_answered(self, op.may_have_run, forced);
+        // A lock that is no more, or another one, has no queue to purge.
+        core.force_answered(self, op.may_have_run, forced, script::parse_purged(reply)?);
         Ok(())
     }
 
@@ -71,13 +73,27 @@ impl Operation for Force {
 }
 
 /// The release of what was seen just now: time to live is nothing that an operator has thought about.
-pub(in crate::core) fn seen_now(name: &LockName, shown: &LockDetails, publish: Publish) -> Call {
-    script::force_release(name, ExpectedLock { hash: &shown.hash, max_ttl: None }, publish)
+pub(in crate::core) fn seen_now(
+    name: &LockName,
+    shown: &LockDetails,
+    dead: &[QueueEntry],
+    publish: Publish,
+) -> Call {
+    script::force_release(name, ExpectedLock { hash: &shown.hash, max_ttl: None }, dead, publish)
 }
 
 /// The ids of all holders as stored, also of clients that are not known.
 pub(in crate::core) fn holder_names(hash: &LockHash) -> Vec<String> {
     hash.holders_as_text().into_iter().map(|(holder, _)| holder).collect()
+}
+
+/// The reply to FORCE: the number of holders released, or with REPORT the waiters removed too.
+pub(in crate::core) fn forced_frame(report: bool, holders: u64, waiters: u64) -> Frame {
+    if report {
+        Frame::Map(vec![("holders", Frame::count(holders)), ("waiters", Frame::count(waiters))])
+    } else {
+        Frame::count(holders)
+    }
 }
 
 /// The refusal to release what the one named does not hold.
@@ -94,56 +110,84 @@ pub(in crate::core) fn changed_hands(name: &LockName) -> String {
 
 impl Core {
     /// Begins a release by force. With `holder` nothing is done unless that one holds the lock.
-    pub(in crate::core) fn force(&mut self, slot: Slot, name: LockName, holder: Option<Vec<u8>>) {
+    pub(in crate::core) fn force(
+        &mut self,
+        slot: Slot,
+        name: LockName,
+        holder: Option<Vec<u8>>,
+        report: bool,
+    ) {
         let refusal = self.refuse_operator(slot, "FORCE").or_else(|| self.slot_refusal(&name));
         if let Some(refusal) = refusal {
             return self.answer(slot, refusal);
         }
         if self.family(&name) == Some(Family::Red) {
-            return self.look_red(slot, &name, holder);
+            return self.look_red(slot, &name, holder, report);
         }
-        self.send(Verb::Look(Look { name, slot, holder }), WORTH);
+        self.send(Verb::Look(Look { name, slot, holder, report }), WORTH);
     }
 
-    /// Redis told what the lock to be released looks like.
-    fn looked(&mut self, slot: Slot, name: &LockName, holder: Option<&[u8]>, shown: &LockDetails) {
+    /// Continues a release by force with the lock's state.
+    fn looked(&mut self, look: &Look, shown: &LockDetails) {
+        let Look { name, slot, holder, report } = look;
+        let (slot, report) = (*slot, *report);
         let holders = holder_names(&shown.hash);
         let refusal = if shown.key_type == "none" {
-            // What is no red lock here may be one elsewhere.
-            if self.settings.red.is_some() {
-                return self.look_red(slot, name, holder.map(<[u8]>::to_vec));
+            if shown.queue_length == 0 {
+                // A lock that is missing here may be a red lock elsewhere.
+                if self.settings.red.is_some() {
+                    return self.look_red(slot, name, holder.clone(), report);
+                }
+                return self.answer(slot, forced_frame(report, 0, 0));
             }
-            return self.answer(slot, Frame::Int(0));
+            None
         } else if shown.key_type != "hash" || shown.fields > MAX_FIELDS || holders.is_empty() {
             Some(format!("WRONGTYPE `{name}` is no lock; nothing is done"))
         } else {
             holder
-                .filter(|wanted| !holders.iter().any(|holder| holder.as_bytes() == *wanted))
+                .as_ref()
+                .filter(|wanted| !holders.iter().any(|holder| holder.as_bytes() == **wanted))
                 .map(|_| not_held_by(name, &holders))
         };
         if let Some(refusal) = refusal {
             return self.answer(slot, Frame::Error(refusal));
         }
-        let force = Force { name: name.clone(), slot, shown: Box::new(shown.clone()) };
-        self.send(Verb::Force(force), WORTH);
+        let shown = Box::new(shown.clone());
+        let agents = self.other_agents(&shown.queue);
+        let force = Force { name: name.clone(), slot, shown, dead: Vec::new(), report };
+        self.check_agents(AgentCheck {
+            agents,
+            vanished: Vec::new(),
+            next: AfterCheck::Force(force),
+        });
     }
 
-    /// Redis told what came of it. In doubt an earlier copy may have done what this one found done.
-    fn force_answered(&mut self, force: &Force, may_have_run: bool, forced: ForceReleaseOutcome) {
-        let Force { name, slot, shown } = force;
-        let holders = holder_names(&shown.hash);
+    /// Applies the outcome. If it is unknown, an earlier copy may have done what this one found done.
+    fn force_answered(
+        &mut self,
+        force: &Force,
+        may_have_run: bool,
+        forced: ForceReleaseOutcome,
+        waiters: u64,
+    ) {
+        let Force { name, slot, shown, .. } = force;
+        let mut holders = holder_names(&shown.hash);
+        if forced == ForceReleaseOutcome::Free && !may_have_run {
+            holders.clear();
+        }
         let reply = match forced {
-            ForceReleaseOutcome::Free if !may_have_run => Frame::Int(0),
             ForceReleaseOutcome::Released | ForceReleaseOutcome::Free => {
-                self.audit(*slot, name, &holders);
-                Frame::count(holders.len() as u64)
+                if !holders.is_empty() || waiters > 0 {
+                    self.audit(*slot, name, &holders, waiters);
+                }
+                forced_frame(force.report, holders.len() as u64, waiters)
             }
             ForceReleaseOutcome::Changed => Frame::Error(changed_hands(name)),
             ForceReleaseOutcome::WrongType => {
                 Frame::Error(format!("WRONGTYPE `{name}` is no lock any more; nothing is done"))
             }
         };
-        if matches!(reply, Frame::Int(1..)) {
+        if !holders.is_empty() && !matches!(reply, Frame::Error(_)) {
             // The message tells the other agents; ours need not wait for it.
             for Holder { id, .. } in &shown.hash.holders {
                 self.end_forced(name, id);
@@ -159,11 +203,18 @@ impl Core {
         }
     }
 
-    pub(in crate::core) fn audit(&mut self, slot: Slot, name: &LockName, holders: &[String]) {
+    pub(in crate::core) fn audit(
+        &mut self,
+        slot: Slot,
+        name: &LockName,
+        holders: &[String],
+        dead_waiters: u64,
+    ) {
         let peer = self.sessions.get(&slot.session).map(|session| &session.peer);
         self.effects.log(LogLine::ForcedRelease {
             lock: name.clone(),
             holders: holders.join(" "),
+            dead_waiters,
             by: peer.cloned(),
         });
     }

@@ -10,6 +10,7 @@ pub(in crate::core) mod force;
 pub(in crate::core) mod hand_over;
 mod in_flight;
 pub(in crate::core) mod operation;
+mod purge;
 pub(in crate::core) mod release;
 pub(in crate::core) mod renew;
 mod show;

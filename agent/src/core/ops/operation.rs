@@ -112,6 +112,9 @@ impl Verb {
             Self::Show(verb) => verb,
             Self::Look(verb) => verb,
             Self::Force(verb) => verb,
+            Self::CheckAgents(verb) => verb,
+            Self::LookAtQueue(verb) => verb,
+            Self::Purge(verb) => verb,
             Self::Node(verb) => verb,
         }
     }
@@ -128,6 +131,9 @@ impl Verb {
             Self::Show(verb) => verb,
             Self::Look(verb) => verb,
             Self::Force(verb) => verb,
+            Self::CheckAgents(verb) => verb,
+            Self::LookAtQueue(verb) => verb,
+            Self::Purge(verb) => verb,
             Self::Node(verb) => verb,
         }
     }

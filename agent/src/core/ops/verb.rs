@@ -1,8 +1,8 @@
 //! The data of each verb: what its script needs to know. Its behaviour is the `Operation` impl in the file of the verb;
 //! `Look`'s is in `force.rs`, `NodeOp`'s in `red/node_op.rs`.
 
-use redisson::script::{self, Call, LockDetails};
-use redisson::{HolderId, Kind, Lease, LockName, Moment};
+use redisson::script::{self, Call, LockDetails, QueueEntry};
+use redisson::{ClientId, HolderId, Kind, Lease, LockName, Moment};
 use service_kit::trace::TraceParent;
 use tracing::Span;
 
@@ -144,6 +144,42 @@ pub(in crate::core) struct Force {
     pub(in crate::core) slot: Slot,
     /// The lock as the operator saw it.
     pub(in crate::core) shown: Box<LockDetails>,
+    /// The waiters in its fair queue that will never come.
+    pub(in crate::core) dead: Vec<QueueEntry>,
+    /// The reply also reports the waiters removed.
+    pub(in crate::core) report: bool,
+}
+
+/// A check whether agents still publish their entries, one after the other.
+#[derive(Debug, Clone)]
+pub(in crate::core) struct AgentCheck {
+    /// The agents to check; the last one is next.
+    pub(in crate::core) agents: Vec<ClientId>,
+    pub(in crate::core) vanished: Vec<ClientId>,
+    pub(in crate::core) next: AfterCheck,
+}
+
+/// The purpose of an [`AgentCheck`].
+#[derive(Debug, Clone)]
+pub(in crate::core) enum AfterCheck {
+    Force(Force),
+    /// Removes the agent's waiters from this lock's queue.
+    Purge(LockName),
+}
+
+/// A look at a fair queue in which an agent that has vanished is ahead.
+#[derive(Debug, Clone)]
+pub(in crate::core) struct QueueLook {
+    pub(in crate::core) name: LockName,
+    pub(in crate::core) vanished: ClientId,
+}
+
+/// The removal of waiters that will never come.
+#[derive(Debug, Clone)]
+pub(in crate::core) struct Purge {
+    pub(in crate::core) name: LockName,
+    pub(in crate::core) vanished: ClientId,
+    pub(in crate::core) dead: Vec<QueueEntry>,
 }
 
 /// A look at a lock that an operator wants released.
@@ -153,6 +189,8 @@ pub(in crate::core) struct Look {
     pub(in crate::core) slot: Slot,
     /// The only holder to release it from, if one is named.
     pub(in crate::core) holder: Option<Vec<u8>>,
+    /// The reply also reports the waiters removed.
+    pub(in crate::core) report: bool,
 }
 
 /// Holds of an earlier run that Redis is asked about, and renewed by that unless their lease is fixed.
@@ -219,6 +257,9 @@ pub(in crate::core) enum Verb {
     Show(Show),
     Look(Look),
     Force(Force),
+    CheckAgents(AgentCheck),
+    LookAtQueue(QueueLook),
+    Purge(Purge),
     /// One server's share of a quorum operation.
     Node(NodeOp),
 }

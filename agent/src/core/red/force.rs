@@ -9,7 +9,7 @@ use redisson::shape::{Holder, MAX_FIELDS};
 use super::quorum::{Answer, No, QuorumOp, QuorumRequest};
 use crate::core::Core;
 use crate::core::ids::Slot;
-use crate::core::ops::force::{WORTH, changed_hands, not_held_by};
+use crate::core::ops::force::{WORTH, changed_hands, forced_frame, not_held_by};
 use crate::core::ops::verb::NodeOp;
 use crate::protocol::resp::Frame;
 
@@ -20,13 +20,14 @@ impl Core {
         slot: Slot,
         name: &LockName,
         holder: Option<Vec<u8>>,
+        report: bool,
     ) {
-        self.ask_red(QuorumRequest::Look(slot, name.clone(), holder), name);
+        self.ask_red(QuorumRequest::Look(slot, name.clone(), holder, report), name);
     }
 
     /// The servers told what they have, or had time enough to.
     pub(super) fn look_decided(&mut self, quorum: &QuorumOp) {
-        let QuorumRequest::Look(slot, name, holder) = &quorum.request else { return };
+        let QuorumRequest::Look(slot, name, holder, report) = &quorum.request else { return };
         let shown: Vec<(usize, &LockDetails)> = quorum
             .answers
             .iter()
@@ -41,7 +42,7 @@ impl Core {
             return self.answer(*slot, reply);
         }
         if shown.iter().all(|(_, shown)| shown.key_type == "none") {
-            return self.answer(*slot, Frame::Int(0));
+            return self.answer(*slot, forced_frame(*report, 0, 0));
         }
         let is_lock = |shown: &LockDetails| {
             let few = shown.fields <= MAX_FIELDS;
@@ -66,7 +67,7 @@ impl Core {
         for (node, shown) in targets {
             seen[node] = Some(Box::new(shown.clone()));
         }
-        let request = QuorumRequest::Force(*slot, name.clone(), seen.clone());
+        let request = QuorumRequest::Force(*slot, name.clone(), seen.clone(), *report);
         let mut forcing = QuorumOp::new(request, self.now, seen.len());
         for (node, answer) in forcing.answers.iter_mut().enumerate() {
             if seen[node].is_none() {
@@ -108,7 +109,7 @@ impl Core {
 
     /// All servers have compared and released, or had time enough to.
     pub(super) fn force_decided(&mut self, quorum: &QuorumOp) {
-        let QuorumRequest::Force(slot, name, seen) = &quorum.request else { return };
+        let QuorumRequest::Force(slot, name, seen, report) = &quorum.request else { return };
         // The servers on which the released holder may still have it.
         let unsure = |answer: &&Answer| !matches!(answer, Answer::Yes(_) | Answer::Shown(_));
         let unsure = quorum.answers.iter().filter(unsure).count();
@@ -119,7 +120,7 @@ impl Core {
             .collect();
         if !released.is_empty() {
             let ids: Vec<String> = released.iter().map(|(_, h)| h.id.to_string()).collect();
-            self.audit(*slot, name, &ids);
+            self.audit(*slot, name, &ids, 0);
         }
         // The messages tell the other agents; ours need not wait for them.
         for (node, holder) in &released {
@@ -133,7 +134,7 @@ impl Core {
         threads.sort_unstable();
         threads.dedup();
         let reply = if unsure < self.majority() {
-            Frame::count(threads.len() as u64)
+            forced_frame(*report, threads.len() as u64, 0)
         } else if quorum.answers.iter().any(|answer| matches!(answer, Answer::No(_))) {
             Frame::Error(changed_hands(name))
         } else {

@@ -31,7 +31,9 @@ impl Operation for NodeOp {
                 script::acquire(name, &core.numbers.field(Kind::Red, *number), core.settings.lease)
             }
             NodeVerb::Show { name, .. } => script::show(name),
-            NodeVerb::Force { name, shown, .. } => seen_now(name, shown, core.settings.publish),
+            NodeVerb::Force { name, shown, .. } => {
+                seen_now(name, shown, &[], core.settings.publish)
+            }
         }
     }
 

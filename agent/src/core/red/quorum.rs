@@ -22,9 +22,9 @@ pub(in crate::core) enum QuorumRequest {
     /// To tell what stands there.
     Show(Slot, LockName),
     /// To tell what stands there to an operator who wants it released, from this holder where one is named.
-    Look(Slot, LockName, Option<Vec<u8>>),
+    Look(Slot, LockName, Option<Vec<u8>>, bool),
     /// To release it for an operator where it was seen: what each node showed, if anything is to be released there.
-    Force(Slot, LockName, Vec<Option<Box<LockDetails>>>),
+    Force(Slot, LockName, Vec<Option<Box<LockDetails>>>, bool),
 }
 
 /// The number to remove.

@@ -125,7 +125,7 @@ impl Core {
                     None => self.answer(slot, wrong_secret()),
                 }
             }
-            Command::Force { name, holder } => self.force(slot, name, holder),
+            Command::Force { name, holder, report } => self.force(slot, name, holder, report),
             Command::Kick(session) => self.kick(slot, &session),
             Command::Answered(reply) => self.answer_with(slot, Reply::Ready(reply)),
         }

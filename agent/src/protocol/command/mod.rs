@@ -72,6 +72,8 @@ pub enum Command {
         name: LockName,
         /// The holder id in Redis.
         holder: Option<Vec<u8>>,
+        /// The reply also reports the waiters removed.
+        report: bool,
     },
     /// For operators: ends a session.
     Kick(SessionName),

@@ -32,7 +32,7 @@ const SESSION: &str = "SESSION [GRACE ms] [PUSH on|off] [DEADLINES on|off]";
 const RESUME: &str = "RESUME id secret";
 const EVENTS: &str = "EVENTS id secret [WAIT ms]";
 const CANCEL: &str = "CANCEL id secret [OWNER n]";
-const FORCE: &str = "FORCE name [HOLDER id]";
+const FORCE: &str = "FORCE name [HOLDER id] [REPORT]";
 const KICK: &str = "KICK session";
 
 /// The kinds that LOCK accepts.
@@ -230,14 +230,15 @@ fn cancel(args: Args<'_>) -> Parsed<Command> {
 fn force(args: Args<'_>) -> Parsed<Command> {
     let name = lock_name(args, FORCE)?;
     let mut options = Options::new(args, 2, FORCE);
-    let mut holder = None;
+    let (mut holder, mut report) = (None, false);
     while let Some(word) = options.next() {
         match word.as_slice() {
+            b"REPORT" => report = true,
             b"HOLDER" => holder = Some(options.text("HOLDER")?),
             other => return Err(options.unknown(other)),
         }
     }
-    Ok(Command::Force { name, holder })
+    Ok(Command::Force { name, holder, report })
 }
 
 fn credentials(args: Args<'_>, form: &'static str) -> Parsed<(SessionName, Vec<u8>)> {

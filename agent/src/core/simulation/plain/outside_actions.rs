@@ -1,6 +1,6 @@
 //! Actions on Redis from outside the agents: other clients, and an operator.
 
-use redisson::script::Value;
+use redisson::script::{ForceReleaseOutcome, parse_force_release};
 
 use super::super::redis::{Content, Entry};
 use super::super::requests::{channel, lock_name};
@@ -77,10 +77,11 @@ impl Simulation {
         let seen = redisson::script::ExpectedLock { hash: &hash, max_ttl: None };
         self.history.excuse_key(lock, &self.server.redis);
         let publish = redisson::script::Publish::Plain;
-        let call = redisson::script::force_release(&lock_name(lock), seen, publish);
+        let call = redisson::script::force_release(&lock_name(lock), seen, &[], publish);
         let served = self.server.redis.serve(&call);
         self.log(|| format!("an operator releases {lock}: {:?}", served.reply));
-        if served.reply == Ok(Value::Array(vec![Value::Int(1)])) {
+        let released = ForceReleaseOutcome::Released;
+        if served.reply.as_ref().is_ok_and(|reply| parse_force_release(reply) == Ok(released)) {
             self.publish(&served.published);
             for holder in hash.holders {
                 let Some(host) = self.hosts.iter().position(|host| host.client == holder.id.client)

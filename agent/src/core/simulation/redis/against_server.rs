@@ -4,7 +4,7 @@ use std::collections::{BTreeMap, BTreeSet};
 use std::time::Duration;
 
 use harness::{Client, RedisServer, Reply};
-use redisson::script::{self, Call, ExpectedLock, Publish, Value};
+use redisson::script::{self, Call, ExpectedLock, Publish, QueueEntry, Value};
 use redisson::shape::LockHash;
 use redisson::{ClientId, HolderId, Lease, LockName, keys};
 
@@ -87,6 +87,12 @@ impl Pair {
         HolderId::new(ClientId::from_random([7; 16]), number)
     }
 
+    fn dead_waiters(&mut self, waiter: &HolderId) -> Vec<QueueEntry> {
+        let deadline_ms = self.rng.pick(&[None, Some(1), Some(9_000_000_000_000)]);
+        let entry = QueueEntry { waiter: waiter.to_string().into_bytes(), deadline_ms };
+        if self.rng.one_in(2) { vec![entry] } else { Vec::new() }
+    }
+
     fn expected<'a>(&mut self, hash: &'a LockHash) -> ExpectedLock<'a> {
         let max_ttl = self.rng.one_in(3).then_some(Duration::from_secs(30));
         ExpectedLock { hash, max_ttl }
@@ -109,7 +115,7 @@ impl Pair {
         let fields = self.model.fields(lock).iter();
         let hash =
             LockHash::parse(fields.map(|(field, value)| (field.as_bytes(), value.as_bytes())));
-        Step::Script(match self.rng.within(0..62) {
+        Step::Script(match self.rng.within(0..64) {
             0..9 if fenced => script::acquire_fenced(&name, &holder, lease, least),
             0..9 => script::acquire(&name, &holder, lease),
             9..14 => script::renew([(&name, holder, count)], wanted),
@@ -123,7 +129,12 @@ impl Pair {
             20..24 if fenced => script::hand_over_fenced(&name, &holder, &other, lease, least),
             20..24 => script::hand_over(&name, &holder, &other, lease),
             24 | 25 => script::show(&name),
-            26 => script::force_release(&name, self.expected(&hash), publish),
+            26 => {
+                let dead = self.dead_waiters(&other);
+                script::force_release(&name, self.expected(&hash), &dead, publish)
+            }
+            62 => script::purge_queue(&name, &self.dead_waiters(&other), publish),
+            63 => script::agent_state(&other.client),
             38 | 39 if !hash.holders.is_empty() => {
                 let index = self.rng.index(hash.holders.len());
                 let mut holder = hash.holders[index];

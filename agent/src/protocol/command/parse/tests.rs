@@ -30,9 +30,12 @@ fn plain(name: &str) -> LockRequest {
 #[test]
 fn operator_commands_are_parsed() {
     let name = || LockName::new("a".as_bytes()).unwrap();
-    assert_eq!(read("FORCE a"), Ok(Command::Force { name: name(), holder: None }));
+    assert_eq!(read("FORCE a"), Ok(Command::Force { name: name(), holder: None, report: false }));
     let holder = Some(b"u:1".to_vec());
-    assert_eq!(read("force a holder u:1"), Ok(Command::Force { name: name(), holder }));
+    assert_eq!(
+        read("force a holder u:1 report"),
+        Ok(Command::Force { name: name(), holder, report: true })
+    );
     assert_eq!(read("kick 1-2"), Ok(Command::Kick(b"1-2".to_vec())));
 }
 
@@ -146,7 +149,7 @@ fn every_invalid_command_gets_an_error_that_names_the_cause() {
         ("SESSION PUSH yes".into(), "SYNTAX PUSH takes on or off, not 'yes'"),
         ("EVENTS s".into(), "SYNTAX missing arguments: EVENTS id secret"),
         ("CANCEL s".into(), "SYNTAX missing arguments: CANCEL id secret"),
-        ("FORCE".into(), "SYNTAX missing arguments: FORCE name [HOLDER id]"),
+        ("FORCE".into(), "SYNTAX missing arguments: FORCE name [HOLDER id] [REPORT]"),
         ("FORCE a NOW".into(), "SYNTAX unexpected 'NOW': FORCE name"),
         ("KICK".into(), "SYNTAX missing arguments: KICK session"),
         ("KICK s now".into(), "SYNTAX unexpected 'NOW': KICK session"),

@@ -1,0 +1,64 @@
+//! The agents ahead of fair waiters, and since when their entries in Redis have been missing.
+
+use std::collections::BTreeMap;
+use std::time::Duration;
+
+use redisson::{ClientId, Moment};
+
+/// The time between two checks of an agent; fair waiters try again every five seconds.
+const PAUSE: Duration = Duration::from_secs(4);
+/// The time after which an agent that was not checked again is forgotten.
+const RETENTION: Duration = Duration::from_secs(60);
+
+#[derive(Debug, Clone, Copy)]
+struct Check {
+    at: Moment,
+    missing: bool,
+}
+
+#[derive(Debug, Default)]
+pub(in crate::core) struct VanishedAgents(BTreeMap<ClientId, Check>);
+
+impl VanishedAgents {
+    /// Returns whether an agent is to be checked now, and if so, records that.
+    pub(in crate::core) fn is_due(&mut self, agent: ClientId, now: Moment) -> bool {
+        self.0.retain(|_, check| now.since(check.at) < RETENTION);
+        if self.0.get(&agent).is_some_and(|check| now.since(check.at) < PAUSE) {
+            return false;
+        }
+        self.0.entry(agent).or_insert(Check { at: now, missing: false }).at = now;
+        true
+    }
+
+    /// Applies a check. Returns whether the agent's entry was missing in the check before too.
+    pub(in crate::core) fn on_checked(
+        &mut self,
+        agent: ClientId,
+        missing: bool,
+        now: Moment,
+    ) -> bool {
+        let before = self.0.insert(agent, Check { at: now, missing });
+        missing && before.is_some_and(|check| check.missing)
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn an_agent_has_vanished_once_two_checks_apart_miss_it() {
+        let agent = ClientId::from_random([1; 16]);
+        let mut agents = VanishedAgents::default();
+        let mut check = |seconds: u64, missing| {
+            let now = Moment::from_micros(seconds * 1_000_000);
+            agents.is_due(agent, now).then(|| agents.on_checked(agent, missing, now))
+        };
+        assert_eq!(check(0, true), Some(false));
+        assert_eq!(check(3, true), None, "too early to check again");
+        assert_eq!(check(5, false), Some(false));
+        assert_eq!(check(10, true), Some(false));
+        assert_eq!(check(15, true), Some(true));
+        assert_eq!(check(80, true), Some(false), "the check before is too old");
+    }
+}
