@@ -108,30 +108,29 @@ pub(super) fn with_names(sentence: &str, names: &OwnerNames) -> String {
     let mut out = String::with_capacity(sentence.len());
     let mut rest = sentence;
     while let Some(first) = rest.chars().next() {
-        let uuid = rest.get(..UUID).filter(|uuid| ClientId::parse(uuid.as_bytes()).is_some());
-        let Some(uuid) = uuid else {
+        let uuid = rest.split_at_checked(UUID);
+        let uuid = uuid.filter(|(uuid, _)| ClientId::parse(uuid.as_bytes()).is_some());
+        let Some((uuid, tail)) = uuid else {
             out.push(first);
-            rest = &rest[first.len_utf8()..];
+            rest = rest.get(first.len_utf8()..).unwrap_or_default();
             continue;
         };
-        let tail = &rest[UUID..];
-        let number = tail.strip_prefix(':').map_or(0, |tail| {
-            let digits = tail.bytes().take_while(|b| b.is_ascii_digit() || *b == b'-').count();
-            if digits > 0 { digits + 1 } else { 0 }
+        let digits = tail.strip_prefix(':').map_or(0, |number| {
+            number.bytes().take_while(|byte| byte.is_ascii_digit() || *byte == b'-').count()
         });
-        let id = &rest[..UUID + number];
-        if number == 0 {
+        if digits == 0 {
             // A client's id is there to be searched for.
             out.push_str(uuid);
             rest = tail;
             continue;
         }
+        let (id, after) = rest.split_at_checked(UUID + 1 + digits).unwrap_or((rest, ""));
         let name = names.name(id).map_or_else(|| short_client(uuid), |name| name.to_string());
         out.push_str(&name);
         if let Some(unit) = unit(id) {
             out.push_str(&format!(" ({unit})"));
         }
-        rest = &rest[UUID + number..];
+        rest = after;
     }
     out
 }

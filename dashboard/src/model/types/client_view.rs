@@ -65,7 +65,7 @@ impl ClientView {
     }
 }
 
-/// Returns a pod's name without what a Deployment, a ReplicaSet or a StatefulSet appends to it.
+/// Returns a pod's name without the suffixes that Kubernetes appends to it.
 fn without_pod(name: &str) -> &str {
     let random = |part: &str, lengths: std::ops::RangeInclusive<usize>| {
         lengths.contains(&part.len())
