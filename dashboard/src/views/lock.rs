@@ -37,6 +37,7 @@ struct Verdict<'a> {
     held: Option<Ago>,
     blocked: Option<Blocked>,
     ttl: Option<Ttl>,
+    ran_out: Option<RanOut>,
     read: Option<Ago>,
     stale: bool,
     lease: Option<String>,
@@ -69,11 +70,34 @@ struct Blocked {
     services: Vec<(String, usize)>,
 }
 
+/// The leases that ran out within the last hour.
+struct RanOut {
+    times: String,
+    last: Ago,
+    lease: Option<String>,
+    /// True if other holds were released, so that those that ran out were not meant to.
+    is_mistake: bool,
+}
+
+impl RanOut {
+    fn new(lock: &LockView, until: SteadyMillis, now: SteadyMillis) -> Option<Self> {
+        let (count, last) = lock.ran_out_within_an_hour(until)?;
+        let times = match count {
+            1 => "once".to_owned(),
+            n => format!("{} times", format::count(n as u64)),
+        };
+        let lease = lock.lease_ms.map(format::lease);
+        let is_mistake = lock.is_sometimes_released();
+        Some(Self { times, last: Ago::new(last, now), lease, is_mistake })
+    }
+}
+
 /// The most holders, and the most services of waiters, in a verdict.
 const NAMED: usize = 3;
 
 impl<'a> Verdict<'a> {
-    fn new(page: &'a LockPage) -> Self {
+    /// `until`: the instant to which an hour is counted, also where ages are left to the script.
+    fn new(page: &'a LockPage, until: SteadyMillis) -> Self {
         let now = page.chrome.now;
         let lock = known(page);
         let read_at = match &page.subject {
@@ -107,6 +131,7 @@ impl<'a> Verdict<'a> {
                 AGELESS => Ttl::uncounted(lock),
                 now => Ttl::new(lock, now),
             }),
+            ran_out: lock.and_then(|lock| RanOut::new(lock, until, now)),
             read: read_at.map(|at| Ago::new(at, now)),
             stale: read_at.is_some_and(|at| now.0.saturating_sub(at.0) > STALE_MS),
             lease: lock.and_then(|lock| lock.lease_ms).map(format::lease),
@@ -498,7 +523,7 @@ pub fn lock_page(page: &LockPage) -> Result<String, askama::Error> {
         page,
         name: RawKey::new("Name", page.id.name.as_bytes()),
         then: Then::new(page),
-        verdict: Verdict::new(page),
+        verdict: Verdict::new(page, page.chrome.now),
         problems: Problems::new(page),
         holders: Holders::new(page),
         waiters: Waiters::new(page),
@@ -546,7 +571,7 @@ pub(super) fn regions(
     now: SteadyMillis,
 ) -> Result<Vec<(&'static str, String)>, askama::Error> {
     Ok(vec![
-        ("lock-state", Verdict::new(page).render()?),
+        ("lock-state", Verdict::new(page, now).render()?),
         ("lock-problems", Problems::new(page).render()?),
         ("lock-pictures", Pictures::new(page, now).render()?),
         ("lock-holders", Holders::new(page).render()?),

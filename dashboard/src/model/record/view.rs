@@ -90,6 +90,7 @@ impl Record {
             renewals: self.renewals.clone().filter(|_| self.lease.renewed() && self.is_held()),
             problems: self.problems.clone(),
             events: self.events.clone(),
+            ran_out: history.map(HoldHistory::ran_out).unwrap_or_default(),
             longest_hold: history.and_then(HoldHistory::longest),
             longest_wait: history.and_then(HoldHistory::longest_wait),
             past,

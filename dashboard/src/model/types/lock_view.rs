@@ -12,7 +12,7 @@ use utoipa::ToSchema;
 use super::client_view::ClientView;
 use super::events::EventLog;
 use super::id::LockId;
-use super::past::{PastHoldView, PastWaitView};
+use super::past::{Ending, PastHoldView, PastWaitView};
 use super::problem::ProblemView;
 use super::renewals::Renewals;
 use super::source::SourceSet;
@@ -204,6 +204,8 @@ pub struct LockView {
     pub events: EventLog,
     /// The latest holds that have ended, newest first; shared likewise.
     pub past: Arc<[PastHoldView]>,
+    /// The latest instants at which its lease ran out, oldest first, at most 64.
+    pub ran_out: Arc<[SteadyMillis]>,
     /// The longest hold that was seen to end.
     pub longest_hold: Option<Box<PastHoldView>>,
     /// The longest wait that was seen to end.
@@ -253,6 +255,21 @@ impl LockView {
     #[must_use]
     pub fn is_awaited(&self) -> bool {
         self.queued || self.waiting > 0
+    }
+
+    /// Returns how often its lease ran out within an hour of that instant, and when it last did; none if it did
+    /// not.
+    #[must_use]
+    pub fn ran_out_within_an_hour(&self, now: SteadyMillis) -> Option<(usize, SteadyMillis)> {
+        let mut recent = self.ran_out.iter().filter(|at| at.0.saturating_add(3_600_000) >= now.0);
+        Some((recent.clone().count(), *recent.next_back()?))
+    }
+
+    /// Returns whether one of its latest holds was released.
+    #[must_use]
+    pub fn is_sometimes_released(&self) -> bool {
+        let endings = [Ending::Released, Ending::HandedOver].map(Ending::as_str);
+        self.past.iter().any(|hold| hold.ended.is_some_and(|ended| endings.contains(&ended)))
     }
 
     /// Returns the beginning of its longest hold; none while it is free.

@@ -66,6 +66,7 @@ pub(in crate::views) fn held(name: &[u8], n: u64, held_ms: u64) -> LockView {
             (held_ms, Source::Poll, "taken", "Thread 31 took it; the lease is 30 s."),
         ]),
         past: Arc::from([]),
+        ran_out: Arc::default(),
         longest_hold: None,
         longest_wait: None,
         red: None,
