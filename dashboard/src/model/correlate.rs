@@ -63,11 +63,10 @@ impl Model {
         for (name, id, identity) in report.holders {
             let denies = scope.clients.would_publish(&id.client);
             let Some(entry) = scope.locks.get_mut(&name) else { continue };
-            if !entry.record.identify(id, identity, denies, report.at, report.steady) {
-                continue;
+            let identified = entry.record.identify(id, identity, denies, report.at, report.steady);
+            if entry.record.update_gone(&scope.clients) || identified {
+                changed.push(name);
             }
-            entry.record.update_gone(&scope.clients);
-            changed.push(name);
         }
         for name in changed {
             self.settle(scope_id, &name);

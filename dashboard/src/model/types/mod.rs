@@ -16,7 +16,7 @@ mod source;
 
 pub use events::{EndCause, EventLog, EventView, LockEvent};
 pub use id::{LockId, ScopeId};
-pub use identity::{AgentReport, GONE_AFTER, HolderIdentity, TrackedHolder};
+pub use identity::{AgentReport, GONE_AFTER, HolderIdentity, Presence, TrackedHolder};
 pub use lock_view::{
     ClientView, HolderView, LockView, QueueEntryView, RedView, Since, State, WaiterView,
 };
