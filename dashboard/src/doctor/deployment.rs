@@ -18,6 +18,7 @@ use super::report::Parts;
 use super::server::ServerState;
 use super::survey::{Bounds, GAP, Surveyor};
 use crate::config::{self, Config};
+use crate::model::types::Presence;
 use crate::redis::{TIMEOUT, link_options, resolver_options};
 use crate::sources::agents::{Lookup, Registry};
 use crate::sources::read::ReadError;
@@ -259,12 +260,12 @@ async fn look_up(database: &Database, holders: &mut Holders) -> Result<(), CallE
         .collect();
     for lookups in lookups.chunks(LOOKUP).take(MAX_LOOKUPS) {
         let Ok(report) = database.registry.look_up(lookups.to_vec()).await? else { return Ok(()) };
-        let agents: HashMap<ClientId, bool> = report.agents.into_iter().collect();
+        let agents: HashMap<ClientId, Presence> = report.agents.into_iter().collect();
         for (_, id, identity) in report.holders {
             let standing = match (identity, agents.get(&id.client)) {
                 (Some(identity), _) => Standing::Published(identity.description()),
-                (None, Some(true)) => Standing::Unpublished,
-                (None, Some(false)) => Standing::AgentGone,
+                (None, Some(Presence::Present)) => Standing::Unpublished,
+                (None, Some(Presence::Missing | Presence::Unknown)) => Standing::AgentGone,
                 // Its key is not an agent's.
                 (None, None) => continue,
             };

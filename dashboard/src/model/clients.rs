@@ -10,7 +10,7 @@ use redisson::{ClientId, Moment};
 use super::owner_names::OwnerNames;
 use super::problem::Gone;
 use crate::clock::SteadyMillis;
-use crate::model::types::{AgentReport, ClientView, Connections, GONE_AFTER};
+use crate::model::types::{AgentReport, ClientView, Connections, GONE_AFTER, Presence};
 
 /// The most clients whose addresses are retained for one database.
 const MAX_CLIENTS: usize = 10_000;
@@ -154,8 +154,8 @@ impl Clients {
     /// the permission, so it does not count as gone.
     pub fn report(&mut self, report: &AgentReport) -> bool {
         let mut changed = false;
-        for (id, present) in &report.agents {
-            if *present && !self.agents.contains_key(id) {
+        for (id, presence) in &report.agents {
+            if *presence != Presence::Unknown && !self.agents.contains_key(id) {
                 if self.agents.len() >= MAX_CLIENTS {
                     let oldest = self.agents.iter().min_by_key(|(_, agent)| agent.checked);
                     oldest.map(|(id, _)| *id).map(|oldest| self.agents.remove(&oldest));
@@ -170,7 +170,7 @@ impl Clients {
             }
             let Some(agent) = self.agents.get_mut(id) else { continue };
             agent.checked = report.at;
-            if *present {
+            if *presence == Presence::Present {
                 agent.missing_since = None;
             } else {
                 agent.missing_since.get_or_insert((report.at, report.steady));

@@ -68,11 +68,10 @@ impl Model {
             if let Some(identity) = &identity {
                 named.extend(names_of(&id, identity));
             }
-            if !entry.record.identify(id, identity, denies, report.at, report.steady) {
-                continue;
+            let identified = entry.record.identify(id, identity, denies, report.at, report.steady);
+            if entry.record.update_gone(&scope.clients) || identified {
+                changed.push(name);
             }
-            entry.record.update_gone(&scope.clients);
-            changed.push(name);
         }
         for name in changed {
             self.settle(scope_id, &name);

@@ -5,7 +5,7 @@
 
 use std::time::Duration;
 
-use redisson::{HolderId, Moment};
+use redisson::{ClientId, HolderId, Moment};
 
 use crate::clock::SteadyMillis;
 use crate::model::types::{Queue, Since, Source, Stamp};
@@ -35,6 +35,8 @@ pub struct Waiter {
     pub until: Option<Moment>,
     /// Its entry's deadline has passed: it is dead, or has to queue again.
     pub overdue: bool,
+    /// Its client is gone: nobody will claim its turn.
+    pub gone: bool,
     /// It waits now; otherwise it is retained in case it returns.
     pub present: bool,
 }
@@ -43,7 +45,7 @@ impl Waiter {
     /// Returns whether it still waits, as far as observed.
     #[must_use]
     pub fn is_live(&self) -> bool {
-        self.present && !self.overdue
+        self.present && !self.overdue && !self.gone
     }
 }
 
@@ -138,6 +140,7 @@ impl Waiting {
                 source: Source::Poll,
                 until: None,
                 overdue,
+                gone: false,
                 present: true,
             });
         }
@@ -150,6 +153,24 @@ impl Waiting {
         });
         self.given_up.extend(gone);
         changed || self.waiters.len() != before
+    }
+
+    /// Updates which clients of queued waiters are gone. Returns true if anything changed.
+    pub fn update_gone(&mut self, is_gone: impl Fn(&ClientId) -> bool) -> bool {
+        let mut changed = false;
+        for waiter in self.waiters.iter_mut().filter(|waiter| waiter.source == Source::Poll) {
+            let gone = is_gone(&waiter.id.client);
+            changed |= waiter.gone != gone;
+            waiter.gone = gone;
+        }
+        changed
+    }
+
+    /// Returns the first waiter of the queue, if nobody will claim its turn.
+    #[must_use]
+    pub fn dead_head(&self) -> Option<Waiter> {
+        let head = self.queue.as_ref()?.front.first()?;
+        self.waiters().find(|waiter| waiter.id == head.id && !waiter.is_live()).copied()
     }
 
     /// Applies an attempt to acquire or to queue; its author sleeps until `until` at the latest. It counts as a waiter from
@@ -179,6 +200,7 @@ impl Waiting {
             source: Source::Monitor,
             until: Some(until.unwrap_or(at + RETURN_WINDOW)),
             overdue: false,
+            gone: false,
             present: false,
         });
         false
@@ -237,8 +259,6 @@ impl Waiting {
 
 #[cfg(test)]
 mod tests {
-    use redisson::ClientId;
-
     use super::*;
     use crate::model::types::QueueEntry;
 

@@ -60,7 +60,7 @@ impl Offer {
         let dead = |entry: &QueueEntry| {
             let id = entry.id.to_string();
             entry.deadline.is_none()
-                || view.queue.iter().any(|shown| shown.id == id && !shown.alive)
+                || view.queue.iter().any(|shown| shown.id == id && !shown.alive && !shown.gone)
         };
         let dead: Vec<QueueEntry> = queue.into_iter().filter(dead).collect();
         if hash.is_none() && dead.is_empty() {
@@ -296,6 +296,7 @@ mod tests {
             id: holder(n).to_string(),
             deadline: Some(SteadyMillis(9)),
             alive,
+            gone: false,
         };
         LockView {
             id: LockId { deployment: "main".into(), db: 0, name: LockName::new(name).unwrap() },

@@ -18,7 +18,7 @@ use super::scope::Scope;
 use super::slot_share::SlotShare;
 use crate::clock::{SteadyMillis, WallMillis, now};
 use crate::model::actor::{Hub, ModelHandle};
-use crate::model::types::{AgentReport, HolderIdentity, Observation};
+use crate::model::types::{AgentReport, HolderIdentity, Observation, Presence};
 
 /// The most holders and waiters that are looked up in one round; the others follow in the next ones.
 const HOLDERS: usize = 1_000;
@@ -138,10 +138,14 @@ impl Agents {
         for lock in ours.filter(|lock| !lock.is_unknown()) {
             let holders = lock.holders.iter().map(|holder| (&holder.id, &holder.client));
             let waiters = lock.waiters.iter().map(|waiter| (&waiter.id, &waiter.client));
-            for (id, client) in holders.chain(waiters) {
-                let id = HolderId::parse(id.as_bytes());
+            let alive =
+                holders.chain(waiters).map(|(id, client)| (id.as_bytes(), client.as_deref()));
+            // Dead waiters are only in the queue. Their agents may come back.
+            let dead = lock.queue.iter().filter(|entry| entry.gone);
+            for (id, client) in alive.chain(dead.map(|entry| (entry.id.as_bytes(), None))) {
+                let id = HolderId::parse(id);
                 let Some(id) = id.filter(HolderId::looks_like_agent) else { continue };
-                let is_known = client.as_ref().is_some_and(|client| client.host.is_some());
+                let is_known = client.is_some_and(|client| client.host.is_some());
                 let list = if is_known { &mut known } else { &mut new };
                 list.push((id, lock.id.name.clone()));
             }
@@ -172,6 +176,7 @@ impl Registry {
             let key = keys::agent(agent);
             lengths.push(["HSTRLEN".into(), key.clone(), "pid".into()].to_vec());
             lengths.push(["HSTRLEN".into(), key, "host".into()].to_vec());
+            lengths.push(["PTTL".into(), keys::agent_trace(agent)].to_vec());
         }
         for (id, _) in &lookups {
             let key = keys::agent_holders(&id.client);
@@ -184,13 +189,17 @@ impl Registry {
         }
         // A key of another type is not an agent's.
         let length = |reply: &Result<Value, ServerError>| reply.as_ref().ok().and_then(integer);
-        let (of_agents, of_holders) = replies.split_at(agents.len() * 2);
-        let present: Vec<(ClientId, bool)> = agents
+        let (of_agents, of_holders) = replies.split_at(agents.len() * 3);
+        let present: Vec<(ClientId, Presence)> = agents
             .iter()
-            .zip(of_agents.chunks_exact(2))
-            .filter_map(|(id, lengths)| Some((*id, length(&lengths[0])? > 0)))
+            .zip(of_agents.chunks_exact(3))
+            .filter_map(|(id, replies)| {
+                let present = length(&replies[0])? > 0;
+                let traced = length(&replies[2]).is_some_and(|pttl| pttl > 0);
+                Some((*id, Presence::new(present, traced)))
+            })
             .collect();
-        let hosted = agents.iter().zip(of_agents.chunks_exact(2));
+        let hosted = agents.iter().zip(of_agents.chunks_exact(3));
         let hosted = hosted.filter(|(_, lengths)| {
             length(&lengths[1]).is_some_and(|length| (1..=MAX_HOST).contains(&length))
         });

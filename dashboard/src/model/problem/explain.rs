@@ -7,6 +7,7 @@ use redisson::HolderId;
 use super::{Case, Verdict, longest, stuck_limit};
 use crate::clock::SteadyMillis;
 use crate::model::types::{Certainty, Evidence, ProblemKind, ProblemView, Source};
+use crate::model::waiting::Waiter;
 
 /// Returns the problem for display, with its current evidence.
 #[must_use]
@@ -65,8 +66,11 @@ fn evidence(case: &Case<'_>, verdict: Verdict) -> Vec<Evidence> {
                     "markers",
                 )
             } else {
-                let what = "the lock does not exist, and the first entry of its queue is past its deadline";
-                (what.to_owned(), "queue")
+                let head = case.dead_head.map_or_else(
+                    || "the first entry of its queue is past its deadline".to_owned(),
+                    |head| dead_head(&head),
+                );
+                (format!("the lock does not exist, and {head}"), "queue")
             };
             let still = format!("unchanged: no client has removed the {leftovers}");
             vec![read(verdict.since, what), read(now, still)]
@@ -155,10 +159,24 @@ fn starving(case: &Case<'_>, verdict: Verdict) -> Vec<Evidence> {
             read(case.unchanged_since.1, format!("held by {id}, unchanged since then"))
         }
         None => {
-            read(case.now.steady, "nobody holds it, but the first in its queue has not acquired it")
+            let head = case.dead_head.map_or_else(
+                || "the first in its queue has not acquired it".to_owned(),
+                |head| dead_head(&head),
+            );
+            read(case.now.steady, format!("nobody holds it, but {head}"))
         }
     });
     evidence
+}
+
+/// Names the first waiter of a queue, which is dead.
+fn dead_head(head: &Waiter) -> String {
+    let why = if head.gone {
+        "is dead: its client is gone, and nobody will claim its turn"
+    } else {
+        "is dead: its deadline has passed"
+    };
+    format!("the first in its queue, {}, {why}", head.id)
 }
 
 fn deadlock(case: &Case<'_>) -> Vec<Evidence> {
@@ -230,6 +248,9 @@ pub fn advice(case: &Case<'_>, verdict: Verdict) -> String {
         ProblemKind::Starving => {
             let waiter = longest(case).map(|waiter| locate(case, &waiter.id)).unwrap_or_default();
             match case.holders.is_empty() {
+                true if case.dead_head.is_some() => format!(
+                    "The lock is free, but the others wait until the deadline of the first in its queue, which is dead. `lockctl unlock --force` on the host of an agent removes it. {waiter}"
+                ),
                 true => format!(
                     "The lock is free, but the first in its queue has not acquired it; the others wait until its deadline has passed. {waiter}"
                 ),
@@ -240,6 +261,7 @@ pub fn advice(case: &Case<'_>, verdict: Verdict) -> String {
             "These threads wait for one another, and none can continue: stop one of them, or release its lock by force. {found}"
         ),
         ProblemKind::Orphan if case.orphaned_readers > 0 => "The lock was deleted while readers held it, by force or by hand. Their markers, keys named after the lock in braces with `rwlock_timeout` in them, take up memory; delete those without a TTL, which never expire.".to_owned(),
+        ProblemKind::Orphan if case.dead_head.is_some_and(|head| head.gone) => "The first in its queue is dead and delays the others until its deadline, which may be far away. `lockctl unlock --force` on the host of an agent removes it and wakes the next one.".to_owned(),
         ProblemKind::Orphan => "Its waiters are gone, and no client has requested the lock since. The leftovers take up memory. The next client that requests the lock removes them; a queue key without a TTL remains until then.".to_owned(),
         ProblemKind::Malformed => format!(
             "The hash has fields that do not belong to a lock of this kind: two kinds of lock share the name, or another program uses the key. {found}"

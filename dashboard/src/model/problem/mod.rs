@@ -89,6 +89,8 @@ pub struct Case<'a> {
     pub cycle: Option<&'a Cycle>,
     /// Identities of its holders, from agents.
     pub tracked: &'a [TrackedHolder],
+    /// The first waiter of its queue, if nobody will claim its turn.
+    pub dead_head: Option<Waiter>,
     /// The first reading that found it absent with a dead queue entry in front, or with markers of readers.
     pub orphan_since: Option<Stamp>,
     /// The number of readers whose markers outlived the lock.

@@ -44,6 +44,7 @@ fn renewed(holders: &[(HolderId, i64)], still: u64, now: u64) -> Case<'_> {
         expired: None,
         tracked: &[],
         cycle: None,
+        dead_head: None,
         orphan_since: None,
         orphaned_readers: 0,
         malformed: None,
@@ -178,6 +179,7 @@ fn waiter(from: u64) -> Waiter {
         source: Source::Poll,
         until: None,
         overdue: false,
+        gone: false,
         present: true,
     }
 }

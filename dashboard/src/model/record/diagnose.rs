@@ -50,6 +50,7 @@ impl Record {
             expired: expired.as_ref(),
             cycle: cycle.as_deref(),
             tracked: cold.map_or(&[], |cold| &cold.tracked),
+            dead_head: cold.and_then(|cold| cold.waiting.dead_head()),
             orphan_since: cold.and_then(|cold| cold.orphan_since),
             orphaned_readers: cold.map_or(0, |cold| cold.orphaned_readers.len()),
             malformed: malformed.as_deref(),

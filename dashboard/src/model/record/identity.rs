@@ -9,9 +9,21 @@ use crate::model::problem::Gone;
 use crate::model::types::{HolderIdentity, Source, TrackedHolder};
 
 impl Record {
-    /// Updates whether its holder is gone. The holder of a renewed lock is alive regardless of other observations. Returns
+    /// Updates whether its holder and its queued waiters are gone. The holder of a renewed lock is alive regardless of other observations. Returns
     /// true if anything changed.
     pub fn update_gone(&mut self, clients: &Clients) -> bool {
+        let holder_changed = self.update_gone_holder(clients);
+        let waiting = self.cold.as_mut().map(|cold| &mut cold.waiting);
+        let waiters_changed =
+            waiting.is_some_and(|waiting| waiting.update_gone(|id| clients.gone(id).is_some()));
+        if waiters_changed {
+            self.add_source(Source::Identity);
+            self.dirty = true;
+        }
+        holder_changed || waiters_changed
+    }
+
+    fn update_gone_holder(&mut self, clients: &Clients) -> bool {
         let denied = |id: &HolderId| {
             let since = self.tracked(id)?.denied_since()?;
             let evidence = format!("its agent is alive and does not report {id}");

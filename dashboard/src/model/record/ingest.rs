@@ -496,16 +496,14 @@ impl Record {
     }
 }
 
-/// Returns whether the first waiter in the queue is past its deadline; or all waiters, if the queue itself is gone or was
+/// Returns whether the first waiter in the queue is dead; or all waiters, if the queue itself is gone or was
 /// only counted.
 fn is_dead(waiting: &Waiting) -> bool {
     let Some(queue) = &waiting.queue else { return false };
     match queue.front.first() {
         // Redisson never removes an entry without a deadline: its clean-up stops there.
         Some(QueueEntry { deadline: None, .. }) => queue.deadlines == 0,
-        Some(QueueEntry { id, .. }) => {
-            waiting.waiters().any(|waiter| waiter.id == *id && waiter.overdue)
-        }
+        Some(_) => waiting.dead_head().is_some(),
         None => queue.passed > 0 && queue.passed == queue.deadlines,
     }
 }

@@ -11,6 +11,7 @@ use crate::model::clients::Clients;
 use crate::model::types::{
     ClientView, HolderView, LockView, Marker, QueueEntryView, State, WaiterView,
 };
+use crate::model::waiting::Waiter;
 
 /// The least age of a view that a reading without changes replaces, so that idle locks cause no traffic.
 const REFRESH_MS: u64 = 2_000;
@@ -170,14 +171,15 @@ impl WaitingView {
             shown.queued = queue.len > 0;
             // Each waiter of a fair lock has an entry of its own.
             shown.exact = queue.is_fully_read();
-            let overdue = |id| waiting.waiters().any(|waiter| waiter.id == id && waiter.overdue);
+            let waiter = |id| waiting.waiters().find(|waiter| waiter.id == id);
             shown.queue = queue
                 .front
                 .iter()
                 .map(|entry| QueueEntryView {
                     id: entry.id.to_string(),
                     deadline: entry.deadline.map(|at| WallMillis(at).to_steady()),
-                    alive: !overdue(entry.id),
+                    alive: waiter(entry.id).is_none_or(Waiter::is_live),
+                    gone: waiter(entry.id).is_some_and(|waiter| waiter.gone),
                 })
                 .collect();
         }

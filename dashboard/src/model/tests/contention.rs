@@ -154,7 +154,7 @@ fn an_agent_identifies_its_waiters() {
     };
     let report = |who: Option<HolderIdentity>, ms| {
         Observation::AgentReport(AgentReport {
-            agents: vec![(waiter(1).client, true)],
+            agents: vec![(waiter(1).client, Presence::Present)],
             holders: vec![(name("a"), waiter(1), who), (name("a"), waiter(2), None)],
             at: at(ms),
             steady: SteadyMillis(ms),

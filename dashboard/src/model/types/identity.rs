@@ -55,11 +55,32 @@ impl HolderIdentity {
     }
 }
 
+/// Whether an agent publishes itself.
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+pub enum Presence {
+    Present,
+    /// It did, within a day.
+    Missing,
+    /// It did not: it may lack the permission.
+    Unknown,
+}
+
+impl Presence {
+    #[must_use]
+    pub fn new(present: bool, traced: bool) -> Self {
+        match (present, traced) {
+            (true, _) => Self::Present,
+            (false, true) => Self::Missing,
+            (false, false) => Self::Unknown,
+        }
+    }
+}
+
 /// The findings of one round of reading the holder registry.
 #[derive(Debug, Clone)]
 pub struct AgentReport {
-    /// The agents that were looked up, and whether each publishes itself.
-    pub agents: Vec<(ClientId, bool)>,
+    /// The agents that were looked up.
+    pub agents: Vec<(ClientId, Presence)>,
     /// The holders that were looked up; none: their agents publish nothing about them.
     pub holders: Vec<(LockName, HolderId, Option<HolderIdentity>)>,
     pub at: Moment,

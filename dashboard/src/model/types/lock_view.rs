@@ -154,8 +154,10 @@ pub struct QueueEntryView {
     /// The entry's deadline by its own client's clock; none if it has none.
     #[serde(serialize_with = "crate::clock::as_wall")]
     pub deadline: Option<SteadyMillis>,
-    /// True if the deadline is still to come.
+    /// True if the deadline is still to come, and its client is not gone.
     pub alive: bool,
+    /// True if its client is gone: nobody will claim its turn, however long the deadline.
+    pub gone: bool,
 }
 
 /// A red lock's holders on the servers of its group.

@@ -64,7 +64,7 @@ fn a_holder_is_gone_if_its_agent_denies_it_or_is_gone() {
                 published.then(|| HolderIdentity { pid: Some(4711), ..HolderIdentity::default() })
             };
             let report = AgentReport {
-                agents: vec![(holder(1).client, agent)],
+                agents: vec![(holder(1).client, Presence::new(agent, false))],
                 holders: vec![
                     (name("b"), holder(1), identity(b)),
                     (name("a"), holder(1), identity(a)),
@@ -92,7 +92,7 @@ fn a_holders_identity_ends_with_its_hold() {
     let report = |model: &mut Model, ms| {
         let who = HolderIdentity { pid: Some(4711), ..HolderIdentity::default() };
         let report = AgentReport {
-            agents: vec![(holder(1).client, true)],
+            agents: vec![(holder(1).client, Presence::Present)],
             holders: vec![(name("a"), holder(1), Some(who)), (name("x"), holder(1), None)],
             at: at(ms),
             steady: SteadyMillis(ms),
@@ -107,4 +107,42 @@ fn a_holders_identity_ends_with_its_hold() {
     read(&mut model, "a", 2_000, held(1, 1, Some(600_000)));
     let view = shown(&mut model, "a").unwrap();
     assert!(view.holders[0].client.as_ref().is_none_or(|client| client.pid.is_none()));
+}
+
+#[test]
+fn a_dead_head_of_a_fair_queue_is_named_and_not_shown_as_a_waiter() {
+    let [dead, live] = [(1 << 60) + 1, 7];
+    let dead_id = HolderId::new(ClientId::from_random([9; 16]), dead);
+    for (what, presence, gone) in [
+        ("the agent has vanished", Presence::Missing, true),
+        ("the agent never published itself", Presence::Unknown, false),
+        ("the agent is alive", Presence::Present, false),
+    ] {
+        let mut model = model();
+        for ms in (0..200_000).step_by(5_000) {
+            let mut companions = queued(&[(dead, 9_000_000), (live, 9_000_000)]);
+            let second = &mut companions.queue.as_mut().unwrap().front[1].id;
+            second.client = ClientId::from_random([8; 16]);
+            read(&mut model, "a", ms, Reading::Absent { companions });
+            let report = AgentReport {
+                agents: vec![(dead_id.client, presence)],
+                holders: vec![(name("a"), dead_id, None)],
+                at: at(ms + 100),
+                steady: SteadyMillis(ms + 100),
+            };
+            model.observe(MAIN, Observation::AgentReport(report));
+        }
+        let view = shown(&mut model, "a").unwrap();
+        let [head, next] = &view.queue[..] else { panic!("{:?}", view.queue) };
+        assert_eq!((head.gone, head.alive), (gone, !gone), "{what}");
+        assert_eq!((next.gone, next.alive), (false, true), "{what}");
+        assert_eq!(view.waiters.len(), if gone { 1 } else { 2 }, "{what}");
+        let sentences = view.problems.iter().flat_map(|problem| &problem.evidence);
+        let named = sentences.filter(|evidence| {
+            evidence.text.contains(&format!("{dead_id}, is dead: its client is gone"))
+        });
+        assert_eq!(named.count() > 0, gone, "{what}: {:?}", view.problems);
+        let orphan = view.problems.iter().any(|problem| problem.problem == ProblemKind::Orphan);
+        assert_eq!(orphan, gone, "{what}");
+    }
 }

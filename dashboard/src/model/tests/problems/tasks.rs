@@ -40,7 +40,7 @@ fn found(waits: Option<&HolderIdentity>) -> Option<(Certainty, Vec<String>)> {
         ];
         holders.extend(waits.cloned().map(|who| entry("b", id(1, 11), who)));
         let (at, steady) = (at(ms + 100), SteadyMillis(ms + 100));
-        let agents = [1, 2].map(|agent| (id(agent, 0).client, true)).to_vec();
+        let agents = [1, 2].map(|agent| (id(agent, 0).client, Presence::Present)).to_vec();
         model.observe(MAIN, Observation::AgentReport(AgentReport { agents, holders, at, steady }));
         model.tick(at + Duration::from_millis(400));
     }

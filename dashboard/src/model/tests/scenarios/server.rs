@@ -62,8 +62,9 @@ impl Scenario {
                     continue;
                 }
                 let there = !self.silent_agents.contains(&client);
-                if !agents.contains(&(client, there)) {
-                    agents.push((client, there));
+                let presence = Presence::new(there, false);
+                if !agents.contains(&(client, presence)) {
+                    agents.push((client, presence));
                 }
                 let published = there && !self.unreported.contains(&one.id);
                 let who = published
