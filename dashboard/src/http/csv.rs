@@ -10,6 +10,7 @@ use crate::archive::PastEvent;
 use crate::clock::SteadyMillis;
 use crate::model::contention::Longest;
 use crate::model::types::{LockId, LockView, Since};
+use crate::query::blockers::BlockerRow;
 use crate::query::contention::ContentionRow;
 use crate::query::incidents::IncidentRow;
 use crate::query::owners::OwnerRow;
@@ -165,6 +166,29 @@ impl Record for OwnerRow {
             number(client.addr),
             number(client.alive),
         ]);
+        cells
+    }
+}
+
+impl Record for BlockerRow {
+    const COLUMNS: &'static [&'static str] = &[
+        "deployment",
+        "db",
+        "name",
+        "holders",
+        "held_since",
+        "held_since_exact",
+        "blocks",
+        "locks",
+    ];
+
+    fn cells(&self) -> Vec<String> {
+        let root = self.root();
+        let holders: Vec<&str> = root.holders.iter().map(|holder| &*holder.id).collect();
+        let mut cells = place(&root.id);
+        cells.push(holders.join("; "));
+        cells.extend(since(root.held_since()));
+        cells.extend([self.blocks.to_string(), self.steps.len().to_string()]);
         cells
     }
 }

@@ -17,6 +17,7 @@ use super::csv::{self, Record};
 use super::error::{ApiError, visible};
 use super::params::{Format, ListParams, limit, understood};
 use crate::model::contention::GroupTally;
+use crate::query::blockers::BlockerRow;
 use crate::query::contention::ContentionRow;
 use crate::query::incidents::IncidentRow;
 use crate::query::owners::OwnerRow;
@@ -157,6 +158,7 @@ impl<T: Listed> ToSchema for ListJson<T> {
 type LocksJson = ListJson<LockRow>;
 type OwnersJson = ListJson<OwnerRow>;
 type ProblemsJson = ListJson<ProblemRow>;
+type BlockersJson = ListJson<BlockerRow>;
 type IncidentsJson = ListJson<IncidentRow>;
 type ContentionJson = ListJson<ContentionRow>;
 
@@ -235,6 +237,23 @@ pub(super) async fn problems(app: State<App>, params: Params) -> Result<Response
 )]
 pub(super) async fn incidents(app: State<App>, params: Params) -> Result<Response, ApiError> {
     list::<IncidentRow>(&app, params)
+}
+
+/// Locks whose holders wait for nothing, each with the tree of all who wait behind it, a page at a time. Waiters are known by
+/// name from MONITOR, from queues and from agents.
+#[utoipa::path(
+    get,
+    path = "/api/v1/blockers",
+    params(ListParams),
+    responses(
+        (status = 200, description = "A page.", content(
+            (inline(BlockersJson) = "application/json"), (String = "text/csv"),
+        )),
+        (status = 400, description = "A parameter is wrong, or the cursor belongs to another filter, sort or order."),
+    ),
+)]
+pub(super) async fn blockers(app: State<App>, params: Params) -> Result<Response, ApiError> {
+    list::<BlockerRow>(&app, params)
 }
 
 /// Locks with waiters now or within the last hour, a page at a time, with the counts of all groups of locks.

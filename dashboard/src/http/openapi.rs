@@ -11,6 +11,7 @@ use super::actions::{acknowledge, release, watch};
 use super::error::ProblemJson;
 use super::live::stream;
 use super::{api, lists};
+use crate::query::blockers::BlockerRow;
 use crate::query::contention::ContentionRow;
 use crate::query::incidents::IncidentRow;
 use crate::query::owners::OwnerRow;
@@ -33,7 +34,9 @@ use crate::query::{Listed, LockRow};
         api::events,
         api::lock,
         api::sources,
+        lists::blockers,
         lists::contention,
+        lists::incidents,
         lists::locks,
         lists::owners,
         lists::problems,
@@ -64,6 +67,7 @@ fn description() -> Value {
     for list in [
         sorts::<LockRow>,
         sorts::<OwnerRow>,
+        sorts::<BlockerRow>,
         sorts::<IncidentRow>,
         sorts::<ProblemRow>,
         sorts::<ContentionRow>,

@@ -88,6 +88,7 @@ pub fn router(
         .with_state(Arc::clone(&access));
     let pages = Router::new()
         .route("/", get(pages::list::<LockRow>))
+        .route("/overview", get(pages::overview))
         .route("/lock", get(pages::lock))
         .route("/acknowledge", post(acknowledge::from_page))
         .route("/unacknowledge", post(acknowledge::undo_from_page))
@@ -111,6 +112,7 @@ pub fn router(
         .route("/api/v1/events", get(api::events))
         .route("/api/v1/owners", get(lists::owners))
         .route("/api/v1/problems", get(lists::problems))
+        .route("/api/v1/blockers", get(lists::blockers))
         .route("/api/v1/incidents", get(lists::incidents))
         .route("/api/v1/contention", get(lists::contention))
         .route("/api/v1/sources", get(api::sources))

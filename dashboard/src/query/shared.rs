@@ -3,6 +3,7 @@
 use std::collections::HashMap;
 use std::sync::{Arc, Mutex, MutexGuard, PoisonError, Weak};
 
+use super::blockers::BlockerRow;
 use super::contention::ContentionRow;
 use super::incidents::IncidentRow;
 use super::list::{Cursor, Listed, MAX_ROWS, Published, Query, Rows};
@@ -27,6 +28,7 @@ pub trait Paged: Listed {
 }
 
 impl Paged for OwnerRow {}
+impl Paged for BlockerRow {}
 impl Paged for IncidentRow {}
 impl Paged for ProblemRow {}
 impl Paged for ContentionRow {}

@@ -6,6 +6,7 @@ use askama::filters::HtmlSafe;
 use super::format::{self, Ago, Clock, Prose};
 
 use super::format::AGELESS;
+use super::overview::services;
 use super::owner_name::{OwnerName, with_names};
 use super::page::{self, Frame, STALE_MS};
 use super::picture::{Circle, Durations, Timeline, ending_words, lasted};
@@ -14,8 +15,8 @@ use super::shell::{self, Command, RawKey};
 use super::{Chrome, LockPage, Subject, links};
 use crate::clock::SteadyMillis;
 use crate::model::types::{
-    Acknowledgement, ClientView, EventView, HolderView, LockView, PastHoldView, ProblemKind,
-    ProblemView, QueueEntryView, State, WaiterView,
+    Acknowledgement, EventView, HolderView, LockView, PastHoldView, ProblemKind, ProblemView,
+    QueueEntryView, State, WaiterView,
 };
 use crate::text;
 
@@ -92,7 +93,7 @@ impl RanOut {
     }
 }
 
-/// The most holders, and the most services of waiters, in a verdict.
+/// The most holders in a verdict.
 const NAMED: usize = 3;
 
 impl<'a> Verdict<'a> {
@@ -162,21 +163,11 @@ impl Blocked {
     /// Returns the waiters of a lock, if it has any.
     fn new(lock: &LockView, now: SteadyMillis) -> Option<Self> {
         let longest = lock.waiters.iter().map(|waiter| waiter.since).min_by_key(|since| since.at);
-        let mut services: Vec<(String, usize)> = Vec::new();
-        let clients = lock.waiters.iter().filter_map(|waiter| waiter.client.as_deref());
-        for service in clients.filter_map(ClientView::service) {
-            match services.iter_mut().find(|(known, _)| known == service) {
-                Some((_, count)) => *count += 1,
-                None => services.push((service.to_owned(), 1)),
-            }
-        }
-        services.sort_by(|a, b| b.1.cmp(&a.1).then_with(|| a.0.cmp(&b.0)));
-        services.truncate(NAMED);
         (lock.waiting > 0).then(|| Self {
             count: lock.waiting,
             exact: lock.waiters_exact,
             longest: longest.map(|since| Ago::since(since, now)),
-            services,
+            services: services(lock),
         })
     }
 }

@@ -20,6 +20,7 @@ pub mod live;
 mod lock;
 mod locks;
 mod login;
+mod overview;
 mod owner;
 mod owner_name;
 mod page;
@@ -40,8 +41,10 @@ use crate::clock::SteadyMillis;
 use crate::model::contention::Contention;
 use crate::model::owner_names::OwnerNames;
 use crate::model::types::{LockId, LockView, Notice, PastHoldView};
-use crate::query::Order;
+use crate::query::blockers::BlockerRow;
+use crate::query::incidents::IncidentRow;
 use crate::query::owners::OwnerRow;
+use crate::query::{Order, Rows};
 use crate::release::{Offer, Outcome};
 use crate::sources::view::{Progress, ServerView, SourceView};
 
@@ -50,6 +53,7 @@ pub(crate) use format::rfc3339;
 pub use list::{ListView, list_page};
 pub use lock::lock_page;
 pub use login::login_page;
+pub use overview::overview_page;
 pub use owner::owner_page;
 pub use page::error_page;
 pub use release::release_page;
@@ -111,6 +115,35 @@ pub struct Counts {
     pub unknown: usize,
     /// Locks beyond the limit, counted but not retained.
     pub not_kept: u64,
+}
+
+/// `/overview`: the state of all locks.
+#[derive(Debug, Clone)]
+pub struct OverviewPage {
+    /// The frame of the page.
+    pub chrome: Chrome,
+    /// The worst incidents.
+    pub incidents: Rows<IncidentRow>,
+    /// The roots of the trees with the most waiters.
+    pub blockers: Rows<BlockerRow>,
+    /// The longest holds of locks that are not expected to be held for long.
+    pub oldest: Vec<Arc<LockView>>,
+    /// The counts of the last hour.
+    pub contention: Arc<Contention>,
+    pub summary: Summary,
+}
+
+/// Sums over all listed locks.
+#[derive(Debug, Clone, Copy, PartialEq, Eq, Default)]
+pub struct Summary {
+    /// The least number of waiters.
+    pub waiting: u64,
+    /// True if `waiting` counts all of them.
+    pub waiters_exact: bool,
+    /// Clients that hold locks.
+    pub owners: usize,
+    /// The known hosts among them.
+    pub hosts: usize,
 }
 
 /// `/lock`: one lock.

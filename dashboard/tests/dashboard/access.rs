@@ -52,6 +52,8 @@ async fn nothing_is_shown_without_authentication() {
         "/events",
         "/api/v1/contention",
         "/api/v1/owners",
+        "/overview",
+        "/api/v1/blockers",
         "/api/v1/incidents",
         "/api/v1/problems",
         "/api/v1/sources",

@@ -31,6 +31,8 @@ async fn every_answer_is_guarded() {
         ("/static/app.css", 200),
         ("/static/../Cargo.toml", 404),
         ("/api/v1/locks", 200),
+        ("/overview", 200),
+        ("/api/v1/blockers", 200),
         ("/api/v1/incidents", 200),
         ("/api/v1/incidents?sort=name", 400),
         ("/api/v1/problems", 200),

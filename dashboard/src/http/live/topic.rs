@@ -25,6 +25,8 @@ use crate::views::{ListView, Subject};
 
 /// The shortest time between two reads of the history.
 const HISTORY_EACH: Duration = Duration::from_secs(2);
+/// The shortest time between two versions of the overview, which sums up all locks.
+const OVERVIEW_EACH: Duration = Duration::from_secs(1);
 /// The time after which an unknown lock is read again.
 const ASK_EACH: Duration = Duration::from_secs(2);
 
@@ -42,6 +44,7 @@ pub(super) enum Topic {
     Problems(ListRequest<IncidentRow>),
     Contention(ListRequest<ContentionRow>),
     Events(EventsParams),
+    Overview,
     Sources,
 }
 
@@ -80,6 +83,7 @@ impl Topic {
                 app.span(&params, SteadyMillis::now())?;
                 Self::Events(params)
             }
+            "/overview" => Self::Overview,
             "/sources" => Self::Sources,
             other => {
                 return Err(ApiError::bad_request(format!("there is no live page `{other}`")));
@@ -91,6 +95,7 @@ impl Topic {
     pub(super) fn pace(&self) -> Duration {
         match self {
             Self::Events(_) => HISTORY_EACH,
+            Self::Overview => OVERVIEW_EACH,
             _ => Duration::ZERO,
         }
     }
@@ -152,6 +157,7 @@ impl Topic {
                 Ok(page) => (Picture::events(&page, before)?, None),
                 Err(_) => return Ok(None),
             },
+            Self::Overview => (Picture::overview(&app.overview_page(address), before)?, None),
             Self::Sources => (Picture::sources(&app.sources_page(address), before)?, None),
         };
         Ok(Some(made))

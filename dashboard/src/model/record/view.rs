@@ -123,6 +123,8 @@ impl Record {
             (None, Some(true)) if known.is_unconfirmed() => None,
             (None, lives) => lives,
         };
+        let task =
+            known.identity.task().map(|(session, owner)| format!("{session} {owner}").into());
         let identity = known.identity.clone();
         let view = ClientView {
             // The connections of an agent's holder are the agent's.
@@ -136,6 +138,7 @@ impl Record {
             comm: identity.comm,
             session: identity.session,
             since: identity.since,
+            task,
             alive,
         };
         (view != ClientView::default()).then_some(view)

@@ -27,6 +27,10 @@ pub struct ClientView {
     /// The beginning of its hold, by its agent's clock.
     #[serde(serialize_with = "crate::clock::as_wall")]
     pub since: Option<SteadyMillis>,
+    /// The task within its session that keeps its holds while it waits, if its agent publishes it.
+    #[serde(skip)]
+    #[schema(ignore)]
+    pub task: Option<Arc<str>>,
     /// True if it is alive; none if that is unknown.
     pub alive: Option<bool>,
 }

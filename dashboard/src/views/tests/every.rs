@@ -113,6 +113,8 @@ pub(super) fn all() -> Vec<(String, String)> {
     let unkept = PastWindow { kept: false, holds: Vec::new(), ..past() };
     let bare = LockPage { past: unkept, ..lock(held(b"bare", 1, 900)) };
     pages.push(("lock-without-history", lock_page(&bare).unwrap()));
+    pages.push(("overview", overview_page(&overview(troubled())).unwrap()));
+    pages.push(("overview-none", overview_page(&overview(Vec::new())).unwrap()));
     pages.push(("owners", list_page(&owners()).unwrap()));
     pages.push(("problems", list_page(&list::<IncidentRow>(troubled())).unwrap()));
     pages.push(("problems-none", list_page(&list::<IncidentRow>(Vec::new())).unwrap()));

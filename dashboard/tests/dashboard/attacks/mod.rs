@@ -51,6 +51,8 @@ const ROUTES: &[(&str, &str, &str)] = &[
     ("GET", "/api/v1/lock?name=a", "look"),
     ("GET", "/api/v1/events?from=-1h", "look"),
     ("GET", "/api/v1/owners", "look"),
+    ("GET", "/overview", "look"),
+    ("GET", "/api/v1/blockers", "look"),
     ("GET", "/api/v1/incidents", "look"),
     ("GET", "/api/v1/problems", "look"),
     ("GET", "/api/v1/contention", "look"),
