@@ -117,7 +117,16 @@ async fn set(redis_url: Option<String>, with_actors: bool) -> Result<Stage> {
     let history = settings.path().join("history");
     let [file, history] = [file, history].map(|path| path.to_string_lossy().into_owned());
     let flags = ["--stuck-after", "20s", "--starving-after", "20s", "--environment", "demo"];
-    let more = ["--note", NOTE, "--allow-release", "--config", &file, "--history-dir", &history];
+    let more = [
+        "--note",
+        NOTE,
+        "--allow-release",
+        "--insecure",
+        "--config",
+        &file,
+        "--history-dir",
+        &history,
+    ];
     if with_actors {
         scenes::prepare(&redis).await?;
     }
@@ -150,6 +159,9 @@ fn say(stage: &Stage, with_actors: bool) {
         println!(
             "            (port {PORT} is in use: `ss -ltnp 'sport = {PORT}'` shows by which program)"
         );
+    }
+    if with_actors {
+        println!("            (without a login: every user of this host may release its locks)");
     }
     println!("redis       {}", stage.redis.url());
     for (i, agent) in [first, second].into_iter().enumerate() {

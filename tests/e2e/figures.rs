@@ -106,7 +106,7 @@ async fn documented_and_exported_metrics_and_labels_match() -> Result<()> {
     let bound = [("client-output-buffer-limit", "normal 64mb 0 0")];
     let redis = RedisServer::with(&bound).await?;
     let (agent, _replica) = with_all_features(&redis).await?;
-    let flags = ["--monitor", "on", "--allow-release", "--scan-every", "1s"];
+    let flags = ["--monitor", "on", "--allow-release", "--insecure", "--scan-every", "1s"];
     let dashboard = Dashboard::start(&redis.url(), &flags).await?;
 
     let (mut worker, mut waiter) = (agent.client().await?, agent.client().await?);

@@ -204,7 +204,7 @@ async fn the_documented_source_identifies_who_released_by_force() -> Result<()> 
     let mut agent = Agent::start(&redis).await?;
     let history = tempfile::tempdir()?;
     let folder = history.path().display().to_string();
-    let flags = ["--allow-release", "--history-dir", &*folder];
+    let flags = ["--allow-release", "--insecure", "--history-dir", &*folder];
     let mut dashboard = Dashboard::start(&redis.url(), &flags).await?;
     let mut worker = agent.client().await?;
     worker.call("LOCK orders:1").await?.ok()?;

@@ -148,6 +148,7 @@ async fn the_documented_users_suffice_on_an_old_server() -> Result<()> {
         "--monitor-redis-url",
         &*tap,
         "--allow-release",
+        "--insecure",
         "--release-redis-url",
         &*releaser,
     ];

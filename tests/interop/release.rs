@@ -10,7 +10,7 @@ use super::{Bed, Kind};
 for_each_kind!(java_hears_of_our_hold, we_hear_of_javas_hold);
 
 async fn dashboard(bed: &Bed) -> Result<Dashboard> {
-    Dashboard::start(&bed.redis.url(), &["--allow-release", "--monitor", "off"]).await
+    Dashboard::start(&bed.redis.url(), &["--allow-release", "--insecure", "--monitor", "off"]).await
 }
 
 /// Releases the lock `a`, or one of its holders.

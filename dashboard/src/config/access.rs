@@ -73,6 +73,15 @@ pub(super) fn build(raw: &Raw<Flags>, mistakes: &mut Vec<String>) -> Built {
             ),
         ));
     }
+    if flags.allow_release && !access.is_needed() && !(flags.insecure && address.ip().is_loopback())
+    {
+        mistakes.push(raw.mistake(
+            "allow_release",
+            "everyone who reaches the dashboard could release every lock, and no record would name them: set \
+             --auth-token-file, or --trusted-user-header and --trusted-proxy; or use `lockctl unlock --force`; on \
+             loopback --insecure accepts this",
+        ));
+    }
     let proxies_only = open && tls.is_none();
     Built { access: Access { proxies_only, ..access }, tls }
 }

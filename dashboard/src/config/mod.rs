@@ -66,7 +66,7 @@ struct Flags {
     /// Separate address for metrics
     #[arg(long, value_name = "ADDRESS")]
     metrics_listen: Option<SocketAddr>,
-    /// Serve other hosts without authentication or without TLS
+    /// Serve other hosts without authentication or without TLS, or allow releases without a login on loopback
     #[arg(long)]
     insecure: bool,
     /// File of access tokens with lines `token[,name[,rights]]`; rights are look, ack, watch and release, joined by `+`
@@ -129,7 +129,7 @@ struct Flags {
     /// URL of the same server with a user that may run MONITOR; preceded by the server's name where there are several
     #[arg(long, value_name = "[NAME=]URL")]
     monitor_redis_url: Vec<NamedUrl>,
-    /// Let users with the right `release` release locks by force
+    /// Let users with the right `release` release locks by force; needs a login
     #[arg(long)]
     allow_release: bool,
     /// URL of the same server with a user that may release locks; preceded by the server's name where there are several

@@ -133,6 +133,26 @@ fn others_may_come_where_they_are_asked_who_they_are() {
 }
 
 #[test]
+fn releases_without_a_login_are_refused_at_start() {
+    let folder = tempfile::tempdir().unwrap();
+    let path = folder.path().join("tokens");
+    std::fs::write(&path, "1234567890123456,a\n").unwrap();
+    let refused = |more: &[&str]| load(&[&["--allow-release"], more].concat(), &[]).err();
+    let error = refused(&[]).unwrap();
+    for word in ["--allow-release", "--auth-token-file", "--trusted-user-header", "lockctl unlock"]
+    {
+        assert!(error.contains(word), "{word}: {error}");
+    }
+    // A proxy that names no users is not a login.
+    assert!(refused(&["--trusted-proxy", "10.0.0.7"]).is_some());
+    assert!(refused(&["--listen", "0.0.0.0:9761", "--insecure"]).is_some());
+    assert_eq!(refused(&["--insecure"]), None);
+    assert_eq!(refused(&["--auth-token-file", path.to_str().unwrap()]), None);
+    let user = ["--trusted-user-header", "X-User", "--trusted-proxy", "10.0.0.7"];
+    assert_eq!(refused(&user), None);
+}
+
+#[test]
 fn rows_of_access_need_a_proxy_that_tells() {
     let proxy = "trusted_user_header = \"X-User\"\ntrusted_proxy = [\"10.0.0.0/8\", \"::1\"]\n";
     let user = "[[access]]\nuser = \"anna\"\nrights = [\"release\"]\n";

@@ -12,7 +12,7 @@ const ANNA: &str = "5f1c0b6b7d6e4c1f9a2e";
 const LOOKER: &str = "a2e5f1c0b6b7d6e4c1f9";
 
 async fn with_release(redis_url: &str, more: &[&str]) -> Dashboard {
-    let flags = ["--redis-url", redis_url, "--monitor", "off", "--allow-release"];
+    let flags = ["--redis-url", redis_url, "--monitor", "off", "--allow-release", "--insecure"];
     Dashboard::with(&[&flags, more].concat()).await
 }
 

@@ -42,7 +42,8 @@ impl Shown {
     async fn with(flags: &[&str]) -> Result<Self> {
         let folder = tempfile::tempdir()?;
         let history = folder.path().join("history").to_string_lossy().into_owned();
-        let usual = ["--history-dir", &history, "--environment", "test", "--allow-release"];
+        let usual =
+            ["--history-dir", &history, "--environment", "test", "--allow-release", "--insecure"];
         let mut bench = Bench::with(&[&usual, flags].concat()).await?;
         let mut java = Foreign::connect(&bench.redis).await?;
         for name in ["awaited", "plain", "leaked"] {

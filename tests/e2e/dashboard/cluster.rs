@@ -44,7 +44,7 @@ pub(super) fn addresses(cluster: &mut RedisCluster, places: &[usize]) -> Vec<Str
 #[tokio::test]
 async fn the_locks_of_all_masters_are_shown_together_and_released_on_their_node() -> Result<()> {
     let mut cluster = RedisCluster::start(3, 0).await?;
-    let flags = ["--allow-release", "--monitor", "off"];
+    let flags = ["--allow-release", "--insecure", "--monitor", "off"];
     let dashboard = Dashboard::start(&cluster.url(), &flags).await?;
     let names = cluster.names("one:");
     for (place, name) in names.iter().enumerate() {
@@ -97,7 +97,8 @@ async fn the_locks_of_all_masters_are_shown_together_and_released_on_their_node(
 async fn a_moving_slot_takes_its_locks_along() -> Result<()> {
     let cluster = RedisCluster::start(2, 0).await?;
     let dashboard =
-        Dashboard::start(&cluster.url(), &["--allow-release", "--monitor", "off"]).await?;
+        Dashboard::start(&cluster.url(), &["--allow-release", "--insecure", "--monitor", "off"])
+            .await?;
     let name = cluster.names("moves:").swap_remove(0);
     take(&mut cluster.client(0).await?, &name).await?;
     lock(&dashboard, &name, held).await;
@@ -129,7 +130,8 @@ async fn asked(direct: &mut Client, command: &str) -> Result<Reply> {
 async fn a_lock_whose_slot_is_moving_is_read_where_it_is() -> Result<()> {
     let cluster = RedisCluster::start(2, 0).await?;
     let dashboard =
-        Dashboard::start(&cluster.url(), &["--allow-release", "--monitor", "off"]).await?;
+        Dashboard::start(&cluster.url(), &["--allow-release", "--insecure", "--monitor", "off"])
+            .await?;
     let name = cluster.names("way:").swap_remove(0);
     // Of the same slot.
     let fair = format!("{{{name}}}:fair");
@@ -359,6 +361,7 @@ async fn the_documented_users_suffice() -> Result<()> {
         "--monitor-redis-url",
         &*tap,
         "--allow-release",
+        "--insecure",
         "--release-redis-url",
         &*releaser,
     ];

@@ -69,7 +69,7 @@ async fn a_cluster_is_read_over_tls() -> Result<()> {
     let folder = tempfile::tempdir()?;
     let (cert, key) = certificate(folder.path())?;
     let cluster = RedisCluster::with_tls(2, &cert, &key).await?;
-    let flags = ["--redis-ca-file", &*cert, "--monitor", "off", "--allow-release"];
+    let flags = ["--redis-ca-file", &*cert, "--monitor", "off", "--allow-release", "--insecure"];
     let dashboard = Dashboard::start(&cluster.url(), &flags).await?;
     for (place, name) in cluster.names("tls:").iter().enumerate() {
         take(&mut cluster.client(place).await?, name).await?;
@@ -93,7 +93,7 @@ async fn a_cluster_is_read_over_tls() -> Result<()> {
 async fn an_old_cluster_lacks_only_sharded_channels() -> Result<()> {
     let mut cluster = RedisCluster::old().await?;
     let all = addresses(&mut cluster, &[0]);
-    let flags = ["--monitor", "off", "--allow-release"];
+    let flags = ["--monitor", "off", "--allow-release", "--insecure"];
     let dashboard = Dashboard::start(&cluster.url(), &flags).await?;
     for source in ["scan", "poll", "channels", "subscribers", "identity"] {
         until(&dashboard, source, "on", &all).await;

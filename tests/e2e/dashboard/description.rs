@@ -20,7 +20,8 @@ async fn every_response_matches_the_description() -> Result<()> {
     let history = tempfile::tempdir()?;
     let folder = history.path().to_str().context("a path in UTF-8")?;
     // No release goes through: the word for what was seen cannot be guessed.
-    let mut bench = Bench::with(&["--history-dir", folder, "--allow-release"]).await?;
+    let mut bench =
+        Bench::with(&["--history-dir", folder, "--allow-release", "--insecure"]).await?;
     let mut java = Foreign::connect(&bench.redis).await?;
     // The examples of the description are about this lock and this problem.
     for name in ["orders:42", "orders:43", "other"] {

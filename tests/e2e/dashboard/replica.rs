@@ -75,7 +75,7 @@ async fn a_replica_is_read_in_place_of_the_master_until_it_is_unsuitable() -> Re
     until_followed(&mut direct).await;
     take(&mut direct, "first").await?;
     let flags = ["--read-from", "replica", "--monitor", "on", "--monitor-unbounded"];
-    let flags = [flags.as_slice(), &["--allow-release"]].concat();
+    let flags = [flags.as_slice(), &["--allow-release", "--insecure"]].concat();
     let dashboard = Dashboard::start(&server.url(), &flags).await?;
     let there = address(&replica);
     until_read(&dashboard, Some(&there)).await;

@@ -40,7 +40,7 @@ const SOURCES: [&str; 6] = ["scan", "poll", "channels", "subscribers", "identity
 #[tokio::test]
 async fn a_failover_is_one_notice_although_the_old_master_continues() -> Result<()> {
     let sentinels = Sentinels::start(3).await?;
-    let flags = ["--monitor", "on", "--monitor-unbounded", "--allow-release"];
+    let flags = ["--monitor", "on", "--monitor-unbounded", "--allow-release", "--insecure"];
     let url = sentinels.url().replace("://", "://127.0.0.1:1,");
     let dashboard = Dashboard::start(&url, &flags).await?;
     until_at(&dashboard, &sentinels.address(0), &SOURCES).await;
@@ -129,6 +129,7 @@ async fn without_a_master_the_view_is_frozen() -> Result<()> {
         "--monitor-redis-url",
         &*tap,
         "--allow-release",
+        "--insecure",
         "--release-redis-url",
         &*releaser,
     ];

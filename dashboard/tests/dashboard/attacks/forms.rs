@@ -91,7 +91,7 @@ async fn without_the_headers_that_tell_of_it_no_other_sites_form_is_taken() {
         "127.0.0.0/8",
     ])
     .await;
-    let open = Dashboard::with(&["--redis-url", NO_REDIS, "--allow-release"]).await;
+    let open = Dashboard::with(&["--redis-url", NO_REDIS, "--allow-release", "--insecure"]).await;
     let changes = ROUTES.iter().filter(|(method, path, _)| *method == "POST" && *path != "/login");
     for (_, path, needed) in changes {
         // Whose browser is made to send it, and what only others have been given.

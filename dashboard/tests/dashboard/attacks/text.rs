@@ -56,7 +56,8 @@ async fn what_others_wrote_is_text_everywhere() {
     plant(&mut redis);
     let folder = tempfile::tempdir().unwrap();
     let history = folder.path().to_str().unwrap();
-    let flags = ["--redis-url", &server.url(), "--allow-release", "--history-dir", history];
+    let flags =
+        ["--redis-url", &server.url(), "--allow-release", "--insecure", "--history-dir", history];
     let dashboard = Dashboard::with(&flags).await;
     dashboard.json_when("/api/v1/locks", |json| json["total"] == NASTY.len()).await;
     let told = |json: &Value| {
