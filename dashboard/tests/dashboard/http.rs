@@ -176,8 +176,10 @@ async fn the_description_of_the_api_names_every_route() {
     let paths: Vec<&String> = api["paths"].as_object().unwrap().keys().collect();
     let all = [
         "acknowledge",
+        "blockers",
         "contention",
         "events",
+        "incidents",
         "lock",
         "locks",
         "monitor/watch",
