@@ -16,6 +16,14 @@ const MARGIN: f64 = 0.8;
 const MAX_PING_FACTOR: u32 = 3;
 /// The time that a PING may take in addition.
 const GRACE: Duration = Duration::from_millis(1);
+/// A PING this short is never slow, since a busy host alone makes it so.
+const ALWAYS_FINE: Duration = Duration::from_millis(5);
+/// The number of checks in a row with slow PINGs that close it.
+const SLOW_CHECKS: u32 = 3;
+/// The factor beyond which a single check is enough.
+const FAR_TOO_SLOW: u32 = 10;
+/// The longest pause after slow PINGs. They depend on the host and the network too, not only on MONITOR.
+const MAX_SLOW_PAUSE: Duration = Duration::from_secs(300);
 /// The first pause; each further one is twice as long.
 const FIRST_PAUSE: Duration = Duration::from_secs(60);
 const MAX_PAUSE: Duration = Duration::from_secs(3_600);
@@ -36,6 +44,8 @@ pub(super) struct Load {
 pub(super) struct Governor {
     max_ops: u64,
     initial_ping: Duration,
+    /// The latest checks in a row with slow PINGs.
+    slow_checks: u32,
     pause: Duration,
     closed_until: Option<Instant>,
     opened: Option<Instant>,
@@ -46,6 +56,7 @@ impl Governor {
         Self {
             max_ops,
             initial_ping: Duration::ZERO,
+            slow_checks: 0,
             pause: FIRST_PAUSE,
             closed_until: None,
             opened: None,
@@ -68,6 +79,7 @@ impl Governor {
     /// Records that it was opened, with the load just before.
     pub(super) fn opened(&mut self, load: Load, now: Instant) {
         self.initial_ping = load.ping;
+        self.slow_checks = 0;
         self.opened = Some(now);
     }
 
@@ -75,13 +87,18 @@ impl Governor {
     ///
     /// # Errors
     /// The limit that is exceeded, in words.
-    pub(super) fn may_stay(&self, load: Load, received: u64) -> Result<(), String> {
+    pub(super) fn may_stay(&mut self, load: Load, received: u64) -> Result<(), String> {
         self.within(load, 1.0)?;
         if received > MAX_RECEIVED {
             return Err(format!("MONITOR alone sends {}", rate(received, MAX_RECEIVED)));
         }
-        let most = self.initial_ping * MAX_PING_FACTOR + GRACE;
-        if load.ping > most {
+        let most = (self.initial_ping * MAX_PING_FACTOR + GRACE).max(ALWAYS_FINE);
+        self.slow_checks = match load.ping {
+            ping if ping > most * FAR_TOO_SLOW => SLOW_CHECKS,
+            ping if ping > most => self.slow_checks + 1,
+            _ => 0,
+        };
+        if self.slow_checks >= SLOW_CHECKS {
             return Err(format!(
                 "a PING takes {:.1} ms, and took {:.1} ms before",
                 load.ping.as_secs_f64() * 1e3,
@@ -112,7 +129,8 @@ impl Governor {
         if lasted.is_some_and(|lasted| lasted >= PROBATION) {
             self.pause = FIRST_PAUSE;
         }
-        let pause = self.pause;
+        let slow = self.slow_checks >= SLOW_CHECKS;
+        let pause = if slow { self.pause.min(MAX_SLOW_PAUSE) } else { self.pause };
         self.closed_until = Some(now + pause);
         self.pause = (pause * 2).min(MAX_PAUSE);
         pause
@@ -144,13 +162,12 @@ mod tests {
         governor.opened(QUIET, Instant::now());
         assert_eq!(governor.may_stay(QUIET, 1_000), Ok(()));
         // Exactly at the limits.
-        let most = Load { ops: 1_000, input: MAX_INPUT, ping: Duration::from_micros(1_300) };
+        let most = Load { ops: 1_000, input: MAX_INPUT, ping: ALWAYS_FINE };
         assert_eq!(governor.may_stay(most, MAX_RECEIVED), Ok(()));
         for (load, received, word) in [
             (Load { ops: 1_001, ..QUIET }, 0, "1001 commands"),
             (Load { input: MAX_INPUT + 200_000, ..QUIET }, 0, "4.1 MiB a second, and 4.0"),
             (QUIET, MAX_RECEIVED + 1, "MONITOR alone"),
-            (Load { ping: Duration::from_micros(1_301), ..QUIET }, 0, "PING takes 1.3 ms"),
         ] {
             let error = governor.may_stay(load, received).unwrap_err();
             assert!(error.contains(word), "{error}");
@@ -158,8 +175,36 @@ mod tests {
     }
 
     #[tokio::test]
+    async fn only_pings_that_stay_slow_close_it_and_not_for_long() {
+        let mut governor = Governor::new(1_000);
+        let mut now = Instant::now();
+        let slow = Load { ping: ALWAYS_FINE + Duration::from_micros(1), ..QUIET };
+        for _ in 0..8 {
+            governor.opened(QUIET, now);
+            for load in [slow, slow, QUIET, slow, slow] {
+                assert_eq!(governor.may_stay(load, 0), Ok(()));
+            }
+            let error = governor.may_stay(slow, 0).unwrap_err();
+            assert!(error.contains("PING takes 5.0 ms, and took 0.1 ms"), "{error}");
+            now += Duration::from_secs(30);
+            assert!(governor.closed(now) <= MAX_SLOW_PAUSE);
+        }
+        assert_eq!(governor.wait(now), MAX_SLOW_PAUSE);
+        governor.opened(QUIET, now);
+        let far_too_slow = Load { ping: ALWAYS_FINE * 11, ..QUIET };
+        assert!(governor.may_stay(far_too_slow, 0).is_err(), "at once");
+        // A server that was slow before may be so again.
+        let distant = Load { ping: Duration::from_millis(10), ..QUIET };
+        governor.opened(distant, now);
+        for millis in [29, 31, 31, 29, 31, 31] {
+            let load = Load { ping: Duration::from_millis(millis), ..QUIET };
+            assert_eq!(governor.may_stay(load, 0), Ok(()));
+        }
+    }
+
+    #[tokio::test]
     async fn opening_requires_less_load_than_staying_open() {
-        let governor = Governor::new(1_000);
+        let mut governor = Governor::new(1_000);
         let busy = Load { ops: 900, ..QUIET };
         assert!(governor.may_open(busy).is_err());
         assert_eq!(governor.may_stay(busy, 0), Ok(()));
