@@ -101,6 +101,10 @@ impl App {
             skipped: rows.skipped,
             cursor: request.params.cursor().map(str::to_owned),
             next: rows.next.clone(),
+            cleared: match T::CLEARED {
+                true => Arc::clone(&self.hub.snapshot().cleared),
+                false => Arc::default(),
+            },
             contention: T::GROUPS.then(|| self.hub.contention()),
         }
     }

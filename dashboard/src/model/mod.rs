@@ -35,8 +35,8 @@ use contention::{Contention, Count, Totals};
 use record::ScopeContext;
 use scope::{Restart, RestartCause, Scope};
 use types::{
-    ArchiveEntry, Ending, KnownParts, LockId, Notice, Observation, ReadRequest, Reading, ScopeId,
-    Settings, Snapshot, Source, Stamp,
+    ArchiveEntry, ClearedProblem, Ending, KnownParts, LockId, Notice, Observation, ProblemKind,
+    ReadRequest, Reading, ScopeId, Settings, Snapshot, Source, Stamp,
 };
 
 use owner_names::OwnerNames;
@@ -46,6 +46,8 @@ pub use record::{Effect, RestoredLock};
 const RETAINED: Duration = Duration::from_secs(600);
 /// The longest time between two ticks that counts as waited.
 const MAX_TICK: Duration = Duration::from_secs(5);
+/// The most ended problems that are remembered.
+const MAX_CLEARED: usize = 100;
 /// The most notices that are retained.
 const MAX_NOTICES: usize = 20;
 
@@ -66,6 +68,8 @@ pub struct Model {
     lock_count: usize,
     stale: bool,
     names: OwnerNames,
+    /// Problems that have ended, the latest first.
+    cleared: VecDeque<ClearedProblem>,
 }
 
 impl Model {
@@ -99,6 +103,7 @@ impl Model {
             lock_count: 0,
             stale: true,
             names,
+            cleared: VecDeque::new(),
         }
     }
 
@@ -486,6 +491,25 @@ impl Model {
 
     /// Returns the effects since the last call.
     pub fn take_effects(&mut self) -> Vec<(ScopeId, Effect)> {
-        std::mem::take(&mut self.effects)
+        let effects = std::mem::take(&mut self.effects);
+        for (_, effect) in &effects {
+            if let Effect::Archive(entry) = effect
+                && let ArchiveEntry::Cleared(lock, problem, at) = &**entry
+            {
+                self.remember_cleared(lock, *problem, *at);
+            }
+        }
+        effects
+    }
+
+    /// Remembers that a problem has ended. One that comes and goes is remembered once.
+    fn remember_cleared(&mut self, lock: &LockId, problem: ProblemKind, at: SteadyMillis) {
+        let known = self.cleared.iter().position(|c| c.problem == problem && c.lock == *lock);
+        let known = known.and_then(|known| self.cleared.remove(known));
+        let times = known.map_or(0, |known| known.times).saturating_add(1);
+        self.cleared.push_front(ClearedProblem { lock: lock.clone(), problem, at, times });
+        self.cleared.truncate(MAX_CLEARED);
+        self.snapshot.cleared = self.cleared.iter().cloned().collect();
+        self.stale = true;
     }
 }

@@ -153,6 +153,7 @@ impl Listed for IncidentRow {
     type Schema = Self;
     const NAME: &'static str = "incidents";
     const SORTS: &'static [&'static str] = &["severity", "age", "locks", "waiting"];
+    const CLEARED: bool = true;
 
     fn all(published: &Published, filter: &Filter, now: SteadyMillis) -> Vec<Self> {
         let troubled = published.snapshot.locks().filter(|lock| !lock.problems.is_empty());

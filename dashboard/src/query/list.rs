@@ -43,6 +43,8 @@ pub trait Listed: Clone + Serialize + Send + Sync + 'static {
     const SORTS: &'static [&'static str];
     /// True if the list reports groups of locks in addition to its rows.
     const GROUPS: bool = false;
+    /// True if the list's page also shows problems that have ended.
+    const CLEARED: bool = false;
     /// The type whose schema describes a row's JSON.
     type Schema: ToSchema;
 

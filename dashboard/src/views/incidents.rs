@@ -1,19 +1,22 @@
 //! `/problems`: incidents, one row each.
 
 use askama::Template;
+use askama::filters::HtmlSafe;
 
 use super::format::{Ago, Clock, Prose};
 use super::list::{Heading, ListView, LockLink, holder};
 use super::owner_name::with_names;
 use super::picture::Circle;
 use super::row::{Badge, HolderCell, row_id};
-use super::{Chrome, format, links};
+use super::{Chrome, ListPage, format, links};
 use crate::clock::SteadyMillis;
-use crate::model::types::{Acknowledgement, LockView};
+use crate::model::types::{Acknowledgement, ClearedProblem, LockView};
 use crate::query::Listed as _;
 use crate::query::incidents::IncidentRow;
 use crate::text;
 
+/// A day, in milliseconds.
+const DAY_MS: u64 = 24 * 3_600_000;
 /// The most locks that a row names.
 const NAMED: usize = 20;
 
@@ -127,5 +130,34 @@ impl ListView for IncidentRow {
                 .map(|word| (Clock::new(word.until, now), word)),
         }
         .render()
+    }
+}
+
+/// Problems that have ended within a day.
+#[derive(Template)]
+#[template(path = "parts/cleared.html")]
+pub(super) struct Cleared {
+    problems: Vec<(&'static str, LockLink, Ago, u32)>,
+}
+
+impl HtmlSafe for Cleared {}
+
+impl Cleared {
+    pub(super) fn new<T>(page: &ListPage<T>) -> Self {
+        Self::of(&page.chrome, &page.cleared, page.chrome.now)
+    }
+
+    /// `until`: the instant to which a day is counted, also where ages are left to the script.
+    pub(super) fn of(chrome: &Chrome, cleared: &[ClearedProblem], until: SteadyMillis) -> Self {
+        let recent = cleared.iter().filter(|c| c.at.0.saturating_add(DAY_MS) >= until.0);
+        let problem = |c: &ClearedProblem| {
+            (
+                c.problem.as_str(),
+                LockLink::new(&c.lock, chrome),
+                Ago::new(c.at, chrome.now),
+                c.times,
+            )
+        };
+        Self { problems: recent.map(problem).collect() }
     }
 }

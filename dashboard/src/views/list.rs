@@ -8,6 +8,7 @@ use super::foot::{Foot, Shown};
 use super::format::AGELESS;
 use super::format::{Ago, Prose};
 use super::fragments::{Fragments, LiveRow};
+use super::incidents::Cleared;
 use super::locks::Tabs;
 use super::owner_name::{OwnerName, short_client};
 use super::page::{self, Frame};
@@ -230,6 +231,7 @@ struct ListTemplate<'a, T> {
     rows: Vec<Rendered>,
     foot: Foot<'a>,
     groups: Option<Groups<'a>>,
+    cleared: Option<Cleared>,
     json: String,
     csv: String,
 }
@@ -262,6 +264,7 @@ pub fn list_page<T: ListView>(page: &ListPage<T>) -> Result<String, askama::Erro
         rows: rows.collect::<Result<_, _>>()?,
         foot: foot(page),
         groups: page.contention.as_deref().map(Groups::new),
+        cleared: T::CLEARED.then(|| Cleared::new(page)),
         json: api(&[("cursor", page.cursor.as_deref())]),
         csv: api(&[("format", Some("csv"))]),
     }
@@ -283,6 +286,11 @@ pub(super) fn regions<T: ListView>(
     }
     if let Some(contention) = &page.contention {
         regions.push(("groups", Groups::new(contention).render()?));
+    }
+    if T::CLEARED {
+        let now = AGELESS;
+        let chrome = Chrome { now, ..page.chrome.clone() };
+        regions.push(("cleared", Cleared::of(&chrome, &page.cleared, page.chrome.now).render()?));
     }
     Ok(regions)
 }

@@ -40,7 +40,7 @@ use crate::archive::{Gap, HoldersAt};
 use crate::clock::SteadyMillis;
 use crate::model::contention::Contention;
 use crate::model::owner_names::OwnerNames;
-use crate::model::types::{LockId, LockView, Notice, PastHoldView};
+use crate::model::types::{ClearedProblem, LockId, LockView, Notice, PastHoldView};
 use crate::query::blockers::BlockerRow;
 use crate::query::incidents::IncidentRow;
 use crate::query::owners::OwnerRow;
@@ -201,6 +201,8 @@ pub struct ListPage<T> {
     pub cursor: Option<String>,
     /// The cursor of the next page, if there is one.
     pub next: Option<String>,
+    /// Problems that have ended, the latest first, if the list shows them.
+    pub cleared: Arc<[ClearedProblem]>,
     /// The counts of the last hour, if the list shows them.
     pub contention: Option<Arc<Contention>>,
 }

@@ -32,6 +32,23 @@ fn acquisition_renewal_and_release_are_observed() {
 }
 
 #[test]
+fn a_problem_that_comes_and_goes_is_remembered_once() {
+    let mut model = model();
+    for n in 0..3 {
+        let from = n * 100_000;
+        read(&mut model, "a", from, held(1, 1, None));
+        read(&mut model, "a", from + 60_000, held(1, 1, None));
+        assert_eq!(shown(&mut model, "a").unwrap().problems.len(), 1);
+        read(&mut model, "a", from + 70_000, absent());
+        model.take_effects();
+    }
+    shown(&mut model, "a");
+    let [cleared] = &*model.snapshot.cleared else { panic!("{:?}", model.snapshot.cleared) };
+    assert_eq!((cleared.problem, cleared.times), (ProblemKind::Leaked, 3));
+    assert_eq!(cleared.at, stamp(270_000).steady);
+}
+
+#[test]
 fn leases_that_run_out_are_counted_without_monitor() {
     let mut model = model();
     for n in 0..3 {

@@ -7,6 +7,7 @@ use serde::Serialize;
 
 use super::id::LockId;
 use super::lock_view::LockView;
+use super::problem::ProblemKind;
 use crate::clock::SteadyMillis;
 
 /// Parts of a snapshot. Only those with changes are copied.
@@ -24,8 +25,21 @@ pub struct Snapshot {
     pub not_kept: u64,
     /// Notices about servers, newest first.
     pub notices: Arc<[Notice]>,
+    /// Problems that have ended, the latest first.
+    pub cleared: Arc<[ClearedProblem]>,
     shards: Vec<Arc<Vec<Arc<LockView>>>>,
     hasher: RandomState,
+}
+
+/// A problem that has ended, perhaps several times.
+#[derive(Debug, Clone, PartialEq, Eq)]
+pub struct ClearedProblem {
+    pub lock: LockId,
+    pub problem: ProblemKind,
+    /// The latest end.
+    pub at: SteadyMillis,
+    /// The number of times that it has ended since the first one that is remembered.
+    pub times: u32,
 }
 
 /// A notice that concerns a server rather than one lock.
@@ -97,6 +111,7 @@ impl Snapshot {
             complete: false,
             not_kept: 0,
             notices: Arc::from([]),
+            cleared: Arc::from([]),
             shards: vec![Arc::default(); SHARDS],
             hasher: RandomState::new(),
         }

@@ -200,6 +200,7 @@ pub(super) fn locks(rows: Vec<LockView>) -> ListPage<LockRow> {
         skipped: 0,
         cursor: None,
         next: None,
+        cleared: Arc::default(),
         contention: None,
     }
 }
@@ -297,6 +298,7 @@ pub(super) fn list<T: ListView>(locks: Vec<LockView>) -> ListPage<T> {
         skipped: rows.skipped,
         cursor: None,
         next: rows.next,
+        cleared: Arc::default(),
         contention: T::GROUPS.then(|| Arc::clone(&published.contention)),
     }
 }
