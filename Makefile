@@ -46,9 +46,9 @@ test: toolchain deps ## Every test, with real servers, clients and a browser
 	$(call rust_client,test)
 	RUST_TEST_THREADS=$${RUST_TEST_THREADS:-$$((2 * $$(nproc)))} $(CARGO_TEST)
 
-soak: toolchain ## A quarter of an hour of healthy load, after which no alert may have fired
+soak: toolchain ## A quarter of an hour of healthy load, after which no alert may have fired; prints its figures
 	@tests/install-missing cc redis-server promtool
-	LOCKSCOPE_SOAK=1 $(CARGO_TEST) --test e2e -- --exact grafana::healthy_load::a_healthy_quarter_of_an_hour_raises_no_alert
+	LOCKSCOPE_SOAK=1 $(CARGO_TEST) --test e2e -- --exact --nocapture grafana::healthy_load::a_healthy_quarter_of_an_hour_raises_no_alert
 
 chaos: toolchain ## Random faults and a judge of what workers were told; ARGS='--seconds 600 --seed 7'
 	@tests/install-missing cc redis-server
