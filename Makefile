@@ -64,10 +64,11 @@ package-test: package ## Installs the packages in a fresh Debian, uses and purge
 	@tests/install-missing debootstrap redis-server curl systemd-nspawn
 	packaging/test "$${CARGO_TARGET_DIR:-target}/debian" $(WORKERS)
 
-container-test: toolchain ## Makes the container images of programs built here, and runs them; needs root and podman
-	@tests/install-missing cc redis-server curl podman runc
+container-test: toolchain $(CLIENTS)/.venv/installed ## Runs container images of programs built here, and the services of the compose file; needs root and podman
+	@tests/install-missing cc redis-server curl podman runc prometheus ip
 	$(CARGO) build --locked --workspace --bins
 	packaging/containers "$${CARGO_TARGET_DIR:-target}/debug"
+	packaging/compose/rehearse "$${CARGO_TARGET_DIR:-target}/debug" $(CLIENTS)/.venv/bin/python
 
 bench: toolchain $(PEERS)/.venv/installed $(PEERS)/node_modules/installed $(BED)/target/$(lastword $(REDISSON))/classpath ## The agent compared with other libraries; ARGS='--rounds 3 one-lock', BASE=commit: with that commit
 	@tests/install-missing cc redis-server
