@@ -491,6 +491,7 @@ impl Record {
         history.push(past);
         if self.confirmed {
             // The source that showed its end makes no difference here.
+            effects.push(Effect::HoldEnded(ended, Arc::clone(&self.group)));
             effects.push(Effect::Count(Source::Poll, Count::Held(past)));
             effects.push(Effect::Archive(Box::new(ArchiveEntry::Ended(self.id.clone(), past))));
         }
