@@ -77,7 +77,7 @@ pub struct PastEvent {
     pub detail: Option<String>,
 }
 
-/// The last four are an operator's actions.
+/// The last five are an operator's actions.
 fn event_words() -> utoipa::openapi::Object {
     words([
         "taken",
@@ -88,6 +88,7 @@ fn event_words() -> utoipa::openapi::Object {
         "unacknowledged",
         "force_released",
         "place_removed",
+        "release_rejected",
     ])
 }
 
