@@ -50,11 +50,6 @@
     return template.content;
   }
 
-  function flash(row, how) {
-    row.classList.add(how);
-    setTimeout(() => row.classList.remove(how), 1500);
-  }
-
   // --- What the dashboard has said last, and what of it is not on the page yet.
   let known = new Map();
   const dirty = new Set();
@@ -65,7 +60,7 @@
   const missed = new Set();
   let away = false;
   // These say whether the picture can be trusted: they never wait.
-  const URGENT = ["status", "alerts", "spoken"];
+  const URGENT = ["health", "status", "alerts", "spoken"];
 
   function receive(patch) {
     Lockscope.setClock(patch.now);
@@ -130,30 +125,24 @@
   }
 
   function applyRows() {
-    const holder = (row) => row.querySelector(".holder")?.textContent;
     for (const id of [...dirty]) {
       const row = byId(id);
       if (!known.has(id)) dirty.delete(id);
       if (!row || !known.has(id)) continue;
       dirty.delete(id);
-      const fresh = made(id);
-      const changed = holder(row) !== holder(fresh);
-      morph(row, fresh);
-      if (changed) flash(row, "changed");
+      morph(row, made(id));
     }
   }
 
   function applyOrder() {
     const focused = document.activeElement;
     const keep = new Set(order);
-    const first = shown().length === 0;
     for (const row of shown()) if (!keep.has(row.id)) row.remove();
     order.filter((id) => byId(id) || known.has(id)).forEach((id, i) => {
       let row = byId(id);
       if (!row) {
         row = made(id);
         dirty.delete(id);
-        if (!first) flash(row, "fresh");
       }
       if (rows.children[i] !== row) rows.insertBefore(row, rows.children[i] ?? null);
     });

@@ -200,6 +200,9 @@ fn start(
     let mut archive_sender: Option<archive::ArchiveSender> = None;
     if let Some(archive::Archive { sender, writer, reader }) = history {
         model.restore(reader.restored().context("cannot read the history")?);
+        for (owner, name) in reader.owner_names().context("cannot read the history")? {
+            model.names().record(&owner, &name);
+        }
         shutdown.spawn("history", writer.run());
         (archived, archive_sender) = (Some(reader), Some(sender));
     }

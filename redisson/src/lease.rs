@@ -88,7 +88,13 @@ impl Lease {
     /// the key and its clock does not step: the lease minus 1% for drift and 2 ms for rounding.
     #[must_use]
     pub fn valid_until(self, sent: Moment) -> Moment {
-        sent + self.0.saturating_sub(self.0 / 100 + Duration::from_millis(2))
+        sent + self.0.saturating_sub(self.safety_margin())
+    }
+
+    /// Returns the time by which [`Self::valid_until`] is before the end of the lease.
+    #[must_use]
+    pub fn safety_margin(self) -> Duration {
+        self.0 / 100 + Duration::from_millis(2)
     }
 
     /// Returns the instant to renew a hold whose lease was set at `sent`: after a third of the lease, minus up to 4% of

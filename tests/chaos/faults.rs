@@ -4,6 +4,7 @@ use std::time::Duration;
 
 use anyhow::{Context as _, Result};
 use harness::proxy::{Flow, Way};
+use rustix::process::Signal;
 use tokio::time::{Instant, sleep};
 
 use crate::history::{What, now};
@@ -36,6 +37,7 @@ pub(crate) async fn inject(stage: &mut Stage, seconds: u64) -> Result<()> {
         }
         let i = pick(stage, left.len())?;
         let fault = left.swap_remove(i);
+        stage.replace_ended()?;
         let from = now();
         apply(stage, fault).await.with_context(|| format!("cannot apply `{fault}`"))?;
         let data_lost = fault == "data lost";
@@ -63,9 +65,11 @@ async fn apply(stage: &mut Stage, fault: &str) -> Result<()> {
         }
         "worker stopped" => {
             let worker = &mut stage.workers[of_worker];
-            worker.freeze().await?;
-            sleep(short).await;
-            worker.thaw()?;
+            // One that ends meanwhile is found before the next fault.
+            if worker.signal(Signal::STOP).is_ok() {
+                sleep(short).await;
+                worker.thaw().ok();
+            }
         }
         "agent killed" => stage.hosts[of_host].agent.restart().await?,
         "agent stopped" | "agent stopped beyond its lease" => {

@@ -48,6 +48,11 @@ pub(crate) enum What {
     Killed {
         victim: u32,
     },
+    /// A worker that nobody had killed has ended, with this at the end of its log.
+    Ended {
+        victim: u32,
+        log: String,
+    },
     /// A fault that was in effect from `from` until the event was recorded.
     Fault {
         name: String,

@@ -152,7 +152,9 @@ fn holds(events: &[Event]) -> (Vec<Hold>, Vec<(u64, u64)>) {
                 }
             }
             What::Disconnected => end_all(&mut open, &mut holds, *worker, *at),
-            What::Killed { victim } => end_all(&mut open, &mut holds, *victim, *at),
+            What::Killed { victim } | What::Ended { victim, .. } => {
+                end_all(&mut open, &mut holds, *victim, *at);
+            }
             What::Fault { .. } | What::Healed { .. } | What::LeftOver { .. } => {}
         }
     }
@@ -210,6 +212,7 @@ fn fair_order(holds: &[&Hold], events: &[Event]) -> Vec<Finding> {
     found
 }
 
+/// What breaks a rule whatever the holds are, and locks that nobody was granted after the faults.
 fn after_heal(events: &[Event], holds: &[Hold]) -> Vec<Finding> {
     let mut found = Vec::new();
     for Event { at, what, .. } in events {
@@ -221,6 +224,10 @@ fn after_heal(events: &[Event], holds: &[Hold]) -> Vec<Finding> {
                     let text = format!("{lock} was not granted after all faults were over");
                     found.push(Finding { rule: "liveness", at: *at, text });
                 }
+            }
+            What::Ended { victim, log } => {
+                let text = format!("worker {victim} ended by itself: {log}");
+                found.push(Finding { rule: "worker ended", at: *at, text });
             }
             What::LeftOver { key } => {
                 let text = format!("{key} is still in Redis after all workers have ended");

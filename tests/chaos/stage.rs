@@ -89,7 +89,9 @@ impl Stage {
     pub(crate) fn worker(&mut self, i: usize) -> Result<Process> {
         let (kind, locks, lease) = WORKERS[i % WORKERS.len()];
         let agent = &self.hosts[i / WORKERS.len()].agent;
-        let mut command = process::command(&std::env::current_exe()?);
+        // This very program, also after a build has replaced its file.
+        let program = PathBuf::from(format!("/proc/{}/exe", std::process::id()));
+        let mut command = process::command(&program);
         command.arg("worker").args(["--kind", kind]);
         command.arg("--socket").arg(agent.socket()).arg("--history").arg(&self.history);
         command.args(["--seed", &self.random.below(u64::MAX).to_string()]);
@@ -102,7 +104,22 @@ impl Stage {
         if self.ignore_loss {
             command.arg("--ignore-loss");
         }
-        Process::spawn("worker", command, &self.folder.join("workers.log"), None)
+        Process::spawn("worker", command, &self.folder.join(format!("worker-{i}.log")), None)
+    }
+
+    /// Records workers that have ended by themselves, with the end of their logs, and starts others instead.
+    pub(crate) fn replace_ended(&mut self) -> Result<()> {
+        for i in 0..self.workers.len() {
+            let worker = &mut self.workers[i];
+            if let Some(status) = worker.ended()? {
+                let log = worker.log();
+                let log = log.lines().last().unwrap_or("nothing logged");
+                let log = format!("{status}: {log}");
+                self.recorder.record(What::Ended { victim: worker.pid(), log })?;
+                self.workers[i] = self.worker(i)?;
+            }
+        }
+        Ok(())
     }
 
     /// Waits until every lock has been granted again, ends the workers, and looks for what they left in Redis.
@@ -130,6 +147,7 @@ impl Stage {
             }
             sleep(Duration::from_secs(1)).await;
         }
+        self.replace_ended()?;
         for worker in &mut self.workers {
             self.recorder.record(What::Killed { victim: worker.pid() })?;
             worker.kill()?;

@@ -1,17 +1,27 @@
 //! A run of random faults, judged.
 
 use anyhow::{Context as _, Result, ensure};
-use harness::{PATIENCE, Process, process, programs, within};
+use harness::{PATIENCE, Process, eventually, process, programs, within};
 
 /// Runs the program, and returns whether it passed and its output.
 async fn chaos(arguments: &[&str]) -> Result<(bool, String)> {
     let folder = tempfile::tempdir()?;
     let agent = programs::path("lockscope-agent")?;
-    let mut command = process::command(&programs::path("chaos")?);
+    let program = folder.path().join("chaos");
+    std::fs::copy(programs::path("chaos")?, &program)?;
+    let mut command = process::command(&program);
     // The run uses the programs that have been built.
     command.env("LOCKSCOPE_TEST_PROGRAMS", agent.with_file_name(""));
     command.args(arguments);
     let mut run = Process::spawn("chaos", command, &folder.path().join("chaos.log"), None)?;
+    // A build that replaces the program's file meanwhile keeps no worker from starting.
+    let running = format!("/proc/{}/exe", run.pid());
+    eventually("the run to have begun", async || {
+        ensure!(std::fs::read_link(&running)? == program, "it is starting");
+        Ok(())
+    })
+    .await;
+    std::fs::remove_file(&program)?;
     let status =
         within(3 * PATIENCE, "the end of the run", async || run.ended()?.context("it still runs"))
             .await;

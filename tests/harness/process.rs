@@ -5,7 +5,7 @@ use std::fs::File;
 use std::path::{Path, PathBuf};
 use std::process::{Child, Command, ExitStatus, Stdio};
 
-use anyhow::{Context as _, Result, ensure};
+use anyhow::{Context as _, Result, bail, ensure};
 use rustix::process::{Pid, Signal, kill_process};
 
 use crate::eventually;
@@ -136,7 +136,10 @@ impl Process {
     /// Returns an error if it has ended already.
     pub fn signal(&mut self, signal: Signal) -> Result<()> {
         // Until we have waited for it the pid is surely its own.
-        ensure!(self.ended()?.is_none(), "{} has ended already", self.name);
+        if let Some(status) = self.ended()? {
+            self.print_log();
+            bail!("{} has ended already: {status}", self.name);
+        }
         let pid = i32::try_from(self.pid())?;
         kill_process(Pid::from_raw(pid).context("pid 0")?, signal)?;
         Ok(())

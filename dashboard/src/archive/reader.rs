@@ -33,6 +33,8 @@ const ACT: &str =
     "outcome || ': ' || who || ' from ' || from_ip || ', ' || was || '; why: ' || reason";
 /// The time after a start within which an acknowledged problem must be found again to count as the same.
 const FOUND_AGAIN_MS: u64 = 600_000;
+/// The most names of owners that the next run restores.
+const MAX_NAMES: usize = 25_000;
 /// The most gaps in one answer.
 const MAX_GAPS: usize = 100;
 
@@ -228,6 +230,19 @@ impl Reader {
             Ok(gaps)
         })
         .await
+    }
+
+    /// Returns the names of owners that earlier runs have learned, the latest last.
+    ///
+    /// # Errors
+    /// Fails if the file cannot be read.
+    pub fn owner_names(&self) -> rusqlite::Result<Vec<(String, String)>> {
+        let connection = self.0.lock().unwrap_or_else(PoisonError::into_inner);
+        let mut names = connection.prepare(
+            "SELECT id, name FROM (SELECT * FROM owner ORDER BY seen DESC LIMIT ?1) ORDER BY seen",
+        )?;
+        let names = names.query_map([MAX_NAMES], |row| Ok((row.get(0)?, row.get(1)?)))?;
+        names.collect()
     }
 
     /// Returns the state of each lock at the end of an earlier run: its last holders and problems, and its latest past holds.

@@ -34,6 +34,8 @@ CREATE TABLE IF NOT EXISTS acknowledged (
   deployment TEXT NOT NULL, db INTEGER NOT NULL, name BLOB NOT NULL, problem TEXT NOT NULL,
   who TEXT NOT NULL, reason TEXT NOT NULL, at INTEGER NOT NULL, until INTEGER NOT NULL,
   PRIMARY KEY (deployment, db, name, problem));
+CREATE TABLE IF NOT EXISTS owner (id TEXT NOT NULL PRIMARY KEY, name TEXT NOT NULL, seen INTEGER NOT NULL);
+CREATE INDEX IF NOT EXISTS owner_seen ON owner (seen);
 ";
 
 /// Opens the file, and creates its tables if necessary.

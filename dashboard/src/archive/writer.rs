@@ -146,12 +146,13 @@ impl Table {
     /// Corrects the rows of this run after the wall clock was set.
     fn correct_clock(&mut self, by: i64) -> rusqlite::Result<()> {
         let transaction = self.connection.transaction()?;
-        let of_tables: [(&str, &[&str]); 5] = [
+        let of_tables: [(&str, &[&str]); 6] = [
             ("hold", &["began", "ended"]),
             ("problem", &["began", "cleared"]),
             ("act", &["at"]),
             ("acknowledged", &["at", "until"]),
             ("span", &["began", "alive"]),
+            ("owner", &["seen"]),
         ];
         for (table, columns) in of_tables {
             for column in columns {
@@ -173,6 +174,7 @@ impl Table {
         self.connection.execute("DELETE FROM act WHERE at < ?1", [oldest])?;
         self.connection.execute("DELETE FROM acknowledged WHERE until < ?1", [millis(now)])?;
         self.connection.execute("DELETE FROM span WHERE alive < ?1", [oldest])?;
+        self.connection.execute("DELETE FROM owner WHERE seen < ?1", [oldest])?;
         let number = |what: &str| -> rusqlite::Result<u64> {
             self.connection.query_row(&format!("PRAGMA {what}"), [], |row| row.get(0))
         };
@@ -288,6 +290,10 @@ fn insert(to: &Transaction<'_>, entry: &ArchiveEntry) -> rusqlite::Result<()> {
                 "DELETE FROM acknowledged WHERE deployment = ?1 AND db = ?2 AND name = ?3 AND problem = ?4",
             )?
             .execute(params![deployment, db, name, problem.as_str()])?;
+        }
+        ArchiveEntry::Named { owner, name, at } => {
+            to.prepare_cached("INSERT OR REPLACE INTO owner (id, name, seen) VALUES (?1, ?2, ?3)")?
+                .execute(params![owner, name, millis(*at)])?;
         }
         ArchiveEntry::Acted(lock, act) => {
             let (deployment, db, name) = key(lock);

@@ -14,13 +14,13 @@ use crate::archive::ArchiveSender;
 use crate::metrics::opts;
 use crate::model::Effect;
 use crate::model::actor::{Hub, Listener};
-use crate::model::types::ScopeId;
+use crate::model::types::{Ending, ScopeId};
 use crate::sources::status::Sources;
 
-use snapshot::SnapshotCollector;
+use snapshot::{Counters, SnapshotCollector};
 
-/// The most pairs of deployment and group; later ones are counted as overflow. Each pair has up to 39 series (locks and
-/// holders by kind, waiters, problems), so all of them stay below 8,000.
+/// The most pairs of deployment and group; later ones are counted as overflow. Each pair has up to 42 series (locks and
+/// holders by kind, waiters, problems, endings), so all of them stay below 8,500.
 const MAX_PAIRS: usize = 201;
 /// The lag from which the poll counts as behind.
 const BEHIND: Duration = Duration::from_secs(2);
@@ -30,6 +30,7 @@ const BEHIND: Duration = Duration::from_secs(2);
 pub struct ModelMetrics {
     events: IntCounterVec,
     detected: IntCounterVec,
+    ended: IntCounterVec,
     pairs: Pairs,
     sources: Arc<Sources>,
     archive: Option<ArchiveSender>,
@@ -40,6 +41,18 @@ impl ModelMetrics {
     #[must_use]
     pub fn with_archive(self, archive: Option<ArchiveSender>) -> Self {
         Self { archive, ..self }
+    }
+}
+
+/// The values of the label `ending`.
+const OUTCOMES: [&str; 3] = ["released", "ran_out", "lost"];
+
+/// Returns the label of an ending.
+fn outcome(ending: Ending) -> &'static str {
+    match ending {
+        Ending::Released | Ending::HandedOver => "released",
+        Ending::Expired => "ran_out",
+        Ending::Vanished | Ending::Forced | Ending::Restarted | Ending::Replaced => "lost",
     }
 }
 
@@ -76,6 +89,10 @@ impl Listener for ModelMetrics {
                 let labels = [deployment, problem.as_str(), certainty.as_str(), group];
                 self.detected.with_label_values(&labels).inc();
             }
+            Effect::HoldEnded(ending, group) => {
+                let (group, _) = self.pairs.label(deployment, &group);
+                self.ended.with_label_values(&[&**deployment, outcome(ending), group]).inc();
+            }
             Effect::Archive(entry) => {
                 if let Some(archive) = &self.archive {
                     archive.send(*entry);
@@ -108,12 +125,17 @@ pub fn register(
         opts("problems_detected_total", "Problems found, those that have ended since included."),
         &["deployment", "problem", "certainty", "lock_group"],
     )?;
+    let ended = IntCounterVec::new(
+        opts("holds_ended_total", "Holds that ended, by how they did."),
+        &["deployment", "ending", "lock_group"],
+    )?;
     registry.register(Box::new(events.clone()))?;
     let pairs = Pairs::default();
-    let collector = SnapshotCollector::new(hub, sources, pairs.clone(), detected.clone(), names)?;
+    let counters = Counters { detected: detected.clone(), ended: ended.clone() };
+    let collector = SnapshotCollector::new(hub, sources, pairs.clone(), counters, names)?;
     registry.register(Box::new(collector))?;
     let sources = Arc::clone(sources);
-    Ok(ModelMetrics { events, detected, pairs, sources, archive: None })
+    Ok(ModelMetrics { events, detected, ended, pairs, sources, archive: None })
 }
 
 #[cfg(test)]

@@ -8,8 +8,8 @@ use prometheus::core::{Collector, Desc};
 use prometheus::proto::MetricFamily;
 use prometheus::{GaugeVec, IntCounterVec, IntGauge, IntGaugeVec};
 
-use super::Pairs;
 use super::named_locks::NamedLocks;
+use super::{OUTCOMES, Pairs};
 use crate::clock::SteadyMillis;
 use crate::metrics::opts;
 use crate::model::actor::Hub;
@@ -17,12 +17,18 @@ use crate::model::types::{LockView, ProblemKind};
 use crate::sources::status::Sources;
 use crate::sources::view::SourceState;
 
+/// The counters that start at 0 for each new group.
+pub(super) struct Counters {
+    pub(super) detected: IntCounterVec,
+    pub(super) ended: IntCounterVec,
+}
+
 pub(super) struct SnapshotCollector {
     hub: Arc<Hub>,
     sources: Arc<Sources>,
     named: Option<Mutex<NamedLocks>>,
     pairs: Pairs,
-    detected: IntCounterVec,
+    counters: Counters,
     /// Held while the gauges below are being filled and read.
     filling: Mutex<()>,
     locks: IntGaugeVec,
@@ -45,7 +51,7 @@ impl SnapshotCollector {
         hub: &Arc<Hub>,
         sources: &Arc<Sources>,
         pairs: Pairs,
-        detected: IntCounterVec,
+        counters: Counters,
         names: bool,
     ) -> prometheus::Result<Self> {
         let ints =
@@ -58,7 +64,7 @@ impl SnapshotCollector {
             sources: Arc::clone(sources),
             named: names.then(Mutex::default),
             pairs,
-            detected,
+            counters,
             filling: Mutex::new(()),
             locks: ints("locks", "Confirmed locks that are held.", &of_lock)?,
             holders: ints("holders", "Holders of confirmed locks.", &of_lock)?,
@@ -125,9 +131,10 @@ impl Collector for SnapshotCollector {
 }
 
 impl SnapshotCollector {
-    fn gauges(&self) -> [&dyn Collector; 13] {
+    fn gauges(&self) -> [&dyn Collector; 14] {
         [
-            &self.detected,
+            &self.counters.detected,
+            &self.counters.ended,
             &self.locks,
             &self.holders,
             &self.waiters,
@@ -205,8 +212,11 @@ impl SnapshotCollector {
                 for certainty in problem.certainties() {
                     let labels = [deployment, problem.as_str(), certainty.as_str(), group];
                     // A series that starts at 0 lets the first problem show as an increase.
-                    drop(self.detected.with_label_values(&labels));
+                    drop(self.counters.detected.with_label_values(&labels));
                 }
+            }
+            for ending in OUTCOMES {
+                drop(self.counters.ended.with_label_values(&[&**deployment, ending, group]));
             }
         }
         if lock.is_held() {

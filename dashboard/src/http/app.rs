@@ -134,6 +134,7 @@ impl App {
             counts: self.counts(&self.hub.snapshot()),
             several_deployments,
             several_dbs,
+            names: self.hub.names().clone(),
             visitor: None,
             csrf: None,
         }

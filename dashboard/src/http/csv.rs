@@ -10,7 +10,9 @@ use crate::archive::PastEvent;
 use crate::clock::SteadyMillis;
 use crate::model::contention::Longest;
 use crate::model::types::{LockId, LockView, Since};
+use crate::query::blockers::BlockerRow;
 use crate::query::contention::ContentionRow;
+use crate::query::incidents::IncidentRow;
 use crate::query::owners::OwnerRow;
 use crate::query::problems::ProblemRow;
 
@@ -165,6 +167,60 @@ impl Record for OwnerRow {
             number(client.alive),
         ]);
         cells
+    }
+}
+
+impl Record for BlockerRow {
+    const COLUMNS: &'static [&'static str] = &[
+        "deployment",
+        "db",
+        "name",
+        "holders",
+        "held_since",
+        "held_since_exact",
+        "blocks",
+        "locks",
+    ];
+
+    fn cells(&self) -> Vec<String> {
+        let root = self.root();
+        let holders: Vec<&str> = root.holders.iter().map(|holder| &*holder.id).collect();
+        let mut cells = place(&root.id);
+        cells.push(holders.join("; "));
+        cells.extend(since(root.held_since()));
+        cells.extend([self.blocks.to_string(), self.steps.len().to_string()]);
+        cells
+    }
+}
+
+impl Record for IncidentRow {
+    const COLUMNS: &'static [&'static str] = &[
+        "deployment",
+        "problem",
+        "certainty",
+        "since",
+        "locks",
+        "first_lock",
+        "owner",
+        "waiting",
+        "acknowledged",
+        "advice",
+    ];
+
+    fn cells(&self) -> Vec<String> {
+        let (lock, problem) = self.first();
+        vec![
+            lock.id.deployment.to_string(),
+            self.problem.as_str().to_owned(),
+            self.certainty.as_str().to_owned(),
+            instant(self.since),
+            self.locks.len().to_string(),
+            lock.id.name.to_string(),
+            self.owner().unwrap_or_default().to_owned(),
+            self.waiting.to_string(),
+            self.acknowledged.to_string(),
+            problem.advice.clone(),
+        ]
     }
 }
 

@@ -17,7 +17,9 @@ use super::csv::{self, Record};
 use super::error::{ApiError, visible};
 use super::params::{Format, ListParams, limit, understood};
 use crate::model::contention::GroupTally;
+use crate::query::blockers::BlockerRow;
 use crate::query::contention::ContentionRow;
+use crate::query::incidents::IncidentRow;
 use crate::query::owners::OwnerRow;
 use crate::query::problems::ProblemRow;
 use crate::query::{self, Filter, Listed, LockRow, Order, Paged, Published, Rows};
@@ -156,6 +158,8 @@ impl<T: Listed> ToSchema for ListJson<T> {
 type LocksJson = ListJson<LockRow>;
 type OwnersJson = ListJson<OwnerRow>;
 type ProblemsJson = ListJson<ProblemRow>;
+type BlockersJson = ListJson<BlockerRow>;
+type IncidentsJson = ListJson<IncidentRow>;
 type ContentionJson = ListJson<ContentionRow>;
 
 fn described(schema: RefOr<Schema>, description: &str) -> RefOr<Schema> {
@@ -216,6 +220,40 @@ pub(super) async fn owners(app: State<App>, params: Params) -> Result<Response, 
 )]
 pub(super) async fn problems(app: State<App>, params: Params) -> Result<Response, ApiError> {
     list::<ProblemRow>(&app, params)
+}
+
+/// Incidents, the certain ones first, then the worst, then the oldest, a page at a time. The same problem of the same owner
+/// is one incident, and so is a deadlock.
+#[utoipa::path(
+    get,
+    path = "/api/v1/incidents",
+    params(ListParams),
+    responses(
+        (status = 200, description = "A page.", content(
+            (inline(IncidentsJson) = "application/json"), (String = "text/csv"),
+        )),
+        (status = 400, description = "A parameter is wrong, or the cursor belongs to another filter, sort or order."),
+    ),
+)]
+pub(super) async fn incidents(app: State<App>, params: Params) -> Result<Response, ApiError> {
+    list::<IncidentRow>(&app, params)
+}
+
+/// Locks whose holders wait for nothing, each with the tree of all who wait behind it, a page at a time. Waiters are known by
+/// name from MONITOR, from queues and from agents.
+#[utoipa::path(
+    get,
+    path = "/api/v1/blockers",
+    params(ListParams),
+    responses(
+        (status = 200, description = "A page.", content(
+            (inline(BlockersJson) = "application/json"), (String = "text/csv"),
+        )),
+        (status = 400, description = "A parameter is wrong, or the cursor belongs to another filter, sort or order."),
+    ),
+)]
+pub(super) async fn blockers(app: State<App>, params: Params) -> Result<Response, ApiError> {
+    list::<BlockerRow>(&app, params)
 }
 
 /// Locks with waiters now or within the last hour, a page at a time, with the counts of all groups of locks.

@@ -11,7 +11,9 @@ use super::actions::{acknowledge, release, watch};
 use super::error::ProblemJson;
 use super::live::stream;
 use super::{api, lists};
+use crate::query::blockers::BlockerRow;
 use crate::query::contention::ContentionRow;
+use crate::query::incidents::IncidentRow;
 use crate::query::owners::OwnerRow;
 use crate::query::problems::ProblemRow;
 use crate::query::{Listed, LockRow};
@@ -32,7 +34,9 @@ use crate::query::{Listed, LockRow};
         api::events,
         api::lock,
         api::sources,
+        lists::blockers,
         lists::contention,
+        lists::incidents,
         lists::locks,
         lists::owners,
         lists::problems,
@@ -60,7 +64,14 @@ fn description() -> Value {
         parameters_are_never_null(operation);
         errors_are_problems(operation);
     }
-    for list in [sorts::<LockRow>, sorts::<OwnerRow>, sorts::<ProblemRow>, sorts::<ContentionRow>] {
+    for list in [
+        sorts::<LockRow>,
+        sorts::<OwnerRow>,
+        sorts::<BlockerRow>,
+        sorts::<IncidentRow>,
+        sorts::<ProblemRow>,
+        sorts::<ContentionRow>,
+    ] {
         list(&mut api);
     }
     members_are_null_rather_than_absent(&mut api);

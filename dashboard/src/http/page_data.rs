@@ -1,5 +1,6 @@
 //! Fills the pages with what the model and the history know.
 
+use std::collections::HashSet;
 use std::sync::Arc;
 
 use super::app::App;
@@ -7,14 +8,23 @@ use super::error::ApiError;
 use super::params::{EventsParams, LockParams, OwnerParams, instant};
 use crate::archive::Gap;
 use crate::clock::SteadyMillis;
-use crate::model::types::{LockId, LockView, PastHoldView};
+use crate::model::types::{ClientView, LockId, LockView, PastHoldView};
+use crate::query::list::Published;
 use crate::query::owners::{OwnerRow, client_of};
-use crate::views::{EventRow, EventsPage, LockPage, OwnerPage, PastWindow, SourcesPage, Subject};
+use crate::query::{Filter, Listed, Query, Rows};
+use crate::views::{
+    EventRow, EventsPage, LockPage, OverviewPage, OwnerPage, PastWindow, SourcesPage, Subject,
+    Summary,
+};
 
 /// The most locks that an owner's page lists of each sort.
 const OWNERS_LOCKS: usize = 100;
 /// The most past holds there.
 const OWNERS_PAST: usize = 20;
+/// The most incidents, trees of waits, and holds of the overview.
+const INCIDENTS: usize = 8;
+const BLOCKERS: usize = 6;
+const OLDEST: usize = 8;
 /// The most events of a page.
 const EVENTS: usize = 100;
 /// The history is written at least so often, with some to spare, milliseconds.
@@ -23,6 +33,14 @@ const WRITTEN_EACH_MS: u64 = 10_000;
 const WINDOW_MS: u64 = 15 * 60_000;
 /// And at most.
 const MAX_WINDOW_MS: u64 = 7 * 24 * 3_600_000;
+
+/// Returns the first rows of a list in its default order.
+fn first_rows<T: Listed>(published: &Published, now: SteadyMillis, limit: usize) -> Rows<T> {
+    let sort = T::SORTS[0];
+    let query = Query::new(("", Filter::default()), (sort, T::default_order(sort)), None, limit);
+    // Only a cursor can be wrong.
+    query.map(|query| query.rows(published, now)).unwrap_or_default()
+}
 
 /// Returns true if a gap is only the time since this dashboard last wrote the history.
 fn is_just_now(gap: &Gap, now: SteadyMillis) -> bool {
@@ -203,6 +221,37 @@ impl App {
             .collect();
         rows.sort_by(|a, b| (b.at, &b.lock.name).cmp(&(a.at, &a.lock.name)));
         rows
+    }
+
+    /// The state of all locks as a page.
+    #[must_use]
+    pub fn overview_page(&self, address: &str) -> OverviewPage {
+        let (chrome, published) = (self.chrome(address), Published::latest(&self.hub));
+        let locks = || published.snapshot.locks().filter(|lock| lock.is_listed());
+        let held = || locks().filter(|lock| lock.is_held() && !lock.expected_long);
+        let began = |lock: &LockView| lock.held_since().map_or(u64::MAX, |since| since.at.0);
+        let mut oldest: Vec<&Arc<LockView>> = held().collect();
+        oldest.sort_by_key(|lock| began(lock));
+        oldest.truncate(OLDEST);
+        let (mut owners, mut hosts) = (HashSet::new(), HashSet::new());
+        let mut summary = Summary { waiters_exact: true, ..Summary::default() };
+        for lock in locks() {
+            summary.waiting += lock.waiting;
+            summary.waiters_exact &= lock.waiters_exact || lock.waiting == 0;
+            for holder in &lock.holders {
+                owners.insert(client_of(&holder.id));
+                hosts.extend(holder.client.as_deref().and_then(ClientView::host));
+            }
+        }
+        (summary.owners, summary.hosts) = (owners.len(), hosts.len());
+        OverviewPage {
+            incidents: first_rows(&published, chrome.now, INCIDENTS),
+            blockers: first_rows(&published, chrome.now, BLOCKERS),
+            oldest: oldest.into_iter().cloned().collect(),
+            contention: Arc::clone(&published.contention),
+            summary,
+            chrome,
+        }
     }
 
     /// The sources as a page.

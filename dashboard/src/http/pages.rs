@@ -129,6 +129,16 @@ pub async fn events(
     }
 }
 
+pub async fn overview(
+    State(app): State<App>,
+    OriginalUri(uri): OriginalUri,
+    visitor: CurrentVisitor,
+) -> Response {
+    let mut page = app.overview_page(&address(&uri));
+    visitor.sign(&mut page.chrome);
+    rendered(StatusCode::OK, views::overview_page(&page))
+}
+
 pub async fn sources(
     State(app): State<App>,
     OriginalUri(uri): OriginalUri,

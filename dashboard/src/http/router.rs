@@ -14,6 +14,8 @@ use service_kit::http::{
     AllowedHosts, HttpMetrics, Readiness, check_host, health_routes, measure, metrics_route,
 };
 use tokio_util::sync::CancellationToken;
+use tower_http::CompressionLevel;
+use tower_http::compression::CompressionLayer;
 use tower_http::timeout::TimeoutLayer;
 
 use super::actions::{acknowledge, login, release, watch};
@@ -24,8 +26,8 @@ use super::{api, assets, guard, lists, openapi, pages};
 use crate::access::Access;
 use crate::query::LockRow;
 use crate::query::contention::ContentionRow;
+use crate::query::incidents::IncidentRow;
 use crate::query::owners::OwnerRow;
-use crate::query::problems::ProblemRow;
 
 /// The limit for a response to begin. Streams may then last.
 const ANSWER_WITHIN: Duration = Duration::from_secs(5);
@@ -86,6 +88,7 @@ pub fn router(
         .with_state(Arc::clone(&access));
     let pages = Router::new()
         .route("/", get(pages::list::<LockRow>))
+        .route("/overview", get(pages::overview))
         .route("/lock", get(pages::lock))
         .route("/acknowledge", post(acknowledge::from_page))
         .route("/unacknowledge", post(acknowledge::undo_from_page))
@@ -95,7 +98,7 @@ pub fn router(
         .route("/api/v1/release", get(release::look).post(release::from_api))
         .route("/owners", get(pages::list::<OwnerRow>))
         .route("/owner", get(pages::owner))
-        .route("/problems", get(pages::list::<ProblemRow>))
+        .route("/problems", get(pages::list::<IncidentRow>))
         .route("/contention", get(pages::list::<ContentionRow>))
         .route("/events", get(pages::events))
         .route("/sources", get(pages::sources))
@@ -109,6 +112,8 @@ pub fn router(
         .route("/api/v1/events", get(api::events))
         .route("/api/v1/owners", get(lists::owners))
         .route("/api/v1/problems", get(lists::problems))
+        .route("/api/v1/blockers", get(lists::blockers))
+        .route("/api/v1/incidents", get(lists::incidents))
         .route("/api/v1/contention", get(lists::contention))
         .route("/api/v1/sources", get(api::sources))
         .route("/api/v1/stream", get(stream::stream))
@@ -123,6 +128,8 @@ pub fn router(
     };
     guarded
         .layer(from_fn_with_state(access, guard::check_visitor))
+        // Streams are left out by their type; they have a compression of their own.
+        .layer(CompressionLayer::new().quality(CompressionLevel::Fastest))
         .merge(health(stop))
         .layer(TimeoutLayer::with_status_code(StatusCode::SERVICE_UNAVAILABLE, ANSWER_WITHIN))
         .layer(from_fn_with_state(hosts, check_host))

@@ -11,6 +11,7 @@ use tokio::time::{Instant, MissedTickBehavior, interval};
 use tokio_util::sync::CancellationToken;
 
 use super::contention::Contention;
+use super::owner_names::OwnerNames;
 use super::{Effect, Model};
 use crate::clock::{SteadyMillis, now};
 use crate::model::types::{Delta, LockId, Observation, ReadRequest, Reading, ScopeId, Snapshot};
@@ -46,16 +47,24 @@ pub struct Hub {
     contention: ArcSwap<Contention>,
     deltas: broadcast::Sender<Arc<Delta>>,
     recent: Mutex<VecDeque<Arc<Delta>>>,
+    names: OwnerNames,
 }
 
 impl Hub {
-    fn new() -> Self {
+    fn new(names: OwnerNames) -> Self {
         Self {
+            names,
             snapshot: ArcSwap::from_pointee(Snapshot::empty()),
             contention: ArcSwap::default(),
             deltas: broadcast::Sender::new(DELTAS),
             recent: Mutex::new(VecDeque::new()),
         }
+    }
+
+    /// Returns the names of owners.
+    #[must_use]
+    pub fn names(&self) -> &OwnerNames {
+        &self.names
     }
 
     /// Returns the latest snapshot.
@@ -211,7 +220,7 @@ pub fn new(
     scopes: &[(Arc<str>, u32)],
 ) -> (Actor, ModelHandle, Arc<Hub>, Vec<mpsc::Receiver<Vec<ReadRequest>>>) {
     let (sender, messages) = mpsc::channel(QUEUE);
-    let hub = Arc::new(Hub::new());
+    let hub = Arc::new(Hub::new(model.names().clone()));
     let channels = scopes.iter().map(|_| mpsc::channel(BATCHES));
     let (readers, batches) = channels.map(|(sender, batches)| (Some(sender), batches)).unzip();
     let handle = ModelHandle { messages: sender, scopes: scopes.into() };

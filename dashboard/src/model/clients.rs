@@ -1,24 +1,34 @@
 //! Clients and agents: their addresses, and whether they are alive.
 
-use std::collections::{HashMap, HashSet};
-use std::net::IpAddr;
+use std::collections::HashMap;
+use std::net::{IpAddr, SocketAddr};
+use std::sync::Arc;
+use std::time::Duration;
 
 use redisson::{ClientId, Moment};
 
+use super::owner_names::OwnerNames;
 use super::problem::Gone;
 use crate::clock::SteadyMillis;
-use crate::model::types::{AgentReport, ClientView, GONE_AFTER, Presence};
+use crate::model::types::{AgentReport, ClientView, Connections, GONE_AFTER, Presence};
 
 /// The most clients whose addresses are retained for one database.
 const MAX_CLIENTS: usize = 10_000;
 /// The most addresses of one client.
 const MAX_ADDRESSES: usize = 4;
+/// The most connections of one client that are compared with a list of clients.
+const MAX_CONNECTIONS: usize = 4;
+/// The beginning of the names of an agent's connections.
+const AGENT: &str = "lockscope-agent";
+/// The resolution of a connection's age in a list of clients.
+const AGE_STEP: Duration = Duration::from_secs(1);
 
 /// The addresses of clients, and the agents among them.
 #[derive(Debug, Default)]
 pub struct Clients {
     clients: HashMap<ClientId, Client>,
     agents: HashMap<ClientId, Agent>,
+    names: OwnerNames,
 }
 
 /// An agent that has published itself.
@@ -35,6 +45,10 @@ struct Agent {
 struct Client {
     /// A pool's connections have many ports; the host is what stays.
     addresses: Vec<IpAddr>,
+    /// Its latest connections, each with the first of its commands that was seen.
+    connections: Vec<(SocketAddr, Moment)>,
+    /// The name that it gives to its connections.
+    name: Option<Arc<str>>,
     seen: Moment,
     /// The result of the last check; none before the first.
     connected: Option<bool>,
@@ -43,8 +57,15 @@ struct Client {
 }
 
 impl Clients {
-    /// Records activity of a client from that address.
-    pub fn record_activity(&mut self, id: ClientId, address: IpAddr, at: Moment) {
+    /// Returns an empty table that shares these names.
+    #[must_use]
+    pub fn new(names: OwnerNames) -> Self {
+        Self { names, ..Self::default() }
+    }
+
+    /// Records activity of a client on a connection from that address.
+    pub fn record_activity(&mut self, id: ClientId, connection: SocketAddr, at: Moment) {
+        let address = connection.ip();
         if !self.clients.contains_key(&id) && self.clients.len() >= MAX_CLIENTS {
             let oldest =
                 self.clients.iter().min_by_key(|(_, client)| client.seen).map(|(id, _)| *id);
@@ -52,6 +73,8 @@ impl Clients {
         }
         let client = self.clients.entry(id).or_insert_with(|| Client {
             addresses: Vec::new(),
+            connections: Vec::new(),
+            name: None,
             seen: at,
             connected: None,
             missing_since: None,
@@ -63,16 +86,21 @@ impl Clients {
             client.addresses.truncate(MAX_ADDRESSES - 1);
             client.addresses.insert(0, address);
         }
+        if !client.connections.iter().any(|(known, _)| *known == connection) {
+            client.connections.truncate(MAX_CONNECTIONS - 1);
+            client.connections.insert(0, (connection, at));
+        }
     }
 
-    /// Applies the addresses of all connected clients. Returns true if a client is found gone, or back.
+    /// Applies a list of all connected clients. Returns true if a client is found gone, or back.
     pub fn connected(
         &mut self,
-        addresses: &HashSet<IpAddr>,
+        connections: &Connections,
         at: Moment,
         steady: SteadyMillis,
     ) -> bool {
         let mut changed = false;
+        let addresses = &connections.addresses;
         for client in self.clients.values_mut().filter(|client| client.seen < at) {
             let here = client.addresses.iter().any(|address| addresses.contains(address));
             client.connected = Some(here);
@@ -86,6 +114,40 @@ impl Clients {
             client.gone = gone;
         }
         changed
+    }
+
+    /// Finds the names of clients in a list of all connections. Returns the clients with a new name.
+    pub fn name_clients(
+        &mut self,
+        connections: &Connections,
+        at: Moment,
+    ) -> Vec<(ClientId, String)> {
+        let mut named = Vec::new();
+        for (id, client) in &mut self.clients {
+            // Only a connection that is older than the command seen on it is still the same.
+            let name = client.connections.iter().find_map(|(address, seen)| {
+                let (name, age) = connections.names.get(address)?;
+                (*age + AGE_STEP >= at.since(*seen)).then_some(name)
+            });
+            let Some(name) = name.filter(|name| client.name.as_ref() != Some(*name)) else {
+                continue;
+            };
+            client.name = Some(Arc::clone(name));
+            let addr = client.addresses.first().map(ToString::to_string);
+            // An agent's connections have a name each.
+            let own = if name.starts_with(AGENT) { AGENT } else { name };
+            let view = ClientView { name: Some(own.to_owned()), addr, ..ClientView::default() };
+            named.extend(view.label().map(|label| (*id, label)));
+        }
+        named.retain(|(id, label)| self.names.record(&id.to_string(), label));
+        named.sort_unstable();
+        named
+    }
+
+    /// Returns the names of holders and clients.
+    #[must_use]
+    pub fn names(&self) -> &OwnerNames {
+        &self.names
     }
 
     /// Applies a report. Returns true if an agent is found gone, or back. One that has never published itself may lack
@@ -153,10 +215,15 @@ impl Clients {
     /// Returns a client for display.
     #[must_use]
     pub fn view(&self, id: &ClientId) -> Option<ClientView> {
-        let client = self.clients.get(id)?;
-        let addr = client.addresses.first()?.to_string();
+        let remembered = || self.names.name(&id.to_string()).map(|name| name.to_string());
+        let Some(client) = self.clients.get(id) else {
+            return Some(ClientView { name: Some(remembered()?), ..ClientView::default() });
+        };
+        let addr = Some(client.addresses.first()?.to_string());
         let alive = if client.gone { Some(false) } else { client.connected.filter(|here| *here) };
-        Some(ClientView { addr: Some(addr), alive, ..ClientView::default() })
+        let own = client.name.as_ref().filter(|name| !name.starts_with(AGENT));
+        let name = own.map(ToString::to_string).or_else(remembered);
+        Some(ClientView { addr, name, alive, ..ClientView::default() })
     }
 
     /// Returns whether an agent is alive; none if it has never published itself, or has just gone missing.
@@ -185,8 +252,8 @@ mod tests {
         ClientId::from_random(bytes)
     }
 
-    fn ip(text: &str) -> IpAddr {
-        text.parse().unwrap()
+    fn ip(text: &str) -> SocketAddr {
+        SocketAddr::new(text.parse().unwrap(), 5_123)
     }
 
     #[test]
@@ -195,8 +262,9 @@ mod tests {
         clients.record_activity(id(1), ip("10.0.0.7"), at(0));
         clients.record_activity(id(1), ip("10.0.0.8"), at(1));
         let check = |clients: &mut Clients, secs: u64, addresses: &[&str]| {
-            let addresses = addresses.iter().map(|address| ip(address)).collect();
-            clients.connected(&addresses, at(secs), SteadyMillis(secs * 1_000))
+            let addresses = addresses.iter().map(|address| ip(address).ip()).collect();
+            let connections = Connections { addresses, ..Connections::default() };
+            clients.connected(&connections, at(secs), SteadyMillis(secs * 1_000))
         };
         assert!(!check(&mut clients, 10, &["10.0.0.7"]), "one of its addresses is enough");
         assert_eq!(clients.view(&id(1)).unwrap().alive, Some(true));
@@ -225,9 +293,38 @@ mod tests {
         assert_eq!(clients.clients.len(), MAX_CLIENTS);
         assert!(clients.view(&id(2)).is_none() && clients.view(&id(3)).is_some());
         for n in 0..10_u8 {
-            clients.record_activity(id(3), IpAddr::from([10, 0, 1, n]), at(99_999));
+            clients.record_activity(id(3), ip(&format!("10.0.1.{n}")), at(99_999));
         }
         assert_eq!(clients.clients[&id(3)].addresses.len(), MAX_ADDRESSES);
         assert_eq!(clients.view(&id(3)).unwrap().addr.as_deref(), Some("10.0.1.9"));
+    }
+    #[test]
+    fn a_client_has_the_name_of_a_connection_that_it_was_seen_on() {
+        let mut clients = Clients::default();
+        let list = |address: &str, name: &str, age: u64| Connections {
+            names: [(address.parse().unwrap(), (name.into(), Duration::from_secs(age)))].into(),
+            ..Connections::default()
+        };
+        clients.record_activity(id(1), "10.0.0.7:5000".parse().unwrap(), at(10));
+        clients.record_activity(id(1), "10.0.0.7:5001".parse().unwrap(), at(20));
+        let none: Vec<(ClientId, String)> = Vec::new();
+        assert_eq!(clients.name_clients(&list("10.0.0.7:5002", "other", 99), at(30)), none);
+        assert_eq!(
+            clients.name_clients(&list("10.0.0.7:5000", "later", 18), at(30)),
+            none,
+            "a new one"
+        );
+        let named = vec![(id(1), "invoices@web-7".to_owned())];
+        assert_eq!(
+            clients.name_clients(&list("10.0.0.7:5000", "invoices@web-7", 19), at(30)),
+            named
+        );
+        assert_eq!(
+            clients.name_clients(&list("10.0.0.7:5000", "invoices@web-7", 29), at(40)),
+            none
+        );
+        assert_eq!(clients.view(&id(1)).unwrap().label().as_deref(), Some("invoices@web-7"));
+        let remembered = Clients::new(clients.names().clone());
+        assert_eq!(remembered.view(&id(1)).unwrap().label().as_deref(), Some("invoices@web-7"));
     }
 }

@@ -71,7 +71,9 @@ impl Model {
     /// Adds a node to the cluster with this front.
     pub fn join(&mut self, front: ScopeId, now: Moment) -> ScopeId {
         let Scope { deployment, db, .. } = &self.scopes[front.0];
-        let mut scope = Scope::new(Arc::clone(deployment), *db, self.settings.poll_rate, now);
+        let names = self.names.clone();
+        let rate = self.settings.poll_rate;
+        let mut scope = Scope::new(Arc::clone(deployment), *db, rate, now, names);
         scope.front = Some(front);
         scope.cluster = true;
         let cluster = self.clusters.entry(front).or_insert_with(Cluster::new);

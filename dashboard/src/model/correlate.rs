@@ -3,11 +3,15 @@
 use std::collections::HashMap;
 use std::sync::Arc;
 
-use redisson::{LockName, monitor};
+use redisson::{ClientId, HolderId, LockName, Moment, monitor};
 
 use super::deadlock::{self, Cycle, Wait};
 use super::{Effect, Model};
-use crate::model::types::{AgentReport, ScopeId, Source, Traffic, WaitView};
+use crate::clock::SteadyMillis;
+use crate::model::types::{
+    AgentReport, ArchiveEntry, ClientView, Connections, HolderIdentity, ScopeId, Source, Traffic,
+    WaitView,
+};
 
 /// The most pairs of waiter and holder among which deadlocks are searched.
 const MAX_WAITS: usize = 100_000;
@@ -27,11 +31,8 @@ impl Model {
             if let (Some(holder), Some(monitor::Address::Tcp(address))) =
                 (event.holder, event.client)
             {
-                self.scopes[scope_id.0].clients.record_activity(
-                    holder.client,
-                    address.ip(),
-                    traffic.at,
-                );
+                let clients = &mut self.scopes[scope_id.0].clients;
+                clients.record_activity(holder.client, address, traffic.at);
             }
             let is_lock = event.certainty == monitor::Certainty::Certain && event.holder.is_some();
             if !(known || is_lock && self.admit(scope_id, &event.lock, traffic.at)) {
@@ -60,9 +61,13 @@ impl Model {
         let scope = &mut self.scopes[scope_id.0];
         let agents_changed = scope.clients.report(&report);
         let mut changed = Vec::new();
+        let mut named = Vec::new();
         for (name, id, identity) in report.holders {
             let denies = scope.clients.would_publish(&id.client);
             let Some(entry) = scope.locks.get_mut(&name) else { continue };
+            if let Some(identity) = &identity {
+                named.extend(names_of(&id, identity));
+            }
             let identified = entry.record.identify(id, identity, denies, report.at, report.steady);
             if entry.record.update_gone(&scope.clients) || identified {
                 changed.push(name);
@@ -72,8 +77,50 @@ impl Model {
             self.settle(scope_id, &name);
             self.prioritize(scope_id, &name);
         }
+        let names = self.scopes[scope_id.0].clients.names();
+        named.retain(|(owner, name)| names.record(owner, name));
+        self.archive_names(scope_id, named, report.steady);
         if agents_changed {
             self.update_gone_holders(scope_id);
+        }
+    }
+
+    /// Applies a list of all connections: which clients are gone, and the names of others.
+    pub(super) fn connected(
+        &mut self,
+        scope_id: ScopeId,
+        connections: &Connections,
+        at: Moment,
+        steady: SteadyMillis,
+    ) {
+        let scope = &mut self.scopes[scope_id.0];
+        let gone_changed = scope.clients.connected(connections, at, steady);
+        let named = scope.clients.name_clients(connections, at);
+        if !named.is_empty() {
+            let has_new_name = |client: &ClientId| named.iter().any(|(id, _)| id == client);
+            let mut changed: Vec<LockName> = Vec::new();
+            for (name, entry) in &mut scope.locks {
+                if entry.record.redraw_if(has_new_name) {
+                    changed.push(name.clone());
+                }
+            }
+            changed.sort_unstable();
+            for name in changed {
+                self.settle(scope_id, &name);
+            }
+            let named = named.into_iter().map(|(id, name)| (id.to_string(), name)).collect();
+            self.archive_names(scope_id, named, steady);
+        }
+        if gone_changed {
+            self.update_gone_holders(scope_id);
+        }
+    }
+
+    /// Sends names to the history on disk.
+    fn archive_names(&mut self, scope: ScopeId, named: Vec<(String, String)>, at: SteadyMillis) {
+        for (owner, name) in named {
+            let entry = Box::new(ArchiveEntry::Named { owner, name, at });
+            self.effects.push((scope, Effect::Archive(entry)));
         }
     }
 
@@ -151,6 +198,19 @@ impl Model {
             self.settle(scope_id, &lock.1);
         }
     }
+}
+
+/// Returns the names of a holder and of its agent.
+fn names_of(id: &HolderId, identity: &HolderIdentity) -> impl Iterator<Item = (String, String)> {
+    let worker = ClientView {
+        name: identity.name.clone(),
+        host: identity.host.clone(),
+        comm: identity.comm.clone(),
+        ..ClientView::default()
+    };
+    let agent = identity.host.as_ref().map(|host| format!("lockscope-agent@{host}"));
+    let agent = agent.map(|name| (id.client.to_string(), name));
+    worker.label().map(|name| (id.to_string(), name)).into_iter().chain(agent)
 }
 
 /// Returns whether an event changes the lock's holders or their counts.

@@ -10,6 +10,7 @@ pub mod contention;
 mod correlate;
 pub mod deadlock;
 pub mod lease;
+pub mod owner_names;
 pub mod problem;
 mod publish;
 pub mod record;
@@ -38,6 +39,7 @@ use types::{
     Settings, Snapshot, Source, Stamp,
 };
 
+use owner_names::OwnerNames;
 pub use record::{Effect, RestoredLock};
 
 /// The time for which a free lock is retained.
@@ -63,6 +65,7 @@ pub struct Model {
     restored: HashMap<LockId, RestoredLock>,
     lock_count: usize,
     stale: bool,
+    names: OwnerNames,
 }
 
 impl Model {
@@ -75,9 +78,12 @@ impl Model {
         now: Moment,
     ) -> Self {
         let rate = settings.poll_rate;
+        let names = OwnerNames::default();
         let scopes = scopes
             .iter()
-            .map(|(deployment, db)| Scope::new(Arc::clone(deployment), *db, rate, now))
+            .map(|(deployment, db)| {
+                Scope::new(Arc::clone(deployment), *db, rate, now, names.clone())
+            })
             .collect();
         Self {
             settings,
@@ -92,12 +98,19 @@ impl Model {
             restored: HashMap::new(),
             lock_count: 0,
             stale: true,
+            names,
         }
     }
 
     /// Stores the state of an earlier run, for locks that are observed from now on.
     pub fn restore(&mut self, restored: HashMap<LockId, RestoredLock>) {
         self.restored = restored;
+    }
+
+    /// Returns the names of owners, which the model keeps current.
+    #[must_use]
+    pub fn names(&self) -> &OwnerNames {
+        &self.names
     }
 
     /// Applies an observation.
@@ -119,10 +132,8 @@ impl Model {
                     self.prioritize(scope, &name);
                 }
             }
-            Observation::Connected { addresses, at, steady } => {
-                if self.scopes[scope.0].clients.connected(&addresses, at, steady) {
-                    self.update_gone_holders(scope);
-                }
+            Observation::Connected { connections, at, steady } => {
+                self.connected(scope, &connections, at, steady);
             }
             Observation::AgentReport(report) => self.agent_report(scope, report),
             Observation::ForceRelease { name, holders, at } => {

@@ -6,6 +6,7 @@ use std::sync::Arc;
 use redisson::{LockName, Moment};
 
 use super::clients::Clients;
+use super::owner_names::OwnerNames;
 use super::record::{Record, ScopeContext};
 use super::schedule::Schedule;
 use crate::clock::SteadyMillis;
@@ -140,7 +141,13 @@ impl Restart {
 
 impl Scope {
     /// Returns an empty scope, of which at most `rate` locks are read a second.
-    pub(super) fn new(deployment: Arc<str>, db: u32, rate: u32, now: Moment) -> Self {
+    pub(super) fn new(
+        deployment: Arc<str>,
+        db: u32,
+        rate: u32,
+        now: Moment,
+        names: OwnerNames,
+    ) -> Self {
         Self {
             deployment,
             db,
@@ -155,7 +162,7 @@ impl Scope {
             server_change: None,
             cluster: false,
             ahead_ms: 0,
-            clients: Clients::default(),
+            clients: Clients::new(names),
             monitored: false,
             awaited: HashSet::new(),
             contended: BTreeSet::new(),

@@ -1,7 +1,8 @@
 //! The language of the filter box and of the API's `filter`.
 //!
-//! Terms are separated by spaces and all must hold. A plain word is searched in the name, one with a `*` is a glob
-//! for the whole of it; `key:value` asks for something else. A quoted term is part of a name whatever stands in it.
+//! Terms are separated by spaces and all must match. A plain word is searched in the name, one with a `*` is a glob
+//! for the whole of it; `key:value` asks for something else. A quoted term is searched in the name as it is. A lock's
+//! name often has a colon, so `orders:42` is searched in the name, and a key is rejected only if it resembles a known one.
 
 use std::time::Duration;
 
@@ -10,7 +11,7 @@ use redisson::group::glob_matches;
 use thiserror::Error;
 
 use crate::clock::SteadyMillis;
-use crate::model::types::{LockView, ProblemKind, State};
+use crate::model::types::{ClientView, LockView, ProblemKind, State};
 
 /// The longest filter, in bytes.
 pub const MAX_LEN: usize = 512;
@@ -30,6 +31,8 @@ pub struct Filter(Vec<Term>);
 enum Term {
     Name(Text),
     Owner(Text),
+    Host(Text),
+    Service(Text),
     Deployment(Text),
     Kind(Kind),
     Problem(Option<ProblemKind>),
@@ -73,6 +76,10 @@ impl Text {
         }
     }
 
+    fn matches_any(&self, subjects: &[Option<&str>]) -> bool {
+        subjects.iter().flatten().any(|subject| self.matches(subject.as_bytes()))
+    }
+
     fn is(&self, subject: &[u8]) -> bool {
         match self {
             Self::Glob(_) => self.matches(subject),
@@ -113,6 +120,9 @@ impl Term {
         };
         Ok(Some(match key {
             "owner" => Self::Owner(Text::new(value)),
+            "host" => Self::Host(Text::new(value)),
+            "service" => Self::Service(Text::new(value)),
+            "name" => Self::Name(Text::new(value)),
             "deployment" => Self::Deployment(Text::new(value)),
             "kind" => Self::Kind(
                 Kind::parse(value.as_bytes())
@@ -150,14 +160,24 @@ impl Term {
                 "unknown" => Self::State(State::Unknown),
                 _ => return Err(one_of("held, free, unknown")),
             },
-            _ => return Ok(None),
+            _ => return unknown_key(key, value).map_or(Ok(None), Err),
         }))
     }
 
     fn matches(&self, lock: &LockView, now: SteadyMillis) -> bool {
         match self {
             Self::Name(text) => text.matches(lock.id.name.as_bytes()),
-            Self::Owner(text) => lock.holders.iter().any(|h| text.matches(h.id.as_bytes())),
+            Self::Owner(text) => lock.holders.iter().any(|holder| {
+                let name = |client: &ClientView| {
+                    let label = client.label();
+                    text.matches_any(&[label.as_deref(), client.comm.as_deref(), client.host()])
+                };
+                text.matches(holder.id.as_bytes()) || holder.client.as_deref().is_some_and(name)
+            }),
+            Self::Host(text) => clients(lock)
+                .any(|client| text.matches_any(&[client.host(), client.addr.as_deref()])),
+            Self::Service(text) => clients(lock)
+                .any(|client| client.service().is_some_and(|service| text.is(service.as_bytes()))),
             Self::Deployment(text) => text.is(lock.id.deployment.as_bytes()),
             Self::Kind(kind) => lock.kind == kind.as_str(),
             Self::Problem(None) => !lock.problems.is_empty(),
@@ -177,6 +197,51 @@ impl Term {
             Self::State(state) => lock.state == *state,
         }
     }
+}
+
+/// The processes behind the lock's holders, as far as they are known.
+fn clients(lock: &LockView) -> impl Iterator<Item = &ClientView> {
+    lock.holders.iter().filter_map(|holder| holder.client.as_deref())
+}
+
+/// The keys of terms.
+const KEYS: [&str; 13] = [
+    "owner",
+    "host",
+    "service",
+    "deployment",
+    "kind",
+    "problem",
+    "acknowledged",
+    "db",
+    "age",
+    "ttl",
+    "confirmed",
+    "state",
+    "name",
+];
+/// Words that people try, and the keys that they mean.
+const MEANT: [(&str, &str); 9] = [
+    ("client", "owner"),
+    ("holder", "owner"),
+    ("process", "owner"),
+    ("pod", "host"),
+    ("ip", "host"),
+    ("app", "service"),
+    ("type", "kind"),
+    ("held", "age"),
+    ("lease", "ttl"),
+];
+
+/// Returns the error for a key that is none but resembles one; none for a key that is more likely part of a name.
+fn unknown_key(key: &str, value: &str) -> Option<FilterError> {
+    let key = key.to_ascii_lowercase();
+    let near = |known: &&&str| strsim::damerau_levenshtein(&key, known) == 1 && known.len() > 2;
+    let meant = MEANT.iter().find(|(word, _)| *word == key).map(|(_, meant)| *meant);
+    let meant = meant.or_else(|| KEYS.iter().find(near).copied())?;
+    Some(FilterError(format!(
+        "`{key}:` is no term of the filter: did you mean {meant}:{value}? To search for it in names, write \"{key}:{value}\" in quotes"
+    )))
 }
 
 /// The values of `problem:`.
@@ -365,6 +430,52 @@ mod tests {
             "\"order:*\"",
         ] {
             assert!(!matches(no, &lock), "{no}");
+        }
+    }
+
+    #[test]
+    fn locks_are_found_by_the_names_of_their_owners() {
+        let mut held = lock("a");
+        held.holders[0].client = Some(Box::new(ClientView {
+            name: Some("payments-6f7d9c5b44-x2k9p@web-7".to_owned()),
+            addr: Some("10.0.0.7".to_owned()),
+            ..ClientView::default()
+        }));
+        for yes in [
+            "owner:payments",
+            "owner:web-7",
+            "owner:PAYMENTS*",
+            "owner:285475da",
+            "host:web-7",
+            "host:web",
+            "host:10.0.0.7",
+            "service:payments",
+            "service:pay*",
+            "name:a",
+        ] {
+            assert!(matches(yes, &held), "{yes}");
+            let only_name = yes.starts_with("name") || yes.contains("285475da");
+            assert_eq!(matches(yes, &lock("a")), only_name, "{yes}");
+        }
+        for no in ["owner:billing", "host:web-8", "service:pay", "service:web-7"] {
+            assert!(!matches(no, &held), "{no}");
+        }
+    }
+
+    #[test]
+    fn a_key_that_resembles_a_known_one_is_an_error() {
+        for (filter, meant) in [
+            ("hots:web-7", "host:web-7"),
+            ("onwer:vm", "owner:vm"),
+            ("Pod:x", "host:x"),
+            ("client:x", "owner:x"),
+            ("servce:x", "service:x"),
+        ] {
+            let error = Filter::parse(filter).unwrap_err().to_string();
+            assert!(error.contains(meant) && error.contains("quotes"), "{error}");
+        }
+        for name in ["orders:42", "db2:x", "invoice:7:lock", "\"hots:web-7\""] {
+            assert!(Filter::parse(name).is_ok(), "{name}");
         }
     }
 

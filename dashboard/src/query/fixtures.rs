@@ -36,6 +36,7 @@ pub(crate) fn lock(name: &str) -> LockView {
         problems: Vec::new(),
         events: EventLog::default(),
         past: Arc::from([]),
+        ran_out: Arc::default(),
         longest_hold: None,
         longest_wait: None,
         red: None,

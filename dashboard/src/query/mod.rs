@@ -1,9 +1,11 @@
-//! The lists: locks, owners, problems and contention, with one filter language, one order and one pager for all.
+//! The lists: locks, incidents, owners, problems and contention, with one filter language, one order and one pager for all.
 
+pub mod blockers;
 pub mod contention;
 pub mod filter;
 #[cfg(test)]
 pub(crate) mod fixtures;
+pub mod incidents;
 pub mod list;
 pub mod locks;
 pub mod order;

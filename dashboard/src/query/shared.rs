@@ -3,7 +3,9 @@
 use std::collections::HashMap;
 use std::sync::{Arc, Mutex, MutexGuard, PoisonError, Weak};
 
+use super::blockers::BlockerRow;
 use super::contention::ContentionRow;
+use super::incidents::IncidentRow;
 use super::list::{Cursor, Listed, MAX_ROWS, Published, Query, Rows};
 use super::locks::LockRow;
 use super::order::Order;
@@ -26,6 +28,8 @@ pub trait Paged: Listed {
 }
 
 impl Paged for OwnerRow {}
+impl Paged for BlockerRow {}
+impl Paged for IncidentRow {}
 impl Paged for ProblemRow {}
 impl Paged for ContentionRow {}
 

@@ -3,8 +3,7 @@
 //! MONITOR shows the address of a holder's client; this source checks whether any client is still connected from there. It also
 //! reads the holder registry, in which agents publish their holders.
 
-use std::collections::HashSet;
-use std::net::{IpAddr, SocketAddr};
+use std::net::SocketAddr;
 use std::sync::Arc;
 use std::time::Duration;
 
@@ -20,7 +19,7 @@ use super::slot_share::SlotShare;
 use super::status::SourceStatus;
 use crate::clock::{SteadyMillis, now};
 use crate::model::actor::ModelHandle;
-use crate::model::types::Observation;
+use crate::model::types::{Connections, Observation};
 use crate::sources::view::SourceState;
 
 const INTERVAL: Duration = Duration::from_secs(15);
@@ -72,22 +71,22 @@ impl Identity {
 
     /// Reports the connected clients to the model. Returns the source's state, with details.
     async fn report_clients(&self) -> (SourceState, String) {
-        match self.connected_addresses().await {
+        match self.connections().await {
             Ok(None) => (
                 SourceState::Paused,
                 format!(
                     "more than {MAX_CLIENTS} clients are connected: listing them would delay other clients"
                 ),
             ),
-            Ok(Some(addresses)) => {
+            Ok(Some(connections)) => {
                 // A client that is connected only to another node is alive as well.
-                let Some(addresses) = self.share.connected(addresses) else {
+                let Some(connections) = self.share.connected(connections) else {
                     return (SourceState::On, String::new());
                 };
                 let (at, steady) = (now(), SteadyMillis::now());
                 for scope in &self.scopes {
-                    let addresses = addresses.clone();
-                    let seen = Observation::Connected { addresses, at, steady };
+                    let connections = connections.clone();
+                    let seen = Observation::Connected { connections, at, steady };
                     self.model.observe(scope.id, seen).await;
                 }
                 (SourceState::On, String::new())
@@ -116,8 +115,8 @@ impl Identity {
         denied
     }
 
-    /// Returns the addresses of connected clients; none if there are too many to list.
-    async fn connected_addresses(&self) -> Result<Option<HashSet<IpAddr>>, CallError> {
+    /// Returns the connections of all clients; none if there are too many to list.
+    async fn connections(&self) -> Result<Option<Connections>, CallError> {
         let mut info = cmd("INFO");
         info.arg("clients");
         let count = text(&self.link.call(info).await?).lines().find_map(|line| {
@@ -131,7 +130,7 @@ impl Identity {
         list.arg("LIST");
         let list = text(&self.link.call(list).await?);
         self.shards.count_dashboards(&list);
-        Ok(Some(addresses(&list)))
+        Ok(Some(connections(&list)))
     }
 }
 
@@ -143,13 +142,24 @@ fn text(reply: &Value) -> String {
     }
 }
 
-/// Returns the addresses in a list of clients, one a line. Names cannot contain blanks, so none can pass for an address.
-fn addresses(list: &str) -> HashSet<IpAddr> {
-    let address = |line: &str| {
-        let field = line.split(' ').find_map(|field| field.strip_prefix("addr="))?;
-        field.parse::<SocketAddr>().ok().map(|address| address.ip())
-    };
-    list.lines().filter_map(address).collect()
+/// Returns the connections in a list of clients, one a line. Names cannot contain blanks, so none can pass for another
+/// field.
+fn connections(list: &str) -> Connections {
+    let mut connections = Connections::default();
+    for line in list.lines() {
+        let field = |name: &str| {
+            line.split(' ').find_map(|field| field.strip_prefix(name)?.strip_prefix('='))
+        };
+        let Some(address) = field("addr").and_then(|addr| addr.parse::<SocketAddr>().ok()) else {
+            continue;
+        };
+        connections.addresses.insert(address.ip());
+        if let Some(name) = field("name").filter(|name| !name.is_empty()) {
+            let age = field("age").and_then(|age| age.parse().ok()).unwrap_or_default();
+            connections.names.insert(address, (name.into(), Duration::from_secs(age)));
+        }
+    }
+    connections
 }
 
 #[cfg(test)]
@@ -157,11 +167,14 @@ mod tests {
     use super::*;
 
     #[test]
-    fn addresses_are_those_of_the_clients() {
-        let list = "id=3 addr=10.0.0.7:5123 laddr=10.0.0.1:6379 fd=8 name=addr=9.9.9.9:1 db=0\n\
+    fn connections_have_an_address_and_perhaps_a_name() {
+        let list = "id=3 addr=10.0.0.7:5123 laddr=10.0.0.1:6379 fd=8 name=addr=9.9.9.9:1 age=7 db=0\n\
                     id=4 addr=[fd00::7]:80 laddr=x name= db=0\n\
-                    id=5 addr=/run/redis.sock:0 laddr=/run/redis.sock:0\nrubbish\n";
+                    id=5 addr=/run/redis.sock:0 laddr=/run/redis.sock:0 name=local\nrubbish\n";
+        let connections = connections(list);
         let expected = ["10.0.0.7", "fd00::7"].map(|ip| ip.parse().unwrap());
-        assert_eq!(addresses(list), expected.into());
+        assert_eq!(connections.addresses, expected.into());
+        let named = ("addr=9.9.9.9:1".into(), Duration::from_secs(7));
+        assert_eq!(connections.names, [("10.0.0.7:5123".parse().unwrap(), named)].into());
     }
 }

@@ -1,7 +1,6 @@
 //! A server's share of a deployment's locks: all of them, or in a cluster those in its slots.
 
-use std::collections::{HashMap, HashSet};
-use std::net::IpAddr;
+use std::collections::HashMap;
 use std::sync::{Arc, Mutex, MutexGuard, PoisonError};
 use std::time::Duration;
 
@@ -10,6 +9,8 @@ use redisson::slot;
 use service_kit::redis::{Address, Cluster, Link, LinkStatus, Redirect, Slots};
 use service_kit::shutdown::Shutdown;
 use tokio::time::Instant;
+
+use crate::model::types::Connections;
 
 /// The validity of a node's list of clients.
 const CLIENTS_VALIDITY: Duration = Duration::from_secs(45);
@@ -42,7 +43,7 @@ struct State {
     /// The node that receives the messages that reach all nodes.
     listener: Option<Address>,
     /// The clients connected to each node, and the time of that list.
-    connected: HashMap<Address, (Instant, HashSet<IpAddr>)>,
+    connected: HashMap<Address, (Instant, Connections)>,
     /// Connections to nodes that are about to take over their first slots, and the last redirect to each.
     provisional: HashMap<Address, (Instant, Link)>,
 }
@@ -150,17 +151,17 @@ impl SlotShare {
 
     /// Stores the clients connected to the server. Returns those of the whole deployment once all are known: a client need not
     /// be connected to each node all the time.
-    pub(super) fn connected(&self, addresses: HashSet<IpAddr>) -> Option<HashSet<IpAddr>> {
-        let Self::Node(nodes, address) = self else { return Some(addresses) };
+    pub(super) fn connected(&self, connections: Connections) -> Option<Connections> {
+        let Self::Node(nodes, address) = self else { return Some(connections) };
         let state = &mut *nodes.state();
-        state.connected.insert(address.clone(), (Instant::now(), addresses));
-        let mut all = HashSet::new();
+        state.connected.insert(address.clone(), (Instant::now(), connections));
+        let mut all = Connections::default();
         for master in state.slots.masters() {
-            let (at, addresses) = state.connected.get(master)?;
+            let (at, connections) = state.connected.get(master)?;
             if at.elapsed() > CLIENTS_VALIDITY {
                 return None;
             }
-            all.extend(addresses);
+            all.extend(connections);
         }
         Some(all)
     }

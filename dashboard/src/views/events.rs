@@ -5,6 +5,7 @@ use askama::filters::HtmlSafe;
 
 use super::format::{self, Clock, rfc3339};
 use super::list::LockLink;
+use super::owner_name::with_names;
 use super::page::{self, Frame};
 use super::{EventRow, EventsPage, links};
 use crate::archive::PastEvent;
@@ -60,6 +61,7 @@ impl EventRow {
 struct Line<'a> {
     clock: Clock,
     lock: LockLink,
+    text: String,
     row: &'a EventRow,
 }
 
@@ -81,6 +83,7 @@ impl<'a> Events<'a> {
         let line = |row: &'a EventRow| Line {
             clock: Clock::new(row.at, now),
             lock: LockLink::new(&row.lock, &page.chrome),
+            text: with_names(&row.text, &page.chrome.names),
             row,
         };
         let older = page.rows.last().filter(|_| page.cut).map(|last| {

@@ -1,5 +1,7 @@
 //! The format of values: durations, instants, counts, holders. The script formats them the same way.
 
+use std::borrow::Cow;
+
 use askama::Template;
 use askama::filters::HtmlSafe;
 
@@ -57,14 +59,20 @@ pub(crate) fn rfc3339(at: SteadyMillis) -> String {
 }
 
 /// A sentence in which what stands in backticks is shown as code.
-#[derive(Debug, Clone, Copy, Template)]
+#[derive(Debug, Clone, Template)]
 #[template(path = "parts/prose.html")]
-pub(super) struct Prose<'a>(pub(super) &'a str);
+pub(super) struct Prose<'a>(Cow<'a, str>);
 
 impl HtmlSafe for Prose<'_> {}
 
-impl<'a> Prose<'a> {
-    fn parts(&self) -> impl Iterator<Item = (bool, &'a str)> {
+impl<'a, T: Into<Cow<'a, str>>> From<T> for Prose<'a> {
+    fn from(text: T) -> Self {
+        Self(text.into())
+    }
+}
+
+impl Prose<'_> {
+    fn parts(&self) -> impl Iterator<Item = (bool, &str)> {
         self.0.split('`').enumerate().map(|(i, part)| (i % 2 == 1, part))
     }
 }

@@ -6,17 +6,16 @@ use askama::filters::HtmlSafe;
 use super::contention::Groups;
 use super::foot::{Foot, Shown};
 use super::format::AGELESS;
-use super::format::{Ago, Clock, Prose};
+use super::format::{Ago, Prose};
 use super::fragments::{Fragments, LiveRow};
 use super::locks::Tabs;
+use super::owner_name::{OwnerName, short_client};
 use super::page::{self, Frame};
-use super::picture::Circle;
-use super::row::{Badge, HolderCell, place, place_words, row_id, short_client};
+use super::row::{HolderCell, place, row_id};
 use super::{Chrome, ListPage, links};
 use crate::clock::SteadyMillis;
-use crate::model::types::{Acknowledgement, LockView};
+use crate::model::types::LockView;
 use crate::query::owners::OwnerRow;
-use crate::query::problems::ProblemRow;
 use crate::query::{Listed as _, Order, Paged};
 use crate::text;
 
@@ -109,9 +108,9 @@ pub(super) fn holder(lock: &LockView) -> Option<HolderCell<'_>> {
 struct OwnerTemplate<'a> {
     id: String,
     row: &'a OwnerRow,
-    link: String,
-    short: String,
-    place: Option<String>,
+    name: OwnerName,
+    /// The beginning of its uuid.
+    uuid: String,
     deployment: Option<&'a str>,
     oldest: Option<Ago>,
 }
@@ -120,8 +119,8 @@ impl ListView for OwnerRow {
     const PATH: &'static str = "/owners";
     const TITLE: &'static str = "Owners";
     const COLUMNS: &'static [Heading] = &[
-        Heading::sorted_by("Client", "id", "name"),
-        Heading::unsorted("Process", "process"),
+        Heading::sorted_by("Owner", "id", "name"),
+        Heading::unsorted("Client", "process"),
         Heading::sorted_by("Holds", "holds", "figure"),
         Heading::sorted_by("With problems", "problems", "figure"),
         Heading::sorted_by("Waits for", "waits", "figure"),
@@ -129,66 +128,17 @@ impl ListView for OwnerRow {
     ];
     const NOTHING: (&'static str, &'static str) =
         ("Nobody holds a lock", "Every key has been looked at, and no lock is held right now.");
-    const ABOUT: &'static str = "Each client, a Redisson instance or an agent, with what it holds and waits for. \
-        Who waits is known by name where MONITOR, a queue or an agent tells it.";
+    const ABOUT: &'static str = "Each client, a Redisson instance or an agent, with the locks it holds and waits for. \
+        Waiters are known by name from MONITOR, from a fair lock's queue, or from agents.";
 
     fn html(&self, chrome: &Chrome, now: SteadyMillis) -> Result<String, askama::Error> {
         OwnerTemplate {
             id: row_id(self.id()),
             row: self,
-            link: links::owner(&self.deployment, &self.id),
-            short: short_client(&self.id),
-            place: self.client.as_ref().and_then(place_words),
+            name: OwnerName::remembered(&self.deployment, &self.id, &chrome.names),
+            uuid: short_client(&self.id),
             deployment: chrome.several_deployments.then_some(&*self.deployment),
             oldest: self.oldest.map(|since| Ago::since(since, now)),
-        }
-        .render()
-    }
-}
-
-#[derive(Template)]
-#[template(path = "parts/problem_row.html")]
-struct ProblemTemplate<'a> {
-    id: String,
-    badge: Badge,
-    lock: LockLink,
-    holder: Option<HolderCell<'a>>,
-    evidence: Option<&'a crate::model::types::Evidence>,
-    advice: Prose<'a>,
-    circle: Option<Circle>,
-    /// The person who acknowledged it, and the end of that.
-    acknowledged: Option<(Clock, &'a Acknowledgement)>,
-}
-
-impl ListView for ProblemRow {
-    const PATH: &'static str = "/problems";
-    const TITLE: &'static str = "Problems";
-    const COLUMNS: &'static [Heading] = &[
-        Heading::sorted_by("Problem", "severity", "state"),
-        Heading::sorted_by("Lock", "name", "name"),
-        Heading::unsorted("Holder", "holder"),
-        Heading::unsorted("What speaks for it, what to do", "advice"),
-    ];
-    const NOTHING: (&'static str, &'static str) = (
-        "No problem is known",
-        "Nothing is stuck, leaked, overdue, starving or deadlocked, as far as the sources see.",
-    );
-    const ABOUT: &'static str = "What is sure first, then what is suspected, then what somebody has in hand; the worst first, then the oldest.";
-
-    fn html(&self, chrome: &Chrome, now: SteadyMillis) -> Result<String, askama::Error> {
-        let problem = self.problem();
-        ProblemTemplate {
-            id: row_id(self.id()),
-            badge: Badge::new(problem, now),
-            lock: LockLink::new(&self.lock.id, chrome),
-            holder: holder(&self.lock),
-            evidence: problem.evidence.last(),
-            advice: Prose(&problem.advice),
-            circle: Circle::new(problem),
-            acknowledged: problem
-                .acknowledged
-                .as_deref()
-                .map(|word| (Clock::new(word.until, now), word)),
         }
         .render()
     }

@@ -29,8 +29,8 @@ use serde::Serialize;
 use super::format::AGELESS;
 use super::fragments::{Fragments, LiveRow};
 use super::{
-    Chrome, EventsPage, ListPage, ListView, LockPage, OwnerPage, SourcesPage, assets, events, list,
-    lock, owner, page, row, sources,
+    Chrome, EventsPage, ListPage, ListView, LockPage, OverviewPage, OwnerPage, SourcesPage, assets,
+    events, list, lock, overview, owner, page, row, sources,
 };
 use crate::clock::SteadyMillis;
 use crate::model::types::LockId;
@@ -44,7 +44,7 @@ pub const BEAT_MS: u64 = 5_000;
 const STATUS_MS: u64 = 2_000;
 
 /// The parts that tell how far the picture can be trusted.
-const STATUS: [&str; 3] = ["status", "alerts", "spoken"];
+const STATUS: [&str; 4] = ["health", "status", "alerts", "spoken"];
 
 /// The event for a stream that has been silent for [`BEAT_MS`].
 #[must_use]
@@ -135,6 +135,16 @@ impl Picture {
         let ageless = EventsPage { chrome: ageless(&page.chrome), ..page.clone() };
         let regions = events::regions(&ageless)?;
         Self::new(&page.chrome, events::title(page), Vec::new(), regions, before)
+    }
+
+    /// The overview.
+    ///
+    /// # Errors
+    /// If a template fails, which is a bug.
+    pub fn overview(page: &OverviewPage, before: Option<&Self>) -> Result<Self, askama::Error> {
+        let ageless = OverviewPage { chrome: ageless(&page.chrome), ..page.clone() };
+        let regions = overview::regions(&ageless)?;
+        Self::new(&page.chrome, overview::title(&page.chrome), Vec::new(), regions, before)
     }
 
     /// The page about sources.

@@ -6,15 +6,17 @@ use askama::filters::HtmlSafe;
 use super::format::{self, Ago, Clock, Prose};
 
 use super::format::AGELESS;
+use super::overview::services;
+use super::owner_name::{OwnerName, with_names};
 use super::page::{self, Frame, STALE_MS};
 use super::picture::{Circle, Durations, Timeline, ending_words, lasted};
-use super::row::{Badge, Ttl, client_words, held_since, owner_link};
+use super::row::{Badge, Ttl, client_words, held_since};
 use super::shell::{self, Command, RawKey};
 use super::{Chrome, LockPage, Subject, links};
 use crate::clock::SteadyMillis;
 use crate::model::types::{
-    Acknowledgement, Certainty, EventView, Evidence, HolderView, LockView, PastHoldView,
-    ProblemKind, ProblemView, QueueEntryView, State, WaiterView,
+    Acknowledgement, EventView, HolderView, LockView, PastHoldView, ProblemKind, ProblemView,
+    QueueEntryView, State, WaiterView,
 };
 use crate::text;
 
@@ -24,24 +26,79 @@ const TITLE_NAME: usize = 60;
 /// The most events shown.
 const EVENTS: usize = 200;
 
-/// The lock's facts at a glance.
+/// The lock's state, or its worst problem: who holds it, whom that blocks, and what to do.
 #[derive(Template)]
 #[template(path = "parts/lock_state.html")]
-struct Summary<'a> {
+struct Verdict<'a> {
     subject: &'a Subject,
     now: SteadyMillis,
+    problem: Option<Headline<'a>>,
+    holders: Vec<VerdictHolder<'a>>,
+    more_holders: usize,
     held: Option<Ago>,
+    blocked: Option<Blocked>,
     ttl: Option<Ttl>,
+    ran_out: Option<RanOut>,
     read: Option<Ago>,
     stale: bool,
     lease: Option<String>,
     sources: String,
 }
 
-impl HtmlSafe for Summary<'_> {}
+impl HtmlSafe for Verdict<'_> {}
 
-impl<'a> Summary<'a> {
-    fn new(page: &'a LockPage) -> Self {
+/// The worst problem.
+struct Headline<'a> {
+    badge: Badge,
+    meaning: &'static str,
+    advice: Prose<'a>,
+}
+
+/// One of the holders that the verdict names.
+struct VerdictHolder<'a> {
+    name: OwnerName,
+    view: &'a HolderView,
+    since: Ago,
+    process: Option<String>,
+}
+
+/// The waiters in a sentence.
+struct Blocked {
+    count: u64,
+    exact: bool,
+    longest: Option<Ago>,
+    /// The services that wait, with the number of waiters of each.
+    services: Vec<(String, usize)>,
+}
+
+/// The leases that ran out within the last hour.
+struct RanOut {
+    times: String,
+    last: Ago,
+    lease: Option<String>,
+    /// True if other holds were released, so that those that ran out were not meant to.
+    is_mistake: bool,
+}
+
+impl RanOut {
+    fn new(lock: &LockView, until: SteadyMillis, now: SteadyMillis) -> Option<Self> {
+        let (count, last) = lock.ran_out_within_an_hour(until)?;
+        let times = match count {
+            1 => "once".to_owned(),
+            n => format!("{} times", format::count(n as u64)),
+        };
+        let lease = lock.lease_ms.map(format::lease);
+        let is_mistake = lock.is_sometimes_released();
+        Some(Self { times, last: Ago::new(last, now), lease, is_mistake })
+    }
+}
+
+/// The most holders in a verdict.
+const NAMED: usize = 3;
+
+impl<'a> Verdict<'a> {
+    /// `until`: the instant to which an hour is counted, also where ages are left to the script.
+    fn new(page: &'a LockPage, until: SteadyMillis) -> Self {
         let now = page.chrome.now;
         let lock = known(page);
         let read_at = match &page.subject {
@@ -49,20 +106,49 @@ impl<'a> Summary<'a> {
             Subject::Absent { read_at } => Some(*read_at),
             Subject::NoLock(_) | Subject::Unreadable(_) => None,
         };
+        let holders = lock.map(|lock| lock.holders.as_slice()).unwrap_or_default();
         Self {
             subject: &page.subject,
             now,
+            problem: lock.and_then(|lock| lock.problems.first()).map(|problem| Headline {
+                badge: Badge::new(problem, now),
+                meaning: meaning(problem.problem),
+                advice: with_names(&problem.advice, &page.chrome.names).into(),
+            }),
+            holders: holders
+                .iter()
+                .take(NAMED)
+                .map(|view| VerdictHolder {
+                    name: OwnerName::of_holder(&page.id.deployment, view),
+                    view,
+                    since: Ago::since(view.since, now),
+                    process: view.client.as_deref().map(client_words),
+                })
+                .collect(),
+            more_holders: holders.len().saturating_sub(NAMED),
             held: lock.and_then(held_since).map(|since| Ago::since(since, now)),
+            blocked: lock.and_then(|lock| Blocked::new(lock, now)),
             ttl: lock.map(|lock| match now {
                 AGELESS => Ttl::uncounted(lock),
                 now => Ttl::new(lock, now),
             }),
+            ran_out: lock.and_then(|lock| RanOut::new(lock, until, now)),
             read: read_at.map(|at| Ago::new(at, now)),
             stale: read_at.is_some_and(|at| now.0.saturating_sub(at.0) > STALE_MS),
             lease: lock.and_then(|lock| lock.lease_ms).map(format::lease),
             sources: lock
                 .map(|lock| lock.sources.words().collect::<Vec<_>>().join(", "))
                 .unwrap_or_default(),
+        }
+    }
+
+    /// The word for its colour.
+    fn tone(&self) -> &'static str {
+        match (&self.problem, self.subject) {
+            (Some(problem), _) if problem.badge.acknowledged => "acknowledged",
+            (Some(problem), _) => problem.badge.certainty,
+            (None, Subject::Known(lock)) => lock.state.as_str(),
+            (None, _) => "unknown",
         }
     }
 
@@ -73,12 +159,24 @@ impl<'a> Summary<'a> {
     }
 }
 
+impl Blocked {
+    /// Returns the waiters of a lock, if it has any.
+    fn new(lock: &LockView, now: SteadyMillis) -> Option<Self> {
+        let longest = lock.waiters.iter().map(|waiter| waiter.since).min_by_key(|since| since.at);
+        (lock.waiting > 0).then(|| Self {
+            count: lock.waiting,
+            exact: lock.waiters_exact,
+            longest: longest.map(|since| Ago::since(since, now)),
+            services: services(lock),
+        })
+    }
+}
+
 struct Problem<'a> {
     badge: Badge,
-    meaning: &'static str,
-    suspected: bool,
-    advice: Prose<'a>,
-    evidence: Vec<(Clock, &'a Evidence)>,
+    /// Its meaning and what to do about it, unless the verdict has said that.
+    explained: Option<(&'static str, Prose<'a>)>,
+    evidence: Vec<(Clock, &'static str, String)>,
     circle: Option<Circle>,
     /// The person who acknowledged it, and the end of that.
     acknowledged: Option<(Clock, &'a Acknowledgement)>,
@@ -94,52 +192,47 @@ impl HtmlSafe for Problems<'_> {}
 
 impl<'a> Problems<'a> {
     fn new(page: &'a LockPage) -> Self {
-        let now = page.chrome.now;
+        let (now, names) = (page.chrome.now, &page.chrome.names);
         let problems = known(page).map(|lock| lock.problems.as_slice()).unwrap_or_default();
-        let problems = problems.iter().map(|problem| Problem {
+        let problem = |(i, problem): (usize, &'a ProblemView)| Problem {
             badge: Badge::new(problem, now),
-            meaning: meaning(problem.problem),
-            suspected: problem.certainty == Certainty::Suspected,
-            advice: Prose(&problem.advice),
-            evidence: problem.evidence.iter().map(|e| (Clock::new(e.at, now), e)).collect(),
+            explained: (i > 0)
+                .then(|| (meaning(problem.problem), with_names(&problem.advice, names).into())),
+            evidence: problem
+                .evidence
+                .iter()
+                .map(|e| (Clock::new(e.at, now), e.source, with_names(&e.text, names)))
+                .collect(),
             acknowledged: problem
                 .acknowledged
                 .as_deref()
                 .map(|word| (Clock::new(word.until, now), word)),
-            circle: Circle::new(problem),
-        });
-        Self { problems: problems.collect() }
+            circle: Circle::new(problem, names),
+        };
+        Self { problems: problems.iter().enumerate().map(problem).collect() }
     }
 }
 
 fn meaning(problem: ProblemKind) -> &'static str {
     match problem {
-        ProblemKind::Deadlock => "Its holder waits for something that those who wait for it hold.",
-        ProblemKind::Leaked => {
-            "It does not end by itself, or not soon, and may have nobody to release it."
-        }
+        ProblemKind::Deadlock => "Its holder waits for a lock that one of its own waiters holds.",
+        ProblemKind::Leaked => "It will not expire soon, and nobody may be left to release it.",
         ProblemKind::RenewalOverdue => {
-            "It is renewed as a rule, and should have been again by now: it may soon be lost."
+            "Its holder renews it regularly, and has missed a renewal: the lock may be lost soon."
         }
-        ProblemKind::Expired => {
-            "Its lease ran out under a holder that had kept it alive until then."
-        }
-        ProblemKind::Starving => "Somebody has been waiting for it for too long.",
+        ProblemKind::Expired => "Its lease expired while its holder still renewed or used it.",
+        ProblemKind::Starving => "A waiter has been waiting for it for too long.",
         ProblemKind::Malformed => "Its hash is not as any kind of lock should be.",
-        ProblemKind::Orphan => "What belongs to it was left behind by others that are gone.",
-        ProblemKind::Stuck => {
-            "Its holder keeps renewing it, far longer than such a hold should last."
-        }
+        ProblemKind::Orphan => "Keys that belong to it were left behind by clients that are gone.",
+        ProblemKind::Stuck => "Its holder keeps renewing it, far longer than it usually holds it.",
     }
 }
 
 struct Holder<'a> {
     view: &'a HolderView,
-    /// The process behind it, in words.
-    who: Option<String>,
+    name: OwnerName,
     since: Ago,
     marker: Option<String>,
-    owner: String,
 }
 
 #[derive(Template)]
@@ -161,10 +254,9 @@ impl<'a> Holders<'a> {
                 .iter()
                 .map(|view| Holder {
                     view,
-                    who: view.client.as_deref().map(client_words),
+                    name: OwnerName::of_holder(&page.id.deployment, view),
                     since: Ago::since(view.since, page.chrome.now),
                     marker: view.marker_ttl_ms.map(format::duration),
-                    owner: owner_link(&page.id.deployment, view),
                 })
                 .collect(),
         }
@@ -177,8 +269,8 @@ impl<'a> Holders<'a> {
 struct Waiters<'a> {
     waiting: u64,
     exact: bool,
-    waiters: Vec<(Ago, &'a WaiterView)>,
-    queue: Vec<(Option<Clock>, &'a QueueEntryView)>,
+    waiters: Vec<(Ago, OwnerName, &'a WaiterView)>,
+    queue: Vec<(Option<Clock>, OwnerName, &'a QueueEntryView)>,
 }
 
 impl HtmlSafe for Waiters<'_> {}
@@ -193,8 +285,21 @@ impl<'a> Waiters<'a> {
         Self {
             waiting: lock.map_or(0, |lock| lock.waiting),
             exact: lock.is_some_and(|lock| lock.waiters_exact),
-            waiters: waiters.iter().map(|w| (Ago::since(w.since, now), w)).collect(),
-            queue: queue.iter().map(|place| (clock(place), place)).collect(),
+            waiters: waiters
+                .iter()
+                .map(|w| {
+                    let name = OwnerName::new(&page.id.deployment, &w.id, w.client.as_deref());
+                    (Ago::since(w.since, now), name, w)
+                })
+                .collect(),
+            queue: queue
+                .iter()
+                .map(|place| {
+                    let names = &page.chrome.names;
+                    let name = OwnerName::remembered(&page.id.deployment, &place.id, names);
+                    (clock(place), name, place)
+                })
+                .collect(),
         }
     }
 }
@@ -210,67 +315,80 @@ impl HtmlSafe for Events {}
 impl Events {
     fn new(page: &LockPage) -> Self {
         let events = known(page).into_iter().flat_map(|lock| lock.events.views()).take(EVENTS);
-        Self { events: events.map(|e| (Clock::new(e.at, page.chrome.now), e)).collect() }
+        let shown = |event: EventView| {
+            let text = with_names(&event.text, &page.chrome.names);
+            (Clock::new(event.at, page.chrome.now), EventView { text, ..event })
+        };
+        Self { events: events.map(shown).collect() }
     }
 }
 
 /// Its earlier holders.
 #[derive(Template)]
 #[template(path = "parts/lock_past.html")]
-struct PastHolds<'a> {
-    past: Vec<PastRow<'a>>,
+struct PastHolds {
+    past: Vec<PastRow>,
     longest: Option<String>,
 }
 
-impl HtmlSafe for PastHolds<'_> {}
+impl HtmlSafe for PastHolds {}
 
 /// Its holders at the requested instant.
 #[derive(Template)]
 #[template(path = "parts/lock_then.html")]
-struct Then<'a> {
+struct Then {
     at: Clock,
-    holds: Vec<PastRow<'a>>,
+    /// The time since then.
+    ago: Ago,
+    live: String,
+    holds: Vec<PastRow>,
     gap: bool,
 }
 
-impl HtmlSafe for Then<'_> {}
+impl HtmlSafe for Then {}
 
-impl<'a> Then<'a> {
-    fn new(page: &'a LockPage) -> Option<Self> {
+impl Then {
+    fn new(page: &LockPage) -> Option<Self> {
         let now = page.chrome.now;
         page.then.as_ref().map(|then| Self {
             at: Clock::new(then.at, now),
-            holds: then.holders.iter().map(|hold| PastRow::new(hold, now)).collect(),
+            ago: Ago::new(then.at, now),
+            live: links::lock(&page.id),
+            holds: then.holders.iter().map(|hold| PastRow::new(page, hold)).collect(),
             gap: then.gap.is_some(),
         })
     }
 }
 
-struct PastRow<'a> {
+struct PastRow {
+    name: OwnerName,
     ended: &'static str,
     from: Clock,
     exact: bool,
     lasted: Option<String>,
-    hold: &'a PastHoldView,
 }
 
-impl<'a> PastRow<'a> {
-    fn new(hold: &'a PastHoldView, now: SteadyMillis) -> Self {
+impl PastRow {
+    fn new(page: &LockPage, hold: &PastHoldView) -> Self {
         let lasted = hold.to.map(|to| format::duration(to.0.saturating_sub(hold.since.at.0)));
-        let from = Clock::new(hold.since.at, now);
-        Self { ended: ending_words(hold), from, exact: hold.since.exact, lasted, hold }
+        Self {
+            name: OwnerName::remembered(&page.id.deployment, &hold.id, &page.chrome.names),
+            ended: ending_words(hold),
+            from: Clock::new(hold.since.at, page.chrome.now),
+            exact: hold.since.exact,
+            lasted,
+        }
     }
 }
 
-impl<'a> PastHolds<'a> {
-    fn new(page: &'a LockPage) -> Self {
-        let now = page.chrome.now;
+impl PastHolds {
+    fn new(page: &LockPage) -> Self {
         let lock = known(page);
         let past = lock.map(|lock| &*lock.past).unwrap_or_default();
         let longest = lock.and_then(|lock| lock.longest_hold.as_deref());
         Self {
-            past: past.iter().map(|hold| PastRow::new(hold, now)).collect(),
-            longest: longest.and_then(|hold| PastRow::new(hold, now).lasted),
+            past: past.iter().map(|hold| PastRow::new(page, hold)).collect(),
+            longest: longest.and_then(|hold| PastRow::new(page, hold).lasted),
         }
     }
 }
@@ -319,7 +437,7 @@ impl Pictures {
             false => Vec::new(),
         };
         Self {
-            timeline: Timeline::new(known(page), window, now, choices),
+            timeline: Timeline::new(known(page), window, now, choices, &page.chrome.names),
             durations: Durations::new(window.holds.iter().filter_map(lasted).collect()),
         }
     }
@@ -338,13 +456,13 @@ struct LockTemplate<'a> {
     frame: Frame<'a>,
     page: &'a LockPage,
     name: RawKey,
-    then: Option<Then<'a>>,
-    summary: Summary<'a>,
+    then: Option<Then>,
+    verdict: Verdict<'a>,
     problems: Problems<'a>,
     holders: Holders<'a>,
     waiters: Waiters<'a>,
     events: Events,
-    past: PastHolds<'a>,
+    past: PastHolds,
     raw: Raw,
     pictures: Pictures,
     history: String,
@@ -396,7 +514,7 @@ pub fn lock_page(page: &LockPage) -> Result<String, askama::Error> {
         page,
         name: RawKey::new("Name", page.id.name.as_bytes()),
         then: Then::new(page),
-        summary: Summary::new(page),
+        verdict: Verdict::new(page, page.chrome.now),
         problems: Problems::new(page),
         holders: Holders::new(page),
         waiters: Waiters::new(page),
@@ -408,9 +526,14 @@ pub fn lock_page(page: &LockPage) -> Result<String, askama::Error> {
         json: links::lock_json(&page.id),
         bundle: links::lock_bundle(&page.id, page.then.as_ref().map(|then| then.at)),
         acknowledge: Acknowledge::new(page),
-        release: page.may_release.then(|| links::release(&page.id)),
+        release: (page.may_release && is_releasable(page)).then(|| links::release(&page.id)),
     }
     .render()
+}
+
+/// Returns whether a forced release would have something to end.
+fn is_releasable(page: &LockPage) -> bool {
+    known(page).is_some_and(|lock| lock.is_held() && !lock.is_unknown() || lock.queued)
 }
 
 /// The document's title.
@@ -439,7 +562,7 @@ pub(super) fn regions(
     now: SteadyMillis,
 ) -> Result<Vec<(&'static str, String)>, askama::Error> {
     Ok(vec![
-        ("lock-state", Summary::new(page).render()?),
+        ("lock-state", Verdict::new(page, now).render()?),
         ("lock-problems", Problems::new(page).render()?),
         ("lock-pictures", Pictures::new(page, now).render()?),
         ("lock-holders", Holders::new(page).render()?),

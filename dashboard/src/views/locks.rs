@@ -19,12 +19,12 @@ impl ListView for LockRow {
             hint: "Problems first, then the longest held",
             ..Heading::sorted_by("State", "problems", "state")
         },
-        Heading::unsorted("Kind", "kind"),
-        Heading { hint: "Sort by holder", ..Heading::sorted_by("Holder", "holder", "holder") },
+        Heading { hint: "Sort by owner", ..Heading::sorted_by("Owner", "holder", "holder") },
         Heading {
             hint: "Sort by how long it is held",
             ..Heading::sorted_by("Held for", "age", "held")
         },
+        Heading::unsorted("Waiting", "figure"),
         Heading {
             hint: "Sort by time to live",
             ..Heading::sorted_by("Time to live", "ttl", "ttl")

@@ -13,13 +13,16 @@ mod events;
 mod foot;
 mod format;
 pub mod fragments;
+mod incidents;
 mod links;
 mod list;
 pub mod live;
 mod lock;
 mod locks;
 mod login;
+mod overview;
 mod owner;
+mod owner_name;
 mod page;
 mod picture;
 mod release;
@@ -36,9 +39,12 @@ use service_kit::redis::Address;
 use crate::archive::{Gap, HoldersAt};
 use crate::clock::SteadyMillis;
 use crate::model::contention::Contention;
+use crate::model::owner_names::OwnerNames;
 use crate::model::types::{LockId, LockView, Notice, PastHoldView};
-use crate::query::Order;
+use crate::query::blockers::BlockerRow;
+use crate::query::incidents::IncidentRow;
 use crate::query::owners::OwnerRow;
+use crate::query::{Order, Rows};
 use crate::release::{Offer, Outcome};
 use crate::sources::view::{Progress, ServerView, SourceView};
 
@@ -47,6 +53,7 @@ pub(crate) use format::rfc3339;
 pub use list::{ListView, list_page};
 pub use lock::lock_page;
 pub use login::login_page;
+pub use overview::overview_page;
 pub use owner::owner_page;
 pub use page::error_page;
 pub use release::release_page;
@@ -77,6 +84,8 @@ pub struct Chrome {
     pub several_deployments: bool,
     /// True if there are several databases.
     pub several_dbs: bool,
+    /// The names of owners, those of past holds included.
+    pub names: OwnerNames,
     /// The visitor, if authentication is required.
     pub visitor: Option<VisitorView>,
     /// The CSRF token of the page's forms.
@@ -106,6 +115,35 @@ pub struct Counts {
     pub unknown: usize,
     /// Locks beyond the limit, counted but not retained.
     pub not_kept: u64,
+}
+
+/// `/overview`: the state of all locks.
+#[derive(Debug, Clone)]
+pub struct OverviewPage {
+    /// The frame of the page.
+    pub chrome: Chrome,
+    /// The worst incidents.
+    pub incidents: Rows<IncidentRow>,
+    /// The roots of the trees with the most waiters.
+    pub blockers: Rows<BlockerRow>,
+    /// The longest holds of locks that are not expected to be held for long.
+    pub oldest: Vec<Arc<LockView>>,
+    /// The counts of the last hour.
+    pub contention: Arc<Contention>,
+    pub summary: Summary,
+}
+
+/// Sums over all listed locks.
+#[derive(Debug, Clone, Copy, PartialEq, Eq, Default)]
+pub struct Summary {
+    /// The least number of waiters.
+    pub waiting: u64,
+    /// True if `waiting` counts all of them.
+    pub waiters_exact: bool,
+    /// Clients that hold locks.
+    pub owners: usize,
+    /// The known hosts among them.
+    pub hosts: usize,
 }
 
 /// `/lock`: one lock.

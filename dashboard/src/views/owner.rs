@@ -5,9 +5,10 @@ use askama::filters::HtmlSafe;
 
 use super::format::{self, Ago, Clock};
 use super::list::LockLink;
+use super::owner_name::{OwnerName, unit};
 use super::page::{self, Frame};
 use super::picture::{ending_words, lasted};
-use super::row::{Row, client_words, short_client, short_holder};
+use super::row::{Row, client_words};
 use super::shell::RawKey;
 use super::{OwnerPage, links};
 use crate::text;
@@ -36,28 +37,28 @@ impl<'a> Summary<'a> {
     }
 }
 
-struct Wait<'a> {
+struct Wait {
     lock: LockLink,
-    waiter: &'a str,
+    unit: Option<String>,
     since: Ago,
     attempts: Option<u32>,
 }
 
 #[derive(Template)]
 #[template(path = "parts/owner_waits.html")]
-struct Waits<'a> {
-    waits: Vec<Wait<'a>>,
+struct Waits {
+    waits: Vec<Wait>,
 }
 
-impl HtmlSafe for Waits<'_> {}
+impl HtmlSafe for Waits {}
 
-impl<'a> Waits<'a> {
-    fn new(page: &'a OwnerPage) -> Self {
-        let wait = |(lock, i): &'a (std::sync::Arc<crate::model::types::LockView>, usize)| {
+impl Waits {
+    fn new(page: &OwnerPage) -> Self {
+        let wait = |(lock, i): &(std::sync::Arc<crate::model::types::LockView>, usize)| {
             let waiter = &lock.waiters[*i];
             Wait {
                 lock: LockLink::new(&lock.id, &page.chrome),
-                waiter: &waiter.id,
+                unit: unit(&waiter.id),
                 since: Ago::since(waiter.since, page.chrome.now),
                 attempts: waiter.attempts,
             }
@@ -69,7 +70,7 @@ impl<'a> Waits<'a> {
 struct PastHold<'a> {
     lock: LockLink,
     holder: &'a str,
-    short: String,
+    unit: Option<String>,
     from: Clock,
     lasted: String,
     ended: &'static str,
@@ -88,7 +89,7 @@ impl<'a> Past<'a> {
         let past = page.past.iter().map(|(lock, hold)| PastHold {
             lock: LockLink::new(&lock.id, &page.chrome),
             holder: &hold.id,
-            short: short_holder(&hold.id),
+            unit: unit(&hold.id),
             from: Clock::new(hold.since.at, page.chrome.now),
             lasted: lasted(hold).map(format::short_duration).unwrap_or_default(),
             ended: ending_words(hold),
@@ -103,9 +104,10 @@ struct OwnerTemplate<'a> {
     frame: Frame<'a>,
     page: &'a OwnerPage,
     id: RawKey,
+    name: String,
     summary: Summary<'a>,
     rows: Vec<Row<'a>>,
-    waits: Waits<'a>,
+    waits: Waits,
     past: Past<'a>,
     /// All locks that it holds, as the table and as JSON.
     all: String,
@@ -124,6 +126,7 @@ pub fn owner_page(page: &OwnerPage) -> Result<String, askama::Error> {
         frame: Frame::new(title(page), "owners", chrome),
         page,
         id: RawKey::new("Client", page.owner.id.as_bytes()),
+        name: name(page),
         summary: Summary::new(page),
         rows: page.locks.iter().map(|lock| row(lock)).collect(),
         waits: Waits::new(page),
@@ -134,10 +137,15 @@ pub fn owner_page(page: &OwnerPage) -> Result<String, askama::Error> {
     .render()
 }
 
+/// The owner's name, or the beginning of its id.
+fn name(page: &OwnerPage) -> String {
+    let id = text::visible(page.owner.id.as_bytes());
+    OwnerName::remembered(&page.owner.deployment, &id, &page.chrome.names).text
+}
+
 /// The document's title.
 pub(super) fn title(page: &OwnerPage) -> String {
-    let id = text::visible(page.owner.id.as_bytes());
-    page::title(&page.chrome, &format!("Owner {}", short_client(&id)))
+    page::title(&page.chrome, &format!("Owner {}", name(page)))
 }
 
 /// The parts beside the table that a stream keeps true.

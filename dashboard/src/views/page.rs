@@ -19,6 +19,7 @@ pub(super) struct Frame<'a> {
     pub(super) chrome: &'a Chrome,
     /// The stream's address; none if the page does not change.
     pub(super) live: Option<String>,
+    pub(super) health: Health,
     pub(super) status: Status,
     pub(super) alerts: Alerts<'a>,
     pub(super) assets: &'static assets::Addresses,
@@ -35,6 +36,7 @@ impl<'a> Frame<'a> {
             section,
             chrome,
             live: Some(links::live(&chrome.address)),
+            health: Health::new(chrome),
             status: Status::new(chrome),
             alerts: Alerts::new(chrome),
             assets: &assets::ADDRESSES,
@@ -66,6 +68,7 @@ pub(super) fn title(chrome: &Chrome, page: &str) -> String {
 /// The parts around every page that a stream keeps true.
 pub(super) fn regions(chrome: &Chrome) -> Result<Vec<(&'static str, String)>, askama::Error> {
     Ok(vec![
+        ("health", Health::new(chrome).render()?),
         ("status", Status::new(chrome).render()?),
         ("alerts", Alerts::new(chrome).render()?),
         ("spoken", spoken(chrome)),
@@ -94,7 +97,43 @@ struct SourceLine {
     ago: Option<Ago>,
 }
 
-/// The line in the head that says how fresh and how complete the picture is.
+/// The one sign in the head that says whether the picture can be trusted.
+#[derive(Debug, PartialEq, Eq, Template)]
+#[template(path = "parts/health.html")]
+pub(super) struct Health {
+    tone: &'static str,
+    word: &'static str,
+    /// The sources that fail, in words.
+    detail: String,
+}
+
+impl HtmlSafe for Health {}
+
+impl Health {
+    fn new(chrome: &Chrome) -> Self {
+        let down = chrome.servers.iter().filter(|server| server.down.is_some()).count();
+        if down > 0 {
+            let detail = format!("{down} of {} servers cannot be read", chrome.servers.len());
+            return Self { tone: "bad", word: "Not current", detail };
+        }
+        let lines = Status::new(chrome).lines;
+        let failing: Vec<String> = lines
+            .iter()
+            .filter(|line| severity(line.state) > severity(SourceState::Paused))
+            .map(|line| format!("{} {}", line.source, line.state.as_str()))
+            .collect();
+        if !failing.is_empty() {
+            return Self { tone: "warn", word: "Partial", detail: failing.join(", ") };
+        }
+        if chrome.first_scan.is_some() {
+            let detail = "the first pass over all keys is not complete".to_owned();
+            return Self { tone: "warn", word: "First scan", detail };
+        }
+        Self { tone: "fine", word: "Live", detail: String::new() }
+    }
+}
+
+/// The sources: how fresh and how complete the picture is.
 #[derive(Debug, Template)]
 #[template(path = "parts/status.html")]
 pub(super) struct Status {
@@ -210,7 +249,7 @@ pub fn error_page(page: &ErrorPage) -> Result<String, askama::Error> {
         frame: Frame::new(title(&page.chrome, heading), "", &page.chrome).still(),
         status: page.status,
         heading,
-        message: Prose(&page.message),
+        message: Prose::from(page.message.as_str()),
     }
     .render()
 }

@@ -6,6 +6,7 @@ use askama::filters::HtmlSafe;
 use super::format::AGELESS;
 use super::format::{self, Ago};
 use super::links;
+use super::owner_name::OwnerName;
 use super::page::STALE_MS;
 use super::picture::Spark;
 use crate::clock::SteadyMillis;
@@ -13,7 +14,6 @@ use crate::model::types::{
     Certainty, ClientView, HolderView, LockId, LockView, ProblemView, Since, State,
 };
 use crate::query::list::RowId;
-use crate::query::owners::client_of;
 use crate::text;
 
 /// A problem as a badge.
@@ -102,59 +102,14 @@ impl Ttl {
 #[template(path = "parts/holder.html")]
 pub(super) struct HolderCell<'a> {
     holder: &'a HolderView,
-    short: String,
-    link: String,
-    /// Its process and host.
-    place: Option<String>,
-    /// The end of its thread's or grant's number.
-    thread: String,
-    gone: bool,
+    name: OwnerName,
 }
 
 impl HtmlSafe for HolderCell<'_> {}
 
 impl<'a> HolderCell<'a> {
     pub(super) fn new(deployment: &str, holder: &'a HolderView) -> Self {
-        let client = holder.client.as_deref();
-        Self {
-            holder,
-            short: short_holder(&holder.id),
-            link: owner_link(deployment, holder),
-            place: client.and_then(place_words),
-            thread: short_thread(holder.id.split(':').nth(1).unwrap_or_default()),
-            gone: client.is_some_and(|client| client.alive == Some(false)),
-        }
-    }
-}
-
-/// A holder's id, short enough for a table.
-pub(super) fn short_holder(id: &str) -> String {
-    match id.split_once(':') {
-        Some((uuid, thread)) if uuid.len() == 36 => {
-            format!("{}:{}", short_client(uuid), short_thread(thread))
-        }
-        _ => id.chars().take(24).collect(),
-    }
-}
-
-/// A thread's number, or the end of it: an agent's numbers are long, and differ at their ends.
-pub(super) fn short_thread(thread: &str) -> String {
-    match thread.len().checked_sub(6) {
-        Some(hidden) if hidden > 4 => format!("…{}", thread.get(hidden..).unwrap_or(thread)),
-        _ => thread.to_owned(),
-    }
-}
-
-/// The page of a holder's client.
-pub(super) fn owner_link(deployment: &str, holder: &HolderView) -> String {
-    links::owner(deployment, client_of(&holder.id))
-}
-
-/// A client's id, short enough for a table.
-pub(super) fn short_client(id: &str) -> String {
-    match id.chars().count() {
-        36 => format!("{}…", id.chars().take(8).collect::<String>()),
-        _ => id.chars().take(24).collect(),
+        Self { holder, name: OwnerName::of_holder(deployment, holder) }
     }
 }
 
@@ -176,19 +131,6 @@ pub(super) fn client_words(client: &ClientView) -> String {
         words.push("gone".to_owned());
     }
     words.join(", ")
-}
-
-/// A client's place, in the few words that a row has room for.
-pub(super) fn place_words(client: &ClientView) -> Option<String> {
-    let process = client.comm.as_deref().map_or_else(
-        || client.pid.map(|pid| format!("process {pid}")),
-        |comm| Some(comm.to_owned()),
-    );
-    let host = client.host.as_deref()?;
-    Some(match process {
-        Some(process) => format!("{process} on {host}"),
-        None => format!("on {host}"),
-    })
 }
 
 /// The instant since which a lock is held, by its longest holder.
@@ -290,17 +232,4 @@ pub(super) fn live_row(
 ) -> Result<String, askama::Error> {
     let row = Row::new(lock, deployment, db, AGELESS);
     Row { ttl: Ttl::uncounted(lock), read: None, ..row }.render()
-}
-
-#[cfg(test)]
-mod tests {
-    use super::*;
-
-    #[test]
-    fn long_numbers_show_their_end() {
-        assert_eq!(short_thread("52"), "52");
-        assert_eq!(short_thread("1234567890"), "1234567890");
-        assert_eq!(short_thread("1927612615576518676"), "…518676");
-        assert_eq!(short_thread("-9223372036854775808"), "…775808");
-    }
 }

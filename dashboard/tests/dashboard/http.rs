@@ -31,6 +31,10 @@ async fn every_answer_is_guarded() {
         ("/static/app.css", 200),
         ("/static/../Cargo.toml", 404),
         ("/api/v1/locks", 200),
+        ("/overview", 200),
+        ("/api/v1/blockers", 200),
+        ("/api/v1/incidents", 200),
+        ("/api/v1/incidents?sort=name", 400),
         ("/api/v1/problems", 200),
         ("/api/v1/problems?filter=age:x", 400),
         ("/api/v1/problems?limit=0", 400),
@@ -172,8 +176,10 @@ async fn the_description_of_the_api_names_every_route() {
     let paths: Vec<&String> = api["paths"].as_object().unwrap().keys().collect();
     let all = [
         "acknowledge",
+        "blockers",
         "contention",
         "events",
+        "incidents",
         "lock",
         "locks",
         "monitor/watch",

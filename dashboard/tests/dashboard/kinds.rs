@@ -45,7 +45,7 @@ async fn a_fair_lock_shows_its_queue_with_the_dead_in_it() {
     assert_eq!((&lock["waiting"], &lock["waiters_exact"]), (&json!(2), &json!(true)));
     let page = dashboard.get("/lock?name=fair").await.body;
     assert!(page.contains(">dead<") && page.contains(&thread(3)), "{page}");
-    assert!(dashboard.get("/").await.body.contains("2 waiting"));
+    assert!(dashboard.get("/").await.body.contains("<span class=\"queued\">2</span>"));
     // The holder goes, the first of the living takes it.
     run::<i64>(&mut redis, &["DEL", "fair"]);
     for n in [1, 2] {

@@ -137,7 +137,7 @@ async fn ten_thousand_names_stay_within_the_bound_on_series() {
         .collect();
     assert_eq!(groups.len(), 201, "200 and the overflow");
     let series = text.lines().filter(|line| !line.starts_with('#')).count();
-    assert!(series < 8_000, "{series}");
+    assert!(series < 8_500, "{series}");
     let told = METRICS.split("a dashboard exports about ").nth(1);
     let told =
         told.and_then(|rest| rest.split_whitespace().next()).unwrap_or_default().replace(',', "");

@@ -355,17 +355,20 @@ async fn agents_tell_who_their_holders_are() {
     // What cannot be read of it is not known, and no more.
     let lock = dashboard.lock_when("odd", |lock| client(lock)["host"].is_string()).await;
     assert_eq!((&client(&lock)["pid"], &client(&lock)["alive"]), (&json!(null), &json!(true)));
-    for lock in ["none", "stranger", "java"] {
+    for lock in ["stranger", "java"] {
         let lock = dashboard.lock_when(lock, |lock| lock["state"] == "held").await;
         assert_eq!(client(&lock), json!(null), "{lock}");
     }
+    let lock = dashboard.lock_when("none", |lock| lock["state"] == "held").await;
+    assert_eq!(client(&lock)["name"], "lockscope-agent@db\\u{202e}1", "only its agent is known");
+    assert_eq!(client(&lock)["pid"], json!(null), "{lock}");
     let page = dashboard.get("/lock?name=told").await.body;
     assert!(
         page.contains("java, process 4711 on db\\u{202e}1, calls itself &#60;b&#62;billing"),
         "{page}"
     );
     let page = dashboard.get("/").await.body;
-    assert!(page.contains("java on db\\u{202e}1"), "{page}");
+    assert!(page.contains("billing@db\\u{202e}1"), "{page}");
     dashboard.source_when("identity", "on").await;
 
     // It is said what to do about it in these words.

@@ -139,3 +139,15 @@ fn a_key_that_is_left_over_is_found() {
     let left = at(9, 0, What::LeftOver { key: "a".to_owned() });
     assert_eq!(rules(&[grant(1, 1, "lock", "1", None), left]), ["left over"]);
 }
+
+#[test]
+fn a_worker_that_ends_by_itself_is_found_with_its_log() {
+    let ended = at(4, 0, What::Ended { victim: 1, log: "no memory".to_owned() });
+    let history = [grant(1, 1, "lock", "1", None), ended, grant(5, 2, "lock", "2", None)];
+    let verdict = judge(&history);
+    let [found] = verdict.findings.as_slice() else { panic!("{:?}", verdict.findings) };
+    assert_eq!(found.rule, "worker ended");
+    assert!(found.text.ends_with("no memory"));
+    let killed = at(4, 0, What::Killed { victim: 1 });
+    assert!(rules(&[history[0].clone(), killed, history[2].clone()]).is_empty());
+}

@@ -218,7 +218,7 @@ async fn everything_is_reached_by_keyboard() -> Result<()> {
     says("location.pathname + document.querySelector('h1').innerText", "/lockleaked".into()).await;
 
     // Paused: what is missed is counted, and there when it goes on.
-    browser.press("1").await?;
+    browser.press("2").await?;
     says("location.pathname", "/".into()).await;
     says("document.querySelectorAll('#rows tr').length", 4.into()).await;
     browser.press("p").await?;
@@ -241,11 +241,12 @@ async fn everything_is_reached_by_keyboard() -> Result<()> {
     browser.press("u").await?;
     says("document.getElementById('zone').innerText", "Local".into()).await;
     for (key, page) in [
-        ("2", "/problems"),
-        ("3", "/owners"),
-        ("4", "/contention"),
-        ("5", "/events"),
-        ("6", "/sources"),
+        ("1", "/overview"),
+        ("3", "/problems"),
+        ("4", "/owners"),
+        ("5", "/contention"),
+        ("6", "/events"),
+        ("7", "/sources"),
     ] {
         browser.press(key).await?;
         says("location.pathname", page.into()).await;

@@ -189,3 +189,26 @@ async fn two_dashboards_ignore_each_other() -> Result<()> {
     }
     Ok(())
 }
+
+#[tokio::test]
+async fn a_hold_that_overran_its_own_lease_has_run_out() -> Result<()> {
+    let bench = Bench::new().await?;
+    let agent = Agent::start(&bench.redis).await?;
+    let (mut worker, mut waiter) = (agent.client().await?, agent.client().await?);
+    let kinds = ["lock", "fair", "write", "read", "fenced"];
+    for kind in kinds {
+        // A reader among others is known to have run out only once its marker has been read.
+        let ms = if kind == "read" { 9_000 } else { 3_000 };
+        worker.call(&format!("LOCK {kind} KIND {kind} LEASE {ms} OWNER 1")).await?.ok()?;
+        worker.call(&format!("LOCK next:{kind} KIND {kind} LEASE {ms} OWNER 1")).await?.ok()?;
+    }
+    for (owner, kind) in kinds.into_iter().enumerate() {
+        waiter.send(&format!("LOCK next:{kind} KIND {kind} OWNER {owner}")).await?;
+    }
+    for name in kinds.into_iter().flat_map(|kind| [kind.to_owned(), format!("next:{kind}")]) {
+        let ended = |lock: &Value| lock["past"].as_array().is_some_and(|past| !past.is_empty());
+        let seen = super::lock(&bench.dashboard, &name, ended).await;
+        assert_eq!(seen["past"][0]["ended"], "ran_out", "{seen}");
+    }
+    Ok(())
+}

@@ -153,6 +153,56 @@ async fn problems_found_by_dashboards_alert() -> Result<()> {
 }
 
 #[tokio::test]
+async fn leases_that_run_out_alert() -> Result<()> {
+    const ENDED: &str = "lockscope_dashboard_holds_ended_total";
+    let watched = Watched::with_lease("60s").await?;
+    let mut direct = watched.redis.client().await?;
+    let mut service = Foreign::connect(&watched.redis).await?;
+    let ended = async |ending: &str| {
+        let metrics = watched.dashboard.metrics().await?;
+        anyhow::Ok(metrics.sum(ENDED, &[("lock_group", "batch:*"), ("ending", ending)]))
+    };
+    // The release message proves that it is a lock.
+    let mut released = 0.0;
+    within(2 * PATIENCE, "a release to be counted", async || {
+        if direct.call("EXISTS batch:1").await?.int()? == 0 {
+            service.lease_ms = 60_000;
+            ensure!(service.lock("batch:1").await?, "somebody has it");
+        }
+        let seen = watched.dashboard.json("/api/v1/lock?name=batch:1").await?;
+        ensure!(seen["state"] == "held", "{seen}");
+        until_scraped(&watched, ENDED, "batch:*").await;
+        service.unlock("batch:1").await?;
+        eventually("it to be counted", async || {
+            let now = ended("released").await?;
+            ensure!(now > released, "{now} so far");
+            Ok(())
+        })
+        .await;
+        released = ended("released").await?;
+        Ok(())
+    })
+    .await;
+    service.lease_ms = 1_500;
+    let mut ran_out = ended("ran_out").await?;
+    for _ in 0..6 {
+        assert!(service.lock("batch:1").await?);
+        eventually("its lease to run out", async || {
+            let now = ended("ran_out").await?;
+            ensure!(now > ran_out, "{now} so far");
+            Ok(())
+        })
+        .await;
+        ran_out = ended("ran_out").await?;
+    }
+    let alert = watched.fires("LockscopeLeasesRunOut").await;
+    assert_eq!(alert["lock_group"], "batch:*");
+    let page = harness::http::get(watched.dashboard.port(), "/lock?name=batch:1").await?;
+    assert!(page.body.contains("does the work outlast its lease?"), "{}", page.body);
+    Ok(())
+}
+
+#[tokio::test]
 async fn a_stolen_lock_alerts() -> Result<()> {
     let watched = Watched::start().await?;
     let mut worker = watched.agent.client().await?;

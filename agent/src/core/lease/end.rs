@@ -1,5 +1,7 @@
 //! Ends of holds: what every end does here, and loss.
 
+use std::time::Duration;
+
 use crate::core::ops::verb::Ending;
 use redisson::{Kind, LockName, Moment};
 use service_kit::trace::TraceParent;
@@ -8,6 +10,9 @@ use crate::core::lease::hold::Hold;
 use crate::core::session::event::Event;
 use crate::core::{Core, LogLine, Node, Report, spans};
 use crate::types::{End, Number};
+
+/// The time after the end of an explicit lease before the agent removes what Redis still has of it.
+const EXPIRY_SLACK: Duration = Duration::from_millis(100);
 
 impl Core {
     /// Takes a hold out of everything that knows it, and counts its end.
@@ -77,11 +82,15 @@ impl Core {
         }
         let Some(ending) = self.remove_hold(number, end) else { return };
         match end {
-            // It may still stand in Redis. Its owner has been told, but is given the time that it was promised:
-            // nobody else comes in before that is over.
-            End::Unconfirmed | End::Expired | End::Frozen => {
-                self.release_after(ending.valid_until, ending);
+            // Its lease ends in Redis by itself, so that Redis and other clients see it expire. The release is for a key
+            // that lives longer than it should.
+            End::Expired => {
+                let lag = ending.longest.safety_margin() + EXPIRY_SLACK;
+                self.release_after(ending.valid_until + lag, ending);
+                self.poll_queue(&name);
             }
+            // It may still be in Redis. Its owner was promised the time until then: nobody else acquires it before.
+            End::Unconfirmed | End::Frozen => self.release_after(ending.valid_until, ending),
             // A minority of its servers may still have it.
             _ if kind == Kind::Red && end != End::Drained => self.release(ending),
             _ => {

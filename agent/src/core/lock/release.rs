@@ -167,7 +167,9 @@ impl Core {
             return self.release_red(at, ending);
         }
         let give_up = at.since(self.now) + self.retry_window(ending.longest);
-        self.begin_leaving(&ending.name, ending.kind);
+        if ending.end != End::Expired {
+            self.begin_leaving(&ending.name, ending.kind);
+        }
         self.send_at(at, Verb::Release(Release(ending)), give_up);
     }
 
@@ -193,6 +195,17 @@ impl Core {
     pub(in crate::core) fn begin_leaving(&mut self, name: &LockName, kind: Kind) {
         self.track(name);
         self.locks.begin_leaving(name, kind);
+    }
+
+    /// Handles the end of a release.
+    pub(in crate::core) fn on_ended(&mut self, ending: &Ending) {
+        // A lease that has run out ends without it.
+        if ending.end != End::Expired {
+            return self.on_released(&ending.name, ending.kind, ending.number);
+        }
+        self.journal_gone(ending.number);
+        self.wake(&ending.name);
+        self.poll_queue(&ending.name);
     }
 
     /// Handles the end of a release or an undo.

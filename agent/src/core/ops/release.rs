@@ -53,11 +53,16 @@ impl Operation for Release {
     }
 
     fn on_give_up(&mut self, core: &mut Core, _: OpId) {
-        core.on_released(&self.0.name, self.0.kind, self.0.number);
+        core.on_ended(&self.0);
     }
 
     fn is_awaited(&self) -> bool {
         self.0.slot.is_some()
+    }
+
+    fn may_be_abandoned(&self, _: &Core) -> bool {
+        // Its lease ends by itself.
+        self.0.end == End::Expired
     }
 
     fn silence(&mut self) -> Option<Silence> {
@@ -96,7 +101,7 @@ impl Core {
             ReleaseOutcome::Stolen => Some(End::Stolen),
         };
         self.confirm(ending, end);
-        self.on_released(&ending.name, ending.kind, ending.number);
+        self.on_ended(ending);
     }
 
     /// Tells who waits for it that the hold has ended, or that it had been lost before.

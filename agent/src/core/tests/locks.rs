@@ -223,7 +223,7 @@ fn an_explicit_lease_is_not_renewed_and_ends_expired() {
     world.command(a, Command::Lock(LockRequest { lease, ..lock_command("x") }));
     world.lock(b, "x");
     assert_eq!(world.reply(a), "held 1");
-    world.pass(Duration::from_secs(2));
+    world.pass(Duration::from_millis(2_100));
     assert_eq!(world.reply(b), "held 1");
     assert_eq!(world.events(a), ["lost x lock expired"]);
     world.unlock(a, "x");

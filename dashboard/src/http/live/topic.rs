@@ -16,8 +16,8 @@ use crate::http::viewers::Viewed;
 use crate::model::types::{Delta, LockId};
 use crate::query::LockRow;
 use crate::query::contention::ContentionRow;
+use crate::query::incidents::IncidentRow;
 use crate::query::owners::OwnerRow;
-use crate::query::problems::ProblemRow;
 use crate::query::shared::SortedList;
 use crate::views::fragments::Fragments;
 use crate::views::live::Picture;
@@ -25,6 +25,8 @@ use crate::views::{ListView, Subject};
 
 /// The shortest time between two reads of the history.
 const HISTORY_EACH: Duration = Duration::from_secs(2);
+/// The shortest time between two versions of the overview, which sums up all locks.
+const OVERVIEW_EACH: Duration = Duration::from_secs(1);
 /// The time after which an unknown lock is read again.
 const ASK_EACH: Duration = Duration::from_secs(2);
 
@@ -39,9 +41,10 @@ pub(super) enum Topic {
     Lock(LockParams, LockId, LastReading),
     Owners(ListRequest<OwnerRow>),
     Owner(OwnerParams),
-    Problems(ListRequest<ProblemRow>),
+    Problems(ListRequest<IncidentRow>),
     Contention(ListRequest<ContentionRow>),
     Events(EventsParams),
+    Overview,
     Sources,
 }
 
@@ -80,6 +83,7 @@ impl Topic {
                 app.span(&params, SteadyMillis::now())?;
                 Self::Events(params)
             }
+            "/overview" => Self::Overview,
             "/sources" => Self::Sources,
             other => {
                 return Err(ApiError::bad_request(format!("there is no live page `{other}`")));
@@ -91,6 +95,7 @@ impl Topic {
     pub(super) fn pace(&self) -> Duration {
         match self {
             Self::Events(_) => HISTORY_EACH,
+            Self::Overview => OVERVIEW_EACH,
             _ => Duration::ZERO,
         }
     }
@@ -152,6 +157,7 @@ impl Topic {
                 Ok(page) => (Picture::events(&page, before)?, None),
                 Err(_) => return Ok(None),
             },
+            Self::Overview => (Picture::overview(&app.overview_page(address), before)?, None),
             Self::Sources => (Picture::sources(&app.sources_page(address), before)?, None),
         };
         Ok(Some(made))

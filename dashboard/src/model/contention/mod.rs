@@ -193,6 +193,16 @@ pub struct Contention {
     pub locks_left_out: u64,
 }
 
+impl Contention {
+    /// Returns the counts of all groups together.
+    #[must_use]
+    pub fn total(&self) -> Tally {
+        let mut total = Tally::default();
+        self.groups.iter().for_each(|group| total.merge(&group.tally));
+        total
+    }
+}
+
 impl Default for Contention {
     fn default() -> Self {
         Self {

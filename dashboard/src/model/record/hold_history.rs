@@ -6,10 +6,13 @@ use std::time::Duration;
 
 use redisson::HolderId;
 
-use crate::model::types::{PastHold, PastHoldView, PastWait, PastWaitView, Since};
+use crate::clock::SteadyMillis;
+use crate::model::types::{Ending, PastHold, PastHoldView, PastWait, PastWaitView, Since};
 
 /// The most holds that a lock retains. The history on disk has more.
 const MAX_PAST: usize = 8;
+/// The most expired leases whose instants a lock retains.
+const MAX_RAN_OUT: usize = 64;
 /// Durations that the typical hold is computed from.
 const MAX_DURATIONS: usize = 64;
 /// With fewer durations than this no hold is typical.
@@ -25,6 +28,8 @@ pub(super) struct HoldHistory {
     /// Boxed, since few locks have one.
     longest_wait: Option<Box<PastWait>>,
     views: Option<Arc<[PastHoldView]>>,
+    /// The latest instants at which a lease ran out, oldest first.
+    ran_out: VecDeque<SteadyMillis>,
     /// Holds of an earlier run of this program, until they are observed again.
     pub(super) restored: Vec<(HolderId, Since)>,
 }
@@ -33,6 +38,12 @@ impl HoldHistory {
     /// Adds a hold, in place of the oldest if there are too many.
     pub(super) fn push(&mut self, hold: PastHold) {
         self.views = None;
+        if hold.ended == Ending::Expired {
+            if self.ran_out.len() >= MAX_RAN_OUT {
+                self.ran_out.pop_front();
+            }
+            self.ran_out.push_back(hold.to);
+        }
         if self.longest.is_none_or(|longest| longest.millis() < hold.millis()) {
             self.longest = Some(hold);
         }
@@ -80,6 +91,11 @@ impl HoldHistory {
         self.holds.iter().rev().find(|hold| hold.id == *id)
     }
 
+    /// Returns the latest instants at which a lease ran out, oldest first.
+    pub(super) fn ran_out(&self) -> Arc<[SteadyMillis]> {
+        self.ran_out.iter().copied().collect()
+    }
+
     pub(super) fn longest(&self) -> Option<Box<PastHoldView>> {
         self.longest.as_ref().map(|hold| Box::new(hold.view()))
     }
@@ -101,8 +117,6 @@ mod tests {
     use redisson::ClientId;
 
     use super::*;
-    use crate::clock::SteadyMillis;
-    use crate::model::types::Ending;
 
     #[test]
     fn the_latest_holds_and_the_longest_are_retained() {

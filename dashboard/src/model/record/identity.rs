@@ -1,6 +1,6 @@
 //! Identities of a lock's holders and waiters, from agents and the list of clients.
 
-use redisson::{HolderId, Moment};
+use redisson::{ClientId, HolderId, Moment};
 
 use super::Record;
 use crate::clock::SteadyMillis;
@@ -80,6 +80,15 @@ impl Record {
         };
         self.dirty |= changed;
         changed
+    }
+
+    /// Marks the view as outdated if one of those clients holds the lock or waits for it. Returns whether it is.
+    pub fn redraw_if(&mut self, concerned: impl Fn(&ClientId) -> bool) -> bool {
+        let mut waiters = self.cold.iter().flat_map(|cold| cold.waiting.waiters());
+        let concerned = self.holds.iter().any(|hold| concerned(&hold.id.client))
+            || waiters.any(|waiter| concerned(&waiter.id.client));
+        self.dirty |= concerned;
+        concerned
     }
 
     fn waits_by_name(&self, id: &HolderId) -> bool {

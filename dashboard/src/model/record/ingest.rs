@@ -105,7 +105,7 @@ impl Record {
         }
         for gone in before.iter().filter(|hold| !holders.iter().any(|h| h.id == hold.id)) {
             moved = true;
-            let expired = self.has_expired(last, stamp);
+            let expired = self.has_expired(last, stamp) || has_marker_expired(gone, last, stamp);
             // A reader that leaves others behind sends no message. One without markers has lost its lease before.
             let reader = self.mode.is_some() && !gone.id.write;
             let left = reader && !expired && gone.marker != Some(Marker::Missing);
@@ -118,6 +118,8 @@ impl Record {
             self.record_expiry(*gone, last, stamp, source, context);
             let what = if left {
                 LockEvent::Released(Some(gone.id))
+            } else if expired {
+                LockEvent::Vanished(gone.id, EndCause::Expired)
             } else {
                 LockEvent::Vanished(gone.id, EndCause::OthersHold)
             };
@@ -489,9 +491,21 @@ impl Record {
         history.push(past);
         if self.confirmed {
             // The source that showed its end makes no difference here.
+            effects.push(Effect::HoldEnded(ended, Arc::clone(&self.group)));
             effects.push(Effect::Count(Source::Poll, Count::Held(past)));
             effects.push(Effect::Archive(Box::new(ArchiveEntry::Ended(self.id.clone(), past))));
         }
+    }
+}
+
+/// Returns whether a reader's marker, of the last reading, had expired by this one.
+fn has_marker_expired(hold: &Hold, last: Option<Stamp>, stamp: Stamp) -> bool {
+    match (hold.marker, last) {
+        (Some(Marker::Missing), _) => true,
+        (Some(Marker::Expires(ttl)), Some(last)) => {
+            (last.received + ttl).since(stamp.received) <= RUN_OUT
+        }
+        _ => false,
     }
 }
 

@@ -21,8 +21,8 @@ use crate::model::deadlock::{Cycle, Owner, Wait};
 use crate::model::lease::LeaseWatch;
 use crate::model::problem::{Expired, Gone};
 use crate::model::types::{
-    Acknowledgement, ArchiveEntry, Certainty, EventLog, HolderIdentity, LockEvent, LockId, Marker,
-    PastHold, PastWait, ProblemKind, ProblemView, Reading, Renewals, Rule, Since, Source,
+    Acknowledgement, ArchiveEntry, Certainty, Ending, EventLog, HolderIdentity, LockEvent, LockId,
+    Marker, PastHold, PastWait, ProblemKind, ProblemView, Reading, Renewals, Rule, Since, Source,
     SourceSet, Stamp, TrackedHolder,
 };
 use crate::model::waiting::{Waiter, Waiting};
@@ -54,6 +54,8 @@ pub enum Effect {
     Detected(ProblemKind, Certainty, Arc<str>),
     /// A held lock was gone after a restart of its server.
     LostInRestart,
+    /// A hold ended; with the lock's group.
+    HoldEnded(Ending, Arc<str>),
     /// A count for the last hour, with the source that observed it.
     Count(Source, Count),
     /// An entry for the history on disk.

@@ -91,6 +91,7 @@ impl Record {
             renewals: self.renewals.clone().filter(|_| self.lease.renewed() && self.is_held()),
             problems: self.problems.clone(),
             events: self.events.clone(),
+            ran_out: history.map(HoldHistory::ran_out).unwrap_or_default(),
             longest_hold: history.and_then(HoldHistory::longest),
             longest_wait: history.and_then(HoldHistory::longest_wait),
             past,
@@ -122,16 +123,22 @@ impl Record {
             (None, Some(true)) if known.is_unconfirmed() => None,
             (None, lives) => lives,
         };
+        let task =
+            known.identity.task().map(|(session, owner)| format!("{session} {owner}").into());
         let identity = known.identity.clone();
         let view = ClientView {
+            // The connections of an agent's holder are the agent's.
+            name: identity
+                .name
+                .or_else(|| identity.host.is_none().then(|| seen.as_ref()?.name.clone())?),
             addr: seen.and_then(|seen| seen.addr),
-            name: identity.name,
             host: identity.host,
             pid: identity.pid,
             uid: identity.uid,
             comm: identity.comm,
             session: identity.session,
             since: identity.since,
+            task,
             alive,
         };
         (view != ClientView::default()).then_some(view)

@@ -32,6 +32,34 @@ fn acquisition_renewal_and_release_are_observed() {
 }
 
 #[test]
+fn leases_that_run_out_are_counted_without_monitor() {
+    let mut model = model();
+    for n in 0..3 {
+        let from = n * 20_000;
+        read(&mut model, "a", from, held(1, 1, Some(3_000)));
+        read(&mut model, "a", from + 2_900, held(1, 1, Some(100)));
+        read(&mut model, "a", from + 3_050, absent());
+    }
+    let view = shown(&mut model, "a").unwrap();
+    let hour_later = |ms: u64| SteadyMillis(ms + 3_600_000);
+    assert_eq!(view.ran_out_within_an_hour(SteadyMillis(60_000)).map(|(n, _)| n), Some(3));
+    assert_eq!(view.ran_out_within_an_hour(hour_later(10_000)).map(|(n, _)| n), Some(2));
+    assert_eq!(view.ran_out_within_an_hour(hour_later(90_000)), None);
+    assert!(!view.is_sometimes_released() && view.problems.is_empty());
+    read(&mut model, "a", 80_000, held(1, 1, Some(3_000)));
+    release(&mut model, "a", 81_000);
+    read(&mut model, "a", 81_100, absent());
+    assert!(shown(&mut model, "a").unwrap().is_sometimes_released());
+    let effects = model.take_effects();
+    let ended = |wanted: Ending| {
+        let is =
+            |effect: &Effect| matches!(effect, Effect::HoldEnded(ending, _) if *ending == wanted);
+        effects.iter().filter(|(_, effect)| is(effect)).count()
+    };
+    assert_eq!((ended(Ending::Expired), ended(Ending::Released)), (3, 1));
+}
+
+#[test]
 fn a_hold_that_a_scan_did_not_find_began_after_it() {
     let mut model = model();
     let scan = |model: &mut Model, lock: &str, ms: u64| {

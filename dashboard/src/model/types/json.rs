@@ -14,7 +14,7 @@ use super::lock_view::{HolderView, LockView, QueueEntryView, RedView, State, Wai
 use super::past::{PastHoldView, PastWaitView};
 use super::problem::ProblemView;
 use super::source::{Source, SourceSet};
-use crate::clock::SteadyMillis;
+use crate::clock::{SteadyMillis, WallMillis};
 use crate::schema::{schema_of, words};
 
 #[derive(serde::Serialize, ToSchema)]
@@ -90,6 +90,9 @@ struct LockJson<'a> {
     events: &'a EventLog,
     /// The latest holds that have ended, newest first.
     past: &'a [PastHoldView],
+    /// The latest instants at which its lease ran out, oldest first, at most 64.
+    #[schema(value_type = Vec<SteadyMillis>)]
+    ran_out: Vec<WallMillis>,
     /// The longest hold that was seen to end.
     longest_hold: Option<&'a PastHoldView>,
     /// The longest wait that was seen to end, of waiters known by name.
@@ -126,6 +129,7 @@ impl Serialize for LockView {
             problems: &self.problems,
             events: &self.events,
             past: &self.past,
+            ran_out: self.ran_out.iter().map(|at| at.to_wall()).collect(),
             longest_hold: self.longest_hold.as_deref(),
             longest_wait: self.longest_wait.as_deref(),
             red: self.red.as_deref(),

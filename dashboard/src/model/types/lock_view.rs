@@ -9,9 +9,10 @@ use serde::Serialize;
 use serde::ser::Serializer;
 use utoipa::ToSchema;
 
+use super::client_view::ClientView;
 use super::events::EventLog;
 use super::id::LockId;
-use super::past::{PastHoldView, PastWaitView};
+use super::past::{Ending, PastHoldView, PastWaitView};
 use super::problem::ProblemView;
 use super::renewals::Renewals;
 use super::source::SourceSet;
@@ -48,30 +49,6 @@ pub struct Since {
     pub at: SteadyMillis,
     /// False: it had begun already when it was first observed.
     pub exact: bool,
-}
-
-/// The process behind a holder. Anybody who can write to Redis may have written the agent's part of it.
-#[derive(Debug, Clone, PartialEq, Eq, Default, Serialize, ToSchema)]
-#[schema(as = Client)]
-pub struct ClientView {
-    /// The address from which it was last seen to connect.
-    pub addr: Option<String>,
-    /// The name that it gave itself.
-    pub name: Option<String>,
-    pub host: Option<Arc<str>>,
-    /// Its process id on that host.
-    pub pid: Option<u32>,
-    /// Its user id on that host.
-    pub uid: Option<u32>,
-    /// Its process' name on that host.
-    pub comm: Option<String>,
-    /// Its session with its agent.
-    pub session: Option<String>,
-    /// The beginning of its hold, by its agent's clock.
-    #[serde(serialize_with = "crate::clock::as_wall")]
-    pub since: Option<SteadyMillis>,
-    /// True if it is alive; none if that is unknown.
-    pub alive: Option<bool>,
 }
 
 /// One holder. There are as many as locks, so anything that follows from the id is not stored.
@@ -229,6 +206,8 @@ pub struct LockView {
     pub events: EventLog,
     /// The latest holds that have ended, newest first; shared likewise.
     pub past: Arc<[PastHoldView]>,
+    /// The latest instants at which its lease ran out, oldest first, at most 64.
+    pub ran_out: Arc<[SteadyMillis]>,
     /// The longest hold that was seen to end.
     pub longest_hold: Option<Box<PastHoldView>>,
     /// The longest wait that was seen to end.
@@ -278,6 +257,21 @@ impl LockView {
     #[must_use]
     pub fn is_awaited(&self) -> bool {
         self.queued || self.waiting > 0
+    }
+
+    /// Returns how often its lease ran out within an hour of that instant, and when it last did; none if it did
+    /// not.
+    #[must_use]
+    pub fn ran_out_within_an_hour(&self, now: SteadyMillis) -> Option<(usize, SteadyMillis)> {
+        let mut recent = self.ran_out.iter().filter(|at| at.0.saturating_add(3_600_000) >= now.0);
+        Some((recent.clone().count(), *recent.next_back()?))
+    }
+
+    /// Returns whether one of its latest holds was released.
+    #[must_use]
+    pub fn is_sometimes_released(&self) -> bool {
+        let endings = [Ending::Released, Ending::HandedOver].map(Ending::as_str);
+        self.past.iter().any(|hold| hold.ended.is_some_and(|ended| endings.contains(&ended)))
     }
 
     /// Returns the beginning of its longest hold; none while it is free.

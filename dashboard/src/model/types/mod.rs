@@ -1,5 +1,6 @@
 //! Plain values: the model's input and its output.
 
+mod client_view;
 mod events;
 mod id;
 mod identity;
@@ -14,15 +15,14 @@ mod settings;
 mod snapshot;
 mod source;
 
+pub use client_view::ClientView;
 pub use events::{EndCause, EventLog, EventView, LockEvent};
 pub use id::{LockId, ScopeId};
 pub use identity::{AgentReport, GONE_AFTER, HolderIdentity, Presence, TrackedHolder};
-pub use lock_view::{
-    ClientView, HolderView, LockView, QueueEntryView, RedView, Since, State, WaiterView,
-};
+pub use lock_view::{HolderView, LockView, QueueEntryView, RedView, Since, State, WaiterView};
 pub use observation::{
-    Companions, Marker, Observation, Queue, QueueEntry, Reading, SlotAssignment, Stamp, Token,
-    Traffic,
+    Companions, Connections, Marker, Observation, Queue, QueueEntry, Reading, SlotAssignment,
+    Stamp, Token, Traffic,
 };
 pub use past::{
     ArchiveEntry, Ending, OperatorAction, PastHold, PastHoldView, PastWait, PastWaitView,

@@ -1,7 +1,7 @@
 //! Observations, which sources report to the model.
 
-use std::collections::HashSet;
-use std::net::IpAddr;
+use std::collections::{HashMap, HashSet};
+use std::net::{IpAddr, SocketAddr};
 use std::ops::RangeInclusive;
 use std::sync::Arc;
 use std::time::Duration;
@@ -140,6 +140,23 @@ pub struct Traffic {
     pub missed: u64,
 }
 
+/// The connections of a server's clients.
+#[derive(Debug, Clone, PartialEq, Eq, Default)]
+pub struct Connections {
+    /// The hosts that they come from.
+    pub addresses: HashSet<IpAddr>,
+    /// The names that clients have given to their connections, and for how long these have been open.
+    pub names: HashMap<SocketAddr, (Arc<str>, Duration)>,
+}
+
+impl Connections {
+    /// Adds the connections of another node.
+    pub fn extend(&mut self, other: &Self) {
+        self.addresses.extend(&other.addresses);
+        self.names.extend(other.names.iter().map(|(address, named)| (*address, named.clone())));
+    }
+}
+
 /// The slots that each node of a cluster serves.
 #[derive(Debug, Clone)]
 pub struct SlotAssignment {
@@ -180,8 +197,8 @@ pub enum Observation {
     },
     /// Connections that listen for releases of these locks were counted.
     Subscribers { counts: Vec<(LockName, u64)>, at: Moment, steady: SteadyMillis },
-    /// The addresses of all clients that are connected.
-    Connected { addresses: HashSet<IpAddr>, at: Moment, steady: SteadyMillis },
+    /// All clients that are connected were listed.
+    Connected { connections: Connections, at: Moment, steady: SteadyMillis },
     /// The holder registry was read.
     AgentReport(AgentReport),
     /// MONITOR showed traffic of locks.

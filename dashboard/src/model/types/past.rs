@@ -171,6 +171,8 @@ pub enum ArchiveEntry {
     Problem(LockId, ProblemKind, Certainty, SteadyMillis),
     /// A problem ended.
     Cleared(LockId, ProblemKind, SteadyMillis),
+    /// A holder or client is known by a name.
+    Named { owner: String, name: String, at: SteadyMillis },
     /// An operator did something about a lock.
     Acted(LockId, Box<OperatorAction>),
     /// An operator acknowledged a problem.

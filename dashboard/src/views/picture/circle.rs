@@ -4,8 +4,10 @@ use askama::Template;
 use askama::filters::HtmlSafe;
 
 use super::super::links;
-use super::super::row::{short_client, short_thread};
+use super::super::owner_name::OwnerName;
+use crate::model::owner_names::OwnerNames;
 use crate::model::types::{ProblemView, WaitView};
+use crate::query::owners::client_of;
 use crate::text;
 
 /// The most waits that are drawn; of a larger circle the evidence tells.
@@ -65,15 +67,17 @@ impl HtmlSafe for Circle {}
 
 impl Circle {
     /// Returns the circle of a problem; none if it has none, or one too large to draw.
-    pub(in super::super) fn new(problem: &ProblemView) -> Option<Self> {
+    pub(in super::super) fn new(problem: &ProblemView, names: &OwnerNames) -> Option<Self> {
         let waits = &problem.cycle;
         if waits.is_empty() || waits.len() > MAX_WAITS {
             return None;
         }
-        let nodes: Vec<Node> = waits.iter().flat_map(|wait| [owner(wait), lock(wait)]).collect();
+        let nodes: Vec<Node> =
+            waits.iter().flat_map(|wait| [owner(wait, names), lock(wait)]).collect();
         let words = waits.iter().map(|wait| {
             let name = text::visible(wait.lock.name.as_bytes());
-            format!("{} waits for {name}, which {} holds", wait.waiter, wait.holder)
+            let owner = |id: &str| OwnerName::remembered(&wait.lock.deployment, id, names).plain();
+            format!("{} waits for {name}, which {} holds", owner(&wait.waiter), owner(&wait.holder))
         });
         Some(Self { drawings: [wide(&nodes), narrow(&nodes)], words: words.collect() })
     }
@@ -125,26 +129,32 @@ impl Node {
     }
 }
 
-fn owner(wait: &WaitView) -> Node {
-    let (uuid, thread) = wait.waiter.split_once(':').unwrap_or((&wait.waiter, ""));
+fn owner(wait: &WaitView, names: &OwnerNames) -> Node {
+    let deployment = &wait.lock.deployment;
+    let name = OwnerName::remembered(deployment, &wait.waiter, names).plain();
     Node {
         x: String::new(),
         y: String::new(),
         lock: false,
-        label: format!("{}:{}", short_client(uuid), short_thread(thread)),
+        label: shortened(&name),
         full: wait.waiter.clone(),
-        link: links::owner(&wait.lock.deployment, uuid),
+        link: links::owner(deployment, client_of(&wait.waiter)),
     }
 }
 
 fn lock(wait: &WaitView) -> Node {
     let name = text::visible(wait.lock.name.as_bytes());
+    let label = shortened(&name);
+    let link = links::lock(&wait.lock);
+    Node { x: String::new(), y: String::new(), lock: true, label, full: name, link }
+}
+
+fn shortened(name: &str) -> String {
     let mut label: String = name.chars().take(LABEL).collect();
     if label.len() < name.len() {
         label.push('…');
     }
-    let link = links::lock(&wait.lock);
-    Node { x: String::new(), y: String::new(), lock: true, label, full: name, link }
+    label
 }
 
 /// The position of a node: evenly around the circle, the first on top.
@@ -208,13 +218,18 @@ mod tests {
 
     #[test]
     fn every_owner_and_lock_is_drawn_once() {
-        let circle = Circle::new(&problem(2)).unwrap();
+        let names = OwnerNames::default();
+        let circle = Circle::new(&problem(2), &names).unwrap();
         for drawing in &circle.drawings {
             assert_eq!((drawing.nodes.len(), drawing.arrows.len()), (4, 4));
             assert_eq!(drawing.nodes.iter().filter(|node| node.lock).count(), 2);
             assert_eq!(drawing.arrows.iter().filter(|arrow| arrow.waits).count(), 2);
         }
-        assert!(circle.words[0].contains(":0 waits for <lock 0>, which"), "{:?}", circle.words);
+        assert!(
+            circle.words[0].contains("thread 0 waits for <lock 0>, which"),
+            "{:?}",
+            circle.words
+        );
         let [_, down] = &circle.drawings;
         let heights: Vec<&str> = down.nodes.iter().map(|node| node.y.as_str()).collect();
         assert_eq!(heights, ["29.0", "87.0", "145.0", "203.0"]);
@@ -223,6 +238,7 @@ mod tests {
         assert!(end + 9.0 < BACK && BACK < NARROW, "the way back is clear of the longest label");
         let html = circle.render().unwrap();
         assert!(html.contains("&#60;lock 0&#62;") && !html.contains("<lock"), "{html}");
-        assert!(Circle::new(&problem(0)).is_none() && Circle::new(&problem(7)).is_none());
+        assert!(Circle::new(&problem(0), &names).is_none());
+        assert!(Circle::new(&problem(7), &names).is_none());
     }
 }

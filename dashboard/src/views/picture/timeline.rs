@@ -7,9 +7,10 @@ use askama::filters::HtmlSafe;
 
 use super::super::PastWindow;
 use super::super::format::{self, rfc3339};
-use super::super::row::{short_client, short_holder};
+use super::super::owner_name::OwnerName;
 use super::ending_words;
 use crate::clock::SteadyMillis;
+use crate::model::owner_names::OwnerNames;
 use crate::model::types::{LockView, Renewals, State};
 use crate::query::owners::client_of;
 
@@ -97,6 +98,7 @@ impl Timeline {
         window: &PastWindow,
         now: SteadyMillis,
         choices: Vec<(&'static str, String)>,
+        names: &OwnerNames,
     ) -> Option<Self> {
         let step = (window.millis / 180).max(1_000);
         let now = now.0 - now.0 % step + step;
@@ -119,7 +121,7 @@ impl Timeline {
             match lanes.iter_mut().find(|lane| lane.id == id && lane.waits == waits) {
                 Some(lane) => lane.bars.push(bar),
                 None => lanes.push(Lane {
-                    who: if client { short_client(id) } else { short_holder(id) },
+                    who: OwnerName::remembered("", id, names).plain(),
                     id: id.to_owned(),
                     waits,
                     bars: vec![bar],
@@ -267,7 +269,8 @@ mod tests {
             hold("a", 1, 9_250_000, "ran_out"),
             hold("b", 9_999_000, 9_999_001, "released"),
         ]);
-        let timeline = Timeline::new(None, &window, NOW, Vec::new()).unwrap();
+        let timeline =
+            Timeline::new(None, &window, NOW, Vec::new(), &OwnerNames::default()).unwrap();
         assert_eq!(timeline.lanes.len(), 2, "one for each holder");
         let bars = &timeline.lanes[0].bars;
         assert!(bars[0].x.abs_diff(500) <= 6 && bars[0].width.abs_diff(250) <= 1, "{bars:?}");
@@ -300,7 +303,7 @@ mod tests {
             };
             let before = vec![hold("b", NOW.0 - 500_000, NOW.0 - 250_000, "released")];
             let window = PastWindow { millis, ..window(before) };
-            Timeline::new(Some(&lock), &window, NOW, Vec::new()).unwrap()
+            Timeline::new(Some(&lock), &window, NOW, Vec::new(), &OwnerNames::default()).unwrap()
         };
         let renewed = |times, holders: &[u64]| in_window(1_000_000, times, holders);
         let few = renewed(3, &[1]);
@@ -326,7 +329,10 @@ mod tests {
     fn it_changes_only_now_and_then() {
         let window = window(vec![hold("b", 9_500_000, 9_750_000, "released")]);
         let at = |ms: u64| {
-            Timeline::new(None, &window, SteadyMillis(ms), Vec::new()).unwrap().render().unwrap()
+            Timeline::new(None, &window, SteadyMillis(ms), Vec::new(), &OwnerNames::default())
+                .unwrap()
+                .render()
+                .unwrap()
         };
         let step = 1_000_000 / 180;
         let start = NOW.0 - NOW.0 % step;
@@ -341,7 +347,7 @@ mod tests {
         let at = |i: u64| 9_100_000 + i * 10_000;
         let holds = |n: u64| {
             let holds = (0..n).map(|i| hold(&id(i), at(i), at(i) + 5_000, "released")).collect();
-            Timeline::new(None, &window(holds), NOW, Vec::new()).unwrap()
+            Timeline::new(None, &window(holds), NOW, Vec::new(), &OwnerNames::default()).unwrap()
         };
         assert_eq!(holds(MAX_HOLDERS as u64).lanes.len(), MAX_HOLDERS, "room for each");
         let crowd = holds(30);
@@ -353,8 +359,13 @@ mod tests {
     #[test]
     fn a_crowd_is_cut_and_counted() {
         let holds = (0..30).map(|i| hold(&format!("h{i}"), 9_900_000, 9_900_100, "released"));
-        let timeline = Timeline::new(None, &window(holds.collect()), NOW, Vec::new()).unwrap();
+        let timeline =
+            Timeline::new(None, &window(holds.collect()), NOW, Vec::new(), &OwnerNames::default())
+                .unwrap();
         assert_eq!((timeline.lanes.len(), timeline.more_holders), (MAX_HOLDERS, 20));
-        assert!(Timeline::new(None, &window(Vec::new()), NOW, Vec::new()).is_none());
+        assert!(
+            Timeline::new(None, &window(Vec::new()), NOW, Vec::new(), &OwnerNames::default())
+                .is_none()
+        );
     }
 }

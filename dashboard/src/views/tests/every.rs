@@ -7,7 +7,7 @@ use super::fixtures::*;
 use crate::model::types::*;
 use crate::query::LockRow;
 use crate::query::contention::ContentionRow;
-use crate::query::problems::ProblemRow;
+use crate::query::incidents::IncidentRow;
 use crate::sources::view::{Down, SourceState};
 
 /// Every page there can be, by a file's name.
@@ -113,9 +113,11 @@ pub(super) fn all() -> Vec<(String, String)> {
     let unkept = PastWindow { kept: false, holds: Vec::new(), ..past() };
     let bare = LockPage { past: unkept, ..lock(held(b"bare", 1, 900)) };
     pages.push(("lock-without-history", lock_page(&bare).unwrap()));
+    pages.push(("overview", overview_page(&overview(troubled())).unwrap()));
+    pages.push(("overview-none", overview_page(&overview(Vec::new())).unwrap()));
     pages.push(("owners", list_page(&owners()).unwrap()));
-    pages.push(("problems", list_page(&list::<ProblemRow>(troubled())).unwrap()));
-    pages.push(("problems-none", list_page(&list::<ProblemRow>(Vec::new())).unwrap()));
+    pages.push(("problems", list_page(&list::<IncidentRow>(troubled())).unwrap()));
+    pages.push(("problems-none", list_page(&list::<IncidentRow>(Vec::new())).unwrap()));
     pages.push(("contention", list_page(&list::<ContentionRow>(troubled())).unwrap()));
     pages.push(("contention-none", list_page(&list::<ContentionRow>(Vec::new())).unwrap()));
     pages.push(("owner", owner_page(&owner(&stuck())).unwrap()));

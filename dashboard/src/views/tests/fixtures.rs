@@ -6,11 +6,12 @@ use redisson::LockName;
 
 use super::super::*;
 use crate::model::contention::{Contention, GroupTally, LockTally, Tally};
+use crate::model::owner_names::OwnerNames;
 use crate::model::types::*;
 use crate::query::contention::ContentionRow;
+use crate::query::incidents::IncidentRow;
 use crate::query::owners::{OwnerRow, client_of};
-use crate::query::problems::ProblemRow;
-use crate::query::{Filter, LockRow, Published, Query};
+use crate::query::{Filter, Listed, LockRow, Published, Query, Rows};
 use crate::sources::view::{Down, SourceState};
 
 pub(super) const NOW: u64 = 1_795_223_742_000;
@@ -65,6 +66,7 @@ pub(in crate::views) fn held(name: &[u8], n: u64, held_ms: u64) -> LockView {
             (held_ms, Source::Poll, "taken", "Thread 31 took it; the lease is 30 s."),
         ]),
         past: Arc::from([]),
+        ran_out: Arc::default(),
         longest_hold: None,
         longest_wait: None,
         red: None,
@@ -161,6 +163,7 @@ pub(super) fn server() -> ServerView {
 
 pub(super) fn chrome(address: &str) -> Chrome {
     Chrome {
+        names: OwnerNames::default(),
         now: SteadyMillis(NOW),
         version: "0.1.0",
         environment: Some("production".into()),
@@ -266,21 +269,29 @@ pub(super) fn contended_lock() -> LockView {
     }
 }
 
-pub(super) fn list<T: ListView>(locks: Vec<LockView>) -> ListPage<T> {
+fn published(locks: Vec<LockView>) -> Published {
     let mut snapshot = Snapshot::empty();
     for lock in locks {
         snapshot.put(Arc::new(lock));
     }
-    let published = Published { snapshot: Arc::new(snapshot), contention: Arc::new(last_hour()) };
-    let (sort, order) = (T::SORTS[0], T::default_order(T::SORTS[0]));
-    let query = Query::<T>::new(("", Filter::default()), (sort, order), None, 100).unwrap();
-    let rows = query.rows(&published, SteadyMillis(NOW));
+    Published { snapshot: Arc::new(snapshot), contention: Arc::new(last_hour()) }
+}
+
+fn rows<T: Listed>(published: &Published) -> Rows<T> {
+    let order = T::default_order(T::SORTS[0]);
+    let query = Query::<T>::new(("", Filter::default()), (T::SORTS[0], order), None, 100).unwrap();
+    query.rows(published, SteadyMillis(NOW))
+}
+
+pub(super) fn list<T: ListView>(locks: Vec<LockView>) -> ListPage<T> {
+    let published = published(locks);
+    let rows = rows::<T>(&published);
     ListPage {
         chrome: chrome(&format!("/{}", T::NAME)),
         filter: String::new(),
         filter_error: None,
-        sort,
-        order,
+        sort: T::SORTS[0],
+        order: T::default_order(T::SORTS[0]),
         rows: rows.rows,
         total: rows.total,
         skipped: rows.skipped,
@@ -308,6 +319,18 @@ pub(super) fn troubled() -> Vec<LockView> {
     [stuck(), leaked(), deadlocked(), contended_lock()].into_iter().chain(hostile).collect()
 }
 
+pub(super) fn overview(locks: Vec<LockView>) -> OverviewPage {
+    let published = published(locks);
+    OverviewPage {
+        chrome: chrome("/overview"),
+        incidents: rows(&published),
+        blockers: rows(&published),
+        oldest: published.snapshot.locks().filter(|lock| lock.is_held()).cloned().collect(),
+        contention: Arc::clone(&published.contention),
+        summary: Summary { waiting: 4, waiters_exact: false, owners: 3, hosts: 1 },
+    }
+}
+
 pub(super) fn owners() -> ListPage<OwnerRow> {
     list(troubled())
 }
@@ -319,7 +342,7 @@ pub(super) fn list_rows() -> Vec<String> {
         assert!(!rows.is_empty());
         rows.iter().map(|row| row.html(&page.chrome, page.chrome.now).unwrap()).collect()
     }
-    let problems: ListPage<ProblemRow> = list(troubled());
+    let problems: ListPage<IncidentRow> = list(troubled());
     let contention: ListPage<ContentionRow> = list(troubled());
     [html(&owners()), html(&problems), html(&contention)].concat()
 }

@@ -128,7 +128,13 @@ async fn what_others_wrote_is_text_everywhere() {
         assert!(seen.is_none(), "{path}: a hidden character after {seen:?}");
     }
     // The API tells it as it is, as what no browser takes for a page.
-    for path in ["/api/v1/locks", "/api/v1/owners", "/api/v1/problems", "/api/v1/sources"] {
+    for path in [
+        "/api/v1/locks",
+        "/api/v1/owners",
+        "/api/v1/incidents",
+        "/api/v1/problems",
+        "/api/v1/sources",
+    ] {
         let answer = dashboard.get(path).await;
         assert_eq!(answer.header("content-type"), Some("application/json"), "{path}");
         assert!(answer.json().is_object(), "{path}");

@@ -14,7 +14,7 @@ use crate::core::lease::hold::LeaseMode;
 use crate::core::lock::state::Contest;
 use crate::core::{Frozen, Gauges};
 use crate::protocol::resp::{Frame, Outgoing};
-use crate::types::SessionId;
+use crate::types::{End, SessionId};
 
 /// The longest time that an attempt takes without faults, in microseconds.
 const ENOUGH: u64 = 5000;
@@ -222,7 +222,8 @@ impl Simulation {
         }
         for (name, known) in core.locks.iter() {
             let leaving = core.ops.values().filter(|op| match &op.verb {
-                Verb::Release(release) => release.0.name == *name,
+                // A lease that has run out ends without it.
+                Verb::Release(release) => release.0.name == *name && release.0.end != End::Expired,
                 Verb::Undo(undo) => undo.name == *name,
                 _ => false,
             });

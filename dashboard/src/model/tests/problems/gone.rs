@@ -18,8 +18,12 @@ fn a_lock_whose_holder_is_gone_is_leaked_unless_it_expires_soon_or_is_renewed() 
             read(&mut model, "a", ms, held(1, 1, ttl(ms)));
             if ms % 10_000 == 0 {
                 let addresses = [connected.parse().unwrap()].into();
+                let connections = Connections { addresses, ..Connections::default() };
                 let steady = SteadyMillis(ms);
-                model.observe(MAIN, Observation::Connected { addresses, at: at(ms + 600), steady });
+                model.observe(
+                    MAIN,
+                    Observation::Connected { connections, at: at(ms + 600), steady },
+                );
             }
         }
         let view = shown(&mut model, "a").unwrap();

@@ -474,13 +474,18 @@ fn a_reader_that_leaves_others_behind_has_released_its_hold() {
         read(model, "a", ms, Reading::Lock { hash, ttl, companions });
     };
     let live = Marker::Expires(Duration::from_secs(20));
-    for (marker, ended) in [(live, "released"), (Marker::Missing, "vanished")] {
+    let ending = Marker::Expires(Duration::from_millis(900));
+    for (marker, ended, word) in [
+        (live, "released", "released"),
+        (ending, "ran_out", "vanished"),
+        (Marker::Missing, "ran_out", "vanished"),
+    ] {
         let mut model = model();
         readers(&mut model, 0, &[1, 2], &[(1, marker), (2, live)]);
         readers(&mut model, 1_000, &[2], &[(2, live)]);
         let view = shown(&mut model, "a").unwrap();
         assert_eq!(view.past[0].ended, Some(ended), "{marker:?}");
-        assert_eq!(words(&view).last(), Some(&ended), "{marker:?}");
+        assert_eq!(words(&view).last(), Some(&word), "{marker:?}");
         assert_eq!(problems(&view), []);
     }
 }

@@ -216,6 +216,35 @@ impl Scenario {
         self.notify_key_change(lock, false);
     }
 
+    /// Acquires the lock for one more reader.
+    pub(super) fn join_as_reader(&mut self, lock: &'static str, reader: HolderId, lease: u64) {
+        let ends = self.now + lease;
+        let key = self.keys.entry(lock).or_default();
+        key.hash.mode = Some(b"read".to_vec());
+        key.hash.holders.push(Holder { id: reader, count: 1 });
+        key.ends = key.ends.max(Some(ends));
+        self.markers.insert((lock, reader), ends);
+        self.notify_key_change(lock, false);
+        let lease = Some(Duration::from_millis(lease));
+        self.print_to_monitor(lock, reader, Action::Acquired { lease });
+    }
+
+    /// Releases the lock of a reader. Only the last one to leave publishes that.
+    pub(super) fn leave_as_reader(&mut self, lock: &'static str, reader: HolderId) {
+        self.markers.remove(&(lock, reader));
+        let Some(key) = self.keys.get_mut(lock) else { return };
+        key.hash.holders.retain(|holder| holder.id != reader);
+        let last = key.hash.holders.is_empty();
+        if last {
+            self.keys.remove(lock);
+        }
+        self.notify_key_change(lock, false);
+        self.print_to_monitor(lock, reader, Action::Released);
+        if last {
+            self.publish_release(lock);
+        }
+    }
+
     /// Deletes the markers of readers.
     pub(super) fn delete_markers(&mut self, lock: &str) {
         self.markers.retain(|(of, _), _| *of != lock);

@@ -3,7 +3,7 @@
 use super::*;
 
 /// Runs a script with each choice of sources, and asserts that no problem is found.
-fn raises_nothing(what: &str, scenario: impl Fn(&mut Scenario)) {
+pub(super) fn raises_nothing(what: &str, scenario: impl Fn(&mut Scenario)) {
     raises_nothing_with(what, &settings(), scenario);
 }
 

@@ -5,6 +5,7 @@
 //! report it, at their own pace; keys are read when the model requests them.
 
 mod clients;
+mod crowd;
 mod detection;
 mod healthy;
 mod replay;

@@ -44,7 +44,8 @@ impl Scenario {
             let gone: Vec<u8> = self.gone.iter().map(|client| number(*client)).collect();
             let here = (0..=255).filter(|n| !gone.contains(n)).map(|n| IpAddr::from([10, 0, 0, n]));
             let addresses = here.chain([IpAddr::from([127, 0, 0, 1])]).collect();
-            self.observe(Observation::Connected { addresses, at: at(now), steady });
+            let connections = Connections { addresses, ..Connections::default() };
+            self.observe(Observation::Connected { connections, at: at(now), steady });
         }
         if self.sources.identity && each(AGENTS_INTERVAL) {
             self.report_agents();

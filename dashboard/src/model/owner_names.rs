@@ -1,0 +1,82 @@
+//! The names of owners, remembered after they are gone: past holds and events still say whose they were.
+
+use std::collections::HashMap;
+use std::sync::{Arc, PoisonError, RwLock};
+
+use redisson::ClientId;
+
+/// The most names in each of the two generations.
+const MAX_NAMES: usize = 25_000;
+
+/// Names such as `invoices@web-7`, by holder id or by client uuid. Cheap to clone; clones share them.
+#[derive(Debug, Clone, Default)]
+pub struct OwnerNames(Arc<RwLock<Generations>>);
+
+/// A name that is recorded again moves to the young generation. Once that is full it becomes the old one.
+#[derive(Debug, Default)]
+struct Generations {
+    young: HashMap<Box<str>, Arc<str>>,
+    old: HashMap<Box<str>, Arc<str>>,
+}
+
+impl OwnerNames {
+    /// Stores the name of a holder or client. Returns true if it is new.
+    pub fn record(&self, owner: &str, name: &str) -> bool {
+        let generations = &mut *self.0.write().unwrap_or_else(PoisonError::into_inner);
+        if generations.young.get(owner).is_some_and(|known| **known == *name) {
+            return false;
+        }
+        if generations.young.len() >= MAX_NAMES {
+            generations.old = std::mem::take(&mut generations.young);
+        }
+        let known = generations.old.remove(owner);
+        let is_new = known.as_deref() != Some(name);
+        let name = known.filter(|_| !is_new).unwrap_or_else(|| name.into());
+        generations.young.insert(owner.into(), name);
+        is_new
+    }
+
+    /// Returns the name of a holder, or of its client; also of a client by its uuid.
+    #[must_use]
+    pub fn name(&self, owner: &str) -> Option<Arc<str>> {
+        let client =
+            owner.split(':').next().filter(|uuid| ClientId::parse(uuid.as_bytes()).is_some());
+        let generations = self.0.read().unwrap_or_else(PoisonError::into_inner);
+        let of = |id: &str| generations.young.get(id).or_else(|| generations.old.get(id)).cloned();
+        of(owner).or_else(|| of(client?))
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn a_holder_has_a_name_of_its_own_or_that_of_its_client() {
+        let names = OwnerNames::default();
+        let client = "285475da-9152-4c83-822a-67ee2f116a79";
+        let holder = format!("{client}:52");
+        assert_eq!(names.name(&holder), None);
+        assert!(names.record(client, "invoices@web-7"));
+        assert!(!names.record(client, "invoices@web-7"));
+        assert_eq!(names.name(&holder).as_deref(), Some("invoices@web-7"));
+        assert!(names.record(&holder, "python3@web-7"));
+        assert_eq!(names.name(&holder).as_deref(), Some("python3@web-7"));
+        assert_eq!(names.name(client).as_deref(), Some("invoices@web-7"));
+        assert!(names.record(&holder, "python3@web-8"));
+        assert_eq!(names.name("odd:id"), None);
+    }
+
+    #[test]
+    fn names_are_bounded_and_those_in_use_are_retained() {
+        let names = OwnerNames::default();
+        for i in 0..MAX_NAMES * 3 {
+            names.record(&format!("holder {i}"), "a");
+            names.record("in use", "b");
+        }
+        let generations = names.0.read().unwrap();
+        assert!(generations.young.len() + generations.old.len() <= 2 * MAX_NAMES);
+        drop(generations);
+        assert!(names.name("in use").is_some() && names.name("holder 0").is_none());
+    }
+}

@@ -1,0 +1,292 @@
+//! Incidents: the same problem of the same owner, or the same deadlock, in one row however many locks it concerns.
+
+use std::collections::BTreeMap;
+use std::sync::Arc;
+
+use serde::Serialize;
+use utoipa::ToSchema;
+
+use super::Filter;
+use super::list::{Listed, Position, Published, RowId};
+use super::owners::client_of;
+use crate::clock::SteadyMillis;
+use crate::model::types::{Certainty, LockId, LockView, ProblemKind, ProblemView};
+use crate::schema::schema_of;
+
+/// The most locks that an incident names in JSON.
+const MAX_NAMES: usize = 100;
+
+/// A problem that several locks may have together.
+#[derive(Debug, Clone)]
+pub struct IncidentRow {
+    /// The key of the group within its deployment and problem.
+    key: String,
+    pub problem: ProblemKind,
+    pub certainty: Certainty,
+    /// The beginning of its first problem.
+    pub since: SteadyMillis,
+    /// Its locks, the oldest problem first.
+    pub locks: Vec<Arc<LockView>>,
+    /// True if every one of its problems is acknowledged.
+    pub acknowledged: bool,
+    /// The least number of waiters of all its locks.
+    pub waiting: u64,
+}
+
+#[derive(Serialize, ToSchema)]
+#[schema(as = Incident)]
+struct IncidentJson<'a> {
+    problem: ProblemKind,
+    certainty: Certainty,
+    #[serde(serialize_with = "crate::clock::as_wall")]
+    since: SteadyMillis,
+    deployment: &'a str,
+    /// The client that holds the locks, or null if they have none, or several.
+    owner: Option<&'a str>,
+    /// The owner's service and host, if they are known.
+    owner_name: Option<String>,
+    /// The number of its locks.
+    count: usize,
+    /// The first 100 of its locks.
+    locks: Vec<&'a LockId>,
+    /// The least number of waiters of all its locks.
+    waiting: u64,
+    /// True if every one of its problems is acknowledged.
+    acknowledged: bool,
+    /// The evidence of its first lock, a sentence.
+    evidence: Option<&'a str>,
+    /// The next step, a sentence.
+    advice: &'a str,
+}
+
+schema_of!(IncidentRow => IncidentJson<'_>);
+
+impl IncidentRow {
+    /// Returns the problem of its first lock.
+    #[must_use]
+    pub fn first(&self) -> (&Arc<LockView>, &ProblemView) {
+        let lock = &self.locks[0];
+        let problem = lock.problems.iter().find(|problem| problem.problem == self.problem);
+        (lock, problem.unwrap_or(&lock.problems[0]))
+    }
+
+    /// Returns the text that all names begin with, up to a separator; none for a single lock.
+    #[must_use]
+    pub fn prefix(&self) -> Option<String> {
+        let mut names = self.locks.iter().map(|lock| lock.id.name.as_bytes());
+        let first = names.next()?;
+        let common = names.fold(first, |common, name| {
+            let same = common.iter().zip(name).take_while(|(a, b)| a == b).count();
+            &common[..same]
+        });
+        if self.locks.len() < 2 {
+            return None;
+        }
+        let separator = common.iter().rposition(|byte| b":/.-_".contains(byte))?;
+        Some(String::from_utf8_lossy(&common[..=separator]).into_owned())
+    }
+
+    /// Returns the id of the client that holds all of its locks.
+    #[must_use]
+    pub fn owner(&self) -> Option<&str> {
+        let mut owners = self.locks.iter().map(|lock| match lock.holders.as_slice() {
+            [first, rest @ ..] => {
+                let client = client_of(&first.id);
+                rest.iter().all(|other| client_of(&other.id) == client).then_some(client)
+            }
+            [] => None,
+        });
+        let first = owners.next()??;
+        owners.all(|owner| owner == Some(first)).then_some(first)
+    }
+
+    fn add(&mut self, lock: &Arc<LockView>, problem: &ProblemView) {
+        self.since = self.since.min(problem.since);
+        if problem.certainty == Certainty::Certain {
+            self.certainty = Certainty::Certain;
+        }
+        self.acknowledged &= problem.acknowledged.is_some();
+        self.waiting += lock.waiting;
+        self.locks.push(Arc::clone(lock));
+    }
+}
+
+/// Returns the key by which problems become one incident: the circle of a deadlock, the process or the client that holds
+/// the lock, or the group of a lock that nobody holds.
+fn key(lock: &LockView, problem: &ProblemView) -> String {
+    if let Some(first) = problem.cycle.iter().map(|wait| &wait.lock).min() {
+        return format!("cycle {} {}", first.db, first.name);
+    }
+    match lock.holders.first() {
+        // An agent's clients are its workers.
+        Some(holder) => match holder.client.as_deref().map(|client| (client.label(), client.pid)) {
+            Some((Some(label), Some(pid))) => format!("process {label} {pid}"),
+            _ => format!("client {}", client_of(&holder.id)),
+        },
+        None => format!("group {}", lock.group),
+    }
+}
+
+impl Serialize for IncidentRow {
+    fn serialize<S: serde::Serializer>(&self, serializer: S) -> Result<S::Ok, S::Error> {
+        let (lock, problem) = self.first();
+        let client = lock.holders.first().and_then(|holder| holder.client.as_deref());
+        IncidentJson {
+            problem: self.problem,
+            certainty: self.certainty,
+            since: self.since,
+            deployment: &lock.id.deployment,
+            owner: self.owner(),
+            owner_name: client.and_then(crate::model::types::ClientView::label),
+            count: self.locks.len(),
+            locks: self.locks.iter().take(MAX_NAMES).map(|lock| &lock.id).collect(),
+            waiting: self.waiting,
+            acknowledged: self.acknowledged,
+            evidence: problem.evidence.last().map(|evidence| &*evidence.text),
+            advice: &problem.advice,
+        }
+        .serialize(serializer)
+    }
+}
+
+impl Listed for IncidentRow {
+    type Schema = Self;
+    const NAME: &'static str = "incidents";
+    const SORTS: &'static [&'static str] = &["severity", "age", "locks", "waiting"];
+
+    fn all(published: &Published, filter: &Filter, now: SteadyMillis) -> Vec<Self> {
+        let troubled = published.snapshot.locks().filter(|lock| !lock.problems.is_empty());
+        let mut incidents: BTreeMap<(Arc<str>, ProblemKind, String), Self> = BTreeMap::new();
+        for lock in troubled.filter(|lock| filter.matches(lock, now)) {
+            for problem in &lock.problems {
+                let key = key(lock, problem);
+                let place = (Arc::clone(&lock.id.deployment), problem.problem, key.clone());
+                incidents
+                    .entry(place)
+                    .or_insert_with(|| Self {
+                        key,
+                        problem: problem.problem,
+                        certainty: Certainty::Suspected,
+                        since: problem.since,
+                        locks: Vec::new(),
+                        acknowledged: true,
+                        waiting: 0,
+                    })
+                    .add(lock, problem);
+            }
+        }
+        let sorted = |mut incident: Self| {
+            let since = |lock: &LockView| {
+                let mut found = lock.problems.iter().filter(|p| p.problem == incident.problem);
+                found.next().map(|problem| problem.since)
+            };
+            incident.locks.sort_by(|a, b| (since(a), &a.id.name).cmp(&(since(b), &b.id.name)));
+            incident
+        };
+        incidents.into_values().map(sorted).collect()
+    }
+
+    fn id(&self) -> RowId<'_> {
+        let deployment = &self.locks[0].id.deployment;
+        RowId { name: self.key.as_bytes(), deployment, db: 0, problem: self.problem.as_str() }
+    }
+
+    fn position(&self, sort: &str) -> Position<'_> {
+        let most = |n: u64| u64::MAX - n;
+        let suspected = u64::from(self.certainty == Certainty::Suspected);
+        let rank = match sort {
+            "age" => (self.since.0, 0),
+            "locks" => (most(self.locks.len() as u64), self.since.0),
+            "waiting" => (most(self.waiting), self.since.0),
+            // Acknowledged incidents last; certain before suspected ones, the worst first, then by age.
+            _ => {
+                let acknowledged = u64::from(self.acknowledged);
+                ((acknowledged << 33) | (suspected << 32) | self.problem as u64, self.since.0)
+            }
+        };
+        Position { rank, text: b"", id: Listed::id(self) }
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+    use crate::model::types::{ClientView, Snapshot, WaitView};
+    use crate::query::fixtures::{acknowledged, leaked, lock};
+
+    fn incidents(locks: impl IntoIterator<Item = LockView>) -> Vec<IncidentRow> {
+        let mut snapshot = Snapshot::empty();
+        for lock in locks {
+            snapshot.put(Arc::new(lock));
+        }
+        let published = Published { snapshot: Arc::new(snapshot), contention: Arc::default() };
+        IncidentRow::all(&published, &Filter::default(), SteadyMillis(2_000_000))
+    }
+
+    fn leaked_by(name: &str, holder: &str) -> LockView {
+        let mut lock = LockView { problems: vec![leaked()], waiting: 2, ..lock(name) };
+        lock.holders[0].id = holder.into();
+        lock
+    }
+
+    #[test]
+    fn leaks_of_one_client_are_one_incident() {
+        let holder = "285475da-9152-4c83-822a-67ee2f116a79:";
+        let locks =
+            (0..300).map(|n| leaked_by(&format!("invoice:{n}:lock"), &format!("{holder}{n}")));
+        let other = leaked_by("orders:1", "385475da-9152-4c83-822a-67ee2f116a79:1");
+        let rows = incidents(locks.chain([other]));
+        assert_eq!(rows.len(), 2);
+        let many = rows.iter().find(|row| row.locks.len() == 300).unwrap();
+        assert_eq!((many.waiting, many.prefix().as_deref()), (600, Some("invoice:")));
+        assert_eq!(many.owner(), Some(holder.trim_end_matches(':')));
+        assert!(
+            many.position("locks")
+                < rows.iter().find(|row| row.locks.len() == 1).unwrap().position("locks")
+        );
+        assert_eq!(serde_json::to_value(many).unwrap()["count"], 300);
+    }
+
+    #[test]
+    fn workers_of_one_agent_have_incidents_of_their_own() {
+        let agent = "285475da-9152-4c83-822a-67ee2f116a79";
+        let by = |name: &str, pid: u32| {
+            let mut lock = leaked_by(name, &format!("{agent}:{pid}"));
+            lock.holders[0].client = Some(Box::new(ClientView {
+                host: Some("web-7".into()),
+                pid: Some(pid),
+                ..ClientView::default()
+            }));
+            lock
+        };
+        let rows = incidents([by("a", 1), by("b", 1), by("c", 2)]);
+        let mut counts: Vec<usize> = rows.iter().map(|row| row.locks.len()).collect();
+        counts.sort_unstable();
+        assert_eq!(counts, [1, 2]);
+    }
+
+    #[test]
+    fn a_deadlock_is_one_incident() {
+        let id = |name: &str| lock(name).id;
+        let wait = |name: &str| WaitView { waiter: "w".into(), lock: id(name), holder: "h".into() };
+        let cycle: Arc<[WaitView]> = [wait("a"), wait("b")].into();
+        let deadlocked = |name: &str, holder: &str| {
+            let mut lock = leaked_by(name, holder);
+            lock.problems[0].problem = ProblemKind::Deadlock;
+            lock.problems[0].cycle = Arc::clone(&cycle);
+            lock
+        };
+        let rows = incidents([deadlocked("a", "x:1"), deadlocked("b", "y:1")]);
+        assert_eq!(rows.len(), 1);
+        assert_eq!((rows[0].locks.len(), rows[0].owner()), (2, None));
+    }
+
+    #[test]
+    fn an_incident_is_acknowledged_once_all_of_it_is() {
+        let known = LockView { problems: vec![acknowledged()], ..lock("a") };
+        let open = LockView { problems: vec![leaked()], ..lock("b") };
+        assert!(incidents([known.clone()])[0].acknowledged);
+        let rows = incidents([known, open]);
+        assert!(rows.len() == 1 && !rows[0].acknowledged);
+    }
+}

@@ -1,0 +1,131 @@
+//! `/problems`: incidents, one row each.
+
+use askama::Template;
+
+use super::format::{Ago, Clock, Prose};
+use super::list::{Heading, ListView, LockLink, holder};
+use super::owner_name::with_names;
+use super::picture::Circle;
+use super::row::{Badge, HolderCell, row_id};
+use super::{Chrome, format, links};
+use crate::clock::SteadyMillis;
+use crate::model::types::{Acknowledgement, LockView};
+use crate::query::Listed as _;
+use crate::query::incidents::IncidentRow;
+use crate::text;
+
+/// The most locks that a row names.
+const NAMED: usize = 20;
+
+#[derive(Template)]
+#[template(path = "parts/incident_row.html")]
+struct IncidentTemplate<'a> {
+    id: String,
+    badge: Badge,
+    /// The only lock, or the first.
+    lock: LockLink,
+    /// What the names of several locks begin with, and the number of the locks.
+    several: Option<(String, String)>,
+    /// The first locks of several, each with the age of its problem.
+    locks: Vec<(LockLink, Ago)>,
+    more: usize,
+    /// The list of all of them.
+    all: String,
+    holder: Option<HolderCell<'a>>,
+    waiting: Option<String>,
+    evidence: Option<(String, &'static str)>,
+    advice: Prose<'a>,
+    circle: Option<Circle>,
+    /// The person who acknowledged it, and the end of that.
+    acknowledged: Option<(Clock, &'a Acknowledgement)>,
+}
+
+impl ListView for IncidentRow {
+    const PATH: &'static str = "/problems";
+    const TITLE: &'static str = "Problems";
+    const COLUMNS: &'static [Heading] = &[
+        Heading {
+            hint: "Certain problems first, the worst first",
+            ..Heading::sorted_by("Problem", "severity", "state")
+        },
+        Heading {
+            hint: "Sort by the number of locks",
+            ..Heading::sorted_by("Locks", "locks", "name")
+        },
+        Heading::unsorted("Owner", "holder"),
+        Heading {
+            hint: "Sort by the number of waiters",
+            ..Heading::sorted_by("Waiting", "waiting", "figure")
+        },
+        Heading::unsorted("Evidence, and what to do", "advice"),
+    ];
+    const NOTHING: (&'static str, &'static str) = (
+        "No problems",
+        "No lock is stuck, leaked, overdue, starving or deadlocked, as far as the sources can see.",
+    );
+    const ABOUT: &'static str = "One row for each cause: the same problem of the same owner is one incident, however many locks it has. \
+        Certain ones first, then suspected, then acknowledged; the worst first, then the oldest.";
+
+    fn html(&self, chrome: &Chrome, now: SteadyMillis) -> Result<String, askama::Error> {
+        let (lock, problem) = self.first();
+        let ago = |at: SteadyMillis| Ago::new(at, now);
+        let since = |lock: &LockView| {
+            let found = lock.problems.iter().find(|found| found.problem == self.problem);
+            ago(found.map_or(self.since, |found| found.since))
+        };
+        let count = self.locks.len();
+        let prefix = self.prefix().map(|prefix| text::visible(prefix.as_bytes()));
+        let filter = format!(
+            "problem:{}{}",
+            self.problem.as_str(),
+            match self.owner() {
+                Some(owner) => format!(" owner:{owner}"),
+                None => String::new(),
+            }
+        );
+        IncidentTemplate {
+            id: row_id(self.id()),
+            badge: Badge {
+                word: self.problem.as_str(),
+                certainty: self.certainty.as_str(),
+                ago: ago(self.since),
+                acknowledged: self.acknowledged,
+            },
+            lock: LockLink::new(&lock.id, chrome),
+            several: (count > 1).then(|| {
+                (
+                    prefix.map_or_else(String::new, |prefix| format!("{prefix}*")),
+                    format::count(count as u64),
+                )
+            }),
+            locks: match count {
+                1 => Vec::new(),
+                _ => self
+                    .locks
+                    .iter()
+                    .take(NAMED)
+                    .map(|lock| (LockLink::new(&lock.id, chrome), since(lock)))
+                    .collect(),
+            },
+            more: count.saturating_sub(NAMED),
+            all: links::filtered(&filter),
+            holder: holder(lock).filter(|_| count == 1 || self.owner().is_some()),
+            waiting: (self.waiting > 0).then(|| {
+                let exact = self.locks.iter().all(|lock| lock.waiters_exact || lock.waiting == 0);
+                format!("{}{}", if exact { "" } else { "≥" }, format::count(self.waiting))
+            }),
+            evidence: problem
+                .evidence
+                .last()
+                .map(|it| (with_names(&it.text, &chrome.names), it.source)),
+            advice: with_names(&problem.advice, &chrome.names).into(),
+            circle: Circle::new(problem, &chrome.names),
+            acknowledged: problem
+                .acknowledged
+                .as_deref()
+                .filter(|_| self.acknowledged)
+                .map(|word| (Clock::new(word.until, now), word)),
+        }
+        .render()
+    }
+}

@@ -1,0 +1,299 @@
+//! `/overview`: the state of all locks at a glance.
+
+use std::sync::Arc;
+
+use askama::Template;
+use askama::filters::HtmlSafe;
+
+use super::format::{self, Ago};
+use super::list::{LockLink, holder};
+use super::page::{self, Frame};
+use super::row::{Badge, HolderCell};
+use super::{Chrome, OverviewPage, links};
+use crate::clock::SteadyMillis;
+use crate::model::contention::{GroupTally, Tally};
+use crate::model::types::{ClientView, LockView};
+use crate::query::blockers::BlockerRow;
+use crate::query::incidents::IncidentRow;
+use crate::text;
+
+/// The most groups of locks.
+const MAX_GROUPS: usize = 12;
+/// The most services of waiters in a step.
+const MAX_SERVICES: usize = 3;
+
+/// An incident in one line.
+struct Incident<'a> {
+    badge: Badge,
+    count: Option<String>,
+    lock: LockLink,
+    prefix: Option<String>,
+    holder: Option<HolderCell<'a>>,
+    waiting: u64,
+}
+
+#[derive(Template)]
+#[template(path = "parts/overview_incidents.html")]
+struct Incidents<'a> {
+    incidents: Vec<Incident<'a>>,
+    more: usize,
+    /// The list of incidents is complete only after the first pass.
+    scanning: bool,
+}
+
+impl HtmlSafe for Incidents<'_> {}
+
+impl<'a> Incidents<'a> {
+    fn new(page: &'a OverviewPage) -> Self {
+        let chrome = &page.chrome;
+        let incident = |row: &'a IncidentRow| {
+            let (lock, _) = row.first();
+            let several = row.locks.len() > 1;
+            Incident {
+                badge: Badge {
+                    word: row.problem.as_str(),
+                    certainty: row.certainty.as_str(),
+                    ago: Ago::new(row.since, chrome.now),
+                    acknowledged: row.acknowledged,
+                },
+                count: several.then(|| format::count(row.locks.len() as u64)),
+                lock: LockLink::new(&lock.id, chrome),
+                prefix: row.prefix().map(|prefix| text::visible(prefix.as_bytes())),
+                holder: holder(lock).filter(|_| !several || row.owner().is_some()),
+                waiting: row.waiting,
+            }
+        };
+        Self {
+            incidents: page.incidents.rows.iter().map(incident).collect(),
+            more: page.incidents.total.saturating_sub(page.incidents.rows.len()),
+            scanning: chrome.first_scan.is_some(),
+        }
+    }
+}
+
+/// The counts of now and of the last hour.
+#[derive(Template)]
+#[template(path = "parts/overview_figures.html")]
+struct Figures {
+    held: String,
+    waiting: String,
+    owners: String,
+    hosts: usize,
+    acquisitions: String,
+    wait_p99: Option<String>,
+    ran_out_or_lost: u64,
+}
+
+impl HtmlSafe for Figures {}
+
+impl Figures {
+    fn new(page: &OverviewPage) -> Self {
+        let hour = page.contention.total();
+        let summary = &page.summary;
+        let least = if summary.waiters_exact { "" } else { "≥ " };
+        Self {
+            held: format::count(page.chrome.counts.held as u64),
+            waiting: format!("{least}{}", format::count(summary.waiting)),
+            owners: format::count(summary.owners as u64),
+            hosts: summary.hosts,
+            acquisitions: format::count(hour.acquisitions),
+            wait_p99: percentile(&hour.waits, 99),
+            ran_out_or_lost: hour.holds_lost,
+        }
+    }
+}
+
+/// A step of a tree of waits.
+struct TreeStep<'a> {
+    depth: usize,
+    lock: LockLink,
+    /// Its holder, where that is not the waiter of the step above.
+    holder: Option<HolderCell<'a>>,
+    waiting: u64,
+    exact: bool,
+    longest: Option<Ago>,
+    services: Vec<(String, usize)>,
+}
+
+struct Tree<'a> {
+    blocks: u64,
+    steps: Vec<TreeStep<'a>>,
+    cut: bool,
+}
+
+#[derive(Template)]
+#[template(path = "parts/overview_blockers.html")]
+struct Blockers<'a> {
+    trees: Vec<Tree<'a>>,
+    more: usize,
+}
+
+impl HtmlSafe for Blockers<'_> {}
+
+impl<'a> Blockers<'a> {
+    fn new(page: &'a OverviewPage) -> Self {
+        let chrome = &page.chrome;
+        let tree = |row: &'a BlockerRow| Tree {
+            blocks: row.blocks,
+            steps: row
+                .steps
+                .iter()
+                .map(|step| TreeStep {
+                    depth: step.depth,
+                    lock: LockLink::new(&step.lock.id, chrome),
+                    holder: holder(&step.lock),
+                    waiting: step.lock.waiting,
+                    exact: step.lock.waiters_exact,
+                    longest: longest_wait(&step.lock, chrome.now),
+                    services: services(&step.lock),
+                })
+                .collect(),
+            cut: row.cut,
+        };
+        Self {
+            trees: page.blockers.rows.iter().map(tree).collect(),
+            more: page.blockers.total.saturating_sub(page.blockers.rows.len()),
+        }
+    }
+}
+
+fn longest_wait(lock: &LockView, now: SteadyMillis) -> Option<Ago> {
+    let longest = lock.waiters.iter().map(|waiter| waiter.since).min_by_key(|since| since.at)?;
+    Some(Ago::since(longest, now))
+}
+
+/// Returns the services that wait for a lock, those with the most waiters first.
+pub(super) fn services(lock: &LockView) -> Vec<(String, usize)> {
+    let mut services: Vec<(String, usize)> = Vec::new();
+    let clients = lock.waiters.iter().filter_map(|waiter| waiter.client.as_deref());
+    for service in clients.filter_map(ClientView::service) {
+        match services.iter_mut().find(|(known, _)| known == service) {
+            Some((_, count)) => *count += 1,
+            None => services.push((service.to_owned(), 1)),
+        }
+    }
+    services.sort_by(|a, b| b.1.cmp(&a.1).then_with(|| a.0.cmp(&b.0)));
+    services.truncate(MAX_SERVICES);
+    services
+}
+
+struct OldHold<'a> {
+    lock: LockLink,
+    holder: Option<HolderCell<'a>>,
+    held: Option<Ago>,
+}
+
+#[derive(Template)]
+#[template(path = "parts/overview_oldest.html")]
+struct Oldest<'a> {
+    holds: Vec<OldHold<'a>>,
+}
+
+impl HtmlSafe for Oldest<'_> {}
+
+impl<'a> Oldest<'a> {
+    fn new(page: &'a OverviewPage) -> Self {
+        let hold = |lock: &'a Arc<LockView>| OldHold {
+            lock: LockLink::new(&lock.id, &page.chrome),
+            holder: holder(lock),
+            held: lock.held_since().map(|since| Ago::since(since, page.chrome.now)),
+        };
+        Self { holds: page.oldest.iter().map(hold).collect() }
+    }
+}
+
+/// The last hour of a group of locks.
+struct Group<'a> {
+    name: String,
+    link: String,
+    tally: &'a Tally,
+    acquisitions: String,
+    waited: Option<String>,
+    waits: [Option<String>; 2],
+    holds: [Option<String>; 2],
+    longest_hold: Option<String>,
+}
+
+#[derive(Template)]
+#[template(path = "parts/overview_groups.html")]
+struct Groups<'a> {
+    groups: Vec<Group<'a>>,
+    more: usize,
+}
+
+impl HtmlSafe for Groups<'_> {}
+
+impl<'a> Groups<'a> {
+    fn new(page: &'a OverviewPage) -> Self {
+        let groups = &page.contention.groups;
+        let group = |group: &'a GroupTally| {
+            let tally = &group.tally;
+            let waited = tally.waiting_ms.max(tally.waits.sum_ms());
+            let longest = tally.longest_hold.as_ref();
+            Group {
+                name: text::visible(group.lock_group.as_bytes()),
+                link: links::filtered(&group.lock_group),
+                tally,
+                acquisitions: format::count(tally.acquisitions),
+                waited: (waited > 0).then(|| format::short_duration(waited)),
+                waits: [50, 99].map(|percent| percentile(&tally.waits, percent)),
+                holds: [50, 99].map(|percent| percentile(&tally.holds, percent)),
+                longest_hold: longest.map(|longest| format::short_duration(longest.ms)),
+            }
+        };
+        Self {
+            groups: groups.iter().take(MAX_GROUPS).map(group).collect(),
+            more: groups.len().saturating_sub(MAX_GROUPS),
+        }
+    }
+}
+
+fn percentile(durations: &crate::model::contention::Durations, percent: u64) -> Option<String> {
+    (durations.count() > 0)
+        .then(|| durations.percentile_ms(percent))
+        .flatten()
+        .map(format::short_duration)
+}
+
+#[derive(Template)]
+#[template(path = "overview.html")]
+struct OverviewTemplate<'a> {
+    frame: Frame<'a>,
+    incidents: Incidents<'a>,
+    figures: Figures,
+    blockers: Blockers<'a>,
+    oldest: Oldest<'a>,
+    groups: Groups<'a>,
+}
+
+/// The page.
+///
+/// # Errors
+/// If the template fails, which is a bug.
+pub fn overview_page(page: &OverviewPage) -> Result<String, askama::Error> {
+    OverviewTemplate {
+        frame: Frame::new(title(&page.chrome), "overview", &page.chrome),
+        incidents: Incidents::new(page),
+        figures: Figures::new(page),
+        blockers: Blockers::new(page),
+        oldest: Oldest::new(page),
+        groups: Groups::new(page),
+    }
+    .render()
+}
+
+/// The document's title.
+pub(super) fn title(chrome: &Chrome) -> String {
+    page::title(chrome, "Overview")
+}
+
+/// The parts that a stream keeps current.
+pub(super) fn regions(page: &OverviewPage) -> Result<Vec<(&'static str, String)>, askama::Error> {
+    Ok(vec![
+        ("overview-incidents", Incidents::new(page).render()?),
+        ("overview-figures", Figures::new(page).render()?),
+        ("overview-blockers", Blockers::new(page).render()?),
+        ("overview-oldest", Oldest::new(page).render()?),
+        ("overview-groups", Groups::new(page).render()?),
+    ])
+}
