@@ -125,7 +125,7 @@ fn follow_tokens(access: &Access, shutdown: &Shutdown) -> anyhow::Result<()> {
     let mut hangups = signal(SignalKind::hangup()).context("cannot listen for SIGHUP")?;
     let (stop, attempts) = (shutdown.token(), access.attempts.clone());
     match access.tokens.clone() {
-        Some(tokens) => drop(shutdown.spawn("token file", tokens.follow(hangups, stop.clone()))),
+        Some(tokens) => drop(shutdown.spawn("token file", tokens.follow(hangups, stop))),
         None => drop(shutdown.spawn("hangups", async move {
             let ignore = async { while hangups.recv().await.is_some() {} };
             stop.run_until_cancelled(ignore).await;

@@ -93,6 +93,10 @@ impl Proxy {
             Principal::User(name) => name == user,
             Principal::Group(name) => groups.contains(&name.as_str()),
         };
-        self.rules.iter().filter(fits).map(|rule| rule.rights.clone()).reduce(Rights::union)
+        self.rules
+            .iter()
+            .filter(fits)
+            .map(|rule| rule.rights.clone())
+            .reduce(|all, more| all.union(&more))
     }
 }

@@ -110,7 +110,7 @@ impl Rights {
 
     /// Returns the union of both sets.
     #[must_use]
-    pub fn union(self, other: Self) -> Self {
+    pub fn union(&self, other: &Self) -> Self {
         let by_name = self.by_name.iter().chain(other.by_name.iter()).cloned().collect();
         Self { all: self.all | other.all, by_name }
     }

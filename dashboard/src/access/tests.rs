@@ -140,7 +140,7 @@ fn rights_can_be_limited_to_lock_names() {
         assert!(anna.may_for(Right::Ack, &name(lock)));
     }
     assert!(!anna.may(Right::Release) && !anna.may(Right::Watch));
-    let joined = Rights::parse(["release a*"]).unwrap().union(Rights::parse(["ack b"]).unwrap());
+    let joined = Rights::parse(["release a*"]).unwrap().union(&Rights::parse(["ack b"]).unwrap());
     assert!(joined.has_for(Right::Release, &name("a1")) && joined.has_for(Right::Ack, &name("b")));
     assert!(
         !joined.has_for(Right::Ack, &name("a1")) && !joined.has_for(Right::Release, &name("b"))

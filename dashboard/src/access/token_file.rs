@@ -75,7 +75,7 @@ impl TokenFile {
             Ok(fresh) => {
                 let mut tokens = self.tokens.write().unwrap_or_else(PoisonError::into_inner);
                 *tokens = fresh.succeed(&tokens);
-                tracing::info!(file = %self.path.display(), tokens = tokens.len(), "token file reloaded");
+                tracing::info!(file = %self.path.display(), tokens = tokens.count(), "token file reloaded");
             }
             Err(mistakes) => {
                 let error = mistakes.join("; ");

@@ -102,7 +102,7 @@ impl Tokens {
     }
 
     #[must_use]
-    pub fn len(&self) -> usize {
+    pub fn count(&self) -> usize {
         self.0.len()
     }
 }
