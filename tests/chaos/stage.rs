@@ -16,6 +16,8 @@ use crate::servers::Servers;
 
 /// The agents' lease: long enough for a busy machine.
 pub(crate) const LEASE: Duration = Duration::from_secs(6);
+/// Longer than the places of waiters in a fair queue outlive their agent: living waiters remove those.
+const PLACES: Duration = Duration::from_secs(20);
 /// The time in which every lock must be granted, and everything released, once all faults are over.
 const HEALED: Duration = Duration::from_secs(120);
 
@@ -148,6 +150,7 @@ impl Stage {
         locks.sort();
         locks.dedup();
         self.recorder.record(What::Healed { locks })?;
+        sleep(PLACES).await;
         let end = Instant::now() + HEALED;
         loop {
             let verdict = judge::judge(&history::read(&self.history)?);
