@@ -114,6 +114,9 @@ impl Stage {
         if let Some(lease) = lease {
             command.args(["--lease-ms", &lease.to_string()]);
         }
+        if i.is_multiple_of(3) {
+            command.arg("--grace");
+        }
         if self.ignore_loss {
             command.arg("--ignore-loss");
         }
