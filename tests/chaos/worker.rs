@@ -124,6 +124,7 @@ impl Worker<'_> {
                 None => What::Releasing { lock },
             })?;
         }
+        self.recorder.record(What::Resumed { holds: holds.len() })?;
         Ok(!holds.is_empty())
     }
 
