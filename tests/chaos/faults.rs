@@ -1,5 +1,6 @@
 //! The faults, each of which ends before the next one begins.
 
+use std::path::Path;
 use std::time::Duration;
 
 use anyhow::{Context as _, Result};
@@ -8,39 +9,62 @@ use rustix::process::Signal;
 use tokio::time::{Instant, sleep};
 
 use crate::history::{What, now};
+use crate::servers::Kind;
 use crate::stage::{LEASE, Stage};
 
-const FAULTS: [&str; 13] = [
+/// The faults of every run.
+const ALWAYS: [&str; 9] = [
     "worker killed",
     "worker stopped",
     "agent killed",
+    "agent killed, journal damaged",
     "agent stopped",
     "agent stopped beyond its lease",
-    "Redis killed",
-    "Redis stopped",
     "connections cut",
-    "host cut off",
-    "replies lost",
-    "requests held",
-    "requests delayed",
+    "lock forced",
     "data lost",
 ];
 
-/// Applies faults for that many seconds, each kind once before any comes again.
+/// Longer than the judge lets a queue of fair waiters settle.
+const CALM: Duration = Duration::from_secs(35);
+
+fn faults(kind: Kind) -> Vec<&'static str> {
+    let more: &[&str] = match kind {
+        Kind::Single => &[
+            "Redis killed",
+            "Redis stopped",
+            "host cut off",
+            "replies lost",
+            "requests held",
+            "requests delayed",
+        ],
+        Kind::Sentinel => &["master killed", "master stopped", "failover"],
+        Kind::Cluster => &["master killed", "master stopped", "failover", "slot moved"],
+    };
+    [ALWAYS.as_slice(), more].concat()
+}
+
+/// Applies faults for that many seconds, each kind once before any comes again. Calm follows each round of them.
 pub(crate) async fn inject(stage: &mut Stage, seconds: u64) -> Result<()> {
     let end = Instant::now() + Duration::from_secs(seconds);
-    let mut left: Vec<&str> = Vec::new();
+    let mut left = faults(stage.servers.kind());
     sleep(Duration::from_secs(2)).await;
     while Instant::now() < end {
         if left.is_empty() {
-            left.extend(FAULTS);
+            left = faults(stage.servers.kind());
+            sleep(CALM).await;
         }
         let i = pick(stage, left.len())?;
         let fault = left.swap_remove(i);
         stage.replace_ended()?;
         let from = now();
         apply(stage, fault).await.with_context(|| format!("cannot apply `{fault}`"))?;
-        let data_lost = fault == "data lost";
+        let data_lost = match fault {
+            "data lost" | "lock forced" => true,
+            // Replicas lag behind unless agents wait for them.
+            "master killed" | "master stopped" | "failover" => !stage.min_replicas,
+            _ => false,
+        };
         stage.recorder.record(What::Fault { name: fault.to_owned(), from, data_lost })?;
         let calm = Duration::from_millis(500 + stage.random.below(1_500));
         sleep(calm).await;
@@ -72,6 +96,13 @@ async fn apply(stage: &mut Stage, fault: &str) -> Result<()> {
             }
         }
         "agent killed" => stage.hosts[of_host].agent.restart().await?,
+        "agent killed, journal damaged" => {
+            let part = stage.random.below(100);
+            let agent = &mut stage.hosts[of_host].agent;
+            agent.process().kill()?;
+            damage(&agent.folder().join("state/journal"), part)?;
+            agent.restart().await?;
+        }
         "agent stopped" | "agent stopped beyond its lease" => {
             let beyond = if fault == "agent stopped" { Duration::ZERO } else { LEASE };
             let agent = stage.hosts[of_host].agent.process();
@@ -79,22 +110,63 @@ async fn apply(stage: &mut Stage, fault: &str) -> Result<()> {
             sleep(beyond + short).await;
             agent.thaw()?;
         }
-        "Redis killed" => stage.redis.restart().await?,
+        "Redis killed" => stage.servers.node(0).restart().await?,
         "Redis stopped" => {
-            stage.redis.process().freeze().await?;
+            let redis = stage.servers.node(0).process();
+            redis.freeze().await?;
             sleep(short).await;
-            stage.redis.process().thaw()?;
+            redis.thaw()?;
         }
-        "data lost" => {
-            stage.redis.client().await?.call("FLUSHALL").await?.ok()?;
+        "data lost" => drop(stage.servers.each("FLUSHALL").await?),
+        "lock forced" => {
+            let mut client = stage.hosts[of_host].agent.client().await?;
+            // Redis may be out of reach for the agent still.
+            client.call("FORCE plain").await?;
+        }
+        "master killed" | "master stopped" | "failover" => fail_over(stage, fault, short).await?,
+        "slot moved" => stage.servers.move_slot("fenced").await?,
+        "connections cut" if stage.servers.kind() != Kind::Single => {
+            stage.servers.each("CLIENT KILL TYPE normal").await?;
         }
         _ => network(stage, of_host, fault, short).await,
     }
     Ok(())
 }
 
+/// Overwrites one byte of a journal, after that part of it in percent.
+fn damage(journal: &Path, part: u64) -> Result<()> {
+    // Before the first session with grace there is none.
+    let mut bytes = std::fs::read(journal).unwrap_or_default();
+    let at = bytes.len() * usize::try_from(part)? / 100;
+    if let Some(byte) = bytes.get_mut(at) {
+        *byte ^= 0xff;
+        std::fs::write(journal, bytes)?;
+    }
+    Ok(())
+}
+
+/// Promotes a replica while its master is dead, stopped, or well, and waits until that one follows.
+async fn fail_over(stage: &mut Stage, fault: &str, short: Duration) -> Result<()> {
+    stage.servers.settle().await?;
+    let masters = stage.servers.masters().await?;
+    let master = masters[pick(stage, masters.len())?];
+    match fault {
+        "master killed" => stage.servers.node(master).process().kill()?,
+        "master stopped" => stage.servers.node(master).process().freeze().await?,
+        _ => {}
+    }
+    stage.servers.fail_over(master).await?;
+    sleep(short).await;
+    match fault {
+        "master killed" => stage.servers.node(master).restart().await?,
+        "master stopped" => stage.servers.node(master).process().thaw()?,
+        _ => {}
+    }
+    stage.servers.settle().await
+}
+
 async fn network(stage: &Stage, host: usize, fault: &str, short: Duration) {
-    let proxy = &stage.hosts[host].proxy;
+    let Some(proxy) = &stage.hosts[host].proxy else { return };
     let (way, flow) = match fault {
         "connections cut" => return proxy.cut(),
         "host cut off" => {

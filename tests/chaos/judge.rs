@@ -64,7 +64,19 @@ pub(crate) struct Verdict {
     pub(crate) findings: Vec<Finding>,
     /// Overlaps with a hold that was lost together with Redis's data.
     pub(crate) after_data_loss: Vec<Finding>,
+    /// The holds that resumed sessions took over.
+    pub(crate) resumed: usize,
+    /// How often each rule was applied; one that was never applied shows nothing.
+    pub(crate) applied: BTreeMap<&'static str, usize>,
     pub(crate) faults: BTreeMap<String, Row>,
+}
+
+impl Verdict {
+    /// Adds what the rule was applied to and what it found.
+    fn rule(&mut self, rule: &'static str, applied: usize, found: Vec<Finding>) {
+        *self.applied.entry(rule).or_default() += applied;
+        self.findings.extend(found);
+    }
 }
 
 pub(crate) fn judge(events: &[Event]) -> Verdict {
@@ -77,6 +89,7 @@ pub(crate) fn judge(events: &[Event]) -> Verdict {
         by_lock.entry(&hold.lock).or_default().push(hold);
     }
     for holds in by_lock.values() {
+        verdict.rule("exclusion", holds.len().saturating_sub(1), Vec::new());
         for overlap in overlaps(holds) {
             let (first, second) = overlap;
             let rule = if first.lost { "loss reported late" } else { "exclusion" };
@@ -87,20 +100,29 @@ pub(crate) fn judge(events: &[Event]) -> Verdict {
                 verdict.findings.push(found);
             }
         }
-        verdict.findings.extend(tokens(holds, &lost_between));
-        verdict.findings.extend(fair_order(holds, events));
+        let (applied, found) = tokens(holds);
+        verdict.rule("token order", applied, found);
+        let (applied, found) = fair_order(holds, events);
+        verdict.rule("fair order", applied, found);
     }
+    verdict.resumed = events.iter().map(resumed).sum();
     let mut used = HashMap::new();
+    let mut found = Vec::new();
     for hold in &holds {
-        if let Some(before) = used.insert((&hold.lock, &hold.holder), hold)
-            && !lost_between(before.from, hold.from)
-        {
-            verdict.findings.push(finding("number used twice", hold.from, before, hold));
+        if let Some(before) = used.insert((&hold.lock, &hold.holder), hold) {
+            found.push(finding("number used twice", hold.from, before, hold));
         }
     }
-    verdict.findings.extend(after_heal(events, &holds));
+    verdict.rule("number used twice", holds.len(), found);
+    let (applied, found) = losses_after_the_end(events, &late);
+    verdict.rule("loss reported after the end", applied, found);
+    after_heal(events, &holds, &mut verdict);
     verdict.faults = table(events, &holds, &late, &verdict.findings);
     verdict
+}
+
+fn resumed(event: &Event) -> usize {
+    if let What::Resumed { holds } = event.what { holds } else { 0 }
 }
 
 fn finding(rule: &'static str, at: u64, first: &Hold, second: &Hold) -> Finding {
@@ -155,7 +177,10 @@ fn holds(events: &[Event]) -> (Vec<Hold>, Vec<(u64, u64)>) {
             What::Killed { victim } | What::Ended { victim, .. } => {
                 end_all(&mut open, &mut holds, *victim, *at);
             }
-            What::Fault { .. } | What::Healed { .. } | What::LeftOver { .. } => {}
+            What::Resumed { .. }
+            | What::Fault { .. }
+            | What::Healed { .. }
+            | What::LeftOver { .. } => {}
         }
     }
     (holds, late)
@@ -184,59 +209,80 @@ fn overlaps<'a>(holds: &[&'a Hold]) -> Vec<(&'a Hold, &'a Hold)> {
     found
 }
 
-/// A request that was sent after another's grant was read must get a greater token.
-fn tokens(holds: &[&Hold], lost_between: &impl Fn(u64, u64) -> bool) -> Vec<Finding> {
-    let mut found = Vec::new();
-    for (i, hold) in holds.iter().enumerate() {
-        let Some(token) = hold.token else { continue };
-        let earlier = holds[..i].iter().filter(|b| b.from < hold.asked && b.token >= Some(token));
-        if let Some(before) = earlier.max_by_key(|before| before.token)
-            && !lost_between(before.from, hold.from)
-        {
+/// A request that was sent after another's grant was read must get a greater token, also after a loss of data.
+fn tokens(holds: &[&Hold]) -> (usize, Vec<Finding>) {
+    let (mut applied, mut found) = (0, Vec::new());
+    for (i, hold) in holds.iter().enumerate().filter(|(_, hold)| hold.token.is_some()) {
+        let earlier = holds[..i].iter().filter(|b| b.from < hold.asked && b.token.is_some());
+        let Some(before) = earlier.max_by_key(|before| before.token) else { continue };
+        applied += 1;
+        if before.token >= hold.token {
             found.push(finding("token order", hold.from, before, hold));
         }
     }
-    found
+    (applied, found)
 }
 
-/// A waiter of a fair lock that was granted after another that had asked much later, with no fault near.
-fn fair_order(holds: &[&Hold], events: &[Event]) -> Vec<Finding> {
-    let mut found = Vec::new();
+/// Waiters of a fair lock among others that asked much later, with no fault near: none of those may be granted before.
+fn fair_order(holds: &[&Hold], events: &[Event]) -> (usize, Vec<Finding>) {
+    let (mut applied, mut found) = (0, Vec::new());
     for (i, first) in holds.iter().enumerate().filter(|(_, hold)| hold.kind == "fair") {
-        let calm = !faults(events).any(|f| f.1 < first.from && f.2 + SETTLED > first.asked);
-        let passed = holds[..i].iter().find(|other| other.asked > first.asked + QUEUED);
-        if let (true, Some(other)) = (calm, passed) {
+        if faults(events).any(|f| f.1 < first.from && f.2 + SETTLED > first.asked) {
+            continue;
+        }
+        let later = |other: &&&Hold| other.asked > first.asked + QUEUED;
+        applied += usize::from(holds.iter().any(|other| later(&other) && other.asked < first.from));
+        if let Some(other) = holds[..i].iter().find(later) {
             found.push(finding("fair order", first.from, other, first));
         }
     }
-    found
+    (applied, found)
+}
+
+/// Losses that were read clearly after the validity had ended, though neither agents nor workers were disturbed.
+fn losses_after_the_end(events: &[Event], late: &[(u64, u64)]) -> (usize, Vec<Finding>) {
+    let (mut applied, mut found) = (0, Vec::new());
+    for &(at, delay) in late {
+        let disturbing = |name: &str| name.starts_with("agent") || name.starts_with("worker");
+        let from = at - delay;
+        if faults(events).any(|f| disturbing(f.0) && f.1 < at && f.2 + SECOND > from) {
+            continue;
+        }
+        applied += 1;
+        if delay > SECOND {
+            let text = format!("a loss was read {} ms after the validity ended", delay / 1_000_000);
+            found.push(Finding { rule: "loss reported after the end", at, text });
+        }
+    }
+    (applied, found)
 }
 
 /// What breaks a rule whatever the holds are, and locks that nobody was granted after the faults.
-fn after_heal(events: &[Event], holds: &[Hold]) -> Vec<Finding> {
-    let mut found = Vec::new();
+fn after_heal(events: &[Event], holds: &[Hold], verdict: &mut Verdict) {
     for Event { at, what, .. } in events {
         match what {
             What::Healed { locks } => {
                 let later = holds.iter().filter(|hold| hold.from > *at);
                 let served: HashSet<&str> = later.map(|hold| hold.lock.as_str()).collect();
-                for lock in locks.iter().filter(|lock| !served.contains(lock.as_str())) {
+                let missed = locks.iter().filter(|lock| !served.contains(lock.as_str()));
+                let found = missed.map(|lock| {
                     let text = format!("{lock} was not granted after all faults were over");
-                    found.push(Finding { rule: "liveness", at: *at, text });
-                }
+                    Finding { rule: "liveness", at: *at, text }
+                });
+                verdict.rule("liveness", locks.len(), found.collect());
+                verdict.rule("left over", locks.len(), Vec::new());
             }
             What::Ended { victim, log } => {
                 let text = format!("worker {victim} ended by itself: {log}");
-                found.push(Finding { rule: "worker ended", at: *at, text });
+                verdict.findings.push(Finding { rule: "worker ended", at: *at, text });
             }
             What::LeftOver { key } => {
                 let text = format!("{key} is still in Redis after all workers have ended");
-                found.push(Finding { rule: "left over", at: *at, text });
+                verdict.findings.push(Finding { rule: "left over", at: *at, text });
             }
             _ => {}
         }
     }
-    found
 }
 
 /// The faults: name, start, end, whether Redis lost data.

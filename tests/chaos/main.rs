@@ -6,6 +6,7 @@ mod history;
 mod judge;
 mod random;
 mod report;
+mod servers;
 mod stage;
 mod worker;
 
@@ -16,13 +17,19 @@ use clap::{Parser, Subcommand};
 
 /// Applies faults for a while and judges the history of all grants and losses.
 #[derive(Debug, Parser)]
-struct Arguments {
+pub(crate) struct Arguments {
     /// Seconds of faults.
     #[arg(long, default_value_t = 60)]
     seconds: u64,
     /// Repeats the mix of faults; the timing of processes differs from run to run.
     #[arg(long, default_value_t = 1)]
-    seed: u64,
+    pub(crate) seed: u64,
+    /// The kind of Redis.
+    #[arg(long, value_enum, default_value = "single")]
+    pub(crate) redis: servers::Kind,
+    /// The agents' setting of that name; with it a failover must not lose a hold.
+    #[arg(long, default_value_t = 0)]
+    pub(crate) min_replicas: u8,
     /// Prints the verdict as JSON.
     #[arg(long, global = true)]
     json: bool,
@@ -31,7 +38,7 @@ struct Arguments {
     history: Option<PathBuf>,
     /// Lets workers ignore losses, to see the judge find it.
     #[arg(long)]
-    ignore_loss: bool,
+    pub(crate) ignore_loss: bool,
     #[command(subcommand)]
     role: Option<Role>,
 }
@@ -67,8 +74,7 @@ async fn run(arguments: &Arguments) -> Result<Vec<history::Event>> {
     let folder = tempfile::tempdir()?;
     let path = arguments.history.clone().unwrap_or_else(|| folder.path().join("history.jsonl"));
     ensure!(!path.exists(), "{} exists already", path.display());
-    let mut stage =
-        stage::Stage::new(&path, folder.path(), arguments.seed, arguments.ignore_loss).await?;
+    let mut stage = stage::Stage::new(&path, folder.path(), arguments).await?;
     faults::inject(&mut stage, arguments.seconds).await?;
     stage.heal().await?;
     history::read(&path)

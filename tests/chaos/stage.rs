@@ -1,24 +1,28 @@
-//! A Redis that keeps its data, two agents that reach it by proxies, and their workers.
+//! The servers of Redis, two agents, and their workers.
 
 use std::path::{Path, PathBuf};
 use std::time::Duration;
 
 use anyhow::{Result, ensure};
 use harness::proxy::Place;
-use harness::{Agent, Process, Proxy, RedisServer, eventually, http, process};
+use harness::{Agent, Process, Proxy, eventually, http, process};
 use tokio::time::{Instant, sleep};
 
+use crate::Arguments;
 use crate::history::{self, Recorder, What};
 use crate::judge;
 use crate::random::Random;
+use crate::servers::Servers;
 
 /// The agents' lease: long enough for a busy machine.
 pub(crate) const LEASE: Duration = Duration::from_secs(6);
+/// Longer than the places of waiters in a fair queue outlive their agent: living waiters remove those.
+const PLACES: Duration = Duration::from_secs(20);
 /// The time in which every lock must be granted, and everything released, once all faults are over.
 const HEALED: Duration = Duration::from_secs(120);
 
 /// The kind, the locks, and the lease in milliseconds of each of an agent's workers.
-const WORKERS: [(&str, &[&str], Option<u64>); 14] = [
+const WORKERS: [(&str, &[&str], Option<u64>); 16] = [
     ("lock", &["plain"], None),
     ("lock", &["plain"], None),
     ("lock", &["plain"], Some(3_000)),
@@ -26,6 +30,8 @@ const WORKERS: [(&str, &[&str], Option<u64>); 14] = [
     ("lock", &["leased"], Some(4_000)),
     ("fenced", &["fenced"], None),
     ("fenced", &["fenced"], None),
+    ("fair", &["fair"], None),
+    ("fair", &["fair"], None),
     ("fair", &["fair"], None),
     ("fair", &["fair"], None),
     ("read", &["shared"], None),
@@ -37,7 +43,7 @@ const WORKERS: [(&str, &[&str], Option<u64>); 14] = [
 
 #[derive(Debug)]
 pub(crate) struct Stage {
-    pub(crate) redis: RedisServer,
+    pub(crate) servers: Servers,
     pub(crate) hosts: Vec<Host>,
     pub(crate) workers: Vec<Process>,
     pub(crate) random: Random,
@@ -45,38 +51,45 @@ pub(crate) struct Stage {
     history: PathBuf,
     folder: PathBuf,
     ignore_loss: bool,
+    pub(crate) min_replicas: bool,
 }
 
 #[derive(Debug)]
 pub(crate) struct Host {
-    pub(crate) proxy: Proxy,
+    /// The way to a single server; agents find others by themselves.
+    pub(crate) proxy: Option<Proxy>,
     pub(crate) agent: Agent,
 }
 
 impl Stage {
-    pub(crate) async fn new(
-        history: &Path,
-        folder: &Path,
-        seed: u64,
-        ignore_loss: bool,
-    ) -> Result<Self> {
-        let redis = RedisServer::with(&[("appendonly", "yes"), ("appendfsync", "always")]).await?;
+    pub(crate) async fn new(history: &Path, folder: &Path, arguments: &Arguments) -> Result<Self> {
+        let servers = Servers::start(arguments.redis).await?;
+        let lease = format!("{}s", LEASE.as_secs());
+        let replicas = arguments.min_replicas.to_string();
+        let mut flags = vec!["--lease", lease.as_str()];
+        if arguments.min_replicas > 0 {
+            flags.extend(["--min-replicas", replicas.as_str()]);
+        }
         let mut hosts = Vec::new();
         for _ in 0..2 {
-            let proxy = Proxy::tcp(Place::Port(redis.port())).await?;
-            let lease = format!("{}s", LEASE.as_secs());
-            let agent = Agent::at(&proxy.url(), &["--lease", &lease]).await?;
+            let proxy = match &servers {
+                Servers::Single(server) => Some(Proxy::tcp(Place::Port(server.port())).await?),
+                Servers::Sentinel(_) | Servers::Cluster(_) => None,
+            };
+            let url = proxy.as_ref().map_or_else(|| servers.url(), Proxy::url);
+            let agent = Agent::at(&url, &flags).await?;
             hosts.push(Host { proxy, agent });
         }
         let mut stage = Self {
-            redis,
+            servers,
             hosts,
             workers: Vec::new(),
-            random: Random::new(seed),
+            random: Random::new(arguments.seed),
             recorder: Recorder::open(history, 0)?,
             history: history.to_owned(),
             folder: folder.to_owned(),
-            ignore_loss,
+            ignore_loss: arguments.ignore_loss,
+            min_replicas: arguments.min_replicas > 0,
         };
         for i in 0..2 * WORKERS.len() {
             let worker = stage.worker(i)?;
@@ -100,6 +113,9 @@ impl Stage {
         }
         if let Some(lease) = lease {
             command.args(["--lease-ms", &lease.to_string()]);
+        }
+        if i.is_multiple_of(3) {
+            command.arg("--grace");
         }
         if self.ignore_loss {
             command.arg("--ignore-loss");
@@ -137,6 +153,7 @@ impl Stage {
         locks.sort();
         locks.dedup();
         self.recorder.record(What::Healed { locks })?;
+        sleep(PLACES).await;
         let end = Instant::now() + HEALED;
         loop {
             let verdict = judge::judge(&history::read(&self.history)?);
@@ -152,11 +169,10 @@ impl Stage {
             self.recorder.record(What::Killed { victim: worker.pid() })?;
             worker.kill()?;
         }
-        let mut redis = self.redis.client().await?;
+        self.servers.settle().await?;
         let end = Instant::now() + HEALED;
         loop {
-            let keys = redis.call("KEYS *").await?.ok()?;
-            let keys = keys.items()?.iter().map(ToString::to_string);
+            let keys = self.servers.each("KEYS *").await?.into_iter();
             // Agents and tokens stay.
             let left: Vec<_> = keys
                 .filter(|key| {

@@ -8,7 +8,7 @@ use harness::{Agent, Client, Jvm, RedisServer, Reply, eventually};
 
 use super::LEASE;
 use super::bed::{open, shared};
-use super::sections::{Crowd, Dying, Guard, tally};
+use super::sections::{Crowd, Dying, Guard, shares, tally};
 
 /// Three servers of red locks, one for all else, an agent, and a Redisson client for each of the three.
 struct RedBed {
@@ -295,6 +295,27 @@ async fn ten_thousand_sections_of_both_sides() -> Result<()> {
 #[tokio::test]
 async fn as_many_beside_workers_that_are_killed() -> Result<()> {
     mixed(5_000, true).await
+}
+
+/// Neither side may keep the other out. A crowd of either side contends for one lock, without a pause between sections,
+/// until the first of them is done.
+#[tokio::test]
+async fn each_side_gets_its_share_of_a_contended_lock() -> Result<()> {
+    const EACH: usize = 400;
+    let bed = RedBed::new(&[], "").await?;
+    let second = bed.agent_with(&[]).await?;
+    let (guard, mut crowd) = (Guard::red(&bed.clients(), "till"), Crowd::default());
+    let threads = [1, 2, 3, 4].map(|thread| bed.thread(thread));
+    let counter = (&bed.servers[0], "counter");
+    let agents = [&bed.agent, &second];
+    crowd.add(&guard, counter, (&threads, EACH / 4), (&agents, 4, EACH / 4)).await?;
+    crowd.done().await?;
+    let mut direct = bed.servers[0].client().await?;
+    tally(&mut direct, "counter").await?;
+    let [ours, theirs] = shares(&mut direct, "counter", EACH).await?;
+    let fifth = (ours + theirs) / 5;
+    ensure!(ours.min(theirs) >= fifth, "{ours} sections of ours, {theirs} of Redisson's");
+    Ok(())
 }
 
 /// An operator's release ends a thread's hold on all servers, whatever id it has there, and wakes both sides.

@@ -188,6 +188,19 @@ pub(crate) async fn tally(direct: &mut Client, counter: &str) -> Result<Tally> {
     Ok(Tally { total, turns })
 }
 
+/// Returns the sections of the agents' sessions and of the Java threads until one side had `each`, which is all it has.
+pub(crate) async fn shares(direct: &mut Client, counter: &str, each: usize) -> Result<[usize; 2]> {
+    let log = direct.call_args(&["LRANGE", &format!("{counter}:log"), "0", "-1"]).await?.ok()?;
+    let mut sections = [0, 0];
+    for note in log.items()?.iter().map(Reply::text) {
+        sections[usize::from(!note.ends_with("ours"))] += 1;
+        if sections.contains(&each) {
+            break;
+        }
+    }
+    Ok(sections)
+}
+
 /// Workers of both sides that go on by themselves until their sections are done.
 #[derive(Debug, Default)]
 pub(crate) struct Crowd(JoinSet<Result<()>>);

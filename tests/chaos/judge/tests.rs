@@ -151,3 +151,52 @@ fn a_worker_that_ends_by_itself_is_found_with_its_log() {
     let killed = at(4, 0, What::Killed { victim: 1 });
     assert!(rules(&[history[0].clone(), killed, history[2].clone()]).is_empty());
 }
+
+#[test]
+fn a_loss_read_after_the_validity_ended_is_found() {
+    let with = |lost_at| [grant(1, 1, "lock", "1", None), lost(lost_at, 1)];
+    assert_eq!(rules(&with(13)), ["loss reported after the end"]);
+    assert!(rules(&with(10)).is_empty());
+    let name = "agent stopped".to_owned();
+    let stopped = at(12, 0, What::Fault { name, from: 5 * SECOND, data_lost: false });
+    let [granted, lost] = with(13);
+    assert!(rules(&[granted, stopped, lost]).is_empty());
+}
+
+#[test]
+fn tokens_and_numbers_go_on_after_a_loss_of_data() {
+    let flushed = fault(2, 2, true);
+    let then = |token, holder| {
+        let first = grant(1, 1, "fenced", "1", Some(7));
+        let events =
+            [first, releasing(1, 1), flushed.clone(), grant(3, 2, "fenced", holder, token)];
+        rules(&events)
+    };
+    assert_eq!(then(Some(6), "2"), ["token order"]);
+    assert_eq!(then(Some(8), "1"), ["number used twice"]);
+    assert!(then(Some(8), "2").is_empty());
+}
+
+#[test]
+fn rules_count_what_they_were_applied_to() {
+    let waiters = [asked(28, 32, 2, "fair", "2", None), asked(25, 30, 1, "fair", "1", None)];
+    let count = |events: &[Event], rule| judge(events).applied.get(rule).copied();
+    assert_eq!(count(&waiters[1..], "fair order"), Some(0));
+    let both = [waiters[1].clone(), releasing(31, 1), waiters[0].clone()];
+    assert_eq!(count(&both, "fair order"), Some(1));
+    assert_eq!(count(&both, "exclusion"), Some(1));
+    let tokens = [grant(1, 1, "fenced", "1", Some(1)), releasing(2, 1)];
+    assert_eq!(count(&tokens, "token order"), Some(0));
+}
+
+#[test]
+fn a_resumed_hold_goes_on_until_its_validity_ends() {
+    let first = grant(1, 1, "lock", "1", None);
+    let resumed = at(8, 1, What::Resumed { holds: 1 });
+    let valid = at(8, 1, What::Valid { lock: "a".to_owned(), until: 18 * SECOND });
+    let second = grant(12, 2, "lock", "2", None);
+    let verdict = judge(&[first.clone(), resumed.clone(), valid, second.clone()]);
+    assert_eq!((verdict.resumed, verdict.findings.len()), (1, 1));
+    // What was not resumed is relied on no longer.
+    assert!(rules(&[first, resumed, releasing(8, 1), second]).is_empty());
+}

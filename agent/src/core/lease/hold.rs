@@ -54,6 +54,9 @@ pub(in crate::core) struct Hold {
     /// The last instant at which it is sure to be held, as long as Redis keeps the key and its clock does not step.
     /// Only an explicit success moves it; with `--min-replicas`, only one that enough replicas confirmed.
     pub(in crate::core) valid_until: Moment,
+    /// For each re-entry of a fixed read hold, the end of the validity before it: as in Redisson, a reader's entry takes its
+    /// lease along.
+    pub(in crate::core) earlier_ends: Vec<Moment>,
     /// The instant of the next renewal, or of the next verification of a fixed lease.
     pub(in crate::core) renew_at: Moment,
     /// The longest lease that Redis was ever asked to give it: none shortens another.
@@ -137,6 +140,7 @@ impl Hold {
             mode,
             granted,
             valid_until,
+            earlier_ends: Vec::new(),
             renew_at,
             longest,
             update: None,

@@ -17,7 +17,7 @@ use std::collections::BTreeMap;
 use std::ops::RangeBounds;
 use std::time::Duration;
 
-use redisson::{Lease, Moment};
+use redisson::{Kind, Lease, Moment};
 
 use crate::core::ids::OpId;
 use crate::core::session::event::Validity;
@@ -329,20 +329,33 @@ impl LeaseTable {
             hold.renew_at = watched.renew_at(sent, jitter);
             let valid_until = lease.unwrap_or(watched).valid_until(sent);
             if let Change::Reenter(_) = change {
+                if hold.kind == Kind::Read && lease.is_some() {
+                    hold.earlier_ends.push(hold.valid_until);
+                } else {
+                    hold.earlier_ends.clear();
+                }
                 hold.count = count;
                 hold.valid_until = hold.valid_until.max(valid_until);
             } else {
+                hold.earlier_ends.clear();
                 hold.valid_until = valid_until;
             }
         })?;
         self.get(number)
     }
 
-    /// Lowers the count by one, whatever Redis says: the next renewal corrects a count that differs.
+    /// Lowers the count by one, whatever Redis says: the next renewal corrects a count that differs. Redis keeps the longest
+    /// lease; the agent ends a shorter one in time.
     pub(in crate::core) fn decrement(&mut self, number: Number) -> Option<&Hold> {
-        let hold = self.holds.get_mut(&number)?;
-        hold.count -= 1;
-        Some(hold)
+        self.change(number, |hold| {
+            hold.count -= 1;
+            if let Some(end) = hold.earlier_ends.pop()
+                && hold.mode == LeaseMode::Fixed
+            {
+                hold.valid_until = end;
+            }
+        })?;
+        self.get(number)
     }
 
     pub(in crate::core) fn move_to(&mut self, number: Number, session: SessionId) {

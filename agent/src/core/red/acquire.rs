@@ -209,33 +209,37 @@ impl Core {
         if !self.locks.is_front(name, asked) {
             return;
         }
-        if !served || !view.held {
+        let pause = if served && view.held {
+            self.locks.on_held_by_others(name);
+            self.poll(view.pttl_ms)
+        } else {
             // Nodes that are away, or several that have split them: the one that comes back first must not be all of them.
             let failures = self.locks.add_failure(name);
-            return self.stand_aside(name, served, failures);
-        }
-        self.locks.on_held_by_others(name);
+            let pause = self.split_pause(served, failures);
+            if !served || !view.contended {
+                let until = self.now + pause;
+                self.locks.stand_back(name, until);
+                return self.locks.sleep(name, until);
+            }
+            pause
+        };
         self.subscribe(name);
         // Releases that were reported while the answers were under way count too.
         if self.locks.add_free_nodes(name, &free, majority) {
             return;
         }
-        let poll = self.poll(view.pttl_ms);
-        self.locks.sleep(name, self.now + poll);
+        self.locks.sleep(name, self.now + pause);
     }
 
-    /// Leaves the lock alone for a random while, longer the more often that happens in a row.
-    fn stand_aside(&mut self, name: &redisson::LockName, split: bool, failures: u32) {
+    /// Returns a random time until the next attempt, longer the more attempts failed in a row.
+    fn split_pause(&mut self, split: bool, failures: u32) -> Duration {
         let share = u32::try_from(self.numbers.jitter() % 200).unwrap_or(0);
         let once = self.node_timeout() * (100 + share) / 100;
-        let pause = if split {
+        if split {
             (once * (1 << (failures - 1).min(4))).min(self.settings.poll_max)
         } else {
             once.max(self.pause(failures))
-        };
-        let until = self.now + pause;
-        self.locks.stand_back(name, until);
-        self.locks.sleep(name, until);
+        }
     }
 
     /// Removes from single nodes what late copies of old scripts have left there. Then the waiter tries again.
@@ -284,6 +288,8 @@ struct View {
     /// One holder has a majority of the nodes, so that its release is awaited. In Redisson that is a thread: for
     /// each server it has a client of its own, with an id of its own.
     held: bool,
+    /// A Redisson client has a node: it keeps that while it waits for the others, so its releases are awaited too.
+    contended: bool,
     /// The time until a majority may be free, by the holders' leases; none if that is not known.
     pttl_ms: Option<u64>,
     unfit: Option<String>,
@@ -292,8 +298,14 @@ struct View {
 
 impl View {
     fn of(quorum: &QuorumOp, majority: usize) -> Self {
-        let mut view =
-            Self { answered: 0, held: false, pttl_ms: None, unfit: None, holders: Vec::new() };
+        let mut view = Self {
+            answered: 0,
+            held: false,
+            contended: false,
+            pttl_ms: None,
+            unfit: None,
+            holders: Vec::new(),
+        };
         let mut waits = Vec::new();
         let mut counts: HashMap<Number, usize> = HashMap::new();
         for (node, answer) in quorum.answers.iter().enumerate() {
@@ -314,6 +326,8 @@ impl View {
         }
         view.answered = waits.len();
         view.held = counts.values().any(|nodes| *nodes >= majority);
+        let mut holders = view.holders.iter().flat_map(|(_, holders)| holders);
+        view.contended = holders.any(|holder| !holder.looks_like_agent());
         waits.sort_unstable_by_key(|wait| wait.unwrap_or(u64::MAX));
         view.pttl_ms = waits.get(majority - 1).copied().flatten();
         view

@@ -2,7 +2,7 @@
 
 use std::time::Duration;
 
-use redisson::Lease;
+use redisson::{Kind, Lease};
 
 use super::world::{LEASE, Network, World, lock_command, name};
 use crate::protocol::command::{Command, HoldRequest, LockRequest, Wait};
@@ -228,6 +228,24 @@ fn an_explicit_lease_is_not_renewed_and_ends_expired() {
     assert_eq!(world.events(a), ["lost x lock expired"]);
     world.unlock(a, "x");
     assert_eq!(world.reply(a), "LOST");
+}
+
+#[test]
+fn the_lease_of_a_re_entry_ends_with_it_for_a_reader_only() {
+    for (kind, ends) in [(Kind::Read, true), (Kind::Lock, false), (Kind::Write, false)] {
+        let mut world = World::new();
+        let a = world.open();
+        for seconds in [2, 20, 5] {
+            let lease = Lease::new(Duration::from_secs(seconds));
+            world.command(a, Command::Lock(LockRequest { lease, kind, ..lock_command("x") }));
+        }
+        world.unlock(a, "x");
+        world.pass(Duration::from_secs(3));
+        assert!(world.events(a).is_empty(), "the second entry lasts for longer, {kind:?}");
+        world.unlock(a, "x");
+        world.pass(Duration::from_secs(1));
+        assert_eq!(!world.events(a).is_empty(), ends, "{kind:?}");
+    }
 }
 
 #[test]
