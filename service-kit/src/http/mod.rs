@@ -1,6 +1,7 @@
 //! HTTP servers: serving within limits, health and metrics routes, the check of the Host header,
 //! and request metrics.
 
+mod admission;
 mod host;
 mod listen;
 mod own_names;

@@ -10,6 +10,7 @@ use std::time::Duration;
 use axum::Router;
 use axum::body::Body;
 use axum::extract::ConnectInfo;
+use axum::http::{HeaderValue, header};
 use axum::response::Response;
 use hyper::Request;
 use hyper::body::Incoming;
@@ -20,11 +21,12 @@ use hyper_util::service::TowerToHyperService;
 use rustix::net::sockopt;
 use tokio::io::{AsyncRead, AsyncWrite};
 use tokio::net::{TcpListener, TcpStream};
-use tokio::sync::{OwnedSemaphorePermit, Semaphore};
+use tokio::sync::OnceCell;
 use tokio::time::timeout;
 use tokio_util::sync::CancellationToken;
 use tokio_util::task::TaskTracker;
 
+use super::admission::{Admission, Ticket};
 use super::tls::ServerTls;
 
 /// The largest request head (line and headers), in bytes.
@@ -37,7 +39,8 @@ const ACCEPT_PAUSE: Duration = Duration::from_millis(100);
 /// The limits of one server's clients.
 #[derive(Debug, Clone, Copy)]
 pub struct Limits {
-    /// The number of concurrent connections. Further ones wait in the kernel's backlog.
+    /// The number of concurrent connections whose requests are answered. Further ones wait; `/healthz` and `/readyz` are
+    /// answered beyond it. Of the connections without a request, the oldest of an address give way to its new ones.
     pub connections: usize,
     /// The limit for receiving a request head. Idle connections are closed after it too.
     pub head_timeout: Duration,
@@ -49,7 +52,7 @@ impl Default for Limits {
     fn default() -> Self {
         Self {
             connections: 256,
-            head_timeout: Duration::from_secs(30),
+            head_timeout: Duration::from_secs(10),
             stall_timeout: Duration::from_secs(30),
         }
     }
@@ -70,26 +73,26 @@ pub async fn serve_with_tls(
     limits: Limits,
     stop: CancellationToken,
 ) {
-    let permits = Arc::new(Semaphore::new(limits.connections));
+    let admission = Admission::new(limits.connections);
     let connections = TaskTracker::new();
     let accepting = async {
         loop {
-            // The permit comes first, so that a connection beyond the limit costs nothing.
-            let Ok(permit) = Arc::clone(&permits).acquire_owned().await else { return };
             match listener.accept().await {
                 Ok((stream, peer)) => {
                     if let Err(error) = set_tcp_options(&stream, limits.stall_timeout) {
                         tracing::debug!(%error, %peer, "TCP options were refused");
                     }
                     let (router, stop, tls) = (router.clone(), stop.clone(), tls.clone());
+                    let ticket = admission.enter(peer.ip());
                     connections.spawn(async move {
                         let Some(tls) = tls else {
-                            return serve_one(stream, peer, router, limits, stop, permit).await;
+                            return serve_one(stream, peer, router, limits, stop, ticket).await;
                         };
                         let handshake = timeout(limits.head_timeout, tls.accept(stream));
-                        match stop.run_until_cancelled(handshake).await {
+                        let handshake = ticket.evicted.run_until_cancelled(handshake);
+                        match stop.run_until_cancelled(handshake).await.flatten() {
                             Some(Ok(Ok(stream))) => {
-                                serve_one(stream, peer, router, limits, stop, permit).await;
+                                serve_one(stream, peer, router, limits, stop, ticket).await;
                             }
                             Some(Ok(Err(error))) => {
                                 tracing::debug!(%error, %peer, "the TLS handshake failed");
@@ -126,10 +129,28 @@ async fn serve_one(
     router: Router,
     limits: Limits,
     stop: CancellationToken,
-    _permit: OwnedSemaphorePermit,
+    ticket: Ticket,
 ) {
     let app = TowerToHyperService::new(router);
-    let service = service_fn(move |request| answer(&app, peer, request));
+    let evicted = ticket.evicted.clone();
+    let seat = Arc::new((ticket, OnceCell::new()));
+    let service = service_fn(move |request: Request<Incoming>| {
+        let (seat, is_probe) = (Arc::clone(&seat), is_probe(request.uri().path()));
+        let answer = answer(&app, peer, request);
+        async move {
+            if is_probe {
+                // A probe needs no seat, and leaves at once.
+                let mut response = answer.await?;
+                if seat.1.get().is_none() {
+                    let close = HeaderValue::from_static("close");
+                    response.headers_mut().insert(header::CONNECTION, close);
+                }
+                return Ok::<_, Infallible>(response);
+            }
+            seat.1.get_or_init(|| seat.0.activate()).await;
+            answer.await
+        }
+    });
     let connection = http1::Builder::new()
         .timer(TokioTimer::new())
         .header_read_timeout(limits.head_timeout)
@@ -138,6 +159,7 @@ async fn serve_one(
     let mut connection = pin!(connection);
     let ended = tokio::select! {
         ended = &mut connection => Some(ended),
+        () = evicted.cancelled() => return,
         () = stop.cancelled() => None,
     };
     let ended = match ended {
@@ -150,6 +172,11 @@ async fn serve_one(
     if let Err(error) = ended {
         tracing::debug!(%error, %peer, "an HTTP connection broke");
     }
+}
+
+/// Returns true for paths that are answered when all connections are taken.
+fn is_probe(path: &str) -> bool {
+    matches!(path, "/healthz" | "/readyz")
 }
 
 fn set_tcp_options(stream: &TcpStream, stall_timeout: Duration) -> io::Result<()> {

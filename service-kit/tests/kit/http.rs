@@ -192,6 +192,36 @@ async fn an_endless_request_head_is_rejected() {
 }
 
 #[tokio::test]
+async fn probes_are_answered_while_one_address_takes_every_connection() {
+    let limits = Limits { connections: 2, ..Limits::default() };
+    let router = Router::new().route("/", get(|| async { "in" }));
+    let router = router.merge(health_routes(|| Readiness::Ready));
+    let site = Site::start(router, limits).await;
+    let mut taken = Vec::new();
+    for sent in 0..300 {
+        let mut stream = site.connect().await;
+        let head = if sent < 2 { "GET / HTTP/1.1\r\nHost: localhost\r\n\r\n" } else { "GET / HT" };
+        stream.write_all(head.as_bytes()).await.unwrap();
+        taken.push(stream);
+    }
+    for path in ["/healthz", "/readyz"] {
+        let answer = tokio::time::timeout(Duration::from_secs(2), site.get(path)).await;
+        assert_eq!(answer.as_deref().map(status), Ok("200"), "{path}");
+    }
+    // After a second the oldest without a request gives way to a new one.
+    tokio::time::sleep(Duration::from_millis(1_100)).await;
+    let _new = site.connect().await;
+    let oldest = taken.iter_mut().skip(2 + 300 - 256 - 2).take(60);
+    let mut closed = 0;
+    for stream in oldest {
+        let mut byte = [0];
+        let read = tokio::time::timeout(Duration::from_millis(20), stream.read(&mut byte)).await;
+        closed += usize::from(matches!(read, Ok(Ok(0) | Err(_))));
+    }
+    assert!(closed > 0, "nobody gave way");
+}
+
+#[tokio::test]
 async fn connections_beyond_the_limit_wait() {
     let limits = Limits { connections: 1, ..Limits::default() };
     let site = Site::start(Router::new().route("/", get(|| async { "in" })), limits).await;

@@ -1,0 +1,99 @@
+//! Admission of connections: who sends nothing gives way to who does, and probes are answered when all else is taken.
+
+use std::collections::VecDeque;
+use std::net::IpAddr;
+use std::sync::{Arc, Mutex, MutexGuard, PoisonError};
+use std::time::{Duration, Instant};
+
+use tokio::sync::{OwnedSemaphorePermit, Semaphore};
+use tokio_util::sync::CancellationToken;
+
+/// The most connections of one address that have not sent a request yet.
+const WAITING_PER_ADDRESS: usize = 16;
+/// The time in which a connection of a full address need not give way, so that a burst of quick clients is served.
+const PATIENCE: Duration = Duration::from_secs(1);
+
+/// The connections of one server.
+#[derive(Debug)]
+pub(super) struct Admission {
+    /// Connections that have sent a request.
+    active: Arc<Semaphore>,
+    /// Connections that have not, the oldest first.
+    waiting: Mutex<Waiting>,
+    most_waiting: usize,
+}
+
+#[derive(Debug, Default)]
+struct Waiting {
+    next_id: u64,
+    tickets: VecDeque<(u64, IpAddr, CancellationToken, Instant)>,
+}
+
+/// A connection that has not sent a request yet.
+#[derive(Debug)]
+pub(super) struct Ticket {
+    admission: Arc<Admission>,
+    id: u64,
+    /// Cancelled when the connection has to give way.
+    pub(super) evicted: CancellationToken,
+}
+
+impl Admission {
+    /// Admits `connections` with requests, and four times as many without.
+    pub(super) fn new(connections: usize) -> Arc<Self> {
+        let active = Arc::new(Semaphore::new(connections));
+        Arc::new(Self {
+            active,
+            waiting: Mutex::default(),
+            most_waiting: connections.saturating_mul(4).max(256),
+        })
+    }
+
+    /// Admits a new connection. The oldest one that has sent nothing gives way beyond a limit: of the same address, or of
+    /// all.
+    pub(super) fn enter(self: &Arc<Self>, peer: IpAddr) -> Ticket {
+        let (peer, evicted) = (peer.to_canonical(), CancellationToken::new());
+        let mut waiting = self.lock();
+        let is_late = |(_, _, token, since): &(u64, IpAddr, CancellationToken, Instant)| {
+            !token.is_cancelled() && since.elapsed() >= PATIENCE
+        };
+        let of_peer = waiting.tickets.iter().filter(|ticket| ticket.1 == peer).count();
+        let gives_way = if waiting.tickets.len() >= self.most_waiting {
+            Some(0)
+        } else if of_peer >= WAITING_PER_ADDRESS {
+            waiting.tickets.iter().position(|ticket| ticket.1 == peer && is_late(ticket))
+        } else {
+            None
+        };
+        if let Some((_, _, token, _)) = gives_way.and_then(|index| waiting.tickets.remove(index)) {
+            token.cancel();
+        }
+        let id = waiting.next_id;
+        waiting.next_id += 1;
+        waiting.tickets.push_back((id, peer, evicted.clone(), Instant::now()));
+        Ticket { admission: Arc::clone(self), id, evicted }
+    }
+
+    fn lock(&self) -> MutexGuard<'_, Waiting> {
+        self.waiting.lock().unwrap_or_else(PoisonError::into_inner)
+    }
+}
+
+impl Ticket {
+    /// Takes one of the connections with requests, and waits until one is free.
+    pub(super) async fn activate(&self) -> Option<OwnedSemaphorePermit> {
+        let permit = Arc::clone(&self.admission.active).acquire_owned().await.ok();
+        self.leave();
+        permit
+    }
+
+    fn leave(&self) {
+        self.admission.lock().tickets.retain(|(id, ..)| *id != self.id);
+    }
+}
+
+impl Drop for Ticket {
+    fn drop(&mut self) {
+        self.leave();
+    }
+}
