@@ -134,9 +134,8 @@ impl Stage {
             ("/metrics", "\nlockscope_dashboard_redis_up{")
         };
         eventually(command, async || {
-            if let Some(status) = process.ended()? {
-                panic!("{command}: {status}: {}", process.log());
-            }
+            let ended = process.ended()?;
+            assert!(ended.is_none(), "{command}: {ended:?}: {}", process.log());
             let answer = http::get(port, page).await?;
             ensure!(answer.status == 200 && answer.body.contains(sign), "{}", answer.body);
             let down = answer.body.lines().find(|line| {
