@@ -50,3 +50,24 @@ pub enum Input {
     /// Compares a page of the holder registry with the actual holds and waits.
     DiffPublished(PublishedPage, oneshot::Sender<PublishDiff>),
 }
+
+impl Input {
+    /// Returns the session that sent it, if one did.
+    #[must_use]
+    pub fn session(&self) -> Option<SessionId> {
+        match self {
+            Self::Opened { session, .. }
+            | Self::ClientName(session, _)
+            | Self::Command(session, _)
+            | Self::Resp3(session, _)
+            | Self::Quit(session)
+            | Self::Closed(session) => Some(*session),
+            Self::PolicyReloaded(_)
+            | Self::ListLocks(..)
+            | Self::ListSessions(..)
+            | Self::ListBusy(_)
+            | Self::Stopped(_)
+            | Self::DiffPublished(..) => None,
+        }
+    }
+}

@@ -1,7 +1,7 @@
 //! Runs the core: the one task that owns it, feeds it events and applies its effects.
 //!
 //! Urgent work comes first: deadlines (renewals among them), then replies to renewals, then all other replies,
-//! then messages, then a bounded number of the workers' commands.
+//! then messages, then the workers' commands for a bounded time. Commands that exceed it wait in [`Turns`].
 
 mod confirmed_calls;
 mod heartbeat;
@@ -10,6 +10,7 @@ mod outcome;
 mod redis_cluster;
 mod redis_node;
 mod servers;
+mod turns;
 
 use std::collections::HashMap;
 use std::sync::Arc;
@@ -36,11 +37,16 @@ use outcome::{Outcome, Reply};
 use redis_node::FromRedis;
 pub use servers::{Backend, ServersStart};
 use servers::{News, Servers};
+use turns::Turns;
 
 /// The most inputs of workers that wait for the core.
 const INBOX: usize = 4096;
 /// The most of them that are handled before urgent work has its turn again.
 const BATCH: usize = 256;
+/// The longest time for which they are handled before urgent work has its turn again, apart from the last command.
+const TURN: Duration = Duration::from_millis(1);
+/// The most inputs that wait in fair order; further ones wait in the inbox.
+const BACKLOG: usize = 16_384;
 /// The longest time without an event for the core while there are holds, so that it notices having slept.
 const TICK: Duration = Duration::from_millis(100);
 /// The time limit for writing the journal's last records.
@@ -138,6 +144,7 @@ pub fn start(start: Start, metrics: Arc<Metrics>, shutdown: &Shutdown) -> Handle
         metrics,
         gauges: Gauges::default(),
         outboxes: HashMap::new(),
+        turns: Turns::default(),
         status: status_sender,
         drain_timeout,
         last_read: now(),
@@ -174,6 +181,7 @@ struct Runtime {
     /// The sizes that metrics show now.
     gauges: Gauges,
     outboxes: HashMap<SessionId, mpsc::Sender<Outgoing>>,
+    turns: Turns,
     status: watch::Sender<Status>,
     drain_timeout: Duration,
     /// The instant at which the clock was last read.
@@ -253,15 +261,15 @@ impl Runtime {
                 Some(outcome) = replies.next(), if !replies.is_empty() => self.on_outcome(outcome),
                 Some((node, event)) = self.news.next() => self.on_redis(node, event),
                 written = written(&mut self.journal) => self.on_written(&written),
-                count = inbox.recv_many(&mut batch, BATCH) => {
-                    if count == 0 {
+                count = inbox.recv_many(&mut batch, BATCH), if self.turns.len() < BACKLOG => {
+                    if count == 0 && self.turns.len() == 0 {
                         // Every connection and the listener have gone: nobody can ask for anything any more.
                         return;
                     }
-                    for message in batch.drain(..) {
-                        self.on_session(message);
-                    }
+                    self.on_sessions(&mut batch);
                 }
+                // Yielding gives connections their time and this task a new budget, so that replies are seen first.
+                () = tokio::task::yield_now(), if self.turns.len() > 0 => self.on_sessions(&mut batch),
                 _ = &mut drained, if drain_ends.is_none() => {
                     tracing::info!(holds = self.core.holds(), "draining: no more locks are given out");
                     self.core.drain();
@@ -380,10 +388,36 @@ impl Runtime {
         (waiter.client == self.client).then_some(waiter.thread)
     }
 
+    /// Handles inputs for one turn: in order of arrival without a backlog, else in fair order.
+    fn on_sessions(&mut self, arrived: &mut Vec<Input>) {
+        let started = now();
+        let is_over = || now().since(started) >= TURN;
+        let mut arrived = arrived.drain(..);
+        if self.turns.len() == 0 {
+            for input in arrived.by_ref() {
+                self.on_session(input);
+                if is_over() {
+                    break;
+                }
+            }
+            arrived.for_each(|input| self.turns.push(input));
+            return;
+        }
+        arrived.for_each(|input| self.turns.push(input));
+        for _ in 0..BATCH {
+            let Some(input) = self.turns.pop() else { return };
+            self.on_session(input);
+            if is_over() {
+                return;
+            }
+        }
+    }
+
     fn on_session(&mut self, message: Input) {
         match message {
             Input::Opened { session, peer, secret, outbox } => {
                 self.outboxes.insert(session, outbox);
+                self.turns.opened(session, peer.uid);
                 let time = self.read_clock();
                 self.core.on_open(time, session, peer, secret);
             }
@@ -397,6 +431,7 @@ impl Runtime {
             Input::Quit(session) => self.core.on_quit(session),
             Input::Closed(session) => {
                 self.outboxes.remove(&session);
+                self.turns.closed(session);
                 let time = self.read_clock();
                 self.core.on_close(time, session);
             }
