@@ -46,9 +46,9 @@ test: toolchain deps ## Every test, with real servers, clients and a browser
 	$(call rust_client,test)
 	RUST_TEST_THREADS=$${RUST_TEST_THREADS:-$$((2 * $$(nproc)))} $(CARGO_TEST)
 
-soak: toolchain ## A quarter of an hour of healthy load, after which no alert may have fired
+soak: toolchain ## A quarter of an hour of healthy load, after which no alert may have fired; prints its figures
 	@tests/install-missing cc redis-server promtool
-	LOCKSCOPE_SOAK=1 $(CARGO_TEST) --test e2e -- --exact grafana::healthy_load::a_healthy_quarter_of_an_hour_raises_no_alert
+	LOCKSCOPE_SOAK=1 $(CARGO_TEST) --test e2e -- --exact --nocapture grafana::healthy_load::a_healthy_quarter_of_an_hour_raises_no_alert
 
 chaos: toolchain ## Random faults and a judge of what workers were told; ARGS='--seconds 600 --seed 7'
 	@tests/install-missing cc redis-server
@@ -64,10 +64,11 @@ package-test: package ## Installs the packages in a fresh Debian, uses and purge
 	@tests/install-missing debootstrap redis-server curl systemd-nspawn
 	packaging/test "$${CARGO_TARGET_DIR:-target}/debian" $(WORKERS)
 
-container-test: toolchain ## Makes the container images of programs built here, and runs them; needs root and podman
-	@tests/install-missing cc redis-server curl podman runc
+container-test: toolchain $(CLIENTS)/.venv/installed ## Runs container images of programs built here, and the services of the compose file; needs root and podman
+	@tests/install-missing cc redis-server curl podman runc prometheus ip
 	$(CARGO) build --locked --workspace --bins
 	packaging/containers "$${CARGO_TARGET_DIR:-target}/debug"
+	packaging/compose/rehearse "$${CARGO_TARGET_DIR:-target}/debug" $(CLIENTS)/.venv/bin/python
 
 bench: toolchain $(PEERS)/.venv/installed $(PEERS)/node_modules/installed $(BED)/target/$(lastword $(REDISSON))/classpath ## The agent compared with other libraries; ARGS='--rounds 3 one-lock', BASE=commit: with that commit
 	@tests/install-missing cc redis-server

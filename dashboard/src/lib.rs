@@ -26,14 +26,16 @@ pub mod views;
 use std::time::Duration;
 
 use anyhow::Context as _;
-use prometheus::Registry;
+use prometheus::{IntCounter, Registry};
 use service_kit::http::{
     AllowedHosts, HttpMetrics, Limits, ListenError, ServerTls, serve, serve_with_tls,
 };
 use service_kit::shutdown::Shutdown;
 use tokio::net::TcpListener;
+use tokio::signal::unix::{SignalKind, signal};
 
-use crate::clock::now;
+use crate::clock::{SteadyMillis, now};
+use access::Access;
 use config::{Config, History};
 use exporter::ModelMetrics;
 use http::{About, App, MAX_STREAMS};
@@ -88,6 +90,10 @@ pub async fn run(config: Config, listeners: Listeners, shutdown: &Shutdown) -> a
     let registry = Registry::new();
     let history = open_history(&config).await?;
     let app = start(&config, history, &registry, shutdown)?;
+    let help = "Requests and logins with an unknown token.";
+    let rejected = IntCounter::with_opts(metrics::opts("rejected_tokens_total", help))?;
+    registry.register(Box::new(rejected.clone()))?;
+    config.access.attempts.count_in(rejected);
     let stop = shutdown.token();
     let (viewers, handle) = (app.viewers.clone(), app.model.clone());
     let ended = stop.clone();
@@ -106,6 +112,7 @@ pub async fn run(config: Config, listeners: Listeners, shutdown: &Shutdown) -> a
     if let Some(tls) = tls.clone() {
         shutdown.spawn("certificate", tls.follow_files(stop.clone()));
     }
+    follow_tokens(&config.access, shutdown)?;
     shutdown
         .spawn("web server", serve_with_tls(listeners.pages, tls, router, limits, stop.clone()));
     stop.cancelled().await;
@@ -113,9 +120,36 @@ pub async fn run(config: Config, listeners: Listeners, shutdown: &Shutdown) -> a
     Ok(())
 }
 
+/// Reads the token file again when it changes or at SIGHUP, which ends nothing without a token file either.
+fn follow_tokens(access: &Access, shutdown: &Shutdown) -> anyhow::Result<()> {
+    let mut hangups = signal(SignalKind::hangup()).context("cannot listen for SIGHUP")?;
+    let (stop, attempts) = (shutdown.token(), access.attempts.clone());
+    match access.tokens.clone() {
+        Some(tokens) => drop(shutdown.spawn("token file", tokens.follow(hangups, stop))),
+        None => drop(shutdown.spawn("hangups", async move {
+            let ignore = async { while hangups.recv().await.is_some() {} };
+            stop.run_until_cancelled(ignore).await;
+        })),
+    }
+    let stop = shutdown.token();
+    shutdown.spawn("login attempts", async move {
+        let log = async {
+            let mut minutes = tokio::time::interval(Duration::from_secs(60));
+            loop {
+                minutes.tick().await;
+                if let Some(attempts) = attempts.take_unlogged(SteadyMillis::now().0 / 1_000) {
+                    tracing::warn!(attempts, "login rejected: unknown token");
+                }
+            }
+        };
+        stop.run_until_cancelled(log).await;
+    });
+    Ok(())
+}
+
 /// Opens the history. Only a folder that was chosen must be usable.
 async fn open_history(config: &Config) -> anyhow::Result<Option<archive::Archive>> {
-    let now = clock::SteadyMillis::now();
+    let now = SteadyMillis::now();
     let folder = match &config.history {
         History::Off => return Ok(None),
         History::In(folder) => return archive::open(folder, now).await.map(Some),

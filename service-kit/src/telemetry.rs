@@ -1,4 +1,4 @@
-//! Logs on stderr, one line per event, as text on a terminal and JSON elsewhere; and traces, where configured.
+//! Logs on stderr, one line per event, as text or JSON; and traces, where configured.
 
 use std::io::{self, IsTerminal};
 use std::time::Duration;
@@ -14,6 +14,36 @@ use crate::trace::{self, Exporting, Program};
 
 /// The limit for sending the last spans at the program's end.
 const LAST_SPANS: Duration = Duration::from_secs(2);
+
+/// The form of the log's lines.
+#[derive(Debug, Clone, Copy, PartialEq, Eq, clap::ValueEnum)]
+pub enum LogFormat {
+    /// Text if stderr is a terminal, otherwise JSON.
+    Auto,
+    /// Text for people.
+    Text,
+    /// One JSON object per line.
+    Json,
+}
+
+impl LogFormat {
+    fn is_text(self) -> bool {
+        match self {
+            Self::Auto => io::stderr().is_terminal(),
+            Self::Text => true,
+            Self::Json => false,
+        }
+    }
+}
+
+/// The settings of the log.
+#[derive(Debug, Clone)]
+pub struct LogSettings {
+    /// A level or a list of `target=level`, such as `info` or `info,lockscope_agent=debug`.
+    pub filter: String,
+    /// The form of the lines.
+    pub format: LogFormat,
+}
 
 /// A failure to set up logging.
 #[derive(Debug, thiserror::Error)]
@@ -42,22 +72,21 @@ impl Telemetry {
     }
 }
 
-/// Starts logging to stderr: text on a terminal, otherwise JSON. `filter` is a level or a list of
-/// `target=level`, such as `info` or `info,lockscope_agent=debug`. Also starts sending [traces](trace)
-/// under this name and version of the program, if the `OTEL_*` variables configure them. A mistake in
-/// the variables is logged and disables traces, which no program needs to work.
+/// Starts logging to stderr. Also starts sending [traces](trace) under this name and version of the
+/// program, if the `OTEL_*` variables configure them. A mistake in the variables is logged and disables
+/// traces, which no program needs to work.
 ///
 /// # Errors
 ///
 /// An invalid filter, or a second call.
 pub fn init(
-    filter: &str,
+    log: &LogSettings,
     name: &'static str,
     version: &'static str,
 ) -> Result<Telemetry, InitError> {
-    let filter = parse_filter(filter).map_err(InitError::Filter)?;
-    let lines = if io::stderr().is_terminal() {
-        fmt::layer().with_writer(io::stderr).boxed()
+    let filter = parse_filter(&log.filter).map_err(InitError::Filter)?;
+    let lines = if log.format.is_text() {
+        fmt::layer().with_ansi(io::stderr().is_terminal()).with_writer(io::stderr).boxed()
     } else {
         fmt::layer().json().flatten_event(true).with_writer(io::stderr).boxed()
     };
@@ -105,7 +134,7 @@ pub fn check_filter(filter: &str) -> Result<String, String> {
 
 fn parse_filter(filter: &str) -> Result<EnvFilter, String> {
     EnvFilter::builder().parse(filter).map_err(|error| {
-        format!("`{filter}` is no log filter ({error}); expected a level such as `info`, or `info,target=debug`")
+        format!("`{filter}` is not a log filter ({error}); expected a level such as `info`, or `info,target=debug`")
     })
 }
 

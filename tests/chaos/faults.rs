@@ -1,5 +1,6 @@
 //! The faults, each of which ends before the next one begins.
 
+use std::path::Path;
 use std::time::Duration;
 
 use anyhow::{Context as _, Result};
@@ -12,10 +13,11 @@ use crate::servers::Kind;
 use crate::stage::{LEASE, Stage};
 
 /// The faults of every run.
-const ALWAYS: [&str; 8] = [
+const ALWAYS: [&str; 9] = [
     "worker killed",
     "worker stopped",
     "agent killed",
+    "agent killed, journal damaged",
     "agent stopped",
     "agent stopped beyond its lease",
     "connections cut",
@@ -94,6 +96,13 @@ async fn apply(stage: &mut Stage, fault: &str) -> Result<()> {
             }
         }
         "agent killed" => stage.hosts[of_host].agent.restart().await?,
+        "agent killed, journal damaged" => {
+            let part = stage.random.below(100);
+            let agent = &mut stage.hosts[of_host].agent;
+            agent.process().kill()?;
+            damage(&agent.folder().join("state/journal"), part)?;
+            agent.restart().await?;
+        }
         "agent stopped" | "agent stopped beyond its lease" => {
             let beyond = if fault == "agent stopped" { Duration::ZERO } else { LEASE };
             let agent = stage.hosts[of_host].agent.process();
@@ -120,6 +129,18 @@ async fn apply(stage: &mut Stage, fault: &str) -> Result<()> {
             stage.servers.each("CLIENT KILL TYPE normal").await?;
         }
         _ => network(stage, of_host, fault, short).await,
+    }
+    Ok(())
+}
+
+/// Overwrites one byte of a journal, after that part of it in percent.
+fn damage(journal: &Path, part: u64) -> Result<()> {
+    // Before the first session with grace there is none.
+    let mut bytes = std::fs::read(journal).unwrap_or_default();
+    let at = bytes.len() * usize::try_from(part)? / 100;
+    if let Some(byte) = bytes.get_mut(at) {
+        *byte ^= 0xff;
+        std::fs::write(journal, bytes)?;
     }
     Ok(())
 }

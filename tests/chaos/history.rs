@@ -44,6 +44,10 @@ pub(crate) enum What {
     },
     /// The session has ended, and its holds with it.
     Disconnected,
+    /// The session goes on with so many holds.
+    Resumed {
+        holds: usize,
+    },
     /// Recorded before the worker is killed.
     Killed {
         victim: u32,

@@ -64,6 +64,8 @@ pub(crate) struct Verdict {
     pub(crate) findings: Vec<Finding>,
     /// Overlaps with a hold that was lost together with Redis's data.
     pub(crate) after_data_loss: Vec<Finding>,
+    /// The holds that resumed sessions took over.
+    pub(crate) resumed: usize,
     /// How often each rule was applied; one that was never applied shows nothing.
     pub(crate) applied: BTreeMap<&'static str, usize>,
     pub(crate) faults: BTreeMap<String, Row>,
@@ -103,6 +105,7 @@ pub(crate) fn judge(events: &[Event]) -> Verdict {
         let (applied, found) = fair_order(holds, events);
         verdict.rule("fair order", applied, found);
     }
+    verdict.resumed = events.iter().map(resumed).sum();
     let mut used = HashMap::new();
     let mut found = Vec::new();
     for hold in &holds {
@@ -116,6 +119,10 @@ pub(crate) fn judge(events: &[Event]) -> Verdict {
     after_heal(events, &holds, &mut verdict);
     verdict.faults = table(events, &holds, &late, &verdict.findings);
     verdict
+}
+
+fn resumed(event: &Event) -> usize {
+    if let What::Resumed { holds } = event.what { holds } else { 0 }
 }
 
 fn finding(rule: &'static str, at: u64, first: &Hold, second: &Hold) -> Finding {
@@ -170,7 +177,10 @@ fn holds(events: &[Event]) -> (Vec<Hold>, Vec<(u64, u64)>) {
             What::Killed { victim } | What::Ended { victim, .. } => {
                 end_all(&mut open, &mut holds, *victim, *at);
             }
-            What::Fault { .. } | What::Healed { .. } | What::LeftOver { .. } => {}
+            What::Resumed { .. }
+            | What::Fault { .. }
+            | What::Healed { .. }
+            | What::LeftOver { .. } => {}
         }
     }
     (holds, late)

@@ -26,7 +26,10 @@ pub(crate) fn print(verdict: &Verdict, json: bool) -> Result<()> {
         );
     }
     let (found, lost) = (verdict.findings.len(), verdict.after_data_loss.len());
-    println!("\n{} grants, {found} findings, {lost} overlaps after data loss", verdict.grants);
+    let (grants, resumed) = (verdict.grants, verdict.resumed);
+    println!(
+        "\n{grants} grants, {resumed} holds resumed, {found} findings, {lost} overlaps after data loss"
+    );
     println!("\n| rule | times applied |\n| --- | --- |");
     for (rule, times) in &verdict.applied {
         let said = if *times == 0 { "never".to_owned() } else { times.to_string() };

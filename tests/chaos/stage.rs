@@ -16,6 +16,8 @@ use crate::servers::Servers;
 
 /// The agents' lease: long enough for a busy machine.
 pub(crate) const LEASE: Duration = Duration::from_secs(6);
+/// Longer than the places of waiters in a fair queue outlive their agent: living waiters remove those.
+const PLACES: Duration = Duration::from_secs(20);
 /// The time in which every lock must be granted, and everything released, once all faults are over.
 const HEALED: Duration = Duration::from_secs(120);
 
@@ -112,6 +114,9 @@ impl Stage {
         if let Some(lease) = lease {
             command.args(["--lease-ms", &lease.to_string()]);
         }
+        if i.is_multiple_of(3) {
+            command.arg("--grace");
+        }
         if self.ignore_loss {
             command.arg("--ignore-loss");
         }
@@ -148,6 +153,7 @@ impl Stage {
         locks.sort();
         locks.dedup();
         self.recorder.record(What::Healed { locks })?;
+        sleep(PLACES).await;
         let end = Instant::now() + HEALED;
         loop {
             let verdict = judge::judge(&history::read(&self.history)?);

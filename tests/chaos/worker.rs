@@ -27,24 +27,39 @@ pub(crate) struct Arguments {
     /// A worker that ignores reported losses and its deadlines, to show that the judge finds it.
     #[arg(long)]
     ignore_loss: bool,
+    /// Asks for grace, and resumes its session when the connection has ended.
+    #[arg(long)]
+    grace: bool,
     #[arg(long)]
     seed: u64,
 }
+
+/// The grace, and the time in which a worker tries to resume its session.
+const GRACE: Duration = Duration::from_secs(20);
 
 #[derive(Debug)]
 struct Worker<'a> {
     arguments: &'a Arguments,
     recorder: Recorder,
     random: Random,
+    /// The id and secret of a session with grace.
+    session: Option<(String, String)>,
+    /// The instant until which it is worth trying to resume the session.
+    resumable: Instant,
 }
 
 pub(crate) async fn run(arguments: &Arguments) -> Result<()> {
     let recorder = Recorder::open(&arguments.history, std::process::id())?;
-    let mut worker = Worker { arguments, recorder, random: Random::new(arguments.seed) };
+    let random = Random::new(arguments.seed);
+    let mut worker =
+        Worker { arguments, recorder, random, session: None, resumable: Instant::now() };
     loop {
-        // A session ends with its agent or its connection; the next one starts with no hold.
-        let ended = worker.session().await;
-        worker.recorder.record(What::Disconnected)?;
+        // Without grace a session ends with its agent or its connection; the next one starts with no hold.
+        let ended = worker.run().await;
+        if worker.session.is_none() || Instant::now() > worker.resumable {
+            worker.session = None;
+            worker.recorder.record(What::Disconnected)?;
+        }
         if let Err(error) = ended {
             tracing::debug!(%error, "session ended");
         }
@@ -53,17 +68,64 @@ pub(crate) async fn run(arguments: &Arguments) -> Result<()> {
 }
 
 impl Worker<'_> {
-    async fn session(&mut self) -> Result<()> {
+    async fn run(&mut self) -> Result<()> {
         let mut client = Client::unix(&self.arguments.socket).await?;
         client.call("HELLO 3").await?.ok()?;
-        client.call("SESSION PUSH on DEADLINES on").await?.ok()?;
+        self.session(&mut client).await
+    }
+
+    async fn session(&mut self, client: &mut Client) -> Result<()> {
+        let resumed = self.resume(client).await?;
+        let grace = if self.arguments.grace { GRACE.as_millis() } else { 0 };
+        let reply = client.call(&format!("SESSION GRACE {grace} PUSH on DEADLINES on")).await?;
+        if self.arguments.grace {
+            self.remember(&reply.ok()?)?;
+        }
+        if resumed {
+            self.hold(client).await?;
+            self.release(client).await?;
+        }
         loop {
-            if self.acquire(&mut client).await? {
-                self.hold(&mut client).await?;
-                self.release(&mut client).await?;
+            if self.acquire(client).await? {
+                self.hold(client).await?;
+                self.release(client).await?;
             }
+            self.resumable = Instant::now() + GRACE;
             sleep(Duration::from_millis(self.random.below(100))).await;
         }
+    }
+
+    fn remember(&mut self, session: &Reply) -> Result<()> {
+        self.session = Some((session.field("id")?.text(), session.field("secret")?.text()));
+        self.resumable = Instant::now() + GRACE;
+        Ok(())
+    }
+
+    /// Takes over what is left of the last session, and returns whether it has a hold.
+    async fn resume(&mut self, client: &mut Client) -> Result<bool> {
+        let Some((id, secret)) = &self.session else { return Ok(false) };
+        let reply = client.call(&format!("RESUME {id} {secret}")).await?;
+        if reply.is_error("GONE") {
+            self.session = None;
+        }
+        let reply = reply.ok()?;
+        self.remember(&reply)?;
+        let holds = reply.field("holds")?.items()?;
+        for lock in &self.arguments.lock {
+            let held =
+                holds.iter().find(|hold| hold.field("lock").is_ok_and(|held| held.text() == *lock));
+            let lock = lock.clone();
+            self.recorder.record(match held {
+                Some(hold) => What::Valid {
+                    lock,
+                    until: u64::try_from(hold.field("valid_until_ns")?.int()?)?,
+                },
+                // What is missing is no longer relied on.
+                None => What::Releasing { lock },
+            })?;
+        }
+        self.recorder.record(What::Resumed { holds: holds.len() })?;
+        Ok(!holds.is_empty())
     }
 
     async fn acquire(&mut self, client: &mut Client) -> Result<bool> {

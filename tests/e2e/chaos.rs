@@ -30,7 +30,7 @@ async fn chaos(arguments: &[&str]) -> Result<(bool, String)> {
 
 #[tokio::test]
 async fn no_rule_is_broken_in_a_minute_of_random_faults() -> Result<()> {
-    let (passed, log) = chaos(&["--seconds", "50", "--seed", "7"]).await?;
+    let (passed, log) = chaos(&["--seconds", "40", "--seed", "7"]).await?;
     ensure!(passed, "{log}");
     for fault in ["agent killed", "Redis killed", "host cut off"] {
         ensure!(log.contains(fault), "{fault} was not applied:\n{log}");

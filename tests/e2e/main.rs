@@ -9,6 +9,7 @@ mod demo;
 mod documents;
 mod faults;
 mod figures;
+mod first_steps;
 mod grafana;
 mod libraries;
 mod lockctl;

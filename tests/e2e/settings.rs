@@ -147,6 +147,23 @@ fn checked_settings_are_printed_and_parse_back() -> Result<()> {
 }
 
 #[test]
+fn logs_have_the_chosen_format() -> Result<()> {
+    let url = ["--redis-url", "redis://127.0.0.1:1", "--http", "127.0.0.1:0"];
+    for (format, is_json) in [(None, true), (Some("json"), true), (Some("text"), false)] {
+        let state = tempfile::tempdir()?;
+        let state = state.path().display().to_string();
+        let mut args = [&url[..], &["--socket", "/dev/null/none", "--state-dir", &state]].concat();
+        args.extend(format.into_iter().flat_map(|format| ["--log-format", format]));
+        // It cannot create this socket, so it logs the error and ends.
+        let log = String::from_utf8(run("lockscope-agent", &args)?.stderr)?;
+        let json = |line: &str| serde_json::from_str::<serde_json::Value>(line).is_ok();
+        ensure!(log.contains("/dev/null/none") && !log.contains('\u{1b}'), "{format:?}: {log}");
+        ensure!(log.lines().all(|line| json(line) == is_json), "{format:?}: {log}");
+    }
+    Ok(())
+}
+
+#[test]
 fn mistakes_name_the_file_the_key_and_what_is_expected() -> Result<()> {
     let folder = tempfile::tempdir()?;
     let file = folder.path().join("settings.toml");

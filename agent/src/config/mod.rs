@@ -15,7 +15,7 @@ use redisson::script::Publish;
 use redisson::{Grouping, Lease};
 use service_kit::redis::{Deployment, Target};
 use service_kit::settings::{self, HumanDuration, Program, Raw, Secret, Stop};
-use service_kit::telemetry;
+use service_kit::telemetry::{self, LogFormat, LogSettings};
 
 use crate::core;
 use crate::policy::Policy;
@@ -69,7 +69,7 @@ struct Flags {
     /// fewer, LOCK fails with -UNAVAILABLE and holds end with their last confirmed lease
     #[arg(long, value_name = "REPLICAS", default_value_t = 0, value_parser = clap::value_parser!(u32).range(..=100))]
     min_replicas: u32,
-    /// Certificate authorities (PEM) of the servers, instead of the system's
+    /// Certificate authorities (PEM) of the servers; by default the system's
     #[arg(long, value_name = "FILE")]
     redis_ca_file: Option<PathBuf>,
     /// Unix socket for workers; by default /run/lockscope/agent.sock, otherwise in the user's runtime folder. A socket
@@ -119,10 +119,10 @@ struct Flags {
     /// grace
     #[arg(long, value_name = "DURATION", default_value = "10m")]
     max_grace: HumanDuration,
-    /// Consecutive hand-overs of a lock within this host while other hosts wait for it
+    /// Maximum number of consecutive hand-overs of a lock within this host while other hosts wait for it
     #[arg(long, value_name = "TIMES", default_value_t = 32)]
     handover_max: u32,
-    /// Milliseconds of consecutive hand-overs of a lock within this host while other hosts wait for it
+    /// Maximum time of consecutive hand-overs of a lock within this host, in milliseconds, while other hosts wait for it
     #[arg(long, value_name = "MS", default_value_t = 100, value_parser = clap::value_parser!(u32).range(..=60_000))]
     handover_max_ms: u32,
     /// Metrics label for locks whose names match; by default digits and ids are replaced by `*`
@@ -150,9 +150,12 @@ struct Flags {
     /// Maximum time between two attempts of a waiter, even without a release message
     #[arg(long, value_name = "DURATION", default_value = "5s", value_parser = poll)]
     poll_max: HumanDuration,
-    /// Log filter: a level, or levels by module
+    /// Log filter: error, warn, info, debug or trace, or such levels by module
     #[arg(long, value_name = "FILTER", default_value = "info", value_parser = telemetry::check_filter)]
     log: String,
+    /// Log format: `text`, `json`, or `auto` for text on a terminal and JSON elsewhere
+    #[arg(long, value_name = "FORMAT", value_enum, default_value_t = LogFormat::Auto, hide_possible_values = true)]
+    log_format: LogFormat,
 }
 
 /// The validated settings.
@@ -183,8 +186,7 @@ pub struct Config {
     pub groups: Vec<Pattern>,
     pub max_groups: usize,
     pub max_sessions: usize,
-    /// The log filter.
-    pub log: String,
+    pub log: LogSettings,
 }
 
 impl Config {
@@ -294,7 +296,7 @@ fn build(raw: Raw<Flags>) -> Result<Config, Vec<String>> {
         groups,
         max_groups: usize::from(flags.max_groups),
         max_sessions: usize::try_from(flags.max_sessions).unwrap_or(usize::MAX),
-        log: flags.log,
+        log: LogSettings { filter: flags.log, format: flags.log_format },
     })
 }
 

@@ -137,7 +137,7 @@ pub(crate) struct ExecArgs {
     /// Time between ending the command and killing it; after a loss at most the rest of the lock's validity
     #[arg(long, value_name = "DURATION", default_value = "5s", value_parser = duration::parse)]
     pub(crate) kill_after: Duration,
-    /// Do not report the lock's holders while waiting
+    /// Print nothing about waiting, the lock's holders, or giving up; the exit status reports it
     #[arg(long, short)]
     pub(crate) quiet: bool,
     #[command(flatten)]

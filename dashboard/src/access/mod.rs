@@ -4,20 +4,28 @@
 //! token file and proxy everybody has all rights; such a dashboard listens on loopback only, unless the settings allow
 //! more.
 
+pub mod attempts;
 pub mod csrf;
+pub mod logins;
 pub mod proxy;
 pub mod rights;
+pub mod token_file;
 pub mod tokens;
 
 use std::net::IpAddr;
 use std::sync::Arc;
 
 use axum::http::{HeaderMap, header};
+use redisson::LockName;
+use tokio_util::sync::CancellationToken;
 
+use attempts::Attempts;
 use csrf::{CsrfKey, CsrfToken, LoginNonce};
+use logins::Logins;
 use proxy::Proxy;
 use rights::{Right, Rights};
-use tokens::Tokens;
+use token_file::TokenFile;
+use tokens::Token;
 
 /// The login cookie's name over TLS. Browsers refuse to set cookies with this prefix for other hosts or paths.
 const SECURE_COOKIE: &str = "__Host-lockscope";
@@ -27,12 +35,23 @@ const SECURE_NONCE: &str = "__Host-lockscope-login";
 const PLAIN_NONCE: &str = "lockscope-login";
 
 /// The sender of a request.
-#[derive(Debug, Clone, PartialEq, Eq)]
+#[derive(Debug, Clone)]
 pub struct Visitor {
     /// The name for logs and pages; none if no authentication is required.
     pub name: Option<Arc<str>>,
     pub rights: Rights,
     pub auth: AuthMethod,
+    /// The end of a stream that this visitor opens.
+    pub stay: Stay,
+}
+
+/// The time for which a visitor may stay. Unlimited by default.
+#[derive(Debug, Clone, Default)]
+pub struct Stay {
+    /// Cancelled at a logout, and when the visitor's token is removed.
+    pub ended: CancellationToken,
+    /// The end of the login, seconds since the epoch.
+    pub until_secs: Option<u64>,
 }
 
 /// The method by which a visitor was authenticated.
@@ -52,14 +71,18 @@ pub enum AuthMethod {
 pub enum Refusal {
     /// Authentication is required.
     Unknown,
+    /// Too many unknown tokens came from the address; this one was not compared.
+    Limited,
     /// The visitor has no access; a sentence.
     Denied(String),
 }
 
 #[derive(Debug, Clone, Default)]
 pub struct Access {
-    /// The tokens of the token file, if there is one.
-    pub tokens: Option<Tokens>,
+    /// The token file, if there is one.
+    pub tokens: Option<TokenFile>,
+    pub logins: Logins,
+    pub attempts: Attempts,
     /// Trusted proxies.
     pub proxy: Option<Proxy>,
     /// True if browsers may send cookies over TLS only.
@@ -93,21 +116,64 @@ impl Access {
             ));
         }
         if !self.is_needed() {
-            return Ok(Visitor { name: None, rights: Rights::ALL, auth: AuthMethod::NotRequired });
+            return Ok(Visitor {
+                name: None,
+                rights: Rights::all(),
+                auth: AuthMethod::NotRequired,
+                stay: Stay::default(),
+            });
         }
         if let Some(tokens) = &self.tokens {
             if let Some(sent) = bearer(headers) {
-                let token = tokens.find(sent).ok_or(Refusal::Unknown)?;
-                return Ok(token.visitor(AuthMethod::Bearer));
+                return self.token(tokens, sent, peer, now_secs).map(|token| token.visitor());
             }
             let cookie = cookie(headers, self.cookie_name());
-            if let Some(token) = cookie.and_then(|cookie| tokens.of_cookie(cookie, now_secs)) {
-                return Ok(token.visitor(AuthMethod::Cookie));
+            if let Some(login) = cookie.and_then(|cookie| self.logins.find(cookie, now_secs)) {
+                return Ok(login.visitor());
             }
         }
         match &self.proxy {
             Some(proxy) if proxy.trusts(peer) => proxy.visitor(headers),
             _ => Err(Refusal::Unknown),
+        }
+    }
+
+    /// Returns the token of a login form.
+    ///
+    /// # Errors
+    /// If it is unknown, or too many unknown ones came from the address.
+    pub fn token_of_form(
+        &self,
+        sent: &str,
+        peer: IpAddr,
+        now_secs: u64,
+    ) -> Result<Arc<Token>, Refusal> {
+        let tokens = self.tokens.as_ref().ok_or(Refusal::Unknown)?;
+        self.token(tokens, sent, peer, now_secs)
+    }
+
+    fn token(
+        &self,
+        tokens: &TokenFile,
+        sent: &str,
+        peer: IpAddr,
+        now_secs: u64,
+    ) -> Result<Arc<Token>, Refusal> {
+        let exhausted = self.attempts.are_exhausted(peer, now_secs);
+        let found = if exhausted { None } else { tokens.now().find(sent).cloned() };
+        found.ok_or_else(|| {
+            let unlogged = self.attempts.count(peer, now_secs);
+            if let Some(attempts) = unlogged {
+                tracing::warn!(from = %peer, attempts, "login rejected: unknown token");
+            }
+            if exhausted { Refusal::Limited } else { Refusal::Unknown }
+        })
+    }
+
+    /// Ends the login of a request.
+    pub fn log_out(&self, headers: &HeaderMap) {
+        if let Some(cookie) = cookie(headers, self.cookie_name()) {
+            self.logins.end(cookie);
         }
     }
 
@@ -117,10 +183,7 @@ impl Access {
     pub fn csrf_token(&self, visitor: &Visitor, headers: &HeaderMap) -> Option<CsrfToken> {
         match visitor.auth {
             AuthMethod::Bearer => None,
-            AuthMethod::Cookie => {
-                let cookie = cookie(headers, self.cookie_name())?;
-                self.tokens.as_ref().and_then(|tokens| tokens.csrf_token(cookie))
-            }
+            AuthMethod::Cookie => cookie(headers, self.cookie_name()).map(logins::csrf_token),
             AuthMethod::NotRequired | AuthMethod::Proxy => {
                 self.csrf_key.token(visitor.name.as_deref())
             }
@@ -171,6 +234,12 @@ impl Visitor {
     #[must_use]
     pub fn may(&self, right: Right) -> bool {
         self.rights.has(right)
+    }
+
+    /// Returns true if the visitor has a right for this lock.
+    #[must_use]
+    pub fn may_for(&self, right: Right, name: &LockName) -> bool {
+        self.rights.has_for(right, name)
     }
 }
 

@@ -6,7 +6,7 @@ use axum::http::{HeaderMap, HeaderName};
 use ipnet::IpNet;
 
 use super::rights::Rights;
-use super::{AuthMethod, Refusal, Visitor};
+use super::{AuthMethod, Refusal, Stay, Visitor};
 
 /// Trusted proxies and their headers.
 #[derive(Debug, Clone)]
@@ -65,11 +65,16 @@ impl Proxy {
             return Err(Refusal::Unknown);
         }
         let rights =
-            if self.rules.is_empty() { Some(Rights::ALL) } else { self.rights(user, headers) };
+            if self.rules.is_empty() { Some(Rights::all()) } else { self.rights(user, headers) };
         let Some(rights) = rights else {
             return Err(Refusal::Denied(format!("no [[access]] row is for {user}")));
         };
-        Ok(Visitor { name: Some(user.into()), rights, auth: AuthMethod::Proxy })
+        Ok(Visitor {
+            name: Some(user.into()),
+            rights,
+            auth: AuthMethod::Proxy,
+            stay: Stay::default(),
+        })
     }
 
     /// Returns the rights that all matching rules grant together.
@@ -88,6 +93,10 @@ impl Proxy {
             Principal::User(name) => name == user,
             Principal::Group(name) => groups.contains(&name.as_str()),
         };
-        self.rules.iter().filter(fits).map(|rule| rule.rights).reduce(Rights::union)
+        self.rules
+            .iter()
+            .filter(fits)
+            .map(|rule| rule.rights.clone())
+            .reduce(|all, more| all.union(&more))
     }
 }

@@ -1,5 +1,10 @@
 //! Rights of visitors.
 
+use std::sync::Arc;
+
+use redisson::LockName;
+use redisson::group::glob_matches;
+
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub enum Right {
     /// Read pages, API and metrics.
@@ -25,6 +30,11 @@ impl Right {
         }
     }
 
+    /// Returns true if the right can be granted for some lock names only.
+    fn has_subject(self) -> bool {
+        matches!(self, Self::Ack | Self::Release)
+    }
+
     fn bit(self) -> u8 {
         match self {
             Self::Look => 1,
@@ -35,36 +45,73 @@ impl Right {
     }
 }
 
-#[derive(Debug, Clone, Copy, PartialEq, Eq)]
-pub struct Rights(u8);
+/// Rights for all locks, and rights for locks whose names match a glob.
+#[derive(Debug, Clone, PartialEq, Eq)]
+pub struct Rights {
+    all: u8,
+    by_name: Arc<[(Right, String)]>,
+}
+
+impl Default for Rights {
+    fn default() -> Self {
+        Self { all: Right::Look.bit(), by_name: Arc::default() }
+    }
+}
 
 impl Rights {
-    pub const ALL: Self = Self(0b1111);
+    /// Returns all rights, for all locks.
+    #[must_use]
+    pub fn all() -> Self {
+        Self { all: 0b1111, by_name: Arc::default() }
+    }
 
-    /// Reads words. Every set includes [`Right::Look`].
+    /// Reads words such as `ack` or `release orders:*`. Every set includes [`Right::Look`].
     ///
     /// # Errors
-    /// A sentence with the unknown word.
+    /// A sentence with the wrong word.
     pub fn parse<'w>(words: impl IntoIterator<Item = &'w str>) -> Result<Self, String> {
-        let mut rights = Self(Right::Look.bit());
-        for word in words {
+        let (mut all, mut by_name) = (Right::Look.bit(), Vec::new());
+        for phrase in words {
+            let (word, glob) = match phrase.trim().split_once(char::is_whitespace) {
+                Some((word, glob)) => (word, Some(glob.trim())),
+                None => (phrase.trim(), None),
+            };
             let right = Right::ALL.into_iter().find(|right| right.as_str() == word);
             let right = right.ok_or_else(|| {
                 format!("`{word}` is no right: expected look, ack, watch or release")
             })?;
-            rights.0 |= right.bit();
+            match glob {
+                None => all |= right.bit(),
+                Some(glob) if right.has_subject() => by_name.push((right, glob.to_owned())),
+                Some(glob) => {
+                    return Err(format!(
+                        "`{word}` applies to everything: omit `{glob}` (only ack and release take lock names)"
+                    ));
+                }
+            }
         }
-        Ok(rights)
+        Ok(Self { all, by_name: by_name.into() })
     }
 
+    /// Returns true if the right is granted for all locks.
     #[must_use]
-    pub fn has(self, right: Right) -> bool {
-        self.0 & right.bit() != 0
+    pub fn has(&self, right: Right) -> bool {
+        self.all & right.bit() != 0
+    }
+
+    /// Returns true if the right is granted for this lock.
+    #[must_use]
+    pub fn has_for(&self, right: Right, name: &LockName) -> bool {
+        self.has(right)
+            || self.by_name.iter().any(|(granted, glob)| {
+                *granted == right && glob_matches(glob.as_bytes(), name.as_bytes())
+            })
     }
 
     /// Returns the union of both sets.
     #[must_use]
-    pub fn union(self, other: Self) -> Self {
-        Self(self.0 | other.0)
+    pub fn union(&self, other: &Self) -> Self {
+        let by_name = self.by_name.iter().chain(other.by_name.iter()).cloned().collect();
+        Self { all: self.all | other.all, by_name }
     }
 }

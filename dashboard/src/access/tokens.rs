@@ -1,38 +1,26 @@
-//! Bearer tokens, and the login cookies that stand for them.
-//!
-//! A cookie does not contain its token. It contains the token's id and an expiry and is signed with the token. So the
-//! dashboard stores no sessions, a cookie is valid on every dashboard with the same file, and it expires when its token is
-//! removed.
+//! The bearer tokens of a file, which is read again when it changes.
 
 use std::collections::HashMap;
 use std::sync::Arc;
 
-use base64::Engine as _;
-use base64::engine::general_purpose::URL_SAFE_NO_PAD;
-use ring::{digest, hmac};
+use ring::digest;
+use tokio_util::sync::CancellationToken;
 
-use super::csrf::CsrfToken;
 use super::rights::Rights;
-use super::{AuthMethod, Visitor};
+use super::{AuthMethod, Stay, Visitor};
 
-/// The lifetime of a login, seconds: a shift.
-pub const LOGIN_SECS: u64 = 12 * 3600;
 /// The shortest token that cannot be guessed.
 const MIN_LEN: usize = 16;
 const MAX_LEN: usize = 512;
-/// The length of a token's id, bytes.
-const ID_LEN: usize = 9;
-const PURPOSE: &str = "lockscope login";
 
-type Digest = [u8; digest::SHA256_OUTPUT_LEN];
+pub(super) type Digest = [u8; digest::SHA256_OUTPUT_LEN];
 
 #[derive(Debug)]
 pub struct Token {
     name: Arc<str>,
     rights: Rights,
-    /// The token's id in cookies.
-    id: String,
-    key: hmac::Key,
+    /// Cancelled once the file no longer has this token with this name and these rights.
+    removed: CancellationToken,
 }
 
 /// The tokens of a file by their digests, so that the time of a look-up reveals nothing about a token.
@@ -40,32 +28,36 @@ pub struct Token {
 pub struct Tokens(Arc<HashMap<Digest, Arc<Token>>>);
 
 impl Token {
-    /// Returns the visitor that the token authenticates.
+    /// Returns the visitor who sends the token itself.
     #[must_use]
-    pub fn visitor(&self, auth: AuthMethod) -> Visitor {
-        Visitor { name: Some(Arc::clone(&self.name)), rights: self.rights, auth }
+    pub fn visitor(&self) -> Visitor {
+        let stay = Stay { ended: self.removed.clone(), until_secs: None };
+        self.visitor_by(AuthMethod::Bearer, stay)
     }
 
-    /// Returns a cookie that is valid until this instant, seconds since the epoch.
-    #[must_use]
-    pub fn cookie(&self, until_secs: u64) -> String {
-        let signature = hmac::sign(&self.key, self.signed(until_secs).as_bytes());
-        format!("{}.{until_secs}.{}", self.id, URL_SAFE_NO_PAD.encode(signature))
+    pub(super) fn visitor_by(&self, auth: AuthMethod, stay: Stay) -> Visitor {
+        Visitor { name: Some(Arc::clone(&self.name)), rights: self.rights.clone(), auth, stay }
     }
 
-    fn signed(&self, until_secs: u64) -> String {
-        format!("{PURPOSE} {} {until_secs}", self.id)
+    /// Returns a token that is cancelled once this one is removed or changed.
+    #[must_use]
+    pub fn removed(&self) -> &CancellationToken {
+        &self.removed
+    }
+
+    fn grants_the_same(&self, other: &Self) -> bool {
+        self.name == other.name && self.rights == other.rights
     }
 }
 
-fn digest(token: &str) -> Digest {
+pub(super) fn digest(token: &str) -> Digest {
     let mut bytes = Digest::default();
     bytes.copy_from_slice(digest::digest(&digest::SHA256, token.as_bytes()).as_ref());
     bytes
 }
 
 impl Tokens {
-    /// Reads the lines of a file: `token[,name[,rights]]`, with `+` between rights. Empty lines and lines that begin with `#`
+    /// Reads the lines of a file: `token[,name[,rights]]`, with `+` between rights, which may name locks: `release orders:*`. Empty lines and lines that begin with `#`
     /// are skipped. A token without rights has all.
     ///
     /// # Errors
@@ -93,31 +85,25 @@ impl Tokens {
     }
 
     #[must_use]
-    pub fn find(&self, sent: &str) -> Option<&Token> {
-        self.0.get(&digest(sent)).map(|token| &**token)
+    pub fn find(&self, sent: &str) -> Option<&Arc<Token>> {
+        self.0.get(&digest(sent))
     }
 
-    /// Returns the CSRF token of the login with this cookie.
-    #[must_use]
-    pub fn csrf_token(&self, cookie: &str) -> Option<CsrfToken> {
-        let id = cookie.split('.').next()?;
-        let token = self.0.values().find(|token| token.id == id)?;
-        Some(CsrfToken::signed(&token.key, cookie))
-    }
-
-    /// Returns the token of a login cookie that is valid.
-    #[must_use]
-    pub fn of_cookie(&self, cookie: &str, now_secs: u64) -> Option<&Token> {
-        let mut parts = cookie.split('.');
-        let (id, until, signature) = (parts.next()?, parts.next()?, parts.next()?);
-        let until: u64 = until.parse().ok()?;
-        if parts.next().is_some() || until <= now_secs || until > now_secs + LOGIN_SECS {
-            return None;
+    /// Takes over the unchanged tokens of an earlier version of the file, and ends the visits of the others.
+    pub(super) fn succeed(self, earlier: &Self) -> Self {
+        let mut tokens = Arc::unwrap_or_clone(self.0);
+        for (digest, old) in earlier.0.iter() {
+            match tokens.get_mut(digest).filter(|new| new.grants_the_same(old)) {
+                Some(new) => *new = Arc::clone(old),
+                None => old.removed.cancel(),
+            }
         }
-        let signature = URL_SAFE_NO_PAD.decode(signature).ok()?;
-        let token = self.0.values().find(|token| token.id == id)?;
-        let signed = token.signed(until);
-        hmac::verify(&token.key, signed.as_bytes(), &signature).ok().map(|()| &**token)
+        Self(Arc::new(tokens))
+    }
+
+    #[must_use]
+    pub fn count(&self) -> usize {
+        self.0.len()
     }
 }
 
@@ -139,12 +125,8 @@ fn token(line: &str, number: usize) -> Result<(Digest, Token), String> {
     }
     let rights = match fields.next() {
         Some(words) => Rights::parse(words.split('+').map(str::trim))?,
-        None => Rights::ALL,
+        None => Rights::all(),
     };
     let digest = digest(secret);
-    // A digest of the digest: a cookie must not help to find the token.
-    let id = digest::digest(&digest::SHA256, &digest);
-    let id = id.as_ref().get(..ID_LEN).map(|id| URL_SAFE_NO_PAD.encode(id)).unwrap_or_default();
-    let key = hmac::Key::new(hmac::HMAC_SHA256, secret.as_bytes());
-    Ok((digest, Token { name: name.into(), rights, id, key }))
+    Ok((digest, Token { name: name.into(), rights, removed: CancellationToken::new() }))
 }

@@ -79,7 +79,7 @@ pub struct PastEvent {
     pub detail: Option<String>,
 }
 
-/// The last four are an operator's actions.
+/// The last five are an operator's actions.
 fn event_words() -> utoipa::openapi::Object {
     words([
         "taken",
@@ -90,6 +90,7 @@ fn event_words() -> utoipa::openapi::Object {
         "unacknowledged",
         "force_released",
         "place_removed",
+        "release_rejected",
     ])
 }
 

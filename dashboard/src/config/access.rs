@@ -9,10 +9,12 @@ use service_kit::settings::Raw;
 
 use super::Flags;
 use crate::access::Access;
+use crate::access::attempts::Attempts;
 use crate::access::csrf::CsrfKey;
+use crate::access::logins::Logins;
 use crate::access::proxy::{Principal, Proxy, Rule};
 use crate::access::rights::Rights;
-use crate::access::tokens::Tokens;
+use crate::access::token_file::TokenFile;
 
 /// A row of `[[access]]`.
 #[derive(Debug, Deserialize)]
@@ -49,6 +51,8 @@ pub(super) fn build(raw: &Raw<Flags>, mistakes: &mut Vec<String>) -> Built {
     let access = Access {
         tokens,
         proxy,
+        logins: Logins::default(),
+        attempts: Attempts::default(),
         secure_cookies: tls.is_some() || public.starts_with("https:"),
         csrf_key: CsrfKey::default(),
         proxies_only: false,
@@ -86,25 +90,12 @@ pub(super) fn build(raw: &Raw<Flags>, mistakes: &mut Vec<String>) -> Built {
     Built { access: Access { proxies_only, ..access }, tls }
 }
 
-fn tokens(raw: &Raw<Flags>, mistakes: &mut Vec<String>) -> Option<Tokens> {
-    let path = raw.values.auth_token_file.as_ref()?;
-    let text = match std::fs::read_to_string(path) {
-        Ok(text) => text,
-        Err(error) => {
-            mistakes.push(raw.mistake("auth_token_file", format!("{}: {error}", path.display())));
-            return None;
-        }
+fn tokens(raw: &Raw<Flags>, mistakes: &mut Vec<String>) -> Option<TokenFile> {
+    let opened = TokenFile::open(raw.values.auth_token_file.clone()?);
+    let report = |errors: Vec<String>| {
+        mistakes.extend(errors.into_iter().map(|error| raw.mistake("auth_token_file", error)));
     };
-    match Tokens::parse(&text) {
-        Ok(tokens) => Some(tokens),
-        Err(errors) => {
-            for error in errors {
-                mistakes
-                    .push(raw.mistake("auth_token_file", format!("{}, {error}", path.display())));
-            }
-            None
-        }
-    }
+    opened.map_err(report).ok()
 }
 
 fn proxy(raw: &Raw<Flags>, mistakes: &mut Vec<String>) -> Option<Proxy> {

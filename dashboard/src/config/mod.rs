@@ -19,7 +19,7 @@ use redisson::Grouping;
 use redisson::group::Pattern;
 use service_kit::redis;
 use service_kit::settings::{self, HumanDuration, Program, Raw, Secret, Stop};
-use service_kit::telemetry;
+use service_kit::telemetry::{self, LogFormat, LogSettings};
 
 use crate::access::Access;
 use crate::model;
@@ -45,7 +45,7 @@ const PROGRAM: Program = Program {
 #[derive(Debug, Parser)]
 #[command(name = "lockscope-dashboard", version)]
 struct Flags {
-    /// A Redis deployment to watch: redis://, rediss:// (TLS) or unix://, preceded by a name where there are several; for a cluster some of its nodes, redis+cluster://host:port,host:port or rediss+cluster://; for a master behind Sentinel redis+sentinel://host:port,host:port/name or rediss+sentinel://
+    /// A Redis deployment to watch: redis://, rediss:// (TLS) or unix://, preceded by a name where there are several; for a cluster some of its nodes, redis+cluster://host:port,host:port or rediss+cluster://; for a master behind Sentinel redis+sentinel://host:port,host:port/name or rediss+sentinel://; by default redis://127.0.0.1:6379, unless the file has `[[redis]]` tables
     #[arg(long, value_name = "[NAME=]URL")]
     redis_url: Vec<NamedUrl>,
     /// A database to watch on every server; by default the one in the server's URL
@@ -57,13 +57,13 @@ struct Flags {
     /// File with the password of all sentinels in its first line; overrides the URLs'
     #[arg(long, value_name = "FILE")]
     sentinel_password_file: Option<PathBuf>,
-    /// Certificate authorities (PEM) of the servers, instead of the system's
+    /// Certificate authorities (PEM) of the servers; by default the system's
     #[arg(long, value_name = "FILE")]
     redis_ca_file: Option<PathBuf>,
     /// Address for pages, API and metrics
     #[arg(long, value_name = "ADDRESS", default_value = "127.0.0.1:9761")]
     listen: SocketAddr,
-    /// Separate address for metrics
+    /// Separate address for metrics; by default that of the pages
     #[arg(long, value_name = "ADDRESS")]
     metrics_listen: Option<SocketAddr>,
     /// Serve other hosts without authentication or without TLS, or allow releases without a login on loopback
@@ -135,10 +135,10 @@ struct Flags {
     /// URL of the same server with a user that may release locks; preceded by the server's name where there are several
     #[arg(long, value_name = "[NAME=]URL")]
     release_redis_url: Vec<NamedUrl>,
-    /// Age from which a renewed lock is reported as stuck
+    /// Time after which a lock that is held and renewed is reported as stuck
     #[arg(long, value_name = "DURATION", default_value = "5m", value_parser = at_least_a_second)]
     stuck_after: HumanDuration,
-    /// Wait from which a waiter is reported as starving
+    /// Time after which a waiter is reported as starving
     #[arg(long, value_name = "DURATION", default_value = "1m", value_parser = at_least_a_second)]
     starving_after: HumanDuration,
     /// Folder for the history of holds and problems, with which they survive a restart and can be queried; by default one in the service's or the user's state folder
@@ -156,9 +156,12 @@ struct Flags {
     /// Omit lock names from metrics
     #[arg(long)]
     no_lock_names_in_metrics: bool,
-    /// Log filter: a level, or levels by module
+    /// Log filter: error, warn, info, debug or trace, or such levels by module
     #[arg(long, value_name = "FILTER", default_value = "info", value_parser = telemetry::check_filter)]
     log: String,
+    /// Log format: `text`, `json`, or `auto` for text on a terminal and JSON elsewhere
+    #[arg(long, value_name = "FORMAT", value_enum, default_value_t = LogFormat::Auto, hide_possible_values = true)]
+    log_format: LogFormat,
 }
 
 /// One deployment of Redis that is looked at.
@@ -223,8 +226,7 @@ pub struct Config {
     pub max_groups: usize,
     /// True if metrics may name single locks.
     pub lock_names_in_metrics: bool,
-    /// The log level.
-    pub log: String,
+    pub log: LogSettings,
 }
 
 impl Config {
@@ -339,7 +341,7 @@ fn build(raw: Raw<Flags>) -> Result<Config, Vec<String>> {
         groups,
         max_groups: usize::from(flags.max_groups),
         lock_names_in_metrics: !flags.no_lock_names_in_metrics,
-        log: flags.log,
+        log: LogSettings { filter: flags.log, format: flags.log_format },
     })
 }
 

@@ -2,14 +2,17 @@
 
 use std::net::SocketAddr;
 use std::sync::Arc;
+use std::time::Duration;
 
 use axum::Form;
+use axum::body::Body;
 use axum::extract::rejection::FormRejection;
 use axum::extract::{ConnectInfo, FromRequest, FromRequestParts, Request, State};
 use axum::http::request::Parts;
 use axum::http::{HeaderMap, Method, StatusCode, header};
 use axum::middleware::Next;
 use axum::response::{IntoResponse, Redirect, Response};
+use futures_util::StreamExt as _;
 use percent_encoding::{NON_ALPHANUMERIC, utf8_percent_encode};
 use serde::Deserialize;
 use serde::de::DeserializeOwned;
@@ -17,8 +20,9 @@ use serde::de::DeserializeOwned;
 use super::error::ApiError;
 use crate::access::csrf::CsrfToken;
 use crate::access::rights::Right;
-use crate::access::{Access, AuthMethod, Refusal, Visitor};
+use crate::access::{Access, AuthMethod, Refusal, Stay, Visitor};
 use crate::clock::SteadyMillis;
+use crate::model::types::LockId;
 use crate::views::{Chrome, VisitorView};
 
 /// Returns true for what needs no authentication: the login and its assets.
@@ -52,10 +56,11 @@ pub async fn check_visitor(
                 .into_response();
             }
             let csrf = access.csrf_token(&visitor, request.headers());
+            let stay = visitor.stay.clone();
             request.extensions_mut().insert(CurrentVisitor { visitor: Some(visitor), csrf });
-            next.run(request).await
+            ending_with(stay, next.run(request).await)
         }
-        Err(Refusal::Unknown) if open => {
+        Err(Refusal::Unknown | Refusal::Limited) if open => {
             let changes = !matches!(*request.method(), Method::GET | Method::HEAD);
             if changes && !is_same_origin(request.headers()) {
                 let why = "another site sent this request: log in on this dashboard's own page";
@@ -66,7 +71,32 @@ pub async fn check_visitor(
         Ok(_) => denied(&request, "access denied: you lack the right `look`"),
         Err(Refusal::Denied(why)) => denied(&request, &why),
         Err(Refusal::Unknown) => unknown(&access, &request),
+        Err(Refusal::Limited) => {
+            let why = "too many unknown tokens from this address: try again in a minute";
+            ApiError::new(StatusCode::TOO_MANY_REQUESTS, why).into_response()
+        }
     }
+}
+
+/// Ends a response, such as a stream of events, with its visitor's stay.
+fn ending_with(stay: Stay, response: Response) -> Response {
+    let is_stream = response
+        .headers()
+        .get(header::CONTENT_TYPE)
+        .is_some_and(|kind| kind.as_bytes().starts_with(b"text/event-stream"));
+    if !is_stream {
+        return response;
+    }
+    let over = async move {
+        match stay.until_secs {
+            Some(until_secs) => {
+                let left = Duration::from_secs(until_secs.saturating_sub(now_secs()));
+                drop(tokio::time::timeout(left, stay.ended.cancelled()).await);
+            }
+            None => stay.ended.cancelled().await,
+        }
+    };
+    response.map(|body| Body::from_stream(body.into_data_stream().take_until(Box::pin(over))))
 }
 
 fn denied(request: &Request, why: &str) -> Response {
@@ -131,6 +161,18 @@ impl CurrentVisitor {
             return Ok(());
         }
         let why = format!("access denied: this needs the right `{}`", right.as_str());
+        Err(ApiError::new(StatusCode::FORBIDDEN, why))
+    }
+
+    /// Checks a right for one lock.
+    ///
+    /// # Errors
+    /// If the visitor lacks it.
+    pub fn needs_for(&self, right: Right, id: &LockId) -> Result<(), ApiError> {
+        if self.visitor.as_ref().is_some_and(|visitor| visitor.may_for(right, &id.name)) {
+            return Ok(());
+        }
+        let why = format!("access denied: this needs the right `{}` for this lock", right.as_str());
         Err(ApiError::new(StatusCode::FORBIDDEN, why))
     }
 

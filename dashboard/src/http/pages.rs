@@ -67,8 +67,9 @@ pub async fn lock(
     }
     match app.lock_page(&address(&uri), &params, None).await {
         Ok(mut page) => {
-            page.may_acknowledge = visitor.needs(Right::Ack).is_ok();
-            page.may_release = app.releases.is_some() && visitor.needs(Right::Release).is_ok();
+            page.may_acknowledge = visitor.needs_for(Right::Ack, &page.id).is_ok();
+            page.may_release =
+                app.releases.is_some() && visitor.needs_for(Right::Release, &page.id).is_ok();
             visitor.sign(&mut page.chrome);
             rendered(StatusCode::OK, views::lock_page(&page))
         }

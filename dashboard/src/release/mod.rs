@@ -24,6 +24,7 @@ use crate::metrics;
 use crate::model::actor::ModelHandle;
 use crate::model::types::{ArchiveEntry, LockId, Observation, OperatorAction, ScopeId};
 use crate::redis::{TIMEOUT, resolver_options};
+use crate::text::visible;
 
 use route::{Nodes, Route};
 
@@ -33,7 +34,11 @@ pub use offer::{Choice, Offer, Offers, Target};
 pub const VALID: Duration = Duration::from_secs(60);
 /// The most releases within a minute.
 pub const MAX_PER_MINUTE: usize = 10;
+/// The most rejected requests that are recorded one by one within a minute.
+const MAX_REJECTIONS_PER_MINUTE: usize = 60;
 const MINUTE: Duration = Duration::from_secs(60);
+/// The word for a rejected request in the history and the metric.
+const REJECTED: &str = "rejected";
 /// The longest that Redis may take to reply; twice that if it does not have the script yet.
 const REPLY_TIMEOUT: Duration = Duration::from_millis(1_500);
 /// The longest reason, in characters.
@@ -176,7 +181,8 @@ fn flag<'de, D: serde::Deserializer<'de>>(deserializer: D) -> Result<bool, D::Er
 pub struct Releases {
     routes: HashMap<ScopeId, Route>,
     offers: Mutex<Offers>,
-    sent: Mutex<VecDeque<Instant>>,
+    sent: RateLimit,
+    rejected: RateLimit,
     model: ModelHandle,
     archive: Option<ArchiveSender>,
     outcomes: IntCounterVec,
@@ -221,14 +227,14 @@ impl Releases {
             metrics::opts("releases_total", "Requested releases by force, by outcome."),
             &["outcome"],
         )?;
-        for outcome in
-            ["released", "free", "changed", "no_lock", "refused", "unsent", "unknown", "limited"]
-        {
+        for outcome in Outcome::SUCCEEDED.into_iter().chain(Outcome::FAILED).chain([REJECTED]) {
             drop(outcomes.with_label_values(&[outcome]));
         }
         registry.register(Box::new(outcomes.clone()))?;
-        let (offers, sent, model) = (Mutex::default(), Mutex::default(), model.clone());
-        Ok(Some(Self { routes, offers, sent, model, archive, outcomes }))
+        let (offers, model) = (Mutex::default(), model.clone());
+        let sent = RateLimit::new(MAX_PER_MINUTE);
+        let rejected = RateLimit::new(MAX_REJECTIONS_PER_MINUTE);
+        Ok(Some(Self { routes, offers, sent, rejected, model, archive, outcomes }))
     }
 
     /// Stores an offer. Returns its id, which is valid for [`VALID`], for its operator, for one release.
@@ -241,8 +247,54 @@ impl Releases {
     /// Releases the requested target of that lock.
     ///
     /// # Errors
-    /// Fails if the request is invalid; nothing was attempted then.
+    /// Fails if the request is invalid; nothing was attempted then, and the rejection is recorded.
     pub async fn release(
+        &self,
+        id: &LockId,
+        request: &ReleaseRequest,
+        operator: &Operator,
+    ) -> Result<Outcome, ReleaseError> {
+        let outcome = self.release_offered(id, request, operator).await;
+        if let Err(error) = &outcome {
+            self.record_rejection(id, operator, request.reason.trim(), &error.to_string());
+        }
+        outcome
+    }
+
+    /// Records a request that was rejected before anything was attempted. `reason` is the operator's.
+    pub fn record_rejection(&self, id: &LockId, operator: &Operator, reason: &str, why: &str) {
+        self.outcomes.with_label_values(&[REJECTED]).inc();
+        if !self.rejected.take() {
+            return;
+        }
+        let reason: String = visible(reason.as_bytes()).chars().take(MAX_REASON).collect();
+        let who = operator.name.as_deref().unwrap_or("somebody");
+        tracing::warn!(
+            deployment = &*id.deployment,
+            db = id.db,
+            lock = %id.name,
+            who,
+            from = %operator.from,
+            reason,
+            why,
+            "release by force rejected"
+        );
+        if let Some(archive) = &self.archive {
+            let action = OperatorAction {
+                at: SteadyMillis::now(),
+                who: who.to_owned(),
+                from: operator.from,
+                what: "release_rejected",
+                subject: "lock".to_owned(),
+                reason,
+                was: String::new(),
+                outcome: format!("{REJECTED}: {why}"),
+            };
+            archive.send(ArchiveEntry::Acted(id.clone(), Box::new(action)));
+        }
+    }
+
+    async fn release_offered(
         &self,
         id: &LockId,
         request: &ReleaseRequest,
@@ -269,26 +321,10 @@ impl Releases {
         if !lock(&self.offers).take(&request.seen) {
             return Err(ReleaseError::Stale);
         }
-        let outcome = if self.within_rate_limit() {
-            self.run(&offer, &choice).await
-        } else {
-            Outcome::Limited
-        };
+        let outcome =
+            if self.sent.take() { self.run(&offer, &choice).await } else { Outcome::Limited };
         self.report(&offer, &choice, reason, operator, &outcome).await;
         Ok(outcome)
-    }
-
-    /// Takes one of the releases allowed within a minute. Returns false if none is left.
-    fn within_rate_limit(&self) -> bool {
-        let (mut sent, now) = (lock(&self.sent), Instant::now());
-        while sent.front().is_some_and(|at| now.duration_since(*at) >= MINUTE) {
-            sent.pop_front();
-        }
-        let free = sent.len() < MAX_PER_MINUTE;
-        if free {
-            sent.push_back(now);
-        }
-        free
     }
 
     async fn run(&self, offer: &Offer, choice: &Choice) -> Outcome {
@@ -393,6 +429,32 @@ fn outcome(sent: Result<Value, CallError>) -> Outcome {
             "its slot is moving from one node of the cluster to another; try again once it has moved ({error})"
         )),
         Err(CallError::Refused(error)) => Outcome::Refused(error.to_string()),
+    }
+}
+
+/// A limit on what happens within any minute.
+#[derive(Debug)]
+struct RateLimit {
+    most: usize,
+    taken: Mutex<VecDeque<Instant>>,
+}
+
+impl RateLimit {
+    fn new(most: usize) -> Self {
+        Self { most, taken: Mutex::default() }
+    }
+
+    /// Takes one of the allowed ones. Returns false if none is left.
+    fn take(&self) -> bool {
+        let (mut taken, now) = (lock(&self.taken), Instant::now());
+        while taken.front().is_some_and(|at| now.duration_since(*at) >= MINUTE) {
+            taken.pop_front();
+        }
+        let free = taken.len() < self.most;
+        if free {
+            taken.push_back(now);
+        }
+        free
     }
 }
 

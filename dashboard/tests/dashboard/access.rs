@@ -1,6 +1,7 @@
 //! Who comes in, and who does not: what an attacker would try.
 
 use std::sync::Arc;
+use std::time::Duration;
 
 use lockscope_dashboard::access::csrf::LoginNonce;
 use rustls::pki_types::ServerName;
@@ -103,8 +104,26 @@ async fn a_browser_logs_in_and_out() {
     assert_eq!(page.status, 200);
     assert!(page.body.contains("Anna &#60;b&#62;"), "named, and escaped");
     assert_eq!(dashboard.get_with("/api/v1/locks", &[("Cookie", &cookie)]).await.status, 200);
+    let mut stream = TcpStream::connect(dashboard.address).await.unwrap();
+    let request =
+        format!("GET /api/v1/stream HTTP/1.1\r\nHost: localhost\r\nCookie: {cookie}\r\n\r\n");
+    stream.write_all(request.as_bytes()).await.unwrap();
+    let mut first = [0; 12];
+    stream.read_exact(&mut first).await.unwrap();
+    assert_eq!(&first, b"HTTP/1.1 200");
     let left = dashboard.submit("/logout", &[("Cookie", &cookie)], "").await;
     assert!(left.header("set-cookie").is_some_and(|set| set.contains("Max-Age=0")));
+    // The login is over, for a copy of its cookie and for open streams too.
+    assert_eq!(dashboard.get_with("/api/v1/locks", &[("Cookie", &cookie)]).await.status, 401);
+    let end = async {
+        let (mut rest, mut chunk) = (Vec::new(), [0; 4_096]);
+        while !rest.ends_with(b"0\r\n\r\n") {
+            let read = stream.read(&mut chunk).await.unwrap();
+            assert!(read > 0, "closed without an end");
+            rest.extend_from_slice(&chunk[..read]);
+        }
+    };
+    tokio::time::timeout(Duration::from_secs(5), end).await.expect("the stream ends");
 }
 
 #[tokio::test]
@@ -130,13 +149,9 @@ async fn a_login_leads_to_our_own_pages_only() {
 #[tokio::test]
 async fn other_sites_cannot_use_a_login() {
     let (dashboard, _file) = guarded(&[]).await;
-    let cookie = cookie(&dashboard.log_in(TOKEN, "/").await);
     let host = dashboard.address.to_string();
     let origin = format!("http://{host}");
-    let csrf = dashboard.csrf_token(&[("Cookie", &cookie)]).await;
-    let out = format!("csrf={csrf}");
     let (nonce, csrf) = dashboard.login_form().await;
-    let both = format!("{cookie}; {nonce}");
     let body = format!("token={TOKEN}&csrf={csrf}");
     for (headers, status) in [
         (vec![("Sec-Fetch-Site", "same-origin")], 303),
@@ -148,7 +163,11 @@ async fn other_sites_cannot_use_a_login() {
         // No browser.
         (vec![], 303),
     ] {
-        for (path, form) in [("/login", &body), ("/logout", &out)] {
+        for path in ["/login", "/logout"] {
+            let cookie = cookie(&dashboard.log_in(TOKEN, "/").await);
+            let out = format!("csrf={}", dashboard.csrf_token(&[("Cookie", &cookie)]).await);
+            let form = if path == "/login" { &body } else { &out };
+            let both = format!("{cookie}; {nonce}");
             let headers = [headers.as_slice(), &[("Cookie", both.as_str())]].concat();
             let answer = post(dashboard.address, path, &headers, form).await;
             assert_eq!(answer.status, status, "{path} {headers:?}");

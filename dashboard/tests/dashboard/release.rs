@@ -329,6 +329,56 @@ async fn only_who_may_and_only_for_themselves() {
 }
 
 #[tokio::test(flavor = "multi_thread")]
+async fn a_right_for_some_names_is_offered_there_only_and_rejections_are_recorded() {
+    let server = RedisServer::start();
+    let mut redis = server.connect();
+    let (file, folder) = (NamedTempFile::new().unwrap(), tempfile::tempdir().unwrap());
+    std::fs::write(file.path(), format!("{ANNA},anna,release orders:*+ack orders:*\n")).unwrap();
+    let tokens = ["--auth-token-file", file.path().to_str().unwrap()];
+    let history = ["--history-dir", folder.path().to_str().unwrap()];
+    let dashboard = with_release(&server.url(), &[tokens, history].concat()).await;
+    let bearer = format!("Bearer {ANNA}");
+    let anna = [("Authorization", bearer.as_str())];
+    for name in ["orders:1", "users:1"] {
+        take(&mut redis, name.as_bytes(), HOLDER, 600_000);
+    }
+    let mine = "/api/v1/release?name=orders%3A1";
+    let seen = until("an offer", async || {
+        let answer = dashboard.get_with(mine, &anna).await;
+        (answer.status == 200).then(|| answer.json()).ok_or(answer.body)
+    })
+    .await;
+    let page = dashboard.get_with("/lock?name=orders%3A1", &anna).await;
+    assert!(page.body.contains("/release?"), "{}", page.body);
+    let page = dashboard.get_with("/lock?name=users%3A1", &anna).await;
+    assert!(page.status == 200 && !page.body.contains("/release?"), "{}", page.body);
+    let wish = |name: &str| json!({"seen": seen["seen"], "target": "lock", "reason": "it hangs", "name": name});
+    for (path, name, status) in [
+        ("/api/v1/release?name=users%3A1", "users:1", 403),
+        (mine, "orders:2", 422),
+        (mine, "orders:1", 200),
+        (mine, "orders:1", 409),
+    ] {
+        let answer = post_json(dashboard.address, path, &anna, &wish(name)).await;
+        assert_eq!(answer.status, status, "{name}: {answer:?}");
+    }
+    let word = json!({"problem": "leaked", "reason": "a long import", "for": "1h"});
+    let answer =
+        post_json(dashboard.address, "/api/v1/acknowledge?name=users%3A1", &anna, &word).await;
+    assert_eq!(answer.status, 403, "{answer:?}");
+    for (name, expected) in [("users%3A1", "this lock"), ("orders%3A1", "the name does not match")]
+    {
+        let path = format!("/api/v1/events?from=2001-01-01T00:00:00Z&name={name}");
+        let events = until("the history", async || {
+            let events = dashboard.get_with(&path, &anna).await.body;
+            if events.contains("rejected") { Ok(events) } else { Err(events) }
+        })
+        .await;
+        assert!(events.contains(expected) && events.contains("anna"), "{events}");
+    }
+}
+
+#[tokio::test(flavor = "multi_thread")]
 async fn what_is_no_lock_cannot_be_released() {
     let server = RedisServer::start();
     let mut redis = server.connect();
@@ -423,4 +473,15 @@ async fn a_user_of_its_own_releases_and_may_do_little_else() {
     let answer = release(&dashboard, "b", &seen, "lock").await;
     assert_eq!(outcome(&answer), (502, "refused".to_owned()), "{answer:?}");
     assert_eq!(run::<i64>(&mut redis, &["EXISTS", "b"]), 1);
+}
+
+/// Tries again for some seconds; then the last failure is shown.
+async fn until<T>(what: &str, attempt: impl AsyncFn() -> Result<T, String>) -> T {
+    for _ in 0..200 {
+        if let Ok(done) = attempt().await {
+            return done;
+        }
+        tokio::time::sleep(Duration::from_millis(50)).await;
+    }
+    attempt().await.unwrap_or_else(|last| panic!("{what}: {last}"))
 }

@@ -240,7 +240,7 @@ fn with_own_flags(command: Command, program: &Program) -> Command {
             Arg::new("check_config")
                 .long("check-config")
                 .action(ArgAction::SetTrue)
-                .help("Check all settings, say what is wrong with them, and exit"),
+                .help("Check all settings, report all mistakes, and exit"),
         )
         .arg(
             Arg::new("print_config")
@@ -251,7 +251,8 @@ fn with_own_flags(command: Command, program: &Program) -> Command {
         .args(docs::flags())
         .after_help(format!(
             "Every setting can be given as a flag, as an environment variable ({}_<NAME>) or in \
-             the file; a flag beats the environment, which beats the file.",
+             the file; a flag overrides the environment, which overrides the file. Durations have units: 500ms, \
+             3s, 5m, 1h.",
             program.env_prefix
         ))
 }

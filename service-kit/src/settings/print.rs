@@ -16,7 +16,10 @@ pub(super) fn effective(command: &Command, resolved: &Resolved) -> String {
         };
         let line = match value_of(arg, &resolved.matches) {
             Some(value) => format!("{field} = {value} # {}", origin.replace(char::is_control, " ")),
-            None => format!("# {field} is not set"),
+            None => match default_in_words(arg) {
+                Some(words) => format!("# {field} is not set: {words}"),
+                None => format!("# {field} is not set"),
+            },
         };
         text.push_str(&line);
         text.push('\n');
@@ -28,6 +31,13 @@ pub(super) fn effective(command: &Command, resolved: &Resolved) -> String {
         }
     }
     text
+}
+
+/// Returns the part of the help that describes a default without a fixed value: "by default the system's".
+fn default_in_words(arg: &Arg) -> Option<String> {
+    let help = arg.get_help()?.to_string();
+    let words = help.get(help.find("by default ")?..)?;
+    Some(words.split([';', ')']).next()?.split(". ").next()?.to_owned())
 }
 
 fn value_of(arg: &Arg, matches: &ArgMatches) -> Option<toml::Value> {

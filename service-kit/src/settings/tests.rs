@@ -21,7 +21,7 @@ struct Args {
     /// Whether.
     #[arg(long)]
     insecure: bool,
-    /// Where.
+    /// Address; by default that of the host. It may be masked
     #[arg(long)]
     redis_url: Option<String>,
     /// Hush.
@@ -269,7 +269,8 @@ fn printed_settings_are_a_valid_file_with_secrets_masked() {
     assert!(values.insecure);
     assert_eq!(values.lease.0, Duration::from_secs(30));
     let printed = Start::default().args(&["--print-config"]).load().unwrap_err().text().to_owned();
-    assert!(printed.contains("# redis_url is not set"), "{printed}");
+    assert!(printed.contains("# redis_url is not set: by default that of the host\n"), "{printed}");
+    assert!(printed.contains("# password is not set\n"), "{printed}");
     assert!(printed.contains("lease = \"30s\" # default"), "{printed}");
 }
 

@@ -6,13 +6,14 @@ use std::time::Duration;
 
 use rustix::process::{Pid, Signal, kill_process};
 use service_kit::shutdown::Shutdown;
-use service_kit::telemetry;
+use service_kit::telemetry::{self, LogFormat, LogSettings};
 
 /// The child process: it receives the first signal and then takes too long to end.
 #[tokio::test]
 #[ignore = "runs as the child of the test below"]
 async fn child() {
-    let _telemetry = telemetry::init("info", "kit", "0").unwrap();
+    let log = LogSettings { filter: "info".to_owned(), format: LogFormat::Auto };
+    let _telemetry = telemetry::init(&log, "kit", "0").unwrap();
     let shutdown = Shutdown::new();
     shutdown.listen_for_signals().unwrap();
     let token = shutdown.token();

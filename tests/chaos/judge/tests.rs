@@ -188,3 +188,15 @@ fn rules_count_what_they_were_applied_to() {
     let tokens = [grant(1, 1, "fenced", "1", Some(1)), releasing(2, 1)];
     assert_eq!(count(&tokens, "token order"), Some(0));
 }
+
+#[test]
+fn a_resumed_hold_goes_on_until_its_validity_ends() {
+    let first = grant(1, 1, "lock", "1", None);
+    let resumed = at(8, 1, What::Resumed { holds: 1 });
+    let valid = at(8, 1, What::Valid { lock: "a".to_owned(), until: 18 * SECOND });
+    let second = grant(12, 2, "lock", "2", None);
+    let verdict = judge(&[first.clone(), resumed.clone(), valid, second.clone()]);
+    assert_eq!((verdict.resumed, verdict.findings.len()), (1, 1));
+    // What was not resumed is relied on no longer.
+    assert!(rules(&[first, resumed, releasing(8, 1), second]).is_empty());
+}

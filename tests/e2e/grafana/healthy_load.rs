@@ -130,6 +130,33 @@ async fn time(prometheus: &Prometheus) -> Result<f64> {
     Ok(text.parse()?)
 }
 
+/// Prints the figures of the run, for docs/evidence/healthy-load.md.
+async fn report(prometheus: &Prometheus, seconds: f64, fired: usize) -> Result<()> {
+    println!(
+        "seconds: {seconds:.0}\nrules: {}\nalerts fired: {fired}",
+        prometheus.rules().await?.len()
+    );
+    for (what, query) in [
+        ("samples scraped", "sum(sum_over_time(scrape_samples_scraped[1h]))"),
+        ("acquisitions", "sum(lockscope_agent_acquisitions_total{outcome=\"acquired\"})"),
+        (
+            "attempts without the lock",
+            "sum(lockscope_agent_acquisitions_total{outcome!=\"acquired\"})",
+        ),
+        ("renewals", "sum(lockscope_agent_renewals_total{outcome=\"renewed\"})"),
+        (
+            "alerts that were pending",
+            "count(count by (alertname) (max_over_time(ALERTS{alertstate=\"pending\"}[1h])))",
+        ),
+        ("most locks at a time", "max(max_over_time(sum(lockscope:locks:max)[1h:15s]))"),
+    ] {
+        let rows = prometheus.query(query).await?;
+        let value = rows.first().and_then(|row| row["value"][1].as_str()).unwrap_or("0");
+        println!("{what}: {value}");
+    }
+    Ok(())
+}
+
 #[tokio::test]
 async fn a_healthy_quarter_of_an_hour_raises_no_alert() -> Result<()> {
     let soaked = std::env::var_os(SOAK).is_some();
@@ -159,6 +186,7 @@ async fn a_healthy_quarter_of_an_hour_raises_no_alert() -> Result<()> {
     })
     .await;
     let woken = fired(&prometheus).await?;
+    report(&prometheus, time(&prometheus).await? - begin, woken.len()).await?;
     assert!(woken.is_empty(), "nothing was wrong: {woken:?}");
 
     // It kept quiet because nothing was wrong, not because it saw nothing.

@@ -69,9 +69,9 @@ pub(crate) async fn acquire(
             }
             Ok(Some(granted)) => return Ok(granted),
             Ok(None) => {
-                let waited = duration::format(began.elapsed());
-                notice(&format!("gave up on {} after {waited}", args.lock_names()));
                 if !args.quiet {
+                    let waited = duration::format(began.elapsed());
+                    notice(&format!("gave up on {} after {waited}", args.lock_names()));
                     report_holders(socket, args).await;
                 }
                 return Err(Exit(args.exits.exit_timeout));

@@ -89,15 +89,30 @@ fn until(request: &AcknowledgeRequest, now: SteadyMillis) -> Result<SteadyMillis
     Ok(until)
 }
 
-/// An authenticated request for a lock.
+/// An authorized request for a lock.
 struct Caller<'a> {
     app: &'a App,
     visitor: &'a CurrentVisitor,
     peer: SocketAddr,
-    params: Result<Query<LockParams>, QueryRejection>,
+    id: LockId,
 }
 
-impl Caller<'_> {
+impl<'a> Caller<'a> {
+    /// Checks the right before anything else of the request.
+    fn new(
+        app: &'a App,
+        visitor: &'a CurrentVisitor,
+        peer: SocketAddr,
+        params: Result<Query<LockParams>, QueryRejection>,
+    ) -> Result<Self, ApiError> {
+        let id = understood(params).and_then(|params| app.lock_id(&params));
+        // Without the right there is no other answer.
+        match id {
+            Ok(id) => visitor.needs_for(Right::Ack, &id).map(|()| Self { app, visitor, peer, id }),
+            Err(error) => visitor.needs(Right::Ack).and(Err(error)),
+        }
+    }
+
     async fn acknowledge(
         self,
         request: &AcknowledgeRequest,
@@ -134,8 +149,7 @@ impl Caller<'_> {
         new: Option<Acknowledgement>,
         outcome: String,
     ) -> Result<LockId, ApiError> {
-        let Self { app, visitor, peer, params } = self;
-        let id = app.lock_id(&understood(params)?)?;
+        let Self { app, visitor, peer, id } = self;
         let is_acknowledged = || {
             let snapshot = app.hub.snapshot();
             let lock = snapshot.get(&id)?;
@@ -207,9 +221,9 @@ pub async fn from_page(
     form: Result<VerifiedForm<AcknowledgeRequest>, ApiError>,
 ) -> Response {
     let done = async {
-        visitor.needs(Right::Ack)?;
+        let caller = Caller::new(&app, &visitor, peer, params)?;
         let VerifiedForm(request) = form?;
-        Caller { app: &app, visitor: &visitor, peer, params }.acknowledge(&request).await
+        caller.acknowledge(&request).await
     };
     match done.await {
         Ok((id, _)) => Redirect::to(&views::lock_link(&id)).into_response(),
@@ -226,9 +240,9 @@ pub async fn undo_from_page(
     form: Result<VerifiedForm<UnacknowledgeRequest>, ApiError>,
 ) -> Response {
     let done = async {
-        visitor.needs(Right::Ack)?;
+        let caller = Caller::new(&app, &visitor, peer, params)?;
         let VerifiedForm(request) = form?;
-        Caller { app: &app, visitor: &visitor, peer, params }.unacknowledge(&request).await
+        caller.unacknowledge(&request).await
     };
     match done.await {
         Ok((id, _)) => Redirect::to(&views::lock_link(&id)).into_response(),
@@ -263,9 +277,8 @@ pub(in crate::http) async fn from_api(
     params: Result<Query<LockParams>, QueryRejection>,
     body: Result<Json<AcknowledgeRequest>, JsonRejection>,
 ) -> Result<Json<Acknowledged>, ApiError> {
-    visitor.needs(Right::Ack)?;
+    let caller = Caller::new(&app, &visitor, peer, params)?;
     let Json(request) = body.map_err(|error| body_error(&error))?;
-    let caller = Caller { app: &app, visitor: &visitor, peer, params };
     Ok(Json(caller.acknowledge(&request).await?.1))
 }
 
@@ -292,8 +305,7 @@ pub(in crate::http) async fn undo_from_api(
     params: Result<Query<LockParams>, QueryRejection>,
     body: Result<Json<UnacknowledgeRequest>, JsonRejection>,
 ) -> Result<Json<Acknowledged>, ApiError> {
-    visitor.needs(Right::Ack)?;
+    let caller = Caller::new(&app, &visitor, peer, params)?;
     let Json(request) = body.map_err(|error| body_error(&error))?;
-    let caller = Caller { app: &app, visitor: &visitor, peer, params };
     Ok(Json(caller.unacknowledge(&request).await?.1))
 }

@@ -11,8 +11,8 @@ use axum::response::{Html, IntoResponse, Redirect, Response};
 use serde::Deserialize;
 
 use crate::access::csrf::LoginNonce;
-use crate::access::tokens::LOGIN_SECS;
-use crate::access::{Access, AuthMethod};
+use crate::access::logins::LOGIN_SECS;
+use crate::access::{Access, AuthMethod, Refusal};
 use crate::http::error::ApiError;
 use crate::http::guard::{CurrentVisitor, EmptyForm, VerifiedForm, now_secs};
 use crate::views::{LoginPage, login_page};
@@ -69,26 +69,39 @@ pub async fn enter(
         let why = "Invalid form token, or the browser stores no cookies. Try again from here.";
         return answer.page(StatusCode::FORBIDDEN, &form.next, Some(why));
     }
-    let token = access.tokens.as_ref().and_then(|tokens| tokens.find(form.token.trim()));
-    let Some(token) = token else {
-        tracing::warn!(peer = %peer.ip(), "login rejected: unknown token");
-        let why = "Unknown token. It is the first part of a line in the file of --auth-token-file.";
-        return answer.page(StatusCode::UNAUTHORIZED, &form.next, Some(why));
+    let now_secs = now_secs();
+    let token = match access.token_of_form(form.token.trim(), peer.ip(), now_secs) {
+        Ok(token) => token,
+        Err(Refusal::Limited) => {
+            let why = "Too many unknown tokens from this address. Try again in a minute.";
+            return answer.page(StatusCode::TOO_MANY_REQUESTS, &form.next, Some(why));
+        }
+        Err(_) => {
+            let why =
+                "Unknown token. It is the first part of a line in the file of --auth-token-file.";
+            return answer.page(StatusCode::UNAUTHORIZED, &form.next, Some(why));
+        }
     };
-    let visitor = token.visitor(AuthMethod::Cookie);
-    tracing::info!(peer = %peer.ip(), name = visitor.name.as_deref(), "logged in");
-    let cookie = access.set_cookie(&token.cookie(now_secs() + LOGIN_SECS), LOGIN_SECS);
-    redirect_with_cookie(&cookie, local(&form.next))
+    let Some(cookie) = access.logins.begin(&token, now_secs) else {
+        tracing::error!("the system has no randomness for a login");
+        return StatusCode::INTERNAL_SERVER_ERROR.into_response();
+    };
+    // A browser that logs in again leaves its former login.
+    access.log_out(&headers);
+    tracing::info!(peer = %peer.ip(), name = token.visitor().name.as_deref(), "logged in");
+    redirect_with_cookie(&access.set_cookie(&cookie, LOGIN_SECS), local(&form.next))
 }
 
 pub async fn leave(
     State(access): State<Arc<Access>>,
     visitor: CurrentVisitor,
+    headers: HeaderMap,
     form: Result<VerifiedForm<EmptyForm>, ApiError>,
 ) -> Response {
     if let Err(problem) = form {
         return problem.into_response();
     }
+    access.log_out(&headers);
     tracing::info!(name = visitor.name(), "logged out");
     redirect_with_cookie(&access.set_cookie("", 0), "/")
 }

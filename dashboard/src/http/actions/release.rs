@@ -28,12 +28,48 @@ use crate::views::{self, ReleasePage, ReleaseStep};
 /// The `Retry-After` of rate-limited releases, seconds.
 const RETRY_AFTER_SECS: u32 = 60;
 
-fn allowed<'a>(app: &'a App, visitor: &CurrentVisitor) -> Result<&'a Releases, ApiError> {
-    visitor.needs(Right::Release)?;
-    app.releases.as_ref().ok_or_else(|| {
+/// Returns what releases that lock, if the visitor may.
+fn allowed<'a>(
+    app: &'a App,
+    visitor: &CurrentVisitor,
+    params: Result<Query<LockParams>, QueryRejection>,
+) -> Result<(&'a Releases, LockId), ApiError> {
+    let id = understood(params).and_then(|params| app.lock_id(&params));
+    // Without the right there is no other answer.
+    let id = match id {
+        Ok(id) => visitor.needs_for(Right::Release, &id).map(|()| id),
+        Err(error) => visitor.needs(Right::Release).and(Err(error)),
+    };
+    let off = || {
         let why = "nothing is released here: this dashboard was started without --allow-release";
         ApiError::new(StatusCode::FORBIDDEN, why)
-    })
+    };
+    match (id, &app.releases) {
+        (Ok(id), Some(releases)) => Ok((releases, id)),
+        (Err(error), _) if error.status == StatusCode::FORBIDDEN => Err(error),
+        (_, None) => Err(off()),
+        (Err(error), Some(_)) => Err(error),
+    }
+}
+
+/// Returns the operator of a request to release, and records the request if they may not.
+fn requested<'a>(
+    app: &'a App,
+    visitor: &CurrentVisitor,
+    peer: SocketAddr,
+    params: Result<Query<LockParams>, QueryRejection>,
+) -> Result<(&'a Releases, LockId, Operator), ApiError> {
+    let operator = Operator { name: visitor.shared_name(), from: peer.ip() };
+    let subject = params.as_ref().ok().and_then(|Query(params)| app.lock_id(params).ok());
+    match allowed(app, visitor, params) {
+        Ok((releases, id)) => Ok((releases, id, operator)),
+        Err(error) => {
+            if let (Some(releases), Some(id)) = (&app.releases, subject) {
+                releases.record_rejection(&id, &operator, "", &error.detail);
+            }
+            Err(error)
+        }
+    }
 }
 
 /// Reads a lock and offers what can be released; or returns a sentence that says why nothing can.
@@ -73,8 +109,7 @@ pub async fn page(
     params: Result<Query<LockParams>, QueryRejection>,
 ) -> Response {
     let page = async {
-        let releases = allowed(&app, &visitor)?;
-        let id = app.lock_id(&understood(params)?)?;
+        let (releases, id) = allowed(&app, &visitor, params)?;
         let step = step(&app, releases, &id, &visitor).await;
         Ok(ReleasePage { chrome: app.chrome(&address(&uri)), id, step })
     };
@@ -98,10 +133,10 @@ pub async fn from_page(
     form: Result<VerifiedForm<ReleaseRequest>, ApiError>,
 ) -> Response {
     let page = async {
-        let releases = allowed(&app, &visitor)?;
-        let id = app.lock_id(&understood(params)?)?;
-        let VerifiedForm(request) = form?;
-        let operator = Operator { name: visitor.shared_name(), from: peer.ip() };
+        let (releases, id, operator) = requested(&app, &visitor, peer, params)?;
+        let VerifiedForm(request) = form.inspect_err(|error| {
+            releases.record_rejection(&id, &operator, "", &error.detail);
+        })?;
         let (status, step) = match releases.release(&id, &request, &operator).await {
             Ok(outcome) => (status(&outcome), ReleaseStep::Done(outcome)),
             // What was typed stays; what is shown is as it is now.
@@ -182,8 +217,7 @@ pub(in crate::http) async fn look(
     visitor: CurrentVisitor,
     params: Result<Query<LockParams>, QueryRejection>,
 ) -> Result<Json<OfferJson>, ApiError> {
-    let releases = allowed(&app, &visitor)?;
-    let id = app.lock_id(&understood(params)?)?;
+    let (releases, id) = allowed(&app, &visitor, params)?;
     let offer = offered(&app, &id, &visitor).await;
     let offer = offer.map_err(|why| ApiError::new(StatusCode::NOT_FOUND, why))?;
     let valid_until = SteadyMillis(SteadyMillis::now().0 + VALID.as_secs() * 1_000);
@@ -248,10 +282,8 @@ pub(in crate::http) async fn from_api(
     params: Result<Query<LockParams>, QueryRejection>,
     body: Result<Json<ReleaseRequest>, JsonRejection>,
 ) -> Result<Response, ApiError> {
-    let releases = allowed(&app, &visitor)?;
-    let id = app.lock_id(&understood(params)?)?;
+    let (releases, id, operator) = requested(&app, &visitor, peer, params)?;
     let Json(request) = body.map_err(|error| ApiError::new(error.status(), error.body_text()))?;
-    let operator = Operator { name: visitor.shared_name(), from: peer.ip() };
     let outcome = releases.release(&id, &request, &operator).await;
     let outcome = outcome.map_err(|error| ApiError::new(status_of(&error), error.to_string()))?;
     let status = status(&outcome);

@@ -187,7 +187,7 @@ pub struct OperatorAction {
     pub at: SteadyMillis,
     pub who: String,
     pub from: IpAddr,
-    /// The word for it in events: `force_released`, `place_removed`, `acknowledged`, `unacknowledged`.
+    /// The word for it in events: `force_released`, `place_removed`, `release_rejected`, `acknowledged`, `unacknowledged`.
     pub what: &'static str,
     /// The holder or the problem that it concerned, or `lock`.
     pub subject: String,

@@ -1,0 +1,98 @@
+//! Logins: what a browser's cookie stands for. They are in memory, so that each can be ended, and end with the process.
+
+use std::collections::HashMap;
+use std::fmt;
+use std::sync::{Arc, Mutex, MutexGuard, PoisonError};
+
+use base64::Engine as _;
+use base64::engine::general_purpose::URL_SAFE_NO_PAD;
+use ring::hmac;
+use ring::rand::{SecureRandom as _, SystemRandom};
+use tokio_util::sync::CancellationToken;
+
+use super::csrf::CsrfToken;
+use super::tokens::{Digest, Token, digest};
+use super::{AuthMethod, Stay, Visitor};
+
+/// The lifetime of a login, seconds: a shift.
+pub const LOGIN_SECS: u64 = 12 * 3600;
+/// The most logins; beyond it the oldest ends.
+const MAX_LOGINS: usize = 10_000;
+/// The length of a cookie's secret, bytes.
+const SECRET_LEN: usize = 24;
+
+/// A login of a browser.
+#[derive(Debug, Clone)]
+pub struct Login {
+    pub token: Arc<Token>,
+    /// Seconds since the epoch.
+    pub until_secs: u64,
+    /// Cancelled when the visitor logs out, or when the token is removed.
+    pub ended: CancellationToken,
+}
+
+impl Login {
+    /// Returns the visitor who logged in.
+    #[must_use]
+    pub fn visitor(&self) -> Visitor {
+        let stay = Stay { ended: self.ended.clone(), until_secs: Some(self.until_secs) };
+        self.token.visitor_by(AuthMethod::Cookie, stay)
+    }
+}
+
+/// The logins by the digests of their cookies. Cheap to clone.
+#[derive(Clone, Default)]
+pub struct Logins(Arc<Mutex<HashMap<Digest, Login>>>);
+
+impl fmt::Debug for Logins {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        f.write_str("Logins")
+    }
+}
+
+impl Logins {
+    /// Begins a login, and returns its cookie. None if the system has no randomness.
+    #[must_use]
+    pub fn begin(&self, token: &Arc<Token>, now_secs: u64) -> Option<String> {
+        let mut secret = [0; SECRET_LEN];
+        SystemRandom::new().fill(&mut secret).ok()?;
+        let cookie = URL_SAFE_NO_PAD.encode(secret);
+        let (until_secs, ended) = (now_secs + LOGIN_SECS, token.removed().child_token());
+        let mut logins = self.lock();
+        logins.retain(|_, login| login.until_secs > now_secs && !login.ended.is_cancelled());
+        if logins.len() >= MAX_LOGINS {
+            let oldest = logins.iter().min_by_key(|(_, login)| login.until_secs);
+            if let Some(digest) = oldest.map(|(digest, _)| *digest)
+                && let Some(login) = logins.remove(&digest)
+            {
+                login.ended.cancel();
+            }
+        }
+        logins.insert(digest(&cookie), Login { token: Arc::clone(token), until_secs, ended });
+        Some(cookie)
+    }
+
+    /// Returns the login of a cookie.
+    #[must_use]
+    pub fn find(&self, cookie: &str, now_secs: u64) -> Option<Login> {
+        let login = self.lock().get(&digest(cookie)).cloned()?;
+        (login.until_secs > now_secs && !login.ended.is_cancelled()).then_some(login)
+    }
+
+    /// Ends the login of a cookie, with its streams.
+    pub fn end(&self, cookie: &str) {
+        if let Some(login) = self.lock().remove(&digest(cookie)) {
+            login.ended.cancel();
+        }
+    }
+
+    fn lock(&self) -> MutexGuard<'_, HashMap<Digest, Login>> {
+        self.0.lock().unwrap_or_else(PoisonError::into_inner)
+    }
+}
+
+/// Returns the CSRF token of the login with this cookie.
+#[must_use]
+pub fn csrf_token(cookie: &str) -> CsrfToken {
+    CsrfToken::signed(&hmac::Key::new(hmac::HMAC_SHA256, cookie.as_bytes()), "of a login")
+}

@@ -1,0 +1,94 @@
+//! The token file, followed while the dashboard runs.
+
+use std::fs;
+use std::os::unix::fs::MetadataExt as _;
+use std::path::PathBuf;
+use std::sync::{Arc, PoisonError, RwLock};
+use std::time::Duration;
+
+use tokio::signal::unix::Signal;
+use tokio_util::sync::CancellationToken;
+
+use super::tokens::Tokens;
+
+/// The interval between two checks of the file.
+const CHECK_INTERVAL: Duration = Duration::from_secs(5);
+
+/// The tokens of a file, as it was when it was last valid.
+#[derive(Debug, Clone)]
+pub struct TokenFile {
+    path: PathBuf,
+    tokens: Arc<RwLock<Tokens>>,
+}
+
+/// The properties that tell one version of a file from another: inode, size, change time.
+type Version = (u64, u64, i64, i64);
+
+impl TokenFile {
+    /// Reads the file.
+    ///
+    /// # Errors
+    /// A sentence for each mistake, without the tokens.
+    pub fn open(path: PathBuf) -> Result<Self, Vec<String>> {
+        let tokens = Arc::new(RwLock::new(read(&path)?));
+        Ok(Self { path, tokens })
+    }
+
+    /// Returns the tokens in force.
+    #[must_use]
+    pub fn now(&self) -> Tokens {
+        self.tokens.read().unwrap_or_else(PoisonError::into_inner).clone()
+    }
+
+    /// Reads the file again when it changes and at each signal, until `stop` is cancelled.
+    pub async fn follow(self, mut hangups: Signal, stop: CancellationToken) {
+        let follow = async {
+            let mut loaded = self.version();
+            let mut clock = tokio::time::interval(CHECK_INTERVAL);
+            loop {
+                tokio::select! {
+                    _ = clock.tick() => {
+                        let found = self.version();
+                        if found != loaded {
+                            self.reload();
+                            loaded = found;
+                        }
+                    }
+                    Some(()) = hangups.recv() => {
+                        loaded = self.version();
+                        self.reload();
+                    }
+                }
+            }
+        };
+        stop.run_until_cancelled(follow).await;
+    }
+
+    fn version(&self) -> Option<Version> {
+        let file = fs::metadata(&self.path).ok()?;
+        Some((file.ino(), file.size(), file.ctime(), file.ctime_nsec()))
+    }
+
+    /// Reads the file. Logins and streams of tokens that are gone or changed end; an invalid file changes nothing.
+    pub fn reload(&self) {
+        match read(&self.path) {
+            Ok(fresh) => {
+                let mut tokens = self.tokens.write().unwrap_or_else(PoisonError::into_inner);
+                *tokens = fresh.succeed(&tokens);
+                tracing::info!(file = %self.path.display(), tokens = tokens.count(), "token file reloaded");
+            }
+            Err(mistakes) => {
+                let error = mistakes.join("; ");
+                tracing::error!(error, "token file reload failed; keeping previous tokens");
+            }
+        }
+    }
+}
+
+fn read(path: &std::path::Path) -> Result<Tokens, Vec<String>> {
+    let text =
+        fs::read_to_string(path).map_err(|error| vec![format!("{}: {error}", path.display())])?;
+    Tokens::parse(&text).map_err(|mistakes| {
+        mistakes.into_iter().map(|mistake| format!("{}, {mistake}", path.display())).collect()
+    })
+}
