@@ -276,6 +276,36 @@ mod tests {
         assert_eq!(restored.orphans.keys().copied().collect::<Vec<_>>(), [3]);
     }
 
+    /// The journal of version 0.1.0, with each kind of record.
+    const RECORDED: &str = r#"{"agent":"me","boot":"now"}
+{"what":"session","session":"5f-1","secret":"000102030405060708090a0b0c0d0e0f","peer":{"pid":1,"uid":2,"gid":3,"comm":"sh"},"client":null,"grace_ms":300000}
+{"what":"hold","session":"5f-1","owner":0,"number":7,"lock":"orders:1","kind":"fenced","count":2,"token":9,"until":null,"longest":30000,"granted":9}
+{"what":"hold","session":"5f-1","owner":1,"number":8,"lock":"orders:2","kind":"read","count":1,"token":null,"until":60,"longest":30000,"granted":9}
+{"what":"away","session":"5f-1","since":5}
+{"what":"trace","number":10,"lock":"a","kind":"fair","after":0}
+{"what":"trace","number":11,"lock":"b","kind":"lock","after":0}
+{"what":"gone","number":11}
+"#;
+
+    #[test]
+    fn journals_of_other_versions_are_read_in_both_directions() {
+        for line in RECORDED.lines().skip(1) {
+            let record: Record = serde_json::from_str(line).unwrap();
+            assert_eq!(serde_json::to_string(&record).unwrap(), line, "earlier versions read it");
+        }
+        // Later versions may add fields and records, which this one does not know.
+        let later = RECORDED.replace("\"what\"", "\"added\":[1],\"what\"")
+            + "{\"what\":\"added\",\"number\":7}\n";
+        for journal in [RECORDED, &later] {
+            let folder = tempfile::tempdir().unwrap();
+            fs::write(folder.path().join(FILE), journal).unwrap();
+            let (_, restored) = own(&folder);
+            let session = restored.sessions.values().next().unwrap();
+            assert_eq!(session.holds.keys().copied().collect::<Vec<_>>(), [7, 8]);
+            assert_eq!(restored.orphans.keys().copied().collect::<Vec<_>>(), [10]);
+        }
+    }
+
     #[test]
     fn old_records_survive_a_full_disk() {
         let folder = tempfile::tempdir().unwrap();
