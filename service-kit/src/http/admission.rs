@@ -1,11 +1,12 @@
-//! Admission of connections: who sends nothing gives way to who does, and probes are answered when all else is taken.
+//! Admission of connections: idle ones give way to those that send requests, and probes are answered when all others are taken.
 
 use std::collections::VecDeque;
 use std::net::IpAddr;
 use std::sync::{Arc, Mutex, MutexGuard, PoisonError};
-use std::time::{Duration, Instant};
+use std::time::Duration;
 
 use tokio::sync::{OwnedSemaphorePermit, Semaphore};
+use tokio::time::Instant;
 use tokio_util::sync::CancellationToken;
 
 /// The most connections of one address that have not sent a request yet.
