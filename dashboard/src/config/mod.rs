@@ -45,7 +45,7 @@ const PROGRAM: Program = Program {
 #[derive(Debug, Parser)]
 #[command(name = "lockscope-dashboard", version)]
 struct Flags {
-    /// A Redis deployment to watch: redis://, rediss:// (TLS) or unix://, preceded by a name where there are several; for a cluster some of its nodes, redis+cluster://host:port,host:port or rediss+cluster://; for a master behind Sentinel redis+sentinel://host:port,host:port/name or rediss+sentinel://; by default redis://127.0.0.1:6379, unless the file has `[[redis]]` tables
+    /// A Redis deployment to watch: redis://, rediss:// (TLS) or unix://, preceded by a name where there are several; for a cluster some of its nodes, redis+cluster://host:port,host:port or rediss+cluster://; for a master behind Sentinel redis+sentinel://host:port,host:port/name or rediss+sentinel://; by default the server at 127.0.0.1:6379, unless the file has `[[redis]]` tables
     #[arg(long, value_name = "[NAME=]URL")]
     redis_url: Vec<NamedUrl>,
     /// A database to watch on every server; by default the one in the server's URL
