@@ -9,6 +9,8 @@ use harness::{Proxy, Reply, eventually};
 
 use super::{COMMANDS, LONG, RENEWALS, SHORT, assert_error, assert_held_by, holder, lock, stage};
 
+/// The most lines that are held in turn until one of them holds a renewal.
+const MAX_LINES: usize = 100;
 const DOUBTS: &str = "lockscope_agent_doubts_total";
 
 #[tokio::test]
@@ -190,7 +192,7 @@ async fn a_re_entry_whose_reply_is_lost_leaves_no_count_behind() -> Result<()> {
 /// Holds a renewal on its way, and gives the line that does. The first line held may be left by the agent for
 /// another reason; a new one begins with verifying every hold.
 async fn hold_a_renewal(proxy: &Proxy) -> Arc<Line> {
-    loop {
+    for _ in 0..MAX_LINES {
         let line = proxy.line(RENEWALS).await;
         line.set(Way::Up, Flow::Hold);
         let held = eventually("a renewal, or another line", async || {
@@ -205,6 +207,7 @@ async fn hold_a_renewal(proxy: &Proxy) -> Arc<Line> {
         }
         line.cut();
     }
+    panic!("none of {MAX_LINES} lines held a renewal");
 }
 
 /// Lets the script that a line has held arrive, and waits until Redis has read all of it and seen the line's end.
