@@ -3,7 +3,7 @@
 
 use std::sync::Arc;
 
-use anyhow::{Result, ensure};
+use anyhow::{Result, bail, ensure};
 use harness::proxy::{Flow, Line, Way};
 use harness::{Proxy, Reply, eventually};
 
@@ -128,7 +128,7 @@ async fn a_late_renewal_extends_nothing_and_creates_nothing() -> Result<()> {
     let mut second = bench.session().await?;
     lock(&mut first, "LOCK a").await?;
     lock(&mut first, "LOCK b").await?;
-    let stuck = hold_a_renewal(&proxy).await;
+    let stuck = hold_a_renewal(&proxy).await?;
     // Renewals go on down another connection, so the held one is a copy.
     let renewed = "lockscope_agent_renewals_total";
     let before = bench.agent.metrics().await?.sum(renewed, &[("outcome", "renewed")]);
@@ -191,7 +191,7 @@ async fn a_re_entry_whose_reply_is_lost_leaves_no_count_behind() -> Result<()> {
 
 /// Holds a renewal on its way, and gives the line that does. The first line held may be left by the agent for
 /// another reason; a new one begins with verifying every hold.
-async fn hold_a_renewal(proxy: &Proxy) -> Arc<Line> {
+async fn hold_a_renewal(proxy: &Proxy) -> Result<Arc<Line>> {
     for _ in 0..MAX_LINES {
         let line = proxy.line(RENEWALS).await;
         line.set(Way::Up, Flow::Hold);
@@ -203,11 +203,11 @@ async fn hold_a_renewal(proxy: &Proxy) -> Arc<Line> {
         })
         .await;
         if held {
-            return line;
+            return Ok(line);
         }
         line.cut();
     }
-    panic!("none of {MAX_LINES} lines held a renewal");
+    bail!("none of {MAX_LINES} lines held a renewal")
 }
 
 /// Lets the script that a line has held arrive, and waits until Redis has read all of it and seen the line's end.
