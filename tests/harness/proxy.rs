@@ -38,6 +38,8 @@ pub enum Flow {
     Pass,
     /// They are kept, and arrive when the flow is [`Flow::Pass`] again.
     Hold,
+    /// They arrive until one piece contains this word; from then on they are held.
+    HoldFrom(&'static str),
     /// They are taken and never arrive.
     Swallow,
     /// They arrive that much later, in order.
@@ -351,6 +353,12 @@ impl Line {
                 if way == Way::Up {
                     self.learn_name(&piece);
                 }
+                let flow = *lane.flow.borrow();
+                if let Flow::HoldFrom(word) = flow
+                    && piece.windows(word.len()).any(|part| part == word.as_bytes())
+                {
+                    lane.flow.send_replace(Flow::Hold);
+                }
                 if *lane.flow.borrow() == Flow::Hold {
                     let mut kept = lock(&lane.kept);
                     let room = KEPT.saturating_sub(kept.len());
@@ -375,13 +383,19 @@ impl Line {
                     return;
                 }
                 let due = match (now, waiting.front()) {
-                    (Flow::Pass | Flow::Swallow | Flow::CutAfter(_), Some(_)) => {
-                        Some(Instant::now())
-                    }
+                    (
+                        Flow::Pass | Flow::HoldFrom(_) | Flow::Swallow | Flow::CutAfter(_),
+                        Some(_),
+                    ) => Some(Instant::now()),
                     (Flow::Delay(delay), Some((at, _))) => Some(*at + delay),
-                    (Flow::Pass | Flow::Swallow | Flow::CutAfter(_) | Flow::Delay(_), None)
-                        if ended =>
-                    {
+                    (
+                        Flow::Pass
+                        | Flow::HoldFrom(_)
+                        | Flow::Swallow
+                        | Flow::CutAfter(_)
+                        | Flow::Delay(_),
+                        None,
+                    ) if ended => {
                         break;
                     }
                     _ => None,

@@ -189,12 +189,11 @@ async fn a_re_entry_whose_reply_is_lost_leaves_no_count_behind() -> Result<()> {
     Ok(())
 }
 
-/// Holds a renewal on its way, and gives the line that does. The first line held may be left by the agent for
-/// another reason; a new one begins with verifying every hold.
+/// Holds a renewal on its way, and gives the line that does. The agent may leave a line for another reason.
 async fn hold_a_renewal(proxy: &Proxy) -> Result<Arc<Line>> {
     for _ in 0..MAX_LINES {
         let line = proxy.line(RENEWALS).await;
-        line.set(Way::Up, Flow::Hold);
+        line.set(Way::Up, Flow::HoldFrom("EVALSHA"));
         let held = eventually("a renewal, or another line", async || {
             let held = line.is_holding(Way::Up, "EVALSHA");
             let newest = proxy.line(RENEWALS).await;
