@@ -144,7 +144,7 @@ async fn events_are_in_order_for_one_lock_and_for_all() {
     assert_eq!(events(Some(lock(b"b")), 0, 9_000).await, [all[1].clone(), all[3].clone()]);
     let problem =
         &reader.between(None, SteadyMillis(2_500), SteadyMillis(2_500), true).await.unwrap()[0];
-    assert_eq!((problem.subject.as_str(), problem.detail.as_deref()), ("stuck", Some("sure")));
+    assert_eq!((problem.subject.as_str(), problem.detail.as_deref()), ("stuck", Some("certain")));
 }
 
 #[tokio::test]

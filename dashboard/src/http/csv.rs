@@ -340,7 +340,7 @@ mod tests {
         let lines: Vec<&str> = text.lines().collect();
         assert_eq!(lines.len(), 2);
         assert!(lines[1].starts_with("main,0,\"'=cmd\",held,true,lock,"), "{text}");
-        assert!(lines[1].ends_with(",\"leaked sure\""), "{text}");
+        assert!(lines[1].ends_with(",\"leaked certain\""), "{text}");
         let view = lock("a");
         assert_eq!(Arc::new(view).cells().len(), <Arc<LockView>>::COLUMNS.len());
     }

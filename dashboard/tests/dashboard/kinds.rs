@@ -202,7 +202,7 @@ async fn owners_that_wait_for_one_another_are_a_deadlock() {
     let dashboard = Dashboard::start(&server.url()).await;
     let found = |lock: &Value| lock["problems"][0]["problem"] == "deadlock";
     let lock = dashboard.lock_when("a", found).await;
-    assert_eq!(lock["problems"][0]["certainty"], "sure");
+    assert_eq!(lock["problems"][0]["certainty"], "certain");
     assert_eq!(lock["problems"][0]["evidence"].as_array().unwrap().len(), 2);
     dashboard.lock_when("b", found).await;
     dashboard.listed_when("filter=problem:deadlock", &["a", "b"]).await;

@@ -42,7 +42,7 @@ async fn locks_are_counted_by_group() {
         r#"lockscope_dashboard_locks{deployment="default",kind="lock",lock_group="orders:*"} 3"#,
         r#"lockscope_dashboard_holders{deployment="default",kind="lock",lock_group="orders:*"} 3"#,
         r#"lockscope_dashboard_locks{deployment="default",kind="write",lock_group="w"} 1"#,
-        r#"lockscope_dashboard_problems_detected_total{certainty="sure",deployment="default",lock_group="w",problem="leaked"} 0"#,
+        r#"lockscope_dashboard_problems_detected_total{certainty="certain",deployment="default",lock_group="w",problem="leaked"} 0"#,
         r#"lockscope_dashboard_locks_not_kept 0"#,
         &format!("lockscope_dashboard_redis_up{{node=\"{node}\"}} 1"),
         &format!("lockscope_dashboard_redis_evicts{{node=\"{node}\"}} 0"),
@@ -81,9 +81,9 @@ async fn a_problem_is_counted_and_detected() {
     let dashboard = Dashboard::start(&server.url()).await;
     dashboard.listed_when("", &["a"]).await;
     run::<i64>(&mut redis, &["PERSIST", "a"]);
-    let now = r#"lockscope_dashboard_problems{acknowledged="false",certainty="sure",deployment="default",lock_group="a",problem="leaked"} 1"#;
+    let now = r#"lockscope_dashboard_problems{acknowledged="false",certainty="certain",deployment="default",lock_group="a",problem="leaked"} 1"#;
     let text = metrics_when(&dashboard, |text| has(text, now)).await;
-    let ever = r#"lockscope_dashboard_problems_detected_total{certainty="sure",deployment="default",lock_group="a",problem="leaked"} 1"#;
+    let ever = r#"lockscope_dashboard_problems_detected_total{certainty="certain",deployment="default",lock_group="a",problem="leaked"} 1"#;
     assert!(has(&text, ever), "{text}");
     run::<i64>(&mut redis, &["DEL", "a"]);
     let text = metrics_when(&dashboard, |text| !has(text, now)).await;

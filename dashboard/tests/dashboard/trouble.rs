@@ -278,7 +278,7 @@ async fn a_renewed_lock_that_never_moves_is_stuck() {
     let dashboard = Dashboard::with(&flags).await;
     let stuck = dashboard.lock_when("held", has_problem).await;
     let problem = &stuck["problems"][0];
-    assert_eq!((&problem["problem"], &problem["certainty"]), (&json!("stuck"), &json!("sure")));
+    assert_eq!((&problem["problem"], &problem["certainty"]), (&json!("stuck"), &json!("certain")));
     assert!(problem["evidence"].as_array().unwrap().len() >= 2, "{problem:#}");
     assert!(stuck["renewed"] == true && stuck["lease_ms"].as_u64().unwrap() <= 3_000);
     dashboard.listed_when("filter=problem:any", &["held"]).await;

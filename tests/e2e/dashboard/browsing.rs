@@ -107,7 +107,7 @@ async fn every_operator_task_is_possible() -> Result<()> {
     const TOKEN: &str = "9f2c4e7ab1d35860";
     let file = tempfile::NamedTempFile::new()?;
     std::fs::write(file.path(), format!("{TOKEN},Anna\n"))?;
-    // What is staged is made sure of by those who need no token.
+    // Those who need no token check what is staged.
     let shown = Shown::new().await?;
     let tokens = file.path().to_str().context("no UTF-8")?;
     let url = shown.bench.redis.url();

@@ -1,4 +1,4 @@
-//! `leaked` and `stuck`: raised when sure, with their evidence, and taken back.
+//! `leaked` and `stuck`: raised when certain, with their evidence, and taken back.
 
 use anyhow::{Result, ensure};
 use harness::{Agent, Dashboard, Foreign, RedisServer, eventually, http};
@@ -16,14 +16,14 @@ async fn a_confirmed_lock_without_a_time_to_live_is_leaked() -> Result<()> {
     bench.direct.call("PERSIST a").await?.ok()?;
     let lock = bench.listed("a", |lock| problems(lock) == ["leaked"]).await;
     let problem = &lock["problems"][0];
-    assert_eq!(problem["certainty"], "sure");
+    assert_eq!(problem["certainty"], "certain");
     assert_eq!(lock["ttl_ms"], Value::Null);
     assert!(problem["evidence"].as_array().is_some_and(|evidence| !evidence.is_empty()));
     assert!(problem["advice"].as_str().is_some_and(|advice| !advice.is_empty()));
     let first = bench.dashboard.json("/api/v1/locks").await?;
     assert_eq!(first["locks"][0]["name"], "a", "problems come first");
     let metric = "lockscope_dashboard_problems";
-    let labels = [("problem", "leaked"), ("certainty", "sure")];
+    let labels = [("problem", "leaked"), ("certainty", "certain")];
     assert_eq!(bench.dashboard.metrics().await?.sum(metric, &labels), 1.0);
     bench.direct.call("PEXPIRE a 60000").await?.ok()?;
     bench.listed("a", |lock| problems(lock).is_empty()).await;
@@ -46,7 +46,7 @@ async fn a_lock_that_leaked_before_the_start_is_suspected_then_proved_by_a_liste
     assert!(page.contains("leaked:2") && !page.contains("No lock is held"), "{page}");
     let mut listener = bench.redis.client().await?;
     listener.call("SUBSCRIBE redisson_lock__channel:{leaked:2}").await?.ok()?;
-    let proved = |lock: &Value| lock["problems"][0]["certainty"] == "sure";
+    let proved = |lock: &Value| lock["problems"][0]["certainty"] == "certain";
     let lock = bench.listed("leaked:2", proved).await;
     assert_eq!((&lock["confirmed"], &lock["waiting"]), (&Value::Bool(true), &Value::from(1)));
     Ok(())
@@ -59,7 +59,7 @@ async fn a_problem_survives_a_restart_without_a_setting() -> Result<()> {
     java.lock("a").await?;
     bench.listed("a", |_| true).await;
     bench.direct.call("PERSIST a").await?.ok()?;
-    let certain = |lock: &Value| lock["problems"][0]["certainty"] == "sure";
+    let certain = |lock: &Value| lock["problems"][0]["certainty"] == "certain";
     let before = bench.listed("a", certain).await;
     bench.dashboard.process().terminate()?;
     bench.dashboard.process().end().await;
@@ -82,7 +82,7 @@ async fn a_lock_that_is_renewed_and_held_too_long_is_stuck() -> Result<()> {
     // Held as long, but nobody renews it: it will end by itself.
     worker.call("LOCK fixed LEASE 600000").await?.ok()?;
     let lock = bench.listed("a", |lock| problems(lock) == ["stuck"]).await;
-    assert_eq!(lock["problems"][0]["certainty"], "sure");
+    assert_eq!(lock["problems"][0]["certainty"], "certain");
     assert_eq!(lock["renewed"], true);
     assert!(problems(&bench.listed("fixed", |_| true).await).is_empty());
     worker.call("UNLOCK a").await?.ok()?;
@@ -99,7 +99,7 @@ async fn a_deadlock_across_two_agents_is_detected() -> Result<()> {
     let agents = [Agent::start(&bench.redis).await?, Agent::start(&bench.redis).await?];
     // Each agent sees only its own half of it.
     for (pair, limit, certainty) in
-        [("limited", " WAIT 600000", "suspected"), ("endless", "", "sure")]
+        [("limited", " WAIT 600000", "suspected"), ("endless", "", "certain")]
     {
         let mut workers = [agents[0].client().await?, agents[1].client().await?];
         for (worker, lock) in workers.iter_mut().zip(["1", "2"]) {

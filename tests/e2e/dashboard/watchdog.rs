@@ -108,7 +108,7 @@ async fn the_three_ends_of_a_watchdog_lock_are_distinguished() -> Result<()> {
     assert!(!brief.unlock("short").await?, "by now somebody else could have it");
     let lock = lock_when(&seeing, "short", |lock| problems(lock) == ["expired"]).await;
     let problem = &lock["problems"][0];
-    assert_eq!(problem["certainty"], "sure", "{lock:#}");
+    assert_eq!(problem["certainty"], "certain", "{lock:#}");
     let evidence = problem["evidence"].to_string();
     assert!(evidence.contains(&holder) && evidence.contains("tried to release"), "{evidence}");
     // What is not seen is not claimed: without MONITOR all that shows is a fixed lease that ends.
@@ -118,7 +118,7 @@ async fn the_three_ends_of_a_watchdog_lock_are_distinguished() -> Result<()> {
     for dashboard in [&seeing, &plain] {
         let lock = lock_when(dashboard, "dead", |lock| problems(lock) == ["stuck"]).await;
         let problem = &lock["problems"][0];
-        assert_eq!(problem["certainty"], "sure", "{lock:#}");
+        assert_eq!(problem["certainty"], "certain", "{lock:#}");
         assert!(problem["advice"].to_string().contains("Thread.print"), "{problem:#}");
         assert_eq!(lock["state"], "held", "its time to live says nothing of its thread");
     }

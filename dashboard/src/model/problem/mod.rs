@@ -113,7 +113,7 @@ pub struct Verdict {
 }
 
 impl Verdict {
-    fn sure(problem: ProblemKind, since: SteadyMillis) -> Self {
+    fn certain(problem: ProblemKind, since: SteadyMillis) -> Self {
         Self { problem, certainty: Certainty::Certain, since }
     }
 
@@ -146,7 +146,7 @@ pub fn judge(case: &Case<'_>) -> Vec<Verdict> {
 fn leaked(case: &Case<'_>) -> Option<Verdict> {
     let bare = case.no_ttl_since.filter(|first| case.now.sent.since(first.received) >= LEAK_GAP);
     if let Some(first) = bare {
-        return Some(Verdict::sure(ProblemKind::Leaked, first.steady));
+        return Some(Verdict::certain(ProblemKind::Leaked, first.steady));
     }
     let lasts = case.ttl.is_none_or(|ttl| ttl > GONE_TTL);
     let gone = case.gone.filter(|_| lasts)?;
@@ -203,7 +203,7 @@ fn renewal_overdue(case: &Case<'_>) -> Option<Verdict> {
     let below = overdue_below(lease);
     let late = below.checked_sub(ttl).filter(|late| !late.is_zero())?;
     let since = SteadyMillis(case.now.steady.0.saturating_sub(millis(late)));
-    Some(Verdict::sure(ProblemKind::RenewalOverdue, since))
+    Some(Verdict::certain(ProblemKind::RenewalOverdue, since))
 }
 
 fn expired(case: &Case<'_>) -> Option<Verdict> {
@@ -223,7 +223,7 @@ fn starving(case: &Case<'_>) -> Option<Verdict> {
     if let Some(waiter) = longest(case)
         && case.now.received.since(waiter.from) > limit
     {
-        return Some(Verdict::sure(ProblemKind::Starving, after(waiter.since.at, limit)));
+        return Some(Verdict::certain(ProblemKind::Starving, after(waiter.since.at, limit)));
     }
     // While a lock changes hands subscribers come and go, and none of them need wait for long.
     let subscribers = case.subscribers.filter(|_| !case.holders.is_empty())?;
@@ -239,18 +239,18 @@ fn deadlock(case: &Case<'_>) -> Option<Verdict> {
     Some(if cycle.is_limited() {
         Verdict::suspected(ProblemKind::Deadlock, since)
     } else {
-        Verdict::sure(ProblemKind::Deadlock, since)
+        Verdict::certain(ProblemKind::Deadlock, since)
     })
 }
 
 fn orphan(case: &Case<'_>) -> Option<Verdict> {
     let first = case.orphan_since.filter(|_| case.holders.is_empty())?;
     (case.now.sent.since(first.received) >= ORPHAN_GAP)
-        .then(|| Verdict::sure(ProblemKind::Orphan, first.steady))
+        .then(|| Verdict::certain(ProblemKind::Orphan, first.steady))
 }
 
 fn malformed(case: &Case<'_>) -> Option<Verdict> {
-    case.malformed.map(|_| Verdict::sure(ProblemKind::Malformed, case.now.steady))
+    case.malformed.map(|_| Verdict::certain(ProblemKind::Malformed, case.now.steady))
 }
 
 fn after(at: SteadyMillis, limit: Duration) -> SteadyMillis {

@@ -13,7 +13,6 @@ use crate::clock::SteadyMillis;
 #[derive(Debug, Clone, Copy, PartialEq, Eq, Hash, Serialize, PartialOrd, Ord, ToSchema)]
 #[serde(rename_all = "lowercase")]
 pub enum Certainty {
-    #[serde(rename = "sure")]
     Certain,
     Suspected,
 }
@@ -22,7 +21,7 @@ impl Certainty {
     #[must_use]
     pub fn as_str(self) -> &'static str {
         match self {
-            Self::Certain => "sure",
+            Self::Certain => "certain",
             Self::Suspected => "suspected",
         }
     }

@@ -394,7 +394,8 @@ pub(super) fn happened() -> Vec<EventRow> {
             detail: detail.map(Into::into),
         })
     };
-    let told = [told("ended", Some("ran_out")), told("problem", Some("sure")), told("other", None)];
+    let told =
+        [told("ended", Some("ran_out")), told("problem", Some("certain")), told("other", None)];
     told.into_iter().chain(locks.iter().flat_map(seen)).collect()
 }
 
