@@ -25,7 +25,7 @@ endef
 PROFILE ?= release
 BUILT = $${CARGO_TARGET_DIR:-target}/$(if $(filter dev,$(PROFILE)),debug,$(PROFILE))
 
-.PHONY: help toolchain demo run test chaos package package-test container-test soak interop redisson-tests recordings bench check fmt doc deps advisories bench-decoder fuzz
+.PHONY: help toolchain demo run screenshots test chaos package package-test container-test soak interop redisson-tests recordings bench check fmt doc deps advisories bench-decoder fuzz
 
 toolchain:
 	@tests/check-toolchain
@@ -40,6 +40,10 @@ demo: toolchain ## Redis, two agents, the dashboard and a crowd of workers; Ctrl
 run: toolchain ## The same without workers, on a private Redis or on the one in REDIS_URL
 	@tests/install-missing cc redis-server
 	$(call built_demo,--no-actors)
+
+screenshots: toolchain ## The pictures of the documentation, from a demo of two minutes
+	@tests/install-missing cc redis-server chromium chromedriver
+	$(call built_demo,--screenshots docs/images)
 
 # Most tests wait for other processes most of the time.
 test: toolchain deps ## Every test, with real servers, clients and a browser

@@ -18,6 +18,7 @@ pub mod model;
 pub mod query;
 pub mod redis;
 pub mod release;
+pub mod rules;
 mod schema;
 pub mod sources;
 pub mod text;

@@ -6,15 +6,22 @@ use std::net::SocketAddr;
 use std::process::ExitCode;
 
 use lockscope_dashboard::config::Config;
-use lockscope_dashboard::{Listeners, doctor, run};
+use lockscope_dashboard::{Listeners, doctor, rules, run};
 use service_kit::shutdown::Shutdown;
 use service_kit::{redis, telemetry};
 
 fn main() -> ExitCode {
     let mut args: Vec<OsString> = std::env::args_os().collect();
-    if args.get(1).is_some_and(|command| command == "doctor") {
-        args.remove(1);
-        return doctor::main(args, std::env::vars_os());
+    match args.get(1).and_then(|command| command.to_str()) {
+        Some("doctor") => {
+            args.remove(1);
+            return doctor::main(args, std::env::vars_os());
+        }
+        Some("rules") => {
+            args.remove(1);
+            return rules::main(args);
+        }
+        _ => {}
     }
     let config = match Config::load() {
         Ok(config) => config,

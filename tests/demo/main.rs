@@ -4,8 +4,11 @@
 mod actors;
 mod counter;
 mod scenes;
+mod screenshots;
 mod stage;
 mod worker;
+
+use std::path::PathBuf;
 
 use anyhow::Result;
 use clap::{Parser, Subcommand};
@@ -20,6 +23,9 @@ struct Arguments {
     /// with workers it is not, since they fill it with locks, broken ones among them.
     #[arg(long, value_name = "URL")]
     redis_url: Option<String>,
+    /// Writes a screenshot of every page into this folder and ends.
+    #[arg(long, value_name = "FOLDER", conflicts_with = "no_actors")]
+    screenshots: Option<PathBuf>,
     #[command(subcommand)]
     role: Option<Role>,
 }
@@ -47,5 +53,5 @@ fn main() -> Result<()> {
     let runtime = tokio::runtime::Builder::new_current_thread().enable_all().build()?;
     let from_environment = if arguments.no_actors { std::env::var("REDIS_URL").ok() } else { None };
     let redis_url = arguments.redis_url.or(from_environment);
-    runtime.block_on(stage::run(redis_url, !arguments.no_actors))
+    runtime.block_on(stage::run(redis_url, !arguments.no_actors, arguments.screenshots))
 }

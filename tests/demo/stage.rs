@@ -1,5 +1,6 @@
 //! The programs of the demo, and their end.
 
+use std::path::PathBuf;
 use std::rc::Rc;
 
 use anyhow::{Context as _, Result, ensure};
@@ -8,7 +9,7 @@ use tempfile::TempDir;
 use tokio::signal::unix::{SignalKind, signal};
 use tokio::task::LocalSet;
 
-use crate::{actors, scenes};
+use crate::{actors, scenes, screenshots};
 
 /// Everything that runs. Agents go before the Redis they talk to.
 pub(crate) struct Stage {
@@ -59,8 +60,12 @@ const PORT: u16 = 9761;
 const NOTE: &str = "A demo: nothing here is real. Locks are named after what is staged with them, as in stuck:… \
     or deadlock:…; the README says more.";
 
-/// Runs until SIGINT or SIGTERM, or until the terminal is closed.
-pub(crate) async fn run(redis_url: Option<String>, with_actors: bool) -> Result<()> {
+/// Runs until SIGINT or SIGTERM, until the terminal is closed, or until the screenshots are taken.
+pub(crate) async fn run(
+    redis_url: Option<String>,
+    with_actors: bool,
+    screenshots: Option<PathBuf>,
+) -> Result<()> {
     let mut interrupted = signal(SignalKind::interrupt())?;
     let mut terminated = signal(SignalKind::terminate())?;
     let mut hung_up = signal(SignalKind::hangup())?;
@@ -77,6 +82,9 @@ pub(crate) async fn run(redis_url: Option<String>, with_actors: bool) -> Result<
         }
         if with_actors {
             actors::play(Rc::clone(&stage)).await?;
+        }
+        if let Some(folder) = screenshots {
+            return screenshots::take(&stage.dashboard, &folder).await;
         }
         std::future::pending::<Result<()>>().await
     };

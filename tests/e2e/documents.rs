@@ -3,7 +3,7 @@
 use std::collections::BTreeSet;
 use std::path::Path;
 
-use anyhow::Result;
+use anyhow::{Context as _, Result, ensure};
 use harness::{Agent, Dashboard, RedisServer};
 
 fn document(file: &str) -> Result<String> {
@@ -71,6 +71,15 @@ fn every_link_points_to_a_file() -> Result<()> {
 }
 
 /// The index lists every page below its folder, other than the runbooks, which alerts link to.
+#[test]
+fn the_readme_has_the_redis_user_that_is_tested() -> Result<()> {
+    let readme = document("README.md")?;
+    let user = readme.lines().find(|line| line.starts_with("ACL SETUSER "));
+    let user = user.context("no user in README.md")?;
+    ensure!(document("docs/howto/acl.md")?.lines().any(|line| line == user), "{user}");
+    Ok(())
+}
+
 #[test]
 fn every_document_is_in_the_index() -> Result<()> {
     let index = document("docs/README.md")?;

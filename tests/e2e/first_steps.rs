@@ -154,6 +154,8 @@ impl Stage {
             let output = self.run(command)?;
             let report = String::from_utf8_lossy(&output.stdout);
             ensure!(output.status.code() < Some(2) && !report.is_empty(), "{command}: {output:?}");
+        } else if command.starts_with("lockscope-dashboard rules ") {
+            self.succeeds(&format!("{command} && promtool check rules lockscope.rules.yml"))?;
         } else if is_service(command) {
             let mut process = self.serves(command).await?;
             process.terminate()?;
@@ -251,7 +253,7 @@ async fn the_commands_for_prometheus() -> Result<()> {
     let stage = Stage::new().await?;
     let text = document("docs/start/prometheus.md")?;
     let steps = blocks(&text, "sh");
-    let [metrics, fault] = steps.as_slice() else { bail!("{steps:?}") };
+    let [metrics, rules, fault] = steps.as_slice() else { bail!("{steps:?}") };
     eventually("both to report that Redis is up", async || {
         let printed = stage.succeeds(metrics)?;
         let up = printed.lines().filter(|line| !line.starts_with('#') && line.ends_with(" 1"));
@@ -261,10 +263,7 @@ async fn the_commands_for_prometheus() -> Result<()> {
     .await;
     let config = blocks(&text, "yaml");
     std::fs::write(stage.folder.path().join("prometheus.yml"), config.concat())?;
-    for rules in ["lockscope-agent.rules.yml", "lockscope-dashboard.rules.yml"] {
-        let rule = document(&format!("grafana/prometheus/{rules}"))?;
-        std::fs::write(stage.folder.path().join(rules), rule)?;
-    }
+    stage.succeeds(rules)?;
     stage.succeeds("promtool check config prometheus.yml")?;
     // The first line stays in the background, so the output goes to a file.
     let log = stage.folder.path().join("log");

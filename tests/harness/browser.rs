@@ -5,6 +5,8 @@ use std::path::Path;
 use std::time::Duration;
 
 use anyhow::{Context as _, Result, ensure};
+use base64::Engine as _;
+use base64::prelude::BASE64_STANDARD;
 use serde_json::{Value, json};
 use tempfile::TempDir;
 use tokio::sync::{Semaphore, SemaphorePermit};
@@ -99,6 +101,38 @@ impl Browser {
     /// Returns an error if it throws.
     pub async fn run(&self, script: &str) -> Result<Value> {
         self.command("execute/sync", &json!({"script": script, "args": []})).await
+    }
+
+    /// Gives the page the size of a window or a phone, and the colours that the reader prefers.
+    ///
+    /// # Errors
+    /// Returns an error if the browser does not answer.
+    pub async fn show_as(&self, (width, height): (u32, u32), dark: bool) -> Result<()> {
+        let phone = width < 500;
+        let size =
+            json!({"width": width, "height": height, "deviceScaleFactor": 1, "mobile": phone});
+        self.devtools("Emulation.setDeviceMetricsOverride", &size).await?;
+        self.devtools("Emulation.setScrollbarsHidden", &json!({"hidden": true})).await?;
+        let scheme = if dark { "dark" } else { "light" };
+        let features = json!([{"name": "prefers-color-scheme", "value": scheme}]);
+        self.devtools("Emulation.setEmulatedMedia", &json!({"features": features})).await
+    }
+
+    async fn devtools(&self, command: &str, parameters: &Value) -> Result<()> {
+        let body = json!({"cmd": command, "params": parameters});
+        self.command("goog/cdp/execute", &body).await?;
+        Ok(())
+    }
+
+    /// Returns what the window shows, as a PNG.
+    ///
+    /// # Errors
+    /// Returns an error if the browser does not answer.
+    pub async fn screenshot(&self) -> Result<Vec<u8>> {
+        let path = format!("/session/{}/screenshot", self.session);
+        let json = http::get(self.port, &path).await?.json()?;
+        let encoded = json["value"].as_str().context("no screenshot")?;
+        Ok(BASE64_STANDARD.decode(encoded)?)
     }
 
     /// Presses a key and lets it go, wherever the focus is.

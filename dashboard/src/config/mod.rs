@@ -41,7 +41,7 @@ const PROGRAM: Program = Program {
     tables: &["redis", "lock", "access"],
 };
 
-/// Finds Redisson-compatible locks in Redis and shows who holds them, live. `lockscope-dashboard doctor` reports once and exits
+/// Finds Redisson-compatible locks in Redis and shows who holds them, live. `lockscope-dashboard doctor` reports once and exits; `lockscope-dashboard rules` prints alerts for Prometheus
 #[derive(Debug, Parser)]
 #[command(name = "lockscope-dashboard", version)]
 struct Flags {

@@ -1,0 +1,63 @@
+//! Screenshots of the pages, for the documentation.
+
+use std::path::Path;
+
+use anyhow::{Context as _, Result, ensure};
+use harness::browser::Browser;
+use harness::{Dashboard, PATIENCE, within};
+use serde_json::Value;
+
+const DESK: (u32, u32) = (1280, 900);
+const PHONE: (u32, u32) = (390, 844);
+
+/// The file, the page, the size of the window, and whether the colours are dark.
+const SHOTS: [(&str, &str, (u32, u32), bool); 14] = [
+    ("overview", "/overview", DESK, false),
+    ("overview-dark", "/overview", DESK, true),
+    ("overview-phone", "/overview", PHONE, false),
+    ("locks", "/", DESK, false),
+    ("locks-phone", "/", PHONE, false),
+    ("lock", "/lock?name=frozen%3Avideo-encode", DESK, false),
+    ("lock-dark", "/lock?name=deadlock%3Aaccount-a", DESK, true),
+    ("lock-phone", "/lock?name=leaked%3Ainvoice-run", PHONE, false),
+    ("problems", "/problems", DESK, false),
+    ("owners", "/owners", DESK, false),
+    ("contention", "/contention", DESK, false),
+    ("events", "/events", DESK, false),
+    ("sources", "/sources", DESK, false),
+    ("release", "/release?name=frozen%3Avideo-encode", DESK, false),
+];
+
+/// The problems that the demo stages and that last.
+const STAGED: [&str; 6] = ["deadlock", "leaked", "malformed", "orphan", "starving", "stuck"];
+
+/// Writes the screenshots into a folder, once every problem has been detected.
+///
+/// # Errors
+/// Returns an error if a page cannot be shown, or the folder cannot be written.
+pub(crate) async fn take(dashboard: &Dashboard, folder: &Path) -> Result<()> {
+    std::fs::create_dir_all(folder)?;
+    within(6 * PATIENCE, "the problems of the demo", async || {
+        let problems = dashboard.json("/api/v1/incidents").await?;
+        let has = |problem: &&str| contains(&problems, problem);
+        let missing: Vec<_> = STAGED.iter().filter(|problem| !has(problem)).collect();
+        ensure!(missing.is_empty(), "{missing:?} of {problems}");
+        Ok(())
+    })
+    .await;
+    let browser = Browser::start().await?;
+    for (file, page, size, dark) in SHOTS {
+        browser.show_as(size, dark).await?;
+        browser.open(&dashboard.url(page)).await?;
+        let path = folder.join(format!("{file}.png"));
+        std::fs::write(&path, browser.screenshot().await?)
+            .with_context(|| format!("cannot write {}", path.display()))?;
+    }
+    Ok(())
+}
+
+/// Whether a list of incidents has one of that problem.
+fn contains(incidents: &Value, problem: &str) -> bool {
+    let all = incidents["incidents"].as_array();
+    all.is_some_and(|all| all.iter().any(|incident| incident["problem"] == problem))
+}
