@@ -25,7 +25,7 @@ endef
 PROFILE ?= release
 BUILT = $${CARGO_TARGET_DIR:-target}/$(if $(filter dev,$(PROFILE)),debug,$(PROFILE))
 
-.PHONY: help toolchain demo run screenshots test chaos package package-test container-test soak interop redisson-tests recordings bench check fmt doc deps advisories bench-decoder fuzz
+.PHONY: help toolchain demo run screenshots test chaos package sbom package-test container-test soak interop redisson-tests recordings bench check fmt doc deps advisories bench-decoder fuzz
 
 toolchain:
 	@tests/check-toolchain
@@ -60,9 +60,14 @@ chaos: toolchain ## Random faults and a judge of what workers were told; ARGS='-
 	$(CARGO) run --locked --quiet -p lockscope-tests --bin chaos -- $(ARGS)
 
 package: toolchain ## The Debian packages, into target/debian
-	@tests/install-missing cc dpkg-shlibdeps objcopy
+	@tests/install-missing cc dpkg-shlibdeps objcopy python3
 	$(CARGO) build --locked --profile $(PROFILE) --workspace --bins
 	packaging/build-packages "$(BUILT)" "$${CARGO_TARGET_DIR:-target}/debian"
+
+sbom: toolchain ## A bill of materials of each program (CycloneDX), into target/sbom; the packages contain them
+	@tests/install-missing python3
+	@mkdir -p "$${CARGO_TARGET_DIR:-target}/sbom"
+	for package in lockscope-agent lockscope-dashboard; do packaging/sbom $$package >"$${CARGO_TARGET_DIR:-target}/sbom/$$package.cdx.json"; done
 
 package-test: package ## Installs the packages in a fresh Debian, uses and purges them; needs root and the Debian archive
 	@tests/install-missing debootstrap redis-server curl systemd-nspawn

@@ -162,6 +162,52 @@ fn pods_use_valid_settings() -> Result<()> {
     Ok(())
 }
 
+#[test]
+fn images_are_pinned_and_pods_have_no_token() -> Result<()> {
+    let version = format!(":{}", env!("CARGO_PKG_VERSION"));
+    for file in ["kubernetes/agent/daemonset.yaml", "kubernetes/dashboard/deployment.yaml"] {
+        let pods = read(file)?;
+        let mut images = pods.lines().filter_map(|line| line.trim().strip_prefix("image: "));
+        ensure!(images.all(|image| image.ends_with(&version)), "{file}: not of this version");
+        ensure!(pods.contains("automountServiceAccountToken: false\n"), "{file}: a token");
+    }
+    let toolchain = std::fs::read_to_string(folder().join("../rust-toolchain.toml"))?;
+    let channel = toolchain.split('"').nth(1).context("no channel")?;
+    let images = read("container/Containerfile")?;
+    ensure!(images.contains(&format!("FROM rust:{channel}-")), "not built with {channel}");
+    let others = read("compose/compose.yaml")?;
+    let based = images.lines().filter_map(|line| line.strip_prefix("FROM "));
+    let run = others.lines().filter_map(|line| line.trim().strip_prefix("image: "));
+    for image in based.chain(run).filter(|image| !image.contains("lockscope")) {
+        let tag = image.split_whitespace().next().and_then(|image| image.split_once(':'));
+        let exact = tag.is_some_and(|(_, tag)| tag.contains('.'));
+        ensure!(exact || image.starts_with("scratch"), "{image} has no exact version");
+    }
+    Ok(())
+}
+
+#[test]
+fn a_package_lists_what_it_is_linked_from() -> Result<()> {
+    let output = command(&folder().join("sbom")).arg("lockscope-agent").output()?;
+    ensure!(output.status.success(), "{}", said(&output));
+    let bill: serde_json::Value = serde_json::from_slice(&output.stdout)?;
+    let listed = bill["components"].as_array().context("no components")?;
+    let named = |name: &str| listed.iter().any(|crate_| crate_["name"] == name);
+    ensure!(named("redis") && named("redisson"), "not linked from redis: {bill}");
+    ensure!(!named("lockscope-dashboard") && !named("rcgen"), "{bill}");
+    let lock = std::fs::read_to_string(folder().join("../Cargo.lock"))?;
+    for crate_ in listed {
+        let text = |key: &str| crate_[key].as_str().context("no text");
+        let entry = format!("name = \"{}\"\nversion = \"{}\"\n", text("name")?, text("version")?);
+        ensure!(lock.contains(&entry), "not in Cargo.lock: {entry}");
+        if let Some(checksum) = crate_["hashes"][0]["content"].as_str() {
+            ensure!(lock.contains(&format!("checksum = \"{checksum}\"")), "{crate_}");
+        }
+        ensure!(crate_["licenses"][0]["expression"].is_string(), "no licence: {crate_}");
+    }
+    Ok(())
+}
+
 /// Validates these manifests against the schemas of one Kubernetes version.
 fn judge(version: &str, manifest: &Path) -> Result<Output> {
     let program =
@@ -177,6 +223,8 @@ fn kubernetes_manifests_are_valid() -> Result<()> {
     let agent = "kubernetes/agent/daemonset.yaml";
     for (file, passed) in [
         (agent, &["configmap/lockscope-agent", "daemonset/lockscope-agent"][..]),
+        ("kubernetes/agent/networkpolicy.yaml", &["networkpolicy/lockscope-agent"]),
+        ("kubernetes/dashboard/networkpolicy.yaml", &["networkpolicy/lockscope-dashboard"]),
         ("kubernetes/agent/service.yaml", &["service/lockscope-agent"]),
         (
             "kubernetes/dashboard/deployment.yaml",
@@ -214,7 +262,7 @@ fn resources(base: &Path) -> Result<Vec<PathBuf>> {
 
 #[test]
 fn kustomizations_have_both_programs_and_each_alone() -> Result<()> {
-    for (base, kinds) in [("", 6), ("agent", 3), ("dashboard", 3)] {
+    for (base, kinds) in [("", 8), ("agent", 4), ("dashboard", 4)] {
         let files = resources(&folder().join("kubernetes").join(base))?;
         let texts = files.iter().map(std::fs::read_to_string).collect::<Result<String, _>>()?;
         let found = texts.lines().filter(|line| line.starts_with("kind: ")).count();
