@@ -25,7 +25,7 @@ endef
 PROFILE ?= release
 BUILT = $${CARGO_TARGET_DIR:-target}/$(if $(filter dev,$(PROFILE)),debug,$(PROFILE))
 
-.PHONY: help toolchain demo run screenshots test chaos package sbom package-test container-test soak interop redisson-tests recordings bench check fmt doc deps advisories bench-decoder fuzz
+.PHONY: help toolchain demo run screenshots test chaos package sbom package-test container-test soak interop upgrade redisson-tests recordings bench check fmt doc deps advisories bench-decoder fuzz
 
 toolchain:
 	@tests/check-toolchain
@@ -101,6 +101,11 @@ interop: toolchain $(patsubst %,$(BED)/target/%/classpath,$(VERSIONS) $(firstwor
 	  LOCKSCOPE_REDISSON=$$version LOCKSCOPE_REDISSON_OTHER=$$other RUST_TEST_THREADS=$${RUST_TEST_THREADS:-$$(nproc)} \
 	    $(CARGO_TEST) --features lockscope-tests/interop --test interop -- $(ARGS); \
 	done
+
+upgrade: toolchain ## An upgrade and a downgrade of an agent under load, from and to the commit BASE
+	@tests/install-missing cc redis-server
+	@test -n "$(BASE)" || { echo 'upgrade: set BASE to a commit: make upgrade BASE=v0.1.0' >&2; exit 2; }
+	LOCKSCOPE_OLD_PROGRAMS="$$(tests/bench/build-base $(BASE) dev)" $(CARGO_TEST) --test e2e -- agent::upgrade --nocapture
 
 redisson-tests: ## The contract of Redisson's locks, by Redisson, by the agent's adaptor, and by both
 	$(MAKE) --no-print-directory interop VERSIONS=$(lastword $(REDISSON)) ARGS='contract --nocapture'

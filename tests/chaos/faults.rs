@@ -4,7 +4,7 @@ use std::path::Path;
 use std::time::Duration;
 
 use anyhow::{Context as _, Result};
-use harness::proxy::{Flow, Way};
+use harness::proxy::{Flow, Proxy, Way};
 use rustix::process::Signal;
 use tokio::time::{Instant, sleep};
 
@@ -38,8 +38,10 @@ fn faults(kind: Kind) -> Vec<&'static str> {
             "requests held",
             "requests delayed",
         ],
-        Kind::Sentinel => &["master killed", "master stopped", "failover"],
-        Kind::Cluster => &["master killed", "master stopped", "failover", "slot moved"],
+        Kind::Sentinel => &["master killed", "master stopped", "failover", "partition"],
+        Kind::Cluster => {
+            &["master killed", "master stopped", "failover", "partition", "slot moved"]
+        }
     };
     [ALWAYS.as_slice(), more].concat()
 }
@@ -62,7 +64,7 @@ pub(crate) async fn inject(stage: &mut Stage, seconds: u64) -> Result<()> {
         let data_lost = match fault {
             "data lost" | "lock forced" => true,
             // Replicas lag behind unless agents wait for them.
-            "master killed" | "master stopped" | "failover" => !stage.min_replicas,
+            "master killed" | "master stopped" | "failover" | "partition" => !stage.min_replicas,
             _ => false,
         };
         stage.recorder.record(What::Fault { name: fault.to_owned(), from, data_lost })?;
@@ -124,6 +126,7 @@ async fn apply(stage: &mut Stage, fault: &str) -> Result<()> {
             client.call("FORCE plain").await?;
         }
         "master killed" | "master stopped" | "failover" => fail_over(stage, fault, short).await?,
+        "partition" => part(stage, short).await?,
         "slot moved" => stage.servers.move_slot("fenced").await?,
         "connections cut" if stage.servers.kind() != Kind::Single => {
             stage.servers.each("CLIENT KILL TYPE normal").await?;
@@ -158,15 +161,32 @@ async fn fail_over(stage: &mut Stage, fault: &str, short: Duration) -> Result<()
     stage.servers.fail_over(master).await?;
     sleep(short).await;
     match fault {
-        "master killed" => stage.servers.node(master).restart().await?,
+        "master killed" => {
+            stage.servers.node(master).restart().await?;
+            stage.servers.admit().await?;
+        }
         "master stopped" => stage.servers.node(master).process().thaw()?,
         _ => {}
     }
     stage.servers.settle().await
 }
 
+/// Leaves a master alone with the agent of the first host, and promotes its replica on the other side.
+async fn part(stage: &mut Stage, short: Duration) -> Result<()> {
+    stage.servers.settle().await?;
+    let masters = stage.servers.masters().await?;
+    let master = masters[pick(stage, masters.len())?];
+    stage.hosts[0].ways.iter().for_each(Proxy::part);
+    stage.servers.part(master).await?;
+    stage.servers.fail_over(master).await?;
+    sleep(LEASE + short).await;
+    stage.servers.rejoin(master).await?;
+    stage.hosts[0].ways.iter().for_each(Proxy::heal);
+    stage.servers.settle().await
+}
+
 async fn network(stage: &Stage, host: usize, fault: &str, short: Duration) {
-    let Some(proxy) = &stage.hosts[host].proxy else { return };
+    let Some(proxy) = stage.hosts[host].ways.first() else { return };
     let (way, flow) = match fault {
         "connections cut" => return proxy.cut(),
         "host cut off" => {

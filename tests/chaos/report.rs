@@ -3,6 +3,15 @@
 use anyhow::Result;
 
 use crate::judge::Verdict;
+use crate::servers::Kind;
+
+/// Names the kind of Redis that a verdict is about.
+#[expect(clippy::print_stdout, reason = "the verdict is the program's output")]
+pub(crate) fn headline(kind: Kind, json: bool) {
+    if !json {
+        println!("\n{kind:?}\n");
+    }
+}
 
 #[expect(clippy::print_stdout, reason = "the verdict is the program's output")]
 pub(crate) fn print(verdict: &Verdict, json: bool) -> Result<()> {

@@ -1,11 +1,10 @@
 //! The Redis of a run: one server, a master with its replica and sentinels, or a cluster.
 
 use anyhow::{Context as _, Result, bail, ensure};
-use clap::ValueEnum;
-use harness::{Client, RedisCluster, RedisServer, Sentinels, eventually};
+use harness::{Client, Proxy, RedisCluster, RedisServer, Sentinels, eventually};
 
 /// The kind of Redis that agents use.
-#[derive(Debug, Clone, Copy, PartialEq, Eq, ValueEnum)]
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub(crate) enum Kind {
     /// One server that keeps its data.
     Single,
@@ -16,6 +15,8 @@ pub(crate) enum Kind {
 }
 
 const MASTERS: usize = 3;
+/// The user and password, in a cluster, of the agent that a partition leaves with an old master.
+const USER: &str = "first";
 
 #[derive(Debug)]
 pub(crate) enum Servers {
@@ -116,6 +117,7 @@ impl Servers {
 
     /// Promotes the replica of the master at that place, which need not reply, and waits until that is known.
     pub(crate) async fn fail_over(&mut self, master: usize) -> Result<()> {
+        let replica = self.replica_of(master);
         match self {
             Self::Single(_) => bail!("a single server has no replica"),
             Self::Sentinel(sentinels) => {
@@ -133,8 +135,6 @@ impl Servers {
                 Ok(())
             }
             Self::Cluster(cluster) => {
-                // Each replica belongs to the master as many places before it or after it.
-                let replica = (master + MASTERS) % (2 * MASTERS);
                 let mut client = cluster.client(replica).await?;
                 client.call("CLUSTER FAILOVER TAKEOVER").await?.ok()?;
                 eventually("the replica to be promoted", async || {
@@ -146,6 +146,94 @@ impl Servers {
                 Ok(())
             }
         }
+    }
+
+    /// The URL for the agent on the side of a master that is cut off. In a cluster it has a user of its own.
+    pub(crate) fn url_on_that_side(&self, ways: &[Proxy]) -> String {
+        let places = ways.iter().map(|way| way.url().replace("redis://", ""));
+        match self {
+            Self::Single(_) => ways.first().map_or_else(|| self.url(), Proxy::url),
+            Self::Sentinel(_) => {
+                format!("redis+sentinel://{}/mymaster", places.collect::<Vec<_>>().join(","))
+            }
+            Self::Cluster(_) => self.url().replace("://", &format!("://{USER}:{USER}@")),
+        }
+    }
+
+    /// The ports that this agent reaches through proxies: those of a single server, or of the sentinels.
+    pub(crate) fn public_ports(&self) -> Result<Vec<u16>> {
+        match self {
+            Self::Single(server) => Ok(vec![server.port()]),
+            Self::Sentinel(sentinels) => {
+                let hosts = sentinels.hosts();
+                let ports = hosts.split(',').filter_map(|host| host.rsplit(':').next());
+                ports.map(|port| Ok(port.parse()?)).collect()
+            }
+            Self::Cluster(_) => Ok(Vec::new()),
+        }
+    }
+
+    /// Creates the user of that agent; a server that was restarted has forgotten it.
+    pub(crate) async fn admit(&mut self) -> Result<()> {
+        if self.kind() == Kind::Cluster {
+            for place in 0..self.count() {
+                let user = format!("ACL SETUSER {USER} on >{USER} ~* &* +@all");
+                self.client(place).await?.call(&user).await?.ok()?;
+            }
+        }
+        Ok(())
+    }
+
+    /// The place of a master's replica.
+    fn replica_of(&self, master: usize) -> usize {
+        (master + self.count() / 2) % self.count()
+    }
+
+    /// Cuts the network between a master and its replica, and between it and everything that could demote it.
+    pub(crate) async fn part(&mut self, master: usize) -> Result<()> {
+        let mut old = self.client(master).await?;
+        match self {
+            Self::Single(_) => bail!("a single server has no replica"),
+            Self::Sentinel(_) => {
+                old.call("ACL SETUSER default -slaveof -replicaof").await?.ok()?;
+            }
+            Self::Cluster(_) => {
+                old.call("CONFIG SET cluster-require-full-coverage no").await?.ok()?;
+                for place in (0..self.count()).filter(|&place| place != master) {
+                    let mut other = self.client(place).await?;
+                    let id = other.call("CLUSTER MYID").await?.ok()?.text();
+                    old.call(&format!("CLUSTER FORGET {id}")).await?.ok()?;
+                    other.call(&format!("ACL SETUSER {USER} off")).await?.ok()?;
+                    other.call(&format!("CLIENT KILL USER {USER}")).await?.ok()?;
+                }
+            }
+        }
+        let mut replica = self.client(self.replica_of(master)).await?;
+        // It cannot begin to follow its master again.
+        replica.call("CONFIG SET masterauth nonsense").await?.ok()?;
+        replica.call("CLIENT KILL TYPE master").await?.ok()?;
+        Ok(())
+    }
+
+    /// Ends what [`Self::part`] began.
+    pub(crate) async fn rejoin(&mut self, master: usize) -> Result<()> {
+        let mut replica = self.client(self.replica_of(master)).await?;
+        replica.call_args(&["CONFIG", "SET", "masterauth", ""]).await?.ok()?;
+        let mut old = self.client(master).await?;
+        match self {
+            Self::Single(_) => bail!("a single server has no replica"),
+            Self::Sentinel(_) => {
+                old.call("ACL SETUSER default +slaveof +replicaof").await?.ok()?;
+            }
+            Self::Cluster(_) => {
+                self.admit().await?;
+                for place in (0..self.count()).filter(|&place| place != master) {
+                    let port = self.node(place).port();
+                    old.call(&format!("CLUSTER MEET 127.0.0.1 {port}")).await?.ok()?;
+                }
+            }
+        }
+        Ok(())
     }
 
     /// Moves a lock's slot from its master to the next one.

@@ -12,7 +12,7 @@ use crate::Arguments;
 use crate::history::{self, Recorder, What};
 use crate::judge;
 use crate::random::Random;
-use crate::servers::Servers;
+use crate::servers::{Kind, Servers};
 
 /// The agents' lease: long enough for a busy machine.
 pub(crate) const LEASE: Duration = Duration::from_secs(6);
@@ -56,29 +56,39 @@ pub(crate) struct Stage {
 
 #[derive(Debug)]
 pub(crate) struct Host {
-    /// The way to a single server; agents find others by themselves.
-    pub(crate) proxy: Option<Proxy>,
+    /// The ways to a single server or, on the first host, to the sentinels; agents find other servers by themselves.
+    pub(crate) ways: Vec<Proxy>,
     pub(crate) agent: Agent,
 }
 
 impl Stage {
-    pub(crate) async fn new(history: &Path, folder: &Path, arguments: &Arguments) -> Result<Self> {
-        let servers = Servers::start(arguments.redis).await?;
+    pub(crate) async fn new(
+        kind: Kind,
+        history: &Path,
+        folder: &Path,
+        arguments: &Arguments,
+    ) -> Result<Self> {
+        let mut servers = Servers::start(kind).await?;
         let lease = format!("{}s", LEASE.as_secs());
         let replicas = arguments.min_replicas.to_string();
         let mut flags = vec!["--lease", lease.as_str()];
-        if arguments.min_replicas > 0 {
+        let min_replicas = arguments.min_replicas > 0 && kind != Kind::Single;
+        if min_replicas {
             flags.extend(["--min-replicas", replicas.as_str()]);
         }
         let mut hosts = Vec::new();
-        for _ in 0..2 {
-            let proxy = match &servers {
-                Servers::Single(server) => Some(Proxy::tcp(Place::Port(server.port())).await?),
-                Servers::Sentinel(_) | Servers::Cluster(_) => None,
-            };
-            let url = proxy.as_ref().map_or_else(|| servers.url(), Proxy::url);
+        servers.admit().await?;
+        for host in 0..2 {
+            let mut ways = Vec::new();
+            let mut url = servers.url();
+            if host == 0 || kind == Kind::Single {
+                for port in servers.public_ports()? {
+                    ways.push(Proxy::tcp(Place::Port(port)).await?);
+                }
+                url = servers.url_on_that_side(&ways);
+            }
             let agent = Agent::at(&url, &flags).await?;
-            hosts.push(Host { proxy, agent });
+            hosts.push(Host { ways, agent });
         }
         let mut stage = Self {
             servers,
@@ -89,7 +99,7 @@ impl Stage {
             history: history.to_owned(),
             folder: folder.to_owned(),
             ignore_loss: arguments.ignore_loss,
-            min_replicas: arguments.min_replicas > 0,
+            min_replicas,
         };
         for i in 0..2 * WORKERS.len() {
             let worker = stage.worker(i)?;

@@ -1,5 +1,6 @@
 //! An upgrade under load, as a service manager makes it: it keeps the listening socket, and passes it to each agent.
 
+use std::ffi::{OsStr, OsString};
 use std::os::fd::OwnedFd;
 use std::os::unix::net::UnixListener;
 use std::path::{Path, PathBuf};
@@ -11,7 +12,7 @@ use std::time::Duration;
 use anyhow::{Context as _, Result, bail, ensure};
 use harness::process::{self, Process};
 use harness::redis::random_port;
-use harness::{Client, RedisServer, Reply, agent, eventually, http};
+use harness::{Agent, Client, RedisServer, Reply, agent, eventually, http};
 use tempfile::TempDir;
 use tokio::task::JoinSet;
 
@@ -21,6 +22,29 @@ const SHARED: usize = 10;
 
 /// The socket comes as standard input and becomes descriptor 3, as the protocol of socket activation has it.
 const AS_A_SERVICE: &str = "exec 3<&0 </dev/null; LISTEN_FDS=1 LISTEN_PID=$$ exec \"$@\"";
+
+/// The folder with the programs of an earlier version; without it, that version is this one (`make upgrade BASE=COMMIT`).
+const OLD_PROGRAMS: &str = "LOCKSCOPE_OLD_PROGRAMS";
+
+#[derive(Debug, Clone, Copy)]
+enum Version {
+    Old,
+    New,
+}
+
+impl Version {
+    /// Returns the arguments of a command with the agent of this version in place of the new one.
+    fn arguments(self, new: &std::process::Command) -> Vec<OsString> {
+        let old = std::env::var_os(OLD_PROGRAMS).filter(|_| matches!(self, Self::Old));
+        let version = |argument: &OsStr| match &old {
+            Some(folder) if Path::new(argument).ends_with("lockscope-agent") => {
+                Path::new(folder).join("lockscope-agent").into()
+            }
+            _ => argument.to_owned(),
+        };
+        std::iter::once(new.get_program()).chain(new.get_args()).map(version).collect()
+    }
+}
 
 /// A stand-in for the service manager.
 struct Manager {
@@ -42,13 +66,12 @@ impl Manager {
     }
 
     /// Starts an agent with the socket, and waits until it takes locks.
-    async fn start(&mut self) -> Result<Process> {
+    async fn start(&mut self, version: Version) -> Result<Process> {
         for _ in 0..20 {
             let flags = ["--lease", "60s", "--drain-timeout", "5m"].map(str::to_owned);
             let service = agent::command(self.folder.path(), &self.redis.url(), self.port, &flags)?;
             let mut command = process::command(Path::new("/bin/sh"));
-            command.args(["-c", AS_A_SERVICE, "sh"]).arg(service.get_program());
-            command.args(service.get_args());
+            command.args(["-c", AS_A_SERVICE, "sh"]).args(version.arguments(&service));
             let socket = Stdio::from(OwnedFd::from(self.socket.try_clone()?));
             let log = self.folder.path().join(format!("agent-{}.log", self.port));
             let mut process = Process::spawn_fed("lockscope-agent", command, &log, socket)?;
@@ -202,6 +225,23 @@ impl Worker {
     }
 }
 
+/// Takes turns with the workers, as a client of an agent on another host, until told to stop.
+async fn visit(mut client: Client, shared: Arc<Shared>) -> Result<u64> {
+    let mut turns = 0;
+    for number in (0..SHARED).cycle() {
+        if shared.stop.load(Ordering::SeqCst) {
+            break;
+        }
+        client.call(&format!("LOCK shared:{number}")).await?.ok()?.field("holder")?;
+        let before = shared.inside[number].fetch_add(1, Ordering::SeqCst);
+        ensure!(before == 0, "{before} others are inside shared:{number}");
+        shared.inside[number].fetch_sub(1, Ordering::SeqCst);
+        client.call(&format!("UNLOCK shared:{number}")).await?.ok()?;
+        turns += 1;
+    }
+    Ok(turns)
+}
+
 /// Waits until each worker has had that many turns more on average.
 async fn until_turns(shared: &Shared, more: u64) {
     let before = shared.turns.load(Ordering::SeqCst);
@@ -216,16 +256,19 @@ async fn until_turns(shared: &Shared, more: u64) {
 #[tokio::test]
 async fn an_upgrade_under_load_loses_no_lock_and_refuses_no_connection() -> Result<()> {
     let mut manager = Manager::new().await?;
-    let mut agent = manager.start().await?;
+    // The other host is upgraded first.
+    let neighbour = Agent::start(&manager.redis).await?;
+    let mut agent = manager.start(Version::Old).await?;
     let shared = Arc::new(Shared::default());
     let mut working = JoinSet::new();
     for number in 0..WORKERS {
         let worker = Worker::begin(number, manager.path(), Arc::clone(&shared)).await?;
         working.spawn(worker.work());
     }
+    let visitor = tokio::spawn(visit(neighbour.client().await?, Arc::clone(&shared)));
     until_turns(&shared, 200).await;
-    // As an upgrade does it, and as a crash does it.
-    for killed in [false, true] {
+    // As an upgrade does it, as a crash does it, and as a downgrade does it.
+    for (killed, next) in [(false, Version::New), (true, Version::New), (false, Version::Old)] {
         let back = shared.resumed.load(Ordering::SeqCst);
         if killed {
             agent.kill()?;
@@ -235,7 +278,7 @@ async fn an_upgrade_under_load_loses_no_lock_and_refuses_no_connection() -> Resu
             ensure!(status.success(), "{status}");
         }
         ensure!(manager.path().exists(), "the socket is the manager's");
-        agent = manager.start().await?;
+        agent = manager.start(next).await?;
         let ended = eventually("all workers to be back", async || {
             if let Some(ended) = working.try_join_next() {
                 return Ok(Some(ended));
@@ -261,6 +304,7 @@ async fn an_upgrade_under_load_loses_no_lock_and_refuses_no_connection() -> Resu
         ensure!(held.items()?[0].text() == worker.holder, "{own}: {held}");
         ensure!(worker.client.call(&format!("UNLOCK {own}")).await?.ok()?.int()? == 0);
     }
+    ensure!(visitor.await?? > 0, "the other host had no turn");
     ensure!(harness::redis::locks(&mut direct).await? == 0, "something is left in Redis");
     Ok(())
 }
