@@ -126,7 +126,7 @@ async fn apply(stage: &mut Stage, fault: &str) -> Result<()> {
             client.call("FORCE plain").await?;
         }
         "master killed" | "master stopped" | "failover" => fail_over(stage, fault, short).await?,
-        "partition" => part(stage, short).await?,
+        "partition" => partition(stage, short).await?,
         "slot moved" => stage.servers.move_slot("fenced").await?,
         "connections cut" if stage.servers.kind() != Kind::Single => {
             stage.servers.each("CLIENT KILL TYPE normal").await?;
@@ -172,12 +172,12 @@ async fn fail_over(stage: &mut Stage, fault: &str, short: Duration) -> Result<()
 }
 
 /// Leaves a master alone with the agent of the first host, and promotes its replica on the other side.
-async fn part(stage: &mut Stage, short: Duration) -> Result<()> {
+async fn partition(stage: &mut Stage, short: Duration) -> Result<()> {
     stage.servers.settle().await?;
     let masters = stage.servers.masters().await?;
     let master = masters[pick(stage, masters.len())?];
     stage.hosts[0].ways.iter().for_each(Proxy::part);
-    stage.servers.part(master).await?;
+    stage.servers.isolate(master).await?;
     stage.servers.fail_over(master).await?;
     sleep(LEASE + short).await;
     stage.servers.rejoin(master).await?;

@@ -190,7 +190,7 @@ impl Servers {
     }
 
     /// Cuts the network between a master and its replica, and between it and everything that could demote it.
-    pub(crate) async fn part(&mut self, master: usize) -> Result<()> {
+    pub(crate) async fn isolate(&mut self, master: usize) -> Result<()> {
         let mut old = self.client(master).await?;
         match self {
             Self::Single(_) => bail!("a single server has no replica"),
@@ -215,7 +215,7 @@ impl Servers {
         Ok(())
     }
 
-    /// Ends what [`Self::part`] began.
+    /// Ends what [`Self::isolate`] began.
     pub(crate) async fn rejoin(&mut self, master: usize) -> Result<()> {
         let mut replica = self.client(self.replica_of(master)).await?;
         replica.call_args(&["CONFIG", "SET", "masterauth", ""]).await?.ok()?;

@@ -66,7 +66,7 @@ const PLANS: [Plan; 5] = [
             &["model"],
             &["archive", "config", "query"],
             &["release", "sources"],
-            &["doctor", "exporter", "views"],
+            &["doctor", "exporter", "rules", "views"],
             &["http"],
         ],
     },

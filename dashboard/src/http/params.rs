@@ -143,6 +143,16 @@ pub struct LockParams {
     pub format: Option<String>,
 }
 
+/// The parameters that identify an incident.
+#[derive(Debug, Clone, Default, Deserialize)]
+pub struct IncidentParams {
+    /// Required if there are several.
+    pub deployment: Option<String>,
+    /// The word for the problem.
+    pub problem: Option<String>,
+    pub key: Option<String>,
+}
+
 /// The parameters of past events.
 #[derive(Debug, Clone, Default, Deserialize, IntoParams)]
 #[into_params(parameter_in = Query)]

@@ -18,7 +18,7 @@ use tower_http::CompressionLevel;
 use tower_http::compression::CompressionLayer;
 use tower_http::timeout::TimeoutLayer;
 
-use super::actions::{acknowledge, login, release, watch};
+use super::actions::{acknowledge, incident, login, release, watch};
 use super::app::App;
 use super::live::{self, Feeds, stream};
 use super::{api, assets, guard, lists, openapi, pages};
@@ -96,6 +96,9 @@ pub fn router(
         .route("/api/v1/unacknowledge", post(acknowledge::undo_from_api))
         .route("/release", get(release::page).post(release::from_page))
         .route("/api/v1/release", get(release::look).post(release::from_api))
+        .route("/incident", get(incident::page))
+        .route("/incident/acknowledge", post(incident::acknowledge_from_page))
+        .route("/incident/release", get(incident::release_page).post(incident::release_from_page))
         .route("/owners", get(pages::list::<OwnerRow>))
         .route("/owner", get(pages::owner))
         .route("/problems", get(pages::list::<IncidentRow>))

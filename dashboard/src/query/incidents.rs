@@ -100,6 +100,29 @@ impl IncidentRow {
         owners.all(|owner| owner == Some(first)).then_some(first)
     }
 
+    /// Returns the key that distinguishes it from other incidents of its deployment and problem.
+    #[must_use]
+    pub fn key(&self) -> &str {
+        &self.key
+    }
+
+    /// Returns the incident with that key, with all of its locks, if there is one now.
+    #[must_use]
+    pub fn find(
+        published: &Published,
+        deployment: &str,
+        problem: ProblemKind,
+        key: &str,
+        now: SteadyMillis,
+    ) -> Option<Self> {
+        Self::all(published, &Filter::default(), now).into_iter().find(|incident| {
+            let (first, _) = incident.first();
+            incident.problem == problem
+                && incident.key == key
+                && &*first.id.deployment == deployment
+        })
+    }
+
     fn add(&mut self, lock: &Arc<LockView>, problem: &ProblemView) {
         self.since = self.since.min(problem.since);
         if problem.certainty == Certainty::Certain {

@@ -1,6 +1,7 @@
 //! Releases by force: an operator sees a lock's current state and states a reason; one script compares that state and ends
 //! it. A new holder is never affected. Every attempt appears in the log, in the history and in a metric.
 
+pub mod batch;
 mod offer;
 mod route;
 
@@ -26,6 +27,7 @@ use crate::model::types::{ArchiveEntry, LockId, Observation, OperatorAction, Sco
 use crate::redis::{TIMEOUT, resolver_options};
 use crate::text::visible;
 
+use batch::Batches;
 use route::{Nodes, Route};
 
 pub use offer::{Choice, Offer, Offers, Target};
@@ -123,6 +125,12 @@ pub enum ReleaseError {
         "missing or invalid reason: enter 3 to {MAX_REASON} characters on one line, which are recorded with the release"
     )]
     Reason,
+    /// The typed number of locks differs.
+    #[error("the number does not match: enter the number of locks that are released")]
+    Count,
+    /// Too many requests within the last minute.
+    #[error("the limit is {MAX_PER_MINUTE} releases a minute: try again in a minute")]
+    Limited,
     /// The offer does not include that target.
     #[error("invalid target: expected `lock`, `holder:<id>` or `place:<id>` from the offer")]
     Target,
@@ -181,6 +189,7 @@ fn flag<'de, D: serde::Deserializer<'de>>(deserializer: D) -> Result<bool, D::Er
 pub struct Releases {
     routes: HashMap<ScopeId, Route>,
     offers: Mutex<Offers>,
+    batches: Mutex<Batches>,
     sent: RateLimit,
     rejected: RateLimit,
     model: ModelHandle,
@@ -231,10 +240,10 @@ impl Releases {
             drop(outcomes.with_label_values(&[outcome]));
         }
         registry.register(Box::new(outcomes.clone()))?;
-        let (offers, model) = (Mutex::default(), model.clone());
+        let (offers, batches, model) = (Mutex::default(), Mutex::default(), model.clone());
         let sent = RateLimit::new(MAX_PER_MINUTE);
         let rejected = RateLimit::new(MAX_REJECTIONS_PER_MINUTE);
-        Ok(Some(Self { routes, offers, sent, rejected, model, archive, outcomes }))
+        Ok(Some(Self { routes, offers, batches, sent, rejected, model, archive, outcomes }))
     }
 
     /// Stores an offer. Returns its id, which is valid for [`VALID`], for its operator, for one release.
@@ -300,13 +309,7 @@ impl Releases {
         request: &ReleaseRequest,
         operator: &Operator,
     ) -> Result<Outcome, ReleaseError> {
-        let reason = request.reason.trim();
-        let length = reason.chars().count();
-        if !(3..=MAX_REASON).contains(&length)
-            || reason.chars().any(|c| c.is_control() || is_invisible(c))
-        {
-            return Err(ReleaseError::Reason);
-        }
+        let reason = checked_reason(&request.reason)?;
         let offer = lock(&self.offers).get(&request.seen, operator, Instant::now());
         let offer = offer.filter(|offer| offer.id == *id).ok_or(ReleaseError::Stale)?;
         if !offer.has_name(&request.name) {
@@ -412,6 +415,14 @@ impl Releases {
         };
         self.model.observe(scope, acted).await;
     }
+}
+
+/// Returns a reason without the white space around it.
+fn checked_reason(reason: &str) -> Result<&str, ReleaseError> {
+    let reason = reason.trim();
+    let fits = (3..=MAX_REASON).contains(&reason.chars().count());
+    let plain = !reason.chars().any(|c| c.is_control() || is_invisible(c));
+    if fits && plain { Ok(reason) } else { Err(ReleaseError::Reason) }
 }
 
 fn outcome(sent: Result<Value, CallError>) -> Outcome {

@@ -236,6 +236,16 @@ impl Choice {
     }
 }
 
+/// Returns an id that cannot be guessed. Without randomness it is empty; nothing is stored under such an id, so nothing can be released.
+pub(super) fn random_id() -> String {
+    let mut bytes = [0; ID_LEN];
+    if SystemRandom::new().fill(&mut bytes).is_err() {
+        tracing::error!("no random bytes available");
+        return String::new();
+    }
+    URL_SAFE_NO_PAD.encode(bytes)
+}
+
 /// The offers of the last minute.
 #[derive(Debug, Default)]
 pub struct Offers(VecDeque<StoredOffer>);
@@ -254,13 +264,10 @@ impl Offers {
         if self.0.len() >= MAX_OFFERS {
             self.0.pop_front();
         }
-        let mut bytes = [0; ID_LEN];
-        // Without randomness nothing can be released: an empty id is never found.
-        if SystemRandom::new().fill(&mut bytes).is_err() {
-            tracing::error!("no random bytes available");
-            return String::new();
+        let id = random_id();
+        if id.is_empty() {
+            return id;
         }
-        let id = URL_SAFE_NO_PAD.encode(bytes);
         self.0.push_back(StoredOffer { id: id.clone(), until: now + VALID, offer });
         id
     }

@@ -34,6 +34,8 @@ struct IncidentTemplate<'a> {
     more: usize,
     /// The list of all of them.
     all: String,
+    /// The page of an incident of several locks.
+    page: Option<String>,
     holder: Option<HolderCell<'a>>,
     waiting: Option<String>,
     evidence: Option<(String, &'static str)>,
@@ -112,6 +114,7 @@ impl ListView for IncidentRow {
             },
             more: count.saturating_sub(NAMED),
             all: links::filtered(&filter),
+            page: (count > 1).then(|| links::incident(self)),
             holder: holder(lock).filter(|_| count == 1 || self.owner().is_some()),
             waiting: (self.waiting > 0).then(|| {
                 let exact = self.locks.iter().all(|lock| lock.waiters_exact || lock.waiting == 0);

@@ -6,6 +6,7 @@ use percent_encoding::{AsciiSet, NON_ALPHANUMERIC, utf8_percent_encode};
 
 use crate::clock::SteadyMillis;
 use crate::model::types::LockId;
+use crate::query::incidents::IncidentRow;
 
 /// The characters of a query's value that are not percent-encoded.
 const VALUE: &AsciiSet = &NON_ALPHANUMERIC
@@ -49,6 +50,28 @@ pub(super) fn acknowledge(id: &LockId) -> String {
 /// And where that is taken back.
 pub(super) fn unacknowledge(id: &LockId) -> String {
     format!("/unacknowledge?{}", lock_query(id))
+}
+
+/// The query that identifies an incident.
+fn incident_query(incident: &IncidentRow) -> String {
+    let (lock, _) = incident.first();
+    let (problem, key) = (incident.problem.as_str(), encoded(incident.key()));
+    format!("deployment={}&problem={problem}&key={key}", encoded(&lock.id.deployment))
+}
+
+/// An incident's page.
+pub(super) fn incident(incident: &IncidentRow) -> String {
+    format!("/incident?{}", incident_query(incident))
+}
+
+/// The address of acknowledgements of all problems of an incident.
+pub(super) fn acknowledge_incident(incident: &IncidentRow) -> String {
+    format!("/incident/acknowledge?{}", incident_query(incident))
+}
+
+/// The address of a forced release of all locks of an incident.
+pub(super) fn release_incident(incident: &IncidentRow) -> String {
+    format!("/incident/release?{}", incident_query(incident))
 }
 
 /// A lock as JSON.

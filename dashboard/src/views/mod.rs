@@ -13,6 +13,7 @@ mod events;
 mod foot;
 mod format;
 pub mod fragments;
+mod incident;
 mod incidents;
 mod links;
 mod list;
@@ -45,11 +46,13 @@ use crate::query::blockers::BlockerRow;
 use crate::query::incidents::IncidentRow;
 use crate::query::owners::OwnerRow;
 use crate::query::{Order, Rows};
+use crate::release::batch::Batch;
 use crate::release::{Offer, Outcome};
 use crate::sources::view::{Progress, ServerView, SourceView};
 
 pub use events::events_page;
 pub(crate) use format::rfc3339;
+pub use incident::incident_page;
 pub use list::{ListView, list_page};
 pub use lock::lock_page;
 pub use login::login_page;
@@ -292,6 +295,44 @@ pub enum ReleaseStep {
     },
     /// It was tried.
     Done(Outcome),
+}
+
+/// `/incident`: the locks of an incident, and what can be done for all of them at once.
+#[derive(Debug)]
+pub struct IncidentPage {
+    /// The frame of the page.
+    pub chrome: Chrome,
+    pub incident: IncidentRow,
+    /// True if the visitor may acknowledge some of its problems.
+    pub may_acknowledge: bool,
+    /// True if the visitor may release some of its locks, all of which one owner holds or nobody.
+    pub may_release: bool,
+    pub step: IncidentStep,
+}
+
+/// The state of an [`IncidentPage`].
+#[derive(Debug)]
+pub enum IncidentStep {
+    /// It is shown.
+    Show,
+    /// Its locks may be released as they were read.
+    Ask {
+        batch: Arc<Batch>,
+        /// Names the batch, for the request.
+        seen: String,
+        /// The number of locks beyond those of one batch.
+        more: usize,
+        /// The error of the last attempt.
+        mistake: Option<String>,
+        /// The reason given in it.
+        reason: String,
+    },
+    /// They were released as far as the outcomes say.
+    Done {
+        outcomes: Vec<(LockId, Outcome)>,
+        /// The number of locks of the batch.
+        of: usize,
+    },
 }
 
 /// The address of a lock's page.

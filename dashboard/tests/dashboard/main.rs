@@ -13,6 +13,7 @@ mod attacks;
 mod bundle;
 mod history;
 mod http;
+mod incident;
 mod keyspace;
 mod kinds;
 mod live;

@@ -61,10 +61,12 @@ impl Shown {
         let owners = self.bench.dashboard.json("/api/v1/owners").await?;
         let owner = owners["owners"][0]["id"].as_str().context("no owner")?;
         let mut pages: Vec<String> =
-            ["/", "/problems", "/owners", "/contention", "/events", "/sources"]
+            ["/overview", "/", "/problems", "/owners", "/contention", "/events", "/sources"]
                 .map(str::to_owned)
                 .into();
         pages.push(format!("/owner?id={owner}"));
+        let incident = format!("problem=leaked&key=client%20{owner}");
+        pages.extend(["/incident", "/incident/release"].map(|page| format!("{page}?{incident}")));
         pages.extend(["leaked", "awaited", "nowhere"].map(|name| format!("/lock?name={name}")));
         pages.extend(["/release?name=plain", "/?filter=age:x", "/nothing"].map(str::to_owned));
         Ok(pages)

@@ -11,6 +11,7 @@ use axum::http::StatusCode;
 use axum::response::{IntoResponse, Redirect, Response};
 use redisson::name::is_invisible;
 use serde::{Deserialize, Serialize};
+use tokio::sync::broadcast::Receiver;
 use tokio::sync::broadcast::error::RecvError;
 use utoipa::ToSchema;
 
@@ -21,7 +22,9 @@ use crate::http::error::ApiError;
 use crate::http::guard::{CurrentVisitor, VerifiedForm};
 use crate::http::pages::refused;
 use crate::http::params::{LockParams, instant, understood};
-use crate::model::types::{Acknowledgement, LockId, Observation, OperatorAction, ProblemKind};
+use crate::model::types::{
+    Acknowledgement, Delta, LockId, Observation, OperatorAction, ProblemKind,
+};
 use crate::release::MAX_REASON;
 use crate::views;
 
@@ -117,19 +120,9 @@ impl<'a> Caller<'a> {
         self,
         request: &AcknowledgeRequest,
     ) -> Result<(LockId, Acknowledged), ApiError> {
-        let reason = request.reason.trim();
-        if !(3..=MAX_REASON).contains(&reason.chars().count())
-            || reason.chars().any(|c| c.is_control() || is_invisible(c))
-        {
-            let why = format!("`reason` must have 3 to {MAX_REASON} characters on one line");
-            return Err(unprocessable(why));
-        }
-        let (now, problem) = (SteadyMillis::now(), kind(&request.problem)?);
-        let until = until(request, now)?;
-        let by = self.visitor.name().unwrap_or("somebody").to_owned();
-        let new = Acknowledgement { by, reason: reason.to_owned(), at: now, until };
-        let outcome = format!("until {}", until.to_wall());
-        let id = self.change(problem, Some(new.clone()), outcome).await?;
+        let problem = kind(&request.problem)?;
+        let new = acknowledgement(request, self.visitor)?;
+        let id = self.change(problem, Some(new.clone())).await?;
         Ok((id, Acknowledged { problem, acknowledged: Some(new) }))
     }
 
@@ -138,7 +131,7 @@ impl<'a> Caller<'a> {
         request: &UnacknowledgeRequest,
     ) -> Result<(LockId, Acknowledged), ApiError> {
         let problem = kind(&request.problem)?;
-        let id = self.change(problem, None, "ended".to_owned()).await?;
+        let id = self.change(problem, None).await?;
         Ok((id, Acknowledged { problem, acknowledged: None }))
     }
 
@@ -147,17 +140,10 @@ impl<'a> Caller<'a> {
         self,
         problem: ProblemKind,
         new: Option<Acknowledgement>,
-        outcome: String,
     ) -> Result<LockId, ApiError> {
         let Self { app, visitor, peer, id } = self;
-        let is_acknowledged = || {
-            let snapshot = app.hub.snapshot();
-            let lock = snapshot.get(&id)?;
-            let view = lock.problems.iter().find(|view| view.problem == problem)?;
-            Some(view.acknowledged.is_some())
-        };
         let wanted = new.is_some();
-        let before = is_acknowledged().ok_or_else(|| {
+        let before = is_acknowledged(app, &id, problem).ok_or_else(|| {
             let why = format!("the lock does not have the problem `{}`", problem.as_str());
             ApiError::new(StatusCode::NOT_FOUND, why)
         })?;
@@ -165,50 +151,128 @@ impl<'a> Caller<'a> {
             let why = "nobody has acknowledged this problem";
             return Err(ApiError::new(StatusCode::NOT_FOUND, why));
         }
-        let what = if wanted { "acknowledged" } else { "unacknowledged" };
-        let reason = new.as_ref().map_or_else(|| "no longer".to_owned(), |new| new.reason.clone());
-        tracing::info!(
-            deployment = &*id.deployment,
-            db = id.db,
-            lock = %id.name,
-            problem = problem.as_str(),
-            who = visitor.name(),
-            from = %peer.ip(),
-            reason,
-            outcome,
-            "problem {what}"
-        );
-        let action = OperatorAction {
-            at: SteadyMillis::now(),
-            who: visitor.name().unwrap_or("somebody").to_owned(),
-            from: peer.ip(),
-            what,
-            subject: problem.as_str().to_owned(),
-            reason,
-            was: problem.as_str().to_owned(),
-            outcome,
-        };
-        let Some(scope) = app.model.scope(&id.deployment, id.db) else {
-            return Err(ApiError::new(StatusCode::NOT_FOUND, "this database is not watched"));
-        };
-        let (name, action) = (id.name.clone(), Box::new(action));
-        let acknowledgement = new.map(Arc::new);
         let mut changes = app.hub.changes();
-        app.model
-            .observe(scope, Observation::Acknowledged { name, problem, acknowledgement, action })
-            .await;
-        // The operator sees the lock's page next, which must show the change.
-        let shown = async {
-            while is_acknowledged() == Some(!wanted) {
+        record(app, visitor, peer, &id, problem, new.map(Arc::new)).await?;
+        until_shown(app, &mut changes, std::slice::from_ref(&id), problem, wanted).await;
+        Ok(id)
+    }
+}
+
+/// Acknowledges the same problem of several locks, of those that still have it and for which the visitor has the right. Waits until that
+/// shows, and returns their number.
+///
+/// # Errors
+/// If the request is wrong, or the visitor has the right for none of them.
+pub(super) async fn acknowledge_all(
+    app: &App,
+    visitor: &CurrentVisitor,
+    peer: SocketAddr,
+    ids: Vec<LockId>,
+    request: &AcknowledgeRequest,
+) -> Result<usize, ApiError> {
+    let problem = kind(&request.problem)?;
+    let new = Arc::new(acknowledgement(request, visitor)?);
+    let mut changes = app.hub.changes();
+    let mut done = Vec::new();
+    for id in ids {
+        let has_it = is_acknowledged(app, &id, problem).is_some();
+        if has_it && visitor.needs_for(Right::Ack, &id).is_ok() {
+            record(app, visitor, peer, &id, problem, Some(Arc::clone(&new))).await?;
+            done.push(id);
+        }
+    }
+    until_shown(app, &mut changes, &done, problem, true).await;
+    Ok(done.len())
+}
+
+/// Returns the acknowledgement that a request asks for.
+fn acknowledgement(
+    request: &AcknowledgeRequest,
+    visitor: &CurrentVisitor,
+) -> Result<Acknowledgement, ApiError> {
+    let reason = request.reason.trim();
+    if !(3..=MAX_REASON).contains(&reason.chars().count())
+        || reason.chars().any(|c| c.is_control() || is_invisible(c))
+    {
+        let why = format!("`reason` must have 3 to {MAX_REASON} characters on one line");
+        return Err(unprocessable(why));
+    }
+    let now = SteadyMillis::now();
+    let until = until(request, now)?;
+    let by = visitor.name().unwrap_or("somebody").to_owned();
+    Ok(Acknowledgement { by, reason: reason.to_owned(), at: now, until })
+}
+
+/// Returns whether a lock's problem is acknowledged; none if it does not have the problem.
+fn is_acknowledged(app: &App, id: &LockId, problem: ProblemKind) -> Option<bool> {
+    let snapshot = app.hub.snapshot();
+    let lock = snapshot.get(id)?;
+    let view = lock.problems.iter().find(|view| view.problem == problem)?;
+    Some(view.acknowledged.is_some())
+}
+
+/// Records the change of an acknowledgement in the log, the history and the model.
+async fn record(
+    app: &App,
+    visitor: &CurrentVisitor,
+    peer: SocketAddr,
+    id: &LockId,
+    problem: ProblemKind,
+    acknowledgement: Option<Arc<Acknowledgement>>,
+) -> Result<(), ApiError> {
+    let (what, reason, outcome) = match &acknowledgement {
+        Some(new) => ("acknowledged", &*new.reason, format!("until {}", new.until.to_wall())),
+        None => ("unacknowledged", "no longer", "ended".to_owned()),
+    };
+    tracing::info!(
+        deployment = &*id.deployment,
+        db = id.db,
+        lock = %id.name,
+        problem = problem.as_str(),
+        who = visitor.name(),
+        from = %peer.ip(),
+        reason,
+        outcome,
+        "problem {what}"
+    );
+    let action = OperatorAction {
+        at: SteadyMillis::now(),
+        who: visitor.name().unwrap_or("somebody").to_owned(),
+        from: peer.ip(),
+        what,
+        subject: problem.as_str().to_owned(),
+        reason: reason.to_owned(),
+        was: problem.as_str().to_owned(),
+        outcome,
+    };
+    let Some(scope) = app.model.scope(&id.deployment, id.db) else {
+        return Err(ApiError::new(StatusCode::NOT_FOUND, "this database is not watched"));
+    };
+    let (name, action) = (id.name.clone(), Box::new(action));
+    let observation = Observation::Acknowledged { name, problem, acknowledgement, action };
+    app.model.observe(scope, observation).await;
+    Ok(())
+}
+
+/// Waits until the changes show: the operator sees a page of the locks next.
+async fn until_shown(
+    app: &App,
+    changes: &mut Receiver<Arc<Delta>>,
+    ids: &[LockId],
+    problem: ProblemKind,
+    wanted: bool,
+) {
+    let shown = async {
+        for id in ids {
+            while is_acknowledged(app, id, problem) == Some(!wanted) {
                 if matches!(changes.recv().await, Err(RecvError::Closed)) {
                     return;
                 }
             }
-        };
-        if tokio::time::timeout(SHOWN_WITHIN, shown).await.is_err() {
-            tracing::warn!(lock = %id.name, "acknowledgement not shown yet");
         }
-        Ok(id)
+    };
+    if tokio::time::timeout(SHOWN_WITHIN, shown).await.is_err() {
+        tracing::warn!(locks = ids.len(), "acknowledgement not shown yet");
     }
 }
 

@@ -1,6 +1,7 @@
 //! Requests that change something: acknowledgements, releases by force, logins, and MONITOR on demand.
 
 pub mod acknowledge;
+pub mod incident;
 pub mod login;
 pub mod release;
 pub mod watch;

@@ -28,6 +28,16 @@ use crate::views::{self, ReleasePage, ReleaseStep};
 /// The `Retry-After` of rate-limited releases, seconds.
 const RETRY_AFTER_SECS: u32 = 60;
 
+/// The reason why a lock is not offered.
+pub(super) const NOTHING_TO_RELEASE: &str =
+    "Nobody holds this lock, and nobody dead stands in its queue.";
+
+/// The error of a dashboard that releases nothing.
+pub(super) fn off() -> ApiError {
+    let why = "nothing is released here: this dashboard was started without --allow-release";
+    ApiError::new(StatusCode::FORBIDDEN, why)
+}
+
 /// Returns what releases that lock, if the visitor may.
 fn allowed<'a>(
     app: &'a App,
@@ -39,10 +49,6 @@ fn allowed<'a>(
     let id = match id {
         Ok(id) => visitor.needs_for(Right::Release, &id).map(|()| id),
         Err(error) => visitor.needs(Right::Release).and(Err(error)),
-    };
-    let off = || {
-        let why = "nothing is released here: this dashboard was started without --allow-release";
-        ApiError::new(StatusCode::FORBIDDEN, why)
     };
     match (id, &app.releases) {
         (Ok(id), Some(releases)) => Ok((releases, id)),
@@ -73,7 +79,11 @@ fn requested<'a>(
 }
 
 /// Reads a lock and offers what can be released; or returns a sentence that says why nothing can.
-async fn offered(app: &App, id: &LockId, visitor: &CurrentVisitor) -> Result<Offer, String> {
+pub(super) async fn offered(
+    app: &App,
+    id: &LockId,
+    visitor: &CurrentVisitor,
+) -> Result<Offer, String> {
     let asked = now();
     let ReadingReply { read_at, reading } = app.read_now(id).await?;
     if let Reading::Other(what) = &reading {
@@ -81,10 +91,10 @@ async fn offered(app: &App, id: &LockId, visitor: &CurrentVisitor) -> Result<Off
     }
     let known = app.hub.snapshot().get(id).cloned();
     let Some(view) = known else {
-        return Err("Nobody holds this lock, and nobody dead stands in its queue.".to_owned());
+        return Err(NOTHING_TO_RELEASE.to_owned());
     };
     Offer::new(view, reading, (asked, read_at), visitor.shared_name())
-        .ok_or_else(|| "Nobody holds this lock, and nobody dead stands in its queue.".to_owned())
+        .ok_or_else(|| NOTHING_TO_RELEASE.to_owned())
 }
 
 async fn step(
@@ -173,10 +183,12 @@ fn status(outcome: &Outcome) -> StatusCode {
     }
 }
 
-fn status_of(error: &ReleaseError) -> StatusCode {
+pub(super) fn status_of(error: &ReleaseError) -> StatusCode {
     match error {
         ReleaseError::Stale => StatusCode::CONFLICT,
+        ReleaseError::Limited => StatusCode::TOO_MANY_REQUESTS,
         ReleaseError::Name
+        | ReleaseError::Count
         | ReleaseError::Reason
         | ReleaseError::Target
         | ReleaseError::Unproven => StatusCode::UNPROCESSABLE_ENTITY,

@@ -96,7 +96,7 @@ async fn without_the_headers_that_tell_of_it_no_other_sites_form_is_taken() {
                 Some(other) => dashboard.csrf_token(other).await,
                 None => "AAAA".to_owned(),
             };
-            let form = "problem=stuck&reason=none&for=1h&seen=x&target=lock&name=a";
+            let form = "problem=stuck&reason=none&for=1h&seen=x&target=lock&name=a&count=1";
             for forged in
                 [form.to_owned(), format!("{form}&csrf="), format!("{form}&csrf={of_another}")]
             {

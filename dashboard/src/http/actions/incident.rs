@@ -1,0 +1,270 @@
+//! Actions for all locks of an incident: one acknowledgement, or one release by force of each lock as it was shown.
+
+use std::net::SocketAddr;
+use std::time::Duration;
+
+use axum::extract::rejection::QueryRejection;
+use axum::extract::{ConnectInfo, OriginalUri, Query, State};
+use axum::http::{StatusCode, Uri};
+use axum::response::{IntoResponse as _, Redirect, Response};
+use futures_util::StreamExt as _;
+use tokio::sync::mpsc;
+use tokio::time::{Instant, timeout_at};
+
+use super::acknowledge::{AcknowledgeRequest, acknowledge_all};
+use super::release::{NOTHING_TO_RELEASE, off, offered, status_of};
+use crate::access::rights::Right;
+use crate::clock::SteadyMillis;
+use crate::http::app::App;
+use crate::http::error::ApiError;
+use crate::http::guard::{CurrentVisitor, VerifiedForm};
+use crate::http::pages::{address, refused, rendered};
+use crate::http::params::{IncidentParams, understood};
+use crate::model::types::{LockId, ProblemKind};
+use crate::query::Published;
+use crate::query::incidents::IncidentRow;
+use crate::release::batch::{Batch, BatchRequest, MAX_LOCKS, choices};
+use crate::release::{Operator, Outcome, Releases};
+use crate::views::{self, IncidentPage, IncidentStep};
+
+/// Locks that are read at once.
+const READS_AT_ONCE: usize = 16;
+/// The longest wait for the outcomes of a batch, which continues in any case.
+const OUTCOMES_WITHIN: Duration = Duration::from_secs(4);
+
+type Params = Result<Query<IncidentParams>, QueryRejection>;
+
+/// Returns the incident that a request names.
+fn find(app: &App, params: Params) -> Result<IncidentRow, ApiError> {
+    let params = understood(params)?;
+    let deployment = app.deployment(params.deployment.as_deref())?;
+    let word = params.problem.unwrap_or_default();
+    let problem = ProblemKind::ALL.into_iter().find(|problem| problem.as_str() == word);
+    let published = Published::latest(&app.hub);
+    let key = params.key.unwrap_or_default();
+    problem
+        .and_then(|problem| {
+            IncidentRow::find(&published, &deployment, problem, &key, SteadyMillis::now())
+        })
+        .ok_or_else(|| {
+            let why = "this incident is over, or there never was one: the list of problems shows those that there are";
+            ApiError::new(StatusCode::NOT_FOUND, why)
+        })
+}
+
+/// Returns the incident that a request names, to a visitor who has this right for some of its locks. Without the right there is no other answer.
+fn find_for(
+    app: &App,
+    visitor: &CurrentVisitor,
+    right: Right,
+    params: Params,
+) -> Result<IncidentRow, ApiError> {
+    let incident = match find(app, params) {
+        Ok(incident) => incident,
+        Err(error) => return visitor.needs(right).and(Err(error)),
+    };
+    let mut rights = incident.locks.iter().map(|lock| visitor.needs_for(right, &lock.id));
+    let first = rights.next().unwrap_or_else(|| visitor.needs(right));
+    if first.is_ok() || rights.any(|right| right.is_ok()) {
+        Ok(incident)
+    } else {
+        first.map(|()| incident)
+    }
+}
+
+/// Returns what releases locks, and an incident whose locks can be released together.
+fn releasable<'a>(
+    app: &'a App,
+    visitor: &CurrentVisitor,
+    params: Params,
+) -> Result<(&'a Releases, IncidentRow), ApiError> {
+    let incident = find_for(app, visitor, Right::Release, params);
+    let incident = match incident {
+        Err(error) if error.status == StatusCode::FORBIDDEN => return Err(error),
+        incident => incident,
+    };
+    let releases = app.releases.as_ref().ok_or_else(off)?;
+    let incident = incident?;
+    if !has_one_cause(&incident) {
+        let why = "the locks of a deadlock are not released together: end one of its holds on the page of that lock";
+        return Err(ApiError::new(StatusCode::CONFLICT, why));
+    }
+    Ok((releases, incident))
+}
+
+/// Returns an incident and a form about it. Without the right there is no other answer, and without the token of the form none about
+/// the incident.
+fn with_form<T, F>(
+    found: Result<T, ApiError>,
+    form: Result<VerifiedForm<F>, ApiError>,
+) -> Result<(T, F), ApiError> {
+    match (found, form) {
+        (Err(error), _) if error.status == StatusCode::FORBIDDEN => Err(error),
+        (_, Err(error)) | (Err(error), _) => Err(error),
+        (Ok(found), Ok(VerifiedForm(form))) => Ok((found, form)),
+    }
+}
+
+/// In a deadlock releasing one lock is enough.
+fn has_one_cause(incident: &IncidentRow) -> bool {
+    incident.problem != ProblemKind::Deadlock
+}
+
+fn page_of(
+    app: &App,
+    uri: &Uri,
+    visitor: &CurrentVisitor,
+    incident: IncidentRow,
+    step: IncidentStep,
+) -> IncidentPage {
+    let some = |right| incident.locks.iter().any(|lock| visitor.needs_for(right, &lock.id).is_ok());
+    let may_release = app.releases.is_some() && has_one_cause(&incident) && some(Right::Release);
+    let mut chrome = app.chrome(&address(uri));
+    visitor.sign(&mut chrome);
+    IncidentPage { chrome, may_acknowledge: some(Right::Ack), may_release, incident, step }
+}
+
+pub async fn page(
+    State(app): State<App>,
+    OriginalUri(uri): OriginalUri,
+    visitor: CurrentVisitor,
+    params: Params,
+) -> Response {
+    match find(&app, params) {
+        Ok(incident) => {
+            let page = page_of(&app, &uri, &visitor, incident, IncidentStep::Show);
+            rendered(StatusCode::OK, views::incident_page(&page))
+        }
+        Err(error) => refused(&app, &uri, &visitor, &error),
+    }
+}
+
+pub async fn acknowledge_from_page(
+    State(app): State<App>,
+    OriginalUri(uri): OriginalUri,
+    ConnectInfo(peer): ConnectInfo<SocketAddr>,
+    visitor: CurrentVisitor,
+    params: Params,
+    form: Result<VerifiedForm<AcknowledgeRequest>, ApiError>,
+) -> Response {
+    let done = async {
+        let incident = find_for(&app, &visitor, Right::Ack, params);
+        let (incident, request) = with_form(incident, form)?;
+        let ids = incident.locks.iter().map(|lock| lock.id.clone()).collect();
+        acknowledge_all(&app, &visitor, peer, ids, &request).await
+    };
+    match done.await {
+        Ok(_) => Redirect::to("/problems").into_response(),
+        Err(error) => refused(&app, &uri, &visitor, &error),
+    }
+}
+
+/// Reads the locks of an incident, and offers those that can be released.
+async fn ask(
+    app: &App,
+    releases: &Releases,
+    visitor: &CurrentVisitor,
+    incident: &IncidentRow,
+    mistake: Option<String>,
+    reason: String,
+) -> IncidentStep {
+    let locks = incident.locks.iter().take(MAX_LOCKS).cloned().collect::<Vec<_>>();
+    let read = locks.into_iter().map(|lock| async move {
+        let id = lock.id.clone();
+        if let Err(error) = visitor.needs_for(Right::Release, &id) {
+            return Err((id, error.detail));
+        }
+        let holder = lock.holders.first().map(|holder| &*holder.id);
+        let offer = offered(app, &id, visitor).await;
+        match offer.and_then(|offer| Ok((choices(&offer, holder)?, offer))) {
+            Ok((choices, _)) if choices.is_empty() => Err((id, NOTHING_TO_RELEASE.to_owned())),
+            Ok((choices, offer)) => Ok((offer.into(), choices)),
+            Err(why) => Err((id, why)),
+        }
+    });
+    let read: Vec<_> = futures_util::stream::iter(read).buffered(READS_AT_ONCE).collect().await;
+    let (mut offers, mut left_out) = (Vec::new(), Vec::new());
+    for lock in read {
+        match lock {
+            Ok(offer) => offers.push(offer),
+            Err(why) => left_out.push(why),
+        }
+    }
+    let batch = Batch { offers, left_out, shown_to: visitor.shared_name() };
+    let (seen, batch) = releases.offer_batch(batch);
+    let more = incident.locks.len().saturating_sub(MAX_LOCKS);
+    IncidentStep::Ask { batch, seen, more, mistake, reason }
+}
+
+pub async fn release_page(
+    State(app): State<App>,
+    OriginalUri(uri): OriginalUri,
+    visitor: CurrentVisitor,
+    params: Params,
+) -> Response {
+    match releasable(&app, &visitor, params) {
+        Ok((releases, incident)) => {
+            let step = ask(&app, releases, &visitor, &incident, None, String::new()).await;
+            let page = page_of(&app, &uri, &visitor, incident, step);
+            rendered(StatusCode::OK, views::incident_page(&page))
+        }
+        Err(error) => refused(&app, &uri, &visitor, &error),
+    }
+}
+
+pub async fn release_from_page(
+    State(app): State<App>,
+    OriginalUri(uri): OriginalUri,
+    ConnectInfo(peer): ConnectInfo<SocketAddr>,
+    visitor: CurrentVisitor,
+    params: Params,
+    form: Result<VerifiedForm<BatchRequest>, ApiError>,
+) -> Response {
+    let operator = Operator { name: visitor.shared_name(), from: peer.ip() };
+    let asked = params.as_ref().ok().map(|Query(params)| Query(params.clone()));
+    let page = async {
+        let found = with_form(releasable(&app, &visitor, params), form);
+        let ((releases, incident), request) = found.inspect_err(|error| {
+            let incident = asked.and_then(|asked| find(&app, Ok(asked)).ok());
+            if let (Some(releases), Some(incident)) = (&app.releases, incident) {
+                let id = &incident.first().0.id;
+                releases.record_rejection(id, &operator, "", &error.detail);
+            }
+        })?;
+        let (status, step) = match releases.confirm_batch(&request, &operator) {
+            Ok(confirmed) => {
+                let of = confirmed.size();
+                let (sender, outcomes) = mpsc::channel(of.max(1));
+                let running = app.clone();
+                // A visitor who leaves does not stop it half-way.
+                tokio::spawn(async move {
+                    if let Some(releases) = &running.releases {
+                        releases.release_batch(&confirmed, &sender).await;
+                    }
+                });
+                let outcomes = received(outcomes).await;
+                (StatusCode::OK, IncidentStep::Done { outcomes, of })
+            }
+            Err(error) => {
+                let (why, reason) = (Some(error.to_string()), request.reason);
+                let step = ask(&app, releases, &visitor, &incident, why, reason).await;
+                (status_of(&error), step)
+            }
+        };
+        Ok((status, page_of(&app, &uri, &visitor, incident, step)))
+    };
+    match page.await {
+        Ok((status, page)) => rendered(status, views::incident_page(&page)),
+        Err(error) => refused(&app, &uri, &visitor, &error),
+    }
+}
+
+/// Collects outcomes until all are there, or the visitor has waited long enough.
+async fn received(mut outcomes: mpsc::Receiver<(LockId, Outcome)>) -> Vec<(LockId, Outcome)> {
+    let until = Instant::now() + OUTCOMES_WITHIN;
+    let mut all = Vec::new();
+    while let Ok(Some(outcome)) = timeout_at(until, outcomes.recv()).await {
+        all.push(outcome);
+    }
+    all
+}

@@ -1,0 +1,177 @@
+//! Batches: releases of all locks of an incident after one confirmation. Each lock is compared with what the operator saw, as in a
+//! release of its own.
+
+use std::collections::VecDeque;
+use std::sync::Arc;
+
+use futures_util::StreamExt as _;
+use tokio::sync::mpsc::Sender;
+use tokio::time::Instant;
+
+use super::offer::random_id;
+use super::{
+    Choice, Offer, Operator, Outcome, ReleaseError, Releases, VALID, checked_reason, lock,
+};
+use crate::model::types::LockId;
+
+/// The most locks of a batch.
+pub const MAX_LOCKS: usize = 500;
+/// The most batches that are stored at once; the oldest are dropped.
+const MAX_BATCHES: usize = 16;
+/// Releases that are under way at once.
+const AT_ONCE: usize = 8;
+
+/// The locks of an incident as an operator has seen them.
+#[derive(Debug)]
+pub struct Batch {
+    /// The locks that are released, each with the parts of it that end.
+    pub offers: Vec<(Arc<Offer>, Vec<Choice>)>,
+    /// The locks that are not, each with the reason.
+    pub left_out: Vec<(LockId, String)>,
+    /// The operator who has seen it.
+    pub shown_to: Option<Arc<str>>,
+}
+
+impl Batch {
+    /// Returns whether only the form of one of its keys shows that it is a lock.
+    #[must_use]
+    pub fn is_unproven(&self) -> bool {
+        self.offers.iter().any(|(offer, _)| !offer.view.confirmed)
+    }
+}
+
+/// Returns the parts of a lock that end with its incident: the hold of its only holder, or dead queue entries of a free lock.
+///
+/// # Errors
+/// If the operator has to choose among several holds, or another than the one of the incident has the lock now.
+pub fn choices(offer: &Offer, holder: Option<&str>) -> Result<Vec<Choice>, String> {
+    let Some(hash) = &offer.hash else {
+        return Ok(offer.choices());
+    };
+    let holders = hash.holders_as_text();
+    match holders.as_slice() {
+        [(only, _)] if holder.is_none_or(|holder| *only == *holder) => Ok(vec![Choice::Lock]),
+        [_] => Err("another holder has it now".to_owned()),
+        _ => Err("it has several holders: release it from its own page".to_owned()),
+    }
+}
+
+/// A confirmed request for the release of a batch.
+#[derive(Debug, Clone, serde::Deserialize)]
+pub struct BatchRequest {
+    /// The id of the batch.
+    pub seen: String,
+    /// 3 to 500 characters on one line.
+    pub reason: String,
+    /// The number of its locks, as the operator typed it.
+    pub count: String,
+    /// Confirms that all keys are locks, although only the form of some shows it.
+    #[serde(default, deserialize_with = "super::flag")]
+    pub unproven: bool,
+}
+
+/// The batches of the last minute.
+#[derive(Debug, Default)]
+pub(super) struct Batches(VecDeque<(String, Instant, Arc<Batch>)>);
+
+impl Batches {
+    fn store(&mut self, batch: Arc<Batch>, now: Instant) -> String {
+        self.0.retain(|(_, until, _)| *until > now);
+        if self.0.len() >= MAX_BATCHES {
+            self.0.pop_front();
+        }
+        let id = random_id();
+        if id.is_empty() {
+            return id;
+        }
+        self.0.push_back((id.clone(), now + VALID, batch));
+        id
+    }
+
+    fn get(&self, id: &str, operator: &Operator, now: Instant) -> Option<Arc<Batch>> {
+        let (_, _, batch) = self.0.iter().find(|(known, until, _)| known == id && *until > now)?;
+        (batch.shown_to == operator.name).then(|| Arc::clone(batch))
+    }
+
+    fn take(&mut self, id: &str) -> bool {
+        let index = self.0.iter().position(|(known, ..)| known == id);
+        index.and_then(|index| self.0.remove(index)).is_some()
+    }
+}
+
+/// A batch that may be released.
+#[derive(Debug)]
+pub struct Confirmed {
+    batch: Arc<Batch>,
+    reason: String,
+    operator: Operator,
+}
+
+impl Confirmed {
+    /// Returns the number of its outcomes.
+    #[must_use]
+    pub fn size(&self) -> usize {
+        self.batch.offers.iter().map(|(_, choices)| choices.len()).sum()
+    }
+}
+
+impl Releases {
+    /// Stores a batch. Returns its id, which is valid for [`VALID`], for its operator, once.
+    #[must_use]
+    pub fn offer_batch(&self, batch: Batch) -> (String, Arc<Batch>) {
+        let batch = Arc::new(batch);
+        (lock(&self.batches).store(Arc::clone(&batch), Instant::now()), batch)
+    }
+
+    /// Checks a request, and consumes its batch. The batch counts as one release of those that are allowed within a minute.
+    ///
+    /// # Errors
+    /// Fails if the request is invalid; the rejection is recorded for the first lock then.
+    pub fn confirm_batch(
+        &self,
+        request: &BatchRequest,
+        operator: &Operator,
+    ) -> Result<Confirmed, ReleaseError> {
+        let batch = lock(&self.batches).get(&request.seen, operator, Instant::now());
+        let checked = || {
+            let batch = batch.clone().ok_or(ReleaseError::Stale)?;
+            let reason = checked_reason(&request.reason)?.to_owned();
+            if request.count.trim().parse() != Ok(batch.offers.len()) {
+                return Err(ReleaseError::Count);
+            }
+            if batch.is_unproven() && !request.unproven {
+                return Err(ReleaseError::Unproven);
+            }
+            if !lock(&self.batches).take(&request.seen) {
+                return Err(ReleaseError::Stale);
+            }
+            if !self.sent.take() {
+                return Err(ReleaseError::Limited);
+            }
+            Ok(Confirmed { batch, reason, operator: operator.clone() })
+        };
+        checked().inspect_err(|error| {
+            let offers = batch.iter().flat_map(|batch| &batch.offers);
+            for (offer, _) in offers.take(1) {
+                let reason = request.reason.trim();
+                self.record_rejection(&offer.id, operator, reason, &error.to_string());
+            }
+        })
+    }
+
+    /// Releases a batch, a few locks at a time, and sends each outcome. Continues if nobody receives them.
+    pub async fn release_batch(&self, confirmed: &Confirmed, outcomes: &Sender<(LockId, Outcome)>) {
+        let Confirmed { batch, reason, operator } = confirmed;
+        let mut parts = Vec::new();
+        for (offer, choices) in &batch.offers {
+            parts.extend(choices.iter().map(|choice| (Arc::clone(offer), *choice)));
+        }
+        let releases = parts.into_iter().map(|(offer, choice)| async move {
+            let outcome = self.run(&offer, &choice).await;
+            self.report(&offer, &choice, reason, operator, &outcome).await;
+            // The visitor may have gone.
+            outcomes.send((offer.id.clone(), outcome)).await.unwrap_or_default();
+        });
+        futures_util::stream::iter(releases).buffer_unordered(AT_ONCE).collect::<()>().await;
+    }
+}

@@ -1,0 +1,149 @@
+//! `/incident`: the locks of an incident, and what can be done for all of them at once.
+
+use std::collections::BTreeMap;
+
+use askama::Template;
+
+use super::format::{self, Ago, Prose};
+use super::list::{LockLink, holder};
+use super::owner_name::with_names;
+use super::page::{self, Frame};
+use super::row::{Badge, HolderCell};
+use super::{IncidentPage, IncidentStep, links};
+use crate::release::{MAX_REASON, Outcome, VALID};
+
+/// The most locks that the page names of each sort.
+const NAMED: usize = 100;
+
+/// A lock, and a sentence about it.
+type Said = (LockLink, String);
+
+/// The locks that a form would release.
+struct Offered<'a> {
+    action: String,
+    seen: &'a str,
+    count: usize,
+    waiting: u64,
+    unproven: bool,
+    left_out: Vec<Said>,
+    left_out_count: usize,
+    more: usize,
+    mistake: Option<&'a str>,
+    reason: &'a str,
+}
+
+/// The outcomes of a release.
+struct Done {
+    /// The number of locks by outcome, in words.
+    counts: Vec<(usize, String)>,
+    all_released: bool,
+    /// The number of locks without an outcome so far.
+    running: usize,
+    /// The locks that were not released.
+    others: Vec<Said>,
+}
+
+#[derive(Template)]
+#[template(path = "incident.html")]
+struct IncidentTemplate<'a> {
+    frame: Frame<'a>,
+    badge: Badge,
+    count: String,
+    holder: Option<HolderCell<'a>>,
+    advice: Prose<'a>,
+    evidence: Option<String>,
+    /// Each with the age of its problem.
+    locks: Vec<(LockLink, Ago)>,
+    more: usize,
+    acknowledge: Option<String>,
+    release: Option<String>,
+    offered: Option<Offered<'a>>,
+    done: Option<Done>,
+    max_reason: usize,
+    valid: String,
+}
+
+/// The page.
+///
+/// # Errors
+/// If the template fails, which is a bug.
+pub fn incident_page(page: &IncidentPage) -> Result<String, askama::Error> {
+    let (chrome, incident) = (&page.chrome, &page.incident);
+    let now = chrome.now;
+    let (first, problem) = incident.first();
+    let count = incident.locks.len();
+    let since = |lock: &crate::model::types::LockView| {
+        let found = lock.problems.iter().find(|found| found.problem == incident.problem);
+        Ago::new(found.map_or(incident.since, |found| found.since), now)
+    };
+    let shows = matches!(page.step, IncidentStep::Show);
+    let title = format!("Incident: {}", incident.problem.as_str());
+    IncidentTemplate {
+        frame: Frame::new(page::title(chrome, &title), "", chrome).still(),
+        badge: Badge {
+            word: incident.problem.as_str(),
+            certainty: incident.certainty.as_str(),
+            ago: Ago::new(incident.since, now),
+            acknowledged: incident.acknowledged,
+        },
+        count: format!(
+            "{} {}",
+            format::count(count as u64),
+            if count == 1 { "lock" } else { "locks" }
+        ),
+        holder: holder(first).filter(|_| count == 1 || incident.owner().is_some()),
+        advice: with_names(&problem.advice, &chrome.names).into(),
+        evidence: problem.evidence.last().map(|it| with_names(&it.text, &chrome.names)),
+        locks: incident
+            .locks
+            .iter()
+            .take(NAMED)
+            .map(|lock| (LockLink::new(&lock.id, chrome), since(lock)))
+            .collect(),
+        more: count.saturating_sub(NAMED),
+        acknowledge: (shows && page.may_acknowledge).then(|| links::acknowledge_incident(incident)),
+        release: (shows && page.may_release).then(|| links::release_incident(incident)),
+        offered: offered(page),
+        done: done(page),
+        max_reason: MAX_REASON,
+        valid: format::duration(VALID.as_secs() * 1_000),
+    }
+    .render()
+}
+
+fn offered(page: &IncidentPage) -> Option<Offered<'_>> {
+    let IncidentStep::Ask { batch, seen, more, mistake, reason } = &page.step else { return None };
+    let left_out = batch.left_out.iter().take(NAMED);
+    Some(Offered {
+        action: links::release_incident(&page.incident),
+        seen,
+        count: batch.offers.len(),
+        waiting: batch.offers.iter().map(|(offer, _)| offer.view.waiting).sum(),
+        unproven: batch.is_unproven(),
+        left_out: left_out
+            .map(|(id, why)| (LockLink::new(id, &page.chrome), why.clone()))
+            .collect(),
+        left_out_count: batch.left_out.len(),
+        more: *more,
+        mistake: mistake.as_deref(),
+        reason,
+    })
+}
+
+fn done(page: &IncidentPage) -> Option<Done> {
+    let IncidentStep::Done { outcomes, of } = &page.step else { return None };
+    let mut counts: BTreeMap<&str, usize> = BTreeMap::new();
+    for (_, outcome) in outcomes {
+        *counts.entry(outcome.as_str()).or_default() += 1;
+    }
+    let others = outcomes.iter().filter(|(_, outcome)| *outcome != Outcome::Released);
+    Some(Done {
+        all_released: counts.get(Outcome::Released.as_str()) == Some(&outcomes.len()),
+        counts: counts.into_iter().map(|(word, count)| (count, word.replace('_', " "))).collect(),
+        running: of.saturating_sub(outcomes.len()),
+        others: others
+            .take(NAMED)
+            .map(|(id, outcome)| (LockLink::new(id, &page.chrome), outcome.explained()))
+            .collect(),
+    })
+}

@@ -1,0 +1,159 @@
+//! All locks of an incident at once: one acknowledgement, and one confirmed release of each as it was shown.
+
+use std::time::Duration;
+
+use redis::Connection;
+use serde_json::Value;
+use tempfile::NamedTempFile;
+use tokio::time::timeout;
+
+use crate::redis_server::{HOLDER, RedisServer, run, take, thread};
+use crate::serving::{Answer, Dashboard, PATIENCE, request};
+
+const ANNA: &str = "5f1c0b6b7d6e4c1f9a2e";
+
+/// Takes locks whose counts are none, so that they are one incident of their client.
+async fn malformed(dashboard: &Dashboard, redis: &mut Connection, names: &[&str]) {
+    for name in names {
+        run::<i64>(redis, &["HSET", name, HOLDER, "0"]);
+        run::<i64>(redis, &["PEXPIRE", name, "600000"]);
+    }
+    let all = |json: &Value| {
+        let incidents = json["incidents"].as_array().unwrap();
+        incidents.iter().any(|incident| incident["count"] == names.len())
+    };
+    dashboard.json_when("/api/v1/incidents", all).await;
+}
+
+/// Removes the TTL of locks that were taken and seen, so that they are one incident of their client.
+async fn leak(dashboard: &Dashboard, redis: &mut Connection, names: &[&str]) {
+    for (n, name) in (0..).zip(names) {
+        take(redis, name.as_bytes(), &thread(n), 600_000);
+        dashboard.lock_when(name, |lock| lock["state"] == "held").await;
+        run::<i64>(redis, &["PERSIST", name]);
+    }
+    let all = |json: &Value| json["incidents"][0]["count"] == names.len();
+    dashboard.json_when("/api/v1/incidents?filter=problem:leaked", all).await;
+}
+
+/// The address of a page that the list of problems links to.
+async fn page_of_incident(dashboard: &Dashboard) -> String {
+    let list = dashboard.get("/problems").await.body;
+    let (_, rest) = list.split_once("href=\"/incident?").expect("a link to the incident");
+    format!(
+        "/incident?{}",
+        rest.split('"').next().unwrap().replace("&#38;", "&").replace("&amp;", "&")
+    )
+}
+
+fn field<'p>(page: &'p str, name: &str) -> &'p str {
+    let (_, rest) = page.split_once(&format!("name=\"{name}\" value=\"")).expect("a field");
+    rest.split('"').next().unwrap()
+}
+
+async fn confirm(dashboard: &Dashboard, path: &str, seen: &str, count: &str) -> Answer {
+    let form = format!("seen={seen}&count={count}&reason=they+hang&unproven=true");
+    dashboard.submit(path, &[], &form).await
+}
+
+#[tokio::test(flavor = "multi_thread")]
+async fn one_acknowledgement_is_for_all_its_problems() {
+    let server = RedisServer::start();
+    let mut redis = server.connect();
+    let folder = tempfile::tempdir().unwrap();
+    let history = folder.path().to_str().unwrap();
+    let flags = ["--redis-url", &server.url(), "--monitor", "off", "--history-dir", history];
+    let dashboard = Dashboard::with(&flags).await;
+    malformed(&dashboard, &mut redis, &["a:1", "a:2", "a<3>"]).await;
+    let path = page_of_incident(&dashboard).await;
+    let page = dashboard.get(&path).await;
+    assert!(page.status == 200 && page.body.contains("3 locks"), "{}", page.body);
+    assert!(page.body.contains("a&#60;3&#62;") && !page.body.contains("a<3>"), "{}", page.body);
+    assert!(!page.body.contains("Release all by force"), "nothing is released here");
+    let path = path.replace("/incident?", "/incident/acknowledge?");
+    let form = "problem=malformed&for=8h&reason=it+is+known";
+    let short = dashboard.submit(&path, &[], "problem=malformed&for=8h&reason=x").await;
+    assert_eq!(short.status, 422, "{}", short.body);
+    let done = dashboard.submit(&path, &[], form).await;
+    assert_eq!((done.status, done.header("location")), (303, Some("/problems")), "{done:?}");
+    let incidents = dashboard.json("/api/v1/incidents").await;
+    assert_eq!(incidents["incidents"][0]["acknowledged"], true, "{incidents:#}");
+    for name in ["a:1", "a:2"] {
+        let lock = dashboard.json(&format!("/api/v1/lock?name={name}")).await;
+        assert_eq!(lock["problems"][0]["acknowledged"]["reason"], "it is known", "{lock:#}");
+    }
+    let events = "/api/v1/events?from=2001-01-01T00:00:00Z&name=a:2";
+    dashboard.json_when(events, |json| json.to_string().contains("\"acknowledged\"")).await;
+}
+
+#[tokio::test(flavor = "multi_thread")]
+async fn all_its_locks_are_released_as_they_were_shown_and_no_others() {
+    let server = RedisServer::start();
+    let mut redis = server.connect();
+    let flags = ["--redis-url", &server.url(), "--monitor", "off", "--allow-release", "--insecure"];
+    let dashboard = Dashboard::with(&flags).await;
+    let names = ["job:1", "job:2", "job:3", "job:4"];
+    leak(&dashboard, &mut redis, &names).await;
+    let path = page_of_incident(&dashboard).await;
+    assert!(dashboard.get(&path).await.body.contains("Release all by force"));
+    let path = path.replace("/incident?", "/incident/release?");
+    let page = dashboard.get(&path).await;
+    assert!(page.status == 200 && page.body.contains("Release 4"), "{}", page.body);
+    let seen = field(&page.body, "seen").to_owned();
+    let wrong = confirm(&dashboard, &path, &seen, "3").await;
+    assert!(wrong.status == 422 && wrong.body.contains("number does not match"), "{wrong:?}");
+    // Since it was shown, one has another holder.
+    run::<i64>(&mut redis, &["DEL", "job:2"]);
+    take(&mut redis, b"job:2", &thread(77), 600_000);
+    let done = confirm(&dashboard, &path, &seen, "4").await;
+    assert_eq!(done.status, 200, "{}", done.body);
+    assert!(done.body.contains("1 changed") && done.body.contains("3 released"), "{}", done.body);
+    let left: Vec<i64> = names.map(|name| run(&mut redis, &["EXISTS", name])).into();
+    assert_eq!(left, [0, 1, 0, 0]);
+    let twice = confirm(&dashboard, &path, &seen, "4").await;
+    assert!([404, 409].contains(&twice.status), "each page is good for one release: {twice:?}");
+    let metrics = dashboard.get("/metrics").await.body;
+    for line in ["{outcome=\"released\"} 3", "{outcome=\"changed\"} 1"] {
+        assert!(metrics.contains(&format!("lockscope_dashboard_releases_total{line}")), "{line}");
+    }
+    let lock = dashboard.lock_when("job:1", |lock| lock["past"][0]["ended"] == "forced").await;
+    assert!(lock.to_string().contains("they hang"), "{lock:#}");
+}
+
+#[tokio::test(flavor = "multi_thread")]
+async fn locks_without_the_right_or_with_several_holders_are_left_out() {
+    let server = RedisServer::start();
+    let mut redis = server.connect();
+    let file = NamedTempFile::new().unwrap();
+    std::fs::write(file.path(), format!("{ANNA},anna,release job:*\n")).unwrap();
+    let tokens = file.path().to_str().unwrap();
+    let url = server.url();
+    let flags = ["--redis-url", &url, "--monitor", "off", "--allow-release"];
+    let dashboard = Dashboard::with(&[&flags[..], &["--auth-token-file", tokens]].concat()).await;
+    let bearer = format!("Bearer {ANNA}");
+    let headers = [("Authorization", bearer.as_str())];
+    for name in ["job:1", "job:2", "other"] {
+        run::<i64>(&mut redis, &["HSET", name, HOLDER, "0"]);
+        run::<i64>(&mut redis, &["PEXPIRE", name, "600000"]);
+    }
+    run::<i64>(&mut redis, &["HSET", "job:2", &thread(9), "1"]);
+    let path = format!("/incident/release?problem=malformed&key=client%20{}", &HOLDER[..36]);
+    let shown = async {
+        loop {
+            let page = dashboard.get_with(&path, &headers).await;
+            if page.body.contains("job:2") && page.body.contains("other") {
+                return page;
+            }
+            tokio::time::sleep(Duration::from_millis(50)).await;
+        }
+    };
+    let page = timeout(PATIENCE, shown).await.expect("the incident of all three locks");
+    assert!(page.body.contains("Release 1<"), "{}", page.body);
+    assert!(
+        page.body.contains("several holders") && page.body.contains("access denied"),
+        "{page:?}"
+    );
+    let nobody = request(dashboard.address, "GET", &path, &[]).await;
+    assert_eq!(nobody.status, 401);
+    assert!(!nobody.body.contains("job:1"), "{nobody:?}");
+}
