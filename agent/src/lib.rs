@@ -150,7 +150,7 @@ fn file_budget(max_sessions: usize) -> FileBudget {
 }
 
 fn register_metrics(config: &Config, registry: &Registry) -> anyhow::Result<Arc<Metrics>> {
-    let metrics = Arc::new(Metrics::new(registry)?);
+    let metrics = Arc::new(Metrics::new(registry, &config.deployment)?);
     registry.register(Box::new(OldestCollector(Arc::clone(&metrics))))?;
     // Dashboards compare the margins and the lateness of renewals with it.
     let lease = Gauge::new("lockscope_agent_lease_seconds", "The lease that the watchdog renews.")?;

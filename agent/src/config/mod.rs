@@ -21,7 +21,7 @@ use crate::core;
 use crate::policy::Policy;
 use crate::server::socket;
 
-use parsers::{cluster_messages, frozen, lease, lock_delay, node_timeout, octal, poll};
+use parsers::{cluster_messages, deployment, frozen, lease, lock_delay, node_timeout, octal, poll};
 
 /// The most servers of red locks; more would make each attempt too expensive.
 const MAX_RED_SERVERS: usize = 15;
@@ -46,6 +46,9 @@ struct Flags {
     /// Refuse to start unless --redis-url is set explicitly, so that no host uses a local Redis by default
     #[arg(long)]
     require_redis_url: bool,
+    /// The name of the set of hosts whose workers exclude each other; an alert fires if agents of one name use different servers
+    #[arg(long, value_name = "NAME", default_value = "default", value_parser = deployment)]
+    deployment: String,
     /// The channels for releases in a cluster of Redis 7 or later: `publish` as Redisson before 3.22, `spublish` as
     /// later versions, or `both`
     #[arg(long, value_name = "HOW", default_value = "both", value_parser = cluster_messages)]
@@ -163,6 +166,8 @@ struct Flags {
 pub struct Config {
     /// The Redis deployment of all kinds but red.
     pub target: Deployment,
+    /// The name of the set of hosts whose workers exclude each other.
+    pub deployment: String,
     /// The way to publish releases in a cluster that supports sharded pub/sub.
     pub cluster_messages: Publish,
     /// The servers of red locks; empty if red locks are disabled.
@@ -261,6 +266,7 @@ fn build(raw: Raw<Flags>) -> Result<Config, Vec<String>> {
     let slots = target.is_cluster();
     Ok(Config {
         target,
+        deployment: flags.deployment,
         cluster_messages: flags.cluster_messages,
         red,
         connect_timeout: (response_timeout * 2).min(MAX_CONNECT_TIMEOUT),

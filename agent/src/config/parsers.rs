@@ -36,6 +36,11 @@ pub(super) fn cluster_messages(text: &str) -> Result<Publish, String> {
     }
 }
 
+pub(super) fn deployment(text: &str) -> Result<String, String> {
+    let fits = (1..=64).contains(&text.len()) && !text.contains(char::is_control);
+    fits.then(|| text.to_owned()).ok_or_else(|| "expected a name of at most 64 bytes".to_owned())
+}
+
 pub(super) fn octal(text: &str) -> Result<u32, String> {
     let mode = u32::from_str_radix(text, 8).ok().filter(|mode| *mode <= 0o777);
     mode.ok_or_else(|| "expected permissions in octal digits, such as 0660".to_owned())

@@ -107,6 +107,9 @@ pub struct Metrics {
     pub redis_up: IntGaugeVec,
     /// 1 for servers that may evict locks when their memory is full.
     pub redis_evicts: IntGaugeVec,
+    redis_server_info: IntGaugeVec,
+    /// The name that all agents of one set of locks have in common.
+    deployment: String,
     pub redis_seconds: HistogramVec,
     /// Failed scripts by node and the first word of the error.
     pub redis_errors: IntCounterVec,
@@ -131,7 +134,7 @@ impl Metrics {
     ///
     /// # Errors
     /// Fails if the registry already has a metric of the same name.
-    pub fn new(registry: &Registry) -> prometheus::Result<Self> {
+    pub fn new(registry: &Registry, deployment: &str) -> prometheus::Result<Self> {
         let make = Registrar(registry);
         let group = "lock_group";
         let metrics = Self {
@@ -295,6 +298,12 @@ impl Metrics {
                 "1 if Redis may evict locks when its memory is full, 0 otherwise.",
                 &["node"],
             )?,
+            redis_server_info: make.gauges(
+                "redis_server_info",
+                "The server whose locks this agent takes; the value is 1.",
+                &["deployment", "node", "run_id"],
+            )?,
+            deployment: deployment.to_owned(),
             redis_seconds: make.histograms(
                 "redis_seconds",
                 "Round trip of scripts.",
@@ -422,6 +431,14 @@ impl Metrics {
         self.redis_up.remove_label_values(&[node]).ok();
         self.redis_evicts.remove_label_values(&[node]).ok();
         self.replicas_acknowledged.remove_label_values(&[node]).ok();
+    }
+
+    /// Exports which server a connection leads to, in place of `before`.
+    pub fn server_known(&self, node: &str, before: Option<&str>, run_id: &str) {
+        if let Some(before) = before {
+            self.redis_server_info.remove_label_values(&[&self.deployment, node, before]).ok();
+        }
+        self.redis_server_info.with_label_values(&[&*self.deployment, node, run_id]).set(1);
     }
 
     /// Counts the answer of a server of red locks to an attempt, or its silence.

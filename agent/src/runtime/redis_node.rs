@@ -84,6 +84,10 @@ struct News {
     metrics: Arc<Metrics>,
     connections: u64,
     evicts: Option<bool>,
+    /// The run id of the server.
+    run_id: Option<String>,
+    /// It is one node of several, each with a part of the locks.
+    part: bool,
     /// It has replicas, and nothing makes sure that they have the locks.
     unguarded: bool,
     /// It has red locks, which have their majority.
@@ -161,6 +165,8 @@ impl RedisNode {
             metrics: Arc::clone(metrics),
             connections: 0,
             evicts: None,
+            run_id: None,
+            part: options.red || options.in_cluster,
             unguarded: false,
             red: options.red,
             master: None,
@@ -330,6 +336,7 @@ impl News {
         match status {
             LinkStatus::Up(info) => {
                 self.note_eviction(&info);
+                self.note_server(&info);
                 self.note_master(&info);
                 self.note_replicas(&info);
                 self.state(true)
@@ -350,6 +357,17 @@ impl News {
                 policy = info.maxmemory_policy.as_deref().unwrap_or("unknown"),
                 "this Redis evicts keys when its memory is full, locks included: set maxmemory-policy noeviction"
             );
+        }
+    }
+
+    /// Exports which server has all locks, so that agents that use another one are noticed.
+    fn note_server(&mut self, info: &ServerInfo) {
+        if !self.part
+            && let Some(run_id) = &info.run_id
+            && self.run_id.as_ref() != Some(run_id)
+        {
+            self.metrics.server_known(&self.node, self.run_id.as_deref(), run_id);
+            self.run_id = Some(run_id.clone());
         }
     }
 

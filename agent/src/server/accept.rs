@@ -119,7 +119,7 @@ mod tests {
                 SocketSettings { path: folder.path().join("s"), mode: 0o600, group: None };
             let socket = Socket::bind(&settings).await.unwrap();
             let (core, inbox) = mpsc::channel(100);
-            let metrics = Arc::new(Metrics::new(&Registry::new()).unwrap());
+            let metrics = Arc::new(Metrics::new(&Registry::new(), "default").unwrap());
             let shared = Shared {
                 core,
                 processes: Processes::new(10),

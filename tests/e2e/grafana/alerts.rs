@@ -340,6 +340,36 @@ async fn an_evicting_redis_alerts() -> Result<()> {
 }
 
 #[tokio::test]
+async fn agents_on_different_servers_alert() -> Result<()> {
+    let servers = [RedisServer::start().await?, RedisServer::start().await?];
+    let shop = ["--deployment", "shop"];
+    let agents = [
+        Agent::with(&servers[0], &shop).await?,
+        Agent::with(&servers[1], &shop).await?,
+        // Its workers share nothing with those.
+        Agent::with(&servers[1], &["--deployment", "other"]).await?,
+    ];
+    let ports = agents.iter().map(Agent::http).collect();
+    let rules = hurried(&rules_in(AGENT_RULES)?);
+    let prometheus = Prometheus::start(&[("lockscope-agent", ports)], &rules).await?;
+    eventually("LockscopeAgentsSplit", async || {
+        let fired = fired(&prometheus).await?;
+        ensure!(fired.contains("LockscopeAgentsSplit"), "{fired:?}");
+        Ok(())
+    })
+    .await;
+    let servers =
+        "count by (deployment) (count by (deployment, run_id) (lockscope_agent_redis_server_info))";
+    let counts = prometheus.query(servers).await?;
+    let count = |name: &str| {
+        let found = counts.iter().find(|series| series["metric"]["deployment"] == name);
+        found.map(|series| series["value"][1].clone())
+    };
+    assert_eq!((count("shop"), count("other")), (Some("2".into()), Some("1".into())), "{counts:?}");
+    Ok(())
+}
+
+#[tokio::test]
 async fn absent_programs_alert() -> Result<()> {
     let prometheus = Prometheus::start(&[], &hurried(&rules()?)).await?;
     eventually("LockscopeAgentsAbsent and LockscopeDashboardsAbsent", async || {

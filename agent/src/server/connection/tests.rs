@@ -20,7 +20,7 @@ struct Rig {
 }
 
 fn metrics() -> Arc<Metrics> {
-    Arc::new(Metrics::new(&Registry::new()).unwrap())
+    Arc::new(Metrics::new(&Registry::new(), "default").unwrap())
 }
 
 impl Rig {
