@@ -10,8 +10,12 @@ use serde_json::Value;
 const DESK: (u32, u32) = (1280, 900);
 const PHONE: (u32, u32) = (390, 844);
 
+/// The release of what the client of `leaked:invoice-run` has leaked.
+const LEAKED: &str =
+    "/incident/release?problem=leaked&key=client%200b9d6a52-3c1e-4f57-a7a8-5e0c9d1b2f34";
+
 /// The file, the page, the size of the window, and whether the colours are dark.
-const SHOTS: [(&str, &str, (u32, u32), bool); 14] = [
+const SHOTS: [(&str, &str, (u32, u32), bool); 16] = [
     ("overview", "/overview", DESK, false),
     ("overview-dark", "/overview", DESK, true),
     ("overview-phone", "/overview", PHONE, false),
@@ -21,6 +25,8 @@ const SHOTS: [(&str, &str, (u32, u32), bool); 14] = [
     ("lock-dark", "/lock?name=deadlock%3Aaccount-a", DESK, true),
     ("lock-phone", "/lock?name=leaked%3Ainvoice-run", PHONE, false),
     ("problems", "/problems", DESK, false),
+    ("incident", "/incident?problem=deadlock&key=cycle%200%20deadlock%3Aaccount-a", DESK, false),
+    ("incident-release", LEAKED, DESK, false),
     ("owners", "/owners", DESK, false),
     ("contention", "/contention", DESK, false),
     ("events", "/events", DESK, false),

@@ -23,6 +23,8 @@ struct Offered<'a> {
     action: String,
     seen: &'a str,
     count: usize,
+    /// The first locks that are released.
+    locks: Vec<LockLink>,
     waiting: u64,
     unproven: bool,
     left_out: Vec<Said>,
@@ -118,6 +120,12 @@ fn offered(page: &IncidentPage) -> Option<Offered<'_>> {
         action: links::release_incident(&page.incident),
         seen,
         count: batch.offers.len(),
+        locks: batch
+            .offers
+            .iter()
+            .take(NAMED)
+            .map(|(offer, _)| LockLink::new(&offer.id, &page.chrome))
+            .collect(),
         waiting: batch.offers.iter().map(|(offer, _)| offer.view.waiting).sum(),
         unproven: batch.is_unproven(),
         left_out: left_out

@@ -10,7 +10,7 @@ use super::picture::Circle;
 use super::row::{Badge, HolderCell, row_id};
 use super::{Chrome, ListPage, format, links};
 use crate::clock::SteadyMillis;
-use crate::model::types::{Acknowledgement, ClearedProblem, LockView};
+use crate::model::types::{Acknowledgement, ClearedProblem, LockView, ProblemKind};
 use crate::query::Listed as _;
 use crate::query::incidents::IncidentRow;
 use crate::text;
@@ -34,8 +34,8 @@ struct IncidentTemplate<'a> {
     more: usize,
     /// The list of all of them.
     all: String,
-    /// The page of an incident of several locks.
-    page: Option<String>,
+    /// The page of an incident of several locks, and what can be done there.
+    page: Option<(String, &'static str)>,
     holder: Option<HolderCell<'a>>,
     waiting: Option<String>,
     evidence: Option<(String, &'static str)>,
@@ -114,7 +114,13 @@ impl ListView for IncidentRow {
             },
             more: count.saturating_sub(NAMED),
             all: links::filtered(&filter),
-            page: (count > 1).then(|| links::incident(self)),
+            page: (count > 1).then(|| {
+                let together = match self.problem {
+                    ProblemKind::Deadlock => "Acknowledge together",
+                    _ => "Acknowledge or release together",
+                };
+                (links::incident(self), together)
+            }),
             holder: holder(lock).filter(|_| count == 1 || self.owner().is_some()),
             waiting: (self.waiting > 0).then(|| {
                 let exact = self.locks.iter().all(|lock| lock.waiters_exact || lock.waiting == 0);
