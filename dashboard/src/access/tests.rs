@@ -1,7 +1,6 @@
 use axum::http::{HeaderName, HeaderValue};
 
 use super::proxy::{Principal, Rule};
-use super::tokens::Tokens;
 use super::*;
 
 const TOKEN: &str = "0123456789abcdef0123";
@@ -92,20 +91,26 @@ fn a_login_ends_by_time_by_logout_and_with_its_token() {
     assert!(!second_stay.is_cancelled() && name(&second, NOW).is_some());
     // The rights of a login are those of its token now; a token that was changed needs a new login.
     std::fs::write(&path, format!("{TOKEN},anna,look\n{OTHER},robot\n")).unwrap();
-    file.reload();
+    file.reload(false);
     assert!(second_stay.is_cancelled() && name(&second, NOW).is_none());
     assert!(!robot_stay.is_cancelled() && name(&robot, NOW).is_some());
     assert!(!access.token_of_form(TOKEN, HERE, NOW).unwrap().visitor().may(Right::Release));
     // A file with mistakes changes nothing.
     for broken in ["", "short,x\n"] {
         std::fs::write(&path, broken).unwrap();
-        file.reload();
+        file.reload(false);
         assert!(name(&robot, NOW).is_some(), "{broken}");
     }
     std::fs::write(&path, format!("{TOKEN},anna\n")).unwrap();
-    file.reload();
+    file.reload(false);
     assert!(robot_stay.is_cancelled() && name(&robot, NOW).is_none());
     assert_eq!(access.token_of_form(OTHER, HERE, NOW).err(), Some(Refusal::Unknown));
+    // Emptied, it revokes all tokens once it is not about to be written.
+    std::fs::write(&path, "# nobody\n").unwrap();
+    file.reload(false);
+    assert!(access.token_of_form(TOKEN, HERE, NOW).is_ok());
+    file.reload(true);
+    assert_eq!(access.token_of_form(TOKEN, HERE, NOW).err(), Some(Refusal::Unknown));
 }
 
 #[test]
@@ -172,7 +177,9 @@ fn token_files_with_mistakes_are_rejected_without_revealing_tokens() {
         (&*format!("{TOKEN},a\n{TOKEN},b"), "line 2: this token stands above"),
         (&*format!("{TOKEN},{}", "n".repeat(65)), "64"),
     ] {
-        let mistakes = Tokens::parse(file).unwrap_err().join("; ");
+        let stored = tempfile::NamedTempFile::new().unwrap();
+        std::fs::write(stored.path(), file).unwrap();
+        let mistakes = TokenFile::open(stored.path().to_owned()).unwrap_err().join("; ");
         assert!(mistakes.contains(words), "{mistakes}");
         assert!(!mistakes.contains(TOKEN), "{mistakes}");
     }

@@ -3,6 +3,7 @@
 use std::fs;
 use std::os::unix::fs::MetadataExt as _;
 use std::path::PathBuf;
+use std::sync::atomic::{AtomicBool, Ordering};
 use std::sync::{Arc, PoisonError, RwLock};
 use std::time::Duration;
 
@@ -19,6 +20,8 @@ const CHECK_INTERVAL: Duration = Duration::from_secs(5);
 pub struct TokenFile {
     path: PathBuf,
     tokens: Arc<RwLock<Tokens>>,
+    /// It had no tokens when it was last read, and they are not revoked yet.
+    empty: Arc<AtomicBool>,
 }
 
 /// The properties that tell one version of a file from another: inode, size, change time.
@@ -30,8 +33,13 @@ impl TokenFile {
     /// # Errors
     /// A sentence for each mistake, without the tokens.
     pub fn open(path: PathBuf) -> Result<Self, Vec<String>> {
-        let tokens = Arc::new(RwLock::new(read(&path)?));
-        Ok(Self { path, tokens })
+        let tokens = read(&path)?;
+        if tokens.count() == 0 {
+            let why = "there is no token in it: expected lines `token,name`";
+            return Err(vec![format!("{}, {why}", path.display())]);
+        }
+        let tokens = Arc::new(RwLock::new(tokens));
+        Ok(Self { path, tokens, empty: Arc::default() })
     }
 
     /// Returns the tokens in force.
@@ -49,14 +57,14 @@ impl TokenFile {
                 tokio::select! {
                     _ = clock.tick() => {
                         let found = self.version();
-                        if found != loaded {
-                            self.reload();
+                        if found != loaded || self.empty.load(Ordering::Relaxed) {
+                            self.reload(found == loaded);
                             loaded = found;
                         }
                     }
                     Some(()) = hangups.recv() => {
                         loaded = self.version();
-                        self.reload();
+                        self.reload(true);
                     }
                 }
             }
@@ -69,9 +77,15 @@ impl TokenFile {
         Some((file.ino(), file.size(), file.ctime(), file.ctime_nsec()))
     }
 
-    /// Reads the file. Logins and streams of tokens that are gone or changed end; an invalid file changes nothing.
-    pub fn reload(&self) {
+    /// Reads the file. Logins and streams of tokens that are gone or changed end; an invalid file changes nothing. A file without
+    /// tokens may be about to be written: it ends all of them only if it is `settled`.
+    pub fn reload(&self, settled: bool) {
+        self.empty.store(false, Ordering::Relaxed);
         match read(&self.path) {
+            Ok(fresh) if fresh.count() == 0 && !settled => {
+                self.empty.store(true, Ordering::Relaxed);
+                tracing::warn!(file = %self.path.display(), "token file is empty; revoking all tokens unless it changes");
+            }
             Ok(fresh) => {
                 let mut tokens = self.tokens.write().unwrap_or_else(PoisonError::into_inner);
                 *tokens = fresh.succeed(&tokens);

@@ -78,9 +78,6 @@ impl Tokens {
                 Err(mistake) => mistakes.push(format!("line {number}: {mistake}")),
             }
         }
-        if tokens.is_empty() && mistakes.is_empty() {
-            mistakes.push("there is no token in it: expected lines `token,name`".to_owned());
-        }
         if mistakes.is_empty() { Ok(Self(Arc::new(tokens))) } else { Err(mistakes) }
     }
 
