@@ -242,6 +242,11 @@ fn build(raw: Raw<Flags>) -> Result<Config, Vec<String>> {
                         (--socket-group), or set --world-writable-socket";
         mistakes.push(raw.mistake("socket_mode", sentence));
     }
+    if raw.values.http_sessions && !raw.values.http.ip().is_loopback() {
+        let sentence = "other hosts could read who holds and awaits which locks, with pids: serve --http on 127.0.0.1, or leave \
+                        this out and use lockctl ls";
+        mistakes.push(raw.mistake("http_sessions", sentence));
+    }
     if let Some(Err(error)) = raw.values.policy.as_deref().map(Policy::read) {
         mistakes.push(raw.mistake("policy", error));
     }

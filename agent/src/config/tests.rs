@@ -96,6 +96,7 @@ fn errors_name_the_setting_and_the_expected_value() {
         (&["--lease", "100ms"][..], ["--lease", "expected 500ms to a year"]),
         (&["--socket-mode", "999"], ["--socket-mode", "octal"]),
         (&["--socket-mode", "0666"], ["--socket-mode", "--world-writable-socket"]),
+        (&["--http", "0.0.0.0:1", "--http-sessions"], ["--http-sessions", "other hosts"]),
         (&["--policy", "/no/such"], ["--policy", "/no/such"]),
         (&["--socket-group", "no-such-group"], ["--socket-group", "no-such-group"]),
         (&["--redis-url", "http://host"], ["--redis-url", "`http`"]),

@@ -117,6 +117,10 @@ fn proxy(raw: &Raw<Flags>, mistakes: &mut Vec<String>) -> Option<Proxy> {
         // A single address is a network of its own.
         match text.parse::<IpNet>().or_else(|_| text.parse().map(|ip: std::net::IpAddr| ip.into()))
         {
+            Ok(network) if network.prefix_len() == 0 => mistakes.push(raw.mistake(
+                "trusted_proxy",
+                format!("`{text}` is every address, so anybody could claim to be any user: name the proxies alone"),
+            )),
             Ok(network) => networks.push(network),
             Err(_) => mistakes.push(raw.mistake(
                 "trusted_proxy",

@@ -85,6 +85,8 @@ fn mistakes_are_named() {
         (&["--trusted-user-header", "X-User"], "--trusted-proxy"),
         (&["--trusted-user-header", "a b", "--trusted-proxy", "10.0.0.1"], "`a b`"),
         (&["--trusted-proxy", "10.0.0"], "`10.0.0`"),
+        (&["--trusted-proxy", "0.0.0.0/0"], "every address"),
+        (&["--trusted-proxy", "::/0"], "every address"),
         (&["--trusted-groups-header", "X-Groups"], "--trusted-user-header"),
         (&["--metrics-listen", "127.0.0.1:9761"], "same address"),
         (&["--redis-url", "a=redis://x", "--redis-url", "a=redis://y"], "`a`"),
