@@ -29,6 +29,7 @@ pub async fn accept(
     closed: CancellationToken,
 ) {
     let permits = Arc::new(Semaphore::new(max_sessions));
+    let shared = Arc::new(shared);
     let mut pause = FAILURE_PAUSE;
     let accepting = async {
         for number in 1.. {
@@ -39,7 +40,7 @@ pub async fn accept(
                     // A session may have ended while this one connected.
                     match permit.or_else(|_| Arc::clone(&permits).try_acquire_owned()) {
                         Ok(permit) => {
-                            let shared = shared.clone();
+                            let shared = Arc::clone(&shared);
                             sessions.spawn(async move {
                                 connection::serve(stream, SessionId(number), shared).await;
                                 drop(permit);
@@ -126,6 +127,7 @@ mod tests {
                 stop: CancellationToken::new(),
                 agent: crate::server::handshake::AgentInfo::for_tests().into(),
                 metrics: Arc::clone(&metrics),
+                unsent: connection::Unsent::default(),
             };
             let closed = CancellationToken::new();
             let token = closed.clone();

@@ -1,7 +1,8 @@
 //! The connection of one worker: reads commands, passes them to the core, writes replies. One task per connection.
 //!
 //! The core never waits for a connection, and a connection uses bounded memory: at most [`PIPELINE`] unanswered
-//! commands, only one of them a listing, and [`write_buffer::MAX_UNSENT`] unsent bytes. At a bound it stops reading, which
+//! commands, only one of them a listing, and [`write_buffer::MAX_UNSENT`] unsent bytes, less while those of its user or of all connections add up to too much
+//! ([`unsent`]). At a bound it stops reading, which
 //! applies backpressure to the client.
 
 mod close_notice;
@@ -9,6 +10,7 @@ mod disconnect;
 mod read_buffer;
 #[cfg(test)]
 mod tests;
+mod unsent;
 mod write_buffer;
 
 use std::collections::VecDeque;
@@ -34,6 +36,7 @@ use crate::types::SessionId;
 use close_notice::CloseNotice;
 use disconnect::Disconnect;
 use read_buffer::{Read, ReadBuffer};
+pub use unsent::Unsent;
 use write_buffer::WriteBuffer;
 
 /// The number of commands that a connection decodes before it yields: all connections, the core and its renewals share
@@ -41,7 +44,7 @@ use write_buffer::WriteBuffer;
 const COMMANDS_PER_TURN: usize = 32;
 
 /// The state that all connections share.
-#[derive(Debug, Clone)]
+#[derive(Debug)]
 pub struct Shared {
     pub core: mpsc::Sender<Input>,
     pub processes: Arc<Processes>,
@@ -50,10 +53,11 @@ pub struct Shared {
     /// The facts that INFO reports.
     pub agent: Arc<AgentInfo>,
     pub metrics: Arc<Metrics>,
+    pub unsent: Unsent,
 }
 
 /// Serves a connection until it ends. The core receives exactly one [`Input::Closed`] per [`Input::Opened`].
-pub async fn serve(stream: UnixStream, session: SessionId, shared: Shared) {
+pub async fn serve(stream: UnixStream, session: SessionId, shared: Arc<Shared>) {
     let Ok(peer) = peer::of(&stream) else { return };
     let process = match shared.processes.watch(peer.pid) {
         Watch::Watched(process) => Some(process),
@@ -67,6 +71,7 @@ pub async fn serve(stream: UnixStream, session: SessionId, shared: Shared) {
         return;
     }
     let info = ConnectionInfo { id: session.0, pid: peer.pid };
+    let uid = peer.uid;
     let (outbox, replies) = mpsc::channel(PIPELINE + PUSHES);
     let Ok(permit) = shared.core.reserve().await else { return };
     permit.send(Input::Opened { session, peer, secret, outbox });
@@ -82,7 +87,7 @@ pub async fn serve(stream: UnixStream, session: SessionId, shared: Shared) {
         info,
         decoder: Decoder::default(),
         input: ReadBuffer::default(),
-        output: WriteBuffer::default(),
+        output: WriteBuffer::new(shared.unsent.share(uid)),
         held_listing: None,
         unsent: VecDeque::new(),
         sent: 0,

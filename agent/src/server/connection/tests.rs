@@ -39,8 +39,9 @@ impl Rig {
             stop: stop.clone(),
             agent: AgentInfo::for_tests().into(),
             metrics: metrics(),
+            unsent: Unsent::default(),
         };
-        let task = tokio::spawn(serve(server, SessionId(5), shared));
+        let task = tokio::spawn(serve(server, SessionId(5), shared.into()));
         let Ok(Some(Input::Opened { session: SessionId(5), peer, secret, outbox })) =
             timeout(DEADLINE, inbox.recv()).await
         else {
@@ -370,13 +371,14 @@ async fn idle_connections_use_little_memory() {
     let size = size_of_val(&serve(
         server,
         SessionId(1),
-        Shared {
+        Arc::new(Shared {
             core: mpsc::channel(1).0,
             processes: Processes::new(1),
             stop: CancellationToken::new(),
             agent: AgentInfo::for_tests().into(),
             metrics: metrics(),
-        },
+            unsent: Unsent::default(),
+        }),
     ));
     assert!(size < 2048, "{size} bytes per task");
 }

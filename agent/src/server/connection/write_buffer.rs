@@ -5,6 +5,7 @@ use std::io;
 use tokio::net::UnixStream;
 
 use super::read_buffer::is_transient;
+use super::unsent::{BACKLOG, Share};
 use crate::protocol::resp::{Outgoing, Protocol, encode, encode_push};
 
 /// The number of unsent bytes above which the connection reads no more commands and collects no more replies.
@@ -17,15 +18,24 @@ pub(super) struct WriteBuffer {
     bytes: Vec<u8>,
     sent: usize,
     protocol: Protocol,
+    share: Share,
 }
 
 impl WriteBuffer {
+    pub(super) fn new(share: Share) -> Self {
+        Self { share, ..Self::default() }
+    }
+
     pub(super) fn is_empty(&self) -> bool {
         self.bytes.is_empty()
     }
 
     pub(super) fn is_full(&self) -> bool {
-        self.bytes.len() - self.sent >= MAX_UNSENT
+        self.unsent() >= MAX_UNSENT || self.share.is_exhausted()
+    }
+
+    fn unsent(&self) -> usize {
+        self.bytes.len() - self.sent
     }
 
     pub(super) fn put(&mut self, outgoing: &Outgoing) {
@@ -37,6 +47,10 @@ impl WriteBuffer {
             }
             Outgoing::Push(items) => encode_push(items, self.protocol, &mut self.bytes),
             Outgoing::Close => {}
+        }
+        // A connection whose client reads has no backlog, and costs the others nothing.
+        if self.unsent() > BACKLOG {
+            self.share.set(self.unsent());
         }
     }
 
@@ -51,6 +65,7 @@ impl WriteBuffer {
                         self.bytes.drain(..self.sent);
                         self.sent = 0;
                     }
+                    self.share.set(self.unsent());
                     return Ok(());
                 }
                 Err(error) => return Err(error),
@@ -58,6 +73,7 @@ impl WriteBuffer {
         }
         self.bytes.clear();
         self.sent = 0;
+        self.share.set(0);
         Ok(())
     }
 
