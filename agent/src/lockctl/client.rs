@@ -9,6 +9,8 @@ use redis::{
     AsyncConnectionConfig, Cmd, ConnectionAddr, IntoConnectionInfo as _, ProtocolVersion, PushInfo,
     PushKind, RedisError, Value,
 };
+use tokio::io::AsyncReadExt as _;
+use tokio::net::UnixStream;
 use tokio::sync::mpsc;
 
 use crate::duration;
@@ -17,6 +19,9 @@ use crate::reply::{bytes, number, text, valid_until};
 
 /// The time for the agent to accept a connection.
 const CONNECT_TIMEOUT: Duration = Duration::from_secs(5);
+/// The time for the agent to send its reason for a rejected connection, and the longest reason in bytes.
+const REJECTION_TIMEOUT: Duration = Duration::from_millis(500);
+const MAX_REJECTION: u64 = 500;
 /// The capacity of the queue of unread pushes.
 const PUSH_QUEUE: usize = 1024;
 /// The prefix of a session's name, followed by the command's name.
@@ -84,6 +89,17 @@ impl fmt::Display for Failure {
     }
 }
 
+/// Connects once more and returns the reason if the agent rejects that connection too. A client that sends first may find the
+/// connection closed and not read the reason.
+async fn rejection(socket: &Path) -> Option<String> {
+    let mut stream = UnixStream::connect(socket).await.ok()?.take(MAX_REJECTION);
+    let mut reply = Vec::new();
+    // The agent sends nothing to a client that it accepts.
+    tokio::time::timeout(REJECTION_TIMEOUT, stream.read_to_end(&mut reply)).await.ok()?.ok()?;
+    let text = String::from_utf8(reply).ok()?;
+    Some(text.strip_prefix("-LIMIT ")?.trim_end().to_owned())
+}
+
 /// A session with the agent. Dropping it releases the locks of the session, unless it has grace.
 #[derive(Debug)]
 pub(crate) struct Agent {
@@ -123,7 +139,16 @@ impl Agent {
             });
         let connecting = client.get_multiplexed_async_connection_with_config(&config);
         let connection = match tokio::time::timeout(CONNECT_TIMEOUT, connecting).await {
-            Ok(connected) => connected.map_err(|error| failed(&error))?,
+            Ok(Ok(connected)) => connected,
+            Ok(Err(error)) => {
+                return Err(match rejection(socket).await {
+                    Some(reason) => Failure::Disconnected(format!(
+                        "the agent at {} rejected the connection: {reason}",
+                        socket.display()
+                    )),
+                    None => failed(&error),
+                });
+            }
             // Between two agents the service manager queues connections.
             Err(_) => {
                 return Err(Failure::Disconnected(message(&"the connection was not accepted")));

@@ -36,8 +36,9 @@ const LEASE_BUCKETS: [f64; 11] = [0.001, 0.01, 0.05, 0.25, 1.0, 2.5, 5.0, 10.0, 
 pub const UNSENT: &str = "unsent";
 pub const LOST: &str = "lost";
 
-/// The reason label of a connection above the limit.
+/// The reason labels of a connection above the limit of all sessions, and of one above that of its user.
 pub const TOO_MANY_SESSIONS: &str = "max_sessions";
+pub const TOO_MANY_SESSIONS_OF_USER: &str = "max_sessions_of_user";
 
 /// The answers of a server of red locks to an attempt.
 const VOTES: [&str; 4] = ["granted", "refused", "unfit", "silent"];
@@ -334,7 +335,9 @@ impl Metrics {
         for outcome in ["confirmed", "too_few", "not_tried"] {
             metrics.confirmations.with_label_values(&[outcome]);
         }
-        metrics.sessions_rejected.with_label_values(&[TOO_MANY_SESSIONS]);
+        for reason in [TOO_MANY_SESSIONS, TOO_MANY_SESSIONS_OF_USER] {
+            metrics.sessions_rejected.with_label_values(&[reason]);
+        }
         for word in Command::WORDS {
             for outcome in ["ok", "error"] {
                 metrics.commands.with_label_values(&[word, outcome]);

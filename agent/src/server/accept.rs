@@ -5,12 +5,12 @@ use std::sync::Arc;
 use std::time::Duration;
 
 use tokio::net::{UnixListener, UnixStream};
-use tokio::sync::Semaphore;
 use tokio_util::sync::CancellationToken;
 use tokio_util::task::TaskTracker;
 
-use crate::metrics::TOO_MANY_SESSIONS;
+use crate::metrics::{TOO_MANY_SESSIONS, TOO_MANY_SESSIONS_OF_USER};
 use crate::server::connection::{self, Shared};
+use crate::server::places::{Full, Places};
 use crate::types::SessionId;
 
 /// The pause after a rejected connection, which makes clients that retry at once cheap.
@@ -28,31 +28,31 @@ pub async fn accept(
     sessions: TaskTracker,
     closed: CancellationToken,
 ) {
-    let permits = Arc::new(Semaphore::new(max_sessions));
+    let places = Places::new(max_sessions, rustix::process::geteuid().as_raw());
     let shared = Arc::new(shared);
     let mut pause = FAILURE_PAUSE;
     let accepting = async {
         for number in 1.. {
-            let permit = Arc::clone(&permits).try_acquire_owned();
             match listener.accept().await {
                 Ok((stream, _)) => {
                     pause = FAILURE_PAUSE;
-                    // A session may have ended while this one connected.
-                    match permit.or_else(|_| Arc::clone(&permits).try_acquire_owned()) {
-                        Ok(permit) => {
+                    // The kernel knows the user of every connected socket.
+                    let Ok(credentials) = stream.peer_cred() else { continue };
+                    match places.take(credentials.uid()) {
+                        Ok(place) => {
                             let shared = Arc::clone(&shared);
                             sessions.spawn(async move {
                                 connection::serve(stream, SessionId(number), shared).await;
-                                drop(permit);
+                                drop(place);
                             });
                         }
-                        Err(_) => {
-                            shared
-                                .metrics
-                                .sessions_rejected
-                                .with_label_values(&[TOO_MANY_SESSIONS])
-                                .inc();
-                            reject(&stream, max_sessions);
+                        Err(full) => {
+                            let reason = match full {
+                                Full::All(_) => TOO_MANY_SESSIONS,
+                                Full::User(_) => TOO_MANY_SESSIONS_OF_USER,
+                            };
+                            shared.metrics.sessions_rejected.with_label_values(&[reason]).inc();
+                            reject(&stream, full);
                             tokio::time::sleep(REJECTION_PAUSE).await;
                         }
                     }
@@ -71,10 +71,15 @@ pub async fn accept(
 }
 
 /// Sends the reason for the rejection. A new socket accepts it without blocking.
-fn reject(stream: &UnixStream, max_sessions: usize) {
-    let text = format!(
-        "-LIMIT the agent already serves {max_sessions} sessions: close some, or raise max_sessions and the limit of open files\r\n"
-    );
+fn reject(stream: &UnixStream, full: Full) {
+    let text = match full {
+        Full::All(max) => format!(
+            "-LIMIT the agent already serves {max} sessions: close some, or raise max_sessions and the limit of open files\r\n"
+        ),
+        Full::User(max) => format!(
+            "-LIMIT this user already has {max} sessions, three quarters of max_sessions: close some, or raise max_sessions\r\n"
+        ),
+    };
     if let Err(error) = stream.try_write(text.as_bytes()) {
         tracing::debug!(%error, "could not send the reason to a rejected client");
     }

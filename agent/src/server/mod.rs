@@ -5,6 +5,7 @@ pub mod connection;
 pub mod file_budget;
 pub mod handshake;
 pub mod peer;
+mod places;
 pub mod process;
 pub mod socket;
 pub mod stopped;

@@ -101,6 +101,22 @@ async fn the_status_reports_whether_locks_are_available() -> Result<()> {
 }
 
 #[tokio::test]
+async fn a_rejected_connection_is_reported_with_the_agents_reason() -> Result<()> {
+    let desk = Desk::with(&["--max-sessions", "1"]).await?;
+    let _only = desk.bench.agent.client3().await?;
+    eventually("the agent to have its only session", async || {
+        let metrics = desk.bench.agent.metrics().await?;
+        ensure!(metrics.sum("lockscope_agent_sessions", &[]) == 1.0, "not yet");
+        Ok(())
+    })
+    .await;
+    let (status, _, err) = run(&desk, &["status"])?;
+    assert!(status == 69 && err.contains("rejected the connection"), "{status}: {err}");
+    assert!(err.contains("the agent already serves 1 sessions"), "{err}");
+    Ok(())
+}
+
+#[tokio::test]
 async fn without_a_terminal_changes_are_printed_as_lines() -> Result<()> {
     let mut desk = Desk::new().await?;
     let log = desk.path("watched");
