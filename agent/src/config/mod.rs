@@ -134,7 +134,7 @@ struct Flags {
     /// Maximum number of lock groups in metrics; further ones are counted as `overflow`
     #[arg(long, value_name = "GROUPS", default_value_t = 50, value_parser = clap::value_parser!(u16).range(1..=1_000))]
     max_groups: u16,
-    /// Maximum number of concurrent sessions
+    /// Maximum number of concurrent sessions; a user other than root and the agent's may have three quarters of them
     #[arg(long, value_name = "SESSIONS", default_value_t = 20_000, value_parser = clap::value_parser!(u32).range(1..=1_000_000))]
     max_sessions: u32,
     /// Maximum number of commands that wait for locks at a time

@@ -20,7 +20,7 @@ const FAILURE_PAUSE: Duration = Duration::from_millis(20);
 const MAX_PAUSE: Duration = Duration::from_secs(1);
 
 /// Accepts connections until `closed` is cancelled and serves each as a task of `sessions`, at most `max_sessions` at a time.
-/// Cancelling does not end the sessions.
+/// [`Places`] limits the part of each user. Cancelling does not end the sessions.
 pub async fn accept(
     listener: &UnixListener,
     shared: Shared,
@@ -77,7 +77,7 @@ fn reject(stream: &UnixStream, full: Full) {
             "-LIMIT the agent already serves {max} sessions: close some, or raise max_sessions and the limit of open files\r\n"
         ),
         Full::User(max) => format!(
-            "-LIMIT this user already has {max} sessions, three quarters of max_sessions: close some, or raise max_sessions\r\n"
+            "-LIMIT this user already has {max} sessions, three quarters of all: close some, or raise max_sessions and the limit of open files\r\n"
         ),
     };
     if let Err(error) = stream.try_write(text.as_bytes()) {
