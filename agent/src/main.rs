@@ -36,6 +36,9 @@ fn serve(config: Config) -> anyhow::Result<()> {
         pid = std::process::id(),
         "lockscope-agent"
     );
+    for warning in &config.warnings {
+        tracing::warn!(warning, "risky setting");
+    }
     redis::install_crypto_provider();
     // One thread for all that a lock passes through: crossing threads costs more than it gains.
     let runtime = tokio::runtime::Builder::new_current_thread()

@@ -45,6 +45,9 @@ fn main() -> ExitCode {
 
 #[tokio::main]
 async fn serve(config: Config) -> anyhow::Result<()> {
+    for warning in &config.warnings {
+        tracing::warn!(warning, "risky setting");
+    }
     let listeners = Listeners::bind(&config).await?;
     let shutdown = Shutdown::new();
     shutdown.listen_for_signals()?;

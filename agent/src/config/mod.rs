@@ -13,7 +13,7 @@ use clap::Parser;
 use redisson::group::Pattern;
 use redisson::script::Publish;
 use redisson::{Grouping, Lease};
-use service_kit::redis::{Deployment, Target};
+use service_kit::redis::{Deployment, Target, check_ca_file};
 use service_kit::settings::{self, HumanDuration, Program, Raw, Secret, Stop};
 use service_kit::telemetry::{self, LogFormat, LogSettings};
 
@@ -134,6 +134,9 @@ struct Flags {
     /// Maximum number of lock groups in metrics; further ones are counted as `overflow`
     #[arg(long, value_name = "GROUPS", default_value_t = 50, value_parser = clap::value_parser!(u16).range(1..=1_000))]
     max_groups: u16,
+    /// Label locks whose names match no --group as `other` in metrics, so that metrics show no part of a name
+    #[arg(long)]
+    no_lock_names_in_metrics: bool,
     /// Maximum number of concurrent sessions; a user other than root and the agent's may have three quarters of them
     #[arg(long, value_name = "SESSIONS", default_value_t = 20_000, value_parser = clap::value_parser!(u32).range(1..=1_000_000))]
     max_sessions: u32,
@@ -192,6 +195,8 @@ pub struct Config {
     pub max_groups: usize,
     pub max_sessions: usize,
     pub log: LogSettings,
+    /// The settings that are valid but risky, as sentences for the log.
+    pub warnings: Vec<String>,
 }
 
 impl Config {
@@ -257,6 +262,10 @@ fn build(raw: Raw<Flags>) -> Result<Config, Vec<String>> {
             Err(error) => mistakes.push(raw.mistake("group", error)),
         }
     }
+    if raw.values.no_lock_names_in_metrics {
+        groups.extend(Pattern::parse("*=other"));
+    }
+    let warnings = raw.warnings();
     let (Some(target), Some(lease), true) = (target, lease, mistakes.is_empty()) else {
         return Err(mistakes);
     };
@@ -308,6 +317,7 @@ fn build(raw: Raw<Flags>) -> Result<Config, Vec<String>> {
         max_groups: usize::from(flags.max_groups),
         max_sessions: usize::try_from(flags.max_sessions).unwrap_or(usize::MAX),
         log: LogSettings { filter: flags.log, format: flags.log_format },
+        warnings,
     })
 }
 
@@ -331,6 +341,9 @@ fn target(raw: &Raw<Flags>, mistakes: &mut Vec<String>) -> Option<Deployment> {
         }
     }
     if let Some(file) = &flags.redis_ca_file {
+        if let Err(error) = check_ca_file(file) {
+            mistakes.push(raw.mistake("redis_ca_file", error));
+        }
         if target.uses_tls() {
             target = target.with_ca_file(file.clone());
         } else if !flags.redlock_url.iter().any(Target::uses_tls) {

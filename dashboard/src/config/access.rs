@@ -5,6 +5,7 @@ use std::path::PathBuf;
 use axum::http::HeaderName;
 use ipnet::IpNet;
 use serde::Deserialize;
+use service_kit::http::ServerTls;
 use service_kit::settings::Raw;
 
 use super::Flags;
@@ -33,7 +34,12 @@ pub(super) struct Built {
 pub(super) fn build(raw: &Raw<Flags>, mistakes: &mut Vec<String>) -> Built {
     let flags = &raw.values;
     let tls = match (&flags.tls_cert, &flags.tls_key) {
-        (Some(certificate), Some(key)) => Some((certificate.clone(), key.clone())),
+        (Some(certificate), Some(key)) => {
+            if let Err(error) = ServerTls::check(certificate, key) {
+                mistakes.push(raw.mistake("tls_cert", error));
+            }
+            Some((certificate.clone(), key.clone()))
+        }
         (None, None) => None,
         (Some(_), None) => {
             mistakes.push(raw.mistake("tls_cert", "it needs --tls-key beside it"));
@@ -44,6 +50,15 @@ pub(super) fn build(raw: &Raw<Flags>, mistakes: &mut Vec<String>) -> Built {
             None
         }
     };
+    let secrets = [
+        ("tls_key", &flags.tls_key),
+        ("auth_token_file", &flags.auth_token_file),
+        ("redis_password_file", &flags.redis_password_file),
+        ("sentinel_password_file", &flags.sentinel_password_file),
+    ];
+    for (field, path) in secrets {
+        mistakes.extend(raw.check_permissions(field, path).err());
+    }
     let tokens = tokens(raw, mistakes);
     let proxy = proxy(raw, mistakes);
     let behind_proxy = proxy.is_some();

@@ -227,6 +227,8 @@ pub struct Config {
     /// True if metrics may name single locks.
     pub lock_names_in_metrics: bool,
     pub log: LogSettings,
+    /// The settings that are valid but risky, as sentences for the log.
+    pub warnings: Vec<String>,
 }
 
 impl Config {
@@ -303,6 +305,7 @@ fn build(raw: Raw<Flags>) -> Result<Config, Vec<String>> {
     if !mistakes.is_empty() {
         return Err(mistakes);
     }
+    let warnings = raw.warnings();
     let flags = raw.values;
     Ok(Config {
         deployments,
@@ -342,6 +345,7 @@ fn build(raw: Raw<Flags>) -> Result<Config, Vec<String>> {
         max_groups: usize::from(flags.max_groups),
         lock_names_in_metrics: !flags.no_lock_names_in_metrics,
         log: LogSettings { filter: flags.log, format: flags.log_format },
+        warnings,
     })
 }
 
@@ -390,6 +394,9 @@ fn deployments(raw: &Raw<Flags>, mistakes: &mut Vec<String>) -> Vec<Deployment> 
     }
     if flags.redis_ca_file.is_some() && !urls.iter().any(|url| url.target.uses_tls()) {
         mistakes.push(raw.mistake("redis_ca_file", "no server is reached by rediss://"));
+    }
+    if let Some(Err(error)) = flags.redis_ca_file.as_deref().map(redis::check_ca_file) {
+        mistakes.push(raw.mistake("redis_ca_file", error));
     }
     let mut names = HashSet::new();
     let mut deployments = Vec::new();

@@ -81,6 +81,8 @@ fn mistakes_are_named() {
         (&["--listen", "0.0.0.0:80"], "--tls-cert"),
         (&["--listen", "0.0.0.0:80", "--tls-cert", "/c", "--tls-key", "/k"], "--auth-token-file"),
         (&["--tls-cert", "/c"], "--tls-key"),
+        (&["--tls-cert", "/c", "--tls-key", "/k"], "/c: "),
+        (&["--redis-url", "rediss://x", "--redis-ca-file", "/nowhere"], "/nowhere: "),
         (&["--auth-token-file", "/nowhere"], "/nowhere"),
         (&["--trusted-user-header", "X-User"], "--trusted-proxy"),
         (&["--trusted-user-header", "a b", "--trusted-proxy", "10.0.0.1"], "`a b`"),
@@ -126,7 +128,12 @@ fn others_may_come_where_they_are_asked_who_they_are() {
     let listen = ["--listen", "0.0.0.0:80"];
     let error = load(&[listen, tokens].concat(), &[]).unwrap_err();
     assert!(error.contains("in the clear") && !error.contains("0123456789abcdef"), "{error}");
-    let tls = ["--tls-cert", "/c", "--tls-key", "/k"];
+    let folder = tempfile::tempdir().unwrap();
+    let pair = rcgen::generate_simple_self_signed(["localhost".to_owned()]).unwrap();
+    let (certificate, key) = (folder.path().join("cert.pem"), folder.path().join("key.pem"));
+    std::fs::write(&certificate, pair.cert.pem()).unwrap();
+    std::fs::write(&key, pair.signing_key.serialize_pem()).unwrap();
+    let tls = ["--tls-cert", certificate.to_str().unwrap(), "--tls-key", key.to_str().unwrap()];
     let config = load(&[&listen[..], &tokens, &tls].concat(), &[]).unwrap();
     assert!(config.access.secure_cookies && !config.access.proxies_only);
     let proxy = ["--trusted-proxy", "10.0.0.7", "--public-url", "https://locks.example.com"];
@@ -247,4 +254,17 @@ fn replicas_are_read_but_for_those_of_a_cluster() {
     let url = "redis+cluster://h:7000";
     let error = read_from(&[&replica[..], &["--redis-url", url]].concat()).unwrap_err();
     assert!(error.contains("read-from") && error.contains("not for a cluster"), "{error}");
+}
+
+#[test]
+fn secrets_that_all_users_may_read_are_warned_of() {
+    let file = tempfile::NamedTempFile::new().unwrap();
+    std::fs::write(file.path(), "0123456789abcdef,anna\n").unwrap();
+    let path = file.path().to_str().unwrap();
+    for (mode, warns) in [(0o600, false), (0o440, false), (0o644, true)] {
+        let permissions = std::os::unix::fs::PermissionsExt::from_mode(mode);
+        std::fs::set_permissions(path, permissions).unwrap();
+        let config = load(&["--auth-token-file", path], &[]).unwrap();
+        assert_eq!(!config.warnings.is_empty(), warns, "{mode:o}: {:?}", config.warnings);
+    }
 }

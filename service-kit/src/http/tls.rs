@@ -6,6 +6,7 @@ use std::path::{Path, PathBuf};
 use std::sync::{Arc, PoisonError, RwLock};
 use std::time::{Duration, SystemTime};
 
+use rustls::crypto::ring;
 use rustls::pki_types::pem::PemObject;
 use rustls::pki_types::{CertificateDer, PrivateKeyDer};
 use rustls::server::{ClientHello, ResolvesServerCert};
@@ -66,6 +67,14 @@ impl ServerTls {
         Ok(Self { acceptor: DebugAcceptor(TlsAcceptor::from(Arc::new(config))), files })
     }
 
+    /// Checks the files that [`load`](Self::load) reads.
+    ///
+    /// # Errors
+    /// A sentence that names the file and the mistake.
+    pub fn check(certificate: &Path, key: &Path) -> Result<(), String> {
+        read(certificate, key).map(drop)
+    }
+
     /// Performs the handshake.
     pub(super) async fn accept(&self, stream: TcpStream) -> io::Result<TlsStream<TcpStream>> {
         self.acceptor.0.accept(stream).await
@@ -120,10 +129,9 @@ fn read(certificate: &Path, key: &Path) -> Result<CertifiedKey, String> {
         return Err(bad(certificate, &"there is no certificate in it"));
     }
     let secret = PrivateKeyDer::from_pem_file(key).map_err(|error| bad(key, &error))?;
-    let provider = rustls::crypto::CryptoProvider::get_default()
-        .ok_or_else(|| "no crypto provider is installed".to_owned())?;
+    let provider = ring::default_provider();
     // If the keys cannot be compared here, a mismatch shows in the handshakes.
-    CertifiedKey::from_der(chain, secret, provider).map_err(|error| match error {
+    CertifiedKey::from_der(chain, secret, &provider).map_err(|error| match error {
         rustls::Error::InconsistentKeys(_) => {
             bad(key, &format!("it does not belong to {}", certificate.display()))
         }

@@ -36,4 +36,4 @@ pub use pubsub::{PubSubEvent, Subscriber, SubscriberOptions};
 pub use resolve::{Cluster, ClusterState, ReadsFrom, Replicas, ResolverOptions, Slots, resolve};
 pub use server_info::{Role, ServerInfo};
 pub use target::{Address, Target, TargetError};
-pub use tls::install_crypto_provider;
+pub use tls::{check_ca_file, install_crypto_provider};

@@ -52,6 +52,15 @@ pub(crate) fn client_config(ca_file: Option<&Path>) -> io::Result<ClientConfig> 
     Ok(builder.with_root_certificates(roots).with_no_client_auth())
 }
 
+/// Checks that a file holds the certificates of authorities.
+///
+/// # Errors
+///
+/// A sentence that names the file and the mistake.
+pub fn check_ca_file(path: &Path) -> Result<(), String> {
+    roots_of_file(path).map(drop).map_err(|error| error.to_string())
+}
+
 fn roots_of_file(path: &Path) -> io::Result<RootCertStore> {
     let unusable = |error: &dyn std::fmt::Display| invalid(format!("{}: {error}", path.display()));
     let certificates: Vec<CertificateDer<'_>> = CertificateDer::pem_file_iter(path)

@@ -9,15 +9,18 @@
 //! [`load`] reports missing ones, so that all mistakes are reported together.
 
 mod docs;
+mod file_mode;
 mod layers;
 mod print;
 mod value;
 
+use std::cell::RefCell;
 use std::collections::BTreeMap;
 use std::ffi::OsString;
 use std::fmt;
 use std::path::{Path, PathBuf};
 use std::process::ExitCode;
+use std::rc::Rc;
 
 use clap::error::ErrorKind;
 use clap::{Arg, ArgAction, ArgMatches, Command};
@@ -81,18 +84,25 @@ where
     let values = T::from_arg_matches_mut(&mut resolved.matches.clone()).map_err(Stop::clap)?;
     let printed = print::effective(&command, &resolved);
     let (check, print) = (resolved.asks("check_config"), resolved.asks("print_config"));
+    let warnings = Rc::<RefCell<Vec<String>>>::default();
     let raw = Raw {
         values,
         file: resolved.file.take(),
         origins: resolved.origins,
         tables: resolved.tables,
+        warnings: Rc::clone(&warnings),
     };
+    if let Some(mistake) = raw.file.as_deref().and_then(file_mode::changeable_by_all) {
+        return Err(Stop::mistakes(&[mistake]));
+    }
     let built = build(raw).map_err(|mistakes| Stop::mistakes(&mistakes))?;
     if print {
         return Err(Stop::done(printed));
     }
     if check {
-        return Err(Stop::done("the settings are valid\n".to_owned()));
+        let warnings: String =
+            warnings.take().iter().map(|warning| format!("warning: {warning}\n")).collect();
+        return Err(Stop::done(format!("{warnings}the settings are valid\n")));
     }
     Ok(built)
 }
@@ -105,14 +115,15 @@ pub struct Raw<T> {
     file: Option<PathBuf>,
     origins: BTreeMap<String, Origin>,
     tables: toml::Table,
+    warnings: Rc<RefCell<Vec<String>>>,
 }
 
 impl<T> Raw<T> {
     /// Converts the values, and keeps where each of them comes from.
     #[must_use]
     pub fn map<U>(self, convert: impl FnOnce(T) -> U) -> Raw<U> {
-        let Self { values, file, origins, tables } = self;
-        Raw { values: convert(values), file, origins, tables }
+        let Self { values, file, origins, tables, warnings } = self;
+        Raw { values: convert(values), file, origins, tables, warnings }
     }
 
     /// Returns the file's array of tables `name`, which must be in [`Program::tables`]; empty if the
@@ -146,6 +157,46 @@ impl<T> Raw<T> {
     #[must_use]
     pub fn is_set(&self, field: &str) -> bool {
         self.origins.contains_key(field)
+    }
+
+    /// Checks the permissions of the files that `field` names, which hold secrets. A file that
+    /// all users may read is a warning.
+    ///
+    /// # Errors
+    ///
+    /// The mistake, if all users may change a file.
+    pub fn check_permissions<'p>(
+        &self,
+        field: &str,
+        paths: impl IntoIterator<Item = &'p PathBuf>,
+    ) -> Result<(), String> {
+        for path in paths {
+            self.check_not_writable(field, [path])?;
+            if let Some(warning) = file_mode::readable_by_all(path) {
+                self.warnings.borrow_mut().push(self.mistake(field, warning));
+            }
+        }
+        Ok(())
+    }
+
+    /// Checks the permissions of the files that `field` names, which everybody may read.
+    ///
+    /// # Errors
+    ///
+    /// The mistake, if all users may change a file.
+    pub fn check_not_writable<'p>(
+        &self,
+        field: &str,
+        paths: impl IntoIterator<Item = &'p PathBuf>,
+    ) -> Result<(), String> {
+        let mistake = paths.into_iter().find_map(|path| file_mode::changeable_by_all(path));
+        mistake.map_or(Ok(()), |mistake| Err(self.mistake(field, mistake)))
+    }
+
+    /// Returns the warnings so far, which `--check-config` prints, for the program's log.
+    #[must_use]
+    pub fn warnings(&self) -> Vec<String> {
+        self.warnings.borrow().clone()
     }
 
     /// Returns the text of a mistake in `field`: the origin of its value, then `what`.

@@ -295,3 +295,13 @@ fn the_program_prints_its_manual_page_and_completions() {
     }
     assert!(Start::default().args(&["--completions", "csh"]).load().unwrap_err().failed());
 }
+
+#[test]
+fn a_file_that_all_users_may_change_is_rejected() {
+    let start = Start::default().file("max_groups = 3\n");
+    let path = start.args.last().unwrap().clone();
+    let permissions = std::os::unix::fs::PermissionsExt::from_mode(0o646);
+    std::fs::set_permissions(&path, permissions).unwrap();
+    let mistakes = start.mistakes();
+    assert!(mistakes.contains("can be changed by every user (mode 0646)"), "{mistakes}");
+}
