@@ -48,6 +48,8 @@ pub enum Flow {
     CutAfter(usize),
     /// The receiver sees the end, the other direction goes on; what still comes is swallowed.
     End,
+    /// The first text arrives, then the second one again and again; what still comes is swallowed.
+    Flood(&'static str, &'static str),
 }
 
 /// The treatment of new connections.
@@ -274,6 +276,18 @@ impl Shared {
     }
 }
 
+impl Lane {
+    /// Writes these until the receiver closes.
+    async fn flood(&self, to: &mut (impl AsyncWrite + Unpin), head: &str, body: &str) {
+        let body = body.repeat((64 << 10) / body.len());
+        let mut piece = format!("{head}{body}");
+        while to.write_all(piece.as_bytes()).await.is_ok() {
+            self.arrived.fetch_add(piece.len(), Ordering::Relaxed);
+            piece.clone_from(&body);
+        }
+    }
+}
+
 impl Line {
     /// Sets the treatment of one direction's bytes.
     pub fn set(&self, way: Way, flow: Flow) {
@@ -303,6 +317,12 @@ impl Line {
     #[must_use]
     pub fn is_holding(&self, way: Way, word: &str) -> bool {
         lock(&self.lane(way).kept).windows(word.len()).any(|held| held == word.as_bytes())
+    }
+
+    /// Returns the number of bytes of one direction that were delivered.
+    #[must_use]
+    pub fn delivered(&self, way: Way) -> usize {
+        self.lane(way).arrived.load(Ordering::Relaxed)
     }
 
     /// Waits until bytes of one direction have been taken that have not arrived.
@@ -380,6 +400,11 @@ impl Line {
                 if now == Flow::End {
                     to.shutdown().await.ok();
                     while taken.recv().await.is_some() {}
+                    return;
+                }
+                if let Flow::Flood(head, body) = now {
+                    let swallow = async { while taken.recv().await.is_some() {} };
+                    tokio::join!(lane.flood(&mut to, head, body), swallow);
                     return;
                 }
                 let due = match (now, waiting.front()) {

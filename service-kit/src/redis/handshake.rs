@@ -6,6 +6,7 @@ use redis::{Cmd, cmd};
 
 use super::dial::dial;
 use super::error::{ConnectError, ServerError};
+use super::reply_limit::{LimitedStream, REPLY_LIMIT};
 use super::server_info::{Role, ServerInfo};
 use super::server_watch::SECTIONS;
 use super::target::Target;
@@ -24,16 +25,25 @@ pub(crate) struct Handshake {
     pub(crate) connect_timeout: Duration,
     /// The limit for the server's answers to the whole handshake.
     pub(crate) response_timeout: Duration,
+    /// The memory that one reply of the connection may need, in bytes.
+    pub(crate) reply_limit: usize,
 }
 
 impl Handshake {
-    /// A handshake without NO-TOUCH and without scripts.
+    /// A handshake without NO-TOUCH and without scripts, with the usual limit of replies.
     pub(crate) fn plain(
         name: String,
         connect_timeout: Duration,
         response_timeout: Duration,
     ) -> Self {
-        Self { name, no_touch: false, load: Vec::new(), connect_timeout, response_timeout }
+        Self {
+            name,
+            no_touch: false,
+            load: Vec::new(),
+            connect_timeout,
+            response_timeout,
+            reply_limit: REPLY_LIMIT,
+        }
     }
 }
 
@@ -42,7 +52,8 @@ pub(crate) async fn connect(
     target: &Target,
     handshake: &Handshake,
 ) -> Result<(Wire, ServerInfo), ConnectError> {
-    let mut wire = Wire::new(dial(target, handshake.connect_timeout).await?);
+    let stream = dial(target, handshake.connect_timeout).await?;
+    let mut wire = Wire::new(LimitedStream::new(stream, handshake.reply_limit));
     let limit = handshake.response_timeout;
     match tokio::time::timeout(limit, shake_hands(&mut wire, target, handshake)).await {
         Ok(info) => {

@@ -20,6 +20,7 @@ mod handshake;
 mod link;
 mod monitor;
 mod pubsub;
+mod reply_limit;
 mod resolve;
 mod server_info;
 mod server_watch;

@@ -1,18 +1,12 @@
-//! RESP2 replies, as far as handshakes and pub/sub need them, within limits.
+//! RESP2 replies, as far as handshakes and pub/sub need them. The stream beneath limits them.
 
 use std::{fmt, io};
 
 use bytes::{Buf, BytesMut};
 use tokio::io::{AsyncReadExt, AsyncWriteExt};
 
-use super::dial::ByteStream;
 use super::error::ServerError;
-
-/// The longest bulk string accepted from a server, in bytes: far above any expected one.
-const MAX_BULK: usize = 8 * 1024 * 1024;
-const MAX_LINE: usize = 64 * 1024;
-const MAX_ARRAY: usize = 64 * 1024;
-const MAX_DEPTH: usize = 8;
+use super::reply_limit::LimitedStream;
 
 /// One reply.
 #[derive(Debug, Clone, PartialEq, Eq)]
@@ -29,10 +23,10 @@ pub(crate) enum Frame {
 ///
 /// # Errors
 ///
-/// Bytes that are not RESP2, or beyond the limits: the rest of the stream cannot be decoded.
+/// Bytes that are not RESP2: the rest of the stream cannot be decoded.
 pub(crate) fn decode(buffer: &mut BytesMut) -> Result<Option<Frame>, String> {
     let mut cursor = Cursor { bytes: buffer, at: 0 };
-    match cursor.frame(0) {
+    match cursor.frame() {
         Ok(frame) => {
             let length = cursor.at;
             buffer.advance(length);
@@ -60,26 +54,23 @@ struct Cursor<'a> {
 }
 
 impl Cursor<'_> {
-    fn frame(&mut self, depth: usize) -> Result<Frame, Short> {
-        if depth > MAX_DEPTH {
-            return Short::garbage("the server's reply is nested too deep");
-        }
+    fn frame(&mut self) -> Result<Frame, Short> {
         let kind = *self.bytes.get(self.at).ok_or(Short::More)?;
         self.at += 1;
         match kind {
             b'+' => Ok(Frame::Simple(self.text()?)),
             b'-' => Ok(Frame::Error(ServerError::parse(&self.text()?))),
             b':' => Ok(Frame::Int(self.number()?)),
-            b'$' => Ok(match self.length(MAX_BULK)? {
+            b'$' => Ok(match self.length()? {
                 Some(length) => Frame::Bulk(self.bulk(length)?),
                 None => Frame::Null,
             }),
             b'*' => {
-                let Some(length) = self.length(MAX_ARRAY)? else { return Ok(Frame::Null) };
+                let Some(length) = self.length()? else { return Ok(Frame::Null) };
                 // Grows as the elements come: the length alone must not reserve memory.
                 let mut elements = Vec::new();
                 for _ in 0..length {
-                    elements.push(self.frame(depth + 1)?);
+                    elements.push(self.frame()?);
                 }
                 Ok(Frame::Array(elements))
             }
@@ -89,14 +80,9 @@ impl Cursor<'_> {
 
     fn line(&mut self) -> Result<&[u8], Short> {
         let rest = self.bytes.get(self.at..).unwrap_or_default();
-        match rest.windows(2).take(MAX_LINE).position(|end| end == b"\r\n") {
-            Some(length) => {
-                self.at += length + 2;
-                Ok(&rest[..length])
-            }
-            None if rest.len() > MAX_LINE => Short::garbage("the server's line has no end"),
-            None => Err(Short::More),
-        }
+        let length = rest.windows(2).position(|end| end == b"\r\n").ok_or(Short::More)?;
+        self.at += length + 2;
+        Ok(&rest[..length])
     }
 
     fn text(&mut self) -> Result<String, Short> {
@@ -105,18 +91,17 @@ impl Cursor<'_> {
 
     fn number(&mut self) -> Result<i64, Short> {
         let text = self.text()?;
-        text.parse().or_else(|_| Short::garbage(format!("the server sent {text:?} for a number")))
+        text.parse()
+            .or_else(|_| Short::garbage(format!("the server sent {} for a number", excerpt(&text))))
     }
 
     /// Decodes a length; `None` for null.
-    fn length(&mut self, most: usize) -> Result<Option<usize>, Short> {
+    fn length(&mut self) -> Result<Option<usize>, Short> {
         match self.number()? {
             -1 => Ok(None),
             length => match usize::try_from(length) {
-                Ok(length) if length <= most => Ok(Some(length)),
-                _ => Short::garbage(format!(
-                    "the server announced {length} where {most} is the limit"
-                )),
+                Ok(length) => Ok(Some(length)),
+                Err(_) => Short::garbage(format!("the server sent {length} for a length")),
             },
         }
     }
@@ -133,12 +118,30 @@ impl Cursor<'_> {
     }
 }
 
+/// Formats the beginning of a reply, for an error: the server determines its length.
+pub(crate) fn excerpt(reply: &dyn fmt::Debug) -> String {
+    const LENGTH: usize = 200;
+    /// Fails once it is full, which ends the formatting.
+    struct Excerpt(String);
+    impl fmt::Write for Excerpt {
+        fn write_str(&mut self, part: &str) -> fmt::Result {
+            self.0.extend(part.chars().take(LENGTH - self.0.len().min(LENGTH)));
+            if self.0.len() < LENGTH { Ok(()) } else { Err(fmt::Error) }
+        }
+    }
+    let mut excerpt = Excerpt(String::new());
+    if fmt::write(&mut excerpt, format_args!("{reply:?}")).is_err() {
+        excerpt.0.push('…');
+    }
+    excerpt.0
+}
+
 /// The size of one read, in bytes.
 const CHUNK: usize = 64 * 1024;
 
 /// A connection that is read reply by reply.
 pub(crate) struct Wire {
-    stream: Box<dyn ByteStream>,
+    stream: LimitedStream,
     received: BytesMut,
 }
 
@@ -149,7 +152,7 @@ impl fmt::Debug for Wire {
 }
 
 impl Wire {
-    pub(crate) fn new(stream: Box<dyn ByteStream>) -> Self {
+    pub(crate) fn new(stream: LimitedStream) -> Self {
         Self { stream, received: BytesMut::new() }
     }
 
@@ -178,6 +181,11 @@ impl Wire {
         &self.received
     }
 
+    /// Ends the limit of replies, for a reader that does not store what it reads.
+    pub(crate) fn remove_limit(&mut self) {
+        self.stream.remove_limit();
+    }
+
     /// Forgets that.
     pub(crate) fn drop_received(&mut self) {
         self.received.clear();
@@ -193,7 +201,7 @@ impl Wire {
     }
 
     /// The bare stream. Nothing may have been read beyond what was received.
-    pub(crate) fn into_stream(self) -> Result<Box<dyn ByteStream>, String> {
+    pub(crate) fn into_stream(self) -> Result<LimitedStream, String> {
         if self.received.is_empty() {
             Ok(self.stream)
         } else {
@@ -237,20 +245,16 @@ mod tests {
     }
 
     #[test]
-    fn what_is_no_reply_or_too_much_is_refused_before_it_is_there() {
-        let deep = "*1\r\n".repeat(50);
-        let endless = format!("+{}", "x".repeat(MAX_LINE + 2));
-        for bytes in [
-            "HTTP/1.1 400",
-            "$1073741824\r\n",
-            "*99999999\r\n",
-            "$-2\r\n",
-            ":x\r\n",
-            &deep,
-            &endless,
-        ] {
+    fn an_excerpt_of_a_reply_is_short() {
+        assert_eq!(excerpt(&Frame::Int(7)), "Int(7)");
+        let long = excerpt(&Frame::Bulk(vec![7; 1_000_000]));
+        assert!(long.starts_with("Bulk([7, 7,") && long.chars().count() <= 201, "{long}");
+    }
+
+    #[test]
+    fn bytes_that_are_not_a_reply_are_refused() {
+        for bytes in ["HTTP/1.1 400", "$-2\r\n", ":x\r\n", "$1\r\nabc"] {
             assert!(decode(&mut BytesMut::from(bytes)).is_err(), "{bytes:?}");
         }
-        assert!(decode(&mut BytesMut::from("$1\r\nabc")).is_err());
     }
 }

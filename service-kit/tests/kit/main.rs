@@ -6,6 +6,7 @@
 )]
 
 mod checks;
+mod hostile;
 mod http;
 mod link;
 mod monitor;

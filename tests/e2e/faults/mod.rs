@@ -1,6 +1,7 @@
 //! Redis, the way to it, workers and agents failing for real: what faults.md lists.
 
 mod clocks;
+mod floods;
 mod judge;
 mod links;
 mod replies;

@@ -16,6 +16,7 @@ use self::supervisor::Pace;
 use super::endpoint::Endpoint;
 use super::error::{CallError, ServerError};
 use super::handshake::Handshake;
+use super::reply_limit::REPLY_LIMIT;
 use super::server_info::ServerInfo;
 use crate::shutdown::Shutdown;
 
@@ -43,11 +44,13 @@ pub struct LinkOptions {
     pub alone: bool,
     /// Asks the server not to count reads as use of a key (Redis 7.2 and later).
     pub no_touch: bool,
+    /// The memory that one reply may need, in bytes. The connection is replaced when a reply exceeds it.
+    pub reply_limit: usize,
 }
 
 impl LinkOptions {
     /// Returns settings that connect within 1 s, expect answers within 500 ms and send a PING each second; no scripts,
-    /// no checks, any server.
+    /// no checks, any server, replies of at most 32 MiB.
     pub fn new(name: impl Into<String>) -> Self {
         Self {
             name: name.into(),
@@ -59,6 +62,7 @@ impl LinkOptions {
             writable: false,
             alone: false,
             no_touch: false,
+            reply_limit: REPLY_LIMIT,
         }
     }
 }
@@ -121,6 +125,7 @@ impl Link {
             load: options.load,
             connect_timeout: options.connect_timeout,
             response_timeout: options.response_timeout,
+            reply_limit: options.reply_limit,
         };
         let supervised = supervisor::run(
             endpoint,

@@ -14,6 +14,7 @@ use tokio::time::{Instant, timeout};
 use super::{LinkState, LinkStatus};
 use crate::clock;
 use crate::redis::error::{CallError, ServerError};
+use crate::redis::reply_limit::Refusal;
 use crate::redis::server_info::{Role, ServerInfo};
 
 /// Calls in flight; further ones wait for their turn. A pipeline counts as one.
@@ -48,6 +49,7 @@ pub(super) struct Connection {
     pub(super) generation: u64,
     pub(super) mux: MultiplexedConnection,
     pub(super) driver: AbortHandle,
+    pub(super) refusal: Refusal,
 }
 
 impl Shared {
@@ -171,6 +173,7 @@ impl Shared {
         let mut current = self.current.write().unwrap_or_else(PoisonError::into_inner);
         if let Some(connection) = current.take_if(|current| current.generation == generation) {
             connection.driver.abort();
+            let reason = connection.refusal.reason().unwrap_or(reason);
             self.set_down(generation, reason);
             return reason.to_owned();
         }
@@ -263,7 +266,12 @@ mod tests {
         let (mux, _driver) =
             MultiplexedConnection::new_with_config(&info, stream, config).await.unwrap();
         let driver = tokio::spawn(async {});
-        let connection = Connection { generation: 1, mux, driver: driver.abort_handle() };
+        let connection = Connection {
+            generation: 1,
+            mux,
+            driver: driver.abort_handle(),
+            refusal: Refusal::default(),
+        };
         driver.await.unwrap();
         shared.set_up(connection, ServerInfo::default());
         assert!(matches!(shared.connection(), Err(CallError::Unsent { .. })));

@@ -113,6 +113,7 @@ impl Supervisor {
             return Err(ConnectError::InCluster { address: address.to_string() });
         }
         let stream = wire.into_stream().map_err(ConnectError::Broken)?;
+        let refusal = stream.refusal();
         // The handshake is done and the link has the timeouts: redis-rs only matches replies with commands.
         let no_handshake = RedisConnectionInfo::default().set_skip_set_lib_name();
         let config = AsyncConnectionConfig::new()
@@ -126,7 +127,7 @@ impl Supervisor {
         self.generation += 1;
         self.log_up(&info, &address);
         let connection =
-            Connection { generation: self.generation, mux, driver: driver.abort_handle() };
+            Connection { generation: self.generation, mux, driver: driver.abort_handle(), refusal };
         self.shared.set_up(connection, info.clone());
         Ok((driver, info, address))
     }

@@ -10,7 +10,7 @@ use redis::cmd;
 use super::PubSubEvent;
 use super::wanted::{Change, Topic};
 use crate::redis::error::ServerError;
-use crate::redis::wire::Frame;
+use crate::redis::wire::{Frame, excerpt};
 
 /// Topics per command: enough to be fast, and few enough not to block the server.
 pub(super) const BATCH: usize = 500;
@@ -280,7 +280,7 @@ impl Conversation {
 }
 
 fn unexpected(what: &dyn std::fmt::Debug) -> String {
-    format!("the server sent {what:?} where that makes no sense")
+    format!("the server sent {} where that makes no sense", excerpt(what))
 }
 
 #[cfg(test)]

@@ -12,10 +12,14 @@ use tokio::sync::mpsc;
 use self::wanted::{Topic, Wanted};
 use super::endpoint::Endpoint;
 use super::handshake::Handshake;
+use super::reply_limit::MIB;
 use crate::shutdown::Shutdown;
 
 /// Events queued for their receiver. The connection is not read while the queue is full.
 const EVENT_QUEUE: usize = 1024;
+
+/// The memory that one message may need, in bytes. The connection is replaced when a message exceeds it.
+const MESSAGE_LIMIT: usize = 8 * MIB;
 
 /// Settings of a [`Subscriber`].
 #[derive(Debug, Clone)]
@@ -58,7 +62,7 @@ pub enum PubSubEvent {
     Subscribed(Vec<u8>),
     /// From here on, messages of this pattern arrive.
     PSubscribed(Vec<u8>),
-    /// A message was published.
+    /// A message was published. Messages of more than 16 KiB are skipped.
     Message {
         /// The channel.
         channel: Vec<u8>,
@@ -76,6 +80,20 @@ pub enum PubSubEvent {
         /// The server's error.
         reason: String,
     },
+}
+
+impl PubSubEvent {
+    /// The bytes that the server determines.
+    fn size(&self) -> usize {
+        match self {
+            Self::Message { channel, pattern, payload } => {
+                channel.len() + pattern.as_ref().map_or(0, Vec::len) + payload.len()
+            }
+            Self::Moved(channel) => channel.len(),
+            Self::Refused { reason, .. } | Self::Down { reason } => reason.len(),
+            Self::Up | Self::Subscribed(_) | Self::PSubscribed(_) => 0,
+        }
+    }
 }
 
 /// A supervised pub/sub connection. Wanted channels are subscribed as soon as possible and resubscribed after every
@@ -104,8 +122,10 @@ impl Subscriber {
         let wanted = Arc::new(Wanted::default());
         let task_name = format!("Redis subscriber {}", options.name);
         let stopped = shutdown.child_token();
-        let handshake =
-            Handshake::plain(options.name, options.connect_timeout, options.response_timeout);
+        let handshake = Handshake {
+            reply_limit: MESSAGE_LIMIT,
+            ..Handshake::plain(options.name, options.connect_timeout, options.response_timeout)
+        };
         let task = task::Task::new(
             endpoint.into(),
             handshake,

@@ -19,6 +19,9 @@ use crate::redis::wire::Wire;
 /// Commands in flight. Changes that come in meanwhile are merged into fewer commands.
 const WINDOW: usize = 4;
 
+/// The longest message delivered, in bytes, channel included, because many messages may be queued.
+const MAX_QUEUED: usize = 16 * 1024;
+
 pub(super) struct Task {
     endpoint: Endpoint,
     handshake: Handshake,
@@ -199,6 +202,10 @@ impl<'a> Session<'a> {
         while let Some(frame) = self.wire.buffered()? {
             match self.conversation.receive(frame)? {
                 Received::Nothing => {}
+                Received::Event(event) if event.size() > MAX_QUEUED => {
+                    let bytes = event.size();
+                    tracing::debug!(redis.target = %self.task.endpoint, bytes, "skipped a long pub/sub message");
+                }
                 Received::Event(event) => self.deliver(event).await?,
                 Received::Subscribed(topic) => self.on_subscribed(topic).await?,
                 Received::RefusedTogether(mut topics) => {

@@ -1,0 +1,90 @@
+//! Replies of Redis that announce more than any memory, or never end.
+
+use anyhow::{Context as _, Result, ensure};
+use harness::proxy::{Flow, Place, Way};
+use harness::{Dashboard, Proxy, RedisServer, Reply, eventually};
+
+use super::{COMMANDS, LONG, MESSAGES, RENEWALS, assert_held_by, holder, lock, stage};
+
+const MIB: u64 = 1 << 20;
+/// A text and an array that are announced, nested arrays, an array of many elements, and a line; each with the error.
+const FLOODS: [(Flow, &str); 5] = [
+    (Flow::Flood("$2000000000\r\n", "x"), "a text of 2000000000 bytes, beyond the limit of"),
+    (Flow::Flood("*2000000000\r\n", ":1\r\n"), "an array of 2000000000 elements, beyond the limit"),
+    (Flow::Flood("*1\r\n", "*1\r\n"), "nested arrays deeper than 16 levels"),
+    (Flow::Flood("*500000\r\n", "$4\r\nabcd\r\n"), "MiB for a reply"),
+    (Flow::Flood("+", "x"), "a line longer than 64 KiB"),
+];
+
+/// Returns the most memory that a process has had, in bytes.
+fn peak_memory(pid: u32) -> Result<u64> {
+    let status = std::fs::read_to_string(format!("/proc/{pid}/status"))?;
+    let line = status.lines().find_map(|line| line.strip_prefix("VmHWM:")).context("no VmHWM")?;
+    let kib = line.trim().strip_suffix(" kB").context("not in kB")?;
+    Ok(kib.trim().parse::<u64>()? << 10)
+}
+
+#[tokio::test]
+async fn a_flood_of_replies_costs_the_agent_a_connection_and_no_memory() -> Result<()> {
+    let (mut bench, proxy) = stage(LONG).await?;
+    let mut worker = bench.session().await?;
+    let granted = holder(&lock(&mut worker, "LOCK a").await?)?;
+    for (flow, reason) in FLOODS {
+        for link in [COMMANDS, RENEWALS, MESSAGES] {
+            let logged = bench.agent.process().log().matches(reason).count();
+            let line = proxy.line(link).await;
+            line.set(Way::Down, flow);
+            eventually("the agent to close the connection", async || {
+                ensure!(!line.is_open(), "{link} is open");
+                Ok(())
+            })
+            .await;
+            eventually("the reason in the log", async || {
+                let log = bench.agent.process().log();
+                ensure!(log.matches(reason).count() > logged, "{link}: no `{reason}` in {log}");
+                Ok(())
+            })
+            .await;
+            // The sockets buffer some.
+            let delivered = line.delivered(Way::Down) as u64;
+            assert!(delivered < 48 * MIB, "{link} read {delivered} bytes");
+        }
+    }
+    assert_held_by(&mut bench, "a", &granted).await?;
+    assert_eq!(worker.call("UNLOCK a").await?, Reply::Int(0), "it was not lost");
+    let peak = peak_memory(bench.agent.pid())?;
+    assert!(peak < 128 * MIB, "{peak} bytes");
+    Ok(())
+}
+
+#[tokio::test]
+async fn a_flood_of_replies_costs_the_dashboard_a_connection_and_no_memory() -> Result<()> {
+    let redis = RedisServer::start().await?;
+    let mut direct = redis.client().await?;
+    let proxy = Proxy::tcp(Place::Port(redis.port())).await?;
+    let mut dashboard = Dashboard::start(&proxy.url(), &["--monitor", "off"]).await?;
+    for (round, (flow, reason)) in FLOODS.into_iter().enumerate() {
+        for line in proxy.lines(None) {
+            line.set(Way::Down, flow);
+        }
+        eventually("the reason in the log", async || {
+            let log = dashboard.process().log();
+            ensure!(log.contains(reason), "no `{reason}` in {log}");
+            Ok(())
+        })
+        .await;
+        let name = format!("orders:{round}");
+        let field = "0f3c1f6e-5a43-4f9f-8d11-6a2b3c4d5e6f:47";
+        direct.call(&format!("HSET {name} {field} 1")).await?;
+        direct.call(&format!("PEXPIRE {name} 600000")).await?;
+        eventually("a lock of that time in the list", async || {
+            let list = dashboard.json("/api/v1/locks?limit=100").await?;
+            ensure!(list.to_string().contains(&name), "{list}");
+            Ok(())
+        })
+        .await;
+    }
+    let peak = peak_memory(dashboard.process().pid())?;
+    assert!(peak < 256 * MIB, "{peak} bytes");
+    Ok(())
+}
