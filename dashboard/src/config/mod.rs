@@ -28,6 +28,7 @@ pub use doctor::DoctorOptions;
 use lock_table::rules;
 use redis_table::RedisTable;
 pub use sources::{MonitorMode, MonitorSettings, ReadFrom, ScanSettings};
+pub use words::ByteSize;
 use words::{NamedUrl, at_least_a_second, badge, deployment_name, glob, host_of, note, public_url};
 
 /// The most deployments, and the most databases of one.
@@ -123,7 +124,10 @@ struct Flags {
     /// Commands per second from which `--monitor auto` considers a server busy
     #[arg(long, value_name = "COMMANDS", default_value_t = 10_000, value_parser = clap::value_parser!(u64).range(1..))]
     monitor_max_ops: u64,
-    /// Use MONITOR even if Redis has no output-buffer limit for normal clients; a stalled reader may then fill its memory
+    /// Memory that MONITOR may take in Redis if the dashboard stalls; it is used only where a limit of Redis ends it there
+    #[arg(long, value_name = "SIZE", default_value = "64mb")]
+    monitor_budget: ByteSize,
+    /// Use MONITOR even if no limit of Redis ends a stalled reader, which may then fill its memory
     #[arg(long)]
     monitor_unbounded: bool,
     /// URL of the same server with a user that may run MONITOR; preceded by the server's name where there are several
@@ -325,6 +329,7 @@ fn build(raw: Raw<Flags>) -> Result<Config, Vec<String>> {
         monitor: MonitorSettings {
             mode: flags.monitor,
             max_ops: flags.monitor_max_ops,
+            budget: flags.monitor_budget,
             unbounded: flags.monitor_unbounded,
         },
         allow_release: flags.allow_release,

@@ -2,6 +2,8 @@
 
 use std::time::Duration;
 
+use super::ByteSize;
+
 /// One deployment to watch.
 #[derive(Debug, Clone, Copy, PartialEq, Eq, clap::ValueEnum)]
 pub enum ReadFrom {
@@ -29,6 +31,8 @@ pub struct MonitorSettings {
     pub mode: MonitorMode,
     /// Commands a second from which on a server is busy.
     pub max_ops: u64,
+    /// The memory that unread output may take in the server.
+    pub budget: ByteSize,
     /// Even where the server sets no bound to a reader that stalls.
     pub unbounded: bool,
 }

@@ -53,6 +53,7 @@ impl Config {
                     MonitorMode::Auto => "auto",
                 },
                 "max_ops": self.monitor.max_ops,
+                "budget_bytes": self.monitor.budget.0,
                 "unbounded": self.monitor.unbounded,
             },
             "allow_release": self.allow_release,

@@ -1,5 +1,6 @@
 //! The values of single settings.
 
+use std::fmt;
 use std::str::FromStr;
 use std::time::Duration;
 
@@ -36,6 +37,39 @@ pub(super) fn deployment_name(name: &str) -> Result<String, String> {
         ));
     }
     Ok(name.to_owned())
+}
+
+/// A number of bytes, in the units of `redis.conf`.
+#[derive(Debug, Clone, Copy, PartialEq, Eq, PartialOrd, Ord)]
+pub struct ByteSize(pub u64);
+
+/// The units, and the number of bits by which they shift.
+const UNITS: [(&str, u32); 3] = [("gb", 30), ("mb", 20), ("kb", 10)];
+
+impl FromStr for ByteSize {
+    type Err = String;
+
+    fn from_str(text: &str) -> Result<Self, String> {
+        let lower = text.to_ascii_lowercase();
+        let with_unit =
+            UNITS.into_iter().find_map(|(unit, bits)| Some((lower.strip_suffix(unit)?, bits)));
+        let (number, bits) = with_unit.unwrap_or((&lower, 0));
+        let number: Option<u64> = number.parse().ok();
+        let bytes =
+            number.and_then(|number| number.checked_mul(1 << bits)).filter(|bytes| *bytes > 0);
+        bytes.map(Self).ok_or_else(|| "expected a number of bytes, such as 64mb".to_owned())
+    }
+}
+
+impl fmt::Display for ByteSize {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        let Self(bytes) = *self;
+        let unit = UNITS.iter().find(|(_, bits)| bytes > 0 && bytes.trailing_zeros() >= *bits);
+        match unit {
+            Some((unit, bits)) => write!(f, "{}{unit}", bytes >> bits),
+            None => write!(f, "{bytes}"),
+        }
+    }
 }
 
 /// A duration that is no shorter than a second.

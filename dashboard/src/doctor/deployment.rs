@@ -69,7 +69,7 @@ pub(super) async fn check(
     let mut databases = Vec::new();
     let mut rights_of_nodes = Vec::new();
     for node in &nodes {
-        let state = ServerState::read(&node.link).await.map_err(said)?;
+        let state = ServerState::read(&node.link, config.monitor.budget).await.map_err(said)?;
         parts.servers.push(state.summary(&node.subject));
         parts.findings.extend(state.judge(&node.subject, &deployment.dbs, config.monitor.max_ops));
         let features = Features {

@@ -9,6 +9,7 @@ use service_kit::redis::{CallError, Link};
 
 use super::finding::{Finding, FindingId, Severity, Subject};
 use super::shown::{amount, bytes, count};
+use crate::config::ByteSize;
 use crate::sources::monitor::Bound;
 use crate::sources::read::{pipeline, strings};
 
@@ -47,11 +48,11 @@ pub(super) struct ServerSummary {
 }
 
 impl ServerState {
-    /// Reads the facts that the account may read.
+    /// Reads the facts that the account may read. `budget`: the memory that MONITOR may take.
     ///
     /// # Errors
     /// Fails if the connection fails.
-    pub(super) async fn read(link: &Link) -> Result<Self, CallError> {
+    pub(super) async fn read(link: &Link, budget: ByteSize) -> Result<Self, CallError> {
         let mut commands = vec![cmd("INFO")];
         for setting in SETTINGS {
             commands.push(cmd("CONFIG").arg("GET").arg(setting).clone());
@@ -62,7 +63,7 @@ impl ServerState {
             let value = strings(&reply.ok()?)?.into_iter().nth(1)?;
             Some((setting.to_owned(), String::from_utf8_lossy(&value).into_owned()))
         });
-        let bound = crate::sources::monitor::bound(link).await?;
+        let bound = crate::sources::monitor::bound(link, budget).await?;
         Ok(Self::new(&info.unwrap_or_default(), settings.collect(), Some(bound)))
     }
 
@@ -275,13 +276,9 @@ impl ServerState {
                 "Run `redis-cli CONFIG SET notify-keyspace-events KEghx` where that matters and the server is not busy.",
             );
         }
-        if self.bound == Some(Bound::Unbounded) {
-            add(
-                FindingId::MonitorUnbounded,
-                Severity::Note,
-                "client-output-buffer-limit has no limit for normal clients: a reader of MONITOR that stalls would fill the server's memory, so dashboards leave MONITOR off.".to_owned(),
-                "Run `redis-cli CONFIG SET client-output-buffer-limit 'normal 64mb 0 0'` if waiters of plain locks are to be seen by name.",
-            );
+        if let Some(Bound::Unbounded(reason, advice)) = &self.bound {
+            let text = format!("{reason}, so dashboards leave MONITOR off.");
+            add(FindingId::MonitorUnbounded, Severity::Note, text, advice);
         }
         if let Some(commands) = self.number("instantaneous_ops_per_sec")
             && commands > max_ops
@@ -391,7 +388,8 @@ mod tests {
         assert_eq!(found[0].2, "Not checked: db3 (120 keys).");
         assert_eq!(ids("", &[("notify-keyspace-events", "")]), [FindingId::NotificationsOff]);
         assert_eq!(ids("instantaneous_ops_per_sec:10001\r\n", &[]), [FindingId::MonitorBusy]);
-        let state = ServerState::new(CALM, BTreeMap::new(), Some(Bound::Unbounded));
+        let unbounded = Bound::Unbounded("Redis ends no reader".to_owned(), "Set a limit.");
+        let state = ServerState::new(CALM, BTreeMap::new(), Some(unbounded));
         assert_eq!(state.judge(&subject(), &[0], 1_000)[0].id, FindingId::MonitorUnbounded);
         let summary = state.summary(&subject());
         assert_eq!(summary.monitor_bytes_per_second, Some(1024 + 12 * MONITOR_LINE));

@@ -28,6 +28,7 @@ pub struct SourceStatus {
 struct Now {
     state: SourceState,
     detail: String,
+    remedy: Option<&'static str>,
     last_success: Option<SteadyMillis>,
     lag: Option<Duration>,
     pass: Pass,
@@ -48,6 +49,7 @@ impl SourceStatus {
         let now = Now {
             state: SourceState::Down,
             detail: "not connected yet".to_owned(),
+            remedy: None,
             last_success: None,
             lag: None,
             pass: Pass { first, round: None },
@@ -73,6 +75,18 @@ impl SourceStatus {
         }
         now.state = state;
         now.detail = detail.into();
+        now.remedy = None;
+    }
+
+    /// Sets the state, with details in words and the step that turns the source on.
+    pub fn set_remediable(
+        &self,
+        state: SourceState,
+        detail: impl Into<String>,
+        remedy: &'static str,
+    ) {
+        self.set(state, detail);
+        self.now().remedy = Some(remedy);
     }
 
     /// Records a success.
@@ -129,6 +143,7 @@ impl SourceStatus {
             source: self.source.as_str(),
             state: now.state,
             detail: now.detail.clone(),
+            remedy: now.remedy,
             last_success: now.last_success,
             lag_ms: now.lag.map(|lag| u64::try_from(lag.as_millis()).unwrap_or(u64::MAX)),
         }

@@ -52,6 +52,8 @@ pub struct SourceView {
     pub state: SourceState,
     /// Details in words; may be empty.
     pub detail: String,
+    /// The step that turns it on; none while it is on, or where nothing can be done.
+    pub remedy: Option<&'static str>,
     /// The last success.
     #[serde(serialize_with = "crate::clock::as_wall")]
     pub last_success: Option<SteadyMillis>,

@@ -11,7 +11,7 @@ use super::fragments::{Fragments, LiveRow};
 use super::incidents::Cleared;
 use super::locks::Tabs;
 use super::owner_name::{OwnerName, short_client};
-use super::page::{self, Frame};
+use super::page::{self, Frame, MonitorHint};
 use super::row::{HolderCell, place, row_id};
 use super::{Chrome, ListPage, links};
 use crate::clock::SteadyMillis;
@@ -230,6 +230,8 @@ struct ListTemplate<'a, T> {
     columns: Vec<Column>,
     rows: Vec<Rendered>,
     foot: Foot<'a>,
+    /// The hint at MONITOR; none on pages that are not about waiters.
+    hint: Option<MonitorHint>,
     groups: Option<Groups<'a>>,
     cleared: Option<Cleared>,
     json: String,
@@ -263,6 +265,7 @@ pub fn list_page<T: ListView>(page: &ListPage<T>) -> Result<String, askama::Erro
         columns: T::COLUMNS.iter().map(|heading| Column::new(page, heading)).collect(),
         rows: rows.collect::<Result<_, _>>()?,
         foot: foot(page),
+        hint: page.contention.is_some().then(|| MonitorHint::new(&page.chrome)),
         groups: page.contention.as_deref().map(Groups::new),
         cleared: T::CLEARED.then(|| Cleared::new(page)),
         json: api(&[("cursor", page.cursor.as_deref())]),
@@ -285,6 +288,7 @@ pub(super) fn regions<T: ListView>(
         regions.push(("views", tabs.render()?));
     }
     if let Some(contention) = &page.contention {
+        regions.push(("hint", MonitorHint::new(&page.chrome).render()?));
         regions.push(("groups", Groups::new(contention).render()?));
     }
     if T::CLEARED {

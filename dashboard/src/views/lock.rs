@@ -8,7 +8,7 @@ use super::format::{self, Ago, Clock, Prose};
 use super::format::AGELESS;
 use super::overview::services;
 use super::owner_name::{OwnerName, with_names};
-use super::page::{self, Frame, STALE_MS};
+use super::page::{self, Frame, MonitorHint, STALE_MS};
 use super::picture::{Circle, Durations, Timeline, ending_words, lasted};
 use super::row::{Badge, Ttl, client_words, held_since};
 use super::shell::{self, Command, RawKey};
@@ -461,6 +461,7 @@ struct LockTemplate<'a> {
     problems: Problems<'a>,
     holders: Holders<'a>,
     waiters: Waiters<'a>,
+    hint: MonitorHint,
     events: Events,
     past: PastHolds,
     raw: Raw,
@@ -518,6 +519,7 @@ pub fn lock_page(page: &LockPage) -> Result<String, askama::Error> {
         problems: Problems::new(page),
         holders: Holders::new(page),
         waiters: Waiters::new(page),
+        hint: hint(page),
         events: Events::new(page),
         past: PastHolds::new(page),
         raw: Raw::new(page),
@@ -529,6 +531,12 @@ pub fn lock_page(page: &LockPage) -> Result<String, askama::Error> {
         release: (page.may_release && is_releasable(page)).then(|| links::release(&page.id)),
     }
     .render()
+}
+
+/// Returns the hint at MONITOR, for a lock with perhaps more waiters than are known.
+fn hint(page: &LockPage) -> MonitorHint {
+    let lacks = known(page).is_some_and(|lock| lock.is_held() && !lock.waiters_exact);
+    MonitorHint::of(&page.chrome, &page.id.deployment, lacks)
 }
 
 /// Returns whether a forced release would have something to end.
@@ -567,6 +575,7 @@ pub(super) fn regions(
         ("lock-pictures", Pictures::new(page, now).render()?),
         ("lock-holders", Holders::new(page).render()?),
         ("lock-waiters", Waiters::new(page).render()?),
+        ("lock-hint", hint(page).render()?),
         ("lock-events", Events::new(page).render()?),
         ("lock-past", PastHolds::new(page).render()?),
         ("lock-raw", Raw::new(page).render()?),

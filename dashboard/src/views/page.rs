@@ -138,6 +138,7 @@ impl Health {
 #[template(path = "parts/status.html")]
 pub(super) struct Status {
     lines: Vec<SourceLine>,
+    remedy: Option<Prose<'static>>,
 }
 
 impl HtmlSafe for Status {}
@@ -165,7 +166,35 @@ impl Status {
                 ago: oldest.map(|at| Ago::new(at, chrome.now)),
             });
         }
-        Self { lines }
+        Self { lines, remedy: monitor_remedy(chrome, None) }
+    }
+}
+
+/// Returns the step that turns MONITOR on, where one is known. `deployment`: the only one that matters, if any.
+fn monitor_remedy(chrome: &Chrome, deployment: Option<&str>) -> Option<Prose<'static>> {
+    let matters = |source: &&SourceView| deployment.is_none_or(|name| source.deployment == name);
+    let mut sources = chrome.sources.iter().filter(matters);
+    sources.find_map(|source| source.remedy.filter(|_| source.source == "monitor")).map(Prose::from)
+}
+
+/// The facts that a page lacks without MONITOR, and the step that turns it on.
+#[derive(Debug, Template)]
+#[template(path = "parts/monitor_hint.html")]
+pub(super) struct MonitorHint {
+    remedy: Option<Prose<'static>>,
+}
+
+impl HtmlSafe for MonitorHint {}
+
+impl MonitorHint {
+    /// Creates the hint for a page about all deployments.
+    pub(super) fn new(chrome: &Chrome) -> Self {
+        Self { remedy: monitor_remedy(chrome, None) }
+    }
+
+    /// Creates the hint for a page about one deployment; an empty one unless `lacks`.
+    pub(super) fn of(chrome: &Chrome, deployment: &str, lacks: bool) -> Self {
+        Self { remedy: lacks.then(|| monitor_remedy(chrome, Some(deployment))).flatten() }
     }
 }
 

@@ -102,19 +102,71 @@ async fn attempts_and_holds_are_seen_at_once() {
     assert_eq!(monitors(&server), 0);
 }
 
+/// The detail of the MONITOR source once it contains this word.
+async fn detail_when(dashboard: &Dashboard, word: &str) -> String {
+    let of_monitor = |json: &Value| {
+        let sources = json["sources"].as_array().unwrap();
+        sources.iter().find(|source| source["source"] == "monitor").cloned().unwrap()
+    };
+    let json = dashboard
+        .json_when("/api/v1/sources", |json| detail(&of_monitor(json)).contains(word))
+        .await;
+    detail(&of_monitor(&json)).to_owned()
+}
+
+/// A server that ends no reader, neither a normal client nor a subscriber.
+const UNBOUNDED: [&str; 2] = ["--client-output-buffer-limit", "pubsub 0 0 0"];
+
+#[tokio::test(flavor = "multi_thread")]
+async fn a_server_with_default_settings_bounds_it_as_a_subscriber() {
+    let server = RedisServer::start();
+    let dashboard = watching(&server, &[]).await;
+    let detail = detail_when(&dashboard, "while the server is quiet").await;
+    assert!(detail.contains("if the dashboard stalls, Redis closes it at 32mb"), "{detail}");
+    let clients: String = run(&mut server.connect(), &["CLIENT", "LIST"]);
+    assert_eq!(clients.lines().filter(|client| client.contains("flags=OP")).count(), 1);
+    acquire(&mut server.connect(), "orders:1", HOLDER);
+    counted_when(&dashboard, &event("acquired"), |n| n == 1.0).await;
+    // Only lines arrive on it, also from somebody who publishes to everybody.
+    run::<i64>(&mut server.connect(), &["PUBLISH", "lockscope:monitor[]", "forged"]);
+    let node = format!("127.0.0.1:{}", server.port);
+    let garbage =
+        format!("lockscope_dashboard_monitor_lines_total{{node=\"{node}\",outcome=\"garbage\"}}");
+    assert_eq!(counted(&dashboard, &garbage).await, 0.0);
+    // It closes once the server would have to evict keys for it.
+    for (setting, value) in [("maxmemory-policy", "allkeys-lru"), ("maxmemory", "1gb")] {
+        run::<String>(&mut server.connect(), &["CONFIG", "SET", setting, value]);
+    }
+    detail_when(&dashboard, "closed: Redis evicts keys (allkeys-lru)").await;
+    assert_eq!(monitors(&server), 0);
+}
+
+#[tokio::test(flavor = "multi_thread")]
+async fn it_is_not_opened_where_it_could_take_more_memory_than_there_is() {
+    let budget = ["--monitor", "on", "--monitor-budget", "16mb"];
+    let full = [&["--maxmemory", "20mb"][..], &["--maxmemory-policy", "noeviction"]].concat();
+    let evicting = [&["--maxmemory", "1gb"][..], &["--maxmemory-policy", "volatile-lru"]].concat();
+    for (settings, flags, reason) in [
+        (&[][..], &budget[..], "ends a stalled reader at 32mb, and --monitor-budget is 16mb"),
+        (&full, &["--monitor", "on"], "left below maxmemory, and a stalled reader may take 32mb"),
+        (&evicting, &["--monitor", "on"], "evicts keys (volatile-lru)"),
+    ] {
+        let server = RedisServer::with(settings);
+        let dashboard = watching(&server, flags).await;
+        detail_when(&dashboard, reason).await;
+        assert_eq!(monitors(&server), 0, "{reason}");
+    }
+}
+
 #[tokio::test(flavor = "multi_thread")]
 async fn it_is_opened_only_where_the_server_bounds_a_stalled_reader() {
-    let server = RedisServer::start();
+    let server = RedisServer::with(&UNBOUNDED);
     let dashboard = watching(&server, &["--monitor", "on"]).await;
+    detail_when(&dashboard, "--monitor-unbounded").await;
     let source = dashboard.source_when("monitor", "paused").await;
-    let told = |source: &Value| detail(source).contains("--monitor-unbounded");
-    if !told(&source) {
-        dashboard
-            .json_when("/api/v1/sources", |json| {
-                json["sources"].as_array().unwrap().iter().any(told)
-            })
-            .await;
-    }
+    assert!(source["remedy"].to_string().contains("CONFIG SET"), "{source}");
+    let page = dashboard.get("/contention").await.body;
+    assert!(page.contains("<summary>MONITOR would show more</summary>"), "{page}");
     assert_eq!(monitors(&server), 0);
     // A stranger's page cannot ask for a look; whoever may is refused as well, and told why.
     let page = dashboard.get("/sources").await.body;
@@ -136,8 +188,11 @@ async fn it_is_opened_only_where_the_server_bounds_a_stalled_reader() {
         &["CONFIG", "SET", "client-output-buffer-limit", "normal 33554432 0 0"],
     );
     dashboard.post("/api/v1/monitor/watch", &OWN).await;
-    dashboard.source_when("monitor", "on").await;
-    let lifted = RedisServer::start();
+    let source = dashboard.source_when("monitor", "on").await;
+    assert!(source["remedy"].is_null(), "{source}");
+    let page = dashboard.get("/contention").await.body;
+    assert!(!page.contains("MONITOR would show more"), "{page}");
+    let lifted = RedisServer::with(&UNBOUNDED);
     let dashboard = watching(&lifted, &["--monitor", "on", "--monitor-unbounded"]).await;
     let source = dashboard.source_when("monitor", "on").await;
     assert!(detail(&source).contains("--monitor-unbounded"), "{source}");
@@ -167,7 +222,8 @@ async fn the_server_ends_it_where_it_reads_too_slowly_and_that_is_told() {
 async fn off_is_off_and_denied_is_told() {
     let server = RedisServer::with(&BOUNDED);
     let dashboard = watching(&server, &["--monitor", "off"]).await;
-    dashboard.source_when("monitor", "off").await;
+    let source = dashboard.source_when("monitor", "off").await;
+    assert_eq!(source["remedy"], "Start the dashboard with `--monitor auto`.");
     let answer = dashboard.post("/api/v1/monitor/watch", &OWN).await;
     assert_eq!(answer.status, 409, "{answer:?}");
     dashboard.stop().await;
@@ -182,10 +238,11 @@ async fn off_is_off_and_denied_is_told() {
     let dashboard = Dashboard::with(&flags).await;
     let source = dashboard.source_when("monitor", "denied").await;
     assert!(detail(&source).contains("may not use MONITOR"), "{source}");
+    assert!(source["remedy"].to_string().contains("+monitor +psubscribe"), "{source}");
     dashboard.source_when("scan", "on").await;
     dashboard.stop().await;
 
-    // Without CONFIG it counts as unbounded, and says which right is missing.
+    // Without CONFIG it counts as unbounded, and the missing right is named.
     run::<String>(&mut redis, &["ACL", "SETUSER", "seer", "+monitor", "-config"]);
     let dashboard = Dashboard::with(&flags).await;
     dashboard
@@ -195,6 +252,20 @@ async fn off_is_off_and_denied_is_told() {
         })
         .await;
     assert_eq!(monitors(&server), 0);
+    dashboard.stop().await;
+
+    // On a server with default settings it also needs the right to subscribe.
+    let server = RedisServer::start();
+    let rule = ["ACL", "SETUSER", "seer", "on", ">pw", "~*", "resetchannels", "+@all"];
+    run::<String>(&mut server.connect(), &rule);
+    let seer = server.url().replace("redis://", "redis://seer:pw@");
+    let flags = ["--redis-url", &server.url(), "--monitor", "on", "--monitor-redis-url", &seer];
+    let dashboard = Dashboard::with(&flags).await;
+    detail_when(&dashboard, "+psubscribe &lockscope:monitor[]").await;
+    assert_eq!(monitors(&server), 0);
+    dashboard.stop().await;
+    run::<String>(&mut server.connect(), &["ACL", "SETUSER", "seer", "&lockscope:monitor[]"]);
+    Dashboard::with(&flags).await.source_when("monitor", "on").await;
 }
 
 #[tokio::test(flavor = "multi_thread")]

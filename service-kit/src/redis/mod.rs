@@ -32,7 +32,7 @@ pub use deployment::{ClusterTarget, Deployment, SentinelTarget};
 pub use endpoint::Endpoint;
 pub use error::{CallError, Redirect, ServerError};
 pub use link::{Link, LinkOptions, LinkState, LinkStatus, eval};
-pub use monitor::{Monitor, MonitorError};
+pub use monitor::{Monitor, MonitorError, OutputClass};
 pub use pubsub::{PubSubEvent, Subscriber, SubscriberOptions};
 pub use resolve::{Cluster, ClusterState, ReadsFrom, Replicas, ResolverOptions, Slots, resolve};
 pub use server_info::{Role, ServerInfo};

@@ -8,12 +8,13 @@ use super::endpoint::Endpoint;
 use super::error::{ConnectError, ServerError};
 use super::handshake::{self, Handshake};
 use super::server_info::ServerInfo;
-use super::wire::{Frame, Wire};
+use super::wire::{Frame, Wire, excerpt};
 
 /// A connection with MONITOR on. It ends with this value and does not reconnect.
 ///
 /// The server buffers what is not read. A reader that stops reading therefore harms it: without an output-buffer limit,
-/// the server's memory grows until it is full.
+/// the server's memory grows until it is full. Neither `timeout` nor `tcp-keepalive` ends such a reader, since the kernel
+/// of its host still acknowledges.
 #[derive(Debug)]
 pub struct Monitor {
     endpoint: Endpoint,
@@ -22,6 +23,18 @@ pub struct Monitor {
     id: Option<i64>,
     given: bool,
 }
+
+/// The class of clients whose `client-output-buffer-limit` applies to a monitor connection.
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+pub enum OutputClass {
+    /// `normal`, which has no limit by default.
+    Normal,
+    /// `pubsub`, which has one of 32 MiB by default. The connection subscribes to a pattern that no channel matches.
+    PubSub,
+}
+
+/// The pattern of [`OutputClass::PubSub`]. An empty set matches no character, so nobody can publish into the connection.
+const SILENT_PATTERN: &str = "lockscope:monitor[]";
 
 /// The reason why there is no monitor connection, or why it ended.
 #[derive(Debug, Clone, PartialEq, Eq, thiserror::Error)]
@@ -41,47 +54,69 @@ pub enum MonitorError {
 }
 
 impl Monitor {
-    /// Connects with this client name and sends MONITOR. `limit` applies to connecting, and again to the answers.
+    /// Connects with this client name and sends MONITOR. `timeout` applies to connecting, and again to the answers.
     ///
     /// # Errors
     /// When the server cannot be reached, or refuses.
     pub async fn open(
         endpoint: &Endpoint,
         name: &str,
-        limit: Duration,
+        timeout: Duration,
+        class: OutputClass,
     ) -> Result<Self, MonitorError> {
-        let handshake = Handshake::plain(name.to_owned(), limit, limit);
+        let handshake = Handshake::plain(name.to_owned(), timeout, timeout);
         let (wire, info) = connect(endpoint, &handshake).await.map_err(|error| match error {
             ConnectError::Refused { error, .. } if error.is_denied() => MonitorError::Denied(error),
             other => MonitorError::Failed(other.to_string()),
         })?;
         let mut monitor = Self { endpoint: endpoint.clone(), wire, info, id: None, given: false };
-        match tokio::time::timeout(limit, monitor.begin()).await {
+        match tokio::time::timeout(timeout, monitor.begin(class)).await {
             Ok(begun) => begun.map(|()| monitor),
-            Err(_) => Err(MonitorError::Failed(format!("no answer to MONITOR within {limit:?}"))),
+            Err(_) => Err(MonitorError::Failed(format!("no answer to MONITOR within {timeout:?}"))),
         }
     }
 
-    async fn begin(&mut self) -> Result<(), MonitorError> {
-        if let Frame::Int(id) = self.ask(&["CLIENT", "ID"]).await? {
+    async fn begin(&mut self, class: OutputClass) -> Result<(), MonitorError> {
+        self.send(&[&["CLIENT", "ID"]]).await?;
+        if let Frame::Int(id) = self.receive().await? {
             self.id = Some(id);
         }
-        match self.ask(&["MONITOR"]).await? {
-            Frame::Simple(_) => Ok(()),
-            Frame::Error(error) if error.is_transient() => {
-                Err(MonitorError::Failed(error.to_string()))
+        match class {
+            OutputClass::Normal => self.send(&[&["MONITOR"]]).await?,
+            // In one write: the server must not monitor for a moment in the other class. In this order: a RESP2 connection that
+            // subscribes may not send MONITOR.
+            OutputClass::PubSub => {
+                self.send(&[&["MONITOR"], &["PSUBSCRIBE", SILENT_PATTERN]]).await?;
             }
-            // A server on which MONITOR is renamed or disabled does not know it, which has the same effect.
-            Frame::Error(error) => Err(MonitorError::Denied(error)),
-            other => Err(MonitorError::Failed(format!("MONITOR was answered with {other:?}"))),
         }
+        let answer = self.receive().await?;
+        expect(answer, "MONITOR", |answer| matches!(answer, Frame::Simple(_)))?;
+        if class == OutputClass::PubSub {
+            let answer = loop {
+                match self.receive().await? {
+                    // A line of MONITOR.
+                    Frame::Simple(_) => {}
+                    answer => break answer,
+                }
+            };
+            expect(answer, "PSUBSCRIBE", |answer| matches!(answer, Frame::Array(_)))?;
+        }
+        // A line has the arguments of a command, so it may be of any length. It is passed on in parts.
+        self.wire.remove_limit();
+        Ok(())
     }
 
-    async fn ask(&mut self, words: &[&str]) -> Result<Frame, MonitorError> {
-        let mut command = cmd(words[0]);
-        command.arg(&words[1..]);
-        let sent = self.wire.send(&command.get_packed_command()).await;
-        sent.map_err(|error| MonitorError::Failed(format!("the connection broke: {error}")))?;
+    async fn send(&mut self, commands: &[&[&str]]) -> Result<(), MonitorError> {
+        let packed = commands.iter().flat_map(|words| {
+            let mut command = cmd(words[0]);
+            command.arg(&words[1..]);
+            command.get_packed_command()
+        });
+        let sent = self.wire.send(&packed.collect::<Vec<u8>>()).await;
+        sent.map_err(|error| MonitorError::Failed(format!("the connection broke: {error}")))
+    }
+
+    async fn receive(&mut self) -> Result<Frame, MonitorError> {
         self.wire.receive().await.map_err(MonitorError::Failed)
     }
 
@@ -121,6 +156,23 @@ impl Monitor {
         }
         self.given = true;
         Ok(self.wire.received())
+    }
+}
+
+fn expect(
+    answer: Frame,
+    command: &str,
+    is_expected: impl Fn(&Frame) -> bool,
+) -> Result<(), MonitorError> {
+    match answer {
+        Frame::Error(error) if error.is_transient() => Err(MonitorError::Failed(error.to_string())),
+        // A server on which a command is renamed or disabled does not know it, which has the same effect.
+        Frame::Error(error) => Err(MonitorError::Denied(error)),
+        answer if is_expected(&answer) => Ok(()),
+        other => {
+            let reason = format!("{command} was answered with {}", excerpt(&other));
+            Err(MonitorError::Failed(reason))
+        }
     }
 }
 

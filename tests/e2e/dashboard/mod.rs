@@ -9,6 +9,7 @@ mod description;
 mod discovery;
 mod doctor;
 mod live_pages;
+mod monitor;
 mod pages;
 mod problems;
 mod replica;

@@ -2,9 +2,10 @@
 //!
 //! It is the one source that costs the server something for every command of other clients, and the one that can harm it:
 //! output that a reader leaves unread fills the server's memory. Therefore there is one connection a server; it is opened only
-//! if the server itself disconnects a reader that stalls; and by default a [governor] opens it only in
-//! quiet times and closes it within a second when they end.
+//! if the server itself disconnects a reader that stalls, as it does by default with one that [also subscribes](mod@bound); and by
+//! default a [governor] opens it only in quiet times and closes it within a second when they end.
 
+mod bound;
 mod delivery;
 mod governor;
 mod meter;
@@ -18,7 +19,8 @@ use std::time::Duration;
 
 use redisson::monitor::ServerRole;
 use service_kit::redis::{
-    CallError, Endpoint, Link, LinkStatus, Monitor as Connection, MonitorError, Role, ServerInfo,
+    CallError, Endpoint, Link, LinkStatus, Monitor as Connection, MonitorError, OutputClass, Role,
+    ServerInfo,
 };
 use tokio::sync::watch;
 use tokio::time::{Instant, sleep, sleep_until};
@@ -34,10 +36,11 @@ use crate::model::types::Observation;
 use crate::redis::{CLIENT_NAME, TIMEOUT};
 use crate::sources::view::SourceState;
 
+use bound::Limit;
+pub use bound::{Bound, bound};
 use delivery::Delivery;
 use governor::{Governor, Load};
 use meter::Meter;
-pub use server::{Bound, bound};
 use switch::Switch;
 
 /// The interval at which the load is judged.
@@ -48,8 +51,8 @@ const QUIET_CHECKS: u32 = 3;
 const REFUSED_INTERVAL: Duration = Duration::from_secs(300);
 /// The interval at which denied commands are tried again: each adds a row to the server's ACL log.
 const DENIED_INTERVAL: Duration = Duration::from_secs(3_600);
-/// The number of judgements between two checks for another client with MONITOR on.
-const OTHERS_CHECK_TURNS: u32 = 10;
+/// The number of judgements between two checks of the server's other clients and of its memory.
+const CHECK_TURNS: u32 = 10;
 /// The silence after which a script's lines are complete, since they arrive in one go.
 const PAUSE: Duration = Duration::from_millis(10);
 /// The silence after which the connection counts as dead, since our own PINGs appear on it.
@@ -70,6 +73,8 @@ pub struct MonitorReader {
     requests: watch::Receiver<Option<Instant>>,
     governor: Governor,
     delivery: Delivery,
+    /// The limit that ends the connection if it stalls, as of the latest check.
+    limit: Limit,
 }
 
 /// The reason why it is on.
@@ -92,6 +97,18 @@ enum CloseReason {
     /// The account may not use it.
     Denied(String),
 }
+
+/// The reason why it may not be opened.
+#[derive(Debug)]
+struct Refusal {
+    why: String,
+    remedy: Option<&'static str>,
+    /// The time until the next check.
+    again: Duration,
+}
+
+/// The remedy where the account may not use it.
+const ALLOW: &str = "Allow it `+monitor +psubscribe &lockscope:monitor[]`, or name another account with `--monitor-redis-url`.";
 
 impl MonitorReader {
     /// Creates the reader and its switch. `link`: a connection of its own to the same server as the same user.
@@ -120,6 +137,7 @@ impl MonitorReader {
             requests,
             governor,
             delivery,
+            limit: Limit::NONE,
         };
         (reader, switch)
     }
@@ -128,7 +146,8 @@ impl MonitorReader {
     pub async fn run(mut self) {
         loop {
             let (why, load) = self.wait_to_open().await;
-            let end = match Connection::open(&self.endpoint, CLIENT_NAME, TIMEOUT).await {
+            let class = self.limit.class;
+            let end = match Connection::open(&self.endpoint, CLIENT_NAME, TIMEOUT, class).await {
                 Ok(connection) => self.open(connection, why, load).await,
                 Err(MonitorError::Denied(error)) => CloseReason::Denied(error.to_string()),
                 Err(error) => CloseReason::Broken(error.to_string()),
@@ -158,8 +177,15 @@ impl MonitorReader {
                 sleep(RETRY_AFTER).await;
             }
             CloseReason::Denied(why) => {
-                let why = format!("the account may not use MONITOR: {why}");
-                self.refused(SourceState::Denied, why, DENIED_INTERVAL).await;
+                let needs = match self.limit.class {
+                    OutputClass::Normal => "",
+                    OutputClass::PubSub => {
+                        " with PSUBSCRIBE, without which Redis would not limit it (`+psubscribe &lockscope:monitor[]`)"
+                    }
+                };
+                let why = format!("the account may not use MONITOR{needs}: {why}");
+                self.status.set_remediable(SourceState::Denied, why, ALLOW);
+                self.wait_for_request(DENIED_INTERVAL).await;
             }
         }
     }
@@ -175,12 +201,6 @@ impl MonitorReader {
             self.status.set(SourceState::Paused, detail);
             self.wait_for_request(left.min(JUDGE_INTERVAL)).await;
         }
-    }
-
-    /// Reports why it cannot be opened, for a while or until a watch is requested.
-    async fn refused(&mut self, state: SourceState, why: String, again: Duration) {
-        self.status.set(state, why);
-        self.wait_for_request(again).await;
     }
 
     async fn wait_for_request(&mut self, time: Duration) {
@@ -205,14 +225,28 @@ impl MonitorReader {
         let mut quiet = 0;
         loop {
             if self.settings.mode == MonitorMode::Off {
-                self.status.set(SourceState::Off, "disabled by --monitor off");
+                let why = "disabled by --monitor off";
+                self.status.set_remediable(
+                    SourceState::Off,
+                    why,
+                    "Start the dashboard with `--monitor auto`.",
+                );
                 std::future::pending::<()>().await;
             }
             let Some(info) = self.up().await else { continue };
             // A watch that is requested from now on needs a fresh check: this one may be nearly over by then.
             self.requests.mark_unchanged();
-            if let Err((why, again)) = self.check_server(&info).await {
-                self.refused(SourceState::Paused, why, again).await;
+            if let Err(refusal) = self.check_server(&info).await {
+                let Refusal { why, remedy, again } = refusal;
+                let why = format!("closed: {why}");
+                match remedy {
+                    Some(remedy) => {
+                        let why = format!("{why}. {remedy}");
+                        self.status.set_remediable(SourceState::Paused, why, remedy);
+                    }
+                    None => self.status.set(SourceState::Paused, why),
+                }
+                self.wait_for_request(again).await;
                 continue;
             }
             let load = server::load(&self.link).await;
@@ -255,31 +289,29 @@ impl MonitorReader {
     /// Checks whether it may be opened at all with this server's settings.
     ///
     /// # Errors
-    /// The reason why not, and the time until the next check.
-    async fn check_server(&self, info: &ServerInfo) -> Result<(), (String, Duration)> {
+    /// The reason why not.
+    async fn check_server(&mut self, info: &ServerInfo) -> Result<(), Refusal> {
+        let refusal = |why: &str, remedy, again| Refusal { why: why.to_owned(), remedy, again };
         if info.role.is_none() {
-            let why = "closed: the account may not read the server's role; it needs `+info`";
-            return Err((why.to_owned(), DENIED_INTERVAL));
+            let why = "the account may not read the server's role";
+            return Err(refusal(why, Some("Allow it `+info`."), DENIED_INTERVAL));
         }
         if self.settings.unbounded {
             return Ok(());
         }
-        let (why, again) = match bound(&self.link).await {
-            Ok(Bound::Bounded) => return Ok(()),
-            Ok(Bound::Unbounded) => (
-                "Redis has no output-buffer limit for normal clients, so a stalled reader would fill its memory",
-                REFUSED_INTERVAL,
-            ),
-            Ok(Bound::Unreadable) => (
-                "the account may not read the server's output-buffer limit (`+config|get`), so it counts as \
-                 unlimited",
-                DENIED_INTERVAL,
-            ),
-            Err(error) => return Err((format!("closed: {error}"), RETRY_AFTER)),
-        };
-        let advice = "Set `client-output-buffer-limit normal 64mb 0 0` or `maxmemory-clients` on the server, or \
-                      use --monitor-unbounded.";
-        Err((format!("closed: {why}. {advice}"), again))
+        match bound(&self.link, self.settings.budget).await {
+            Ok(Bound::Bounded(limit)) => {
+                self.limit = limit;
+                Ok(())
+            }
+            Ok(Bound::Unbounded(why, remedy)) => Err(refusal(&why, Some(remedy), REFUSED_INTERVAL)),
+            Ok(Bound::Unreadable) => {
+                let why = "the account may not read the server's output-buffer limits, so they count as absent";
+                let remedy = "Allow it `+config|get`, or use --monitor-unbounded.";
+                Err(refusal(why, Some(remedy), DENIED_INTERVAL))
+            }
+            Err(error) => Err(refusal(&error.to_string(), None, RETRY_AFTER)),
+        }
     }
 
     async fn judge_closed(&self, load: Result<Load, CallError>) -> Result<Load, String> {
@@ -315,8 +347,9 @@ impl MonitorReader {
         let mut read_at = Instant::now();
         let own = connection.id();
         let link = self.link.clone();
+        let limit = self.limit;
         let mut judged = 0_u32;
-        let judging = judge(&link, own, true);
+        let judging = judge(&link, own, Some(limit));
         tokio::pin!(judging);
         self.report(why, &meter);
         loop {
@@ -327,7 +360,8 @@ impl MonitorReader {
                         return end;
                     }
                     judged = judged.wrapping_add(1);
-                    judging.set(judge(&link, own, judged.is_multiple_of(OTHERS_CHECK_TURNS)));
+                    let check = judged.is_multiple_of(CHECK_TURNS).then_some(limit);
+                    judging.set(judge(&link, own, check));
                 }
                 read = connection.read() => match read {
                     Ok(bytes) => {
@@ -355,7 +389,7 @@ impl MonitorReader {
     /// Applies a judgement of the load, once a second.
     fn judge(
         &mut self,
-        judgement: Result<(Load, bool), CallError>,
+        judgement: Result<(Load, Option<String>), CallError>,
         why: &mut OpenReason,
         meter: &mut Meter,
         read_at: Instant,
@@ -375,11 +409,11 @@ impl MonitorReader {
                 return Err(CloseReason::Watched);
             }
             OpenReason::Auto => {
-                let (load, others) = judgement.map_err(|error| {
+                let (load, objection) = judgement.map_err(|error| {
                     CloseReason::Close(format!("the load cannot be judged: {error}"))
                 })?;
-                if others {
-                    return Err(CloseReason::Close(OTHER.to_owned()));
+                if let Some(objection) = objection {
+                    return Err(CloseReason::Close(objection));
                 }
                 self.governor.may_stay(load, meter.bytes_a_second).map_err(CloseReason::Close)?;
             }
@@ -403,17 +437,19 @@ impl MonitorReader {
                 format!("on for {} s more", left.as_secs() + 1)
             }
         };
-        let unbounded = if self.settings.unbounded {
-            "; without an output-buffer limit on the server (--monitor-unbounded)"
-        } else {
-            ""
+        let bound = match self.limit.memory {
+            _ if self.settings.unbounded => {
+                "; without an output-buffer limit on the server (--monitor-unbounded)".to_owned()
+            }
+            Some(memory) => format!("; if the dashboard stalls, Redis closes it at {memory}"),
+            None => "; if the dashboard stalls, Redis closes it at maxmemory-clients".to_owned(),
         };
         let missed = match self.delivery.missed() {
             0 => String::new(),
             missed => format!("; {missed} events were dropped because there are too many"),
         };
         let detail = format!(
-            "{reason}: {} lines a second, {} of them about locks, {} KiB a second{missed}{unbounded}",
+            "{reason}: {} lines a second, {} of them about locks, {} KiB a second{missed}{bound}",
             meter.lines_a_second,
             meter.lock_lines_a_second,
             meter.bytes_a_second / 1024
@@ -447,15 +483,19 @@ impl OpenReason {
     }
 }
 
-/// Returns the load a second from now, and whether another client has MONITOR on, if `check_others` is set.
+/// Returns the load a second from now, and a reason to close it. `check`: the limit that the server needs room for; none to skip
+/// the costlier checks.
 async fn judge(
     link: &Link,
     own: Option<i64>,
-    check_others: bool,
-) -> Result<(Load, bool), CallError> {
+    check: Option<Limit>,
+) -> Result<(Load, Option<String>), CallError> {
     sleep(JUDGE_INTERVAL).await;
     let load = server::load(link).await?;
+    let Some(limit) = check else { return Ok((load, None)) };
     // Without the number of our own connection it cannot be distinguished from others.
-    let others = check_others && own.is_some() && server::others(link, own).await?;
-    Ok((load, others))
+    if own.is_some() && server::others(link, own).await? {
+        return Ok((load, Some(OTHER.to_owned())));
+    }
+    Ok((load, limit.objection(link).await?.map(|(reason, _)| reason)))
 }

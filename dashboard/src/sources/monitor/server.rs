@@ -1,4 +1,4 @@
-//! The server's load, limits and clients.
+//! The server's load and clients.
 
 use redis::{Cmd, Value, cmd};
 use service_kit::redis::{CallError, Link};
@@ -10,54 +10,6 @@ use super::governor::Load;
 const PINGS: usize = 5;
 /// The most clients that are listed, which takes the server 2 ms a thousand.
 const MAX_LISTED: u64 = 1_000;
-
-/// The server's output-buffer limit for a stalled reader.
-#[derive(Debug, Clone, Copy, PartialEq, Eq)]
-pub enum Bound {
-    /// The server disconnects such a reader.
-    Bounded,
-    /// The server buffers output until its memory is full.
-    Unbounded,
-    /// The account may not read the limit.
-    Unreadable,
-}
-
-/// Reads the server's output-buffer limit for clients that do not read.
-///
-/// # Errors
-/// Without a reply.
-pub async fn bound(link: &Link) -> Result<Bound, CallError> {
-    let mut readable = false;
-    for (setting, bounds) in [
-        ("client-output-buffer-limit", bounds_normal as fn(&str) -> bool),
-        ("maxmemory-clients", bounds_all),
-    ] {
-        let command = cmd("CONFIG").arg("GET").arg(setting).clone();
-        match link.call(command).await {
-            Ok(reply) => {
-                let value = texts(&reply).into_iter().nth(1);
-                readable |= value.is_some();
-                if value.is_some_and(|value| bounds(&value)) {
-                    return Ok(Bound::Bounded);
-                }
-            }
-            Err(CallError::Refused(_)) => {}
-            Err(error) => return Err(error),
-        }
-    }
-    Ok(if readable { Bound::Unbounded } else { Bound::Unreadable })
-}
-
-/// Returns whether the class `normal`, which a reader of MONITOR is in, has a hard limit.
-fn bounds_normal(setting: &str) -> bool {
-    let mut words = setting.split_ascii_whitespace();
-    words.by_ref().any(|word| word == "normal")
-        && words.next().is_some_and(|hard| hard.parse().is_ok_and(|hard: u64| hard > 0))
-}
-
-fn bounds_all(setting: &str) -> bool {
-    !matches!(setting, "" | "0" | "0%")
-}
 
 /// Measures the server's load, in several round trips.
 ///
@@ -115,12 +67,12 @@ fn is_other(client: &str, own: Option<i64>) -> bool {
         && own.is_none_or(|own| id.is_some_and(|id| id < own))
 }
 
-async fn info(link: &Link, section: &str) -> Result<String, CallError> {
+pub(super) async fn info(link: &Link, section: &str) -> Result<String, CallError> {
     let command: Cmd = cmd("INFO").arg(section).clone();
     link.call(command).await.map(|reply| text(&reply))
 }
 
-fn field<'a>(info: &'a str, name: &str) -> Option<&'a str> {
+pub(super) fn field<'a>(info: &'a str, name: &str) -> Option<&'a str> {
     info.lines().find_map(|line| line.strip_prefix(name)?.strip_prefix(':'))
 }
 
@@ -132,7 +84,7 @@ fn text(value: &Value) -> String {
     }
 }
 
-fn texts(value: &Value) -> Vec<String> {
+pub(super) fn texts(value: &Value) -> Vec<String> {
     match value {
         Value::Array(values) => values.iter().map(text).collect(),
         Value::Map(pairs) => pairs.iter().flat_map(|(k, v)| [text(k), text(v)]).collect(),
@@ -143,21 +95,6 @@ fn texts(value: &Value) -> Vec<String> {
 #[cfg(test)]
 mod tests {
     use super::*;
-
-    #[test]
-    fn only_a_hard_limit_for_normal_clients_bounds() {
-        let limit = |normal: &str| {
-            format!("{normal} slave 268435456 67108864 60 pubsub 33554432 8388608 60")
-        };
-        assert!(bounds_normal(&limit("normal 33554432 0 0")));
-        assert!(!bounds_normal(&limit("normal 0 8388608 10")));
-        assert!(!bounds_normal(&limit("normal 0 0 0")));
-        for unknown in ["", "normal", "normal much 0 0"] {
-            assert!(!bounds_normal(unknown), "{unknown}");
-        }
-        assert!(bounds_all("5%") && bounds_all("1048576"));
-        assert!(["", "0", "0%"].iter().all(|none| !bounds_all(none)));
-    }
 
     #[test]
     fn fields_are_found_by_their_whole_names() {

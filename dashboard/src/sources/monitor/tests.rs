@@ -9,6 +9,7 @@ use tokio::net::{TcpListener, TcpStream};
 use tokio::sync::mpsc;
 
 use super::*;
+use crate::config::ByteSize;
 use crate::metrics::MonitorMetrics;
 use crate::model::types::{Rule, Settings, Source};
 use crate::model::{Model, actor};
@@ -87,7 +88,7 @@ fn reader(
     let sources = Sources::default();
     let status = sources.add(&Arc::from("main"), "node", Source::Monitor);
     let metrics = MonitorMetrics::register(&Registry::new()).unwrap().of("node");
-    let monitor = MonitorSettings { mode, max_ops: 10_000, unbounded: false };
+    let monitor = MonitorSettings { mode, max_ops: 10_000, budget: ByteSize(0), unbounded: false };
     let endpoint = target.clone().into();
     let (reader, switch) =
         MonitorReader::new(endpoint, link, monitor, Vec::new(), handle, status, metrics);
@@ -120,8 +121,8 @@ async fn a_watch_requested_during_a_check_leads_to_another_check() {
     }
 }
 
-/// The load, and whether another client has MONITOR on.
-type Judgement = Result<(Load, bool), CallError>;
+/// The load, and a reason to close it.
+type Judgement = Result<(Load, Option<String>), CallError>;
 
 /// Returns the reason to close it after a judgement; empty: it stays open.
 fn judged(
@@ -146,9 +147,9 @@ async fn each_judgement_decides_whether_it_stays_open() {
     let shutdown = Shutdown::new();
     let (mut reader, switch, _actor) =
         reader(&target.parse().unwrap(), MonitorMode::Auto, &shutdown);
-    let quiet = || Ok((Load::default(), false));
-    let busy = || Ok((Load { ops: 10_001, ..Load::default() }, false));
-    let another = || Ok((Load::default(), true));
+    let quiet = || Ok((Load::default(), None));
+    let busy = || Ok((Load { ops: 10_001, ..Load::default() }, None));
+    let another = || Ok((Load::default(), Some(OTHER.to_owned())));
     let lost = || Err(CallError::Unsent { reason: "gone".to_owned() });
     let later = Instant::now() + Duration::from_secs(3_600);
 

@@ -144,6 +144,7 @@ pub(super) fn source(name: &'static str, age: u64, state: SourceState, detail: &
         source: name,
         state,
         detail: detail.into(),
+        remedy: None,
         last_success: Some(ago(age)),
         lag_ms: None,
     }

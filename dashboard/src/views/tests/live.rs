@@ -5,14 +5,17 @@ use std::sync::Arc;
 use serde_json::Value;
 
 use super::fixtures::{
-    ago, chrome, contended, healthy_rows, held, hostile, list_rows, lock, locks, owners, stuck,
+    ago, chrome, contended, contended_lock, healthy_rows, held, hostile, list, list_rows, lock,
+    locks, owners, source, stuck,
 };
 use crate::clock::SteadyMillis;
 use crate::model::types::{LockView, State};
 use crate::query::LockRow;
+use crate::query::contention::ContentionRow;
+use crate::sources::view::{SourceState, SourceView};
 use crate::views::fragments::Fragments;
 use crate::views::live::{Picture, beat};
-use crate::views::{ListPage, SourcesPage, Subject, row};
+use crate::views::{ListPage, SourcesPage, Subject, list_page, lock_page, row};
 
 /// Somebody who looks at a page, and has got everything so far.
 #[derive(Default)]
@@ -130,7 +133,7 @@ fn ages_of_sources_wait_but_their_states_do_not() {
     let later = patch(&mut stream, &page).unwrap();
     assert_eq!(keys(&later["regions"]), ["status"]);
     page.chrome.now.0 += 1;
-    page.chrome.sources[2].state = crate::sources::view::SourceState::Down;
+    page.chrome.sources[2].state = SourceState::Down;
     let down = patch(&mut stream, &page).unwrap();
     assert!(down["regions"]["status"].as_str().unwrap().contains(">down"));
 }
@@ -177,7 +180,7 @@ fn uncounted(html: &str) -> String {
 fn a_row_is_the_same_in_page_and_patch() {
     let mut page = contended();
     page.chrome.now = SteadyMillis(0);
-    let html = uncounted(&crate::views::list_page(&page).unwrap());
+    let html = uncounted(&list_page(&page).unwrap());
     let first = patch(&mut Stream::default(), &page).unwrap();
     for row in first["rows"].as_object().unwrap().values() {
         assert!(html.contains(&uncounted(row.as_str().unwrap())), "{row}");
@@ -246,6 +249,38 @@ fn the_page_of_one_lock_follows_it() {
 }
 
 #[test]
+fn a_page_that_lacks_waiters_names_the_step_that_turns_monitor_on() {
+    const STEP: &str = "Allow <code>+monitor</code>.";
+    let remediable = |chrome: &mut crate::views::Chrome| {
+        let monitor = source("monitor", 0, SourceState::Denied, "");
+        let remedy = Some("Allow `+monitor`.");
+        chrome.sources.push(SourceView { remedy, ..monitor });
+    };
+    let mut page = lock(LockView { waiters_exact: false, ..stuck() });
+    let told = |page: &crate::views::LockPage| lock_page(page).unwrap().matches(STEP).count();
+    assert_eq!(told(&page), 0);
+    remediable(&mut page.chrome);
+    assert_eq!(told(&page), 2, "at its waiters and at the sources");
+    let exact = LockView { waiters_exact: true, ..stuck() };
+    page.subject = Subject::Known(Arc::new(exact));
+    assert_eq!(told(&page), 1);
+    // Another deployment's MONITOR shows nothing of this lock.
+    page.subject = Subject::Known(Arc::new(LockView { waiters_exact: false, ..stuck() }));
+    page.id.deployment = "elsewhere".into();
+    assert_eq!(told(&page), 1);
+
+    let mut page = list::<ContentionRow>(vec![contended_lock()]);
+    assert!(!list_page(&page).unwrap().contains(STEP));
+    remediable(&mut page.chrome);
+    page.contention = Some(Arc::default());
+    assert_eq!(list_page(&page).unwrap().matches(STEP).count(), 2);
+    // It goes while the page is open.
+    page.chrome = chrome("/contention");
+    let regions = crate::views::list::regions(&page).unwrap();
+    assert!(regions.iter().any(|(id, html)| *id == "hint" && html.is_empty()));
+}
+
+#[test]
 fn other_pages_follow_what_they_show() {
     let mut stream = Stream::default();
     let mut page =
@@ -274,9 +309,9 @@ fn other_pages_follow_what_they_show() {
 #[test]
 fn a_page_without_a_stream_asks_for_none() {
     let mut page = contended();
-    assert!(crate::views::list_page(&page).unwrap().contains(" data-live=\"/live?path=/\""));
+    assert!(list_page(&page).unwrap().contains(" data-live=\"/live?path=/\""));
     page.filter_error = Some("no".into());
-    assert!(!crate::views::list_page(&page).unwrap().contains("data-live"));
+    assert!(!list_page(&page).unwrap().contains("data-live"));
 }
 
 #[test]
