@@ -61,6 +61,33 @@ pub struct Peer {
     pub comm: Option<String>,
 }
 
+impl Peer {
+    /// Returns whether the process runs as root or as the agent's own user, to whom no user's share applies.
+    #[must_use]
+    pub fn is_administrator(&self) -> bool {
+        self.uid == 0 || self.uid == rustix::process::geteuid().as_raw()
+    }
+}
+
+/// The part of a limited number that one user may take, and the part that users may take together.
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+pub(crate) struct Share {
+    pub(crate) of_user: usize,
+    pub(crate) in_all: usize,
+}
+
+impl Share {
+    /// Returns the share of `max` that a user has: administrators everything, any other three quarters of it. A sixteenth is
+    /// reserved for administrators.
+    pub(crate) const fn of(max: usize, administrator: bool) -> Self {
+        if administrator {
+            Self { of_user: max, in_all: max }
+        } else {
+            Self { of_user: max - max / 4, in_all: max - max / 16 }
+        }
+    }
+}
+
 /// The reason that a hold ended, as events, metrics and pages name it.
 #[derive(Debug, Clone, Copy, PartialEq, Eq, Hash)]
 pub enum End {

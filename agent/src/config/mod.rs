@@ -140,7 +140,10 @@ struct Flags {
     /// Maximum number of concurrent sessions; a user other than root and the agent's may have three quarters of them
     #[arg(long, value_name = "SESSIONS", default_value_t = 20_000, value_parser = clap::value_parser!(u32).range(1..=1_000_000))]
     max_sessions: u32,
-    /// Maximum number of commands that wait for locks at a time
+    /// Maximum number of locks held or awaited at a time; a user other than root and the agent's may have three quarters of them
+    #[arg(long, value_name = "LOCKS", default_value_t = 1_000_000, value_parser = clap::value_parser!(u32).range(1..=100_000_000))]
+    max_locks: u32,
+    /// Maximum number of commands that wait for locks at a time; a user other than root and the agent's may have three quarters of them
     #[arg(long, value_name = "WAITERS", default_value_t = 100_000, value_parser = clap::value_parser!(u32).range(1..=10_000_000))]
     max_waiters: u32,
     /// Reject LOCK in a session that has not requested its id, so that no client reconnects unnoticed
@@ -299,7 +302,10 @@ fn build(raw: Raw<Flags>) -> Result<Config, Vec<String>> {
             handover_max: flags.handover_max,
             handover_max_time: Duration::from_millis(u64::from(flags.handover_max_ms)),
             poll_max: flags.poll_max.into(),
-            max_waiters: usize::try_from(flags.max_waiters).unwrap_or(usize::MAX),
+            limits: core::Limits {
+                max_waiters: usize::try_from(flags.max_waiters).unwrap_or(usize::MAX),
+                max_locks: usize::try_from(flags.max_locks).unwrap_or(usize::MAX),
+            },
             max_grace: flags.max_grace.into(),
             max_graced: usize::try_from(flags.max_sessions).unwrap_or(usize::MAX),
             require_session: flags.require_session,

@@ -1,6 +1,7 @@
 use std::ffi::OsString;
 
 use super::*;
+use crate::core::Limits;
 
 fn load(args: &[&str], env: &[(&str, &str)]) -> Result<Config, String> {
     let args = std::iter::once("lockscope-agent").chain(args.iter().copied());
@@ -43,7 +44,8 @@ fn unset_settings_have_defaults() {
     assert_eq!(config.core.lost_margin, Duration::from_millis(500));
     assert_eq!(config.core.poll_max, Duration::from_secs(5));
     assert_eq!((config.core.handover_max, config.core.handover_max_time.as_millis()), (32, 100));
-    assert_eq!((config.max_sessions, config.core.max_waiters), (20_000, 100_000));
+    assert_eq!(config.max_sessions, 20_000);
+    assert_eq!(config.core.limits, Limits { max_waiters: 100_000, max_locks: 1_000_000 });
     assert_eq!((config.max_groups, config.socket_mode), (50, 0o660));
     assert_eq!(config.drain_timeout, Duration::from_secs(25));
     assert_eq!(config.core.lock_delay, Duration::ZERO);

@@ -46,7 +46,7 @@ pub use effect::{Effect, Gauges, Lane, LogLine, Node, Report};
 pub use ids::OpId;
 pub use input::{Input, PIPELINE, PUSHES};
 pub use ops::{Confirmed, Failure};
-pub use settings::{Frozen, RedSettings, Settings};
+pub use settings::{Frozen, Limits, RedSettings, Settings};
 
 use crate::types::{End, Number};
 use effect::Effects;
@@ -88,6 +88,7 @@ impl Core {
         now: Moment,
     ) -> Self {
         let leases = LeaseTable::new(settings.lease, settings.lost_margin);
+        let locks = LockTable::new(grouping, settings.limits);
         let numbers = Numbers::new(client, first_number);
         Self {
             settings,
@@ -95,7 +96,7 @@ impl Core {
             journal: journal::Journal::default(),
             sessions: SessionTable::new(numbers.run()),
             numbers,
-            locks: LockTable::new(grouping),
+            locks,
             leases,
             ops: InFlight::new(),
             red: QuorumTable::default(),

@@ -17,8 +17,7 @@ pub struct Settings {
     pub handover_max_time: Duration,
     /// The longest sleep of a waiter between attempts.
     pub poll_max: Duration,
-    /// The most waiters at a time.
-    pub max_waiters: usize,
+    pub limits: Limits,
     /// The longest grace that a session may ask for; zero where none may.
     pub max_grace: Duration,
     /// The most sessions with grace at a time, connected or not.
@@ -39,6 +38,15 @@ pub struct Settings {
     pub min_replicas: u32,
     /// The independent servers of red locks, if any.
     pub red: Option<RedSettings>,
+}
+
+/// The most locks at a time. A user who is no administrator may have a share of each.
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+pub struct Limits {
+    /// The most commands that wait for locks.
+    pub max_waiters: usize,
+    /// The most locks that are held or awaited.
+    pub max_locks: usize,
 }
 
 /// The treatment of the holds of a stopped worker.

@@ -3,6 +3,8 @@
 use std::collections::HashMap;
 use std::sync::{Arc, Mutex, PoisonError};
 
+use crate::types::Share;
+
 /// The places for sessions of all users.
 #[derive(Debug, Clone)]
 pub(super) struct Places(Arc<Shared>);
@@ -37,16 +39,13 @@ impl Places {
 
     /// Returns a place for a session of `uid`.
     ///
-    /// Root and the agent's user may have every place. Any other user may have three quarters of them, and the last sixteenth is
-    /// reserved.
+    /// The places of one user, and those that are not reserved, are a [`Share`].
     ///
     /// # Errors
     /// Returns the maximum that is reached.
     pub(super) fn take(&self, uid: u32) -> Result<Place, Full> {
         let Shared { max, agent_uid, .. } = *self.0;
-        let administrator = uid == 0 || uid == agent_uid;
-        let (of_user, in_all) =
-            if administrator { (max, max) } else { (max - max / 4, max - max / 16) };
+        let Share { of_user, in_all } = Share::of(max, uid == 0 || uid == agent_uid);
         let mut taken = self.0.taken.lock().unwrap_or_else(PoisonError::into_inner);
         if taken.in_all >= in_all {
             return Err(Full::All(in_all));

@@ -112,12 +112,12 @@ impl Core {
         if let Some(refusal) = self.wrong_kind(slot, request) {
             return Some(refusal);
         }
-        (self.locks.waiting() >= self.settings.max_waiters).then(|| {
-            Frame::Error(format!(
-                "LIMIT `{}` is not tried: {} commands wait for locks already (--max-waiters)",
-                request.name, self.settings.max_waiters
-            ))
-        })
+        let owner = Owner { session: slot.session, owner: request.owner };
+        if self.hold_of(owner, &request.name, Side::of(request.kind)).is_some() {
+            return None;
+        }
+        let reason = self.locks.quota().exhausted(&self.sessions.get(&slot.session)?.peer)?;
+        Some(Frame::Error(format!("LIMIT `{}` is not tried: {reason}", request.name)))
     }
 
     /// Refuses a name whose channel and companions are of another slot than the lock: no script may have both.

@@ -1,19 +1,39 @@
-//! The number of locks that each user holds or waits for, and the policy's limit.
+//! The locks that each user holds or waits for, and the limits on them: the policy's, and a share of the agent's.
 
 use std::collections::HashMap;
 
+use crate::core::settings::Limits;
 use crate::policy::{Denial, Policy};
 use crate::protocol::command::LockRequest;
-use crate::types::Peer;
+use crate::types::{Peer, Share};
 
-/// The policy, and the holds and waits of each user that has any.
-#[derive(Debug, Default)]
+/// The limits, and the holds and waits of each user that has any.
+#[derive(Debug)]
 pub(in crate::core) struct Quota {
     policy: Option<Policy>,
-    counts: HashMap<u32, usize>,
+    limits: Limits,
+    all: Counts,
+    users: HashMap<u32, Counts>,
+}
+
+/// The locks that are held or awaited.
+#[derive(Debug, Default, Clone, Copy, PartialEq, Eq)]
+struct Counts {
+    holds: usize,
+    waits: usize,
+}
+
+impl Counts {
+    fn locks(self) -> usize {
+        self.holds + self.waits
+    }
 }
 
 impl Quota {
+    pub(super) fn new(limits: Limits) -> Self {
+        Self { policy: None, limits, all: Counts::default(), users: HashMap::new() }
+    }
+
     pub(super) fn set_policy(&mut self, policy: Option<Policy>) {
         self.policy = policy;
     }
@@ -22,31 +42,102 @@ impl Quota {
         self.policy.is_some()
     }
 
-    pub(super) fn add(&mut self, uid: u32) {
-        *self.counts.entry(uid).or_default() += 1;
+    pub(super) fn add_hold(&mut self, uid: u32) {
+        self.change(uid, |counts| counts.holds += 1);
     }
 
-    pub(super) fn remove(&mut self, uid: u32) {
-        if let Some(count) = self.counts.get_mut(&uid) {
-            *count = count.saturating_sub(1);
-            if *count == 0 {
-                self.counts.remove(&uid);
-            }
+    pub(super) fn remove_hold(&mut self, uid: u32) {
+        self.change(uid, |counts| counts.holds = counts.holds.saturating_sub(1));
+    }
+
+    pub(super) fn add_wait(&mut self, uid: u32) {
+        self.change(uid, |counts| counts.waits += 1);
+    }
+
+    pub(super) fn remove_wait(&mut self, uid: u32) {
+        self.change(uid, |counts| counts.waits = counts.waits.saturating_sub(1));
+    }
+
+    fn change(&mut self, uid: u32, change: impl Fn(&mut Counts)) {
+        change(&mut self.all);
+        let counts = self.users.entry(uid).or_default();
+        change(counts);
+        if counts.locks() == 0 {
+            self.users.remove(&uid);
         }
     }
 
-    pub(super) fn of(&self, uid: u32) -> usize {
-        self.counts.get(&uid).copied().unwrap_or(0)
+    fn of(&self, uid: u32) -> Counts {
+        self.users.get(&uid).copied().unwrap_or_default()
     }
 
     /// Returns the policy's denial of a LOCK, if it has one.
     pub(super) fn denial(&self, peer: &Peer, request: &LockRequest) -> Option<Denial> {
         let policy = self.policy.as_ref()?;
-        policy.check(peer, request, self.of(peer.uid)).err()
+        policy.check(peer, request, self.of(peer.uid).locks()).err()
+    }
+
+    /// Returns the limit that keeps a user from another lock, as the sentence that says so.
+    pub(super) fn exhausted(&self, peer: &Peer) -> Option<String> {
+        let own = self.of(peer.uid);
+        let Limits { max_waiters, max_locks } = self.limits;
+        let checks = [
+            (max_waiters, self.all.waits, own.waits, "commands wait for locks", "--max-waiters"),
+            (max_locks, self.all.locks(), own.locks(), "locks are held or awaited", "--max-locks"),
+        ];
+        checks.into_iter().find_map(|(max, in_all, own, what, setting)| {
+            let share = Share::of(max, peer.is_administrator());
+            if in_all >= share.in_all {
+                let reserved = match max - share.in_all {
+                    0 => String::new(),
+                    some => format!(", with {some} reserved for root and the agent's user"),
+                };
+                return Some(format!("{in_all} {what} already ({setting} is {max}{reserved})"));
+            }
+            (own >= share.of_user).then(|| {
+                format!(
+                    "{own} {what} by user {} already, and one user may have three quarters of {setting} ({max})",
+                    peer.uid
+                )
+            })
+        })
     }
 
     #[cfg(test)]
     pub(super) fn is_empty(&self) -> bool {
-        self.counts.is_empty()
+        self.users.is_empty() && self.all == Counts::default()
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    const LIMITS: Limits = Limits { max_waiters: 4, max_locks: 16 };
+
+    fn user(uid: u32) -> Peer {
+        Peer { uid, ..Peer::default() }
+    }
+
+    #[test]
+    fn holds_and_waits_count_together_against_the_locks() {
+        let mut quota = Quota::new(LIMITS);
+        let (one, other) = (user(4_000_000_001), user(4_000_000_002));
+        quota.add_wait(one.uid);
+        for _ in 0..11 {
+            assert_eq!(quota.exhausted(&one), None);
+            quota.add_hold(one.uid);
+        }
+        let reason = quota.exhausted(&one).expect("12 of 16 are its share");
+        assert!(reason.contains("12 locks are held or awaited by user 4000000001"), "{reason}");
+        for _ in 0..3 {
+            assert_eq!(quota.exhausted(&other), None);
+            quota.add_hold(other.uid);
+        }
+        let reason = quota.exhausted(&other).expect("the last is reserved");
+        assert!(reason.contains("--max-locks is 16, with 1 reserved"), "{reason}");
+        assert_eq!(quota.exhausted(&user(0)), None);
+        quota.remove_hold(one.uid);
+        assert_eq!(quota.exhausted(&one), None);
     }
 }

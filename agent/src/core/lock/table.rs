@@ -20,6 +20,7 @@ use super::state::{Contest, LockState};
 use super::waiter::Waiter;
 use crate::core::Node;
 use crate::core::ids::{OpId, WaiterId};
+use crate::core::settings::Limits;
 use crate::core::timer::Timers;
 use crate::policy::Policy;
 use crate::types::Number;
@@ -76,12 +77,12 @@ pub(in crate::core) struct LockTable {
 }
 
 impl LockTable {
-    pub(in crate::core) fn new(grouping: Grouping) -> Self {
+    pub(in crate::core) fn new(grouping: Grouping, limits: Limits) -> Self {
         Self {
             locks: HashMap::new(),
             waiters: BTreeMap::new(),
             timers: Timers::default(),
-            quota: Quota::default(),
+            quota: Quota::new(limits),
             fences: Fences::default(),
             grouping,
             subscriptions: 0,
@@ -286,7 +287,7 @@ impl LockTable {
         number: Number,
         uid: u32,
     ) {
-        self.quota.add(uid);
+        self.quota.add_hold(uid);
         if let Some(state) = self.locks.get_mut(name) {
             if kind == Kind::Read {
                 state.readers.insert(number);
@@ -312,7 +313,7 @@ impl LockTable {
     }
 
     pub(in crate::core) fn remove_hold(&mut self, name: &LockName, number: Number, uid: u32) {
-        self.quota.remove(uid);
+        self.quota.remove_hold(uid);
         if let Some(state) = self.locks.get_mut(name) {
             state.readers.remove(&number);
             if state.hold == Some(number) {

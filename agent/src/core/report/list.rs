@@ -206,9 +206,8 @@ impl Core {
     /// Returns the only user whose holds and waits a session may see; none if it may see all, as root and the agent's own user
     /// do.
     pub(in crate::core) fn sees_only(&self, session: SessionId) -> Option<u32> {
-        let uid = self.sessions.get(&session).map(|session| session.peer.uid);
-        let own_uid = rustix::process::geteuid().as_raw();
-        uid.filter(|uid| *uid != 0 && *uid != own_uid)
+        let peer = &self.sessions.get(&session)?.peer;
+        (!peer.is_administrator()).then_some(peer.uid)
     }
 
     /// Returns the row of a holder that is this agent's.

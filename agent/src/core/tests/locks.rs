@@ -364,3 +364,27 @@ fn sessions_are_listed_page_by_page() {
     let last = world.core.list_sessions(first.next, 3);
     assert_eq!((last.rows.len(), last.next), (2, 0));
 }
+
+#[test]
+fn a_user_may_have_three_quarters_of_the_waits_and_others_all_but_a_reserve() {
+    const USERS: [u32; 3] = [4_000_000_001, 4_000_000_002, 0];
+    let mut world = World::new();
+    let holder = world.open();
+    world.lock(holder, "x");
+    assert_eq!(world.reply(holder), "held 1");
+    let mut waiters = USERS.map(|uid| world.open_as(uid, [2; 16]));
+    let waiting = waiters.map(|id| {
+        for owner in 0..1000 {
+            world.command(id, Command::Lock(LockRequest { owner, ..lock_command("x") }));
+        }
+        world.core.locks.waiting()
+    });
+    assert_eq!(waiting, [750, 938, 1000]);
+    let late = world.open();
+    world.lock(late, "x");
+    assert_eq!(world.reply(late), "LIMIT");
+    world.close(waiters[0]);
+    waiters[0] = world.open_as(USERS[0], [3; 16]);
+    world.lock(waiters[0], "x");
+    assert!(world.has_no_reply(waiters[0]), "ended waits count no longer");
+}

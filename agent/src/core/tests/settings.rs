@@ -5,7 +5,7 @@ use std::time::Duration;
 use redisson::Lease;
 use redisson::script::Publish;
 
-use crate::core::{Frozen, Settings};
+use crate::core::{Frozen, Limits, Settings};
 
 pub(in crate::core) fn settings() -> Settings {
     Settings {
@@ -14,7 +14,7 @@ pub(in crate::core) fn settings() -> Settings {
         handover_max: 32,
         handover_max_time: Duration::from_millis(100),
         poll_max: Duration::from_secs(5),
-        max_waiters: 1000,
+        limits: Limits { max_waiters: 1000, max_locks: 1_000_000 },
         max_grace: Duration::from_secs(600),
         max_graced: 100,
         require_session: false,

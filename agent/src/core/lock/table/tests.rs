@@ -5,9 +5,9 @@ use std::time::Duration;
 use redisson::{Family, Grouping, Kind, LockName, Moment};
 
 use super::{LockTable, LockTimer, Step};
-use crate::core::Node;
 use crate::core::ids::{OpId, Owner, Slot, WaiterId};
 use crate::core::lock::waiter::{FairPosition, Waiter};
+use crate::core::{Limits, Node};
 use crate::protocol::command::Wait;
 use crate::types::SessionId;
 
@@ -19,7 +19,10 @@ fn name() -> LockName {
 
 /// A table in which the name is in use, with these waiters in its queue.
 fn table(waiters: &[(WaiterId, Kind)]) -> LockTable {
-    let mut table = LockTable::new(Grouping::new(Vec::new(), 10));
+    let mut table = LockTable::new(
+        Grouping::new(Vec::new(), 10),
+        Limits { max_waiters: 1000, max_locks: 1000 },
+    );
     let group = table.label(&name()).group;
     table.insert(name(), group);
     for (id, kind) in waiters {

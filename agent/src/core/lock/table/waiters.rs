@@ -69,7 +69,7 @@ impl LockTable {
 
     /// Adds a waiter, in no queue yet, that leaves at that instant.
     pub(in crate::core) fn add_waiter(&mut self, id: WaiterId, waiter: Waiter, until: Moment) {
-        self.quota.add(waiter.uid);
+        self.quota.add_wait(waiter.uid);
         let waiter = self.waiters.entry(id).or_insert(waiter);
         self.timers.set(&mut waiter.armed, until, LockTimer::Waiter(id));
     }
@@ -77,7 +77,7 @@ impl LockTable {
     /// Removes a waiter from everything but its queue.
     pub(in crate::core) fn remove_waiter(&mut self, id: WaiterId) -> Option<RemovedWaiter> {
         let mut waiter = self.waiters.remove(&id)?;
-        self.quota.remove(waiter.uid);
+        self.quota.remove_wait(waiter.uid);
         self.timers.set(&mut waiter.armed, Moment::NEVER, LockTimer::Waiter(id));
         if let Some(armed) = waiter.position.armed.take() {
             self.timers.clear(armed, LockTimer::FairPosition(id));

@@ -12,7 +12,7 @@ use super::connection::Connection;
 use super::event::Input;
 use super::session::Session;
 use crate::core::tests::settings;
-use crate::core::{Core, Settings};
+use crate::core::{Core, Limits, Settings};
 use crate::journal::Restored;
 use crate::types::{Number, SessionId};
 
@@ -87,7 +87,7 @@ pub(super) fn settings(rng: &mut Rng) -> Settings {
         handover_max: rng.pick(&[1, 4, 32]),
         handover_max_time: Duration::from_millis(rng.pick(&[20, 100])),
         poll_max: Duration::from_millis(rng.pick(&[1000, 5000])),
-        max_waiters: rng.pick(&[3, 1000, 1000, 1000]),
+        limits: Limits { max_waiters: rng.pick(&[3, 1000, 1000, 1000]), max_locks: 1_000_000 },
         max_grace: Duration::from_secs(600),
         max_graced: 1000,
         response_timeout: Duration::from_millis(response_timeout),
