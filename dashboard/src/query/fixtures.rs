@@ -61,6 +61,7 @@ pub(crate) fn leaked() -> ProblemView {
         evidence: Vec::new(),
         advice: String::new(),
         cycle: Arc::default(),
+        times: 1,
         acknowledged: None,
     }
 }

@@ -22,8 +22,16 @@ pub fn explain(case: &Case<'_>, verdict: Verdict) -> ProblemView {
             (ProblemKind::Deadlock, Some(cycle)) => Arc::clone(&cycle.views),
             _ => Arc::default(),
         },
+        times: times(case, verdict.problem),
         acknowledged: None,
     }
+}
+
+/// Returns the number of occurrences that are one problem.
+#[must_use]
+pub fn times(case: &Case<'_>, problem: ProblemKind) -> u32 {
+    let overdue = case.overdue.filter(|_| problem == ProblemKind::RenewalOverdue);
+    overdue.map_or(1, |overdue| overdue.times)
 }
 
 fn evidence_of(at: SteadyMillis, source: Source, text: impl Into<String>) -> Evidence {
@@ -40,12 +48,19 @@ fn evidence(case: &Case<'_>, verdict: Verdict) -> Vec<Evidence> {
         ProblemKind::Leaked => leaked(case, verdict),
         ProblemKind::Stuck => stuck(case, verdict),
         ProblemKind::RenewalOverdue => {
-            let (lease, ttl) = (case.renewed.unwrap_or_default(), case.ttl.unwrap_or_default());
-            let text = format!(
-                "{:.1} s left of a lease of about {:.1} s: its watchdog has missed a renewal",
+            let lease = case.renewed.unwrap_or_default();
+            let (ttl, times) = case.overdue.map_or((lease, 1), |late| (late.ttl, late.times));
+            let left = format!(
+                "{:.1} s left of a lease of about {:.1} s",
                 ttl.as_secs_f64(),
                 lease.as_secs_f64()
             );
+            let text = match times {
+                1 => format!("{left}: its watchdog has missed a renewal"),
+                _ => format!(
+                    "its watchdog has missed a renewal {times} times, the latest with {left}"
+                ),
+            };
             vec![read(now, text)]
         }
         ProblemKind::Expired => {
@@ -235,6 +250,9 @@ pub fn advice(case: &Case<'_>, verdict: Verdict) -> String {
         ),
         ProblemKind::Stuck => format!(
             "The holder is alive and still renewing, but has not released the lock. {found} Take a thread dump before you stop it; stopping it frees the lock within its lease."
+        ),
+        ProblemKind::RenewalOverdue if times(case, verdict.problem) > 1 => format!(
+            "Each of its late renewals may be one too late: then the lock expires, and others can acquire it while its holder may still be working. {found} Check that process for long pauses (garbage collection, a frozen host) and for a slow connection to Redis."
         ),
         ProblemKind::RenewalOverdue => format!(
             "Unless it is renewed soon, the lock expires and others can acquire it while its holder may still be working. {found} Check that process for a long pause (garbage collection, a frozen host) and for a broken connection to Redis."

@@ -3,6 +3,7 @@
 //! They are judged on readings only: while a server cannot be read, none begins and none ends.
 
 mod explain;
+mod overdue;
 #[cfg(test)]
 mod tests;
 
@@ -17,7 +18,8 @@ use crate::model::types::{
     Certainty, HolderIdentity, ProblemKind, Rule, Source, Stamp, TrackedHolder,
 };
 
-pub use explain::{advice, explain};
+pub use explain::{advice, explain, times};
+pub use overdue::Overdue;
 
 /// The least time between two readings without a time to live that prove a leak: another program's script may set it in a
 /// second step.
@@ -68,6 +70,8 @@ pub struct Case<'a> {
     pub no_ttl_since: Option<Stamp>,
     /// The lease that it is renewed to; none: it is not renewed.
     pub renewed: Option<Duration>,
+    /// Its late renewals.
+    pub overdue: Option<&'a Overdue>,
     /// The last change of holders or counts, or the last release.
     pub unchanged_since: (Moment, SteadyMillis),
     /// The instant since which release messages arrive without a gap.
@@ -198,12 +202,16 @@ pub fn overdue_below(lease: Duration) -> Duration {
     lease * 9 / 20
 }
 
+/// Returns the instant since which a renewal is overdue, if one is.
+#[must_use]
+pub fn overdue_since(now: Stamp, lease: Duration, ttl: Duration) -> Option<SteadyMillis> {
+    let late = overdue_below(lease).checked_sub(ttl).filter(|late| !late.is_zero())?;
+    Some(SteadyMillis(now.steady.0.saturating_sub(millis(late))))
+}
+
 fn renewal_overdue(case: &Case<'_>) -> Option<Verdict> {
-    let (lease, ttl) = (case.renewed?, case.ttl?);
-    let below = overdue_below(lease);
-    let late = below.checked_sub(ttl).filter(|late| !late.is_zero())?;
-    let since = SteadyMillis(case.now.steady.0.saturating_sub(millis(late)));
-    Some(Verdict::certain(ProblemKind::RenewalOverdue, since))
+    let overdue = case.overdue.filter(|overdue| overdue.is_reported())?;
+    Some(Verdict::certain(ProblemKind::RenewalOverdue, overdue.since))
 }
 
 fn expired(case: &Case<'_>) -> Option<Verdict> {

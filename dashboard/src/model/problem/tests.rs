@@ -33,6 +33,7 @@ fn renewed(holders: &[(HolderId, i64)], still: u64, now: u64) -> Case<'_> {
         ttl: Some(secs(25)),
         no_ttl_since: None,
         renewed: Some(secs(30)),
+        overdue: None,
         unchanged_since: (at(still), stamp(still).steady),
         listening_since: Some(at(0)),
         may_release_silently: false,
@@ -129,19 +130,47 @@ fn a_leak_needs_two_readings_apart_or_a_holder_that_is_gone() {
 
 #[test]
 fn a_renewal_is_overdue_below_half_of_the_lease_less_a_twentieth() {
-    let holders = holders();
-    let case = |ms| Case { ttl: Some(Duration::from_millis(ms)), ..renewed(&holders, 0, 100) };
-    let overdue = Some((ProblemKind::RenewalOverdue, CERTAIN));
-    for (case, expected) in [
-        (case(13_500), None),
-        (case(13_499), overdue),
-        (case(0), overdue),
-        (Case { renewed: None, ..case(1_000) }, None),
-        (Case { confirmed: false, ..case(1_000) }, None),
-    ] {
-        assert_eq!(only(&case), expected, "{case:?}");
+    let since = |ms| overdue_since(stamp(100), secs(30), Duration::from_millis(ms));
+    for (ms, expected) in
+        [(13_500, None), (13_499, Some(99_999)), (11_500, Some(98_000)), (0, Some(86_500))]
+    {
+        assert_eq!(since(ms), expected.map(SteadyMillis), "{ms} ms left");
     }
-    assert_eq!(judge(&case(11_500))[0].since, SteadyMillis(98_000));
+    let holders = holders();
+    let late = late(100, 11);
+    let case = Case { overdue: Some(&late), ..renewed(&holders, 0, 100) };
+    assert_eq!(only(&case), Some((ProblemKind::RenewalOverdue, CERTAIN)));
+    assert_eq!(only(&Case { confirmed: false, ..case.clone() }), None);
+}
+
+/// A renewal that is late at that second, with so many seconds left of 30.
+fn late(now: u64, left: u64) -> Overdue {
+    let late = Some((SteadyMillis(now * 1_000), secs(left)));
+    Overdue::update(None, late, secs(30), stamp(now)).unwrap()
+}
+
+#[test]
+fn renewals_that_are_late_again_are_one_problem_until_they_have_come_in_time_for_three_leases() {
+    let in_time = |known, now| Overdue::update(Some(known), None, secs(30), stamp(now));
+    let again = |known, now| {
+        let late = Some((SteadyMillis(now * 1_000), secs(9)));
+        Overdue::update(Some(known), late, secs(30), stamp(now)).unwrap()
+    };
+    let once = late(100, 11);
+    assert!(once.is_reported());
+    assert_eq!(again(once.clone(), 101).times, 1, "the same renewal");
+    let once = in_time(once, 102).unwrap();
+    assert!(!once.is_reported(), "a single one is over once it has come");
+    assert_eq!(in_time(once.clone(), 191), None, "and forgotten later");
+    let twice = again(once, 190);
+    assert_eq!((twice.times, twice.since, twice.ttl), (2, SteadyMillis(100_000), secs(9)));
+    let twice = in_time(twice, 191).unwrap();
+    assert!(twice.is_reported());
+    assert!(in_time(twice.clone(), 280).unwrap().is_reported());
+    assert_eq!(in_time(twice.clone(), 281), None);
+    // With a short lease for a minute.
+    assert!(Overdue::update(Some(twice.clone()), None, secs(3), stamp(250)).is_some());
+    assert_eq!(Overdue::update(Some(twice), None, secs(3), stamp(251)), None);
 }
 
 #[test]
@@ -271,8 +300,10 @@ fn a_hash_with_unexpected_content_is_malformed() {
 fn problems_are_sorted_worst_first() {
     let holders = holders();
     let one = [waiter(0)];
+    let late = late(1_000, 5);
     let case = Case {
         ttl: Some(secs(5)),
+        overdue: Some(&late),
         waiters: &one,
         malformed: Some("count 0"),
         ..renewed(&holders, 0, 1_000)

@@ -5,7 +5,9 @@ use std::time::Duration;
 
 use super::{Effect, Record, ScopeContext};
 use crate::clock::SteadyMillis;
-use crate::model::problem::{Case, ORPHAN_GAP, Verdict, advice, explain, judge};
+use crate::model::problem::{
+    Case, ORPHAN_GAP, Overdue, Verdict, advice, explain, judge, overdue_since, times,
+};
 use crate::model::types::{ArchiveEntry, LockEvent, ProblemKind, ProblemView, Source, Stamp};
 use crate::model::waiting::Waiter;
 
@@ -22,12 +24,14 @@ impl Record {
         context: ScopeContext,
         effects: &mut Vec<Effect>,
     ) {
+        self.update_overdue(now);
         let holders: Vec<_> = self.holds.iter().map(|hold| (hold.id, hold.count)).collect();
         let cold = self.cold.as_deref();
         let waiters: Vec<Waiter> =
             cold.map(|cold| cold.waiting.waiters().copied().collect()).unwrap_or_default();
-        let (gone, expired, cycle, malformed) = (
+        let (gone, overdue, expired, cycle, malformed) = (
             cold.and_then(|cold| cold.gone.clone()),
+            cold.and_then(|cold| cold.overdue.clone()),
             cold.and_then(|cold| cold.expired.clone()),
             cold.and_then(|cold| cold.cycle.clone()),
             cold.and_then(|cold| cold.malformed.clone()),
@@ -39,6 +43,7 @@ impl Record {
             ttl: self.ttl,
             no_ttl_since: self.no_ttl_since,
             renewed: self.lease.lease().filter(|_| self.lease.renewed()),
+            overdue: overdue.as_ref(),
             unchanged_since: self.unchanged_since,
             listening_since: context.listening_since,
             may_release_silently: self.may_release_silently() || context.cluster,
@@ -61,6 +66,12 @@ impl Record {
         let mut problems = Vec::with_capacity(verdicts.len());
         for verdict in &verdicts {
             match self.problems.iter().find(|old| old.problem == verdict.problem) {
+                // It occurred again.
+                Some(old) if old.times < times(&case, verdict.problem) => {
+                    effects.push(self.detected(verdict));
+                    problems.push(explain(&case, Verdict { since: old.since, ..*verdict }));
+                    self.dirty = true;
+                }
                 Some(old) if old.certainty == verdict.certainty => {
                     // The holder's identity may have become known since.
                     let advice = advice(&case, *verdict);
@@ -107,6 +118,19 @@ impl Record {
         }
         for problem in over {
             self.event(now.steady, source, LockEvent::Cleared(problem), effects);
+        }
+    }
+
+    /// Updates the late renewals of its present hold.
+    fn update_overdue(&mut self, now: Stamp) {
+        let lease = self.lease.lease().filter(|_| self.lease.renewed() && self.is_held());
+        let known = self.cold.as_mut().and_then(|cold| cold.overdue.take());
+        let Some(lease) = lease else { return };
+        let known = known.filter(|overdue| !overdue.is_before(self.unchanged_since.0));
+        let late = self.ttl.and_then(|ttl| Some((overdue_since(now, lease, ttl)?, ttl)));
+        let overdue = Overdue::update(known, late, lease, now);
+        if overdue.is_some() {
+            self.cold().overdue = overdue;
         }
     }
 

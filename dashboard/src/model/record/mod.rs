@@ -19,7 +19,7 @@ use crate::clock::SteadyMillis;
 use crate::model::contention::Count;
 use crate::model::deadlock::{Cycle, Owner, Wait};
 use crate::model::lease::LeaseWatch;
-use crate::model::problem::{Expired, Gone};
+use crate::model::problem::{Expired, Gone, Overdue};
 use crate::model::types::{
     Acknowledgement, ArchiveEntry, Certainty, Ending, EventLog, HolderIdentity, LockEvent, LockId,
     Marker, PastHold, PastWait, ProblemKind, ProblemView, Reading, Renewals, Rule, Since, Source,
@@ -96,6 +96,7 @@ struct ColdState {
     taken: Option<(HolderId, Moment, SteadyMillis)>,
     expired: Option<Expired>,
     gone: Option<Gone>,
+    overdue: Option<Overdue>,
     /// Problems of an earlier run, until they are found again or some time has passed without that.
     restored_problems: Vec<(ProblemKind, SteadyMillis)>,
     /// Holders and waiters that agents have reported about.
@@ -119,6 +120,7 @@ impl ColdState {
             && self.taken.is_none()
             && self.expired.is_none()
             && self.gone.is_none()
+            && self.overdue.is_none()
             && self.restored_problems.is_empty()
             && self.tracked.is_empty()
             && self.cycle.is_none()

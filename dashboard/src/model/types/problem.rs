@@ -123,6 +123,9 @@ pub struct ProblemView {
     pub advice: String,
     /// The cycle of a deadlock; empty for all other kinds.
     pub cycle: Arc<[WaitView]>,
+    /// The number of times that it has occurred since then: late renewals in short succession are one problem. 1 for all
+    /// other kinds.
+    pub times: u32,
     /// The acknowledgement in force, if any.
     pub acknowledged: Option<Arc<Acknowledgement>>,
 }

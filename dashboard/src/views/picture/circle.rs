@@ -212,6 +212,7 @@ mod tests {
             evidence: Vec::new(),
             advice: String::new(),
             cycle: (0..waits).map(wait).collect(),
+            times: 1,
             acknowledged: None,
         }
     }

@@ -107,6 +107,7 @@ pub(super) fn stuck() -> LockView {
                      Thread.print` and find the thread with number 40."
                     .into(),
             cycle: Arc::default(),
+            times: 1,
             acknowledged: None,
         }],
         ..held(b"billing:invoice-run:2026-11", 9, 912_000)
@@ -131,6 +132,7 @@ pub(super) fn leaked() -> LockView {
                 "Find out whether its holder still works; if it is gone, release the lock by hand."
                     .into(),
             cycle: Arc::default(),
+            times: 1,
             acknowledged: None,
         }],
         ..held(b"import:customers", 12, 7_400_000)

@@ -304,6 +304,47 @@ fn requested_readings_are_the_decisive_ones() {
 }
 
 #[test]
+fn a_watchdog_that_renews_late_each_time_is_one_problem_with_a_count() {
+    let mut model = model();
+    let overdue = |model: &mut Model| {
+        let view = shown(model, "a").unwrap();
+        view.problems.iter().find(|p| p.problem == ProblemKind::RenewalOverdue).cloned()
+    };
+    // A lease of 30 s that is renewed only every 17 s.
+    let cycle = |model: &mut Model, from: u64, every: u64| {
+        for ms in [0, 5_000, 10_000, every - 100] {
+            apply(model, from + ms, &Step::Held(1, Some(30_000 - ms)));
+        }
+    };
+    // A healthy one before, or its renewals would not be known.
+    for from in [0, 10_100, 20_200] {
+        cycle(&mut model, from, 10_100);
+    }
+    let start = 30_300;
+    for turn in 0..10 {
+        let from = start + turn * 17_000;
+        cycle(&mut model, from, 17_000);
+        let problem = overdue(&mut model).expect("it is late");
+        assert_eq!(u64::from(problem.times), turn + 1);
+        let due = problem.since.0.abs_diff(start + 16_500);
+        assert!(due < 10, "since the first one was due, and {due} ms off");
+        // It comes just in time.
+        apply(&mut model, from + 16_999, &Step::Held(1, Some(30_000)));
+        assert_eq!(overdue(&mut model).is_some(), turn > 0, "{turn}");
+    }
+    let found = overdue(&mut model).unwrap().evidence[0].text.clone();
+    assert!(found.contains("missed a renewal 10 times, the latest with 13.1 s left"), "{found}");
+    let view = shown(&mut model, "a").unwrap();
+    let begun = view.events.views().filter(|event| event.event == "problem").count();
+    assert_eq!(begun, 2, "the first one, and all others as one");
+    let now = start + 170_000;
+    for turn in 0..10 {
+        cycle(&mut model, now + turn * 10_100, 10_100);
+    }
+    assert_eq!(overdue(&mut model), None, "in time for three leases");
+}
+
+#[test]
 fn a_deadlock_is_reported_once_each_wait_was_seen_after_the_newest_hold() {
     let mut model = model();
     let reads = |model: &mut Model, ms: u64, lock: &str, by: u8, waits: Option<i64>| {
