@@ -232,6 +232,9 @@ fn publish_holders(
     core: &runtime::Handle,
     stage: &Shutdown,
 ) {
+    if let Some(key) = &config.signing_key {
+        tracing::info!(public_key = %key.public(), "signing the holder registry");
+    }
     let red = config.red.iter().map(|target| (Backend::Server(target.clone().into()), true));
     for (backend, red_only) in std::iter::once((main, false)).chain(red) {
         let settings = holder_registry::Settings {
@@ -241,6 +244,7 @@ fn publish_holders(
             connect_timeout: config.connect_timeout,
             response_timeout: config.core.response_timeout,
             cmdline: config.publish_cmdline,
+            signing_key: config.signing_key.clone(),
         };
         holder_registry::start(settings, core.sender(), stage);
     }

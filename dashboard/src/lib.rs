@@ -114,6 +114,10 @@ pub async fn run(config: Config, listeners: Listeners, shutdown: &Shutdown) -> a
         shutdown.spawn("certificate", tls.follow_files(stop.clone()));
     }
     follow_tokens(&config.access, shutdown)?;
+    if let Some(keys) = config.agent_keys.clone() {
+        let hangups = signal(SignalKind::hangup()).context("cannot listen for SIGHUP")?;
+        shutdown.spawn("agent keys", keys.follow(hangups, stop.clone()));
+    }
     shutdown
         .spawn("web server", serve_with_tls(listeners.pages, tls, router, limits, stop.clone()));
     stop.cancelled().await;

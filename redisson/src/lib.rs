@@ -17,6 +17,7 @@ pub mod monitor;
 pub mod name;
 pub mod script;
 pub mod shape;
+pub mod signed_entry;
 pub mod slot;
 
 pub use group::Grouping;

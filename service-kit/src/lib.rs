@@ -14,5 +14,6 @@ pub mod metrics;
 pub mod redis;
 pub mod settings;
 pub mod shutdown;
+pub mod signing;
 pub mod telemetry;
 pub mod trace;

@@ -21,7 +21,7 @@ const PLANS: [Plan; 5] = [
         floors: &[
             &["holder", "kind", "lease", "slot"],
             &["name", "shape"],
-            &["group", "keys"],
+            &["group", "keys", "signed_entry"],
             &["script"],
             &["monitor"],
         ],
@@ -29,7 +29,7 @@ const PLANS: [Plan; 5] = [
     Plan {
         root: "service-kit/src/lib.rs",
         floors: &[
-            &["clock", "settings", "shutdown"],
+            &["clock", "settings", "shutdown", "signing"],
             &["redis"],
             &["trace"],
             &["metrics", "telemetry"],

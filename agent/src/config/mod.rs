@@ -7,6 +7,7 @@ mod tests;
 use std::collections::HashSet;
 use std::net::SocketAddr;
 use std::path::PathBuf;
+use std::sync::Arc;
 use std::time::Duration;
 
 use clap::Parser;
@@ -15,6 +16,7 @@ use redisson::script::Publish;
 use redisson::{Grouping, Lease};
 use service_kit::redis::{Deployment, Target, check_ca_file};
 use service_kit::settings::{self, HumanDuration, Program, Raw, Secret, Stop};
+use service_kit::signing::SigningKey;
 use service_kit::telemetry::{self, LogFormat, LogSettings};
 
 use crate::core;
@@ -102,6 +104,10 @@ struct Flags {
     /// Also publish the command lines of holders and waiters in Redis, with likely secrets masked
     #[arg(long)]
     publish_cmdline: bool,
+    /// File with an Ed25519 key (PEM) that signs what is published in Redis about holders and waiters, for dashboards with
+    /// --agent-keys-file
+    #[arg(long, value_name = "FILE")]
+    signing_key_file: Option<PathBuf>,
     /// Additional host name accepted in HTTP requests; IP addresses, localhost and the names of this host always are
     #[arg(long, value_name = "HOST")]
     http_allowed_host: Vec<String>,
@@ -189,6 +195,8 @@ pub struct Config {
     pub http_sessions: bool,
     /// Workers' command lines are published in the holder registry.
     pub publish_cmdline: bool,
+    /// The key that signs the entries of the holder registry.
+    pub signing_key: Option<Arc<SigningKey>>,
     pub http_allowed_hosts: Vec<String>,
     pub state_dir: Option<PathBuf>,
     pub core: core::Settings,
@@ -258,6 +266,12 @@ fn build(raw: Raw<Flags>) -> Result<Config, Vec<String>> {
     if let Some(Err(error)) = raw.values.policy.as_deref().map(Policy::read) {
         mistakes.push(raw.mistake("policy", error));
     }
+    let signing_key = raw.values.signing_key_file.as_deref().and_then(|file| {
+        let key =
+            SigningKey::from_file(file).map_err(|error| raw.mistake("signing_key_file", error));
+        key.map(Arc::new).map_err(|mistake| mistakes.push(mistake)).ok()
+    });
+    mistakes.extend(secret_files(&raw));
     let mut groups = Vec::new();
     for group in &raw.values.group {
         match Pattern::parse(group) {
@@ -294,6 +308,7 @@ fn build(raw: Raw<Flags>) -> Result<Config, Vec<String>> {
         http: flags.http,
         http_sessions: flags.http_sessions,
         publish_cmdline: flags.publish_cmdline,
+        signing_key,
         http_allowed_hosts: flags.http_allowed_host,
         state_dir: flags.state_dir,
         core: core::Settings {
@@ -325,6 +340,20 @@ fn build(raw: Raw<Flags>) -> Result<Config, Vec<String>> {
         log: LogSettings { filter: flags.log, format: flags.log_format },
         warnings,
     })
+}
+
+/// Checks the permissions of the files that hold secrets, and of the policy, which anybody may read. Returns the mistakes.
+fn secret_files<'r>(raw: &'r Raw<Flags>) -> impl Iterator<Item = String> + use<'r> {
+    let flags = &raw.values;
+    let files = [
+        ("redis_password_file", &flags.redis_password_file),
+        ("sentinel_password_file", &flags.sentinel_password_file),
+        ("redlock_password_file", &flags.redlock_password_file),
+        ("signing_key_file", &flags.signing_key_file),
+    ];
+    let secrets = files.into_iter().map(|(field, path)| raw.check_permissions(field, path));
+    let policy = raw.check_not_writable("policy", &flags.policy);
+    secrets.chain([policy]).filter_map(Result::err)
 }
 
 fn target(raw: &Raw<Flags>, mistakes: &mut Vec<String>) -> Option<Deployment> {

@@ -157,3 +157,42 @@ fn a_redis_can_be_required() {
     assert!(load(&["--require-redis-url"], &[("REDIS_URL", localhost)]).is_ok());
     assert!(load(&[], &[]).is_ok());
 }
+
+#[test]
+fn files_are_read_before_they_are_needed() {
+    let nowhere = ["--redis-url", "rediss://h", "--redis-ca-file", "/nowhere"];
+    let error = load(&nowhere, &[]).unwrap_err();
+    assert!(error.contains("--redis-ca-file: /nowhere: "), "{error}");
+    let file = tempfile::NamedTempFile::new().unwrap();
+    std::fs::write(file.path(), "hunter2\n").unwrap();
+    let path = file.path().to_str().unwrap();
+    let policy = tempfile::NamedTempFile::new().unwrap();
+    let open = std::os::unix::fs::PermissionsExt::from_mode(0o644);
+    std::fs::set_permissions(policy.path(), open).unwrap();
+    let policy = policy.path().to_str().unwrap();
+    let args = ["--redis-password-file", path, "--policy", policy, "--check-config"];
+    for (mode, warning) in [(0o600, None), (0o604, Some("chmod o= ")), (0o622, Some("chmod o-w "))]
+    {
+        let permissions = std::os::unix::fs::PermissionsExt::from_mode(mode);
+        std::fs::set_permissions(path, permissions).unwrap();
+        let checked = load(&args, &[]).unwrap_err();
+        let accepted = mode != 0o622;
+        assert_eq!(checked.contains("the settings are valid"), accepted, "{checked}");
+        assert_eq!(checked.contains("chmod"), warning.is_some(), "{checked}");
+        assert!(warning.is_none_or(|warning| checked.contains(warning)), "{checked}");
+    }
+}
+
+#[test]
+fn metrics_without_lock_names_have_the_labels_of_groups_alone() {
+    let named = ["--group", "orders:*=orders"];
+    for (flags, labels) in [
+        (&[][..], ["orders", "report:nightly"]),
+        (&["--no-lock-names-in-metrics"], ["orders", "other"]),
+    ] {
+        let mut grouping = load(&[&named, flags].concat(), &[]).unwrap().grouping();
+        let names = ["orders:7", "report:nightly"]
+            .map(|name| redisson::LockName::new(name.as_bytes()).unwrap());
+        assert_eq!(names.map(|name| grouping.label(&name).to_string()), labels);
+    }
+}

@@ -6,9 +6,11 @@
 
 mod cmdline;
 mod node_link;
+mod signer;
 
-use std::collections::BTreeSet;
+use std::collections::BTreeMap;
 use std::ops::Bound;
+use std::sync::Arc;
 use std::time::Duration;
 
 use redis::{Pipeline, Value};
@@ -17,6 +19,7 @@ use serde::Serialize;
 use service_kit::clock::{boot_epoch_millis, boot_micros};
 use service_kit::redis::LinkOptions;
 use service_kit::shutdown::Shutdown;
+use service_kit::signing::SigningKey;
 use tokio::sync::{mpsc, oneshot};
 
 use crate::core::Input;
@@ -24,6 +27,7 @@ use crate::core::report::{HolderInfo, PublishDiff, PublishedPage};
 use crate::runtime::Backend;
 use crate::types::Number;
 use node_link::NodeLink;
+use signer::{Signer, Unsigned, VALIDITY_MS};
 
 /// The interval between passes with few holds.
 const INTERVAL: Duration = Duration::from_secs(2);
@@ -57,6 +61,8 @@ pub struct Settings {
     pub response_timeout: Duration,
     /// Publishes command lines too.
     pub cmdline: bool,
+    /// Signs each entry.
+    pub signing_key: Option<Arc<SigningKey>>,
 }
 
 /// Starts a task with a connection of its own that updates the registry. Both end with `shutdown`.
@@ -68,6 +74,8 @@ pub fn start(settings: Settings, core: mpsc::Sender<Input>, shutdown: &Shutdown)
         writable: true,
         ..LinkOptions::new("lockscope-agent-notes")
     };
+    let process = AgentProcess::current();
+    let signer = settings.signing_key.map(|key| Signer::new(key, settings.client, &process.host));
     let publisher = Publisher {
         link: NodeLink::new(
             settings.backend,
@@ -79,7 +87,8 @@ pub fn start(settings: Settings, core: mpsc::Sender<Input>, shutdown: &Shutdown)
         agent_key: keys::agent(&settings.client),
         trace_key: keys::agent_trace(&settings.client),
         holders_key: keys::agent_holders(&settings.client),
-        process: AgentProcess::current(),
+        process,
+        signer,
         booted: boot_epoch_millis(),
         published: Published::default(),
         red_only: settings.red_only,
@@ -127,29 +136,39 @@ struct Entry<'a> {
     until: Option<u64>,
     #[serde(skip_serializing_if = "Option::is_none")]
     cmdline: Option<String>,
+    /// The end of the signature's validity, in epoch milliseconds.
+    #[serde(skip_serializing_if = "Option::is_none")]
+    expires: Option<u64>,
+    /// The id of the key that signs the entry.
+    #[serde(skip_serializing_if = "Option::is_none")]
+    key: Option<&'a str>,
 }
 
-/// The numbers with an entry in Redis.
+/// The numbers with an entry in Redis, each with the instant from which its entry is written again, in milliseconds of
+/// the boot clock.
 #[derive(Debug, Default)]
-struct Published(BTreeSet<Number>);
+struct Published(BTreeMap<Number, u64>);
 
 impl Published {
     /// Returns the page of numbers above `after`.
-    fn page(&self, after: Number, red: bool) -> PublishedPage {
+    fn page(&self, after: Number, red: bool, now_ms: u64) -> PublishedPage {
         let range = (Bound::Excluded(after), Bound::Unbounded);
-        let numbers: Vec<Number> = self.0.range(range).take(PAGE).copied().collect();
+        let page = || self.0.range(range).take(PAGE);
+        let numbers: Vec<Number> = page().map(|(number, _)| *number).collect();
+        let stale = page().filter(|(_, stale_from)| **stale_from <= now_ms);
+        let stale = stale.map(|(number, _)| *number).collect();
         let until = match numbers.last() {
             Some(last) if numbers.len() == PAGE => *last,
             _ => Number::MAX,
         };
-        PublishedPage { after, until, numbers, min_age: MIN_AGE, red }
+        PublishedPage { after, until, numbers, stale, min_age: MIN_AGE, red }
     }
 
-    fn apply(&mut self, written: &PublishDiff) {
+    fn apply(&mut self, written: &PublishDiff, stale_from: u64) {
         for number in &written.gone {
             self.0.remove(number);
         }
-        self.0.extend(written.due.iter().map(|row| row.number));
+        self.0.extend(written.due.iter().map(|row| (row.number, stale_from)));
     }
 }
 
@@ -166,6 +185,7 @@ struct Publisher {
     trace_key: Vec<u8>,
     holders_key: Vec<u8>,
     process: AgentProcess,
+    signer: Option<Signer>,
     /// The boot time of the host in epoch milliseconds, from which all published instants are derived.
     booted: u64,
     published: Published,
@@ -213,15 +233,19 @@ impl Publisher {
         let mut after = 0;
         loop {
             let (reply, diff) = oneshot::channel();
-            let page = self.published.page(after, self.red_only);
+            let now_ms = boot_micros() / 1_000;
+            let page = self.published.page(after, self.red_only, now_ms);
             self.core
                 .send(Input::DiffPublished(page, reply))
                 .await
                 .map_err(|_| PassError::CoreStopped)?;
             let diff = diff.await.map_err(|_| PassError::CoreStopped)?;
             if !(diff.gone.is_empty() && diff.due.is_empty()) {
-                self.send(self.pipeline(&diff)).await?;
-                self.published.apply(&diff);
+                let pipeline = self.pipeline(&diff).await?;
+                self.send(pipeline).await?;
+                let signed = self.signer.is_some();
+                self.published
+                    .apply(&diff, if signed { now_ms + VALIDITY_MS / 2 } else { u64::MAX });
                 tokio::time::sleep(PAGE_PAUSE).await;
             }
             match diff.next {
@@ -282,21 +306,36 @@ impl Publisher {
         })
     }
 
-    fn pipeline(&self, diff: &PublishDiff) -> Pipeline {
+    async fn pipeline(&self, diff: &PublishDiff) -> Result<Pipeline, PassError> {
         let holders = &self.holders_key;
         let mut pipeline = Pipeline::new();
         for numbers in diff.gone.chunks(BATCH) {
             pipeline.cmd("HDEL").arg(holders).arg(numbers);
         }
-        let now_ms = self.booted + boot_micros() / 1_000;
-        for rows in diff.due.chunks(BATCH) {
+        let entries = self.entries(&diff.due).await.ok_or(PassError::CoreStopped)?;
+        for entries in entries.chunks(BATCH) {
             pipeline.cmd("HSET").arg(holders);
-            for row in rows {
-                pipeline.arg(row.number).arg(self.entry(row, now_ms));
+            for (number, entry) in entries {
+                pipeline.arg(number).arg(entry);
             }
         }
         pipeline.cmd("PEXPIRE").arg(holders).arg(TTL.as_millis().to_string());
-        pipeline
+        Ok(pipeline)
+    }
+
+    /// Returns the entries of these rows, signed if there is a key; none if the runtime is shutting down.
+    async fn entries(&self, rows: &[HolderInfo]) -> Option<Vec<(Number, String)>> {
+        let now_ms = self.booted + boot_micros() / 1_000;
+        let entries = rows.iter().map(|row| (row, self.entry(row, now_ms)));
+        let Some(signer) = &self.signer else {
+            return Some(entries.map(|(row, entry)| (row.number, entry)).collect());
+        };
+        let unsigned = |(row, entry): (&HolderInfo, String)| Unsigned {
+            number: row.number,
+            lock: row.lock.clone(),
+            entry,
+        };
+        signer.sign(entries.map(unsigned).collect()).await
     }
 
     fn entry(&self, row: &HolderInfo, now_ms: u64) -> String {
@@ -313,6 +352,8 @@ impl Publisher {
             several: row.several,
             until: row.left_ms.map(|left| now_ms.saturating_add(left)),
             cmdline,
+            expires: self.signer.as_ref().map(|_| now_ms.saturating_add(VALIDITY_MS)),
+            key: self.signer.as_ref().map(|signer| &*signer.key_id),
         };
         serde_json::to_string(&entry).expect("numbers and text are always valid JSON")
     }
@@ -320,17 +361,20 @@ impl Publisher {
 
 #[cfg(test)]
 mod tests {
+    use redisson::LockName;
+
     use super::*;
 
     #[test]
     fn published_numbers_are_compared_page_by_page() {
-        let mut published = Published((1..=501).map(|n| n * 10).collect());
-        let first = published.page(0, false);
+        let mut published = Published((1..=501).map(|n| (n * 10, u64::MAX)).collect());
+        let first = published.page(0, false, 0);
         assert_eq!((first.numbers.len(), first.until), (PAGE, 5_000));
-        let second = published.page(first.until, false);
+        let second = published.page(first.until, false, 0);
         assert_eq!((second.numbers, second.until), (vec![5_010], Number::MAX));
         let due = HolderInfo {
             number: 15,
+            lock: LockName::new(*b"a").unwrap(),
             session: "1-2".into(),
             pid: Some(1),
             uid: 0,
@@ -341,8 +385,11 @@ mod tests {
             several: false,
             left_ms: None,
         };
-        published.apply(&PublishDiff { gone: vec![20, 30], due: vec![due], next: None });
-        assert_eq!(published.page(0, false).numbers[..3], [10, 15, 40]);
+        let diff = PublishDiff { gone: vec![20, 30], due: vec![due], next: None };
+        published.apply(&diff, 7_000);
+        assert_eq!(published.page(0, false, 6_999).numbers[..3], [10, 15, 40]);
+        assert_eq!(published.page(0, false, 6_999).stale, [0; 0]);
+        assert_eq!(published.page(0, false, 7_000).stale, [15]);
     }
 
     #[test]

@@ -4,8 +4,10 @@
 //! token file and proxy everybody has all rights; such a dashboard listens on loopback only, unless the settings allow
 //! more.
 
+pub mod agent_keys;
 pub mod attempts;
 pub mod csrf;
+mod file_version;
 pub mod logins;
 pub mod proxy;
 pub mod rights;

@@ -1,19 +1,15 @@
 //! The token file, followed while the dashboard runs.
 
 use std::fs;
-use std::os::unix::fs::MetadataExt as _;
 use std::path::PathBuf;
 use std::sync::atomic::{AtomicBool, Ordering};
 use std::sync::{Arc, PoisonError, RwLock};
-use std::time::Duration;
 
 use tokio::signal::unix::Signal;
 use tokio_util::sync::CancellationToken;
 
+use super::file_version::{CHECK_INTERVAL, FileVersion};
 use super::tokens::Tokens;
-
-/// The interval between two checks of the file.
-const CHECK_INTERVAL: Duration = Duration::from_secs(5);
 
 /// The tokens of a file, as it was when it was last valid.
 #[derive(Debug, Clone)]
@@ -23,9 +19,6 @@ pub struct TokenFile {
     /// It had no tokens when it was last read, and they are not revoked yet.
     empty: Arc<AtomicBool>,
 }
-
-/// The properties that tell one version of a file from another: inode, size, change time.
-type Version = (u64, u64, i64, i64);
 
 impl TokenFile {
     /// Reads the file.
@@ -51,30 +44,25 @@ impl TokenFile {
     /// Reads the file again when it changes and at each signal, until `stop` is cancelled.
     pub async fn follow(self, mut hangups: Signal, stop: CancellationToken) {
         let follow = async {
-            let mut loaded = self.version();
+            let mut loaded = FileVersion::of(&self.path);
             let mut clock = tokio::time::interval(CHECK_INTERVAL);
             loop {
                 tokio::select! {
                     _ = clock.tick() => {
-                        let found = self.version();
+                        let found = FileVersion::of(&self.path);
                         if found != loaded || self.empty.load(Ordering::Relaxed) {
                             self.reload(found == loaded);
                             loaded = found;
                         }
                     }
                     Some(()) = hangups.recv() => {
-                        loaded = self.version();
+                        loaded = FileVersion::of(&self.path);
                         self.reload(true);
                     }
                 }
             }
         };
         stop.run_until_cancelled(follow).await;
-    }
-
-    fn version(&self) -> Option<Version> {
-        let file = fs::metadata(&self.path).ok()?;
-        Some((file.ino(), file.size(), file.ctime(), file.ctime_nsec()))
     }
 
     /// Reads the file. Logins and streams of tokens that are gone or changed end; an invalid file changes nothing. A file without

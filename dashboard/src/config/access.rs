@@ -10,6 +10,7 @@ use service_kit::settings::Raw;
 
 use super::Flags;
 use crate::access::Access;
+use crate::access::agent_keys::AgentKeys;
 use crate::access::attempts::Attempts;
 use crate::access::csrf::CsrfKey;
 use crate::access::logins::Logins;
@@ -109,6 +110,16 @@ fn tokens(raw: &Raw<Flags>, mistakes: &mut Vec<String>) -> Option<TokenFile> {
     let opened = TokenFile::open(raw.values.auth_token_file.clone()?);
     let report = |errors: Vec<String>| {
         mistakes.extend(errors.into_iter().map(|error| raw.mistake("auth_token_file", error)));
+    };
+    opened.map_err(report).ok()
+}
+
+pub(super) fn agent_keys(raw: &Raw<Flags>, mistakes: &mut Vec<String>) -> Option<AgentKeys> {
+    let path = raw.values.agent_keys_file.as_ref()?;
+    mistakes.extend(raw.check_not_writable("agent_keys_file", [path]).err());
+    let opened = AgentKeys::open(path.clone());
+    let report = |errors: Vec<String>| {
+        mistakes.extend(errors.into_iter().map(|error| raw.mistake("agent_keys_file", error)));
     };
     opened.map_err(report).ok()
 }

@@ -22,6 +22,7 @@ use service_kit::settings::{self, HumanDuration, Program, Raw, Secret, Stop};
 use service_kit::telemetry::{self, LogFormat, LogSettings};
 
 use crate::access::Access;
+use crate::access::agent_keys::AgentKeys;
 use crate::model;
 
 pub use doctor::DoctorOptions;
@@ -73,6 +74,9 @@ struct Flags {
     /// File of access tokens with lines `token[,name[,rights]]`; rights are look, ack, watch and release, joined by `+`
     #[arg(long, value_name = "FILE")]
     auth_token_file: Option<PathBuf>,
+    /// File of the public keys of agents that sign what they publish about holders, with lines `name key`; with it, pages show which processes are verified and which are only claimed
+    #[arg(long, value_name = "FILE")]
+    agent_keys_file: Option<PathBuf>,
     /// Header in which a trusted proxy passes the user's name
     #[arg(long, value_name = "HEADER")]
     trusted_user_header: Option<String>,
@@ -204,6 +208,8 @@ pub struct Config {
     pub metrics_listen: Option<SocketAddr>,
     /// Authentication and rights.
     pub access: Access,
+    /// The keys with which agents sign their entries in the holder registry.
+    pub agent_keys: Option<AgentKeys>,
     /// Certificate and key, where pages are served by TLS.
     pub tls: Option<(PathBuf, PathBuf)>,
     /// The host of the address that people use.
@@ -296,6 +302,7 @@ fn build(raw: Raw<Flags>) -> Result<Config, Vec<String>> {
         }
     }
     let access = access::build(&raw, &mut mistakes);
+    let agent_keys = access::agent_keys(&raw, &mut mistakes);
     let has_cluster = deployments
         .iter()
         .any(|deployment| matches!(deployment.target, redis::Deployment::Cluster(_)));
@@ -316,6 +323,7 @@ fn build(raw: Raw<Flags>) -> Result<Config, Vec<String>> {
         listen: flags.listen,
         metrics_listen: flags.metrics_listen,
         access: access.access,
+        agent_keys,
         tls: access.tls,
         public_host: flags.public_url.as_deref().and_then(host_of),
         environment: flags.environment,

@@ -59,6 +59,7 @@ impl Config {
             "allow_release": self.allow_release,
             "history": self.history != History::Off,
             "asks_who_it_is": self.access.is_needed(),
+            "agent_keys": self.agent_keys.is_some(),
             "tls": self.tls.is_some(),
         })
     }

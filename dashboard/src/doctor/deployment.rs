@@ -100,7 +100,11 @@ pub(super) async fn check(
                 databases.push(Database {
                     subject: node.subject.with_db(*db),
                     surveyor,
-                    registry: Registry { link, share: node.share.clone() },
+                    registry: Registry {
+                        link,
+                        share: node.share.clone(),
+                        keys: config.agent_keys.clone(),
+                    },
                     suspects: BTreeSet::new(),
                 });
             }

@@ -147,6 +147,7 @@ impl Record for OwnerRow {
         "process",
         "address",
         "alive",
+        "verified",
     ];
 
     fn cells(&self) -> Vec<String> {
@@ -165,6 +166,7 @@ impl Record for OwnerRow {
             number(client.comm),
             number(client.addr),
             number(client.alive),
+            number(client.verified),
         ]);
         cells
     }

@@ -65,7 +65,9 @@ impl Model {
         for (name, id, identity) in report.holders {
             let denies = scope.clients.would_publish(&id.client);
             let Some(entry) = scope.locks.get_mut(&name) else { continue };
-            if let Some(identity) = &identity {
+            // A name without a proof is displayed with its remark, but not remembered.
+            let believed = identity.as_ref().filter(|it| !it.verification.is_only_claimed());
+            if let Some(identity) = believed {
                 named.extend(names_of(&id, identity));
             }
             let identified = entry.record.identify(id, identity, denies, report.at, report.steady);

@@ -44,6 +44,8 @@ pub struct Wait {
     pub held_from: Moment,
     /// True if the wait is known to be limited in time.
     pub limited: bool,
+    /// True if an entry that is only claimed ties the hold or the wait to its owner.
+    pub claimed: bool,
 }
 
 #[derive(Debug, Clone, PartialEq, Eq)]
@@ -67,6 +69,12 @@ impl Cycle {
     #[must_use]
     pub fn is_limited(&self) -> bool {
         self.waits.iter().any(|wait| wait.limited)
+    }
+
+    /// Returns whether it follows from entries that are only claimed.
+    #[must_use]
+    pub fn is_claimed(&self) -> bool {
+        self.waits.iter().any(|wait| wait.claimed)
     }
 
     /// Returns whether it is the same cycle, regardless of its observation times.
@@ -154,6 +162,7 @@ mod tests {
             confirmed: at(20),
             held_from: at(10),
             limited: false,
+            claimed: false,
         }
     }
 

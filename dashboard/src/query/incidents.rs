@@ -45,6 +45,8 @@ struct IncidentJson<'a> {
     owner: Option<&'a str>,
     /// The owner's service and host, if they are known.
     owner_name: Option<String>,
+    /// True if the owner's agent signed them, false if they are only claimed; null if that is not checked.
+    owner_verified: Option<bool>,
     /// The number of its locks.
     count: usize,
     /// The first 100 of its locks.
@@ -161,6 +163,7 @@ impl Serialize for IncidentRow {
             deployment: &lock.id.deployment,
             owner: self.owner(),
             owner_name: client.and_then(crate::model::types::ClientView::label),
+            owner_verified: client.and_then(|client| client.verified),
             count: self.locks.len(),
             locks: self.locks.iter().take(MAX_NAMES).map(|lock| &lock.id).collect(),
             waiting: self.waiting,

@@ -26,7 +26,7 @@ pub struct OwnerRow {
     pub waits: usize,
     /// The beginning of its oldest hold; null if it only waits.
     pub oldest: Option<Since>,
-    /// Its process, if one of its holds shows it.
+    /// Its process, if one of its holds shows it; a verified one takes precedence.
     pub client: Option<ClientView>,
 }
 
@@ -62,8 +62,11 @@ impl OwnerRow {
         if self.oldest.is_none_or(|oldest| holder.since.at < oldest.at) {
             self.oldest = Some(holder.since);
         }
-        if self.client.is_none() {
-            self.client = holder.client.as_deref().cloned();
+        let is_verified =
+            |client: Option<&ClientView>| client.is_some_and(|it| it.verified == Some(true));
+        let client = holder.client.as_deref();
+        if self.client.is_none() || (is_verified(client) && !is_verified(self.client.as_ref())) {
+            self.client = client.cloned();
         }
     }
 }

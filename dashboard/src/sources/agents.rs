@@ -1,24 +1,24 @@
 //! The holder registry: keys in which agents publish themselves, their holders and their waiters.
 //!
 //! Only the agents of known holders and waiters are looked up, a bounded number at a time, and no value is read before its
-//! length. Anybody who can write to Redis may have written this text: it is truncated, invisible characters are escaped, and
-//! it is only displayed.
+//! length.
 
 use std::collections::HashMap;
 use std::sync::Arc;
 
 use redis::Value;
-use redisson::name::is_invisible;
+use redisson::signed_entry::Place;
 use redisson::{ClientId, HolderId, LockName, keys};
-use serde::Deserialize;
 use service_kit::redis::{Address, CallError, Link, ServerError};
 
 use super::read::integer;
+use super::registry_entry::identity;
 use super::scope::Scope;
 use super::slot_share::SlotShare;
-use crate::clock::{SteadyMillis, WallMillis, now};
+use crate::access::agent_keys::AgentKeys;
+use crate::clock::{SteadyMillis, now};
 use crate::model::actor::{Hub, ModelHandle};
-use crate::model::types::{AgentReport, HolderIdentity, Observation, Presence};
+use crate::model::types::{AgentReport, Observation, Presence};
 
 /// The most holders and waiters that are looked up in one round; the others follow in the next ones.
 const HOLDERS: usize = 1_000;
@@ -30,14 +30,16 @@ const FIELDS: usize = 50;
 const MAX_ENTRY: u64 = 4_096;
 /// The longest host name that is read, in bytes.
 const MAX_HOST: u64 = 256;
-/// The most characters of any text that are retained.
-const MAX_TEXT: usize = 100;
+/// The entries that are verified in one go: each takes tens of microseconds.
+const VERIFIED_AT_ONCE: usize = 16;
 
 /// The holder registry of one database.
 #[derive(Debug)]
 pub struct Registry {
     pub link: Link,
     pub share: SlotShare,
+    /// The keys with which agents sign their entries.
+    pub keys: Option<AgentKeys>,
 }
 
 /// A reader of the registry entries of known holders.
@@ -51,66 +53,13 @@ pub(super) struct Agents {
     after: (Option<HolderId>, Option<HolderId>),
 }
 
-/// A holder's entry as its agent publishes it; missing or malformed fields are unknown.
-#[derive(Debug, Default, Deserialize)]
-#[serde(default)]
-struct RegistryEntry {
-    pid: Option<u32>,
-    uid: Option<u32>,
-    comm: Option<String>,
-    client: Option<String>,
-    session: Option<String>,
-    since: Option<u64>,
-    owner: Option<i64>,
-    several: bool,
-    until: Option<u64>,
-}
-
-impl RegistryEntry {
-    fn identity(bytes: &[u8], host: Option<Arc<str>>) -> HolderIdentity {
-        let entry: Self = serde_json::from_slice(bytes).unwrap_or_default();
-        let text = |text: Option<String>| text.map(|text| plain(&text)).filter(|t| !t.is_empty());
-        HolderIdentity {
-            host,
-            pid: entry.pid,
-            uid: entry.uid,
-            comm: text(entry.comm),
-            name: text(entry.client),
-            session: text(entry.session),
-            // By its own host's wall clock.
-            since: entry.since.map(|at| WallMillis(at).to_steady()),
-            // A task that acquires several locks at once releases them rather than waiting forever.
-            owner: entry.owner.filter(|_| !entry.several),
-            until: entry.until.map(|at| WallMillis(at).to_steady()),
-        }
-    }
-}
-
-/// Returns the beginning of a text, with invisible characters escaped.
-fn plain(text: &str) -> String {
-    let mut plain = String::new();
-    for c in text.chars().take(MAX_TEXT) {
-        if c.is_control() || is_invisible(c) {
-            plain.extend(c.escape_default());
-        } else {
-            plain.push(c);
-        }
-    }
-    plain
-}
-
 /// A holder to look up, with its lock.
 pub type Lookup = (HolderId, LockName);
 
 impl Agents {
     #[must_use]
-    pub(super) fn new(
-        scope: Scope,
-        (link, share): (Link, SlotShare),
-        hub: Arc<Hub>,
-        model: ModelHandle,
-    ) -> Self {
-        Self { scope, registry: Registry { link, share }, hub, model, after: (None, None) }
+    pub(super) fn new(scope: Scope, registry: Registry, hub: Arc<Hub>, model: ModelHandle) -> Self {
+        Self { scope, registry, hub, model, after: (None, None) }
     }
 
     /// Looks up some of the holders. Returns the error if Redis refuses that.
@@ -208,24 +157,31 @@ impl Registry {
             length(reply).is_some_and(|length| (1..=MAX_ENTRY).contains(&length))
         });
         let entries = self.entries(short.map(|((id, _), _)| *id).collect()).await?;
+        let keys = self.keys.as_ref().map(AgentKeys::now);
+        let wall = SteadyMillis::now().to_wall();
         let mut holders = Vec::with_capacity(lookups.len());
         for ((id, lock), reply) in lookups.into_iter().zip(of_holders) {
+            if keys.is_some() && holders.len() % VERIFIED_AT_ONCE == 0 {
+                tokio::task::yield_now().await;
+            }
             let Some(length) = length(reply) else { continue };
             // An entry that is too long, or gone since its length was read, still shows that the agent knows the holder.
             let entry = entries.get(&id).map(Vec::as_slice).unwrap_or_default();
-            let host = || hosts.get(&id.client).cloned();
-            holders.push((lock, id, (length > 0).then(|| RegistryEntry::identity(entry, host()))));
+            let host = hosts.get(&id.client).map(Vec::as_slice).unwrap_or_default();
+            let place = Place { agent: &id.client, number: id.thread, lock: &lock, host };
+            let identity = (length > 0).then(|| identity(entry, &place, keys.as_ref(), wall));
+            holders.push((lock, id, identity));
         }
         Ok(Ok(AgentReport { agents: present, holders, at, steady }))
     }
 
-    async fn hosts(&self, agents: Vec<ClientId>) -> Result<HashMap<ClientId, Arc<str>>, CallError> {
+    async fn hosts(&self, agents: Vec<ClientId>) -> Result<HashMap<ClientId, Vec<u8>>, CallError> {
         let command = |id: &ClientId| vec!["HMGET".into(), keys::agent(id), "host".into()];
         let replies = self.send(agents.iter().map(command).collect()).await?;
         let hosts = agents.into_iter().zip(replies).filter_map(|(id, reply)| {
             let Ok(Value::Array(values)) = reply else { return None };
-            let Some(Value::BulkString(host)) = values.first() else { return None };
-            Some((id, plain(&String::from_utf8_lossy(host)).into()))
+            let Some(Value::BulkString(host)) = values.into_iter().next() else { return None };
+            Some((id, host))
         });
         Ok(hosts.collect())
     }
@@ -328,24 +284,5 @@ mod tests {
         }
         assert_eq!(seen.len(), 10);
         assert_eq!(next_part(list, &mut after, 10).len(), 10);
-    }
-
-    #[test]
-    fn an_entry_is_treated_as_hostile_text() {
-        let identity = |entry: &str| RegistryEntry::identity(entry.as_bytes(), None);
-        let whole = identity(
-            r#"{"pid":4711,"uid":1000,"comm":"java","client":"a\u001b[31m\u202ex","session":"1-2","since":5,"more":[]}"#,
-        );
-        assert_eq!(
-            (whole.pid, whole.uid, whole.since),
-            (Some(4711), Some(1000), Some(SteadyMillis(5)))
-        );
-        assert_eq!(whole.name.as_deref(), Some("a\\u{1b}[31m\\u{202e}x"));
-        let long = format!(r#"{{"comm":"{}"}}"#, "x".repeat(4_000));
-        assert_eq!(identity(&long).comm.unwrap().len(), MAX_TEXT);
-        assert_eq!(identity(r#"{"pid":null,"comm":null,"client":""}"#), HolderIdentity::default());
-        for invalid in ["", "null", "[]", r#"{"pid":-1}"#, r#"{"pid":"x"}"#, "{\"comm\":\"\u{7}"] {
-            assert_eq!(identity(invalid), HolderIdentity::default(), "{invalid}");
-        }
     }
 }

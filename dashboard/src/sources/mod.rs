@@ -26,6 +26,7 @@ pub mod monitor;
 pub mod pace;
 pub mod poll;
 pub mod read;
+mod registry_entry;
 pub mod scan;
 pub mod scope;
 mod server;
@@ -69,6 +70,7 @@ pub fn start(
         scan: config.scan.clone(),
         ignore: config.model.ignore.clone(),
         monitor: config.monitor,
+        agent_keys: config.agent_keys.clone(),
         model: model.clone(),
         hub: Arc::clone(hub),
         scan_metrics: metrics.0.clone(),

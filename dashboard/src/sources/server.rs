@@ -9,7 +9,7 @@ use tokio::sync::mpsc;
 use tokio::task::JoinHandle;
 use tokio_util::sync::CancellationToken;
 
-use super::agents::Agents;
+use super::agents::{Agents, Registry};
 use super::channels::Channels;
 use super::connection::link;
 use super::identity::Identity;
@@ -23,6 +23,7 @@ use super::shards::Shards;
 use super::slot_share::SlotShare;
 use super::status::{Server, Sources};
 use super::subscribers::Subscribers;
+use crate::access::agent_keys::AgentKeys;
 use crate::config::{MonitorSettings, ReadFrom, ScanSettings};
 use crate::metrics::{MonitorMetrics, ScanMetrics};
 use crate::model::actor::{Hub, ModelHandle};
@@ -36,6 +37,7 @@ pub(super) struct Shared {
     pub(super) scan: ScanSettings,
     pub(super) ignore: Vec<Vec<u8>>,
     pub(super) monitor: MonitorSettings,
+    pub(super) agent_keys: Option<AgentKeys>,
     pub(super) model: ModelHandle,
     pub(super) hub: Arc<Hub>,
     pub(super) scan_metrics: ScanMetrics,
@@ -100,7 +102,11 @@ impl Shared {
             };
             agents.push(Agents::new(
                 scope.clone(),
-                (poll.link.clone(), share.clone()),
+                Registry {
+                    link: poll.link.clone(),
+                    share: share.clone(),
+                    keys: self.agent_keys.clone(),
+                },
                 Arc::clone(hub),
                 model.clone(),
             ));

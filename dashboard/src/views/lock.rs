@@ -10,7 +10,7 @@ use super::overview::services;
 use super::owner_name::{OwnerName, with_names};
 use super::page::{self, Frame, MonitorHint, STALE_MS};
 use super::picture::{Circle, Durations, Timeline, ending_words, lasted};
-use super::row::{Badge, Ttl, client_words, held_since};
+use super::row::{Badge, Ttl, client_words, held_since, unverified_remark};
 use super::shell::{self, Command, RawKey};
 use super::{Chrome, LockPage, Subject, links};
 use crate::clock::SteadyMillis;
@@ -60,6 +60,8 @@ struct VerdictHolder<'a> {
     view: &'a HolderView,
     since: Ago,
     process: Option<String>,
+    /// A remark about the process, for its tooltip.
+    remark: Option<&'static str>,
 }
 
 /// The waiters in a sentence.
@@ -123,6 +125,7 @@ impl<'a> Verdict<'a> {
                     view,
                     since: Ago::since(view.since, now),
                     process: view.client.as_deref().map(client_words),
+                    remark: view.client.as_deref().and_then(unverified_remark),
                 })
                 .collect(),
             more_holders: holders.len().saturating_sub(NAMED),

@@ -8,7 +8,7 @@ use super::list::LockLink;
 use super::owner_name::{OwnerName, unit};
 use super::page::{self, Frame};
 use super::picture::{ending_words, lasted};
-use super::row::{Row, client_words};
+use super::row::{Row, client_words, unverified_remark};
 use super::shell::RawKey;
 use super::{OwnerPage, links};
 use crate::text;
@@ -19,6 +19,7 @@ use crate::text;
 struct Summary<'a> {
     page: &'a OwnerPage,
     who: Option<String>,
+    remark: Option<&'static str>,
     oldest: Option<Ago>,
     alive: Option<bool>,
 }
@@ -31,6 +32,7 @@ impl<'a> Summary<'a> {
         Self {
             page,
             who: client.map(client_words).filter(|words| !words.is_empty()),
+            remark: client.and_then(unverified_remark),
             oldest: page.owner.oldest.map(|since| Ago::since(since, page.chrome.now)),
             alive: client.and_then(|client| client.alive),
         }

@@ -30,6 +30,8 @@ pub(super) struct OwnerName {
     id: String,
     link: String,
     gone: bool,
+    /// The reason why the process is only claimed.
+    claimed: Option<&'static str>,
 }
 
 impl HtmlSafe for OwnerName {}
@@ -48,7 +50,8 @@ impl OwnerName {
         // The number of a grant tells nobody anything; the whole id is in the title.
         let grant = |unit: &String| unit.starts_with(GRANT) && label.is_some();
         let detail = pid.or_else(|| unit(id).filter(|unit| !grant(unit)));
-        Self { gone, detail, ..Self::made(deployment, id, label) }
+        let claimed = client.and_then(|client| client.unverified_because);
+        Self { gone, detail, claimed, ..Self::made(deployment, id, label) }
     }
 
     /// Names one that is remembered.
@@ -65,6 +68,7 @@ impl OwnerName {
             id: id.to_owned(),
             link: links::owner(deployment, client_of(id)),
             gone: false,
+            claimed: None,
         }
     }
 

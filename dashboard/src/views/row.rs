@@ -130,7 +130,18 @@ pub(super) fn client_words(client: &ClientView) -> String {
     if client.alive == Some(false) {
         words.push("gone".to_owned());
     }
+    match (&client.signed_by, client.unverified_because) {
+        (Some(key), _) => words.push(format!("verified by key {key}")),
+        (None, Some(why)) => words.push(format!("only claimed: {why}")),
+        (None, None) => {}
+    }
     words.join(", ")
+}
+
+/// A remark about a process that nothing verifies since the dashboard has no keys; none if no agent publishes it.
+pub(super) fn unverified_remark(client: &ClientView) -> Option<&'static str> {
+    let unchecked = client.verified.is_none() && client.host.is_some();
+    unchecked.then_some("as published by the agent, not verified")
 }
 
 /// The instant since which a lock is held, by its longest holder.

@@ -342,6 +342,7 @@ async fn agents_tell_who_their_holders_are() {
     let expected = json!({
         "addr": null, "name": "<b>billing", "host": "db\\u{202e}1", "pid": 4711, "uid": 1000,
         "comm": "java", "session": "1-2", "since": "2026-11-21T00:00:00.123Z", "alive": true,
+        "verified": null, "signed_by": null, "unverified_because": null,
     });
     assert_eq!(client(&lock), expected);
     assert!(lock["sources"].as_array().unwrap().contains(&json!("identity")), "{lock}");

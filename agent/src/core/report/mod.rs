@@ -6,6 +6,8 @@ mod refusals;
 
 use std::time::Duration;
 
+use redisson::LockName;
+
 use crate::types::Number;
 
 /// A hold or wait, as LOCKS and the HTTP API list it.
@@ -75,6 +77,8 @@ pub struct PublishedPage {
     pub until: Number,
     /// The published numbers of the page, in ascending order.
     pub numbers: Vec<Number>,
+    /// Those of them that are to be written again, in ascending order.
+    pub stale: Vec<Number>,
     /// Younger holds and waits are not published.
     pub min_age: Duration,
     /// Only red locks are published on this server.
@@ -86,7 +90,7 @@ pub struct PublishedPage {
 pub struct PublishDiff {
     /// Published, but no longer held or waiting.
     pub gone: Vec<Number>,
-    /// Old enough, but not yet published.
+    /// Old enough but not yet published, or stale.
     pub due: Vec<HolderInfo>,
     /// The last number compared; none if nothing can follow.
     pub next: Option<Number>,
@@ -97,6 +101,7 @@ pub struct PublishDiff {
 pub struct HolderInfo {
     /// The number in its holder id, now or once granted.
     pub number: Number,
+    pub lock: LockName,
     pub session: String,
     /// None if its pid namespace is not visible to the agent.
     pub pid: Option<i32>,

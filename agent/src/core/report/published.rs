@@ -12,26 +12,26 @@ use crate::types::Number;
 const LOOKED_AT: usize = 1_000;
 
 impl Core {
-    /// Compares a page of what is noted with what there is. The caller goes on from `next` until it is `None`.
+    /// Compares a page of the registry with the holds and waits. The caller continues after `next` until it is `None`.
     #[must_use]
-    pub fn diff_published(&self, noted: &PublishedPage) -> PublishDiff {
-        let range = noted.after.saturating_add(1)..=noted.until;
-        let told = |kind: Kind| !noted.red || kind == Kind::Red;
-        let holds = self.leases.range(range.clone()).filter(|hold| told(hold.kind));
+    pub fn diff_published(&self, published: &PublishedPage) -> PublishDiff {
+        let range = published.after.saturating_add(1)..=published.until;
+        let is_published = |kind: Kind| !published.red || kind == Kind::Red;
+        let holds = self.leases.range(range.clone()).filter(|hold| is_published(hold.kind));
         let holds = holds.map(|hold| {
             let age = self.now.since(hold.granted);
-            (hold.number, hold.owner, age, None)
+            (hold.number, &hold.name, hold.owner, age, None)
         });
-        let waits = self.locks.waiters(range).filter(|(_, waiter)| told(waiter.kind));
+        let waits = self.locks.waiters(range).filter(|(_, waiter)| is_published(waiter.kind));
         let waits = waits.map(|(number, waiter)| {
             let age = self.now.since(waiter.since);
             let left = match waiter.wait {
                 Wait::Forever => None,
                 Wait::AtMost(most) => Some(most.saturating_sub(age)),
             };
-            (number, waiter.owner, age, left)
+            (number, &waiter.name, waiter.owner, age, left)
         });
-        // One more than is looked at tells whether there is more.
+        // One more than is compared shows that there are more.
         let most = LOOKED_AT + 1;
         let mut here: Vec<_> = holds.take(most).chain(waits.take(most)).collect();
         here.sort_unstable_by_key(|(number, ..)| *number);
@@ -39,9 +39,9 @@ impl Core {
         here.truncate(LOOKED_AT);
         let until = match here.last() {
             Some((number, ..)) if !all => *number,
-            _ => noted.until,
+            _ => published.until,
         };
-        let gone = noted
+        let gone = published
             .numbers
             .iter()
             .copied()
@@ -50,14 +50,17 @@ impl Core {
             .collect();
         let due = here
             .into_iter()
-            .filter(|(number, _, age, _)| {
-                *age >= noted.min_age && noted.numbers.binary_search(number).is_err()
+            .filter(|(number, _, _, age, _)| {
+                *age >= published.min_age
+                    && (published.numbers.binary_search(number).is_err()
+                        || published.stale.binary_search(number).is_ok())
             })
-            .map(|(number, owner, age, left)| {
+            .map(|(number, lock, owner, age, left)| {
                 let worker = self.worker(number, owner.session);
                 let session = self.sessions.get(&owner.session);
                 HolderInfo {
                     number,
+                    lock: lock.clone(),
                     session: worker.session,
                     pid: worker.peer.pid,
                     uid: worker.peer.uid,

@@ -10,9 +10,10 @@ use crate::types::Number;
 const SECOND: Duration = Duration::from_secs(1);
 
 fn compare(world: &World, after: Number, until: Number, numbers: &[Number]) -> PublishDiff {
-    let noted =
-        PublishedPage { after, until, numbers: numbers.to_vec(), min_age: SECOND, red: false };
-    world.core.diff_published(&noted)
+    let numbers = numbers.to_vec();
+    let stale = Vec::new();
+    let page = PublishedPage { after, until, numbers, stale, min_age: SECOND, red: false };
+    world.core.diff_published(&page)
 }
 
 fn due(differences: &PublishDiff) -> Vec<Number> {
@@ -39,6 +40,33 @@ fn what_lasts_is_due_and_what_ended_is_gone() {
     world.close(b);
     let differences = compare(&world, 0, Number::MAX, &[held, waiting]);
     assert_eq!((due(&differences), differences.gone), (vec![], vec![waiting]));
+}
+
+#[test]
+fn a_stale_entry_is_due_again_while_its_hold_lasts() {
+    let mut world = World::new();
+    let (a, b) = (world.open(), world.open());
+    world.lock(a, "x");
+    world.lock(b, "y");
+    world.pass(SECOND);
+    let numbers = due(&compare(&world, 0, Number::MAX, &[]));
+    let compare_stale = |world: &World| {
+        let page = PublishedPage {
+            after: 0,
+            until: Number::MAX,
+            numbers: numbers.clone(),
+            stale: numbers.clone(),
+            min_age: SECOND,
+            red: false,
+        };
+        world.core.diff_published(&page)
+    };
+    let both = compare_stale(&world);
+    assert_eq!((due(&both), both.gone), (numbers.clone(), vec![]));
+    assert_eq!(both.due[0].lock.as_bytes(), b"x");
+    world.close(a);
+    let one = compare_stale(&world);
+    assert_eq!((due(&one), one.gone), (vec![numbers[1]], vec![numbers[0]]));
 }
 
 #[test]

@@ -6,7 +6,7 @@ use redisson::HolderId;
 
 use super::{Case, Verdict, longest, stuck_limit};
 use crate::clock::SteadyMillis;
-use crate::model::types::{Certainty, Evidence, ProblemKind, ProblemView, Source};
+use crate::model::types::{Certainty, Evidence, ProblemKind, ProblemView, Source, Verification};
 use crate::model::waiting::Waiter;
 
 /// Returns the problem for display, with its current evidence.
@@ -208,14 +208,19 @@ fn deadlock(case: &Case<'_>) -> Vec<Evidence> {
 fn locate(case: &Case<'_>, holder: &HolderId) -> String {
     let identity = case.identity(holder);
     if let Some((identity, process)) =
-        identity.and_then(|identity| Some((identity, identity.description()?)))
+        identity.and_then(|identity| Some((identity, identity.process()?)))
     {
+        let source = match identity.verification {
+            Verification::Unchecked => "According to its agent it is",
+            Verification::Verified(_) => "According to its agent (verified) it is",
+            Verification::Claimed(_) => "An entry in Redis claims, unverified, that it is",
+        };
         let java = identity.pid.filter(|_| identity.comm.as_deref() == Some("java"));
         return match java {
             Some(pid) => format!(
-                "According to its agent it is {process}; run `jcmd {pid} Thread.print` there to see its threads."
+                "{source} {process}; run `jcmd {pid} Thread.print` there to see its threads."
             ),
-            None => format!("According to its agent it is {process}."),
+            None => format!("{source} {process}."),
         };
     }
     if holder.looks_like_agent() {

@@ -244,7 +244,7 @@ fn deadlock(case: &Case<'_>) -> Option<Verdict> {
     let cycle = case.cycle?;
     // The cycle closed with its youngest wait or hold; only its first observation as a whole is known.
     let since = case.now.steady;
-    Some(if cycle.is_limited() {
+    Some(if cycle.is_limited() || cycle.is_claimed() {
         Verdict::suspected(ProblemKind::Deadlock, since)
     } else {
         Verdict::certain(ProblemKind::Deadlock, since)

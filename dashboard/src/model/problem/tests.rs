@@ -244,9 +244,9 @@ fn a_long_wait_is_starvation() {
 }
 
 #[test]
-fn a_cycle_is_a_deadlock_and_one_with_a_limited_wait_is_suspected() {
+fn a_cycle_is_a_deadlock_and_one_with_a_limited_wait_or_a_claim_is_suspected() {
     let holders = holders();
-    let wait = |waiter, holder, limited| Wait {
+    let wait = |waiter, holder, (limited, claimed)| Wait {
         waiter: id(waiter),
         waiting: Owner::of(id(waiter), None),
         lock: (0, LockName::new(&b"other"[..]).unwrap()),
@@ -256,10 +256,14 @@ fn a_cycle_is_a_deadlock_and_one_with_a_limited_wait_is_suspected() {
         confirmed: at(20),
         held_from: at(10),
         limited,
+        claimed,
     };
-    for (limited, certainty) in [(false, CERTAIN), (true, SUSPECTED)] {
+    let none = (false, false);
+    for (either, certainty) in
+        [(none, CERTAIN), ((true, false), SUSPECTED), ((false, true), SUSPECTED)]
+    {
         let cycle = Cycle {
-            waits: vec![wait(52, 9, false), wait(9, 52, limited)],
+            waits: vec![wait(52, 9, none), wait(9, 52, either)],
             views: std::sync::Arc::default(),
         };
         let case = Case { cycle: Some(&cycle), ..renewed(&holders, 0, 20) };

@@ -65,8 +65,10 @@ impl Record {
         if !relevant {
             return false;
         }
-        if identity.is_some() {
-            self.confirm();
+        if let Some(identity) = &identity {
+            if !identity.verification.is_only_claimed() {
+                self.confirm();
+            }
             self.add_source(Source::Identity);
         }
         let tracked = &mut self.cold().tracked;

@@ -281,6 +281,11 @@ impl Record {
             let holds = self.holds.iter().filter(|hold| hold.marker != Some(Marker::Missing));
             let identity = |id: &HolderId| self.tracked(id).map(|known| &known.identity);
             let waiting = identity(&waiter.id);
+            let claimed = |identity: Option<&HolderIdentity>| {
+                identity.is_some_and(|identity| {
+                    identity.task().is_some() && identity.verification.is_only_claimed()
+                })
+            };
             holds.map(move |hold| Wait {
                 waiter: waiter.id,
                 waiting: Owner::of(waiter.id, waiting),
@@ -291,6 +296,7 @@ impl Record {
                 confirmed: waiter.seen,
                 held_from: hold.from,
                 limited: waiting.is_some_and(|identity| identity.until.is_some()),
+                claimed: claimed(waiting) || claimed(identity(&hold.id)),
             })
         })
     }

@@ -9,7 +9,7 @@ use super::{ColdState, Record, millis};
 use crate::clock::{SteadyMillis, WallMillis};
 use crate::model::clients::Clients;
 use crate::model::types::{
-    ClientView, HolderView, LockView, Marker, QueueEntryView, State, WaiterView,
+    ClientView, HolderView, LockView, Marker, QueueEntryView, State, Verification, WaiterView,
 };
 use crate::model::waiting::Waiter;
 
@@ -126,6 +126,11 @@ impl Record {
         let task =
             known.identity.task().map(|(session, owner)| format!("{session} {owner}").into());
         let identity = known.identity.clone();
+        let (verified, signed_by, unverified_because) = match identity.verification {
+            Verification::Unchecked => (None, None, None),
+            Verification::Verified(name) => (Some(true), Some(name), None),
+            Verification::Claimed(why) => (Some(false), None, Some(why)),
+        };
         let view = ClientView {
             // The connections of an agent's holder are the agent's.
             name: identity
@@ -140,6 +145,9 @@ impl Record {
             since: identity.since,
             task,
             alive,
+            verified,
+            signed_by,
+            unverified_because,
         };
         (view != ClientView::default()).then_some(view)
     }

@@ -7,7 +7,8 @@ use utoipa::ToSchema;
 
 use crate::clock::SteadyMillis;
 
-/// The process behind a holder. Anybody who can write to Redis may have written the agent's part of it.
+/// The process behind a holder. Unless it is verified, anybody who can write to Redis may have written what agents publish
+/// of it.
 #[derive(Debug, Clone, PartialEq, Eq, Default, Serialize, ToSchema)]
 #[schema(as = Client)]
 pub struct ClientView {
@@ -33,6 +34,13 @@ pub struct ClientView {
     pub task: Option<Arc<str>>,
     /// True if it is alive; none if that is unknown.
     pub alive: Option<bool>,
+    /// True if its agent signed what it publishes about the process; false if nothing proves that its agent published it;
+    /// none if the dashboard has no keys of agents, or no agent publishes it.
+    pub verified: Option<bool>,
+    /// The name of the key that signed it.
+    pub signed_by: Option<Arc<str>>,
+    /// The reason why it is not verified, as a clause.
+    pub unverified_because: Option<&'static str>,
 }
 
 impl ClientView {

@@ -10,7 +10,28 @@ use crate::clock::SteadyMillis;
 /// The time between the first and the last check that miss a holder or its agent, from which it counts as gone.
 pub const GONE_AFTER: Duration = Duration::from_secs(30);
 
-/// The process behind a holder. Anybody who can write to Redis may have written it: it is displayed, never trusted.
+/// The result of checking who published an identity.
+#[derive(Debug, Clone, PartialEq, Eq, Default)]
+pub enum Verification {
+    /// The dashboard has no keys of agents.
+    #[default]
+    Unchecked,
+    /// An agent signed it with the key of this name.
+    Verified(Arc<str>),
+    /// Nothing proves that an agent published it; the reason as a clause.
+    Claimed(&'static str),
+}
+
+impl Verification {
+    /// Returns whether the check failed; false without keys.
+    #[must_use]
+    pub fn is_only_claimed(&self) -> bool {
+        matches!(self, Self::Claimed(_))
+    }
+}
+
+/// The process behind a holder. Unless it is verified, anybody who can write to Redis may have written it: it is displayed,
+/// never trusted.
 #[derive(Debug, Clone, PartialEq, Eq, Default)]
 pub struct HolderIdentity {
     pub host: Option<Arc<str>>,
@@ -29,6 +50,7 @@ pub struct HolderIdentity {
     pub owner: Option<i64>,
     /// The end of a limited wait, by the agent's clock.
     pub until: Option<SteadyMillis>,
+    pub verification: Verification,
 }
 
 impl HolderIdentity {
@@ -41,7 +63,7 @@ impl HolderIdentity {
 
     /// Returns a description of the process and its host; none if the host is unknown.
     #[must_use]
-    pub fn description(&self) -> Option<String> {
+    pub fn process(&self) -> Option<String> {
         let host = self.host.as_deref()?;
         let process = match (self.pid, self.comm.as_deref()) {
             (Some(pid), Some(comm)) => format!("process {pid} ({comm}) on the host {host}"),
@@ -51,6 +73,17 @@ impl HolderIdentity {
         Some(match &self.name {
             Some(name) => format!("{process}, named {name}"),
             None => process,
+        })
+    }
+
+    /// Returns the same with the result of a check of its signature.
+    #[must_use]
+    pub fn description(&self) -> Option<String> {
+        let process = self.process()?;
+        Some(match &self.verification {
+            Verification::Unchecked => process,
+            Verification::Verified(_) => format!("{process}, verified"),
+            Verification::Claimed(_) => format!("{process}, only claimed"),
         })
     }
 }

@@ -18,7 +18,9 @@ mod source;
 pub use client_view::ClientView;
 pub use events::{EndCause, EventLog, EventView, LockEvent};
 pub use id::{LockId, ScopeId};
-pub use identity::{AgentReport, GONE_AFTER, HolderIdentity, Presence, TrackedHolder};
+pub use identity::{
+    AgentReport, GONE_AFTER, HolderIdentity, Presence, TrackedHolder, Verification,
+};
 pub use lock_view::{HolderView, LockView, QueueEntryView, RedView, Since, State, WaiterView};
 pub use observation::{
     Companions, Connections, Marker, Observation, Queue, QueueEntry, Reading, SlotAssignment,

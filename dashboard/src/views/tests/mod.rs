@@ -1,5 +1,6 @@
 //! What every page must keep to, whatever is in it. To look at them: `cargo test -p lockscope-dashboard --lib preview -- --ignored`.
 
+mod claims;
 mod every;
 pub(in crate::views) mod fixtures;
 mod live;

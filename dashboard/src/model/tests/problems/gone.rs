@@ -110,6 +110,44 @@ fn a_holders_identity_ends_with_its_hold() {
 }
 
 #[test]
+fn a_claimed_identity_is_displayed_but_neither_remembered_nor_a_proof() {
+    let holder = holder(1);
+    let signed_by = |name: &str| Verification::Verified(name.into());
+    for (verification, verified) in [
+        (Verification::Unchecked, None),
+        (signed_by("web"), Some(true)),
+        (Verification::Claimed("it is not signed"), Some(false)),
+    ] {
+        let mut model = model();
+        read(&mut model, "a", 0, held(1, 1, None));
+        let identity = HolderIdentity {
+            host: Some("web-7".into()),
+            pid: Some(1),
+            comm: Some("systemd".to_owned()),
+            verification,
+            ..HolderIdentity::default()
+        };
+        let report = AgentReport {
+            agents: vec![(holder.client, Presence::Present)],
+            holders: vec![(name("a"), holder, Some(identity))],
+            at: at(100),
+            steady: SteadyMillis(100),
+        };
+        model.observe(MAIN, Observation::AgentReport(report));
+        let view = shown(&mut model, "a").unwrap();
+        let client = view.holders[0].client.as_deref().unwrap();
+        assert_eq!((client.pid, client.verified), (Some(1), verified));
+        assert_eq!(client.signed_by.is_some(), verified == Some(true));
+        assert_eq!(client.unverified_because.is_some(), verified == Some(false));
+        assert_eq!(view.confirmed, verified != Some(false));
+        let names = model.scopes[0].clients.names();
+        let remembered = names.name(&holder.to_string()).map(|name| name.to_string());
+        let expected = (verified != Some(false)).then(|| "systemd@web-7".to_owned());
+        assert_eq!(remembered, expected);
+    }
+}
+
+#[test]
 fn a_dead_head_of_a_fair_queue_is_named_and_not_shown_as_a_waiter() {
     let [dead, live] = [(1 << 60) + 1, 7];
     let dead_id = HolderId::new(ClientId::from_random([9; 16]), dead);

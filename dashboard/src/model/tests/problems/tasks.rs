@@ -69,6 +69,13 @@ fn deadlocked_workers_are_identified_by_their_agents() {
     // A wait with a time limit.
     let limited = HolderIdentity { until: Some(SteadyMillis(60_000)), ..same.clone() };
     assert_eq!(found(Some(&limited)).unwrap().0, SUSPECTED);
+    // A wait that anybody may have written.
+    let verification = Verification::Claimed("it is not signed");
+    let claimed = HolderIdentity { host: Some("web-1".into()), verification, ..same.clone() };
+    let (certainty, evidence) = found(Some(&claimed)).unwrap();
+    assert_eq!(certainty, SUSPECTED);
+    let words = "(a worker on the host web-1, only claimed) waits for b";
+    assert!(evidence.iter().any(|text| text.contains(words)), "{evidence:?}");
     // No cycle: another task of the same connection, another connection, a task that acquires several locks, or no entry.
     for other in [
         HolderIdentity { owner: Some(7), ..same.clone() },
