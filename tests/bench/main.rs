@@ -6,6 +6,7 @@
 mod accepted;
 mod compare;
 mod crowd;
+mod flood;
 mod limits;
 mod peers;
 mod report;

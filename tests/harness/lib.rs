@@ -22,6 +22,7 @@ pub mod proxy;
 pub mod redis;
 pub mod reply;
 pub mod sentinel;
+pub mod user;
 mod wait;
 pub mod worker;
 

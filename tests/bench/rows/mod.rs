@@ -6,6 +6,7 @@ mod dashboard;
 mod dead_worker;
 mod libraries;
 mod memory;
+mod neighbours;
 mod redisson;
 mod renewals;
 mod replicated;
@@ -50,6 +51,8 @@ pub(crate) enum Name {
     Renewals,
     /// 100,000 locks renewed by an agent whose server has a replica, which must confirm renewals or need not
     ReplicatedRenewals,
+    /// A worker with a free lock, while another user floods the agent in seven ways
+    Neighbours,
     /// A lock whose worker dies
     DeadWorker,
     /// An agent with nothing to do
@@ -94,6 +97,7 @@ impl Name {
             Self::Drain => contended::drain(stage).await,
             Self::Renewals => renewals::renewals(stage).await,
             Self::ReplicatedRenewals => replicated::replicated(stage).await,
+            Self::Neighbours => neighbours::neighbours(stage).await,
             Self::DeadWorker => dead_worker::dead_worker(stage).await,
             Self::Memory => memory::memory(stage).await,
             Self::Traces => traces::traces(stage).await,

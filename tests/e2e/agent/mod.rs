@@ -15,6 +15,7 @@ mod leases;
 mod locks;
 mod lost;
 mod multi;
+mod neighbours;
 mod outage;
 mod partition;
 mod policy;
