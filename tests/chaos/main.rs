@@ -4,7 +4,6 @@
 mod faults;
 mod history;
 mod judge;
-mod random;
 mod report;
 mod servers;
 mod stage;

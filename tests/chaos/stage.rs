@@ -11,8 +11,8 @@ use tokio::time::{Instant, sleep};
 use crate::Arguments;
 use crate::history::{self, Recorder, What};
 use crate::judge;
-use crate::random::Random;
 use crate::servers::{Kind, Servers};
+use harness::random::Random;
 
 /// The agents' lease: long enough for a busy machine.
 pub(crate) const LEASE: Duration = Duration::from_secs(6);

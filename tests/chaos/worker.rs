@@ -9,7 +9,7 @@ use harness::{Client, Reply};
 use tokio::time::{Instant, sleep, timeout_at};
 
 use crate::history::{Recorder, What, now};
-use crate::random::Random;
+use harness::random::Random;
 
 #[derive(Debug, Args)]
 pub(crate) struct Arguments {

@@ -10,6 +10,7 @@ mod documents;
 mod faults;
 mod figures;
 mod first_steps;
+mod fuzz;
 mod grafana;
 mod libraries;
 mod lockctl;

@@ -19,6 +19,7 @@ pub mod process;
 pub mod programs;
 pub mod prometheus;
 pub mod proxy;
+pub mod random;
 pub mod redis;
 pub mod reply;
 pub mod sentinel;

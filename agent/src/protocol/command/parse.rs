@@ -432,7 +432,7 @@ fn usage(form: &'static str) -> Frame {
 fn unknown(args: Args<'_>) -> Frame {
     let clean = |word: &[u8], most: usize| {
         let text = String::from_utf8_lossy(&word[..word.len().min(most)]);
-        text.replace(['\r', '\n', '\0'], " ")
+        text.replace(char::is_control, " ")
     };
     let mut begin = String::new();
     for word in args.from(1).iter() {
