@@ -12,8 +12,8 @@ const LONG: i64 = 10_000;
 
 async fn bench() -> Result<(RedisServer, Agent)> {
     let redis = RedisServer::start().await?;
-    // Renewed every two seconds: a lock that is gone from Redis is soon noticed.
-    let agent = Agent::with(&redis, &["--lease", "6s"]).await?;
+    // Renewed every five seconds, so a lock that is gone from Redis is soon noticed; and Redis has a second to answer.
+    let agent = Agent::with(&redis, &["--lease", "15s"]).await?;
     Ok((redis, agent))
 }
 

@@ -63,6 +63,11 @@ async fn a_flood_of_replies_costs_the_dashboard_a_connection_and_no_memory() -> 
     let mut direct = redis.client().await?;
     let proxy = Proxy::tcp(Place::Port(redis.port())).await?;
     let mut dashboard = Dashboard::start(&proxy.url(), &["--monitor", "off"]).await?;
+    eventually("the dashboard to connect", async || {
+        ensure!(!proxy.lines(None).is_empty(), "no connection");
+        Ok(())
+    })
+    .await;
     for (round, (flow, reason)) in FLOODS.into_iter().enumerate() {
         for line in proxy.lines(None) {
             line.set(Way::Down, flow);
