@@ -51,6 +51,11 @@ impl Journal {
         waits
     }
 
+    /// Returns whether it has this number.
+    pub(in crate::core) fn has(&self, number: Number) -> bool {
+        self.numbers.contains(&number)
+    }
+
     /// The reason that there is none.
     pub(in crate::core) fn missing(&self) -> Option<&str> {
         self.missing.as_deref()

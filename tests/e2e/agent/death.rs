@@ -38,8 +38,13 @@ async fn a_killed_workers_lock_goes_to_the_next() -> Result<()> {
     worker.process().kill()?;
     let reply = waiter.reply().await?;
     assert_eq!(reply.field("holds")?, &Reply::Int(1));
-    let holder = reply.field("holder")?.text();
-    assert_eq!(bench.holders("a").await?, [(holder, "1".to_owned())]);
+    let expected = [(reply.field("holder")?.text(), "1".to_owned())];
+    eventually("Redis to have the next", async || {
+        let holders = bench.holders("a").await?;
+        ensure!(holders == expected, "{holders:?}");
+        Ok(())
+    })
+    .await;
     Ok(())
 }
 

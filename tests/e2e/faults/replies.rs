@@ -158,7 +158,13 @@ async fn a_hand_over_whose_reply_is_lost_is_made_once_and_its_late_copy_does_not
         assert!(reply == Reply::Int(0) || reply.is_error("UNAVAILABLE"), "{reply}");
         let granted = second.reply().await?;
         assert_eq!(granted.field("holds")?, &Reply::Int(1));
-        assert_held_by(&mut bench, "a", &holder(&granted)?).await?;
+        let expected = [(holder(&granted)?, "1".to_owned())];
+        eventually("Redis to have the second", async || {
+            let holders = bench.holders("a").await?;
+            ensure!(holders == expected, "{holders:?}");
+            Ok(())
+        })
+        .await;
         assert_eq!(second.call("UNLOCK a").await?, Reply::Int(0));
         if flow == Flow::Hold {
             deliver(&stuck).await;
@@ -166,6 +172,32 @@ async fn a_hand_over_whose_reply_is_lost_is_made_once_and_its_late_copy_does_not
         assert!(bench.is_free("a").await?);
         assert_eq!(super::lost(&bench.agent).await?, 0.0);
     }
+    Ok(())
+}
+
+#[tokio::test]
+async fn a_lock_that_is_gone_at_its_hand_over_is_lost_by_both() -> Result<()> {
+    let (mut bench, proxy) = stage(LONG).await?;
+    let mut first = bench.session().await?;
+    let mut second = bench.session().await?;
+    lock(&mut first, "LOCK a").await?;
+    second.send("LOCK a").await?;
+    bench.until_waiting("a", 1).await?;
+    let stuck = proxy.line(COMMANDS).await;
+    stuck.set(Way::Up, Flow::Hold);
+    first.send("UNLOCK a").await?;
+    let granted = second.reply().await?.ok()?;
+    assert_eq!(granted.field("holds")?, &Reply::Int(1), "before Redis has answered");
+    bench.direct.call("DEL a").await?.ok()?;
+    stuck.set(Way::Up, Flow::Pass);
+    assert_error(&first.reply().await?, "LOST", "a");
+    eventually("the loss", async || {
+        ensure!(super::lost(&bench.agent).await? == 2.0, "not yet");
+        Ok(())
+    })
+    .await;
+    assert_error(&second.call("UNLOCK a").await?, "LOST", "a");
+    assert!(bench.is_free("a").await?);
     Ok(())
 }
 

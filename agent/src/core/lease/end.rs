@@ -18,7 +18,8 @@ impl Core {
     /// Takes a hold out of everything that knows it, and counts its end.
     pub(in crate::core) fn remove_hold(&mut self, number: Number, end: End) -> Option<Ending> {
         let hold = self.leases.remove(number)?;
-        if let Some(asked) = hold.update.and_then(|id| self.take_update(id)) {
+        let update = hold.update.and_then(|id| self.take_update(id));
+        if let Some(asked) = update.or_else(|| hold.early.and_then(|early| early.extend)) {
             // There is nothing left to change, and nothing may keep in Redis what is to be released there.
             spans::outcome(&asked.span, "error");
             self.answer(asked.slot, Self::lost(&hold.name, end));
@@ -80,7 +81,14 @@ impl Core {
         if !self.member_lost(owner, number, &name, end) {
             self.notify(owner, &name, kind, &Event::Lost(end));
         }
+        let early = self.leases.get(number).and_then(|hold| Some(hold.early.as_ref()?.hand_over));
         let Some(ending) = self.remove_hold(number, end) else { return };
+        // The reply to its hand-over decides.
+        let ending = match early {
+            Some(hand_over) => self.ops.add_ended(hand_over, ending),
+            None => Some(ending),
+        };
+        let Some(ending) = ending else { return };
         match end {
             // Its lease ends in Redis by itself, so that Redis and other clients see it expire. The release is for a key
             // that lives longer than it should.

@@ -7,7 +7,7 @@ use tracing::Span;
 
 use crate::core::ids::{OpId, Owner};
 use crate::core::lease::node_leases::NodeLeases;
-use crate::core::ops::verb::RenewalForm;
+use crate::core::ops::verb::{HoldUpdate, RenewalForm};
 use crate::core::session::event::Validity;
 use crate::core::session::reply::Grant;
 use crate::core::units::millis;
@@ -32,6 +32,15 @@ pub(in crate::core) struct KeptBack {
     pub(in crate::core) peer: Peer,
     /// Its client name.
     pub(in crate::core) client: Option<String>,
+}
+
+/// The state of a hold that began before Redis had it.
+#[derive(Debug)]
+pub(in crate::core) struct Early {
+    /// The hand-over that puts it there, or one before it.
+    pub(in crate::core) hand_over: OpId,
+    /// An EXTEND that waits for that.
+    pub(in crate::core) extend: Option<HoldUpdate>,
 }
 
 /// A hold of a local owner.
@@ -82,6 +91,8 @@ pub(in crate::core) struct Hold {
     pub(in crate::core) trace: Option<Box<str>>,
     /// Its own span, which ends with it.
     pub(in crate::core) span: Span,
+    /// Redis does not have it yet.
+    pub(in crate::core) early: Option<Box<Early>>,
     /// The parts of a red hold on its servers.
     pub(in crate::core) node_leases: Option<NodeLeases>,
     /// The instant at which the table's timers have this hold; [`Moment::NEVER`] if they do not.
@@ -106,6 +117,8 @@ pub(in crate::core) struct NewHold {
     pub(in crate::core) lapsing: bool,
     pub(in crate::core) trace: Option<Box<str>>,
     pub(in crate::core) span: Span,
+    /// The hand-over in flight that puts it into Redis.
+    pub(in crate::core) hand_over: Option<OpId>,
 }
 
 impl Hold {
@@ -127,6 +140,7 @@ impl Hold {
             lapsing,
             trace,
             span,
+            hand_over,
         } = new;
         Self {
             number,
@@ -153,6 +167,7 @@ impl Hold {
             kept_back: None,
             trace,
             span,
+            early: hand_over.map(|hand_over| Box::new(Early { hand_over, extend: None })),
             node_leases: None,
             armed: Moment::NEVER,
         }
@@ -190,6 +205,11 @@ impl Hold {
         Validity { ms: self.valid_ms(now), until: self.valid_until }
     }
 
+    /// Returns whether a renewal may begin: none is under way, Redis has the hold, and its worker is not stopped.
+    pub(super) fn may_be_renewed(&self) -> bool {
+        !self.renewing && !self.lapsing && self.early.is_none()
+    }
+
     /// Makes it due for a renewal, on every node.
     pub(super) fn renew_from(&mut self, now: Moment) {
         self.renew_at = now;
@@ -200,7 +220,7 @@ impl Hold {
 
     /// Returns its next deadline. `lease` is that of renewed holds.
     pub(super) fn deadline(&self, lease: Lease, margin: std::time::Duration) -> Moment {
-        let renew = if self.renewing || self.lapsing { Moment::NEVER } else { self.renew_at };
+        let renew = if self.may_be_renewed() { self.renew_at } else { Moment::NEVER };
         if self.mode == LeaseMode::Fixed {
             return self.valid_until.min(renew);
         }

@@ -18,6 +18,7 @@ impl Core {
     /// Keeps one of a dead worker's holds until that instant.
     pub(in crate::core) fn keep_back(&mut self, number: Number, session: &Session, until: Moment) {
         // The worker's pending update no longer matters; an EXTEND could even end the hold before its time.
+        self.leases.take_waiting_extend(number);
         let update = self.leases.take_update(number);
         if let Some(update) = update.and_then(|id| self.take_update(id)) {
             spans::outcome(&update.span, "error");

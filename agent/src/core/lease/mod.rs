@@ -12,7 +12,7 @@ pub(in crate::core) mod red;
 mod update;
 pub(in crate::core) mod watchdog;
 
-use crate::core::ops::verb::{Change, RenewalForm};
+use crate::core::ops::verb::{Change, HoldUpdate, RenewalForm};
 use std::collections::BTreeMap;
 use std::ops::RangeBounds;
 use std::time::Duration;
@@ -173,7 +173,7 @@ impl LeaseTable {
             }));
         }
         let (mut renewal_late, mut jeopardy) = (None, None);
-        if !hold.renewing && !hold.lapsing && hold.renew_at <= now {
+        if hold.may_be_renewed() && hold.renew_at <= now {
             hold.renewing = true;
             renewal_late = Some(now.since(hold.renew_at));
         }
@@ -203,13 +203,17 @@ impl LeaseTable {
         cleared
     }
 
-    /// Makes every such hold due for a renewal, which also verifies it.
+    /// Makes every such hold due for a renewal, which also verifies it. Those that Redis does not have yet are renewed once it
+    /// has them.
     pub(in crate::core) fn renew_now(
         &mut self,
         now: Moment,
         which: impl Fn(&Hold) -> bool,
     ) -> Vec<Number> {
-        let due = |hold: &&Hold| !hold.renewing && !hold.lapsing && which(hold);
+        for hold in self.holds.values_mut().filter(|hold| hold.early.is_some()) {
+            hold.renew_at = now;
+        }
+        let due = |hold: &&Hold| hold.may_be_renewed() && which(hold);
         let due: Vec<Number> = self.holds.values().filter(due).map(|hold| hold.number).collect();
         for number in &due {
             self.change(*number, |hold| {
@@ -236,7 +240,7 @@ impl LeaseTable {
     pub(in crate::core) fn claim_forced(&mut self, number: Number, now: Moment) -> bool {
         let idle = self.change(number, |hold| {
             hold.forced_claim = Some(now);
-            !std::mem::replace(&mut hold.renewing, true)
+            hold.early.is_none() && !std::mem::replace(&mut hold.renewing, true)
         });
         idle.unwrap_or(false)
     }
@@ -356,6 +360,55 @@ impl LeaseTable {
             }
         })?;
         self.get(number)
+    }
+
+    /// Raises the count of a hold by one without Redis. The next renewal tells it.
+    pub(in crate::core) fn increment(&mut self, number: Number) -> Option<&Hold> {
+        let hold = self.holds.get_mut(&number)?;
+        hold.count += 1;
+        Some(hold)
+    }
+
+    /// Lets an EXTEND wait until Redis has the hold.
+    pub(in crate::core) fn set_waiting_extend(&mut self, number: Number, extend: HoldUpdate) {
+        if let Some(early) = self.holds.get_mut(&number).and_then(|hold| hold.early.as_mut()) {
+            early.extend = Some(extend);
+        }
+    }
+
+    /// Takes the EXTEND that waits until Redis has the hold.
+    pub(in crate::core) fn take_waiting_extend(&mut self, number: Number) -> Option<HoldUpdate> {
+        self.holds.get_mut(&number)?.early.as_mut()?.extend.take()
+    }
+
+    /// Records that Redis has a predecessor of an early hold, with a lease that was set at `sent`, and that this hand-over
+    /// follows.
+    pub(in crate::core) fn follow(&mut self, number: Number, hand_over: OpId, sent: Moment) {
+        let lease = self.lease;
+        self.change(number, |hold| {
+            hold.valid_until = hold.valid_until.max(lease.valid_until(sent));
+            if let Some(early) = &mut hold.early {
+                early.hand_over = hand_over;
+            }
+        });
+    }
+
+    /// Records that Redis has an early hold, once, with a lease that was set at `sent`. Returns the EXTEND that waited.
+    pub(in crate::core) fn on_handed_over(
+        &mut self,
+        number: Number,
+        sent: Moment,
+        now: Moment,
+        jitter: u64,
+    ) -> Option<HoldUpdate> {
+        let lease = self.lease;
+        self.change(number, |hold| {
+            // Another count, a claim that it was released, or another server: Redis is asked again at once.
+            let settled = hold.count == 1 && hold.forced_claim.is_none() && hold.renew_at > now;
+            hold.renew_at = if settled { lease.renew_at(sent, jitter) } else { now };
+            hold.valid_until = hold.valid_until.max(lease.valid_until(sent));
+            hold.early.take()?.extend
+        })?
     }
 
     pub(in crate::core) fn move_to(&mut self, number: Number, session: SessionId) {

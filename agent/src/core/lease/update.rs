@@ -31,6 +31,10 @@ impl Core {
             span: Span::none(),
             change: Change::Extend(lease),
         };
+        if let Some(early) = &hold.early {
+            self.ops.answer_by(early.hand_over, self.now + self.settings.response_timeout);
+            return self.leases.set_waiting_extend(number, update);
+        }
         self.update_hold(update);
     }
 }

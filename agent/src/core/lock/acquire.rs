@@ -169,6 +169,9 @@ impl Core {
             let most = format!("a reader may enter {MAX_READ_COUNT} times");
             return self.answer(slot, Self::limit(&request.name, &most));
         }
+        if hold.early.is_some() {
+            return self.reenter_early(slot, number, &span);
+        }
         // A watched hold stays watched: no lease of a re-entry is longer than that.
         let lease = request.lease.filter(|_| hold.mode == LeaseMode::Fixed);
         let update = HoldUpdate {

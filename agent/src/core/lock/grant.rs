@@ -5,12 +5,22 @@ use std::sync::Arc;
 
 use redisson::{Kind, Moment};
 
-use crate::core::ids::WaiterId;
+use crate::core::ids::{OpId, WaiterId};
 use crate::core::lease::hold::{LeaseMode, NewHold};
 use crate::core::lock::waiter::Waiter;
 use crate::core::session::reply::Reply;
 use crate::core::{Core, Report};
 use crate::types::{End, Number};
+
+/// The facts of a grant that do not come from its waiter.
+pub(in crate::core) struct Terms {
+    pub(in crate::core) number: Number,
+    pub(in crate::core) token: Option<u64>,
+    pub(in crate::core) valid_until: Moment,
+    pub(in crate::core) renew_at: Moment,
+    /// The hand-over in flight that puts the hold into Redis.
+    pub(in crate::core) hand_over: Option<OpId>,
+}
 
 impl Core {
     /// The lock is ours under this attempt's number: its waiter gets it, or the next one, or it is released.
@@ -66,6 +76,15 @@ impl Core {
         sent: Moment,
         token: Option<u64>,
     ) {
+        let Some(waiter) = self.locks.waiter(waiting) else { return };
+        let valid_until = waiter.lease.unwrap_or(self.settings.lease).valid_until(sent);
+        let renew_at = self.settings.lease.renew_at(sent, self.numbers.jitter());
+        self.begin_hold(waiting, Terms { number, token, valid_until, renew_at, hand_over: None });
+    }
+
+    /// Begins the hold of a waiter.
+    pub(in crate::core) fn begin_hold(&mut self, waiting: WaiterId, terms: Terms) {
+        let Terms { number, token, valid_until, renew_at, hand_over } = terms;
         let Some(waiter) = self.remove_waiter(waiting) else { return };
         if waiter.kind != Kind::Read
             && let Some(gone) = self.locks.get(&waiter.name).and_then(|state| state.hold)
@@ -90,7 +109,6 @@ impl Core {
         let Waiter { name, kind, owner, uid, slot, lease, trace, .. } = waiter;
         let mode = if lease.is_some() { LeaseMode::Fixed } else { LeaseMode::Renewed };
         let lease = lease.unwrap_or(self.settings.lease);
-        let jitter = self.numbers.jitter();
         let hold = NewHold {
             number,
             name: name.clone(),
@@ -102,12 +120,13 @@ impl Core {
             count: 1,
             mode,
             granted: self.now,
-            valid_until: lease.valid_until(sent),
-            renew_at: self.settings.lease.renew_at(sent, jitter),
+            valid_until,
+            renew_at,
             longest: lease.max(self.settings.lease),
             lapsing: self.lapses(owner.session),
             trace,
             span,
+            hand_over,
         };
         let grant = self.leases.insert(hold).grant(waited_ms);
         self.effects.report(Report::HoldBegan { group, kind, number });

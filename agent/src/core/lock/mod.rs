@@ -5,7 +5,7 @@ mod contest;
 mod deadlock;
 mod fair;
 mod fencing;
-mod grant;
+pub(in crate::core) mod grant;
 pub(in crate::core) mod mlock;
 pub(in crate::core) mod mlock_state;
 mod node_subscriptions;

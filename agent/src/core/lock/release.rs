@@ -8,6 +8,7 @@ use tracing::Span;
 
 use crate::core::ids::{OpId, Owner, Slot};
 use crate::core::lock::state::Contest;
+use crate::core::session::reply::Reply;
 use crate::core::side::Side;
 use crate::core::{Core, Report, Settings};
 use crate::protocol::command::HoldRequest;
@@ -33,6 +34,10 @@ impl Core {
             return self.end_hold(number, End::Released, Some(slot));
         }
         let Some(hold) = self.leases.decrement(number) else { return };
+        if hold.early.is_some() {
+            let reply = Reply::Left { number, count: hold.count };
+            return self.answer_with(slot, reply);
+        }
         let update = HoldUpdate {
             name: hold.name.clone(),
             kind: hold.kind,
@@ -86,8 +91,17 @@ impl Core {
 
     /// Ends a hold for its owner, and in Redis by hand-over or release.
     pub(in crate::core) fn end_hold(&mut self, number: Number, end: End, slot: Option<Slot>) {
+        let early = self.leases.get(number).and_then(|hold| Some(hold.early.as_ref()?.hand_over));
         let Some(ending) = self.remove_hold(number, end) else { return };
         let ending = Ending { slot, ..ending };
+        match early {
+            Some(hand_over) => self.end_early_hold(hand_over, ending),
+            None => self.pass_on(ending),
+        }
+    }
+
+    /// Hands over what has ended here, or releases it.
+    pub(in crate::core) fn pass_on(&mut self, ending: Ending) {
         let name = ending.name.clone();
         let Some(next) = self.next_in_line(&ending) else { return self.release(ending) };
         if self.must_yield(&name) {
@@ -95,6 +109,9 @@ impl Core {
             return self.release(ending);
         }
         self.link_to_predecessor(next.waiter, ending.number, &ending.place);
+        if let Some(valid_until) = self.early_validity(&ending, &next) {
+            return self.hand_over_early(ending, &next, valid_until);
+        }
         let give_up = self.retry_window(ending.longest.max(next.lease));
         let id = self.send(Verb::HandOver(HandOver { from: ending, to: next }), give_up);
         self.locks.begin_contest(&name, id);
@@ -121,7 +138,7 @@ impl Core {
 
     /// Returns the front waiter if the hold may be handed over to it: both plain or fenced, or both writers while no local
     /// reader holds. Fair, read and red locks are never handed over.
-    fn next_in_line(&self, ending: &Ending) -> Option<Attempt> {
+    pub(in crate::core) fn next_in_line(&self, ending: &Ending) -> Option<Attempt> {
         let state = self.locks.get(&ending.name)?;
         let next = *state.queue.front()?;
         let waiter = self.locks.waiter(next)?;
@@ -143,7 +160,7 @@ impl Core {
     }
 
     /// Returns whether local waiters have had the lock among themselves for long enough.
-    fn must_yield(&self, name: &LockName) -> bool {
+    pub(in crate::core) fn must_yield(&self, name: &LockName) -> bool {
         let Settings { handover_max, handover_max_time, .. } = self.settings;
         let state = self.locks.get(name);
         state.is_some_and(|state| state.must_yield(self.now, handover_max, handover_max_time))

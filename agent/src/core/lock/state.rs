@@ -37,6 +37,8 @@ pub(in crate::core) struct LockState {
     pub(in crate::core) releases_in_flight: u32,
     /// The same for read holds, which keep out writers only.
     pub(in crate::core) reader_releases_in_flight: u32,
+    /// The hand-over in flight whose successor holds the lock already, or has held it since.
+    pub(in crate::core) early: Option<OpId>,
     pub(in crate::core) queue: VecDeque<Number>,
     pub(in crate::core) contest: Contest,
     /// The channel of release messages that we asked for, and for which family of kinds.
@@ -68,6 +70,7 @@ impl LockState {
             readers: BTreeSet::new(),
             releases_in_flight: 0,
             reader_releases_in_flight: 0,
+            early: None,
             queue: VecDeque::new(),
             contest: Contest::Idle,
             listening: None,
@@ -86,6 +89,7 @@ impl LockState {
     /// Returns whether a local hold, or one on its way out, excludes a newcomer of that kind.
     pub(in crate::core) fn keeps_out(&self, kind: Kind) -> bool {
         self.hold.is_some()
+            || self.early.is_some()
             || self.releases_in_flight > 0
             || (kind != Kind::Read
                 && (!self.readers.is_empty() || self.reader_releases_in_flight > 0))
@@ -97,6 +101,7 @@ impl LockState {
 
     pub(super) fn is_unused(&self) -> bool {
         !self.is_held()
+            && self.early.is_none()
             && self.releases_in_flight == 0
             && self.reader_releases_in_flight == 0
             && self.queue.is_empty()

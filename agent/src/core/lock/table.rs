@@ -246,11 +246,30 @@ impl LockTable {
         }
     }
 
-    /// Records a hand-over, and how many clients were subscribed to the releases, if that is known.
+    /// Records the hand-over in flight whose successor holds the lock already.
+    pub(in crate::core) fn begin_early(&mut self, name: &LockName, hand_over: OpId) {
+        if let Some(state) = self.locks.get_mut(name) {
+            state.early = Some(hand_over);
+        }
+    }
+
+    /// Records that it is over. Returns the local hold.
+    pub(in crate::core) fn end_early(&mut self, name: &LockName) -> Option<Number> {
+        let state = self.locks.get_mut(name)?;
+        state.early = None;
+        state.hold
+    }
+
+    pub(in crate::core) fn count_hand_over(&mut self, name: &LockName) {
+        if let Some(state) = self.locks.get_mut(name) {
+            state.handovers += 1;
+        }
+    }
+
+    /// Records how many clients were subscribed to the releases at a hand-over, if that is known.
     pub(in crate::core) fn on_handed_over(&mut self, name: &LockName, subscribers: Option<u64>) {
         if let Some(state) = self.locks.get_mut(name) {
             let ours = u64::from(state.listening.is_some());
-            state.handovers += 1;
             state.others = subscribers.map(|n| n > ours);
             state.last_error = None;
         }

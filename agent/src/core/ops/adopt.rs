@@ -220,6 +220,7 @@ impl Core {
             lapsing: false,
             trace: None,
             span: tracing::Span::none(),
+            hand_over: None,
         };
         self.leases.insert(hold);
         self.effects.report(Report::HoldBegan { group, kind, number });

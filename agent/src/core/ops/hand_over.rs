@@ -104,6 +104,8 @@ impl Core {
             HandOverOutcome::Passed { subscribers, token } => {
                 // In a cluster a node knows of its own subscribers only, and others may listen at any.
                 let subscribers = subscribers.filter(|_| !self.settings.slots);
+                self.ops.set_hand_overs_refused(false);
+                self.locks.count_hand_over(&name);
                 self.locks.on_handed_over(&name, subscribers);
                 let group = self.group_label(&name);
                 self.effects.report(Report::HandOver { group });

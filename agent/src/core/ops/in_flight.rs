@@ -1,6 +1,6 @@
 //! The table of scripts in flight: their attempts and deadlines.
 
-use crate::core::ops::verb::Verb;
+use crate::core::ops::verb::{Ending, Verb};
 use std::collections::HashMap;
 use std::time::Duration;
 
@@ -95,6 +95,8 @@ pub(in crate::core) struct InFlight {
     round_trip: Duration,
     /// Too few replicas had the latest grant, or were there for the latest attempt.
     short_of_replicas: bool,
+    /// Redis refused the latest hand-over.
+    hand_overs_refused: bool,
     /// The instant at which a sleep of the agent was last noticed.
     woke: Moment,
 }
@@ -107,6 +109,7 @@ impl InFlight {
             next_id: 0,
             round_trip: Duration::from_millis(1),
             short_of_replicas: false,
+            hand_overs_refused: false,
             woke: Moment::default(),
         }
     }
@@ -147,6 +150,15 @@ impl InFlight {
 
     pub(in crate::core) fn set_short_of_replicas(&mut self, short: bool) {
         self.short_of_replicas = short;
+    }
+
+    /// Returns whether Redis refused the latest hand-over.
+    pub(in crate::core) fn are_hand_overs_refused(&self) -> bool {
+        self.hand_overs_refused
+    }
+
+    pub(in crate::core) fn set_hand_overs_refused(&mut self, refused: bool) {
+        self.hand_overs_refused = refused;
     }
 
     /// Records that the agent slept until now.
@@ -271,6 +283,28 @@ impl InFlight {
         }
         self.timers.set(&mut op.armed, op.retry_at, id);
         false
+    }
+
+    /// Adds a hold that has ended before the early hand-over in flight has been answered. Returns it if there is no such
+    /// operation.
+    pub(in crate::core) fn add_ended(&mut self, id: OpId, ending: Ending) -> Option<Ending> {
+        match self.verb_mut(id) {
+            Some(Verb::EarlyHandOver(early)) => {
+                early.ended.push(ending);
+                None
+            }
+            _ => Some(ending),
+        }
+    }
+
+    /// Sets the instant at which the commands that wait for an operation are answered regardless, unless there is one.
+    pub(in crate::core) fn answer_by(&mut self, id: OpId, at: Moment) {
+        let Some(op) = self.ops.get_mut(&id).filter(|op| op.answer_by == Moment::NEVER) else {
+            return;
+        };
+        op.answer_by = at;
+        let due = op.retry_at.min(at);
+        self.timers.set(&mut op.armed, due, id);
     }
 
     pub(super) fn verb_mut(&mut self, id: OpId) -> Option<&mut Verb> {

@@ -6,6 +6,7 @@
 
 pub(in crate::core) mod acquire;
 mod adopt;
+pub(in crate::core) mod early_hand_over;
 pub(in crate::core) mod force;
 pub(in crate::core) mod hand_over;
 mod in_flight;
@@ -168,6 +169,7 @@ impl Core {
 
     /// Answers the command that waits for this op: Redis has been silent for too long.
     fn answer_silence(&mut self, id: OpId) {
+        self.answer_waiting_extend(id);
         let Some(silence) = self.ops.verb_mut(id).and_then(|verb| verb.operation_mut().silence())
         else {
             return;
@@ -175,7 +177,13 @@ impl Core {
         if !silence.goes_on {
             self.take_op(id);
         }
-        self.answer(silence.slot, silence.reply);
+        self.answer_all(silence);
+    }
+
+    fn answer_all(&mut self, Silence { slots, reply, .. }: Silence) {
+        for slot in slots {
+            self.answer(slot, reply.clone());
+        }
     }
 
     fn give_up(&mut self, id: OpId) {
@@ -219,7 +227,7 @@ impl Core {
 /// Returns the answer to a command for which Redis stayed silent and which is not retried.
 fn no_answer(slot: Slot, name: &LockName) -> Silence {
     let reply = Core::unavailable_for(name, "Redis has not answered in time");
-    Silence { slot, reply, goes_on: false }
+    Silence { slots: vec![slot], reply, goes_on: false }
 }
 
 /// Returns the record of a number that may be in Redis although nobody holds it.

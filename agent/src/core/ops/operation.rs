@@ -13,9 +13,9 @@ use crate::journal::Record;
 use crate::protocol::resp::Frame;
 use crate::types::Number;
 
-/// The answer to a command for which Redis stayed silent.
+/// The answer to the commands for which Redis stayed silent.
 pub(in crate::core) struct Silence {
-    pub(in crate::core) slot: Slot,
+    pub(in crate::core) slots: Vec<Slot>,
     pub(in crate::core) reply: Frame,
     /// The script is repeated nevertheless.
     pub(in crate::core) goes_on: bool,
@@ -42,8 +42,8 @@ pub(in crate::core) trait Operation {
     /// longer in flight.
     fn on_give_up(&mut self, core: &mut Core, id: OpId) {
         let _ = id;
-        if let Some(Silence { slot, reply, .. }) = self.silence() {
-            core.answer(slot, reply);
+        if let Some(silence) = self.silence() {
+            core.answer_all(silence);
         }
     }
 
@@ -58,7 +58,7 @@ pub(in crate::core) trait Operation {
         false
     }
 
-    /// Takes the command that waits, and returns the answer to it.
+    /// Takes the commands that wait, and returns the answer to them.
     fn silence(&mut self) -> Option<Silence> {
         None
     }
@@ -108,6 +108,7 @@ impl Verb {
             Self::Renew(verb) => verb,
             Self::Release(verb) => verb,
             Self::HandOver(verb) => verb,
+            Self::EarlyHandOver(verb) => verb,
             Self::Undo(verb) => verb,
             Self::Show(verb) => verb,
             Self::Look(verb) => verb,
@@ -127,6 +128,7 @@ impl Verb {
             Self::Renew(verb) => verb,
             Self::Release(verb) => verb,
             Self::HandOver(verb) => verb,
+            Self::EarlyHandOver(verb) => verb,
             Self::Undo(verb) => verb,
             Self::Show(verb) => verb,
             Self::Look(verb) => verb,

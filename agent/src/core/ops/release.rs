@@ -16,12 +16,16 @@ use crate::types::{End, Number};
 impl Ending {
     /// Answers the command that waits for the end, since Redis does not say whether the hold is gone.
     pub(in crate::core) fn silence(&mut self) -> Option<Silence> {
-        let name = &self.name;
-        let text = format!(
-            "UNAVAILABLE `{name}` is no longer yours, but Redis has not answered in time: the agent goes on releasing it"
-        );
-        let reply = Frame::Error(text);
-        self.slot.take().map(|slot| Silence { slot, reply, goes_on: true })
+        let reply = self.silent_reply();
+        self.slot.take().map(|slot| Silence { slots: vec![slot], reply, goes_on: true })
+    }
+
+    /// Returns the answer while Redis is silent.
+    pub(in crate::core) fn silent_reply(&self) -> Frame {
+        Frame::Error(format!(
+            "UNAVAILABLE `{}` is no longer yours, but Redis has not answered in time: the agent goes on releasing it",
+            self.name
+        ))
     }
 }
 

@@ -123,6 +123,18 @@ pub(in crate::core) struct HandOver {
     pub(in crate::core) to: Attempt,
 }
 
+/// A hand-over whose successor holds the lock already, within what is left of the predecessor's validity. Until Redis
+/// has answered, further holds of this agent may follow one another.
+#[derive(Debug, Clone)]
+pub(in crate::core) struct EarlyHandOver {
+    pub(in crate::core) from: Ending,
+    /// The number that Redis is to have.
+    pub(in crate::core) to: Number,
+    pub(in crate::core) lease: Lease,
+    /// The holds that have begun and ended meanwhile, `to` the first of them.
+    pub(in crate::core) ended: Vec<Ending>,
+}
+
 #[derive(Debug, Clone)]
 pub(in crate::core) struct Undo {
     pub(in crate::core) name: LockName,
@@ -253,6 +265,7 @@ pub(in crate::core) enum Verb {
     Renew(Renewals),
     Release(Release),
     HandOver(HandOver),
+    EarlyHandOver(EarlyHandOver),
     Undo(Undo),
     Show(Show),
     Look(Look),

@@ -26,7 +26,21 @@ mod schedule;
 mod seeds;
 pub(in crate::core) mod world;
 
+use crate::core::Core;
+use crate::core::lease::hold::Hold;
+use crate::core::ops::verb::Verb;
 use crate::types::Number;
+
+/// Returns the numbers of which Redis has one, at least, while a hold is valid: its own, or until an early hold is there,
+/// those of the hand-over in flight.
+fn numbers_in_redis(core: &Core, hold: &Hold) -> impl Iterator<Item = Number> {
+    let op = hold.early.as_ref().and_then(|early| core.ops.get(early.hand_over));
+    let handed = op.and_then(|op| match &op.verb {
+        Verb::EarlyHandOver(early) => Some([early.from.number, early.to]),
+        _ => None,
+    });
+    std::iter::once(hold.number).chain(handed.into_iter().flatten())
+}
 
 /// Returns the first number of an agent's run, of a size that occurs in practice: scripts recognize agents by it.
 fn first_number(run: u64) -> Number {

@@ -334,7 +334,8 @@ fn a_full_redis_gives_out_nothing_new_and_takes_back_everything() {
     let mut world = World::new();
     let (a, b) = (world.open(), world.open());
     world.lock(a, "x");
-    world.lock(b, "x");
+    let lease = Lease::new(LEASE);
+    world.command(b, Command::Lock(LockRequest { lease, ..lock_command("x") }));
     world.network = Network::Full;
     world.unlock(a, "x");
     assert!(world.replies_of(a).iter().map(super::world::short).eq(["held 1", "0"]));

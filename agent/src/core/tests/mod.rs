@@ -1,6 +1,7 @@
 //! The core against a small model of Redis.
 
 mod delay;
+mod early_hand_over;
 mod failures;
 mod fair;
 mod frozen;

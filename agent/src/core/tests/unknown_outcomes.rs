@@ -188,7 +188,7 @@ fn a_hand_over_in_doubt_that_is_refused_is_undone_and_its_number_never_used_agai
     let mut world = World::new();
     let (a, b) = (world.open(), world.open());
     world.lock(a, "x");
-    world.lock(b, "x");
+    world.command(b, Command::Lock(LockRequest { lease: lease(60_000), ..lock_command("x") }));
     world.replies.clear();
     world.network = Network::Breaks;
     world.unlock(a, "x");
@@ -221,7 +221,7 @@ fn a_refused_hand_over_in_doubt_leaves_nothing_though_nobody_waits_any_more() {
     let mut world = World::new();
     let (a, b) = (world.open(), world.open());
     world.lock(a, "x");
-    world.lock(b, "x");
+    world.command(b, Command::Lock(LockRequest { lease: lease(60_000), ..lock_command("x") }));
     world.network = Network::Breaks;
     world.unlock(a, "x");
     world.network = Network::Refuses;

@@ -5,6 +5,7 @@ use std::time::Duration;
 
 use redisson::{ClientId, HolderId, Kind, Lease, Moment, keys, script};
 
+use super::super::numbers_in_redis;
 use super::super::redis::Content;
 use super::super::requests::lock_name;
 use super::super::seeds::Verdict;
@@ -12,6 +13,7 @@ use super::super::world::Replication;
 use super::World;
 use super::worker::NAMES;
 use crate::core::lease::hold::{Hold, LeaseMode};
+use crate::types::Number;
 
 /// Counts of what the runs exercised.
 #[derive(Debug, Default, Clone)]
@@ -127,16 +129,23 @@ impl World {
         for (index, agent) in self.agents.iter().enumerate() {
             for hold in agent.core.leases.iter().filter(|hold| hold.name == name) {
                 let write = hold.kind == Kind::Write;
-                let field =
-                    HolderId { write, ..HolderId::new(agent.core.numbers.client(), hold.number) };
+                let field = |number| HolderId {
+                    write,
+                    ..HolderId::new(agent.core.numbers.client(), number)
+                };
                 if now < hold.valid_until {
                     for node in self.keepers() {
+                        let there = |number: &Number| {
+                            self.servers[node].redis.has(lock, &field(*number).to_string())
+                        };
+                        let number = numbers_in_redis(&agent.core, hold).find(there);
+                        let field = field(number.unwrap_or(hold.number));
                         self.check_stored(node, lock, field, hold)?;
                     }
                     inside.push((index, hold));
                 }
                 if agent.stalled_until <= self.now {
-                    self.check_reported(lock, field, hold)?;
+                    self.check_reported(lock, field(hold.number), hold)?;
                 }
             }
         }

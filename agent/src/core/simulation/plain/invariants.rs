@@ -3,14 +3,16 @@
 use crate::core::ops::verb::Verb;
 use redisson::HolderId;
 
+use super::super::numbers_in_redis;
 use super::super::requests::lock_name;
 use super::super::schedule::micros;
 use super::super::seeds::Verdict;
 use super::history::number;
+use super::host::Host;
 use super::names::{NAMES, name_of};
 use super::session::OWNERS;
 use super::simulation::Simulation;
-use crate::core::lease::hold::LeaseMode;
+use crate::core::lease::hold::{Hold, LeaseMode};
 use crate::core::lock::state::Contest;
 use crate::core::{Frozen, Gauges};
 use crate::protocol::resp::{Frame, Outgoing};
@@ -18,6 +20,12 @@ use crate::types::{End, SessionId};
 
 /// The longest time that an attempt takes without faults, in microseconds.
 const ENOUGH: u64 = 5000;
+
+/// Returns the fields of which Redis has one, at least, while a hold is valid.
+fn fields_in_redis(host: &Host, hold: &Hold) -> impl Iterator<Item = String> {
+    let client = host.client;
+    numbers_in_redis(&host.core, hold).map(move |number| HolderId::new(client, number).to_string())
+}
 
 impl Simulation {
     /// Checks that a worker with a valid hold excludes all others.
@@ -143,13 +151,15 @@ impl Simulation {
 
     /// Checks that holds are in Redis, and that jeopardy and loss are reported in time.
     fn check_holds(&mut self, host: usize) -> Verdict {
+        self.excuse_early_holds(host);
         let state = &self.hosts[host];
         let now = state.boot(self.now);
         let (lease, margin) = (state.settings.lease, state.settings.lost_margin);
         for hold in state.core.leases.iter() {
             let lock = std::str::from_utf8(hold.name.as_bytes()).expect("a lock of ours");
             let field = HolderId::new(state.client, hold.number).to_string();
-            let there = self.server.redis.has(lock, &field);
+            let there =
+                fields_in_redis(state, hold).any(|field| self.server.redis.has(lock, &field));
             let excused = self.history.is_excused(lock, &field);
             if now < hold.valid_until && !there && !excused {
                 return Err(format!(
@@ -207,6 +217,18 @@ impl Simulation {
         Ok(())
     }
 
+    /// Excuses the early holds that rely on an excused field.
+    fn excuse_early_holds(&mut self, host: usize) {
+        let state = &self.hosts[host];
+        for hold in state.core.leases.iter().filter(|hold| hold.early.is_some()) {
+            let lock = name_of(&hold.name);
+            if fields_in_redis(state, hold).any(|field| self.history.is_excused(lock, &field)) {
+                let field = HolderId::new(state.client, hold.number).to_string();
+                self.history.excuse(lock, field);
+            }
+        }
+    }
+
     /// Checks that every waiter is served, and that no lock state is kept without a purpose.
     fn check_names(&mut self, host: usize) -> Verdict {
         let state = &self.hosts[host];
@@ -245,11 +267,16 @@ impl Simulation {
                     state.stall.is_some()
                         || now < until
                         || known.hold.is_some()
+                        || known.early.is_some()
                         || known.releases_in_flight > 0
                 }
                 Contest::Idle => false,
             };
-            let served = known.hold.is_some() || known.releases_in_flight > 0 || asking;
+            if known.early.is_some_and(|op| !core.ops.contains_key(&op)) {
+                return Err(format!("{name} waits for a hand-over that has ended"));
+            }
+            let ours = known.hold.is_some() || known.early.is_some();
+            let served = ours || known.releases_in_flight > 0 || asking;
             if !known.queue.is_empty() && !served {
                 return Err(format!("the waiters for {name} are not served: {known:?}"));
             }

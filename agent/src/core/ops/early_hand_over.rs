@@ -1,0 +1,270 @@
+//! Early hand-over: the next local waiter holds the lock before Redis has answered.
+//!
+//! While a hold is valid nobody else can acquire its lock, whichever number of this agent Redis has for it. So the
+//! successor begins at once, within what is left of that validity, and `hand_over` puts its number into Redis meanwhile. If
+//! further holds follow before the reply, Redis gets the number of the latest one next and never sees those between.
+//! If Redis turns out not to have the lock, all who relied on it are told.
+
+use std::time::Duration;
+
+use redisson::script::{self, BadReply, Call, HandOverOutcome, Value};
+use redisson::{Kind, Moment};
+use service_kit::trace::TraceParent;
+use tracing::Span;
+
+use super::operation::{Operation, Silence};
+use super::{Failure, Op, orphan};
+use crate::core::ids::{OpId, Slot};
+use crate::core::lock::grant::Terms;
+use crate::core::ops::verb::{Attempt, EarlyHandOver, Ending, Verb};
+use crate::core::session::reply::Reply;
+use crate::core::{Core, Report, spans};
+use crate::journal::Record;
+use crate::types::{End, Number};
+
+impl EarlyHandOver {
+    /// The holds that have ended, the oldest first.
+    fn endings(&self) -> impl Iterator<Item = &Ending> {
+        std::iter::once(&self.from).chain(&self.ended)
+    }
+}
+
+impl Operation for EarlyHandOver {
+    fn call(&self, core: &Core) -> Call {
+        let Ending { name, kind, number, .. } = &self.from;
+        let (old, new) = (core.numbers.field(*kind, *number), core.numbers.field(*kind, self.to));
+        script::hand_over(name, &old, &new, self.lease)
+    }
+
+    fn on_reply(&self, core: &mut Core, _: OpId, op: &Op, reply: &Value) -> Result<(), BadReply> {
+        let passed = script::parse_hand_over(reply)?;
+        core.on_early_reply(op, self, passed);
+        Ok(())
+    }
+
+    /// The successor relies on the number that Redis has, so it is sent again whatever the failure. Where Redis refuses
+    /// hand-overs, others wait for it from now on.
+    fn on_failure(&self, core: &mut Core, id: OpId, failure: &Failure, pause: Duration) {
+        if let Failure::Refused(_) = failure {
+            core.ops.set_hand_overs_refused(true);
+        }
+        core.retry(id, pause);
+    }
+
+    fn on_give_up(&mut self, core: &mut Core, _: OpId) {
+        if let Some(silence) = self.silence() {
+            core.answer_all(silence);
+        }
+        core.lose_early(self, End::Unconfirmed);
+        // The old number has run out by now; a copy may have set the new one just before.
+        core.undo(&self.from.name, self.from.kind, self.to, self.lease);
+        core.poll_queue(&self.from.name);
+    }
+
+    fn is_awaited(&self) -> bool {
+        self.from.slot.is_some()
+    }
+
+    fn silence(&mut self) -> Option<Silence> {
+        let reply = self.from.silent_reply();
+        let endings = std::iter::once(&mut self.from).chain(&mut self.ended);
+        let slots: Vec<Slot> = endings.filter_map(|ending| ending.slot.take()).collect();
+        (!slots.is_empty()).then_some(Silence { slots, reply, goes_on: true })
+    }
+
+    fn concerns(&self, number: Number) -> bool {
+        self.from.number == number || self.to == number
+    }
+
+    fn is_stale_after_sleep(&self, _: &Core) -> bool {
+        true
+    }
+
+    fn trace_parent(&self, core: &Core) -> TraceParent {
+        core.hold_parent(self.to)
+    }
+
+    fn records(&self) -> Vec<Record> {
+        let Ending { name, kind, number, .. } = &self.from;
+        vec![orphan(*number, name, *kind), orphan(self.to, name, *kind)]
+    }
+}
+
+impl Core {
+    /// Returns until when the next waiter may hold the lock before Redis has answered; none if it has to wait for that:
+    /// its grant needs a token, replicas, a record in the journal, or a lease of its own, or too little validity is left.
+    pub(in crate::core) fn early_validity(&self, from: &Ending, to: &Attempt) -> Option<Moment> {
+        let waiter = self.locks.waiter(to.waiter)?;
+        let plain = from.kind == Kind::Lock && to.kind == Kind::Lock && waiter.lease.is_none();
+        let recorded =
+            self.journal.has(from.number) || self.sessions.has_grace(waiter.owner.session);
+        let lease = self.settings.lease;
+        // The script sets this lease, whichever the old one was.
+        let valid_until = from.valid_until.min(lease.valid_until(self.now));
+        let enough = self.now < lease.at_risk_at(valid_until);
+        let possible = plain
+            && enough
+            && !recorded
+            && self.settings.min_replicas == 0
+            && !self.ops.are_hand_overs_refused();
+        possible.then_some(valid_until)
+    }
+
+    /// Hands over a lock to a waiter that holds it at once.
+    pub(in crate::core) fn hand_over_early(
+        &mut self,
+        from: Ending,
+        next: &Attempt,
+        valid_until: Moment,
+    ) {
+        let name = from.name.clone();
+        let id = self.send_early(from, next.number);
+        self.locks.begin_early(&name, id);
+        self.begin_early_hold(id, next, valid_until);
+    }
+
+    fn send_early(&mut self, from: Ending, to: Number) -> OpId {
+        let lease = self.settings.lease;
+        let give_up = self.retry_window(from.longest.max(lease));
+        self.send(
+            Verb::EarlyHandOver(EarlyHandOver { from, to, lease, ended: Vec::new() }),
+            give_up,
+        )
+    }
+
+    fn begin_early_hold(&mut self, hand_over: OpId, next: &Attempt, valid_until: Moment) {
+        let group = self.group_label(&next.name);
+        self.effects.report(Report::HandOver { group });
+        self.locks.count_hand_over(&next.name);
+        let (number, hand_over) = (next.number, Some(hand_over));
+        // Redis can renew it once it has it.
+        let renew_at = Moment::NEVER;
+        let terms = Terms { number, token: None, valid_until, renew_at, hand_over };
+        self.begin_hold(next.waiter, terms);
+    }
+
+    /// Ends a hold that Redis does not have yet. The next waiter may hold the lock at once; whatever else follows waits for
+    /// the reply.
+    pub(in crate::core) fn end_early_hold(&mut self, hand_over: OpId, ending: Ending) {
+        let name = ending.name.clone();
+        let next = self.next_in_line(&ending).filter(|_| !self.must_yield(&name));
+        let next = next.and_then(|next| Some((self.early_validity(&ending, &next)?, next)));
+        if let Some((_, next)) = &next {
+            self.link_to_predecessor(next.waiter, ending.number, &ending.place);
+        }
+        if ending.slot.is_some() {
+            self.ops.answer_by(hand_over, self.now + self.settings.response_timeout);
+        }
+        self.ops.add_ended(hand_over, ending);
+        if let Some((valid_until, next)) = next {
+            self.begin_early_hold(hand_over, &next, valid_until);
+        }
+    }
+
+    /// Enters an early hold once more.
+    pub(in crate::core) fn reenter_early(&mut self, slot: Slot, number: Number, span: &Span) {
+        let Some(hold) = self.leases.increment(number) else { return };
+        let (grant, group, kind) = (hold.grant(0), hold.group.clone(), hold.kind);
+        let outcome = "reentered";
+        self.effects.report(Report::Acquisition { group, kind, outcome });
+        spans::outcome(span, outcome);
+        span.record("lock.holds", grant.count);
+        self.answer_with(slot, Reply::Grant(grant));
+    }
+
+    /// Answers an EXTEND that waits for this hand-over: Redis has been silent for too long.
+    pub(super) fn answer_waiting_extend(&mut self, id: OpId) {
+        let Some(Verb::EarlyHandOver(early)) = self.ops.get(id).map(|op| &op.verb) else { return };
+        let name = early.from.name.clone();
+        let hold = self.locks.get(&name).and_then(|state| state.hold);
+        if let Some(extend) = hold.and_then(|number| self.leases.take_waiting_extend(number)) {
+            let reply = Self::unavailable_for(&name, "Redis has not answered in time");
+            self.answer(extend.slot, reply);
+        }
+    }
+
+    /// Applies the reply to an early hand-over.
+    fn on_early_reply(&mut self, op: &Op, early: &EarlyHandOver, passed: HandOverOutcome) {
+        let name = &early.from.name;
+        match passed {
+            HandOverOutcome::Passed { subscribers, .. } => {
+                // In a cluster a node knows of its own subscribers only, and others may listen at any.
+                let subscribers = subscribers.filter(|_| !self.settings.slots);
+                self.locks.on_handed_over(name, subscribers);
+                self.ops.set_hand_overs_refused(false);
+                // The latest is confirmed once it is released, if nobody holds the lock.
+                let released = self.follow_up(op.sent, early);
+                let confirmed = early.ended.len() - usize::from(released);
+                for ending in early.endings().take(1 + confirmed) {
+                    self.confirm(ending, None);
+                }
+                for ending in early.endings().filter(|ending| ending.number != early.to) {
+                    self.journal_gone(ending.number);
+                }
+            }
+            HandOverOutcome::Missing | HandOverOutcome::WrongType => {
+                self.early_refused(op, early, End::Missing);
+            }
+            HandOverOutcome::Stolen => self.early_refused(op, early, End::Stolen),
+        }
+        self.poll_queue(name);
+    }
+
+    /// Redis has the successor, with a lease that was set at `sent`. Lets it have the number of the hold by now, or passes on
+    /// what has ended last. Returns whether it did.
+    fn follow_up(&mut self, sent: Moment, early: &EarlyHandOver) -> bool {
+        let EarlyHandOver { from, to, lease, ended } = early;
+        let now = self.locks.end_early(&from.name);
+        if now == Some(*to) {
+            let jitter = self.numbers.jitter();
+            let extend = self.leases.on_handed_over(*to, sent, self.now, jitter);
+            self.clear_jeopardy(*to);
+            if let Some(extend) = extend {
+                self.update_hold(extend);
+            }
+            return false;
+        }
+        // In Redis it has the successor's number.
+        let valid_until = lease.valid_until(sent);
+        let last = ended.last().unwrap_or(from);
+        let ending = Ending { number: *to, valid_until, longest: *lease, ..last.clone() };
+        if let Some(number) = now {
+            let ending = Ending { end: End::Released, slot: None, ..ending };
+            let id = self.send_early(ending, number);
+            self.locks.begin_early(&from.name, id);
+            self.leases.follow(number, id, sent);
+            self.clear_jeopardy(number);
+            return false;
+        }
+        match last.end {
+            // Its owner was promised the time until then.
+            End::Unconfirmed | End::Frozen => self.release_after(last.valid_until, ending),
+            // A live worker may still rely on it; its lease runs out.
+            End::Drained => self.journal_gone(*to),
+            _ => self.pass_on(ending),
+        }
+        !ended.is_empty()
+    }
+
+    /// Redis no longer had the lock.
+    fn early_refused(&mut self, op: &Op, early: &EarlyHandOver, end: End) {
+        // An earlier copy of it may have removed the first hold; while that was valid nothing else can have.
+        let ran = op.may_have_run && self.now < early.from.valid_until;
+        self.confirm(&early.from, (!ran).then_some(end));
+        for ending in &early.ended {
+            self.confirm(ending, Some(end));
+        }
+        self.lose_early(early, end);
+    }
+
+    /// Ends the hold that relies on an early hand-over. Nothing of it is left in Redis.
+    fn lose_early(&mut self, early: &EarlyHandOver, end: End) {
+        let hold = self.locks.end_early(&early.from.name);
+        for ending in early.endings() {
+            self.journal_gone(ending.number);
+        }
+        if let Some(number) = hold {
+            self.lose(number, end);
+        }
+    }
+}

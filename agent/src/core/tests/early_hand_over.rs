@@ -1,0 +1,292 @@
+//! Hand-overs whose successor holds the lock before Redis has answered.
+
+use std::time::Duration;
+
+use redisson::{Kind, Lease};
+
+use super::world::{LEASE, Network, World, lock_command, name};
+use crate::core::Node;
+use crate::core::lease::hold::Hold;
+use crate::protocol::command::{Command, HoldRequest, LockRequest};
+use crate::types::SessionId;
+
+/// The time that a reply of Redis takes, in milliseconds.
+const REPLY: u64 = 100;
+const LATER: Duration = Duration::from_millis(REPLY + 1);
+
+/// The first session holds `x`, the others wait for it. Replies of Redis take a while from now on.
+fn queue<const N: usize>(world: &mut World) -> [SessionId; N] {
+    let sessions = std::array::from_fn(|_| world.open());
+    for id in sessions {
+        world.lock(id, "x");
+    }
+    world.replies.clear();
+    world.served.clear();
+    world.network = Network::Slow(REPLY);
+    sessions
+}
+
+fn holder(world: &World) -> &Hold {
+    world.core.leases.iter().next().expect("it is held")
+}
+
+fn field(world: &World) -> String {
+    world.core.numbers.field(Kind::Lock, holder(world).number).to_string()
+}
+
+fn enter(world: &mut World, id: SessionId) {
+    world.lock(id, "x");
+}
+
+fn extend(world: &mut World, id: SessionId, lease: Duration) {
+    let request = HoldRequest { name: name("x"), kind: None, owner: 0, session: None };
+    world.command(id, Command::Extend(request, Lease::new(lease)));
+}
+
+#[test]
+fn the_next_waiter_holds_before_redis_has_answered() {
+    let mut world = World::new();
+    let [a, b] = queue(&mut world);
+    let inherited = holder(&world).valid_until;
+    world.pass(Duration::from_millis(500));
+    world.unlock(a, "x");
+    assert_eq!(world.reply(b), "held 1");
+    assert_eq!(holder(&world).valid_until, inherited, "no later than its predecessor's");
+    assert!(world.has_no_reply(a), "whether it had it to the end is not known yet");
+    world.pass(LATER);
+    assert_eq!(world.reply(a), "0");
+    assert_eq!(holder(&world).valid_until, inherited + Duration::from_millis(500));
+    assert_eq!(world.holders("x"), [field(&world)]);
+    assert_eq!(world.served, ["hand_over"]);
+    world.pass(LEASE / 3);
+    assert_eq!(world.served, ["hand_over", "keep"], "it is renewed like any other");
+}
+
+#[test]
+fn holds_that_end_before_the_reply_never_reach_redis() {
+    let mut world = World::new();
+    let [a, b, c, d] = queue(&mut world);
+    for id in [a, b, c] {
+        world.unlock(id, "x");
+    }
+    assert_eq!(world.reply(d), "held 1");
+    assert_eq!((world.reply(b), world.reply(c)), ("held 1".into(), "held 1".into()));
+    assert_eq!(world.served, ["hand_over"], "one at a time");
+    world.pass(LATER);
+    for id in [a, b, c] {
+        assert_eq!(world.reply(id), "0");
+    }
+    world.pass(LATER);
+    assert_eq!(world.served, ["hand_over"; 2], "from the second to the last");
+    assert_eq!(world.holders("x"), [field(&world)]);
+    world.unlock(d, "x");
+    world.pass(LATER);
+    assert_eq!(world.reply(d), "0");
+    assert!(world.holders("x").is_empty() && world.core.is_idle());
+    assert!(world.core.locks.is_empty());
+}
+
+#[test]
+fn an_early_hold_that_nobody_follows_is_released_once_redis_has_it() {
+    let mut world = World::new();
+    let [a, b] = queue(&mut world);
+    world.unlock(a, "x");
+    world.close(b);
+    assert!(world.core.leases.iter().next().is_none());
+    world.pass(LATER);
+    assert_eq!(world.served, ["hand_over", "release"]);
+    world.pass(LATER);
+    assert!(world.holders("x").is_empty() && world.core.is_idle());
+    assert!(world.core.locks.is_empty());
+}
+
+#[test]
+fn all_who_relied_on_a_lost_lock_are_told() {
+    let mut world = World::new();
+    let [a, b, c, d] = queue(&mut world);
+    world.redis.clear();
+    for id in [a, b] {
+        world.unlock(id, "x");
+    }
+    world.replies.clear();
+    world.pass(LATER);
+    assert_eq!((world.reply(a), world.reply(b)), ("LOST".into(), "LOST".into()));
+    world.unlock(c, "x");
+    assert_eq!(world.reply(c), "LOST");
+    world.pass(LATER);
+    assert_eq!(world.reply(d), "held 1", "the next one acquires it");
+    assert_eq!(world.holders("x"), [field(&world)]);
+}
+
+#[test]
+fn a_stolen_lock_is_lost_by_its_early_holder() {
+    let mut world = World::new();
+    let [a, _b] = queue(&mut world);
+    world.foreign("x", "285475da-9152-4c83-822a-67ee2f116a79:52", LEASE);
+    world.unlock(a, "x");
+    world.pass(LATER);
+    assert!(world.core.leases.iter().next().is_none());
+    assert_eq!(world.holders("x"), ["285475da-9152-4c83-822a-67ee2f116a79:52"]);
+}
+
+#[test]
+fn a_hand_over_without_an_answer_is_repeated_and_the_lock_goes_on_among_waiters() {
+    let mut world = World::new();
+    let [a, b, c] = queue(&mut world);
+    world.network = Network::Down;
+    world.unlock(a, "x");
+    world.unlock(b, "x");
+    assert_eq!(world.reply(c), "held 1");
+    world.pass(Duration::from_secs(3));
+    assert_eq!(world.reply(a), "UNAVAILABLE", "it is told that Redis is silent");
+    let replies = world.replies_of(b);
+    assert_eq!(replies.len(), 2, "so is who came between: {replies:?}");
+    world.network = Network::Good;
+    world.pass(Duration::from_secs(1));
+    assert_eq!(world.holders("x"), [field(&world)]);
+    assert!(holder(&world).valid_until > world.now + LEASE / 2);
+}
+
+#[test]
+fn where_redis_refuses_hand_overs_the_next_ones_wait_for_it() {
+    let mut world = World::new();
+    let [a, b, c] = queue(&mut world);
+    world.network = Network::Refuses;
+    world.unlock(a, "x");
+    world.replies.clear();
+    world.unlock(b, "x");
+    assert!(world.has_no_reply(c));
+    world.network = Network::Good;
+    world.pass(Duration::from_secs(1));
+    assert_eq!(world.reply(c), "held 1");
+    assert_eq!(world.served, ["hand_over"; 2]);
+    assert_eq!(world.holders("x"), [field(&world)]);
+}
+
+#[test]
+fn without_redis_an_early_hold_ends_in_time_and_nobody_else_has_the_lock_before() {
+    let mut world = World::new();
+    let [a, b, c] = queue(&mut world);
+    world.network = Network::Down;
+    world.unlock(a, "x");
+    let valid_until = holder(&world).valid_until;
+    world.pass(valid_until.since(world.now));
+    assert!(world.core.leases.iter().next().is_none(), "it is lost");
+    world.network = Network::Good;
+    world.replies.clear();
+    world.pass(Duration::from_secs(2));
+    assert_eq!(world.reply(c), "held 1");
+    world.unlock(b, "x");
+    assert_eq!(world.reply(b), "LOST");
+    assert_eq!(world.holders("x"), [field(&world)]);
+}
+
+#[test]
+fn a_loss_reported_before_the_reply_keeps_the_lock_until_its_validity_ends() {
+    let mut world = World::new();
+    let [a, _b, c] = queue(&mut world);
+    world.network = Network::Down;
+    world.unlock(a, "x");
+    let valid_until = holder(&world).valid_until;
+    while world.core.leases.iter().next().is_some() {
+        world.pass(Duration::from_millis(1));
+    }
+    assert!(world.now < valid_until);
+    world.network = Network::Good;
+    world.replies.clear();
+    while world.has_no_reply(c) {
+        world.pass(Duration::from_millis(1));
+    }
+    assert!(world.now >= valid_until, "its owner was promised the time until then");
+}
+
+#[test]
+fn an_early_hold_is_entered_again_and_left_without_redis() {
+    let mut world = World::new();
+    let [a, b] = queue(&mut world);
+    world.unlock(a, "x");
+    assert_eq!(world.reply(b), "held 1");
+    enter(&mut world, b);
+    assert_eq!(world.reply(b), "held 2");
+    enter(&mut world, b);
+    assert_eq!(world.reply(b), "held 3");
+    world.unlock(b, "x");
+    assert_eq!(world.reply(b), "2");
+    world.pass(LATER * 2);
+    assert_eq!(world.served, ["hand_over", "keep"]);
+    assert_eq!(world.redis["x"].fields.values().collect::<Vec<_>>(), [&2], "Redis is told");
+}
+
+#[test]
+fn an_extend_waits_until_redis_has_the_hold() {
+    let mut world = World::new();
+    let [a, b] = queue(&mut world);
+    world.unlock(a, "x");
+    world.replies.clear();
+    extend(&mut world, b, Duration::from_secs(60));
+    assert!(world.has_no_reply(b));
+    world.pass(LATER * 2);
+    assert_eq!(world.served, ["hand_over", "keep"]);
+    assert!(world.redis["x"].expires > Some(world.now + Duration::from_secs(59)));
+    world.replies.clear();
+
+    let mut world = World::new();
+    let [a, b] = queue(&mut world);
+    world.network = Network::Down;
+    world.unlock(a, "x");
+    world.replies_of(b);
+    extend(&mut world, b, Duration::from_secs(60));
+    world.pass(Duration::from_secs(3));
+    assert_eq!(world.reply(b), "UNAVAILABLE");
+}
+
+#[test]
+fn another_server_is_asked_about_an_early_hold_as_soon_as_it_is_there() {
+    let mut world = World::new();
+    let [a, _b] = queue(&mut world);
+    world.unlock(a, "x");
+    world.core.verify(world.now, Node::Main);
+    world.work();
+    assert_eq!(world.served, ["hand_over"], "there is nothing to renew yet");
+    world.pass(LATER);
+    assert_eq!(world.served, ["hand_over", "keep"]);
+}
+
+#[test]
+fn grants_that_need_more_than_validity_wait_for_redis() {
+    let lease = Lease::new(Duration::from_secs(60));
+    let waits = |request: LockRequest, prepare: fn(&mut World, SessionId)| {
+        let mut world = World::new();
+        let (a, b) = (world.open(), world.open());
+        prepare(&mut world, b);
+        world.lock(a, "x");
+        world.command(b, Command::Lock(request));
+        world.replies.clear();
+        world.network = Network::Slow(REPLY);
+        world.unlock(a, "x");
+        world.has_no_reply(b)
+    };
+    let nothing = |_: &mut World, _: SessionId| {};
+    let grace = |world: &mut World, id: SessionId| {
+        let grace = Some(Duration::from_secs(60));
+        world.command(id, Command::Session { grace, push: None, deadlines: None });
+        assert_eq!(world.replies_of(id).len(), 1);
+    };
+    assert!(!waits(lock_command("x"), nothing));
+    assert!(waits(LockRequest { lease, ..lock_command("x") }, nothing), "a lease of its own");
+    assert!(waits(LockRequest { kind: Kind::Fenced, ..lock_command("x") }, nothing), "a token");
+    assert!(waits(lock_command("x"), grace), "a record in the journal");
+}
+
+#[test]
+fn a_predecessor_at_risk_hands_over_through_redis() {
+    let mut world = World::new();
+    let [a, b] = queue(&mut world);
+    world.network = Network::Down;
+    let at_risk = Lease::new(LEASE).unwrap().at_risk_at(holder(&world).valid_until);
+    world.pass(at_risk.since(world.now) + Duration::from_millis(1));
+    assert!(holder(&world).jeopardy);
+    world.replies.clear();
+    world.unlock(a, "x");
+    assert!(world.has_no_reply(b));
+}
