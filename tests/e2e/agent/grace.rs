@@ -79,6 +79,12 @@ async fn every_kind_of_lock_outlives_a_killed_agent() -> Result<()> {
         lock(&mut worker, command).await?;
     }
     lock(&mut worker, "LOCK plain").await?;
+    eventually("the count in Redis", async || {
+        let holders = bench.holders("plain").await?;
+        ensure!(holders[0].1 == "2", "{holders:?}");
+        Ok(())
+    })
+    .await;
     for name in ["plain", "fair", "fenced", "rw", "owned"] {
         before.push(bench.holders(name).await?);
     }

@@ -56,14 +56,36 @@ async fn a_hold_taken_by_another_client_is_stolen() -> Result<()> {
 }
 
 #[tokio::test]
-async fn re_entry_and_partial_release_do_not_restore_a_lost_hold() -> Result<()> {
+async fn what_asks_redis_about_a_lost_hold_says_so_and_does_not_restore_it() -> Result<()> {
     let mut bench = Bench::new().await?;
     let mut worker = bench.session().await?;
-    for (again, name) in [("LOCK a", "a"), ("UNLOCK b", "b"), ("EXTEND c 60000", "c")] {
+    for (again, name) in
+        [("LOCK a LEASE 60000", "a"), ("UNLOCK b KIND read", "b"), ("EXTEND c 60000", "c")]
+    {
+        let kind = if name == "b" { " KIND read" } else { "" };
+        lock(&mut worker, &format!("LOCK {name} LEASE 60000{kind}")).await?;
+        lock(&mut worker, &format!("LOCK {name} LEASE 60000{kind}")).await?;
+        bench.direct.call(&format!("DEL {name}")).await?.ok()?;
+        assert_error(&worker.call(again).await?, "LOST", name);
+        assert!(bench.is_free(name).await?, "{again} took it again");
+        assert_error(&worker.call(&format!("UNLOCK {name}")).await?, "LOST", name);
+    }
+    Ok(())
+}
+
+#[tokio::test]
+async fn what_does_not_ask_redis_finds_a_lost_hold_soon_and_does_not_restore_it() -> Result<()> {
+    let mut bench = Bench::new().await?;
+    let mut worker = bench.session().await?;
+    let mut ear = bench.session().await?;
+    let told = credentials(&mut worker).await?;
+    for (again, name) in [("LOCK a", "a"), ("UNLOCK b", "b")] {
         lock(&mut worker, &format!("LOCK {name}")).await?;
         lock(&mut worker, &format!("LOCK {name}")).await?;
         bench.direct.call(&format!("DEL {name}")).await?.ok()?;
-        assert_error(&worker.call(again).await?, "LOST", name);
+        worker.call(again).await?.ok()?;
+        let events = ear.call(&format!("EVENTS {told} WAIT 20000")).await?;
+        assert_eq!(events.text(), format!("[[lost, {name}, lock, missing]]"));
         assert!(bench.is_free(name).await?, "{again} took it again");
         assert_error(&worker.call(&format!("UNLOCK {name}")).await?, "LOST", name);
     }

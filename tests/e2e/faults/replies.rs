@@ -205,9 +205,9 @@ async fn a_lock_that_is_gone_at_its_hand_over_is_lost_by_both() -> Result<()> {
 async fn a_re_entry_whose_reply_is_lost_leaves_no_count_behind() -> Result<()> {
     let (mut bench, proxy) = stage(SHORT).await?;
     let mut worker = bench.session().await?;
-    lock(&mut worker, "LOCK a").await?;
+    lock(&mut worker, "LOCK a LEASE 60000").await?;
     proxy.line(COMMANDS).await.set(Way::Down, Flow::Swallow);
-    assert_error(&worker.call("LOCK a").await?, "UNAVAILABLE", "a");
+    assert_error(&worker.call("LOCK a LEASE 60000").await?, "UNAVAILABLE", "a");
     let rows = worker.call("HOLDS").await?.ok()?;
     assert_eq!(rows.items()?[0].field("holds")?, &Reply::Int(1));
     eventually("the count in Redis to be put right", async || {

@@ -362,11 +362,18 @@ impl LeaseTable {
         self.get(number)
     }
 
-    /// Raises the count of a hold by one without Redis. The next renewal tells it.
-    pub(in crate::core) fn increment(&mut self, number: Number) -> Option<&Hold> {
-        let hold = self.holds.get_mut(&number)?;
-        hold.count += 1;
-        Some(hold)
+    /// Raises the count of a hold by one without Redis.
+    pub(in crate::core) fn increment(&mut self, number: Number, now: Moment) -> Option<&Hold> {
+        self.change(number, |hold| {
+            hold.count += 1;
+            hold.tell_count_soon(now);
+        })?;
+        self.get(number)
+    }
+
+    /// Lets a renewal tell Redis the count of a hold soon.
+    pub(in crate::core) fn tell_count_soon(&mut self, number: Number, now: Moment) {
+        self.change(number, |hold| hold.tell_count_soon(now));
     }
 
     /// Lets an EXTEND wait until Redis has the hold.

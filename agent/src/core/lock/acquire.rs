@@ -9,8 +9,9 @@ use redisson::{Family, Kind, LockName, keys};
 use tracing::Span;
 
 use crate::core::ids::{OpId, Owner, Slot, WaiterId};
-use crate::core::lease::hold::LeaseMode;
+use crate::core::lease::hold::{Hold, LeaseMode};
 use crate::core::lock::waiter::Waiter;
+use crate::core::session::reply::Reply;
 use crate::core::side::Side;
 use crate::core::{Core, Report, spans};
 use crate::protocol::command::{LockRequest, Wait};
@@ -169,8 +170,8 @@ impl Core {
             let most = format!("a reader may enter {MAX_READ_COUNT} times");
             return self.answer(slot, Self::limit(&request.name, &most));
         }
-        if hold.early.is_some() {
-            return self.reenter_early(slot, number, &span);
+        if self.enters_at_once(hold) {
+            return self.reenter_at_once(slot, number, &span);
         }
         // A watched hold stays watched: no lease of a re-entry is longer than that.
         let lease = request.lease.filter(|_| hold.mode == LeaseMode::Fixed);
@@ -185,6 +186,25 @@ impl Core {
             change: Change::Reenter(lease),
         };
         self.update_hold(update);
+    }
+
+    /// Returns whether its owner may enter a hold once more before Redis has the new count: its lease stays as it is, it is
+    /// valid for long enough, and no replica has to confirm it. Redis may not even have the hold yet.
+    fn enters_at_once(&self, hold: &Hold) -> bool {
+        let renewed = hold.mode == LeaseMode::Renewed && hold.kind != Kind::Red && !hold.lapsing;
+        let safe = self.now < self.settings.lease.at_risk_at(hold.valid_until);
+        hold.early.is_some() || renewed && safe && self.settings.min_replicas == 0
+    }
+
+    fn reenter_at_once(&mut self, slot: Slot, number: Number, span: &Span) {
+        let Some(hold) = self.leases.increment(number, self.now) else { return };
+        let (grant, group, kind) = (hold.grant(0), hold.group.clone(), hold.kind);
+        let outcome = "reentered";
+        self.effects.report(Report::Acquisition { group, kind, outcome });
+        spans::outcome(span, outcome);
+        span.record("lock.holds", grant.count);
+        self.journal_hold(number);
+        self.answer_with(slot, Reply::Grant(grant));
     }
 
     /// Sends a waiter's attempt to Redis.

@@ -7,6 +7,7 @@ use redisson::{Family, Kind, Lease, LockName, Moment};
 use tracing::Span;
 
 use crate::core::ids::{OpId, Owner, Slot};
+use crate::core::lease::hold::LeaseMode;
 use crate::core::lock::state::Contest;
 use crate::core::session::reply::Reply;
 use crate::core::side::Side;
@@ -34,8 +35,12 @@ impl Core {
             return self.end_hold(number, End::Released, Some(slot));
         }
         let Some(hold) = self.leases.decrement(number) else { return };
-        if hold.early.is_some() {
+        // The lease of a reader's entry ends with it, and red holds are counted on several servers.
+        let with_lease = hold.kind == Kind::Read && hold.mode == LeaseMode::Fixed;
+        if !with_lease && hold.kind != Kind::Red {
             let reply = Reply::Left { number, count: hold.count };
+            self.leases.tell_count_soon(number, self.now);
+            self.journal_hold(number);
             return self.answer_with(slot, reply);
         }
         let update = HoldUpdate {

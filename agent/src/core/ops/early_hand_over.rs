@@ -10,15 +10,13 @@ use std::time::Duration;
 use redisson::script::{self, BadReply, Call, HandOverOutcome, Value};
 use redisson::{Kind, Moment};
 use service_kit::trace::TraceParent;
-use tracing::Span;
 
 use super::operation::{Operation, Silence};
 use super::{Failure, Op, orphan};
 use crate::core::ids::{OpId, Slot};
 use crate::core::lock::grant::Terms;
 use crate::core::ops::verb::{Attempt, EarlyHandOver, Ending, Verb};
-use crate::core::session::reply::Reply;
-use crate::core::{Core, Report, spans};
+use crate::core::{Core, Report};
 use crate::journal::Record;
 use crate::types::{End, Number};
 
@@ -81,7 +79,9 @@ impl Operation for EarlyHandOver {
     }
 
     fn trace_parent(&self, core: &Core) -> TraceParent {
-        core.hold_parent(self.to)
+        // As the first hand-over is sent, the successor still waits.
+        let waiter = core.locks.waiter(self.to);
+        waiter.map_or_else(|| core.hold_parent(self.to), |waiter| TraceParent::of(&waiter.span))
     }
 
     fn records(&self) -> Vec<Record> {
@@ -159,17 +159,6 @@ impl Core {
         if let Some((valid_until, next)) = next {
             self.begin_early_hold(hand_over, &next, valid_until);
         }
-    }
-
-    /// Enters an early hold once more.
-    pub(in crate::core) fn reenter_early(&mut self, slot: Slot, number: Number, span: &Span) {
-        let Some(hold) = self.leases.increment(number) else { return };
-        let (grant, group, kind) = (hold.grant(0), hold.group.clone(), hold.kind);
-        let outcome = "reentered";
-        self.effects.report(Report::Acquisition { group, kind, outcome });
-        spans::outcome(span, outcome);
-        span.record("lock.holds", grant.count);
-        self.answer_with(slot, Reply::Grant(grant));
     }
 
     /// Answers an EXTEND that waits for this hand-over: Redis has been silent for too long.

@@ -2,7 +2,10 @@
 
 use std::time::Duration;
 
-use super::world::{LEASE, Network, World, short};
+use redisson::Lease;
+
+use super::world::{LEASE, Network, World, lock_command, short};
+use crate::protocol::command::{Command, LockRequest};
 
 const FOREIGN: &str = "285475da-9152-4c83-822a-67ee2f116a79:52";
 
@@ -162,17 +165,32 @@ fn a_stolen_lock_is_lost_and_left_to_its_new_holder() {
 }
 
 #[test]
-fn re_entering_a_lost_lock_says_so_instead_of_taking_it_again() {
+fn re_entering_a_lost_lock_reports_the_loss_instead_of_taking_it_again() {
     let mut world = World::new();
     let a = world.open();
     world.lock(a, "x");
     world.redis.clear();
     world.lock(a, "x");
     let replies: Vec<_> = world.replies_of(a).iter().map(short).collect();
-    assert_eq!(replies, ["held 1", "LOST"]);
+    assert_eq!(replies, ["held 1", "held 2"], "its owner relied on it anyway");
+    world.pass(Duration::from_millis(150));
+    assert_eq!(world.events(a), ["lost x lock missing"], "when Redis is told the count");
     assert!(world.redis.is_empty());
     world.lock(a, "x");
     assert_eq!(world.reply(a), "held 1", "asked again, it is a new grant");
+}
+
+#[test]
+fn an_entry_with_a_lease_of_a_lost_lock_says_so() {
+    let mut world = World::new();
+    let a = world.open();
+    let lease = Lease::new(Duration::from_secs(20));
+    world.command(a, Command::Lock(LockRequest { lease, ..lock_command("x") }));
+    world.redis.clear();
+    world.command(a, Command::Lock(LockRequest { lease, ..lock_command("x") }));
+    let replies: Vec<_> = world.replies_of(a).iter().map(short).collect();
+    assert_eq!(replies, ["held 1", "LOST"]);
+    assert!(world.redis.is_empty());
 }
 
 #[test]

@@ -208,11 +208,12 @@ fn who_comes_back_before_its_old_end_is_noticed_waits_for_that() {
 fn what_was_under_way_ends_before_it_is_taken_over() {
     let mut world = World::new();
     let (a, told) = world.graced();
-    world.lock(a, "x");
+    let leased = LockRequest { lease: Lease::new(LEASE), ..lock_command("x") };
+    world.command(a, Command::Lock(leased.clone()));
     world.foreign("y", "285475da-9152-4c83-822a-67ee2f116a79:52", LEASE);
     world.network = Network::Slow(500);
-    // Re-entry is on its way, and a wait.
-    world.lock(a, "x");
+    // An entry with a lease is on its way, and a wait.
+    world.command(a, Command::Lock(leased));
     world.command(a, Command::Lock(LockRequest { owner: 5, ..lock_command("y") }));
     world.close(a);
     let b = world.open_as(0, NEXT);

@@ -4,7 +4,7 @@ use std::time::Duration;
 
 use redisson::{Kind, Lease};
 
-use super::world::{LEASE, Network, World, lock_command, name};
+use super::world::{LEASE, Network, World, lock_command, name, short};
 use crate::protocol::command::{Command, HoldRequest, LockRequest, Wait};
 
 const FOREIGN: &str = "285475da-9152-4c83-822a-67ee2f116a79:52";
@@ -129,7 +129,7 @@ fn re_entry_counts_up_and_down_and_bypasses_the_queue() {
     world.lock(a, "x");
     world.lock(b, "x");
     world.lock(a, "x");
-    let replies: Vec<_> = world.replies_of(a).iter().map(super::world::short).collect();
+    let replies: Vec<_> = world.replies_of(a).iter().map(short).collect();
     assert_eq!(replies, ["held 1", "held 2"]);
     world.unlock(a, "x");
     assert_eq!(world.reply(a), "1");
@@ -137,6 +137,65 @@ fn re_entry_counts_up_and_down_and_bypasses_the_queue() {
     world.unlock(a, "x");
     assert_eq!(world.reply(a), "0");
     assert_eq!(world.reply(b), "held 1");
+}
+
+/// Returns the hold count of `x` in Redis.
+fn count_in_redis(world: &World) -> i64 {
+    world.redis["x"].fields.values().copied().max().unwrap_or(0)
+}
+
+#[test]
+fn an_entry_that_is_left_again_at_once_costs_no_script() {
+    let mut world = World::new();
+    let a = world.open();
+    world.lock(a, "x");
+    world.replies.clear();
+    world.served.clear();
+    world.network = Network::Down;
+    world.lock(a, "x");
+    assert_eq!(world.reply(a), "held 2", "before Redis can have answered");
+    world.unlock(a, "x");
+    assert_eq!(world.reply(a), "1");
+    world.network = Network::Good;
+    world.unlock(a, "x");
+    assert_eq!(world.reply(a), "0");
+    assert_eq!(world.served, ["release"]);
+    assert!(world.redis.is_empty());
+}
+
+#[test]
+fn redis_is_told_a_new_count_soon() {
+    for kind in [Kind::Lock, Kind::Fair, Kind::Fenced, Kind::Read, Kind::Write] {
+        let mut world = World::new();
+        let a = world.open();
+        world.lock_as(a, "x", kind);
+        world.served.clear();
+        for _ in 0..10 {
+            world.lock_as(a, "x", kind);
+        }
+        assert_eq!(world.replies_of(a).last().map(short), Some("held 11".to_owned()), "{kind:?}");
+        world.pass(Duration::from_millis(150));
+        assert_eq!((world.served.len(), count_in_redis(&world)), (1, 11), "{kind:?}");
+        world.unlock(a, "x");
+        assert_eq!(world.reply(a), "10", "{kind:?}");
+        world.pass(Duration::from_millis(150));
+        assert_eq!((world.served.len(), count_in_redis(&world)), (2, 10), "{kind:?}");
+    }
+}
+
+#[test]
+fn a_hold_at_risk_is_entered_again_only_with_the_word_of_redis() {
+    let mut world = World::new();
+    let a = world.open();
+    world.lock(a, "x");
+    world.replies.clear();
+    world.network = Network::Down;
+    world.pass(LEASE * 3 / 4);
+    world.lock(a, "x");
+    assert!(world.has_no_reply(a));
+    world.network = Network::Good;
+    world.pass(Duration::from_secs(1));
+    assert_eq!((world.reply(a), count_in_redis(&world)), ("held 2".to_owned(), 2));
 }
 
 #[test]
@@ -338,7 +397,7 @@ fn a_full_redis_gives_out_nothing_new_and_takes_back_everything() {
     world.command(b, Command::Lock(LockRequest { lease, ..lock_command("x") }));
     world.network = Network::Full;
     world.unlock(a, "x");
-    assert!(world.replies_of(a).iter().map(super::world::short).eq(["held 1", "0"]));
+    assert!(world.replies_of(a).iter().map(short).eq(["held 1", "0"]));
     assert!(world.holders("x").is_empty(), "a hand-over that is refused is a release");
     world.command(
         a,

@@ -65,11 +65,10 @@ fn what_was_asked_of_a_hold_that_is_lost_meanwhile_is_answered_at_once_and_not_r
     let mut world = World::new();
     let a = world.open();
     world.lock(a, "x");
-    world.lock(a, "x");
     world.replies.clear();
     world.network = Network::Down;
     world.pass(LEASE * 14 / 15);
-    world.unlock(a, "x");
+    world.lock(a, "x");
     world.served.clear();
     world.pass(Duration::from_millis(1500));
     assert_eq!(told(&mut world, a), ["LOST"]);
