@@ -198,7 +198,7 @@ impl Core {
 
     fn reenter_at_once(&mut self, slot: Slot, number: Number, span: &Span) {
         let Some(hold) = self.leases.increment(number, self.now) else { return };
-        let (grant, group, kind) = (hold.grant(0), hold.group.clone(), hold.kind);
+        let (grant, group, kind) = (hold.grant(0), Arc::clone(&hold.group), hold.kind);
         let outcome = "reentered";
         self.effects.report(Report::Acquisition { group, kind, outcome });
         spans::outcome(span, outcome);

@@ -13,6 +13,7 @@ use crate::core::{Core, Report};
 use crate::types::{End, Number};
 
 /// The facts of a grant that do not come from its waiter.
+#[derive(Debug, Clone, Copy)]
 pub(in crate::core) struct Terms {
     pub(in crate::core) number: Number,
     pub(in crate::core) token: Option<u64>,
