@@ -32,7 +32,8 @@ pub(in crate::core) struct LeaseTable {
     lease: Lease,
     /// The time before the end of its validity at which a hold is reported as lost.
     margin: Duration,
-    holds: BTreeMap<Number, Hold>,
+    /// Numbers grow, so the nodes of the map are little more than half full: a hold in them would cost almost twice its size.
+    holds: BTreeMap<Number, Box<Hold>>,
     timers: Timers<Number>,
     in_jeopardy: usize,
     kept_back: usize,
@@ -81,7 +82,7 @@ impl LeaseTable {
     }
 
     pub(in crate::core) fn get(&self, number: Number) -> Option<&Hold> {
-        self.holds.get(&number)
+        self.holds.get(&number).map(|hold| &**hold)
     }
 
     pub(in crate::core) fn contains(&self, number: Number) -> bool {
@@ -94,14 +95,14 @@ impl LeaseTable {
 
     /// Returns the holds in the order of their numbers.
     pub(in crate::core) fn iter(&self) -> impl Iterator<Item = &Hold> {
-        self.holds.values()
+        self.holds.values().map(|hold| &**hold)
     }
 
     pub(in crate::core) fn range(
         &self,
         numbers: impl RangeBounds<Number>,
     ) -> impl Iterator<Item = &Hold> {
-        self.holds.range(numbers).map(|(_, hold)| hold)
+        self.holds.range(numbers).map(|(_, hold)| &**hold)
     }
 
     /// The number of holds in jeopardy.
@@ -125,13 +126,13 @@ impl LeaseTable {
 
     pub(in crate::core) fn insert(&mut self, new: NewHold) -> &Hold {
         let number = new.number;
-        self.holds.insert(number, Hold::new(new));
+        self.holds.insert(number, Box::new(Hold::new(new)));
         self.arm(number);
         &self.holds[&number]
     }
 
     pub(in crate::core) fn remove(&mut self, number: Number) -> Option<Hold> {
-        let hold = self.holds.remove(&number)?;
+        let hold = *self.holds.remove(&number)?;
         self.timers.clear(hold.armed, number);
         self.in_jeopardy -= usize::from(hold.jeopardy);
         self.kept_back -= usize::from(hold.kept_back.is_some());
@@ -214,7 +215,7 @@ impl LeaseTable {
             hold.renew_at = now;
         }
         let due = |hold: &&Hold| hold.may_be_renewed() && which(hold);
-        let due: Vec<Number> = self.holds.values().filter(due).map(|hold| hold.number).collect();
+        let due: Vec<Number> = self.iter().filter(due).map(|hold| hold.number).collect();
         for number in &due {
             self.change(*number, |hold| {
                 hold.renewing = true;

@@ -65,7 +65,8 @@ pub(in crate::core) struct Label {
 /// All names that somebody holds or waits for, and the waiters.
 #[derive(Debug)]
 pub(in crate::core) struct LockTable {
-    locks: HashMap<LockName, LockState>,
+    /// On the heap, as the map itself keeps room for up to twice its entries.
+    locks: HashMap<LockName, Box<LockState>>,
     waiters: BTreeMap<WaiterId, Waiter>,
     timers: Timers<LockTimer>,
     quota: Quota,
@@ -91,7 +92,7 @@ impl LockTable {
     }
 
     pub(in crate::core) fn get(&self, name: &LockName) -> Option<&LockState> {
-        self.locks.get(name)
+        self.locks.get(name).map(|state| &**state)
     }
 
     pub(in crate::core) fn contains(&self, name: &LockName) -> bool {
@@ -101,7 +102,7 @@ impl LockTable {
     /// Returns the names in no particular order.
     #[cfg(test)]
     pub(in crate::core) fn iter(&self) -> impl Iterator<Item = (&LockName, &LockState)> {
-        self.locks.iter()
+        self.locks.iter().map(|(name, state)| (name, &**state))
     }
 
     /// Returns whether no name is in use and nothing counts against a quota.
@@ -151,7 +152,7 @@ impl LockTable {
 
     /// Adds a name that is not in use yet.
     pub(in crate::core) fn insert(&mut self, name: LockName, group: Arc<str>) {
-        self.locks.insert(name, LockState::new(group));
+        self.locks.insert(name, Box::new(LockState::new(group)));
     }
 
     /// Returns the next step of a name's queue. Forgets the name when nobody needs it.

@@ -23,6 +23,9 @@ use crate::protocol::command::Command;
 use crate::protocol::resp::{Frame, Outgoing};
 use crate::types::{SessionId, SessionKey};
 
+/// The unanswered commands for which an idle session keeps memory.
+const FEW_PENDING: usize = 16;
+
 impl Core {
     /// The id as SESSION tells it.
     pub(in crate::core) fn session_name(&self, id: SessionId) -> String {
@@ -168,6 +171,10 @@ impl Core {
             let Some(reply) = first.and_then(|first| first.reply.take()) else { return };
             session.pending.pop_front();
             session.first_seq += 1;
+            // Frees the memory of a long pipeline.
+            if session.pending.is_empty() && session.pending.capacity() > FEW_PENDING {
+                session.pending = VecDeque::new();
+            }
             let reply = self.settle(id, reply);
             self.effects.push(Effect::Deliver(id, reply));
         }
