@@ -318,6 +318,14 @@ fn build(raw: Raw<Flags>) -> Result<Config, Vec<String>> {
     }
     let warnings = raw.warnings();
     let flags = raw.values;
+    let model = model::types::Settings {
+        max_locks: usize::try_from(flags.max_locks).unwrap_or(usize::MAX),
+        poll_rate: flags.poll_rate,
+        usual,
+        rules,
+        ignore: flags.ignore.into_iter().map(String::into_bytes).collect(),
+        groups: red,
+    };
     Ok(Config {
         deployments,
         listen: flags.listen,
@@ -333,6 +341,7 @@ fn build(raw: Raw<Flags>) -> Result<Config, Vec<String>> {
             rate: flags.scan_rate,
             every: flags.scan_every.into(),
             pattern: flags.scan_match,
+            max_possible: model.max_possible(),
         },
         monitor: MonitorSettings {
             mode: flags.monitor,
@@ -346,14 +355,7 @@ fn build(raw: Raw<Flags>) -> Result<Config, Vec<String>> {
             None if flags.no_history => History::Off,
             None => History::Default,
         },
-        model: model::types::Settings {
-            max_locks: usize::try_from(flags.max_locks).unwrap_or(usize::MAX),
-            poll_rate: flags.poll_rate,
-            usual,
-            rules,
-            ignore: flags.ignore.into_iter().map(String::into_bytes).collect(),
-            groups: red,
-        },
+        model,
         groups,
         max_groups: usize::from(flags.max_groups),
         lock_names_in_metrics: !flags.no_lock_names_in_metrics,

@@ -46,4 +46,6 @@ pub struct ScanSettings {
     pub every: Duration,
     /// Redis' pattern for the keys, where not all are looked at.
     pub pattern: Option<String>,
+    /// The most possible locks that are read in one pass.
+    pub max_possible: usize,
 }

@@ -239,7 +239,7 @@ impl Surveyor {
         let idle =
             if self.bounds.idle_first { self.idle_times(&names).await? } else { HashMap::new() };
         let mut others = Vec::new();
-        let findings = discover(&mut self.pacer, &names, &mut others).await?;
+        let findings = discover(&mut self.pacer, &names, |_| true, &mut others).await?;
         let unreadable = others.iter().filter(|other| is_unreadable(&other.reading)).count();
         self.survey.unreadable += u64::try_from(unreadable).unwrap_or(u64::MAX);
         self.survey.moving += u64::try_from(findings.redirected.len()).unwrap_or(u64::MAX);

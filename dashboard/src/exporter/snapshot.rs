@@ -38,6 +38,7 @@ pub(super) struct SnapshotCollector {
     problems: IntGaugeVec,
     problem_since: GaugeVec,
     not_kept: IntGauge,
+    possible_not_kept: IntGauge,
     source_state: IntGaugeVec,
     source_success: GaugeVec,
     source_lag: GaugeVec,
@@ -92,6 +93,10 @@ impl SnapshotCollector {
                 "locks_not_kept",
                 "Locks beyond --max-locks, counted in the newest pass.",
             ))?,
+            possible_not_kept: IntGauge::with_opts(opts(
+                "possible_locks_not_kept",
+                "Hashes that resemble locks and never expire, beyond those that are followed, counted in the newest pass.",
+            ))?,
             source_state: ints(
                 "source_state",
                 "How a source fares: 1 for the state it is in.",
@@ -131,7 +136,7 @@ impl Collector for SnapshotCollector {
 }
 
 impl SnapshotCollector {
-    fn gauges(&self) -> [&dyn Collector; 14] {
+    fn gauges(&self) -> [&dyn Collector; 15] {
         [
             &self.counters.detected,
             &self.counters.ended,
@@ -142,6 +147,7 @@ impl SnapshotCollector {
             &self.problems,
             &self.problem_since,
             &self.not_kept,
+            &self.possible_not_kept,
             &self.source_state,
             &self.source_success,
             &self.source_lag,
@@ -169,6 +175,7 @@ impl SnapshotCollector {
         self.fill_sources();
         let snapshot = self.hub.snapshot();
         self.not_kept.set(i64::try_from(snapshot.not_kept).unwrap_or(i64::MAX));
+        self.possible_not_kept.set(i64::try_from(snapshot.possible_not_kept).unwrap_or(i64::MAX));
         let seen = self.deployments_seen();
         let mut oldest: HashMap<(Arc<str>, String), SteadyMillis> = HashMap::new();
         let confirmed = snapshot.locks().filter(|lock| lock.is_listed());

@@ -317,6 +317,12 @@ impl App {
                 snapshot.not_kept
             ));
         }
+        if snapshot.possible_not_kept > 0 {
+            limits.push(format!(
+                "{} more hashes resemble locks and are not followed: they never expire, and nobody is known to wait for them. If they are an application's data, exclude them with --ignore.",
+                snapshot.possible_not_kept
+            ));
+        }
         limits
     }
 }

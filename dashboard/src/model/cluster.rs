@@ -142,6 +142,7 @@ impl Model {
         source.schedule.remove(name);
         source.contended.remove(name);
         source.awaited.remove(name);
+        source.possible.remove(name);
         source.dirty.remove(name);
         let acknowledged = source.acknowledged.remove(name);
         if let Some(free) = entry.free.take() {
@@ -165,7 +166,7 @@ impl Model {
         }
         self.settle(to, name);
         if let Some(target) = self.scopes.get_mut(to.0).filter(|to| to.locks.contains_key(name)) {
-            target.schedule.set(name, at);
+            target.schedule.advance(name, at);
         }
     }
 
@@ -285,7 +286,10 @@ mod tests {
     fn the_snapshot_is_complete_once_every_node_has_been_scanned_and_stays_so() {
         let (mut model, nodes) = of_two();
         let pass = |model: &mut Model, node| {
-            model.observe(node, Observation::ScanEnded { started: at(1), steady: SteadyMillis(1) });
+            model.observe(
+                node,
+                Observation::ScanEnded { started: at(1), steady: SteadyMillis(1), skipped: 0 },
+            );
             model.publish(SteadyMillis(1));
             model.snapshot.complete
         };

@@ -197,17 +197,21 @@ impl Model {
                 }
             }
             Observation::SlotsAssigned(served) => self.assign_slots(scope, &served),
-            Observation::ScanEnded { started, steady } => {
+            Observation::ScanEnded { started, steady, skipped } => {
                 let passed = &mut self.scopes[scope.0];
                 let refused = std::mem::take(&mut passed.refused);
-                self.stale |= passed.pass_began.is_none() || passed.not_kept != refused;
+                let possible = std::mem::take(&mut passed.possible_refused) + skipped;
+                self.stale |= passed.pass_began.is_none()
+                    || passed.not_kept != refused
+                    || passed.possible_not_kept != possible;
                 passed.not_kept = refused;
+                passed.possible_not_kept = possible;
                 let first = passed.pass_began.replace(started).is_none();
                 let whole = match passed.front {
                     Some(front) => self.update_scanned(front).then_some(front),
                     None => first.then_some(scope),
                 };
-                if let Some(scope) = whole.filter(|_| refused == 0) {
+                if let Some(scope) = whole.filter(|_| refused == 0 && possible == 0) {
                     self.end_restored(scope, steady);
                 }
             }
@@ -245,7 +249,7 @@ impl Model {
             scope.restart = Some(Restart { at, steady, lost: 0, cause });
             let names: Vec<LockName> = scope.locks.keys().cloned().collect();
             for name in &names {
-                scope.schedule.set(name, at);
+                scope.schedule.advance(name, at);
             }
         }
     }
@@ -267,15 +271,25 @@ impl Model {
                 }
                 Reading::Other(_) => false,
             };
-            if !new || !self.admit(scope_id, name, stamp.received) {
+            if !new {
+                return;
+            }
+            let is_possible = matches!(
+                reading,
+                Reading::Lock { ttl: None, companions, .. } if companions.queue.is_none()
+            );
+            let has_room = match is_possible {
+                true => self.make_room_for_possible(scope_id, source),
+                false => true,
+            };
+            if !(has_room && self.admit(scope_id, name, stamp.received)) {
                 return;
             }
         }
         let scope = &mut self.scopes[scope_id.0];
         // A pass misses no key that exists from its beginning to its end; one that had no room for all locks proves
         // nothing. In a cluster a key may move from a node not scanned yet to one that has been.
-        let complete = scope.not_kept == 0 && scope.refused == 0;
-        let proves = source == Source::Scan && complete && !scope.cluster;
+        let proves = source == Source::Scan && scope.has_kept_all() && !scope.cluster;
         let pass_began = scope.pass_began.filter(|_| proves);
         let context = ScopeContext { pass_began, ..scope.context(name) };
         let Some(entry) = scope.locks.get_mut(name) else { return };

@@ -5,6 +5,7 @@ use std::sync::Arc;
 use redisson::LockName;
 
 use super::Model;
+use super::scope::Scope;
 use crate::clock::SteadyMillis;
 use crate::model::types::{Delta, LockView, ScopeId, Snapshot};
 
@@ -81,6 +82,8 @@ impl Model {
         self.snapshot.complete = whole.all(|scope| scope.pass_began.is_some());
         self.snapshot.not_kept =
             self.scopes.iter().map(|scope| scope.not_kept.max(scope.refused)).sum();
+        let possible = |scope: &Scope| scope.possible_not_kept.max(scope.possible_refused);
+        self.snapshot.possible_not_kept = self.scopes.iter().map(possible).sum();
         if self.snapshot.notices.len() != self.notices.len()
             || self.snapshot.notices.first() != self.notices.front()
         {

@@ -6,7 +6,7 @@ use redisson::{LockName, Moment};
 use super::Model;
 use super::record::Record;
 use super::scope::LockEntry;
-use crate::model::types::ScopeId;
+use crate::model::types::{ScopeId, Source};
 
 /// The most free locks that are retained in one scope.
 pub(super) const MAX_FREE: usize = 10_000;
@@ -18,7 +18,10 @@ impl Model {
         if self.settings.ignore.iter().any(|glob| glob_matches(glob, bytes)) {
             return false;
         }
-        if self.lock_count >= self.settings.max_locks && !self.evict_oldest_free(scope_id) {
+        if self.lock_count >= self.settings.max_locks
+            && !self.evict_oldest_free(scope_id)
+            && !self.evict_possible(scope_id)
+        {
             self.scopes[scope_id.0].refused += 1;
             return false;
         }
@@ -39,6 +42,20 @@ impl Model {
         true
     }
 
+    /// Returns whether a possible lock may be added. One that something has pointed out replaces another; of those that
+    /// merely the scan has met only the first ones are kept.
+    pub(super) fn make_room_for_possible(&mut self, scope_id: ScopeId, source: Source) -> bool {
+        let scope = &mut self.scopes[scope_id.0];
+        if scope.possible.len() < self.settings.max_possible() {
+            return true;
+        }
+        if source == Source::Scan {
+            scope.possible_refused += 1;
+            return false;
+        }
+        self.evict_possible(scope_id)
+    }
+
     /// Updates schedule and indexes after a lock's record has changed.
     pub(super) fn settle(&mut self, scope_id: ScopeId, name: &LockName) {
         let scope = &mut self.scopes[scope_id.0];
@@ -47,7 +64,13 @@ impl Model {
             self.evict(scope_id, name);
             return;
         }
-        scope.schedule.set(name, entry.record.next_read());
+        if entry.record.is_confirmed() {
+            scope.schedule.set(name, entry.record.next_read());
+            scope.possible.remove(name);
+        } else {
+            scope.schedule.set_possible(name, entry.record.next_read());
+            scope.possible.insert(name.clone());
+        }
         if entry.record.has_named_waiters() {
             scope.contended.insert(name.clone());
         } else if !entry.record.is_in_cycle() {
@@ -82,6 +105,11 @@ impl Model {
         oldest.map(|name| self.evict(scope, &name)).is_some()
     }
 
+    fn evict_possible(&mut self, scope: ScopeId) -> bool {
+        let one = self.scopes[scope.0].possible.first().cloned();
+        one.map(|name| self.evict(scope, &name)).is_some()
+    }
+
     pub(super) fn evict(&mut self, scope_id: ScopeId, name: &LockName) {
         let scope = &mut self.scopes[scope_id.0];
         let Some(mut entry) = scope.locks.remove(name) else { return };
@@ -93,6 +121,7 @@ impl Model {
             scope.free.remove(&(free, name.clone()));
         }
         scope.schedule.remove(name);
+        scope.possible.remove(name);
         scope.contended.remove(name);
         scope.awaited.remove(name);
         scope.acknowledged.remove(name);

@@ -1,5 +1,5 @@
 //! The schedule of reads of known locks: first those that were just reported or requested, then those on open pages, for
-//! at most half of the budget, then the rest by deadline.
+//! at most half of the budget, then confirmed locks by deadline, then possible locks, for at most a quarter.
 
 use std::collections::{BTreeSet, HashMap, HashSet, VecDeque};
 use std::time::Duration;
@@ -31,9 +31,12 @@ pub struct Schedule {
     rate: f64,
     budget: f64,
     viewed_budget: f64,
+    possible_budget: f64,
     refilled: Moment,
     deadlines: BTreeSet<(Moment, LockName)>,
-    due: HashMap<LockName, Moment>,
+    /// The deadlines of possible locks, which delay no confirmed one.
+    possible: BTreeSet<(Moment, LockName)>,
+    due: HashMap<LockName, Due>,
     urgent: VecDeque<LockName>,
     is_urgent: HashSet<LockName>,
     /// The last read of an urgent lock that is on no open page.
@@ -47,6 +50,13 @@ pub struct Schedule {
     recent_order: VecDeque<(Moment, LockName)>,
 }
 
+/// The latest time for a lock's next read.
+#[derive(Debug, Clone, Copy)]
+struct Due {
+    at: Moment,
+    possible: bool,
+}
+
 impl Schedule {
     /// Returns an empty schedule of at most `rate` reads a second.
     #[must_use]
@@ -55,8 +65,10 @@ impl Schedule {
             rate: f64::from(rate),
             budget: f64::from(rate) * BURST.as_secs_f64(),
             viewed_budget: 0.0,
+            possible_budget: 0.0,
             refilled: now,
             deadlines: BTreeSet::new(),
+            possible: BTreeSet::new(),
             due: HashMap::new(),
             urgent: VecDeque::new(),
             is_urgent: HashSet::new(),
@@ -68,19 +80,38 @@ impl Schedule {
         }
     }
 
-    /// Sets the latest time for a read of the lock.
+    /// Sets the latest time for a read of the confirmed lock.
     pub fn set(&mut self, name: &LockName, at: Moment) {
-        if let Some(before) = self.due.insert(name.clone(), at) {
-            self.deadlines.remove(&(before, name.clone()));
+        self.insert(name, Due { at, possible: false });
+    }
+
+    /// Sets the time for a read of the possible lock, which may become later while others are due.
+    pub fn set_possible(&mut self, name: &LockName, at: Moment) {
+        self.insert(name, Due { at, possible: true });
+    }
+
+    /// Sets another time for a scheduled read.
+    pub fn advance(&mut self, name: &LockName, at: Moment) {
+        if let Some(due) = self.due.get(name).copied() {
+            self.insert(name, Due { at, ..due });
         }
-        self.deadlines.insert((at, name.clone()));
+    }
+
+    fn insert(&mut self, name: &LockName, due: Due) {
+        self.remove(name);
+        self.due.insert(name.clone(), due);
+        self.deadlines_of(due).insert((due.at, name.clone()));
     }
 
     /// Removes the lock.
     pub fn remove(&mut self, name: &LockName) {
         if let Some(before) = self.due.remove(name) {
-            self.deadlines.remove(&(before, name.clone()));
+            self.deadlines_of(before).remove(&(before.at, name.clone()));
         }
+    }
+
+    fn deadlines_of(&mut self, due: Due) -> &mut BTreeSet<(Moment, LockName)> {
+        if due.possible { &mut self.possible } else { &mut self.deadlines }
     }
 
     /// Puts the lock before all others. Returns false if too many are urgent already.
@@ -104,7 +135,7 @@ impl Schedule {
         self.is_viewed = self.viewed.iter().map(|(name, _)| name.clone()).collect();
     }
 
-    /// Returns the delay of the next read by deadline.
+    /// Returns the delay of the next read of a confirmed lock by deadline.
     #[must_use]
     pub fn lag(&self, now: Moment) -> Duration {
         self.deadlines.first().map_or(Duration::ZERO, |(due, _)| now.since(*due))
@@ -114,7 +145,8 @@ impl Schedule {
     #[cfg(test)]
     pub fn next(&self, now: Moment) -> Option<Moment> {
         let urgent = (!self.urgent.is_empty()).then_some(now);
-        urgent.or_else(|| self.deadlines.first().map(|(due, _)| *due))
+        let first = [&self.deadlines, &self.possible].into_iter().filter_map(BTreeSet::first);
+        urgent.or_else(|| first.map(|(due, _)| *due).min())
     }
 
     /// Takes the names to read now, at most `most`. `last_sent` returns a lock's last request.
@@ -130,6 +162,8 @@ impl Schedule {
         self.budget = (self.budget + self.rate * passed).min(most_saved.max(1.0));
         self.viewed_budget =
             (self.viewed_budget + self.rate / 2.0 * passed).min((most_saved / 2.0).max(1.0));
+        self.possible_budget =
+            (self.possible_budget + self.rate / 4.0 * passed).min((most_saved / 4.0).max(1.0));
         while let Some((at, name)) = self.recent_order.front() {
             if now.since(*at) < MIN_INTERVAL_UNKNOWN {
                 break;
@@ -143,11 +177,13 @@ impl Schedule {
         self.take_urgent(now, most, &last_sent, &mut taken);
         self.take_viewed(now, most, &last_sent, &mut taken);
         while taken.len() < most && self.budget >= 1.0 {
-            let Some((due, name)) = self.deadlines.first() else { break };
-            if *due > now {
-                break;
-            }
-            let name = name.clone();
+            let Some(name) = due(&self.deadlines, now) else { break };
+            self.record_request(&name, now);
+            taken.push(name);
+        }
+        while taken.len() < most && self.budget >= 1.0 && self.possible_budget >= 1.0 {
+            let Some(name) = due(&self.possible, now) else { break };
+            self.possible_budget -= 1.0;
             self.record_request(&name, now);
             taken.push(name);
         }
@@ -217,10 +253,13 @@ impl Schedule {
         self.budget -= 1.0;
         self.recent.insert(name.clone(), now);
         self.recent_order.push_back((now, name.clone()));
-        if self.due.contains_key(name) {
-            self.set(name, now + REPLY_TIMEOUT);
-        }
+        self.advance(name, now + REPLY_TIMEOUT);
     }
+}
+
+/// Returns the name that has been due for the longest.
+fn due(deadlines: &BTreeSet<(Moment, LockName)>, now: Moment) -> Option<LockName> {
+    deadlines.first().filter(|(due, _)| *due <= now).map(|(_, name)| name.clone())
 }
 
 #[cfg(test)]
@@ -270,6 +309,32 @@ mod tests {
         assert!((950..=1050).contains(&(viewed + rest)), "{viewed} + {rest} in 10 s at 100/s");
         assert!(viewed <= 520 && rest >= 450, "{viewed} {rest}");
         assert!(schedule.lag(at(10_000)) > Duration::from_secs(5));
+    }
+
+    #[test]
+    fn possible_locks_delay_no_confirmed_lock_and_get_a_quarter_of_the_budget() {
+        let mut schedule = Schedule::new(1_000, at(0));
+        // They have been due for longer.
+        (0..10_000).for_each(|i| schedule.set_possible(&name(i), at(0)));
+        let confirmed: Vec<LockName> = (20_000..20_100).map(name).collect();
+        let (mut possible, mut rest) = (0, 0);
+        for tick in 1..=1_000 {
+            let now = at(tick * 10);
+            if tick % 100 == 0 {
+                confirmed.iter().for_each(|name| schedule.set(name, now));
+            }
+            for taken in schedule.take(now, 1_000, |_| None) {
+                if confirmed.contains(&taken) { rest += 1 } else { possible += 1 }
+            }
+            assert_eq!(schedule.lag(now), Duration::ZERO, "at {now:?}");
+        }
+        assert!((2_400..=2_600).contains(&possible), "{possible}");
+        assert_eq!(rest, 1_000);
+        schedule.set(&name(0), at(0));
+        assert!(schedule.lag(at(10_000)) > Duration::ZERO, "it has been confirmed");
+        schedule.remove(&name(0));
+        (1..10_000).for_each(|i| schedule.remove(&name(i)));
+        assert!(schedule.possible.is_empty() && schedule.due.len() == 100);
     }
 
     #[test]

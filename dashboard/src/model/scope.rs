@@ -55,6 +55,11 @@ pub(super) struct Scope {
     pub(super) pass_began: Option<Moment>,
     pub(super) refused: u64,
     pub(super) not_kept: u64,
+    /// Possible locks that are retained.
+    pub(super) possible: BTreeSet<LockName>,
+    /// Possible locks for which there was no room in the current pass, and in the latest one.
+    pub(super) possible_refused: u64,
+    pub(super) possible_not_kept: u64,
     pub(super) dirty: BTreeSet<LockName>,
     pub(super) removed: Vec<LockId>,
 }
@@ -171,6 +176,9 @@ impl Scope {
             pass_began: None,
             refused: 0,
             not_kept: 0,
+            possible: BTreeSet::new(),
+            possible_refused: 0,
+            possible_not_kept: 0,
             dirty: BTreeSet::new(),
             removed: Vec::new(),
         }
@@ -207,6 +215,14 @@ impl Scope {
                 names.iter().filter_map(|name| self.locks.get(name)).all(|entry| read_again(entry))
             }
         }
+    }
+
+    /// Returns whether the latest pass, and the current one so far, had room for every lock.
+    pub(super) fn has_kept_all(&self) -> bool {
+        self.not_kept == 0
+            && self.refused == 0
+            && self.possible_not_kept == 0
+            && self.possible_refused == 0
     }
 
     /// Returns the context for an observation of one of its locks.

@@ -25,6 +25,7 @@ pub mod keyspace;
 pub mod monitor;
 pub mod pace;
 pub mod poll;
+mod possible;
 pub mod read;
 mod registry_entry;
 pub mod scan;

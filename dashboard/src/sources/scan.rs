@@ -13,14 +13,17 @@ use tokio::time::Instant;
 
 use super::connection::{pause_until, report_failure, wait_until_up};
 use super::pace::{Pace, Pacer};
-use super::read::{Caller, Findings, Found, ReadError, ServerFacts, discover, integer, strings};
+use super::possible::PossibleLocks;
+use super::read::{
+    Caller, Findings, Found, PossibleLock, ReadError, ServerFacts, discover, integer, strings,
+};
 use super::scope::Scope;
 use super::status::{Pass, SourceStatus};
 use crate::clock::{SteadyMillis, now};
 use crate::config::ScanSettings;
 use crate::metrics::ScanNodeMetrics;
 use crate::model::actor::{Hub, ModelHandle};
-use crate::model::types::{LockId, Observation, Source};
+use crate::model::types::{LockId, LockView, Observation, Source};
 use crate::sources::view::{Progress, SourceState};
 
 /// Keys visited by one SCAN.
@@ -68,6 +71,9 @@ struct ScanState {
     seen: u64,
     size: Option<u64>,
     passes: u64,
+    possible: PossibleLocks,
+    /// The server has sharded channels.
+    shards: bool,
 }
 
 impl Scan {
@@ -80,6 +86,8 @@ impl Scan {
             seen: 0,
             size: None,
             passes: 0,
+            possible: PossibleLocks::default(),
+            shards: false,
         };
         if !self.first {
             state.passes = 1;
@@ -144,6 +152,7 @@ impl Scan {
         pacer.set_pace(if state.passes == 0 { Pace::First } else { Pace::Usual });
         state.size = self.size(pacer).await;
         state.seen = 0;
+        state.possible.begin(self.settings.max_possible.saturating_sub(self.possible_count()));
         if !matches!(self.status.state(), SourceState::On | SourceState::Behind) {
             self.status.set(SourceState::On, "a scan is in progress");
         }
@@ -188,9 +197,9 @@ impl Scan {
         state.seen = state.size.unwrap_or(state.seen);
         state.passes += 1;
         self.metrics.seconds.observe(begun.elapsed().as_secs_f64());
-        self.model
-            .observe(self.scope.id, Observation::ScanEnded { started, steady: SteadyMillis::now() })
-            .await;
+        let (steady, skipped) = (SteadyMillis::now(), state.possible.skipped());
+        let ended = Observation::ScanEnded { started, steady, skipped };
+        self.model.observe(self.scope.id, ended).await;
         Ok(())
     }
 
@@ -205,9 +214,17 @@ impl Scan {
             return Ok(());
         }
         let mut left = Vec::new();
-        let Findings { found, redirected } = discover(pacer, &names, &mut left).await?;
+        let possible = &mut state.possible;
+        let is_wanted = |lock: PossibleLock<'_>| {
+            // The poll follows those that are known.
+            !self.is_known_as_possible(lock.name) && possible.is_wanted(lock)
+        };
+        let Findings { found, redirected } = discover(pacer, &names, is_wanted, &mut left).await?;
         left.iter().for_each(|other| state.add_non_lock(&other.name));
         self.send(found).await;
+        for name in state.possible.take_awaited(pacer, state.shards).await? {
+            self.model.observe(self.scope.id, Observation::CompanionKey { name }).await;
+        }
         // Keys of a moving slot: the node that serves the slot reads them.
         let moving = redirected.into_iter().map(|(request, _)| request.name);
         for name in moving.filter(|name| !self.is_known(name)).take(MAX_MOVING) {
@@ -237,20 +254,29 @@ impl Scan {
         {
             return false;
         }
-        let id = LockId {
-            deployment: Arc::clone(&self.scope.deployment),
-            db: self.scope.db,
-            name: name.clone(),
-        };
         let fresh_since = SteadyMillis::now().0.saturating_sub(MAX_AGE_MS);
-        !self.hub.snapshot().get(&id).is_some_and(|lock| {
+        !self.view(name).is_some_and(|lock| {
             lock.is_held() && !lock.is_unknown() && lock.observed_at.0 >= fresh_since
         })
     }
 
-    fn is_known(&self, name: &LockName) -> bool {
+    fn view(&self, name: &LockName) -> Option<Arc<LockView>> {
         let (deployment, name) = (Arc::clone(&self.scope.deployment), name.clone());
-        self.hub.snapshot().get(&LockId { deployment, db: self.scope.db, name }).is_some()
+        self.hub.snapshot().get(&LockId { deployment, db: self.scope.db, name }).cloned()
+    }
+
+    fn is_known(&self, name: &LockName) -> bool {
+        self.view(name).is_some()
+    }
+
+    fn is_known_as_possible(&self, name: &LockName) -> bool {
+        self.view(name).is_some_and(|lock| is_possible(&lock))
+    }
+
+    /// Returns the number of possible locks that the model retains.
+    fn possible_count(&self) -> usize {
+        let snapshot = self.hub.snapshot();
+        snapshot.locks().filter(|lock| is_possible(lock) && self.scope.has(lock)).count()
     }
 
     async fn send(&self, found: Vec<Found>) {
@@ -290,8 +316,9 @@ impl Scan {
 }
 
 impl ScanState {
-    /// Enables or disables the cache of non-locks, depending on the server.
+    /// Adapts to the server: enables or disables the cache of non-locks.
     fn configure(&mut self, server: &ServerInfo) {
+        self.shards = server.has_shards();
         let needed = server.evicts() && !supports_no_touch(server);
         if needed {
             self.non_locks.get_or_insert_default();
@@ -314,6 +341,10 @@ impl ScanState {
             non_locks.insert(hash);
         }
     }
+}
+
+fn is_possible(lock: &LockView) -> bool {
+    !lock.confirmed && lock.is_held()
 }
 
 /// Returns the locks that a queue, deadlines or a token may belong to, most likely first; empty if the key is none of them.

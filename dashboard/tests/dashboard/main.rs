@@ -17,6 +17,7 @@ mod incident;
 mod keyspace;
 mod kinds;
 mod live;
+mod look_alikes;
 mod metrics;
 mod monitor;
 mod redis_server;

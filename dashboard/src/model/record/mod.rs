@@ -221,6 +221,12 @@ impl Record {
         &self.group
     }
 
+    /// Returns whether it is proved to be a lock.
+    #[must_use]
+    pub fn is_confirmed(&self) -> bool {
+        self.confirmed
+    }
+
     /// Returns whether it is held, or proved to be a lock.
     #[must_use]
     pub fn is_retained(&self) -> bool {

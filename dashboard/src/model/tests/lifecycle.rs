@@ -84,7 +84,10 @@ fn a_hold_that_a_scan_did_not_find_began_after_it() {
         model.observe(MAIN, Observation::Read { name, stamp: stamp(ms), source, reading });
     };
     scan(&mut model, "a", 100);
-    model.observe(MAIN, Observation::ScanEnded { started: at(50), steady: SteadyMillis(60) });
+    model.observe(
+        MAIN,
+        Observation::ScanEnded { started: at(50), steady: SteadyMillis(60), skipped: 0 },
+    );
     scan(&mut model, "b", 900);
     scan(&mut model, "c", 5_000);
     let mut exact = |lock: &str| shown(&mut model, lock).unwrap().holders[0].since.exact;
@@ -304,7 +307,10 @@ fn locks_beyond_the_limit_are_counted() {
     for i in 0..25 {
         read(&mut model, &format!("lock:{i}"), i, held(1, 1, Some(30_000)));
     }
-    model.observe(MAIN, Observation::ScanEnded { started: at(0), steady: SteadyMillis(1) });
+    model.observe(
+        MAIN,
+        Observation::ScanEnded { started: at(0), steady: SteadyMillis(1), skipped: 0 },
+    );
     let (snapshot, delta) = model.publish(SteadyMillis(0)).unwrap();
     assert_eq!((snapshot.len(), snapshot.not_kept, delta.changed.len()), (10, 15, 10));
     assert!(snapshot.complete);
@@ -313,6 +319,34 @@ fn locks_beyond_the_limit_are_counted() {
     read(&mut model, "lock:20", 102, held(1, 1, Some(30_000)));
     assert!(shown(&mut model, "lock:20").is_some(), "a free one gives way");
     assert!(shown(&mut model, "lock:0").is_none());
+}
+
+#[test]
+fn possible_locks_beyond_their_limit_are_counted_and_confirmed_ones_take_their_room() {
+    let mut model = model_with(Settings { max_locks: 12, ..settings() });
+    let scan = |model: &mut Model, lock: &str, ms: u64, ttl: Option<u64>| {
+        let (name, source, reading) = (name(lock), Source::Scan, held(1, 1, ttl));
+        model.observe(MAIN, Observation::Read { name, stamp: stamp(ms), source, reading });
+    };
+    (0..25).for_each(|i| scan(&mut model, &format!("cart:{i:02}"), i, None));
+    let ended = Observation::ScanEnded { started: at(0), steady: SteadyMillis(1), skipped: 1_000 };
+    model.observe(MAIN, ended);
+    let (snapshot, _) = model.publish(SteadyMillis(0)).unwrap();
+    assert_eq!((snapshot.len(), snapshot.not_kept, snapshot.possible_not_kept), (3, 0, 1_022));
+    scan(&mut model, "late", 100, Some(30_000));
+    assert!(!shown(&mut model, "late").unwrap().holders[0].since.exact, "it may have been skipped");
+    read(&mut model, "asked", 101, held(1, 1, None));
+    assert!(shown(&mut model, "asked").is_some(), "one that was pointed out");
+    (0..11).for_each(|i| scan(&mut model, &format!("lock:{i}"), 200 + i, Some(30_000)));
+    let (snapshot, _) = model.publish(SteadyMillis(0)).unwrap();
+    assert_eq!((snapshot.len(), snapshot.not_kept), (12, 0));
+    assert!(snapshot.locks().all(|lock| lock.confirmed));
+    // One that is confirmed makes room for another possible one.
+    let mut model = model_with(Settings { max_locks: 12, ..settings() });
+    (0..3).for_each(|i| scan(&mut model, &format!("cart:{i}"), i, None));
+    release(&mut model, "cart:0", 10);
+    scan(&mut model, "cart:3", 11, None);
+    assert!(shown(&mut model, "cart:3").is_some());
 }
 
 #[test]

@@ -29,7 +29,7 @@ fn archived(model: &mut Model) -> Vec<ArchiveEntry> {
 
 fn pass(model: &mut Model, started: u64, ended: u64) {
     let steady = SteadyMillis(ended);
-    model.observe(MAIN, Observation::ScanEnded { started: at(started), steady });
+    model.observe(MAIN, Observation::ScanEnded { started: at(started), steady, skipped: 0 });
 }
 
 #[test]

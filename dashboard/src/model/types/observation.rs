@@ -188,7 +188,7 @@ pub enum Observation {
         at: Moment,
         steady: SteadyMillis,
     },
-    /// A scan found a companion key of the lock.
+    /// A scan found a companion key of the lock, or somebody who listens for its release.
     CompanionKey { name: LockName },
     /// The server's clock was read.
     Clock {
@@ -251,6 +251,6 @@ pub enum Observation {
     ServerDown,
     /// Slots of a cluster are served by these nodes.
     SlotsAssigned(SlotAssignment),
-    /// A pass over all keys was completed.
-    ScanEnded { started: Moment, steady: SteadyMillis },
+    /// A pass over all keys was completed. It did not read this many possible locks, because there were too many.
+    ScanEnded { started: Moment, steady: SteadyMillis, skipped: u64 },
 }

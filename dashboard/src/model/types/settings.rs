@@ -3,6 +3,9 @@
 use std::sync::Arc;
 use std::time::Duration;
 
+/// The most possible locks that are followed in one database without anything that points them out.
+const MAX_POSSIBLE: usize = 2_000;
+
 #[derive(Debug, Clone)]
 pub struct Settings {
     /// The most locks that are retained, in all databases together.
@@ -17,6 +20,15 @@ pub struct Settings {
     pub ignore: Vec<Vec<u8>>,
     /// Groups of deployments that share red locks.
     pub groups: Vec<Group>,
+}
+
+impl Settings {
+    /// Returns the most possible locks of one database. More of them than that are an application's hashes rather than
+    /// leaked locks, and must not take the room of confirmed locks.
+    #[must_use]
+    pub fn max_possible(&self) -> usize {
+        (self.max_locks / 4).clamp(1, MAX_POSSIBLE)
+    }
 }
 
 /// Limits beyond which a lock has a problem.

@@ -23,6 +23,8 @@ pub struct Snapshot {
     pub complete: bool,
     /// Locks beyond the limit, counted by the latest scan but not retained.
     pub not_kept: u64,
+    /// Possible locks beyond their limit, counted by the latest scan but not retained.
+    pub possible_not_kept: u64,
     /// Notices about servers, newest first.
     pub notices: Arc<[Notice]>,
     /// Problems that have ended, the latest first.
@@ -110,6 +112,7 @@ impl Snapshot {
             at: SteadyMillis(0),
             complete: false,
             not_kept: 0,
+            possible_not_kept: 0,
             notices: Arc::from([]),
             cleared: Arc::from([]),
             shards: vec![Arc::default(); SHARDS],

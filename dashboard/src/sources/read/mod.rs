@@ -1,7 +1,7 @@
 //! Reads possible locks, and never requests a reply of unbounded size.
 //!
 //! For an unknown key the number of fields is read, then three field names (a scan, whose keys are all hashes, reads
-//! both at once), then the lengths of their values; only a hash that still looks like a lock is read. A known lock is read
+//! both at once), then the lengths of their values and its time to live; only a hash that still looks like a lock is read. A known lock is read
 //! at once, by its known fields: names in bounded number, and values of fields whose lengths were read before. An unchanged lock
 //! is revalidated, see [`revalidate`]. A whole reading is one MULTI/EXEC, so that it never mixes two holders. No scripts are
 //! used: an observer's account needs no right to run any.
@@ -117,19 +117,29 @@ pub async fn read(
     let mut jobs: Vec<Job> =
         known.into_iter().map(|request| Job::new(request.name, &request.known, &facts)).collect();
     for requests in unknown.chunks(PROBES) {
-        jobs.extend(probe(caller, requests, Keys::Any, &mut findings).await?);
+        jobs.extend(probe(caller, requests, Keys::Any, |_| true, &mut findings).await?);
     }
     transactions(caller, jobs, &mut findings).await?;
     Ok(findings)
 }
 
-/// Reads the hashes that have a lock's shape. The others are added to `others`.
+/// A hash with a lock's shape that never expires. Most are an application's; a lock that never expires is leaked.
+#[derive(Debug, Clone, Copy)]
+pub struct PossibleLock<'a> {
+    pub name: &'a LockName,
+    /// The names of some fields.
+    pub fields: &'a [Vec<u8>],
+}
+
+/// Reads the hashes that have a lock's shape, except possible locks that `is_wanted` leaves out. The others are added to
+/// `others`.
 ///
 /// # Errors
 /// Fails like [`read`].
 pub async fn discover(
     caller: &mut impl Caller,
     names: &[LockName],
+    mut is_wanted: impl FnMut(PossibleLock<'_>) -> bool,
     others: &mut Vec<Found>,
 ) -> Result<Findings, ReadError> {
     let mut findings = Findings::default();
@@ -139,7 +149,7 @@ pub async fn discover(
     for names in names.chunks(PROBES / 2) {
         let request = |name: &LockName| ReadRequest { name: name.clone(), known: known.clone() };
         let requests: Vec<ReadRequest> = names.iter().map(request).collect();
-        jobs.extend(probe(caller, &requests, Keys::Hashes, &mut findings).await?);
+        jobs.extend(probe(caller, &requests, Keys::Hashes, &mut is_wanted, &mut findings).await?);
     }
     let probed = findings.found.drain(..);
     others.extend(probed.filter(|found| matches!(found.reading, Reading::Other(_))));
@@ -163,6 +173,6 @@ async fn send(
     commands: Vec<Cmd>,
 ) -> Result<(Stamp, Vec<Result<Value, ServerError>>), ReadError> {
     let sent = now();
-    let replies = caller.send(commands).await?;
+    let replies = if commands.is_empty() { Vec::new() } else { caller.send(commands).await? };
     Ok((Stamp { sent, received: now(), steady: SteadyMillis::now() }, replies))
 }

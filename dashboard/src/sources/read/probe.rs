@@ -5,11 +5,12 @@ use redisson::{LockName, keys, shape};
 use service_kit::redis::Redirect;
 
 use super::reply::{
-    integer, is_of, not_a_lock, other_hash, permitted, strings, too_large, unreadable,
+    integer, is_of, not_a_lock, other_hash, permitted, signed, strings, too_large, unreadable,
 };
 use super::transaction::Job;
 use super::{
-    Caller, Findings, Found, KnownParts, ReadError, ReadRequest, command, redirect_of, send,
+    Caller, Findings, Found, KnownParts, PossibleLock, ReadError, ReadRequest, command,
+    redirect_of, send,
 };
 use crate::model::types::{Companions, Reading, Stamp};
 
@@ -27,11 +28,13 @@ pub(super) enum Keys {
     Hashes,
 }
 
-/// Checks each key, step by step. Returns those that can be locks; the others go to the findings.
+/// Checks each key, step by step. Returns those that can be locks, except possible locks that `is_wanted` leaves out; the
+/// others go to the findings.
 pub(super) async fn probe(
     caller: &mut impl Caller,
     requests: &[ReadRequest],
     kind: Keys,
+    mut is_wanted: impl FnMut(PossibleLock<'_>) -> bool,
     findings: &mut Findings,
 ) -> Result<Vec<Job>, ReadError> {
     let facts = caller.facts().clone();
@@ -126,20 +129,20 @@ pub(super) async fn probe(
             }
         }
     }
-    let (stamp, lengths) = lengths(caller, &candidates).await?;
-    for (((name, fields), token), lengths) in candidates.into_iter().zip(tokens).zip(lengths) {
+    let (stamp, measured) = measure(caller, &candidates).await?;
+    for (((name, fields), token), measured) in candidates.into_iter().zip(tokens).zip(measured) {
         let known = KnownParts { fields, token, ..KnownParts::default() };
-        let lengths = match lengths {
-            Ok(lengths) => lengths,
+        let Measured { lengths, expires } = match measured {
+            Ok(measured) => measured,
             Err(redirect) => {
                 findings.redirect(&facts, ReadRequest { name, known }, redirect);
                 continue;
             }
         };
-        if lengths.iter().all(|length| *length <= shape::MAX_VALUE_LEN as u64) {
-            jobs.push(Job::new(name, &known, &facts));
-        } else {
+        if lengths.iter().any(|length| *length > shape::MAX_VALUE_LEN as u64) {
             findings.found.push(Found { name, stamp, reading: Reading::Other(not_a_lock()) });
+        } else if expires || is_wanted(PossibleLock { name: &name, fields: &known.fields }) {
+            jobs.push(Job::new(name, &known, &facts));
         }
     }
     Ok(jobs)
@@ -162,16 +165,22 @@ fn sample(name: &LockName) -> Cmd {
     names
 }
 
-/// The lengths of the values of one key's fields, or the node that has the key.
-pub(super) type Lengths = Result<Vec<u64>, Redirect>;
+/// What is read of a key before its values.
+pub(super) struct Measured {
+    /// The lengths of the values of its fields.
+    pub(super) lengths: Vec<u64>,
+    /// It has a time to live.
+    expires: bool,
+}
 
-/// Reads the lengths of fields' values.
-pub(super) async fn lengths(
+/// Reads the lengths of fields' values, and whether their keys expire. Returns the node that has a key if it is another one.
+pub(super) async fn measure(
     caller: &mut impl Caller,
     candidates: &[(LockName, Vec<Vec<u8>>)],
-) -> Result<(Stamp, Vec<Lengths>), ReadError> {
+) -> Result<(Stamp, Vec<Result<Measured, Redirect>>), ReadError> {
     let mut commands = Vec::new();
     for (name, fields) in candidates {
+        commands.push(command("PTTL", name.as_bytes()));
         for field in fields {
             let mut length = command("HSTRLEN", name.as_bytes());
             length.arg(field);
@@ -182,18 +191,19 @@ pub(super) async fn lengths(
     let mut replies = replies.into_iter();
     let mut all = Vec::with_capacity(candidates.len());
     for (_, fields) in candidates {
-        let mut lengths = Ok(Vec::with_capacity(fields.len()));
+        let mut redirect = None;
+        let mut next = |what| {
+            let reply = replies.next().ok_or(ReadError::UnexpectedReply(what))?;
+            redirect = redirect_of(&reply).or_else(|| redirect.take());
+            Ok::<_, ReadError>(permitted(reply)?.ok())
+        };
+        let ttl = next("PTTL")?.as_ref().and_then(signed);
+        let mut lengths = Vec::with_capacity(fields.len());
         for _ in fields {
-            let reply = replies.next().ok_or(ReadError::UnexpectedReply("HSTRLEN"))?;
-            if let Some(redirect) = redirect_of(&reply) {
-                lengths = Err(redirect);
-            }
-            let length = permitted(reply)?.ok().as_ref().and_then(integer).unwrap_or(u64::MAX);
-            if let Ok(lengths) = &mut lengths {
-                lengths.push(length);
-            }
+            lengths.push(next("HSTRLEN")?.as_ref().and_then(integer).unwrap_or(u64::MAX));
         }
-        all.push(lengths);
+        let measured = Measured { lengths, expires: ttl.is_some_and(|ttl| ttl >= 0) };
+        all.push(redirect.map_or(Ok(measured), Err));
     }
     Ok((stamp, all))
 }

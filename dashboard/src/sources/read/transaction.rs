@@ -9,7 +9,7 @@ use redisson::{HolderId, LockName};
 use service_kit::redis::ServerError;
 
 use super::companions::{CompanionRead, More, readable};
-use super::probe::lengths;
+use super::probe::measure;
 use super::reply::{
     concerns_key, integer, not_a_lock, optional_strings, permitted, signed, strings, too_large,
     unreadable,
@@ -194,8 +194,8 @@ async fn prepared(caller: &mut impl Caller, jobs: Vec<(Job, Need)>) -> Result<Ve
             Need::Same | Need::Names(_) | Need::Deadlines(_) => {}
         }
     }
-    let (_, lengths) = lengths(caller, &new_fields).await?;
-    let mut measured = new_fields.into_iter().map(|(_, new)| new).zip(lengths);
+    let (_, measured) = measure(caller, &new_fields).await?;
+    let mut measured = new_fields.into_iter().map(|(_, new)| new).zip(measured);
     let mut queues = readable(caller, &queues).await?.into_iter();
     let mut prepared = Vec::new();
     for (mut job, need) in jobs {
@@ -203,10 +203,11 @@ async fn prepared(caller: &mut impl Caller, jobs: Vec<(Job, Need)>) -> Result<Ve
             Need::Same => {}
             Need::Names(count) => job.name_count = count,
             Need::Fields(fields) => {
-                let (new, lengths) =
-                    measured.next().unwrap_or_else(|| (Vec::new(), Ok(Vec::new())));
-                // If it has moved meanwhile, the next transaction reports that.
-                let lengths = lengths.unwrap_or_else(|_| vec![u64::MAX; new.len()]);
+                let (new, lengths) = measured.next().map_or_else(Default::default, |(new, of)| {
+                    // If it has moved meanwhile, the next transaction reports that.
+                    let lengths = of.map_or_else(|_| vec![u64::MAX; new.len()], |of| of.lengths);
+                    (new, lengths)
+                });
                 let long: HashSet<&Vec<u8>> = new
                     .iter()
                     .zip(lengths)

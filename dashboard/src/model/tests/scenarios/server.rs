@@ -88,7 +88,7 @@ impl Scenario {
         for name in companions {
             self.observe(Observation::CompanionKey { name });
         }
-        self.observe(Observation::ScanEnded { started, steady: self.steady() });
+        self.observe(Observation::ScanEnded { started, steady: self.steady(), skipped: 0 });
     }
 
     pub(super) fn read_what_is_due(&mut self) {
