@@ -1,6 +1,7 @@
 //! The decoder of one server's stream, line by line.
 
 use std::collections::HashMap;
+use std::sync::Arc;
 
 use memchr::memchr;
 
@@ -10,10 +11,11 @@ use super::event::{Action, Address, Certainty, Event};
 use super::intent::{self, Intent};
 use super::known_locks::KnownLocks;
 use super::line::{Arg, Args, Line, Source};
+use super::traced_lines::TracedLines;
 use super::unit::{Origin, Unit};
 use crate::script::{self, hex_digest};
 use crate::shape::MODE_FIELD;
-use crate::{HolderId, keys};
+use crate::{HolderId, LockName, keys};
 
 /// The longest line read, in bytes. Fits a renewal of a hundred locks with the longest names.
 const MAX_LINE: usize = 512 * 1024;
@@ -68,6 +70,7 @@ pub struct Decoder {
     partial: Vec<u8>,
     skipping: bool,
     counts: LineCounts,
+    traced: TracedLines,
 }
 
 impl Decoder {
@@ -90,6 +93,7 @@ impl Decoder {
             partial: Vec::new(),
             skipping: false,
             counts: LineCounts::default(),
+            traced: TracedLines::default(),
         }
     }
 
@@ -97,6 +101,24 @@ impl Decoder {
     #[must_use]
     pub fn counts(&self) -> LineCounts {
         self.counts
+    }
+
+    /// Stores the lines behind each event from now on, or no longer.
+    pub fn trace_lines(&mut self, on: bool) {
+        self.traced.set(on);
+    }
+
+    /// Returns the lines behind each event emitted since the last call, in the order of the events: a script's call with
+    /// the commands that it ran, as printed, shortened. Empty unless they are traced.
+    pub fn take_lines(&mut self) -> Vec<Arc<[u8]>> {
+        self.traced.take()
+    }
+
+    /// Records that a name is a lock's, for commands that name nothing else.
+    pub fn record_lock(&mut self, name: &LockName) {
+        if !self.known.contains(name.as_bytes()) {
+            self.known.record(name, None);
+        }
     }
 
     /// Decodes the next bytes, split anywhere, and appends the resulting events. The last unit remains open until the next
@@ -157,13 +179,14 @@ impl Decoder {
     pub fn reset(&mut self, role: ServerRole) {
         self.role = role;
         self.unit.from = None;
+        self.traced.close(0);
         self.partial.clear();
         self.skipping = false;
     }
 
     /// Decodes one line, without its leading `+` and line ending.
-    pub fn feed_line(&mut self, line: &[u8], events: &mut Vec<Event>) {
-        let Some(line) = Line::parse(line) else {
+    pub fn feed_line(&mut self, printed: &[u8], events: &mut Vec<Event>) {
+        let Some(line) = Line::parse(printed) else {
             self.counts.garbage += 1;
             return self.finish(events);
         };
@@ -175,6 +198,7 @@ impl Decoder {
                 let ours = matches!(self.unit.from, Some(Origin::Script(..)));
                 if ours {
                     self.unit.add(command, args);
+                    self.traced.add(printed);
                 }
                 self.count(ours);
             }
@@ -186,10 +210,18 @@ impl Decoder {
                     }
                     Command::Subscribe | Command::Unsubscribe => {
                         self.finish(events);
-                        self.subscription(&line, client, command, args, events)
+                        let first = events.len();
+                        let ours = self.subscription(&line, client, command, args, events);
+                        self.traced.add(printed);
+                        self.traced.close(events.len() - first);
+                        self.count(ours);
+                        return;
                     }
                     _ => self.command(&line, client, command, args, events),
                 };
+                if ours {
+                    self.traced.add(printed);
+                }
                 self.count(ours);
             }
         }
@@ -206,9 +238,11 @@ impl Decoder {
     /// Classifies the open unit.
     fn finish(&mut self, events: &mut Vec<Event>) {
         if self.unit.from.is_some() {
+            let first = events.len();
             let (unit, known, role) = (&self.unit, &mut self.known, self.role);
             Classifier { unit, known, role, events }.run();
             self.unit.from = None;
+            self.traced.close(events.len() - first);
         }
     }
 

@@ -15,6 +15,7 @@ mod line;
 mod own_scripts;
 #[cfg(test)]
 mod tests;
+mod traced_lines;
 mod unit;
 
 pub use decoder::{Decoder, LineCounts, ServerRole};

@@ -321,3 +321,34 @@ fn other_traffic_is_ignored_and_closes_the_open_unit() {
     assert!(stream.seen().is_empty());
     assert_eq!(stream.decoder.counts().lock, 3 + 1, "a hash with a mode is looked at");
 }
+
+#[test]
+fn the_lines_behind_each_event_are_kept_while_they_are_traced() {
+    let mut stream = master();
+    acquire(&mut stream, ACQUIRE, H, &FREE);
+    assert_eq!((stream.seen().len(), stream.decoder.take_lines().len()), (1, 0));
+    stream.decoder.trace_lines(true);
+    acquire(&mut stream, ACQUIRE, OTHER, &REFUSED);
+    stream.client("SET unrelated value");
+    stream.client("SUBSCRIBE redisson_lock__channel:{a}");
+    release(&mut stream, H, &["get LATCH", "hexists a H", "hincrby a H -1", "del a"]);
+    let seen = stream.seen();
+    assert_eq!(seen, ["refused a lock O", "subscribed a - -", "released a lock H"]);
+    let lines = stream.decoder.take_lines();
+    let lines: Vec<&str> = lines.iter().map(|text| std::str::from_utf8(text).unwrap()).collect();
+    assert_eq!(lines.len(), seen.len());
+    for (text, words) in lines.iter().zip([
+        &["EVALSHA", OTHER, "\"pttl\" \"a\""][..],
+        &["SUBSCRIBE"],
+        &["EVALSHA", "\"del\" \"a\""],
+    ]) {
+        assert!(words.iter().all(|word| text.contains(word)), "{text}");
+        assert!(!text.contains("unrelated"), "{text}");
+    }
+    // A connection that ends leaves nothing of an open unit behind.
+    stream.client(&format!("EVALSHA {ACQUIRE} 1 a 30000 {H}"));
+    stream.decoder.reset(ServerRole::Master);
+    acquire(&mut stream, ACQUIRE, H, &AGAIN);
+    assert_eq!(stream.seen(), ["reentered a lock H Some(30s) None"]);
+    assert_eq!(stream.decoder.take_lines()[0].iter().filter(|byte| **byte == b'\n').count(), 4);
+}
