@@ -99,6 +99,7 @@ const Lockscope = (() => {
       if (time.title !== title) time.title = title;
     }
     for (const time of document.querySelectorAll("[data-clock]")) setText(time, timeOfDay(Number(time.dataset.clock)));
+    for (const time of document.querySelectorAll("[data-clock-ms]")) setText(time, parts(Number(time.dataset.clockMs)).slice(11, 23));
     for (const time of document.querySelectorAll("[data-day]")) setText(time, day(Number(time.dataset.day)));
     for (const ttl of document.querySelectorAll(".time-left")) countDown(ttl, at);
     for (const read of document.querySelectorAll("[data-observed]")) {

@@ -54,7 +54,7 @@ const PLANS: [Plan; 5] = [
             &["reply"],
             &["client", "table"],
             &["cli", "holders", "list"],
-            &["show", "watch"],
+            &["show", "tail", "watch"],
             &["exec", "verbs"],
         ],
     },

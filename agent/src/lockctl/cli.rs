@@ -67,6 +67,10 @@ pub(crate) enum Verb {
         #[command(flatten)]
         format: Format,
     },
+    /// Follow one lock step by step, as Redis runs its commands; needs a dashboard
+    ///
+    /// The dashboard opens MONITOR, which costs Redis a little for every command of every client, for as long as this runs.
+    Tail(TailArgs),
     /// Release a lock by force, no matter which client holds it (root and the agent's user only)
     ///
     /// The process that holds it is not stopped, so another one may acquire the lock while it still runs. The caller is
@@ -109,6 +113,43 @@ pub(crate) struct Format {
     /// Print JSON
     #[arg(long)]
     pub(crate) json: bool,
+}
+
+/// `lockctl tail`
+#[derive(Debug, Args)]
+pub(crate) struct TailArgs {
+    /// The lock's name
+    #[arg(value_name = "LOCK")]
+    pub(crate) lock: String,
+    /// The dashboard's address
+    #[arg(
+        long,
+        value_name = "URL",
+        env = "LOCKSCOPE_DASHBOARD",
+        default_value = "http://127.0.0.1:9761",
+        value_parser = dashboard
+    )]
+    pub(crate) dashboard: String,
+    /// A file whose first line is a token with the right `watch`, if the dashboard requires a login
+    #[arg(long, value_name = "PATH", env = "LOCKSCOPE_TOKEN_FILE")]
+    pub(crate) token_file: Option<PathBuf>,
+    /// Certificates to trust instead of the system's, in PEM
+    #[arg(long, value_name = "PATH")]
+    pub(crate) ca_file: Option<PathBuf>,
+    /// The deployment, if the dashboard watches several
+    #[arg(long, value_name = "NAME")]
+    pub(crate) deployment: Option<String>,
+    /// The database, if the dashboard watches several
+    #[arg(long, value_name = "NUMBER")]
+    pub(crate) db: Option<u32>,
+    /// Follow for this long
+    #[arg(long = "for", value_name = "DURATION", default_value = "60s", value_parser = follow)]
+    pub(crate) duration: Duration,
+    /// Print the lines of MONITOR too
+    #[arg(long)]
+    pub(crate) raw: bool,
+    #[command(flatten)]
+    pub(crate) format: Format,
 }
 
 /// `lockctl exec`
@@ -283,6 +324,18 @@ fn interval(text: &str) -> Result<Duration, String> {
     let interval = duration::parse(text)?;
     let fits = (Duration::from_millis(100)..=Duration::from_secs(3600)).contains(&interval);
     if fits { Ok(interval) } else { Err("expected 100ms to 1h".to_owned()) }
+}
+
+fn dashboard(text: &str) -> Result<String, String> {
+    let known = text.starts_with("http://") || text.starts_with("https://");
+    let url = text.trim_end_matches('/');
+    if known { Ok(url.to_owned()) } else { Err("expected http:// or https://".to_owned()) }
+}
+
+fn follow(text: &str) -> Result<Duration, String> {
+    let duration = duration::parse(text)?;
+    let fits = (Duration::from_secs(1)..=Duration::from_secs(3600)).contains(&duration);
+    if fits { Ok(duration) } else { Err("expected 1s to 1h".to_owned()) }
 }
 
 /// Prints help, version or the usage error, and returns the exit status.

@@ -16,6 +16,7 @@ mod runtime;
 mod show;
 mod signals;
 mod table;
+mod tail;
 mod verbs;
 mod watch;
 

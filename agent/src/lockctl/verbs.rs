@@ -1,4 +1,4 @@
-//! The verbs other than `exec`: each sends one request and prints its result.
+//! The verbs other than `exec`: most send one request and print its result.
 
 use std::io::{self, Write as _};
 use std::os::unix::ffi::OsStrExt as _;
@@ -12,12 +12,13 @@ use crate::client::{Agent, Failure};
 use crate::exit::Exit;
 use crate::output::{notice, print};
 use crate::reply::{Fields as _, number, printable};
-use crate::{list, runtime, show, watch};
+use crate::{list, runtime, show, tail, watch};
 
 /// The failure of a verb.
 enum VerbError {
     Agent(Failure),
     Output(io::Error),
+    Tail(tail::TailError),
 }
 
 impl From<Failure> for VerbError {
@@ -29,6 +30,15 @@ impl From<Failure> for VerbError {
 impl From<io::Error> for VerbError {
     fn from(error: io::Error) -> Self {
         Self::Output(error)
+    }
+}
+
+impl From<tail::TailError> for VerbError {
+    fn from(error: tail::TailError) -> Self {
+        match error {
+            tail::TailError::Output(error) => Self::Output(error),
+            error => Self::Tail(error),
+        }
     }
 }
 
@@ -48,6 +58,10 @@ pub(crate) fn run(socket: &Path, verb: &Verb) -> Exit {
         Err(VerbError::Output(error)) => {
             notice(&format!("cannot write to standard output: {error}"));
             Exit::OS
+        }
+        Err(VerbError::Tail(error)) => {
+            notice(&error.to_string());
+            error.exit()
         }
         Err(VerbError::Agent(failure)) => {
             notice(&failure.to_string());
@@ -80,6 +94,7 @@ async fn serve(socket: &Path, verb: &Verb) -> Result<Exit, VerbError> {
             let glob = glob.as_ref().map(|glob| glob.as_bytes());
             watch::watch(socket, glob, *interval, format.json).await?;
         }
+        Verb::Tail(args) => tail::tail(args).await?,
         Verb::Unlock { holder, lock, format, force: _ } => {
             let mut force = redis::cmd("FORCE");
             force.arg(lock.as_bytes());

@@ -16,6 +16,7 @@ pub mod pages;
 pub mod params;
 pub mod router;
 pub mod streams;
+pub mod trace;
 pub mod viewers;
 
 pub use app::{About, App};

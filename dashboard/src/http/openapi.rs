@@ -7,10 +7,10 @@ use axum::response::{IntoResponse, Response};
 use serde_json::{Value, json};
 use utoipa::OpenApi;
 
-use super::actions::{acknowledge, release, watch};
+use super::actions::{self, acknowledge, release, watch};
 use super::error::ProblemJson;
 use super::live::stream;
-use super::{api, lists};
+use super::{api, lists, trace};
 use crate::query::blockers::BlockerRow;
 use crate::query::contention::ContentionRow;
 use crate::query::incidents::IncidentRow;
@@ -43,6 +43,8 @@ use crate::query::{Listed, LockRow};
         release::from_api,
         release::look,
         stream::stream,
+        trace::read,
+        actions::trace::from_api,
         watch::from_api,
     ),
     components(schemas(ProblemJson<'_>)),

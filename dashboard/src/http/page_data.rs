@@ -76,12 +76,14 @@ impl App {
         Ok(LockPage {
             chrome: self.chrome(address),
             home: self.sources.slot_of(&id),
+            trace: self.sources.traces().get(&id, 0),
             id,
             subject,
             then,
             past,
             may_release: false,
             may_acknowledge: false,
+            may_watch: false,
         })
     }
 

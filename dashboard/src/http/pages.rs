@@ -70,6 +70,7 @@ pub async fn lock(
             page.may_acknowledge = visitor.needs_for(Right::Ack, &page.id).is_ok();
             page.may_release =
                 app.releases.is_some() && visitor.needs_for(Right::Release, &page.id).is_ok();
+            page.may_watch = visitor.needs(Right::Watch).is_ok();
             visitor.sign(&mut page.chrome);
             rendered(StatusCode::OK, views::lock_page(&page))
         }

@@ -18,10 +18,10 @@ use tower_http::CompressionLevel;
 use tower_http::compression::CompressionLayer;
 use tower_http::timeout::TimeoutLayer;
 
-use super::actions::{acknowledge, incident, login, release, watch};
+use super::actions::{self, acknowledge, incident, login, release, watch};
 use super::app::App;
 use super::live::{self, Feeds, stream};
-use super::{api, assets, guard, lists, openapi, pages};
+use super::{api, assets, guard, lists, openapi, pages, trace};
 
 use crate::access::Access;
 use crate::query::LockRow;
@@ -107,6 +107,8 @@ pub fn router(
         .route("/sources", get(pages::sources))
         .route("/sources/watch", post(watch::from_page))
         .route("/api/v1/monitor/watch", post(watch::from_api))
+        .route("/trace", post(actions::trace::from_page))
+        .route("/api/v1/trace", get(trace::read).post(actions::trace::from_api))
         .route("/live", get(live::live))
         .route("/static/{name}", get(assets::file))
         .route("/favicon.ico", get(assets::icon))

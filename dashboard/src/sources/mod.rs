@@ -35,6 +35,7 @@ pub mod shards;
 pub mod slot_share;
 pub mod status;
 pub mod subscribers;
+pub mod trace;
 pub mod view;
 
 use std::sync::Arc;

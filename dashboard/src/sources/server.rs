@@ -155,6 +155,7 @@ impl Shared {
             model.clone(),
             sources.add(&deployment, &server, Source::Monitor),
             self.monitor_metrics.of(&server),
+            sources.traces().clone(),
         );
         sources.add_switch(&deployment, &server, switch);
         spawn(format!("MONITOR of {server}"), Box::pin(reader.run()));

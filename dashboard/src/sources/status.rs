@@ -10,6 +10,7 @@ use service_kit::redis::{Address, LinkState, LinkStatus, ReadsFrom, Role, Server
 use tokio::sync::watch;
 
 use super::monitor::switch::Switch;
+use super::trace::Traces;
 use crate::clock::SteadyMillis;
 use crate::model::types::{LockId, ScopeId, Source};
 use crate::sources::view::{Down, Progress, ServerView, SourceState, SourceView};
@@ -214,7 +215,10 @@ impl Server {
 
 /// All sources and servers. Those of a cluster's nodes come and go.
 #[derive(Debug, Default)]
-pub struct Sources(Mutex<Lists>);
+pub struct Sources {
+    lists: Mutex<Lists>,
+    traces: Traces,
+}
 
 #[derive(Debug, Default)]
 struct Lists {
@@ -230,7 +234,13 @@ struct Lists {
 
 impl Sources {
     fn lists(&self) -> MutexGuard<'_, Lists> {
-        self.0.lock().unwrap_or_else(PoisonError::into_inner)
+        self.lists.lock().unwrap_or_else(PoisonError::into_inner)
+    }
+
+    /// Returns the traces that the MONITOR readers record.
+    #[must_use]
+    pub fn traces(&self) -> &Traces {
+        &self.traces
     }
 
     pub fn add(&self, deployment: &Arc<str>, node: &str, source: Source) -> Arc<SourceStatus> {
@@ -269,6 +279,30 @@ impl Sources {
         }
         let chosen = lists.switches.iter().filter(|(name, ..)| **name == *wanted);
         chosen.map(|(.., switch)| switch.watch()).reduce(|one, other| one | other)
+    }
+
+    /// Turns on the MONITOR reader of the server that has a lock for a while; in a cluster that of one node.
+    pub fn watch_lock(&self, id: &LockId) {
+        self.switches_of(id, |switch| {
+            switch.watch();
+        });
+    }
+
+    /// Returns whether the settings allow MONITOR on the server that has a lock; none if it has no server yet.
+    #[must_use]
+    pub fn may_watch(&self, id: &LockId) -> Option<bool> {
+        let mut allowed = None;
+        self.switches_of(id, |switch| allowed = Some(switch.is_allowed()));
+        allowed
+    }
+
+    fn switches_of(&self, id: &LockId, mut then: impl FnMut(&Switch)) {
+        let node = self.slot_of(id).and_then(|(_, node)| node).map(|node| node.to_string());
+        let lists = self.lists();
+        let its = lists.switches.iter().filter(|(deployment, at, _)| {
+            *deployment == id.deployment && node.as_ref().is_none_or(|node| node == at)
+        });
+        its.for_each(|(.., switch)| then(switch));
     }
 
     pub fn add_server(&self, server: Server) {

@@ -47,6 +47,17 @@ pub(super) fn acknowledge(id: &LockId) -> String {
     format!("/acknowledge?{}", lock_query(id))
 }
 
+/// The address that requests a trace.
+pub(super) fn trace(id: &LockId) -> String {
+    format!("/trace?{}", lock_query(id))
+}
+
+/// The trace on a lock's page.
+#[must_use]
+pub fn lock_trace(id: &LockId) -> String {
+    format!("{}#trace", lock(id))
+}
+
 /// And where that is taken back.
 pub(super) fn unacknowledge(id: &LockId) -> String {
     format!("/unacknowledge?{}", lock_query(id))

@@ -30,7 +30,7 @@ use super::format::AGELESS;
 use super::fragments::{Fragments, LiveRow};
 use super::{
     Chrome, EventsPage, ListPage, ListView, LockPage, OverviewPage, OwnerPage, SourcesPage, assets,
-    events, list, lock, overview, owner, page, row, sources,
+    events, list, lock, overview, owner, page, row, sources, trace,
 };
 use crate::clock::SteadyMillis;
 use crate::model::types::LockId;
@@ -109,7 +109,8 @@ impl Picture {
     pub fn lock(page: &LockPage, before: Option<&Self>) -> Result<Self, askama::Error> {
         let ageless = LockPage { chrome: ageless(&page.chrome), ..page.clone() };
         let regions = lock::regions(&ageless, page.chrome.now)?;
-        Self::new(&page.chrome, lock::title(page), Vec::new(), regions, before)
+        let steps = trace::rows(&ageless)?;
+        Self::new(&page.chrome, lock::title(page), steps, regions, before)
     }
 
     /// One client's page.

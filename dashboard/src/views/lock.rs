@@ -12,6 +12,7 @@ use super::page::{self, Frame, MonitorHint, STALE_MS};
 use super::picture::{Circle, Durations, Timeline, ending_words, lasted};
 use super::row::{Badge, Ttl, client_words, held_since, unverified_remark};
 use super::shell::{self, Command, RawKey};
+use super::trace::{self, StepRow, TraceState};
 use super::{Chrome, LockPage, Subject, links};
 use crate::clock::SteadyMillis;
 use crate::model::types::{
@@ -477,6 +478,10 @@ struct LockTemplate<'a> {
     release: Option<String>,
     /// The address of acknowledgements, for those who may.
     acknowledge: Option<Acknowledge<'a>>,
+    trace: TraceState<'a>,
+    steps: Vec<StepRow>,
+    /// The address that requests a trace, for those who may.
+    start_trace: Option<String>,
 }
 
 /// The form by which problems are acknowledged. It is no part of what the stream changes, so that nothing that is typed
@@ -531,6 +536,9 @@ pub fn lock_page(page: &LockPage) -> Result<String, askama::Error> {
         json: links::lock_json(&page.id),
         bundle: links::lock_bundle(&page.id, page.then.as_ref().map(|then| then.at)),
         acknowledge: Acknowledge::new(page),
+        trace: TraceState::new(page, page.chrome.now),
+        steps: trace::steps(page),
+        start_trace: trace::action(page),
         release: (page.may_release && is_releasable(page)).then(|| links::release(&page.id)),
     }
     .render()
@@ -582,5 +590,6 @@ pub(super) fn regions(
         ("lock-events", Events::new(page).render()?),
         ("lock-past", PastHolds::new(page).render()?),
         ("lock-raw", Raw::new(page).render()?),
+        ("trace-state", TraceState::new(page, now).render()?),
     ])
 }

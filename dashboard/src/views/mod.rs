@@ -32,6 +32,7 @@ mod shell;
 mod sources;
 #[cfg(test)]
 mod tests;
+pub mod trace;
 
 use std::sync::Arc;
 
@@ -48,11 +49,13 @@ use crate::query::owners::OwnerRow;
 use crate::query::{Order, Rows};
 use crate::release::batch::Batch;
 use crate::release::{Offer, Outcome};
+use crate::sources::trace::Trace;
 use crate::sources::view::{Progress, ServerView, SourceView};
 
 pub use events::events_page;
 pub(crate) use format::rfc3339;
 pub use incident::incident_page;
+pub use links::lock_trace;
 pub use list::{ListView, list_page};
 pub use lock::lock_page;
 pub use login::login_page;
@@ -168,6 +171,10 @@ pub struct LockPage {
     pub may_release: bool,
     /// True if the visitor may acknowledge its problems.
     pub may_acknowledge: bool,
+    /// True if the visitor may trace it.
+    pub may_watch: bool,
+    /// Its latest trace.
+    pub trace: Option<Trace>,
 }
 
 /// The latest holds of a lock that are over.

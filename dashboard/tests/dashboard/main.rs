@@ -24,4 +24,5 @@ mod redis_server;
 mod release;
 mod serving;
 mod sources;
+mod trace;
 mod trouble;

@@ -1,7 +1,8 @@
 //! HTTP servers: serving within limits, health and metrics routes, the check of the Host header,
-//! and request metrics.
+//! and request metrics. Also a small client.
 
 mod admission;
+mod client;
 mod host;
 mod listen;
 mod own_names;
@@ -17,6 +18,7 @@ use axum::response::{IntoResponse, Response};
 use axum::routing::get;
 use prometheus::Registry;
 
+pub use client::HttpClient;
 pub use host::{AllowedHosts, check_host};
 pub use listen::ListenError;
 pub use request_metrics::{HttpMetrics, measure};

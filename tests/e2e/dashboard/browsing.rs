@@ -14,7 +14,7 @@ const AXE: &str =
     .map((violation) => `${violation.impact} ${violation.id} ${violation.nodes[0].target}`));";
 
 /// The checker that `make deps` installs.
-fn axe() -> Result<String> {
+pub(super) fn axe() -> Result<String> {
     let path = concat!(env!("CARGO_MANIFEST_DIR"), "/clients/node_modules/axe-core/axe.min.js");
     std::fs::read_to_string(path).with_context(|| format!("{path}: `make deps` installs it"))
 }
@@ -95,7 +95,7 @@ async fn every_page_is_accessible() -> Result<()> {
 }
 
 /// Returns whether axe is content with what the browser shows, in light and in dark.
-async fn assert_accessible(browser: &Browser, axe: &str, what: &str) -> Result<()> {
+pub(super) async fn assert_accessible(browser: &Browser, axe: &str, what: &str) -> Result<()> {
     for theme in ["light", "dark"] {
         browser.run(&format!("document.documentElement.dataset.theme = '{theme}'")).await?;
         let found = browser.run(&format!("{axe};{AXE}")).await?;

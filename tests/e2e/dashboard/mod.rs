@@ -15,6 +15,7 @@ mod problems;
 mod replica;
 mod sentinel;
 mod stream;
+mod trace;
 mod watchdog;
 
 use anyhow::{Result, ensure};

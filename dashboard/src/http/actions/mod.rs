@@ -4,4 +4,5 @@ pub mod acknowledge;
 pub mod incident;
 pub mod login;
 pub mod release;
+pub mod trace;
 pub mod watch;

@@ -8,8 +8,9 @@ use redisson::monitor::{Decoder, Event, LineCounts, ServerRole};
 use crate::clock::{SteadyMillis, now};
 use crate::metrics::MonitorNodeMetrics;
 use crate::model::actor::ModelHandle;
-use crate::model::types::{Observation, Traffic};
+use crate::model::types::{LockId, Observation, Traffic};
 use crate::sources::scope::Scope;
+use crate::sources::trace::Traces;
 
 /// Decodes and delivers without ever waiting, since the server has to buffer unread output.
 #[derive(Debug)]
@@ -22,10 +23,18 @@ pub(super) struct Delivery {
     counted: LineCounts,
     missed: u64,
     lag: Lag,
+    traces: Traces,
+    /// The locks that are traced. The decoder stores the lines behind events while there are any.
+    traced: Vec<LockId>,
 }
 
 impl Delivery {
-    pub(super) fn new(scopes: Vec<Scope>, model: ModelHandle, metrics: MonitorNodeMetrics) -> Self {
+    pub(super) fn new(
+        scopes: Vec<Scope>,
+        model: ModelHandle,
+        metrics: MonitorNodeMetrics,
+        traces: Traces,
+    ) -> Self {
         Self {
             decoder: Decoder::new(ServerRole::Master),
             events: Vec::new(),
@@ -35,6 +44,8 @@ impl Delivery {
             counted: LineCounts::default(),
             missed: 0,
             lag: Lag::default(),
+            traces,
+            traced: Vec::new(),
         }
     }
 
@@ -46,6 +57,7 @@ impl Delivery {
 
     /// Decodes bytes and delivers their events.
     pub(super) fn bytes(&mut self, bytes: &[u8]) {
+        self.prepare_traces();
         self.decoder.feed(bytes, &mut self.events);
         self.deliver();
     }
@@ -67,6 +79,9 @@ impl Delivery {
         if let Some(last) = self.events.last() {
             self.lag.update(steady.0.saturating_mul(1_000), last.at_micros);
         }
+        if !self.traced.is_empty() {
+            self.record_traces(steady);
+        }
         let mut by_db: HashMap<u32, Vec<Event>> = HashMap::new();
         for event in self.events.drain(..) {
             by_db.entry(event.db).or_default().push(event);
@@ -78,6 +93,39 @@ impl Delivery {
             let traffic = Observation::Traffic(Traffic { events, at, steady, missed });
             if !self.model.try_observe(scope.id, traffic) {
                 self.missed = missed + count;
+            }
+        }
+    }
+
+    /// Lets the decoder store lines as long as a lock is traced, and know those locks before anybody names their holders.
+    fn prepare_traces(&mut self) {
+        let now = SteadyMillis::now();
+        if !self.traces.is_active(now) && self.traced.is_empty() {
+            return;
+        }
+        let scopes = self.scopes.iter();
+        let traced: Vec<LockId> =
+            scopes.flat_map(|scope| self.traces.traced(&scope.deployment, scope.db, now)).collect();
+        if traced != self.traced {
+            if traced.is_empty() || self.traced.is_empty() {
+                self.decoder.trace_lines(!traced.is_empty());
+            }
+            self.traced = traced;
+        }
+        for id in &self.traced {
+            self.decoder.record_lock(&id.name);
+        }
+    }
+
+    /// Adds the events to the traces of their locks.
+    fn record_traces(&mut self, now: SteadyMillis) {
+        let lines = self.decoder.take_lines();
+        // Lines are stored from some event on: the last ones belong together.
+        let untraced = self.events.len().saturating_sub(lines.len());
+        for (event, lines) in self.events.iter().skip(untraced).zip(&lines) {
+            let its = |id: &&LockId| id.db == event.db && id.name == event.lock;
+            if let Some(id) = self.traced.iter().find(its) {
+                self.traces.record(id, event, lines, now);
             }
         }
     }
@@ -177,7 +225,7 @@ mod tests {
         let (actor, handle, _hub, _batches) = actor::new(model, &scopes);
         let metrics = MonitorMetrics::register(&Registry::new()).unwrap().of("node");
         let scope = Scope { id: ScopeId(0), deployment: Arc::from("main"), db: 0 };
-        (Delivery::new(vec![scope], handle, metrics), actor)
+        (Delivery::new(vec![scope], handle, metrics, Traces::default()), actor)
     }
 
     #[tokio::test]

@@ -28,6 +28,7 @@ use tokio::time::{Instant, sleep, sleep_until};
 use super::connection::RETRY_AFTER;
 use super::scope::Scope;
 use super::status::SourceStatus;
+use super::trace::Traces;
 use crate::clock::now;
 use crate::config::{MonitorMode, MonitorSettings};
 use crate::metrics::MonitorNodeMetrics;
@@ -113,6 +114,7 @@ const ALLOW: &str = "Allow it `+monitor +psubscribe &lockscope:monitor[]`, or na
 impl MonitorReader {
     /// Creates the reader and its switch. `link`: a connection of its own to the same server as the same user.
     #[must_use]
+    #[expect(clippy::too_many_arguments, reason = "each is a part that it is put together from")]
     pub fn new(
         endpoint: Endpoint,
         link: Link,
@@ -121,10 +123,11 @@ impl MonitorReader {
         model: ModelHandle,
         status: Arc<SourceStatus>,
         metrics: MonitorNodeMetrics,
+        traces: Traces,
     ) -> (Self, Switch) {
         let switch = Switch::new(settings.mode != MonitorMode::Off);
         let governor = Governor::new(settings.max_ops);
-        let delivery = Delivery::new(scopes.clone(), model.clone(), metrics.clone());
+        let delivery = Delivery::new(scopes.clone(), model.clone(), metrics.clone(), traces);
         let requests = switch.until.subscribe();
         let reader = Self {
             endpoint,

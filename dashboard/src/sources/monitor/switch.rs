@@ -24,6 +24,12 @@ impl Switch {
         self.allowed
     }
 
+    /// Returns whether the settings allow MONITOR.
+    #[must_use]
+    pub fn is_allowed(&self) -> bool {
+        self.allowed
+    }
+
     pub(super) fn new(allowed: bool) -> Self {
         Self { until: watch::Sender::new(None), allowed }
     }

@@ -90,8 +90,16 @@ fn reader(
     let metrics = MonitorMetrics::register(&Registry::new()).unwrap().of("node");
     let monitor = MonitorSettings { mode, max_ops: 10_000, budget: ByteSize(0), unbounded: false };
     let endpoint = target.clone().into();
-    let (reader, switch) =
-        MonitorReader::new(endpoint, link, monitor, Vec::new(), handle, status, metrics);
+    let (reader, switch) = MonitorReader::new(
+        endpoint,
+        link,
+        monitor,
+        Vec::new(),
+        handle,
+        status,
+        metrics,
+        Traces::default(),
+    );
     (reader, switch, actor)
 }
 

@@ -91,6 +91,8 @@ pub(super) fn all() -> Vec<(String, String)> {
         then: None,
         may_release: false,
         may_acknowledge: false,
+        may_watch: true,
+        trace: None,
         past: past(),
     };
     one("lock-absent", about(Subject::Absent { read_at: ago(20) }));

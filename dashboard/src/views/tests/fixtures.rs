@@ -217,6 +217,8 @@ pub(super) fn lock(subject: LockView) -> LockPage {
         then: None,
         may_release: false,
         may_acknowledge: false,
+        may_watch: true,
+        trace: None,
         past: past(),
     }
 }

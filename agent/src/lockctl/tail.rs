@@ -1,0 +1,290 @@
+//! `lockctl tail`: one lock, step by step, from a dashboard that traces it.
+//!
+//! The dashboard has the one connection with MONITOR, with bounds for what it may cost Redis, and decides who may request it. So
+//! this program needs no account of Redis.
+
+use std::fmt::Write as _;
+use std::io;
+use std::time::Duration;
+
+use axum::body::Body;
+use axum::http::{Method, Request, StatusCode, header};
+use serde_json::Value;
+use service_kit::http::HttpClient;
+use thiserror::Error;
+use tokio::time::{Instant, sleep};
+
+use crate::cli::TailArgs;
+use crate::exit::Exit;
+use crate::output::{notice, print};
+use crate::reply::printable;
+
+/// The limit for a response, which may wait for the next step for [`WAIT_MS`].
+const PATIENCE: Duration = Duration::from_secs(15);
+/// The time that the dashboard waits for the next step.
+const WAIT_MS: u64 = 4_000;
+/// The trace is requested again this long before it would end.
+const RENEW_BEFORE: Duration = Duration::from_secs(20);
+/// The length of a trace.
+const TRACE: Duration = Duration::from_secs(60);
+/// The pause after the dashboard could not be reached.
+const RETRY_AFTER: Duration = Duration::from_secs(1);
+/// The longest that a dashboard may stay away.
+const GIVE_UP_AFTER: Duration = Duration::from_secs(30);
+/// The widths of a printed line's columns.
+const LABEL: usize = 14;
+const WHO: usize = 34;
+
+/// The failure of a trace.
+#[derive(Debug, Error)]
+pub(crate) enum TailError {
+    #[error("cannot read the token: {0}")]
+    Token(String),
+    #[error("cannot reach the dashboard at {0}: {1}")]
+    Unreachable(String, String),
+    #[error("the dashboard refused: {1}")]
+    Refused(StatusCode, String),
+    #[error(transparent)]
+    Output(#[from] io::Error),
+}
+
+impl TailError {
+    pub(crate) fn exit(&self) -> Exit {
+        match self {
+            Self::Refused(StatusCode::UNAUTHORIZED | StatusCode::FORBIDDEN, _) => Exit::DENIED,
+            Self::Token(_) | Self::Refused(StatusCode::BAD_REQUEST | StatusCode::NOT_FOUND, _) => {
+                Exit(Exit::USAGE)
+            }
+            Self::Unreachable(..) | Self::Refused(..) => Exit(Exit::NO_AGENT),
+            Self::Output(_) => Exit::OS,
+        }
+    }
+}
+
+/// Requests a trace and prints its steps until it is over.
+///
+/// # Errors
+/// Fails if the dashboard cannot be reached or refuses, or standard output is closed.
+pub(crate) async fn tail(args: &TailArgs) -> Result<(), TailError> {
+    let dashboard = Dashboard::new(args)?;
+    let end = Instant::now() + args.duration;
+    // Steps of an earlier trace of the lock are not ours.
+    let mut next = number(&dashboard.call(Method::GET, "").await?, "next");
+    dashboard.call(Method::POST, "").await?;
+    let mut requested = Instant::now();
+    let mut told = String::new();
+    let mut lost_at = None;
+    while Instant::now() < end {
+        if requested.elapsed() + RENEW_BEFORE > TRACE {
+            dashboard.call(Method::POST, "").await?;
+            requested = Instant::now();
+        }
+        let left = u64::try_from(end.saturating_duration_since(Instant::now()).as_millis());
+        let wait = left.unwrap_or(WAIT_MS).min(WAIT_MS);
+        let trace = match dashboard.call(Method::GET, &format!("&from={next}&wait={wait}")).await {
+            Ok(trace) => trace,
+            Err(error @ TailError::Unreachable(..)) => {
+                let lost_at = lost_at.get_or_insert_with(Instant::now);
+                if lost_at.elapsed() > GIVE_UP_AFTER {
+                    return Err(error);
+                }
+                sleep(RETRY_AFTER).await;
+                continue;
+            }
+            Err(error) => return Err(error),
+        };
+        if lost_at.take().is_some() && number(&trace, "next") < next {
+            // Another process serves the address now: it knows nothing of this trace.
+            (next, requested) = (0, Instant::now());
+            dashboard.call(Method::POST, "").await?;
+            continue;
+        }
+        let why = closed(&trace).unwrap_or_default();
+        if why != told {
+            if !why.is_empty() {
+                notice(&format!("MONITOR is not open yet: {}", printable(why.as_bytes())));
+            }
+            told = why;
+        }
+        print(&lines(&trace, next, args))?;
+        next = number(&trace, "next");
+    }
+    Ok(())
+}
+
+/// The dashboard's API for one lock.
+struct Dashboard {
+    client: HttpClient,
+    url: String,
+    base: String,
+    token: Option<String>,
+}
+
+impl Dashboard {
+    fn new(args: &TailArgs) -> Result<Self, TailError> {
+        let token = match &args.token_file {
+            Some(path) => {
+                let shown = path.display();
+                let text = std::fs::read_to_string(path)
+                    .map_err(|error| TailError::Token(format!("{shown}: {error}")))?;
+                let first = text.lines().next().unwrap_or_default().trim().to_owned();
+                if first.is_empty() {
+                    return Err(TailError::Token(format!("{shown}: the first line is empty")));
+                }
+                Some(first)
+            }
+            None => None,
+        };
+        let base = args.dashboard.clone();
+        let client = HttpClient::new(&base, args.ca_file.as_deref(), PATIENCE)
+            .map_err(|error| TailError::Unreachable(base.clone(), error))?;
+        let mut url = format!("{base}/api/v1/trace?name={}", encoded(&args.lock));
+        if let Some(deployment) = &args.deployment {
+            // Writing to a string cannot fail.
+            write!(url, "&deployment={}", encoded(deployment)).unwrap_or_default();
+        }
+        if let Some(db) = args.db {
+            write!(url, "&db={db}").unwrap_or_default();
+        }
+        Ok(Self { client, url, base, token })
+    }
+
+    async fn call(&self, method: Method, more: &str) -> Result<Value, TailError> {
+        let unreachable = |error: String| TailError::Unreachable(self.base.clone(), error);
+        let mut request = Request::builder()
+            .method(method)
+            .uri(format!("{}{more}", self.url))
+            .header(header::CONTENT_TYPE, "application/json");
+        if let Some(token) = &self.token {
+            request = request.header(header::AUTHORIZATION, format!("Bearer {token}"));
+        }
+        let request =
+            request.body(Body::from("{}")).map_err(|error| unreachable(error.to_string()))?;
+        let (status, body) = self.client.send(request).await.map_err(unreachable)?;
+        let json: Value = serde_json::from_slice(&body).unwrap_or_default();
+        if status.is_success() {
+            return Ok(json);
+        }
+        let detail = json["detail"].as_str().unwrap_or_else(|| status.as_str());
+        Err(TailError::Refused(status, printable(detail.as_bytes())))
+    }
+}
+
+/// Returns the reason why MONITOR is not open, if it is not.
+fn closed(trace: &Value) -> Option<String> {
+    let monitors = trace["monitor"].as_array()?;
+    let open = |source: &&Value| matches!(source["state"].as_str(), Some("on" | "behind"));
+    let first = monitors.first()?;
+    let detail = first["detail"].as_str().unwrap_or_default();
+    (!monitors.iter().any(|source| open(&source))).then(|| detail.to_owned())
+}
+
+fn number(json: &Value, name: &str) -> u64 {
+    json[name].as_u64().unwrap_or(0)
+}
+
+/// Returns the steps from `first` on as lines.
+fn lines(trace: &Value, first: u64, args: &TailArgs) -> Vec<String> {
+    let mut lines = Vec::new();
+    let steps = trace["steps"].as_array().map(Vec::as_slice).unwrap_or_default();
+    let from = steps.first().map_or(first, |step| number(step, "seq"));
+    if from > first {
+        notice(&format!("{} steps were too many to be kept", from - first));
+    }
+    for step in steps {
+        if args.format.json {
+            lines.push(step.to_string());
+            continue;
+        }
+        let text = |name: &str| step[name].as_str().map(|text| printable(text.as_bytes()));
+        let at = text("at").unwrap_or_default();
+        let time = at.get(11..23).unwrap_or(&at);
+        let who = text("name").or_else(|| text("owner")).or_else(|| text("address"));
+        let label = text("label").unwrap_or_default();
+        let unsure = if step["certain"] == false { "?" } else { "" };
+        lines.push(format!(
+            "{time} {:>10}  {:LABEL$} {:WHO$} {}",
+            gap(step["gap_us"].as_u64()),
+            format!("{label}{unsure}"),
+            who.unwrap_or_default(),
+            text("text").unwrap_or_default()
+        ));
+        for raw in step["lines"].as_array().into_iter().flatten().filter(|_| args.raw) {
+            lines.push(format!("    {}", printable(raw.as_str().unwrap_or_default().as_bytes())));
+        }
+    }
+    lines
+}
+
+fn gap(micros: Option<u64>) -> String {
+    match micros {
+        None => String::new(),
+        Some(micros @ 0..1_000) => format!("+{micros}us"),
+        Some(micros) => format!("+{}.{:03}s", micros / 1_000_000, micros % 1_000_000 / 1_000),
+    }
+}
+
+/// Returns a value of a query, percent-encoded.
+fn encoded(value: &str) -> String {
+    let mut encoded = String::with_capacity(value.len());
+    for byte in value.bytes() {
+        if byte.is_ascii_alphanumeric() || b"-_.~".contains(&byte) {
+            encoded.push(char::from(byte));
+        } else {
+            // Writing to a string cannot fail.
+            write!(encoded, "%{byte:02X}").unwrap_or_default();
+        }
+    }
+    encoded
+}
+
+#[cfg(test)]
+mod tests {
+    use clap::Parser as _;
+    use serde_json::json;
+
+    use super::*;
+    use crate::cli::{Cli, Verb};
+
+    fn args(line: &str) -> TailArgs {
+        let words = ["lockctl", "tail", "a"].into_iter().chain(line.split_whitespace());
+        match Cli::try_parse_from(words).unwrap().verb {
+            Verb::Tail(args) => args,
+            _ => unreachable!(),
+        }
+    }
+
+    #[test]
+    fn a_step_is_a_line_that_hides_nothing() {
+        let step = json!({
+            "seq": 3, "at": "2026-11-24T18:41:12.031Z", "gap_us": 1_204_000, "label": "refused",
+            "name": "invoices\u{1b}[2J@web-7", "owner": "285475da:52", "certain": false,
+            "text": "Another holder has it.", "lines": ["1.2 [0 lua] \"pttl\" \"a\""],
+        });
+        let trace = json!({"next": 4, "steps": [step]});
+        let printed = lines(&trace, 3, &args("--raw"));
+        assert_eq!(printed.len(), 2);
+        assert!(printed[0].starts_with("18:41:12.031    +1.204s  refused?  "), "{}", printed[0]);
+        assert!(printed[0].contains("@web-7") && !printed[0].contains('\u{1b}'), "{}", printed[0]);
+        assert_eq!(printed[1], "    1.2 [0 lua] \"pttl\" \"a\"");
+        let printed = lines(&trace, 3, &args("--json"));
+        assert_eq!(serde_json::from_str::<Value>(&printed[0]).unwrap()["seq"], 3);
+    }
+
+    #[test]
+    fn names_survive_in_the_address() {
+        assert_eq!(encoded("orders:42 ä&"), "orders%3A42%20%C3%A4%26");
+        let dashboard = Dashboard::new(&args("--dashboard http://h:1/ --deployment x --db 3"));
+        let url = dashboard.ok().unwrap().url;
+        assert_eq!(url, "http://h:1/api/v1/trace?name=a&deployment=x&db=3");
+        assert!(Cli::try_parse_from(["lockctl", "tail", "a", "--dashboard", "h:1"]).is_err());
+        assert!(Cli::try_parse_from(["lockctl", "tail", "a", "--for", "2h"]).is_err());
+    }
+
+    #[test]
+    fn a_closed_monitor_is_reported() {
+        let with = |state: &str| closed(&json!({"monitor": [{"state": state, "detail": "why"}]}));
+        assert_eq!(with("paused").as_deref(), Some("why"));
+        assert_eq!((with("on"), with("behind")), (None, None));
+    }
+}
