@@ -26,7 +26,7 @@ use crate::accepted::Accepted;
 /// Measures the agent beside other lock libraries and the bare limits of this machine.
 #[derive(Debug, Parser)]
 struct Arguments {
-    /// Rows to measure; all if none is named
+    /// Rows to measure; if none is named, all but those of growth
     rows: Vec<rows::Name>,
     /// Number of rounds
     #[arg(long, default_value_t = 5, value_parser = clap::value_parser!(u32).range(1..=1000))]
@@ -67,6 +67,7 @@ async fn run(arguments: Arguments) -> Result<()> {
     let mut names = arguments.rows;
     if names.is_empty() {
         names = rows::Name::value_variants().to_vec();
+        names.retain(|name| !name.takes_long());
     }
     let mut out = std::io::stdout();
     if let Some(base) = &arguments.base {

@@ -85,6 +85,11 @@ impl<S: Read + Write> Caller<S> {
         Ok(())
     }
 
+    /// Sends requests whose replies are not awaited.
+    pub(crate) fn send(&mut self, requests: &[u8]) -> Result<()> {
+        Ok(self.stream.write_all(requests)?)
+    }
+
     /// Sends so many requests at once; each reply must say yes.
     pub(crate) fn batch(&mut self, requests: &[u8], count: usize) -> Result<()> {
         self.answered(requests, count, is_yes)

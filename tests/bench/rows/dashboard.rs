@@ -41,12 +41,12 @@ redis.call('pexpire', KEYS[1], 30000)
 redis.call('del', KEYS[1])
 return redis.call('publish', 'redisson_lock__channel:{' .. KEYS[1] .. '}', '0')";
 
-async fn make_locks(redis: &mut Client, count: u64) -> Result<()> {
+pub(super) async fn make_locks(redis: &mut Client, count: u64) -> Result<()> {
     redis.call_args(&["EVAL", LOCKS, "0", &count.to_string()]).await?.ok()?;
     Ok(())
 }
 
-async fn known(dashboard: &Dashboard, count: u64) {
+pub(super) async fn known(dashboard: &Dashboard, count: u64) {
     within(PATIENCE, "the dashboard to know all locks", async || {
         let total = dashboard.json("/api/v1/locks?limit=1").await?["total"].as_u64();
         ensure!(total == Some(count), "{total:?}");

@@ -4,6 +4,7 @@ mod browser;
 mod contended;
 mod dashboard;
 mod dead_worker;
+mod growth;
 mod libraries;
 mod memory;
 mod neighbours;
@@ -67,6 +68,12 @@ pub(crate) enum Name {
     FirstScan,
     /// The cost of each dashboard source for Redis
     SourceCost,
+    /// An agent's costs by the number of holds, waiters, names and sessions
+    GrowthAgent,
+    /// The costs of Redis by the number of idle agents, up to a thousand, and of dashboards
+    GrowthFleet,
+    /// A dashboard's costs by the number of locks, up to a million
+    GrowthDashboard,
 }
 
 /// The options of a measurement.
@@ -81,6 +88,11 @@ pub(crate) struct Options {
 }
 
 impl Name {
+    /// Returns whether the row takes minutes a round, and much memory.
+    pub(crate) fn takes_long(self) -> bool {
+        matches!(self, Self::GrowthAgent | Self::GrowthFleet | Self::GrowthDashboard)
+    }
+
     /// Measures one row.
     pub(crate) async fn run(self, options: Options) -> Result<Row> {
         let value = self.to_possible_value().context("no row is hidden")?;
@@ -105,6 +117,9 @@ impl Name {
             Self::KnownLocks => dashboard::known_locks(stage).await,
             Self::FirstScan => dashboard::first_scan(stage).await,
             Self::SourceCost => dashboard::source_cost(stage).await,
+            Self::GrowthAgent => growth::agent(stage).await,
+            Self::GrowthFleet => growth::fleet(stage).await,
+            Self::GrowthDashboard => growth::dashboard(stage).await,
         };
         let rounds = rounds.with_context(|| format!("row {name}"))?;
         Ok(Row::new(name, about, rounds))
