@@ -1,6 +1,6 @@
 // Ages, times to live, instants: counted on each second by the dashboard's clock, so that ours may be wrong.
 //
-//   time[data-at]                its age                 [data-clock], [data-day]  its time of day, its day
+//   time[data-at]                its age                 [data-clock], [data-day]  its time of day; its day, unless today
 //   .time-left                   what is left of what the nearest [data-observed] was read with (data-ttl)
 //   [data-observed]              stale once it was read too long ago; .read-ago within it: how long ago
 "use strict";
@@ -100,7 +100,11 @@ const Lockscope = (() => {
     }
     for (const time of document.querySelectorAll("[data-clock]")) setText(time, timeOfDay(Number(time.dataset.clock)));
     for (const time of document.querySelectorAll("[data-clock-ms]")) setText(time, parts(Number(time.dataset.clockMs)).slice(11, 23));
-    for (const time of document.querySelectorAll("[data-day]")) setText(time, day(Number(time.dataset.day)));
+    const today = day(at);
+    for (const time of document.querySelectorAll("[data-day]")) {
+      const its = day(Number(time.dataset.day));
+      setText(time, its === today ? "" : its);
+    }
     for (const ttl of document.querySelectorAll(".time-left")) countDown(ttl, at);
     for (const read of document.querySelectorAll("[data-observed]")) {
       const passed = at - Number(read.dataset.observed);

@@ -29,7 +29,7 @@ const SHOTS: [(&str, &str, (u32, u32), bool); 16] = [
     ("incident-release", LEAKED, DESK, false),
     ("owners", "/owners", DESK, false),
     ("contention", "/contention", DESK, false),
-    ("events", "/events", DESK, false),
+    ("history", "/history?from=-15m", DESK, false),
     ("sources", "/sources", DESK, false),
     ("release", "/release?name=frozen%3Avideo-encode", DESK, false),
 ];

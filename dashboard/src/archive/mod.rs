@@ -3,9 +3,13 @@
 //! Entries arrive through a queue that never makes the model wait; entries without room leave a gap, which is reported.
 //! Reading and writing use separate connections, on other threads than the server's.
 
+mod density;
+mod instant;
+mod patience;
 mod place;
 mod reader;
 mod schema;
+mod search;
 mod writer;
 
 #[cfg(test)]
@@ -27,8 +31,11 @@ use tokio::time::Instant;
 use crate::clock::SteadyMillis;
 use crate::model::types::ArchiveEntry;
 
+pub use density::{BUCKETS, Density};
+pub use instant::{HeldLock, HeldThen, ProblemThen};
 pub(crate) use place::default_folder;
-pub use reader::{Gap, HoldersAt, MAX_EVENTS, PastEvent, Reader};
+pub use reader::{Gap, HoldersAt, Reader};
+pub use search::{BadCursor, EventCursor, EventSearch, FoundEvents, MAX_EVENTS, PastEvent};
 pub use writer::Writer;
 
 /// The most entries that queue for the writer.

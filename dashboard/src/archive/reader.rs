@@ -16,31 +16,29 @@ use crate::model::RestoredLock;
 use crate::model::types::{
     Acknowledgement, Ending, LockId, PastHold, PastHoldView, ProblemKind, Since,
 };
-use crate::schema::words;
 
 /// The most holders at one instant: a lock has at most that many readers.
 const MAX_HOLDERS: usize = 1_024;
 /// The most holds of a lock in one answer.
 const MAX_HOLDS: usize = 1_000;
-/// The most events in one answer.
-pub const MAX_EVENTS: usize = 1_000;
 /// The most past holds of one lock that the next run restores.
 const MAX_RESTORED_PER_LOCK: usize = 64;
 /// The most rows of each kind that the next run restores.
 const MAX_RESTORED_ROWS: usize = 500_000;
-/// The detail of an operator's action.
-const ACT: &str =
-    "outcome || ': ' || who || ' from ' || from_ip || ', ' || was || '; why: ' || reason";
 /// The time after a start within which an acknowledged problem must be found again to count as the same.
 const FOUND_AGAIN_MS: u64 = 600_000;
 /// The most names of owners that the next run restores.
 const MAX_NAMES: usize = 25_000;
 /// The most gaps in one answer.
-const MAX_GAPS: usize = 100;
+const MAX_GAPS: usize = 1_000;
 
 /// A reader of the history. Cheap to clone.
 #[derive(Debug, Clone)]
-pub struct Reader(Arc<Mutex<Connection>>);
+pub struct Reader {
+    connection: Arc<Mutex<Connection>>,
+    /// The connection for what may take long, so that nothing else waits for it.
+    searches: Arc<Mutex<Connection>>,
+}
 
 /// The holders of a lock at an instant.
 #[derive(Debug, Clone, Serialize, ToSchema)]
@@ -64,52 +62,29 @@ pub struct Gap {
     pub to: Option<SteadyMillis>,
 }
 
-/// An event of the history.
-#[derive(Debug, Clone, PartialEq, Eq, Serialize, ToSchema)]
-pub struct PastEvent {
-    #[serde(serialize_with = "crate::clock::as_wall")]
-    pub at: SteadyMillis,
-    #[schema(schema_with = event_words)]
-    pub event: String,
-    pub lock: LockId,
-    /// The holder or the problem; `lock` for the whole lock.
-    pub subject: String,
-    /// The ending of a hold, or the certainty of a problem; or an action's operator, address, reason, state before, and
-    /// outcome.
-    pub detail: Option<String>,
-}
-
-/// The last five are an operator's actions.
-fn event_words() -> utoipa::openapi::Object {
-    words([
-        "taken",
-        "ended",
-        "problem",
-        "cleared",
-        "acknowledged",
-        "unacknowledged",
-        "force_released",
-        "place_removed",
-        "release_rejected",
-    ])
-}
-
 impl Reader {
     pub(super) fn open(path: &Path) -> rusqlite::Result<Self> {
-        let connection = Connection::open_with_flags(path, OpenFlags::SQLITE_OPEN_READ_ONLY)?;
-        connection.busy_timeout(Duration::from_secs(1))?;
-        Ok(Self(Arc::new(Mutex::new(connection))))
+        let open = || -> rusqlite::Result<Arc<Mutex<Connection>>> {
+            let connection = Connection::open_with_flags(path, OpenFlags::SQLITE_OPEN_READ_ONLY)?;
+            connection.busy_timeout(Duration::from_secs(1))?;
+            Ok(Arc::new(Mutex::new(connection)))
+        };
+        Ok(Self { connection: open()?, searches: open()? })
     }
 
     async fn query<T: Send + 'static>(
         &self,
         query: impl FnOnce(&Connection) -> rusqlite::Result<T> + Send + 'static,
     ) -> rusqlite::Result<T> {
-        let connection = Arc::clone(&self.0);
-        let result = tokio::task::spawn_blocking(move || {
-            query(&connection.lock().unwrap_or_else(PoisonError::into_inner))
-        });
-        result.await.unwrap_or(Err(rusqlite::Error::InvalidQuery))
+        on_thread(Arc::clone(&self.connection), query).await
+    }
+
+    /// Runs a query that may take long.
+    pub(super) async fn search<T: Send + 'static>(
+        &self,
+        query: impl FnOnce(&Connection) -> rusqlite::Result<T> + Send + 'static,
+    ) -> rusqlite::Result<T> {
+        on_thread(Arc::clone(&self.searches), query).await
     }
 
     /// Returns the holders of a lock at an instant.
@@ -151,58 +126,6 @@ impl Reader {
         .await
     }
 
-    /// Returns the events between two instants, at most [`MAX_EVENTS`] from either end, of one lock or of all.
-    ///
-    /// # Errors
-    /// Fails if the file cannot be read.
-    pub async fn between(
-        &self,
-        lock: Option<LockId>,
-        from: SteadyMillis,
-        to: SteadyMillis,
-        newest_first: bool,
-    ) -> rusqlite::Result<Vec<PastEvent>> {
-        self.query(move |connection| {
-            let order = if newest_first { "DESC" } else { "ASC" };
-            let mut all = Vec::new();
-            for (event, table, time, subject, detail) in [
-                ("'taken'", "hold", "began", "holder", "NULL"),
-                ("'ended'", "hold", "ended", "holder", "how"),
-                ("'problem'", "problem", "began", "problem", "certainty"),
-                ("'cleared'", "problem", "cleared", "problem", "certainty"),
-                ("what", "act", "at", "subject", ACT),
-            ] {
-                let of_lock = match &lock {
-                    Some(_) => "AND deployment = ?4 AND db = ?5 AND name = ?6",
-                    None => "",
-                };
-                let mut events = connection.prepare_cached(&format!(
-                    "SELECT {time}, deployment, db, name, {subject}, {detail}, {event} FROM {table}
-                     WHERE {time} BETWEEN ?1 AND ?2 {of_lock} ORDER BY {time} {order} LIMIT ?3"
-                ))?;
-                let (from, to) = (millis(from), millis(to));
-                let rows = match &lock {
-                    Some(lock) => {
-                        let name = lock.name.as_bytes();
-                        let of = params![from, to, MAX_EVENTS, &*lock.deployment, lock.db, name];
-                        events.query_map(of, past_event)?.collect::<rusqlite::Result<Vec<_>>>()?
-                    }
-                    None => events
-                        .query_map(params![from, to, MAX_EVENTS], past_event)?
-                        .collect::<rusqlite::Result<Vec<_>>>()?,
-                };
-                all.extend(rows.into_iter().flatten());
-            }
-            all.sort_by_key(|event| event.at);
-            if newest_first {
-                all.reverse();
-            }
-            all.truncate(MAX_EVENTS);
-            Ok(all)
-        })
-        .await
-    }
-
     /// Returns the gaps between two instants.
     ///
     /// # Errors
@@ -216,15 +139,16 @@ impl Reader {
                 Ok((instant(row.get(0)?), instant(row.get(1)?)))
             })?;
             let mut gaps = Vec::new();
-            let mut observed_to = None;
+            let (mut observed_to, mut count) = (None, 0);
             for span in spans {
+                count += 1;
                 let (began, alive) = span?;
                 if observed_to.unwrap_or(from) < began {
                     gaps.push(Gap { from: observed_to, to: Some(began) });
                 }
                 observed_to = observed_to.max(Some(alive));
             }
-            if observed_to.unwrap_or(from) < to {
+            if observed_to.unwrap_or(from) < to && count < MAX_GAPS {
                 gaps.push(Gap { from: observed_to, to: None });
             }
             Ok(gaps)
@@ -237,7 +161,7 @@ impl Reader {
     /// # Errors
     /// Fails if the file cannot be read.
     pub fn owner_names(&self) -> rusqlite::Result<Vec<(String, String)>> {
-        let connection = self.0.lock().unwrap_or_else(PoisonError::into_inner);
+        let connection = self.connection.lock().unwrap_or_else(PoisonError::into_inner);
         let mut names = connection.prepare(
             "SELECT id, name FROM (SELECT * FROM owner ORDER BY seen DESC LIMIT ?1) ORDER BY seen",
         )?;
@@ -250,7 +174,7 @@ impl Reader {
     /// # Errors
     /// Fails if the file cannot be read.
     pub fn restored(&self) -> rusqlite::Result<HashMap<LockId, RestoredLock>> {
-        let connection = self.0.lock().unwrap_or_else(PoisonError::into_inner);
+        let connection = self.connection.lock().unwrap_or_else(PoisonError::into_inner);
         let mut restored: HashMap<LockId, RestoredLock> = HashMap::new();
         let mut past = connection.prepare(
             "SELECT deployment, db, name, holder, began, exact, ended, how FROM (
@@ -310,7 +234,17 @@ impl Reader {
     }
 }
 
-fn gap_at(connection: &Connection, at: SteadyMillis) -> rusqlite::Result<Option<Gap>> {
+async fn on_thread<T: Send + 'static>(
+    connection: Arc<Mutex<Connection>>,
+    query: impl FnOnce(&Connection) -> rusqlite::Result<T> + Send + 'static,
+) -> rusqlite::Result<T> {
+    let result = tokio::task::spawn_blocking(move || {
+        query(&connection.lock().unwrap_or_else(PoisonError::into_inner))
+    });
+    result.await.unwrap_or(Err(rusqlite::Error::InvalidQuery))
+}
+
+pub(super) fn gap_at(connection: &Connection, at: SteadyMillis) -> rusqlite::Result<Option<Gap>> {
     let one = |query: &str| -> rusqlite::Result<Option<i64>> {
         connection.prepare_cached(query)?.query_row([millis(at)], |row| row.get(0))
     };
@@ -325,28 +259,25 @@ fn gap_at(connection: &Connection, at: SteadyMillis) -> rusqlite::Result<Option<
 }
 
 fn hold(row: &Row<'_>) -> rusqlite::Result<PastHoldView> {
-    let how: Option<String> = row.get(4)?;
+    hold_from(row, 0)
+}
+
+/// Parses a hold whose holder is in this column.
+pub(super) fn hold_from(row: &Row<'_>, first: usize) -> rusqlite::Result<PastHoldView> {
+    let how: Option<String> = row.get(first + 4)?;
     let ended = how.map(|how| {
         let known = Ending::ALL.into_iter().find(|ending| ending.as_str() == how);
         known.map_or("unseen", Ending::as_str)
     });
     Ok(PastHoldView {
-        id: row.get(0)?,
-        since: Since { at: instant(row.get(1)?), exact: row.get(2)? },
-        to: row.get::<_, Option<i64>>(3)?.map(instant),
+        id: row.get(first)?,
+        since: Since { at: instant(row.get(first + 1)?), exact: row.get(first + 2)? },
+        to: row.get::<_, Option<i64>>(first + 3)?.map(instant),
         ended,
     })
 }
 
-/// Parses one event; none if the row's name cannot be a lock's.
-fn past_event(row: &Row<'_>) -> rusqlite::Result<Option<PastEvent>> {
-    let Some(lock) = lock(row, 1)? else { return Ok(None) };
-    let (at, subject, detail) = (instant(row.get(0)?), row.get(4)?, row.get(5)?);
-    let event = row.get(6)?;
-    Ok(Some(PastEvent { at, event, lock, subject, detail }))
-}
-
-fn lock(row: &Row<'_>, from: usize) -> rusqlite::Result<Option<LockId>> {
+pub(super) fn lock(row: &Row<'_>, from: usize) -> rusqlite::Result<Option<LockId>> {
     let deployment: String = row.get(from)?;
     let name: Vec<u8> = row.get(from + 2)?;
     let db = row.get(from + 1)?;
@@ -358,6 +289,6 @@ fn holder(row: &Row<'_>, at: usize) -> rusqlite::Result<Option<HolderId>> {
     Ok(HolderId::parse(text.as_bytes()))
 }
 
-fn instant(millis: i64) -> SteadyMillis {
+pub(super) fn instant(millis: i64) -> SteadyMillis {
     WallMillis(u64::try_from(millis).unwrap_or(0)).to_steady()
 }

@@ -23,6 +23,7 @@ CREATE TABLE IF NOT EXISTS problem (
   deployment TEXT NOT NULL, db INTEGER NOT NULL, name BLOB NOT NULL, problem TEXT NOT NULL,
   certainty TEXT NOT NULL, began INTEGER NOT NULL, cleared INTEGER);
 CREATE INDEX IF NOT EXISTS problem_began ON problem (began);
+CREATE INDEX IF NOT EXISTS problem_of_lock ON problem (deployment, db, name, began);
 CREATE INDEX IF NOT EXISTS problem_cleared ON problem (cleared);
 CREATE UNIQUE INDEX IF NOT EXISTS problem_open ON problem (deployment, db, name, problem) WHERE cleared IS NULL;
 CREATE TABLE IF NOT EXISTS act (

@@ -3,7 +3,7 @@ use std::sync::atomic::Ordering;
 use redisson::{ClientId, HolderId, LockName};
 
 use super::*;
-use crate::model::types::{Certainty, Ending, LockId, PastHold, ProblemKind, Since};
+use crate::model::types::{Certainty, Ending, EventFields, LockId, PastHold, ProblemKind, Since};
 
 fn id(thread: i64) -> HolderId {
     HolderId::new(ClientId::from_random([7; 16]), thread)
@@ -126,8 +126,8 @@ async fn events_are_in_order_for_one_lock_and_for_all() {
     )
     .await;
     let events = async |lock, from, to| -> Vec<(String, u64)> {
-        let found =
-            reader.between(lock, SteadyMillis(from), SteadyMillis(to), false).await.unwrap();
+        let search = EventSearch { lock, ..search(from, to) };
+        let found = reader.events(search, |_| true).await.unwrap().events;
         found.iter().map(|event| (event.event.clone(), event.at.0)).collect()
     };
     let all = [
@@ -142,9 +142,122 @@ async fn events_are_in_order_for_one_lock_and_for_all() {
     assert_eq!(events(None, 0, 9_000).await, all);
     assert_eq!(events(None, 1_500, 2_500).await, all[1..3]);
     assert_eq!(events(Some(lock(b"b")), 0, 9_000).await, [all[1].clone(), all[3].clone()]);
-    let problem =
-        &reader.between(None, SteadyMillis(2_500), SteadyMillis(2_500), true).await.unwrap()[0];
+    let problem = &reader.events(search(2_500, 2_500), |_| true).await.unwrap().events[0];
     assert_eq!((problem.subject.as_str(), problem.detail.as_deref()), ("stuck", Some("certain")));
+}
+
+fn search(from: u64, to: u64) -> EventSearch {
+    EventSearch {
+        from: SteadyMillis(from),
+        to: SteadyMillis(to),
+        lock: None,
+        newest_first: false,
+        cursor: None,
+        limit: MAX_EVENTS,
+    }
+}
+
+#[tokio::test]
+async fn pages_of_events_lead_to_the_end_and_back() {
+    let folder = tempfile::tempdir().unwrap();
+    let stuck = ProblemKind::Stuck;
+    // Many at the same instant, so that more than the instant decides about their order.
+    let holds = (0..7).map(|i| ended(b"a", i, 1_000 + i.unsigned_abs() / 3, 1_002));
+    let problem = ArchiveEntry::Problem(lock(b"a"), stuck, Certainty::Certain, SteadyMillis(1_002));
+    let reader = written(folder.path(), 0, holds.chain([problem])).await;
+    for newest_first in [false, true] {
+        let page = async |cursor: Option<EventCursor>, limit| {
+            // As an address holds it.
+            let cursor = cursor.map(|cursor| cursor.to_string().parse().unwrap());
+            let search = EventSearch { newest_first, cursor, limit, ..search(0, 9_000) };
+            reader.events(search, |event| event.event != "cleared").await.unwrap()
+        };
+        let whole = page(None, 100).await;
+        assert_eq!((whole.events.len(), whole.next, whole.prev), (15, None, None));
+        for limit in [1, 2, 4, 7, 15] {
+            let mut forth = vec![page(None, limit).await];
+            while let Some(next) = forth.last().unwrap().next {
+                forth.push(page(Some(next), limit).await);
+            }
+            let events: Vec<_> = forth.iter().flat_map(|page| page.events.clone()).collect();
+            assert_eq!(events, whole.events, "{limit} {newest_first}");
+            let mut prev = forth.pop().unwrap().prev;
+            for before in forth.iter().rev() {
+                let back = page(prev, limit).await;
+                assert_eq!(back.events, before.events, "{limit} {newest_first}");
+                assert!(back.next.is_some());
+                prev = back.prev;
+            }
+            assert_eq!(prev, None);
+        }
+    }
+    // A page before one that is not full begins with the first event.
+    let first = EventSearch { limit: 4, ..search(0, 9_000) };
+    let at = reader.events(first.clone(), |_| true).await.unwrap().next;
+    let second = EventSearch { cursor: at, limit: 2, ..first.clone() };
+    let back = reader.events(second, |_| true).await.unwrap().prev;
+    let wider = EventSearch { cursor: back, limit: 10, ..first };
+    assert_eq!(reader.events(wider, |_| true).await.unwrap().events.len(), 10);
+    for bad in ["", "before", "before-1-2", "after-1-2-3-4", "later-1-2-3", "before-x-0-1"] {
+        assert!(bad.parse::<EventCursor>().is_err(), "{bad}");
+    }
+}
+
+#[tokio::test]
+async fn events_are_counted_by_time_and_type() {
+    let folder = tempfile::tempdir().unwrap();
+    let stuck = ProblemKind::Stuck;
+    let problem = ArchiveEntry::Problem(lock(b"a"), stuck, Certainty::Certain, SteadyMillis(899));
+    let entries = [ended(b"a", 1, 0, 10), ended(b"b", 2, 5, 900), ended(b"b", 3, 2_000, 2_001)];
+    let reader = written(folder.path(), 0, entries.into_iter().chain([problem])).await;
+    let all = reader.density(search(0, 900), None::<fn(&EventFields<'_>) -> bool>).await.unwrap();
+    assert_eq!((all.buckets.len(), all.counted_from), (BUCKETS, None));
+    assert_eq!(all.by_type()[..3], [2, 2, 1]);
+    assert_eq!((all.buckets[0][0], all.buckets[1][1]), (2, 1));
+    assert_eq!((all.buckets[BUCKETS - 1][1], all.buckets[BUCKETS - 1][2]), (1, 1), "the end");
+    let counted = reader.density(search(0, 900), Some(|_: &EventFields<'_>| true)).await.unwrap();
+    assert_eq!(counted, all, "the same one by one");
+    let of_b = |event: &EventFields<'_>| event.name == b"b";
+    assert_eq!(reader.density(search(0, 900), Some(of_b)).await.unwrap().by_type()[..3], [1, 1, 0]);
+    let of_a = EventSearch { lock: Some(lock(b"a")), ..search(0, 900) };
+    let of_a = reader.density(of_a, None::<fn(&EventFields<'_>) -> bool>).await.unwrap();
+    assert_eq!(of_a.by_type()[..3], [1, 1, 1]);
+}
+
+#[tokio::test]
+async fn what_was_held_at_an_instant_is_known_of_all_locks() {
+    let folder = tempfile::tempdir().unwrap();
+    let leaked = ProblemKind::Leaked;
+    let problem =
+        |name, at| ArchiveEntry::Problem(lock(name), leaked, Certainty::Certain, SteadyMillis(at));
+    let entries = [
+        ended(b"a", 1, 1_000, 4_000),
+        ended(b"b", 2, 2_000, 3_000),
+        ended(b"c", 3, 5_000, 9_000),
+        ArchiveEntry::Began(lock(b"d"), id(4), since(1_500)),
+        problem(b"a", 2_000),
+        ArchiveEntry::Cleared(lock(b"a"), leaked, SteadyMillis(2_600)),
+        problem(b"d", 8_000),
+    ];
+    let reader = written(folder.path(), 0, entries).await;
+    let held = async |at, limit, name: &'static [u8]| {
+        let of = move |hold: &EventFields<'_>| name.is_empty() || hold.name == name;
+        let then = reader.held_at(SteadyMillis(at), limit, of).await.unwrap();
+        let names: Vec<String> = then.holds.iter().map(|h| h.lock.name.to_string()).collect();
+        assert!(then.complete);
+        (names.concat(), then.total, then.holds)
+    };
+    let (names, total, holds) = held(2_500, 10, b"").await;
+    assert_eq!((names.as_str(), total), ("adb", 3), "the oldest first");
+    assert_eq!((holds[0].problems.len(), holds[1].problems.len()), (1, 0));
+    assert_eq!(holds[0].problems[0].to, Some(SteadyMillis(2_600)));
+    assert_eq!(held(2_500, 1, b"").await.1, 3, "all are counted");
+    assert_eq!(held(2_500, 10, b"b").await.0, "b");
+    for (at, names) in [(0, ""), (1_000, "a"), (3_000, "ad"), (4_000, "d"), (6_000, "dc")] {
+        assert_eq!(held(at, 10, b"").await.0, names, "{at}");
+    }
+    let problems = reader.problems_at(lock(b"d"), SteadyMillis(9_000)).await.unwrap();
+    assert_eq!((problems[0].problem.as_str(), problems[0].to), ("leaked", None));
 }
 
 #[tokio::test]

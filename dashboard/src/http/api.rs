@@ -1,4 +1,4 @@
-//! The API for reading: one lock, events, sources.
+//! The API for reading: one lock, sources.
 
 use std::sync::Arc;
 
@@ -6,15 +6,13 @@ use axum::Json;
 use axum::extract::rejection::QueryRejection;
 use axum::extract::{Query, State};
 use axum::http::StatusCode;
-use axum::response::{IntoResponse, Response};
 use serde::Serialize;
 use utoipa::ToSchema;
 
-use super::app::{App, Span};
-use super::csv;
+use super::app::App;
 use super::error::ApiError;
-use super::params::{EventsParams, Format, LockParams, instant, understood};
-use crate::archive::{Gap, HoldersAt, MAX_EVENTS, PastEvent};
+use super::params::{LockParams, instant, understood};
+use crate::archive::HoldersAt;
 use crate::clock::SteadyMillis;
 use crate::model::types::{LockId, LockView, Notice};
 use crate::sources::view::{Progress, ServerView, SourceView};
@@ -75,66 +73,6 @@ pub(super) async fn lock(
 pub(super) enum LockAnswer {
     Now(Arc<LockView>),
     Then(PastJson),
-}
-
-#[derive(Serialize, ToSchema)]
-#[schema(as = Events)]
-pub(super) struct EventsJson {
-    #[serde(serialize_with = "crate::clock::as_wall")]
-    from: SteadyMillis,
-    #[serde(serialize_with = "crate::clock::as_wall")]
-    to: SteadyMillis,
-    events: Vec<PastEvent>,
-    /// True if there may be more after the last of them.
-    cut: bool,
-    gaps: Vec<Gap>,
-}
-
-/// Events between two instants, from the history that --history-dir keeps.
-#[utoipa::path(
-    get,
-    path = "/api/v1/events",
-    params(EventsParams),
-    responses(
-        (status = 200, description = "At most 1,000 events.", content(
-            (EventsJson = "application/json"), (String = "text/csv"),
-        )),
-        (status = 400, description = "A parameter is missing or wrong."),
-        (status = 404, description = "No history is kept."),
-        (status = 503, description = "The history cannot be read."),
-    ),
-)]
-pub(super) async fn events(
-    State(app): State<App>,
-    params: Result<Query<EventsParams>, QueryRejection>,
-) -> Result<Response, ApiError> {
-    let params = understood(params)?;
-    let format = Format::parse(params.format.as_deref())?;
-    if params.from.is_none() {
-        return Err(ApiError::bad_request(
-            "`from` is missing: an instant, such as 2026-11-21T03:12:00Z",
-        ));
-    }
-    let span = app.span(&params, SteadyMillis::now())?;
-    let newest_first = match params.order.as_deref() {
-        None | Some("" | "asc") => false,
-        Some("desc") => true,
-        Some(_) => {
-            return Err(ApiError::bad_request("`order` is not understood: expected asc or desc"));
-        }
-    };
-    let Span { from, to, lock } = span;
-    let events = app
-        .history(|archive| async move { archive.between(lock, from, to, newest_first).await })
-        .await?;
-    if format == Format::Csv {
-        // The number of further events is unknown: one stands for all of them.
-        let total = events.len() + usize::from(events.len() >= MAX_EVENTS);
-        return Ok(csv::response("events", events, total));
-    }
-    let gaps = app.history(|archive| async move { archive.gaps(from, to).await }).await?;
-    let cut = events.len() >= MAX_EVENTS;
-    Ok(Json(EventsJson { from, to, events, cut, gaps }).into_response())
 }
 
 /// The state of the sources, and the limits of what they can see.

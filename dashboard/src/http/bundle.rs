@@ -1,5 +1,7 @@
 //! `/lock?…&format=bundle`: all that is known of a lock, in one file for the ticket.
 
+use std::sync::Arc;
+
 use axum::Json;
 use axum::http::header;
 use axum::response::{IntoResponse, Response};
@@ -10,7 +12,7 @@ use super::api::SourcesJson;
 use super::app::App;
 use super::error::ApiError;
 use super::params::LockParams;
-use crate::archive::{Gap, HoldersAt, PastEvent};
+use crate::archive::{EventSearch, Gap, HoldersAt, MAX_EVENTS, PastEvent};
 use crate::clock::SteadyMillis;
 use crate::model::types::{LockId, LockView, PastHoldView};
 use crate::views::Subject;
@@ -75,10 +77,15 @@ pub async fn bundle(
     let history = match &app.archive {
         Some(_) => {
             let id = page.id.clone();
-            let events = app.history(|archive| async move {
-                archive.between(Some(id), from, made_at, false).await
-            });
-            let events = events.await?;
+            let search = EventSearch {
+                from,
+                to: made_at,
+                lock: Some(id),
+                newest_first: false,
+                cursor: None,
+                limit: MAX_EVENTS,
+            };
+            let events = app.search_events(search, &Arc::default()).await?.events;
             let gaps = app.history(|archive| async move { archive.gaps(from, made_at).await });
             Some(History { events, gaps: gaps.await? })
         }

@@ -6,7 +6,7 @@ use axum::body::{Body, Bytes};
 use axum::http::header;
 use axum::response::{IntoResponse, Response};
 
-use crate::archive::PastEvent;
+use crate::archive::{HeldLock, PastEvent};
 use crate::clock::SteadyMillis;
 use crate::model::contention::Longest;
 use crate::model::types::{LockId, LockView, Since};
@@ -301,6 +301,34 @@ impl Record for PastEvent {
         let mut cells = vec![instant(self.at), self.event.clone()];
         cells.extend(place(&self.lock));
         cells.extend([self.subject.clone(), self.detail.clone().unwrap_or_default()]);
+        cells
+    }
+}
+
+impl Record for HeldLock {
+    const COLUMNS: &'static [&'static str] = &[
+        "deployment",
+        "db",
+        "name",
+        "holder",
+        "held_since",
+        "held_since_exact",
+        "ended_at",
+        "ended",
+        "problems",
+    ];
+
+    fn cells(&self) -> Vec<String> {
+        let problems = self.problems.iter().map(|p| format!("{} {}", p.problem, p.certainty));
+        let problems: Vec<String> = problems.collect();
+        let mut cells = place(&self.lock);
+        cells.push(self.hold.id.clone());
+        cells.extend(since(Some(self.hold.since)));
+        cells.extend([
+            self.hold.to.map(instant).unwrap_or_default(),
+            self.hold.ended.unwrap_or_default().to_owned(),
+            problems.join("; "),
+        ]);
         cells
     }
 }

@@ -8,6 +8,8 @@ pub mod bundle;
 pub mod csv;
 pub mod error;
 pub mod guard;
+pub mod history;
+pub mod history_api;
 pub mod lists;
 pub mod live;
 pub mod openapi;

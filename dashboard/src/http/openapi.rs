@@ -10,7 +10,7 @@ use utoipa::OpenApi;
 use super::actions::{self, acknowledge, release, watch};
 use super::error::ProblemJson;
 use super::live::stream;
-use super::{api, lists, trace};
+use super::{api, history_api, lists, trace};
 use crate::query::blockers::BlockerRow;
 use crate::query::contention::ContentionRow;
 use crate::query::incidents::IncidentRow;
@@ -31,9 +31,10 @@ use crate::query::{Listed, LockRow};
     paths(
         acknowledge::from_api,
         acknowledge::undo_from_api,
-        api::events,
         api::lock,
         api::sources,
+        history_api::events,
+        history_api::held,
         lists::blockers,
         lists::contention,
         lists::incidents,

@@ -5,17 +5,13 @@ use std::sync::Arc;
 
 use super::app::App;
 use super::error::ApiError;
-use super::params::{EventsParams, LockParams, OwnerParams, instant};
-use crate::archive::Gap;
+use super::params::{LockParams, OwnerParams, instant};
 use crate::clock::SteadyMillis;
 use crate::model::types::{ClientView, LockId, LockView, PastHoldView};
 use crate::query::list::Published;
 use crate::query::owners::{OwnerRow, client_of};
 use crate::query::{Filter, Listed, Query, Rows};
-use crate::views::{
-    EventRow, EventsPage, LockPage, OverviewPage, OwnerPage, PastWindow, SourcesPage, Subject,
-    Summary,
-};
+use crate::views::{LockPage, OverviewPage, OwnerPage, PastWindow, SourcesPage, Subject, Summary};
 
 /// The most locks that an owner's page lists of each sort.
 const OWNERS_LOCKS: usize = 100;
@@ -25,10 +21,6 @@ const OWNERS_PAST: usize = 20;
 const INCIDENTS: usize = 8;
 const BLOCKERS: usize = 6;
 const OLDEST: usize = 8;
-/// The most events of a page.
-const EVENTS: usize = 100;
-/// The history is written at least so often, with some to spare, milliseconds.
-const WRITTEN_EACH_MS: u64 = 10_000;
 /// The default span of a lock's timeline, milliseconds.
 const WINDOW_MS: u64 = 15 * 60_000;
 /// And at most.
@@ -40,12 +32,6 @@ fn first_rows<T: Listed>(published: &Published, now: SteadyMillis, limit: usize)
     let query = Query::new(("", Filter::default()), (sort, T::default_order(sort)), None, limit);
     // Only a cursor can be wrong.
     query.map(|query| query.rows(published, now)).unwrap_or_default()
-}
-
-/// Returns true if a gap is only the time since this dashboard last wrote the history.
-fn is_just_now(gap: &Gap, now: SteadyMillis) -> bool {
-    let since = gap.from.filter(|_| gap.to.is_none());
-    since.is_some_and(|since| now.0.saturating_sub(since.0) < WRITTEN_EACH_MS)
 }
 
 impl App {
@@ -162,67 +148,6 @@ impl App {
         waits.truncate(OWNERS_LOCKS);
         past.truncate(OWNERS_PAST);
         Ok(OwnerPage { chrome: self.chrome(address), owner, locks, total, waits, past })
-    }
-
-    /// Returns past events, newest first.
-    ///
-    /// # Errors
-    /// If a parameter is malformed, or the history cannot be read.
-    pub async fn events_page(
-        &self,
-        address: &str,
-        params: &EventsParams,
-    ) -> Result<EventsPage, ApiError> {
-        let span = self.span(params, SteadyMillis::now())?;
-        let (from, to) = (span.from, span.to);
-        let text = |text: &Option<String>| text.clone().unwrap_or_default();
-        let kept = self.archive.is_some();
-        let (rows, gaps) = if kept {
-            let lock = span.lock.clone();
-            let told = self
-                .history(|archive| async move { archive.between(lock, from, to, true).await })
-                .await?;
-            let gaps = self.history(|archive| async move { archive.gaps(from, to).await }).await?;
-            let gaps =
-                gaps.into_iter().filter(|gap| !is_just_now(gap, SteadyMillis::now())).collect();
-            (told.iter().map(EventRow::past).collect(), gaps)
-        } else {
-            (self.remembered_events(span.lock.as_ref(), from, to), Vec::new())
-        };
-        let mut rows: Vec<EventRow> = rows;
-        let cut = rows.len() > EVENTS;
-        rows.truncate(EVENTS);
-        Ok(EventsPage {
-            chrome: self.chrome(address),
-            from_text: text(&params.from),
-            to_text: text(&params.to),
-            name_text: text(&params.name),
-            from,
-            to,
-            lock: span.lock,
-            rows,
-            gaps,
-            kept,
-            cut,
-        })
-    }
-
-    /// The latest events of each lock that is remembered, newest first.
-    fn remembered_events(
-        &self,
-        of: Option<&LockId>,
-        from: SteadyMillis,
-        to: SteadyMillis,
-    ) -> Vec<EventRow> {
-        let snapshot = self.hub.snapshot();
-        let mut rows: Vec<EventRow> = snapshot
-            .locks()
-            .filter(|lock| of.is_none_or(|id| lock.id == *id))
-            .flat_map(|lock| lock.events.views().map(|event| EventRow::seen(&lock.id, event)))
-            .filter(|row| (from..=to).contains(&row.at))
-            .collect();
-        rows.sort_by(|a, b| (b.at, &b.lock.name).cmp(&(a.at, &a.lock.name)));
-        rows
     }
 
     /// The state of all locks as a page.

@@ -3,7 +3,7 @@
 use axum::extract::rejection::QueryRejection;
 use axum::extract::{OriginalUri, Query, State};
 use axum::http::{HeaderMap, StatusCode, Uri, header};
-use axum::response::{Html, IntoResponse, Response};
+use axum::response::{Html, IntoResponse, Redirect, Response};
 
 use super::app::App;
 use super::bundle::bundle;
@@ -114,19 +114,31 @@ pub async fn owner(
     }
 }
 
-pub async fn events(
+pub async fn history(
     State(app): State<App>,
     OriginalUri(uri): OriginalUri,
     visitor: CurrentVisitor,
     params: Result<Query<EventsParams>, QueryRejection>,
 ) -> Response {
-    let page = async { app.events_page(&address(&uri), &understood(params)?).await };
+    let page = async { app.history_page(&address(&uri), &understood(params)?).await };
     match page.await {
         Ok(mut page) => {
             visitor.sign(&mut page.chrome);
-            rendered(StatusCode::OK, views::events_page(&page))
+            let status = match page.filter_error {
+                Some(_) => StatusCode::BAD_REQUEST,
+                None => StatusCode::OK,
+            };
+            rendered(status, views::history_page(&page))
         }
         Err(problem) => refused(&app, &uri, &visitor, &problem),
+    }
+}
+
+/// The address of the history before it was one page.
+pub async fn events(OriginalUri(uri): OriginalUri) -> Redirect {
+    match uri.query() {
+        Some(query) => Redirect::permanent(&format!("/history?{query}")),
+        None => Redirect::permanent("/history"),
     }
 }
 

@@ -109,9 +109,17 @@ pub struct OwnerParams {
 /// # Errors
 /// If it is not a number within the bounds.
 pub fn limit(text: Option<&str>) -> Result<usize, ApiError> {
-    let Some(text) = text else { return Ok(MAX_ROWS) };
-    let limit = text.parse().ok().filter(|n| (1..=MAX_ROWS).contains(n));
-    limit.ok_or_else(|| ApiError::bad_request(format!("`limit` must be from 1 to {MAX_ROWS}")))
+    limit_up_to(MAX_ROWS, text)
+}
+
+/// Reads the number of rows of a page of at most so many; the default is the most.
+///
+/// # Errors
+/// If it is not a number within the bounds.
+pub fn limit_up_to(most: usize, text: Option<&str>) -> Result<usize, ApiError> {
+    let Some(text) = text else { return Ok(most) };
+    let limit = text.parse().ok().filter(|n| (1..=most).contains(n));
+    limit.ok_or_else(|| ApiError::bad_request(format!("`limit` must be from 1 to {most}")))
 }
 
 /// The parameters that identify a lock, and those of its page.
@@ -178,10 +186,38 @@ pub struct EventsParams {
         pattern = "^(?:[A-Za-z0-9+/]{4})*(?:[A-Za-z0-9+/]{2}==|[A-Za-z0-9+/]{3}=|[A-Za-z0-9+/]{4})$"
     )]
     pub name64: Option<String>,
+    /// The language of the page's filter box: words and globs for the name; prefix: owner: event: problem: ended:
+    /// deployment: db:.
+    #[param(max_length = 512, example = "orders:* event:ended")]
+    pub filter: Option<String>,
     /// Oldest or newest first. The default is `asc`.
     #[param(inline, value_type = Option<Order>)]
     pub order: Option<String>,
+    /// `next` or `prev` of a response with the same span, lock, filter and order.
+    #[param(pattern = "^(before|after)-[0-9]+-[0-4]-[0-9]+$")]
+    pub cursor: Option<String>,
+    /// The most events.
+    #[param(value_type = Option<u16>, minimum = 1, maximum = 1000, default = 1000)]
+    pub limit: Option<String>,
+    /// The instant of the page's time cursor.
+    #[param(ignore)]
+    pub at: Option<String>,
     /// `csv`: a file that no spreadsheet reads as formulas. If events are left out its last line says so.
+    #[param(inline, value_type = Option<Format>)]
+    pub format: Option<String>,
+}
+
+/// The parameters of the holds at an instant.
+#[derive(Debug, Clone, Default, Deserialize, IntoParams)]
+#[into_params(parameter_in = Query)]
+pub struct HeldParams {
+    /// An instant in UTC: 2026-11-21T03:12:00Z, 03:12 for the latest such time of day, or -15m for that long ago.
+    #[param(required = true, example = "-15m")]
+    pub at: Option<String>,
+    /// Words and globs for the name; prefix: owner: deployment: db:.
+    #[param(max_length = 512, example = "orders:*")]
+    pub filter: Option<String>,
+    /// `csv`: a file that no spreadsheet reads as formulas. If holds are left out its last line says so.
     #[param(inline, value_type = Option<Format>)]
     pub format: Option<String>,
 }

@@ -21,7 +21,7 @@ use tower_http::timeout::TimeoutLayer;
 use super::actions::{self, acknowledge, incident, login, release, watch};
 use super::app::App;
 use super::live::{self, Feeds, stream};
-use super::{api, assets, guard, lists, openapi, pages, trace};
+use super::{api, assets, guard, history_api, lists, openapi, pages, trace};
 
 use crate::access::Access;
 use crate::query::LockRow;
@@ -103,6 +103,7 @@ pub fn router(
         .route("/owner", get(pages::owner))
         .route("/problems", get(pages::list::<IncidentRow>))
         .route("/contention", get(pages::list::<ContentionRow>))
+        .route("/history", get(pages::history))
         .route("/events", get(pages::events))
         .route("/sources", get(pages::sources))
         .route("/sources/watch", post(watch::from_page))
@@ -114,7 +115,8 @@ pub fn router(
         .route("/favicon.ico", get(assets::icon))
         .route("/api/v1/locks", get(lists::locks))
         .route("/api/v1/lock", get(api::lock))
-        .route("/api/v1/events", get(api::events))
+        .route("/api/v1/events", get(history_api::events))
+        .route("/api/v1/held", get(history_api::held))
         .route("/api/v1/owners", get(lists::owners))
         .route("/api/v1/problems", get(lists::problems))
         .route("/api/v1/blockers", get(lists::blockers))

@@ -1,27 +1,12 @@
-//! The language of the filter box and of the API's `filter`.
-//!
-//! Terms are separated by spaces and all must match. A plain word is searched in the name, one with a `*` is a glob
-//! for the whole of it; `key:value` asks for something else. A quoted term is searched in the name as it is. A lock's
-//! name often has a colon, so `orders:42` is searched in the name, and a key is rejected only if it resembles a known one.
+//! The language of the lists' filter box and of the API's `filter`.
 
 use std::time::Duration;
 
 use redisson::Kind;
-use redisson::group::glob_matches;
-use thiserror::Error;
 
+use super::words::{self, FilterError, Text, Value, one_of};
 use crate::clock::SteadyMillis;
 use crate::model::types::{ClientView, LockView, ProblemKind, State};
-
-/// The longest filter, in bytes.
-pub const MAX_LEN: usize = 512;
-/// The most terms.
-pub const MAX_TERMS: usize = 16;
-
-/// A filter that is none: a sentence that says what was expected.
-#[derive(Debug, Clone, PartialEq, Eq, Error)]
-#[error("{0}")]
-pub struct FilterError(String);
 
 /// A filter, ready to be applied.
 #[derive(Debug, Clone, PartialEq, Eq, Default)]
@@ -47,45 +32,10 @@ enum Term {
     State(State),
 }
 
-/// A word or a glob, in lower case.
-#[derive(Debug, Clone, PartialEq, Eq)]
-enum Text {
-    Part(Vec<u8>),
-    Glob(Vec<u8>),
-}
-
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 enum Bound {
     Above(Duration),
     Below(Duration),
-}
-
-impl Text {
-    fn new(text: &str) -> Self {
-        let text = text.to_ascii_lowercase().into_bytes();
-        if text.contains(&b'*') { Self::Glob(text) } else { Self::Part(text) }
-    }
-
-    fn matches(&self, subject: &[u8]) -> bool {
-        match self {
-            Self::Glob(glob) => glob_matches(glob, &subject.to_ascii_lowercase()),
-            Self::Part(part) => {
-                part.is_empty()
-                    || subject.windows(part.len()).any(|window| window.eq_ignore_ascii_case(part))
-            }
-        }
-    }
-
-    fn matches_any(&self, subjects: &[Option<&str>]) -> bool {
-        subjects.iter().flatten().any(|subject| self.matches(subject.as_bytes()))
-    }
-
-    fn is(&self, subject: &[u8]) -> bool {
-        match self {
-            Self::Glob(_) => self.matches(subject),
-            Self::Part(part) => subject.eq_ignore_ascii_case(part),
-        }
-    }
 }
 
 impl Bound {
@@ -113,57 +63,85 @@ impl Bound {
     }
 }
 
-impl Term {
-    fn qualified(key: &str, value: &str) -> Result<Option<Self>, FilterError> {
-        let one_of = |expected: &str| {
-            FilterError(format!("`{key}:{value}` is not understood: expected one of {expected}"))
+impl words::Term for Term {
+    const KEYS: &'static [&'static str] = &[
+        "owner",
+        "host",
+        "service",
+        "deployment",
+        "kind",
+        "problem",
+        "acknowledged",
+        "db",
+        "age",
+        "ttl",
+        "confirmed",
+        "state",
+        "name",
+    ];
+    const MEANT: &'static [(&'static str, &'static str)] = &[
+        ("client", "owner"),
+        ("holder", "owner"),
+        ("process", "owner"),
+        ("pod", "host"),
+        ("ip", "host"),
+        ("app", "service"),
+        ("type", "kind"),
+        ("held", "age"),
+        ("lease", "ttl"),
+    ];
+
+    fn of_name(text: Text) -> Self {
+        Self::Name(text)
+    }
+
+    fn qualified(key: &str, value: Value<'_>) -> Result<Option<Self>, FilterError> {
+        let text = value.text;
+        let yes = || match text.to_ascii_lowercase().as_str() {
+            "yes" => Ok(true),
+            "no" => Ok(false),
+            _ => Err(one_of(key, text, "yes, no")),
         };
         Ok(Some(match key {
-            "owner" => Self::Owner(Text::new(value)),
-            "host" => Self::Host(Text::new(value)),
-            "service" => Self::Service(Text::new(value)),
-            "name" => Self::Name(Text::new(value)),
-            "deployment" => Self::Deployment(Text::new(value)),
+            "owner" => Self::Owner(Text::new(text)),
+            "host" => Self::Host(Text::of_value(value)),
+            "service" => Self::Service(Text::of_value(value)),
+            "name" => Self::Name(Text::new(text)),
+            "deployment" => Self::Deployment(Text::new(text)),
             "kind" => Self::Kind(
-                Kind::parse(value.as_bytes())
-                    .ok_or_else(|| one_of("lock, fair, read, write, fenced, red"))?,
+                Kind::parse(text.as_bytes())
+                    .ok_or_else(|| one_of(key, text, "lock, fair, read, write, fenced, red"))?,
             ),
-            "problem" => match value.to_ascii_lowercase().as_str() {
+            "problem" => match text.to_ascii_lowercase().as_str() {
                 "any" | "*" => Self::Problem(None),
                 "none" => Self::NoProblem,
                 word => Self::Problem(Some(
                     ProblemKind::ALL
                         .into_iter()
                         .find(|problem| problem.as_str() == word)
-                        .ok_or_else(|| one_of(&problem_words()))?,
+                        .ok_or_else(|| one_of(key, text, &problem_words()))?,
                 )),
             },
-            "db" => Self::Db(value.parse().map_err(|_| {
-                FilterError(format!("`db:{value}` is not understood: expected a database's number"))
+            "db" => Self::Db(text.parse().map_err(|_| {
+                FilterError(format!("`db:{text}` is not understood: expected a database's number"))
             })?),
-            "age" => Self::Age(Bound::parse(key, value)?),
-            "ttl" if value.eq_ignore_ascii_case("none") => Self::NoTtl,
-            "ttl" => Self::Ttl(Bound::parse(key, value)?),
-            "confirmed" => match value.to_ascii_lowercase().as_str() {
-                "yes" => Self::Confirmed(true),
-                "no" => Self::Confirmed(false),
-                _ => return Err(one_of("yes, no")),
-            },
-            "acknowledged" => match value.to_ascii_lowercase().as_str() {
-                "yes" => Self::Acknowledged(true),
-                "no" => Self::Acknowledged(false),
-                _ => return Err(one_of("yes, no")),
-            },
-            "state" => match value.to_ascii_lowercase().as_str() {
+            "age" => Self::Age(Bound::parse(key, text)?),
+            "ttl" if text.eq_ignore_ascii_case("none") => Self::NoTtl,
+            "ttl" => Self::Ttl(Bound::parse(key, text)?),
+            "confirmed" => Self::Confirmed(yes()?),
+            "acknowledged" => Self::Acknowledged(yes()?),
+            "state" => match text.to_ascii_lowercase().as_str() {
                 "held" => Self::State(State::Held),
                 "free" => Self::State(State::Free),
                 "unknown" => Self::State(State::Unknown),
-                _ => return Err(one_of("held, free, unknown")),
+                _ => return Err(one_of(key, text, "held, free, unknown")),
             },
-            _ => return unknown_key(key, value).map_or(Ok(None), Err),
+            _ => return Ok(None),
         }))
     }
+}
 
+impl Term {
     fn matches(&self, lock: &LockView, now: SteadyMillis) -> bool {
         match self {
             Self::Name(text) => text.matches(lock.id.name.as_bytes()),
@@ -204,46 +182,6 @@ fn clients(lock: &LockView) -> impl Iterator<Item = &ClientView> {
     lock.holders.iter().filter_map(|holder| holder.client.as_deref())
 }
 
-/// The keys of terms.
-const KEYS: [&str; 13] = [
-    "owner",
-    "host",
-    "service",
-    "deployment",
-    "kind",
-    "problem",
-    "acknowledged",
-    "db",
-    "age",
-    "ttl",
-    "confirmed",
-    "state",
-    "name",
-];
-/// Words that people try, and the keys that they mean.
-const MEANT: [(&str, &str); 9] = [
-    ("client", "owner"),
-    ("holder", "owner"),
-    ("process", "owner"),
-    ("pod", "host"),
-    ("ip", "host"),
-    ("app", "service"),
-    ("type", "kind"),
-    ("held", "age"),
-    ("lease", "ttl"),
-];
-
-/// Returns the error for a key that is none but resembles one; none for a key that is more likely part of a name.
-fn unknown_key(key: &str, value: &str) -> Option<FilterError> {
-    let key = key.to_ascii_lowercase();
-    let near = |known: &&&str| strsim::damerau_levenshtein(&key, known) == 1 && known.len() > 2;
-    let meant = MEANT.iter().find(|(word, _)| *word == key).map(|(_, meant)| *meant);
-    let meant = meant.or_else(|| KEYS.iter().find(near).copied())?;
-    Some(FilterError(format!(
-        "`{key}:` is no term of the filter: did you mean {meant}:{value}? To search for it in names, write \"{key}:{value}\" in quotes"
-    )))
-}
-
 /// The values of `problem:`.
 fn problem_words() -> String {
     let words = ProblemKind::ALL.map(ProblemKind::as_str).join(", ");
@@ -256,53 +194,7 @@ impl Filter {
     /// # Errors
     /// A sentence for people where it is too long, has too many terms or says what is not understood.
     pub fn parse(text: &str) -> Result<Self, FilterError> {
-        if text.len() > MAX_LEN {
-            return Err(FilterError(format!(
-                "the filter has {} bytes, {MAX_LEN} are allowed",
-                text.len()
-            )));
-        }
-        let mut terms = Vec::new();
-        let mut rest = text.trim_start();
-        while !rest.is_empty() {
-            let (term, after) = Self::term(rest)?;
-            if terms.len() >= MAX_TERMS {
-                return Err(FilterError(format!("the filter has more than {MAX_TERMS} terms")));
-            }
-            terms.push(term);
-            rest = after.trim_start();
-        }
-        Ok(Self(terms))
-    }
-
-    /// Takes the first term off.
-    fn term(text: &str) -> Result<(Term, &str), FilterError> {
-        if let Some(quoted) = text.strip_prefix('"') {
-            let (part, after) = unquote(quoted)?;
-            return Ok((Term::Name(Text::Part(part.to_ascii_lowercase().into_bytes())), after));
-        }
-        let end = text.find(char::is_whitespace).unwrap_or(text.len());
-        let (word, after) = text.split_at(end);
-        let Some((key, value)) = word.split_once(':') else {
-            return Ok((Term::Name(Text::new(word)), after));
-        };
-        if let (Some(_), Some(quoted)) = (
-            value.strip_prefix('"'),
-            text.get(key.len() + 1..).and_then(|rest| rest.strip_prefix('"')),
-        ) {
-            let (value, after) = unquote(quoted)?;
-            if let Some(term) = Term::qualified(key, &value)? {
-                return Ok((term, after));
-            }
-        }
-        if value.is_empty() && Term::qualified(key, "1").is_ok_and(|term| term.is_none()) {
-            return Ok((Term::Name(Text::new(word)), after));
-        }
-        if value.is_empty() {
-            return Err(FilterError(format!("`{key}:` needs a value")));
-        }
-        let term = Term::qualified(key, value)?;
-        Ok((term.unwrap_or_else(|| Term::Name(Text::new(word))), after))
+        words::terms(text).map(Self)
     }
 
     /// Returns true if a lock is listed. Unless the filter says otherwise, only confirmed ones are that are held or waited
@@ -333,20 +225,6 @@ impl Filter {
     pub fn depends_on_clock(&self) -> bool {
         self.0.iter().any(|term| matches!(term, Term::Age(_) | Term::Ttl(_)))
     }
-}
-
-/// Reads up to the closing quote; `\"` and `\\` stand for themselves.
-fn unquote(text: &str) -> Result<(String, &str), FilterError> {
-    let mut out = String::new();
-    let mut chars = text.char_indices();
-    while let Some((i, c)) = chars.next() {
-        match c {
-            '"' => return Ok((out, text.get(i + 1..).unwrap_or_default())),
-            '\\' => out.extend(chars.next().map(|(_, c)| c)),
-            c => out.push(c),
-        }
-    }
-    Err(FilterError("a quote in the filter is not closed".to_owned()))
 }
 
 #[cfg(test)]

@@ -2,6 +2,7 @@
 
 pub mod blockers;
 pub mod contention;
+pub mod event_filter;
 pub mod filter;
 #[cfg(test)]
 pub(crate) mod fixtures;
@@ -13,9 +14,12 @@ pub mod owners;
 pub mod problems;
 pub mod shared;
 pub mod sorted;
+mod words;
 
+pub use event_filter::EventFilter;
 pub use filter::Filter;
 pub use list::{Listed, MAX_ROWS, Published, Query, Rows};
 pub use locks::LockRow;
 pub use order::Order;
 pub use shared::Paged;
+pub use words::{FilterError, quoted, with_term};

@@ -106,7 +106,7 @@ impl Ago {
     }
 }
 
-/// An instant as a time of day, for lists of events.
+/// An instant as a time of day, for lists of events; with its day unless that is today.
 #[derive(Debug, Clone, Template)]
 #[template(path = "parts/clock.html")]
 pub(super) struct Clock {
@@ -116,6 +116,8 @@ pub(super) struct Clock {
     told: u64,
     /// The time since then, or until then.
     when: String,
+    /// True if the page is of the same day.
+    today: bool,
 }
 
 impl HtmlSafe for Clock {}
@@ -128,7 +130,10 @@ impl Clock {
             Some(ahead @ 1..) => format!("in {}", duration(ahead)),
             _ => format!("{} ago", duration(now.0.saturating_sub(at.0))),
         };
-        Self { instant: rfc3339(at), millis: at.0, told: at.to_wall().0, when }
+        let instant = rfc3339(at);
+        // Without a clock the script leaves the day out.
+        let today = now != AGELESS && instant.get(..10) == rfc3339(now).get(..10);
+        Self { instant, millis: at.0, told: at.to_wall().0, when, today }
     }
 
     fn time(&self) -> &str {
@@ -136,7 +141,7 @@ impl Clock {
     }
 
     fn day(&self) -> &str {
-        self.instant.get(..10).unwrap_or_default()
+        self.instant.get(..10).filter(|_| !self.today).unwrap_or_default()
     }
 }
 
@@ -151,6 +156,15 @@ mod tests {
         assert_eq!(when(1_000, 61_000), "1m 00s ago");
         assert_eq!(when(1_000, 1_000), "0s ago");
         assert_eq!(when(1_000, 0), "", "a patch holds no age");
+    }
+
+    #[test]
+    fn a_day_is_named_unless_it_is_today() {
+        const DAY: u64 = 86_400_000;
+        let day = |at, now| Clock::new(SteadyMillis(at), SteadyMillis(now)).day().to_owned();
+        assert_eq!(day(DAY, DAY + 5), "");
+        assert_eq!(day(DAY - 1, DAY + 5), "1970-01-01");
+        assert_eq!(day(DAY, 0), "1970-01-02", "a patch leaves it to the script");
     }
 
     #[test]

@@ -101,9 +101,14 @@ pub(super) fn lock_window(id: &LockId, window: &str) -> String {
     format!("{}&window={}", lock(id), encoded(window))
 }
 
+/// A lock's page as of an instant.
+pub(super) fn lock_at(id: &LockId, at: SteadyMillis) -> String {
+    format!("{}&at={}", lock(id), encoded(&super::rfc3339(at)))
+}
+
 /// The address of a lock's events.
 pub(super) fn lock_events(id: &LockId) -> String {
-    with("/events", &event_query(Some(id)))
+    with("/history", &event_query(Some(id)))
 }
 
 /// The part of the query of events that names a lock; empty for all.

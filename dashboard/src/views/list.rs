@@ -90,8 +90,17 @@ impl HtmlSafe for LockLink {}
 
 impl LockLink {
     pub(super) fn new(id: &crate::model::types::LockId, chrome: &Chrome) -> Self {
+        Self::at(id, chrome, None)
+    }
+
+    /// Returns one that leads to the lock as of an instant, if there is one.
+    pub(super) fn at(
+        id: &crate::model::types::LockId,
+        chrome: &Chrome,
+        at: Option<SteadyMillis>,
+    ) -> Self {
         Self {
-            link: links::lock(id),
+            link: at.map_or_else(|| links::lock(id), |at| links::lock_at(id, at)),
             name: text::visible(id.name.as_bytes()),
             place: place(id, chrome.several_deployments, chrome.several_dbs),
         }

@@ -29,8 +29,8 @@ use serde::Serialize;
 use super::format::AGELESS;
 use super::fragments::{Fragments, LiveRow};
 use super::{
-    Chrome, EventsPage, ListPage, ListView, LockPage, OverviewPage, OwnerPage, SourcesPage, assets,
-    events, list, lock, overview, owner, page, row, sources, trace,
+    Chrome, HistoryPage, ListPage, ListView, LockPage, OverviewPage, OwnerPage, SourcesPage,
+    assets, history, list, lock, overview, owner, page, row, sources, trace,
 };
 use crate::clock::SteadyMillis;
 use crate::model::types::LockId;
@@ -128,14 +128,14 @@ impl Picture {
         Self::new(&page.chrome, owner::title(page), rows, owner::regions(&ageless)?, before)
     }
 
-    /// The page of events.
+    /// The page of the history.
     ///
     /// # Errors
     /// If a template fails, which is a bug.
-    pub fn events(page: &EventsPage, before: Option<&Self>) -> Result<Self, askama::Error> {
-        let ageless = EventsPage { chrome: ageless(&page.chrome), ..page.clone() };
-        let regions = events::regions(&ageless)?;
-        Self::new(&page.chrome, events::title(page), Vec::new(), regions, before)
+    pub fn history(page: &HistoryPage, before: Option<&Self>) -> Result<Self, askama::Error> {
+        let ageless = HistoryPage { chrome: ageless(&page.chrome), ..page.clone() };
+        let regions = history::regions(&ageless)?;
+        Self::new(&page.chrome, history::title(page), Vec::new(), regions, before)
     }
 
     /// The overview.

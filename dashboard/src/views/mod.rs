@@ -1,7 +1,7 @@
 //! The pages: what goes in, HTML comes out.
 //!
 //! A page is a plain struct that its handler fills from one snapshot ([`LockPage`], [`ListPage`],
-//! [`OwnerPage`], [`EventsPage`], [`SourcesPage`], [`ErrorPage`]) and a function that renders it. Nothing here reads a clock or the model, so a page can be made
+//! [`OwnerPage`], [`HistoryPage`], [`SourcesPage`], [`ErrorPage`]) and a function that renders it. Nothing here reads a clock or the model, so a page can be made
 //! again at any time and compared: that is how the live stream works, see [`live`].
 //!
 //! Pages hold ages, so they must be served with `Cache-Control: no-store`. What [`assets`] lists is served under
@@ -9,10 +9,10 @@
 
 pub mod assets;
 mod contention;
-mod events;
 mod foot;
 mod format;
 pub mod fragments;
+mod history;
 mod incident;
 mod incidents;
 mod links;
@@ -38,7 +38,7 @@ use std::sync::Arc;
 
 use service_kit::redis::Address;
 
-use crate::archive::{Gap, HoldersAt};
+use crate::archive::{Density, Gap, HeldThen, HoldersAt};
 use crate::clock::SteadyMillis;
 use crate::model::contention::Contention;
 use crate::model::owner_names::OwnerNames;
@@ -52,8 +52,8 @@ use crate::release::{Offer, Outcome};
 use crate::sources::trace::Trace;
 use crate::sources::view::{Progress, ServerView, SourceView};
 
-pub use events::events_page;
 pub(crate) use format::rfc3339;
+pub use history::history_page;
 pub use incident::incident_page;
 pub use links::lock_trace;
 pub use list::{ListView, list_page};
@@ -234,29 +234,43 @@ pub struct OwnerPage {
     pub past: Vec<(Arc<LockView>, PastHoldView)>,
 }
 
-/// `/events`: what happened.
+/// `/history`: the events of a span of time, and what was held at an instant.
 #[derive(Debug, Clone)]
-pub struct EventsPage {
+pub struct HistoryPage {
     /// The frame of the page.
     pub chrome: Chrome,
-    /// From when, as typed.
+    /// The beginning of the span, as typed.
     pub from_text: String,
-    /// The end of the time, as typed; empty: now, and on.
+    /// The end of the span, as typed; empty: now, and on.
     pub to_text: String,
-    /// The lock's name, as typed.
-    pub name_text: String,
+    /// The instant of the time cursor, as typed.
+    pub at_text: String,
+    /// The filter as typed.
+    pub filter: String,
+    /// The mistake in the filter, if there is one. The page then has no events.
+    pub filter_error: Option<String>,
+    /// The types of events that the filter asks for; empty for all.
+    pub types: Vec<&'static str>,
     pub from: SteadyMillis,
     pub to: SteadyMillis,
     /// The lock; none: all locks.
     pub lock: Option<LockId>,
     /// The events, newest first, at most 100.
     pub rows: Vec<EventRow>,
+    /// The cursor of older events, if there are any.
+    pub older: Option<String>,
+    /// The cursor of newer ones.
+    pub newer: Option<String>,
+    /// The instant that the search had reached when its time was over.
+    pub reached: Option<SteadyMillis>,
+    /// The number of events by time, with those of types that the filter leaves out.
+    pub density: Density,
     /// The times in which nobody looked.
     pub gaps: Vec<Gap>,
     /// True if they come from a history; else from what is remembered of each lock.
     pub kept: bool,
-    /// True if there are more than are shown.
-    pub cut: bool,
+    /// What was held at the instant of the time cursor.
+    pub then: Option<HeldThen>,
 }
 
 /// Something that happened, as the page tells it.
@@ -267,6 +281,8 @@ pub struct EventRow {
     pub event: String,
     /// To which lock.
     pub lock: LockId,
+    /// The holder that it is about.
+    pub owner: Option<String>,
     pub text: String,
     /// The source that observed it, if known.
     pub source: Option<&'static str>,

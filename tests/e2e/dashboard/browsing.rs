@@ -61,10 +61,11 @@ impl Shown {
         let owners = self.bench.dashboard.json("/api/v1/owners").await?;
         let owner = owners["owners"][0]["id"].as_str().context("no owner")?;
         let mut pages: Vec<String> =
-            ["/overview", "/", "/problems", "/owners", "/contention", "/events", "/sources"]
+            ["/overview", "/", "/problems", "/owners", "/contention", "/history", "/sources"]
                 .map(str::to_owned)
                 .into();
         pages.push(format!("/owner?id={owner}"));
+        pages.extend(["/history?at=-1s", "/history?filter=event:x"].map(str::to_owned));
         let incident = format!("problem=leaked&key=client%20{owner}");
         pages.extend(["/incident", "/incident/release"].map(|page| format!("{page}?{incident}")));
         pages.extend(["leaked", "awaited", "nowhere"].map(|name| format!("/lock?name={name}")));
@@ -247,7 +248,7 @@ async fn everything_is_reached_by_keyboard() -> Result<()> {
         ("3", "/problems"),
         ("4", "/owners"),
         ("5", "/contention"),
-        ("6", "/events"),
+        ("6", "/history"),
         ("7", "/sources"),
     ] {
         browser.press(key).await?;

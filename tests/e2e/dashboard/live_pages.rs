@@ -77,7 +77,7 @@ async fn every_page_updates_live() -> Result<()> {
     until(&browser, "!document.getElementById('rows').innerText.includes('aaaaaaaa')").await;
     stayed().await?;
 
-    open("/events").await?;
+    open("/history").await?;
     ensure!(other.lock("new-on-events").await?, "taken");
     until(&browser, &says("new-on-events")).await;
     stayed().await?;

@@ -8,6 +8,7 @@ mod cluster_sources;
 mod description;
 mod discovery;
 mod doctor;
+mod history;
 mod live_pages;
 mod monitor;
 mod pages;

@@ -43,7 +43,7 @@ pub(super) enum Topic {
     Owner(OwnerParams),
     Problems(ListRequest<IncidentRow>),
     Contention(ListRequest<ContentionRow>),
-    Events(EventsParams),
+    History(EventsParams),
     Overview,
     Sources,
 }
@@ -78,10 +78,10 @@ impl Topic {
             }
             "/problems" => Self::Problems(list(&uri)?),
             "/contention" => Self::Contention(list(&uri)?),
-            "/events" => {
-                let params = of_address(&uri)?;
+            "/history" => {
+                let params: EventsParams = of_address(&uri)?;
                 app.span(&params, SteadyMillis::now())?;
-                Self::Events(params)
+                Self::History(params)
             }
             "/overview" => Self::Overview,
             "/sources" => Self::Sources,
@@ -94,7 +94,7 @@ impl Topic {
     /// Returns the shortest time between two versions, if it is longer than that of all pages.
     pub(super) fn pace(&self) -> Duration {
         match self {
-            Self::Events(_) => HISTORY_EACH,
+            Self::History(_) => HISTORY_EACH,
             Self::Overview => OVERVIEW_EACH,
             _ => Duration::ZERO,
         }
@@ -153,8 +153,8 @@ impl Topic {
                 Ok(page) => (Picture::owner(&page, before, fragments)?, None),
                 Err(_) => return Ok(None),
             },
-            Self::Events(params) => match app.events_page(address, params).await {
-                Ok(page) => (Picture::events(&page, before)?, None),
+            Self::History(params) => match app.history_page(address, params).await {
+                Ok(page) => (Picture::history(&page, before)?, None),
                 Err(_) => return Ok(None),
             },
             Self::Overview => (Picture::overview(&app.overview_page(address), before)?, None),

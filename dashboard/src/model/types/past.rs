@@ -181,6 +181,33 @@ pub enum ArchiveEntry {
     Unacknowledged(LockId, ProblemKind, SteadyMillis),
 }
 
+/// The types of events in the history. The last five are an operator's actions.
+pub const EVENT_WORDS: [&str; 9] = [
+    "taken",
+    "ended",
+    "problem",
+    "cleared",
+    "acknowledged",
+    "unacknowledged",
+    "force_released",
+    "place_removed",
+    "release_rejected",
+];
+
+/// An event of the history as it is read, before anything of it is copied.
+#[derive(Debug, Clone, Copy)]
+pub struct EventFields<'a> {
+    /// One of [`EVENT_WORDS`].
+    pub event: &'a str,
+    pub deployment: &'a str,
+    pub db: u32,
+    /// The lock's name.
+    pub name: &'a [u8],
+    /// The holder or the problem; `lock` for the whole lock.
+    pub subject: &'a str,
+    pub detail: Option<&'a str>,
+}
+
 /// An operator's action on this dashboard.
 #[derive(Debug, Clone, PartialEq, Eq)]
 pub struct OperatorAction {

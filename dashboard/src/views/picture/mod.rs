@@ -1,6 +1,7 @@
 //! Pictures: drawn here as SVG, coloured by the style sheet, each with its words beside it.
 
 mod circle;
+mod density;
 mod durations;
 mod histogram;
 mod timeline;
@@ -12,6 +13,7 @@ use super::format;
 use crate::model::types::PastHoldView;
 
 pub(super) use circle::Circle;
+pub(super) use density::{Strip, word};
 pub(super) use durations::Durations;
 pub(super) use histogram::Histogram;
 pub(super) use timeline::Timeline;

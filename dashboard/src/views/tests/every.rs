@@ -124,9 +124,16 @@ pub(super) fn all() -> Vec<(String, String)> {
     pages.push(("contention-none", list_page(&list::<ContentionRow>(Vec::new())).unwrap()));
     pages.push(("owner", owner_page(&owner(&stuck())).unwrap()));
     pages.push(("owner-hostile", owner_page(&owner(&hostile().rows[1])).unwrap()));
-    pages.push(("events", events_page(&events(true, happened())).unwrap()));
-    pages.push(("events-remembered", events_page(&events(false, happened())).unwrap()));
-    pages.push(("events-none", events_page(&events(true, Vec::new())).unwrap()));
+    pages.push(("history", history_page(&history(true, happened())).unwrap()));
+    pages.push(("history-at", history_page(&history_at()).unwrap()));
+    pages.push(("history-remembered", history_page(&history(false, happened())).unwrap()));
+    pages.push(("history-none", history_page(&history(true, Vec::new())).unwrap()));
+    let wrong = HistoryPage {
+        filter: "event:x".into(),
+        filter_error: Some("`event:x` is not understood".into()),
+        ..history(true, Vec::new())
+    };
+    pages.push(("history-bad-filter", history_page(&wrong).unwrap()));
 
     let sources = |chrome: Chrome| {
         let limits = vec![

@@ -5,6 +5,7 @@ use std::sync::Arc;
 use redisson::LockName;
 
 use super::super::*;
+use crate::archive::{HeldLock, ProblemThen};
 use crate::model::contention::{Contention, GroupTally, LockTally, Tally};
 use crate::model::owner_names::OwnerNames;
 use crate::model::types::*;
@@ -369,19 +370,54 @@ pub(super) fn owner(of: &LockView) -> OwnerPage {
     }
 }
 
-pub(super) fn events(kept: bool, rows: Vec<EventRow>) -> EventsPage {
-    EventsPage {
-        chrome: chrome("/events"),
+pub(super) fn history(kept: bool, rows: Vec<EventRow>) -> HistoryPage {
+    let (from, to) = (ago(3_600_000), ago(0));
+    let mut density = Density::new(from, to);
+    for row in &rows {
+        density.add(row.at, &row.event);
+    }
+    HistoryPage {
+        chrome: chrome("/history"),
         from_text: String::new(),
         to_text: String::new(),
-        name_text: "\"><script>".into(),
-        from: ago(3_600_000),
-        to: ago(0),
+        at_text: "\"><script>".into(),
+        filter: "\"><script>".into(),
+        filter_error: None,
+        types: Vec::new(),
+        from,
+        to,
         lock: kept.then(|| id(&hostile_names()[0])),
-        cut: !rows.is_empty(),
+        older: (!rows.is_empty()).then(|| "before-1-2-3".into()),
+        newer: None,
+        reached: None,
         rows,
+        density,
         gaps: vec![Gap { from: None, to: Some(ago(90_000)) }],
         kept,
+        then: None,
+    }
+}
+
+/// The history with a time cursor, among locks whose names are attacks.
+pub(super) fn history_at() -> HistoryPage {
+    let problem = ProblemThen {
+        problem: "leaked".into(),
+        certainty: "certain".into(),
+        since: ago(70_000),
+        to: None,
+    };
+    let holds = hostile_names().into_iter().zip(past().holds).map(|(name, hold)| HeldLock {
+        lock: id(&name),
+        hold,
+        problems: vec![problem.clone()],
+    });
+    let holds: Vec<HeldLock> = holds.collect();
+    let (at, total, gap) = (ago(60_000), holds.len() + 7, Gap { from: None, to: None });
+    HistoryPage {
+        then: Some(HeldThen { at, holds, total, complete: false, gap: Some(gap) }),
+        newer: Some("after-1-2-3".into()),
+        reached: Some(ago(100_000)),
+        ..history(true, happened())
     }
 }
 

@@ -44,6 +44,7 @@ const ROUTES: &[(&str, &str, &str)] = &[
     ("GET", "/owner?id=x", "look"),
     ("GET", "/problems", "look"),
     ("GET", "/contention", "look"),
+    ("GET", "/history", "look"),
     ("GET", "/events", "look"),
     ("GET", "/sources", "look"),
     ("POST", "/sources/watch", "watch"),
@@ -54,6 +55,7 @@ const ROUTES: &[(&str, &str, &str)] = &[
     ("GET", "/api/v1/locks", "look"),
     ("GET", "/api/v1/lock?name=a", "look"),
     ("GET", "/api/v1/events?from=-1h", "look"),
+    ("GET", "/api/v1/held?at=-1h", "look"),
     ("GET", "/api/v1/owners", "look"),
     ("GET", "/overview", "look"),
     ("GET", "/api/v1/blockers", "look"),
@@ -205,7 +207,8 @@ async fn no_header_is_split_and_no_request_smuggled() {
             .map(|key| format!("{key}={evil}"))
             .join("&");
         let (_, head) = ask(&dashboard, method, &format!("{path}?{query}"), &[]).await;
-        assert!(!head.contains("x-evil"), "{path}: {head}");
+        // A redirect repeats the query as it was encoded.
+        assert!(!head.contains("\nx-evil"), "{path}: {head}");
         // And in the name of a file.
         let (_, head) =
             ask(&dashboard, method, &format!("{path}?name={evil}&format=bundle"), &[]).await;

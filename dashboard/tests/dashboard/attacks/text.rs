@@ -88,7 +88,7 @@ async fn what_others_wrote_is_text_everywhere() {
         "/owners",
         "/owner?id=7d9b1f40-3c52-4e8a-9b16-0f4d5a6c7e82",
         "/contention",
-        "/events",
+        "/history",
         "/sources",
     ]
     .map(str::to_owned)
@@ -98,9 +98,14 @@ async fn what_others_wrote_is_text_everywhere() {
         pages.push(format!("/lock?{query}"));
         pages.push(format!("/release?{query}"));
         // Where it stands in an address: in a filter that is none, a parameter, a path.
-        for path in
-            ["/?filter=age:", "/events?from=", "/lock?name=a&db=", "/owner?id=", "/nowhere/"]
-        {
+        for path in [
+            "/?filter=age:",
+            "/history?from=",
+            "/history?filter=event:",
+            "/lock?name=a&db=",
+            "/owner?id=",
+            "/nowhere/",
+        ] {
             pages.push(format!("{path}{word}"));
         }
         pages.push(format!("/login?next=/{word}"));
@@ -168,7 +173,7 @@ async fn what_others_wrote_is_text_everywhere() {
     let events = "/api/v1/events?from=-1h&name=plain";
     let forced = |json: &Value| json["events"].to_string().contains("force_released");
     dashboard.json_when(events, forced).await;
-    for path in ["/lock?name=plain", "/events?name=plain"] {
+    for path in ["/lock?name=plain", "/history?name=plain"] {
         let told = |html: &str| html.contains("&#60;script&#62;pwned()");
         let html = dashboard.page_when(path, told).await;
         assert!(!html.contains("<script>"), "{path}");

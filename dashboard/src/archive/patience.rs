@@ -1,0 +1,33 @@
+//! The time that a search may take.
+
+use crate::clock::SteadyMillis;
+
+/// The time after which a search returns what it has found so far, milliseconds.
+const MILLIS: u64 = 400;
+/// The rows between two looks at the clock.
+const CLOCK_EVERY: usize = 256;
+
+/// The rest of that time. It looks at the clock only now and then.
+#[derive(Debug)]
+pub(super) struct Patience {
+    until: SteadyMillis,
+    rows: usize,
+}
+
+impl Patience {
+    pub(super) fn new() -> Self {
+        Self { until: SteadyMillis(SteadyMillis::now().0.saturating_add(MILLIS)), rows: 0 }
+    }
+
+    /// Returns whether the time is over; to be asked before each row.
+    pub(super) fn is_over(&mut self) -> bool {
+        let looks = self.rows.is_multiple_of(CLOCK_EVERY);
+        self.rows += 1;
+        looks && self.is_over_now()
+    }
+
+    /// The same, with a look at the clock each time.
+    pub(super) fn is_over_now(&self) -> bool {
+        SteadyMillis::now() > self.until
+    }
+}

@@ -1,0 +1,224 @@
+//! Fills the page of the history, from the file or from what is remembered.
+
+use std::sync::Arc;
+
+use super::app::{App, Span};
+use super::error::{ApiError, visible};
+use super::params::{EventsParams, instant};
+use crate::archive::{BUCKETS, Density, EventSearch, FoundEvents, Gap, HeldThen};
+use crate::clock::SteadyMillis;
+use crate::model::owner_names::OwnerNames;
+use crate::model::types::{EventFields, ProblemKind};
+use crate::query::EventFilter;
+use crate::views::{EventRow, HistoryPage};
+
+/// The most events of a page.
+const EVENTS: usize = 100;
+/// The most holds at an instant.
+const HOLDS: usize = 100;
+/// The history is written at least so often, with some to spare, milliseconds.
+const WRITTEN_EACH_MS: u64 = 10_000;
+
+/// Returns true if a gap is only the time since this dashboard last wrote the history.
+fn is_just_now(gap: &Gap, now: SteadyMillis) -> bool {
+    let since = gap.from.filter(|_| gap.to.is_none());
+    since.is_some_and(|since| now.0.saturating_sub(since.0) < WRITTEN_EACH_MS)
+}
+
+/// Returns the span that the strip shows. Where it ends now, its parts begin at round instants, so that the strip of an open
+/// page stays as it is from one version to the next.
+fn strip(from: SteadyMillis, to: SteadyMillis, goes_on: bool) -> (SteadyMillis, SteadyMillis) {
+    let millis = to.0.saturating_sub(from.0);
+    let part = (millis / BUCKETS as u64).max(1);
+    if !goes_on {
+        return (from, to);
+    }
+    let end = to.0 - to.0 % part + part;
+    (SteadyMillis(end.saturating_sub(part * BUCKETS as u64)), SteadyMillis(end))
+}
+
+impl App {
+    /// Returns the search of a request for events.
+    ///
+    /// # Errors
+    /// If the cursor is malformed.
+    pub(super) fn event_search(
+        &self,
+        span: &Span,
+        params: &EventsParams,
+        newest_first: bool,
+        limit: usize,
+    ) -> Result<EventSearch, ApiError> {
+        let cursor = params.cursor.as_deref().filter(|cursor| !cursor.is_empty());
+        let cursor = cursor.map(str::parse).transpose();
+        let cursor = cursor
+            .map_err(|error: crate::archive::BadCursor| ApiError::bad_request(error.to_string()))?;
+        let Span { from, to, lock } = span.clone();
+        Ok(EventSearch { from, to, lock, newest_first, cursor, limit })
+    }
+
+    /// Returns a page of the stored events that match a filter.
+    ///
+    /// # Errors
+    /// If the history cannot be read.
+    pub(super) async fn search_events(
+        &self,
+        search: EventSearch,
+        filter: &Arc<EventFilter>,
+    ) -> Result<FoundEvents, ApiError> {
+        let (filter, names) = (Arc::clone(filter), self.hub.names().clone());
+        self.history(|archive| async move {
+            archive.events(search, move |event| filter.matches(event, &names)).await
+        })
+        .await
+    }
+
+    /// Returns the holds at an instant that match a filter.
+    ///
+    /// # Errors
+    /// If the history cannot be read.
+    pub(super) async fn held_at(
+        &self,
+        at: SteadyMillis,
+        limit: usize,
+        filter: &Arc<EventFilter>,
+    ) -> Result<HeldThen, ApiError> {
+        let (filter, names) = (Arc::clone(filter), self.hub.names().clone());
+        self.history(|archive| async move {
+            archive.held_at(at, limit, move |hold| filter.matches_hold(hold, &names)).await
+        })
+        .await
+    }
+
+    /// Returns the page of past events, newest first.
+    ///
+    /// # Errors
+    /// If a parameter is malformed, or the history cannot be read.
+    pub async fn history_page(
+        &self,
+        address: &str,
+        params: &EventsParams,
+    ) -> Result<HistoryPage, ApiError> {
+        let now = SteadyMillis::now();
+        let span = self.span(params, now)?;
+        let text = |text: &Option<String>| text.clone().unwrap_or_default();
+        let mut page = HistoryPage {
+            chrome: self.chrome(address),
+            from_text: text(&params.from),
+            to_text: text(&params.to),
+            at_text: text(&params.at),
+            filter: text(&params.filter),
+            filter_error: None,
+            types: Vec::new(),
+            from: span.from,
+            to: span.to,
+            lock: span.lock.clone(),
+            rows: Vec::new(),
+            older: None,
+            newer: None,
+            reached: None,
+            density: Density::new(span.from, span.to),
+            gaps: Vec::new(),
+            kept: self.archive.is_some(),
+            then: None,
+        };
+        let filter = match EventFilter::parse(&page.filter) {
+            Ok(filter) => Arc::new(filter),
+            Err(error) => {
+                page.filter_error = Some(visible(&error.to_string()));
+                return Ok(page);
+            }
+        };
+        page.types = filter.types().collect();
+        let goes_on = page.to_text.trim().is_empty();
+        let (from, to) = strip(span.from, span.to, goes_on);
+        if !page.kept {
+            page.density = Density::new(from, to);
+            self.add_remembered(&mut page, &filter);
+            return Ok(page);
+        }
+        let search = self.event_search(&span, params, true, EVENTS)?;
+        let of_strip = EventSearch { from, to, cursor: None, ..search.clone() };
+        let found = self.search_events(search, &filter).await?;
+        page.rows = found.events.iter().map(EventRow::past).collect();
+        page.older = found.next.map(|cursor| cursor.to_string());
+        page.newer = found.prev.map(|cursor| cursor.to_string());
+        page.reached = found.reached;
+        let names = self.hub.names().clone();
+        let matches = (!filter.is_only_types()).then(|| {
+            let filter = Arc::clone(&filter);
+            move |event: &EventFields<'_>| filter.matches_apart_from_type(event, &names)
+        });
+        let density =
+            self.history(|archive| async move { archive.density(of_strip, matches).await });
+        page.density = density.await?;
+        let gaps = self.history(|archive| async move { archive.gaps(from, to).await }).await?;
+        page.gaps = gaps.into_iter().filter(|gap| !is_just_now(gap, now)).collect();
+        if let Some(at) = params.at.as_deref().filter(|at| !at.trim().is_empty()) {
+            let at = instant("at", at, now)?;
+            page.then = Some(self.held_at(at, HOLDS, &filter).await?);
+        }
+        Ok(page)
+    }
+
+    /// Adds the latest events of each lock that is remembered, newest first.
+    fn add_remembered(&self, page: &mut HistoryPage, filter: &EventFilter) {
+        let (snapshot, names) = (self.hub.snapshot(), self.hub.names());
+        let mut rows: Vec<EventRow> = snapshot
+            .locks()
+            .filter(|lock| page.lock.as_ref().is_none_or(|id| lock.id == *id))
+            .flat_map(|lock| lock.events.views().map(|event| EventRow::seen(&lock.id, event)))
+            .filter(|row| (page.from..=page.to).contains(&row.at))
+            .filter(|row| remembered_matches(row, filter, names))
+            .collect();
+        for row in &rows {
+            page.density.add(row.at, stored_word(&row.event));
+        }
+        rows.retain(|row| filter.selects(stored_word(&row.event)));
+        rows.sort_by(|a, b| (b.at, &b.lock.name).cmp(&(a.at, &a.lock.name)));
+        rows.truncate(EVENTS);
+        page.rows = rows;
+    }
+}
+
+/// Returns the type that an event would have in the history.
+fn stored_word(event: &str) -> &str {
+    match event {
+        "released" | "vanished" => "ended",
+        other => other,
+    }
+}
+
+fn remembered_matches(row: &EventRow, filter: &EventFilter, names: &OwnerNames) -> bool {
+    let event = stored_word(&row.event);
+    let problem = ProblemKind::ALL.into_iter().map(ProblemKind::as_str);
+    let mut problem = problem.filter(|_| matches!(event, "problem" | "cleared"));
+    let subject = problem.find(|word| row.text.contains(word)).unwrap_or(&row.text);
+    let fields = EventFields {
+        event,
+        deployment: &row.lock.deployment,
+        db: row.lock.db,
+        name: row.lock.name.as_bytes(),
+        subject,
+        detail: None,
+    };
+    filter.matches_apart_from_type(&fields, names)
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn the_strip_of_an_open_page_moves_in_whole_parts() {
+        let hour = 3_600_000;
+        let at = |to: u64| strip(SteadyMillis(to - hour), SteadyMillis(to), true);
+        let (from, to) = at(100_000_001);
+        assert_eq!(to.0 - from.0, hour);
+        assert!(to.0 > 100_000_001 && to.0 - 100_000_001 <= hour / BUCKETS as u64);
+        assert_eq!(at(to.0 - 1), (from, to), "the same until the part is over");
+        assert_ne!(at(to.0), (from, to));
+        let past = (SteadyMillis(5), SteadyMillis(77));
+        assert_eq!(strip(past.0, past.1, false), past);
+    }
+}

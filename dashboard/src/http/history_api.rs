@@ -1,0 +1,148 @@
+//! The API of the history: events, and the holds at an instant.
+
+use std::sync::Arc;
+
+use axum::Json;
+use axum::extract::rejection::QueryRejection;
+use axum::extract::{Query, State};
+use axum::response::{IntoResponse, Response};
+use serde::Serialize;
+use utoipa::ToSchema;
+
+use super::app::App;
+use super::csv;
+use super::error::{ApiError, visible};
+use super::params::{EventsParams, Format, HeldParams, instant, limit_up_to, understood};
+use crate::archive::{Gap, HeldLock, MAX_EVENTS, PastEvent};
+use crate::clock::SteadyMillis;
+use crate::query::EventFilter;
+
+/// The most holds in one answer.
+const MAX_HELD: usize = 1_000;
+
+#[derive(Serialize, ToSchema)]
+#[schema(as = Events)]
+pub(super) struct EventsJson {
+    #[serde(serialize_with = "crate::clock::as_wall")]
+    from: SteadyMillis,
+    #[serde(serialize_with = "crate::clock::as_wall")]
+    to: SteadyMillis,
+    events: Vec<PastEvent>,
+    /// The cursor of the next page; null on the last.
+    next: Option<String>,
+    /// The cursor of the page before; null on the first.
+    prev: Option<String>,
+    /// The instant that the search had reached when its time was over; `next` goes on from there. Null if the page is
+    /// complete.
+    #[serde(serialize_with = "crate::clock::as_wall")]
+    reached: Option<SteadyMillis>,
+    /// The times of the span in which nobody looked.
+    gaps: Vec<Gap>,
+}
+
+/// Reads a filter of events.
+fn filter(text: Option<&str>) -> Result<Arc<EventFilter>, ApiError> {
+    let filter = EventFilter::parse(text.unwrap_or_default());
+    filter.map(Arc::new).map_err(|error| ApiError::bad_request(visible(&error.to_string())))
+}
+
+/// Events between two instants, from the history that --history-dir keeps, a page at a time.
+#[utoipa::path(
+    get,
+    path = "/api/v1/events",
+    params(EventsParams),
+    responses(
+        (status = 200, description = "At most 1,000 events.", content(
+            (EventsJson = "application/json"), (String = "text/csv"),
+        )),
+        (status = 400, description = "A parameter is missing or wrong."),
+        (status = 404, description = "No history is kept."),
+        (status = 503, description = "The history cannot be read."),
+    ),
+)]
+pub(super) async fn events(
+    State(app): State<App>,
+    params: Result<Query<EventsParams>, QueryRejection>,
+) -> Result<Response, ApiError> {
+    let params = understood(params)?;
+    let format = Format::parse(params.format.as_deref())?;
+    if params.from.is_none() {
+        return Err(ApiError::bad_request(
+            "`from` is missing: an instant, such as 2026-11-21T03:12:00Z",
+        ));
+    }
+    let span = app.span(&params, SteadyMillis::now())?;
+    let newest_first = match params.order.as_deref() {
+        None | Some("" | "asc") => false,
+        Some("desc") => true,
+        Some(_) => {
+            return Err(ApiError::bad_request("`order` is not understood: expected asc or desc"));
+        }
+    };
+    let filter = filter(params.filter.as_deref())?;
+    let limit = limit_up_to(MAX_EVENTS, params.limit.as_deref())?;
+    let search = app.event_search(&span, &params, newest_first, limit)?;
+    let (from, to) = (search.from, search.to);
+    let found = app.search_events(search, &filter).await?;
+    if format == Format::Csv {
+        // The number of further events is unknown: one stands for all of them.
+        let total = found.events.len() + usize::from(found.next.is_some());
+        return Ok(csv::response("events", found.events, total));
+    }
+    let gaps = app.history(|archive| async move { archive.gaps(from, to).await }).await?;
+    let [next, prev] = [found.next, found.prev].map(|cursor| cursor.map(|c| c.to_string()));
+    let (events, reached) = (found.events, found.reached);
+    Ok(Json(EventsJson { from, to, events, next, prev, reached, gaps }).into_response())
+}
+
+/// The holds of all locks at an instant.
+#[derive(Serialize, ToSchema)]
+#[schema(as = Held)]
+pub(super) struct HeldJson {
+    #[serde(serialize_with = "crate::clock::as_wall")]
+    at: SteadyMillis,
+    /// The oldest holds first, at most 1,000.
+    held: Vec<HeldLock>,
+    /// The number of all matching holds at that instant.
+    total: usize,
+    /// False if finding all of them would have taken too long.
+    complete: bool,
+    /// The gap around the instant, if nobody observed it.
+    gap: Option<Gap>,
+}
+
+/// The holds of all locks at an instant, from the history that --history-dir keeps, the oldest first.
+#[utoipa::path(
+    get,
+    path = "/api/v1/held",
+    params(HeldParams),
+    responses(
+        (status = 200, description = "At most 1,000 holds.", content(
+            (HeldJson = "application/json"), (String = "text/csv"),
+        )),
+        (status = 400, description = "A parameter is missing or wrong."),
+        (status = 404, description = "No history is kept."),
+        (status = 503, description = "The history cannot be read."),
+    ),
+)]
+pub(super) async fn held(
+    State(app): State<App>,
+    params: Result<Query<HeldParams>, QueryRejection>,
+) -> Result<Response, ApiError> {
+    let params = understood(params)?;
+    let format = Format::parse(params.format.as_deref())?;
+    let Some(at) = params.at.as_deref() else {
+        return Err(ApiError::bad_request(
+            "`at` is missing: an instant, such as 2026-11-21T03:12:00Z",
+        ));
+    };
+    let at = instant("at", at, SteadyMillis::now())?;
+    let filter = filter(params.filter.as_deref())?;
+    let then = app.held_at(at, MAX_HELD, &filter).await?;
+    if format == Format::Csv {
+        let total = then.total + usize::from(!then.complete);
+        return Ok(csv::response("held", then.holds, total));
+    }
+    let (total, complete, gap) = (then.total, then.complete, then.gap);
+    Ok(Json(HeldJson { at, held: then.holds, total, complete, gap }).into_response())
+}

@@ -1,0 +1,238 @@
+//! The language of the filter of events: the words of names as in the lists of locks, and keys of its own.
+
+use super::words::{self, FilterError, Text, Value, one_of, without};
+use crate::model::owner_names::OwnerNames;
+use crate::model::types::{EVENT_WORDS, Ending, EventFields, ProblemKind};
+
+/// A filter of events, ready to be applied.
+#[derive(Debug, Clone, PartialEq, Eq, Default)]
+pub struct EventFilter(Vec<Term>);
+
+#[derive(Debug, Clone, PartialEq, Eq)]
+enum Term {
+    Name(Text),
+    Prefix(Vec<u8>),
+    Owner(Text),
+    Event(&'static str),
+    Problem(Option<ProblemKind>),
+    Ended(&'static str),
+    Deployment(Text),
+    Db(u32),
+}
+
+/// The way in which a hold ended that nobody observed.
+const UNSEEN: &str = "unseen";
+
+impl words::Term for Term {
+    const KEYS: &'static [&'static str] =
+        &["name", "prefix", "owner", "event", "problem", "ended", "deployment", "db"];
+    const MEANT: &'static [(&'static str, &'static str)] = &[
+        ("lock", "name"),
+        ("client", "owner"),
+        ("holder", "owner"),
+        ("host", "owner"),
+        ("service", "owner"),
+        ("type", "event"),
+        ("how", "ended"),
+        ("ending", "ended"),
+    ];
+
+    fn of_name(text: Text) -> Self {
+        Self::Name(text)
+    }
+
+    fn qualified(key: &str, value: Value<'_>) -> Result<Option<Self>, FilterError> {
+        let text = value.text;
+        let word = text.to_ascii_lowercase();
+        let find = |words: &mut dyn Iterator<Item = &'static str>| {
+            let words: Vec<&'static str> = words.collect();
+            let found = words.iter().find(|known| **known == word).copied();
+            found.ok_or_else(|| one_of(key, text, &words.join(", ")))
+        };
+        Ok(Some(match key {
+            "name" => Self::Name(Text::of_value(value)),
+            "prefix" => Self::Prefix(word.into_bytes()),
+            "owner" => Self::Owner(Text::new(text)),
+            "event" => Self::Event(find(&mut EVENT_WORDS.into_iter())?),
+            "problem" if matches!(&*word, "any" | "*") => Self::Problem(None),
+            "problem" => {
+                let kind = ProblemKind::ALL.into_iter().find(|kind| kind.as_str() == word);
+                let words = ProblemKind::ALL.map(ProblemKind::as_str).join(", ");
+                let kind = kind.ok_or_else(|| one_of(key, text, &format!("any, {words}")))?;
+                Self::Problem(Some(kind))
+            }
+            "ended" => {
+                Self::Ended(find(&mut Ending::ALL.into_iter().map(Ending::as_str).chain([UNSEEN]))?)
+            }
+            "deployment" => Self::Deployment(Text::new(text)),
+            "db" => Self::Db(text.parse().map_err(|_| {
+                FilterError(format!("`db:{text}` is not understood: expected a database's number"))
+            })?),
+            _ => return Ok(None),
+        }))
+    }
+}
+
+impl Term {
+    fn matches(&self, event: &EventFields<'_>, names: &OwnerNames) -> bool {
+        let is_problem = || matches!(event.event, "problem" | "cleared");
+        match self {
+            Self::Name(text) => text.matches(event.name),
+            Self::Prefix(prefix) => event
+                .name
+                .get(..prefix.len())
+                .is_some_and(|start| start.eq_ignore_ascii_case(prefix)),
+            Self::Owner(text) => {
+                text.matches(event.subject.as_bytes())
+                    || names.name(event.subject).is_some_and(|name| text.matches(name.as_bytes()))
+            }
+            Self::Event(word) => *word == event.event,
+            Self::Problem(None) => is_problem(),
+            Self::Problem(Some(kind)) => is_problem() && event.subject == kind.as_str(),
+            Self::Ended(how) => event.event == "ended" && event.detail == Some(how),
+            Self::Deployment(text) => text.is(event.deployment.as_bytes()),
+            Self::Db(db) => *db == event.db,
+        }
+    }
+}
+
+impl EventFilter {
+    /// Reads a filter.
+    ///
+    /// # Errors
+    /// A sentence for people where it is too long, has too many terms or says what is not understood.
+    pub fn parse(text: &str) -> Result<Self, FilterError> {
+        words::terms(text).map(Self)
+    }
+
+    /// Returns whether an event matches all terms.
+    #[must_use]
+    pub fn matches(&self, event: &EventFields<'_>, names: &OwnerNames) -> bool {
+        self.selects(event.event) && self.matches_apart_from_type(event, names)
+    }
+
+    /// Returns whether an event matches all terms but those that ask for its type.
+    #[must_use]
+    pub fn matches_apart_from_type(&self, event: &EventFields<'_>, names: &OwnerNames) -> bool {
+        self.0.iter().all(|term| matches!(term, Term::Event(_)) || term.matches(event, names))
+    }
+
+    /// Returns whether a hold matches those terms that are about holds.
+    #[must_use]
+    pub fn matches_hold(&self, hold: &EventFields<'_>, names: &OwnerNames) -> bool {
+        let is_about_events =
+            |term: &Term| matches!(term, Term::Event(_) | Term::Problem(_) | Term::Ended(_));
+        self.0.iter().all(|term| is_about_events(term) || term.matches(hold, names))
+    }
+
+    /// Returns whether it lets events of a type pass. Several types are alternatives.
+    #[must_use]
+    pub fn selects(&self, event: &str) -> bool {
+        let mut types = self.types().peekable();
+        types.peek().is_none() || types.any(|word| word == event)
+    }
+
+    /// Returns the types of events that it asks for; empty for all.
+    pub fn types(&self) -> impl Iterator<Item = &'static str> {
+        self.0.iter().filter_map(|term| match term {
+            Term::Event(word) => Some(*word),
+            _ => None,
+        })
+    }
+
+    /// Returns whether it asks for nothing but types of events.
+    #[must_use]
+    pub fn is_only_types(&self) -> bool {
+        self.0.iter().all(|term| matches!(term, Term::Event(_)))
+    }
+
+    /// Returns a filter as written without the terms that ask for types of events.
+    #[must_use]
+    pub fn without_types(text: &str) -> String {
+        without(text, |term: &Term| matches!(term, Term::Event(_)))
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+    use crate::query::with_term;
+
+    const CLIENT: &str = "285475da-9152-4c83-822a-67ee2f116a79";
+
+    fn matches(filter: &str, event: &EventFields<'_>) -> bool {
+        let names = OwnerNames::default();
+        names.record(CLIENT, "invoices@web-7");
+        EventFilter::parse(filter).unwrap().matches(event, &names)
+    }
+
+    #[test]
+    fn events_are_found_by_type_owner_lock_and_prefix() {
+        let holder = format!("{CLIENT}:52");
+        let ended = EventFields {
+            event: "ended",
+            deployment: "main",
+            db: 3,
+            name: b"Orders:42",
+            subject: &holder,
+            detail: Some("ran_out"),
+        };
+        for yes in [
+            "",
+            "orders",
+            "orders:*",
+            "prefix:ord",
+            "name:orders:42",
+            "name:\"orders:42\"",
+            "event:ended",
+            "event:taken event:ended",
+            "owner:invoices",
+            "owner:web-7",
+            "owner:285475da",
+            "ended:ran_out",
+            "deployment:main db:3",
+        ] {
+            assert!(matches(yes, &ended), "{yes}");
+        }
+        for no in [
+            "prefix:rders",
+            "name:\"orders:4\"",
+            "event:taken",
+            "owner:billing",
+            "ended:released",
+            "problem:any",
+            "db:0",
+        ] {
+            assert!(!matches(no, &ended), "{no}");
+        }
+        let leaked = EventFields { event: "problem", subject: "leaked", detail: None, ..ended };
+        assert!(matches("problem:leaked", &leaked) && matches("problem:any", &leaked));
+        assert!(!matches("problem:stuck", &leaked) && !matches("ended:ran_out", &leaked));
+    }
+
+    #[test]
+    fn mistakes_say_what_was_expected() {
+        for (filter, word) in [
+            ("event:lost", "force_released"),
+            ("ended:badly", "unseen"),
+            ("problem:bad", "leaked"),
+            ("lock:a", "name:a"),
+            ("evnt:taken", "event:taken"),
+        ] {
+            let error = EventFilter::parse(filter).unwrap_err().to_string();
+            assert!(error.contains(word), "{filter}: {error}");
+        }
+    }
+
+    #[test]
+    fn types_are_replaced_and_the_rest_stays_as_written() {
+        let text = " orders:*  event:taken owner:\"a b\" event:\"ended\"";
+        assert_eq!(EventFilter::without_types(text), "orders:* owner:\"a b\"");
+        assert_eq!(EventFilter::without_types("event:x"), "event:x", "a wrong one stays");
+        let more = with_term("orders:*", "owner", "a \"b\"");
+        assert_eq!(more, "orders:* owner:\"a \\\"b\\\"\"");
+        assert!(EventFilter::parse(&more).is_ok());
+        let filter = EventFilter::parse("event:taken").unwrap();
+        assert!(filter.is_only_types() && filter.selects("taken") && !filter.selects("ended"));
+    }
+}

@@ -1,0 +1,209 @@
+//! The words of a filter: what its languages have in common.
+//!
+//! Terms are separated by spaces and all must match. A plain word is searched in the name, one with a `*` is a glob
+//! for the whole of it; `key:value` asks for something else. A quoted term is searched in the name as it is. A lock's
+//! name often has a colon, so `orders:42` is searched in the name, and a key is rejected only if it resembles a known one.
+
+use redisson::group::glob_matches;
+use thiserror::Error;
+
+/// The longest filter, in bytes.
+const MAX_LEN: usize = 512;
+/// The most terms.
+const MAX_TERMS: usize = 16;
+
+/// A filter that is none: a sentence that says what was expected.
+#[derive(Debug, Clone, PartialEq, Eq, Error)]
+#[error("{0}")]
+pub struct FilterError(pub(super) String);
+
+/// A term of a filter's language.
+pub(super) trait Term: Sized {
+    /// The keys of terms.
+    const KEYS: &'static [&'static str];
+    /// Words that people try, and the keys that they mean.
+    const MEANT: &'static [(&'static str, &'static str)];
+
+    /// Returns the term that searches in names.
+    fn of_name(text: Text) -> Self;
+
+    /// Reads `key:value`; none if the key is unknown.
+    ///
+    /// # Errors
+    /// If the value is wrong.
+    fn qualified(key: &str, value: Value<'_>) -> Result<Option<Self>, FilterError>;
+}
+
+/// The value of a term.
+#[derive(Debug, Clone, Copy)]
+pub(super) struct Value<'a> {
+    pub(super) text: &'a str,
+    /// True if it was in quotes.
+    pub(super) quoted: bool,
+}
+
+/// Text that is searched for, in lower case.
+#[derive(Debug, Clone, PartialEq, Eq)]
+pub(super) enum Text {
+    Part(Vec<u8>),
+    Whole(Vec<u8>),
+    Glob(Vec<u8>),
+}
+
+impl Text {
+    /// A part, or a glob for the whole.
+    pub(super) fn new(text: &str) -> Self {
+        let text = text.to_ascii_lowercase().into_bytes();
+        if text.contains(&b'*') { Self::Glob(text) } else { Self::Part(text) }
+    }
+
+    /// A part or a glob; in quotes the whole as it is.
+    pub(super) fn of_value(value: Value<'_>) -> Self {
+        match value.quoted {
+            true => Self::Whole(value.text.to_ascii_lowercase().into_bytes()),
+            false => Self::new(value.text),
+        }
+    }
+
+    pub(super) fn matches(&self, subject: &[u8]) -> bool {
+        match self {
+            Self::Glob(glob) => glob_matches(glob, &subject.to_ascii_lowercase()),
+            Self::Whole(whole) => subject.eq_ignore_ascii_case(whole),
+            Self::Part(part) => {
+                part.is_empty()
+                    || subject.windows(part.len()).any(|window| window.eq_ignore_ascii_case(part))
+            }
+        }
+    }
+
+    pub(super) fn matches_any(&self, subjects: &[Option<&str>]) -> bool {
+        subjects.iter().flatten().any(|subject| self.matches(subject.as_bytes()))
+    }
+
+    /// Returns whether it is the whole of a subject.
+    pub(super) fn is(&self, subject: &[u8]) -> bool {
+        match self {
+            Self::Glob(_) => self.matches(subject),
+            Self::Part(part) | Self::Whole(part) => subject.eq_ignore_ascii_case(part),
+        }
+    }
+}
+
+/// Returns the error for a value that is none of those expected.
+pub(super) fn one_of(key: &str, value: &str, expected: &str) -> FilterError {
+    FilterError(format!("`{key}:{value}` is not understood: expected one of {expected}"))
+}
+
+/// Reads the terms of a filter.
+///
+/// # Errors
+/// A sentence for people where it is too long, has too many terms or says what is not understood.
+pub(super) fn terms<T: Term>(text: &str) -> Result<Vec<T>, FilterError> {
+    Ok(raw_terms(text)?.into_iter().map(|(term, _)| term).collect())
+}
+
+/// Reads the terms of a filter, each with the text that it was read from.
+fn raw_terms<T: Term>(text: &str) -> Result<Vec<(T, &str)>, FilterError> {
+    if text.len() > MAX_LEN {
+        return Err(FilterError(format!(
+            "the filter has {} bytes, {MAX_LEN} are allowed",
+            text.len()
+        )));
+    }
+    let mut terms = Vec::new();
+    let mut rest = text.trim_start();
+    while !rest.is_empty() {
+        let (term, after) = first_term(rest)?;
+        if terms.len() >= MAX_TERMS {
+            return Err(FilterError(format!("the filter has more than {MAX_TERMS} terms")));
+        }
+        let raw = rest.get(..rest.len() - after.len()).unwrap_or(rest);
+        terms.push((term, raw.trim_end()));
+        rest = after.trim_start();
+    }
+    Ok(terms)
+}
+
+/// Returns a filter without some of its terms. A filter that is wrong is returned as it is.
+pub(super) fn without<T: Term>(text: &str, drops: impl Fn(&T) -> bool) -> String {
+    let Ok(terms) = raw_terms::<T>(text) else { return text.trim().to_owned() };
+    let kept = terms.into_iter().filter(|(term, _)| !drops(term)).map(|(_, raw)| raw);
+    kept.collect::<Vec<_>>().join(" ")
+}
+
+/// Returns a filter with one more term, `key:value`.
+pub fn with_term(filter: &str, key: &str, value: &str) -> String {
+    let plain = |c: char| c.is_ascii_alphanumeric() || "._-:/@{}".contains(c);
+    let term = match !value.is_empty() && value.chars().all(plain) {
+        true => format!("{key}:{value}"),
+        false => format!("{key}:{}", quoted(value)),
+    };
+    match filter.trim() {
+        "" => term,
+        filter => format!("{filter} {term}"),
+    }
+}
+
+/// Returns text in quotes, as a filter reads it.
+pub fn quoted(text: &str) -> String {
+    format!("\"{}\"", text.replace('\\', "\\\\").replace('"', "\\\""))
+}
+
+/// Takes the first term off.
+fn first_term<T: Term>(text: &str) -> Result<(T, &str), FilterError> {
+    if let Some(quoted) = text.strip_prefix('"') {
+        let (part, after) = unquote(quoted)?;
+        let part = Text::Part(part.to_ascii_lowercase().into_bytes());
+        return Ok((T::of_name(part), after));
+    }
+    let end = text.find(char::is_whitespace).unwrap_or(text.len());
+    let (word, after) = text.split_at(end);
+    let Some((key, value)) = word.split_once(':') else {
+        return Ok((T::of_name(Text::new(word)), after));
+    };
+    let qualified = |text: &str, quoted: bool| match T::qualified(key, Value { text, quoted })? {
+        None => unknown_key::<T>(key, text).map_or(Ok(None), Err),
+        known => Ok(known),
+    };
+    if let (Some(_), Some(quoted)) =
+        (value.strip_prefix('"'), text.get(key.len() + 1..).and_then(|rest| rest.strip_prefix('"')))
+    {
+        let (value, after) = unquote(quoted)?;
+        if let Some(term) = qualified(&value, true)? {
+            return Ok((term, after));
+        }
+    }
+    if value.is_empty() && qualified("1", false).is_ok_and(|term| term.is_none()) {
+        return Ok((T::of_name(Text::new(word)), after));
+    }
+    if value.is_empty() {
+        return Err(FilterError(format!("`{key}:` needs a value")));
+    }
+    let term = qualified(value, false)?;
+    Ok((term.unwrap_or_else(|| T::of_name(Text::new(word))), after))
+}
+
+/// Returns the error for a key that is none but resembles one; none for a key that is more likely part of a name.
+fn unknown_key<T: Term>(key: &str, value: &str) -> Option<FilterError> {
+    let key = key.to_ascii_lowercase();
+    let near = |known: &&&str| strsim::damerau_levenshtein(&key, known) == 1 && known.len() > 2;
+    let meant = T::MEANT.iter().find(|(word, _)| *word == key).map(|(_, meant)| *meant);
+    let meant = meant.or_else(|| T::KEYS.iter().find(near).copied())?;
+    Some(FilterError(format!(
+        "`{key}:` is no term of the filter: did you mean {meant}:{value}? To search for it in names, write \"{key}:{value}\" in quotes"
+    )))
+}
+
+/// Reads up to the closing quote; `\"` and `\\` stand for themselves.
+fn unquote(text: &str) -> Result<(String, &str), FilterError> {
+    let mut out = String::new();
+    let mut chars = text.char_indices();
+    while let Some((i, c)) = chars.next() {
+        match c {
+            '"' => return Ok((out, text.get(i + 1..).unwrap_or_default())),
+            '\\' => out.extend(chars.next().map(|(_, c)| c)),
+            c => out.push(c),
+        }
+    }
+    Err(FilterError("a quote in the filter is not closed".to_owned()))
+}

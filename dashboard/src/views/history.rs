@@ -1,0 +1,354 @@
+//! `/history`: the events of a span of time, and what was held at an instant.
+
+use askama::Template;
+use askama::filters::HtmlSafe;
+
+use super::format::{self, Clock, Prose, rfc3339};
+use super::list::LockLink;
+use super::owner_name::{OwnerName, with_names};
+use super::page::{self, Frame};
+use super::picture::{Strip, ending_words, word};
+use super::{EventRow, HistoryPage, links};
+use crate::archive::{HeldThen, PastEvent};
+use crate::clock::SteadyMillis;
+use crate::model::types::{EVENT_WORDS, EventView, LockId};
+use crate::query::{EventFilter, with_term};
+
+/// The spans that one click selects.
+const SPANS: [(&str, &str); 4] = [("15m", "-15m"), ("1h", "-1h"), ("6h", "-6h"), ("24h", "-24h")];
+/// The span without a choice.
+const USUAL: &str = "-1h";
+
+impl EventRow {
+    /// Returns the row of an event in the history.
+    #[must_use]
+    pub fn past(event: &PastEvent) -> Self {
+        let detail = event.detail.as_deref().unwrap_or_default();
+        let (owner, text) = match event.event.as_str() {
+            "taken" => (Some(&event.subject), String::new()),
+            "ended" => {
+                let how = match detail {
+                    "released" => "released it",
+                    "handed_over" => "handed it over",
+                    "ran_out" => "had it until its lease ran out",
+                    "vanished" => "no longer has it, without a release that was heard",
+                    "forced" => "lost it by force",
+                    "restarted" => "lost it in a restart of the server",
+                    "replaced" => "lost it: the key became something else",
+                    _ => "no longer has it",
+                };
+                (Some(&event.subject), how.to_owned())
+            }
+            "problem" => (None, format!("{} begins, {detail}", word(&event.subject))),
+            "cleared" => (None, format!("{} is over", word(&event.subject))),
+            // What an operator did.
+            _ => (None, format!("{}: {detail}", event.subject)),
+        };
+        Self {
+            at: event.at,
+            event: event.event.clone(),
+            lock: event.lock.clone(),
+            owner: owner.cloned(),
+            text,
+            source: None,
+        }
+    }
+
+    /// Returns the row of an event that the model remembers.
+    #[must_use]
+    pub fn seen(lock: &LockId, event: EventView) -> Self {
+        Self {
+            at: event.at,
+            event: event.event.to_owned(),
+            lock: lock.clone(),
+            owner: None,
+            text: event.text,
+            source: Some(event.source),
+        }
+    }
+}
+
+/// The address of the page with other parameters.
+struct Address<'a>(&'a HistoryPage);
+
+impl Address<'_> {
+    /// Returns that of a span, with the lock and this filter.
+    fn of(&self, span: &[(&'static str, String)], filter: &str) -> String {
+        let mut query = links::event_query(self.0.lock.as_ref());
+        query.extend_from_slice(span);
+        if !filter.trim().is_empty() {
+            query.push(("filter", filter.to_owned()));
+        }
+        links::with("/history", &query)
+    }
+
+    /// Returns that of this span as it was chosen, and something more.
+    fn here(&self, filter: &str, more: &[(&'static str, String)]) -> String {
+        let texts = [("from", &self.0.from_text), ("to", &self.0.to_text)];
+        let given = texts.into_iter().filter(|(_, text)| !text.trim().is_empty());
+        let mut span: Vec<(&'static str, String)> =
+            given.map(|(key, text)| (key, text.clone())).collect();
+        span.extend_from_slice(more);
+        self.of(&span, filter)
+    }
+
+    /// Returns that of a span as instants, which do not move on, with the time cursor.
+    fn fixed(&self, from: SteadyMillis, to: SteadyMillis, at: SteadyMillis) -> String {
+        let span = [("from", rfc3339(from)), ("to", rfc3339(to)), ("at", rfc3339(at))];
+        self.of(&span, &self.0.filter)
+    }
+}
+
+/// Links to the types of events, each with its number.
+#[derive(Template)]
+#[template(path = "parts/event_types.html")]
+struct Types {
+    types: Vec<Choice>,
+}
+
+impl HtmlSafe for Types {}
+
+/// A link that selects something.
+struct Choice {
+    word: String,
+    count: String,
+    link: String,
+    here: bool,
+    alarming: bool,
+}
+
+impl Types {
+    fn new(page: &HistoryPage) -> Self {
+        let rest = EventFilter::without_types(&page.filter);
+        let sums = page.density.by_type();
+        let address = Address(page);
+        let all = Choice {
+            word: "All".to_owned(),
+            count: format::count(sums.iter().sum()),
+            link: address.here(&rest, &[]),
+            here: page.types.is_empty(),
+            alarming: false,
+        };
+        let of_type = |(kind, count): (usize, u64)| Choice {
+            word: word(EVENT_WORDS[kind]),
+            count: format::count(count),
+            link: address.here(&with_term(&rest, "event", EVENT_WORDS[kind]), &[]),
+            here: page.types.contains(&EVENT_WORDS[kind]),
+            alarming: EVENT_WORDS[kind] == "problem" && count > 0,
+        };
+        // Actions are rare: those that did not happen are left out.
+        let usual = |kind: usize| kind < 4 || page.types.contains(&EVENT_WORDS[kind]);
+        let types = sums.into_iter().enumerate().filter(|(kind, n)| *n > 0 || usual(*kind));
+        Self { types: std::iter::once(all).chain(types.map(of_type)).collect() }
+    }
+}
+
+struct Line<'a> {
+    clock: Clock,
+    lock: LockLink,
+    owner: Option<OwnerName>,
+    word: String,
+    text: String,
+    row: &'a EventRow,
+}
+
+/// The table of events.
+#[derive(Template)]
+#[template(path = "parts/event_list.html")]
+struct Events<'a> {
+    page: &'a HistoryPage,
+    lines: Vec<Line<'a>>,
+    count: String,
+    newer: Option<String>,
+    older: Option<String>,
+    newest: Option<String>,
+    reached: Option<Clock>,
+}
+
+impl HtmlSafe for Events<'_> {}
+
+impl<'a> Events<'a> {
+    fn new(page: &'a HistoryPage) -> Self {
+        let (now, names) = (page.chrome.now, &page.chrome.names);
+        let line = |row: &'a EventRow| Line {
+            clock: Clock::new(row.at, now),
+            lock: LockLink::at(&row.lock, &page.chrome, page.kept.then_some(row.at)),
+            owner: row
+                .owner
+                .as_deref()
+                .map(|id| OwnerName::remembered(&row.lock.deployment, id, names)),
+            word: word(&row.event),
+            text: with_names(&row.text, names),
+            row,
+        };
+        let turn = |cursor: &Option<String>| {
+            let cursor = cursor.clone()?;
+            Some(Address(page).here(&page.filter, &[("cursor", cursor)]))
+        };
+        Self {
+            page,
+            lines: page.rows.iter().map(line).collect(),
+            count: format::count(page.rows.len() as u64),
+            newer: turn(&page.newer),
+            older: turn(&page.older),
+            newest: page.newer.is_some().then(|| Address(page).here(&page.filter, &[])),
+            reached: page.reached.map(|at| Clock::new(at, now)),
+        }
+    }
+}
+
+/// What was held at the instant of the time cursor.
+#[derive(Template)]
+#[template(path = "parts/held_then.html")]
+struct Then {
+    at: Clock,
+    /// The page without the cursor, and with it a little earlier and later.
+    close: String,
+    earlier: String,
+    later: String,
+    /// The time around the cursor.
+    closer: String,
+    holds: Vec<HeldLine>,
+    total: String,
+    more: bool,
+    complete: bool,
+    gap: bool,
+}
+
+impl HtmlSafe for Then {}
+
+struct HeldLine {
+    lock: LockLink,
+    owner: OwnerName,
+    since: Clock,
+    /// The age of the hold at that instant.
+    held: String,
+    exact: bool,
+    /// How and when it ended, if it has ended.
+    ended: Option<(&'static str, Clock)>,
+    problems: Vec<(String, String)>,
+}
+
+impl Then {
+    fn new(page: &HistoryPage) -> Option<Self> {
+        let then = page.then.as_ref()?;
+        let (address, at) = (Address(page), then.at);
+        let (from, to) = (page.density.from, page.density.to);
+        let span = to.0.saturating_sub(from.0).max(1);
+        let step = (span / crate::archive::BUCKETS as u64).max(1);
+        let moved = |to_at: SteadyMillis| address.fixed(from, to, to_at);
+        // A tenth of the span, with the cursor in its middle.
+        let part = (span / 20).max(1_000);
+        let latest = page.chrome.now.0.max(at.0);
+        let closer = (at.0.saturating_sub(part), at.0.saturating_add(part).min(latest));
+        Some(Self {
+            at: Clock::new(at, page.chrome.now),
+            close: address.here(&page.filter, &[]),
+            earlier: moved(SteadyMillis(at.0.saturating_sub(step))),
+            later: moved(SteadyMillis(at.0.saturating_add(step))),
+            closer: address.fixed(SteadyMillis(closer.0), SteadyMillis(closer.1), at),
+            holds: then.holds.iter().map(|held| HeldLine::new(page, then, held)).collect(),
+            total: format::count(then.total as u64),
+            more: then.total > then.holds.len(),
+            complete: then.complete,
+            gap: then.gap.is_some(),
+        })
+    }
+}
+
+impl HeldLine {
+    fn new(page: &HistoryPage, then: &HeldThen, held: &crate::archive::HeldLock) -> Self {
+        let (now, names, hold) = (page.chrome.now, &page.chrome.names, &held.hold);
+        let problem = |p: &crate::archive::ProblemThen| (word(&p.problem), p.certainty.clone());
+        Self {
+            lock: LockLink::at(&held.lock, &page.chrome, Some(then.at)),
+            owner: OwnerName::remembered(&held.lock.deployment, &hold.id, names),
+            since: Clock::new(hold.since.at, now),
+            held: format::duration(then.at.0.saturating_sub(hold.since.at.0)),
+            exact: hold.since.exact,
+            ended: hold.to.map(|to| (ending_words(hold), Clock::new(to, now))),
+            problems: held.problems.iter().map(problem).collect(),
+        }
+    }
+}
+
+#[derive(Template)]
+#[template(path = "history.html")]
+struct HistoryTemplate<'a> {
+    frame: Frame<'a>,
+    page: &'a HistoryPage,
+    lock: Option<LockLink>,
+    /// The same without the lock.
+    of_all: String,
+    spans: Vec<(&'static str, String, bool)>,
+    strip: Strip,
+    types: Types,
+    then: Option<Then>,
+    events: Events<'a>,
+    json: String,
+    csv: String,
+}
+
+/// The page.
+///
+/// # Errors
+/// If the template fails, which is a bug.
+pub fn history_page(page: &HistoryPage) -> Result<String, askama::Error> {
+    let frame = Frame::new(title(page), "history", &page.chrome);
+    let address = Address(page);
+    let is_open = page.to_text.trim().is_empty();
+    let span = |(word, from): (&'static str, &'static str)| {
+        let chosen = page.from_text.trim();
+        let here = is_open && (chosen == from || chosen.is_empty() && from == USUAL);
+        (word, address.of(&[("from", from.to_owned())], &page.filter), here)
+    };
+    let api = |format: &str| {
+        let mut query = links::event_query(page.lock.as_ref());
+        query.push(("from", rfc3339(page.from)));
+        if !is_open {
+            query.push(("to", rfc3339(page.to)));
+        }
+        if !page.filter.trim().is_empty() {
+            query.push(("filter", page.filter.clone()));
+        }
+        query.push(("order", "desc".to_owned()));
+        query.push(("format", format.to_owned()));
+        links::with("/api/v1/events", &query)
+    };
+    // Of what is over, and of a page that somebody has turned to, nothing changes.
+    let is_live = is_open && page.filter_error.is_none() && page.newer.is_none();
+    let of_all = HistoryPage { lock: None, ..page.clone() };
+    HistoryTemplate {
+        frame: if is_live && page.then.is_none() { frame } else { frame.still() },
+        page,
+        lock: page.lock.as_ref().map(|lock| LockLink::new(lock, &page.chrome)),
+        of_all: Address(&of_all).here(&page.filter, &[]),
+        spans: SPANS.into_iter().map(span).collect(),
+        strip: strip(page),
+        types: Types::new(page),
+        then: Then::new(page),
+        events: Events::new(page),
+        json: api("json"),
+        csv: api("csv"),
+    }
+    .render()
+}
+
+fn strip(page: &HistoryPage) -> Strip {
+    let (from, to) = (page.density.from, page.density.to);
+    Strip::new(page, |at| page.kept.then(|| Address(page).fixed(from, to, at)))
+}
+
+/// The document's title.
+pub(super) fn title(page: &HistoryPage) -> String {
+    page::title(&page.chrome, "History")
+}
+
+/// The parts that a stream keeps true.
+pub(super) fn regions(page: &HistoryPage) -> Result<Vec<(&'static str, String)>, askama::Error> {
+    Ok(vec![
+        ("event-strip", strip(page).render()?),
+        ("event-types", Types::new(page).render()?),
+        ("event-list", Events::new(page).render()?),
+    ])
+}

@@ -1,0 +1,148 @@
+//! The number of events over a span of time, and the times in which nobody looked.
+
+use askama::Template;
+use askama::filters::HtmlSafe;
+
+use super::super::HistoryPage;
+use super::super::format::{self, rfc3339};
+use crate::archive::BUCKETS;
+use crate::clock::SteadyMillis;
+use crate::model::types::EVENT_WORDS;
+
+/// The width of a part of the span, and of the whole.
+const STEP: u64 = 10;
+const WIDTH: u64 = BUCKETS as u64 * STEP;
+/// The height of the picture.
+const HEIGHT: u64 = 56;
+/// The least height of a bar.
+const LEAST: u64 = 3;
+/// The least width of a gap.
+const LEAST_GAP: u64 = 3;
+/// The parts into which the span is cut by labels.
+const LABELS: u64 = 4;
+/// The types of events among [`EVENT_WORDS`] that are marked.
+const PROBLEM: usize = 2;
+const FIRST_ACTION: usize = 4;
+
+/// A part of the span.
+#[derive(Debug)]
+struct Part {
+    x: u64,
+    /// The height of its bar.
+    high: u64,
+    problem: bool,
+    action: bool,
+    words: String,
+    /// The page with the time cursor in its middle.
+    link: Option<String>,
+}
+
+/// A time in which nobody looked.
+#[derive(Debug)]
+struct Unseen {
+    x: u64,
+    width: u64,
+    words: String,
+}
+
+#[derive(Debug, Template)]
+#[template(path = "parts/strip.html")]
+pub(in super::super) struct Strip {
+    parts: Vec<Part>,
+    unseen: Vec<Unseen>,
+    /// The position of the time cursor.
+    cursor: Option<u64>,
+    /// Instants along the bottom.
+    marks: Vec<(u64, String)>,
+    words: String,
+    /// The earliest instant that is counted, if not all are.
+    counted_from: Option<String>,
+}
+
+impl HtmlSafe for Strip {}
+
+impl Strip {
+    /// Draws the strip of a page; `link`: the page with the time cursor at an instant.
+    pub(in super::super) fn new(
+        page: &HistoryPage,
+        link: impl Fn(SteadyMillis) -> Option<String>,
+    ) -> Self {
+        let density = &page.density;
+        let shown = |kind: usize| page.types.is_empty() || page.types.contains(&EVENT_WORDS[kind]);
+        let count = |bucket: &[u64; EVENT_WORDS.len()]| -> u64 {
+            bucket.iter().enumerate().filter(|(kind, _)| shown(*kind)).map(|(_, n)| n).sum()
+        };
+        let most = density.buckets.iter().map(count).max().unwrap_or(0);
+        let part = |(i, bucket): (usize, &[u64; EVENT_WORDS.len()])| {
+            let n = count(bucket);
+            let (start, end) = (density.start(i), density.start(i + 1));
+            Part {
+                x: i as u64 * STEP,
+                high: match n {
+                    0 => 0,
+                    n => (n * (HEIGHT - LEAST) / most.max(1)).max(LEAST),
+                },
+                problem: shown(PROBLEM) && bucket[PROBLEM] > 0,
+                action: bucket
+                    .iter()
+                    .enumerate()
+                    .any(|(kind, n)| kind >= FIRST_ACTION && shown(kind) && *n > 0),
+                words: format!("{}: {}", time(start), counts(bucket, shown)),
+                link: link(SteadyMillis(start.0 + (end.0.saturating_sub(start.0)) / 2)),
+            }
+        };
+        let span = density.to.0.saturating_sub(density.from.0).max(1);
+        let x = |at: SteadyMillis| {
+            let passed = u128::from(at.0.saturating_sub(density.from.0).min(span));
+            u64::try_from(passed * u128::from(WIDTH) / u128::from(span)).unwrap_or(WIDTH)
+        };
+        let unseen = page.gaps.iter().map(|gap| {
+            let (from, to) = (gap.from.map_or(0, x), gap.to.map_or(WIDTH, x));
+            let width = to.saturating_sub(from).max(LEAST_GAP);
+            let words = match (gap.from, gap.to) {
+                (Some(from), Some(to)) => format!("from {} until {}", time(from), time(to)),
+                (Some(from), None) => format!("since {}", time(from)),
+                (None, Some(to)) => format!("until {}", time(to)),
+                (None, None) => "at all".to_owned(),
+            };
+            Unseen { x: from.min(WIDTH - LEAST_GAP), width, words }
+        });
+        let mark = |i: u64| SteadyMillis(density.from.0 + span * i / LABELS);
+        let within = |at: &SteadyMillis| (density.from..=density.to).contains(at);
+        Self {
+            parts: density.buckets.iter().enumerate().map(part).collect(),
+            unseen: unseen.collect(),
+            cursor: page.then.as_ref().map(|then| then.at).filter(within).map(x),
+            marks: (0..=LABELS).map(mark).map(|at| (at.to_wall().0, time(at))).collect(),
+            words: summary(density.buckets.iter().map(count).sum(), page),
+            counted_from: density.counted_from.map(rfc3339),
+        }
+    }
+
+    fn bottom(part: &Part) -> u64 {
+        HEIGHT - part.high
+    }
+}
+
+fn time(at: SteadyMillis) -> String {
+    rfc3339(at).get(11..19).unwrap_or_default().to_owned()
+}
+
+fn summary(total: u64, page: &HistoryPage) -> String {
+    let span = page.to.0.saturating_sub(page.from.0);
+    let events = if total == 1 { "event" } else { "events" };
+    format!("{} {events} within {}", format::count(total), format::round_duration(span))
+}
+
+/// The number of events of each type, in words.
+fn counts(bucket: &[u64; EVENT_WORDS.len()], shown: impl Fn(usize) -> bool) -> String {
+    let all = bucket.iter().enumerate().filter(|(kind, n)| shown(*kind) && **n > 0);
+    let words: Vec<String> =
+        all.map(|(kind, n)| format!("{} {}", format::count(*n), word(EVENT_WORDS[kind]))).collect();
+    if words.is_empty() { "no event".to_owned() } else { words.join(", ") }
+}
+
+/// A type of event as a word for people.
+pub(in super::super) fn word(event: &str) -> String {
+    event.replace('_', " ")
+}

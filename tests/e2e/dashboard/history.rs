@@ -1,0 +1,121 @@
+//! The page of the history: ranges, types, filter, both directions, and the time cursor.
+
+use anyhow::{Result, ensure};
+use harness::browser::Browser;
+use harness::eventually;
+use serde_json::Value;
+
+use super::browsing::Shown;
+
+/// Waits until an expression of the page is true.
+pub(super) async fn until(browser: &Browser, script: &str) {
+    eventually(script, async || {
+        let is = browser.run(&format!("return Boolean({script})")).await?;
+        ensure!(is == true, "{}", browser.run("return document.body.innerText").await?);
+        Ok(())
+    })
+    .await;
+}
+
+/// Clicks the first link with this text, and waits for the next page.
+pub(super) async fn follow(browser: &Browser, text: &str) -> Result<()> {
+    browser.run("window.mark = 'this page'").await?;
+    let click = format!(
+        "const link = [...document.querySelectorAll('main a')].find((a) => a.innerText?.includes({text:?}));
+         link?.click(); return Boolean(link)"
+    );
+    ensure!(browser.run(&click).await? == true, "there is no link {text}");
+    until(browser, "window.mark !== 'this page' && document.readyState === 'complete'").await;
+    Ok(())
+}
+
+/// The cells of one column of the events.
+async fn column(browser: &Browser, class: &str) -> Result<Vec<String>> {
+    let script = format!(
+        "return [...document.querySelectorAll('table.history tbody .{class}')].map((cell) => cell.innerText)"
+    );
+    let cells = browser.run(&script).await?;
+    let cells = cells.as_array().into_iter().flatten().filter_map(Value::as_str);
+    Ok(cells.map(str::to_owned).collect())
+}
+
+#[tokio::test]
+async fn events_are_paged_in_both_directions_and_filtered() -> Result<()> {
+    let mut shown = Shown::new().await?;
+    for i in 0..110 {
+        ensure!(shown.java.lock(&format!("bulk:{i}")).await?, "taken");
+    }
+    let dashboard = &shown.bench.dashboard;
+    eventually("all events in the history", async || {
+        let events = dashboard.json("/api/v1/events?from=-1h&filter=bulk:*").await?;
+        let count = events["events"].as_array().map(Vec::len);
+        ensure!(count == Some(110) && events["next"].is_null(), "{count:?}");
+        Ok(())
+    })
+    .await;
+    let browser = Browser::start().await?;
+    // The address before it was one page.
+    browser.open(&dashboard.url("/events?filter=bulk:*")).await?;
+    assert_eq!(browser.run("return location.pathname").await?, "/history");
+    assert_eq!(column(&browser, "name").await?.len(), 100);
+    let first = column(&browser, "name").await?;
+    follow(&browser, "Older").await?;
+    let second = column(&browser, "name").await?;
+    assert_eq!(second.len(), 10);
+    assert!(second.iter().all(|name| !first.contains(name)), "{second:?}");
+    follow(&browser, "Newer").await?;
+    assert_eq!(column(&browser, "name").await?, first);
+    follow(&browser, "24h").await?;
+    let filter = "document.getElementById('filter').value";
+    until(&browser, &format!("{filter} === 'bulk:*' && location.search.includes('-24h')")).await;
+    // A type, and that it replaces another one.
+    browser.open(&dashboard.url("/history")).await?;
+    follow(&browser, "problem").await?;
+    let events = column(&browser, "event").await?;
+    assert!(events.iter().all(|event| event == "problem") && !events.is_empty(), "{events:?}");
+    follow(&browser, "taken").await?;
+    let events = column(&browser, "event").await?;
+    assert!(events.iter().all(|event| event == "taken") && events.len() == 100, "{events:?}");
+    browser.open(&dashboard.url("/history?filter=evnt:taken")).await?;
+    until(&browser, "document.querySelector('.filter-error').innerText.includes('event:taken')")
+        .await;
+    Ok(())
+}
+
+#[tokio::test]
+async fn a_click_on_the_strip_shows_what_was_held() -> Result<()> {
+    let shown = Shown::new().await?;
+    let dashboard = &shown.bench.dashboard;
+    eventually("the history to have what is held", async || {
+        let held = dashboard.json("/api/v1/held?at=-0s").await?;
+        ensure!(held["total"] == 3, "{held}");
+        Ok(())
+    })
+    .await;
+    let browser = Browser::start().await?;
+    browser.open(&dashboard.url("/history?from=-15m")).await?;
+    let hatched = "document.querySelector('.strip .unseen-time')";
+    until(&browser, &format!("document.querySelector('.strip .bar') && {hatched}")).await;
+    // The last bar has been observed; its middle may be to come.
+    let click = "const links = [...document.querySelectorAll('.strip a')].filter((a) => a.querySelector('.bar'));
+        links.at(-1).dispatchEvent(new MouseEvent('click', {bubbles: true, cancelable: true}))";
+    browser.run(click).await?;
+    until(&browser, "document.querySelector('.held-then')").await;
+    let then = "document.querySelector('.cursor-at').innerText";
+    for name in ["awaited", "plain", "leaked"] {
+        until(&browser, &format!("{then}.includes({name:?})")).await;
+    }
+    until(&browser, &format!("{then}.includes('3 holds') && {then}.includes('still held')")).await;
+    until(&browser, "document.querySelector('.strip .cursor')").await;
+    let at = "new URLSearchParams(location.search).get('at')";
+    let before = browser.run(&format!("return {at}")).await?;
+    follow(&browser, "Earlier").await?;
+    assert_ne!(browser.run(&format!("return {at}")).await?, before);
+    follow(&browser, "Zoom in").await?;
+    follow(&browser, "Close").await?;
+    assert_eq!(browser.run(&format!("return {at}")).await?, Value::Null);
+    // Long before, nobody was looking.
+    browser.open(&dashboard.url("/history?at=2001-01-01T00:00:00Z")).await?;
+    until(&browser, &format!("{then}.includes('Nobody was looking')")).await;
+    Ok(())
+}
