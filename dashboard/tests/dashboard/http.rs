@@ -194,6 +194,7 @@ async fn the_description_of_the_api_names_every_route() {
         "release",
         "sources",
         "stream",
+        "trace",
         "unacknowledge",
     ];
     assert_eq!(paths, all.map(|route| format!("/api/v1/{route}")).each_ref());
