@@ -247,17 +247,12 @@ impl RedisNode {
             trace::within(redis_span(&call, &node), place)
         };
         async move {
-            let Call { script, keys, args } = &*call;
             let sent = service_kit::clock::boot_micros();
-            let (source, sha) = (script.source, script.sha());
-            let plain = async {
-                let answer = link.script_at(source, sha, keys.iter(), args.iter(), asking).await;
-                answer.map(Answer::Plain)
-            };
             let result = match confirmed {
-                None => plain.await,
+                None => plain(&link, &call, asking).await,
+                // Boxed: one of these futures is kept for each script under way.
                 Some(confirmed) if lane == Lane::ReplicatedRenewals => {
-                    renewed(confirmed, plain).await
+                    Box::pin(renewed(confirmed, plain(&link, &call, asking))).await
                 }
                 Some(confirmed) => confirmed.await,
             };
@@ -266,7 +261,7 @@ impl RedisNode {
             match &result {
                 Ok(Answer::TooFewReplicas(_)) => {}
                 Ok(_) => {
-                    let seconds = metrics.redis_seconds.with_label_values(&[script.name]);
+                    let seconds = metrics.redis_seconds.with_label_values(&[call.script.name]);
                     seconds.observe(took.as_secs_f64());
                 }
                 Err(error) => {
@@ -280,6 +275,13 @@ impl RedisNode {
             result
         }
     }
+}
+
+/// Sends a script that no replica has to confirm.
+async fn plain(link: &Link, call: &Call, asking: bool) -> Result<Answer, CallError> {
+    let Call { script, keys, args } = call;
+    let answer = link.script_at(script.source, script.sha(), keys.iter(), args.iter(), asking);
+    answer.await.map(Answer::Plain)
 }
 
 impl News {

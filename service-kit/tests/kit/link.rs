@@ -225,6 +225,15 @@ async fn calls_beyond_the_limit_in_flight_all_get_their_reply() {
     }
 }
 
+/// A caller with 100,000 scripts under way keeps as many of these.
+#[tokio::test]
+async fn a_script_under_way_takes_little_memory() {
+    let server = Server::start(&[]).await;
+    let link = patient_link(&server.url(), &Shutdown::new());
+    let call = link.script(SCRIPT, SCRIPT_SHA, ["counter"], ["1"]);
+    assert!(size_of_val(&call) <= 4096, "{} bytes", size_of_val(&call));
+}
+
 #[tokio::test(flavor = "multi_thread", worker_threads = 2)]
 async fn every_kind_of_call_can_be_made_from_a_task() {
     let server = Server::start(&[]).await;

@@ -245,13 +245,20 @@ impl Link {
         A: IntoIterator<Item: AsRef<[u8]>, IntoIter: ExactSizeIterator + Clone>,
     {
         let (keys, args) = (keys.into_iter(), args.into_iter());
-        let send = async |command| {
-            if asking { self.asking(command).await } else { self.call(command).await }
+        let command = eval("EVALSHA", sha, keys.clone(), args.clone());
+        // Boxed, as both are rare: callers with many scripts under way keep a future for each.
+        let answer = match asking {
+            true => Box::pin(self.asking(command)).await,
+            false => self.call(command).await,
         };
-        match send(eval("EVALSHA", sha, keys.clone(), args.clone())).await {
-            Err(error) if error.is_noscript() => send(eval("EVAL", source, keys, args)).await,
-            answer => answer,
+        if !answer.as_ref().is_err_and(CallError::is_noscript) {
+            return answer;
         }
+        let command = eval("EVAL", source, keys, args);
+        Box::pin(async {
+            if asking { self.asking(command).await } else { self.call(command).await }
+        })
+        .await
     }
 
     /// Sends ASKING with the command: it is valid for the next command of its connection only.

@@ -1,6 +1,6 @@
 //! State shared by a link's handles and its supervisor: the current connection, and exchanges on it.
 
-use std::pin::pin;
+use std::pin::{Pin, pin};
 use std::sync::atomic::{AtomicU64, Ordering};
 use std::sync::{Arc, PoisonError, RwLock};
 use std::time::Duration;
@@ -91,7 +91,8 @@ impl Shared {
         send: impl AsyncFnOnce(MultiplexedConnection) -> RedisResult<T>,
     ) -> Result<(u64, T), CallError> {
         let Connection { generation, mux, .. } = self.connection()?;
-        match self.in_time(send(mux)).await {
+        // Pinned here: an argument of another async function would be stored twice.
+        match self.in_time(pin!(send(mux))).await {
             Ok(Ok(answer)) => {
                 self.note_answer();
                 Ok((generation, answer))
@@ -117,8 +118,10 @@ impl Shared {
 
     /// Returns the answer if it arrives within the response timeout. When the timer itself was late, this process was held
     /// up and not the server: the answer may have arrived unread, so it gets the same time again.
-    async fn in_time<T>(&self, answer: impl Future<Output = T>) -> Result<T, Elapsed> {
-        let mut answer = pin!(answer);
+    async fn in_time<T>(
+        &self,
+        mut answer: Pin<&mut impl Future<Output = T>>,
+    ) -> Result<T, Elapsed> {
         let sent = Instant::now();
         if let Ok(answer) = timeout(self.response_timeout, answer.as_mut()).await {
             return Ok(answer);
@@ -240,7 +243,7 @@ mod tests {
     async fn answered_after(jump: Duration) -> Result<(), Elapsed> {
         let shared = Arc::new(Shared::new(LIMIT, false));
         let (answer, answered) = oneshot::channel();
-        let waiting = tokio::spawn(async move { shared.in_time(answered).await });
+        let waiting = tokio::spawn(async move { shared.in_time(pin!(answered)).await });
         tokio::task::yield_now().await;
         tokio::time::advance(jump).await;
         tokio::task::yield_now().await;
