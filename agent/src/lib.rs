@@ -41,7 +41,7 @@ use crate::identity::Identity;
 use crate::metrics::{Metrics, OldestCollector};
 use crate::policy::Policy;
 use crate::runtime::{Backend, ServersStart, Start};
-use crate::server::connection::{Shared, Unsent};
+use crate::server::connection::{Buffers, Shared};
 use crate::server::file_budget::{self, FileBudget};
 use crate::server::handshake::AgentInfo;
 use crate::server::process::Processes;
@@ -108,7 +108,7 @@ pub async fn run(config: Config, listeners: Listeners, shutdown: Shutdown) -> an
         stop: stop.clone(),
         agent: AgentInfo { client: identity.client, status: core.status() }.into(),
         metrics,
-        unsent: Unsent::default(),
+        buffers: Buffers::default(),
     };
     tracing::info!(
         version = env!("CARGO_PKG_VERSION"), agent = %identity.client, socket = %socket, http = %http_address,

@@ -96,6 +96,7 @@ pub struct Metrics {
     pub accept_failures: IntCounter,
     /// Events dropped because a session did not read them.
     pub events_dropped: IntCounter,
+    pub connections_evicted: IntCounter,
     /// Times that the agent or its host slept.
     pub sleeps: IntCounter,
     red_votes: IntCounterVec,
@@ -261,6 +262,10 @@ impl Metrics {
             accept_failures: make.counter(
                 "accept_failures_total",
                 "Failed accepts; the connection waits, and the agent retries.",
+            )?,
+            connections_evicted: make.counter(
+                "connections_evicted_total",
+                "Connections closed because their clients did not read, and others needed the memory.",
             )?,
             events_dropped: make.counter(
                 "events_dropped_total",

@@ -4,17 +4,24 @@ use std::io;
 use std::sync::Arc;
 use std::time::Duration;
 
+use redisson::Moment;
+use rustix::net::sockopt::set_socket_send_buffer_size;
 use tokio::net::{UnixListener, UnixStream};
+use tokio::time::MissedTickBehavior;
 use tokio_util::sync::CancellationToken;
 use tokio_util::task::TaskTracker;
 
 use crate::metrics::{TOO_MANY_SESSIONS, TOO_MANY_SESSIONS_OF_USER};
-use crate::server::connection::{self, Shared};
+use crate::server::connection::{self, Evicted, Shared};
 use crate::server::places::{Full, Places};
 use crate::types::SessionId;
 
 /// The pause after a rejected connection, which makes clients that retry at once cheap.
 const REJECTION_PAUSE: Duration = Duration::from_millis(5);
+/// The kernel's buffer for the replies that a client has not read, of which the kernel allocates twice as much.
+const SEND_BUFFER: usize = 32 * 1024;
+/// The interval at which connections are closed whose clients do not read.
+const EVICTION_INTERVAL: Duration = Duration::from_secs(1);
 /// The pause after a failed accept, doubled with each further failure.
 const FAILURE_PAUSE: Duration = Duration::from_millis(20);
 const MAX_PAUSE: Duration = Duration::from_secs(1);
@@ -38,6 +45,8 @@ pub async fn accept(
                     pause = FAILURE_PAUSE;
                     // The kernel knows the user of every connected socket.
                     let Ok(credentials) = stream.peer_cred() else { continue };
+                    // A larger one only costs memory, so a failure is harmless.
+                    set_socket_send_buffer_size(&stream, SEND_BUFFER).ok();
                     match places.take(credentials.uid()) {
                         Ok(place) => {
                             let shared = Arc::clone(&shared);
@@ -67,7 +76,30 @@ pub async fn accept(
             }
         }
     };
-    closed.run_until_cancelled(accepting).await;
+    let evicting = async {
+        let mut tick = tokio::time::interval(EVICTION_INTERVAL);
+        tick.set_missed_tick_behavior(MissedTickBehavior::Delay);
+        loop {
+            tick.tick().await;
+            evict(&shared);
+        }
+    };
+    closed.run_until_cancelled(async { tokio::join!(accepting, evicting) }).await;
+}
+
+/// Closes connections whose clients do not read, if others need the memory.
+fn evict(shared: &Shared) {
+    let now = Moment::from_micros(service_kit::clock::boot_micros());
+    for Evicted { session, uid, bytes, stalled } in shared.buffers.evict(now) {
+        shared.metrics.connections_evicted.inc();
+        tracing::warn!(
+            session = session.0,
+            uid,
+            bytes,
+            stalled_ms = stalled.as_millis(),
+            "connection closed: its client does not read, and its user has too many unread replies"
+        );
+    }
 }
 
 /// Sends the reason for the rejection. A new socket accepts it without blocking.
@@ -132,7 +164,7 @@ mod tests {
                 stop: CancellationToken::new(),
                 agent: crate::server::handshake::AgentInfo::for_tests().into(),
                 metrics: Arc::clone(&metrics),
-                unsent: connection::Unsent::default(),
+                buffers: connection::Buffers::default(),
             };
             let closed = CancellationToken::new();
             let token = closed.clone();

@@ -61,3 +61,41 @@ async fn a_quiet_user_is_served_in_turn_with_a_user_who_floods() -> Result<()> {
     ensure!(first < bound, "{first} commands of the flood came before {COMMANDS} quiet ones");
     Ok(())
 }
+
+#[tokio::test]
+async fn clients_that_read_nothing_are_closed_and_take_no_memory_from_others() -> Result<()> {
+    let bench = Bench::new().await?;
+    let (streams, another) = user::connect_as_another(&bench.agent.socket(), FLOODERS)?;
+    let mut clients = streams.into_iter().map(Client::std).collect::<Result<Vec<_>>>()?;
+    for number in 0..1_000 {
+        let lock = encode(&["LOCK", &format!("{number:a>500}")]);
+        clients[0].send_bytes(&lock).await?;
+        clients[0].reply().await?.ok()?;
+    }
+    for client in &mut clients {
+        client.send_bytes(&encode(&["LOCKS", "COUNT", "1000"])).await?;
+    }
+    if another {
+        let mut quiet = bench.session().await?;
+        quiet.call("LOCKS COUNT 1000").await?.ok()?;
+    }
+    eventually("a connection to be closed", async || {
+        let metrics = bench.agent.metrics().await?;
+        let evicted = metrics.sum("lockscope_agent_connections_evicted_total", &[]);
+        ensure!(evicted > 0.0, "{evicted}");
+        Ok(())
+    })
+    .await;
+    let status = std::fs::read_to_string(format!("/proc/{}/status", bench.agent.pid()))?;
+    let most = status.lines().find_map(|line| line.strip_prefix("VmHWM:"));
+    let most: u64 = most
+        .and_then(|most| most.split_whitespace().next())
+        .map_or(0, |kib| kib.parse().unwrap_or(0));
+    // 300 listings of 700 KiB are 205 MiB.
+    ensure!((1..150_000).contains(&most), "{most} KiB");
+    // The user is served on.
+    let mut last = clients.pop().expect("one of many");
+    drop(clients);
+    last.reply().await?.ok()?;
+    Ok(())
+}

@@ -7,6 +7,7 @@ use tokio::io::Interest;
 use tokio::net::UnixStream;
 use tokio_util::sync::CancellationToken;
 
+use super::buffers::Eviction;
 use crate::server::process::Process;
 
 /// The reason that a connection ends from outside.
@@ -14,15 +15,18 @@ use crate::server::process::Process;
 pub(super) enum Disconnect {
     /// The worker closed the socket or died.
     Worker,
+    /// The worker does not read its replies, and others need the memory.
+    Evicted,
     Shutdown,
 }
 
-/// Waits until the peer closes both directions, the worker's process dies, or the agent stops. Unread input and blocked
+/// Waits until the peer closes both directions, the worker's process dies, the agent stops, or the connection is evicted. Unread input and blocked
 /// output do not delay it.
 pub(super) async fn wait(
     stream: &UnixStream,
     process: Option<&Process>,
     stop: &CancellationToken,
+    eviction: &Eviction,
 ) -> Disconnect {
     let died = async {
         match process {
@@ -34,6 +38,7 @@ pub(super) async fn wait(
         () = hung_up(stream) => Disconnect::Worker,
         () = died => Disconnect::Worker,
         () = stop.cancelled() => Disconnect::Shutdown,
+        () = eviction.wait() => Disconnect::Evicted,
     }
 }
 

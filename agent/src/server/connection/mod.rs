@@ -1,16 +1,15 @@
 //! The connection of one worker: reads commands, passes them to the core, writes replies. One task per connection.
 //!
 //! The core never waits for a connection, and a connection uses bounded memory: at most [`PIPELINE`] unanswered
-//! commands, only one of them a listing, and [`write_buffer::MAX_UNSENT`] unsent bytes, less while those of its user or of all connections add up to too much
-//! ([`unsent`]). At a bound it stops reading, which
-//! applies backpressure to the client.
+//! commands, only one of them a listing, and [`write_buffer::MAX_UNSENT`] unsent bytes, less while those of its user or of all
+//! connections add up to too much ([`buffers`]). At a bound it stops reading, which applies backpressure to the client.
 
+mod buffers;
 mod close_notice;
 mod disconnect;
 mod read_buffer;
 #[cfg(test)]
 mod tests;
-mod unsent;
 mod write_buffer;
 
 use std::collections::VecDeque;
@@ -33,15 +32,18 @@ use crate::server::handshake::{self, AgentInfo, ClientState, ConnectionInfo};
 use crate::server::peer;
 use crate::server::process::{Processes, Watch};
 use crate::types::SessionId;
+use buffers::Share;
+pub use buffers::{Buffers, Evicted};
 use close_notice::CloseNotice;
 use disconnect::Disconnect;
 use read_buffer::{Read, ReadBuffer};
-pub use unsent::Unsent;
 use write_buffer::WriteBuffer;
 
 /// The number of commands that a connection decodes before it yields: all connections, the core and its renewals share
 /// one thread.
 const COMMANDS_PER_TURN: usize = 32;
+/// The time after which a listing for which there was no memory is tried again.
+const MEMORY_RETRY: Duration = Duration::from_millis(10);
 
 /// The state that all connections share.
 #[derive(Debug)]
@@ -53,7 +55,7 @@ pub struct Shared {
     /// The facts that INFO reports.
     pub agent: Arc<AgentInfo>,
     pub metrics: Arc<Metrics>,
-    pub unsent: Unsent,
+    pub buffers: Buffers,
 }
 
 /// Serves a connection until it ends. The core receives exactly one [`Input::Closed`] per [`Input::Opened`].
@@ -76,7 +78,10 @@ pub async fn serve(stream: UnixStream, session: SessionId, shared: Arc<Shared>) 
     let Ok(permit) = shared.core.reserve().await else { return };
     permit.send(Input::Opened { session, peer, secret, outbox });
     let close_notice = CloseNotice::new(session, shared.core.clone());
-    let disconnect = std::pin::pin!(disconnect::wait(&stream, process.as_deref(), &shared.stop));
+    let share = shared.buffers.share(uid, session);
+    let eviction = share.eviction();
+    let disconnect =
+        std::pin::pin!(disconnect::wait(&stream, process.as_deref(), &shared.stop, &eviction));
     Connection {
         stream: &stream,
         session,
@@ -87,7 +92,8 @@ pub async fn serve(stream: UnixStream, session: SessionId, shared: Arc<Shared>) 
         info,
         decoder: Decoder::default(),
         input: ReadBuffer::default(),
-        output: WriteBuffer::new(shared.unsent.share(uid)),
+        output: WriteBuffer::new(),
+        share,
         held_listing: None,
         unsent: VecDeque::new(),
         sent: 0,
@@ -113,7 +119,8 @@ struct Connection<'a, Gone> {
     decoder: Decoder,
     input: ReadBuffer,
     output: WriteBuffer,
-    /// A listing that waits for the previous one.
+    share: Share,
+    /// A listing that waits for the previous one, or for memory.
     held_listing: Option<Command>,
     /// Messages for which the core's queue has no room: at most those of one command.
     unsent: VecDeque<Input>,
@@ -155,7 +162,7 @@ impl<Gone: Future<Output = Disconnect>> Connection<'_, Gone> {
         loop {
             let stop = self.dispatch_commands()?;
             self.collect();
-            self.output.flush(self.stream).map_err(|_| Closed)?;
+            self.output.flush(self.stream, &mut self.share).map_err(|_| Closed)?;
             if self.is_done(&stop) {
                 return Err(Closed);
             }
@@ -203,8 +210,14 @@ impl<Gone: Future<Output = Disconnect>> Connection<'_, Gone> {
     fn is_full(&self) -> bool {
         // Leaves room for two at once: an error and the close after it.
         let room = self.sent - self.answered + 2 <= PIPELINE as u64;
-        let listing = self.held_listing.is_some() && self.listing > self.answered;
-        self.output_ended || self.output.is_full() || !room || listing
+        let listing = self.held_listing.is_some() && !self.may_list();
+        let full = self.output.is_full() || self.share.is_exhausted();
+        self.output_ended || full || !room || listing
+    }
+
+    /// Returns whether the previous listing has been answered, and there is memory for another.
+    fn may_list(&self) -> bool {
+        self.listing <= self.answered && self.share.may_list()
     }
 
     /// Dispatches the next command; false if none is complete.
@@ -269,14 +282,15 @@ impl<Gone: Future<Output = Disconnect>> Connection<'_, Gone> {
         Ok(())
     }
 
-    /// Sends a command to the core. A second listing waits for the first, since each may be large.
+    /// Sends a command to the core. A second listing waits for the first, since each may be large, and each waits for memory.
     fn send(&mut self, command: Command) -> Result<(), Closed> {
         if matches!(command, Command::Holds | Command::Locks(_) | Command::Show(_)) {
-            if self.listing > self.answered {
+            if !self.may_list() {
                 self.held_listing = Some(command);
                 return Ok(());
             }
             self.listing = self.sent + 1;
+            self.share.set_listing(true);
         }
         self.sent += 1;
         self.notify_core(Input::Command(self.session, command))
@@ -319,13 +333,16 @@ impl<Gone: Future<Output = Disconnect>> Connection<'_, Gone> {
     fn receive(&mut self, outgoing: &Outgoing) {
         if !matches!(outgoing, Outgoing::Push(_)) {
             self.answered += 1;
+            if self.answered == self.listing {
+                self.share.set_listing(false);
+            }
         }
         self.write(outgoing);
     }
 
     fn write(&mut self, outgoing: &Outgoing) {
         self.output_ended |= *outgoing == Outgoing::Close;
-        self.output.put(outgoing);
+        self.output.put(outgoing, &mut self.share);
     }
 
     /// Waits for a reply, for room to write, or, if `reading`, for input.
@@ -333,7 +350,10 @@ impl<Gone: Future<Output = Disconnect>> Connection<'_, Gone> {
         self.input.trim();
         self.output.trim();
         self.decoder.shrink();
+        self.share.set_input(self.input.unread().len(), reading);
         let collecting = !self.output_ended && !self.output.is_full();
+        let lacks_memory = self.held_listing.is_some() && self.listing <= self.answered;
+        let mut retry = lacks_memory.then(|| Box::pin(tokio::time::sleep(MEMORY_RETRY)));
         let wakeup = poll_fn(|cx| {
             if let Poll::Ready(reason) = self.disconnect.as_mut().poll(cx) {
                 return Poll::Ready(Wakeup::Disconnected(reason));
@@ -347,6 +367,11 @@ impl<Gone: Future<Output = Disconnect>> Connection<'_, Gone> {
             if reading && self.stream.poll_read_ready(cx).is_ready() {
                 return Poll::Ready(Wakeup::Readable);
             }
+            if let Some(retry) = &mut retry
+                && retry.as_mut().poll(cx).is_ready()
+            {
+                return Poll::Ready(Wakeup::Retry);
+            }
             Poll::Pending
         })
         .await;
@@ -357,8 +382,8 @@ impl<Gone: Future<Output = Disconnect>> Connection<'_, Gone> {
                 self.receive(&outgoing);
                 Ok(())
             }
-            // The next step writes.
-            Wakeup::Writable => Ok(()),
+            // The next step writes, or sends the listing.
+            Wakeup::Writable | Wakeup::Retry => Ok(()),
             Wakeup::Readable => self.read(),
         }
     }
@@ -379,7 +404,7 @@ impl<Gone: Future<Output = Disconnect>> Connection<'_, Gone> {
         if matches!(reason, Disconnect::Shutdown) {
             self.collect();
             // The connection closes either way.
-            drop(self.output.flush(self.stream));
+            drop(self.output.flush(self.stream, &mut self.share));
         }
         Closed
     }
@@ -392,4 +417,5 @@ enum Wakeup {
     Outgoing(Outgoing),
     Writable,
     Readable,
+    Retry,
 }

@@ -1,6 +1,7 @@
 use std::time::Duration;
 
 use prometheus::Registry;
+use redisson::Moment;
 use tokio::io::{AsyncReadExt, AsyncWriteExt};
 use tokio::task::JoinHandle;
 use tokio::time::timeout;
@@ -16,6 +17,7 @@ struct Rig {
     inbox: mpsc::Receiver<Input>,
     outbox: mpsc::Sender<Outgoing>,
     stop: CancellationToken,
+    buffers: Buffers,
     task: JoinHandle<()>,
 }
 
@@ -32,14 +34,14 @@ impl Rig {
     async fn with_room(room: usize) -> Self {
         let (client, server) = UnixStream::pair().unwrap();
         let (core, mut inbox) = mpsc::channel(room);
-        let stop = CancellationToken::new();
+        let (stop, buffers) = (CancellationToken::new(), Buffers::default());
         let shared = Shared {
             core,
             processes: Processes::new(100),
             stop: stop.clone(),
             agent: AgentInfo::for_tests().into(),
             metrics: metrics(),
-            unsent: Unsent::default(),
+            buffers: buffers.clone(),
         };
         let task = tokio::spawn(serve(server, SessionId(5), shared.into()));
         let Ok(Some(Input::Opened { session: SessionId(5), peer, secret, outbox })) =
@@ -49,7 +51,7 @@ impl Rig {
         };
         assert_eq!(peer.pid, i32::try_from(std::process::id()).ok());
         assert_ne!(secret, [0; 16]);
-        Self { client, inbox, outbox, stop, task }
+        Self { client, inbox, outbox, stop, buffers, task }
     }
 
     async fn write(&mut self, bytes: impl AsRef<[u8]>) {
@@ -352,6 +354,49 @@ async fn the_last_pushes_are_written_at_shutdown() {
 }
 
 #[tokio::test]
+async fn a_listing_waits_until_the_user_has_memory_for_its_reply() {
+    let mut rig = Rig::new().await;
+    let uid = rustix::process::geteuid().as_raw();
+    let mut others: Vec<_> = (100..116).map(|i| rig.buffers.share(uid, SessionId(i))).collect();
+    others.iter_mut().for_each(|other| other.set_listing(true));
+    rig.write("UNLOCK a\r\nLOCKS\r\nUNLOCK b\r\n").await;
+    assert!(matches!(rig.command().await, Command::Unlock(_)));
+    for _ in 0..1_000 {
+        tokio::task::yield_now().await;
+    }
+    assert!(rig.inbox.try_recv().is_err(), "neither the listing nor what follows it");
+    others.pop();
+    assert!(matches!(rig.command().await, Command::Locks(_)));
+    assert!(matches!(rig.command().await, Command::Unlock(_)));
+    assert!(!others[0].may_list(), "the memory is reserved until the reply is there");
+    for text in ["one", "two"] {
+        rig.answer(text).await;
+    }
+    rig.read("+one\r\n+two\r\n").await;
+    assert!(others[0].may_list());
+}
+
+#[tokio::test]
+async fn a_client_that_does_not_read_is_disconnected_once_it_is_evicted() {
+    let mut rig = Rig::new().await;
+    rig.write("LOCKS\r\n").await;
+    assert!(matches!(rig.command().await, Command::Locks(_)));
+    let reply = Frame::Bulk(vec![b'x'; 20 * 1024 * 1024].into());
+    rig.outbox.try_send(Outgoing::Reply(reply)).unwrap();
+    let now = || Moment::from_micros(service_kit::clock::boot_micros());
+    let later = || now() + Duration::from_secs(11);
+    let mut evicted = Vec::new();
+    while evicted.is_empty() {
+        assert_eq!(rig.buffers.evict(now()), [], "it has not been stalled for long");
+        tokio::task::yield_now().await;
+        evicted = rig.buffers.evict(later());
+    }
+    assert_eq!((evicted.len(), evicted[0].session), (1, SessionId(5)));
+    rig.closed().await;
+    assert_eq!(rig.buffers.evict(later()), []);
+}
+
+#[tokio::test]
 async fn idle_connections_use_little_memory() {
     let mut rig = Rig::new().await;
     rig.write(format!("*2\r\n$4\r\nECHO\r\n$60000\r\n{}\r\n", "x".repeat(60_000))).await;
@@ -377,7 +422,7 @@ async fn idle_connections_use_little_memory() {
             stop: CancellationToken::new(),
             agent: AgentInfo::for_tests().into(),
             metrics: metrics(),
-            unsent: Unsent::default(),
+            buffers: Buffers::default(),
         }),
     ));
     assert!(size < 2048, "{size} bytes per task");

@@ -4,8 +4,8 @@ use std::io;
 
 use tokio::net::UnixStream;
 
+use super::buffers::{BACKLOG, Share};
 use super::read_buffer::is_transient;
-use super::unsent::{BACKLOG, Share};
 use crate::protocol::resp::{Outgoing, Protocol, encode, encode_push};
 
 /// The number of unsent bytes above which the connection reads no more commands and collects no more replies.
@@ -13,17 +13,16 @@ pub(super) const MAX_UNSENT: usize = 4 * 1024 * 1024;
 const IDLE_CAPACITY: usize = 1024;
 
 /// A connection's output buffer.
-#[derive(Debug, Default)]
+#[derive(Debug)]
 pub(super) struct WriteBuffer {
     bytes: Vec<u8>,
     sent: usize,
     protocol: Protocol,
-    share: Share,
 }
 
 impl WriteBuffer {
-    pub(super) fn new(share: Share) -> Self {
-        Self { share, ..Self::default() }
+    pub(super) fn new() -> Self {
+        Self { bytes: Vec::new(), sent: 0, protocol: Protocol::default() }
     }
 
     pub(super) fn is_empty(&self) -> bool {
@@ -31,14 +30,14 @@ impl WriteBuffer {
     }
 
     pub(super) fn is_full(&self) -> bool {
-        self.unsent() >= MAX_UNSENT || self.share.is_exhausted()
+        self.unsent() >= MAX_UNSENT
     }
 
     fn unsent(&self) -> usize {
         self.bytes.len() - self.sent
     }
 
-    pub(super) fn put(&mut self, outgoing: &Outgoing) {
+    pub(super) fn put(&mut self, outgoing: &Outgoing, share: &mut Share) {
         match outgoing {
             Outgoing::Reply(frame) => encode(frame, self.protocol, &mut self.bytes),
             Outgoing::Switch(protocol, frame) => {
@@ -50,22 +49,29 @@ impl WriteBuffer {
         }
         // A connection whose client reads has no backlog, and costs the others nothing.
         if self.unsent() > BACKLOG {
-            self.share.set(self.unsent());
+            share.set_output(self.unsent());
         }
     }
 
     /// Writes as much as the socket accepts without blocking.
-    pub(super) fn flush(&mut self, stream: &UnixStream) -> io::Result<()> {
+    pub(super) fn flush(&mut self, stream: &UnixStream, share: &mut Share) -> io::Result<()> {
+        let mut progress = !share.is_waiting();
         while self.sent < self.bytes.len() {
             match stream.try_write(&self.bytes[self.sent..]) {
-                Ok(count) => self.sent += count,
+                Ok(count) => {
+                    self.sent += count;
+                    progress = true;
+                }
                 Err(error) if is_transient(&error) => {
                     // Moves each byte about once and bounds the buffer by twice the unsent bytes.
                     if self.sent > self.bytes.len() / 2 {
                         self.bytes.drain(..self.sent);
                         self.sent = 0;
                     }
-                    self.share.set(self.unsent());
+                    share.set_output(self.unsent());
+                    if progress {
+                        share.wait_for_client();
+                    }
                     return Ok(());
                 }
                 Err(error) => return Err(error),
@@ -73,7 +79,8 @@ impl WriteBuffer {
         }
         self.bytes.clear();
         self.sent = 0;
-        self.share.set(0);
+        share.set_output(0);
+        share.stop_waiting();
         Ok(())
     }
 

@@ -1,0 +1,351 @@
+//! The memory for the buffers of all connections together, and of the connections of each user.
+//!
+//! While a user has too much, connections with a backlog read no further commands, and listings wait. If clients do not read
+//! at all, those that have not read for the longest time are closed until there is room for a listing.
+
+use std::collections::HashMap;
+use std::future::poll_fn;
+use std::sync::atomic::{AtomicBool, AtomicU64, AtomicUsize, Ordering};
+use std::sync::{Arc, Mutex, MutexGuard, PoisonError, Weak};
+use std::task::Poll;
+use std::time::Duration;
+
+use futures_util::task::AtomicWaker;
+use redisson::Moment;
+
+use crate::types::SessionId;
+
+/// The most bytes for the connections of one user.
+const MAX_OF_USER: usize = 16 * 1024 * 1024;
+/// The most bytes for all connections.
+const MAX_IN_ALL: usize = 64 * 1024 * 1024;
+/// The unsent bytes up to which a connection is not affected by others.
+pub(super) const BACKLOG: usize = 4 * 1024;
+/// The bytes reserved for the reply to a listing before it is made: 1,000 rows with the longest names.
+const LISTING: usize = 1024 * 1024;
+/// The time without progress after which a client's connection may be closed to free memory.
+const STALLED: Duration = Duration::from_secs(10);
+
+/// Counts the bytes in the buffers of the agent's connections.
+#[derive(Debug, Clone, Default)]
+pub struct Buffers(Arc<Counts>);
+
+#[derive(Debug, Default)]
+struct Counts {
+    in_all: AtomicUsize,
+    users: Mutex<HashMap<u32, Weak<User>>>,
+}
+
+#[derive(Debug, Default)]
+struct User {
+    bytes: AtomicUsize,
+    connections: Mutex<HashMap<SessionId, Arc<Connection>>>,
+}
+
+#[derive(Debug)]
+struct Connection {
+    session: SessionId,
+    user: Arc<User>,
+    counts: Arc<Counts>,
+    output: AtomicUsize,
+    input: AtomicUsize,
+    listing: AtomicUsize,
+    /// Their sum.
+    bytes: AtomicUsize,
+    /// The time of the last progress in microseconds since boot, while something waits for the client; otherwise 0.
+    stalled_since: AtomicU64,
+    evicted: AtomicBool,
+    task: AtomicWaker,
+}
+
+/// A connection that is closed to free memory.
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+pub struct Evicted {
+    pub session: SessionId,
+    pub uid: u32,
+    pub bytes: usize,
+    /// The time since the client has made progress.
+    pub stalled: Duration,
+}
+
+impl Buffers {
+    /// Returns a share for a connection of that user.
+    pub(super) fn share(&self, uid: u32, session: SessionId) -> Share {
+        let mut users = lock(&self.0.users);
+        let user = users.get(&uid).and_then(Weak::upgrade).unwrap_or_else(|| {
+            users.retain(|_, user| user.strong_count() > 0);
+            let new = Arc::default();
+            users.insert(uid, Arc::downgrade(&new));
+            new
+        });
+        drop(users);
+        let connection = Arc::new(Connection {
+            session,
+            user: Arc::clone(&user),
+            counts: Arc::clone(&self.0),
+            output: AtomicUsize::default(),
+            input: AtomicUsize::default(),
+            listing: AtomicUsize::default(),
+            bytes: AtomicUsize::default(),
+            stalled_since: AtomicU64::default(),
+            evicted: AtomicBool::default(),
+            task: AtomicWaker::new(),
+        });
+        lock(&user.connections).insert(session, Arc::clone(&connection));
+        Share(connection)
+    }
+
+    /// Closes stalled connections, the one without progress for the longest time first, until there is room for a listing.
+    pub fn evict(&self, now: Moment) -> Vec<Evicted> {
+        let mut users: Vec<(u32, Arc<User>)> = lock(&self.0.users)
+            .iter()
+            .filter_map(|(uid, user)| Some((*uid, user.upgrade()?)))
+            .collect();
+        users.sort_by_key(|(uid, user)| (user.bytes.load(Ordering::Relaxed), *uid));
+        let excess = |bytes: &AtomicUsize, max: usize| {
+            (bytes.load(Ordering::Relaxed) + LISTING).saturating_sub(max)
+        };
+        let mut in_all = excess(&self.0.in_all, MAX_IN_ALL);
+        let mut evicted = Vec::new();
+        // The user who has most comes first.
+        for (uid, user) in users.iter().rev() {
+            let closed = user.evict(*uid, excess(&user.bytes, MAX_OF_USER).max(in_all), now);
+            let freed: usize = closed.iter().map(|one| one.bytes).sum();
+            in_all = in_all.saturating_sub(freed);
+            evicted.extend(closed);
+        }
+        evicted
+    }
+}
+
+impl User {
+    /// Closes stalled connections until those that are closing have at least that many bytes together.
+    fn evict(&self, uid: u32, bytes: usize, now: Moment) -> Vec<Evicted> {
+        if bytes == 0 {
+            return Vec::new();
+        }
+        let connections = lock(&self.connections);
+        let closing = connections.values().filter(|one| one.evicted.load(Ordering::Relaxed));
+        let mut freed: usize = closing.map(|one| one.bytes.load(Ordering::Relaxed)).sum();
+        let stalled = |(session, connection): (&SessionId, &Arc<Connection>)| {
+            let since = connection.stalled_since.load(Ordering::Relaxed);
+            let stalled = now.since(Moment::from_micros(since));
+            (since > 0 && stalled >= STALLED && !connection.evicted.load(Ordering::Relaxed))
+                .then(|| (stalled, *session, Arc::clone(connection)))
+        };
+        let mut slowest: Vec<_> = connections.iter().filter_map(stalled).collect();
+        drop(connections);
+        slowest.sort_by_key(|(stalled, session, _)| (std::cmp::Reverse(*stalled), session.0));
+        let mut evicted = Vec::new();
+        for (stalled, session, connection) in slowest {
+            if freed >= bytes {
+                break;
+            }
+            let bytes = connection.bytes.load(Ordering::Relaxed);
+            freed += bytes;
+            connection.evicted.store(true, Ordering::Relaxed);
+            connection.task.wake();
+            evicted.push(Evicted { session, uid, bytes, stalled });
+        }
+        evicted
+    }
+}
+
+/// The bytes in one connection's buffers. Returned when dropped.
+#[derive(Debug)]
+pub(super) struct Share(Arc<Connection>);
+
+impl Share {
+    /// Sets the number of bytes that the client has not accepted.
+    pub(super) fn set_output(&mut self, output: usize) {
+        self.update(&self.0.output, output);
+    }
+
+    /// Sets the number of bytes that are not decoded yet. If `partial`, the client has not sent the rest of a command.
+    pub(super) fn set_input(&mut self, input: usize, partial: bool) {
+        let input = if input > BACKLOG { input } else { 0 };
+        self.update(&self.0.input, input);
+        if partial && input > 0 {
+            self.wait_for_client();
+        }
+    }
+
+    /// Reserves or frees the memory for the reply to a listing.
+    pub(super) fn set_listing(&mut self, on: bool) {
+        self.update(&self.0.listing, if on { LISTING } else { 0 });
+    }
+
+    /// Sets a part of the share, which only the connection's own task changes.
+    fn update(&self, part: &AtomicUsize, after: usize) {
+        let before = part.swap(after, Ordering::Relaxed);
+        if after == before {
+            return;
+        }
+        let Connection { counts, user, bytes, .. } = &*self.0;
+        for count in [&counts.in_all, &user.bytes, bytes] {
+            // Its own bytes are part of each count, so none wraps around.
+            if after > before {
+                count.fetch_add(after - before, Ordering::Relaxed);
+            } else {
+                count.fetch_sub(before - after, Ordering::Relaxed);
+            }
+        }
+    }
+
+    /// Records that the client has just made progress, and that more waits for it.
+    pub(super) fn wait_for_client(&self) {
+        self.stall(Moment::from_micros(service_kit::clock::boot_micros()));
+    }
+
+    fn stall(&self, since: Moment) {
+        self.0.stalled_since.store(since.as_micros().max(1), Ordering::Relaxed);
+    }
+
+    /// Returns whether the client is waited for.
+    pub(super) fn is_waiting(&self) -> bool {
+        self.0.stalled_since.load(Ordering::Relaxed) > 0
+    }
+
+    /// Records that nothing waits for the client.
+    pub(super) fn stop_waiting(&self) {
+        self.0.stalled_since.store(0, Ordering::Relaxed);
+    }
+
+    /// Returns whether the connection has a backlog while its user, or all users together, have too much.
+    pub(super) fn is_exhausted(&self) -> bool {
+        self.0.output.load(Ordering::Relaxed) > BACKLOG && !self.has_room(0)
+    }
+
+    /// Returns whether there is memory for the reply to a listing.
+    pub(super) fn may_list(&self) -> bool {
+        self.has_room(LISTING)
+    }
+
+    fn has_room(&self, bytes: usize) -> bool {
+        let Connection { counts, user, .. } = &*self.0;
+        user.bytes.load(Ordering::Relaxed) + bytes <= MAX_OF_USER
+            && counts.in_all.load(Ordering::Relaxed) + bytes <= MAX_IN_ALL
+    }
+
+    pub(super) fn eviction(&self) -> Eviction {
+        Eviction(Arc::clone(&self.0))
+    }
+}
+
+/// The order to close a connection.
+#[derive(Debug)]
+pub(super) struct Eviction(Arc<Connection>);
+
+impl Eviction {
+    pub(super) fn wait(&self) -> impl Future<Output = ()> {
+        poll_fn(|context| {
+            self.0.task.register(context.waker());
+            if self.0.evicted.load(Ordering::Relaxed) { Poll::Ready(()) } else { Poll::Pending }
+        })
+    }
+}
+
+impl Drop for Share {
+    fn drop(&mut self) {
+        for part in [&self.0.output, &self.0.input, &self.0.listing] {
+            self.update(part, 0);
+        }
+        lock(&self.0.user.connections).remove(&self.0.session);
+    }
+}
+
+fn lock<T>(mutex: &Mutex<T>) -> MutexGuard<'_, T> {
+    mutex.lock().unwrap_or_else(PoisonError::into_inner)
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    fn at(seconds: u64) -> Moment {
+        Moment::from_micros(seconds * 1_000_000)
+    }
+
+    #[test]
+    fn connections_with_a_backlog_wait_once_their_user_has_too_much() {
+        let buffers = Buffers::default();
+        let share = |uid, session| buffers.share(uid, SessionId(session));
+        let (mut slow, mut brisk, mut other) = (share(1, 1), share(1, 2), share(2, 3));
+        brisk.set_output(BACKLOG);
+        other.set_output(BACKLOG + 1);
+        slow.set_output(MAX_OF_USER - BACKLOG);
+        assert!(!slow.is_exhausted() && !slow.may_list());
+        slow.set_input(BACKLOG + 1, false);
+        assert!(slow.is_exhausted());
+        assert!(!brisk.is_exhausted(), "it has no backlog");
+        assert!(!other.is_exhausted() && other.may_list(), "it is another user's");
+        drop(slow);
+        brisk.set_output(BACKLOG + 1);
+        assert!(!brisk.is_exhausted(), "a closed connection has no unsent bytes");
+        let mut listings: Vec<Share> = (10..40).map(|session| share(1, session)).collect();
+        for listing in &mut listings {
+            if listing.may_list() {
+                listing.set_listing(true);
+            }
+        }
+        let listing =
+            listings.iter().filter(|listing| listing.0.listing.load(Ordering::Relaxed) > 0).count();
+        assert_eq!(listing, MAX_OF_USER / LISTING - 1, "the rest is the backlog");
+    }
+
+    #[test]
+    fn all_users_together_have_a_limit() {
+        let buffers = Buffers::default();
+        let mut shares: Vec<Share> =
+            (0..5).map(|uid| buffers.share(uid, SessionId(uid.into()))).collect();
+        for share in &mut shares {
+            share.set_output(MAX_OF_USER - 1);
+        }
+        assert!(shares.iter().all(Share::is_exhausted));
+        shares.truncate(3);
+        assert!(!shares.iter().any(Share::is_exhausted));
+        assert_eq!(buffers.0.in_all.load(Ordering::Relaxed), 3 * (MAX_OF_USER - 1));
+        drop(buffers.share(9, SessionId(9)));
+        let users = lock(&buffers.0.users);
+        assert!(users.len() <= 4, "users without connections are forgotten: {users:?}");
+    }
+
+    #[test]
+    fn the_slowest_readers_of_a_user_who_has_too_much_are_closed_first() {
+        let buffers = Buffers::default();
+        let mut shares: Vec<Share> = (0..4).map(|i| buffers.share(1, SessionId(i))).collect();
+        for (share, since) in shares.iter_mut().zip([30, 10, 20, 40]) {
+            share.set_output(MAX_OF_USER / 4);
+            share.stall(at(since));
+        }
+        let mut other = buffers.share(2, SessionId(9));
+        other.set_output(MAX_OF_USER - LISTING);
+        other.stall(at(1));
+        let sessions = |now| -> Vec<u64> {
+            buffers.evict(at(now)).iter().map(|evicted| evicted.session.0).collect()
+        };
+        assert_eq!(sessions(15), [] as [u64; 0], "nobody has been stalled for long");
+        assert_eq!(sessions(45), [1]);
+        assert_eq!(sessions(45), [] as [u64; 0], "it is closing");
+        shares.retain(|share| share.0.session.0 != 1);
+        assert_eq!(sessions(99), [] as [u64; 0], "no limit is exceeded");
+        // Too much in all: of those with most.
+        let mut more: Vec<Share> = (3..6).map(|uid| buffers.share(uid, SessionId(100))).collect();
+        more.iter_mut().for_each(|share| share.set_output(MAX_OF_USER - LISTING));
+        assert_eq!(sessions(99), [9], "the one of those with most that is stalled");
+    }
+
+    #[tokio::test]
+    async fn an_evicted_connection_is_told() {
+        let buffers = Buffers::default();
+        let mut share = buffers.share(1, SessionId(1));
+        share.set_output(MAX_OF_USER + 1);
+        share.stall(at(1));
+        let eviction = share.eviction();
+        let told = tokio::spawn(async move { eviction.wait().await });
+        let [evicted] = buffers.evict(at(12))[..] else { panic!("one is stalled") };
+        assert_eq!((evicted.uid, evicted.bytes), (1, MAX_OF_USER + 1));
+        assert_eq!(evicted.stalled, Duration::from_secs(11));
+        told.await.unwrap();
+    }
+}
