@@ -162,6 +162,58 @@ fn pods_use_valid_settings() -> Result<()> {
     Ok(())
 }
 
+/// Returns a size in MiB as systemd and Kubernetes write it.
+fn mebibytes(text: &str) -> Result<u64> {
+    let text = text.trim_end_matches('i');
+    match (text.strip_suffix('G'), text.strip_suffix('M')) {
+        (Some(number), _) => Ok(number.parse::<u64>()? * 1024),
+        (None, Some(number)) => Ok(number.parse()?),
+        (None, None) => anyhow::bail!("no unit: {text}"),
+    }
+}
+
+/// The most memory of a session, a waiter and a lock in KiB, of which docs/explain/sizing.md has the sum.
+const OF_AGENT: [(&str, u64); 3] =
+    [("--max-sessions", 80), ("--max-waiters", 2), ("--max-locks", 2)];
+const OF_DASHBOARD: [(&str, u64); 1] = [("--max-locks", 4)];
+
+#[test]
+fn the_limits_of_memory_hold_with_the_settings() -> Result<()> {
+    // What all connections have together, and the program itself.
+    let (agent, dashboard) = (144, 128);
+    let needed = |args: &[&str], program: &str, parts: &[(&str, u64)], rest: u64| -> Result<u64> {
+        let help = command(&programs::path(program)?).arg("--help").output()?;
+        let help = said(&help).split_whitespace().collect::<Vec<_>>().join(" ");
+        let mut sum = rest;
+        for (flag, each) in parts {
+            let set = args.iter().find_map(|arg| arg.strip_prefix(flag)?.strip_prefix('='));
+            let described = help.split_once(&format!("{flag} <")).context("no such flag")?.1;
+            let default = described.split_once("[default: ").context("no default")?.1;
+            let count = set.or_else(|| default.split(']').next()).context("no number")?;
+            sum += count.parse::<u64>()? * each / 1024;
+        }
+        Ok(sum)
+    };
+    for (program, unit, pods, parts, rest) in [
+        (SERVICES[0], "agent", "agent/daemonset", &OF_AGENT[..], agent),
+        (SERVICES[1], "dashboard", "dashboard/deployment", &OF_DASHBOARD[..], dashboard),
+    ] {
+        let unit = read(&format!("systemd/lockscope-{unit}.service"))?;
+        let max = unit.lines().find_map(|line| line.strip_prefix("MemoryMax="));
+        let (max, most) =
+            (mebibytes(max.context("no MemoryMax")?)?, needed(&[], program, parts, rest)?);
+        ensure!((most..most * 3 / 2).contains(&max), "{program}: {max} MiB, and it needs {most}");
+        let pods = read(&format!("kubernetes/{pods}.yaml"))?;
+        let args: Vec<&str> =
+            pods.lines().filter_map(|line| line.trim().strip_prefix("- ")).collect();
+        let limit = pods.split_once("limits: {memory: ").context("no limit")?.1;
+        let limit = mebibytes(limit.split('}').next().context("no number")?)?;
+        let most = needed(&args, program, parts, rest)?;
+        ensure!((most..most * 2).contains(&limit), "{program}: {limit} MiB, and it needs {most}");
+    }
+    Ok(())
+}
+
 #[test]
 fn images_are_pinned_and_pods_have_no_token() -> Result<()> {
     let version = format!(":{}", env!("CARGO_PKG_VERSION"));
