@@ -196,7 +196,8 @@ fn decoded(mut bytes: &[u8], closed: bool) -> Result<usize> {
         if let Some(error) = reply.error() {
             let word = error.split(' ').next().unwrap_or_default();
             ensure!(ERRORS.contains(&word), "an unexpected error: {error}");
-            ensure!(error.len() < 1_000 && !error.contains(char::is_control), "{error:?}");
+            // A name has at most 512 bytes, and each is shown by at most six.
+            ensure!(error.len() < 4_000 && !error.contains(char::is_control), "{error:?}");
         }
         replies += usize::from(!matches!(reply, Reply::Push(_)));
         bytes = &bytes[length..];
