@@ -388,29 +388,17 @@ impl Runtime {
         (waiter.client == self.client).then_some(waiter.thread)
     }
 
-    /// Handles inputs for one turn: in order of arrival without a backlog, else in fair order.
+    /// Handles inputs for one turn.
     fn on_sessions(&mut self, arrived: &mut Vec<Input>) {
         let started = now();
-        let is_over = || now().since(started) >= TURN;
-        let mut arrived = arrived.drain(..);
-        if self.turns.len() == 0 {
-            for input in arrived.by_ref() {
-                self.on_session(input);
-                if is_over() {
-                    break;
-                }
-            }
-            arrived.for_each(|input| self.turns.push(input));
-            return;
-        }
-        arrived.for_each(|input| self.turns.push(input));
-        for _ in 0..BATCH {
-            let Some(input) = self.turns.pop() else { return };
+        let mut turn = self.turns.begin(arrived, BATCH);
+        while let Some(input) = turn.next(&mut self.turns) {
             self.on_session(input);
-            if is_over() {
-                return;
+            if now().since(started) >= TURN {
+                break;
             }
         }
+        turn.end(&mut self.turns);
     }
 
     fn on_session(&mut self, message: Input) {

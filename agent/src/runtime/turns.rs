@@ -1,6 +1,7 @@
 //! The order of inputs that wait for the core: round robin by user, then by session.
 
 use std::collections::{HashMap, VecDeque};
+use std::vec::Drain;
 
 use crate::core::Input;
 use crate::types::SessionId;
@@ -29,7 +30,18 @@ impl Turns {
         self.users.remove(&session);
     }
 
-    pub(super) fn push(&mut self, input: Input) {
+    /// Begins a turn with the inputs that have arrived: in order of arrival without a backlog, else at most `most` inputs in fair
+    /// order.
+    pub(super) fn begin<'a>(&mut self, arrived: &'a mut Vec<Input>, most: usize) -> Turn<'a> {
+        let mut arrived = arrived.drain(..);
+        if self.len() == 0 {
+            return Turn { arrived, from_backlog: 0 };
+        }
+        arrived.by_ref().for_each(|input| self.push(input));
+        Turn { arrived, from_backlog: most }
+    }
+
+    fn push(&mut self, input: Input) {
         let session = input.session();
         if let Input::Opened { session, peer, .. } = &input {
             self.opened(*session, peer.uid);
@@ -37,9 +49,28 @@ impl Turns {
         let user = session.and_then(|session| self.users.get(&session).copied());
         self.queue.push(user, session, input);
     }
+}
 
-    pub(super) fn pop(&mut self) -> Option<Input> {
-        self.queue.pop()
+/// The inputs of one turn.
+#[derive(Debug)]
+pub(super) struct Turn<'a> {
+    arrived: Drain<'a, Input>,
+    /// The number of inputs that may still be taken from the backlog.
+    from_backlog: usize,
+}
+
+impl Turn<'_> {
+    pub(super) fn next(&mut self, turns: &mut Turns) -> Option<Input> {
+        if let Some(input) = self.arrived.next() {
+            return Some(input);
+        }
+        self.from_backlog = self.from_backlog.checked_sub(1)?;
+        turns.queue.pop()
+    }
+
+    /// Ends the turn. Inputs that it did not get to wait for the next one.
+    pub(super) fn end(self, turns: &mut Turns) {
+        self.arrived.for_each(|input| turns.push(input));
     }
 }
 
@@ -105,6 +136,86 @@ mod tests {
 
     fn drain(queue: &mut FairQueue<&'static str>) -> Vec<&'static str> {
         std::iter::from_fn(|| queue.pop()).collect()
+    }
+
+    /// The core's loop in model time: a turn of a millisecond, in which a command costs `cost` microseconds.
+    struct Model {
+        turns: Turns,
+        inbox: Vec<Input>,
+        micros: u64,
+        served: Vec<SessionId>,
+    }
+
+    impl Model {
+        const TURN: u64 = 1_000;
+        const BATCH: usize = 256;
+
+        fn send(&mut self, session: u64, uid: u32) {
+            self.turns.opened(SessionId(session), uid);
+            self.inbox.push(Input::Quit(SessionId(session)));
+        }
+
+        /// Returns the number of commands that the turn has handled.
+        fn turn(&mut self, cost: u64) -> usize {
+            let (ends, before) = (self.micros + Self::TURN, self.served.len());
+            let arriving = self.inbox.len().min(Self::BATCH);
+            let mut arrived: Vec<Input> = self.inbox.drain(..arriving).collect();
+            let mut turn = self.turns.begin(&mut arrived, Self::BATCH);
+            while let Some(input) = turn.next(&mut self.turns) {
+                self.micros += cost;
+                self.served.extend(input.session());
+                if self.micros >= ends {
+                    break;
+                }
+            }
+            turn.end(&mut self.turns);
+            self.served.len() - before
+        }
+
+        fn new() -> Self {
+            Self { turns: Turns::default(), inbox: Vec::new(), micros: 0, served: Vec::new() }
+        }
+    }
+
+    /// Renewals are looked at between two turns.
+    #[test]
+    fn a_flood_delays_renewals_by_one_turn_and_one_command_at_most() {
+        for (cost, most) in [(1, Model::BATCH), (10, 100), (300, 4), (5_000, 1)] {
+            let mut model = Model::new();
+            for i in 0..10_000 {
+                model.send(i % 400, 1_000);
+            }
+            let mut handled = 0;
+            while handled < 10_000 {
+                let since = model.micros;
+                let turn = model.turn(cost);
+                assert!((1..=most).contains(&turn), "{turn} commands of {cost} µs in a turn");
+                assert!(model.micros - since < Model::TURN + cost);
+                handled += turn;
+            }
+            assert_eq!((model.turns.len(), model.inbox.len()), (0, 0), "none is left behind");
+        }
+    }
+
+    #[test]
+    fn a_quiet_user_waits_for_one_command_of_a_user_who_floods() {
+        let mut model = Model::new();
+        for i in 0..4_000 {
+            model.send(i % 400, 1_000);
+        }
+        // Each command of the flood takes a whole turn, so there is a backlog.
+        while !model.inbox.is_empty() {
+            model.turn(1_000);
+        }
+        for pair in 0..10 {
+            let before = model.served.len();
+            model.send(9_999, 1_001);
+            let waited = (1..).find(|_| {
+                model.turn(1_000);
+                model.served[before..].contains(&SessionId(9_999))
+            });
+            assert!(waited.is_some_and(|turns| turns <= 2), "{waited:?} turns at {pair}");
+        }
     }
 
     #[test]
