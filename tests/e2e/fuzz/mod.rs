@@ -8,6 +8,7 @@
 //! ```
 
 mod commands;
+mod http;
 mod socket;
 
 use std::collections::BTreeSet;
