@@ -7,6 +7,8 @@ use super::{NUMBERS, mutate};
 
 /// The longest wait that a command asks for, in milliseconds.
 const LONGEST_WAIT: u64 = 20;
+/// The bytes of a command up to which the agent certainly reads it. It closes the connection after one of more than 128 KiB.
+const LONGEST_COMMAND: usize = 127 * 1024;
 
 const NAMES: [&[u8]; 10] = [
     b"fuzz:a",
@@ -282,5 +284,8 @@ pub(super) fn may_close(commands: &[Words]) -> bool {
     let closes = |word: &Vec<u8>| {
         [b"QUIT".as_slice(), b"KICK"].iter().any(|other| word.eq_ignore_ascii_case(other))
     };
-    commands.iter().any(|command| command.first().is_some_and(closes))
+    let size = |command: &Words| command.iter().map(Vec::len).sum::<usize>();
+    commands
+        .iter()
+        .any(|command| command.first().is_some_and(closes) || size(command) > LONGEST_COMMAND)
 }
