@@ -6,7 +6,7 @@ mod tests;
 
 use std::collections::HashSet;
 use std::net::SocketAddr;
-use std::path::PathBuf;
+use std::path::{Path, PathBuf};
 use std::sync::Arc;
 use std::time::Duration;
 
@@ -258,6 +258,9 @@ fn build(raw: Raw<Flags>) -> Result<Config, Vec<String>> {
                         (--socket-group), or set --world-writable-socket";
         mistakes.push(raw.mistake("socket_mode", sentence));
     }
+    let socket_folder = raw.values.socket.as_deref().and_then(Path::parent);
+    let socket_folder = socket_folder.map_or(Ok(()), |path| raw.check_folder("socket", path));
+    mistakes.extend(socket_folder.err());
     if raw.values.http_sessions && !raw.values.http.ip().is_loopback() {
         let sentence = "other hosts could read who holds and awaits which locks, with pids: serve --http on 127.0.0.1, or leave \
                         this out and use lockctl ls";

@@ -184,6 +184,14 @@ fn files_are_read_before_they_are_needed() {
 }
 
 #[test]
+fn a_socket_whose_folder_is_a_file_is_a_mistake() {
+    let file = tempfile::NamedTempFile::new().unwrap();
+    let socket = file.path().join("agent.sock");
+    let error = load(&["--socket", socket.to_str().unwrap()], &[]).err().unwrap();
+    assert!(error.contains("--socket") && error.contains("is not a folder"), "{error}");
+}
+
+#[test]
 fn metrics_without_lock_names_have_the_labels_of_groups_alone() {
     let named = ["--group", "orders:*=orders"];
     for (flags, labels) in [

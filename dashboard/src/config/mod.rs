@@ -301,6 +301,9 @@ fn build(raw: Raw<Flags>) -> Result<Config, Vec<String>> {
             Err(error) => mistakes.push(raw.mistake("group", error)),
         }
     }
+    let history = raw.values.history_dir.as_deref();
+    let history = history.map_or(Ok(()), |path| raw.check_folder("history_dir", path));
+    mistakes.extend(history.err());
     let access = access::build(&raw, &mut mistakes);
     let agent_keys = access::agent_keys(&raw, &mut mistakes);
     let has_cluster = deployments

@@ -142,6 +142,15 @@ fn others_may_come_where_they_are_asked_who_they_are() {
 }
 
 #[test]
+fn a_history_folder_that_cannot_be_created_is_a_mistake() {
+    let file = tempfile::NamedTempFile::new().unwrap();
+    let folder = file.path().join("history");
+    let error = load(&["--history-dir", folder.to_str().unwrap()], &[]).err().unwrap();
+    assert!(error.contains("--history-dir") && error.contains("is not a folder"), "{error}");
+    assert!(load(&["--history-dir", "/nowhere/yet"], &[]).is_ok());
+}
+
+#[test]
 fn releases_without_a_login_are_refused_at_start() {
     let folder = tempfile::tempdir().unwrap();
     let path = folder.path().join("tokens");

@@ -10,6 +10,7 @@
 
 mod docs;
 mod file_mode;
+mod folder;
 mod layers;
 mod print;
 mod value;
@@ -191,6 +192,15 @@ impl<T> Raw<T> {
     ) -> Result<(), String> {
         let mistake = paths.into_iter().find_map(|path| file_mode::changeable_by_all(path));
         mistake.map_or(Ok(()), |mistake| Err(self.mistake(field, mistake)))
+    }
+
+    /// Checks that the folder that `field` names is there or can be created.
+    ///
+    /// # Errors
+    ///
+    /// The mistake, if something else is in its place.
+    pub fn check_folder(&self, field: &str, folder: &Path) -> Result<(), String> {
+        folder::obstacle(folder).map_or(Ok(()), |why| Err(self.mistake(field, why)))
     }
 
     /// Returns the warnings so far, which `--check-config` prints, for the program's log.
