@@ -11,7 +11,7 @@ use serde_json::Value;
 use super::api::SourcesJson;
 use super::app::App;
 use super::error::ApiError;
-use super::params::LockParams;
+use super::params::{LockParams, instant};
 use crate::archive::{EventSearch, Gap, HoldersAt, MAX_EVENTS, PastEvent};
 use crate::clock::SteadyMillis;
 use crate::model::types::{LockId, LockView, PastHoldView};
@@ -71,8 +71,17 @@ pub async fn bundle(
 ) -> Result<Response, ApiError> {
     let window = params.window.take().filter(|window| !window.trim().is_empty());
     params.window = Some(window.unwrap_or_else(|| USUAL_WINDOW.to_owned()));
-    let page = app.lock_page("", &params, None).await?;
     let made_at = SteadyMillis::now();
+    let at = params.at.take().filter(|at| !at.trim().is_empty());
+    let at = at.map(|at| instant("at", &at, made_at)).transpose()?;
+    let page = app.lock_page("", &params, None).await?;
+    let then = match at {
+        Some(at) => {
+            let id = page.id.clone();
+            Some(app.history(|archive| async move { archive.at(id, at).await }).await?)
+        }
+        None => None,
+    };
     let from = SteadyMillis(made_at.0.saturating_sub(page.past.millis));
     let history = match &app.archive {
         Some(_) => {
@@ -111,7 +120,7 @@ pub async fn bundle(
         lock: &page.id,
         now,
         why,
-        then: page.then,
+        then,
         from,
         holds: page.past.holds,
         history,

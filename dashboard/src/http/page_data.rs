@@ -6,12 +6,16 @@ use std::sync::Arc;
 use super::app::App;
 use super::error::ApiError;
 use super::params::{LockParams, OwnerParams, instant};
+use crate::archive::EventSearch;
 use crate::clock::SteadyMillis;
 use crate::model::types::{ClientView, LockId, LockView, PastHoldView};
 use crate::query::list::Published;
 use crate::query::owners::{OwnerRow, client_of};
 use crate::query::{Filter, Listed, Query, Rows};
-use crate::views::{LockPage, OverviewPage, OwnerPage, PastWindow, SourcesPage, Subject, Summary};
+use crate::views::{
+    EventRow, LockPage, LockThen, OverviewPage, OwnerPage, PastWindow, SourcesPage, Subject,
+    Summary,
+};
 
 /// The most locks that an owner's page lists of each sort.
 const OWNERS_LOCKS: usize = 100;
@@ -21,6 +25,8 @@ const OWNERS_PAST: usize = 20;
 const INCIDENTS: usize = 8;
 const BLOCKERS: usize = 6;
 const OLDEST: usize = 8;
+/// The most events of a lock at an instant.
+const EVENTS: usize = 50;
 /// The default span of a lock's timeline, milliseconds.
 const WINDOW_MS: u64 = 15 * 60_000;
 /// And at most.
@@ -32,6 +38,23 @@ fn first_rows<T: Listed>(published: &Published, now: SteadyMillis, limit: usize)
     let query = Query::new(("", Filter::default()), (sort, T::default_order(sort)), None, limit);
     // Only a cursor can be wrong.
     query.map(|query| query.rows(published, now)).unwrap_or_default()
+}
+
+/// Reads the window of a lock's timeline: up to now, or around an instant.
+fn past_window(window: Option<&str>, at: Option<SteadyMillis>) -> Result<PastWindow, ApiError> {
+    let chosen = window.filter(|text| !text.trim().is_empty());
+    let millis = match chosen {
+        None => WINDOW_MS,
+        Some(text) => humantime::parse_duration(text.trim())
+            .ok()
+            .and_then(|window| u64::try_from(window.as_millis()).ok())
+            .filter(|millis| (1_000..=MAX_WINDOW_MS).contains(millis))
+            .ok_or_else(|| {
+                ApiError::bad_request("`window` must be a time from 1s to 7d, such as 1h")
+            })?,
+    };
+    let chosen = chosen.map(str::to_owned);
+    Ok(PastWindow { millis, holds: Vec::new(), kept: false, chosen, at })
 }
 
 impl App {
@@ -47,18 +70,18 @@ impl App {
         subject: Option<Subject>,
     ) -> Result<LockPage, ApiError> {
         let (id, now) = (self.lock_id(params)?, SteadyMillis::now());
-        let then = match params.at.as_deref().filter(|at| !at.trim().is_empty()) {
-            Some(at) => {
-                let (id, at) = (id.clone(), instant("at", at, now)?);
-                Some(self.history(|archive| async move { archive.at(id, at).await }).await?)
-            }
+        let at = params.at.as_deref().filter(|at| !at.trim().is_empty());
+        let at = at.map(|at| instant("at", at, now)).transpose()?;
+        let then = match at {
+            Some(at) => Some(self.lock_then(&id, at).await?),
             None => None,
         };
         let subject = match subject {
             Some(subject) => subject,
             None => self.subject(&id).await,
         };
-        let past = self.past_window(&id, &subject, params.window.as_deref(), now).await?;
+        let window = past_window(params.window.as_deref(), at)?;
+        let past = self.past_holds(&id, &subject, window, now).await?;
         Ok(LockPage {
             chrome: self.chrome(address),
             home: self.sources.slot_of(&id),
@@ -73,40 +96,68 @@ impl App {
         })
     }
 
-    /// The holds that the picture of a lock shows: from the history where there is one, else what is remembered.
-    async fn past_window(
+    /// Fills a window with the holds of a lock: from the history where there is one, else with what is remembered.
+    async fn past_holds(
         &self,
         id: &LockId,
         subject: &Subject,
-        window: Option<&str>,
+        window: PastWindow,
         now: SteadyMillis,
     ) -> Result<PastWindow, ApiError> {
-        let chosen = window.filter(|text| !text.trim().is_empty());
-        let millis = match chosen {
-            None => WINDOW_MS,
-            Some(text) => humantime::parse_duration(text.trim())
-                .ok()
-                .and_then(|window| u64::try_from(window.as_millis()).ok())
-                .filter(|millis| (1_000..=MAX_WINDOW_MS).contains(millis))
-                .ok_or_else(|| {
-                    ApiError::bad_request("`window` must be a time from 1s to 7d, such as 1h")
-                })?,
-        };
-        let from = SteadyMillis(now.0.saturating_sub(millis));
-        let remembered = match subject {
+        let end = window.end(now);
+        let from = SteadyMillis(end.0.saturating_sub(window.millis));
+        let kept = self.archive.is_some();
+        let holds = match subject {
+            _ if kept => {
+                let id = id.clone();
+                self.history(|archive| async move { archive.holds(id, from, end).await }).await?
+            }
             Subject::Known(lock) => lock.past.to_vec(),
             _ => Vec::new(),
         };
-        let (holds, kept) = if self.archive.is_some() {
-            let id = id.clone();
-            let told = self.history(|archive| async move { archive.holds(id, from, now).await });
-            (told.await?, true)
-        } else {
-            (remembered, false)
+        let is_shown = |hold: &PastHoldView| match hold.to {
+            Some(to) => to >= from,
+            // Of now, the lock itself has those that last.
+            None => window.at.is_some(),
         };
-        let holds: Vec<PastHoldView> =
-            holds.into_iter().filter(|hold| hold.to.is_some_and(|to| to >= from)).collect();
-        Ok(PastWindow { millis, holds, kept, chosen: chosen.map(str::to_owned) })
+        let holds = holds.into_iter().filter(is_shown).collect();
+        Ok(PastWindow { holds, kept, ..window })
+    }
+
+    /// Returns the state of a lock at an instant.
+    async fn lock_then(&self, id: &LockId, at: SteadyMillis) -> Result<LockThen, ApiError> {
+        let until = EventSearch {
+            from: SteadyMillis(0),
+            to: at,
+            lock: Some(id.clone()),
+            newest_first: true,
+            cursor: None,
+            limit: EVENTS,
+        };
+        let since = EventSearch {
+            from: SteadyMillis(at.0.saturating_add(1)),
+            to: SteadyMillis::now(),
+            newest_first: false,
+            limit: 1,
+            ..until.clone()
+        };
+        let all = Arc::default();
+        let events = self.search_events(until, &all).await?.events;
+        let after = self.search_events(since, &all).await?.events.first().map(|event| event.at);
+        let lock = id.clone();
+        let holders = self.history(|archive| async move { archive.at(lock, at).await }).await?;
+        let lock = id.clone();
+        let problems =
+            self.history(|archive| async move { archive.problems_at(lock, at).await }).await?;
+        Ok(LockThen {
+            at,
+            holders: holders.holders,
+            gap: holders.gap,
+            problems,
+            before: events.iter().map(|event| event.at).find(|before| *before < at),
+            after,
+            events: events.iter().map(EventRow::past).collect(),
+        })
     }
 
     /// A client with what it holds, waits for and held.

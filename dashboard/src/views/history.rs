@@ -8,7 +8,7 @@ use super::list::LockLink;
 use super::owner_name::{OwnerName, with_names};
 use super::page::{self, Frame};
 use super::picture::{Strip, ending_words, word};
-use super::{EventRow, HistoryPage, links};
+use super::{Chrome, EventRow, HistoryPage, links};
 use crate::archive::{HeldThen, PastEvent};
 use crate::clock::SteadyMillis;
 use crate::model::types::{EVENT_WORDS, EventView, LockId};
@@ -143,13 +143,29 @@ impl Types {
     }
 }
 
-struct Line<'a> {
-    clock: Clock,
-    lock: LockLink,
-    owner: Option<OwnerName>,
-    word: String,
-    text: String,
-    row: &'a EventRow,
+/// An event as a line of a table.
+pub(super) struct EventLine<'a> {
+    pub(super) clock: Clock,
+    pub(super) lock: LockLink,
+    pub(super) owner: Option<OwnerName>,
+    pub(super) word: String,
+    pub(super) text: String,
+    pub(super) row: &'a EventRow,
+}
+
+impl<'a> EventLine<'a> {
+    /// `leads`: its lock leads to the page of that instant.
+    pub(super) fn new(row: &'a EventRow, chrome: &Chrome, leads: bool) -> Self {
+        let owner = row.owner.as_deref();
+        Self {
+            clock: Clock::new(row.at, chrome.now),
+            lock: LockLink::at(&row.lock, chrome, leads.then_some(row.at)),
+            owner: owner.map(|id| OwnerName::remembered(&row.lock.deployment, id, &chrome.names)),
+            word: word(&row.event),
+            text: with_names(&row.text, &chrome.names),
+            row,
+        }
+    }
 }
 
 /// The table of events.
@@ -157,7 +173,7 @@ struct Line<'a> {
 #[template(path = "parts/event_list.html")]
 struct Events<'a> {
     page: &'a HistoryPage,
-    lines: Vec<Line<'a>>,
+    lines: Vec<EventLine<'a>>,
     count: String,
     newer: Option<String>,
     older: Option<String>,
@@ -169,18 +185,8 @@ impl HtmlSafe for Events<'_> {}
 
 impl<'a> Events<'a> {
     fn new(page: &'a HistoryPage) -> Self {
-        let (now, names) = (page.chrome.now, &page.chrome.names);
-        let line = |row: &'a EventRow| Line {
-            clock: Clock::new(row.at, now),
-            lock: LockLink::at(&row.lock, &page.chrome, page.kept.then_some(row.at)),
-            owner: row
-                .owner
-                .as_deref()
-                .map(|id| OwnerName::remembered(&row.lock.deployment, id, names)),
-            word: word(&row.event),
-            text: with_names(&row.text, names),
-            row,
-        };
+        let now = page.chrome.now;
+        let line = |row: &'a EventRow| EventLine::new(row, &page.chrome, page.kept);
         let turn = |cursor: &Option<String>| {
             let cursor = cursor.clone()?;
             Some(Address(page).here(&page.filter, &[("cursor", cursor)]))

@@ -96,14 +96,19 @@ pub(super) fn lock_bundle(id: &LockId, at: Option<SteadyMillis>) -> String {
     format!("{}{at}&format=bundle", lock(id))
 }
 
-/// A lock's page as it goes so far back.
-pub(super) fn lock_window(id: &LockId, window: &str) -> String {
-    format!("{}&window={}", lock(id), encoded(window))
+/// A lock's page with more parameters.
+pub(super) fn lock_with(
+    id: &LockId,
+    query: impl IntoIterator<Item = (&'static str, String)>,
+) -> String {
+    query
+        .into_iter()
+        .fold(lock(id), |link, (key, value)| format!("{link}&{key}={}", encoded(&value)))
 }
 
 /// A lock's page as of an instant.
 pub(super) fn lock_at(id: &LockId, at: SteadyMillis) -> String {
-    format!("{}&at={}", lock(id), encoded(&super::rfc3339(at)))
+    lock_with(id, [("at", super::rfc3339(at))])
 }
 
 /// The address of a lock's events.

@@ -3,7 +3,7 @@
 use askama::Template;
 use askama::filters::HtmlSafe;
 
-use super::format::{self, Ago, Clock, Prose};
+use super::format::{self, Ago, Clock, Prose, rfc3339};
 
 use super::format::AGELESS;
 use super::overview::services;
@@ -13,7 +13,7 @@ use super::picture::{Circle, Durations, Timeline, ending_words, lasted};
 use super::row::{Badge, Ttl, client_words, held_since, unverified_remark};
 use super::shell::{self, Command, RawKey};
 use super::trace::{self, StepRow, TraceState};
-use super::{Chrome, LockPage, Subject, links};
+use super::{Chrome, LockPage, Subject, links, lock_then};
 use crate::clock::SteadyMillis;
 use crate::model::types::{
     Acknowledgement, EventView, HolderView, LockView, PastHoldView, ProblemKind, ProblemView,
@@ -217,7 +217,7 @@ impl<'a> Problems<'a> {
     }
 }
 
-fn meaning(problem: ProblemKind) -> &'static str {
+pub(super) fn meaning(problem: ProblemKind) -> &'static str {
     match problem {
         ProblemKind::Deadlock => "Its holder waits for a lock that one of its own waiters holds.",
         ProblemKind::Leaked => "It will not expire soon, and nobody may be left to release it.",
@@ -330,41 +330,14 @@ impl Events {
 /// Its earlier holders.
 #[derive(Template)]
 #[template(path = "parts/lock_past.html")]
-struct PastHolds {
-    past: Vec<PastRow>,
-    longest: Option<String>,
+pub(super) struct PastHolds {
+    pub(super) past: Vec<PastRow>,
+    pub(super) longest: Option<String>,
 }
 
 impl HtmlSafe for PastHolds {}
 
-/// Its holders at the requested instant.
-#[derive(Template)]
-#[template(path = "parts/lock_then.html")]
-struct Then {
-    at: Clock,
-    /// The time since then.
-    ago: Ago,
-    live: String,
-    holds: Vec<PastRow>,
-    gap: bool,
-}
-
-impl HtmlSafe for Then {}
-
-impl Then {
-    fn new(page: &LockPage) -> Option<Self> {
-        let now = page.chrome.now;
-        page.then.as_ref().map(|then| Self {
-            at: Clock::new(then.at, now),
-            ago: Ago::new(then.at, now),
-            live: links::lock(&page.id),
-            holds: then.holders.iter().map(|hold| PastRow::new(page, hold)).collect(),
-            gap: then.gap.is_some(),
-        })
-    }
-}
-
-struct PastRow {
+pub(super) struct PastRow {
     name: OwnerName,
     ended: &'static str,
     from: Clock,
@@ -373,7 +346,7 @@ struct PastRow {
 }
 
 impl PastRow {
-    fn new(page: &LockPage, hold: &PastHoldView) -> Self {
+    pub(super) fn new(page: &LockPage, hold: &PastHoldView) -> Self {
         let lasted = hold.to.map(|to| format::duration(to.0.saturating_sub(hold.since.at.0)));
         Self {
             name: OwnerName::remembered(&page.id.deployment, &hold.id, &page.chrome.names),
@@ -434,17 +407,35 @@ impl Pictures {
     /// `now`: where the picture ends, also where ages are left to the script.
     fn new(page: &LockPage, now: SteadyMillis) -> Self {
         let window = &page.past;
-        let choices = match window.kept {
-            true => ["2m", "15m", "1h", "6h", "24h"]
-                .map(|w| (w, links::lock_window(&page.id, w)))
-                .into(),
-            false => Vec::new(),
-        };
         Self {
-            timeline: Timeline::new(known(page), window, now, choices, &page.chrome.names),
+            timeline: timeline(page, known(page), now),
             durations: Durations::new(window.holds.iter().filter_map(lasted).collect()),
         }
     }
+}
+
+/// Draws the timeline of a page's window. Where a history is kept, it leads to each of its instants.
+pub(super) fn timeline(
+    page: &LockPage,
+    lock: Option<&LockView>,
+    now: SteadyMillis,
+) -> Option<Timeline> {
+    let window = &page.past;
+    let at = window.at.map(|at| ("at", rfc3339(at)));
+    let choice = |span| {
+        let query = [Some(("window", String::from(span))), at.clone()];
+        (span, links::lock_with(&page.id, query.into_iter().flatten()))
+    };
+    let choices = match window.kept {
+        true => ["2m", "15m", "1h", "6h", "24h"].map(choice).into(),
+        false => Vec::new(),
+    };
+    let drawn = Timeline::new(lock, window, window.end(now), choices, &page.chrome.names)?;
+    let link = |at: SteadyMillis| {
+        let chosen = window.chosen.clone().map(|span| ("window", span));
+        links::lock_with(&page.id, chosen.into_iter().chain([("at", rfc3339(at))]))
+    };
+    Some(if window.kept { drawn.with_instants(window.at, link) } else { drawn })
 }
 
 fn known(page: &LockPage) -> Option<&LockView> {
@@ -460,7 +451,6 @@ struct LockTemplate<'a> {
     frame: Frame<'a>,
     page: &'a LockPage,
     name: RawKey,
-    then: Option<Then>,
     verdict: Verdict<'a>,
     problems: Problems<'a>,
     holders: Holders<'a>,
@@ -518,11 +508,13 @@ impl<'a> Acknowledge<'a> {
 /// # Errors
 /// If the template fails, which is a bug.
 pub fn lock_page(page: &LockPage) -> Result<String, askama::Error> {
+    if let Some(then) = &page.then {
+        return lock_then::page(page, then);
+    }
     LockTemplate {
         frame: Frame::new(title(page), "", &page.chrome),
         page,
         name: RawKey::new("Name", page.id.name.as_bytes()),
-        then: Then::new(page),
         verdict: Verdict::new(page, page.chrome.now),
         problems: Problems::new(page),
         holders: Holders::new(page),
@@ -534,7 +526,7 @@ pub fn lock_page(page: &LockPage) -> Result<String, askama::Error> {
         pictures: Pictures::new(page, page.chrome.now),
         history: links::lock_events(&page.id),
         json: links::lock_json(&page.id),
-        bundle: links::lock_bundle(&page.id, page.then.as_ref().map(|then| then.at)),
+        bundle: links::lock_bundle(&page.id, None),
         acknowledge: Acknowledge::new(page),
         trace: TraceState::new(page, page.chrome.now),
         steps: trace::steps(page),

@@ -19,6 +19,7 @@ mod links;
 mod list;
 pub mod live;
 mod lock;
+mod lock_then;
 mod locks;
 mod login;
 mod overview;
@@ -38,7 +39,7 @@ use std::sync::Arc;
 
 use service_kit::redis::Address;
 
-use crate::archive::{Density, Gap, HeldThen, HoldersAt};
+use crate::archive::{Density, Gap, HeldThen, ProblemThen};
 use crate::clock::SteadyMillis;
 use crate::model::contention::Contention;
 use crate::model::owner_names::OwnerNames;
@@ -163,8 +164,8 @@ pub struct LockPage {
     pub home: Option<(u16, Option<Address>)>,
     /// The lock as known.
     pub subject: Subject,
-    /// Its holders at the requested instant.
-    pub then: Option<HoldersAt>,
+    /// Its state at the requested instant.
+    pub then: Option<LockThen>,
     /// Its latest holders.
     pub past: PastWindow,
     /// True if the visitor may release it by force.
@@ -177,17 +178,43 @@ pub struct LockPage {
     pub trace: Option<Trace>,
 }
 
-/// The latest holds of a lock that are over.
+/// A lock at an instant, as far as the history has it.
+#[derive(Debug, Clone)]
+pub struct LockThen {
+    pub at: SteadyMillis,
+    pub holders: Vec<PastHoldView>,
+    pub problems: Vec<ProblemThen>,
+    /// The events until then, newest first.
+    pub events: Vec<EventRow>,
+    /// The instants of the events before and after it.
+    pub before: Option<SteadyMillis>,
+    pub after: Option<SteadyMillis>,
+    /// The gap around the instant, if nobody observed it.
+    pub gap: Option<Gap>,
+}
+
+/// The holds of a lock within a span of time.
 #[derive(Debug, Clone)]
 pub struct PastWindow {
     /// Their span, milliseconds.
     pub millis: u64,
-    /// The holds that ended in that time, newest first.
+    /// The holds that ended in that time, newest first; around an instant also those that last.
     pub holds: Vec<PastHoldView>,
     /// True if they come from a history, so that all are there; else only the latest are remembered.
     pub kept: bool,
     /// The requested span, as written.
     pub chosen: Option<String>,
+    /// The instant that it is around; none if it ends now.
+    pub at: Option<SteadyMillis>,
+}
+
+impl PastWindow {
+    /// Returns its end. Of the time around an instant a quarter is later.
+    #[must_use]
+    pub fn end(&self, now: SteadyMillis) -> SteadyMillis {
+        let after = |at: SteadyMillis| SteadyMillis(at.0.saturating_add(self.millis / 4));
+        self.at.map_or(now, |at| after(at).min(now.max(at)))
+    }
 }
 
 /// `/`, `/owners`, `/problems`, `/contention`: one page of a list.

@@ -10,6 +10,7 @@ mod discovery;
 mod doctor;
 mod history;
 mod live_pages;
+mod lock_then;
 mod monitor;
 mod pages;
 mod problems;

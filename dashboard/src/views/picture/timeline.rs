@@ -23,6 +23,10 @@ const MAX_WAITERS: usize = 10;
 const MIN_BETWEEN: u64 = 8;
 /// Parts into which the time is cut by labels.
 const PARTS: u64 = 4;
+/// Parts that lead to an instant.
+const SLOTS: u64 = 50;
+/// The most bars that the words of such a part name.
+const NAMED: usize = 3;
 
 /// A bar in a lane.
 #[derive(Debug)]
@@ -30,6 +34,16 @@ struct Bar {
     x: u64,
     width: u64,
     class: &'static str,
+    words: String,
+    /// The same in a few words.
+    short: String,
+}
+
+/// A part of the picture that leads to the instant in its middle.
+#[derive(Debug)]
+struct Slot {
+    x: u64,
+    link: String,
     words: String,
 }
 
@@ -66,6 +80,11 @@ pub(in super::super) struct Timeline {
     choices: Vec<Choice>,
     /// True if only what is remembered is shown, since no history is kept.
     remembered: bool,
+    /// The beginning and the length of its time, milliseconds.
+    span: (u64, u64),
+    slots: Vec<Slot>,
+    /// The position of the instant that the page shows.
+    cursor: Option<u64>,
 }
 
 impl HtmlSafe for Timeline {}
@@ -129,30 +148,36 @@ impl Timeline {
                 }),
             }
         };
-        let bar = |since: u64, to: u64, class, words| {
+        let bar = |since: u64, to: u64, class, words, short| {
             let (x, end) = (x(since), x(to));
-            Bar { x, width: (end - x).clamp(2, WIDTH), class, words }
+            Bar { x, width: (end - x).clamp(2, WIDTH), class, words, short }
         };
         for holder in now_held {
             let words = format!("holds it since {}", rfc3339(holder.since.at));
-            add(&holder.id, false, bar(holder.since.at.0, now, "now", words));
+            add(
+                &holder.id,
+                false,
+                bar(holder.since.at.0, now, "now", words, "holds it".to_owned()),
+            );
         }
         let mut past = 0;
-        for hold in window.holds.iter().filter(|hold| hold.to.is_some_and(|to| to.0 >= from)) {
-            let Some(to) = hold.to else { continue };
-            let lasted = format::short_duration(to.0.saturating_sub(hold.since.at.0));
+        for hold in window.holds.iter().filter(|hold| hold.to.is_none_or(|to| to.0 >= from)) {
+            let to = hold.to.map_or(now, |to| to.0);
+            let lasted = format::short_duration(to.saturating_sub(hold.since.at.0));
+            let short = format!("{} after {lasted}", ending_words(hold));
             let words = format!(
                 "held it from {} for {lasted}, {}",
                 rfc3339(hold.since.at),
                 ending_words(hold)
             );
-            add(&hold.id, false, bar(hold.since.at.0, to.0, class(hold.ended), words));
-            past += 1;
+            add(&hold.id, false, bar(hold.since.at.0, to, class(hold.ended), words, short));
+            past += usize::from(hold.to.is_some());
         }
         let waiters = lock.map(|lock| lock.waiters.as_slice()).unwrap_or_default();
         for waiter in waiters {
             let words = format!("waits since {}", rfc3339(waiter.since.at));
-            add(&waiter.id, true, bar(waiter.since.at.0, now, "waits", words));
+            let bar = bar(waiter.since.at.0, now, "waits", words, "waits".to_owned());
+            add(&waiter.id, true, bar);
         }
         if lanes.is_empty() {
             return None;
@@ -177,7 +202,7 @@ impl Timeline {
         let (mut holders, mut waiters): (Vec<Lane>, Vec<Lane>) =
             lanes.into_iter().partition(|lane| !lane.waits);
         let who = if by_client { ("client", "clients") } else { ("holder", "holders") };
-        let words = words((holders.len(), who), past, waiters.len(), window.millis);
+        let words = words((holders.len(), who), past, waiters.len(), window);
         let more_holders = holders.len().saturating_sub(MAX_HOLDERS);
         let more_waiters = waiters.len().saturating_sub(MAX_WAITERS);
         holders.truncate(MAX_HOLDERS);
@@ -206,7 +231,44 @@ impl Timeline {
                 })
                 .collect(),
             remembered: !window.kept,
+            span: (from, window.millis),
+            slots: Vec::new(),
+            cursor: None,
         })
+    }
+
+    /// Adds links to the instants of the picture, and the instant that the page shows.
+    pub(in super::super) fn with_instants(
+        self,
+        at: Option<SteadyMillis>,
+        link: impl Fn(SteadyMillis) -> String,
+    ) -> Self {
+        let (from, millis) = self.span;
+        let width = WIDTH / SLOTS;
+        let slot = |i: u64| {
+            let at = SteadyMillis(from + millis * (2 * i + 1) / (2 * SLOTS));
+            let (x, end) = (i * width, (i + 1) * width);
+            let here = |bar: &&Bar| bar.x < end && bar.x + bar.width > x;
+            let bars = self.lanes.iter().flat_map(|lane| {
+                lane.bars.iter().filter(here).map(|bar| format!("{}: {}", lane.who, bar.short))
+            });
+            let mut bars: Vec<String> = bars.take(NAMED + 1).collect();
+            if bars.len() > NAMED {
+                bars.truncate(NAMED);
+                bars.push("…".to_owned());
+            }
+            let time = rfc3339(at).get(11..19).unwrap_or_default().to_owned();
+            let words = std::iter::once(time).chain(bars).collect::<Vec<_>>().join("; ");
+            Slot { x, link: link(at), words }
+        };
+        let slots = (0..SLOTS).map(slot).collect();
+        let cursor = at.map(|at| at.0.saturating_sub(from).min(millis) * WIDTH / millis.max(1));
+        Self { slots, cursor, ..self }
+    }
+
+    /// Returns the width of what is later than the instant that the page shows.
+    fn later(&self) -> u64 {
+        WIDTH.saturating_sub(self.cursor.unwrap_or(WIDTH))
     }
 }
 
@@ -229,15 +291,20 @@ fn words(
     (holders, who): (usize, (&str, &str)),
     past: usize,
     waiters: usize,
-    millis: u64,
+    window: &PastWindow,
 ) -> String {
     let count = |n: usize, one: &str, many: &str| match n {
         1 => format!("1 {one}"),
         n => format!("{n} {many}"),
     };
+    let span = format::round_duration(window.millis);
     let mut words = format!(
-        "The last {}: {} and {} that ended",
-        format::round_duration(millis),
+        "{}: {} and {} that ended",
+        if window.at.is_some() {
+            format!("{span} around then")
+        } else {
+            format!("The last {span}")
+        },
         count(holders, who.0, who.1),
         count(past, "hold", "holds"),
     );
@@ -259,7 +326,7 @@ mod tests {
     const NOW: SteadyMillis = SteadyMillis(10_000_000);
 
     fn window(holds: Vec<crate::model::types::PastHoldView>) -> PastWindow {
-        PastWindow { millis: 1_000_000, holds, kept: true, chosen: None }
+        PastWindow { millis: 1_000_000, holds, kept: true, chosen: None, at: None }
     }
 
     #[test]
@@ -281,6 +348,30 @@ mod tests {
         let legend: Vec<&str> = timeline.legend.iter().map(|(class, _)| *class).collect();
         assert_eq!(legend, ["released", "ran-out"]);
         assert!(timeline.words.ends_with("2 holders and 3 holds that ended"), "{}", timeline.words);
+    }
+
+    #[test]
+    fn every_part_leads_to_its_instant() {
+        let lasting = crate::model::types::PastHoldView {
+            to: None,
+            ended: None,
+            ..hold("b", 9_500_000, 0, "released")
+        };
+        let window = window(vec![lasting, hold("a", 9_100_000, 9_200_000, "ran_out")]);
+        let timeline =
+            Timeline::new(None, &window, NOW, Vec::new(), &OwnerNames::default()).unwrap();
+        assert!(timeline.words.ends_with("1 hold that ended"), "{}", timeline.words);
+        let at = SteadyMillis(9_755_000);
+        let timeline = timeline.with_instants(Some(at), |at| format!("/{}", at.0));
+        assert_eq!(timeline.slots.len() as u64, SLOTS);
+        let instants: Vec<u64> =
+            timeline.slots.iter().map(|slot| slot.link[1..].parse().unwrap()).collect();
+        assert!(instants.windows(2).all(|pair| pair[1] - pair[0] == 20_000), "{instants:?}");
+        assert!(instants[0] > 9_000_000 && instants[49] < NOW.0 + 10_000, "{instants:?}");
+        let words = |i: usize| &timeline.slots[i].words;
+        assert!(words(7).contains("its lease ran out after 1m 40s"), "{}", words(7));
+        assert!(words(40).contains("still held") && !words(15).contains(';'), "{}", words(40));
+        assert!(timeline.cursor.unwrap().abs_diff(750) <= 6, "{:?}", timeline.cursor);
     }
 
     #[test]

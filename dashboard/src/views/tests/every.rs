@@ -115,6 +115,14 @@ pub(super) fn all() -> Vec<(String, String)> {
     let unkept = PastWindow { kept: false, holds: Vec::new(), ..past() };
     let bare = LockPage { past: unkept, ..lock(held(b"bare", 1, 900)) };
     pages.push(("lock-without-history", lock_page(&bare).unwrap()));
+    let readers = lock(healthy_rows().into_iter().find(|l| l.kind == "read").unwrap());
+    for (name, page) in [
+        ("lock-then", lock_at(lock(stuck()), true)),
+        ("lock-then-hostile", lock_at(LockPage { id: id(&hostile_names()[0]), ..readers }, true)),
+        ("lock-then-nothing", lock_at(lock(stuck()), false)),
+    ] {
+        pages.push((name, lock_page(&page).unwrap()));
+    }
     pages.push(("overview", overview_page(&overview(troubled())).unwrap()));
     pages.push(("overview-none", overview_page(&overview(Vec::new())).unwrap()));
     pages.push(("owners", list_page(&owners()).unwrap()));

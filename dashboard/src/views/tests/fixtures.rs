@@ -224,6 +224,30 @@ pub(super) fn lock(subject: LockView) -> LockPage {
     }
 }
 
+/// A lock's page at an instant at which it had holders and problems, or at which nothing is known.
+pub(super) fn lock_at(page: LockPage, known: bool) -> LockPage {
+    let at = ago(150_000);
+    let then = LockThen {
+        at,
+        holders: if known { past().holds } else { Vec::new() },
+        problems: if known { vec![problem_then()] } else { Vec::new() },
+        events: if known { happened() } else { Vec::new() },
+        before: known.then(|| ago(200_000)),
+        after: known.then(|| ago(90_000)),
+        gap: (!known).then_some(Gap { from: None, to: None }),
+    };
+    LockPage { then: Some(then), past: PastWindow { at: Some(at), ..past() }, ..page }
+}
+
+fn problem_then() -> ProblemThen {
+    ProblemThen {
+        problem: "leaked".into(),
+        certainty: "certain".into(),
+        since: ago(170_000),
+        to: None,
+    }
+}
+
 fn past_hold(n: u64, began_ms: u64, lasted_ms: u64, ended: &'static str) -> PastHoldView {
     PastHoldView {
         id: holder(n, 1, 0, true).id.into(),
@@ -241,7 +265,7 @@ pub(super) fn past() -> PastWindow {
         past_hold(3, 300_000, 90_000, "handed_over"),
         past_hold(5, 800_000, 200_000, "vanished"),
     ];
-    PastWindow { millis: 900_000, holds, kept: true, chosen: None }
+    PastWindow { millis: 900_000, holds, kept: true, chosen: None, at: None }
 }
 
 /// Two that wait for one another, over locks of hostile names.
@@ -400,12 +424,7 @@ pub(super) fn history(kept: bool, rows: Vec<EventRow>) -> HistoryPage {
 
 /// The history with a time cursor, among locks whose names are attacks.
 pub(super) fn history_at() -> HistoryPage {
-    let problem = ProblemThen {
-        problem: "leaked".into(),
-        certainty: "certain".into(),
-        since: ago(70_000),
-        to: None,
-    };
+    let problem = problem_then();
     let holds = hostile_names().into_iter().zip(past().holds).map(|(name, hold)| HeldLock {
         lock: id(&name),
         hold,
