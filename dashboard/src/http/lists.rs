@@ -101,6 +101,12 @@ impl App {
             skipped: rows.skipped,
             cursor: request.params.cursor().map(str::to_owned),
             next: rows.next.clone(),
+            prev: rows.prev.clone(),
+            facets: request
+                .query
+                .as_ref()
+                .ok()
+                .and_then(|query| T::facets(query, &self.hub, &self.pages)),
             cleared: match T::CLEARED {
                 true => Arc::clone(&self.hub.snapshot().cleared),
                 false => Arc::default(),
@@ -123,6 +129,7 @@ impl<T: Listed> Serialize for ListJson<T> {
         map.serialize_entry(T::NAME, &self.rows.rows)?;
         map.serialize_entry("total", &self.rows.total)?;
         map.serialize_entry("next", &self.rows.next)?;
+        map.serialize_entry("prev", &self.rows.prev)?;
         if T::GROUPS {
             map.serialize_entry("groups", &self.published.contention.groups)?;
         }
@@ -134,12 +141,14 @@ impl<T: Listed> PartialSchema for ListJson<T> {
     fn schema() -> RefOr<Schema> {
         let total = "The number of matching rows on all pages.";
         let next = "The cursor of the next page; null on the last.";
+        let prev = "The cursor of the page before; null on the first.";
         let mut page = ObjectBuilder::new()
             .property(T::NAME, Array::new(Ref::from_schema_name(T::Schema::name())))
             .required(T::NAME)
             .property("total", described(usize::schema(), total))
             .required("total")
-            .property("next", described(Option::<String>::schema(), next));
+            .property("next", described(Option::<String>::schema(), next))
+            .property("prev", described(Option::<String>::schema(), prev));
         if T::GROUPS {
             let groups = Array::new(Ref::from_schema_name(GroupTally::name()));
             page = page.property("groups", groups).required("groups");

@@ -14,8 +14,9 @@ use crate::query::{Listed, MAX_ROWS, Order};
 #[derive(Debug, Clone, Default, Deserialize, IntoParams)]
 #[into_params(parameter_in = Query)]
 pub struct ListParams {
-    /// The language of the filter box: words and globs for the name; owner: kind: problem: acknowledged: db: deployment: age: ttl:
-    /// confirmed: state:. Without confirmed: and state: it matches confirmed locks that are held or waited for.
+    /// The language of the filter box: words and globs for the name; prefix: owner: host: service: kind: problem: acknowledged:
+    /// waiting: db: deployment: age: ttl: confirmed: state:. It matches confirmed locks that are held or waited for or have a
+    /// problem, and with confirmed:, state: or a name others too.
     #[serde(default)]
     #[param(required = false, max_length = 512, example = "orders:* kind:lock")]
     pub filter: String,
@@ -24,7 +25,7 @@ pub struct ListParams {
     /// The default depends on the sort: names ascending, everything else the most, the worst or the longest first.
     #[param(inline, value_type = Option<Order>)]
     pub order: Option<String>,
-    /// `next` of a response with the same filter, sort and order.
+    /// `next` or `prev` of a response with the same filter, sort and order.
     #[param(pattern = "^[A-Za-z0-9_-]*$")]
     pub cursor: Option<String>,
     /// The most rows.

@@ -15,6 +15,7 @@ pub struct Filter(Vec<Term>);
 #[derive(Debug, Clone, PartialEq, Eq)]
 enum Term {
     Name(Text),
+    Prefix(Vec<u8>),
     Owner(Text),
     Host(Text),
     Service(Text),
@@ -30,6 +31,7 @@ enum Term {
     NoTtl,
     Confirmed(bool),
     State(State),
+    Waiting(bool),
 }
 
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
@@ -77,7 +79,9 @@ impl words::Term for Term {
         "ttl",
         "confirmed",
         "state",
+        "waiting",
         "name",
+        "prefix",
     ];
     const MEANT: &'static [(&'static str, &'static str)] = &[
         ("client", "owner"),
@@ -89,6 +93,7 @@ impl words::Term for Term {
         ("type", "kind"),
         ("held", "age"),
         ("lease", "ttl"),
+        ("waiters", "waiting"),
     ];
 
     fn of_name(text: Text) -> Self {
@@ -106,7 +111,9 @@ impl words::Term for Term {
             "owner" => Self::Owner(Text::new(text)),
             "host" => Self::Host(Text::of_value(value)),
             "service" => Self::Service(Text::of_value(value)),
-            "name" => Self::Name(Text::new(text)),
+            "name" => Self::Name(Text::of_value(value)),
+            "prefix" => Self::Prefix(text.to_ascii_lowercase().into_bytes()),
+            "waiting" => Self::Waiting(yes()?),
             "deployment" => Self::Deployment(Text::new(text)),
             "kind" => Self::Kind(
                 Kind::parse(text.as_bytes())
@@ -142,9 +149,25 @@ impl words::Term for Term {
 }
 
 impl Term {
+    fn chooses_view(&self) -> bool {
+        matches!(
+            self,
+            Self::Problem(None)
+                | Self::Acknowledged(_)
+                | Self::Confirmed(_)
+                | Self::State(_)
+                | Self::Waiting(_)
+        )
+    }
+
     fn matches(&self, lock: &LockView, now: SteadyMillis) -> bool {
         match self {
             Self::Name(text) => text.matches(lock.id.name.as_bytes()),
+            Self::Prefix(prefix) => {
+                let start = lock.id.name.as_bytes().get(..prefix.len());
+                start.is_some_and(|start| start.eq_ignore_ascii_case(prefix))
+            }
+            Self::Waiting(yes) => lock.is_awaited() == *yes,
             Self::Owner(text) => lock.holders.iter().any(|holder| {
                 let name = |client: &ClientView| {
                     let label = client.label();
@@ -198,12 +221,18 @@ impl Filter {
     }
 
     /// Returns true if a lock is listed. Unless the filter says otherwise, only confirmed ones are that are held or waited
-    /// for, and those with a problem.
+    /// for, and those with a problem. A search by name finds free ones too.
     #[must_use]
     pub fn matches(&self, lock: &LockView, now: SteadyMillis) -> bool {
-        let asks_state = self.0.iter().any(|term| matches!(term, Term::State(_)));
-        (asks_state || lock.is_held() || lock.is_awaited() || !lock.problems.is_empty())
-            && self.fits(lock, now)
+        let asks_state = || self.0.iter().any(|term| matches!(term, Term::State(_)));
+        let is_active = lock.is_held() || lock.is_awaited() || !lock.problems.is_empty();
+        (is_active || self.searches_names() || asks_state()) && self.fits(lock, now)
+    }
+
+    /// Returns true if it searches in names.
+    #[must_use]
+    pub fn searches_names(&self) -> bool {
+        self.0.iter().any(|term| matches!(term, Term::Name(_)))
     }
 
     /// The same for lists that have other reasons to tell of a lock than that it is held or waited for.
@@ -211,7 +240,48 @@ impl Filter {
     pub fn fits(&self, lock: &LockView, now: SteadyMillis) -> bool {
         let asks_confirmed = self.0.iter().any(|term| matches!(term, Term::Confirmed(_)));
         (asks_confirmed || lock.confirmed || !lock.problems.is_empty())
-            && self.0.iter().all(|term| term.matches(lock, now))
+            && self.terms_match(lock, now)
+    }
+
+    /// Returns whether all terms match, whatever lists leave out otherwise.
+    pub(super) fn terms_match(&self, lock: &LockView, now: SteadyMillis) -> bool {
+        self.0.iter().all(|term| term.matches(lock, now))
+    }
+
+    /// Returns a filter as written without the terms that choose a view of the list: by problem or none, acknowledgement,
+    /// confirmation, state and waiters.
+    #[must_use]
+    pub fn without_view(text: &str) -> String {
+        words::without(text, Term::chooses_view)
+    }
+
+    /// Returns the terms of a filter as written that choose a view of the list.
+    #[must_use]
+    pub fn view(text: &str) -> String {
+        words::without(text, |term: &Term| !term.chooses_view())
+    }
+
+    /// Returns a filter as written without its prefixes.
+    #[must_use]
+    pub fn without_prefix(text: &str) -> String {
+        words::without(text, |term: &Term| matches!(term, Term::Prefix(_)))
+    }
+
+    /// Returns a filter as written without the terms that are equal to this one.
+    #[must_use]
+    pub fn without_term(text: &str, term: &str) -> String {
+        let dropped = words::terms::<Term>(term).unwrap_or_default();
+        words::without(text, |term: &Term| dropped.contains(term))
+    }
+
+    /// Returns the longest prefix that it asks for, in lower case.
+    #[must_use]
+    pub fn prefix(&self) -> Option<&[u8]> {
+        let prefixes = self.0.iter().filter_map(|term| match term {
+            Term::Prefix(prefix) => Some(prefix.as_slice()),
+            _ => None,
+        });
+        prefixes.max_by_key(|prefix| prefix.len())
     }
 
     /// Returns true if it is empty.
@@ -286,6 +356,9 @@ mod tests {
             "\"\"",
             "owner:\"285475da\"",
             "42 order",
+            "prefix:order:",
+            "waiting:no",
+            "name:\"order:42\"",
         ] {
             assert!(matches(yes, &lock), "{yes}");
         }
@@ -306,6 +379,9 @@ mod tests {
             "state:free",
             "order db:1",
             "\"order:*\"",
+            "prefix:rder",
+            "waiting:yes",
+            "name:\"order:4\"",
         ] {
             assert!(!matches(no, &lock), "{no}");
         }
@@ -326,6 +402,7 @@ mod tests {
             "owner:285475da",
             "host:web-7",
             "host:web",
+            "host:\"web-7\"",
             "host:10.0.0.7",
             "service:payments",
             "service:pay*",
@@ -335,7 +412,7 @@ mod tests {
             let only_name = yes.starts_with("name") || yes.contains("285475da");
             assert_eq!(matches(yes, &lock("a")), only_name, "{yes}");
         }
-        for no in ["owner:billing", "host:web-8", "service:pay", "service:web-7"] {
+        for no in ["owner:billing", "host:web-8", "host:\"web\"", "service:pay", "service:web-7"] {
             assert!(!matches(no, &held), "{no}");
         }
     }
@@ -368,6 +445,8 @@ mod tests {
     fn only_held_and_confirmed_locks_are_listed_unless_asked() {
         let free = LockView { state: State::Free, holders: Vec::new(), ..lock("a") };
         assert!(!matches("", &free) && matches("state:free", &free));
+        assert!(matches("a", &free) && matches("name:a*", &free), "by name");
+        assert!(!matches("prefix:a", &free) && !matches("kind:lock", &free));
         let queued = LockView { queued: true, ..free };
         assert!(matches("", &queued));
         let candidate = LockView { confirmed: false, ..lock("a") };

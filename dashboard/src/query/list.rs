@@ -104,8 +104,8 @@ pub struct Query<T> {
     /// One of [`Listed::SORTS`].
     pub sort: &'static str,
     pub order: Order,
-    /// The last row of the page before.
-    pub(super) after: Option<Cursor>,
+    /// The last row of the page before, or the first one of the page after.
+    pub(super) edge: Option<Cursor>,
     /// The most rows of the page.
     pub limit: usize,
     row: PhantomData<fn() -> T>,
@@ -120,11 +120,13 @@ pub struct Rows<T> {
     pub skipped: usize,
     /// The cursor of the next page, if there is one.
     pub next: Option<String>,
+    /// The cursor of the page before, if there is one.
+    pub prev: Option<String>,
 }
 
 impl<T> Default for Rows<T> {
     fn default() -> Self {
-        Self { rows: Vec::new(), total: 0, skipped: 0, next: None }
+        Self { rows: Vec::new(), total: 0, skipped: 0, next: None, prev: None }
     }
 }
 
@@ -146,6 +148,9 @@ pub(super) struct Cursor {
     deployment: String,
     db: u32,
     problem: String,
+    /// True for the rows before it.
+    #[serde(default, skip_serializing_if = "std::ops::Not::not")]
+    back: bool,
 }
 
 /// Bytes as a string in base64: shorter in JSON than an array of numbers.
@@ -182,14 +187,14 @@ impl<T: Listed> Query<T> {
         limit: usize,
     ) -> Result<Self, BadCursor> {
         let (text, row) = (text.to_owned(), PhantomData);
-        let mut query = Self { text, filter, sort, order, after: None, limit, row };
+        let mut query = Self { text, filter, sort, order, edge: None, limit, row };
         if let Some(cursor) = cursor {
             let json = URL_SAFE_NO_PAD.decode(cursor).map_err(|_| BadCursor)?;
             let cursor: Cursor = serde_json::from_slice(&json).map_err(|_| BadCursor)?;
             if cursor.list != query.list() {
                 return Err(BadCursor);
             }
-            query.after = Some(cursor);
+            query.edge = Some(cursor);
         }
         Ok(query)
     }
@@ -200,8 +205,9 @@ impl<T: Listed> Query<T> {
         hasher.finish()
     }
 
-    pub(super) fn cursor(&self, last: &T) -> String {
-        let Position { rank, text, id } = last.position(self.sort);
+    /// Returns the cursor of the rows after a row, or of those before it.
+    fn cursor(&self, row: &T, back: bool) -> String {
+        let Position { rank, text, id } = row.position(self.sort);
         let cursor = Cursor {
             list: self.list(),
             rank,
@@ -210,6 +216,7 @@ impl<T: Listed> Query<T> {
             deployment: id.deployment.to_owned(),
             db: id.db,
             problem: id.problem.to_owned(),
+            back,
         };
         // Numbers and strings: this cannot fail.
         URL_SAFE_NO_PAD.encode(serde_json::to_vec(&cursor).unwrap_or_default())
@@ -237,23 +244,51 @@ impl<T: Listed> Query<T> {
         rows.into_iter().map(|(_, row)| row).collect()
     }
 
-    /// Returns true unless the place belongs to a page before this one.
-    pub(super) fn is_behind_cursor(&self, place: &Position<'_>) -> bool {
-        let after = self.after.as_ref().map(Cursor::position);
-        after.is_none_or(|after| self.compare(place, &after) == Ordering::Greater)
+    /// Returns true unless the place lies before the edge of the page, or is the last one before it.
+    pub(super) fn is_behind_edge(&self, place: &Position<'_>) -> bool {
+        let Some(edge) = &self.edge else { return true };
+        match self.compare(place, &edge.position()) {
+            Ordering::Greater => true,
+            Ordering::Equal => edge.back,
+            Ordering::Less => false,
+        }
+    }
+
+    /// Returns the number of rows before the page, of which so many lie before its edge.
+    pub(super) fn first_row(&self, before_edge: usize) -> usize {
+        match &self.edge {
+            Some(edge) if edge.back => before_edge.saturating_sub(self.limit),
+            Some(_) => before_edge,
+            None => 0,
+        }
+    }
+
+    /// Puts a page together. `skipped`: the rows before it.
+    pub(super) fn page(&self, rows: Vec<T>, skipped: usize, total: usize) -> Rows<T> {
+        let more = total > skipped + rows.len();
+        let next = rows.last().filter(|_| more).map(|last| self.cursor(last, false));
+        let prev = rows.first().filter(|_| skipped > 0).map(|first| self.cursor(first, true));
+        Rows { rows, total, skipped, next, prev }
     }
 
     /// Returns the rows of this page.
     #[must_use]
     pub fn rows(&self, published: &Published, now: SteadyMillis) -> Rows<T> {
         let all = T::all(published, &self.filter, now);
-        let behind = |row: &&T| self.is_behind_cursor(&row.position(self.sort));
+        let goes_back = self.edge.as_ref().is_some_and(|edge| edge.back);
+        let behind = |row: &&T| goes_back || self.is_behind_edge(&row.position(self.sort));
         let found = self.sorted(all.iter().filter(behind));
-        let skipped = all.len() - found.len();
-        let more = found.len() > self.limit;
-        let rows: Vec<T> = found.into_iter().take(self.limit).cloned().collect();
-        let next = rows.last().filter(|_| more).map(|last| self.cursor(last));
-        Rows { rows, total: all.len(), skipped, next }
+        let before = all.len() - found.len();
+        let (skipped, first) = match goes_back {
+            true => {
+                let is_before = |row: &&T| !self.is_behind_edge(&row.position(self.sort));
+                let first = self.first_row(found.partition_point(is_before));
+                (first, first)
+            }
+            false => (before, 0),
+        };
+        let rows = found.into_iter().skip(first).take(self.limit).cloned().collect();
+        self.page(rows, skipped, all.len())
     }
 }
 
@@ -300,6 +335,16 @@ pub(super) mod tests {
             let query = query::<T>(sort, order, cursor.as_deref(), limit).unwrap();
             let page = query.rows(&published, NOW);
             assert_eq!(page.skipped, ids.len());
+            // The page before this one is the one that led to it.
+            let before = ids.len().saturating_sub(limit);
+            assert_eq!(page.prev.is_some(), !ids.is_empty());
+            if let Some(prev) = &page.prev {
+                let back = self::query::<T>(sort, order, Some(prev), limit).unwrap();
+                let back = back.rows(&published, NOW);
+                let names = back.rows.iter().map(|row| format!("{:?}", row.position(sort).id));
+                assert_eq!(names.collect::<Vec<_>>(), ids[before..], "{sort}");
+                assert_eq!((back.skipped, back.next.is_some()), (before, true));
+            }
             ids.extend(page.rows.iter().map(|row| format!("{:?}", row.position(sort).id)));
             cursor = page.next;
             if cursor.is_none() {

@@ -3,6 +3,7 @@
 pub mod blockers;
 pub mod contention;
 pub mod event_filter;
+pub mod facets;
 pub mod filter;
 #[cfg(test)]
 pub(crate) mod fixtures;

@@ -5,6 +5,7 @@ use std::sync::{Arc, Mutex, MutexGuard, PoisonError, Weak};
 
 use super::blockers::BlockerRow;
 use super::contention::ContentionRow;
+use super::facets::{FacetIndex, Facets};
 use super::incidents::IncidentRow;
 use super::list::{Cursor, Listed, MAX_ROWS, Published, Query, Rows};
 use super::locks::LockRow;
@@ -17,9 +18,17 @@ use crate::model::actor::Hub;
 
 /// The most pages kept.
 const MAX_PAGES: usize = 512;
+/// The most filters whose counts are kept.
+const MAX_FACETS: usize = 16;
 
 /// A list that pages and the API show.
 pub trait Paged: Listed {
+    /// Returns the counts that the list's page shows for a query, if it shows some.
+    #[must_use]
+    fn facets(_query: &Query<Self>, _hub: &Hub, _shared: &SharedPages) -> Option<Arc<Facets>> {
+        None
+    }
+
     /// Returns the rows of a query as of the latest snapshot.
     #[must_use]
     fn page(query: &Query<Self>, hub: &Hub, _shared: &SharedPages) -> Arc<Rows<Self>> {
@@ -34,6 +43,10 @@ impl Paged for ProblemRow {}
 impl Paged for ContentionRow {}
 
 impl Paged for LockRow {
+    fn facets(query: &Query<Self>, hub: &Hub, shared: &SharedPages) -> Option<Arc<Facets>> {
+        Some(shared.facets(hub, query))
+    }
+
     fn page(query: &Query<Self>, hub: &Hub, shared: &SharedPages) -> Arc<Rows<Self>> {
         if query.limit <= MAX_ROWS {
             shared.rows(hub, query)
@@ -53,6 +66,7 @@ type ListKey = (String, &'static str, Order);
 /// The latest pages and the sorted lists.
 #[derive(Debug, Default)]
 pub struct SharedPages {
+    facets: Mutex<HashMap<String, Arc<Mutex<FacetIndex>>>>,
     pages: Mutex<HashMap<PageKey, Page>>,
     lists: Mutex<HashMap<ListKey, Weak<Mutex<SortedLocks>>>>,
 }
@@ -60,7 +74,7 @@ pub struct SharedPages {
 #[derive(Debug, PartialEq, Eq, Hash)]
 struct PageKey {
     list: ListKey,
-    after: Option<Cursor>,
+    edge: Option<Cursor>,
     limit: usize,
 }
 
@@ -90,12 +104,30 @@ impl SharedPages {
         list
     }
 
+    /// Returns the number of locks by view and by property, for the filter of a query.
+    #[must_use]
+    pub fn facets(&self, hub: &Hub, query: &Query<LockRow>) -> Arc<Facets> {
+        let (snapshot, now) = (hub.snapshot(), SteadyMillis::now());
+        let index = {
+            let mut facets = lock(&self.facets);
+            if facets.len() >= MAX_FACETS && !facets.contains_key(&query.text) {
+                // Those of pages that are open are soon there again.
+                facets.clear();
+            }
+            let index = facets.entry(query.text.clone());
+            Arc::clone(index.or_insert_with(|| Arc::new(Mutex::new(FacetIndex::new(&query.text)))))
+        };
+        let mut index = lock(&index);
+        let deltas = index.seq().and_then(|seq| hub.since(seq));
+        index.facets(&snapshot, deltas.as_deref(), now)
+    }
+
     /// Returns the rows of a query. Equal queries share them, and they stay the same object while none of them changes.
     #[must_use]
     pub fn rows(&self, hub: &Hub, query: &Query<LockRow>) -> Arc<Rows<LockRow>> {
         let (published, now) = (Published::latest(hub), SteadyMillis::now());
         let snapshot = &published.snapshot;
-        let key = PageKey { list: list_key(query), after: query.after.clone(), limit: query.limit };
+        let key = PageKey { list: list_key(query), edge: query.edge.clone(), limit: query.limit };
         let depends_on_clock = query.filter.depends_on_clock();
         let is_current = |page: &&Page| {
             let outdated = depends_on_clock && now.0 >= page.at.0.saturating_add(MOVING_MS);

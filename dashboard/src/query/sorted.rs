@@ -100,18 +100,11 @@ impl SortedLocks {
     /// Returns the rows of a page.
     #[must_use]
     pub fn rows(&self, query: &Query<LockRow>) -> Rows<LockRow> {
-        let total = self.rows.len();
-        let skipped = match query.after {
-            Some(_) => {
-                self.rows.partition_point(|row| !query.is_behind_cursor(&row.position(query.sort)))
-            }
-            None => 0,
-        };
-        let rows: Vec<LockRow> =
-            self.rows.iter().skip(skipped).take(query.limit).cloned().collect();
-        let more = total - skipped > rows.len();
-        let next = rows.last().filter(|_| more).map(|last| query.cursor(last));
-        Rows { rows, total, skipped, next }
+        let is_before = |row: &LockRow| !query.is_behind_edge(&row.position(query.sort));
+        let before = if query.edge.is_some() { self.rows.partition_point(is_before) } else { 0 };
+        let skipped = query.first_row(before);
+        let rows = self.rows.iter().skip(skipped).take(query.limit).cloned().collect();
+        query.page(rows, skipped, self.rows.len())
     }
 }
 
@@ -222,6 +215,10 @@ mod tests {
                 loop {
                     let (updated, rebuilt) = (list.rows(&page), page.rows(&published, NOW));
                     prop_assert_eq!(&updated, &rebuilt);
+                    if let Some(prev) = &rebuilt.prev {
+                        let back = query(filter, sort, order, Some(prev));
+                        prop_assert_eq!(list.rows(&back), back.rows(&published, NOW));
+                    }
                     let Some(next) = rebuilt.next else { break };
                     page = query(filter, sort, order, Some(&next));
                 }

@@ -21,6 +21,8 @@ pub(super) struct Shown<'a> {
     pub(super) total: usize,
     /// The first page, where this is another one.
     pub(super) first: Option<String>,
+    /// The page before, where there is one.
+    pub(super) prev: Option<String>,
     /// The next page, where there is one.
     pub(super) next: Option<String>,
     /// The text of an empty list: a heading and a sentence.

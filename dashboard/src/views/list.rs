@@ -4,6 +4,7 @@ use askama::Template;
 use askama::filters::HtmlSafe;
 
 use super::contention::Groups;
+use super::facets::FacetLinks;
 use super::foot::{Foot, Shown};
 use super::format::AGELESS;
 use super::format::{Ago, Prose};
@@ -47,7 +48,7 @@ pub trait ListView: Paged {
     }
 
     /// Returns the links above the list, if it has some.
-    fn tabs(_chrome: &Chrome, _filter: &str) -> Option<Tabs> {
+    fn tabs(_page: &ListPage<Self>) -> Option<Tabs> {
         None
     }
 }
@@ -216,6 +217,7 @@ fn foot<T: ListView>(page: &ListPage<T>) -> Foot<'_> {
             skipped: page.skipped,
             total: page.total,
             first: page.cursor.as_ref().map(|_| at(None)),
+            prev: page.prev.as_deref().map(|prev| at(Some(prev))),
             next: page.next.as_deref().map(|next| at(Some(next))),
             nothing: T::NOTHING,
             all: T::PATH.to_owned(),
@@ -233,6 +235,7 @@ struct ListTemplate<'a, T> {
     name: &'static str,
     about: &'static str,
     tabs: Option<Tabs>,
+    facets: Option<FacetLinks>,
     /// The sort and the order, unless they are the default.
     sort: Option<&'static str>,
     order: Option<&'static str>,
@@ -268,7 +271,8 @@ pub fn list_page<T: ListView>(page: &ListPage<T>) -> Result<String, askama::Erro
         title: T::TITLE,
         name: T::NAME,
         about: T::ABOUT,
-        tabs: T::tabs(&page.chrome, &page.filter),
+        tabs: T::tabs(page),
+        facets: page.facets.as_deref().map(|facets| FacetLinks::new(facets, &page.filter)),
         sort: Some(page.sort).filter(|sort| T::SORTS[0] != *sort),
         order: (!is_default_order).then_some(page.order.as_str()),
         columns: T::COLUMNS.iter().map(|heading| Column::new(page, heading)).collect(),
@@ -293,8 +297,11 @@ pub(super) fn regions<T: ListView>(
     page: &ListPage<T>,
 ) -> Result<Vec<(&'static str, String)>, askama::Error> {
     let mut regions = vec![("foot", foot(page).render()?)];
-    if let Some(tabs) = T::tabs(&page.chrome, &page.filter) {
+    if let Some(tabs) = T::tabs(page) {
         regions.push(("views", tabs.render()?));
+    }
+    if let Some(facets) = &page.facets {
+        regions.push(("facets", FacetLinks::new(facets, &page.filter).render()?));
     }
     if let Some(contention) = &page.contention {
         regions.push(("hint", MonitorHint::new(&page.chrome).render()?));

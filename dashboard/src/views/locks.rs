@@ -6,9 +6,10 @@ use askama::filters::HtmlSafe;
 use super::fragments::{Fragments, LiveRow};
 use super::list::{Heading, ListView};
 use super::row::Row;
-use super::{Chrome, format, links};
+use super::{Chrome, ListPage, format, links};
 use crate::clock::SteadyMillis;
-use crate::query::LockRow;
+use crate::query::facets::{Facets, VIEWS};
+use crate::query::{Filter, LockRow};
 
 impl ListView for LockRow {
     const PATH: &'static str = "/";
@@ -44,12 +45,12 @@ impl ListView for LockRow {
         fragments.row(self, chrome)
     }
 
-    fn tabs(chrome: &Chrome, filter: &str) -> Option<Tabs> {
-        Some(Tabs::new(chrome, filter))
+    fn tabs(page: &ListPage<Self>) -> Option<Tabs> {
+        Some(Tabs::new(page.facets.as_deref()?, &page.filter))
     }
 }
 
-/// Links to the list with the filters used most, each with the number of its locks.
+/// Links to the views of the list, each with the number of its locks that match the rest of the filter.
 #[derive(Debug, Template)]
 #[template(path = "parts/tabs.html")]
 pub struct Tabs {
@@ -67,32 +68,40 @@ struct Tab {
     alarming: bool,
 }
 
+/// The labels of [`VIEWS`], whether they are there without a lock, and whether some are alarming.
+const LABELS: [(&str, bool, bool); VIEWS.len()] = [
+    ("Active", true, false),
+    ("With problems", true, true),
+    ("Waited for", true, false),
+    ("Unconfirmed", true, false),
+    ("Acknowledged", false, false),
+    ("Not readable", false, true),
+    ("Free", false, false),
+];
+
 impl Tabs {
-    fn new(chrome: &Chrome, shown: &str) -> Self {
-        let counts = &chrome.counts;
-        let tab = |label, count: usize, filter: &str, alarming| Tab {
-            label,
-            count: format::count(count as u64),
-            link: links::filtered(filter),
-            here: shown.trim() == filter,
-            alarming: alarming && count > 0,
+    fn new(facets: &Facets, shown: &str) -> Self {
+        let rest = Filter::without_view(shown);
+        let here = words(&Filter::view(shown));
+        let searches_names = Filter::parse(&rest).is_ok_and(|rest| rest.searches_names());
+        let tab = |((view, count), (label, always, alarming)): ((&str, usize), _)| {
+            // Free ones are among them.
+            let label = if view.is_empty() && searches_names { "All" } else { label };
+            let here = here == words(view);
+            let link = links::filtered(format!("{rest} {view}").trim());
+            let count_words = format::count(count as u64);
+            let tab =
+                Tab { label, count: count_words, link, here, alarming: alarming && count > 0 };
+            (always || count > 0 || here).then_some(tab)
         };
-        let mut tabs = vec![
-            tab("Held", counts.held, "", false),
-            tab("With problems", counts.with_problems, PROBLEMS, true),
-            tab("Unconfirmed", counts.unconfirmed, UNCONFIRMED, false),
-        ];
-        if counts.acknowledged > 0 {
-            tabs.push(tab("Acknowledged", counts.acknowledged, ACKNOWLEDGED, false));
-        }
-        if counts.unknown > 0 {
-            tabs.push(tab("Not readable", counts.unknown, UNKNOWN, true));
-        }
-        Self { tabs }
+        let counted = VIEWS.into_iter().zip(facets.views);
+        Self { tabs: counted.zip(LABELS).filter_map(tab).collect() }
     }
 }
 
-const PROBLEMS: &str = "problem:any acknowledged:no";
-const ACKNOWLEDGED: &str = "acknowledged:yes";
-const UNCONFIRMED: &str = "confirmed:no";
-const UNKNOWN: &str = "state:unknown";
+/// The terms of a view in any order.
+fn words(view: &str) -> Vec<String> {
+    let mut words: Vec<String> = view.split_whitespace().map(str::to_ascii_lowercase).collect();
+    words.sort_unstable();
+    words
+}

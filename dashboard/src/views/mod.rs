@@ -9,6 +9,7 @@
 
 pub mod assets;
 mod contention;
+mod facets;
 mod foot;
 mod format;
 pub mod fragments;
@@ -45,6 +46,7 @@ use crate::model::contention::Contention;
 use crate::model::owner_names::OwnerNames;
 use crate::model::types::{ClearedProblem, LockId, LockView, Notice, PastHoldView};
 use crate::query::blockers::BlockerRow;
+use crate::query::facets::Facets;
 use crate::query::incidents::IncidentRow;
 use crate::query::owners::OwnerRow;
 use crate::query::{Order, Rows};
@@ -238,6 +240,10 @@ pub struct ListPage<T> {
     pub cursor: Option<String>,
     /// The cursor of the next page, if there is one.
     pub next: Option<String>,
+    /// The cursor of the page before, if there is one.
+    pub prev: Option<String>,
+    /// The number of locks by view and by property, if the list shows them.
+    pub facets: Option<Arc<Facets>>,
     /// Problems that have ended, the latest first, if the list shows them.
     pub cleared: Arc<[ClearedProblem]>,
     /// The counts of the last hour, if the list shows them.

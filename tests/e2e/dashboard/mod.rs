@@ -9,6 +9,7 @@ mod description;
 mod discovery;
 mod doctor;
 mod history;
+mod lists;
 mod live_pages;
 mod lock_then;
 mod monitor;

@@ -25,6 +25,7 @@ pub(super) fn all() -> Vec<(String, String)> {
     many.skipped = 200;
     many.cursor = Some("abc".into());
     many.next = Some("def".into());
+    many.prev = Some("ghi".into());
     many.filter = "job:*".into();
     many.sort = "age";
     many.chrome.counts.held = 10_482;

@@ -204,6 +204,8 @@ pub(super) fn locks(rows: Vec<LockView>) -> ListPage<LockRow> {
         skipped: 0,
         cursor: None,
         next: None,
+        prev: None,
+        facets: Some(facets()),
         cleared: Arc::default(),
         contention: None,
     }
@@ -314,6 +316,20 @@ fn rows<T: Listed>(published: &Published) -> Rows<T> {
     query.rows(published, SteadyMillis(NOW))
 }
 
+/// Counts of locks whose owners have hostile names.
+pub(super) fn facets() -> Arc<Facets> {
+    let names = hostile_names();
+    let hostile = |i: usize| Arc::from(String::from_utf8_lossy(&names[i]));
+    let mut facets = Facets { views: [14, 3, 2, 1, 1, 0, 4], ..Facets::default() };
+    facets.top[0] = vec![("orders:".into(), 9), (hostile(0), 2)];
+    facets.top[1] = vec![(hostile(1), 7), ("payments".into(), 1)];
+    facets.top[2] = vec![(hostile(0), 8)];
+    facets.more[2] = 1_234;
+    facets.top[3] = vec![("leaked".into(), 3)];
+    facets.top[4] = vec![("lock".into(), 12), ("fair".into(), 2)];
+    Arc::new(facets)
+}
+
 pub(super) fn list<T: ListView>(locks: Vec<LockView>) -> ListPage<T> {
     let published = published(locks);
     let rows = rows::<T>(&published);
@@ -328,6 +344,8 @@ pub(super) fn list<T: ListView>(locks: Vec<LockView>) -> ListPage<T> {
         skipped: rows.skipped,
         cursor: None,
         next: rows.next,
+        prev: rows.prev,
+        facets: None,
         cleared: Arc::default(),
         contention: T::GROUPS.then(|| Arc::clone(&published.contention)),
     }

@@ -57,7 +57,10 @@ fn the_first_event_holds_everything() {
         let id = id.as_str().unwrap();
         assert!(first["rows"][id].as_str().unwrap().starts_with(&format!("<tr id=\"{id}\"")));
     }
-    assert_eq!(keys(&first["regions"]), ["alerts", "foot", "health", "spoken", "status", "views"]);
+    assert_eq!(
+        keys(&first["regions"]),
+        ["alerts", "facets", "foot", "health", "spoken", "status", "views"]
+    );
 }
 
 #[test]
