@@ -25,6 +25,8 @@ pub const FORCED_CHANNEL: &[u8] = b"lockscope:forced:";
 pub const AGENT: &[u8] = b"lockscope:agent:";
 /// Prefix of the hash in which an agent publishes its holders, JSON by grant number. Specific to Lockscope.
 pub const AGENT_HOLDERS: &[u8] = b"lockscope:holders:";
+/// Prefix of the string in which an agent publishes the locks that its workers wait for, as JSON. Specific to Lockscope.
+pub const AGENT_WAITERS: &[u8] = b"lockscope:waiters:";
 
 /// The message of a release on a plain, fenced or fair channel, and of the last reader's release.
 pub const RELEASED: &[u8] = b"0";
@@ -122,6 +124,18 @@ pub fn agent_trace(client: &crate::ClientId) -> Vec<u8> {
 #[must_use]
 pub fn agent_holders(client: &crate::ClientId) -> Vec<u8> {
     [AGENT_HOLDERS, b"{", client.as_str().as_bytes(), b"}"].concat()
+}
+
+/// Returns the key in which an agent publishes the locks that its workers wait for.
+#[must_use]
+pub fn agent_waiters(client: &crate::ClientId) -> Vec<u8> {
+    [AGENT_WAITERS, b"{", client.as_str().as_bytes(), b"}"].concat()
+}
+
+/// Returns the agent that describes itself in the hash `key`, if it is such a key.
+#[must_use]
+pub fn agent_of(key: &[u8]) -> Option<crate::ClientId> {
+    crate::ClientId::parse(key.strip_prefix(AGENT)?.strip_prefix(b"{")?.strip_suffix(b"}")?)
 }
 
 /// Returns the locks that `channel` may belong to, most likely first; empty if it is not a lock's channel.

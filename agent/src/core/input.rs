@@ -1,10 +1,11 @@
 //! Everything that the rest of the agent sends to the core.
 
 use std::collections::BTreeSet;
+use std::time::Duration;
 
 use tokio::sync::{mpsc, oneshot};
 
-use super::report::{ListPage, ListRow, PublishDiff, PublishedPage, SessionRow};
+use super::report::{AwaitedLock, ListPage, ListRow, PublishDiff, PublishedPage, SessionRow};
 use crate::policy::Policy;
 use crate::protocol::command::{Command, ListRequest};
 use crate::protocol::resp::Outgoing;
@@ -49,6 +50,8 @@ pub enum Input {
     Stopped(BTreeSet<i32>),
     /// Compares a page of the holder registry with the actual holds and waits.
     DiffPublished(PublishedPage, oneshot::Sender<PublishDiff>),
+    /// Requests the locks that have waiters of at least this age.
+    ListAwaited(Duration, oneshot::Sender<Vec<AwaitedLock>>),
 }
 
 impl Input {
@@ -67,7 +70,8 @@ impl Input {
             | Self::ListSessions(..)
             | Self::ListBusy(_)
             | Self::Stopped(_)
-            | Self::DiffPublished(..) => None,
+            | Self::DiffPublished(..)
+            | Self::ListAwaited(..) => None,
         }
     }
 }

@@ -4,6 +4,7 @@
 //! Holds and waits of less than a second are not published, and each longer one is written once, so that a busy agent
 //! writes little.
 
+mod awaited;
 mod cmdline;
 mod node_link;
 mod signer;
@@ -14,7 +15,7 @@ use std::sync::Arc;
 use std::time::Duration;
 
 use redis::{Pipeline, Value};
-use redisson::{ClientId, keys, slot};
+use redisson::{ClientId, LockName, keys, slot};
 use serde::Serialize;
 use service_kit::clock::{boot_epoch_millis, boot_micros};
 use service_kit::redis::LinkOptions;
@@ -87,6 +88,8 @@ pub fn start(settings: Settings, core: mpsc::Sender<Input>, shutdown: &Shutdown)
         agent_key: keys::agent(&settings.client),
         trace_key: keys::agent_trace(&settings.client),
         holders_key: keys::agent_holders(&settings.client),
+        waiters_key: keys::agent_waiters(&settings.client),
+        awaited: None,
         process,
         signer,
         booted: boot_epoch_millis(),
@@ -184,6 +187,10 @@ struct Publisher {
     agent_key: Vec<u8>,
     trace_key: Vec<u8>,
     holders_key: Vec<u8>,
+    waiters_key: Vec<u8>,
+    /// The published locks with waiters, and the instant from which their value is written again, in milliseconds of the boot
+    /// clock; none if Redis has no such value.
+    awaited: Option<(Vec<awaited::Row>, u64)>,
     process: AgentProcess,
     signer: Option<Signer>,
     /// The boot time of the host in epoch milliseconds, from which all published instants are derived.
@@ -207,7 +214,11 @@ impl Publisher {
     /// Runs until the core stops.
     async fn run(mut self) {
         while self.link.wait_until_up().await {
-            let passed = self.pass().await;
+            let passed = match self.pass().await {
+                // Its key may be denied where the others are not.
+                Ok(()) => self.publish_awaited().await,
+                failed => failed,
+            };
             let pause = match passed {
                 Ok(()) => {
                     self.refused = None;
@@ -262,6 +273,7 @@ impl Publisher {
         if booted.abs_diff(self.booted) > CLOCK_STEP_MS {
             // The entries have outdated instants. The mismatch with an empty set removes them below.
             (self.booted, self.published) = (booted, Published::default());
+            self.awaited = None;
         }
         let ttl = TTL.as_millis().to_string();
         let (process, key) = (&self.process, &self.agent_key);
@@ -288,6 +300,59 @@ impl Publisher {
             self.send(pipeline).await?;
             self.published = Published::default();
         }
+        Ok(())
+    }
+
+    /// Publishes the locks that workers wait for, in one value, if they have changed.
+    async fn publish_awaited(&mut self) -> Result<(), PassError> {
+        if self.red_only {
+            return Ok(());
+        }
+        let (reply, awaited) = oneshot::channel();
+        let request = Input::ListAwaited(MIN_AGE, reply);
+        self.core.send(request).await.map_err(|_| PassError::CoreStopped)?;
+        let awaited = awaited.await.map_err(|_| PassError::CoreStopped)?;
+        let rows = awaited::rows(&awaited, self.booted);
+        let now_ms = boot_micros() / 1_000;
+        let ttl = TTL.as_millis().to_string();
+        let mut pipeline = Pipeline::new();
+        match &self.awaited {
+            None if rows.is_empty() => return Ok(()),
+            Some((known, stale_from)) if *known == rows && now_ms < *stale_from => {
+                pipeline.cmd("PEXPIRE").arg(&self.waiters_key).arg(ttl);
+                let replies = self.send(pipeline).await?;
+                if replies.first() == Some(&Value::Int(0)) {
+                    // Somebody has deleted it: it is written again by the next pass.
+                    self.awaited = None;
+                }
+                return Ok(());
+            }
+            _ if rows.is_empty() => {
+                pipeline.cmd("DEL").arg(&self.waiters_key);
+                self.send(pipeline).await?;
+                self.awaited = None;
+                return Ok(());
+            }
+            _ => {}
+        }
+        let wall_ms = self.booted + now_ms;
+        let value = match &self.signer {
+            Some(signer) => {
+                let signed = Some((wall_ms + VALIDITY_MS, &*signer.key_id));
+                let lock = LockName::new(self.waiters_key.as_slice());
+                let lock = lock.expect("a key of our own is a valid name");
+                let entry = awaited::value(&rows, signed);
+                // No grant has the number 0.
+                let unsigned = vec![Unsigned { number: 0, lock, entry }];
+                let signed = signer.sign(unsigned).await.ok_or(PassError::CoreStopped)?;
+                signed.into_iter().next().map(|(_, value)| value).unwrap_or_default()
+            }
+            None => awaited::value(&rows, None),
+        };
+        pipeline.cmd("SET").arg(&self.waiters_key).arg(value).arg("PX").arg(ttl);
+        self.send(pipeline).await?;
+        let signed = self.signer.is_some();
+        self.awaited = Some((rows, if signed { now_ms + VALIDITY_MS / 2 } else { u64::MAX }));
         Ok(())
     }
 
@@ -361,8 +426,6 @@ impl Publisher {
 
 #[cfg(test)]
 mod tests {
-    use redisson::LockName;
-
     use super::*;
 
     #[test]

@@ -444,6 +444,10 @@ impl Runtime {
                 self.core.on_time(now());
                 answer.send(self.core.diff_published(&noted)).ok();
             }
+            Input::ListAwaited(min_age, answer) => {
+                self.core.on_time(now());
+                answer.send(self.core.awaited(min_age)).ok();
+            }
         }
     }
 

@@ -9,8 +9,8 @@ use super::deadlock::{self, Cycle, Wait};
 use super::{Effect, Model};
 use crate::clock::SteadyMillis;
 use crate::model::types::{
-    AgentReport, ArchiveEntry, ClientView, Connections, HolderIdentity, ScopeId, Source, Traffic,
-    WaitView,
+    AgentReport, AgentWaiters, ArchiveEntry, AwaitedLock, ClientView, Connections, HolderIdentity,
+    ScopeId, Source, Traffic, WaitView,
 };
 
 /// The most pairs of waiter and holder among which deadlocks are searched.
@@ -84,6 +84,37 @@ impl Model {
         self.archive_names(scope_id, named, report.steady);
         if agents_changed {
             self.update_gone_holders(scope_id);
+        }
+    }
+
+    /// Applies the list of locks that workers of an agent wait for.
+    pub(super) fn agent_waiters(&mut self, scope_id: ScopeId, waiters: &AgentWaiters) {
+        let AgentWaiters { agent, locks, at, steady } = waiters;
+        let scope = &mut self.scopes[scope_id.0];
+        let before = scope.agent_waits.remove(agent).unwrap_or_default();
+        if !locks.is_empty() {
+            let names = locks.iter().map(|awaited| awaited.lock.clone()).collect();
+            scope.agent_waits.insert(*agent, names);
+        }
+        let listed = |name: &LockName| locks.iter().any(|awaited| awaited.lock == *name);
+        for name in before.into_iter().filter(|name| !listed(name)) {
+            let scope = &mut self.scopes[scope_id.0];
+            let Some(entry) = scope.locks.get_mut(&name) else { continue };
+            entry.record.agent_waits(*agent, 0, &[], *at, *steady);
+            self.settle(scope_id, &name);
+        }
+        for AwaitedLock { lock, count, first } in locks {
+            let scope = &mut self.scopes[scope_id.0];
+            match scope.locks.get_mut(lock) {
+                Some(entry) => {
+                    entry.record.agent_waits(*agent, *count, first, *at, *steady);
+                    self.settle(scope_id, lock);
+                }
+                // It is read now, and has its waiters by the next list.
+                None => {
+                    self.prioritize(scope_id, lock);
+                }
+            }
         }
     }
 

@@ -141,6 +141,7 @@ impl Model {
                 self.connected(scope, &connections, at, steady);
             }
             Observation::AgentReport(report) => self.agent_report(scope, report),
+            Observation::AgentWaiters(waiters) => self.agent_waiters(scope, &waiters),
             Observation::ForceRelease { name, holders, at } => {
                 if let Some(entry) = self.scopes[scope.0].locks.get_mut(&name) {
                     entry.record.forcing(holders, at);

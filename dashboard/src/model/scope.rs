@@ -3,7 +3,7 @@
 use std::collections::{BTreeSet, HashMap, HashSet};
 use std::sync::Arc;
 
-use redisson::{LockName, Moment};
+use redisson::{ClientId, LockName, Moment};
 
 use super::clients::Clients;
 use super::owner_names::OwnerNames;
@@ -48,6 +48,8 @@ pub(super) struct Scope {
     pub(super) awaited: HashSet<LockName>,
     /// Locks whose waiters are known by name. Sorted, like `dirty`, so that the same input gives the same output.
     pub(super) contended: BTreeSet<LockName>,
+    /// The locks that workers of each agent wait for.
+    pub(super) agent_waits: HashMap<ClientId, Vec<LockName>>,
     /// Locks with acknowledged problems.
     pub(super) acknowledged: HashSet<LockName>,
     pub(super) restart: Option<Restart>,
@@ -157,6 +159,7 @@ impl Scope {
             deployment,
             db,
             front: None,
+            agent_waits: HashMap::new(),
             locks: HashMap::new(),
             free: BTreeSet::new(),
             schedule: Schedule::new(rate, now),

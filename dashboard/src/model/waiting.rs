@@ -1,6 +1,6 @@
 //! The waiters of one lock.
 //!
-//! Entries of a fair lock's queue and observed attempts name their waiters. Subscribers of its channel are only counted, and
+//! Entries of a fair lock's queue, agents and observed attempts name their waiters. Subscribers of its channel are only counted, and
 //! one of them may represent many threads.
 
 use std::time::Duration;
@@ -12,6 +12,8 @@ use crate::model::types::{Queue, Since, Source, Stamp};
 
 /// The most waiters of one lock that are known by name.
 const MAX_WAITERS: usize = 128;
+/// The most agents of which the waiters of one lock are known.
+const MAX_AGENTS: usize = 256;
 /// The time within which a waiter that was dropped from the queue returns if it has waited all along: once its deadline
 /// has passed it needs another attempt to queue again.
 const RETURN_WINDOW: Duration = Duration::from_secs(5);
@@ -60,6 +62,13 @@ pub struct Subscribers {
     pub at: Moment,
 }
 
+/// Waiters at one agent, as it publishes them.
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+struct AtAgent {
+    agent: ClientId,
+    count: u64,
+}
+
 /// All waiters of one lock.
 #[derive(Debug, Default)]
 pub struct Waiting {
@@ -67,6 +76,9 @@ pub struct Waiting {
     pub queue: Option<Queue>,
     waiters: Vec<Waiter>,
     pub subscribers: Option<Subscribers>,
+    /// True once the subscribers have been counted.
+    counted: bool,
+    agents: Vec<AtAgent>,
     /// Waiters that have left or stopped retrying, until they are taken.
     given_up: Vec<Waiter>,
 }
@@ -80,7 +92,10 @@ impl Waiting {
     /// Returns whether no waiter is known, so that this can be dropped.
     #[must_use]
     pub fn is_empty(&self) -> bool {
-        self.queue.is_none() && self.waiters.is_empty() && self.subscribers.is_none()
+        self.queue.is_none()
+            && self.waiters.is_empty()
+            && self.subscribers.is_none()
+            && self.agents.is_empty()
     }
 
     /// Returns whether a waiter is known.
@@ -88,15 +103,14 @@ impl Waiting {
     pub fn is_awaited(&self) -> bool {
         self.queue.as_ref().is_some_and(|queue| queue.len > 0)
             || self.subscribers.is_some()
+            || !self.agents.is_empty()
             || self.waiters().next().is_some()
     }
 
     /// Returns the least number of waiters.
     #[must_use]
     pub fn at_least(&self) -> u64 {
-        let named = self.waiters().filter(|waiter| waiter.is_live()).count();
-        let listening = self.subscribers.map_or(0, |subscribers| subscribers.count);
-        let known = u64::try_from(named).unwrap_or(u64::MAX).max(listening);
+        let known = self.at_agents().saturating_add(self.elsewhere());
         match &self.queue {
             // Only the first of a long queue are known by name.
             Some(queue) if !queue.is_fully_read() => {
@@ -104,6 +118,83 @@ impl Waiting {
             }
             _ => known,
         }
+    }
+
+    /// Returns the number of waiters that agents have published.
+    fn at_agents(&self) -> u64 {
+        self.agents.iter().fold(0, |sum, at| at.count.saturating_add(sum))
+    }
+
+    /// Returns the least number of waiters that are not at one of these agents. An agent listens at most once for all of its
+    /// waiters.
+    fn elsewhere(&self) -> u64 {
+        let elsewhere = |waiter: &&Waiter| {
+            waiter.is_live() && !self.agents.iter().any(|at| at.agent == waiter.id.client)
+        };
+        let named = u64::try_from(self.waiters().filter(elsewhere).count()).unwrap_or(u64::MAX);
+        let agents = u64::try_from(self.agents.len()).unwrap_or(u64::MAX);
+        let listening = self.subscribers.map_or(0, |subscribers| subscribers.count);
+        named.max(listening.saturating_sub(agents))
+    }
+
+    /// Returns whether [`Self::at_least`] is the number of waiters: each is in the queue, or at an agent that publishes it.
+    #[must_use]
+    pub fn is_exact(&self) -> bool {
+        match &self.queue {
+            Some(queue) => queue.is_fully_read(),
+            None => self.counted && !self.agents.is_empty() && self.elsewhere() == 0,
+        }
+    }
+
+    /// Applies the waiters at an agent: their number, and the first ones with the beginnings of their waits. Returns true if
+    /// anything changed.
+    pub fn agent(
+        &mut self,
+        agent: ClientId,
+        count: u64,
+        first: &[(HolderId, SteadyMillis)],
+        at: Moment,
+        steady: SteadyMillis,
+    ) -> bool {
+        let before = (self.at_agents(), self.waiters.len());
+        let known = self.agents.iter().position(|at| at.agent == agent);
+        match known {
+            Some(index) if count == 0 => drop(self.agents.swap_remove(index)),
+            Some(index) => self.agents[index].count = count,
+            None if count > 0 && self.agents.len() < MAX_AGENTS => {
+                self.agents.push(AtAgent { agent, count });
+            }
+            None => {}
+        }
+        let listed = |id: &HolderId| first.iter().any(|(listed, _)| listed == id);
+        self.waiters.retain(|waiter| {
+            waiter.source != Source::Identity || waiter.id.client != agent || listed(&waiter.id)
+        });
+        let mut changed = before.0 != self.at_agents() || before.1 != self.waiters.len();
+        for (id, since) in first {
+            if let Some(known) = self.waiters.iter_mut().find(|waiter| waiter.id == *id) {
+                known.seen = known.seen.max(at);
+                continue;
+            }
+            changed = true;
+            let waited = Duration::from_millis(steady.0.saturating_sub(since.0));
+            self.add(Waiter {
+                id: *id,
+                since: Since { at: *since, exact: true },
+                from: Moment::from_micros(
+                    at.as_micros()
+                        .saturating_sub(u64::try_from(waited.as_micros()).unwrap_or(u64::MAX)),
+                ),
+                seen: at,
+                attempts: None,
+                source: Source::Identity,
+                until: None,
+                overdue: false,
+                gone: false,
+                present: true,
+            });
+        }
+        changed
     }
 
     /// Applies a reading of the queue. `clock` is the server's, in milliseconds since 1970; `window` the time since the last
@@ -147,7 +238,7 @@ impl Waiting {
         let before = self.waiters.len();
         let gone = self.waiters.extract_if(.., |waiter| {
             let stays = waiter.present
-                || waiter.source == Source::Monitor
+                || matches!(waiter.source, Source::Monitor | Source::Identity)
                 || stamp.received.since(waiter.seen) <= RETURN_WINDOW;
             !stays
         });
@@ -247,13 +338,14 @@ impl Waiting {
 
     /// Applies a count of the channel's subscribers. Returns true if anything changed.
     pub fn count(&mut self, count: u64, at: Moment, steady: SteadyMillis) -> bool {
-        let before = self.subscribers.map_or(0, |subscribers| subscribers.count);
+        let before = (self.counted, self.subscribers.map_or(0, |subscribers| subscribers.count));
+        self.counted = true;
         self.subscribers = (count > 0).then(|| Subscribers {
             count,
             since: self.subscribers.map_or((at, steady), |subscribers| subscribers.since),
             at,
         });
-        before != count
+        before != (true, count)
     }
 }
 
@@ -338,6 +430,49 @@ mod tests {
         waiting.read_queue(stamp(1), None, 1, Some(&queue(&entries)));
         assert_eq!(waiting.waiters().count(), MAX_WAITERS);
         assert_eq!(waiting.waiters().next().unwrap().id, id(0));
+    }
+
+    #[test]
+    fn waiters_at_agents_are_counted_exactly() {
+        let mut waiting = Waiting::default();
+        let at = Moment::from_micros(9_000_000);
+        let agent = |n: u8| ClientId::from_random([n; 16]);
+        let tell = |waiting: &mut Waiting, n: u8, count: u64, first: &[i64]| {
+            let first: Vec<_> = first
+                .iter()
+                .map(|number| (HolderId::new(agent(n), *number), SteadyMillis(5_000)))
+                .collect();
+            waiting.agent(agent(n), count, &first, at, SteadyMillis(9_000))
+        };
+        assert!(tell(&mut waiting, 1, 10, &[1, 2]));
+        assert_eq!((waiting.at_least(), waiting.is_exact()), (10, false), "others may listen");
+        assert!(waiting.count(0, at, SteadyMillis(9_000)));
+        assert_eq!((waiting.at_least(), waiting.is_exact()), (10, true));
+        let one = *waiting.waiters().next().unwrap();
+        assert_eq!((one.since.at, one.from), (SteadyMillis(5_000), Moment::from_micros(5_000_000)));
+        assert!(!tell(&mut waiting, 1, 10, &[1, 2]), "nothing new");
+        // The agent's own connection, and then somebody else's.
+        waiting.count(1, at, SteadyMillis(9_000));
+        assert_eq!((waiting.at_least(), waiting.is_exact()), (10, true));
+        waiting.count(3, at, SteadyMillis(9_000));
+        assert_eq!((waiting.at_least(), waiting.is_exact()), (12, false));
+        tell(&mut waiting, 2, 5, &[7]);
+        assert_eq!((waiting.at_least(), waiting.is_exact()), (16, false));
+        waiting.count(2, at, SteadyMillis(9_000));
+        assert_eq!((waiting.at_least(), waiting.is_exact()), (15, true));
+        // MONITOR shows a thread that is at no agent.
+        for _ in 0..2 {
+            waiting.attempt(id(4), at, SteadyMillis(9_000), None);
+        }
+        assert_eq!((waiting.at_least(), waiting.is_exact()), (16, false));
+        waiting.remove_source(Source::Monitor);
+        assert!(tell(&mut waiting, 1, 0, &[]) && tell(&mut waiting, 2, 0, &[]));
+        waiting.count(0, at, SteadyMillis(9_000));
+        assert!(waiting.is_empty());
+        for n in 0..=255 {
+            tell(&mut waiting, n, u64::MAX, &[0, 1, 2, 3]);
+        }
+        assert!(waiting.waiters().count() <= MAX_WAITERS && waiting.at_least() == u64::MAX);
     }
 
     #[test]

@@ -11,6 +11,7 @@ use redisson::signed_entry::Place;
 use redisson::{ClientId, HolderId, LockName, keys};
 use service_kit::redis::{Address, CallError, Link, ServerError};
 
+use super::agent_waiters::{KnownAgents, WaiterReader};
 use super::read::integer;
 use super::registry_entry::identity;
 use super::scope::Scope;
@@ -29,7 +30,7 @@ const FIELDS: usize = 50;
 /// The longest entry that is read, in bytes.
 const MAX_ENTRY: u64 = 4_096;
 /// The longest host name that is read, in bytes.
-const MAX_HOST: u64 = 256;
+pub(super) const MAX_HOST: u64 = 256;
 /// The entries that are verified in one go: each takes tens of microseconds.
 const VERIFIED_AT_ONCE: usize = 16;
 
@@ -51,6 +52,8 @@ pub(super) struct Agents {
     model: ModelHandle,
     /// The last holders looked up, of those without an identity yet and of the others.
     after: (Option<HolderId>, Option<HolderId>),
+    known: KnownAgents,
+    waiters: WaiterReader,
 }
 
 /// A holder to look up, with its lock.
@@ -58,8 +61,15 @@ pub type Lookup = (HolderId, LockName);
 
 impl Agents {
     #[must_use]
-    pub(super) fn new(scope: Scope, registry: Registry, hub: Arc<Hub>, model: ModelHandle) -> Self {
-        Self { scope, registry, hub, model, after: (None, None) }
+    pub(super) fn new(
+        scope: Scope,
+        registry: Registry,
+        hub: Arc<Hub>,
+        model: ModelHandle,
+        known: KnownAgents,
+    ) -> Self {
+        let (after, waiters) = ((None, None), WaiterReader::default());
+        Self { scope, registry, hub, model, after, known, waiters }
     }
 
     /// Looks up some of the holders. Returns the error if Redis refuses that.
@@ -71,6 +81,30 @@ impl Agents {
         match self.registry.look_up(lookups).await? {
             Ok(report) => {
                 self.model.observe(self.scope.id, Observation::AgentReport(report)).await;
+                Ok(None)
+            }
+            Err(refused) => Ok(Some(refused)),
+        }
+    }
+
+    /// Reads which locks the workers of agents wait for. Returns the error if Redis refuses that.
+    pub(super) async fn read_waiters(&mut self) -> Result<Option<ServerError>, CallError> {
+        let snapshot = self.hub.snapshot();
+        let ours = snapshot.locks().filter(|lock| self.scope.has(lock));
+        let holders = ours.flat_map(|lock| {
+            let holders = lock.holders.iter().map(|holder| holder.id.as_bytes());
+            holders.chain(lock.waiters.iter().map(|waiter| waiter.id.as_bytes()))
+        });
+        let agents = holders
+            .filter_map(HolderId::parse)
+            .filter(HolderId::looks_like_agent)
+            .map(|id| id.client)
+            .collect();
+        match self.waiters.read(&self.scope, &self.registry, &self.known, agents).await? {
+            Ok(lists) => {
+                for list in lists {
+                    self.model.observe(self.scope.id, Observation::AgentWaiters(list)).await;
+                }
                 Ok(None)
             }
             Err(refused) => Ok(Some(refused)),
@@ -175,7 +209,10 @@ impl Registry {
         Ok(Ok(AgentReport { agents: present, holders, at, steady }))
     }
 
-    async fn hosts(&self, agents: Vec<ClientId>) -> Result<HashMap<ClientId, Vec<u8>>, CallError> {
+    pub(super) async fn hosts(
+        &self,
+        agents: Vec<ClientId>,
+    ) -> Result<HashMap<ClientId, Vec<u8>>, CallError> {
         let command = |id: &ClientId| vec!["HMGET".into(), keys::agent(id), "host".into()];
         let replies = self.send(agents.iter().map(command).collect()).await?;
         let hosts = agents.into_iter().zip(replies).filter_map(|(id, reply)| {
@@ -213,7 +250,7 @@ impl Registry {
     }
 
     /// Sends commands in pipelines of bounded length.
-    async fn send(
+    pub(super) async fn send(
         &self,
         commands: Vec<Vec<Vec<u8>>>,
     ) -> Result<Vec<Result<Value, ServerError>>, CallError> {

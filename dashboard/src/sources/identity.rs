@@ -111,6 +111,13 @@ impl Identity {
                 // The connection reports its own state; the next round follows soon.
                 Err(error) => tracing::debug!(%error, "holder registry not read"),
             }
+            match agents.read_waiters().await {
+                Ok(None) => {}
+                Ok(Some(refused)) => {
+                    denied = Some(format!("the waiters of the agents are not read: {refused}"));
+                }
+                Err(error) => tracing::debug!(%error, "waiters of agents not read"),
+            }
         }
         denied
     }

@@ -9,12 +9,13 @@
 //! `redisson_lock__channel:*` and `redisson_rwlock:*`, and these commands:
 //! - for reading locks: SCAN, DBSIZE, HLEN, HRANDFIELD, HSTRLEN, HMGET, PTTL, TYPE, MULTI, EXEC, PING, PSUBSCRIBE, INFO, and
 //!   SELECT for databases other than 0;
-//! - for their companions: LLEN, LRANGE, MEMORY USAGE, ZCARD, ZCOUNT, ZMSCORE, GETRANGE and TIME;
+//! - for their companions and the waiters of agents: LLEN, LRANGE, MEMORY USAGE, ZCARD, ZCOUNT, ZMSCORE, GETRANGE and TIME;
 //! - for waiters: PUBSUB NUMSUB; for holders: CLIENT LIST;
 //! - for notifications: CONFIG GET, SUBSCRIBE and UNSUBSCRIBE; in a cluster: SSUBSCRIBE, SUNSUBSCRIBE and ASKING.
 //!
 //! If a command is not permitted, the source that needs it is denied or sees less, and reports that.
 
+pub mod agent_waiters;
 pub mod agents;
 pub mod channels;
 mod cluster;
@@ -50,6 +51,7 @@ use crate::model::actor::{Hub, ModelHandle};
 use crate::model::types::{ReadRequest, ScopeId};
 use crate::redis::{TIMEOUT, resolver_options};
 
+use agent_waiters::KnownAgents;
 use cluster::Follower;
 use scope::Scope;
 use server::{Shared, WatchedServer, spawn};
@@ -73,6 +75,7 @@ pub fn start(
         ignore: config.model.ignore.clone(),
         monitor: config.monitor,
         agent_keys: config.agent_keys.clone(),
+        known_agents: KnownAgents::default(),
         model: model.clone(),
         hub: Arc::clone(hub),
         scan_metrics: metrics.0.clone(),

@@ -67,6 +67,12 @@ pub(super) fn identity(
     }
 }
 
+/// Returns whether an agent signed an entry for that place, and its signature is still valid.
+pub(super) fn is_believed(bytes: &[u8], place: &Place<'_>, keys: &Keys, now: WallMillis) -> bool {
+    let entry: RegistryEntry = serde_json::from_slice(bytes).unwrap_or_default();
+    verify(&entry, bytes, place, keys, now).is_ok()
+}
+
 /// Returns the name of the key that signed an entry for that place, or the reason why it is not verified.
 fn verify(
     entry: &RegistryEntry,

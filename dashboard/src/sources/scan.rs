@@ -11,6 +11,7 @@ use redisson::{LockName, keys};
 use service_kit::redis::{CallError, Link, ServerInfo};
 use tokio::time::Instant;
 
+use super::agent_waiters::KnownAgents;
 use super::connection::{pause_until, report_failure, wait_until_up};
 use super::pace::{Pace, Pacer};
 use super::possible::PossibleLocks;
@@ -61,6 +62,8 @@ pub struct Scan {
     pub facts: ServerFacts,
     /// The snapshot is incomplete until its first pass.
     pub first: bool,
+    /// Receives the agents that it finds.
+    pub agents: KnownAgents,
 }
 
 /// State that lasts from one scan to the next.
@@ -177,6 +180,9 @@ impl Scan {
             }
             state.seen += COUNT as u64;
             self.metrics.keys.inc_by(COUNT as u64);
+            for agent in keys.iter().filter_map(|key| keys::agent_of(key)) {
+                self.agents.add(&self.scope, agent);
+            }
             let candidates = keys
                 .into_iter()
                 .filter_map(|key| LockName::new(key).ok())

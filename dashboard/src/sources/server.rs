@@ -9,6 +9,7 @@ use tokio::sync::mpsc;
 use tokio::task::JoinHandle;
 use tokio_util::sync::CancellationToken;
 
+use super::agent_waiters::KnownAgents;
 use super::agents::{Agents, Registry};
 use super::channels::Channels;
 use super::connection::link;
@@ -38,6 +39,7 @@ pub(super) struct Shared {
     pub(super) ignore: Vec<Vec<u8>>,
     pub(super) monitor: MonitorSettings,
     pub(super) agent_keys: Option<AgentKeys>,
+    pub(super) known_agents: KnownAgents,
     pub(super) model: ModelHandle,
     pub(super) hub: Arc<Hub>,
     pub(super) scan_metrics: ScanMetrics,
@@ -109,6 +111,7 @@ impl Shared {
                 },
                 Arc::clone(hub),
                 model.clone(),
+                self.known_agents.clone(),
             ));
             if reading.is_none() {
                 let subscribers = Subscribers {
@@ -141,6 +144,7 @@ impl Shared {
                 metrics: self.scan_metrics.of(&node),
                 facts,
                 first,
+                agents: self.known_agents.clone(),
             };
             spawn(format!("poll of {node}"), Box::pin(poll.run()));
             spawn(format!("scan of {node}"), Box::pin(scan.run()));

@@ -1,5 +1,6 @@
 //! The dashboard as a process of its own, on a Redis where an agent and others hold locks.
 
+mod agent_waiters;
 mod browser;
 mod browsing;
 mod clock;

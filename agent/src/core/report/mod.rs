@@ -1,12 +1,13 @@
 //! Read-only views of the core, for LOCKS, HTTP and the holder registry.
 
+mod awaited;
 pub(in crate::core) mod list;
 mod published;
 mod refusals;
 
 use std::time::Duration;
 
-use redisson::LockName;
+use redisson::{LockName, Moment};
 
 use crate::types::Number;
 
@@ -94,6 +95,16 @@ pub struct PublishDiff {
     pub due: Vec<HolderInfo>,
     /// The last number compared; none if nothing can follow.
     pub next: Option<Number>,
+}
+
+/// A lock that workers of this agent wait for.
+#[derive(Debug, Clone, PartialEq, Eq)]
+pub struct AwaitedLock {
+    pub lock: LockName,
+    /// All of its waiters.
+    pub count: usize,
+    /// The numbers of the first ones, each with the beginning of its wait.
+    pub named: Vec<(Number, Moment)>,
 }
 
 /// The worker behind a hold or a wait.

@@ -96,3 +96,29 @@ fn a_crowd_is_compared_in_parts() {
     let part = compare(&world, numbers[9], numbers[19], &[]);
     assert_eq!((due(&part).as_slice(), part.next), (&numbers[10..=19], Some(numbers[19])));
 }
+
+#[test]
+fn awaited_locks_have_all_of_their_waiters_counted() {
+    let mut world = World::new();
+    let holder = world.open();
+    world.lock(holder, "x");
+    world.lock(holder, "alone");
+    let waiters: Vec<_> = (0..10).map(|_| world.open()).collect();
+    for waiter in &waiters {
+        world.lock(*waiter, "x");
+    }
+    assert!(world.core.awaited(SECOND).is_empty(), "all are young");
+    world.pass(SECOND);
+    let late = world.open();
+    world.lock(late, "x");
+    let awaited = world.core.awaited(SECOND);
+    let [x] = awaited.as_slice() else { panic!("{awaited:?}") };
+    assert_eq!((x.lock.as_str(), x.count, x.named.len()), (Some("x"), 11, 8));
+    assert!(x.named.is_sorted(), "in the order in which they came");
+    for waiter in waiters {
+        world.close(waiter);
+    }
+    assert!(world.core.awaited(SECOND).is_empty(), "only a young one is left");
+    world.pass(SECOND);
+    assert_eq!(world.core.awaited(SECOND)[0].count, 1);
+}

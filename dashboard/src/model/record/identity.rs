@@ -93,6 +93,32 @@ impl Record {
         concerned
     }
 
+    /// Applies the waiters of this lock at an agent: their number, and the first ones with the beginnings of their waits.
+    pub fn agent_waits(
+        &mut self,
+        agent: ClientId,
+        count: u64,
+        first: &[(HolderId, SteadyMillis)],
+        at: Moment,
+        steady: SteadyMillis,
+    ) {
+        if count == 0 && self.cold.is_none() {
+            return;
+        }
+        // The list may be older than the reading that shows one of them as the holder.
+        let holds: Vec<HolderId> = self.holds.iter().map(|hold| hold.id).collect();
+        let waits: Vec<_> = first.iter().filter(|(id, _)| !holds.contains(id)).copied().collect();
+        let became_holders = u64::try_from(first.len() - waits.len()).unwrap_or(u64::MAX);
+        let count = count.saturating_sub(became_holders);
+        if count > 0 {
+            self.confirm();
+            self.add_source(Source::Identity);
+        }
+        self.dirty |= self.cold().waiting.agent(agent, count, &waits, at, steady);
+        self.drop_untracked();
+        self.drop_empty_cold_state();
+    }
+
     fn waits_by_name(&self, id: &HolderId) -> bool {
         self.cold.as_ref().is_some_and(|cold| cold.waiting.waiters().any(|w| w.id == *id))
     }

@@ -178,10 +178,10 @@ impl WaitingView {
             })
             .collect();
         shown.count = waiting.at_least();
+        // Each waiter of a fair lock has an entry of its own.
+        shown.exact = waiting.is_exact();
         if let Some(queue) = &waiting.queue {
             shown.queued = queue.len > 0;
-            // Each waiter of a fair lock has an entry of its own.
-            shown.exact = queue.is_fully_read();
             let waiter = |id| waiting.waiters().find(|waiter| waiter.id == id);
             shown.queue = queue
                 .front

@@ -120,6 +120,26 @@ pub struct AgentReport {
     pub steady: SteadyMillis,
 }
 
+/// The locks that workers of an agent wait for, as it publishes them.
+#[derive(Debug, Clone)]
+pub struct AgentWaiters {
+    pub agent: ClientId,
+    /// Each lock once; those without waiters at this agent are left out.
+    pub locks: Vec<AwaitedLock>,
+    pub at: Moment,
+    pub steady: SteadyMillis,
+}
+
+/// A lock that workers of an agent wait for.
+#[derive(Debug, Clone, PartialEq, Eq)]
+pub struct AwaitedLock {
+    pub lock: LockName,
+    /// All of its waiters at the agent.
+    pub count: u64,
+    /// The first ones, each with the beginning of its wait.
+    pub first: Vec<(HolderId, SteadyMillis)>,
+}
+
 /// A holder or waiter of a lock with its latest identity.
 #[derive(Debug)]
 pub struct TrackedHolder {

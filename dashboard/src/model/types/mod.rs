@@ -19,7 +19,8 @@ pub use client_view::ClientView;
 pub use events::{EndCause, EventLog, EventView, LockEvent};
 pub use id::{LockId, ScopeId};
 pub use identity::{
-    AgentReport, GONE_AFTER, HolderIdentity, Presence, TrackedHolder, Verification,
+    AgentReport, AgentWaiters, AwaitedLock, GONE_AFTER, HolderIdentity, Presence, TrackedHolder,
+    Verification,
 };
 pub use lock_view::{HolderView, LockView, QueueEntryView, RedView, Since, State, WaiterView};
 pub use observation::{

@@ -10,7 +10,7 @@ use redisson::shape::LockHash;
 use redisson::{HolderId, LockName, Moment, monitor};
 
 use super::id::ScopeId;
-use super::identity::AgentReport;
+use super::identity::{AgentReport, AgentWaiters};
 use super::past::OperatorAction;
 use super::problem::{Acknowledgement, ProblemKind};
 use super::source::Source;
@@ -201,6 +201,8 @@ pub enum Observation {
     Connected { connections: Connections, at: Moment, steady: SteadyMillis },
     /// The holder registry was read.
     AgentReport(AgentReport),
+    /// The locks that workers of an agent wait for.
+    AgentWaiters(AgentWaiters),
     /// MONITOR showed traffic of locks.
     Traffic(Traffic),
     /// An operator is about to end these holds of the lock by force.

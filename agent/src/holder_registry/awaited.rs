@@ -1,0 +1,106 @@
+//! The value that lists the locks that workers of this agent wait for, `lockscope:waiters:{<uuid>}`.
+
+use redisson::LockName;
+use serde::Serialize;
+use serde::ser::{SerializeSeq as _, Serializer};
+
+use crate::core::report::AwaitedLock;
+use crate::types::Number;
+
+/// The longest value, bytes. Dashboards read no more.
+const MAX_VALUE: usize = 60 * 1024;
+
+/// The whole value.
+#[derive(Debug, Serialize)]
+struct Value<'a> {
+    locks: &'a [Row],
+    /// The end of the signature's validity, in epoch milliseconds.
+    #[serde(skip_serializing_if = "Option::is_none")]
+    expires: Option<u64>,
+    /// The id of the key that signs the value.
+    #[serde(skip_serializing_if = "Option::is_none")]
+    key: Option<&'a str>,
+}
+
+/// A lock with its waiters.
+#[derive(Debug, Clone, PartialEq, Eq, Serialize)]
+pub(super) struct Row {
+    #[serde(serialize_with = "name")]
+    lock: LockName,
+    /// All of its waiters at this agent.
+    count: usize,
+    /// The numbers of the first ones, each with the beginning of its wait in epoch milliseconds.
+    first: Vec<(Number, u64)>,
+}
+
+/// Writes a name as text, or as a list of bytes if it is not UTF-8.
+fn name<S: Serializer>(name: &LockName, serializer: S) -> Result<S::Ok, S::Error> {
+    match name.as_str() {
+        Some(text) => serializer.serialize_str(text),
+        None => {
+            let mut bytes = serializer.serialize_seq(None)?;
+            name.as_bytes().iter().try_for_each(|byte| bytes.serialize_element(byte))?;
+            bytes.end()
+        }
+    }
+}
+
+/// Returns the rows of these locks, as many as a value has room for. `booted`: the boot time of the host in epoch milliseconds.
+pub(super) fn rows(awaited: &[AwaitedLock], booted: u64) -> Vec<Row> {
+    let mut room = MAX_VALUE;
+    let row = |awaited: &AwaitedLock| Row {
+        lock: awaited.lock.clone(),
+        count: awaited.count,
+        first: awaited
+            .named
+            .iter()
+            .map(|(number, since)| (*number, booted + since.as_micros() / 1_000))
+            .collect(),
+    };
+    let fits = |row: &Row| {
+        let length = serde_json::to_string(row).map_or(usize::MAX, |text| text.len() + 1);
+        let left = room.checked_sub(length);
+        room = left.unwrap_or(0);
+        left.is_some()
+    };
+    awaited.iter().map(row).take_while(fits).collect()
+}
+
+/// Returns the value with these rows. `signed`: the end of the signature's validity and the id of the key.
+pub(super) fn value(rows: &[Row], signed: Option<(u64, &str)>) -> String {
+    let (expires, key) = signed.unzip();
+    let value = Value { locks: rows, expires, key };
+    serde_json::to_string(&value).expect("numbers and text are always valid JSON")
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    fn awaited(name: &[u8]) -> AwaitedLock {
+        let lock = LockName::new(name).unwrap();
+        let at = |ms: u64| redisson::Moment::from_micros(ms * 1_000);
+        AwaitedLock { lock, count: 10, named: vec![(7, at(1_500)), (8, at(1_800))] }
+    }
+
+    #[test]
+    fn a_value_lists_locks_with_their_count_and_first_waiters() {
+        let rows = rows(&[awaited(b"orders:\"1\""), awaited(b"\xff\x01")], 100_000);
+        let text = value(&rows, Some((5, "k")));
+        assert_eq!(
+            text,
+            r#"{"locks":[{"lock":"orders:\"1\"","count":10,"first":[[7,101500],[8,101800]]},"#
+                .to_owned()
+                + r#"{"lock":[255,1],"count":10,"first":[[7,101500],[8,101800]]}],"expires":5,"key":"k"}"#
+        );
+        assert_eq!(value(&[], None), r#"{"locks":[]}"#);
+    }
+
+    #[test]
+    fn a_value_is_bounded() {
+        let long: Vec<AwaitedLock> =
+            (0..200_u8).map(|n| awaited(&[&[n][..], &[b'x'; 400]].concat())).collect();
+        let rows = rows(&long, 0);
+        assert!(value(&rows, None).len() <= MAX_VALUE + 20 && rows.len() > 10);
+    }
+}

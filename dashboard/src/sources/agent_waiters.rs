@@ -1,0 +1,267 @@
+//! The locks that workers of agents wait for, as each agent publishes them in one value.
+
+use std::collections::{BTreeSet, HashMap, HashSet, VecDeque};
+use std::sync::{Arc, Mutex, MutexGuard, PoisonError};
+
+use redis::Value;
+use redisson::signed_entry::Place;
+use redisson::{ClientId, HolderId, LockName, keys};
+use serde::Deserialize;
+use service_kit::redis::{CallError, ServerError};
+
+use super::agents::Registry;
+use super::read::integer;
+use super::registry_entry::is_believed;
+use super::scope::Scope;
+use crate::access::agent_keys::AgentKeys;
+use crate::clock::{SteadyMillis, WallMillis, now};
+use crate::model::types::{AgentWaiters, AwaitedLock};
+
+/// The most agents of one database that are known by name.
+const MAX_AGENTS: usize = 2_000;
+/// The most agents that are read in one round; the others follow in the next ones.
+const AGENTS: usize = 250;
+/// Values in one pipeline.
+const VALUES: usize = 32;
+/// The longest value that is read, bytes.
+const MAX_VALUE: usize = 64 * 1024;
+/// The most locks of one agent, and the most waiters of one lock that are named.
+const MAX_LOCKS: usize = 256;
+const MAX_NAMED: usize = 16;
+/// The most waiters of one lock at one agent.
+const MAX_COUNT: u64 = 1_000_000;
+
+/// The agents that scans have found, by database. Cheap to clone; clones share them.
+#[derive(Debug, Clone, Default)]
+pub struct KnownAgents(Arc<Mutex<ByDatabase>>);
+
+/// Agents by deployment and database, the oldest first.
+type ByDatabase = HashMap<(Arc<str>, u32), VecDeque<ClientId>>;
+
+impl KnownAgents {
+    fn lock(&self) -> MutexGuard<'_, ByDatabase> {
+        self.0.lock().unwrap_or_else(PoisonError::into_inner)
+    }
+
+    /// Adds an agent. The oldest one makes room.
+    pub(super) fn add(&self, scope: &Scope, agent: ClientId) {
+        let mut known = self.lock();
+        let known = known.entry((Arc::clone(&scope.deployment), scope.db)).or_default();
+        if !known.contains(&agent) {
+            if known.len() >= MAX_AGENTS {
+                known.pop_front();
+            }
+            known.push_back(agent);
+        }
+    }
+
+    fn of(&self, scope: &Scope) -> Vec<ClientId> {
+        let known = self.lock();
+        let known = known.get(&(Arc::clone(&scope.deployment), scope.db));
+        known.into_iter().flatten().copied().collect()
+    }
+}
+
+/// A reader of the values of all known agents.
+#[derive(Debug, Default)]
+pub(super) struct WaiterReader {
+    /// The agents that had waiters in the last round.
+    waiting: BTreeSet<ClientId>,
+    /// The last of the others that was read.
+    after: Option<ClientId>,
+}
+
+impl WaiterReader {
+    /// Reads the values of some agents. `holders`: agents of known holders and waiters. Returns the lists of those that have
+    /// waiters, or had some in the last round; or Redis' refusal.
+    pub(super) async fn read(
+        &mut self,
+        scope: &Scope,
+        registry: &Registry,
+        known: &KnownAgents,
+        holders: HashSet<ClientId>,
+    ) -> Result<Result<Vec<AgentWaiters>, ServerError>, CallError> {
+        let mut others: Vec<ClientId> = known.of(scope);
+        others.extend(holders);
+        others.retain(|agent| !self.waiting.contains(agent));
+        others.sort_unstable();
+        others.dedup();
+        let mut agents: Vec<ClientId> = self.waiting.iter().copied().take(AGENTS).collect();
+        let room = (AGENTS - agents.len()).max(AGENTS / 4);
+        if others.len() > room {
+            let from = self.after.map_or(0, |after| others.partition_point(|id| *id <= after));
+            let length = others.len();
+            others.rotate_left(from % length);
+            others.truncate(room);
+            self.after = others.last().copied();
+        }
+        agents.extend(others);
+        let mut lists = Vec::new();
+        for agents in agents.chunks(VALUES) {
+            match registry.waiters(agents).await? {
+                Ok(read) => lists.extend(read),
+                Err(refused) => return Ok(Err(refused)),
+            }
+        }
+        lists.retain(|list| !list.locks.is_empty() || self.waiting.contains(&list.agent));
+        for list in &lists {
+            match list.locks.is_empty() {
+                true => self.waiting.remove(&list.agent),
+                false => self.waiting.insert(list.agent),
+            };
+        }
+        for list in &mut lists {
+            list.locks.retain(|awaited| registry.share.has(&awaited.lock));
+        }
+        Ok(Ok(lists))
+    }
+}
+
+impl Registry {
+    /// Reads the values of these agents. The inner error is Redis' refusal.
+    async fn waiters(
+        &self,
+        agents: &[ClientId],
+    ) -> Result<Result<Vec<AgentWaiters>, ServerError>, CallError> {
+        let (at, steady) = (now(), SteadyMillis::now());
+        let range = |agent: &ClientId| {
+            vec![
+                "GETRANGE".into(),
+                keys::agent_waiters(agent),
+                "0".into(),
+                (MAX_VALUE - 1).to_string().into(),
+            ]
+        };
+        let replies = self.send(agents.iter().map(range).collect()).await?;
+        let refused = replies.iter().find_map(|reply| reply.as_ref().err());
+        if let Some(refused) = refused.filter(|refused| refused.is_denied()) {
+            return Ok(Err(refused.clone()));
+        }
+        let values: HashMap<ClientId, Vec<u8>> = agents
+            .iter()
+            .zip(replies)
+            .filter_map(|(agent, reply)| match reply {
+                Ok(Value::BulkString(value)) if !value.is_empty() => Some((*agent, value)),
+                _ => None,
+            })
+            .collect();
+        let keys = self.keys.as_ref().map(AgentKeys::now);
+        let hosts = match &keys {
+            Some(_) => self.short_hosts(values.keys().copied().collect()).await?,
+            None => HashMap::new(),
+        };
+        let wall = SteadyMillis::now().to_wall();
+        let list = |agent: &ClientId| {
+            let value = values.get(agent).map(Vec::as_slice).unwrap_or_default();
+            let host = hosts.get(agent).map(Vec::as_slice).unwrap_or_default();
+            let key = keys::agent_waiters(agent);
+            let believed = keys.as_ref().is_none_or(|keys| {
+                LockName::new(key.as_slice()).is_ok_and(|lock| {
+                    let place = Place { agent, number: 0, lock: &lock, host };
+                    is_believed(value, &place, keys, wall)
+                })
+            });
+            let locks = if believed { awaited(agent, value) } else { Vec::new() };
+            AgentWaiters { agent: *agent, locks, at, steady }
+        };
+        Ok(Ok(agents.iter().map(list).collect()))
+    }
+
+    /// Reads the hosts of agents, except those that are too long.
+    async fn short_hosts(
+        &self,
+        agents: Vec<ClientId>,
+    ) -> Result<HashMap<ClientId, Vec<u8>>, CallError> {
+        let length = |agent: &ClientId| vec!["HSTRLEN".into(), keys::agent(agent), "host".into()];
+        let lengths = self.send(agents.iter().map(length).collect()).await?;
+        let short = agents.into_iter().zip(lengths).filter(|(_, length)| {
+            let length = length.as_ref().ok().and_then(integer);
+            length.is_some_and(|length| (1..=super::agents::MAX_HOST).contains(&length))
+        });
+        self.hosts(short.map(|(agent, _)| agent).collect()).await
+    }
+}
+
+/// The value as it is in Redis. Anybody who can write there may have written it.
+#[derive(Debug, Default, Deserialize)]
+#[serde(default)]
+struct Published {
+    locks: Vec<Row>,
+}
+
+#[derive(Debug, Deserialize)]
+struct Row {
+    lock: Name,
+    count: u64,
+    #[serde(default)]
+    first: Vec<(i64, u64)>,
+}
+
+/// A name as text, or as bytes if it is not UTF-8.
+#[derive(Debug, Deserialize)]
+#[serde(untagged)]
+enum Name {
+    Text(String),
+    Bytes(Vec<u8>),
+}
+
+/// Returns the locks in a value, within bounds; none if it is malformed.
+fn awaited(agent: &ClientId, value: &[u8]) -> Vec<AwaitedLock> {
+    let published: Published = serde_json::from_slice(value).unwrap_or_default();
+    let mut seen = HashSet::new();
+    let row = |row: Row| {
+        let name = match row.lock {
+            Name::Text(text) => text.into_bytes(),
+            Name::Bytes(bytes) => bytes,
+        };
+        let lock = LockName::new(name).ok()?;
+        let first =
+            row.first.into_iter().take(MAX_NAMED).map(|(number, since)| {
+                (HolderId::new(*agent, number), WallMillis(since).to_steady())
+            });
+        let count = row.count.min(MAX_COUNT);
+        (count > 0 && seen.insert(lock.clone())).then(|| AwaitedLock {
+            lock,
+            count,
+            first: first.collect(),
+        })
+    };
+    published.locks.into_iter().take(MAX_LOCKS).filter_map(row).collect()
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn a_value_is_read_within_bounds() {
+        let agent = ClientId::from_random([1; 16]);
+        let read = |text: &str| awaited(&agent, text.as_bytes());
+        let locks = read(
+            r#"{"locks":[{"lock":"a","count":10,"first":[[7,1000],[8,2000]]},{"lock":[255,1],"count":1}],"key":"k"}"#,
+        );
+        assert_eq!((locks[0].lock.as_str(), locks[0].count), (Some("a"), 10));
+        assert_eq!(locks[0].first[1], (HolderId::new(agent, 8), SteadyMillis(2_000)));
+        assert_eq!((locks[1].lock.as_bytes(), locks[1].first.len()), (&[255, 1][..], 0));
+        for wrong in ["", "null", "[]", r#"{"locks":7}"#, r#"{"locks":[{"lock":"","count":1}]}"#] {
+            assert!(read(wrong).is_empty(), "{wrong}");
+        }
+        let row = |i: usize| format!(r#"{{"lock":"{}","count":99999999999}}"#, i / 2);
+        let many: Vec<String> = (0..1_000).map(row).collect();
+        let locks = read(&format!(r#"{{"locks":[{}]}}"#, many.join(",")));
+        assert_eq!((locks.len(), locks[0].count), (MAX_LOCKS / 2, MAX_COUNT), "each name once");
+    }
+
+    #[test]
+    fn known_agents_are_bounded() {
+        let known = KnownAgents::default();
+        let id = crate::model::types::ScopeId(0);
+        let scope = Scope { id, deployment: "main".into(), db: 0 };
+        for i in 0..MAX_AGENTS as u128 + 5 {
+            known.add(&scope, ClientId::from_random(i.to_be_bytes()));
+            known.add(&scope, ClientId::from_random(i.to_be_bytes()));
+        }
+        assert_eq!(known.of(&scope).len(), MAX_AGENTS);
+        assert!(known.of(&Scope { db: 1, ..scope }).is_empty());
+    }
+}
