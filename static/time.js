@@ -100,6 +100,7 @@ const Lockscope = (() => {
     }
     for (const time of document.querySelectorAll("[data-clock]")) setText(time, timeOfDay(Number(time.dataset.clock)));
     for (const time of document.querySelectorAll("[data-clock-ms]")) setText(time, parts(Number(time.dataset.clockMs)).slice(11, 23));
+    for (const time of document.querySelectorAll("[data-minute]")) setText(time, parts(Number(time.dataset.minute)).slice(11, 16));
     const today = day(at);
     for (const time of document.querySelectorAll("[data-day]")) {
       const its = day(Number(time.dataset.day));

@@ -321,6 +321,9 @@ impl Model {
     ) {
         let scope = &self.scopes[scope_id.0];
         for effect in effects {
+            if let Effect::Detected(_, _, group) = &effect {
+                self.totals.add_problem(now, &scope.deployment, group);
+            }
             let Effect::Count(source, count) = effect else {
                 self.effects.push((scope_id, effect));
                 continue;

@@ -8,6 +8,7 @@ use askama::filters::HtmlSafe;
 use super::format::{self, Ago};
 use super::list::{LockLink, holder};
 use super::page::{self, Frame};
+use super::picture::Heat;
 use super::row::{Badge, HolderCell};
 use super::{Chrome, OverviewPage, links};
 use crate::clock::SteadyMillis;
@@ -264,6 +265,7 @@ struct OverviewTemplate<'a> {
     blockers: Blockers<'a>,
     oldest: Oldest<'a>,
     groups: Groups<'a>,
+    heat: Heat,
 }
 
 /// The page.
@@ -278,6 +280,7 @@ pub fn overview_page(page: &OverviewPage) -> Result<String, askama::Error> {
         blockers: Blockers::new(page),
         oldest: Oldest::new(page),
         groups: Groups::new(page),
+        heat: Heat::new(&page.contention),
     }
     .render()
 }
@@ -294,6 +297,7 @@ pub(super) fn regions(page: &OverviewPage) -> Result<Vec<(&'static str, String)>
         ("overview-figures", Figures::new(page).render()?),
         ("overview-blockers", Blockers::new(page).render()?),
         ("overview-oldest", Oldest::new(page).render()?),
+        ("overview-heat", Heat::new(&page.contention).render()?),
         ("overview-groups", Groups::new(page).render()?),
     ])
 }

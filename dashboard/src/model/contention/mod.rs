@@ -5,6 +5,7 @@
 //! message shows it.
 
 mod durations;
+mod minutes;
 
 use std::collections::{HashMap, VecDeque};
 use std::sync::Arc;
@@ -18,6 +19,8 @@ use crate::clock::SteadyMillis;
 use crate::model::types::{LockId, PastHold, PastWait, Since};
 
 pub use durations::{BOUNDS_MS, Durations};
+use minutes::{MINUTE, Minutes};
+pub use minutes::{MINUTES, Minute};
 
 /// The least time that is counted.
 const WINDOW: Duration = Duration::from_secs(3_600);
@@ -165,6 +168,10 @@ pub struct GroupTally {
     pub lock_group: Arc<str>,
     #[serde(flatten)]
     pub tally: Tally,
+    /// Its minutes with waits or problems, oldest first.
+    #[serde(skip)]
+    #[schema(ignore)]
+    pub minutes: Vec<Minute>,
 }
 
 #[derive(Debug, Clone, PartialEq, Eq, Serialize)]
@@ -184,6 +191,9 @@ pub struct Contention {
     pub from: SteadyMillis,
     #[serde(serialize_with = "crate::clock::as_wall")]
     pub to: SteadyMillis,
+    /// The end of the last whole minute.
+    #[serde(skip)]
+    pub minute: SteadyMillis,
     /// Every group, those most waited for first.
     pub groups: Vec<GroupTally>,
     /// Locks, those most waited for first.
@@ -208,11 +218,18 @@ impl Default for Contention {
         Self {
             from: SteadyMillis(0),
             to: SteadyMillis(0),
+            minute: SteadyMillis(0),
             groups: Vec::new(),
             locks: Vec::new(),
             locks_left_out: 0,
         }
     }
+}
+
+#[derive(Debug, Default)]
+struct GroupSlices {
+    slices: Slices,
+    minutes: Minutes,
 }
 
 #[derive(Debug)]
@@ -224,7 +241,9 @@ struct LockSlices {
 #[derive(Debug)]
 pub(super) struct Totals {
     began: Moment,
-    groups: HashMap<(Arc<str>, Arc<str>), Slices>,
+    groups: HashMap<(Arc<str>, Arc<str>), GroupSlices>,
+    /// Microseconds by which the minutes of the wall clock begin earlier than those of our clock; none before the first view.
+    phase: Option<u64>,
     locks: HashMap<LockId, LockSlices>,
     /// The numbers of locks that were dropped, by slice.
     left_out: VecDeque<(u64, u64)>,
@@ -235,6 +254,7 @@ impl Totals {
         Self {
             began: now,
             groups: HashMap::new(),
+            phase: None,
             locks: HashMap::new(),
             left_out: VecDeque::new(),
         }
@@ -244,8 +264,13 @@ impl Totals {
     pub(super) fn add(&mut self, now: Moment, lock: &LockId, group: &Arc<str>, count: Count) {
         let slice = slice(now);
         let key = (Arc::clone(&lock.deployment), Arc::clone(group));
+        let minute = self.minute(now);
         if self.groups.contains_key(&key) || self.groups.len() < MAX_GROUPS {
-            self.groups.entry(key).or_default().add(slice, lock, count);
+            let group = self.groups.entry(key).or_default();
+            group.slices.add(slice, lock, count);
+            if let Count::Waiting(time) = count {
+                group.minutes.add(minute, time, 0);
+            }
         }
         if !self.locks.contains_key(lock) {
             if self.locks.len() >= MAX_LOCKS {
@@ -257,6 +282,19 @@ impl Totals {
         if let Some(known) = self.locks.get_mut(lock) {
             known.slices.add(slice, lock, count);
         }
+    }
+
+    /// Counts a problem of a lock of that group.
+    pub(super) fn add_problem(&mut self, now: Moment, deployment: &Arc<str>, group: &Arc<str>) {
+        let (key, minute) = ((Arc::clone(deployment), Arc::clone(group)), self.minute(now));
+        if self.groups.contains_key(&key) || self.groups.len() < MAX_GROUPS {
+            self.groups.entry(key).or_default().minutes.add(minute, Duration::ZERO, 1);
+        }
+    }
+
+    /// Returns the number of the minute, which begins with one of the wall clock.
+    fn minute(&self, at: Moment) -> u64 {
+        at.as_micros().saturating_add(self.phase.unwrap_or(0)) / minute_micros()
     }
 
     /// Drops the half with the least waiting time and acquisitions.
@@ -279,9 +317,11 @@ impl Totals {
     /// Drops slices older than the window.
     pub(super) fn forget_old(&mut self, now: Moment) {
         let oldest = slice(now - WINDOW);
-        self.groups.retain(|_, slices| {
-            slices.forget_before(oldest);
-            !slices.0.is_empty()
+        let oldest_minute = self.minute(now).saturating_sub(MINUTES as u64);
+        self.groups.retain(|_, group| {
+            group.slices.forget_before(oldest);
+            group.minutes.forget_before(oldest_minute);
+            !(group.slices.0.is_empty() && group.minutes.is_empty())
         });
         self.locks.retain(|_, known| {
             known.slices.forget_before(oldest);
@@ -292,17 +332,22 @@ impl Totals {
 
     /// Returns the last hour, as of the same instant on both clocks.
     pub(super) fn view(&mut self, now: Moment, steady: SteadyMillis) -> Contention {
+        let ahead = (steady.0 * 1_000).saturating_sub(now.as_micros());
+        self.phase.get_or_insert(ahead % minute_micros());
         self.forget_old(now);
+        let current = self.minute(now);
+        let over = now.as_micros().saturating_add(self.phase.unwrap_or(0)) % minute_micros();
         let first = Moment::from_micros(slice(now - WINDOW).saturating_mul(slice_micros()));
         let counted = now.since(first.max(self.began));
         let counted = u64::try_from(counted.as_millis()).unwrap_or(u64::MAX);
         let mut groups: Vec<GroupTally> = self
             .groups
             .iter()
-            .map(|((deployment, group), slices)| GroupTally {
+            .map(|((deployment, name), group)| GroupTally {
                 deployment: Arc::clone(deployment),
-                lock_group: Arc::clone(group),
-                tally: slices.sum(),
+                lock_group: Arc::clone(name),
+                tally: group.slices.sum(),
+                minutes: group.minutes.before(current),
             })
             .collect();
         groups.sort_unstable_by(|a, b| {
@@ -328,11 +373,16 @@ impl Totals {
         Contention {
             from: SteadyMillis(steady.0.saturating_sub(counted)),
             to: steady,
+            minute: SteadyMillis(steady.0.saturating_sub(over / 1_000)),
             groups,
             locks,
             locks_left_out: gone + beyond,
         }
     }
+}
+
+fn minute_micros() -> u64 {
+    u64::try_from(MINUTE.as_micros()).unwrap_or(u64::MAX)
 }
 
 fn slice_micros() -> u64 {
@@ -405,6 +455,27 @@ mod tests {
         assert_eq!(json["locks"][0]["name"], "b");
         assert_eq!(json["locks"][0]["waits"]["count"], 2);
         assert_eq!(json["groups"][0]["lock_group"], "g");
+    }
+
+    #[test]
+    fn the_minutes_of_groups_are_those_of_the_wall_clock() {
+        let mut totals = Totals::new(at(0));
+        let group: Arc<str> = "g".into();
+        // Our clock is 20 s behind a minute's beginning.
+        let steady = |ms: u64| SteadyMillis(600_000 + 40_000 + ms);
+        assert_eq!(totals.view(at(0), steady(0)).minute, SteadyMillis(600_000));
+        let waits = Count::Waiting(Duration::from_secs(3));
+        totals.add(at(19_000), &lock("a"), &group, waits);
+        totals.add_problem(at(19_500), &"d".into(), &group);
+        totals.add(at(21_000), &lock("a"), &group, waits);
+        let shown = totals.view(at(30_000), steady(30_000));
+        assert_eq!(shown.minute, SteadyMillis(660_000));
+        let minute = Minute { column: 59, waiting_ms: 3_000, problems: 1 };
+        assert_eq!(shown.groups[0].minutes, [minute], "only whole minutes");
+        let shown = totals.view(at(90_000), steady(90_000));
+        let columns: Vec<_> = shown.groups[0].minutes.iter().map(|it| it.column).collect();
+        assert_eq!((columns, shown.groups[0].minutes[1].problems), (vec![58, 59], 0));
+        assert_eq!(shown.groups[0].tally.waiting_ms, 6_000);
     }
 
     #[test]

@@ -3,6 +3,7 @@
 mod circle;
 mod density;
 mod durations;
+mod heat;
 mod histogram;
 mod timeline;
 
@@ -15,6 +16,7 @@ use crate::model::types::PastHoldView;
 pub(super) use circle::Circle;
 pub(super) use density::{Strip, word};
 pub(super) use durations::Durations;
+pub(super) use heat::Heat;
 pub(super) use histogram::Histogram;
 pub(super) use timeline::Timeline;
 

@@ -6,7 +6,7 @@ use redisson::LockName;
 
 use super::super::*;
 use crate::archive::{HeldLock, ProblemThen};
-use crate::model::contention::{Contention, GroupTally, LockTally, Tally};
+use crate::model::contention::{Contention, GroupTally, LockTally, Minute, Tally};
 use crate::model::owner_names::OwnerNames;
 use crate::model::types::*;
 use crate::query::contention::ContentionRow;
@@ -355,10 +355,13 @@ fn last_hour() -> Contention {
     let tally = Tally { acquisitions: 1_204, waiting_ms: 90_000, ..Tally::default() };
     let lock = contended_lock().id;
     let (deployment, lock_group) = (Arc::clone(&lock.deployment), Arc::from("hot:<b>*"));
+    let minute = |column, waiting_ms, problems| Minute { column, waiting_ms, problems };
+    let minutes = vec![minute(30, 60_000, 0), minute(31, 30_000, 1)];
     Contention {
         from: ago(3_600_000),
         to: ago(0),
-        groups: vec![GroupTally { deployment, lock_group, tally: tally.clone() }],
+        minute: ago(NOW % 60_000),
+        groups: vec![GroupTally { deployment, lock_group, tally: tally.clone(), minutes }],
         locks: vec![LockTally { lock, lock_group: "hot:<b>*".into(), tally }],
         locks_left_out: 3,
     }

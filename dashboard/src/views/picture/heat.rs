@@ -1,0 +1,194 @@
+//! The last hour as a heat map: a row for each group of locks, a column for each minute.
+//!
+//! Only whole minutes are drawn, so that the picture changes once a minute.
+
+use askama::Template;
+use askama::filters::HtmlSafe;
+
+use super::super::{format, links};
+use crate::clock::SteadyMillis;
+use crate::model::contention::{Contention, GroupTally, MINUTES, Minute};
+use crate::text;
+
+/// The most rows.
+const MAX_ROWS: usize = 20;
+/// The width of a column and the height of a row.
+const COLUMN: usize = 10;
+const ROW: usize = 20;
+const MINUTE_MS: u64 = 60_000;
+/// The time from which a cell is darker, milliseconds of waiting in a minute: a tenth of a waiter, half of one, two, ten.
+const LEVELS: [u64; 4] = [6_000, 30_000, 120_000, 600_000];
+
+#[derive(Debug, Template)]
+#[template(path = "parts/heat.html")]
+pub(in super::super) struct Heat {
+    rows: Vec<HeatRow>,
+    width: usize,
+    height: usize,
+    marks: Vec<(u64, String)>,
+    /// Groups without any waits or problems, and others that there is no room for.
+    calm: usize,
+    more: usize,
+}
+
+impl HtmlSafe for Heat {}
+
+#[derive(Debug)]
+struct HeatRow {
+    name: String,
+    link: String,
+    waited: Option<String>,
+    cells: Vec<Cell>,
+    /// Its hour in a sentence.
+    words: String,
+    y: usize,
+}
+
+#[derive(Debug)]
+struct Cell {
+    link: String,
+    words: String,
+    x: usize,
+    /// 0 without waits, up to 5.
+    level: usize,
+    /// The corners of the sign for a problem.
+    problem: Option<String>,
+}
+
+impl Heat {
+    pub(in super::super) fn new(contention: &Contention) -> Self {
+        let (busy, calm): (Vec<&GroupTally>, Vec<&GroupTally>) =
+            contention.groups.iter().partition(|group| !group.minutes.is_empty());
+        let end = contention.minute;
+        let row = |(i, group): (usize, &&GroupTally)| HeatRow::new(group, end, i * ROW);
+        let rows: Vec<HeatRow> = busy.iter().take(MAX_ROWS).enumerate().map(row).collect();
+        let marks = [60, 45, 30, 15, 0].map(|ago| {
+            let at = SteadyMillis(end.0.saturating_sub(ago * MINUTE_MS)).to_wall();
+            (at.0, at.to_string().get(11..16).unwrap_or_default().to_owned())
+        });
+        Self {
+            width: MINUTES * COLUMN,
+            height: rows.len() * ROW,
+            more: busy.len() - rows.len(),
+            calm: calm.len(),
+            marks: marks.into(),
+            rows,
+        }
+    }
+}
+
+impl HeatRow {
+    fn new(group: &GroupTally, end: SteadyMillis, y: usize) -> Self {
+        let waited: u64 = group.minutes.iter().map(|minute| minute.waiting_ms).sum();
+        let longest = group.minutes.iter().max_by_key(|minute| minute.waiting_ms);
+        let problems = group.minutes.iter().filter(|minute| minute.problems > 0);
+        let mut words = match longest.filter(|minute| minute.waiting_ms > 0) {
+            Some(longest) => format!(
+                "waited for {} in all, the most at {}",
+                format::short_duration(waited),
+                time(began(longest, end))
+            ),
+            None => "no waits".to_owned(),
+        };
+        let times: Vec<String> = problems.map(|minute| time(began(minute, end))).collect();
+        if !times.is_empty() {
+            words.push_str(&format!("; problems at {}", times.join(", ")));
+        }
+        Self {
+            name: text::visible(group.lock_group.as_bytes()),
+            link: links::filtered(&group.lock_group),
+            waited: (waited > 0).then(|| format::short_duration(waited)),
+            cells: group.minutes.iter().map(|minute| Cell::new(minute, end, y)).collect(),
+            words,
+            y,
+        }
+    }
+}
+
+impl Cell {
+    fn new(minute: &Minute, end: SteadyMillis, y: usize) -> Self {
+        let (from, x) = (began(minute, end), minute.column * COLUMN);
+        let to = SteadyMillis(from.0 + MINUTE_MS);
+        let query = [("from", format::rfc3339(from)), ("to", format::rfc3339(to))];
+        let mut words = match minute.waiting_ms {
+            0 => format!("{}: no waits", time(from)),
+            waited => format!("{}: waited for {}", time(from), format::short_duration(waited)),
+        };
+        match minute.problems {
+            0 => {}
+            1 => words.push_str(", a problem"),
+            n => words.push_str(&format!(", {n} problems")),
+        }
+        let above = LEVELS.iter().filter(|least| minute.waiting_ms >= **least).count();
+        Self {
+            link: links::with("/events", &query),
+            words,
+            x,
+            level: if minute.waiting_ms == 0 { 0 } else { above + 1 },
+            problem: (minute.problems > 0)
+                .then(|| format!("M{} {}l4 7h-8z", x + COLUMN / 2, y + 6)),
+        }
+    }
+}
+
+/// Returns the beginning of a minute.
+fn began(minute: &Minute, end: SteadyMillis) -> SteadyMillis {
+    let minutes_ago = u64::try_from(MINUTES - minute.column).unwrap_or(0);
+    SteadyMillis(end.0.saturating_sub(minutes_ago * MINUTE_MS))
+}
+
+/// Returns the time of day in UTC.
+fn time(at: SteadyMillis) -> String {
+    format::rfc3339(at).get(11..16).unwrap_or_default().to_owned()
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+    use crate::model::contention::Tally;
+
+    fn group(name: &str, minutes: Vec<Minute>) -> GroupTally {
+        GroupTally {
+            deployment: "d".into(),
+            lock_group: name.into(),
+            tally: Tally::default(),
+            minutes,
+        }
+    }
+
+    fn minute(column: usize, waiting_ms: u64, problems: u32) -> Minute {
+        Minute { column, waiting_ms, problems }
+    }
+
+    #[test]
+    fn a_cell_is_a_minute_and_more_waiting_is_darker() {
+        let minutes = vec![minute(0, 900, 0), minute(58, 700_000, 0), minute(59, 0, 2)];
+        let contention = Contention {
+            minute: SteadyMillis(1_795_546_800_000),
+            groups: vec![group("a<b>", minutes), group("calm", Vec::new())],
+            ..Contention::default()
+        };
+        let heat = Heat::new(&contention);
+        assert_eq!((heat.rows.len(), heat.calm, heat.more, heat.height), (1, 1, 0, ROW));
+        let row = &heat.rows[0];
+        let levels: Vec<usize> = row.cells.iter().map(|cell| cell.level).collect();
+        assert_eq!(levels, [1, 5, 0]);
+        assert_eq!(row.words, "waited for 11m 40s in all, the most at 18:58; problems at 18:59");
+        assert_eq!(row.cells[2].words, "18:59: no waits, 2 problems");
+        let link = "/events?from=2026-11-24T18:58:00.000Z&to=2026-11-24T18:59:00.000Z";
+        assert_eq!((row.cells[1].link.as_str(), row.cells[1].x), (link, 580));
+        let html = heat.render().unwrap();
+        assert!(html.contains("a&#60;b&#62;") && html.contains("heat-5"), "{html}");
+    }
+
+    #[test]
+    fn rows_are_bounded() {
+        let groups = (0..30).map(|i| group(&i.to_string(), vec![minute(3, 5, 0)])).collect();
+        let heat = Heat::new(&Contention { groups, ..Contention::default() });
+        assert_eq!((heat.rows.len(), heat.more), (MAX_ROWS, 10));
+        let whole: Vec<Minute> = (0..MINUTES).map(|column| minute(column, 9_000, 1)).collect();
+        let groups = (0..20).map(|i| group(&i.to_string(), whole.clone())).collect();
+        let html = Heat::new(&Contention { groups, ..Contention::default() }).render().unwrap();
+        assert!(html.len() < 400_000, "{} bytes", html.len());
+    }
+}
