@@ -24,7 +24,7 @@ macro_rules! asset {
 }
 
 /// Every one. Addresses in pages end in `?v=` and the [`Asset::version`].
-pub const ASSETS: [Asset; 7] = [
+pub const ASSETS: [Asset; 9] = [
     asset!("app.css", "text/css; charset=utf-8"),
     asset!("time.js", "text/javascript; charset=utf-8"),
     asset!("stream.js", "text/javascript; charset=utf-8"),
@@ -32,6 +32,8 @@ pub const ASSETS: [Asset; 7] = [
     asset!("page.js", "text/javascript; charset=utf-8"),
     asset!("theme.js", "text/javascript; charset=utf-8"),
     asset!("favicon.svg", "image/svg+xml"),
+    asset!("inter-latin.woff2", "font/woff2"),
+    asset!("inter-OFL.txt", "text/plain; charset=utf-8"),
 ];
 
 impl Asset {
@@ -59,12 +61,14 @@ pub(super) struct Addresses {
     pub(super) page: String,
     pub(super) theme: String,
     pub(super) icon: String,
+    pub(super) font: String,
+    pub(super) font_licence: String,
 }
 
 pub(super) static ADDRESSES: LazyLock<Addresses> = LazyLock::new(|| {
-    let [css, time, stream, live, page, theme, icon] =
+    let [css, time, stream, live, page, theme, icon, font, font_licence] =
         ASSETS.map(|asset| format!("/static/{}?v={}", asset.name, asset.version()));
-    Addresses { css, time, stream, live, page, theme, icon }
+    Addresses { css, time, stream, live, page, theme, icon, font, font_licence }
 });
 
 static BUILD: LazyLock<String> = LazyLock::new(|| {
@@ -78,4 +82,23 @@ static BUILD: LazyLock<String> = LazyLock::new(|| {
 #[must_use]
 pub fn build() -> &'static str {
     &BUILD
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn the_style_sheet_names_the_font_by_its_version() {
+        let css = std::str::from_utf8(find("app.css").unwrap().body).unwrap();
+        let address = ADDRESSES.font.strip_prefix("/static/").unwrap();
+        assert!(css.contains(&format!("url(\"{address}\")")), "expected {address}");
+    }
+
+    #[test]
+    fn the_font_comes_with_its_licence() {
+        let licence = std::str::from_utf8(find("inter-OFL.txt").unwrap().body).unwrap();
+        assert!(licence.contains("The Inter Project Authors"), "{licence}");
+        assert!(licence.contains("SIL OPEN FONT LICENSE Version 1.1"), "{licence}");
+    }
 }
