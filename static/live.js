@@ -9,7 +9,8 @@
 //   order    [id…]: the rows in order; a row that is not named has gone
 //   regions  {id: html}: the new inside of an element
 // Nothing moves under the pointer: while somebody points at the rows or is among them with the keyboard, rows change
-// in place, but their order, new ones and the going of old ones wait until they are applied.
+// in place, but their order, new ones and the going of old ones wait until they are applied. Otherwise rows move once in
+// ten seconds at most, unless a problem begins; then too they change in place, since all are of one height.
 "use strict";
 (() => {
   const { byId, setText } = Lockscope;
@@ -83,7 +84,9 @@
       const row = known.get(id);
       if (!row) continue;
       row.ttl = ttl;
-      stamp(byId(id), ttl);
+      const here = byId(id);
+      stamp(here, ttl);
+      if (here) changed.push(here);
     }
     if (patch.order) {
       order = patch.order;
@@ -120,7 +123,9 @@
       if (!wanted(id)) continue;
       regions.delete(id);
       const element = byId(id);
-      if (element) morphChildren(element, parsed(html));
+      if (!element) continue;
+      morphChildren(element, parsed(html));
+      changed.push(element);
     }
   }
 
@@ -130,23 +135,36 @@
       if (!known.has(id)) dirty.delete(id);
       if (!row || !known.has(id)) continue;
       dirty.delete(id);
+      const fine = !isWrong(row);
       morph(row, made(id));
+      urgent ||= fine && isWrong(row);
+      changed.push(row);
     }
   }
 
+  // Each place in the table takes what belongs there, and stays where it is: nothing on the page is pushed around.
   function applyOrder() {
     const focused = document.activeElement;
-    const keep = new Set(order);
-    for (const row of shown()) if (!keep.has(row.id)) row.remove();
-    order.filter((id) => byId(id) || known.has(id)).forEach((id, i) => {
-      let row = byId(id);
-      if (!row) {
-        row = made(id);
-        dirty.delete(id);
+    const wanted = order.filter((id) => byId(id) || known.has(id));
+    const here = shown();
+    // Rows of a log are never another's, and a row with the focus in it is moved as it is.
+    const moves = isLog || here.some((row) => row.contains(focused));
+    wanted.forEach((id, i) => {
+      const place = rows.children[i];
+      if (place?.id === id) return;
+      if (place && known.has(id) && !moves) {
+        morph(place, made(id));
+      } else {
+        const row = (moves && byId(id)) || (known.has(id) ? made(id) : byId(id));
+        rows.insertBefore(row, place ?? null);
       }
-      if (rows.children[i] !== row) rows.insertBefore(row, rows.children[i] ?? null);
+      dirty.delete(id);
+      changed.push(rows.children[i]);
     });
+    while (rows.children.length > wanted.length) rows.lastElementChild.remove();
     order = null;
+    urgent = false;
+    movedAt = performance.now();
     if (focused && focused.isConnected && focused !== document.activeElement) {
       focused.focus({ preventScroll: true });
     }
@@ -158,14 +176,36 @@
       missed.clear();
       if (!rows) order = null;
       if (rows) applyRows();
-      const held = order && !forced && isTouched() && movesRows(order);
+      touched = Boolean(order) && !forced && isTouched() && movesRows(order);
+      const held = touched || (order && !forced && waitsForFrame());
       if (order && !held) applyOrder();
       // The line below the rows speaks of them, so it changes with them.
       applyRegions((id) => !(held && id === "foot"));
     }
     showWaiting();
     showPause();
-    Lockscope.tick();
+    for (const element of changed.splice(0)) Lockscope.tick(element);
+  }
+
+  // --- Calm: rows move at most once in a frame, except for a problem that begins.
+  const FRAME = 10000;
+  const isLog = Boolean(rows?.hasAttribute("data-log"));
+  const isWrong = (row) => row.classList.contains("wrong");
+  // What was changed since times were last filled in.
+  const changed = [];
+  let movedAt = -Infinity;
+  let urgent = false;
+  let touched = false;
+  let frame = 0;
+
+  function waitsForFrame() {
+    if (isLog || !movesRows(order)) return false;
+    const isNew = (id) => !byId(id) && / class="[^"]*\bwrong\b/.test(known.get(id)?.lines[0] ?? "");
+    if (urgent || order.some(isNew)) return false;
+    const left = movedAt + FRAME - performance.now();
+    clearTimeout(frame);
+    if (left > 0) frame = setTimeout(() => { if (order) apply(false); }, left);
+    return left > 0;
   }
 
   // Rows added at the end, or in an empty table, move nothing.
@@ -197,7 +237,7 @@
   function showWaiting() {
     if (!waitingBox) return;
     const wanted = paused ? null : order;
-    waitingBox.hidden = !wanted;
+    waitingBox.hidden = !wanted || !touched;
     for (const row of shown()) row.classList.toggle("gone", Boolean(wanted) && !wanted.includes(row.id));
     if (!wanted) return;
     const here = shown().map((row) => row.id);
@@ -227,6 +267,7 @@
     paused = !paused;
     if (!paused) for (const id of known.keys()) stamp(byId(id), known.get(id).ttl);
     apply(true);
+    Lockscope.tick();
   }
   pause.addEventListener("click", togglePause);
   if (!body.dataset.live) pause.hidden = true;

@@ -84,40 +84,44 @@ const Lockscope = (() => {
     bar.value = Math.max(0, left);
   }
 
-  function tick() {
+  // Fills in the times of the page, or those in one element.
+  function tick(root = document) {
     const at = now();
-    for (const time of document.querySelectorAll("time[data-at]")) {
+    for (const time of root.querySelectorAll("time[data-at]")) {
       const its = Number(time.dataset.at);
       setText(time, duration(at - its));
       const title = instant(its);
       if (time.title !== title) time.title = title;
     }
-    for (const time of document.querySelectorAll("time[data-when]")) {
+    for (const time of root.querySelectorAll("time[data-when]")) {
       const its = Number(time.dataset.when);
       setText(time, its > at ? `in ${duration(its - at)}` : `${duration(at - its)} ago`);
       const title = instant(its);
       if (time.title !== title) time.title = title;
     }
-    for (const time of document.querySelectorAll("[data-clock]")) setText(time, timeOfDay(Number(time.dataset.clock)));
-    for (const time of document.querySelectorAll("[data-clock-ms]")) setText(time, parts(Number(time.dataset.clockMs)).slice(11, 23));
-    for (const time of document.querySelectorAll("[data-minute]")) setText(time, parts(Number(time.dataset.minute)).slice(11, 16));
+    for (const time of root.querySelectorAll("[data-clock]")) setText(time, timeOfDay(Number(time.dataset.clock)));
+    for (const time of root.querySelectorAll("[data-clock-ms]")) setText(time, parts(Number(time.dataset.clockMs)).slice(11, 23));
+    for (const time of root.querySelectorAll("[data-minute]")) setText(time, parts(Number(time.dataset.minute)).slice(11, 16));
     const today = day(at);
-    for (const time of document.querySelectorAll("[data-day]")) {
+    for (const time of root.querySelectorAll("[data-day]")) {
       const its = day(Number(time.dataset.day));
       setText(time, its === today ? "" : its);
     }
-    for (const ttl of document.querySelectorAll(".time-left")) countDown(ttl, at);
-    for (const read of document.querySelectorAll("[data-observed]")) {
+    for (const ttl of root.querySelectorAll(".time-left")) countDown(ttl, at);
+    const reads = [...root.querySelectorAll("[data-observed]")];
+    if (root !== document && root.matches("[data-observed]")) reads.push(root);
+    for (const read of reads) {
       const passed = at - Number(read.dataset.observed);
       read.classList.toggle("stale", passed > staleAfter);
       setText(read.querySelector(".read-ago"), duration(passed));
     }
+    if (root !== document) return;
     setText(byId("as-of"), instant(Math.floor(at / 1000) * 1000));
     for (const listener of listeners) listener();
   }
 
   showZone();
   tick();
-  setInterval(tick, 1000);
+  setInterval(() => tick(), 1000);
   return { byId, duration, setText, setClock, tick, eachSecond: (listener) => listeners.push(listener) };
 })();

@@ -118,6 +118,20 @@ impl Browser {
         self.devtools("Emulation.setEmulatedMedia", &json!({"features": features})).await
     }
 
+    /// Returns the seconds for which the page's main thread has been busy.
+    ///
+    /// # Errors
+    /// Returns an error if the browser does not answer.
+    pub async fn busy_seconds(&self) -> Result<f64> {
+        let none = json!({});
+        self.devtools("Performance.enable", &none).await?;
+        let body = json!({"cmd": "Performance.getMetrics", "params": none});
+        let reply = self.command("goog/cdp/execute", &body).await?;
+        let metrics = reply["metrics"].as_array().context("no metrics")?;
+        let busy = metrics.iter().find(|metric| metric["name"] == "TaskDuration");
+        busy.and_then(|metric| metric["value"].as_f64()).context("no TaskDuration")
+    }
+
     async fn devtools(&self, command: &str, parameters: &Value) -> Result<()> {
         let body = json!({"cmd": command, "params": parameters});
         self.command("goog/cdp/execute", &body).await?;

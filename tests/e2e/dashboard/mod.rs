@@ -3,6 +3,7 @@
 mod agent_waiters;
 mod browser;
 mod browsing;
+mod calm;
 mod clock;
 mod cluster;
 mod cluster_sources;

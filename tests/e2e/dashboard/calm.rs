@@ -1,0 +1,112 @@
+//! The list of locks while much happens: rows stay where they are, and the browser has time for its reader.
+
+use std::time::{Duration, Instant};
+
+use anyhow::{Context as _, Result, ensure};
+use harness::browser::Browser;
+use harness::{Foreign, eventually};
+use serde_json::Value;
+
+use super::Bench;
+
+const LOCKS: usize = 2_000;
+/// Acquisitions and releases a second.
+const CHANGES: u64 = 600;
+/// The time for which the page is watched: two frames and a half.
+const WATCHED: Duration = Duration::from_secs(25);
+/// The shortest time between two moves of rows, milliseconds, less what a busy host may take from a timer.
+const FRAME_MS: f64 = 9_500.0;
+
+/// Records when rows take other places, and layout shifts as browsers sum them up.
+const WATCH: &str = "
+    window.moves = []; window.shifts = { worst: 0, sum: 0, first: 0, last: 0 };
+    let places = '';
+    const look = () => {
+      const now = [...document.querySelectorAll('#rows tr')].map((row) => row.id).join(' ');
+      if (places && now !== places) window.moves.push(performance.now());
+      places = now;
+    };
+    new MutationObserver(look).observe(document.getElementById('rows'),
+      { childList: true, subtree: true, attributes: true, attributeFilter: ['id'] });
+    new PerformanceObserver((list) => {
+      for (const shift of list.getEntries()) {
+        const all = window.shifts;
+        if (shift.startTime - all.last > 1000 || shift.startTime - all.first > 5000) {
+          [all.sum, all.first] = [0, shift.startTime];
+        }
+        all.last = shift.startTime;
+        all.sum += shift.value;
+        all.worst = Math.max(all.worst, all.sum);
+      }
+    }).observe({ type: 'layout-shift' });";
+
+fn name(i: usize) -> String {
+    format!("churn:{i:04}")
+}
+
+/// A service whose threads acquire and release locks at a steady pace.
+async fn churn(mut java: Foreign) -> Result<()> {
+    let mut held = vec![true; LOCKS];
+    let begun = Instant::now();
+    for change in 0_u64.. {
+        // Every lock in turn, far from the one before.
+        let i = usize::try_from(change)? * 769 % LOCKS;
+        let done = if held[i] { java.unlock(&name(i)).await? } else { java.lock(&name(i)).await? };
+        ensure!(done, "{} belongs to somebody else", name(i));
+        held[i] = !held[i];
+        let due = Duration::from_micros(change * 1_000_000 / CHANGES);
+        tokio::time::sleep(due.saturating_sub(begun.elapsed())).await;
+    }
+    Ok(())
+}
+
+#[tokio::test(flavor = "multi_thread", worker_threads = 2)]
+async fn rows_keep_their_places_under_600_changes_a_second() -> Result<()> {
+    let bench = Bench::new().await?;
+    let mut java = Foreign::connect(&bench.redis).await?;
+    for i in 0..LOCKS {
+        ensure!(java.lock(&name(i)).await?, "{} is taken", name(i));
+    }
+    let mut direct = bench.redis.client().await?;
+    eventually("all locks to be listed", async || {
+        let list = bench.dashboard.json("/api/v1/locks?limit=1").await?;
+        ensure!(list["total"] == LOCKS, "{}", list["total"]);
+        Ok(())
+    })
+    .await;
+    let browser = Browser::start().await?;
+    browser.open(&bench.dashboard.url("/")).await?;
+    let churn = tokio::spawn(churn(java));
+    browser.run(WATCH).await?;
+    // The first change comes at once, and begins the first frame.
+    eventually("the first rows to move", async || {
+        ensure!(browser.run("return moves.length").await? != 0, "none has moved");
+        Ok(())
+    })
+    .await;
+    let (began, busy) = (Instant::now(), browser.busy_seconds().await?);
+    tokio::time::sleep(WATCHED).await;
+    let busy = (browser.busy_seconds().await? - busy) / began.elapsed().as_secs_f64();
+    let moves = browser.run("return moves").await?;
+    let moves: Vec<f64> =
+        moves.as_array().into_iter().flatten().filter_map(Value::as_f64).collect();
+    let shift = browser.run("return shifts.worst").await?.as_f64().context("no shift")?;
+    eprintln!("layout shift {shift:.4}, main thread busy {:.1} %, moves {moves:?}", busy * 100.0);
+    ensure!(moves.len() > 1, "nothing moved any more");
+    // All rows of one frame change in one go.
+    let frames = moves.windows(2).map(|pair| pair[1] - pair[0]).filter(|apart| *apart > 100.0);
+    ensure!(frames.clone().all(|apart| apart > FRAME_MS), "rows moved at {moves:?}");
+    ensure!(shift < 0.1, "a layout shift of {shift}");
+
+    // A problem does not wait for the frame.
+    direct.call("HSET zz-leaked 0f3c1f6e-5a43-4f9f-8d11-6a2b3c4d5e6f:8 1").await?.ok()?;
+    direct.call("PUBLISH redisson_lock__channel:{zz-leaked} 0").await?.ok()?;
+    eventually("the problem to be first", async || {
+        let first = browser.run("return document.querySelector('#rows .name').innerText").await?;
+        ensure!(first.as_str().is_some_and(|name| name.contains("zz-leaked")), "{first}");
+        Ok(())
+    })
+    .await;
+    churn.abort();
+    Ok(())
+}
