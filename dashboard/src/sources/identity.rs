@@ -112,10 +112,11 @@ impl Identity {
                 Err(error) => tracing::debug!(%error, "holder registry not read"),
             }
             match agents.read_waiters().await {
-                Ok(None) => {}
-                Ok(Some(refused)) => {
+                // Without the rest of the registry this is no news.
+                Ok(Some(refused)) if denied.is_none() => {
                     denied = Some(format!("the waiters of the agents are not read: {refused}"));
                 }
+                Ok(_) => {}
                 Err(error) => tracing::debug!(%error, "waiters of agents not read"),
             }
         }
