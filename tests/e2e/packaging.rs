@@ -412,6 +412,34 @@ fn every_packaged_file_exists() -> Result<()> {
     Ok(())
 }
 
+/// Runs a maintainer's script as dpkg does, where nothing but a shell and these stand-ins is installed.
+fn configured(package: &str) -> Result<Output> {
+    let tools = tempfile::tempdir()?;
+    // Both change a file, which must be there.
+    let (change, any) = ("#!/bin/sh\n[ -e \"$2\" ]\n", "#!/bin/sh\n");
+    let others = ["adduser", "deb-systemd-helper", "deb-systemd-invoke", "systemctl", "grep"];
+    let sysusers = ["systemd-sysusers", "systemd-tmpfiles"];
+    let changes = ["chown", "chmod"].map(|name| (name, change));
+    let others = others.into_iter().chain(sysusers).map(|name| (name, any));
+    for (name, text) in changes.into_iter().chain(others) {
+        let path = tools.path().join(name);
+        std::fs::write(&path, text)?;
+        std::fs::set_permissions(&path, std::os::unix::fs::PermissionsExt::from_mode(0o755))?;
+    }
+    let script = folder().join(format!("debian/{package}/postinst"));
+    let mut configure = command(&on_path("sh").context("no sh")?);
+    Ok(configure.env("PATH", tools.path()).arg(script).args(["configure", ""]).output()?)
+}
+
+#[test]
+fn packages_are_configured_without_the_settings_that_an_administrator_deleted() -> Result<()> {
+    for package in SERVICES {
+        let output = configured(package)?;
+        ensure!(output.status.success(), "{package}: {}", said(&output));
+    }
+    Ok(())
+}
+
 #[test]
 fn the_packages_are_built_with_manual_pages_and_without_debug_information() -> Result<()> {
     if on_path("dpkg-deb").is_none() {

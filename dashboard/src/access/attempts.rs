@@ -1,4 +1,7 @@
 //! The limit on attempts with unknown tokens, by address.
+//!
+//! Users may share an address, be it a host, a NAT or a proxy. So a token that was accepted from an address before is still
+//! accepted from it while somebody else there tries unknown ones.
 
 use std::collections::HashMap;
 use std::net::{IpAddr, Ipv6Addr};
@@ -6,11 +9,16 @@ use std::sync::{Arc, Mutex, MutexGuard, PoisonError};
 
 use prometheus::IntCounter;
 
-/// The attempts of an address within a minute, after which its tokens are no longer compared until the minute is over.
+use super::tokens::Digest;
+
+/// The attempts of an address within a minute, after which no new token is accepted from it until the minute is over.
 pub const MAX_PER_MINUTE: u32 = 20;
 const MINUTE_SECS: u64 = 60;
 /// The most addresses that are counted at once.
 const MAX_ADDRESSES: usize = 10_000;
+/// The most tokens with addresses that are remembered, and the time for which they are.
+const MAX_ACCEPTED: usize = 10_000;
+const REMEMBERED_SECS: u64 = 24 * 3_600;
 
 /// Counts failed attempts. Cheap to clone.
 #[derive(Debug, Clone, Default)]
@@ -19,6 +27,8 @@ pub struct Attempts(Arc<Mutex<Counts>>);
 #[derive(Debug, Default)]
 struct Counts {
     by_address: HashMap<IpAddr, Count>,
+    /// Tokens that were accepted, each with an address and the last time.
+    accepted: HashMap<(IpAddr, Digest), u64>,
     /// The attempts since the last line in the log, and its instant.
     unlogged: u64,
     metric: Option<IntCounter>,
@@ -37,12 +47,28 @@ impl Attempts {
         self.lock().metric = Some(metric);
     }
 
-    /// Returns true if this address has no attempts left.
+    /// Returns true if this address has no attempts left, and the token was not accepted from it before.
     #[must_use]
-    pub fn are_exhausted(&self, from: IpAddr, now_secs: u64) -> bool {
-        self.lock().by_address.get(&network(from)).is_some_and(|count| {
+    pub(super) fn are_exhausted(&self, from: IpAddr, token: Digest, now_secs: u64) -> bool {
+        let (counts, from) = (self.lock(), network(from));
+        let exhausted = counts.by_address.get(&from).is_some_and(|count| {
             count.failed >= MAX_PER_MINUTE && now_secs < count.since + MINUTE_SECS
-        })
+        });
+        let accepted = counts.accepted.get(&(from, token));
+        exhausted && !accepted.is_some_and(|at| now_secs < at + REMEMBERED_SECS)
+    }
+
+    /// Remembers that the token was accepted from this address.
+    pub(super) fn accepted(&self, from: IpAddr, token: Digest, now_secs: u64) {
+        let mut counts = self.lock();
+        let key = (network(from), token);
+        if counts.accepted.len() >= MAX_ACCEPTED && !counts.accepted.contains_key(&key) {
+            counts.accepted.retain(|_, at| now_secs < *at + REMEMBERED_SECS);
+            if counts.accepted.len() >= MAX_ACCEPTED {
+                return;
+            }
+        }
+        counts.accepted.insert(key, now_secs);
     }
 
     /// Counts a failed or rejected attempt. Returns the number of attempts to log, at most once a minute.
@@ -101,17 +127,44 @@ fn network(address: IpAddr) -> IpAddr {
 mod tests {
     use super::*;
 
+    /// A token that was not accepted before.
+    const NEW: Digest = [1; 32];
+
+    #[test]
+    fn a_token_that_was_accepted_from_an_address_stays_accepted_there() {
+        let (attempts, now) = (Attempts::default(), 1_000);
+        let (shared, other) = ("192.0.2.1".parse().unwrap(), "192.0.2.2".parse().unwrap());
+        let known = [2; 32];
+        attempts.accepted(shared, known, now);
+        for from in [shared, other] {
+            for _ in 0..MAX_PER_MINUTE {
+                let _line = attempts.count(from, now);
+            }
+        }
+        assert!(attempts.are_exhausted(shared, NEW, now));
+        assert!(!attempts.are_exhausted(shared, known, now));
+        assert!(attempts.are_exhausted(other, known, now), "it was never used there");
+        for i in 0..2 * u32::try_from(MAX_ACCEPTED).unwrap() {
+            attempts.accepted(std::net::Ipv4Addr::from_bits(i).into(), known, now);
+        }
+        assert!(attempts.lock().accepted.len() <= MAX_ACCEPTED);
+        assert!(!attempts.are_exhausted(shared, known, now));
+    }
+
     #[test]
     fn an_address_is_blocked_for_the_rest_of_the_minute() {
         let (attempts, now) = (Attempts::default(), 1_000);
         let (guesser, other) = ("192.0.2.1".parse().unwrap(), "192.0.2.2".parse().unwrap());
         for _ in 0..MAX_PER_MINUTE {
-            assert!(!attempts.are_exhausted(guesser, now));
+            assert!(!attempts.are_exhausted(guesser, NEW, now));
             let _line = attempts.count(guesser, now);
         }
-        assert!(attempts.are_exhausted(guesser, now) && attempts.are_exhausted(guesser, now + 59));
-        assert!(!attempts.are_exhausted(guesser, now + 60));
-        assert!(!attempts.are_exhausted(other, now));
+        assert!(
+            attempts.are_exhausted(guesser, NEW, now)
+                && attempts.are_exhausted(guesser, NEW, now + 59)
+        );
+        assert!(!attempts.are_exhausted(guesser, NEW, now + 60));
+        assert!(!attempts.are_exhausted(other, NEW, now));
     }
 
     #[test]
@@ -120,8 +173,8 @@ mod tests {
         for host in 0..MAX_PER_MINUTE {
             let _line = attempts.count(format!("2001:db8::{host:x}").parse().unwrap(), 0);
         }
-        assert!(attempts.are_exhausted("2001:db8::ffff".parse().unwrap(), 1));
-        assert!(!attempts.are_exhausted("2001:db8:0:1::1".parse().unwrap(), 1));
+        assert!(attempts.are_exhausted("2001:db8::ffff".parse().unwrap(), NEW, 1));
+        assert!(!attempts.are_exhausted("2001:db8:0:1::1".parse().unwrap(), NEW, 1));
     }
 
     #[test]

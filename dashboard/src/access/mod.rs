@@ -161,8 +161,12 @@ impl Access {
         peer: IpAddr,
         now_secs: u64,
     ) -> Result<Arc<Token>, Refusal> {
-        let exhausted = self.attempts.are_exhausted(peer, now_secs);
+        let digest = tokens::digest(sent);
+        let exhausted = self.attempts.are_exhausted(peer, digest, now_secs);
         let found = if exhausted { None } else { tokens.now().find(sent).cloned() };
+        if found.is_some() {
+            self.attempts.accepted(peer, digest, now_secs);
+        }
         found.ok_or_else(|| {
             let unlogged = self.attempts.count(peer, now_secs);
             if let Some(attempts) = unlogged {
