@@ -55,7 +55,7 @@ impl Attempts {
             count.failed >= MAX_PER_MINUTE && now_secs < count.since + MINUTE_SECS
         });
         let accepted = counts.accepted.get(&(from, token));
-        exhausted && !accepted.is_some_and(|at| now_secs < at + REMEMBERED_SECS)
+        exhausted && accepted.is_none_or(|at| now_secs >= at + REMEMBERED_SECS)
     }
 
     /// Remembers that the token was accepted from this address.
