@@ -97,7 +97,9 @@ async fn work_honestly(socket: &Path, over: &AtomicBool) -> Result<()> {
             ensure!(left == Reply::Int(0), "{left}");
             Ok(())
         };
-        timeout(ANSWER_WITHIN, round).await.with_context(|| format!("round {rounds}"))??;
+        let began = Instant::now();
+        let ended = timeout(ANSWER_WITHIN, round).await.context("no reply").flatten();
+        ended.with_context(|| format!("round {rounds}, {:?} after it began", began.elapsed()))?;
         rounds += 1;
     }
     ensure!(worker.call("UNLOCK honest").await? == Reply::Int(0), "the lock that it kept is lost");
