@@ -152,12 +152,16 @@ fn logs_have_the_chosen_format() -> Result<()> {
     for (format, is_json) in [(None, true), (Some("json"), true), (Some("text"), false)] {
         let state = tempfile::tempdir()?;
         let state = state.path().display().to_string();
-        let mut args = [&url[..], &["--socket", "/dev/null/none", "--state-dir", &state]].concat();
+        let mut args =
+            [&url[..], &["--socket", "/proc/none/agent.sock", "--state-dir", &state]].concat();
         args.extend(format.into_iter().flat_map(|format| ["--log-format", format]));
         // It cannot create this socket, so it logs the error and ends.
         let log = String::from_utf8(run("lockscope-agent", &args)?.stderr)?;
         let json = |line: &str| serde_json::from_str::<serde_json::Value>(line).is_ok();
-        ensure!(log.contains("/dev/null/none") && !log.contains('\u{1b}'), "{format:?}: {log}");
+        ensure!(
+            log.contains("/proc/none/agent.sock") && !log.contains('\u{1b}'),
+            "{format:?}: {log}"
+        );
         ensure!(log.lines().all(|line| json(line) == is_json), "{format:?}: {log}");
     }
     Ok(())
