@@ -155,6 +155,28 @@ mod tests {
     }
 
     #[test]
+    fn a_list_of_waiters_is_believed_only_from_its_agent() {
+        let (key, mine, other) = (key(), agent(1), agent(2));
+        let list = |agent: &ClientId| LockName::new(redisson::keys::agent_waiters(agent)).unwrap();
+        let (own, others) = (list(&mine), list(&other));
+        let place = Place { agent: &mine, number: 0, lock: &own, host: b"web-7" };
+        let id = key.public().id();
+        let unsigned =
+            format!(r#"{{"locks":[{{"lock":"a","count":3}}],"expires":5000,"key":"{id}"}}"#);
+        let covered = signed_entry::covered(&unsigned);
+        let signed = signed_entry::join(covered, &key.sign(&place.message(covered.as_bytes())));
+        let keys = Keys::parse(&format!("web {}", key.public())).unwrap();
+        let believed = |text: &str, place: &Place<'_>, now| {
+            is_believed(text.as_bytes(), place, &keys, WallMillis(now))
+        };
+        assert!(believed(&signed, &place, 5_000) && !believed(&signed, &place, 5_001));
+        assert!(!believed(&unsigned, &place, 0), "not signed");
+        assert!(!believed(&signed.replace(":3}", ":9}"), &place, 0), "another count");
+        let elsewhere = Place { agent: &other, lock: &others, ..place };
+        assert!(!believed(&signed, &elsewhere, 0), "copied to another agent's key");
+    }
+
+    #[test]
     fn a_signature_verifies_only_in_its_place_until_it_expires() {
         let (key, mine, other) = (key(), agent(1), agent(2));
         let (a, b) = (lock("a"), lock("b"));

@@ -1,11 +1,12 @@
 //! The list of locks while much happens: rows stay where they are, and the browser has time for its reader.
 
-use std::time::{Duration, Instant};
+use std::time::Duration;
 
 use anyhow::{Context as _, Result, ensure};
 use harness::browser::Browser;
 use harness::{Foreign, eventually};
 use serde_json::Value;
+use tokio::time::Instant;
 
 use super::Bench;
 

@@ -333,7 +333,7 @@ impl Totals {
     /// Returns the last hour, as of the same instant on both clocks.
     pub(super) fn view(&mut self, now: Moment, steady: SteadyMillis) -> Contention {
         let ahead = (steady.0 * 1_000).saturating_sub(now.as_micros());
-        self.phase.get_or_insert(ahead % minute_micros());
+        self.phase.get_or_insert_with(|| ahead % minute_micros());
         self.forget_old(now);
         let current = self.minute(now);
         let over = now.as_micros().saturating_add(self.phase.unwrap_or(0)) % minute_micros();
