@@ -8,7 +8,7 @@ use serde::Serialize;
 use super::sorted::MOVING_MS;
 use super::{Filter, quoted, with_term};
 use crate::clock::SteadyMillis;
-use crate::model::types::{ClientView, Delta, LockView, Snapshot, State};
+use crate::model::types::{ClientView, Delta, HolderView, LockView, Snapshot, State};
 
 /// The views of the list of locks, each with the terms that choose it.
 pub const VIEWS: [&str; 7] = [
@@ -112,11 +112,19 @@ impl FacetIndex {
         match deltas {
             Some(deltas) => {
                 for delta in deltas {
-                    for before in delta.before.iter().flatten() {
-                        self.remove(before, now);
-                    }
-                    for lock in &delta.changed {
+                    let (changed, removed) =
+                        delta.before.split_at(delta.changed.len().min(delta.before.len()));
+                    for (lock, before) in delta.changed.iter().zip(changed) {
+                        if before.as_ref().is_some_and(|before| counts_alike(before, lock)) {
+                            continue;
+                        }
+                        if let Some(before) = before {
+                            self.remove(before, now);
+                        }
                         self.add(lock, now);
+                    }
+                    for before in removed.iter().flatten() {
+                        self.remove(before, now);
                     }
                     self.seq = Some(delta.seq);
                 }
@@ -210,6 +218,22 @@ impl FacetIndex {
         }
         facets
     }
+}
+
+/// Returns whether two views of a lock surely count alike, as after most readings: only its time to live is another one.
+fn counts_alike(before: &LockView, after: &LockView) -> bool {
+    let same_holder = |(before, after): (&HolderView, &HolderView)| {
+        before.id == after.id && before.client == after.client
+    };
+    before.problems.is_empty()
+        && after.problems.is_empty()
+        && before.state == after.state
+        && before.confirmed == after.confirmed
+        && before.kind == after.kind
+        && before.is_awaited() == after.is_awaited()
+        && before.ttl_ms.is_none() == after.ttl_ms.is_none()
+        && before.holders.len() == after.holders.len()
+        && before.holders.iter().zip(&after.holders).all(same_holder)
 }
 
 /// Calls `each` with every value of every property of a lock, each once.
@@ -323,8 +347,9 @@ mod tests {
         let mut snapshot = crowd();
         let mut index = FacetIndex::new("service:web");
         index.facets(&snapshot, None, NOW);
+        let read_again = LockView { ttl_ms: Some(7), ..by("orders:eu:2", "web@b") };
         let changed: Vec<Arc<LockView>> =
-            vec![Arc::new(by("orders:eu:1", "etl@a")), Arc::new(by("new:1", "web@c"))];
+            [by("orders:eu:1", "etl@a"), by("new:1", "web@c"), read_again].map(Arc::new).into();
         let mut before: Vec<_> =
             changed.iter().map(|lock| snapshot.put(Arc::clone(lock))).collect();
         let removed = vec![lock("cart:1").id];

@@ -364,8 +364,11 @@ mod tests {
         let at = SteadyMillis(9_755_000);
         let timeline = timeline.with_instants(Some(at), |at| format!("/{}", at.0));
         assert_eq!(timeline.slots.len() as u64, SLOTS);
-        let instants: Vec<u64> =
-            timeline.slots.iter().map(|slot| slot.link[1..].parse().unwrap()).collect();
+        let instants: Vec<u64> = timeline
+            .slots
+            .iter()
+            .map(|slot| slot.link.trim_start_matches('/').parse().unwrap())
+            .collect();
         assert!(instants.windows(2).all(|pair| pair[1] - pair[0] == 20_000), "{instants:?}");
         assert!(instants[0] > 9_000_000 && instants[49] < NOW.0 + 10_000, "{instants:?}");
         let words = |i: usize| &timeline.slots[i].words;
