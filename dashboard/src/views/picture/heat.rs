@@ -121,7 +121,7 @@ impl Cell {
         }
         let above = LEVELS.iter().filter(|least| minute.waiting_ms >= **least).count();
         Self {
-            link: links::with("/events", &query),
+            link: links::with("/history", &query),
             words,
             x,
             level: if minute.waiting_ms == 0 { 0 } else { above + 1 },
@@ -175,7 +175,7 @@ mod tests {
         assert_eq!(levels, [1, 5, 0]);
         assert_eq!(row.words, "waited for 11m 40s in all, the most at 18:58; problems at 18:59");
         assert_eq!(row.cells[2].words, "18:59: no waits, 2 problems");
-        let link = "/events?from=2026-11-24T18:58:00.000Z&to=2026-11-24T18:59:00.000Z";
+        let link = "/history?from=2026-11-24T18:58:00.000Z&to=2026-11-24T18:59:00.000Z";
         assert_eq!((row.cells[1].link.as_str(), row.cells[1].x), (link, 580));
         let html = heat.render().unwrap();
         assert!(html.contains("a&#60;b&#62;") && html.contains("heat-5"), "{html}");
