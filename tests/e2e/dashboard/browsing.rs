@@ -10,7 +10,7 @@ use super::Bench;
 /// A script that returns axe's accessibility violations as `impact rule target`.
 const AXE: &str =
     "return axe.run(document, {resultTypes: ['violations']}).then((found) => found.violations
-    .filter((violation) => ['serious', 'critical'].includes(violation.impact))
+    .filter((violation) => ['moderate', 'serious', 'critical'].includes(violation.impact))
     .map((violation) => `${violation.impact} ${violation.id} ${violation.nodes[0].target}`));";
 
 /// The checker that `make deps` installs.
