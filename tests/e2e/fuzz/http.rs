@@ -16,7 +16,7 @@ const CONNECTIONS: usize = 8;
 /// The time without bytes after which a connection is left: the request may be incomplete, and a stream may be silent.
 const SILENCE: Duration = Duration::from_millis(100);
 
-const PATHS: [&str; 28] = [
+const PATHS: [&str; 32] = [
     "/",
     "/overview",
     "/lock",
@@ -30,6 +30,8 @@ const PATHS: [&str; 28] = [
     "/problems",
     "/contention",
     "/events",
+    "/history",
+    "/trace",
     "/sources",
     "/login",
     "/live",
@@ -40,6 +42,8 @@ const PATHS: [&str; 28] = [
     "/api/v1/locks",
     "/api/v1/lock",
     "/api/v1/events",
+    "/api/v1/held",
+    "/api/v1/trace",
     "/api/v1/owners",
     "/api/v1/blockers",
     "/api/v1/release",
@@ -158,7 +162,10 @@ async fn attack(port: u16, seed: u64) -> Result<()> {
     let failed = status.starts_with(b"5") && ![&b"503"[..], b"505"].contains(&status);
     ensure!(!failed, "{}", shown());
     let head = received.split(|byte| *byte == b'\n').take_while(|line| line.len() > 1);
-    let injected = head.map(<[u8]>::to_ascii_lowercase).any(|line| line.ends_with(b"a=b\r"));
+    // A redirect repeats the query, still encoded, at the end of a line of its own.
+    let injected = head
+        .map(<[u8]>::to_ascii_lowercase)
+        .any(|line| line.starts_with(b"set-cookie:") && line.ends_with(b"a=b\r"));
     ensure!(!injected, "a header was injected: {}", shown());
     let health = http::request_within(ANSWER_WITHIN, port, "GET", "/healthz", &[], "").await?;
     ensure!(health.status == 200, "{health:?} after {}", shown());
