@@ -45,8 +45,8 @@ fn flags(program: &str, verb: &[&str]) -> Result<BTreeMap<String, Option<String>
     Ok(flags)
 }
 
-const VERBS: [&str; 9] =
-    ["exec", "ls", "show", "status", "watch", "unlock", "kick", "completions", "man"];
+const VERBS: [&str; 10] =
+    ["exec", "ls", "show", "status", "watch", "tail", "unlock", "kick", "completions", "man"];
 
 fn all_flags(program: &str) -> Result<BTreeMap<String, Option<String>>> {
     if program != "lockctl" {
