@@ -68,6 +68,9 @@ async fn re_entry_counts_up_and_down() -> Result<()> {
         let reply = lock(&mut worker, "LOCK a NOWAIT").await?;
         assert_eq!(reply.field("holds")?.int()?, count);
         assert_eq!(holder(&reply)?, first);
+        let shown = worker.call("SHOW a").await?.ok()?;
+        let holders = shown.field("holders")?.items()?;
+        assert_eq!(holders[0].field("holds")?.int()?, count, "before Redis has it");
         count_in_redis(&mut bench, &first, count).await;
     }
     for left in (1..=3).rev() {

@@ -58,7 +58,8 @@ impl Core {
             Frame::Null
         } else {
             let only_uid = self.sees_only(slot.session);
-            show_frame(name, shown, |id| self.known(id, only_uid))
+            let known = |id: &_| self.known(id, only_uid);
+            show_frame(name, shown, known, |holder| self.count_of(holder))
         };
         self.answer(slot, reply);
     }

@@ -1,7 +1,7 @@
 //! HOLDS, LOCKS and SHOW.
 
 use redisson::script::LockDetails;
-use redisson::shape::MAX_FIELDS;
+use redisson::shape::{Holder, MAX_FIELDS};
 use redisson::{HolderId, LockName, group, keys};
 
 use crate::core::Core;
@@ -215,6 +215,13 @@ impl Core {
         let row = (id.client == self.numbers.client()).then(|| self.row(id.thread, true))??;
         only_uid.is_none_or(|uid| row.uid == uid).then_some(row)
     }
+
+    /// Returns the count of a holder: of one of ours as its owner knows it, which Redis may not have yet.
+    pub(in crate::core) fn count_of(&self, holder: &Holder) -> i64 {
+        let own =
+            (holder.id.client == self.numbers.client()).then(|| self.leases.get(holder.id.thread));
+        own.flatten().map_or(holder.count, |hold| hold.count.into())
+    }
 }
 
 pub(in crate::core) fn client_name(session: &Session) -> Option<String> {
@@ -279,6 +286,7 @@ pub(in crate::core) fn show_frame(
     name: &LockName,
     shown: &LockDetails,
     known: impl Fn(&HolderId) -> Option<ListRow>,
+    count: impl Fn(&Holder) -> i64,
 ) -> Frame {
     let mut warnings = Vec::new();
     if shown.key_type != "hash" && shown.key_type != "none" {
@@ -326,7 +334,7 @@ pub(in crate::core) fn show_frame(
         .iter()
         .map(|holder| {
             let alive = alive(&holder.id);
-            holder_frame(&holder.id, holder.count, alive, known(&holder.id).as_ref())
+            holder_frame(&holder.id, count(holder), alive, known(&holder.id).as_ref())
         })
         .chain(foreign)
         .collect();
