@@ -179,7 +179,7 @@ const OF_DASHBOARD: [(&str, u64); 1] = [("--max-locks", 4)];
 
 #[test]
 fn the_limits_of_memory_hold_with_the_settings() -> Result<()> {
-    // What all connections have together, and the program itself.
+    // The buffers of all connections together, and the program itself.
     let (agent, dashboard) = (144, 128);
     let needed = |args: &[&str], program: &str, parts: &[(&str, u64)], rest: u64| -> Result<u64> {
         let help = command(&programs::path(program)?).arg("--help").output()?;

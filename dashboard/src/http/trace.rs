@@ -21,7 +21,7 @@ use crate::views::trace;
 /// The longest that a request may wait for the next step, milliseconds. A response has to begin within five seconds.
 const MAX_WAIT_MS: u64 = 4_000;
 
-/// Which steps to return.
+/// The range of steps to return.
 #[derive(Debug, Clone, Default, Deserialize, IntoParams)]
 #[into_params(parameter_in = Query)]
 pub(super) struct TraceParams {

@@ -41,7 +41,7 @@ impl EventRow {
             }
             "problem" => (None, format!("{} begins, {detail}", word(&event.subject))),
             "cleared" => (None, format!("{} is over", word(&event.subject))),
-            // What an operator did.
+            // An action of an operator.
             _ => (None, format!("{}: {detail}", event.subject)),
         };
         Self {
@@ -203,7 +203,7 @@ impl<'a> Events<'a> {
     }
 }
 
-/// What was held at the instant of the time cursor.
+/// The locks held at the instant of the time cursor.
 #[derive(Template)]
 #[template(path = "parts/held_then.html")]
 struct Then {
@@ -230,7 +230,7 @@ struct HeldLine {
     /// The age of the hold at that instant.
     held: String,
     exact: bool,
-    /// How and when it ended, if it has ended.
+    /// The manner and the time of its end, if it has ended.
     ended: Option<(&'static str, Clock)>,
     problems: Vec<(String, String)>,
 }

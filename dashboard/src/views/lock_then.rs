@@ -33,7 +33,7 @@ struct Holder {
     exact: bool,
     /// The age of the hold at that instant.
     held: String,
-    /// What came of it later.
+    /// Its outcome, which was recorded later.
     later: Option<(&'static str, Clock)>,
 }
 

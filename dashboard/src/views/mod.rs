@@ -302,7 +302,7 @@ pub struct HistoryPage {
     pub gaps: Vec<Gap>,
     /// True if they come from a history; else from what is remembered of each lock.
     pub kept: bool,
-    /// What was held at the instant of the time cursor.
+    /// The locks held at the instant of the time cursor.
     pub then: Option<HeldThen>,
 }
 

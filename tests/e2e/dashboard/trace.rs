@@ -44,7 +44,7 @@ async fn the_button_shows_the_life_of_a_lock_as_it_goes_on() -> Result<()> {
         .await;
     };
     shows("acquire refused subscribe").await;
-    // What is open stays open while more comes.
+    // An open line stays open while more steps arrive.
     browser.run("document.querySelector('#rows details').open = true").await?;
     ensure!(java.renew("orders:42").await?, "lost");
     ensure!(java.unlock("orders:42").await?, "lost");

@@ -14,8 +14,8 @@ use crate::core::session::reply::Grant;
 use crate::core::units::millis;
 use crate::types::{Number, Peer, SessionKey};
 
-/// The time within which Redis is told a new count, which only those see who look at the hash. A count that is back at its
-/// old value by then costs no more than a renewal.
+/// The time within which a renewal writes a new count to Redis. Only readers of the hash see the delay. Many changes within it cost
+/// one renewal.
 const COUNT_TOLD_WITHIN: Duration = Duration::from_millis(100);
 
 /// The way a hold's lease ends or goes on.

@@ -3,7 +3,7 @@
 //! While a hold is valid nobody else can acquire its lock, whichever number of this agent Redis has for it. So the
 //! successor begins at once, within what is left of that validity, and `hand_over` puts its number into Redis meanwhile. If
 //! further holds follow before the reply, Redis gets the number of the latest one next and never sees those between.
-//! If Redis turns out not to have the lock, all who relied on it are told.
+//! All who relied on the lock hear `lost` if Redis turns out not to have it.
 
 use std::time::Duration;
 

@@ -138,7 +138,7 @@ fn a_hand_over_without_an_answer_is_repeated_and_the_lock_goes_on_among_waiters(
     world.unlock(b, "x");
     assert_eq!(world.reply(c), "held 1");
     world.pass(Duration::from_secs(3));
-    assert_eq!(world.reply(a), "UNAVAILABLE", "it is told that Redis is silent");
+    assert_eq!(world.reply(a), "UNAVAILABLE", "Redis is silent");
     let replies = world.replies_of(b);
     assert_eq!(replies.len(), 2, "so is who came between: {replies:?}");
     world.network = Network::Good;
@@ -214,7 +214,7 @@ fn an_early_hold_is_entered_again_and_left_without_redis() {
     assert_eq!(world.reply(b), "2");
     world.pass(LATER * 2);
     assert_eq!(world.served, ["hand_over", "keep"]);
-    assert_eq!(world.redis["x"].fields.values().collect::<Vec<_>>(), [&2], "Redis is told");
+    assert_eq!(world.redis["x"].fields.values().collect::<Vec<_>>(), [&2], "Redis has the count");
 }
 
 #[test]

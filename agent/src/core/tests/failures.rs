@@ -174,7 +174,7 @@ fn re_entering_a_lost_lock_reports_the_loss_instead_of_taking_it_again() {
     let replies: Vec<_> = world.replies_of(a).iter().map(short).collect();
     assert_eq!(replies, ["held 1", "held 2"], "its owner relied on it anyway");
     world.pass(Duration::from_millis(150));
-    assert_eq!(world.events(a), ["lost x lock missing"], "when Redis is told the count");
+    assert_eq!(world.events(a), ["lost x lock missing"], "the renewal with the count finds out");
     assert!(world.redis.is_empty());
     world.lock(a, "x");
     assert_eq!(world.reply(a), "held 1", "asked again, it is a new grant");

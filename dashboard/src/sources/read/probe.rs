@@ -165,7 +165,7 @@ fn sample(name: &LockName) -> Cmd {
     names
 }
 
-/// What is read of a key before its values.
+/// The facts that are read of a key before its values.
 pub(super) struct Measured {
     /// The lengths of the values of its fields.
     pub(super) lengths: Vec<u64>,

@@ -204,7 +204,7 @@ async fn prepared(caller: &mut impl Caller, jobs: Vec<(Job, Need)>) -> Result<Ve
             Need::Names(count) => job.name_count = count,
             Need::Fields(fields) => {
                 let (new, lengths) = measured.next().map_or_else(Default::default, |(new, of)| {
-                    // If it has moved meanwhile, the next transaction reports that.
+                    // The next transaction reports a slot that has moved meanwhile.
                     let lengths = of.map_or_else(|_| vec![u64::MAX; new.len()], |of| of.lengths);
                     (new, lengths)
                 });
