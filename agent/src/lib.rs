@@ -15,6 +15,7 @@ pub mod protocol;
 pub mod runtime;
 pub mod server;
 mod systemd;
+pub mod thread_time;
 pub mod types;
 
 use std::net::TcpListener;
@@ -47,6 +48,7 @@ use crate::server::handshake::AgentInfo;
 use crate::server::process::Processes;
 use crate::server::socket::Socket;
 use crate::server::{accept, stopped};
+use crate::thread_time::ThreadTime;
 
 /// The time that connections have at shutdown to write their last replies.
 const FLUSH_TIMEOUT: Duration = Duration::from_secs(1);
@@ -92,7 +94,8 @@ pub async fn run(config: Config, listeners: Listeners, shutdown: Shutdown) -> an
     // Redis is needed until the last hold has ended, long after the shutdown has begun.
     let stage = Shutdown::new();
     let backend = connect(&config, &stage);
-    let mut core = start_core(&config, &identity, backend.clone(), &metrics, &stage)?;
+    let time = ThreadTime::start();
+    let mut core = start_core(&config, &identity, backend.clone(), time.clone(), &metrics, &stage)?;
     publish_holders(&config, &identity, backend, &core, &stage);
     stopped::start(core.sender(), &stage);
     reload_policy_on_hangup(&config, &core, &metrics, &stage)?;
@@ -109,6 +112,7 @@ pub async fn run(config: Config, listeners: Listeners, shutdown: Shutdown) -> an
         agent: AgentInfo { client: identity.client, status: core.status() }.into(),
         metrics,
         buffers: Buffers::default(),
+        time,
     };
     tracing::info!(
         version = env!("CARGO_PKG_VERSION"), agent = %identity.client, socket = %socket, http = %http_address,
@@ -190,6 +194,7 @@ fn start_core(
     config: &Config,
     identity: &Identity,
     main: Backend,
+    thread_time: ThreadTime,
     metrics: &Arc<Metrics>,
     stage: &Shutdown,
 ) -> anyhow::Result<runtime::Handle> {
@@ -219,6 +224,7 @@ fn start_core(
         drain_timeout: config.drain_timeout,
         journal,
         policy,
+        thread_time,
         watchdog: sd_notify::watchdog_enabled(),
     };
     Ok(runtime::start(start, Arc::clone(metrics), stage))

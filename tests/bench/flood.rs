@@ -24,6 +24,8 @@ const READ: usize = 64 << 10;
 pub(crate) enum Kind {
     /// LOCKS with a pattern that is slow to match and matches nothing, 16 at a time.
     Locks,
+    /// LOCKS with long replies, one at a time.
+    Listings,
     /// PING, one at a time.
     Ping,
     /// LOCK and UNLOCK of names that nobody else uses, 16 pairs at a time.
@@ -39,8 +41,9 @@ pub(crate) enum Kind {
 }
 
 impl Kind {
-    pub(crate) const ALL: [Self; 7] = [
+    pub(crate) const ALL: [Self; 8] = [
         Self::Locks,
+        Self::Listings,
         Self::Ping,
         Self::Lock,
         Self::Events,
@@ -52,6 +55,7 @@ impl Kind {
     pub(crate) const fn name(self) -> &'static str {
         match self {
             Self::Locks => "LOCKS",
+            Self::Listings => "listings",
             Self::Ping => "PING",
             Self::Lock => "LOCK",
             Self::Events => "EVENTS",
@@ -65,7 +69,7 @@ impl Kind {
     const fn depth(self) -> usize {
         match self {
             Self::Locks | Self::Lock => 16,
-            Self::Ping | Self::Events | Self::Connects => 1,
+            Self::Listings | Self::Ping | Self::Events | Self::Connects => 1,
             Self::Pipeline | Self::Unread => 10_000,
         }
     }
@@ -88,7 +92,7 @@ impl Kind {
                 words.extend(session.iter().map(String::as_str));
                 (encode(&words), 1)
             }
-            Self::Unread => (encode(&["LOCKS", "COUNT", "1000"]), 1),
+            Self::Listings | Self::Unread => (encode(&["LOCKS", "COUNT", "1000"]), 1),
         }
     }
 }

@@ -39,7 +39,7 @@ const PLANS: [Plan; 5] = [
     Plan {
         root: "agent/src/lib.rs",
         floors: &[
-            &["identity", "protocol", "types"],
+            &["identity", "protocol", "thread_time", "types"],
             &["journal", "policy", "systemd"],
             &["core"],
             &["http", "metrics"],

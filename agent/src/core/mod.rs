@@ -116,6 +116,12 @@ impl Core {
         !self.effects.is_empty()
     }
 
+    /// Returns the number of scripts for [`Lane::Commands`] among them.
+    #[must_use]
+    pub fn commands_to_send(&self) -> usize {
+        self.effects.commands()
+    }
+
     /// Returns the latest instant for the next [`Self::on_time`].
     #[must_use]
     pub fn next_deadline(&self) -> Option<Moment> {

@@ -12,12 +12,12 @@ mod redis_node;
 mod servers;
 mod turns;
 
-use std::collections::HashMap;
+use std::collections::{HashMap, VecDeque};
 use std::sync::Arc;
 use std::time::Duration;
 
-use futures_util::StreamExt;
 use futures_util::stream::FuturesUnordered;
+use futures_util::{FutureExt, StreamExt};
 use redisson::{ClientId, Grouping, Moment, keys};
 use service_kit::shutdown::Shutdown;
 use tokio::sync::{mpsc, oneshot, watch};
@@ -29,6 +29,7 @@ use crate::journal::{self, Restored, Writer};
 use crate::metrics::Metrics;
 use crate::policy::Policy;
 use crate::protocol::resp::Outgoing;
+use crate::thread_time::ThreadTime;
 use crate::types::Number;
 use crate::types::{SessionId, Status};
 use confirmed_calls::Replicas;
@@ -37,14 +38,10 @@ use outcome::{Outcome, Reply};
 use redis_node::FromRedis;
 pub use servers::{Backend, ServersStart};
 use servers::{News, Servers};
-use turns::Turns;
+use turns::{Turns, User};
 
 /// The most inputs of workers that wait for the core.
 const INBOX: usize = 4096;
-/// The most of them that are handled before urgent work has its turn again.
-const BATCH: usize = 256;
-/// The longest time for which they are handled before urgent work has its turn again, apart from the last command.
-const TURN: Duration = Duration::from_millis(1);
 /// The most inputs that wait in fair order; further ones wait in the inbox.
 const BACKLOG: usize = 16_384;
 /// The longest time without an event for the core while there are holds, so that it notices having slept.
@@ -69,6 +66,8 @@ pub struct Start {
     pub journal: Result<(journal::File, Restored), String>,
     /// The policy for LOCKs; without one all are allowed.
     pub policy: Option<Policy>,
+    /// The thread's time, which connections and the core share.
+    pub thread_time: ThreadTime,
     /// The time within which the service manager expects a sign of life, if it does.
     pub watchdog: Option<Duration>,
 }
@@ -144,7 +143,8 @@ pub fn start(start: Start, metrics: Arc<Metrics>, shutdown: &Shutdown) -> Handle
         metrics,
         gauges: Gauges::default(),
         outboxes: HashMap::new(),
-        turns: Turns::default(),
+        turns: Turns::new(start.thread_time),
+        senders: VecDeque::new(),
         status: status_sender,
         drain_timeout,
         last_read: now(),
@@ -182,6 +182,8 @@ struct Runtime {
     gauges: Gauges,
     outboxes: HashMap<SessionId, mpsc::Sender<Outgoing>>,
     turns: Turns,
+    /// The user of each script that is about to be sent for a command.
+    senders: VecDeque<User>,
     status: watch::Sender<Status>,
     drain_timeout: Duration,
     /// The instant at which the clock was last read.
@@ -192,7 +194,7 @@ impl Runtime {
     async fn run(mut self, mut inbox: mpsc::Receiver<Input>, mut drained: oneshot::Receiver<()>) {
         let mut renewals = FuturesUnordered::new();
         let mut replies = FuturesUnordered::new();
-        let mut batch = Vec::with_capacity(BATCH);
+        let mut batch = Vec::new();
         let alarm = tokio::time::sleep(Duration::ZERO);
         tokio::pin!(alarm);
         let mut alarm_at = Moment::NEVER;
@@ -205,7 +207,10 @@ impl Runtime {
                         let call = self.servers.call(node, op, lane, call, &trace_parent);
                         match lane {
                             Lane::Renewals | Lane::ReplicatedRenewals => renewals.push(call),
-                            Lane::Commands | Lane::Grants => replies.push(call),
+                            Lane::Commands | Lane::Grants => {
+                                let user = self.sender(lane);
+                                replies.push(call.map(move |outcome| (user, outcome)));
+                            }
                         }
                     }
                     other => self.apply(other),
@@ -243,6 +248,10 @@ impl Runtime {
                 due = due.min(tick_at);
             }
             due = due.min(self.heartbeat.beat(time));
+            let turn_at = self.turns.next_at();
+            if turn_at > time {
+                due = due.min(turn_at);
+            }
             if due <= time {
                 tick_at = time + TICK;
                 self.core.on_time(time);
@@ -258,10 +267,13 @@ impl Runtime {
                 biased;
                 () = &mut alarm, if alarm_at != Moment::NEVER => alarm_at = Moment::NEVER,
                 Some(outcome) = renewals.next(), if !renewals.is_empty() => self.on_outcome(outcome),
-                Some(outcome) = replies.next(), if !replies.is_empty() => self.on_outcome(outcome),
+                Some((user, outcome)) = replies.next(), if !replies.is_empty() => {
+                    self.turns.answered(user, now());
+                    self.on_outcome(outcome);
+                }
                 Some((node, event)) = self.news.next() => self.on_redis(node, event),
                 written = written(&mut self.journal) => self.on_written(&written),
-                count = inbox.recv_many(&mut batch, BATCH), if self.turns.len() < BACKLOG => {
+                count = inbox.recv_many(&mut batch, INBOX), if self.turns.len() < BACKLOG => {
                     if count == 0 && self.turns.len() == 0 {
                         // Every connection and the listener have gone: nobody can ask for anything any more.
                         return;
@@ -269,7 +281,7 @@ impl Runtime {
                     self.on_sessions(&mut batch);
                 }
                 // Yielding gives connections their time and this task a new budget, so that replies are seen first.
-                () = tokio::task::yield_now(), if self.turns.len() > 0 => self.on_sessions(&mut batch),
+                () = tokio::task::yield_now(), if turn_at <= time => self.on_sessions(&mut batch),
                 _ = &mut drained, if drain_ends.is_none() => {
                     tracing::info!(holds = self.core.holds(), "draining: no more locks are given out");
                     self.core.drain();
@@ -391,14 +403,28 @@ impl Runtime {
     /// Handles inputs for one turn.
     fn on_sessions(&mut self, arrived: &mut Vec<Input>) {
         let started = now();
-        let mut turn = self.turns.begin(arrived, BATCH);
-        while let Some(input) = turn.next(&mut self.turns) {
+        let mut turn = self.turns.begin(arrived, started);
+        let mut before = started;
+        while let Some((user, input)) = turn.next(&mut self.turns) {
+            let commands = self.core.commands_to_send();
             self.on_session(input);
-            if now().since(started) >= TURN {
+            let after = now();
+            for _ in commands..self.core.commands_to_send() {
+                self.turns.sent(user, after);
+                self.senders.push_back(user);
+            }
+            self.turns.charge(user, after.since(before));
+            before = after;
+            if turn.is_over(after) {
                 break;
             }
         }
         turn.end(&mut self.turns);
+    }
+
+    /// Returns the user whose command sends the next script; none for scripts that the core sends by itself.
+    fn sender(&mut self, lane: Lane) -> User {
+        if lane == Lane::Commands { self.senders.pop_front().flatten() } else { None }
     }
 
     fn on_session(&mut self, message: Input) {

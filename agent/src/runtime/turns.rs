@@ -1,24 +1,61 @@
 //! The order of inputs that wait for the core: round robin by user, then by session.
 
 use std::collections::{HashMap, VecDeque};
+use std::time::Duration;
 use std::vec::Drain;
 
+use redisson::Moment;
+
 use crate::core::Input;
+use crate::thread_time::ThreadTime;
 use crate::types::SessionId;
 
 /// A user id; none for the agent itself and its HTTP pages.
-type User = Option<u32>;
+pub(super) type User = Option<u32>;
+
+/// The most inputs that are handled out of the backlog before urgent work has its turn again.
+const BATCH: usize = 256;
+/// The most inputs of one user that wait before its connections decode no more.
+const MOST_WAITING: usize = 512;
+/// The longest time for which inputs are handled before urgent work has its turn again, apart from the last one; and that
+/// time while several users need the thread.
+const TURN: Duration = Duration::from_millis(1);
+const CONTESTED_TURN: Duration = Duration::from_micros(250);
+/// The most scripts of one user's commands that are under way, so that a script of another user's command does not wait for
+/// thousands of them in Redis; and that number while several users need the thread.
+const MOST_SCRIPTS: usize = 1024;
+const CONTESTED_SCRIPTS: usize = 128;
+/// The time without a reply after which a user's commands no longer wait for replies to earlier ones: Redis does not answer
+/// anyway, and commands have time limits of their own.
+const SILENCE: Duration = Duration::from_millis(50);
 
 /// The inputs that wait for the core. Those of one session stay in order.
-#[derive(Debug, Default)]
+#[derive(Debug)]
 pub(super) struct Turns {
+    time: ThreadTime,
     users: HashMap<SessionId, u32>,
     queue: FairQueue<Input>,
+    scripts: Scripts,
 }
 
 impl Turns {
+    pub(super) fn new(time: ThreadTime) -> Self {
+        Self {
+            time,
+            users: HashMap::new(),
+            queue: FairQueue::default(),
+            scripts: Scripts { most: MOST_SCRIPTS, users: HashMap::new() },
+        }
+    }
+
     pub(super) fn len(&self) -> usize {
         self.queue.len
+    }
+
+    /// Returns the time from which an input may be handled; never if none waits.
+    pub(super) fn next_at(&self) -> Moment {
+        let users = self.queue.users.iter();
+        users.map(|user| self.scripts.open_at(*user)).min().unwrap_or(Moment::NEVER)
     }
 
     /// Registers the user of a session before its first input.
@@ -30,24 +67,64 @@ impl Turns {
         self.users.remove(&session);
     }
 
-    /// Begins a turn with the inputs that have arrived: in order of arrival without a backlog, else at most `most` inputs in fair
-    /// order.
-    pub(super) fn begin<'a>(&mut self, arrived: &'a mut Vec<Input>, most: usize) -> Turn<'a> {
+    /// Counts a script of a user's command.
+    pub(super) fn sent(&mut self, user: User, now: Moment) {
+        self.scripts.sent(user, now);
+    }
+
+    /// Counts the outcome of such a script.
+    pub(super) fn answered(&mut self, user: User, now: Moment) {
+        self.scripts.answered(user, now);
+    }
+
+    /// Counts time that the core has spent on a user's input.
+    pub(super) fn charge(&self, user: User, time: Duration) {
+        if let Some(uid) = user {
+            self.time.charge(uid, time);
+        }
+    }
+
+    /// Begins a turn with the inputs that have arrived: in order of arrival without a backlog, else in fair order.
+    pub(super) fn begin<'a>(&mut self, arrived: &'a mut Vec<Input>, now: Moment) -> Turn<'a> {
+        let contested = self.time.is_contested();
+        self.scripts.most = if contested { CONTESTED_SCRIPTS } else { MOST_SCRIPTS };
+        let ends = now + if contested { CONTESTED_TURN } else { TURN };
         let mut arrived = arrived.drain(..);
         if self.len() == 0 {
-            return Turn { arrived, from_backlog: 0 };
+            return Turn { arrived, from_backlog: 0, now, ends };
         }
         arrived.by_ref().for_each(|input| self.push(input));
-        Turn { arrived, from_backlog: most }
+        Turn { arrived, from_backlog: BATCH, now, ends }
     }
 
     fn push(&mut self, input: Input) {
-        let session = input.session();
-        if let Input::Opened { session, peer, .. } = &input {
+        let user = self.user(&input);
+        let waiting = self.queue.push(user, input.session(), input);
+        if waiting == MOST_WAITING {
+            self.hold_back(user, true);
+        }
+    }
+
+    fn pop(&mut self, now: Moment) -> Option<(User, Input)> {
+        let scripts = &self.scripts;
+        let (user, waiting, input) = self.queue.pop(|user| scripts.open_at(user) <= now)?;
+        if waiting == MOST_WAITING - 1 {
+            self.hold_back(user, false);
+        }
+        Some((user, input))
+    }
+
+    fn hold_back(&self, user: User, held_back: bool) {
+        if let Some(uid) = user {
+            self.time.hold_back(uid, held_back);
+        }
+    }
+
+    fn user(&mut self, input: &Input) -> User {
+        if let Input::Opened { session, peer, .. } = input {
             self.opened(*session, peer.uid);
         }
-        let user = session.and_then(|session| self.users.get(&session).copied());
-        self.queue.push(user, session, input);
+        input.session().and_then(|session| self.users.get(&session).copied())
     }
 }
 
@@ -57,20 +134,71 @@ pub(super) struct Turn<'a> {
     arrived: Drain<'a, Input>,
     /// The number of inputs that may still be taken from the backlog.
     from_backlog: usize,
+    /// The time of its begin.
+    now: Moment,
+    ends: Moment,
 }
 
 impl Turn<'_> {
-    pub(super) fn next(&mut self, turns: &mut Turns) -> Option<Input> {
-        if let Some(input) = self.arrived.next() {
-            return Some(input);
+    pub(super) fn next(&mut self, turns: &mut Turns) -> Option<(User, Input)> {
+        for input in self.arrived.by_ref() {
+            let user = turns.user(&input);
+            if turns.scripts.open_at(user) <= self.now {
+                return Some((user, input));
+            }
+            turns.push(input);
         }
         self.from_backlog = self.from_backlog.checked_sub(1)?;
-        turns.queue.pop()
+        turns.pop(self.now)
+    }
+
+    pub(super) fn is_over(&self, now: Moment) -> bool {
+        now >= self.ends
     }
 
     /// Ends the turn. Inputs that it did not get to wait for the next one.
     pub(super) fn end(self, turns: &mut Turns) {
         self.arrived.for_each(|input| turns.push(input));
+    }
+}
+
+/// The scripts of each user's commands that are under way.
+#[derive(Debug)]
+struct Scripts {
+    /// The most for one user.
+    most: usize,
+    users: HashMap<u32, UnderWay>,
+}
+
+#[derive(Debug)]
+struct UnderWay {
+    count: usize,
+    /// The time of the latest reply, or of the first script if there was none since.
+    heard: Moment,
+}
+
+impl Scripts {
+    fn sent(&mut self, user: User, now: Moment) {
+        let Some(uid) = user else { return };
+        self.users.entry(uid).or_insert(UnderWay { count: 0, heard: now }).count += 1;
+    }
+
+    fn answered(&mut self, user: User, now: Moment) {
+        let Some(uid) = user else { return };
+        let Some(scripts) = self.users.get_mut(&uid) else { return };
+        scripts.count -= 1;
+        scripts.heard = now;
+        if scripts.count == 0 {
+            self.users.remove(&uid);
+        }
+    }
+
+    /// Returns the time from which the user's inputs may be handled.
+    fn open_at(&self, user: User) -> Moment {
+        match user.and_then(|uid| self.users.get(&uid)) {
+            Some(scripts) if scripts.count >= self.most => scripts.heard + SILENCE,
+            _ => Moment::default(),
+        }
     }
 }
 
@@ -87,6 +215,7 @@ struct UserQueue<T> {
     /// The sessions with items, the next one first.
     sessions: VecDeque<Option<SessionId>>,
     items: HashMap<Option<SessionId>, VecDeque<T>>,
+    len: usize,
 }
 
 impl<T> Default for FairQueue<T> {
@@ -96,21 +225,26 @@ impl<T> Default for FairQueue<T> {
 }
 
 impl<T> FairQueue<T> {
-    fn push(&mut self, user: User, session: Option<SessionId>, item: T) {
+    /// Returns the number of the user's items with this one.
+    fn push(&mut self, user: User, session: Option<SessionId>, item: T) -> usize {
         let queue = self.queues.entry(user).or_insert_with(|| {
             self.users.push_back(user);
-            UserQueue { sessions: VecDeque::new(), items: HashMap::new() }
+            UserQueue { sessions: VecDeque::new(), items: HashMap::new(), len: 0 }
         });
         let items = queue.items.entry(session).or_insert_with(|| {
             queue.sessions.push_back(session);
             VecDeque::new()
         });
         items.push_back(item);
+        queue.len += 1;
         self.len += 1;
+        queue.len
     }
 
-    fn pop(&mut self) -> Option<T> {
-        let user = self.users.pop_front()?;
+    /// Takes the next item of the next user who is open, with the number of items that this user has left.
+    fn pop(&mut self, is_open: impl Fn(User) -> bool) -> Option<(User, usize, T)> {
+        let at = self.users.iter().position(|user| is_open(*user))?;
+        let user = self.users.remove(at)?;
         let queue = self.queues.get_mut(&user)?;
         let session = queue.sessions.pop_front()?;
         let items = queue.items.get_mut(&session)?;
@@ -120,22 +254,29 @@ impl<T> FairQueue<T> {
         } else {
             queue.sessions.push_back(session);
         }
-        if queue.sessions.is_empty() {
+        queue.len -= 1;
+        let left = queue.len;
+        if left == 0 {
             self.queues.remove(&user);
         } else {
             self.users.push_back(user);
         }
         self.len -= 1;
-        Some(item)
+        Some((user, left, item))
     }
 }
 
 #[cfg(test)]
 mod tests {
+    use std::future::Future;
+    use std::sync::Arc;
+    use std::sync::atomic::{AtomicBool, Ordering};
+    use std::task::{Context, Wake};
+
     use super::*;
 
     fn drain(queue: &mut FairQueue<&'static str>) -> Vec<&'static str> {
-        std::iter::from_fn(|| queue.pop()).collect()
+        std::iter::from_fn(|| queue.pop(|_| true)).map(|(_, _, item)| item).collect()
     }
 
     /// The core's loop in model time: a turn of a millisecond, in which a command costs `cost` microseconds.
@@ -144,12 +285,10 @@ mod tests {
         inbox: Vec<Input>,
         micros: u64,
         served: Vec<SessionId>,
+        each_sends_a_script: bool,
     }
 
     impl Model {
-        const TURN: u64 = 1_000;
-        const BATCH: usize = 256;
-
         fn send(&mut self, session: u64, uid: u32) {
             self.turns.opened(SessionId(session), uid);
             self.inbox.push(Input::Quit(SessionId(session)));
@@ -157,14 +296,17 @@ mod tests {
 
         /// Returns the number of commands that the turn has handled.
         fn turn(&mut self, cost: u64) -> usize {
-            let (ends, before) = (self.micros + Self::TURN, self.served.len());
-            let arriving = self.inbox.len().min(Self::BATCH);
+            let before = self.served.len();
+            let arriving = self.inbox.len().min(BATCH);
             let mut arrived: Vec<Input> = self.inbox.drain(..arriving).collect();
-            let mut turn = self.turns.begin(&mut arrived, Self::BATCH);
-            while let Some(input) = turn.next(&mut self.turns) {
+            let mut turn = self.turns.begin(&mut arrived, self.now());
+            while let Some((user, input)) = turn.next(&mut self.turns) {
                 self.micros += cost;
                 self.served.extend(input.session());
-                if self.micros >= ends {
+                if self.each_sends_a_script {
+                    self.turns.sent(user, self.now());
+                }
+                if turn.is_over(self.now()) {
                     break;
                 }
             }
@@ -173,24 +315,34 @@ mod tests {
         }
 
         fn new() -> Self {
-            Self { turns: Turns::default(), inbox: Vec::new(), micros: 0, served: Vec::new() }
+            Self {
+                turns: Turns::new(ThreadTime::default()),
+                inbox: Vec::new(),
+                micros: 0,
+                served: Vec::new(),
+                each_sends_a_script: false,
+            }
+        }
+
+        fn now(&self) -> Moment {
+            Moment::from_micros(self.micros)
         }
     }
 
     /// Renewals are looked at between two turns.
     #[test]
     fn a_flood_delays_renewals_by_one_turn_and_one_command_at_most() {
-        for (cost, most) in [(1, Model::BATCH), (10, 100), (300, 4), (5_000, 1)] {
+        for (cost, most) in [(1, BATCH), (10, 100), (300, 4), (5_000, 1)] {
             let mut model = Model::new();
             for i in 0..10_000 {
                 model.send(i % 400, 1_000);
             }
             let mut handled = 0;
             while handled < 10_000 {
-                let since = model.micros;
+                let since = model.now();
                 let turn = model.turn(cost);
                 assert!((1..=most).contains(&turn), "{turn} commands of {cost} µs in a turn");
-                assert!(model.micros - since < Model::TURN + cost);
+                assert!(model.now().since(since) < TURN + Duration::from_micros(cost));
                 handled += turn;
             }
             assert_eq!((model.turns.len(), model.inbox.len()), (0, 0), "none is left behind");
@@ -219,6 +371,68 @@ mod tests {
     }
 
     #[test]
+    fn a_user_with_many_scripts_under_way_waits_for_replies_but_not_for_a_silent_redis() {
+        let mut model = Model { each_sends_a_script: true, ..Model::new() };
+        for i in 0..3 * MOST_SCRIPTS as u64 {
+            model.send(i % 400, 1_000);
+        }
+        let mut handled = 0;
+        while !model.inbox.is_empty() {
+            handled += model.turn(1);
+        }
+        assert_eq!((handled, model.turns.len()), (MOST_SCRIPTS, 2 * MOST_SCRIPTS));
+        assert_eq!(model.turn(1), 0);
+        model.send(9_999, 1_001);
+        assert_eq!(model.turn(1), 1, "another user does not wait");
+        for _ in 0..3 {
+            model.turns.answered(Some(1_000), model.now());
+        }
+        assert_eq!(model.turn(1), 3);
+        let opens = model.turns.next_at();
+        assert_eq!(opens, model.now() + SILENCE - Duration::from_micros(3));
+        model.micros = opens.as_micros();
+        while model.turns.len() > 0 {
+            assert!(model.turn(1) > 0, "{} inputs left", model.turns.len());
+        }
+        for _ in 0..3 * MOST_SCRIPTS - 3 {
+            model.turns.answered(Some(1_000), model.now());
+        }
+        model.turns.answered(Some(1_001), model.now());
+        assert!(model.turns.scripts.users.is_empty());
+    }
+
+    #[derive(Default)]
+    struct Woken(AtomicBool);
+
+    impl Wake for Woken {
+        fn wake(self: Arc<Self>) {
+            self.0.store(true, Ordering::Relaxed);
+        }
+    }
+
+    #[test]
+    fn the_connections_of_a_user_with_a_long_backlog_wait() {
+        let time = ThreadTime::default();
+        let mut connection = Box::pin(time.connection(1_000, std::future::pending::<()>()));
+        let mut model = Model { turns: Turns::new(time), ..Model::new() };
+        for i in 0..2 * MOST_WAITING as u64 {
+            model.send(i % 400, 1_000);
+        }
+        while !model.inbox.is_empty() {
+            model.turn(1_000);
+        }
+        assert!(model.turns.len() > MOST_WAITING);
+        let woken = Arc::<Woken>::default();
+        let waker = Arc::clone(&woken).into();
+        assert!(connection.as_mut().poll(&mut Context::from_waker(&waker)).is_pending());
+        while model.turns.len() >= MOST_WAITING {
+            assert!(!woken.0.load(Ordering::Relaxed), "{} inputs left", model.turns.len());
+            model.turn(1_000);
+        }
+        assert!(woken.0.load(Ordering::Relaxed));
+    }
+
+    #[test]
     fn a_user_with_many_sessions_gets_no_more_turns_than_a_user_with_one() {
         let mut queue = FairQueue::default();
         for (session, item) in [(1, "a1"), (2, "a2"), (3, "a3"), (4, "a4")] {
@@ -236,7 +450,7 @@ mod tests {
             queue.push(Some(1000), Some(SessionId(1)), item);
         }
         queue.push(Some(1000), Some(SessionId(2)), "b1");
-        assert_eq!(queue.pop(), Some("a1"));
+        assert_eq!(queue.pop(|_| true), Some((Some(1000), 3, "a1")));
         queue.push(Some(1000), Some(SessionId(2)), "b2");
         assert_eq!(drain(&mut queue), ["b1", "a2", "b2", "a3"]);
         assert_eq!((queue.len, queue.queues.len(), queue.users.len()), (0, 0, 0));

@@ -50,10 +50,13 @@ pub async fn accept(
                     match places.take(credentials.uid()) {
                         Ok(place) => {
                             let shared = Arc::clone(&shared);
-                            sessions.spawn(async move {
+                            let time = shared.time.clone();
+                            sessions.spawn(time.connection(credentials.uid(), async move {
                                 connection::serve(stream, SessionId(number), shared).await;
                                 drop(place);
-                            });
+                            }));
+                            // The other tasks have their turn: clients may connect faster than they are accepted.
+                            tokio::task::yield_now().await;
                         }
                         Err(full) => {
                             let reason = match full {
@@ -139,6 +142,7 @@ mod tests {
     use crate::metrics::Metrics;
     use crate::server::process::Processes;
     use crate::server::socket::{Socket, SocketSettings};
+    use crate::thread_time::ThreadTime;
 
     const DEADLINE: Duration = Duration::from_secs(30);
 
@@ -165,6 +169,7 @@ mod tests {
                 agent: crate::server::handshake::AgentInfo::for_tests().into(),
                 metrics: Arc::clone(&metrics),
                 buffers: connection::Buffers::default(),
+                time: ThreadTime::start(),
             };
             let closed = CancellationToken::new();
             let token = closed.clone();

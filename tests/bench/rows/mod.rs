@@ -52,7 +52,7 @@ pub(crate) enum Name {
     Renewals,
     /// 100,000 locks renewed by an agent whose server has a replica, which must confirm renewals or need not
     ReplicatedRenewals,
-    /// A worker with a free lock, while another user floods the agent in seven ways
+    /// A worker with a free lock, while another user floods the agent in eight ways
     Neighbours,
     /// A lock whose worker dies
     DeadWorker,

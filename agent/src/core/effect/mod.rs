@@ -70,20 +70,37 @@ pub enum Effect {
     Log(LogLine),
 }
 
+impl Effect {
+    /// Returns whether it is a script for [`Lane::Commands`].
+    #[must_use]
+    pub fn is_command(&self) -> bool {
+        matches!(self, Self::Send { lane: Lane::Commands, .. })
+    }
+}
+
 /// The effects that wait to be applied, oldest first.
 #[derive(Debug, Default)]
 pub(super) struct Effects {
     queue: VecDeque<Effect>,
+    /// The number of scripts for [`Lane::Commands`] in the queue.
+    commands: usize,
     log_limit: LogLimit,
 }
 
 impl Effects {
     pub(super) fn push(&mut self, effect: Effect) {
+        self.commands += usize::from(effect.is_command());
         self.queue.push_back(effect);
     }
 
     pub(super) fn pop(&mut self) -> Option<Effect> {
-        self.queue.pop_front()
+        let effect = self.queue.pop_front()?;
+        self.commands -= usize::from(effect.is_command());
+        Some(effect)
+    }
+
+    pub(super) fn commands(&self) -> usize {
+        self.commands
     }
 
     pub(super) fn is_empty(&self) -> bool {

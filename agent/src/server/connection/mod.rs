@@ -31,6 +31,7 @@ use crate::protocol::resp::{Decoder, Frame, Outgoing, Protocol};
 use crate::server::handshake::{self, AgentInfo, ClientState, ConnectionInfo};
 use crate::server::peer;
 use crate::server::process::{Processes, Watch};
+use crate::thread_time::ThreadTime;
 use crate::types::SessionId;
 use buffers::Share;
 pub use buffers::{Buffers, Evicted};
@@ -56,6 +57,7 @@ pub struct Shared {
     pub agent: Arc<AgentInfo>,
     pub metrics: Arc<Metrics>,
     pub buffers: Buffers,
+    pub time: ThreadTime,
 }
 
 /// Serves a connection until it ends. The core receives exactly one [`Input::Closed`] per [`Input::Opened`].

@@ -42,6 +42,7 @@ impl Rig {
             agent: AgentInfo::for_tests().into(),
             metrics: metrics(),
             buffers: buffers.clone(),
+            time: ThreadTime::start(),
         };
         let task = tokio::spawn(serve(server, SessionId(5), shared.into()));
         let Ok(Some(Input::Opened { session: SessionId(5), peer, secret, outbox })) =
@@ -423,6 +424,7 @@ async fn idle_connections_use_little_memory() {
             agent: AgentInfo::for_tests().into(),
             metrics: metrics(),
             buffers: Buffers::default(),
+            time: ThreadTime::start(),
         }),
     ));
     assert!(size < 2048, "{size} bytes per task");

@@ -1,0 +1,471 @@
+//! The time of the one thread that connections and the core run on, shared by users.
+//!
+//! Tokio runs all tasks that are ready, one after the other. Without shares, a worker would wait at each step until every ready
+//! connection of another user has run. So the connections of a user have a little time in each pass of the scheduler. Those
+//! that it does not suffice for wait, and then run in small groups, with the tasks of others between them.
+
+use std::collections::{HashMap, VecDeque};
+use std::future::Future;
+use std::pin::Pin;
+use std::sync::{Arc, Mutex, MutexGuard, PoisonError};
+use std::task::{Context, Poll, Waker};
+use std::time::Duration;
+
+use tokio::sync::Notify;
+use tokio::time::Instant;
+
+/// The time in a pass for the connections of a user and for the core with their commands.
+const SHARE: Duration = Duration::from_micros(250);
+/// The same while no other user needs any: waiting for a pass costs time.
+const SHARE_ALONE: Duration = Duration::from_millis(2);
+/// The time for which a user counts as one who needs time.
+const NEEDS_TIME: Duration = Duration::from_secs(10);
+/// The part of a share that a group of connections may take, and the most connections in one. In a group their scripts go to
+/// Redis together.
+const GROUPS_OF_A_SHARE: u32 = 2;
+const MAX_GROUP: usize = 64;
+/// The most time that counts as used. More would be paid back in too many passes.
+const MAX_USED: Duration = Duration::from_millis(2);
+
+#[cfg(not(test))]
+fn now() -> Instant {
+    Instant::now()
+}
+
+#[cfg(test)]
+use tests::now;
+
+/// The thread's time.
+#[derive(Debug, Clone, Default)]
+pub struct ThreadTime(Arc<Shared>);
+
+#[derive(Debug, Default)]
+struct Shared {
+    users: Mutex<Users>,
+    /// Notified when a connection begins to wait, or may run again.
+    waiting: Notify,
+}
+
+#[derive(Debug, Default)]
+struct Users {
+    users: HashMap<u32, User>,
+    /// The user whose connection ran last.
+    latest: Option<u32>,
+    /// The time at which the latest user followed upon another one.
+    changed: Option<Instant>,
+}
+
+impl Users {
+    /// Returns whether more than one user needs time.
+    fn is_contested(&self, now: Instant) -> bool {
+        self.changed.is_some_and(|changed| now.duration_since(changed) < NEEDS_TIME)
+    }
+
+    /// Returns each user's share of a pass.
+    fn share(&self, now: Instant) -> Duration {
+        if self.is_contested(now) { SHARE } else { SHARE_ALONE }
+    }
+
+    /// Counts time that a user's connection has used until `now`, and lets the user's next one run.
+    fn ran(&mut self, uid: u32, time: Duration, now: Instant) {
+        if self.latest != Some(uid) {
+            self.changed = self.latest.replace(uid).map(|_| now);
+        }
+        let share = self.share(now);
+        if let Some(user) = self.users.get_mut(&uid) {
+            user.ran(time);
+            user.admit(share);
+        }
+    }
+}
+
+#[derive(Debug, Default)]
+struct User {
+    connections: usize,
+    /// The time used in this pass, and in earlier ones beyond their shares.
+    used: Duration,
+    /// The moving average of the time that a connection runs, and the core with its commands.
+    usual: Duration,
+    /// The time of the core since a connection last ran.
+    core: Duration,
+    /// Too many of its commands wait for the core.
+    held_back: bool,
+    /// The connections that wait, the next one first; none for those that have ended.
+    waiting: VecDeque<Option<Waker>>,
+    /// The number of connections whose wait has ended, ever.
+    admitted: u64,
+    /// The number of those among them that have not run since.
+    about_to_run: usize,
+}
+
+impl User {
+    fn may_run(&self, share: Duration) -> bool {
+        self.used < share && !self.held_back
+    }
+
+    /// Counts time that the core has spent on commands.
+    fn charge(&mut self, time: Duration) {
+        self.used = (self.used + time).min(MAX_USED);
+        self.core += time;
+    }
+
+    /// Counts the time that a connection has run.
+    fn ran(&mut self, time: Duration) {
+        self.used = (self.used + time).min(MAX_USED);
+        self.usual = (self.usual * 7 + time + std::mem::take(&mut self.core)) / 8;
+    }
+
+    /// Adds a connection to those that wait. Returns its number.
+    fn wait(&mut self, waker: Waker) -> u64 {
+        self.waiting.push_back(Some(waker));
+        self.admitted + self.waiting.len() as u64 - 1
+    }
+
+    /// Ends the wait of the next group of connections once the previous one has run, if the user may run one.
+    fn admit(&mut self, share: Duration) {
+        if self.about_to_run > 0 || !self.may_run(share) {
+            return;
+        }
+        let time = share / GROUPS_OF_A_SHARE;
+        let group = time.as_nanos() / self.usual.as_nanos().max(1);
+        let group = usize::try_from(group).unwrap_or(MAX_GROUP).clamp(1, MAX_GROUP);
+        while self.about_to_run < group
+            && let Some(next) = self.waiting.pop_front()
+        {
+            self.admitted += 1;
+            if let Some(waker) = next {
+                self.about_to_run += 1;
+                waker.wake();
+            }
+        }
+    }
+
+    /// Removes a connection that waits, or is about to run.
+    fn leave(&mut self, number: u64) {
+        match number.checked_sub(self.admitted).and_then(|at| usize::try_from(at).ok()) {
+            Some(at) => {
+                if let Some(place) = self.waiting.get_mut(at) {
+                    *place = None;
+                }
+            }
+            None => self.about_to_run -= 1,
+        }
+    }
+}
+
+impl ThreadTime {
+    /// Starts the passes on this runtime, to its end.
+    #[must_use]
+    pub fn start() -> Self {
+        let time = Self::default();
+        let passes = time.clone();
+        tokio::spawn(async move { passes.begin_passes().await });
+        time
+    }
+
+    /// Wraps a connection of a user. It must be spawned as it is, so that its waker stays the same.
+    pub fn connection<F: Future>(&self, uid: u32, connection: F) -> Timed<F> {
+        self.users().users.entry(uid).or_default().connections += 1;
+        Timed { time: self.clone(), uid, waits: None, connection: Box::pin(connection) }
+    }
+
+    /// Returns whether more than one user needs time.
+    #[must_use]
+    pub fn is_contested(&self) -> bool {
+        self.users().is_contested(now())
+    }
+
+    /// Counts time that the core has spent on a user's commands.
+    pub fn charge(&self, uid: u32, time: Duration) {
+        if let Some(user) = self.users().users.get_mut(&uid) {
+            user.charge(time);
+        }
+    }
+
+    /// Makes a user's connections wait, or ends that.
+    pub fn hold_back(&self, uid: u32, held_back: bool) {
+        let mut users = self.users();
+        let share = users.share(now());
+        if let Some(user) = users.users.get_mut(&uid) {
+            user.held_back = held_back;
+            user.admit(share);
+        }
+        self.0.waiting.notify_one();
+    }
+
+    /// Begins a pass after each pass of the scheduler while connections wait. Never returns.
+    async fn begin_passes(&self) {
+        loop {
+            self.0.waiting.notified().await;
+            // Returns once all ready tasks have run and the runtime has looked for new input.
+            tokio::task::yield_now().await;
+            while self.begin_pass() {
+                tokio::task::yield_now().await;
+            }
+        }
+    }
+
+    /// Gives each user another share. Returns whether connections wait for the next pass.
+    fn begin_pass(&self) -> bool {
+        let mut users = self.users();
+        let share = users.share(now());
+        let mut wait = false;
+        for user in users.users.values_mut() {
+            user.used = user.used.saturating_sub(share);
+            user.admit(share);
+            wait |= !user.held_back && !user.waiting.is_empty();
+        }
+        wait
+    }
+
+    fn users(&self) -> MutexGuard<'_, Users> {
+        self.0.users.lock().unwrap_or_else(PoisonError::into_inner)
+    }
+}
+
+/// A connection that runs in its user's share of the time.
+#[derive(Debug)]
+pub struct Timed<F> {
+    time: ThreadTime,
+    uid: u32,
+    /// Its number among those that wait.
+    waits: Option<u64>,
+    connection: Pin<Box<F>>,
+}
+
+impl<F> Timed<F> {
+    /// Returns whether the connection may run now. If not, `waker` is called when it may.
+    fn begin(&mut self, waker: &Waker, now: Instant) -> bool {
+        let mut users = self.time.users();
+        let share = users.share(now);
+        let Some(user) = users.users.get_mut(&self.uid) else { return true };
+        match self.waits {
+            Some(number) if number >= user.admitted => return false,
+            None if !user.may_run(share) || !user.waiting.is_empty() => {
+                self.waits = Some(user.wait(waker.clone()));
+                self.time.0.waiting.notify_one();
+                return false;
+            }
+            None => {}
+            Some(_) => {
+                self.waits = None;
+                user.about_to_run -= 1;
+            }
+        }
+        true
+    }
+}
+
+impl<F: Future> Future for Timed<F> {
+    type Output = F::Output;
+
+    fn poll(mut self: Pin<&mut Self>, cx: &mut Context<'_>) -> Poll<F::Output> {
+        let start = now();
+        if !self.begin(cx.waker(), start) {
+            return Poll::Pending;
+        }
+        let result = self.connection.as_mut().poll(cx);
+        let end = now();
+        self.time.users().ran(self.uid, end.duration_since(start), end);
+        result
+    }
+}
+
+impl<F> Drop for Timed<F> {
+    fn drop(&mut self) {
+        let mut users = self.time.users();
+        let share = users.share(now());
+        let Some(user) = users.users.get_mut(&self.uid) else { return };
+        if let Some(number) = self.waits {
+            user.leave(number);
+            user.admit(share);
+        }
+        user.connections -= 1;
+        if user.connections == 0 {
+            users.users.remove(&self.uid);
+        }
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use std::cell::Cell;
+    use std::sync::atomic::{AtomicBool, AtomicUsize, Ordering};
+    use std::task::Wake;
+
+    use tokio::task::{JoinSet, yield_now};
+
+    use super::*;
+
+    const FLOOD: u32 = 1000;
+    const QUIET: u32 = 1001;
+
+    thread_local! {
+        static START: Instant = Instant::now();
+        static WORKED: Cell<Duration> = Cell::default();
+    }
+
+    /// Returns the time of this thread's clock, which only work moves on.
+    pub(super) fn now() -> Instant {
+        START.with(|start| *start) + WORKED.get()
+    }
+
+    fn work(time: Duration) {
+        WORKED.set(WORKED.get() + time);
+    }
+
+    /// Runs tasks in one thread, each with a count of its turns.
+    struct Model {
+        time: ThreadTime,
+        tasks: JoinSet<()>,
+        turns_of_flood: Arc<AtomicUsize>,
+    }
+
+    impl Model {
+        fn new() -> Self {
+            Self {
+                time: ThreadTime::start(),
+                tasks: JoinSet::new(),
+                turns_of_flood: Arc::default(),
+            }
+        }
+
+        /// Adds connections that always have something to do, each turn of which takes that long.
+        fn flood(&mut self, connections: usize, turn: Duration) -> Vec<Arc<AtomicUsize>> {
+            let mut counts = Vec::new();
+            for _ in 0..connections {
+                let count = Arc::<AtomicUsize>::default();
+                let (mine, all) = (Arc::clone(&count), Arc::clone(&self.turns_of_flood));
+                self.tasks.spawn(self.time.connection(FLOOD, async move {
+                    loop {
+                        work(turn);
+                        mine.fetch_add(1, Ordering::Relaxed);
+                        all.fetch_add(1, Ordering::Relaxed);
+                        yield_now().await;
+                    }
+                }));
+                counts.push(count);
+            }
+            counts
+        }
+
+        /// Returns the most turns of the flood between two turns of a quiet user.
+        async fn most_between(&self, turns: usize) -> usize {
+            let all = Arc::clone(&self.turns_of_flood);
+            let quiet = self.time.connection(QUIET, async move {
+                let mut most = 0;
+                for _ in 0..turns {
+                    let before = all.load(Ordering::Relaxed);
+                    yield_now().await;
+                    most = most.max(all.load(Ordering::Relaxed) - before);
+                }
+                most
+            });
+            tokio::spawn(quiet).await.unwrap()
+        }
+    }
+
+    #[tokio::test]
+    async fn a_quiet_user_waits_for_few_turns_of_a_user_with_many_connections() {
+        let mut model = Model::new();
+        let counts = model.flood(400, SHARE);
+        model.most_between(1).await;
+        let most = model.most_between(1_000).await;
+        assert!((1..=3).contains(&most), "{most} turns between two of the quiet user's");
+        let counts = counts.iter().map(|count| count.load(Ordering::Relaxed));
+        let (least, most) = (counts.clone().min().unwrap(), counts.max().unwrap());
+        assert!(least > 0 && most - least <= 1, "{least} to {most} turns of each connection");
+    }
+
+    #[tokio::test]
+    async fn short_turns_run_in_groups() {
+        let mut model = Model::new();
+        model.flood(400, SHARE / 20);
+        model.most_between(100).await;
+        let most = model.most_between(500).await;
+        assert!((5..=40).contains(&most), "{most} turns between two of the quiet user's");
+    }
+
+    #[tokio::test]
+    async fn a_user_alone_is_not_divided_into_passes_until_another_one_comes() {
+        let mut model = Model::new();
+        model.flood(100, SHARE / 10);
+        let all = Arc::clone(&model.turns_of_flood);
+        let mut most = 0;
+        for _ in 0..20 {
+            let before = all.load(Ordering::Relaxed);
+            yield_now().await;
+            most = most.max(all.load(Ordering::Relaxed) - before);
+        }
+        assert!(most > 40, "{most} turns in a pass");
+        model.most_between(100).await;
+        let most = model.most_between(100).await;
+        assert!(most <= 30, "{most} turns between two of the quiet user's");
+    }
+
+    #[tokio::test]
+    async fn a_user_who_is_held_back_runs_again_afterwards() {
+        let mut model = Model::new();
+        let counts = model.flood(3, SHARE);
+        model.most_between(10).await;
+        model.time.hold_back(FLOOD, true);
+        // One may have been about to run.
+        model.most_between(1).await;
+        let before = model.turns_of_flood.load(Ordering::Relaxed);
+        model.most_between(100).await;
+        assert_eq!(model.turns_of_flood.load(Ordering::Relaxed), before);
+        model.time.hold_back(FLOOD, false);
+        while counts.iter().any(|count| count.load(Ordering::Relaxed) < before) {
+            yield_now().await;
+        }
+    }
+
+    #[derive(Default)]
+    struct Woken(AtomicBool);
+
+    impl Wake for Woken {
+        fn wake(self: Arc<Self>) {
+            self.0.store(true, Ordering::Relaxed);
+        }
+    }
+
+    #[test]
+    fn a_connection_that_ends_before_its_turn_lets_the_next_one_run() {
+        let time = ThreadTime::default();
+        let mut first = Box::pin(time.connection(FLOOD, std::future::pending::<()>()));
+        let mut second = Box::pin(time.connection(FLOOD, std::future::pending::<()>()));
+        for _ in 0..100 {
+            time.users().ran(FLOOD, MAX_USED, now());
+        }
+        let woken = [Arc::<Woken>::default(), Arc::default()];
+        for (connection, woken) in [&mut first, &mut second].into_iter().zip(&woken) {
+            let waker = Arc::clone(woken).into();
+            assert!(connection.as_mut().poll(&mut Context::from_waker(&waker)).is_pending());
+        }
+        let woken = || woken.each_ref().map(|woken| woken.0.load(Ordering::Relaxed));
+        assert_eq!(woken(), [false, false]);
+        time.begin_pass();
+        assert_eq!(woken(), [true, false]);
+        drop(first);
+        assert_eq!(woken(), [true, true]);
+    }
+
+    #[tokio::test]
+    async fn connections_that_end_while_they_wait_let_others_run() {
+        let mut model = Model::new();
+        model.flood(20, SHARE);
+        model.most_between(5).await;
+        let mut waiting = JoinSet::new();
+        for _ in 0..20 {
+            waiting.spawn(model.time.connection(FLOOD, std::future::pending::<()>()));
+        }
+        yield_now().await;
+        waiting.shutdown().await;
+        let before = model.turns_of_flood.load(Ordering::Relaxed);
+        while model.turns_of_flood.load(Ordering::Relaxed) < before + 100 {
+            yield_now().await;
+        }
+        model.tasks.shutdown().await;
+        assert!(model.time.users().users.is_empty());
+    }
+}
