@@ -187,7 +187,7 @@ impl SnapshotCollector {
         }
         if let Some(named) = &self.named {
             let mut named = named.lock().unwrap_or_else(PoisonError::into_inner);
-            for row in named.rows(snapshot.locks(), SteadyMillis::now()) {
+            for row in named.rows(snapshot.notable(), SteadyMillis::now()) {
                 let labels =
                     [row.problem.as_str(), row.certainty.as_str(), &*row.group, &*row.name];
                 self.problem_since.with_label_values(&labels).set(seconds(row.since));

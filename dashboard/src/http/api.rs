@@ -14,9 +14,9 @@ use super::error::ApiError;
 use super::params::{LockParams, instant, understood};
 use crate::archive::HoldersAt;
 use crate::clock::SteadyMillis;
-use crate::model::types::{LockId, LockView, Notice};
+use crate::model::types::{Counts, LockId, LockView, Notice};
 use crate::sources::view::{Progress, ServerView, SourceView};
-use crate::views::{Counts, Subject};
+use crate::views::Subject;
 
 /// The holders of a lock at an instant.
 #[derive(Serialize, ToSchema)]

@@ -1,6 +1,6 @@
 //! The state that all handlers share: the model, and what pages are made from.
 
-use std::sync::{Arc, Mutex, MutexGuard, PoisonError};
+use std::sync::Arc;
 use std::time::Duration;
 
 use axum::http::StatusCode;
@@ -17,11 +17,12 @@ use crate::archive::Reader;
 use crate::clock::SteadyMillis;
 use crate::metrics::StreamMetrics;
 use crate::model::actor::{Hub, ModelHandle, ReadingReply};
-use crate::model::types::{LockId, Reading, Snapshot};
+use crate::model::types::{LockId, LockView, Reading};
+use crate::query::Recent;
 use crate::query::shared::SharedPages;
 use crate::release::Releases;
 use crate::sources::status::Sources;
-use crate::views::{Chrome, Counts, Subject};
+use crate::views::{Chrome, Subject, Summary};
 
 /// A lock asked for by name is read unless it was within this, milliseconds.
 const FRESH_MS: u64 = 1_000;
@@ -67,7 +68,8 @@ pub struct Inner {
     pub epoch: String,
     /// Pages of locks that several readers share.
     pub pages: SharedPages,
-    counts: Mutex<(u64, Counts)>,
+    /// The sums and the longest holds of the overview.
+    pub(super) summary: Recent<(), (Summary, Vec<Arc<LockView>>)>,
 }
 
 /// The subject of a request for past events.
@@ -112,7 +114,7 @@ impl App {
             stop,
             epoch: format!("{:x}", SteadyMillis::now().0),
             pages: SharedPages::default(),
-            counts: Mutex::new((u64::MAX, Counts::default())),
+            summary: Recent::default(),
         }))
     }
 
@@ -131,30 +133,13 @@ impl App {
             sources: self.sources.views(),
             servers: self.sources.server_views(),
             first_scan: self.sources.first_scan(),
-            counts: self.counts(&self.hub.snapshot()),
+            counts: self.hub.snapshot().counts(),
             several_deployments,
             several_dbs,
             names: self.hub.names().clone(),
             visitor: None,
             csrf: None,
         }
-    }
-
-    fn counts(&self, snapshot: &Snapshot) -> Counts {
-        let mut kept = lock(&self.counts);
-        if kept.0 != snapshot.seq {
-            let mut counts = Counts { not_kept: snapshot.not_kept, ..Counts::default() };
-            for lock in snapshot.locks() {
-                counts.held += usize::from(lock.is_listed() && lock.is_held());
-                counts.with_problems += usize::from(lock.has_open_problem());
-                counts.acknowledged +=
-                    usize::from(!lock.problems.is_empty() && !lock.has_open_problem());
-                counts.unconfirmed += usize::from(!lock.is_listed() && lock.is_held());
-                counts.unknown += usize::from(lock.is_unknown());
-            }
-            *kept = (snapshot.seq, counts);
-        }
-        kept.1
     }
 
     /// Returns the deployment of a request. A single one need not be named.
@@ -325,8 +310,4 @@ impl App {
         }
         limits
     }
-}
-
-fn lock<T>(mutex: &Mutex<T>) -> MutexGuard<'_, T> {
-    mutex.lock().unwrap_or_else(PoisonError::into_inner)
 }

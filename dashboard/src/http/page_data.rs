@@ -8,7 +8,7 @@ use super::error::ApiError;
 use super::params::{LockParams, OwnerParams, instant};
 use crate::archive::EventSearch;
 use crate::clock::SteadyMillis;
-use crate::model::types::{ClientView, LockId, LockView, PastHoldView};
+use crate::model::types::{ClientView, LockId, LockView, PastHoldView, Snapshot};
 use crate::query::list::Published;
 use crate::query::owners::{OwnerRow, client_of};
 use crate::query::{Filter, Listed, Query, Rows};
@@ -38,6 +38,30 @@ fn first_rows<T: Listed>(published: &Published, now: SteadyMillis, limit: usize)
     let query = Query::new(("", Filter::default()), (sort, T::default_order(sort)), None, limit);
     // Only a cursor can be wrong.
     query.map(|query| query.rows(published, now)).unwrap_or_default()
+}
+
+/// Returns the sums over all listed locks, and the longest holds of those that are not expected to be held for long.
+fn summary(snapshot: &Snapshot) -> (Summary, Vec<Arc<LockView>>) {
+    let (mut owners, mut hosts) = (HashSet::new(), HashSet::new());
+    let mut summary = Summary { waiters_exact: true, ..Summary::default() };
+    let mut oldest: Vec<(u64, &Arc<LockView>)> = Vec::new();
+    for lock in snapshot.locks().filter(|lock| lock.is_listed()) {
+        summary.waiting += lock.waiting;
+        summary.waiters_exact &= lock.waiters_exact || lock.waiting == 0;
+        for holder in &lock.holders {
+            owners.insert(client_of(&holder.id));
+            hosts.extend(holder.client.as_deref().and_then(ClientView::host));
+        }
+        if let Some(since) = lock.held_since().filter(|_| !lock.expected_long) {
+            let place = oldest.partition_point(|(began, _)| *began <= since.at.0);
+            if place < OLDEST {
+                oldest.truncate(OLDEST - 1);
+                oldest.insert(place, (since.at.0, lock));
+            }
+        }
+    }
+    (summary.owners, summary.hosts) = (owners.len(), hosts.len());
+    (summary, oldest.into_iter().map(|(_, lock)| Arc::clone(lock)).collect())
 }
 
 /// Reads the window of a lock's timeline: up to now, or around an instant.
@@ -205,27 +229,11 @@ impl App {
     #[must_use]
     pub fn overview_page(&self, address: &str) -> OverviewPage {
         let (chrome, published) = (self.chrome(address), Published::latest(&self.hub));
-        let locks = || published.snapshot.locks().filter(|lock| lock.is_listed());
-        let held = || locks().filter(|lock| lock.is_held() && !lock.expected_long);
-        let began = |lock: &LockView| lock.held_since().map_or(u64::MAX, |since| since.at.0);
-        let mut oldest: Vec<&Arc<LockView>> = held().collect();
-        oldest.sort_by_key(|lock| began(lock));
-        oldest.truncate(OLDEST);
-        let (mut owners, mut hosts) = (HashSet::new(), HashSet::new());
-        let mut summary = Summary { waiters_exact: true, ..Summary::default() };
-        for lock in locks() {
-            summary.waiting += lock.waiting;
-            summary.waiters_exact &= lock.waiters_exact || lock.waiting == 0;
-            for holder in &lock.holders {
-                owners.insert(client_of(&holder.id));
-                hosts.extend(holder.client.as_deref().and_then(ClientView::host));
-            }
-        }
-        (summary.owners, summary.hosts) = (owners.len(), hosts.len());
+        let (summary, oldest) = self.summary.get(&(), || summary(&published.snapshot));
         OverviewPage {
             incidents: first_rows(&published, chrome.now, INCIDENTS),
             blockers: first_rows(&published, chrome.now, BLOCKERS),
-            oldest: oldest.into_iter().cloned().collect(),
+            oldest,
             contention: Arc::clone(&published.contention),
             summary,
             chrome,

@@ -51,7 +51,7 @@ pub struct Hub {
 }
 
 impl Hub {
-    fn new(names: OwnerNames) -> Self {
+    pub(crate) fn new(names: OwnerNames) -> Self {
         Self {
             names,
             snapshot: ArcSwap::from_pointee(Snapshot::empty()),
@@ -96,7 +96,7 @@ impl Hub {
             .then(|| recent.iter().filter(|delta| delta.seq > seq).cloned().collect())
     }
 
-    fn publish(&self, snapshot: Arc<Snapshot>, delta: Arc<Delta>) {
+    pub(crate) fn publish(&self, snapshot: Arc<Snapshot>, delta: Arc<Delta>) {
         {
             let mut recent = self.recent.lock().unwrap_or_else(PoisonError::into_inner);
             recent.push_back(Arc::clone(&delta));

@@ -187,7 +187,7 @@ impl Listed for BlockerRow {
     fn all(published: &Published, filter: &Filter, now: SteadyMillis) -> Vec<Self> {
         let awaited: Vec<&Arc<LockView>> = published
             .snapshot
-            .locks()
+            .notable()
             .filter(|lock| lock.waiting > 0 && lock.is_held() && !lock.is_unknown())
             .collect();
         let waits = Waits::new(&awaited);

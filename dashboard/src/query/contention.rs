@@ -97,23 +97,26 @@ impl Listed for ContentionRow {
     const GROUPS: bool = true;
 
     fn all(published: &Published, filter: &Filter, now: SteadyMillis) -> Vec<Self> {
-        let mut tallies: HashMap<&LockId, &LockTally> = published
-            .contention
+        let Published { snapshot, contention } = published;
+        let mut tallies: HashMap<&LockId, &LockTally> = contention
             .locks
             .iter()
             .filter(|tally| was_contended(&tally.tally))
             .map(|tally| (&tally.lock, tally))
             .collect();
         let mut rows = Vec::new();
-        for lock in published.snapshot.locks() {
+        for lock in snapshot.notable().filter(|lock| lock.is_awaited()) {
             let tally = tallies.remove(&lock.id);
-            if (tally.is_some() || lock.is_awaited()) && filter.fits(lock, now) {
+            if filter.fits(lock, now) {
                 rows.push(Self::new(&lock.id, Some(lock), tally));
             }
         }
-        // A filter cannot match locks of which only counts are left.
-        if filter.is_empty() {
-            rows.extend(tallies.into_iter().map(|(id, tally)| Self::new(id, None, Some(tally))));
+        for (id, tally) in tallies {
+            let lock = snapshot.get(id);
+            // A filter cannot match locks of which only counts are left.
+            if lock.map_or(filter.is_empty(), |lock| filter.fits(lock, now)) {
+                rows.push(Self::new(id, lock, Some(tally)));
+            }
         }
         rows
     }

@@ -70,7 +70,8 @@ pub(super) struct FacetIndex {
     at: SteadyMillis,
     views: [usize; VIEWS.len()],
     values: [HashMap<Arc<str>, usize>; PROPERTIES.len()],
-    facets: Arc<Facets>,
+    /// The counts as shown; none if they have changed.
+    sum: Option<Arc<Facets>>,
 }
 
 impl FacetIndex {
@@ -86,7 +87,7 @@ impl FacetIndex {
             at: SteadyMillis(0),
             views: Default::default(),
             values: Default::default(),
-            facets: Arc::default(),
+            sum: None,
         }
     }
 
@@ -103,44 +104,45 @@ impl FacetIndex {
     ) -> Arc<Facets> {
         let depends_on_clock = self.filters.whole.depends_on_clock();
         let recent = self.seq.is_some() && now.0 < self.at.0.saturating_add(MOVING_MS);
-        let deltas = deltas.filter(|_| !depends_on_clock);
-        // All locks are counted once a second at most.
-        let waits = recent && deltas.is_none();
-        if waits || self.seq == Some(snapshot.seq) && !depends_on_clock {
-            return Arc::clone(&self.facets);
-        }
         match deltas {
-            Some(deltas) => {
-                for delta in deltas {
-                    let (changed, removed) =
-                        delta.before.split_at(delta.changed.len().min(delta.before.len()));
-                    for (lock, before) in delta.changed.iter().zip(changed) {
-                        if before.as_ref().is_some_and(|before| counts_alike(before, lock)) {
-                            continue;
-                        }
-                        if let Some(before) = before {
-                            self.remove(before, now);
-                        }
-                        self.add(lock, now);
-                    }
-                    for before in removed.iter().flatten() {
-                        self.remove(before, now);
-                    }
-                    self.seq = Some(delta.seq);
-                }
+            Some(deltas) if !depends_on_clock => {
+                deltas.iter().for_each(|delta| self.apply(delta, now));
             }
-            None => {
+            // All locks are counted once a second at most.
+            _ if recent => {}
+            _ => {
                 self.views = Default::default();
                 self.values.iter_mut().for_each(HashMap::clear);
                 for lock in snapshot.locks() {
-                    self.add(lock, now);
+                    self.count::<true>(lock, now);
                 }
                 self.seq = Some(snapshot.seq);
                 self.at = now;
+                self.sum = None;
             }
         }
-        self.facets = Arc::new(self.sum());
-        Arc::clone(&self.facets)
+        Arc::clone(self.sum.get_or_insert_with(|| Arc::new(sum(self.views, &self.values))))
+    }
+
+    /// Applies a change, if it is the next and the filter does not depend on the clock.
+    pub(super) fn apply(&mut self, delta: &Delta, now: SteadyMillis) {
+        if self.seq != Some(delta.seq.wrapping_sub(1)) || self.filters.whole.depends_on_clock() {
+            return;
+        }
+        self.seq = Some(delta.seq);
+        let (changed, removed) = delta.before.split_at(delta.changed.len().min(delta.before.len()));
+        for (lock, before) in delta.changed.iter().zip(changed) {
+            if before.as_ref().is_some_and(|before| counts_alike(before, lock)) {
+                continue;
+            }
+            if let Some(before) = before {
+                self.count::<false>(before, now);
+            }
+            self.count::<true>(lock, now);
+        }
+        for before in removed.iter().flatten() {
+            self.count::<false>(before, now);
+        }
     }
 
     /// Returns the views that have a lock, and whether the whole filter matches it.
@@ -165,59 +167,56 @@ impl FacetIndex {
         Some((views, if *is_base { views[0] } else { whole.matches(lock, now) }))
     }
 
-    fn add(&mut self, lock: &LockView, now: SteadyMillis) {
+    /// Counts a lock, or no longer.
+    fn count<const ADDS: bool>(&mut self, lock: &LockView, now: SteadyMillis) {
         let Some((views, matches)) = self.matches(lock, now) else { return };
-        for (count, is_in) in self.views.iter_mut().zip(views) {
-            *count += usize::from(is_in);
-        }
+        self.sum = None;
+        let change = |count: &mut usize| match ADDS {
+            true => *count += 1,
+            false => *count = count.saturating_sub(1),
+        };
+        self.views
+            .iter_mut()
+            .zip(views)
+            .filter(|(_, is_in)| *is_in)
+            .for_each(|(count, _)| change(count));
         if matches {
             let values = &mut self.values;
             for_each_value(lock, &self.filters.whole, |property, value| {
                 let counts = &mut values[property];
                 if let Some(count) = counts.get_mut(value) {
-                    *count += 1;
-                } else if counts.len() < MAX_VALUES {
+                    change(count);
+                    if *count == 0 {
+                        counts.remove(value);
+                    }
+                } else if ADDS && counts.len() < MAX_VALUES {
                     counts.insert(value.into(), 1);
                 }
             });
         }
     }
+}
 
-    fn remove(&mut self, lock: &LockView, now: SteadyMillis) {
-        let Some((views, matches)) = self.matches(lock, now) else { return };
-        for (count, is_in) in self.views.iter_mut().zip(views) {
-            *count = count.saturating_sub(usize::from(is_in));
+/// Returns the counts, with the commonest values of each property.
+fn sum(
+    views: [usize; VIEWS.len()],
+    values: &[HashMap<Arc<str>, usize>; PROPERTIES.len()],
+) -> Facets {
+    let mut facets = Facets { views, ..Facets::default() };
+    for (i, counts) in values.iter().enumerate() {
+        let mut top: Vec<(Arc<str>, usize)> =
+            counts.iter().map(|(value, count)| (Arc::clone(value), *count)).collect();
+        let most =
+            |(value, count): &(Arc<str>, usize)| (std::cmp::Reverse(*count), Arc::clone(value));
+        if top.len() > TOP {
+            top.select_nth_unstable_by_key(TOP, most);
+            facets.more[i] = top.len() - TOP;
+            top.truncate(TOP);
         }
-        if matches {
-            let values = &mut self.values;
-            for_each_value(lock, &self.filters.whole, |property, value| {
-                let counts = &mut values[property];
-                match counts.get_mut(value) {
-                    Some(count) if *count > 1 => *count -= 1,
-                    Some(_) => drop(counts.remove(value)),
-                    None => {}
-                }
-            });
-        }
+        top.sort_unstable_by_key(most);
+        facets.top[i] = top;
     }
-
-    fn sum(&self) -> Facets {
-        let mut facets = Facets { views: self.views, ..Facets::default() };
-        for (i, counts) in self.values.iter().enumerate() {
-            let mut top: Vec<(Arc<str>, usize)> =
-                counts.iter().map(|(value, count)| (Arc::clone(value), *count)).collect();
-            let most =
-                |(value, count): &(Arc<str>, usize)| (std::cmp::Reverse(*count), Arc::clone(value));
-            if top.len() > TOP {
-                top.select_nth_unstable_by_key(TOP, most);
-                facets.more[i] = top.len() - TOP;
-                top.truncate(TOP);
-            }
-            top.sort_unstable_by_key(most);
-            facets.top[i] = top;
-        }
-        facets
-    }
+    facets
 }
 
 /// Returns whether two views of a lock surely count alike, as after most readings: only its time to live is another one.

@@ -182,7 +182,7 @@ impl Listed for IncidentRow {
     const CLEARED: bool = true;
 
     fn all(published: &Published, filter: &Filter, now: SteadyMillis) -> Vec<Self> {
-        let troubled = published.snapshot.locks().filter(|lock| !lock.problems.is_empty());
+        let troubled = published.snapshot.notable().filter(|lock| !lock.problems.is_empty());
         let mut incidents: BTreeMap<(Arc<str>, ProblemKind, String), Self> = BTreeMap::new();
         for lock in troubled.filter(|lock| filter.matches(lock, now)) {
             for problem in &lock.problems {

@@ -274,21 +274,44 @@ impl<T: Listed> Query<T> {
     /// Returns the rows of this page.
     #[must_use]
     pub fn rows(&self, published: &Published, now: SteadyMillis) -> Rows<T> {
-        let all = T::all(published, &self.filter, now);
+        self.page_of(T::all(published, &self.filter, now).iter())
+    }
+
+    /// Returns the rows of this page out of all rows, in any order, without sorting them all.
+    pub(super) fn page_of<'a>(&self, rows: impl Iterator<Item = &'a T>) -> Rows<T> {
         let goes_back = self.edge.as_ref().is_some_and(|edge| edge.back);
-        let behind = |row: &&T| goes_back || self.is_behind_edge(&row.position(self.sort));
-        let found = self.sorted(all.iter().filter(behind));
-        let before = all.len() - found.len();
-        let (skipped, first) = match goes_back {
-            true => {
-                let is_before = |row: &&T| !self.is_behind_edge(&row.position(self.sort));
-                let first = self.first_row(found.partition_point(is_before));
-                (first, first)
-            }
-            false => (before, 0),
+        let (mut total, mut before) = (0, 0);
+        let candidates = rows.filter(|row| {
+            let behind = self.edge.is_none() || self.is_behind_edge(&row.position(self.sort));
+            total += 1;
+            before += usize::from(!behind);
+            behind != goes_back
+        });
+        let found = self.nearest(candidates, goes_back);
+        let rows = found.into_iter().cloned().collect();
+        self.page(rows, self.first_row(before), total)
+    }
+
+    /// Returns the first rows in the order of the query, or the last ones, as many as a page has.
+    fn nearest<'a>(&self, rows: impl Iterator<Item = &'a T>, last: bool) -> Vec<&'a T> {
+        let compare = |a: &(Rank, &T), b: &(Rank, &T)| match last {
+            false => self.compare_rows(a, b),
+            true => self.compare_rows(b, a),
         };
-        let rows = found.into_iter().skip(first).take(self.limit).cloned().collect();
-        self.page(rows, skipped, all.len())
+        let mut nearest: Vec<(Rank, &T)> = Vec::new();
+        for row in rows {
+            nearest.push((row.position(self.sort).rank, row));
+            if nearest.len() == 2 * self.limit {
+                nearest.select_nth_unstable_by(self.limit, compare);
+                nearest.truncate(self.limit);
+            }
+        }
+        nearest.sort_unstable_by(compare);
+        nearest.truncate(self.limit);
+        if last {
+            nearest.reverse();
+        }
+        nearest.into_iter().map(|(_, row)| row).collect()
     }
 }
 

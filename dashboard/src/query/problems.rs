@@ -48,7 +48,7 @@ impl Listed for ProblemRow {
     const SORTS: &'static [&'static str] = &["severity", "age", "name"];
 
     fn all(published: &Published, filter: &Filter, now: SteadyMillis) -> Vec<Self> {
-        let troubled = published.snapshot.locks().filter(|lock| !lock.problems.is_empty());
+        let troubled = published.snapshot.notable().filter(|lock| !lock.problems.is_empty());
         troubled
             .filter(|lock| filter.matches(lock, now))
             .flat_map(|lock| {

@@ -1,7 +1,13 @@
-//! Pages of locks, shared by all readers of the same page, and the sorted lists behind those that are open.
+//! The lists of locks in use: each is sorted and counted once and then follows every change, for all who request it.
 
 use std::collections::HashMap;
 use std::sync::{Arc, Mutex, MutexGuard, PoisonError, Weak};
+use std::time::Duration;
+
+use tokio::sync::Semaphore;
+use tokio::sync::broadcast::Receiver;
+use tokio::task::spawn_blocking;
+use tokio::time::{Instant, timeout_at};
 
 use super::blockers::BlockerRow;
 use super::contention::ContentionRow;
@@ -12,44 +18,55 @@ use super::locks::LockRow;
 use super::order::Order;
 use super::owners::OwnerRow;
 use super::problems::ProblemRow;
+use super::recent::Recent;
 use super::sorted::{MOVING_MS, SortedLocks};
 use crate::clock::SteadyMillis;
 use crate::model::actor::Hub;
+use crate::model::types::{Delta, Snapshot};
 
-/// The most pages kept.
-const MAX_PAGES: usize = 512;
-/// The most filters whose counts are kept.
-const MAX_FACETS: usize = 16;
+/// The time for which a list is kept after its last use.
+const KEEP: Duration = Duration::from_secs(60);
+/// The most lists that are kept.
+const MAX_LISTS: usize = 16;
+/// The most pages of a list that are kept.
+const MAX_PAGES: usize = 64;
 
 /// A list that pages and the API show.
 pub trait Paged: Listed {
     /// Returns the counts that the list's page shows for a query, if it shows some.
     #[must_use]
-    fn facets(_query: &Query<Self>, _hub: &Hub, _shared: &SharedPages) -> Option<Arc<Facets>> {
+    fn facets(_query: &Query<Self>, _hub: &Arc<Hub>, _shared: &SharedPages) -> Option<Arc<Facets>> {
         None
     }
 
     /// Returns the rows of a query as of the latest snapshot.
     #[must_use]
-    fn page(query: &Query<Self>, hub: &Hub, _shared: &SharedPages) -> Arc<Rows<Self>> {
+    fn page(query: &Query<Self>, hub: &Arc<Hub>, _shared: &SharedPages) -> Arc<Rows<Self>> {
         Arc::new(query.rows(&Published::latest(hub), SteadyMillis::now()))
     }
 }
 
-impl Paged for OwnerRow {}
+impl Paged for OwnerRow {
+    fn page(query: &Query<Self>, hub: &Arc<Hub>, shared: &SharedPages) -> Arc<Rows<Self>> {
+        let owners = shared.0.owners.get(&query.text, || {
+            Self::all(&Published::latest(hub), &query.filter, SteadyMillis::now()).into()
+        });
+        Arc::new(query.page_of(owners.iter()))
+    }
+}
 impl Paged for BlockerRow {}
 impl Paged for IncidentRow {}
 impl Paged for ProblemRow {}
 impl Paged for ContentionRow {}
 
 impl Paged for LockRow {
-    fn facets(query: &Query<Self>, hub: &Hub, shared: &SharedPages) -> Option<Arc<Facets>> {
-        Some(shared.facets(hub, query))
+    fn facets(query: &Query<Self>, hub: &Arc<Hub>, shared: &SharedPages) -> Option<Arc<Facets>> {
+        Some(shared.list(hub, query).facets(hub))
     }
 
-    fn page(query: &Query<Self>, hub: &Hub, shared: &SharedPages) -> Arc<Rows<Self>> {
+    fn page(query: &Query<Self>, hub: &Arc<Hub>, shared: &SharedPages) -> Arc<Rows<Self>> {
         if query.limit <= MAX_ROWS {
-            shared.rows(hub, query)
+            shared.list(hub, query).rows(hub, query, SteadyMillis::now())
         } else {
             // A whole list is too large to keep.
             Arc::new(query.rows(&Published::latest(hub), SteadyMillis::now()))
@@ -57,25 +74,106 @@ impl Paged for LockRow {
     }
 }
 
-/// A handle that keeps a list sorted for as long as it exists.
-pub type SortedList = Arc<Mutex<SortedLocks>>;
-
 /// The filter as written, the sort and the order of a list.
 type ListKey = (String, &'static str, Order);
 
-/// The latest pages and the sorted lists.
-#[derive(Debug, Default)]
-pub struct SharedPages {
-    facets: Mutex<HashMap<String, Arc<Mutex<FacetIndex>>>>,
-    pages: Mutex<HashMap<PageKey, Page>>,
-    lists: Mutex<HashMap<ListKey, Weak<Mutex<SortedLocks>>>>,
+/// The lists of locks in use. Cheap to clone.
+#[derive(Debug, Clone)]
+pub struct SharedPages(Arc<Inner>);
+
+#[derive(Debug)]
+struct Inner {
+    lists: Mutex<HashMap<ListKey, Arc<List>>>,
+    /// One list is sorted at a time.
+    sorting: Semaphore,
+    /// By the filter as written.
+    owners: Recent<String, Arc<[OwnerRow]>>,
 }
 
-#[derive(Debug, PartialEq, Eq, Hash)]
-struct PageKey {
-    list: ListKey,
-    edge: Option<Cursor>,
-    limit: usize,
+impl Default for SharedPages {
+    fn default() -> Self {
+        let (lists, owners) = (Mutex::default(), Recent::default());
+        Self(Arc::new(Inner { lists, sorting: Semaphore::new(1), owners }))
+    }
+}
+
+impl SharedPages {
+    /// Returns the list of a query, and keeps it for a while.
+    fn list(&self, hub: &Arc<Hub>, query: &Query<LockRow>) -> Arc<List> {
+        let key = (query.text.clone(), query.sort, query.order);
+        let mut lists = lock(&self.0.lists);
+        if let Some(list) = lists.get(&key) {
+            *lock(&list.used) = Instant::now();
+            return Arc::clone(list);
+        }
+        if lists.len() >= MAX_LISTS {
+            let oldest = lists.iter().min_by_key(|(_, list)| *lock(&list.used));
+            if let Some(key) = oldest.map(|(key, _)| key.clone()) {
+                lists.remove(&key);
+            }
+        }
+        let list = Arc::new(List {
+            query: query.clone(),
+            used: Mutex::new(Instant::now()),
+            state: Mutex::default(),
+        });
+        tokio::spawn(self.clone().follow(key.clone(), Arc::downgrade(&list), Arc::clone(hub)));
+        lists.insert(key, Arc::clone(&list));
+        list
+    }
+
+    /// Keeps a list up to date for as long as it is in use.
+    async fn follow(self, key: ListKey, list: Weak<List>, hub: Arc<Hub>) {
+        if let Some(changes) = self.sort(&list, hub).await {
+            pass_on(changes, &list).await;
+        }
+        let mut lists = lock(&self.0.lists);
+        if lists.get(&key).is_some_and(|kept| std::ptr::eq(Arc::as_ptr(kept), list.as_ptr())) {
+            lists.remove(&key);
+        }
+    }
+
+    /// Sorts a list. Returns the changes since.
+    async fn sort(&self, list: &Weak<List>, hub: Arc<Hub>) -> Option<Receiver<Arc<Delta>>> {
+        let _turn = self.0.sorting.acquire().await.ok()?;
+        let (list, changes) = (list.upgrade()?, hub.changes());
+        spawn_blocking(move || list.sort(&hub.snapshot())).await.ok()?;
+        Some(changes)
+    }
+}
+
+/// Applies changes to a list until nobody has used it for [`KEEP`], another list has taken its place, or changes were missed.
+async fn pass_on(mut changes: Receiver<Arc<Delta>>, list: &Weak<List>) {
+    let end = || Some(*lock(&list.upgrade()?.used) + KEEP);
+    while let Some(end) = end().filter(|end| *end > Instant::now()) {
+        match timeout_at(end, changes.recv()).await {
+            Ok(Ok(delta)) => {
+                if let Some(list) = list.upgrade() {
+                    lock(&list.state).apply(&list.query, &delta);
+                }
+            }
+            Ok(Err(_)) => return,
+            Err(_) => {}
+        }
+    }
+}
+
+/// A list in use.
+#[derive(Debug)]
+struct List {
+    /// A query for any of its pages.
+    query: Query<LockRow>,
+    used: Mutex<Instant>,
+    state: Mutex<State>,
+}
+
+#[derive(Debug, Default)]
+struct State {
+    /// All rows; none before they are sorted, and if they depend on the clock.
+    sorted: Option<SortedLocks>,
+    facets: Option<FacetIndex>,
+    /// By edge and limit.
+    pages: HashMap<(Option<Cursor>, usize), Page>,
 }
 
 #[derive(Debug)]
@@ -85,71 +183,64 @@ struct Page {
     rows: Arc<Rows<LockRow>>,
 }
 
-fn list_key(query: &Query<LockRow>) -> ListKey {
-    (query.text.clone(), query.sort, query.order)
+impl State {
+    fn apply(&mut self, query: &Query<LockRow>, delta: &Delta) {
+        let now = SteadyMillis::now();
+        if let Some(sorted) = &mut self.sorted {
+            sorted.apply(query, delta, now);
+        }
+        if let Some(facets) = &mut self.facets {
+            facets.apply(delta, now);
+        }
+    }
 }
 
-impl SharedPages {
-    /// Keeps the list of a query sorted for as long as the returned handle exists.
-    #[must_use]
-    pub fn keep_sorted(&self, query: &Query<LockRow>) -> SortedList {
-        let key = list_key(query);
-        let mut lists = lock(&self.lists);
-        if let Some(list) = lists.get(&key).and_then(Weak::upgrade) {
-            return list;
+impl List {
+    fn sort(&self, snapshot: &Snapshot) {
+        if !self.query.filter.depends_on_clock() {
+            let sorted = SortedLocks::new(&self.query, snapshot, SteadyMillis::now());
+            lock(&self.state).sorted = Some(sorted);
         }
-        lists.retain(|_, list| list.strong_count() > 0);
-        let list = SortedList::default();
-        lists.insert(key, Arc::downgrade(&list));
-        list
     }
 
-    /// Returns the number of locks by view and by property, for the filter of a query.
-    #[must_use]
-    pub fn facets(&self, hub: &Hub, query: &Query<LockRow>) -> Arc<Facets> {
+    /// Returns the number of locks by view and by property.
+    fn facets(&self, hub: &Hub) -> Arc<Facets> {
         let (snapshot, now) = (hub.snapshot(), SteadyMillis::now());
-        let index = {
-            let mut facets = lock(&self.facets);
-            if facets.len() >= MAX_FACETS && !facets.contains_key(&query.text) {
-                // Those of pages that are open are soon there again.
-                facets.clear();
-            }
-            let index = facets.entry(query.text.clone());
-            Arc::clone(index.or_insert_with(|| Arc::new(Mutex::new(FacetIndex::new(&query.text)))))
-        };
-        let mut index = lock(&index);
+        let mut state = lock(&self.state);
+        let index = state.facets.get_or_insert_with(|| FacetIndex::new(&self.query.text));
         let deltas = index.seq().and_then(|seq| hub.since(seq));
         index.facets(&snapshot, deltas.as_deref(), now)
     }
 
-    /// Returns the rows of a query. Equal queries share them, and they stay the same object while none of them changes.
-    #[must_use]
-    pub fn rows(&self, hub: &Hub, query: &Query<LockRow>) -> Arc<Rows<LockRow>> {
-        let (published, now) = (Published::latest(hub), SteadyMillis::now());
-        let snapshot = &published.snapshot;
-        let key = PageKey { list: list_key(query), edge: query.edge.clone(), limit: query.limit };
-        let depends_on_clock = query.filter.depends_on_clock();
+    /// Returns the rows of a page. Equal queries share them, and they stay the same object while none of them changes.
+    fn rows(&self, hub: &Hub, query: &Query<LockRow>, now: SteadyMillis) -> Arc<Rows<LockRow>> {
+        let (snapshot, key) = (hub.snapshot(), (query.edge.clone(), query.limit));
+        let mut state = lock(&self.state);
+        let State { sorted, pages, .. } = &mut *state;
+        let before = pages.get(&key);
         let is_current = |page: &&Page| {
-            let outdated = depends_on_clock && now.0 >= page.at.0.saturating_add(MOVING_MS);
-            page.seq == snapshot.seq && !outdated
+            let valid_for = if query.filter.depends_on_clock() { MOVING_MS } else { u64::MAX };
+            page.seq == snapshot.seq && now.0 < page.at.0.saturating_add(valid_for)
         };
-        if let Some(page) = lock(&self.pages).get(&key).filter(is_current) {
+        if let Some(page) = before.filter(is_current) {
             return Arc::clone(&page.rows);
         }
-        let list = lock(&self.lists).get(&key.list).and_then(Weak::upgrade);
-        let (seq, rows) = match list {
-            Some(list) => {
-                let mut list = lock(&list);
-                let deltas = list.seq().and_then(|seq| hub.since(seq));
-                list.update(query, snapshot, deltas.as_deref(), now);
-                (list.seq().unwrap_or(snapshot.seq), list.rows(query))
+        let recent = sorted.as_mut().and_then(|list| Some((hub.since(list.seq())?, list)));
+        let (seq, rows) = match recent {
+            Some((deltas, list)) => {
+                for delta in deltas {
+                    list.apply(query, &delta, now);
+                }
+                (list.seq(), list.rows(query))
             }
-            None => (snapshot.seq, query.rows(&published, now)),
+            None => {
+                let matching = snapshot.locks().filter(|lock| query.filter.matches(lock, now));
+                (snapshot.seq, query.page_of(matching))
+            }
         };
-        let mut pages = lock(&self.pages);
-        let before = pages.get(&key).filter(|page| page.rows.is_same(&rows));
+        let before = before.filter(|page| page.rows.is_same(&rows));
         let rows = before.map_or_else(|| Arc::new(rows), |page| Arc::clone(&page.rows));
-        if pages.len() >= MAX_PAGES && before.is_none() {
+        if pages.len() >= MAX_PAGES && !pages.contains_key(&key) {
             pages.clear();
         }
         pages.insert(key, Page { seq, at: now, rows: Arc::clone(&rows) });
@@ -159,4 +250,89 @@ impl SharedPages {
 
 fn lock<T>(mutex: &Mutex<T>) -> MutexGuard<'_, T> {
     mutex.lock().unwrap_or_else(PoisonError::into_inner)
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+    use crate::model::owner_names::OwnerNames;
+    use crate::model::types::Since;
+    use crate::query::Filter;
+    use crate::query::fixtures::lock as lock_view;
+
+    /// Publishes a snapshot with one more lock, which is held since then.
+    fn add(hub: &Hub, name: &str, since: SteadyMillis) {
+        let mut view = lock_view(name);
+        view.holders[0].since = Since { at: since, exact: true };
+        let (view, mut snapshot) = (Arc::new(view), (*hub.snapshot()).clone());
+        let before = snapshot.put(Arc::clone(&view));
+        snapshot.seq += 1;
+        let delta = Delta::new(snapshot.seq, since, vec![view], Vec::new(), vec![before]);
+        hub.publish(Arc::new(snapshot), Arc::new(delta));
+    }
+
+    fn query(filter: &str) -> Query<LockRow> {
+        let order = ("name", Order::Ascending);
+        Query::new((filter, Filter::parse(filter).unwrap()), order, None, 2).unwrap()
+    }
+
+    /// Waits until the list is sorted as of a snapshot.
+    async fn sorted(list: &List, seq: u64) {
+        let is_sorted = || lock(&list.state).sorted.as_ref().is_some_and(|it| it.seq() == seq);
+        let turn = Duration::from_millis(1);
+        let until = async || {
+            while !is_sorted() {
+                tokio::time::sleep(turn).await
+            }
+        };
+        tokio::time::timeout(KEEP / 2, until()).await.unwrap();
+    }
+
+    #[tokio::test(start_paused = true)]
+    async fn a_list_follows_changes_between_requests_until_it_has_not_been_used_for_a_while() {
+        let (hub, shared) = (Arc::new(Hub::new(OwnerNames::default())), SharedPages::default());
+        let start = SteadyMillis(2_000_000);
+        add(&hub, "b", start);
+        let all = query("");
+        let rows = LockRow::page(&all, &hub, &shared);
+        assert_eq!((rows.total, LockRow::facets(&all, &hub, &shared).unwrap().views[0]), (1, 1));
+        let list = shared.list(&hub, &all);
+        sorted(&list, 1).await;
+        add(&hub, "a", start);
+        sorted(&list, 2).await;
+        assert_eq!(lock(&list.state).facets.as_ref().unwrap().seq(), Some(2));
+        let rows = LockRow::page(&all, &hub, &shared);
+        assert_eq!((rows.total, rows.rows[0].id.name.as_str()), (2, Some("a")));
+        assert!(Arc::ptr_eq(&rows, &LockRow::page(&all, &hub, &shared)));
+        let kept = Arc::downgrade(&list);
+        drop(list);
+        tokio::time::sleep(KEEP / 2).await;
+        assert!(kept.upgrade().is_some());
+        tokio::time::sleep(KEEP).await;
+        assert!(kept.upgrade().is_none(), "nobody has used it for a while");
+    }
+
+    #[tokio::test]
+    async fn the_list_that_was_not_used_for_longest_leaves_its_place() {
+        let (hub, shared) = (Arc::new(Hub::new(OwnerNames::default())), SharedPages::default());
+        let first = Arc::downgrade(&shared.list(&hub, &query("")));
+        for n in 0..MAX_LISTS {
+            assert!(first.upgrade().is_some());
+            drop(shared.list(&hub, &query(&format!("lock:{n}"))));
+        }
+        assert_eq!((lock(&shared.0.lists).len(), first.upgrade().is_none()), (MAX_LISTS, true));
+    }
+
+    #[tokio::test]
+    async fn a_page_whose_filter_depends_on_the_clock_is_made_again_after_a_second() {
+        let (hub, shared) = (Arc::new(Hub::new(OwnerNames::default())), SharedPages::default());
+        let start = SteadyMillis(2_000_000);
+        add(&hub, "young", start);
+        let old = query("age:>1s");
+        let later = |ms: u64| {
+            let now = SteadyMillis(start.0 + ms);
+            shared.list(&hub, &old).rows(&hub, &old, now).total
+        };
+        assert_eq!((later(500), later(500 + MOVING_MS - 1), later(500 + MOVING_MS)), (0, 0, 1));
+    }
 }

@@ -2,109 +2,121 @@
 
 use std::sync::Arc;
 
-use super::list::{Listed as _, Query, Rows};
+use super::list::{Listed as _, Position, Query, Rows};
 use super::locks::LockRow;
 use crate::clock::SteadyMillis;
 use crate::model::types::{Delta, Snapshot};
 
-/// The time for which a list is valid if its filter depends on the clock, milliseconds.
+/// The time for which a page is valid if its filter depends on the clock, milliseconds.
 pub(super) const MOVING_MS: u64 = 1_000;
-/// The most changes that are applied one by one, in addition to a quarter of the list's length. Each change moves the rows
-/// behind it, so beyond that sorting again is cheaper.
-const FEW: usize = 64;
+/// The most rows of a chunk.
+const CHUNK: usize = 1_024;
 
-/// All locks that a filter matches, sorted.
-#[derive(Debug, Default)]
+/// All locks that a filter matches, sorted, in chunks: a change moves the rows of one or two of them.
+#[derive(Debug)]
 pub struct SortedLocks {
-    /// The snapshot that the rows are of; none before the first.
-    seq: Option<u64>,
-    /// The instant at which all locks were last matched, milliseconds.
-    at: u64,
-    rows: Vec<LockRow>,
+    /// The snapshot that the rows are of.
+    seq: u64,
+    /// None of them is empty.
+    chunks: Vec<Vec<LockRow>>,
 }
 
+/// The index of a row: its chunk, and its index in that.
+type Place = (usize, usize);
+
 impl SortedLocks {
+    #[must_use]
+    pub fn new(query: &Query<LockRow>, snapshot: &Snapshot, now: SteadyMillis) -> Self {
+        let matching = snapshot.locks().filter(|lock| query.filter.matches(lock, now));
+        let sorted = query.sorted(matching);
+        let chunks = sorted.chunks(CHUNK / 2).map(|chunk| chunk.iter().copied().cloned().collect());
+        Self { seq: snapshot.seq, chunks: chunks.collect() }
+    }
+
     /// Returns the snapshot that the list is of.
     #[must_use]
-    pub fn seq(&self) -> Option<u64> {
+    pub fn seq(&self) -> u64 {
         self.seq
     }
 
-    /// Updates the list to the newest snapshot. `deltas`: every change since [`Self::seq`], if they are still known. The
-    /// query must be the same each time except for its page.
-    pub fn update(
-        &mut self,
-        query: &Query<LockRow>,
-        snapshot: &Snapshot,
-        deltas: Option<&[Arc<Delta>]>,
-        now: SteadyMillis,
-    ) {
-        let outdated =
-            query.filter.depends_on_clock() && now.0 >= self.at.saturating_add(MOVING_MS);
-        let few = |deltas: &&[Arc<Delta>]| {
-            let changes: usize = deltas.iter().map(|delta| delta.before.len()).sum();
-            changes <= FEW + self.rows.len() / 4
-        };
-        match deltas.filter(few) {
-            Some(deltas) if !outdated => {
-                for delta in deltas {
-                    self.apply(query, delta, now);
-                    self.seq = Some(delta.seq);
-                }
-            }
-            _ => self.rebuild(query, snapshot, now),
+    /// Applies a change, if it is the next. The query must be the same each time except for its page.
+    pub fn apply(&mut self, query: &Query<LockRow>, delta: &Delta, now: SteadyMillis) {
+        if delta.seq != self.seq + 1 {
+            return;
         }
-    }
-
-    fn rebuild(&mut self, query: &Query<LockRow>, snapshot: &Snapshot, now: SteadyMillis) {
-        let matching = snapshot.locks().filter(|lock| query.filter.matches(lock, now));
-        self.rows = query.sorted(matching).into_iter().cloned().collect();
-        self.seq = Some(snapshot.seq);
-        self.at = now.0;
-    }
-
-    fn apply(&mut self, query: &Query<LockRow>, delta: &Delta, now: SteadyMillis) {
+        self.seq = delta.seq;
         let (changed, removed) = delta.before.split_at(delta.changed.len().min(delta.before.len()));
         for (lock, before) in delta.changed.iter().zip(changed) {
-            let old = before.as_ref().and_then(|before| self.find(query, before).ok());
-            let new = query.filter.matches(lock, now).then(|| self.find(query, lock));
+            let before = before.as_ref().map(|before| before.position(query.sort));
+            let old = before.and_then(|before| self.find(query, &before).ok());
+            let new = query.filter.matches(lock, now).then(|| lock.position(query.sort));
             match (old, new) {
-                (Some(old), Some(Ok(new))) if old == new => self.rows[old] = Arc::clone(lock),
-                (Some(old), Some(Err(new))) => {
-                    // Only the rows between the two places move.
-                    self.rows[old] = Arc::clone(lock);
-                    match new > old {
-                        true => self.rows[old..new].rotate_left(1),
-                        false => self.rows[new..=old].rotate_right(1),
+                (Some((chunk, i)), Some(new)) if before == Some(new) => {
+                    self.chunks[chunk][i] = Arc::clone(lock);
+                }
+                (old, new) => {
+                    if let Some(old) = old {
+                        self.remove(old);
+                    }
+                    if let Some(new) = new {
+                        self.put(query, &new, lock);
                     }
                 }
-                (None, Some(Err(new))) => self.rows.insert(new, Arc::clone(lock)),
-                (None, Some(Ok(known))) => self.rows[known] = Arc::clone(lock),
-                (Some(old), _) => drop(self.rows.remove(old)),
-                (None, None) => {}
             }
         }
         for before in removed.iter().flatten() {
-            if let Ok(old) = self.find(query, before) {
-                self.rows.remove(old);
+            if let Ok(old) = self.find(query, &before.position(query.sort)) {
+                self.remove(old);
             }
         }
     }
 
-    /// Returns the index of a lock, or else the index at which it belongs.
-    fn find(&self, query: &Query<LockRow>, lock: &LockRow) -> Result<usize, usize> {
-        let wanted = lock.position(query.sort);
-        self.rows.binary_search_by(|row| query.compare(&row.position(query.sort), &wanted))
+    /// Returns the place of a row, or else the place at which it belongs.
+    fn find(&self, query: &Query<LockRow>, wanted: &Position<'_>) -> Result<Place, Place> {
+        let compare = |row: &LockRow| query.compare(&row.position(query.sort), wanted);
+        let ends_before =
+            |chunk: &Vec<LockRow>| chunk.last().is_some_and(|row| compare(row).is_lt());
+        let last = self.chunks.len().saturating_sub(1);
+        let chunk = self.chunks.partition_point(ends_before).min(last);
+        let rows = self.chunks.get(chunk).map(Vec::as_slice).unwrap_or_default();
+        rows.binary_search_by(compare).map(|i| (chunk, i)).map_err(|i| (chunk, i))
+    }
+
+    fn put(&mut self, query: &Query<LockRow>, position: &Position<'_>, lock: &LockRow) {
+        match self.find(query, position) {
+            Ok((chunk, i)) => self.chunks[chunk][i] = Arc::clone(lock),
+            Err((chunk, _)) if chunk == self.chunks.len() => {
+                self.chunks.push(vec![Arc::clone(lock)])
+            }
+            Err((chunk, i)) => {
+                let rows = &mut self.chunks[chunk];
+                rows.insert(i, Arc::clone(lock));
+                if rows.len() > CHUNK {
+                    let rest = rows.split_off(CHUNK / 2);
+                    self.chunks.insert(chunk + 1, rest);
+                }
+            }
+        }
+    }
+
+    fn remove(&mut self, (chunk, i): Place) {
+        self.chunks[chunk].remove(i);
+        if self.chunks[chunk].is_empty() {
+            self.chunks.remove(chunk);
+        }
     }
 
     /// Returns the rows of a page.
     #[must_use]
     pub fn rows(&self, query: &Query<LockRow>) -> Rows<LockRow> {
         let is_before = |row: &LockRow| !query.is_behind_edge(&row.position(query.sort));
-        let before = if query.edge.is_some() { self.rows.partition_point(is_before) } else { 0 };
-        let skipped = query.first_row(before);
-        let rows = self.rows.iter().skip(skipped).take(query.limit).cloned().collect();
-        query.page(rows, skipped, self.rows.len())
+        let whole = |chunk: &Vec<LockRow>| chunk.last().is_some_and(is_before);
+        let count = |chunks: &[Vec<LockRow>]| chunks.iter().map(Vec::len).sum::<usize>();
+        let (before, rest) = self.chunks.split_at(self.chunks.partition_point(whole));
+        let first = rest.first().map_or(0, |chunk| chunk.partition_point(is_before));
+        let skipped = query.first_row(count(before) + first);
+        let rows = self.chunks.iter().flatten().skip(skipped).take(query.limit).cloned().collect();
+        query.page(rows, skipped, count(&self.chunks))
     }
 }
 
@@ -197,18 +209,19 @@ mod tests {
         ) {
             let order = if ascending { Order::Ascending } else { Order::Descending };
             let first = query(filter, sort, order, None);
-            let (mut snapshot, mut list) = (Snapshot::empty(), SortedLocks::default());
-            list.update(&first, &snapshot, None, NOW);
+            let mut snapshot = Snapshot::empty();
+            let mut list = SortedLocks::new(&first, &snapshot, NOW);
             let mut deltas = Vec::new();
             for (i, steps) in rounds.iter().enumerate() {
-                deltas.push(Arc::new(apply(&mut snapshot, steps)));
+                deltas.push(apply(&mut snapshot, steps));
                 // Sometimes several snapshots are caught up with at once.
                 if i % 3 == missed % 3 && i + 1 < rounds.len() {
                     continue;
                 }
-                list.update(&first, &snapshot, Some(&deltas), NOW);
-                deltas.clear();
-                prop_assert_eq!(list.seq(), Some(snapshot.seq));
+                for delta in deltas.drain(..) {
+                    list.apply(&first, &delta, NOW);
+                }
+                prop_assert_eq!(list.seq(), snapshot.seq);
                 let published =
                     Published { snapshot: Arc::new(snapshot.clone()), contention: Arc::default() };
                 let mut page = first.clone();
@@ -227,30 +240,13 @@ mod tests {
     }
 
     #[test]
-    fn a_list_is_rebuilt_after_missed_deltas_and_when_its_filter_depends_on_the_clock() {
-        let mut snapshot = Snapshot::empty();
-        let [all, old] =
-            ["", "age:>1s"].map(|filter| query(filter, "name", Order::Ascending, None));
-        let (mut of_all, mut of_old) = (SortedLocks::default(), SortedLocks::default());
-        let young = |name: &str| {
-            let mut view = lock(name);
-            view.holders[0].since = Since { at: NOW, exact: true };
-            Arc::new(view)
-        };
-        snapshot.put(young("a"));
-        snapshot.seq = 1;
-        of_all.update(&all, &snapshot, None, NOW);
-        of_old.update(&old, &snapshot, None, NOW);
-        assert_eq!((of_all.rows(&all).total, of_old.rows(&old).total), (1, 0));
-        snapshot.put(young("b"));
-        snapshot.seq = 9;
-        of_all.update(&all, &snapshot, None, NOW);
-        assert_eq!((of_all.rows(&all).total, of_all.seq()), (2, Some(9)));
-        // Only the clock has moved.
-        let later = |ms: u64| SteadyMillis(NOW.0 + ms);
-        of_old.update(&old, &snapshot, Some(&[]), later(MOVING_MS - 1));
-        assert_eq!(of_old.rows(&old).total, 0);
-        of_old.update(&old, &snapshot, Some(&[]), later(MOVING_MS));
-        assert_eq!(of_old.rows(&old).total, 2);
+    fn a_change_behind_a_gap_is_not_applied() {
+        let (all, snapshot) = (query("", "name", Order::Ascending, None), Snapshot::empty());
+        let mut list = SortedLocks::new(&all, &snapshot, NOW);
+        let new = |seq| Delta::new(seq, NOW, vec![Arc::new(lock("a"))], Vec::new(), vec![None]);
+        list.apply(&all, &new(2), NOW);
+        assert_eq!((list.seq(), list.rows(&all).total), (0, 0));
+        list.apply(&all, &new(1), NOW);
+        assert_eq!((list.seq(), list.rows(&all).total), (1, 1));
     }
 }

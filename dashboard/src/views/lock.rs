@@ -563,7 +563,7 @@ pub(super) fn title(page: &LockPage) -> String {
         | Subject::NoLock(_)
         | Subject::Unreadable(_) => "",
     };
-    let chrome = Chrome { counts: super::Counts::default(), ..page.chrome.clone() };
+    let chrome = Chrome { counts: crate::model::types::Counts::default(), ..page.chrome.clone() };
     format!("{mark}{}", page::title(&chrome, &short))
 }
 

@@ -44,7 +44,7 @@ use crate::archive::{Density, Gap, HeldThen, ProblemThen};
 use crate::clock::SteadyMillis;
 use crate::model::contention::Contention;
 use crate::model::owner_names::OwnerNames;
-use crate::model::types::{ClearedProblem, LockId, LockView, Notice, PastHoldView};
+use crate::model::types::{ClearedProblem, Counts, LockId, LockView, Notice, PastHoldView};
 use crate::query::blockers::BlockerRow;
 use crate::query::facets::Facets;
 use crate::query::incidents::IncidentRow;
@@ -107,23 +107,6 @@ pub struct VisitorView {
     pub name: String,
     /// True if they came by the login, and can leave.
     pub can_leave: bool,
-}
-
-/// Numbers of locks.
-#[derive(Debug, Clone, Copy, PartialEq, Eq, Default, serde::Serialize, utoipa::ToSchema)]
-pub struct Counts {
-    /// Confirmed locks that are held.
-    pub held: usize,
-    /// Locks with at least one unacknowledged problem.
-    pub with_problems: usize,
-    /// Locks with problems that are all acknowledged.
-    pub acknowledged: usize,
-    /// Possible locks that are held.
-    pub unconfirmed: usize,
-    /// Locks whose server cannot be read.
-    pub unknown: usize,
-    /// Locks beyond the limit, counted but not retained.
-    pub not_kept: u64,
 }
 
 /// `/overview`: the state of all locks.

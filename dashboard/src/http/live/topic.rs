@@ -18,7 +18,6 @@ use crate::query::LockRow;
 use crate::query::contention::ContentionRow;
 use crate::query::incidents::IncidentRow;
 use crate::query::owners::OwnerRow;
-use crate::query::shared::SortedList;
 use crate::views::fragments::Fragments;
 use crate::views::live::Picture;
 use crate::views::{ListView, Subject};
@@ -33,11 +32,7 @@ const ASK_EACH: Duration = Duration::from_secs(2);
 /// The page that a stream updates.
 #[derive(Debug)]
 pub(super) enum Topic {
-    Locks(
-        ListRequest<LockRow>,
-        #[expect(dead_code, reason = "the list stays sorted for as long as this exists")]
-        SortedList,
-    ),
+    Locks(ListRequest<LockRow>),
     Lock(LockParams, LockId, LastReading),
     Owners(ListRequest<OwnerRow>),
     Owner(OwnerParams),
@@ -60,11 +55,7 @@ impl Topic {
         let uri = Uri::from_str(path)
             .map_err(|_| ApiError::bad_request("`path` is not a page's path and query"))?;
         Ok(match uri.path() {
-            "/" => {
-                let request = list(&uri)?;
-                let sorted = app.pages.keep_sorted(request.query()?);
-                Self::Locks(request, sorted)
-            }
+            "/" => Self::Locks(list(&uri)?),
             "/lock" => {
                 let params = of_address(&uri)?;
                 let id = app.lock_id(&params)?;
@@ -104,7 +95,7 @@ impl Topic {
     /// shows in the next version.
     pub(super) fn concerns(&self, change: &Delta, before: Option<&Picture>) -> bool {
         match self {
-            Self::Locks(request, _) => {
+            Self::Locks(request) => {
                 let (now, query) = (SteadyMillis::now(), request.query.as_ref());
                 let matches = |lock| query.is_ok_and(|query| query.filter.matches(lock, now));
                 let shown = |id: &LockId| before.is_none_or(|before| before.shows(id));
@@ -128,7 +119,7 @@ impl Topic {
         before: Option<&Picture>,
     ) -> Result<Option<(Picture, Option<Viewed>)>, askama::Error> {
         let made = match self {
-            Self::Locks(request, _) => {
+            Self::Locks(request) => {
                 let rows = app.rows(request);
                 let page = app.list_page(address, request, &rows);
                 (Picture::list(&page, before, fragments)?, Some(Viewed::Rows(rows)))

@@ -111,6 +111,13 @@ proptest! {
                 prop_assert!(copy.remove(id).is_some());
             }
             prop_assert_eq!(copy.len(), snapshot.len());
+            let mut anew = Snapshot::empty();
+            anew.not_kept = snapshot.not_kept;
+            snapshot.locks().for_each(|lock| drop(anew.put(Arc::clone(lock))));
+            prop_assert_eq!(snapshot.counts(), anew.counts());
+            let is_notable = |lock: &&Arc<LockView>| !lock.problems.is_empty() || lock.is_awaited();
+            let notable = snapshot.locks().filter(is_notable);
+            prop_assert!(snapshot.notable().map(Arc::as_ptr).eq(notable.map(Arc::as_ptr)));
             for lock in snapshot.locks() {
                 prop_assert!(copy.get(&lock.id).is_some_and(|known| Arc::ptr_eq(known, lock)));
             }

@@ -35,5 +35,5 @@ pub use problem::{Acknowledgement, Certainty, Evidence, ProblemKind, ProblemView
 pub use read_request::{KnownParts, LastReading, ReadRequest};
 pub use renewals::Renewals;
 pub use settings::{Group, LockRule, Rule, Settings};
-pub use snapshot::{ClearedProblem, Delta, Notice, Snapshot};
+pub use snapshot::{ClearedProblem, Counts, Delta, Notice, Snapshot};
 pub use source::{Source, SourceSet};

@@ -29,8 +29,50 @@ pub struct Snapshot {
     pub notices: Arc<[Notice]>,
     /// Problems that have ended, the latest first.
     pub cleared: Arc<[ClearedProblem]>,
-    shards: Vec<Arc<Vec<Arc<LockView>>>>,
+    shards: Vec<Arc<Shard>>,
+    counts: Counts,
     hasher: RandomState,
+}
+
+/// Some of the locks, sorted by id.
+#[derive(Debug, Clone, Default)]
+struct Shard {
+    locks: Vec<Arc<LockView>>,
+    /// Those with a problem or a waiter.
+    notable: Vec<Arc<LockView>>,
+}
+
+/// Numbers of locks.
+#[derive(Debug, Clone, Copy, PartialEq, Eq, Default, Serialize, utoipa::ToSchema)]
+pub struct Counts {
+    /// Confirmed locks that are held.
+    pub held: usize,
+    /// Locks with at least one unacknowledged problem.
+    pub with_problems: usize,
+    /// Locks with problems that are all acknowledged.
+    pub acknowledged: usize,
+    /// Possible locks that are held.
+    pub unconfirmed: usize,
+    /// Locks whose server cannot be read.
+    pub unknown: usize,
+    /// Locks beyond the limit, counted but not retained.
+    pub not_kept: u64,
+}
+
+impl Counts {
+    /// Returns the counts that a lock belongs to.
+    fn of(&mut self, lock: &LockView) -> impl Iterator<Item = &mut usize> {
+        let (is_listed, is_open) = (lock.is_listed(), lock.has_open_problem());
+        [
+            (&mut self.held, is_listed && lock.is_held()),
+            (&mut self.with_problems, is_open),
+            (&mut self.acknowledged, !is_open && !lock.problems.is_empty()),
+            (&mut self.unconfirmed, !is_listed && lock.is_held()),
+            (&mut self.unknown, lock.is_unknown()),
+        ]
+        .into_iter()
+        .filter_map(|(count, belongs)| belongs.then_some(count))
+    }
 }
 
 /// A problem that has ended, perhaps several times.
@@ -116,6 +158,7 @@ impl Snapshot {
             notices: Arc::from([]),
             cleared: Arc::from([]),
             shards: vec![Arc::default(); SHARDS],
+            counts: Counts::default(),
             hasher: RandomState::new(),
         }
     }
@@ -127,43 +170,74 @@ impl Snapshot {
 
     #[must_use]
     pub fn get(&self, id: &LockId) -> Option<&Arc<LockView>> {
-        let shard = &self.shards[self.shard(id)];
-        shard.binary_search_by(|lock| lock.id.cmp(id)).ok().map(|i| &shard[i])
+        let locks = &self.shards[self.shard(id)].locks;
+        find(locks, id).ok().map(|i| &locks[i])
     }
 
     /// Returns every lock, in no useful order.
     pub fn locks(&self) -> impl Iterator<Item = &Arc<LockView>> {
-        self.shards.iter().flat_map(|shard| shard.iter())
+        self.shards.iter().flat_map(|shard| shard.locks.iter())
+    }
+
+    /// Returns every lock with a problem or a waiter, in no useful order.
+    pub fn notable(&self) -> impl Iterator<Item = &Arc<LockView>> {
+        self.shards.iter().flat_map(|shard| shard.notable.iter())
+    }
+
+    #[must_use]
+    pub fn counts(&self) -> Counts {
+        Counts { not_kept: self.not_kept, ..self.counts }
     }
 
     /// Returns the number of locks.
     #[must_use]
     pub fn len(&self) -> usize {
-        self.shards.iter().map(|shard| shard.len()).sum()
+        self.shards.iter().map(|shard| shard.locks.len()).sum()
     }
 
     #[must_use]
     pub fn is_empty(&self) -> bool {
-        self.shards.iter().all(|shard| shard.is_empty())
+        self.shards.iter().all(|shard| shard.locks.is_empty())
     }
 
     /// Inserts a lock. Returns the view that it replaces.
     pub(crate) fn put(&mut self, lock: Arc<LockView>) -> Option<Arc<LockView>> {
-        let shard = self.shard(&lock.id);
-        let shard = Arc::make_mut(&mut self.shards[shard]);
-        match shard.binary_search_by(|known| known.id.cmp(&lock.id)) {
-            Ok(i) => Some(std::mem::replace(&mut shard[i], lock)),
-            Err(i) => {
-                shard.insert(i, lock);
-                None
-            }
-        }
+        self.counts.of(&lock).for_each(|count| *count += 1);
+        self.replace(&lock.id, Some(&lock))
     }
 
     pub(crate) fn remove(&mut self, id: &LockId) -> Option<Arc<LockView>> {
+        self.replace(id, None)
+    }
+
+    fn replace(&mut self, id: &LockId, lock: Option<&Arc<LockView>>) -> Option<Arc<LockView>> {
         let shard = self.shard(id);
         let shard = Arc::make_mut(&mut self.shards[shard]);
-        let found = shard.binary_search_by(|known| known.id.cmp(id));
-        found.ok().map(|i| shard.remove(i))
+        let is_notable = |lock: &&Arc<LockView>| !lock.problems.is_empty() || lock.is_awaited();
+        replace(&mut shard.notable, id, lock.filter(is_notable));
+        let before = replace(&mut shard.locks, id, lock)?;
+        self.counts.of(&before).for_each(|count| *count -= 1);
+        Some(before)
+    }
+}
+
+fn find(locks: &[Arc<LockView>], id: &LockId) -> Result<usize, usize> {
+    locks.binary_search_by(|known| known.id.cmp(id))
+}
+
+/// Replaces the lock of that id, if there is one, and returns it.
+fn replace(
+    locks: &mut Vec<Arc<LockView>>,
+    id: &LockId,
+    lock: Option<&Arc<LockView>>,
+) -> Option<Arc<LockView>> {
+    match (find(locks, id), lock.cloned()) {
+        (Ok(i), Some(lock)) => Some(std::mem::replace(&mut locks[i], lock)),
+        (Ok(i), None) => Some(locks.remove(i)),
+        (Err(i), Some(lock)) => {
+            locks.insert(i, lock);
+            None
+        }
+        (Err(_), None) => None,
     }
 }
