@@ -207,7 +207,7 @@ impl Reader {
         let mut rows = open.query([MAX_RESTORED_ROWS])?;
         while let Some(row) = rows.next()? {
             let problem: String = row.get(3)?;
-            let problem = ProblemKind::ALL.into_iter().find(|kind| kind.as_str() == problem);
+            let problem = ProblemKind::parse(&problem);
             let (Some(lock), Some(problem)) = (lock(row, 0)?, problem) else { continue };
             restored.entry(lock).or_default().problems.push((problem, instant(row.get(4)?)));
         }
@@ -219,7 +219,7 @@ impl Reader {
         let mut rows = acknowledgements.query(params![millis(now), MAX_RESTORED_ROWS])?;
         while let Some(row) = rows.next()? {
             let word: String = row.get(3)?;
-            let problem = ProblemKind::ALL.into_iter().find(|kind| kind.as_str() == word);
+            let problem = ProblemKind::parse(&word);
             let (Some(lock), Some(problem)) = (lock(row, 0)?, problem) else { continue };
             let acknowledgement = Acknowledgement {
                 by: row.get(4)?,

@@ -123,10 +123,7 @@ impl words::Term for Term {
                 "any" | "*" => Self::Problem(None),
                 "none" => Self::NoProblem,
                 word => Self::Problem(Some(
-                    ProblemKind::ALL
-                        .into_iter()
-                        .find(|problem| problem.as_str() == word)
-                        .ok_or_else(|| one_of(key, text, &problem_words()))?,
+                    ProblemKind::parse(word).ok_or_else(|| one_of(key, text, &problem_words()))?,
                 )),
             },
             "db" => Self::Db(text.parse().map_err(|_| {

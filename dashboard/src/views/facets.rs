@@ -4,6 +4,7 @@ use askama::Template;
 use askama::filters::HtmlSafe;
 
 use super::{format, links};
+use crate::model::types::ProblemKind;
 use crate::query::Filter;
 use crate::query::facets::{Facets, PROPERTIES, narrowed};
 use crate::text;
@@ -53,8 +54,10 @@ impl FacetLinks {
                 let more = narrowed(&base, key, value);
                 let without = Filter::without_term(filter, &narrowed("", key, value));
                 let here = i != PREFIX && without != filter.trim();
+                let problem = ProblemKind::parse(value).filter(|_| key == "problem");
                 Value {
-                    text: text::visible(value.as_bytes()),
+                    text: problem
+                        .map_or_else(|| text::visible(value.as_bytes()), |it| it.name().to_owned()),
                     count: format::count(*count as u64),
                     link: links::filtered(if here { &without } else { &more }),
                     here,

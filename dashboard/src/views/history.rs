@@ -11,7 +11,7 @@ use super::picture::{Strip, ending_words, word};
 use super::{Chrome, EventRow, HistoryPage, links};
 use crate::archive::{HeldThen, PastEvent};
 use crate::clock::SteadyMillis;
-use crate::model::types::{EVENT_WORDS, EventView, LockId};
+use crate::model::types::{EVENT_WORDS, EventView, LockId, ProblemKind};
 use crate::query::{EventFilter, with_term};
 
 /// The spans that one click selects.
@@ -42,7 +42,16 @@ impl EventRow {
             "problem" => (None, format!("{} begins, {detail}", word(&event.subject))),
             "cleared" => (None, format!("{} is over", word(&event.subject))),
             // An action of an operator.
-            _ => (None, format!("{}: {detail}", event.subject)),
+            _ => (
+                None,
+                match ProblemKind::parse(&event.subject) {
+                    Some(problem) => {
+                        let (word, name) = (problem.as_str(), problem.name());
+                        format!("{name}: {}", detail.replace(word, name))
+                    }
+                    None => format!("{}: {detail}", event.subject),
+                },
+            ),
         };
         Self {
             at: event.at,

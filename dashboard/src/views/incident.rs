@@ -49,6 +49,7 @@ struct Done {
 #[template(path = "incident.html")]
 struct IncidentTemplate<'a> {
     frame: Frame<'a>,
+    problem: &'static str,
     badge: Badge,
     count: String,
     holder: Option<HolderCell<'a>>,
@@ -79,11 +80,12 @@ pub fn incident_page(page: &IncidentPage) -> Result<String, askama::Error> {
         Ago::new(found.map_or(incident.since, |found| found.since), now)
     };
     let shows = matches!(page.step, IncidentStep::Show);
-    let title = format!("Incident: {}", incident.problem.as_str());
+    let title = format!("Incident: {}", incident.problem.name());
     IncidentTemplate {
+        problem: incident.problem.as_str(),
         frame: Frame::new(page::title(chrome, &title), "", chrome).still(),
         badge: Badge {
-            word: incident.problem.as_str(),
+            word: incident.problem.name(),
             certainty: incident.certainty.as_str(),
             ago: Ago::new(incident.since, now),
             acknowledged: incident.acknowledged,

@@ -91,7 +91,7 @@ impl ListView for IncidentRow {
         IncidentTemplate {
             id: row_id(self.id()),
             badge: Badge {
-                word: self.problem.as_str(),
+                word: self.problem.name(),
                 certainty: self.certainty.as_str(),
                 ago: ago(self.since),
                 acknowledged: self.acknowledged,
@@ -160,12 +160,7 @@ impl Cleared {
     pub(super) fn of(chrome: &Chrome, cleared: &[ClearedProblem], until: SteadyMillis) -> Self {
         let recent = cleared.iter().filter(|c| c.at.0.saturating_add(DAY_MS) >= until.0);
         let problem = |c: &ClearedProblem| {
-            (
-                c.problem.as_str(),
-                LockLink::new(&c.lock, chrome),
-                Ago::new(c.at, chrome.now),
-                c.times,
-            )
+            (c.problem.name(), LockLink::new(&c.lock, chrome), Ago::new(c.at, chrome.now), c.times)
         };
         Self { problems: recent.map(problem).collect() }
     }

@@ -467,7 +467,7 @@ struct LockTemplate<'a> {
     /// The address of a forced release, for those who may.
     release: Option<String>,
     /// The address of acknowledgements, for those who may.
-    acknowledge: Option<Acknowledge<'a>>,
+    acknowledge: Option<Acknowledge>,
     trace: TraceState<'a>,
     steps: Vec<StepRow>,
     /// The address that requests a trace, for those who may.
@@ -476,29 +476,29 @@ struct LockTemplate<'a> {
 
 /// The form by which problems are acknowledged. It is no part of what the stream changes, so that nothing that is typed
 /// is lost.
-struct Acknowledge<'a> {
+struct Acknowledge {
     action: String,
     undo: String,
-    open: Vec<&'a str>,
-    in_hand: Vec<&'a str>,
+    open: Vec<ProblemKind>,
+    in_hand: Vec<ProblemKind>,
 }
 
-impl<'a> Acknowledge<'a> {
-    fn new(page: &'a LockPage) -> Option<Self> {
+impl Acknowledge {
+    fn new(page: &LockPage) -> Option<Self> {
         let problems = known(page).map(|lock| lock.problems.as_slice()).unwrap_or_default();
         if !page.may_acknowledge || problems.is_empty() {
             return None;
         }
         let (in_hand, open): (Vec<_>, Vec<_>) =
             problems.iter().partition(|problem| problem.acknowledged.is_some());
-        let words = |problems: Vec<&'a ProblemView>| {
-            problems.into_iter().map(|problem| problem.problem.as_str()).collect()
+        let kinds = |problems: Vec<&ProblemView>| {
+            problems.into_iter().map(|problem| problem.problem).collect()
         };
         Some(Self {
             action: links::acknowledge(&page.id),
             undo: links::unacknowledge(&page.id),
-            open: words(open),
-            in_hand: words(in_hand),
+            open: kinds(open),
+            in_hand: kinds(in_hand),
         })
     }
 }

@@ -71,12 +71,11 @@ pub(super) fn page(page: &LockPage, then: &LockThen) -> Result<String, askama::E
     let link = |at: SteadyMillis| {
         links::lock_with(&page.id, chosen.clone().into_iter().chain([("at", rfc3339(at))]))
     };
-    let kind = |problem: &str| ProblemKind::ALL.into_iter().find(|kind| kind.as_str() == problem);
     let problems = then.problems.iter().map(|problem| Problem {
         word: word(&problem.problem),
         certainty: problem.certainty.clone(),
         lasted: age(problem.since),
-        meaning: kind(&problem.problem).map(meaning),
+        meaning: ProblemKind::parse(&problem.problem).map(meaning),
         over: problem.to.map(|to| Clock::new(to, now)),
     });
     let holders = then.holders.iter().map(|hold| Holder {

@@ -52,7 +52,7 @@ impl<'a> Incidents<'a> {
             let several = row.locks.len() > 1;
             Incident {
                 badge: Badge {
-                    word: row.problem.as_str(),
+                    word: row.problem.name(),
                     certainty: row.certainty.as_str(),
                     ago: Ago::new(row.since, chrome.now),
                     acknowledged: row.acknowledged,

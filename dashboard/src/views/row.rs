@@ -28,7 +28,7 @@ pub(super) struct Badge {
 impl Badge {
     pub(super) fn new(problem: &ProblemView, now: SteadyMillis) -> Self {
         Self {
-            word: problem.problem.as_str(),
+            word: problem.problem.name(),
             certainty: problem.certainty.as_str(),
             ago: Ago::new(problem.since, now),
             acknowledged: problem.acknowledged.is_some(),

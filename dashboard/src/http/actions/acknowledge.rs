@@ -64,7 +64,7 @@ pub struct Acknowledged {
 }
 
 fn kind(word: &str) -> Result<ProblemKind, ApiError> {
-    ProblemKind::ALL.into_iter().find(|kind| kind.as_str() == word).ok_or_else(|| {
+    ProblemKind::parse(word).ok_or_else(|| {
         let known = ProblemKind::ALL.map(ProblemKind::as_str).join(", ");
         unprocessable(format!("`problem` is not understood: expected one of {known}"))
     })

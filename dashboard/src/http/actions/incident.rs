@@ -39,7 +39,7 @@ fn find(app: &App, params: Params) -> Result<IncidentRow, ApiError> {
     let params = understood(params)?;
     let deployment = app.deployment(params.deployment.as_deref())?;
     let word = params.problem.unwrap_or_default();
-    let problem = ProblemKind::ALL.into_iter().find(|problem| problem.as_str() == word);
+    let problem = ProblemKind::parse(&word);
     let published = Published::latest(&app.hub);
     let key = params.key.unwrap_or_default();
     problem

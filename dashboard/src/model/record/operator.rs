@@ -80,7 +80,7 @@ impl Record {
             "{} {} {}: {} ({})",
             action.who,
             action.what.replace('_', " "),
-            problem.as_str(),
+            problem.name(),
             action.reason,
             action.outcome
         );

@@ -62,7 +62,7 @@ impl ProblemKind {
         Self::Orphan,
     ];
 
-    /// Returns the word for it in pages, the API and metrics.
+    /// Returns its word in filters, the API and metrics.
     #[must_use]
     pub fn as_str(self) -> &'static str {
         match self {
@@ -74,6 +74,21 @@ impl ProblemKind {
             Self::Starving => "starving",
             Self::Malformed => "malformed",
             Self::Orphan => "orphan",
+        }
+    }
+
+    /// Returns the problem of that word.
+    #[must_use]
+    pub fn parse(word: &str) -> Option<Self> {
+        Self::ALL.into_iter().find(|problem| problem.as_str() == word)
+    }
+
+    /// Returns its name for people.
+    #[must_use]
+    pub fn name(self) -> &'static str {
+        match self {
+            Self::RenewalOverdue => "renewal overdue",
+            other => other.as_str(),
         }
     }
 

@@ -72,6 +72,7 @@ pub(super) fn all() -> Vec<(String, String)> {
     let mut one = |name, page: LockPage| pages.push((name, lock_page(&page).unwrap()));
     one("lock-stuck", lock(stuck()));
     one("lock-leaked", lock(leaked()));
+    one("lock-overdue", LockPage { may_acknowledge: true, ..lock(overdue()) });
     one("lock-healthy", lock(healthy_rows().remove(4)));
     one("lock-readers", lock(healthy_rows().into_iter().find(|l| l.kind == "read").unwrap()));
     one("lock-fair", lock(healthy_rows().into_iter().find(|l| l.kind == "fair").unwrap()));

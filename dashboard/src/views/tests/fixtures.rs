@@ -140,6 +140,13 @@ pub(super) fn leaked() -> LockView {
     }
 }
 
+pub(super) fn overdue() -> LockView {
+    let mut lock = LockView { renewed: true, ..held(b"session-sweep", 13, 24_000) };
+    let problem = ProblemKind::RenewalOverdue;
+    lock.problems = vec![ProblemView { problem, since: ago(2_000), ..leaked().problems.remove(0) }];
+    lock
+}
+
 pub(super) fn source(name: &'static str, age: u64, state: SourceState, detail: &str) -> SourceView {
     SourceView {
         deployment: "main".into(),
@@ -325,7 +332,7 @@ pub(super) fn facets() -> Arc<Facets> {
     facets.top[1] = vec![(hostile(1), 7), ("payments".into(), 1)];
     facets.top[2] = vec![(hostile(0), 8)];
     facets.more[2] = 1_234;
-    facets.top[3] = vec![("leaked".into(), 3)];
+    facets.top[3] = vec![("leaked".into(), 3), ("renewal_overdue".into(), 1)];
     facets.top[4] = vec![("lock".into(), 12), ("fair".into(), 2)];
     Arc::new(facets)
 }
@@ -369,7 +376,10 @@ fn last_hour() -> Contention {
 
 pub(super) fn troubled() -> Vec<LockView> {
     let hostile = hostile().rows.into_iter().map(|lock| (*lock).clone());
-    [stuck(), leaked(), deadlocked(), contended_lock()].into_iter().chain(hostile).collect()
+    [stuck(), leaked(), overdue(), deadlocked(), contended_lock()]
+        .into_iter()
+        .chain(hostile)
+        .collect()
 }
 
 pub(super) fn overview(locks: Vec<LockView>) -> OverviewPage {
@@ -466,6 +476,15 @@ pub(super) fn happened() -> Vec<EventRow> {
     let seen = |lock: &LockView| -> Vec<EventRow> {
         lock.events.views().map(|event| EventRow::seen(&lock.id, event)).collect()
     };
+    let overdue = |event, detail: &str| {
+        EventRow::past(&crate::archive::PastEvent {
+            at: ago(6),
+            event: String::from(event),
+            lock: overdue().id,
+            subject: "renewal_overdue".into(),
+            detail: Some(detail.into()),
+        })
+    };
     let told = |event, detail: Option<&str>| {
         EventRow::past(&crate::archive::PastEvent {
             at: ago(5),
@@ -475,8 +494,13 @@ pub(super) fn happened() -> Vec<EventRow> {
             detail: detail.map(Into::into),
         })
     };
-    let told =
-        [told("ended", Some("ran_out")), told("problem", Some("certain")), told("other", None)];
+    let told = [
+        told("ended", Some("ran_out")),
+        told("problem", Some("certain")),
+        told("other", None),
+        overdue("problem", "certain"),
+        overdue("acknowledged", "done: anna from ::1, renewal_overdue; why: known"),
+    ];
     told.into_iter().chain(locks.iter().flat_map(seen)).collect()
 }
 

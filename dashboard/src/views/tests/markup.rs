@@ -6,6 +6,7 @@ use std::path::{Path, PathBuf};
 use super::ROOT;
 use super::every::all;
 use super::fixtures::hostile_names;
+use crate::model::types::ProblemKind;
 use crate::views::assets;
 
 /// A start tag: its name and its attributes.
@@ -82,6 +83,27 @@ fn no_name_becomes_markup() {
                 }
             }
         }
+    }
+}
+
+#[test]
+fn problems_have_names_for_people() {
+    let word = ProblemKind::RenewalOverdue.as_str();
+    let texts = |html: &str| {
+        let texts = html.split('<').filter_map(|part| part.split_once('>'));
+        texts.map(|(_, text)| text.to_owned()).collect::<Vec<_>>()
+    };
+    let mut named = BTreeSet::new();
+    for (page, html) in all() {
+        for text in texts(&html) {
+            assert!(!text.contains(word), "{page}: {text}");
+            if text.contains(ProblemKind::RenewalOverdue.name()) {
+                named.insert(page.clone());
+            }
+        }
+    }
+    for page in ["healthy", "history", "lock-overdue", "overview", "problems"] {
+        assert!(named.contains(page), "{page} of {named:?}");
     }
 }
 
