@@ -2,6 +2,8 @@
 
 use std::sync::Arc;
 
+use redisson::HolderId;
+
 use super::app::{App, Span};
 use super::error::{ApiError, visible};
 use super::params::{EventsParams, instant};
@@ -193,7 +195,10 @@ fn remembered_matches(row: &EventRow, filter: &EventFilter, names: &OwnerNames) 
     let event = stored_word(&row.event);
     let problem = ProblemKind::ALL.into_iter().map(ProblemKind::as_str);
     let mut problem = problem.filter(|_| matches!(event, "problem" | "cleared"));
-    let subject = problem.find(|word| row.text.contains(word)).unwrap_or(&row.text);
+    let mut ids =
+        row.text.split([' ', ',']).filter(|word| HolderId::parse(word.as_bytes()).is_some());
+    let subject = problem.find(|word| row.text.contains(word)).or_else(|| ids.next());
+    let subject = subject.unwrap_or(&row.text);
     let fields = EventFields {
         event,
         deployment: &row.lock.deployment,

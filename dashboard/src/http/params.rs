@@ -187,8 +187,8 @@ pub struct EventsParams {
         pattern = "^(?:[A-Za-z0-9+/]{4})*(?:[A-Za-z0-9+/]{2}==|[A-Za-z0-9+/]{3}=|[A-Za-z0-9+/]{4})$"
     )]
     pub name64: Option<String>,
-    /// The language of the page's filter box: words and globs for the name; prefix: owner: event: problem: ended:
-    /// deployment: db:.
+    /// The language of the page's filter box: words and globs for the name; prefix: owner: host: service: event: problem:
+    /// ended: deployment: db:.
     #[param(max_length = 512, example = "orders:* event:ended")]
     pub filter: Option<String>,
     /// Oldest or newest first. The default is `asc`.
@@ -215,7 +215,7 @@ pub struct HeldParams {
     /// An instant in UTC: 2026-11-21T03:12:00Z, 03:12 for the latest such time of day, or -15m for that long ago.
     #[param(required = true, example = "-15m")]
     pub at: Option<String>,
-    /// Words and globs for the name; prefix: owner: deployment: db:.
+    /// Words and globs for the name; prefix: owner: host: service: deployment: db:.
     #[param(max_length = 512, example = "orders:*")]
     pub filter: Option<String>,
     /// `csv`: a file that no spreadsheet reads as formulas. If holds are left out its last line says so.

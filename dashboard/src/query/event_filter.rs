@@ -2,7 +2,7 @@
 
 use super::words::{self, FilterError, Text, Value, one_of, without};
 use crate::model::owner_names::OwnerNames;
-use crate::model::types::{EVENT_WORDS, Ending, EventFields, ProblemKind};
+use crate::model::types::{ClientView, EVENT_WORDS, Ending, EventFields, ProblemKind};
 
 /// A filter of events, ready to be applied.
 #[derive(Debug, Clone, PartialEq, Eq, Default)]
@@ -13,6 +13,8 @@ enum Term {
     Name(Text),
     Prefix(Vec<u8>),
     Owner(Text),
+    Host(Text),
+    Service(Text),
     Event(&'static str),
     Problem(Option<ProblemKind>),
     Ended(&'static str),
@@ -24,14 +26,25 @@ enum Term {
 const UNSEEN: &str = "unseen";
 
 impl words::Term for Term {
-    const KEYS: &'static [&'static str] =
-        &["name", "prefix", "owner", "event", "problem", "ended", "deployment", "db"];
+    const KEYS: &'static [&'static str] = &[
+        "name",
+        "prefix",
+        "owner",
+        "host",
+        "service",
+        "event",
+        "problem",
+        "ended",
+        "deployment",
+        "db",
+    ];
     const MEANT: &'static [(&'static str, &'static str)] = &[
         ("lock", "name"),
         ("client", "owner"),
         ("holder", "owner"),
-        ("host", "owner"),
-        ("service", "owner"),
+        ("process", "owner"),
+        ("pod", "host"),
+        ("app", "service"),
         ("type", "event"),
         ("how", "ended"),
         ("ending", "ended"),
@@ -53,10 +66,12 @@ impl words::Term for Term {
             "name" => Self::Name(Text::of_value(value)),
             "prefix" => Self::Prefix(word.into_bytes()),
             "owner" => Self::Owner(Text::new(text)),
+            "host" => Self::Host(Text::of_value(value)),
+            "service" => Self::Service(Text::of_value(value)),
             "event" => Self::Event(find(&mut EVENT_WORDS.into_iter())?),
             "problem" if matches!(&*word, "any" | "*") => Self::Problem(None),
             "problem" => {
-                let kind = ProblemKind::ALL.into_iter().find(|kind| kind.as_str() == word);
+                let kind = ProblemKind::parse(&word);
                 let words = ProblemKind::ALL.map(ProblemKind::as_str).join(", ");
                 let kind = kind.ok_or_else(|| one_of(key, text, &format!("any, {words}")))?;
                 Self::Problem(Some(kind))
@@ -86,6 +101,14 @@ impl Term {
                 text.matches(event.subject.as_bytes())
                     || names.name(event.subject).is_some_and(|name| text.matches(name.as_bytes()))
             }
+            Self::Host(text) => names.name(event.subject).is_some_and(|name| {
+                let (_, host) = ClientView::parts(&name);
+                host.is_some_and(|host| text.matches(host.as_bytes()))
+            }),
+            Self::Service(text) => names.name(event.subject).is_some_and(|name| {
+                let (service, _) = ClientView::parts(&name);
+                text.is(service.as_bytes())
+            }),
             Self::Event(word) => *word == event.event,
             Self::Problem(None) => is_problem(),
             Self::Problem(Some(kind)) => is_problem() && event.subject == kind.as_str(),
@@ -189,6 +212,11 @@ mod tests {
             "owner:invoices",
             "owner:web-7",
             "owner:285475da",
+            "host:web-7",
+            "host:\"web-7\"",
+            "host:web",
+            "service:invoices",
+            "service:inv*",
             "ended:ran_out",
             "deployment:main db:3",
         ] {
@@ -199,6 +227,10 @@ mod tests {
             "name:\"orders:4\"",
             "event:taken",
             "owner:billing",
+            "host:\"web\"",
+            "host:invoices",
+            "service:invoice",
+            "service:web-7",
             "ended:released",
             "problem:any",
             "db:0",
@@ -207,6 +239,7 @@ mod tests {
         }
         let leaked = EventFields { event: "problem", subject: "leaked", detail: None, ..ended };
         assert!(matches("problem:leaked", &leaked) && matches("problem:any", &leaked));
+        assert!(!matches("service:leaked", &leaked) && !matches("host:*", &leaked));
         assert!(!matches("problem:stuck", &leaked) && !matches("ended:ran_out", &leaked));
     }
 
@@ -218,6 +251,8 @@ mod tests {
             ("problem:bad", "leaked"),
             ("lock:a", "name:a"),
             ("evnt:taken", "event:taken"),
+            ("pod:a", "host:a"),
+            ("app:a", "service:a"),
         ] {
             let error = EventFilter::parse(filter).unwrap_err().to_string();
             assert!(error.contains(word), "{filter}: {error}");

@@ -54,6 +54,15 @@ impl ClientView {
         })
     }
 
+    /// Returns the service and the host in a label.
+    #[must_use]
+    pub fn parts(label: &str) -> (&str, Option<&str>) {
+        match label.split_once('@') {
+            Some((name, host)) => (without_pod(name), Some(host)),
+            None => (without_pod(label), None),
+        }
+    }
+
     /// Returns the service: the client's name, or its process' name, without a host and without the suffix that
     /// Kubernetes gives to pods.
     #[must_use]
@@ -128,6 +137,11 @@ mod tests {
         ] {
             assert_eq!(client.label().as_deref(), label, "{client:?}");
             assert_eq!((client.service(), client.host()), (service, host), "{client:?}");
+            let parts = label.map(|label| {
+                let (service, host) = ClientView::parts(label);
+                (Some(service), host)
+            });
+            assert!(parts.is_none_or(|parts| parts == (service, host)), "{client:?}");
         }
     }
 
