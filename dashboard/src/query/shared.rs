@@ -282,7 +282,7 @@ mod tests {
         let turn = Duration::from_millis(1);
         let until = async || {
             while !is_sorted() {
-                tokio::time::sleep(turn).await
+                tokio::time::sleep(turn).await;
             }
         };
         tokio::time::timeout(KEEP / 2, until()).await.unwrap();

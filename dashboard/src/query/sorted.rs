@@ -86,7 +86,7 @@ impl SortedLocks {
         match self.find(query, position) {
             Ok((chunk, i)) => self.chunks[chunk][i] = Arc::clone(lock),
             Err((chunk, _)) if chunk == self.chunks.len() => {
-                self.chunks.push(vec![Arc::clone(lock)])
+                self.chunks.push(vec![Arc::clone(lock)]);
             }
             Err((chunk, i)) => {
                 let rows = &mut self.chunks[chunk];

@@ -203,18 +203,19 @@ impl Snapshot {
     /// Inserts a lock. Returns the view that it replaces.
     pub(crate) fn put(&mut self, lock: Arc<LockView>) -> Option<Arc<LockView>> {
         self.counts.of(&lock).for_each(|count| *count += 1);
-        self.replace(&lock.id, Some(&lock))
+        let id = lock.id.clone();
+        self.replace(&id, Some(lock))
     }
 
     pub(crate) fn remove(&mut self, id: &LockId) -> Option<Arc<LockView>> {
         self.replace(id, None)
     }
 
-    fn replace(&mut self, id: &LockId, lock: Option<&Arc<LockView>>) -> Option<Arc<LockView>> {
+    fn replace(&mut self, id: &LockId, lock: Option<Arc<LockView>>) -> Option<Arc<LockView>> {
         let shard = self.shard(id);
         let shard = Arc::make_mut(&mut self.shards[shard]);
-        let is_notable = |lock: &&Arc<LockView>| !lock.problems.is_empty() || lock.is_awaited();
-        replace(&mut shard.notable, id, lock.filter(is_notable));
+        let is_notable = |lock: &Arc<LockView>| !lock.problems.is_empty() || lock.is_awaited();
+        replace(&mut shard.notable, id, lock.clone().filter(is_notable));
         let before = replace(&mut shard.locks, id, lock)?;
         self.counts.of(&before).for_each(|count| *count -= 1);
         Some(before)
@@ -229,9 +230,9 @@ fn find(locks: &[Arc<LockView>], id: &LockId) -> Result<usize, usize> {
 fn replace(
     locks: &mut Vec<Arc<LockView>>,
     id: &LockId,
-    lock: Option<&Arc<LockView>>,
+    lock: Option<Arc<LockView>>,
 ) -> Option<Arc<LockView>> {
-    match (find(locks, id), lock.cloned()) {
+    match (find(locks, id), lock) {
         (Ok(i), Some(lock)) => Some(std::mem::replace(&mut locks[i], lock)),
         (Ok(i), None) => Some(locks.remove(i)),
         (Err(i), Some(lock)) => {
