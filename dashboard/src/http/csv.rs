@@ -148,6 +148,9 @@ impl Record for OwnerRow {
         "address",
         "alive",
         "verified",
+        "by",
+        "processes",
+        "gone",
     ];
 
     fn cells(&self) -> Vec<String> {
@@ -167,6 +170,9 @@ impl Record for OwnerRow {
             number(client.addr),
             number(client.alive),
             number(client.verified),
+            self.by.to_owned(),
+            self.processes.to_string(),
+            self.gone.to_string(),
         ]);
         cells
     }

@@ -9,7 +9,8 @@ use axum::extract::{Query, State};
 use axum::response::{IntoResponse, Response};
 use serde::Serialize;
 use serde::ser::SerializeMap as _;
-use utoipa::openapi::{Array, ObjectBuilder, Ref, RefOr, Schema};
+use utoipa::openapi::schema::Type;
+use utoipa::openapi::{Array, ObjectBuilder, OneOf, Ref, RefOr, Schema};
 use utoipa::{PartialSchema, ToSchema};
 
 use super::app::App;
@@ -19,6 +20,7 @@ use super::params::{Format, ListParams, limit, understood};
 use crate::model::contention::GroupTally;
 use crate::query::blockers::BlockerRow;
 use crate::query::contention::ContentionRow;
+use crate::query::facets::Facets;
 use crate::query::incidents::IncidentRow;
 use crate::query::owners::OwnerRow;
 use crate::query::problems::ProblemRow;
@@ -29,6 +31,7 @@ use crate::views::{ListPage, ListView};
 #[derive(Debug)]
 pub struct ListRequest<T> {
     params: ListParams,
+    pub by: &'static str,
     pub sort: &'static str,
     pub order: Order,
     /// The query; if its filter is wrong, a sentence that says why.
@@ -41,17 +44,18 @@ impl<T: Listed> ListRequest<T> {
     /// # Errors
     /// If a parameter other than the filter is wrong.
     pub fn new(params: ListParams, limit: usize) -> Result<Self, ApiError> {
-        let sort = params.sort::<T>()?;
+        let (by, sort) = (params.by::<T>()?, params.sort::<T>()?);
         let order = params.order::<T>(sort)?;
         let query = match Filter::parse(&params.filter) {
             Ok(filter) => {
                 let filter = (params.filter.trim(), filter);
-                let query = query::Query::new(filter, (sort, order), params.cursor(), limit);
+                let query =
+                    query::Query::grouped(filter, by, (sort, order), params.cursor(), limit);
                 Ok(query.map_err(|error| ApiError::bad_request(error.to_string()))?)
             }
             Err(error) => Err(visible(&error.to_string())),
         };
-        Ok(Self { params, sort, order, query })
+        Ok(Self { params, by, sort, order, query })
     }
 
     /// Reads the parameters of a list that a page shows.
@@ -94,6 +98,7 @@ impl App {
             chrome: self.chrome(address),
             filter: request.params.filter.clone(),
             filter_error: request.query.as_ref().err().cloned(),
+            by: request.by,
             sort: request.sort,
             order: request.order,
             rows: rows.rows.clone(),
@@ -116,10 +121,11 @@ impl App {
     }
 }
 
-/// One page of a list: `{"owners": […], "total": 3, "next": null}` with the list's own name, and `groups` if the list has
-/// some.
+/// One page of a list: `{"owners": […], "total": 3, "next": null}` with the list's own name, and with `groups` or `facets` if
+/// the list has some.
 struct ListJson<T> {
     rows: Arc<Rows<T>>,
+    facets: Option<Arc<Facets>>,
     published: Published,
 }
 
@@ -132,6 +138,9 @@ impl<T: Listed> Serialize for ListJson<T> {
         map.serialize_entry("prev", &self.rows.prev)?;
         if T::GROUPS {
             map.serialize_entry("groups", &self.published.contention.groups)?;
+        }
+        if T::FACETS {
+            map.serialize_entry("facets", &self.facets)?;
         }
         map.end()
     }
@@ -153,6 +162,13 @@ impl<T: Listed> PartialSchema for ListJson<T> {
             let groups = Array::new(Ref::from_schema_name(GroupTally::name()));
             page = page.property("groups", groups).required("groups");
         }
+        if T::FACETS {
+            let facets = OneOf::builder()
+                .item(ObjectBuilder::new().schema_type(Type::Null))
+                .item(Ref::from_schema_name(Facets::name()))
+                .description(Some("The numbers of matching locks; null unless requested."));
+            page = page.property("facets", facets);
+        }
         page.into()
     }
 }
@@ -164,6 +180,10 @@ impl<T: Listed> ToSchema for ListJson<T> {
         if T::GROUPS {
             schemas.push((GroupTally::name().into_owned(), GroupTally::schema()));
             GroupTally::schemas(schemas);
+        }
+        if T::FACETS {
+            schemas.push((Facets::name().into_owned(), Facets::schema()));
+            Facets::schemas(schemas);
         }
     }
 }
@@ -203,7 +223,8 @@ pub(super) async fn locks(app: State<App>, params: Params) -> Result<Response, A
     list::<LockRow>(&app, params)
 }
 
-/// Clients that hold locks or wait for them, those with the most holds first, a page at a time.
+/// Clients that hold locks or wait for them, those with the most holds first, a page at a time; one by one, by service or by
+/// host.
 #[utoipa::path(
     get,
     path = "/api/v1/owners",
@@ -292,12 +313,15 @@ fn list<T: Paged + Record>(app: &App, params: Params) -> Result<Response, ApiErr
         Format::Json => limit(params.limit.as_deref())?,
         Format::Csv => csv::MAX_ROWS,
     };
+    let has_facets = params.facets::<T>()?;
     let request = ListRequest::<T>::new(params, limit)?;
-    request.query()?;
+    let query = request.query()?;
     let rows = app.rows(&request);
     Ok(match format {
         Format::Json => {
-            Json(ListJson { rows, published: Published::latest(&app.hub) }).into_response()
+            let facets = has_facets.then(|| T::facets(query, &app.hub, &app.pages)).flatten();
+            let published = Published::latest(&app.hub);
+            Json(ListJson { rows, facets, published }).into_response()
         }
         Format::Csv => {
             let Rows { rows, total, .. } = Arc::unwrap_or_clone(rows);

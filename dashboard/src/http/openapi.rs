@@ -7,7 +7,7 @@ use axum::response::{IntoResponse, Response};
 use serde_json::{Value, json};
 use utoipa::OpenApi;
 
-use super::actions::{self, acknowledge, release, watch};
+use super::actions::{self, acknowledge, incident_api, release, watch};
 use super::error::ProblemJson;
 use super::live::stream;
 use super::{api, history_api, lists, trace};
@@ -35,6 +35,8 @@ use crate::query::{Listed, LockRow};
         api::sources,
         history_api::events,
         history_api::held,
+        incident_api::look,
+        incident_api::from_api,
         lists::blockers,
         lists::contention,
         lists::incidents,
@@ -68,12 +70,12 @@ fn description() -> Value {
         errors_are_problems(operation);
     }
     for list in [
-        sorts::<LockRow>,
-        sorts::<OwnerRow>,
-        sorts::<BlockerRow>,
-        sorts::<IncidentRow>,
-        sorts::<ProblemRow>,
-        sorts::<ContentionRow>,
+        parameters_of::<LockRow>,
+        parameters_of::<OwnerRow>,
+        parameters_of::<BlockerRow>,
+        parameters_of::<IncidentRow>,
+        parameters_of::<ProblemRow>,
+        parameters_of::<ContentionRow>,
     ] {
         list(&mut api);
     }
@@ -116,12 +118,22 @@ fn errors_are_problems(operation: &mut Value) {
     }
 }
 
-/// Lists the words that a list can be sorted by.
-fn sorts<T: Listed>(api: &mut Value) {
+/// Lists the words that a list can be sorted and grouped by, and leaves out the parameters that it does not have.
+fn parameters_of<T: Listed>(api: &mut Value) {
     let path = format!("/paths/~1api~1v1~1{}/get/parameters", T::NAME);
-    let parameters = api.pointer_mut(&path).and_then(Value::as_array_mut);
-    for sort in parameters.into_iter().flatten().filter(|parameter| parameter["name"] == "sort") {
-        sort["schema"] = json!({"type": "string", "enum": T::SORTS, "default": T::SORTS[0]});
+    let Some(parameters) = api.pointer_mut(&path).and_then(Value::as_array_mut) else { return };
+    let words = |name: &Value| match name.as_str()? {
+        "sort" => Some(T::SORTS),
+        "by" => Some(T::GROUPINGS),
+        "facets" if T::FACETS => Some(&["no", "yes"][..]),
+        "facets" => Some(&[""][..]),
+        _ => None,
+    };
+    parameters.retain(|parameter| words(&parameter["name"]) != Some(&[""]));
+    for parameter in parameters {
+        if let Some(words) = words(&parameter["name"]) {
+            parameter["schema"] = json!({"type": "string", "enum": words, "default": words[0]});
+        }
     }
 }
 

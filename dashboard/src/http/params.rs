@@ -8,6 +8,7 @@ use utoipa::{IntoParams, ToSchema};
 
 use super::error::ApiError;
 use crate::clock::{SteadyMillis, WallMillis};
+use crate::model::types::ProblemKind;
 use crate::query::{Listed, MAX_ROWS, Order};
 
 /// The parameters of a list.
@@ -22,6 +23,8 @@ pub struct ListParams {
     pub filter: String,
     /// The values depend on the list.
     pub sort: Option<String>,
+    /// One row for each client, or for all clients of a service or host.
+    pub by: Option<String>,
     /// The default depends on the sort: names ascending, everything else the most, the worst or the longest first.
     #[param(inline, value_type = Option<Order>)]
     pub order: Option<String>,
@@ -35,6 +38,8 @@ pub struct ListParams {
     /// says so.
     #[param(inline, value_type = Option<Format>)]
     pub format: Option<String>,
+    /// `yes`: also report how many locks match by view and by property.
+    pub facets: Option<String>,
 }
 
 impl ListParams {
@@ -48,6 +53,33 @@ impl ListParams {
             let known = T::SORTS.join(", ");
             ApiError::bad_request(format!("`sort` is not understood: expected one of {known}"))
         })
+    }
+
+    /// Returns the grouping, or the list's default.
+    ///
+    /// # Errors
+    /// If the list cannot be grouped by the word.
+    pub fn by<T: Listed>(&self) -> Result<&'static str, ApiError> {
+        let Some(word) = given(self.by.as_deref()) else { return Ok(T::GROUPINGS[0]) };
+        T::GROUPINGS.iter().find(|by| **by == word).copied().ok_or_else(|| {
+            ApiError::bad_request(match T::GROUPINGS {
+                [_] => "`by` is not a parameter of this list: only owners are grouped".to_owned(),
+                known => format!("`by` is not understood: expected one of {}", known.join(", ")),
+            })
+        })
+    }
+
+    /// Returns whether the list's counts by view and by property are requested.
+    ///
+    /// # Errors
+    /// If the word is neither `yes` nor `no`, or the list has no such counts.
+    pub fn facets<T: Listed>(&self) -> Result<bool, ApiError> {
+        match given(self.facets.as_deref()) {
+            None | Some("no") => Ok(false),
+            Some("yes") if T::FACETS => Ok(true),
+            Some("yes") => Err(ApiError::bad_request("only the list of locks has `facets`")),
+            Some(_) => Err(ApiError::bad_request("`facets` must be yes or no")),
+        }
     }
 
     /// Returns the order, or the default for the sort.
@@ -153,12 +185,16 @@ pub struct LockParams {
 }
 
 /// The parameters that identify an incident.
-#[derive(Debug, Clone, Default, Deserialize)]
+#[derive(Debug, Clone, Default, Deserialize, IntoParams)]
+#[into_params(parameter_in = Query)]
 pub struct IncidentParams {
     /// Required if there are several.
     pub deployment: Option<String>,
-    /// The word for the problem.
+    /// The incident's problem.
+    #[param(inline, required = true, value_type = ProblemKind)]
     pub problem: Option<String>,
+    /// The incident's key, as the list of incidents has it.
+    #[param(required = true, min_length = 1)]
     pub key: Option<String>,
 }
 

@@ -18,7 +18,7 @@ use tower_http::CompressionLevel;
 use tower_http::compression::CompressionLayer;
 use tower_http::timeout::TimeoutLayer;
 
-use super::actions::{self, acknowledge, incident, login, release, watch};
+use super::actions::{self, acknowledge, incident, incident_api, login, release, watch};
 use super::app::App;
 use super::live::{self, Feeds, stream};
 use super::{api, assets, guard, history_api, lists, openapi, pages, trace};
@@ -99,6 +99,7 @@ pub fn router(
         .route("/incident", get(incident::page))
         .route("/incident/acknowledge", post(incident::acknowledge_from_page))
         .route("/incident/release", get(incident::release_page).post(incident::release_from_page))
+        .route("/api/v1/incident/release", get(incident_api::look).post(incident_api::from_api))
         .route("/owners", get(pages::list::<OwnerRow>))
         .route("/owner", get(pages::owner))
         .route("/problems", get(pages::list::<IncidentRow>))

@@ -4,11 +4,13 @@ use std::collections::HashMap;
 use std::sync::Arc;
 
 use serde::Serialize;
+use utoipa::ToSchema;
 
 use super::sorted::MOVING_MS;
 use super::{Filter, quoted, with_term};
 use crate::clock::SteadyMillis;
 use crate::model::types::{ClientView, Delta, HolderView, LockView, Snapshot, State};
+use crate::schema::schema_of;
 
 /// The views of the list of locks, each with the terms that choose it.
 pub const VIEWS: [&str; 7] = [
@@ -30,7 +32,7 @@ const TOP: usize = 8;
 const MAX_VALUE: usize = 80;
 
 /// The counts for a filter.
-#[derive(Debug, Clone, PartialEq, Eq, Default, Serialize)]
+#[derive(Debug, Clone, PartialEq, Eq, Default)]
 pub struct Facets {
     /// The locks of each of [`VIEWS`] that match the rest of the filter.
     pub views: [usize; VIEWS.len()],
@@ -38,6 +40,61 @@ pub struct Facets {
     pub top: [Vec<(Arc<str>, usize)>; PROPERTIES.len()],
     /// The number of further values of each property.
     pub more: [usize; PROPERTIES.len()],
+}
+
+#[derive(Serialize, ToSchema)]
+#[schema(as = Facets)]
+struct FacetsJson<'a> {
+    views: Vec<ViewCount>,
+    properties: Vec<PropertyCounts<'a>>,
+}
+
+/// The number of locks of a view of the list.
+#[derive(Serialize, ToSchema)]
+struct ViewCount {
+    /// The terms that choose it; empty for active locks.
+    filter: &'static str,
+    /// The locks that match them and the filter without its own such terms.
+    count: usize,
+}
+
+/// The commonest values of a property among the matching locks.
+#[derive(Serialize, ToSchema)]
+struct PropertyCounts<'a> {
+    /// The key of a term of the filter.
+    property: &'static str,
+    values: Vec<ValueCount<'a>>,
+    /// The number of further values.
+    more: usize,
+}
+
+#[derive(Serialize, ToSchema)]
+struct ValueCount<'a> {
+    value: &'a str,
+    count: usize,
+}
+
+schema_of!(Facets => FacetsJson<'_>);
+
+impl Serialize for Facets {
+    fn serialize<S: serde::Serializer>(&self, serializer: S) -> Result<S::Ok, S::Error> {
+        let views = VIEWS.into_iter().zip(self.views);
+        let properties = PROPERTIES.into_iter().zip(&self.top).zip(self.more);
+        FacetsJson {
+            views: views.map(|(filter, count)| ViewCount { filter, count }).collect(),
+            properties: properties
+                .map(|((property, values), more)| PropertyCounts {
+                    property,
+                    values: values
+                        .iter()
+                        .map(|(value, count)| ValueCount { value, count: *count })
+                        .collect(),
+                    more,
+                })
+                .collect(),
+        }
+        .serialize(serializer)
+    }
 }
 
 /// Returns a filter that asks for a value of a property as well.

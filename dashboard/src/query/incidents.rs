@@ -36,6 +36,8 @@ pub struct IncidentRow {
 #[derive(Serialize, ToSchema)]
 #[schema(as = Incident)]
 struct IncidentJson<'a> {
+    /// It distinguishes the incident from others of its deployment and problem.
+    key: &'a str,
     problem: ProblemKind,
     certainty: Certainty,
     #[serde(serialize_with = "crate::clock::as_wall")]
@@ -157,6 +159,7 @@ impl Serialize for IncidentRow {
         let (lock, problem) = self.first();
         let client = lock.holders.first().and_then(|holder| holder.client.as_deref());
         IncidentJson {
+            key: &self.key,
             problem: self.problem,
             certainty: self.certainty,
             since: self.since,

@@ -41,6 +41,10 @@ pub trait Listed: Clone + Serialize + Send + Sync + 'static {
     const NAME: &'static str;
     /// The words to sort by; the first is the default.
     const SORTS: &'static [&'static str];
+    /// The words to group rows by; the first is the default. The only one of a list without groups is empty.
+    const GROUPINGS: &'static [&'static str] = &[""];
+    /// True if the API can report the list's counts by view and by property.
+    const FACETS: bool = false;
     /// True if the list reports groups of locks in addition to its rows.
     const GROUPS: bool = false;
     /// True if the list's page also shows problems that have ended.
@@ -48,8 +52,14 @@ pub trait Listed: Clone + Serialize + Send + Sync + 'static {
     /// The type whose schema describes a row's JSON.
     type Schema: ToSchema;
 
-    /// Returns every row for the locks that the filter matches.
+    /// Returns every row for the locks that the filter matches, before they are grouped.
     fn all(published: &Published, filter: &Filter, now: SteadyMillis) -> Vec<Self>;
+
+    /// Joins rows by one of [`Self::GROUPINGS`].
+    #[must_use]
+    fn grouped(rows: Vec<Self>, _by: &'static str) -> Vec<Self> {
+        rows
+    }
 
     /// Returns the order that applies when the address names none: the most, the worst or the longest first; names
     /// ascending.
@@ -101,6 +111,8 @@ pub struct Query<T> {
     /// The filter as written. Cursors are bound to it.
     pub text: String,
     pub filter: Filter,
+    /// One of [`Listed::GROUPINGS`].
+    pub by: &'static str,
     /// One of [`Listed::SORTS`].
     pub sort: &'static str,
     pub order: Order,
@@ -181,13 +193,27 @@ impl<T: Listed> Query<T> {
     /// # Errors
     /// [`BadCursor`] if the cursor is malformed or belongs to another list.
     pub fn new(
+        filter: (&str, Filter),
+        arranged: (&'static str, Order),
+        cursor: Option<&str>,
+        limit: usize,
+    ) -> Result<Self, BadCursor> {
+        Self::grouped(filter, T::GROUPINGS[0], arranged, cursor, limit)
+    }
+
+    /// Returns the same for rows in groups.
+    ///
+    /// # Errors
+    /// As [`Self::new`].
+    pub fn grouped(
         (text, filter): (&str, Filter),
+        by: &'static str,
         (sort, order): (&'static str, Order),
         cursor: Option<&str>,
         limit: usize,
     ) -> Result<Self, BadCursor> {
         let (text, row) = (text.to_owned(), PhantomData);
-        let mut query = Self { text, filter, sort, order, edge: None, limit, row };
+        let mut query = Self { text, filter, by, sort, order, edge: None, limit, row };
         if let Some(cursor) = cursor {
             let json = URL_SAFE_NO_PAD.decode(cursor).map_err(|_| BadCursor)?;
             let cursor: Cursor = serde_json::from_slice(&json).map_err(|_| BadCursor)?;
@@ -201,7 +227,7 @@ impl<T: Listed> Query<T> {
 
     fn list(&self) -> u64 {
         let mut hasher = DefaultHasher::new();
-        (T::NAME, &self.text, self.sort, self.order).hash(&mut hasher);
+        (T::NAME, &self.text, self.by, self.sort, self.order).hash(&mut hasher);
         hasher.finish()
     }
 
@@ -274,7 +300,8 @@ impl<T: Listed> Query<T> {
     /// Returns the rows of this page.
     #[must_use]
     pub fn rows(&self, published: &Published, now: SteadyMillis) -> Rows<T> {
-        self.page_of(T::all(published, &self.filter, now).iter())
+        let rows = T::grouped(T::all(published, &self.filter, now), self.by);
+        self.page_of(rows.iter())
     }
 
     /// Returns the rows of this page out of all rows, in any order, without sorting them all.

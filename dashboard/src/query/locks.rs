@@ -26,6 +26,7 @@ impl Listed for LockRow {
     type Schema = LockView;
     const NAME: &'static str = "locks";
     const SORTS: &'static [&'static str] = &["problems", "name", "holder", "age", "ttl"];
+    const FACETS: bool = true;
 
     fn all(published: &Published, filter: &Filter, now: SteadyMillis) -> Vec<Self> {
         published.snapshot.locks().filter(|lock| filter.matches(lock, now)).cloned().collect()

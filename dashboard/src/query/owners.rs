@@ -1,4 +1,4 @@
-//! The clients that hold locks or wait for them.
+//! The clients that hold locks or wait for them, one by one, by service or by host.
 
 use std::collections::BTreeMap;
 use std::sync::Arc;
@@ -11,12 +11,15 @@ use super::list::{Listed, Position, Published, RowId};
 use crate::clock::SteadyMillis;
 use crate::model::types::{ClientView, LockView, Since};
 
-/// A client with its holds and waits.
+/// A client, or all clients of a service or host, with its holds and waits.
 #[derive(Debug, Clone, PartialEq, Eq, Serialize, ToSchema)]
 #[schema(as = Owner)]
 pub struct OwnerRow {
     pub deployment: Arc<str>,
-    /// The client's uuid, or the whole holder id if that contains none.
+    /// `instance`, `service` or `host`: the kind of `id`.
+    pub by: &'static str,
+    /// The client's uuid, or the whole holder id if that contains none; the name of the service or host, empty if it is
+    /// not known.
     pub id: String,
     /// The number of its holds. Each reader of a lock counts.
     pub holds: usize,
@@ -26,8 +29,16 @@ pub struct OwnerRow {
     pub waits: usize,
     /// The beginning of its oldest hold; null if it only waits.
     pub oldest: Option<Since>,
-    /// Its process, if one of its holds shows it; a verified one takes precedence.
+    /// The number of its known processes: Redisson instances, and workers of agents.
+    pub processes: usize,
+    /// The number of those that are gone.
+    pub gone: usize,
+    /// The process of an instance, if one of its holds or waits shows it; a verified one takes precedence.
     pub client: Option<ClientView>,
+    /// The reason why one of its processes is only claimed, as a clause.
+    #[serde(skip)]
+    #[schema(ignore)]
+    pub claimed: Option<&'static str>,
 }
 
 /// Returns the client's uuid in a holder id, or the whole id if it contains none.
@@ -40,17 +51,24 @@ pub fn client_of(id: &str) -> &str {
     }
 }
 
+/// A client, and a process of it as far as it is known: its service, host and pid.
+type Process<'a> = (&'a str, &'a str, Option<(Option<&'a str>, Option<&'a str>, Option<u32>)>);
+
 impl OwnerRow {
     #[must_use]
     pub fn new(deployment: &Arc<str>, id: &str) -> Self {
         Self {
             deployment: Arc::clone(deployment),
+            by: Self::GROUPINGS[0],
             id: id.to_owned(),
             holds: 0,
             with_problems: 0,
             waits: 0,
             oldest: None,
+            processes: 0,
+            gone: 0,
             client: None,
+            claimed: None,
         }
     }
 
@@ -59,14 +77,58 @@ impl OwnerRow {
         let holder = &lock.holders[holder];
         self.holds += 1;
         self.with_problems += usize::from(!lock.problems.is_empty());
-        if self.oldest.is_none_or(|oldest| holder.since.at < oldest.at) {
-            self.oldest = Some(holder.since);
-        }
+        self.started(Some(holder.since));
+        self.identified(holder.client.as_deref());
+    }
+
+    fn started(&mut self, since: Option<Since>) {
+        let earliest = self.oldest.into_iter().chain(since).min_by_key(|since| since.at);
+        self.oldest = earliest;
+    }
+
+    fn identified(&mut self, client: Option<&ClientView>) {
         let is_verified =
             |client: Option<&ClientView>| client.is_some_and(|it| it.verified == Some(true));
-        let client = holder.client.as_deref();
         if self.client.is_none() || (is_verified(client) && !is_verified(self.client.as_ref())) {
             self.client = client.cloned();
+        }
+    }
+
+    /// Returns the name of a process's group.
+    fn group(&self, by: &str) -> &str {
+        let client = self.client.as_ref();
+        match by {
+            "service" => client.and_then(ClientView::service).unwrap_or_default(),
+            "host" => client.and_then(ClientView::host).unwrap_or_default(),
+            _ => &self.id,
+        }
+    }
+
+    /// Returns a row for each group of processes.
+    #[must_use]
+    pub fn joined(processes: &[Self], by: &'static str) -> Vec<Self> {
+        let mut rows: BTreeMap<(&str, &str), Self> = BTreeMap::new();
+        for process in processes {
+            let id = process.group(by);
+            let row = rows.entry((&process.deployment, id));
+            let new = || Self { by, ..Self::new(&process.deployment, id) };
+            row.or_insert_with(new).join(process);
+        }
+        rows.into_values().collect()
+    }
+
+    /// Adds a process.
+    fn join(&mut self, process: &Self) {
+        self.holds += process.holds;
+        self.with_problems += process.with_problems;
+        self.waits += process.waits;
+        self.started(process.oldest);
+        let Some(client) = &process.client else { return };
+        self.processes += 1;
+        self.gone += usize::from(client.alive == Some(false));
+        self.claimed = self.claimed.or(client.unverified_because);
+        if self.by == Self::GROUPINGS[0] {
+            self.identified(Some(client));
         }
     }
 }
@@ -75,23 +137,28 @@ impl Listed for OwnerRow {
     type Schema = Self;
     const NAME: &'static str = "owners";
     const SORTS: &'static [&'static str] = &["holds", "problems", "age", "waits", "id"];
+    const GROUPINGS: &'static [&'static str] = &["instance", "service", "host"];
 
+    /// Returns a row for each process.
     fn all(published: &Published, filter: &Filter, now: SteadyMillis) -> Vec<Self> {
-        let mut rows: BTreeMap<(&str, &str), Self> = BTreeMap::new();
+        let mut rows: BTreeMap<Process<'_>, Self> = BTreeMap::new();
         for lock in published.snapshot.locks().filter(|lock| filter.matches(lock, now)) {
             let deployment = &lock.id.deployment;
             for (i, holder) in lock.holders.iter().enumerate() {
-                let id = client_of(&holder.id);
-                let row = rows.entry((&**deployment, id));
-                row.or_insert_with(|| Self::new(deployment, id)).add(lock, i);
+                of(&mut rows, deployment, &holder.id, holder.client.as_deref()).add(lock, i);
             }
             for waiter in &lock.waiters {
-                let id = client_of(&waiter.id);
-                let row = rows.entry((&**deployment, id));
-                row.or_insert_with(|| Self::new(deployment, id)).waits += 1;
+                let client = waiter.client.as_deref();
+                let row = of(&mut rows, deployment, &waiter.id, client);
+                row.waits += 1;
+                row.identified(client);
             }
         }
         rows.into_values().collect()
+    }
+
+    fn grouped(processes: Vec<Self>, by: &'static str) -> Vec<Self> {
+        Self::joined(&processes, by)
     }
 
     fn id(&self) -> RowId<'_> {
@@ -110,6 +177,19 @@ impl Listed for OwnerRow {
         };
         Position { rank, text: b"", id: Listed::id(self) }
     }
+}
+
+/// Returns the row of a process.
+fn of<'r, 'a>(
+    rows: &'r mut BTreeMap<Process<'a>, OwnerRow>,
+    deployment: &'a Arc<str>,
+    id: &'a str,
+    client: Option<&'a ClientView>,
+) -> &'r mut OwnerRow {
+    let id = client_of(id);
+    let process = client.map(|client| (client.service(), client.host(), client.pid));
+    let row = rows.entry((&**deployment, id, process));
+    row.or_insert_with(|| OwnerRow::new(deployment, id))
 }
 
 #[cfg(test)]
@@ -136,12 +216,70 @@ mod tests {
         snapshot.put(Arc::new(old));
         let published = Published { snapshot: Arc::new(snapshot), contention: Arc::default() };
         let rows = OwnerRow::all(&published, &Filter::default(), SteadyMillis(2_000_000));
+        let rows = OwnerRow::grouped(rows, "instance");
         let of = |id: &str| rows.iter().find(|row| row.id == id).unwrap();
         assert_eq!((of(&mine).holds, of(&mine).waits), (2, 0));
         assert_eq!(of(&mine).oldest, Some(Since { at: SteadyMillis(5), exact: false }));
         assert_eq!((of(theirs).holds, of(theirs).waits, of(theirs).oldest), (0, 1, None));
         assert!(of(&mine).position("holds") < of(theirs).position("holds"));
         assert!(of(theirs).position("waits") < of(&mine).position("waits"));
+    }
+
+    #[test]
+    fn groups_add_up_to_all_holds_and_waits() {
+        let of = |name: &str, host: &str, pid: u32, alive: Option<bool>| ClientView {
+            name: Some(name.to_owned()),
+            host: Some(host.into()),
+            pid: Some(pid),
+            alive,
+            ..ClientView::default()
+        };
+        let agent = "285475da-9152-4c83-822a-67ee2f116a79";
+        let held = |lock_name: &str, id: String, client: Option<ClientView>| {
+            let mut view = lock(lock_name);
+            view.holders[0].id = id.into();
+            view.holders[0].client = client.map(Box::new);
+            view
+        };
+        let mut awaited =
+            held("a", format!("{agent}:1"), Some(of("payments-0", "web-7", 11, Some(true))));
+        awaited.waiters.push(WaiterView {
+            id: format!("{agent}:7").into(),
+            since: Since { at: SteadyMillis(1), exact: true },
+            attempts: None,
+            client: Some(Box::new(of("etl", "web-7", 12, None))),
+        });
+        let other = "aaaaaaaa-9152-4c83-822a-67ee2f116a79:1".to_owned();
+        let locks = [
+            awaited,
+            held("b", format!("{agent}:2"), Some(of("payments-0", "web-7", 11, Some(true)))),
+            held("c", other, Some(of("payments-1", "web-8", 13, Some(false)))),
+            held("d", "bbbbbbbb-9152-4c83-822a-67ee2f116a79:1".to_owned(), None),
+        ];
+        let rows = OwnerRow::all(
+            &crate::query::list::tests::published(locks.into()),
+            &Filter::default(),
+            SteadyMillis(2_000_000),
+        );
+        let by = |by: &'static str| -> Vec<_> {
+            let rows = OwnerRow::grouped(rows.clone(), by).into_iter();
+            rows.map(|row| (row.id, row.processes, row.gone, row.holds, row.waits)).collect()
+        };
+        let expected = |rows: &[(&str, usize, usize, usize, usize)]| -> Vec<_> {
+            let rows =
+                rows.iter().map(|(id, ps, gone, h, w)| ((*id).to_owned(), *ps, *gone, *h, *w));
+            rows.collect()
+        };
+        assert_eq!(
+            by("service"),
+            expected(&[("", 0, 0, 1, 0), ("etl", 1, 0, 0, 1), ("payments", 2, 1, 3, 0)])
+        );
+        assert_eq!(
+            by("host"),
+            expected(&[("", 0, 0, 1, 0), ("web-7", 2, 0, 2, 1), ("web-8", 1, 1, 1, 0)])
+        );
+        let instances = by("instance");
+        assert_eq!((instances.len(), instances[0].1), (3, 2));
     }
 
     #[test]

@@ -51,7 +51,7 @@ impl Paged for OwnerRow {
         let owners = shared.0.owners.get(&query.text, || {
             Self::all(&Published::latest(hub), &query.filter, SteadyMillis::now()).into()
         });
-        Arc::new(query.page_of(owners.iter()))
+        Arc::new(query.page_of(Self::joined(&owners, query.by).iter()))
     }
 }
 impl Paged for BlockerRow {}

@@ -57,17 +57,36 @@ pub fn choices(offer: &Offer, holder: Option<&str>) -> Result<Vec<Choice>, Strin
 }
 
 /// A confirmed request for the release of a batch.
-#[derive(Debug, Clone, serde::Deserialize)]
+#[derive(Debug, Clone, serde::Deserialize, utoipa::ToSchema)]
+#[schema(as = IncidentReleaseRequest)]
 pub struct BatchRequest {
-    /// The id of the batch.
+    /// The id of the offer.
+    #[schema(min_length = 1)]
     pub seen: String,
     /// 3 to 500 characters on one line.
+    #[schema(min_length = 3, max_length = 500)]
     pub reason: String,
-    /// The number of its locks, as the operator typed it.
-    pub count: String,
+    /// The number of the offered locks, to confirm it.
+    #[serde(deserialize_with = "count")]
+    #[schema(value_type = usize)]
+    pub count: Option<usize>,
     /// Confirms that all keys are locks, although only the form of some shows it.
     #[serde(default, deserialize_with = "super::flag")]
     pub unproven: bool,
+}
+
+/// Reads a member of a JSON document, or a field of a form, which is text; none if that is no number.
+fn count<'de, D: serde::Deserializer<'de>>(deserializer: D) -> Result<Option<usize>, D::Error> {
+    #[derive(serde::Deserialize)]
+    #[serde(untagged)]
+    enum Count {
+        Json(usize),
+        Form(String),
+    }
+    Ok(match serde::Deserialize::deserialize(deserializer)? {
+        Count::Json(count) => Some(count),
+        Count::Form(text) => text.trim().parse().ok(),
+    })
 }
 
 /// The batches of the last minute.
@@ -136,7 +155,7 @@ impl Releases {
         let checked = || {
             let batch = batch.clone().ok_or(ReleaseError::Stale)?;
             let reason = checked_reason(&request.reason)?.to_owned();
-            if request.count.trim().parse() != Ok(batch.offers.len()) {
+            if request.count != Some(batch.offers.len()) {
                 return Err(ReleaseError::Count);
             }
             if batch.is_unproven() && !request.unproven {

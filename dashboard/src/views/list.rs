@@ -17,8 +17,9 @@ use super::row::{HolderCell, place, row_id};
 use super::{Chrome, ListPage, links};
 use crate::clock::SteadyMillis;
 use crate::model::types::LockView;
+use crate::query::facets::narrowed;
 use crate::query::owners::OwnerRow;
-use crate::query::{Listed as _, Order, Paged};
+use crate::query::{Listed, Order, Paged, with_term};
 use crate::text;
 
 /// A list that has a page.
@@ -45,6 +46,11 @@ pub trait ListView: Paged {
     fn live_row(&self, chrome: &Chrome, _fragments: &Fragments) -> Result<LiveRow, askama::Error> {
         let id = row_id(self.id());
         Ok(LiveRow { id: id.into(), html: self.html(chrome, AGELESS)?.into(), ttl: None })
+    }
+
+    /// Returns the columns of a list that is grouped by one of [`Listed::GROUPINGS`].
+    fn columns(_by: &str) -> &'static [Heading] {
+        Self::COLUMNS
     }
 
     /// Returns the links above the list, if it has some.
@@ -119,24 +125,61 @@ pub(super) fn holder(lock: &LockView) -> Option<HolderCell<'_>> {
 struct OwnerTemplate<'a> {
     id: String,
     row: &'a OwnerRow,
-    name: OwnerName,
-    /// The beginning of its uuid.
-    uuid: String,
+    who: Who,
     deployment: Option<&'a str>,
     oldest: Option<Ago>,
 }
 
-impl ListView for OwnerRow {
-    const PATH: &'static str = "/owners";
-    const TITLE: &'static str = "Owners";
-    const COLUMNS: &'static [Heading] = &[
-        Heading::sorted_by("Owner", "id", "name"),
-        Heading::unsorted("Client", "process"),
+/// The first cells of an owner's row.
+enum Who {
+    /// A client, and the beginning of its uuid.
+    Instance(OwnerName, String),
+    /// A service or host, and the locks that it holds.
+    Group(String, String),
+    /// Clients of which neither is known.
+    Unknown(&'static str),
+}
+
+impl Who {
+    fn new(row: &OwnerRow, chrome: &Chrome) -> Self {
+        match (row.by, row.id.as_str()) {
+            ("service", "") => Self::Unknown("no name"),
+            ("host", "") => Self::Unknown("host not known"),
+            (by @ ("service" | "host"), id) => {
+                let filter = narrowed("", by, id);
+                let filter = match chrome.several_deployments {
+                    true => with_term(&filter, "deployment", &row.deployment),
+                    false => filter,
+                };
+                Self::Group(text::visible(id.as_bytes()), links::filtered(&filter))
+            }
+            _ => Self::Instance(
+                OwnerName::remembered(&row.deployment, &row.id, &chrome.names),
+                short_client(&row.id),
+            ),
+        }
+    }
+}
+
+/// The columns of owners: their kind, what is known of each, and numbers.
+const fn owner_columns(kind: &'static str, known: &'static str) -> [Heading; 6] {
+    [
+        Heading::sorted_by(kind, "id", "name"),
+        Heading::unsorted(known, "process"),
         Heading::sorted_by("Holds", "holds", "figure"),
         Heading::sorted_by("With problems", "problems", "figure"),
         Heading::sorted_by("Waits for", "waits", "figure"),
         Heading::sorted_by("Oldest hold", "age", "held"),
-    ];
+    ]
+}
+
+const BY_SERVICE: [Heading; 6] = owner_columns("Service", "Processes");
+const BY_HOST: [Heading; 6] = owner_columns("Host", "Processes");
+
+impl ListView for OwnerRow {
+    const PATH: &'static str = "/owners";
+    const TITLE: &'static str = "Owners";
+    const COLUMNS: &'static [Heading] = &owner_columns("Owner", "Client");
     const NOTHING: (&'static str, &'static str) =
         ("Nobody holds a lock", "Every key has been looked at, and no lock is held right now.");
     const ABOUT: &'static str = "Each client, a Redisson instance or an agent, with the locks it holds and waits for. \
@@ -146,12 +189,28 @@ impl ListView for OwnerRow {
         OwnerTemplate {
             id: row_id(self.id()),
             row: self,
-            name: OwnerName::remembered(&self.deployment, &self.id, &chrome.names),
-            uuid: short_client(&self.id),
+            who: Who::new(self, chrome),
             deployment: chrome.several_deployments.then_some(&*self.deployment),
             oldest: self.oldest.map(|since| Ago::since(since, now)),
         }
         .render()
+    }
+
+    fn columns(by: &str) -> &'static [Heading] {
+        match by {
+            "service" => &BY_SERVICE,
+            "host" => &BY_HOST,
+            _ => Self::COLUMNS,
+        }
+    }
+
+    fn tabs(page: &ListPage<Self>) -> Option<Tabs> {
+        let (labels, here) = (["Instances", "Services", "Hosts"], page.by);
+        Some(Tabs::plain(Self::GROUPINGS.iter().zip(labels).map(|(by, label)| {
+            let page = ListPage { by, rows: Vec::new(), ..page.clone() };
+            let link = address(&page, Self::PATH, (page.sort, page.order), &[]);
+            (label, link, *by == here)
+        })))
     }
 }
 
@@ -183,21 +242,22 @@ impl Column {
         let sorted = (sort == Some(page.sort)).then_some(page.order);
         let link = sort.map(|sort| {
             let order = sorted.map_or_else(|| T::default_order(sort), Order::reversed);
-            address::<T>(T::PATH, &page.filter, (sort, order), &[])
+            address(page, T::PATH, (sort, order), &[])
         });
         Self { label, hint, class, link, sorted }
     }
 }
 
-/// Returns the address of a list. Parameters with their default values are left out.
+/// Returns the address of a list with its filter and grouping. Parameters with their default values are left out.
 fn address<T: ListView>(
+    page: &ListPage<T>,
     path: &str,
-    filter: &str,
     (sort, order): (&str, Order),
     more: &[(&str, Option<&str>)],
 ) -> String {
     let own = [
-        ("filter", Some(filter).filter(|filter| !filter.is_empty())),
+        ("filter", Some(page.filter.as_str()).filter(|filter| !filter.is_empty())),
+        ("by", Some(page.by).filter(|by| T::GROUPINGS[0] != *by)),
         ("sort", Some(sort).filter(|sort| T::SORTS[0] != *sort)),
         ("order", Some(order.as_str()).filter(|_| order != T::default_order(sort))),
     ];
@@ -206,7 +266,7 @@ fn address<T: ListView>(
 
 fn foot<T: ListView>(page: &ListPage<T>) -> Foot<'_> {
     let at = |cursor: Option<&str>| {
-        address::<T>(T::PATH, &page.filter, (page.sort, page.order), &[("cursor", cursor)])
+        address(page, T::PATH, (page.sort, page.order), &[("cursor", cursor)])
     };
     Foot::new(
         &page.chrome,
@@ -236,7 +296,8 @@ struct ListTemplate<'a, T> {
     about: &'static str,
     tabs: Option<Tabs>,
     facets: Option<FacetLinks>,
-    /// The sort and the order, unless they are the default.
+    /// Grouping, sort and order, unless they are the default.
+    by: Option<&'static str>,
     sort: Option<&'static str>,
     order: Option<&'static str>,
     columns: Vec<Column>,
@@ -258,7 +319,7 @@ pub fn list_page<T: ListView>(page: &ListPage<T>) -> Result<String, askama::Erro
     let frame = Frame::new(title(page), T::NAME, &page.chrome);
     let api = |more: &[(&str, Option<&str>)]| {
         let path = format!("/api/v1/{}", T::NAME);
-        address::<T>(&path, &page.filter, (page.sort, page.order), more)
+        address(page, &path, (page.sort, page.order), more)
     };
     let is_default_order = page.order == T::default_order(page.sort);
     let rows = page.rows.iter().map(|row| row.html(&page.chrome, page.chrome.now));
@@ -273,9 +334,10 @@ pub fn list_page<T: ListView>(page: &ListPage<T>) -> Result<String, askama::Erro
         about: T::ABOUT,
         tabs: T::tabs(page),
         facets: page.facets.as_deref().map(|facets| FacetLinks::new(facets, &page.filter)),
+        by: Some(page.by).filter(|by| T::GROUPINGS[0] != *by),
         sort: Some(page.sort).filter(|sort| T::SORTS[0] != *sort),
         order: (!is_default_order).then_some(page.order.as_str()),
-        columns: T::COLUMNS.iter().map(|heading| Column::new(page, heading)).collect(),
+        columns: T::columns(page.by).iter().map(|heading| Column::new(page, heading)).collect(),
         rows: rows.collect::<Result<_, _>>()?,
         foot: foot(page),
         hint: page.contention.is_some().then(|| MonitorHint::new(&page.chrome)),
@@ -318,12 +380,13 @@ pub(super) fn regions<T: ListView>(
 #[cfg(test)]
 mod tests {
     use super::*;
-    use crate::query::LockRow;
+    use crate::views::tests::fixtures::{grouped_owners, locks as locks_page};
 
     #[test]
     fn addresses_leave_out_defaults() {
         let locks = |filter: &str, sort: &str, order, cursor| {
-            address::<LockRow>("/", filter, (sort, order), &[("cursor", cursor)])
+            let page = ListPage { filter: filter.into(), ..locks_page(Vec::new()) };
+            address(&page, "/", (sort, order), &[("cursor", cursor)])
         };
         assert_eq!(locks("", "problems", Order::Descending, None), "/");
         assert_eq!(locks("", "age", Order::Descending, None), "/?sort=age");
@@ -331,5 +394,8 @@ mod tests {
             locks("x", "ttl", Order::Descending, Some("c=")),
             "/?filter=x&sort=ttl&order=desc&cursor=c%3D"
         );
+        let page = grouped_owners("service");
+        let services = address(&page, "/owners", ("holds", Order::Descending), &[]);
+        assert_eq!(services, "/owners?by=service");
     }
 }

@@ -50,7 +50,7 @@ impl ListView for LockRow {
     }
 }
 
-/// Links to the views of the list, each with the number of its locks that match the rest of the filter.
+/// Links to the views of a list, of locks each with the number that match the rest of the filter.
 #[derive(Debug, Template)]
 #[template(path = "parts/tabs.html")]
 pub struct Tabs {
@@ -62,7 +62,7 @@ impl HtmlSafe for Tabs {}
 #[derive(Debug)]
 struct Tab {
     label: &'static str,
-    count: String,
+    count: Option<String>,
     link: String,
     here: bool,
     alarming: bool,
@@ -80,6 +80,12 @@ const LABELS: [(&str, bool, bool); VIEWS.len()] = [
 ];
 
 impl Tabs {
+    /// Returns links without numbers: the label of each, its address, and true if it is the page's own.
+    pub(super) fn plain(tabs: impl Iterator<Item = (&'static str, String, bool)>) -> Self {
+        let tab = |(label, link, here)| Tab { label, count: None, link, here, alarming: false };
+        Self { tabs: tabs.map(tab).collect() }
+    }
+
     fn new(facets: &Facets, shown: &str) -> Self {
         let rest = Filter::without_view(shown);
         let here = words(&Filter::view(shown));
@@ -89,9 +95,8 @@ impl Tabs {
             let label = if view.is_empty() && searches_names { "All" } else { label };
             let here = here == words(view);
             let link = links::filtered(format!("{rest} {view}").trim());
-            let count_words = format::count(count as u64);
-            let tab =
-                Tab { label, count: count_words, link, here, alarming: alarming && count > 0 };
+            let shown = Some(format::count(count as u64));
+            let tab = Tab { label, count: shown, link, here, alarming: alarming && count > 0 };
             (always || count > 0 || here).then_some(tab)
         };
         let counted = VIEWS.into_iter().zip(facets.views);

@@ -210,6 +210,8 @@ pub struct ListPage<T> {
     pub filter: String,
     /// The mistake in the filter, if there is one. The page then has no rows.
     pub filter_error: Option<String>,
+    /// One of [`crate::query::Listed::GROUPINGS`].
+    pub by: &'static str,
     /// One of [`crate::query::Listed::SORTS`].
     pub sort: &'static str,
     pub order: Order,

@@ -1,6 +1,6 @@
 //! What is served, and within which limits.
 
-use serde_json::json;
+use serde_json::{Value, json};
 
 use crate::redis_server::{HOLDER, RedisServer, take};
 use crate::serving::{Dashboard, request};
@@ -113,6 +113,10 @@ async fn mistakes_of_the_api_are_problems() {
         ("/api/v1/locks?limit=0", "100"),
         ("/api/v1/locks?limit=101", "100"),
         ("/api/v1/locks?cursor=x", "cursor"),
+        ("/api/v1/locks?by=host", "only owners"),
+        ("/api/v1/locks?facets=all", "yes or no"),
+        ("/api/v1/owners?by=team", "instance, service, host"),
+        ("/api/v1/owners?facets=yes", "list of locks"),
         ("/api/v1/lock", "name64"),
         ("/api/v1/lock?name=", "empty"),
         ("/api/v1/lock?name64=%25", "base64"),
@@ -155,6 +159,33 @@ async fn lists_are_paged() {
     assert!(page.contains("cursor="), "there is a way to the next page");
 }
 
+#[tokio::test(flavor = "multi_thread")]
+async fn lists_are_counted_by_property_and_grouped_on_request() {
+    let server = RedisServer::start();
+    let mut redis = server.connect();
+    for name in ["orders:1", "orders:2", "carts:1"] {
+        take(&mut redis, name.as_bytes(), HOLDER, 600_000);
+    }
+    let dashboard = Dashboard::start(&server.url()).await;
+    let locks = dashboard.json_when("/api/v1/locks", |json| json["total"] == 3).await;
+    assert_eq!(locks["facets"], Value::Null);
+    let facets = dashboard.json("/api/v1/locks?facets=yes&limit=1").await["facets"].clone();
+    assert_eq!(facets["views"][0], json!({"filter": "", "count": 3}), "{facets:#}");
+    let prefixes = json!([{"value": "orders:", "count": 2}, {"value": "carts:", "count": 1}]);
+    let expected = json!({"property": "prefix", "values": prefixes, "more": 0});
+    assert_eq!(facets["properties"][0], expected, "{facets:#}");
+    for (by, id) in [("instance", &HOLDER[..36]), ("service", ""), ("host", "")] {
+        let owners = dashboard.json(&format!("/api/v1/owners?by={by}")).await;
+        let [owner] = owners["owners"].as_array().unwrap().as_slice() else { panic!("{owners:#}") };
+        let found = (&owner["by"], &owner["id"], &owner["holds"]);
+        assert_eq!(found, (&json!(by), &json!(id), &json!(3)), "{owners:#}");
+        let page = dashboard.get(&format!("/owners?by={by}&filter=lock")).await;
+        let current = format!("/owners?filter=lock&#38;by={by}\" aria-current");
+        let current = current.replace("&#38;by=instance", "");
+        assert!(page.body.contains(&current), "{current} in {}", page.body);
+    }
+}
+
 #[tokio::test]
 async fn files_are_cached_by_what_is_in_them() {
     let dashboard = Dashboard::start(NO_REDIS).await;
@@ -185,6 +216,7 @@ async fn the_description_of_the_api_names_every_route() {
         "contention",
         "events",
         "held",
+        "incident/release",
         "incidents",
         "lock",
         "locks",
@@ -213,7 +245,7 @@ async fn metrics_may_have_an_address_of_their_own() {
 }
 
 /// Returns the members that a schema requires, also by the schemas that it consists of, sorted.
-pub(crate) fn required(schemas: &serde_json::Value, schema: &serde_json::Value) -> Vec<String> {
+pub(crate) fn required(schemas: &Value, schema: &Value) -> Vec<String> {
     let name = schema["$ref"].as_str().and_then(|reference| reference.rsplit('/').next());
     let schema = name.map_or(schema, |name| &schemas[name]);
     let own = schema["required"].as_array().into_iter().flatten();
@@ -231,9 +263,8 @@ async fn a_lock_is_what_the_description_says() {
     let dashboard = Dashboard::start(&server.url()).await;
     let lock = dashboard.lock_when("a", |lock| lock["state"] == "held").await;
     let schemas = dashboard.json("/api/v1/openapi.json").await["components"]["schemas"].clone();
-    let keys = |value: &serde_json::Value| -> Vec<String> {
-        value.as_object().unwrap().keys().cloned().collect()
-    };
+    let keys =
+        |value: &Value| -> Vec<String> { value.as_object().unwrap().keys().cloned().collect() };
     for (value, schema) in [
         (&lock, "Lock"),
         (&lock["holders"][0], "Holder"),

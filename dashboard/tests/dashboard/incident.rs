@@ -3,12 +3,12 @@
 use std::time::Duration;
 
 use redis::Connection;
-use serde_json::Value;
+use serde_json::{Value, json};
 use tempfile::NamedTempFile;
 use tokio::time::timeout;
 
 use crate::redis_server::{HOLDER, RedisServer, run, take, thread};
-use crate::serving::{Answer, Dashboard, PATIENCE, request};
+use crate::serving::{Answer, Dashboard, PATIENCE, encoded, post_json, request};
 
 const ANNA: &str = "5f1c0b6b7d6e4c1f9a2e";
 
@@ -120,6 +120,64 @@ async fn all_its_locks_are_released_as_they_were_shown_and_no_others() {
     assert!(lock.to_string().contains("they hang"), "{lock:#}");
 }
 
+/// The address of the API for the release of an incident.
+fn api_of(incident: &Value) -> String {
+    let [problem, key] = ["problem", "key"].map(|key| incident[key].as_str().unwrap());
+    format!("/api/v1/incident/release?problem={problem}&key={}", encoded(key.as_bytes()))
+}
+
+#[tokio::test(flavor = "multi_thread")]
+async fn the_api_releases_all_its_locks_as_they_were_offered() {
+    let server = RedisServer::start();
+    let mut redis = server.connect();
+    let folder = tempfile::tempdir().unwrap();
+    let history = folder.path().to_str().unwrap();
+    let url = server.url();
+    let flags = ["--redis-url", &url, "--monitor", "off", "--allow-release", "--insecure"];
+    let dashboard = Dashboard::with(&[&flags[..], &["--history-dir", history]].concat()).await;
+    let names = ["job:1", "job:2", "job:3"];
+    leak(&dashboard, &mut redis, &names).await;
+    let list = dashboard.json("/api/v1/incidents?filter=problem:leaked").await;
+    let path = api_of(&list["incidents"][0]);
+    let offer = dashboard.json(&path).await;
+    assert_eq!(offer["locks"].as_array().unwrap().len(), 3, "{offer:#}");
+    assert_eq!((&offer["more"], &offer["left_out"]), (&json!(0), &json!([])), "{offer:#}");
+    let send = async |count: usize, reason: &str| {
+        let wish =
+            json!({"seen": offer["seen"], "reason": reason, "count": count, "unproven": true});
+        post_json(dashboard.address, &path, &[], &wish).await
+    };
+    let wrong = [send(2, "they hang").await, send(3, "").await];
+    assert_eq!(wrong.map(|answer| answer.status), [422, 422]);
+    run::<i64>(&mut redis, &["DEL", "job:2"]);
+    take(&mut redis, b"job:2", &thread(77), 600_000);
+    let done = send(3, "they hang").await;
+    assert_eq!(done.status, 200, "{done:?}");
+    let mut outcomes: Vec<_> = done.json()["outcomes"]
+        .as_array()
+        .unwrap()
+        .iter()
+        .map(|one| format!("{} {}", one["lock"]["name"], one["outcome"]))
+        .collect();
+    outcomes.sort_unstable();
+    let expected = [r#""job:1" "released""#, r#""job:2" "changed""#, r#""job:3" "released""#];
+    assert_eq!(
+        (outcomes, &done.json()["running"]),
+        (expected.map(str::to_owned).into(), &json!(0))
+    );
+    let left: Vec<i64> = names.map(|name| run(&mut redis, &["EXISTS", name])).into();
+    assert_eq!(left, [0, 1, 0]);
+    let again = send(3, "they hang").await;
+    assert!([404, 409].contains(&again.status), "each offer is good for one release: {again:?}");
+    let gone = dashboard.get("/api/v1/incident/release?problem=leaked&key=none").await;
+    assert_eq!(gone.status, 404, "{gone:?}");
+    let recorded = |events: &Value| {
+        let events = events.to_string();
+        events.contains("they hang") && events.contains("number does not match")
+    };
+    dashboard.json_when("/api/v1/events?from=2001-01-01T00:00:00Z", recorded).await;
+}
+
 #[tokio::test(flavor = "multi_thread")]
 async fn locks_without_the_right_or_with_several_holders_are_left_out() {
     let server = RedisServer::start();
@@ -153,6 +211,12 @@ async fn locks_without_the_right_or_with_several_holders_are_left_out() {
         page.body.contains("several holders") && page.body.contains("access denied"),
         "{page:?}"
     );
+    let api = format!("/api/v1{path}");
+    let offer = dashboard.get_with(&api, &headers).await.json();
+    let named = |list: &Value| list.as_array().unwrap().len();
+    assert_eq!((named(&offer["locks"]), named(&offer["left_out"])), (1, 2), "{offer:#}");
+    assert_eq!(offer["locks"][0]["name"], "job:1");
+    assert_eq!(request(dashboard.address, "GET", &api, &[]).await.status, 401);
     let nobody = request(dashboard.address, "GET", &path, &[]).await;
     assert_eq!(nobody.status, 401);
     assert!(!nobody.body.contains("job:1"), "{nobody:?}");

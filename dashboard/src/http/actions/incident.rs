@@ -1,6 +1,7 @@
 //! Actions for all locks of an incident: one acknowledgement, or one release by force of each lock as it was shown.
 
 use std::net::SocketAddr;
+use std::sync::Arc;
 use std::time::Duration;
 
 use axum::extract::rejection::QueryRejection;
@@ -23,7 +24,7 @@ use crate::http::params::{IncidentParams, understood};
 use crate::model::types::{LockId, ProblemKind};
 use crate::query::Published;
 use crate::query::incidents::IncidentRow;
-use crate::release::batch::{Batch, BatchRequest, MAX_LOCKS, choices};
+use crate::release::batch::{Batch, BatchRequest, Confirmed, MAX_LOCKS, choices};
 use crate::release::{Operator, Outcome, Releases};
 use crate::views::{self, IncidentPage, IncidentStep};
 
@@ -32,7 +33,7 @@ const READS_AT_ONCE: usize = 16;
 /// The longest wait for the outcomes of a batch, which continues in any case.
 const OUTCOMES_WITHIN: Duration = Duration::from_secs(4);
 
-type Params = Result<Query<IncidentParams>, QueryRejection>;
+pub(super) type Params = Result<Query<IncidentParams>, QueryRejection>;
 
 /// Returns the incident that a request names.
 fn find(app: &App, params: Params) -> Result<IncidentRow, ApiError> {
@@ -73,7 +74,7 @@ fn find_for(
 }
 
 /// Returns what releases locks, and an incident whose locks can be released together.
-fn releasable<'a>(
+pub(super) fn releasable<'a>(
     app: &'a App,
     visitor: &CurrentVisitor,
     params: Params,
@@ -159,15 +160,14 @@ pub async fn acknowledge_from_page(
     }
 }
 
-/// Reads the locks of an incident, and offers those that can be released.
-async fn ask(
+/// Reads the locks of an incident, and offers those that can be released. Returns the id of the offer, and the number of locks
+/// beyond the limit of a batch.
+pub(super) async fn offer(
     app: &App,
     releases: &Releases,
     visitor: &CurrentVisitor,
     incident: &IncidentRow,
-    mistake: Option<String>,
-    reason: String,
-) -> IncidentStep {
+) -> (String, Arc<Batch>, usize) {
     let locks = incident.locks.iter().take(MAX_LOCKS).cloned().collect::<Vec<_>>();
     let read = locks.into_iter().map(|lock| async move {
         let id = lock.id.clone();
@@ -192,7 +192,18 @@ async fn ask(
     }
     let batch = Batch { offers, left_out, shown_to: visitor.shared_name() };
     let (seen, batch) = releases.offer_batch(batch);
-    let more = incident.locks.len().saturating_sub(MAX_LOCKS);
+    (seen, batch, incident.locks.len().saturating_sub(MAX_LOCKS))
+}
+
+async fn ask(
+    app: &App,
+    releases: &Releases,
+    visitor: &CurrentVisitor,
+    incident: &IncidentRow,
+    mistake: Option<String>,
+    reason: String,
+) -> IncidentStep {
+    let (seen, batch, more) = offer(app, releases, visitor, incident).await;
     IncidentStep::Ask { batch, seen, more, mistake, reason }
 }
 
@@ -212,6 +223,52 @@ pub async fn release_page(
     }
 }
 
+/// A request for a release of an incident's locks.
+pub(super) struct Requested<'a> {
+    pub(super) releases: &'a Releases,
+    pub(super) incident: IncidentRow,
+    pub(super) operator: Operator,
+    pub(super) request: BatchRequest,
+}
+
+/// Returns a request to release, or records it if it is rejected.
+pub(super) fn requested<'a>(
+    app: &'a App,
+    visitor: &CurrentVisitor,
+    peer: SocketAddr,
+    params: Params,
+    form: Result<VerifiedForm<BatchRequest>, ApiError>,
+) -> Result<Requested<'a>, ApiError> {
+    let operator = Operator { name: visitor.shared_name(), from: peer.ip() };
+    let asked = params.as_ref().ok().map(|Query(params)| Query(params.clone()));
+    match with_form(releasable(app, visitor, params), form) {
+        Ok(((releases, incident), request)) => {
+            Ok(Requested { releases, incident, operator, request })
+        }
+        Err(error) => {
+            let incident = asked.and_then(|asked| find(app, Ok(asked)).ok());
+            if let (Some(releases), Some(incident)) = (&app.releases, incident) {
+                let id = &incident.first().0.id;
+                releases.record_rejection(id, &operator, "", &error.detail);
+            }
+            Err(error)
+        }
+    }
+}
+
+/// Releases a batch. Returns the outcomes within the time of a request; the rest goes on.
+pub(super) async fn release(app: &App, confirmed: Confirmed) -> Vec<(LockId, Outcome)> {
+    let (sender, outcomes) = mpsc::channel(confirmed.size().max(1));
+    let running = app.clone();
+    // A visitor who leaves does not stop it half-way.
+    tokio::spawn(async move {
+        if let Some(releases) = &running.releases {
+            releases.release_batch(&confirmed, &sender).await;
+        }
+    });
+    received(outcomes).await
+}
+
 pub async fn release_from_page(
     State(app): State<App>,
     OriginalUri(uri): OriginalUri,
@@ -220,43 +277,25 @@ pub async fn release_from_page(
     params: Params,
     form: Result<VerifiedForm<BatchRequest>, ApiError>,
 ) -> Response {
-    let operator = Operator { name: visitor.shared_name(), from: peer.ip() };
-    let asked = params.as_ref().ok().map(|Query(params)| Query(params.clone()));
-    let page = async {
-        let found = with_form(releasable(&app, &visitor, params), form);
-        let ((releases, incident), request) = found.inspect_err(|error| {
-            let incident = asked.and_then(|asked| find(&app, Ok(asked)).ok());
-            if let (Some(releases), Some(incident)) = (&app.releases, incident) {
-                let id = &incident.first().0.id;
-                releases.record_rejection(id, &operator, "", &error.detail);
-            }
-        })?;
-        let (status, step) = match releases.confirm_batch(&request, &operator) {
-            Ok(confirmed) => {
-                let of = confirmed.size();
-                let (sender, outcomes) = mpsc::channel(of.max(1));
-                let running = app.clone();
-                // A visitor who leaves does not stop it half-way.
-                tokio::spawn(async move {
-                    if let Some(releases) = &running.releases {
-                        releases.release_batch(&confirmed, &sender).await;
-                    }
-                });
-                let outcomes = received(outcomes).await;
-                (StatusCode::OK, IncidentStep::Done { outcomes, of })
-            }
-            Err(error) => {
-                let (why, reason) = (Some(error.to_string()), request.reason);
-                let step = ask(&app, releases, &visitor, &incident, why, reason).await;
-                (status_of(&error), step)
-            }
+    let Requested { releases, incident, operator, request } =
+        match requested(&app, &visitor, peer, params, form) {
+            Ok(requested) => requested,
+            Err(error) => return refused(&app, &uri, &visitor, &error),
         };
-        Ok((status, page_of(&app, &uri, &visitor, incident, step)))
+    let (status, step) = match releases.confirm_batch(&request, &operator) {
+        Ok(confirmed) => {
+            let of = confirmed.size();
+            let outcomes = release(&app, confirmed).await;
+            (StatusCode::OK, IncidentStep::Done { outcomes, of })
+        }
+        Err(error) => {
+            let (why, reason) = (Some(error.to_string()), request.reason);
+            let step = ask(&app, releases, &visitor, &incident, why, reason).await;
+            (status_of(&error), step)
+        }
     };
-    match page.await {
-        Ok((status, page)) => rendered(status, views::incident_page(&page)),
-        Err(error) => refused(&app, &uri, &visitor, &error),
-    }
+    let page = page_of(&app, &uri, &visitor, incident, step);
+    rendered(status, views::incident_page(&page))
 }
 
 /// Collects outcomes until all are there, or the visitor has waited long enough.

@@ -2,6 +2,7 @@
 
 pub mod acknowledge;
 pub mod incident;
+pub mod incident_api;
 pub mod login;
 pub mod release;
 pub mod trace;

@@ -296,17 +296,29 @@ pub(in crate::http) async fn from_api(
 ) -> Result<Response, ApiError> {
     let (releases, id, operator) = requested(&app, &visitor, peer, params)?;
     let Json(request) = body.map_err(|error| ApiError::new(error.status(), error.body_text()))?;
-    let outcome = releases.release(&id, &request, &operator).await;
-    let outcome = outcome.map_err(|error| ApiError::new(status_of(&error), error.to_string()))?;
+    let outcome = match releases.release(&id, &request, &operator).await {
+        Ok(outcome) => outcome,
+        Err(error) => return Ok(rejected(&error)),
+    };
     let status = status(&outcome);
     if status.is_success() {
         let body = OutcomeJson { outcome: outcome.as_str(), detail: outcome.explained() };
         return Ok((status, Json(body)).into_response());
     }
-    let mut response =
-        ApiError::new(status, outcome.explained()).with_outcome(&outcome).into_response();
-    if outcome == Outcome::Limited {
+    Ok(limited(ApiError::new(status, outcome.explained()).with_outcome(&outcome)))
+}
+
+/// Returns the response to a request that is not carried out.
+pub(super) fn rejected(error: &ReleaseError) -> Response {
+    limited(ApiError::new(status_of(error), error.to_string()))
+}
+
+/// Returns an error response, which names the time to wait for if there were too many releases.
+fn limited(error: ApiError) -> Response {
+    let is_limit = error.status == StatusCode::TOO_MANY_REQUESTS;
+    let mut response = error.into_response();
+    if is_limit {
         response.headers_mut().insert(header::RETRY_AFTER, HeaderValue::from(RETRY_AFTER_SECS));
     }
-    Ok(response)
+    response
 }

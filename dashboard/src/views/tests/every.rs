@@ -128,6 +128,8 @@ pub(super) fn all() -> Vec<(String, String)> {
     pages.push(("overview", overview_page(&overview(troubled())).unwrap()));
     pages.push(("overview-none", overview_page(&overview(Vec::new())).unwrap()));
     pages.push(("owners", list_page(&owners()).unwrap()));
+    pages.push(("owners-by-service", list_page(&grouped_owners("service")).unwrap()));
+    pages.push(("owners-by-host", list_page(&grouped_owners("host")).unwrap()));
     pages.push(("problems", list_page(&list::<IncidentRow>(troubled())).unwrap()));
     pages.push(("problems-none", list_page(&list::<IncidentRow>(Vec::new())).unwrap()));
     pages.push(("contention", list_page(&list::<ContentionRow>(troubled())).unwrap()));

@@ -195,7 +195,7 @@ pub(super) fn chrome(address: &str) -> Chrome {
     }
 }
 
-pub(super) fn locks(rows: Vec<LockView>) -> ListPage<LockRow> {
+pub(in crate::views) fn locks(rows: Vec<LockView>) -> ListPage<LockRow> {
     let mut chrome = chrome("/");
     let total = rows.len();
     chrome.counts.held = total;
@@ -204,6 +204,7 @@ pub(super) fn locks(rows: Vec<LockView>) -> ListPage<LockRow> {
         chrome,
         filter: String::new(),
         filter_error: None,
+        by: "",
         sort: "problems",
         order: Order::Descending,
         rows: rows.into_iter().map(Arc::new).collect(),
@@ -344,6 +345,7 @@ pub(super) fn list<T: ListView>(locks: Vec<LockView>) -> ListPage<T> {
         chrome: chrome(&format!("/{}", T::NAME)),
         filter: String::new(),
         filter_error: None,
+        by: T::GROUPINGS[0],
         sort: T::SORTS[0],
         order: T::default_order(T::SORTS[0]),
         rows: rows.rows,
@@ -396,6 +398,25 @@ pub(super) fn overview(locks: Vec<LockView>) -> OverviewPage {
 
 pub(super) fn owners() -> ListPage<OwnerRow> {
     list(troubled())
+}
+
+/// Owners by service or by host, one of them hostile, one gone and one unknown.
+pub(in crate::views) fn grouped_owners(by: &'static str) -> ListPage<OwnerRow> {
+    let mut locks = troubled();
+    let name = String::from_utf8_lossy(&hostile_names()[0]).into_owned();
+    let hostile =
+        ClientView { name: Some(name.clone()), host: Some(name.into()), ..ClientView::default() };
+    let gone = ClientView {
+        name: Some("payments-6f7d9c5b44-x2k9p".into()),
+        host: Some("web-7".into()),
+        alive: Some(false),
+        unverified_because: Some("its agent signs nothing"),
+        ..ClientView::default()
+    };
+    locks[0].holders[0].client = Some(Box::new(hostile));
+    locks[1].holders[0].client = Some(Box::new(gone));
+    let rows = OwnerRow::all(&published(locks), &Filter::default(), SteadyMillis(NOW));
+    ListPage { by, rows: OwnerRow::joined(&rows, by), ..owners() }
 }
 
 /// Every row of the lists other than that of locks.

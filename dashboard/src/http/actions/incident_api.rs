@@ -1,0 +1,152 @@
+//! The release of an incident's locks by the API: an offer lists them, a request for their release sends its id back.
+
+use std::net::SocketAddr;
+
+use axum::Json;
+use axum::extract::rejection::JsonRejection;
+use axum::extract::{ConnectInfo, State};
+use axum::response::{IntoResponse, Response};
+use serde::Serialize;
+use utoipa::ToSchema;
+
+use super::incident::{Params, Requested, offer, releasable, release, requested};
+use super::release::rejected;
+use crate::clock::SteadyMillis;
+use crate::http::app::App;
+use crate::http::error::ApiError;
+use crate::http::guard::{CurrentVisitor, VerifiedForm};
+use crate::http::params::IncidentParams;
+use crate::model::types::LockId;
+use crate::release::batch::BatchRequest;
+use crate::release::{Outcome, VALID};
+
+/// The locks of an incident as of now, and which of them a release would end.
+#[derive(Serialize, ToSchema)]
+#[schema(as = IncidentReleaseOffer)]
+pub(in crate::http) struct OfferJson {
+    /// The id of the offer. It is valid for a minute, for this visitor, once.
+    seen: String,
+    #[serde(serialize_with = "crate::clock::as_wall")]
+    valid_until: SteadyMillis,
+    /// The locks that a release ends; `count` of the request is their number.
+    locks: Vec<LockId>,
+    left_out: Vec<LeftOutJson>,
+    /// The number of locks beyond the 500 of one release.
+    more: usize,
+    /// The least number of waiters of the locks.
+    waiting: u64,
+    /// True if only the form of some shows that they are locks: the request must have `unproven` then.
+    unproven: bool,
+}
+
+/// A lock that a release leaves as it is.
+#[derive(Serialize, ToSchema)]
+struct LeftOutJson {
+    lock: LockId,
+    /// The reason, a sentence or clause.
+    why: String,
+}
+
+/// The locks of an incident as of now, and which of them can be released together. Needs the right `release`.
+#[utoipa::path(
+    get,
+    path = "/api/v1/incident/release",
+    params(IncidentParams),
+    responses(
+        (status = 200, description = "The offer.", body = OfferJson),
+        (status = 400, description = "A parameter is missing or wrong."),
+        (status = 403, description = "The visitor lacks the right, or the dashboard runs without --allow-release."),
+        (status = 404, description = "There is no such incident."),
+        (status = 409, description = "It is a deadlock: one of its holds is released by itself."),
+    ),
+)]
+pub(in crate::http) async fn look(
+    State(app): State<App>,
+    visitor: CurrentVisitor,
+    params: Params,
+) -> Result<Json<OfferJson>, ApiError> {
+    let (releases, incident) = releasable(&app, &visitor, params)?;
+    let valid_until = SteadyMillis(SteadyMillis::now().0 + VALID.as_secs() * 1_000);
+    let (seen, batch, more) = offer(&app, releases, &visitor, &incident).await;
+    let left_out = batch.left_out.iter().cloned().map(|(lock, why)| LeftOutJson { lock, why });
+    Ok(Json(OfferJson {
+        seen,
+        valid_until,
+        locks: batch.offers.iter().map(|(offer, _)| offer.id.clone()).collect(),
+        left_out: left_out.collect(),
+        more,
+        waiting: batch.offers.iter().map(|(offer, _)| offer.view.waiting).sum(),
+        unproven: batch.is_unproven(),
+    }))
+}
+
+/// The outcomes of a release of several locks.
+#[derive(Serialize, ToSchema)]
+#[schema(as = IncidentReleaseOutcomes)]
+pub(in crate::http) struct OutcomesJson {
+    outcomes: Vec<LockOutcomeJson>,
+    /// The number of releases that are still under way; the events show their outcomes.
+    running: usize,
+}
+
+/// The outcome for one lock.
+#[derive(Serialize, ToSchema)]
+struct LockOutcomeJson {
+    lock: LockId,
+    #[schema(schema_with = outcomes)]
+    outcome: &'static str,
+    detail: String,
+}
+
+fn outcomes() -> utoipa::openapi::Object {
+    crate::schema::words(Outcome::SUCCEEDED.into_iter().chain(Outcome::FAILED))
+}
+
+/// Releases the locks that were offered, each if it has not changed since. The process that holds them is not stopped.
+#[utoipa::path(
+    post,
+    path = "/api/v1/incident/release",
+    params(IncidentParams),
+    request_body = BatchRequest,
+    responses(
+        (status = 200, description = "The outcome for each lock, which may be that it was left as it is.", body = OutcomesJson),
+        (status = 400, description = "A parameter is missing or wrong."),
+        (
+            status = 403,
+            description = "The visitor lacks the right, the dashboard runs without --allow-release, or another site sent the \
+                request.",
+        ),
+        (status = 404, description = "There is no such incident."),
+        (status = 409, description = "It is a deadlock, or the offer is no longer valid. Nothing was done."),
+        (status = 413, description = "The body is too large."),
+        (status = 415, description = "The body is not JSON."),
+        (status = 422, description = "Count or reason is wrong, or a member is missing. Nothing was done."),
+        (status = 429, description = "Too many releases within the last minute. Nothing was done."),
+    ),
+)]
+pub(in crate::http) async fn from_api(
+    State(app): State<App>,
+    ConnectInfo(peer): ConnectInfo<SocketAddr>,
+    visitor: CurrentVisitor,
+    params: Params,
+    body: Result<Json<BatchRequest>, JsonRejection>,
+) -> Result<Response, ApiError> {
+    // JSON is proof enough that no form of another site sent it.
+    let body = body.map(|Json(request)| VerifiedForm(request));
+    let body = body.map_err(|error| ApiError::new(error.status(), error.body_text()));
+    let Requested { releases, operator, request, .. } =
+        requested(&app, &visitor, peer, params, body)?;
+    let confirmed = match releases.confirm_batch(&request, &operator) {
+        Ok(confirmed) => confirmed,
+        Err(error) => return Ok(rejected(&error)),
+    };
+    let of = confirmed.size();
+    let done = release(&app, confirmed).await;
+    let running = of.saturating_sub(done.len());
+    let outcomes = done.into_iter().map(|(lock, outcome)| LockOutcomeJson {
+        lock,
+        outcome: outcome.as_str(),
+        detail: outcome.explained(),
+    });
+    Ok(Json(OutcomesJson { outcomes: outcomes.collect(), running }).into_response())
+}
