@@ -5,6 +5,7 @@ use askama::filters::HtmlSafe;
 
 use super::super::HistoryPage;
 use super::super::format::{self, rfc3339};
+use super::time_axis::{TimeAxis, time_of_day};
 use crate::archive::BUCKETS;
 use crate::clock::SteadyMillis;
 use crate::model::types::EVENT_WORDS;
@@ -18,8 +19,6 @@ const HEIGHT: u64 = 56;
 const LEAST: u64 = 3;
 /// The least width of a gap.
 const LEAST_GAP: u64 = 3;
-/// The parts into which the span is cut by labels.
-const LABELS: u64 = 4;
 /// The types of events among [`EVENT_WORDS`] that are marked.
 const PROBLEM: usize = 2;
 const FIRST_ACTION: usize = 4;
@@ -87,33 +86,32 @@ impl Strip {
                     .iter()
                     .enumerate()
                     .any(|(kind, n)| kind >= FIRST_ACTION && shown(kind) && *n > 0),
-                words: format!("{}: {}", time(start), counts(bucket, shown)),
+                words: format!("{}: {}", time_of_day(start), counts(bucket, shown)),
                 link: link(SteadyMillis(start.0 + (end.0.saturating_sub(start.0)) / 2)),
             }
         };
-        let span = density.to.0.saturating_sub(density.from.0).max(1);
-        let x = |at: SteadyMillis| {
-            let passed = u128::from(at.0.saturating_sub(density.from.0).min(span));
-            u64::try_from(passed * u128::from(WIDTH) / u128::from(span)).unwrap_or(WIDTH)
-        };
+        let millis = density.to.0.saturating_sub(density.from.0).max(1);
+        let axis = TimeAxis { from: density.from, millis, width: WIDTH };
+        let x = |at| axis.x(at);
         let unseen = page.gaps.iter().map(|gap| {
             let (from, to) = (gap.from.map_or(0, x), gap.to.map_or(WIDTH, x));
             let width = to.saturating_sub(from).max(LEAST_GAP);
             let words = match (gap.from, gap.to) {
-                (Some(from), Some(to)) => format!("from {} until {}", time(from), time(to)),
-                (Some(from), None) => format!("since {}", time(from)),
-                (None, Some(to)) => format!("until {}", time(to)),
+                (Some(from), Some(to)) => {
+                    format!("from {} until {}", time_of_day(from), time_of_day(to))
+                }
+                (Some(from), None) => format!("since {}", time_of_day(from)),
+                (None, Some(to)) => format!("until {}", time_of_day(to)),
                 (None, None) => "at all".to_owned(),
             };
             Unseen { x: from.min(WIDTH - LEAST_GAP), width, words }
         });
-        let mark = |i: u64| SteadyMillis(density.from.0 + span * i / LABELS);
         let within = |at: &SteadyMillis| (density.from..=density.to).contains(at);
         Self {
             parts: density.buckets.iter().enumerate().map(part).collect(),
             unseen: unseen.collect(),
             cursor: page.then.as_ref().map(|then| then.at).filter(within).map(x),
-            marks: (0..=LABELS).map(mark).map(|at| (at.to_wall().0, time(at))).collect(),
+            marks: axis.marks(),
             words: summary(density.buckets.iter().map(count).sum(), page),
             counted_from: density.counted_from.map(rfc3339),
         }
@@ -122,10 +120,6 @@ impl Strip {
     fn bottom(part: &Part) -> u64 {
         HEIGHT - part.high
     }
-}
-
-fn time(at: SteadyMillis) -> String {
-    rfc3339(at).get(11..19).unwrap_or_default().to_owned()
 }
 
 fn summary(total: u64, page: &HistoryPage) -> String {

@@ -5,6 +5,7 @@ mod density;
 mod durations;
 mod heat;
 mod histogram;
+mod time_axis;
 mod timeline;
 
 use askama::Template;

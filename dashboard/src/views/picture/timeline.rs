@@ -9,6 +9,7 @@ use super::super::PastWindow;
 use super::super::format::{self, rfc3339};
 use super::super::owner_name::OwnerName;
 use super::ending_words;
+use super::time_axis::{TimeAxis, time_of_day};
 use crate::clock::SteadyMillis;
 use crate::model::owner_names::OwnerNames;
 use crate::model::types::{LockView, Renewals, State};
@@ -21,8 +22,6 @@ const MAX_HOLDERS: usize = 10;
 const MAX_WAITERS: usize = 10;
 /// Marks that are closer to one another would hide the bar.
 const MIN_BETWEEN: u64 = 8;
-/// Parts into which the time is cut by labels.
-const PARTS: u64 = 4;
 /// Parts that lead to an instant.
 const SLOTS: u64 = 50;
 /// The most bars that the words of such a part name.
@@ -80,8 +79,7 @@ pub(in super::super) struct Timeline {
     choices: Vec<Choice>,
     /// True if only what is remembered is shown, since no history is kept.
     remembered: bool,
-    /// The beginning and the length of its time, milliseconds.
-    span: (u64, u64),
+    axis: TimeAxis,
     slots: Vec<Slot>,
     /// The position of the instant that the page shows.
     cursor: Option<u64>,
@@ -122,7 +120,7 @@ impl Timeline {
         let step = (window.millis / 180).max(1_000);
         let now = now.0 - now.0 % step + step;
         let from = now.saturating_sub(window.millis);
-        let x = |at: u64| at.saturating_sub(from).min(window.millis) * WIDTH / window.millis.max(1);
+        let axis = TimeAxis { from: SteadyMillis(from), millis: window.millis, width: WIDTH };
         // Where more have held it than there is room for, each client has a lane: an agent's holders are new with each
         // hold, and so are a service's threads.
         let held = lock.filter(|lock| lock.state != State::Free);
@@ -149,7 +147,7 @@ impl Timeline {
             }
         };
         let bar = |since: u64, to: u64, class, words, short| {
-            let (x, end) = (x(since), x(to));
+            let (x, end) = (axis.x(SteadyMillis(since)), axis.x(SteadyMillis(to)));
             Bar { x, width: (end - x).clamp(2, WIDTH), class, words, short }
         };
         for holder in now_held {
@@ -189,7 +187,7 @@ impl Timeline {
                 [_] => renewals.latest().filter(|at| at.0 >= from).collect(),
                 _ => Vec::new(),
             };
-            let ticks: Vec<u64> = marked.iter().map(|at| x(at.0)).collect();
+            let ticks: Vec<u64> = marked.iter().map(|at| axis.x(*at)).collect();
             let dense = ticks.windows(2).any(|pair| pair[1] - pair[0] < MIN_BETWEEN);
             let words = renewed_words(renewals, now_held.len(), marked.len(), dense);
             let ticks = if dense { Vec::new() } else { ticks };
@@ -210,15 +208,11 @@ impl Timeline {
         holders.extend(waiters);
         let used: Vec<&str> =
             holders.iter().flat_map(|lane| lane.bars.iter().map(|bar| bar.class)).collect();
-        let mark = |i: u64| {
-            let at = SteadyMillis(from + window.millis * i / PARTS);
-            (at.to_wall().0, rfc3339(at).get(11..19).unwrap_or_default().to_owned())
-        };
         Some(Self {
             lanes: holders,
             more_holders,
             more_waiters,
-            marks: (0..=PARTS).map(mark).collect(),
+            marks: axis.marks(),
             legend: LEGEND.into_iter().filter(|(class, _)| used.contains(class)).collect(),
             renewed,
             words,
@@ -231,7 +225,7 @@ impl Timeline {
                 })
                 .collect(),
             remembered: !window.kept,
-            span: (from, window.millis),
+            axis,
             slots: Vec::new(),
             cursor: None,
         })
@@ -243,10 +237,10 @@ impl Timeline {
         at: Option<SteadyMillis>,
         link: impl Fn(SteadyMillis) -> String,
     ) -> Self {
-        let (from, millis) = self.span;
+        let TimeAxis { from, millis, .. } = self.axis;
         let width = WIDTH / SLOTS;
         let slot = |i: u64| {
-            let at = SteadyMillis(from + millis * (2 * i + 1) / (2 * SLOTS));
+            let at = SteadyMillis(from.0 + millis * (2 * i + 1) / (2 * SLOTS));
             let (x, end) = (i * width, (i + 1) * width);
             let here = |bar: &&Bar| bar.x < end && bar.x + bar.width > x;
             let bars = self.lanes.iter().flat_map(|lane| {
@@ -257,12 +251,11 @@ impl Timeline {
                 bars.truncate(NAMED);
                 bars.push("…".to_owned());
             }
-            let time = rfc3339(at).get(11..19).unwrap_or_default().to_owned();
-            let words = std::iter::once(time).chain(bars).collect::<Vec<_>>().join("; ");
+            let words = std::iter::once(time_of_day(at)).chain(bars).collect::<Vec<_>>().join("; ");
             Slot { x, link: link(at), words }
         };
         let slots = (0..SLOTS).map(slot).collect();
-        let cursor = at.map(|at| at.0.saturating_sub(from).min(millis) * WIDTH / millis.max(1));
+        let cursor = at.map(|at| self.axis.x(at));
         Self { slots, cursor, ..self }
     }
 
