@@ -445,12 +445,37 @@ fn known(page: &LockPage) -> Option<&LockView> {
     }
 }
 
+/// A lock's name and place, with the file about it and the way to its release.
+#[derive(Template)]
+#[template(path = "parts/lock_head.html")]
+pub(super) struct Head<'a> {
+    page: &'a LockPage,
+    name: RawKey,
+    /// All of it, as one file.
+    bundle: String,
+    /// The address of a forced release, for those who may.
+    release: Option<String>,
+}
+
+impl HtmlSafe for Head<'_> {}
+
+impl<'a> Head<'a> {
+    pub(super) fn new(page: &'a LockPage) -> Self {
+        let offers = page.may_release && page.then.is_none() && is_releasable(page);
+        Self {
+            page,
+            name: RawKey::new("Name", page.id.name.as_bytes()),
+            bundle: links::lock_bundle(&page.id, page.then.as_ref().map(|then| then.at)),
+            release: offers.then(|| links::release(&page.id)),
+        }
+    }
+}
+
 #[derive(Template)]
 #[template(path = "lock.html")]
 struct LockTemplate<'a> {
     frame: Frame<'a>,
-    page: &'a LockPage,
-    name: RawKey,
+    head: Head<'a>,
     verdict: Verdict<'a>,
     problems: Problems<'a>,
     holders: Holders<'a>,
@@ -462,10 +487,6 @@ struct LockTemplate<'a> {
     pictures: Pictures,
     history: String,
     json: String,
-    /// All of it, as one file.
-    bundle: String,
-    /// The address of a forced release, for those who may.
-    release: Option<String>,
     /// The address of acknowledgements, for those who may.
     acknowledge: Option<Acknowledge>,
     trace: TraceState<'a>,
@@ -513,8 +534,7 @@ pub fn lock_page(page: &LockPage) -> Result<String, askama::Error> {
     }
     LockTemplate {
         frame: Frame::new(title(page), "", &page.chrome),
-        page,
-        name: RawKey::new("Name", page.id.name.as_bytes()),
+        head: Head::new(page),
         verdict: Verdict::new(page, page.chrome.now),
         problems: Problems::new(page),
         holders: Holders::new(page),
@@ -526,12 +546,10 @@ pub fn lock_page(page: &LockPage) -> Result<String, askama::Error> {
         pictures: Pictures::new(page, page.chrome.now),
         history: links::lock_events(&page.id),
         json: links::lock_json(&page.id),
-        bundle: links::lock_bundle(&page.id, None),
         acknowledge: Acknowledge::new(page),
         trace: TraceState::new(page, page.chrome.now),
         steps: trace::steps(page),
         start_trace: trace::action(page),
-        release: (page.may_release && is_releasable(page)).then(|| links::release(&page.id)),
     }
     .render()
 }

@@ -4,11 +4,10 @@ use askama::Template;
 
 use super::format::{self, Ago, Clock, rfc3339};
 use super::history::EventLine;
-use super::lock::{PastHolds, PastRow, meaning, timeline, title};
+use super::lock::{Head, PastHolds, PastRow, meaning, timeline, title};
 use super::owner_name::OwnerName;
 use super::page::Frame;
 use super::picture::{Timeline, ending_words, word};
-use super::shell::RawKey;
 use super::{LockPage, LockThen, links};
 use crate::clock::SteadyMillis;
 use crate::model::types::{PastHoldView, ProblemKind};
@@ -41,9 +40,7 @@ struct Holder {
 #[template(path = "lock_then.html")]
 struct Then<'a> {
     frame: Frame<'a>,
-    page: &'a LockPage,
-    name: RawKey,
-    bundle: String,
+    head: Head<'a>,
     at: Clock,
     ago: Ago,
     live: String,
@@ -92,9 +89,7 @@ pub(super) fn page(page: &LockPage, then: &LockThen) -> Result<String, askama::E
     let until = [("from", hour_before), ("to", rfc3339(at))];
     Then {
         frame: Frame::new(title_then(page, at), "", &page.chrome).still(),
-        page,
-        name: RawKey::new("Name", page.id.name.as_bytes()),
-        bundle: links::lock_bundle(&page.id, Some(at)),
+        head: Head::new(page),
         at: Clock::new(at, now),
         ago: Ago::new(at, now),
         live: links::lock(&page.id),
