@@ -12,10 +12,12 @@ use utoipa::ToSchema;
 use super::app::App;
 use super::csv;
 use super::error::{ApiError, visible};
-use super::params::{EventsParams, Format, HeldParams, instant, limit_up_to, understood};
+use super::params::{
+    EventsParams, Format, HeldParams, limit_up_to, order, required_instant, understood,
+};
 use crate::archive::{Gap, HeldLock, MAX_EVENTS, PastEvent};
 use crate::clock::SteadyMillis;
-use crate::query::EventFilter;
+use crate::query::{EventFilter, Order};
 
 /// The most holds in one answer.
 const MAX_HELD: usize = 1_000;
@@ -66,19 +68,10 @@ pub(super) async fn events(
 ) -> Result<Response, ApiError> {
     let params = understood(params)?;
     let format = Format::parse(params.format.as_deref())?;
-    if params.from.is_none() {
-        return Err(ApiError::bad_request(
-            "`from` is missing: an instant, such as 2026-11-21T03:12:00Z",
-        ));
-    }
-    let span = app.span(&params, SteadyMillis::now())?;
-    let newest_first = match params.order.as_deref() {
-        None | Some("" | "asc") => false,
-        Some("desc") => true,
-        Some(_) => {
-            return Err(ApiError::bad_request("`order` is not understood: expected asc or desc"));
-        }
-    };
+    let now = SteadyMillis::now();
+    required_instant("from", params.from.as_deref(), now)?;
+    let span = app.span(&params, now)?;
+    let newest_first = !order(params.order.as_deref(), Order::Ascending)?.is_ascending();
     let filter = filter(params.filter.as_deref())?;
     let limit = limit_up_to(MAX_EVENTS, params.limit.as_deref())?;
     let search = app.event_search(&span, &params, newest_first, limit)?;
@@ -131,12 +124,7 @@ pub(super) async fn held(
 ) -> Result<Response, ApiError> {
     let params = understood(params)?;
     let format = Format::parse(params.format.as_deref())?;
-    let Some(at) = params.at.as_deref() else {
-        return Err(ApiError::bad_request(
-            "`at` is missing: an instant, such as 2026-11-21T03:12:00Z",
-        ));
-    };
-    let at = instant("at", at, SteadyMillis::now())?;
+    let at = required_instant("at", params.at.as_deref(), SteadyMillis::now())?;
     let filter = filter(params.filter.as_deref())?;
     let then = app.held_at(at, MAX_HELD, &filter).await?;
     if format == Format::Csv {

@@ -207,103 +207,53 @@ fn described(schema: RefOr<Schema>, description: &str) -> RefOr<Schema> {
 
 type Params = Result<Query<ListParams>, QueryRejection>;
 
-/// Locks, a page at a time.
-#[utoipa::path(
-    get,
-    path = "/api/v1/locks",
-    params(ListParams),
-    responses(
-        (status = 200, description = "A page.", content(
-            (inline(LocksJson) = "application/json"), (String = "text/csv"),
-        )),
-        (status = 400, description = "A parameter is wrong, or the cursor belongs to another filter, sort or order."),
-    ),
-)]
-pub(super) async fn locks(app: State<App>, params: Params) -> Result<Response, ApiError> {
-    list::<LockRow>(&app, params)
+/// Describes and defines the handler of a list.
+macro_rules! handler {
+    ($(#[doc = $about:literal])+ $name:ident, $path:literal, $page:ty, $row:ty) => {
+        $(#[doc = $about])+
+        #[utoipa::path(
+            get,
+            path = $path,
+            params(ListParams),
+            responses(
+                (status = 200, description = "A page.", content(
+                    (inline($page) = "application/json"), (String = "text/csv"),
+                )),
+                (status = 400, description = "A parameter is wrong, or the cursor belongs to another filter, sort or order."),
+            ),
+        )]
+        pub(super) async fn $name(app: State<App>, params: Params) -> Result<Response, ApiError> {
+            list::<$row>(&app, params)
+        }
+    };
 }
 
-/// Clients that hold locks or wait for them, those with the most holds first, a page at a time; one by one, by service or by
-/// host.
-#[utoipa::path(
-    get,
-    path = "/api/v1/owners",
-    params(ListParams),
-    responses(
-        (status = 200, description = "A page.", content(
-            (inline(OwnersJson) = "application/json"), (String = "text/csv"),
-        )),
-        (status = 400, description = "A parameter is wrong, or the cursor belongs to another filter, sort or order."),
-    ),
-)]
-pub(super) async fn owners(app: State<App>, params: Params) -> Result<Response, ApiError> {
-    list::<OwnerRow>(&app, params)
+handler! {
+    /// Locks, a page at a time.
+    locks, "/api/v1/locks", LocksJson, LockRow
 }
-
-/// Problems of locks, the certain ones first, then the worst, then the oldest, a page at a time.
-#[utoipa::path(
-    get,
-    path = "/api/v1/problems",
-    params(ListParams),
-    responses(
-        (status = 200, description = "A page.", content(
-            (inline(ProblemsJson) = "application/json"), (String = "text/csv"),
-        )),
-        (status = 400, description = "A parameter is wrong, or the cursor belongs to another filter, sort or order."),
-    ),
-)]
-pub(super) async fn problems(app: State<App>, params: Params) -> Result<Response, ApiError> {
-    list::<ProblemRow>(&app, params)
+handler! {
+    /// Clients that hold locks or wait for them, those with the most holds first, a page at a time; one by one, by service or by
+    /// host.
+    owners, "/api/v1/owners", OwnersJson, OwnerRow
 }
-
-/// Incidents, the certain ones first, then the worst, then the oldest, a page at a time. The same problem of the same owner
-/// is one incident, and so is a deadlock.
-#[utoipa::path(
-    get,
-    path = "/api/v1/incidents",
-    params(ListParams),
-    responses(
-        (status = 200, description = "A page.", content(
-            (inline(IncidentsJson) = "application/json"), (String = "text/csv"),
-        )),
-        (status = 400, description = "A parameter is wrong, or the cursor belongs to another filter, sort or order."),
-    ),
-)]
-pub(super) async fn incidents(app: State<App>, params: Params) -> Result<Response, ApiError> {
-    list::<IncidentRow>(&app, params)
+handler! {
+    /// Problems of locks, the certain ones first, then the worst, then the oldest, a page at a time.
+    problems, "/api/v1/problems", ProblemsJson, ProblemRow
 }
-
-/// Locks whose holders wait for nothing, each with the tree of all who wait behind it, a page at a time. Waiters are known by
-/// name from MONITOR, from queues and from agents.
-#[utoipa::path(
-    get,
-    path = "/api/v1/blockers",
-    params(ListParams),
-    responses(
-        (status = 200, description = "A page.", content(
-            (inline(BlockersJson) = "application/json"), (String = "text/csv"),
-        )),
-        (status = 400, description = "A parameter is wrong, or the cursor belongs to another filter, sort or order."),
-    ),
-)]
-pub(super) async fn blockers(app: State<App>, params: Params) -> Result<Response, ApiError> {
-    list::<BlockerRow>(&app, params)
+handler! {
+    /// Incidents, the certain ones first, then the worst, then the oldest, a page at a time. The same problem of the same owner
+    /// is one incident, and so is a deadlock.
+    incidents, "/api/v1/incidents", IncidentsJson, IncidentRow
 }
-
-/// Locks with waiters now or within the last hour, a page at a time, with the counts of all groups of locks.
-#[utoipa::path(
-    get,
-    path = "/api/v1/contention",
-    params(ListParams),
-    responses(
-        (status = 200, description = "A page.", content(
-            (inline(ContentionJson) = "application/json"), (String = "text/csv"),
-        )),
-        (status = 400, description = "A parameter is wrong, or the cursor belongs to another filter, sort or order."),
-    ),
-)]
-pub(super) async fn contention(app: State<App>, params: Params) -> Result<Response, ApiError> {
-    list::<ContentionRow>(&app, params)
+handler! {
+    /// Locks whose holders wait for nothing, each with the tree of all who wait behind it, a page at a time. Waiters are known by
+    /// name from MONITOR, from queues and from agents.
+    blockers, "/api/v1/blockers", BlockersJson, BlockerRow
+}
+handler! {
+    /// Locks with waiters now or within the last hour, a page at a time, with the counts of all groups of locks.
+    contention, "/api/v1/contention", ContentionJson, ContentionRow
 }
 
 fn list<T: Paged + Record>(app: &App, params: Params) -> Result<Response, ApiError> {

@@ -87,9 +87,7 @@ impl ListParams {
     /// # Errors
     /// If the word is neither `asc` nor `desc`.
     pub fn order<T: Listed>(&self, sort: &str) -> Result<Order, ApiError> {
-        let Some(word) = given(self.order.as_deref()) else { return Ok(T::default_order(sort)) };
-        Order::parse(word)
-            .ok_or_else(|| ApiError::bad_request("`order` is not understood: expected asc or desc"))
+        order(self.order.as_deref(), T::default_order(sort))
     }
 
     /// Returns the cursor; none on the first page.
@@ -97,6 +95,32 @@ impl ListParams {
     pub fn cursor(&self) -> Option<&str> {
         given(self.cursor.as_deref())
     }
+}
+
+/// Reads an order.
+///
+/// # Errors
+/// If the word is neither `asc` nor `desc`.
+pub fn order(text: Option<&str>, default: Order) -> Result<Order, ApiError> {
+    let Some(word) = given(text) else { return Ok(default) };
+    Order::parse(word)
+        .ok_or_else(|| ApiError::bad_request("`order` is not understood: expected asc or desc"))
+}
+
+/// Returns the instant of a parameter that is required.
+///
+/// # Errors
+/// If it is missing or malformed.
+pub fn required_instant(
+    key: &str,
+    text: Option<&str>,
+    now: SteadyMillis,
+) -> Result<SteadyMillis, ApiError> {
+    let text = text.ok_or_else(|| {
+        let why = format!("`{key}` is missing: an instant, such as 2026-11-21T03:12:00Z");
+        ApiError::bad_request(why)
+    })?;
+    instant(key, text, now)
 }
 
 /// Returns a parameter's value. An empty one counts as absent.

@@ -41,6 +41,7 @@ pub(in crate::http) struct OfferJson {
 
 /// A lock that a release leaves as it is.
 #[derive(Serialize, ToSchema)]
+#[schema(as = LeftOut)]
 struct LeftOutJson {
     lock: LockId,
     /// The reason, a sentence or clause.
@@ -91,6 +92,7 @@ pub(in crate::http) struct OutcomesJson {
 
 /// The outcome for one lock.
 #[derive(Serialize, ToSchema)]
+#[schema(as = LockOutcome)]
 struct LockOutcomeJson {
     lock: LockId,
     #[schema(schema_with = outcomes)]

@@ -7,3 +7,21 @@ pub mod login;
 pub mod release;
 pub mod trace;
 pub mod watch;
+
+use utoipa::ToSchema;
+
+use super::error::ApiError;
+use super::guard::CurrentVisitor;
+use crate::access::rights::Right;
+
+/// Any JSON; it is ignored. Without a Bearer token the request must have `Content-Type: application/json`, so that no form of
+/// another site can send it.
+#[derive(ToSchema)]
+#[schema(value_type = Value)]
+struct AnyJson(#[expect(dead_code, reason = "only described")] serde_json::Value);
+
+/// Returns the body of a request to open MONITOR, from a visitor who may. Without the right there is no other answer.
+fn may_watch<T>(visitor: &CurrentVisitor, body: Result<T, ApiError>) -> Result<T, ApiError> {
+    visitor.needs(Right::Watch)?;
+    body
+}

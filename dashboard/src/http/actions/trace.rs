@@ -8,7 +8,7 @@ use axum::response::{IntoResponse, Redirect, Response};
 use serde::Serialize;
 use utoipa::ToSchema;
 
-use crate::access::rights::Right;
+use super::{AnyJson, may_watch};
 use crate::clock::SteadyMillis;
 use crate::http::app::App;
 use crate::http::error::ApiError;
@@ -29,8 +29,7 @@ pub async fn from_page(
     params: Result<Query<LockParams>, QueryRejection>,
     form: Result<VerifiedForm<EmptyForm>, ApiError>,
 ) -> Result<Redirect, ApiError> {
-    visitor.needs(Right::Watch)?;
-    form?;
+    may_watch(&visitor, form)?;
     let id = app.lock_id(&understood(params)?)?;
     start(&app, &visitor, &id)?;
     Ok(Redirect::to(&views::lock_trace(&id)))
@@ -51,12 +50,7 @@ pub struct Tracing {
     post,
     path = "/api/v1/trace",
     params(LockParams),
-    request_body(
-        content = serde_json::Value,
-        content_type = "application/json",
-        description = "Any JSON; it is ignored. Without a Bearer token the request must have `Content-Type: application/json`, \
-            so that no form of another site can send it.",
-    ),
+    request_body = AnyJson,
     responses(
         (status = 202, description = "Requested. GET returns the steps.", body = Tracing),
         (status = 400, description = "A parameter is missing or wrong."),
@@ -73,8 +67,7 @@ pub(in crate::http) async fn from_api(
     params: Result<Query<LockParams>, QueryRejection>,
     call: Result<VerifiedCall, ApiError>,
 ) -> Result<Response, ApiError> {
-    visitor.needs(Right::Watch)?;
-    call?;
+    may_watch(&visitor, call)?;
     let lock = app.lock_id(&understood(params)?)?;
     let until = start(&app, &visitor, &lock)?;
     Ok((StatusCode::ACCEPTED, Json(Tracing { lock, until })).into_response())

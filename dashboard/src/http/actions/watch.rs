@@ -10,7 +10,7 @@ use axum::response::{IntoResponse, Redirect, Response};
 use serde::{Deserialize, Serialize};
 use utoipa::{IntoParams, ToSchema};
 
-use crate::access::rights::Right;
+use super::{AnyJson, may_watch};
 use crate::http::app::App;
 use crate::http::error::ApiError;
 use crate::http::guard::{CurrentVisitor, EmptyForm, VerifiedCall, VerifiedForm};
@@ -34,8 +34,7 @@ pub async fn from_page(
     params: Result<Query<WatchParams>, QueryRejection>,
     form: Result<VerifiedForm<EmptyForm>, ApiError>,
 ) -> Result<Redirect, ApiError> {
-    visitor.needs(Right::Watch)?;
-    form?;
+    may_watch(&visitor, form)?;
     watch(&app, &visitor, &understood(params)?)?;
     Ok(Redirect::to("/sources"))
 }
@@ -53,12 +52,7 @@ pub struct Watching {
     post,
     path = "/api/v1/monitor/watch",
     params(WatchParams),
-    request_body(
-        content = serde_json::Value,
-        content_type = "application/json",
-        description = "Any JSON; it is ignored. Without a Bearer token the request must have `Content-Type: application/json`, \
-            so that no form of another site can send it.",
-    ),
+    request_body = AnyJson,
     responses(
         (status = 202, description = "Requested.", body = Watching),
         (status = 400, description = "There are several deployments and none is named."),
@@ -74,8 +68,7 @@ pub(in crate::http) async fn from_api(
     params: Result<Query<WatchParams>, QueryRejection>,
     call: Result<VerifiedCall, ApiError>,
 ) -> Result<Response, ApiError> {
-    visitor.needs(Right::Watch)?;
-    call?;
+    may_watch(&visitor, call)?;
     watch(&app, &visitor, &understood(params)?)?;
     let body = Watching { seconds: WATCH.as_secs(), state: "/api/v1/sources" };
     Ok((StatusCode::ACCEPTED, Json(body)).into_response())
