@@ -193,11 +193,16 @@ fn stored_word(event: &str) -> &str {
 
 fn remembered_matches(row: &EventRow, filter: &EventFilter, names: &OwnerNames) -> bool {
     let event = stored_word(&row.event);
-    let problem = ProblemKind::ALL.into_iter().map(ProblemKind::as_str);
-    let mut problem = problem.filter(|_| matches!(event, "problem" | "cleared"));
-    let mut ids =
-        row.text.split([' ', ',']).filter(|word| HolderId::parse(word.as_bytes()).is_some());
-    let subject = problem.find(|word| row.text.contains(word)).or_else(|| ids.next());
+    let subject = match event {
+        "problem" | "cleared" => {
+            let mut problems = ProblemKind::ALL.into_iter();
+            problems.find(|problem| row.text.contains(problem.name())).map(ProblemKind::as_str)
+        }
+        _ => {
+            let mut words = row.text.split([' ', ',']);
+            words.find(|word| HolderId::parse(word.as_bytes()).is_some())
+        }
+    };
     let subject = subject.unwrap_or(&row.text);
     let fields = EventFields {
         event,
@@ -212,7 +217,41 @@ fn remembered_matches(row: &EventRow, filter: &EventFilter, names: &OwnerNames) 
 
 #[cfg(test)]
 mod tests {
+    use std::sync::Arc;
+
+    use redisson::LockName;
+
     use super::*;
+    use crate::model::types::LockId;
+
+    #[test]
+    fn remembered_events_are_found_by_owner_and_problem() {
+        let client = "285475da-9152-4c83-822a-67ee2f116a79";
+        let names = OwnerNames::default();
+        names.record(client, "payments-6f7d9c5b44-x2k9p@web-7");
+        let name = LockName::new(&b"orders:1"[..]).unwrap();
+        let matches = |event: &str, text: &str, filter: &str| {
+            let row = EventRow {
+                at: SteadyMillis(1),
+                event: event.to_owned(),
+                lock: LockId { deployment: Arc::from("main"), db: 0, name: name.clone() },
+                owner: None,
+                text: text.to_owned(),
+                source: None,
+            };
+            remembered_matches(&row, &EventFilter::parse(filter).unwrap(), &names)
+        };
+        let released = format!("released by {client}:52");
+        for filter in ["service:payments", "host:web-7", "owner:payments", "owner:285475da"] {
+            assert!(matches("released", &released, filter), "{filter}");
+        }
+        for filter in ["service:web-7", "host:web-8", "problem:any"] {
+            assert!(!matches("released", &released, filter), "{filter}");
+        }
+        let late = "renewal overdue began";
+        assert!(matches("problem", late, "problem:renewal_overdue"));
+        assert!(!matches("problem", late, "problem:leaked"));
+    }
 
     #[test]
     fn the_strip_of_an_open_page_moves_in_whole_parts() {

@@ -65,7 +65,7 @@ impl Shown {
                 .map(str::to_owned)
                 .into();
         pages.push(format!("/owner?id={owner}"));
-        pages.push("/lock?name=leaked&at=-1s".to_owned());
+        pages.extend(["/owners?by=service", "/lock?name=leaked&at=-1s"].map(str::to_owned));
         pages.extend(["/history?at=-1s", "/history?filter=event:x"].map(str::to_owned));
         let incident = format!("problem=leaked&key=client%20{owner}");
         pages.extend(["/incident", "/incident/release"].map(|page| format!("{page}?{incident}")));

@@ -136,8 +136,8 @@ impl LockEvent {
                     ms % 1000 / 100
                 )
             }
-            Self::Problem(problem) => format!("{} began", problem.as_str()),
-            Self::Cleared(problem) => format!("{} ended", problem.as_str()),
+            Self::Problem(problem) => format!("{} began", problem.name()),
+            Self::Cleared(problem) => format!("{} ended", problem.name()),
             Self::Acted(_, text) => text.clone(),
         }
     }
