@@ -7,7 +7,7 @@ use std::time::Duration;
 use tokio::sync::Semaphore;
 use tokio::sync::broadcast::Receiver;
 use tokio::task::spawn_blocking;
-use tokio::time::{Instant, timeout_at};
+use tokio::time::{Instant, sleep_until};
 
 use super::blockers::BlockerRow;
 use super::contention::ContentionRow;
@@ -27,7 +27,9 @@ use crate::model::types::{Delta, Snapshot};
 /// The time for which a list is kept after its last use.
 const KEEP: Duration = Duration::from_secs(60);
 /// The most lists that are kept.
-const MAX_LISTS: usize = 16;
+const MAX_LISTS: usize = 128;
+/// The most of them that follow every change; the pages of others are picked out of all locks.
+const MAX_SORTED: usize = 16;
 /// The most pages of a list that are kept.
 const MAX_PAGES: usize = 64;
 
@@ -84,6 +86,7 @@ pub struct SharedPages(Arc<Inner>);
 #[derive(Debug)]
 struct Inner {
     lists: Mutex<HashMap<ListKey, Arc<List>>>,
+    sorted: Semaphore,
     /// One list is sorted at a time.
     sorting: Semaphore,
     /// By the filter as written.
@@ -93,7 +96,8 @@ struct Inner {
 impl Default for SharedPages {
     fn default() -> Self {
         let (lists, owners) = (Mutex::default(), Recent::default());
-        Self(Arc::new(Inner { lists, sorting: Semaphore::new(1), owners }))
+        let (sorted, sorting) = (Semaphore::new(MAX_SORTED), Semaphore::new(1));
+        Self(Arc::new(Inner { lists, sorted, sorting, owners }))
     }
 }
 
@@ -122,10 +126,20 @@ impl SharedPages {
         list
     }
 
-    /// Keeps a list up to date for as long as it is in use.
+    /// Keeps a list for as long as it is in use, and up to date once there is room for one more.
     async fn follow(self, key: ListKey, list: Weak<List>, hub: Arc<Hub>) {
-        if let Some(changes) = self.sort(&list, hub).await {
-            pass_on(changes, &list).await;
+        let sorted = async {
+            let _room = self.0.sorted.acquire().await.ok()?;
+            pass_on(self.sort(&list, hub).await?, &list).await;
+            Some(())
+        };
+        if list.upgrade().is_some_and(|list| list.query.filter.depends_on_clock()) {
+            disuse(&list).await;
+        } else {
+            tokio::select! {
+                _ = sorted => {}
+                () = disuse(&list) => {}
+            }
         }
         let mut lists = lock(&self.0.lists);
         if lists.get(&key).is_some_and(|kept| std::ptr::eq(Arc::as_ptr(kept), list.as_ptr())) {
@@ -142,19 +156,19 @@ impl SharedPages {
     }
 }
 
-/// Applies changes to a list until nobody has used it for [`KEEP`], another list has taken its place, or changes were missed.
-async fn pass_on(mut changes: Receiver<Arc<Delta>>, list: &Weak<List>) {
+/// Waits until nobody has used a list for [`KEEP`], or another has taken its place.
+async fn disuse(list: &Weak<List>) {
     let end = || Some(*lock(&list.upgrade()?.used) + KEEP);
     while let Some(end) = end().filter(|end| *end > Instant::now()) {
-        match timeout_at(end, changes.recv()).await {
-            Ok(Ok(delta)) => {
-                if let Some(list) = list.upgrade() {
-                    lock(&list.state).apply(&list.query, &delta);
-                }
-            }
-            Ok(Err(_)) => return,
-            Err(_) => {}
-        }
+        sleep_until(end).await;
+    }
+}
+
+/// Applies changes to a list until another has taken its place, or changes were missed.
+async fn pass_on(mut changes: Receiver<Arc<Delta>>, list: &Weak<List>) {
+    while let Ok(delta) = changes.recv().await {
+        let Some(list) = list.upgrade() else { return };
+        lock(&list.state).apply(&list.query, &delta);
     }
 }
 
@@ -197,10 +211,8 @@ impl State {
 
 impl List {
     fn sort(&self, snapshot: &Snapshot) {
-        if !self.query.filter.depends_on_clock() {
-            let sorted = SortedLocks::new(&self.query, snapshot, SteadyMillis::now());
-            lock(&self.state).sorted = Some(sorted);
-        }
+        let sorted = SortedLocks::new(&self.query, snapshot, SteadyMillis::now());
+        lock(&self.state).sorted = Some(sorted);
     }
 
     /// Returns the number of locks by view and by property.
@@ -310,6 +322,23 @@ mod tests {
         assert!(kept.upgrade().is_some());
         tokio::time::sleep(KEEP).await;
         assert!(kept.upgrade().is_none(), "nobody has used it for a while");
+    }
+
+    #[tokio::test(start_paused = true)]
+    async fn a_list_waits_for_the_disuse_of_others_before_it_is_sorted() {
+        let (hub, shared) = (Arc::new(Hub::new(OwnerNames::default())), SharedPages::default());
+        add(&hub, "lock", SteadyMillis(2_000_000));
+        for n in 0..MAX_SORTED {
+            sorted(&shared.list(&hub, &query(&format!("lock {n}"))), 1).await;
+        }
+        let last = || LockRow::page(&query(""), &hub, &shared);
+        assert_eq!(last().total, 1);
+        tokio::time::sleep(KEEP / 2).await;
+        let list = shared.list(&hub, &query(""));
+        assert!(lock(&list.state).sorted.is_none(), "there is no room");
+        tokio::time::sleep(KEEP / 2).await;
+        assert_eq!(last().total, 1);
+        sorted(&list, 1).await;
     }
 
     #[tokio::test]
