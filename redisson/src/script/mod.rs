@@ -171,23 +171,24 @@ pub fn acquire(name: &LockName, holder: &HolderId, lease: Lease) -> Call {
     }
 }
 
-/// Sets the counts of existing holds and gives each at least the lease; without a lease it leaves their expiry alone.
+/// Sets the count of existing holds and gives each at least the lease; without a lease it leaves their expiry alone.
 /// Takes at most [`MAX_BATCH`] holds, all of one slot in a cluster. Parse the reply with [`parse_renew`].
 #[must_use]
 pub fn renew<'a>(
-    holds: impl IntoIterator<Item = (&'a LockName, HolderId, u32)>,
+    holds: impl IntoIterator<Item = (&'a LockName, HolderId)>,
+    count: u32,
     lease: Option<Lease>,
 ) -> Call {
     let holds = holds.into_iter();
     let most = holds.size_hint().0;
     // Enough for typical names; longer ones grow the buffers.
     let mut keys = Args::with_capacity(most, 40 * most);
-    let mut args = Args::with_capacity(2 * most + 1, 60 * most + 10);
+    let mut args = Args::with_capacity(most + 2, 60 * most + 20);
     args.push_text(lease.map_or(0, Lease::millis));
-    for (name, holder, count) in holds {
+    args.push_text(count);
+    for (name, holder) in holds {
         keys.push(name.as_bytes());
         args.push_text(holder);
-        args.push_text(count);
     }
     Call { script: &RENEW, keys, args }
 }

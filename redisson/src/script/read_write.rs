@@ -47,16 +47,17 @@ pub fn acquire_write(name: &LockName, holder: &HolderId, lease: Lease) -> Call {
 /// Renews read holds, like [`super::renew`].
 #[must_use]
 pub fn renew_read<'a>(
-    holds: impl IntoIterator<Item = (&'a LockName, HolderId, u32)>,
+    holds: impl IntoIterator<Item = (&'a LockName, HolderId)>,
+    count: u32,
     lease: Option<Lease>,
 ) -> Call {
     let mut keys = Args::default();
-    let mut args = Args::from([text(lease.map_or(0, Lease::millis)), text(MAX_READ_COUNT)]);
-    for (name, holder, count) in holds {
+    let (lease, count) = (lease.map_or(0, Lease::millis), count.min(MAX_READ_COUNT));
+    let mut args = Args::from([text(lease), text(MAX_READ_COUNT), text(count)]);
+    for (name, holder) in holds {
         keys.push(name.as_bytes());
         keys.push(keys::read_marker_prefix(name, &holder));
         args.push_text(holder);
-        args.push_text(count.min(MAX_READ_COUNT));
     }
     Call { script: &RENEW_READ, keys, args }
 }

@@ -233,15 +233,20 @@ pub fn parse_acquire(reply: &Value) -> Result<AcquireOutcome, BadReply> {
 /// Returns an error for any other reply, or for another number of holds.
 pub fn parse_renew(reply: &Value, holds: usize) -> Result<Vec<RenewOutcome>, BadReply> {
     let read = || {
-        let items = reply.array()?;
-        let outcomes = items.iter().map(|item| match item.int()? {
-            1 => Some(RenewOutcome::Renewed),
-            0 => Some(RenewOutcome::Missing),
-            2 => Some(RenewOutcome::Stolen),
-            3 => Some(RenewOutcome::WrongType),
-            _ => None,
-        });
-        outcomes.collect::<Option<Vec<_>>>().filter(|outcomes| outcomes.len() == holds)
+        let (renewed, others) = reply.array()?.split_first()?;
+        let mut outcomes = vec![RenewOutcome::Renewed; holds];
+        for other in others.chunks(2) {
+            let [index, state] = other else { return None };
+            let index = usize::try_from(index.int()?).ok()?.checked_sub(1)?;
+            *outcomes.get_mut(index)? = match state.int()? {
+                0 => RenewOutcome::Missing,
+                2 => RenewOutcome::Stolen,
+                3 => RenewOutcome::WrongType,
+                _ => return None,
+            };
+        }
+        let counted = outcomes.iter().filter(|outcome| **outcome == RenewOutcome::Renewed).count();
+        (usize::try_from(renewed.int()?).ok()? == counted).then_some(outcomes)
     };
     read().ok_or_else(|| bad(&RENEW, reply))
 }
@@ -403,7 +408,21 @@ mod tests {
             assert!(parse_force_release(&reply).is_err());
             assert!(parse_show(&reply).is_err());
         }
-        assert!(parse_renew(&Value::Array(vec![Value::Int(1)]), 2).is_err());
+    }
+
+    #[test]
+    fn only_holds_that_are_not_renewed_are_listed() {
+        use RenewOutcome::{Missing, Renewed, Stolen, WrongType};
+        let parsed = |ints: &[i64]| {
+            parse_renew(&Value::Array(ints.iter().copied().map(Value::Int).collect()), 4)
+        };
+        assert_eq!(parsed(&[4]), Ok(vec![Renewed; 4]));
+        assert_eq!(parsed(&[1, 1, 0, 3, 2, 4, 3]), Ok(vec![Missing, Renewed, Stolen, WrongType]));
+        for bad in
+            [&[][..], &[3], &[5], &[3, 1], &[3, 0, 0], &[3, 5, 0], &[3, 1, 1], &[2, 1, 0, 1, 0]]
+        {
+            assert!(parsed(bad).is_err(), "{bad:?}");
+        }
     }
 
     #[test]

@@ -90,7 +90,7 @@ impl Bench {
         count: u32,
         ms: u64,
     ) -> Result<RenewOutcome> {
-        let reply = self.call(&script::renew([(name, who, count)], Some(lease(ms)))).await?;
+        let reply = self.call(&script::renew([(name, who)], count, Some(lease(ms)))).await?;
         Ok(parse_renew(&reply, 1)?[0])
     }
 

@@ -65,9 +65,9 @@ async fn each_script_yields_the_matching_event() -> Result<()> {
     let steps: Vec<(Call, &[&str])> = vec![
         (script::acquire(&a, &one, l), &["acquired a lock 1"]),
         (script::acquire(&a, &theirs(), l), &["refused a lock 47"]),
-        (script::renew([(&a, one, 2)], Some(lease(60_000))), &["recounted a - 1"]),
-        (script::renew([(&a, one, 2)], Some(lease(90_000))), &["renewed a - 1"]),
-        (script::renew([(&a, two, 1)], Some(l)), &["renewal_found_nothing a - 2"]),
+        (script::renew([(&a, one)], 2, Some(lease(60_000))), &["recounted a - 1"]),
+        (script::renew([(&a, one)], 2, Some(lease(90_000))), &["renewed a - 1"]),
+        (script::renew([(&a, two)], 1, Some(l)), &["renewal_found_nothing a - 2"]),
         (script::hand_over(&a, &one, &two, l), &["handed_over a - 1"]),
         (script::release(&a, &one, p), &["release_found_nothing a lock 1"]),
         (script::release(&a, &two, p), &["released a lock 2"]),
@@ -85,8 +85,8 @@ async fn each_script_yields_the_matching_event() -> Result<()> {
         (script::acquire_read(&rw, &one, l, Some(&write)), &["acquired rw read 1"]),
         (script::release_write(&rw, &write, p), &["released rw write 1w"]),
         (script::acquire_read(&rw, &two, l, None), &["acquired rw read 2"]),
-        (script::renew_read([(&rw, two, 2)], Some(l)), &["recounted rw read 2"]),
-        (script::renew_read([(&rw, two, 2)], Some(l)), &["renewed rw read 2"]),
+        (script::renew_read([(&rw, two)], 2, Some(l)), &["recounted rw read 2"]),
+        (script::renew_read([(&rw, two)], 2, Some(l)), &["renewed rw read 2"]),
         (script::release_read(&rw, &one, p), &["released rw read 1"]),
         (script::release_read(&rw, &one, p), &["release_found_nothing rw read 1"]),
         (

@@ -35,7 +35,7 @@ async fn never_shortens_a_lease_and_adds_a_missing_one() -> Result<()> {
 async fn without_a_lease_it_verifies_and_sets_the_count_but_no_expiry() -> Result<()> {
     let mut bench = Bench::new().await?;
     let (lock, shared) = (name("a"), name("b"));
-    let renew = |count| script::renew([(&lock, ours(1), count)], None);
+    let renew = |count| script::renew([(&lock, ours(1))], count, None);
     assert_eq!(parse_renew(&bench.call(&renew(1)).await?, 1)?, [RenewOutcome::Missing]);
     bench.acquire(&lock, ours(1), 5_000).await?;
     bench.call(&renew(1)).await?;
@@ -52,9 +52,9 @@ async fn without_a_lease_it_verifies_and_sets_the_count_but_no_expiry() -> Resul
     assert_eq!(bench.client.call("PTTL a").await?.int()?, -1, "a key without an expiry stays so");
 
     bench.call(&script::acquire_read(&shared, &ours(1), lease(5_000), None)).await?;
-    bench.call(&script::renew_read([(&shared, ours(1), 3)], Some(lease(5_000)))).await?;
+    bench.call(&script::renew_read([(&shared, ours(1))], 3, Some(lease(5_000)))).await?;
     for count in [3, 2] {
-        let verify = script::renew_read([(&shared, ours(1), count)], None);
+        let verify = script::renew_read([(&shared, ours(1))], count, None);
         assert_eq!(parse_renew(&bench.call(&verify).await?, 1)?, [RenewOutcome::Renewed]);
         assert!((1..=5_000).contains(&bench.client.call("PTTL b").await?.int()?));
         let markers = bench.client.call("KEYS *rwlock_timeout*").await?.items()?.len();
@@ -135,8 +135,8 @@ async fn a_batch_reports_each_hold_independently() -> Result<()> {
             }
         });
     }
-    let holds = (0_i64..).zip(&names).map(|(i, lock)| (lock, ours(i), 2));
-    let reply = bench.call(&script::renew(holds, Some(lease(60_000)))).await?;
+    let holds = (0_i64..).zip(&names).map(|(i, lock)| (lock, ours(i)));
+    let reply = bench.call(&script::renew(holds, 2, Some(lease(60_000)))).await?;
     assert_eq!(parse_renew(&reply, names.len())?, wanted);
     for (i, lock) in names.iter().enumerate() {
         match wanted[i] {

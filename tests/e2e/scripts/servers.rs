@@ -57,7 +57,7 @@ async fn traffic(server: &RedisServer) -> Result<()> {
     for (n, client) in (1..).zip(&mut clients) {
         client.call(&format!("SELECT {n}")).await?.ok()?;
         run(client, &script::acquire(&hostile, &ours(n), l)).await?;
-        run(client, &script::renew([(&hostile, ours(n), 1)], Some(lease(60_000)))).await?;
+        run(client, &script::renew([(&hostile, ours(n))], 1, Some(lease(60_000)))).await?;
         run(client, &script::release(&hostile, &ours(n), Publish::Plain)).await?;
     }
     let tcp = &mut clients[1];

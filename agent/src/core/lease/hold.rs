@@ -199,7 +199,7 @@ impl Hold {
     /// Returns the form of the script that renews or verifies it.
     pub(in crate::core) fn renewal_form(&self) -> RenewalForm {
         let fixed = self.mode == LeaseMode::Fixed || self.lapsing;
-        RenewalForm { reads: self.kind == Kind::Read, fixed }
+        RenewalForm { reads: self.kind == Kind::Read, fixed, count: self.count }
     }
 
     pub(in crate::core) fn valid_ms(&self, now: Moment) -> u64 {

@@ -254,12 +254,11 @@ impl LeaseTable {
         Some(hold)
     }
 
-    /// Applies a renewal of this form and at this count that was sent at `sent`.
+    /// Applies a renewal of this form that was sent at `sent`.
     pub(in crate::core) fn on_renewed(
         &mut self,
         number: Number,
         form: RenewalForm,
-        count: u32,
         sent: Moment,
         now: Moment,
         jitter: u64,
@@ -271,7 +270,7 @@ impl LeaseTable {
             hold.forced_claim = hold.forced_claim.filter(|at| *at > sent);
             // A renewal that overtook a change of the count is corrected at once; one that is older than the claim that the
             // hold was released says nothing about it.
-            let settled = hold.count == count && hold.forced_claim.is_none();
+            let settled = hold.count == form.count && hold.forced_claim.is_none();
             hold.renew_at = if settled { lease.renew_at(sent, jitter) } else { now };
             if hold.mode == LeaseMode::Fixed || form.fixed {
                 return Renewed { margin, valid: None };

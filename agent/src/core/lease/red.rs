@@ -1,6 +1,6 @@
 //! Changes of red holds, node by node.
 
-use crate::core::ops::verb::{Change, Renewal};
+use crate::core::ops::verb::{Change, Renewal, RenewalForm};
 use std::sync::Arc;
 
 use redisson::Moment;
@@ -25,7 +25,7 @@ pub(in crate::core) enum Reassessed {
 #[derive(Debug, Clone, Copy)]
 pub(in crate::core) struct NodeAnswer {
     pub(in crate::core) node: usize,
-    pub(in crate::core) fixed: bool,
+    pub(in crate::core) form: RenewalForm,
     pub(in crate::core) sent: Moment,
     /// The reason that the hold is gone there; none if it is there.
     pub(in crate::core) end: Option<End>,
@@ -62,7 +62,7 @@ impl LeaseTable {
             return None;
         }
         part.renewing = true;
-        Some(Renewal { name: hold.name.clone(), kind: hold.kind, number, count: hold.count })
+        Some(Renewal { name: hold.name.clone(), kind: hold.kind, number })
     }
 
     /// Applies a node's answer to a renewal.
@@ -73,7 +73,7 @@ impl LeaseTable {
         now: Moment,
         jitter: u64,
     ) -> Option<NodeRenewed> {
-        let NodeAnswer { node, fixed, sent, end } = answer;
+        let NodeAnswer { node, form, sent, end } = answer;
         let lease = self.lease;
         let hold = self.holds.get_mut(&renewal.number)?;
         let parts = hold.node_leases.as_mut()?;
@@ -91,11 +91,11 @@ impl LeaseTable {
             if part.forced_claim.is_some() {
                 part.renew_at = now;
             }
-            if watched && !fixed {
+            if watched && !form.fixed {
                 parts.confirm(node, sent, lease.valid_until(sent));
             }
             // It may have overtaken a change of the count, or be too old to restore another part.
-            if hold.count != renewal.count || parts.is_stale(sent) {
+            if hold.count != form.count || parts.is_stale(sent) {
                 parts.0[node].renew_at = now;
             }
         }

@@ -100,12 +100,11 @@ impl Core {
         let mut red = Vec::new();
         for number in due {
             let Some(hold) = self.leases.get(number) else { continue };
-            let (kind, count) = (hold.kind, hold.count);
-            if kind == Kind::Red {
+            if hold.kind == Kind::Red {
                 red.push(number);
                 continue;
             }
-            let renewal = Renewal { name: hold.name.clone(), kind, number, count };
+            let renewal = Renewal { name: hold.name.clone(), kind: hold.kind, number };
             if let Some((form, holds)) = batches.add(hold.renewal_form(), &hold.name, renewal) {
                 self.send_renewals(form, holds);
             }
@@ -151,9 +150,10 @@ mod tests {
 
     #[test]
     fn what_shares_a_script_shares_its_slot_where_there_are_slots() {
-        const PLAIN: RenewalForm = RenewalForm { reads: false, fixed: false };
-        const READS: RenewalForm = RenewalForm { reads: true, fixed: false };
-        const FIXED: RenewalForm = RenewalForm { reads: false, fixed: true };
+        const PLAIN: RenewalForm = RenewalForm { reads: false, fixed: false, count: 1 };
+        const READS: RenewalForm = RenewalForm { reads: true, fixed: false, count: 1 };
+        const FIXED: RenewalForm = RenewalForm { reads: false, fixed: true, count: 1 };
+        const TWICE: RenewalForm = RenewalForm { reads: false, fixed: false, count: 2 };
         let name = |text: &str| LockName::new(text.as_bytes()).unwrap();
         let batched = |slots| {
             let mut batches = Batches::new(slots);
@@ -162,11 +162,17 @@ mod tests {
             }
             assert!(batches.add(READS, &name("{a}3"), "{a}3").is_none());
             assert!(batches.add(FIXED, &name("{a}4"), "{a}4").is_none());
+            assert!(batches.add(TWICE, &name("{a}5"), "{a}5").is_none());
             batches.rest().collect::<Vec<_>>()
         };
         assert_eq!(
             batched(false),
-            [(PLAIN, vec!["{a}1", "b", "{a}2"]), (FIXED, vec!["{a}4"]), (READS, vec!["{a}3"])]
+            [
+                (PLAIN, vec!["{a}1", "b", "{a}2"]),
+                (TWICE, vec!["{a}5"]),
+                (FIXED, vec!["{a}4"]),
+                (READS, vec!["{a}3"])
+            ]
         );
         // `b` has slot 3300, `a` 15495.
         assert_eq!(
@@ -174,6 +180,7 @@ mod tests {
             [
                 (PLAIN, vec!["b"]),
                 (PLAIN, vec!["{a}1", "{a}2"]),
+                (TWICE, vec!["{a}5"]),
                 (FIXED, vec!["{a}4"]),
                 (READS, vec!["{a}3"])
             ]

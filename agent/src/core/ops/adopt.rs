@@ -27,10 +27,8 @@ const RESTORED: u64 = 1 << 62;
 
 impl Operation for Adoption {
     fn call(&self, core: &Core) -> Call {
-        let holds = self
-            .holds
-            .iter()
-            .map(|hold| (&hold.lock, core.numbers.field(hold.kind, hold.number), hold.count));
+        let holds =
+            self.holds.iter().map(|hold| (&hold.lock, core.numbers.field(hold.kind, hold.number)));
         self.form.call(holds, core.settings.lease)
     }
 
@@ -76,8 +74,8 @@ impl Core {
         for (id, session) in (RESTORED..).map(SessionId).zip(past.sessions.into_values()) {
             for hold in self.restore_session(id, session) {
                 let lock = hold.lock.clone();
-                let form =
-                    RenewalForm { reads: hold.kind == Kind::Read, fixed: hold.until.is_some() };
+                let (reads, fixed) = (hold.kind == Kind::Read, hold.until.is_some());
+                let form = RenewalForm { reads, fixed, count: hold.count };
                 if let Some((form, holds)) = batches.add(form, &lock, hold) {
                     self.send(Verb::Adopt(Adoption { form, holds }), give_up);
                 }

@@ -17,9 +17,7 @@ use crate::core::{Core, Lane, Node, Report, spans};
 
 /// Returns the script that renews these holds.
 pub(in crate::core) fn renewal_call(core: &Core, form: RenewalForm, holds: &[Renewal]) -> Call {
-    let holds = holds
-        .iter()
-        .map(|hold| (&hold.name, core.numbers.field(hold.kind, hold.number), hold.count));
+    let holds = holds.iter().map(|hold| (&hold.name, core.numbers.field(hold.kind, hold.number)));
     form.call(holds, core.settings.lease)
 }
 
@@ -84,7 +82,7 @@ impl Core {
         let gone = kept.iter().filter(|kept| lost_end(**kept).is_some()).count();
         span.record("lock.gone", gone);
         span.record("lock.renewed", kept.len() - gone);
-        for (Renewal { name, number, count, .. }, kept) in holds.iter().zip(kept) {
+        for (Renewal { name, number, .. }, kept) in holds.iter().zip(kept) {
             let jitter = self.numbers.jitter();
             // A hold that ended meanwhile is no business of a renewal any more.
             let Some(hold) = self.leases.end_renewal(*number) else { continue };
@@ -100,7 +98,7 @@ impl Core {
                 continue;
             }
             let Some(Renewed { margin, valid }) =
-                self.leases.on_renewed(*number, *form, *count, op.sent, now, jitter)
+                self.leases.on_renewed(*number, *form, op.sent, now, jitter)
             else {
                 continue;
             };

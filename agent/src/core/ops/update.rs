@@ -23,10 +23,10 @@ impl Operation for HoldUpdate {
             }
             Change::Partial => None,
         };
-        let hold = [(&self.name, core.numbers.field(self.kind, self.number), self.count)];
+        let hold = [(&self.name, core.numbers.field(self.kind, self.number))];
         match self.kind {
-            Kind::Read => script::renew_read(hold, wanted),
-            _ => script::renew(hold, wanted),
+            Kind::Read => script::renew_read(hold, self.count, wanted),
+            _ => script::renew(hold, self.count, wanted),
         }
     }
 

@@ -85,7 +85,6 @@ pub(in crate::core) struct Renewal {
     pub(in crate::core) name: LockName,
     pub(in crate::core) kind: Kind,
     pub(in crate::core) number: Number,
-    pub(in crate::core) count: u32,
 }
 
 /// The properties that holds of one renewal script share.
@@ -95,16 +94,21 @@ pub(in crate::core) struct RenewalForm {
     pub(in crate::core) reads: bool,
     /// Holds with a fixed lease, which are verified and keep their expiry.
     pub(in crate::core) fixed: bool,
+    pub(in crate::core) count: u32,
 }
 
 impl RenewalForm {
     pub(in crate::core) fn call<'a>(
         self,
-        holds: impl IntoIterator<Item = (&'a LockName, HolderId, u32)>,
+        holds: impl IntoIterator<Item = (&'a LockName, HolderId)>,
         lease: Lease,
     ) -> Call {
         let lease = (!self.fixed).then_some(lease);
-        if self.reads { script::renew_read(holds, lease) } else { script::renew(holds, lease) }
+        if self.reads {
+            script::renew_read(holds, self.count, lease)
+        } else {
+            script::renew(holds, self.count, lease)
+        }
     }
 }
 
@@ -237,11 +241,7 @@ pub(in crate::core) enum NodeVerb {
         number: Number,
         valid_until: Moment,
     },
-    Renew {
-        /// Whether the holds have fixed leases, which are verified only.
-        fixed: bool,
-        holds: Vec<Renewal>,
-    },
+    Renew(RenewalForm, Vec<Renewal>),
     Show {
         quorum: OpId,
         name: LockName,

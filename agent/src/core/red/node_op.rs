@@ -1,6 +1,6 @@
 //! One server's share of a quorum operation: the plain verb, asked of one node.
 
-use crate::core::ops::verb::{NodeOp, NodeVerb, Renewal, RenewalForm};
+use crate::core::ops::verb::{NodeOp, NodeVerb, Renewal};
 use std::time::Duration;
 
 use redisson::script::{self, BadReply, Call, Value};
@@ -24,9 +24,7 @@ impl Operation for NodeOp {
             NodeVerb::Acquire { attempt, .. } => attempt.call(core),
             NodeVerb::Update { update, .. } => update.call(core),
             NodeVerb::Release { name, number, .. } => release_call(core, name, Kind::Red, *number),
-            NodeVerb::Renew { fixed, holds } => {
-                renewal_call(core, RenewalForm { reads: false, fixed: *fixed }, holds)
-            }
+            NodeVerb::Renew(form, holds) => renewal_call(core, *form, holds),
             NodeVerb::Restore(Renewal { name, number, .. }) => {
                 script::acquire(name, &core.numbers.field(Kind::Red, *number), core.settings.lease)
             }
@@ -59,9 +57,9 @@ impl Operation for NodeOp {
                 let repeated = op.may_have_run && core.now < *valid_until;
                 core.node_released(node, *quorum, name, released, repeated);
             }
-            NodeVerb::Renew { fixed, holds } => {
+            NodeVerb::Renew(form, holds) => {
                 let kept = script::parse_renew(reply, holds.len())?;
-                core.node_renewed(node, op.sent, *fixed, holds, &kept);
+                core.node_renewed(node, op.sent, *form, holds, &kept);
             }
             NodeVerb::Show { quorum, .. } => {
                 let shown = script::parse_show(reply)?;
@@ -124,7 +122,7 @@ impl Operation for NodeOp {
                 }
                 core.retry(id, pause);
             }
-            NodeVerb::Renew { holds, .. } => {
+            NodeVerb::Renew(_, holds) => {
                 core.take_op(id);
                 core.node_renewal_failed(node, holds, pause);
             }
@@ -144,7 +142,7 @@ impl Operation for NodeOp {
 
     /// A script that may create a field keeps its order with one that removes it.
     fn route(&self, _: &Core) -> (Node, Lane) {
-        let renews = matches!(self.verb, NodeVerb::Renew { .. });
+        let renews = matches!(self.verb, NodeVerb::Renew(..));
         (Node::Red(self.node), if renews { Lane::Renewals } else { Lane::Commands })
     }
 
@@ -154,7 +152,7 @@ impl Operation for NodeOp {
             NodeVerb::Update { update, .. } => update.concerns(sought),
             NodeVerb::Release { number, .. } => *number == sought,
             NodeVerb::Restore(hold) => hold.number == sought,
-            NodeVerb::Renew { .. } | NodeVerb::Show { .. } | NodeVerb::Force { .. } => false,
+            NodeVerb::Renew(..) | NodeVerb::Show { .. } | NodeVerb::Force { .. } => false,
         }
     }
 
@@ -180,7 +178,7 @@ impl Operation for NodeOp {
             NodeVerb::Acquire { attempt, .. } => attempt.trace_parent(core),
             NodeVerb::Update { update, .. } => update.trace_parent(core),
             NodeVerb::Restore(hold) => core.hold_parent(hold.number),
-            NodeVerb::Renew { .. }
+            NodeVerb::Renew(..)
             | NodeVerb::Release { .. }
             | NodeVerb::Show { .. }
             | NodeVerb::Force { .. } => TraceParent::default(),

@@ -71,8 +71,8 @@ impl Core {
                     full.extend(batches.add(form, &renewal.name.clone(), renewal));
                 }
             }
-            for (RenewalForm { fixed, .. }, holds) in full.into_iter().chain(batches.rest()) {
-                let verb = NodeVerb::Renew { fixed, holds };
+            for (form, holds) in full.into_iter().chain(batches.rest()) {
+                let verb = NodeVerb::Renew(form, holds);
                 self.send(Verb::Node(NodeOp { node, verb }), std::time::Duration::ZERO);
             }
         }
@@ -86,7 +86,7 @@ impl Core {
         &mut self,
         node: usize,
         sent: Moment,
-        fixed: bool,
+        form: RenewalForm,
         holds: &[Renewal],
         kept: &[RenewOutcome],
     ) {
@@ -96,7 +96,7 @@ impl Core {
             let (number, jitter) = (renewal.number, self.numbers.jitter());
             let end = lost_end(*kept);
             // A renewal of a hold that has ended meanwhile has no effect.
-            let answer = NodeAnswer { node, fixed, sent, end };
+            let answer = NodeAnswer { node, form, sent, end };
             let Some(NodeRenewed { group, valid_until: before }) =
                 self.leases.on_node_renewed(renewal, answer, now, jitter)
             else {
@@ -104,11 +104,11 @@ impl Core {
             };
             let outcome = match end {
                 Some(_) => "gone",
-                None if fixed => "verified",
+                None if form.fixed => "verified",
                 None => "renewed",
             };
             self.effects.report(Report::Renewals { group, outcome, count: 1 });
-            if end.is_none() && !fixed {
+            if end.is_none() && !form.fixed {
                 self.effects.report(Report::RenewalMargin(before.since(now)));
             }
             self.reassess(number, end);

@@ -496,25 +496,25 @@ impl World {
                 Some(Value::Array(reply))
             }
             "keep" | "keep_read" => {
-                let mut kept = Vec::new();
-                // Readers' markers, every second key, are not modelled; how many one may have comes first.
-                let (first, step) = if call.script.name == "keep" { (1, 1) } else { (2, 2) };
-                for (i, key) in call.keys.iter().step_by(step).enumerate() {
-                    let (me, count) = (&args[first + 2 * i], args[first + 1 + 2 * i].parse());
-                    let count = count.unwrap();
-                    kept.push(match self.redis.get_mut(&text(key)) {
-                        None => 0,
+                // Readers' markers, every second key, are not modelled; how many one may have comes before the count.
+                let (first, step) = if call.script.name == "keep" { (2, 1) } else { (3, 2) };
+                let count: i64 = args[first - 1].parse().unwrap();
+                let (mut kept, mut others) = (0, Vec::new());
+                for (i, key) in (0_i64..).zip(call.keys.iter().step_by(step)) {
+                    let me = &args[first + usize::try_from(i).unwrap()];
+                    match self.redis.get_mut(&text(key)) {
+                        None => others.extend([i + 1, 0]),
                         Some(hash) => match hash.fields.get_mut(me) {
-                            None => 2,
+                            None => others.extend([i + 1, 2]),
                             Some(had) => {
                                 *had = count;
                                 hash.expires = hash.expires.max(Some(now + ms(&args[0])));
-                                1
+                                kept += 1;
                             }
                         },
-                    });
+                    }
                 }
-                ints(&kept)
+                ints(&[&[kept][..], &others].concat())
             }
             "release" => {
                 let Some(hash) = self.redis.get_mut(&key) else { return ints(&[0]) };

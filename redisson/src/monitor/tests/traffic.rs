@@ -277,13 +277,13 @@ fn subscriptions_reveal_waiters() {
 fn our_own_scripts_are_decoded() {
     use crate::script::{HAND_OVER, RELEASE, RENEW};
     let mut stream = master();
-    stream.client(&format!("EVALSHA {} 3 a b c 10000 {H} 2 {OTHER} 1 {H} 1", RENEW.sha()));
+    stream.client(&format!("EVALSHA {} 3 a b c 10000 2 {H} {OTHER} {H}", RENEW.sha()));
     stream.lua(&format!("HGET a {H}")).lua("PEXPIRE a 10000 GT");
     stream.lua(&format!("HSET a {H} 2"));
     stream.lua(&format!("HGET b {OTHER}")).lua("EXISTS b");
     stream.lua(&format!("HGET c {H}")).lua("PEXPIRE c 10000 GT");
     // A lease that is already longer.
-    stream.client(&format!("EVALSHA {} 1 c 10000 {H} 1", RENEW.sha()));
+    stream.client(&format!("EVALSHA {} 1 c 10000 1 {H}", RENEW.sha()));
     stream.lua(&format!("HGET c {H}")).lua("PEXPIRE c 10000 GT").lua("PTTL c");
     stream.lua("PEXPIRE c 40000");
     stream.client(&format!("EVALSHA {} 1 a {H} {OTHER} 10000 ch", HAND_OVER.sha()));

@@ -131,7 +131,7 @@ impl History {
         match script {
             "acquire" => violation(number(&call.args[0]), host)?,
             "keep" => {
-                for holder in call.args.iter().skip(1).step_by(2) {
+                for holder in call.args.iter().skip(2) {
                     violation(number(holder), host)?;
                 }
             }

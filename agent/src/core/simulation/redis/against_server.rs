@@ -118,12 +118,11 @@ impl Pair {
         Step::Script(match self.rng.within(0..64) {
             0..9 if fenced => script::acquire_fenced(&name, &holder, lease, least),
             0..9 => script::acquire(&name, &holder, lease),
-            9..14 => script::renew([(&name, holder, count)], wanted),
+            9..14 => script::renew([(&name, holder)], count, wanted),
             14 | 15 => {
                 let second = lock_name(LOCKS[0]);
-                let holds: [(&LockName, HolderId, u32); 2] =
-                    [(&name, holder, count), (&second, other, count)];
-                script::renew(holds, wanted)
+                let holds: [(&LockName, HolderId); 2] = [(&name, holder), (&second, other)];
+                script::renew(holds, count, wanted)
             }
             16..20 => script::release(&name, &holder, publish),
             20..24 if fenced => script::hand_over_fenced(&name, &holder, &other, lease, least),
@@ -172,7 +171,7 @@ impl Pair {
                 script::acquire_read(&name, &holder, lease, self.rng.one_in(2).then_some(&own))
             }
             48..50 => script::acquire_write(&name, &HolderId { write: true, ..holder }, lease),
-            50..52 => script::renew_read([(&name, holder, count)], wanted),
+            50..52 => script::renew_read([(&name, holder)], count, wanted),
             52..54 => script::release_read(&name, &holder, publish),
             54..56 => script::release_write(&name, &HolderId { write: true, ..holder }, publish),
             56..60 => {
