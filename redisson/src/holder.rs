@@ -156,7 +156,8 @@ fn parse_transaction(text: &[u8]) -> Option<[u8; 16]> {
 
 impl fmt::Display for HolderId {
     fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
-        write!(f, "{}:{}", self.client, self.thread)?;
+        f.write_str(self.client.as_str())?;
+        write!(f, ":{}", self.thread)?;
         if self.write {
             f.write_str(":write")?;
         }

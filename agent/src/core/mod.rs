@@ -186,14 +186,14 @@ impl Core {
     fn advance_clock(&mut self, now: Moment) {
         let slept = self.slept(now);
         self.now = self.now.max(now);
-        let (mut due, mut others) = (Vec::new(), VecDeque::new());
+        let (mut due, mut late, mut others) = (Vec::new(), Vec::new(), VecDeque::new());
         loop {
             // Holds first, even those that were due later: every reply depends on them.
             while let Some(at) = self.next_deadline().filter(|at| *at <= self.now) {
                 // Among equals the order is that of the tables here.
                 if self.leases.next_deadline() == Some(at) {
                     if let Some(number) = self.leases.pop_due(at) {
-                        self.hold_due(number, &mut due);
+                        self.hold_due(number, &mut due, &mut late);
                     }
                 } else if let Some(op) = self.ops.pop_due(at) {
                     others.push_back(Other::Op(op));
@@ -224,6 +224,9 @@ impl Core {
             self.effects.report(Report::Slept);
             self.ops.on_woke(self.now);
             due.extend(self.leases.renew_now(self.now, |_| true));
+        }
+        if !late.is_empty() {
+            self.effects.report(Report::RenewalLateness(late));
         }
         self.renew(due);
     }

@@ -1,7 +1,17 @@
 //! Updates the metrics from the core's reports.
 
+use std::time::Duration;
+
+use prometheus::Histogram;
+
 use super::Metrics;
 use crate::core::{Gauges, Report};
+
+fn observe_all(histogram: &Histogram, times: &[Duration]) {
+    // Adds up without atomics; its drop adds that to the histogram.
+    let local = histogram.local();
+    times.iter().for_each(|time| local.observe(time.as_secs_f64()));
+}
 
 impl Metrics {
     /// Applies one report.
@@ -21,8 +31,8 @@ impl Metrics {
             Report::HandOver { group } => self.handover(group),
             Report::Renewals { group, outcome, count } => self.renewals(group, outcome, *count),
             Report::RenewalRoundTrip(took) => self.renewal_seconds.observe(took.as_secs_f64()),
-            Report::RenewalLateness(late) => self.renewal_lateness.observe(late.as_secs_f64()),
-            Report::RenewalMargin(left) => self.renewal_margin.observe(left.as_secs_f64()),
+            Report::RenewalLateness(late) => observe_all(&self.renewal_lateness, late),
+            Report::RenewalMargins(left) => observe_all(&self.renewal_margin, left),
             Report::OutcomeKnown(outcome) => self.outcome_found(outcome),
             Report::Yielded => self.yields.inc(),
             Report::Command { word, failed, took } => self.command(word, *failed, *took),

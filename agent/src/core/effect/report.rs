@@ -68,9 +68,10 @@ pub enum Report {
         count: u64,
     },
     RenewalRoundTrip(Duration),
-    RenewalLateness(Duration),
-    /// The validity left when a renewal succeeded.
-    RenewalMargin(Duration),
+    /// The delay of each renewal that has begun.
+    RenewalLateness(Vec<Duration>),
+    /// The validity that was left of each hold when a renewal succeeded.
+    RenewalMargins(Vec<Duration>),
     /// The outcome of a script whose reply was lost became known.
     OutcomeKnown(&'static str),
     /// A true release for the sake of other hosts.

@@ -11,6 +11,7 @@ use crate::core::lease::node_leases::NodeLeases;
 use crate::core::ops::verb::{HoldUpdate, RenewalForm};
 use crate::core::session::event::Validity;
 use crate::core::session::reply::Grant;
+use crate::core::timer::Timers;
 use crate::core::units::millis;
 use crate::types::{Number, Peer, SessionKey};
 
@@ -48,60 +49,63 @@ pub(in crate::core) struct Early {
     pub(in crate::core) extend: Option<HoldUpdate>,
 }
 
-/// A hold of a local owner.
+/// A hold of a local owner. What each renewal reads and writes comes first and fills two cache lines: with many holds,
+/// fetching them from memory is most of its cost.
 #[derive(Debug)]
+#[repr(C)]
 pub(in crate::core) struct Hold {
     pub(in crate::core) number: Number,
     pub(in crate::core) name: LockName,
     /// Its label in metrics, as its name has it.
     pub(in crate::core) group: Arc<str>,
-    pub(in crate::core) kind: Kind,
     pub(in crate::core) owner: Owner,
+    /// The last instant at which it is sure to be held, as long as Redis keeps the key and its clock does not step.
+    /// Only an explicit success moves it; with `--min-replicas`, only one that enough replicas confirmed.
+    pub(in crate::core) valid_until: Moment,
+    /// The instant of the next renewal, or of the next verification of a fixed lease.
+    pub(in crate::core) renew_at: Moment,
+    /// The instant at which the table's timers have this hold; [`Moment::NEVER`] if they do not.
+    pub(in crate::core) armed: Moment,
+    /// The instant of a message that an operator released it, until Redis has been asked.
+    pub(in crate::core) forced_claim: Option<Moment>,
+    /// Redis does not have it yet.
+    pub(in crate::core) early: Option<Box<Early>>,
+    /// Its worker is dead: it is kept from others for a while.
+    pub(in crate::core) kept_back: Option<Box<KeptBack>>,
+    /// Reentrancy count, as the owner knows it.
+    pub(in crate::core) count: u32,
+    /// Renewals that failed in a row.
+    pub(in crate::core) failures: u32,
+    pub(in crate::core) kind: Kind,
+    pub(in crate::core) mode: LeaseMode,
+    /// A renewal or verification is on its way.
+    pub(in crate::core) renewing: bool,
+    /// Too few replicas confirmed its latest renewal.
+    pub(in crate::core) unconfirmed: bool,
+    /// Its owner has been warned.
+    pub(in crate::core) jeopardy: bool,
+    /// Its worker is stopped: nothing renews it until that goes on.
+    pub(in crate::core) lapsing: bool,
+
     /// The user of its process.
     pub(in crate::core) uid: u32,
     /// Its fencing token, where its kind has one.
     pub(in crate::core) token: Option<u64>,
-    /// Reentrancy count, as the owner knows it.
-    pub(in crate::core) count: u32,
-    pub(in crate::core) mode: LeaseMode,
     pub(in crate::core) granted: Moment,
-    /// The last instant at which it is sure to be held, as long as Redis keeps the key and its clock does not step.
-    /// Only an explicit success moves it; with `--min-replicas`, only one that enough replicas confirmed.
-    pub(in crate::core) valid_until: Moment,
     /// For each re-entry of a fixed read hold, the end of the validity before it: as in Redisson, a reader's entry takes its
     /// lease along.
     pub(in crate::core) earlier_ends: Vec<Moment>,
-    /// The instant of the next renewal, or of the next verification of a fixed lease.
-    pub(in crate::core) renew_at: Moment,
     /// The longest lease that Redis was ever asked to give it: none shortens another.
     pub(in crate::core) longest: Lease,
     /// The update that its owner has sent to Redis: re-entry, partial release, another lease. An owner's commands run one
     /// after another, so there is at most one.
     pub(in crate::core) update: Option<OpId>,
-    /// The instant of a message that an operator released it, until Redis has been asked.
-    pub(in crate::core) forced_claim: Option<Moment>,
-    /// A renewal or verification is on its way.
-    pub(in crate::core) renewing: bool,
-    /// Too few replicas confirmed its latest renewal.
-    pub(in crate::core) unconfirmed: bool,
-    /// Renewals that failed in a row.
-    pub(in crate::core) failures: u32,
-    /// Its owner has been warned.
-    pub(in crate::core) jeopardy: bool,
-    /// Its worker is stopped: nothing renews it until that goes on.
-    pub(in crate::core) lapsing: bool,
-    /// Its worker is dead: it is kept from others for a while.
-    pub(in crate::core) kept_back: Option<Box<KeptBack>>,
     /// The trace its LOCK was part of, for the log.
     pub(in crate::core) trace: Option<Box<str>>,
     /// Its own span, which ends with it.
     pub(in crate::core) span: Span,
-    /// Redis does not have it yet.
-    pub(in crate::core) early: Option<Box<Early>>,
     /// The parts of a red hold on its servers.
     pub(in crate::core) node_leases: Option<NodeLeases>,
-    /// The instant at which the table's timers have this hold; [`Moment::NEVER`] if they do not.
-    pub(in crate::core) armed: Moment,
 }
 
 /// The facts of a grant, from which a hold begins.
@@ -228,8 +232,19 @@ impl Hold {
         }
     }
 
-    /// Returns its next deadline. `lease` is that of renewed holds.
-    pub(super) fn deadline(&self, lease: Lease, margin: Duration) -> Moment {
+    /// Ends its jeopardy if it is valid for long enough. Returns whether it has just ended.
+    pub(super) fn clear_jeopardy(&mut self, lease: Lease, now: Moment) -> bool {
+        let safe = self.mode == LeaseMode::Fixed || lease.at_risk_at(self.valid_until) > now;
+        safe && std::mem::take(&mut self.jeopardy)
+    }
+
+    /// Sets its next deadline in `timers`. `lease` is that of renewed holds.
+    pub(super) fn arm(&mut self, timers: &mut Timers<Number>, lease: Lease, margin: Duration) {
+        let deadline = self.deadline(lease, margin);
+        timers.set(&mut self.armed, deadline, self.number);
+    }
+
+    fn deadline(&self, lease: Lease, margin: Duration) -> Moment {
         let renew = if self.may_be_renewed() { self.renew_at } else { Moment::NEVER };
         if self.mode == LeaseMode::Fixed {
             return self.valid_until.min(renew);

@@ -61,12 +61,15 @@ pub(in crate::core) enum Due {
 }
 
 /// The outcome of a successful renewal.
-#[derive(Debug, PartialEq, Eq)]
-pub(in crate::core) struct Renewed {
+#[derive(Debug)]
+pub(in crate::core) struct Renewed<'a> {
+    pub(in crate::core) hold: &'a Hold,
     /// The validity that was left.
     pub(in crate::core) margin: Duration,
-    /// The validity now; none for a verification, which does not change it.
-    pub(in crate::core) valid: Option<Validity>,
+    /// The hold is valid for longer.
+    pub(in crate::core) extended: bool,
+    /// Its jeopardy has ended.
+    pub(in crate::core) safe: bool,
 }
 
 impl LeaseTable {
@@ -125,10 +128,9 @@ impl LeaseTable {
     }
 
     pub(in crate::core) fn insert(&mut self, new: NewHold) -> &Hold {
-        let number = new.number;
-        self.holds.insert(number, Box::new(Hold::new(new)));
-        self.arm(number);
-        &self.holds[&number]
+        let mut hold = Box::new(Hold::new(new));
+        hold.arm(&mut self.timers, self.lease, self.margin);
+        self.holds.entry(hold.number).insert_entry(hold).into_mut()
     }
 
     pub(in crate::core) fn remove(&mut self, number: Number) -> Option<Hold> {
@@ -139,17 +141,11 @@ impl LeaseTable {
         Some(hold)
     }
 
-    fn arm(&mut self, number: Number) {
-        if let Some(hold) = self.holds.get_mut(&number) {
-            let deadline = hold.deadline(self.lease, self.margin);
-            self.timers.set(&mut hold.armed, deadline, number);
-        }
-    }
-
     /// Changes a hold and sets its deadline again.
     fn change<R>(&mut self, number: Number, change: impl FnOnce(&mut Hold) -> R) -> Option<R> {
-        let result = change(self.holds.get_mut(&number)?);
-        self.arm(number);
+        let hold = self.holds.get_mut(&number)?;
+        let result = change(hold);
+        hold.arm(&mut self.timers, self.lease, self.margin);
         Some(result)
     }
 
@@ -186,7 +182,7 @@ impl LeaseTable {
                 jeopardy = Some(hold.validity(now));
             }
         }
-        self.arm(number);
+        hold.arm(&mut self.timers, lease, margin);
         Some(Due::Held { renewal_late, jeopardy })
     }
 
@@ -194,12 +190,10 @@ impl LeaseTable {
     pub(in crate::core) fn clear_jeopardy(&mut self, number: Number, now: Moment) -> bool {
         let lease = self.lease;
         let Some(hold) = self.holds.get_mut(&number) else { return false };
-        let safe = hold.mode == LeaseMode::Fixed || lease.at_risk_at(hold.valid_until) > now;
-        let cleared = hold.jeopardy && safe;
+        let cleared = hold.clear_jeopardy(lease, now);
         if cleared {
-            hold.jeopardy = false;
             self.in_jeopardy -= 1;
-            self.arm(number);
+            hold.arm(&mut self.timers, lease, self.margin);
         }
         cleared
     }
@@ -254,41 +248,40 @@ impl LeaseTable {
         Some(hold)
     }
 
-    /// Applies a renewal of this form that was sent at `sent`.
+    /// Applies a renewal of this form that was sent at `sent`: Redis has the hold. Unless enough replicas `confirmed` it, one
+    /// that takes over may not have the new lease, so the hold is valid for no longer, and the renewal is repeated soon.
     pub(in crate::core) fn on_renewed(
         &mut self,
         number: Number,
         form: RenewalForm,
+        confirmed: bool,
         sent: Moment,
         now: Moment,
         jitter: u64,
-    ) -> Option<Renewed> {
+    ) -> Option<Renewed<'_>> {
         let lease = self.lease;
-        self.change(number, |hold| {
-            let margin = hold.valid_until.since(now);
-            hold.unconfirmed = false;
-            hold.forced_claim = hold.forced_claim.filter(|at| *at > sent);
-            // A renewal that overtook a change of the count is corrected at once; one that is older than the claim that the
-            // hold was released says nothing about it.
-            let settled = hold.count == form.count && hold.forced_claim.is_none();
-            hold.renew_at = if settled { lease.renew_at(sent, jitter) } else { now };
-            if hold.mode == LeaseMode::Fixed || form.fixed {
-                return Renewed { margin, valid: None };
-            }
+        let hold = self.holds.get_mut(&number)?;
+        let margin = hold.valid_until.since(now);
+        hold.renewing = false;
+        hold.failures = 0;
+        hold.unconfirmed = !confirmed;
+        hold.forced_claim = hold.forced_claim.filter(|at| *at > sent);
+        // A renewal that overtook a change of the count is corrected at once; one that is older than the claim that the
+        // hold was released says nothing about it.
+        let overtaken = confirmed && hold.count != form.count || hold.forced_claim.is_some();
+        hold.renew_at = match confirmed {
+            _ if overtaken => now,
+            true => lease.renew_at(sent, jitter),
+            false => sent + unconfirmed_pause(lease),
+        };
+        let extended = confirmed && !form.fixed && hold.mode == LeaseMode::Renewed;
+        if extended {
             hold.valid_until = hold.valid_until.max(lease.valid_until(sent));
-            Renewed { margin, valid: Some(hold.validity(now)) }
-        })
-    }
-
-    /// Applies a renewal that was sent at `sent` and that too few replicas confirmed. Redis has the new lease, but a replica
-    /// that takes over may not, so the hold is not valid for longer. The renewal is repeated soon.
-    pub(in crate::core) fn on_unconfirmed(&mut self, number: Number, sent: Moment, now: Moment) {
-        let soon = sent + unconfirmed_pause(self.lease);
-        self.change(number, |hold| {
-            hold.forced_claim = hold.forced_claim.filter(|at| *at > sent);
-            hold.unconfirmed = true;
-            hold.renew_at = if hold.forced_claim.is_some() { now } else { soon };
-        });
+        }
+        let safe = extended && hold.clear_jeopardy(lease, now);
+        self.in_jeopardy -= usize::from(safe);
+        hold.arm(&mut self.timers, lease, self.margin);
+        Some(Renewed { hold, margin, extended, safe })
     }
 
     /// Counts a renewal without an answer. Returns the number of failures in a row.

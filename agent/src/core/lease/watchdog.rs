@@ -10,7 +10,7 @@ use redisson::{Kind, LockName, Moment};
 use crate::core::lease::Due;
 
 use crate::core::session::event::{Event, Validity};
-use crate::core::{Core, LogLine, Node, Report};
+use crate::core::{Core, LogLine, Node};
 use crate::types::{End, Number};
 
 /// Holds that one script may renew together: those of one form, and where keys have slots, of one slot.
@@ -45,15 +45,20 @@ impl<T> Batches<T> {
 }
 
 impl Core {
-    /// Handles the deadline of a hold. Those to be renewed are collected in `due`.
-    pub(in crate::core) fn hold_due(&mut self, number: Number, due: &mut Vec<Number>) {
+    /// Handles the deadline of a hold. Those to be renewed are collected in `due`, their delays in `late`.
+    pub(in crate::core) fn hold_due(
+        &mut self,
+        number: Number,
+        due: &mut Vec<Number>,
+        late: &mut Vec<Duration>,
+    ) {
         match self.leases.on_due(number, self.now) {
             None => {}
             Some(Due::Lost(end)) => self.lose(number, end),
             Some(Due::DelayOver) => self.end_hold(number, End::Disconnected, None),
             Some(Due::Held { renewal_late, jeopardy }) => {
-                if let Some(late) = renewal_late {
-                    self.effects.report(Report::RenewalLateness(late));
+                if let Some(delay) = renewal_late {
+                    late.push(delay);
                     due.push(number);
                 }
                 if let Some(valid) = jeopardy {
@@ -82,11 +87,15 @@ impl Core {
         self.notify(owner, &name, kind, &Event::Jeopardy(valid));
     }
 
-    /// Notifies the owner of a hold that was in jeopardy and is valid for long enough again.
+    /// Ends the jeopardy of a hold that is valid for long enough again.
     pub(in crate::core) fn clear_jeopardy(&mut self, number: Number) {
-        if !self.leases.clear_jeopardy(number, self.now) {
-            return;
+        if self.leases.clear_jeopardy(number, self.now) {
+            self.tell_safe(number);
         }
+    }
+
+    /// Notifies the owner of a hold whose jeopardy has ended.
+    pub(in crate::core) fn tell_safe(&mut self, number: Number) {
         if let Some(hold) = self.leases.get(number) {
             hold.note_safe(hold.valid_ms(self.now));
             let (owner, kind, name) = (hold.owner, hold.kind, hold.name.clone());

@@ -1,12 +1,11 @@
 //! The table of scripts in flight: their attempts and deadlines.
 
 use crate::core::ops::verb::{Ending, Verb};
-use std::collections::HashMap;
 use std::time::Duration;
 
 use redisson::Moment;
 
-use crate::core::ids::OpId;
+use crate::core::ids::{IdMap, OpId};
 use crate::core::timer::Timers;
 
 /// The answer of WAIT to a script.
@@ -88,7 +87,7 @@ pub(super) enum Retry {
 
 #[derive(Debug)]
 pub(in crate::core) struct InFlight {
-    ops: HashMap<OpId, Op>,
+    ops: IdMap<OpId, Op>,
     timers: Timers<OpId>,
     next_id: u64,
     /// The smoothed round trip of a script.
@@ -104,7 +103,7 @@ pub(in crate::core) struct InFlight {
 impl InFlight {
     pub(in crate::core) fn new() -> Self {
         Self {
-            ops: HashMap::new(),
+            ops: IdMap::default(),
             timers: Timers::default(),
             next_id: 0,
             round_trip: Duration::from_millis(1),

@@ -14,6 +14,7 @@ use crate::core::ids::OpId;
 use crate::core::lease::Renewed;
 use crate::core::session::event::Event;
 use crate::core::{Core, Lane, Node, Report, spans};
+use crate::types::{End, Number};
 
 /// Returns the script that renews these holds.
 pub(in crate::core) fn renewal_call(core: &Core, form: RenewalForm, holds: &[Renewal]) -> Call {
@@ -82,31 +83,31 @@ impl Core {
         let gone = kept.iter().filter(|kept| lost_end(**kept).is_some()).count();
         span.record("lock.gone", gone);
         span.record("lock.renewed", kept.len() - gone);
-        for (Renewal { name, number, .. }, kept) in holds.iter().zip(kept) {
+        let mut margins = Vec::with_capacity(holds.len());
+        for (Renewal { name, kind, number }, kept) in holds.iter().zip(kept) {
             let jitter = self.numbers.jitter();
-            // A hold that ended meanwhile is no business of a renewal any more.
-            let Some(hold) = self.leases.end_renewal(*number) else { continue };
-            let (group, owner, kind) = (Arc::clone(&hold.group), hold.owner, hold.kind);
             if let Some(end) = lost_end(*kept) {
-                self.effects.report(Report::Renewals { group, outcome: "gone", count: 1 });
-                self.lose(*number, end);
+                self.renewal_found_nothing(*number, end);
                 continue;
             }
-            renewed.add(&group);
-            if !confirmed {
-                self.leases.on_unconfirmed(*number, op.sent, now);
-                continue;
-            }
-            let Some(Renewed { margin, valid }) =
-                self.leases.on_renewed(*number, *form, op.sent, now, jitter)
+            // A hold that ended meanwhile is no business of a renewal any more.
+            let Some(Renewed { hold, margin, extended, safe }) =
+                self.leases.on_renewed(*number, *form, confirmed, op.sent, now, jitter)
             else {
                 continue;
             };
-            if let Some(valid) = valid {
-                self.effects.report(Report::RenewalMargin(margin));
-                self.clear_jeopardy(*number);
-                self.notify(owner, name, kind, &Event::Valid(valid));
+            renewed.add(&hold.group);
+            if extended {
+                let (owner, valid) = (hold.owner, hold.validity(now));
+                margins.push(margin);
+                if safe {
+                    self.tell_safe(*number);
+                }
+                self.notify(owner, name, *kind, &Event::Valid(valid));
             }
+        }
+        if !margins.is_empty() {
+            self.effects.report(Report::RenewalMargins(margins));
         }
         let outcome = match (form.fixed, confirmed) {
             (true, _) => "verified",
@@ -116,6 +117,13 @@ impl Core {
         for (group, count) in renewed.0 {
             self.effects.report(Report::Renewals { group: Arc::clone(&group), outcome, count });
         }
+    }
+
+    fn renewal_found_nothing(&mut self, number: Number, end: End) {
+        let Some(hold) = self.leases.end_renewal(number) else { return };
+        let group = Arc::clone(&hold.group);
+        self.effects.report(Report::Renewals { group, outcome: "gone", count: 1 });
+        self.lose(number, end);
     }
 
     /// A batch of renewals brought no answer: each is tried again, to the end of its hold.

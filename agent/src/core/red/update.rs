@@ -109,7 +109,7 @@ impl Core {
             };
             self.effects.report(Report::Renewals { group, outcome, count: 1 });
             if end.is_none() && !form.fixed {
-                self.effects.report(Report::RenewalMargin(before.since(now)));
+                self.effects.report(Report::RenewalMargins(vec![before.since(now)]));
             }
             self.reassess(number, end);
             if end.is_none() {

@@ -4,7 +4,7 @@ use std::collections::{BTreeSet, HashMap, VecDeque};
 
 use redisson::{Kind, LockName, Moment};
 
-use crate::core::ids::Owner;
+use crate::core::ids::{IdMap, Owner};
 use crate::core::lock::mlock_state::MultiLock;
 use crate::core::session::state::Session;
 use crate::core::side::Side;
@@ -29,7 +29,7 @@ pub(in crate::core) enum SessionTimer {
 pub(in crate::core) struct SessionTable {
     /// Distinguishes this run's session ids from another's.
     pub(super) run: u64,
-    pub(super) all: HashMap<SessionId, Session>,
+    pub(super) all: IdMap<SessionId, Session>,
     /// Sessions that go on under another connection's number than the one they began with.
     pub(super) taken_over: HashMap<SessionKey, SessionId>,
     /// Sessions whose holds outlive their connection.
@@ -51,7 +51,7 @@ impl SessionTable {
     pub(in crate::core) fn new(run: u64) -> Self {
         Self {
             run,
-            all: HashMap::new(),
+            all: IdMap::default(),
             taken_over: HashMap::new(),
             graced: BTreeSet::new(),
             away: 0,
