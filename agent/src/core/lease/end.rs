@@ -119,8 +119,8 @@ impl Core {
                     self.renew_red(&[number]);
                 }
                 Node::Main if hold.node_leases.is_none() => {
-                    if self.leases.claim_forced(number, self.now) {
-                        self.renew(vec![number]);
+                    if let Some(place) = self.leases.claim_forced(number, self.now) {
+                        self.renew(vec![place]);
                     }
                 }
                 // What looked like it on a server that has no such locks was none of ours.

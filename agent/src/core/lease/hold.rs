@@ -7,6 +7,7 @@ use redisson::{Kind, Lease, LockName, Moment};
 use tracing::Span;
 
 use crate::core::ids::{OpId, Owner};
+use crate::core::lease::holds::Place;
 use crate::core::lease::node_leases::NodeLeases;
 use crate::core::ops::verb::{HoldUpdate, RenewalForm};
 use crate::core::session::event::Validity;
@@ -49,12 +50,14 @@ pub(in crate::core) struct Early {
     pub(in crate::core) extend: Option<HoldUpdate>,
 }
 
-/// A hold of a local owner. What each renewal reads and writes comes first and fills two cache lines: with many holds,
-/// fetching them from memory is most of its cost.
+/// A hold of a local owner. What each renewal reads and writes comes first, in two cache lines: with many holds, most of a
+/// renewal is to fetch these from memory.
 #[derive(Debug)]
 #[repr(C)]
 pub(in crate::core) struct Hold {
     pub(in crate::core) number: Number,
+    /// Its place in the table.
+    pub(in crate::core) place: Place,
     pub(in crate::core) name: LockName,
     /// Its label in metrics, as its name has it.
     pub(in crate::core) group: Arc<str>,
@@ -153,6 +156,7 @@ impl Hold {
         } = new;
         Self {
             number,
+            place: Place::default(),
             name,
             group,
             kind,
@@ -239,9 +243,9 @@ impl Hold {
     }
 
     /// Sets its next deadline in `timers`. `lease` is that of renewed holds.
-    pub(super) fn arm(&mut self, timers: &mut Timers<Number>, lease: Lease, margin: Duration) {
+    pub(super) fn arm(&mut self, timers: &mut Timers<Place>, lease: Lease, margin: Duration) {
         let deadline = self.deadline(lease, margin);
-        timers.set(&mut self.armed, deadline, self.number);
+        timers.set(&mut self.armed, deadline, self.place);
     }
 
     fn deadline(&self, lease: Lease, margin: Duration) -> Moment {
@@ -256,5 +260,35 @@ impl Hold {
         let lost = lease.lost_at(self.valid_until, margin);
         let warn = if self.jeopardy { Moment::NEVER } else { lease.at_risk_at(self.valid_until) };
         lost.min(warn).min(renew)
+    }
+}
+
+#[cfg(test)]
+pub(super) mod tests {
+    use super::*;
+    use crate::types::SessionId;
+
+    /// A hold of that number, with nothing special about it.
+    pub(in crate::core::lease) fn hold(number: Number) -> Hold {
+        let lease = Lease::new(Lease::MIN).unwrap();
+        Hold::new(NewHold {
+            number,
+            name: LockName::new(&b"a"[..]).unwrap(),
+            group: "a".into(),
+            kind: Kind::Lock,
+            owner: Owner { session: SessionId(1), owner: 0 },
+            uid: 0,
+            token: None,
+            count: 1,
+            mode: LeaseMode::Renewed,
+            granted: Moment::default(),
+            valid_until: Moment::NEVER,
+            renew_at: Moment::NEVER,
+            longest: lease,
+            lapsing: false,
+            trace: None,
+            span: Span::none(),
+            hand_over: None,
+        })
     }
 }

@@ -6,14 +6,14 @@
 pub(in crate::core) mod end;
 pub(in crate::core) mod frozen;
 pub(in crate::core) mod hold;
+pub(in crate::core) mod holds;
 pub(in crate::core) mod lock_delay;
 pub(in crate::core) mod node_leases;
 pub(in crate::core) mod red;
 mod update;
 pub(in crate::core) mod watchdog;
 
-use crate::core::ops::verb::{Change, HoldUpdate, RenewalForm};
-use std::collections::BTreeMap;
+use crate::core::ops::verb::{Change, HoldUpdate, Renewal, RenewalForm};
 use std::ops::RangeBounds;
 use std::time::Duration;
 
@@ -24,6 +24,7 @@ use crate::core::session::event::Validity;
 use crate::core::timer::Timers;
 use crate::types::{End, Number, SessionId};
 use hold::{Hold, KeptBack, LeaseMode, NewHold};
+use holds::{Holds, Place};
 
 /// All holds, by their numbers.
 #[derive(Debug)]
@@ -32,9 +33,8 @@ pub(in crate::core) struct LeaseTable {
     lease: Lease,
     /// The time before the end of its validity at which a hold is reported as lost.
     margin: Duration,
-    /// Numbers grow, so the nodes of the map are little more than half full: a hold in them would cost almost twice its size.
-    holds: BTreeMap<Number, Box<Hold>>,
-    timers: Timers<Number>,
+    holds: Holds,
+    timers: Timers<Place>,
     in_jeopardy: usize,
     kept_back: usize,
 }
@@ -77,7 +77,7 @@ impl LeaseTable {
         Self {
             lease,
             margin,
-            holds: BTreeMap::new(),
+            holds: Holds::default(),
             timers: Timers::default(),
             in_jeopardy: 0,
             kept_back: 0,
@@ -85,11 +85,11 @@ impl LeaseTable {
     }
 
     pub(in crate::core) fn get(&self, number: Number) -> Option<&Hold> {
-        self.holds.get(&number).map(|hold| &**hold)
+        self.holds.get(number)
     }
 
     pub(in crate::core) fn contains(&self, number: Number) -> bool {
-        self.holds.contains_key(&number)
+        self.holds.place(number).is_some()
     }
 
     pub(in crate::core) fn len(&self) -> usize {
@@ -98,14 +98,14 @@ impl LeaseTable {
 
     /// Returns the holds in the order of their numbers.
     pub(in crate::core) fn iter(&self) -> impl Iterator<Item = &Hold> {
-        self.holds.values().map(|hold| &**hold)
+        self.holds.range(..)
     }
 
     pub(in crate::core) fn range(
         &self,
         numbers: impl RangeBounds<Number>,
     ) -> impl Iterator<Item = &Hold> {
-        self.holds.range(numbers).map(|(_, hold)| &**hold)
+        self.holds.range(numbers)
     }
 
     /// The number of holds in jeopardy.
@@ -122,20 +122,25 @@ impl LeaseTable {
         self.timers.first()
     }
 
+    /// Returns the hold at a place, if there is one that awaits a renewal.
+    pub(in crate::core) fn renewing(&self, place: Place) -> Option<&Hold> {
+        self.holds.at(place).filter(|hold| hold.renewing)
+    }
+
     /// Takes the next hold whose deadline has come. [`Self::on_due`] sets the next one.
-    pub(in crate::core) fn pop_due(&mut self, now: Moment) -> Option<Number> {
+    pub(in crate::core) fn pop_due(&mut self, now: Moment) -> Option<Place> {
         self.timers.pop_due(now)
     }
 
     pub(in crate::core) fn insert(&mut self, new: NewHold) -> &Hold {
-        let mut hold = Box::new(Hold::new(new));
+        let hold = self.holds.insert(Hold::new(new));
         hold.arm(&mut self.timers, self.lease, self.margin);
-        self.holds.entry(hold.number).insert_entry(hold).into_mut()
+        hold
     }
 
     pub(in crate::core) fn remove(&mut self, number: Number) -> Option<Hold> {
-        let hold = *self.holds.remove(&number)?;
-        self.timers.clear(hold.armed, number);
+        let hold = self.holds.remove(number)?;
+        self.timers.clear(hold.armed, hold.place);
         self.in_jeopardy -= usize::from(hold.jeopardy);
         self.kept_back -= usize::from(hold.kept_back.is_some());
         Some(hold)
@@ -143,16 +148,17 @@ impl LeaseTable {
 
     /// Changes a hold and sets its deadline again.
     fn change<R>(&mut self, number: Number, change: impl FnOnce(&mut Hold) -> R) -> Option<R> {
-        let hold = self.holds.get_mut(&number)?;
+        let hold = self.holds.get_mut(number)?;
         let result = change(hold);
         hold.arm(&mut self.timers, self.lease, self.margin);
         Some(result)
     }
 
-    /// Handles the deadline of a hold. A renewal that is due counts as begun.
-    pub(in crate::core) fn on_due(&mut self, number: Number, now: Moment) -> Option<Due> {
+    /// Handles the deadline of a hold. A renewal that is due counts as begun. Returns the hold's number too.
+    pub(in crate::core) fn on_due(&mut self, place: Place, now: Moment) -> Option<(Number, Due)> {
         let (lease, margin) = (self.lease, self.margin);
-        let hold = self.holds.get_mut(&number)?;
+        let hold = self.holds.at_mut(place)?;
+        let number = hold.number;
         hold.armed = Moment::NEVER;
         let kept_back = hold.kept_back.as_ref().map(|kept_back| kept_back.until);
         let lost_at = match (hold.mode, kept_back) {
@@ -160,14 +166,15 @@ impl LeaseTable {
             (LeaseMode::Fixed, _) | (_, Some(_)) => hold.valid_until,
         };
         if hold.mode == LeaseMode::Renewed && kept_back.is_some_and(|until| until <= now) {
-            return Some(Due::DelayOver);
+            return Some((number, Due::DelayOver));
         }
         if lost_at <= now {
-            return Some(Due::Lost(match (hold.mode, hold.lapsing) {
+            let end = match (hold.mode, hold.lapsing) {
                 (LeaseMode::Fixed, _) => End::Expired,
                 (LeaseMode::Renewed, true) => End::Frozen,
                 (LeaseMode::Renewed, false) => End::Unconfirmed,
-            }));
+            };
+            return Some((number, Due::Lost(end)));
         }
         let (mut renewal_late, mut jeopardy) = (None, None);
         if hold.may_be_renewed() && hold.renew_at <= now {
@@ -183,13 +190,13 @@ impl LeaseTable {
             }
         }
         hold.arm(&mut self.timers, lease, margin);
-        Some(Due::Held { renewal_late, jeopardy })
+        Some((number, Due::Held { renewal_late, jeopardy }))
     }
 
     /// Ends the jeopardy of a hold that is valid for long enough again. Returns whether it has just ended.
     pub(in crate::core) fn clear_jeopardy(&mut self, number: Number, now: Moment) -> bool {
         let lease = self.lease;
-        let Some(hold) = self.holds.get_mut(&number) else { return false };
+        let Some(hold) = self.holds.get_mut(number) else { return false };
         let cleared = hold.clear_jeopardy(lease, now);
         if cleared {
             self.in_jeopardy -= 1;
@@ -204,55 +211,54 @@ impl LeaseTable {
         &mut self,
         now: Moment,
         which: impl Fn(&Hold) -> bool,
-    ) -> Vec<Number> {
+    ) -> Vec<Place> {
         for hold in self.holds.values_mut().filter(|hold| hold.early.is_some()) {
             hold.renew_at = now;
         }
         let due = |hold: &&Hold| hold.may_be_renewed() && which(hold);
-        let due: Vec<Number> = self.iter().filter(due).map(|hold| hold.number).collect();
-        for number in &due {
-            self.change(*number, |hold| {
-                hold.renewing = true;
-                if let Some(parts) = &mut hold.node_leases {
-                    parts.renew_all(now);
-                }
-            });
+        let due: Vec<Place> = self.iter().filter(due).map(|hold| hold.place).collect();
+        for place in &due {
+            let Some(hold) = self.holds.at_mut(*place) else { continue };
+            hold.renewing = true;
+            if let Some(parts) = &mut hold.node_leases {
+                parts.renew_all(now);
+            }
+            hold.arm(&mut self.timers, self.lease, self.margin);
         }
         due
     }
 
-    /// Counts a renewal as begun, unless the hold is left to lapse. Returns whether it was.
-    pub(in crate::core) fn begin_renewal(&mut self, number: Number) -> bool {
-        let begun = self.change(number, |hold| {
+    /// Counts a renewal as begun, unless the hold is left to lapse. Returns its place if it was.
+    pub(in crate::core) fn begin_renewal(&mut self, number: Number) -> Option<Place> {
+        self.change(number, |hold| {
             hold.renewing |= !hold.lapsing;
-            !hold.lapsing
-        });
-        begun.unwrap_or(false)
+            (!hold.lapsing).then_some(hold.place)
+        })?
     }
 
-    /// Records the claim that an operator released the hold. Returns whether to verify it now; a renewal that is on its way
-    /// is followed by another.
-    pub(in crate::core) fn claim_forced(&mut self, number: Number, now: Moment) -> bool {
-        let idle = self.change(number, |hold| {
+    /// Records the claim that an operator released the hold. Returns its place if it is to be verified now; a renewal
+    /// that is on its way is followed by another.
+    pub(in crate::core) fn claim_forced(&mut self, number: Number, now: Moment) -> Option<Place> {
+        self.change(number, |hold| {
             hold.forced_claim = Some(now);
-            hold.early.is_none() && !std::mem::replace(&mut hold.renewing, true)
-        });
-        idle.unwrap_or(false)
+            let idle = hold.early.is_none() && !std::mem::replace(&mut hold.renewing, true);
+            idle.then_some(hold.place)
+        })?
     }
 
     /// Ends the renewal that was under way, whatever its outcome.
     pub(in crate::core) fn end_renewal(&mut self, number: Number) -> Option<&Hold> {
-        let hold = self.holds.get_mut(&number)?;
+        let hold = self.holds.get_mut(number)?;
         hold.renewing = false;
         hold.failures = 0;
         Some(hold)
     }
 
-    /// Applies a renewal of this form that was sent at `sent`: Redis has the hold. Unless enough replicas `confirmed` it, one
+    /// Applies a renewal, of this form, that was sent at `sent`: Redis has the hold. Unless enough replicas `confirmed` it, one
     /// that takes over may not have the new lease, so the hold is valid for no longer, and the renewal is repeated soon.
     pub(in crate::core) fn on_renewed(
         &mut self,
-        number: Number,
+        renewal: &Renewal,
         form: RenewalForm,
         confirmed: bool,
         sent: Moment,
@@ -260,7 +266,7 @@ impl LeaseTable {
         jitter: u64,
     ) -> Option<Renewed<'_>> {
         let lease = self.lease;
-        let hold = self.holds.get_mut(&number)?;
+        let hold = self.holds.at_mut(renewal.place).filter(|hold| hold.number == renewal.number)?;
         let margin = hold.valid_until.since(now);
         hold.renewing = false;
         hold.failures = 0;
@@ -286,7 +292,7 @@ impl LeaseTable {
 
     /// Counts a renewal without an answer. Returns the number of failures in a row.
     pub(in crate::core) fn on_renewal_failed(&mut self, number: Number) -> Option<u32> {
-        let hold = self.holds.get_mut(&number)?;
+        let hold = self.holds.get_mut(number)?;
         hold.renewing = false;
         hold.failures = hold.failures.saturating_add(1);
         hold.note_failed_renewal();
@@ -299,7 +305,7 @@ impl LeaseTable {
 
     /// Records the update that its owner has sent. No later lease may be shorter than one that Redis was asked for.
     pub(in crate::core) fn begin_update(&mut self, number: Number, op: OpId, lease: Option<Lease>) {
-        if let Some(hold) = self.holds.get_mut(&number) {
+        if let Some(hold) = self.holds.get_mut(number) {
             hold.update = Some(op);
             hold.longest = hold.longest.max(lease.unwrap_or(hold.longest));
         }
@@ -307,7 +313,7 @@ impl LeaseTable {
 
     /// Takes the update that is under way.
     pub(in crate::core) fn take_update(&mut self, number: Number) -> Option<OpId> {
-        self.holds.get_mut(&number)?.update.take()
+        self.holds.get_mut(number)?.update.take()
     }
 
     /// Applies an update that was sent at `sent`.
@@ -371,14 +377,14 @@ impl LeaseTable {
 
     /// Lets an EXTEND wait until Redis has the hold.
     pub(in crate::core) fn set_waiting_extend(&mut self, number: Number, extend: HoldUpdate) {
-        if let Some(early) = self.holds.get_mut(&number).and_then(|hold| hold.early.as_mut()) {
+        if let Some(early) = self.holds.get_mut(number).and_then(|hold| hold.early.as_mut()) {
             early.extend = Some(extend);
         }
     }
 
     /// Takes the EXTEND that waits until Redis has the hold.
     pub(in crate::core) fn take_waiting_extend(&mut self, number: Number) -> Option<HoldUpdate> {
-        self.holds.get_mut(&number)?.early.as_mut()?.extend.take()
+        self.holds.get_mut(number)?.early.as_mut()?.extend.take()
     }
 
     /// Records that Redis has a predecessor of an early hold, with a lease that was set at `sent`, and that this hand-over
@@ -412,7 +418,7 @@ impl LeaseTable {
     }
 
     pub(in crate::core) fn move_to(&mut self, number: Number, session: SessionId) {
-        if let Some(hold) = self.holds.get_mut(&number) {
+        if let Some(hold) = self.holds.get_mut(number) {
             hold.owner.session = session;
         }
     }
@@ -445,7 +451,7 @@ impl LeaseTable {
 
     /// Returns the shortest lease of all holds.
     pub(in crate::core) fn shortest(&self) -> Option<Duration> {
-        let leases = self.holds.values().map(|hold| match hold.mode {
+        let leases = self.iter().map(|hold| match hold.mode {
             LeaseMode::Renewed => self.lease.duration(),
             LeaseMode::Fixed => hold.valid_until.since(hold.granted),
         });

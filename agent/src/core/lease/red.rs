@@ -40,11 +40,11 @@ pub(in crate::core) struct NodeRenewed {
 
 impl LeaseTable {
     fn parts(&mut self, number: Number) -> Option<&mut NodeLeases> {
-        self.holds.get_mut(&number)?.node_leases.as_mut()
+        self.holds.get_mut(number)?.node_leases.as_mut()
     }
 
     pub(in crate::core) fn set_parts(&mut self, number: Number, parts: NodeLeases) {
-        if let Some(hold) = self.holds.get_mut(&number) {
+        if let Some(hold) = self.holds.get_mut(number) {
             hold.node_leases = Some(parts);
         }
     }
@@ -56,13 +56,13 @@ impl LeaseTable {
         node: usize,
         now: Moment,
     ) -> Option<Renewal> {
-        let hold = self.holds.get_mut(&number).filter(|hold| !hold.lapsing)?;
+        let hold = self.holds.get_mut(number).filter(|hold| !hold.lapsing)?;
         let part = &mut hold.node_leases.as_mut()?.0[node];
         if part.renewing || part.renew_at > now {
             return None;
         }
         part.renewing = true;
-        Some(Renewal { name: hold.name.clone(), kind: hold.kind, number })
+        Some(Renewal { name: hold.name.clone(), kind: hold.kind, number, place: hold.place })
     }
 
     /// Applies a node's answer to a renewal.
@@ -75,7 +75,7 @@ impl LeaseTable {
     ) -> Option<NodeRenewed> {
         let NodeAnswer { node, form, sent, end } = answer;
         let lease = self.lease;
-        let hold = self.holds.get_mut(&renewal.number)?;
+        let hold = self.holds.get_mut(renewal.number)?;
         let parts = hold.node_leases.as_mut()?;
         let watched = hold.mode == LeaseMode::Renewed;
         let part = &mut parts.0[node];
@@ -110,7 +110,7 @@ impl LeaseTable {
         now: Moment,
     ) -> Option<Vec<usize>> {
         let (lease, margin) = (self.lease, self.margin);
-        let hold = self.holds.get_mut(&number)?;
+        let hold = self.holds.get_mut(number)?;
         let idle = hold.mode != LeaseMode::Renewed || hold.lapsing;
         if idle || now >= lease.lost_at(hold.valid_until, margin) {
             return None;
@@ -132,7 +132,7 @@ impl LeaseTable {
         jitter: u64,
     ) -> Option<bool> {
         let lease = self.lease;
-        let hold = self.holds.get_mut(&number)?;
+        let hold = self.holds.get_mut(number)?;
         let (count, watched) = (hold.count, hold.mode == LeaseMode::Renewed);
         let parts = hold.node_leases.as_mut()?;
         let part = &mut parts.0[node];
@@ -158,7 +158,7 @@ impl LeaseTable {
         now: Moment,
     ) -> Option<(u32, bool)> {
         let lease = self.lease.duration();
-        let hold = self.holds.get_mut(&number)?;
+        let hold = self.holds.get_mut(number)?;
         // The other nodes were renewed as they should be.
         let safe = hold.valid_until >= hold.granted.max(now) + lease / 2;
         let part = &mut hold.node_leases.as_mut()?.0[node];

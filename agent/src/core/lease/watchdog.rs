@@ -8,6 +8,7 @@ use redisson::script::MAX_BATCH;
 use redisson::{Kind, LockName, Moment};
 
 use crate::core::lease::Due;
+use crate::core::lease::holds::Place;
 
 use crate::core::session::event::{Event, Validity};
 use crate::core::{Core, LogLine, Node};
@@ -48,18 +49,18 @@ impl Core {
     /// Handles the deadline of a hold. Those to be renewed are collected in `due`, their delays in `late`.
     pub(in crate::core) fn hold_due(
         &mut self,
-        number: Number,
-        due: &mut Vec<Number>,
+        place: Place,
+        due: &mut Vec<Place>,
         late: &mut Vec<Duration>,
     ) {
-        match self.leases.on_due(number, self.now) {
-            None => {}
-            Some(Due::Lost(end)) => self.lose(number, end),
-            Some(Due::DelayOver) => self.end_hold(number, End::Disconnected, None),
-            Some(Due::Held { renewal_late, jeopardy }) => {
+        let Some((number, due_now)) = self.leases.on_due(place, self.now) else { return };
+        match due_now {
+            Due::Lost(end) => self.lose(number, end),
+            Due::DelayOver => self.end_hold(number, End::Disconnected, None),
+            Due::Held { renewal_late, jeopardy } => {
                 if let Some(delay) = renewal_late {
                     late.push(delay);
-                    due.push(number);
+                    due.push(place);
                 }
                 if let Some(valid) = jeopardy {
                     self.warn_of_jeopardy(number, valid);
@@ -104,16 +105,17 @@ impl Core {
     }
 
     /// Sends renewals, and verifications of fixed leases, many to a script.
-    pub(in crate::core) fn renew(&mut self, due: Vec<Number>) {
+    pub(in crate::core) fn renew(&mut self, due: Vec<Place>) {
         let mut batches = Batches::new(self.settings.slots);
         let mut red = Vec::new();
-        for number in due {
-            let Some(hold) = self.leases.get(number) else { continue };
-            if hold.kind == Kind::Red {
+        for place in due {
+            let Some(hold) = self.leases.renewing(place) else { continue };
+            let (kind, number) = (hold.kind, hold.number);
+            if kind == Kind::Red {
                 red.push(number);
                 continue;
             }
-            let renewal = Renewal { name: hold.name.clone(), kind: hold.kind, number };
+            let renewal = Renewal { name: hold.name.clone(), kind, number, place };
             if let Some((form, holds)) = batches.add(hold.renewal_form(), &hold.name, renewal) {
                 self.send_renewals(form, holds);
             }

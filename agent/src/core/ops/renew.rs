@@ -84,15 +84,15 @@ impl Core {
         span.record("lock.gone", gone);
         span.record("lock.renewed", kept.len() - gone);
         let mut margins = Vec::with_capacity(holds.len());
-        for (Renewal { name, kind, number }, kept) in holds.iter().zip(kept) {
+        for (renewal, kept) in holds.iter().zip(kept) {
             let jitter = self.numbers.jitter();
             if let Some(end) = lost_end(*kept) {
-                self.renewal_found_nothing(*number, end);
+                self.renewal_found_nothing(renewal.number, end);
                 continue;
             }
             // A hold that ended meanwhile is no business of a renewal any more.
             let Some(Renewed { hold, margin, extended, safe }) =
-                self.leases.on_renewed(*number, *form, confirmed, op.sent, now, jitter)
+                self.leases.on_renewed(renewal, *form, confirmed, op.sent, now, jitter)
             else {
                 continue;
             };
@@ -101,9 +101,9 @@ impl Core {
                 let (owner, valid) = (hold.owner, hold.validity(now));
                 margins.push(margin);
                 if safe {
-                    self.tell_safe(*number);
+                    self.tell_safe(renewal.number);
                 }
-                self.notify(owner, name, *kind, &Event::Valid(valid));
+                self.notify(owner, &renewal.name, renewal.kind, &Event::Valid(valid));
             }
         }
         if !margins.is_empty() {

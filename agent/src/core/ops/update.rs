@@ -108,8 +108,8 @@ impl Core {
     fn update_withdrawn(&mut self, update: &HoldUpdate, why: &str) {
         let HoldUpdate { name, number, slot, span, .. } = update;
         spans::outcome(span, "error");
-        if self.leases.begin_renewal(*number) {
-            self.renew(vec![*number]);
+        if let Some(place) = self.leases.begin_renewal(*number) {
+            self.renew(vec![place]);
         }
         let refused = match update.change {
             Change::Extend(_) => "its lease is not changed",

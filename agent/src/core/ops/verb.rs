@@ -7,6 +7,7 @@ use service_kit::trace::TraceParent;
 use tracing::Span;
 
 use crate::core::ids::{OpId, Owner, Slot, WaiterId};
+use crate::core::lease::holds::Place;
 use crate::journal::HoldRecord;
 use crate::types::{End, Number};
 
@@ -85,6 +86,7 @@ pub(in crate::core) struct Renewal {
     pub(in crate::core) name: LockName,
     pub(in crate::core) kind: Kind,
     pub(in crate::core) number: Number,
+    pub(in crate::core) place: Place,
 }
 
 /// The properties that holds of one renewal script share.
