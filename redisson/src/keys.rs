@@ -37,10 +37,6 @@ pub const WRITE_RELEASED: &[u8] = b"1";
 /// stored until a thread consumes it. This spelling parses as zero, yet observers can distinguish it from [`RELEASED`].
 pub const WRITE_RELEASED_AGAIN: &[u8] = b"00";
 
-fn prefixed(prefix: &[u8], name: &LockName) -> Vec<u8> {
-    [prefix, &name.tagged()].concat()
-}
-
 /// Returns whether the channel and companions share the lock's slot in a cluster: false for unbalanced braces.
 #[must_use]
 pub fn companions_share_slot(name: &LockName) -> bool {
@@ -51,7 +47,7 @@ pub fn companions_share_slot(name: &LockName) -> bool {
 /// Returns the wake-up channel of a plain, fenced or red lock.
 #[must_use]
 pub fn channel(name: &LockName) -> Vec<u8> {
-    prefixed(LOCK_CHANNEL, name)
+    name.tagged_after(LOCK_CHANNEL)
 }
 
 /// Returns the wake-up channel of one waiter of a fair lock.
@@ -69,25 +65,25 @@ pub fn fair_channel_prefix(name: &LockName) -> Vec<u8> {
 /// Returns the wake-up channel of both sides of a read-write lock.
 #[must_use]
 pub fn read_write_channel(name: &LockName) -> Vec<u8> {
-    prefixed(READ_WRITE_CHANNEL, name)
+    name.tagged_after(READ_WRITE_CHANNEL)
 }
 
 /// Returns the key of a fair lock's queue.
 #[must_use]
 pub fn queue(name: &LockName) -> Vec<u8> {
-    prefixed(QUEUE, name)
+    name.tagged_after(QUEUE)
 }
 
 /// Returns the key of a fair lock's deadlines.
 #[must_use]
 pub fn deadlines(name: &LockName) -> Vec<u8> {
-    prefixed(DEADLINES, name)
+    name.tagged_after(DEADLINES)
 }
 
 /// Returns the key of a fenced lock's token.
 #[must_use]
 pub fn token(name: &LockName) -> Vec<u8> {
-    prefixed(TOKEN, name)
+    name.tagged_after(TOKEN)
 }
 
 /// Returns the prefix of a reader's marker keys; `:n` follows, for its `n`-th entry, from 1. A marker lives as long as that

@@ -58,15 +58,21 @@ impl LockName {
     /// another slot of a cluster. The rule is copied because other clients use the same keys.
     #[must_use]
     pub fn tagged(&self) -> Vec<u8> {
+        self.tagged_after(b"")
+    }
+
+    /// Returns the name in its form of [`Self::tagged`] after a prefix.
+    pub(crate) fn tagged_after(&self, prefix: &[u8]) -> Vec<u8> {
+        let mut key = Vec::with_capacity(prefix.len() + self.0.len() + 2);
+        key.extend_from_slice(prefix);
         if self.0.contains(&b'{') {
-            self.0.to_vec()
+            key.extend_from_slice(&self.0);
         } else {
-            let mut tagged = Vec::with_capacity(self.0.len() + 2);
-            tagged.push(b'{');
-            tagged.extend_from_slice(&self.0);
-            tagged.push(b'}');
-            tagged
+            key.push(b'{');
+            key.extend_from_slice(&self.0);
+            key.push(b'}');
         }
+        key
     }
 
     /// Returns the lock's slot in a cluster.

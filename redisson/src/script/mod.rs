@@ -164,11 +164,10 @@ fn text(value: impl fmt::Display) -> Vec<u8> {
 /// Idempotent. Parse the reply with [`parse_acquire`].
 #[must_use]
 pub fn acquire(name: &LockName, holder: &HolderId, lease: Lease) -> Call {
-    Call {
-        script: &ACQUIRE,
-        keys: with_queue(name),
-        args: Args::from([text(holder), text(lease.millis())]),
-    }
+    let mut args = Args::with_capacity(2, 80);
+    args.push_text(holder);
+    args.push_text(lease.millis());
+    Call { script: &ACQUIRE, keys: with_queue(name), args }
 }
 
 /// Sets the count of existing holds and gives each at least the lease; without a lease it leaves their expiry alone.
@@ -196,7 +195,10 @@ pub fn renew<'a>(
 /// Releases a hold, whatever its count, and notifies waiters. Parse the reply with [`parse_release`].
 #[must_use]
 pub fn release(name: &LockName, holder: &HolderId, publish: Publish) -> Call {
-    let mut args = Args::from([text(holder), keys::channel(name), keys::RELEASED.to_vec()]);
+    let mut args = Args::with_capacity(5, 120 + name.as_bytes().len());
+    args.push_text(holder);
+    args.push(keys::channel(name));
+    args.push(keys::RELEASED);
     args.extend(publish.commands());
     Call { script: &RELEASE, keys: Args::from([name.as_bytes()]), args }
 }
@@ -216,7 +218,7 @@ pub fn hand_over(name: &LockName, from: &HolderId, to: &HolderId, lease: Lease) 
 
 /// Returns the lock's key followed by those of its fair queue.
 fn with_queue(name: &LockName) -> Args {
-    Args::from([name.as_bytes().to_vec(), keys::queue(name), keys::deadlines(name)])
+    Args::from([name.as_bytes(), &keys::queue(name), &keys::deadlines(name)])
 }
 
 /// Describes the lock, reading only what is known to be small. Parse the reply with [`parse_show`].

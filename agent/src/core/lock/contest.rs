@@ -16,7 +16,7 @@ impl Core {
         }
     }
 
-    /// Returns the label under which metrics count a lock. Reports the group if the name is not in use.
+    /// Returns the label under which metrics count a lock. Reports the group if it is a new one.
     pub(in crate::core) fn group_label(&mut self, name: &LockName) -> Arc<str> {
         let Label { group, groups } = self.locks.label(name);
         if let Some(groups) = groups {

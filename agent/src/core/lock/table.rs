@@ -58,7 +58,7 @@ pub(in crate::core) struct Listening {
 #[derive(Debug)]
 pub(in crate::core) struct Label {
     pub(in crate::core) group: Arc<str>,
-    /// The number of groups so far, if the name is not in use and its label had to be derived.
+    /// The number of groups so far, if this is a new one.
     pub(in crate::core) groups: Option<usize>,
 }
 
@@ -72,6 +72,8 @@ pub(in crate::core) struct LockTable {
     quota: Quota,
     fences: Fences,
     grouping: Grouping,
+    /// The number of groups reported so far.
+    groups: usize,
     /// The number of channels subscribed to.
     subscriptions: usize,
     draining: bool,
@@ -86,6 +88,7 @@ impl LockTable {
             quota: Quota::new(limits),
             fences: Fences::default(),
             grouping,
+            groups: 0,
             subscriptions: 0,
             draining: false,
         }
@@ -147,7 +150,9 @@ impl LockTable {
             return Label { group: Arc::clone(&state.group), groups: None };
         }
         let group = self.grouping.label(name);
-        Label { group, groups: Some(self.grouping.true_count()) }
+        let groups = self.grouping.true_count();
+        let before = std::mem::replace(&mut self.groups, groups);
+        Label { group, groups: (groups > before).then_some(groups) }
     }
 
     /// Adds a name that is not in use yet.

@@ -21,8 +21,8 @@ impl Core {
         self.link_to_holds(&mut waiter);
         let name = waiter.name.clone();
         let fair = waiter.kind == Kind::Fair;
-        let id = self.begin_wait(waiter);
         self.track(&name);
+        let id = self.begin_wait(waiter);
         self.locks.enqueue(&name, id);
         if fair {
             // Redis decides about its position among the waiters here and elsewhere.

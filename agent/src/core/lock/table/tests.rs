@@ -98,7 +98,18 @@ fn a_name_without_holds_and_waiters_is_forgotten_with_its_deadline() {
     table.dequeue(&name(), 1);
     assert_eq!(table.next_step(&name(), T(1)), Step::Nothing);
     assert!(table.is_empty() && table.next_deadline().is_none());
-    assert!(table.label(&name()).groups.is_some(), "its label is derived again");
+    assert!(!table.contains(&name()));
+}
+
+#[test]
+fn a_group_is_reported_once() {
+    let mut table = table(&[]);
+    let mut groups = |lock: &[u8]| table.label(&LockName::new(lock).unwrap()).groups;
+    let before = groups(b"order:1").unwrap();
+    assert_eq!(
+        [b"order:2", b"offer:1", b"order:1"].map(|lock| groups(lock)),
+        [None, Some(before + 1), None]
+    );
 }
 
 #[test]
