@@ -84,8 +84,9 @@ impl Core {
         span.record("lock.gone", gone);
         span.record("lock.renewed", kept.len() - gone);
         let mut margins = Vec::with_capacity(holds.len());
+        // One for all: what is renewed together is close together in memory, here and in Redis, and stays so.
+        let jitter = self.numbers.jitter();
         for (renewal, kept) in holds.iter().zip(kept) {
-            let jitter = self.numbers.jitter();
             if let Some(end) = lost_end(*kept) {
                 self.renewal_found_nothing(renewal.number, end);
                 continue;

@@ -1,10 +1,12 @@
 //! Taking, waiting, re-entering, releasing, with a Redis that works.
 
+use std::collections::BTreeSet;
 use std::time::Duration;
 
 use redisson::{Kind, Lease};
 
 use super::world::{LEASE, Network, World, lock_command, name, short};
+use crate::core::Node;
 use crate::protocol::command::{Command, HoldRequest, LockRequest, Wait};
 
 const FOREIGN: &str = "285475da-9152-4c83-822a-67ee2f116a79:52";
@@ -447,4 +449,19 @@ fn a_user_may_have_three_quarters_of_the_waits_and_others_all_but_a_reserve() {
     waiters[0] = world.open_as(USERS[0], [3; 16]);
     world.lock(waiters[0], "x");
     assert!(world.has_no_reply(waiters[0]), "ended waits count no longer");
+}
+
+#[test]
+fn holds_renewed_together_are_due_together_again() {
+    let mut world = World::new();
+    let session = world.open();
+    for n in 0..20 {
+        world.lock(session, &format!("a{n}"));
+    }
+    let due =
+        |world: &World| world.core.leases.iter().map(|hold| hold.renew_at).collect::<BTreeSet<_>>();
+    assert!(due(&world).len() > 1, "what was acquired together spreads out");
+    world.core.verify(world.now, Node::Main);
+    world.work();
+    assert_eq!(due(&world).len(), 1);
 }
