@@ -34,6 +34,10 @@ impl Hasher for IdHasher {
 #[derive(Debug, Clone, Copy, PartialEq, Eq, Hash, PartialOrd, Ord)]
 pub struct OpId(pub u64);
 
+/// The place of a hold for as long as it lasts. Another hold may have it afterwards.
+#[derive(Debug, Clone, Copy, PartialEq, Eq, PartialOrd, Ord, Default)]
+pub(in crate::core) struct Place(pub(in crate::core) usize);
+
 /// The id of a waiter: the first number drawn for it.
 pub(in crate::core) type WaiterId = Number;
 

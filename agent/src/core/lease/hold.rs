@@ -6,8 +6,7 @@ use std::time::Duration;
 use redisson::{Kind, Lease, LockName, Moment};
 use tracing::Span;
 
-use crate::core::ids::{OpId, Owner};
-use crate::core::lease::holds::Place;
+use crate::core::ids::{OpId, Owner, Place};
 use crate::core::lease::node_leases::NodeLeases;
 use crate::core::ops::verb::{HoldUpdate, RenewalForm};
 use crate::core::session::event::Validity;

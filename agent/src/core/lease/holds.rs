@@ -4,14 +4,11 @@ use std::collections::BTreeMap;
 use std::ops::RangeBounds;
 
 use super::hold::Hold;
+use crate::core::ids::Place;
 use crate::types::Number;
 
 /// The holds for which there is memory while there are none.
 const FEW: usize = 1024;
-
-/// The place of a hold for as long as it lasts. Another hold may have it afterwards.
-#[derive(Debug, Clone, Copy, PartialEq, Eq, PartialOrd, Ord, Default)]
-pub(in crate::core) struct Place(usize);
 
 #[derive(Debug, Default)]
 pub(super) struct Holds {

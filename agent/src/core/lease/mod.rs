@@ -6,7 +6,7 @@
 pub(in crate::core) mod end;
 pub(in crate::core) mod frozen;
 pub(in crate::core) mod hold;
-pub(in crate::core) mod holds;
+mod holds;
 pub(in crate::core) mod lock_delay;
 pub(in crate::core) mod node_leases;
 pub(in crate::core) mod red;
@@ -19,12 +19,12 @@ use std::time::Duration;
 
 use redisson::{Kind, Lease, Moment};
 
-use crate::core::ids::OpId;
+use crate::core::ids::{OpId, Place};
 use crate::core::session::event::Validity;
 use crate::core::timer::Timers;
 use crate::types::{End, Number, SessionId};
 use hold::{Hold, KeptBack, LeaseMode, NewHold};
-use holds::{Holds, Place};
+use holds::Holds;
 
 /// All holds, by their numbers.
 #[derive(Debug)]

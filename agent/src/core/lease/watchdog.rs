@@ -7,8 +7,8 @@ use std::time::Duration;
 use redisson::script::MAX_BATCH;
 use redisson::{Kind, LockName, Moment};
 
+use crate::core::ids::Place;
 use crate::core::lease::Due;
-use crate::core::lease::holds::Place;
 
 use crate::core::session::event::{Event, Validity};
 use crate::core::{Core, LogLine, Node};

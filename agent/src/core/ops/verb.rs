@@ -6,8 +6,7 @@ use redisson::{ClientId, HolderId, Kind, Lease, LockName, Moment};
 use service_kit::trace::TraceParent;
 use tracing::Span;
 
-use crate::core::ids::{OpId, Owner, Slot, WaiterId};
-use crate::core::lease::holds::Place;
+use crate::core::ids::{OpId, Owner, Place, Slot, WaiterId};
 use crate::journal::HoldRecord;
 use crate::types::{End, Number};
 
