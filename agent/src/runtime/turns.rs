@@ -128,6 +128,17 @@ impl Turns {
     }
 }
 
+/// Connections write their last replies after the core has ended.
+impl Drop for Turns {
+    fn drop(&mut self) {
+        for (user, queue) in &self.queue.queues {
+            if queue.len >= MOST_WAITING {
+                self.hold_back(*user, false);
+            }
+        }
+    }
+}
+
 /// The inputs of one turn.
 #[derive(Debug)]
 pub(super) struct Turn<'a> {
@@ -268,12 +279,14 @@ impl<T> FairQueue<T> {
 
 #[cfg(test)]
 mod tests {
-    use std::future::Future;
+    use std::future::{Future, Pending};
+    use std::pin::Pin;
     use std::sync::Arc;
     use std::sync::atomic::{AtomicBool, Ordering};
     use std::task::{Context, Wake};
 
     use super::*;
+    use crate::thread_time::Timed;
 
     fn drain(queue: &mut FairQueue<&'static str>) -> Vec<&'static str> {
         std::iter::from_fn(|| queue.pop(|_| true)).map(|(_, _, item)| item).collect()
@@ -286,6 +299,7 @@ mod tests {
         micros: u64,
         served: Vec<SessionId>,
         each_sends_a_script: bool,
+        connection: Option<Pin<Box<Timed<Pending<()>>>>>,
     }
 
     impl Model {
@@ -321,6 +335,7 @@ mod tests {
                 micros: 0,
                 served: Vec::new(),
                 each_sends_a_script: false,
+                connection: None,
             }
         }
 
@@ -410,8 +425,8 @@ mod tests {
         }
     }
 
-    #[test]
-    fn the_connections_of_a_user_with_a_long_backlog_wait() {
+    /// Returns a model with a long backlog of a user, and the sign that a connection of that user may run.
+    fn backlog() -> (Model, Arc<Woken>) {
         let time = ThreadTime::default();
         let mut connection = Box::pin(time.connection(1_000, std::future::pending::<()>()));
         let mut model = Model { turns: Turns::new(time), ..Model::new() };
@@ -425,6 +440,23 @@ mod tests {
         let woken = Arc::<Woken>::default();
         let waker = Arc::clone(&woken).into();
         assert!(connection.as_mut().poll(&mut Context::from_waker(&waker)).is_pending());
+        model.connection = Some(connection);
+        (model, woken)
+    }
+
+    #[test]
+    fn the_connections_of_a_user_with_a_long_backlog_run_once_the_core_has_ended() {
+        let (model, woken) = backlog();
+        assert!(!woken.0.load(Ordering::Relaxed));
+        let Model { turns, connection, .. } = model;
+        drop(turns);
+        assert!(woken.0.load(Ordering::Relaxed));
+        drop(connection);
+    }
+
+    #[test]
+    fn the_connections_of_a_user_with_a_long_backlog_wait() {
+        let (mut model, woken) = backlog();
         while model.turns.len() >= MOST_WAITING {
             assert!(!woken.0.load(Ordering::Relaxed), "{} inputs left", model.turns.len());
             model.turn(1_000);
