@@ -1,8 +1,8 @@
 //! The time of the one thread that connections and the core run on, shared by users.
 //!
-//! Tokio runs all tasks that are ready, one after the other. Without shares, a worker would wait at each step until every ready
-//! connection of another user has run. So the connections of a user have a little time in each pass of the scheduler. Those
-//! that it does not suffice for wait, and then run in small groups, with the tasks of others between them.
+//! Tokio runs all tasks that are ready, one after the other. If one user has hundreds of ready connections, another user's worker
+//! would wait for all of them at each step. Each user therefore has a small share of every pass of the scheduler. Connections
+//! beyond it are queued and admitted in small groups in later passes, with other users' tasks in between.
 
 use std::collections::{HashMap, VecDeque};
 use std::future::Future;
@@ -14,17 +14,17 @@ use std::time::Duration;
 use tokio::sync::Notify;
 use tokio::time::Instant;
 
-/// The time in a pass for the connections of a user and for the core with their commands.
+/// The time in a pass for which a user's connections, and the core with their commands, may run.
 const SHARE: Duration = Duration::from_micros(250);
-/// The same while no other user needs any: waiting for a pass costs time.
+/// The same while no other user is active, since waiting for another pass costs time.
 const SHARE_ALONE: Duration = Duration::from_millis(2);
-/// The time for which a user counts as one who needs time.
-const NEEDS_TIME: Duration = Duration::from_secs(10);
+/// The time after its latest run for which a user counts as active.
+const ACTIVE: Duration = Duration::from_secs(10);
 /// The part of a share that a group of connections may take, and the most connections in one. In a group their scripts go to
 /// Redis together.
 const GROUPS_OF_A_SHARE: u32 = 2;
 const MAX_GROUP: usize = 64;
-/// The most time that counts as used. More would be paid back in too many passes.
+/// The most time that counts as used, so that one long command costs a user eight passes at most.
 const MAX_USED: Duration = Duration::from_millis(2);
 
 #[cfg(not(test))]
@@ -43,12 +43,12 @@ pub struct ThreadTime(Arc<Shared>);
 struct Shared {
     users: Mutex<Users>,
     /// Notified when a connection begins to wait, or may run again.
-    waiting: Notify,
+    queued: Notify,
 }
 
 #[derive(Debug, Default)]
 struct Users {
-    users: HashMap<u32, User>,
+    by_uid: HashMap<u32, User>,
     /// The user whose connection ran last.
     latest: Option<u32>,
     /// The time at which the latest user followed upon another one.
@@ -56,9 +56,9 @@ struct Users {
 }
 
 impl Users {
-    /// Returns whether more than one user needs time.
+    /// Returns whether more than one user is active.
     fn is_contested(&self, now: Instant) -> bool {
-        self.changed.is_some_and(|changed| now.duration_since(changed) < NEEDS_TIME)
+        self.changed.is_some_and(|changed| now.duration_since(changed) < ACTIVE)
     }
 
     /// Returns each user's share of a pass.
@@ -72,7 +72,7 @@ impl Users {
             self.changed = self.latest.replace(uid).map(|_| now);
         }
         let share = self.share(now);
-        if let Some(user) = self.users.get_mut(&uid) {
+        if let Some(user) = self.by_uid.get_mut(&uid) {
             user.ran(time);
             user.admit(share);
         }
@@ -84,17 +84,17 @@ struct User {
     connections: usize,
     /// The time used in this pass, and in earlier ones beyond their shares.
     used: Duration,
-    /// The moving average of the time that a connection runs, and the core with its commands.
+    /// The moving average of the time that a connection runs, and the core meanwhile.
     usual: Duration,
-    /// The time of the core since a connection last ran.
+    /// The time that the core has spent on this user's commands since one of its connections last ran.
     core: Duration,
     /// Too many of its commands wait for the core.
     held_back: bool,
-    /// The connections that wait, the next one first; none for those that have ended.
-    waiting: VecDeque<Option<Waker>>,
-    /// The number of connections whose wait has ended, ever.
+    /// The connections that wait for their turn, the next one first; none for those that have ended.
+    queue: VecDeque<Option<Waker>>,
+    /// The number of entries that were ever taken from the queue, which is the ticket of the first one in it.
     admitted: u64,
-    /// The number of those among them that have not run since.
+    /// The number of connections that were admitted and have not run since.
     about_to_run: usize,
 }
 
@@ -115,13 +115,13 @@ impl User {
         self.usual = (self.usual * 7 + time + std::mem::take(&mut self.core)) / 8;
     }
 
-    /// Adds a connection to those that wait. Returns its number.
-    fn wait(&mut self, waker: Waker) -> u64 {
-        self.waiting.push_back(Some(waker));
-        self.admitted + self.waiting.len() as u64 - 1
+    /// Adds a connection to the queue. Returns its ticket.
+    fn enqueue(&mut self, waker: Waker) -> u64 {
+        self.queue.push_back(Some(waker));
+        self.admitted + self.queue.len() as u64 - 1
     }
 
-    /// Ends the wait of the next group of connections once the previous one has run, if the user may run one.
+    /// Admits the next group of connections once the previous one has run, if the user has time left.
     fn admit(&mut self, share: Duration) {
         if self.about_to_run > 0 || !self.may_run(share) {
             return;
@@ -130,7 +130,7 @@ impl User {
         let group = time.as_nanos() / self.usual.as_nanos().max(1);
         let group = usize::try_from(group).unwrap_or(MAX_GROUP).clamp(1, MAX_GROUP);
         while self.about_to_run < group
-            && let Some(next) = self.waiting.pop_front()
+            && let Some(next) = self.queue.pop_front()
         {
             self.admitted += 1;
             if let Some(waker) = next {
@@ -140,11 +140,11 @@ impl User {
         }
     }
 
-    /// Removes a connection that waits, or is about to run.
-    fn leave(&mut self, number: u64) {
-        match number.checked_sub(self.admitted).and_then(|at| usize::try_from(at).ok()) {
+    /// Forgets a connection that waits, or is about to run.
+    fn forget(&mut self, ticket: u64) {
+        match ticket.checked_sub(self.admitted).and_then(|at| usize::try_from(at).ok()) {
             Some(at) => {
-                if let Some(place) = self.waiting.get_mut(at) {
+                if let Some(place) = self.queue.get_mut(at) {
                     *place = None;
                 }
             }
@@ -163,13 +163,14 @@ impl ThreadTime {
         time
     }
 
-    /// Wraps a connection of a user. It must be spawned as it is, so that its waker stays the same.
+    /// Wraps a connection of a user, to be spawned as a task of its own: while it waits, only the waker that it was first polled with
+    /// is called.
     pub fn connection<F: Future>(&self, uid: u32, connection: F) -> Timed<F> {
-        self.users().users.entry(uid).or_default().connections += 1;
-        Timed { time: self.clone(), uid, waits: None, connection: Box::pin(connection) }
+        self.users().by_uid.entry(uid).or_default().connections += 1;
+        Timed { time: self.clone(), uid, ticket: None, connection: Box::pin(connection) }
     }
 
-    /// Returns whether more than one user needs time.
+    /// Returns whether connections of more than one user have run within the last ten seconds.
     #[must_use]
     pub fn is_contested(&self) -> bool {
         self.users().is_contested(now())
@@ -177,26 +178,26 @@ impl ThreadTime {
 
     /// Counts time that the core has spent on a user's commands.
     pub fn charge(&self, uid: u32, time: Duration) {
-        if let Some(user) = self.users().users.get_mut(&uid) {
+        if let Some(user) = self.users().by_uid.get_mut(&uid) {
             user.charge(time);
         }
     }
 
-    /// Makes a user's connections wait, or ends that.
-    pub fn hold_back(&self, uid: u32, held_back: bool) {
+    /// Stops a user's connections from running, or lets them run again. Those that were admitted before still run once.
+    pub fn set_held_back(&self, uid: u32, held_back: bool) {
         let mut users = self.users();
         let share = users.share(now());
-        if let Some(user) = users.users.get_mut(&uid) {
+        if let Some(user) = users.by_uid.get_mut(&uid) {
             user.held_back = held_back;
             user.admit(share);
         }
-        self.0.waiting.notify_one();
+        self.0.queued.notify_one();
     }
 
-    /// Begins a pass after each pass of the scheduler while connections wait. Never returns.
+    /// Gives out new shares each time the scheduler has run all ready tasks, while connections wait. Never returns.
     async fn begin_passes(&self) {
         loop {
-            self.0.waiting.notified().await;
+            self.0.queued.notified().await;
             // Returns once all ready tasks have run and the runtime has looked for new input.
             tokio::task::yield_now().await;
             while self.begin_pass() {
@@ -209,13 +210,13 @@ impl ThreadTime {
     fn begin_pass(&self) -> bool {
         let mut users = self.users();
         let share = users.share(now());
-        let mut wait = false;
-        for user in users.users.values_mut() {
+        let mut more = false;
+        for user in users.by_uid.values_mut() {
             user.used = user.used.saturating_sub(share);
             user.admit(share);
-            wait |= !user.held_back && !user.waiting.is_empty();
+            more |= !user.held_back && !user.queue.is_empty();
         }
-        wait
+        more
     }
 
     fn users(&self) -> MutexGuard<'_, Users> {
@@ -228,27 +229,27 @@ impl ThreadTime {
 pub struct Timed<F> {
     time: ThreadTime,
     uid: u32,
-    /// Its number among those that wait.
-    waits: Option<u64>,
+    /// Its place in the queue, while it waits.
+    ticket: Option<u64>,
     connection: Pin<Box<F>>,
 }
 
 impl<F> Timed<F> {
     /// Returns whether the connection may run now. If not, `waker` is called when it may.
-    fn begin(&mut self, waker: &Waker, now: Instant) -> bool {
+    fn may_run(&mut self, waker: &Waker, now: Instant) -> bool {
         let mut users = self.time.users();
         let share = users.share(now);
-        let Some(user) = users.users.get_mut(&self.uid) else { return true };
-        match self.waits {
-            Some(number) if number >= user.admitted => return false,
-            None if !user.may_run(share) || !user.waiting.is_empty() => {
-                self.waits = Some(user.wait(waker.clone()));
-                self.time.0.waiting.notify_one();
+        let Some(user) = users.by_uid.get_mut(&self.uid) else { return true };
+        match self.ticket {
+            Some(ticket) if ticket >= user.admitted => return false,
+            None if !user.may_run(share) || !user.queue.is_empty() => {
+                self.ticket = Some(user.enqueue(waker.clone()));
+                self.time.0.queued.notify_one();
                 return false;
             }
             None => {}
             Some(_) => {
-                self.waits = None;
+                self.ticket = None;
                 user.about_to_run -= 1;
             }
         }
@@ -261,7 +262,7 @@ impl<F: Future> Future for Timed<F> {
 
     fn poll(mut self: Pin<&mut Self>, cx: &mut Context<'_>) -> Poll<F::Output> {
         let start = now();
-        if !self.begin(cx.waker(), start) {
+        if !self.may_run(cx.waker(), start) {
             return Poll::Pending;
         }
         let result = self.connection.as_mut().poll(cx);
@@ -275,14 +276,14 @@ impl<F> Drop for Timed<F> {
     fn drop(&mut self) {
         let mut users = self.time.users();
         let share = users.share(now());
-        let Some(user) = users.users.get_mut(&self.uid) else { return };
-        if let Some(number) = self.waits {
-            user.leave(number);
+        let Some(user) = users.by_uid.get_mut(&self.uid) else { return };
+        if let Some(ticket) = self.ticket {
+            user.forget(ticket);
             user.admit(share);
         }
         user.connections -= 1;
         if user.connections == 0 {
-            users.users.remove(&self.uid);
+            users.by_uid.remove(&self.uid);
         }
     }
 }
@@ -408,13 +409,13 @@ mod tests {
         let mut model = Model::new();
         let counts = model.flood(3, SHARE);
         model.most_between(10).await;
-        model.time.hold_back(FLOOD, true);
+        model.time.set_held_back(FLOOD, true);
         // One may have been about to run.
         model.most_between(1).await;
         let before = model.turns_of_flood.load(Ordering::Relaxed);
         model.most_between(100).await;
         assert_eq!(model.turns_of_flood.load(Ordering::Relaxed), before);
-        model.time.hold_back(FLOOD, false);
+        model.time.set_held_back(FLOOD, false);
         while counts.iter().any(|count| count.load(Ordering::Relaxed) < before) {
             yield_now().await;
         }
@@ -466,6 +467,6 @@ mod tests {
             yield_now().await;
         }
         model.tasks.shutdown().await;
-        assert!(model.time.users().users.is_empty());
+        assert!(model.time.users().by_uid.is_empty());
     }
 }

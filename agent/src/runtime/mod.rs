@@ -42,7 +42,7 @@ use turns::{Turns, User};
 
 /// The most inputs of workers that wait for the core.
 const INBOX: usize = 4096;
-/// The most inputs that wait in fair order; further ones wait in the inbox.
+/// The number of inputs in fair order from which further ones wait in the inbox.
 const BACKLOG: usize = 16_384;
 /// The longest time without an event for the core while there are holds, so that it notices having slept.
 const TICK: Duration = Duration::from_millis(100);
@@ -404,7 +404,7 @@ impl Runtime {
     fn on_sessions(&mut self, arrived: &mut Vec<Input>) {
         let started = now();
         let mut turn = self.turns.begin(arrived, started);
-        let mut before = started;
+        let mut before = now();
         while let Some((user, input)) = turn.next(&mut self.turns) {
             let commands = self.core.commands_to_send();
             self.on_session(input);
@@ -422,7 +422,7 @@ impl Runtime {
         turn.end(&mut self.turns);
     }
 
-    /// Returns the user whose command sends the next script; none for scripts that the core sends by itself.
+    /// Returns the user whose command sends the next script; none if the core sends it by itself, or replicas must confirm it.
     fn sender(&mut self, lane: Lane) -> User {
         if lane == Lane::Commands { self.senders.pop_front().flatten() } else { None }
     }

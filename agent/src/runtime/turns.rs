@@ -15,15 +15,18 @@ pub(super) type User = Option<u32>;
 
 /// The most inputs that are handled out of the backlog before urgent work has its turn again.
 const BATCH: usize = 256;
-/// The most inputs of one user that wait before its connections decode no more.
+/// The number of a user's waiting inputs from which its connections no longer run: they read nothing, write nothing, and notice
+/// their client's end only afterwards.
 const MOST_WAITING: usize = 512;
-/// The longest time for which inputs are handled before urgent work has its turn again, apart from the last one; and that
-/// time while several users need the thread.
+/// The time for which inputs are handled before urgent work has its turn again. The input that is being handled then is
+/// finished.
 const TURN: Duration = Duration::from_millis(1);
+/// The same while more than one user is active.
 const CONTESTED_TURN: Duration = Duration::from_micros(250);
-/// The most scripts of one user's commands that are under way, so that a script of another user's command does not wait for
-/// thousands of them in Redis; and that number while several users need the thread.
+/// The number of a user's scripts under way from which its next command waits, so that a script of another user does not wait
+/// behind thousands of them in Redis.
 const MOST_SCRIPTS: usize = 1024;
+/// The same while more than one user is active.
 const CONTESTED_SCRIPTS: usize = 128;
 /// The time without a reply after which a user's commands no longer wait for replies to earlier ones: Redis does not answer
 /// anyway, and commands have time limits of their own.
@@ -100,8 +103,8 @@ impl Turns {
     fn push(&mut self, input: Input) {
         let user = self.user(&input);
         let waiting = self.queue.push(user, input.session(), input);
-        if waiting == MOST_WAITING {
-            self.hold_back(user, true);
+        if waiting >= MOST_WAITING {
+            self.set_held_back(user, true);
         }
     }
 
@@ -109,14 +112,14 @@ impl Turns {
         let scripts = &self.scripts;
         let (user, waiting, input) = self.queue.pop(|user| scripts.open_at(user) <= now)?;
         if waiting == MOST_WAITING - 1 {
-            self.hold_back(user, false);
+            self.set_held_back(user, false);
         }
         Some((user, input))
     }
 
-    fn hold_back(&self, user: User, held_back: bool) {
+    fn set_held_back(&self, user: User, held_back: bool) {
         if let Some(uid) = user {
-            self.time.hold_back(uid, held_back);
+            self.time.set_held_back(uid, held_back);
         }
     }
 
@@ -133,7 +136,7 @@ impl Drop for Turns {
     fn drop(&mut self) {
         for (user, queue) in &self.queue.queues {
             if queue.len >= MOST_WAITING {
-                self.hold_back(*user, false);
+                self.set_held_back(*user, false);
             }
         }
     }

@@ -110,6 +110,12 @@ impl IncidentRow {
         &self.key
     }
 
+    /// Returns its deployment, problem and key, which distinguish it from all others.
+    #[must_use]
+    pub fn identity(&self) -> (Arc<str>, ProblemKind, String) {
+        (Arc::clone(&self.first().0.id.deployment), self.problem, self.key.clone())
+    }
+
     /// Returns the incident with that key, with all of its locks, if there is one now.
     #[must_use]
     pub fn find(

@@ -270,7 +270,7 @@ impl<T: Listed> Query<T> {
         rows.into_iter().map(|(_, row)| row).collect()
     }
 
-    /// Returns true unless the place lies before the edge of the page, or is the last one before it.
+    /// Returns whether a row comes after the cursor. A backward cursor's own row counts as after it.
     pub(super) fn is_behind_edge(&self, place: &Position<'_>) -> bool {
         let Some(edge) = &self.edge else { return true };
         match self.compare(place, &edge.position()) {
@@ -305,16 +305,23 @@ impl<T: Listed> Query<T> {
     }
 
     /// Returns the rows of this page out of all rows, in any order, without sorting them all.
-    pub(super) fn page_of<'a>(&self, rows: impl Iterator<Item = &'a T>) -> Rows<T> {
+    pub(super) fn page_of<'a>(&self, rows: impl Iterator<Item = &'a T> + Clone) -> Rows<T>
+    where
+        T: 'a,
+    {
         let goes_back = self.edge.as_ref().is_some_and(|edge| edge.back);
         let (mut total, mut before) = (0, 0);
-        let candidates = rows.filter(|row| {
+        let candidates = rows.clone().filter(|row| {
             let behind = self.edge.is_none() || self.is_behind_edge(&row.position(self.sort));
             total += 1;
             before += usize::from(!behind);
             behind != goes_back
         });
-        let found = self.nearest(candidates, goes_back);
+        let mut found = self.nearest(candidates, goes_back);
+        if goes_back && before < self.limit {
+            // The first page is full, also where rows before its cursor have gone.
+            found = self.nearest(rows, false);
+        }
         let rows = found.into_iter().cloned().collect();
         self.page(rows, self.first_row(before), total)
     }
@@ -424,6 +431,23 @@ pub(super) mod tests {
         pages_together_are_the_whole_list::<LockRow>(7);
         pages_together_are_the_whole_list::<ProblemRow>(7);
         pages_together_are_the_whole_list::<OwnerRow>(5);
+    }
+
+    #[test]
+    fn the_first_page_is_full_although_rows_before_its_cursor_have_gone() {
+        let names = |numbers: std::ops::Range<u32>| {
+            let locks = numbers.map(|n| lock(&format!("lock:{n}")));
+            published(locks.collect())
+        };
+        let query = |cursor| query::<LockRow>("name", Order::Ascending, cursor, 3).unwrap();
+        let first = query(None).rows(&names(0..7), NOW);
+        let second = query(first.next.as_deref()).rows(&names(0..7), NOW);
+        let back = query(second.prev.as_deref()).rows(&names(2..7), NOW);
+        let shown: Vec<_> = back.rows.iter().map(|row| row.id.name.to_string()).collect();
+        assert_eq!(
+            (shown, back.skipped),
+            (vec!["lock:2".into(), "lock:3".into(), "lock:4".into()], 0)
+        );
     }
 
     #[test]

@@ -12,7 +12,7 @@ use super::offer::random_id;
 use super::{
     Choice, Offer, Operator, Outcome, ReleaseError, Releases, VALID, checked_reason, lock,
 };
-use crate::model::types::LockId;
+use crate::model::types::{LockId, ProblemKind};
 
 /// The most locks of a batch.
 pub const MAX_LOCKS: usize = 500;
@@ -24,6 +24,8 @@ const AT_ONCE: usize = 8;
 /// The locks of an incident as an operator has seen them.
 #[derive(Debug)]
 pub struct Batch {
+    /// The deployment, problem and key of the incident.
+    pub incident: (Arc<str>, ProblemKind, String),
     /// The locks that are released, each with the parts of it that end.
     pub offers: Vec<(Arc<Offer>, Vec<Choice>)>,
     /// The locks that are not, each with the reason.
@@ -148,10 +150,12 @@ impl Releases {
     /// Fails if the request is invalid; the rejection is recorded for the first lock then.
     pub fn confirm_batch(
         &self,
+        incident: &(Arc<str>, ProblemKind, String),
         request: &BatchRequest,
         operator: &Operator,
     ) -> Result<Confirmed, ReleaseError> {
         let batch = lock(&self.batches).get(&request.seen, operator, Instant::now());
+        let batch = batch.filter(|batch| batch.incident == *incident);
         let checked = || {
             let batch = batch.clone().ok_or(ReleaseError::Stale)?;
             let reason = checked_reason(&request.reason)?.to_owned();
@@ -161,11 +165,12 @@ impl Releases {
             if batch.is_unproven() && !request.unproven {
                 return Err(ReleaseError::Unproven);
             }
-            if !lock(&self.batches).take(&request.seen) {
-                return Err(ReleaseError::Stale);
-            }
+            // A batch beyond the limit can be sent again.
             if !self.sent.take() {
                 return Err(ReleaseError::Limited);
+            }
+            if !lock(&self.batches).take(&request.seen) {
+                return Err(ReleaseError::Stale);
             }
             Ok(Confirmed { batch, reason, operator: operator.clone() })
         };

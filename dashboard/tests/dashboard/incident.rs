@@ -149,6 +149,13 @@ async fn the_api_releases_all_its_locks_as_they_were_offered() {
     };
     let wrong = [send(2, "they hang").await, send(3, "").await];
     assert_eq!(wrong.map(|answer| answer.status), [422, 422]);
+    run::<i64>(&mut redis, &["HSET", "broken", HOLDER, "0"]);
+    run::<i64>(&mut redis, &["PEXPIRE", "broken", "600000"]);
+    let malformed = "/api/v1/incidents?filter=problem:malformed";
+    let list = dashboard.json_when(malformed, |list| list["total"] == 1).await;
+    let wish = json!({"seen": offer["seen"], "reason": "they hang", "count": 3, "unproven": true});
+    let other = post_json(dashboard.address, &api_of(&list["incidents"][0]), &[], &wish).await;
+    assert_eq!(other.status, 409, "the offer is for another incident: {other:?}");
     run::<i64>(&mut redis, &["DEL", "job:2"]);
     take(&mut redis, b"job:2", &thread(77), 600_000);
     let done = send(3, "they hang").await;

@@ -7,14 +7,21 @@ use super::hold::Hold;
 use crate::core::ids::Place;
 use crate::types::Number;
 
-/// The holds for which there is memory while there are none.
-const FEW: usize = 1024;
+/// The number of holds whose memory is allocated and freed together.
+const CHUNK: usize = 1024;
 
 #[derive(Debug, Default)]
 pub(super) struct Holds {
     places: BTreeMap<Number, Place>,
-    holds: Vec<Option<Hold>>,
+    chunks: Vec<Chunk>,
     free: Vec<Place>,
+}
+
+/// Neighbouring places, without memory while none of them is taken.
+#[derive(Debug, Default)]
+struct Chunk {
+    holds: Vec<Option<Hold>>,
+    taken: usize,
 }
 
 impl Holds {
@@ -31,11 +38,11 @@ impl Holds {
     }
 
     pub(super) fn at(&self, place: Place) -> Option<&Hold> {
-        self.holds.get(place.0)?.as_ref()
+        self.chunks.get(place.0 / CHUNK)?.holds.get(place.0 % CHUNK)?.as_ref()
     }
 
     pub(super) fn at_mut(&mut self, place: Place) -> Option<&mut Hold> {
-        self.holds.get_mut(place.0)?.as_mut()
+        self.chunks.get_mut(place.0 / CHUNK)?.holds.get_mut(place.0 % CHUNK)?.as_mut()
     }
 
     pub(super) fn len(&self) -> usize {
@@ -49,26 +56,43 @@ impl Holds {
 
     /// Returns the holds in no particular order.
     pub(super) fn values_mut(&mut self) -> impl Iterator<Item = &mut Hold> {
-        self.holds.iter_mut().flatten()
+        self.chunks.iter_mut().flat_map(|chunk| &mut chunk.holds).flatten()
     }
 
     /// Adds a hold whose number no other has.
     pub(super) fn insert(&mut self, mut hold: Hold) -> &mut Hold {
-        let place = self.free.pop().unwrap_or(Place(self.holds.len()));
+        let place = self.free.pop().unwrap_or_else(|| self.next_place());
         hold.place = place;
         self.places.insert(hold.number, place);
-        if place.0 == self.holds.len() {
-            self.holds.push(None);
+        let chunk = &mut self.chunks[place.0 / CHUNK];
+        chunk.taken += 1;
+        let at = place.0 % CHUNK;
+        if chunk.holds.len() <= at {
+            chunk.holds.resize_with(at + 1, || None);
         }
-        self.holds[place.0].insert(hold)
+        chunk.holds[at].insert(hold)
+    }
+
+    /// Returns the first place that was never taken.
+    fn next_place(&mut self) -> Place {
+        let place = Place(self.places.len());
+        if place.0.is_multiple_of(CHUNK) {
+            self.chunks.push(Chunk::default());
+        }
+        place
     }
 
     pub(super) fn remove(&mut self, number: Number) -> Option<Hold> {
         let place = self.places.remove(&number)?;
-        let hold = self.holds.get_mut(place.0)?.take();
+        let many = self.chunks.len() > 1;
+        let chunk = self.chunks.get_mut(place.0 / CHUNK)?;
+        let hold = chunk.holds.get_mut(place.0 % CHUNK)?.take();
+        chunk.taken -= 1;
+        if chunk.taken == 0 && many {
+            chunk.holds = Vec::new();
+        }
         self.free.push(place);
-        if self.places.is_empty() && self.holds.len() > FEW {
-            // Frees the memory of many.
+        if self.places.is_empty() && many {
             *self = Self::default();
         }
         hold
@@ -97,16 +121,28 @@ mod tests {
     }
 
     #[test]
-    fn the_memory_of_many_holds_is_freed_with_the_last() {
+    fn the_memory_of_many_holds_is_freed_although_a_few_stay() {
         let mut holds = Holds::default();
-        let many = i64::try_from(2 * FEW).unwrap();
+        let many = i64::try_from(4 * CHUNK).unwrap();
+        let stays = many - 1;
         for number in 0..many {
             holds.insert(hold(number));
         }
-        for number in 0..many {
+        for number in 0..stays {
             assert!(holds.remove(number).is_some());
         }
-        assert_eq!((holds.len(), holds.holds.capacity(), holds.free.capacity()), (0, 0, 0));
+        let allocated: usize = holds.chunks.iter().map(|chunk| chunk.holds.capacity()).sum();
+        assert_eq!((holds.len(), allocated), (1, CHUNK));
+        for number in many..2 * many - 1 {
+            holds.insert(hold(number));
+        }
+        assert_eq!((holds.chunks.len(), holds.free.len()), (4, 0), "places are taken again");
+        assert_eq!(numbers(&holds), (stays..2 * many - 1).collect::<Vec<_>>());
+        assert_eq!(holds.values_mut().count(), 4 * CHUNK);
+        for number in stays..2 * many - 1 {
+            assert!(holds.remove(number).is_some());
+        }
+        assert_eq!((holds.len(), holds.chunks.capacity(), holds.free.capacity()), (0, 0, 0));
         assert_eq!(holds.insert(hold(7)).number, 7);
     }
 }

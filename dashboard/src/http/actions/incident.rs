@@ -190,7 +190,8 @@ pub(super) async fn offer(
             Err(why) => left_out.push(why),
         }
     }
-    let batch = Batch { offers, left_out, shown_to: visitor.shared_name() };
+    let batch =
+        Batch { incident: incident.identity(), offers, left_out, shown_to: visitor.shared_name() };
     let (seen, batch) = releases.offer_batch(batch);
     (seen, batch, incident.locks.len().saturating_sub(MAX_LOCKS))
 }
@@ -282,7 +283,7 @@ pub async fn release_from_page(
             Ok(requested) => requested,
             Err(error) => return refused(&app, &uri, &visitor, &error),
         };
-    let (status, step) = match releases.confirm_batch(&request, &operator) {
+    let (status, step) = match releases.confirm_batch(&incident.identity(), &request, &operator) {
         Ok(confirmed) => {
             let of = confirmed.size();
             let outcomes = release(&app, confirmed).await;

@@ -33,7 +33,7 @@ pub(in crate::http) struct OfferJson {
     left_out: Vec<LeftOutJson>,
     /// The number of locks beyond the 500 of one release.
     more: usize,
-    /// The least number of waiters of the locks.
+    /// The number of waiters for these locks, at least.
     waiting: u64,
     /// True if only the form of some shows that they are locks: the request must have `unproven` then.
     unproven: bool,
@@ -136,9 +136,9 @@ pub(in crate::http) async fn from_api(
     // JSON is proof enough that no form of another site sent it.
     let body = body.map(|Json(request)| VerifiedForm(request));
     let body = body.map_err(|error| ApiError::new(error.status(), error.body_text()));
-    let Requested { releases, operator, request, .. } =
+    let Requested { releases, incident, operator, request } =
         requested(&app, &visitor, peer, params, body)?;
-    let confirmed = match releases.confirm_batch(&request, &operator) {
+    let confirmed = match releases.confirm_batch(&incident.identity(), &request, &operator) {
         Ok(confirmed) => confirmed,
         Err(error) => return Ok(rejected(&error)),
     };

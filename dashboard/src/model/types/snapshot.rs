@@ -175,7 +175,7 @@ impl Snapshot {
     }
 
     /// Returns every lock, in no useful order.
-    pub fn locks(&self) -> impl Iterator<Item = &Arc<LockView>> {
+    pub fn locks(&self) -> impl Iterator<Item = &Arc<LockView>> + Clone {
         self.shards.iter().flat_map(|shard| shard.locks.iter())
     }
 

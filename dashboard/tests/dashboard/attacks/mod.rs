@@ -40,6 +40,8 @@ const ROUTES: &[(&str, &str, &str)] = &[
     ("POST", "/incident/acknowledge?problem=leaked&key=a", "ack"),
     ("GET", "/incident/release?problem=leaked&key=a", "release"),
     ("POST", "/incident/release?problem=leaked&key=a", "release"),
+    ("GET", "/api/v1/incident/release?problem=leaked&key=a", "release"),
+    ("POST", "/api/v1/incident/release?problem=leaked&key=a", "release"),
     ("GET", "/owners", "look"),
     ("GET", "/owner?id=x", "look"),
     ("GET", "/problems", "look"),
