@@ -127,7 +127,7 @@ pub(super) struct FacetIndex {
     at: SteadyMillis,
     views: [usize; VIEWS.len()],
     values: [HashMap<Arc<str>, usize>; PROPERTIES.len()],
-    /// The counts as shown; none if they have changed.
+    /// The counts as last shown; none once one has changed.
     sum: Option<Arc<Facets>>,
 }
 
@@ -224,7 +224,7 @@ impl FacetIndex {
         Some((views, if *is_base { views[0] } else { whole.matches(lock, now) }))
     }
 
-    /// Counts a lock, or no longer.
+    /// Adds a lock to the counts, or takes it out.
     fn count<const ADDS: bool>(&mut self, lock: &LockView, now: SteadyMillis) {
         let Some((views, matches)) = self.matches(lock, now) else { return };
         self.sum = None;

@@ -49,8 +49,8 @@ pub(in crate::core) struct Early {
     pub(in crate::core) extend: Option<HoldUpdate>,
 }
 
-/// A hold of a local owner. What each renewal reads and writes comes first, in two cache lines: with many holds, most of a
-/// renewal is to fetch these from memory.
+/// A hold of a local owner. The fields that each renewal reads and writes come first: with many holds, a renewal mostly waits
+/// for their memory.
 #[derive(Debug)]
 #[repr(C)]
 pub(in crate::core) struct Hold {

@@ -254,8 +254,8 @@ impl LeaseTable {
         Some(hold)
     }
 
-    /// Applies a renewal, of this form, that was sent at `sent`: Redis has the hold. Unless enough replicas `confirmed` it, one
-    /// that takes over may not have the new lease, so the hold is valid for no longer, and the renewal is repeated soon.
+    /// Applies a renewal, of this form, that was sent at `sent`: Redis has the hold. If too few replicas `confirmed` it, one of
+    /// them may take over without the new lease, so the validity is not extended, and the renewal is repeated soon.
     pub(in crate::core) fn on_renewed(
         &mut self,
         renewal: &Renewal,

@@ -95,6 +95,7 @@ pub(in crate::core) struct RenewalForm {
     pub(in crate::core) reads: bool,
     /// Holds with a fixed lease, which are verified and keep their expiry.
     pub(in crate::core) fixed: bool,
+    /// The hold count that each of them has.
     pub(in crate::core) count: u32,
 }
 

@@ -109,7 +109,7 @@ impl<'a> Caller<'a> {
         params: Result<Query<LockParams>, QueryRejection>,
     ) -> Result<Self, ApiError> {
         let id = understood(params).and_then(|params| app.lock_id(&params));
-        // Without the right there is no other answer.
+        // A missing right is reported before anything else.
         match id {
             Ok(id) => visitor.needs_for(Right::Ack, &id).map(|()| Self { app, visitor, peer, id }),
             Err(error) => visitor.needs(Right::Ack).and(Err(error)),

@@ -53,7 +53,7 @@ fn find(app: &App, params: Params) -> Result<IncidentRow, ApiError> {
         })
 }
 
-/// Returns the incident that a request names, to a visitor who has this right for some of its locks. Without the right there is no other answer.
+/// Returns the incident that a request names, to a visitor who has this right for some of its locks. A missing right is reported before anything else.
 fn find_for(
     app: &App,
     visitor: &CurrentVisitor,
@@ -93,8 +93,8 @@ pub(super) fn releasable<'a>(
     Ok((releases, incident))
 }
 
-/// Returns an incident and a form about it. Without the right there is no other answer, and without the token of the form none about
-/// the incident.
+/// Returns an incident and a form about it. A missing right is reported before anything else, and a missing token of the form before
+/// anything about the incident.
 fn with_form<T, F>(
     found: Result<T, ApiError>,
     form: Result<VerifiedForm<F>, ApiError>,

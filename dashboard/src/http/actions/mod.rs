@@ -20,8 +20,11 @@ use crate::access::rights::Right;
 #[schema(value_type = Value)]
 struct AnyJson(#[expect(dead_code, reason = "only described")] serde_json::Value);
 
-/// Returns the body of a request to open MONITOR, from a visitor who may. Without the right there is no other answer.
-fn may_watch<T>(visitor: &CurrentVisitor, body: Result<T, ApiError>) -> Result<T, ApiError> {
+/// Returns the body of a request to open MONITOR, from a visitor who may. A missing right is reported before anything else.
+fn body_if_may_watch<T>(
+    visitor: &CurrentVisitor,
+    body: Result<T, ApiError>,
+) -> Result<T, ApiError> {
     visitor.needs(Right::Watch)?;
     body
 }

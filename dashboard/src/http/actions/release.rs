@@ -45,7 +45,7 @@ fn allowed<'a>(
     params: Result<Query<LockParams>, QueryRejection>,
 ) -> Result<(&'a Releases, LockId), ApiError> {
     let id = understood(params).and_then(|params| app.lock_id(&params));
-    // Without the right there is no other answer.
+    // A missing right is reported before anything else.
     let id = match id {
         Ok(id) => visitor.needs_for(Right::Release, &id).map(|()| id),
         Err(error) => visitor.needs(Right::Release).and(Err(error)),

@@ -8,7 +8,7 @@ use axum::response::{IntoResponse, Redirect, Response};
 use serde::Serialize;
 use utoipa::ToSchema;
 
-use super::{AnyJson, may_watch};
+use super::{AnyJson, body_if_may_watch};
 use crate::clock::SteadyMillis;
 use crate::http::app::App;
 use crate::http::error::ApiError;
@@ -29,7 +29,7 @@ pub async fn from_page(
     params: Result<Query<LockParams>, QueryRejection>,
     form: Result<VerifiedForm<EmptyForm>, ApiError>,
 ) -> Result<Redirect, ApiError> {
-    may_watch(&visitor, form)?;
+    body_if_may_watch(&visitor, form)?;
     let id = app.lock_id(&understood(params)?)?;
     start(&app, &visitor, &id)?;
     Ok(Redirect::to(&views::lock_trace(&id)))
@@ -67,7 +67,7 @@ pub(in crate::http) async fn from_api(
     params: Result<Query<LockParams>, QueryRejection>,
     call: Result<VerifiedCall, ApiError>,
 ) -> Result<Response, ApiError> {
-    may_watch(&visitor, call)?;
+    body_if_may_watch(&visitor, call)?;
     let lock = app.lock_id(&understood(params)?)?;
     let until = start(&app, &visitor, &lock)?;
     Ok((StatusCode::ACCEPTED, Json(Tracing { lock, until })).into_response())

@@ -10,7 +10,7 @@ use axum::response::{IntoResponse, Redirect, Response};
 use serde::{Deserialize, Serialize};
 use utoipa::{IntoParams, ToSchema};
 
-use super::{AnyJson, may_watch};
+use super::{AnyJson, body_if_may_watch};
 use crate::http::app::App;
 use crate::http::error::ApiError;
 use crate::http::guard::{CurrentVisitor, EmptyForm, VerifiedCall, VerifiedForm};
@@ -34,7 +34,7 @@ pub async fn from_page(
     params: Result<Query<WatchParams>, QueryRejection>,
     form: Result<VerifiedForm<EmptyForm>, ApiError>,
 ) -> Result<Redirect, ApiError> {
-    may_watch(&visitor, form)?;
+    body_if_may_watch(&visitor, form)?;
     watch(&app, &visitor, &understood(params)?)?;
     Ok(Redirect::to("/sources"))
 }
@@ -68,7 +68,7 @@ pub(in crate::http) async fn from_api(
     params: Result<Query<WatchParams>, QueryRejection>,
     call: Result<VerifiedCall, ApiError>,
 ) -> Result<Response, ApiError> {
-    may_watch(&visitor, call)?;
+    body_if_may_watch(&visitor, call)?;
     watch(&app, &visitor, &understood(params)?)?;
     let body = Watching { seconds: WATCH.as_secs(), state: "/api/v1/sources" };
     Ok((StatusCode::ACCEPTED, Json(body)).into_response())
