@@ -20,9 +20,9 @@ const SHARE: Duration = Duration::from_micros(250);
 const SHARE_ALONE: Duration = Duration::from_millis(2);
 /// The time after its latest run for which a user counts as active.
 const ACTIVE: Duration = Duration::from_secs(10);
-/// The part of a share that a group of connections may take, and the most connections in one. In a group their scripts go to
-/// Redis together.
+/// The number of groups of connections that fit in a share. The scripts of a group go to Redis together.
 const GROUPS_OF_A_SHARE: u32 = 2;
+/// The most connections of a group.
 const MAX_GROUP: usize = 64;
 /// The most time that counts as used, so that one long command costs a user eight passes at most.
 const MAX_USED: Duration = Duration::from_millis(2);

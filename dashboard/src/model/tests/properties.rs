@@ -111,10 +111,10 @@ proptest! {
                 prop_assert!(copy.remove(id).is_some());
             }
             prop_assert_eq!(copy.len(), snapshot.len());
-            let mut anew = Snapshot::empty();
-            anew.not_kept = snapshot.not_kept;
-            snapshot.locks().for_each(|lock| drop(anew.put(Arc::clone(lock))));
-            prop_assert_eq!(snapshot.counts(), anew.counts());
+            let mut rebuilt = Snapshot::empty();
+            rebuilt.not_kept = snapshot.not_kept;
+            snapshot.locks().for_each(|lock| drop(rebuilt.put(Arc::clone(lock))));
+            prop_assert_eq!(snapshot.counts(), rebuilt.counts());
             let is_notable = |lock: &&Arc<LockView>| !lock.problems.is_empty() || lock.is_awaited();
             let notable = snapshot.locks().filter(is_notable);
             prop_assert!(snapshot.notable().map(Arc::as_ptr).eq(notable.map(Arc::as_ptr)));
