@@ -199,7 +199,7 @@ impl App {
         let now = SteadyMillis::now();
         let known = self.hub.snapshot().get(id).cloned();
         let fresh = known.as_ref().is_some_and(|lock| {
-            !lock.is_unknown() && now.0.saturating_sub(lock.observed_at.0) <= FRESH_MS
+            !lock.is_unknown() && now.0.saturating_sub(lock.observed_at().0) <= FRESH_MS
         });
         let answer = if fresh { None } else { self.model.request_reading(id, PATIENCE).await };
         if let Some(known) = self.hub.snapshot().get(id).or(known.as_ref()) {

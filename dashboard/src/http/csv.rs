@@ -112,6 +112,7 @@ impl Record for Arc<LockView> {
         let problems = self.problems.iter();
         let problems = problems.map(|p| format!("{} {}", p.problem.as_str(), p.certainty.as_str()));
         let problems: Vec<String> = problems.collect();
+        let (observed_at, ttl) = self.last_reading();
         let mut cells = place(&self.id);
         cells.extend([
             self.state.as_str().to_owned(),
@@ -121,8 +122,8 @@ impl Record for Arc<LockView> {
         ]);
         cells.extend(since(self.held_since()));
         cells.extend([
-            number(self.ttl_ms),
-            instant(self.observed_at),
+            number(ttl),
+            instant(observed_at),
             number(self.lease_ms),
             self.renewed.to_string(),
             self.waiting.to_string(),

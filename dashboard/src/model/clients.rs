@@ -29,6 +29,8 @@ pub struct Clients {
     clients: HashMap<ClientId, Client>,
     agents: HashMap<ClientId, Agent>,
     names: OwnerNames,
+    /// Grows with each change of what [`Clients::view`] and [`Clients::agent_lives`] return.
+    version: u64,
 }
 
 /// An agent that has published itself.
@@ -70,6 +72,7 @@ impl Clients {
             let oldest =
                 self.clients.iter().min_by_key(|(_, client)| client.seen).map(|(id, _)| *id);
             oldest.map(|oldest| self.clients.remove(&oldest));
+            self.version += 1;
         }
         let client = self.clients.entry(id).or_insert_with(|| Client {
             addresses: Vec::new(),
@@ -80,6 +83,7 @@ impl Clients {
             missing_since: None,
             gone: false,
         });
+        let before = (client.connected, client.gone, client.addresses.first().copied());
         (client.seen, client.connected) = (client.seen.max(at), Some(true));
         (client.missing_since, client.gone) = (None, false);
         if !client.addresses.contains(&address) {
@@ -90,6 +94,8 @@ impl Clients {
             client.connections.truncate(MAX_CONNECTIONS - 1);
             client.connections.insert(0, (connection, at));
         }
+        let after = (client.connected, client.gone, client.addresses.first().copied());
+        self.version += u64::from(before != after);
     }
 
     /// Applies a list of all connected clients. Returns true if a client is found gone, or back.
@@ -103,6 +109,7 @@ impl Clients {
         let addresses = &connections.addresses;
         for client in self.clients.values_mut().filter(|client| client.seen < at) {
             let here = client.addresses.iter().any(|address| addresses.contains(address));
+            self.version += u64::from(client.connected != Some(here));
             client.connected = Some(here);
             if here {
                 client.missing_since = None;
@@ -113,6 +120,7 @@ impl Clients {
             changed |= client.gone != gone;
             client.gone = gone;
         }
+        self.version += u64::from(changed);
         changed
     }
 
@@ -133,6 +141,7 @@ impl Clients {
                 continue;
             };
             client.name = Some(Arc::clone(name));
+            self.version += 1;
             let addr = client.addresses.first().map(ToString::to_string);
             // An agent's connections have a name each.
             let own = if name.starts_with(AGENT) { AGENT } else { name };
@@ -155,7 +164,8 @@ impl Clients {
     pub fn report(&mut self, report: &AgentReport) -> bool {
         let mut changed = false;
         for (id, presence) in &report.agents {
-            if *presence != Presence::Unknown && !self.agents.contains_key(id) {
+            let is_new = *presence != Presence::Unknown && !self.agents.contains_key(id);
+            if is_new {
                 if self.agents.len() >= MAX_CLIENTS {
                     let oldest = self.agents.iter().min_by_key(|(_, agent)| agent.checked);
                     oldest.map(|(id, _)| *id).map(|oldest| self.agents.remove(&oldest));
@@ -170,6 +180,7 @@ impl Clients {
             }
             let Some(agent) = self.agents.get_mut(id) else { continue };
             agent.checked = report.at;
+            let before = agent.lives();
             if *presence == Presence::Present {
                 agent.missing_since = None;
             } else {
@@ -179,6 +190,7 @@ impl Clients {
             let gone = missing.is_some_and(|(since, _)| report.at.since(since) >= GONE_AFTER);
             changed |= agent.gone != gone;
             agent.gone = gone;
+            self.version += u64::from(is_new || agent.lives() != before);
         }
         for (_, id, identity) in &report.holders {
             if let Some(agent) = self.agents.get_mut(&id.client) {
@@ -229,8 +241,20 @@ impl Clients {
     /// Returns whether an agent is alive; none if it has never published itself, or has just gone missing.
     #[must_use]
     pub fn agent_lives(&self, id: &ClientId) -> Option<bool> {
-        let agent = self.agents.get(id)?;
-        match (agent.gone, agent.missing_since) {
+        self.agents.get(id)?.lives()
+    }
+
+    /// Returns a number that grows with each change of what is displayed of clients and agents.
+    #[must_use]
+    pub fn version(&self) -> u64 {
+        self.version + self.names.version()
+    }
+}
+
+impl Agent {
+    /// Returns whether it is alive; none if it has just gone missing.
+    fn lives(&self) -> Option<bool> {
+        match (self.gone, self.missing_since) {
             (true, _) => Some(false),
             (false, None) => Some(true),
             (false, Some(_)) => None,

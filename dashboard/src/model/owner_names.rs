@@ -1,6 +1,7 @@
 //! The names of owners, remembered after they are gone: past holds and events still say whose they were.
 
 use std::collections::HashMap;
+use std::sync::atomic::{AtomicU64, Ordering};
 use std::sync::{Arc, PoisonError, RwLock};
 
 use redisson::ClientId;
@@ -10,7 +11,14 @@ const MAX_NAMES: usize = 25_000;
 
 /// Names such as `invoices@web-7`, by holder id or by client uuid. Cheap to clone; clones share them.
 #[derive(Debug, Clone, Default)]
-pub struct OwnerNames(Arc<RwLock<Generations>>);
+pub struct OwnerNames(Arc<Names>);
+
+#[derive(Debug, Default)]
+struct Names {
+    generations: RwLock<Generations>,
+    /// The number of names of clients that were new.
+    of_clients: AtomicU64,
+}
 
 /// A name that is recorded again moves to the young generation. Once that is full it becomes the old one.
 #[derive(Debug, Default)]
@@ -22,7 +30,8 @@ struct Generations {
 impl OwnerNames {
     /// Stores the name of a holder or client. Returns true if it is new.
     pub fn record(&self, owner: &str, name: &str) -> bool {
-        let generations = &mut *self.0.write().unwrap_or_else(PoisonError::into_inner);
+        let mut generations = self.0.generations.write().unwrap_or_else(PoisonError::into_inner);
+        let generations = &mut *generations;
         if generations.young.get(owner).is_some_and(|known| **known == *name) {
             return false;
         }
@@ -33,6 +42,9 @@ impl OwnerNames {
         let is_new = known.as_deref() != Some(name);
         let name = known.filter(|_| !is_new).unwrap_or_else(|| name.into());
         generations.young.insert(owner.into(), name);
+        if is_new && ClientId::parse(owner.as_bytes()).is_some() {
+            self.0.of_clients.fetch_add(1, Ordering::Relaxed);
+        }
         is_new
     }
 
@@ -41,9 +53,15 @@ impl OwnerNames {
     pub fn name(&self, owner: &str) -> Option<Arc<str>> {
         let client =
             owner.split(':').next().filter(|uuid| ClientId::parse(uuid.as_bytes()).is_some());
-        let generations = self.0.read().unwrap_or_else(PoisonError::into_inner);
+        let generations = self.0.generations.read().unwrap_or_else(PoisonError::into_inner);
         let of = |id: &str| generations.young.get(id).or_else(|| generations.old.get(id)).cloned();
         of(owner).or_else(|| of(client?))
+    }
+
+    /// Returns a number that grows with each new name of a client.
+    #[must_use]
+    pub fn version(&self) -> u64 {
+        self.0.of_clients.load(Ordering::Relaxed)
     }
 }
 
@@ -64,6 +82,7 @@ mod tests {
         assert_eq!(names.name(&holder).as_deref(), Some("python3@web-7"));
         assert_eq!(names.name(client).as_deref(), Some("invoices@web-7"));
         assert!(names.record(&holder, "python3@web-8"));
+        assert_eq!(names.version(), 1, "one name of a client");
         assert_eq!(names.name("odd:id"), None);
     }
 
@@ -74,7 +93,7 @@ mod tests {
             names.record(&format!("holder {i}"), "a");
             names.record("in use", "b");
         }
-        let generations = names.0.read().unwrap();
+        let generations = names.0.generations.read().unwrap();
         assert!(generations.young.len() + generations.old.len() <= 2 * MAX_NAMES);
         drop(generations);
         assert!(names.name("in use").is_some() && names.name("holder 0").is_none());

@@ -48,6 +48,7 @@ impl Model {
             for name in taken {
                 scope.dirty.remove(&name);
                 let Some(entry) = scope.locks.get_mut(&name) else { continue };
+                entry.clients = scope.clients.version();
                 views.push((
                     ScopeId(index),
                     entry.record.view(scope.readable_since, &scope.clients),

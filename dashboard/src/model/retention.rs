@@ -11,6 +11,9 @@ use crate::model::types::{ScopeId, Source};
 /// The most free locks that are retained in one scope.
 pub(super) const MAX_FREE: usize = 10_000;
 
+/// The age at which a view on an open page is replaced after a reading without changes.
+const REFRESH_MS: u64 = 2_000;
+
 impl Model {
     /// Creates the record of a new lock. Returns false if it is ignored, or there is no room.
     pub(super) fn admit(&mut self, scope_id: ScopeId, name: &LockName, now: Moment) -> bool {
@@ -36,7 +39,7 @@ impl Model {
             }
             record.restore(restored);
         }
-        let entry = Box::new(LockEntry { record, published: None, free: None });
+        let entry = Box::new(LockEntry { record, published: None, clients: 0, free: None });
         scope.locks.insert(name.clone(), entry);
         self.lock_count += 1;
         true
@@ -91,9 +94,23 @@ impl Model {
                 scope.free.insert((free, name.clone()));
             }
         }
-        let since = scope.readable_since;
-        if !entry.published.as_ref().is_some_and(|view| entry.record.is_view_current(view, since)) {
-            scope.dirty.insert(name.clone());
+        let (since, clients) = (scope.readable_since, scope.clients.version());
+        let current = entry
+            .published
+            .as_ref()
+            .filter(|view| entry.clients == clients && entry.record.is_view_current(view, since));
+        let observed = entry.record.observed_at();
+        match current {
+            // Open pages count from the last reading that they were sent.
+            Some(view) if scope.schedule.is_viewed(name) => {
+                if observed.0.saturating_sub(view.observed_at().0) >= REFRESH_MS {
+                    scope.dirty.insert(name.clone());
+                }
+            }
+            Some(view) => view.observed.again(observed),
+            None => {
+                scope.dirty.insert(name.clone());
+            }
         }
         if scope.free.len() > MAX_FREE {
             self.evict_oldest_free(scope_id);

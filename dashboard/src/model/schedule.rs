@@ -135,6 +135,12 @@ impl Schedule {
         self.is_viewed = self.viewed.iter().map(|(name, _)| name.clone()).collect();
     }
 
+    /// Returns whether an open page shows the lock.
+    #[must_use]
+    pub fn is_viewed(&self, name: &LockName) -> bool {
+        self.is_viewed.contains(name)
+    }
+
     /// Returns the delay of the next read of a confirmed lock by deadline.
     #[must_use]
     pub fn lag(&self, now: Moment) -> Duration {

@@ -17,6 +17,8 @@ use crate::model::types::{LockId, LockView, ScopeId};
 pub(super) struct LockEntry {
     pub(super) record: Record,
     pub(super) published: Option<Arc<LockView>>,
+    /// The version of the clients that the published view shows.
+    pub(super) clients: u64,
     /// Its key in the index of free locks.
     pub(super) free: Option<Moment>,
 }

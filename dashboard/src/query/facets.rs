@@ -287,7 +287,7 @@ fn counts_alike(before: &LockView, after: &LockView) -> bool {
         && before.confirmed == after.confirmed
         && before.kind == after.kind
         && before.is_awaited() == after.is_awaited()
-        && before.ttl_ms.is_none() == after.ttl_ms.is_none()
+        && before.expires_at.is_none() == after.expires_at.is_none()
         && before.holders.len() == after.holders.len()
         && before.holders.iter().zip(&after.holders).all(same_holder)
 }
@@ -403,7 +403,8 @@ mod tests {
         let mut snapshot = crowd();
         let mut index = FacetIndex::new("service:web");
         index.facets(&snapshot, None, NOW);
-        let read_again = LockView { ttl_ms: Some(7), ..by("orders:eu:2", "web@b") };
+        let read_again =
+            LockView { expires_at: Some(SteadyMillis(7)), ..by("orders:eu:2", "web@b") };
         let changed: Vec<Arc<LockView>> =
             [by("orders:eu:1", "etl@a"), by("new:1", "web@c"), read_again].map(Arc::new).into();
         let mut before: Vec<_> =

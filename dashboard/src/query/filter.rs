@@ -187,10 +187,10 @@ impl Term {
             Self::Age(bound) => {
                 lock.held_since().is_some_and(|since| bound.holds(now.0.saturating_sub(since.at.0)))
             }
-            Self::Ttl(bound) => lock.ttl_ms.is_some_and(|ttl| {
-                bound.holds((lock.observed_at.0.saturating_add(ttl)).saturating_sub(now.0))
-            }),
-            Self::NoTtl => lock.is_held() && lock.ttl_ms.is_none(),
+            Self::Ttl(bound) => {
+                lock.expires_at.is_some_and(|end| bound.holds(end.0.saturating_sub(now.0)))
+            }
+            Self::NoTtl => lock.is_held() && lock.expires_at.is_none(),
             Self::Confirmed(yes) => lock.confirmed == *yes,
             Self::State(state) => lock.state == *state,
         }

@@ -6,8 +6,8 @@ use redisson::LockName;
 
 use crate::clock::SteadyMillis;
 use crate::model::types::{
-    Acknowledgement, Certainty, EventLog, HolderView, LockId, LockView, ProblemKind, ProblemView,
-    Since, Source, State,
+    Acknowledgement, Certainty, EventLog, HolderView, LockId, LockView, Observed, ProblemKind,
+    ProblemView, Since, Source, State,
 };
 
 pub(crate) fn lock(name: &str) -> LockView {
@@ -29,8 +29,8 @@ pub(crate) fn lock(name: &str) -> LockView {
             client: None,
             since: Since { at: SteadyMillis(1_000_000), exact: true },
         }],
-        ttl_ms: Some(30_000),
-        observed_at: SteadyMillis(1_060_000),
+        expires_at: Some(SteadyMillis(1_090_000)),
+        observed: Observed::new(SteadyMillis(1_060_000)),
         lease_ms: None,
         renewed: false,
         problems: Vec::new(),

@@ -48,9 +48,7 @@ impl Listed for LockRow {
         let rank = match sort {
             "problems" => (severity(self), since()),
             "age" => (since(), 0),
-            "ttl" => {
-                (self.ttl_ms.map_or(u64::MAX, |ttl| self.observed_at.0.saturating_add(ttl)), 0)
-            }
+            "ttl" => (self.expires_at.map_or(u64::MAX, |end| end.0), 0),
             _ => (0, 0),
         };
         let text = match self.holders.first() {
@@ -124,7 +122,7 @@ mod tests {
         ) {
             let order = if ascending { Order::Ascending } else { Order::Descending };
             let locks: Vec<LockView> = ages.iter().enumerate().map(|(i, (since, ttl))| LockView {
-                ttl_ms: Some(*ttl), ..aged(&format!("lock:{i}"), *since)
+                expires_at: Some(SteadyMillis(*ttl)), ..aged(&format!("lock:{i}"), *since)
             }).collect();
             let published = published(locks);
             let whole = page(&published, (sort, order), None, 100);

@@ -149,7 +149,7 @@ mod tests {
     fn view_of(step: &Step) -> Option<LockView> {
         step.view.map(|(since, ttl, troubled, holder)| {
             let mut view = lock(&format!("lock:{}", step.lock));
-            view.ttl_ms = Some(ttl);
+            view.expires_at = Some(SteadyMillis(ttl));
             view.problems = if troubled { vec![leaked()] } else { Vec::new() };
             match holder {
                 // A free lock without waiters: most lists do not contain it.

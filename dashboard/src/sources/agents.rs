@@ -3,7 +3,8 @@
 //! Only the agents of known holders and waiters are looked up, a bounded number at a time, and no value is read before its
 //! length.
 
-use std::collections::HashMap;
+use std::collections::{BTreeSet, HashMap, HashSet};
+use std::ops::Bound::{Excluded, Unbounded};
 use std::sync::Arc;
 
 use redis::Value;
@@ -19,10 +20,15 @@ use super::slot_share::SlotShare;
 use crate::access::agent_keys::AgentKeys;
 use crate::clock::{SteadyMillis, now};
 use crate::model::actor::{Hub, ModelHandle};
-use crate::model::types::{AgentReport, Observation, Presence};
+use crate::model::types::{AgentReport, LockView, Observation, Presence, Walk};
 
-/// The most holders and waiters that are looked up in one round; the others follow in the next ones.
+/// About the most holders and waiters that are looked up in one round; the others follow in the next ones.
 const HOLDERS: usize = 1_000;
+/// The most locks that are looked at in one round, besides those that have changed; a walk through all of them goes on in the
+/// next one.
+const VISITED: usize = 20_000;
+/// The most holders that wait for their first identity; the walk finds the others later.
+const MAX_UNIDENTIFIED: usize = 10_000;
 /// Commands in one pipeline.
 const COMMANDS: usize = 250;
 /// Fields in one command.
@@ -50,8 +56,14 @@ pub(super) struct Agents {
     registry: Registry,
     hub: Arc<Hub>,
     model: ModelHandle,
-    /// The last holders looked up, of those without an identity yet and of the others.
-    after: (Option<HolderId>, Option<HolderId>),
+    /// The snapshot up to which changed locks have been looked at.
+    seen: u64,
+    walk: Walk,
+    /// Holders without an identity yet, and the last one that was looked up.
+    unidentified: BTreeSet<Lookup>,
+    after: Option<Lookup>,
+    /// The agents that hold or wait for locks, by the latest walk through all locks and the one before.
+    active: [HashSet<ClientId>; 2],
     known: KnownAgents,
     waiters: WaiterReader,
 }
@@ -68,8 +80,19 @@ impl Agents {
         model: ModelHandle,
         known: KnownAgents,
     ) -> Self {
-        let (after, waiters) = ((None, None), WaiterReader::default());
-        Self { scope, registry, hub, model, after, known, waiters }
+        Self {
+            scope,
+            registry,
+            hub,
+            model,
+            seen: 0,
+            walk: Walk::default(),
+            unidentified: BTreeSet::new(),
+            after: None,
+            active: Default::default(),
+            known,
+            waiters: WaiterReader::default(),
+        }
     }
 
     /// Looks up some of the holders. Returns the error if Redis refuses that.
@@ -89,17 +112,7 @@ impl Agents {
 
     /// Reads which locks the workers of agents wait for. Returns the error if Redis refuses that.
     pub(super) async fn read_waiters(&mut self) -> Result<Option<ServerError>, CallError> {
-        let snapshot = self.hub.snapshot();
-        let ours = snapshot.locks().filter(|lock| self.scope.has(lock));
-        let holders = ours.flat_map(|lock| {
-            let holders = lock.holders.iter().map(|holder| holder.id.as_bytes());
-            holders.chain(lock.waiters.iter().map(|waiter| waiter.id.as_bytes()))
-        });
-        let agents = holders
-            .filter_map(HolderId::parse)
-            .filter(HolderId::looks_like_agent)
-            .map(|id| id.client)
-            .collect();
+        let agents = self.active.iter().flatten().copied().collect();
         match self.waiters.read(&self.scope, &self.registry, &self.known, agents).await? {
             Ok(lists) => {
                 for list in lists {
@@ -114,31 +127,66 @@ impl Agents {
     /// Chooses the holders of this round; at least half of them without an identity yet, if there are enough.
     fn choose(&mut self) -> Vec<Lookup> {
         let snapshot = self.hub.snapshot();
-        let ours = snapshot
-            .locks()
-            .filter(|lock| self.scope.has(lock) && self.registry.share.has(&lock.id.name));
-        let (mut new, mut known) = (Vec::new(), Vec::new());
-        for lock in ours.filter(|lock| !lock.is_unknown()) {
-            let holders = lock.holders.iter().map(|holder| (&holder.id, &holder.client));
-            let waiters = lock.waiters.iter().map(|waiter| (&waiter.id, &waiter.client));
-            let alive =
-                holders.chain(waiters).map(|(id, client)| (id.as_bytes(), client.as_deref()));
-            // Dead waiters are only in the queue. Their agents may come back.
-            let dead = lock.queue.iter().filter(|entry| entry.gone);
-            for (id, client) in alive.chain(dead.map(|entry| (entry.id.as_bytes(), None))) {
-                let id = HolderId::parse(id);
-                let Some(id) = id.filter(HolderId::looks_like_agent) else { continue };
-                let is_known = client.is_some_and(|client| client.host.is_some());
-                let list = if is_known { &mut known } else { &mut new };
-                list.push((id, lock.id.name.clone()));
+        self.unidentified.retain(|(id, name)| {
+            let lock = snapshot.get(&self.scope.id_of(name));
+            lock.is_some_and(|lock| of_agents(lock).any(|(of, known)| of == *id && !known))
+        });
+        for delta in self.hub.since(self.seen).into_iter().flatten() {
+            delta.changed.iter().for_each(|lock| drop(self.look_at(lock)));
+        }
+        self.seen = snapshot.seq;
+        let reserved = self.unidentified.len().min(HOLDERS / 2);
+        let mut identified = Vec::new();
+        let mut walk = self.walk;
+        for part in snapshot.visit(&mut walk, VISITED) {
+            identified.extend(part.iter().flat_map(|lock| self.look_at(lock)));
+            if identified.len() >= HOLDERS - reserved {
+                break;
             }
         }
-        let room = HOLDERS - known.len().min(HOLDERS / 2);
-        let mut lookups = next_part(new, &mut self.after.0, room);
-        let room = HOLDERS - lookups.len();
-        lookups.extend(next_part(known, &mut self.after.1, room));
+        if walk.turns() > self.walk.turns() {
+            let [latest, before] = &mut self.active;
+            *before = std::mem::take(latest);
+        }
+        self.walk = walk;
+        let room = HOLDERS.saturating_sub(identified.len()).max(reserved);
+        let mut lookups = next_part(&self.unidentified, &mut self.after, room);
+        identified.sort_unstable();
+        lookups.extend(identified);
         lookups
     }
+
+    /// Stores the lock's agents, and its holders and waiters without an identity. Returns those with one.
+    fn look_at(&mut self, lock: &LockView) -> Vec<Lookup> {
+        if !self.scope.has(lock) || !self.registry.share.has(&lock.id.name) || lock.is_unknown() {
+            return Vec::new();
+        }
+        let mut identified = Vec::new();
+        for (id, is_identified) in of_agents(lock) {
+            self.active[0].insert(id.client);
+            let lookup = (id, lock.id.name.clone());
+            if is_identified {
+                identified.push(lookup);
+            } else if self.unidentified.len() < MAX_UNIDENTIFIED {
+                self.unidentified.insert(lookup);
+            }
+        }
+        identified
+    }
+}
+
+/// Returns the lock's holders and waiters at agents, and whether they have an identity.
+fn of_agents(lock: &LockView) -> impl Iterator<Item = (HolderId, bool)> {
+    let holders = lock.holders.iter().map(|holder| (&holder.id, &holder.client));
+    let waiters = lock.waiters.iter().map(|waiter| (&waiter.id, &waiter.client));
+    let alive = holders.chain(waiters).map(|(id, client)| (id.as_bytes(), client.as_deref()));
+    // Dead waiters are only in the queue. Their agents may come back.
+    let dead = lock.queue.iter().filter(|entry| entry.gone);
+    let all = alive.chain(dead.map(|entry| (entry.id.as_bytes(), None)));
+    all.filter_map(|(id, client)| {
+        let id = HolderId::parse(id).filter(HolderId::looks_like_agent)?;
+        Some((id, client.is_some_and(|client| client.host.is_some())))
+    })
 }
 
 impl Registry {
@@ -284,18 +332,14 @@ impl Registry {
     }
 }
 
-/// Returns the next part of a list that is processed in rotation, sorted by agent.
-fn next_part(mut list: Vec<Lookup>, after: &mut Option<HolderId>, room: usize) -> Vec<Lookup> {
-    list.sort_unstable();
-    if list.len() > room {
-        let from = after.map_or(0, |after| list.partition_point(|(id, _)| *id <= after));
-        let len = list.len();
-        list.rotate_left(from % len);
-        list.truncate(room);
-        *after = list.last().map(|(id, _)| *id);
-        list.sort_unstable();
-    }
-    list
+/// Returns the next part of a set that is processed in rotation, sorted by agent.
+fn next_part(set: &BTreeSet<Lookup>, after: &mut Option<Lookup>, room: usize) -> Vec<Lookup> {
+    let later = after.as_ref().map(|after| set.range((Excluded(after), Unbounded)));
+    let mut part: Vec<Lookup> =
+        later.into_iter().flatten().chain(set).take(room.min(set.len())).cloned().collect();
+    *after = part.last().cloned();
+    part.sort_unstable();
+    part
 }
 
 #[cfg(test)]
@@ -311,15 +355,15 @@ mod tests {
 
     #[test]
     fn every_holder_is_looked_up_in_rotation() {
-        let list: Vec<Lookup> = (0..10).map(lookup).collect();
+        let set: BTreeSet<Lookup> = (0..10).map(lookup).collect();
         let mut after = None;
         let mut seen = HashSet::new();
         for _ in 0..4 {
-            let part = next_part(list.clone(), &mut after, 3);
+            let part = next_part(&set, &mut after, 3);
             assert_eq!(part.len(), 3);
             seen.extend(part.into_iter().map(|(id, _)| id.thread));
         }
         assert_eq!(seen.len(), 10);
-        assert_eq!(next_part(list, &mut after, 10).len(), 10);
+        assert_eq!(next_part(&set, &mut after, 10).len(), 10);
     }
 }

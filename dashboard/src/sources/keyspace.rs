@@ -13,6 +13,7 @@ use service_kit::shutdown::Shutdown;
 use tokio::sync::mpsc;
 use tokio::time::{Instant, MissedTickBehavior, interval};
 
+use super::choice::Choice;
 use super::read::strings;
 use super::scope::Scope;
 use super::slot_share::SlotShare;
@@ -82,6 +83,7 @@ pub struct Keyspace {
     status: Arc<SourceStatus>,
     subscriber: Subscriber,
     events: mpsc::Receiver<PubSubEvent>,
+    choice: Choice,
     topics: HashMap<Vec<u8>, Topic>,
     setting: Option<(Instant, Result<Notifications, String>)>,
     received: u32,
@@ -111,6 +113,7 @@ impl Keyspace {
             status,
             subscriber,
             events,
+            choice: Choice::default(),
             topics: HashMap::new(),
             setting: None,
             received: 0,
@@ -250,7 +253,7 @@ impl Keyspace {
     }
 
     /// Returns the channels to subscribe to: those of held locks, first those with problems or waiters.
-    fn wanted(&self, notifications: Notifications) -> HashMap<Vec<u8>, Topic> {
+    fn wanted(&mut self, notifications: Notifications) -> HashMap<Vec<u8>, Topic> {
         let mut wanted = HashMap::new();
         if notifications.expired {
             for (i, scope) in self.scopes.iter().enumerate() {
@@ -262,29 +265,17 @@ impl Keyspace {
             return wanted;
         }
         let snapshot = self.hub.snapshot();
-        let mut locks: Vec<_> = snapshot
-            .locks()
-            .filter(|lock| lock.confirmed && lock.is_held() && self.share.has(&lock.id.name))
-            .filter_map(|lock| {
-                let scope = self.scopes.iter().position(|scope| scope.has(lock))?;
-                let channel = key_channel(lock);
-                // Subscribed locks stay, so that few subscriptions change.
-                let weight = (
-                    lock.problems.is_empty(),
-                    !lock.is_awaited(),
-                    !self.topics.contains_key(&channel),
-                );
-                Some((weight, channel, scope, lock))
-            })
-            .collect();
-        if locks.len() > MAX_LOCKS {
-            locks.select_nth_unstable_by(MAX_LOCKS, |a, b| (a.0, &a.1).cmp(&(b.0, &b.1)));
-            locks.truncate(MAX_LOCKS);
-        }
-        let keys = locks
-            .into_iter()
-            .map(|(_, channel, scope, lock)| (channel, Topic::Key(scope, lock.id.name.clone())));
-        wanted.extend(keys);
+        let scope_of = |lock: &LockView| self.scopes.iter().position(|scope| scope.has(lock));
+        let locks = self.choice.update(&snapshot, MAX_LOCKS, |lock| {
+            lock.confirmed
+                && lock.is_held()
+                && self.share.has(&lock.id.name)
+                && scope_of(lock).is_some()
+        });
+        let key = |lock: &LockView| {
+            Some((key_channel(lock), Topic::Key(scope_of(lock)?, lock.id.name.clone())))
+        };
+        wanted.extend(locks.into_iter().filter_map(|lock| key(lock)));
         wanted
     }
 

@@ -18,6 +18,7 @@
 pub mod agent_waiters;
 pub mod agents;
 pub mod channels;
+mod choice;
 mod cluster;
 mod connection;
 mod fine_timer;

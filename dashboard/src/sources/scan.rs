@@ -24,7 +24,7 @@ use crate::clock::{SteadyMillis, now};
 use crate::config::ScanSettings;
 use crate::metrics::ScanNodeMetrics;
 use crate::model::actor::{Hub, ModelHandle};
-use crate::model::types::{LockId, LockView, Observation, Source};
+use crate::model::types::{LockView, Observation, Source};
 use crate::sources::view::{Progress, SourceState};
 
 /// Keys visited by one SCAN.
@@ -262,13 +262,12 @@ impl Scan {
         }
         let fresh_since = SteadyMillis::now().0.saturating_sub(MAX_AGE_MS);
         !self.view(name).is_some_and(|lock| {
-            lock.is_held() && !lock.is_unknown() && lock.observed_at.0 >= fresh_since
+            lock.is_held() && !lock.is_unknown() && lock.observed_at().0 >= fresh_since
         })
     }
 
     fn view(&self, name: &LockName) -> Option<Arc<LockView>> {
-        let (deployment, name) = (Arc::clone(&self.scope.deployment), name.clone());
-        self.hub.snapshot().get(&LockId { deployment, db: self.scope.db, name }).cloned()
+        self.hub.snapshot().get(&self.scope.id_of(name)).cloned()
     }
 
     fn is_known(&self, name: &LockName) -> bool {

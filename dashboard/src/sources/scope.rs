@@ -2,7 +2,9 @@
 
 use std::sync::Arc;
 
-use crate::model::types::{LockView, ScopeId};
+use redisson::LockName;
+
+use crate::model::types::{LockId, LockView, ScopeId};
 
 /// One database of one deployment.
 #[derive(Debug, Clone)]
@@ -14,6 +16,10 @@ pub struct Scope {
 }
 
 impl Scope {
+    pub(super) fn id_of(&self, name: &LockName) -> LockId {
+        LockId { deployment: Arc::clone(&self.deployment), db: self.db, name: name.clone() }
+    }
+
     /// Returns whether a lock is in this database.
     pub(super) fn has(&self, lock: &LockView) -> bool {
         self.deployment == lock.id.deployment && self.db == lock.id.db

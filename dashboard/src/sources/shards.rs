@@ -9,6 +9,7 @@ use std::sync::{Arc, Mutex, MutexGuard, PoisonError};
 use redisson::{HolderId, Kind, keys};
 use service_kit::redis::Subscriber;
 
+use super::choice::Choice;
 use super::slot_share::SlotShare;
 use crate::model::types::{LockView, Snapshot};
 use crate::redis::CLIENT_NAME;
@@ -22,6 +23,7 @@ pub struct Shards(Arc<Mutex<Sets>>);
 
 #[derive(Debug, Default)]
 struct Sets {
+    choice: Choice,
     wanted: HashSet<Vec<u8>>,
     subscribed: HashSet<Vec<u8>>,
     /// The number of other dashboards with such subscriptions.
@@ -43,7 +45,7 @@ impl Shards {
     ) {
         let mut sets = self.sets();
         let wanted = if sharded {
-            wanted(snapshot, (deployment, share), &sets.wanted)
+            wanted(snapshot, (deployment, share), &mut sets.choice)
         } else if sets.wanted.is_empty() {
             return;
         } else {
@@ -102,34 +104,24 @@ fn is_listening_dashboard(client: &str) -> bool {
     field("name") == Some(CLIENT_NAME) && field("ssub").is_some_and(|count| count != "0")
 }
 
-/// Returns the channels to subscribe to: first those of held locks with problems, then those already subscribed.
+/// Returns the channels of the held locks to follow, none of which an agent holds.
 fn wanted(
     snapshot: &Snapshot,
     (deployment, share): (&str, &SlotShare),
-    known: &HashSet<Vec<u8>>,
+    choice: &mut Choice,
 ) -> HashSet<Vec<u8>> {
     let by_agent = |lock: &LockView| {
         let mut ids = lock.holders.iter().map(|holder| HolderId::parse(holder.id.as_bytes()));
         ids.any(|id| id.is_some_and(|id| id.looks_like_agent()))
     };
-    let locks = snapshot.locks().filter(|lock| {
+    let locks = choice.update(snapshot, MAX_LOCKS, |lock| {
         &*lock.id.deployment == deployment
             && lock.confirmed
             && lock.is_held()
             && share.has(&lock.id.name)
             && !by_agent(lock)
     });
-    let mut channels: Vec<_> = locks
-        .map(|lock| {
-            let channel = channel(lock);
-            (lock.problems.is_empty(), !known.contains(&channel), channel)
-        })
-        .collect();
-    if channels.len() > MAX_LOCKS {
-        channels.select_nth_unstable(MAX_LOCKS);
-        channels.truncate(MAX_LOCKS);
-    }
-    channels.into_iter().map(|(_, _, channel)| channel).collect()
+    locks.into_iter().map(|lock| channel(lock)).collect()
 }
 
 /// Returns the channel that the lock's waiters subscribe to.
@@ -171,16 +163,17 @@ mod tests {
         for i in 0..MAX_LOCKS + 10 {
             snapshot.put(Arc::new(lock(&format!("l:{i:05}"))));
         }
-        let first = wanted(&snapshot, ("main", &SlotShare::Whole), &HashSet::new());
+        let mut choice = Choice::default();
+        let first = wanted(&snapshot, ("main", &SlotShare::Whole), &mut choice);
         assert_eq!(first.len(), MAX_LOCKS);
         snapshot.put(Arc::new(lock("a:new")));
-        assert_eq!(wanted(&snapshot, ("main", &SlotShare::Whole), &first), first);
+        assert_eq!(wanted(&snapshot, ("main", &SlotShare::Whole), &mut choice), first);
         let mut agents = lock("agents");
         let agent = redisson::ClientId::from_random([7; 16]);
         agents.holders[0].id = HolderId::new(agent, 1_700_000_000 << 30).to_string().into();
         let mut snapshot = Snapshot::empty();
         snapshot.put(Arc::new(agents));
-        assert!(wanted(&snapshot, ("main", &SlotShare::Whole), &HashSet::new()).is_empty());
-        assert!(wanted(&snapshot, ("other", &SlotShare::Whole), &HashSet::new()).is_empty());
+        assert!(wanted(&snapshot, ("main", &SlotShare::Whole), &mut choice).is_empty());
+        assert!(wanted(&snapshot, ("other", &SlotShare::Whole), &mut choice).is_empty());
     }
 }

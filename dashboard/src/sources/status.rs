@@ -100,7 +100,7 @@ impl SourceStatus {
         let mut now = self.now();
         now.lag = Some(lag);
         match now.state {
-            SourceState::On if lag >= behind => {
+            SourceState::On | SourceState::Behind if lag >= behind => {
                 now.state = SourceState::Behind;
                 now.detail = format!(
                     "known locks are read {} s late; raise --poll-rate, or watch fewer locks",
@@ -495,6 +495,23 @@ fn merged(limits: Vec<(Arc<str>, String, String)>) -> Vec<String> {
 #[cfg(test)]
 mod tests {
     use super::*;
+
+    #[test]
+    fn a_lag_is_reported_as_it_grows_until_it_is_over() {
+        let status = SourceStatus::new("main".into(), "a:1".to_owned(), Source::Poll);
+        status.set(SourceState::On, "");
+        let said = |secs| {
+            status.set_lag(Duration::from_secs(secs), Duration::from_secs(2));
+            let now = status.now();
+            (now.state, now.detail.split(';').next().unwrap_or_default().to_owned())
+        };
+        assert_eq!(said(1), (SourceState::On, String::new()));
+        for secs in [2, 490] {
+            let detail = format!("known locks are read {secs} s late");
+            assert_eq!(said(secs), (SourceState::Behind, detail));
+        }
+        assert_eq!(said(0), (SourceState::On, String::new()));
+    }
 
     #[test]
     fn equal_limits_of_several_nodes_are_merged() {

@@ -1,7 +1,8 @@
 //! Counts of the connections that listen for a lock's release: each stands for at least one waiter.
 //!
 //! Counting costs the server about a third of a microsecond for a name, and shows waiters of any client without watching its
-//! traffic. Fair locks are left out: their queues show more.
+//! traffic. Fair locks are left out: their queues show more. Locks with waiters are counted each second, the others once a
+//! minute at least.
 
 use std::collections::HashMap;
 use std::sync::Arc;
@@ -20,15 +21,17 @@ use super::slot_share::SlotShare;
 use super::status::SourceStatus;
 use crate::clock::{SteadyMillis, now};
 use crate::model::actor::{Hub, ModelHandle};
-use crate::model::types::{LockView, Observation, ScopeId};
+use crate::model::types::{LockView, Observation, ScopeId, Walk};
 use crate::sources::view::SourceState;
 
 /// The interval of the rounds.
 const INTERVAL: Duration = Duration::from_secs(1);
 /// Names in one command.
 const NAMES: usize = 500;
-/// Commands in one round; further locks follow in the next ones.
-const COMMANDS: usize = 4;
+/// The least number of names in one round, if there are as many; further locks follow in the next ones.
+const ROUND: usize = 2_000;
+/// The rounds in which all locks are counted.
+const ROUNDS: usize = 60;
 
 /// The counter of one server. Channels have no databases, so a name in several of them is counted once.
 #[derive(Debug)]
@@ -54,10 +57,10 @@ struct Requested {
 impl Subscribers {
     /// Runs until the connection is given up.
     pub async fn run(self) {
-        let mut after: Option<(ScopeId, LockName)> = None;
+        let mut walk = Walk::default();
         loop {
             let Some(server) = wait_until_up(&self.link, &self.status).await else { return };
-            let requested = self.next(&mut after);
+            let requested = self.next(&mut walk);
             match self.count(requested, server.has_shards()).await {
                 Ok(()) => {
                     self.status.set(SourceState::On, "");
@@ -74,35 +77,28 @@ impl Subscribers {
     }
 
     /// Returns the locks of this round: those with waiters each time, the others in turn.
-    fn next(&self, after: &mut Option<(ScopeId, LockName)>) -> Vec<Requested> {
+    fn next(&self, walk: &mut Walk) -> Vec<Requested> {
         let snapshot = self.hub.snapshot();
-        let mut awaited: Vec<(ScopeId, &LockView)> = Vec::new();
-        let mut others = Vec::new();
-        for lock in snapshot.locks().filter(|lock| self.is_counted(lock)) {
-            let Some(scope) = self.scopes.iter().find(|scope| scope.has(lock)) else { continue };
-            let list = if lock.waiting > 0 { &mut awaited } else { &mut others };
-            list.push((scope.id, &**lock));
-        }
-        awaited.truncate(NAMES * COMMANDS / 2);
-        let room = NAMES * COMMANDS - awaited.len();
-        others.sort_unstable_by_key(|(scope, lock)| (*scope, &lock.id.name));
-        if others.len() > room {
-            let from = after.as_ref().map_or(0, |(last_scope, last)| {
-                let last = (*last_scope, last);
-                others.partition_point(|(scope, lock)| (*scope, &lock.id.name) <= last)
-            });
-            let others_len = others.len();
-            others.rotate_left(from % others_len);
-            others.truncate(room);
-            *after = others.last().map(|(scope, lock)| (*scope, lock.id.name.clone()));
-        }
-        let requested = |(scope, lock): (ScopeId, &LockView)| Requested {
-            scope,
-            name: lock.id.name.clone(),
-            channel: channel(lock),
-            was_awaited: lock.waiting > 0,
+        let most = ROUND.max(snapshot.len() / ROUNDS);
+        let requested = |lock: &Arc<LockView>| {
+            let scope = self.scopes.iter().find(|scope| scope.has(lock))?;
+            self.is_counted(lock).then(|| Requested {
+                scope: scope.id,
+                name: lock.id.name.clone(),
+                channel: channel(lock),
+                was_awaited: lock.waiting > 0,
+            })
         };
-        awaited.into_iter().chain(others).map(requested).collect()
+        let awaited = snapshot.notable().filter(|lock| lock.waiting > 0);
+        let mut all: Vec<Requested> = awaited.filter_map(requested).take(most / 2).collect();
+        // Locks of other servers are passed over.
+        for part in snapshot.visit(walk, snapshot.len()) {
+            all.extend(part.iter().filter(|lock| lock.waiting == 0).filter_map(requested));
+            if all.len() >= most {
+                break;
+            }
+        }
+        all
     }
 
     fn is_counted(&self, lock: &LockView) -> bool {

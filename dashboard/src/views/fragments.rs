@@ -31,7 +31,8 @@ impl Fragments {
     /// Returns a lock's row.
     pub(super) fn row(&self, lock: &LockRow, chrome: &Chrome) -> Result<LiveRow, askama::Error> {
         let (id, html) = self.rendered(lock, chrome)?;
-        Ok(LiveRow { id, html, ttl: Some((lock.ttl_ms, lock.observed_at.0)) })
+        let (at, ttl) = lock.last_reading();
+        Ok(LiveRow { id, html, ttl: Some((ttl, at.0)) })
     }
 
     /// Returns a row's id and HTML.

@@ -105,7 +105,7 @@ impl<'a> Verdict<'a> {
         let now = page.chrome.now;
         let lock = known(page);
         let read_at = match &page.subject {
-            Subject::Known(lock) => Some(lock.observed_at),
+            Subject::Known(lock) => Some(lock.observed_at()),
             Subject::Absent { read_at } => Some(*read_at),
             Subject::NoLock(_) | Subject::Unreadable(_) => None,
         };

@@ -58,13 +58,14 @@ impl HtmlSafe for Ttl {}
 
 impl Ttl {
     pub(super) fn new(lock: &LockView, now: SteadyMillis) -> Self {
+        let (observed_at, ttl) = lock.last_reading();
         // Of a server that cannot be read, what was read last stands still.
         let passed = match lock.state {
             State::Unknown => 0,
-            State::Held | State::Free => now.0.saturating_sub(lock.observed_at.0),
+            State::Held | State::Free => now.0.saturating_sub(observed_at.0),
         };
-        let millis = lock.ttl_ms.unwrap_or_default();
-        let over = lock.ttl_ms.is_some() && passed > millis;
+        let millis = ttl.unwrap_or_default();
+        let over = ttl.is_some() && passed > millis;
         let left_millis = millis.saturating_sub(passed);
         let left = match over {
             true => format!("over by {}", format::duration(passed - millis)),
@@ -73,7 +74,7 @@ impl Ttl {
         let lease = lock.lease_ms.map(|lease| (lease, format::lease(lease)));
         Self {
             state: lock.state,
-            ends: lock.ttl_ms.is_some(),
+            ends: ttl.is_some(),
             counted: true,
             left,
             left_millis,
@@ -85,7 +86,7 @@ impl Ttl {
 
     /// The same but for what is left, which the script fills in: so it changes only when something else does.
     pub(super) fn uncounted(lock: &LockView) -> Self {
-        let ttl = Self::new(lock, lock.observed_at);
+        let ttl = Self::new(lock, lock.observed_at());
         // What could be read of a server that is gone stays as it was then.
         Self { counted: lock.state == State::Unknown, ..ttl }
     }
@@ -181,15 +182,15 @@ pub(super) struct Read {
 
 impl Read {
     pub(super) fn new(lock: &LockView, now: SteadyMillis) -> Self {
-        let passed = now.0.saturating_sub(lock.observed_at.0);
-        Self { at: lock.observed_at.0, ttl: lock.ttl_ms, ago: format::duration(passed) }
+        let (SteadyMillis(at), ttl) = lock.last_reading();
+        Self { at, ttl, ago: format::duration(now.0.saturating_sub(at)) }
     }
 }
 
 impl<'a> Row<'a> {
     pub(super) fn new(lock: &'a LockView, deployment: bool, db: bool, now: SteadyMillis) -> Self {
         let holder = lock.holders.iter().min_by_key(|holder| holder.since.at);
-        let passed = now.0.saturating_sub(lock.observed_at.0);
+        let passed = now.0.saturating_sub(lock.observed_at().0);
         Self {
             id: row_id(RowId::of_lock(&lock.id)),
             link: links::lock(&lock.id),

@@ -9,13 +9,12 @@ use super::{ColdState, Record, millis};
 use crate::clock::{SteadyMillis, WallMillis};
 use crate::model::clients::Clients;
 use crate::model::types::{
-    ClientView, HolderView, LockView, Marker, QueueEntryView, State, Verification, WaiterView,
+    ClientView, HolderView, LockView, Marker, Observed, QueueEntryView, State, Verification,
+    WaiterView,
 };
 use crate::model::waiting::Waiter;
 
-/// The least age of a view that a reading without changes replaces, so that idle locks cause no traffic.
-const REFRESH_MS: u64 = 2_000;
-/// The largest difference between a time to live and the one that the view predicts, that is not a change.
+/// The largest difference between the end of a time to live and the published one that is not a change.
 const PREDICTED_MS: u64 = 250;
 
 impl Record {
@@ -28,16 +27,24 @@ impl Record {
     /// Returns whether the published view is still accurate, given that ages and times to live advance by themselves.
     #[must_use]
     pub fn is_view_current(&self, published: &LockView, readable_since: Option<Moment>) -> bool {
-        if self.is_current(readable_since) == published.is_unknown() {
+        if self.dirty || self.is_current(readable_since) == published.is_unknown() {
             return false;
         }
-        let Some(stamp) = self.stamp else { return !self.dirty };
-        let passed = stamp.steady.0.saturating_sub(published.observed_at.0);
-        let predicted = match (published.ttl_ms, self.ttl.map(millis)) {
-            (Some(then), Some(now)) => (now + passed).abs_diff(then) <= PREDICTED_MS,
+        match (published.expires_at, self.expires_at()) {
+            (Some(then), Some(now)) => now.0.abs_diff(then.0) <= PREDICTED_MS,
             (then, now) => then == now,
-        };
-        !self.dirty && predicted && passed < REFRESH_MS
+        }
+    }
+
+    /// Returns the instant of the newest reading.
+    #[must_use]
+    pub fn observed_at(&self) -> SteadyMillis {
+        self.stamp.map_or(SteadyMillis(0), |stamp| stamp.steady)
+    }
+
+    /// Returns the end of its time to live by the newest reading.
+    fn expires_at(&self) -> Option<SteadyMillis> {
+        Some(SteadyMillis(self.observed_at().0.saturating_add(millis(self.ttl?))))
     }
 
     /// Builds a new view. A reading from before `readable_since` makes its state unknown.
@@ -84,8 +91,8 @@ impl Record {
             confirmed: self.confirmed,
             kind: kind.as_str(),
             holders,
-            ttl_ms: self.ttl.map(millis),
-            observed_at: self.stamp.map_or(SteadyMillis(0), |stamp| stamp.steady),
+            expires_at: self.expires_at(),
+            observed: Observed::new(self.observed_at()),
             lease_ms: self.lease.lease().map(millis),
             renewed: self.lease.renewed(),
             renewals: self.renewals.clone().filter(|_| self.lease.renewed() && self.is_held()),

@@ -7,7 +7,8 @@ fn acquisition_renewal_and_release_are_observed() {
     let mut model = model();
     read(&mut model, "a", 1_000, held(1, 1, renewed_ttl(1_000)));
     let view = shown(&mut model, "a").unwrap();
-    assert_eq!((view.state, view.confirmed, view.ttl_ms), (State::Held, true, Some(29_000)));
+    assert_eq!((view.state, view.confirmed), (State::Held, true));
+    assert_eq!(view.last_reading().1, Some(29_000));
     assert!(!view.holders[0].since.exact, "it was so when first read");
     for ms in (6_000..60_000).step_by(5_000) {
         read(&mut model, "a", ms, held(1, 1, renewed_ttl(ms)));
@@ -23,7 +24,7 @@ fn acquisition_renewal_and_release_are_observed() {
     release(&mut model, "a", 61_000);
     read(&mut model, "a", 61_002, absent());
     let view = shown(&mut model, "a").unwrap();
-    assert_eq!((view.state, view.ttl_ms), (State::Free, None));
+    assert_eq!((view.state, view.expires_at), (State::Free, None));
     assert_eq!(words(&view), ["taken", "renewed", "released"]);
     read(&mut model, "a", 61_500, held(2, 1, Some(29_900)));
     let view = shown(&mut model, "a").unwrap();
@@ -201,7 +202,7 @@ fn nothing_changes_while_a_server_cannot_be_read() {
     read(&mut model, "b", 7_000, held(1, 1, None));
     model.observe(MAIN, Observation::ServerDown);
     let (a, b) = (shown(&mut model, "a").unwrap(), shown(&mut model, "b").unwrap());
-    assert_eq!((a.state, a.holders.len(), a.observed_at), (State::Unknown, 1, SteadyMillis(1)));
+    assert_eq!((a.state, a.holders.len(), a.observed_at()), (State::Unknown, 1, SteadyMillis(1)));
     assert_eq!((b.state, b.problems.len()), (State::Unknown, 1));
     assert!(a.is_listed());
     assert!(model.due(MAIN, at(99_000), 10).is_empty(), "no reads are requested");
@@ -392,17 +393,31 @@ fn free_locks_are_dropped_eventually() {
 }
 
 #[test]
-fn readings_without_changes_publish_no_view() {
+fn readings_without_changes_publish_no_view_except_for_open_pages() {
     let mut model = model();
     read(&mut model, "a", 0, held(1, 1, Some(30_000)));
-    model.publish(SteadyMillis(0));
-    read(&mut model, "a", 1_000, held(1, 1, Some(29_000)));
-    assert!(model.publish(SteadyMillis(0)).is_none());
-    read(&mut model, "a", 3_000, held(1, 1, Some(27_000)));
     let (_, delta) = model.publish(SteadyMillis(0)).unwrap();
-    assert_eq!(delta.changed[0].ttl_ms, Some(27_000), "but old views are replaced");
-    read(&mut model, "a", 3_500, held(1, 1, Some(30_000)));
+    let view = Arc::clone(&delta.changed[0]);
+    read(&mut model, "a", 9_000, held(1, 1, Some(21_000)));
+    assert!(model.publish(SteadyMillis(0)).is_none());
+    assert_eq!(view.last_reading(), (SteadyMillis(9_001), Some(21_000)), "the view has aged");
+    model.set_viewed(MAIN, [name("a")]);
+    read(&mut model, "a", 10_000, held(1, 1, Some(20_000)));
+    assert!(model.publish(SteadyMillis(0)).is_none());
+    read(&mut model, "a", 11_000, held(1, 1, Some(19_000)));
+    let (_, delta) = model.publish(SteadyMillis(0)).unwrap();
+    assert_eq!(delta.changed[0].last_reading(), (SteadyMillis(11_001), Some(19_000)));
+    model.set_viewed(MAIN, []);
+    read(&mut model, "a", 11_500, held(1, 1, Some(30_000)));
     assert!(model.publish(SteadyMillis(0)).is_some(), "a renewal is new");
+    read(&mut model, "a", 12_500, held(1, 1, Some(29_000)));
+    assert!(model.publish(SteadyMillis(0)).is_none());
+    let agents = vec![(holder(7).client, Presence::Present)];
+    let report =
+        AgentReport { agents, holders: Vec::new(), at: at(13_000), steady: SteadyMillis(13_000) };
+    model.observe(MAIN, Observation::AgentReport(report));
+    read(&mut model, "a", 13_500, held(1, 1, Some(28_000)));
+    assert!(model.publish(SteadyMillis(0)).is_some(), "its holder may be that agent's");
 }
 
 #[test]

@@ -44,7 +44,7 @@ fn observe(model: &mut Model, input: &Input) {
 /// Returns the parts of a view that do not depend on the order of observations.
 fn facts(view: &LockView) -> impl PartialEq + std::fmt::Debug + use<> {
     let holders: Vec<_> = view.holders.iter().map(|h| (h.id.to_string(), h.count)).collect();
-    (view.state, holders, view.ttl_ms, view.observed_at)
+    (view.state, holders, view.last_reading())
 }
 
 proptest! {

@@ -109,6 +109,7 @@ fn kinds() -> utoipa::openapi::Object {
 
 impl Serialize for LockView {
     fn serialize<S: Serializer>(&self, serializer: S) -> Result<S::Ok, S::Error> {
+        let (observed_at, ttl_ms) = self.last_reading();
         let json = LockJson {
             id: LockIdJson::new(&self.id),
             state: self.state,
@@ -116,8 +117,8 @@ impl Serialize for LockView {
             kind: self.kind,
             lock_group: &self.group,
             holders: &self.holders,
-            ttl_ms: self.ttl_ms,
-            observed_at: self.observed_at,
+            ttl_ms,
+            observed_at,
             lease_ms: self.lease_ms,
             renewed: self.renewed,
             token: self.token,

@@ -3,6 +3,7 @@
 //! The API's JSON is these types as serde writes them, so every field is part of its contract.
 
 use std::sync::Arc;
+use std::sync::atomic::{AtomicU64, Ordering};
 
 use redisson::{ClientId, HolderId};
 use serde::Serialize;
@@ -180,6 +181,41 @@ impl RedView {
     }
 }
 
+/// The instant of a view's last reading. It moves on with each reading that shows the same, without a new view: most readings
+/// of held locks do.
+#[derive(Debug)]
+pub struct Observed(AtomicU64);
+
+impl Observed {
+    #[must_use]
+    pub fn new(at: SteadyMillis) -> Self {
+        Self(AtomicU64::new(at.0))
+    }
+
+    fn at(&self) -> SteadyMillis {
+        SteadyMillis(self.0.load(Ordering::Relaxed))
+    }
+
+    /// Records a later reading that showed the same.
+    pub fn again(&self, at: SteadyMillis) {
+        self.0.fetch_max(at.0, Ordering::Relaxed);
+    }
+}
+
+impl Clone for Observed {
+    fn clone(&self) -> Self {
+        Self::new(self.at())
+    }
+}
+
+impl PartialEq for Observed {
+    fn eq(&self, other: &Self) -> bool {
+        self.at() == other.at()
+    }
+}
+
+impl Eq for Observed {}
+
 /// One lock, as `/api/v1/lock` and the pages show it.
 #[derive(Debug, Clone, PartialEq, Eq)]
 pub struct LockView {
@@ -190,10 +226,10 @@ pub struct LockView {
     /// The kind, by redisson's word.
     pub kind: &'static str,
     pub holders: Vec<HolderView>,
-    /// Milliseconds to live when last read; none: no time to live.
-    pub ttl_ms: Option<u64>,
-    /// The instant of the last reading.
-    pub observed_at: SteadyMillis,
+    /// The end of its time to live; none if it has none.
+    pub expires_at: Option<SteadyMillis>,
+    /// The instant of the last reading that showed this.
+    pub observed: Observed,
     /// The lease, inferred from the highest times to live seen.
     pub lease_ms: Option<u64>,
     /// True if its holder renews it.
@@ -234,6 +270,19 @@ pub struct LockView {
 }
 
 impl LockView {
+    /// Returns the instant of the last reading that showed this.
+    #[must_use]
+    pub fn observed_at(&self) -> SteadyMillis {
+        self.observed.at()
+    }
+
+    /// Returns that instant, and the milliseconds to live at it; none without a time to live.
+    #[must_use]
+    pub fn last_reading(&self) -> (SteadyMillis, Option<u64>) {
+        let at = self.observed_at();
+        (at, self.expires_at.map(|end| end.0.saturating_sub(at.0)))
+    }
+
     /// Returns whether somebody holds it, or did when its server could last be read.
     #[must_use]
     pub fn is_held(&self) -> bool {

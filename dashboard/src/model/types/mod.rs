@@ -22,7 +22,9 @@ pub use identity::{
     AgentReport, AgentWaiters, AwaitedLock, GONE_AFTER, HolderIdentity, Presence, TrackedHolder,
     Verification,
 };
-pub use lock_view::{HolderView, LockView, QueueEntryView, RedView, Since, State, WaiterView};
+pub use lock_view::{
+    HolderView, LockView, Observed, QueueEntryView, RedView, Since, State, WaiterView,
+};
 pub use observation::{
     Companions, Connections, Marker, Observation, Queue, QueueEntry, Reading, SlotAssignment,
     Stamp, Token, Traffic,
@@ -35,5 +37,5 @@ pub use problem::{Acknowledgement, Certainty, Evidence, ProblemKind, ProblemView
 pub use read_request::{KnownParts, LastReading, ReadRequest};
 pub use renewals::Renewals;
 pub use settings::{Group, LockRule, Rule, Settings};
-pub use snapshot::{ClearedProblem, Counts, Delta, Notice, Snapshot};
+pub use snapshot::{ClearedProblem, Counts, Delta, Notice, Snapshot, Walk};
 pub use source::{Source, SourceSet};

@@ -10,8 +10,10 @@ use super::lock_view::LockView;
 use super::problem::ProblemKind;
 use crate::clock::SteadyMillis;
 
-/// Parts of a snapshot. Only those with changes are copied.
+/// The shards of a snapshot, and the parts of a shard. Only shards and parts with changes are copied: at a million locks, a
+/// changed one takes about 60 others of its part with it.
 const SHARDS: usize = 256;
+const PARTS: usize = 64;
 
 /// All locks at one instant. Cheap to clone and to keep.
 #[derive(Debug, Clone)]
@@ -30,13 +32,30 @@ pub struct Snapshot {
     /// Problems that have ended, the latest first.
     pub cleared: Arc<[ClearedProblem]>,
     shards: Vec<Arc<Shard>>,
+    len: usize,
     counts: Counts,
     hasher: RandomState,
 }
 
+type Shard = Vec<Arc<Part>>;
+
+/// A walk through all locks, which goes on in later snapshots.
+#[derive(Debug, Clone, Copy, Default)]
+pub struct Walk {
+    parts: usize,
+}
+
+impl Walk {
+    /// Returns the number of times that the walk has passed all locks.
+    #[must_use]
+    pub fn turns(self) -> usize {
+        self.parts / (SHARDS * PARTS)
+    }
+}
+
 /// Some of the locks, sorted by id.
 #[derive(Debug, Clone, Default)]
-struct Shard {
+struct Part {
     locks: Vec<Arc<LockView>>,
     /// Those with a problem or a waiter.
     notable: Vec<Arc<LockView>>,
@@ -149,6 +168,7 @@ impl Snapshot {
     /// Returns a snapshot without locks.
     #[must_use]
     pub fn empty() -> Self {
+        let empty: Arc<Shard> = Arc::new(std::iter::repeat_n(Arc::default(), PARTS).collect());
         Self {
             seq: 0,
             at: SteadyMillis(0),
@@ -157,31 +177,61 @@ impl Snapshot {
             possible_not_kept: 0,
             notices: Arc::from([]),
             cleared: Arc::from([]),
-            shards: vec![Arc::default(); SHARDS],
+            shards: std::iter::repeat_n(empty, SHARDS).collect(),
+            len: 0,
             counts: Counts::default(),
             hasher: RandomState::new(),
         }
     }
 
-    fn shard(&self, id: &LockId) -> usize {
+    /// Returns the shard of a lock, and the part of that shard.
+    fn place(&self, id: &LockId) -> (usize, usize) {
         let hash = self.hasher.hash_one(id);
-        usize::try_from(hash % SHARDS as u64).unwrap_or(0)
+        let place = usize::try_from(hash % (SHARDS * PARTS) as u64).unwrap_or(0);
+        (place / PARTS, place % PARTS)
     }
 
     #[must_use]
     pub fn get(&self, id: &LockId) -> Option<&Arc<LockView>> {
-        let locks = &self.shards[self.shard(id)].locks;
+        let (shard, part) = self.place(id);
+        let locks = &self.shards[shard][part].locks;
         find(locks, id).ok().map(|i| &locks[i])
+    }
+
+    fn parts(&self) -> impl Iterator<Item = &Part> + Clone {
+        self.shards.iter().flat_map(|shard| shard.iter()).map(|part| &**part)
     }
 
     /// Returns every lock, in no useful order.
     pub fn locks(&self) -> impl Iterator<Item = &Arc<LockView>> + Clone {
-        self.shards.iter().flat_map(|shard| shard.locks.iter())
+        self.parts().flat_map(|part| part.locks.iter())
     }
 
     /// Returns every lock with a problem or a waiter, in no useful order.
     pub fn notable(&self) -> impl Iterator<Item = &Arc<LockView>> {
-        self.shards.iter().flat_map(|shard| shard.notable.iter())
+        self.parts().flat_map(|part| part.notable.iter())
+    }
+
+    /// Returns the next locks of a walk, in small parts. Ends after about `most` locks, or after all of them.
+    pub fn visit<'s, 'w>(
+        &'s self,
+        walk: &'w mut Walk,
+        most: usize,
+    ) -> impl Iterator<Item = &'s [Arc<LockView>]> + use<'s, 'w> {
+        let (mut parts, mut visited) = (0, 0);
+        std::iter::from_fn(move || {
+            while parts < SHARDS * PARTS && visited < most {
+                parts += 1;
+                let at = walk.parts % (SHARDS * PARTS);
+                let part = &self.shards[at / PARTS][at % PARTS].locks;
+                walk.parts += 1;
+                visited += part.len();
+                if !part.is_empty() {
+                    return Some(part.as_slice());
+                }
+            }
+            None
+        })
     }
 
     #[must_use]
@@ -192,12 +242,12 @@ impl Snapshot {
     /// Returns the number of locks.
     #[must_use]
     pub fn len(&self) -> usize {
-        self.shards.iter().map(|shard| shard.locks.len()).sum()
+        self.len
     }
 
     #[must_use]
     pub fn is_empty(&self) -> bool {
-        self.shards.iter().all(|shard| shard.locks.is_empty())
+        self.len == 0
     }
 
     /// Inserts a lock. Returns the view that it replaces.
@@ -212,11 +262,14 @@ impl Snapshot {
     }
 
     fn replace(&mut self, id: &LockId, lock: Option<Arc<LockView>>) -> Option<Arc<LockView>> {
-        let shard = self.shard(id);
-        let shard = Arc::make_mut(&mut self.shards[shard]);
+        let (shard, part) = self.place(id);
+        let part = Arc::make_mut(&mut Arc::make_mut(&mut self.shards[shard])[part]);
         let is_notable = |lock: &Arc<LockView>| !lock.problems.is_empty() || lock.is_awaited();
-        replace(&mut shard.notable, id, lock.clone().filter(is_notable));
-        let before = replace(&mut shard.locks, id, lock)?;
+        replace(&mut part.notable, id, lock.clone().filter(is_notable));
+        self.len -= part.locks.len();
+        let before = replace(&mut part.locks, id, lock);
+        self.len += part.locks.len();
+        let before = before?;
         self.counts.of(&before).for_each(|count| *count -= 1);
         Some(before)
     }

@@ -65,7 +65,7 @@ pub(super) fn all() -> Vec<(String, String)> {
     for row in &mut blind.rows {
         let row = Arc::make_mut(row);
         row.state = State::Unknown;
-        row.observed_at = ago(48_000);
+        row.observed = Observed::new(ago(48_000));
     }
     table("blind", blind);
 

@@ -47,6 +47,12 @@ fn happenings<const N: usize>(of: [(u64, Source, &'static str, &str); N]) -> Eve
     history
 }
 
+/// Sets a lock's last reading, and its time to live then.
+pub(super) fn read_again(lock: &mut LockView, at: SteadyMillis, ttl_ms: u64) {
+    lock.observed = Observed::new(at);
+    lock.expires_at = Some(SteadyMillis(at.0 + ttl_ms));
+}
+
 /// A healthy hold, `held_ms` old.
 pub(in crate::views) fn held(name: &[u8], n: u64, held_ms: u64) -> LockView {
     let passed = held_ms % 10_000;
@@ -56,8 +62,8 @@ pub(in crate::views) fn held(name: &[u8], n: u64, held_ms: u64) -> LockView {
         confirmed: true,
         kind: "lock",
         holders: vec![holder(n, 1, held_ms, true)],
-        ttl_ms: Some(30_000 - passed.saturating_sub(700)),
-        observed_at: ago(700),
+        expires_at: Some(SteadyMillis(ago(700).0 + 30_000 - passed.saturating_sub(700))),
+        observed: Observed::new(ago(700)),
         lease_ms: Some(30_000),
         renewed: held_ms > 20_000,
         renewals: None,
@@ -117,7 +123,7 @@ pub(super) fn stuck() -> LockView {
 
 pub(super) fn leaked() -> LockView {
     LockView {
-        ttl_ms: None,
+        expires_at: None,
         lease_ms: None,
         renewed: false,
         problems: vec![ProblemView {
@@ -575,9 +581,8 @@ pub(super) fn contended() -> ListPage<LockRow> {
         ..held(b"warehouse:sync:{eu-west}", 17, 341_000)
     });
     rows.extend(healthy_rows());
-    rows[5].observed_at = ago(34_000);
-    rows[6].ttl_ms = Some(200);
-    rows[6].observed_at = ago(2_000);
+    read_again(&mut rows[5], ago(34_000), 29_000);
+    read_again(&mut rows[6], ago(2_000), 200);
     let mut page = locks(rows);
     page.chrome.counts.unconfirmed = 3;
     page.chrome.sources[0] = source(

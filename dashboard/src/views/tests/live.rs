@@ -6,7 +6,7 @@ use serde_json::Value;
 
 use super::fixtures::{
     ago, chrome, contended, contended_lock, healthy_rows, held, hostile, list, list_rows, lock,
-    locks, owners, source, stuck,
+    locks, owners, read_again, source, stuck,
 };
 use crate::clock::SteadyMillis;
 use crate::model::types::{LockView, State};
@@ -79,8 +79,7 @@ fn a_read_that_finds_no_change_sends_the_time_to_live_only() {
     let mut page = locks(healthy_rows());
     let first = patch(&mut stream, &page).unwrap();
     let row = Arc::make_mut(&mut page.rows[3]);
-    row.ttl_ms = Some(29_500);
-    row.observed_at = ago(0);
+    read_again(row, ago(0), 29_500);
     let second = patch(&mut stream, &page).unwrap();
     assert_eq!(keys(&second), ["now", "ttl"]);
     let id = first["order"][3].as_str().unwrap();
@@ -117,7 +116,7 @@ fn a_lost_time_to_live_is_told() {
     let mut stream = Stream::new(Fragments::default());
     let mut page = locks(healthy_rows());
     patch(&mut stream, &page).unwrap();
-    Arc::make_mut(&mut page.rows[0]).ttl_ms = None;
+    Arc::make_mut(&mut page.rows[0]).expires_at = None;
     let changed = patch(&mut stream, &page).unwrap();
     assert_eq!(keys(&changed), ["cells", "now", "ttl"]);
     assert!(changed["cells"].to_string().contains("no expiry"));
@@ -339,8 +338,7 @@ pub(super) fn story() -> String {
     then("count", &|page| Arc::make_mut(&mut page.rows[2]).holders[0].count = 7);
     then("ttl", &|page| {
         let row = Arc::make_mut(&mut page.rows[3]);
-        row.ttl_ms = Some(5_000);
-        row.observed_at = ago(0);
+        read_again(row, ago(0), 5_000);
     });
     then("gone", &|page| drop(page.rows.remove(4)));
     then("moved", &|page| page.rows.swap(1, 5));
