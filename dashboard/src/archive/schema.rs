@@ -55,7 +55,9 @@ pub(super) fn open(path: &Path) -> rusqlite::Result<Connection> {
         ));
     }
     // A crash of the machine loses the last moments; a crash of the program loses nothing.
-    connection.execute_batch("PRAGMA journal_mode = WAL; PRAGMA synchronous = NORMAL")?;
+    connection.execute_batch(
+        "PRAGMA journal_mode = WAL; PRAGMA synchronous = NORMAL; PRAGMA wal_autocheckpoint = 4000",
+    )?;
     connection.execute_batch(TABLES)?;
     connection.pragma_update(None, "user_version", VERSION)?;
     // Fails if the file is damaged at its root.

@@ -15,7 +15,7 @@ use crate::clock::{self, SteadyMillis};
 use crate::model::types::{ArchiveEntry, LockId};
 
 /// The most entries in one transaction.
-const BATCH: usize = 2_000;
+const BATCH: usize = 20_000;
 /// The interval at which entries, and the time of observation, are written.
 const INTERVAL: Duration = Duration::from_secs(1);
 /// The interval at which old rows are removed.

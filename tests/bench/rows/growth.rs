@@ -334,7 +334,7 @@ async fn known_locks(round: &mut Round, count: u64) -> Result<()> {
     round.figure(&who, "% of a core, Redis", (cpu_micros(server)? - its) / 1e4 / seconds);
     for (what, path) in [
         ("ms of the list", "/"),
-        ("ms of a filter", "/?q=bench%3A77"),
+        ("ms of a filter", "/?filter=bench%3A77"),
         ("ms of the owners", "/owners"),
         ("ms of the overview", "/overview"),
         ("ms of the metrics", "/metrics"),
