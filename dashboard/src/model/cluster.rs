@@ -72,7 +72,7 @@ impl Model {
     pub fn join(&mut self, front: ScopeId, now: Moment) -> ScopeId {
         let Scope { deployment, db, .. } = &self.scopes[front.0];
         let names = self.names.clone();
-        let rate = self.settings.poll_rate;
+        let rate = self.settings.reads_a_second(0);
         let mut scope = Scope::new(Arc::clone(deployment), *db, rate, now, names);
         scope.front = Some(front);
         scope.cluster = true;

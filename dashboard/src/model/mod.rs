@@ -81,7 +81,7 @@ impl Model {
         scopes: &[(Arc<str>, u32)],
         now: Moment,
     ) -> Self {
-        let rate = settings.poll_rate;
+        let rate = settings.reads_a_second(0);
         let names = OwnerNames::default();
         let scopes = scopes
             .iter()
@@ -385,6 +385,8 @@ impl Model {
         self.count_waiting(now);
         for index in 0..self.scopes.len() {
             let scope_id = ScopeId(index);
+            let scope = &mut self.scopes[index];
+            scope.schedule.set_rate(self.settings.reads_a_second(scope.locks.len()));
             let scope = &self.scopes[index];
             let old = scope.free.iter().take_while(|(since, _)| now.since(*since) > RETAINED);
             // Locks with problems stay: they are few, and bounded with the rest.

@@ -80,6 +80,11 @@ impl Schedule {
         }
     }
 
+    /// Sets the most reads a second.
+    pub fn set_rate(&mut self, rate: u32) {
+        self.rate = f64::from(rate);
+    }
+
     /// Sets the latest time for a read of the confirmed lock.
     pub fn set(&mut self, name: &LockName, at: Moment) {
         self.insert(name, Due { at, possible: false });

@@ -28,9 +28,9 @@ use crate::model::types::{LockView, Observation, Source};
 use crate::sources::view::{Progress, SourceState};
 
 /// Keys visited by one SCAN.
-pub const COUNT: usize = 100;
+pub const COUNT: usize = 200;
 /// Possible locks read at once: this many, or as many as have been found after the interval below.
-const CANDIDATES: usize = 100;
+const CANDIDATES: usize = 200;
 const CANDIDATES_INTERVAL: Duration = Duration::from_millis(100);
 /// The most hashes remembered as not being locks, on servers where reading them again would count as a use.
 const MAX_NON_LOCKS: usize = 500_000;
@@ -40,8 +40,9 @@ const PAUSE: u32 = 20;
 const MIN_PAUSE: Duration = Duration::from_millis(500);
 /// The least time between two passes for companion keys.
 const COMPANIONS_INTERVAL: Duration = Duration::from_secs(60);
-/// The age up to which the poll's last reading of a lock replaces one by the scan.
-const MAX_AGE_MS: u64 = 15_000;
+/// The age up to which the poll's last reading of a lock replaces one by the scan. The poll's rounds are shorter, unless its
+/// rate is limited.
+const MAX_AGE_MS: u64 = 150_000;
 /// The most keys of moving slots that are reported to their own nodes at once.
 const MAX_MOVING: usize = 16;
 /// Matches every companion key of a lock.

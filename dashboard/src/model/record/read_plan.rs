@@ -75,6 +75,7 @@ impl Record {
         let stale = self.token_read.is_none_or(|read| now.since(read) >= TOKEN_INTERVAL);
         KnownParts {
             fields,
+            settled: self.released.is_none(),
             readers: readers.chain(orphaned).collect(),
             waiting: queue.iter().flat_map(|queue| &queue.front).map(|entry| entry.id).collect(),
             token: self.token.is_some() || stale,

@@ -60,7 +60,7 @@ pub(super) fn queued(places: &[(i64, u64)]) -> Companions {
 pub(super) fn settings() -> Settings {
     Settings {
         max_locks: 1000,
-        poll_rate: 1000,
+        poll_rate: Some(1000),
         usual: Rule {
             stuck_after: Some(Duration::from_secs(300)),
             starving_after: Some(Duration::from_secs(60)),

@@ -15,6 +15,8 @@ pub struct ReadRequest {
 pub struct KnownParts {
     /// The hash's fields. Empty: the key is probed step by step.
     pub fields: Vec<Vec<u8>>,
+    /// The hash probably has no other fields now: nothing has reported a change since.
+    pub settled: bool,
     /// Readers with their hold counts.
     pub readers: Vec<(HolderId, i64)>,
     /// The waiters in the queue.

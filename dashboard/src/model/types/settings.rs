@@ -10,8 +10,8 @@ const MAX_POSSIBLE: usize = 2_000;
 pub struct Settings {
     /// The most locks that are retained, in all databases together.
     pub max_locks: usize,
-    /// The most reads of known locks a second in one database.
-    pub poll_rate: u32,
+    /// The most reads of known locks a second in one database; none: as many as [`Settings::reads_a_second`] needs.
+    pub poll_rate: Option<u32>,
     /// The rule for all locks but those of `rules`.
     pub usual: Rule,
     /// Rules for locks of certain names; the first match applies.
@@ -22,7 +22,22 @@ pub struct Settings {
     pub groups: Vec<Group>,
 }
 
+/// The reads of known locks a second in one database, if nothing else is set and they are enough to read each lock once in
+/// [`ROUND_SECONDS`].
+const USUAL_POLL_RATE: u32 = 2_000;
+/// The longest round through all known locks.
+const ROUND_SECONDS: usize = 120;
+/// The most reads a second that the number of known locks can lead to.
+const MOST_READS: usize = 100_000;
+
 impl Settings {
+    /// Returns the most reads a second of that many known locks in one database.
+    #[must_use]
+    pub fn reads_a_second(&self, known: usize) -> u32 {
+        let needed = u32::try_from((known / ROUND_SECONDS).min(MOST_READS)).unwrap_or(u32::MAX);
+        self.poll_rate.unwrap_or_else(|| needed.max(USUAL_POLL_RATE))
+    }
+
     /// Returns the most possible locks of one database. More of them than that are an application's hashes rather than
     /// leaked locks, and must not take the room of confirmed locks.
     #[must_use]

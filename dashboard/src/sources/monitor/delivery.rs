@@ -213,7 +213,7 @@ mod tests {
     fn delivery() -> (Delivery, actor::Actor) {
         let settings = Settings {
             max_locks: 10,
-            poll_rate: 10,
+            poll_rate: Some(10),
             usual: crate::model::types::Rule { stuck_after: None, starving_after: None },
             rules: Vec::new(),
             ignore: Vec::new(),

@@ -77,7 +77,7 @@ fn reader(
     let usual = Rule { stuck_after: None, starving_after: None };
     let settings = Settings {
         max_locks: 10,
-        poll_rate: 10,
+        poll_rate: Some(10),
         usual,
         rules: Vec::new(),
         ignore: Vec::new(),

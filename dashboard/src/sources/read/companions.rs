@@ -97,7 +97,8 @@ impl CompanionRead {
     /// Returns the known parts, for a read on another node.
     pub(super) fn known(&self, fields: Vec<Vec<u8>>) -> KnownParts {
         let (waiting, readers) = (self.waiting.clone(), self.readers.clone());
-        KnownParts { fields, waiting, readers, token: self.token, revalidate: None }
+        let token = self.token;
+        KnownParts { fields, settled: false, waiting, readers, token, revalidate: None }
     }
 
     /// Returns the numbers of a reader's markers to read: those of its newest holds, which expire last.

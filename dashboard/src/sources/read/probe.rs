@@ -15,7 +15,7 @@ use super::{
 use crate::model::types::{Companions, Reading, Stamp};
 
 /// Keys in one pipeline of single commands.
-pub(super) const PROBES: usize = 100;
+pub(super) const PROBES: usize = 200;
 /// Field names that decide whether a hash can be a lock.
 const SAMPLE: usize = 3;
 
@@ -131,7 +131,8 @@ pub(super) async fn probe(
     }
     let (stamp, measured) = measure(caller, &candidates).await?;
     for (((name, fields), token), measured) in candidates.into_iter().zip(tokens).zip(measured) {
-        let known = KnownParts { fields, token, ..KnownParts::default() };
+        let settled = fields.len() < SAMPLE;
+        let known = KnownParts { fields, settled, token, ..KnownParts::default() };
         let Measured { lengths, expires } = match measured {
             Ok(measured) => measured,
             Err(redirect) => {

@@ -20,7 +20,7 @@ use super::{
 use crate::model::types::{Companions, ReadRequest, Reading, Token};
 
 /// Locks in one pipeline.
-const TRANSACTIONS: usize = 32;
+const TRANSACTIONS: usize = 64;
 /// Field names requested beyond the known ones.
 const SPARE_NAMES: usize = 8;
 /// The most attempts at a lock that changes hands each time it is read.
@@ -33,7 +33,7 @@ pub(super) struct Job {
     fields: Vec<Vec<u8>>,
     /// Fields that cannot be a holder's, or whose values are too long to be a count.
     unexpected: Vec<Vec<u8>>,
-    /// The number of field names to request.
+    /// The number of field names to request; 0 if the hash probably has no fields but those of `fields`.
     name_count: usize,
     /// The companions to read; none if the account may read the lock but not its companions.
     companions: Option<CompanionRead>,
@@ -43,7 +43,7 @@ pub(super) struct Job {
 
 impl Job {
     pub(super) fn new(name: LockName, known: &KnownParts, facts: &ServerFacts) -> Self {
-        let name_count = known.fields.len() + SPARE_NAMES;
+        let name_count = if known.settled { 0 } else { known.fields.len() + SPARE_NAMES };
         let companions =
             facts.may_read_companions().then(|| CompanionRead::new(known, facts.clock()));
         let fields = known.fields.clone();
@@ -72,13 +72,16 @@ impl Job {
         self.name.as_bytes()
     }
 
-    /// Returns the commands of one transaction: the number of fields, their names, the time to live, the values of known
+    /// Returns the commands of one transaction: the number of fields, the time to live, their names, the values of known
     /// fields, and the companions. Also the number of commands that concern the lock itself, including MULTI.
     fn commands(&self) -> (Vec<Cmd>, usize) {
-        let mut names = command("HRANDFIELD", self.key());
-        names.arg(self.name_count);
         let mut commands =
-            vec![cmd("MULTI"), command("HLEN", self.key()), names, command("PTTL", self.key())];
+            vec![cmd("MULTI"), command("HLEN", self.key()), command("PTTL", self.key())];
+        if self.name_count > 0 {
+            let mut names = command("HRANDFIELD", self.key());
+            names.arg(self.name_count);
+            commands.push(names);
+        }
         if !self.fields.is_empty() {
             let mut values = command("HMGET", self.key());
             for field in &self.fields {
@@ -279,7 +282,8 @@ fn outcome(
     };
     let mut results = results.into_iter();
     let mut next = || results.next().ok_or(ReadError::UnexpectedReply("EXEC"));
-    let (length, names, ttl) = (next()?, next()?, next()?);
+    let (length, ttl) = (next()?, next()?);
+    let names = if job.name_count > 0 { Some(next()?) } else { None };
     let values = if job.fields.is_empty() { None } else { Some(next()?) };
     if let Value::ServerError(error) = &length {
         let error = ServerError { code: error.code().to_owned(), message: String::new() };
@@ -289,12 +293,8 @@ fn outcome(
     if length > shape::MAX_FIELDS {
         return Ok(Outcome::Read(Reading::Other(too_large(length))));
     }
-    let names = strings(&names).unwrap_or_default();
     let length = usize::try_from(length).unwrap_or(usize::MAX);
     let partial = || Reading::Absent { companions: Companions::default() };
-    if names.len() < length {
-        return Ok(Outcome::Needs(Need::Names(length + SPARE_NAMES), partial()));
-    }
     let values = match values {
         Some(values) => optional_strings(&values).ok_or(ReadError::UnexpectedReply("HMGET"))?,
         None => Vec::new(),
@@ -304,6 +304,13 @@ fn outcome(
         if let Some(value) = value {
             hash.push((field, value));
         }
+    }
+    let names = match names {
+        Some(names) => strings(&names).unwrap_or_default(),
+        None => hash.iter().map(|(field, _)| field.to_vec()).collect(),
+    };
+    if names.len() < length {
+        return Ok(Outcome::Needs(Need::Names(length + SPARE_NAMES), partial()));
     }
     let read = |name: &Vec<u8>| hash.iter().any(|(field, _)| field == name);
     let unexpected = |name: &Vec<u8>| job.unexpected.contains(name);
