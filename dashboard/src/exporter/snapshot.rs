@@ -13,7 +13,7 @@ use super::{OUTCOMES, Pairs};
 use crate::clock::SteadyMillis;
 use crate::metrics::opts;
 use crate::model::actor::Hub;
-use crate::model::types::{LockView, ProblemKind};
+use crate::model::types::{GroupSums, LockView, ProblemKind};
 use crate::sources::status::Sources;
 use crate::sources::view::SourceState;
 
@@ -178,10 +178,13 @@ impl SnapshotCollector {
         self.possible_not_kept.set(i64::try_from(snapshot.possible_not_kept).unwrap_or(i64::MAX));
         let seen = self.deployments_seen();
         let mut oldest: HashMap<(Arc<str>, String), SteadyMillis> = HashMap::new();
-        let confirmed = snapshot.locks().filter(|lock| lock.is_listed());
-        for lock in confirmed.filter(|lock| seen.contains(&*lock.id.deployment)) {
-            self.fill_lock(lock, &mut oldest);
+        for ((deployment, group), sums) in &snapshot.sums().groups {
+            if seen.contains(&**deployment) {
+                self.fill_group(deployment, group, sums, &mut oldest);
+            }
         }
+        let troubled = snapshot.notable().filter(|lock| seen.contains(&*lock.id.deployment));
+        troubled.for_each(|lock| self.fill_problems(lock));
         for ((deployment, group), at) in oldest {
             self.oldest.with_label_values(&[&*deployment, &group]).set(seconds(at));
         }
@@ -211,9 +214,14 @@ impl SnapshotCollector {
         seen
     }
 
-    fn fill_lock(&self, lock: &LockView, oldest: &mut HashMap<(Arc<str>, String), SteadyMillis>) {
-        let deployment = &lock.id.deployment;
-        let (group, new) = self.pairs.label(deployment, &lock.group);
+    fn fill_group(
+        &self,
+        deployment: &Arc<str>,
+        group: &Arc<str>,
+        sums: &GroupSums,
+        oldest: &mut HashMap<(Arc<str>, String), SteadyMillis>,
+    ) {
+        let (group, new) = self.pairs.label(deployment, group);
         if new {
             for problem in ProblemKind::ALL {
                 for certainty in problem.certainties() {
@@ -226,26 +234,31 @@ impl SnapshotCollector {
                 drop(self.counters.ended.with_label_values(&[&**deployment, ending, group]));
             }
         }
-        if lock.is_held() {
-            self.locks.with_label_values(&[&**deployment, lock.kind, group]).inc();
-            let holders = i64::try_from(lock.holders.len()).unwrap_or(i64::MAX);
-            self.holders.with_label_values(&[&**deployment, lock.kind, group]).add(holders);
+        let int = |number: u64| i64::try_from(number).unwrap_or(i64::MAX);
+        for (kind, (locks, holders)) in &sums.held {
+            self.locks.with_label_values(&[&**deployment, kind, group]).add(int(*locks));
+            self.holders.with_label_values(&[&**deployment, kind, group]).add(int(*holders));
         }
-        if lock.is_awaited() {
-            let exact = if lock.waiters_exact { "true" } else { "false" };
-            let waiting = i64::try_from(lock.waiting).unwrap_or(i64::MAX);
-            self.waiters.with_label_values(&[&**deployment, group, exact]).add(waiting);
+        for (exact, waiting) in [("true", sums.waiting), ("false", sums.waiting_at_least)] {
+            if let Some(waiting) = waiting {
+                self.waiters.with_label_values(&[&**deployment, group, exact]).add(int(waiting));
+            }
         }
+        if let Some(at) = sums.oldest {
+            let key = (Arc::clone(deployment), group.to_owned());
+            let first = oldest.entry(key).or_insert(at);
+            *first = (*first).min(at);
+        }
+    }
+
+    fn fill_problems(&self, lock: &LockView) {
+        let deployment = &lock.id.deployment;
+        let (group, _) = self.pairs.label(deployment, &lock.group);
         for problem in &lock.problems {
             let (kind, certainty) = (problem.problem.as_str(), problem.certainty.as_str());
             let acknowledged = if problem.acknowledged.is_some() { "true" } else { "false" };
             let labels = [&**deployment, kind, certainty, group, acknowledged];
             self.problems.with_label_values(&labels).inc();
-        }
-        if let Some(since) = lock.held_since().filter(|_| !lock.expected_long) {
-            let key = (Arc::clone(deployment), group.to_owned());
-            let first = oldest.entry(key).or_insert(since.at);
-            *first = (*first).min(since.at);
         }
     }
 

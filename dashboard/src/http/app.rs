@@ -17,12 +17,11 @@ use crate::archive::Reader;
 use crate::clock::SteadyMillis;
 use crate::metrics::StreamMetrics;
 use crate::model::actor::{Hub, ModelHandle, ReadingReply};
-use crate::model::types::{LockId, LockView, Reading};
-use crate::query::Recent;
+use crate::model::types::{LockId, Reading};
 use crate::query::shared::SharedPages;
 use crate::release::Releases;
 use crate::sources::status::Sources;
-use crate::views::{Chrome, Subject, Summary};
+use crate::views::{Chrome, Subject};
 
 /// A lock asked for by name is read unless it was within this, milliseconds.
 const FRESH_MS: u64 = 1_000;
@@ -68,8 +67,6 @@ pub struct Inner {
     pub epoch: String,
     /// Pages of locks that several readers share.
     pub pages: SharedPages,
-    /// The sums and the longest holds of the overview.
-    pub(super) summary: Recent<(), (Summary, Vec<Arc<LockView>>)>,
 }
 
 /// The subject of a request for past events.
@@ -114,7 +111,6 @@ impl App {
             stop,
             epoch: format!("{:x}", SteadyMillis::now().0),
             pages: SharedPages::default(),
-            summary: Recent::default(),
         }))
     }
 

@@ -1,6 +1,5 @@
 //! Fills the pages with what the model and the history know.
 
-use std::collections::HashSet;
 use std::sync::Arc;
 
 use super::app::App;
@@ -8,9 +7,9 @@ use super::error::ApiError;
 use super::params::{LockParams, OwnerParams, instant};
 use crate::archive::EventSearch;
 use crate::clock::SteadyMillis;
-use crate::model::types::{ClientView, LockId, LockView, PastHoldView, Snapshot};
+use crate::model::types::{LockId, LockView, PastHoldView, Snapshot, client_of};
 use crate::query::list::Published;
-use crate::query::owners::{OwnerRow, client_of};
+use crate::query::owners::OwnerRow;
 use crate::query::{Filter, Listed, Query, Rows};
 use crate::views::{
     EventRow, LockPage, LockThen, OverviewPage, OwnerPage, PastWindow, SourcesPage, Subject,
@@ -21,10 +20,9 @@ use crate::views::{
 const OWNERS_LOCKS: usize = 100;
 /// The most past holds there.
 const OWNERS_PAST: usize = 20;
-/// The most incidents, trees of waits, and holds of the overview.
+/// The most incidents and trees of waits of the overview.
 const INCIDENTS: usize = 8;
 const BLOCKERS: usize = 6;
-const OLDEST: usize = 8;
 /// The most events of a lock at an instant.
 const EVENTS: usize = 50;
 /// The default span of a lock's timeline, milliseconds.
@@ -40,28 +38,21 @@ fn first_rows<T: Listed>(published: &Published, now: SteadyMillis, limit: usize)
     query.map(|query| query.rows(published, now)).unwrap_or_default()
 }
 
-/// Returns the sums over all listed locks, and the longest holds of those that are not expected to be held for long.
+/// Returns the sums over all active locks, and the longest holds of those that are not expected to be held for long.
 fn summary(snapshot: &Snapshot) -> (Summary, Vec<Arc<LockView>>) {
-    let (mut owners, mut hosts) = (HashSet::new(), HashSet::new());
-    let mut summary = Summary { waiters_exact: true, ..Summary::default() };
-    let mut oldest: Vec<(u64, &Arc<LockView>)> = Vec::new();
-    for lock in snapshot.locks().filter(|lock| lock.is_listed()) {
-        summary.waiting += lock.waiting;
-        summary.waiters_exact &= lock.waiters_exact || lock.waiting == 0;
-        for holder in &lock.holders {
-            owners.insert(client_of(&holder.id));
-            hosts.extend(holder.client.as_deref().and_then(ClientView::host));
-        }
-        if let Some(since) = lock.held_since().filter(|_| !lock.expected_long) {
-            let place = oldest.partition_point(|(began, _)| *began <= since.at.0);
-            if place < OLDEST {
-                oldest.truncate(OLDEST - 1);
-                oldest.insert(place, (since.at.0, lock));
-            }
-        }
+    let sums = snapshot.sums();
+    let (mut waiting, mut at_least) = (0, 0);
+    for group in sums.groups.values() {
+        waiting += group.waiting.unwrap_or_default();
+        at_least += group.waiting_at_least.unwrap_or_default();
     }
-    (summary.owners, summary.hosts) = (owners.len(), hosts.len());
-    (summary, oldest.into_iter().map(|(_, lock)| Arc::clone(lock)).collect())
+    let summary = Summary {
+        waiting: waiting + at_least,
+        waiters_exact: at_least == 0,
+        owners: sums.clients.len(),
+        hosts: sums.hosts.len(),
+    };
+    (summary, sums.longest)
 }
 
 /// Reads the window of a lock's timeline: up to now, or around an instant.
@@ -229,7 +220,7 @@ impl App {
     #[must_use]
     pub fn overview_page(&self, address: &str) -> OverviewPage {
         let (chrome, published) = (self.chrome(address), Published::latest(&self.hub));
-        let (summary, oldest) = self.summary.get(&(), || summary(&published.snapshot));
+        let (summary, oldest) = summary(&published.snapshot);
         OverviewPage {
             incidents: first_rows(&published, chrome.now, INCIDENTS),
             blockers: first_rows(&published, chrome.now, BLOCKERS),

@@ -8,9 +8,8 @@ use utoipa::ToSchema;
 
 use super::Filter;
 use super::list::{Listed, Position, Published, RowId};
-use super::owners::client_of;
 use crate::clock::SteadyMillis;
-use crate::model::types::{Certainty, LockId, LockView, ProblemKind, ProblemView};
+use crate::model::types::{Certainty, LockId, LockView, ProblemKind, ProblemView, client_of};
 use crate::schema::schema_of;
 
 /// The most locks that an incident names in JSON.

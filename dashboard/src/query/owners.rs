@@ -9,7 +9,7 @@ use utoipa::ToSchema;
 use super::Filter;
 use super::list::{Listed, Position, Published, RowId};
 use crate::clock::SteadyMillis;
-use crate::model::types::{ClientView, LockView, Since};
+use crate::model::types::{ClientView, LockView, Since, client_of};
 
 /// A client, or all clients of a service or host, with its holds and waits.
 #[derive(Debug, Clone, PartialEq, Eq, Serialize, ToSchema)]
@@ -39,16 +39,6 @@ pub struct OwnerRow {
     #[serde(skip)]
     #[schema(ignore)]
     pub claimed: Option<&'static str>,
-}
-
-/// Returns the client's uuid in a holder id, or the whole id if it contains none.
-#[must_use]
-pub fn client_of(id: &str) -> &str {
-    match id.split_once(':') {
-        // A uuid in the usual form.
-        Some((uuid, _)) if uuid.len() == 36 => uuid,
-        _ => id,
-    }
 }
 
 /// A client, and a process of it as far as it is known: its service, host and pid.

@@ -7,8 +7,9 @@ use std::time::Duration;
 use tokio::sync::Semaphore;
 use tokio::sync::broadcast::Receiver;
 use tokio::task::spawn_blocking;
-use tokio::time::{Instant, sleep_until};
+use tokio::time::{Instant, sleep, sleep_until};
 
+use super::Filter;
 use super::blockers::BlockerRow;
 use super::contention::ContentionRow;
 use super::facets::{FacetIndex, Facets};
@@ -26,6 +27,8 @@ use crate::model::types::{Delta, Snapshot};
 
 /// The time for which a list is kept after its last use.
 const KEEP: Duration = Duration::from_secs(60);
+/// The number of locks from which the list that people open first is kept sorted and counted while nobody looks at it.
+const MANY_LOCKS: usize = 20_000;
 /// The most lists that are kept.
 const MAX_LISTS: usize = 128;
 /// The most of them that follow every change; the pages of others are picked out of all locks.
@@ -102,6 +105,22 @@ impl Default for SharedPages {
 }
 
 impl SharedPages {
+    /// Keeps the list that people open first in use if there are many locks, forever.
+    pub async fn keep_first(self, hub: Arc<Hub>) {
+        let sort = LockRow::SORTS[0];
+        let order = (sort, LockRow::default_order(sort));
+        // Only a cursor can be wrong.
+        let Ok(query) = Query::new(("", Filter::default()), order, None, MAX_ROWS) else { return };
+        loop {
+            if hub.snapshot().len() >= MANY_LOCKS {
+                let (list, hub) = (self.list(&hub, &query), Arc::clone(&hub));
+                // It panics if counting does: the next request shows that.
+                drop(spawn_blocking(move || list.facets(&hub)).await);
+            }
+            sleep(KEEP / 2).await;
+        }
+    }
+
     /// Returns the list of a query, and keeps it for a while.
     fn list(&self, hub: &Arc<Hub>, query: &Query<LockRow>) -> Arc<List> {
         let key = (query.text.clone(), query.sort, query.order);
@@ -294,7 +313,7 @@ mod tests {
         let turn = Duration::from_millis(1);
         let until = async || {
             while !is_sorted() {
-                tokio::time::sleep(turn).await;
+                sleep(turn).await;
             }
         };
         tokio::time::timeout(KEEP / 2, until()).await.unwrap();
@@ -318,10 +337,31 @@ mod tests {
         assert!(Arc::ptr_eq(&rows, &LockRow::page(&all, &hub, &shared)));
         let kept = Arc::downgrade(&list);
         drop(list);
-        tokio::time::sleep(KEEP / 2).await;
+        sleep(KEEP / 2).await;
         assert!(kept.upgrade().is_some());
-        tokio::time::sleep(KEEP).await;
+        sleep(KEEP).await;
         assert!(kept.upgrade().is_none(), "nobody has used it for a while");
+    }
+
+    #[tokio::test(start_paused = true)]
+    async fn the_first_of_many_locks_stay_sorted_and_counted_while_nobody_looks() {
+        let (hub, shared) = (Arc::new(Hub::new(OwnerNames::default())), SharedPages::default());
+        tokio::spawn(shared.clone().keep_first(Arc::clone(&hub)));
+        let mut snapshot = (*hub.snapshot()).clone();
+        for n in 0..MANY_LOCKS {
+            snapshot.put(Arc::new(lock_view(&format!("lock:{n}"))));
+        }
+        snapshot.seq += 1;
+        let at = SteadyMillis(2_000_000);
+        let delta = Delta::new(snapshot.seq, at, Vec::new(), Vec::new(), Vec::new());
+        sleep(KEEP * 3).await;
+        assert!(lock(&shared.0.lists).is_empty(), "there are few locks");
+        hub.publish(Arc::new(snapshot), Arc::new(delta));
+        sleep(KEEP * 3).await;
+        let key = (String::new(), "problems", Order::Descending);
+        let list = Arc::clone(&lock(&shared.0.lists)[&key]);
+        sorted(&list, 1).await;
+        assert_eq!(lock(&list.state).facets.as_ref().unwrap().seq(), Some(1));
     }
 
     #[tokio::test(start_paused = true)]
@@ -333,10 +373,10 @@ mod tests {
         }
         let last = || LockRow::page(&query(""), &hub, &shared);
         assert_eq!(last().total, 1);
-        tokio::time::sleep(KEEP / 2).await;
+        sleep(KEEP / 2).await;
         let list = shared.list(&hub, &query(""));
         assert!(lock(&list.state).sorted.is_none(), "there is no room");
-        tokio::time::sleep(KEEP / 2).await;
+        sleep(KEEP / 2).await;
         assert_eq!(last().total, 1);
         sorted(&list, 1).await;
     }

@@ -6,8 +6,7 @@ use redisson::{ClientId, HolderId};
 
 use super::links;
 use crate::model::owner_names::OwnerNames;
-use crate::model::types::{ClientView, HolderView};
-use crate::query::owners::client_of;
+use crate::model::types::{ClientView, HolderView, client_of};
 
 /// The characters of a client's uuid that are shown.
 const UUID_PART: usize = 8;

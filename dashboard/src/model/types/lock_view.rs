@@ -90,6 +90,16 @@ impl HolderView {
     }
 }
 
+/// Returns the client's uuid in a holder id, or the whole id if it contains none.
+#[must_use]
+pub fn client_of(id: &str) -> &str {
+    match id.split_once(':') {
+        // A uuid in the usual form.
+        Some((uuid, _)) if uuid.len() == 36 => uuid,
+        _ => id,
+    }
+}
+
 #[derive(Serialize, ToSchema)]
 #[schema(as = Holder)]
 struct HolderJson<'a> {

@@ -14,6 +14,7 @@ mod renewals;
 mod settings;
 mod snapshot;
 mod source;
+mod sums;
 
 pub use client_view::ClientView;
 pub use events::{EndCause, EventLog, EventView, LockEvent};
@@ -23,7 +24,7 @@ pub use identity::{
     Verification,
 };
 pub use lock_view::{
-    HolderView, LockView, Observed, QueueEntryView, RedView, Since, State, WaiterView,
+    HolderView, LockView, Observed, QueueEntryView, RedView, Since, State, WaiterView, client_of,
 };
 pub use observation::{
     Companions, Connections, Marker, Observation, Queue, QueueEntry, Reading, SlotAssignment,
@@ -39,3 +40,4 @@ pub use renewals::Renewals;
 pub use settings::{Group, LockRule, Rule, Settings};
 pub use snapshot::{ClearedProblem, Counts, Delta, Notice, Snapshot, Walk};
 pub use source::{Source, SourceSet};
+pub use sums::{GroupSums, Sums};

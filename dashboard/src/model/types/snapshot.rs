@@ -8,6 +8,7 @@ use serde::Serialize;
 use super::id::LockId;
 use super::lock_view::LockView;
 use super::problem::ProblemKind;
+use super::sums::Sums;
 use crate::clock::SteadyMillis;
 
 /// The shards of a snapshot, and the parts of a shard. Only shards and parts with changes are copied: at a million locks, a
@@ -54,11 +55,21 @@ impl Walk {
 }
 
 /// Some of the locks, sorted by id.
-#[derive(Debug, Clone, Default)]
+#[derive(Debug, Default)]
 struct Part {
     locks: Vec<Arc<LockView>>,
     /// Those with a problem or a waiter.
     notable: Vec<Arc<LockView>>,
+    /// The sums over its locks, once they were needed.
+    sums: OnceLock<Sums>,
+}
+
+/// A clone is about to change, so it has no sums.
+impl Clone for Part {
+    fn clone(&self) -> Self {
+        let (locks, notable) = (self.locks.clone(), self.notable.clone());
+        Self { locks, notable, sums: OnceLock::new() }
+    }
 }
 
 /// Numbers of locks.
@@ -234,6 +245,13 @@ impl Snapshot {
         })
     }
 
+    /// Returns the sums over all active locks. Only the parts with changes since the last call are gone through.
+    #[must_use]
+    pub fn sums(&self) -> Sums {
+        let parts = self.parts().filter(|part| !part.locks.is_empty());
+        Sums::total(parts.map(|part| part.sums.get_or_init(|| Sums::of(&part.locks))))
+    }
+
     #[must_use]
     pub fn counts(&self) -> Counts {
         Counts { not_kept: self.not_kept, ..self.counts }
@@ -264,6 +282,7 @@ impl Snapshot {
     fn replace(&mut self, id: &LockId, lock: Option<Arc<LockView>>) -> Option<Arc<LockView>> {
         let (shard, part) = self.place(id);
         let part = Arc::make_mut(&mut Arc::make_mut(&mut self.shards[shard])[part]);
+        part.sums = OnceLock::new();
         let is_notable = |lock: &Arc<LockView>| !lock.problems.is_empty() || lock.is_awaited();
         replace(&mut part.notable, id, lock.clone().filter(is_notable));
         self.len -= part.locks.len();

@@ -6,8 +6,7 @@ use askama::filters::HtmlSafe;
 use super::super::links;
 use super::super::owner_name::OwnerName;
 use crate::model::owner_names::OwnerNames;
-use crate::model::types::{ProblemView, WaitView};
-use crate::query::owners::client_of;
+use crate::model::types::{ProblemView, WaitView, client_of};
 use crate::text;
 
 /// The most waits that are drawn; of a larger circle the evidence tells.

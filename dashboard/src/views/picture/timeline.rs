@@ -12,8 +12,7 @@ use super::ending_words;
 use super::time_axis::{TimeAxis, time_of_day};
 use crate::clock::SteadyMillis;
 use crate::model::owner_names::OwnerNames;
-use crate::model::types::{LockView, Renewals, State};
-use crate::query::owners::client_of;
+use crate::model::types::{LockView, Renewals, State, client_of};
 
 /// The whole width.
 const WIDTH: u64 = 1_000;

@@ -11,7 +11,7 @@ use crate::model::owner_names::OwnerNames;
 use crate::model::types::*;
 use crate::query::contention::ContentionRow;
 use crate::query::incidents::IncidentRow;
-use crate::query::owners::{OwnerRow, client_of};
+use crate::query::owners::OwnerRow;
 use crate::query::{Filter, Listed, LockRow, Published, Query, Rows};
 use crate::sources::view::{Down, SourceState};
 
