@@ -3,6 +3,7 @@
 //! Urgent work comes first: deadlines (renewals among them), then replies to renewals, then all other replies,
 //! then messages, then the workers' commands for a bounded time. Commands that exceed it wait in [`Turns`].
 
+mod batches;
 mod confirmed_calls;
 mod heartbeat;
 mod log;
@@ -16,8 +17,9 @@ use std::collections::{HashMap, VecDeque};
 use std::sync::Arc;
 use std::time::Duration;
 
+use futures_util::StreamExt;
 use futures_util::stream::FuturesUnordered;
-use futures_util::{FutureExt, StreamExt};
+use redisson::script::MAX_CALLS;
 use redisson::{ClientId, Grouping, Moment, keys};
 use service_kit::shutdown::Shutdown;
 use tokio::sync::{mpsc, oneshot, watch};
@@ -32,6 +34,7 @@ use crate::protocol::resp::Outgoing;
 use crate::thread_time::ThreadTime;
 use crate::types::Number;
 use crate::types::{SessionId, Status};
+use batches::{Answers, Parcel, Script};
 use confirmed_calls::Replicas;
 use heartbeat::Heartbeat;
 use outcome::{Outcome, Reply};
@@ -194,6 +197,7 @@ impl Runtime {
     async fn run(mut self, mut inbox: mpsc::Receiver<Input>, mut drained: oneshot::Receiver<()>) {
         let mut renewals = FuturesUnordered::new();
         let mut replies = FuturesUnordered::new();
+        let mut sharing = Vec::new();
         let mut batch = Vec::new();
         let alarm = tokio::time::sleep(Duration::ZERO);
         tokio::pin!(alarm);
@@ -203,19 +207,32 @@ impl Runtime {
         loop {
             while let Some(effect) = self.core.next_effect() {
                 match effect {
-                    Effect::Send { op, node, lane, call, trace_parent } => {
-                        let call = self.servers.call(node, op, lane, call, &trace_parent);
-                        match lane {
-                            Lane::Renewals | Lane::ReplicatedRenewals => renewals.push(call),
-                            Lane::Commands | Lane::Grants => {
-                                let user = self.sender(lane);
-                                replies.push(call.map(move |outcome| (user, outcome)));
+                    Effect::Send { op, node, lane, call, trace_parent } => match lane {
+                        Lane::Renewals | Lane::ReplicatedRenewals => {
+                            renewals.push(self.servers.call(node, op, lane, call, &trace_parent));
+                        }
+                        Lane::Commands | Lane::Grants => {
+                            let script = Script { user: self.sender(lane), op, call };
+                            let shares = lane == Lane::Commands
+                                && trace_parent.is_empty()
+                                && self.servers.may_share(node, &script.call);
+                            // They are sent in order.
+                            if !shares || sharing.len() == MAX_CALLS {
+                                let before = Parcel::take(&mut sharing);
+                                replies.extend(before.map(|parcel| self.servers.send(parcel)));
+                            }
+                            if shares {
+                                sharing.push(script);
+                            } else {
+                                let alone = Parcel::Alone(node, lane, script, trace_parent);
+                                replies.push(self.servers.send(alone));
                             }
                         }
-                    }
+                    },
                     other => self.apply(other),
                 }
             }
+            replies.extend(Parcel::take(&mut sharing).map(|parcel| self.servers.send(parcel)));
             self.show_gauges();
             if let Some(journal) = &mut self.journal {
                 journal.start(|| self.core.journal_records());
@@ -267,10 +284,17 @@ impl Runtime {
                 biased;
                 () = &mut alarm, if alarm_at != Moment::NEVER => alarm_at = Moment::NEVER,
                 Some(outcome) = renewals.next(), if !renewals.is_empty() => self.on_outcome(outcome),
-                Some((user, outcome)) = replies.next(), if !replies.is_empty() => {
-                    self.turns.answered(user, now());
-                    self.on_outcome(outcome);
-                }
+                Some(answers) = replies.next(), if !replies.is_empty() => match answers {
+                    Answers::Alone(user, outcome) => self.on_answer(user, outcome),
+                    Answers::Batch(scripts) => {
+                        for (script, result) in scripts {
+                            match result {
+                                Some(result) => self.on_answer(script.user, (script.op, result)),
+                                None => replies.push(self.servers.send(Parcel::alone(script))),
+                            }
+                        }
+                    }
+                },
                 Some((node, event)) = self.news.next() => self.on_redis(node, event),
                 written = written(&mut self.journal) => self.on_written(&written),
                 count = inbox.recv_many(&mut batch, INBOX), if self.turns.len() < BACKLOG => {
@@ -340,6 +364,11 @@ impl Runtime {
             self.gauges = gauges;
             self.metrics.show(gauges);
         }
+    }
+
+    fn on_answer(&mut self, user: User, outcome: Outcome) {
+        self.turns.answered(user, now());
+        self.on_outcome(outcome);
     }
 
     fn on_outcome(&mut self, (op, outcome): Outcome) {

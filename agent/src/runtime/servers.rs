@@ -4,15 +4,16 @@ use std::future::Future;
 use std::sync::Arc;
 use std::time::Duration;
 
-use futures_util::StreamExt;
 use futures_util::future::Either;
 use futures_util::stream::{BoxStream, SelectAll};
+use futures_util::{FutureExt, StreamExt};
 use redisson::ClientId;
-use redisson::script::{Call, Publish};
+use redisson::script::{self, Call, Publish};
 use service_kit::redis::{Cluster, Endpoint, Target};
 use service_kit::shutdown::Shutdown;
 use service_kit::trace::TraceParent;
 
+use super::batches::{self, Answers, Parcel, Script};
 use super::confirmed_calls::Replicas;
 use super::outcome::Outcome;
 use super::redis_cluster::RedisCluster;
@@ -96,6 +97,28 @@ impl Servers {
             red.push(server);
         }
         (Self { main, red }, news)
+    }
+
+    /// Returns whether a script may share a call with others.
+    pub(super) fn may_share(&self, node: Node, call: &Call) -> bool {
+        node == Node::Main && matches!(self.main, MainServer::Server(_)) && script::may_share(call)
+    }
+
+    /// Sends scripts of commands. The future returns their outcomes.
+    pub(super) fn send(&self, parcel: Parcel) -> impl Future<Output = Answers> + use<> {
+        match parcel {
+            Parcel::Alone(node, lane, Script { user, op, call }, trace_parent) => {
+                let sent = self.call(node, op, lane, call, &trace_parent);
+                Either::Left(sent.map(move |outcome| Answers::Alone(user, outcome)))
+            }
+            Parcel::Shared(scripts) => {
+                let (call, place) = (batches::join(&scripts), TraceParent::default());
+                let sent = self.call(Node::Main, scripts[0].op, Lane::Commands, call, &place);
+                let answers = sent.map(move |(_, outcome)| batches::split(scripts, outcome));
+                // Boxed, since one future is kept for each script that is sent alone.
+                Either::Right(Box::pin(answers))
+            }
+        }
     }
 
     /// Sends a script. The future returns its outcome.

@@ -43,6 +43,7 @@ impl Classifier<'_> {
                 (Intent::OwnAcquire(kind), Some(holder)) => self.own_acquire(lock, kind, holder),
                 (Intent::OwnRenew(kind), _) => self.own_renew(kind),
                 (Intent::OwnRelease(kind), Some(holder)) => self.own_release(lock, kind, holder),
+                (Intent::OwnBatch, _) => self.own_batch(),
                 (Intent::OwnHandOver, Some(holder)) => self.own_hand_over(lock, holder),
                 (Intent::OwnForce, _) => self.own_force(lock),
                 _ => {}

@@ -30,6 +30,8 @@ pub(super) enum Intent {
     OwnRenew(Option<Kind>),
     /// Releases an agent's hold.
     OwnRelease(Kind),
+    /// Acquires and releases several locks for an agent.
+    OwnBatch,
     /// Hands a lock over within an agent.
     OwnHandOver,
     /// Releases a lock by force for an operator.
@@ -116,6 +118,7 @@ pub(super) fn of_own(script: &script::Script) -> Intent {
         "release_fair" => Intent::OwnRelease(Kind::Fair),
         "release_read" => Intent::OwnRelease(Kind::Read),
         "release_write" => Intent::OwnRelease(Kind::Write),
+        "batch" => Intent::OwnBatch,
         "hand_over" => Intent::OwnHandOver,
         "force_release"
         | "force_release_holder"

@@ -80,6 +80,28 @@ impl Classifier<'_> {
         }
     }
 
+    /// What it left aside changes nothing: the lock's own script follows.
+    pub(super) fn own_batch(&mut self) {
+        let unit = self.unit;
+        let mut effects = unit.effects().peekable();
+        while let Some(effect) = effects.next() {
+            let lock = effect.key;
+            // It looks whether a lock is left only if it removed its holder.
+            let looked =
+                |next: &Effect<'_>| next.is(Command::Exists, lock) && next.field.is_empty();
+            let action = match effect.command {
+                Command::HSet => {
+                    let lease =
+                        effects.peek().and_then(|next| lease_of(next, lock, unit.at_micros));
+                    Action::Acquired { lease }
+                }
+                Command::HDel if effects.next_if(looked).is_some() => Action::Released,
+                _ => continue,
+            };
+            self.emit(lock, Some(Kind::Lock), effect.holder(), action);
+        }
+    }
+
     /// One script both releases a hold and leaves the queue; it calls LREM only for a queued waiter.
     fn own_release_fair(&mut self, lock: &[u8], holder: HolderId) {
         let unit = self.unit;

@@ -7,6 +7,7 @@
 //! cluster must not route by it.
 
 mod args;
+mod batch;
 mod fair;
 mod fenced;
 mod force;
@@ -19,6 +20,7 @@ use std::sync::LazyLock;
 use sha1::{Digest, Sha1};
 
 pub use args::Args;
+pub use batch::{MAX_CALLS, batch, may_share, parse_batch};
 pub use fair::{acquire_fair, release_fair};
 pub use fenced::{acquire_fenced, hand_over_fenced};
 pub use force::{
@@ -87,6 +89,7 @@ script!(/** Grants a fair lock, or a position in its queue. */ ACQUIRE_FAIR, "ac
 script!(/** Renews existing holds and sets their counts: re-entry, partial release, extension, renewal. */ RENEW, "keep": "renew.lua");
 script!(/** Renews read holds and their markers. */ RENEW_READ, "keep_read": "renew_read.lua");
 script!(/** Releases a hold, plain or fenced. */ RELEASE, "release": "release.lua");
+script!(/** Acquires and releases several plain locks. */ BATCH, "batch": "batch.lua");
 script!(/** Releases a read hold. */ RELEASE_READ, "release_read": "reader_leases.lua" "release_read.lua");
 script!(/** Releases a write hold. */ RELEASE_WRITE, "release_write": "reader_leases.lua" "release_write.lua");
 script!(/** Releases a fair hold, or leaves the queue. */ RELEASE_FAIR, "release_fair": "fair_queue.lua" "release_fair.lua");
@@ -101,7 +104,7 @@ script!(/** Looks for an agent. */ AGENT_STATE, "agent_state": "agent_state.lua"
 script!(/** Describes a lock. */ SHOW, "show": "show.lua");
 
 /// Every script, to be loaded on connecting.
-pub static ALL: [&Script; 19] = [
+pub static ALL: [&Script; 20] = [
     &ACQUIRE,
     &ACQUIRE_READ,
     &ACQUIRE_WRITE,
@@ -109,6 +112,7 @@ pub static ALL: [&Script; 19] = [
     &RENEW,
     &RENEW_READ,
     &RELEASE,
+    &BATCH,
     &RELEASE_READ,
     &RELEASE_WRITE,
     &RELEASE_FAIR,

@@ -22,7 +22,7 @@ pub enum Value {
 }
 
 impl Value {
-    fn int(&self) -> Option<i64> {
+    pub(super) fn int(&self) -> Option<i64> {
         match self {
             Self::Int(n) => Some(*n),
             Self::Nil | Self::Bytes(_) | Self::Array(_) => None,
@@ -36,7 +36,7 @@ impl Value {
         }
     }
 
-    fn array(&self) -> Option<&[Self]> {
+    pub(super) fn array(&self) -> Option<&[Self]> {
         match self {
             Self::Array(items) => Some(items),
             Self::Nil | Self::Int(_) | Self::Bytes(_) => None,
@@ -184,7 +184,7 @@ pub struct LockDetails {
     pub readers: Vec<Reader>,
 }
 
-fn bad(script: &Script, reply: &Value) -> BadReply {
+pub(super) fn bad(script: &Script, reply: &Value) -> BadReply {
     BadReply { script: script.name, reply: reply.clone() }
 }
 

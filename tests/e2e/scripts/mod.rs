@@ -1,6 +1,7 @@
 //! Each script against a real Redis: once, repeated, late, and on keys of another type.
 
 mod acquire;
+mod batch;
 mod fair;
 mod fenced;
 mod force_release;

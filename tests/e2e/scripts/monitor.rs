@@ -51,7 +51,7 @@ async fn each_script_yields_the_matching_event() -> Result<()> {
     let mut watcher = Watcher::new(&bench.redis, ServerRole::Master).await?;
     let (one, two) = (ours(1), ours(2));
     let write = HolderId { write: true, ..one };
-    let (a, f, t, rw) = (name("a"), name("fair"), name("token"), name("rw"));
+    let (a, b, f, t, rw) = (name("a"), name("b"), name("fair"), name("token"), name("rw"));
     let (l, p) = (lease(30_000), Publish::Plain);
     let wait = Duration::from_secs(60);
     let holder = |id, count| shape::Holder { id, count };
@@ -71,6 +71,19 @@ async fn each_script_yields_the_matching_event() -> Result<()> {
         (script::hand_over(&a, &one, &two, l), &["handed_over a - 1"]),
         (script::release(&a, &one, p), &["release_found_nothing a lock 1"]),
         (script::release(&a, &two, p), &["released a lock 2"]),
+        (
+            script::batch(&[script::acquire(&a, &one, l), script::acquire(&b, &two, l)]),
+            &["acquired a lock 1", "acquired b lock 2"],
+        ),
+        (
+            script::batch(&[
+                script::release(&a, &two, p),
+                script::acquire(&a, &two, l),
+                script::release(&b, &two, p),
+                script::acquire(&b, &one, l),
+            ]),
+            &["released b lock 2", "acquired b lock 1"],
+        ),
         (script::acquire_fenced(&t, &one, l, 1), &["acquired token fenced 1"]),
         (script::acquire_fenced(&t, &two, l, 1), &["refused token fenced 2"]),
         (script::force_release(&t, seen(&held), &[], p), &["force_released token - -"]),

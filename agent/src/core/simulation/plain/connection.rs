@@ -1,9 +1,10 @@
 //! A host's connections to Redis, and the state of the network on them.
 
 use std::collections::BTreeMap;
+use std::rc::Rc;
 
 use super::super::rng::Rng;
-use crate::core::OpId;
+use super::event::Script;
 
 /// The three connections of an agent.
 pub(super) const COMMANDS: usize = 0;
@@ -27,7 +28,7 @@ pub(super) struct Connection {
     /// Incremented with each connect.
     pub(super) generation: u64,
     /// Calls without a reply, oldest first.
-    pub(super) in_flight: BTreeMap<u64, OpId>,
+    pub(super) in_flight: BTreeMap<u64, Rc<[Script]>>,
     /// Consecutive failures to connect.
     pub(super) failures: u32,
     /// The arrival of the last script: bytes keep their order.

@@ -27,6 +27,11 @@ pub(super) enum Event {
         generation: u64,
         id: u64,
     },
+    /// A host sends the scripts that have become ready together.
+    Flush {
+        host: usize,
+        run: u64,
+    },
     Heartbeat {
         host: usize,
         run: u64,
@@ -121,7 +126,14 @@ impl Input {
 /// The generation of a copy that the network made. It belongs to no connection.
 pub(super) const REPEATED: u64 = u64::MAX;
 
-/// A script on its way to Redis.
+/// A script of an operation.
+#[derive(Debug, Clone)]
+pub(super) struct Script {
+    pub(super) op: OpId,
+    pub(super) call: Call,
+}
+
+/// A call on its way to Redis.
 #[derive(Debug, Clone)]
 pub(super) struct Packet {
     pub(super) host: usize,
@@ -129,8 +141,8 @@ pub(super) struct Packet {
     pub(super) lane: usize,
     pub(super) generation: u64,
     pub(super) id: u64,
-    pub(super) op: OpId,
-    pub(super) call: Rc<Call>,
+    /// The scripts that share it, or the only one.
+    pub(super) scripts: Rc<[Script]>,
     /// The network delayed it, and it arrives in any case.
     pub(super) held: bool,
 }

@@ -4,14 +4,15 @@ use std::collections::BTreeSet;
 use std::time::Duration;
 
 use redisson::keys;
+use redisson::script::may_share;
 
 use super::super::requests::{lock_name, lock_of};
 use super::super::schedule::micros;
 use super::super::seeds::Verdict;
 use super::connection::{COMMANDS, MESSAGES, RENEWALS};
-use super::event::{Event, Input};
+use super::event::{Event, Input, Script};
 use super::names::NAMES;
-use super::simulation::Simulation;
+use super::simulation::{Phase, Simulation};
 use crate::core::{Effect, Lane, Node};
 use crate::types::{Peer, SessionId};
 
@@ -42,12 +43,27 @@ impl Simulation {
                 if self.hosts[host].run != run {
                     return Ok(());
                 }
+                let stall = self.hosts[host].stall;
                 let connection = &mut self.hosts[host].connections[lane];
                 if !connection.up || connection.generation != generation {
                     return Ok(());
                 }
-                let Some(op) = connection.in_flight.remove(&id) else { return Ok(()) };
-                self.input(host, Input::Outcome { renewal: lane == RENEWALS, op, outcome })
+                let Some(scripts) = connection.in_flight.remove(&id) else { return Ok(()) };
+                if let Some(stall) = stall.filter(|_| scripts.len() > 1) {
+                    // Nobody takes it apart until then.
+                    connection.in_flight.insert(id, scripts);
+                    let later = Event::Answer { host, run, lane, generation, id, outcome };
+                    self.at(stall.until, later);
+                    return Ok(());
+                }
+                self.answered(host, lane, &scripts, outcome)
+            }
+            Event::Flush { host, run } if self.is_run(host, run) => {
+                match self.hosts[host].stall {
+                    Some(stall) => self.at(stall.until, Event::Flush { host, run }),
+                    None => self.flush(host),
+                }
+                Ok(())
             }
             Event::TimeOut { host, run, lane, generation, id } if self.is_run(host, run) => {
                 let timeout = self.hosts[host].settings.response_timeout;
@@ -231,7 +247,22 @@ impl Simulation {
             Effect::Send { op, lane, call, .. } => {
                 self.history.sending(&mut self.hosts[host], &call)?;
                 let lane = if lane == Lane::Renewals { RENEWALS } else { COMMANDS };
-                self.send(host, op, lane, call);
+                let shares = lane == COMMANDS && may_share(&call);
+                let script = Script { op, call };
+                if shares {
+                    self.hosts[host].sharing.push(script);
+                    if self.hosts[host].sharing.len() == 1 {
+                        let trouble = self.phase == Phase::Trouble;
+                        let most = if trouble { 20_000 } else { 200 };
+                        let pause = self.rng.within(0..most);
+                        self.after(pause, Event::Flush { host, run });
+                    }
+                } else {
+                    if lane == COMMANDS {
+                        self.flush(host);
+                    }
+                    self.send(host, lane, [script].into());
+                }
             }
             Effect::Deliver(session, outgoing) => self.deliver(host, session, outgoing)?,
             Effect::Journal(record) => self.journal(host, record),

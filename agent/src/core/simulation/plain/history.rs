@@ -7,7 +7,7 @@ use redisson::{HolderId, Moment};
 
 use super::super::redis::Redis;
 use super::super::seeds::Verdict;
-use super::event::Packet;
+use super::event::{Packet, Script};
 use super::host::Host;
 use super::names::NAMES;
 use super::tokens::Tokens;
@@ -25,8 +25,8 @@ pub(super) struct History {
     pub(super) freed: BTreeMap<String, (usize, OpId)>,
     /// The instant at which a host heard of the release of a lock that is still free.
     pub(super) heard: BTreeMap<(String, usize), u64>,
-    /// Fields of the current script's lock before it ran.
-    before: Vec<String>,
+    /// Fields of each lock of the current scripts before these ran.
+    before: BTreeMap<String, Vec<String>>,
     /// The instant since which a hold has been missing in Redis.
     pub(super) missing: BTreeMap<(usize, Number), u64>,
     /// The latest validity of a hold that is not renewed because its worker is stopped.
@@ -96,26 +96,35 @@ impl History {
     }
 
     pub(super) fn before_script(&mut self, packet: &Packet, redis: &Redis) {
-        self.before = field_names(redis, &key(&packet.call));
+        let keys = packet.scripts.iter().map(|script| key(&script.call));
+        self.before = keys.map(|key| (key.clone(), field_names(redis, &key))).collect();
     }
 
     pub(super) fn after_script(&mut self, packet: &Packet, hosts: &[Host], redis: &Redis) {
+        for script in &*packet.scripts {
+            self.after_one(packet, script, hosts, redis);
+        }
+    }
+
+    fn after_one(&mut self, packet: &Packet, script: &Script, hosts: &[Host], redis: &Redis) {
         let host = &hosts[packet.host];
-        let lock = key(&packet.call);
-        let alive = host.run == packet.run && host.core.ops.contains_key(&packet.op);
+        let Script { op, call } = script;
+        let lock = key(call);
+        let before = &self.before[&lock];
+        let alive = host.run == packet.run && host.core.ops.contains_key(op);
         // The sender does not know of repeated copies. The first copy may have been refused.
         let wanted = alive && !packet.is_repeated();
         for field in field_names(redis, &lock) {
             // The script set the field or its lease after its operation had ended.
-            let late = !self.before.contains(&field) || packet.call.script.name == "keep";
+            let late = !before.contains(&field) || call.script.name == "keep";
             if !wanted && late {
                 self.strays.insert((lock.clone(), field));
             }
         }
         if redis.get(&lock).is_some() {
             self.taken(&lock);
-        } else if alive && packet.call.script.name == "release" && !self.before.is_empty() {
-            self.freed.insert(lock, (packet.host, packet.op));
+        } else if alive && call.script.name == "release" && !before.is_empty() {
+            self.freed.insert(lock, (packet.host, *op));
         }
     }
 

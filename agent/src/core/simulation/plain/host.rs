@@ -9,7 +9,7 @@ use super::super::first_number;
 use super::super::rng::Rng;
 use super::super::schedule::micros;
 use super::connection::Connection;
-use super::event::Input;
+use super::event::{Input, Script};
 use super::session::Session;
 use crate::core::tests::settings;
 use crate::core::{Core, Limits, Settings};
@@ -33,6 +33,8 @@ pub(super) struct Host {
     pub(super) connections: [Connection; 3],
     /// Locks whose channels the core subscribed to.
     pub(super) wanted_channels: BTreeSet<LockName>,
+    /// Scripts that are about to be sent in one call.
+    pub(super) sharing: Vec<Script>,
     pub(super) stall: Option<Stall>,
     pub(super) inbox: Vec<Input>,
     pub(super) tick_at: Moment,
@@ -109,6 +111,7 @@ impl Host {
             run: 1,
             connections: [Connection::new(), Connection::new(), Connection::new()],
             wanted_channels: BTreeSet::new(),
+            sharing: Vec::new(),
             stall: None,
             inbox: Vec::new(),
             tick_at: Moment::default(),
@@ -133,6 +136,7 @@ impl Host {
             Core::new(self.settings.clone(), self.client, first, grouping(), self.boot(now));
         self.connections = [Connection::new(), Connection::new(), Connection::new()];
         self.wanted_channels.clear();
+        self.sharing.clear();
         self.stall = None;
         self.inbox.clear();
         self.tick_at = Moment::default();

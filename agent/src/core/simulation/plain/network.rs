@@ -4,16 +4,24 @@ use std::collections::BTreeMap;
 use std::rc::Rc;
 
 use redisson::LockName;
-use redisson::script::Call;
+use redisson::script::{Call, Value, batch, parse_batch};
 
 use super::super::redis::Served;
 use super::super::requests::{channel, lock_name};
 use super::super::schedule::micros;
 use super::super::seeds::Verdict;
-use super::connection::{MESSAGES, Network, RENEWALS};
-use super::event::{Event, Input, Packet, REPEATED};
+use super::connection::{COMMANDS, MESSAGES, Network, RENEWALS};
+use super::event::{Event, Input, Packet, REPEATED, Script};
 use super::simulation::{Phase, Simulation};
-use crate::core::{Failure, OpId};
+use crate::core::Failure;
+
+/// Returns the call of scripts that are sent together.
+fn joined(scripts: &[Script]) -> Call {
+    match scripts {
+        [alone] => alone.call.clone(),
+        _ => batch(scripts.iter().map(|script| &script.call)),
+    }
+}
 
 impl Simulation {
     /// Reports whether no reply arrives on that connection.
@@ -90,9 +98,11 @@ impl Simulation {
             self.count_subscribers();
             self.input(host, Input::Unsubscribed)?;
         }
-        for op in in_flight.into_values() {
-            let outcome = Err(Failure::Lost(why.to_owned()));
-            self.input(host, Input::Outcome { renewal: lane == RENEWALS, op, outcome })?;
+        for scripts in in_flight.into_values() {
+            for Script { op, .. } in &*scripts {
+                let (op, outcome) = (*op, Err(Failure::Lost(why.to_owned())));
+                self.input(host, Input::Outcome { renewal: lane == RENEWALS, op, outcome })?;
+            }
         }
         Ok(())
     }
@@ -145,17 +155,17 @@ impl Simulation {
             return Ok(());
         }
         self.history.before_script(&packet, &self.server.redis);
+        let call = joined(&packet.scripts);
         let served = match self.server.refusal {
             Some(refusal) => Served { reply: Err(refusal.to_owned()), published: Vec::new() },
-            None => self.server.redis.serve(&packet.call),
+            None => self.server.redis.serve(&call),
         };
         self.log(|| {
             let late = if live { "" } else { " (late)" };
-            let args: Vec<_> =
-                packet.call.args.iter().take(3).map(String::from_utf8_lossy).collect();
-            let key = String::from_utf8_lossy(&packet.call.keys[0]);
+            let args: Vec<_> = call.args.iter().take(3).map(String::from_utf8_lossy).collect();
+            let key = String::from_utf8_lossy(&call.keys[0]);
             let reply = &served.reply;
-            format!("redis: {} {key} {args:?}{late} -> {reply:?}", packet.call.script.name)
+            format!("redis: {} {key} {args:?}{late} -> {reply:?}", call.script.name)
         });
         self.history.after_script(&packet, &self.hosts, &self.server.redis);
         self.publish(&served.published);
@@ -167,26 +177,69 @@ impl Simulation {
         Ok(())
     }
 
-    pub(super) fn send(&mut self, host: usize, op: OpId, lane: usize, call: Call) {
-        self.log(|| format!("host {host} -> {} {op:?}", call.script.name));
+    /// Sends the scripts that have become ready together.
+    pub(super) fn flush(&mut self, host: usize) {
+        let scripts = std::mem::take(&mut self.hosts[host].sharing);
+        if !scripts.is_empty() {
+            self.send(host, COMMANDS, scripts.into());
+        }
+    }
+
+    /// Handles the answer to scripts. Those of a batch that it left aside are called alone.
+    pub(super) fn answered(
+        &mut self,
+        host: usize,
+        lane: usize,
+        scripts: &[Script],
+        outcome: Result<Value, Failure>,
+    ) -> Verdict {
+        let renewal = lane == RENEWALS;
+        if let [Script { op, .. }] = scripts {
+            return self.input(host, Input::Outcome { renewal, op: *op, outcome });
+        }
+        let replies = match outcome {
+            Ok(reply) => parse_batch(&reply, scripts.len()).map_err(|bad| bad.to_string())?,
+            Err(_) => vec![None; scripts.len()],
+        };
+        for (script, reply) in scripts.iter().zip(replies) {
+            match reply {
+                Some(reply) => {
+                    let (op, outcome) = (script.op, Ok(reply));
+                    self.input(host, Input::Outcome { renewal, op, outcome })?;
+                }
+                None => self.send(host, lane, [script.clone()].into()),
+            }
+        }
+        Ok(())
+    }
+
+    pub(super) fn send(&mut self, host: usize, lane: usize, scripts: Rc<[Script]>) {
+        self.log(|| {
+            let names: Vec<_> =
+                scripts.iter().map(|s| format!("{} {:?}", s.call.script.name, s.op)).collect();
+            format!("host {host} -> {}", names.join(", "))
+        });
         self.next_packet += 1;
         let id = self.next_packet;
         let state = &mut self.hosts[host];
         let run = state.run;
         let connection = &mut state.connections[lane];
         if !connection.up {
-            let outcome = Err(Failure::Unsent("no connection".to_owned()));
-            let input = Input::Outcome { renewal: lane == RENEWALS, op, outcome };
-            return self.after(20, Event::Input { host, run, input });
+            for Script { op, .. } in &*scripts {
+                let (op, outcome) = (*op, Err(Failure::Unsent("no connection".to_owned())));
+                let input = Input::Outcome { renewal: lane == RENEWALS, op, outcome };
+                self.after(20, Event::Input { host, run, input });
+            }
+            return;
         }
-        connection.in_flight.insert(id, op);
+        connection.in_flight.insert(id, Rc::clone(&scripts));
         let generation = connection.generation;
         let held = connection.half_open_until(self.now).is_some();
         let arrival = connection.arrival(self.now, &mut self.rng);
         let timeout = micros(state.settings.response_timeout);
         self.after(timeout, Event::TimeOut { host, run, lane, generation, id });
         let Some(at) = arrival else { return };
-        let packet = Packet { host, run, lane, generation, id, op, call: Rc::new(call), held };
+        let packet = Packet { host, run, lane, generation, id, scripts, held };
         if self.phase == Phase::Trouble && self.rng.one_in(200) {
             // The network repeats it.
             let again = at + self.rng.within(0..2_000_000);

@@ -124,7 +124,18 @@ impl Pair {
                 let holds: [(&LockName, HolderId); 2] = [(&name, holder), (&second, other)];
                 script::renew(holds, count, wanted)
             }
-            16..20 => script::release(&name, &holder, publish),
+            16..19 => script::release(&name, &holder, publish),
+            19 => {
+                let call = |pair: &mut Self| {
+                    let (name, holder) = (lock_name(pair.rng.pick(&LOCKS)), pair.ours());
+                    match pair.rng.one_in(2) {
+                        true => script::acquire(&name, &holder, lease),
+                        false => script::release(&name, &holder, publish),
+                    }
+                };
+                let calls: Vec<Call> = (0..3).map(|_| call(self)).collect();
+                script::batch(&calls)
+            }
             20..24 if fenced => script::hand_over_fenced(&name, &holder, &other, lease, least),
             20..24 => script::hand_over(&name, &holder, &other, lease),
             24 | 25 => script::show(&name),

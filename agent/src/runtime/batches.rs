@@ -1,0 +1,130 @@
+//! Scripts of commands that are ready at the same time share a call of Redis, if they may.
+//!
+//! Each of them keeps its own outcome. A call whose reply is lost leaves as many unknown outcomes as it has scripts, like a lost
+//! connection with as many calls. What a batch does not do, since a lock is not free for instance, is called again alone.
+
+use redisson::script::{self, Call, parse_batch};
+use service_kit::trace::TraceParent;
+
+use super::outcome::{Outcome, Reply};
+use super::turns::User;
+use crate::core::{Failure, Lane, Node, OpId};
+
+/// A script of a command.
+#[derive(Debug)]
+pub(super) struct Script {
+    pub(super) user: User,
+    pub(super) op: OpId,
+    pub(super) call: Call,
+}
+
+/// Scripts that are sent together.
+#[derive(Debug)]
+pub(super) enum Parcel {
+    Alone(Node, Lane, Script, TraceParent),
+    /// Scripts for the main server, two at least, of which each may share a call.
+    Shared(Vec<Script>),
+}
+
+impl Parcel {
+    /// Takes scripts for the main server of which each may share a call; none if there are none.
+    pub(super) fn take(scripts: &mut Vec<Script>) -> Option<Self> {
+        match scripts.len() {
+            0 | 1 => scripts.pop().map(Self::alone),
+            _ => Some(Self::Shared(std::mem::take(scripts))),
+        }
+    }
+
+    /// A script for the main server that shares no call.
+    pub(super) fn alone(script: Script) -> Self {
+        Self::Alone(Node::Main, Lane::Commands, script, TraceParent::default())
+    }
+}
+
+/// The outcome of a script, or the scripts of a batch with theirs; none for one that is to be called alone.
+pub(super) enum Answers {
+    Alone(User, Outcome),
+    Batch(Vec<(Script, Option<Result<Reply, Failure>>)>),
+}
+
+/// Joins scripts of which each may share a call.
+pub(super) fn join(scripts: &[Script]) -> Call {
+    script::batch(scripts.iter().map(|script| &script.call))
+}
+
+/// Splits the outcome of a joint call.
+pub(super) fn split(scripts: Vec<Script>, outcome: Result<Reply, Failure>) -> Answers {
+    let replies = match outcome {
+        Ok(Reply::Plain(value) | Reply::Confirmed(value, _)) => {
+            parse_batch(&value, scripts.len()).ok()
+        }
+        Err(Failure::Refused(_)) => None,
+        Err(failure) => {
+            let lost = |script| (script, Some(Err(failure.clone())));
+            return Answers::Batch(scripts.into_iter().map(lost).collect());
+        }
+    };
+    // Nothing was done, or no script of ours answers: alone, each has an answer of its own.
+    let replies = replies.unwrap_or_else(|| vec![None; scripts.len()]);
+    let answer = |reply: Option<_>| reply.map(|value| Ok(Reply::Plain(value)));
+    Answers::Batch(scripts.into_iter().zip(replies.into_iter().map(answer)).collect())
+}
+
+#[cfg(test)]
+mod tests {
+    use std::time::Duration;
+
+    use redisson::script::{Publish, Value};
+    use redisson::{ClientId, HolderId, Lease, LockName};
+
+    use super::*;
+
+    fn scripts() -> Vec<Script> {
+        let lease = Lease::new(Duration::from_secs(30)).unwrap();
+        let holder = |number| HolderId::new(ClientId::from_random([7; 16]), number);
+        let name = LockName::new(*b"a").unwrap();
+        let release = script::release(&name, &holder(1), Publish::Plain);
+        let acquire = script::acquire(&name, &holder(2), lease);
+        let script = |(id, call)| Script { user: Some(1000), op: OpId(id), call };
+        [(1, release), (2, acquire)].map(script).into()
+    }
+
+    /// Returns the number of each operation with its outcome; none if it is called alone.
+    fn outcomes(outcome: Result<Reply, Failure>) -> Vec<(OpId, Option<bool>)> {
+        let Answers::Batch(scripts) = split(scripts(), outcome) else { panic!() };
+        scripts
+            .iter()
+            .map(|(script, result)| (script.op, result.as_ref().map(Result::is_ok)))
+            .collect()
+    }
+
+    #[test]
+    fn each_script_of_a_batch_has_an_outcome_of_its_own() {
+        let reply = |left: &[i64]| {
+            let places = left.iter().copied().map(Value::Int).collect();
+            Ok(Reply::Plain(Value::Array(places)))
+        };
+        let both = |result| vec![(OpId(1), result), (OpId(2), result)];
+        assert_eq!(outcomes(reply(&[])), both(Some(true)));
+        assert_eq!(outcomes(reply(&[2])), [(OpId(1), Some(true)), (OpId(2), None)]);
+        assert_eq!(outcomes(reply(&[1, 2])), both(None));
+        assert_eq!(outcomes(Ok(Reply::Plain(Value::Int(1)))), both(None), "a script of others");
+        assert_eq!(outcomes(Err(Failure::Refused("OOM".into()))), both(None), "nothing was done");
+        assert_eq!(outcomes(Err(Failure::Lost("timeout".into()))), both(Some(false)));
+        assert_eq!(outcomes(Err(Failure::Unsent("down".into()))), both(Some(false)));
+    }
+
+    #[test]
+    fn a_single_script_is_no_batch() {
+        let mut sharing = scripts();
+        assert!(
+            matches!(Parcel::take(&mut sharing), Some(Parcel::Shared(scripts)) if scripts.len() == 2)
+        );
+        assert!(Parcel::take(&mut sharing).is_none());
+        sharing.extend(scripts().pop());
+        assert!(
+            matches!(Parcel::take(&mut sharing), Some(Parcel::Alone(_, _, script, _)) if script.op == OpId(2))
+        );
+        assert!(sharing.is_empty());
+    }
+}

@@ -1,0 +1,30 @@
+-- Acquires free locks and releases holds, in this order and each for itself. Whatever takes more than that is left to the lock's
+-- own script.
+-- KEYS: of each acquire the lock and its fair queue, of each release the lock
+-- ARGV: a letter for each, 'a' or 'r', as one word; then of each acquire holder, lease ms; of each release holder, channel
+-- Replies the places of those for which nothing was done: the lock was not free, or not held. With an error nothing was done at
+-- all: Redis refuses the first change of a script or none.
+local call, pcall, letters = redis.call, redis.pcall, ARGV[1]
+local left, key = {}, 1
+for place = 1, #letters do
+  local lock, holder, last = KEYS[key], ARGV[2 * place], ARGV[2 * place + 1]
+  local done
+  if string.byte(letters, place) == 97 then
+    done = call('EXISTS', lock, KEYS[key + 1]) == 0
+    if done then
+      call('HSET', lock, holder, '1')
+      call('PEXPIRE', lock, last)
+    end
+    key = key + 2
+  else
+    done = pcall('HDEL', lock, holder) == 1
+    if done and call('EXISTS', lock) == 0 then
+      call('PUBLISH', last, '0')
+    end
+    key = key + 1
+  end
+  if not done then
+    left[#left + 1] = place
+  end
+end
+return left
