@@ -45,6 +45,7 @@ impl Classifier<'_> {
                 (Intent::OwnRelease(kind), Some(holder)) => self.own_release(lock, kind, holder),
                 (Intent::OwnBatch, _) => self.own_batch(),
                 (Intent::OwnHandOver, Some(holder)) => self.own_hand_over(lock, holder),
+                (Intent::OwnHandOverFair, Some(holder)) => self.own_hand_over_fair(lock, holder),
                 (Intent::OwnForce, _) => self.own_force(lock),
                 _ => {}
             },

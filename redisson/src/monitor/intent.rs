@@ -34,6 +34,8 @@ pub(super) enum Intent {
     OwnBatch,
     /// Hands a lock over within an agent.
     OwnHandOver,
+    /// Hands a fair lock over within an agent, or releases it.
+    OwnHandOverFair,
     /// Releases a lock by force for an operator.
     OwnForce,
     /// Irrelevant to locks.
@@ -120,6 +122,7 @@ pub(super) fn of_own(script: &script::Script) -> Intent {
         "release_write" => Intent::OwnRelease(Kind::Write),
         "batch" => Intent::OwnBatch,
         "hand_over" => Intent::OwnHandOver,
+        "hand_over_fair" => Intent::OwnHandOverFair,
         "force_release"
         | "force_release_holder"
         | "force_release_reader"

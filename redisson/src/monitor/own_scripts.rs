@@ -137,4 +137,14 @@ impl Classifier<'_> {
             self.emit(lock, None, Some(from), Action::HandedOver { to, lease });
         }
     }
+
+    pub(super) fn own_hand_over_fair(&mut self, lock: &[u8], from: HolderId) {
+        let set = |effect: &Effect<'_>| effect.is(Command::HSet, lock);
+        let Some(to) = self.unit.effects().find(set).and_then(|effect| effect.holder()) else {
+            return self.own_release_fair(lock, from);
+        };
+        let (kind, lease) = (Some(Kind::Fair), self.lease(lock));
+        self.report_dropped_waiters(lock, kind, to);
+        self.emit(lock, kind, Some(from), Action::HandedOver { to, lease });
+    }
 }

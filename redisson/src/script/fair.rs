@@ -3,7 +3,7 @@
 
 use std::time::Duration;
 
-use super::{ACQUIRE_FAIR, Args, Call, Publish, RELEASE_FAIR, text, with_queue};
+use super::{ACQUIRE_FAIR, Args, Call, HAND_OVER_FAIR, Publish, RELEASE_FAIR, text, with_queue};
 use crate::{HolderId, Lease, LockName, keys};
 
 /// Acquires the lock if it is free and no living waiter is ahead. Otherwise, if `queue` is set, joins the end of the
@@ -43,4 +43,21 @@ pub fn release_fair(name: &LockName, holder: &HolderId, wait: Duration, publish:
     ]);
     args.extend(publish.commands());
     Call { script: &RELEASE_FAIR, keys: with_queue(name), args }
+}
+
+/// Hands the lock over to a waiter of this client, at count 1 with the waiter's lease, if the waiter is next in the queue; otherwise
+/// releases it like [`release_fair`]. `wait` and `first` are the values passed to [`acquire_fair`]. Parse the reply with
+/// [`super::parse_hand_over_fair`].
+#[must_use]
+pub fn hand_over_fair(
+    name: &LockName,
+    (from, to): (&HolderId, &HolderId),
+    lease: Lease,
+    wait: Duration,
+    first: &HolderId,
+    publish: Publish,
+) -> Call {
+    let Call { keys, mut args, .. } = release_fair(name, from, wait, publish);
+    args.extend([text(to), text(lease.millis()), text(first)]);
+    Call { script: &HAND_OVER_FAIR, keys, args }
 }

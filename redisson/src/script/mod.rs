@@ -21,7 +21,7 @@ use sha1::{Digest, Sha1};
 
 pub use args::Args;
 pub use batch::{MAX_CALLS, batch, may_share, parse_batch};
-pub use fair::{acquire_fair, release_fair};
+pub use fair::{acquire_fair, hand_over_fair, release_fair};
 pub use fenced::{acquire_fenced, hand_over_fenced};
 pub use force::{
     ExpectedLock, agent_state, force_release, force_release_holder, purge_queue, remove_waiter,
@@ -32,7 +32,8 @@ pub use read_write::{
 pub use reply::{
     AcquireOutcome, AgentState, BadReply, ForceReleaseOutcome, HandOverOutcome, LockDetails,
     QueueEntry, Reader, ReleaseOutcome, RenewOutcome, Value, parse_acquire, parse_agent_state,
-    parse_force_release, parse_hand_over, parse_purged, parse_release, parse_renew, parse_show,
+    parse_force_release, parse_hand_over, parse_hand_over_fair, parse_purged, parse_release,
+    parse_renew, parse_show,
 };
 
 use crate::{HolderId, Lease, LockName, keys, shape};
@@ -94,6 +95,7 @@ script!(/** Releases a read hold. */ RELEASE_READ, "release_read": "reader_lease
 script!(/** Releases a write hold. */ RELEASE_WRITE, "release_write": "reader_leases.lua" "release_write.lua");
 script!(/** Releases a fair hold, or leaves the queue. */ RELEASE_FAIR, "release_fair": "fair_queue.lua" "release_fair.lua");
 script!(/** Hands a lock over between two holders of one client. */ HAND_OVER, "hand_over": "fencing_token.lua" "hand_over.lua");
+script!(/** Hands a fair lock over between a holder and the next waiter of one client, or releases it. */ HAND_OVER_FAIR, "hand_over_fair": "fair_queue.lua" "hand_over_fair.lua" "release_fair.lua");
 script!(/** Releases a whole lock for an operator. */ FORCE_RELEASE, "force_release": "fair_queue.lua" "force_release.lua");
 script!(/** Releases one plain or fair hold for an operator. */ FORCE_RELEASE_HOLDER, "force_release_holder": "require_expected.lua" "release.lua");
 script!(/** Releases one read hold for an operator. */ FORCE_RELEASE_READER, "force_release_reader": "require_expected.lua" "reader_leases.lua" "release_read.lua");
@@ -104,7 +106,7 @@ script!(/** Looks for an agent. */ AGENT_STATE, "agent_state": "agent_state.lua"
 script!(/** Describes a lock. */ SHOW, "show": "show.lua");
 
 /// Every script, to be loaded on connecting.
-pub static ALL: [&Script; 20] = [
+pub static ALL: [&Script; 21] = [
     &ACQUIRE,
     &ACQUIRE_READ,
     &ACQUIRE_WRITE,
@@ -117,6 +119,7 @@ pub static ALL: [&Script; 20] = [
     &RELEASE_WRITE,
     &RELEASE_FAIR,
     &HAND_OVER,
+    &HAND_OVER_FAIR,
     &FORCE_RELEASE,
     &FORCE_RELEASE_HOLDER,
     &FORCE_RELEASE_READER,

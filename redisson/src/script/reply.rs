@@ -112,6 +112,8 @@ pub enum HandOverOutcome {
         /// The new holder's fencing token, if requested.
         token: Option<u64>,
     },
+    /// The old hold was removed, and the new holder was not next in a fair lock's queue.
+    Released,
     /// The old hold did not exist, and the lock is free.
     Missing,
     /// The old hold did not exist, and others hold the lock.
@@ -262,6 +264,17 @@ pub fn parse_release(reply: &Value) -> Result<ReleaseOutcome, BadReply> {
         Some([Value::Int(2)]) => Ok(ReleaseOutcome::Stolen),
         Some([Value::Int(3)]) => Ok(ReleaseOutcome::WrongType),
         _ => Err(bad(&RELEASE, reply)),
+    }
+}
+
+/// Parses the reply to [`super::hand_over_fair`].
+///
+/// # Errors
+/// Returns an error for any other reply.
+pub fn parse_hand_over_fair(reply: &Value) -> Result<HandOverOutcome, BadReply> {
+    match reply.array() {
+        Some([Value::Int(1)]) => Ok(HandOverOutcome::Released),
+        _ => parse_hand_over(reply),
     }
 }
 

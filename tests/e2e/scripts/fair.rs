@@ -3,7 +3,10 @@
 use std::time::Duration;
 
 use anyhow::Result;
-use redisson::script::{AcquireOutcome, Publish, ReleaseOutcome, parse_acquire, parse_release};
+use redisson::script::{
+    AcquireOutcome, HandOverOutcome, Publish, ReleaseOutcome, parse_acquire, parse_hand_over_fair,
+    parse_release,
+};
 use redisson::{HolderId, LockName};
 
 use super::{Bench, GRANTED, full, keys, lease, messages, name, other_keys, ours, script, theirs};
@@ -24,6 +27,17 @@ impl Bench {
     async fn release_fair(&mut self, lock: &LockName, who: HolderId) -> Result<ReleaseOutcome> {
         let call = script::release_fair(lock, &who, WAIT, Publish::Plain);
         Ok(parse_release(&self.call(&call).await?)?)
+    }
+
+    async fn hand_over_fair(
+        &mut self,
+        lock: &LockName,
+        from: HolderId,
+        to: HolderId,
+    ) -> Result<HandOverOutcome> {
+        let (between, lease) = ((&from, &to), lease(40_000));
+        let call = script::hand_over_fair(lock, between, lease, WAIT, &ours(0), Publish::Plain);
+        Ok(parse_hand_over_fair(&self.call(&call).await?)?)
     }
 
     async fn now(&mut self) -> Result<i64> {
@@ -59,6 +73,42 @@ impl Bench {
         }
         Ok(())
     }
+}
+
+const PASSED: HandOverOutcome = HandOverOutcome::Passed { subscribers: None, token: None };
+
+#[tokio::test]
+async fn a_lock_is_handed_over_to_the_next_waiter_alone() -> Result<()> {
+    let mut bench = Bench::new().await?;
+    let lock = name("a");
+    for n in 1..4 {
+        bench.fair(&lock, ours(n)).await?;
+    }
+    bench.foreign_entry("a", theirs(), Some(60_000)).await?;
+    let others = other_keys(&mut bench.client, "x").await?;
+    full::fill(&mut bench).await?;
+    let mut turns = bench.subscriber(&keys::fair_channel(&lock, &theirs())).await?;
+    for copy in 0..2 {
+        assert_eq!(bench.hand_over_fair(&lock, ours(1), ours(2)).await?, PASSED, "copy {copy}");
+        bench.assert_held(&lock, ours(2), 1, 30_000..=40_000).await?;
+    }
+    let waiters = async |bench: &mut Bench| -> Result<Vec<String>> {
+        Ok(bench.queue_entries(&lock).await?.into_iter().map(|(waiter, _)| waiter).collect())
+    };
+    assert_eq!(waiters(&mut bench).await?, [ours(3).to_string(), theirs().to_string()]);
+    assert_eq!(bench.hand_over_fair(&lock, ours(1), ours(3)).await?, HandOverOutcome::Stolen);
+    assert_eq!(bench.hand_over_fair(&lock, ours(2), ours(3)).await?, PASSED);
+    assert_eq!(messages(&mut turns).await?, Vec::<String>::new());
+    assert_eq!(bench.hand_over_fair(&lock, ours(3), ours(4)).await?, HandOverOutcome::Released);
+    bench.assert_free(&lock).await?;
+    assert_eq!(waiters(&mut bench).await?, [theirs().to_string()]);
+    assert_eq!(messages(&mut turns).await?, ["0"]);
+    assert_eq!(bench.hand_over_fair(&lock, ours(3), ours(4)).await?, HandOverOutcome::Missing);
+    for lock in others {
+        let outcome = bench.hand_over_fair(&name(&lock), ours(3), ours(4)).await?;
+        assert!(!matches!(outcome, HandOverOutcome::Passed { .. }), "{lock}");
+    }
+    Ok(())
 }
 
 fn place(who: HolderId, seconds: i64) -> (String, Option<i64>) {

@@ -91,6 +91,13 @@ async fn each_script_yields_the_matching_event() -> Result<()> {
         (script::acquire_fair(&f, &two, l, wait, false, &ours(0)), &["refused fair fair 2"]),
         (script::acquire_fair(&f, &two, l, wait, true, &ours(0)), &["queued fair fair 2"]),
         (script::acquire_fair(&f, &two, l, wait, true, &ours(0)), &["refused fair fair 2"]),
+        (
+            script::hand_over_fair(&f, (&one, &two), l, wait, &ours(0), p),
+            &["handed_over fair fair 1"],
+        ),
+        (script::hand_over_fair(&f, (&two, &one), l, wait, &ours(0), p), &["released fair fair 2"]),
+        (script::acquire_fair(&f, &one, l, wait, true, &ours(0)), &["acquired fair fair 1"]),
+        (script::acquire_fair(&f, &two, l, wait, true, &ours(0)), &["queued fair fair 2"]),
         (script::release_fair(&f, &two, wait, p), &["left_queue fair fair 2"]),
         (script::release_fair(&f, &one, wait, p), &["released fair fair 1"]),
         (script::acquire_write(&rw, &write, l), &["acquired rw write 1w"]),

@@ -109,7 +109,8 @@ impl Core {
     pub(in crate::core) fn pass_on(&mut self, ending: Ending) {
         let name = ending.name.clone();
         let Some(next) = self.next_in_line(&ending) else { return self.release(ending) };
-        if self.must_yield(&name) {
+        // The queue of a fair lock has waiters of all hosts in order.
+        if ending.kind != Kind::Fair && self.must_yield(&name) {
             self.stand_back(&name);
             return self.release(ending);
         }
@@ -118,8 +119,12 @@ impl Core {
             return self.hand_over_early(ending, &next, valid_until);
         }
         let give_up = self.retry_window(ending.longest.max(next.lease));
+        let (kind, waiter) = (next.kind, next.waiter);
         let id = self.send(Verb::HandOver(HandOver { from: ending, to: next }), give_up);
-        self.locks.begin_contest(&name, id);
+        match kind {
+            Kind::Fair => self.locks.begin_attempt(waiter, id),
+            _ => self.locks.begin_contest(&name, id),
+        }
     }
 
     /// Leaves the lock to other hosts for a moment.
@@ -141,8 +146,8 @@ impl Core {
         }
     }
 
-    /// Returns the front waiter if the hold may be handed over to it: both plain or fenced, or both writers while no local
-    /// reader holds. Fair, read and red locks are never handed over.
+    /// Returns the front waiter if the hold may be handed over to it: both plain or fenced, both writers while no local
+    /// reader holds, or both fair, of which the next one has a position in Redis. Read and red locks are never handed over.
     pub(in crate::core) fn next_in_line(&self, ending: &Ending) -> Option<Attempt> {
         let state = self.locks.get(&ending.name)?;
         let next = *state.queue.front()?;
@@ -157,6 +162,7 @@ impl Core {
             (Family::ReadWrite, Family::ReadWrite) => {
                 ending.kind == Kind::Write && waiter.kind == Kind::Write && state.readers.is_empty()
             }
+            (Family::Fair, Family::Fair) => waiter.position.may_exist,
             _ => false,
         };
         // Where replicas are missing it would only keep who releases waiting for them.

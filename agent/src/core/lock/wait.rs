@@ -166,7 +166,9 @@ impl Core {
             }
             return;
         };
-        if self.ops.get(id).is_none_or(Op::is_on_its_way) {
+        // A hand-over ends another hold too, so it is repeated in any case.
+        let is_attempt = |op: &Op| matches!(op.verb, Verb::Acquire(_));
+        if self.ops.get(id).is_none_or(|op| op.is_on_its_way() || !is_attempt(op)) {
             return;
         }
         let Some(Op { verb: Verb::Acquire(attempt), may_have_run, .. }) = self.take_op(id) else {

@@ -191,7 +191,7 @@ impl Core {
                     self.journal_gone(ending.number);
                 }
             }
-            HandOverOutcome::Missing | HandOverOutcome::WrongType => {
+            HandOverOutcome::Released | HandOverOutcome::Missing | HandOverOutcome::WrongType => {
                 self.early_refused(op, early, End::Missing);
             }
             HandOverOutcome::Stolen => self.early_refused(op, early, End::Stolen),

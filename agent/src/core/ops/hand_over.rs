@@ -1,4 +1,4 @@
-//! Hand-over: a hold ends and the next local waiter's begins, in one script.
+//! Hand-over: a hold ends and the next local waiter's begins, in one script. Redis decides whether a fair lock's waiter is next.
 
 use crate::core::ops::verb::{Attempt, Ending, HandOver, Verb};
 use std::time::Duration;
@@ -8,7 +8,7 @@ use redisson::script::{self, BadReply, Call, HandOverOutcome, Value};
 use service_kit::trace::TraceParent;
 
 use super::operation::{Operation, Silence};
-use super::{Failure, Op, orphan};
+use super::{FAIR_WAIT, Failure, Op, orphan};
 use crate::core::ids::OpId;
 use crate::core::{Core, Lane, Node, Report};
 use crate::journal::Record;
@@ -24,12 +24,20 @@ impl Operation for HandOver {
                 let least = core.locks.next_token(&to.name);
                 script::hand_over_fenced(&to.name, &old, &new, to.lease, least)
             }
+            Kind::Fair => {
+                let (first, publish) = (core.numbers.first_of_run(), core.settings.publish);
+                let between = (&old, &new);
+                script::hand_over_fair(&to.name, between, to.lease, FAIR_WAIT, &first, publish)
+            }
             _ => script::hand_over(&to.name, &old, &new, to.lease),
         }
     }
 
     fn on_reply(&self, core: &mut Core, id: OpId, op: &Op, reply: &Value) -> Result<(), BadReply> {
-        let passed = script::parse_hand_over(reply)?;
+        let passed = match self.to.kind {
+            Kind::Fair => script::parse_hand_over_fair(reply)?,
+            _ => script::parse_hand_over(reply)?,
+        };
         core.handed_over(id, op, &self.from, &self.to, passed);
         Ok(())
     }
@@ -51,6 +59,7 @@ impl Operation for HandOver {
         core.clear_attempt(to, id);
         // The old field has run out by now; a copy may have set the new one just before.
         core.undo(&to.name, to.kind, to.number, to.lease);
+        core.ask_again_if_fair(to);
     }
 
     fn route(&self, core: &Core) -> (Node, Lane) {
@@ -116,11 +125,18 @@ impl Core {
                 }
                 return self.poll_queue(&name);
             }
+            HandOverOutcome::Released => {
+                self.confirm(from, None);
+                // What woke it meanwhile did so for nothing.
+                self.ask_again_if_fair(to);
+                return self.poll_queue(&name);
+            }
             _ if op.may_have_run && self.now < from.valid_until => None,
             HandOverOutcome::Missing | HandOverOutcome::WrongType => Some(End::Missing),
             HandOverOutcome::Stolen => Some(End::Stolen),
         };
         self.confirm(from, lost);
+        self.ask_again_if_fair(to);
         self.poll_queue(&name);
     }
 
@@ -133,6 +149,14 @@ impl Core {
             self.renumber(to.waiter);
             self.undo(&to.name, to.kind, to.number, to.lease);
         }
+        self.ask_again_if_fair(&to);
         self.release(from);
+    }
+
+    /// Lets a fair waiter ask for itself that no lock was handed to. Others are asked for by their queue.
+    fn ask_again_if_fair(&mut self, to: &Attempt) {
+        if to.kind == Kind::Fair {
+            self.attempt(to.waiter);
+        }
     }
 }

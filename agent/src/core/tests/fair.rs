@@ -9,6 +9,8 @@ use crate::protocol::command::{Command, LockRequest, Wait};
 use crate::types::SessionId;
 
 const SLOW: Duration = Duration::from_millis(100);
+/// A holder or waiter of another client.
+const OTHER: &str = "285475da-9152-4c83-822a-67ee2f116a79:52";
 
 fn fair(world: &mut World, id: SessionId) {
     world.lock_as(id, "x", Kind::Fair);
@@ -34,7 +36,8 @@ fn each_has_a_place_of_its_own_and_hears_of_its_turn() {
     }
     assert!(world.listening.is_empty() && world.core.is_idle() && world.core.locks.is_empty());
     assert_eq!(world.core.next_deadline(), None);
-    assert!(!world.served.contains(&"hand_over"), "the order is Redis's");
+    let handed = world.served.iter().filter(|name| **name == "hand_over_fair").count();
+    assert_eq!(handed, 3, "{:?}", world.served);
 }
 
 /// Once it listens, a waiter asks again for a release that it may not have heard of: not where one of ours is before it.
@@ -52,24 +55,69 @@ fn who_waits_behind_ones_own_asks_no_more_than_needed() {
         world.unlock(id, "x");
         assert_eq!(world.reply(id), "0");
     }
-    assert_eq!(asked(&world), 5, "and once each upon its turn");
-    world.foreign("x", "285475da-9152-4c83-822a-67ee2f116a79:52", Duration::from_secs(9));
+    assert_eq!(asked(&world), 3, "it is handed over");
+    world.foreign("x", OTHER, Duration::from_secs(9));
     fair(&mut world, line[0]);
-    assert_eq!((asked(&world), queue(&world), world.listening.len()), (7, 1, 1));
+    assert_eq!((asked(&world), queue(&world), world.listening.len()), (5, 1, 1));
+}
+
+#[test]
+fn another_clients_waiter_is_not_passed() {
+    let mut world = World::new();
+    let (one, two) = (world.open(), world.open());
+    fair(&mut world, one);
+    assert_eq!(world.reply(one), "held 1");
+    world.queues.entry("x".to_owned()).or_default().push(OTHER.to_owned());
+    fair(&mut world, two);
+    world.served.clear();
+    world.unlock(one, "x");
+    assert_eq!(world.reply(one), "0");
+    assert!(world.has_no_reply(two) && world.holders("x").is_empty());
+    // It takes its turn, and goes.
+    assert_eq!(world.served, ["hand_over_fair", "release_fair", "acquire_fair"]);
+    world.queues.get_mut("x").unwrap().remove(0);
+    world.pass(Duration::from_secs(6));
+    assert_eq!(world.reply(two), "held 1");
+}
+
+#[test]
+fn a_waiter_that_leaves_during_its_hand_over_keeps_nothing() {
+    for network in [Network::Slow(100), Network::LosesReplies, Network::Down] {
+        let mut world = World::new();
+        let (one, two, three) = (world.open(), world.open(), world.open());
+        for id in [one, two, three] {
+            fair(&mut world, id);
+        }
+        assert_eq!(world.reply(one), "held 1");
+        world.network = network;
+        world.unlock(one, "x");
+        world.close(two);
+        world.network = Network::Good;
+        for _ in 0..10 {
+            world.pass(SLOW);
+        }
+        assert_eq!(
+            (world.reply(one), world.reply(three)),
+            ("0".into(), "held 1".into()),
+            "{network:?}"
+        );
+        assert_eq!((queue(&world), world.core.ops.is_empty()), (0, true), "{network:?}");
+        world.unlock(three, "x");
+        assert!(world.core.is_idle(), "{network:?}");
+    }
 }
 
 #[test]
 fn a_turn_told_before_the_subscription_stood_is_not_missed() {
     let mut world = World::new();
-    let (one, two) = (world.open(), world.open());
-    fair(&mut world, one);
-    assert_eq!(world.reply(one), "held 1");
+    let id = world.open();
+    world.foreign("x", OTHER, Duration::from_secs(9));
     world.deaf = true;
-    fair(&mut world, two);
-    world.unlock(one, "x");
-    assert!(world.has_no_reply(two), "it heard nothing of its turn");
+    fair(&mut world, id);
+    world.foreign_release("x");
+    assert!(world.has_no_reply(id), "it heard nothing of its turn");
     world.subscribed();
-    assert_eq!(world.reply(two), "held 1");
+    assert_eq!(world.reply(id), "held 1");
 }
 
 #[test]
@@ -163,7 +211,7 @@ fn who_never_reached_redis_has_nothing_to_give_up() {
 fn who_does_not_wait_takes_no_place() {
     let mut world = World::new();
     let (holder, now) = (world.open(), world.open());
-    world.foreign("x", "285475da-9152-4c83-822a-67ee2f116a79:52", Duration::from_secs(9));
+    world.foreign("x", OTHER, Duration::from_secs(9));
     let wait = Wait::AtMost(Duration::ZERO);
     let request = LockRequest { kind: Kind::Fair, wait, ..lock_command("x") };
     world.command(now, Command::Lock(request));

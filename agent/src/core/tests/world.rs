@@ -3,7 +3,7 @@
 use std::collections::{BTreeMap, BTreeSet, VecDeque};
 use std::time::Duration;
 
-use redisson::script::{Call, Value};
+use redisson::script::{Call, RELEASE_FAIR, Value};
 use redisson::{ClientId, Grouping, HolderId, Kind, Lease, LockName, Moment, keys};
 
 use crate::core::ids::OpId;
@@ -606,6 +606,21 @@ impl World {
                 } else {
                     2
                 }])
+            }
+            "hand_over_fair" => {
+                let (from, to) = (&args[0], &args[args.len() - 3]);
+                let queue = self.queues.entry(key.clone()).or_default();
+                let Some(hash) = self.redis.get_mut(&key) else { return ints(&[0]) };
+                let next = queue.first() == Some(to) && hash.fields.contains_key(from);
+                if !next && !hash.fields.contains_key(to) {
+                    let release = Call { script: &RELEASE_FAIR, ..call.clone() };
+                    return self.run(&release);
+                }
+                queue.retain(|place| place != to);
+                hash.fields.remove(from);
+                hash.fields.insert(to.clone(), 1);
+                hash.expires = Some(now + ms(&args[args.len() - 2]));
+                ints(&[1, -1])
             }
             other => panic!("no model of {other}"),
         }

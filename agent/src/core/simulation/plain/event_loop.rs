@@ -207,9 +207,20 @@ impl Simulation {
                 for (id, session) in &mut state.sessions {
                     // A worker without holds and waits is not checked.
                     let busy = core.sessions.get(id).is_some_and(|session| session.is_busy());
+                    let before = session.known_stopped;
                     session.known_stopped = busy && session.connected && !session.reading;
                     if session.known_stopped {
                         stopped.insert(pid_of(*id));
+                    }
+                    if session.known_stopped && !before {
+                        // Renewals that were due when the agent learned of it come first.
+                        let at_most = now + state.settings.lease.duration();
+                        let holds = core.leases.iter().filter(|hold| hold.owner.session == *id);
+                        for hold in holds {
+                            let entry = self.history.renewable.entry((host, hold.number));
+                            let entry = entry.or_insert(at_most);
+                            *entry = at_most.max(*entry);
+                        }
                     }
                 }
                 core.on_stopped(now, &stopped);
