@@ -5,10 +5,10 @@ use std::time::Duration;
 
 use tracing::Metadata;
 use tracing::level_filters::LevelFilter;
-use tracing_subscriber::filter::{FilterExt, filter_fn};
+use tracing_subscriber::filter::{FilterExt, Targets, filter_fn};
 use tracing_subscriber::layer::SubscriberExt;
 use tracing_subscriber::util::{SubscriberInitExt, TryInitError};
-use tracing_subscriber::{EnvFilter, Layer, fmt};
+use tracing_subscriber::{Layer, fmt};
 
 use crate::trace::{self, Exporting, Program};
 
@@ -132,8 +132,8 @@ pub fn check_filter(filter: &str) -> Result<String, String> {
     parse_filter(filter).map(|_| filter.to_owned())
 }
 
-fn parse_filter(filter: &str) -> Result<EnvFilter, String> {
-    EnvFilter::builder().parse(filter).map_err(|error| {
+fn parse_filter(filter: &str) -> Result<Targets, String> {
+    filter.parse().map_err(|error| {
         format!("`{filter}` is not a log filter ({error}); expected a level such as `info`, or `info,target=debug`")
     })
 }

@@ -125,7 +125,7 @@ impl RedisNode {
             response_timeout: timeout,
             connect_timeout: options.connect_timeout,
             heartbeat: timeout,
-            load: script::ALL.iter().map(|script| script.source.to_owned()).collect(),
+            load: script::ALL.iter().map(|script| script.source).collect(),
             writable: true,
             alone: !options.in_cluster,
             ..LinkOptions::new(name)
@@ -134,8 +134,11 @@ impl RedisNode {
         let replicated = options
             .replicas
             .map(|replicas| Replicated::start(replicas, endpoint, link_options, metrics, shutdown));
-        let checked =
-            LinkOptions { check: Some(CHECK), ..link_options("lockscope-agent-renewals") };
+        let checked = LinkOptions {
+            check: Some(CHECK),
+            load: [&script::RENEW, &script::RENEW_READ].map(|script| script.source).into(),
+            ..link_options("lockscope-agent-renewals")
+        };
         let renewals = Link::start(endpoint.clone(), checked, shutdown);
         let subscriber_options = SubscriberOptions {
             response_timeout: timeout,

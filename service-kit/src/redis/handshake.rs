@@ -20,7 +20,7 @@ pub(crate) struct Handshake {
     /// Asks the server not to count reads as use of a key.
     pub(crate) no_touch: bool,
     /// Scripts to load.
-    pub(crate) load: Vec<String>,
+    pub(crate) load: Vec<&'static str>,
     /// The limit for connecting, TLS included.
     pub(crate) connect_timeout: Duration,
     /// The limit for the server's answers to the whole handshake.
@@ -140,7 +140,7 @@ fn steps(target: &Target, handshake: &Handshake) -> Vec<Step> {
         step(Kind::Info, "reading INFO", cmd("INFO").arg(section));
     }
     for script in &handshake.load {
-        step(Kind::Extra, "loading a script", cmd("SCRIPT").arg("LOAD").arg(script));
+        step(Kind::Extra, "loading a script", cmd("SCRIPT").arg("LOAD").arg(*script));
     }
     steps
 }

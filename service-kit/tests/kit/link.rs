@@ -160,7 +160,7 @@ async fn scripts_run_whether_the_server_knows_them_or_not() {
 async fn scripts_are_loaded_on_every_connect() {
     let mut server = Server::start(&[]).await;
     let shutdown = Shutdown::new();
-    let options = LinkOptions { load: vec![SCRIPT.to_owned()], ..link_options() };
+    let options = LinkOptions { load: vec![SCRIPT], ..link_options() };
     let link = Link::start(target(&server.url()), options, &shutdown);
     let exists = cmd("SCRIPT").arg("EXISTS").arg(SCRIPT_SHA).to_owned();
     up(&link).await;

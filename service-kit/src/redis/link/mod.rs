@@ -33,7 +33,7 @@ pub struct LinkOptions {
     /// `heartbeat + response_timeout`.
     pub heartbeat: Duration,
     /// Scripts loaded on each connect, so that [`Link::script`] need not send them.
-    pub load: Vec<String>,
+    pub load: Vec<&'static str>,
     /// The interval between checks whether the connection still reaches the same server with the same clock. A change
     /// is logged and reported as a new [`LinkStatus::Up`] of the same generation. `None` disables the checks.
     pub check: Option<Duration>,
