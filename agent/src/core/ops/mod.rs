@@ -103,7 +103,8 @@ impl Core {
         if self.was_slept_over(id) {
             return self.ask_again(id);
         }
-        let Some(op) = self.take_op(id) else { return };
+        // It may have ended at its deadline just now.
+        let Some(op) = self.take_op(id) else { return self.run_ready() };
         let took = self.now.since(op.sent);
         if !op.may_have_run && !matches!(op.verb, Verb::Node(_)) {
             self.ops.on_round_trip(took);
@@ -134,7 +135,9 @@ impl Core {
     /// A script brought no reply of its own.
     pub fn on_failure(&mut self, now: Moment, id: OpId, failure: &Failure) {
         self.advance_clock(now);
-        let Some((failures, verb)) = self.ops.on_failure(id, failure) else { return };
+        let Some((failures, verb)) = self.ops.on_failure(id, failure) else {
+            return self.run_ready();
+        };
         // The first repeat goes at once, down a fresh connection; after that Redis is given a moment.
         let at_once = failures == 1 && matches!(failure, Failure::Lost(_));
         let pause = if at_once { Duration::ZERO } else { self.pause(failures) };

@@ -3,8 +3,11 @@
 use std::time::Duration;
 
 use redisson::Lease;
+use redisson::script::Value;
 
-use super::world::{LEASE, Network, World, lock_command, short};
+use super::world::{LEASE, Network, World, lock_command, name, short};
+use crate::core::Failure;
+use crate::core::simulation::red::hold_request;
 use crate::protocol::command::{Command, LockRequest};
 
 const FOREIGN: &str = "285475da-9152-4c83-822a-67ee2f116a79:52";
@@ -274,7 +277,7 @@ fn an_operators_release_is_told_as_forced() {
     let holder = world.holders("x").remove(0);
     let number = holder.rsplit_once(':').unwrap().1.parse().unwrap();
     world.redis.clear();
-    world.core.on_forced(world.now, crate::core::Node::Main, &super::world::name("x"), number);
+    world.core.on_forced(world.now, crate::core::Node::Main, &name("x"), number);
     world.work();
     assert_eq!(world.events(a), ["lost x lock forced"]);
 }
@@ -292,4 +295,25 @@ fn unread_events_are_bounded_and_the_gap_is_told() {
     let events = world.events(a);
     assert_eq!(events[0], "gap 44");
     assert_eq!(events.len(), 257);
+}
+
+#[test]
+fn the_next_command_runs_though_an_outcome_comes_as_late_as_the_deadline_of_the_one_before() {
+    for reply in [None, Some(Value::Nil)] {
+        let mut world = World::new();
+        let a = world.open();
+        world.lock(a, "x");
+        assert_eq!(world.reply(a), "held 1");
+        world.network = Network::Slow(3000);
+        world.command(a, Command::Extend(hold_request("x"), Lease::new(LEASE)));
+        world.unlock(a, "x");
+        let (timeout, op, _) = world.on_their_way.remove(0);
+        world.served.clear();
+        match &reply {
+            Some(reply) => world.core.on_reply(timeout, op, reply),
+            None => world.core.on_failure(timeout, op, &Failure::Lost("timeout".to_owned())),
+        }
+        world.work();
+        assert_eq!((world.reply(a), &*world.served), ("UNAVAILABLE".into(), &["release"][..]));
+    }
 }

@@ -110,7 +110,7 @@ pub(super) struct World {
     slow: Vec<Record>,
     held_back: VecDeque<Call>,
     /// Outcomes on their way back.
-    on_their_way: Vec<(Moment, OpId, Result<Value, Failure>)>,
+    pub(super) on_their_way: Vec<(Moment, OpId, Result<Value, Failure>)>,
     next_session: u64,
 }
 
