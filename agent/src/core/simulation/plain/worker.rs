@@ -215,13 +215,10 @@ impl Simulation {
 
     fn extend(&mut self, host: usize, id: SessionId, owner: usize, lock: &'static str) {
         let lease = if self.rng.one_in(2) { self.lease() } else { None };
-        // EXTEND may shorten the lease. Until the reply the worker relies on nothing.
+        // EXTEND may shorten the lease, and so may the return to the watchdog. Until the reply the worker relies on nothing.
         let now = self.hosts[host].boot(self.now);
         let session = self.hosts[host].sessions.get_mut(&id);
-        if lease.is_some()
-            && let Some(known_hold) =
-                session.and_then(|s| s.owners[owner].known_holds.get_mut(lock))
-        {
+        if let Some(known_hold) = session.and_then(|s| s.owners[owner].known_holds.get_mut(lock)) {
             known_hold.valid_until = known_hold.valid_until.min(now);
         }
         let command = Command::Extend(Self::request(lock, owner), lease);
