@@ -1,11 +1,12 @@
 //! Logs on stderr, one line per event, as text or JSON; and traces, where configured.
 
+use std::fmt::Display;
 use std::io::{self, IsTerminal};
 use std::time::Duration;
 
 use tracing::Metadata;
 use tracing::level_filters::LevelFilter;
-use tracing_subscriber::filter::{FilterExt, Targets, filter_fn};
+use tracing_subscriber::filter::{FilterExt, ParseError, Targets, filter_fn};
 use tracing_subscriber::layer::SubscriberExt;
 use tracing_subscriber::util::{SubscriberInitExt, TryInitError};
 use tracing_subscriber::{Layer, fmt};
@@ -133,9 +134,18 @@ pub fn check_filter(filter: &str) -> Result<String, String> {
 }
 
 fn parse_filter(filter: &str) -> Result<Targets, String> {
-    filter.parse().map_err(|error| {
-        format!("`{filter}` is not a log filter ({error}); expected a level such as `info`, or `info,target=debug`")
-    })
+    let mistake = |what: &dyn Display| {
+        format!(
+            "`{filter}` is not a log filter ({what}); expected a level such as `info`, or `info,target=debug`"
+        )
+    };
+    if filter.contains('[') {
+        return Err(mistake(&"spans and fields cannot be filtered"));
+    }
+    // An empty part would be an order to log errors only.
+    let parts: Vec<&str> =
+        filter.split(',').map(str::trim).filter(|part| !part.is_empty()).collect();
+    parts.join(",").parse().map_err(|error: ParseError| mistake(&error))
 }
 
 #[cfg(test)]
@@ -147,5 +157,8 @@ mod tests {
         assert_eq!(check_filter("info,redis=warn").unwrap(), "info,redis=warn");
         let error = check_filter("info,redis=loud").unwrap_err();
         assert!(error.contains("info,redis=loud"), "{error}");
+        let usual = parse_filter("info,redis=warn").unwrap();
+        assert_eq!(parse_filter(" info,, redis=warn,").unwrap(), usual);
+        assert!(check_filter("[lock]=debug").unwrap_err().contains("[lock]=debug"));
     }
 }

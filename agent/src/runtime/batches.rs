@@ -1,7 +1,7 @@
 //! Scripts of commands that are ready at the same time share a call of Redis, if they may.
 //!
 //! Each of them keeps its own outcome. A call whose reply is lost leaves as many unknown outcomes as it has scripts, like a lost
-//! connection with as many calls. What a batch does not do, since a lock is not free for instance, is called again alone.
+//! connection with as many calls. A script that the batch left aside, for example because its lock is not free, is sent again alone.
 
 use redisson::script::{self, Call, parse_batch};
 use service_kit::trace::TraceParent;
@@ -27,7 +27,7 @@ pub(super) enum Parcel {
 }
 
 impl Parcel {
-    /// Takes scripts for the main server of which each may share a call; none if there are none.
+    /// Takes the scripts for the main server that may share a call, if there are any.
     pub(super) fn take(scripts: &mut Vec<Script>) -> Option<Self> {
         match scripts.len() {
             0 | 1 => scripts.pop().map(Self::alone),
@@ -45,6 +45,8 @@ impl Parcel {
 pub(super) enum Answers {
     Alone(User, Outcome),
     Batch(Vec<(Script, Option<Result<Reply, Failure>>)>),
+    /// Redis refused a batch, so nothing was done. One of its scripts may be the reason.
+    Refused(Vec<Script>),
 }
 
 /// Joins scripts of which each may share a call.
@@ -58,13 +60,13 @@ pub(super) fn split(scripts: Vec<Script>, outcome: Result<Reply, Failure>) -> An
         Ok(Reply::Plain(value) | Reply::Confirmed(value, _)) => {
             parse_batch(&value, scripts.len()).ok()
         }
-        Err(Failure::Refused(_)) => None,
+        Err(Failure::Refused(_)) => return Answers::Refused(scripts),
         Err(failure) => {
             let lost = |script| (script, Some(Err(failure.clone())));
             return Answers::Batch(scripts.into_iter().map(lost).collect());
         }
     };
-    // Nothing was done, or no script of ours answers: alone, each has an answer of its own.
+    // If the reply is not our script's, each is sent alone.
     let replies = replies.unwrap_or_else(|| vec![None; scripts.len()]);
     let answer = |reply: Option<_>| reply.map(|value| Ok(Reply::Plain(value)));
     Answers::Batch(scripts.into_iter().zip(replies.into_iter().map(answer)).collect())
@@ -91,7 +93,7 @@ mod tests {
 
     /// Returns the number of each operation with its outcome; none if it is called alone.
     fn outcomes(outcome: Result<Reply, Failure>) -> Vec<(OpId, Option<bool>)> {
-        let Answers::Batch(scripts) = split(scripts(), outcome) else { panic!() };
+        let Answers::Batch(scripts) = split(scripts(), outcome) else { return Vec::new() };
         scripts
             .iter()
             .map(|(script, result)| (script.op, result.as_ref().map(Result::is_ok)))
@@ -109,7 +111,8 @@ mod tests {
         assert_eq!(outcomes(reply(&[2])), [(OpId(1), Some(true)), (OpId(2), None)]);
         assert_eq!(outcomes(reply(&[1, 2])), both(None));
         assert_eq!(outcomes(Ok(Reply::Plain(Value::Int(1)))), both(None), "a script of others");
-        assert_eq!(outcomes(Err(Failure::Refused("OOM".into()))), both(None), "nothing was done");
+        let refused = split(scripts(), Err(Failure::Refused("OOM".into())));
+        assert!(matches!(refused, Answers::Refused(scripts) if scripts.len() == 2));
         assert_eq!(outcomes(Err(Failure::Lost("timeout".into()))), both(Some(false)));
         assert_eq!(outcomes(Err(Failure::Unsent("down".into()))), both(Some(false)));
     }

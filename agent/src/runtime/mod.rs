@@ -53,6 +53,9 @@ const TICK: Duration = Duration::from_millis(100);
 const JOURNAL_END: Duration = Duration::from_secs(2);
 /// The delay of a tick that shows a stalled process.
 const STALL: Duration = Duration::from_millis(200);
+/// The time for which scripts are sent alone after Redis has refused a batch: one that is refused each time would cost all of
+/// them two calls.
+const ALONE_AFTER_REFUSAL: Duration = Duration::from_secs(1);
 
 /// The parameters of the core's task.
 #[derive(Debug)]
@@ -151,6 +154,7 @@ pub fn start(start: Start, metrics: Arc<Metrics>, shutdown: &Shutdown) -> Handle
         status: status_sender,
         drain_timeout,
         last_read: now(),
+        alone_until: Moment::default(),
     };
     shutdown.spawn("core", async move {
         runtime.run(from_sessions, drained).await;
@@ -191,6 +195,8 @@ struct Runtime {
     drain_timeout: Duration,
     /// The instant at which the clock was last read.
     last_read: Moment,
+    /// Until then each script is sent alone.
+    alone_until: Moment,
 }
 
 impl Runtime {
@@ -215,6 +221,7 @@ impl Runtime {
                             let script = Script { user: self.sender(lane), op, call };
                             let shares = lane == Lane::Commands
                                 && trace_parent.is_empty()
+                                && self.last_read >= self.alone_until
                                 && self.servers.may_share(node, &script.call);
                             // They are sent in order.
                             if !shares || sharing.len() == MAX_CALLS {
@@ -293,6 +300,11 @@ impl Runtime {
                                 None => replies.push(self.servers.send(Parcel::alone(script))),
                             }
                         }
+                    }
+                    Answers::Refused(scripts) => {
+                        self.alone_until = self.last_read + ALONE_AFTER_REFUSAL;
+                        let alone = scripts.into_iter().map(Parcel::alone);
+                        replies.extend(alone.map(|parcel| self.servers.send(parcel)));
                     }
                 },
                 Some((node, event)) = self.news.next() => self.on_redis(node, event),

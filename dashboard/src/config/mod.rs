@@ -116,7 +116,7 @@ struct Flags {
     /// Read from each server itself, or from a replica while one is up to date, which takes load off the server
     #[arg(long, value_enum, value_name = "WHICH", default_value = "master")]
     read_from: ReadFrom,
-    /// Maximum number of reads of known locks per second in each database; by default 2000, or as many as read each lock once in two minutes
+    /// Maximum number of reads of known locks per second in each database; by default 2000, or more if reading each lock once in two minutes needs more
     #[arg(long, value_name = "READS", value_parser = clap::value_parser!(u32).range(1..=100_000))]
     poll_rate: Option<u32>,
     /// Maximum number of locks to track; further ones are only counted

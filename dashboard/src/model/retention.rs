@@ -11,7 +11,7 @@ use crate::model::types::{ScopeId, Source};
 /// The most free locks that are retained in one scope.
 pub(super) const MAX_FREE: usize = 10_000;
 
-/// The age at which a view on an open page is replaced after a reading without changes.
+/// The age at which a view that does not age by itself is replaced after a reading without changes.
 const REFRESH_MS: u64 = 2_000;
 
 impl Model {
@@ -101,8 +101,8 @@ impl Model {
             .filter(|view| entry.clients == clients && entry.record.is_view_current(view, since));
         let observed = entry.record.observed_at();
         match current {
-            // Open pages count from the last reading that they were sent.
-            Some(view) if scope.schedule.is_viewed(name) => {
+            // Open pages compute ages from the last reading that they received. A marker's time is as of its view.
+            Some(view) if scope.schedule.is_viewed(name) || view.has_marker_times() => {
                 if observed.0.saturating_sub(view.observed_at().0) >= REFRESH_MS {
                     scope.dirty.insert(name.clone());
                 }

@@ -158,12 +158,16 @@ impl Agents {
 
     /// Stores the lock's agents, and its holders and waiters without an identity. Returns those with one.
     fn look_at(&mut self, lock: &LockView) -> Vec<Lookup> {
-        if !self.scope.has(lock) || !self.registry.share.has(&lock.id.name) || lock.is_unknown() {
+        if !self.scope.has(lock) {
+            return Vec::new();
+        }
+        // Its workers may wait for locks on other nodes of a cluster.
+        self.active[0].extend(of_agents(lock).map(|(id, _)| id.client));
+        if !self.registry.share.has(&lock.id.name) || lock.is_unknown() {
             return Vec::new();
         }
         let mut identified = Vec::new();
         for (id, is_identified) in of_agents(lock) {
-            self.active[0].insert(id.client);
             let lookup = (id, lock.id.name.clone());
             if is_identified {
                 identified.push(lookup);
@@ -190,7 +194,7 @@ fn of_agents(lock: &LockView) -> impl Iterator<Item = (HolderId, bool)> {
 }
 
 impl Registry {
-    /// Looks up holders, a thousand at most. The inner error is Redis' refusal.
+    /// Looks up holders. The inner error is Redis' refusal.
     ///
     /// # Errors
     /// Fails if there is no reply.

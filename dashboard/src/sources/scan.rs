@@ -40,7 +40,7 @@ const PAUSE: u32 = 20;
 const MIN_PAUSE: Duration = Duration::from_millis(500);
 /// The least time between two passes for companion keys.
 const COMPANIONS_INTERVAL: Duration = Duration::from_secs(60);
-/// The age up to which the poll's last reading of a lock replaces one by the scan. The poll's rounds are shorter, unless its
+/// The age up to which the poll's last reading of a lock makes one by the scan unnecessary. The poll's rounds are shorter, unless its
 /// rate is limited.
 const MAX_AGE_MS: u64 = 150_000;
 /// The most keys of moving slots that are reported to their own nodes at once.

@@ -179,7 +179,7 @@ impl Decoder {
     pub fn reset(&mut self, role: ServerRole) {
         self.role = role;
         self.unit.from = None;
-        self.traced.close(0);
+        self.traced.close(&[]);
         self.partial.clear();
         self.skipping = false;
     }
@@ -213,7 +213,7 @@ impl Decoder {
                         let first = events.len();
                         let ours = self.subscription(&line, client, command, args, events);
                         self.traced.add(printed);
-                        self.traced.close(events.len() - first);
+                        self.traced.close(&events[first..]);
                         self.count(ours);
                         return;
                     }
@@ -242,7 +242,7 @@ impl Decoder {
             let (unit, known, role) = (&self.unit, &mut self.known, self.role);
             Classifier { unit, known, role, events }.run();
             self.unit.from = None;
-            self.traced.close(events.len() - first);
+            self.traced.close(&events[first..]);
         }
     }
 

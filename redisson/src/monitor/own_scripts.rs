@@ -80,7 +80,7 @@ impl Classifier<'_> {
         }
     }
 
-    /// What it left aside changes nothing: the lock's own script follows.
+    /// Locks that the batch left aside yield no event: their own scripts follow.
     pub(super) fn own_batch(&mut self) {
         let unit = self.unit;
         let mut effects = unit.effects().peekable();

@@ -1,5 +1,5 @@
 -- Grants the lock once to ARGV[1], with a lease; a fenced lock also gets a token above all earlier ones.
--- Only the acquire scripts may create a lock.
+-- Only the acquire scripts and batch may create a lock.
 -- KEYS: lock, fair queue, fair deadlines[, token]    ARGV: holder, lease ms[, least token]
 -- Numbers are passed to commands as the text they arrived as: converting them costs more than the command.
 -- Replies {1[, token]} granted; {0, pttl, holder...} held by others; {2, mode or 'fair'} in use as another kind;

@@ -1,9 +1,9 @@
--- Acquires free locks and releases holds, in this order and each for itself. Whatever takes more than that is left to the lock's
+-- Acquires free locks and releases holds, in the given order, each independently. Whatever takes more than that is left to the lock's
 -- own script.
 -- KEYS: of each acquire the lock and its fair queue, of each release the lock
 -- ARGV: a letter for each, 'a' or 'r', as one word; then of each acquire holder, lease ms; of each release holder, channel
 -- Replies the places of those for which nothing was done: the lock was not free, or not held. With an error nothing was done at
--- all: Redis refuses the first change of a script or none.
+-- all: Redis refuses a script's first write or none of its writes.
 local call, pcall, letters = redis.call, redis.pcall, ARGV[1]
 local left, key = {}, 1
 for place = 1, #letters do
@@ -19,7 +19,7 @@ for place = 1, #letters do
   else
     done = pcall('HDEL', lock, holder) == 1
     if done and call('EXISTS', lock) == 0 then
-      call('PUBLISH', last, '0')
+      pcall('PUBLISH', last, '0')
     end
     key = key + 1
   end

@@ -1,5 +1,5 @@
-//! Several acquires and releases in one call. Each means what it does on its own, so a batch saves Redis and its clients the
-//! cost of calls and changes nothing else.
+//! Several acquires and releases in one call. Each has the same effect as its own script, so a batch saves Redis and its
+//! clients the cost of calls and changes nothing else.
 
 use super::reply::bad;
 use super::{ACQUIRE, Args, BATCH, BadReply, Call, Publish, RELEASE, Value};

@@ -2,8 +2,8 @@
 //!
 //! Each script names its target state and changes nothing if it cannot reach that state. Repeated or late copies are
 //! therefore harmless: after a timeout the outcome of a script is unknown, and it may still run. Only the `acquire`
-//! scripts create a lock. No script shortens a lease in use. Releasing scripts start with commands that a full Redis
-//! accepts. The lock and its companions are passed as KEYS, channels as arguments: a channel is not a key, and a
+//! scripts create a lock, and `batch`, which does what they do. No script shortens a lease in use. Scripts that only release
+//! start with commands that a full Redis accepts. The lock and its companions are passed as KEYS, channels as arguments: a channel is not a key, and a
 //! cluster must not route by it.
 
 mod args;
@@ -167,7 +167,7 @@ fn text(value: impl fmt::Display) -> Vec<u8> {
     value.to_string().into_bytes()
 }
 
-/// Acquires the lock for a holder whose number has never been used before. Only the acquire scripts create a lock.
+/// Acquires the lock for a holder whose number has never been used before. Only the acquire scripts and `batch` create a lock.
 /// Idempotent. Parse the reply with [`parse_acquire`].
 #[must_use]
 pub fn acquire(name: &LockName, holder: &HolderId, lease: Lease) -> Call {

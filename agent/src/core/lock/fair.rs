@@ -2,7 +2,7 @@
 //!
 //! A refused waiter has a position, and subscribes to a channel of its own, on which the release before its turn is
 //! published. It tries again upon that, when the head's time or the holder's is over, and often enough to prove it is alive.
-//! Where the next one is of the same host as the holder, the lock is handed over (`core/ops/hand_over.rs`), without a message.
+//! If the next waiter is on the holder's host, the lock is handed over (`core/ops/hand_over.rs`), without a message.
 
 use crate::core::ops::verb::Attempt;
 use redisson::{HolderId, Kind, LockName, Moment, keys};

@@ -147,7 +147,7 @@ impl Core {
     }
 
     /// Returns the front waiter if the hold may be handed over to it: both plain or fenced, both writers while no local
-    /// reader holds, or both fair, of which the next one has a position in Redis. Read and red locks are never handed over.
+    /// reader holds, or both fair, if the waiter has a position in Redis. Read and red locks are never handed over.
     pub(in crate::core) fn next_in_line(&self, ending: &Ending) -> Option<Attempt> {
         let state = self.locks.get(&ending.name)?;
         let next = *state.queue.front()?;

@@ -127,7 +127,7 @@ impl Core {
             }
             HandOverOutcome::Released => {
                 self.confirm(from, None);
-                // What woke it meanwhile did so for nothing.
+                // A message that arrived meanwhile found this script under way and was ignored.
                 self.ask_again_if_fair(to);
                 return self.poll_queue(&name);
             }
@@ -153,7 +153,7 @@ impl Core {
         self.release(from);
     }
 
-    /// Lets a fair waiter ask for itself that no lock was handed to. Others are asked for by their queue.
+    /// Lets a fair waiter that was not handed the lock try by itself. For other kinds the queue does that.
     fn ask_again_if_fair(&mut self, to: &Attempt) {
         if to.kind == Kind::Fair {
             self.attempt(to.waiter);

@@ -158,16 +158,18 @@ impl TrackedHolder {
 
     /// Stores the identity that its agent published. Returns true if anything changed.
     pub fn identify(&mut self, identity: HolderIdentity) -> bool {
-        let changed = self.identity != identity || self.denied;
+        let changed = self.identity != identity || self.is_unconfirmed();
         (self.identity, self.denied_since, self.denied) = (identity, None, false);
         changed
     }
 
-    /// Records that its live agent publishes nothing about it. Returns true once it therefore counts as gone.
+    /// Records that its live agent publishes nothing about it. Returns true if this is the first such report, or the one from
+    /// which on it counts as gone.
     pub fn deny(&mut self, at: Moment, steady: SteadyMillis) -> bool {
+        let is_first = !self.is_unconfirmed();
         let (since, _) = *self.denied_since.get_or_insert((at, steady));
         let denied = at.since(since) >= GONE_AFTER;
-        std::mem::replace(&mut self.denied, denied) != denied
+        std::mem::replace(&mut self.denied, denied) != denied || is_first
     }
 
     /// Returns whether its agent currently publishes nothing about it.

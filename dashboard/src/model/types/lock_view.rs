@@ -299,6 +299,12 @@ impl LockView {
         !self.holders.is_empty()
     }
 
+    /// Returns whether it has times to live of readers' markers.
+    #[must_use]
+    pub fn has_marker_times(&self) -> bool {
+        self.holders.iter().any(|holder| holder.marker_ttl_ms.is_some())
+    }
+
     /// Returns whether the default list of locks includes it.
     #[must_use]
     pub fn is_listed(&self) -> bool {

@@ -15,7 +15,7 @@ pub struct ReadRequest {
 pub struct KnownParts {
     /// The hash's fields. Empty: the key is probed step by step.
     pub fields: Vec<Vec<u8>>,
-    /// The hash probably has no other fields now: nothing has reported a change since.
+    /// The hash probably has no other fields now: nothing has reported a change since the last reading.
     pub settled: bool,
     /// Readers with their hold counts.
     pub readers: Vec<(HolderId, i64)>,

@@ -24,7 +24,7 @@ const TRANSACTIONS: usize = 64;
 /// Field names requested beyond the known ones.
 const SPARE_NAMES: usize = 8;
 /// The most attempts at a lock that changes hands each time it is read.
-const TRIES: usize = 4;
+const TRIES: usize = 5;
 
 /// One lock to be read.
 pub(super) struct Job {

@@ -116,7 +116,8 @@ impl History {
         let wanted = alive && !packet.is_repeated();
         for field in field_names(redis, &lock) {
             // The script set the field or its lease after its operation had ended.
-            let late = !before.contains(&field) || call.script.name == "keep";
+            let extends = ["keep", "hand_over"].contains(&call.script.name);
+            let late = !before.contains(&field) || extends;
             if !wanted && late {
                 self.strays.insert((lock.clone(), field));
             }
