@@ -46,9 +46,16 @@ pub(super) async fn make_locks(redis: &mut Client, count: u64) -> Result<()> {
     Ok(())
 }
 
+/// The pause between two looks at whether a dashboard knows all locks.
+const LOOK_INTERVAL: Duration = Duration::from_millis(100);
+
 pub(super) async fn known(dashboard: &Dashboard, count: u64) {
     within(PATIENCE, "the dashboard to know all locks", async || {
         let total = dashboard.json("/api/v1/locks?limit=1").await?["total"].as_u64();
+        if total != Some(count) {
+            // Each look costs the dashboard a page.
+            tokio::time::sleep(LOOK_INTERVAL).await;
+        }
         ensure!(total == Some(count), "{total:?}");
         Ok(())
     })

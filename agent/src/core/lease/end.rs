@@ -32,14 +32,16 @@ impl Core {
         self.effects.report(Report::HoldEnded { group, kind, number, end, held });
         spans::ended(&hold.span, end);
         let place = TraceParent::of(&hold.span);
-        let Hold { name, kind, valid_until, longest, .. } = hold;
+        let Hold { name, kind, valid_until, longest, forced_claim, .. } = hold;
+        let claimed_forced = forced_claim.is_some();
         // Whose owner has not given it back counts on it until its validity ends.
         let after = match end {
             End::Unconfirmed | End::Expired | End::Frozen => valid_until,
             _ => Moment::default(),
         };
         self.journal_trace(number, &name, kind, after);
-        Some(Ending { name, kind, number, end, slot: None, valid_until, longest, place })
+        let slot = None;
+        Some(Ending { name, kind, number, end, slot, valid_until, longest, place, claimed_forced })
     }
 
     /// A hold is lost: its owner is told, and Redis is rid of it where it may still have it.
@@ -126,6 +128,9 @@ impl Core {
                 // What looked like it on a server that has no such locks was none of ours.
                 Node::Main => {}
             }
+        } else if node == Node::Main {
+            // It may have ended just now, and the reply to its release says the same in other words.
+            self.ops.claim_forced(number);
         }
         self.run_ready();
     }

@@ -216,7 +216,9 @@ impl Core {
         // In Redis it has the successor's number.
         let valid_until = lease.valid_until(sent);
         let last = ended.last().unwrap_or(from);
-        let ending = Ending { number: *to, valid_until, longest: *lease, ..last.clone() };
+        let longest = *lease;
+        let ending =
+            Ending { number: *to, valid_until, longest, claimed_forced: false, ..last.clone() };
         if let Some(number) = now {
             let ending = Ending { end: End::Released, slot: None, ..ending };
             let id = self.send_early(ending, number);

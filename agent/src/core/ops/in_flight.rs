@@ -1,6 +1,7 @@
 //! The table of scripts in flight: their attempts and deadlines.
 
-use crate::core::ops::verb::{Ending, Verb};
+use crate::core::ops::verb::{Ending, HandOver, Release, Verb};
+use crate::types::Number;
 use std::time::Duration;
 
 use redisson::Moment;
@@ -293,6 +294,18 @@ impl InFlight {
                 None
             }
             _ => Some(ending),
+        }
+    }
+
+    /// Records the claim that an operator released a hold that is on its way out of Redis.
+    pub(in crate::core) fn claim_forced(&mut self, number: Number) {
+        for op in self.ops.values_mut() {
+            if let Verb::Release(Release(ending)) | Verb::HandOver(HandOver { from: ending, .. }) =
+                &mut op.verb
+                && ending.number == number
+            {
+                ending.claimed_forced = true;
+            }
         }
     }
 

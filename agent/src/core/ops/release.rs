@@ -113,6 +113,8 @@ impl Core {
         let reply = match lost {
             // An explicit lease or a lost hold was to end anyway.
             Some(end) if !ending.end.is_loss() && ending.end != End::Expired => {
+                let forced = ending.claimed_forced && matches!(end, End::Missing | End::Stolen);
+                let end = if forced { End::Forced } else { end };
                 let group = self.group_label(&ending.name);
                 self.effects.report(Report::Lost { group, end });
                 Self::lost(&ending.name, end)

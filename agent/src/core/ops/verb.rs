@@ -73,6 +73,8 @@ pub(in crate::core) struct Ending {
     pub(in crate::core) longest: Lease,
     /// The hold's place in its trace.
     pub(in crate::core) place: TraceParent,
+    /// A message has said that an operator released it.
+    pub(in crate::core) claimed_forced: bool,
 }
 
 /// The release of a hold that has ended.

@@ -283,6 +283,36 @@ fn an_operators_release_is_told_as_forced() {
 }
 
 #[test]
+fn an_operators_release_just_before_an_unlock_is_told_as_forced() {
+    for unlocked_first in [false, true] {
+        let mut world = World::new();
+        let a = world.open();
+        world.lock(a, "x");
+        world.replies.clear();
+        let holder = world.holders("x").remove(0);
+        let number = holder.rsplit_once(':').unwrap().1.parse().unwrap();
+        world.redis.clear();
+        // Neither the renewal that verifies the message nor the release is answered before the other input.
+        let forced = |world: &mut World| {
+            world.core.on_forced(world.now, crate::core::Node::Main, &name("x"), number);
+        };
+        let unlock = |world: &mut World| {
+            world.core.on_command(world.now, a, Command::Unlock(hold_request("x")));
+        };
+        if unlocked_first {
+            unlock(&mut world);
+            forced(&mut world);
+        } else {
+            forced(&mut world);
+            unlock(&mut world);
+        }
+        world.work();
+        let replies = format!("{:?}", world.replies_of(a));
+        assert!(replies.contains("LOST") && replies.contains("forced"), "{replies}");
+    }
+}
+
+#[test]
 fn unread_events_are_bounded_and_the_gap_is_told() {
     let mut world = World::new();
     let a = world.open();
