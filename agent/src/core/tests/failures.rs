@@ -9,6 +9,7 @@ use super::world::{LEASE, Network, World, lock_command, name, short};
 use crate::core::Failure;
 use crate::core::simulation::red::hold_request;
 use crate::protocol::command::{Command, LockRequest};
+use crate::types::{Number, SessionId};
 
 const FOREIGN: &str = "285475da-9152-4c83-822a-67ee2f116a79:52";
 
@@ -268,8 +269,8 @@ fn after_a_sleep_every_hold_is_verified() {
     assert_eq!(world.events(a), ["lost y lock unconfirmed"]);
 }
 
-#[test]
-fn an_operators_release_is_told_as_forced() {
+/// A session whose hold of `x`, with this number, is gone from Redis. The agent has not heard of it yet.
+fn released_by_an_operator() -> (World, SessionId, Number) {
     let mut world = World::new();
     let a = world.open();
     world.lock(a, "x");
@@ -277,6 +278,12 @@ fn an_operators_release_is_told_as_forced() {
     let holder = world.holders("x").remove(0);
     let number = holder.rsplit_once(':').unwrap().1.parse().unwrap();
     world.redis.clear();
+    (world, a, number)
+}
+
+#[test]
+fn an_operators_release_is_told_as_forced() {
+    let (mut world, a, number) = released_by_an_operator();
     world.core.on_forced(world.now, crate::core::Node::Main, &name("x"), number);
     world.work();
     assert_eq!(world.events(a), ["lost x lock forced"]);
@@ -285,13 +292,7 @@ fn an_operators_release_is_told_as_forced() {
 #[test]
 fn an_operators_release_just_before_an_unlock_is_told_as_forced() {
     for unlocked_first in [false, true] {
-        let mut world = World::new();
-        let a = world.open();
-        world.lock(a, "x");
-        world.replies.clear();
-        let holder = world.holders("x").remove(0);
-        let number = holder.rsplit_once(':').unwrap().1.parse().unwrap();
-        world.redis.clear();
+        let (mut world, a, number) = released_by_an_operator();
         // Neither the renewal that verifies the message nor the release is answered before the other input.
         let forced = |world: &mut World| {
             world.core.on_forced(world.now, crate::core::Node::Main, &name("x"), number);
