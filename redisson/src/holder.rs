@@ -9,9 +9,9 @@ use std::str::FromStr;
 
 use thiserror::Error;
 
-/// The uuid of a Redisson client object or of an agent: 36 characters, lower-case hex and hyphens.
+/// The uuid of a Redisson client object or of an agent. Its text has 36 characters, lower-case hex and hyphens.
 #[derive(Clone, Copy, PartialEq, Eq, Hash, PartialOrd, Ord)]
-pub struct ClientId([u8; 36]);
+pub struct ClientId([u8; 16]);
 
 /// An error for text that is not a holder id.
 #[derive(Debug, Clone, PartialEq, Eq, Error)]
@@ -24,10 +24,28 @@ impl ClientId {
     pub fn from_random(mut bytes: [u8; 16]) -> Self {
         bytes[6] = (bytes[6] & 0x0f) | 0x40;
         bytes[8] = (bytes[8] & 0x3f) | 0x80;
+        Self(bytes)
+    }
+
+    /// Parses a uuid as Redisson writes it: lower case only, since upper case would be a different field.
+    #[must_use]
+    pub fn parse(text: &[u8]) -> Option<Self> {
+        let text: &[u8; 36] = text.try_into().ok()?;
+        let hyphens = [8, 13, 18, 23];
+        if hyphens.iter().any(|at| text[*at] != b'-') {
+            return None;
+        }
+        let digits = text.iter().enumerate().filter(|(at, _)| !hyphens.contains(at));
+        parse_hex(digits.map(|(_, digit)| *digit)).map(Self)
+    }
+
+    /// Returns the text of the uuid.
+    #[must_use]
+    pub fn text(&self) -> [u8; 36] {
         const HEX: &[u8; 16] = b"0123456789abcdef";
         let mut text = [b'-'; 36];
         let mut at = 0;
-        for (i, byte) in bytes.into_iter().enumerate() {
+        for (i, byte) in self.0.into_iter().enumerate() {
             if matches!(i, 4 | 6 | 8 | 10) {
                 at += 1;
             }
@@ -35,30 +53,14 @@ impl ClientId {
             text[at + 1] = HEX[usize::from(byte & 15)];
             at += 2;
         }
-        Self(text)
-    }
-
-    /// Parses a uuid as Redisson writes it: lower case only, since upper case would be a different field.
-    #[must_use]
-    pub fn parse(text: &[u8]) -> Option<Self> {
-        let text: [u8; 36] = text.try_into().ok()?;
-        let well_formed = text.iter().enumerate().all(|(i, b)| match i {
-            8 | 13 | 18 | 23 => *b == b'-',
-            _ => matches!(b, b'0'..=b'9' | b'a'..=b'f'),
-        });
-        well_formed.then_some(Self(text))
-    }
-
-    /// Returns the text of the uuid.
-    #[must_use]
-    pub fn as_str(&self) -> &str {
-        std::str::from_utf8(&self.0).expect("only hex digits and hyphens are ever stored")
+        text
     }
 }
 
 impl fmt::Display for ClientId {
     fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
-        f.write_str(self.as_str())
+        // Hex digits and hyphens are always text.
+        f.write_str(std::str::from_utf8(&self.text()).unwrap_or_default())
     }
 }
 
@@ -119,7 +121,7 @@ impl HolderId {
             next = parts.next();
         }
         if let Some(id) = next {
-            transaction = Some(parse_transaction(id)?);
+            transaction = Some(parse_hex(id.iter().copied())?);
         }
         parts.next().is_none().then_some(Self { client, thread, write, transaction })
     }
@@ -138,26 +140,23 @@ fn parse_thread(text: &[u8]) -> Option<i64> {
     std::str::from_utf8(text).ok()?.parse().ok()
 }
 
-fn parse_transaction(text: &[u8]) -> Option<[u8; 16]> {
-    let nibble = |b: u8| match b {
-        b'0'..=b'9' => Some(b - b'0'),
-        b'a'..=b'f' => Some(b - b'a' + 10),
+/// Parses 32 digits, lower case only.
+fn parse_hex(mut digits: impl Iterator<Item = u8>) -> Option<[u8; 16]> {
+    let mut nibble = || match digits.next()? {
+        digit @ b'0'..=b'9' => Some(digit - b'0'),
+        digit @ b'a'..=b'f' => Some(digit - b'a' + 10),
         _ => None,
     };
-    if text.len() != 32 {
-        return None;
-    }
     let mut bytes = [0; 16];
-    for (byte, pair) in bytes.iter_mut().zip(text.chunks_exact(2)) {
-        *byte = nibble(pair[0])? << 4 | nibble(pair[1])?;
+    for byte in &mut bytes {
+        *byte = nibble()? << 4 | nibble()?;
     }
-    Some(bytes)
+    digits.next().is_none().then_some(bytes)
 }
 
 impl fmt::Display for HolderId {
     fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
-        f.write_str(self.client.as_str())?;
-        write!(f, ":{}", self.thread)?;
+        write!(f, "{}:{}", self.client, self.thread)?;
         if self.write {
             f.write_str(":write")?;
         }
@@ -179,8 +178,8 @@ mod tests {
     #[test]
     fn a_random_id_is_a_version_4_uuid() {
         let id = ClientId::from_random([0xff; 16]);
-        assert_eq!(id.as_str(), "ffffffff-ffff-4fff-bfff-ffffffffffff");
-        assert_eq!(ClientId::parse(id.as_str().as_bytes()), Some(id));
+        assert_eq!(id.to_string(), "ffffffff-ffff-4fff-bfff-ffffffffffff");
+        assert_eq!(ClientId::parse(&id.text()), Some(id));
     }
 
     #[test]

@@ -101,13 +101,13 @@ pub(crate) fn marker_prefix_of(name: &LockName, field: &[u8]) -> Vec<u8> {
 /// Returns the channel that notifies an agent of forced releases of its holds.
 #[must_use]
 pub fn forced_channel(client: &crate::ClientId) -> Vec<u8> {
-    [FORCED_CHANNEL, b"{", client.as_str().as_bytes(), b"}"].concat()
+    [FORCED_CHANNEL, b"{", &client.text(), b"}"].concat()
 }
 
 /// Returns the key of the hash in which an agent describes itself.
 #[must_use]
 pub fn agent(client: &crate::ClientId) -> Vec<u8> {
-    [AGENT, b"{", client.as_str().as_bytes(), b"}"].concat()
+    [AGENT, b"{", &client.text(), b"}"].concat()
 }
 
 /// Returns the key that an agent leaves behind for a day, so that an expired [`agent`] entry shows that it has vanished.
@@ -119,13 +119,13 @@ pub fn agent_trace(client: &crate::ClientId) -> Vec<u8> {
 /// Returns the key of the hash in which an agent publishes its holders, by grant number.
 #[must_use]
 pub fn agent_holders(client: &crate::ClientId) -> Vec<u8> {
-    [AGENT_HOLDERS, b"{", client.as_str().as_bytes(), b"}"].concat()
+    [AGENT_HOLDERS, b"{", &client.text(), b"}"].concat()
 }
 
 /// Returns the key in which an agent publishes the locks that its workers wait for.
 #[must_use]
 pub fn agent_waiters(client: &crate::ClientId) -> Vec<u8> {
-    [AGENT_WAITERS, b"{", client.as_str().as_bytes(), b"}"].concat()
+    [AGENT_WAITERS, b"{", &client.text(), b"}"].concat()
 }
 
 /// Returns the agent that describes itself in the hash `key`, if it is such a key.

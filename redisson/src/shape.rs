@@ -262,7 +262,7 @@ mod tests {
     fn a_foreign_holder_has_a_stable_stand_in() {
         let id = |field: &str| ForeignHolder { field: field.into(), count: 1 }.stand_in();
         let (uuid, _) = H.split_once(':').unwrap();
-        assert_eq!(id(&format!("{uuid}:x")).client.as_str(), uuid);
+        assert_eq!(id(&format!("{uuid}:x")).client.to_string(), uuid);
         assert_eq!(id("a"), id("a"));
         assert_ne!(id("a"), id("b"));
         assert!(!id("a").looks_like_agent());

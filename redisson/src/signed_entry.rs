@@ -30,7 +30,7 @@ impl Place<'_> {
     #[must_use]
     pub fn message(&self, unsigned: &[u8]) -> Vec<u8> {
         let mut message = CONTEXT.to_vec();
-        message.extend(self.agent.as_str().as_bytes());
+        message.extend(self.agent.text());
         message.extend(self.number.to_be_bytes());
         for text in [self.lock.as_bytes(), self.host] {
             // Lengths, so that no text continues in the next one.

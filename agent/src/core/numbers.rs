@@ -26,7 +26,7 @@ impl Numbers {
     /// have begun in the same second, by a hash of the client id.
     pub(in crate::core) fn run(&self) -> u64 {
         let fnv = |hash: u64, byte: &u8| (hash ^ u64::from(*byte)).wrapping_mul(0x100_0000_01b3);
-        let client = self.client.as_str().as_bytes().iter().fold(0xcbf2_9ce4_8422_2325, fnv);
+        let client = self.client.text().iter().fold(0xcbf2_9ce4_8422_2325, fnv);
         client.wrapping_add(self.first.unsigned_abs() >> 30)
     }
 
