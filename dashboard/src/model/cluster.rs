@@ -139,12 +139,12 @@ impl Model {
         let to = self.home(from, name);
         let source = &mut self.scopes[from.0];
         let Some(mut entry) = source.locks.remove(name) else { return };
-        source.schedule.remove(name);
         source.contended.remove(name);
         source.awaited.remove(name);
         source.possible.remove(name);
         source.dirty.remove(name);
         let acknowledged = source.acknowledged.remove(name);
+        entry.due = None;
         if let Some(free) = entry.free.take() {
             source.free.remove(&(free, name.clone()));
         }
@@ -165,8 +165,9 @@ impl Model {
             none => *none = Some(Restart::of_move(name, at, steady, drained)),
         }
         self.settle(to, name);
-        if let Some(target) = self.scopes.get_mut(to.0).filter(|to| to.locks.contains_key(name)) {
-            target.schedule.advance(name, at);
+        let target = &mut self.scopes[to.0];
+        if let Some(entry) = target.locks.get_mut(name) {
+            target.schedule.advance(&mut entry.due, name, at);
         }
     }
 

@@ -8,6 +8,7 @@ pub mod clients;
 mod cluster;
 pub mod contention;
 mod correlate;
+mod deadlines;
 pub mod deadlock;
 pub mod lease;
 pub mod owner_names;
@@ -248,9 +249,8 @@ impl Model {
         let moved = scope.server_change.take();
         if let Some(cause) = moved.or(other.then_some(RestartCause::Started)) {
             scope.restart = Some(Restart { at, steady, lost: 0, cause });
-            let names: Vec<LockName> = scope.locks.keys().cloned().collect();
-            for name in &names {
-                scope.schedule.advance(name, at);
+            for (name, entry) in &mut scope.locks {
+                scope.schedule.advance(&mut entry.due, name, at);
             }
         }
     }
@@ -472,9 +472,7 @@ impl Model {
         if readable_since.is_none() {
             return Vec::new();
         }
-        let last_sent =
-            |name: &LockName| locks.get(name).and_then(|entry| entry.record.last_sent());
-        let names = schedule.take(now, max, last_sent);
+        let names = schedule.take(now, max, locks);
         let request = |name: LockName| ReadRequest {
             known: match locks.get(&name) {
                 Some(entry) => entry.record.known(now),

@@ -39,7 +39,8 @@ impl Model {
             }
             record.restore(restored);
         }
-        let entry = Box::new(LockEntry { record, published: None, clients: 0, free: None });
+        let entry =
+            Box::new(LockEntry { record, published: None, clients: 0, free: None, due: None });
         scope.locks.insert(name.clone(), entry);
         self.lock_count += 1;
         true
@@ -68,10 +69,10 @@ impl Model {
             return;
         }
         if entry.record.is_confirmed() {
-            scope.schedule.set(name, entry.record.next_read());
+            scope.schedule.set(&mut entry.due, name, entry.record.next_read());
             scope.possible.remove(name);
         } else {
-            scope.schedule.set_possible(name, entry.record.next_read());
+            scope.schedule.set_possible(&mut entry.due, name, entry.record.next_read());
             scope.possible.insert(name.clone());
         }
         if entry.record.has_named_waiters() {
@@ -137,7 +138,6 @@ impl Model {
         if let Some(free) = entry.free {
             scope.free.remove(&(free, name.clone()));
         }
-        scope.schedule.remove(name);
         scope.possible.remove(name);
         scope.contended.remove(name);
         scope.awaited.remove(name);

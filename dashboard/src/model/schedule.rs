@@ -1,10 +1,12 @@
 //! The schedule of reads of known locks: first those that were just reported or requested, then those on open pages, for
 //! at most half of the budget, then confirmed locks by deadline, then possible locks, for at most a quarter.
 
-use std::collections::{BTreeSet, HashMap, HashSet, VecDeque};
+use std::collections::{HashMap, HashSet, VecDeque};
 use std::time::Duration;
 
 use redisson::{LockName, Moment};
+
+use super::deadlines::{Deadlines, Due, Locks};
 
 /// The most urgent reads that may queue; further ones are left to their deadlines and the scan.
 const MAX_URGENT: usize = 10_000;
@@ -33,10 +35,11 @@ pub struct Schedule {
     viewed_budget: f64,
     possible_budget: f64,
     refilled: Moment,
-    deadlines: BTreeSet<(Moment, LockName)>,
+    confirmed: Deadlines,
     /// The deadlines of possible locks, which delay no confirmed one.
-    possible: BTreeSet<(Moment, LockName)>,
-    due: HashMap<LockName, Due>,
+    possible: Deadlines,
+    /// The earliest deadline of a confirmed lock that had to be left, or has been set since.
+    first: Option<Moment>,
     urgent: VecDeque<LockName>,
     is_urgent: HashSet<LockName>,
     /// The last read of an urgent lock that is on no open page.
@@ -50,13 +53,6 @@ pub struct Schedule {
     recent_order: VecDeque<(Moment, LockName)>,
 }
 
-/// The latest time for a lock's next read.
-#[derive(Debug, Clone, Copy)]
-struct Due {
-    at: Moment,
-    possible: bool,
-}
-
 impl Schedule {
     /// Returns an empty schedule of at most `rate` reads a second.
     #[must_use]
@@ -67,9 +63,9 @@ impl Schedule {
             viewed_budget: 0.0,
             possible_budget: 0.0,
             refilled: now,
-            deadlines: BTreeSet::new(),
-            possible: BTreeSet::new(),
-            due: HashMap::new(),
+            confirmed: Deadlines::default(),
+            possible: Deadlines::default(),
+            first: None,
             urgent: VecDeque::new(),
             is_urgent: HashSet::new(),
             last_urgent: None,
@@ -85,38 +81,24 @@ impl Schedule {
         self.rate = f64::from(rate);
     }
 
-    /// Sets the latest time for a read of the confirmed lock.
-    pub fn set(&mut self, name: &LockName, at: Moment) {
-        self.insert(name, Due { at, possible: false });
+    /// Sets the latest time for a read of a confirmed lock.
+    pub fn set(&mut self, due: &mut Option<Due>, name: &LockName, at: Moment) {
+        self.first = Some(self.first.map_or(at, |first| first.min(at)));
+        self.confirmed.set(due, name, at, false);
     }
 
-    /// Sets the time for a read of the possible lock, which may become later while others are due.
-    pub fn set_possible(&mut self, name: &LockName, at: Moment) {
-        self.insert(name, Due { at, possible: true });
+    /// Sets the time for a read of a possible lock, which may become later while others are due.
+    pub fn set_possible(&mut self, due: &mut Option<Due>, name: &LockName, at: Moment) {
+        self.possible.set(due, name, at, true);
     }
 
     /// Sets another time for a scheduled read.
-    pub fn advance(&mut self, name: &LockName, at: Moment) {
-        if let Some(due) = self.due.get(name).copied() {
-            self.insert(name, Due { at, ..due });
+    pub fn advance(&mut self, due: &mut Option<Due>, name: &LockName, at: Moment) {
+        match due {
+            Some(Due { possible: false, .. }) => self.set(due, name, at),
+            Some(Due { possible: true, .. }) => self.set_possible(due, name, at),
+            None => {}
         }
-    }
-
-    fn insert(&mut self, name: &LockName, due: Due) {
-        self.remove(name);
-        self.due.insert(name.clone(), due);
-        self.deadlines_of(due).insert((due.at, name.clone()));
-    }
-
-    /// Removes the lock.
-    pub fn remove(&mut self, name: &LockName) {
-        if let Some(before) = self.due.remove(name) {
-            self.deadlines_of(before).remove(&(before.at, name.clone()));
-        }
-    }
-
-    fn deadlines_of(&mut self, due: Due) -> &mut BTreeSet<(Moment, LockName)> {
-        if due.possible { &mut self.possible } else { &mut self.deadlines }
     }
 
     /// Puts the lock before all others. Returns false if too many are urgent already.
@@ -149,24 +131,19 @@ impl Schedule {
     /// Returns the delay of the next read of a confirmed lock by deadline.
     #[must_use]
     pub fn lag(&self, now: Moment) -> Duration {
-        self.deadlines.first().map_or(Duration::ZERO, |(due, _)| now.since(*due))
+        self.first.map_or(Duration::ZERO, |first| now.since(first))
     }
 
     /// Returns the time of the next read.
     #[cfg(test)]
     pub fn next(&self, now: Moment) -> Option<Moment> {
         let urgent = (!self.urgent.is_empty()).then_some(now);
-        let first = [&self.deadlines, &self.possible].into_iter().filter_map(BTreeSet::first);
-        urgent.or_else(|| first.map(|(due, _)| *due).min())
+        let first = [&self.confirmed, &self.possible].into_iter().filter_map(Deadlines::next);
+        urgent.or_else(|| first.min())
     }
 
-    /// Takes the names to read now, at most `most`. `last_sent` returns a lock's last request.
-    pub fn take(
-        &mut self,
-        now: Moment,
-        most: usize,
-        last_sent: impl Fn(&LockName) -> Option<Moment>,
-    ) -> Vec<LockName> {
+    /// Takes the names to read now, at most `most`.
+    pub fn take(&mut self, now: Moment, most: usize, locks: &mut impl Locks) -> Vec<LockName> {
         let passed = now.since(self.refilled).as_secs_f64();
         self.refilled = now;
         let most_saved = self.rate * BURST.as_secs_f64();
@@ -185,19 +162,20 @@ impl Schedule {
             self.recent_order.pop_front();
         }
         let mut taken = Vec::new();
-        self.take_urgent(now, most, &last_sent, &mut taken);
-        self.take_viewed(now, most, &last_sent, &mut taken);
+        self.take_urgent(now, most, locks, &mut taken);
+        self.take_viewed(now, most, locks, &mut taken);
         while taken.len() < most && self.budget >= 1.0 {
-            let Some(name) = due(&self.deadlines, now) else { break };
-            self.record_request(&name, now);
+            let Some((name, _)) = self.confirmed.first(now, false, locks) else { break };
+            self.record_request(&name, now, locks);
             taken.push(name);
         }
         while taken.len() < most && self.budget >= 1.0 && self.possible_budget >= 1.0 {
-            let Some(name) = due(&self.possible, now) else { break };
+            let Some((name, _)) = self.possible.first(now, true, locks) else { break };
             self.possible_budget -= 1.0;
-            self.record_request(&name, now);
+            self.record_request(&name, now, locks);
             taken.push(name);
         }
+        self.first = self.confirmed.first(now, false, locks).map(|(_, due)| due);
         taken
     }
 
@@ -205,7 +183,7 @@ impl Schedule {
         &mut self,
         now: Moment,
         most: usize,
-        last_sent: impl Fn(&LockName) -> Option<Moment>,
+        locks: &mut impl Locks,
         taken: &mut Vec<LockName>,
     ) {
         // One tick may take many urgent locks in several parts.
@@ -217,12 +195,12 @@ impl Schedule {
             }
             let Some(name) = self.urgent.pop_front() else { return };
             let seen = self.is_viewed.contains(&name);
-            let min_interval = match (seen, self.due.contains_key(&name)) {
+            let min_interval = match (seen, locks.due(&name).is_some()) {
                 (true, _) => MIN_INTERVAL_VIEWED,
                 (false, true) => MIN_INTERVAL,
                 (false, false) => MIN_INTERVAL_UNKNOWN,
             };
-            let sent = last_sent(&name).max(self.recent.get(&name).copied());
+            let sent = locks.last_sent(&name).max(self.recent.get(&name).copied());
             let just_read = sent.is_some_and(|sent| now.since(sent) < min_interval);
             if just_read || (gathering && !seen) {
                 self.urgent.push_back(name);
@@ -232,7 +210,7 @@ impl Schedule {
                 self.last_urgent = Some(now);
             }
             self.is_urgent.remove(&name);
-            self.record_request(&name, now);
+            self.record_request(&name, now, locks);
             taken.push(name);
         }
     }
@@ -241,7 +219,7 @@ impl Schedule {
         &mut self,
         now: Moment,
         most: usize,
-        last_sent: impl Fn(&LockName) -> Option<Moment>,
+        locks: &mut impl Locks,
         taken: &mut Vec<LockName>,
     ) {
         for _ in 0..self.viewed.len() {
@@ -249,10 +227,10 @@ impl Schedule {
                 return;
             }
             let Some((name, mut last_request)) = self.viewed.pop_front() else { return };
-            let newest = last_sent(&name).max(last_request);
+            let newest = locks.last_sent(&name).max(last_request);
             if newest.is_none_or(|at| now.since(at) >= VIEWED_INTERVAL) && !taken.contains(&name) {
                 self.viewed_budget -= 1.0;
-                self.record_request(&name, now);
+                self.record_request(&name, now, locks);
                 last_request = Some(now);
                 taken.push(name.clone());
             }
@@ -260,17 +238,14 @@ impl Schedule {
         }
     }
 
-    fn record_request(&mut self, name: &LockName, now: Moment) {
+    fn record_request(&mut self, name: &LockName, now: Moment, locks: &mut impl Locks) {
         self.budget -= 1.0;
         self.recent.insert(name.clone(), now);
         self.recent_order.push_back((now, name.clone()));
-        self.advance(name, now + REPLY_TIMEOUT);
+        if let Some(due) = locks.due(name) {
+            self.advance(due, name, now + REPLY_TIMEOUT);
+        }
     }
-}
-
-/// Returns the name that has been due for the longest.
-fn due(deadlines: &BTreeSet<(Moment, LockName)>, now: Moment) -> Option<LockName> {
-    deadlines.first().filter(|(due, _)| *due <= now).map(|(_, name)| name.clone())
 }
 
 #[cfg(test)]
@@ -285,17 +260,62 @@ mod tests {
         Moment::from_micros(ms * 1000)
     }
 
+    /// A schedule with the locks that it reads.
+    struct Reads {
+        schedule: Schedule,
+        known: Known,
+    }
+
+    #[derive(Default)]
+    struct Known {
+        due: HashMap<LockName, Option<Due>>,
+        last_sent: Option<Moment>,
+    }
+
+    impl Locks for Known {
+        fn due(&mut self, name: &LockName) -> Option<&mut Option<Due>> {
+            self.due.get_mut(name)
+        }
+
+        fn last_sent(&self, _name: &LockName) -> Option<Moment> {
+            self.last_sent
+        }
+    }
+
+    impl Reads {
+        fn new(rate: u32, now: Moment) -> Self {
+            Self { schedule: Schedule::new(rate, now), known: Known::default() }
+        }
+
+        fn set(&mut self, name: LockName, at: Moment) {
+            self.schedule.set(self.known.due.entry(name.clone()).or_default(), &name, at);
+        }
+
+        fn set_possible(&mut self, name: LockName, at: Moment) {
+            self.schedule.set_possible(self.known.due.entry(name.clone()).or_default(), &name, at);
+        }
+
+        fn remove(&mut self, name: LockName) {
+            self.known.due.remove(&name);
+        }
+
+        fn take(&mut self, now: Moment, most: usize, last_sent: Option<Moment>) -> Vec<LockName> {
+            self.known.last_sent = last_sent;
+            self.schedule.take(now, most, &mut self.known)
+        }
+    }
+
     #[test]
     fn the_longest_due_comes_first_and_only_once() {
-        let mut schedule = Schedule::new(1000, at(0));
-        schedule.set(&name(1), at(500));
-        schedule.set(&name(2), at(400));
-        schedule.set(&name(3), at(9_000));
-        assert_eq!(schedule.take(at(1000), 10, |_| None), [name(2), name(1)]);
-        assert_eq!(schedule.take(at(1001), 10, |_| None), []);
-        assert_eq!(schedule.lag(at(1001)), Duration::ZERO);
+        let mut reads = Reads::new(1000, at(0));
+        reads.set(name(1), at(500));
+        reads.set(name(2), at(400));
+        reads.set(name(3), at(9_000));
+        assert_eq!(reads.take(at(1000), 10, None), [name(2), name(1)]);
+        assert_eq!(reads.take(at(1001), 10, None), []);
+        assert_eq!(reads.schedule.lag(at(1001)), Duration::ZERO);
         assert_eq!(
-            schedule.take(at(5000), 10, |_| None).len(),
+            reads.take(at(5000), 10, None).len(),
             2,
             "without a reply it is requested again"
         );
@@ -303,14 +323,14 @@ mod tests {
 
     #[test]
     fn the_budget_bounds_all_reads_and_open_pages_get_half_of_it() {
-        let mut schedule = Schedule::new(100, at(0));
+        let mut reads = Reads::new(100, at(0));
         for i in 0..1000 {
-            schedule.set(&name(i), at(0));
+            reads.set(name(i), at(0));
         }
-        schedule.set_viewed((5000..6000).map(name));
+        reads.schedule.set_viewed((5000..6000).map(name));
         let (mut viewed, mut rest) = (0, 0);
         for tick in 1..=1000 {
-            for taken in schedule.take(at(tick * 10), 100, |_| None) {
+            for taken in reads.take(at(tick * 10), 100, None) {
                 match (5000..6000).any(|i| taken == name(i)) {
                     true => viewed += 1,
                     false => rest += 1,
@@ -319,95 +339,92 @@ mod tests {
         }
         assert!((950..=1050).contains(&(viewed + rest)), "{viewed} + {rest} in 10 s at 100/s");
         assert!(viewed <= 520 && rest >= 450, "{viewed} {rest}");
-        assert!(schedule.lag(at(10_000)) > Duration::from_secs(5));
+        assert!(reads.schedule.lag(at(10_000)) > Duration::from_secs(5));
     }
 
     #[test]
     fn possible_locks_delay_no_confirmed_lock_and_get_a_quarter_of_the_budget() {
-        let mut schedule = Schedule::new(1_000, at(0));
+        let mut reads = Reads::new(1_000, at(0));
         // They have been due for longer.
-        (0..10_000).for_each(|i| schedule.set_possible(&name(i), at(0)));
+        (0..10_000).for_each(|i| reads.set_possible(name(i), at(0)));
         let confirmed: Vec<LockName> = (20_000..20_100).map(name).collect();
         let (mut possible, mut rest) = (0, 0);
         for tick in 1..=1_000 {
             let now = at(tick * 10);
             if tick % 100 == 0 {
-                confirmed.iter().for_each(|name| schedule.set(name, now));
+                confirmed.iter().for_each(|name| reads.set(name.clone(), now));
             }
-            for taken in schedule.take(now, 1_000, |_| None) {
+            for taken in reads.take(now, 1_000, None) {
                 if confirmed.contains(&taken) { rest += 1 } else { possible += 1 }
             }
-            assert_eq!(schedule.lag(now), Duration::ZERO, "at {now:?}");
+            assert_eq!(reads.schedule.lag(now), Duration::ZERO, "at {now:?}");
         }
         assert!((2_400..=2_600).contains(&possible), "{possible}");
         assert_eq!(rest, 1_000);
-        schedule.set(&name(0), at(0));
-        assert!(schedule.lag(at(10_000)) > Duration::ZERO, "it has been confirmed");
-        schedule.remove(&name(0));
-        (1..10_000).for_each(|i| schedule.remove(&name(i)));
-        assert!(schedule.possible.is_empty() && schedule.due.len() == 100);
+        reads.set(name(0), at(0));
+        assert!(reads.schedule.lag(at(10_000)) > Duration::ZERO, "it has been confirmed");
+        reads.remove(name(0));
+        (1..10_000).for_each(|i| reads.remove(name(i)));
+        assert_eq!(reads.take(at(20_000), 1_000, None).len(), 100, "only confirmed ones are left");
+        assert!(reads.schedule.possible.is_empty());
     }
 
     #[test]
     fn urgent_locks_come_first_but_not_too_often() {
-        let mut schedule = Schedule::new(1000, at(0));
-        schedule.set(&name(1), at(0));
-        schedule.set(&name(2), at(60_000));
-        assert!(schedule.prioritize(&name(2)) && schedule.prioritize(&name(2)));
-        assert_eq!(schedule.take(at(100), 10, |_| None), [name(2), name(1)]);
-        assert!(schedule.prioritize(&name(2)));
-        assert_eq!(schedule.take(at(110), 10, |_| Some(at(100))), []);
-        assert_eq!(schedule.take(at(340), 10, |_| Some(at(100))), []);
-        assert_eq!(schedule.take(at(350), 10, |_| Some(at(100))), [name(2)]);
+        let mut reads = Reads::new(1000, at(0));
+        reads.set(name(1), at(0));
+        reads.set(name(2), at(60_000));
+        assert!(reads.schedule.prioritize(&name(2)) && reads.schedule.prioritize(&name(2)));
+        assert_eq!(reads.take(at(100), 10, None), [name(2), name(1)]);
+        assert!(reads.schedule.prioritize(&name(2)));
+        assert_eq!(reads.take(at(110), 10, Some(at(100))), []);
+        assert_eq!(reads.take(at(340), 10, Some(at(100))), []);
+        assert_eq!(reads.take(at(350), 10, Some(at(100))), [name(2)]);
         // While it is on an open page, it is read more often.
-        schedule.set_viewed([name(2)]);
-        assert!(schedule.prioritize(&name(2)));
-        assert_eq!(schedule.take(at(390), 10, |_| Some(at(350))), []);
-        assert_eq!(schedule.take(at(400), 10, |_| Some(at(350))), [name(2)]);
-        schedule.set_viewed([]);
+        reads.schedule.set_viewed([name(2)]);
+        assert!(reads.schedule.prioritize(&name(2)));
+        assert_eq!(reads.take(at(390), 10, Some(at(350))), []);
+        assert_eq!(reads.take(at(400), 10, Some(at(350))), [name(2)]);
+        reads.schedule.set_viewed([]);
         // A reading without a result is no reason to read it sooner.
-        assert!(schedule.prioritize(&name(2)));
-        assert_eq!(schedule.take(at(640), 10, |_| None), []);
-        assert_eq!(schedule.take(at(650), 10, |_| None), [name(2)]);
-        schedule.remove(&name(1));
-        schedule.take(at(1_650), 10, |_| None);
-        assert!(schedule.recent.is_empty() && schedule.recent_order.is_empty());
-        let waiting = (0..MAX_URGENT + 10).filter(|i| schedule.prioritize(&name(*i))).count();
+        assert!(reads.schedule.prioritize(&name(2)));
+        assert_eq!(reads.take(at(640), 10, None), []);
+        assert_eq!(reads.take(at(650), 10, None), [name(2)]);
+        reads.remove(name(1));
+        reads.take(at(1_650), 10, None);
+        assert!(reads.schedule.recent.is_empty() && reads.schedule.recent_order.is_empty());
+        let waiting = (0..MAX_URGENT + 10).filter(|i| reads.schedule.prioritize(&name(*i))).count();
         assert_eq!(waiting, MAX_URGENT);
     }
 
     #[test]
     fn urgent_locks_are_gathered_and_unknown_names_read_rarely() {
-        let mut schedule = Schedule::new(1000, at(0));
-        (1..=4).for_each(|i| schedule.set(&name(i), at(60_000)));
-        schedule.prioritize(&name(1));
-        assert_eq!(
-            schedule.take(at(1_000), 10, |_| None),
-            [name(1)],
-            "nothing was read just before"
-        );
-        schedule.prioritize(&name(2));
-        schedule.prioritize(&name(3));
-        assert_eq!(schedule.take(at(1_020), 10, |_| None), []);
-        schedule.set_viewed([name(4)]);
-        schedule.prioritize(&name(4));
-        assert_eq!(schedule.take(at(1_040), 10, |_| None), [name(4)], "it is on an open page");
-        schedule.set_viewed([]);
-        assert_eq!(schedule.take(at(1_100), 1, |_| None), [name(2)]);
-        assert_eq!(schedule.take(at(1_100), 1, |_| None), [name(3)], "the same tick's next part");
-        schedule.prioritize(&name(9));
-        assert_eq!(schedule.take(at(2_000), 10, |_| None), [name(9)]);
-        schedule.prioritize(&name(9));
-        schedule.prioritize(&name(1));
-        assert_eq!(schedule.take(at(2_999), 10, |_| None), [name(1)]);
-        assert_eq!(schedule.take(at(3_100), 10, |_| None), [name(9)]);
+        let mut reads = Reads::new(1000, at(0));
+        (1..=4).for_each(|i| reads.set(name(i), at(60_000)));
+        reads.schedule.prioritize(&name(1));
+        assert_eq!(reads.take(at(1_000), 10, None), [name(1)], "nothing was read just before");
+        reads.schedule.prioritize(&name(2));
+        reads.schedule.prioritize(&name(3));
+        assert_eq!(reads.take(at(1_020), 10, None), []);
+        reads.schedule.set_viewed([name(4)]);
+        reads.schedule.prioritize(&name(4));
+        assert_eq!(reads.take(at(1_040), 10, None), [name(4)], "it is on an open page");
+        reads.schedule.set_viewed([]);
+        assert_eq!(reads.take(at(1_100), 1, None), [name(2)]);
+        assert_eq!(reads.take(at(1_100), 1, None), [name(3)], "the same tick's next part");
+        reads.schedule.prioritize(&name(9));
+        assert_eq!(reads.take(at(2_000), 10, None), [name(9)]);
+        reads.schedule.prioritize(&name(9));
+        reads.schedule.prioritize(&name(1));
+        assert_eq!(reads.take(at(2_999), 10, None), [name(1)]);
+        assert_eq!(reads.take(at(3_100), 10, None), [name(9)]);
     }
 
     #[test]
     fn a_dropped_lock_is_not_read() {
-        let mut schedule = Schedule::new(1000, at(0));
-        schedule.set(&name(1), at(0));
-        schedule.remove(&name(1));
-        assert_eq!(schedule.take(at(100), 10, |_| None), []);
+        let mut reads = Reads::new(1000, at(0));
+        reads.set(name(1), at(0));
+        reads.remove(name(1));
+        assert_eq!(reads.take(at(100), 10, None), []);
     }
 }

@@ -6,6 +6,7 @@ use std::sync::Arc;
 use redisson::{ClientId, LockName, Moment};
 
 use super::clients::Clients;
+use super::deadlines::{Due, Locks};
 use super::owner_names::OwnerNames;
 use super::record::{Record, ScopeContext};
 use super::schedule::Schedule;
@@ -21,6 +22,17 @@ pub(super) struct LockEntry {
     pub(super) clients: u64,
     /// Its key in the index of free locks.
     pub(super) free: Option<Moment>,
+    pub(super) due: Option<Due>,
+}
+
+impl Locks for HashMap<LockName, Box<LockEntry>> {
+    fn due(&mut self, name: &LockName) -> Option<&mut Option<Due>> {
+        self.get_mut(name).map(|entry| &mut entry.due)
+    }
+
+    fn last_sent(&self, name: &LockName) -> Option<Moment> {
+        self.get(name)?.record.last_sent()
+    }
 }
 
 #[derive(Debug)]

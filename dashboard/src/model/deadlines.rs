@@ -1,0 +1,146 @@
+//! Locks by the time of their next read. A lock's own deadline is kept with it and may move at no cost; only the place at which
+//! the lock is filed follows late: there are as many as locks.
+
+use std::collections::{BTreeMap, VecDeque};
+
+use redisson::{LockName, Moment};
+
+/// The width of a bucket, microseconds. A lock is found at most this much later than it is due.
+const WIDTH: u64 = 10_000;
+
+/// A lock's deadline, and the bucket in which it is filed under it or under an earlier one.
+#[derive(Debug, Clone, Copy)]
+pub struct Due {
+    pub at: Moment,
+    /// True for a possible lock.
+    pub possible: bool,
+    bucket: u64,
+}
+
+/// The locks that a schedule reads.
+pub trait Locks {
+    /// Returns a lock's deadline; none if the lock is not known.
+    fn due(&mut self, name: &LockName) -> Option<&mut Option<Due>>;
+
+    /// Returns a lock's last request.
+    fn last_sent(&self, name: &LockName) -> Option<Moment>;
+}
+
+/// The confirmed locks, or the possible ones.
+#[derive(Debug, Default)]
+pub(super) struct Deadlines {
+    buckets: BTreeMap<u64, VecDeque<LockName>>,
+}
+
+impl Deadlines {
+    /// Sets the deadline of a lock that is filed here alone.
+    pub(super) fn set(
+        &mut self,
+        due: &mut Option<Due>,
+        name: &LockName,
+        at: Moment,
+        possible: bool,
+    ) {
+        let bucket = at.as_micros().div_ceil(WIDTH);
+        match due {
+            // Its turn comes too early, and then it is filed again.
+            Some(due) if due.possible == possible && due.bucket <= bucket => due.at = at,
+            _ => {
+                *due = Some(Due { at, possible, bucket });
+                self.buckets.entry(bucket).or_default().push_back(name.clone());
+            }
+        }
+    }
+
+    /// Returns the lock that has been due for the longest, with its deadline.
+    pub(super) fn first(
+        &mut self,
+        now: Moment,
+        possible: bool,
+        locks: &mut impl Locks,
+    ) -> Option<(LockName, Moment)> {
+        loop {
+            let mut first = self.buckets.first_entry()?;
+            let bucket = *first.key();
+            if bucket.saturating_mul(WIDTH) > now.as_micros() {
+                return None;
+            }
+            let Some(name) = first.get().front() else {
+                first.remove();
+                continue;
+            };
+            let due = locks.due(name).and_then(Option::as_mut);
+            // Otherwise it is gone, or filed elsewhere.
+            let due = due.filter(|due| due.possible == possible && due.bucket == bucket);
+            let later = due.as_ref().map(|due| due.at.as_micros().div_ceil(WIDTH));
+            if let (Some(due), true) = (&due, later == Some(bucket)) {
+                return Some((name.clone(), due.at));
+            }
+            let name = first.get_mut().pop_front();
+            if let (Some(due), Some(later), Some(name)) = (due, later, name) {
+                due.bucket = later;
+                self.buckets.entry(later).or_default().push_back(name);
+            }
+        }
+    }
+
+    /// Returns the time from which [`Self::first`] finds a lock, or files some again.
+    #[cfg(test)]
+    pub(super) fn next(&self) -> Option<Moment> {
+        self.buckets.keys().next().map(|bucket| Moment::from_micros(bucket * WIDTH))
+    }
+
+    #[cfg(test)]
+    pub(super) fn is_empty(&self) -> bool {
+        self.buckets.is_empty()
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use std::collections::HashMap;
+
+    use super::*;
+
+    #[derive(Default)]
+    struct Known(HashMap<LockName, Option<Due>>);
+
+    impl Locks for Known {
+        fn due(&mut self, name: &LockName) -> Option<&mut Option<Due>> {
+            self.0.get_mut(name)
+        }
+
+        fn last_sent(&self, _name: &LockName) -> Option<Moment> {
+            None
+        }
+    }
+
+    #[test]
+    fn a_lock_is_found_once_at_its_latest_deadline() {
+        let at = |ms: u64| Moment::from_micros(ms * 1_000);
+        let name = |i: u64| LockName::new(i.to_be_bytes()).unwrap();
+        let (mut deadlines, mut known) = (Deadlines::default(), Known::default());
+        let mut set = |deadlines: &mut Deadlines, known: &mut Known, i: u64, ms: u64| {
+            let due = known.0.entry(name(i)).or_default();
+            deadlines.set(due, &name(i), at(ms), false);
+        };
+        // Each moves several times, back and forth.
+        let last = |i: u64| 1_000 + i * 7 % 500;
+        for i in 0..100 {
+            for ms in [2_000, 300 + i, 5_000, 900, last(i)] {
+                set(&mut deadlines, &mut known, i, ms);
+            }
+        }
+        let mut found = Vec::new();
+        for now in 0..6_000 {
+            while let Some((name, due)) = deadlines.first(at(now), false, &mut known) {
+                assert!(due <= at(now) && at(now).since(due).as_millis() <= 10, "{due:?} at {now}");
+                known.0.remove(&name);
+                found.push(name);
+            }
+        }
+        found.sort();
+        assert_eq!(found, (0..100).map(name).collect::<Vec<_>>());
+        assert!(deadlines.is_empty());
+    }
+}
