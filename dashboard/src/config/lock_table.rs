@@ -49,7 +49,7 @@ pub(super) fn rules(
                 continue;
             }
         };
-        rules.push(model::types::LockRule { pattern: row.pattern.into_bytes(), rule });
+        rules.push(model::types::LockRule { pattern: row.pattern.into_bytes(), rule: rule.into() });
     }
     rules
 }

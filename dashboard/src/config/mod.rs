@@ -324,7 +324,7 @@ fn build(raw: Raw<Flags>) -> Result<Config, Vec<String>> {
     let model = model::types::Settings {
         max_locks: usize::try_from(flags.max_locks).unwrap_or(usize::MAX),
         poll_rate: flags.poll_rate,
-        usual,
+        usual: usual.into(),
         rules,
         ignore: flags.ignore.into_iter().map(String::into_bytes).collect(),
         groups: red,

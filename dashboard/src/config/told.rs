@@ -24,7 +24,7 @@ impl Config {
         let groups =
             groups.map(|group| json!({"name": group.name, "deployments": group.deployments}));
         let rules = self.model.rules.iter().map(|row| {
-            let mut told = rule(row.rule);
+            let mut told = rule(*row.rule);
             told["match"] = json!(String::from_utf8_lossy(&row.pattern));
             told
         });
@@ -32,7 +32,7 @@ impl Config {
         json!({
             "deployments": deployments.collect::<Vec<_>>(),
             "groups": groups.collect::<Vec<_>>(),
-            "usual": rule(self.model.usual),
+            "usual": rule(*self.model.usual),
             "locks": rules.collect::<Vec<_>>(),
             "ignore": ignore.collect::<Vec<_>>(),
             "max_locks": self.model.max_locks,

@@ -86,8 +86,10 @@ mod tests {
     #[test]
     fn named_locks_are_few_and_stay_for_a_while() {
         let bad = |i: u64| {
-            let problems =
-                vec![crate::model::types::ProblemView { since: SteadyMillis(i), ..leaked() }];
+            let problems = thin_vec::thin_vec![crate::model::types::ProblemView {
+                since: SteadyMillis(i),
+                ..leaked()
+            }];
             Arc::new(LockView { problems, ..lock(&format!("l:{i}")) })
         };
         let locks: Vec<_> = (0..100).map(bad).collect();

@@ -107,7 +107,8 @@ impl Record for Arc<LockView> {
     ];
 
     fn cells(&self) -> Vec<String> {
-        let holders = self.holders.iter().map(|h| format!("{} x{} {}", h.id, h.count, h.mode));
+        let holders =
+            self.holders.iter().map(|h| format!("{} x{} {}", h.id, h.count, h.mode.as_str()));
         let holders: Vec<String> = holders.collect();
         let problems = self.problems.iter();
         let problems = problems.map(|p| format!("{} {}", p.problem.as_str(), p.certainty.as_str()));
@@ -117,7 +118,7 @@ impl Record for Arc<LockView> {
         cells.extend([
             self.state.as_str().to_owned(),
             self.confirmed.to_string(),
-            self.kind.to_owned(),
+            self.kind.as_str().to_owned(),
             holders.join("; "),
         ]);
         cells.extend(since(self.held_since()));

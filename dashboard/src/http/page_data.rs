@@ -127,7 +127,7 @@ impl App {
                 let id = id.clone();
                 self.history(|archive| async move { archive.holds(id, from, end).await }).await?
             }
-            Subject::Known(lock) => lock.past.to_vec(),
+            Subject::Known(lock) => lock.history.past.to_vec(),
             _ => Vec::new(),
         };
         let is_shown = |hold: &PastHoldView| match hold.to {
@@ -203,7 +203,7 @@ impl App {
                     waits.push((Arc::clone(lock), i));
                 }
             }
-            let held = lock.past.iter().filter(|hold| client_of(&hold.id) == id);
+            let held = lock.history.past.iter().filter(|hold| client_of(&hold.id) == id);
             past.extend(held.map(|hold| (Arc::clone(lock), hold.clone())));
         }
         locks.sort_by_key(|lock: &Arc<LockView>| lock.held_since().map(|since| since.at));

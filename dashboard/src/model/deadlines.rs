@@ -120,7 +120,7 @@ mod tests {
         let at = |ms: u64| Moment::from_micros(ms * 1_000);
         let name = |i: u64| LockName::new(i.to_be_bytes()).unwrap();
         let (mut deadlines, mut known) = (Deadlines::default(), Known::default());
-        let mut set = |deadlines: &mut Deadlines, known: &mut Known, i: u64, ms: u64| {
+        let set = |deadlines: &mut Deadlines, known: &mut Known, i: u64, ms: u64| {
             let due = known.0.entry(name(i)).or_default();
             deadlines.set(due, &name(i), at(ms), false);
         };

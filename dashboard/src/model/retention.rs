@@ -1,5 +1,7 @@
 //! Retention: admission and eviction of locks, and the indexes that depend on them.
 
+use std::sync::Arc;
+
 use redisson::group::glob_matches;
 use redisson::{LockName, Moment};
 
@@ -29,10 +31,10 @@ impl Model {
             return false;
         }
         let rule = self.settings.rules.iter().find(|rule| glob_matches(&rule.pattern, bytes));
-        let rule = rule.map_or(self.settings.usual, |rule| rule.rule);
+        let rule = rule.map_or(&self.settings.usual, |rule| &rule.rule);
         let group = self.grouping.label(name);
         let scope = &mut self.scopes[scope_id.0];
-        let mut record = Record::new(scope.id(name), group, rule, now);
+        let mut record = Record::new(scope.id(name), group, Arc::clone(rule), now);
         if let Some(restored) = self.restored.remove(&scope.id(name)) {
             if !restored.acknowledged.is_empty() {
                 scope.acknowledged.insert(name.clone());

@@ -167,7 +167,7 @@ mod tests {
             attempts: Some(1),
             client: None,
         };
-        let waiters = vec![waiter(9), waiter(4)];
+        let waiters = [waiter(9), waiter(4)].into_iter().collect();
         snapshot.put(Arc::new(LockView { waiting: 3, waiters, ..lock("busy") }));
         snapshot.put(Arc::new(lock("before")));
         snapshot.put(Arc::new(lock("calm")));

@@ -312,7 +312,7 @@ fn for_each_value(lock: &LockView, filter: &Filter, mut each: impl FnMut(usize, 
     for problem in &lock.problems {
         each(3, problem.problem.as_str());
     }
-    each(4, lock.kind);
+    each(4, lock.kind.as_str());
 }
 
 /// Returns the part of a name up to the first colon after a prefix of it.
@@ -326,6 +326,7 @@ fn prefix<'a>(lock: &'a LockView, chosen: &[u8]) -> Option<&'a str> {
 mod tests {
     use super::*;
     use crate::query::fixtures::{acknowledged, leaked, lock};
+    use thin_vec::thin_vec;
 
     const NOW: SteadyMillis = SteadyMillis(2_000_000);
 
@@ -342,8 +343,8 @@ mod tests {
         for view in [
             by("orders:eu:1", "web@a"),
             by("orders:eu:2", "web@b"),
-            LockView { problems: vec![leaked()], ..by("orders:us:1", "etl@a") },
-            LockView { problems: vec![acknowledged()], ..by("single", "etl@a") },
+            LockView { problems: thin_vec![leaked()], ..by("orders:us:1", "etl@a") },
+            LockView { problems: thin_vec![acknowledged()], ..by("single", "etl@a") },
             LockView { waiting: 3, ..by("cart:1", "web@a") },
             LockView { confirmed: false, ..by("cart:2", "web@a") },
             free,

@@ -177,7 +177,7 @@ impl Term {
             Self::Service(text) => clients(lock)
                 .any(|client| client.service().is_some_and(|service| text.is(service.as_bytes()))),
             Self::Deployment(text) => text.is(lock.id.deployment.as_bytes()),
-            Self::Kind(kind) => lock.kind == kind.as_str(),
+            Self::Kind(kind) => lock.kind == *kind,
             Self::Problem(None) => !lock.problems.is_empty(),
             Self::Problem(Some(kind)) => lock.problems.iter().any(|p| p.problem == *kind),
             Self::NoProblem => lock.problems.is_empty(),
@@ -297,14 +297,15 @@ impl Filter {
 #[cfg(test)]
 mod tests {
     use proptest::prelude::*;
+    use thin_vec::thin_vec;
 
     use super::*;
     use crate::query::fixtures::{acknowledged, leaked, lock};
 
     #[test]
     fn what_is_in_hand_is_told_apart() {
-        let open = LockView { problems: vec![leaked()], ..lock("a") };
-        let known = LockView { problems: vec![acknowledged()], ..lock("a") };
+        let open = LockView { problems: thin_vec![leaked()], ..lock("a") };
+        let known = LockView { problems: thin_vec![acknowledged()], ..lock("a") };
         for (filter, lock, expected) in [
             ("acknowledged:no", &open, true),
             ("acknowledged:yes", &open, false),
@@ -326,7 +327,7 @@ mod tests {
 
     #[test]
     fn every_term_does_what_it_says() {
-        let lock = LockView { problems: vec![leaked()], ..lock("Order:42") };
+        let lock = LockView { problems: thin_vec![leaked()], ..lock("Order:42") };
         for yes in [
             "",
             "order",

@@ -1,13 +1,14 @@
 //! Locks and problems for tests.
 
 use std::sync::Arc;
+use thin_vec::ThinVec;
 
 use redisson::LockName;
 
 use crate::clock::SteadyMillis;
 use crate::model::types::{
-    Acknowledgement, Certainty, EventLog, HolderView, LockId, LockView, Observed, ProblemKind,
-    ProblemView, Since, Source, State,
+    Acknowledgement, Certainty, EventLog, HistoryView, HolderView, LockId, LockView, Observed,
+    ProblemKind, ProblemView, Since, Source, State,
 };
 
 pub(crate) fn lock(name: &str) -> LockView {
@@ -19,10 +20,10 @@ pub(crate) fn lock(name: &str) -> LockView {
         },
         state: State::Held,
         confirmed: true,
-        kind: "lock",
+        kind: redisson::Kind::Lock,
         holders: vec![HolderView {
             id: "285475da-9152-4c83-822a-67ee2f116a79:52".into(),
-            mode: "lock",
+            mode: redisson::Kind::Lock,
             count: 1,
             marker_ttl_ms: None,
             zombie: false,
@@ -33,19 +34,16 @@ pub(crate) fn lock(name: &str) -> LockView {
         observed: Observed::new(SteadyMillis(1_060_000)),
         lease_ms: None,
         renewed: false,
-        problems: Vec::new(),
+        problems: ThinVec::new(),
         events: EventLog::default(),
-        past: Arc::from([]),
-        ran_out: Arc::default(),
-        longest_hold: None,
-        longest_wait: None,
+        history: HistoryView::default(),
         red: None,
         sources: [Source::Scan].into_iter().collect(),
         queued: false,
-        waiters: Vec::new(),
+        waiters: ThinVec::new(),
         waiting: 0,
         waiters_exact: false,
-        queue: Vec::new(),
+        queue: ThinVec::new(),
         token: None,
         group: "x".into(),
         renewals: None,

@@ -248,6 +248,7 @@ mod tests {
     use super::*;
     use crate::model::types::{ClientView, Snapshot, WaitView};
     use crate::query::fixtures::{acknowledged, leaked, lock};
+    use thin_vec::thin_vec;
 
     fn incidents(locks: impl IntoIterator<Item = LockView>) -> Vec<IncidentRow> {
         let mut snapshot = Snapshot::empty();
@@ -259,7 +260,7 @@ mod tests {
     }
 
     fn leaked_by(name: &str, holder: &str) -> LockView {
-        let mut lock = LockView { problems: vec![leaked()], waiting: 2, ..lock(name) };
+        let mut lock = LockView { problems: thin_vec![leaked()], waiting: 2, ..lock(name) };
         lock.holders[0].id = holder.into();
         lock
     }
@@ -318,8 +319,8 @@ mod tests {
 
     #[test]
     fn an_incident_is_acknowledged_once_all_of_it_is() {
-        let known = LockView { problems: vec![acknowledged()], ..lock("a") };
-        let open = LockView { problems: vec![leaked()], ..lock("b") };
+        let known = LockView { problems: thin_vec![acknowledged()], ..lock("a") };
+        let open = LockView { problems: thin_vec![leaked()], ..lock("b") };
         assert!(incidents([known.clone()])[0].acknowledged);
         let rows = incidents([known, open]);
         assert!(rows.len() == 1 && !rows[0].acknowledged);

@@ -72,6 +72,7 @@ impl Rows<LockRow> {
 #[cfg(test)]
 mod tests {
     use proptest::prelude::*;
+    use thin_vec::thin_vec;
 
     use super::*;
     use crate::model::types::Since;
@@ -101,11 +102,11 @@ mod tests {
 
     #[test]
     fn problems_come_first_then_the_longest_held() {
-        let bad = LockView { problems: vec![leaked()], ..aged("bad", 900) };
+        let bad = LockView { problems: thin_vec![leaked()], ..aged("bad", 900) };
         let with_problem = published(vec![aged("young", 500), aged("old", 100), bad]);
         let by = |sort: &'static str| (sort, LockRow::default_order(sort));
         assert_eq!(names(&page(&with_problem, by("problems"), None, 10)), ["bad", "old", "young"]);
-        let known = LockView { problems: vec![acknowledged()], ..aged("acknowledged", 900) };
+        let known = LockView { problems: thin_vec![acknowledged()], ..aged("acknowledged", 900) };
         let acknowledged = published(vec![aged("young", 500), known]);
         let rows = page(&acknowledged, by("problems"), None, 10);
         assert_eq!(names(&rows), ["young", "acknowledged"]);

@@ -82,12 +82,13 @@ mod tests {
     use super::*;
     use crate::model::types::Snapshot;
     use crate::query::fixtures::{acknowledged, leaked, lock};
+    use thin_vec::thin_vec;
 
     #[test]
     fn acknowledged_problems_leave_the_top() {
         let mut snapshot = Snapshot::empty();
         for (name, problem) in [("a", acknowledged()), ("b", leaked())] {
-            snapshot.put(Arc::new(LockView { problems: vec![problem], ..lock(name) }));
+            snapshot.put(Arc::new(LockView { problems: thin_vec![problem], ..lock(name) }));
         }
         let published = Published { snapshot: Arc::new(snapshot), contention: Arc::default() };
         let rows = ProblemRow::all(&published, &Filter::default(), SteadyMillis(2_000_000));

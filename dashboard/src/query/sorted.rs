@@ -123,6 +123,7 @@ impl SortedLocks {
 #[cfg(test)]
 mod tests {
     use proptest::prelude::*;
+    use thin_vec::{ThinVec, thin_vec};
 
     use super::*;
     use crate::model::types::LockView;
@@ -150,7 +151,7 @@ mod tests {
         step.view.map(|(since, ttl, troubled, holder)| {
             let mut view = lock(&format!("lock:{}", step.lock));
             view.expires_at = Some(SteadyMillis(ttl));
-            view.problems = if troubled { vec![leaked()] } else { Vec::new() };
+            view.problems = if troubled { thin_vec![leaked()] } else { ThinVec::new() };
             match holder {
                 // A free lock without waiters: most lists do not contain it.
                 0 => view.holders.clear(),

@@ -310,7 +310,7 @@ mod tests {
             lease_ms: Some(30_000),
             renewed,
             queued: true,
-            queue: [(5, false), (6, true)].map(place).to_vec(),
+            queue: [(5, false), (6, true)].into_iter().map(place).collect(),
             ..crate::query::fixtures::lock("a")
         }
     }

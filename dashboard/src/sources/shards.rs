@@ -126,7 +126,7 @@ fn wanted(
 
 /// Returns the channel that the lock's waiters subscribe to.
 pub(super) fn channel(lock: &LockView) -> Vec<u8> {
-    if [Kind::Read, Kind::Write].iter().any(|kind| kind.as_str() == lock.kind) {
+    if matches!(lock.kind, Kind::Read | Kind::Write) {
         keys::read_write_channel(&lock.id.name)
     } else {
         keys::channel(&lock.id.name)

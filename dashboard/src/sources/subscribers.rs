@@ -103,7 +103,7 @@ impl Subscribers {
 
     fn is_counted(&self, lock: &LockView) -> bool {
         // A listener proves that a hash is a lock, so hashes that only look like one are counted too.
-        lock.kind != Kind::Fair.as_str()
+        lock.kind != Kind::Fair
             && (lock.is_held() || lock.waiting > 0)
             && self.share.has(&lock.id.name)
     }

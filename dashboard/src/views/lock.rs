@@ -2,6 +2,7 @@
 
 use askama::Template;
 use askama::filters::HtmlSafe;
+use redisson::Kind;
 
 use super::format::{self, Ago, Clock, Prose, rfc3339};
 
@@ -253,7 +254,7 @@ impl<'a> Holders<'a> {
     fn new(page: &'a LockPage) -> Self {
         let holders = known(page).map(|lock| lock.holders.as_slice()).unwrap_or_default();
         Self {
-            modes: holders.iter().any(|holder| holder.mode != "lock"),
+            modes: holders.iter().any(|holder| holder.mode != Kind::Lock),
             holders: holders
                 .iter()
                 .map(|view| Holder {
@@ -361,8 +362,8 @@ impl PastRow {
 impl PastHolds {
     fn new(page: &LockPage) -> Self {
         let lock = known(page);
-        let past = lock.map(|lock| &*lock.past).unwrap_or_default();
-        let longest = lock.and_then(|lock| lock.longest_hold.as_deref());
+        let past = lock.map(|lock| &*lock.history.past).unwrap_or_default();
+        let longest = lock.and_then(|lock| lock.history.longest_hold.as_ref());
         Self {
             past: past.iter().map(|hold| PastRow::new(page, hold)).collect(),
             longest: longest.and_then(|hold| PastRow::new(page, hold).lasted),
@@ -384,7 +385,7 @@ impl HtmlSafe for Raw {}
 impl Raw {
     fn new(page: &LockPage) -> Self {
         // Without any sight of it, the commonest kind.
-        let kind = known(page).map_or(redisson::Kind::Lock.as_str(), |lock| lock.kind);
+        let kind = known(page).map_or(Kind::Lock, |lock| lock.kind).as_str();
         Self {
             keys: shell::raw_keys(&page.id.name, kind),
             commands: shell::commands(&page.id, kind, page.home.as_ref()),

@@ -204,7 +204,7 @@ impl<'a> Row<'a> {
             ttl: Ttl::new(lock, now),
             read: Some(Read::new(lock, now)),
             stale: passed > STALE_MS,
-            spark: Spark::new(&lock.past),
+            spark: Spark::new(&lock.history.past),
         }
     }
 

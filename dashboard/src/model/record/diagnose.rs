@@ -3,6 +3,8 @@
 use std::sync::Arc;
 use std::time::Duration;
 
+use thin_vec::ThinVec;
+
 use super::{Effect, Record, ScopeContext};
 use crate::clock::SteadyMillis;
 use crate::model::problem::{
@@ -41,14 +43,14 @@ impl Record {
             holders: &holders,
             confirmed: self.confirmed,
             ttl: self.ttl,
-            no_ttl_since: self.no_ttl_since,
+            no_ttl_since: self.no_ttl_since.as_deref().copied(),
             renewed: self.lease.lease().filter(|_| self.lease.renewed()),
             overdue: overdue.as_ref(),
             unchanged_since: self.unchanged_since,
             listening_since: context.listening_since,
             may_release_silently: self.may_release_silently() || context.cluster,
             typical: self.hold_history.as_ref().and_then(|history| history.p99()),
-            rule: self.rule,
+            rule: *self.rule,
             waiters: &waiters,
             subscribers: cold.and_then(|cold| cold.waiting.subscribers),
             gone: gone.as_ref(),
@@ -63,7 +65,7 @@ impl Record {
         let verdicts = judge(&case);
         let earlier = cold.map_or(&[][..], |cold| &cold.restored_problems);
         let mut begun = Vec::new();
-        let mut problems = Vec::with_capacity(verdicts.len());
+        let mut problems = ThinVec::with_capacity(verdicts.len());
         for verdict in &verdicts {
             match self.problems.iter().find(|old| old.problem == verdict.problem) {
                 // It occurred again.

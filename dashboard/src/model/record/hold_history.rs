@@ -1,13 +1,12 @@
 //! The holds of one lock that have ended.
 
 use std::collections::VecDeque;
-use std::sync::Arc;
 use std::time::Duration;
 
 use redisson::HolderId;
 
 use crate::clock::SteadyMillis;
-use crate::model::types::{Ending, PastHold, PastHoldView, PastWait, PastWaitView, Since};
+use crate::model::types::{Ending, HistoryView, PastHold, PastOfLock, PastWait, Since};
 
 /// The most holds that a lock retains. The history on disk has more.
 const MAX_PAST: usize = 8;
@@ -27,7 +26,8 @@ pub(super) struct HoldHistory {
     longest: Option<PastHold>,
     /// Boxed, since few locks have one.
     longest_wait: Option<Box<PastWait>>,
-    views: Option<Arc<[PastHoldView]>>,
+    /// Its view, until it changes.
+    view: Option<HistoryView>,
     /// The latest instants at which a lease ran out, oldest first.
     ran_out: VecDeque<SteadyMillis>,
     /// Holds of an earlier run of this program, until they are observed again.
@@ -37,7 +37,7 @@ pub(super) struct HoldHistory {
 impl HoldHistory {
     /// Adds a hold, in place of the oldest if there are too many.
     pub(super) fn push(&mut self, hold: PastHold) {
-        self.views = None;
+        self.view = None;
         if hold.ended == Ending::Expired {
             if self.ran_out.len() >= MAX_RAN_OUT {
                 self.ran_out.pop_front();
@@ -79,11 +79,8 @@ impl HoldHistory {
     pub(super) fn push_wait(&mut self, wait: PastWait) {
         if self.longest_wait.as_ref().is_none_or(|longest| longest.millis() < wait.millis()) {
             self.longest_wait = Some(Box::new(wait));
+            self.view = None;
         }
-    }
-
-    pub(super) fn longest_wait(&self) -> Option<Box<PastWaitView>> {
-        self.longest_wait.as_ref().map(|wait| Box::new(wait.view()))
     }
 
     /// Returns the newest hold of that holder.
@@ -91,24 +88,21 @@ impl HoldHistory {
         self.holds.iter().rev().find(|hold| hold.id == *id)
     }
 
-    /// Returns the latest instants at which a lease ran out, oldest first.
-    pub(super) fn ran_out(&self) -> Arc<[SteadyMillis]> {
-        self.ran_out.iter().copied().collect()
-    }
-
-    pub(super) fn longest(&self) -> Option<Box<PastHoldView>> {
-        self.longest.as_ref().map(|hold| Box::new(hold.view()))
-    }
-
-    /// Returns the latest holds for display, newest first.
-    pub(super) fn views(&mut self) -> Arc<[PastHoldView]> {
-        let holds = &self.holds;
-        if holds.is_empty() {
-            return Arc::default();
+    /// Returns the holds and waits for display.
+    pub(super) fn view(&mut self) -> HistoryView {
+        if self.holds.is_empty() && self.longest_wait.is_none() {
+            return HistoryView::default();
         }
-        let views =
-            self.views.get_or_insert_with(|| holds.iter().rev().map(PastHold::view).collect());
-        Arc::clone(views)
+        let view = self.view.get_or_insert_with(|| {
+            let past = PastOfLock {
+                past: self.holds.iter().rev().map(PastHold::view).collect(),
+                ran_out: self.ran_out.iter().copied().collect(),
+                longest_hold: self.longest.as_ref().map(PastHold::view),
+                longest_wait: self.longest_wait.as_deref().map(PastWait::view),
+            };
+            past.into()
+        });
+        view.clone()
     }
 }
 
@@ -128,9 +122,16 @@ mod tests {
         };
         let mut history = HoldHistory::default();
         (0..50).for_each(|i| history.push(hold(i)));
-        let views = history.views();
-        assert_eq!((views.len(), views[0].since.at), (MAX_PAST, SteadyMillis(4_900)));
-        assert_eq!(history.longest().unwrap().since.at, SteadyMillis(300));
+        let view = history.view();
+        assert_eq!((view.past.len(), view.past[0].since.at), (MAX_PAST, SteadyMillis(4_900)));
+        assert_eq!(view.longest_hold.as_ref().unwrap().since.at, SteadyMillis(300));
+        let wait =
+            PastWait { id: hold(1).id, since: hold(1).since, to: SteadyMillis(500), granted: true };
+        history.push_wait(wait);
+        assert_eq!(
+            history.view().longest_wait.as_ref().map(|wait| wait.to),
+            Some(SteadyMillis(500))
+        );
         assert!(history.newest_of(&hold(49).id).is_some());
         assert!(history.newest_of(&hold(3).id).is_none());
     }

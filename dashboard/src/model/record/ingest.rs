@@ -40,7 +40,7 @@ impl Record {
         effects: &mut Vec<Effect>,
     ) {
         let last = self.stamp.replace(stamp);
-        let released = self.released.take_if(|(at, _)| stamp.sent >= *at).map(|(at, _)| at);
+        let released = self.take_released(stamp.sent);
         let before = if released.is_some() { Vec::new() } else { std::mem::take(&mut self.holds) };
         // A hold not seen before began after the newest sign that it did not exist.
         let window = released
@@ -126,8 +126,10 @@ impl Record {
             self.event(stamp.steady, source, what, effects);
         }
         self.holds = holds;
-        self.dirty |= self.mode != hash.mode;
-        self.mode.clone_from(&hash.mode);
+        if self.mode.as_deref() != hash.mode.as_deref() {
+            self.mode = hash.mode.as_deref().map(Into::into);
+            self.dirty = true;
+        }
         self.check_shape(hash, context);
         if let Some(cold) = &mut self.cold {
             cold.orphan_since = None;
@@ -168,7 +170,10 @@ impl Record {
         }
         self.dirty |= self.lease.renewed() != was_renewed || self.ttl.is_some() != ttl.is_some();
         self.ttl = ttl;
-        self.no_ttl_since = if ttl.is_some() { None } else { self.no_ttl_since.or(Some(stamp)) };
+        match ttl {
+            Some(_) => self.no_ttl_since = None,
+            None => drop(self.no_ttl_since.get_or_insert_with(|| Box::new(stamp))),
+        }
     }
 
     /// Records a renewal at that instant.
@@ -237,7 +242,7 @@ impl Record {
         effects: &mut Vec<Effect>,
     ) {
         let newer = self.stamp.is_some_and(|stamp| stamp.sent >= at);
-        if newer || self.released.is_some() || !self.is_held() {
+        if newer || self.is_released() || !self.is_held() {
             return;
         }
         let lease = self.lease.lease().filter(|_| self.lease.renewed());
@@ -295,7 +300,8 @@ impl Record {
             return;
         }
         let last = self.stamp.replace(stamp);
-        let released = self.released.take().is_some();
+        let unread = self.releases.as_mut().and_then(|releases| releases.unread.take());
+        let released = unread.is_some();
         if released || last.is_none() || self.is_held() {
             self.free_since = stamp.received;
         }
@@ -383,10 +389,11 @@ impl Record {
         // Both report the same release, and either may be first.
         let is_same =
             |(before, by): (Moment, Source)| by != source && at.since(before) <= SAME_RELEASE;
-        if self.last_release.is_some_and(is_same) {
+        let releases = self.releases.get_or_insert_default();
+        if releases.last.is_some_and(is_same) {
             return;
         }
-        self.last_release = Some((at, source));
+        releases.last = Some((at, source));
         if let Some(cold) = &mut self.cold {
             // The hold that seemed to have expired was released at that moment; the reading arrived before the message.
             cold.expired.take_if(|expired| {
@@ -396,8 +403,7 @@ impl Record {
         if let Some(stamp) = self.stamp.filter(|stamp| stamp.sent >= at) {
             return self.released_before(stamp, at, steady, source, effects);
         }
-        let known: Vec<Hold> =
-            if self.released.is_some() { Vec::new() } else { self.holds.clone() };
+        let known: Vec<Hold> = if self.is_released() { Vec::new() } else { self.holds.clone() };
         for hold in &known {
             self.end(*hold, at, steady, ended, effects);
             let what = LockEvent::Released(Some(hold.id));
@@ -409,7 +415,8 @@ impl Record {
         if !self.is_held() {
             self.free_since = self.free_since.max(at);
         }
-        self.released = Some(self.released.map_or((at, steady), |before| before.max((at, steady))));
+        let releases = self.releases.get_or_insert_default();
+        releases.unread = releases.unread.max(Some((at, steady)));
     }
 
     /// Applies a release of a hold that no reading has shown.

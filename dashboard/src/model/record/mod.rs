@@ -14,6 +14,7 @@ use std::sync::Arc;
 use std::time::Duration;
 
 use redisson::{HolderId, LockName, Moment};
+use thin_vec::ThinVec;
 
 use crate::clock::SteadyMillis;
 use crate::model::contention::Count;
@@ -133,27 +134,37 @@ impl ColdState {
     }
 }
 
+/// The latest reported releases.
+#[derive(Debug, Default)]
+struct Releases {
+    /// The last one, and the source that reported it.
+    last: Option<(Moment, Source)>,
+    /// One that no reading is newer than yet.
+    unread: Option<(Moment, SteadyMillis)>,
+}
+
 #[derive(Debug)]
 pub struct Record {
     id: LockId,
     group: Arc<str>,
-    rule: Rule,
+    rule: Arc<Rule>,
     confirmed: bool,
     sources: SourceSet,
     /// The time of the newest reading.
     stamp: Option<Stamp>,
     holds: Vec<Hold>,
-    mode: Option<Vec<u8>>,
+    mode: Option<Box<[u8]>>,
     fair: bool,
     token: Option<i64>,
     token_read: Option<Moment>,
     cold: Option<Box<ColdState>>,
     ttl: Option<Duration>,
     lease: LeaseWatch,
-    /// A release that no reading is newer than yet.
-    released: Option<(Moment, SteadyMillis)>,
+    /// Once a release of it was reported.
+    releases: Option<Box<Releases>>,
     unchanged_since: (Moment, SteadyMillis),
-    no_ttl_since: Option<Stamp>,
+    /// Boxed, since nearly all locks have a time to live.
+    no_ttl_since: Option<Box<Stamp>>,
     /// The instant at which the record was created.
     known_since: Moment,
     free_since: Moment,
@@ -161,11 +172,9 @@ pub struct Record {
     rose: Option<SteadyMillis>,
     /// Renewals of the current hold.
     renewals: Option<Arc<Renewals>>,
-    /// The last release, and the source that reported it.
-    last_release: Option<(Moment, Source)>,
     events: EventLog,
     hold_history: Option<Box<HoldHistory>>,
-    problems: Vec<ProblemView>,
+    problems: ThinVec<ProblemView>,
     /// True if anything has changed since the last view.
     dirty: bool,
 }
@@ -173,7 +182,7 @@ pub struct Record {
 impl Record {
     /// Returns the record of a lock that has not been read yet.
     #[must_use]
-    pub fn new(id: LockId, group: Arc<str>, rule: Rule, now: Moment) -> Self {
+    pub fn new(id: LockId, group: Arc<str>, rule: Arc<Rule>, now: Moment) -> Self {
         Self {
             id,
             group,
@@ -189,17 +198,16 @@ impl Record {
             cold: None,
             ttl: None,
             lease: LeaseWatch::default(),
-            released: None,
+            releases: None,
             unchanged_since: (now, SteadyMillis(0)),
             no_ttl_since: None,
             known_since: now,
             free_since: now,
             rose: None,
             renewals: None,
-            last_release: None,
             events: EventLog::default(),
             hold_history: None,
-            problems: Vec::new(),
+            problems: ThinVec::new(),
             dirty: true,
         }
     }
@@ -339,6 +347,17 @@ impl Record {
 
     fn cold(&mut self) -> &mut ColdState {
         self.cold.get_or_insert_default()
+    }
+
+    /// Returns whether a release was reported that no reading is newer than yet.
+    fn is_released(&self) -> bool {
+        self.releases.as_ref().is_some_and(|releases| releases.unread.is_some())
+    }
+
+    /// Takes that release if a reading sent at that instant is newer.
+    fn take_released(&mut self, sent: Moment) -> Option<Moment> {
+        let unread = &mut self.releases.as_mut()?.unread;
+        unread.take_if(|(at, _)| sent >= *at).map(|(at, _)| at)
     }
 
     fn hold_history(&mut self) -> &mut HoldHistory {

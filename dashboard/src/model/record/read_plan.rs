@@ -75,7 +75,7 @@ impl Record {
         let stale = self.token_read.is_none_or(|read| now.since(read) >= TOKEN_INTERVAL);
         KnownParts {
             fields,
-            settled: self.released.is_none(),
+            settled: !self.is_released(),
             readers: readers.chain(orphaned).collect(),
             waiting: queue.iter().flat_map(|queue| &queue.front).map(|entry| entry.id).collect(),
             token: self.token.is_some() || stale,
@@ -89,7 +89,7 @@ impl Record {
         let (stamp, ttl) = self.stamp.zip(self.ttl)?;
         let plain = self.mode.is_none() && !self.fair && self.token.is_none();
         let calm = self.cold.is_none() && self.problems.is_empty() && !self.lease.rose();
-        let settled = self.confirmed && self.is_held() && self.released.is_none();
+        let settled = self.confirmed && self.is_held() && !self.is_released();
         let turn = now.as_micros() / TURN_MICROS + u64::from(self.id.name.slot());
         if !(plain && calm && settled && stamp.slack() <= MAX_SLACK)
             || turn.is_multiple_of(FULL_READ_TURNS)

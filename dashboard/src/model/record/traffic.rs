@@ -89,7 +89,7 @@ impl Record {
     ) {
         self.end_wait(to, Some(steady), effects);
         self.count(Source::Monitor, Count::Acquired, effects);
-        let newer = self.stamp.is_some_and(|stamp| stamp.sent >= at) || self.released.is_some();
+        let newer = self.stamp.is_some_and(|stamp| stamp.sent >= at) || self.is_released();
         let Some(i) = self.holds.iter().position(|hold| hold.id == from).filter(|_| !newer) else {
             return;
         };
@@ -122,7 +122,7 @@ impl Record {
         self.count(Source::Monitor, Count::Acquired, effects);
         // A release does not identify one of several readers.
         let alone = kind != Some(Kind::Read) && !self.is_shared();
-        let known = self.released.is_none() && self.holds.iter().any(|hold| hold.id == holder);
+        let known = !self.is_released() && self.holds.iter().any(|hold| hold.id == holder);
         if alone && !known {
             self.cold().taken = Some((holder, at, steady));
         }
@@ -164,7 +164,7 @@ impl Record {
     }
 
     fn renewed(&mut self, holder: HolderId, lease: Option<Duration>, steady: SteadyMillis) {
-        if self.holds.iter().any(|hold| hold.id == holder) && self.released.is_none() {
+        if self.holds.iter().any(|hold| hold.id == holder) && !self.is_released() {
             self.dirty |= !self.lease.renewed();
             self.lease.renewal(lease);
             self.add_renewal(steady);
@@ -176,7 +176,7 @@ impl Record {
 
     /// Applies an attempt to renew or release a hold that is gone. If the holder did not release it, it has lost it.
     fn on_late_return(&mut self, holder: HolderId, what: Action, at: Moment, steady: SteadyMillis) {
-        let still = self.holds.iter().any(|hold| hold.id == holder) && self.released.is_none();
+        let still = self.holds.iter().any(|hold| hold.id == holder) && !self.is_released();
         let gone_for = if still {
             // It had expired by then, and the reading that shows it is yet to come.
             let end = self.stamp.zip(self.ttl).map(|(stamp, ttl)| stamp.received + ttl);

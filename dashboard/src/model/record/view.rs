@@ -3,8 +3,8 @@
 use std::sync::Arc;
 
 use redisson::{HolderId, Kind, Moment};
+use thin_vec::ThinVec;
 
-use super::hold_history::HoldHistory;
 use super::{ColdState, Record, millis};
 use crate::clock::{SteadyMillis, WallMillis};
 use crate::model::clients::Clients;
@@ -63,9 +63,9 @@ impl Record {
             .map(|hold| HolderView {
                 id: self.field_of(&hold.id).into(),
                 mode: match (&self.mode, hold.id.write) {
-                    (_, true) => "write",
-                    (Some(_), false) => "read",
-                    (None, false) => "lock",
+                    (_, true) => Kind::Write,
+                    (Some(_), false) => Kind::Read,
+                    (None, false) => Kind::Lock,
                 },
                 count: hold.count,
                 marker_ttl_ms: match hold.marker {
@@ -83,13 +83,12 @@ impl Record {
             (true, true) => State::Held,
             (true, false) => State::Free,
         };
-        let past = self.hold_history.as_mut().map(|history| history.views()).unwrap_or_default();
-        let history = self.hold_history.as_deref();
+        let history = self.hold_history.as_mut().map(|history| history.view()).unwrap_or_default();
         LockView {
             id: self.id.clone(),
             state,
             confirmed: self.confirmed,
-            kind: kind.as_str(),
+            kind,
             holders,
             expires_at: self.expires_at(),
             observed: Observed::new(self.observed_at()),
@@ -98,10 +97,7 @@ impl Record {
             renewals: self.renewals.clone().filter(|_| self.lease.renewed() && self.is_held()),
             problems: self.problems.clone(),
             events: self.events.clone(),
-            ran_out: history.map(HoldHistory::ran_out).unwrap_or_default(),
-            longest_hold: history.and_then(HoldHistory::longest),
-            longest_wait: history.and_then(HoldHistory::longest_wait),
-            past,
+            history,
             red: None,
             sources: self.sources,
             queued: waiting.queued,
@@ -163,17 +159,22 @@ impl Record {
 /// A lock's waiters for display.
 struct WaitingView {
     queued: bool,
-    waiters: Vec<WaiterView>,
+    waiters: ThinVec<WaiterView>,
     count: u64,
     exact: bool,
-    queue: Vec<QueueEntryView>,
+    queue: ThinVec<QueueEntryView>,
 }
 
 impl WaitingView {
     /// `client` returns the process behind a waiter.
     fn new(cold: Option<&ColdState>, client: impl Fn(&HolderId) -> Option<ClientView>) -> Self {
-        let mut shown =
-            Self { queued: false, waiters: Vec::new(), count: 0, exact: false, queue: Vec::new() };
+        let mut shown = Self {
+            queued: false,
+            waiters: ThinVec::new(),
+            count: 0,
+            exact: false,
+            queue: ThinVec::new(),
+        };
         let Some(waiting) = cold.map(|cold| &cold.waiting) else { return shown };
         let live = waiting.waiters().filter(|waiter| waiter.is_live());
         shown.waiters = live

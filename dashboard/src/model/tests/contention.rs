@@ -72,7 +72,7 @@ fn monitor_shows_every_short_hold_and_nothing_is_counted_twice() {
     release(&mut model, "a", 7_000);
     let tally = tally(&mut model, 8_000);
     assert_eq!((tally.acquisitions, tally.holds.count()), (4, 4), "{tally:?}");
-    let short = view.past.iter().find(|past| past.since.at == SteadyMillis(1_000)).unwrap();
+    let short = view.history.past.iter().find(|past| past.since.at == SteadyMillis(1_000)).unwrap();
     assert_eq!((short.to, short.ended), (Some(SteadyMillis(1_003)), Some("released")));
 }
 
@@ -80,7 +80,7 @@ fn monitor_shows_every_short_hold_and_nothing_is_counted_twice() {
 fn waits_by_name_are_counted_by_their_endings() {
     let mut model = model();
     let longest = |view: &LockView| {
-        let wait = view.longest_wait.clone().unwrap();
+        let wait = view.history.longest_wait.clone().unwrap();
         (wait.to.0 - wait.since.at.0, wait.granted)
     };
     read_queue(&mut model, 1_000, 1, queued(&[(1, 90_000), (2, 95_000)]));
@@ -193,7 +193,7 @@ fn an_expired_key_ends_its_hold_as_expired() {
     read(&mut model, "a", 70_010, absent());
     let view = shown(&mut model, "a").unwrap();
     assert_eq!(
-        (view.past[0].ended, view.past[0].to),
+        (view.history.past[0].ended, view.history.past[0].to),
         (Some("ran_out"), Some(SteadyMillis(70_000)))
     );
     assert_eq!(words(&view).iter().filter(|word| **word == "vanished").count(), 1);
@@ -210,7 +210,7 @@ fn an_expired_key_ends_its_hold_as_expired() {
     expire(&mut model, 60_001);
     read(&mut model, "a", 60_010, absent());
     let view = shown(&mut model, "a").unwrap();
-    assert!(view.problems.is_empty() && view.past[0].ended == Some("released"));
+    assert!(view.problems.is_empty() && view.history.past[0].ended == Some("released"));
     let mut model = self::model();
     read(&mut model, "a", 0, held(1, 1, Some(9_000)));
     expire(&mut model, 9_100);

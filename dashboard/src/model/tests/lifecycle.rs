@@ -181,7 +181,7 @@ fn a_busy_lock_of_one_thread_is_not_a_problem_even_without_release_messages() {
 fn settings_may_expect_long_holds() {
     let rule = LockRule {
         pattern: b"leader:*".to_vec(),
-        rule: Rule { stuck_after: None, starving_after: None },
+        rule: Rule { stuck_after: None, starving_after: None }.into(),
     };
     let mut model = model_with(Settings { rules: vec![rule], ..settings() });
     for ms in (0..=900_000).step_by(5_000) {
@@ -278,7 +278,7 @@ fn locks_lost_with_another_master_make_one_notice_even_without_a_run_id() {
     let lost = shown(&mut model, "lost").unwrap();
     let newest = lost.events.views().next().unwrap();
     assert!(newest.text.contains("taken over without the lock"), "{newest:?}");
-    assert!(shown(&mut model, "kept").unwrap().past.is_empty());
+    assert!(shown(&mut model, "kept").unwrap().history.past.is_empty());
 }
 
 #[test]
@@ -299,7 +299,7 @@ fn another_replica_that_is_read_by_choice_is_not_a_new_master() {
     }
     let texts: Vec<&str> = model.notices.iter().map(|notice| &*notice.text).collect();
     assert_eq!(texts, ["h:1 is read from now on", "h:2 is read from now on"]);
-    assert!(shown(&mut model, "kept").unwrap().past.is_empty());
+    assert!(shown(&mut model, "kept").unwrap().history.past.is_empty());
 }
 
 #[test]

@@ -64,7 +64,8 @@ pub(super) fn settings() -> Settings {
         usual: Rule {
             stuck_after: Some(Duration::from_secs(300)),
             starving_after: Some(Duration::from_secs(60)),
-        },
+        }
+        .into(),
         rules: Vec::new(),
         ignore: Vec::new(),
         groups: Vec::new(),

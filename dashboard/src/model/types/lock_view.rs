@@ -5,15 +5,16 @@
 use std::sync::Arc;
 use std::sync::atomic::{AtomicU64, Ordering};
 
-use redisson::{ClientId, HolderId};
+use redisson::{ClientId, HolderId, Kind};
 use serde::Serialize;
 use serde::ser::Serializer;
+use thin_vec::ThinVec;
 use utoipa::ToSchema;
 
 use super::client_view::ClientView;
 use super::events::EventLog;
 use super::id::LockId;
-use super::past::{Ending, PastHoldView, PastWaitView};
+use super::past::{Ending, HistoryView};
 use super::problem::ProblemView;
 use super::renewals::Renewals;
 use super::source::SourceSet;
@@ -57,8 +58,8 @@ pub struct Since {
 pub struct HolderView {
     /// The field of the hash, escaped where necessary: the client's uuid, the thread's number, and any suffix.
     pub id: Box<str>,
-    /// `read`, `write` or `lock`.
-    pub mode: &'static str,
+    /// The side of a read-write lock; [`Kind::Lock`] for all other kinds.
+    pub mode: Kind,
     pub count: i64,
     /// Milliseconds to live of a reader's marker when last read; none if it has none, or it was not read.
     pub marker_ttl_ms: Option<u64>,
@@ -131,7 +132,7 @@ impl Serialize for HolderView {
             id: &self.id,
             uuid: self.uuid(),
             thread: self.thread(),
-            mode: self.mode,
+            mode: self.mode.as_str(),
             count: self.count,
             marker_ttl_ms: self.marker_ttl_ms,
             zombie: self.zombie,
@@ -233,8 +234,8 @@ pub struct LockView {
     pub state: State,
     /// True if it is proved to be a lock rather than a hash of the same shape.
     pub confirmed: bool,
-    /// The kind, by redisson's word.
-    pub kind: &'static str,
+    /// [`Kind::Lock`] also stands for a lock whose kind cannot be told from plain, fenced and red.
+    pub kind: Kind,
     pub holders: Vec<HolderView>,
     /// The end of its time to live; none if it has none.
     pub expires_at: Option<SteadyMillis>,
@@ -247,30 +248,24 @@ pub struct LockView {
     /// Renewals of the current hold; none if it is not renewed.
     pub renewals: Option<Arc<Renewals>>,
     /// Problems, worst first.
-    pub problems: Vec<ProblemView>,
+    pub problems: ThinVec<ProblemView>,
     /// The latest events; shared between the versions of a view.
     pub events: EventLog,
-    /// The latest holds that have ended, newest first; shared likewise.
-    pub past: Arc<[PastHoldView]>,
-    /// The latest instants at which its lease ran out, oldest first, at most 64.
-    pub ran_out: Arc<[SteadyMillis]>,
-    /// The longest hold that was seen to end.
-    pub longest_hold: Option<Box<PastHoldView>>,
-    /// The longest wait that was seen to end.
-    pub longest_wait: Option<Box<PastWaitView>>,
+    /// Holds and waits that have ended; shared likewise.
+    pub history: HistoryView,
     /// Its holders on the servers of its group, where several of them have the lock.
     pub red: Option<Box<RedView>>,
     pub sources: SourceSet,
     /// True if its queue has entries (fair locks only).
     pub queued: bool,
     /// The waiters known by name, the longest wait first.
-    pub waiters: Vec<WaiterView>,
+    pub waiters: ThinVec<WaiterView>,
     /// The least number of waiters: by name, by queue entry, or by connections that listen for its release.
     pub waiting: u64,
     /// True if `waiting` counts all of them.
     pub waiters_exact: bool,
     /// The first entries of its queue, in order.
-    pub queue: Vec<QueueEntryView>,
+    pub queue: ThinVec<QueueEntryView>,
     /// The fencing token granted last.
     pub token: Option<i64>,
     /// The lock group, as in metrics.
@@ -328,7 +323,8 @@ impl LockView {
     /// not.
     #[must_use]
     pub fn ran_out_within_an_hour(&self, now: SteadyMillis) -> Option<(usize, SteadyMillis)> {
-        let mut recent = self.ran_out.iter().filter(|at| at.0.saturating_add(3_600_000) >= now.0);
+        let mut recent =
+            self.history.ran_out.iter().filter(|at| at.0.saturating_add(3_600_000) >= now.0);
         Some((recent.clone().count(), *recent.next_back()?))
     }
 
@@ -336,7 +332,10 @@ impl LockView {
     #[must_use]
     pub fn is_sometimes_released(&self) -> bool {
         let endings = [Ending::Released, Ending::HandedOver].map(Ending::as_str);
-        self.past.iter().any(|hold| hold.ended.is_some_and(|ended| endings.contains(&ended)))
+        self.history
+            .past
+            .iter()
+            .any(|hold| hold.ended.is_some_and(|ended| endings.contains(&ended)))
     }
 
     /// Returns the beginning of its longest hold; none while it is free.

@@ -31,8 +31,8 @@ pub use observation::{
     Stamp, Token, Traffic,
 };
 pub use past::{
-    ArchiveEntry, EVENT_WORDS, Ending, EventFields, OperatorAction, PastHold, PastHoldView,
-    PastWait, PastWaitView,
+    ArchiveEntry, EVENT_WORDS, Ending, EventFields, HistoryView, OperatorAction, PastHold,
+    PastHoldView, PastOfLock, PastWait, PastWaitView,
 };
 pub use problem::{Acknowledgement, Certainty, Evidence, ProblemKind, ProblemView, WaitView};
 pub use read_request::{KnownParts, LastReading, ReadRequest};

@@ -1,6 +1,7 @@
 //! Holds and waits that have ended, and the entries of the history on disk.
 
 use std::net::IpAddr;
+use std::ops::Deref;
 use std::sync::Arc;
 
 use redisson::HolderId;
@@ -156,6 +157,43 @@ pub struct PastWaitView {
     pub to: SteadyMillis,
     /// True if it obtained the lock; otherwise it left, or fell silent.
     pub granted: bool,
+}
+
+/// Holds and waits of one lock that have ended. Many locks have none, since they are held all the time.
+#[derive(Debug, Clone, PartialEq, Eq, Default)]
+pub struct HistoryView(Option<Arc<PastOfLock>>);
+
+/// The content of a [`HistoryView`].
+#[derive(Debug, Clone, PartialEq, Eq, Default)]
+pub struct PastOfLock {
+    /// The latest holds that have ended, newest first.
+    pub past: Vec<PastHoldView>,
+    /// The latest instants at which its lease ran out, oldest first, at most 64.
+    pub ran_out: Vec<SteadyMillis>,
+    /// The longest hold that was seen to end.
+    pub longest_hold: Option<PastHoldView>,
+    /// The longest wait that was seen to end.
+    pub longest_wait: Option<PastWaitView>,
+}
+
+impl From<PastOfLock> for HistoryView {
+    fn from(past: PastOfLock) -> Self {
+        Self(Some(Arc::new(past)))
+    }
+}
+
+impl Deref for HistoryView {
+    type Target = PastOfLock;
+
+    fn deref(&self) -> &PastOfLock {
+        static NOTHING: PastOfLock = PastOfLock {
+            past: Vec::new(),
+            ran_out: Vec::new(),
+            longest_hold: None,
+            longest_wait: None,
+        };
+        self.0.as_deref().unwrap_or(&NOTHING)
+    }
 }
 
 /// An entry for the history on disk.

@@ -13,7 +13,7 @@ pub struct Settings {
     /// The most reads of known locks a second in one database; none: as many as [`Settings::reads_a_second`] needs.
     pub poll_rate: Option<u32>,
     /// The rule for all locks but those of `rules`.
-    pub usual: Rule,
+    pub usual: Arc<Rule>,
     /// Rules for locks of certain names; the first match applies.
     pub rules: Vec<LockRule>,
     /// Globs of names that are ignored.
@@ -67,5 +67,5 @@ pub struct Group {
 pub struct LockRule {
     /// A name in which `*` matches anything.
     pub pattern: Vec<u8>,
-    pub rule: Rule,
+    pub rule: Arc<Rule>,
 }

@@ -96,7 +96,7 @@ impl Sums {
 impl GroupSums {
     fn add(&mut self, lock: &LockView) {
         if lock.is_held() {
-            let (locks, holders) = self.held.entry(lock.kind).or_default();
+            let (locks, holders) = self.held.entry(lock.kind.as_str()).or_default();
             *locks += 1;
             *holders += lock.holders.len() as u64;
         }
@@ -160,7 +160,7 @@ mod tests {
         long.expected_long = true;
         snapshot.put(Arc::new(long));
         let mut awaited = held("awaited", &uuid(0), 5_000);
-        (awaited.group, awaited.kind, awaited.waiting) = ("other".into(), "read", 3);
+        (awaited.group, awaited.kind, awaited.waiting) = ("other".into(), redisson::Kind::Read, 3);
         snapshot.put(Arc::new(awaited.clone()));
         let key = |group: &str| (Arc::from("main"), Arc::from(group));
         let before = snapshot.clone();

@@ -214,7 +214,7 @@ mod tests {
         let settings = Settings {
             max_locks: 10,
             poll_rate: Some(10),
-            usual: crate::model::types::Rule { stuck_after: None, starving_after: None },
+            usual: crate::model::types::Rule { stuck_after: None, starving_after: None }.into(),
             rules: Vec::new(),
             ignore: Vec::new(),
             groups: Vec::new(),

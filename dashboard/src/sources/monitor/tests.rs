@@ -78,7 +78,7 @@ fn reader(
     let settings = Settings {
         max_locks: 10,
         poll_rate: Some(10),
-        usual,
+        usual: usual.into(),
         rules: Vec::new(),
         ignore: Vec::new(),
         groups: Vec::new(),

@@ -2,6 +2,8 @@
 
 use std::sync::Arc;
 
+use redisson::Kind;
+
 use super::super::*;
 use super::fixtures::*;
 use crate::model::types::*;
@@ -74,8 +76,8 @@ pub(super) fn all() -> Vec<(String, String)> {
     one("lock-leaked", lock(leaked()));
     one("lock-overdue", LockPage { may_acknowledge: true, ..lock(overdue()) });
     one("lock-healthy", lock(healthy_rows().remove(4)));
-    one("lock-readers", lock(healthy_rows().into_iter().find(|l| l.kind == "read").unwrap()));
-    one("lock-fair", lock(healthy_rows().into_iter().find(|l| l.kind == "fair").unwrap()));
+    one("lock-readers", lock(healthy_rows().into_iter().find(|l| l.kind == Kind::Read).unwrap()));
+    one("lock-fair", lock(healthy_rows().into_iter().find(|l| l.kind == Kind::Fair).unwrap()));
     one(
         "lock-free",
         lock(LockView { state: State::Free, holders: Vec::new(), ..held(b"orders:42", 1, 4_000) }),
@@ -117,7 +119,7 @@ pub(super) fn all() -> Vec<(String, String)> {
     let unkept = PastWindow { kept: false, holds: Vec::new(), ..past() };
     let bare = LockPage { past: unkept, ..lock(held(b"bare", 1, 900)) };
     pages.push(("lock-without-history", lock_page(&bare).unwrap()));
-    let readers = lock(healthy_rows().into_iter().find(|l| l.kind == "read").unwrap());
+    let readers = lock(healthy_rows().into_iter().find(|l| l.kind == Kind::Read).unwrap());
     for (name, page) in [
         ("lock-then", lock_at(lock(stuck()), true)),
         ("lock-then-hostile", lock_at(LockPage { id: id(&hostile_names()[0]), ..readers }, true)),

@@ -1,8 +1,9 @@
 //! Pages as they may be: calm, troubled, hostile, empty.
 
 use std::sync::Arc;
+use thin_vec::{ThinVec, thin_vec};
 
-use redisson::LockName;
+use redisson::{Kind, LockName};
 
 use super::super::*;
 use crate::archive::{HeldLock, ProblemThen};
@@ -29,7 +30,7 @@ pub(in crate::views) fn holder(n: u64, count: i64, held_ms: u64, exact: bool) ->
     let uuid = format!("{:08x}-52c1-4d0e-9a6f-0b7c3de1{:04x}", 0x3f2a_81c4_u64 ^ (n * 7919), n);
     HolderView {
         id: format!("{uuid}:{}", 31 + n).into(),
-        mode: "lock",
+        mode: Kind::Lock,
         count,
         marker_ttl_ms: None,
         zombie: false,
@@ -60,29 +61,26 @@ pub(in crate::views) fn held(name: &[u8], n: u64, held_ms: u64) -> LockView {
         id: id(name),
         state: State::Held,
         confirmed: true,
-        kind: "lock",
+        kind: Kind::Lock,
         holders: vec![holder(n, 1, held_ms, true)],
         expires_at: Some(SteadyMillis(ago(700).0 + 30_000 - passed.saturating_sub(700))),
         observed: Observed::new(ago(700)),
         lease_ms: Some(30_000),
         renewed: held_ms > 20_000,
         renewals: None,
-        problems: Vec::new(),
+        problems: ThinVec::new(),
         events: happenings([
             (held_ms + 1_200, Source::Channels, "released", "A release was told on its channel."),
             (held_ms, Source::Poll, "taken", "Thread 31 took it; the lease is 30 s."),
         ]),
-        past: Arc::from([]),
-        ran_out: Arc::default(),
-        longest_hold: None,
-        longest_wait: None,
+        history: HistoryView::default(),
         red: None,
         sources: [Source::Scan, Source::Poll, Source::Channels].into_iter().collect(),
         queued: false,
-        waiters: Vec::new(),
+        waiters: ThinVec::new(),
         waiting: 0,
         waiters_exact: false,
-        queue: Vec::new(),
+        queue: ThinVec::new(),
         token: None,
         group: "orders:*".into(),
         expected_long: false,
@@ -93,7 +91,7 @@ pub(super) fn stuck() -> LockView {
     LockView {
         renewed: true,
         holders: vec![holder(9, 2, 912_000, false)],
-        problems: vec![ProblemView {
+        problems: thin_vec![ProblemView {
             problem: ProblemKind::Stuck,
             certainty: Certainty::Certain,
             since: ago(612_000),
@@ -126,7 +124,7 @@ pub(super) fn leaked() -> LockView {
         expires_at: None,
         lease_ms: None,
         renewed: false,
-        problems: vec![ProblemView {
+        problems: thin_vec![ProblemView {
             problem: ProblemKind::Leaked,
             certainty: Certainty::Certain,
             since: ago(83_000),
@@ -149,7 +147,8 @@ pub(super) fn leaked() -> LockView {
 pub(super) fn overdue() -> LockView {
     let mut lock = LockView { renewed: true, ..held(b"session-sweep", 13, 24_000) };
     let problem = ProblemKind::RenewalOverdue;
-    lock.problems = vec![ProblemView { problem, since: ago(2_000), ..leaked().problems.remove(0) }];
+    lock.problems =
+        thin_vec![ProblemView { problem, since: ago(2_000), ..leaked().problems.remove(0) }];
     lock
 }
 
@@ -297,7 +296,7 @@ pub(super) fn deadlocked() -> LockView {
         cycle: [wait(&names[0], 1, 2), wait(&names[1], 2, 1)].into(),
         ..stuck().problems.remove(0)
     };
-    LockView { problems: vec![problem], ..held(&names[0], 2, 40_000) }
+    LockView { problems: thin_vec![problem], ..held(&names[0], 2, 40_000) }
 }
 
 pub(super) fn contended_lock() -> LockView {
@@ -309,9 +308,13 @@ pub(super) fn contended_lock() -> LockView {
     };
     LockView {
         waiting: 2,
-        waiters: vec![waiter(30, 9_000), waiter(31, 4_000)],
-        past: past().holds.into(),
-        longest_hold: Some(Box::new(past_hold(3, 300_000, 90_000, "handed_over"))),
+        waiters: thin_vec![waiter(30, 9_000), waiter(31, 4_000)],
+        history: PastOfLock {
+            past: past().holds,
+            longest_hold: Some(past_hold(3, 300_000, 90_000, "handed_over")),
+            ..PastOfLock::default()
+        }
+        .into(),
         ..held(b"hot:<b>", 2, 40_000)
     }
 }
@@ -558,11 +561,11 @@ pub(super) fn healthy_rows() -> Vec<LockView> {
         })
         .collect();
     rows[4].holders[0].count = 3;
-    rows[6].kind = "fair";
+    rows[6].kind = Kind::Fair;
     rows[6].queued = true;
-    rows[7].kind = "read";
+    rows[7].kind = Kind::Read;
     rows[7].holders =
-        (0..4).map(|n| HolderView { mode: "read", ..holder(20 + n, 1, 9_000, true) }).collect();
+        (0..4).map(|n| HolderView { mode: Kind::Read, ..holder(20 + n, 1, 9_000, true) }).collect();
     rows[8].lease_ms = None;
     rows.sort_by_key(|row| row.holders[0].since.at);
     rows
@@ -573,7 +576,7 @@ pub(super) fn contended() -> ListPage<LockRow> {
     let suspected = &mut rows[1].problems[0];
     suspected.certainty = Certainty::Certain;
     rows.push(LockView {
-        problems: vec![ProblemView {
+        problems: thin_vec![ProblemView {
             certainty: Certainty::Suspected,
             since: ago(41_000),
             ..stuck().problems.remove(0)

@@ -1,6 +1,7 @@
 //! What a stream sends.
 
 use std::sync::Arc;
+use thin_vec::thin_vec;
 
 use serde_json::Value;
 
@@ -240,7 +241,7 @@ fn the_page_of_one_lock_follows_it() {
     let first = then(&page).unwrap();
     assert!(first["title"].as_str().unwrap().starts_with("▲ billing:invoice-run"));
     assert_eq!(then(&page), None);
-    let free = LockView { state: State::Free, holders: vec![], problems: vec![], ..stuck() };
+    let free = LockView { state: State::Free, holders: vec![], problems: thin_vec![], ..stuck() };
     page.subject = Subject::Known(Arc::new(free));
     let changed = then(&page).unwrap();
     assert_eq!(

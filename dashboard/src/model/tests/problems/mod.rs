@@ -399,7 +399,9 @@ fn a_reader_without_a_marker_is_a_zombie() {
     let companions = Companions { markers, ..Companions::default() };
     read(&mut model, "a", 0, Reading::Lock { hash, ttl: Some(Duration::from_secs(9)), companions });
     let view = shown(&mut model, "a").unwrap();
-    assert!(view.holders[0].zombie && view.state == State::Held && view.kind == "read");
+    assert!(
+        view.holders[0].zombie && view.state == State::Held && view.kind == redisson::Kind::Read
+    );
 }
 
 #[test]
@@ -525,7 +527,7 @@ fn a_reader_that_leaves_others_behind_has_released_its_hold() {
         readers(&mut model, 0, &[1, 2], &[(1, marker), (2, live)]);
         readers(&mut model, 1_000, &[2], &[(2, live)]);
         let view = shown(&mut model, "a").unwrap();
-        assert_eq!(view.past[0].ended, Some(ended), "{marker:?}");
+        assert_eq!(view.history.past[0].ended, Some(ended), "{marker:?}");
         assert_eq!(words(&view).last(), Some(&word), "{marker:?}");
         assert_eq!(problems(&view), []);
     }

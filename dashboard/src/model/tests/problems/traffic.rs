@@ -51,7 +51,8 @@ fn monitor_shows_locks_renewals_and_releases_that_no_other_source_shows() {
     }
     let view = shown(&mut model, "a").unwrap();
     assert!(
-        view.problems.is_empty() && view.past.iter().all(|past| past.ended == Some("released"))
+        view.problems.is_empty()
+            && view.history.past.iter().all(|past| past.ended == Some("released"))
     );
     // MONITOR and the message report the same release.
     let events = view.events.views().len();
@@ -105,7 +106,7 @@ fn a_hold_that_is_handed_over_ends_and_another_begins() {
     let what = monitor::Action::HandedOver { to: mine(99), lease: Some(Duration::from_secs(30)) };
     traffic(&mut model, 5_000, vec![event("a", 52, what)]);
     let view = shown(&mut model, "a").unwrap();
-    assert_eq!(view.past[0].ended, Some("handed_over"));
+    assert_eq!(view.history.past[0].ended, Some("handed_over"));
     assert_eq!(
         (view.holders[0].id.to_string(), view.holders[0].since.at.0),
         (mine(99).to_string(), 5_000)

@@ -44,7 +44,7 @@ fn an_expiring_fixed_lease_raises_no_problem() {
 #[test]
 fn a_lock_with_long_holds_raises_no_problem() {
     let rule = Rule { stuck_after: None, starving_after: None };
-    let rules = vec![LockRule { pattern: b"a".to_vec(), rule }];
+    let rules = vec![LockRule { pattern: b"a".to_vec(), rule: rule.into() }];
     raises_nothing_with("expected to be long", &Settings { rules, ..settings() }, |scenario| {
         scenario.take_and_renew("a", holder(1));
         scenario.advance(5_000);
