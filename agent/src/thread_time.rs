@@ -242,7 +242,8 @@ impl<F> Timed<F> {
         let Some(user) = users.by_uid.get_mut(&self.uid) else { return true };
         match self.ticket {
             Some(ticket) if ticket >= user.admitted => return false,
-            None if !user.may_run(share) || !user.queue.is_empty() => {
+            // In order of arrival: nobody passes those that have been admitted and have not run yet.
+            None if !user.may_run(share) || !user.queue.is_empty() || user.about_to_run > 0 => {
                 self.ticket = Some(user.enqueue(waker.clone()));
                 self.time.0.queued.notify_one();
                 return false;
@@ -449,6 +450,25 @@ mod tests {
         assert_eq!(woken(), [true, false]);
         drop(first);
         assert_eq!(woken(), [true, true]);
+    }
+
+    #[test]
+    fn connections_run_in_order_of_arrival() {
+        let time = ThreadTime::default();
+        let mut first = Box::pin(time.connection(FLOOD, std::future::ready(())));
+        let mut second = Box::pin(time.connection(FLOOD, std::future::ready(())));
+        for _ in 0..100 {
+            time.users().ran(FLOOD, MAX_USED, now());
+        }
+        let woken = Arc::<Woken>::default();
+        let waker = Arc::clone(&woken).into();
+        let mut cx = Context::from_waker(&waker);
+        assert!(first.as_mut().poll(&mut cx).is_pending());
+        while time.begin_pass() {}
+        // The first one is admitted, and the second one, which is ready only now, happens to be polled before it.
+        assert!(second.as_mut().poll(&mut cx).is_pending());
+        assert!(first.as_mut().poll(&mut cx).is_ready());
+        assert!(second.as_mut().poll(&mut cx).is_ready(), "the next one follows at once");
     }
 
     #[tokio::test]
