@@ -2,6 +2,7 @@
 //! its lock, gives it back, and begins again.
 
 use std::collections::VecDeque;
+use std::io::{Read as _, Write as _};
 use std::net::TcpStream;
 use std::os::fd::OwnedFd;
 use std::os::unix::net::UnixStream;
@@ -29,9 +30,13 @@ pub(crate) struct Plan {
 }
 
 impl Plan {
-    /// Over a Unix socket.
+    /// Over a Unix socket. Returns once the connection is served: what a worker sends before that arrives only then.
     pub(crate) fn unix(path: &Path, take: Vec<u8>, give: Vec<u8>) -> Result<Self> {
-        let stream = UnixStream::connect(path).with_context(|| path.display().to_string())?;
+        let mut stream = UnixStream::connect(path).with_context(|| path.display().to_string())?;
+        stream.write_all(b"PING\r\n")?;
+        let mut pong = [0; 7];
+        stream.read_exact(&mut pong)?;
+        ensure!(pong == *b"+PONG\r\n", "{} replied to PING", shown(&pong));
         stream.set_nonblocking(true)?;
         Ok(Self { stream: stream.into(), take, give })
     }
@@ -73,7 +78,7 @@ pub(crate) struct Measurements {
     pub(crate) grants: Vec<u64>,
     /// Grants to another worker than the one before.
     pub(crate) switches: u64,
-    /// Grants that passed somebody who had asked before, first turns aside: all ask at once at the beginning.
+    /// Grants that passed somebody who had sent a request before.
     pub(crate) overtaken: u64,
     /// The longest time from asking to having.
     pub(crate) longest_wait: Duration,
@@ -214,11 +219,10 @@ impl Crowd {
         worker.grants += 1;
         let waited = now.duration_since(worker.asked);
         self.seen.longest_wait = self.seen.longest_wait.max(waited);
-        let first_turn = worker.grants == 1;
         if self.rivals {
             let place = self.queue.iter().position(|asked| *asked == index).unwrap_or(0);
             self.queue.remove(place);
-            self.seen.overtaken += u64::from(place > 0 && !first_turn);
+            self.seen.overtaken += u64::from(place > 0);
             self.seen.switches += u64::from(self.last.replace(index) != Some(index));
         }
         send(&self.workers[index].plan.stream, &self.workers[index].plan.give)
