@@ -45,8 +45,10 @@ screenshots: toolchain ## The pictures of the documentation, from a demo of two 
 	@tests/install-missing cc redis-server chromium chromedriver
 	$(call built_demo,--screenshots docs/images)
 
-# Most tests wait for other processes most of the time.
+# Most tests wait for other processes most of the time. The end-to-end tests run the programs: if those cannot be built, it
+# is said once, and not by each test.
 test: toolchain deps ## Every test, with real servers, clients and a browser
+	$(CARGO) build --locked --workspace --bins
 	$(call rust_client,test)
 	RUST_TEST_THREADS=$${RUST_TEST_THREADS:-$$((2 * $$(nproc)))} $(CARGO_TEST)
 

@@ -20,7 +20,7 @@ const FRAME_MS: f64 = 9_500.0;
 
 /// Records when rows take other places, and layout shifts as browsers sum them up.
 const WATCH: &str = "
-    window.moves = []; window.shifts = { worst: 0, sum: 0, first: 0, last: 0 };
+    window.moves = []; window.shifts = { worst: 0, sum: 0, first: 0, last: 0, what: [] };
     let places = '';
     const look = () => {
       const now = [...document.querySelectorAll('#rows tr')].map((row) => row.id).join(' ');
@@ -38,6 +38,9 @@ const WATCH: &str = "
         all.last = shift.startTime;
         all.sum += shift.value;
         all.worst = Math.max(all.worst, all.sum);
+        const named = (node) => node?.id || node?.className || node?.nodeName || 'gone';
+        const from = (shift.sources ?? []).map((source) => named(source.node)).join(' ');
+        all.what.push(`${Math.round(shift.startTime)}: ${shift.value.toFixed(4)} of ${from}`);
       }
     }).observe({ type: 'layout-shift' });";
 
@@ -97,7 +100,8 @@ async fn rows_keep_their_places_under_600_changes_a_second() -> Result<()> {
     // All rows of one frame change in one go.
     let frames = moves.windows(2).map(|pair| pair[1] - pair[0]).filter(|apart| *apart > 100.0);
     ensure!(frames.clone().all(|apart| apart > FRAME_MS), "rows moved at {moves:?}");
-    ensure!(shift < 0.1, "a layout shift of {shift}");
+    let what = browser.run("return shifts.what.slice(-40)").await?;
+    ensure!(shift < 0.1, "a layout shift of {shift}: {what}");
 
     // A problem does not wait for the frame.
     direct.call("HSET zz-leaked 0f3c1f6e-5a43-4f9f-8d11-6a2b3c4d5e6f:8 1").await?.ok()?;
