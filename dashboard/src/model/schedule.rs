@@ -287,16 +287,16 @@ mod tests {
             Self { schedule: Schedule::new(rate, now), known: Known::default() }
         }
 
-        fn set(&mut self, name: LockName, at: Moment) {
-            self.schedule.set(self.known.due.entry(name.clone()).or_default(), &name, at);
+        fn set(&mut self, name: &LockName, at: Moment) {
+            self.schedule.set(self.known.due.entry(name.clone()).or_default(), name, at);
         }
 
-        fn set_possible(&mut self, name: LockName, at: Moment) {
-            self.schedule.set_possible(self.known.due.entry(name.clone()).or_default(), &name, at);
+        fn set_possible(&mut self, name: &LockName, at: Moment) {
+            self.schedule.set_possible(self.known.due.entry(name.clone()).or_default(), name, at);
         }
 
-        fn remove(&mut self, name: LockName) {
-            self.known.due.remove(&name);
+        fn remove(&mut self, name: &LockName) {
+            self.known.due.remove(name);
         }
 
         fn take(&mut self, now: Moment, most: usize, last_sent: Option<Moment>) -> Vec<LockName> {
@@ -308,9 +308,9 @@ mod tests {
     #[test]
     fn the_longest_due_comes_first_and_only_once() {
         let mut reads = Reads::new(1000, at(0));
-        reads.set(name(1), at(500));
-        reads.set(name(2), at(400));
-        reads.set(name(3), at(9_000));
+        reads.set(&name(1), at(500));
+        reads.set(&name(2), at(400));
+        reads.set(&name(3), at(9_000));
         assert_eq!(reads.take(at(1000), 10, None), [name(2), name(1)]);
         assert_eq!(reads.take(at(1001), 10, None), []);
         assert_eq!(reads.schedule.lag(at(1001)), Duration::ZERO);
@@ -325,7 +325,7 @@ mod tests {
     fn the_budget_bounds_all_reads_and_open_pages_get_half_of_it() {
         let mut reads = Reads::new(100, at(0));
         for i in 0..1000 {
-            reads.set(name(i), at(0));
+            reads.set(&name(i), at(0));
         }
         reads.schedule.set_viewed((5000..6000).map(name));
         let (mut viewed, mut rest) = (0, 0);
@@ -346,13 +346,13 @@ mod tests {
     fn possible_locks_delay_no_confirmed_lock_and_get_a_quarter_of_the_budget() {
         let mut reads = Reads::new(1_000, at(0));
         // They have been due for longer.
-        (0..10_000).for_each(|i| reads.set_possible(name(i), at(0)));
+        (0..10_000).for_each(|i| reads.set_possible(&name(i), at(0)));
         let confirmed: Vec<LockName> = (20_000..20_100).map(name).collect();
         let (mut possible, mut rest) = (0, 0);
         for tick in 1..=1_000 {
             let now = at(tick * 10);
             if tick % 100 == 0 {
-                confirmed.iter().for_each(|name| reads.set(name.clone(), now));
+                confirmed.iter().for_each(|name| reads.set(name, now));
             }
             for taken in reads.take(now, 1_000, None) {
                 if confirmed.contains(&taken) { rest += 1 } else { possible += 1 }
@@ -361,10 +361,10 @@ mod tests {
         }
         assert!((2_400..=2_600).contains(&possible), "{possible}");
         assert_eq!(rest, 1_000);
-        reads.set(name(0), at(0));
+        reads.set(&name(0), at(0));
         assert!(reads.schedule.lag(at(10_000)) > Duration::ZERO, "it has been confirmed");
-        reads.remove(name(0));
-        (1..10_000).for_each(|i| reads.remove(name(i)));
+        reads.remove(&name(0));
+        (1..10_000).for_each(|i| reads.remove(&name(i)));
         assert_eq!(reads.take(at(20_000), 1_000, None).len(), 100, "only confirmed ones are left");
         assert!(reads.schedule.possible.is_empty());
     }
@@ -372,8 +372,8 @@ mod tests {
     #[test]
     fn urgent_locks_come_first_but_not_too_often() {
         let mut reads = Reads::new(1000, at(0));
-        reads.set(name(1), at(0));
-        reads.set(name(2), at(60_000));
+        reads.set(&name(1), at(0));
+        reads.set(&name(2), at(60_000));
         assert!(reads.schedule.prioritize(&name(2)) && reads.schedule.prioritize(&name(2)));
         assert_eq!(reads.take(at(100), 10, None), [name(2), name(1)]);
         assert!(reads.schedule.prioritize(&name(2)));
@@ -390,7 +390,7 @@ mod tests {
         assert!(reads.schedule.prioritize(&name(2)));
         assert_eq!(reads.take(at(640), 10, None), []);
         assert_eq!(reads.take(at(650), 10, None), [name(2)]);
-        reads.remove(name(1));
+        reads.remove(&name(1));
         reads.take(at(1_650), 10, None);
         assert!(reads.schedule.recent.is_empty() && reads.schedule.recent_order.is_empty());
         let waiting = (0..MAX_URGENT + 10).filter(|i| reads.schedule.prioritize(&name(*i))).count();
@@ -400,7 +400,7 @@ mod tests {
     #[test]
     fn urgent_locks_are_gathered_and_unknown_names_read_rarely() {
         let mut reads = Reads::new(1000, at(0));
-        (1..=4).for_each(|i| reads.set(name(i), at(60_000)));
+        (1..=4).for_each(|i| reads.set(&name(i), at(60_000)));
         reads.schedule.prioritize(&name(1));
         assert_eq!(reads.take(at(1_000), 10, None), [name(1)], "nothing was read just before");
         reads.schedule.prioritize(&name(2));
@@ -423,8 +423,8 @@ mod tests {
     #[test]
     fn a_dropped_lock_is_not_read() {
         let mut reads = Reads::new(1000, at(0));
-        reads.set(name(1), at(0));
-        reads.remove(name(1));
+        reads.set(&name(1), at(0));
+        reads.remove(&name(1));
         assert_eq!(reads.take(at(100), 10, None), []);
     }
 }
