@@ -1,5 +1,5 @@
-//! Locks by the time of their next read. A lock's own deadline is kept with it and may move at no cost; only the place at which
-//! the lock is filed follows late: there are as many as locks.
+//! Locks by the time of their next read, in buckets. Each lock keeps its own deadline, which may become later at no cost: the lock
+//! stays in its bucket, and moves to the right one when its turn there comes.
 
 use std::collections::{BTreeMap, VecDeque};
 
@@ -8,7 +8,7 @@ use redisson::{LockName, Moment};
 /// The width of a bucket, microseconds. A lock is found at most this much later than it is due.
 const WIDTH: u64 = 10_000;
 
-/// A lock's deadline, and the bucket in which it is filed under it or under an earlier one.
+/// A lock's deadline, and its bucket: that of the deadline, or an earlier one.
 #[derive(Debug, Clone, Copy)]
 pub struct Due {
     pub at: Moment,
@@ -27,23 +27,22 @@ pub trait Locks {
 }
 
 /// The confirmed locks, or the possible ones.
-#[derive(Debug, Default)]
+#[derive(Debug)]
 pub(super) struct Deadlines {
+    possible: bool,
     buckets: BTreeMap<u64, VecDeque<LockName>>,
 }
 
 impl Deadlines {
-    /// Sets the deadline of a lock that is filed here alone.
-    pub(super) fn set(
-        &mut self,
-        due: &mut Option<Due>,
-        name: &LockName,
-        at: Moment,
-        possible: bool,
-    ) {
-        let bucket = at.as_micros().div_ceil(WIDTH);
+    pub(super) fn new(possible: bool) -> Self {
+        Self { possible, buckets: BTreeMap::new() }
+    }
+
+    /// Sets the deadline of a lock, which the other deadlines no longer hold from then on.
+    pub(super) fn set(&mut self, due: &mut Option<Due>, name: &LockName, at: Moment) {
+        let (possible, bucket) = (self.possible, at.as_micros().div_ceil(WIDTH));
         match due {
-            // Its turn comes too early, and then it is filed again.
+            // Its turn comes too early, and then it moves to another bucket.
             Some(due) if due.possible == possible && due.bucket <= bucket => due.at = at,
             _ => {
                 *due = Some(Due { at, possible, bucket });
@@ -56,7 +55,6 @@ impl Deadlines {
     pub(super) fn first(
         &mut self,
         now: Moment,
-        possible: bool,
         locks: &mut impl Locks,
     ) -> Option<(LockName, Moment)> {
         loop {
@@ -70,8 +68,8 @@ impl Deadlines {
                 continue;
             };
             let due = locks.due(name).and_then(Option::as_mut);
-            // Otherwise it is gone, or filed elsewhere.
-            let due = due.filter(|due| due.possible == possible && due.bucket == bucket);
+            // Otherwise it is gone, or in another bucket.
+            let due = due.filter(|due| due.possible == self.possible && due.bucket == bucket);
             let later = due.as_ref().map(|due| due.at.as_micros().div_ceil(WIDTH));
             if let (Some(due), true) = (&due, later == Some(bucket)) {
                 return Some((name.clone(), due.at));
@@ -84,7 +82,7 @@ impl Deadlines {
         }
     }
 
-    /// Returns the time from which [`Self::first`] finds a lock, or files some again.
+    /// Returns the time from which [`Self::first`] finds a lock, or moves some to other buckets.
     #[cfg(test)]
     pub(super) fn next(&self) -> Option<Moment> {
         self.buckets.keys().next().map(|bucket| Moment::from_micros(bucket * WIDTH))
@@ -119,10 +117,10 @@ mod tests {
     fn a_lock_is_found_once_at_its_latest_deadline() {
         let at = |ms: u64| Moment::from_micros(ms * 1_000);
         let name = |i: u64| LockName::new(i.to_be_bytes()).unwrap();
-        let (mut deadlines, mut known) = (Deadlines::default(), Known::default());
+        let (mut deadlines, mut known) = (Deadlines::new(false), Known::default());
         let set = |deadlines: &mut Deadlines, known: &mut Known, i: u64, ms: u64| {
             let due = known.0.entry(name(i)).or_default();
-            deadlines.set(due, &name(i), at(ms), false);
+            deadlines.set(due, &name(i), at(ms));
         };
         // Each moves several times, back and forth.
         let last = |i: u64| 1_000 + i * 7 % 500;
@@ -133,7 +131,7 @@ mod tests {
         }
         let mut found = Vec::new();
         for now in 0..6_000 {
-            while let Some((name, due)) = deadlines.first(at(now), false, &mut known) {
+            while let Some((name, due)) = deadlines.first(at(now), &mut known) {
                 assert!(due <= at(now) && at(now).since(due).as_millis() <= 10, "{due:?} at {now}");
                 known.0.remove(&name);
                 found.push(name);

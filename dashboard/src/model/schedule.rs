@@ -63,8 +63,8 @@ impl Schedule {
             viewed_budget: 0.0,
             possible_budget: 0.0,
             refilled: now,
-            confirmed: Deadlines::default(),
-            possible: Deadlines::default(),
+            confirmed: Deadlines::new(false),
+            possible: Deadlines::new(true),
             first: None,
             urgent: VecDeque::new(),
             is_urgent: HashSet::new(),
@@ -84,12 +84,12 @@ impl Schedule {
     /// Sets the latest time for a read of a confirmed lock.
     pub fn set(&mut self, due: &mut Option<Due>, name: &LockName, at: Moment) {
         self.first = Some(self.first.map_or(at, |first| first.min(at)));
-        self.confirmed.set(due, name, at, false);
+        self.confirmed.set(due, name, at);
     }
 
     /// Sets the time for a read of a possible lock, which may become later while others are due.
     pub fn set_possible(&mut self, due: &mut Option<Due>, name: &LockName, at: Moment) {
-        self.possible.set(due, name, at, true);
+        self.possible.set(due, name, at);
     }
 
     /// Sets another time for a scheduled read.
@@ -165,17 +165,17 @@ impl Schedule {
         self.take_urgent(now, most, locks, &mut taken);
         self.take_viewed(now, most, locks, &mut taken);
         while taken.len() < most && self.budget >= 1.0 {
-            let Some((name, _)) = self.confirmed.first(now, false, locks) else { break };
+            let Some((name, _)) = self.confirmed.first(now, locks) else { break };
             self.record_request(&name, now, locks);
             taken.push(name);
         }
         while taken.len() < most && self.budget >= 1.0 && self.possible_budget >= 1.0 {
-            let Some((name, _)) = self.possible.first(now, true, locks) else { break };
+            let Some((name, _)) = self.possible.first(now, locks) else { break };
             self.possible_budget -= 1.0;
             self.record_request(&name, now, locks);
             taken.push(name);
         }
-        self.first = self.confirmed.first(now, false, locks).map(|(_, due)| due);
+        self.first = self.confirmed.first(now, locks).map(|(_, due)| due);
         taken
     }
 
