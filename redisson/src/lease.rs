@@ -4,33 +4,51 @@
 //! Callers pass in all instants. A hold is valid from the instant *before* the script that set its lease was sent: Redis
 //! cannot have started the lease earlier.
 
+use std::fmt;
+use std::num::NonZeroU64;
 use std::ops::{Add, Sub};
 use std::time::Duration;
 
 /// An instant on the host's boot clock, in microseconds. The clock keeps running while the host is suspended.
-#[derive(Debug, Clone, Copy, PartialEq, Eq, Hash, PartialOrd, Ord, Default)]
-pub struct Moment(u64);
+#[derive(Clone, Copy, PartialEq, Eq, Hash, PartialOrd, Ord)]
+pub struct Moment {
+    /// One more than the microseconds, so that an `Option<Moment>` is no larger.
+    micros_plus_one: NonZeroU64,
+}
 
 impl Moment {
     /// The far future: an instant that never comes.
-    pub const NEVER: Self = Self(u64::MAX);
+    pub const NEVER: Self = Self { micros_plus_one: NonZeroU64::MAX };
 
     /// Creates an instant from microseconds since the clock's origin.
     #[must_use]
     pub fn from_micros(micros: u64) -> Self {
-        Self(micros)
+        Self { micros_plus_one: NonZeroU64::MIN.saturating_add(micros) }
     }
 
     /// Returns the microseconds since the clock's origin.
     #[must_use]
     pub fn as_micros(self) -> u64 {
-        self.0
+        self.micros_plus_one.get() - 1
     }
 
     /// Returns the time since `earlier`, or zero if `earlier` is later.
     #[must_use]
     pub fn since(self, earlier: Self) -> Duration {
-        Duration::from_micros(self.0.saturating_sub(earlier.0))
+        Duration::from_micros(self.as_micros().saturating_sub(earlier.as_micros()))
+    }
+}
+
+impl Default for Moment {
+    /// Returns the clock's origin.
+    fn default() -> Self {
+        Self::from_micros(0)
+    }
+}
+
+impl fmt::Debug for Moment {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        f.debug_tuple("Moment").field(&self.as_micros()).finish()
     }
 }
 
@@ -42,7 +60,7 @@ fn micros(duration: Duration) -> u64 {
 impl Add<Duration> for Moment {
     type Output = Self;
     fn add(self, after: Duration) -> Self {
-        Self(self.0.saturating_add(micros(after)))
+        Self { micros_plus_one: self.micros_plus_one.saturating_add(micros(after)) }
     }
 }
 
@@ -50,7 +68,7 @@ impl Add<Duration> for Moment {
 impl Sub<Duration> for Moment {
     type Output = Self;
     fn sub(self, before: Duration) -> Self {
-        Self(self.0.saturating_sub(micros(before)))
+        Self::from_micros(self.as_micros().saturating_sub(micros(before)))
     }
 }
 
@@ -106,7 +124,7 @@ impl Lease {
         let share = u32::try_from(jitter % 41).unwrap_or(0);
         let at = sent + third * (1000 - share) / 1000;
         let grid = micros(self.0 / 300).max(1);
-        Moment(at.0 - at.0 % grid)
+        Moment::from_micros(at.as_micros() - at.as_micros() % grid)
     }
 
     /// Returns the instant from which a renewed hold is at risk: less than a third of the lease remains before
@@ -135,6 +153,16 @@ mod tests {
         assert!(Lease::new(Duration::from_millis(100)).is_some());
         assert!(Lease::new(Lease::MAX + Duration::from_nanos(1)).is_none());
         assert_eq!(Lease::new(Duration::from_micros(100_900)).unwrap().millis(), 100);
+    }
+
+    #[test]
+    fn moments_saturate_at_both_ends() {
+        let (origin, second) = (Moment::default(), Duration::from_secs(1));
+        assert_eq!((origin.as_micros(), origin - second), (0, origin));
+        assert_eq!((origin + second).as_micros(), 1_000_000);
+        assert_eq!(Moment::from_micros(u64::MAX), Moment::NEVER);
+        assert_eq!(Moment::NEVER + second, Moment::NEVER);
+        assert_eq!(size_of::<Option<Moment>>(), size_of::<u64>());
     }
 
     proptest! {

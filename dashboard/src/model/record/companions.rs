@@ -13,8 +13,8 @@ impl Record {
     ) {
         if let Token::Value(token) = companions.token {
             self.confirm();
-            self.dirty |= self.token != Some(token);
-            (self.token, self.token_read) = (Some(token), Some(stamp.received));
+            self.dirty |= self.token.as_deref() != Some(&token);
+            (self.token, self.token_read) = (Some(token.into()), Some(stamp.received));
         } else if companions.token == Token::Absent {
             self.dirty |= self.token.take().is_some();
             self.token_read = Some(stamp.received);

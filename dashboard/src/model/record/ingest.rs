@@ -6,7 +6,7 @@ use std::time::Duration;
 use redisson::shape::{Holder, LockHash};
 use redisson::{HolderId, Moment, keys};
 
-use super::{Effect, Hold, Record, ScopeContext, millis};
+use super::{Effect, Hold, Mode, Record, ScopeContext, millis};
 use crate::clock::SteadyMillis;
 use crate::model::contention::Count;
 use crate::model::lease::Step;
@@ -126,10 +126,9 @@ impl Record {
             self.event(stamp.steady, source, what, effects);
         }
         self.holds = holds;
-        if self.mode.as_deref() != hash.mode.as_deref() {
-            self.mode = hash.mode.as_deref().map(Into::into);
-            self.dirty = true;
-        }
+        let mode = hash.mode.as_deref().map(Mode::new);
+        self.dirty |= self.mode != mode;
+        self.mode = mode;
         self.check_shape(hash, context);
         if let Some(cold) = &mut self.cold {
             cold.orphan_since = None;

@@ -134,6 +134,25 @@ impl ColdState {
     }
 }
 
+/// The mode of a read-write lock.
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+enum Mode {
+    Read,
+    Write,
+    /// Anything else that its field may say.
+    Other,
+}
+
+impl Mode {
+    fn new(field: &[u8]) -> Self {
+        match field {
+            b"read" => Self::Read,
+            b"write" => Self::Write,
+            _ => Self::Other,
+        }
+    }
+}
+
 /// The latest reported releases.
 #[derive(Debug, Default)]
 struct Releases {
@@ -153,9 +172,10 @@ pub struct Record {
     /// The time of the newest reading.
     stamp: Option<Stamp>,
     holds: Vec<Hold>,
-    mode: Option<Box<[u8]>>,
+    mode: Option<Mode>,
     fair: bool,
-    token: Option<i64>,
+    /// Boxed, since few locks have one.
+    token: Option<Box<i64>>,
     token_read: Option<Moment>,
     cold: Option<Box<ColdState>>,
     ttl: Option<Duration>,

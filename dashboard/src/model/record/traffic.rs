@@ -5,7 +5,7 @@ use std::time::Duration;
 use redisson::monitor::{Action, Certainty as EventCertainty, Event};
 use redisson::{HolderId, Kind, Moment};
 
-use super::{Effect, Hold, Record, ScopeContext};
+use super::{Effect, Hold, Mode, Record, ScopeContext};
 use crate::clock::SteadyMillis;
 use crate::model::contention::Count;
 use crate::model::problem::Expired;
@@ -106,7 +106,7 @@ impl Record {
     }
 
     fn is_shared(&self) -> bool {
-        self.mode.as_deref() == Some(b"read")
+        self.mode == Some(Mode::Read)
     }
 
     /// Applies an acquisition.

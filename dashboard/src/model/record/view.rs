@@ -5,7 +5,7 @@ use std::sync::Arc;
 use redisson::{HolderId, Kind, Moment};
 use thin_vec::ThinVec;
 
-use super::{ColdState, Record, millis};
+use super::{ColdState, Mode, Record, millis};
 use crate::clock::{SteadyMillis, WallMillis};
 use crate::model::clients::Clients;
 use crate::model::types::{
@@ -50,12 +50,12 @@ impl Record {
     /// Builds a new view. A reading from before `readable_since` makes its state unknown.
     pub fn view(&mut self, readable_since: Option<Moment>, clients: &Clients) -> LockView {
         self.dirty = false;
-        let kind = match self.mode.as_deref() {
+        let kind = match self.mode {
             None if self.fair => Kind::Fair,
             None if self.token.is_some() => Kind::Fenced,
             None => Kind::Lock,
-            Some(b"write") => Kind::Write,
-            Some(_) => Kind::Read,
+            Some(Mode::Write) => Kind::Write,
+            Some(Mode::Read | Mode::Other) => Kind::Read,
         };
         let holders: Vec<HolderView> = self
             .holds
@@ -105,7 +105,7 @@ impl Record {
             waiting: waiting.count,
             waiters_exact: waiting.exact,
             queue: waiting.queue,
-            token: self.token,
+            token: self.token.as_deref().copied(),
             group: Arc::clone(&self.group),
             expected_long: self.rule.stuck_after.is_none(),
         }
