@@ -10,6 +10,12 @@ use lockscope_dashboard::{Listeners, doctor, rules, run};
 use service_kit::shutdown::Shutdown;
 use service_kit::{redis, telemetry};
 
+/// A million locks are millions of small blocks, for which the system's allocator takes more time and memory. On other
+/// architectures jemalloc expects the memory pages of the machine that builds, which may be smaller than those of the one that runs.
+#[cfg(target_arch = "x86_64")]
+#[global_allocator]
+static ALLOCATOR: tikv_jemallocator::Jemalloc = tikv_jemallocator::Jemalloc;
+
 fn main() -> ExitCode {
     let mut args: Vec<OsString> = std::env::args_os().collect();
     match args.get(1).and_then(|command| command.to_str()) {
