@@ -101,10 +101,6 @@ pub async fn run(config: Config, listeners: Listeners, shutdown: &Shutdown) -> a
     shutdown.spawn("viewers", async move {
         ended.run_until_cancelled(viewers.run(handle)).await;
     });
-    let (pages, hub, ended) = (app.pages.clone(), std::sync::Arc::clone(&app.hub), stop.clone());
-    shutdown.spawn("first list", async move {
-        ended.run_until_cancelled(pages.keep_first(hub)).await;
-    });
     let hosts = AllowedHosts::new(config.public_host.clone(), "--public-url").with_own_names();
     let requests = HttpMetrics::register(&registry, metrics::PREFIX)?;
     let limits = Limits { connections: MAX_STREAMS + SPARE_CONNECTIONS, ..Limits::default() };

@@ -7,9 +7,9 @@ use super::error::ApiError;
 use super::params::{LockParams, OwnerParams, instant};
 use crate::archive::EventSearch;
 use crate::clock::SteadyMillis;
-use crate::model::types::{LockId, LockView, PastHoldView, Snapshot, client_of};
+use crate::model::types::{LockId, LockView, PastHoldView, Snapshot};
 use crate::query::list::Published;
-use crate::query::owners::OwnerRow;
+use crate::query::owners::OwnerLocks;
 use crate::query::{Filter, Listed, Query, Rows};
 use crate::views::{
     EventRow, LockPage, LockThen, OverviewPage, OwnerPage, PastWindow, SourcesPage, Subject,
@@ -49,8 +49,8 @@ fn summary(snapshot: &Snapshot) -> (Summary, Vec<Arc<LockView>>) {
     let summary = Summary {
         waiting: waiting + at_least,
         waiters_exact: at_least == 0,
-        owners: sums.clients.len(),
-        hosts: sums.hosts.len(),
+        owners: sums.clients,
+        hosts: sums.hosts,
     };
     (summary, sums.longest)
 }
@@ -183,34 +183,10 @@ impl App {
         let id = params.id.clone().filter(|id| !id.is_empty());
         let id = id.ok_or_else(|| ApiError::bad_request("`id` is needed: a client's uuid"))?;
         let deployment = self.deployment(params.deployment.as_deref())?;
-        let snapshot = self.hub.snapshot();
-        let mut owner = OwnerRow::new(&deployment, &id);
-        let (mut locks, mut waits, mut past) = (Vec::new(), Vec::new(), Vec::new());
-        for lock in snapshot.locks().filter(|lock| lock.id.deployment == deployment) {
-            let mut holds = false;
-            for (i, holder) in lock.holders.iter().enumerate() {
-                if client_of(&holder.id) == id || *holder.id == *id {
-                    owner.add(lock, i);
-                    holds = true;
-                }
-            }
-            if holds {
-                locks.push(Arc::clone(lock));
-            }
-            for (i, waiter) in lock.waiters.iter().enumerate() {
-                if client_of(&waiter.id) == id {
-                    owner.waits += 1;
-                    waits.push((Arc::clone(lock), i));
-                }
-            }
-            let held = lock.history.past.iter().filter(|hold| client_of(&hold.id) == id);
-            past.extend(held.map(|hold| (Arc::clone(lock), hold.clone())));
-        }
-        locks.sort_by_key(|lock: &Arc<LockView>| lock.held_since().map(|since| since.at));
+        let OwnerLocks { owner, locks, total, mut waits, mut past } =
+            OwnerLocks::new(&self.hub.snapshot(), &deployment, &id, OWNERS_LOCKS);
         waits.sort_by_key(|(lock, i)| lock.waiters[*i].since.at);
         past.sort_by_key(|(_, hold)| std::cmp::Reverse(hold.to));
-        let total = locks.len();
-        locks.truncate(OWNERS_LOCKS);
         waits.truncate(OWNERS_LOCKS);
         past.truncate(OWNERS_PAST);
         Ok(OwnerPage { chrome: self.chrome(address), owner, locks, total, waits, past })

@@ -12,16 +12,13 @@ use crate::model::types::{Delta, LockView, ScopeId, Snapshot};
 /// The most views built for one snapshot; the rest follow with the next.
 const MAX_CHANGES: usize = 2_000;
 
-/// A new view, and the one that it replaces.
-type Replaced = (Arc<LockView>, Option<Arc<LockView>>);
-
 impl Model {
     /// Inserts a new view into the snapshot. If the lock's holders have changed, its views on the other servers of its group
     /// are rebuilt next.
-    fn insert_view(&mut self, scope_id: ScopeId, mut view: LockView) -> Replaced {
+    fn insert_view(&mut self, scope_id: ScopeId, mut view: LockView) -> Arc<LockView> {
         view.red = self.red(scope_id, &view.id.name).map(Box::new);
         let view = Arc::new(view);
-        let replaced = self.snapshot.put(Arc::clone(&view));
+        self.snapshot.put(Arc::clone(&view));
         let entry = self.scopes[scope_id.0].locks.get_mut(&view.id.name);
         let before = entry.and_then(|entry| entry.published.replace(Arc::clone(&view)));
         let same = |before: &LockView| {
@@ -36,7 +33,7 @@ impl Model {
                 }
             }
         }
-        (view, replaced)
+        view
     }
 
     /// Builds the next snapshot; none if nothing has changed.
@@ -55,8 +52,8 @@ impl Model {
                 ));
             }
         }
-        let (changed, mut before): (Vec<_>, Vec<_>) =
-            views.into_iter().map(|(scope, view)| self.insert_view(scope, view)).unzip();
+        let changed: Vec<_> =
+            views.into_iter().map(|(scope, view)| self.insert_view(scope, view)).collect();
         let gone: Vec<_> = self
             .scopes
             .iter_mut()
@@ -68,7 +65,7 @@ impl Model {
             // It may have been found again since, with a view of its own.
             let home = &self.scopes[self.home(scope, &id.name).0];
             if home.locks.get(&id.name).is_none_or(|entry| entry.published.is_none()) {
-                before.push(self.snapshot.remove(&id));
+                self.snapshot.remove(&id);
                 removed.push(id);
             }
         }
@@ -90,7 +87,7 @@ impl Model {
         {
             self.snapshot.notices = self.notices.iter().cloned().collect();
         }
-        let delta = Delta::new(self.snapshot.seq, steady, changed, removed, before);
+        let delta = Delta::new(self.snapshot.seq, steady, changed, removed);
         Some((Arc::new(self.snapshot.clone()), Arc::new(delta)))
     }
 }

@@ -1,4 +1,4 @@
-//! The number of locks by view and by property, counted on as locks change.
+//! The number of locks by view and by property.
 
 use std::collections::HashMap;
 use std::sync::Arc;
@@ -6,10 +6,10 @@ use std::sync::Arc;
 use serde::Serialize;
 use utoipa::ToSchema;
 
-use super::sorted::MOVING_MS;
+use super::pass::Pass;
 use super::{Filter, quoted, with_term};
 use crate::clock::SteadyMillis;
-use crate::model::types::{ClientView, Delta, HolderView, LockView, Snapshot, State};
+use crate::model::types::{ByHash, ClientView, LockView, Snapshot, State};
 use crate::schema::schema_of;
 
 /// The views of the list of locks, each with the terms that choose it.
@@ -107,158 +107,95 @@ pub fn narrowed(filter: &str, property: &str, value: &str) -> String {
     }
 }
 
-/// The filters that counts are for.
-#[derive(Debug)]
-struct Filters {
-    whole: Filter,
-    /// The same without the terms that choose a view.
-    base: Filter,
-    /// True if these are the same.
-    is_base: bool,
-}
-
-/// Counts that are updated by the changes of locks.
-#[derive(Debug)]
-pub(super) struct FacetIndex {
-    filters: Filters,
-    /// The snapshot that is counted; none before the first.
-    seq: Option<u64>,
-    /// The instant at which all locks were last counted.
-    at: SteadyMillis,
-    views: [usize; VIEWS.len()],
-    values: [HashMap<Arc<str>, usize>; PROPERTIES.len()],
-    /// The counts as last shown; none once one has changed.
-    sum: Option<Arc<Facets>>,
-}
-
-impl FacetIndex {
-    /// `text`: a filter that is right.
-    pub(super) fn new(text: &str) -> Self {
-        let base = Filter::without_view(text);
+impl Facets {
+    /// Counts the locks of a snapshot. `text`: a filter that is right.
+    #[must_use]
+    pub fn new(text: &str, snapshot: &Snapshot, now: SteadyMillis) -> Self {
         let parse = |text: &str| Filter::parse(text).unwrap_or_default();
-        let (whole, base) = (parse(text), parse(&base));
-        let filters = Filters { is_base: whole == base, whole, base };
-        Self {
-            filters,
-            seq: None,
-            at: SteadyMillis(0),
-            views: Default::default(),
-            values: Default::default(),
-            sum: None,
-        }
-    }
-
-    pub(super) fn seq(&self) -> Option<u64> {
-        self.seq
-    }
-
-    /// Returns the counts as of a snapshot. `deltas`: every change since [`Self::seq`], if they are still known.
-    pub(super) fn facets(
-        &mut self,
-        snapshot: &Snapshot,
-        deltas: Option<&[Arc<Delta>]>,
-        now: SteadyMillis,
-    ) -> Arc<Facets> {
-        let depends_on_clock = self.filters.whole.depends_on_clock();
-        let recent = self.seq.is_some() && now.0 < self.at.0.saturating_add(MOVING_MS);
-        match deltas {
-            Some(deltas) if !depends_on_clock => {
-                deltas.iter().for_each(|delta| self.apply(delta, now));
-            }
-            // All locks are counted once a second at most.
-            _ if recent => {}
-            _ => {
-                self.views = Default::default();
-                self.values.iter_mut().for_each(HashMap::clear);
-                for lock in snapshot.locks() {
-                    self.count::<true>(lock, now);
+        let (whole, base) = (parse(text), parse(&Filter::without_view(text)));
+        let chosen = whole.prefix().unwrap_or_default();
+        let (mut values, mut owners) = (Values::default(), ByHash::default());
+        let mut pass = Pass::of_terms(&base, now);
+        for part in snapshot.parts() {
+            // Neighbours often have the same prefix.
+            let mut run: (&str, usize) = ("", 0);
+            pass.part(part, Class::new(&whole, now), |class, _, entry| {
+                class.count += 1;
+                if !class.matches {
+                    return;
                 }
-                self.seq = Some(snapshot.seq);
-                self.at = now;
-                self.sum = None;
-            }
-        }
-        Arc::clone(self.sum.get_or_insert_with(|| Arc::new(sum(self.views, &self.values))))
-    }
-
-    /// Applies a change, if it is the next and the filter does not depend on the clock.
-    pub(super) fn apply(&mut self, delta: &Delta, now: SteadyMillis) {
-        if self.seq != Some(delta.seq.wrapping_sub(1)) || self.filters.whole.depends_on_clock() {
-            return;
-        }
-        self.seq = Some(delta.seq);
-        let (changed, removed) = delta.before.split_at(delta.changed.len().min(delta.before.len()));
-        for (lock, before) in delta.changed.iter().zip(changed) {
-            if before.as_ref().is_some_and(|before| counts_alike(before, lock)) {
-                continue;
-            }
-            if let Some(before) = before {
-                self.count::<false>(before, now);
-            }
-            self.count::<true>(lock, now);
-        }
-        for before in removed.iter().flatten() {
-            self.count::<false>(before, now);
-        }
-    }
-
-    /// Returns the views that have a lock, and whether the whole filter matches it.
-    fn matches(&self, lock: &LockView, now: SteadyMillis) -> Option<([bool; VIEWS.len()], bool)> {
-        let Filters { whole, base, is_base } = &self.filters;
-        if !base.terms_match(lock, now) {
-            return None;
-        }
-        let has_problem = !lock.problems.is_empty();
-        let is_active = lock.is_held() || lock.is_awaited() || has_problem;
-        let is_found = is_active || base.searches_names();
-        let is_sure = lock.confirmed || has_problem;
-        let views = [
-            is_found && is_sure,
-            lock.has_open_problem(),
-            lock.is_awaited() && is_sure,
-            is_found && !lock.confirmed,
-            lock.problems.iter().any(|problem| problem.acknowledged.is_some()),
-            lock.is_unknown() && is_sure,
-            lock.state == State::Free && is_sure,
-        ];
-        Some((views, if *is_base { views[0] } else { whole.matches(lock, now) }))
-    }
-
-    /// Adds a lock to the counts, or takes it out.
-    fn count<const ADDS: bool>(&mut self, lock: &LockView, now: SteadyMillis) {
-        let Some((views, matches)) = self.matches(lock, now) else { return };
-        self.sum = None;
-        let change = |count: &mut usize| match ADDS {
-            true => *count += 1,
-            false => *count = count.saturating_sub(1),
-        };
-        self.views
-            .iter_mut()
-            .zip(views)
-            .filter(|(_, is_in)| *is_in)
-            .for_each(|(count, _)| change(count));
-        if matches {
-            let values = &mut self.values;
-            for_each_value(lock, &self.filters.whole, |property, value| {
-                let counts = &mut values[property];
-                if let Some(count) = counts.get_mut(value) {
-                    change(count);
-                    if *count == 0 {
-                        counts.remove(value);
-                    }
-                } else if ADDS && counts.len() < MAX_VALUES {
-                    counts.insert(value.into(), 1);
+                owners.entry(entry.owners).or_insert((entry.lock, 0)).1 += 1;
+                if run.0.is_empty() || !entry.name.starts_with(run.0.as_bytes()) {
+                    let Some(prefix) = prefix(entry.name, chosen) else { return };
+                    add(&mut values[0], run.0, run.1);
+                    run = (prefix, 0);
                 }
+                run.1 += 1;
             });
+            add(&mut values[0], run.0, run.1);
         }
+        for (lock, count) in owners.into_values() {
+            for_each_owner(lock, |property, value| add(&mut values[property], value, count));
+        }
+        let mut views = [0; VIEWS.len()];
+        for Class { lock, matches, count } in pass.into_values() {
+            let in_views = views.iter_mut().zip(in_views(&base, lock));
+            in_views.filter(|(_, is_in)| *is_in).for_each(|(sum, _)| *sum += count);
+            if matches {
+                for_each_trait(lock, |property, value| add(&mut values[property], value, count));
+            }
+        }
+        sum(views, &values)
     }
+}
+
+/// The locks by value, of each of [`PROPERTIES`].
+type Values = [HashMap<Arc<str>, usize>; PROPERTIES.len()];
+
+/// What is counted of a class of locks.
+#[derive(Debug)]
+struct Class<'s> {
+    /// One of them.
+    lock: &'s LockView,
+    /// True if the whole filter matches them.
+    matches: bool,
+    count: usize,
+}
+
+impl<'s> Class<'s> {
+    fn new(filter: &Filter, now: SteadyMillis) -> impl Fn(&'s Arc<LockView>) -> Self {
+        move |lock| Self { lock, matches: filter.chooses(lock, now), count: 0 }
+    }
+}
+
+/// Adds to the count of a value, unless there are too many of them.
+fn add(counts: &mut HashMap<Arc<str>, usize>, value: &str, more: usize) {
+    if let Some(count) = counts.get_mut(value) {
+        *count += more;
+    } else if more > 0 && counts.len() < MAX_VALUES {
+        counts.insert(value.into(), more);
+    }
+}
+
+/// Returns the views that have a lock that the terms of the filter without its view match.
+fn in_views(base: &Filter, lock: &LockView) -> [bool; VIEWS.len()] {
+    let has_problem = !lock.problems.is_empty();
+    let is_active = lock.is_held() || lock.is_awaited() || has_problem;
+    let is_found = is_active || base.searches_names();
+    let is_sure = lock.confirmed || has_problem;
+    [
+        is_found && is_sure,
+        lock.has_open_problem(),
+        lock.is_awaited() && is_sure,
+        is_found && !lock.confirmed,
+        lock.problems.iter().any(|problem| problem.acknowledged.is_some()),
+        lock.is_unknown() && is_sure,
+        lock.state == State::Free && is_sure,
+    ]
 }
 
 /// Returns the counts, with the commonest values of each property.
-fn sum(
-    views: [usize; VIEWS.len()],
-    values: &[HashMap<Arc<str>, usize>; PROPERTIES.len()],
-) -> Facets {
+fn sum(views: [usize; VIEWS.len()], values: &Values) -> Facets {
     let mut facets = Facets { views, ..Facets::default() };
     for (i, counts) in values.iter().enumerate() {
         let mut top: Vec<(Arc<str>, usize)> =
@@ -276,27 +213,8 @@ fn sum(
     facets
 }
 
-/// Returns whether two views of a lock surely count alike, as after most readings: only its time to live is another one.
-fn counts_alike(before: &LockView, after: &LockView) -> bool {
-    let same_holder = |(before, after): (&HolderView, &HolderView)| {
-        before.id == after.id && before.client == after.client
-    };
-    before.problems.is_empty()
-        && after.problems.is_empty()
-        && before.state == after.state
-        && before.confirmed == after.confirmed
-        && before.kind == after.kind
-        && before.is_awaited() == after.is_awaited()
-        && before.expires_at.is_none() == after.expires_at.is_none()
-        && before.holders.len() == after.holders.len()
-        && before.holders.iter().zip(&after.holders).all(same_holder)
-}
-
-/// Calls `each` with every value of every property of a lock, each once.
-fn for_each_value(lock: &LockView, filter: &Filter, mut each: impl FnMut(usize, &str)) {
-    if let Some(prefix) = prefix(lock, filter.prefix().unwrap_or_default()) {
-        each(0, prefix);
-    }
+/// Calls `each` with every service and every host of a lock's owners, each once.
+fn for_each_owner(lock: &LockView, mut each: impl FnMut(usize, &str)) {
     let mut seen: Vec<&str> = Vec::new();
     for (property, of) in
         [(1, ClientView::service as fn(&ClientView) -> Option<&str>), (2, ClientView::host)]
@@ -309,6 +227,10 @@ fn for_each_value(lock: &LockView, filter: &Filter, mut each: impl FnMut(usize, 
             }
         }
     }
+}
+
+/// Calls `each` with every problem of a lock and with its kind.
+fn for_each_trait(lock: &LockView, mut each: impl FnMut(usize, &str)) {
     for problem in &lock.problems {
         each(3, problem.problem.as_str());
     }
@@ -316,19 +238,41 @@ fn for_each_value(lock: &LockView, filter: &Filter, mut each: impl FnMut(usize, 
 }
 
 /// Returns the part of a name up to the first colon after a prefix of it.
-fn prefix<'a>(lock: &'a LockView, chosen: &[u8]) -> Option<&'a str> {
-    let name = lock.id.name.as_str()?;
-    let end = name.get(chosen.len()..)?.find(':')? + chosen.len() + 1;
-    name.get(..end).filter(|prefix| prefix.len() <= MAX_VALUE)
+fn prefix<'a>(name: &'a [u8], chosen: &[u8]) -> Option<&'a str> {
+    let end = chosen.len() + memchr::memchr(b':', name.get(chosen.len()..)?)? + 1;
+    std::str::from_utf8(&name[..end]).ok().filter(|prefix| prefix.len() <= MAX_VALUE)
 }
 
 #[cfg(test)]
-mod tests {
+pub(super) mod tests {
     use super::*;
     use crate::query::fixtures::{acknowledged, leaked, lock};
     use thin_vec::thin_vec;
 
     const NOW: SteadyMillis = SteadyMillis(2_000_000);
+
+    /// Returns the counts for a filter, made by looking at each lock.
+    pub(in crate::query) fn by_looking(
+        filter: &str,
+        snapshot: &Snapshot,
+        now: SteadyMillis,
+    ) -> Facets {
+        let whole = Filter::parse(filter).unwrap();
+        let base = Filter::parse(&Filter::without_view(filter)).unwrap();
+        let (mut views, mut values) = ([0; VIEWS.len()], Values::default());
+        for lock in snapshot.locks().filter(|lock| base.terms_match(lock, now)) {
+            let in_views = views.iter_mut().zip(in_views(&base, lock));
+            in_views.for_each(|(sum, is_in)| *sum += usize::from(is_in));
+            if whole.matches(lock, now) {
+                let chosen = whole.prefix().unwrap_or_default();
+                let prefix = prefix(lock.id.name.as_bytes(), chosen);
+                prefix.into_iter().for_each(|prefix| add(&mut values[0], prefix, 1));
+                for_each_owner(lock, |property, value| add(&mut values[property], value, 1));
+                for_each_trait(lock, |property, value| add(&mut values[property], value, 1));
+            }
+        }
+        sum(views, &values)
+    }
 
     fn by(name: &str, client: &str) -> LockView {
         let mut view = lock(name);
@@ -355,7 +299,7 @@ mod tests {
     }
 
     fn of(filter: &str, snapshot: &Snapshot) -> Facets {
-        (*FacetIndex::new(filter).facets(snapshot, None, NOW)).clone()
+        Facets::new(filter, snapshot, NOW)
     }
 
     fn words(facets: &Facets, property: usize) -> String {
@@ -397,39 +341,6 @@ mod tests {
                 }
             }
         }
-    }
-
-    #[test]
-    fn counting_on_equals_counting_anew() {
-        let mut snapshot = crowd();
-        let mut index = FacetIndex::new("service:web");
-        index.facets(&snapshot, None, NOW);
-        let read_again =
-            LockView { expires_at: Some(SteadyMillis(7)), ..by("orders:eu:2", "web@b") };
-        let changed: Vec<Arc<LockView>> =
-            [by("orders:eu:1", "etl@a"), by("new:1", "web@c"), read_again].map(Arc::new).into();
-        let mut before: Vec<_> =
-            changed.iter().map(|lock| snapshot.put(Arc::clone(lock))).collect();
-        let removed = vec![lock("cart:1").id];
-        before.extend(removed.iter().map(|id| snapshot.remove(id)));
-        snapshot.seq += 1;
-        let delta = Arc::new(Delta::new(snapshot.seq, NOW, changed, removed, before));
-        let counted_on = index.facets(&snapshot, Some(&[delta]), NOW);
-        assert_eq!(*counted_on, of("service:web", &snapshot));
-        assert_eq!(index.seq(), Some(snapshot.seq));
-        assert_eq!(words(&counted_on, 2), "b=1 c=1");
-    }
-
-    #[test]
-    fn all_locks_are_counted_once_a_second_at_most() {
-        let mut snapshot = crowd();
-        let mut index = FacetIndex::new("");
-        let first = index.facets(&snapshot, None, NOW);
-        snapshot.put(Arc::new(lock("another")));
-        snapshot.seq += 1;
-        let later = |ms: u64| SteadyMillis(NOW.0 + ms);
-        assert_eq!(index.facets(&snapshot, None, later(MOVING_MS - 1)), first);
-        assert_eq!(index.facets(&snapshot, None, later(MOVING_MS)).views[0], first.views[0] + 1);
     }
 
     #[test]

@@ -4,16 +4,20 @@ use std::time::Duration;
 
 use redisson::Kind;
 
+use super::pass::Answer;
 use super::words::{self, FilterError, Text, Value, one_of};
 use crate::clock::SteadyMillis;
-use crate::model::types::{ClientView, LockView, ProblemKind, State};
+use crate::model::types::{
+    ClientView, HolderView, LockView, ProblemKind, State, client_of, is_plain,
+};
 
 /// A filter, ready to be applied.
 #[derive(Debug, Clone, PartialEq, Eq, Default)]
-pub struct Filter(Vec<Term>);
+pub struct Filter(pub(super) Vec<Term>);
 
+/// A condition of a filter.
 #[derive(Debug, Clone, PartialEq, Eq)]
-enum Term {
+pub(super) enum Term {
     Name(Text),
     Prefix(Vec<u8>),
     Owner(Text),
@@ -34,8 +38,9 @@ enum Term {
     Waiting(bool),
 }
 
+/// A bound of a time.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
-enum Bound {
+pub(super) enum Bound {
     Above(Duration),
     Below(Duration),
 }
@@ -57,7 +62,7 @@ impl Bound {
         Ok(if above { Self::Above(duration) } else { Self::Below(duration) })
     }
 
-    fn holds(self, millis: u64) -> bool {
+    pub(super) fn holds(self, millis: u64) -> bool {
         match self {
             Self::Above(bound) => u128::from(millis) >= bound.as_millis(),
             Self::Below(bound) => u128::from(millis) <= bound.as_millis(),
@@ -157,7 +162,7 @@ impl Term {
         )
     }
 
-    fn matches(&self, lock: &LockView, now: SteadyMillis) -> bool {
+    pub(super) fn matches(&self, lock: &LockView, now: SteadyMillis) -> bool {
         match self {
             Self::Name(text) => text.matches(lock.id.name.as_bytes()),
             Self::Prefix(prefix) => {
@@ -165,13 +170,10 @@ impl Term {
                 start.is_some_and(|start| start.eq_ignore_ascii_case(prefix))
             }
             Self::Waiting(yes) => lock.is_awaited() == *yes,
-            Self::Owner(text) => lock.holders.iter().any(|holder| {
-                let name = |client: &ClientView| {
-                    let label = client.label();
-                    text.matches_any(&[label.as_deref(), client.comm.as_deref(), client.host()])
-                };
-                text.matches(holder.id.as_bytes()) || holder.client.as_deref().is_some_and(name)
-            }),
+            Self::Owner(text) => lock
+                .holders
+                .iter()
+                .any(|holder| text.matches(holder.id.as_bytes()) || names_owner(text, holder)),
             Self::Host(text) => clients(lock)
                 .any(|client| text.matches_any(&[client.host(), client.addr.as_deref()])),
             Self::Service(text) => clients(lock)
@@ -184,16 +186,89 @@ impl Term {
             Self::Acknowledged(false) => lock.has_open_problem(),
             Self::Acknowledged(true) => lock.problems.iter().any(|p| p.acknowledged.is_some()),
             Self::Db(db) => lock.id.db == *db,
-            Self::Age(bound) => {
-                lock.held_since().is_some_and(|since| bound.holds(now.0.saturating_sub(since.at.0)))
-            }
-            Self::Ttl(bound) => {
-                lock.expires_at.is_some_and(|end| bound.holds(end.0.saturating_sub(now.0)))
+            Self::Age(_) | Self::Ttl(_) => {
+                let since = lock.held_since().map(|since| since.at);
+                self.matches_instants(since, lock.expires_at, now)
             }
             Self::NoTtl => lock.is_held() && lock.expires_at.is_none(),
             Self::Confirmed(yes) => lock.confirmed == *yes,
             Self::State(state) => lock.state == *state,
         }
+    }
+
+    /// Returns whether it matches the beginning of a lock's longest hold and the end of its time to live. True of terms that
+    /// ask for neither.
+    pub(super) fn matches_instants(
+        &self,
+        since: Option<SteadyMillis>,
+        expires_at: Option<SteadyMillis>,
+        now: SteadyMillis,
+    ) -> bool {
+        match self {
+            Self::Age(bound) => {
+                since.is_some_and(|since| bound.holds(now.0.saturating_sub(since.0)))
+            }
+            Self::Ttl(bound) => {
+                expires_at.is_some_and(|end| bound.holds(end.0.saturating_sub(now.0)))
+            }
+            _ => true,
+        }
+    }
+
+    /// Returns the answer for all locks of the class of this one.
+    fn of_class(&self, lock: &LockView) -> Answer {
+        match self {
+            Self::Name(_) | Self::Prefix(_) | Self::Age(_) | Self::Ttl(_) => Answer::ByRow,
+            Self::Owner(text) => {
+                let has_owner = |holder: &HolderView| {
+                    text.matches(client_of(&holder.id).as_bytes()) || names_owner(text, holder)
+                };
+                match lock.holders.iter().any(has_owner) {
+                    true => Answer::ByRow,
+                    false if lock.holders.iter().any(|it| may_match_id(text, &it.id)) => {
+                        Answer::Look
+                    }
+                    false => Answer::No,
+                }
+            }
+            // They do not depend on the clock.
+            term => term.matches(lock, SteadyMillis(0)).into(),
+        }
+    }
+}
+
+/// Returns whether a text is in the name of a holder's process.
+fn names_owner(text: &Text, holder: &HolderView) -> bool {
+    holder.client.as_deref().is_some_and(|client| {
+        let label = client.label();
+        text.matches_any(&[label.as_deref(), client.comm.as_deref(), client.host()])
+    })
+}
+
+/// Returns whether a text that the client does not match alone may match an id of a holder of that client.
+fn may_match_id(text: &Text, id: &str) -> bool {
+    let (client, rest) = id.split_at(client_of(id).len());
+    let is_plain_text = |text: &[u8]| std::str::from_utf8(text).is_ok_and(is_plain);
+    if !is_plain(rest) {
+        return true;
+    }
+    match text {
+        Text::Part(part) => match part.iter().position(|byte| *byte == b':') {
+            // What is before the colon ends the client, or is beyond it as a whole.
+            Some(colon) => {
+                let before = &part[..colon];
+                let end = client.len().checked_sub(before.len());
+                is_plain_text(before)
+                    || end.is_some_and(|end| client.as_bytes()[end..].eq_ignore_ascii_case(before))
+            }
+            None => is_plain_text(part),
+        },
+        Text::Glob(glob) => {
+            let start = glob.split(|byte| *byte == b'*').next().unwrap_or_default();
+            let length = start.len().min(client.len());
+            client.as_bytes()[..length].eq_ignore_ascii_case(&start[..length])
+        }
+        Text::Whole(_) => true,
     }
 }
 
@@ -221,9 +296,14 @@ impl Filter {
     /// for, and those with a problem. A search by name finds free ones too.
     #[must_use]
     pub fn matches(&self, lock: &LockView, now: SteadyMillis) -> bool {
+        self.lists(lock) && self.terms_match(lock, now)
+    }
+
+    /// Returns whether its list has such a lock at all, whatever the terms say.
+    pub(super) fn lists(&self, lock: &LockView) -> bool {
         let asks_state = || self.0.iter().any(|term| matches!(term, Term::State(_)));
         let is_active = lock.is_held() || lock.is_awaited() || !lock.problems.is_empty();
-        (is_active || self.searches_names() || asks_state()) && self.fits(lock, now)
+        (is_active || self.searches_names() || asks_state()) && self.is_sure_enough(lock)
     }
 
     /// Returns true if it searches in names.
@@ -235,14 +315,37 @@ impl Filter {
     /// The same for lists that have other reasons to tell of a lock than that it is held or waited for.
     #[must_use]
     pub fn fits(&self, lock: &LockView, now: SteadyMillis) -> bool {
+        self.is_sure_enough(lock) && self.terms_match(lock, now)
+    }
+
+    fn is_sure_enough(&self, lock: &LockView) -> bool {
         let asks_confirmed = self.0.iter().any(|term| matches!(term, Term::Confirmed(_)));
-        (asks_confirmed || lock.confirmed || !lock.problems.is_empty())
-            && self.terms_match(lock, now)
+        asks_confirmed || lock.confirmed || !lock.problems.is_empty()
     }
 
     /// Returns whether all terms match, whatever lists leave out otherwise.
     pub(super) fn terms_match(&self, lock: &LockView, now: SteadyMillis) -> bool {
         self.0.iter().all(|term| term.matches(lock, now))
+    }
+
+    /// Returns whether it lists a lock that the other terms match, by those that choose a view.
+    pub(super) fn chooses(&self, lock: &LockView, now: SteadyMillis) -> bool {
+        let mut views = self.0.iter().filter(|term| term.chooses_view());
+        self.lists(lock) && views.all(|term| term.matches(lock, now))
+    }
+
+    /// Returns the answer of all terms for the class of a lock.
+    pub(super) fn of_class(&self, lock: &LockView) -> Answer {
+        let mut answers = self.0.iter().map(|term| term.of_class(lock));
+        let look = answers.try_fold(false, |look, answer| match answer {
+            Answer::No => None,
+            answer => Some(look || answer == Answer::Look),
+        });
+        match look {
+            None => Answer::No,
+            Some(true) => Answer::Look,
+            Some(false) => Answer::ByRow,
+        }
     }
 
     /// Returns a filter as written without the terms that choose a view of the list: by problem or none, acknowledgement,
@@ -279,6 +382,12 @@ impl Filter {
             _ => None,
         });
         prefixes.max_by_key(|prefix| prefix.len())
+    }
+
+    /// Returns whether it asks for owners, or for the hosts or services of these.
+    pub(super) fn asks_owner(&self) -> bool {
+        let asks = |term: &Term| matches!(term, Term::Owner(_) | Term::Host(_) | Term::Service(_));
+        self.0.iter().any(asks)
     }
 
     /// Returns true if it is empty.

@@ -225,6 +225,11 @@ impl<T: Listed> Query<T> {
         Ok(query)
     }
 
+    /// Returns the place of the row that the page begins or ends with; true if it ends with it.
+    pub(super) fn edge(&self) -> Option<(Position<'_>, bool)> {
+        self.edge.as_ref().map(|edge| (edge.position(), edge.back))
+    }
+
     fn list(&self) -> u64 {
         let mut hasher = DefaultHasher::new();
         (T::NAME, &self.text, self.by, self.sort, self.order).hash(&mut hasher);
@@ -260,14 +265,6 @@ impl<T: Listed> Query<T> {
         }
         let order = a_rank.cmp(b_rank);
         if self.order == T::default_order(self.sort) { order } else { order.reverse() }
-    }
-
-    /// Returns the rows in the order of the query.
-    pub(super) fn sorted<'a>(&self, rows: impl Iterator<Item = &'a T>) -> Vec<&'a T> {
-        let mut rows: Vec<(Rank, &T)> =
-            rows.map(|row| (row.position(self.sort).rank, row)).collect();
-        rows.sort_unstable_by(|a, b| self.compare_rows(a, b));
-        rows.into_iter().map(|(_, row)| row).collect()
     }
 
     /// Returns whether a row comes after the cursor. A backward cursor's own row counts as after it.

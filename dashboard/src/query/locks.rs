@@ -2,7 +2,7 @@
 
 use std::sync::Arc;
 
-use super::list::{Listed, Position, Published, RowId, Rows};
+use super::list::{Listed, Position, Published, Rank, RowId, Rows};
 use super::{Filter, Order};
 use crate::clock::SteadyMillis;
 use crate::model::types::{Certainty, LockView, ProblemKind};
@@ -11,7 +11,7 @@ use crate::model::types::{Certainty, LockView, ProblemKind};
 pub type LockRow = Arc<LockView>;
 
 /// Returns a smaller number for a worse lock.
-fn severity(lock: &LockView) -> u64 {
+pub(super) fn severity(lock: &LockView) -> u64 {
     // Certain problems come before suspected ones.
     let of = |problem: ProblemKind, certainty: Certainty| match certainty {
         Certainty::Certain => problem as u64,
@@ -20,6 +20,22 @@ fn severity(lock: &LockView) -> u64 {
     // Acknowledged problems do not move a lock to the top.
     let open = lock.problems.iter().filter(|p| p.acknowledged.is_none());
     open.map(|p| of(p.problem, p.certainty)).min().unwrap_or(u64::MAX)
+}
+
+/// Returns the rank of a lock.
+pub(super) fn rank(
+    sort: &str,
+    severity: impl FnOnce() -> u64,
+    since: impl FnOnce() -> Option<SteadyMillis>,
+    expires_at: Option<SteadyMillis>,
+) -> Rank {
+    let or_last = |at: Option<SteadyMillis>| at.map_or(u64::MAX, |at| at.0);
+    match sort {
+        "problems" => (severity(), or_last(since())),
+        "age" => (or_last(since()), 0),
+        "ttl" => (or_last(expires_at), 0),
+        _ => (0, 0),
+    }
 }
 
 impl Listed for LockRow {
@@ -44,13 +60,8 @@ impl Listed for LockRow {
     }
 
     fn position(&self, sort: &str) -> Position<'_> {
-        let since = || self.held_since().map_or(u64::MAX, |since| since.at.0);
-        let rank = match sort {
-            "problems" => (severity(self), since()),
-            "age" => (since(), 0),
-            "ttl" => (self.expires_at.map_or(u64::MAX, |end| end.0), 0),
-            _ => (0, 0),
-        };
+        let since = || self.held_since().map(|since| since.at);
+        let rank = rank(sort, || severity(self), since, self.expires_at);
         let text = match self.holders.first() {
             Some(holder) if sort == "holder" => holder.id.as_bytes(),
             _ => b"",

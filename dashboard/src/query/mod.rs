@@ -12,10 +12,11 @@ pub mod list;
 pub mod locks;
 pub mod order;
 pub mod owners;
+mod pass;
+mod pick;
 pub mod problems;
 mod recent;
 pub mod shared;
-pub mod sorted;
 mod words;
 
 pub use event_filter::EventFilter;

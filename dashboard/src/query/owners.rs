@@ -8,8 +8,11 @@ use utoipa::ToSchema;
 
 use super::Filter;
 use super::list::{Listed, Position, Published, RowId};
+use super::pass::Pass;
 use crate::clock::SteadyMillis;
-use crate::model::types::{ClientView, LockView, Since, client_of};
+use crate::model::types::{
+    ClientView, HolderView, LockView, PastHoldView, Since, Snapshot, WaiterView, client_of,
+};
 
 /// A client, or all clients of a service or host, with its holds and waits.
 #[derive(Debug, Clone, PartialEq, Eq, Serialize, ToSchema)]
@@ -72,7 +75,8 @@ impl OwnerRow {
     }
 
     fn started(&mut self, since: Option<Since>) {
-        let earliest = self.oldest.into_iter().chain(since).min_by_key(|since| since.at);
+        let begins = |since: &Since| (since.at, !since.exact);
+        let earliest = self.oldest.into_iter().chain(since).min_by_key(begins);
         self.oldest = earliest;
     }
 
@@ -131,20 +135,28 @@ impl Listed for OwnerRow {
 
     /// Returns a row for each process.
     fn all(published: &Published, filter: &Filter, now: SteadyMillis) -> Vec<Self> {
-        let mut rows: BTreeMap<Process<'_>, Self> = BTreeMap::new();
-        for lock in published.snapshot.locks().filter(|lock| filter.matches(lock, now)) {
-            let deployment = &lock.id.deployment;
-            for (i, holder) in lock.holders.iter().enumerate() {
-                of(&mut rows, deployment, &holder.id, holder.client.as_deref()).add(lock, i);
-            }
-            for waiter in &lock.waiters {
-                let client = waiter.client.as_deref();
-                let row = of(&mut rows, deployment, &waiter.id, client);
-                row.waits += 1;
-                row.identified(client);
+        let mut processes: BTreeMap<Process<'_>, Self> = BTreeMap::new();
+        let mut pass = Pass::new(filter, now).by_owner();
+        for part in published.snapshot.parts() {
+            pass.part(part, Class::new, |class, _, entry| {
+                if class.lock.holders.len() > 1 || !class.lock.waiters.is_empty() {
+                    add_lock(&mut processes, entry.lock);
+                    return;
+                }
+                let Some(holder) = class.lock.holders.first() else { return };
+                if class.holds == 0 {
+                    let row = of(&mut processes, &class.lock.id.deployment, holder);
+                    row.identified(holder.client.as_deref());
+                }
+                class.add(entry.since());
+            });
+        }
+        for class in pass.into_values() {
+            if let [holder] = class.lock.holders.as_slice() {
+                class.add_to(of(&mut processes, &class.lock.id.deployment, holder));
             }
         }
-        rows.into_values().collect()
+        processes.into_values().collect()
     }
 
     fn grouped(processes: Vec<Self>, by: &'static str) -> Vec<Self> {
@@ -169,8 +181,135 @@ impl Listed for OwnerRow {
     }
 }
 
-/// Returns the row of a process.
+/// The locks of a class, of which each has one holder and no waiters.
+#[derive(Debug)]
+struct Class<'s> {
+    /// One of them.
+    lock: &'s LockView,
+    holds: usize,
+    /// The beginning of the oldest hold.
+    oldest: Option<SteadyMillis>,
+}
+
+impl<'s> Class<'s> {
+    fn new(lock: &'s Arc<LockView>) -> Self {
+        Self { lock, holds: 0, oldest: None }
+    }
+
+    fn add(&mut self, since: Option<SteadyMillis>) {
+        self.holds += 1;
+        self.oldest = self.oldest.into_iter().chain(since).min();
+    }
+
+    /// Adds the holds to those of their owner.
+    fn add_to(&self, owner: &mut OwnerRow) {
+        let Some(holder) = self.lock.holders.first() else { return };
+        owner.holds += self.holds;
+        owner.with_problems += if self.lock.problems.is_empty() { 0 } else { self.holds };
+        owner.started(self.oldest.map(|at| Since { at, exact: holder.since.exact }));
+    }
+}
+
+/// The locks of a client.
+#[derive(Debug, PartialEq, Eq)]
+pub struct OwnerLocks {
+    pub owner: OwnerRow,
+    /// Those that it has held for longest, oldest first.
+    pub locks: Vec<Arc<LockView>>,
+    /// The number of locks that it holds.
+    pub total: usize,
+    /// Those that it waits for, each with the index of its wait.
+    pub waits: Vec<(Arc<LockView>, usize)>,
+    /// Its latest past holds.
+    pub past: Vec<(Arc<LockView>, PastHoldView)>,
+}
+
+impl OwnerLocks {
+    /// Returns those of a client, or of one of its threads. `most`: the most locks that are listed.
+    #[must_use]
+    pub fn new(snapshot: &Snapshot, deployment: &Arc<str>, id: &str, most: usize) -> Self {
+        let (mut owner, mut held) = (OwnerRow::new(deployment, id), Vec::new());
+        let (mut waits, mut past) = (Vec::new(), Vec::new());
+        let is_mine = |holder: &str| client_of(holder) == id || holder == id;
+        let all = Filter::default();
+        let mut pass = Pass::of_terms(&all, SteadyMillis(0)).by_owner();
+        for part in snapshot.parts() {
+            pass.part(part, Class::new, |class, _, entry| {
+                let lock = class.lock;
+                if lock.id.deployment != *deployment {
+                    return;
+                }
+                if !lock.history.past.is_empty() {
+                    let mine =
+                        entry.lock.history.past.iter().filter(|hold| client_of(&hold.id) == id);
+                    past.extend(mine.map(|hold| (Arc::clone(entry.lock), hold.clone())));
+                }
+                let is_of_client = |holder: &HolderView| client_of(&holder.id) == client_of(id);
+                match lock.holders.as_slice() {
+                    [] => {}
+                    [holder] if client_of(&holder.id) == id => {
+                        if class.holds == 0 {
+                            owner.identified(holder.client.as_deref());
+                        }
+                        class.add(entry.since());
+                        held.push((entry.since(), held.len(), entry.lock));
+                    }
+                    holders if holders.iter().any(is_of_client) => {
+                        let holders = entry.lock.holders.iter().enumerate();
+                        let mut mine = holders.filter(|(_, holder)| is_mine(&holder.id)).peekable();
+                        if mine.peek().is_some() {
+                            held.push((entry.since(), held.len(), entry.lock));
+                        }
+                        mine.for_each(|(i, _)| owner.add(entry.lock, i));
+                    }
+                    _ => {}
+                }
+                if !lock.waiters.is_empty() {
+                    let waiters = entry.lock.waiters.iter().enumerate();
+                    let mine = waiters.filter(|(_, waiter)| client_of(&waiter.id) == id);
+                    waits.extend(mine.map(|(i, _)| (Arc::clone(entry.lock), i)));
+                }
+            });
+        }
+        pass.into_values().iter().for_each(|class| class.add_to(&mut owner));
+        owner.waits = waits.len();
+        let total = held.len();
+        let by_age = |(since, found, _): &(Option<SteadyMillis>, usize, _)| (*since, *found);
+        if total > most {
+            held.select_nth_unstable_by_key(most, by_age);
+            held.truncate(most);
+        }
+        held.sort_unstable_by_key(by_age);
+        let locks = held.into_iter().map(|(_, _, lock)| Arc::clone(lock)).collect();
+        Self { owner, locks, total, waits, past }
+    }
+}
+
+/// Adds the holds and waits of a lock.
+fn add_lock<'a>(rows: &mut BTreeMap<Process<'a>, OwnerRow>, lock: &'a LockView) {
+    let deployment = &lock.id.deployment;
+    for (i, holder) in lock.holders.iter().enumerate() {
+        of(rows, deployment, holder).add(lock, i);
+    }
+    for WaiterView { id, client, .. } in &lock.waiters {
+        let client = client.as_deref();
+        let row = process(rows, deployment, id, client);
+        row.waits += 1;
+        row.identified(client);
+    }
+}
+
+/// Returns the row of a holder's process.
 fn of<'r, 'a>(
+    rows: &'r mut BTreeMap<Process<'a>, OwnerRow>,
+    deployment: &'a Arc<str>,
+    holder: &'a HolderView,
+) -> &'r mut OwnerRow {
+    process(rows, deployment, &holder.id, holder.client.as_deref())
+}
+
+/// Returns the row of a process.
+fn process<'r, 'a>(
     rows: &'r mut BTreeMap<Process<'a>, OwnerRow>,
     deployment: &'a Arc<str>,
     id: &'a str,
@@ -183,10 +322,54 @@ fn of<'r, 'a>(
 }
 
 #[cfg(test)]
-mod tests {
+pub(super) mod tests {
     use super::*;
-    use crate::model::types::{Snapshot, WaiterView};
     use crate::query::fixtures::lock;
+
+    /// Returns the same as [`OwnerRow::all`] by looking at each lock.
+    pub(in crate::query) fn all_by_looking(
+        snapshot: &Snapshot,
+        filter: &Filter,
+        now: SteadyMillis,
+    ) -> Vec<OwnerRow> {
+        let mut rows = BTreeMap::new();
+        let matching = snapshot.locks().filter(|lock| filter.matches(lock, now));
+        matching.for_each(|lock| add_lock(&mut rows, lock));
+        rows.into_values().collect()
+    }
+
+    /// Returns the same as [`OwnerLocks::new`] by looking at each lock.
+    pub(in crate::query) fn owner_by_looking(
+        snapshot: &Snapshot,
+        deployment: &Arc<str>,
+        id: &str,
+        most: usize,
+    ) -> OwnerLocks {
+        let mut owner = OwnerRow::new(deployment, id);
+        let (mut locks, mut waits, mut past) = (Vec::new(), Vec::new(), Vec::new());
+        for lock in snapshot.locks().filter(|lock| lock.id.deployment == *deployment) {
+            let mut holds = false;
+            for (i, holder) in lock.holders.iter().enumerate() {
+                if client_of(&holder.id) == id || *holder.id == *id {
+                    owner.add(lock, i);
+                    holds = true;
+                }
+            }
+            locks.extend(holds.then(|| Arc::clone(lock)));
+            for (i, waiter) in lock.waiters.iter().enumerate() {
+                if client_of(&waiter.id) == id {
+                    owner.waits += 1;
+                    waits.push((Arc::clone(lock), i));
+                }
+            }
+            let held = lock.history.past.iter().filter(|hold| client_of(&hold.id) == id);
+            past.extend(held.map(|hold| (Arc::clone(lock), hold.clone())));
+        }
+        locks.sort_by_key(|lock: &Arc<LockView>| lock.held_since().map(|since| since.at));
+        let total = locks.len();
+        locks.truncate(most);
+        OwnerLocks { owner, locks, total, waits, past }
+    }
 
     #[test]
     fn holds_and_waits_of_a_client_are_added_up() {

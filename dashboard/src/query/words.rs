@@ -76,6 +76,14 @@ impl Text {
         }
     }
 
+    /// The same for a subject in lower case.
+    pub(super) fn matches_lower(&self, subject: &[u8]) -> bool {
+        match self {
+            Self::Glob(glob) => glob_matches(glob, subject),
+            other => other.matches(subject),
+        }
+    }
+
     pub(super) fn matches_any(&self, subjects: &[Option<&str>]) -> bool {
         subjects.iter().flatten().any(|subject| self.matches(subject.as_bytes()))
     }

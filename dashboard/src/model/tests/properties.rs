@@ -113,7 +113,7 @@ proptest! {
             prop_assert_eq!(copy.len(), snapshot.len());
             let mut rebuilt = Snapshot::empty();
             rebuilt.not_kept = snapshot.not_kept;
-            snapshot.locks().for_each(|lock| drop(rebuilt.put(Arc::clone(lock))));
+            snapshot.locks().for_each(|lock| rebuilt.put(Arc::clone(lock)));
             prop_assert_eq!(snapshot.counts(), rebuilt.counts());
             let is_notable = |lock: &&Arc<LockView>| !lock.problems.is_empty() || lock.is_awaited();
             let notable = snapshot.locks().filter(is_notable);

@@ -1,5 +1,6 @@
 //! The process behind a holder or waiter, and the name that people know it by.
 
+use std::hash::Hash;
 use std::sync::Arc;
 
 use serde::Serialize;
@@ -75,6 +76,12 @@ impl ClientView {
     pub fn host(&self) -> Option<&str> {
         let named = || self.name.as_deref()?.split_once('@').map(|(_, host)| host);
         self.host.as_deref().or_else(named).or(self.addr.as_deref())
+    }
+
+    /// Returns all that lists tell clients apart by: neither its session nor its hold.
+    pub(super) fn identity(&self) -> impl Hash + use<'_> {
+        let Self { addr, name, host, pid, comm, alive, verified, unverified_because, .. } = self;
+        (addr, name, host, pid, comm, alive, verified, unverified_because)
     }
 
     /// Returns the name without the host in it.

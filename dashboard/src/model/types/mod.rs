@@ -1,5 +1,6 @@
 //! Plain values: the model's input and its output.
 
+mod by_hash;
 mod client_view;
 mod events;
 mod id;
@@ -7,6 +8,7 @@ mod identity;
 mod json;
 mod lock_view;
 mod observation;
+mod part;
 mod past;
 mod problem;
 mod read_request;
@@ -16,6 +18,7 @@ mod snapshot;
 mod source;
 mod sums;
 
+pub use by_hash::ByHash;
 pub use client_view::ClientView;
 pub use events::{EndCause, EventLog, EventView, LockEvent};
 pub use id::{LockId, ScopeId};
@@ -30,6 +33,7 @@ pub use observation::{
     Companions, Connections, Marker, Observation, Queue, QueueEntry, Reading, SlotAssignment,
     Stamp, Token, Traffic,
 };
+pub use part::{Entry, Part, is_plain};
 pub use past::{
     ArchiveEntry, EVENT_WORDS, Ending, EventFields, HistoryView, OperatorAction, PastHold,
     PastHoldView, PastOfLock, PastWait, PastWaitView,
@@ -40,4 +44,6 @@ pub use renewals::Renewals;
 pub use settings::{Group, LockRule, Rule, Settings};
 pub use snapshot::{ClearedProblem, Counts, Delta, Notice, Snapshot, Walk};
 pub use source::{Source, SourceSet};
+#[cfg(test)]
+pub(crate) use sums::tests::by_looking as sums_by_looking;
 pub use sums::{GroupSums, Sums};

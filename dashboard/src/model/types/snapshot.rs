@@ -7,14 +7,17 @@ use serde::Serialize;
 
 use super::id::LockId;
 use super::lock_view::LockView;
+use super::part::Part;
 use super::problem::ProblemKind;
 use super::sums::Sums;
 use crate::clock::SteadyMillis;
 
-/// The shards of a snapshot, and the parts of a shard. Only shards and parts with changes are copied: at a million locks, a
-/// changed one takes about 60 others of its part with it.
-const SHARDS: usize = 256;
-const PARTS: usize = 64;
+/// A snapshot has as many shards as a shard has parts, and four times as many of both once parts have become large. Only shards and
+/// parts with changes are copied: at a million locks, a changed one takes about 60 others of its part with it.
+const FEWEST: usize = 2;
+const MOST: usize = 128;
+/// The locks for each part from which there are more parts.
+const LARGE: usize = 64;
 
 /// All locks at one instant. Cheap to clone and to keep.
 #[derive(Debug, Clone)]
@@ -43,6 +46,7 @@ type Shard = Vec<Arc<Part>>;
 /// A walk through all locks, which goes on in later snapshots.
 #[derive(Debug, Clone, Copy, Default)]
 pub struct Walk {
+    /// The parts that it has passed, if there were as many as there can be.
     parts: usize,
 }
 
@@ -50,25 +54,7 @@ impl Walk {
     /// Returns the number of times that the walk has passed all locks.
     #[must_use]
     pub fn turns(self) -> usize {
-        self.parts / (SHARDS * PARTS)
-    }
-}
-
-/// Some of the locks, sorted by id.
-#[derive(Debug, Default)]
-struct Part {
-    locks: Vec<Arc<LockView>>,
-    /// Those with a problem or a waiter.
-    notable: Vec<Arc<LockView>>,
-    /// The sums over its locks, once they were needed.
-    sums: OnceLock<Sums>,
-}
-
-/// A clone is about to change, so it has no sums.
-impl Clone for Part {
-    fn clone(&self) -> Self {
-        let (locks, notable) = (self.locks.clone(), self.notable.clone());
-        Self { locks, notable, sums: OnceLock::new() }
+        self.parts / (MOST * MOST)
     }
 }
 
@@ -136,9 +122,6 @@ pub struct Delta {
     pub changed: Vec<Arc<LockView>>,
     /// Locks that are no longer retained.
     pub removed: Vec<LockId>,
-    /// The previous views, of `changed` first and then of `removed`, in their order; none for new locks. Sorted lists find
-    /// their entries by them.
-    pub before: Vec<Option<Arc<LockView>>>,
     json: OnceLock<Arc<str>>,
 }
 
@@ -157,9 +140,8 @@ impl Delta {
         at: SteadyMillis,
         changed: Vec<Arc<LockView>>,
         removed: Vec<LockId>,
-        before: Vec<Option<Arc<LockView>>>,
     ) -> Self {
-        Self { seq, at, changed, removed, before, json: OnceLock::new() }
+        Self { seq, at, changed, removed, json: OnceLock::new() }
     }
 
     /// Returns the JSON for the API's streams, which is rendered once for all of them.
@@ -179,7 +161,6 @@ impl Snapshot {
     /// Returns a snapshot without locks.
     #[must_use]
     pub fn empty() -> Self {
-        let empty: Arc<Shard> = Arc::new(std::iter::repeat_n(Arc::default(), PARTS).collect());
         Self {
             seq: 0,
             at: SteadyMillis(0),
@@ -188,7 +169,7 @@ impl Snapshot {
             possible_not_kept: 0,
             notices: Arc::from([]),
             cleared: Arc::from([]),
-            shards: std::iter::repeat_n(empty, SHARDS).collect(),
+            shards: empty_shards(FEWEST),
             len: 0,
             counts: Counts::default(),
             hasher: RandomState::new(),
@@ -198,29 +179,39 @@ impl Snapshot {
     /// Returns the shard of a lock, and the part of that shard.
     fn place(&self, id: &LockId) -> (usize, usize) {
         let hash = self.hasher.hash_one(id);
-        let place = usize::try_from(hash % (SHARDS * PARTS) as u64).unwrap_or(0);
-        (place / PARTS, place % PARTS)
+        self.place_at(usize::try_from(hash % (MOST * MOST) as u64).unwrap_or(0))
+    }
+
+    /// Returns the place of a part, by its index if there were as many as there can be.
+    fn place_at(&self, index: usize) -> (usize, usize) {
+        let (side, part) = (self.shards.len(), index / self.step());
+        (part / side, part % side)
+    }
+
+    /// Returns the number of parts that there could be for each.
+    fn step(&self) -> usize {
+        (MOST / self.shards.len()).pow(2)
     }
 
     #[must_use]
     pub fn get(&self, id: &LockId) -> Option<&Arc<LockView>> {
         let (shard, part) = self.place(id);
-        let locks = &self.shards[shard][part].locks;
-        find(locks, id).ok().map(|i| &locks[i])
+        self.shards[shard][part].get(id)
     }
 
-    fn parts(&self) -> impl Iterator<Item = &Part> + Clone {
+    /// Returns every part.
+    pub fn parts(&self) -> impl Iterator<Item = &Part> + Clone {
         self.shards.iter().flat_map(|shard| shard.iter()).map(|part| &**part)
     }
 
     /// Returns every lock, in no useful order.
     pub fn locks(&self) -> impl Iterator<Item = &Arc<LockView>> + Clone {
-        self.parts().flat_map(|part| part.locks.iter())
+        self.parts().flat_map(Part::locks)
     }
 
     /// Returns every lock with a problem or a waiter, in no useful order.
     pub fn notable(&self) -> impl Iterator<Item = &Arc<LockView>> {
-        self.parts().flat_map(|part| part.notable.iter())
+        self.parts().flat_map(Part::notable)
     }
 
     /// Returns the next locks of a walk, in small parts. Ends after about `most` locks, or after all of them.
@@ -231,25 +222,26 @@ impl Snapshot {
     ) -> impl Iterator<Item = &'s [Arc<LockView>]> + use<'s, 'w> {
         let (mut parts, mut visited) = (0, 0);
         std::iter::from_fn(move || {
-            while parts < SHARDS * PARTS && visited < most {
-                parts += 1;
-                let at = walk.parts % (SHARDS * PARTS);
-                let part = &self.shards[at / PARTS][at % PARTS].locks;
-                walk.parts += 1;
+            while parts < MOST * MOST && visited < most {
+                let (shard, part) = self.place_at(walk.parts % (MOST * MOST));
+                let part = self.shards[shard][part].locks();
+                // It may have begun among more or smaller parts.
+                let step = self.step() - walk.parts % self.step();
+                walk.parts += step;
+                parts += step;
                 visited += part.len();
                 if !part.is_empty() {
-                    return Some(part.as_slice());
+                    return Some(part);
                 }
             }
             None
         })
     }
 
-    /// Returns the sums over all active locks. Only the parts with changes since the last call are gone through.
+    /// Returns the sums over all active locks.
     #[must_use]
     pub fn sums(&self) -> Sums {
-        let parts = self.parts().filter(|part| !part.locks.is_empty());
-        Sums::total(parts.map(|part| part.sums.get_or_init(|| Sums::of(&part.locks))))
+        Sums::of(self.parts())
     }
 
     #[must_use]
@@ -268,49 +260,46 @@ impl Snapshot {
         self.len == 0
     }
 
-    /// Inserts a lock. Returns the view that it replaces.
-    pub(crate) fn put(&mut self, lock: Arc<LockView>) -> Option<Arc<LockView>> {
+    pub(crate) fn put(&mut self, lock: Arc<LockView>) {
         self.counts.of(&lock).for_each(|count| *count += 1);
-        let id = lock.id.clone();
-        self.replace(&id, Some(lock))
+        let (shard, part) = self.place(&lock.id);
+        let part = Arc::make_mut(&mut Arc::make_mut(&mut self.shards[shard])[part]);
+        match part.put(lock, &self.hasher) {
+            Some(before) => self.counts.of(&before).for_each(|count| *count -= 1),
+            None => {
+                self.len += 1;
+                self.divide();
+            }
+        }
     }
 
-    pub(crate) fn remove(&mut self, id: &LockId) -> Option<Arc<LockView>> {
-        self.replace(id, None)
+    /// Makes more parts if there are many locks for each.
+    fn divide(&mut self) {
+        let side = self.shards.len();
+        if side >= MOST || self.len <= LARGE * side * side {
+            return;
+        }
+        for shard in std::mem::replace(&mut self.shards, empty_shards(4 * side)) {
+            for lock in shard.iter().flat_map(|part| part.locks()) {
+                let (shard, part) = self.place(&lock.id);
+                let part = Arc::make_mut(&mut Arc::make_mut(&mut self.shards[shard])[part]);
+                part.put(Arc::clone(lock), &self.hasher);
+            }
+        }
     }
 
-    fn replace(&mut self, id: &LockId, lock: Option<Arc<LockView>>) -> Option<Arc<LockView>> {
+    pub(crate) fn remove(&mut self, id: &LockId) {
         let (shard, part) = self.place(id);
         let part = Arc::make_mut(&mut Arc::make_mut(&mut self.shards[shard])[part]);
-        part.sums = OnceLock::new();
-        let is_notable = |lock: &Arc<LockView>| !lock.problems.is_empty() || lock.is_awaited();
-        replace(&mut part.notable, id, lock.clone().filter(is_notable));
-        self.len -= part.locks.len();
-        let before = replace(&mut part.locks, id, lock);
-        self.len += part.locks.len();
-        let before = before?;
-        self.counts.of(&before).for_each(|count| *count -= 1);
-        Some(before)
-    }
-}
-
-fn find(locks: &[Arc<LockView>], id: &LockId) -> Result<usize, usize> {
-    locks.binary_search_by(|known| known.id.cmp(id))
-}
-
-/// Replaces the lock of that id, if there is one, and returns it.
-fn replace(
-    locks: &mut Vec<Arc<LockView>>,
-    id: &LockId,
-    lock: Option<Arc<LockView>>,
-) -> Option<Arc<LockView>> {
-    match (find(locks, id), lock) {
-        (Ok(i), Some(lock)) => Some(std::mem::replace(&mut locks[i], lock)),
-        (Ok(i), None) => Some(locks.remove(i)),
-        (Err(i), Some(lock)) => {
-            locks.insert(i, lock);
-            None
+        if let Some(before) = part.remove(id) {
+            self.counts.of(&before).for_each(|count| *count -= 1);
+            self.len -= 1;
         }
-        (Err(_), None) => None,
     }
+}
+
+/// Returns shards without locks, and as many empty parts in each.
+fn empty_shards(side: usize) -> Vec<Arc<Shard>> {
+    let empty: Shard = std::iter::repeat_n(Arc::default(), side).collect();
+    std::iter::repeat_n(Arc::new(empty), side).collect()
 }

@@ -1,31 +1,31 @@
-//! Sums over the active locks of a part of a snapshot: computed when first needed, then shared by all snapshots that have the
-//! same part.
+//! Sums over the active locks of a snapshot.
 
 use std::collections::{BTreeMap, HashMap, HashSet};
-use std::hash::{DefaultHasher, Hash, Hasher};
 use std::sync::Arc;
 
+use super::by_hash::ByHash;
 use super::client_view::ClientView;
-use super::lock_view::{LockView, client_of};
+use super::lock_view::{HolderView, LockView, client_of};
+use super::part::Part;
 use crate::clock::SteadyMillis;
 
 /// The longest holds that are listed.
 const LONGEST: usize = 8;
 
-/// The sums over some active locks.
-#[derive(Debug, Default)]
+/// The sums over all active locks.
+#[derive(Debug, Default, PartialEq, Eq)]
 pub struct Sums {
     /// By deployment and lock group.
     pub groups: HashMap<(Arc<str>, Arc<str>), GroupSums>,
-    /// The clients that hold them, and the hosts of those, each as a hash.
-    pub clients: Vec<u64>,
-    pub hosts: Vec<u64>,
+    /// The number of clients that hold them, and of the hosts of those.
+    pub clients: usize,
+    pub hosts: usize,
     /// The longest holds that are not expected to be long, oldest first, at most eight.
     pub longest: Vec<Arc<LockView>>,
 }
 
 /// The sums over the locks of one group.
-#[derive(Debug, Default, Clone)]
+#[derive(Debug, Default, Clone, PartialEq, Eq)]
 pub struct GroupSums {
     /// Held locks and their holders, by kind.
     pub held: BTreeMap<&'static str, (u64, u64)>,
@@ -37,91 +37,95 @@ pub struct GroupSums {
     pub oldest: Option<SteadyMillis>,
 }
 
+/// The locks of one class and group.
+#[derive(Debug)]
+struct Alike<'s> {
+    /// One of them; none if they are not active.
+    lock: Option<&'s LockView>,
+    number: u64,
+    /// The beginning of the longest hold.
+    oldest: Option<SteadyMillis>,
+}
+
 impl Sums {
+    /// Returns the sums over the active locks of all parts.
     #[must_use]
-    pub fn of(locks: &[Arc<LockView>]) -> Self {
-        let mut sums = Self::default();
-        for lock in locks.iter().filter(|lock| lock.is_listed()) {
-            let key = (Arc::clone(&lock.id.deployment), Arc::clone(&lock.group));
-            sums.groups.entry(key).or_default().add(lock);
-            for holder in &lock.holders {
-                sums.clients.push(hash(client_of(&holder.id)));
-                let host = holder.client.as_deref().and_then(ClientView::host);
-                sums.hosts.extend(host.map(hash));
+    pub(super) fn of<'s>(parts: impl Iterator<Item = &'s Part>) -> Self {
+        let mut all: ByHash<Alike<'s>> = ByHash::default();
+        let mut owners: ByHash<&LockView> = ByHash::default();
+        let (mut longest, mut sums) = (Longest::default(), Self::default());
+        for part in parts {
+            for entry in part.entries() {
+                let lock: &LockView = entry.lock;
+                let alike = all.entry(entry.class ^ entry.group.rotate_left(32));
+                let alike = alike.or_insert_with(|| Alike {
+                    lock: lock.is_listed().then_some(lock),
+                    number: 0,
+                    oldest: None,
+                });
+                let Some(example) = alike.lock else { continue };
+                alike.number += 1;
+                owners.entry(entry.owners).or_insert(lock);
+                if let Some(since) = entry.since().filter(|_| !example.expected_long) {
+                    alike.oldest = earlier(alike.oldest, Some(since));
+                    longest.offer(since, entry.lock);
+                }
             }
-            if !lock.expected_long {
-                sums.longest.extend(lock.held_since().map(|_| Arc::clone(lock)));
-            }
+            let awaited = part.notable().iter().filter(|lock| lock.is_awaited());
+            awaited.filter(|lock| lock.is_listed()).for_each(|lock| sums.group(lock).wait(lock));
         }
-        sums.keep_longest();
-        for hashes in [&mut sums.clients, &mut sums.hosts] {
-            hashes.sort_unstable();
-            hashes.dedup();
-            hashes.shrink_to_fit();
+        for Alike { lock, number, oldest } in all.values() {
+            lock.inspect(|lock| sums.group(lock).add(lock, *number, *oldest));
         }
+        let holders = || owners.values().flat_map(|lock| &lock.holders);
+        let clients: HashSet<&str> = holders().map(|holder| client_of(&holder.id)).collect();
+        let host = |holder: &'s HolderView| holder.client.as_deref().and_then(ClientView::host);
+        let hosts: HashSet<&str> = holders().filter_map(host).collect();
+        (sums.clients, sums.hosts) = (clients.len(), hosts.len());
+        sums.longest = longest.into_locks();
         sums
     }
 
-    /// Returns the sums over the locks of all parts.
-    #[must_use]
-    pub(super) fn total<'a>(parts: impl Iterator<Item = &'a Self>) -> Self {
-        let mut total = Self::default();
-        let (mut clients, mut hosts) = (HashSet::<u64>::new(), HashSet::<u64>::new());
-        for part in parts {
-            for (key, group) in &part.groups {
-                match total.groups.get_mut(key) {
-                    Some(sum) => sum.join(group),
-                    None => drop(total.groups.insert(key.clone(), group.clone())),
-                }
-            }
-            clients.extend(&part.clients);
-            hosts.extend(&part.hosts);
-            total.longest.extend(part.longest.iter().cloned());
-            if total.longest.len() > 64 * LONGEST {
-                total.keep_longest();
-            }
+    fn group(&mut self, lock: &LockView) -> &mut GroupSums {
+        let key = (Arc::clone(&lock.id.deployment), Arc::clone(&lock.group));
+        self.groups.entry(key).or_default()
+    }
+}
+
+/// The longest holds so far, oldest first.
+#[derive(Debug, Default)]
+struct Longest<'s>(Vec<(SteadyMillis, &'s Arc<LockView>)>);
+
+impl<'s> Longest<'s> {
+    fn offer(&mut self, since: SteadyMillis, lock: &'s Arc<LockView>) {
+        let at = self.0.partition_point(|(other, _)| *other <= since);
+        if at < LONGEST {
+            self.0.truncate(LONGEST - 1);
+            self.0.insert(at, (since, lock));
         }
-        total.keep_longest();
-        total.clients.extend(clients);
-        total.hosts.extend(hosts);
-        total
     }
 
-    fn keep_longest(&mut self) {
-        self.longest.sort_by_key(|lock| lock.held_since().map(|since| since.at));
-        self.longest.truncate(LONGEST);
+    fn into_locks(self) -> Vec<Arc<LockView>> {
+        self.0.into_iter().map(|(_, lock)| Arc::clone(lock)).collect()
     }
 }
 
 impl GroupSums {
-    fn add(&mut self, lock: &LockView) {
+    /// Adds locks that are like this one. `oldest`: the beginning of the longest hold, unless they are expected to be long.
+    fn add(&mut self, lock: &LockView, number: u64, oldest: Option<SteadyMillis>) {
         if lock.is_held() {
             let (locks, holders) = self.held.entry(lock.kind.as_str()).or_default();
-            *locks += 1;
-            *holders += lock.holders.len() as u64;
+            *locks += number;
+            *holders += number * lock.holders.len() as u64;
         }
-        if lock.is_awaited() {
-            let waiting =
-                if lock.waiters_exact { &mut self.waiting } else { &mut self.waiting_at_least };
-            *waiting.get_or_insert_default() += lock.waiting;
-        }
-        if let Some(since) = lock.held_since().filter(|_| !lock.expected_long) {
-            self.oldest = earlier(self.oldest, Some(since.at));
-        }
+        self.oldest = earlier(self.oldest, oldest);
     }
 
-    fn join(&mut self, other: &Self) {
-        for (kind, (locks, holders)) in &other.held {
-            let sum = self.held.entry(kind).or_default();
-            *sum = (sum.0 + locks, sum.1 + holders);
-        }
-        let sum = |one: Option<u64>, other: Option<u64>| match (one, other) {
-            (Some(one), Some(other)) => Some(one + other),
-            (one, other) => one.or(other),
-        };
-        self.waiting = sum(self.waiting, other.waiting);
-        self.waiting_at_least = sum(self.waiting_at_least, other.waiting_at_least);
-        self.oldest = earlier(self.oldest, other.oldest);
+    /// Adds the waiters of a lock.
+    fn wait(&mut self, lock: &LockView) {
+        let waiting =
+            if lock.waiters_exact { &mut self.waiting } else { &mut self.waiting_at_least };
+        *waiting.get_or_insert_default() += lock.waiting;
     }
 }
 
@@ -129,18 +133,35 @@ fn earlier(one: Option<SteadyMillis>, other: Option<SteadyMillis>) -> Option<Ste
     one.into_iter().chain(other).min()
 }
 
-fn hash(text: &str) -> u64 {
-    let mut hasher = DefaultHasher::new();
-    text.hash(&mut hasher);
-    hasher.finish()
-}
-
 #[cfg(test)]
-mod tests {
+pub(crate) mod tests {
     use super::super::lock_view::Since;
     use super::super::snapshot::Snapshot;
     use super::*;
     use crate::query::fixtures::lock;
+
+    /// Returns the sums over a snapshot, made by looking at each lock.
+    pub(crate) fn by_looking(snapshot: &Snapshot) -> Sums {
+        let mut sums = Sums::default();
+        let (mut clients, mut hosts) = (HashSet::new(), HashSet::new());
+        let mut longest: Vec<&Arc<LockView>> = Vec::new();
+        for lock in snapshot.locks().filter(|lock| lock.is_listed()) {
+            let since = lock.held_since().filter(|_| !lock.expected_long);
+            sums.group(lock).add(lock, 1, since.map(|since| since.at));
+            if lock.is_awaited() {
+                sums.group(lock).wait(lock);
+            }
+            for holder in &lock.holders {
+                clients.insert(client_of(&holder.id));
+                hosts.extend(holder.client.as_deref().and_then(ClientView::host));
+            }
+            longest.extend(since.map(|_| lock));
+        }
+        (sums.clients, sums.hosts) = (clients.len(), hosts.len());
+        longest.sort_by_key(|lock| lock.held_since().map(|since| since.at));
+        sums.longest = longest.into_iter().take(LONGEST).map(Arc::clone).collect();
+        sums
+    }
 
     fn held(name: &str, by: &str, from: u64) -> LockView {
         let mut view = lock(name);
@@ -170,7 +191,7 @@ mod tests {
         assert_eq!((group.waiting, group.waiting_at_least), (None, None));
         let other = &sums.groups[&key("other")];
         assert_eq!((other.held["read"], other.waiting_at_least), ((1, 1), Some(3)));
-        assert_eq!((sums.clients.len(), sums.hosts.len()), (8, 0));
+        assert_eq!((sums.clients, sums.hosts), (8, 0));
         let longest = |sums: &Sums| -> Vec<String> {
             sums.longest.iter().map(|lock| lock.id.name.to_string()).collect()
         };
@@ -183,7 +204,7 @@ mod tests {
         let sums = snapshot.sums();
         assert_eq!(sums.groups[&key("x")].held["lock"], (100, 100));
         assert_eq!(sums.groups[&key("other")].waiting, Some(3));
-        assert_eq!(sums.clients.len(), 7);
+        assert_eq!(sums.clients, 7);
         assert_eq!(longest(&sums)[..2], ["report", "lock:1"]);
         assert_eq!(before.sums().groups[&key("x")].held["lock"], (101, 101), "as it was");
         drop(before);

@@ -1,0 +1,274 @@
+//! A part of a snapshot: some of the locks, and beside them what lists need of all of them. So a pass over all locks reads
+//! little memory, in order, and looks only at the locks that it returns.
+
+use std::hash::{BuildHasher, Hash, Hasher, RandomState};
+use std::ops::Range;
+use std::sync::Arc;
+
+use super::client_view::ClientView;
+use super::id::LockId;
+use super::lock_view::{LockView, client_of};
+use crate::clock::SteadyMillis;
+
+/// Some of the locks, sorted by id.
+#[derive(Debug, Clone, Default)]
+pub struct Part {
+    locks: Vec<Arc<LockView>>,
+    /// As many as locks, in their order.
+    rows: Vec<Row>,
+    /// The names of the locks, one after the other.
+    names: Vec<u8>,
+    /// The indices of the locks in the order of their first holders, and then of their names.
+    by_holder: Vec<u32>,
+    /// Those with a problem or a waiter.
+    notable: Vec<Arc<LockView>>,
+}
+
+/// What lists need of a lock.
+#[derive(Debug, Clone, Copy)]
+struct Row {
+    class: u64,
+    owners: u64,
+    group: u64,
+    since: Instant,
+    expires: Instant,
+    /// The end of its name among those of the part.
+    name_end: u32,
+}
+
+impl Row {
+    fn of(lock: &LockView, name_end: u32, hasher: &RandomState) -> Self {
+        Self {
+            class: class_of(lock, hasher),
+            owners: owners_of(lock, hasher),
+            group: hasher.hash_one(&lock.group),
+            since: Instant::new(lock.held_since().map(|since| since.at)),
+            expires: Instant::new(lock.expires_at),
+            name_end,
+        }
+    }
+}
+
+/// An instant in 48 bits, or none.
+#[derive(Debug, Clone, Copy)]
+struct Instant([u8; 6]);
+
+impl Instant {
+    fn new(at: Option<SteadyMillis>) -> Self {
+        let [a, b, c, d, e, f, ..] = at.map_or(u64::MAX, |at| at.0).to_le_bytes();
+        Self([a, b, c, d, e, f])
+    }
+
+    fn get(self) -> Option<SteadyMillis> {
+        let Self([a, b, c, d, e, f]) = self;
+        let at = u64::from_le_bytes([a, b, c, d, e, f, 0, 0]);
+        (at < (1 << 48) - 1).then_some(SteadyMillis(at))
+    }
+}
+
+/// A lock of a part, seen without looking at its view.
+#[derive(Debug, Clone, Copy)]
+pub struct Entry<'a> {
+    /// A hash of all that locks are filtered and counted by, except for the name, the owners, the group and instants.
+    pub class: u64,
+    /// A hash of the clients that hold it and of their processes, but not of their threads.
+    pub owners: u64,
+    /// A hash of its lock group.
+    pub group: u64,
+    since: Instant,
+    expires: Instant,
+    pub name: &'a [u8],
+    pub lock: &'a Arc<LockView>,
+}
+
+impl Entry<'_> {
+    /// Returns a hash of its class and its owners.
+    #[must_use]
+    pub fn class_and_owners(&self) -> u64 {
+        self.class ^ self.owners.rotate_left(32)
+    }
+
+    /// Returns the beginning of its longest hold; none while it is free.
+    #[must_use]
+    pub fn since(&self) -> Option<SteadyMillis> {
+        self.since.get()
+    }
+
+    /// Returns the end of its time to live; none if it has none.
+    #[must_use]
+    pub fn expires_at(&self) -> Option<SteadyMillis> {
+        self.expires.get()
+    }
+}
+
+/// Returns the hash of all that the locks of a class have in common.
+fn class_of(lock: &LockView, hasher: &RandomState) -> u64 {
+    let LockView { id, state, confirmed, kind, holders, problems, waiters, .. } = lock;
+    let mut hash = hasher.build_hasher();
+    (&id.deployment, id.db, holders.len()).hash(&mut hash);
+    (*state as u8, confirmed, kind).hash(&mut hash);
+    (lock.is_awaited(), waiters.is_empty(), lock.expires_at.is_none()).hash(&mut hash);
+    (lock.expected_long, lock.history.past.is_empty()).hash(&mut hash);
+    for problem in problems {
+        (problem.problem as u8, problem.certainty as u8).hash(&mut hash);
+        problem.acknowledged.is_some().hash(&mut hash);
+    }
+    hash.finish()
+}
+
+/// Returns the hash of the owners of a lock.
+fn owners_of(lock: &LockView, hasher: &RandomState) -> u64 {
+    let mut hash = hasher.build_hasher();
+    lock.id.deployment.hash(&mut hash);
+    for holder in &lock.holders {
+        let (client, thread) = holder.id.split_at(client_of(&holder.id).len());
+        (client, is_plain(thread), holder.since.exact).hash(&mut hash);
+        holder.client.as_deref().map(ClientView::identity).hash(&mut hash);
+    }
+    hash.finish()
+}
+
+impl Part {
+    /// Returns its locks, sorted by id.
+    #[must_use]
+    pub fn locks(&self) -> &[Arc<LockView>] {
+        &self.locks
+    }
+
+    /// Returns those with a problem or a waiter.
+    #[must_use]
+    pub fn notable(&self) -> &[Arc<LockView>] {
+        &self.notable
+    }
+
+    /// Returns the names of its locks, one after the other.
+    #[must_use]
+    pub fn names(&self) -> &[u8] {
+        &self.names
+    }
+
+    /// Returns the place of a lock's name among the names.
+    #[must_use]
+    #[inline]
+    pub fn name(&self, i: usize) -> Range<usize> {
+        let end = |i: usize| self.rows[i].name_end as usize;
+        i.checked_sub(1).map_or(0, end)..end(i)
+    }
+
+    #[must_use]
+    #[inline]
+    pub fn entry(&self, i: usize) -> Entry<'_> {
+        let (Row { class, owners, group, since, expires, .. }, lock) =
+            (self.rows[i], &self.locks[i]);
+        Entry { class, owners, group, since, expires, name: &self.names[self.name(i)], lock }
+    }
+
+    /// Returns the indices of its locks in the order of their first holders, and then of their names.
+    pub fn by_holder(&self) -> impl DoubleEndedIterator<Item = usize> + ExactSizeIterator + Clone {
+        self.by_holder.iter().map(|i| *i as usize)
+    }
+
+    /// Returns its locks, sorted by id.
+    pub fn entries(&self) -> impl Iterator<Item = Entry<'_>> {
+        (0..self.locks.len()).map(|i| self.entry(i))
+    }
+
+    #[must_use]
+    pub fn get(&self, id: &LockId) -> Option<&Arc<LockView>> {
+        find(&self.locks, id).ok().map(|i| &self.locks[i])
+    }
+
+    /// Inserts or replaces a lock. Returns the view that it replaces.
+    pub(super) fn put(
+        &mut self,
+        lock: Arc<LockView>,
+        hasher: &RandomState,
+    ) -> Option<Arc<LockView>> {
+        let is_notable = !lock.problems.is_empty() || lock.is_awaited();
+        self.set_notable(&lock.id, is_notable.then_some(&lock));
+        match find(&self.locks, &lock.id) {
+            Ok(i) => {
+                self.rows[i] = Row::of(&lock, self.rows[i].name_end, hasher);
+                let before = std::mem::replace(&mut self.locks[i], lock);
+                if first_holder(&before) != first_holder(&self.locks[i]) {
+                    self.by_holder.retain(|at| *at as usize != i);
+                    self.place_by_holder(i);
+                }
+                Some(before)
+            }
+            Err(i) => {
+                let name = lock.id.name.as_bytes();
+                let start = i.checked_sub(1).map_or(0, |i| self.rows[i].name_end);
+                let length = narrow(name.len());
+                let row = Row::of(&lock, start + length, hasher);
+                self.names.reserve_exact(name.len());
+                self.names.splice(start as usize..start as usize, name.iter().copied());
+                insert(&mut self.rows, i, row);
+                self.rows[i + 1..].iter_mut().for_each(|row| row.name_end += length);
+                insert(&mut self.locks, i, lock);
+                self.by_holder.iter_mut().for_each(|at| *at += u32::from(*at as usize >= i));
+                self.place_by_holder(i);
+                None
+            }
+        }
+    }
+
+    /// Removes a lock and returns it.
+    pub(super) fn remove(&mut self, id: &LockId) -> Option<Arc<LockView>> {
+        let i = find(&self.locks, id).ok()?;
+        self.set_notable(id, None);
+        let name = self.name(i);
+        let length = narrow(name.len());
+        self.names.drain(name);
+        self.rows.remove(i);
+        self.rows[i..].iter_mut().for_each(|row| row.name_end -= length);
+        self.by_holder.retain(|at| *at as usize != i);
+        self.by_holder.iter_mut().for_each(|at| *at -= u32::from(*at as usize > i));
+        Some(self.locks.remove(i))
+    }
+
+    /// Adds a lock's index to those in the order of holders.
+    fn place_by_holder(&mut self, i: usize) {
+        let place = |i: usize| {
+            let lock = &self.locks[i];
+            (first_holder(lock), lock.id.name.as_bytes(), i)
+        };
+        let at = self.by_holder.partition_point(|other| place(*other as usize) < place(i));
+        insert(&mut self.by_holder, at, narrow(i));
+    }
+
+    fn set_notable(&mut self, id: &LockId, lock: Option<&Arc<LockView>>) {
+        match (find(&self.notable, id), lock) {
+            (Ok(i), Some(lock)) => self.notable[i] = Arc::clone(lock),
+            (Ok(i), None) => drop(self.notable.remove(i)),
+            (Err(i), Some(lock)) => insert(&mut self.notable, i, Arc::clone(lock)),
+            (Err(_), None) => {}
+        }
+    }
+}
+
+/// Returns whether what follows the client in a holder's id is only a thread's number, and perhaps the suffix of a writer.
+#[must_use]
+pub fn is_plain(rest: &str) -> bool {
+    rest.bytes().all(|byte| b"-0123456789:write".contains(&byte))
+}
+
+/// Narrows an index or a length: parts are small, and names of locks too.
+fn narrow(number: usize) -> u32 {
+    u32::try_from(number).unwrap_or(u32::MAX)
+}
+
+/// Returns the id of a lock's first holder; empty without one.
+fn first_holder(lock: &LockView) -> &str {
+    lock.holders.first().map_or("", |holder| &holder.id)
+}
+
+fn find(locks: &[Arc<LockView>], id: &LockId) -> Result<usize, usize> {
+    locks.binary_search_by(|known| known.id.cmp(id))
+}
+
+/// Inserts without room for more: there are many parts.
+fn insert<T>(items: &mut Vec<T>, at: usize, item: T) {
+    items.reserve_exact(1);
+    items.insert(at, item);
+}

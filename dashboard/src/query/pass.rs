@@ -1,0 +1,203 @@
+//! A pass over all locks, which looks at one lock of each class, or of each class and owner. All else is read from what a part of
+//! the snapshot has side by side.
+
+use std::sync::Arc;
+
+use memchr::memmem::Finder;
+
+use super::Filter;
+use super::filter::Term;
+use super::words::Text;
+use crate::clock::SteadyMillis;
+use crate::model::types::{ByHash, Entry, LockView, Part};
+
+/// A filter's answer for a class of locks.
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+pub(super) enum Answer {
+    /// It matches none of them.
+    No,
+    /// It matches those whose names and instants it matches.
+    ByRow,
+    /// Each has to be looked at.
+    Look,
+}
+
+impl From<bool> for Answer {
+    fn from(yes: bool) -> Self {
+        if yes { Self::ByRow } else { Self::No }
+    }
+}
+
+/// What is known of a class of locks.
+#[derive(Debug, Clone, Copy)]
+struct Class {
+    answer: Answer,
+    /// The index of what was collected of it, once one of its locks has matched.
+    value: Option<usize>,
+}
+
+/// A pass over the locks that a filter matches. `T` is what it collects of each class.
+#[derive(Debug)]
+pub(super) struct Pass<'f, T> {
+    filter: &'f Filter,
+    now: SteadyMillis,
+    /// True if only the terms decide, whatever lists leave out otherwise.
+    only_terms: bool,
+    /// True if locks of different owners are of different classes.
+    by_owner: bool,
+    rows: RowTerms<'f>,
+    classes: ByHash<Class>,
+    /// In the order in which they were found.
+    values: Vec<T>,
+}
+
+impl<'f, T> Pass<'f, T> {
+    /// Returns a pass over the locks that [`Filter::matches`].
+    pub(super) fn new(filter: &'f Filter, now: SteadyMillis) -> Self {
+        let (rows, classes) = (RowTerms::new(filter, now), ByHash::default());
+        let by_owner = filter.asks_owner();
+        Self { filter, now, only_terms: false, by_owner, rows, classes, values: Vec::new() }
+    }
+
+    /// Returns a pass over the locks that [`Filter::terms_match`].
+    pub(super) fn of_terms(filter: &'f Filter, now: SteadyMillis) -> Self {
+        Self { only_terms: true, ..Self::new(filter, now) }
+    }
+
+    /// Makes locks of different owners be of different classes.
+    pub(super) fn by_owner(self) -> Self {
+        Self { by_owner: true, ..self }
+    }
+
+    /// Calls `each` with every lock of a part that matches, by its index, in order. `new` returns what there is to collect of a
+    /// class, of which it gets the first lock that matches.
+    pub(super) fn part<'s>(
+        &mut self,
+        part: &'s Part,
+        mut new: impl FnMut(&'s Arc<LockView>) -> T,
+        mut each: impl FnMut(&mut T, usize, Entry<'s>),
+    ) {
+        let Self { filter, now, only_terms, by_owner, rows, classes, values } = self;
+        rows.search(part);
+        // Neighbours are often of one class.
+        let mut last: Option<(u64, Class)> = None;
+        for i in (0..part.locks().len()).filter(|i| rows.found(*i)) {
+            let entry = part.entry(i);
+            if !rows.match_instants(&entry) {
+                continue;
+            }
+            let key = if *by_owner { entry.class_and_owners() } else { entry.class };
+            let mut class = match last {
+                Some((known, class)) if known == key => class,
+                _ => *classes.entry(key).or_insert_with(|| {
+                    let is_listed = *only_terms || filter.lists(entry.lock);
+                    let answer = if is_listed { filter.of_class(entry.lock) } else { Answer::No };
+                    Class { answer, value: None }
+                }),
+            };
+            let matches = match class.answer {
+                Answer::No => false,
+                Answer::ByRow => true,
+                Answer::Look => filter.terms_match(entry.lock, *now),
+            };
+            if matches {
+                let value = *class.value.get_or_insert_with(|| {
+                    values.push(new(entry.lock));
+                    let value = values.len() - 1;
+                    classes.insert(key, Class { value: Some(value), ..class });
+                    value
+                });
+                each(&mut values[value], i, entry);
+            }
+            last = Some((key, class));
+        }
+    }
+
+    /// Returns what was collected of each class, in the order in which they were found.
+    pub(super) fn into_values(self) -> Vec<T> {
+        self.values
+    }
+}
+
+/// The terms of a filter that ask for names and instants.
+#[derive(Debug)]
+struct RowTerms<'f> {
+    names: Vec<NameTerm<'f>>,
+    instants: Vec<&'f Term>,
+    now: SteadyMillis,
+    /// The names of a part in lower case.
+    lower: Vec<u8>,
+    /// True for the locks of a part whose names all terms match.
+    found: Vec<bool>,
+}
+
+#[derive(Debug)]
+enum NameTerm<'f> {
+    Part(Box<Finder<'f>>),
+    Other(&'f Text),
+    Prefix(&'f [u8]),
+}
+
+impl<'f> RowTerms<'f> {
+    fn new(filter: &'f Filter, now: SteadyMillis) -> Self {
+        let names = filter.0.iter().filter_map(|term| match term {
+            Term::Name(Text::Part(part)) => Some(NameTerm::Part(Box::new(Finder::new(part)))),
+            Term::Name(text) => Some(NameTerm::Other(text)),
+            Term::Prefix(prefix) => Some(NameTerm::Prefix(prefix)),
+            _ => None,
+        });
+        let instants = filter.0.iter().filter(|term| matches!(term, Term::Age(_) | Term::Ttl(_)));
+        let (names, instants) = (names.collect(), instants.collect());
+        Self { names, instants, now, lower: Vec::new(), found: Vec::new() }
+    }
+
+    /// Searches in the names of a part.
+    fn search(&mut self, part: &Part) {
+        let Self { names, lower, found, .. } = self;
+        if names.is_empty() {
+            return;
+        }
+        lower.clear();
+        lower.extend_from_slice(part.names());
+        lower.make_ascii_lowercase();
+        found.clear();
+        found.resize(part.locks().len(), true);
+        let name = |i: usize| &lower[part.name(i)];
+        for term in names {
+            match term {
+                NameTerm::Part(finder) => find_all(finder, lower, part, found),
+                NameTerm::Other(text) => keep(found, |i| text.matches_lower(name(i))),
+                NameTerm::Prefix(prefix) => keep(found, |i| name(i).starts_with(prefix)),
+            }
+        }
+    }
+
+    /// Returns whether the search has found a lock of the part.
+    fn found(&self, i: usize) -> bool {
+        self.names.is_empty() || self.found[i]
+    }
+
+    fn match_instants(&self, entry: &Entry<'_>) -> bool {
+        self.instants
+            .iter()
+            .all(|term| term.matches_instants(entry.since(), entry.expires_at(), self.now))
+    }
+}
+
+fn keep(found: &mut [bool], mut matches: impl FnMut(usize) -> bool) {
+    found.iter_mut().enumerate().for_each(|(i, found)| *found = *found && matches(i));
+}
+
+/// Keeps the locks whose names contain something. All names are searched at once.
+fn find_all(finder: &Finder<'_>, names: &[u8], part: &Part, found: &mut [bool]) {
+    let search = |from: usize| finder.find(&names[from..]).map_or(usize::MAX, |at| from + at);
+    let mut place = search(0);
+    for (i, found) in found.iter_mut().enumerate() {
+        let name = part.name(i);
+        if place < name.start {
+            place = search(name.start);
+        }
+        // A place that reaches into the next name is none.
+        *found = *found && place.saturating_add(finder.needle().len()) <= name.end;
+    }
+}

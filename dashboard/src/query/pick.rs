@@ -1,0 +1,409 @@
+//! One page of locks, picked out of all of them in a pass.
+
+use std::cmp::Ordering;
+use std::sync::Arc;
+
+use super::list::{Listed as _, Position, Query, Rank, Rows};
+use super::locks::{LockRow, rank, severity};
+use super::pass::Pass;
+use crate::clock::SteadyMillis;
+use crate::model::types::{Entry, Part, Snapshot};
+
+impl Query<LockRow> {
+    /// Returns the rows of this page.
+    #[must_use]
+    pub fn pick(&self, snapshot: &Snapshot, now: SteadyMillis) -> Rows<LockRow> {
+        let mut page = Page::new(self);
+        let mut pass = Pass::new(&self.filter, now);
+        for part in snapshot.parts() {
+            match self.sort {
+                "holder" => page.add_by_holder(part, &mut pass),
+                _ => page.add_by_rank(part, &mut pass),
+            }
+        }
+        let Page { before, total, goes_back, .. } = page;
+        if goes_back && before < self.limit {
+            // The first page is full, also where rows before its cursor have gone.
+            let mut first = self.clone();
+            first.edge = None;
+            return self.page(first.pick(snapshot, now).rows, 0, total);
+        }
+        self.page(page.into_rows(), self.first_row(before), total)
+    }
+}
+
+/// A lock that may get a row, as far as it is known before its view is looked at.
+#[derive(Debug, Clone, Copy)]
+struct Candidate<'s> {
+    class: u64,
+    rank: Rank,
+    name: &'s [u8],
+    lock: &'s LockRow,
+}
+
+impl<'s> Candidate<'s> {
+    fn new(rank: Rank, entry: Entry<'s>) -> Self {
+        Self { class: entry.class, rank, name: entry.name, lock: entry.lock }
+    }
+
+    fn compare(&self, other: &Self, sort: &str) -> Ordering {
+        self.compare_to(other.rank, other.name, sort, || other.lock.position(sort))
+    }
+
+    /// Compares with a position, by its rank and the name of its lock if they suffice.
+    fn compare_to<'p>(
+        &self,
+        rank: Rank,
+        name: &[u8],
+        sort: &str,
+        position: impl FnOnce() -> Position<'p>,
+    ) -> Ordering {
+        let by_name = || if sort == "holder" { Ordering::Equal } else { self.name.cmp(name) };
+        let order = self.rank.cmp(&rank).then_with(by_name);
+        order.then_with(|| self.lock.position(sort).cmp(&position()))
+    }
+}
+
+/// The page of a query, while parts are added.
+#[derive(Debug)]
+struct Page<'q, 's> {
+    query: &'q Query<LockRow>,
+    /// The place of the row that the page begins or ends with.
+    edge: Option<Position<'q>>,
+    /// True if it ends there.
+    goes_back: bool,
+    descends: bool,
+    /// The rows nearest to the edge, or the first ones, and some that may not be.
+    nearest: Vec<Candidate<'s>>,
+    /// The last of them, once there are enough.
+    bound: Option<Candidate<'s>>,
+    /// The number of matching locks, and of those before the edge.
+    total: usize,
+    before: usize,
+    /// Those of a part.
+    matching: Vec<Candidate<'s>>,
+    matches: Vec<bool>,
+}
+
+impl<'q, 's> Page<'q, 's> {
+    fn new(query: &'q Query<LockRow>) -> Self {
+        let (edge, goes_back) = query.edge().unzip();
+        Self {
+            query,
+            edge,
+            goes_back: goes_back == Some(true),
+            descends: query.order != LockRow::default_order(query.sort),
+            nearest: Vec::new(),
+            bound: None,
+            total: 0,
+            before: 0,
+            matching: Vec::new(),
+            matches: Vec::new(),
+        }
+    }
+
+    fn add_by_rank(&mut self, part: &'s Part, pass: &mut Pass<'_, u64>) {
+        let mut matching = std::mem::take(&mut self.matching);
+        let sort = self.query.sort;
+        let severity = |lock: &Arc<_>| severity(lock);
+        pass.part(part, severity, |severity, _, entry| {
+            let rank = rank(sort, || *severity, || entry.since(), entry.expires_at());
+            matching.push(Candidate::new(rank, entry));
+        });
+        self.total += matching.len();
+        if self.edge.is_some() {
+            matching.retain(|row| {
+                let is_before = self.is_before(row);
+                self.before += usize::from(is_before);
+                is_before == self.goes_back
+            });
+        }
+        // A part has its locks by name, so the nearest of a class and rank come first.
+        if self.descends != self.goes_back {
+            matching.reverse();
+        }
+        let mut rejected = None;
+        for row in matching.drain(..) {
+            let alike = (row.class, row.rank);
+            if rejected != Some(alike) && !self.offer(row) {
+                rejected = Some(alike);
+            }
+        }
+        self.matching = matching;
+    }
+
+    fn add_by_holder(&mut self, part: &'s Part, pass: &mut Pass<'_, u64>) {
+        self.matches.clear();
+        self.matches.resize(part.locks().len(), false);
+        pass.part(part, |_| 0, |_, i, _| self.matches[i] = true);
+        let mut sorted: Vec<usize> = part.by_holder().filter(|i| self.matches[*i]).collect();
+        self.total += sorted.len();
+        if self.descends {
+            sorted.reverse();
+        }
+        let row = |i: usize| Candidate::new((0, 0), part.entry(i));
+        if self.edge.is_some() {
+            let at_edge = sorted.partition_point(|i| self.is_before(&row(*i)));
+            self.before += at_edge;
+            if self.goes_back {
+                sorted.truncate(at_edge);
+            } else {
+                sorted.drain(..at_edge);
+            }
+        }
+        if self.goes_back {
+            sorted.reverse();
+        }
+        // If one is not near enough, all others are not either.
+        let _ = sorted.into_iter().try_for_each(|i| self.offer(row(i)).then_some(()));
+    }
+
+    /// Returns whether a row comes before the edge. A backward page's own edge does not.
+    fn is_before(&self, row: &Candidate<'_>) -> bool {
+        self.edge.is_some_and(|edge| {
+            let order = row.compare_to(edge.rank, edge.id.name, self.query.sort, || edge);
+            let order = if self.descends { order.reverse() } else { order };
+            order.is_lt() || (order.is_eq() && !self.goes_back)
+        })
+    }
+
+    /// Compares the distances of two rows from the edge.
+    fn compare(&self, a: &Candidate<'s>, b: &Candidate<'s>) -> Ordering {
+        let order = a.compare(b, self.query.sort);
+        if self.descends == self.goes_back { order } else { order.reverse() }
+    }
+
+    /// Adds a row. Returns false if it is not near enough.
+    fn offer(&mut self, row: Candidate<'s>) -> bool {
+        if self.bound.is_some_and(|bound| self.compare(&row, &bound).is_ge()) {
+            return false;
+        }
+        self.nearest.push(row);
+        if self.nearest.len() == 2 * self.query.limit {
+            let mut nearest = std::mem::take(&mut self.nearest);
+            let last = self.query.limit - 1;
+            nearest.select_nth_unstable_by(last, |a, b| self.compare(a, b));
+            nearest.truncate(self.query.limit);
+            self.bound = nearest.last().copied();
+            self.nearest = nearest;
+        }
+        true
+    }
+
+    /// Returns its rows in order.
+    fn into_rows(mut self) -> Vec<LockRow> {
+        let mut nearest = std::mem::take(&mut self.nearest);
+        nearest.sort_unstable_by(|a, b| self.compare(a, b));
+        nearest.truncate(self.query.limit);
+        if self.goes_back {
+            nearest.reverse();
+        }
+        nearest.into_iter().map(|row| Arc::clone(row.lock)).collect()
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use proptest::prelude::*;
+    use redisson::Kind;
+    use thin_vec::{ThinVec, thin_vec};
+
+    use super::*;
+    use crate::model::types::sums_by_looking;
+    use crate::model::types::{
+        ClientView, HolderView, LockView, PastHoldView, PastOfLock, Since, State, WaiterView,
+    };
+    use crate::query::facets::Facets;
+    use crate::query::facets::tests::by_looking;
+    use crate::query::fixtures::{acknowledged, leaked, lock};
+    use crate::query::owners::tests::{all_by_looking, owner_by_looking};
+    use crate::query::owners::{OwnerLocks, OwnerRow};
+    use crate::query::{Filter, Listed, Order, Published};
+
+    const NOW: SteadyMillis = SteadyMillis(2_000_000);
+
+    fn client() -> impl Strategy<Value = Option<ClientView>> {
+        let text = |values: &'static [&'static str]| {
+            prop::option::of(prop::sample::select(values).prop_map(str::to_owned))
+        };
+        let client = (
+            text(&["payments-6f7d9c5b44-x2k9p@web-7", "etl", "@b"]),
+            text(&["10.0.0.7", "10.0.0.8"]),
+            text(&["web-7", "52"]),
+            prop::option::of(any::<bool>()),
+            prop::option::of(any::<bool>()),
+        );
+        let client = client.prop_map(|(name, addr, host, alive, verified)| ClientView {
+            name,
+            addr,
+            host: host.map(Into::into),
+            alive,
+            verified,
+            ..ClientView::default()
+        });
+        prop::option::of(client)
+    }
+
+    fn holder_id() -> impl Strategy<Value = String> {
+        let client = prop::sample::select(vec![
+            "285475da-9152-4c83-822a-67ee2f116a79",
+            "aaaaaaaa-9152-4c83-822a-67ee2f116a52",
+            "odd",
+            "",
+        ]);
+        let rest = prop::sample::select(vec![":52", ":5", ":-7:write", ":main-thread", "", ":"]);
+        (client, rest).prop_map(|(client, rest)| format!("{client}{rest}"))
+    }
+
+    prop_compose! {
+        fn view()(
+            name in "(lock|Lock|é|:|[a-c]){1,4}",
+            deployment in prop::sample::select(vec!["main", "other"]),
+            (kind, group) in prop::sample::select(vec![(Kind::Lock, "x"), (Kind::Fair, "x"), (Kind::Lock, "y")]),
+            expected_long: bool,
+            (state, confirmed) in (0_u8..3, any::<bool>()),
+            holders in prop::collection::vec((holder_id(), client(), 0_u64..4, any::<bool>()), 0..3),
+            waiters in prop::collection::vec((holder_id(), client()), 0..2),
+            past in prop::collection::vec((holder_id(), 0_u64..4), 0..2),
+            expires in prop::option::of(1_999_998_u64..2_000_003),
+            trouble in 0_u8..4,
+        ) -> LockView {
+            let mut view = lock(&name);
+            let holder = view.holders.remove(0);
+            view.id.deployment = deployment.into();
+            view.kind = kind;
+            view.group = group.into();
+            view.expected_long = expected_long;
+            view.waiters_exact = expected_long;
+            view.state = [State::Held, State::Free, State::Unknown][usize::from(state)];
+            view.confirmed = confirmed;
+            for (id, client, at, exact) in holders {
+                let since = Since { at: SteadyMillis(NOW.0 - at), exact };
+                let (id, client) = (id.into(), client.map(Box::new));
+                view.holders.push(HolderView { id, client, since, ..holder.clone() });
+            }
+            for (id, client) in waiters {
+                let since = Since { at: SteadyMillis(1), exact: true };
+                let (id, client) = (id.into(), client.map(Box::new));
+                view.waiters.push(WaiterView { id, client, since, attempts: None });
+                view.waiting += 1;
+            }
+            let hold = |(id, at)| PastHoldView {
+                id,
+                since: Since { at: SteadyMillis(at), exact: true },
+                to: Some(SteadyMillis(at)),
+                ended: None,
+            };
+            let past = past.into_iter().map(hold).collect();
+            view.history = PastOfLock { past, ..PastOfLock::default() }.into();
+            view.expires_at = expires.map(SteadyMillis);
+            view.problems = match trouble {
+                0 => thin_vec![leaked()],
+                1 => thin_vec![acknowledged(), leaked()],
+                _ => ThinVec::new(),
+            };
+            view
+        }
+    }
+
+    fn filters() -> impl Strategy<Value = String> {
+        let terms = prop::sample::select(vec![
+            "lock",
+            "LOCK",
+            "a",
+            "l*",
+            "*a*",
+            "\"é\"",
+            "name:\"lock\"",
+            "prefix:lock:",
+            "prefix::",
+            "owner:52",
+            "owner:285475da",
+            "owner:7ee2f116a79:52",
+            "owner:*:52",
+            "owner:285*",
+            "owner:web*",
+            "owner:main",
+            "owner::5",
+            "owner:write",
+            "owner:odd",
+            "owner:web-7",
+            "host:web-7",
+            "host:10.0.0.7",
+            "service:payments",
+            "service:etl",
+            "deployment:main",
+            "kind:fair",
+            "problem:any",
+            "problem:none",
+            "problem:leaked",
+            "acknowledged:no",
+            "acknowledged:yes",
+            "db:0",
+            "db:1",
+            "age:>1ms",
+            "age:<2ms",
+            "ttl:>1ms",
+            "ttl:<1ms",
+            "ttl:none",
+            "confirmed:no",
+            "confirmed:yes",
+            "state:free",
+            "state:unknown",
+            "waiting:yes",
+            "waiting:no",
+        ]);
+        prop::collection::vec(terms, 0..3).prop_map(|terms| terms.join(" "))
+    }
+
+    proptest! {
+        #[test]
+        fn a_pass_finds_what_looking_at_every_lock_does(
+            rounds in prop::collection::vec(prop::collection::vec((view(), 0_u8..5), 0..20), 1..4),
+            filter in filters(), sort in prop::sample::select(LockRow::SORTS), ascending: bool,
+            limit in 1_usize..5,
+        ) {
+            let order = if ascending { Order::Ascending } else { Order::Descending };
+            let query = |cursor: Option<&str>| {
+                let of = (&*filter, Filter::parse(&filter).unwrap());
+                Query::<LockRow>::new(of, (sort, order), cursor, limit).unwrap()
+            };
+            let mut snapshot = Snapshot::empty();
+            for views in rounds {
+                for (view, what) in views {
+                    match what {
+                        0 => snapshot.remove(&view.id),
+                        _ => snapshot.put(Arc::new(view)),
+                    }
+                }
+                let snapshot = Arc::new(snapshot.clone());
+                let published = Published { snapshot: Arc::clone(&snapshot), contention: Arc::default() };
+                prop_assert_eq!(snapshot.sums(), sums_by_looking(&snapshot));
+                let facets = Facets::new(&filter, &snapshot, NOW);
+                prop_assert_eq!(facets, by_looking(&filter, &snapshot, NOW));
+                let parsed = Filter::parse(&filter).unwrap();
+                let owners = OwnerRow::all(&published, &parsed, NOW);
+                prop_assert_eq!(owners, all_by_looking(&snapshot, &parsed, NOW));
+                for id in ["285475da-9152-4c83-822a-67ee2f116a79", "odd", "odd:5", "",
+                    "285475da-9152-4c83-822a-67ee2f116a79:52"]
+                {
+                    let (of, main) = (&*snapshot, Arc::from("main"));
+                    prop_assert_eq!(
+                        OwnerLocks::new(of, &main, id, limit), owner_by_looking(of, &main, id, limit)
+                    );
+                }
+                let mut page = query(None);
+                loop {
+                    let (picked, expected) = (page.pick(&snapshot, NOW), page.rows(&published, NOW));
+                    prop_assert_eq!(&picked, &expected);
+                    if let Some(prev) = &expected.prev {
+                        let back = query(Some(prev));
+                        prop_assert_eq!(back.pick(&snapshot, NOW), back.rows(&published, NOW));
+                    }
+                    let Some(next) = expected.next else { break };
+                    page = query(Some(&next));
+                }
+            }
+        }
+    }
+}
