@@ -51,17 +51,16 @@ return redis.call('publish', 'redisson_lock__channel:{' .. KEYS[1] .. '}', '0')"
 const WATCH: &str = "window.lags = [];
 const seen = new Map();
 const list = document.getElementById('rows');
-const root = list ?? document.getElementById('lock-holders');
 const told = (part) => Number(/:(\\d{13})\\b/.exec(part.innerHTML)?.[1] ?? 0);
-const part = (node) => list ? (node.closest ? node : node.parentElement)?.closest('#rows tr') : root;
-const parts = list ? [...list.children] : [root];
+const part = (node) => (node.closest ? node : node.parentElement)?.closest('#rows tr, #lock-holders');
+const parts = list ? [...list.children] : [document.getElementById('lock-holders')];
 for (const one of parts) seen.set(one.id, told(one));
 new MutationObserver((changes) => {
   for (const one of new Set(changes.map((change) => part(change.target)))) {
     const at = one ? told(one) : 0;
     if (at && seen.get(one.id) !== at) { seen.set(one.id, at); window.lags.push(Date.now() - at); }
   }
-}).observe(root, { subtree: true, childList: true, attributes: true, characterData: true });
+}).observe(document.body, { subtree: true, childList: true, attributes: true, characterData: true });
 return parts.length;";
 
 /// The number of changes shown, with the median and the 99th percentile of their delay.
