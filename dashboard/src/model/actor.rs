@@ -23,7 +23,7 @@ const AT_ONCE: usize = 512;
 /// The interval at which deadlines are checked.
 const TICK: Duration = Duration::from_millis(20);
 /// The least time between two snapshots.
-const PUBLISH_INTERVAL: Duration = Duration::from_millis(50);
+const PUBLISH_INTERVAL: Duration = Duration::from_millis(40);
 /// The interval at which the last hour's counts are summed up.
 const COUNT_INTERVAL: Duration = Duration::from_secs(5);
 /// The interval of the model's tick.

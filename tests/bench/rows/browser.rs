@@ -122,8 +122,8 @@ pub(super) async fn browser(stage: Stage) -> Result<Vec<Round>> {
         let mut round = Round::default();
         round.figure("lockscope-dashboard", "changes/s", float(changes as u64) / seconds);
         for (window, shown, median, wanted, measured) in [
-            (&list, "shown in the list/s", "p50 ms, list", "list: p99 < 250 ms", "ms, list"),
-            (&lock, "shown of the lock/s", "p50 ms, lock", "lock: p99 < 250 ms", "ms, lock"),
+            (&list, "shown in the list/s", "p50 ms, list", "list: p99 < 100 ms", "ms, list"),
+            (&lock, "shown of the lock/s", "p50 ms, lock", "lock: p99 < 100 ms", "ms, lock"),
         ] {
             browser.switch_to(window).await?;
             let lags = browser.run(LAGS).await?;
@@ -131,7 +131,7 @@ pub(super) async fn browser(stage: Stage) -> Result<Vec<Round>> {
                 |i: usize| lags[i].as_f64().with_context(|| format!("nothing shown: {lags}"));
             round.figure("lockscope-dashboard", shown, figure(0)? / seconds);
             round.figure("lockscope-dashboard", median, figure(1)?);
-            round.target(wanted, measured, figure(2)?, Bound::AtMost(250.0));
+            round.target(wanted, measured, figure(2)?, Bound::AtMost(100.0));
         }
         round.target("< 20 MB/s to all", "MB/s", float(sent) / 1e6 / seconds, Bound::AtMost(20.0));
         round.target("< 1 core", "cores", cores, Bound::AtMost(1.0));

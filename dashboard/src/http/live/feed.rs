@@ -24,8 +24,8 @@ use crate::model::types::Delta;
 use crate::views::fragments::Fragments;
 use crate::views::live::Picture;
 
-/// The shortest time between two versions of a page.
-const VERSION_EACH: Duration = Duration::from_millis(100);
+/// The shortest time between two versions of a page: not longer than between two snapshots.
+const VERSION_EACH: Duration = Duration::from_millis(40);
 /// The longest time between two versions: the states of sources change without a delta.
 const RENDER_EACH: Duration = Duration::from_secs(1);
 
