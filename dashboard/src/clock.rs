@@ -44,6 +44,9 @@ pub fn now() -> Moment {
 }
 
 impl SteadyMillis {
+    /// The last instant that is told apart from later ones, in the year 10889.
+    pub const LAST: Self = Self((1 << 48) - 2);
+
     /// Returns the current instant.
     #[must_use]
     pub fn now() -> Self {

@@ -134,7 +134,10 @@ impl Facets {
             });
             add(&mut values[0], run.0, run.1);
         }
-        for (lock, count) in owners.into_values() {
+        let mut owners: Vec<(_, usize)> = owners.into_values().collect();
+        // Of too many values, the common ones count.
+        owners.sort_unstable_by_key(|(_, count)| std::cmp::Reverse(*count));
+        for (lock, count) in owners {
             for_each_owner(lock, |property, value| add(&mut values[property], value, count));
         }
         let mut views = [0; VIEWS.len()];
@@ -177,7 +180,7 @@ fn add(counts: &mut HashMap<Arc<str>, usize>, value: &str, more: usize) {
     }
 }
 
-/// Returns the views that have a lock that the terms of the filter without its view match.
+/// Returns for each view whether it has this lock, which `base` matches.
 fn in_views(base: &Filter, lock: &LockView) -> [bool; VIEWS.len()] {
     let has_problem = !lock.problems.is_empty();
     let is_active = lock.is_held() || lock.is_awaited() || has_problem;

@@ -221,7 +221,8 @@ impl Term {
             Self::Name(_) | Self::Prefix(_) | Self::Age(_) | Self::Ttl(_) => Answer::ByRow,
             Self::Owner(text) => {
                 let has_owner = |holder: &HolderView| {
-                    text.matches(client_of(&holder.id).as_bytes()) || names_owner(text, holder)
+                    text.matches_all_from(client_of(&holder.id).as_bytes())
+                        || names_owner(text, holder)
                 };
                 match lock.holders.iter().any(has_owner) {
                     true => Answer::ByRow,
@@ -299,7 +300,7 @@ impl Filter {
         self.lists(lock) && self.terms_match(lock, now)
     }
 
-    /// Returns whether its list has such a lock at all, whatever the terms say.
+    /// Returns whether its list may have this lock, as far as its other terms match.
     pub(super) fn lists(&self, lock: &LockView) -> bool {
         let asks_state = || self.0.iter().any(|term| matches!(term, Term::State(_)));
         let is_active = lock.is_held() || lock.is_awaited() || !lock.problems.is_empty();

@@ -73,7 +73,7 @@ struct Page<'q, 's> {
     /// True if it ends there.
     goes_back: bool,
     descends: bool,
-    /// The rows nearest to the edge, or the first ones, and some that may not be.
+    /// The rows nearest to the edge, or the first ones, and up to as many more.
     nearest: Vec<Candidate<'s>>,
     /// The last of them, once there are enough.
     bound: Option<Candidate<'s>>,
@@ -322,6 +322,8 @@ mod tests {
             "owner:7ee2f116a79:52",
             "owner:*:52",
             "owner:285*",
+            "owner:*79",
+            "owner:285*79*",
             "owner:web*",
             "owner:main",
             "owner::5",

@@ -100,7 +100,7 @@ impl SharedPages {
                 lists.remove(&key);
             }
         }
-        let list = Arc::new(List { used: Mutex::new(Instant::now()), state: Mutex::default() });
+        let list = Arc::new(List::new());
         tokio::spawn(self.clone().keep(key.clone(), Arc::downgrade(&list)));
         lists.insert(key, Arc::clone(&list));
         list
@@ -123,15 +123,16 @@ impl SharedPages {
 #[derive(Debug)]
 struct List {
     used: Mutex<Instant>,
-    state: Mutex<State>,
+    facets: Mutex<Option<Made<Facets>>>,
+    /// Each has a mutex of its own, so that no page waits for another.
+    pages: Mutex<HashMap<PageKey, Arc<Slot>>>,
 }
 
-#[derive(Debug, Default)]
-struct State {
-    facets: Option<Made<Facets>>,
-    /// By edge and limit.
-    pages: HashMap<(Option<Cursor>, usize), Made<Rows<LockRow>>>,
-}
+/// The edge and the limit of a page.
+type PageKey = (Option<Cursor>, usize);
+
+/// The place of a page; none before its first request.
+type Slot = Mutex<Option<Made<Rows<LockRow>>>>;
 
 /// What was made of a snapshot.
 #[derive(Debug)]
@@ -151,34 +152,45 @@ impl<T> Made<T> {
 }
 
 impl List {
+    fn new() -> Self {
+        let used = Mutex::new(Instant::now());
+        Self { used, facets: Mutex::default(), pages: Mutex::default() }
+    }
+
     /// Returns the number of locks by view and by property.
     fn facets(&self, hub: &Hub, query: &Query<LockRow>, at: SteadyMillis) -> Arc<Facets> {
-        let (snapshot, mut state) = (hub.snapshot(), lock(&self.state));
-        let before = state.facets.as_ref();
-        if let Some(facets) = before.and_then(|before| before.current(snapshot.seq, query, at)) {
-            return facets;
-        }
-        let it = Arc::new(Facets::new(&query.text, &snapshot, at));
-        state.facets = Some(Made { seq: snapshot.seq, at, it: Arc::clone(&it) });
-        it
+        let mut made = lock(&self.facets);
+        let snapshot = hub.snapshot();
+        let current = made.as_ref().and_then(|made| made.current(snapshot.seq, query, at));
+        current.unwrap_or_else(|| {
+            let it = Arc::new(Facets::new(&query.text, &snapshot, at));
+            *made = Some(Made { seq: snapshot.seq, at, it: Arc::clone(&it) });
+            it
+        })
     }
 
     /// Returns the rows of a page. Equal queries share them, and they stay the same object while none of them changes.
     fn rows(&self, hub: &Hub, query: &Query<LockRow>, at: SteadyMillis) -> Arc<Rows<LockRow>> {
-        let (snapshot, key) = (hub.snapshot(), (query.edge.clone(), query.limit));
-        let pages = &mut lock(&self.state).pages;
-        let before = pages.get(&key);
-        if let Some(rows) = before.and_then(|before| before.current(snapshot.seq, query, at)) {
+        let page = self.slot(query);
+        let mut made = lock(&page);
+        let snapshot = hub.snapshot();
+        if let Some(rows) = made.as_ref().and_then(|made| made.current(snapshot.seq, query, at)) {
             return rows;
         }
         let rows = query.pick(&snapshot, at);
-        let before = before.filter(|page| page.it.is_same(&rows));
-        let it = before.map_or_else(|| Arc::new(rows), |page| Arc::clone(&page.it));
+        let before = made.take().filter(|made| made.it.is_same(&rows));
+        let it = before.map_or_else(|| Arc::new(rows), |made| made.it);
+        *made = Some(Made { seq: snapshot.seq, at, it: Arc::clone(&it) });
+        it
+    }
+
+    /// Returns the place in which the page of a query is kept.
+    fn slot(&self, query: &Query<LockRow>) -> Arc<Slot> {
+        let (key, mut pages) = ((query.edge.clone(), query.limit), lock(&self.pages));
         if pages.len() >= MAX_PAGES && !pages.contains_key(&key) {
             pages.clear();
         }
-        pages.insert(key, Made { seq: snapshot.seq, at, it: Arc::clone(&it) });
-        it
+        Arc::clone(pages.entry(key).or_default())
     }
 }
 

@@ -84,6 +84,16 @@ impl Text {
         }
     }
 
+    /// Returns whether it matches every subject that begins with this.
+    pub(super) fn matches_all_from(&self, start: &[u8]) -> bool {
+        let goes_on = match self {
+            Self::Part(_) => true,
+            Self::Whole(_) => false,
+            Self::Glob(glob) => glob.ends_with(b"*"),
+        };
+        goes_on && self.matches(start)
+    }
+
     pub(super) fn matches_any(&self, subjects: &[Option<&str>]) -> bool {
         subjects.iter().flatten().any(|subject| self.matches(subject.as_bytes()))
     }

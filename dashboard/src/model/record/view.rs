@@ -44,7 +44,8 @@ impl Record {
 
     /// Returns the end of its time to live by the newest reading.
     fn expires_at(&self) -> Option<SteadyMillis> {
-        Some(SteadyMillis(self.observed_at().0.saturating_add(millis(self.ttl?))))
+        let end = SteadyMillis(self.observed_at().0.saturating_add(millis(self.ttl?)));
+        Some(end.min(SteadyMillis::LAST))
     }
 
     /// Builds a new view. A reading from before `readable_since` makes its state unknown.

@@ -1,6 +1,9 @@
 //! Locks from their discovery to their eviction.
 
 use super::*;
+use crate::query::list::Rows;
+use crate::query::locks::LockRow;
+use crate::query::{Filter, Order, Query};
 
 #[test]
 fn acquisition_renewal_and_release_are_observed() {
@@ -30,6 +33,28 @@ fn acquisition_renewal_and_release_are_observed() {
     let view = shown(&mut model, "a").unwrap();
     assert!(view.holders[0].since.exact, "it was known to be free half a second before");
     assert_eq!(view.renewals, None, "they were of another hold");
+}
+
+#[test]
+fn the_longest_leases_are_listed_last_by_time_to_live() {
+    let mut model = model();
+    read(&mut model, "for ever", 1_000, held(1, 1, Some(1 << 62)));
+    read(&mut model, "short", 1_000, held(1, 1, Some(30_000)));
+    shown(&mut model, "for ever");
+    let page = |filter: &str, order: Order, cursor: Option<&str>| {
+        let filter = (filter, Filter::parse(filter).unwrap());
+        let query = Query::<LockRow>::new(filter, ("ttl", order), cursor, 1).unwrap();
+        query.pick(&model.snapshot, stamp(1_000).steady)
+    };
+    let name = |rows: &Rows<LockRow>| rows.rows[0].id.name.to_string();
+    for (order, names) in
+        [(Order::Ascending, ["short", "for ever"]), (Order::Descending, ["for ever", "short"])]
+    {
+        let first = page("", order, None);
+        let second = page("", order, first.next.as_deref());
+        assert_eq!([name(&first), name(&second)], names);
+        assert_eq!(name(&page("ttl:>1h", order, None)), "for ever");
+    }
 }
 
 #[test]

@@ -1,5 +1,5 @@
-//! A part of a snapshot: some of the locks, and beside them what lists need of all of them. So a pass over all locks reads
-//! little memory, in order, and looks only at the locks that it returns.
+//! A part of a snapshot: some of the locks, and next to them what lists need of all of them. So a pass over all locks reads
+//! little memory, in order, and looks at few of the locks themselves.
 
 use std::hash::{BuildHasher, Hash, Hasher, RandomState};
 use std::ops::Range;
@@ -55,21 +55,22 @@ struct Instant([u8; 6]);
 
 impl Instant {
     fn new(at: Option<SteadyMillis>) -> Self {
-        let [a, b, c, d, e, f, ..] = at.map_or(u64::MAX, |at| at.0).to_le_bytes();
+        let millis = at.map_or(u64::MAX, |at| at.min(SteadyMillis::LAST).0);
+        let [a, b, c, d, e, f, ..] = millis.to_le_bytes();
         Self([a, b, c, d, e, f])
     }
 
     fn get(self) -> Option<SteadyMillis> {
         let Self([a, b, c, d, e, f]) = self;
         let at = u64::from_le_bytes([a, b, c, d, e, f, 0, 0]);
-        (at < (1 << 48) - 1).then_some(SteadyMillis(at))
+        Some(SteadyMillis(at)).filter(|at| *at <= SteadyMillis::LAST)
     }
 }
 
 /// A lock of a part, seen without looking at its view.
 #[derive(Debug, Clone, Copy)]
 pub struct Entry<'a> {
-    /// A hash of all that locks are filtered and counted by, except for the name, the owners, the group and instants.
+    /// A hash of all that locks are filtered, sorted and counted by, except for the name, the owners, the group and instants.
     pub class: u64,
     /// A hash of the clients that hold it and of their processes, but not of their threads.
     pub owners: u64,

@@ -12,7 +12,7 @@ use super::problem::ProblemKind;
 use super::sums::Sums;
 use crate::clock::SteadyMillis;
 
-/// A snapshot has as many shards as a shard has parts, and four times as many of both once parts have become large. Only shards and
+/// A snapshot has as many shards as a shard has parts. Once parts have become large, both numbers grow by four. Only shards and
 /// parts with changes are copied: at a million locks, a changed one takes about 60 others of its part with it.
 const FEWEST: usize = 2;
 const MOST: usize = 128;
@@ -46,7 +46,7 @@ type Shard = Vec<Arc<Part>>;
 /// A walk through all locks, which goes on in later snapshots.
 #[derive(Debug, Clone, Copy, Default)]
 pub struct Walk {
-    /// The parts that it has passed, if there were as many as there can be.
+    /// The parts that it has passed, counted as if there were the most parts.
     parts: usize,
 }
 
@@ -182,7 +182,7 @@ impl Snapshot {
         self.place_at(usize::try_from(hash % (MOST * MOST) as u64).unwrap_or(0))
     }
 
-    /// Returns the place of a part, by its index if there were as many as there can be.
+    /// Returns the place of a part by its index, counted as if there were the most parts.
     fn place_at(&self, index: usize) -> (usize, usize) {
         let (side, part) = (self.shards.len(), index / self.step());
         (part / side, part % side)
