@@ -1,6 +1,7 @@
 //! A part of a snapshot: some of the locks, and next to them what lists need of all of them. So a pass over all locks reads
 //! little memory, in order, and looks at few of the locks themselves.
 
+use std::cmp::Ordering;
 use std::hash::{BuildHasher, Hash, Hasher, RandomState};
 use std::ops::Range;
 use std::sync::Arc;
@@ -10,7 +11,7 @@ use super::id::LockId;
 use super::lock_view::{LockView, client_of};
 use crate::clock::SteadyMillis;
 
-/// Some of the locks, sorted by id.
+/// Some of the locks, sorted by name, and those of one name by deployment and database.
 #[derive(Debug, Clone, Default)]
 pub struct Part {
     locks: Vec<Arc<LockView>>,
@@ -130,7 +131,7 @@ fn owners_of(lock: &LockView, hasher: &RandomState) -> u64 {
 }
 
 impl Part {
-    /// Returns its locks, sorted by id.
+    /// Returns its locks in order.
     #[must_use]
     pub fn locks(&self) -> &[Arc<LockView>] {
         &self.locks
@@ -169,14 +170,14 @@ impl Part {
         self.by_holder.iter().map(|i| *i as usize)
     }
 
-    /// Returns its locks, sorted by id.
+    /// Returns its locks in order.
     pub fn entries(&self) -> impl Iterator<Item = Entry<'_>> {
         (0..self.locks.len()).map(|i| self.entry(i))
     }
 
     #[must_use]
     pub fn get(&self, id: &LockId) -> Option<&Arc<LockView>> {
-        find(&self.locks, id).ok().map(|i| &self.locks[i])
+        self.find(id).ok().map(|i| &self.locks[i])
     }
 
     /// Inserts or replaces a lock. Returns the view that it replaces.
@@ -187,7 +188,7 @@ impl Part {
     ) -> Option<Arc<LockView>> {
         let is_notable = !lock.problems.is_empty() || lock.is_awaited();
         self.set_notable(&lock.id, is_notable.then_some(&lock));
-        match find(&self.locks, &lock.id) {
+        match self.find(&lock.id) {
             Ok(i) => {
                 self.rows[i] = Row::of(&lock, self.rows[i].name_end, hasher);
                 let before = std::mem::replace(&mut self.locks[i], lock);
@@ -216,7 +217,7 @@ impl Part {
 
     /// Removes a lock and returns it.
     pub(super) fn remove(&mut self, id: &LockId) -> Option<Arc<LockView>> {
-        let i = find(&self.locks, id).ok()?;
+        let i = self.find(id).ok()?;
         self.set_notable(id, None);
         let name = self.name(i);
         let length = narrow(name.len());
@@ -228,18 +229,34 @@ impl Part {
         Some(self.locks.remove(i))
     }
 
+    /// Returns the index of a lock, or the one that it would have. Few names are equal, so it looks at few locks.
+    fn find(&self, id: &LockId) -> Result<usize, usize> {
+        let (mut low, mut high) = (0, self.locks.len());
+        while low < high {
+            let middle = low.midpoint(high);
+            let names = self.names[self.name(middle)].cmp(id.name.as_bytes());
+            match names.then_with(|| self.locks[middle].id.cmp(id)) {
+                Ordering::Less => low = middle + 1,
+                Ordering::Equal => return Ok(middle),
+                Ordering::Greater => high = middle,
+            }
+        }
+        Err(low)
+    }
+
     /// Adds a lock's index to those in the order of holders.
     fn place_by_holder(&mut self, i: usize) {
         let place = |i: usize| {
             let lock = &self.locks[i];
             (first_holder(lock), lock.id.name.as_bytes(), i)
         };
-        let at = self.by_holder.partition_point(|other| place(*other as usize) < place(i));
+        let its = place(i);
+        let at = self.by_holder.partition_point(|other| place(*other as usize) < its);
         insert(&mut self.by_holder, at, narrow(i));
     }
 
     fn set_notable(&mut self, id: &LockId, lock: Option<&Arc<LockView>>) {
-        match (find(&self.notable, id), lock) {
+        match (self.notable.binary_search_by(|known| known.id.cmp(id)), lock) {
             (Ok(i), Some(lock)) => self.notable[i] = Arc::clone(lock),
             (Ok(i), None) => drop(self.notable.remove(i)),
             (Err(i), Some(lock)) => insert(&mut self.notable, i, Arc::clone(lock)),
@@ -262,10 +279,6 @@ fn narrow(number: usize) -> u32 {
 /// Returns the id of a lock's first holder; empty without one.
 fn first_holder(lock: &LockView) -> &str {
     lock.holders.first().map_or("", |holder| &holder.id)
-}
-
-fn find(locks: &[Arc<LockView>], id: &LockId) -> Result<usize, usize> {
-    locks.binary_search_by(|known| known.id.cmp(id))
 }
 
 /// Inserts without room for more: there are many parts.
