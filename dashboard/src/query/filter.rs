@@ -246,7 +246,7 @@ fn names_owner(text: &Text, holder: &HolderView) -> bool {
     })
 }
 
-/// Returns whether a text that the client does not match alone may match an id of a holder of that client.
+/// Returns whether a text may match an id of a holder of this client, if it does not match the client alone.
 fn may_match_id(text: &Text, id: &str) -> bool {
     let (client, rest) = id.split_at(client_of(id).len());
     let is_plain_text = |text: &[u8]| std::str::from_utf8(text).is_ok_and(is_plain);
@@ -255,7 +255,7 @@ fn may_match_id(text: &Text, id: &str) -> bool {
     }
     match text {
         Text::Part(part) => match part.iter().position(|byte| *byte == b':') {
-            // What is before the colon ends the client, or is beyond it as a whole.
+            // What is before the colon is the end of the client, or comes after it as a whole.
             Some(colon) => {
                 let before = &part[..colon];
                 let end = client.len().checked_sub(before.len());
@@ -300,7 +300,7 @@ impl Filter {
         self.lists(lock) && self.terms_match(lock, now)
     }
 
-    /// Returns whether its list may have this lock, as far as its other terms match.
+    /// Returns whether its list can have this lock, if all its other terms match.
     pub(super) fn lists(&self, lock: &LockView) -> bool {
         let asks_state = || self.0.iter().any(|term| matches!(term, Term::State(_)));
         let is_active = lock.is_held() || lock.is_awaited() || !lock.problems.is_empty();

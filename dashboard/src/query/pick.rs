@@ -73,7 +73,7 @@ struct Page<'q, 's> {
     /// True if it ends there.
     goes_back: bool,
     descends: bool,
-    /// The rows nearest to the edge, or the first ones, and up to as many more.
+    /// The rows nearest to the edge, or the first ones; up to twice as many as the page has.
     nearest: Vec<Candidate<'s>>,
     /// The last of them, once there are enough.
     bound: Option<Candidate<'s>>,

@@ -78,7 +78,7 @@ impl ClientView {
         self.host.as_deref().or_else(named).or(self.addr.as_deref())
     }
 
-    /// Returns all that lists tell clients apart by: neither its session nor its hold.
+    /// Returns the fields by which lists tell clients apart: all but those of its session and its hold.
     pub(super) fn identity(&self) -> impl Hash + use<'_> {
         let Self { addr, name, host, pid, comm, alive, verified, unverified_because, .. } = self;
         (addr, name, host, pid, comm, alive, verified, unverified_because)

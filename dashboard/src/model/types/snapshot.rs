@@ -12,11 +12,11 @@ use super::problem::ProblemKind;
 use super::sums::Sums;
 use crate::clock::SteadyMillis;
 
-/// A snapshot has as many shards as a shard has parts. Once parts have become large, both numbers grow by four. Only shards and
-/// parts with changes are copied: at a million locks, a changed one takes about 60 others of its part with it.
+/// A snapshot has as many shards as a shard has parts. Once parts have become large, both numbers are multiplied by four. Only shards and
+/// parts with changes are copied: at a million locks, a change to one copies the about 60 others in its part.
 const FEWEST: usize = 2;
 const MOST: usize = 128;
-/// The locks for each part from which there are more parts.
+/// The mean number of locks in a part above which there are more parts.
 const LARGE: usize = 64;
 
 /// All locks at one instant. Cheap to clone and to keep.
@@ -188,7 +188,7 @@ impl Snapshot {
         (part / side, part % side)
     }
 
-    /// Returns the number of parts that there could be for each.
+    /// Returns the number of parts for each part of now, if there were the most parts.
     fn step(&self) -> usize {
         (MOST / self.shards.len()).pow(2)
     }
