@@ -157,7 +157,8 @@ impl App {
         let gaps = self.history(|archive| async move { archive.gaps(from, to).await }).await?;
         page.gaps = gaps.into_iter().filter(|gap| !is_just_now(gap, now)).collect();
         if let Some(at) = params.at.as_deref().filter(|at| !at.trim().is_empty()) {
-            let at = instant("at", at, now)?;
+            // The last part of the strip ends in the future.
+            let at = instant("at", at, now)?.min(now);
             page.then = Some(self.held_at(at, HOLDS, &filter).await?);
         }
         Ok(page)

@@ -96,7 +96,7 @@ async fn a_click_on_the_strip_shows_what_was_held() -> Result<()> {
     browser.open(&dashboard.url("/history?from=-15m")).await?;
     let hatched = "document.querySelector('.strip .unseen-time')";
     until(&browser, &format!("document.querySelector('.strip .bar') && {hatched}")).await;
-    // The last bar has been observed; its middle may be to come.
+    // It leads to the end of its part, or to now if that is to come.
     let click = "const links = [...document.querySelectorAll('.strip a')].filter((a) => a.querySelector('.bar'));
         links.at(-1).dispatchEvent(new MouseEvent('click', {bubbles: true, cancelable: true}))";
     browser.run(click).await?;

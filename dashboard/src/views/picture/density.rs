@@ -32,7 +32,7 @@ struct Part {
     problem: bool,
     action: bool,
     words: String,
-    /// The page with the time cursor in its middle.
+    /// The page with the time cursor at its end, so that it shows what came of its events.
     link: Option<String>,
 }
 
@@ -87,7 +87,7 @@ impl Strip {
                     .enumerate()
                     .any(|(kind, n)| kind >= FIRST_ACTION && shown(kind) && *n > 0),
                 words: format!("{}: {}", time_of_day(start), counts(bucket, shown)),
-                link: link(SteadyMillis(start.0 + (end.0.saturating_sub(start.0)) / 2)),
+                link: link(SteadyMillis(end.0.saturating_sub(1).max(start.0))),
             }
         };
         let millis = density.to.0.saturating_sub(density.from.0).max(1);
@@ -139,4 +139,23 @@ fn counts(bucket: &[u64; EVENT_WORDS.len()], shown: impl Fn(usize) -> bool) -> S
 /// A type of event as a word for people.
 pub(in super::super) fn word(event: &str) -> String {
     event.replace('_', " ")
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+    use crate::views::tests::fixtures;
+
+    #[test]
+    fn a_part_leads_to_its_end_after_all_its_events() {
+        let page = fixtures::history(true, fixtures::happened());
+        let strip = Strip::new(&page, |at| Some(at.0.to_string()));
+        let last = strip.parts.iter().rposition(|part| part.high > 0).unwrap();
+        let newest = page.rows.iter().map(|row| row.at.0).max().unwrap();
+        let leads_to = |part: &Part| part.link.as_ref().unwrap().parse::<u64>().unwrap();
+        assert!(leads_to(&strip.parts[last]) >= newest);
+        for (i, part) in strip.parts.iter().enumerate() {
+            assert_eq!(leads_to(part) + 1, page.density.start(i + 1).0, "{i}");
+        }
+    }
 }

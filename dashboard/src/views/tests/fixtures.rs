@@ -455,7 +455,7 @@ pub(super) fn owner(of: &LockView) -> OwnerPage {
     }
 }
 
-pub(super) fn history(kept: bool, rows: Vec<EventRow>) -> HistoryPage {
+pub(in crate::views) fn history(kept: bool, rows: Vec<EventRow>) -> HistoryPage {
     let (from, to) = (ago(3_600_000), ago(0));
     let mut density = Density::new(from, to);
     for row in &rows {
@@ -501,7 +501,7 @@ pub(super) fn history_at() -> HistoryPage {
     }
 }
 
-pub(super) fn happened() -> Vec<EventRow> {
+pub(in crate::views) fn happened() -> Vec<EventRow> {
     let locks = troubled();
     let seen = |lock: &LockView| -> Vec<EventRow> {
         lock.events.views().map(|event| EventRow::seen(&lock.id, event)).collect()
