@@ -24,6 +24,7 @@ use crate::query::facets::Facets;
 use crate::query::incidents::IncidentRow;
 use crate::query::owners::OwnerRow;
 use crate::query::problems::ProblemRow;
+use crate::query::shared::Counted;
 use crate::query::{self, Filter, Listed, LockRow, Order, Paged, Published, Rows};
 use crate::views::{ListPage, ListView};
 
@@ -77,12 +78,12 @@ impl<T: Listed> ListRequest<T> {
 }
 
 impl App {
-    /// Returns the rows of a list as of now; none if its filter is wrong.
+    /// Returns the rows of a list and its counts as of now; none if its filter is wrong.
     #[must_use]
-    pub fn rows<T: Paged>(&self, request: &ListRequest<T>) -> Arc<Rows<T>> {
+    pub fn counted<T: Paged>(&self, request: &ListRequest<T>) -> Counted<T> {
         match &request.query {
-            Ok(query) => T::page(query, &self.hub, &self.pages),
-            Err(_) => Arc::default(),
+            Ok(query) => T::counted(query, &self.hub, &self.pages),
+            Err(_) => Counted { rows: Arc::default(), facets: None },
         }
     }
 
@@ -92,7 +93,7 @@ impl App {
         &self,
         address: &str,
         request: &ListRequest<T>,
-        rows: &Rows<T>,
+        Counted { rows, facets }: &Counted<T>,
     ) -> ListPage<T> {
         ListPage {
             chrome: self.chrome(address),
@@ -107,11 +108,7 @@ impl App {
             cursor: request.params.cursor().map(str::to_owned),
             next: rows.next.clone(),
             prev: rows.prev.clone(),
-            facets: request
-                .query
-                .as_ref()
-                .ok()
-                .and_then(|query| T::facets(query, &self.hub, &self.pages)),
+            facets: facets.clone(),
             cleared: match T::CLEARED {
                 true => Arc::clone(&self.hub.snapshot().cleared),
                 false => Arc::default(),
@@ -266,10 +263,12 @@ fn list<T: Paged + Record>(app: &App, params: Params) -> Result<Response, ApiErr
     let has_facets = params.facets::<T>()?;
     let request = ListRequest::<T>::new(params, limit)?;
     let query = request.query()?;
-    let rows = app.rows(&request);
+    let Counted { rows, facets } = match has_facets {
+        true => T::counted(query, &app.hub, &app.pages),
+        false => Counted { rows: T::page(query, &app.hub, &app.pages), facets: None },
+    };
     Ok(match format {
         Format::Json => {
-            let facets = has_facets.then(|| T::facets(query, &app.hub, &app.pages)).flatten();
             let published = Published::latest(&app.hub);
             Json(ListJson { rows, facets, published }).into_response()
         }

@@ -1,6 +1,7 @@
 //! The pages of lists that several readers share: they are made once for each snapshot.
 
 use std::collections::HashMap;
+use std::panic::resume_unwind;
 use std::sync::{Arc, Mutex, MutexGuard, PoisonError, Weak};
 use std::time::Duration;
 
@@ -25,21 +26,30 @@ const KEEP: Duration = Duration::from_secs(60);
 const MAX_LISTS: usize = 128;
 /// The most pages of a list that are kept.
 const MAX_PAGES: usize = 64;
+/// The least number of locks from which a page's rows and its counts are made by two threads.
+const WORTH_A_THREAD: usize = 50_000;
 /// The time for which a page is valid if its filter depends on the clock, milliseconds.
 const MOVING_MS: u64 = 1_000;
 
+/// A page of a list, and the counts that the list shows for its query, if it shows some.
+#[derive(Debug)]
+pub struct Counted<T> {
+    pub rows: Arc<Rows<T>>,
+    pub facets: Option<Arc<Facets>>,
+}
+
 /// A list that pages and the API show.
 pub trait Paged: Listed {
-    /// Returns the counts that the list's page shows for a query, if it shows some.
-    #[must_use]
-    fn facets(_query: &Query<Self>, _hub: &Arc<Hub>, _shared: &SharedPages) -> Option<Arc<Facets>> {
-        None
-    }
-
     /// Returns the rows of a query as of the latest snapshot.
     #[must_use]
     fn page(query: &Query<Self>, hub: &Arc<Hub>, _shared: &SharedPages) -> Arc<Rows<Self>> {
         Arc::new(query.rows(&Published::latest(hub), SteadyMillis::now()))
+    }
+
+    /// Returns the same with the list's counts.
+    #[must_use]
+    fn counted(query: &Query<Self>, hub: &Arc<Hub>, shared: &SharedPages) -> Counted<Self> {
+        Counted { rows: Self::page(query, hub, shared), facets: None }
     }
 }
 
@@ -57,10 +67,6 @@ impl Paged for ProblemRow {}
 impl Paged for ContentionRow {}
 
 impl Paged for LockRow {
-    fn facets(query: &Query<Self>, hub: &Arc<Hub>, shared: &SharedPages) -> Option<Arc<Facets>> {
-        Some(shared.list(query).facets(hub, query, SteadyMillis::now()))
-    }
-
     fn page(query: &Query<Self>, hub: &Arc<Hub>, shared: &SharedPages) -> Arc<Rows<Self>> {
         if query.limit <= MAX_ROWS {
             shared.list(query).rows(hub, query, SteadyMillis::now())
@@ -68,6 +74,21 @@ impl Paged for LockRow {
             // A whole list is too large to keep.
             Arc::new(query.pick(&hub.snapshot(), SteadyMillis::now()))
         }
+    }
+
+    fn counted(query: &Query<Self>, hub: &Arc<Hub>, shared: &SharedPages) -> Counted<Self> {
+        let (list, now) = (shared.list(query), SteadyMillis::now());
+        let (rows, facets) =
+            if list.has_facets(hub, query, now) || hub.snapshot().len() < WORTH_A_THREAD {
+                (Self::page(query, hub, shared), list.facets(hub, query, now))
+            } else {
+                std::thread::scope(|scope| {
+                    let facets = scope.spawn(|| list.facets(hub, query, now));
+                    let rows = Self::page(query, hub, shared);
+                    (rows, facets.join().unwrap_or_else(|panic| resume_unwind(panic)))
+                })
+            };
+        Counted { rows, facets: Some(facets) }
     }
 }
 
@@ -157,6 +178,12 @@ impl List {
         Self { used, facets: Mutex::default(), pages: Mutex::default() }
     }
 
+    /// Returns true if its counts need not be made.
+    fn has_facets(&self, hub: &Hub, query: &Query<LockRow>, at: SteadyMillis) -> bool {
+        let made = lock(&self.facets);
+        made.as_ref().is_some_and(|made| made.current(hub.snapshot().seq, query, at).is_some())
+    }
+
     /// Returns the number of locks by view and by property.
     fn facets(&self, hub: &Hub, query: &Query<LockRow>, at: SteadyMillis) -> Arc<Facets> {
         let mut made = lock(&self.facets);
@@ -230,7 +257,7 @@ mod tests {
         let start = SteadyMillis(2_000_000);
         add(&hub, "b", start);
         let all = query("");
-        let counted = || LockRow::facets(&all, &hub, &shared).unwrap();
+        let counted = || LockRow::counted(&all, &hub, &shared).facets.unwrap();
         let rows = LockRow::page(&all, &hub, &shared);
         assert_eq!((rows.total, counted().views[0]), (1, 1));
         assert!(Arc::ptr_eq(&counted(), &counted()));

@@ -120,9 +120,9 @@ impl Topic {
     ) -> Result<Option<(Picture, Option<Viewed>)>, askama::Error> {
         let made = match self {
             Self::Locks(request) => {
-                let rows = app.rows(request);
-                let page = app.list_page(address, request, &rows);
-                (Picture::list(&page, before, fragments)?, Some(Viewed::Rows(rows)))
+                let list = app.counted(request);
+                let page = app.list_page(address, request, &list);
+                (Picture::list(&page, before, fragments)?, Some(Viewed::Rows(list.rows)))
             }
             Self::Lock(params, id, last) => {
                 let subject = subject_of(app, id, last).await;
@@ -169,7 +169,7 @@ fn list_picture<T: ListView>(
     request: &ListRequest<T>,
     before: Option<&Picture>,
 ) -> Result<Picture, askama::Error> {
-    let page = app.list_page(address, request, &app.rows(request));
+    let page = app.list_page(address, request, &app.counted(request));
     Picture::list(&page, before, fragments)
 }
 
