@@ -9,7 +9,7 @@ use utoipa::ToSchema;
 use super::pass::Pass;
 use super::{Filter, quoted, with_term};
 use crate::clock::SteadyMillis;
-use crate::model::types::{ByHash, ClientView, LockView, Snapshot, State};
+use crate::model::types::{ByNumber, ClientView, LockView, Snapshot, State};
 use crate::schema::schema_of;
 
 /// The views of the list of locks, each with the terms that choose it.
@@ -114,7 +114,7 @@ impl Facets {
         let parse = |text: &str| Filter::parse(text).unwrap_or_default();
         let (whole, base) = (parse(text), parse(&Filter::without_view(text)));
         let chosen = whole.prefix().unwrap_or_default();
-        let (mut values, mut owners) = (Values::default(), ByHash::default());
+        let (mut values, mut owners) = (Values::default(), ByNumber::default());
         let mut pass = Pass::of_terms(&base, now);
         for part in snapshot.parts() {
             // Neighbours often have the same prefix.
@@ -124,7 +124,7 @@ impl Facets {
                 if !class.matches {
                     return;
                 }
-                owners.entry(entry.owners).or_insert((entry.lock, 0)).1 += 1;
+                owners.get_or_insert_with(entry.class_with_owners(), || (entry.lock, 0)).1 += 1;
                 if run.0.is_empty() || !entry.name.starts_with(run.0.as_bytes()) {
                     let Some(prefix) = prefix(entry.name, chosen) else { return };
                     add(&mut values[0], run.0, run.1);

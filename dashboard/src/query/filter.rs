@@ -216,7 +216,7 @@ impl Term {
     }
 
     /// Returns the answer for all locks of the class of this one.
-    fn of_class(&self, lock: &LockView) -> Answer {
+    pub(super) fn of_class(&self, lock: &LockView) -> Answer {
         match self {
             Self::Name(_) | Self::Prefix(_) | Self::Age(_) | Self::Ttl(_) => Answer::ByRow,
             Self::Owner(text) => {
@@ -227,7 +227,7 @@ impl Term {
                 match lock.holders.iter().any(has_owner) {
                     true => Answer::ByRow,
                     false if lock.holders.iter().any(|it| may_match_id(text, &it.id)) => {
-                        Answer::Look
+                        Answer::ByThread
                     }
                     false => Answer::No,
                 }
@@ -338,13 +338,13 @@ impl Filter {
     /// Returns the answer of all terms for the class of a lock.
     pub(super) fn of_class(&self, lock: &LockView) -> Answer {
         let mut answers = self.0.iter().map(|term| term.of_class(lock));
-        let look = answers.try_fold(false, |look, answer| match answer {
+        let by_thread = answers.try_fold(false, |by_thread, answer| match answer {
             Answer::No => None,
-            answer => Some(look || answer == Answer::Look),
+            answer => Some(by_thread || answer == Answer::ByThread),
         });
-        match look {
+        match by_thread {
             None => Answer::No,
-            Some(true) => Answer::Look,
+            Some(true) => Answer::ByThread,
             Some(false) => Answer::ByRow,
         }
     }

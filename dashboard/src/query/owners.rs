@@ -1,6 +1,6 @@
 //! The clients that hold locks or wait for them, one by one, by service or by host.
 
-use std::collections::BTreeMap;
+use std::collections::{BTreeMap, HashMap};
 use std::sync::Arc;
 
 use serde::Serialize;
@@ -135,28 +135,25 @@ impl Listed for OwnerRow {
 
     /// Returns a row for each process.
     fn all(published: &Published, filter: &Filter, now: SteadyMillis) -> Vec<Self> {
-        let mut processes: BTreeMap<Process<'_>, Self> = BTreeMap::new();
+        let mut processes = Processes::default();
         let mut pass = Pass::new(filter, now).by_owner();
         for part in published.snapshot.parts() {
-            pass.part(part, Class::new, |class, _, entry| {
-                if class.lock.holders.len() > 1 || !class.lock.waiters.is_empty() {
-                    add_lock(&mut processes, entry.lock);
-                    return;
+            pass.part(part, Class::new, |class, _, entry| match class.holder {
+                Some(holder) => {
+                    if class.holds == 0 {
+                        let client = holder.client.as_deref();
+                        class.row = processes.row(&class.lock.id.deployment, &holder.id, client);
+                        processes.rows[class.row].identified(client);
+                    }
+                    class.add(entry.since());
                 }
-                let Some(holder) = class.lock.holders.first() else { return };
-                if class.holds == 0 {
-                    let row = of(&mut processes, &class.lock.id.deployment, holder);
-                    row.identified(holder.client.as_deref());
-                }
-                class.add(entry.since());
+                None => processes.add(entry.lock),
             });
         }
-        for class in pass.into_values() {
-            if let [holder] = class.lock.holders.as_slice() {
-                class.add_to(of(&mut processes, &class.lock.id.deployment, holder));
-            }
+        for class in pass.into_values().filter(|class| class.holds > 0) {
+            class.add_to(&mut processes.rows[class.row]);
         }
-        processes.into_values().collect()
+        processes.into_rows()
     }
 
     fn grouped(processes: Vec<Self>, by: &'static str) -> Vec<Self> {
@@ -181,11 +178,18 @@ impl Listed for OwnerRow {
     }
 }
 
-/// The locks of a class, of which each has one holder and no waiters.
+/// The locks of a class with their owners.
 #[derive(Debug)]
 struct Class<'s> {
     /// One of them.
     lock: &'s LockView,
+    /// Its holder, if each has one and no waiters.
+    holder: Option<&'s HolderView>,
+    has_problems: bool,
+    /// True if the beginnings of the holds are exact.
+    exact: bool,
+    /// The row of their owner.
+    row: usize,
     holds: usize,
     /// The beginning of the oldest hold.
     oldest: Option<SteadyMillis>,
@@ -193,7 +197,13 @@ struct Class<'s> {
 
 impl<'s> Class<'s> {
     fn new(lock: &'s Arc<LockView>) -> Self {
-        Self { lock, holds: 0, oldest: None }
+        let holder = match lock.holders.as_slice() {
+            [holder] if lock.waiters.is_empty() => Some(holder),
+            _ => None,
+        };
+        let has_problems = !lock.problems.is_empty();
+        let exact = lock.holders.first().is_some_and(|holder| holder.since.exact);
+        Self { lock, holder, has_problems, exact, row: 0, holds: 0, oldest: None }
     }
 
     fn add(&mut self, since: Option<SteadyMillis>) {
@@ -203,10 +213,9 @@ impl<'s> Class<'s> {
 
     /// Adds the holds to those of their owner.
     fn add_to(&self, owner: &mut OwnerRow) {
-        let Some(holder) = self.lock.holders.first() else { return };
         owner.holds += self.holds;
-        owner.with_problems += if self.lock.problems.is_empty() { 0 } else { self.holds };
-        owner.started(self.oldest.map(|at| Since { at, exact: holder.since.exact }));
+        owner.with_problems += if self.has_problems { self.holds } else { 0 };
+        owner.started(self.oldest.map(|at| Since { at, exact: self.exact }));
     }
 }
 
@@ -271,7 +280,7 @@ impl OwnerLocks {
                 }
             });
         }
-        pass.into_values().iter().for_each(|class| class.add_to(&mut owner));
+        pass.into_values().for_each(|class| class.add_to(&mut owner));
         owner.waits = waits.len();
         let total = held.len();
         let by_age = |(since, found, _): &(Option<SteadyMillis>, usize, _)| (*since, *found);
@@ -285,40 +294,51 @@ impl OwnerLocks {
     }
 }
 
-/// Adds the holds and waits of a lock.
-fn add_lock<'a>(rows: &mut BTreeMap<Process<'a>, OwnerRow>, lock: &'a LockView) {
-    let deployment = &lock.id.deployment;
-    for (i, holder) in lock.holders.iter().enumerate() {
-        of(rows, deployment, holder).add(lock, i);
-    }
-    for WaiterView { id, client, .. } in &lock.waiters {
-        let client = client.as_deref();
-        let row = process(rows, deployment, id, client);
-        row.waits += 1;
-        row.identified(client);
-    }
+/// The rows of processes.
+#[derive(Debug, Default)]
+struct Processes<'a> {
+    places: HashMap<Process<'a>, usize>,
+    rows: Vec<OwnerRow>,
 }
 
-/// Returns the row of a holder's process.
-fn of<'r, 'a>(
-    rows: &'r mut BTreeMap<Process<'a>, OwnerRow>,
-    deployment: &'a Arc<str>,
-    holder: &'a HolderView,
-) -> &'r mut OwnerRow {
-    process(rows, deployment, &holder.id, holder.client.as_deref())
-}
+impl<'a> Processes<'a> {
+    /// Returns the place of a process's row.
+    fn row(
+        &mut self,
+        deployment: &'a Arc<str>,
+        id: &'a str,
+        client: Option<&'a ClientView>,
+    ) -> usize {
+        let id = client_of(id);
+        let process = client.map(|client| (client.service(), client.host(), client.pid));
+        *self.places.entry((&**deployment, id, process)).or_insert_with(|| {
+            self.rows.push(OwnerRow::new(deployment, id));
+            self.rows.len() - 1
+        })
+    }
 
-/// Returns the row of a process.
-fn process<'r, 'a>(
-    rows: &'r mut BTreeMap<Process<'a>, OwnerRow>,
-    deployment: &'a Arc<str>,
-    id: &'a str,
-    client: Option<&'a ClientView>,
-) -> &'r mut OwnerRow {
-    let id = client_of(id);
-    let process = client.map(|client| (client.service(), client.host(), client.pid));
-    let row = rows.entry((&**deployment, id, process));
-    row.or_insert_with(|| OwnerRow::new(deployment, id))
+    /// Adds the holds and waits of a lock.
+    fn add(&mut self, lock: &'a LockView) {
+        let deployment = &lock.id.deployment;
+        for (i, HolderView { id, client, .. }) in lock.holders.iter().enumerate() {
+            let row = self.row(deployment, id, client.as_deref());
+            self.rows[row].add(lock, i);
+        }
+        for WaiterView { id, client, .. } in &lock.waiters {
+            let client = client.as_deref();
+            let row = self.row(deployment, id, client);
+            self.rows[row].waits += 1;
+            self.rows[row].identified(client);
+        }
+    }
+
+    /// Returns the rows in the order of the processes.
+    fn into_rows(self) -> Vec<OwnerRow> {
+        let mut places: Vec<(Process<'_>, usize)> = self.places.into_iter().collect();
+        places.sort_unstable();
+        let mut rows: Vec<Option<OwnerRow>> = self.rows.into_iter().map(Some).collect();
+        places.into_iter().filter_map(|(_, place)| rows[place].take()).collect()
+    }
 }
 
 #[cfg(test)]
@@ -332,10 +352,10 @@ pub(super) mod tests {
         filter: &Filter,
         now: SteadyMillis,
     ) -> Vec<OwnerRow> {
-        let mut rows = BTreeMap::new();
+        let mut processes = Processes::default();
         let matching = snapshot.locks().filter(|lock| filter.matches(lock, now));
-        matching.for_each(|lock| add_lock(&mut rows, lock));
-        rows.into_values().collect()
+        matching.for_each(|lock| processes.add(lock));
+        processes.into_rows()
     }
 
     /// Returns the same as [`OwnerLocks::new`] by looking at each lock.

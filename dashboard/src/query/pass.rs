@@ -9,7 +9,7 @@ use super::Filter;
 use super::filter::Term;
 use super::words::Text;
 use crate::clock::SteadyMillis;
-use crate::model::types::{ByHash, Entry, LockView, Part};
+use crate::model::types::{ByNumber, Entry, LockView, Part, client_of};
 
 /// A filter's answer for a class of locks.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
@@ -18,8 +18,8 @@ pub(super) enum Answer {
     No,
     /// It matches those whose names and instants it matches.
     ByRow,
-    /// Each has to be looked at.
-    Look,
+    /// It matches those whose names, instants and threads it matches.
+    ByThread,
 }
 
 impl From<bool> for Answer {
@@ -29,11 +29,12 @@ impl From<bool> for Answer {
 }
 
 /// What is known of a class of locks.
-#[derive(Debug, Clone, Copy)]
-struct Class {
+#[derive(Debug)]
+struct Class<'f, T> {
     answer: Answer,
-    /// The index of what was collected of it, once one of its locks has matched.
-    value: Option<usize>,
+    threads: Option<ThreadTerms<'f>>,
+    /// What was collected of it, once one of its locks has matched.
+    value: Option<T>,
 }
 
 /// A pass over the locks that a filter matches. `T` is what it collects of each class.
@@ -46,17 +47,17 @@ pub(super) struct Pass<'f, T> {
     /// True if locks of different owners are of different classes.
     by_owner: bool,
     rows: RowTerms<'f>,
-    classes: ByHash<Class>,
-    /// In the order in which they were found.
-    values: Vec<T>,
+    classes: ByNumber<Class<'f, T>>,
+    /// The id of a holder.
+    id: Vec<u8>,
 }
 
 impl<'f, T> Pass<'f, T> {
     /// Returns a pass over the locks that [`Filter::matches`].
     pub(super) fn new(filter: &'f Filter, now: SteadyMillis) -> Self {
-        let (rows, classes) = (RowTerms::new(filter, now), ByHash::default());
+        let (rows, classes) = (RowTerms::new(filter, now), ByNumber::default());
         let by_owner = filter.asks_owner();
-        Self { filter, now, only_terms: false, by_owner, rows, classes, values: Vec::new() }
+        Self { filter, now, only_terms: false, by_owner, rows, classes, id: Vec::new() }
     }
 
     /// Returns a pass over the locks that [`Filter::terms_match`].
@@ -77,45 +78,73 @@ impl<'f, T> Pass<'f, T> {
         mut new: impl FnMut(&'s Arc<LockView>) -> T,
         mut each: impl FnMut(&mut T, usize, Entry<'s>),
     ) {
-        let Self { filter, now, only_terms, by_owner, rows, classes, values } = self;
+        let Self { filter, now, only_terms, by_owner, rows, classes, id } = self;
         rows.search(part);
-        // Neighbours are often of one class.
-        let mut last: Option<(u64, Class)> = None;
         for i in (0..part.locks().len()).filter(|i| rows.found(*i)) {
             let entry = part.entry(i);
             if !rows.match_instants(&entry) {
                 continue;
             }
-            let key = if *by_owner { entry.class_and_owners() } else { entry.class };
-            let mut class = match last {
-                Some((known, class)) if known == key => class,
-                _ => *classes.entry(key).or_insert_with(|| {
-                    let is_listed = *only_terms || filter.lists(entry.lock);
-                    let answer = if is_listed { filter.of_class(entry.lock) } else { Answer::No };
-                    Class { answer, value: None }
-                }),
-            };
+            let class = if *by_owner { entry.class_with_owners() } else { entry.class() };
+            let class = classes.get_or_insert_with(class, || {
+                let is_listed = *only_terms || filter.lists(entry.lock);
+                let answer = if is_listed { filter.of_class(entry.lock) } else { Answer::No };
+                let threads =
+                    (answer == Answer::ByThread).then(|| ThreadTerms::new(filter, entry.lock));
+                Class { answer, threads, value: None }
+            });
             let matches = match class.answer {
                 Answer::No => false,
                 Answer::ByRow => true,
-                Answer::Look => filter.terms_match(entry.lock, *now),
+                Answer::ByThread => {
+                    let by_thread = class.threads.as_ref().and_then(|it| it.match_in(id, &entry));
+                    by_thread.unwrap_or_else(|| filter.terms_match(entry.lock, *now))
+                }
             };
             if matches {
-                let value = *class.value.get_or_insert_with(|| {
-                    values.push(new(entry.lock));
-                    let value = values.len() - 1;
-                    classes.insert(key, Class { value: Some(value), ..class });
-                    value
-                });
-                each(&mut values[value], i, entry);
+                each(class.value.get_or_insert_with(|| new(entry.lock)), i, entry);
             }
-            last = Some((key, class));
         }
     }
 
-    /// Returns what was collected of each class, in the order in which they were found.
-    pub(super) fn into_values(self) -> Vec<T> {
-        self.values
+    /// Returns what was collected of each class.
+    pub(super) fn into_values(self) -> impl Iterator<Item = T> {
+        self.classes.into_values().filter_map(|class| class.value)
+    }
+}
+
+/// The terms of a filter that a class of locks with one holder matches or not by the holder's thread.
+#[derive(Debug)]
+struct ThreadTerms<'f> {
+    /// As much of the end of the holder's client as a match may begin in, in lower case.
+    client: Vec<u8>,
+    texts: Vec<&'f Text>,
+}
+
+impl<'f> ThreadTerms<'f> {
+    fn new(filter: &'f Filter, lock: &LockView) -> Self {
+        let asks_thread = |term: &&Term| term.of_class(lock) == Answer::ByThread;
+        let texts = filter.0.iter().filter(asks_thread).filter_map(|term| match term {
+            Term::Owner(text) => Some(text),
+            _ => None,
+        });
+        let texts: Vec<&Text> = texts.collect();
+        let client = lock.holders.first().map_or("", |holder| client_of(&holder.id));
+        // A part that the client alone does not have ends in what follows it.
+        let may_begin = |text: &&Text| match text {
+            Text::Part(part) => client.len().saturating_sub(part.len()),
+            Text::Whole(_) | Text::Glob(_) => 0,
+        };
+        let start = texts.iter().map(may_begin).min().unwrap_or_default();
+        Self { client: client.as_bytes()[start..].to_ascii_lowercase(), texts }
+    }
+
+    /// Returns whether they match the holder of a lock; none if its thread is not known. `id`: room for its id.
+    fn match_in(&self, id: &mut Vec<u8>, entry: &Entry<'_>) -> Option<bool> {
+        id.clear();
+        id.extend_from_slice(&self.client);
+        let is_known = entry.thread.append_to(id);
+        is_known.then(|| self.texts.iter().all(|text| text.matches_lower(id)))
     }
 }
 

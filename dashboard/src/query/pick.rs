@@ -35,7 +35,7 @@ impl Query<LockRow> {
 /// A lock that may get a row, as far as it is known before its view is looked at.
 #[derive(Debug, Clone, Copy)]
 struct Candidate<'s> {
-    class: u64,
+    class: usize,
     rank: Rank,
     name: &'s [u8],
     lock: &'s LockRow,
@@ -43,7 +43,7 @@ struct Candidate<'s> {
 
 impl<'s> Candidate<'s> {
     fn new(rank: Rank, entry: Entry<'s>) -> Self {
-        Self { class: entry.class, rank, name: entry.name, lock: entry.lock }
+        Self { class: entry.class(), rank, name: entry.name, lock: entry.lock }
     }
 
     fn compare(&self, other: &Self, sort: &str) -> Ordering {
@@ -251,7 +251,8 @@ mod tests {
             "odd",
             "",
         ]);
-        let rest = prop::sample::select(vec![":52", ":5", ":-7:write", ":main-thread", "", ":"]);
+        let rest = [":52", ":5", ":52:write", ":-7:write", ":07", ":main-thread", "", ":"].to_vec();
+        let rest = prop::sample::select(rest);
         (client, rest).prop_map(|(client, rest)| format!("{client}{rest}"))
     }
 
@@ -355,7 +356,12 @@ mod tests {
             "waiting:yes",
             "waiting:no",
         ]);
-        prop::collection::vec(terms, 0..3).prop_map(|terms| terms.join(" "))
+        let id = "285475da-9152-4c83-822a-67ee2f116a79:52:write";
+        let part_of_id = (0..id.len(), 1..id.len()).prop_map(move |(from, length)| {
+            format!("owner:{}", id.chars().skip(from).take(length).collect::<String>())
+        });
+        let term = prop_oneof![3 => terms.prop_map(str::to_owned), 1 => part_of_id];
+        prop::collection::vec(term, 0..3).prop_map(|terms| terms.join(" "))
     }
 
     proptest! {

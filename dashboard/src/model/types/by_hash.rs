@@ -4,11 +4,11 @@ use std::collections::HashMap;
 use std::hash::{BuildHasherDefault, Hasher};
 
 /// Values by a hash of 64 bits.
-pub type ByHash<T> = HashMap<u64, T, BuildHasherDefault<AsItIs>>;
+pub(super) type ByHash<T> = HashMap<u64, T, BuildHasherDefault<AsItIs>>;
 
 /// A hasher for what is a hash already.
 #[derive(Debug, Default)]
-pub struct AsItIs(u64);
+pub(super) struct AsItIs(u64);
 
 impl Hasher for AsItIs {
     fn finish(&self) -> u64 {

@@ -1,6 +1,8 @@
 //! Plain values: the model's input and its output.
 
 mod by_hash;
+mod by_number;
+mod classes;
 mod client_view;
 mod events;
 mod id;
@@ -17,8 +19,10 @@ mod settings;
 mod snapshot;
 mod source;
 mod sums;
+mod thread;
 
-pub use by_hash::ByHash;
+pub use by_number::ByNumber;
+pub use classes::is_plain;
 pub use client_view::ClientView;
 pub use events::{EndCause, EventLog, EventView, LockEvent};
 pub use id::{LockId, ScopeId};
@@ -33,7 +37,7 @@ pub use observation::{
     Companions, Connections, Marker, Observation, Queue, QueueEntry, Reading, SlotAssignment,
     Stamp, Token, Traffic,
 };
-pub use part::{Entry, Part, is_plain};
+pub use part::{Entry, Part};
 pub use past::{
     ArchiveEntry, EVENT_WORDS, Ending, EventFields, HistoryView, OperatorAction, PastHold,
     PastHoldView, PastOfLock, PastWait, PastWaitView,
@@ -47,3 +51,4 @@ pub use source::{Source, SourceSet};
 #[cfg(test)]
 pub(crate) use sums::tests::by_looking as sums_by_looking;
 pub use sums::{GroupSums, Sums};
+pub use thread::Thread;

@@ -2,13 +2,13 @@
 //! little memory, in order, and looks at few of the locks themselves.
 
 use std::cmp::Ordering;
-use std::hash::{BuildHasher, Hash, Hasher, RandomState};
 use std::ops::Range;
 use std::sync::Arc;
 
-use super::client_view::ClientView;
+use super::classes::{Classes, ClassesOfLock};
 use super::id::LockId;
-use super::lock_view::{LockView, client_of};
+use super::lock_view::LockView;
+use super::thread::Thread;
 use crate::clock::SteadyMillis;
 
 /// Some of the locks, sorted by name, and those of one name by deployment and database.
@@ -28,9 +28,8 @@ pub struct Part {
 /// What lists need of a lock.
 #[derive(Debug, Clone, Copy)]
 struct Row {
-    class: u64,
-    owners: u64,
-    group: u64,
+    classes: ClassesOfLock,
+    thread: Thread,
     since: Instant,
     expires: Instant,
     /// The end of its name among those of the part.
@@ -38,11 +37,10 @@ struct Row {
 }
 
 impl Row {
-    fn of(lock: &LockView, name_end: u32, hasher: &RandomState) -> Self {
+    fn of(lock: &LockView, name_end: u32, classes: ClassesOfLock) -> Self {
         Self {
-            class: class_of(lock, hasher),
-            owners: owners_of(lock, hasher),
-            group: hasher.hash_one(&lock.group),
+            classes,
+            thread: Thread::of(lock),
             since: Instant::new(lock.held_since().map(|since| since.at)),
             expires: Instant::new(lock.expires_at),
             name_end,
@@ -71,12 +69,9 @@ impl Instant {
 /// A lock of a part, seen without looking at its view.
 #[derive(Debug, Clone, Copy)]
 pub struct Entry<'a> {
-    /// A hash of all that locks are filtered, sorted and counted by, except for the name, the owners, the group and instants.
-    pub class: u64,
-    /// A hash of the clients that hold it and of their processes, but not of their threads.
-    pub owners: u64,
-    /// A hash of its lock group.
-    pub group: u64,
+    classes: ClassesOfLock,
+    /// That of its only holder.
+    pub thread: Thread,
     since: Instant,
     expires: Instant,
     pub name: &'a [u8],
@@ -84,10 +79,23 @@ pub struct Entry<'a> {
 }
 
 impl Entry<'_> {
-    /// Returns a hash of its class and its owners.
+    /// Returns the number of its class: of all that locks are filtered, sorted and counted by, except for the name, the owners,
+    /// the group and instants.
     #[must_use]
-    pub fn class_and_owners(&self) -> u64 {
-        self.class ^ self.owners.rotate_left(32)
+    pub fn class(&self) -> usize {
+        self.classes.class as usize
+    }
+
+    /// Returns the number of its class and of the clients that hold it with their processes, but not of their threads.
+    #[must_use]
+    pub fn class_with_owners(&self) -> usize {
+        self.classes.with_owners as usize
+    }
+
+    /// Returns the number of its class and its lock group.
+    #[must_use]
+    pub fn class_with_group(&self) -> usize {
+        self.classes.with_group as usize
     }
 
     /// Returns the beginning of its longest hold; none while it is free.
@@ -101,33 +109,6 @@ impl Entry<'_> {
     pub fn expires_at(&self) -> Option<SteadyMillis> {
         self.expires.get()
     }
-}
-
-/// Returns the hash of all that the locks of a class have in common.
-fn class_of(lock: &LockView, hasher: &RandomState) -> u64 {
-    let LockView { id, state, confirmed, kind, holders, problems, waiters, .. } = lock;
-    let mut hash = hasher.build_hasher();
-    (&id.deployment, id.db, holders.len()).hash(&mut hash);
-    (*state as u8, confirmed, kind).hash(&mut hash);
-    (lock.is_awaited(), waiters.is_empty(), lock.expires_at.is_none()).hash(&mut hash);
-    (lock.expected_long, lock.history.past.is_empty()).hash(&mut hash);
-    for problem in problems {
-        (problem.problem as u8, problem.certainty as u8).hash(&mut hash);
-        problem.acknowledged.is_some().hash(&mut hash);
-    }
-    hash.finish()
-}
-
-/// Returns the hash of the owners of a lock.
-fn owners_of(lock: &LockView, hasher: &RandomState) -> u64 {
-    let mut hash = hasher.build_hasher();
-    lock.id.deployment.hash(&mut hash);
-    for holder in &lock.holders {
-        let (client, thread) = holder.id.split_at(client_of(&holder.id).len());
-        (client, is_plain(thread), holder.since.exact).hash(&mut hash);
-        holder.client.as_deref().map(ClientView::identity).hash(&mut hash);
-    }
-    hash.finish()
 }
 
 impl Part {
@@ -160,9 +141,9 @@ impl Part {
     #[must_use]
     #[inline]
     pub fn entry(&self, i: usize) -> Entry<'_> {
-        let (Row { class, owners, group, since, expires, .. }, lock) =
-            (self.rows[i], &self.locks[i]);
-        Entry { class, owners, group, since, expires, name: &self.names[self.name(i)], lock }
+        let Row { classes, thread, since, expires, .. } = self.rows[i];
+        let (name, lock) = (&self.names[self.name(i)], &self.locks[i]);
+        Entry { classes, thread, since, expires, name, lock }
     }
 
     /// Returns the indices of its locks in the order of their first holders, and then of their names.
@@ -184,13 +165,15 @@ impl Part {
     pub(super) fn put(
         &mut self,
         lock: Arc<LockView>,
-        hasher: &RandomState,
+        classes: &mut Classes,
     ) -> Option<Arc<LockView>> {
         let is_notable = !lock.problems.is_empty() || lock.is_awaited();
         self.set_notable(&lock.id, is_notable.then_some(&lock));
         match self.find(&lock.id) {
             Ok(i) => {
-                self.rows[i] = Row::of(&lock, self.rows[i].name_end, hasher);
+                let Row { classes: of, name_end, .. } = self.rows[i];
+                let classes = classes.replace(&self.locks[i], of, &lock);
+                self.rows[i] = Row::of(&lock, name_end, classes);
                 let before = std::mem::replace(&mut self.locks[i], lock);
                 if first_holder(&before) != first_holder(&self.locks[i]) {
                     self.by_holder.retain(|at| *at as usize != i);
@@ -202,7 +185,7 @@ impl Part {
                 let name = lock.id.name.as_bytes();
                 let start = i.checked_sub(1).map_or(0, |i| self.rows[i].name_end);
                 let length = narrow(name.len());
-                let row = Row::of(&lock, start + length, hasher);
+                let row = Row::of(&lock, start + length, classes.add(&lock));
                 self.names.reserve_exact(name.len());
                 self.names.splice(start as usize..start as usize, name.iter().copied());
                 insert(&mut self.rows, i, row);
@@ -216,13 +199,13 @@ impl Part {
     }
 
     /// Removes a lock and returns it.
-    pub(super) fn remove(&mut self, id: &LockId) -> Option<Arc<LockView>> {
+    pub(super) fn remove(&mut self, id: &LockId, classes: &mut Classes) -> Option<Arc<LockView>> {
         let i = self.find(id).ok()?;
         self.set_notable(id, None);
         let name = self.name(i);
         let length = narrow(name.len());
         self.names.drain(name);
-        self.rows.remove(i);
+        classes.remove(&self.locks[i], self.rows.remove(i).classes);
         self.rows[i..].iter_mut().for_each(|row| row.name_end -= length);
         self.by_holder.retain(|at| *at as usize != i);
         self.by_holder.iter_mut().for_each(|at| *at -= u32::from(*at as usize > i));
@@ -263,12 +246,6 @@ impl Part {
             (Err(_), None) => {}
         }
     }
-}
-
-/// Returns whether what follows the client in a holder's id is only a thread's number, and perhaps the suffix of a writer.
-#[must_use]
-pub fn is_plain(rest: &str) -> bool {
-    rest.bytes().all(|byte| b"-0123456789:write".contains(&byte))
 }
 
 /// Narrows an index or a length: parts are small, and names of locks too.

@@ -5,6 +5,7 @@ use std::sync::{Arc, OnceLock};
 
 use serde::Serialize;
 
+use super::classes::Classes;
 use super::id::LockId;
 use super::lock_view::LockView;
 use super::part::Part;
@@ -39,6 +40,10 @@ pub struct Snapshot {
     len: usize,
     counts: Counts,
     hasher: RandomState,
+    classes: Classes,
+    /// The number of clients that hold active locks, and of the hosts of those.
+    clients: usize,
+    hosts: usize,
 }
 
 type Shard = Vec<Arc<Part>>;
@@ -173,6 +178,9 @@ impl Snapshot {
             len: 0,
             counts: Counts::default(),
             hasher: RandomState::new(),
+            classes: Classes::default(),
+            clients: 0,
+            hosts: 0,
         }
     }
 
@@ -241,7 +249,8 @@ impl Snapshot {
     /// Returns the sums over all active locks.
     #[must_use]
     pub fn sums(&self) -> Sums {
-        Sums::of(self.parts())
+        let Self { clients, hosts, .. } = *self;
+        Sums { clients, hosts, ..Sums::of(self.parts()) }
     }
 
     #[must_use]
@@ -260,17 +269,20 @@ impl Snapshot {
         self.len == 0
     }
 
+    /// Adds or replaces a lock.
     pub(crate) fn put(&mut self, lock: Arc<LockView>) {
+        self.classify();
         self.counts.of(&lock).for_each(|count| *count += 1);
         let (shard, part) = self.place(&lock.id);
         let part = Arc::make_mut(&mut Arc::make_mut(&mut self.shards[shard])[part]);
-        match part.put(lock, &self.hasher) {
+        match part.put(lock, &mut self.classes) {
             Some(before) => self.counts.of(&before).for_each(|count| *count -= 1),
             None => {
                 self.len += 1;
                 self.divide();
             }
         }
+        (self.clients, self.hosts) = self.classes.clients_and_hosts();
     }
 
     /// Makes more parts if there are many locks for each.
@@ -279,22 +291,37 @@ impl Snapshot {
         if side >= MOST || self.len <= LARGE * side * side {
             return;
         }
-        for shard in std::mem::replace(&mut self.shards, empty_shards(4 * side)) {
+        self.arrange(4 * side);
+    }
+
+    /// Finds the classes of all locks, in a copy that is about to be changed.
+    fn classify(&mut self) {
+        if self.classes.are_left_out() {
+            self.arrange(self.shards.len());
+        }
+    }
+
+    /// Makes that many shards, with as many parts in each.
+    fn arrange(&mut self, side: usize) {
+        self.classes = Classes::default();
+        for shard in std::mem::replace(&mut self.shards, empty_shards(side)) {
             for lock in shard.iter().flat_map(|part| part.locks()) {
                 let (shard, part) = self.place(&lock.id);
                 let part = Arc::make_mut(&mut Arc::make_mut(&mut self.shards[shard])[part]);
-                part.put(Arc::clone(lock), &self.hasher);
+                part.put(Arc::clone(lock), &mut self.classes);
             }
         }
     }
 
     pub(crate) fn remove(&mut self, id: &LockId) {
+        self.classify();
         let (shard, part) = self.place(id);
         let part = Arc::make_mut(&mut Arc::make_mut(&mut self.shards[shard])[part]);
-        if let Some(before) = part.remove(id) {
+        if let Some(before) = part.remove(id, &mut self.classes) {
             self.counts.of(&before).for_each(|count| *count -= 1);
             self.len -= 1;
         }
+        (self.clients, self.hosts) = self.classes.clients_and_hosts();
     }
 }
 

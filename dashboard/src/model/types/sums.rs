@@ -1,11 +1,10 @@
 //! Sums over the active locks of a snapshot.
 
-use std::collections::{BTreeMap, HashMap, HashSet};
+use std::collections::{BTreeMap, HashMap};
 use std::sync::Arc;
 
-use super::by_hash::ByHash;
-use super::client_view::ClientView;
-use super::lock_view::{HolderView, LockView, client_of};
+use super::by_number::ByNumber;
+use super::lock_view::LockView;
 use super::part::Part;
 use crate::clock::SteadyMillis;
 
@@ -40,33 +39,36 @@ pub struct GroupSums {
 /// The locks of one class and group.
 #[derive(Debug)]
 struct Alike<'s> {
-    /// One of them; none if they are not active.
-    lock: Option<&'s LockView>,
+    /// One of them.
+    lock: &'s LockView,
+    is_listed: bool,
+    is_expected_long: bool,
     number: u64,
     /// The beginning of the longest hold.
     oldest: Option<SteadyMillis>,
 }
 
 impl Sums {
-    /// Returns the sums over the active locks of all parts.
+    /// Returns the sums over the active locks of all parts, apart from the numbers of clients and hosts.
     #[must_use]
     pub(super) fn of<'s>(parts: impl Iterator<Item = &'s Part>) -> Self {
-        let mut all: ByHash<Alike<'s>> = ByHash::default();
-        let mut owners: ByHash<&LockView> = ByHash::default();
+        let mut all = ByNumber::default();
         let (mut longest, mut sums) = (Longest::default(), Self::default());
         for part in parts {
             for entry in part.entries() {
                 let lock: &LockView = entry.lock;
-                let alike = all.entry(entry.class ^ entry.group.rotate_left(32));
-                let alike = alike.or_insert_with(|| Alike {
-                    lock: lock.is_listed().then_some(lock),
+                let alike = all.get_or_insert_with(entry.class_with_group(), || Alike {
+                    lock,
+                    is_listed: lock.is_listed(),
+                    is_expected_long: lock.expected_long,
                     number: 0,
                     oldest: None,
                 });
-                let Some(example) = alike.lock else { continue };
+                if !alike.is_listed {
+                    continue;
+                }
                 alike.number += 1;
-                owners.entry(entry.owners).or_insert(lock);
-                if let Some(since) = entry.since().filter(|_| !example.expected_long) {
+                if let Some(since) = entry.since().filter(|_| !alike.is_expected_long) {
                     alike.oldest = earlier(alike.oldest, Some(since));
                     longest.offer(since, entry.lock);
                 }
@@ -74,14 +76,9 @@ impl Sums {
             let awaited = part.notable().iter().filter(|lock| lock.is_awaited());
             awaited.filter(|lock| lock.is_listed()).for_each(|lock| sums.group(lock).wait(lock));
         }
-        for Alike { lock, number, oldest } in all.values() {
-            lock.inspect(|lock| sums.group(lock).add(lock, *number, *oldest));
+        for Alike { lock, number, oldest, .. } in all.into_values().filter(|it| it.is_listed) {
+            sums.group(lock).add(lock, number, oldest);
         }
-        let holders = || owners.values().flat_map(|lock| &lock.holders);
-        let clients: HashSet<&str> = holders().map(|holder| client_of(&holder.id)).collect();
-        let host = |holder: &'s HolderView| holder.client.as_deref().and_then(ClientView::host);
-        let hosts: HashSet<&str> = holders().filter_map(host).collect();
-        (sums.clients, sums.hosts) = (clients.len(), hosts.len());
         sums.longest = longest.into_locks();
         sums
     }
@@ -135,7 +132,10 @@ fn earlier(one: Option<SteadyMillis>, other: Option<SteadyMillis>) -> Option<Ste
 
 #[cfg(test)]
 pub(crate) mod tests {
-    use super::super::lock_view::Since;
+    use std::collections::HashSet;
+
+    use super::super::client_view::ClientView;
+    use super::super::lock_view::{Since, client_of};
     use super::super::snapshot::Snapshot;
     use super::*;
     use crate::query::fixtures::lock;
