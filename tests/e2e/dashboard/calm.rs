@@ -39,7 +39,9 @@ const WATCH: &str = "
         all.sum += shift.value;
         all.worst = Math.max(all.worst, all.sum);
         const named = (node) => node?.id || node?.className || node?.nodeName || 'gone';
-        const from = (shift.sources ?? []).map((source) => named(source.node)).join(' ');
+        const place = (rect) => [rect.x, rect.y, rect.width, rect.height].map(Math.round).join(',');
+        const from = (shift.sources ?? []).map(({ node, previousRect, currentRect }) =>
+          `${named(node)} (${place(previousRect)} to ${place(currentRect)})`).join(' ');
         all.what.push(`${Math.round(shift.startTime)}: ${shift.value.toFixed(4)} of ${from}`);
       }
     }).observe({ type: 'layout-shift' });";
@@ -48,9 +50,15 @@ fn name(i: usize) -> String {
     format!("churn:{i:04}")
 }
 
+/// Returns whether a lock is held at the beginning. Neighbours in the order of changes take turns, so half of the locks are always
+/// held, and the page always has as many rows as it can.
+fn is_held(i: usize) -> bool {
+    i.is_multiple_of(2)
+}
+
 /// A service whose threads acquire and release locks at a steady pace.
 async fn churn(mut java: Foreign) -> Result<()> {
-    let mut held = vec![true; LOCKS];
+    let mut held: Vec<bool> = (0..LOCKS).map(is_held).collect();
     let begun = Instant::now();
     for change in 0_u64.. {
         // Every lock in turn, far from the one before.
@@ -68,13 +76,13 @@ async fn churn(mut java: Foreign) -> Result<()> {
 async fn rows_keep_their_places_under_600_changes_a_second() -> Result<()> {
     let bench = Bench::new().await?;
     let mut java = Foreign::connect(&bench.redis).await?;
-    for i in 0..LOCKS {
+    for i in (0..LOCKS).filter(|i| is_held(*i)) {
         ensure!(java.lock(&name(i)).await?, "{} is taken", name(i));
     }
     let mut direct = bench.redis.client().await?;
-    eventually("all locks to be listed", async || {
+    eventually("all held locks to be listed", async || {
         let list = bench.dashboard.json("/api/v1/locks?limit=1").await?;
-        ensure!(list["total"] == LOCKS, "{}", list["total"]);
+        ensure!(list["total"] == LOCKS / 2, "{}", list["total"]);
         Ok(())
     })
     .await;
