@@ -87,7 +87,7 @@ pub async fn list<T: ListView>(
 ) -> Response {
     match understood(params).and_then(ListRequest::<T>::of_page) {
         Ok(request) => {
-            let mut page = app.list_page(&address(&uri), &request, &app.counted(&request));
+            let mut page = app.list_page(&address(&uri), &request, &app.counted_soon(&request));
             visitor.sign(&mut page.chrome);
             let status = match page.filter_error {
                 Some(_) => StatusCode::BAD_REQUEST,

@@ -249,8 +249,7 @@ impl OwnerLocks {
                     return;
                 }
                 if !lock.history.past.is_empty() {
-                    let mine =
-                        entry.lock.history.past.iter().filter(|hold| client_of(&hold.id) == id);
+                    let mine = entry.lock.history.past.iter().filter(|hold| is_mine(&hold.id));
                     past.extend(mine.map(|hold| (Arc::clone(entry.lock), hold.clone())));
                 }
                 let is_of_client = |holder: &HolderView| client_of(&holder.id) == client_of(id);
@@ -275,7 +274,7 @@ impl OwnerLocks {
                 }
                 if !lock.waiters.is_empty() {
                     let waiters = entry.lock.waiters.iter().enumerate();
-                    let mine = waiters.filter(|(_, waiter)| client_of(&waiter.id) == id);
+                    let mine = waiters.filter(|(_, waiter)| is_mine(&waiter.id));
                     waits.extend(mine.map(|(i, _)| (Arc::clone(entry.lock), i)));
                 }
             });
@@ -365,24 +364,25 @@ pub(super) mod tests {
         id: &str,
         most: usize,
     ) -> OwnerLocks {
+        let is_mine = |holder: &str| client_of(holder) == id || holder == id;
         let mut owner = OwnerRow::new(deployment, id);
         let (mut locks, mut waits, mut past) = (Vec::new(), Vec::new(), Vec::new());
         for lock in snapshot.locks().filter(|lock| lock.id.deployment == *deployment) {
             let mut holds = false;
             for (i, holder) in lock.holders.iter().enumerate() {
-                if client_of(&holder.id) == id || *holder.id == *id {
+                if is_mine(&holder.id) {
                     owner.add(lock, i);
                     holds = true;
                 }
             }
             locks.extend(holds.then(|| Arc::clone(lock)));
             for (i, waiter) in lock.waiters.iter().enumerate() {
-                if client_of(&waiter.id) == id {
+                if is_mine(&waiter.id) {
                     owner.waits += 1;
                     waits.push((Arc::clone(lock), i));
                 }
             }
-            let held = lock.history.past.iter().filter(|hold| client_of(&hold.id) == id);
+            let held = lock.history.past.iter().filter(|hold| is_mine(&hold.id));
             past.extend(held.map(|hold| (Arc::clone(lock), hold.clone())));
         }
         locks.sort_by_key(|lock: &Arc<LockView>| lock.held_since().map(|since| since.at));

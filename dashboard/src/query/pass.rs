@@ -1,5 +1,5 @@
-//! A pass over all locks, which looks at one lock of each class, or of each class and owner. All else is read from what a part of
-//! the snapshot has side by side.
+//! A pass over all locks. It opens the record of one lock of each class, or of each class and owner; all else it reads from what a part
+//! of the snapshot stores side by side. It opens further locks where an id is asked for that no column has: of several holders, or with an unusual end.
 
 use std::sync::Arc;
 
@@ -16,9 +16,9 @@ use crate::model::types::{ByNumber, Entry, LockView, Part, client_of};
 pub(super) enum Answer {
     /// It matches none of them.
     No,
-    /// It matches those whose names and instants it matches.
+    /// The class matches. Each lock's name and times decide.
     ByRow,
-    /// It matches those whose names, instants and threads it matches.
+    /// The class matches. Each lock's name, times and thread decide.
     ByThread,
 }
 
@@ -116,7 +116,7 @@ impl<'f, T> Pass<'f, T> {
 /// The terms of a filter that a class of locks with one holder matches or not by the holder's thread.
 #[derive(Debug)]
 struct ThreadTerms<'f> {
-    /// As much of the end of the holder's client as a match may begin in, in lower case.
+    /// The end of the client's id in lower case. A match that reaches into the thread begins here.
     client: Vec<u8>,
     texts: Vec<&'f Text>,
 }
@@ -130,7 +130,7 @@ impl<'f> ThreadTerms<'f> {
         });
         let texts: Vec<&Text> = texts.collect();
         let client = lock.holders.first().map_or("", |holder| client_of(&holder.id));
-        // A part that the client alone does not have ends in what follows it.
+        // The client alone does not contain the text, so a match must reach past the client's end.
         let may_begin = |text: &&Text| match text {
             Text::Part(part) => client.len().saturating_sub(part.len()),
             Text::Whole(_) | Text::Glob(_) => 0,
@@ -226,7 +226,7 @@ fn find_all(finder: &Finder<'_>, names: &[u8], part: &Part, found: &mut [bool]) 
         if place < name.start {
             place = search(name.start);
         }
-        // A place that reaches into the next name is none.
+        // A match must not reach into the next name.
         *found = *found && place.saturating_add(finder.needle().len()) <= name.end;
     }
 }

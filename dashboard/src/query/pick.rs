@@ -35,7 +35,6 @@ impl Query<LockRow> {
 /// A lock that may get a row, as far as it is known before its view is looked at.
 #[derive(Debug, Clone, Copy)]
 struct Candidate<'s> {
-    class: usize,
     rank: Rank,
     name: &'s [u8],
     lock: &'s LockRow,
@@ -43,7 +42,7 @@ struct Candidate<'s> {
 
 impl<'s> Candidate<'s> {
     fn new(rank: Rank, entry: Entry<'s>) -> Self {
-        Self { class: entry.class(), rank, name: entry.name, lock: entry.lock }
+        Self { rank, name: entry.name, lock: entry.lock }
     }
 
     fn compare(&self, other: &Self, sort: &str) -> Ordering {
@@ -118,15 +117,14 @@ impl<'q, 's> Page<'q, 's> {
                 is_before == self.goes_back
             });
         }
-        // A part has its locks by name, so the nearest of a class and rank come first.
+        // A part has its locks by name, so the nearest of a rank come first.
         if self.descends != self.goes_back {
             matching.reverse();
         }
         let mut rejected = None;
         for row in matching.drain(..) {
-            let alike = (row.class, row.rank);
-            if rejected != Some(alike) && !self.offer(row) {
-                rejected = Some(alike);
+            if rejected != Some(row.rank) && !self.offer(row) {
+                rejected = Some(row.rank);
             }
         }
         self.matching = matching;
@@ -211,7 +209,8 @@ mod tests {
     use super::*;
     use crate::model::types::sums_by_looking;
     use crate::model::types::{
-        ClientView, HolderView, LockView, PastHoldView, PastOfLock, Since, State, WaiterView,
+        Certainty, ClientView, HolderView, LockView, PastHoldView, PastOfLock, ProblemView, Since,
+        State, WaiterView,
     };
     use crate::query::facets::Facets;
     use crate::query::facets::tests::by_looking;
@@ -232,8 +231,12 @@ mod tests {
             text(&["web-7", "52"]),
             prop::option::of(any::<bool>()),
             prop::option::of(any::<bool>()),
+            prop::option::of(1_u32..3),
+            text(&["java", "52"]),
         );
-        let client = client.prop_map(|(name, addr, host, alive, verified)| ClientView {
+        let client = client.prop_map(|(name, addr, host, alive, verified, pid, comm)| ClientView {
+            pid,
+            comm,
             name,
             addr,
             host: host.map(Into::into),
@@ -262,16 +265,17 @@ mod tests {
             deployment in prop::sample::select(vec!["main", "other"]),
             (kind, group) in prop::sample::select(vec![(Kind::Lock, "x"), (Kind::Fair, "x"), (Kind::Lock, "y")]),
             expected_long: bool,
-            (state, confirmed) in (0_u8..3, any::<bool>()),
+            (state, confirmed, queued, db) in (0_u8..3, any::<bool>(), any::<bool>(), 0_u32..2),
             holders in prop::collection::vec((holder_id(), client(), 0_u64..4, any::<bool>()), 0..3),
             waiters in prop::collection::vec((holder_id(), client()), 0..2),
             past in prop::collection::vec((holder_id(), 0_u64..4), 0..2),
             expires in prop::option::of(1_999_998_u64..2_000_003),
-            trouble in 0_u8..4,
+            trouble in 0_u8..5,
         ) -> LockView {
             let mut view = lock(&name);
             let holder = view.holders.remove(0);
             view.id.deployment = deployment.into();
+            (view.id.db, view.queued) = (db, queued);
             view.kind = kind;
             view.group = group.into();
             view.expected_long = expected_long;
@@ -301,6 +305,7 @@ mod tests {
             view.problems = match trouble {
                 0 => thin_vec![leaked()],
                 1 => thin_vec![acknowledged(), leaked()],
+                2 => thin_vec![ProblemView { certainty: Certainty::Suspected, ..leaked() }],
                 _ => ThinVec::new(),
             };
             view
@@ -365,6 +370,9 @@ mod tests {
     }
 
     proptest! {
+        // So many that what depends on two of many traits is seen.
+        #![proptest_config(ProptestConfig::with_cases(3_000))]
+
         #[test]
         fn a_pass_finds_what_looking_at_every_lock_does(
             rounds in prop::collection::vec(prop::collection::vec((view(), 0_u8..5), 0..20), 1..4),

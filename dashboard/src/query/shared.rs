@@ -19,6 +19,7 @@ use super::problems::ProblemRow;
 use super::recent::Recent;
 use crate::clock::SteadyMillis;
 use crate::model::actor::Hub;
+use crate::model::types::Snapshot;
 
 /// The time for which a list is kept after its last use.
 const KEEP: Duration = Duration::from_secs(60);
@@ -26,9 +27,9 @@ const KEEP: Duration = Duration::from_secs(60);
 const MAX_LISTS: usize = 128;
 /// The most pages of a list that are kept.
 const MAX_PAGES: usize = 64;
-/// The least number of locks from which a page's rows and its counts are made by two threads.
+/// The least number of locks for which a thread is started to make counts.
 const WORTH_A_THREAD: usize = 50_000;
-/// The time for which a page is valid if its filter depends on the clock, milliseconds.
+/// The time for which a page of locks is valid if its filter depends on the clock, milliseconds.
 const MOVING_MS: u64 = 1_000;
 
 /// A page of a list, and the counts that the list shows for its query, if it shows some.
@@ -51,6 +52,12 @@ pub trait Paged: Listed {
     fn counted(query: &Query<Self>, hub: &Arc<Hub>, shared: &SharedPages) -> Counted<Self> {
         Counted { rows: Self::page(query, hub, shared), facets: None }
     }
+
+    /// Returns the same. Of many locks, another thread makes the counts while this one makes the rows.
+    #[must_use]
+    fn counted_soon(query: &Query<Self>, hub: &Arc<Hub>, shared: &SharedPages) -> Counted<Self> {
+        Self::counted(query, hub, shared)
+    }
 }
 
 impl Paged for OwnerRow {
@@ -68,27 +75,37 @@ impl Paged for ContentionRow {}
 
 impl Paged for LockRow {
     fn page(query: &Query<Self>, hub: &Arc<Hub>, shared: &SharedPages) -> Arc<Rows<Self>> {
+        let (snapshot, now) = (hub.snapshot(), SteadyMillis::now());
         if query.limit <= MAX_ROWS {
-            shared.list(query).rows(hub, query, SteadyMillis::now())
+            shared.list(query).rows(&snapshot, query, now)
         } else {
             // A whole list is too large to keep.
-            Arc::new(query.pick(&hub.snapshot(), SteadyMillis::now()))
+            Arc::new(query.pick(&snapshot, now))
         }
     }
 
     fn counted(query: &Query<Self>, hub: &Arc<Hub>, shared: &SharedPages) -> Counted<Self> {
-        let (list, now) = (shared.list(query), SteadyMillis::now());
-        let (rows, facets) =
-            if list.has_facets(hub, query, now) || hub.snapshot().len() < WORTH_A_THREAD {
-                (Self::page(query, hub, shared), list.facets(hub, query, now))
-            } else {
-                std::thread::scope(|scope| {
-                    let facets = scope.spawn(|| list.facets(hub, query, now));
-                    let rows = Self::page(query, hub, shared);
-                    (rows, facets.join().unwrap_or_else(|panic| resume_unwind(panic)))
-                })
+        let (list, snapshot, now) = (shared.list(query), hub.snapshot(), SteadyMillis::now());
+        let rows = list.rows(&snapshot, query, now);
+        Counted { rows, facets: Some(list.facets(&snapshot, query, now)) }
+    }
+
+    fn counted_soon(query: &Query<Self>, hub: &Arc<Hub>, shared: &SharedPages) -> Counted<Self> {
+        let (list, snapshot, now) = (shared.list(query), hub.snapshot(), SteadyMillis::now());
+        let facets = || list.facets(&snapshot, query, now);
+        if snapshot.len() < WORTH_A_THREAD || list.has_facets(&snapshot, query, now) {
+            return Self::counted(query, hub, shared);
+        }
+        std::thread::scope(|scope| {
+            // Without a thread, this one makes them too.
+            let other = std::thread::Builder::new().spawn_scoped(scope, facets).ok();
+            let rows = list.rows(&snapshot, query, now);
+            let facets = match other {
+                Some(other) => other.join().unwrap_or_else(|panic| resume_unwind(panic)),
+                None => facets(),
             };
-        Counted { rows, facets: Some(facets) }
+            Counted { rows, facets: Some(facets) }
+        })
     }
 }
 
@@ -178,33 +195,37 @@ impl List {
         Self { used, facets: Mutex::default(), pages: Mutex::default() }
     }
 
-    /// Returns true if its counts need not be made.
-    fn has_facets(&self, hub: &Hub, query: &Query<LockRow>, at: SteadyMillis) -> bool {
-        let made = lock(&self.facets);
-        made.as_ref().is_some_and(|made| made.current(hub.snapshot().seq, query, at).is_some())
+    /// Returns true if its counts are made, or are being made.
+    fn has_facets(&self, snapshot: &Snapshot, query: &Query<LockRow>, at: SteadyMillis) -> bool {
+        self.facets.try_lock().map_or(true, |made| {
+            made.as_ref().is_some_and(|made| made.current(snapshot.seq, query, at).is_some())
+        })
     }
 
     /// Returns the number of locks by view and by property.
-    fn facets(&self, hub: &Hub, query: &Query<LockRow>, at: SteadyMillis) -> Arc<Facets> {
+    fn facets(&self, snapshot: &Snapshot, query: &Query<LockRow>, at: SteadyMillis) -> Arc<Facets> {
         let mut made = lock(&self.facets);
-        let snapshot = hub.snapshot();
         let current = made.as_ref().and_then(|made| made.current(snapshot.seq, query, at));
         current.unwrap_or_else(|| {
-            let it = Arc::new(Facets::new(&query.text, &snapshot, at));
+            let it = Arc::new(Facets::new(&query.text, snapshot, at));
             *made = Some(Made { seq: snapshot.seq, at, it: Arc::clone(&it) });
             it
         })
     }
 
     /// Returns the rows of a page. Equal queries share them, and they stay the same object while none of them changes.
-    fn rows(&self, hub: &Hub, query: &Query<LockRow>, at: SteadyMillis) -> Arc<Rows<LockRow>> {
+    fn rows(
+        &self,
+        snapshot: &Snapshot,
+        query: &Query<LockRow>,
+        at: SteadyMillis,
+    ) -> Arc<Rows<LockRow>> {
         let page = self.slot(query);
         let mut made = lock(&page);
-        let snapshot = hub.snapshot();
         if let Some(rows) = made.as_ref().and_then(|made| made.current(snapshot.seq, query, at)) {
             return rows;
         }
-        let rows = query.pick(&snapshot, at);
+        let rows = query.pick(snapshot, at);
         let before = made.take().filter(|made| made.it.is_same(&rows));
         let it = before.map_or_else(|| Arc::new(rows), |made| made.it);
         *made = Some(Made { seq: snapshot.seq, at, it: Arc::clone(&it) });
@@ -292,7 +313,7 @@ mod tests {
         let old = query("age:>1s");
         let later = |ms: u64| {
             let now = SteadyMillis(start.0 + ms);
-            shared.list(&old).rows(&hub, &old, now).total
+            shared.list(&old).rows(&hub.snapshot(), &old, now).total
         };
         assert_eq!((later(500), later(500 + MOVING_MS - 1), later(500 + MOVING_MS)), (0, 0, 1));
     }

@@ -1,5 +1,7 @@
 //! Small numbers for what many locks have in common, so that a pass over all locks finds what it knows of a class by an index.
 
+use std::cmp::Reverse;
+use std::collections::BinaryHeap;
 use std::collections::hash_map::Entry;
 use std::hash::{BuildHasher, Hash, Hasher, RandomState};
 
@@ -7,14 +9,14 @@ use super::by_hash::ByHash;
 use super::client_view::ClientView;
 use super::lock_view::{LockView, client_of};
 
-/// The classes of a lock, as numbers that begin at 0 and are used again once no lock is of that class.
+/// The numbers of a lock's classes. A number is used again once no lock has it.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub(super) struct ClassesOfLock {
-    /// That of all that locks are filtered, sorted and counted by, except for the name, the owners, the group and instants.
+    /// Locks with the same number are equal in all that filters, sorts and counts read, apart from names, owners, groups and times.
     pub(super) class: u32,
-    /// That of its class and of the clients that hold it with their processes, but not of their threads.
+    /// These are also equal in their owners: in the clients that hold them and the processes of these. Threads may differ.
     pub(super) with_owners: u32,
-    /// That of its class and its lock group.
+    /// These are also equal in their lock group.
     pub(super) with_group: u32,
 }
 
@@ -22,8 +24,8 @@ pub(super) struct ClassesOfLock {
 #[derive(Debug, Default)]
 pub(super) struct Classes {
     hasher: RandomState,
-    /// True in a copy, which has no classes: copies of a snapshot are rarely changed, and cheap.
-    are_left_out: bool,
+    /// True in a clone. A clone has no classes, so it is cheap; its first change classifies all locks again.
+    is_clone: bool,
     classes: Numbers,
     with_owners: Numbers,
     with_group: Numbers,
@@ -34,14 +36,14 @@ pub(super) struct Classes {
 
 impl Clone for Classes {
     fn clone(&self) -> Self {
-        Self { are_left_out: true, ..Self::default() }
+        Self { is_clone: true, ..Self::default() }
     }
 }
 
 impl Classes {
-    /// Returns true in a copy.
-    pub(super) fn are_left_out(&self) -> bool {
-        self.are_left_out
+    /// Returns true in a clone.
+    pub(super) fn is_clone(&self) -> bool {
+        self.is_clone
     }
 
     /// Returns the number of clients that hold active locks, and of the hosts of those.
@@ -89,7 +91,10 @@ impl Classes {
 
     /// Adds the holders of a lock to the clients and hosts, or removes them.
     fn tally(&mut self, lock: &LockView, change: fn(&mut Tally, u64)) {
-        for holder in lock.holders.iter().filter(|_| lock.is_listed()) {
+        if !lock.is_listed() {
+            return;
+        }
+        for holder in &lock.holders {
             change(&mut self.clients, self.hasher.hash_one(client_of(&holder.id)));
             if let Some(host) = holder.client.as_deref().and_then(ClientView::host) {
                 change(&mut self.hosts, self.hasher.hash_one(host));
@@ -105,14 +110,14 @@ impl Classes {
     }
 }
 
-/// Numbers of hashes.
+/// Gives each hash a small number.
 #[derive(Debug, Default)]
 struct Numbers {
     by_hash: ByHash<u32>,
     /// By number.
     used: Vec<Used>,
-    /// The numbers that are not in use.
-    free: Vec<u32>,
+    /// The numbers that are not in use. The least is used first, so that numbers become small again after there were many.
+    free: BinaryHeap<Reverse<u32>>,
 }
 
 /// A hash, and the number of locks that have it.
@@ -131,10 +136,13 @@ impl Numbers {
     fn add(&mut self, hash: u64) -> u32 {
         let Self { by_hash, used, free } = self;
         let number = *by_hash.entry(hash).or_insert_with(|| {
-            free.pop().unwrap_or_else(|| {
-                used.push(Used::default());
-                u32::try_from(used.len() - 1).unwrap_or(u32::MAX)
-            })
+            free.pop().map_or_else(
+                || {
+                    used.push(Used::default());
+                    u32::try_from(used.len() - 1).unwrap_or(u32::MAX)
+                },
+                |Reverse(number)| number,
+            )
         });
         let it = &mut used[number as usize];
         *it = Used { hash, locks: it.locks + 1 };
@@ -146,12 +154,12 @@ impl Numbers {
         it.locks -= 1;
         if it.locks == 0 {
             self.by_hash.remove(&it.hash);
-            self.free.push(number);
+            self.free.push(Reverse(number));
         }
     }
 }
 
-/// The number of holders by a hash of what is told apart.
+/// Counts holders by the hash of their client or host.
 #[derive(Debug, Default)]
 struct Tally(ByHash<u32>);
 
@@ -172,12 +180,37 @@ impl Tally {
 
 /// Returns the hash of all that the locks of a class have in common.
 fn class_of(lock: &LockView, hasher: &RandomState) -> u64 {
-    let LockView { id, state, confirmed, kind, holders, problems, waiters, .. } = lock;
+    // Every field is named, so that a new one is not forgotten where lists depend on it.
+    let LockView {
+        id,
+        state,
+        confirmed,
+        kind,
+        holders,
+        expires_at,
+        observed: _,
+        lease_ms: _,
+        renewed: _,
+        renewals: _,
+        problems,
+        events: _,
+        history,
+        red: _,
+        sources: _,
+        queued: _,
+        waiters,
+        waiting: _,
+        waiters_exact: _,
+        queue: _,
+        token: _,
+        group: _,
+        expected_long,
+    } = lock;
     let mut hash = hasher.build_hasher();
     (&id.deployment, id.db, holders.len()).hash(&mut hash);
     (*state as u8, confirmed, kind).hash(&mut hash);
-    (lock.is_awaited(), waiters.is_empty(), lock.expires_at.is_none()).hash(&mut hash);
-    (lock.expected_long, lock.history.past.is_empty()).hash(&mut hash);
+    (lock.is_awaited(), waiters.is_empty(), expires_at.is_none()).hash(&mut hash);
+    (expected_long, history.past.is_empty()).hash(&mut hash);
     for problem in problems {
         (problem.problem as u8, problem.certainty as u8).hash(&mut hash);
         problem.acknowledged.is_some().hash(&mut hash);
@@ -188,7 +221,6 @@ fn class_of(lock: &LockView, hasher: &RandomState) -> u64 {
 /// Returns the hash of the owners of a lock.
 fn owners_of(lock: &LockView, hasher: &RandomState) -> u64 {
     let mut hash = hasher.build_hasher();
-    lock.id.deployment.hash(&mut hash);
     for holder in &lock.holders {
         let (client, thread) = holder.id.split_at(client_of(&holder.id).len());
         (client, is_plain(thread), holder.since.exact).hash(&mut hash);
@@ -197,7 +229,7 @@ fn owners_of(lock: &LockView, hasher: &RandomState) -> u64 {
     hash.finish()
 }
 
-/// Returns whether what follows the client in a holder's id is only a thread's number, and perhaps the suffix of a writer.
+/// Returns whether a text has only characters of a thread's number and of the suffix `:write`.
 #[must_use]
 pub fn is_plain(rest: &str) -> bool {
     rest.bytes().all(|byte| b"-0123456789:write".contains(&byte))

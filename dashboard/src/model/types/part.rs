@@ -70,7 +70,7 @@ impl Instant {
 #[derive(Debug, Clone, Copy)]
 pub struct Entry<'a> {
     classes: ClassesOfLock,
-    /// That of its only holder.
+    /// The thread of its only holder.
     pub thread: Thread,
     since: Instant,
     expires: Instant,
@@ -79,14 +79,14 @@ pub struct Entry<'a> {
 }
 
 impl Entry<'_> {
-    /// Returns the number of its class: of all that locks are filtered, sorted and counted by, except for the name, the owners,
-    /// the group and instants.
+    /// Returns the number of its class. Locks of a class are equal in all that filters, sorts and counts read, apart from names,
+    /// owners, groups and times.
     #[must_use]
     pub fn class(&self) -> usize {
         self.classes.class as usize
     }
 
-    /// Returns the number of its class and of the clients that hold it with their processes, but not of their threads.
+    /// Returns the number of its class and its owners: of the clients that hold it and the processes of these.
     #[must_use]
     pub fn class_with_owners(&self) -> usize {
         self.classes.with_owners as usize

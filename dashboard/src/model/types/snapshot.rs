@@ -294,9 +294,9 @@ impl Snapshot {
         self.arrange(4 * side);
     }
 
-    /// Finds the classes of all locks, in a copy that is about to be changed.
+    /// Finds the classes of all locks again in a clone, which is about to be changed.
     fn classify(&mut self) {
-        if self.classes.are_left_out() {
+        if self.classes.is_clone() {
             self.arrange(self.shards.len());
         }
     }

@@ -2,17 +2,18 @@
 
 use super::lock_view::{LockView, client_of};
 
-/// The number of a thread in its holder's id, and whether the suffix of a writer follows it; none if there is something else.
+/// The number of a thread in its holder's id, and whether the suffix of a writer follows it. None if the id ends with something
+/// else, and for locks without or with several holders. Bytes, so that a row has no padding.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub struct Thread([u8; 8]);
 
 impl Thread {
     const NONE: Self = Self([u8::MAX; 8]);
     const WRITER: &str = ":write";
-    /// Greater numbers have no room.
+    /// The first number that is not packed.
     const END: u64 = 1 << 62;
 
-    /// Returns that of a lock's only holder.
+    /// Returns the thread of a lock's only holder.
     pub(super) fn of(lock: &LockView) -> Self {
         let [holder] = lock.holders.as_slice() else { return Self::NONE };
         let (_, rest) = holder.id.split_at(client_of(&holder.id).len());
