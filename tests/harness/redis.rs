@@ -1,6 +1,7 @@
 //! A real redis-server of one's own.
 
 use std::hash::{BuildHasher as _, Hasher as _, RandomState};
+use std::net::{Ipv4Addr, TcpListener};
 use std::path::{Path, PathBuf};
 
 use anyhow::{Context as _, Result, bail, ensure};
@@ -20,11 +21,16 @@ pub struct RedisServer {
     folder: TempDir,
 }
 
-/// A port that nobody seems to use, outside the range from which the kernel takes those of outgoing connections.
+/// A port that nobody uses at the moment, outside the range from which the kernel takes those of outgoing connections.
 #[must_use]
 pub fn random_port() -> u16 {
-    let random = RandomState::new().build_hasher().finish() % 20_000;
-    10_000 + u16::try_from(random).unwrap_or(0)
+    loop {
+        let random = RandomState::new().build_hasher().finish() % 20_000;
+        let port = 10_000 + u16::try_from(random).unwrap_or(0);
+        if TcpListener::bind((Ipv4Addr::LOCALHOST, port)).is_ok() {
+            return port;
+        }
+    }
 }
 
 impl RedisServer {

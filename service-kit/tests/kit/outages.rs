@@ -71,7 +71,7 @@ async fn the_first_call_that_times_out_ends_the_younger_ones_too() {
     let shutdown = Shutdown::new();
     let options = LinkOptions {
         heartbeat: DEADLINE,
-        response_timeout: Duration::from_secs(1),
+        response_timeout: Duration::from_secs(5),
         ..link_options()
     };
     let link = Link::start(target(&server.url()), options, &shutdown);
@@ -81,10 +81,10 @@ async fn the_first_call_that_times_out_ends_the_younger_ones_too() {
         let link = link.clone();
         async move { link.call(cmd("PING")).await }
     });
-    tokio::time::sleep(Duration::from_millis(700)).await;
+    tokio::time::sleep(Duration::from_secs(2)).await;
     let young = link.call(cmd("PING"));
-    // With its own time-out the young one would take a second; it ends with the old one's.
-    let young = tokio::time::timeout(Duration::from_millis(900), young).await;
+    // With its own time-out the young one would take five seconds; it ends with the old one's.
+    let young = tokio::time::timeout(Duration::from_millis(4_500), young).await;
     assert!(young.expect("it ends with the old call").unwrap_err().is_lost());
     assert!(old.await.unwrap().unwrap_err().is_lost());
     server.thaw();

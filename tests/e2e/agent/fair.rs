@@ -27,7 +27,8 @@ impl Bench {
     /// A waiter of another client with a place that stands for that long.
     async fn foreign_entry(&mut self, ms: i64) -> Result<()> {
         let time = self.direct.call("TIME").await?;
-        let at = time.items()?[0].text().parse::<i64>()? * 1000 + ms;
+        let part = |i: usize| anyhow::Ok(time.items()?[i].text().parse::<i64>()?);
+        let at = part(0)? * 1_000 + part(1)? / 1_000 + ms;
         self.direct.call(&format!("RPUSH {QUEUE} {FOREIGN}")).await?.ok()?;
         self.direct.call(&format!("ZADD {DEADLINES} {at} {FOREIGN}")).await?.ok()?;
         Ok(())
@@ -155,7 +156,7 @@ async fn the_head_that_leaves_wakes_the_next() -> Result<()> {
 #[tokio::test]
 async fn a_dead_head_blocks_the_queue_only_until_its_deadline() -> Result<()> {
     let mut bench = Bench::with(&["--poll-max", "10m"]).await?;
-    bench.foreign_entry(1_500).await?;
+    bench.foreign_entry(4_000).await?;
     let mut one = bench.session().await?;
     assert_eq!(one.call("LOCK a KIND fair NOWAIT").await?, Reply::Null);
     assert_error(&one.call("LOCK a").await?, "WRONGKIND", "fair");
@@ -296,8 +297,8 @@ async fn a_waiter_removes_those_of_a_vanished_agent_ahead_of_it() -> Result<()> 
     let entry = format!("lockscope:agent:{{{OTHER_AGENT}}}");
     bench.direct.call(&format!("SET {entry}:trace x")).await?.ok()?;
     dead_agents_waiters(&mut bench, OTHER_AGENT, 50).await?;
-    let mut waiter = bench.fair_waiter_of_session(51).await?;
     let begun = tokio::time::Instant::now();
+    let mut waiter = bench.fair_waiter_of_session(51).await?;
     waiter.reply().await?.ok()?;
     let took = begun.elapsed();
     assert!((4..20).contains(&took.as_secs()), "{took:?}: checked twice, and long before the hour");

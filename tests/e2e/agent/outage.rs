@@ -104,7 +104,7 @@ async fn a_waiter_keeps_its_place_through_an_outage() -> Result<()> {
         waiters.push(waiter);
     }
     let mut brief = bench.session().await?;
-    brief.send("LOCK a WAIT 2500").await?;
+    brief.send("LOCK a WAIT 10000").await?;
     bench.until_waiting("a", 4).await?;
     bench.redis.process().freeze().await?;
     assert_warned_then_lost(&mut worker, 2_000).await?;

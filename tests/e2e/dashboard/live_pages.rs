@@ -172,6 +172,9 @@ async fn a_hidden_page_requests_nothing_and_then_shows_what_it_missed() -> Resul
         .await;
     };
     streams(1.0).await;
+    // A page that is hidden before its first update has missed nothing.
+    ensure!(java.lock("streamed").await?, "taken");
+    until(&browser, &says("streamed")).await;
     browser.run(&hide(true)).await?;
     streams(0.0).await;
     ensure!(java.lock("meanwhile").await?, "taken");

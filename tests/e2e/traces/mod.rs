@@ -129,8 +129,10 @@ async fn a_lost_hold_shows_its_cause() -> Result<()> {
     ok(&mut worker, "LOCK report").await?;
     eventually("a batch of renewals", async || {
         let spans = receiver.spans();
-        let batch = spans.iter().find(|s| s.name == "lock renew").context("none")?.clone();
-        ensure!(batch.attribute("lock.renewed") == "1" && !batch.failed, "{batch:#?}");
+        let renewed = |s: &&SeenSpan| {
+            s.name == "lock renew" && s.attribute("lock.renewed") == "1" && !s.failed
+        };
+        let batch = spans.iter().find(renewed).context("none")?.clone();
         ensure!(calls_of(&receiver, &batch).contains("keep"), "no call of Redis in it");
         Ok(())
     })
