@@ -2,7 +2,7 @@
 
 use std::time::Duration;
 
-use anyhow::Result;
+use anyhow::{Context as _, Result};
 use redisson::script::{
     AcquireOutcome, HandOverOutcome, Publish, ReleaseOutcome, parse_acquire, parse_hand_over_fair,
     parse_release,
@@ -46,21 +46,41 @@ impl Bench {
         Ok(part(0)? * 1000 + part(1)? / 1000)
     }
 
-    /// Returns the queue with the seconds until each deadline, rounded up.
+    /// Returns the queue with each waiter's deadline, in milliseconds of the server's clock.
     async fn queue_entries(&mut self, lock: &LockName) -> Result<Vec<(String, Option<i64>)>> {
-        let now = self.now().await?;
         let queue = String::from_utf8(keys::queue(lock))?;
         let deadlines = String::from_utf8(keys::deadlines(lock))?;
         let mut queue_entries = Vec::new();
         for waiter in self.client.call(&format!("LRANGE {queue} 0 -1")).await?.items()? {
             let score = self.client.call(&format!("ZSCORE {deadlines} {}", waiter.text())).await?;
-            let left = score.text().parse::<i64>().ok().map(|at| (at - now + 999).div_euclid(1000));
-            queue_entries.push((waiter.text(), left));
+            queue_entries.push((waiter.text(), score.text().parse().ok()));
         }
         let scores = self.client.call(&format!("ZCARD {deadlines}")).await?.int()?;
-        let scored = queue_entries.iter().filter(|(_, left)| left.is_some()).count();
+        let scored = queue_entries.iter().filter(|(_, deadline)| deadline.is_some()).count();
         assert_eq!(i64::try_from(scored)?, scores, "deadlines of nobody's place");
         Ok(queue_entries)
+    }
+
+    /// Asserts that exactly these wait, in this order, each until that many seconds after a moment between `begun` and now.
+    /// However slow the machine is, what a test does happens in between.
+    async fn assert_queue(
+        &mut self,
+        lock: &LockName,
+        begun: i64,
+        expected: &[(HolderId, i64)],
+    ) -> Result<()> {
+        let entries = self.queue_entries(lock).await?;
+        let now = self.now().await?;
+        let waiters: Vec<_> = entries.iter().map(|(waiter, _)| waiter.clone()).collect();
+        let due: Vec<_> = expected.iter().map(|(waiter, _)| waiter.to_string()).collect();
+        assert_eq!(waiters, due);
+        for ((waiter, deadline), (_, seconds)) in entries.iter().zip(expected) {
+            let after = deadline.with_context(|| format!("{waiter} has no deadline"))? - begun;
+            // What is left of a lease is rounded to milliseconds.
+            let range = seconds * 1_000 - 2..=seconds * 1_000 + now - begun + 2;
+            assert!(range.contains(&after), "{waiter}: {after} ms, not {seconds} s: {entries:?}");
+        }
+        Ok(())
     }
 
     /// Adds another client's queue entry with a deadline `ms` from now, if given.
@@ -111,10 +131,6 @@ async fn a_lock_is_handed_over_to_the_next_waiter_alone() -> Result<()> {
     Ok(())
 }
 
-fn place(who: HolderId, seconds: i64) -> (String, Option<i64>) {
-    (who.to_string(), Some(seconds))
-}
-
 #[tokio::test]
 async fn a_free_lock_without_a_queue_is_granted_at_once() -> Result<()> {
     let mut bench = Bench::new().await?;
@@ -140,7 +156,7 @@ async fn a_free_lock_without_a_queue_is_granted_at_once() -> Result<()> {
 #[tokio::test]
 async fn each_waiters_deadline_is_one_wait_after_the_one_ahead() -> Result<()> {
     let mut bench = Bench::new().await?;
-    let lock = name("a");
+    let (lock, begun) = (name("a"), bench.now().await?);
     bench.fair(&lock, ours(1)).await?;
     for n in [2, 3, 4, 3] {
         let AcquireOutcome::Held { pttl_ms: Some(50_000..=60_000), holders } =
@@ -151,15 +167,14 @@ async fn each_waiters_deadline_is_one_wait_after_the_one_ahead() -> Result<()> {
         assert!(holders.contains(&ours(1)));
         assert_eq!(holders.contains(&ours(2)), n != 2, "others hear of the head");
     }
-    let line = [place(ours(2), 75), place(ours(3), 90), place(ours(4), 105)];
-    assert_eq!(bench.queue_entries(&lock).await?, line);
-    Ok(())
+    let line = [(ours(2), 75), (ours(3), 90), (ours(4), 105)];
+    bench.assert_queue(&lock, begun, &line).await
 }
 
 #[tokio::test]
 async fn waiters_are_served_in_order_each_on_its_own_channel() -> Result<()> {
     let mut bench = Bench::new().await?;
-    let lock = name("a");
+    let (lock, begun) = (name("a"), bench.now().await?);
     bench.fair(&lock, ours(1)).await?;
     let mut second = bench.subscriber(&keys::fair_channel(&lock, &ours(2))).await?;
     let mut third = bench.subscriber(&keys::fair_channel(&lock, &theirs())).await?;
@@ -173,13 +188,19 @@ async fn waiters_are_served_in_order_each_on_its_own_channel() -> Result<()> {
         panic!("it is not its turn")
     };
     assert_eq!(holders, [ours(2)]);
-    assert!((74_000..=75_000).contains(&ms), "look again when the head counts as dead: {ms}");
+    let elapsed = bench.now().await? - begun;
+    let ms = i64::try_from(ms)?;
+    assert!(
+        (75_000 - elapsed - 2..=75_000).contains(&ms),
+        "look again when the head counts as dead: {ms}"
+    );
     assert_eq!(
         bench.acquire(&lock, ours(9), 5_000).await?,
         AcquireOutcome::WrongKind("fair".to_owned())
     );
     assert_eq!(bench.fair(&lock, ours(2)).await?, GRANTED);
-    assert_eq!(bench.queue_entries(&lock).await?, [place(theirs(), 75)], "one wait less before it");
+    // One wait less before it.
+    bench.assert_queue(&lock, begun, &[(theirs(), 75)]).await?;
     bench.release_fair(&lock, ours(2)).await?;
     assert_eq!(messages(&mut third).await?, ["0"]);
     assert_eq!(bench.fair(&lock, theirs()).await?, GRANTED);
@@ -191,7 +212,7 @@ async fn waiters_are_served_in_order_each_on_its_own_channel() -> Result<()> {
 #[tokio::test]
 async fn leaving_advances_the_waiters_behind_and_wakes_the_next() -> Result<()> {
     let mut bench = Bench::new().await?;
-    let lock = name("a");
+    let (lock, begun) = (name("a"), bench.now().await?);
     bench.fair(&lock, ours(1)).await?;
     for n in [2, 3, 4] {
         bench.fair(&lock, ours(n)).await?;
@@ -203,7 +224,7 @@ async fn leaving_advances_the_waiters_behind_and_wakes_the_next() -> Result<()> 
             ReleaseOutcome::Stolen,
             "it held nothing"
         );
-        assert_eq!(bench.queue_entries(&lock).await?, [place(ours(2), 75), place(ours(4), 90)]);
+        bench.assert_queue(&lock, begun, &[(ours(2), 75), (ours(4), 90)]).await?;
     }
     assert_eq!(messages(&mut fourth).await?, Vec::<String>::new());
     bench.release_fair(&lock, ours(1)).await?;
@@ -239,20 +260,20 @@ async fn dead_heads_are_removed_by_any_client() -> Result<()> {
 #[tokio::test]
 async fn a_living_waiter_keeps_its_position_and_the_order_of_deadlines() -> Result<()> {
     let mut bench = Bench::new().await?;
-    let lock = name("a");
+    let (lock, begun) = (name("a"), bench.now().await?);
     bench.fair(&lock, ours(1)).await?;
-    bench.client.call("PEXPIRE a 1000").await?;
+    bench.client.call("PEXPIRE a 20000").await?;
     bench.fair(&lock, ours(2)).await?;
-    bench.foreign_entry("a", theirs(), Some(21_000)).await?;
+    bench.foreign_entry("a", theirs(), Some(40_000)).await?;
     bench.client.call("PEXPIRE a 60000").await?;
-    assert_eq!(bench.queue_entries(&lock).await?, [place(ours(2), 16), place(theirs(), 21)]);
+    bench.assert_queue(&lock, begun, &[(ours(2), 35), (theirs(), 40)]).await?;
     bench.fair(&lock, ours(2)).await?;
-    assert_eq!(bench.queue_entries(&lock).await?, [place(ours(2), 21), place(theirs(), 21)]);
+    bench.assert_queue(&lock, begun, &[(ours(2), 40), (theirs(), 40)]).await?;
     // Its deadline has passed, but this call shows that it is alive.
     let deadlines = String::from_utf8(keys::deadlines(&lock))?;
     bench.client.call(&format!("ZADD {deadlines} 5 {}", ours(2))).await?;
     bench.fair(&lock, ours(2)).await?;
-    assert_eq!(bench.queue_entries(&lock).await?, [place(ours(2), 21), place(theirs(), 21)]);
+    bench.assert_queue(&lock, begun, &[(ours(2), 40), (theirs(), 40)]).await?;
     // Another waiter has removed it as dead, so it joins the end of the queue again.
     bench.client.call(&format!("ZADD {deadlines} 5 {}", ours(2))).await?;
     bench.fair(&lock, theirs()).await?;
@@ -305,7 +326,7 @@ async fn keys_other_than_a_fair_lock_are_reported_and_unchanged() -> Result<()> 
 #[tokio::test]
 async fn a_full_redis_accepts_leaving_and_releasing() -> Result<()> {
     let mut bench = Bench::new().await?;
-    let lock = name("a");
+    let (lock, begun) = (name("a"), bench.now().await?);
     bench.fair(&lock, ours(1)).await?;
     for n in [2, 3] {
         bench.fair(&lock, ours(n)).await?;
@@ -314,7 +335,7 @@ async fn a_full_redis_accepts_leaving_and_releasing() -> Result<()> {
     let refused = bench.fair(&lock, ours(4)).await.unwrap_err().to_string();
     assert!(refused.starts_with("OOM"), "{refused}");
     bench.release_fair(&lock, ours(2)).await?;
-    assert_eq!(bench.queue_entries(&lock).await?, [place(ours(3), 75)]);
+    bench.assert_queue(&lock, begun, &[(ours(3), 75)]).await?;
     assert_eq!(bench.release_fair(&lock, ours(1)).await?, ReleaseOutcome::Released);
     bench.release_fair(&lock, ours(3)).await?;
     assert_eq!(bench.client.call("DBSIZE").await?.int()?, 0);
@@ -329,28 +350,25 @@ fn agents(run: i64, n: i64) -> HolderId {
 #[tokio::test]
 async fn agents_waiters_share_one_deadline_however_many_they_are() -> Result<()> {
     let mut bench = Bench::new().await?;
-    let lock = name("a");
+    let (lock, begun) = (name("a"), bench.now().await?);
     bench.fair(&lock, ours(1)).await?;
     let other_agents = |n| HolderId { client: theirs().client, ..agents(0, n) };
+    let waiter = |n| if n % 2 == 0 { agents(0, n) } else { other_agents(n) };
     for n in 0..8 {
-        bench.fair(&lock, if n % 2 == 0 { agents(0, n) } else { other_agents(n) }).await?;
+        bench.fair(&lock, waiter(n)).await?;
     }
     bench.fair(&lock, theirs()).await?;
-    let line = bench.queue_entries(&lock).await?;
-    let (last, run) = line.split_last().expect("nine waiters");
-    assert!(run.iter().all(|(_, left)| *left == Some(75)), "{run:?}");
-    assert_eq!(last, &place(theirs(), 90), "a client that computes from the last score");
+    // Behind them is a client that computes from the last score.
+    let line: Vec<_> = (0..8).map(|n| (waiter(n), 75)).chain([(theirs(), 90)]).collect();
+    bench.assert_queue(&lock, begun, &line).await?;
 
     // Those in the middle leave nothing behind, and only the last one takes its wait along.
     for n in [3, 4, 0, 1, 2, 5, 6] {
-        let leaving = if n % 2 == 0 { agents(0, n) } else { other_agents(n) };
-        bench.release_fair(&lock, leaving).await?;
+        bench.release_fair(&lock, waiter(n)).await?;
     }
-    let line = [place(other_agents(7), 75), place(theirs(), 90)];
-    assert_eq!(bench.queue_entries(&lock).await?, line);
-    bench.release_fair(&lock, other_agents(7)).await?;
-    assert_eq!(bench.queue_entries(&lock).await?, [place(theirs(), 75)]);
-    Ok(())
+    bench.assert_queue(&lock, begun, &[(waiter(7), 75), (theirs(), 90)]).await?;
+    bench.release_fair(&lock, waiter(7)).await?;
+    bench.assert_queue(&lock, begun, &[(theirs(), 75)]).await
 }
 
 #[tokio::test]
