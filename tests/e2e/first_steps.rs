@@ -120,7 +120,16 @@ impl Stage {
 
     /// Starts a program that serves, with the ports and folders it does not name, and waits until it is connected.
     async fn serves(&self, command: &str) -> Result<Process> {
-        let port = random_port();
+        for _ in 0..20 {
+            if let Some(process) = self.serves_on(command, random_port()).await? {
+                return Ok(process);
+            }
+        }
+        bail!("no port is free for `{command}`")
+    }
+
+    /// The same on this port; nothing when it was taken.
+    async fn serves_on(&self, command: &str, port: u16) -> Result<Option<Process>> {
         let address = format!("127.0.0.1:{port}");
         let scratch = tempfile::tempdir_in(self.folder.path())?.keep();
         let mut shell = self.shell(&format!("exec {command}"))?;
@@ -133,19 +142,27 @@ impl Stage {
         } else {
             ("/metrics", "\nlockscope_dashboard_redis_up{")
         };
-        eventually(command, async || {
-            let ended = process.ended()?;
-            assert!(ended.is_none(), "{command}: {ended:?}: {}", process.log());
+        let up = eventually(command, async || {
+            if process.ended()?.is_some() {
+                return Ok(false);
+            }
+            // Until then it may be another program's port, and that program's answer.
+            ensure!(process.log().contains("serving"), "it does not serve yet");
             let answer = http::get(port, page).await?;
             ensure!(answer.status == 200 && answer.body.contains(sign), "{}", answer.body);
             let down = answer.body.lines().find(|line| {
                 line.starts_with("lockscope_dashboard_redis_up{") && line.ends_with(" 0")
             });
             ensure!(down.is_none(), "{down:?}");
-            Ok(())
+            Ok(true)
         })
         .await;
-        Ok(process)
+        if up {
+            return Ok(Some(process));
+        }
+        let said = process.log();
+        ensure!(said.contains("in use"), "`{command}` ended at once: {said}");
+        Ok(None)
     }
 
     /// Runs a command alone, to its end or until it serves.

@@ -3,10 +3,13 @@
 use std::os::unix::fs::{FileTypeExt as _, PermissionsExt as _};
 
 use anyhow::Result;
+use harness::agent;
 use harness::process::Process;
-use harness::{agent, redis};
 
 use super::{Bench, holder, lock};
+
+/// Lets the kernel choose a free port for HTTP.
+const ANY_PORT: u16 = 0;
 
 #[tokio::test]
 async fn the_socket_has_its_mode_from_the_start() -> Result<()> {
@@ -41,7 +44,7 @@ async fn a_socket_in_use_is_refused_by_name() -> Result<()> {
     let mut worker = bench.session().await?;
     lock(&mut worker, "LOCK a").await?;
     let folder = bench.agent.folder().to_owned();
-    let command = agent::command(&folder, &bench.redis.url(), redis::random_port(), &[])?;
+    let command = agent::command(&folder, &bench.redis.url(), ANY_PORT, &[])?;
     let mut second = Process::spawn("a second agent", command, &folder.join("second.log"), None)?;
     let status = second.end().await;
     assert!(!status.success());
@@ -58,7 +61,7 @@ async fn a_second_agent_on_the_same_state_is_another_client() -> Result<()> {
     let state = bench.agent.folder().join("state");
     let other = tempfile::tempdir()?;
     std::os::unix::fs::symlink(&state, other.path().join("state"))?;
-    let command = agent::command(other.path(), &bench.redis.url(), redis::random_port(), &[])?;
+    let command = agent::command(other.path(), &bench.redis.url(), ANY_PORT, &[])?;
     let _second = Process::spawn("a second agent", command, &other.path().join("log"), None)?;
     let socket = other.path().join("agent.sock");
     let mut there =
@@ -87,7 +90,7 @@ async fn wrong_settings_are_reported_before_anything_is_opened() -> Result<()> {
     for (flags, named) in wrong {
         let flags: Vec<String> = flags.iter().map(|&flag| flag.to_owned()).collect();
         let log = folder.path().join("log");
-        let command = agent::command(folder.path(), "redis://127.0.0.1:1", 0, &flags)?;
+        let command = agent::command(folder.path(), "redis://127.0.0.1:1", ANY_PORT, &flags)?;
         let mut process = Process::spawn("an agent", command, &log, None)?;
         let status = process.end().await;
         assert_eq!(status.code(), Some(64), "{flags:?}: {status}");

@@ -6,9 +6,7 @@ use std::collections::BTreeSet;
 
 use anyhow::{Context as _, Result, ensure};
 use harness::otlp::SeenSpan;
-use harness::{
-    Agent, Client, Process, RedisServer, SpanReceiver, dashboard, eventually, http, redis,
-};
+use harness::{Agent, Client, Dashboard, RedisServer, SpanReceiver, eventually, http};
 use tokio::net::TcpListener;
 
 const TRACE: &str = "0af7651916cd43dd8448eb211c80319c";
@@ -323,18 +321,12 @@ async fn requests_to_a_dashboard_are_traced() -> Result<()> {
     let receiver = SpanReceiver::start().await?;
     let endpoint = receiver.http();
     let redis = RedisServer::start().await?;
-    let (port, folder) = (redis::random_port(), tempfile::tempdir()?);
-    let mut command = dashboard::command(&redis.url(), port, &[])?;
-    command.envs(sending(&endpoint, "http/protobuf"));
-    let log = folder.path().join("log");
-    let _dashboard = Process::spawn("lockscope-dashboard", command, &log, None)?;
-    eventually("the dashboard to answer", async || {
-        for path in ["/healthz", "/lock?name=%3Cscript%3E", "/nowhere"] {
-            http::get(port, path).await?;
-        }
-        Ok(())
-    })
-    .await;
+    let variables = sending(&endpoint, "http/protobuf");
+    let variables = variables.map(|(name, value)| (name, value.to_owned()));
+    let dashboard = Dashboard::in_environment(&redis.url(), &[], &variables).await?;
+    for path in ["/healthz", "/lock?name=%3Cscript%3E", "/nowhere"] {
+        http::get(dashboard.port(), path).await?;
+    }
     let seen = eventually("a request's span", async || {
         let spans = receiver.spans();
         spans.iter().find(|s| s.name == "GET /lock").cloned().context("none yet")
