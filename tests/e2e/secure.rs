@@ -61,7 +61,7 @@ async fn the_documented_users_suffice() -> Result<()> {
     };
     let agent = Agent::at(
         &as_user("lockscope-agent", "agent-password"),
-        &["--lease", "2s", "--poll-max", "200ms"],
+        &["--lease", "6s", "--poll-max", "200ms"],
     )
     .await?;
     let url = as_user("lockscope-observer", "observer-password");
@@ -71,7 +71,7 @@ async fn the_documented_users_suffice() -> Result<()> {
 
     let mut worker = agent.client().await?;
     let mut waiter = agent.client().await?;
-    for command in ["LOCK a WAIT 20000", "LOCK a", "SHOW a", "EXTEND a 5000", "UNLOCK a"] {
+    for command in ["LOCK a WAIT 20000", "LOCK a", "SHOW a", "EXTEND a 60000", "UNLOCK a"] {
         worker.call(command).await?.ok().context(command)?;
     }
     worker.call("UNLOCK a").await?.ok()?;

@@ -9,7 +9,7 @@ const LOST: &str = "lockscope_agent_lost_holds_total";
 
 #[tokio::test]
 async fn a_hold_deleted_from_redis_is_missing() -> Result<()> {
-    let mut bench = Bench::with(&["--lease", "2s"]).await?;
+    let mut bench = Bench::with(&["--lease", "6s"]).await?;
     let mut worker = bench.session().await?;
     let mut ear = bench.session().await?;
     let told = credentials(&mut worker).await?;
@@ -27,7 +27,7 @@ async fn a_hold_deleted_from_redis_is_missing() -> Result<()> {
     lock(&mut worker, "LOCK b").await?;
     let renewed = metrics.sum("lockscope_agent_renewals_total", &[("outcome", "renewed")]);
     let metric = "lockscope_agent_renewals_total";
-    bench.until_metric(metric, &[("outcome", "renewed")], renewed + 3.0).await;
+    bench.until_metric(metric, &[("outcome", "renewed")], renewed + 2.0).await;
     assert!(bench.is_free("a").await?);
     let again = lock(&mut worker, "LOCK a NOWAIT").await?;
     assert_eq!(again.field("holds")?, &Reply::Int(1));
@@ -36,7 +36,7 @@ async fn a_hold_deleted_from_redis_is_missing() -> Result<()> {
 
 #[tokio::test]
 async fn a_hold_taken_by_another_client_is_stolen() -> Result<()> {
-    let mut bench = Bench::with(&["--lease", "2s"]).await?;
+    let mut bench = Bench::with(&["--lease", "6s"]).await?;
     let mut worker = bench.session().await?;
     let mut ear = bench.session().await?;
     let told = credentials(&mut worker).await?;
@@ -109,7 +109,7 @@ async fn a_release_of_a_lost_hold_reports_the_loss() -> Result<()> {
 
 #[tokio::test]
 async fn a_waiter_behind_a_lost_hold_acquires_it_normally() -> Result<()> {
-    let mut bench = Bench::with(&["--lease", "2s"]).await?;
+    let mut bench = Bench::with(&["--lease", "6s"]).await?;
     let mut worker = bench.session().await?;
     let mut waiter = bench.session().await?;
     lock(&mut worker, "LOCK a").await?;

@@ -165,12 +165,22 @@ async fn locks_work_if_redis_refuses_the_registry() -> Result<()> {
     let user = "ACL SETUSER narrow on >pw ~a ~redisson_* &* +@all";
     direct.call(user).await?.ok()?;
     let url = redis.url().replace("redis://", "redis://narrow:pw@");
-    let mut agent = Agent::at(&url, &["--lease", "2s"]).await?;
+    let mut agent = Agent::at(&url, &["--lease", "6s"]).await?;
     let mut worker = agent.client().await?;
     lock(&mut worker, "LOCK a").await?;
     eventually("the agent to say so", async || {
         let log = agent.process().log();
         ensure!(log.contains("Redis rejected the holder registry"), "{log}");
+        Ok(())
+    })
+    .await;
+    let renewed = [("outcome", "renewed")];
+    let renewals =
+        async || anyhow::Ok(agent.metrics().await?.sum("lockscope_agent_renewals_total", &renewed));
+    let before = renewals().await?;
+    eventually("renewals after that", async || {
+        let now = renewals().await?;
+        ensure!(now >= before + 2.0, "{now} after {before}");
         Ok(())
     })
     .await;
