@@ -18,7 +18,7 @@ fn limit_files(pid: u32, most: u64) -> Result<()> {
 
 #[tokio::test]
 async fn without_descriptors_new_connections_wait_and_the_others_go_on() -> Result<()> {
-    let crowd = Crowd::new(&["--lease", "3s"]).await?;
+    let crowd = Crowd::new(&["--lease", "12s"]).await?;
     let mut worker = crowd.agent.client().await?;
     worker.call("LOCK a").await?.ok()?;
     // As when something else in the process had taken all there are: input, output and errors have the first three.
@@ -36,6 +36,15 @@ async fn without_descriptors_new_connections_wait_and_the_others_go_on() -> Resu
         worker.call("LOCK b").await?.ok()?;
         worker.call("UNLOCK b").await?.ok()?;
     }
+    // It is renewed on a connection that the agent has already.
+    let (mut direct, mut last) = (crowd.redis.client().await?, i64::MAX);
+    eventually("a renewal", async || {
+        let left = direct.call("PTTL a").await?.int()?;
+        let before = std::mem::replace(&mut last, left);
+        ensure!(left > before, "{left} ms are left");
+        Ok(())
+    })
+    .await;
     let early = timeout(Duration::from_millis(1), newcomer.reply()).await;
     ensure!(early.is_err(), "it was served without a descriptor");
     limit_files(crowd.agent.pid(), 1_000)?;

@@ -46,7 +46,7 @@ async fn a_client_that_does_not_read_uses_bounded_memory_and_delays_no_other() -
 
 #[tokio::test]
 async fn pushes_that_nobody_reads_are_dropped_and_counted() -> Result<()> {
-    let crowd = Crowd::new(&["--lease", "3s"]).await?;
+    let crowd = Crowd::new(&["--lease", "6s"]).await?;
     let mut deaf = crowd.agent.client3().await?;
     deaf.call("SESSION PUSH on DEADLINES on").await?.ok()?;
     // Long names: what is kept for a reader is soon full.
