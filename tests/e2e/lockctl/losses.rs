@@ -79,8 +79,8 @@ async fn the_response_to_a_loss_is_configurable() -> Result<()> {
 /// Redis is frozen: the command has a grace, and is gone before anybody else could have the lock.
 #[tokio::test]
 async fn a_command_ends_while_the_lock_is_still_valid() -> Result<()> {
-    let mut desk = Desk::hasty().await?;
-    let mut run = started(&desk, "--kill-after 500ms a", STUBBORN).await?;
+    let mut desk = Desk::with(&["--lease", "6s"]).await?;
+    let mut run = started(&desk, "--kill-after 1s a", STUBBORN).await?;
     desk.bench.redis.process().freeze().await?;
     run.says("a cannot be renewed: valid for another").await;
     run.says("not renewed in time, valid for another").await;
@@ -137,11 +137,14 @@ async fn a_lease_that_is_too_short_ends_the_command_in_time() -> Result<()> {
 
 #[tokio::test]
 async fn a_command_outlives_a_killed_agent_until_its_lease_ends() -> Result<()> {
-    let mut desk = Desk::hasty().await?;
-    let mut quick =
-        desk.exec("b", "echo $$ > quick; while ! test -e stop; do sleep 0.02; done; exit 3")?;
+    let mut desk = Desk::with(&["--lease", "6s"]).await?;
+    // It is asked to end as late as possible: until then it has time to end by itself.
+    let mut quick = desk.exec(
+        "--kill-after 100ms b",
+        "echo $$ > quick; while ! test -e stop; do sleep 0.02; done; exit 3",
+    )?;
     desk.pid("quick").await?;
-    let mut run = started(&desk, "--kill-after 500ms a", STUBBORN).await?;
+    let mut run = started(&desk, "--kill-after 1s a", STUBBORN).await?;
     desk.bench.agent.process().kill()?;
     quick.says("b stays locked for another").await;
     std::fs::write(desk.path("stop"), "")?;
@@ -160,8 +163,8 @@ async fn a_command_outlives_a_killed_agent_until_its_lease_ends() -> Result<()> 
 
 #[tokio::test]
 async fn a_command_outlives_an_exited_agent_until_its_lease_ends() -> Result<()> {
-    let mut desk = Desk::with(&["--lease", "3s", "--drain-timeout", "200ms"]).await?;
-    let mut run = started(&desk, "--kill-after 500ms a", STUBBORN).await?;
+    let mut desk = Desk::with(&["--lease", "6s", "--drain-timeout", "200ms"]).await?;
+    let mut run = started(&desk, "--kill-after 1s a", STUBBORN).await?;
     desk.bench.agent.process().terminate()?;
     run.says("a: the agent is shutting down; a stays locked for another").await;
     let (code, said) = run.end().await?;
