@@ -17,7 +17,6 @@ use super::app::App;
 use super::csv::{self, Record};
 use super::error::{ApiError, visible};
 use super::params::{Format, ListParams, limit, understood};
-use crate::model::actor::Hub;
 use crate::model::contention::GroupTally;
 use crate::query::blockers::BlockerRow;
 use crate::query::contention::ContentionRow;
@@ -25,8 +24,8 @@ use crate::query::facets::Facets;
 use crate::query::incidents::IncidentRow;
 use crate::query::owners::OwnerRow;
 use crate::query::problems::ProblemRow;
-use crate::query::shared::{Counted, SharedPages};
-use crate::query::{self, Filter, Listed, LockRow, Order, Paged, Published, Rows};
+use crate::query::shared::Counted;
+use crate::query::{self, Filter, Listed, LockRow, Order, Paged, Published, Rows, Threads};
 use crate::views::{ListPage, ListView};
 
 /// A list as requested.
@@ -81,23 +80,9 @@ impl<T: Listed> ListRequest<T> {
 impl App {
     /// Returns the rows of a list and its counts as of now; none if its filter is wrong.
     #[must_use]
-    pub fn counted<T: Paged>(&self, request: &ListRequest<T>) -> Counted<T> {
-        self.made(request, T::counted)
-    }
-
-    /// Returns the same, with a second thread if there are many locks.
-    #[must_use]
-    pub fn counted_soon<T: Paged>(&self, request: &ListRequest<T>) -> Counted<T> {
-        self.made(request, T::counted_soon)
-    }
-
-    fn made<T: Paged>(
-        &self,
-        request: &ListRequest<T>,
-        make: fn(&query::Query<T>, &Arc<Hub>, &SharedPages) -> Counted<T>,
-    ) -> Counted<T> {
+    pub fn counted<T: Paged>(&self, request: &ListRequest<T>, threads: Threads) -> Counted<T> {
         match &request.query {
-            Ok(query) => make(query, &self.hub, &self.pages),
+            Ok(query) => T::counted(query, &self.hub, &self.pages, threads),
             Err(_) => Counted { rows: Arc::default(), facets: None },
         }
     }
@@ -279,8 +264,11 @@ fn list<T: Paged + Record>(app: &App, params: Params) -> Result<Response, ApiErr
     let request = ListRequest::<T>::new(params, limit)?;
     let query = request.query()?;
     let Counted { rows, facets } = match format {
-        Format::Json if has_facets => T::counted_soon(query, &app.hub, &app.pages),
-        _ => Counted { rows: T::page(query, &app.hub, &app.pages), facets: None },
+        Format::Json if has_facets => app.counted(&request, Threads::Several),
+        _ => {
+            let rows = T::page(query, &app.hub, &app.pages, Threads::Several);
+            Counted { rows, facets: None }
+        }
     };
     Ok(match format {
         Format::Json => {

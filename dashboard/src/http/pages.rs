@@ -12,6 +12,7 @@ use super::guard::CurrentVisitor;
 use super::lists::ListRequest;
 use super::params::{EventsParams, ListParams, LockParams, OwnerParams, understood};
 use crate::access::rights::Right;
+use crate::query::Threads;
 use crate::views::{self, ErrorPage, ListView};
 
 /// A page's own path and query.
@@ -87,7 +88,8 @@ pub async fn list<T: ListView>(
 ) -> Response {
     match understood(params).and_then(ListRequest::<T>::of_page) {
         Ok(request) => {
-            let mut page = app.list_page(&address(&uri), &request, &app.counted_soon(&request));
+            let mut page =
+                app.list_page(&address(&uri), &request, &app.counted(&request, Threads::Several));
             visitor.sign(&mut page.chrome);
             let status = match page.filter_error {
                 Some(_) => StatusCode::BAD_REQUEST,

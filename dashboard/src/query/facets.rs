@@ -1,15 +1,14 @@
 //! The number of locks by view and by property.
 
+use std::cmp::Reverse;
 use std::collections::HashMap;
 use std::sync::Arc;
 
 use serde::Serialize;
 use utoipa::ToSchema;
 
-use super::pass::Pass;
 use super::{Filter, quoted, with_term};
-use crate::clock::SteadyMillis;
-use crate::model::types::{ByNumber, ClientView, LockView, Snapshot, State};
+use crate::model::types::{ByNumber, ClientView, Entry, LockView, State};
 use crate::schema::schema_of;
 
 /// The views of the list of locks, each with the terms that choose it.
@@ -107,67 +106,102 @@ pub fn narrowed(filter: &str, property: &str, value: &str) -> String {
     }
 }
 
-impl Facets {
-    /// Counts the locks of a snapshot. `text`: a filter that is right.
-    #[must_use]
-    pub fn new(text: &str, snapshot: &Snapshot, now: SteadyMillis) -> Self {
-        let parse = |text: &str| Filter::parse(text).unwrap_or_default();
-        let (whole, base) = (parse(text), parse(&Filter::without_view(text)));
-        let chosen = whole.prefix().unwrap_or_default();
-        let (mut values, mut owners) = (Values::default(), ByNumber::default());
-        let mut pass = Pass::of_terms(&base, now);
-        for part in snapshot.parts() {
-            // Neighbours often have the same prefix.
-            let mut run: (&str, usize) = ("", 0);
-            pass.part(part, Class::new(&whole, now), |class, _, entry| {
-                class.count += 1;
-                if !class.matches {
-                    return;
-                }
-                owners.get_or_insert_with(entry.class_with_owners(), || (entry.lock, 0)).1 += 1;
-                if run.0.is_empty() || !entry.name.starts_with(run.0.as_bytes()) {
-                    let Some(prefix) = prefix(entry.name, chosen) else { return };
-                    add(&mut values[0], run.0, run.1);
-                    run = (prefix, 0);
-                }
-                run.1 += 1;
-            });
-            add(&mut values[0], run.0, run.1);
-        }
-        let mut owners: Vec<(_, usize)> = owners.into_values().collect();
-        // Of too many values, the common ones count.
-        owners.sort_unstable_by_key(|(_, count)| std::cmp::Reverse(*count));
-        for (lock, count) in owners {
-            for_each_owner(lock, |property, value| add(&mut values[property], value, count));
-        }
-        let mut views = [0; VIEWS.len()];
-        for Class { lock, matches, count } in pass.into_values() {
-            let in_views = views.iter_mut().zip(in_views(&base, lock));
-            in_views.filter(|(_, is_in)| *is_in).for_each(|(sum, _)| *sum += count);
-            if matches {
-                for_each_trait(lock, |property, value| add(&mut values[property], value, count));
-            }
-        }
-        sum(views, &values)
-    }
-}
-
 /// The locks by value, of each of [`PROPERTIES`].
 type Values = [HashMap<Arc<str>, usize>; PROPERTIES.len()];
 
-/// What is counted of a class of locks.
-#[derive(Debug)]
-struct Class<'s> {
-    /// One of them.
-    lock: &'s LockView,
-    /// True if the whole filter matches them.
-    matches: bool,
-    count: usize,
+/// The counts of some locks.
+#[derive(Debug, Default)]
+pub(super) struct Tally {
+    views: [usize; VIEWS.len()],
+    values: Values,
 }
 
-impl<'s> Class<'s> {
-    fn new(filter: &Filter, now: SteadyMillis) -> impl Fn(&'s Arc<LockView>) -> Self {
-        move |lock| Self { lock, matches: filter.chooses(lock, now), count: 0 }
+/// The counts of some locks, while a pass adds them.
+#[derive(Debug)]
+pub(super) struct Counting<'q, 's> {
+    /// The filter without the terms that choose a view.
+    base: &'q Filter,
+    /// The prefix that the filter asks for.
+    prefix: &'q [u8],
+    tally: Tally,
+    /// A lock of each class and its owners, with the number of those that the whole filter matches.
+    owners: ByNumber<(&'s LockView, usize)>,
+    /// The latest prefix, with the number of locks one after the other that have it: neighbours often have the same.
+    run: (&'s str, usize),
+}
+
+impl<'q, 's> Counting<'q, 's> {
+    pub(super) fn new(filter: &'q Filter, base: &'q Filter) -> Self {
+        let (prefix, tally) = (filter.prefix().unwrap_or_default(), Tally::default());
+        Self { base, prefix, tally, owners: ByNumber::default(), run: ("", 0) }
+    }
+
+    /// Adds a lock that the whole filter matches.
+    pub(super) fn add(&mut self, entry: &Entry<'s>) {
+        let of_owners = || (&**entry.lock, 0);
+        self.owners.get_or_insert_with(entry.class_with_owners(), of_owners).1 += 1;
+        if self.run.0.is_empty() || !entry.name.starts_with(self.run.0.as_bytes()) {
+            let Some(prefix) = prefix(entry.name, self.prefix) else { return };
+            self.end_run();
+            self.run = (prefix, 0);
+        }
+        self.run.1 += 1;
+    }
+
+    fn end_run(&mut self) {
+        let (prefix, locks) = std::mem::take(&mut self.run);
+        add(&mut self.tally.values[0], prefix, locks);
+    }
+
+    /// Adds so many locks of a class that `base` matches. `lock`: one of them. `matches`: true if the whole filter matches them.
+    pub(super) fn add_class(&mut self, lock: &LockView, matches: bool, locks: usize) {
+        let Tally { views, values } = &mut self.tally;
+        let in_views = views.iter_mut().zip(in_views(self.base, lock));
+        in_views.filter(|(_, is_in)| *is_in).for_each(|(count, _)| *count += locks);
+        if matches {
+            for_each_trait(lock, |property, value| add(&mut values[property], value, locks));
+        }
+    }
+
+    /// Returns the counts.
+    pub(super) fn finish(mut self) -> Tally {
+        self.end_run();
+        let Self { mut tally, owners, .. } = self;
+        let mut owners: Vec<(_, usize)> = owners.into_values().collect();
+        // Of too many values, the common ones count.
+        owners.sort_unstable_by_key(|(_, locks)| Reverse(*locks));
+        for (lock, locks) in owners {
+            for_each_owner(lock, |property, value| add(&mut tally.values[property], value, locks));
+        }
+        tally
+    }
+}
+
+impl Tally {
+    /// Adds the counts of other locks.
+    pub(super) fn join(&mut self, other: Self) {
+        let views = self.views.iter_mut().zip(other.views);
+        views.for_each(|(sum, locks)| *sum += locks);
+        for (sums, values) in self.values.iter_mut().zip(other.values) {
+            values.iter().for_each(|(value, locks)| add(sums, value, *locks));
+        }
+    }
+
+    /// Returns the counts, with the commonest values of each property.
+    pub(super) fn into_facets(self) -> Facets {
+        let mut facets = Facets { views: self.views, ..Facets::default() };
+        for (i, values) in self.values.into_iter().enumerate() {
+            let mut top: Vec<(Arc<str>, usize)> = values.into_iter().collect();
+            let most = |(value, locks): &(Arc<str>, usize)| (Reverse(*locks), Arc::clone(value));
+            if top.len() > TOP {
+                top.select_nth_unstable_by_key(TOP, most);
+                facets.more[i] = top.len() - TOP;
+                top.truncate(TOP);
+            }
+            top.sort_unstable_by_key(most);
+            facets.top[i] = top;
+        }
+        facets
     }
 }
 
@@ -195,25 +229,6 @@ fn in_views(base: &Filter, lock: &LockView) -> [bool; VIEWS.len()] {
         lock.is_unknown() && is_sure,
         lock.state == State::Free && is_sure,
     ]
-}
-
-/// Returns the counts, with the commonest values of each property.
-fn sum(views: [usize; VIEWS.len()], values: &Values) -> Facets {
-    let mut facets = Facets { views, ..Facets::default() };
-    for (i, counts) in values.iter().enumerate() {
-        let mut top: Vec<(Arc<str>, usize)> =
-            counts.iter().map(|(value, count)| (Arc::clone(value), *count)).collect();
-        let most =
-            |(value, count): &(Arc<str>, usize)| (std::cmp::Reverse(*count), Arc::clone(value));
-        if top.len() > TOP {
-            top.select_nth_unstable_by_key(TOP, most);
-            facets.more[i] = top.len() - TOP;
-            top.truncate(TOP);
-        }
-        top.sort_unstable_by_key(most);
-        facets.top[i] = top;
-    }
-    facets
 }
 
 /// Calls `each` with every service and every host of a lock's owners, each once.
@@ -248,9 +263,13 @@ fn prefix<'a>(name: &'a [u8], chosen: &[u8]) -> Option<&'a str> {
 
 #[cfg(test)]
 pub(super) mod tests {
-    use super::*;
-    use crate::query::fixtures::{acknowledged, leaked, lock};
     use thin_vec::thin_vec;
+
+    use super::*;
+    use crate::clock::SteadyMillis;
+    use crate::model::types::Snapshot;
+    use crate::query::fixtures::{acknowledged, leaked, lock};
+    use crate::query::{LockRow, Order, Query, Threads};
 
     const NOW: SteadyMillis = SteadyMillis(2_000_000);
 
@@ -262,7 +281,7 @@ pub(super) mod tests {
     ) -> Facets {
         let whole = Filter::parse(filter).unwrap();
         let base = Filter::parse(&Filter::without_view(filter)).unwrap();
-        let (mut views, mut values) = ([0; VIEWS.len()], Values::default());
+        let Tally { mut views, mut values } = Tally::default();
         for lock in snapshot.locks().filter(|lock| base.terms_match(lock, now)) {
             let in_views = views.iter_mut().zip(in_views(&base, lock));
             in_views.for_each(|(sum, is_in)| *sum += usize::from(is_in));
@@ -274,7 +293,7 @@ pub(super) mod tests {
                 for_each_trait(lock, |property, value| add(&mut values[property], value, 1));
             }
         }
-        sum(views, &values)
+        Tally { views, values }.into_facets()
     }
 
     fn by(name: &str, client: &str) -> LockView {
@@ -302,7 +321,9 @@ pub(super) mod tests {
     }
 
     fn of(filter: &str, snapshot: &Snapshot) -> Facets {
-        Facets::new(filter, snapshot, NOW)
+        let filter = (filter, Filter::parse(filter).unwrap());
+        let query = Query::<LockRow>::new(filter, ("name", Order::Ascending), None, 1).unwrap();
+        query.pick_and_count(snapshot, NOW, Threads::One).1
     }
 
     fn words(facets: &Facets, property: usize) -> String {

@@ -17,6 +17,7 @@ mod pick;
 pub mod problems;
 mod recent;
 pub mod shared;
+pub mod threads;
 mod words;
 
 pub use event_filter::EventFilter;
@@ -26,4 +27,5 @@ pub use locks::LockRow;
 pub use order::Order;
 pub use recent::Recent;
 pub use shared::Paged;
+pub use threads::Threads;
 pub use words::{FilterError, quoted, with_term};

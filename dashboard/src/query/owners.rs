@@ -1,17 +1,18 @@
 //! The clients that hold locks or wait for them, one by one, by service or by host.
 
+use std::collections::hash_map::Entry;
 use std::collections::{BTreeMap, HashMap};
 use std::sync::Arc;
 
 use serde::Serialize;
 use utoipa::ToSchema;
 
-use super::Filter;
 use super::list::{Listed, Position, Published, RowId};
 use super::pass::Pass;
+use super::{Filter, Threads};
 use crate::clock::SteadyMillis;
 use crate::model::types::{
-    ClientView, HolderView, LockView, PastHoldView, Since, Snapshot, WaiterView, client_of,
+    ClientView, HolderView, LockView, PastHoldView, Section, Since, Snapshot, WaiterView, client_of,
 };
 
 /// A client, or all clients of a service or host, with its holds and waits.
@@ -98,6 +99,19 @@ impl OwnerRow {
         }
     }
 
+    /// Returns a row for each process that holds locks or waits for them.
+    #[must_use]
+    pub fn processes(
+        snapshot: &Snapshot,
+        filter: &Filter,
+        now: SteadyMillis,
+        threads: Threads,
+    ) -> Vec<Self> {
+        let found = threads.share(snapshot, |section| Processes::of(section, filter, now));
+        let first = found.into_iter().reduce(Processes::joined);
+        first.map(Processes::into_rows).unwrap_or_default()
+    }
+
     /// Returns a row for each group of processes.
     #[must_use]
     pub fn joined(processes: &[Self], by: &'static str) -> Vec<Self> {
@@ -111,12 +125,17 @@ impl OwnerRow {
         rows.into_values().collect()
     }
 
+    /// Adds the holds and waits of another row.
+    fn add_all(&mut self, other: &Self) {
+        self.holds += other.holds;
+        self.with_problems += other.with_problems;
+        self.waits += other.waits;
+        self.started(other.oldest);
+    }
+
     /// Adds a process.
     fn join(&mut self, process: &Self) {
-        self.holds += process.holds;
-        self.with_problems += process.with_problems;
-        self.waits += process.waits;
-        self.started(process.oldest);
+        self.add_all(process);
         let Some(client) = &process.client else { return };
         self.processes += 1;
         self.gone += usize::from(client.alive == Some(false));
@@ -133,27 +152,8 @@ impl Listed for OwnerRow {
     const SORTS: &'static [&'static str] = &["holds", "problems", "age", "waits", "id"];
     const GROUPINGS: &'static [&'static str] = &["instance", "service", "host"];
 
-    /// Returns a row for each process.
     fn all(published: &Published, filter: &Filter, now: SteadyMillis) -> Vec<Self> {
-        let mut processes = Processes::default();
-        let mut pass = Pass::new(filter, now).by_owner();
-        for part in published.snapshot.parts() {
-            pass.part(part, Class::new, |class, _, entry| match class.holder {
-                Some(holder) => {
-                    if class.holds == 0 {
-                        let client = holder.client.as_deref();
-                        class.row = processes.row(&class.lock.id.deployment, &holder.id, client);
-                        processes.rows[class.row].identified(client);
-                    }
-                    class.add(entry.since());
-                }
-                None => processes.add(entry.lock),
-            });
-        }
-        for class in pass.into_values().filter(|class| class.holds > 0) {
-            class.add_to(&mut processes.rows[class.row]);
-        }
-        processes.into_rows()
+        Self::processes(&published.snapshot, filter, now, Threads::One)
     }
 
     fn grouped(processes: Vec<Self>, by: &'static str) -> Vec<Self> {
@@ -301,6 +301,50 @@ struct Processes<'a> {
 }
 
 impl<'a> Processes<'a> {
+    /// Returns those that hold matching locks of a section, or wait for them.
+    fn of(section: Section<'a>, filter: &Filter, now: SteadyMillis) -> Self {
+        let mut processes = Self::default();
+        let mut pass = Pass::new(filter, now).by_owner();
+        for part in section.parts() {
+            pass.part(part, Class::new, |class, _, entry| match class.holder {
+                Some(holder) => {
+                    if class.holds == 0 {
+                        let client = holder.client.as_deref();
+                        class.row = processes.row(&class.lock.id.deployment, &holder.id, client);
+                        processes.rows[class.row].identified(client);
+                    }
+                    class.add(entry.since());
+                }
+                None => processes.add(entry.lock),
+            });
+        }
+        for class in pass.into_values().filter(|class| class.holds > 0) {
+            class.add_to(&mut processes.rows[class.row]);
+        }
+        processes
+    }
+
+    /// Adds those of another section.
+    fn joined(mut self, other: Self) -> Self {
+        let Self { places, rows } = other;
+        let mut rows: Vec<Option<OwnerRow>> = rows.into_iter().map(Some).collect();
+        for (process, place) in places {
+            let Some(row) = rows[place].take() else { continue };
+            match self.places.entry(process) {
+                Entry::Occupied(known) => {
+                    let known = &mut self.rows[*known.get()];
+                    known.add_all(&row);
+                    known.identified(row.client.as_ref());
+                }
+                Entry::Vacant(new) => {
+                    new.insert(self.rows.len());
+                    self.rows.push(row);
+                }
+            }
+        }
+        self
+    }
+
     /// Returns the place of a process's row.
     fn row(
         &mut self,

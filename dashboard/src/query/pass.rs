@@ -30,9 +30,9 @@ impl From<bool> for Answer {
 
 /// What is known of a class of locks.
 #[derive(Debug)]
-struct Class<'f, T> {
+struct Class<T> {
     answer: Answer,
-    threads: Option<ThreadTerms<'f>>,
+    threads: Option<ThreadTerms>,
     /// What was collected of it, once one of its locks has matched.
     value: Option<T>,
 }
@@ -47,7 +47,7 @@ pub(super) struct Pass<'f, T> {
     /// True if locks of different owners are of different classes.
     by_owner: bool,
     rows: RowTerms<'f>,
-    classes: ByNumber<Class<'f, T>>,
+    classes: ByNumber<Class<T>>,
     /// The id of a holder.
     id: Vec<u8>,
 }
@@ -89,15 +89,16 @@ impl<'f, T> Pass<'f, T> {
             let class = classes.get_or_insert_with(class, || {
                 let is_listed = *only_terms || filter.lists(entry.lock);
                 let answer = if is_listed { filter.of_class(entry.lock) } else { Answer::No };
-                let threads =
-                    (answer == Answer::ByThread).then(|| ThreadTerms::new(filter, entry.lock));
+                let asks_thread = answer == Answer::ByThread && entry.lock.holders.len() == 1;
+                let threads = asks_thread.then(|| ThreadTerms::new(filter, entry.lock));
                 Class { answer, threads, value: None }
             });
             let matches = match class.answer {
                 Answer::No => false,
                 Answer::ByRow => true,
                 Answer::ByThread => {
-                    let by_thread = class.threads.as_ref().and_then(|it| it.match_in(id, &entry));
+                    let by_thread = class.threads.as_ref();
+                    let by_thread = by_thread.and_then(|it| it.match_in(filter, id, &entry));
                     by_thread.unwrap_or_else(|| filter.terms_match(entry.lock, *now))
                 }
             };
@@ -115,37 +116,48 @@ impl<'f, T> Pass<'f, T> {
 
 /// The terms of a filter that a class of locks with one holder matches or not by the holder's thread.
 #[derive(Debug)]
-struct ThreadTerms<'f> {
-    /// The end of the client's id in lower case. A match that reaches into the thread begins here.
+struct ThreadTerms {
+    /// The end of the client's id in lower case. A match that reaches into the thread begins here. Empty if none can begin earlier
+    /// than the thread.
     client: Vec<u8>,
-    texts: Vec<&'f Text>,
+    /// The bit of each of them is set, by its index in the filter.
+    terms: u64,
 }
 
-impl<'f> ThreadTerms<'f> {
-    fn new(filter: &'f Filter, lock: &LockView) -> Self {
-        let asks_thread = |term: &&Term| term.of_class(lock) == Answer::ByThread;
-        let texts = filter.0.iter().filter(asks_thread).filter_map(|term| match term {
-            Term::Owner(text) => Some(text),
-            _ => None,
-        });
-        let texts: Vec<&Text> = texts.collect();
+impl ThreadTerms {
+    fn new(filter: &Filter, lock: &LockView) -> Self {
+        let asks_thread = |term: &Term| term.of_class(lock) == Answer::ByThread;
+        let (mut terms, mut longest) = (0, 0);
         let client = lock.holders.first().map_or("", |holder| client_of(&holder.id));
-        // The client alone does not contain the text, so a match must reach past the client's end.
-        let may_begin = |text: &&Text| match text {
-            Text::Part(part) => client.len().saturating_sub(part.len()),
-            Text::Whole(_) | Text::Glob(_) => 0,
-        };
-        let start = texts.iter().map(may_begin).min().unwrap_or_default();
-        Self { client: client.as_bytes()[start..].to_ascii_lowercase(), texts }
+        for (i, text) in owner_texts(filter).filter(|(i, _)| asks_thread(&filter.0[*i])) {
+            terms |= 1 << i;
+            longest = longest.max(match text {
+                // The client alone does not contain the text, so a match must reach past the client's end.
+                Text::Part(part) if part.contains(&b':') => part.len().min(client.len()),
+                Text::Part(_) => 0,
+                Text::Whole(_) | Text::Glob(_) => client.len(),
+            });
+        }
+        let start = client.len() - longest;
+        Self { client: client.as_bytes()[start..].to_ascii_lowercase(), terms }
     }
 
     /// Returns whether they match the holder of a lock; none if its thread is not known. `id`: room for its id.
-    fn match_in(&self, id: &mut Vec<u8>, entry: &Entry<'_>) -> Option<bool> {
+    fn match_in(&self, filter: &Filter, id: &mut Vec<u8>, entry: &Entry<'_>) -> Option<bool> {
         id.clear();
         id.extend_from_slice(&self.client);
         let is_known = entry.thread.append_to(id);
-        is_known.then(|| self.texts.iter().all(|text| text.matches_lower(id)))
+        let mut texts = owner_texts(filter).filter(|(i, _)| self.terms >> i & 1 == 1);
+        is_known.then(|| texts.all(|(_, text)| text.matches_lower(id)))
     }
+}
+
+/// Returns the texts that a filter searches for in owners, each with the index of its term.
+fn owner_texts(filter: &Filter) -> impl Iterator<Item = (usize, &Text)> {
+    filter.0.iter().enumerate().filter_map(|(i, term)| match term {
+        Term::Owner(text) => Some((i, text)),
+        _ => None,
+    })
 }
 
 /// The terms of a filter that ask for names and instants.

@@ -1,35 +1,109 @@
-//! One page of locks, picked out of all of them in a pass.
+//! One page of locks, picked out of all of them in a pass that also makes the list's counts.
 
 use std::cmp::Ordering;
 use std::sync::Arc;
 
+use super::facets::{Counting, Facets, Tally};
 use super::list::{Listed as _, Position, Query, Rank, Rows};
 use super::locks::{LockRow, rank, severity};
 use super::pass::Pass;
+use super::{Filter, Threads};
 use crate::clock::SteadyMillis;
-use crate::model::types::{Entry, Part, Snapshot};
+use crate::model::types::{Entry, LockView, Part, Section, Snapshot};
 
 impl Query<LockRow> {
     /// Returns the rows of this page.
     #[must_use]
-    pub fn pick(&self, snapshot: &Snapshot, now: SteadyMillis) -> Rows<LockRow> {
-        let mut page = Page::new(self);
-        let mut pass = Pass::new(&self.filter, now);
-        for part in snapshot.parts() {
-            match self.sort {
-                "holder" => page.add_by_holder(part, &mut pass),
-                _ => page.add_by_rank(part, &mut pass),
-            }
-        }
-        let Page { before, total, goes_back, .. } = page;
-        if goes_back && before < self.limit {
-            // The first page is full, also where rows before its cursor have gone.
-            let mut first = self.clone();
-            first.edge = None;
-            return self.page(first.pick(snapshot, now).rows, 0, total);
-        }
-        self.page(page.into_rows(), self.first_row(before), total)
+    pub fn pick(&self, snapshot: &Snapshot, now: SteadyMillis, threads: Threads) -> Rows<LockRow> {
+        self.look(snapshot, now, threads, false).0
     }
+
+    /// Returns the rows of this page and the counts for its filter, made in the same pass.
+    #[must_use]
+    pub fn pick_and_count(
+        &self,
+        snapshot: &Snapshot,
+        now: SteadyMillis,
+        threads: Threads,
+    ) -> (Rows<LockRow>, Facets) {
+        let (rows, tally) = self.look(snapshot, now, threads, true);
+        (rows, tally.into_facets())
+    }
+
+    /// Returns the rows of this page, and the counts if they are asked for.
+    fn look(
+        &self,
+        snapshot: &Snapshot,
+        now: SteadyMillis,
+        threads: Threads,
+        counts: bool,
+    ) -> (Rows<LockRow>, Tally) {
+        let base = Filter::parse(&Filter::without_view(&self.text)).unwrap_or_default();
+        let found = threads.share(snapshot, |section| {
+            let counting = counts.then(|| Counting::new(&self.filter, &base));
+            self.look_at(section, &base, now, counting)
+        });
+        let (mut page, mut tally) = (Page::new(self), Tally::default());
+        for (its_page, its_tally) in found {
+            page.join(its_page);
+            tally.join(its_tally);
+        }
+        if page.goes_back && page.before < self.limit {
+            // The first page is full, also where rows before its cursor have gone.
+            let (total, mut first) = (page.total, self.clone());
+            first.edge = None;
+            let (first, _) = first.look(snapshot, now, threads, false);
+            return (self.page(first.rows, 0, total), tally);
+        }
+        let (before, total) = (page.before, page.total);
+        (self.page(page.into_rows(), self.first_row(before), total), tally)
+    }
+
+    /// Looks at the locks of a section. `base`: the filter without the terms that choose a view.
+    fn look_at<'s>(
+        &self,
+        section: Section<'s>,
+        base: &Filter,
+        now: SteadyMillis,
+        mut counting: Option<Counting<'_, 's>>,
+    ) -> (Page<'_, 's>, Tally) {
+        let (mut page, mut pass) = (Page::new(self), Pass::of_terms(base, now));
+        for part in section.parts() {
+            let new = |lock: &'s Arc<LockView>| Class {
+                lock,
+                matches: self.filter.chooses(lock, now),
+                severity: severity(lock),
+                locks: 0,
+            };
+            pass.part(part, new, |class, i, entry| {
+                class.locks += 1;
+                if class.matches {
+                    page.add(class, i, entry);
+                    if let Some(counting) = &mut counting {
+                        counting.add(&entry);
+                    }
+                }
+            });
+            page.end_part(part);
+        }
+        let Some(mut counting) = counting else { return (page, Tally::default()) };
+        for Class { lock, matches, locks, .. } in pass.into_values() {
+            counting.add_class(lock, matches, locks);
+        }
+        (page, counting.finish())
+    }
+}
+
+/// A class of locks that match the filter without the terms that choose a view.
+#[derive(Debug)]
+struct Class<'s> {
+    /// One of them.
+    lock: &'s LockView,
+    /// True if the whole filter matches them.
+    matches: bool,
+    severity: u64,
+    /// Their number.
+    locks: usize,
 }
 
 /// A lock that may get a row, as far as it is known before its view is looked at.
@@ -79,7 +153,7 @@ struct Page<'q, 's> {
     /// The number of matching locks, and of those before the edge.
     total: usize,
     before: usize,
-    /// Those of a part.
+    /// Those of a part. If sorted by holder, true for each of the part's locks that matches.
     matching: Vec<Candidate<'s>>,
     matches: Vec<bool>,
 }
@@ -101,15 +175,30 @@ impl<'q, 's> Page<'q, 's> {
         }
     }
 
-    fn add_by_rank(&mut self, part: &'s Part, pass: &mut Pass<'_, u64>) {
+    /// Adds a matching lock of a part, by its index.
+    fn add(&mut self, class: &Class<'_>, i: usize, entry: Entry<'s>) {
+        self.total += 1;
+        if self.query.sort == "holder" {
+            self.matches.resize(i, false);
+            self.matches.push(true);
+        } else {
+            let (since, expires_at) = (|| entry.since(), entry.expires_at());
+            let rank = rank(self.query.sort, || class.severity, since, expires_at);
+            self.matching.push(Candidate::new(rank, entry));
+        }
+    }
+
+    /// Offers what was added of a part.
+    fn end_part(&mut self, part: &'s Part) {
+        if self.query.sort == "holder" {
+            self.offer_by_holder(part);
+        } else {
+            self.offer_by_rank();
+        }
+    }
+
+    fn offer_by_rank(&mut self) {
         let mut matching = std::mem::take(&mut self.matching);
-        let sort = self.query.sort;
-        let severity = |lock: &Arc<_>| severity(lock);
-        pass.part(part, severity, |severity, _, entry| {
-            let rank = rank(sort, || *severity, || entry.since(), entry.expires_at());
-            matching.push(Candidate::new(rank, entry));
-        });
-        self.total += matching.len();
         if self.edge.is_some() {
             matching.retain(|row| {
                 let is_before = self.is_before(row);
@@ -130,30 +219,44 @@ impl<'q, 's> Page<'q, 's> {
         self.matching = matching;
     }
 
-    fn add_by_holder(&mut self, part: &'s Part, pass: &mut Pass<'_, u64>) {
-        self.matches.clear();
-        self.matches.resize(part.locks().len(), false);
-        pass.part(part, |_| 0, |_, i, _| self.matches[i] = true);
-        let mut sorted: Vec<usize> = part.by_holder().filter(|i| self.matches[*i]).collect();
-        self.total += sorted.len();
-        if self.descends {
-            sorted.reverse();
-        }
+    fn offer_by_holder(&mut self, part: &'s Part) {
+        let matches = std::mem::take(&mut self.matches);
+        let does_match = |i: &usize| matches.get(*i) == Some(&true);
+        let rows = part.by_holder().filter(does_match);
         let row = |i: usize| Candidate::new((0, 0), part.entry(i));
         if self.edge.is_some() {
+            let mut sorted: Vec<usize> = rows.collect();
+            if self.descends {
+                sorted.reverse();
+            }
             let at_edge = sorted.partition_point(|i| self.is_before(&row(*i)));
             self.before += at_edge;
             if self.goes_back {
                 sorted.truncate(at_edge);
+                sorted.reverse();
             } else {
                 sorted.drain(..at_edge);
             }
+            self.offer_nearest(sorted.into_iter().map(row));
+        } else if self.descends {
+            self.offer_nearest(rows.rev().map(row));
+        } else {
+            self.offer_nearest(rows.map(row));
         }
-        if self.goes_back {
-            sorted.reverse();
-        }
-        // If one is not near enough, all others are not either.
-        let _ = sorted.into_iter().try_for_each(|i| self.offer(row(i)).then_some(()));
+        self.matches = matches;
+        self.matches.clear();
+    }
+
+    /// Offers rows, the nearest first. If one is not near enough, all others are not either.
+    fn offer_nearest(&mut self, mut rows: impl Iterator<Item = Candidate<'s>>) {
+        while rows.next().is_some_and(|row| self.offer(row)) {}
+    }
+
+    /// Adds the rows of other parts.
+    fn join(&mut self, other: Self) {
+        self.total += other.total;
+        self.before += other.before;
+        self.nearest.extend(other.nearest);
     }
 
     /// Returns whether a row comes before the edge. A backward page's own edge does not.
@@ -212,7 +315,6 @@ mod tests {
         Certainty, ClientView, HolderView, LockView, PastHoldView, PastOfLock, ProblemView, Since,
         State, WaiterView,
     };
-    use crate::query::facets::Facets;
     use crate::query::facets::tests::by_looking;
     use crate::query::fixtures::{acknowledged, leaked, lock};
     use crate::query::owners::tests::{all_by_looking, owner_by_looking};
@@ -378,6 +480,7 @@ mod tests {
             rounds in prop::collection::vec(prop::collection::vec((view(), 0_u8..5), 0..20), 1..4),
             filter in filters(), sort in prop::sample::select(LockRow::SORTS), ascending: bool,
             limit in 1_usize..5,
+            threads in prop::sample::select(&[Threads::One, Threads::Exactly(2)]),
         ) {
             let order = if ascending { Order::Ascending } else { Order::Descending };
             let query = |cursor: Option<&str>| {
@@ -395,10 +498,10 @@ mod tests {
                 let snapshot = Arc::new(snapshot.clone());
                 let published = Published { snapshot: Arc::clone(&snapshot), contention: Arc::default() };
                 prop_assert_eq!(snapshot.sums(), sums_by_looking(&snapshot));
-                let facets = Facets::new(&filter, &snapshot, NOW);
+                let (_, facets) = query(None).pick_and_count(&snapshot, NOW, threads);
                 prop_assert_eq!(facets, by_looking(&filter, &snapshot, NOW));
                 let parsed = Filter::parse(&filter).unwrap();
-                let owners = OwnerRow::all(&published, &parsed, NOW);
+                let owners = OwnerRow::processes(&snapshot, &parsed, NOW, threads);
                 prop_assert_eq!(owners, all_by_looking(&snapshot, &parsed, NOW));
                 for id in ["285475da-9152-4c83-822a-67ee2f116a79", "odd", "odd:5", "",
                     "285475da-9152-4c83-822a-67ee2f116a79:52"]
@@ -410,11 +513,11 @@ mod tests {
                 }
                 let mut page = query(None);
                 loop {
-                    let (picked, expected) = (page.pick(&snapshot, NOW), page.rows(&published, NOW));
+                    let (picked, expected) = (page.pick(&snapshot, NOW, threads), page.rows(&published, NOW));
                     prop_assert_eq!(&picked, &expected);
                     if let Some(prev) = &expected.prev {
                         let back = query(Some(prev));
-                        prop_assert_eq!(back.pick(&snapshot, NOW), back.rows(&published, NOW));
+                        prop_assert_eq!(back.pick(&snapshot, NOW, threads), back.rows(&published, NOW));
                     }
                     let Some(next) = expected.next else { break };
                     page = query(Some(&next));

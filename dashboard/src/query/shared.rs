@@ -1,7 +1,6 @@
 //! The pages of lists that several readers share: they are made once for each snapshot.
 
 use std::collections::HashMap;
-use std::panic::resume_unwind;
 use std::sync::{Arc, Mutex, MutexGuard, PoisonError, Weak};
 use std::time::Duration;
 
@@ -17,6 +16,7 @@ use super::order::Order;
 use super::owners::OwnerRow;
 use super::problems::ProblemRow;
 use super::recent::Recent;
+use super::threads::Threads;
 use crate::clock::SteadyMillis;
 use crate::model::actor::Hub;
 use crate::model::types::Snapshot;
@@ -27,8 +27,6 @@ const KEEP: Duration = Duration::from_secs(60);
 const MAX_LISTS: usize = 128;
 /// The most pages of a list that are kept.
 const MAX_PAGES: usize = 64;
-/// The least number of locks for which a thread is started to make counts.
-const WORTH_A_THREAD: usize = 50_000;
 /// The time for which a page of locks is valid if its filter depends on the clock, milliseconds.
 const MOVING_MS: u64 = 1_000;
 
@@ -43,27 +41,36 @@ pub struct Counted<T> {
 pub trait Paged: Listed {
     /// Returns the rows of a query as of the latest snapshot.
     #[must_use]
-    fn page(query: &Query<Self>, hub: &Arc<Hub>, _shared: &SharedPages) -> Arc<Rows<Self>> {
+    fn page(
+        query: &Query<Self>,
+        hub: &Arc<Hub>,
+        _shared: &SharedPages,
+        _threads: Threads,
+    ) -> Arc<Rows<Self>> {
         Arc::new(query.rows(&Published::latest(hub), SteadyMillis::now()))
     }
 
     /// Returns the same with the list's counts.
     #[must_use]
-    fn counted(query: &Query<Self>, hub: &Arc<Hub>, shared: &SharedPages) -> Counted<Self> {
-        Counted { rows: Self::page(query, hub, shared), facets: None }
-    }
-
-    /// Returns the same. Of many locks, another thread makes the counts while this one makes the rows.
-    #[must_use]
-    fn counted_soon(query: &Query<Self>, hub: &Arc<Hub>, shared: &SharedPages) -> Counted<Self> {
-        Self::counted(query, hub, shared)
+    fn counted(
+        query: &Query<Self>,
+        hub: &Arc<Hub>,
+        shared: &SharedPages,
+        threads: Threads,
+    ) -> Counted<Self> {
+        Counted { rows: Self::page(query, hub, shared, threads), facets: None }
     }
 }
 
 impl Paged for OwnerRow {
-    fn page(query: &Query<Self>, hub: &Arc<Hub>, shared: &SharedPages) -> Arc<Rows<Self>> {
+    fn page(
+        query: &Query<Self>,
+        hub: &Arc<Hub>,
+        shared: &SharedPages,
+        threads: Threads,
+    ) -> Arc<Rows<Self>> {
         let owners = shared.0.owners.get(&query.text, || {
-            Self::all(&Published::latest(hub), &query.filter, SteadyMillis::now()).into()
+            Self::processes(&hub.snapshot(), &query.filter, SteadyMillis::now(), threads).into()
         });
         Arc::new(query.page_of(Self::joined(&owners, query.by).iter()))
     }
@@ -74,38 +81,28 @@ impl Paged for ProblemRow {}
 impl Paged for ContentionRow {}
 
 impl Paged for LockRow {
-    fn page(query: &Query<Self>, hub: &Arc<Hub>, shared: &SharedPages) -> Arc<Rows<Self>> {
+    fn page(
+        query: &Query<Self>,
+        hub: &Arc<Hub>,
+        shared: &SharedPages,
+        threads: Threads,
+    ) -> Arc<Rows<Self>> {
         let (snapshot, now) = (hub.snapshot(), SteadyMillis::now());
         if query.limit <= MAX_ROWS {
-            shared.list(query).rows(&snapshot, query, now)
+            shared.list(query).rows(&snapshot, query, now, threads)
         } else {
             // A whole list is too large to keep.
-            Arc::new(query.pick(&snapshot, now))
+            Arc::new(query.pick(&snapshot, now, threads))
         }
     }
 
-    fn counted(query: &Query<Self>, hub: &Arc<Hub>, shared: &SharedPages) -> Counted<Self> {
-        let (list, snapshot, now) = (shared.list(query), hub.snapshot(), SteadyMillis::now());
-        let rows = list.rows(&snapshot, query, now);
-        Counted { rows, facets: Some(list.facets(&snapshot, query, now)) }
-    }
-
-    fn counted_soon(query: &Query<Self>, hub: &Arc<Hub>, shared: &SharedPages) -> Counted<Self> {
-        let (list, snapshot, now) = (shared.list(query), hub.snapshot(), SteadyMillis::now());
-        let facets = || list.facets(&snapshot, query, now);
-        if snapshot.len() < WORTH_A_THREAD || list.has_facets(&snapshot, query, now) {
-            return Self::counted(query, hub, shared);
-        }
-        std::thread::scope(|scope| {
-            // Without a thread, this one makes them too.
-            let other = std::thread::Builder::new().spawn_scoped(scope, facets).ok();
-            let rows = list.rows(&snapshot, query, now);
-            let facets = match other {
-                Some(other) => other.join().unwrap_or_else(|panic| resume_unwind(panic)),
-                None => facets(),
-            };
-            Counted { rows, facets: Some(facets) }
-        })
+    fn counted(
+        query: &Query<Self>,
+        hub: &Arc<Hub>,
+        shared: &SharedPages,
+        threads: Threads,
+    ) -> Counted<Self> {
+        shared.list(query).counted(&hub.snapshot(), query, SteadyMillis::now(), threads)
     }
 }
 
@@ -163,14 +160,11 @@ struct List {
     used: Mutex<Instant>,
     facets: Mutex<Option<Made<Facets>>>,
     /// Each has a mutex of its own, so that no page waits for another.
-    pages: Mutex<HashMap<PageKey, Arc<Slot>>>,
+    pages: Mutex<HashMap<PageKey, Arc<Mutex<Page>>>>,
 }
 
 /// The edge and the limit of a page.
 type PageKey = (Option<Cursor>, usize);
-
-/// The place of a page; none before its first request.
-type Slot = Mutex<Option<Made<Rows<LockRow>>>>;
 
 /// What was made of a snapshot.
 #[derive(Debug)]
@@ -181,10 +175,19 @@ struct Made<T> {
 }
 
 impl<T> Made<T> {
+    fn new(it: Arc<T>, snapshot: &Snapshot, at: SteadyMillis) -> Self {
+        Self { seq: snapshot.seq, at, it }
+    }
+
     /// Returns it if it is still right.
-    fn current(&self, seq: u64, query: &Query<LockRow>, now: SteadyMillis) -> Option<Arc<T>> {
+    fn current(
+        &self,
+        snapshot: &Snapshot,
+        query: &Query<LockRow>,
+        now: SteadyMillis,
+    ) -> Option<Arc<T>> {
         let valid_for = if query.filter.depends_on_clock() { MOVING_MS } else { u64::MAX };
-        let is_current = self.seq == seq && now.0 < self.at.0.saturating_add(valid_for);
+        let is_current = self.seq == snapshot.seq && now.0 < self.at.0.saturating_add(valid_for);
         is_current.then(|| Arc::clone(&self.it))
     }
 }
@@ -195,51 +198,75 @@ impl List {
         Self { used, facets: Mutex::default(), pages: Mutex::default() }
     }
 
-    /// Returns true if its counts are made, or are being made.
-    fn has_facets(&self, snapshot: &Snapshot, query: &Query<LockRow>, at: SteadyMillis) -> bool {
-        self.facets.try_lock().map_or(true, |made| {
-            made.as_ref().is_some_and(|made| made.current(snapshot.seq, query, at).is_some())
-        })
+    /// Returns a page with the counts of the list, made in one pass unless one of them is kept.
+    fn counted(
+        &self,
+        snapshot: &Snapshot,
+        query: &Query<LockRow>,
+        at: SteadyMillis,
+        threads: Threads,
+    ) -> Counted<LockRow> {
+        let slot = self.slot(query);
+        let (mut page, mut counts) = (lock(&slot), lock(&self.facets));
+        let kept = counts.as_ref().and_then(|made| made.current(snapshot, query, at));
+        if let Some(facets) = kept {
+            drop(counts);
+            let rows = current_rows(&mut page, snapshot, query, at, threads);
+            return Counted { rows, facets: Some(facets) };
+        }
+        let (rows, facets) = query.pick_and_count(snapshot, at, threads);
+        let facets = Arc::new(facets);
+        *counts = Some(Made::new(Arc::clone(&facets), snapshot, at));
+        Counted { rows: keep(&mut page, rows, snapshot, at), facets: Some(facets) }
     }
 
-    /// Returns the number of locks by view and by property.
-    fn facets(&self, snapshot: &Snapshot, query: &Query<LockRow>, at: SteadyMillis) -> Arc<Facets> {
-        let mut made = lock(&self.facets);
-        let current = made.as_ref().and_then(|made| made.current(snapshot.seq, query, at));
-        current.unwrap_or_else(|| {
-            let it = Arc::new(Facets::new(&query.text, snapshot, at));
-            *made = Some(Made { seq: snapshot.seq, at, it: Arc::clone(&it) });
-            it
-        })
-    }
-
-    /// Returns the rows of a page. Equal queries share them, and they stay the same object while none of them changes.
+    /// Returns the rows of a page.
     fn rows(
         &self,
         snapshot: &Snapshot,
         query: &Query<LockRow>,
         at: SteadyMillis,
+        threads: Threads,
     ) -> Arc<Rows<LockRow>> {
-        let page = self.slot(query);
-        let mut made = lock(&page);
-        if let Some(rows) = made.as_ref().and_then(|made| made.current(snapshot.seq, query, at)) {
-            return rows;
-        }
-        let rows = query.pick(snapshot, at);
-        let before = made.take().filter(|made| made.it.is_same(&rows));
-        let it = before.map_or_else(|| Arc::new(rows), |made| made.it);
-        *made = Some(Made { seq: snapshot.seq, at, it: Arc::clone(&it) });
-        it
+        current_rows(&mut lock(&self.slot(query)), snapshot, query, at, threads)
     }
 
     /// Returns the place in which the page of a query is kept.
-    fn slot(&self, query: &Query<LockRow>) -> Arc<Slot> {
+    fn slot(&self, query: &Query<LockRow>) -> Arc<Mutex<Page>> {
         let (key, mut pages) = ((query.edge.clone(), query.limit), lock(&self.pages));
         if pages.len() >= MAX_PAGES && !pages.contains_key(&key) {
             pages.clear();
         }
         Arc::clone(pages.entry(key).or_default())
     }
+}
+
+/// The rows of a page; none before its first request.
+type Page = Option<Made<Rows<LockRow>>>;
+
+/// Returns the rows of a page, made again if those that are kept are of an earlier snapshot.
+fn current_rows(
+    page: &mut Page,
+    snapshot: &Snapshot,
+    query: &Query<LockRow>,
+    at: SteadyMillis,
+    threads: Threads,
+) -> Arc<Rows<LockRow>> {
+    let kept = page.as_ref().and_then(|made| made.current(snapshot, query, at));
+    kept.unwrap_or_else(|| keep(page, query.pick(snapshot, at, threads), snapshot, at))
+}
+
+/// Keeps the rows of a page. They stay the same object while none of them changes.
+fn keep(
+    page: &mut Page,
+    rows: Rows<LockRow>,
+    snapshot: &Snapshot,
+    at: SteadyMillis,
+) -> Arc<Rows<LockRow>> {
+    let before = page.take().filter(|made| made.it.is_same(&rows));
+    let rows = before.map_or_else(|| Arc::new(rows), |made| made.it);
+    *page = Some(Made::new(Arc::clone(&rows), snapshot, at));
+    rows
 }
 
 fn lock<T>(mutex: &Mutex<T>) -> MutexGuard<'_, T> {
@@ -278,15 +305,15 @@ mod tests {
         let start = SteadyMillis(2_000_000);
         add(&hub, "b", start);
         let all = query("");
-        let counted = || LockRow::counted(&all, &hub, &shared).facets.unwrap();
-        let rows = LockRow::page(&all, &hub, &shared);
+        let counted = || LockRow::counted(&all, &hub, &shared, Threads::One).facets.unwrap();
+        let rows = LockRow::page(&all, &hub, &shared, Threads::One);
         assert_eq!((rows.total, counted().views[0]), (1, 1));
         assert!(Arc::ptr_eq(&counted(), &counted()));
         add(&hub, "a", start);
-        let rows = LockRow::page(&all, &hub, &shared);
+        let rows = LockRow::page(&all, &hub, &shared, Threads::One);
         assert_eq!((rows.total, rows.rows[0].id.name.as_str()), (2, Some("a")));
         assert_eq!(counted().views[0], 2);
-        assert!(Arc::ptr_eq(&rows, &LockRow::page(&all, &hub, &shared)));
+        assert!(Arc::ptr_eq(&rows, &LockRow::page(&all, &hub, &shared, Threads::One)));
         let list = Arc::downgrade(&shared.list(&all));
         sleep(KEEP / 2).await;
         assert!(list.upgrade().is_some());
@@ -313,7 +340,7 @@ mod tests {
         let old = query("age:>1s");
         let later = |ms: u64| {
             let now = SteadyMillis(start.0 + ms);
-            shared.list(&old).rows(&hub.snapshot(), &old, now).total
+            shared.list(&old).rows(&hub.snapshot(), &old, now, Threads::One).total
         };
         assert_eq!((later(500), later(500 + MOVING_MS - 1), later(500 + MOVING_MS)), (0, 0, 1));
     }

@@ -69,10 +69,13 @@ impl Text {
         match self {
             Self::Glob(glob) => glob_matches(glob, &subject.to_ascii_lowercase()),
             Self::Whole(whole) => subject.eq_ignore_ascii_case(whole),
-            Self::Part(part) => {
-                part.is_empty()
-                    || subject.windows(part.len()).any(|window| window.eq_ignore_ascii_case(part))
-            }
+            Self::Part(part) => part.first().is_none_or(|first| {
+                // Most windows differ in their first byte, which is quickly seen.
+                let is_part = |window: &[u8]| {
+                    window[0].eq_ignore_ascii_case(first) && window.eq_ignore_ascii_case(part)
+                };
+                subject.windows(part.len()).any(is_part)
+            }),
         }
     }
 

@@ -14,10 +14,10 @@ use crate::http::lists::ListRequest;
 use crate::http::params::{EventsParams, LockParams, OwnerParams, of_address};
 use crate::http::viewers::Viewed;
 use crate::model::types::{Delta, LockId};
-use crate::query::LockRow;
 use crate::query::contention::ContentionRow;
 use crate::query::incidents::IncidentRow;
 use crate::query::owners::OwnerRow;
+use crate::query::{LockRow, Threads};
 use crate::views::fragments::Fragments;
 use crate::views::live::Picture;
 use crate::views::{ListView, Subject};
@@ -120,7 +120,7 @@ impl Topic {
     ) -> Result<Option<(Picture, Option<Viewed>)>, askama::Error> {
         let made = match self {
             Self::Locks(request) => {
-                let list = app.counted(request);
+                let list = app.counted(request, Threads::One);
                 let page = app.list_page(address, request, &list);
                 (Picture::list(&page, before, fragments)?, Some(Viewed::Rows(list.rows)))
             }
@@ -169,7 +169,7 @@ fn list_picture<T: ListView>(
     request: &ListRequest<T>,
     before: Option<&Picture>,
 ) -> Result<Picture, askama::Error> {
-    let page = app.list_page(address, request, &app.counted(request));
+    let page = app.list_page(address, request, &app.counted(request, Threads::One));
     Picture::list(&page, before, fragments)
 }
 

@@ -3,7 +3,7 @@
 use super::*;
 use crate::query::list::Rows;
 use crate::query::locks::LockRow;
-use crate::query::{Filter, Order, Query};
+use crate::query::{Filter, Order, Query, Threads};
 
 #[test]
 fn acquisition_renewal_and_release_are_observed() {
@@ -44,7 +44,7 @@ fn the_longest_leases_are_listed_last_by_time_to_live() {
     let page = |filter: &str, order: Order, cursor: Option<&str>| {
         let filter = (filter, Filter::parse(filter).unwrap());
         let query = Query::<LockRow>::new(filter, ("ttl", order), cursor, 1).unwrap();
-        query.pick(&model.snapshot, stamp(1_000).steady)
+        query.pick(&model.snapshot, stamp(1_000).steady, Threads::One)
     };
     let name = |rows: &Rows<LockRow>| rows.rows[0].id.name.to_string();
     for (order, names) in

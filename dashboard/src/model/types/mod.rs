@@ -46,7 +46,7 @@ pub use problem::{Acknowledgement, Certainty, Evidence, ProblemKind, ProblemView
 pub use read_request::{KnownParts, LastReading, ReadRequest};
 pub use renewals::Renewals;
 pub use settings::{Group, LockRule, Rule, Settings};
-pub use snapshot::{ClearedProblem, Counts, Delta, Notice, Snapshot, Walk};
+pub use snapshot::{ClearedProblem, Counts, Delta, Notice, Section, Snapshot, Walk};
 pub use source::{Source, SourceSet};
 #[cfg(test)]
 pub(crate) use sums::tests::by_looking as sums_by_looking;

@@ -48,6 +48,17 @@ pub struct Snapshot {
 
 type Shard = Vec<Arc<Part>>;
 
+/// Some parts of a snapshot.
+#[derive(Debug, Clone, Copy)]
+pub struct Section<'s>(&'s [Arc<Shard>]);
+
+impl<'s> Section<'s> {
+    /// Returns each of them.
+    pub fn parts(self) -> impl Iterator<Item = &'s Part> + Clone {
+        self.0.iter().flat_map(|shard| shard.iter()).map(|part| &**part)
+    }
+}
+
 /// A walk through all locks, which goes on in later snapshots.
 #[derive(Debug, Clone, Copy, Default)]
 pub struct Walk {
@@ -209,7 +220,12 @@ impl Snapshot {
 
     /// Returns every part.
     pub fn parts(&self) -> impl Iterator<Item = &Part> + Clone {
-        self.shards.iter().flat_map(|shard| shard.iter()).map(|part| &**part)
+        Section(&self.shards).parts()
+    }
+
+    /// Returns all parts in about that many sections, in order. `number`: at least one.
+    pub fn sections(&self, number: usize) -> impl Iterator<Item = Section<'_>> {
+        self.shards.chunks(self.shards.len().div_ceil(number)).map(Section)
     }
 
     /// Returns every lock, in no useful order.
