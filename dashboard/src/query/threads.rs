@@ -45,7 +45,7 @@ impl Threads {
             let others: Vec<_> = sections.map(start).collect();
             let others = others.into_iter().map(|(section, thread)| match thread {
                 Ok(thread) => thread.join().unwrap_or_else(|panic| resume_unwind(panic)),
-                // There is no thread to be had.
+                // The system has no thread left.
                 Err(_) => make(section),
             });
             [make(first)].into_iter().chain(others).collect()
