@@ -1,7 +1,7 @@
 //! The pace of a scan, slow enough to leave other clients unaffected.
 //!
 //! A call begins at least three round trips after the beginning of the last one, and so late that the server spends at most a
-//! tenth of its time on these calls; one round trip and a sixth in the first pass, for which users may be waiting. The cost of a call is
+//! tenth of its time on these calls; one round trip and a quarter in the first pass, for which users may be waiting. The cost of a call is
 //! measured by the server's own clock, read before and after it in the same pipeline; if the account may not read it, by the
 //! round trip less that of a PING. The server is pinged before each call: if that shows that others are slowed down, calls
 //! become rarer.
@@ -38,7 +38,7 @@ const MAX_SLOWDOWN: f64 = 4.0;
 /// The share of the server's time that calls may take.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub enum Pace {
-    /// A sixth, until the first snapshot is complete.
+    /// A quarter, until the first snapshot is complete.
     First,
     Usual,
     Slow,
@@ -49,7 +49,7 @@ impl Pace {
     /// next.
     fn times(self) -> (u32, u32) {
         match self {
-            Self::First => (1, 6),
+            Self::First => (1, 4),
             Self::Usual => (3, 10),
             Self::Slow => (6, 20),
         }
@@ -272,7 +272,7 @@ mod tests {
     #[test]
     fn calls_take_a_small_share_of_the_servers_time() {
         assert_eq!(Pace::Usual.pause(us(150), us(80), 1.0), us(800));
-        assert_eq!(Pace::First.pause(us(150), us(80), 1.0), us(480));
+        assert_eq!(Pace::First.pause(us(150), us(80), 1.0), us(320));
         assert_eq!(Pace::Slow.pause(us(150), us(80), 1.0), us(1_600));
         assert_eq!(Pace::First.pause(us(500), us(80), 1.0), us(500), "one round trip");
         assert_eq!(Pace::Usual.pause(us(400), us(80), 1.0), us(1_200), "three round trips");

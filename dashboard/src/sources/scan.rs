@@ -27,8 +27,8 @@ use crate::model::actor::{Hub, ModelHandle};
 use crate::model::types::{LockView, Observation, Source};
 use crate::sources::view::{Progress, SourceState};
 
-/// Keys visited by one SCAN.
-pub const COUNT: usize = 200;
+/// Keys visited by one SCAN. The fewer they are, the shorter other clients may have to wait for it.
+pub const COUNT: usize = 100;
 /// Possible locks read at once: this many, or as many as have been found after the interval below.
 const CANDIDATES: usize = 200;
 const CANDIDATES_INTERVAL: Duration = Duration::from_millis(100);

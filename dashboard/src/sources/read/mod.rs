@@ -1,8 +1,8 @@
 //! Reads possible locks, and never requests a reply of unbounded size.
 //!
-//! For an unknown key the number of fields is read, then three field names (a scan, whose keys are all hashes, reads
-//! both at once), then the lengths of their values and its time to live; only a hash that still looks like a lock is read. A known lock is read
-//! at once, by its known fields: names in bounded number, and values of fields whose lengths were read before. An unchanged lock
+//! For an unknown key the number of fields is read (a scan, whose keys are all hashes, reads it last), then three field names, then
+//! the lengths of their values and its time to live; only a hash that still looks like a lock is read. A known lock is read at
+//! once, by its known fields: names in bounded number, and values of fields whose lengths were read before. An unchanged lock
 //! is revalidated, see [`revalidate`]. A whole reading is one MULTI/EXEC, so that it never mixes two holders. No scripts are
 //! used: an observer's account needs no right to run any.
 
@@ -145,7 +145,7 @@ pub async fn discover(
     let mut findings = Findings::default();
     let mut jobs = Vec::new();
     let known = KnownParts { token: true, ..KnownParts::default() };
-    // Two commands each, so that no part delays others for longer.
+    // So few that none of the calls delays other clients for longer than a SCAN does.
     for names in names.chunks(PROBES / 2) {
         let request = |name: &LockName| ReadRequest { name: name.clone(), known: known.clone() };
         let requests: Vec<ReadRequest> = names.iter().map(request).collect();

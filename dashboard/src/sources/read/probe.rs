@@ -14,8 +14,8 @@ use super::{
 };
 use crate::model::types::{Companions, Reading, Stamp};
 
-/// Keys in one pipeline of single commands.
-pub(super) const PROBES: usize = 200;
+/// Keys in one pipeline of a few commands each.
+pub(super) const PROBES: usize = 100;
 /// Field names that decide whether a hash can be a lock.
 const SAMPLE: usize = 3;
 
@@ -38,66 +38,17 @@ pub(super) async fn probe(
     findings: &mut Findings,
 ) -> Result<Vec<Job>, ReadError> {
     let facts = caller.facts().clone();
-    let mut commands = Vec::with_capacity(requests.len() * 3);
-    for ReadRequest { name, .. } in requests {
-        commands.push(command("HLEN", name.as_bytes()));
-        match kind {
-            Keys::Any => {
-                commands.push(command("TYPE", &keys::queue(name)));
-                commands.push(command("TYPE", &keys::deadlines(name)));
-            }
-            Keys::Hashes => commands.push(sample(name)),
-        }
-    }
-    let (mut stamp, replies) = send(caller, commands).await?;
-    let mut replies = replies.into_iter();
-    let mut hashes = Vec::new();
-    let mut samples = Vec::new();
     let mut jobs = Vec::new();
-    for request in requests {
-        let length = replies.next().ok_or(ReadError::UnexpectedReply("HLEN"))?;
-        let mut queued = false;
-        let companions = [replies.next(), (kind == Keys::Any).then(|| replies.next()).flatten()];
-        if let Some(redirect) = redirect_of(&length) {
-            findings.redirect(&facts, request.clone(), redirect);
-            continue;
-        }
-        let mut sampled = None;
-        match kind {
-            Keys::Any => {
-                for (reply, of) in companions.into_iter().zip(["list", "zset"]) {
-                    queued |=
-                        is_of(&permitted(reply.ok_or(ReadError::UnexpectedReply("TYPE"))?)?, of);
-                }
-            }
-            Keys::Hashes => [sampled, _] = companions,
-        }
-        let name = request.name.clone();
-        let reading = match permitted(length)? {
-            Ok(value) => match integer(&value).ok_or(ReadError::UnexpectedReply("HLEN"))? {
-                0 if queued && facts.may_read_companions() => {
-                    jobs.push(Job::of_queue(name, &request.known, &facts));
-                    continue;
-                }
-                0 => Reading::Absent { companions: Companions::default() },
-                n if n > shape::MAX_FIELDS => Reading::Other(too_large(n)),
-                _ => {
-                    hashes.push((name, request.known.token));
-                    samples.extend(sampled);
-                    continue;
-                }
-            },
-            Err(error) => Reading::Other(unreadable(&error)),
-        };
-        findings.found.push(Found { name, stamp, reading });
-    }
+    let hashes = match kind {
+        Keys::Any => find_hashes(caller, requests, &mut jobs, findings).await?,
+        // The fields of those that may have many are counted later.
+        Keys::Hashes => requests.iter().map(|it| (it.name.clone(), it.known.token)).collect(),
+    };
     if hashes.is_empty() {
         return Ok(jobs);
     }
-    if kind == Keys::Any {
-        let commands = hashes.iter().map(|(name, _)| sample(name)).collect();
-        (stamp, samples) = send(caller, commands).await?;
-    }
+    let (stamp, samples) =
+        send(caller, hashes.iter().map(|(name, _)| sample(name)).collect()).await?;
     let mut candidates = Vec::new();
     let mut tokens = Vec::new();
     for ((name, token), reply) in hashes.into_iter().zip(samples) {
@@ -133,20 +84,72 @@ pub(super) async fn probe(
     for (((name, fields), token), measured) in candidates.into_iter().zip(tokens).zip(measured) {
         let settled = fields.len() < SAMPLE;
         let known = KnownParts { fields, settled, token, ..KnownParts::default() };
-        let Measured { lengths, expires } = match measured {
+        let Measured { count, lengths, expires } = match measured {
             Ok(measured) => measured,
             Err(redirect) => {
                 findings.redirect(&facts, ReadRequest { name, known }, redirect);
                 continue;
             }
         };
-        if lengths.iter().any(|length| *length > shape::MAX_VALUE_LEN as u64) {
+        if count > shape::MAX_FIELDS {
+            findings.found.push(Found { name, stamp, reading: Reading::Other(too_large(count)) });
+        } else if lengths.iter().any(|length| *length > shape::MAX_VALUE_LEN as u64) {
             findings.found.push(Found { name, stamp, reading: Reading::Other(not_a_lock()) });
         } else if expires || is_wanted(PossibleLock { name: &name, fields: &known.fields }) {
             jobs.push(Job::new(name, &known, &facts));
         }
     }
     Ok(jobs)
+}
+
+/// Returns the keys that are hashes with a bounded number of fields, each with whether its token is read. Jobs are added for absent
+/// keys with a queue or deadlines; the others go to the findings.
+async fn find_hashes(
+    caller: &mut impl Caller,
+    requests: &[ReadRequest],
+    jobs: &mut Vec<Job>,
+    findings: &mut Findings,
+) -> Result<Vec<(LockName, bool)>, ReadError> {
+    let facts = caller.facts().clone();
+    let mut commands = Vec::with_capacity(requests.len() * 3);
+    for ReadRequest { name, .. } in requests {
+        commands.push(command("HLEN", name.as_bytes()));
+        commands.push(command("TYPE", &keys::queue(name)));
+        commands.push(command("TYPE", &keys::deadlines(name)));
+    }
+    let (stamp, replies) = send(caller, commands).await?;
+    let mut replies = replies.into_iter();
+    let mut hashes = Vec::new();
+    for request in requests {
+        let length = replies.next().ok_or(ReadError::UnexpectedReply("HLEN"))?;
+        let companions = [replies.next(), replies.next()];
+        if let Some(redirect) = redirect_of(&length) {
+            findings.redirect(&facts, request.clone(), redirect);
+            continue;
+        }
+        let mut queued = false;
+        for (reply, of) in companions.into_iter().zip(["list", "zset"]) {
+            queued |= is_of(&permitted(reply.ok_or(ReadError::UnexpectedReply("TYPE"))?)?, of);
+        }
+        let name = request.name.clone();
+        let reading = match permitted(length)? {
+            Ok(value) => match integer(&value).ok_or(ReadError::UnexpectedReply("HLEN"))? {
+                0 if queued && facts.may_read_companions() => {
+                    jobs.push(Job::of_queue(name, &request.known, &facts));
+                    continue;
+                }
+                0 => Reading::Absent { companions: Companions::default() },
+                n if n > shape::MAX_FIELDS => Reading::Other(too_large(n)),
+                _ => {
+                    hashes.push((name, request.known.token));
+                    continue;
+                }
+            },
+            Err(error) => Reading::Other(unreadable(&error)),
+        };
+        findings.found.push(Found { name, stamp, reading });
+    }
+    Ok(hashes)
 }
 
 /// Returns whether a hash with that field is worth reading. A name that something else has pointed out may be held by an
@@ -168,13 +171,16 @@ fn sample(name: &LockName) -> Cmd {
 
 /// The facts that are read of a key before its values.
 pub(super) struct Measured {
+    /// The number of its fields; if it has fewer than a sample, the number of those that were named.
+    count: u64,
     /// The lengths of the values of its fields.
     pub(super) lengths: Vec<u64>,
     /// It has a time to live.
     expires: bool,
 }
 
-/// Reads the lengths of fields' values, and whether their keys expire. Returns the node that has a key if it is another one.
+/// Reads the lengths of fields' values, whether their keys expire, and how many fields these have. Returns the node that has a key
+/// if it is another one.
 pub(super) async fn measure(
     caller: &mut impl Caller,
     candidates: &[(LockName, Vec<Vec<u8>>)],
@@ -182,6 +188,9 @@ pub(super) async fn measure(
     let mut commands = Vec::new();
     for (name, fields) in candidates {
         commands.push(command("PTTL", name.as_bytes()));
+        if fields.len() >= SAMPLE {
+            commands.push(command("HLEN", name.as_bytes()));
+        }
         for field in fields {
             let mut length = command("HSTRLEN", name.as_bytes());
             length.arg(field);
@@ -199,11 +208,15 @@ pub(super) async fn measure(
             Ok::<_, ReadError>(permitted(reply)?.ok())
         };
         let ttl = next("PTTL")?.as_ref().and_then(signed);
+        let mut count = fields.len() as u64;
+        if fields.len() >= SAMPLE {
+            count = next("HLEN")?.as_ref().and_then(integer).unwrap_or(count);
+        }
         let mut lengths = Vec::with_capacity(fields.len());
         for _ in fields {
             lengths.push(next("HSTRLEN")?.as_ref().and_then(integer).unwrap_or(u64::MAX));
         }
-        let measured = Measured { lengths, expires: ttl.is_some_and(|ttl| ttl >= 0) };
+        let measured = Measured { count, lengths, expires: ttl.is_some_and(|ttl| ttl >= 0) };
         all.push(redirect.map_or(Ok(measured), Err));
     }
     Ok((stamp, all))

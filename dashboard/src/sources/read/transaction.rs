@@ -20,7 +20,7 @@ use super::{
 use crate::model::types::{Companions, ReadRequest, Reading, Token};
 
 /// Locks in one pipeline.
-const TRANSACTIONS: usize = 64;
+const TRANSACTIONS: usize = 32;
 /// Field names requested beyond the known ones.
 const SPARE_NAMES: usize = 8;
 /// The most attempts at a lock that changes hands each time it is read.
