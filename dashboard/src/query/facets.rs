@@ -153,7 +153,8 @@ impl<'q, 's> Counting<'q, 's> {
         add(&mut self.tally.values[0], prefix, locks);
     }
 
-    /// Adds so many locks of a class that `base` matches. `lock`: one of them. `matches`: true if the whole filter matches them.
+    /// Adds a number of locks of a class. The base filter matches them; `matches`: whether the whole filter does. `lock`: one
+    /// of them.
     pub(super) fn add_class(&mut self, lock: &LockView, matches: bool, locks: usize) {
         let Tally { views, values } = &mut self.tally;
         let in_views = views.iter_mut().zip(in_views(self.base, lock));
@@ -178,26 +179,31 @@ impl<'q, 's> Counting<'q, 's> {
 }
 
 impl Tally {
-    /// Adds the counts of other locks.
-    pub(super) fn join(&mut self, other: Self) {
-        let views = self.views.iter_mut().zip(other.views);
-        views.for_each(|(sum, locks)| *sum += locks);
-        for (sums, values) in self.values.iter_mut().zip(other.values) {
-            values.iter().for_each(|(value, locks)| add(sums, value, *locks));
+    /// Returns the counts of all these locks, with the commonest values of each property.
+    pub(super) fn facets(tallies: &[Self]) -> Facets {
+        let mut facets = Facets::default();
+        for tally in tallies {
+            let views = facets.views.iter_mut().zip(tally.views);
+            views.for_each(|(sum, locks)| *sum += locks);
         }
-    }
-
-    /// Returns the counts, with the commonest values of each property.
-    pub(super) fn into_facets(self) -> Facets {
-        let mut facets = Facets { views: self.views, ..Facets::default() };
-        for (i, values) in self.values.into_iter().enumerate() {
-            let mut top: Vec<(Arc<str>, usize)> = values.into_iter().collect();
+        for i in 0..PROPERTIES.len() {
+            let all = || tallies.iter().map(|tally| &tally.values[i]);
+            let mut sums: HashMap<&Arc<str>, usize> = HashMap::new();
+            for (value, locks) in all().flatten() {
+                *sums.entry(value).or_default() += locks;
+            }
+            let values = sums.len();
+            // A tally that is full may have left out locks of the values that it does not have.
+            let is_whole = |value| all().all(|it| it.len() < MAX_VALUES || it.contains_key(value));
+            let whole = sums.into_iter().filter(|(value, _)| is_whole(*value));
+            let mut top: Vec<(Arc<str>, usize)> =
+                whole.map(|(value, locks)| (Arc::clone(value), locks)).collect();
             let most = |(value, locks): &(Arc<str>, usize)| (Reverse(*locks), Arc::clone(value));
             if top.len() > TOP {
                 top.select_nth_unstable_by_key(TOP, most);
-                facets.more[i] = top.len() - TOP;
                 top.truncate(TOP);
             }
+            facets.more[i] = values - top.len();
             top.sort_unstable_by_key(most);
             facets.top[i] = top;
         }
@@ -293,7 +299,7 @@ pub(super) mod tests {
                 for_each_trait(lock, |property, value| add(&mut values[property], value, 1));
             }
         }
-        Tally { views, values }.into_facets()
+        Tally::facets(&[Tally { views, values }])
     }
 
     fn by(name: &str, client: &str) -> LockView {
@@ -365,6 +371,27 @@ pub(super) mod tests {
                 }
             }
         }
+    }
+
+    #[test]
+    fn of_too_many_values_those_that_are_shown_have_all_their_locks() {
+        let full = |values: &[(&str, usize)]| {
+            let mut tally = Tally::default();
+            values.iter().for_each(|(value, locks)| add(&mut tally.values[0], value, *locks));
+            for i in 0..MAX_VALUES {
+                add(&mut tally.values[0], &format!("p{i}:"), 1);
+            }
+            tally
+        };
+        let mut other = Tally::default();
+        add(&mut other.values[0], "few:", 5);
+        let facets =
+            Tally::facets(&[full(&[("common:", 9), ("few:", 8)]), full(&[("common:", 7)])]);
+        assert_eq!(facets.top[0][0], ("common:".into(), 16));
+        assert_eq!(facets.top[0][1].1, 2, "the second tally may have left out some of few:");
+        assert_eq!(facets.more[0], MAX_VALUES + 1 - TOP);
+        let facets = Tally::facets(&[full(&[("few:", 8)]), other]);
+        assert_eq!(facets.top[0][0], ("few:".into(), 13), "the second has left out none");
     }
 
     #[test]

@@ -329,6 +329,11 @@ impl Filter {
         self.0.iter().all(|term| term.matches(lock, now))
     }
 
+    /// Returns it without the terms that choose a view of the list.
+    pub(super) fn base(&self) -> Self {
+        Self(self.0.iter().filter(|term| !term.chooses_view()).cloned().collect())
+    }
+
     /// Returns whether it lists a lock that the other terms match, by those that choose a view.
     pub(super) fn chooses(&self, lock: &LockView, now: SteadyMillis) -> bool {
         let mut views = self.0.iter().filter(|term| term.chooses_view());
@@ -349,7 +354,7 @@ impl Filter {
         }
     }
 
-    /// Returns a filter as written without the terms that choose a view of the list: by problem or none, acknowledgement,
+    /// Returns a filter as written without the terms that choose a view of the list: `problem:any`, acknowledgement,
     /// confirmation, state and waiters.
     #[must_use]
     pub fn without_view(text: &str) -> String {
@@ -547,6 +552,16 @@ mod tests {
         assert!(matches("order:42", &lock("order:42")));
         assert!(matches("order:", &lock("order:42")));
         assert!(matches("\"state:x\"", &lock("state:x")));
+    }
+
+    #[test]
+    fn a_quote_within_a_name_stays_there_when_other_terms_are_left_out() {
+        for filter in ["x:\"a waiting:\"yes\"", "x:\"a waiting:yes", "waiting:yes x:\"a"] {
+            let base = Filter::without_view(filter);
+            assert_eq!(Filter::parse(&base), Ok(Filter::parse(filter).unwrap().base()), "{filter}");
+            assert!(matches(&base, &lock("x:\"abc")) && !matches(&base, &lock("x:abc")), "{base}");
+        }
+        assert!(Filter::parse("owner:\"a").is_err());
     }
 
     #[test]

@@ -1,7 +1,6 @@
 //! The clients that hold locks or wait for them, one by one, by service or by host.
 
-use std::collections::hash_map::Entry;
-use std::collections::{BTreeMap, HashMap};
+use std::collections::{BTreeMap, HashMap, hash_map};
 use std::sync::Arc;
 
 use serde::Serialize;
@@ -12,7 +11,8 @@ use super::pass::Pass;
 use super::{Filter, Threads};
 use crate::clock::SteadyMillis;
 use crate::model::types::{
-    ClientView, HolderView, LockView, PastHoldView, Section, Since, Snapshot, WaiterView, client_of,
+    ClientView, Entry, HolderView, LockView, PastHoldView, Section, Since, Snapshot, WaiterView,
+    client_of,
 };
 
 /// A client, or all clients of a service or host, with its holds and waits.
@@ -183,38 +183,33 @@ impl Listed for OwnerRow {
 struct Class<'s> {
     /// One of them.
     lock: &'s LockView,
-    /// Its holder, if each has one and no waiters.
-    holder: Option<&'s HolderView>,
     has_problems: bool,
     /// True if the beginnings of the holds are exact.
     exact: bool,
-    /// The row of their owner.
-    row: usize,
-    holds: usize,
-    /// The beginning of the oldest hold.
+    /// The rows of their owners, one for each holder.
+    rows: Vec<usize>,
+    /// The number of locks that were added.
+    locks: usize,
+    /// The beginning of the oldest hold, if each has one holder.
     oldest: Option<SteadyMillis>,
 }
 
 impl<'s> Class<'s> {
     fn new(lock: &'s Arc<LockView>) -> Self {
-        let holder = match lock.holders.as_slice() {
-            [holder] if lock.waiters.is_empty() => Some(holder),
-            _ => None,
-        };
         let has_problems = !lock.problems.is_empty();
         let exact = lock.holders.first().is_some_and(|holder| holder.since.exact);
-        Self { lock, holder, has_problems, exact, row: 0, holds: 0, oldest: None }
+        Self { lock, has_problems, exact, rows: Vec::new(), locks: 0, oldest: None }
     }
 
     fn add(&mut self, since: Option<SteadyMillis>) {
-        self.holds += 1;
+        self.locks += 1;
         self.oldest = self.oldest.into_iter().chain(since).min();
     }
 
-    /// Adds the holds to those of their owner.
+    /// Adds one hold of each lock to those of an owner.
     fn add_to(&self, owner: &mut OwnerRow) {
-        owner.holds += self.holds;
-        owner.with_problems += if self.has_problems { self.holds } else { 0 };
+        owner.holds += self.locks;
+        owner.with_problems += if self.has_problems { self.locks } else { 0 };
         owner.started(self.oldest.map(|at| Since { at, exact: self.exact }));
     }
 }
@@ -256,7 +251,7 @@ impl OwnerLocks {
                 match lock.holders.as_slice() {
                     [] => {}
                     [holder] if client_of(&holder.id) == id => {
-                        if class.holds == 0 {
+                        if class.locks == 0 {
                             owner.identified(holder.client.as_deref());
                         }
                         class.add(entry.since());
@@ -306,22 +301,54 @@ impl<'a> Processes<'a> {
         let mut processes = Self::default();
         let mut pass = Pass::new(filter, now).by_owner();
         for part in section.parts() {
-            pass.part(part, Class::new, |class, _, entry| match class.holder {
-                Some(holder) => {
-                    if class.holds == 0 {
-                        let client = holder.client.as_deref();
-                        class.row = processes.row(&class.lock.id.deployment, &holder.id, client);
-                        processes.rows[class.row].identified(client);
-                    }
-                    class.add(entry.since());
+            pass.part(part, Class::new, |class, _, entry| {
+                if !class.lock.waiters.is_empty() {
+                    // Those of other locks of the class may be others.
+                    return processes.add(entry.lock);
                 }
-                None => processes.add(entry.lock),
+                if class.locks == 0 {
+                    class.rows = processes.rows_of(class.lock);
+                }
+                if class.rows.len() == 1 {
+                    class.add(entry.since());
+                } else {
+                    class.locks += 1;
+                    processes.started(&class.rows, entry);
+                }
             });
         }
-        for class in pass.into_values().filter(|class| class.holds > 0) {
-            class.add_to(&mut processes.rows[class.row]);
+        for class in pass.into_values() {
+            for row in &class.rows {
+                class.add_to(&mut processes.rows[*row]);
+            }
         }
         processes
+    }
+
+    /// Returns the rows of the holders of a lock, one for each.
+    fn rows_of(&mut self, lock: &'a LockView) -> Vec<usize> {
+        let mut rows = Vec::with_capacity(lock.holders.len());
+        for HolderView { id, client, .. } in &lock.holders {
+            let row = self.row(&lock.id.deployment, id, client.as_deref());
+            self.rows[row].identified(client.as_deref());
+            rows.push(row);
+        }
+        rows
+    }
+
+    /// Notes the beginnings of a lock's holds in the rows of its holders. Most locks began later than what is known already, which
+    /// is seen without looking at the lock.
+    fn started(&mut self, rows: &[usize], lock: Entry<'_>) {
+        let first = lock.since();
+        let is_older = |row: &usize| {
+            let known = self.rows[*row].oldest;
+            known.is_none_or(|known| first.is_some_and(|first| first <= known.at))
+        };
+        if rows.iter().any(is_older) {
+            for (row, holder) in rows.iter().zip(&lock.lock.holders) {
+                self.rows[*row].started(Some(holder.since));
+            }
+        }
     }
 
     /// Adds those of another section.
@@ -331,12 +358,12 @@ impl<'a> Processes<'a> {
         for (process, place) in places {
             let Some(row) = rows[place].take() else { continue };
             match self.places.entry(process) {
-                Entry::Occupied(known) => {
+                hash_map::Entry::Occupied(known) => {
                     let known = &mut self.rows[*known.get()];
                     known.add_all(&row);
                     known.identified(row.client.as_ref());
                 }
-                Entry::Vacant(new) => {
+                hash_map::Entry::Vacant(new) => {
                     new.insert(self.rows.len());
                     self.rows.push(row);
                 }

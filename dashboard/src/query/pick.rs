@@ -26,48 +26,48 @@ impl Query<LockRow> {
         now: SteadyMillis,
         threads: Threads,
     ) -> (Rows<LockRow>, Facets) {
-        let (rows, tally) = self.look(snapshot, now, threads, true);
-        (rows, tally.into_facets())
+        let (rows, tallies) = self.look(snapshot, now, threads, true);
+        (rows, Tally::facets(&tallies))
     }
 
-    /// Returns the rows of this page, and the counts if they are asked for.
+    /// Returns the rows of this page, and the counts of each thread if they are asked for.
     fn look(
         &self,
         snapshot: &Snapshot,
         now: SteadyMillis,
         threads: Threads,
         counts: bool,
-    ) -> (Rows<LockRow>, Tally) {
-        let base = Filter::parse(&Filter::without_view(&self.text)).unwrap_or_default();
-        let found = threads.share(snapshot, |section| {
-            let counting = counts.then(|| Counting::new(&self.filter, &base));
-            self.look_at(section, &base, now, counting)
-        });
-        let (mut page, mut tally) = (Page::new(self), Tally::default());
-        for (its_page, its_tally) in found {
+    ) -> (Rows<LockRow>, Vec<Tally>) {
+        let base = counts.then(|| self.filter.base());
+        let found = threads.share(snapshot, |section| self.look_at(section, base.as_ref(), now));
+        let (mut page, mut tallies) = (Page::new(self), Vec::new());
+        for (its_page, tally) in found {
             page.join(its_page);
-            tally.join(its_tally);
+            tallies.push(tally);
         }
         if page.goes_back && page.before < self.limit {
             // The first page is full, also where rows before its cursor have gone.
             let (total, mut first) = (page.total, self.clone());
             first.edge = None;
             let (first, _) = first.look(snapshot, now, threads, false);
-            return (self.page(first.rows, 0, total), tally);
+            return (self.page(first.rows, 0, total), tallies);
         }
         let (before, total) = (page.before, page.total);
-        (self.page(page.into_rows(), self.first_row(before), total), tally)
+        (self.page(page.into_rows(), self.first_row(before), total), tallies)
     }
 
-    /// Looks at the locks of a section. `base`: the filter without the terms that choose a view.
+    /// Looks at the locks of a section, and counts them if there is a base: the filter without the terms that choose a view.
     fn look_at<'s>(
         &self,
         section: Section<'s>,
-        base: &Filter,
+        base: Option<&Filter>,
         now: SteadyMillis,
-        mut counting: Option<Counting<'_, 's>>,
     ) -> (Page<'_, 's>, Tally) {
-        let (mut page, mut pass) = (Page::new(self), Pass::of_terms(base, now));
+        let mut counting = base.map(|base| Counting::new(&self.filter, base));
+        // The counts of views need locks that the filter leaves out.
+        let pass = base.map(|base| Pass::of_terms(base, now));
+        let mut pass = pass.unwrap_or_else(|| Pass::new(&self.filter, now));
+        let mut page = Page::new(self);
         for part in section.parts() {
             let new = |lock: &'s Arc<LockView>| Class {
                 lock,
@@ -94,7 +94,7 @@ impl Query<LockRow> {
     }
 }
 
-/// A class of locks that match the filter without the terms that choose a view.
+/// A class of locks, some of which match the filter, or at least its terms that do not choose a view.
 #[derive(Debug)]
 struct Class<'s> {
     /// One of them.
@@ -153,8 +153,9 @@ struct Page<'q, 's> {
     /// The number of matching locks, and of those before the edge.
     total: usize,
     before: usize,
-    /// Those of a part. If sorted by holder, true for each of the part's locks that matches.
+    /// The matching locks of a part, unless sorted by holder.
     matching: Vec<Candidate<'s>>,
+    /// If sorted by holder: whether each lock of a part matches, up to the last that does.
     matches: Vec<bool>,
 }
 
@@ -480,7 +481,7 @@ mod tests {
             rounds in prop::collection::vec(prop::collection::vec((view(), 0_u8..5), 0..20), 1..4),
             filter in filters(), sort in prop::sample::select(LockRow::SORTS), ascending: bool,
             limit in 1_usize..5,
-            threads in prop::sample::select(&[Threads::One, Threads::Exactly(2)]),
+            threads in prop::sample::select(&[Threads::One, Threads::Exactly(3)]),
         ) {
             let order = if ascending { Order::Ascending } else { Order::Descending };
             let query = |cursor: Option<&str>| {

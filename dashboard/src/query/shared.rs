@@ -159,7 +159,7 @@ impl SharedPages {
 struct List {
     used: Mutex<Instant>,
     facets: Mutex<Option<Made<Facets>>>,
-    /// Each has a mutex of its own, so that no page waits for another.
+    /// Each has a mutex of its own, so that a page whose counts are kept waits for no other.
     pages: Mutex<HashMap<PageKey, Arc<Mutex<Page>>>>,
 }
 
@@ -198,7 +198,7 @@ impl List {
         Self { used, facets: Mutex::default(), pages: Mutex::default() }
     }
 
-    /// Returns a page with the counts of the list, made in one pass unless one of them is kept.
+    /// Returns a page with the counts of the list, made in one pass unless the counts are kept.
     fn counted(
         &self,
         snapshot: &Snapshot,

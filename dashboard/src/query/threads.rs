@@ -20,9 +20,9 @@ static CORES: LazyLock<usize> = LazyLock::new(|| available_parallelism().map_or(
 pub enum Threads {
     /// The caller's alone. The updates of open pages use no other, so that they do not take all cores.
     One,
-    /// More of them, if there are many locks and several cores. For requests that somebody waits for.
+    /// Several, if there are many locks and cores. For requests that somebody waits for.
     Several,
-    /// So many.
+    /// Exactly this number.
     #[cfg(test)]
     Exactly(usize),
 }
@@ -59,5 +59,19 @@ impl Threads {
             #[cfg(test)]
             Self::Exactly(number) => number,
         }
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn each_thread_has_enough_to_do() {
+        let each = WORTH_A_THREAD;
+        assert_eq!([0, 1, each, 2 * each - 1].map(|locks| Threads::Several.number(locks)), [1; 4]);
+        assert_eq!(Threads::Several.number(2 * each), (*CORES).min(2));
+        assert_eq!(Threads::Several.number(100 * each), (*CORES).min(MOST));
+        assert_eq!(Threads::One.number(100 * each), 1);
     }
 }

@@ -189,9 +189,15 @@ fn first_term<T: Term>(text: &str) -> Result<(T, &str), FilterError> {
     if let (Some(_), Some(quoted)) =
         (value.strip_prefix('"'), text.get(key.len() + 1..).and_then(|rest| rest.strip_prefix('"')))
     {
-        let (value, after) = unquote(quoted)?;
-        if let Some(term) = qualified(&value, true)? {
-            return Ok((term, after));
+        match unquote(quoted) {
+            Ok((value, after)) => {
+                if let Some(term) = qualified(&value, true)? {
+                    return Ok((term, after));
+                }
+            }
+            Err(error) if T::KEYS.contains(&key) => return Err(error),
+            // The quote is part of a name.
+            Err(_) => {}
         }
     }
     if value.is_empty() && qualified("1", false).is_ok_and(|term| term.is_none()) {
