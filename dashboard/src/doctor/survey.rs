@@ -25,7 +25,7 @@ const BATCH: usize = 100;
 /// markers, which end in `rwlock_timeout:<n>`.
 const COMPANIONS: &[u8] = b"*lock_*";
 /// Keys visited by one SCAN for them, which only compares names and looks up no key.
-const COMPANION_COUNT: usize = 5 * COUNT;
+const COMPANION_COUNT: usize = 1_000;
 /// The most companion keys of each sort that are remembered.
 const MAX_COMPANIONS: usize = 100_000;
 /// The time between the two readings that a leak takes, as for the dashboard.

@@ -192,12 +192,14 @@ impl Tally {
             for (value, locks) in all().flatten() {
                 *sums.entry(value).or_default() += locks;
             }
-            let values = sums.len();
+            let values = sums.len().min(MAX_VALUES);
             // A tally that is full may have left out locks of the values that it does not have.
             let is_whole = |value| all().all(|it| it.len() < MAX_VALUES || it.contains_key(value));
-            let whole = sums.into_iter().filter(|(value, _)| is_whole(*value));
+            if sums.keys().any(|value| is_whole(*value)) {
+                sums.retain(|value, _| is_whole(*value));
+            }
             let mut top: Vec<(Arc<str>, usize)> =
-                whole.map(|(value, locks)| (Arc::clone(value), locks)).collect();
+                sums.into_iter().map(|(value, locks)| (Arc::clone(value), locks)).collect();
             let most = |(value, locks): &(Arc<str>, usize)| (Reverse(*locks), Arc::clone(value));
             if top.len() > TOP {
                 top.select_nth_unstable_by_key(TOP, most);
@@ -389,9 +391,13 @@ pub(super) mod tests {
             Tally::facets(&[full(&[("common:", 9), ("few:", 8)]), full(&[("common:", 7)])]);
         assert_eq!(facets.top[0][0], ("common:".into(), 16));
         assert_eq!(facets.top[0][1].1, 2, "the second tally may have left out some of few:");
-        assert_eq!(facets.more[0], MAX_VALUES + 1 - TOP);
+        assert_eq!(facets.more[0], MAX_VALUES - TOP);
         let facets = Tally::facets(&[full(&[("few:", 8)]), other]);
         assert_eq!(facets.top[0][0], ("few:".into(), 13), "the second has left out none");
+        let mut others = Tally::default();
+        (0..MAX_VALUES).for_each(|i| add(&mut others.values[0], &format!("q{i}:"), 1));
+        let facets = Tally::facets(&[full(&[]), others]);
+        assert_eq!((facets.top[0].len(), facets.more[0]), (TOP, MAX_VALUES - TOP));
     }
 
     #[test]

@@ -329,7 +329,7 @@ impl Filter {
         self.0.iter().all(|term| term.matches(lock, now))
     }
 
-    /// Returns it without the terms that choose a view of the list.
+    /// Returns the filter without the terms that choose a view of the list.
     pub(super) fn base(&self) -> Self {
         Self(self.0.iter().filter(|term| !term.chooses_view()).cloned().collect())
     }

@@ -183,6 +183,7 @@ impl Listed for OwnerRow {
 struct Class<'s> {
     /// One of them.
     lock: &'s LockView,
+    has_waiters: bool,
     has_problems: bool,
     /// True if the beginnings of the holds are exact.
     exact: bool,
@@ -190,15 +191,16 @@ struct Class<'s> {
     rows: Vec<usize>,
     /// The number of locks that were added.
     locks: usize,
-    /// The beginning of the oldest hold, if each has one holder.
+    /// The beginning of the oldest hold, if the locks have one holder each.
     oldest: Option<SteadyMillis>,
 }
 
 impl<'s> Class<'s> {
     fn new(lock: &'s Arc<LockView>) -> Self {
+        let has_waiters = !lock.waiters.is_empty();
         let has_problems = !lock.problems.is_empty();
         let exact = lock.holders.first().is_some_and(|holder| holder.since.exact);
-        Self { lock, has_problems, exact, rows: Vec::new(), locks: 0, oldest: None }
+        Self { lock, has_waiters, has_problems, exact, rows: Vec::new(), locks: 0, oldest: None }
     }
 
     fn add(&mut self, since: Option<SteadyMillis>) {
@@ -302,8 +304,8 @@ impl<'a> Processes<'a> {
         let mut pass = Pass::new(filter, now).by_owner();
         for part in section.parts() {
             pass.part(part, Class::new, |class, _, entry| {
-                if !class.lock.waiters.is_empty() {
-                    // Those of other locks of the class may be others.
+                if class.has_waiters {
+                    // Other locks of the class may have other waiters.
                     return processes.add(entry.lock);
                 }
                 if class.locks == 0 {
@@ -336,16 +338,16 @@ impl<'a> Processes<'a> {
         rows
     }
 
-    /// Notes the beginnings of a lock's holds in the rows of its holders. Most locks began later than what is known already, which
-    /// is seen without looking at the lock.
-    fn started(&mut self, rows: &[usize], lock: Entry<'_>) {
-        let first = lock.since();
+    /// Notes the beginnings of a lock's holds in the rows of its holders. Most holds are younger than the oldest one known, which the
+    /// entry alone shows.
+    fn started(&mut self, rows: &[usize], entry: Entry<'_>) {
+        let first = entry.since();
         let is_older = |row: &usize| {
             let known = self.rows[*row].oldest;
             known.is_none_or(|known| first.is_some_and(|first| first <= known.at))
         };
         if rows.iter().any(is_older) {
-            for (row, holder) in rows.iter().zip(&lock.lock.holders) {
+            for (row, holder) in rows.iter().zip(&entry.lock.holders) {
                 self.rows[*row].started(Some(holder.since));
             }
         }

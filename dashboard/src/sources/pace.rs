@@ -1,10 +1,10 @@
 //! The pace of a scan, slow enough to leave other clients unaffected.
 //!
 //! A call begins at least three round trips after the beginning of the last one, and so late that the server spends at most a
-//! tenth of its time on these calls; one round trip and a quarter in the first pass, for which users may be waiting. The cost of a call is
-//! measured by the server's own clock, read before and after it in the same pipeline; if the account may not read it, by the
-//! round trip less that of a PING. The server is pinged before each call: if that shows that others are slowed down, calls
-//! become rarer.
+//! tenth of its time on these calls. In the first pass, for which users may be waiting, it is one round trip and a quarter of
+//! its time. The cost of a call is measured by the server's own clock, read before and after it in the same pipeline; if the
+//! account may not read it, by the round trip less that of a PING. The server is pinged before each call: if that shows that
+//! others are slowed down, calls become rarer.
 
 use std::collections::VecDeque;
 use std::time::Duration;
@@ -29,10 +29,12 @@ const BASELINE_VALIDITY: Duration = Duration::from_secs(30);
 const PING_INTERVAL: Duration = Duration::from_millis(1);
 /// The time that the slowest PING may take beyond twice the baseline.
 const GRACE: Duration = Duration::from_micros(50);
+/// The least round trip to a server that is distant.
+const DISTANT: Duration = Duration::from_micros(500);
 /// The longest wait between two calls.
 const MAX_PAUSE: Duration = Duration::from_millis(250);
 /// The largest slowdown of calls. A slow server is rarely the scan's doing, and slowing down further would help it little:
-/// even at full pace the scan takes a small share of its time.
+/// even at full pace the scan takes at most a quarter of its time.
 const MAX_SLOWDOWN: f64 = 4.0;
 
 /// The share of the server's time that calls may take.
@@ -253,6 +255,10 @@ impl Caller for Pacer {
 
     fn facts(&self) -> &ServerFacts {
         &self.facts
+    }
+
+    fn call_size(&self) -> usize {
+        if self.fastest >= DISTANT { 2 } else { 1 }
     }
 }
 

@@ -27,7 +27,7 @@ use crate::model::actor::{Hub, ModelHandle};
 use crate::model::types::{LockView, Observation, Source};
 use crate::sources::view::{Progress, SourceState};
 
-/// Keys visited by one SCAN. The fewer they are, the shorter other clients may have to wait for it.
+/// Keys visited by one SCAN of a server nearby. Other clients may have to wait for it, so they are few.
 pub const COUNT: usize = 100;
 /// Possible locks read at once: this many, or as many as have been found after the interval below.
 const CANDIDATES: usize = 200;
@@ -165,12 +165,13 @@ impl Scan {
         let mut cursor = Vec::from(*b"0");
         let generation = self.link.state().borrow().generation;
         loop {
+            let count = COUNT * pacer.call_size();
             let mut scan = cmd("SCAN");
             scan.arg(&cursor);
             if let Some(pattern) = &self.settings.pattern {
                 scan.arg("MATCH").arg(pattern);
             }
-            scan.arg("COUNT").arg(COUNT).arg("TYPE").arg("hash");
+            scan.arg("COUNT").arg(count).arg("TYPE").arg("hash");
             let keys;
             (cursor, keys) = page(pacer, scan).await?;
             if self.link.state().borrow().generation != generation {
@@ -179,8 +180,8 @@ impl Scan {
                     "the connection has changed since the beginning of the scan".to_owned();
                 return Err(ReadError::Call(CallError::Lost { reason }));
             }
-            state.seen += COUNT as u64;
-            self.metrics.keys.inc_by(COUNT as u64);
+            state.seen += count as u64;
+            self.metrics.keys.inc_by(count as u64);
             for agent in keys.iter().filter_map(|key| keys::agent_of(key)) {
                 self.agents.add(&self.scope, agent);
             }
@@ -189,7 +190,7 @@ impl Scan {
                 .filter_map(|key| LockName::new(key).ok())
                 .filter(|name| self.is_wanted(name, state));
             waiting.extend(candidates);
-            pacer.spend(COUNT);
+            pacer.spend(count);
             let last = cursor == b"0";
             if last || waiting.len() >= CANDIDATES || discovered.elapsed() >= CANDIDATES_INTERVAL {
                 self.discover(pacer, state, std::mem::take(&mut waiting)).await?;
@@ -298,11 +299,12 @@ impl Scan {
         pacer.set_pace(Pace::Slow);
         let mut cursor = Vec::from(*b"0");
         loop {
+            let count = COUNT * pacer.call_size();
             let mut scan = cmd("SCAN");
-            scan.arg(&cursor).arg("MATCH").arg(COMPANIONS).arg("COUNT").arg(COUNT);
+            scan.arg(&cursor).arg("MATCH").arg(COMPANIONS).arg("COUNT").arg(count);
             let keys;
             (cursor, keys) = page(pacer, scan).await?;
-            pacer.spend(COUNT);
+            pacer.spend(count);
             for name in keys.iter().filter_map(|key| self.lock_of_companion(key)) {
                 if !self.ignore.iter().any(|glob| glob_matches(glob, name.as_bytes())) {
                     self.model.observe(self.scope.id, Observation::CompanionKey { name }).await;

@@ -1,10 +1,10 @@
 //! Reads possible locks, and never requests a reply of unbounded size.
 //!
-//! For an unknown key the number of fields is read (a scan, whose keys are all hashes, reads it last), then three field names, then
-//! the lengths of their values and its time to live; only a hash that still looks like a lock is read. A known lock is read at
-//! once, by its known fields: names in bounded number, and values of fields whose lengths were read before. An unchanged lock
-//! is revalidated, see [`revalidate`]. A whole reading is one MULTI/EXEC, so that it never mixes two holders. No scripts are
-//! used: an observer's account needs no right to run any.
+//! For an unknown key the number of fields is read, then three field names, then the lengths of their values and its time to live;
+//! only a hash that still looks like a lock is read. A scan, whose keys are all hashes, skips the first step and counts the fields
+//! together with the lengths. A known lock is read at once, by its known fields: names in bounded number, and values of fields
+//! whose lengths were read before. An unchanged lock is revalidated, see [`revalidate`]. A whole reading is one MULTI/EXEC, so
+//! that it never mixes two holders. No scripts are used: an observer's account needs no right to run any.
 
 mod asking_link;
 pub mod companions;
@@ -48,6 +48,12 @@ pub trait Caller: Send {
     ) -> impl Future<Output = Result<Vec<Result<Value, ServerError>>, CallError>> + Send;
 
     fn facts(&self) -> &ServerFacts;
+
+    /// Returns the factor by which calls may be larger than those to a server nearby. Many small ones to a distant server would
+    /// take long.
+    fn call_size(&self) -> usize {
+        1
+    }
 }
 
 /// An unpaced connection.
@@ -145,8 +151,8 @@ pub async fn discover(
     let mut findings = Findings::default();
     let mut jobs = Vec::new();
     let known = KnownParts { token: true, ..KnownParts::default() };
-    // So few that none of the calls delays other clients for longer than a SCAN does.
-    for names in names.chunks(PROBES / 2) {
+    // So few that calls stay short.
+    for names in names.chunks(PROBES / 2 * caller.call_size()) {
         let request = |name: &LockName| ReadRequest { name: name.clone(), known: known.clone() };
         let requests: Vec<ReadRequest> = names.iter().map(request).collect();
         jobs.extend(probe(caller, &requests, Keys::Hashes, &mut is_wanted, &mut findings).await?);

@@ -41,7 +41,7 @@ pub(super) async fn probe(
     let mut jobs = Vec::new();
     let hashes = match kind {
         Keys::Any => find_hashes(caller, requests, &mut jobs, findings).await?,
-        // The fields of those that may have many are counted later.
+        // Those with at least three fields are counted below.
         Keys::Hashes => requests.iter().map(|it| (it.name.clone(), it.known.token)).collect(),
     };
     if hashes.is_empty() {

@@ -19,7 +19,7 @@ use super::{
 };
 use crate::model::types::{Companions, ReadRequest, Reading, Token};
 
-/// Locks in one pipeline.
+/// Locks in one pipeline to a server nearby.
 const TRANSACTIONS: usize = 32;
 /// Field names requested beyond the known ones.
 const SPARE_NAMES: usize = 8;
@@ -106,7 +106,7 @@ pub(super) async fn transactions(
 ) -> Result<(), ReadError> {
     for left in (0..TRIES).rev() {
         let mut retries = Vec::new();
-        for jobs in chunks(jobs) {
+        for jobs in chunks(jobs, TRANSACTIONS * caller.call_size()) {
             let mut commands = Vec::new();
             let mut sizes = Vec::with_capacity(jobs.len());
             for job in &jobs {
@@ -172,11 +172,11 @@ pub(super) async fn transactions(
     Ok(())
 }
 
-fn chunks(jobs: Vec<Job>) -> Vec<Vec<Job>> {
+fn chunks(jobs: Vec<Job>, size: usize) -> Vec<Vec<Job>> {
     let mut jobs = jobs.into_iter().peekable();
     let mut chunks = Vec::new();
     while jobs.peek().is_some() {
-        chunks.push(jobs.by_ref().take(TRANSACTIONS).collect());
+        chunks.push(jobs.by_ref().take(size).collect());
     }
     chunks
 }
