@@ -212,6 +212,12 @@ fn slow(pings: &VecDeque<Duration>) -> Duration {
     sorted.iter().rev().nth(OUTLIERS).or_else(|| sorted.last()).copied().unwrap_or_default()
 }
 
+/// Returns the number of calls in place of a large one, by the fastest round trip. Other clients may have to wait for a call, so
+/// calls are short, except to a distant server: there many would take long.
+fn calls(fastest: Duration) -> usize {
+    if fastest >= DISTANT { 1 } else { 2 }
+}
+
 /// Returns the commands with TIME before and after them.
 fn timed(commands: Vec<Cmd>) -> Vec<Cmd> {
     [cmd("TIME")].into_iter().chain(commands).chain([cmd("TIME")]).collect()
@@ -257,8 +263,8 @@ impl Caller for Pacer {
         &self.facts
     }
 
-    fn call_size(&self) -> usize {
-        if self.fastest >= DISTANT { 2 } else { 1 }
+    fn calls(&self) -> usize {
+        calls(self.fastest)
     }
 }
 
@@ -284,6 +290,12 @@ mod tests {
         assert_eq!(Pace::Usual.pause(us(400), us(80), 1.0), us(1_200), "three round trips");
         assert_eq!(Pace::Usual.pause(us(150), us(80), 4.0), us(3_200));
         assert_eq!(Pace::Usual.pause(us(150), us(900_000), 1.0), MAX_PAUSE);
+    }
+
+    #[test]
+    fn calls_are_short_unless_the_server_is_distant() {
+        assert_eq!([us(0), us(80), us(499)].map(calls), [2; 3]);
+        assert_eq!([us(500), us(20_000)].map(calls), [1; 2]);
     }
 
     #[test]

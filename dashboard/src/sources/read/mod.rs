@@ -49,9 +49,8 @@ pub trait Caller: Send {
 
     fn facts(&self) -> &ServerFacts;
 
-    /// Returns the factor by which calls may be larger than those to a server nearby. Many small ones to a distant server would
-    /// take long.
-    fn call_size(&self) -> usize {
+    /// Returns the number of calls to make in place of a large one, so that each is short.
+    fn calls(&self) -> usize {
         1
     }
 }
@@ -151,8 +150,8 @@ pub async fn discover(
     let mut findings = Findings::default();
     let mut jobs = Vec::new();
     let known = KnownParts { token: true, ..KnownParts::default() };
-    // So few that calls stay short.
-    for names in names.chunks(PROBES / 2 * caller.call_size()) {
+    // Two commands each.
+    for names in names.chunks(PROBES / 2 / caller.calls()) {
         let request = |name: &LockName| ReadRequest { name: name.clone(), known: known.clone() };
         let requests: Vec<ReadRequest> = names.iter().map(request).collect();
         jobs.extend(probe(caller, &requests, Keys::Hashes, &mut is_wanted, &mut findings).await?);

@@ -14,8 +14,8 @@ use super::{
 };
 use crate::model::types::{Companions, Reading, Stamp};
 
-/// Keys in one pipeline of a few commands each.
-pub(super) const PROBES: usize = 100;
+/// Keys in one large pipeline of single commands.
+pub(super) const PROBES: usize = 200;
 /// Field names that decide whether a hash can be a lock.
 const SAMPLE: usize = 3;
 
