@@ -24,7 +24,7 @@ const BATCH: usize = 100;
 /// Matches every key that belongs to a lock but is not its hash: `redisson_lock_…`, `redisson_unlock_latch…`, and readers'
 /// markers, which end in `rwlock_timeout:<n>`.
 const COMPANIONS: &[u8] = b"*lock_*";
-/// Keys visited by one SCAN for them, which only compares names and looks up no key.
+/// Keys visited by one SCAN for them, unless it has to be shorter. It only compares names and looks up no key.
 const COMPANION_COUNT: usize = 1_000;
 /// The most companion keys of each sort that are remembered.
 const MAX_COMPANIONS: usize = 100_000;
@@ -129,9 +129,9 @@ impl Walk {
         Self { filter, count, cursor: b"0".to_vec() }
     }
 
-    fn command(&self) -> Cmd {
+    fn command(&self, count: usize) -> Cmd {
         let mut scan = cmd("SCAN");
-        scan.arg(&self.cursor).arg("COUNT").arg(self.count);
+        scan.arg(&self.cursor).arg("COUNT").arg(count);
         for word in &self.filter {
             scan.arg(word);
         }
@@ -196,8 +196,9 @@ impl Surveyor {
             self.survey.incomplete = Some("the time limit was reached (--time-limit)".to_owned());
             return Ok(None);
         }
-        let (cursor, keys) = page(&mut self.pacer, walk.command()).await?;
-        self.pacer.spend(walk.count);
+        let count = walk.count / self.pacer.calls();
+        let (cursor, keys) = page(&mut self.pacer, walk.command(count)).await?;
+        self.pacer.spend(count);
         if self.link.state().borrow().generation != self.generation {
             // Another server may be behind it, for which the cursor means nothing.
             let reason = "the connection was lost during the pass".to_owned();

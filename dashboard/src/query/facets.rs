@@ -376,7 +376,7 @@ pub(super) mod tests {
     }
 
     #[test]
-    fn of_too_many_values_those_that_are_shown_have_all_their_locks() {
+    fn of_too_many_values_those_with_whole_counts_are_shown_if_there_are_any() {
         let full = |values: &[(&str, usize)]| {
             let mut tally = Tally::default();
             values.iter().for_each(|(value, locks)| add(&mut tally.values[0], value, *locks));
