@@ -57,8 +57,11 @@ async fn everything_named_in_runbooks_exists() -> Result<()> {
     let folder = history.path().display().to_string();
     let dashboard = Dashboard::start(&redis.url(), &["--history-dir", &folder]).await?;
     let mut flags = String::new();
-    for program in ["lockscope-agent", "lockscope-dashboard"] {
-        let output = Command::new(programs::path(program)?).arg("--help").output().await?;
+    for command in ["lockscope-agent", "lockscope-dashboard", "lockctl unlock"] {
+        let (program, verb) = command.split_once(' ').unwrap_or((command, ""));
+        let verb = (!verb.is_empty()).then_some(verb);
+        let program = programs::path(program)?;
+        let output = Command::new(program).args(verb).arg("--help").output().await?;
         flags.push_str(&String::from_utf8_lossy(&output.stdout));
     }
     let flags: BTreeSet<&str> = flags
@@ -142,7 +145,8 @@ async fn commands_in_runbooks_work() -> Result<()> {
                 .replace("-u <url>", &format!("-u {}", redis.url()))
                 .replace("-u <url of a node>", &format!("-u {node}"))
                 .replace("<glob>", "orders:*")
-                .replace("<id>", &id);
+                .replace("<id>", &id)
+                .replace("NAME", "orders:1");
             assert!(!command.contains('<'), "{book}: what is meant by {span}?");
             let to = if command.starts_with("-s ") || command.starts_with("-u ") {
                 String::new()
@@ -173,8 +177,8 @@ async fn a_lock_is_released_by_hand() -> Result<()> {
     let redis = RedisServer::start().await?;
     let agent = Agent::start(&redis).await?;
     let text = std::fs::read_to_string(format!("{TOP}docs/runbooks/release.md"))?;
-    let script = text.split("```sh\n").nth(1).and_then(|rest| rest.split("```").next());
-    let script = script.context("it has a script")?;
+    let script = text.split("```sh\n").nth(2).and_then(|rest| rest.split("```").next());
+    let script = script.context("it has a script after the lockctl command")?;
     let mut service = Foreign::connect(&redis).await?;
     assert!(service.lock("orders:1").await?);
     let mut waiter = agent.client().await?;
@@ -195,6 +199,15 @@ async fn a_lock_is_released_by_hand() -> Result<()> {
     assert_ne!(granted.field("holder")?.text(), service.holder, "it went on at once");
     assert_eq!(first_line(&script).await?, "not the holder any more, nothing done");
     assert_eq!(direct.call("EXISTS orders:1").await?, Reply::Int(1), "the next one is not hit");
+
+    // A name with braces has a channel without further ones, and waiters of a cluster listen to a sharded one.
+    let mut held = redis.client().await?;
+    held.call("HSET a{b}c some:1 1").await?.ok()?;
+    let mut sharded = redis.client().await?;
+    sharded.call("SSUBSCRIBE redisson_lock__channel:a{b}c").await?.ok()?;
+    let script = script.replace(&format!("orders:1 {}", service.holder), "'a{b}c' some:1");
+    assert_eq!(first_line(&script).await?, "released");
+    assert_eq!(sharded.reply().await?.ok()?.items()?[2].text(), "0");
     Ok(())
 }
 

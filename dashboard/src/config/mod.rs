@@ -131,7 +131,7 @@ struct Flags {
     /// Memory that MONITOR may take in Redis if the dashboard stalls; it is used only where a limit of Redis ends it there
     #[arg(long, value_name = "SIZE", default_value = "64mb")]
     monitor_budget: ByteSize,
-    /// Use MONITOR even if no limit of Redis ends a stalled reader, which may then fill its memory
+    /// Use MONITOR even if no limit of Redis ends a stalled reader, whose output may then fill the memory of Redis
     #[arg(long)]
     monitor_unbounded: bool,
     /// URL of the same server with a user that may run MONITOR; preceded by the server's name where there are several
