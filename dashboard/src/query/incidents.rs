@@ -9,7 +9,9 @@ use utoipa::ToSchema;
 use super::Filter;
 use super::list::{Listed, Position, Published, RowId};
 use crate::clock::SteadyMillis;
-use crate::model::types::{Certainty, LockId, LockView, ProblemKind, ProblemView, client_of};
+use crate::model::types::{
+    Certainty, HolderView, LockId, LockView, ProblemKind, ProblemView, client_of,
+};
 use crate::schema::schema_of;
 
 /// The most locks that an incident names in JSON.
@@ -89,10 +91,17 @@ impl IncidentRow {
         Some(String::from_utf8_lossy(&common[..=separator]).into_owned())
     }
 
+    /// Returns whether its locks may be released together. In a deadlock one of them is enough, and a hold that has expired is
+    /// over: its lock may have a new holder, which has nothing to do with it.
+    #[must_use]
+    pub fn may_be_released(&self) -> bool {
+        !matches!(self.problem, ProblemKind::Deadlock | ProblemKind::Expired)
+    }
+
     /// Returns the id of the client that holds all of its locks.
     #[must_use]
     pub fn owner(&self) -> Option<&str> {
-        let mut owners = self.locks.iter().map(|lock| match lock.holders.as_slice() {
+        let mut owners = self.locks.iter().map(|lock| match holders(lock, self.problem) {
             [first, rest @ ..] => {
                 let client = client_of(&first.id);
                 rest.iter().all(|other| client_of(&other.id) == client).then_some(client)
@@ -101,6 +110,12 @@ impl IncidentRow {
         });
         let first = owners.next()??;
         owners.all(|owner| owner == Some(first)).then_some(first)
+    }
+
+    /// Returns whether the holder of its first lock stands for the whole incident.
+    #[must_use]
+    pub fn shows_holder(&self) -> bool {
+        self.owner().is_some() || (self.locks.len() == 1 && self.problem != ProblemKind::Expired)
     }
 
     /// Returns the key that distinguishes it from other incidents of its deployment and problem.
@@ -143,13 +158,18 @@ impl IncidentRow {
     }
 }
 
+/// Returns the holders that have the problem. None of those that hold a lock after another's hold has expired.
+fn holders(lock: &LockView, problem: ProblemKind) -> &[HolderView] {
+    if problem == ProblemKind::Expired { &[] } else { &lock.holders }
+}
+
 /// Returns the key by which problems become one incident: the circle of a deadlock, the process or the client that holds
 /// the lock, or the group of a lock that nobody holds.
 fn key(lock: &LockView, problem: &ProblemView) -> String {
     if let Some(first) = problem.cycle.iter().map(|wait| &wait.lock).min() {
         return format!("cycle {} {}", first.db, first.name);
     }
-    match lock.holders.first() {
+    match holders(lock, problem.problem).first() {
         // An agent's clients are its workers.
         Some(holder) => match holder.client.as_deref().map(|client| (client.label(), client.pid)) {
             Some((Some(label), Some(pid))) => format!("process {label} {pid}"),
@@ -162,7 +182,8 @@ fn key(lock: &LockView, problem: &ProblemView) -> String {
 impl Serialize for IncidentRow {
     fn serialize<S: serde::Serializer>(&self, serializer: S) -> Result<S::Ok, S::Error> {
         let (lock, problem) = self.first();
-        let client = lock.holders.first().and_then(|holder| holder.client.as_deref());
+        let holder = holders(lock, self.problem).first();
+        let client = holder.and_then(|holder| holder.client.as_deref());
         IncidentJson {
             key: &self.key,
             problem: self.problem,
@@ -299,6 +320,23 @@ mod tests {
         let mut counts: Vec<usize> = rows.iter().map(|row| row.locks.len()).collect();
         counts.sort_unstable();
         assert_eq!(counts, [1, 2]);
+    }
+
+    #[test]
+    fn a_new_holder_has_no_part_in_an_expired_hold() {
+        let expired = |name: &str, holder: &str| {
+            let mut lock = leaked_by(name, holder);
+            lock.problems[0].problem = ProblemKind::Expired;
+            lock
+        };
+        let rows = incidents([
+            expired("batch:1", "285475da-9152-4c83-822a-67ee2f116a79:1"),
+            expired("batch:2", "385475da-9152-4c83-822a-67ee2f116a79:1"),
+        ]);
+        assert_eq!(rows.len(), 1, "they are one incident of their group");
+        let row = &rows[0];
+        assert_eq!((row.locks.len(), row.owner(), row.may_be_released()), (2, None, false));
+        assert_eq!(serde_json::to_value(row).unwrap()["owner"], serde_json::Value::Null);
     }
 
     #[test]

@@ -45,14 +45,15 @@ impl Batch {
 /// Returns the parts of a lock that end with its incident: the hold of its only holder, or dead queue entries of a free lock.
 ///
 /// # Errors
-/// If the operator has to choose among several holds, or another than the one of the incident has the lock now.
+/// If the operator has to choose among several holds, or another holder than the incident's has the lock now. An incident of a
+/// free lock has none.
 pub fn choices(offer: &Offer, holder: Option<&str>) -> Result<Vec<Choice>, String> {
     let Some(hash) = &offer.hash else {
         return Ok(offer.choices());
     };
     let holders = hash.holders_as_text();
     match holders.as_slice() {
-        [(only, _)] if holder.is_none_or(|holder| *only == *holder) => Ok(vec![Choice::Lock]),
+        [(only, _)] if holder.is_some_and(|holder| *only == *holder) => Ok(vec![Choice::Lock]),
         [_] => Err("another holder has it now".to_owned()),
         _ => Err("it has several holders: release it from its own page".to_owned()),
     }

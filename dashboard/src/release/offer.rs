@@ -293,6 +293,7 @@ mod tests {
 
     use super::*;
     use crate::model::types::{Companions, Queue, QueueEntryView};
+    use crate::release::batch::choices;
 
     fn holder(n: i64) -> HolderId {
         HolderId::new(ClientId::from_random([7; 16]), n)
@@ -336,6 +337,19 @@ mod tests {
 
     fn operator(name: &str) -> Operator {
         Operator { name: Some(name.into()), from: IpAddr::V4(Ipv4Addr::LOCALHOST) }
+    }
+
+    #[test]
+    fn a_lock_is_released_with_its_incident_only_while_the_incidents_holder_has_it() {
+        let held = offer(b"a", &[1], false).unwrap();
+        let (first, other) = (holder(1).to_string(), holder(2).to_string());
+        assert_eq!(choices(&held, Some(&first)), Ok(vec![Choice::Lock]));
+        assert_eq!(choices(&held, Some(&other)), Err("another holder has it now".into()));
+        assert_eq!(choices(&held, None), Err("another holder has it now".into()), "it was free");
+        let shared = offer(b"a", &[1, 2], false).unwrap();
+        assert!(choices(&shared, Some(&first)).is_err());
+        let free = offer(b"a", &[], false).unwrap();
+        assert_eq!(choices(&free, None).map(|choices| choices.len()), Ok(2), "dead queue entries");
     }
 
     #[test]

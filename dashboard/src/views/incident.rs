@@ -95,7 +95,7 @@ pub fn incident_page(page: &IncidentPage) -> Result<String, askama::Error> {
             format::count(count as u64),
             if count == 1 { "lock" } else { "locks" }
         ),
-        holder: holder(first).filter(|_| count == 1 || incident.owner().is_some()),
+        holder: holder(first).filter(|_| incident.shows_holder()),
         advice: with_names(&problem.advice, &chrome.names).into(),
         evidence: problem.evidence.last().map(|it| with_names(&it.text, &chrome.names)),
         locks: incident

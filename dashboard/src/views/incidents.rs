@@ -10,7 +10,7 @@ use super::picture::Circle;
 use super::row::{Badge, HolderCell, row_id};
 use super::{Chrome, ListPage, format, links};
 use crate::clock::SteadyMillis;
-use crate::model::types::{Acknowledgement, ClearedProblem, LockView, ProblemKind};
+use crate::model::types::{Acknowledgement, ClearedProblem, LockView};
 use crate::query::Listed as _;
 use crate::query::incidents::IncidentRow;
 use crate::text;
@@ -115,13 +115,13 @@ impl ListView for IncidentRow {
             more: count.saturating_sub(NAMED),
             all: links::filtered(&filter),
             page: (count > 1).then(|| {
-                let together = match self.problem {
-                    ProblemKind::Deadlock => "Acknowledge together",
-                    _ => "Acknowledge or release together",
+                let together = match self.may_be_released() {
+                    true => "Acknowledge or release together",
+                    false => "Acknowledge together",
                 };
                 (links::incident(self), together)
             }),
-            holder: holder(lock).filter(|_| count == 1 || self.owner().is_some()),
+            holder: holder(lock).filter(|_| self.shows_holder()),
             waiting: (self.waiting > 0).then(|| {
                 let exact = self.locks.iter().all(|lock| lock.waiters_exact || lock.waiting == 0);
                 format!("{}{}", if exact { "" } else { "≥" }, format::count(self.waiting))

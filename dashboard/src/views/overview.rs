@@ -60,7 +60,7 @@ impl<'a> Incidents<'a> {
                 count: several.then(|| format::count(row.locks.len() as u64)),
                 lock: LockLink::new(&lock.id, chrome),
                 prefix: row.prefix().map(|prefix| text::visible(prefix.as_bytes())),
-                holder: holder(lock).filter(|_| !several || row.owner().is_some()),
+                holder: holder(lock).filter(|_| row.shows_holder()),
                 waiting: row.waiting,
             }
         };

@@ -86,11 +86,17 @@ pub(super) fn releasable<'a>(
     };
     let releases = app.releases.as_ref().ok_or_else(off)?;
     let incident = incident?;
-    if !has_one_cause(&incident) {
-        let why = "the locks of a deadlock are not released together: end one of its holds on the page of that lock";
-        return Err(ApiError::new(StatusCode::CONFLICT, why));
+    match incident.problem {
+        ProblemKind::Deadlock => Err(ApiError::new(
+            StatusCode::CONFLICT,
+            "the locks of a deadlock are not released together: end one of its holds on the page of that lock",
+        )),
+        ProblemKind::Expired => Err(ApiError::new(
+            StatusCode::CONFLICT,
+            "these holds have ended by themselves: there is nothing to release",
+        )),
+        _ => Ok((releases, incident)),
     }
-    Ok((releases, incident))
 }
 
 /// Returns an incident and a form about it. A missing right is reported before anything else, and a missing token of the form before
@@ -106,11 +112,6 @@ fn with_form<T, F>(
     }
 }
 
-/// In a deadlock releasing one lock is enough.
-fn has_one_cause(incident: &IncidentRow) -> bool {
-    incident.problem != ProblemKind::Deadlock
-}
-
 fn page_of(
     app: &App,
     uri: &Uri,
@@ -119,7 +120,7 @@ fn page_of(
     step: IncidentStep,
 ) -> IncidentPage {
     let some = |right| incident.locks.iter().any(|lock| visitor.needs_for(right, &lock.id).is_ok());
-    let may_release = app.releases.is_some() && has_one_cause(&incident) && some(Right::Release);
+    let may_release = app.releases.is_some() && incident.may_be_released() && some(Right::Release);
     let mut chrome = app.chrome(&address(uri));
     visitor.sign(&mut chrome);
     IncidentPage { chrome, may_acknowledge: some(Right::Ack), may_release, incident, step }
