@@ -3,7 +3,7 @@
 use std::collections::BTreeMap;
 use std::sync::Arc;
 
-use redis::{Value, cmd};
+use redis::cmd;
 use serde::Serialize;
 use service_kit::redis::{CallError, Link};
 
@@ -11,7 +11,7 @@ use super::finding::{Finding, FindingId, Severity, Subject};
 use super::shown::{amount, bytes, count};
 use crate::config::ByteSize;
 use crate::sources::monitor::Bound;
-use crate::sources::read::{pipeline, strings};
+use crate::sources::read::{pipeline, strings, text};
 
 /// The oldest version whose locks can be read: HRANDFIELD is new in it.
 const OLDEST: (u32, u32) = (6, 2);
@@ -302,14 +302,6 @@ fn is_replica(field: &str) -> bool {
     field
         .strip_prefix("slave")
         .is_some_and(|n| !n.is_empty() && n.bytes().all(|b| b.is_ascii_digit()))
-}
-
-fn text(value: &Value) -> String {
-    match value {
-        Value::BulkString(bytes) => String::from_utf8_lossy(bytes).into_owned(),
-        Value::SimpleString(text) | Value::VerbatimString { text, .. } => text.clone(),
-        _ => String::new(),
-    }
 }
 
 #[cfg(test)]

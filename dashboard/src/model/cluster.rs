@@ -49,6 +49,17 @@ impl Model {
         owner.map_or(scope, |owner| owner.unwrap_or(front))
     }
 
+    /// Returns the watched databases of a server. A cluster has one.
+    pub(super) fn databases(&self, scope: ScopeId) -> Vec<ScopeId> {
+        let Scope { deployment, cluster, .. } = &self.scopes[scope.0];
+        if *cluster || self.clusters.contains_key(&scope) {
+            return vec![scope];
+        }
+        let same = |other: &Scope| !other.cluster && other.deployment == *deployment;
+        let all = self.scopes.iter().enumerate();
+        all.filter(|(_, other)| same(other)).map(|(index, _)| ScopeId(index)).collect()
+    }
+
     /// Returns the scope that an observation concerns; none if a node reports a lock that it no longer serves.
     pub(super) fn target_scope(
         &self,

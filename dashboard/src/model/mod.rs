@@ -34,7 +34,7 @@ use crate::clock::SteadyMillis;
 use cluster::Cluster;
 use contention::{Contention, Count, Totals};
 use record::ScopeContext;
-use scope::{Restart, RestartCause, Scope};
+use scope::{LockEntry, Restart, RestartCause, Scope};
 use types::{
     ArchiveEntry, ClearedProblem, Ending, KnownParts, LockId, Notice, Observation, ProblemKind,
     ReadRequest, Reading, ScopeId, Settings, Snapshot, Source, Stamp,
@@ -182,6 +182,12 @@ impl Model {
             }
             Observation::ServerAddress { address, replica } => {
                 self.scopes[scope.0].set_address(address, replica);
+            }
+            Observation::Databases(with_keys) => {
+                let watched: Vec<u32> =
+                    self.databases(scope).iter().map(|scope| self.scopes[scope.0].db).collect();
+                let elsewhere = with_keys.iter().any(|db| !watched.contains(db));
+                self.scopes[scope.0].has_unwatched = elsewhere;
             }
             Observation::Clock { ahead_ms } => self.scopes[scope.0].ahead_ms = ahead_ms,
             Observation::Subscribers { counts, at, steady } => {
@@ -337,7 +343,45 @@ impl Model {
         }
     }
 
+    /// Applies a release message of a server, which does not say in which database the lock is: likeliest where it is held,
+    /// else where it is known.
     fn released(&mut self, scope: ScopeId, names: &[LockName], at: Moment, steady: SteadyMillis) {
+        let databases = self.databases(scope);
+        if databases.len() < 2 {
+            let elsewhere = self.scopes[scope.0].has_unwatched;
+            return self.released_in(scope, names, at, steady, elsewhere);
+        }
+        let of = |model: &Self, fits: fn(&LockEntry) -> bool| -> Vec<ScopeId> {
+            let locks = |scope: &ScopeId| &model.scopes[scope.0].locks;
+            let fits =
+                |scope: &ScopeId, name| locks(scope).get(name).is_some_and(|lock| fits(lock));
+            let any = |scope: &ScopeId| names.iter().any(|name| fits(scope, name));
+            databases.iter().copied().filter(any).collect()
+        };
+        let held = of(self, |lock| lock.record.is_held());
+        let places = if held.is_empty() { of(self, |_| true) } else { held };
+        let in_doubt = places.len() > 1 || self.scopes[scope.0].has_unwatched;
+        for place in &places {
+            self.released_in(*place, names, at, steady, in_doubt);
+        }
+        if places.is_empty() {
+            for (scope, name) in
+                databases.iter().flat_map(|it| names.iter().map(|name| (*it, name)))
+            {
+                self.prioritize(scope, name);
+            }
+        }
+    }
+
+    /// Applies a release message that is about locks in this database; in doubt, the next reading decides.
+    fn released_in(
+        &mut self,
+        scope: ScopeId,
+        names: &[LockName],
+        at: Moment,
+        steady: SteadyMillis,
+        in_doubt: bool,
+    ) {
         let known =
             |model: &Self, name| model.scopes[model.home(scope, name).0].locks.contains_key(name);
         if !names.iter().any(|name| known(self, name))
@@ -349,7 +393,12 @@ impl Model {
             let scope = self.home(scope, name);
             if let Some(entry) = self.scopes[scope.0].locks.get_mut(name) {
                 let mut effects = Vec::new();
-                entry.record.released(at, steady, Source::Channels, Ending::Released, &mut effects);
+                let record = &mut entry.record;
+                if in_doubt {
+                    record.may_be_released(at, steady, &mut effects);
+                } else {
+                    record.released(at, steady, Source::Channels, Ending::Released, &mut effects);
+                }
                 self.route_effects(scope, name, at, effects);
                 self.settle(scope, name);
             }

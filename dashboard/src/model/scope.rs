@@ -55,6 +55,8 @@ pub(super) struct Scope {
     pub(super) cluster: bool,
     /// Milliseconds by which its server's clock is ahead of ours.
     pub(super) ahead_ms: i64,
+    /// The server has keys in databases that are not watched.
+    pub(super) has_unwatched: bool,
     pub(super) clients: Clients,
     /// MONITOR shows all traffic.
     pub(super) monitored: bool,
@@ -184,6 +186,7 @@ impl Scope {
             server_change: None,
             cluster: false,
             ahead_ms: 0,
+            has_unwatched: false,
             clients: Clients::new(names),
             monitored: false,
             awaited: HashSet::new(),

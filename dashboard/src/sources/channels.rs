@@ -26,7 +26,7 @@ const AT_ONCE: usize = 256;
 /// The interval at which success is reported without any messages.
 const QUIET: Duration = Duration::from_secs(2);
 
-/// The release messages of one server. Pub/sub has no databases: a message is reported to all of them.
+/// The release messages of one server. Pub/sub has no databases: the model finds out which one a message is about.
 #[derive(Debug)]
 pub struct Channels {
     scopes: Vec<Scope>,
@@ -165,9 +165,8 @@ impl Channels {
         if names.is_empty() {
             return;
         }
-        let (at, steady) = (now(), SteadyMillis::now());
-        for scope in &self.scopes {
-            let names = names.clone();
+        if let Some(scope) = self.scopes.first() {
+            let (at, steady) = (now(), SteadyMillis::now());
             self.model.observe(scope.id, Observation::Released { names, at, steady }).await;
         }
         self.status.succeeded();

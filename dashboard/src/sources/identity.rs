@@ -7,12 +7,13 @@ use std::net::SocketAddr;
 use std::sync::Arc;
 use std::time::Duration;
 
-use redis::{Value, cmd};
+use redis::cmd;
 use service_kit::redis::{CallError, Link};
 use tokio::time::Instant;
 
 use super::agents::Agents;
 use super::connection::{pause_until, wait_until_up};
+use super::read::text;
 use super::scope::Scope;
 use super::shards::Shards;
 use super::slot_share::SlotShare;
@@ -139,14 +140,6 @@ impl Identity {
         let list = text(&self.link.call(list).await?);
         self.shards.count_dashboards(&list);
         Ok(Some(connections(&list)))
-    }
-}
-
-fn text(reply: &Value) -> String {
-    match reply {
-        Value::BulkString(bytes) => String::from_utf8_lossy(bytes).into_owned(),
-        Value::VerbatimString { text, .. } | Value::SimpleString(text) => text.clone(),
-        _ => String::new(),
     }
 }
 

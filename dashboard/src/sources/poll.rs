@@ -11,7 +11,7 @@ use tokio::sync::{mpsc, watch};
 use tokio::time::{MissedTickBehavior, interval};
 
 use super::read::{
-    AskingLink, Findings, Found, ReadError, ServerFacts, Unpaced, clock_micros, read,
+    AskingLink, Findings, Found, ReadError, ServerFacts, Unpaced, clock_micros, read, text,
 };
 use super::scope::Scope;
 use super::slot_share::SlotShare;
@@ -61,7 +61,10 @@ impl Poll {
                     self.report_link(&mut state, &mut up).await;
                     clock.reset_immediately();
                 }
-                _ = clock.tick(), if up.is_some() => self.read_clock().await,
+                _ = clock.tick(), if up.is_some() => {
+                    self.read_clock().await;
+                    self.read_databases().await;
+                }
                 batch = self.batches.recv() => {
                     let Some(batch) = batch else { return };
                     self.read(batch).await;
@@ -125,6 +128,15 @@ impl Poll {
         self.model.observe(self.scope.id, Observation::Clock { ahead_ms }).await;
     }
 
+    /// Reads which databases have keys. A release message may be about a lock in any of them.
+    async fn read_databases(&self) {
+        let mut info = cmd("INFO");
+        info.arg("keyspace");
+        let Ok(reply) = self.link.call(info).await else { return };
+        let with_keys = databases(&text(&reply));
+        self.model.observe(self.scope.id, Observation::Databases(with_keys)).await;
+    }
+
     async fn read(&self, batch: Vec<ReadRequest>) {
         let parts = batch.chunks(PART).map(|part| self.read_part(part.to_vec()));
         futures_util::future::join_all(parts).await;
@@ -186,5 +198,23 @@ impl Poll {
             let read = Observation::Read { name, stamp, source, reading };
             self.model.observe(self.scope.id, read).await;
         }
+    }
+}
+
+/// Returns the databases that `INFO keyspace` lists, such as `db3:keys=5,expires=5,avg_ttl=29000`.
+fn databases(info: &str) -> Vec<u32> {
+    let number = |line: &str| line.strip_prefix("db")?.split_once(':')?.0.parse().ok();
+    info.lines().filter_map(number).collect()
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn databases_with_keys_are_listed() {
+        let info = "# Keyspace\r\ndb0:keys=2,expires=0,avg_ttl=0\r\ndb12:keys=1,expires=1,avg_ttl=9\r\nrubbish\r\n";
+        assert_eq!(databases(info), [0, 12]);
+        assert!(databases("# Keyspace\r\n").is_empty());
     }
 }

@@ -65,6 +65,7 @@ impl Record {
         let verdicts = judge(&case);
         let earlier = cold.map_or(&[][..], |cold| &cold.restored_problems);
         let mut begun = Vec::new();
+        let mut raised = Vec::new();
         let mut problems = ThinVec::with_capacity(verdicts.len());
         for verdict in &verdicts {
             match self.problems.iter().find(|old| old.problem == verdict.problem) {
@@ -83,6 +84,7 @@ impl Record {
                     effects.push(self.detected(verdict));
                     let verdict = Verdict { since: old.since, ..*verdict };
                     problems.push(explain(&case, verdict));
+                    raised.push(verdict);
                     self.dirty = true;
                 }
                 None => {
@@ -103,13 +105,10 @@ impl Record {
         self.problems = problems;
         self.clear_acknowledgements(&over, now.steady, effects);
         self.mark_acknowledged();
-        for verdict in &verdicts {
-            if begun.contains(&verdict.problem) {
-                let id = self.id.clone();
-                let entry =
-                    ArchiveEntry::Problem(id, verdict.problem, verdict.certainty, verdict.since);
-                effects.push(Effect::Archive(Box::new(entry)));
-            }
+        let new = verdicts.iter().filter(|verdict| begun.contains(&verdict.problem));
+        for Verdict { problem, certainty, since, .. } in new.chain(&raised) {
+            let entry = ArchiveEntry::Problem(self.id.clone(), *problem, *certainty, *since);
+            effects.push(Effect::Archive(Box::new(entry)));
         }
         for problem in &over {
             self.cleared(*problem, now.steady, effects);

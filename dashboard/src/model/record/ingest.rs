@@ -3,10 +3,10 @@
 use std::sync::Arc;
 use std::time::Duration;
 
-use redisson::shape::{Holder, LockHash};
+use redisson::shape::LockHash;
 use redisson::{HolderId, Moment, keys};
 
-use super::{Effect, Hold, Mode, Record, ScopeContext, millis};
+use super::{Effect, Hold, Mode, Record, ScopeContext, doubt, millis};
 use crate::clock::SteadyMillis;
 use crate::model::contention::Count;
 use crate::model::lease::Step;
@@ -42,6 +42,8 @@ impl Record {
         let last = self.stamp.replace(stamp);
         let released = self.take_released(stamp.sent);
         let before = if released.is_some() { Vec::new() } else { std::mem::take(&mut self.holds) };
+        // A release after this reading has ended what it shows.
+        let over = self.releases.as_ref().and_then(|releases| releases.unread);
         // A hold not seen before began after the newest sign that it did not exist.
         let window = released
             .or_else(|| last.map(|last| last.sent))
@@ -51,12 +53,7 @@ impl Record {
         let mut moved = released.is_some();
         let stand_ins: Vec<(HolderId, String)> =
             hash.foreign.iter().map(|holder| (holder.stand_in(), holder.text())).collect();
-        let holders: Vec<Holder> = hash
-            .holders
-            .iter()
-            .copied()
-            .chain(hash.foreign.iter().map(|h| Holder { id: h.stand_in(), count: h.count }))
-            .collect();
+        let holders = doubt::holders(hash);
         if self.cold.is_some() || !stand_ins.is_empty() {
             self.cold().foreign = stand_ins;
         }
@@ -74,6 +71,13 @@ impl Record {
                 None => {
                     moved = true;
                     let taken = self.taken(holder.id, stamp);
+                    if let Some((at, steady)) = over {
+                        let mut hold = Hold::new(*holder, since, stamp);
+                        hold.since.at = hold.since.at.min(steady);
+                        self.end(hold, at, steady, Ending::Released, effects);
+                        holds.push(hold);
+                        continue;
+                    }
                     let what = match (taken, window) {
                         (Some(_), _) => LockEvent::Taken(holder.id, 0),
                         (None, Some(window)) => LockEvent::Taken(holder.id, millis(window)),
@@ -87,18 +91,7 @@ impl Record {
                         Some((at, steady)) => (at, Since { at: steady, exact: true }),
                         None => (stamp.received, self.since_restored(holder.id, since)),
                     };
-                    if self.confirmed {
-                        let entry = ArchiveEntry::Began(self.id.clone(), holder.id, since);
-                        effects.push(Effect::Archive(Box::new(entry)));
-                    }
-                    Hold {
-                        id: holder.id,
-                        count: holder.count,
-                        since,
-                        first: stamp.sent,
-                        from,
-                        marker: None,
-                    }
+                    Hold { from, ..Hold::new(*holder, since, stamp) }
                 }
             };
             holds.push(hold);
@@ -124,6 +117,13 @@ impl Record {
                 LockEvent::Vanished(gone.id, EndCause::OthersHold)
             };
             self.event(stamp.steady, source, what, effects);
+        }
+        if self.confirmed && over.is_none() {
+            for hold in holds.iter_mut().filter(|hold| !hold.archived) {
+                hold.archived = true;
+                let entry = ArchiveEntry::Began(self.id.clone(), hold.id, hold.since);
+                effects.push(Effect::Archive(Box::new(entry)));
+            }
         }
         self.holds = holds;
         let mode = hash.mode.as_deref().map(Mode::new);

@@ -2,6 +2,7 @@
 
 mod companions;
 mod diagnose;
+mod doubt;
 mod hold_history;
 mod identity;
 mod ingest;
@@ -13,6 +14,7 @@ mod view;
 use std::sync::Arc;
 use std::time::Duration;
 
+use redisson::shape::Holder;
 use redisson::{HolderId, LockName, Moment};
 use thin_vec::ThinVec;
 
@@ -87,6 +89,23 @@ struct Hold {
     from: Moment,
     /// A reader's marker, if it was read.
     marker: Option<Marker>,
+    /// The history on disk has its beginning, or gets it with its end.
+    archived: bool,
+}
+
+impl Hold {
+    /// Returns a hold that this reading is the first to show.
+    fn new(holder: Holder, since: Since, stamp: Stamp) -> Self {
+        Self {
+            id: holder.id,
+            count: holder.count,
+            since,
+            first: stamp.sent,
+            from: stamp.received,
+            marker: None,
+            archived: false,
+        }
+    }
 }
 
 /// State that few locks have, on the heap so that the others do not pay for it.
@@ -160,6 +179,8 @@ struct Releases {
     last: Option<(Moment, Source)>,
     /// One that no reading is newer than yet.
     unread: Option<(Moment, SteadyMillis)>,
+    /// Those that may be about a lock of the same name in another database.
+    doubtful: Option<doubt::Doubtful>,
 }
 
 #[derive(Debug)]
@@ -357,12 +378,10 @@ impl Record {
 
     /// Returns the beginning of a newly observed hold: the restored one if an earlier run had observed the hold.
     fn since_restored(&mut self, id: HolderId, seen: Since) -> Since {
-        if seen.exact {
-            return seen;
-        }
         let Some(history) = &mut self.hold_history else { return seen };
         let known = history.restored.iter().position(|(known, _)| *known == id);
-        known.map_or(seen, |known| history.restored.swap_remove(known).1)
+        let restored = known.map(|known| history.restored.swap_remove(known).1);
+        restored.filter(|_| !seen.exact).unwrap_or(seen)
     }
 
     fn cold(&mut self) -> &mut ColdState {
@@ -410,6 +429,10 @@ impl Record {
         if let Reading::Lock { ttl: Some(_), .. } = reading {
             self.confirm();
         }
+        let newer = self.is_newer(stamp);
+        if newer {
+            self.settle_doubt(stamp, reading, effects);
+        }
         let (Reading::Lock { companions, .. } | Reading::Absent { companions }) = reading else {
             return self.read_absent(stamp, source, reading, context, effects);
         };
@@ -417,7 +440,6 @@ impl Record {
             self.confirm();
             self.fair = true;
         }
-        let newer = self.is_newer(stamp);
         if let Some(cold) = &mut self.cold {
             self.dirty |= cold.waiting.expire(stamp.received);
         }

@@ -99,7 +99,8 @@ impl Record {
         self.event(steady, Source::Monitor, LockEvent::Taken(to, 0), effects);
         let since = Since { at: steady, exact: true };
         effects.push(Effect::Archive(Box::new(ArchiveEntry::Began(self.id.clone(), to, since))));
-        self.holds[i] = Hold { id: to, count: 1, since, first: at, from: at, marker: None };
+        self.holds[i] =
+            Hold { id: to, count: 1, since, first: at, from: at, marker: None, archived: true };
         self.unchanged_since = (at, steady);
         self.renewals = None;
         self.lease.restart(at, lease.or(self.ttl), Some(Duration::ZERO));

@@ -1,6 +1,8 @@
 //! Tests of the model as a whole, and their helpers.
 
 mod contention;
+mod databases;
+mod history;
 mod lifecycle;
 mod problems;
 mod properties;
@@ -101,6 +103,17 @@ pub(super) fn read(model: &mut Model, lock: &str, ms: u64, reading: Reading) {
 pub(super) fn release(model: &mut Model, lock: &str, ms: u64) {
     let names = vec![name(lock)];
     model.observe(MAIN, Observation::Released { names, at: at(ms), steady: SteadyMillis(ms) });
+}
+
+/// Takes the entries for the history on disk.
+pub(super) fn archived(model: &mut Model) -> Vec<ArchiveEntry> {
+    let effects = model.take_effects().into_iter();
+    effects
+        .filter_map(|(_, effect)| match effect {
+            Effect::Archive(entry) => Some(*entry),
+            _ => None,
+        })
+        .collect()
 }
 
 /// Returns an event that MONITOR shows of a thread of the client of `holder(1)`.

@@ -17,16 +17,6 @@ fn with(lock: &str) -> Model {
     model
 }
 
-fn archived(model: &mut Model) -> Vec<ArchiveEntry> {
-    let effects = model.take_effects().into_iter();
-    effects
-        .filter_map(|(_, effect)| match effect {
-            Effect::Archive(entry) => Some(*entry),
-            _ => None,
-        })
-        .collect()
-}
-
 fn pass(model: &mut Model, started: u64, ended: u64) {
     let steady = SteadyMillis(ended);
     model.observe(MAIN, Observation::ScanEnded { started: at(started), steady, skipped: 0 });
@@ -110,4 +100,17 @@ fn an_evicted_lock_leaves_no_open_problem() {
 
 fn problems(view: &LockView) -> Vec<ProblemKind> {
     view.problems.iter().map(|problem| problem.problem).collect()
+}
+
+#[test]
+fn a_hold_that_began_after_the_restart_is_not_taken_for_the_earlier_one() {
+    let mut model = with("a");
+    // The same thread has released the lock and acquired it again.
+    release(&mut model, "a", 8_000);
+    read(&mut model, "a", 8_100, held(1, 1, Some(29_900)));
+    let entries = archived(&mut model);
+    let unseen = |entry: &ArchiveEntry| matches!(entry, ArchiveEntry::Unseen(..));
+    assert!(!entries.iter().any(unseen), "its beginning ends the earlier one: {entries:?}");
+    let view = shown(&mut model, "a").unwrap();
+    assert!(view.holders[0].since.exact && view.holders[0].since.at > SteadyMillis(7_000));
 }

@@ -173,7 +173,7 @@ pub struct SlotAssignment {
 pub enum Observation {
     /// A key was read.
     Read { name: LockName, stamp: Stamp, source: Source, reading: Reading },
-    /// A release message arrived.
+    /// A release message arrived at the server.
     Released {
         /// The locks that share the channel, likeliest first.
         names: Vec<LockName>,
@@ -195,6 +195,8 @@ pub enum Observation {
         /// Milliseconds by which it is ahead of ours; negative if it is behind.
         ahead_ms: i64,
     },
+    /// The databases of the server that have keys.
+    Databases(Vec<u32>),
     /// Connections that listen for releases of these locks were counted.
     Subscribers { counts: Vec<(LockName, u64)>, at: Moment, steady: SteadyMillis },
     /// All clients that are connected were listed.

@@ -5,6 +5,7 @@ use service_kit::redis::{CallError, Link};
 use tokio::time::Instant;
 
 use super::governor::Load;
+use crate::sources::read::text;
 
 /// The number of PINGs of which the median counts.
 const PINGS: usize = 5;
@@ -74,14 +75,6 @@ pub(super) async fn info(link: &Link, section: &str) -> Result<String, CallError
 
 pub(super) fn field<'a>(info: &'a str, name: &str) -> Option<&'a str> {
     info.lines().find_map(|line| line.strip_prefix(name)?.strip_prefix(':'))
-}
-
-fn text(value: &Value) -> String {
-    match value {
-        Value::BulkString(bytes) => String::from_utf8_lossy(bytes).into_owned(),
-        Value::SimpleString(text) | Value::VerbatimString { text, .. } => text.clone(),
-        _ => String::new(),
-    }
 }
 
 pub(super) fn texts(value: &Value) -> Vec<String> {

@@ -24,7 +24,7 @@ use crate::model::types::{KnownParts, ReadRequest, Reading, Stamp};
 
 pub use asking_link::AskingLink;
 use probe::{Keys, PROBES, probe};
-pub use reply::{UNPERMITTED_KEY, clock_micros, concerns_key, integer, strings};
+pub use reply::{UNPERMITTED_KEY, clock_micros, concerns_key, integer, strings, text};
 pub use server_facts::ServerFacts;
 use transaction::{Job, transactions};
 

@@ -31,6 +31,16 @@ pub fn concerns_key(error: &ServerError) -> bool {
     error.code == "NOPERM" && error.message.contains("key")
 }
 
+/// Returns the text of a reply; empty if it is none.
+#[must_use]
+pub fn text(reply: &Value) -> String {
+    match reply {
+        Value::BulkString(bytes) => String::from_utf8_lossy(bytes).into_owned(),
+        Value::SimpleString(text) | Value::VerbatimString { text, .. } => text.clone(),
+        _ => String::new(),
+    }
+}
+
 /// Parses a reply to TIME into microseconds since 1970.
 #[must_use]
 pub fn clock_micros(reply: &Value) -> Option<u64> {

@@ -1,0 +1,99 @@
+//! Release messages that may be about a lock of the same name in another database, since pub/sub has no databases. The next
+//! reading decides.
+
+use std::time::Duration;
+
+use redisson::Moment;
+use redisson::shape::{Holder, LockHash};
+
+use super::{Effect, Record};
+use crate::clock::SteadyMillis;
+use crate::model::types::{Ending, Reading, Source, Stamp};
+
+/// The difference up to which two readings show the same end of a lease.
+const SAME_END: Duration = Duration::from_millis(100);
+/// The time by which a message may arrive later than the release that it reports.
+const LATE: Duration = Duration::from_millis(250);
+/// The most releases that one reading proves.
+const MOST: u32 = 1_000;
+
+/// Such messages since the last reading.
+#[derive(Debug, Clone, Copy)]
+pub(super) struct Doubtful {
+    first: (Moment, SteadyMillis),
+    last: (Moment, SteadyMillis),
+    count: u32,
+}
+
+impl Record {
+    /// Applies a message about this lock or one of the same name in another database.
+    pub fn may_be_released(&mut self, at: Moment, steady: SteadyMillis, effects: &mut Vec<Effect>) {
+        match self.stamp.filter(|stamp| stamp.sent >= at) {
+            // The reading is newer. If the lease had begun before the message, so had the hold.
+            Some(stamp) if self.is_held() && self.lease_began_before(at, stamp, self.ttl) => {}
+            None if self.is_held() && !self.is_released() => {
+                let doubtful = &mut self.releases.get_or_insert_default().doubtful;
+                let before = doubtful.map_or((at, steady), |doubtful| doubtful.first);
+                let count = doubtful.map_or(0, |doubtful| doubtful.count);
+                let count = (count + 1).min(MOST);
+                *doubtful = Some(Doubtful { first: before, last: (at, steady), count });
+            }
+            _ => self.released(at, steady, Source::Channels, Ending::Released, effects),
+        }
+    }
+
+    /// Applies the messages before a reading, unless the reading shows that the holds have continued.
+    pub(super) fn settle_doubt(
+        &mut self,
+        stamp: Stamp,
+        reading: &Reading,
+        effects: &mut Vec<Effect>,
+    ) {
+        let Some(releases) = &mut self.releases else { return };
+        let Some(doubtful) = releases.doubtful.take_if(|it| stamp.sent >= it.first.0) else {
+            return;
+        };
+        let Doubtful { first, last, count } = doubtful;
+        if last.0 > stamp.sent {
+            releases.doubtful = Some(Doubtful { first: last, last, count: 1 });
+        }
+        if self.is_released() || self.continues(first.0, stamp, reading) {
+            return;
+        }
+        self.released(first.0, first.1, Source::Channels, Ending::Released, effects);
+        let last = if last.0 > stamp.sent { first } else { last };
+        for _ in 1..count {
+            self.released(last.0, last.1, Source::Channels, Ending::Released, effects);
+        }
+    }
+
+    /// Returns whether a reading shows the known holds, and that none has begun since that instant.
+    fn continues(&self, at: Moment, stamp: Stamp, reading: &Reading) -> bool {
+        let Reading::Lock { hash, ttl, .. } = reading else { return false };
+        let found = holders(hash);
+        let same = found.len() == self.holds.len()
+            && self.holds.iter().all(|hold| {
+                found.iter().any(|holder| holder.id == hold.id && holder.count == hold.count)
+            });
+        let ends = |stamp: Option<Stamp>, ttl: Option<Duration>| Some(stamp?.received + ttl?);
+        let (before, now) = (ends(self.stamp, self.ttl), ends(Some(stamp), *ttl));
+        let same_end = match (before, now) {
+            (Some(before), Some(now)) => before.since(now).max(now.since(before)) <= SAME_END,
+            (before, now) => before.is_none() && now.is_none(),
+        };
+        same && (same_end || self.lease_began_before(at, stamp, *ttl))
+    }
+
+    /// Returns whether a reading proves that the lease last began, by a renewal or with the hold, before that instant.
+    fn lease_began_before(&self, at: Moment, stamp: Stamp, ttl: Option<Duration>) -> bool {
+        let lease = self.lease.lease().filter(|_| self.lease.renewed());
+        lease.zip(ttl).is_some_and(|(lease, ttl)| ttl + stamp.received.since(at) + LATE < lease)
+    }
+}
+
+/// Returns the holders in a hash, those of unknown clients by the ids that stand for them.
+pub(super) fn holders(hash: &LockHash) -> Vec<Holder> {
+    let foreign = hash.foreign.iter();
+    let foreign = foreign.map(|holder| Holder { id: holder.stand_in(), count: holder.count });
+    hash.holders.iter().copied().chain(foreign).collect()
+}

@@ -1,0 +1,114 @@
+//! Release messages of servers with several databases, which do not say in which one the lock is.
+
+use super::*;
+
+const OTHER: ScopeId = ScopeId(1);
+
+/// A model of two databases of one server.
+fn two_databases() -> Model {
+    let scopes = [(Arc::from("main"), 0), (Arc::from("main"), 1)];
+    let mut model = Model::new(settings(), Grouping::new(Vec::new(), 10), &scopes, at(0));
+    for scope in [MAIN, OTHER] {
+        let (at, steady, run_id) = (at(0), SteadyMillis(0), Some("one".into()));
+        model.observe(scope, Observation::ServerUp { at, steady, run_id, cluster: false });
+        model.observe(scope, Observation::PubSubActive { on: true, at });
+    }
+    model
+}
+
+fn read_in(model: &mut Model, scope: ScopeId, lock: &str, ms: u64, reading: Reading) {
+    let (name, stamp, source) = (name(lock), stamp(ms), Source::Poll);
+    model.observe(scope, Observation::Read { name, stamp, source, reading });
+}
+
+fn shown_in(model: &mut Model, scope: ScopeId, lock: &str) -> Option<Arc<LockView>> {
+    model.publish(SteadyMillis(0));
+    let id = model.scopes[scope.0].id(&name(lock));
+    model.snapshot.get(&id).cloned()
+}
+
+/// Reads a lock that a watchdog renews, for a minute.
+fn hold_for_a_minute(model: &mut Model, scope: ScopeId, by: u8) {
+    for ms in (1_000..=60_000).step_by(5_000) {
+        read_in(model, scope, "job", ms, held(by, 1, renewed_ttl(ms)));
+    }
+}
+
+#[test]
+fn a_lock_goes_on_when_that_of_the_same_name_in_another_database_is_released() {
+    let mut model = two_databases();
+    hold_for_a_minute(&mut model, MAIN, 1);
+    hold_for_a_minute(&mut model, OTHER, 2);
+    let before = shown_in(&mut model, OTHER, "job").unwrap();
+    release(&mut model, "job", 64_000);
+    read_in(&mut model, MAIN, "job", 64_010, absent());
+    read_in(&mut model, OTHER, "job", 64_010, held(2, 1, renewed_ttl(64_010)));
+    let (here, other) = (shown(&mut model, "job"), shown_in(&mut model, OTHER, "job").unwrap());
+    let here = here.unwrap();
+    assert_eq!((here.state, words(&here).last()), (State::Free, Some(&"released")));
+    assert_eq!((other.state, other.renewed), (State::Held, true));
+    assert_eq!(other.holders[0].since, before.holders[0].since);
+    assert_eq!(words(&other), words(&before));
+}
+
+#[test]
+fn a_release_is_of_the_database_in_which_the_lock_is_held() {
+    let mut model = two_databases();
+    read_in(&mut model, OTHER, "job", 1_000, held(1, 1, Some(30_000)));
+    release(&mut model, "job", 2_000);
+    assert_eq!(shown(&mut model, "job"), None);
+    let view = shown_in(&mut model, OTHER, "job").unwrap();
+    assert_eq!(words(&view).last(), Some(&"released"), "there is no doubt");
+}
+
+#[test]
+fn a_name_that_no_database_is_known_to_have_is_read_in_all_of_them() {
+    let mut model = two_databases();
+    release(&mut model, "job", 2_000);
+    assert_eq!(model.lock_count, 0);
+    for scope in [MAIN, OTHER] {
+        let due = model.due(scope, at(2_100), 10);
+        assert_eq!(due.into_iter().map(|read| read.name).collect::<Vec<_>>(), [name("job")]);
+    }
+}
+
+#[test]
+fn a_reading_decides_where_keys_are_in_databases_that_are_not_watched() {
+    let mut model = model();
+    model.observe(MAIN, Observation::Databases(vec![0, 3]));
+    hold_for_a_minute(&mut model, MAIN, 1);
+    let before = shown(&mut model, "job").unwrap();
+    release(&mut model, "job", 64_000);
+    release(&mut model, "job", 64_300);
+    read(&mut model, "job", 64_310, held(1, 1, renewed_ttl(64_310)));
+    let view = shown(&mut model, "job").unwrap();
+    assert_eq!((words(&view), view.renewed), (words(&before), true), "another's");
+    assert_eq!(view.holders[0].since, before.holders[0].since);
+
+    // The same thread has released it three times, of which the last two are one event, and has it again.
+    for ms in [65_000, 65_100, 65_200] {
+        release(&mut model, "job", ms);
+    }
+    read(&mut model, "job", 65_300, held(1, 1, Some(29_950)));
+    let view = shown(&mut model, "job").unwrap();
+    let released = words(&view).iter().filter(|word| **word == "released").count();
+    assert_eq!((released, view.holders[0].since.exact, view.renewed), (2, true, false));
+
+    // Without keys elsewhere a message is about this lock.
+    model.observe(MAIN, Observation::Databases(vec![0]));
+    release(&mut model, "job", 66_000);
+    assert_eq!(words(&shown(&mut model, "job").unwrap()).last(), Some(&"released"));
+}
+
+#[test]
+fn a_message_that_is_older_than_the_reading_may_be_about_another_lock_too() {
+    let mut model = model();
+    model.observe(MAIN, Observation::Databases(vec![0, 3]));
+    hold_for_a_minute(&mut model, MAIN, 1);
+    read(&mut model, "job", 64_000, held(1, 1, renewed_ttl(64_000)));
+    let before = shown(&mut model, "job").unwrap();
+    release(&mut model, "job", 63_990);
+    let view = shown(&mut model, "job").unwrap();
+    assert_eq!((words(&view), view.renewed), (words(&before), true));
+    assert_eq!(view.holders[0].since, before.holders[0].since);
+}

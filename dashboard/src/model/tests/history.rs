@@ -1,0 +1,54 @@
+//! Entries for the history on disk.
+
+use super::*;
+
+fn began(by: u8) -> impl Fn(&&ArchiveEntry) -> bool {
+    move |entry| matches!(entry, ArchiveEntry::Began(_, id, _) if *id == holder(by))
+}
+
+fn ended(by: u8) -> impl Fn(&&ArchiveEntry) -> bool {
+    move |entry| matches!(entry, ArchiveEntry::Ended(_, past) if past.id == holder(by))
+}
+
+#[test]
+fn a_hold_that_was_released_before_its_reading_arrived_has_an_end() {
+    let mut model = model();
+    release(&mut model, "a", 10_000);
+    // Sent before the message, received after it.
+    let late = Stamp { sent: at(9_990), received: at(10_005), steady: SteadyMillis(10_005) };
+    let reading = held(1, 1, Some(29_000));
+    let (name, source) = (name("a"), Source::Poll);
+    model.observe(MAIN, Observation::Read { name, stamp: late, source, reading });
+    read(&mut model, "a", 10_100, absent());
+    let entries = archived(&mut model);
+    assert_eq!(entries.iter().filter(began(1)).count(), 0, "{entries:?}");
+    let over: Vec<_> = entries.iter().filter(ended(1)).collect();
+    let [ArchiveEntry::Ended(_, past)] = over.as_slice() else { panic!("{entries:?}") };
+    assert_eq!((past.to, past.ended), (SteadyMillis(10_000), Ending::Released));
+    assert!(past.since.at <= past.to, "{past:?}");
+    assert_eq!(shown(&mut model, "a").unwrap().state, State::Free);
+}
+
+#[test]
+fn a_hold_of_a_lock_that_is_proved_later_has_a_beginning() {
+    let mut model = model();
+    for ms in [1_000, 6_000, 11_000] {
+        read(&mut model, "a", ms, held(1, 1, None));
+    }
+    assert_eq!(archived(&mut model).iter().filter(began(1)).count(), 0, "it may be no lock");
+    model.observe(MAIN, Observation::CompanionKey { name: name("a") });
+    for ms in [16_000, 21_000] {
+        read(&mut model, "a", ms, held(1, 1, None));
+    }
+    let entries = archived(&mut model);
+    let began: Vec<_> = entries.iter().filter(began(1)).collect();
+    let [ArchiveEntry::Began(_, _, since)] = began.as_slice() else { panic!("{entries:?}") };
+    assert_eq!(since.at, SteadyMillis(1_001));
+    let certain = ArchiveEntry::Problem(
+        model.scopes[0].id(&name("a")),
+        ProblemKind::Leaked,
+        Certainty::Certain,
+        SteadyMillis(1_001),
+    );
+    assert!(entries.contains(&certain), "{entries:?}");
+}
