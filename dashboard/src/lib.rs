@@ -204,7 +204,8 @@ fn start(
     let mut archived = None;
     let mut archive_sender: Option<archive::ArchiveSender> = None;
     if let Some(archive::Archive { sender, writer, reader }) = history {
-        model.restore(reader.restored().context("cannot read the history")?);
+        let restored = reader.restored().context("cannot read the history")?;
+        model.restore(restored, SteadyMillis::now());
         for (owner, name) in reader.owner_names().context("cannot read the history")? {
             model.names().record(&owner, &name);
         }

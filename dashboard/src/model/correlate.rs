@@ -227,7 +227,7 @@ impl Model {
             let Some(entry) = self.scopes[lock.0].locks.get_mut(&lock.1) else { continue };
             let mut effects = Vec::new();
             entry.record.set_cycle(part_of.remove(&lock), context, &mut effects);
-            self.effects.extend(effects.into_iter().map(|effect| (scope_id, effect)));
+            self.route_effects(scope_id, &lock.1, self.ticked, effects);
             self.settle(scope_id, &lock.1);
         }
     }

@@ -108,9 +108,12 @@ impl Model {
         }
     }
 
-    /// Stores the state of an earlier run, for locks that are observed from now on.
-    pub fn restore(&mut self, restored: HashMap<LockId, RestoredLock>) {
+    /// Stores the state of an earlier run, for locks that are observed from now on. What is no longer watched has ended unobserved.
+    pub fn restore(&mut self, mut restored: HashMap<LockId, RestoredLock>, steady: SteadyMillis) {
+        let unwatched = |id: &LockId| self.scope(id).is_none();
+        let gone: Vec<_> = restored.extract_if(|id, _| unwatched(id)).collect();
         self.restored = restored;
+        self.end_unobserved(ScopeId(0), gone, steady);
     }
 
     /// Returns the names of owners, which the model keeps current.
@@ -230,7 +233,17 @@ impl Model {
     fn end_restored(&mut self, scope_id: ScopeId, steady: SteadyMillis) {
         let scope = &self.scopes[scope_id.0];
         let ours = |id: &LockId| id.deployment == scope.deployment && id.db == scope.db;
-        let mut gone: Vec<_> = self.restored.extract_if(|id, _| ours(id)).collect();
+        let gone: Vec<_> = self.restored.extract_if(|id, _| ours(id)).collect();
+        self.end_unobserved(scope_id, gone, steady);
+    }
+
+    /// Ends what an earlier run knew of locks.
+    fn end_unobserved(
+        &mut self,
+        scope_id: ScopeId,
+        mut gone: Vec<(LockId, RestoredLock)>,
+        steady: SteadyMillis,
+    ) {
         gone.sort_unstable_by(|(one, _), (other, _)| one.cmp(other));
         for (id, lock) in gone {
             let unseen =

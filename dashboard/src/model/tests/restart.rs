@@ -13,7 +13,7 @@ fn with(lock: &str) -> Model {
     let restored =
         RestoredLock { holds: vec![(holder(1), since)], problems, ..RestoredLock::default() };
     let mut model = model();
-    model.restore([(id(lock), restored)].into());
+    model.restore([(id(lock), restored)].into(), SteadyMillis(0));
     model
 }
 
@@ -113,4 +113,21 @@ fn a_hold_that_began_after_the_restart_is_not_taken_for_the_earlier_one() {
     assert!(!entries.iter().any(unseen), "its beginning ends the earlier one: {entries:?}");
     let view = shown(&mut model, "a").unwrap();
     assert!(view.holders[0].since.exact && view.holders[0].since.at > SteadyMillis(7_000));
+}
+
+#[test]
+fn holds_and_problems_of_a_deployment_that_is_no_longer_watched_have_ended() {
+    let mut model = model();
+    let other = LockId { deployment: "old".into(), ..id("a") };
+    let since = Since { at: SteadyMillis(2_000), exact: true };
+    let problems = vec![(ProblemKind::Leaked, SteadyMillis(5_000))];
+    let restored =
+        RestoredLock { holds: vec![(holder(1), since)], problems, ..RestoredLock::default() };
+    let locks = [(other.clone(), restored.clone()), (id("a"), restored)];
+    model.restore(locks.into(), SteadyMillis(7_000));
+    let over = [
+        ArchiveEntry::Unseen(other.clone(), holder(1), SteadyMillis(7_000)),
+        ArchiveEntry::Cleared(other, ProblemKind::Leaked, SteadyMillis(7_000)),
+    ];
+    assert_eq!(archived(&mut model), over);
 }

@@ -372,6 +372,9 @@ fn a_deadlock_is_reported_once_each_wait_was_seen_after_the_newest_hold() {
     reads(&mut model, 2_700, "a", 1, Some(2));
     model.tick(at(3_500));
     assert!(deadlocked(&mut model, "a") && deadlocked(&mut model, "b"));
+    let hour = model.contention(at(70_000), SteadyMillis(70_000));
+    let minutes = hour.groups.iter().flat_map(|group| &group.minutes);
+    assert_eq!(minutes.map(|minute| minute.problems).sum::<u32>(), 2, "the last hour shows it");
     // While the server is unreachable nothing changes.
     model.observe(MAIN, Observation::ServerDown);
     model.tick(at(4_500));
