@@ -42,7 +42,7 @@ pub use writer::Writer;
 const QUEUE: usize = 65_536;
 /// The file's name within its folder.
 const FILE: &str = "history.db";
-/// The largest size of the file.
+/// The most bytes that rows may need. The file is a little larger.
 const MAX_BYTES: u64 = 256 * 1024 * 1024;
 /// The age from which entries are removed.
 const MAX_AGE_MS: u64 = 7 * 24 * 3_600_000;

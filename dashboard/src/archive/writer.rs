@@ -18,10 +18,20 @@ use crate::model::types::{ArchiveEntry, LockId};
 const BATCH: usize = 20_000;
 /// The interval at which entries, and the time of observation, are written.
 const INTERVAL: Duration = Duration::from_secs(1);
-/// The interval at which old rows are removed.
+/// The interval at which rows are removed by age, and free pages released.
 const PRUNE_INTERVAL: Duration = Duration::from_secs(60);
-/// Rows removed at once if the file is too large.
-const PRUNE_ROWS: u64 = 20_000;
+/// The most rows of a kind removed after a transaction, so that the next entries do not wait for long. A transaction adds no
+/// more, so the removal of the oldest rows keeps up with any rate.
+const PRUNE_ROWS: usize = BATCH;
+/// The most free pages released after a transaction.
+const VACUUM_PAGES: u32 = 2_000;
+/// Removes the oldest rows of each table that can be large, in the order of the tables' value. Rows that have not ended stay.
+const REMOVE_OLDEST: [&str; 2] = [
+    "DELETE FROM hold WHERE rowid IN
+     (SELECT rowid FROM hold WHERE ended IS NOT NULL ORDER BY ended LIMIT ?1)",
+    "DELETE FROM problem WHERE rowid IN
+     (SELECT rowid FROM problem WHERE cleared IS NOT NULL ORDER BY cleared LIMIT ?1)",
+];
 
 /// The writer of the history. Its folder is locked for as long as this lives.
 #[derive(Debug)]
@@ -40,6 +50,8 @@ struct Table {
     first: i64,
     /// The offset of the wall clock at the last correction of rows.
     set: i64,
+    /// The most bytes that rows may need.
+    limit: u64,
     _lock: File,
 }
 
@@ -52,8 +64,8 @@ impl Writer {
         now: SteadyMillis,
     ) -> rusqlite::Result<Self> {
         let span = begin_span(&connection, now)?;
-        let table =
-            Table { connection, span, first: millis(now), set: clock::set_by(), _lock: lock };
+        let (first, set, limit) = (millis(now), clock::set_by(), MAX_BYTES);
+        let table = Table { connection, span, first, set, limit, _lock: lock };
         Ok(Self { table, entries, lost })
     }
 
@@ -140,7 +152,7 @@ impl Table {
         if prune {
             self.prune(now)?;
         }
-        Ok(())
+        self.limit_size(prune)
     }
 
     /// Corrects the rows of this run after the wall clock was set.
@@ -166,26 +178,44 @@ impl Table {
         Ok(())
     }
 
-    /// Removes old rows, and the oldest ones if the file is too large.
-    fn prune(&mut self, now: SteadyMillis) -> rusqlite::Result<()> {
+    /// Removes old rows.
+    fn prune(&self, now: SteadyMillis) -> rusqlite::Result<()> {
         let oldest = millis(SteadyMillis(now.0.saturating_sub(MAX_AGE_MS)));
-        self.connection.execute("DELETE FROM hold WHERE ended < ?1", [oldest])?;
+        let holds = "DELETE FROM hold WHERE rowid IN
+            (SELECT rowid FROM hold WHERE ended < ?1 ORDER BY ended LIMIT ?2)";
+        self.connection.execute(holds, params![oldest, PRUNE_ROWS])?;
         self.connection.execute("DELETE FROM problem WHERE cleared < ?1", [oldest])?;
         self.connection.execute("DELETE FROM act WHERE at < ?1", [oldest])?;
         self.connection.execute("DELETE FROM acknowledged WHERE until < ?1", [millis(now)])?;
         self.connection.execute("DELETE FROM span WHERE alive < ?1", [oldest])?;
         self.connection.execute("DELETE FROM owner WHERE seen < ?1", [oldest])?;
-        let number = |what: &str| -> rusqlite::Result<u64> {
-            self.connection.query_row(&format!("PRAGMA {what}"), [], |row| row.get(0))
-        };
-        let used = (number("page_count")?.saturating_sub(number("freelist_count")?))
-            .saturating_mul(number("page_size")?);
-        if used > MAX_BYTES {
-            let oldest = "DELETE FROM hold WHERE rowid IN
-                (SELECT rowid FROM hold WHERE ended IS NOT NULL ORDER BY ended LIMIT ?1)";
-            self.connection.execute(oldest, [PRUNE_ROWS])?;
+        Ok(())
+    }
+
+    /// Removes some of the oldest rows if all together need too much space, and releases free pages if `vacuum` or if the
+    /// file is much larger than its limit. Otherwise new rows use the free pages.
+    fn limit_size(&self, vacuum: bool) -> rusqlite::Result<()> {
+        let whole = self.number("page_count")?;
+        let used = whole.saturating_sub(self.number("freelist_count")?);
+        let limit = self.limit / self.number("page_size")?.max(1);
+        if used > limit {
+            let mut rows = PRUNE_ROWS;
+            for remove in REMOVE_OLDEST {
+                rows -= self.connection.prepare_cached(remove)?.execute([rows])?.min(rows);
+            }
         }
-        self.connection.execute_batch("PRAGMA incremental_vacuum(2000)")
+        if vacuum || whole > limit + limit / 8 {
+            // Each step of this statement releases one page.
+            let vacuum = format!("PRAGMA incremental_vacuum({VACUUM_PAGES})");
+            let mut vacuum = self.connection.prepare(&vacuum)?;
+            let mut pages = vacuum.query([])?;
+            while pages.next()?.is_some() {}
+        }
+        Ok(())
+    }
+
+    fn number(&self, what: &str) -> rusqlite::Result<u64> {
+        self.connection.query_row(&format!("PRAGMA {what}"), [], |row| row.get(0))
     }
 }
 
@@ -330,14 +360,104 @@ pub(super) fn millis(at: SteadyMillis) -> i64 {
 
 #[cfg(test)]
 mod tests {
+    use std::ops::Range;
+    use std::path::Path;
+
+    use redisson::{ClientId, HolderId, LockName};
+
     use super::super::schema;
     use super::*;
+    use crate::model::types::{Ending, PastHold, Since};
+
+    const MIB: u64 = 1024 * 1024;
+
+    fn table(folder: &Path, limit: u64) -> Table {
+        let lock = File::create(folder.join("lock")).unwrap();
+        let connection = schema::open(&folder.join("history.db")).unwrap();
+        let span = begin_span(&connection, SteadyMillis(1_000)).unwrap();
+        Table { connection, span, first: 1_000, set: 0, limit, _lock: lock }
+    }
+
+    fn lock(at: u64) -> LockId {
+        let name = LockName::new(format!("orders:{}", at * 7_919 % 10_007).into_bytes()).unwrap();
+        LockId { deployment: "main".into(), db: 0, name }
+    }
+
+    fn since(at: u64) -> Since {
+        Since { at: SteadyMillis(at), exact: true }
+    }
+
+    fn id(at: u64) -> HolderId {
+        HolderId::new(ClientId::from_random([7; 16]), i64::try_from(at).unwrap())
+    }
+
+    /// Returns a hold of one millisecond for each of these instants.
+    fn holds(ended: Range<u64>) -> Vec<ArchiveEntry> {
+        let hold = |at| {
+            let to = SteadyMillis(at + 1);
+            let past = PastHold { id: id(at), since: since(at), to, ended: Ending::Released };
+            ArchiveEntry::Ended(lock(at), past)
+        };
+        ended.map(hold).collect()
+    }
+
+    fn write(table: &mut Table, batch: &[ArchiveEntry]) {
+        table.write(batch, 0, false, SteadyMillis(1_000_000)).unwrap();
+    }
+
+    /// Returns the size of the file after all changes.
+    fn size(table: &Table) -> u64 {
+        table.number("page_count").unwrap() * table.number("page_size").unwrap()
+    }
+
+    #[test]
+    fn the_file_stays_below_its_limit_at_any_rate() {
+        let folder = tempfile::tempdir().unwrap();
+        let (limit, batch) = (4 * MIB, BATCH as u64 / 4);
+        let mut table = table(folder.path(), limit);
+        write(&mut table, &[ArchiveEntry::Began(lock(1), id(1), since(1))]);
+        let mut largest = 0;
+        for i in 1..=16 {
+            write(&mut table, &holds(i * batch..(i + 1) * batch));
+            largest = largest.max(size(&table));
+        }
+        assert!((limit..limit + 2 * MIB).contains(&largest), "{largest} bytes");
+        let of = |query: &str| -> Option<i64> {
+            table.connection.query_row(query, [], |row| row.get(0)).unwrap()
+        };
+        assert_eq!(of("SELECT max(ended) FROM hold"), Some(17 * 5_000), "the newest stay");
+        assert!(of("SELECT min(ended) FROM hold") > Some(5 * 5_000), "the oldest are gone");
+        assert_eq!(of("SELECT began FROM hold WHERE ended IS NULL"), Some(1), "it lasts");
+    }
+
+    #[test]
+    fn a_file_far_above_its_limit_shrinks_step_by_step() {
+        let folder = tempfile::tempdir().unwrap();
+        let mut table = table(folder.path(), u64::MAX);
+        let batch = BATCH as u64;
+        for i in 0..3 {
+            write(&mut table, &holds(i * batch..(i + 1) * batch));
+        }
+        let (before, limit) = (size(&table), 2 * MIB);
+        assert!(before > 3 * limit, "{before} bytes");
+        table.limit = limit;
+        let count = |table: &Table| -> usize {
+            table.connection.query_row("SELECT count(*) FROM hold", [], |row| row.get(0)).unwrap()
+        };
+        write(&mut table, &[]);
+        assert_eq!(count(&table), 3 * BATCH - PRUNE_ROWS, "one step");
+        let mut steps = 1;
+        while size(&table) > limit + limit / 8 {
+            assert!(steps < 10, "still {} bytes, before {before}", size(&table));
+            write(&mut table, &[]);
+            steps += 1;
+        }
+    }
 
     #[test]
     fn rows_of_this_run_follow_the_wall_clock_when_it_is_set() {
         let folder = tempfile::tempdir().unwrap();
-        let lock = File::create(folder.path().join("lock")).unwrap();
-        let connection = schema::open(&folder.path().join("history.db")).unwrap();
+        let mut table = table(folder.path(), MAX_BYTES);
         let hold = "INSERT INTO hold VALUES ('main', 0, x'61', ?1, ?2, 1, ?3, NULL)";
         // A hold of an earlier run, one that ended in this run, one within this run, and one that lasts.
         for (holder, began, ended) in [
@@ -346,10 +466,8 @@ mod tests {
             ("c", 1_001, Some(1_002)),
             ("d", 1_003, None),
         ] {
-            connection.execute(hold, params![holder, began, ended]).unwrap();
+            table.connection.execute(hold, params![holder, began, ended]).unwrap();
         }
-        let span = begin_span(&connection, SteadyMillis(1_000)).unwrap();
-        let mut table = Table { connection, span, first: 1_000, set: 0, _lock: lock };
         let rows = |table: &Table| -> Vec<(i64, Option<i64>)> {
             let mut rows =
                 table.connection.prepare("SELECT began, ended FROM hold ORDER BY holder").unwrap();
