@@ -174,14 +174,24 @@ impl Reader {
     /// # Errors
     /// Fails if the file cannot be read.
     pub fn restored(&self) -> rusqlite::Result<HashMap<LockId, RestoredLock>> {
+        self.restored_up_to(MAX_RESTORED_ROWS)
+    }
+
+    /// Returns the same of at most so many rows of each kind.
+    pub(super) fn restored_up_to(
+        &self,
+        limit: usize,
+    ) -> rusqlite::Result<HashMap<LockId, RestoredLock>> {
         let connection = self.connection.lock().unwrap_or_else(PoisonError::into_inner);
         let mut restored: HashMap<LockId, RestoredLock> = HashMap::new();
+        // The newest of all, in the order in which they ended.
         let mut past = connection.prepare(
             "SELECT deployment, db, name, holder, began, exact, ended, how FROM (
-               SELECT *, row_number() OVER (PARTITION BY deployment, db, name ORDER BY ended DESC) AS n FROM hold
-               WHERE ended IS NOT NULL) WHERE n <= ?1 ORDER BY ended LIMIT ?2",
+               SELECT * FROM (
+                 SELECT *, row_number() OVER (PARTITION BY deployment, db, name ORDER BY ended DESC) AS n FROM hold
+                 WHERE ended IS NOT NULL) WHERE n <= ?1 ORDER BY ended DESC LIMIT ?2) ORDER BY ended",
         )?;
-        let mut rows = past.query(params![MAX_RESTORED_PER_LOCK, MAX_RESTORED_ROWS])?;
+        let mut rows = past.query(params![MAX_RESTORED_PER_LOCK, limit])?;
         while let Some(row) = rows.next()? {
             let how: String = row.get(7)?;
             let ended = Ending::ALL.into_iter().find(|ending| ending.as_str() == how);
@@ -195,7 +205,7 @@ impl Reader {
         let mut open = connection.prepare(
             "SELECT deployment, db, name, holder, began, exact FROM hold WHERE ended IS NULL LIMIT ?1",
         )?;
-        let mut rows = open.query([MAX_RESTORED_ROWS])?;
+        let mut rows = open.query([limit])?;
         while let Some(row) = rows.next()? {
             let (Some(lock), Some(id)) = (lock(row, 0)?, holder(row, 3)?) else { continue };
             let since = Since { at: instant(row.get(4)?), exact: row.get(5)? };
@@ -204,7 +214,7 @@ impl Reader {
         let mut open = connection.prepare(
             "SELECT deployment, db, name, problem, began FROM problem WHERE cleared IS NULL LIMIT ?1",
         )?;
-        let mut rows = open.query([MAX_RESTORED_ROWS])?;
+        let mut rows = open.query([limit])?;
         while let Some(row) = rows.next()? {
             let problem: String = row.get(3)?;
             let problem = ProblemKind::parse(&problem);
@@ -216,7 +226,7 @@ impl Reader {
         let mut acknowledgements = connection.prepare(
             "SELECT deployment, db, name, problem, who, reason, at, until FROM acknowledged WHERE until > ?1 LIMIT ?2",
         )?;
-        let mut rows = acknowledgements.query(params![millis(now), MAX_RESTORED_ROWS])?;
+        let mut rows = acknowledgements.query(params![millis(now), limit])?;
         while let Some(row) = rows.next()? {
             let word: String = row.get(3)?;
             let problem = ProblemKind::parse(&word);

@@ -110,6 +110,21 @@ async fn the_last_problems_are_restored() {
 }
 
 #[tokio::test]
+async fn the_newest_past_holds_are_restored_oldest_first() {
+    let folder = tempfile::tempdir().unwrap();
+    // Not in the order in which they ended.
+    let holds = [(b"a", 4_000), (b"b", 2_000), (b"a", 1_000), (b"b", 5_000), (b"a", 3_000)];
+    let holds = holds.map(|(name, to)| ended(name, 1, to - 500, to));
+    let reader = written(folder.path(), 0, holds).await;
+    let ends = |limit, name: &[u8]| -> Vec<u64> {
+        let restored = reader.restored_up_to(limit).unwrap().remove(&lock(name));
+        restored.map_or(Vec::new(), |lock| lock.past.iter().map(|hold| hold.to.0).collect())
+    };
+    assert_eq!((ends(5, b"a"), ends(5, b"b")), (vec![1_000, 3_000, 4_000], vec![2_000, 5_000]));
+    assert_eq!((ends(3, b"a"), ends(3, b"b")), (vec![3_000, 4_000], vec![5_000]), "the newest");
+}
+
+#[tokio::test]
 async fn events_are_in_order_for_one_lock_and_for_all() {
     let folder = tempfile::tempdir().unwrap();
     let stuck = ProblemKind::Stuck;
