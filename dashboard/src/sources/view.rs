@@ -45,7 +45,7 @@ impl SourceState {
 #[schema(as = Source)]
 pub struct SourceView {
     pub deployment: String,
-    /// The server's address, without secrets.
+    /// The server's address, without secrets. If the source reads one of several databases, also a slash and the database.
     pub node: String,
     #[schema(schema_with = source_words)]
     pub source: &'static str,
@@ -59,6 +59,21 @@ pub struct SourceView {
     pub last_success: Option<SteadyMillis>,
     /// The delay in milliseconds.
     pub lag_ms: Option<u64>,
+}
+
+impl SourceView {
+    /// Returns the database of this server that it reads, or an empty text if it reads all of them. None if it is a source of
+    /// another server.
+    #[must_use]
+    pub fn database_at(&self, server: &ServerView) -> Option<&str> {
+        if self.deployment != server.deployment {
+            return None;
+        }
+        match self.node.strip_prefix(&server.address)? {
+            "" => Some(""),
+            rest => rest.strip_prefix('/').filter(|db| db.parse::<u32>().is_ok()),
+        }
+    }
 }
 
 /// Operators are no source that the dashboard runs.

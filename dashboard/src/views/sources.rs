@@ -62,6 +62,8 @@ fn about(source: &str) -> About {
 struct Line<'a> {
     view: &'a SourceView,
     label: &'a str,
+    /// The database, if the source reads one of several; otherwise empty.
+    db: &'a str,
     sees: &'static str,
     word: &'static str,
     tone: &'static str,
@@ -91,11 +93,12 @@ impl HtmlSafe for Servers<'_> {}
 impl<'a> Servers<'a> {
     fn new(page: &'a SourcesPage) -> Self {
         let chrome = &page.chrome;
-        let line = |view: &'a SourceView| {
+        let line = |view: &'a SourceView, db: &'a str| {
             let about = about(view.source);
             Line {
                 view,
                 label: if about.label.is_empty() { view.source } else { about.label },
+                db,
                 sees: about.sees,
                 word: view.state.as_str(),
                 tone: state_tone(&view.state),
@@ -110,8 +113,7 @@ impl<'a> Servers<'a> {
             lines: chrome
                 .sources
                 .iter()
-                .filter(|s| s.deployment == server.deployment && s.node == server.address)
-                .map(line)
+                .filter_map(|source| Some(line(source, source.database_at(server)?)))
                 .collect(),
         });
         Self {

@@ -5,6 +5,7 @@ mod every;
 pub(in crate::views) mod fixtures;
 mod live;
 mod markup;
+mod sources;
 mod trace;
 
 use std::path::Path;
