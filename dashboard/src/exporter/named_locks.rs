@@ -27,6 +27,7 @@ pub(super) struct NamedLocks {
 pub(super) struct Row {
     pub(super) problem: ProblemKind,
     pub(super) certainty: Certainty,
+    pub(super) deployment: Arc<str>,
     pub(super) group: Arc<str>,
     pub(super) name: String,
     pub(super) since: SteadyMillis,
@@ -62,7 +63,8 @@ impl NamedLocks {
             } else if self.rows.len() < MAX_NAMED && self.new_this_hour < MAX_NAMED_AN_HOUR {
                 self.new_this_hour += 1;
                 let (group, name) = (Arc::clone(&lock.group), cut(&lock.id));
-                let row = Row { problem, certainty, group, name, since, seen: now };
+                let deployment = Arc::clone(&lock.id.deployment);
+                let row = Row { problem, certainty, deployment, group, name, since, seen: now };
                 self.rows.insert(key, row);
             }
         }

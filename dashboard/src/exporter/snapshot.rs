@@ -1,5 +1,6 @@
 //! Gauges that are read off the latest snapshot at each scrape.
 
+use std::cmp::Reverse;
 use std::collections::{HashMap, HashSet};
 use std::sync::{Arc, Mutex, PoisonError};
 use std::time::Duration;
@@ -8,7 +9,7 @@ use prometheus::core::{Collector, Desc};
 use prometheus::proto::MetricFamily;
 use prometheus::{GaugeVec, IntCounterVec, IntGauge, IntGaugeVec};
 
-use super::named_locks::NamedLocks;
+use super::named_locks::{NamedLocks, Row};
 use super::{OUTCOMES, Pairs};
 use crate::clock::SteadyMillis;
 use crate::metrics::opts;
@@ -87,7 +88,7 @@ impl SnapshotCollector {
             problem_since: floats(
                 "problem_since_timestamp_seconds",
                 "Since when a lock has a problem that lasts; at most 50 locks.",
-                &["problem", "certainty", "lock_group", "lock"],
+                &["deployment", "problem", "certainty", "lock_group", "lock"],
             )?,
             not_kept: IntGauge::with_opts(opts(
                 "locks_not_kept",
@@ -183,18 +184,14 @@ impl SnapshotCollector {
                 self.fill_group(deployment, group, sums, &mut oldest);
             }
         }
-        let troubled = snapshot.notable().filter(|lock| seen.contains(&*lock.id.deployment));
-        troubled.for_each(|lock| self.fill_problems(lock));
+        let troubled = || snapshot.notable().filter(|lock| seen.contains(&*lock.id.deployment));
+        troubled().for_each(|lock| self.fill_problems(lock));
         for ((deployment, group), at) in oldest {
             self.oldest.with_label_values(&[&*deployment, &group]).set(seconds(at));
         }
         if let Some(named) = &self.named {
             let mut named = named.lock().unwrap_or_else(PoisonError::into_inner);
-            for row in named.rows(snapshot.notable(), SteadyMillis::now()) {
-                let labels =
-                    [row.problem.as_str(), row.certainty.as_str(), &*row.group, &*row.name];
-                self.problem_since.with_label_values(&labels).set(seconds(row.since));
-            }
+            self.fill_named(named.rows(troubled(), SteadyMillis::now()), &seen);
         }
     }
 
@@ -262,6 +259,18 @@ impl SnapshotCollector {
         }
     }
 
+    /// Sets the beginnings of lasting problems. A row outlasts its problem, but not the view of its deployment.
+    fn fill_named(&self, mut rows: Vec<Row>, seen: &HashSet<Arc<str>>) {
+        rows.retain(|row| seen.contains(&row.deployment));
+        // Locks of several databases, and long names that were cut, may have equal labels: the oldest problem counts.
+        rows.sort_unstable_by_key(|row| Reverse(row.since));
+        for row in rows {
+            let (problem, certainty) = (row.problem.as_str(), row.certainty.as_str());
+            let labels = [&*row.deployment, problem, certainty, &*row.group, &*row.name];
+            self.problem_since.with_label_values(&labels).set(seconds(row.since));
+        }
+    }
+
     fn fill_sources(&self) {
         for status in self.sources.statuses() {
             let view = status.view();
@@ -293,4 +302,89 @@ impl SnapshotCollector {
 /// Converts to the wall clock, which Prometheus goes by.
 fn seconds(at: SteadyMillis) -> f64 {
     Duration::from_millis(at.to_wall().0).as_secs_f64()
+}
+
+#[cfg(test)]
+mod tests {
+    use prometheus::Registry;
+    use service_kit::redis::{LinkState, LinkStatus, ServerInfo};
+    use tokio::sync::watch;
+
+    use super::super::register;
+    use super::*;
+    use crate::model::owner_names::OwnerNames;
+    use crate::model::types::{Delta, LockId, ProblemView, Snapshot};
+    use crate::query::fixtures::{leaked, lock};
+    use crate::sources::status::Server;
+
+    /// Publishes locks that have leaked since those milliseconds after the start.
+    fn publish(hub: &Hub, locks: &[(&str, u32, u64)]) {
+        let mut snapshot = Snapshot::empty();
+        for (deployment, db, since) in locks {
+            let fresh = lock("orders:1");
+            let id = LockId { deployment: (*deployment).into(), db: *db, ..fresh.id.clone() };
+            let problems =
+                thin_vec::thin_vec![ProblemView { since: SteadyMillis(*since), ..leaked() }];
+            snapshot.put(Arc::new(LockView { id, problems, ..fresh }));
+        }
+        let delta = Delta::new(1, SteadyMillis::now(), Vec::new(), Vec::new());
+        hub.publish(Arc::new(snapshot), Arc::new(delta));
+    }
+
+    /// Adds a server that can be read.
+    fn server(sources: &Sources, deployment: &str) -> watch::Sender<LinkState> {
+        let status = LinkStatus::Up(Arc::new(ServerInfo::default()));
+        let (link, state) = watch::channel(LinkState { generation: 1, status });
+        sources.add_server(Server {
+            deployment: deployment.into(),
+            node: deployment.to_owned(),
+            link: state,
+            reads: None,
+            whole: false,
+        });
+        link
+    }
+
+    /// Returns the deployments and values of the series with names of locks.
+    fn named(registry: &Registry) -> Vec<(String, f64)> {
+        let families = registry.gather();
+        let mut named = families.iter().filter(|family| {
+            family.name() == "lockscope_dashboard_problem_since_timestamp_seconds"
+        });
+        let series = named.next().map_or(&[][..], |family| family.get_metric());
+        let of = |metric: &prometheus::proto::Metric| {
+            let label = metric.get_label().iter().find(|label| label.name() == "deployment");
+            let deployment = label.map_or("", |label| label.value()).to_owned();
+            (deployment, metric.get_gauge().get_value())
+        };
+        series.iter().map(of).collect()
+    }
+
+    #[test]
+    fn problems_are_named_only_while_their_server_can_be_read() {
+        let hub = Arc::new(Hub::new(OwnerNames::default()));
+        let (sources, registry) = (Arc::new(Sources::default()), Registry::new());
+        let _metrics = register(&registry, &hub, &sources, true).unwrap();
+        let (_main, other) = (server(&sources, "main"), server(&sources, "other"));
+        publish(&hub, &[("main", 0, 3_000), ("main", 1, 2_000), ("other", 0, 1_000)]);
+        let of = |deployment: &str, since| (deployment.to_owned(), seconds(SteadyMillis(since)));
+        // Equal names in two databases have one series, with the older problem.
+        let both = [of("main", 2_000), of("other", 1_000)];
+        assert_eq!(named(&registry), both);
+        let up = other.send_replace(LinkState {
+            generation: 1,
+            status: LinkStatus::Down { reason: "refused".into(), since_micros: 0 },
+        });
+        assert_eq!(named(&registry), both[..1], "`other` cannot be read");
+        other.send_replace(up);
+        assert_eq!(named(&registry), both);
+        // A problem that has ended remains for a while, but not without its server.
+        publish(&hub, &[]);
+        assert_eq!(named(&registry), both);
+        drop(other.send_replace(LinkState {
+            generation: 1,
+            status: LinkStatus::Down { reason: "refused".into(), since_micros: 0 },
+        }));
+        assert_eq!(named(&registry), both[..1]);
+    }
 }
