@@ -89,6 +89,15 @@ impl Core {
         self.wake_all(grace.askers);
     }
 
+    /// The grace that a session asked for cannot be noted. If its connection has gone meanwhile, the session ends as it
+    /// would have ended then.
+    pub(in crate::core) fn refuse_grace(&mut self, id: SessionId) {
+        match self.sessions.get(&id).and_then(|session| session.away_since()) {
+            Some(gone) => self.end_closed(id, gone),
+            None => self.drop_grace(id),
+        }
+    }
+
     /// A worker says goodbye: its session ends with its connection.
     pub fn on_quit(&mut self, id: SessionId) {
         if let Some(session) = self.sessions.get_mut(&id) {

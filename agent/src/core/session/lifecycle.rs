@@ -44,11 +44,16 @@ impl Core {
     pub fn on_close(&mut self, now: Moment, id: SessionId) {
         self.advance_clock(now);
         if !self.go_away(id) {
-            let quit = self.sessions.get(&id).is_some_and(|session| session.quit);
-            let until = if quit { self.now } else { self.kept_back_until(self.now) };
-            self.end_session(id, until);
+            self.end_closed(id, self.now);
         }
         self.run_ready();
+    }
+
+    /// Ends a session without grace, whose connection was gone at that instant.
+    pub(in crate::core) fn end_closed(&mut self, id: SessionId, gone: Moment) {
+        let quit = self.sessions.get(&id).is_some_and(|session| session.quit);
+        let until = if quit { self.now } else { self.kept_back_until(gone) };
+        self.end_session(id, until);
     }
 
     /// Ends a session and all it has. Nobody else gets what it holds before `until`.

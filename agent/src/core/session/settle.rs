@@ -92,7 +92,7 @@ impl Core {
             self.give_back_untold(number);
         }
         if !graced {
-            self.drop_grace(id);
+            self.refuse_grace(id);
         }
     }
 }

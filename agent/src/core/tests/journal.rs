@@ -101,6 +101,37 @@ fn a_grant_that_cannot_be_noted_is_taken_back() {
 }
 
 #[test]
+fn who_goes_before_its_grace_is_refused_has_ended() {
+    for delay in [Duration::ZERO, Duration::from_secs(100)] {
+        let mut world = World::new();
+        world.core.settings.lock_delay = delay;
+        let (a, next) = (world.open(), world.open());
+        world.lock(a, "x");
+        world.lock(next, "x");
+        world.disk = Disk::Slow;
+        world.command(a, Command::Session { grace: Some(GRACE), push: None, deadlines: None });
+        world.close(a);
+        assert_eq!(world.core.gauges().away_sessions, 1);
+        world.pass(Duration::from_secs(1));
+        world.disk_answers(Disk::Full);
+        let gauges = world.core.gauges();
+        assert_eq!((gauges.sessions, gauges.away_sessions), (1, 0));
+        if !delay.is_zero() {
+            assert_eq!(gauges.delayed_holds, 1);
+            world.pass(Duration::from_millis(98_900));
+            assert!(world.has_no_reply(next), "the delay counts from when it went");
+            world.pass(Duration::from_millis(200));
+        }
+        assert_eq!(world.reply(next), "held 1");
+        world.unlock(next, "x");
+        world.close(next);
+        assert!(world.holders("x").is_empty());
+        assert!(world.core.sessions.is_empty() && world.core.is_idle());
+        assert_eq!(world.core.next_deadline(), None, "no timer is left");
+    }
+}
+
+#[test]
 fn grace_is_bounded_and_needs_a_journal() {
     let mut world = World::new();
     let a = world.open();
