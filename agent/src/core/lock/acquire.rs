@@ -23,14 +23,7 @@ impl Core {
         let owner = Owner { session: slot.session, owner: request.owner };
         let span = self.acquire_span(owner, &request);
         if let Some(refusal) = self.refusal(slot, &request) {
-            let group = self.group_label(&request.name);
-            self.effects.report(Report::Acquisition {
-                group: Arc::clone(&group),
-                kind: request.kind,
-                outcome: "denied",
-            });
-            spans::outcome(&span, "denied");
-            return self.answer(slot, refusal);
+            return self.deny(slot, &request.name, request.kind, &span, refusal);
         }
         if let Some(number) = self.hold_of(owner, &request.name, Side::of(request.kind)) {
             return self.reenter(slot, number, &request, span);
@@ -63,17 +56,18 @@ impl Core {
             return self.answer(slot, Frame::Null);
         }
         if taken && waiter.wait == Wait::Forever && self.would_deadlock(owner, &waiter.name) {
-            let group = self.group_label(&waiter.name);
-            self.effects.report(Report::Acquisition {
-                group: Arc::clone(&group),
-                kind: waiter.kind,
-                outcome: "denied",
-            });
-            spans::outcome(&waiter.span, "denied");
-            let reply = self.deadlock(&waiter.name);
-            return self.answer(slot, reply);
+            let refusal = self.deadlock(&waiter.name);
+            return self.deny(slot, &waiter.name, waiter.kind, &waiter.span, refusal);
         }
         self.queue_up(waiter);
+    }
+
+    /// Refuses a LOCK, and counts it.
+    fn deny(&mut self, slot: Slot, name: &LockName, kind: Kind, span: &Span, refusal: Frame) {
+        let group = self.group_label(name);
+        self.effects.report(Report::Acquisition { group, kind, outcome: "denied" });
+        spans::outcome(span, "denied");
+        self.answer(slot, refusal);
     }
 
     /// Returns whether a newcomer of that kind has to wait, as far as this agent knows.
@@ -162,13 +156,13 @@ impl Core {
     fn reenter(&mut self, slot: Slot, number: Number, request: &LockRequest, span: Span) {
         let Some(hold) = self.leases.get(number) else { return };
         let Some(count) = hold.count.checked_add(1) else {
-            spans::outcome(&span, "denied");
-            return self.answer(slot, Self::limit(&request.name, "its count is at its highest"));
+            let refusal = Self::limit(&request.name, "its count is at its highest");
+            return self.deny(slot, &request.name, request.kind, &span, refusal);
         };
         if hold.kind == Kind::Read && count > MAX_READ_COUNT {
-            spans::outcome(&span, "denied");
             let most = format!("a reader may enter {MAX_READ_COUNT} times");
-            return self.answer(slot, Self::limit(&request.name, &most));
+            let refusal = Self::limit(&request.name, &most);
+            return self.deny(slot, &request.name, request.kind, &span, refusal);
         }
         if self.enters_at_once(hold) {
             return self.reenter_at_once(slot, number, &span);

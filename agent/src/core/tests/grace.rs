@@ -313,6 +313,24 @@ fn a_killed_agents_successor_keeps_holds_of_every_kind() {
 }
 
 #[test]
+fn an_entry_beyond_the_highest_count_is_counted_as_denied() {
+    let mut world = World::new();
+    let (a, told) = world.graced();
+    world.lock(a, "x");
+    // Nobody enters so often in a test: the next agent finds it in the journal.
+    let holds = world.past.sessions.values_mut().flat_map(|session| session.holds.values_mut());
+    holds.for_each(|hold| hold.count = u32::MAX);
+    world.kill_and_restart(Duration::from_secs(1));
+    let b = world.open_as(0, NEXT);
+    world.resume(b, &told);
+    assert_eq!(world.resumed(b).1, ["x lock 4294967295"]);
+    world.acquisitions.clear();
+    world.lock(b, "x");
+    assert_eq!(world.reply(b), "LIMIT");
+    assert_eq!(world.acquisitions, ["denied"]);
+}
+
+#[test]
 fn a_successor_releases_what_nobody_resumes() {
     let mut world = World::new();
     let (a, told) = world.graced();

@@ -2,9 +2,10 @@
 
 use std::time::Duration;
 
+use redisson::script::MAX_READ_COUNT;
 use redisson::{Kind, Lease};
 
-use super::world::{LEASE, Network, World, lock_command};
+use super::world::{LEASE, Network, World, lock_command, short};
 use crate::protocol::command::{Command, LockRequest};
 
 const SLOW: Duration = Duration::from_millis(100);
@@ -29,6 +30,19 @@ fn readers_go_in_together_behind_one_attempt() {
         assert_eq!(world.reply(reader), "held 1");
     }
     assert_eq!(world.served.len(), 7);
+}
+
+#[test]
+fn a_reader_that_has_entered_too_often_is_counted_as_denied() {
+    let mut world = World::new();
+    let reader = world.open();
+    for _ in 0..=MAX_READ_COUNT {
+        world.lock_as(reader, "x", Kind::Read);
+    }
+    let told = world.replies_of(reader).pop();
+    assert_eq!(told.as_ref().map(short).as_deref(), Some("LIMIT"));
+    assert_eq!(world.acquisitions.first(), Some(&"acquired"));
+    assert_eq!(world.acquisitions.last(), Some(&"denied"));
 }
 
 #[test]

@@ -103,6 +103,8 @@ pub(super) struct World {
     /// The state that the journal's records describe.
     pub(super) past: Restored,
     pub(super) disk: Disk,
+    /// The outcomes of LOCKs, as reported.
+    pub(super) acquisitions: Vec<&'static str>,
     /// The outcomes of grants that replicas had to confirm, as reported.
     pub(super) confirmations: Vec<&'static str>,
     /// The number of records, the slow disk's included.
@@ -165,6 +167,7 @@ impl World {
             spoilt_counters: false,
             past: Restored::default(),
             disk: Disk::Good,
+            acquisitions: Vec::new(),
             confirmations: Vec::new(),
             records: 0,
             slow: Vec::new(),
@@ -325,6 +328,9 @@ impl World {
                 }
                 Effect::Journal(record) => self.journal(record),
                 Effect::Report(Report::Confirmation(outcome)) => self.confirmations.push(outcome),
+                Effect::Report(Report::Acquisition { outcome, .. }) => {
+                    self.acquisitions.push(outcome);
+                }
                 Effect::Report(_) | Effect::Log(_) => {}
                 Effect::Unsubscribe(_, channel) => {
                     let name = keys::locks_of_channel(&channel).remove(0);
