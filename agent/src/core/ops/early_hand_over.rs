@@ -155,7 +155,11 @@ impl Core {
         if ending.slot.is_some() {
             self.ops.answer_by(hand_over, self.now + self.settings.response_timeout);
         }
-        self.ops.add_ended(hand_over, ending);
+        if let Some(ending) = self.ops.add_ended(hand_over, ending) {
+            // There is no such operation any more, and what Redis has is not known: the next one asks it.
+            self.locks.end_early(&name);
+            return self.release(ending);
+        }
         if let Some((valid_until, next)) = next {
             self.begin_early_hold(hand_over, &next, valid_until);
         }

@@ -101,6 +101,25 @@ fn an_early_hold_that_nobody_follows_is_released_once_redis_has_it() {
 }
 
 #[test]
+fn an_early_hold_whose_hand_over_is_gone_is_released() {
+    let mut world = World::new();
+    let [a, b, c] = queue(&mut world);
+    world.unlock(a, "x");
+    assert_eq!(world.reply(b), "held 1");
+    // Redis has it, and the operation is gone.
+    let hand_over = holder(&world).early.as_ref().unwrap().hand_over;
+    assert!(world.core.take_op(hand_over).is_some());
+    world.unlock(b, "x");
+    assert!(world.has_no_reply(c), "nobody relies on what is not known");
+    world.pass(LATER);
+    assert_eq!(world.reply(b), "0");
+    world.pass(LATER);
+    assert_eq!(world.reply(c), "held 1");
+    assert_eq!(world.served, ["hand_over", "release", "acquire"]);
+    assert_eq!(world.holders("x"), [field(&world)]);
+}
+
+#[test]
 fn all_who_relied_on_a_lost_lock_are_told() {
     let mut world = World::new();
     let [a, b, c, d] = queue(&mut world);
