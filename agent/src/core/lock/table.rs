@@ -19,7 +19,7 @@ use super::quota::Quota;
 use super::state::{Contest, LockState};
 use super::waiter::Waiter;
 use crate::core::Node;
-use crate::core::ids::{OpId, WaiterId};
+use crate::core::ids::{IdMap, OpId, WaiterId};
 use crate::core::settings::Limits;
 use crate::core::timer::Timers;
 use crate::policy::Policy;
@@ -68,6 +68,8 @@ pub(in crate::core) struct LockTable {
     /// On the heap, as the map itself keeps room for up to twice its entries.
     locks: HashMap<LockName, Box<LockState>>,
     waiters: BTreeMap<WaiterId, Waiter>,
+    /// The waiters whose attempts carry another number than their first one, by that number.
+    renumbered: IdMap<Number, WaiterId>,
     timers: Timers<LockTimer>,
     quota: Quota,
     fences: Fences,
@@ -84,6 +86,7 @@ impl LockTable {
         Self {
             locks: HashMap::new(),
             waiters: BTreeMap::new(),
+            renumbered: IdMap::default(),
             timers: Timers::default(),
             quota: Quota::new(limits),
             fences: Fences::default(),
@@ -111,7 +114,10 @@ impl LockTable {
     /// Returns whether no name is in use and nothing counts against a quota.
     #[cfg(test)]
     pub(in crate::core) fn is_empty(&self) -> bool {
-        self.locks.is_empty() && self.waiters.is_empty() && self.quota.is_empty()
+        self.locks.is_empty()
+            && self.waiters.is_empty()
+            && self.renumbered.is_empty()
+            && self.quota.is_empty()
     }
 
     pub(in crate::core) fn next_deadline(&self) -> Option<Moment> {

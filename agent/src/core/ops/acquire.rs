@@ -59,8 +59,8 @@ impl Operation for Attempt {
         (Node::Main, core.grants_lane())
     }
 
-    fn concerns(&self, number: Number) -> bool {
-        self.number == number
+    fn each_number(&self, visit: &mut dyn FnMut(Number)) {
+        visit(self.number);
     }
 
     fn is_stale_after_sleep(&self, core: &Core) -> bool {
@@ -195,7 +195,7 @@ impl Core {
     pub(in crate::core) fn is_ghost(&self, number: Number) -> bool {
         self.numbers.contains(number)
             && !self.leases.contains(number)
-            && !self.ops.values().any(|op| op.verb.operation().concerns(number))
+            && !self.ops.concern(number)
             && !self.locks.is_wanted(number)
     }
 

@@ -50,8 +50,8 @@ impl Operation for Adoption {
         (Node::Main, if self.form.fixed { Lane::Renewals } else { core.renewals_lane() })
     }
 
-    fn concerns(&self, number: Number) -> bool {
-        self.holds.iter().any(|hold| hold.number == number)
+    fn each_number(&self, visit: &mut dyn FnMut(Number)) {
+        self.holds.iter().for_each(|hold| visit(hold.number));
     }
 
     fn may_be_abandoned(&self, _: &Core) -> bool {

@@ -70,8 +70,9 @@ impl Operation for EarlyHandOver {
         (!slots.is_empty()).then_some(Silence { slots, reply, goes_on: true })
     }
 
-    fn concerns(&self, number: Number) -> bool {
-        self.from.number == number || self.to == number
+    fn each_number(&self, visit: &mut dyn FnMut(Number)) {
+        visit(self.from.number);
+        visit(self.to);
     }
 
     fn is_stale_after_sleep(&self, _: &Core) -> bool {

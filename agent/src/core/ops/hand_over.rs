@@ -74,8 +74,9 @@ impl Operation for HandOver {
         self.from.silence()
     }
 
-    fn concerns(&self, number: Number) -> bool {
-        self.from.number == number || self.to.number == number
+    fn each_number(&self, visit: &mut dyn FnMut(Number)) {
+        visit(self.from.number);
+        visit(self.to.number);
     }
 
     fn ends_hold(&self) -> Option<Number> {

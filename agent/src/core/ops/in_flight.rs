@@ -2,6 +2,7 @@
 
 use crate::core::ops::verb::{Ending, HandOver, Release, Verb};
 use crate::types::Number;
+use std::collections::hash_map::Entry;
 use std::time::Duration;
 
 use redisson::Moment;
@@ -89,6 +90,8 @@ pub(super) enum Retry {
 #[derive(Debug)]
 pub(in crate::core) struct InFlight {
     ops: IdMap<OpId, Op>,
+    /// The numbers whose fields these may write or remove, with how many of them each one has.
+    concerned: IdMap<Number, u32>,
     timers: Timers<OpId>,
     next_id: u64,
     /// The smoothed round trip of a script.
@@ -105,6 +108,7 @@ impl InFlight {
     pub(in crate::core) fn new() -> Self {
         Self {
             ops: IdMap::default(),
+            concerned: IdMap::default(),
             timers: Timers::default(),
             next_id: 0,
             round_trip: Duration::from_millis(1),
@@ -134,9 +138,14 @@ impl InFlight {
         self.ops.values()
     }
 
+    /// Returns whether a script may write or remove the field of this number.
+    pub(in crate::core) fn concern(&self, number: Number) -> bool {
+        self.concerned.contains_key(&number)
+    }
+
     #[cfg(test)]
     pub(in crate::core) fn is_empty(&self) -> bool {
-        self.ops.is_empty()
+        self.ops.is_empty() && self.concerned.is_empty()
     }
 
     pub(in crate::core) fn round_trip(&self) -> Duration {
@@ -199,12 +208,15 @@ impl InFlight {
             give_up_at,
             armed: Moment::NEVER,
         };
-        self.ops.insert(id, op);
+        self.put_back(id, op);
         id
     }
 
     /// Puts back an op that was taken.
     pub(super) fn put_back(&mut self, id: OpId, op: Op) {
+        let concerned = &mut self.concerned;
+        let mut count = |number| *concerned.entry(number).or_default() += 1;
+        op.verb.operation().each_number(&mut count);
         self.ops.insert(id, op);
     }
 
@@ -212,6 +224,15 @@ impl InFlight {
     pub(super) fn take(&mut self, id: OpId) -> Option<Op> {
         let mut op = self.ops.remove(&id)?;
         self.timers.set(&mut op.armed, Moment::NEVER, id);
+        let concerned = &mut self.concerned;
+        op.verb.operation().each_number(&mut |number| {
+            if let Entry::Occupied(mut count) = concerned.entry(number) {
+                *count.get_mut() -= 1;
+                if *count.get() == 0 {
+                    count.remove();
+                }
+            }
+        });
         Some(op)
     }
 

@@ -63,10 +63,9 @@ pub(in crate::core) trait Operation {
         None
     }
 
-    /// Returns whether the script may write or remove the field of this number.
-    fn concerns(&self, number: Number) -> bool {
-        let _ = number;
-        false
+    /// Visits the numbers whose fields the script may write or remove. They stay the same as long as it is in flight.
+    fn each_number(&self, visit: &mut dyn FnMut(Number)) {
+        let _ = visit;
     }
 
     /// Returns the hold that the script ends. The journal must record the end before the script is sent: a successor

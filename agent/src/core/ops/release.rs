@@ -73,8 +73,8 @@ impl Operation for Release {
         self.0.silence()
     }
 
-    fn concerns(&self, number: Number) -> bool {
-        self.0.number == number
+    fn each_number(&self, visit: &mut dyn FnMut(Number)) {
+        visit(self.0.number);
     }
 
     fn ends_hold(&self) -> Option<Number> {

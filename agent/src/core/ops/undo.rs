@@ -28,8 +28,8 @@ impl Operation for Undo {
         core.on_released(&self.name, self.kind, self.number);
     }
 
-    fn concerns(&self, number: Number) -> bool {
-        self.number == number
+    fn each_number(&self, visit: &mut dyn FnMut(Number)) {
+        visit(self.number);
     }
 
     fn records(&self) -> Vec<Record> {

@@ -63,8 +63,8 @@ impl Operation for HoldUpdate {
         Some(no_answer(self.slot, &self.name))
     }
 
-    fn concerns(&self, number: Number) -> bool {
-        self.number == number
+    fn each_number(&self, visit: &mut dyn FnMut(Number)) {
+        visit(self.number);
     }
 
     fn is_stale_after_sleep(&self, _: &Core) -> bool {

@@ -146,13 +146,13 @@ impl Operation for NodeOp {
         (Node::Red(self.node), if renews { Lane::Renewals } else { Lane::Commands })
     }
 
-    fn concerns(&self, sought: Number) -> bool {
+    fn each_number(&self, visit: &mut dyn FnMut(Number)) {
         match &self.verb {
-            NodeVerb::Acquire { attempt, .. } => attempt.concerns(sought),
-            NodeVerb::Update { update, .. } => update.concerns(sought),
-            NodeVerb::Release { number, .. } => *number == sought,
-            NodeVerb::Restore(hold) => hold.number == sought,
-            NodeVerb::Renew(..) | NodeVerb::Show { .. } | NodeVerb::Force { .. } => false,
+            NodeVerb::Acquire { attempt, .. } => attempt.each_number(visit),
+            NodeVerb::Update { update, .. } => update.each_number(visit),
+            NodeVerb::Release { number, .. } => visit(*number),
+            NodeVerb::Restore(hold) => visit(hold.number),
+            NodeVerb::Renew(..) | NodeVerb::Show { .. } | NodeVerb::Force { .. } => {}
         }
     }
 

@@ -179,6 +179,27 @@ fn whoever_leaves_gives_its_place_up() {
 }
 
 #[test]
+fn a_number_is_a_ghost_once_no_waiter_hold_or_script_has_it() {
+    let ghosts = |world: &World| {
+        let first = world.core.numbers.first_of_run().thread;
+        (first..first + 9).filter(|number| world.core.is_ghost(*number)).count()
+    };
+    let mut world = World::new();
+    let (holder, gone) = (world.open(), world.open());
+    fair(&mut world, holder);
+    fair(&mut world, gone);
+    assert_eq!((queue(&world), ghosts(&world)), (1, 0));
+    world.network = Network::Holds;
+    world.close(gone);
+    assert_eq!(ghosts(&world), 0, "its place is being given up");
+    world.network = Network::Good;
+    for _ in 0..10 {
+        world.pass(SLOW);
+    }
+    assert_eq!((queue(&world), ghosts(&world)), (0, 1));
+}
+
+#[test]
 fn leaving_is_repeated_until_it_is_done() {
     let mut world = World::new();
     let (holder, gone) = (world.open(), world.open());

@@ -90,6 +90,31 @@ fn readers_in_front_join_a_reader_together() {
 }
 
 #[test]
+fn a_waiter_is_known_by_its_latest_number_until_it_has_gone() {
+    let mut table = table(&[(1, Kind::Fair), (2, Kind::Fair)]);
+    let known = |table: &LockTable| {
+        let under = |number| table.waiter_under(&name(), number);
+        let numbers = 1..=5;
+        assert!(numbers.clone().all(|n| table.is_wanted(n) == under(n).is_some()));
+        numbers.map(under).collect::<Vec<_>>()
+    };
+    assert_eq!(known(&table), [Some(1), Some(2), None, None, None]);
+    table.renumber(1, 3);
+    assert_eq!(known(&table), [None, Some(2), Some(1), None, None]);
+    table.renumber(1, 4);
+    table.renumber(2, 5);
+    assert_eq!(known(&table), [None, None, None, Some(1), Some(2)]);
+    let other = LockName::new(b"y".to_vec()).expect("a name");
+    assert_eq!(table.waiter_under(&other, 4), None);
+    table.remove_waiter(1).expect("the waiter");
+    assert_eq!(known(&table), [None, None, None, None, Some(2)]);
+    table.renumber(1, 3);
+    assert!(!table.is_wanted(3), "it has gone");
+    table.remove_waiter(2).expect("the waiter");
+    assert!(table.renumbered.is_empty());
+}
+
+#[test]
 fn a_name_without_holds_and_waiters_is_forgotten_with_its_deadline() {
     let mut table = table(&[(1, Kind::Lock)]);
     table.sleep(&name(), T(5));

@@ -49,7 +49,7 @@ impl LockTable {
 
     /// Returns whether a waiter's attempts are made under this number.
     pub(in crate::core) fn is_wanted(&self, number: Number) -> bool {
-        self.waiters.values().any(|waiter| waiter.number == number)
+        self.id_under(number).is_some()
     }
 
     /// Returns the waiter for a name whose attempts are made under this number.
@@ -58,13 +58,17 @@ impl LockTable {
         name: &LockName,
         number: Number,
     ) -> Option<WaiterId> {
-        // Waiters are known by their first number, and seldom have another.
-        let fits = |waiter: &Waiter| waiter.number == number && waiter.name == *name;
-        if self.waiters.get(&number).is_some_and(fits) {
-            return Some(number);
+        let id = self.id_under(number)?;
+        self.waiters.get(&id).is_some_and(|waiter| waiter.name == *name).then_some(id)
+    }
+
+    /// Returns the waiter whose attempts are made under this number.
+    fn id_under(&self, number: Number) -> Option<WaiterId> {
+        // Waiters are known by their first number, and seldom have another. No number is drawn twice.
+        match self.waiters.get(&number) {
+            Some(waiter) => (waiter.number == number).then_some(number),
+            None => self.renumbered.get(&number).copied(),
         }
-        let queue = &self.locks.get(name)?.queue;
-        queue.iter().copied().find(|id| self.waiters.get(id).is_some_and(fits))
     }
 
     /// Adds a waiter, in no queue yet, that leaves at that instant.
@@ -77,6 +81,7 @@ impl LockTable {
     /// Removes a waiter from everything but its queue.
     pub(in crate::core) fn remove_waiter(&mut self, id: WaiterId) -> Option<RemovedWaiter> {
         let mut waiter = self.waiters.remove(&id)?;
+        self.renumbered.remove(&waiter.number);
         self.quota.remove_wait(waiter.uid);
         self.timers.set(&mut waiter.armed, Moment::NEVER, LockTimer::Waiter(id));
         if let Some(armed) = waiter.position.armed.take() {
@@ -124,6 +129,8 @@ impl LockTable {
     /// Sets the grant number that a waiter's next attempts carry.
     pub(in crate::core) fn renumber(&mut self, id: WaiterId, number: Number) {
         if let Some(waiter) = self.waiters.get_mut(&id) {
+            self.renumbered.remove(&waiter.number);
+            self.renumbered.insert(number, id);
             waiter.number = number;
         }
     }

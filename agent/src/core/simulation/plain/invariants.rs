@@ -325,12 +325,7 @@ impl Simulation {
                     continue;
                 }
                 let held = state.core.leases.contains(holder.thread);
-                let known = held
-                    || state
-                        .core
-                        .ops
-                        .values()
-                        .any(|op| op.verb.operation().concerns(holder.thread));
+                let known = held || state.core.ops.concern(holder.thread);
                 if !known
                     && !self.history.is_stray(lock, field)
                     && !self.history.is_excused(lock, field)
