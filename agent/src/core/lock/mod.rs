@@ -6,6 +6,7 @@ mod deadlock;
 mod fair;
 mod fencing;
 pub(in crate::core) mod grant;
+mod joiners;
 pub(in crate::core) mod mlock;
 pub(in crate::core) mod mlock_state;
 mod node_subscriptions;

@@ -6,6 +6,7 @@ use std::time::Duration;
 
 use redisson::{Family, Kind, Moment};
 
+use super::joiners::Joiners;
 use super::node_subscriptions::NodeSubscriptions;
 use crate::core::ids::OpId;
 use crate::types::Number;
@@ -40,6 +41,8 @@ pub(in crate::core) struct LockState {
     /// The hand-over in flight whose successor holds the lock already, or has held it since.
     pub(in crate::core) early: Option<OpId>,
     pub(in crate::core) queue: VecDeque<Number>,
+    /// The readers of the queue that may join a read hold.
+    pub(super) joiners: Joiners,
     pub(in crate::core) contest: Contest,
     /// The channel of release messages that we asked for, and for which family of kinds.
     pub(in crate::core) listening: Option<(Family, Vec<u8>)>,
@@ -72,6 +75,7 @@ impl LockState {
             reader_releases_in_flight: 0,
             early: None,
             queue: VecDeque::new(),
+            joiners: Joiners::default(),
             contest: Contest::Idle,
             listening: None,
             node_subscriptions: NodeSubscriptions::default(),

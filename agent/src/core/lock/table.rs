@@ -17,7 +17,7 @@ use redisson::{Family, Grouping, Kind, LockName, Moment, keys};
 use super::fencing::Fences;
 use super::quota::Quota;
 use super::state::{Contest, LockState};
-use super::waiter::Waiter;
+use super::waiter::{Turn, Waiter};
 use crate::core::Node;
 use crate::core::ids::{IdMap, OpId, WaiterId};
 use crate::core::settings::Limits;
@@ -70,6 +70,8 @@ pub(in crate::core) struct LockTable {
     waiters: BTreeMap<WaiterId, Waiter>,
     /// The waiters whose attempts carry another number than their first one, by that number.
     renumbered: IdMap<Number, WaiterId>,
+    /// The turns given out in queues.
+    turns: Turn,
     timers: Timers<LockTimer>,
     quota: Quota,
     fences: Fences,
@@ -87,6 +89,7 @@ impl LockTable {
             locks: HashMap::new(),
             waiters: BTreeMap::new(),
             renumbered: IdMap::default(),
+            turns: 0,
             timers: Timers::default(),
             quota: Quota::new(limits),
             fences: Fences::default(),
@@ -118,6 +121,19 @@ impl LockTable {
             && self.waiters.is_empty()
             && self.renumbered.is_empty()
             && self.quota.is_empty()
+    }
+
+    /// Returns a name whose record of readers that may join is not what its queue says.
+    #[cfg(test)]
+    pub(in crate::core) fn find_wrong_joiners(&self) -> Option<&LockName> {
+        let wrong = |state: &LockState| {
+            let readers = state.queue.iter().map_while(|id| {
+                let reader = self.waiters.get(id).filter(|waiter| waiter.kind == Kind::Read)?;
+                Some((*id, reader.attempt.is_none()))
+            });
+            !readers.filter(|(_, idle)| *idle).map(|(id, _)| id).eq(state.joiners.list())
+        };
+        self.locks.iter().find(|(_, state)| wrong(state)).map(|(name, _)| name)
     }
 
     pub(in crate::core) fn next_deadline(&self) -> Option<Moment> {
@@ -188,11 +204,7 @@ impl LockTable {
             return Step::Nothing;
         }
         if waiter.kind == Kind::Read && !state.readers.is_empty() {
-            let readers = state.queue.iter().map_while(|id| {
-                let reader = self.waiters.get(id).filter(|waiter| waiter.kind == Kind::Read)?;
-                Some((*id, reader.attempt.is_none()))
-            });
-            return Step::Join(readers.filter(|(_, idle)| *idle).map(|(id, _)| id).collect());
+            return Step::Join(state.joiners.list());
         }
         // A reader that asked to join others may still be asking when they have gone. A second attempt under its number
         // could run when its hold is over, and would then be undone at the cost of the hold with that number.

@@ -77,6 +77,7 @@ impl Core {
             position: FairPosition::default(),
             attempt: None,
             undoing: None,
+            turn: None,
             armed: Moment::NEVER,
         }
     }

@@ -9,6 +9,9 @@ use crate::core::ids::{OpId, Owner, Slot};
 use crate::protocol::command::Wait;
 use crate::types::Number;
 
+/// A waiter's turn in a queue: those that join it later have a later one.
+pub(super) type Turn = u64;
+
 /// A LOCK that is not answered yet.
 #[derive(Debug)]
 pub(in crate::core) struct Waiter {
@@ -38,6 +41,8 @@ pub(in crate::core) struct Waiter {
     pub(in crate::core) attempt: Option<OpId>,
     /// The quorum operation that takes back what its latest attempt at a red lock has got.
     pub(in crate::core) undoing: Option<OpId>,
+    /// Its turn in its name's queue; none while it stands in no queue.
+    pub(super) turn: Option<Turn>,
     /// The deadline that is set.
     pub(super) armed: Moment,
 }

@@ -51,6 +51,7 @@ fn waiter(id: WaiterId, kind: Kind) -> Waiter {
         position: FairPosition::default(),
         attempt: None,
         undoing: None,
+        turn: None,
         armed: Moment::NEVER,
     }
 }
@@ -87,6 +88,76 @@ fn readers_in_front_join_a_reader_together() {
     table.add_hold(&name(), Kind::Read, 1, 1000);
     table.begin_attempt(2, OpId(7));
     assert_eq!(table.next_step(&name(), T(0)), Step::Join(vec![3]));
+}
+
+/// Otherwise a crowd of readers would take a look at all of them for each one.
+#[test]
+fn readers_that_ask_already_are_not_looked_at_again() {
+    let readers: Vec<_> = (1..=5).map(|id| (id, Kind::Read)).collect();
+    let mut table = table(&readers);
+    table.add_hold(&name(), Kind::Read, 9, 1000);
+    for id in 1..5 {
+        table.begin_attempt(id, OpId(7));
+    }
+    // The others are not even there to be looked at.
+    let mut found: Vec<_> = (2..5).map(|id| table.waiters.remove(&id)).collect();
+    assert_eq!(table.next_step(&name(), T(0)), Step::Join(vec![5]));
+    table.begin_attempt(5, OpId(8));
+    assert_eq!(table.next_step(&name(), T(0)), Step::Join(vec![]));
+    assert!(found.drain(..).all(|waiter| waiter.is_some()));
+}
+
+#[test]
+fn a_writer_that_leaves_lets_the_readers_behind_it_join_in_their_order() {
+    let kinds = [Kind::Read, Kind::Write, Kind::Read, Kind::Write, Kind::Read];
+    // The third one stands in the queue before others with lesser numbers.
+    let ids = [1, 2, 9, 4, 5];
+    let mut table = table(&std::iter::zip(ids, kinds).collect::<Vec<_>>());
+    table.add_hold(&name(), Kind::Read, 10, 1000);
+    assert_eq!(table.next_step(&name(), T(0)), Step::Join(vec![1]));
+    let leave = |table: &mut LockTable, id| {
+        table.remove_waiter(id).expect("the waiter");
+        table.dequeue(&name(), id);
+        table.next_step(&name(), T(0))
+    };
+    assert_eq!(leave(&mut table, 4), Step::Join(vec![1]));
+    assert_eq!(leave(&mut table, 2), Step::Join(vec![1, 9, 5]));
+    table.begin_attempt(9, OpId(7));
+    assert_eq!(table.next_step(&name(), T(0)), Step::Join(vec![1, 5]));
+    table.end_attempt(&name(), 9, OpId(7));
+    assert_eq!(leave(&mut table, 1), Step::Join(vec![9, 5]));
+}
+
+#[test]
+fn the_readers_that_may_join_are_those_that_the_queue_shows() {
+    let mut random: u64 = 7;
+    let mut draw = |below: u64| {
+        random = random.wrapping_mul(6_364_136_223_846_793_005).wrapping_add(1);
+        (random >> 33) % below
+    };
+    let mut table = table(&[]);
+    let mut joined = 0;
+    for step in 0..20_000 {
+        // Numbers come back in any order, so that the queue is not sorted.
+        let id = i64::try_from(draw(12)).expect("a small number");
+        let op = OpId(draw(2));
+        match draw(6) {
+            0 | 1 if !table.has_waiter(id) => {
+                let kind = if draw(4) == 0 { Kind::Write } else { Kind::Read };
+                table.add_waiter(id, waiter(id, kind), Moment::NEVER);
+                if draw(3) == 0 {
+                    table.begin_attempt(id, op);
+                }
+                table.enqueue(&name(), id);
+            }
+            2 if table.remove_waiter(id).is_some() => table.dequeue(&name(), id),
+            3 => table.begin_attempt(id, op),
+            _ => table.end_attempt(&name(), id, op),
+        }
+        assert_eq!(table.find_wrong_joiners(), None, "step {step}: {table:?}");
+        joined += table.locks[&name()].joiners.list().len();
+    }
+    assert!(joined > 1_000, "{joined}");
 }
 
 #[test]

@@ -2,7 +2,7 @@
 
 use std::ops::RangeBounds;
 
-use redisson::{LockName, Moment};
+use redisson::{Kind, LockName, Moment};
 
 use super::{LockTable, LockTimer};
 use crate::core::ids::{OpId, WaiterId};
@@ -82,6 +82,12 @@ impl LockTable {
     pub(in crate::core) fn remove_waiter(&mut self, id: WaiterId) -> Option<RemovedWaiter> {
         let mut waiter = self.waiters.remove(&id)?;
         self.renumbered.remove(&waiter.number);
+        if let Some(turn) = waiter.turn.take()
+            && waiter.kind == Kind::Read
+            && let Some(state) = self.locks.get_mut(&waiter.name)
+        {
+            state.joiners.remove(turn);
+        }
         self.quota.remove_wait(waiter.uid);
         self.timers.set(&mut waiter.armed, Moment::NEVER, LockTimer::Waiter(id));
         if let Some(armed) = waiter.position.armed.take() {
@@ -94,8 +100,12 @@ impl LockTable {
 
     /// Adds a waiter at the end of the queue of a name in use.
     pub(in crate::core) fn enqueue(&mut self, name: &LockName, id: WaiterId) {
-        if let Some(state) = self.locks.get_mut(name) {
-            state.queue.push_back(id);
+        let Some(state) = self.locks.get_mut(name) else { return };
+        state.queue.push_back(id);
+        if let Some(waiter) = self.waiters.get_mut(&id) {
+            self.turns += 1;
+            waiter.turn = Some(self.turns);
+            state.joiners.update(id, waiter);
         }
     }
 
@@ -105,13 +115,23 @@ impl LockTable {
 
     pub(in crate::core) fn dequeue(&mut self, name: &LockName, id: WaiterId) {
         let Some(state) = self.locks.get_mut(name) else { return };
-        if state.queue.front() == Some(&id) {
-            state.queue.pop_front();
-        } else {
-            // In order of their numbers as a rule, and then soon found: a crowd may leave all at once.
-            let at = state.queue.binary_search(&id).ok();
-            let at = at.or_else(|| state.queue.iter().position(|queued| *queued == id));
-            at.and_then(|at| state.queue.remove(at));
+        // In front or in order of their numbers as a rule, and then soon found: a crowd may leave all at once.
+        let at = state.queue.front().filter(|front| **front == id).map(|_| 0);
+        let at = at.or_else(|| state.queue.binary_search(&id).ok());
+        let at = at.or_else(|| state.queue.iter().position(|queued| *queued == id));
+        let Some(at) = at else { return };
+        state.queue.remove(at);
+        if let Some(turn) = self.waiters.get_mut(&id).and_then(|waiter| waiter.turn.take()) {
+            state.joiners.remove(turn);
+        }
+        if state.joiners.take_barrier(id) {
+            // Readers that it kept out may join now. None is passed twice, as those before the barrier stay there.
+            let mut behind =
+                state.queue.range(at..).filter_map(|id| Some((*id, self.waiters.get(id)?)));
+            let next = behind.find(|(_, waiter)| waiter.kind != Kind::Read);
+            if let Some((id, waiter)) = next {
+                state.joiners.update(id, waiter);
+            }
         }
     }
 
@@ -140,6 +160,17 @@ impl LockTable {
         if let Some(waiter) = self.waiters.get_mut(&id) {
             waiter.attempt = Some(op);
         }
+        self.update_joiners(id);
+    }
+
+    /// Records whether a reader has an attempt under way.
+    fn update_joiners(&mut self, id: WaiterId) {
+        if let Some(waiter) = self.waiters.get(&id)
+            && waiter.kind == Kind::Read
+            && let Some(state) = self.locks.get_mut(&waiter.name)
+        {
+            state.joiners.update(id, waiter);
+        }
     }
 
     /// Records that an attempt or a hand-over is over.
@@ -148,6 +179,7 @@ impl LockTable {
             && waiter.attempt == Some(op)
         {
             waiter.attempt = None;
+            self.update_joiners(id);
         }
         if let Some(state) = self.locks.get_mut(name)
             && state.contest == Contest::Attempting(op)

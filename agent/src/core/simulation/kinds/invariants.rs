@@ -84,6 +84,11 @@ impl World {
         for (index, lock) in NAMES[2].iter().enumerate() {
             self.check_order(index, lock)?;
         }
+        for agent in &self.agents {
+            if let Some(name) = agent.core.locks.find_wrong_joiners() {
+                return Err(format!("the readers that may join {name} are recorded wrongly"));
+            }
+        }
         self.try_at_promoted()
     }
 

@@ -1,0 +1,48 @@
+//! The readers of a name's queue that may join a read hold.
+
+use std::collections::BTreeMap;
+
+use redisson::Kind;
+
+use super::waiter::{Turn, Waiter};
+use crate::core::ids::WaiterId;
+
+/// The readers of a queue that have no attempt under way and nobody but readers before them. So those that ask already
+/// are not looked at again with each reply.
+#[derive(Debug, Default)]
+pub(super) struct Joiners {
+    /// All readers of the queue without an attempt under way, in its order.
+    idle: BTreeMap<Turn, WaiterId>,
+    /// The first waiter of the queue that is no reader: those behind it may not join.
+    barrier: Option<(Turn, WaiterId)>,
+}
+
+impl Joiners {
+    /// Returns those that may join, in the order of the queue.
+    pub(super) fn list(&self) -> Vec<WaiterId> {
+        let end = self.barrier.map_or(Turn::MAX, |(turn, _)| turn);
+        self.idle.range(..end).map(|(_, id)| *id).collect()
+    }
+
+    /// Records what a waiter of the queue is doing now.
+    pub(super) fn update(&mut self, id: WaiterId, waiter: &Waiter) {
+        let Some(turn) = waiter.turn else { return };
+        if waiter.kind != Kind::Read {
+            self.barrier.get_or_insert((turn, id));
+        } else if waiter.attempt.is_none() {
+            self.idle.insert(turn, id);
+        } else {
+            self.idle.remove(&turn);
+        }
+    }
+
+    /// Forgets a reader that leaves the queue.
+    pub(super) fn remove(&mut self, turn: Turn) {
+        self.idle.remove(&turn);
+    }
+
+    /// Takes the barrier away if it is this waiter. Returns whether it was.
+    pub(super) fn take_barrier(&mut self, id: WaiterId) -> bool {
+        self.barrier.take_if(|(_, barrier)| *barrier == id).is_some()
+    }
+}
