@@ -7,6 +7,7 @@ use std::time::Duration;
 use redisson::Moment;
 use rustix::net::sockopt::set_socket_send_buffer_size;
 use tokio::net::{UnixListener, UnixStream};
+use tokio::sync::mpsc;
 use tokio::time::MissedTickBehavior;
 use tokio_util::sync::CancellationToken;
 use tokio_util::task::TaskTracker;
@@ -16,8 +17,10 @@ use crate::server::connection::{self, Evicted, Shared};
 use crate::server::places::{Full, Places};
 use crate::types::SessionId;
 
-/// The pause after a rejected connection, which makes clients that retry at once cheap.
+/// The pause before a rejected connection is answered, which makes clients that retry at once cheap.
 const REJECTION_PAUSE: Duration = Duration::from_millis(5);
+/// The most rejected connections that wait for their answer. The reserve of file descriptors has room for them.
+pub(super) const MAX_REJECTED: usize = 64;
 /// The kernel's buffer for the replies that a client has not read, of which the kernel allocates twice as much.
 const SEND_BUFFER: usize = 32 * 1024;
 /// The interval at which connections are closed whose clients do not read.
@@ -35,6 +38,20 @@ pub async fn accept(
     sessions: TaskTracker,
     closed: CancellationToken,
 ) {
+    let pause = REJECTION_PAUSE;
+    accept_and_reject(listener, shared, max_sessions, sessions, closed, pause).await;
+}
+
+/// Answers rejected connections one by one, with this pause before each. Meanwhile others are accepted.
+async fn accept_and_reject(
+    listener: &UnixListener,
+    shared: Shared,
+    max_sessions: usize,
+    sessions: TaskTracker,
+    closed: CancellationToken,
+    rejection_pause: Duration,
+) {
+    let (rejections, mut rejected) = mpsc::channel(MAX_REJECTED);
     let places = Places::new(max_sessions, rustix::process::geteuid().as_raw());
     let shared = Arc::new(shared);
     let mut pause = FAILURE_PAUSE;
@@ -64,8 +81,12 @@ pub async fn accept(
                                 Full::User(_) => TOO_MANY_SESSIONS_OF_USER,
                             };
                             shared.metrics.sessions_rejected.with_label_values(&[reason]).inc();
-                            reject(&stream, full);
-                            tokio::time::sleep(REJECTION_PAUSE).await;
+                            // Where too many wait already, one more is answered at once.
+                            if let Err(error) = rejections.try_send((stream, full)) {
+                                let (stream, full) = error.into_inner();
+                                reject(&stream, full);
+                            }
+                            tokio::task::yield_now().await;
                         }
                     }
                 }
@@ -79,6 +100,12 @@ pub async fn accept(
             }
         }
     };
+    let rejecting = async {
+        while let Some((stream, full)) = rejected.recv().await {
+            tokio::time::sleep(rejection_pause).await;
+            reject(&stream, full);
+        }
+    };
     let evicting = async {
         let mut tick = tokio::time::interval(EVICTION_INTERVAL);
         tick.set_missed_tick_behavior(MissedTickBehavior::Delay);
@@ -87,7 +114,7 @@ pub async fn accept(
             evict(&shared);
         }
     };
-    closed.run_until_cancelled(async { tokio::join!(accepting, evicting) }).await;
+    closed.run_until_cancelled(async { tokio::join!(accepting, rejecting, evicting) }).await;
 }
 
 /// Closes connections whose clients do not read, if others need the memory.
@@ -131,9 +158,10 @@ fn affects_one_client(error: &io::Error) -> bool {
 
 #[cfg(test)]
 mod tests {
+    use std::io::Read;
+
     use prometheus::Registry;
     use tokio::io::{AsyncReadExt, AsyncWriteExt};
-    use tokio::sync::mpsc;
     use tokio::task::JoinHandle;
     use tokio::time::timeout;
 
@@ -156,6 +184,10 @@ mod tests {
 
     impl Rig {
         async fn new(max_sessions: usize) -> Self {
+            Self::with_pause(max_sessions, REJECTION_PAUSE).await
+        }
+
+        async fn with_pause(max_sessions: usize, pause: Duration) -> Self {
             let folder = tempfile::tempdir().unwrap();
             let settings =
                 SocketSettings { path: folder.path().join("s"), mode: 0o600, group: None };
@@ -176,13 +208,25 @@ mod tests {
             let task = tokio::spawn(async move {
                 // Moves the whole socket into the task, including its file's cleanup.
                 let socket = socket;
-                accept(&socket.listener, shared, max_sessions, TaskTracker::new(), token).await;
+                let (listener, sessions) = (&socket.listener, TaskTracker::new());
+                accept_and_reject(listener, shared, max_sessions, sessions, token, pause).await;
             });
             Self { folder, inbox, closed, metrics, task }
         }
 
         async fn connect(&self) -> UnixStream {
             UnixStream::connect(self.folder.path().join("s")).await.unwrap()
+        }
+
+        /// Waits until that many connections were rejected.
+        async fn has_rejected(&self, count: usize) {
+            let rejected = self.metrics.sessions_rejected.with_label_values(&[TOO_MANY_SESSIONS]);
+            let all = async {
+                while rejected.get() < count as u64 {
+                    tokio::task::yield_now().await;
+                }
+            };
+            timeout(DEADLINE, all).await.expect("the agent accepts no more");
         }
 
         async fn input(&mut self) -> Input {
@@ -216,6 +260,40 @@ mod tests {
         while !replies.contains(&"+PONG\r\n".to_owned()) {
             assert!(replies.len() < 1000, "{replies:?}");
             replies.push(ping(&mut rig.connect().await).await);
+        }
+    }
+
+    #[tokio::test]
+    async fn others_are_accepted_while_rejected_connections_wait_for_their_answer() {
+        // In this test none that waits is ever answered.
+        let mut rig = Rig::with_pause(1, Duration::from_secs(100_000)).await;
+        let one = rig.connect().await;
+        let Input::Opened { outbox: _one, .. } = rig.input().await else { panic!() };
+        let mut rejected = Vec::new();
+        // One is about to be answered, so many wait behind it, and one is too many.
+        for count in 1..=MAX_REJECTED + 2 {
+            rejected.push(rig.connect().await);
+            rig.has_rejected(count).await;
+        }
+        let mut reply = String::new();
+        let mut last = rejected.pop().unwrap();
+        timeout(DEADLINE, last.read_to_string(&mut reply)).await.unwrap().unwrap();
+        assert!(reply.starts_with("-LIMIT the agent already serves 1 sessions"), "{reply}");
+        drop(one);
+        assert!(matches!(rig.input().await, Input::Closed(SessionId(1))));
+        // The slot is free once the task has ended.
+        let mut replies = Vec::new();
+        while !replies.contains(&"+PONG\r\n".to_owned()) {
+            assert!(replies.len() < 1000, "{replies:?}");
+            replies.push(ping(&mut rig.connect().await).await);
+        }
+        for client in rejected {
+            let error = client.into_std().unwrap().read(&mut [0]).unwrap_err();
+            assert_eq!(
+                error.kind(),
+                io::ErrorKind::WouldBlock,
+                "it is neither answered nor closed"
+            );
         }
     }
 

@@ -1,9 +1,10 @@
 //! The limit of open files, and the number of sessions that it allows.
 
+use crate::server::accept::MAX_REJECTED;
 use rustix::process::{Resource, Rlimit, getrlimit, setrlimit};
 
-/// Descriptors reserved for Redis, HTTP, logs and the runtime.
-const RESERVED: usize = 128;
+/// Descriptors reserved for Redis, HTTP, logs, the runtime and rejected connections.
+const RESERVED: usize = 128 + MAX_REJECTED;
 
 /// The budget of file descriptors for sessions.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
@@ -53,7 +54,7 @@ mod tests {
         assert_eq!(budget(65_536, 20_000), FileBudget { sessions: 20_000, processes: 20_000 });
         assert_eq!(budget(1_024, 100), FileBudget { sessions: 100, processes: 100 });
         let few = budget(1_024, 20_000);
-        assert_eq!(few, FileBudget { sessions: 672, processes: 224 });
+        assert_eq!(few, FileBudget { sessions: 624, processes: 208 });
         assert_eq!(few.sessions + few.processes + RESERVED, 1_024);
         assert_eq!(budget(10, 20_000), FileBudget { sessions: 1, processes: 0 });
     }
