@@ -77,7 +77,8 @@ impl Core {
                 request.kind.is_none() || held == request.kind
             }),
         };
-        let loss = || self.sessions.get(&owner.session).and_then(|s| s.loss(owner.owner, name));
+        let loss =
+            || self.sessions.get(&owner.session).and_then(|s| s.losses.get(owner.owner, name));
         number.ok_or_else(|| match loss() {
             Some(end) => Self::lost(name, end),
             None => Self::not_held(name, owner.owner, request.kind),

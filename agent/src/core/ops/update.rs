@@ -133,7 +133,8 @@ impl Core {
         let Some(hold) = self.leases.on_updated(*number, update.change, *count, sent, jitter)
         else {
             // It was lost, by this answer or meanwhile.
-            let end = self.sessions.get(&owner.session).and_then(|s| s.loss(owner.owner, name));
+            let end =
+                self.sessions.get(&owner.session).and_then(|s| s.losses.get(owner.owner, name));
             spans::outcome(span, "error");
             return self.answer(*slot, Self::lost(name, end.unwrap_or(End::Missing)));
         };

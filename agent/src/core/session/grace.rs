@@ -293,7 +293,7 @@ impl Core {
         new.introduced = true;
         new.grace = Some(grace);
         new.client_name = new.client_name.take().or(old.client_name);
-        (new.holds, new.lost, new.lost_order) = (old.holds, old.lost, old.lost_order);
+        (new.holds, new.losses) = (old.holds, old.losses);
         (new.backlog, new.missed) = (old.backlog, old.missed);
         if let Some((slot, until)) = old.events_waiter {
             self.sessions.timers.clear(until, SessionTimer::Events(target));

@@ -3,6 +3,7 @@
 pub(in crate::core) mod event;
 pub(in crate::core) mod grace;
 mod lifecycle;
+pub(in crate::core) mod losses;
 pub(in crate::core) mod reply;
 mod settle;
 pub(in crate::core) mod state;
@@ -213,7 +214,7 @@ impl Core {
     ) {
         let Some(session) = self.sessions.get_mut(&owner.session) else { return };
         if let Event::Lost(end) = event {
-            session.remember_loss(owner.owner, name.clone(), *end);
+            session.losses.remember(owner.owner, name.clone(), *end);
         }
         if matches!(event, Event::Valid(_)) && !session.deadlines {
             return;

@@ -3,19 +3,18 @@
 use std::collections::{BTreeMap, HashMap, VecDeque};
 use std::time::Duration;
 
-use redisson::{LockName, Moment};
+use redisson::Moment;
 
 use crate::core::ids::{HoldKey, Slot};
 use crate::core::lock::mlock_state::MultiLock;
+use crate::core::session::losses::Losses;
 use crate::core::session::reply::Reply;
 use crate::protocol::command::Command;
 use crate::protocol::resp::Frame;
-use crate::types::{End, Number, Peer, SessionId, SessionKey};
+use crate::types::{Number, Peer, SessionId, SessionKey};
 
 /// The most events that a session may leave unread; then the oldest are dropped and the gap is reported.
 pub(in crate::core) const BACKLOG: usize = 256;
-/// The most lost holds that a session is reminded of; the oldest are forgotten first.
-const REMEMBERED_LOSSES: usize = 1024;
 
 /// A command not answered yet, or answered behind one that is not.
 #[derive(Debug)]
@@ -55,8 +54,7 @@ pub(in crate::core) struct Session {
     pub(in crate::core) waits: HashMap<i64, Number>,
     /// The MLOCK or MUNLOCK of each owner that has one under way.
     pub(in crate::core) multi: BTreeMap<i64, MultiLock>,
-    pub(in crate::core) lost: HashMap<(i64, LockName), End>,
-    pub(in crate::core) lost_order: VecDeque<(i64, LockName)>,
+    pub(in crate::core) losses: Losses,
     pub(in crate::core) pending: VecDeque<Pending>,
     pub(super) first_seq: u64,
     /// Commands of owners that are busy with an earlier one.
@@ -91,8 +89,7 @@ impl Session {
             holds: HashMap::new(),
             waits: HashMap::new(),
             multi: BTreeMap::new(),
-            lost: HashMap::new(),
-            lost_order: VecDeque::new(),
+            losses: Losses::default(),
             pending: VecDeque::new(),
             first_seq: 0,
             queued: HashMap::new(),
@@ -105,28 +102,6 @@ impl Session {
     /// Returns whether it holds or waits for something and is connected.
     pub(in crate::core) fn is_busy(&self) -> bool {
         self.away_since().is_none() && !(self.holds.is_empty() && self.waits.is_empty())
-    }
-
-    pub(in crate::core) fn loss(&self, owner: i64, name: &LockName) -> Option<End> {
-        self.lost.get(&(owner, name.clone())).copied()
-    }
-
-    pub(in crate::core) fn forget_loss(&mut self, owner: i64, name: &LockName) {
-        if !self.lost.is_empty() {
-            self.lost.remove(&(owner, name.clone()));
-        }
-    }
-
-    pub(in crate::core) fn remember_loss(&mut self, owner: i64, name: LockName, end: End) {
-        let key = (owner, name);
-        if self.lost.insert(key.clone(), end).is_none() {
-            self.lost_order.push_back(key);
-        }
-        while self.lost_order.len() > REMEMBERED_LOSSES {
-            if let Some(oldest) = self.lost_order.pop_front() {
-                self.lost.remove(&oldest);
-            }
-        }
     }
 
     pub(super) fn take_events(&mut self) -> Frame {

@@ -188,7 +188,7 @@ impl SessionTable {
 
     pub(in crate::core) fn forget_loss(&mut self, owner: Owner, name: &LockName) {
         if let Some(session) = self.all.get_mut(&owner.session) {
-            session.forget_loss(owner.owner, name);
+            session.losses.forget(owner.owner, name);
         }
     }
 

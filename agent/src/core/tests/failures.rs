@@ -157,6 +157,21 @@ fn a_vanished_lock_is_lost_and_never_created_again() {
 }
 
 #[test]
+fn a_loss_is_told_however_many_there_were_before() {
+    let mut world = World::new();
+    let a = world.open();
+    for loss in 0..1100 {
+        world.lock(a, "x");
+        world.redis.clear();
+        world.core.verify(world.now, crate::core::Node::Main);
+        world.work();
+        world.unlock(a, "x");
+        let replies: Vec<_> = world.replies_of(a).iter().map(short).collect();
+        assert_eq!(replies, ["held 1", "LOST"], "loss {loss}");
+    }
+}
+
+#[test]
 fn a_stolen_lock_is_lost_and_left_to_its_new_holder() {
     let mut world = World::new();
     let a = world.open();
