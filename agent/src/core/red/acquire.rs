@@ -137,19 +137,20 @@ impl Core {
 
     /// A majority said yes.
     fn won(&mut self, quorum: QuorumOp, attempt: &Attempt) {
-        let Attempt { name, number, lease, .. } = attempt;
-        let now = self.now;
+        let Attempt { name, number, .. } = attempt;
+        let (now, watched) = (self.now, self.settings.lease);
         self.locks.on_answered(name);
         let Some(successor) = self.pick_successor(attempt, quorum.sent) else {
             return self.give_up_got(quorum, attempt);
         };
         self.grant(successor, *number, quorum.sent, None);
         let jitter = self.numbers.jitter();
-        let again = now + self.settings.lease.duration() / 15;
+        let again = now + watched.duration() / 15;
         let mut node_leases = NodeLeases::new(self.nodes().len(), again);
         for (node, until) in quorum.yes() {
             node_leases.confirm(node, quorum.sent, until);
-            node_leases.renew_at_node(node, lease.renew_at(quorum.sent, jitter));
+            // A lease of its own is not renewed, but verified as often.
+            node_leases.renew_at_node(node, watched.renew_at(quorum.sent, jitter));
         }
         self.leases.set_parts(*number, node_leases);
         self.reassess(*number, None);

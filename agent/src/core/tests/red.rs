@@ -381,6 +381,22 @@ fn an_explicit_lease_ends_and_an_extension_is_the_majoritys() {
 }
 
 #[test]
+fn an_explicit_lease_is_verified_as_often_as_others_are_renewed() {
+    let mut world = three(1);
+    let a = world.open(0);
+    world.command(0, a, red_lock("x", NOW, Lease::new(ms(600_000))));
+    pass(&mut world, 25_000);
+    assert_eq!(world.standing("x"), 3);
+    (0..3).for_each(|node| world.delete(node, "x"));
+    // A third of the watchdog's lease.
+    pass(&mut world, 11_000);
+    assert_eq!(world.agents[0].core.leases.len(), 0, "it is lost before anybody asks");
+    unlock(&mut world, 0, a);
+    pass(&mut world, 10);
+    assert_eq!(told(&mut world, 0, a), ["held 1", "LOST"]);
+}
+
+#[test]
 fn an_operators_release_counts_when_a_majority_is_released() {
     let mut world = three(1);
     let a = world.open(0);

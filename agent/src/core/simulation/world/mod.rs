@@ -261,6 +261,14 @@ impl<S: Scenario> World<S> {
         self.set_clocks();
     }
 
+    /// Deletes a lock on a server behind its holder's back.
+    pub(in crate::core) fn delete(&mut self, node: usize, lock: &str) {
+        for (field, _) in self.servers[node].redis.fields(lock) {
+            self.scenario.on_hold_lost(lock, field);
+        }
+        self.servers[node].redis.keys_mut().remove(lock);
+    }
+
     /// Lets time pass, and returns the violation, if any.
     pub(super) fn run_for(&mut self, time: Duration) -> Verdict {
         self.pass(time);
