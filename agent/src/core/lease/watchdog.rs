@@ -88,6 +88,17 @@ impl Core {
         self.notify(owner, &name, kind, &Event::Jeopardy(valid));
     }
 
+    /// Notifies the owner of a hold that came into jeopardy before its grant was told.
+    pub(in crate::core) fn tell_jeopardy(&mut self, number: Number) {
+        let Some(hold) = self.leases.get(number).filter(|hold| hold.jeopardy && hold.count == 1)
+        else {
+            return;
+        };
+        let (owner, kind, name) = (hold.owner, hold.kind, hold.name.clone());
+        let valid = hold.validity(self.now);
+        self.notify(owner, &name, kind, &Event::Jeopardy(valid));
+    }
+
     /// Ends the jeopardy of a hold that is valid for long enough again.
     pub(in crate::core) fn clear_jeopardy(&mut self, number: Number) {
         if self.leases.clear_jeopardy(number, self.now) {

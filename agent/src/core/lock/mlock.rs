@@ -297,7 +297,12 @@ impl Core {
                 _ => {}
             }
         }
-        self.answer_with(multi.slot, Reply::MultiLock(replies));
+        let reply = Reply::MultiLock(replies);
+        let granted = reply.granted();
+        self.answer_with(multi.slot, reply);
+        for number in granted {
+            self.tell_jeopardy(number);
+        }
     }
 
     /// Ends an MLOCK as if its time were over. Whether there was one to be ended.

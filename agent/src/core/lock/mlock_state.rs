@@ -1,6 +1,6 @@
 //! The progress of an MLOCK or MUNLOCK.
 
-use redisson::{LockName, Moment};
+use redisson::{Kind, LockName, Moment};
 
 use crate::core::ids::Slot;
 use crate::core::session::reply::{Grant, Reply};
@@ -70,6 +70,16 @@ impl MultiLock {
     /// Returns whether it acquired this hold itself and will give it back rather than wait with it.
     pub(in crate::core) fn gives_way(&self, number: Number) -> bool {
         self.taken().any(|(_, grant)| grant.number == number && grant.count == 1)
+    }
+
+    /// Returns whether it acquired the hold of this name and kind itself: its worker does not know of that hold yet.
+    pub(in crate::core) fn is_untold(&self, name: &LockName, kind: Kind) -> bool {
+        self.members.iter().any(|member| match member {
+            Member::Taken(grant) | Member::Leasing(grant) => {
+                grant.count == 1 && grant.kind == kind && grant.name == *name
+            }
+            _ => false,
+        })
     }
 
     /// The locks that it waits for without end.

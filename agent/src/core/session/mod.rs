@@ -204,7 +204,8 @@ impl Core {
         }
     }
 
-    /// Sends a session an event about one of its holds.
+    /// Sends a session an event about one of its holds. Before an MLOCK is answered, it hears nothing of the validity of what
+    /// that has acquired.
     pub(in crate::core) fn notify(
         &mut self,
         owner: Owner,
@@ -217,6 +218,10 @@ impl Core {
             session.losses.remember(owner.owner, name.clone(), *end);
         }
         if matches!(event, Event::Valid(_)) && !session.deadlines {
+            return;
+        }
+        let multi = session.multi.get(&owner.owner).filter(|multi| multi.is_untold(name, kind));
+        if multi.is_some() && !matches!(event, Event::Lost(_)) {
             return;
         }
         let pushed = session.push && session.resp3;

@@ -4,8 +4,9 @@ use std::time::Duration;
 
 use redisson::{Kind, Lease};
 
-use super::world::{LEASE, Network, World, lock_command, name};
+use super::world::{LEASE, Network, World, lock_command, name, short};
 use crate::protocol::command::{Command, HoldRequest, LockRequest, Wait};
+use crate::protocol::resp::Frame;
 use crate::types::SessionId;
 
 const FOREIGN: &str = "285475da-9152-4c83-822a-67ee2f116a79:52";
@@ -337,6 +338,94 @@ fn a_member_that_is_lost_before_all_are_had_is_taken_again() {
     is_clean(&mut world);
 }
 
+/// The events of a session whose owner is busy, as another one hears them.
+fn events_of(world: &mut World, by: SessionId, whose: SessionId) -> Vec<String> {
+    let session = world.core.session_name(whose).into_bytes();
+    let secret = "01".repeat(16).into_bytes();
+    world.command(by, Command::Events { session, secret, wait: Duration::ZERO });
+    let Some(Frame::Array(events)) = world.replies_of(by).pop() else { panic!("no events") };
+    events.iter().map(short).collect()
+}
+
+/// Lets an MLOCK of a patience beyond a lease wait for its last member. Its session hears of renewals.
+fn waiting_for_the_last_one(world: &mut World) -> SessionId {
+    let a = world.open();
+    let (push, deadlines, grace) = (None, Some(true), None);
+    world.command(a, Command::Session { grace, push, deadlines });
+    world.replies_of(a);
+    let all: Vec<_> = (0..40).map(|member| format!("x{member}")).collect();
+    mlock(world, a, &format!("{} z", all.join(" ")));
+    a
+}
+
+#[test]
+fn nothing_is_told_of_members_before_the_grant() {
+    let mut world = World::new();
+    world.foreign("z", FOREIGN, LEASE * 10);
+    let (b, a) = (world.open(), waiting_for_the_last_one(&mut world));
+    world.pass(LEASE / 2);
+    assert!(world.served.contains(&"keep"), "they are renewed");
+    assert!(events_of(&mut world, b, a).is_empty());
+    // They come into jeopardy and out of it again.
+    world.network = Network::Down;
+    world.pass(LEASE * 3 / 4);
+    assert_eq!(world.core.leases.in_jeopardy(), 40);
+    world.network = Network::Good;
+    world.pass(Duration::from_secs(3));
+    assert_eq!(world.core.leases.in_jeopardy(), 0);
+    assert!(events_of(&mut world, b, a).is_empty() && world.has_no_reply(a));
+    world.foreign_release("z");
+    assert_eq!(world.reply(a), ["held 1"; 41].join(" "));
+    world.pass(LEASE / 2);
+    assert!(events_of(&mut world, b, a).iter().any(|event| event.starts_with("valid x0 lock")));
+    world.close(a);
+    is_clean(&mut world);
+}
+
+#[test]
+fn what_is_in_jeopardy_when_it_is_granted_is_told_then() {
+    let mut world = World::new();
+    let (b, c) = (world.open(), world.open());
+    let lease = Lease::new(LEASE * 10);
+    world.command(b, Command::Lock(LockRequest { lease, ..lock_command("z") }));
+    assert_eq!(world.reply(b), "held 1");
+    let a = waiting_for_the_last_one(&mut world);
+    world.network = Network::Down;
+    world.pass(LEASE * 3 / 4);
+    assert!(events_of(&mut world, c, a).is_empty());
+    // The grant comes before some of them are renewed.
+    world.network = Network::Good;
+    world.unlock(b, "z");
+    let mut replies = world.replies_of(a);
+    while replies.is_empty() {
+        world.pass(Duration::from_millis(1));
+        replies = world.replies_of(a);
+    }
+    assert_eq!(short(&replies[0]), ["held 1"; 41].join(" "));
+    let events = events_of(&mut world, c, a);
+    assert!(!events.is_empty() && events.len() == world.core.leases.in_jeopardy(), "{events:?}");
+    assert!(events.iter().all(|event| event.starts_with("jeopardy x")), "{events:?}");
+    world.pass(Duration::from_secs(3));
+    let later = events_of(&mut world, c, a);
+    assert_eq!(later.iter().filter(|event| event.starts_with("safe x")).count(), events.len());
+    world.close(a);
+    is_clean(&mut world);
+}
+
+#[test]
+fn what_was_held_before_an_mlock_is_told_of_meanwhile() {
+    let mut world = World::new();
+    let (a, b) = (world.open(), world.open());
+    world.lock(a, "x0");
+    assert_eq!(world.reply(a), "held 1");
+    world.foreign("y", FOREIGN, LEASE * 10);
+    mlock(&mut world, a, "x0 y");
+    world.network = Network::Down;
+    world.pass(LEASE * 3 / 4);
+    let events = events_of(&mut world, b, a);
+    assert!(events[0].starts_with("jeopardy x0 lock"), "{events:?}");
+}
+
 #[test]
 fn what_was_held_before_and_is_lost_meanwhile_does_not_come_back() {
     let mut world = World::new();
@@ -369,7 +458,7 @@ fn what_has_been_granted_but_not_told_is_void_as_a_whole() {
     assert!(world.holders("y").is_empty(), "all or none");
     world.close(b);
     let replies = world.replies_of(a);
-    let replies: Vec<_> = replies.iter().map(super::world::short).collect();
+    let replies: Vec<_> = replies.iter().map(short).collect();
     assert_eq!(replies, ["held 1", "LOST"]);
     world.close(a);
     is_clean(&mut world);
@@ -403,7 +492,7 @@ fn commands_behind_it_wait_for_it() {
     assert!(world.has_no_reply(a) && world.holders("w").is_empty());
     world.foreign_release("y");
     let replies = world.replies_of(a);
-    let replies: Vec<_> = replies.iter().map(super::world::short).collect();
+    let replies: Vec<_> = replies.iter().map(short).collect();
     assert_eq!(replies, ["held 1 held 1", "0 0", "held 1", "0"]);
     is_clean(&mut world);
 }
