@@ -15,7 +15,7 @@ use tokio::sync::mpsc;
 
 use crate::duration;
 use crate::exit::Exit;
-use crate::reply::{bytes, number, text, valid_until};
+use crate::reply::{Validity, bytes, number, text};
 
 /// The time for the agent to accept a connection.
 const CONNECT_TIMEOUT: Duration = Duration::from_secs(5);
@@ -42,14 +42,14 @@ pub(crate) fn default_socket() -> PathBuf {
 /// A push from the agent.
 #[derive(Debug, Clone, PartialEq, Eq)]
 pub(crate) enum Push {
-    /// Renewals of a lock are failing; it stays valid until this instant, in microseconds since boot.
-    Jeopardy(Vec<u8>, u64),
+    /// Renewals of a lock are failing; it stays valid for so long.
+    Jeopardy(Vec<u8>, Validity),
     /// The lock was renewed after it had been at risk.
     Safe(Vec<u8>),
     /// The lock was lost, for the given reason.
     Lost(Vec<u8>, String),
-    /// The lock was renewed; it is valid until this instant, in microseconds since boot.
-    Valid(Vec<u8>, u64),
+    /// The lock was renewed; it is valid for so long.
+    Valid(Vec<u8>, Validity),
     /// The connection was lost.
     Disconnected,
 }
@@ -207,15 +207,15 @@ fn read_push(info: &PushInfo) -> Option<Push> {
     };
     let name = bytes(info.data.first()?)?.to_vec();
     let last = info.data.get(2);
-    let until = || {
+    let valid = || {
         let left = Duration::from_millis(number(last?)?.try_into().ok()?);
-        Some(valid_until(left, info.data.get(3).and_then(number)))
+        Some(Validity::new(left, info.data.get(3).and_then(number)))
     };
     match kind.as_str() {
-        "lock-jeopardy" => Some(Push::Jeopardy(name, until()?)),
+        "lock-jeopardy" => Some(Push::Jeopardy(name, valid()?)),
         "lock-safe" => Some(Push::Safe(name)),
         "lock-lost" => Some(Push::Lost(name, text(last?)?)),
-        "lock-valid" => Some(Push::Valid(name, until()?)),
+        "lock-valid" => Some(Push::Valid(name, valid()?)),
         _ => None,
     }
 }

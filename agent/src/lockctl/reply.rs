@@ -7,11 +7,30 @@ use service_kit::clock::boot_micros;
 
 use crate::duration::as_micros;
 
-/// Returns the end of a validity, in microseconds since boot: the agent's own instant (nanoseconds since boot), or for an
-/// agent that states none, the time left from now.
-pub(crate) fn valid_until(left: Duration, nanos: Option<i64>) -> u64 {
-    let stated = nanos.and_then(|nanos| u64::try_from(nanos / 1_000).ok());
-    stated.unwrap_or_else(|| boot_micros() + as_micros(left))
+/// The agent counts the time left in whole milliseconds.
+const PRECISION: u64 = 1_000;
+
+/// What the agent says of a lock's validity. Both instants are in microseconds since boot.
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+pub(crate) struct Validity {
+    pub(crate) until: u64,
+    /// The instant at which it was said.
+    said: u64,
+}
+
+impl Validity {
+    /// Takes the time left and the agent's own instant of the end, in nanoseconds since boot. For an agent that states
+    /// none, the time left counts from now.
+    pub(crate) fn new(left: Duration, nanos: Option<i64>) -> Self {
+        let stated = nanos.and_then(|nanos| u64::try_from(nanos / 1_000).ok());
+        let until = stated.unwrap_or_else(|| boot_micros() + as_micros(left));
+        Self { until, said: until.saturating_sub(as_micros(left)) }
+    }
+
+    /// Returns whether it was said before the other.
+    pub(crate) fn is_older_than(self, other: Self) -> bool {
+        self.said + PRECISION <= other.said
+    }
 }
 
 /// Typed access to the fields of a map; none if a field is missing or has another type.

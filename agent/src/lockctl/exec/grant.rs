@@ -7,7 +7,7 @@ use service_kit::clock::boot_micros;
 
 use crate::client::Push;
 use crate::duration::as_micros;
-use crate::reply::{Fields as _, valid_until};
+use crate::reply::{Fields as _, Validity};
 
 /// The margin before the end of validity at which the command is killed, but at most a tenth of the validity.
 const KILL_MARGIN: Duration = Duration::from_millis(500);
@@ -22,6 +22,8 @@ pub(crate) struct Held {
     pub(crate) token: Option<i64>,
     /// Microseconds of the boot clock, which includes suspend.
     valid_until: u64,
+    /// What the grant, or the latest RESUME, said.
+    granted: Validity,
 }
 
 /// All locks of a command.
@@ -45,13 +47,18 @@ impl Grant {
         Some(Self { validity: grant.left(boot_micros()), ..grant })
     }
 
-    /// Updates the validity from a push.
-    pub(crate) fn apply(&mut self, push: &Push) {
-        if let Push::Valid(name, until) | Push::Jeopardy(name, until) = push {
-            for lock in self.locks.iter_mut().filter(|lock| lock.name == *name) {
-                lock.valid_until = *until;
+    /// Updates the validity from a push, which may also shorten it: a red lock is gone from a server. Returns whether the
+    /// push is news. One from before the grant is about an earlier hold, which an MLOCK had given back.
+    pub(crate) fn apply(&mut self, push: &Push) -> bool {
+        let (Push::Valid(name, valid) | Push::Jeopardy(name, valid)) = push else { return true };
+        let mut news = false;
+        for lock in self.locks.iter_mut().filter(|lock| lock.name == *name) {
+            if !valid.is_older_than(lock.granted) {
+                lock.valid_until = valid.until;
+                news = true;
             }
         }
+        news
     }
 
     /// Updates the validity from the reply of RESUME.
@@ -66,7 +73,8 @@ impl Grant {
         for lock in &mut self.locks {
             // A later grant of the same name does not protect this command.
             let same = listed.iter().find(|l| l.name == lock.name && l.holder == lock.holder);
-            lock.valid_until = same.ok_or_else(|| lock.name.clone())?.valid_until;
+            let same = same.ok_or_else(|| lock.name.clone())?;
+            (lock.valid_until, lock.granted) = (same.valid_until, same.granted);
         }
         Ok(())
     }
@@ -99,11 +107,13 @@ impl Grant {
 }
 
 fn held(map: &Value) -> Option<Held> {
+    let granted = Validity::new(map.millis("valid_ms")?, map.number("valid_until_ns"));
     Some(Held {
         name: map.bytes("lock")?.to_vec(),
         holder: map.text("holder")?,
         token: map.number("token"),
-        valid_until: valid_until(map.millis("valid_ms")?, map.number("valid_until_ns")),
+        valid_until: granted.until,
+        granted,
     })
 }
 
@@ -130,10 +140,11 @@ mod tests {
             left.as_secs_f64() > seconds as f64 - 5.0 && left.as_secs() <= seconds
         };
         assert!(near(grant.left(now), 20));
-        grant.apply(&Push::Valid(b"b".to_vec(), now + 60_000_000));
+        let valid = |seconds| Validity::new(Duration::from_secs(seconds), None);
+        assert!(grant.apply(&Push::Valid(b"b".to_vec(), valid(60))));
         assert!(near(grant.left(now), 30));
-        grant.apply(&Push::Valid(b"x".to_vec(), now + 1_000_000));
-        grant.apply(&Push::Jeopardy(b"a".to_vec(), now + 9_000_000));
+        assert!(!grant.apply(&Push::Valid(b"x".to_vec(), valid(1))));
+        assert!(grant.apply(&Push::Jeopardy(b"a".to_vec(), valid(9))));
         assert!(near(grant.left(now), 9));
         assert_eq!(grant.left(u64::MAX), Duration::ZERO);
     }
@@ -151,6 +162,39 @@ mod tests {
         let late = reply((now + 60_000_000) * 1_000 + 999);
         assert!(!late.is_over());
         assert_eq!(late.valid_until(), now + 60_000_000);
+    }
+
+    #[test]
+    fn a_push_from_before_the_grant_changes_nothing() {
+        let said = |at: u64, left_ms: u64| {
+            let nanos = i64::try_from((at + left_ms * 1_000) * 1_000).unwrap();
+            (Duration::from_millis(left_ms), Some(nanos))
+        };
+        let now = boot_micros();
+        let (left, nanos) = said(now, 6_000);
+        let Value::Map(mut pairs) = reply("a", left.as_millis().try_into().unwrap()) else {
+            unreachable!()
+        };
+        pairs.push((Value::BulkString(b"valid_until_ns".to_vec()), Value::Int(nanos.unwrap())));
+        let mut grant = Grant::read(&Value::Map(pairs)).unwrap();
+        let granted = grant.clone();
+        let push = |at, left_ms| {
+            let (left, nanos) = said(at, left_ms);
+            (b"a".to_vec(), Validity::new(left, nanos))
+        };
+        // The hold that these were about was given back.
+        for (at, left_ms) in [(now - 10_000_000, 6_000), (now - 2_000, 5_000)] {
+            let (name, valid) = push(at, left_ms);
+            assert!(!grant.apply(&Push::Valid(name.clone(), valid)));
+            assert!(!grant.apply(&Push::Jeopardy(name, valid)));
+            assert_eq!(grant, granted);
+        }
+        // After the grant the validity may become longer or shorter.
+        for (at, left_ms) in [(now, 5_500), (now + 2_000_000, 6_000), (now + 2_100_000, 3_000)] {
+            let (name, valid) = push(at, left_ms);
+            assert!(grant.apply(&Push::Valid(name, valid)));
+            assert_eq!(grant.valid_until(), at + left_ms * 1_000);
+        }
     }
 
     #[test]

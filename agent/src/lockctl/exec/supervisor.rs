@@ -159,14 +159,16 @@ impl<'a> Supervisor<'a> {
     }
 
     fn on_push(&mut self, push: Push) {
-        self.grant.apply(&push);
+        let is_news = self.grant.apply(&push);
         match push {
             Push::Valid(..) => {}
-            Push::Jeopardy(name, until) => notice(&format!(
-                "{} cannot be renewed: valid for another {}",
-                printable(&name),
-                duration::format(Duration::from_micros(until.saturating_sub(boot_micros())))
-            )),
+            Push::Jeopardy(name, valid) => {
+                if is_news {
+                    let left = Duration::from_micros(valid.until.saturating_sub(boot_micros()));
+                    let (name, left) = (printable(&name), duration::format(left));
+                    notice(&format!("{name} cannot be renewed: valid for another {left}"));
+                }
+            }
             Push::Safe(name) => notice(&format!("{} has been renewed again", printable(&name))),
             // The lock stays in Redis, unavailable to others, until its lease expires.
             Push::Lost(name, reason) if reason == "drained" => {
