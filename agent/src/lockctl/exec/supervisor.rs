@@ -231,7 +231,8 @@ impl<'a> Supervisor<'a> {
         };
         notice(&format!("lost {what}; ending {}", self.program()));
         let now = boot_micros();
-        let latest = if at_once { now } else { self.grant.deadline() };
+        // The deadline may have passed while this process was stopped.
+        let latest = if at_once { now } else { self.grant.deadline().max(now) };
         self.end(signal, latest.min(now + as_micros(self.args.kill_after)));
     }
 
@@ -257,10 +258,12 @@ impl<'a> Supervisor<'a> {
             return;
         }
         self.group.signal_all(Signal::KILL);
-        if !ending.reported && now > ending.kill_at + UNKILLABLE_AFTER {
+        if !ending.reported
+            && now > ending.kill_at + UNKILLABLE_AFTER
+            && let Some(report) = survivors(&self.group.living())
+        {
             ending.reported = true;
-            let pids: Vec<String> = self.group.living().iter().map(ToString::to_string).collect();
-            notice(&format!("still alive after SIGKILL: pids {}", pids.join(", ")));
+            notice(&report);
         }
     }
 
@@ -319,6 +322,12 @@ impl<'a> Supervisor<'a> {
     }
 }
 
+/// Returns the report about processes that are alive after SIGKILL, if there are any.
+fn survivors(pids: &[i32]) -> Option<String> {
+    let pids: Vec<String> = pids.iter().map(ToString::to_string).collect();
+    (!pids.is_empty()).then(|| format!("still alive after SIGKILL: pids {}", pids.join(", ")))
+}
+
 /// Waits for the next push; forever without a connection.
 async fn next_push(agent: &mut Option<Agent>) -> Push {
     match agent {
@@ -336,5 +345,16 @@ fn explain(reason: &str) -> &str {
         "forced" => "an operator released it",
         "frozen" => "its guard was stopped for too long",
         other => other,
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn only_processes_that_live_are_reported() {
+        assert_eq!(survivors(&[]), None);
+        assert_eq!(survivors(&[7, 9]).unwrap(), "still alive after SIGKILL: pids 7, 9");
     }
 }
