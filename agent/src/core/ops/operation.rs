@@ -64,9 +64,7 @@ pub(in crate::core) trait Operation {
     }
 
     /// Visits the numbers whose fields the script may write or remove. They stay the same as long as it is in flight.
-    fn each_number(&self, visit: &mut dyn FnMut(Number)) {
-        let _ = visit;
-    }
+    fn each_number(&self, _visit: &mut dyn FnMut(Number)) {}
 
     /// Returns the hold that the script ends. The journal must record the end before the script is sent: a successor
     /// that finds a hold there but not in Redis takes it for lost.
