@@ -13,6 +13,11 @@ impl Core {
     /// cycle by themselves and do not count, nor do holds of an MLOCK that goes on waiting: it gives them back. A
     /// reader waits behind a writer, and thus for whatever that one waits for: all holders count, whatever their kind.
     pub(in crate::core) fn would_deadlock(&self, owner: Owner, name: &LockName) -> bool {
+        // Nobody waits for an owner that holds nothing. Of a crowd of readers none looks at the holds of all others.
+        let Some(own) = self.sessions.get(&owner.session) else { return false };
+        if !own.holds.keys().any(|(holder, ..)| *holder == owner.owner) {
+            return false;
+        }
         let mut wanted = vec![name];
         let mut seen = HashSet::new();
         while let Some(name) = wanted.pop() {
