@@ -229,6 +229,15 @@ mod tests {
             timeout(DEADLINE, all).await.expect("the agent accepts no more");
         }
 
+        /// Connects until a connection is served: a slot is free once the task of its connection has ended.
+        async fn has_room(&self) {
+            let mut replies = Vec::new();
+            while !replies.contains(&"+PONG\r\n".to_owned()) {
+                assert!(replies.len() < 1000, "{replies:?}");
+                replies.push(ping(&mut self.connect().await).await);
+            }
+        }
+
         async fn input(&mut self) -> Input {
             timeout(DEADLINE, self.inbox.recv()).await.unwrap().unwrap()
         }
@@ -255,12 +264,7 @@ mod tests {
         assert_eq!(rig.metrics.sessions_rejected.with_label_values(&["max_sessions"]).get(), 1);
         drop(one);
         assert!(matches!(rig.input().await, Input::Closed(SessionId(1))));
-        // The slot is free once the task has ended.
-        let mut replies = Vec::new();
-        while !replies.contains(&"+PONG\r\n".to_owned()) {
-            assert!(replies.len() < 1000, "{replies:?}");
-            replies.push(ping(&mut rig.connect().await).await);
-        }
+        rig.has_room().await;
     }
 
     #[tokio::test]
@@ -281,12 +285,7 @@ mod tests {
         assert!(reply.starts_with("-LIMIT the agent already serves 1 sessions"), "{reply}");
         drop(one);
         assert!(matches!(rig.input().await, Input::Closed(SessionId(1))));
-        // The slot is free once the task has ended.
-        let mut replies = Vec::new();
-        while !replies.contains(&"+PONG\r\n".to_owned()) {
-            assert!(replies.len() < 1000, "{replies:?}");
-            replies.push(ping(&mut rig.connect().await).await);
-        }
+        rig.has_room().await;
         for client in rejected {
             let error = client.into_std().unwrap().read(&mut [0]).unwrap_err();
             assert_eq!(

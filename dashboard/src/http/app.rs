@@ -214,7 +214,7 @@ impl App {
                 Subject::NoLock("It is a hash whose fields are not a lock's.".to_owned())
             }
             Some(ReadingReply { reading: Reading::Lock { .. }, .. }) => Subject::NoLock(
-                "It has a lock's form, but the settings say to ignore it, or there are too many locks."
+                "It has a lock's shape, but the settings say to ignore it, or there are too many locks."
                     .to_owned(),
             ),
             None => Subject::Unreadable(self.why_unreadable(id)),

@@ -131,8 +131,9 @@ impl Scan {
         let round = took + pause;
         self.status.set_pass(Pass { first: None, round: Some(round + took) });
         let mut detail = format!(
-            "{} keys in {}; again in {}",
+            "{} {} in {}; again in {}",
             state.seen,
+            if state.seen == 1 { "key" } else { "keys" },
             humantime::format_duration(Duration::from_millis(millis(took))),
             humantime::format_duration(rounded(pause))
         );

@@ -398,7 +398,7 @@ pub enum Subject {
     Unreadable(String),
 }
 
-/// `/sources`: what the picture rests on.
+/// `/sources`: where the dashboard learns of locks.
 #[derive(Debug, Clone)]
 pub struct SourcesPage {
     /// The frame of the page, with the sources themselves.

@@ -1,4 +1,4 @@
-//! `/sources`: what the picture rests on, and what it cannot show.
+//! `/sources`: where the dashboard learns of locks, and what it cannot see.
 
 use askama::Template;
 use askama::filters::HtmlSafe;
@@ -21,7 +21,7 @@ fn about(source: &str) -> About {
     match source {
         "scan" => About {
             label: "Scan",
-            sees: "Walks over all keys with SCAN and looks at small hashes that have a lock’s form. \
+            sees: "Walks over all keys with SCAN and looks at small hashes that have a lock’s shape. \
                    Finds locks that no other source has seen yet.",
         },
         "channels" => About {
