@@ -27,7 +27,8 @@ pub use force::{
     ExpectedLock, agent_state, force_release, force_release_holder, purge_queue, remove_waiter,
 };
 pub use read_write::{
-    MAX_READ_COUNT, acquire_read, acquire_write, release_read, release_write, renew_read,
+    MAX_READ_COUNT, MissingMarkers, acquire_read, acquire_write, release_read, release_write,
+    renew_read,
 };
 pub use reply::{
     AcquireOutcome, AgentState, BadReply, ForceReleaseOutcome, HandOverOutcome, LockDetails,

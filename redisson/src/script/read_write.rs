@@ -44,20 +44,36 @@ pub fn acquire_write(name: &LockName, holder: &HolderId, lease: Lease) -> Call {
     }
 }
 
-/// Renews read holds, like [`super::renew`].
+/// What the renewal of a read hold does about its markers that are missing.
+#[derive(Debug, Clone, Copy, PartialEq, Eq, PartialOrd, Ord)]
+pub enum MissingMarkers {
+    /// Reports them. In a cluster they may be on another node, from or to which the slot is moving.
+    Report,
+    /// Restores them. A cluster refuses this with `TRYAGAIN` while the slot moves.
+    Restore,
+}
+
+/// Renews read holds and their markers, like [`super::renew`].
 #[must_use]
 pub fn renew_read<'a>(
     holds: impl IntoIterator<Item = (&'a LockName, HolderId)>,
     count: u32,
     lease: Option<Lease>,
+    missing: MissingMarkers,
 ) -> Call {
     let mut keys = Args::default();
+    let mut prefixes = Args::default();
     let (lease, count) = (lease.map_or(0, Lease::millis), count.min(MAX_READ_COUNT));
     let mut args = Args::from([text(lease), text(MAX_READ_COUNT), text(count)]);
     for (name, holder) in holds {
+        let prefix = keys::read_marker_prefix(name, &holder);
         keys.push(name.as_bytes());
-        keys.push(keys::read_marker_prefix(name, &holder));
         args.push_text(holder);
+        args.push(&prefix);
+        prefixes.push(prefix);
+    }
+    if missing == MissingMarkers::Restore {
+        keys.extend(prefixes.iter());
     }
     Call { script: &RENEW_READ, keys, args }
 }

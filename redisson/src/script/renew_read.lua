@@ -1,15 +1,37 @@
 -- Sets the count of each read hold that still exists, and gives the lock and the hold's markers at least the lease; a lease of
--- 0 leaves the expiries alone. Never creates a hold, but a lease restores missing markers.
--- KEYS: lock and marker prefix for each    ARGV: lease ms, most markers per hold, count, then the holder for each lock
--- Replies the number of holds that exist, then, for each other one, its index and: 0 the lock is gone; 2 held by others;
--- 3 not a lock.
+-- 0 leaves the expiries alone. Never creates a hold.
+-- A marker that is missing here may be on another node of a cluster, while its slot moves. So markers are restored only if their
+-- prefixes are keys too, which no node has: Redis refuses a script some of whose keys are missing while their slot moves.
+-- KEYS: locks; to restore missing markers, then the marker prefix of each
+-- ARGV: lease ms, most markers per hold, count, then holder and marker prefix of each lock
+-- Replies the number of holds that are renewed, then, for each other one, its index and: 0 the lock is gone; 2 held by others;
+-- 3 not a lock; 4 renewed, but for markers that are missing.
 local lease, most, count = tonumber(ARGV[1]), tonumber(ARGV[2]), ARGV[3]
-local replies = { #KEYS / 2 }
+local locks = (#ARGV - 3) / 2
+local restore = #KEYS > locks
+local replies = { locks }
 local function report(index, state)
   replies[1], replies[#replies + 1], replies[#replies + 2] = replies[1] - 1, index, state
 end
-for i = 1, #KEYS / 2 do
-  local lock, prefix, holder = KEYS[2 * i - 1], KEYS[2 * i], ARGV[i + 3]
+-- Returns false if the marker is missing. Usually one command suffices, as in the script for other holds.
+local function extend(marker)
+  if redis.pcall('PEXPIRE', marker, lease, 'GT') == 1 then
+    return true
+  end
+  local left = tonumber(redis.pcall('PTTL', marker))
+  if left and left ~= -2 then
+    if left < lease then
+      redis.call('PEXPIRE', marker, lease)
+    end
+    return true
+  elseif restore then
+    redis.call('SET', marker, 1, 'PX', lease)
+    return true
+  end
+  return false
+end
+for i = 1, locks do
+  local lock, holder, prefix = KEYS[i], ARGV[2 * i + 2], ARGV[2 * i + 3]
   local current = redis.pcall('HGET', lock, holder)
   if type(current) == 'table' then
     report(i, 3)
@@ -22,12 +44,15 @@ for i = 1, #KEYS / 2 do
     if current ~= count then
       redis.call('HSET', lock, holder, count)
     end
+    local complete = true
     for n = 1, lease > 0 and count or 0 do
-      local marker = prefix .. ':' .. n
-      redis.call('SET', marker, 1, 'PX', math.max(lease, redis.call('PTTL', marker)))
+      complete = extend(prefix .. ':' .. n) and complete
     end
     for n = count + 1, math.min(tonumber(current) or 0, most) do
-      redis.call('DEL', prefix .. ':' .. n)
+      redis.pcall('DEL', prefix .. ':' .. n)
+    end
+    if not complete then
+      report(i, 4)
     end
   else
     report(i, redis.call('EXISTS', lock) == 0 and 0 or 2)

@@ -81,6 +81,8 @@ pub enum AcquireOutcome {
 pub enum RenewOutcome {
     /// The hold exists, at its count, with at least the lease.
     Renewed,
+    /// So does this read hold, but the node does not have all of its markers, so it does not count as living.
+    MarkersMissing,
     /// The lock does not exist.
     Missing,
     /// Other holders have the lock.
@@ -244,6 +246,7 @@ pub fn parse_renew(reply: &Value, holds: usize) -> Result<Vec<RenewOutcome>, Bad
                 0 => RenewOutcome::Missing,
                 2 => RenewOutcome::Stolen,
                 3 => RenewOutcome::WrongType,
+                4 => RenewOutcome::MarkersMissing,
                 _ => return None,
             };
         }

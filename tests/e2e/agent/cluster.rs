@@ -1,5 +1,7 @@
 //! The agent on a Redis Cluster: every kind on every node, waiters woken across agents, slots that move, masters that die.
 
+use std::collections::HashSet;
+
 use anyhow::{Result, ensure};
 use harness::{Agent, Client, RedisCluster, RedisServer, Reply, eventually, http};
 
@@ -244,6 +246,88 @@ async fn a_moving_slot_takes_its_locks_and_waiters_along() -> Result<()> {
     let moved =
         ours.metrics().await?.sum("lockscope_agent_redis_errors_total", &[("error", "ASK")]);
     assert!(moved > 0.0, "it was sent on by the old node");
+    Ok(())
+}
+
+#[tokio::test]
+async fn a_half_moved_slot_loses_no_reader() -> Result<()> {
+    let cluster = RedisCluster::start(2, 0).await?;
+    let agent = Agent::in_cluster(&cluster, &["--lease", "10s"]).await?;
+    let mut worker = agent.client3().await?;
+    worker.call("SESSION PUSH on").await?.ok()?;
+    let name = cluster.names("moves:").swap_remove(0);
+    // Enough for some to be renewed by one script.
+    let locks = |at: &str| (0..20).map(|n| format!("{at}:{n}:{{{name}}}")).collect::<Vec<_>>();
+    let (staying, going) = (locks("stays"), locks("goes"));
+    for _ in 0..2 {
+        lock(&mut worker, &format!("LOCK {name} KIND read")).await?;
+    }
+    for lock_name in staying.iter().chain(&going) {
+        lock(&mut worker, &format!("LOCK {lock_name}")).await?;
+    }
+    let slot = redisson::slot(name.as_bytes());
+    let (mut old, mut new) = (cluster.client(0).await?, cluster.client(1).await?);
+    let mut markers = Vec::new();
+    eventually("both read holds to have their markers", async || {
+        let keys = old.call(&format!("CLUSTER GETKEYSINSLOT {slot} 1000")).await?.ok()?;
+        markers = keys.items()?.iter().map(Reply::text).collect();
+        markers.retain(|key| key.contains(":rwlock_timeout:"));
+        ensure!(markers.len() == 2, "{markers:?}");
+        Ok(())
+    })
+    .await;
+
+    // The lock is at the new node, its markers and the other locks still at the old one.
+    cluster.begin_move(slot, 0, 1).await?;
+    cluster.move_key(&name, 0, 1).await?;
+    eventually("a renewal that would restore the markers to be refused", async || {
+        let metrics = agent.metrics().await?;
+        let refused = metrics.sum("lockscope_agent_redis_errors_total", &[("error", "TRYAGAIN")]);
+        ensure!(refused > 0.0, "{refused}");
+        Ok(())
+    })
+    .await;
+    // An interrupted move. This would be refused if the markers had been written at the new node too.
+    let mut moved = [markers, going].concat();
+    for key in &moved {
+        cluster.move_key(key, 0, 1).await?;
+    }
+    moved.push(name.clone());
+    for key in &moved {
+        new.call("ASKING").await?.ok()?;
+        assert_eq!(new.call_args(&["PEXPIRE", key, "8000"]).await?, Reply::Int(1));
+    }
+    for key in &staying {
+        assert_eq!(old.call_args(&["PEXPIRE", key, "8000"]).await?, Reply::Int(1));
+    }
+    let mut renewed = HashSet::new();
+    eventually("all to be renewed", async || {
+        for key in &moved {
+            new.call("ASKING").await?.ok()?;
+            let left = new.call_args(&["PTTL", key]).await?.int()?;
+            ensure!(left > 8_000 || renewed.contains(key), "{key}: {left}");
+            renewed.insert(key);
+        }
+        for key in &staying {
+            let left = old.call_args(&["PTTL", key]).await?.int()?;
+            ensure!(left > 8_000 || renewed.contains(key), "{key}: {left}");
+            renewed.insert(key);
+        }
+        Ok(())
+    })
+    .await;
+    cluster.move_keys(slot, 0, 1).await?;
+    cluster.end_move(slot, 0, 1).await?;
+
+    for left in [1, 0] {
+        assert_eq!(worker.call(&format!("UNLOCK {name} KIND read")).await?, Reply::Int(left));
+    }
+    for lock_name in locks("stays").iter().chain(&locks("goes")) {
+        assert_eq!(worker.call(&format!("UNLOCK {lock_name}")).await?, Reply::Int(0));
+    }
+    assert_eq!(worker.pushes(), 0, "nothing was in jeopardy");
+    let rest = new.call(&format!("CLUSTER COUNTKEYSINSLOT {slot}")).await?.int()?;
+    assert_eq!(rest, 0, "keys of released locks");
     Ok(())
 }
 

@@ -217,6 +217,13 @@ async fn both_sides_are_renewed_with_their_markers_and_a_loss_is_reported() -> R
     let left = bench.direct.call(&format!("PTTL {marker}")).await?.int()?;
     assert!((1..=6_000).contains(&left), "{left}");
     assert_eq!(bench.mode("b").await?, "write");
+    bench.direct.call(&format!("DEL {marker}")).await?.ok()?;
+    eventually("a marker that was evicted to be restored", async || {
+        let exists = bench.direct.call(&format!("EXISTS {marker}")).await?;
+        ensure!(exists == Reply::Int(1), "{exists:?}");
+        Ok(())
+    })
+    .await;
     assert_eq!(one.call("UNLOCK a").await?, Reply::Int(1));
     eventually("the marker of the second entry to go", async || {
         let exists = bench.direct.call(&format!("EXISTS {marker}")).await?;

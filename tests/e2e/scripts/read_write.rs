@@ -2,8 +2,8 @@
 
 use anyhow::Result;
 use redisson::script::{
-    AcquireOutcome, HandOverOutcome, Publish, ReleaseOutcome, RenewOutcome, parse_acquire,
-    parse_hand_over, parse_release, parse_renew,
+    AcquireOutcome, HandOverOutcome, MissingMarkers, Publish, ReleaseOutcome, RenewOutcome,
+    parse_acquire, parse_hand_over, parse_release, parse_renew,
 };
 use redisson::{HolderId, LockName};
 
@@ -49,8 +49,19 @@ impl Bench {
         count: u32,
         ms: u64,
     ) -> Result<RenewOutcome> {
-        let reply = self.call(&script::renew_read([(lock, who)], count, Some(lease(ms)))).await?;
-        Ok(parse_renew(&reply, 1)?[0])
+        self.renew_read_with(lock, who, count, ms, MissingMarkers::Restore).await
+    }
+
+    async fn renew_read_with(
+        &mut self,
+        lock: &LockName,
+        who: HolderId,
+        count: u32,
+        ms: u64,
+        missing: MissingMarkers,
+    ) -> Result<RenewOutcome> {
+        let call = script::renew_read([(lock, who)], count, Some(lease(ms)), missing);
+        Ok(parse_renew(&self.call(&call).await?, 1)?[0])
     }
 
     async fn release_read(&mut self, lock: &LockName, who: HolderId) -> Result<ReleaseOutcome> {
@@ -206,12 +217,28 @@ async fn counts_and_markers_change_together() -> Result<()> {
     bench.renew_read(&lock, ours(1), 2, 5_000).await?;
     assert_eq!(bench.markers(&lock, ours(1)).await?.len(), 2);
     assert_eq!(bench.fields(&lock).await?, [field(ours(1), 2), mode("read")]);
-    // An evicted marker and a lock without a TTL.
-    bench.client.call(&format!("DEL {{a}}:{}:rwlock_timeout:1", ours(1))).await?;
+    // A marker that lasts longer, one without a TTL, one that was evicted, and a lock without a TTL.
+    let marker = |n: u32| format!("{{a}}:{}:rwlock_timeout:{n}", ours(1));
+    bench.renew_read(&lock, ours(1), 3, 5_000).await?;
+    bench.client.call(&format!("PEXPIRE {} 60000", marker(1))).await?;
+    bench.client.call(&format!("PERSIST {}", marker(2))).await?;
+    bench.client.call(&format!("DEL {}", marker(3))).await?;
     bench.client.call("PERSIST a").await?;
-    bench.renew_read(&lock, ours(1), 2, 8_000).await?;
-    assert!(matches!(bench.markers(&lock, ours(1)).await?[..], [7_000..=8_000, 7_000..=8_000]));
+    let without = bench.renew_read_with(&lock, ours(1), 3, 8_000, MissingMarkers::Report).await?;
+    assert_eq!(without, RenewOutcome::MarkersMissing);
+    assert!(matches!(bench.markers(&lock, ours(1)).await?[..], [50_000..=60_000, 7_000..=8_000]));
     assert!((7_000..=8_000).contains(&bench.pttl(&lock).await?));
+    assert_eq!(bench.renew_read(&lock, ours(1), 3, 8_000).await?, RenewOutcome::Renewed);
+    assert!(matches!(
+        bench.markers(&lock, ours(1)).await?[..],
+        [50_000..=60_000, 7_000..=8_000, 7_000..=8_000]
+    ));
+    let complete = bench.renew_read_with(&lock, ours(1), 3, 9_000, MissingMarkers::Report).await?;
+    assert_eq!(complete, RenewOutcome::Renewed);
+    assert!(matches!(
+        bench.markers(&lock, ours(1)).await?[..],
+        [50_000..=60_000, 8_000..=9_000, 8_000..=9_000]
+    ));
     assert_eq!(bench.release_read(&lock, ours(1)).await?, ReleaseOutcome::Released);
     assert_eq!(bench.client.call("DBSIZE").await?.int()?, 0, "nothing is left");
     Ok(())

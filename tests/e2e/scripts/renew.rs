@@ -1,7 +1,7 @@
 //! `renew`: re-entry, partial release, extension and renewal.
 
 use anyhow::Result;
-use redisson::script::{MAX_BATCH, RenewOutcome, parse_renew};
+use redisson::script::{MAX_BATCH, MissingMarkers, RenewOutcome, parse_renew};
 
 use super::{Bench, full, lease, name, other_keys, ours, script, theirs};
 
@@ -52,9 +52,16 @@ async fn without_a_lease_it_verifies_and_sets_the_count_but_no_expiry() -> Resul
     assert_eq!(bench.client.call("PTTL a").await?.int()?, -1, "a key without an expiry stays so");
 
     bench.call(&script::acquire_read(&shared, &ours(1), lease(5_000), None)).await?;
-    bench.call(&script::renew_read([(&shared, ours(1))], 3, Some(lease(5_000)))).await?;
+    bench
+        .call(&script::renew_read(
+            [(&shared, ours(1))],
+            3,
+            Some(lease(5_000)),
+            MissingMarkers::Restore,
+        ))
+        .await?;
     for count in [3, 2] {
-        let verify = script::renew_read([(&shared, ours(1))], count, None);
+        let verify = script::renew_read([(&shared, ours(1))], count, None, MissingMarkers::Report);
         assert_eq!(parse_renew(&bench.call(&verify).await?, 1)?, [RenewOutcome::Renewed]);
         assert!((1..=5_000).contains(&bench.client.call("PTTL b").await?.int()?));
         let markers = bench.client.call("KEYS *rwlock_timeout*").await?.items()?.len();
@@ -140,7 +147,7 @@ async fn a_batch_reports_each_hold_independently() -> Result<()> {
     assert_eq!(parse_renew(&reply, names.len())?, wanted);
     for (i, lock) in names.iter().enumerate() {
         match wanted[i] {
-            RenewOutcome::Renewed => {
+            RenewOutcome::Renewed | RenewOutcome::MarkersMissing => {
                 bench.assert_held(lock, ours(i64::try_from(i)?), 2, 50_000..=60_000).await?;
             }
             RenewOutcome::Missing => bench.assert_free(lock).await?,

@@ -3,6 +3,7 @@
 use std::sync::Arc;
 use std::time::Duration;
 
+use redisson::script::MissingMarkers;
 use redisson::{Kind, Lease, LockName, Moment};
 use tracing::Span;
 
@@ -206,7 +207,8 @@ impl Hold {
     /// Returns the form of the script that renews or verifies it.
     pub(in crate::core) fn renewal_form(&self) -> RenewalForm {
         let fixed = self.mode == LeaseMode::Fixed || self.lapsing;
-        RenewalForm { reads: self.kind == Kind::Read, fixed, count: self.count }
+        let reads = (self.kind == Kind::Read).then_some(MissingMarkers::Report);
+        RenewalForm { reads, fixed, count: self.count }
     }
 
     pub(in crate::core) fn valid_ms(&self, now: Moment) -> u64 {

@@ -168,14 +168,17 @@ impl Core {
 
 #[cfg(test)]
 mod tests {
+    use redisson::script::MissingMarkers;
+
     use super::*;
 
     #[test]
     fn what_shares_a_script_shares_its_slot_where_there_are_slots() {
-        const PLAIN: RenewalForm = RenewalForm { reads: false, fixed: false, count: 1 };
-        const READS: RenewalForm = RenewalForm { reads: true, fixed: false, count: 1 };
-        const FIXED: RenewalForm = RenewalForm { reads: false, fixed: true, count: 1 };
-        const TWICE: RenewalForm = RenewalForm { reads: false, fixed: false, count: 2 };
+        const PLAIN: RenewalForm = RenewalForm { reads: None, fixed: false, count: 1 };
+        const READS: RenewalForm =
+            RenewalForm { reads: Some(MissingMarkers::Report), fixed: false, count: 1 };
+        const FIXED: RenewalForm = RenewalForm { reads: None, fixed: true, count: 1 };
+        const TWICE: RenewalForm = RenewalForm { reads: None, fixed: false, count: 2 };
         let name = |text: &str| LockName::new(text.as_bytes()).unwrap();
         let batched = |slots| {
             let mut batches = Batches::new(slots);

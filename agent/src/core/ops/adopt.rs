@@ -6,7 +6,7 @@
 use crate::core::ops::verb::{Adoption, RenewalForm, Undo, Verb};
 use std::time::Duration;
 
-use redisson::script::{self, BadReply, Call, RenewOutcome, Value};
+use redisson::script::{self, BadReply, Call, MissingMarkers, RenewOutcome, Value};
 use redisson::{Kind, Moment};
 
 use super::Op;
@@ -74,7 +74,8 @@ impl Core {
         for (id, session) in (RESTORED..).map(SessionId).zip(past.sessions.into_values()) {
             for hold in self.restore_session(id, session) {
                 let lock = hold.lock.clone();
-                let (reads, fixed) = (hold.kind == Kind::Read, hold.until.is_some());
+                let reads = (hold.kind == Kind::Read).then_some(MissingMarkers::Restore);
+                let fixed = hold.until.is_some();
                 let form = RenewalForm { reads, fixed, count: hold.count };
                 if let Some((form, holds)) = batches.add(form, &lock, hold) {
                     self.send(Verb::Adopt(Adoption { form, holds }), give_up);

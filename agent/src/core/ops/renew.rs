@@ -4,7 +4,7 @@ use crate::core::ops::verb::{Renewal, RenewalForm, Renewals, Verb};
 use std::sync::Arc;
 use std::time::Duration;
 
-use redisson::script::{self, BadReply, Call, RenewOutcome, Value};
+use redisson::script::{self, BadReply, Call, MissingMarkers, RenewOutcome, Value};
 use service_kit::trace::TraceParent;
 
 use super::operation::Operation;
@@ -84,11 +84,16 @@ impl Core {
         span.record("lock.gone", gone);
         span.record("lock.renewed", kept.len() - gone);
         let mut margins = Vec::with_capacity(holds.len());
+        let mut incomplete = Vec::new();
         // One for all: what is renewed together is close together in memory, here and in Redis, and stays so.
         let jitter = self.numbers.jitter();
         for (renewal, kept) in holds.iter().zip(kept) {
             if let Some(end) = lost_end(*kept) {
                 self.renewal_found_nothing(renewal.number, end);
+                continue;
+            }
+            if *kept == RenewOutcome::MarkersMissing {
+                incomplete.push(renewal.clone());
                 continue;
             }
             // A hold that ended meanwhile is no business of a renewal any more.
@@ -106,6 +111,10 @@ impl Core {
                 }
                 self.notify(owner, &renewal.name, renewal.kind, &Event::Valid(valid));
             }
+        }
+        if !incomplete.is_empty() {
+            let reads = Some(MissingMarkers::Restore);
+            self.send_renewals(RenewalForm { reads, ..*form }, incomplete);
         }
         if !margins.is_empty() {
             self.effects.report(Report::RenewalMargins(margins));

@@ -3,7 +3,7 @@
 use crate::core::ops::verb::{Change, HoldUpdate, Verb};
 use std::time::Duration;
 
-use redisson::script::{self, BadReply, Call, RenewOutcome, Value};
+use redisson::script::{self, BadReply, Call, MissingMarkers, RenewOutcome, Value};
 use redisson::{Kind, Moment};
 use service_kit::trace::TraceParent;
 
@@ -25,7 +25,7 @@ impl Operation for HoldUpdate {
         };
         let hold = [(&self.name, core.numbers.field(self.kind, self.number))];
         match self.kind {
-            Kind::Read => script::renew_read(hold, self.count, wanted),
+            Kind::Read => script::renew_read(hold, self.count, wanted, MissingMarkers::Restore),
             _ => script::renew(hold, self.count, wanted),
         }
     }
@@ -160,7 +160,7 @@ impl Core {
 /// Returns the end of a hold that was not renewed.
 pub(in crate::core) fn lost_end(kept: RenewOutcome) -> Option<End> {
     match kept {
-        RenewOutcome::Renewed => None,
+        RenewOutcome::Renewed | RenewOutcome::MarkersMissing => None,
         RenewOutcome::Missing | RenewOutcome::WrongType => Some(End::Missing),
         RenewOutcome::Stolen => Some(End::Stolen),
     }

@@ -1,7 +1,7 @@
 //! The data of each verb: what its script needs to know. Its behaviour is the `Operation` impl in the file of the verb;
 //! `Look`'s is in `force.rs`, `NodeOp`'s in `red/node_op.rs`.
 
-use redisson::script::{self, Call, LockDetails, QueueEntry};
+use redisson::script::{self, Call, LockDetails, MissingMarkers, QueueEntry};
 use redisson::{ClientId, HolderId, Kind, Lease, LockName, Moment};
 use service_kit::trace::TraceParent;
 use tracing::Span;
@@ -93,8 +93,8 @@ pub(in crate::core) struct Renewal {
 /// The properties that holds of one renewal script share.
 #[derive(Debug, Clone, Copy, PartialEq, Eq, PartialOrd, Ord)]
 pub(in crate::core) struct RenewalForm {
-    /// Read holds, which have markers to be renewed.
-    pub(in crate::core) reads: bool,
+    /// For read holds, which have markers to be renewed.
+    pub(in crate::core) reads: Option<MissingMarkers>,
     /// Holds with a fixed lease, which are verified and keep their expiry.
     pub(in crate::core) fixed: bool,
     /// The hold count that each of them has.
@@ -108,10 +108,9 @@ impl RenewalForm {
         lease: Lease,
     ) -> Call {
         let lease = (!self.fixed).then_some(lease);
-        if self.reads {
-            script::renew_read(holds, self.count, lease)
-        } else {
-            script::renew(holds, self.count, lease)
+        match self.reads {
+            Some(missing) => script::renew_read(holds, self.count, lease, missing),
+            None => script::renew(holds, self.count, lease),
         }
     }
 }

@@ -502,12 +502,13 @@ impl World {
                 Some(Value::Array(reply))
             }
             "keep" | "keep_read" => {
-                // Readers' markers, every second key, are not modelled; how many one may have comes before the count.
+                // Readers' markers, whose prefix follows the holder, are not modelled; how many one may have comes before the
+                // count.
                 let (first, step) = if call.script.name == "keep" { (2, 1) } else { (3, 2) };
                 let count: i64 = args[first - 1].parse().unwrap();
                 let (mut kept, mut others) = (0, Vec::new());
-                for (i, key) in (0_i64..).zip(call.keys.iter().step_by(step)) {
-                    let me = &args[first + usize::try_from(i).unwrap()];
+                let holders = args[first..].iter().step_by(step);
+                for ((i, key), me) in (0_i64..).zip(call.keys.iter()).zip(holders) {
                     match self.redis.get_mut(&text(key)) {
                         None => others.extend([i + 1, 0]),
                         Some(hash) => match hash.fields.get_mut(me) {

@@ -4,7 +4,7 @@ use std::collections::{BTreeMap, BTreeSet};
 use std::time::Duration;
 
 use harness::{Client, RedisServer, Reply};
-use redisson::script::{self, Call, ExpectedLock, Publish, QueueEntry, Value};
+use redisson::script::{self, Call, ExpectedLock, MissingMarkers, Publish, QueueEntry, Value};
 use redisson::shape::LockHash;
 use redisson::{ClientId, HolderId, Lease, LockName, keys};
 
@@ -182,7 +182,10 @@ impl Pair {
                 script::acquire_read(&name, &holder, lease, self.rng.one_in(2).then_some(&own))
             }
             48..50 => script::acquire_write(&name, &HolderId { write: true, ..holder }, lease),
-            50..52 => script::renew_read([(&name, holder)], count, wanted),
+            50..52 => {
+                let missing = self.rng.pick(&[MissingMarkers::Report, MissingMarkers::Restore]);
+                script::renew_read([(&name, holder)], count, wanted, missing)
+            }
             52..54 => script::release_read(&name, &holder, publish),
             54..56 => script::release_write(&name, &HolderId { write: true, ..holder }, publish),
             56..60 => {
