@@ -51,6 +51,13 @@ impl Waiter {
     }
 }
 
+/// Returns whether the hold is what the waiter waited for. An agent does not publish which side its waiters wait for, and the
+/// owner of the write side never waits for the read side.
+#[must_use]
+pub fn is_granted(waiter: &HolderId, hold: &HolderId) -> bool {
+    waiter == hold || HolderId { write: true, ..*waiter } == *hold
+}
+
 /// Subscribers of the lock's channel.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub struct Subscribers {
@@ -329,8 +336,10 @@ impl Waiting {
     /// Ends the waits of these ids, which hold the lock or have left. Returns those that had waited.
     pub fn remove(&mut self, ids: &[HolderId]) -> Vec<Waiter> {
         // A holder that is still in the queue has just been granted the lock, or re-enters it.
-        let mut gone: Vec<Waiter> =
-            self.waiters.extract_if(.., |waiter| ids.contains(&waiter.id)).collect();
+        let mut gone: Vec<Waiter> = self
+            .waiters
+            .extract_if(.., |waiter| ids.iter().any(|id| is_granted(&waiter.id, id)))
+            .collect();
         // A first attempt that succeeded is not a wait.
         gone.retain(|waiter| waiter.present || waiter.source == Source::Poll);
         gone

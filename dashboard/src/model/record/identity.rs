@@ -7,6 +7,7 @@ use crate::clock::SteadyMillis;
 use crate::model::clients::Clients;
 use crate::model::problem::Gone;
 use crate::model::types::{HolderIdentity, Source, TrackedHolder};
+use crate::model::waiting::is_granted;
 
 impl Record {
     /// Updates whether its holder and its queued waiters are gone. The holder of a renewed lock is alive regardless of other observations. Returns
@@ -106,8 +107,8 @@ impl Record {
             return;
         }
         // The list may be older than the reading that shows one of them as the holder.
-        let holds: Vec<HolderId> = self.holds.iter().map(|hold| hold.id).collect();
-        let waits: Vec<_> = first.iter().filter(|(id, _)| !holds.contains(id)).copied().collect();
+        let is_holder = |id| self.holds.iter().any(|hold| is_granted(id, &hold.id));
+        let waits: Vec<_> = first.iter().filter(|(id, _)| !is_holder(id)).copied().collect();
         let became_holders = u64::try_from(first.len() - waits.len()).unwrap_or(u64::MAX);
         let count = count.saturating_sub(became_holders);
         if count > 0 {

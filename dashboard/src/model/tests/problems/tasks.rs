@@ -87,3 +87,36 @@ fn deadlocked_workers_are_identified_by_their_agents() {
     }
     assert_eq!(found(None), None);
 }
+
+#[test]
+fn a_writer_that_has_got_its_lock_waits_no_longer() {
+    let (waiter, other) = (id(1, 10), id(2, 20));
+    let writes = HolderId { write: true, ..waiter };
+    let lock_of = |holder: HolderId, mode: &str| {
+        let holders = vec![Holder { id: holder, count: 1 }];
+        let hash = LockHash { holders, mode: Some(mode.into()), ..LockHash::default() };
+        let companions = Companions::default();
+        Reading::Lock { hash, ttl: Some(Duration::from_secs(60)), companions }
+    };
+    let list = |ms: u64| {
+        let first = vec![(waiter, SteadyMillis(900))];
+        let locks = vec![AwaitedLock { lock: name("a"), count: 1, first }];
+        let (at, steady) = (at(ms), SteadyMillis(ms));
+        Observation::AgentWaiters(AgentWaiters { agent: waiter.client, locks, at, steady })
+    };
+    let waits = |model: &mut Model| {
+        let view = shown(model, "a").unwrap();
+        (view.waiters.len(), view.problems.len())
+    };
+    let mut model = model();
+    read(&mut model, "a", 1_000, lock_of(other, "read"));
+    model.observe(MAIN, list(1_100));
+    assert_eq!(waits(&mut model), (1, 0));
+    read(&mut model, "a", 2_000, lock_of(writes, "write"));
+    model.tick(at(2_100));
+    assert_eq!(waits(&mut model), (0, 0), "it is the holder");
+    // The list may be older than the reading.
+    model.observe(MAIN, list(2_200));
+    model.tick(at(2_300));
+    assert_eq!(waits(&mut model), (0, 0), "its agent's list is old");
+}
