@@ -238,7 +238,11 @@
     if (!waitingBox) return;
     const wanted = paused ? null : order;
     waitingBox.hidden = !wanted || !touched;
-    for (const row of shown()) row.classList.toggle("gone", Boolean(wanted) && !wanted.includes(row.id));
+    for (const row of shown()) {
+      const gone = Boolean(wanted) && !wanted.includes(row.id);
+      row.classList.toggle("gone", gone);
+      row.title = gone ? "No longer in this list: apply the changes to remove it" : "";
+    }
     if (!wanted) return;
     const here = shown().map((row) => row.id);
     const left = here.filter((id) => !wanted.includes(id));

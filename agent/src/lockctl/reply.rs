@@ -3,6 +3,7 @@
 use std::time::Duration;
 
 use redis::Value;
+use redisson::name::is_invisible;
 use service_kit::clock::boot_micros;
 
 use crate::duration::as_micros;
@@ -90,12 +91,23 @@ pub(crate) fn number(value: &Value) -> Option<i64> {
     }
 }
 
-/// Returns a name as a terminal may print it: control characters and invalid UTF-8 are escaped.
+/// Returns a name as a terminal may print it: control characters, characters that reorder the line, and invalid UTF-8 are
+/// escaped.
 pub(crate) fn printable(name: &[u8]) -> String {
-    match std::str::from_utf8(name) {
-        Ok(text) if !text.chars().any(char::is_control) => text.to_owned(),
-        _ => name.escape_ascii().to_string(),
+    let mut shown = String::with_capacity(name.len());
+    for chunk in name.utf8_chunks() {
+        for c in chunk.valid().chars() {
+            if c.is_control() || is_invisible(c) {
+                shown.extend(c.escape_default());
+            } else {
+                shown.push(c);
+            }
+        }
+        for byte in chunk.invalid() {
+            shown.push_str(&format!("\\x{byte:02x}"));
+        }
     }
+    shown
 }
 
 #[cfg(test)]
@@ -105,7 +117,8 @@ mod tests {
     #[test]
     fn a_printed_name_cannot_move_the_cursor() {
         assert_eq!(printable("größe".as_bytes()), "größe");
-        assert_eq!(printable(b"a\x1b[2J"), r"a\x1b[2J");
+        assert_eq!(printable(b"a\x1b[2J"), r"a\u{1b}[2J");
+        assert_eq!(printable("größe\u{202e}\n".as_bytes()), r"größe\u{202e}\n");
         assert_eq!(printable(b"\xff"), r"\xff");
     }
 }

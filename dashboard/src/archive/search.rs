@@ -18,8 +18,7 @@ use crate::schema::words;
 /// The most events in one answer.
 pub const MAX_EVENTS: usize = 1_000;
 /// The detail of an operator's action.
-const ACT: &str =
-    "outcome || ': ' || who || ' from ' || from_ip || ', ' || was || '; why: ' || reason";
+const ACT: &str = "outcome || ': ' || who || ' from ' || from_ip || CASE WHEN was = '' THEN '' ELSE ', ' || was END || '; why: ' || reason";
 
 /// The kinds of rows that are events: the word, the table, and the columns of instant, subject and detail.
 pub(super) const SOURCES: [(&str, &str, &str, &str, &str); 5] = [

@@ -12,8 +12,8 @@ use crate::query::list::Published;
 use crate::query::owners::OwnerLocks;
 use crate::query::{Filter, Listed, Query, Rows};
 use crate::views::{
-    EventRow, LockPage, LockThen, OverviewPage, OwnerPage, PastWindow, SourcesPage, Subject,
-    Summary,
+    EventRow, LockPage, LockThen, OverviewPage, OwnerPage, PastWindow, ReleaseAccess, SourcesPage,
+    Subject, Summary,
 };
 
 /// The most locks that an owner's page lists of each sort.
@@ -105,7 +105,7 @@ impl App {
             subject,
             then,
             past,
-            may_release: false,
+            release: ReleaseAccess::Off,
             may_acknowledge: false,
             may_watch: false,
         })

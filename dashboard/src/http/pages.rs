@@ -13,7 +13,7 @@ use super::lists::ListRequest;
 use super::params::{EventsParams, ListParams, LockParams, OwnerParams, understood};
 use crate::access::rights::Right;
 use crate::query::Threads;
-use crate::views::{self, ErrorPage, ListView};
+use crate::views::{self, ErrorPage, ListView, ReleaseAccess};
 
 /// A page's own path and query.
 pub(super) fn address(uri: &Uri) -> String {
@@ -69,8 +69,11 @@ pub async fn lock(
     match app.lock_page(&address(&uri), &params, None).await {
         Ok(mut page) => {
             page.may_acknowledge = visitor.needs_for(Right::Ack, &page.id).is_ok();
-            page.may_release =
-                app.releases.is_some() && visitor.needs_for(Right::Release, &page.id).is_ok();
+            page.release = match visitor.needs_for(Right::Release, &page.id) {
+                _ if app.releases.is_none() => ReleaseAccess::Off,
+                Ok(()) => ReleaseAccess::Allowed,
+                Err(_) => ReleaseAccess::Forbidden,
+            };
             page.may_watch = visitor.needs(Right::Watch).is_ok();
             visitor.sign(&mut page.chrome);
             rendered(StatusCode::OK, views::lock_page(&page))

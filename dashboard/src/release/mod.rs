@@ -97,14 +97,14 @@ impl Outcome {
                 .to_owned(),
             Self::Free => "The lock was already free. Nothing was done.".to_owned(),
             Self::Changed => "The lock has changed since it was shown: holder, count, mode or deadline differ. \
-                Nothing was done. Reload the page and try again."
+                Nothing was done. Look at the lock as it is now, then decide again."
                 .to_owned(),
             Self::NoLock => "The key is no longer a lock. Nothing was done.".to_owned(),
             Self::Refused(why) => format!("Redis rejected the release: {why}. Nothing was done."),
             Self::Unsent(why) => format!("Redis cannot be reached: {why}. Nothing was done."),
             Self::Unknown(why) => format!(
                 "The outcome is unknown: {why}. The lock may have been released, or may yet be once Redis continues, \
-                 but only if it is then still exactly as shown. Reload the page to see its state."
+                 but only if it is then still exactly as shown. Its page shows what has become of it."
             ),
             Self::Limited => format!("The limit is {MAX_PER_MINUTE} releases a minute. Nothing was done; try again in a minute."),
         }
@@ -115,7 +115,7 @@ impl Outcome {
 #[derive(Debug, Clone, PartialEq, Eq, thiserror::Error)]
 pub enum ReleaseError {
     /// The offer is no longer valid.
-    #[error("the form is older than {} s, was used already, or was shown to another user: reload the page and try again", VALID.as_secs())]
+    #[error("the form is older than {} s, was used already, or was shown to another user: check the lock again, in a new form", VALID.as_secs())]
     Stale,
     /// The typed name differs.
     #[error("the name does not match: type the name of this lock")]
@@ -126,7 +126,7 @@ pub enum ReleaseError {
     )]
     Reason,
     /// The typed number of locks differs.
-    #[error("the number does not match: enter the number of locks that are released")]
+    #[error("the number does not match: enter the number of locks to release")]
     Count,
     /// Too many requests within the last minute.
     #[error("the limit is {MAX_PER_MINUTE} releases a minute: try again in a minute")]

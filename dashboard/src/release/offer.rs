@@ -17,7 +17,7 @@ use tokio::time::Instant;
 use super::{Operator, VALID};
 use crate::clock::{SteadyMillis, WallMillis};
 use crate::model::types::{LockId, LockView, QueueEntry, Reading};
-use crate::text::shown_name;
+use crate::text::{shown_name, visible};
 
 /// The most offers that are stored at once; the oldest are dropped.
 const MAX_OFFERS: usize = 256;
@@ -43,6 +43,24 @@ pub struct Offer {
 }
 
 impl Offer {
+    /// Returns the fields of the hash that do not belong to the lock, and end with it: only the first of many, with their values
+    /// unread.
+    #[must_use]
+    pub fn foreign_fields(&self) -> Option<String> {
+        const NAMED: usize = 8;
+        let fields = self.hash.as_ref().map(|hash| hash.unexpected.as_slice()).unwrap_or_default();
+        let named: Vec<String> =
+            fields.iter().take(NAMED).map(|field| format!("`{}`", visible(field))).collect();
+        match fields.len() {
+            0 => None,
+            1 => Some(format!("field {}", named.join(", "))),
+            count if count > NAMED => {
+                Some(format!("fields {} and {} more", named.join(", "), count - NAMED))
+            }
+            _ => Some(format!("fields {}", named.join(", "))),
+        }
+    }
+
     /// Returns an offer from a reading made just now; none if there is nothing to release.
     #[must_use]
     pub fn new(
@@ -200,7 +218,11 @@ impl Choice {
                 if holders.len() > NAMED {
                     named.push(format!("{} more", holders.len() - NAMED));
                 }
-                format!("held by {}", named.join(", "))
+                let held = format!("held by {}", named.join(", "));
+                match offer.foreign_fields() {
+                    Some(fields) => format!("{held}; with the foreign {fields}"),
+                    None => held,
+                }
             }
             Self::Holder(one) => format!("held by {} ×{}", one.id, one.count),
             Self::Place(QueueEntry { deadline: Some(at), .. }) => {

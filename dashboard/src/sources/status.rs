@@ -64,18 +64,19 @@ impl SourceStatus {
 
     /// Sets the state, with details in words.
     pub fn set(&self, state: SourceState, detail: impl Into<String>) {
-        let mut now = self.now();
+        let (mut now, detail) = (self.now(), detail.into());
         if now.state != state {
             tracing::info!(
                 deployment = &*self.deployment,
                 node = self.node,
                 source = self.source.as_str(),
                 state = state.as_str(),
+                detail,
                 "source state changed"
             );
         }
         now.state = state;
-        now.detail = detail.into();
+        now.detail = detail;
         now.remedy = None;
     }
 

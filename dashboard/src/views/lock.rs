@@ -14,7 +14,7 @@ use super::picture::{Circle, Durations, Timeline, ending_words, lasted};
 use super::row::{Badge, Ttl, client_words, held_since, unverified_remark};
 use super::shell::{self, Command, RawKey};
 use super::trace::{self, StepRow, TraceState};
-use super::{Chrome, LockPage, Subject, links, lock_then};
+use super::{Chrome, LockPage, ReleaseAccess, Subject, links, lock_then};
 use crate::clock::SteadyMillis;
 use crate::model::types::{
     Acknowledgement, EventView, HolderView, LockView, PastHoldView, ProblemKind, ProblemView,
@@ -221,7 +221,9 @@ impl<'a> Problems<'a> {
 pub(super) fn meaning(problem: ProblemKind) -> &'static str {
     match problem {
         ProblemKind::Deadlock => "Its holder waits for a lock that one of its own waiters holds.",
-        ProblemKind::Leaked => "It will not expire soon, and nobody may be left to release it.",
+        ProblemKind::Leaked => {
+            "It will not expire soon, if ever, and nobody may be left to release it."
+        }
         ProblemKind::RenewalOverdue => {
             "Its holder renews it regularly, and has missed a renewal: the lock may be lost soon."
         }
@@ -456,18 +458,28 @@ pub(super) struct Head<'a> {
     bundle: String,
     /// The address of a forced release, for those who may.
     release: Option<String>,
+    /// Why a lock with a problem cannot be released here.
+    why_not: Option<Prose<'static>>,
 }
 
 impl HtmlSafe for Head<'_> {}
 
 impl<'a> Head<'a> {
     pub(super) fn new(page: &'a LockPage) -> Self {
-        let offers = page.may_release && page.then.is_none() && is_releasable(page);
+        let releasable = page.then.is_none() && is_releasable(page);
+        let in_trouble = known(page).is_some_and(|lock| !lock.problems.is_empty());
         Self {
             page,
             name: RawKey::new("Name", page.id.name.as_bytes()),
             bundle: links::lock_bundle(&page.id, page.then.as_ref().map(|then| then.at)),
-            release: offers.then(|| links::release(&page.id)),
+            release: (releasable && page.release == ReleaseAccess::Allowed)
+                .then(|| links::release(&page.id)),
+            why_not: match page.release {
+                _ if !releasable || !in_trouble => None,
+                ReleaseAccess::Allowed => None,
+                ReleaseAccess::Off => Some("this dashboard runs without `--allow-release`".into()),
+                ReleaseAccess::Forbidden => Some("you do not have the right `release`".into()),
+            },
         }
     }
 }

@@ -138,6 +138,16 @@ pub struct Summary {
     pub hosts: usize,
 }
 
+/// Whether the visitor may release a lock by force.
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+pub enum ReleaseAccess {
+    Allowed,
+    /// The dashboard runs without `--allow-release`.
+    Off,
+    /// The visitor lacks the right `release` for this lock.
+    Forbidden,
+}
+
 /// `/lock`: one lock.
 #[derive(Debug, Clone)]
 pub struct LockPage {
@@ -153,8 +163,7 @@ pub struct LockPage {
     pub then: Option<LockThen>,
     /// Its latest holders.
     pub past: PastWindow,
-    /// True if the visitor may release it by force.
-    pub may_release: bool,
+    pub release: ReleaseAccess,
     /// True if the visitor may acknowledge its problems.
     pub may_acknowledge: bool,
     /// True if the visitor may trace it.

@@ -12,7 +12,7 @@ use super::picture::Heat;
 use super::row::{Badge, HolderCell};
 use super::{Chrome, OverviewPage, links};
 use crate::clock::SteadyMillis;
-use crate::model::contention::{GroupTally, Tally};
+use crate::model::contention::{Durations, GroupTally, Longest, Tally};
 use crate::model::types::{ClientView, LockView};
 use crate::query::blockers::BlockerRow;
 use crate::query::incidents::IncidentRow;
@@ -98,7 +98,7 @@ impl Figures {
             owners: format::count(summary.owners as u64),
             hosts: summary.hosts,
             acquisitions: format::count(hour.acquisitions),
-            wait_p99: percentile(&hour.waits, 99),
+            wait_p99: percentile(&hour.waits, 99, &hour.longest_wait),
             ran_out_or_lost: hour.holds_lost,
         }
     }
@@ -237,8 +237,10 @@ impl<'a> Groups<'a> {
                 tally,
                 acquisitions: format::count(tally.acquisitions),
                 waited: (waited > 0).then(|| format::short_duration(waited)),
-                waits: [50, 99].map(|percent| percentile(&tally.waits, percent)),
-                holds: [50, 99].map(|percent| percentile(&tally.holds, percent)),
+                waits: [50, 99]
+                    .map(|percent| percentile(&tally.waits, percent, &tally.longest_wait)),
+                holds: [50, 99]
+                    .map(|percent| percentile(&tally.holds, percent, &tally.longest_hold)),
                 longest_hold: longest.map(|longest| format::short_duration(longest.ms)),
             }
         };
@@ -249,9 +251,20 @@ impl<'a> Groups<'a> {
     }
 }
 
-fn percentile(durations: &crate::model::contention::Durations, percent: u64) -> Option<String> {
+/// Returns a percentile. The bound of its bucket may be far beyond the longest that is in it.
+fn percentile(
+    durations: &Durations,
+    percent: u64,
+    longest: &Option<Box<Longest>>,
+) -> Option<String> {
     (durations.count() > 0)
-        .then(|| durations.percentile_ms(percent))
+        .then(|| {
+            durations
+                .percentile_ms(percent)
+                .into_iter()
+                .chain(longest.as_ref().map(|it| it.ms))
+                .min()
+        })
         .flatten()
         .map(format::short_duration)
 }

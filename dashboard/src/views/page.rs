@@ -267,7 +267,7 @@ pub fn error_page(page: &ErrorPage) -> Result<String, askama::Error> {
     let heading = match page.status {
         400 => "That request is not understood",
         403 => "Not allowed",
-        404 => "There is no such page",
+        404 => "Not found",
         405 => "Not done this way",
         413 | 414 => "That is too long",
         421 => "Not served under this name",

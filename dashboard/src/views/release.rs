@@ -5,7 +5,7 @@ use redisson::shape::LockHash;
 
 use super::format::{self, Ago, Prose};
 use super::page::{self, Frame};
-use super::row::client_words;
+use super::row::{Badge, client_words};
 use super::{ReleasePage, ReleaseStep, links};
 use crate::model::types::LockView;
 use crate::release::{Choice, MAX_REASON, Offer, Outcome, VALID};
@@ -33,6 +33,10 @@ struct ReleaseTemplate<'a> {
     ttl: Option<String>,
     renewed: Option<Ago>,
     read: Ago,
+    problem: Option<Badge>,
+    held: Option<Ago>,
+    /// The fields of other programs that are deleted too.
+    foreign_fields: Option<String>,
     choices: Vec<Shown>,
     max_reason: usize,
     valid: String,
@@ -58,6 +62,13 @@ pub fn release_page(page: &ReleasePage) -> Result<String, askama::Error> {
         ttl: ttl.map(|ttl| format::duration(ttl.unwrap_or(u64::MAX))),
         renewed: asked.and_then(|(offer, _)| offer.renewed_at()).map(|at| Ago::new(at, now)),
         read: Ago::new(asked.map_or(now, |(offer, _)| offer.read_at.1), now),
+        problem: asked
+            .and_then(|(offer, _)| offer.view.problems.first())
+            .map(|problem| Badge::new(problem, now)),
+        held: asked
+            .and_then(|(offer, _)| offer.view.holders.iter().map(|holder| holder.since.at).min())
+            .map(|since| Ago::new(since, now)),
+        foreign_fields: asked.and_then(|(offer, _)| offer.foreign_fields()),
         choices: asked.map(|(offer, target)| choices(offer, target)).unwrap_or_default(),
         max_reason: MAX_REASON,
         valid: format::duration(VALID.as_secs() * 1_000),

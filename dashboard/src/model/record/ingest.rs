@@ -405,8 +405,11 @@ impl Record {
         let known: Vec<Hold> = if self.is_released() { Vec::new() } else { self.holds.clone() };
         for hold in &known {
             self.end(*hold, at, steady, ended, effects);
-            let what = LockEvent::Released(Some(hold.id));
-            self.event(steady, source, what, effects);
+            // The release by force is an event itself.
+            if ended != Ending::Forced {
+                let what = LockEvent::Released(Some(hold.id));
+                self.event(steady, source, what, effects);
+            }
         }
         if known.is_empty() {
             self.released_unread(at, steady, source, ended, effects);

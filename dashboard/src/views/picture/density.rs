@@ -86,7 +86,7 @@ impl Strip {
                     .iter()
                     .enumerate()
                     .any(|(kind, n)| kind >= FIRST_ACTION && shown(kind) && *n > 0),
-                words: format!("{}: {}", time_of_day(start), counts(bucket, shown)),
+                words: format!("{} UTC: {}", time_of_day(start), counts(bucket, shown)),
                 link: link(SteadyMillis(end.0.saturating_sub(1).max(start.0))),
             }
         };
@@ -98,10 +98,10 @@ impl Strip {
             let width = to.saturating_sub(from).max(LEAST_GAP);
             let words = match (gap.from, gap.to) {
                 (Some(from), Some(to)) => {
-                    format!("from {} until {}", time_of_day(from), time_of_day(to))
+                    format!("from {} until {} UTC", time_of_day(from), time_of_day(to))
                 }
-                (Some(from), None) => format!("since {}", time_of_day(from)),
-                (None, Some(to)) => format!("until {}", time_of_day(to)),
+                (Some(from), None) => format!("since {} UTC", time_of_day(from)),
+                (None, Some(to)) => format!("until {} UTC", time_of_day(to)),
                 (None, None) => "at all".to_owned(),
             };
             Unseen { x: from.min(WIDTH - LEAST_GAP), width, words }

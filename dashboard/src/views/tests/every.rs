@@ -93,7 +93,7 @@ pub(super) fn all() -> Vec<(String, String)> {
         home: Some((9_186, None)),
         subject,
         then: None,
-        may_release: false,
+        release: ReleaseAccess::Off,
         may_acknowledge: false,
         may_watch: true,
         trace: None,

@@ -231,7 +231,7 @@ pub(super) fn lock(subject: LockView) -> LockPage {
         home: None,
         subject: Subject::Known(Arc::new(subject)),
         then: None,
-        may_release: false,
+        release: ReleaseAccess::Off,
         may_acknowledge: false,
         may_watch: true,
         trace: None,
