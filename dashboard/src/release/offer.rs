@@ -7,7 +7,7 @@ use std::time::Duration;
 use base64::Engine as _;
 use base64::engine::general_purpose::URL_SAFE_NO_PAD;
 use redisson::script::{
-    Call, ExpectedLock, Publish, force_release, force_release_holder, remove_waiter,
+    Call, ExpectedLock, ExpectedTtl, Publish, force_release, force_release_holder, remove_waiter,
 };
 use redisson::shape::{ForeignHolder, Holder, LockHash};
 use redisson::{HolderId, Moment};
@@ -23,6 +23,8 @@ use crate::text::{shown_name, visible};
 const MAX_OFFERS: usize = 256;
 /// The tolerated excess of a lease over its expected rest, since clocks are read before and after.
 const CLOCK_SLACK: Duration = Duration::from_secs(1);
+/// The longest time from the calculation of a lease's rest until Redis runs the script that compares it.
+const LATEST_RUN: Duration = Duration::from_secs(10);
 /// Random bytes of an offer's id, which makes it unguessable.
 const ID_LEN: usize = 24;
 
@@ -119,10 +121,18 @@ impl Offer {
         Some(SteadyMillis(self.read_at.1.0.saturating_sub(ago)))
     }
 
-    /// Returns the longest possible rest of a lease that is not renewed.
-    fn max_remaining(&self, now: Moment) -> Option<Duration> {
-        let ttl = self.ttl.filter(|_| !self.view.renewed)?;
-        Some(ttl.saturating_sub(now.since(self.read_at.0)) + CLOCK_SLACK)
+    /// Returns the TTL that the lock has by now unless it has been acquired again.
+    fn ttl_by(&self, now: Moment) -> ExpectedTtl {
+        let shared = self.hash.as_ref().is_some_and(|hash| hash.holders.len() > 1);
+        match self.ttl {
+            None => ExpectedTtl::Endless,
+            // Other readers renew it too.
+            Some(_) if self.view.renewed || shared => ExpectedTtl::Any,
+            Some(ttl) => {
+                let left = ttl.saturating_sub(now.since(self.read_at.0));
+                ExpectedTtl::Between(left.saturating_sub(LATEST_RUN), left + CLOCK_SLACK)
+            }
+        }
     }
 }
 
@@ -249,7 +259,7 @@ impl Choice {
     pub(super) fn call(&self, offer: &Offer, publish: Publish, now: Moment) -> Call {
         let (name, nothing) = (&offer.id.name, LockHash::default());
         let hash = offer.hash.as_ref().unwrap_or(&nothing);
-        let expected = ExpectedLock { hash, max_ttl: offer.max_remaining(now) };
+        let expected = ExpectedLock { hash, ttl: offer.ttl_by(now) };
         match self {
             Self::Lock => force_release(name, expected, &[], publish),
             Self::Holder(holder) => force_release_holder(name, expected, holder, publish),
@@ -419,10 +429,16 @@ mod tests {
     fn a_lease_without_renewals_only_shrinks() {
         let at = Moment::from_micros(5_000_000);
         let fixed = offer(b"a", &[1], false).unwrap();
-        assert_eq!(fixed.max_remaining(at), Some(Duration::from_secs(16)));
+        let seconds = |least, greatest| {
+            ExpectedTtl::Between(Duration::from_secs(least), Duration::from_secs(greatest))
+        };
+        assert_eq!(fixed.ttl_by(at), seconds(5, 16));
         assert_eq!(fixed.renewed_at(), None);
         let renewed = offer(b"a", &[1], true).unwrap();
-        assert_eq!(renewed.max_remaining(at), None);
+        assert_eq!(renewed.ttl_by(at), ExpectedTtl::Any);
+        let endless = Offer { ttl: None, ..offer(b"a", &[1], false).unwrap() };
+        assert_eq!(endless.ttl_by(at), ExpectedTtl::Endless);
+        assert_eq!(offer(b"a", &[1, 2], false).unwrap().ttl_by(at), ExpectedTtl::Any);
         assert_eq!(renewed.renewed_at(), Some(SteadyMillis(90_000)));
     }
 

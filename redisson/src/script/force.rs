@@ -16,9 +16,19 @@ use crate::{ClientId, HolderId, LockName, keys};
 pub struct ExpectedLock<'a> {
     /// Its holders, counts, mode and other fields.
     pub hash: &'a LockHash,
-    /// The longest TTL the lock can have if nobody has acquired it since: for a lease that is not renewed, the TTL seen
-    /// minus the time elapsed. `None` skips the comparison.
-    pub max_ttl: Option<Duration>,
+    /// The TTL that it has if nobody has acquired it since.
+    pub ttl: ExpectedTtl,
+}
+
+/// The TTL of an expected lock.
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+pub enum ExpectedTtl {
+    /// Any, since renewals change it.
+    Any,
+    /// None: the lock does not expire.
+    Endless,
+    /// What is left of a lease that is not renewed.
+    Between(Duration, Duration),
 }
 
 impl ExpectedLock<'_> {
@@ -26,8 +36,15 @@ impl ExpectedLock<'_> {
         self.hash.mode.as_deref().unwrap_or_default()
     }
 
-    fn max_ttl(&self) -> Vec<u8> {
-        self.max_ttl.map_or_else(|| text(-1), |left| text(left.as_millis()))
+    /// Returns the least and the greatest reply to `PTTL`.
+    fn ttl(&self) -> [Vec<u8>; 2] {
+        match self.ttl {
+            ExpectedTtl::Any => [Vec::new(), Vec::new()],
+            ExpectedTtl::Endless => [text(-1), text(-1)],
+            ExpectedTtl::Between(least, greatest) => {
+                [text(least.as_millis()), text(greatest.as_millis())]
+            }
+        }
     }
 }
 
@@ -43,13 +60,15 @@ pub fn force_release(
     publish: Publish,
 ) -> Call {
     let verbs = publish.commands();
+    let [least, greatest] = expected.ttl();
     let mut args = Args::from([
         keys::channel(name),
         keys::read_write_channel(name),
         keys::fair_channel_prefix(name),
         text(MAX_READ_COUNT),
         expected.mode().to_vec(),
-        expected.max_ttl(),
+        least,
+        greatest,
         text(expected.hash.unexpected.len()),
         text(verbs.len()),
         text(expected.hash.holders.len() + expected.hash.foreign.len()),
@@ -91,7 +110,7 @@ pub fn force_release_holder(
     let mut args = call.args;
     args.push_text(holder.count);
     args.push(expected.mode());
-    args.push(expected.max_ttl());
+    args.extend(expected.ttl());
     args.push(keys::forced_channel(&holder.id.client));
     Call { script, keys: call.keys, args }
 }

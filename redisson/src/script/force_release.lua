@@ -2,7 +2,7 @@
 -- of a fair lock that will never come, even if the lock is free.
 -- KEYS: lock, fair queue, fair deadlines
 -- ARGV: lock channel, read-write channel, prefix of the fair waiters' channels, most markers per hold,
---       value of `mode` (empty: absent), maximum PTTL in ms (-1: any), number of unexpected fields,
+--       value of `mode` (empty: absent), least and greatest PTTL in ms (empty: any), number of unexpected fields,
 --       number of publishing commands, number of expected holders, those fields, those commands,
 --       for each expected holder: its id, count, marker prefix and agent's channel
 --       (empty: the client is not known),
@@ -13,12 +13,12 @@ local fields = redis.pcall('HLEN', lock)
 if type(fields) == 'table' then
   return {3}
 end
-local unexpected, verbs, holders = tonumber(ARGV[7]), tonumber(ARGV[8]), tonumber(ARGV[9])
-local first = 10 + unexpected + verbs
+local unexpected, verbs, holders = tonumber(ARGV[8]), tonumber(ARGV[9]), tonumber(ARGV[10])
+local first = 11 + unexpected + verbs
 local last = first + 4 * holders - 1
 
 local function publish(channel, message)
-  for i = 10 + unexpected, 9 + unexpected + verbs do
+  for i = 11 + unexpected, 10 + unexpected + verbs do
     redis.call(ARGV[i], channel, message)
   end
 end
@@ -42,11 +42,11 @@ local mode = redis.call('HGET', lock, 'mode')
 if (mode or '') ~= ARGV[5] or fields - (mode and 1 or 0) ~= unexpected + holders then
   return {2}
 end
-local max_pttl = tonumber(ARGV[6])
-if max_pttl >= 0 and redis.call('PTTL', lock) > max_pttl then
+local least, greatest, left = tonumber(ARGV[6]), tonumber(ARGV[7]), redis.call('PTTL', lock)
+if least and (left < least or left > greatest) then
   return {2}
 end
-for i = 10, 9 + unexpected do
+for i = 11, 10 + unexpected do
   if redis.call('HEXISTS', lock, ARGV[i]) == 0 then
     return {2}
   end

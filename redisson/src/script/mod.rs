@@ -24,7 +24,8 @@ pub use batch::{MAX_CALLS, batch, may_share, parse_batch};
 pub use fair::{acquire_fair, hand_over_fair, release_fair};
 pub use fenced::{acquire_fenced, hand_over_fenced};
 pub use force::{
-    ExpectedLock, agent_state, force_release, force_release_holder, purge_queue, remove_waiter,
+    ExpectedLock, ExpectedTtl, agent_state, force_release, force_release_holder, purge_queue,
+    remove_waiter,
 };
 pub use read_write::{
     MAX_READ_COUNT, MissingMarkers, acquire_read, acquire_write, release_read, release_write,

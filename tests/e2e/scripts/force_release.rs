@@ -3,7 +3,7 @@
 use std::time::Duration;
 
 use anyhow::Result;
-use redisson::script::{ExpectedLock, ForceReleaseOutcome, MissingMarkers, Publish};
+use redisson::script::{ExpectedLock, ExpectedTtl, ForceReleaseOutcome, MissingMarkers, Publish};
 use redisson::shape::{Holder, LockHash};
 use redisson::{HolderId, LockName};
 
@@ -20,7 +20,7 @@ fn hash(holders: &[Holder], mode: Option<&str>) -> LockHash {
 impl Bench {
     /// Releases a whole lock that is expected in this state.
     async fn force(&mut self, name: &LockName, hash: &LockHash) -> Result<ForceReleaseOutcome> {
-        let seen = ExpectedLock { hash, max_ttl: None };
+        let seen = ExpectedLock { hash, ttl: ExpectedTtl::Any };
         self.forced(&script::force_release(name, seen, &[], Publish::Plain)).await
     }
 
@@ -30,7 +30,7 @@ impl Bench {
         name: &LockName,
         hash: &LockHash,
     ) -> Result<ForceReleaseOutcome> {
-        let seen = ExpectedLock { hash, max_ttl: None };
+        let seen = ExpectedLock { hash, ttl: ExpectedTtl::Any };
         let first = &hash.holders[0];
         self.forced(&script::force_release_holder(name, seen, first, Publish::Plain)).await
     }
@@ -84,21 +84,30 @@ async fn never_releases_a_lock_that_has_changed() -> Result<()> {
             );
         }
     }
-    // The same holder and count, with a higher TTL than possible: it was acquired again.
+    // The same holder and count, with a TTL that the expected lock cannot have: it was acquired again.
     let held = hash(&[holder(ours(2), 1)], None);
-    let seen = ExpectedLock { hash: &held, max_ttl: Some(Duration::from_secs(3)) };
-    let calls = [
-        script::force_release(&lock, seen, &[], Publish::Plain),
-        script::force_release_holder(&lock, seen, &held.holders[0], Publish::Plain),
-    ];
-    for call in &calls {
-        assert_eq!(bench.forced(call).await?, ForceReleaseOutcome::Changed);
+    let seconds = Duration::from_secs;
+    let seen = |ttl| ExpectedLock { hash: &held, ttl };
+    for wrong in [
+        ExpectedTtl::Between(Duration::ZERO, seconds(3)),
+        ExpectedTtl::Between(seconds(6), seconds(60)),
+        ExpectedTtl::Endless,
+    ] {
+        for call in [
+            script::force_release(&lock, seen(wrong), &[], Publish::Plain),
+            script::force_release_holder(&lock, seen(wrong), &held.holders[0], Publish::Plain),
+        ] {
+            assert_eq!(bench.forced(&call).await?, ForceReleaseOutcome::Changed, "{wrong:?}");
+        }
     }
     assert_eq!(bench.dump().await?, before);
     assert_eq!(messages(&mut waiter).await?, Vec::<String>::new());
     assert_eq!(messages(&mut agent).await?, Vec::<String>::new());
-    let seen = ExpectedLock { max_ttl: Some(Duration::from_secs(5)), ..seen };
-    let call = script::force_release(&lock, seen, &[], Publish::Plain);
+    let right = seen(ExpectedTtl::Between(Duration::ZERO, seconds(5)));
+    bench.client.call("PERSIST a").await?;
+    let call = script::force_release(&lock, right, &[], Publish::Plain);
+    assert_eq!(bench.forced(&call).await?, ForceReleaseOutcome::Changed, "it never expires now");
+    let call = script::force_release(&lock, seen(ExpectedTtl::Endless), &[], Publish::Plain);
     assert_eq!(bench.forced(&call).await?, ForceReleaseOutcome::Released);
     Ok(())
 }
@@ -114,7 +123,7 @@ async fn a_malformed_lock_is_released_if_unchanged() -> Result<()> {
         unexpected: vec![b"colour".to_vec()],
         ..hash(&[holder(theirs(), 4), holder(ours(1), 1)], None)
     };
-    let seen = ExpectedLock { hash: &seen, max_ttl: None };
+    let seen = ExpectedLock { hash: &seen, ttl: ExpectedTtl::Any };
     let call = script::force_release(&lock, seen, &[], Publish::Both);
     assert_eq!(bench.forced(&call).await?, ForceReleaseOutcome::Released);
     bench.assert_free(&lock).await?;

@@ -121,7 +121,7 @@ impl Bench {
         seen: &[shape::Holder],
     ) -> Result<ForceReleaseOutcome> {
         let hash = shape::LockHash { holders: seen.to_vec(), ..Default::default() };
-        let seen = script::ExpectedLock { hash: &hash, max_ttl: None };
+        let seen = script::ExpectedLock { hash: &hash, ttl: script::ExpectedTtl::Any };
         self.forced(&script::force_release(name, seen, &[], Publish::Plain)).await
     }
 

@@ -62,7 +62,7 @@ async fn each_script_yields_the_matching_event() -> Result<()> {
         ..Default::default()
     };
     let (held, read) = (hash(vec![holder(one, 1)], None), hash(vec![holder(two, 2)], Some("read")));
-    let seen = |hash| script::ExpectedLock { hash, max_ttl: None };
+    let seen = |hash| script::ExpectedLock { hash, ttl: script::ExpectedTtl::Any };
     let steps: Vec<(Call, &[&str])> = vec![
         (script::acquire(&a, &one, l), &["acquired a lock 1"]),
         (script::acquire(&a, &theirs(), l), &["refused a lock 47"]),

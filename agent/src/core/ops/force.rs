@@ -4,8 +4,8 @@ use crate::core::ops::verb::{AfterCheck, AgentCheck, Force, Look, Verb};
 use std::time::Duration;
 
 use redisson::script::{
-    self, BadReply, Call, ExpectedLock, ForceReleaseOutcome, LockDetails, Publish, QueueEntry,
-    Value,
+    self, BadReply, Call, ExpectedLock, ExpectedTtl, ForceReleaseOutcome, LockDetails, Publish,
+    QueueEntry, Value,
 };
 
 use redisson::shape::{Holder, LockHash, MAX_FIELDS};
@@ -79,7 +79,12 @@ pub(in crate::core) fn seen_now(
     dead: &[QueueEntry],
     publish: Publish,
 ) -> Call {
-    script::force_release(name, ExpectedLock { hash: &shown.hash, max_ttl: None }, dead, publish)
+    script::force_release(
+        name,
+        ExpectedLock { hash: &shown.hash, ttl: ExpectedTtl::Any },
+        dead,
+        publish,
+    )
 }
 
 /// The ids of all holders as stored, also of clients that are not known.

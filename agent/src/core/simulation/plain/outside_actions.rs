@@ -1,6 +1,6 @@
 //! Actions on Redis from outside the agents: other clients, and an operator.
 
-use redisson::script::{ForceReleaseOutcome, parse_force_release};
+use redisson::script::{ExpectedLock, ExpectedTtl, ForceReleaseOutcome, parse_force_release};
 
 use super::super::redis::{Content, Entry};
 use super::super::requests::{channel, lock_name};
@@ -74,7 +74,7 @@ impl Simulation {
             let pairs = fields.iter().map(|(name, value)| (name.as_bytes(), value.as_bytes()));
             redisson::shape::LockHash::parse(pairs)
         };
-        let seen = redisson::script::ExpectedLock { hash: &hash, max_ttl: None };
+        let seen = ExpectedLock { hash: &hash, ttl: ExpectedTtl::Any };
         self.history.excuse_key(lock, &self.server.redis);
         let publish = redisson::script::Publish::Plain;
         let call = redisson::script::force_release(&lock_name(lock), seen, &[], publish);

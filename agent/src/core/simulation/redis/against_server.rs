@@ -4,7 +4,9 @@ use std::collections::{BTreeMap, BTreeSet};
 use std::time::Duration;
 
 use harness::{Client, RedisServer, Reply};
-use redisson::script::{self, Call, ExpectedLock, MissingMarkers, Publish, QueueEntry, Value};
+use redisson::script::{
+    self, Call, ExpectedLock, ExpectedTtl, MissingMarkers, Publish, QueueEntry, Value,
+};
 use redisson::shape::LockHash;
 use redisson::{ClientId, HolderId, Lease, LockName, keys};
 
@@ -94,8 +96,14 @@ impl Pair {
     }
 
     fn expected<'a>(&mut self, hash: &'a LockHash) -> ExpectedLock<'a> {
-        let max_ttl = self.rng.one_in(3).then_some(Duration::from_secs(30));
-        ExpectedLock { hash, max_ttl }
+        let most = Duration::from_secs(30);
+        let ttls = [
+            ExpectedTtl::Any,
+            ExpectedTtl::Endless,
+            ExpectedTtl::Between(Duration::ZERO, most),
+            ExpectedTtl::Between(most, 2 * most),
+        ];
+        ExpectedLock { hash, ttl: self.rng.pick(&ttls) }
     }
 
     fn step(&mut self) -> Step {
