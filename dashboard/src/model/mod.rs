@@ -396,8 +396,11 @@ impl Model {
         in_doubt: bool,
     ) {
         let known =
-            |model: &Self, name| model.scopes[model.home(scope, name).0].locks.contains_key(name);
-        if !names.iter().any(|name| known(self, name))
+            |name: &&LockName| self.scopes[self.home(scope, name).0].locks.contains_key(*name);
+        let candidates = names.iter().filter(known).count();
+        // Locks share a channel if their names differ by braces only.
+        let in_doubt = in_doubt || candidates > 1;
+        if candidates == 0
             && let Some(first) = names.first()
         {
             self.admit(self.home(scope, first), first, at);

@@ -212,9 +212,10 @@ fn first_term<T: Term>(text: &str) -> Result<(T, &str), FilterError> {
 
 /// Returns the error for a key that is none but resembles one; none for a key that is more likely part of a name.
 fn unknown_key<T: Term>(key: &str, value: &str) -> Option<FilterError> {
-    let key = key.to_ascii_lowercase();
-    let near = |known: &&&str| strsim::damerau_levenshtein(&key, known) == 1 && known.len() > 2;
-    let meant = T::MEANT.iter().find(|(word, _)| *word == key).map(|(_, meant)| *meant);
+    let lower = key.to_ascii_lowercase();
+    // Keys are lower case: one that differs by nothing else is near too.
+    let near = |known: &&&str| strsim::damerau_levenshtein(&lower, known) <= 1 && known.len() > 2;
+    let meant = T::MEANT.iter().find(|(word, _)| *word == lower).map(|(_, meant)| *meant);
     let meant = meant.or_else(|| T::KEYS.iter().find(near).copied())?;
     Some(FilterError(format!(
         "`{key}:` is no term of the filter: did you mean {meant}:{value}? To search for it in names, write \"{key}:{value}\" in quotes"

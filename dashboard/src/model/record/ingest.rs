@@ -29,13 +29,13 @@ const MAX_ORPHANED_READERS: usize = 16;
 const SAME_RELEASE: Duration = Duration::from_millis(200);
 
 impl Record {
-    /// Applies a reading that shows the lock held.
+    /// Applies a reading that shows the lock held, with its time to live and the one by which renewals are recognized.
     pub(super) fn read_held(
         &mut self,
         stamp: Stamp,
         source: Source,
         hash: &LockHash,
-        ttl: Option<Duration>,
+        (ttl, watched): (Option<Duration>, Option<Duration>),
         context: ScopeContext,
         effects: &mut Vec<Effect>,
     ) {
@@ -147,14 +147,16 @@ impl Record {
         if moved || last.is_none() {
             self.unchanged_since = (stamp.received, stamp.steady);
             self.renewals = None;
-            self.lease.restart(stamp.received, ttl, window.filter(|window| *window <= EXACT));
+            let age = window.filter(|window| *window <= EXACT);
+            self.lease.restart(stamp.received, watched, age);
         } else {
-            let step = self.lease.read(stamp.received, stamp.slack(), ttl);
+            let step = self.lease.read(stamp.received, stamp.slack(), watched);
             self.dirty |= step != Step::Ran;
             if step == Step::Rose {
                 self.rose = Some(stamp.steady);
                 // It has run since then, but was not yet renewed at the last reading.
-                let ran = self.lease.lease().zip(ttl).map(|(lease, ttl)| lease.saturating_sub(ttl));
+                let ran =
+                    self.lease.lease().zip(watched).map(|(lease, left)| lease.saturating_sub(left));
                 let at = stamp.steady.0.saturating_sub(ran.map_or(0, millis));
                 self.add_renewal(SteadyMillis(at.max(last.map_or(0, |last| last.steady.0))));
             }
@@ -326,6 +328,10 @@ impl Record {
                 }
                 _ => match left {
                     Some(left) if left > RUN_OUT => EndCause::Early(millis(left)),
+                    // A reading shortly before the end of the lease would have shown its release.
+                    Some(_) if self.fair && self.ttl > Some(NEAR_END) => {
+                        EndCause::ExpiredOrReleased
+                    }
                     Some(_) => EndCause::Expired,
                     None => EndCause::Early(0),
                 },
@@ -334,7 +340,9 @@ impl Record {
                 EndCause::Replaced(_) => Ending::Replaced,
                 EndCause::ServerRestarted => Ending::Restarted,
                 EndCause::Expired => Ending::Expired,
-                EndCause::Early(_) | EndCause::OthersHold => Ending::Vanished,
+                EndCause::ExpiredOrReleased | EndCause::Early(_) | EndCause::OthersHold => {
+                    Ending::Vanished
+                }
             };
             self.end(hold, stamp.received, stamp.steady, ended, effects);
             self.event(stamp.steady, source, LockEvent::Vanished(hold.id, end), effects);

@@ -24,9 +24,9 @@ use crate::model::deadlock::{Cycle, Owner, Wait};
 use crate::model::lease::LeaseWatch;
 use crate::model::problem::{Expired, Gone, Overdue};
 use crate::model::types::{
-    Acknowledgement, ArchiveEntry, Certainty, Ending, EventLog, HolderIdentity, LockEvent, LockId,
-    Marker, PastHold, PastWait, ProblemKind, ProblemView, Reading, Renewals, Rule, Since, Source,
-    SourceSet, Stamp, TrackedHolder,
+    Acknowledgement, ArchiveEntry, Certainty, Companions, Ending, EventLog, HolderIdentity,
+    LockEvent, LockId, Marker, PastHold, PastWait, ProblemKind, ProblemView, Reading, Renewals,
+    Rule, Since, Source, SourceSet, Stamp, TrackedHolder,
 };
 use crate::model::waiting::{Waiter, Waiting};
 use hold_history::HoldHistory;
@@ -376,12 +376,31 @@ impl Record {
         }
     }
 
-    /// Returns the beginning of a newly observed hold: the restored one if an earlier run had observed the hold.
+    /// Returns the beginning of a newly observed hold: the restored one if an earlier run had observed the hold, which may have
+    /// ended and begun again since.
     fn since_restored(&mut self, id: HolderId, seen: Since) -> Since {
         let Some(history) = &mut self.hold_history else { return seen };
         let known = history.restored.iter().position(|(known, _)| *known == id);
         let restored = known.map(|known| history.restored.swap_remove(known).1);
-        restored.filter(|_| !seen.exact).unwrap_or(seen)
+        let restored = restored.filter(|_| !seen.exact);
+        restored.map_or(seen, |since| Since { exact: false, ..since })
+    }
+
+    /// Returns the time to live by which renewals are recognized. Each of several readers renews the lock, so that of the first
+    /// one's marker stands for it.
+    fn watched_ttl(&self, ttl: Option<Duration>, companions: &Companions) -> Option<Duration> {
+        let readers = || self.holds.iter().filter(|hold| !hold.id.write);
+        if self.mode.is_none() || readers().count() < 2 {
+            return ttl;
+        }
+        let living = |hold: &Hold| {
+            let mut markers = companions.markers.iter();
+            match markers.find(|(id, _)| *id == hold.id)?.1 {
+                Marker::Expires(left) => Some((hold.from, left)),
+                Marker::Missing | Marker::Persistent => None,
+            }
+        };
+        readers().filter_map(living).min_by_key(|(from, _)| *from).map(|(_, left)| left).or(ttl)
     }
 
     fn cold(&mut self) -> &mut ColdState {
@@ -426,7 +445,10 @@ impl Record {
         effects: &mut Vec<Effect>,
     ) {
         self.add_source(source);
-        if let Reading::Lock { ttl: Some(_), .. } = reading {
+        // Only a read-write lock has several holders.
+        if let Reading::Lock { hash, ttl: Some(_), .. } = reading
+            && (hash.mode.is_some() || hash.holders.len() + hash.foreign.len() == 1)
+        {
             self.confirm();
         }
         let newer = self.is_newer(stamp);
@@ -453,7 +475,8 @@ impl Record {
         match reading {
             Reading::Lock { hash, ttl, .. } if self.confirmed || hash.unexpected.is_empty() => {
                 if newer {
-                    self.read_held(stamp, source, hash, *ttl, context, effects);
+                    let watched = self.watched_ttl(*ttl, companions);
+                    self.read_held(stamp, source, hash, (*ttl, watched), context, effects);
                     self.read_markers(companions);
                     self.judge(stamp, source, context, effects);
                 }

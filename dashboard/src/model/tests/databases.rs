@@ -112,3 +112,23 @@ fn a_message_that_is_older_than_the_reading_may_be_about_another_lock_too() {
     assert_eq!((words(&view), view.renewed), (words(&before), true));
     assert_eq!(view.holders[0].since, before.holders[0].since);
 }
+
+#[test]
+fn a_reading_decides_whose_release_it_is_if_two_locks_share_a_channel() {
+    let mut model = model();
+    let names = || vec![name("job"), name("{job}")];
+    for ms in (1_000..=60_000).step_by(5_000) {
+        read_in(&mut model, MAIN, "{job}", ms, held(1, 1, renewed_ttl(ms)));
+    }
+    let before = shown(&mut model, "{job}").unwrap();
+    read_in(&mut model, MAIN, "job", 61_000, held(2, 1, Some(5_000)));
+    let (at, steady) = (at(62_000), SteadyMillis(62_000));
+    model.observe(MAIN, Observation::Released { names: names(), at, steady });
+    read_in(&mut model, MAIN, "job", 62_010, absent());
+    read_in(&mut model, MAIN, "{job}", 62_010, held(1, 1, renewed_ttl(62_010)));
+    let (released, other) = (shown(&mut model, "job"), shown(&mut model, "{job}").unwrap());
+    assert_eq!(words(&released.unwrap()).last(), Some(&"released"));
+    assert_eq!((other.state, other.renewed), (State::Held, true));
+    assert_eq!(other.holders[0].since, before.holders[0].since);
+    assert_eq!(words(&other), words(&before));
+}

@@ -75,6 +75,8 @@ pub enum LockEvent {
 pub enum EndCause {
     /// Its lease expired.
     Expired,
+    /// Its lease expired, or it released a fair lock for which nobody waited, which no message reports.
+    ExpiredOrReleased,
     /// This many milliseconds before its lease expired.
     Early(u64),
     /// Other holders still have the lock.
@@ -115,6 +117,9 @@ impl LockEvent {
                 EndCause::Expired => {
                     format!("the lease of {by} expired without a release message")
                 }
+                EndCause::ExpiredOrReleased => format!(
+                    "{by} no longer holds it: it released this fair lock while nobody waited, or its lease expired"
+                ),
                 EndCause::Early(ms) => format!(
                     "{by} no longer holds it: gone {}.{} s before its lease expired, without a release message",
                     ms / 1000,

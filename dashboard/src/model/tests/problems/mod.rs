@@ -535,3 +535,57 @@ fn a_reader_that_leaves_others_behind_has_released_its_hold() {
         assert_eq!(problems(&view), []);
     }
 }
+
+#[test]
+fn one_of_several_readers_that_renews_its_hold_for_too_long_makes_the_lock_stuck() {
+    let id = |n: u8| holder(n);
+    let mut model = model();
+    for ms in (0..=400_000).step_by(2_000) {
+        // Each renews every ten seconds, the second one four seconds after the first.
+        let left = [renewed_ttl(ms), renewed_ttl(ms + 6_000)].map(Option::unwrap);
+        let holders = [1, 2].map(|n| Holder { id: id(n), count: 1 }).to_vec();
+        let hash = LockHash { holders, mode: Some(b"read".to_vec()), ..Default::default() };
+        let marker = |n: usize| Marker::Expires(Duration::from_millis(left[n]));
+        let markers = vec![(id(1), marker(0)), (id(2), marker(1))];
+        let companions = Companions { markers, ..Companions::default() };
+        let ttl = Some(Duration::from_millis(left[0].max(left[1])));
+        read(&mut model, "a", ms, Reading::Lock { hash, ttl, companions });
+    }
+    let view = shown(&mut model, "a").unwrap();
+    assert_eq!((view.renewed, problems(&view)), (true, vec![(ProblemKind::Stuck, SUSPECTED)]));
+}
+
+#[test]
+fn only_a_sound_hash_is_proved_a_lock_by_its_time_to_live() {
+    let several = || {
+        let holders = [1, 2].map(|n| Holder { id: holder(n), count: 1 }).to_vec();
+        let hash = LockHash { holders, ..LockHash::default() };
+        let companions = Companions::default();
+        Reading::Lock { hash, ttl: Some(Duration::from_secs(3_600)), companions }
+    };
+    let mut model = model();
+    for ms in [1_000, 5_000, 20_000] {
+        read(&mut model, "cart", ms, several());
+    }
+    let view = shown(&mut model, "cart").unwrap();
+    assert!(!view.confirmed);
+    assert!(problems(&view).iter().all(|(_, certainty)| *certainty == SUSPECTED));
+}
+
+#[test]
+fn a_fair_lock_that_is_gone_without_a_message_may_have_been_released() {
+    for (fair, event) in [(true, "it released this fair lock"), (false, "expired without")] {
+        let mut model = model();
+        if fair {
+            let companions = queued(&[(7, 900_000)]);
+            read(&mut model, "a", 0, Reading::Absent { companions });
+        }
+        read(&mut model, "a", 1_000, held(1, 1, Some(5_000)));
+        read(&mut model, "a", 9_000, absent());
+        let view = shown(&mut model, "a").unwrap();
+        let texts: Vec<String> = view.events.views().map(|event| event.text).collect();
+        assert!(texts.iter().any(|text| text.contains(event)), "{texts:?}");
+        let ended = if fair { "vanished" } else { "ran_out" };
+        assert_eq!(view.history.past[0].ended, Some(ended));
+    }
+}
