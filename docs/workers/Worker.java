@@ -144,9 +144,14 @@ public class Worker {
             holds.forEach((name, count) -> {
                 if (count > 0 && !now.containsKey(name)) lost("it was not there any more");
             });
+            calmDown(); // another agent sends no `safe` for its predecessor's `jeopardy`
             agent = fresh;
             holds = now;
             generation++;
+        }
+
+        private void calmDown() {
+            if (calm.availablePermits() == 0) calm.release();
         }
 
         Object call(String word, String... words) throws Resumed {
@@ -221,9 +226,7 @@ public class Worker {
                                 System.out.println("jeopardy");
                                 calm.drainPermits();
                             }
-                            case "safe" -> {
-                                if (calm.availablePermits() == 0) calm.release();
-                            }
+                            case "safe" -> calmDown();
                             case "lost" -> lost(text(words.get(words.size() - 1)));
                             default -> { }
                         }

@@ -68,11 +68,13 @@ type session struct {
 	id, secret string
 	holds      map[string]int64 // hold counts of the locks
 	generation int
-	danger     sync.Mutex // locked while a hold is at risk (jeopardy)
+	atRisk     bool       // a hold is at risk (jeopardy)
+	calm       *sync.Cond // tells when it is no longer at risk
 }
 
 func begin() *session {
 	s := &session{holds: map[string]int64{}}
+	s.calm = sync.NewCond(&s.mutex)
 	if text, err := os.ReadFile(tickets); err == nil {
 		fmt.Sscan(string(text), &s.id, &s.secret)
 	}
@@ -136,6 +138,8 @@ func (s *session) goOn(agent *redis.Conn, told map[any]any) {
 	}
 	s.agent, s.holds = agent, now
 	s.generation++
+	s.atRisk = false // another agent sends no `safe` for its predecessor's `jeopardy`
+	s.calm.Broadcast()
 }
 
 func (s *session) call(words ...any) (any, error) {
@@ -167,6 +171,21 @@ func (s *session) set(name string, count int64) {
 	s.mutex.Lock()
 	defer s.mutex.Unlock()
 	s.holds[name] = count
+}
+
+func (s *session) setAtRisk(atRisk bool) {
+	s.mutex.Lock()
+	defer s.mutex.Unlock()
+	s.atRisk = atRisk
+	s.calm.Broadcast()
+}
+
+func (s *session) waitForCalm() {
+	s.mutex.Lock()
+	defer s.mutex.Unlock()
+	for s.atRisk {
+		s.calm.Wait()
+	}
 }
 
 // Acquires or reenters the lock. False if it could not be acquired in time.
@@ -216,10 +235,9 @@ func (s *session) listen() {
 			switch words[0] {
 			case "jeopardy":
 				fmt.Println("jeopardy")
-				s.danger.TryLock()
+				s.setAtRisk(true)
 			case "safe":
-				s.danger.TryLock()
-				s.danger.Unlock()
+				s.setAtRisk(false)
 			case "lost":
 				lost(words[len(words)-1])
 			}
@@ -240,8 +258,7 @@ func main() {
 	}
 	fmt.Println("working on", lockName)
 	for orders := bufio.NewScanner(os.Stdin); orders.Scan(); {
-		s.danger.Lock() // start nothing new while the lock is at risk
-		s.danger.Unlock()
+		s.waitForCalm() // start nothing new while the lock is at risk
 		checkStock(s)
 		fmt.Println("did", orders.Text())
 	}

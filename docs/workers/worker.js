@@ -31,6 +31,7 @@ function connect() {
 class Session {
   holds = {}; // lock: hold count
   calm = Promise.resolve(); // not resolved while a hold is at risk (jeopardy)
+  calmDown = () => {}; // resolves it
   ended = false;
   ticket = fs.existsSync(TICKET) ? JSON.parse(fs.readFileSync(TICKET, 'utf8')) : null;
 
@@ -56,6 +57,7 @@ class Session {
         fs.writeFileSync(TICKET, JSON.stringify(this.ticket), { mode: 0o600 });
         const now = Object.fromEntries((told.holds || []).map(map).map((row) => [row.lock, row.holds]));
         if (Object.entries(this.holds).some(([name, count]) => count > 0 && !now[name])) lost('it was not there any more');
+        this.calmDown(); // another agent sends no `safe` for its predecessor's `jeopardy`
         this.holds = now;
         this.agent = agent;
         agent.once('end', () => this.ended || this.recover());
@@ -108,7 +110,6 @@ class Session {
   // Replies keep the commands' order, so events need a separate connection.
   async listen() {
     let ear = connect();
-    let isSafe;
     while (!this.ended) {
       let events;
       try {
@@ -124,9 +125,9 @@ class Session {
       for (const [what, ...rest] of events) {
         if (what === 'jeopardy') {
           say('jeopardy');
-          this.calm = new Promise((resolve) => { isSafe = resolve; });
+          this.calm = new Promise((resolve) => { this.calmDown = resolve; });
         } else if (what === 'safe') {
-          isSafe?.();
+          this.calmDown();
         } else if (what === 'lost') {
           lost(rest.at(-1));
         }

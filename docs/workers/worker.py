@@ -83,6 +83,7 @@ class Session:
                     now = {row["lock"]: row["holds"] for row in told.get("holds", [])}
                     if any(name not in now for name, count in self.holds.items() if count > 0):
                         lost("it was not there any more")
+                    self.calm.set()  # another agent sends no `safe` for its predecessor's `jeopardy`
                     self.agent, self.holds = agent, now
                     self.generation += 1
                     return

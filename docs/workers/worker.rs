@@ -167,6 +167,8 @@ impl Session {
         if self.holds.iter().any(|(name, count)| *count > 0 && !now.contains_key(name)) {
             return Err(lost("it was not there any more"));
         }
+        // Another agent sends no `lock-safe` for its predecessor's `lock-jeopardy`.
+        self.calm = true;
         self.holds = now;
         Ok(())
     }
