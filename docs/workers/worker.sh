@@ -21,15 +21,19 @@ check_stock() {
 }
 
 echo "working on $LOCK"
-# Short reads let the trap run.
+# Short reads let the trap run. A read that times out returns the beginning of a line, and one at the end of the input returns a
+# last line that no newline ends.
+order=
 while true; do
   status=0
-  read -r -t 1 order || status=$?
-  if ((status == 0)); then
+  IFS= read -r -t 1 part || status=$?
+  order+=$part
+  if ((status > 128)); then continue; fi
+  if ((status == 0)) || [[ -n $order ]]; then
     check_stock
     echo "did $order"
-  elif ((status <= 128)); then
-    break
   fi
+  if ((status != 0)); then break; fi
+  order=
 done
 echo 'done'
