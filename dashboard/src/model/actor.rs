@@ -295,7 +295,7 @@ impl Actor {
                 // Dropping the sender reports that it could not be read.
                 if self.model.is_readable(scope)
                     && self.requested.len() < MAX_REQUESTED
-                    && self.model.prioritize(scope, &name)
+                    && self.model.request(scope, &name)
                 {
                     self.requested.entry((scope, name)).or_default().push(reply);
                     self.reads_due = true;

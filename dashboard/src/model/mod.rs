@@ -526,6 +526,12 @@ impl Model {
         self.scopes[scope.0].schedule.prioritize(name)
     }
 
+    /// Schedules a read for which a request waits, as soon as possible. Returns false if too many are scheduled already.
+    pub fn request(&mut self, scope: ScopeId, name: &LockName) -> bool {
+        let scope = self.home(scope, name);
+        self.scopes[scope.0].schedule.request(name)
+    }
+
     /// Sets the locks that open pages show.
     pub fn set_viewed(&mut self, scope: ScopeId, names: impl IntoIterator<Item = LockName>) {
         self.scopes[scope.0].schedule.set_viewed(names);

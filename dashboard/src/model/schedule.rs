@@ -42,6 +42,8 @@ pub struct Schedule {
     first: Option<Moment>,
     urgent: VecDeque<LockName>,
     is_urgent: HashSet<LockName>,
+    /// Those of them for whose reading a request waits.
+    is_requested: HashSet<LockName>,
     /// The last read of an urgent lock that is on no open page.
     last_urgent: Option<Moment>,
     /// Locks on open pages, each with its last request on that account.
@@ -68,6 +70,7 @@ impl Schedule {
             first: None,
             urgent: VecDeque::new(),
             is_urgent: HashSet::new(),
+            is_requested: HashSet::new(),
             last_urgent: None,
             viewed: VecDeque::new(),
             is_viewed: HashSet::new(),
@@ -112,6 +115,16 @@ impl Schedule {
         self.is_urgent.insert(name.clone());
         self.urgent.push_back(name.clone());
         true
+    }
+
+    /// Puts a lock, known or not, for whose reading a request waits before all others, and reads it as often as one that an
+    /// open page shows. Returns false if too many are urgent already.
+    pub fn request(&mut self, name: &LockName) -> bool {
+        let taken = self.prioritize(name);
+        if taken {
+            self.is_requested.insert(name.clone());
+        }
+        taken
     }
 
     /// Sets the locks that open pages show.
@@ -194,7 +207,7 @@ impl Schedule {
                 return;
             }
             let Some(name) = self.urgent.pop_front() else { return };
-            let seen = self.is_viewed.contains(&name);
+            let seen = self.is_viewed.contains(&name) || self.is_requested.contains(&name);
             let min_interval = match (seen, locks.due(&name).is_some()) {
                 (true, _) => MIN_INTERVAL_VIEWED,
                 (false, true) => MIN_INTERVAL,
@@ -210,6 +223,7 @@ impl Schedule {
                 self.last_urgent = Some(now);
             }
             self.is_urgent.remove(&name);
+            self.is_requested.remove(&name);
             self.record_request(&name, now, locks);
             taken.push(name);
         }
@@ -418,6 +432,12 @@ mod tests {
         reads.schedule.prioritize(&name(1));
         assert_eq!(reads.take(at(2_999), 10, None), [name(1)]);
         assert_eq!(reads.take(at(3_100), 10, None), [name(9)]);
+        reads.schedule.prioritize(&name(9));
+        assert_eq!(reads.take(at(3_200), 10, None), []);
+        reads.schedule.request(&name(9));
+        assert_eq!(reads.take(at(3_220), 10, None), [name(9)], "a request waits for it");
+        reads.schedule.prioritize(&name(9));
+        assert_eq!(reads.take(at(3_400), 10, None), [], "no request waits any more");
     }
 
     #[test]

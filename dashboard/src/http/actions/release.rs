@@ -91,7 +91,13 @@ pub(super) async fn offered(
     }
     let known = app.hub.snapshot().get(id).cloned();
     let Some(view) = known else {
-        return Err(NOTHING_TO_RELEASE.to_owned());
+        let why = match reading {
+            Reading::Lock { .. } => {
+                "There is a key of this name, but this dashboard does not list it as a lock: its page says why."
+            }
+            Reading::Absent { .. } | Reading::Other(_) => NOTHING_TO_RELEASE,
+        };
+        return Err(why.to_owned());
     };
     Offer::new(view, reading, (asked, read_at), visitor.shared_name())
         .ok_or_else(|| NOTHING_TO_RELEASE.to_owned())
