@@ -19,6 +19,7 @@ pub struct Filter(pub(super) Vec<Term>);
 #[derive(Debug, Clone, PartialEq, Eq)]
 pub(super) enum Term {
     Name(Text),
+    Group(Text),
     Prefix(Vec<u8>),
     Owner(Text),
     Host(Text),
@@ -86,6 +87,7 @@ impl words::Term for Term {
         "state",
         "waiting",
         "name",
+        "group",
         "prefix",
     ];
     const MEANT: &'static [(&'static str, &'static str)] = &[
@@ -117,6 +119,7 @@ impl words::Term for Term {
             "host" => Self::Host(Text::of_value(value)),
             "service" => Self::Service(Text::of_value(value)),
             "name" => Self::Name(Text::of_value(value)),
+            "group" => Self::Group(Text::of_value(value)),
             "prefix" => Self::Prefix(text.to_ascii_lowercase().into_bytes()),
             "waiting" => Self::Waiting(yes()?),
             "deployment" => Self::Deployment(Text::new(text)),
@@ -165,6 +168,7 @@ impl Term {
     pub(super) fn matches(&self, lock: &LockView, now: SteadyMillis) -> bool {
         match self {
             Self::Name(text) => text.matches(lock.id.name.as_bytes()),
+            Self::Group(text) => text.is(lock.group.as_bytes()),
             Self::Prefix(prefix) => {
                 let start = lock.id.name.as_bytes().get(..prefix.len());
                 start.is_some_and(|start| start.eq_ignore_ascii_case(prefix))
@@ -218,7 +222,9 @@ impl Term {
     /// Returns the answer for all locks of the class of this one.
     pub(super) fn of_class(&self, lock: &LockView) -> Answer {
         match self {
-            Self::Name(_) | Self::Prefix(_) | Self::Age(_) | Self::Ttl(_) => Answer::ByRow,
+            Self::Name(_) | Self::Group(_) | Self::Prefix(_) | Self::Age(_) | Self::Ttl(_) => {
+                Answer::ByRow
+            }
             Self::Owner(text) => {
                 let has_owner = |holder: &HolderView| {
                     text.matches_all_from(client_of(&holder.id).as_bytes())
@@ -307,10 +313,10 @@ impl Filter {
         (is_active || self.searches_names() || asks_state()) && self.is_sure_enough(lock)
     }
 
-    /// Returns true if it searches in names.
+    /// Returns true if it searches for names, or for those of a group.
     #[must_use]
     pub fn searches_names(&self) -> bool {
-        self.0.iter().any(|term| matches!(term, Term::Name(_)))
+        self.0.iter().any(|term| matches!(term, Term::Name(_) | Term::Group(_)))
     }
 
     /// The same for lists that have other reasons to tell of a lock than that it is held or waited for.
@@ -472,6 +478,7 @@ mod tests {
             "prefix:order:",
             "waiting:no",
             "name:\"order:42\"",
+            "group:x",
         ] {
             assert!(matches(yes, &lock), "{yes}");
         }
@@ -495,9 +502,31 @@ mod tests {
             "prefix:rder",
             "waiting:yes",
             "name:\"order:4\"",
+            "group:\"*\"",
         ] {
             assert!(!matches(no, &lock), "{no}");
         }
+    }
+
+    #[test]
+    fn a_group_is_found_as_it_is_written_in_metrics() {
+        let free = |group: &str| LockView {
+            holders: Default::default(),
+            state: State::Free,
+            group: group.into(),
+            ..lock("a")
+        };
+        for group in ["orders:*", "overflow", "a \"b\"", "state:held", "\\"] {
+            let filter = words::with_term("", "group", group);
+            assert!(matches(&filter, &free(group)), "{filter}");
+            assert!(!matches(&filter, &free("orders:42:*")), "{filter}");
+        }
+    }
+
+    #[test]
+    fn a_key_in_capitals_is_not_searched_in_names() {
+        let error = Filter::parse("Problem:any").unwrap_err().to_string();
+        assert!(error.contains("`Problem:`") && error.contains("problem:any"), "{error}");
     }
 
     #[test]

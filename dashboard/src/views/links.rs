@@ -7,6 +7,7 @@ use percent_encoding::{AsciiSet, NON_ALPHANUMERIC, utf8_percent_encode};
 use crate::clock::SteadyMillis;
 use crate::model::types::LockId;
 use crate::query::incidents::IncidentRow;
+use crate::query::with_term;
 
 /// The characters of a query's value that are not percent-encoded.
 const VALUE: &AsciiSet = &NON_ALPHANUMERIC
@@ -152,6 +153,11 @@ pub(super) fn watch(deployment: &str) -> String {
 /// The list of locks with a filter.
 pub(super) fn filtered(filter: &str) -> String {
     address("/", &[("filter", Some(filter).filter(|filter| !filter.is_empty()))])
+}
+
+/// The locks of a group.
+pub(super) fn group(group: &str) -> String {
+    filtered(&with_term("", "group", group))
 }
 
 /// The live stream of the page at `address`.

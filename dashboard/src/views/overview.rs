@@ -233,7 +233,7 @@ impl<'a> Groups<'a> {
             let longest = tally.longest_hold.as_ref();
             Group {
                 name: text::visible(group.lock_group.as_bytes()),
-                link: links::filtered(&group.lock_group),
+                link: links::group(&group.lock_group),
                 tally,
                 acquisitions: format::count(tally.acquisitions),
                 waited: (waited > 0).then(|| format::short_duration(waited)),

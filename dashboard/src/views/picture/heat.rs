@@ -96,7 +96,7 @@ impl HeatRow {
         }
         Self {
             name: text::visible(group.lock_group.as_bytes()),
-            link: links::filtered(&group.lock_group),
+            link: links::group(&group.lock_group),
             waited: (waited > 0).then(|| format::short_duration(waited)),
             cells: group.minutes.iter().map(|minute| Cell::new(minute, end, y)).collect(),
             words,
