@@ -11,7 +11,7 @@
 local lock = KEYS[1]
 local fields = redis.pcall('HLEN', lock)
 if type(fields) == 'table' then
-  return {3}
+  return reply_to_failure(fields)
 end
 local unexpected, verbs, holders = tonumber(ARGV[8]), tonumber(ARGV[9]), tonumber(ARGV[10])
 local first = 11 + unexpected + verbs

@@ -6,7 +6,7 @@ local lock, counter = KEYS[1], KEYS[2]
 local from, to, least = ARGV[1], ARGV[2], ARGV[5]
 local held = redis.pcall('HEXISTS', lock, from)
 if type(held) == 'table' then
-  return {3}
+  return reply_to_failure(held)
 end
 local token
 if held == 1 then

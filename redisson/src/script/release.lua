@@ -4,7 +4,7 @@
 local lock = KEYS[1]
 local removed = redis.pcall('HDEL', lock, ARGV[1])
 if type(removed) == 'table' then
-  return {3}
+  return reply_to_failure(removed)
 end
 local left = redis.call('EXISTS', lock)
 if removed == 0 then

@@ -6,7 +6,7 @@
 local lock, holder = KEYS[1], ARGV[1]
 local removed = redis.pcall('HDEL', lock, holder)
 if type(removed) == 'table' then
-  return {3}
+  return reply_to_failure(removed)
 end
 local left = redis.call('EXISTS', lock)
 if not companion_error() then

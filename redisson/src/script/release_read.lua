@@ -8,7 +8,7 @@ local lock, prefix, tagged = KEYS[1], KEYS[2], KEYS[3]
 local holder, most = ARGV[1], tonumber(ARGV[2])
 local count = redis.pcall('HGET', lock, holder)
 if type(count) == 'table' then
-  return {3}
+  return reply_to_failure(count)
 elseif not count then
   return {redis.call('EXISTS', lock) == 0 and 0 or 2}
 end

@@ -6,7 +6,7 @@
 local lock, tagged = KEYS[1], KEYS[2]
 local removed = redis.pcall('HDEL', lock, ARGV[1])
 if type(removed) == 'table' then
-  return {3}
+  return reply_to_failure(removed)
 elseif removed == 0 then
   return {redis.call('EXISTS', lock) == 0 and 0 or 2}
 end

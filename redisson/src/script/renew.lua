@@ -13,6 +13,10 @@ for i = 1, #KEYS do
   local lock, holder = KEYS[i], ARGV[i + 2]
   local current = pcall('HGET', lock, holder)
   if type(current) == 'table' then
+    local reply = reply_to_failure(current)
+    if reply.err then
+      return reply
+    end
     report(i, 3)
   elseif current then
     -- Usually one command suffices: GT never shortens a lease. It skips keys without an expiry, and Redis before 7 rejects

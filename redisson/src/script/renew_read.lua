@@ -34,6 +34,10 @@ for i = 1, locks do
   local lock, holder, prefix = KEYS[i], ARGV[2 * i + 2], ARGV[2 * i + 3]
   local current = redis.pcall('HGET', lock, holder)
   if type(current) == 'table' then
+    local reply = reply_to_failure(current)
+    if reply.err then
+      return reply
+    end
     report(i, 3)
   elseif current then
     local left = math.max(lease, redis.call('PTTL', lock))

@@ -8,7 +8,7 @@ local greatest, least = tonumber(table.remove(ARGV)), tonumber(table.remove(ARGV
 local expected_mode, expected_count = table.remove(ARGV), table.remove(ARGV)
 local count_now = redis.pcall('HGET', KEYS[1], ARGV[1])
 if type(count_now) == 'table' then
-  return {3}
+  return reply_to_failure(count_now)
 elseif count_now ~= expected_count or (redis.call('HGET', KEYS[1], 'mode') or '') ~= expected_mode then
   return {redis.call('EXISTS', KEYS[1]) == 0 and 0 or 2}
 end

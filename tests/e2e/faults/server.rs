@@ -2,7 +2,7 @@
 
 use anyhow::{Result, ensure};
 use harness::proxy::Place;
-use harness::{Client, RedisServer, Reply, eventually};
+use harness::{Agent, Client, RedisServer, Reply, eventually};
 
 use super::{
     LONG, SHORT, assert_error, assert_held_by, credentials, holder, listener, lock, lost, on,
@@ -231,7 +231,7 @@ async fn permissions_may_be_revoked_and_restored() -> Result<()> {
     let mut direct = redis.client().await?;
     run(&mut direct, "ACL SETUSER default >secret").await?;
     let with_password = redis.url().replace("redis://", "redis://:secret@");
-    let agent = harness::Agent::at(&with_password, SHORT).await?;
+    let agent = Agent::at(&with_password, SHORT).await?;
     ready(&agent).await;
     let mut worker = listener(&agent).await?;
     lock(&mut worker, "LOCK a").await?;
@@ -283,6 +283,39 @@ async fn a_redis_that_refuses_writes_is_waited_for() -> Result<()> {
     assert_eq!(worker.push().await?, ["lock-safe", "a", "lock"]);
     assert_eq!(waiter.reply().await?.field("holds")?, &Reply::Int(1));
     assert_held_by(&mut bench, "a", &first).await?;
+    Ok(())
+}
+
+#[tokio::test]
+async fn a_release_that_is_refused_is_repeated_until_redis_takes_it() -> Result<()> {
+    let (mut bench, _proxy) = stage(LONG).await?;
+    let kinds = ["lock", "fenced", "fair", "write", "read"];
+    let mut workers = Vec::new();
+    for kind in kinds {
+        let mut worker = bench.session().await?;
+        lock(&mut worker, &format!("LOCK {kind} KIND {kind}")).await?;
+        workers.push(worker);
+    }
+    run(&mut bench.direct, "CONFIG SET min-replicas-to-write 1").await?;
+    for (kind, worker) in kinds.iter().zip(&mut workers) {
+        worker.send(&format!("UNLOCK {kind}")).await?;
+    }
+    for worker in &mut workers {
+        let reply = worker.reply().await?;
+        assert_error(&reply, "UNAVAILABLE", "is no longer yours");
+        assert_error(&reply, "UNAVAILABLE", "NOREPLICAS");
+    }
+    for kind in kinds {
+        assert!(!bench.is_free(kind).await?, "{kind}");
+    }
+    run(&mut bench.direct, "CONFIG SET min-replicas-to-write 0").await?;
+    let other = Agent::with(&bench.redis, LONG).await?;
+    let mut next = other.client3().await?;
+    for kind in kinds {
+        let alone = if kind == "read" { "write" } else { kind };
+        lock(&mut next, &format!("LOCK {kind} KIND {alone} WAIT 20000")).await?;
+    }
+    assert_eq!(lost(&bench.agent).await?, 0.0);
     Ok(())
 }
 

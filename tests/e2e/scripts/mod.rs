@@ -10,6 +10,7 @@ mod hand_over;
 mod monitor;
 mod names;
 mod read_write;
+mod refusals;
 mod release;
 mod renew;
 mod servers;

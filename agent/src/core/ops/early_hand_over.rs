@@ -12,7 +12,7 @@ use redisson::{Kind, Moment};
 use service_kit::trace::TraceParent;
 
 use super::operation::{Operation, Silence};
-use super::{Failure, Op, orphan};
+use super::{Failure, NO_ANSWER, Op, orphan};
 use crate::core::ids::{OpId, Slot};
 use crate::core::lock::grant::Terms;
 use crate::core::ops::verb::{Attempt, EarlyHandOver, Ending, Verb};
@@ -50,7 +50,7 @@ impl Operation for EarlyHandOver {
     }
 
     fn on_give_up(&mut self, core: &mut Core, _: OpId) {
-        if let Some(silence) = self.silence() {
+        if let Some(silence) = self.silence(NO_ANSWER) {
             core.answer_all(silence);
         }
         core.lose_early(self, End::Unconfirmed);
@@ -63,8 +63,8 @@ impl Operation for EarlyHandOver {
         self.from.slot.is_some()
     }
 
-    fn silence(&mut self) -> Option<Silence> {
-        let reply = self.from.silent_reply();
+    fn silence(&mut self, why: &str) -> Option<Silence> {
+        let reply = Core::unconfirmed_end(&self.from.name, why);
         let endings = std::iter::once(&mut self.from).chain(&mut self.ended);
         let slots: Vec<Slot> = endings.filter_map(|ending| ending.slot.take()).collect();
         (!slots.is_empty()).then_some(Silence { slots, reply, goes_on: true })
@@ -172,7 +172,7 @@ impl Core {
         let name = early.from.name.clone();
         let hold = self.locks.get(&name).and_then(|state| state.hold);
         if let Some(extend) = hold.and_then(|number| self.leases.take_waiting_extend(number)) {
-            let reply = Self::unavailable_for(&name, "Redis has not answered in time");
+            let reply = Self::unavailable_for(&name, NO_ANSWER);
             self.answer(extend.slot, reply);
         }
     }

@@ -42,8 +42,8 @@ impl Operation for Look {
         true
     }
 
-    fn silence(&mut self) -> Option<Silence> {
-        Some(no_answer(self.slot, &self.name))
+    fn silence(&mut self, why: &str) -> Option<Silence> {
+        Some(no_answer(self.slot, &self.name, why))
     }
 }
 
@@ -67,8 +67,8 @@ impl Operation for Force {
         true
     }
 
-    fn silence(&mut self) -> Option<Silence> {
-        Some(no_answer(self.slot, &self.name))
+    fn silence(&mut self, why: &str) -> Option<Silence> {
+        Some(no_answer(self.slot, &self.name, why))
     }
 }
 

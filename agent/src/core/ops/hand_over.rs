@@ -70,8 +70,8 @@ impl Operation for HandOver {
         self.from.slot.is_some()
     }
 
-    fn silence(&mut self) -> Option<Silence> {
-        self.from.silence()
+    fn silence(&mut self, why: &str) -> Option<Silence> {
+        self.from.silence(why)
     }
 
     fn each_number(&self, visit: &mut dyn FnMut(Number)) {

@@ -54,6 +54,8 @@ pub(in crate::core) struct Op {
     /// An earlier copy may have run.
     pub(in crate::core) may_have_run: bool,
     pub(in crate::core) failures: u32,
+    /// The error with which Redis refused it last.
+    refusal: Option<String>,
     /// The answer of WAIT, with `--min-replicas`.
     pub(in crate::core) confirmed: Confirmed,
     /// The instant of the next attempt; never while it is in flight.
@@ -202,6 +204,7 @@ impl InFlight {
             sent: now,
             may_have_run: false,
             failures: 0,
+            refusal: None,
             confirmed: Confirmed::default(),
             retry_at: Moment::NEVER,
             answer_by,
@@ -267,7 +270,15 @@ impl InFlight {
         let op = self.ops.get_mut(&id)?;
         op.failures += 1;
         op.may_have_run |= matches!(failure, Failure::Lost(_));
+        if let Failure::Refused(text) = failure {
+            op.refusal = Some(text.clone());
+        }
         Some((op.failures, op.verb.clone()))
+    }
+
+    /// Takes the error with which Redis refused a script last, if it did.
+    pub(super) fn take_refusal(&mut self, id: OpId) -> Option<String> {
+        self.ops.get_mut(&id)?.refusal.take()
     }
 
     /// Sets the next attempt.

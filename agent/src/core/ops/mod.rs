@@ -42,6 +42,9 @@ pub(in crate::core) const FAIR_WAIT: Duration = Duration::from_secs(15);
 /// that stays taken is worse than a wrongly reported loss, which would also need a crash within this time.
 const JOURNAL_PATIENCE: Duration = Duration::from_millis(250);
 
+/// What a command is told for which Redis stayed silent.
+const NO_ANSWER: &str = "Redis has not answered in time";
+
 impl Core {
     /// Sends a script. `give_up` is how long it is worth repeating.
     pub(in crate::core) fn send(&mut self, verb: Verb, give_up: Duration) -> OpId {
@@ -170,10 +173,13 @@ impl Core {
         }
     }
 
-    /// Answers the command that waits for this op: Redis has been silent for too long.
+    /// Answers the command that waits for this op: Redis has been silent, or has refused it, for too long.
     fn answer_silence(&mut self, id: OpId) {
         self.answer_waiting_extend(id);
-        let Some(silence) = self.ops.verb_mut(id).and_then(|verb| verb.operation_mut().silence())
+        let refusal = self.ops.take_refusal(id);
+        let why = refusal.as_deref().unwrap_or(NO_ANSWER);
+        let Some(silence) =
+            self.ops.verb_mut(id).and_then(|verb| verb.operation_mut().silence(why))
         else {
             return;
         };
@@ -227,9 +233,9 @@ impl Core {
     }
 }
 
-/// Returns the answer to a command for which Redis stayed silent and which is not retried.
-fn no_answer(slot: Slot, name: &LockName) -> Silence {
-    let reply = Core::unavailable_for(name, "Redis has not answered in time");
+/// Returns the answer to a command that waits no longer for its script, which is not retried.
+fn no_answer(slot: Slot, name: &LockName, why: &str) -> Silence {
+    let reply = Core::unavailable_for(name, why);
     Silence { slots: vec![slot], reply, goes_on: false }
 }
 

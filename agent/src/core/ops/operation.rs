@@ -6,7 +6,7 @@ use std::time::Duration;
 use redisson::script::{BadReply, Call, Value};
 use service_kit::trace::TraceParent;
 
-use super::{Failure, Op};
+use super::{Failure, NO_ANSWER, Op};
 use crate::core::ids::{OpId, Slot};
 use crate::core::{Core, Lane, Node};
 use crate::journal::Record;
@@ -42,7 +42,7 @@ pub(in crate::core) trait Operation {
     /// longer in flight.
     fn on_give_up(&mut self, core: &mut Core, id: OpId) {
         let _ = id;
-        if let Some(silence) = self.silence() {
+        if let Some(silence) = self.silence(NO_ANSWER) {
             core.answer_all(silence);
         }
     }
@@ -58,8 +58,9 @@ pub(in crate::core) trait Operation {
         false
     }
 
-    /// Takes the commands that wait, and returns the answer to them.
-    fn silence(&mut self) -> Option<Silence> {
+    /// Takes the commands that wait, and returns the answer to them. `why` says what Redis did instead of answering.
+    fn silence(&mut self, why: &str) -> Option<Silence> {
+        let _ = why;
         None
     }
 

@@ -42,9 +42,9 @@ impl Operation for AgentCheck {
         !self.is_awaited()
     }
 
-    fn silence(&mut self) -> Option<Silence> {
+    fn silence(&mut self, why: &str) -> Option<Silence> {
         match &self.next {
-            AfterCheck::Force(Force { slot, name, .. }) => Some(no_answer(*slot, name)),
+            AfterCheck::Force(Force { slot, name, .. }) => Some(no_answer(*slot, name, why)),
             AfterCheck::Purge(_) => None,
         }
     }

@@ -14,18 +14,10 @@ use crate::protocol::resp::Frame;
 use crate::types::{End, Number};
 
 impl Ending {
-    /// Answers the command that waits for the end, since Redis does not say whether the hold is gone.
-    pub(in crate::core) fn silence(&mut self) -> Option<Silence> {
-        let reply = self.silent_reply();
+    /// Answers the command that waits for the end, since Redis does not say that the hold is gone.
+    pub(in crate::core) fn silence(&mut self, why: &str) -> Option<Silence> {
+        let reply = Core::unconfirmed_end(&self.name, why);
         self.slot.take().map(|slot| Silence { slots: vec![slot], reply, goes_on: true })
-    }
-
-    /// Returns the answer while Redis is silent.
-    pub(in crate::core) fn silent_reply(&self) -> Frame {
-        Frame::Error(format!(
-            "UNAVAILABLE `{}` is no longer yours, but Redis has not answered in time: the agent goes on releasing it",
-            self.name
-        ))
     }
 }
 
@@ -69,8 +61,8 @@ impl Operation for Release {
         self.0.end == End::Expired
     }
 
-    fn silence(&mut self) -> Option<Silence> {
-        self.0.silence()
+    fn silence(&mut self, why: &str) -> Option<Silence> {
+        self.0.silence(why)
     }
 
     fn each_number(&self, visit: &mut dyn FnMut(Number)) {

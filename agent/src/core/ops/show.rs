@@ -32,8 +32,8 @@ impl Operation for Show {
         true
     }
 
-    fn silence(&mut self) -> Option<Silence> {
-        Some(no_answer(self.slot, &self.name))
+    fn silence(&mut self, why: &str) -> Option<Silence> {
+        Some(no_answer(self.slot, &self.name, why))
     }
 }
 

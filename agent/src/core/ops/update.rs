@@ -58,9 +58,9 @@ impl Operation for HoldUpdate {
     }
 
     /// The count in Redis may differ from ours afterwards; the next renewal corrects it.
-    fn silence(&mut self) -> Option<Silence> {
+    fn silence(&mut self, why: &str) -> Option<Silence> {
         spans::outcome(&self.span, "error");
-        Some(no_answer(self.slot, &self.name))
+        Some(no_answer(self.slot, &self.name, why))
     }
 
     fn each_number(&self, visit: &mut dyn FnMut(Number)) {

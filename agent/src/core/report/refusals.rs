@@ -83,6 +83,14 @@ impl Core {
         Frame::Error(format!("UNAVAILABLE `{name}`: {}", one_line(what)))
     }
 
+    /// Answers who waits for the end of a hold in Redis, which Redis does not confirm.
+    pub(in crate::core) fn unconfirmed_end(name: &LockName, why: &str) -> Frame {
+        Frame::Error(format!(
+            "UNAVAILABLE `{name}` is no longer yours, and the agent goes on releasing it in Redis: {}",
+            one_line(why)
+        ))
+    }
+
     pub(in crate::core) fn deadlock(&self, name: &LockName) -> Frame {
         let holder = self
             .locks

@@ -94,10 +94,14 @@ impl Simulation {
             }
             28 | 29 => {
                 let refusals =
-                    ["LOADING Redis is loading", "READONLY You can't write", "MISCONF unable to"];
+                    [Some("LOADING Redis is loading"), Some("READONLY You can't write"), None];
                 let refusal = self.rng.pick(&refusals);
-                self.log(|| format!("Redis refuses everything: {refusal}"));
-                self.server.refusal = Some(refusal);
+                match refusal {
+                    Some(refusal) => self.log(|| format!("Redis refuses everything: {refusal}")),
+                    None => self.log(|| "Redis refuses writes".to_owned()),
+                }
+                self.server.refusal = refusal;
+                self.server.redis.read_only = refusal.is_none();
                 let pause = self.fault_duration();
                 self.after(pause, Event::Repair(Repair::Refusal));
             }
@@ -110,7 +114,8 @@ impl Simulation {
     pub(super) fn server_is_fault_free(&self) -> bool {
         let server = &self.server;
         let hangs = !server.up || server.frozen_until > self.now;
-        !hangs && !server.redis.full && server.refusal.is_none()
+        let redis = &server.redis;
+        !hangs && !redis.full && !redis.read_only && server.refusal.is_none()
     }
 
     /// Turns a lock's key into a string, or gives it the queue of a fair lock with a waiter.
@@ -220,7 +225,10 @@ impl Simulation {
         self.log(|| format!("repaired: {repair:?}"));
         match repair {
             Repair::ServerUp => self.server.up = true,
-            Repair::Refusal => self.server.refusal = None,
+            Repair::Refusal => {
+                self.server.refusal = None;
+                self.server.redis.read_only = false;
+            }
             Repair::Disk(host) => self.hosts[host].disk.full = false,
             Repair::Memory => self.server.redis.full = false,
             Repair::Counter(lock) => {

@@ -25,6 +25,8 @@ enum Step {
     Plain(Vec<String>),
     /// Memory is full from now on, or not.
     Full(bool),
+    /// No writes are taken from now on, or again.
+    ReadOnly(bool),
     /// Time passes until short leases expire.
     Rest,
 }
@@ -179,7 +181,8 @@ impl Pair {
                 };
             }
             35 => return Step::Plain(words(&format!("DEL {queue} {deadlines}"))),
-            36 | 37 => return Step::Full(self.rng.one_in(3)),
+            36 => return Step::Full(self.rng.one_in(2)),
+            37 => return Step::ReadOnly(self.rng.one_in(3)),
             40 => return Step::Plain(words(&format!("DEL {counter}"))),
             41 => {
                 let odd = self.rng.pick(&["text", "9223372036854775807", "12 PX 2000"]);
@@ -225,6 +228,12 @@ impl Pair {
                 let set = self.client.call(&format!("CONFIG SET maxmemory {most}")).await.unwrap();
                 assert_eq!(set.text(), "OK");
                 self.model.full = full;
+            }
+            Step::ReadOnly(read_only) => {
+                let replicas = u8::from(read_only);
+                let command = format!("CONFIG SET min-replicas-to-write {replicas}");
+                assert_eq!(self.client.call(&command).await.unwrap().text(), "OK");
+                self.model.read_only = read_only;
             }
             Step::Rest => self.let_time_pass(120).await,
             Step::Plain(command) => {

@@ -17,6 +17,7 @@ pub(super) enum Reply {
 /// An error reply.
 #[derive(Debug, Clone, Copy)]
 pub(super) enum Refusal {
+    TooFewReplicas,
     OutOfMemory,
     WrongType,
     NotAnInteger,
@@ -26,6 +27,7 @@ pub(super) enum Refusal {
 impl Refusal {
     pub(super) fn text(self) -> &'static str {
         match self {
+            Self::TooFewReplicas => "NOREPLICAS Not enough good replicas to write.",
             Self::OutOfMemory => "OOM command not allowed when used memory > 'maxmemory'.",
             Self::WrongType => "WRONGTYPE Operation against a key holding the wrong kind of value",
             Self::NotAnInteger => "ERR value is not an integer or out of range",
@@ -40,7 +42,7 @@ type Outcome<T = Reply> = Result<T, Refusal>;
 #[derive(Debug, Default)]
 pub(super) struct Commands {
     pub(super) redis: Redis,
-    /// A write command has run. From then on a full Redis accepts all commands, so that the script can finish.
+    /// A write command has run. From then on Redis accepts all commands, so that the script can finish.
     wrote: bool,
     pub(super) published: Vec<String>,
     /// The last error that `redis.call` raised.
@@ -75,6 +77,9 @@ impl Commands {
             "DEL" | "HDEL" | "LPOP" | "LREM" | "PEXPIRE" | "ZREM" => Shrink,
             _ => Read,
         };
+        if access != Read && self.redis.read_only && !self.wrote {
+            return Err(Refusal::TooFewReplicas);
+        }
         if access == Grow && self.redis.full && !self.wrote {
             return Err(Refusal::OutOfMemory);
         }

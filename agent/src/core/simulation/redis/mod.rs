@@ -99,6 +99,8 @@ pub(in crate::core) struct Redis {
     now_ms: u64,
     /// Memory is full, and the policy is `noeviction`.
     pub(in crate::core) full: bool,
+    /// It takes no writes, as without enough replicas.
+    pub(in crate::core) read_only: bool,
     /// The number of clients subscribed to each channel.
     pub(in crate::core) subscribers: BTreeMap<String, usize>,
 }

@@ -81,17 +81,24 @@ impl Interpreter {
         let commands = self.commands.take();
         *redis = commands.redis;
         let reply = match (result, commands.raised) {
-            (Ok(reply), _) => Ok(reply),
+            (Ok(reply), _) => reply,
             (Err(_), Some(refusal)) => Err(refusal.text().to_owned()),
             (Err(error), None) => panic!("the script {} failed: {error}", call.script.name),
         };
         Served { reply, published: commands.published }
     }
 
-    fn evaluate(&self, call: &Call) -> mlua::Result<Value> {
+    /// Returns the reply, or the error that the script returns as one.
+    fn evaluate(&self, call: &Call) -> mlua::Result<Result<Value, String>> {
         self.globals.raw_set("KEYS", self.list(&call.keys)?)?;
         self.globals.raw_set("ARGV", self.list(&call.args)?)?;
-        from_lua(&self.function(call.script)?.call(())?)
+        let result = self.function(call.script)?.call(())?;
+        if let LuaValue::Table(table) = &result
+            && let Some(error) = table.raw_get::<Option<String>>("err")?
+        {
+            return Ok(Err(error));
+        }
+        from_lua(&result).map(Ok)
     }
 
     fn list(&self, args: &Args) -> mlua::Result<Table> {

@@ -1,0 +1,78 @@
+//! A Redis that refuses commands for now: so does the script, which is then repeated, and nothing passes for a key of another type.
+
+use anyhow::{Result, bail, ensure};
+use redisson::script::{Call, Publish};
+
+use super::{Bench, lease, name, ours, script};
+
+const FAIR_WAIT: std::time::Duration = std::time::Duration::from_secs(15);
+
+/// Asserts that Redis refuses this call with an error that contains `words`.
+async fn assert_refused(bench: &mut Bench, call: &Call, words: &str) -> Result<()> {
+    let name = call.script.name;
+    match bench.call(call).await {
+        Ok(reply) => bail!("{name} is not refused: {reply:?}"),
+        Err(refused) => ensure!(refused.to_string().contains(words), "{name}: {refused}"),
+    }
+    Ok(())
+}
+
+#[tokio::test]
+async fn each_script_that_ends_a_hold_is_refused() -> Result<()> {
+    let mut bench = Bench::new().await?;
+    let (publish, length) = (Publish::Plain, lease(30_000));
+    let [plain, fair, read, write] = ["plain", "fair", "read", "write"].map(name);
+    let writer = redisson::HolderId { write: true, ..ours(1) };
+    bench.acquire(&plain, ours(1), 30_000).await?;
+    let calls = [
+        script::acquire_fair(&fair, &ours(1), length, FAIR_WAIT, false, &ours(1)),
+        script::acquire_read(&read, &ours(1), length, None),
+        script::acquire_write(&write, &writer, length),
+    ];
+    for call in &calls {
+        bench.call(call).await?;
+    }
+    let before = bench.dump().await?;
+    let shown = bench.show(&plain).await?;
+    let seen = script::ExpectedLock { hash: &shown.hash, ttl: script::ExpectedTtl::Any };
+    bench.client.call("CONFIG SET min-replicas-to-write 1").await?.ok()?;
+    for call in [
+        script::release(&plain, &ours(1), publish),
+        script::release_fair(&fair, &ours(1), FAIR_WAIT, publish),
+        script::release_read(&read, &ours(1), publish),
+        script::release_write(&write, &writer, publish),
+        script::hand_over(&plain, &ours(1), &ours(2), length),
+        script::hand_over_fair(&fair, (&ours(1), &ours(2)), length, FAIR_WAIT, &ours(1), publish),
+        script::force_release(&plain, seen, &[], publish),
+        script::force_release_holder(&plain, seen, &shown.hash.holders[0], publish),
+    ] {
+        assert_refused(&mut bench, &call, "NOREPLICAS").await?;
+    }
+    bench.client.call("CONFIG SET min-replicas-to-write 0").await?.ok()?;
+    assert_eq!(bench.dump().await?, before);
+    Ok(())
+}
+
+/// What cannot be read is not gone.
+#[tokio::test]
+async fn an_account_that_may_not_read_proves_no_loss() -> Result<()> {
+    let mut bench = Bench::new().await?;
+    let (plain, read) = (name("plain"), name("read"));
+    bench.acquire(&plain, ours(1), 30_000).await?;
+    bench.call(&script::acquire_read(&read, &ours(1), lease(30_000), None)).await?;
+    let shown = bench.show(&plain).await?;
+    let seen = script::ExpectedLock { hash: &shown.hash, ttl: script::ExpectedTtl::Any };
+    bench.client.call("ACL SETUSER default -hget -hexists -hlen").await?.ok()?;
+    let report = script::MissingMarkers::Report;
+    for call in [
+        script::renew([(&plain, ours(1))], 1, None),
+        script::renew_read([(&read, ours(1))], 1, None, report),
+        script::release_read(&read, &ours(1), Publish::Plain),
+        script::hand_over(&plain, &ours(1), &ours(2), lease(30_000)),
+        script::force_release(&plain, seen, &[], Publish::Plain),
+        script::force_release_holder(&plain, seen, &shown.hash.holders[0], Publish::Plain),
+    ] {
+        assert_refused(&mut bench, &call, "The user executing the script can't run").await?;
+    }
+    Ok(())
+}
