@@ -113,7 +113,7 @@ impl Core {
         let Some(grace) = &mut session.grace else { return false };
         grace.away = Some(now);
         let askers = std::mem::take(&mut grace.askers);
-        session.push = false;
+        (session.push, session.deadlines) = (false, false);
         // What has not begun will not; what has goes on, and its reply goes nowhere.
         session.queued.values_mut().for_each(std::collections::VecDeque::clear);
         let key = session.key;

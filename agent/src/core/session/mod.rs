@@ -262,7 +262,8 @@ impl Core {
         };
         self.sessions.timers.clear(until, SessionTimer::Events(id));
         // A listener that has gone takes no events with it.
-        if self.sessions.all.contains_key(&slot.session)
+        let listens = |listener: &Session| listener.away_since().is_none();
+        if self.sessions.get(&slot.session).is_some_and(listens)
             && let Some(session) = self.sessions.get_mut(&id)
         {
             let events = session.take_events();

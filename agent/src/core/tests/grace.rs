@@ -463,3 +463,36 @@ fn events_are_heard_across_a_reconnect() {
     world.pass(LEASE);
     assert_eq!(world.reply(ear), "lost x lock missing");
 }
+
+#[test]
+fn a_listener_whose_own_connection_has_gone_takes_no_events_with_it() {
+    let mut world = World::new();
+    let (a, told) = world.graced();
+    world.lock(a, "x");
+    let (session, secret) = told.clone();
+    let wait = Duration::from_secs(600);
+    world.command(a, Command::Events { session, secret, wait });
+    world.close(a);
+    world.redis.clear();
+    world.pass(LEASE);
+    let b = world.open_as(0, [1; 16]);
+    world.resume(b, &told);
+    world.replies.clear();
+    assert_eq!(world.events(b), ["lost x lock missing"]);
+}
+
+#[test]
+fn deadlines_belong_to_the_connection_that_asked_for_them() {
+    let mut world = World::new();
+    let (a, told) = world.graced();
+    world.command(a, Command::Session { grace: None, push: None, deadlines: Some(true) });
+    world.lock(a, "x");
+    world.pass(LEASE);
+    assert!(world.events(a).iter().all(|event| event.starts_with("valid x lock")));
+    world.close(a);
+    world.pass(LEASE);
+    let b = world.open_as(0, [1; 16]);
+    world.resume(b, &told);
+    world.replies.clear();
+    assert_eq!(world.events(b), Vec::<String>::new());
+}
