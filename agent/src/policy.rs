@@ -82,7 +82,7 @@ impl Policy {
         Self::parse(&text).map_err(|error| in_file(&error))
     }
 
-    fn parse(text: &str) -> Result<Self, String> {
+    pub(crate) fn parse(text: &str) -> Result<Self, String> {
         let file: File = toml::from_str(text).map_err(|error| error.to_string())?;
         let rules = (1..).zip(file.allow).map(|(number, allow)| {
             Rule::new(allow).map_err(|error| format!("rule {number} ([[allow]]): {error}"))
@@ -101,7 +101,7 @@ impl Policy {
         self.rules.is_empty()
     }
 
-    /// Checks a request of a worker whose user already holds or waits for `locks` locks.
+    /// Checks a request of a worker whose user already holds, waits for or has asked for `locks` locks.
     ///
     /// # Errors
     /// Returns the denial if no rule allows the request.
@@ -116,8 +116,9 @@ impl Policy {
             return deny("kind", format!("is denied to {who} as kind {}", request.kind));
         }
         if let Some(most) = rule.max_locks.filter(|most| locks >= *most) {
-            let text =
-                format!("exceeds the limit of {who}: {locks} of {most} locks held or awaited");
+            let text = format!(
+                "exceeds the limit of {who}: {locks} of {most} locks held, awaited or asked for before"
+            );
             return deny("count", text);
         }
         match (rule.max_wait, request.wait) {

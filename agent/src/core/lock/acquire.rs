@@ -22,7 +22,7 @@ impl Core {
     pub(in crate::core) fn lock(&mut self, slot: Slot, request: LockRequest) {
         let owner = Owner { session: slot.session, owner: request.owner };
         let span = self.acquire_span(owner, &request);
-        if let Some(refusal) = self.refusal(slot, &request) {
+        if let Some(refusal) = self.refusal(slot, &request, 0) {
             return self.deny(slot, &request.name, request.kind, &span, refusal);
         }
         if let Some(number) = self.hold_of(owner, &request.name, Side::of(request.kind)) {
@@ -75,8 +75,13 @@ impl Core {
         self.locks.get(name).is_some_and(|name| name.keeps_out(kind) || !name.queue.is_empty())
     }
 
-    /// Returns the refusal of a LOCK that is not attempted.
-    pub(in crate::core) fn refusal(&mut self, slot: Slot, request: &LockRequest) -> Option<Frame> {
+    /// Returns the refusal of a LOCK that is not attempted. It comes after that many new ones of the same MLOCK.
+    pub(in crate::core) fn refusal(
+        &mut self,
+        slot: Slot,
+        request: &LockRequest,
+        before: usize,
+    ) -> Option<Frame> {
         if let Some(refusal) = self.wrong_session(slot, request.session.as_deref(), &request.name) {
             return Some(refusal);
         }
@@ -90,7 +95,7 @@ impl Core {
                 request.name
             )));
         }
-        if let Some(refusal) = self.denied(slot, request) {
+        if let Some(refusal) = self.denied(slot, request, before) {
             return Some(refusal);
         }
         if request.kind == Kind::Red && self.settings.red.is_none() {
@@ -111,7 +116,8 @@ impl Core {
         if self.hold_of(owner, &request.name, Side::of(request.kind)).is_some() {
             return None;
         }
-        let reason = self.locks.quota().exhausted(&self.sessions.get(&slot.session)?.peer)?;
+        let reason =
+            self.locks.quota().exhausted(&self.sessions.get(&slot.session)?.peer, before)?;
         Some(Frame::Error(format!("LIMIT `{}` is not tried: {reason}", request.name)))
     }
 

@@ -105,11 +105,14 @@ impl Core {
         owner: Owner,
         requests: &[LockRequest],
     ) -> Option<(usize, Frame)> {
+        let mut before = 0;
         for (index, request) in requests.iter().enumerate() {
-            let refusal = self.refusal(slot, request);
+            let refusal = self.refusal(slot, request, before);
             if let Some(refusal) = refusal.or_else(|| self.member_deadlock(owner, request)) {
                 return Some((index, refusal));
             }
+            let held = self.hold_of(owner, &request.name, Side::of(request.kind)).is_some();
+            before += usize::from(!held);
         }
         None
     }

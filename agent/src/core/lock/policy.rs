@@ -14,7 +14,12 @@ impl Core {
     }
 
     /// Returns the refusal of a LOCK that the policy denies. An owner that holds the lock may enter it again.
-    pub(in crate::core) fn denied(&mut self, slot: Slot, request: &LockRequest) -> Option<Frame> {
+    pub(in crate::core) fn denied(
+        &mut self,
+        slot: Slot,
+        request: &LockRequest,
+        before: usize,
+    ) -> Option<Frame> {
         if !self.locks.quota().is_limited() {
             return None;
         }
@@ -27,7 +32,7 @@ impl Core {
         if held {
             return None;
         }
-        let denial = self.locks.quota().denial(peer, request)?;
+        let denial = self.locks.quota().denial(peer, request, before)?;
         self.effects.report(Report::PolicyDenial(denial.reason));
         Some(Frame::Error(format!("DENIED `{}` {}", request.name, denial.text)))
     }

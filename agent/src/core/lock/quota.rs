@@ -71,19 +71,26 @@ impl Quota {
         self.users.get(&uid).copied().unwrap_or_default()
     }
 
-    /// Returns the policy's denial of a LOCK, if it has one.
-    pub(super) fn denial(&self, peer: &Peer, request: &LockRequest) -> Option<Denial> {
+    /// Returns the policy's denial of a LOCK, if it has one. `before` is the number of locks that the same command gets first.
+    pub(super) fn denial(
+        &self,
+        peer: &Peer,
+        request: &LockRequest,
+        before: usize,
+    ) -> Option<Denial> {
         let policy = self.policy.as_ref()?;
-        policy.check(peer, request, self.of(peer.uid).locks()).err()
+        policy.check(peer, request, self.of(peer.uid).locks() + before).err()
     }
 
-    /// Returns the limit that keeps a user from another lock, as the sentence that says so.
-    pub(super) fn exhausted(&self, peer: &Peer) -> Option<String> {
+    /// Returns the limit that keeps a user from another lock, as the sentence that says so. `before` is the number of locks that
+    /// the same command gets first.
+    pub(super) fn exhausted(&self, peer: &Peer, before: usize) -> Option<String> {
         let own = self.of(peer.uid);
         let Limits { max_waiters, max_locks } = self.limits;
+        let locks = "locks are held, awaited or asked for";
         let checks = [
             (max_waiters, self.all.waits, own.waits, "commands wait for locks", "--max-waiters"),
-            (max_locks, self.all.locks(), own.locks(), "locks are held or awaited", "--max-locks"),
+            (max_locks, self.all.locks() + before, own.locks() + before, locks, "--max-locks"),
         ];
         checks.into_iter().find_map(|(max, in_all, own, what, setting)| {
             let share = Share::of(max, peer.is_administrator());
@@ -124,20 +131,25 @@ mod tests {
         let mut quota = Quota::new(LIMITS);
         let (one, other) = (user(4_000_000_001), user(4_000_000_002));
         quota.add_wait(one.uid);
-        for _ in 0..11 {
-            assert_eq!(quota.exhausted(&one), None);
+        for held in 0..11 {
+            assert_eq!(quota.exhausted(&one, 10 - held), None);
+            let reason = quota.exhausted(&one, 11 - held).expect("there are 12 before it");
+            assert!(reason.contains("12 locks are held, awaited or asked for"), "{reason}");
             quota.add_hold(one.uid);
         }
-        let reason = quota.exhausted(&one).expect("12 of 16 are its share");
-        assert!(reason.contains("12 locks are held or awaited by user 4000000001"), "{reason}");
+        let reason = quota.exhausted(&one, 0).expect("12 of 16 are its share");
+        assert!(
+            reason.contains("12 locks are held, awaited or asked for by user 4000000001"),
+            "{reason}"
+        );
         for _ in 0..3 {
-            assert_eq!(quota.exhausted(&other), None);
+            assert_eq!(quota.exhausted(&other, 0), None);
             quota.add_hold(other.uid);
         }
-        let reason = quota.exhausted(&other).expect("the last is reserved");
+        let reason = quota.exhausted(&other, 0).expect("the last is reserved");
         assert!(reason.contains("--max-locks is 16, with 1 reserved"), "{reason}");
-        assert_eq!(quota.exhausted(&user(0)), None);
+        assert_eq!(quota.exhausted(&user(0), 0), None);
         quota.remove_hold(one.uid);
-        assert_eq!(quota.exhausted(&one), None);
+        assert_eq!(quota.exhausted(&one, 0), None);
     }
 }

@@ -5,6 +5,7 @@ use std::time::Duration;
 use redisson::{Kind, Lease};
 
 use super::world::{LEASE, Network, World, lock_command, name, short};
+use crate::policy::Policy;
 use crate::protocol::command::{Command, HoldRequest, LockRequest, Wait};
 use crate::protocol::resp::Frame;
 use crate::types::SessionId;
@@ -615,4 +616,21 @@ fn lost_replies_leave_nothing_behind() {
             is_clean(&mut world);
         }
     }
+}
+
+#[test]
+fn more_than_the_policy_allows_is_denied_before_anything_is_taken() {
+    let mut world = World::new();
+    let policy = Policy::parse("[[allow]]\nnames = [\"*\"]\nmax_locks = 3").unwrap();
+    world.core.set_policy(Some(policy));
+    let a = world.open();
+    world.lock(a, "b");
+    assert_eq!(world.reply(a), "held 1");
+    world.foreign("a", FOREIGN, LEASE);
+    mlock(&mut world, a, "a c d");
+    assert_eq!(world.reply(a), "DENIED", "it does not wait first");
+    assert!(world.holders("c").is_empty());
+    world.foreign_release("a");
+    mlock(&mut world, a, "c b d");
+    assert_eq!(world.reply(a), "held 1 held 2 held 1", "what it has counts once");
 }
