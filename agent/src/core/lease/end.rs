@@ -21,7 +21,7 @@ impl Core {
         let update = hold.update.and_then(|id| self.take_update(id));
         if let Some(asked) = update.or_else(|| hold.early.and_then(|early| early.extend)) {
             // There is nothing left to change, and nothing may keep in Redis what is to be released there.
-            spans::outcome(&asked.span, "error");
+            self.update_failed(&asked);
             self.answer(asked.slot, Self::lost(&hold.name, end));
         }
         self.sessions.remove_hold(hold.owner, &hold.name, hold.kind);

@@ -3,10 +3,10 @@
 
 use redisson::Moment;
 
+use crate::core::Core;
 use crate::core::lease::hold::KeptBack;
 use crate::core::report::list::client_name;
 use crate::core::session::state::Session;
-use crate::core::{Core, spans};
 use crate::types::Number;
 
 impl Core {
@@ -21,7 +21,7 @@ impl Core {
         self.leases.take_waiting_extend(number);
         let update = self.leases.take_update(number);
         if let Some(update) = update.and_then(|id| self.take_update(id)) {
-            spans::outcome(&update.span, "error");
+            self.update_failed(&update);
         }
         let (peer, client) = (session.peer.clone(), client_name(session));
         let kept_back = KeptBack { until, session: session.key, peer, client };

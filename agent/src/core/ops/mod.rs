@@ -183,8 +183,9 @@ impl Core {
         else {
             return;
         };
-        if !silence.goes_on {
-            self.take_op(id);
+        let ended = if silence.goes_on { None } else { self.take_op(id) };
+        if let Some(Op { verb: Verb::Update(update), .. }) = ended {
+            self.update_failed(&update);
         }
         self.answer_all(silence);
     }

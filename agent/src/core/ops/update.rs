@@ -8,7 +8,7 @@ use redisson::{Kind, Moment};
 use service_kit::trace::TraceParent;
 
 use super::operation::{Operation, Silence};
-use super::{Failure, Op, no_answer};
+use super::{Failure, NO_ANSWER, Op, no_answer};
 use crate::core::ids::OpId;
 use crate::core::session::reply::Reply;
 use crate::core::{Core, Lane, Node, Report, spans};
@@ -42,8 +42,13 @@ impl Operation for HoldUpdate {
             return core.retry(id, pause);
         }
         core.take_op(id);
-        spans::outcome(&self.span, "error");
+        core.update_failed(self);
         core.answer(self.slot, Core::unavailable_for(&self.name, failure.text()));
+    }
+
+    fn on_give_up(&mut self, core: &mut Core, _: OpId) {
+        core.update_failed(self);
+        core.answer(self.slot, Core::unavailable_for(&self.name, NO_ANSWER));
     }
 
     fn route(&self, core: &Core) -> (Node, Lane) {
@@ -59,7 +64,6 @@ impl Operation for HoldUpdate {
 
     /// The count in Redis may differ from ours afterwards; the next renewal corrects it.
     fn silence(&mut self, why: &str) -> Option<Silence> {
-        spans::outcome(&self.span, "error");
         Some(no_answer(self.slot, &self.name, why))
     }
 
@@ -91,6 +95,16 @@ impl Core {
         self.leases.begin_update(number, id, lease);
     }
 
+    /// Counts a re-entry that has failed. Other updates are not counted.
+    pub(in crate::core) fn update_failed(&mut self, update: &HoldUpdate) {
+        let HoldUpdate { name, kind, span, change, .. } = update;
+        spans::outcome(span, "error");
+        if let Change::Reenter(_) = change {
+            let (group, kind) = (self.group_label(name), *kind);
+            self.effects.report(Report::Acquisition { group, kind, outcome: "error" });
+        }
+    }
+
     /// Applies the reply to an update, unless too few replicas have it.
     fn on_confirmed_update(&mut self, op: &Op, update: &HoldUpdate, kept: RenewOutcome) {
         let extended =
@@ -106,8 +120,8 @@ impl Core {
 
     /// Refuses an update that too few replicas have. The hold stays as it was; a renewal restores its count in Redis.
     fn update_withdrawn(&mut self, update: &HoldUpdate, why: &str) {
-        let HoldUpdate { name, number, slot, span, .. } = update;
-        spans::outcome(span, "error");
+        let HoldUpdate { name, number, slot, .. } = update;
+        self.update_failed(update);
         if let Some(place) = self.leases.begin_renewal(*number) {
             self.renew(vec![place]);
         }
@@ -135,7 +149,7 @@ impl Core {
             // It was lost, by this answer or meanwhile.
             let end =
                 self.sessions.get(&owner.session).and_then(|s| s.losses.get(owner.owner, name));
-            spans::outcome(span, "error");
+            self.update_failed(update);
             return self.answer(*slot, Self::lost(name, end.unwrap_or(End::Missing)));
         };
         let reply = match update.change {

@@ -13,7 +13,7 @@ use crate::core::lease::watchdog::Batches;
 use crate::core::ops::update::lost_end;
 use crate::core::ops::verb::NodeOp;
 use crate::core::session::event::Event;
-use crate::core::{Core, LogLine, Report, spans};
+use crate::core::{Core, LogLine, Report};
 use crate::types::{End, Number};
 
 impl Core {
@@ -45,7 +45,7 @@ impl Core {
             // A hold's count on some nodes may differ from ours now: the next renewal puts it right.
             None => {
                 let troubles = self.errors_of(quorum);
-                spans::outcome(&update.span, "error");
+                self.update_failed(update);
                 self.answer(update.slot, Self::unavailable_for(&update.name, &troubles));
             }
         }

@@ -363,3 +363,49 @@ fn the_next_command_runs_though_an_outcome_comes_as_late_as_the_deadline_of_the_
         assert_eq!((world.reply(a), &*world.served), ("UNAVAILABLE".into(), &["release"][..]));
     }
 }
+
+#[test]
+fn a_re_entry_that_fails_is_counted_as_an_error() {
+    let mut world = World::new();
+    let a = world.open();
+    let leased = |lock: &str| {
+        let lease = Lease::new(Duration::from_secs(600));
+        Command::Lock(LockRequest { lease, ..lock_command(lock) })
+    };
+    for (network, gone, told) in [
+        (Network::Refuses, false, "UNAVAILABLE"),
+        (Network::Down, false, "UNAVAILABLE"),
+        (Network::Good, true, "LOST"),
+    ] {
+        world.command(a, leased("x"));
+        assert_eq!(world.reply(a), "held 1");
+        if gone {
+            world.redis.clear();
+        }
+        world.network = network;
+        world.acquisitions.clear();
+        world.command(a, leased("x"));
+        world.pass(Duration::from_secs(5));
+        assert_eq!(world.reply(a), told);
+        assert_eq!(world.acquisitions, ["error"], "{network:?}");
+        world.network = Network::Good;
+        world.unlock(a, "x");
+        world.replies.clear();
+    }
+}
+
+#[test]
+fn a_pending_re_entry_of_a_hold_that_ends_is_counted_as_an_error() {
+    let mut world = World::new();
+    let a = world.open();
+    let lease = Lease::new(Duration::from_secs(1));
+    let lock = Command::Lock(LockRequest { lease, ..lock_command("x") });
+    world.command(a, lock.clone());
+    world.network = Network::Down;
+    world.replies.clear();
+    world.acquisitions.clear();
+    world.command(a, lock);
+    world.pass(Duration::from_secs(1));
+    assert_eq!(world.reply(a), "LOST");
+    assert_eq!(world.acquisitions, ["error"]);
+}
