@@ -6,6 +6,7 @@ use crate::core::ops::verb::Ending;
 use redisson::{Kind, LockName, Moment};
 use service_kit::trace::TraceParent;
 
+use crate::core::ids::Owner;
 use crate::core::lease::hold::Hold;
 use crate::core::session::event::Event;
 use crate::core::{Core, LogLine, Node, Report, spans};
@@ -53,31 +54,9 @@ impl Core {
         };
         let (owner, kind, name) = (hold.owner, hold.kind, hold.name.clone());
         // What a dead worker has lost is nobody's loss.
-        let is_loss = end.is_loss() && hold.kept_back.is_none();
-        if is_loss {
-            let (holder, pid) = (self.numbers.field(kind, number), self.worker_pid(owner));
-            self.effects.log_bounded(self.now, || LogLine::LockLost {
-                lock: name.clone(),
-                holder,
-                pid,
-                trace: hold.trace().to_owned(),
-                end,
-            });
-        }
-        let group = self.group_label(&name);
-        if is_loss {
-            self.effects.report(Report::Lost { group, end });
-        } else if end == End::Expired {
-            let (holder, pid) = (self.numbers.field(kind, number), self.worker_pid(owner));
-            let trace =
-                self.leases.get(number).map(|hold| hold.trace().to_owned()).unwrap_or_default();
-            self.effects.log_bounded(self.now, || LogLine::LeaseOverrun {
-                lock: name.clone(),
-                holder,
-                pid,
-                trace,
-            });
-            self.effects.report(Report::LeaseOverrun { group });
+        if hold.kept_back.is_none() || !end.is_loss() {
+            let trace = hold.trace().to_owned();
+            self.report_loss(owner, &name, kind, number, trace, end);
         }
         self.void_replies(owner, number, &name, end);
         if !self.member_lost(owner, number, &name, end) {
@@ -107,6 +86,38 @@ impl Core {
                 self.journal_gone(number);
                 self.poll_queue(&name);
             }
+        }
+    }
+
+    /// Counts and logs a hold that is lost, or whose explicit lease has run out. Other ends are neither.
+    pub(in crate::core) fn report_loss(
+        &mut self,
+        owner: Owner,
+        name: &LockName,
+        kind: Kind,
+        number: Number,
+        trace: String,
+        end: End,
+    ) {
+        let (group, lock) = (self.group_label(name), name.clone());
+        let (holder, pid) = (self.numbers.field(kind, number), self.worker_pid(owner));
+        if end.is_loss() {
+            self.effects.log_bounded(self.now, || LogLine::LockLost {
+                lock,
+                holder,
+                pid,
+                trace,
+                end,
+            });
+            self.effects.report(Report::Lost { group, end });
+        } else if end == End::Expired {
+            self.effects.log_bounded(self.now, || LogLine::LeaseOverrun {
+                lock,
+                holder,
+                pid,
+                trace,
+            });
+            self.effects.report(Report::LeaseOverrun { group });
         }
     }
 

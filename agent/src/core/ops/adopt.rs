@@ -181,11 +181,9 @@ impl Core {
     /// A hold was lost before its session could be taken over; who takes it over hears of it.
     fn lost_before(&mut self, id: SessionId, record: &HoldRecord, end: End) {
         self.sessions.on_verified(id);
-        let group = self.group_label(&record.lock);
-        if end.is_loss() {
-            self.effects.report(Report::Lost { group, end });
-        }
         let owner = Owner { session: id, owner: record.owner };
+        let HoldRecord { lock, kind, number, .. } = record;
+        self.report_loss(owner, lock, *kind, *number, String::new(), end);
         self.notify(owner, &record.lock, record.kind, &Event::Lost(end));
         self.poll_queue(&record.lock);
     }

@@ -496,3 +496,17 @@ fn deadlines_belong_to_the_connection_that_asked_for_them() {
     world.replies.clear();
     assert_eq!(world.events(b), Vec::<String>::new());
 }
+
+#[test]
+fn what_was_lost_while_no_agent_ran_is_counted_and_logged() {
+    let mut world = World::new();
+    let (a, _) = world.graced();
+    world.lock(a, "x");
+    let lease = Lease::new(Duration::from_secs(1));
+    world.command(a, Command::Lock(LockRequest { lease, ..lock_command("y") }));
+    world.redis.remove("x");
+    world.kill_and_restart(Duration::from_secs(2));
+    world.losses.sort_unstable();
+    let both = ["loss counted", "loss logged", "overrun counted", "overrun logged"];
+    assert_eq!(world.losses, both);
+}

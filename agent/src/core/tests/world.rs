@@ -8,7 +8,7 @@ use redisson::{ClientId, Grouping, HolderId, Kind, Lease, LockName, Moment, keys
 
 use crate::core::ids::OpId;
 use crate::core::{
-    Confirmed, Core, Effect, Failure, Lane, Node, Report, Settings, tests::settings,
+    Confirmed, Core, Effect, Failure, Lane, LogLine, Node, Report, Settings, tests::settings,
 };
 use crate::journal::{Record, Restored};
 use crate::protocol::command::{Command, HoldRequest, LockRequest, Wait};
@@ -105,6 +105,8 @@ pub(super) struct World {
     pub(super) disk: Disk,
     /// The outcomes of LOCKs, as reported.
     pub(super) acquisitions: Vec<&'static str>,
+    /// The losses and overruns that were counted or logged.
+    pub(super) losses: Vec<&'static str>,
     /// The outcomes of grants that replicas had to confirm, as reported.
     pub(super) confirmations: Vec<&'static str>,
     /// The number of records, the slow disk's included.
@@ -168,6 +170,7 @@ impl World {
             past: Restored::default(),
             disk: Disk::Good,
             acquisitions: Vec::new(),
+            losses: Vec::new(),
             confirmations: Vec::new(),
             records: 0,
             slow: Vec::new(),
@@ -331,6 +334,10 @@ impl World {
                 Effect::Report(Report::Acquisition { outcome, .. }) => {
                     self.acquisitions.push(outcome);
                 }
+                Effect::Report(Report::Lost { .. }) => self.losses.push("loss counted"),
+                Effect::Report(Report::LeaseOverrun { .. }) => self.losses.push("overrun counted"),
+                Effect::Log(LogLine::LockLost { .. }) => self.losses.push("loss logged"),
+                Effect::Log(LogLine::LeaseOverrun { .. }) => self.losses.push("overrun logged"),
                 Effect::Report(_) | Effect::Log(_) => {}
                 Effect::Unsubscribe(_, channel) => {
                     let name = keys::locks_of_channel(&channel).remove(0);
