@@ -96,7 +96,7 @@ pub enum End {
     Disconnected,
     /// Its fixed lease expired.
     Expired,
-    /// Its validity ran out while Redis was unreachable.
+    /// Its validity ran out: Redis was unreachable, or too few replicas confirmed.
     Unconfirmed,
     /// It was no longer in Redis.
     Missing,
@@ -142,7 +142,7 @@ impl End {
             Self::Released => "it was released",
             Self::Disconnected => "its session ended",
             Self::Expired => "its explicit lease ran out",
-            Self::Unconfirmed => "its validity ran out while Redis could not be reached",
+            Self::Unconfirmed => "its validity ran out: Redis did not confirm a renewal in time",
             Self::Missing => {
                 "it is gone from Redis (expired early, deleted, evicted, or lost in a restart or failover)"
             }

@@ -118,6 +118,7 @@ async fn a_temporary_outage_does_not_end_the_command() -> Result<()> {
 async fn a_lease_that_is_too_short_ends_the_command_in_time() -> Result<()> {
     let mut desk = Desk::new().await?;
     let mut run = started(&desk, "--lease 6s --kill-after 1s a", STUBBORN).await?;
+    run.says("lost a: its lease ends, valid for another").await;
     eventually("the command's end while the lock is held", async || {
         let alive = is_there(desk.pid("shell").await?);
         let free = desk.bench.is_free("a").await?;

@@ -247,10 +247,11 @@ impl<'a> Supervisor<'a> {
         let now = boot_micros();
         if !self.lost && now >= self.grant.terminate_at(self.lead_time()) {
             let left = duration::format(self.grant.left(now));
-            let what = format!(
-                "{}: not renewed in time, valid for another {left}",
-                self.args.lock_names()
-            );
+            let why = match self.args.lease {
+                Some(_) => "its lease ends",
+                None => "not renewed in time",
+            };
+            let what = format!("{}: {why}, valid for another {left}", self.args.lock_names());
             self.on_lost(&what, false);
         }
         let Some(ending) = &mut self.ending else { return };
@@ -339,7 +340,7 @@ async fn next_push(agent: &mut Option<Agent>) -> Push {
 fn explain(reason: &str) -> &str {
     match reason {
         "expired" => "its lease expired",
-        "unconfirmed" => "Redis is unreachable and its validity ends",
+        "unconfirmed" => "Redis does not confirm its renewals and its validity ends",
         "missing" => "it is gone from Redis",
         "stolen" => "another holder has it",
         "forced" => "an operator released it",
