@@ -51,7 +51,7 @@ pub(crate) enum Verb {
         #[command(flatten)]
         format: Format,
     },
-    /// Show the state of the agent; exit status 0 if locks can be acquired, otherwise 69
+    /// Show the state of the agent; exit status 0 if it serves and Redis replies, otherwise 69
     Status {
         #[command(flatten)]
         format: Format,
