@@ -78,23 +78,28 @@ impl Core {
         self.effects.push(Effect::Journal(record));
     }
 
-    /// Notes a hold as it stands now, if its session has grace.
+    /// Notes a hold as it stands now, if its session has grace; as nobody's if its worker does not know of it yet.
     pub(in crate::core) fn journal_hold(&mut self, number: Number) {
         let Some(hold) = self.leases.get(number) else { return };
         match self.hold_record(hold) {
             Some(record) => {
                 self.journal.numbers.insert(number);
-                self.journal_record(Record::Hold(record));
+                self.journal_record(record);
             }
             // It was another session's wait, whose attempt went on.
             None => self.journal_gone(number),
         }
     }
 
-    fn hold_record(&self, hold: &Hold) -> Option<HoldRecord> {
+    fn hold_record(&self, hold: &Hold) -> Option<Record> {
         let session = self.sessions.get(&hold.owner.session)?;
         session.grace.as_ref()?;
-        Some(HoldRecord {
+        if hold.untold {
+            let (number, lock, kind) = (hold.number, hold.name.clone(), hold.kind);
+            let after = Moment::default();
+            return Some(Record::Orphan(OrphanRecord { number, lock, kind, after }));
+        }
+        Some(Record::Hold(HoldRecord {
             session: session.key,
             owner: hold.owner.owner,
             number: hold.number,
@@ -105,7 +110,7 @@ impl Core {
             until: (hold.mode == LeaseMode::Fixed).then_some(hold.valid_until),
             longest: hold.longest,
             granted: hold.granted,
-        })
+        }))
     }
 
     /// Notes that a waiter's number may come to stand in Redis, if its session has grace.
@@ -165,7 +170,7 @@ impl Core {
         }
         let mut known = std::mem::take(&mut self.journal.numbers);
         for hold in known.iter().filter_map(|number| self.leases.get(*number)) {
-            records.extend(self.hold_record(hold).map(Record::Hold));
+            records.extend(self.hold_record(hold));
             if let Some(kept_back) = &hold.kept_back {
                 let (number, kind, lock) = (hold.number, hold.kind, hold.name.clone());
                 let after = kept_back.until;

@@ -89,6 +89,8 @@ pub(in crate::core) struct Hold {
     pub(in crate::core) jeopardy: bool,
     /// Its worker is stopped: nothing renews it until that goes on.
     pub(in crate::core) lapsing: bool,
+    /// It is part of an MLOCK that is not answered yet: its worker does not know of it.
+    pub(in crate::core) untold: bool,
 
     /// The user of its process.
     pub(in crate::core) uid: u32,
@@ -127,6 +129,7 @@ pub(in crate::core) struct NewHold {
     pub(in crate::core) renew_at: Moment,
     pub(in crate::core) longest: Lease,
     pub(in crate::core) lapsing: bool,
+    pub(in crate::core) untold: bool,
     pub(in crate::core) trace: Option<Box<str>>,
     pub(in crate::core) span: Span,
     /// The hand-over in flight that puts it into Redis.
@@ -150,6 +153,7 @@ impl Hold {
             renew_at,
             longest,
             lapsing,
+            untold,
             trace,
             span,
             hand_over,
@@ -177,6 +181,7 @@ impl Hold {
             failures: 0,
             jeopardy: false,
             lapsing,
+            untold,
             kept_back: None,
             trace,
             span,
@@ -287,6 +292,7 @@ pub(super) mod tests {
             renew_at: Moment::NEVER,
             longest: lease,
             lapsing: false,
+            untold: false,
             trace: None,
             span: Span::none(),
             hand_over: None,

@@ -423,6 +423,11 @@ impl LeaseTable {
         }
     }
 
+    /// Records that a hold's worker is told of it. Returns whether that is new.
+    pub(in crate::core) fn set_told(&mut self, number: Number) -> bool {
+        self.holds.get_mut(number).is_some_and(|hold| std::mem::take(&mut hold.untold))
+    }
+
     /// Stops renewing a hold, or resumes that at once.
     pub(in crate::core) fn set_lapsing(&mut self, number: Number, lapsing: bool, now: Moment) {
         self.change(number, |hold| {

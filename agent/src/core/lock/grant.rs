@@ -125,6 +125,7 @@ impl Core {
             renew_at,
             longest: lease.max(self.settings.lease),
             lapsing: self.lapses(owner.session),
+            untold: slot.member.is_some(),
             trace,
             span,
             hand_over,

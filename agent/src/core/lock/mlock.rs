@@ -302,6 +302,11 @@ impl Core {
         }
         let reply = Reply::MultiLock(replies);
         let granted = reply.granted();
+        for number in &granted {
+            if self.leases.set_told(*number) {
+                self.journal_hold(*number);
+            }
+        }
         self.answer_with(multi.slot, reply);
         for number in granted {
             self.tell_jeopardy(number);

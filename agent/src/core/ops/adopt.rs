@@ -215,6 +215,7 @@ impl Core {
             renew_at: self.settings.lease.renew_at(sent, jitter),
             longest: longest.max(self.settings.lease),
             lapsing: false,
+            untold: false,
             trace: None,
             span: tracing::Span::none(),
             hand_over: None,

@@ -510,3 +510,20 @@ fn what_was_lost_while_no_agent_ran_is_counted_and_logged() {
     let both = ["loss counted", "loss logged", "overrun counted", "overrun logged"];
     assert_eq!(world.losses, both);
 }
+
+#[test]
+fn a_successor_releases_what_an_unanswered_mlock_had_acquired() {
+    let mut world = World::new();
+    let (a, told) = world.graced();
+    let mlock = |names: [&str; 2]| Command::LockAll(names.map(lock_command).into());
+    world.command(a, mlock(["v", "w"]));
+    assert_eq!(world.reply(a), "held 1 held 1");
+    world.foreign("y", "285475da-9152-4c83-822a-67ee2f116a79:52", GRACE);
+    world.command(a, mlock(["x", "y"]));
+    assert_eq!(world.holders("x").len(), 1);
+    world.kill_and_restart(Duration::from_secs(1));
+    let b = world.open_as(0, NEXT);
+    world.resume(b, &told);
+    assert_eq!(world.resumed(b).1, ["v lock 1", "w lock 1"]);
+    assert!(world.holders("x").is_empty());
+}
