@@ -12,7 +12,7 @@ use crate::core::lease::Due;
 
 use crate::core::session::event::{Event, Validity};
 use crate::core::{Core, LogLine, Node};
-use crate::types::{End, Number};
+use crate::types::{End, Number, SessionId};
 
 /// Holds that one script may renew together: those of one form, and where keys have slots, of one slot.
 pub(in crate::core) struct Batches<T> {
@@ -88,15 +88,20 @@ impl Core {
         self.notify(owner, &name, kind, &Event::Jeopardy(valid));
     }
 
-    /// Notifies the owner of a hold that came into jeopardy before its grant was told.
+    /// Notifies the owner of a hold, if it is in jeopardy, which its worker may not know.
     pub(in crate::core) fn tell_jeopardy(&mut self, number: Number) {
-        let Some(hold) = self.leases.get(number).filter(|hold| hold.jeopardy && hold.count == 1)
-        else {
-            return;
-        };
+        let Some(hold) = self.leases.get(number).filter(|hold| hold.jeopardy) else { return };
         let (owner, kind, name) = (hold.owner, hold.kind, hold.name.clone());
         let valid = hold.validity(self.now);
         self.notify(owner, &name, kind, &Event::Jeopardy(valid));
+    }
+
+    /// Notifies a session of each of its holds that is in jeopardy.
+    pub(in crate::core) fn tell_every_jeopardy(&mut self, id: SessionId) {
+        let Some(session) = self.sessions.get(&id) else { return };
+        for number in session.holds.values().copied().collect::<Vec<_>>() {
+            self.tell_jeopardy(number);
+        }
     }
 
     /// Ends the jeopardy of a hold that is valid for long enough again.

@@ -177,6 +177,8 @@ impl Core {
                 self.take_over(slot.session, target, &asked.secret);
                 self.effects.report(Report::Resume("resumed"));
                 self.answer_with(slot, Reply::Resumed);
+                // To the worker, RESUME ends any jeopardy that it knows of.
+                self.tell_every_jeopardy(slot.session);
             }
             Verdict::No(outcome, sentence) => self.refuse_resume(slot, outcome, sentence),
             Verdict::NotYet(target) => {

@@ -194,6 +194,7 @@ impl Core {
         let id = Frame::bytes(self.session_name(slot.session));
         let Some(session) = self.sessions.get_mut(&slot.session) else { return };
         session.introduced = true;
+        let pushes_from_now = push == Some(true) && !session.push;
         session.push = push.unwrap_or(session.push);
         session.deadlines = deadlines.unwrap_or(session.deadlines);
         let secret = Frame::bytes(session.secret_text());
@@ -201,6 +202,9 @@ impl Core {
         match grace {
             Some(_) => self.answer_with(slot, Reply::Graced(reply)),
             None => self.answer(slot, reply),
+        }
+        if pushes_from_now {
+            self.tell_every_jeopardy(slot.session);
         }
     }
 

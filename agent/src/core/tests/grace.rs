@@ -527,3 +527,30 @@ fn a_successor_releases_what_an_unanswered_mlock_had_acquired() {
     assert_eq!(world.resumed(b).1, ["v lock 1", "w lock 1"]);
     assert!(world.holders("x").is_empty());
 }
+
+#[test]
+fn who_takes_over_a_hold_in_jeopardy_is_told_again() {
+    let mut world = World::new();
+    let (a, told) = world.graced();
+    world.lock(a, "x");
+    world.lock(a, "y");
+    world.network = Network::Down;
+    world.pass(LEASE * 2 / 3 + Duration::from_secs(1));
+    let jeopardy = |events: Vec<String>| -> Vec<String> {
+        let short = |event: String| event.split(' ').take(2).collect::<Vec<_>>().join(" ");
+        let mut shown: Vec<String> = events.into_iter().map(short).collect();
+        shown.sort_unstable();
+        shown
+    };
+    let both = ["jeopardy x", "jeopardy y"];
+    assert_eq!(jeopardy(world.events(a)), both);
+    world.close(a);
+    let b = world.open_as(0, [1; 16]);
+    world.resume(b, &told);
+    world.replies.clear();
+    assert_eq!(jeopardy(world.events(b)), both);
+    world.command(b, Command::Session { grace: None, push: Some(true), deadlines: None });
+    assert_eq!(jeopardy(world.events(b)), both, "from now on it reads pushes");
+    world.command(b, Command::Session { grace: None, push: Some(true), deadlines: None });
+    assert_eq!(world.events(b), Vec::<String>::new());
+}
