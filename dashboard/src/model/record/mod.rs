@@ -445,9 +445,11 @@ impl Record {
         effects: &mut Vec<Effect>,
     ) {
         self.add_source(source);
-        // Only a read-write lock has several holders.
+        // Several fields of another form may be the entries of any program's hash.
         if let Reading::Lock { hash, ttl: Some(_), .. } = reading
-            && (hash.mode.is_some() || hash.holders.len() + hash.foreign.len() == 1)
+            && (hash.mode.is_some()
+                || hash.foreign.is_empty()
+                || hash.holders.len() + hash.foreign.len() == 1)
         {
             self.confirm();
         }
