@@ -96,8 +96,8 @@ impl Outcome {
                 process was not stopped."
                 .to_owned(),
             Self::Free => "The lock was already free. Nothing was done.".to_owned(),
-            Self::Changed => "The lock has changed since it was shown: holder, count, mode or deadline differ. \
-                Nothing was done. Look at the lock as it is now, then decide again."
+            Self::Changed => "The lock has changed since it was shown: holder, count, mode, time to live or \
+                deadline differ. Nothing was done. Look at the lock as it is now, then decide again."
                 .to_owned(),
             Self::NoLock => "The key is no longer a lock. Nothing was done.".to_owned(),
             Self::Refused(why) => format!("Redis rejected the release: {why}. Nothing was done."),
