@@ -72,8 +72,18 @@
     links[next].closest("tr").scrollIntoView({ block: "nearest" });
   }
 
+  // --- The popover of the health sign closes like a menu.
+  const health = document.querySelector("details.health");
+  document.addEventListener("click", (event) => {
+    if (!health.contains(event.target)) health.open = false;
+  });
+
   document.addEventListener("keydown", (event) => {
     if (event.ctrlKey || event.metaKey || event.altKey || keys.open) return;
+    if (event.key === "Escape" && health.open) {
+      health.open = false;
+      health.querySelector("summary").focus();
+    }
     if (event.target.matches("input, textarea, select")) {
       if (event.key === "Escape") event.target.blur();
       return;
