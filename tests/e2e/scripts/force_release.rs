@@ -3,7 +3,7 @@
 use std::time::Duration;
 
 use anyhow::Result;
-use redisson::script::{ExpectedLock, ExpectedTtl, ForceReleaseOutcome, MissingMarkers, Publish};
+use redisson::script::{ExpectedLock, ExpectedTtl, ForceReleaseOutcome, Publish};
 use redisson::shape::{Holder, LockHash};
 use redisson::{HolderId, LockName};
 
@@ -180,14 +180,7 @@ async fn a_read_write_lock_is_deleted_with_its_markers() -> Result<()> {
     for n in [1, 2] {
         bench.call(&script::acquire_read(&lock, &ours(n), lease(5_000), None)).await?;
     }
-    bench
-        .call(&script::renew_read(
-            [(&lock, ours(2))],
-            2,
-            Some(lease(5_000)),
-            MissingMarkers::Restore,
-        ))
-        .await?;
+    bench.renew_read(&lock, ours(2), 2, 5_000).await?;
     let seen = [holder(ours(1), 1), holder(ours(2), 2)];
     let mode = Some("read");
     assert_eq!(bench.force(&lock, &hash(&seen[..1], mode)).await?, ForceReleaseOutcome::Changed);
@@ -211,14 +204,7 @@ async fn a_reader_is_released_with_its_markers_and_the_last_frees_the_lock() -> 
     let mut waiter = bench.subscriber(&keys::read_write_channel(&lock)).await?;
     let mut agent = bench.subscriber(&keys::forced_channel(&ours(1).client)).await?;
     bench.call(&script::acquire_read(&lock, &ours(1), lease(60_000), None)).await?;
-    bench
-        .call(&script::renew_read(
-            [(&lock, ours(1))],
-            2,
-            Some(lease(60_000)),
-            MissingMarkers::Restore,
-        ))
-        .await?;
+    bench.renew_read(&lock, ours(1), 2, 60_000).await?;
     bench.call(&script::acquire_read(&lock, &ours(2), lease(5_000), None)).await?;
     let both = hash(&[holder(ours(1), 2), holder(ours(2), 1)], Some("read"));
     assert_eq!(bench.force_first(&lock, &both).await?, ForceReleaseOutcome::Released);

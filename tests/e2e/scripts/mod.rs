@@ -21,9 +21,9 @@ use std::hash::{DefaultHasher, Hash as _, Hasher as _};
 use anyhow::{Context as _, Result, bail};
 use harness::{Client, RedisServer, Reply};
 use redisson::script::{
-    AcquireOutcome, Call, ForceReleaseOutcome, HandOverOutcome, LockDetails, Publish,
-    ReleaseOutcome, RenewOutcome, Value, parse_acquire, parse_force_release, parse_hand_over,
-    parse_release, parse_renew, parse_show,
+    AcquireOutcome, Call, ForceReleaseOutcome, HandOverOutcome, LockDetails, MissingMarkers,
+    Publish, ReleaseOutcome, RenewOutcome, Value, parse_acquire, parse_force_release,
+    parse_hand_over, parse_release, parse_renew, parse_show,
 };
 use redisson::{ClientId, HolderId, Lease, LockName, keys, script, shape};
 
@@ -78,6 +78,29 @@ impl Bench {
         let mut args: Vec<&[u8]> = vec![b"EVAL", call.script.source.as_bytes(), count.as_bytes()];
         args.extend(call.keys.iter().chain(call.args.iter()));
         value(self.client.call_args(&args).await?)
+    }
+
+    /// Renews a read hold, and restores its markers.
+    async fn renew_read(
+        &mut self,
+        lock: &LockName,
+        who: HolderId,
+        count: u32,
+        ms: u64,
+    ) -> Result<RenewOutcome> {
+        self.renew_read_with(lock, who, count, ms, MissingMarkers::Restore).await
+    }
+
+    async fn renew_read_with(
+        &mut self,
+        lock: &LockName,
+        who: HolderId,
+        count: u32,
+        ms: u64,
+        missing: MissingMarkers,
+    ) -> Result<RenewOutcome> {
+        let call = script::renew_read([(lock, who)], count, Some(lease(ms)), missing);
+        Ok(parse_renew(&self.call(&call).await?, 1)?[0])
     }
 
     async fn acquire(&mut self, name: &LockName, who: HolderId, ms: u64) -> Result<AcquireOutcome> {

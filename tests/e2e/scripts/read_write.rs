@@ -3,7 +3,7 @@
 use anyhow::Result;
 use redisson::script::{
     AcquireOutcome, HandOverOutcome, MissingMarkers, Publish, ReleaseOutcome, RenewOutcome,
-    parse_acquire, parse_hand_over, parse_release, parse_renew,
+    parse_acquire, parse_hand_over, parse_release,
 };
 use redisson::{HolderId, LockName};
 
@@ -40,28 +40,6 @@ impl Bench {
     async fn write(&mut self, lock: &LockName, who: HolderId, ms: u64) -> Result<AcquireOutcome> {
         let call = script::acquire_write(lock, &writer(who), lease(ms));
         Ok(parse_acquire(&self.call(&call).await?)?)
-    }
-
-    async fn renew_read(
-        &mut self,
-        lock: &LockName,
-        who: HolderId,
-        count: u32,
-        ms: u64,
-    ) -> Result<RenewOutcome> {
-        self.renew_read_with(lock, who, count, ms, MissingMarkers::Restore).await
-    }
-
-    async fn renew_read_with(
-        &mut self,
-        lock: &LockName,
-        who: HolderId,
-        count: u32,
-        ms: u64,
-        missing: MissingMarkers,
-    ) -> Result<RenewOutcome> {
-        let call = script::renew_read([(lock, who)], count, Some(lease(ms)), missing);
-        Ok(parse_renew(&self.call(&call).await?, 1)?[0])
     }
 
     async fn release_read(&mut self, lock: &LockName, who: HolderId) -> Result<ReleaseOutcome> {

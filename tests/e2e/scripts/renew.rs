@@ -52,14 +52,7 @@ async fn without_a_lease_it_verifies_and_sets_the_count_but_no_expiry() -> Resul
     assert_eq!(bench.client.call("PTTL a").await?.int()?, -1, "a key without an expiry stays so");
 
     bench.call(&script::acquire_read(&shared, &ours(1), lease(5_000), None)).await?;
-    bench
-        .call(&script::renew_read(
-            [(&shared, ours(1))],
-            3,
-            Some(lease(5_000)),
-            MissingMarkers::Restore,
-        ))
-        .await?;
+    bench.renew_read(&shared, ours(1), 3, 5_000).await?;
     for count in [3, 2] {
         let verify = script::renew_read([(&shared, ours(1))], count, None, MissingMarkers::Report);
         assert_eq!(parse_renew(&bench.call(&verify).await?, 1)?, [RenewOutcome::Renewed]);

@@ -1,7 +1,7 @@
 //! `show`: reads only what is known to be small, and writes nothing.
 
 use anyhow::Result;
-use redisson::script::{MissingMarkers, QueueEntry, Reader};
+use redisson::script::{QueueEntry, Reader};
 use redisson::shape::Holder;
 
 use super::{Bench, keys, lease, name, other_keys, ours, script, theirs};
@@ -102,14 +102,7 @@ async fn describes_the_token_and_the_living_readers() -> Result<()> {
     let shared = name("b");
     bench.client.call(&format!("HSET b mode read {} 1", theirs())).await?.ok()?;
     bench.call(&script::acquire_read(&shared, &ours(1), lease(5_000), None)).await?;
-    bench
-        .call(&script::renew_read(
-            [(&shared, ours(1))],
-            3,
-            Some(lease(5_000)),
-            MissingMarkers::Restore,
-        ))
-        .await?;
+    bench.renew_read(&shared, ours(1), 3, 5_000).await?;
     bench.client.call(&format!("DEL {{b}}:{}:rwlock_timeout:1", ours(1))).await?;
     let mut readers =
         vec![Reader { id: ours(1), alive: true }, Reader { id: theirs(), alive: false }];

@@ -423,7 +423,7 @@ impl LeaseTable {
         }
     }
 
-    /// Records that a hold's worker is told of it. Returns whether that is new.
+    /// Records that a hold's worker knows of it from now on. Returns whether that is new.
     pub(in crate::core) fn set_told(&mut self, number: Number) -> bool {
         self.holds.get_mut(number).is_some_and(|hold| std::mem::take(&mut hold.untold))
     }

@@ -42,7 +42,7 @@ pub(in crate::core) const FAIR_WAIT: Duration = Duration::from_secs(15);
 /// that stays taken is worse than a wrongly reported loss, which would also need a crash within this time.
 const JOURNAL_PATIENCE: Duration = Duration::from_millis(250);
 
-/// What a command is told for which Redis stayed silent.
+/// The error of a command for which Redis stayed silent.
 const NO_ANSWER: &str = "Redis has not answered in time";
 
 impl Core {

@@ -277,7 +277,7 @@ pub fn advice(case: &Case<'_>, verdict: Verdict) -> String {
                 true => format!(
                     "The lock is free, but the first in its queue has not acquired it; the others wait until its deadline has passed. {waiter}"
                 ),
-                false => format!("Others wait for a holder that does not release the lock. {found} Take a stack dump of that process, then end it, or release the lock by force."),
+                false => format!("Others wait for a holder that does not release the lock. {found} Take a stack dump of the holder's process, then end it; or release the lock by force."),
             }
         }
         ProblemKind::Deadlock => format!(
@@ -287,7 +287,7 @@ pub fn advice(case: &Case<'_>, verdict: Verdict) -> String {
         ProblemKind::Orphan if case.dead_head.is_some_and(|head| head.gone) => "The first in its queue is dead and delays the others until its deadline, which may be far away. `lockctl unlock --force` on the host of an agent removes it and wakes the next one.".to_owned(),
         ProblemKind::Orphan => "Its waiters are gone, and no client has requested the lock since. The leftovers take up memory. The next client that requests the lock removes them; a queue key without a TTL remains until then.".to_owned(),
         ProblemKind::Malformed => format!(
-            "The hash has fields that do not belong to a lock of this kind: two kinds of lock share the name, or another program uses the key. A release by force deletes the whole hash, those fields included: ask whoever writes them first. {found}"
+            "The hash has fields that do not belong to a lock of this kind: two kinds of lock share the name, or another program uses the key. A release by force deletes the whole hash, those fields included: ask the owner of the program that writes them first. {found}"
         ),
     }
 }

@@ -1,5 +1,5 @@
-//! Release messages that may be about a lock of the same name in another database, since pub/sub has no databases. The next
-//! reading decides.
+//! Release messages that may be about another lock: one of the same name in another database, since pub/sub has no databases, or
+//! one whose name differs by braces only, which has the same channel. The next reading decides.
 
 use std::time::Duration;
 
@@ -26,7 +26,7 @@ pub(super) struct Doubtful {
 }
 
 impl Record {
-    /// Applies a message about this lock or one of the same name in another database.
+    /// Applies a message about this lock or another one.
     pub fn may_be_released(&mut self, at: Moment, steady: SteadyMillis, effects: &mut Vec<Effect>) {
         match self.stamp.filter(|stamp| stamp.sent >= at) {
             // The reading is newer. If the lease had begun before the message, so had the hold.

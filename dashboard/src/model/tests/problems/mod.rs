@@ -538,15 +538,14 @@ fn a_reader_that_leaves_others_behind_has_released_its_hold() {
 
 #[test]
 fn one_of_several_readers_that_renews_its_hold_for_too_long_makes_the_lock_stuck() {
-    let id = |n: u8| holder(n);
     let mut model = model();
     for ms in (0..=400_000).step_by(2_000) {
         // Each renews every ten seconds, the second one four seconds after the first.
         let left = [renewed_ttl(ms), renewed_ttl(ms + 6_000)].map(Option::unwrap);
-        let holders = [1, 2].map(|n| Holder { id: id(n), count: 1 }).to_vec();
+        let holders = [1, 2].map(|n| Holder { id: holder(n), count: 1 }).to_vec();
         let hash = LockHash { holders, mode: Some(b"read".to_vec()), ..Default::default() };
         let marker = |n: usize| Marker::Expires(Duration::from_millis(left[n]));
-        let markers = vec![(id(1), marker(0)), (id(2), marker(1))];
+        let markers = vec![(holder(1), marker(0)), (holder(2), marker(1))];
         let companions = Companions { markers, ..Companions::default() };
         let ttl = Some(Duration::from_millis(left[0].max(left[1])));
         read(&mut model, "a", ms, Reading::Lock { hash, ttl, companions });
