@@ -8,12 +8,23 @@ use redisson::{LockName, Moment};
 /// The width of a bucket, microseconds. A lock is found at most this much later than it is due.
 const WIDTH: u64 = 10_000;
 
+/// The kinds of locks whose deadlines are kept apart.
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+pub enum Queue {
+    Confirmed,
+    /// Confirmed locks of which some readings in quick succession are needed.
+    Close,
+    /// Locks that nothing has proved to be one.
+    Possible,
+}
+
 /// A lock's deadline, and its bucket: that of the deadline, or an earlier one.
 #[derive(Debug, Clone, Copy)]
 pub struct Due {
     pub at: Moment,
-    /// True for a possible lock.
-    pub possible: bool,
+    pub queue: Queue,
+    /// The close reads that are left. Meaningful only in that queue.
+    pub close_left: u8,
     bucket: u64,
 }
 
@@ -26,26 +37,26 @@ pub trait Locks {
     fn last_sent(&self, name: &LockName) -> Option<Moment>;
 }
 
-/// The confirmed locks, or the possible ones.
+/// The deadlines of one queue.
 #[derive(Debug)]
 pub(super) struct Deadlines {
-    possible: bool,
+    queue: Queue,
     buckets: BTreeMap<u64, VecDeque<LockName>>,
 }
 
 impl Deadlines {
-    pub(super) fn new(possible: bool) -> Self {
-        Self { possible, buckets: BTreeMap::new() }
+    pub(super) fn new(queue: Queue) -> Self {
+        Self { queue, buckets: BTreeMap::new() }
     }
 
     /// Sets the deadline of a lock, which the other deadlines no longer hold from then on.
     pub(super) fn set(&mut self, due: &mut Option<Due>, name: &LockName, at: Moment) {
-        let (possible, bucket) = (self.possible, at.as_micros().div_ceil(WIDTH));
+        let (queue, bucket) = (self.queue, at.as_micros().div_ceil(WIDTH));
         match due {
             // Its turn comes too early, and then it moves to another bucket.
-            Some(due) if due.possible == possible && due.bucket <= bucket => due.at = at,
+            Some(due) if due.queue == queue && due.bucket <= bucket => due.at = at,
             _ => {
-                *due = Some(Due { at, possible, bucket });
+                *due = Some(Due { at, queue, close_left: 0, bucket });
                 self.buckets.entry(bucket).or_default().push_back(name.clone());
             }
         }
@@ -69,7 +80,7 @@ impl Deadlines {
             };
             let due = locks.due(name).and_then(Option::as_mut);
             // Otherwise it is gone, or in another bucket.
-            let due = due.filter(|due| due.possible == self.possible && due.bucket == bucket);
+            let due = due.filter(|due| due.queue == self.queue && due.bucket == bucket);
             let later = due.as_ref().map(|due| due.at.as_micros().div_ceil(WIDTH));
             if let (Some(due), true) = (&due, later == Some(bucket)) {
                 return Some((name.clone(), due.at));
@@ -117,7 +128,7 @@ mod tests {
     fn a_lock_is_found_once_at_its_latest_deadline() {
         let at = |ms: u64| Moment::from_micros(ms * 1_000);
         let name = |i: u64| LockName::new(i.to_be_bytes()).unwrap();
-        let (mut deadlines, mut known) = (Deadlines::new(false), Known::default());
+        let (mut deadlines, mut known) = (Deadlines::new(Queue::Confirmed), Known::default());
         let set = |deadlines: &mut Deadlines, known: &mut Known, i: u64, ms: u64| {
             let due = known.0.entry(name(i)).or_default();
             deadlines.set(due, &name(i), at(ms));

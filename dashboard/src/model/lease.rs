@@ -112,11 +112,13 @@ impl LeaseWatch {
         self.lease = Some(lease);
         let pace = lease.least / 3 * PUNCTUALITY.0 / PUNCTUALITY.1;
         let ran_out = moved > lease.least * LATEST.0 / LATEST.1;
-        if moved + noise < pace || !same_lease || ran_out {
+        // Readings as far apart as renewals would rise either way, by one renewal or by several, so they prove nothing.
+        let near = gap < pace;
+        if moved + noise < pace || !same_lease || (near && ran_out) {
             self.regular = 0;
-        } else if gap < pace {
+        } else if near {
             self.regular += 1;
-        } // Readings as far apart as renewals would rise either way, so they prove nothing.
+        }
         self.rose = true;
         Step::Rose
     }

@@ -71,7 +71,12 @@ impl Model {
             return;
         }
         if entry.record.is_confirmed() {
-            scope.schedule.set(&mut entry.due, name, entry.record.next_read());
+            let next = entry.record.next_read();
+            if entry.record.needs_close_reads() {
+                scope.schedule.set_close(&mut entry.due, name, next);
+            } else {
+                scope.schedule.set(&mut entry.due, name, next);
+            }
             scope.possible.remove(name);
         } else {
             scope.schedule.set_possible(&mut entry.due, name, entry.record.next_read());

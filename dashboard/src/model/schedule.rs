@@ -1,12 +1,13 @@
 //! The schedule of reads of known locks: first those that were just reported or requested, then those on open pages, for
-//! at most half of the budget, then confirmed locks by deadline, then possible locks, for at most a quarter.
+//! at most half of the budget, then those that need close reads, for about a quarter, then confirmed locks by deadline, then
+//! possible locks, for at most a quarter.
 
 use std::collections::{HashMap, HashSet, VecDeque};
 use std::time::Duration;
 
 use redisson::{LockName, Moment};
 
-use super::deadlines::{Deadlines, Due, Locks};
+use super::deadlines::{Deadlines, Due, Locks, Queue};
 
 /// The most urgent reads that may queue; further ones are left to their deadlines and the scan.
 const MAX_URGENT: usize = 10_000;
@@ -24,6 +25,8 @@ const MIN_INTERVAL_UNKNOWN: Duration = Duration::from_secs(1);
 const GATHER_DELAY: Duration = Duration::from_millis(100);
 /// The time after which a read without a reply is requested again.
 const REPLY_TIMEOUT: Duration = Duration::from_secs(3);
+/// The close reads that a lock gets at a time. Taken every sixth of a lease, they last for more than two renewals.
+const CLOSE_READS: u8 = 9;
 /// The budget that can be saved up, so that a busy moment can follow an idle one.
 const BURST: Duration = Duration::from_millis(250);
 
@@ -34,8 +37,11 @@ pub struct Schedule {
     budget: f64,
     viewed_budget: f64,
     possible_budget: f64,
+    /// The close reads that further locks may get.
+    close_budget: f64,
     refilled: Moment,
     confirmed: Deadlines,
+    close: Deadlines,
     /// The deadlines of possible locks, which delay no confirmed one.
     possible: Deadlines,
     /// The earliest deadline of a confirmed lock that had to be left, or has been set since.
@@ -64,9 +70,11 @@ impl Schedule {
             budget: f64::from(rate) * BURST.as_secs_f64(),
             viewed_budget: 0.0,
             possible_budget: 0.0,
+            close_budget: 0.0,
             refilled: now,
-            confirmed: Deadlines::new(false),
-            possible: Deadlines::new(true),
+            confirmed: Deadlines::new(Queue::Confirmed),
+            close: Deadlines::new(Queue::Close),
+            possible: Deadlines::new(Queue::Possible),
             first: None,
             urgent: VecDeque::new(),
             is_urgent: HashSet::new(),
@@ -95,11 +103,36 @@ impl Schedule {
         self.possible.set(due, name, at);
     }
 
+    /// Sets the time for a read of a confirmed lock of which some readings in quick succession are needed. These few precede those of
+    /// other locks, so that they are in time where there are too many locks; beyond their share, and after these few, the lock
+    /// is one like the others.
+    pub fn set_close(&mut self, due: &mut Option<Due>, name: &LockName, at: Moment) {
+        let reads = f64::from(CLOSE_READS);
+        match due {
+            Some(Due { queue: Queue::Close, close_left: 1.., .. }) => {
+                self.move_close(due, name, at);
+            }
+            Some(Due { queue: Queue::Confirmed, .. }) if self.close_budget >= reads => {
+                self.close_budget -= reads;
+                self.close.set(due, name, at);
+                due.iter_mut().for_each(|due| due.close_left = CLOSE_READS);
+            }
+            _ => self.set(due, name, at),
+        }
+    }
+
+    fn move_close(&mut self, due: &mut Option<Due>, name: &LockName, at: Moment) {
+        let left = due.map_or(0, |due| due.close_left);
+        self.close.set(due, name, at);
+        due.iter_mut().for_each(|due| due.close_left = left);
+    }
+
     /// Sets another time for a scheduled read.
     pub fn advance(&mut self, due: &mut Option<Due>, name: &LockName, at: Moment) {
-        match due {
-            Some(Due { possible: false, .. }) => self.set(due, name, at),
-            Some(Due { possible: true, .. }) => self.set_possible(due, name, at),
+        match due.map(|due| due.queue) {
+            Some(Queue::Confirmed) => self.set(due, name, at),
+            Some(Queue::Close) => self.move_close(due, name, at),
+            Some(Queue::Possible) => self.set_possible(due, name, at),
             None => {}
         }
     }
@@ -151,7 +184,8 @@ impl Schedule {
     #[cfg(test)]
     pub fn next(&self, now: Moment) -> Option<Moment> {
         let urgent = (!self.urgent.is_empty()).then_some(now);
-        let first = [&self.confirmed, &self.possible].into_iter().filter_map(Deadlines::next);
+        let all = [&self.confirmed, &self.close, &self.possible];
+        let first = all.into_iter().filter_map(Deadlines::next);
         urgent.or_else(|| first.min())
     }
 
@@ -165,6 +199,8 @@ impl Schedule {
             (self.viewed_budget + self.rate / 2.0 * passed).min((most_saved / 2.0).max(1.0));
         self.possible_budget =
             (self.possible_budget + self.rate / 4.0 * passed).min((most_saved / 4.0).max(1.0));
+        self.close_budget = (self.close_budget + self.rate / 4.0 * passed)
+            .min((most_saved / 4.0).max(f64::from(CLOSE_READS)));
         while let Some((at, name)) = self.recent_order.front() {
             if now.since(*at) < MIN_INTERVAL_UNKNOWN {
                 break;
@@ -177,6 +213,14 @@ impl Schedule {
         let mut taken = Vec::new();
         self.take_urgent(now, most, locks, &mut taken);
         self.take_viewed(now, most, locks, &mut taken);
+        while taken.len() < most && self.budget >= 1.0 {
+            let Some((name, _)) = self.close.first(now, locks) else { break };
+            if let Some(due) = locks.due(&name).and_then(Option::as_mut) {
+                due.close_left = due.close_left.saturating_sub(1);
+            }
+            self.record_request(&name, now, locks);
+            taken.push(name);
+        }
         while taken.len() < most && self.budget >= 1.0 {
             let Some((name, _)) = self.confirmed.first(now, locks) else { break };
             self.record_request(&name, now, locks);

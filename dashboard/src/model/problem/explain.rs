@@ -139,7 +139,8 @@ fn stuck(case: &Case<'_>, verdict: Verdict) -> Vec<Evidence> {
         }
     };
     evidence.push(evidence_of(now, Source::Channels, messages));
-    if let (Some((limit, true)), Some(p99)) = (stuck_limit(case), case.typical) {
+    if let (Some((limit, true)), Some(p99)) = (stuck_limit(&case.rule, case.typical), case.typical)
+    {
         let text = format!(
             "99 of 100 earlier holds lasted at most {:.1} s; this one has lasted more than {} s",
             p99.as_secs_f64(),

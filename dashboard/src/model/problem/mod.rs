@@ -166,10 +166,12 @@ fn leaked_by_form(case: &Case<'_>) -> Option<Verdict> {
         .then(|| Verdict::suspected(ProblemKind::Leaked, first.steady))
 }
 
-/// Returns the age from which a hold is stuck, and whether that follows from the lock's typical hold.
-fn stuck_limit(case: &Case<'_>) -> Option<(Duration, bool)> {
-    let by_setting = case.rule.stuck_after?;
-    let by_typical = case.typical.map(|p99| (p99 * TYPICAL_FACTOR).max(TYPICAL_FLOOR));
+/// Returns the age from which a hold is stuck, and whether that follows from `typical`, the duration that 99 of 100 holds did not
+/// exceed.
+#[must_use]
+pub fn stuck_limit(rule: &Rule, typical: Option<Duration>) -> Option<(Duration, bool)> {
+    let by_setting = rule.stuck_after?;
+    let by_typical = typical.map(|p99| (p99 * TYPICAL_FACTOR).max(TYPICAL_FLOOR));
     Some(match by_typical {
         Some(by_typical) if by_typical < by_setting => (by_typical, true),
         _ => (by_setting, false),
@@ -177,7 +179,7 @@ fn stuck_limit(case: &Case<'_>) -> Option<(Duration, bool)> {
 }
 
 fn stuck(case: &Case<'_>) -> Option<Verdict> {
-    let (limit, _) = stuck_limit(case)?;
+    let (limit, _) = stuck_limit(&case.rule, case.typical)?;
     case.renewed?;
     let (since, steady) = case.unchanged_since;
     if case.now.received.since(since) <= limit {

@@ -6,7 +6,7 @@ use redisson::Moment;
 use redisson::shape::Holder;
 
 use super::Record;
-use crate::model::problem::{LEAK_GAP, overdue_below};
+use crate::model::problem::{LEAK_GAP, overdue_below, stuck_limit};
 use crate::model::types::{KnownParts, LastReading};
 
 /// One of this many readings of an unchanged lock is a full one. Turns are as long as the longest time between two readings
@@ -59,6 +59,18 @@ impl Record {
                 _ => past(ttl),
             },
         }
+    }
+
+    /// Returns whether some readings in quick succession are needed to decide if it is stuck: it is old enough, and was set again, but
+    /// its readings do not show yet whether a watchdog did that.
+    #[must_use]
+    pub fn needs_close_reads(&self) -> bool {
+        if !self.is_held() || !self.lease.rose() || self.lease.renewed() {
+            return false;
+        }
+        let typical = self.hold_history.as_ref().and_then(|history| history.p99());
+        let age = self.stamp.map(|stamp| stamp.received.since(self.unchanged_since.0));
+        stuck_limit(&self.rule, typical).is_some_and(|(limit, _)| age > Some(limit))
     }
 
     /// Returns its known parts, which the next reading requests by name.

@@ -589,3 +589,43 @@ fn a_fair_lock_that_is_gone_without_a_message_may_have_been_released() {
         assert_eq!(view.history.past[0].ended, Some(ended));
     }
 }
+
+#[test]
+fn stuck_locks_are_found_among_more_than_can_be_read_in_time() {
+    const LOCKS: u64 = 1_500;
+    // One in ten is acquired again at once whenever it has been released.
+    let is_reacquired = |i: u64| i.is_multiple_of(10);
+    let locks: HashMap<LockName, u64> = (0..LOCKS).map(|i| (name(&format!("l{i}")), i)).collect();
+    let ttl = |i: u64, ms: u64| 30_000 - (ms + i * 37) % if is_reacquired(i) { 70 } else { 10_000 };
+    let rate = Some(25);
+    let mut model = model_with(Settings { max_locks: 10_000, poll_rate: rate, ..settings() });
+    for (name, i) in &locks {
+        let (name, reading) = (name.clone(), held(1, 1, Some(ttl(*i, 100))));
+        let found = Observation::Read { name, stamp: stamp(100), source: Source::Scan, reading };
+        model.observe(MAIN, found);
+    }
+    let mut last_read = vec![100; locks.len()];
+    let mut longest = 0;
+    for ms in (120..700_000).step_by(20) {
+        for ReadRequest { name, .. } in model.due(MAIN, at(ms), 10) {
+            let i = locks[&name];
+            let last = &mut last_read[usize::try_from(i).unwrap()];
+            longest = longest.max(ms - std::mem::replace(last, ms));
+            let reading = held(1, 1, Some(ttl(i, ms)));
+            let read = Observation::Read { name, stamp: stamp(ms), source: Source::Poll, reading };
+            model.observe(MAIN, read);
+        }
+    }
+    model.publish(SteadyMillis(700_000));
+    let id = |name: &LockName| model.scopes[0].id(name);
+    let stuck = locks.iter().filter(|(name, _)| {
+        let view = model.snapshot.get(&id(name)).unwrap();
+        view.problems.iter().any(|problem| problem.problem == ProblemKind::Stuck)
+    });
+    let (wrong, found): (Vec<u64>, Vec<u64>) =
+        stuck.map(|(_, i)| *i).partition(|i| is_reacquired(*i));
+    assert_eq!(wrong, Vec::<u64>::new());
+    assert!(found.len() > 200, "{} of {LOCKS}", found.len());
+    let round_ms = LOCKS * 1_000 / 25;
+    assert!(longest < round_ms * 3 / 2, "{longest} ms without a reading of a lock");
+}
