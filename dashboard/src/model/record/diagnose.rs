@@ -3,12 +3,13 @@
 use std::sync::Arc;
 use std::time::Duration;
 
+use redisson::Moment;
 use thin_vec::ThinVec;
 
-use super::{Effect, Record, ScopeContext};
+use super::{Effect, Record, ScopeContext, millis};
 use crate::clock::SteadyMillis;
 use crate::model::problem::{
-    Case, ORPHAN_GAP, Overdue, Verdict, advice, explain, judge, overdue_since, times,
+    Case, ORPHAN_GAP, Overdue, Verdict, advice, explain, judge, overdue_since, stuck_limit, times,
 };
 use crate::model::types::{ArchiveEntry, LockEvent, ProblemKind, ProblemView, Source, Stamp};
 use crate::model::waiting::Waiter;
@@ -151,6 +152,28 @@ impl Record {
             for (problem, _) in std::mem::take(&mut cold.restored_problems) {
                 self.cleared(problem, now.steady, effects);
             }
+        }
+    }
+
+    /// Returns the instant since which an earlier run has seen these same holds unchanged, if it has found them stuck.
+    pub(super) fn restored_unchanged_since(&self, now: Stamp) -> Option<(Moment, SteadyMillis)> {
+        let restored = &self.cold.as_ref()?.restored_problems;
+        let (_, stuck) = restored.iter().find(|(problem, _)| *problem == ProblemKind::Stuck)?;
+        let typical = self.hold_history.as_ref().and_then(|history| history.p99());
+        let (limit, _) = stuck_limit(&self.rule, typical)?;
+        let held = self.holds.iter().map(|hold| hold.since.at).max()?;
+        let since = SteadyMillis(stuck.0.saturating_sub(millis(limit))).max(held);
+        let ago = now.steady.0.saturating_sub(since.0).saturating_mul(1_000);
+        Some((Moment::from_micros(now.received.as_micros().saturating_sub(ago)), since))
+    }
+
+    /// Ends that an earlier run has found it stuck, since another hold has begun.
+    pub(super) fn end_restored_stuck(&mut self, at: SteadyMillis, effects: &mut Vec<Effect>) {
+        let Some(cold) = &mut self.cold else { return };
+        let before = cold.restored_problems.len();
+        cold.restored_problems.retain(|(problem, _)| *problem != ProblemKind::Stuck);
+        if cold.restored_problems.len() < before {
+            self.cleared(ProblemKind::Stuck, at, effects);
         }
     }
 

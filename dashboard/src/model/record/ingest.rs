@@ -51,6 +51,8 @@ impl Record {
             .map(|earliest| stamp.received.since(earliest));
         let since = Since { at: stamp.steady, exact: window.is_some_and(|window| window <= EXACT) };
         let mut moved = released.is_some();
+        // Whether all holds are those that an earlier run has observed.
+        let mut resumed = last.is_none();
         let stand_ins: Vec<(HolderId, String)> =
             hash.foreign.iter().map(|holder| (holder.stand_in(), holder.text())).collect();
         let holders = doubt::holders(hash);
@@ -87,9 +89,11 @@ impl Record {
                         self.count(source, Count::Acquired, effects);
                     }
                     self.event(stamp.steady, source, what, effects);
+                    let restored = self.take_restored(holder.id, since);
+                    resumed &= restored.is_some() && taken.is_none();
                     let (from, since) = match taken {
                         Some((at, steady)) => (at, Since { at: steady, exact: true }),
-                        None => (stamp.received, self.since_restored(holder.id, since)),
+                        None => (stamp.received, restored.unwrap_or(since)),
                     };
                     Hold { from, ..Hold::new(*holder, since, stamp) }
                 }
@@ -126,6 +130,9 @@ impl Record {
             }
         }
         self.holds = holds;
+        if moved && !resumed {
+            self.end_restored_stuck(stamp.steady, effects);
+        }
         let mode = hash.mode.as_deref().map(Mode::new);
         self.dirty |= self.mode != mode;
         self.mode = mode;
@@ -145,7 +152,8 @@ impl Record {
         }
         let was_renewed = self.lease.renewed();
         if moved || last.is_none() {
-            self.unchanged_since = (stamp.received, stamp.steady);
+            let restored = self.restored_unchanged_since(stamp).filter(|_| resumed);
+            self.unchanged_since = restored.unwrap_or((stamp.received, stamp.steady));
             self.renewals = None;
             let age = window.filter(|window| *window <= EXACT);
             self.lease.restart(stamp.received, watched, age);

@@ -376,14 +376,13 @@ impl Record {
         }
     }
 
-    /// Returns the beginning of a newly observed hold: the restored one if an earlier run had observed the hold, which may have
-    /// ended and begun again since.
-    fn since_restored(&mut self, id: HolderId, seen: Since) -> Since {
-        let Some(history) = &mut self.hold_history else { return seen };
-        let known = history.restored.iter().position(|(known, _)| *known == id);
-        let restored = known.map(|known| history.restored.swap_remove(known).1);
-        let restored = restored.filter(|_| !seen.exact);
-        restored.map_or(seen, |since| Since { exact: false, ..since })
+    /// Returns the beginning of a hold that an earlier run had observed, unless it was now seen to begin. It may have ended and
+    /// begun again since.
+    fn take_restored(&mut self, id: HolderId, seen: Since) -> Option<Since> {
+        let history = self.hold_history.as_mut()?;
+        let known = history.restored.iter().position(|(known, _)| *known == id)?;
+        let since = history.restored.swap_remove(known).1;
+        (!seen.exact).then_some(Since { exact: false, ..since })
     }
 
     /// Returns the time to live by which renewals are recognized. Each of several readers renews the lock, so that of the first

@@ -131,3 +131,45 @@ fn holds_and_problems_of_a_deployment_that_is_no_longer_watched_have_ended() {
     ];
     assert_eq!(archived(&mut model), over);
 }
+
+#[test]
+fn a_lock_that_was_stuck_is_stuck_again_once_its_renewals_are_seen() {
+    let stuck = |since| {
+        let holds = vec![(holder(1), Since { at: SteadyMillis(1_000), exact: true })];
+        let problems = vec![(ProblemKind::Stuck, SteadyMillis(since))];
+        let restored = RestoredLock { holds, problems, ..RestoredLock::default() };
+        let mut model = model();
+        model.restore([(id("a"), restored)].into(), SteadyMillis(0));
+        model.observe(MAIN, Observation::PubSubActive { on: true, at: at(499_000) });
+        model
+    };
+    let play = |model: &mut Model, by: u8, until: u64| {
+        for ms in (500_000..=until).step_by(5_000) {
+            read(model, "a", ms, held(by, 1, renewed_ttl(ms)));
+        }
+        shown(model, "a").unwrap()
+    };
+    let mut model = stuck(400_000);
+    assert_eq!(problems(&play(&mut model, 1, 515_000)), []);
+    let view = play(&mut stuck(400_000), 1, 525_000);
+    let problem = &view.problems[0];
+    assert_eq!((problem.problem, problem.certainty), (ProblemKind::Stuck, Certainty::Suspected));
+    assert_eq!(problem.since, SteadyMillis(400_000));
+    assert_eq!(problem.evidence[0].at, SteadyMillis(100_000), "{:?}", problem.evidence);
+    // It stays until the release.
+    let mut model = stuck(400_000);
+    assert_eq!(problems(&play(&mut model, 1, 1_500_000)), [ProblemKind::Stuck]);
+    assert!(!archived(&mut model).iter().any(|entry| matches!(entry, ArchiveEntry::Cleared(..))));
+    release(&mut model, "a", 1_501_000);
+    read(&mut model, "a", 1_502_000, absent());
+    let cleared = ArchiveEntry::Cleared(id("a"), ProblemKind::Stuck, SteadyMillis(1_502_001));
+    let entries = archived(&mut model);
+    assert_eq!(entries.iter().filter(|entry| **entry == cleared).count(), 1, "{entries:?}");
+    // Another holder is stuck only after the limit.
+    let mut model = stuck(400_000);
+    assert_eq!(problems(&play(&mut model, 2, 700_000)), []);
+    let over = ArchiveEntry::Cleared(id("a"), ProblemKind::Stuck, SteadyMillis(500_001));
+    assert!(archived(&mut model).contains(&over));
+    let view = play(&mut model, 2, 810_000);
+    assert_eq!(view.problems[0].since, SteadyMillis(800_001));
+}
