@@ -7,43 +7,46 @@ use serde::{Deserialize, Serialize};
 /// The number of a holder: the `threadId` of `uuid:threadId`, unique to one grant.
 pub type Number = i64;
 
-/// The number of a connection, unique within this run of the agent.
+/// The number of a client's connection, unique within this run of the agent.
+///
+/// The core keeps a session under the number of its latest connection, also after that has closed. A restored session that
+/// nobody has resumed yet has a number of its own.
 #[derive(Debug, Clone, Copy, PartialEq, Eq, Hash, PartialOrd, Ord)]
-pub struct SessionId(pub u64);
+pub struct ConnectionId(pub u64);
 
-/// The name of a session, which it keeps when another connection resumes it.
+/// The id of a session, which it keeps when another connection resumes it.
 #[derive(Debug, Clone, Copy, PartialEq, Eq, Hash, PartialOrd, Ord)]
-pub struct SessionKey {
+pub struct SessionId {
     /// The run of the agent in which the session began.
     pub run: u64,
     /// The number of its first connection in that run.
     pub number: u64,
 }
 
-impl SessionKey {
+impl SessionId {
     /// Parses exactly the text that [`fmt::Display`] writes.
     #[must_use]
     pub fn parse(text: &[u8]) -> Option<Self> {
         let (run, number) = std::str::from_utf8(text).ok()?.split_once('-')?;
         let run = u64::from_str_radix(run, 16).ok()?;
-        let key = Self { run, number: number.parse().ok()? };
-        (key.to_string().as_bytes() == text).then_some(key)
+        let id = Self { run, number: number.parse().ok()? };
+        (id.to_string().as_bytes() == text).then_some(id)
     }
 }
 
-impl fmt::Display for SessionKey {
+impl fmt::Display for SessionId {
     fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
         write!(f, "{:x}-{}", self.run, self.number)
     }
 }
 
-impl Serialize for SessionKey {
+impl Serialize for SessionId {
     fn serialize<S: serde::Serializer>(&self, serializer: S) -> Result<S::Ok, S::Error> {
         serializer.collect_str(self)
     }
 }
 
-impl<'de> Deserialize<'de> for SessionKey {
+impl<'de> Deserialize<'de> for SessionId {
     fn deserialize<D: serde::Deserializer<'de>>(deserializer: D) -> Result<Self, D::Error> {
         let text = String::deserialize(deserializer)?;
         Self::parse(text.as_bytes()).ok_or_else(|| serde::de::Error::custom("not a session name"))

@@ -6,7 +6,7 @@ use std::hash::{BuildHasherDefault, Hasher};
 use redisson::LockName;
 
 use crate::core::side::Side;
-use crate::types::{Number, SessionId};
+use crate::types::{ConnectionId, Number};
 
 /// A map by numbers that this process counts itself. Nobody can choose them to collide, so a multiplication is hash enough.
 pub(in crate::core) type IdMap<K, V> = HashMap<K, V, BuildHasherDefault<IdHasher>>;
@@ -41,10 +41,10 @@ pub(in crate::core) struct Place(pub(in crate::core) usize);
 /// The id of a waiter: the first number drawn for it.
 pub(in crate::core) type WaiterId = Number;
 
-/// One owner of one session: who holds a lock, to the agent.
+/// One owner of one session: who holds a lock, to the agent. Its session is named by the connection that it has, or had last.
 #[derive(Debug, Clone, Copy, PartialEq, Eq, Hash)]
 pub(in crate::core) struct Owner {
-    pub(in crate::core) session: SessionId,
+    pub(in crate::core) connection: ConnectionId,
     pub(in crate::core) owner: i64,
 }
 
@@ -54,7 +54,7 @@ pub(in crate::core) type HoldKey = (i64, LockName, Side);
 /// The place of one reply among a session's replies.
 #[derive(Debug, Clone, Copy, PartialEq, Eq, Hash)]
 pub(in crate::core) struct Slot {
-    pub(in crate::core) session: SessionId,
+    pub(in crate::core) connection: ConnectionId,
     pub(in crate::core) seq: u64,
     /// The member that it is a part for, if the command is an MLOCK or MUNLOCK.
     pub(in crate::core) member: Option<usize>,

@@ -9,11 +9,11 @@ use super::report::{AwaitedLock, ListPage, ListRow, PublishDiff, PublishedPage, 
 use crate::policy::Policy;
 use crate::protocol::command::{Command, ListRequest};
 use crate::protocol::resp::Outgoing;
-use crate::types::{Peer, SessionId};
+use crate::types::{ConnectionId, Peer};
 
-/// The most commands of one session that may be unanswered; its connection stops reading at this bound.
+/// The most commands of one connection that may be unanswered; it stops reading at this bound.
 pub const PIPELINE: usize = 1024;
-/// The most pushes that may wait in a session's outbox; further ones are dropped and counted.
+/// The most pushes that may wait in a connection's outbox; further ones are dropped and counted.
 pub const PUSHES: usize = 256;
 
 /// A message to the core. Those of one connection arrive in order.
@@ -21,7 +21,7 @@ pub const PUSHES: usize = 256;
 pub enum Input {
     /// A worker connected.
     Opened {
-        session: SessionId,
+        connection: ConnectionId,
         peer: Peer,
         /// 16 random bytes that authorize RESUME, EVENTS and CANCEL.
         secret: [u8; 16],
@@ -29,20 +29,20 @@ pub enum Input {
         outbox: mpsc::Sender<Outgoing>,
     },
     /// A client set its name (CLIENT SETNAME).
-    ClientName(SessionId, Vec<u8>),
-    /// A worker sent a command. At most [`PIPELINE`] commands of a session are unanswered at a time.
-    Command(SessionId, Command),
+    ClientName(ConnectionId, Vec<u8>),
+    /// A worker sent a command. At most [`PIPELINE`] commands of a connection are unanswered at a time.
+    Command(ConnectionId, Command),
     /// A connection switched to RESP3, or back to RESP2.
-    Resp3(SessionId, bool),
+    Resp3(ConnectionId, bool),
     /// A worker sent QUIT: its holds are released when the connection closes, even within a grace period.
-    Quit(SessionId),
+    Quit(ConnectionId),
     /// A connection closed: its waits end, and its holds are released unless the session has grace.
-    Closed(SessionId),
+    Closed(ConnectionId),
     /// The policy was loaded again.
     PolicyReloaded(Policy),
     /// Requests a page of the agent's holds and waits.
     ListLocks(ListRequest, oneshot::Sender<ListPage<ListRow>>),
-    /// Requests the sessions above a number, up to a count.
+    /// Requests the sessions whose connections have numbers above this one, up to a count.
     ListSessions(u64, usize, oneshot::Sender<ListPage<SessionRow>>),
     /// Requests the pids of workers that hold or wait for a lock.
     ListBusy(oneshot::Sender<BTreeSet<i32>>),
@@ -55,16 +55,16 @@ pub enum Input {
 }
 
 impl Input {
-    /// Returns the session that sent it, if one did.
+    /// Returns the connection that sent it, if one did.
     #[must_use]
-    pub fn session(&self) -> Option<SessionId> {
+    pub fn connection(&self) -> Option<ConnectionId> {
         match self {
-            Self::Opened { session, .. }
-            | Self::ClientName(session, _)
-            | Self::Command(session, _)
-            | Self::Resp3(session, _)
-            | Self::Quit(session)
-            | Self::Closed(session) => Some(*session),
+            Self::Opened { connection, .. }
+            | Self::ClientName(connection, _)
+            | Self::Command(connection, _)
+            | Self::Resp3(connection, _)
+            | Self::Quit(connection)
+            | Self::Closed(connection) => Some(*connection),
             Self::PolicyReloaded(_)
             | Self::ListLocks(..)
             | Self::ListSessions(..)

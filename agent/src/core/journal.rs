@@ -8,7 +8,7 @@ use crate::core::ids::OpId;
 use crate::core::lease::hold::{Hold, LeaseMode};
 use crate::core::{Core, Effect, LogLine, Report};
 use crate::journal::{HoldRecord, OrphanRecord, Record, SessionRecord};
-use crate::types::{Number, SessionId};
+use crate::types::{ConnectionId, Number};
 
 /// The progress of the journal.
 #[derive(Debug, Default)]
@@ -20,7 +20,7 @@ pub(in crate::core) struct Journal {
     /// The number of records that are written, or will never be.
     done: u64,
     /// Replies that wait for so many, and whose.
-    waiting: VecDeque<(u64, SessionId)>,
+    waiting: VecDeque<(u64, ConnectionId)>,
     /// Scripts that wait for so many.
     kept: VecDeque<(u64, OpId)>,
     /// Numbers that stand in it.
@@ -34,9 +34,9 @@ impl Journal {
     }
 
     /// Lets a reply wait for all that has been noted so far.
-    pub(in crate::core) fn wait(&mut self, id: SessionId) -> u64 {
+    pub(in crate::core) fn wait(&mut self, connection: ConnectionId) -> u64 {
         if self.noted > self.done {
-            self.waiting.push_back((self.noted, id));
+            self.waiting.push_back((self.noted, connection));
         }
         self.noted
     }
@@ -92,7 +92,7 @@ impl Core {
     }
 
     fn hold_record(&self, hold: &Hold) -> Option<Record> {
-        let session = self.sessions.get(&hold.owner.session)?;
+        let session = self.sessions.get(&hold.owner.connection)?;
         session.grace.as_ref()?;
         if hold.untold {
             let (number, lock, kind) = (hold.number, hold.name.clone(), hold.kind);
@@ -100,7 +100,7 @@ impl Core {
             return Some(Record::Orphan(OrphanRecord { number, lock, kind, after }));
         }
         Some(Record::Hold(HoldRecord {
-            session: session.key,
+            session: session.id,
             owner: hold.owner.owner,
             number: hold.number,
             lock: hold.name.clone(),
@@ -116,7 +116,7 @@ impl Core {
     /// Notes that a waiter's number may come to stand in Redis, if its session has grace.
     pub(in crate::core) fn journal_attempts(&mut self, waiter: Number) {
         let Some(waiter) = self.locks.waiter(waiter) else { return };
-        if self.sessions.has_grace(waiter.owner.session) {
+        if self.sessions.has_grace(waiter.owner.connection) {
             let (number, kind, name) = (waiter.number, waiter.kind, waiter.name.clone());
             self.journal.numbers.insert(number);
             self.journal_trace(number, &name, kind, Moment::default());
@@ -144,11 +144,14 @@ impl Core {
         }
     }
 
-    pub(in crate::core) fn session_record(&self, id: SessionId) -> Option<SessionRecord> {
-        let session = self.sessions.get(&id)?;
+    pub(in crate::core) fn session_record(
+        &self,
+        connection: ConnectionId,
+    ) -> Option<SessionRecord> {
+        let session = self.sessions.get(&connection)?;
         let client = session.client_name.as_deref();
         Some(SessionRecord {
-            session: session.key,
+            session: session.id,
             secret: session.secret,
             secret_before: session.secret_before,
             peer: session.peer.clone(),
@@ -160,12 +163,14 @@ impl Core {
     /// The whole journal, for when it is written again. Numbers of which nothing is left any more are forgotten.
     pub fn journal_records(&mut self) -> Vec<Record> {
         let mut records = Vec::new();
-        for id in self.sessions.graced() {
-            let Some(session) = self.session_record(id) else { continue };
-            let key = session.session;
-            records.push(Record::Session(session));
-            if let Some(since) = self.sessions.get(&id).and_then(|session| session.away_since()) {
-                records.push(Record::Away { session: key, since });
+        for connection in self.sessions.graced() {
+            let Some(record) = self.session_record(connection) else { continue };
+            let session = record.session;
+            records.push(Record::Session(record));
+            if let Some(since) =
+                self.sessions.get(&connection).and_then(|session| session.away_since())
+            {
+                records.push(Record::Away { session, since });
             }
         }
         let mut known = std::mem::take(&mut self.journal.numbers);
@@ -203,13 +208,13 @@ impl Core {
     /// The journal is written up to this record, counted from the first: what waited for it is told.
     pub fn on_journalled(&mut self, now: Moment, upto: u64) {
         self.advance_clock(now);
-        for id in self.journal_reached(upto) {
-            self.flush(id);
+        for connection in self.journal_reached(upto) {
+            self.flush(connection);
         }
         self.run_ready();
     }
 
-    fn journal_reached(&mut self, upto: u64) -> Vec<SessionId> {
+    fn journal_reached(&mut self, upto: u64) -> Vec<ConnectionId> {
         let journal = &mut self.journal;
         journal.done = journal.done.max(upto);
         let mut kept = Vec::new();
@@ -217,9 +222,10 @@ impl Core {
             kept.push(script);
         }
         let mut reached = Vec::new();
-        while let Some((_, id)) = journal.waiting.pop_front_if(|(after, _)| *after <= upto) {
-            if reached.last() != Some(&id) {
-                reached.push(id);
+        while let Some((_, connection)) = journal.waiting.pop_front_if(|(after, _)| *after <= upto)
+        {
+            if reached.last() != Some(&connection) {
+                reached.push(connection);
             }
         }
         self.send_kept(kept);

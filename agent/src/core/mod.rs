@@ -212,8 +212,8 @@ impl Core {
                 Some(Other::Lock(LockTimer::FairPosition(id))) => self.fair_position_due(id),
                 Some(Other::Lock(LockTimer::Lock(name))) => self.lock_due(&name),
                 Some(Other::Session(SessionTimer::Events(id))) => self.wake_events(id),
-                Some(Other::Session(SessionTimer::Multi(session, owner))) => {
-                    self.patience_due(ids::Owner { session, owner });
+                Some(Other::Session(SessionTimer::Multi(connection, owner))) => {
+                    self.patience_due(ids::Owner { connection, owner });
                 }
                 Some(Other::Session(SessionTimer::Grace(id))) => self.lapse(id),
                 Some(Other::Session(SessionTimer::Resume(id))) => self.resume_due(id),
@@ -243,7 +243,7 @@ impl Core {
     /// Ends the time to finish. Remaining holds are reported as lost and not released in Redis, since a live worker may
     /// still rely on them; their leases run out. Holds of sessions with grace are left to the successor.
     pub fn end_drain(&mut self) {
-        let left = |hold: &&Hold| !self.sessions.has_grace(hold.owner.session);
+        let left = |hold: &&Hold| !self.sessions.has_grace(hold.owner.connection);
         let held: Vec<_> = self.leases.iter().filter(left).map(|hold| hold.number).collect();
         for number in held {
             self.lose(number, End::Drained);

@@ -124,7 +124,7 @@ impl Core {
 
     /// The process behind an owner, where the kernel tells.
     pub(in crate::core) fn worker_pid(&self, owner: Owner) -> Option<i32> {
-        self.sessions.get(&owner.session)?.peer.pid
+        self.sessions.get(&owner.connection)?.peer.pid
     }
 }
 

@@ -3,7 +3,7 @@
 use redisson::{Kind, Lease, LockName, Moment};
 use serde::{Deserialize, Deserializer, Serialize, Serializer, de::Error as _};
 
-use crate::types::{Number, Peer, SessionKey};
+use crate::types::{Number, Peer, SessionId};
 
 /// One line of the journal. Instants are microseconds of the boot clock.
 #[derive(Debug, Clone, PartialEq, Eq, Serialize, Deserialize)]
@@ -13,7 +13,7 @@ pub enum Record {
     Session(SessionRecord),
     /// The connection of a session closed.
     Away {
-        session: SessionKey,
+        session: SessionId,
         #[serde(with = "moment")]
         since: Moment,
     },
@@ -25,13 +25,13 @@ pub enum Record {
     /// A number that is no longer in Redis.
     Gone { number: Number },
     /// A session ended, or gave up its grace.
-    End { session: SessionKey },
+    End { session: SessionId },
 }
 
 /// A session with grace.
 #[derive(Debug, Clone, PartialEq, Eq, Serialize, Deserialize)]
 pub struct SessionRecord {
-    pub session: SessionKey,
+    pub session: SessionId,
     /// The secret that authorizes RESUME, in hexadecimal digits. Only the agent's user can read the file.
     #[serde(with = "hex")]
     pub secret: [u8; 16],
@@ -48,7 +48,7 @@ pub struct SessionRecord {
 /// A hold of a session with grace.
 #[derive(Debug, Clone, PartialEq, Eq, Serialize, Deserialize)]
 pub struct HoldRecord {
-    pub session: SessionKey,
+    pub session: SessionId,
     pub owner: i64,
     pub number: Number,
     #[serde(with = "name")]
@@ -208,7 +208,7 @@ pub(super) mod tests {
 
     pub(in crate::journal) fn session(number: u64) -> SessionRecord {
         SessionRecord {
-            session: SessionKey { run: 7, number },
+            session: SessionId { run: 7, number },
             secret: [3; 16],
             secret_before: None,
             peer: Peer { pid: Some(5), uid: 1000, gid: 1000, comm: Some("cron".to_owned()) },
@@ -219,7 +219,7 @@ pub(super) mod tests {
 
     pub(in crate::journal) fn hold(session: u64, number: Number, lock: &[u8]) -> HoldRecord {
         HoldRecord {
-            session: SessionKey { run: 7, number: session },
+            session: SessionId { run: 7, number: session },
             owner: -1,
             number,
             lock: LockName::new(lock).unwrap(),

@@ -5,17 +5,17 @@ use std::collections::{BTreeMap, HashMap};
 use redisson::Moment;
 
 use super::record::{HoldRecord, OrphanRecord, Record, SessionRecord};
-use crate::types::{Number, SessionKey};
+use crate::types::{Number, SessionId};
 
 /// The sessions and leftover holds of an earlier run.
 #[derive(Debug, Clone, PartialEq, Eq, Default)]
 pub struct Restored {
     /// The sessions that can be resumed.
-    pub sessions: BTreeMap<SessionKey, RestoredSession>,
+    pub sessions: BTreeMap<SessionId, RestoredSession>,
     /// Holds without an owner, to be removed from Redis.
     pub orphans: BTreeMap<Number, OrphanRecord>,
     /// The session of each hold.
-    held: HashMap<Number, SessionKey>,
+    held: HashMap<Number, SessionId>,
 }
 
 #[derive(Debug, Clone, PartialEq, Eq)]
@@ -112,7 +112,7 @@ mod tests {
         restored
     }
 
-    fn key(number: u64) -> SessionKey {
+    fn key(number: u64) -> SessionId {
         session(number).session
     }
 

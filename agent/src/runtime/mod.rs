@@ -33,7 +33,7 @@ use crate::policy::Policy;
 use crate::protocol::resp::Outgoing;
 use crate::thread_time::ThreadTime;
 use crate::types::Number;
-use crate::types::{SessionId, Status};
+use crate::types::{ConnectionId, Status};
 use batches::{Answers, Parcel, Script};
 use confirmed_calls::Replicas;
 use heartbeat::Heartbeat;
@@ -187,7 +187,7 @@ struct Runtime {
     metrics: Arc<Metrics>,
     /// The sizes that metrics show now.
     gauges: Gauges,
-    outboxes: HashMap<SessionId, mpsc::Sender<Outgoing>>,
+    outboxes: HashMap<ConnectionId, mpsc::Sender<Outgoing>>,
     turns: Turns,
     /// The user of each script that is about to be sent for a command.
     senders: VecDeque<User>,
@@ -357,7 +357,7 @@ impl Runtime {
     fn apply(&mut self, effect: Effect) {
         match effect {
             Effect::Send { .. } => {}
-            Effect::Deliver(session, outgoing) => self.deliver(session, outgoing),
+            Effect::Deliver(connection, outgoing) => self.deliver(connection, outgoing),
             Effect::Subscribe(node, channel) => self.servers.subscribe(node, channel),
             Effect::Unsubscribe(node, channel) => self.servers.unsubscribe(node, channel),
             Effect::Journal(record) => {
@@ -470,25 +470,25 @@ impl Runtime {
 
     fn on_session(&mut self, message: Input) {
         match message {
-            Input::Opened { session, peer, secret, outbox } => {
-                self.outboxes.insert(session, outbox);
-                self.turns.opened(session, peer.uid);
+            Input::Opened { connection, peer, secret, outbox } => {
+                self.outboxes.insert(connection, outbox);
+                self.turns.opened(connection, peer.uid);
                 let time = self.read_clock();
-                self.core.on_open(time, session, peer, secret);
+                self.core.on_open(time, connection, peer, secret);
             }
-            Input::ClientName(session, name) => self.core.on_named(session, name),
-            Input::Resp3(session, on) => self.core.on_protocol(session, on),
-            Input::Command(session, command) => {
+            Input::ClientName(connection, name) => self.core.on_named(connection, name),
+            Input::Resp3(connection, on) => self.core.on_protocol(connection, on),
+            Input::Command(connection, command) => {
                 let time = self.read_clock();
-                self.core.on_command(time, session, command);
+                self.core.on_command(time, connection, command);
             }
             Input::PolicyReloaded(policy) => self.core.set_policy(Some(policy)),
-            Input::Quit(session) => self.core.on_quit(session),
-            Input::Closed(session) => {
-                self.outboxes.remove(&session);
-                self.turns.closed(session);
+            Input::Quit(connection) => self.core.on_quit(connection),
+            Input::Closed(connection) => {
+                self.outboxes.remove(&connection);
+                self.turns.closed(connection);
                 let time = self.read_clock();
-                self.core.on_close(time, session);
+                self.core.on_close(time, connection);
             }
             Input::ListLocks(request, answer) => {
                 self.core.on_time(now());
@@ -518,8 +518,8 @@ impl Runtime {
         }
     }
 
-    fn deliver(&mut self, session: SessionId, outgoing: Outgoing) {
-        let Some(outbox) = self.outboxes.get(&session) else { return };
+    fn deliver(&mut self, connection: ConnectionId, outgoing: Outgoing) {
+        let Some(outbox) = self.outboxes.get(&connection) else { return };
         let is_push = matches!(outgoing, Outgoing::Push(_));
         // Replies have their room reserved, since no more than PIPELINE commands are unanswered: pushes fill the rest.
         if is_push && outbox.capacity() <= PIPELINE {
@@ -528,10 +528,10 @@ impl Runtime {
         }
         if let Err(mpsc::error::TrySendError::Full(_)) = outbox.try_send(outgoing) {
             tracing::error!(
-                session = session.0,
+                session = connection.0,
                 "a session has more replies than commands: closing it"
             );
-            self.outboxes.remove(&session);
+            self.outboxes.remove(&connection);
         }
     }
 

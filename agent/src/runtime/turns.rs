@@ -1,4 +1,4 @@
-//! The order of inputs that wait for the core: round robin by user, then by session.
+//! The order of inputs that wait for the core: round robin by user, then by connection.
 
 use std::collections::{HashMap, VecDeque};
 use std::time::Duration;
@@ -8,7 +8,7 @@ use redisson::Moment;
 
 use crate::core::Input;
 use crate::thread_time::ThreadTime;
-use crate::types::SessionId;
+use crate::types::ConnectionId;
 
 /// A user id; none for the agent itself and its HTTP pages.
 pub(super) type User = Option<u32>;
@@ -32,11 +32,11 @@ const CONTESTED_SCRIPTS: usize = 128;
 /// anyway, and commands have time limits of their own.
 const SILENCE: Duration = Duration::from_millis(50);
 
-/// The inputs that wait for the core. Those of one session stay in order.
+/// The inputs that wait for the core. Those of one connection stay in order.
 #[derive(Debug)]
 pub(super) struct Turns {
     time: ThreadTime,
-    users: HashMap<SessionId, u32>,
+    users: HashMap<ConnectionId, u32>,
     queue: FairQueue<Input>,
     scripts: Scripts,
 }
@@ -61,13 +61,13 @@ impl Turns {
         users.map(|user| self.scripts.open_at(*user)).min().unwrap_or(Moment::NEVER)
     }
 
-    /// Registers the user of a session before its first input.
-    pub(super) fn opened(&mut self, session: SessionId, uid: u32) {
-        self.users.insert(session, uid);
+    /// Registers the user of a connection before its first input.
+    pub(super) fn opened(&mut self, connection: ConnectionId, uid: u32) {
+        self.users.insert(connection, uid);
     }
 
-    pub(super) fn closed(&mut self, session: SessionId) {
-        self.users.remove(&session);
+    pub(super) fn closed(&mut self, connection: ConnectionId) {
+        self.users.remove(&connection);
     }
 
     /// Counts a script of a user's command.
@@ -102,7 +102,7 @@ impl Turns {
 
     fn push(&mut self, input: Input) {
         let user = self.user(&input);
-        let waiting = self.queue.push(user, input.session(), input);
+        let waiting = self.queue.push(user, input.connection(), input);
         if waiting >= MOST_WAITING {
             self.set_held_back(user, true);
         }
@@ -124,10 +124,10 @@ impl Turns {
     }
 
     fn user(&mut self, input: &Input) -> User {
-        if let Input::Opened { session, peer, .. } = input {
-            self.opened(*session, peer.uid);
+        if let Input::Opened { connection, peer, .. } = input {
+            self.opened(*connection, peer.uid);
         }
-        input.session().and_then(|session| self.users.get(&session).copied())
+        input.connection().and_then(|connection| self.users.get(&connection).copied())
     }
 }
 
@@ -226,9 +226,9 @@ struct FairQueue<T> {
 
 #[derive(Debug)]
 struct UserQueue<T> {
-    /// The sessions with items, the next one first.
-    sessions: VecDeque<Option<SessionId>>,
-    items: HashMap<Option<SessionId>, VecDeque<T>>,
+    /// The connections with items, the next one first.
+    connections: VecDeque<Option<ConnectionId>>,
+    items: HashMap<Option<ConnectionId>, VecDeque<T>>,
     len: usize,
 }
 
@@ -240,13 +240,13 @@ impl<T> Default for FairQueue<T> {
 
 impl<T> FairQueue<T> {
     /// Returns the number of the user's items with this one.
-    fn push(&mut self, user: User, session: Option<SessionId>, item: T) -> usize {
+    fn push(&mut self, user: User, connection: Option<ConnectionId>, item: T) -> usize {
         let queue = self.queues.entry(user).or_insert_with(|| {
             self.users.push_back(user);
-            UserQueue { sessions: VecDeque::new(), items: HashMap::new(), len: 0 }
+            UserQueue { connections: VecDeque::new(), items: HashMap::new(), len: 0 }
         });
-        let items = queue.items.entry(session).or_insert_with(|| {
-            queue.sessions.push_back(session);
+        let items = queue.items.entry(connection).or_insert_with(|| {
+            queue.connections.push_back(connection);
             VecDeque::new()
         });
         items.push_back(item);
@@ -260,13 +260,13 @@ impl<T> FairQueue<T> {
         let at = self.users.iter().position(|user| is_open(*user))?;
         let user = self.users.remove(at)?;
         let queue = self.queues.get_mut(&user)?;
-        let session = queue.sessions.pop_front()?;
-        let items = queue.items.get_mut(&session)?;
+        let connection = queue.connections.pop_front()?;
+        let items = queue.items.get_mut(&connection)?;
         let item = items.pop_front()?;
         if items.is_empty() {
-            queue.items.remove(&session);
+            queue.items.remove(&connection);
         } else {
-            queue.sessions.push_back(session);
+            queue.connections.push_back(connection);
         }
         queue.len -= 1;
         let left = queue.len;
@@ -300,15 +300,15 @@ mod tests {
         turns: Turns,
         inbox: Vec<Input>,
         micros: u64,
-        served: Vec<SessionId>,
+        served: Vec<ConnectionId>,
         each_sends_a_script: bool,
         connection: Option<Pin<Box<Timed<Pending<()>>>>>,
     }
 
     impl Model {
-        fn send(&mut self, session: u64, uid: u32) {
-            self.turns.opened(SessionId(session), uid);
-            self.inbox.push(Input::Quit(SessionId(session)));
+        fn send(&mut self, connection: u64, uid: u32) {
+            self.turns.opened(ConnectionId(connection), uid);
+            self.inbox.push(Input::Quit(ConnectionId(connection)));
         }
 
         /// Returns the number of commands that the turn has handled.
@@ -319,7 +319,7 @@ mod tests {
             let mut turn = self.turns.begin(&mut arrived, self.now());
             while let Some((user, input)) = turn.next(&mut self.turns) {
                 self.micros += cost;
-                self.served.extend(input.session());
+                self.served.extend(input.connection());
                 if self.each_sends_a_script {
                     self.turns.sent(user, self.now());
                 }
@@ -382,7 +382,7 @@ mod tests {
             model.send(9_999, 1_001);
             let waited = (1..).find(|_| {
                 model.turn(1_000);
-                model.served[before..].contains(&SessionId(9_999))
+                model.served[before..].contains(&ConnectionId(9_999))
             });
             assert!(waited.is_some_and(|turns| turns <= 2), "{waited:?} turns at {pair}");
         }
@@ -470,11 +470,11 @@ mod tests {
     #[test]
     fn a_user_with_many_sessions_gets_no_more_turns_than_a_user_with_one() {
         let mut queue = FairQueue::default();
-        for (session, item) in [(1, "a1"), (2, "a2"), (3, "a3"), (4, "a4")] {
-            queue.push(Some(1000), Some(SessionId(session)), item);
+        for (connection, item) in [(1, "a1"), (2, "a2"), (3, "a3"), (4, "a4")] {
+            queue.push(Some(1000), Some(ConnectionId(connection)), item);
         }
-        queue.push(Some(1001), Some(SessionId(9)), "b1");
-        queue.push(Some(1001), Some(SessionId(9)), "b2");
+        queue.push(Some(1001), Some(ConnectionId(9)), "b1");
+        queue.push(Some(1001), Some(ConnectionId(9)), "b2");
         assert_eq!(drain(&mut queue), ["a1", "b1", "a2", "b2", "a3", "a4"]);
     }
 
@@ -482,11 +482,11 @@ mod tests {
     fn a_session_with_a_long_pipeline_delays_another_by_one_command_and_keeps_its_order() {
         let mut queue = FairQueue::default();
         for item in ["a1", "a2", "a3"] {
-            queue.push(Some(1000), Some(SessionId(1)), item);
+            queue.push(Some(1000), Some(ConnectionId(1)), item);
         }
-        queue.push(Some(1000), Some(SessionId(2)), "b1");
+        queue.push(Some(1000), Some(ConnectionId(2)), "b1");
         assert_eq!(queue.pop(|_| true), Some((Some(1000), 3, "a1")));
-        queue.push(Some(1000), Some(SessionId(2)), "b2");
+        queue.push(Some(1000), Some(ConnectionId(2)), "b2");
         assert_eq!(drain(&mut queue), ["b1", "a2", "b2", "a3"]);
         assert_eq!((queue.len, queue.queues.len(), queue.users.len()), (0, 0, 0));
     }

@@ -15,7 +15,7 @@ use tokio_util::task::TaskTracker;
 use crate::metrics::{TOO_MANY_SESSIONS, TOO_MANY_SESSIONS_OF_USER};
 use crate::server::connection::{self, Evicted, Shared};
 use crate::server::places::{Full, Places};
-use crate::types::SessionId;
+use crate::types::ConnectionId;
 
 /// The pause before a rejected connection is answered, which makes clients that retry at once cheap.
 const REJECTION_PAUSE: Duration = Duration::from_millis(5);
@@ -69,7 +69,7 @@ async fn accept_and_reject(
                             let shared = Arc::clone(&shared);
                             let time = shared.time.clone();
                             sessions.spawn(time.connection(credentials.uid(), async move {
-                                connection::serve(stream, SessionId(number), shared).await;
+                                connection::serve(stream, ConnectionId(number), shared).await;
                                 drop(place);
                             }));
                             // The other tasks have their turn: clients may connect faster than they are accepted.
@@ -120,10 +120,10 @@ async fn accept_and_reject(
 /// Closes connections whose clients do not read, if others need the memory.
 fn evict(shared: &Shared) {
     let now = Moment::from_micros(service_kit::clock::boot_micros());
-    for Evicted { session, uid, bytes, stalled } in shared.buffers.evict(now) {
+    for Evicted { connection, uid, bytes, stalled } in shared.buffers.evict(now) {
         shared.metrics.connections_evicted.inc();
         tracing::warn!(
-            session = session.0,
+            session = connection.0,
             uid,
             bytes,
             stalled_ms = stalled.as_millis(),
@@ -263,7 +263,7 @@ mod tests {
         assert!(reply.starts_with("-LIMIT the agent already serves 2 sessions"), "{reply}");
         assert_eq!(rig.metrics.sessions_rejected.with_label_values(&["max_sessions"]).get(), 1);
         drop(one);
-        assert!(matches!(rig.input().await, Input::Closed(SessionId(1))));
+        assert!(matches!(rig.input().await, Input::Closed(ConnectionId(1))));
         rig.has_room().await;
     }
 
@@ -284,7 +284,7 @@ mod tests {
         timeout(DEADLINE, last.read_to_string(&mut reply)).await.unwrap().unwrap();
         assert!(reply.starts_with("-LIMIT the agent already serves 1 sessions"), "{reply}");
         drop(one);
-        assert!(matches!(rig.input().await, Input::Closed(SessionId(1))));
+        assert!(matches!(rig.input().await, Input::Closed(ConnectionId(1))));
         rig.has_room().await;
         for client in rejected {
             let error = client.into_std().unwrap().read(&mut [0]).unwrap_err();

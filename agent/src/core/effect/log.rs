@@ -4,7 +4,7 @@ use std::time::Duration;
 
 use redisson::{ClientId, HolderId, LockName, Moment};
 
-use crate::types::{End, Peer, SessionKey};
+use crate::types::{End, Peer, SessionId};
 
 /// The most lines about single holds per second. When a hundred thousand locks are lost at once, a line for each would
 /// stall the agent.
@@ -45,7 +45,7 @@ pub enum LogLine {
     },
     /// The grace of a session ended before a RESUME.
     SessionLapsed {
-        session: SessionKey,
+        session: SessionId,
         holds: usize,
         grace_ms: u64,
     },

@@ -12,7 +12,7 @@ use service_kit::trace::TraceParent;
 use crate::core::ids::OpId;
 use crate::journal::Record;
 use crate::protocol::resp::Outgoing;
-use crate::types::SessionId;
+use crate::types::ConnectionId;
 use log::LogLimit;
 pub use log::LogLine;
 pub use report::{Gauges, Report};
@@ -54,8 +54,8 @@ pub enum Effect {
         call: Call,
         trace_parent: TraceParent,
     },
-    /// Bytes to write to a session.
-    Deliver(SessionId, Outgoing),
+    /// Bytes to write to a connection.
+    Deliver(ConnectionId, Outgoing),
     /// A channel to subscribe to, on which releases are published. [`super::Core::on_subscribed`] is called once the
     /// subscription is active.
     Subscribe(Node, Vec<u8>),

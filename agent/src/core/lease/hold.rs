@@ -14,7 +14,7 @@ use crate::core::session::event::Validity;
 use crate::core::session::reply::Grant;
 use crate::core::timer::Timers;
 use crate::core::units::millis;
-use crate::types::{Number, Peer, SessionKey};
+use crate::types::{Number, Peer, SessionId};
 
 /// The time within which a renewal writes a new count to Redis. Only readers of the hash see the delay. Many changes within it cost
 /// one renewal.
@@ -34,7 +34,7 @@ pub(in crate::core) enum LeaseMode {
 pub(in crate::core) struct KeptBack {
     pub(in crate::core) until: Moment,
     /// The dead worker's session.
-    pub(in crate::core) session: SessionKey,
+    pub(in crate::core) session: SessionId,
     /// Its process.
     pub(in crate::core) peer: Peer,
     /// Its client name.
@@ -272,7 +272,7 @@ impl Hold {
 #[cfg(test)]
 pub(super) mod tests {
     use super::*;
-    use crate::types::SessionId;
+    use crate::types::ConnectionId;
 
     /// A hold of that number, with nothing special about it.
     pub(in crate::core::lease) fn hold(number: Number) -> Hold {
@@ -282,7 +282,7 @@ pub(super) mod tests {
             name: LockName::new(&b"a"[..]).unwrap(),
             group: "a".into(),
             kind: Kind::Lock,
-            owner: Owner { session: SessionId(1), owner: 0 },
+            owner: Owner { connection: ConnectionId(1), owner: 0 },
             uid: 0,
             token: None,
             count: 1,

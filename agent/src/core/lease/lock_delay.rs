@@ -24,7 +24,7 @@ impl Core {
             self.update_failed(&update);
         }
         let (peer, client) = (session.peer.clone(), client_name(session));
-        let kept_back = KeptBack { until, session: session.key, peer, client };
+        let kept_back = KeptBack { until, session: session.id, peer, client };
         self.leases.keep_back(number, kept_back, self.now);
         if let Some(hold) = self.leases.get(number) {
             let (name, kind) = (hold.name.clone(), hold.kind);

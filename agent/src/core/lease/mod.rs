@@ -22,7 +22,7 @@ use redisson::{Kind, Lease, Moment};
 use crate::core::ids::{OpId, Place};
 use crate::core::session::event::Validity;
 use crate::core::timer::Timers;
-use crate::types::{End, Number, SessionId};
+use crate::types::{ConnectionId, End, Number};
 use hold::{Hold, KeptBack, LeaseMode, NewHold};
 use holds::Holds;
 
@@ -417,9 +417,9 @@ impl LeaseTable {
         })?
     }
 
-    pub(in crate::core) fn move_to(&mut self, number: Number, session: SessionId) {
+    pub(in crate::core) fn move_to(&mut self, number: Number, connection: ConnectionId) {
         if let Some(hold) = self.holds.get_mut(number) {
-            hold.owner.session = session;
+            hold.owner.connection = connection;
         }
     }
 

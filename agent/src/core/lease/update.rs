@@ -15,7 +15,7 @@ impl Core {
         request: &HoldRequest,
         lease: Option<Lease>,
     ) {
-        let owner = Owner { session: slot.session, owner: request.owner };
+        let owner = Owner { connection: slot.connection, owner: request.owner };
         let number = match self.hold_for(slot, owner, request) {
             Ok(number) => number,
             Err(reply) => return self.answer(slot, reply),

@@ -12,7 +12,7 @@ use crate::core::lease::Due;
 
 use crate::core::session::event::{Event, Validity};
 use crate::core::{Core, LogLine, Node};
-use crate::types::{End, Number, SessionId};
+use crate::types::{ConnectionId, End, Number};
 
 /// Holds that one script may renew together: those of one form, and where keys have slots, of one slot.
 pub(in crate::core) struct Batches<T> {
@@ -73,7 +73,7 @@ impl Core {
         let Some(hold) = self.leases.get(number) else { return };
         hold.note_jeopardy(valid.ms);
         let (owner, kind, name) = (hold.owner, hold.kind, hold.name.clone());
-        let session = self.sessions.get(&owner.session);
+        let session = self.sessions.get(&owner.connection);
         self.effects.log_bounded(self.now, || LogLine::Jeopardy {
             lock: name.clone(),
             pid: session.and_then(|session| session.peer.pid),
@@ -97,8 +97,8 @@ impl Core {
     }
 
     /// Notifies a session of each of its holds that is in jeopardy.
-    pub(in crate::core) fn tell_every_jeopardy(&mut self, id: SessionId) {
-        let Some(session) = self.sessions.get(&id) else { return };
+    pub(in crate::core) fn tell_every_jeopardy(&mut self, connection: ConnectionId) {
+        let Some(session) = self.sessions.get(&connection) else { return };
         for number in session.holds.values().copied().collect::<Vec<_>>() {
             self.tell_jeopardy(number);
         }

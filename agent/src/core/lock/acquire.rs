@@ -20,7 +20,7 @@ use crate::types::Number;
 
 impl Core {
     pub(in crate::core) fn lock(&mut self, slot: Slot, request: LockRequest) {
-        let owner = Owner { session: slot.session, owner: request.owner };
+        let owner = Owner { connection: slot.connection, owner: request.owner };
         let span = self.acquire_span(owner, &request);
         if let Some(refusal) = self.refusal(slot, &request, 0) {
             return self.deny(slot, &request.name, request.kind, &span, refusal);
@@ -88,7 +88,7 @@ impl Core {
         if self.locks.is_draining() {
             return Some(Self::draining(&request.name));
         }
-        let session = self.sessions.get(&slot.session)?;
+        let session = self.sessions.get(&slot.connection)?;
         if self.settings.require_session && !session.introduced {
             return Some(Frame::Error(format!(
                 "SESSION `{}` is not tried: this agent wants SESSION before the first LOCK, and IN with each",
@@ -112,12 +112,12 @@ impl Core {
         if let Some(refusal) = self.wrong_kind(slot, request) {
             return Some(refusal);
         }
-        let owner = Owner { session: slot.session, owner: request.owner };
+        let owner = Owner { connection: slot.connection, owner: request.owner };
         if self.hold_of(owner, &request.name, Side::of(request.kind)).is_some() {
             return None;
         }
         let reason =
-            self.locks.quota().exhausted(&self.sessions.get(&slot.session)?.peer, before)?;
+            self.locks.quota().exhausted(&self.sessions.get(&slot.connection)?.peer, before)?;
         Some(Frame::Error(format!("LIMIT `{}` is not tried: {reason}", request.name)))
     }
 
@@ -132,7 +132,7 @@ impl Core {
     /// Refuses a kind that does not go with the one the name is in use as.
     fn wrong_kind(&self, slot: Slot, request: &LockRequest) -> Option<Frame> {
         let LockRequest { name, kind, .. } = request;
-        let owner = Owner { session: slot.session, owner: request.owner };
+        let owner = Owner { connection: slot.connection, owner: request.owner };
         let own = |side| self.hold_of(owner, name, side).and_then(|number| self.leases.get(number));
         if *kind == Kind::Write
             && request.wait != Wait::AtMost(Duration::ZERO)

@@ -14,7 +14,7 @@ impl Core {
     /// reader waits behind a writer, and thus for whatever that one waits for: all holders count, whatever their kind.
     pub(in crate::core) fn would_deadlock(&self, owner: Owner, name: &LockName) -> bool {
         // Nobody waits for an owner that holds nothing. Of a crowd of readers none looks at the holds of all others.
-        let Some(own) = self.sessions.get(&owner.session) else { return false };
+        let Some(own) = self.sessions.get(&owner.connection) else { return false };
         if !own.holds.keys().any(|(holder, ..)| *holder == owner.owner) {
             return false;
         }
@@ -23,7 +23,7 @@ impl Core {
         while let Some(name) = wanted.pop() {
             let Some(state) = self.locks.get(name).filter(|_| seen.insert(name)) else { continue };
             for hold in state.holds().filter_map(|number| self.leases.get(number)) {
-                let Some(session) = self.sessions.get(&hold.owner.session) else { continue };
+                let Some(session) = self.sessions.get(&hold.owner.connection) else { continue };
                 let multi = session.multi.get(&hold.owner.owner);
                 if multi.is_some_and(|multi| multi.gives_way(hold.number)) {
                     continue;

@@ -124,7 +124,7 @@ impl Core {
             valid_until,
             renew_at,
             longest: lease.max(self.settings.lease),
-            lapsing: self.lapses(owner.session),
+            lapsing: self.lapses(owner.connection),
             untold: slot.member.is_some(),
             trace,
             span,

@@ -33,7 +33,7 @@ const OUT_OF_ORDER: u32 = 10;
 impl Core {
     pub(in crate::core) fn lock_all(&mut self, slot: Slot, requests: Vec<LockRequest>) {
         let Some(first) = requests.first() else { return };
-        let owner = Owner { session: slot.session, owner: first.owner };
+        let owner = Owner { connection: slot.connection, owner: first.owner };
         let until = match first.wait {
             Wait::Forever => Moment::NEVER,
             Wait::AtMost(wait) => self.now + wait,
@@ -62,7 +62,7 @@ impl Core {
 
     pub(in crate::core) fn unlock_all(&mut self, slot: Slot, requests: &[HoldRequest]) {
         let Some(first) = requests.first() else { return };
-        let owner = Owner { session: slot.session, owner: first.owner };
+        let owner = Owner { connection: slot.connection, owner: first.owner };
         let refusal = requests.iter().find_map(|request| {
             let name = &request.name;
             self.wrong_session(slot, request.session.as_deref(), name).or_else(|| {

@@ -23,12 +23,12 @@ impl Core {
         if !self.locks.quota().is_limited() {
             return None;
         }
-        let owner = Owner { session: slot.session, owner: request.owner };
+        let owner = Owner { connection: slot.connection, owner: request.owner };
         let held = Side::BOTH.iter().any(|side| {
             let number = self.hold_of(owner, &request.name, *side);
             number.and_then(|n| self.leases.get(n)).is_some_and(|hold| hold.kind == request.kind)
         });
-        let peer = &self.sessions.get(&slot.session)?.peer;
+        let peer = &self.sessions.get(&slot.connection)?.peer;
         if held {
             return None;
         }

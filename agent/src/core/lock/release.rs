@@ -21,7 +21,7 @@ const STAND_BACK: (Duration, Duration) = (Duration::from_millis(5), Duration::fr
 
 impl Core {
     pub(in crate::core) fn unlock(&mut self, slot: Slot, request: &HoldRequest) {
-        let owner = Owner { session: slot.session, owner: request.owner };
+        let owner = Owner { connection: slot.connection, owner: request.owner };
         let number = match self.hold_for(slot, owner, request) {
             Ok(number) => number,
             Err(reply) => return self.answer(slot, reply),
@@ -78,7 +78,7 @@ impl Core {
             }),
         };
         let loss =
-            || self.sessions.get(&owner.session).and_then(|s| s.losses.get(owner.owner, name));
+            || self.sessions.get(&owner.connection).and_then(|s| s.losses.get(owner.owner, name));
         number.ok_or_else(|| match loss() {
             Some(end) => Self::lost(name, end),
             None => Self::not_held(name, owner.owner, request.kind),
@@ -91,7 +91,7 @@ impl Core {
         name: &LockName,
         side: Side,
     ) -> Option<Number> {
-        let session = self.sessions.get(&owner.session)?;
+        let session = self.sessions.get(&owner.connection)?;
         session.holds.get(&(owner.owner, name.clone(), side)).copied()
     }
 

@@ -65,7 +65,7 @@ impl Core {
             kind: request.kind,
             number: 0,
             owner,
-            uid: self.sessions.get(&slot.session).map_or(u32::MAX, |session| session.peer.uid),
+            uid: self.sessions.get(&slot.connection).map_or(u32::MAX, |session| session.peer.uid),
             slot,
             lease: request.lease,
             wait: request.wait,

@@ -20,7 +20,7 @@ use crate::core::session::event::Event;
 use crate::core::session::state::Session;
 use crate::core::{Core, Lane, Node, Report};
 use crate::journal::{HoldRecord, OrphanRecord, Record, Restored, RestoredSession};
-use crate::types::{End, Number, SessionId};
+use crate::types::{ConnectionId, End, Number};
 
 /// The numbers of restored sessions begin here: no connection is ever counted that far.
 const RESTORED: u64 = 1 << 62;
@@ -71,8 +71,9 @@ impl Core {
         let lease = self.settings.lease;
         let mut batches = Batches::new(self.settings.slots);
         let give_up = self.retry_window(lease);
-        for (id, session) in (RESTORED..).map(SessionId).zip(past.sessions.into_values()) {
-            for hold in self.restore_session(id, session) {
+        for (connection, session) in (RESTORED..).map(ConnectionId).zip(past.sessions.into_values())
+        {
+            for hold in self.restore_session(connection, session) {
                 let lock = hold.lock.clone();
                 let reads = (hold.kind == Kind::Read).then_some(MissingMarkers::Restore);
                 let fixed = hold.until.is_some();
@@ -96,7 +97,11 @@ impl Core {
     }
 
     /// Takes one session in again. Gives those of its holds that Redis is to be asked about.
-    fn restore_session(&mut self, id: SessionId, past: RestoredSession) -> Vec<HoldRecord> {
+    fn restore_session(
+        &mut self,
+        connection: ConnectionId,
+        past: RestoredSession,
+    ) -> Vec<HoldRecord> {
         let RestoredSession { record, away_since, holds } = past;
         let since = away_since.map_or(self.now, |since| since.min(self.now));
         let time = Duration::from_millis(record.grace_ms);
@@ -104,8 +109,8 @@ impl Core {
         let mut session = session.restored(time, since, holds.len());
         session.client_name = record.client.map(String::into_bytes);
         session.secret_before = record.secret_before;
-        self.sessions.restore(id, session);
-        self.sessions.arm_grace(id);
+        self.sessions.restore(connection, session);
+        self.sessions.arm_grace(connection);
         self.journal.knows(holds.keys().copied());
         for hold in holds.values() {
             if let Some(token) = hold.token {
@@ -115,7 +120,7 @@ impl Core {
         let is_over = |hold: &HoldRecord| hold.until.is_some_and(|until| until <= self.now);
         let (over, rest): (Vec<_>, Vec<_>) = holds.into_values().partition(is_over);
         for hold in over {
-            self.lost_before(id, &hold, End::Expired);
+            self.lost_before(connection, &hold, End::Expired);
             self.undo(&hold.lock, hold.kind, hold.number, hold.longest);
         }
         rest
@@ -124,7 +129,7 @@ impl Core {
     /// Redis told which holds of an earlier run are still there.
     pub(in crate::core) fn adopted(&mut self, sent: Moment, holds: &[(HoldRecord, RenewOutcome)]) {
         for (record, kept) in holds {
-            let Some(id) = self.session_of(record.session) else {
+            let Some(connection) = self.connection_of(record.session) else {
                 // Nobody came back for it in time.
                 self.undo(&record.lock, record.kind, record.number, record.longest);
                 continue;
@@ -132,7 +137,7 @@ impl Core {
             let watched = self.settings.lease.valid_until(sent);
             let valid_until = record.until.unwrap_or(watched);
             let late = self.settings.lease.lost_at(watched, self.settings.lost_margin) <= self.now;
-            let owner = Owner { session: id, owner: record.owner };
+            let owner = Owner { connection, owner: record.owner };
             let held = self.locks.get(&record.lock).and_then(|name| name.hold);
             let others =
                 held.and_then(|number| self.leases.get(number)).is_some_and(|h| h.owner != owner);
@@ -145,7 +150,7 @@ impl Core {
             match end {
                 None => self.keep_adopted(owner, record, sent, valid_until),
                 Some(end) => {
-                    self.lost_before(id, record, end);
+                    self.lost_before(connection, record, end);
                     match end {
                         End::Unconfirmed => {
                             self.undo(&record.lock, record.kind, record.number, record.longest);
@@ -171,17 +176,17 @@ impl Core {
     /// Redis has said nothing for so long that the leases are over.
     pub(in crate::core) fn not_adopted(&mut self, holds: &[HoldRecord]) {
         for record in holds {
-            if let Some(id) = self.session_of(record.session) {
-                self.lost_before(id, record, End::Unconfirmed);
+            if let Some(connection) = self.connection_of(record.session) {
+                self.lost_before(connection, record, End::Unconfirmed);
             }
             self.journal_gone(record.number);
         }
     }
 
     /// A hold was lost before its session could be taken over; who takes it over hears of it.
-    fn lost_before(&mut self, id: SessionId, record: &HoldRecord, end: End) {
-        self.sessions.on_verified(id);
-        let owner = Owner { session: id, owner: record.owner };
+    fn lost_before(&mut self, connection: ConnectionId, record: &HoldRecord, end: End) {
+        self.sessions.on_verified(connection);
+        let owner = Owner { connection, owner: record.owner };
         let HoldRecord { lock, kind, number, .. } = record;
         self.report_loss(owner, lock, *kind, *number, String::new(), end);
         self.notify(owner, &record.lock, record.kind, &Event::Lost(end));
@@ -199,7 +204,7 @@ impl Core {
         let HoldRecord { number, ref lock, kind, count, token, until, longest, granted, .. } =
             *record;
         let (group, jitter) = (self.group_label(lock), self.numbers.jitter());
-        let uid = self.sessions.get(&owner.session).map_or(u32::MAX, |session| session.peer.uid);
+        let uid = self.sessions.get(&owner.connection).map_or(u32::MAX, |session| session.peer.uid);
         let hold = NewHold {
             number,
             name: lock.clone(),
@@ -225,7 +230,7 @@ impl Core {
         self.track(lock);
         self.locks.adopt_hold(lock, kind, number, uid, self.now);
         self.sessions.add_hold(owner, lock.clone(), kind, number);
-        self.sessions.on_verified(owner.session);
+        self.sessions.on_verified(owner.connection);
         self.poll_queue(lock);
     }
 }

@@ -98,7 +98,7 @@ impl Core {
         let waiter = self.locks.waiter(to.waiter)?;
         let plain = from.kind == Kind::Lock && to.kind == Kind::Lock && waiter.lease.is_none();
         let recorded =
-            self.journal.has(from.number) || self.sessions.has_grace(waiter.owner.session);
+            self.journal.has(from.number) || self.sessions.has_grace(waiter.owner.connection);
         let lease = self.settings.lease;
         // The script sets this lease, whichever the old one was.
         let valid_until = from.valid_until.min(lease.valid_until(self.now));

@@ -18,7 +18,7 @@ use crate::core::session::event::Event;
 use crate::core::units::millis;
 use crate::core::{Core, Effect, LogLine, Report};
 use crate::protocol::resp::{Frame, Outgoing};
-use crate::types::{End, Number, SessionKey};
+use crate::types::{End, Number, SessionId};
 
 /// The time for which a release by force is retried while Redis does not answer: what the operator saw gets old.
 pub(in crate::core) const WORTH: Duration = Duration::from_secs(2);
@@ -215,7 +215,7 @@ impl Core {
         holders: &[String],
         dead_waiters: u64,
     ) {
-        let peer = self.sessions.get(&slot.session).map(|session| &session.peer);
+        let peer = self.sessions.get(&slot.connection).map(|session| &session.peer);
         self.effects.log(LogLine::ForcedRelease {
             lock: name.clone(),
             holders: holders.join(" "),
@@ -229,15 +229,16 @@ impl Core {
         if let Some(refusal) = self.refuse_operator(slot, "KICK") {
             return self.answer(slot, refusal);
         }
-        let Some(id) = SessionKey::parse(session).and_then(|key| self.session_of(key)) else {
+        let Some(connection) = SessionId::parse(session).and_then(|id| self.connection_of(id))
+        else {
             let text = "NOSESSION there is no such session; LOCKS tells of those that hold or wait";
             return self.answer(slot, Frame::Error(text.to_owned()));
         };
-        let by = self.sessions.get(&slot.session).map(|session| session.peer.clone());
-        let Some(kicked) = self.sessions.get(&id) else { return };
+        let by = self.sessions.get(&slot.connection).map(|session| session.peer.clone());
+        let Some(kicked) = self.sessions.get(&connection) else { return };
         let numbers: std::collections::BTreeSet<Number> = kicked.holds.values().copied().collect();
         self.effects.log(LogLine::SessionKicked {
-            session: self.session_name(id),
+            session: self.session_name(connection),
             peer: kicked.peer.clone(),
             holds: numbers.len(),
             age_ms: millis(self.now.since(kicked.opened)),
@@ -251,13 +252,13 @@ impl Core {
             self.notify(owner, &name, kind, &Event::Lost(End::Forced));
         }
         self.answer(slot, Frame::count(numbers.len() as u64));
-        self.effects.push(Effect::Deliver(id, Outgoing::Close));
-        self.end_session(id, self.now);
+        self.effects.push(Effect::Deliver(connection, Outgoing::Close));
+        self.end_session(connection, self.now);
     }
 
     /// Returns the refusal of an operator's command, unless the session may give it.
     fn refuse_operator(&self, slot: Slot, command: &str) -> Option<Frame> {
-        self.sees_only(slot.session).map(|uid| {
+        self.sees_only(slot.connection).map(|uid| {
             Frame::Error(format!(
                 "DENIED {command} is for root and the agent's own user, and you are user {uid}"
             ))

@@ -57,7 +57,7 @@ impl Core {
             }
             Frame::Null
         } else {
-            let only_uid = self.sees_only(slot.session);
+            let only_uid = self.sees_only(slot.connection);
             let known = |id: &_| self.known(id, only_uid);
             show_frame(name, shown, known, |holder| self.count_of(holder))
         };

@@ -148,7 +148,7 @@ impl Core {
         else {
             // It was lost, by this answer or meanwhile.
             let end =
-                self.sessions.get(&owner.session).and_then(|s| s.losses.get(owner.owner, name));
+                self.sessions.get(&owner.connection).and_then(|s| s.losses.get(owner.owner, name));
             self.update_failed(update);
             return self.answer(*slot, Self::lost(name, end.unwrap_or(End::Missing)));
         };

@@ -57,7 +57,7 @@ impl Core {
         } else if shown.iter().all(|shown| shown.key_type == "none") {
             Frame::Null
         } else {
-            self.red_frame(name, &parts, self.sees_only(slot.session))
+            self.red_frame(name, &parts, self.sees_only(slot.connection))
         };
         self.answer(*slot, reply);
     }

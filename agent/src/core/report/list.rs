@@ -11,7 +11,7 @@ use crate::core::session::state::Session;
 use crate::core::units::{boot_nanos, millis};
 use crate::protocol::command::ListRequest;
 use crate::protocol::resp::Frame;
-use crate::types::{Number, Peer, SessionId};
+use crate::types::{ConnectionId, Number, Peer};
 
 /// The worker behind a hold or a wait.
 pub(in crate::core) struct Worker {
@@ -23,8 +23,8 @@ pub(in crate::core) struct Worker {
 }
 
 impl Core {
-    pub(in crate::core) fn holds_frame(&self, id: SessionId) -> Frame {
-        let Some(session) = self.sessions.get(&id) else { return Frame::Array(Vec::new()) };
+    pub(in crate::core) fn holds_frame(&self, connection: ConnectionId) -> Frame {
+        let Some(session) = self.sessions.get(&connection) else { return Frame::Array(Vec::new()) };
         let mut numbers: Vec<Number> = session.holds.values().copied().collect();
         numbers.sort_unstable();
         let rows = numbers
@@ -51,7 +51,7 @@ impl Core {
     }
 
     pub(in crate::core) fn list_locks(&mut self, slot: Slot, request: &ListRequest) {
-        let page = self.list(request, self.sees_only(slot.session));
+        let page = self.list(request, self.sees_only(slot.connection));
         let rows = page.rows.into_iter().map(row_frame).collect();
         let next = Frame::bytes(page.next.to_string());
         self.answer(slot, Frame::Array(vec![next, Frame::Array(rows)]));
@@ -94,9 +94,9 @@ impl Core {
         only_uid: Option<u32>,
     ) -> bool {
         let entry = if held {
-            self.leases.get(number).map(|hold| (&hold.name, hold.owner.session))
+            self.leases.get(number).map(|hold| (&hold.name, hold.owner.connection))
         } else {
-            self.locks.waiter(number).map(|waiter| (&waiter.name, waiter.owner.session))
+            self.locks.waiter(number).map(|waiter| (&waiter.name, waiter.owner.connection))
         };
         entry.is_some_and(|(name, session)| {
             only_uid.is_none_or(|uid| self.peer(number, session).is_some_and(|p| p.uid == uid))
@@ -108,9 +108,9 @@ impl Core {
     }
 
     /// Returns the process behind a hold or a wait, alive or dead.
-    fn peer(&self, number: Number, session: SessionId) -> Option<&Peer> {
+    fn peer(&self, number: Number, connection: ConnectionId) -> Option<&Peer> {
         let dead = || self.leases.get(number)?.kept_back.as_ref().map(|dead| &dead.peer);
-        self.sessions.get(&session).map(|live| &live.peer).or_else(dead)
+        self.sessions.get(&connection).map(|live| &live.peer).or_else(dead)
     }
 
     /// The cursor itself if anything is numbered above it, else 0.
@@ -129,7 +129,7 @@ impl Core {
             let waiter = self.locks.waiter(number)?;
             (&waiter.name, waiter.kind, waiter.owner, waiter.since, None)
         };
-        let worker = self.worker(number, owner.session);
+        let worker = self.worker(number, owner.connection);
         let delayed = self.leases.get(number).is_some_and(|hold| hold.kept_back.is_some());
         let state = match (held, delayed) {
             (true, true) => "delayed",
@@ -143,7 +143,7 @@ impl Core {
             kind: kind.as_str(),
             holder: held.then(|| self.numbers.field(kind, number).to_string()),
             state,
-            frozen: self.sessions.is_stopped(owner.session),
+            frozen: self.sessions.is_stopped(owner.connection),
             pid: worker.peer.pid,
             uid: worker.peer.uid,
             comm: worker.peer.comm,
@@ -155,10 +155,10 @@ impl Core {
     }
 
     /// Returns the worker of a hold or a wait, alive or dead.
-    pub(in crate::core) fn worker(&self, number: Number, session: SessionId) -> Worker {
-        if let Some(live) = self.sessions.get(&session) {
+    pub(in crate::core) fn worker(&self, number: Number, connection: ConnectionId) -> Worker {
+        if let Some(live) = self.sessions.get(&connection) {
             let (peer, client) = (live.peer.clone(), client_name(live));
-            return Worker { session: live.key.to_string(), peer, client };
+            return Worker { session: live.id.to_string(), peer, client };
         }
         let hold = self.leases.get(number);
         match hold.and_then(|hold| hold.kept_back.as_ref()) {
@@ -168,26 +168,27 @@ impl Core {
                 client: dead.client.clone(),
             },
             None => Worker {
-                session: self.session_name(session),
+                session: self.session_name(connection),
                 peer: Peer { uid: u32::MAX, ..Peer::default() },
                 client: None,
             },
         }
     }
 
-    /// One page of the sessions, in order of their numbers: those after `after`, at most `count`.
+    /// Returns one page of the sessions, in order of their connections: those after number `after`, at most `count`.
     #[must_use]
     pub fn list_sessions(&self, after: u64, count: usize) -> ListPage<SessionRow> {
-        let mut ids: Vec<SessionId> = self.sessions.ids().filter(|id| id.0 > after).collect();
-        ids.sort_unstable();
-        let more = ids.len() > count;
-        ids.truncate(count);
-        let next = ids.last().map_or(0, |id| id.0);
-        let rows = ids
+        let mut connections: Vec<ConnectionId> =
+            self.sessions.connections().filter(|connection| connection.0 > after).collect();
+        connections.sort_unstable();
+        let more = connections.len() > count;
+        connections.truncate(count);
+        let next = connections.last().map_or(0, |last| last.0);
+        let rows = connections
             .into_iter()
-            .filter_map(|id| Some((id, self.sessions.get(&id)?)))
-            .map(|(id, session)| SessionRow {
-                session: self.session_name(id),
+            .filter_map(|connection| Some((connection, self.sessions.get(&connection)?)))
+            .map(|(connection, session)| SessionRow {
+                session: self.session_name(connection),
                 pid: session.peer.pid,
                 uid: session.peer.uid,
                 comm: session.peer.comm.clone(),
@@ -195,7 +196,7 @@ impl Core {
                 age_ms: millis(self.now.since(session.opened)),
                 grace_ms: session.grace.as_ref().map(|grace| millis(grace.time)),
                 away_ms: session.away_since().map(|since| millis(self.now.since(since))),
-                frozen: self.sessions.is_stopped(id),
+                frozen: self.sessions.is_stopped(connection),
                 holds: session.holds.len(),
                 waits: session.waits.len(),
             })
@@ -205,8 +206,8 @@ impl Core {
 
     /// Returns the only user whose holds and waits a session may see; none if it may see all, as root and the agent's own user
     /// do.
-    pub(in crate::core) fn sees_only(&self, session: SessionId) -> Option<u32> {
-        let peer = &self.sessions.get(&session)?.peer;
+    pub(in crate::core) fn sees_only(&self, connection: ConnectionId) -> Option<u32> {
+        let peer = &self.sessions.get(&connection)?.peer;
         (!peer.is_administrator()).then_some(peer.uid)
     }
 

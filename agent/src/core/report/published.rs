@@ -56,8 +56,8 @@ impl Core {
                         || published.stale.binary_search(number).is_ok())
             })
             .map(|(number, lock, owner, age, left)| {
-                let worker = self.worker(number, owner.session);
-                let session = self.sessions.get(&owner.session);
+                let worker = self.worker(number, owner.connection);
+                let session = self.sessions.get(&owner.connection);
                 HolderInfo {
                     number,
                     lock: lock.clone(),

@@ -33,7 +33,7 @@ impl Core {
         name: &LockName,
     ) -> Option<Frame> {
         let wanted = wanted?;
-        let own = self.session_name(slot.session);
+        let own = self.session_name(slot.connection);
         (own.as_bytes() != wanted).then(|| {
             Frame::Error(format!(
                 "SESSION `{name}` is not touched: this connection is session {own}, not the one named; the client has \

@@ -1,7 +1,7 @@
 //! Sessions whose holds outlive their connection: SESSION GRACE, RESUME, and what becomes of those whom nobody resumes.
 //!
 //! Such a session keeps its place among the sessions when its connection has gone; only its waits end. RESUME moves all
-//! it has to the connection that asks, under its old name and with that connection's own secret. The old secret is void
+//! it has to the connection that asks, under its old id and with that connection's own secret. The old secret is void
 //! once the worker goes on, which shows that it was told the new one.
 
 use std::collections::BTreeSet;
@@ -19,13 +19,13 @@ use crate::core::units::millis;
 use crate::core::{Core, LogLine, Report};
 use crate::journal::Record;
 use crate::protocol::resp::Frame;
-use crate::types::{Number, SessionId, SessionKey};
+use crate::types::{ConnectionId, Number, SessionId};
 
 /// The decision about a RESUME.
 enum Verdict {
-    Ready(SessionId),
+    Ready(ConnectionId),
     /// Not yet, but perhaps soon.
-    NotYet(SessionId),
+    NotYet(ConnectionId),
     /// A refusal: its word in metrics and its reply.
     No(&'static str, Frame),
 }
@@ -34,11 +34,11 @@ impl Core {
     /// Gives a session grace, or takes it away (zero).
     pub(in crate::core) fn set_grace(
         &mut self,
-        id: SessionId,
+        connection: ConnectionId,
         time: Duration,
     ) -> Result<(), Frame> {
         if time.is_zero() {
-            self.drop_grace(id);
+            self.drop_grace(connection);
             return Ok(());
         }
         let most = self.settings.max_grace;
@@ -54,18 +54,18 @@ impl Core {
             )));
         }
         let most = self.settings.max_graced;
-        if !self.sessions.graced.contains(&id) && self.sessions.graced.len() >= most {
+        if !self.sessions.graced.contains(&connection) && self.sessions.graced.len() >= most {
             return Err(Frame::Error(format!(
                 "LIMIT {most} sessions have GRACE already (--max-sessions)"
             )));
         }
-        let Some(session) = self.sessions.get_mut(&id) else { return Ok(()) };
+        let Some(session) = self.sessions.get_mut(&connection) else { return Ok(()) };
         let new =
             Grace { time, away: None, armed: Moment::NEVER, unverified: 0, askers: Vec::new() };
         session.grace.get_or_insert(new).time = time;
         let (holds, waits) = (session.holds.clone(), session.waits.clone());
-        self.sessions.graced.insert(id);
-        if let Some(record) = self.session_record(id) {
+        self.sessions.graced.insert(connection);
+        if let Some(record) = self.session_record(connection) {
             self.journal_record(Record::Session(record));
         }
         for number in holds.into_values().collect::<BTreeSet<_>>() {
@@ -78,53 +78,53 @@ impl Core {
     }
 
     /// A session is like any other again: nothing of it is left to a successor.
-    pub(in crate::core) fn drop_grace(&mut self, id: SessionId) {
-        let Some(session) = self.sessions.get_mut(&id) else { return };
-        let (Some(grace), key) = (session.grace.take(), session.key) else { return };
+    pub(in crate::core) fn drop_grace(&mut self, connection: ConnectionId) {
+        let Some(session) = self.sessions.get_mut(&connection) else { return };
+        let (Some(grace), session_id) = (session.grace.take(), session.id) else { return };
         let numbers = session.holds.values().chain(session.waits.values());
         let numbers: BTreeSet<_> = numbers.copied().collect();
-        self.sessions.graced.remove(&id);
+        self.sessions.graced.remove(&connection);
         numbers.into_iter().for_each(|number| self.journal_gone(number));
-        self.journal_record(Record::End { session: key });
+        self.journal_record(Record::End { session: session_id });
         self.wake_all(grace.askers);
     }
 
     /// The grace that a session asked for cannot be noted. If its connection has gone meanwhile, the session ends as it
     /// would have ended then.
-    pub(in crate::core) fn refuse_grace(&mut self, id: SessionId) {
-        match self.sessions.get(&id).and_then(|session| session.away_since()) {
-            Some(gone) => self.end_closed(id, gone),
-            None => self.drop_grace(id),
+    pub(in crate::core) fn refuse_grace(&mut self, connection: ConnectionId) {
+        match self.sessions.get(&connection).and_then(|session| session.away_since()) {
+            Some(gone) => self.end_closed(connection, gone),
+            None => self.drop_grace(connection),
         }
     }
 
     /// A worker says goodbye: its session ends with its connection.
-    pub fn on_quit(&mut self, id: SessionId) {
-        if let Some(session) = self.sessions.get_mut(&id) {
+    pub fn on_quit(&mut self, connection: ConnectionId) {
+        if let Some(session) = self.sessions.get_mut(&connection) {
             session.quit = true;
         }
-        self.drop_grace(id);
+        self.drop_grace(connection);
     }
 
     /// A session's connection has gone. Whether it lives on without one.
-    pub(in crate::core) fn go_away(&mut self, id: SessionId) -> bool {
+    pub(in crate::core) fn go_away(&mut self, connection: ConnectionId) -> bool {
         let now = self.now;
-        let Some(session) = self.sessions.get_mut(&id) else { return false };
+        let Some(session) = self.sessions.get_mut(&connection) else { return false };
         let Some(grace) = &mut session.grace else { return false };
         grace.away = Some(now);
         let askers = std::mem::take(&mut grace.askers);
         (session.push, session.deadlines) = (false, false);
         // What has not begun will not; what has goes on, and its reply goes nowhere.
         session.queued.values_mut().for_each(std::collections::VecDeque::clear);
-        let key = session.key;
+        let session_id = session.id;
         let waits: BTreeSet<_> = session.waits.values().copied().collect();
         let multi: Vec<_> = session.multi.keys().copied().collect();
         self.sessions.away += 1;
-        self.forget_stopped(id);
-        self.sessions.arm_grace(id);
-        self.journal_record(Record::Away { session: key, since: now });
+        self.forget_stopped(connection);
+        self.sessions.arm_grace(connection);
+        self.journal_record(Record::Away { session: session_id, since: now });
         for owner in multi {
-            self.cancel_multi(Owner { session: id, owner });
+            self.cancel_multi(Owner { connection, owner });
         }
         for number in waits {
             self.leave(number, Left::Cancelled);
@@ -134,60 +134,60 @@ impl Core {
     }
 
     /// Ends the grace of a session that ends.
-    pub(in crate::core) fn end_grace(&mut self, id: SessionId, session: &mut Session) {
+    pub(in crate::core) fn end_grace(&mut self, connection: ConnectionId, session: &mut Session) {
         if let Some(resuming) = session.resuming.take() {
-            self.sessions.timers.clear(resuming.until, SessionTimer::Resume(id));
+            self.sessions.timers.clear(resuming.until, SessionTimer::Resume(connection));
         }
-        if self.sessions.taken_over.get(&session.key) == Some(&id) {
-            self.sessions.taken_over.remove(&session.key);
+        if self.sessions.taken_over.get(&session.id) == Some(&connection) {
+            self.sessions.taken_over.remove(&session.id);
         }
         let Some(grace) = session.grace.take() else { return };
-        self.sessions.timers.clear(grace.armed, SessionTimer::Grace(id));
+        self.sessions.timers.clear(grace.armed, SessionTimer::Grace(connection));
         self.sessions.away -= usize::from(grace.away.is_some());
-        self.sessions.graced.remove(&id);
-        self.journal_record(Record::End { session: session.key });
+        self.sessions.graced.remove(&connection);
+        self.journal_record(Record::End { session: session.id });
         self.wake_all(grace.askers);
     }
 
     /// Nobody has come back in time.
-    pub(in crate::core) fn lapse(&mut self, id: SessionId) {
-        let Some(session) = self.sessions.get_mut(&id) else { return };
+    pub(in crate::core) fn lapse(&mut self, connection: ConnectionId) {
+        let Some(session) = self.sessions.get_mut(&connection) else { return };
         let Some(grace) = &mut session.grace else { return };
         grace.armed = Moment::NEVER;
-        let (key, holds, grace_ms) = (session.key, session.holds.len(), millis(grace.time));
+        let (session, holds, grace_ms) = (session.id, session.holds.len(), millis(grace.time));
         let gone = grace.away.unwrap_or(self.now);
-        self.effects.log(LogLine::SessionLapsed { session: key, holds, grace_ms });
+        self.effects.log(LogLine::SessionLapsed { session, holds, grace_ms });
         self.effects.report(Report::Resume("lapsed"));
         let until = self.kept_back_until(gone);
-        self.end_session(id, until);
+        self.end_session(connection, until);
     }
 
     pub(in crate::core) fn resume(&mut self, slot: Slot, name: &[u8], secret: Vec<u8>) {
-        let Some(key) = SessionKey::parse(name) else {
+        let Some(session) = SessionId::parse(name) else {
             return self.refuse_resume(slot, "gone", gone());
         };
         let until = self.now + self.settings.response_timeout;
-        self.ask_for(Resuming { slot, key, secret, until });
+        self.ask_for(Resuming { slot, session, secret, until });
     }
 
     fn ask_for(&mut self, asked: Resuming) {
         let slot = asked.slot;
         match self.verdict(&asked) {
             Verdict::Ready(target) => {
-                self.take_over(slot.session, target, &asked.secret);
+                self.take_over(slot.connection, target, &asked.secret);
                 self.effects.report(Report::Resume("resumed"));
                 self.answer_with(slot, Reply::Resumed);
                 // To the worker, RESUME ends any jeopardy that it knows of.
-                self.tell_every_jeopardy(slot.session);
+                self.tell_every_jeopardy(slot.connection);
             }
             Verdict::No(outcome, sentence) => self.refuse_resume(slot, outcome, sentence),
             Verdict::NotYet(target) => {
                 let grace = self.sessions.get_mut(&target).and_then(|s| s.grace.as_mut());
                 if let Some(grace) = grace {
-                    grace.askers.push(slot.session);
+                    grace.askers.push(slot.connection);
                 }
-                if let Some(session) = self.sessions.all.get_mut(&slot.session) {
-                    self.sessions.timers.add(asked.until, SessionTimer::Resume(slot.session));
+                if let Some(session) = self.sessions.all.get_mut(&slot.connection) {
+                    self.sessions.timers.add(asked.until, SessionTimer::Resume(slot.connection));
                     session.resuming = Some(asked);
                 }
             }
@@ -200,23 +200,24 @@ impl Core {
     }
 
     fn verdict(&self, asked: &Resuming) -> Verdict {
-        let Some((target, session)) =
-            self.session_of(asked.key).and_then(|id| Some((id, self.sessions.get(&id)?)))
+        let Some((target, session)) = self
+            .connection_of(asked.session)
+            .and_then(|target| Some((target, self.sessions.get(&target)?)))
         else {
             return Verdict::No("gone", gone());
         };
         if session.right_to_resume(&asked.secret).is_none() {
             return Verdict::No("refused", wrong_secret());
         }
-        let Some(asker) = self.sessions.get(&asked.slot.session) else {
+        let Some(asker) = self.sessions.get(&asked.slot.connection) else {
             return Verdict::No("refused", gone());
         };
         if asker.peer.uid != session.peer.uid {
-            let sentence = format!("DENIED session {} is another user's", asked.key);
+            let sentence = format!("DENIED session {} is another user's", asked.session);
             return Verdict::No("refused", Frame::Error(sentence));
         }
-        let Some(grace) = session.grace.as_ref().filter(|_| target != asked.slot.session) else {
-            return Verdict::No("alive", alive(asked.key));
+        let Some(grace) = session.grace.as_ref().filter(|_| target != asked.slot.connection) else {
+            return Verdict::No("alive", alive(asked.session));
         };
         let busy = !asker.holds.is_empty() || !asker.waits.is_empty() || !asker.multi.is_empty();
         if busy || asker.grace.is_some() {
@@ -240,13 +241,13 @@ impl Core {
     }
 
     /// A session may be ready for those who wait to take it over.
-    pub(in crate::core) fn wake_askers(&mut self, id: SessionId) {
-        let grace = self.sessions.get_mut(&id).and_then(|session| session.grace.as_mut());
+    pub(in crate::core) fn wake_askers(&mut self, connection: ConnectionId) {
+        let grace = self.sessions.get_mut(&connection).and_then(|session| session.grace.as_mut());
         let askers = grace.map(|grace| std::mem::take(&mut grace.askers));
         self.wake_all(askers.unwrap_or_default());
     }
 
-    fn wake_all(&mut self, askers: Vec<SessionId>) {
+    fn wake_all(&mut self, askers: Vec<ConnectionId>) {
         for asker in askers {
             let resuming = self.sessions.get_mut(&asker).and_then(|s| s.resuming.take());
             if let Some(resuming) = resuming {
@@ -257,26 +258,26 @@ impl Core {
     }
 
     /// A RESUME has waited long enough.
-    pub(in crate::core) fn resume_due(&mut self, asker: SessionId) {
+    pub(in crate::core) fn resume_due(&mut self, asker: ConnectionId) {
         let resuming = self.sessions.get_mut(&asker).and_then(|s| s.resuming.take());
-        let Some(Resuming { slot, key, .. }) = resuming else { return };
-        let target = self.session_of(key).and_then(|id| self.sessions.get_mut(&id));
+        let Some(Resuming { slot, session, .. }) = resuming else { return };
+        let target = self.connection_of(session).and_then(|target| self.sessions.get_mut(&target));
         let Some(target) = target else { return self.refuse_resume(slot, "gone", gone()) };
         let connected = target.away_since().is_none();
         if let Some(grace) = &mut target.grace {
-            grace.askers.retain(|id| *id != asker);
+            grace.askers.retain(|one| *one != asker);
         }
         if connected {
-            return self.refuse_resume(slot, "alive", alive(key));
+            return self.refuse_resume(slot, "alive", alive(session));
         }
         let sentence = format!(
-            "UNAVAILABLE session {key}: Redis has not said yet what of its holds is still there; try again"
+            "UNAVAILABLE session {session}: Redis has not said yet what of its holds is still there; try again"
         );
         self.refuse_resume(slot, "unconfirmed", Frame::Error(sentence));
     }
 
     /// Moves all that a session without a connection has to the one that asked for it.
-    fn take_over(&mut self, asker: SessionId, target: SessionId, given: &[u8]) {
+    fn take_over(&mut self, asker: ConnectionId, target: ConnectionId, given: &[u8]) {
         let Some(mut old) = self.sessions.all.remove(&target) else { return };
         let Some(mut grace) = old.grace.take() else { return };
         self.sessions.timers.clear(grace.armed, SessionTimer::Grace(target));
@@ -284,13 +285,13 @@ impl Core {
         self.sessions.away -= 1;
         self.sessions.graced.remove(&target);
         self.sessions.graced.insert(asker);
-        self.sessions.taken_over.insert(old.key, asker);
+        self.sessions.taken_over.insert(old.id, asker);
         for number in old.holds.values() {
             self.leases.move_to(*number, asker);
         }
         let others = std::mem::take(&mut grace.askers);
         let Some(new) = self.sessions.all.get_mut(&asker) else { return };
-        new.key = old.key;
+        new.id = old.id;
         new.secret_before = old.right_to_resume(given);
         new.introduced = true;
         new.grace = Some(grace);
@@ -309,24 +310,24 @@ impl Core {
     }
 
     /// Drops the previous secret if every earlier command has been answered: the worker then has the new one.
-    pub(in crate::core) fn forget_previous_secret(&mut self, id: SessionId) {
-        let Some(session) = self.sessions.get_mut(&id) else { return };
+    pub(in crate::core) fn forget_previous_secret(&mut self, connection: ConnectionId) {
+        let Some(session) = self.sessions.get_mut(&connection) else { return };
         if session.pending.is_empty()
             && session.secret_before.take().is_some()
-            && let Some(record) = self.session_record(id)
+            && let Some(record) = self.session_record(connection)
         {
             self.journal_record(Record::Session(record));
         }
     }
 
-    pub(in crate::core) fn resumed_frame(&self, id: SessionId) -> Frame {
-        let Some(session) = self.sessions.get(&id) else { return Frame::Null };
+    pub(in crate::core) fn resumed_frame(&self, connection: ConnectionId) -> Frame {
+        let Some(session) = self.sessions.get(&connection) else { return Frame::Null };
         let grace_ms = session.grace.as_ref().map(|grace| Frame::count(millis(grace.time)));
         Frame::Map(vec![
-            ("id", Frame::bytes(session.key.to_string())),
+            ("id", Frame::bytes(session.id.to_string())),
             ("secret", Frame::bytes(session.secret_text())),
             ("grace_ms", Frame::or_null(grace_ms)),
-            ("holds", self.holds_frame(id)),
+            ("holds", self.holds_frame(connection)),
         ])
     }
 }
@@ -339,6 +340,6 @@ fn gone() -> Frame {
     )
 }
 
-fn alive(key: SessionKey) -> Frame {
-    Frame::Error(format!("SESSION the connection of session {key} lives: close that one first"))
+fn alive(session: SessionId) -> Frame {
+    Frame::Error(format!("SESSION the connection of session {session} lives: close that one first"))
 }

@@ -8,62 +8,62 @@ use crate::core::lock::waiter::Left;
 use crate::core::session::table::SessionTimer;
 use crate::core::{Core, Report};
 use crate::protocol::command::Command;
-use crate::types::{End, Peer, SessionId};
+use crate::types::{ConnectionId, End, Peer};
 
 impl Core {
     /// Handles a new connection.
-    pub fn on_open(&mut self, now: Moment, id: SessionId, peer: Peer, secret: [u8; 16]) {
+    pub fn on_open(&mut self, now: Moment, connection: ConnectionId, peer: Peer, secret: [u8; 16]) {
         self.advance_clock(now);
-        self.sessions.open(id, peer, secret, self.now);
+        self.sessions.open(connection, peer, secret, self.now);
         self.effects.report(Report::SessionOpened);
     }
 
     /// Handles CLIENT SETNAME.
-    pub fn on_named(&mut self, id: SessionId, name: Vec<u8>) {
-        if let Some(session) = self.sessions.get_mut(&id) {
+    pub fn on_named(&mut self, connection: ConnectionId, name: Vec<u8>) {
+        if let Some(session) = self.sessions.get_mut(&connection) {
             session.client_name = Some(name);
         }
     }
 
     /// A worker speaks RESP3 from now on, or no longer. Without it pushes cannot be sent.
-    pub fn on_protocol(&mut self, id: SessionId, resp3: bool) {
-        if let Some(session) = self.sessions.get_mut(&id) {
+    pub fn on_protocol(&mut self, connection: ConnectionId, resp3: bool) {
+        if let Some(session) = self.sessions.get_mut(&connection) {
             session.resp3 = resp3;
         }
     }
 
     /// Handles a command.
-    pub fn on_command(&mut self, now: Moment, id: SessionId, command: Command) {
+    pub fn on_command(&mut self, now: Moment, connection: ConnectionId, command: Command) {
         self.advance_clock(now);
-        self.enqueue(id, command);
+        self.enqueue(connection, command);
         self.run_ready();
     }
 
     /// A worker has gone: its waits end, its holds are released, unless its session has grace. Without a goodbye it
     /// counts as dead, and they are kept back for the lock delay.
-    pub fn on_close(&mut self, now: Moment, id: SessionId) {
+    pub fn on_close(&mut self, now: Moment, connection: ConnectionId) {
         self.advance_clock(now);
-        if !self.go_away(id) {
-            self.end_closed(id, self.now);
+        if !self.go_away(connection) {
+            self.end_closed(connection, self.now);
         }
         self.run_ready();
     }
 
     /// Ends a session without grace, whose connection was gone at that instant.
-    pub(in crate::core) fn end_closed(&mut self, id: SessionId, gone: Moment) {
-        let quit = self.sessions.get(&id).is_some_and(|session| session.quit);
+    pub(in crate::core) fn end_closed(&mut self, connection: ConnectionId, gone: Moment) {
+        let quit = self.sessions.get(&connection).is_some_and(|session| session.quit);
         let until = if quit { self.now } else { self.kept_back_until(gone) };
-        self.end_session(id, until);
+        self.end_session(connection, until);
     }
 
     /// Ends a session and all it has. Nobody else gets what it holds before `until`.
-    pub(in crate::core) fn end_session(&mut self, id: SessionId, until: Moment) {
-        self.forget_stopped(id);
-        let Some(mut session) = self.sessions.all.remove(&id) else { return };
-        self.end_grace(id, &mut session);
-        self.end_events(id, &session);
+    pub(in crate::core) fn end_session(&mut self, connection: ConnectionId, until: Moment) {
+        self.forget_stopped(connection);
+        let Some(mut session) = self.sessions.all.remove(&connection) else { return };
+        self.end_grace(connection, &mut session);
+        self.end_events(connection, &session);
         for (owner, multi) in &session.multi {
-            self.sessions.timers.clear(multi.armed, SessionTimer::Multi(id, *owner));
+            self.sessions.timers.clear(multi.armed, SessionTimer::Multi(connection, *owner));
         }
         // In order of arrival: what happens is not to depend on how a map is laid out.
         for number in session.waits.values().copied().collect::<BTreeSet<_>>() {

@@ -22,36 +22,36 @@ use crate::core::session::table::SessionTimer;
 use crate::core::{Core, Effect, Report};
 use crate::protocol::command::Command;
 use crate::protocol::resp::{Frame, Outgoing};
-use crate::types::{SessionId, SessionKey};
+use crate::types::{ConnectionId, SessionId};
 
 /// The unanswered commands for which an idle session keeps memory.
 const FEW_PENDING: usize = 16;
 
 impl Core {
-    /// The id as SESSION tells it.
-    pub(in crate::core) fn session_name(&self, id: SessionId) -> String {
-        let key = self.sessions.get(&id).map(|session| session.key);
-        key.unwrap_or(SessionKey { run: self.sessions.run, number: id.0 }).to_string()
+    /// Returns the id of the session of a connection, as SESSION tells it.
+    pub(in crate::core) fn session_name(&self, connection: ConnectionId) -> String {
+        let id = self.sessions.get(&connection).map(|session| session.id);
+        id.unwrap_or(SessionId { run: self.sessions.run, number: connection.0 }).to_string()
     }
 
-    /// The session of that name.
-    pub(in crate::core) fn session_of(&self, key: SessionKey) -> Option<SessionId> {
-        let own = || (key.run == self.sessions.run).then_some(SessionId(key.number));
-        let id = self.sessions.taken_over.get(&key).copied().or_else(own)?;
-        self.sessions.get(&id).filter(|session| session.key == key).map(|_| id)
+    /// Returns the connection under which a session is kept, if it lives.
+    pub(in crate::core) fn connection_of(&self, session: SessionId) -> Option<ConnectionId> {
+        let own = || (session.run == self.sessions.run).then_some(ConnectionId(session.number));
+        let connection = self.sessions.taken_over.get(&session).copied().or_else(own)?;
+        self.sessions.get(&connection).filter(|kept| kept.id == session).map(|_| connection)
     }
 
-    /// The session of that id, if it lives and the secret is its own.
-    fn session_by_secret(&self, name: &[u8], secret: &[u8]) -> Option<SessionId> {
-        let id = self.session_of(SessionKey::parse(name)?)?;
-        self.sessions.get(&id)?.has_secret(secret).then_some(id)
+    /// Returns the connection of the session of that id, if it lives and the secret is its own.
+    fn connection_by_secret(&self, name: &[u8], secret: &[u8]) -> Option<ConnectionId> {
+        let connection = self.connection_of(SessionId::parse(name)?)?;
+        self.sessions.get(&connection)?.has_secret(secret).then_some(connection)
     }
 
     /// Takes a command in: it begins at once unless its owner is busy.
-    pub(in crate::core) fn enqueue(&mut self, id: SessionId, command: Command) {
+    pub(in crate::core) fn enqueue(&mut self, connection: ConnectionId, command: Command) {
         let began = self.now;
-        self.forget_previous_secret(id);
-        let Some(session) = self.sessions.get_mut(&id) else { return };
+        self.forget_previous_secret(connection);
+        let Some(session) = self.sessions.get_mut(&connection) else { return };
         let seq = session.first_seq + session.pending.len() as u64;
         let owner = command.owner();
         // What the connection has answered itself only needs its place among the replies.
@@ -64,7 +64,7 @@ impl Core {
                     reply: Some(Reply::Ready(reply)),
                     after: 0,
                 });
-                return self.flush(id);
+                return self.flush(connection);
             }
             command => command,
         };
@@ -74,7 +74,7 @@ impl Core {
             queue.push_back((seq, command));
         } else {
             session.queued.insert(owner, VecDeque::new());
-            self.run(Slot { session: id, seq, member: None }, command);
+            self.run(Slot { connection, seq, member: None }, command);
         }
     }
 
@@ -84,16 +84,16 @@ impl Core {
             while let Some(owner) = self.sessions.steps.pop_front() {
                 self.go_on(owner);
             }
-            if let Some(id) = self.sessions.askable.pop_front() {
-                self.wake_askers(id);
+            if let Some(connection) = self.sessions.askable.pop_front() {
+                self.wake_askers(connection);
                 continue;
             }
-            let Some((id, owner)) = self.sessions.ready.pop_front() else { return };
-            let Some(session) = self.sessions.get_mut(&id) else { continue };
+            let Some((connection, owner)) = self.sessions.ready.pop_front() else { return };
+            let Some(session) = self.sessions.get_mut(&connection) else { continue };
             let Some(queue) = session.queued.get_mut(&owner) else { continue };
             match queue.pop_front() {
                 Some((seq, command)) => {
-                    self.run(Slot { session: id, seq, member: None }, command);
+                    self.run(Slot { connection, seq, member: None }, command);
                 }
                 None => {
                     session.queued.remove(&owner);
@@ -118,14 +118,14 @@ impl Core {
             Command::Resume { session, secret } => self.resume(slot, &session, secret),
             Command::Events { session, secret, wait } => {
                 let until = self.now + wait;
-                match self.session_by_secret(&session, &secret) {
-                    Some(id) => self.events(slot, id, until),
+                match self.connection_by_secret(&session, &secret) {
+                    Some(connection) => self.events(slot, connection, until),
                     None => self.answer(slot, wrong_secret()),
                 }
             }
             Command::Cancel { session, secret, owner } => {
-                match self.session_by_secret(&session, &secret) {
-                    Some(id) => self.cancel(slot, Owner { session: id, owner }),
+                match self.connection_by_secret(&session, &secret) {
+                    Some(connection) => self.cancel(slot, Owner { connection, owner }),
                     None => self.answer(slot, wrong_secret()),
                 }
             }
@@ -141,32 +141,32 @@ impl Core {
     }
 
     pub(in crate::core) fn answer_with(&mut self, slot: Slot, reply: Reply) {
-        let Some(session) = self.sessions.all.get_mut(&slot.session) else { return };
+        let Some(session) = self.sessions.all.get_mut(&slot.connection) else { return };
         let Some(index) = slot.seq.checked_sub(session.first_seq) else { return };
         let Some(pending) = usize::try_from(index).ok().and_then(|i| session.pending.get_mut(i))
         else {
             return;
         };
         if let Some(index) = slot.member {
-            let owner = Owner { session: slot.session, owner: pending.owner };
+            let owner = Owner { connection: slot.connection, owner: pending.owner };
             return self.member_answered(owner, index, reply);
         }
         let failed = matches!(reply, Reply::Ready(Outgoing::Reply(Frame::Error(_))));
         let (word, took) = (pending.word, self.now.since(pending.began));
         self.effects.report(Report::Command { word, failed, took });
         if session.grace.is_some() && reply.rests_on_journal() {
-            pending.after = self.journal.wait(slot.session);
+            pending.after = self.journal.wait(slot.connection);
         }
         pending.reply = Some(reply);
-        self.sessions.ready.push_back((slot.session, pending.owner));
+        self.sessions.ready.push_back((slot.connection, pending.owner));
         if session.grace.as_ref().is_some_and(|grace| !grace.askers.is_empty()) {
-            self.sessions.askable.push_back(slot.session);
+            self.sessions.askable.push_back(slot.connection);
         }
-        self.flush(slot.session);
+        self.flush(slot.connection);
     }
 
-    pub(in crate::core) fn flush(&mut self, id: SessionId) {
-        while let Some(session) = self.sessions.get_mut(&id) {
+    pub(in crate::core) fn flush(&mut self, connection: ConnectionId) {
+        while let Some(session) = self.sessions.get_mut(&connection) {
             let first = session.pending.front_mut();
             let first = first.filter(|first| first.after <= self.journal.done());
             let Some(reply) = first.and_then(|first| first.reply.take()) else { return };
@@ -176,8 +176,8 @@ impl Core {
             if session.pending.is_empty() && session.pending.capacity() > FEW_PENDING {
                 session.pending = VecDeque::new();
             }
-            let reply = self.settle(id, reply);
-            self.effects.push(Effect::Deliver(id, reply));
+            let reply = self.settle(connection, reply);
+            self.effects.push(Effect::Deliver(connection, reply));
         }
     }
 
@@ -188,11 +188,11 @@ impl Core {
         push: Option<bool>,
         deadlines: Option<bool>,
     ) {
-        if let Some(Err(refusal)) = grace.map(|grace| self.set_grace(slot.session, grace)) {
+        if let Some(Err(refusal)) = grace.map(|grace| self.set_grace(slot.connection, grace)) {
             return self.answer(slot, refusal);
         }
-        let id = Frame::bytes(self.session_name(slot.session));
-        let Some(session) = self.sessions.get_mut(&slot.session) else { return };
+        let id = Frame::bytes(self.session_name(slot.connection));
+        let Some(session) = self.sessions.get_mut(&slot.connection) else { return };
         session.introduced = true;
         let pushes_from_now = push == Some(true) && !session.push;
         session.push = push.unwrap_or(session.push);
@@ -204,7 +204,7 @@ impl Core {
             None => self.answer(slot, reply),
         }
         if pushes_from_now {
-            self.tell_every_jeopardy(slot.session);
+            self.tell_every_jeopardy(slot.connection);
         }
     }
 
@@ -217,7 +217,7 @@ impl Core {
         kind: Kind,
         event: &Event,
     ) {
-        let Some(session) = self.sessions.get_mut(&owner.session) else { return };
+        let Some(session) = self.sessions.get_mut(&owner.connection) else { return };
         if let Event::Lost(end) = event {
             session.losses.remember(owner.owner, name.clone(), *end);
         }
@@ -231,7 +231,7 @@ impl Core {
         let pushed = session.push && session.resp3;
         if pushed {
             let frames = event.frames(true, name, kind);
-            self.effects.push(Effect::Deliver(owner.session, Outgoing::Push(frames)));
+            self.effects.push(Effect::Deliver(owner.connection, Outgoing::Push(frames)));
         }
         if session.backlog.len() == BACKLOG {
             session.backlog.pop_front();
@@ -242,33 +242,34 @@ impl Core {
             }
         }
         session.backlog.push_back(event.frames(false, name, kind));
-        self.wake_events(owner.session);
+        self.wake_events(owner.connection);
     }
 
-    fn events(&mut self, slot: Slot, id: SessionId, until: Moment) {
+    fn events(&mut self, slot: Slot, connection: ConnectionId, until: Moment) {
         // One listener per session: an older call is answered with what there is.
-        self.wake_events(id);
+        self.wake_events(connection);
         let now = self.now;
-        let Some(session) = self.sessions.all.get_mut(&id) else { return };
+        let Some(session) = self.sessions.all.get_mut(&connection) else { return };
         if until <= now || !session.backlog.is_empty() || session.missed > 0 {
             let events = session.take_events();
             return self.answer(slot, events);
         }
         session.events_waiter = Some((slot, until));
-        self.sessions.timers.add(until, SessionTimer::Events(id));
+        self.sessions.timers.add(until, SessionTimer::Events(connection));
     }
 
     /// Answers who listens for this session's events, if anybody does.
-    pub(in crate::core) fn wake_events(&mut self, id: SessionId) {
-        let Some((slot, until)) = self.sessions.get_mut(&id).and_then(|s| s.events_waiter.take())
+    pub(in crate::core) fn wake_events(&mut self, connection: ConnectionId) {
+        let Some((slot, until)) =
+            self.sessions.get_mut(&connection).and_then(|s| s.events_waiter.take())
         else {
             return;
         };
-        self.sessions.timers.clear(until, SessionTimer::Events(id));
+        self.sessions.timers.clear(until, SessionTimer::Events(connection));
         // A listener that has gone takes no events with it.
         let listens = |listener: &Session| listener.away_since().is_none();
-        if self.sessions.get(&slot.session).is_some_and(listens)
-            && let Some(session) = self.sessions.get_mut(&id)
+        if self.sessions.get(&slot.connection).is_some_and(listens)
+            && let Some(session) = self.sessions.get_mut(&connection)
         {
             let events = session.take_events();
             self.answer(slot, events);
@@ -276,9 +277,9 @@ impl Core {
     }
 
     /// Answers who listens for the events of a session that has just ended.
-    pub(in crate::core) fn end_events(&mut self, id: SessionId, ended: &Session) {
+    pub(in crate::core) fn end_events(&mut self, connection: ConnectionId, ended: &Session) {
         if let Some((slot, until)) = ended.events_waiter {
-            self.sessions.timers.clear(until, SessionTimer::Events(id));
+            self.sessions.timers.clear(until, SessionTimer::Events(connection));
             let gone = "GONE that session has ended: its holds are released";
             self.answer(slot, Frame::Error(gone.to_owned()));
         }
@@ -286,7 +287,7 @@ impl Core {
 
     fn cancel(&mut self, slot: Slot, owner: Owner) {
         let wait =
-            self.sessions.get(&owner.session).and_then(|s| s.waits.get(&owner.owner)).copied();
+            self.sessions.get(&owner.connection).and_then(|s| s.waits.get(&owner.owner)).copied();
         let multi = self.cancel_multi(owner);
         if let Some(number) = wait {
             self.leave(number, crate::core::lock::waiter::Left::Cancelled);

@@ -7,12 +7,12 @@ use crate::core::ids::Owner;
 use crate::core::session::reply::{Grant, Reply};
 use crate::core::units::millis;
 use crate::protocol::resp::{Frame, Outgoing};
-use crate::types::{End, Number, SessionId};
+use crate::types::{ConnectionId, End, Number};
 
 impl Core {
     /// Returns the final form of a reply at the time it is sent. (A hold that was released meanwhile is reported as it was;
     /// the reply to the release follows.)
-    pub(in crate::core) fn settle(&self, id: SessionId, reply: Reply) -> Outgoing {
+    pub(in crate::core) fn settle(&self, connection: ConnectionId, reply: Reply) -> Outgoing {
         let valid_until = |number, then| self.leases.get(number).map_or(then, |h| h.valid_until);
         Outgoing::Reply(match reply {
             Reply::Ready(reply) => return reply,
@@ -24,15 +24,16 @@ impl Core {
             Reply::Valid { number, valid_until: then } => {
                 Frame::count(millis(valid_until(number, then).since(self.now)))
             }
-            Reply::Holds => self.holds_frame(id),
+            Reply::Holds => self.holds_frame(connection),
             Reply::Graced(frame) => frame,
-            Reply::Resumed => self.resumed_frame(id),
+            Reply::Resumed => self.resumed_frame(connection),
             Reply::MultiLock(parts) => {
-                let parts = parts.into_iter().filter_map(|part| match self.settle(id, part) {
-                    Outgoing::Reply(frame) => Some(frame),
-                    // No command of a single lock is answered so.
-                    Outgoing::Switch(..) | Outgoing::Push(_) | Outgoing::Close => None,
-                });
+                let parts =
+                    parts.into_iter().filter_map(|part| match self.settle(connection, part) {
+                        Outgoing::Reply(frame) => Some(frame),
+                        // No command of a single lock is answered so.
+                        Outgoing::Switch(..) | Outgoing::Push(_) | Outgoing::Close => None,
+                    });
                 Frame::Array(parts.collect())
             }
         })
@@ -46,7 +47,7 @@ impl Core {
         name: &LockName,
         end: End,
     ) {
-        let Some(session) = self.sessions.get_mut(&owner.session) else { return };
+        let Some(session) = self.sessions.get_mut(&owner.connection) else { return };
         let mut untold = Vec::new();
         for pending in &mut session.pending {
             let speaks_of_it = match &pending.reply {
@@ -73,8 +74,8 @@ impl Core {
     }
 
     /// Turns a session's replies that wait for records after `done` into refusals.
-    pub(in crate::core) fn take_back(&mut self, id: SessionId, done: u64, why: &str) {
-        let Some(session) = self.sessions.get_mut(&id) else { return };
+    pub(in crate::core) fn take_back(&mut self, connection: ConnectionId, done: u64, why: &str) {
+        let Some(session) = self.sessions.get_mut(&connection) else { return };
         let (mut untold, mut graced) = (Vec::new(), true);
         let refusal = format!("UNAVAILABLE the journal cannot be written: {why}");
         for pending in session.pending.iter_mut().filter(|p| p.after > done) {
@@ -92,7 +93,7 @@ impl Core {
             self.give_back_untold(number);
         }
         if !graced {
-            self.refuse_grace(id);
+            self.refuse_grace(connection);
         }
     }
 }

@@ -11,7 +11,7 @@ use crate::core::session::losses::Losses;
 use crate::core::session::reply::Reply;
 use crate::protocol::command::Command;
 use crate::protocol::resp::Frame;
-use crate::types::{Number, Peer, SessionId, SessionKey};
+use crate::types::{ConnectionId, Number, Peer, SessionId};
 
 /// The most events that a session may leave unread; then the oldest are dropped and the gap is reported.
 pub(in crate::core) const BACKLOG: usize = 256;
@@ -30,7 +30,7 @@ pub(in crate::core) struct Pending {
 /// One connection's state; of a session with grace, also when that has gone.
 #[derive(Debug)]
 pub(in crate::core) struct Session {
-    pub(in crate::core) key: SessionKey,
+    pub(in crate::core) id: SessionId,
     pub(in crate::core) peer: Peer,
     pub(in crate::core) secret: [u8; 16],
     /// The secret it was last taken over with, which shows the right to it until its worker goes on: the reply that
@@ -67,13 +67,13 @@ pub(in crate::core) struct Session {
 
 impl Session {
     pub(in crate::core) fn new(
-        key: SessionKey,
+        id: SessionId,
         peer: Peer,
         secret: [u8; 16],
         opened: Moment,
     ) -> Self {
         Self {
-            key,
+            id,
             peer,
             secret,
             secret_before: None,
@@ -154,14 +154,14 @@ pub(in crate::core) struct Grace {
     /// Holds of an earlier run of which Redis has not said yet whether they are still there.
     pub(in crate::core) unverified: usize,
     /// Connections whose RESUME waits for this session.
-    pub(in crate::core) askers: Vec<SessionId>,
+    pub(in crate::core) askers: Vec<ConnectionId>,
 }
 
 /// A RESUME that waits: for the old connection's end to be noticed, or for Redis to say what is still held.
 #[derive(Debug)]
 pub(in crate::core) struct Resuming {
     pub(super) slot: Slot,
-    pub(super) key: SessionKey,
+    pub(super) session: SessionId,
     pub(super) secret: Vec<u8>,
     pub(super) until: Moment,
 }

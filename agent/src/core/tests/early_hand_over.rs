@@ -8,14 +8,14 @@ use super::world::{LEASE, Network, World, lock_command, name};
 use crate::core::Node;
 use crate::core::lease::hold::Hold;
 use crate::protocol::command::{Command, HoldRequest, LockRequest};
-use crate::types::SessionId;
+use crate::types::ConnectionId;
 
 /// The time that a reply of Redis takes, in milliseconds.
 const REPLY: u64 = 100;
 const LATER: Duration = Duration::from_millis(REPLY + 1);
 
 /// The first session holds `x`, the others wait for it. Replies of Redis take a while from now on.
-fn queue<const N: usize>(world: &mut World) -> [SessionId; N] {
+fn queue<const N: usize>(world: &mut World) -> [ConnectionId; N] {
     let sessions = std::array::from_fn(|_| world.open());
     for id in sessions {
         world.lock(id, "x");
@@ -34,11 +34,11 @@ fn field(world: &World) -> String {
     world.core.numbers.field(Kind::Lock, holder(world).number).to_string()
 }
 
-fn enter(world: &mut World, id: SessionId) {
+fn enter(world: &mut World, id: ConnectionId) {
     world.lock(id, "x");
 }
 
-fn extend(world: &mut World, id: SessionId, lease: Duration) {
+fn extend(world: &mut World, id: ConnectionId, lease: Duration) {
     let request = HoldRequest { name: name("x"), kind: None, owner: 0, session: None };
     world.command(id, Command::Extend(request, Lease::new(lease)));
 }
@@ -274,7 +274,7 @@ fn another_server_is_asked_about_an_early_hold_as_soon_as_it_is_there() {
 #[test]
 fn grants_that_need_more_than_validity_wait_for_redis() {
     let lease = Lease::new(Duration::from_secs(60));
-    let waits = |request: LockRequest, prepare: fn(&mut World, SessionId)| {
+    let waits = |request: LockRequest, prepare: fn(&mut World, ConnectionId)| {
         let mut world = World::new();
         let (a, b) = (world.open(), world.open());
         prepare(&mut world, b);
@@ -285,8 +285,8 @@ fn grants_that_need_more_than_validity_wait_for_redis() {
         world.unlock(a, "x");
         world.has_no_reply(b)
     };
-    let nothing = |_: &mut World, _: SessionId| {};
-    let grace = |world: &mut World, id: SessionId| {
+    let nothing = |_: &mut World, _: ConnectionId| {};
+    let grace = |world: &mut World, id: ConnectionId| {
         let grace = Some(Duration::from_secs(60));
         world.command(id, Command::Session { grace, push: None, deadlines: None });
         assert_eq!(world.replies_of(id).len(), 1);

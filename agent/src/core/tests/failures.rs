@@ -9,7 +9,7 @@ use super::world::{LEASE, Network, World, lock_command, name, short};
 use crate::core::Failure;
 use crate::core::simulation::red::hold_request;
 use crate::protocol::command::{Command, LockRequest};
-use crate::types::{Number, SessionId};
+use crate::types::{ConnectionId, Number};
 
 const FOREIGN: &str = "285475da-9152-4c83-822a-67ee2f116a79:52";
 
@@ -285,7 +285,7 @@ fn after_a_sleep_every_hold_is_verified() {
 }
 
 /// A session whose hold of `x`, with this number, is gone from Redis. The agent has not heard of it yet.
-fn released_by_an_operator() -> (World, SessionId, Number) {
+fn released_by_an_operator() -> (World, ConnectionId, Number) {
     let mut world = World::new();
     let a = world.open();
     world.lock(a, "x");

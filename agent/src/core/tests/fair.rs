@@ -6,13 +6,13 @@ use redisson::{Kind, Lease};
 
 use super::world::{Network, World, lock_command};
 use crate::protocol::command::{Command, LockRequest, Wait};
-use crate::types::SessionId;
+use crate::types::ConnectionId;
 
 const SLOW: Duration = Duration::from_millis(100);
 /// A holder or waiter of another client.
 const OTHER: &str = "285475da-9152-4c83-822a-67ee2f116a79:52";
 
-fn fair(world: &mut World, id: SessionId) {
+fn fair(world: &mut World, id: ConnectionId) {
     world.lock_as(id, "x", Kind::Fair);
 }
 

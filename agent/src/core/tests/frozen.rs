@@ -5,12 +5,12 @@ use std::time::Duration;
 
 use super::world::{LEASE, World};
 use crate::core::Frozen;
-use crate::types::SessionId;
+use crate::types::ConnectionId;
 
 impl World {
     /// Of all workers those of these sessions are stopped.
-    fn stop(&mut self, sessions: &[SessionId]) {
-        let pid = |id: &SessionId| i32::try_from(id.0).unwrap();
+    fn stop(&mut self, sessions: &[ConnectionId]) {
+        let pid = |id: &ConnectionId| i32::try_from(id.0).unwrap();
         let pids: BTreeSet<i32> = sessions.iter().map(pid).collect();
         self.core.on_stopped(self.now, &pids);
         self.work();

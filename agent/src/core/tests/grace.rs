@@ -7,7 +7,7 @@ use redisson::{Kind, Lease};
 use super::world::{LEASE, Network, World, lock_command, short};
 use crate::protocol::command::{Command, LockRequest, Wait};
 use crate::protocol::resp::Frame;
-use crate::types::SessionId;
+use crate::types::ConnectionId;
 
 pub(super) const GRACE: Duration = Duration::from_secs(60);
 
@@ -31,30 +31,30 @@ fn ticket(frame: &Frame) -> Ticket {
 }
 
 impl World {
-    pub(super) fn ask_grace(&mut self, id: SessionId, grace: Duration) -> Frame {
+    pub(super) fn ask_grace(&mut self, id: ConnectionId, grace: Duration) -> Frame {
         let command = Command::Session { grace: Some(grace), push: None, deadlines: None };
         self.command(id, command);
         self.replies_of(id).remove(0)
     }
 
     /// All that a session was told, in short.
-    fn told(&mut self, id: SessionId) -> Vec<String> {
+    fn told(&mut self, id: ConnectionId) -> Vec<String> {
         self.replies_of(id).iter().map(short).collect()
     }
 
-    pub(super) fn graced(&mut self) -> (SessionId, Ticket) {
+    pub(super) fn graced(&mut self) -> (ConnectionId, Ticket) {
         let id = self.open();
         let told = self.ask_grace(id, GRACE);
         (id, ticket(&told))
     }
 
-    pub(super) fn resume(&mut self, id: SessionId, (session, secret): &Ticket) {
+    pub(super) fn resume(&mut self, id: ConnectionId, (session, secret): &Ticket) {
         let (session, secret) = (session.clone(), secret.clone());
         self.command(id, Command::Resume { session, secret });
     }
 
     /// Returns the reply to RESUME: the new ticket, and each hold as `lock kind count`.
-    pub(super) fn resumed(&mut self, id: SessionId) -> (Ticket, Vec<String>) {
+    pub(super) fn resumed(&mut self, id: ConnectionId) -> (Ticket, Vec<String>) {
         let frame = self.replies_of(id).remove(0);
         let Frame::Map(pairs) = &frame else { panic!("{}", short(&frame)) };
         let Some((_, Frame::Array(rows))) = pairs.iter().find(|(key, _)| *key == "holds") else {

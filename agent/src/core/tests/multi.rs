@@ -8,18 +8,18 @@ use super::world::{LEASE, Network, World, lock_command, name, short};
 use crate::policy::Policy;
 use crate::protocol::command::{Command, HoldRequest, LockRequest, Wait};
 use crate::protocol::resp::Frame;
-use crate::types::SessionId;
+use crate::types::ConnectionId;
 
 const FOREIGN: &str = "285475da-9152-4c83-822a-67ee2f116a79:52";
 
 /// Longer than an MLOCK of two waits with something in its hands.
 const LONG: Duration = Duration::from_millis(3100);
 
-fn mlock(world: &mut World, id: SessionId, names: &str) {
+fn mlock(world: &mut World, id: ConnectionId, names: &str) {
     mlock_as(world, id, names, &lock_command("x"));
 }
 
-fn mlock_as(world: &mut World, id: SessionId, names: &str, like: &LockRequest) {
+fn mlock_as(world: &mut World, id: ConnectionId, names: &str, like: &LockRequest) {
     let each = names.split(' ').map(|lock| LockRequest { name: name(lock), ..like.clone() });
     let requests = each.collect();
     world.command(id, Command::LockAll(requests));
@@ -29,7 +29,7 @@ fn within(ms: u64) -> LockRequest {
     LockRequest { wait: Wait::AtMost(Duration::from_millis(ms)), ..lock_command("x") }
 }
 
-fn munlock(world: &mut World, id: SessionId, names: &str) {
+fn munlock(world: &mut World, id: ConnectionId, names: &str) {
     let each = names.split(' ').map(|lock| HoldRequest {
         name: name(lock),
         kind: None,
@@ -40,7 +40,7 @@ fn munlock(world: &mut World, id: SessionId, names: &str) {
     world.command(id, Command::UnlockAll(requests));
 }
 
-fn cancel(world: &mut World, by: SessionId, whose: SessionId) -> String {
+fn cancel(world: &mut World, by: ConnectionId, whose: ConnectionId) -> String {
     let session = world.core.session_name(whose).into_bytes();
     let secret = "01".repeat(16).into_bytes();
     world.command(by, Command::Cancel { session, secret, owner: 0 });
@@ -340,7 +340,7 @@ fn a_member_that_is_lost_before_all_are_had_is_taken_again() {
 }
 
 /// The events of a session whose owner is busy, as another one hears them.
-fn events_of(world: &mut World, by: SessionId, whose: SessionId) -> Vec<String> {
+fn events_of(world: &mut World, by: ConnectionId, whose: ConnectionId) -> Vec<String> {
     let session = world.core.session_name(whose).into_bytes();
     let secret = "01".repeat(16).into_bytes();
     world.command(by, Command::Events { session, secret, wait: Duration::ZERO });
@@ -349,7 +349,7 @@ fn events_of(world: &mut World, by: SessionId, whose: SessionId) -> Vec<String> 
 }
 
 /// Lets an MLOCK of a patience beyond a lease wait for its last member. Its session hears of renewals.
-fn waiting_for_the_last_one(world: &mut World) -> SessionId {
+fn waiting_for_the_last_one(world: &mut World) -> ConnectionId {
     let a = world.open();
     let (push, deadlines, grace) = (None, Some(true), None);
     world.command(a, Command::Session { grace, push, deadlines });

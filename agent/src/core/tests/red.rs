@@ -9,7 +9,7 @@ use super::world::short;
 use crate::core::simulation::red::{World, hold_request, lock_name, red_lock};
 use crate::protocol::command::{Command, Wait};
 use crate::protocol::resp::Frame;
-use crate::types::SessionId;
+use crate::types::ConnectionId;
 
 const NOW: Wait = Wait::AtMost(Duration::ZERO);
 
@@ -21,13 +21,13 @@ fn three(agents: u8) -> World {
     World::new(7, 3, agents, |_| {})
 }
 
-fn unlock(world: &mut World, agent: usize, session: SessionId) {
-    world.command(agent, session, Command::Unlock(hold_request("x")));
+fn unlock(world: &mut World, agent: usize, connection: ConnectionId) {
+    world.command(agent, connection, Command::Unlock(hold_request("x")));
 }
 
 /// The replies of a session, in short.
-fn told(world: &mut World, agent: usize, session: SessionId) -> Vec<String> {
-    world.replies_of(agent, session).iter().map(short).collect()
+fn told(world: &mut World, agent: usize, connection: ConnectionId) -> Vec<String> {
+    world.replies_of(agent, connection).iter().map(short).collect()
 }
 
 fn pass(world: &mut World, time: u64) {

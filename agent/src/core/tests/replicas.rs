@@ -7,12 +7,12 @@ use redisson::Kind;
 use super::world::{Network, Replicas, World, lock_command, name, short};
 use crate::protocol::command::{Command, LockRequest, Wait};
 use crate::protocol::resp::Frame;
-use crate::types::SessionId;
+use crate::types::ConnectionId;
 
 const FOREIGN: &str = "285475da-9152-4c83-822a-67ee2f116a79:52";
 
 /// The one error that a session must have had.
-fn error(world: &mut World, id: SessionId) -> String {
+fn error(world: &mut World, id: ConnectionId) -> String {
     let replies = world.replies_of(id);
     let [Frame::Error(sentence)] = replies.as_slice() else { panic!("{replies:?}") };
     sentence.clone()
@@ -117,7 +117,7 @@ fn a_hand_over_that_too_few_replicas_have_leaves_the_lock_to_nobody() {
     assert_eq!((world.reply(b), world.served.as_slice()), ("held 1".into(), &["hand_over"][..]));
 }
 
-fn told(world: &mut World, id: SessionId) -> Vec<String> {
+fn told(world: &mut World, id: ConnectionId) -> Vec<String> {
     world.replies_of(id).iter().map(short).collect()
 }
 

@@ -6,10 +6,10 @@ use redisson::{Kind, Lease};
 
 use super::world::{LEASE, Replicas, World, lock_command, name};
 use crate::protocol::command::{Command, HoldRequest, LockRequest};
-use crate::types::SessionId;
+use crate::types::ConnectionId;
 
 /// A world whose agent requires one replica, and a worker that holds `x`.
-fn holding(kind: Kind) -> (World, SessionId) {
+fn holding(kind: Kind) -> (World, ConnectionId) {
     let mut world = World::with_replicas(1);
     let worker = world.open();
     world.lock_as(worker, "x", kind);

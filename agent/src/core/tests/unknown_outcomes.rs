@@ -6,13 +6,13 @@ use redisson::{Kind, Lease};
 
 use super::world::{LEASE, Network, World, lock_command, name, short};
 use crate::protocol::command::{Command, HoldRequest, LockRequest, Wait};
-use crate::types::SessionId;
+use crate::types::ConnectionId;
 
 fn request(lock: &str, owner: i64) -> HoldRequest {
     HoldRequest { name: name(lock), kind: None, owner, session: None }
 }
 
-fn lock_as(world: &mut World, id: SessionId, owner: i64, lock: &str, wait_ms: u64) {
+fn lock_as(world: &mut World, id: ConnectionId, owner: i64, lock: &str, wait_ms: u64) {
     let wait = Wait::AtMost(Duration::from_millis(wait_ms));
     world.command(id, Command::Lock(LockRequest { owner, wait, ..lock_command(lock) }));
 }
@@ -22,11 +22,11 @@ fn lease(ms: u64) -> Option<Lease> {
 }
 
 /// The shorts of all replies of a session.
-fn told(world: &mut World, id: SessionId) -> Vec<String> {
+fn told(world: &mut World, id: ConnectionId) -> Vec<String> {
     world.replies_of(id).iter().map(short).collect()
 }
 
-fn valid_ms(world: &mut World, id: SessionId) -> u64 {
+fn valid_ms(world: &mut World, id: ConnectionId) -> u64 {
     let replies = world.replies_of(id);
     let Some(crate::protocol::resp::Frame::Map(pairs)) = replies.last() else {
         panic!("{replies:?}")

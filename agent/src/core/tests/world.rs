@@ -13,7 +13,7 @@ use crate::core::{
 use crate::journal::{Record, Restored};
 use crate::protocol::command::{Command, HoldRequest, LockRequest, Wait};
 use crate::protocol::resp::{Frame, Outgoing};
-use crate::types::{Peer, SessionId};
+use crate::types::{ConnectionId, Peer};
 
 pub(super) const LEASE: Duration = Duration::from_secs(30);
 
@@ -86,7 +86,7 @@ pub(super) struct World {
     replicated: BTreeSet<OpId>,
     /// Those that have not left yet.
     waiting_grants: Vec<(OpId, Call)>,
-    pub(super) replies: Vec<(SessionId, Outgoing)>,
+    pub(super) replies: Vec<(ConnectionId, Outgoing)>,
     pub(super) listening: Vec<LockName>,
     /// Queues of fair locks.
     pub(super) queues: BTreeMap<String, Vec<String>>,
@@ -115,7 +115,7 @@ pub(super) struct World {
     held_back: VecDeque<Call>,
     /// Outcomes on their way back.
     pub(super) on_their_way: Vec<(Moment, OpId, Result<Value, Failure>)>,
-    next_session: u64,
+    next_connection: u64,
 }
 
 pub(super) fn name(text: &str) -> LockName {
@@ -176,7 +176,7 @@ impl World {
             slow: Vec::new(),
             held_back: VecDeque::new(),
             on_their_way: Vec::new(),
-            next_session: 0,
+            next_connection: 0,
         }
     }
 
@@ -187,15 +187,15 @@ impl World {
         Self { core, min_replicas: wanted, replicas: Replicas::There(wanted), ..world }
     }
 
-    pub(super) fn open(&mut self) -> SessionId {
+    pub(super) fn open(&mut self) -> ConnectionId {
         self.open_as(0, [1; 16])
     }
 
     /// A connection of that user's, with that secret.
-    pub(super) fn open_as(&mut self, uid: u32, secret: [u8; 16]) -> SessionId {
-        self.next_session += 1;
-        let id = SessionId(self.next_session);
-        let pid = i32::try_from(self.next_session).ok();
+    pub(super) fn open_as(&mut self, uid: u32, secret: [u8; 16]) -> ConnectionId {
+        self.next_connection += 1;
+        let id = ConnectionId(self.next_connection);
+        let pid = i32::try_from(self.next_connection).ok();
         let peer = Peer { pid, uid, ..Peer::default() };
         self.core.on_open(self.now, id, peer, secret);
         id
@@ -241,30 +241,30 @@ impl World {
         self.work();
     }
 
-    pub(super) fn close(&mut self, id: SessionId) {
+    pub(super) fn close(&mut self, id: ConnectionId) {
         self.core.on_close(self.now, id);
         self.work();
     }
 
-    pub(super) fn command(&mut self, id: SessionId, command: Command) {
+    pub(super) fn command(&mut self, id: ConnectionId, command: Command) {
         self.core.on_command(self.now, id, command);
         self.work();
     }
 
-    pub(super) fn lock(&mut self, id: SessionId, lock: &str) {
+    pub(super) fn lock(&mut self, id: ConnectionId, lock: &str) {
         self.command(id, Command::Lock(lock_command(lock)));
     }
 
-    pub(super) fn lock_as(&mut self, id: SessionId, lock: &str, kind: Kind) {
+    pub(super) fn lock_as(&mut self, id: ConnectionId, lock: &str, kind: Kind) {
         self.command(id, Command::Lock(LockRequest { kind, ..lock_command(lock) }));
     }
 
-    pub(super) fn lock_within(&mut self, id: SessionId, lock: &str, ms: u64) {
+    pub(super) fn lock_within(&mut self, id: ConnectionId, lock: &str, ms: u64) {
         let wait = Wait::AtMost(Duration::from_millis(ms));
         self.command(id, Command::Lock(LockRequest { wait, ..lock_command(lock) }));
     }
 
-    pub(super) fn unlock(&mut self, id: SessionId, lock: &str) {
+    pub(super) fn unlock(&mut self, id: ConnectionId, lock: &str) {
         let request = HoldRequest { name: name(lock), kind: None, owner: 0, session: None };
         self.command(id, Command::Unlock(request));
     }
@@ -641,11 +641,11 @@ impl World {
     }
 
     /// Takes the replies of a session out, in order.
-    pub(super) fn replies_of(&mut self, id: SessionId) -> Vec<Frame> {
+    pub(super) fn replies_of(&mut self, id: ConnectionId) -> Vec<Frame> {
         let (own, rest) =
             std::mem::take(&mut self.replies).into_iter().partition(|(to, _)| *to == id);
         self.replies = rest;
-        let own: Vec<(SessionId, Outgoing)> = own;
+        let own: Vec<(ConnectionId, Outgoing)> = own;
         own.into_iter()
             .map(|(_, outgoing)| match outgoing {
                 Outgoing::Reply(frame) => frame,
@@ -656,18 +656,18 @@ impl World {
     }
 
     /// The one reply that a session must have had, in short: `held`, `null`, a number, or an error's first word.
-    pub(super) fn reply(&mut self, id: SessionId) -> String {
+    pub(super) fn reply(&mut self, id: ConnectionId) -> String {
         let replies = self.replies_of(id);
         assert_eq!(replies.len(), 1, "{replies:?}");
         short(&replies[0])
     }
 
-    pub(super) fn has_no_reply(&mut self, id: SessionId) -> bool {
+    pub(super) fn has_no_reply(&mut self, id: ConnectionId) -> bool {
         self.replies_of(id).is_empty()
     }
 
     /// The events of a session, as `word lock detail`.
-    pub(super) fn events(&mut self, id: SessionId) -> Vec<String> {
+    pub(super) fn events(&mut self, id: ConnectionId) -> Vec<String> {
         let session = self.core.session_name(id).into_bytes();
         let secret = "01".repeat(16).into_bytes();
         self.command(id, Command::Events { session, secret, wait: Duration::ZERO });

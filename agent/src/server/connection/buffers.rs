@@ -13,7 +13,7 @@ use std::time::Duration;
 use futures_util::task::AtomicWaker;
 use redisson::Moment;
 
-use crate::types::SessionId;
+use crate::types::ConnectionId;
 
 /// The most bytes for the connections of one user.
 const MAX_OF_USER: usize = 16 * 1024 * 1024;
@@ -39,12 +39,12 @@ struct Counts {
 #[derive(Debug, Default)]
 struct User {
     bytes: AtomicUsize,
-    connections: Mutex<HashMap<SessionId, Arc<Connection>>>,
+    connections: Mutex<HashMap<ConnectionId, Arc<Connection>>>,
 }
 
 #[derive(Debug)]
 struct Connection {
-    session: SessionId,
+    id: ConnectionId,
     user: Arc<User>,
     counts: Arc<Counts>,
     output: AtomicUsize,
@@ -61,7 +61,7 @@ struct Connection {
 /// A connection that is closed to free memory.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub struct Evicted {
-    pub session: SessionId,
+    pub connection: ConnectionId,
     pub uid: u32,
     pub bytes: usize,
     /// The time since the client has made progress.
@@ -70,7 +70,7 @@ pub struct Evicted {
 
 impl Buffers {
     /// Returns a share for a connection of that user.
-    pub(super) fn share(&self, uid: u32, session: SessionId) -> Share {
+    pub(super) fn share(&self, uid: u32, connection: ConnectionId) -> Share {
         let mut users = lock(&self.0.users);
         let user = users.get(&uid).and_then(Weak::upgrade).unwrap_or_else(|| {
             users.retain(|_, user| user.strong_count() > 0);
@@ -79,8 +79,8 @@ impl Buffers {
             new
         });
         drop(users);
-        let connection = Arc::new(Connection {
-            session,
+        let counted = Arc::new(Connection {
+            id: connection,
             user: Arc::clone(&user),
             counts: Arc::clone(&self.0),
             output: AtomicUsize::default(),
@@ -91,8 +91,8 @@ impl Buffers {
             evicted: AtomicBool::default(),
             task: AtomicWaker::new(),
         });
-        lock(&user.connections).insert(session, Arc::clone(&connection));
-        Share(connection)
+        lock(&user.connections).insert(connection, Arc::clone(&counted));
+        Share(counted)
     }
 
     /// Closes stalled connections, the one without progress for the longest time first, until there is room for a listing.
@@ -127,17 +127,17 @@ impl User {
         let connections = lock(&self.connections);
         let closing = connections.values().filter(|one| one.evicted.load(Ordering::Relaxed));
         let mut freed: usize = closing.map(|one| one.bytes.load(Ordering::Relaxed)).sum();
-        let stalled = |(session, connection): (&SessionId, &Arc<Connection>)| {
+        let stalled = |(id, connection): (&ConnectionId, &Arc<Connection>)| {
             let since = connection.stalled_since.load(Ordering::Relaxed);
             let stalled = now.since(Moment::from_micros(since));
             (since > 0 && stalled >= STALLED && !connection.evicted.load(Ordering::Relaxed))
-                .then(|| (stalled, *session, Arc::clone(connection)))
+                .then(|| (stalled, *id, Arc::clone(connection)))
         };
         let mut slowest: Vec<_> = connections.iter().filter_map(stalled).collect();
         drop(connections);
-        slowest.sort_by_key(|(stalled, session, _)| (std::cmp::Reverse(*stalled), session.0));
+        slowest.sort_by_key(|(stalled, id, _)| (std::cmp::Reverse(*stalled), id.0));
         let mut evicted = Vec::new();
-        for (stalled, session, connection) in slowest {
+        for (stalled, id, connection) in slowest {
             if freed >= bytes {
                 break;
             }
@@ -145,7 +145,7 @@ impl User {
             freed += bytes;
             connection.evicted.store(true, Ordering::Relaxed);
             connection.task.wake();
-            evicted.push(Evicted { session, uid, bytes, stalled });
+            evicted.push(Evicted { connection: id, uid, bytes, stalled });
         }
         evicted
     }
@@ -250,7 +250,7 @@ impl Drop for Share {
         for part in [&self.0.output, &self.0.input, &self.0.listing] {
             self.update(part, 0);
         }
-        lock(&self.0.user.connections).remove(&self.0.session);
+        lock(&self.0.user.connections).remove(&self.0.id);
     }
 }
 
@@ -269,7 +269,7 @@ mod tests {
     #[test]
     fn connections_with_a_backlog_wait_once_their_user_has_too_much() {
         let buffers = Buffers::default();
-        let share = |uid, session| buffers.share(uid, SessionId(session));
+        let share = |uid, connection| buffers.share(uid, ConnectionId(connection));
         let (mut slow, mut brisk, mut other) = (share(1, 1), share(1, 2), share(2, 3));
         brisk.set_output(BACKLOG);
         other.set_output(BACKLOG + 1);
@@ -282,7 +282,7 @@ mod tests {
         drop(slow);
         brisk.set_output(BACKLOG + 1);
         assert!(!brisk.is_exhausted(), "a closed connection has no unsent bytes");
-        let mut listings: Vec<Share> = (10..40).map(|session| share(1, session)).collect();
+        let mut listings: Vec<Share> = (10..40).map(|connection| share(1, connection)).collect();
         for listing in &mut listings {
             if listing.may_list() {
                 listing.set_listing(true);
@@ -297,7 +297,7 @@ mod tests {
     fn all_users_together_have_a_limit() {
         let buffers = Buffers::default();
         let mut shares: Vec<Share> =
-            (0..5).map(|uid| buffers.share(uid, SessionId(uid.into()))).collect();
+            (0..5).map(|uid| buffers.share(uid, ConnectionId(uid.into()))).collect();
         for share in &mut shares {
             share.set_output(MAX_OF_USER - 1);
         }
@@ -305,7 +305,7 @@ mod tests {
         shares.truncate(3);
         assert!(!shares.iter().any(Share::is_exhausted));
         assert_eq!(buffers.0.in_all.load(Ordering::Relaxed), 3 * (MAX_OF_USER - 1));
-        drop(buffers.share(9, SessionId(9)));
+        drop(buffers.share(9, ConnectionId(9)));
         let users = lock(&buffers.0.users);
         assert!(users.len() <= 4, "users without connections are forgotten: {users:?}");
     }
@@ -313,32 +313,33 @@ mod tests {
     #[test]
     fn the_slowest_readers_of_a_user_who_has_too_much_are_closed_first() {
         let buffers = Buffers::default();
-        let mut shares: Vec<Share> = (0..4).map(|i| buffers.share(1, SessionId(i))).collect();
+        let mut shares: Vec<Share> = (0..4).map(|i| buffers.share(1, ConnectionId(i))).collect();
         for (share, since) in shares.iter_mut().zip([30, 10, 20, 40]) {
             share.set_output(MAX_OF_USER / 4);
             share.stall(at(since));
         }
-        let mut other = buffers.share(2, SessionId(9));
+        let mut other = buffers.share(2, ConnectionId(9));
         other.set_output(MAX_OF_USER - LISTING);
         other.stall(at(1));
-        let sessions = |now| -> Vec<u64> {
-            buffers.evict(at(now)).iter().map(|evicted| evicted.session.0).collect()
+        let closed = |now| -> Vec<u64> {
+            buffers.evict(at(now)).iter().map(|evicted| evicted.connection.0).collect()
         };
-        assert_eq!(sessions(15), [] as [u64; 0], "nobody has been stalled for long");
-        assert_eq!(sessions(45), [1]);
-        assert_eq!(sessions(45), [] as [u64; 0], "it is closing");
-        shares.retain(|share| share.0.session.0 != 1);
-        assert_eq!(sessions(99), [] as [u64; 0], "no limit is exceeded");
+        assert_eq!(closed(15), [] as [u64; 0], "nobody has been stalled for long");
+        assert_eq!(closed(45), [1]);
+        assert_eq!(closed(45), [] as [u64; 0], "it is closing");
+        shares.retain(|share| share.0.id.0 != 1);
+        assert_eq!(closed(99), [] as [u64; 0], "no limit is exceeded");
         // Too much in all: of those with most.
-        let mut more: Vec<Share> = (3..6).map(|uid| buffers.share(uid, SessionId(100))).collect();
+        let mut more: Vec<Share> =
+            (3..6).map(|uid| buffers.share(uid, ConnectionId(100))).collect();
         more.iter_mut().for_each(|share| share.set_output(MAX_OF_USER - LISTING));
-        assert_eq!(sessions(99), [9], "the one of those with most that is stalled");
+        assert_eq!(closed(99), [9], "the one of those with most that is stalled");
     }
 
     #[tokio::test]
     async fn an_evicted_connection_is_told() {
         let buffers = Buffers::default();
-        let mut share = buffers.share(1, SessionId(1));
+        let mut share = buffers.share(1, ConnectionId(1));
         share.set_output(MAX_OF_USER + 1);
         share.stall(at(1));
         let eviction = share.eviction();

@@ -4,19 +4,19 @@ use tokio::runtime::Handle;
 use tokio::sync::mpsc::{self, error::TrySendError};
 
 use crate::core::Input;
-use crate::types::SessionId;
+use crate::types::ConnectionId;
 
 /// Reports a closed connection to the core: by [`CloseNotice::send`], or on drop when the task is cancelled or panics.
 /// Without the notice a session would keep its locks forever.
 #[derive(Debug)]
 pub(super) struct CloseNotice {
-    session: SessionId,
+    connection: ConnectionId,
     core: Option<mpsc::Sender<Input>>,
 }
 
 impl CloseNotice {
-    pub(super) fn new(session: SessionId, core: mpsc::Sender<Input>) -> Self {
-        Self { session, core: Some(core) }
+    pub(super) fn new(connection: ConnectionId, core: mpsc::Sender<Input>) -> Self {
+        Self { connection, core: Some(core) }
     }
 
     pub(super) async fn send(mut self) {
@@ -24,7 +24,7 @@ impl CloseNotice {
         if let Some(core) = &self.core
             && let Ok(permit) = core.reserve().await
         {
-            permit.send(Input::Closed(self.session));
+            permit.send(Input::Closed(self.connection));
         }
         self.core = None;
     }
@@ -33,7 +33,7 @@ impl CloseNotice {
 impl Drop for CloseNotice {
     fn drop(&mut self) {
         let Some(core) = self.core.take() else { return };
-        if let Err(TrySendError::Full(notice)) = core.try_send(Input::Closed(self.session))
+        if let Err(TrySendError::Full(notice)) = core.try_send(Input::Closed(self.connection))
             && let Ok(runtime) = Handle::try_current()
         {
             // Fails only if the core has ended, and its sessions with it.
@@ -47,13 +47,13 @@ mod tests {
     use super::*;
 
     async fn is_closed(inbox: &mut mpsc::Receiver<Input>) -> bool {
-        matches!(inbox.recv().await, Some(Input::Closed(SessionId(5))))
+        matches!(inbox.recv().await, Some(Input::Closed(ConnectionId(5))))
     }
 
     #[tokio::test]
     async fn the_notice_is_sent_once() {
         let (core, mut inbox) = mpsc::channel(4);
-        CloseNotice::new(SessionId(5), core).send().await;
+        CloseNotice::new(ConnectionId(5), core).send().await;
         assert!(is_closed(&mut inbox).await);
         assert!(inbox.recv().await.is_none());
     }
@@ -61,11 +61,12 @@ mod tests {
     #[tokio::test]
     async fn a_dropped_notice_is_sent_even_to_a_full_core() {
         let (core, mut inbox) = mpsc::channel(1);
-        core.try_send(Input::Closed(SessionId(1))).unwrap();
-        drop(CloseNotice::new(SessionId(5), core.clone()));
+        core.try_send(Input::Closed(ConnectionId(1))).unwrap();
+        drop(CloseNotice::new(ConnectionId(5), core.clone()));
         // Cancelled while waiting for room.
         assert!(
-            futures_util::poll!(Box::pin(CloseNotice::new(SessionId(5), core).send())).is_pending()
+            futures_util::poll!(Box::pin(CloseNotice::new(ConnectionId(5), core).send()))
+                .is_pending()
         );
         inbox.recv().await.unwrap();
         assert!(is_closed(&mut inbox).await);

@@ -32,7 +32,7 @@ use crate::server::handshake::{self, AgentInfo, ClientState, ConnectionInfo};
 use crate::server::peer;
 use crate::server::process::{Processes, Watch};
 use crate::thread_time::ThreadTime;
-use crate::types::SessionId;
+use crate::types::ConnectionId;
 use buffers::Share;
 pub use buffers::{Buffers, Evicted};
 use close_notice::CloseNotice;
@@ -61,7 +61,7 @@ pub struct Shared {
 }
 
 /// Serves a connection until it ends. The core receives exactly one [`Input::Closed`] per [`Input::Opened`].
-pub async fn serve(stream: UnixStream, session: SessionId, shared: Arc<Shared>) {
+pub async fn serve(stream: UnixStream, connection: ConnectionId, shared: Arc<Shared>) {
     let Ok(peer) = peer::of(&stream) else { return };
     let process = match shared.processes.watch(peer.pid) {
         Watch::Watched(process) => Some(process),
@@ -74,19 +74,19 @@ pub async fn serve(stream: UnixStream, session: SessionId, shared: Arc<Shared>) 
         tracing::error!(%error, "connection refused: the kernel provides no random bytes");
         return;
     }
-    let info = ConnectionInfo { id: session.0, pid: peer.pid };
+    let info = ConnectionInfo { id: connection.0, pid: peer.pid };
     let uid = peer.uid;
     let (outbox, replies) = mpsc::channel(PIPELINE + PUSHES);
     let Ok(permit) = shared.core.reserve().await else { return };
-    permit.send(Input::Opened { session, peer, secret, outbox });
-    let close_notice = CloseNotice::new(session, shared.core.clone());
-    let share = shared.buffers.share(uid, session);
+    permit.send(Input::Opened { connection, peer, secret, outbox });
+    let close_notice = CloseNotice::new(connection, shared.core.clone());
+    let share = shared.buffers.share(uid, connection);
     let eviction = share.eviction();
     let disconnect =
         std::pin::pin!(disconnect::wait(&stream, process.as_deref(), &shared.stop, &eviction));
     Connection {
         stream: &stream,
-        session,
+        id: connection,
         shared: &shared,
         disconnect,
         replies,
@@ -111,7 +111,7 @@ pub async fn serve(stream: UnixStream, session: SessionId, shared: Arc<Shared>) 
 
 struct Connection<'a, Gone> {
     stream: &'a UnixStream,
-    session: SessionId,
+    id: ConnectionId,
     shared: &'a Shared,
     /// Resolves when the worker disconnects or the agent stops.
     disconnect: Pin<&'a mut Gone>,
@@ -228,7 +228,7 @@ impl<Gone: Future<Output = Disconnect>> Connection<'_, Gone> {
             Ok(Some(request)) => request,
             Ok(None) => return Ok(false),
             Err(malformed) => {
-                tracing::debug!(session = self.session.0, %malformed, "closing connection after a malformed request");
+                tracing::debug!(session = self.id.0, %malformed, "closing connection after a malformed request");
                 self.input_ended = true;
                 self.input.clear();
                 self.reply(Outgoing::Reply(Frame::Error(format!("ERR {malformed}"))))?;
@@ -247,15 +247,15 @@ impl<Gone: Future<Output = Disconnect>> Connection<'_, Gone> {
             self.input.consume(consumed);
             if reply.named {
                 let name = self.client.name.clone().unwrap_or_default();
-                self.notify_core(Input::ClientName(self.session, name))?;
+                self.notify_core(Input::ClientName(self.id, name))?;
             }
             if self.client.protocol != before {
                 let resp3 = self.client.protocol == Protocol::Resp3;
-                self.notify_core(Input::Resp3(self.session, resp3))?;
+                self.notify_core(Input::Resp3(self.id, resp3))?;
             }
             self.reply(reply.frame)?;
             if reply.close {
-                self.notify_core(Input::Quit(self.session))?;
+                self.notify_core(Input::Quit(self.id))?;
                 self.input_ended = true;
                 self.input.clear();
                 self.reply(Outgoing::Close)?;
@@ -295,7 +295,7 @@ impl<Gone: Future<Output = Disconnect>> Connection<'_, Gone> {
             self.share.set_listing(true);
         }
         self.sent += 1;
-        self.notify_core(Input::Command(self.session, command))
+        self.notify_core(Input::Command(self.id, command))
     }
 
     fn notify_core(&mut self, input: Input) -> Result<(), Closed> {

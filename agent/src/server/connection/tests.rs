@@ -44,8 +44,8 @@ impl Rig {
             buffers: buffers.clone(),
             time: ThreadTime::start(),
         };
-        let task = tokio::spawn(serve(server, SessionId(5), shared.into()));
-        let Ok(Some(Input::Opened { session: SessionId(5), peer, secret, outbox })) =
+        let task = tokio::spawn(serve(server, ConnectionId(5), shared.into()));
+        let Ok(Some(Input::Opened { connection: ConnectionId(5), peer, secret, outbox })) =
             timeout(DEADLINE, inbox.recv()).await
         else {
             panic!("not opened")
@@ -77,7 +77,7 @@ impl Rig {
 
     async fn command(&mut self) -> Command {
         match self.input().await {
-            Input::Command(SessionId(5), command) => command,
+            Input::Command(ConnectionId(5), command) => command,
             other => panic!("no command: {other:?}"),
         }
     }
@@ -88,7 +88,7 @@ impl Rig {
 
     async fn closed(&mut self) {
         let input = self.input().await;
-        assert!(matches!(input, Input::Closed(SessionId(5))), "{input:?}");
+        assert!(matches!(input, Input::Closed(ConnectionId(5))), "{input:?}");
         assert!(timeout(DEADLINE, self.inbox.recv()).await.unwrap().is_none(), "more than one end");
     }
 
@@ -122,10 +122,10 @@ async fn connection_commands_are_answered_without_the_core() {
     rig.read(&format!("+PONG\r\n$2\r\nhi\r\n{unknown}")).await;
     rig.write("CLIENT SETNAME me\r\n").await;
     rig.read("+OK\r\n").await;
-    assert!(matches!(rig.input().await, Input::ClientName(SessionId(5), name) if name == b"me"));
+    assert!(matches!(rig.input().await, Input::ClientName(ConnectionId(5), name) if name == b"me"));
     rig.write("HELLO 3\r\nHELLO 3\r\n").await;
     rig.read("%7\r\n$6\r\nserver\r\n$9\r\nlockscope\r\n").await;
-    assert!(matches!(rig.input().await, Input::Resp3(SessionId(5), true)));
+    assert!(matches!(rig.input().await, Input::Resp3(ConnectionId(5), true)));
     drop(rig.client);
     rig.client = UnixStream::pair().unwrap().0;
     rig.closed().await;
@@ -358,7 +358,7 @@ async fn the_last_pushes_are_written_at_shutdown() {
 async fn a_listing_waits_until_the_user_has_memory_for_its_reply() {
     let mut rig = Rig::new().await;
     let uid = rustix::process::geteuid().as_raw();
-    let mut others: Vec<_> = (100..116).map(|i| rig.buffers.share(uid, SessionId(i))).collect();
+    let mut others: Vec<_> = (100..116).map(|i| rig.buffers.share(uid, ConnectionId(i))).collect();
     others.iter_mut().for_each(|other| other.set_listing(true));
     rig.write("UNLOCK a\r\nLOCKS\r\nUNLOCK b\r\n").await;
     assert!(matches!(rig.command().await, Command::Unlock(_)));
@@ -392,7 +392,7 @@ async fn a_client_that_does_not_read_is_disconnected_once_it_is_evicted() {
         tokio::task::yield_now().await;
         evicted = rig.buffers.evict(later());
     }
-    assert_eq!((evicted.len(), evicted[0].session), (1, SessionId(5)));
+    assert_eq!((evicted.len(), evicted[0].connection), (1, ConnectionId(5)));
     rig.closed().await;
     assert_eq!(rig.buffers.evict(later()), []);
 }
@@ -416,7 +416,7 @@ async fn idle_connections_use_little_memory() {
     assert_eq!(input.read(&server).unwrap(), Read::Nothing);
     let size = size_of_val(&serve(
         server,
-        SessionId(1),
+        ConnectionId(1),
         Arc::new(Shared {
             core: mpsc::channel(1).0,
             processes: Processes::new(1),

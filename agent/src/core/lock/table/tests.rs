@@ -9,7 +9,7 @@ use crate::core::ids::{OpId, Owner, Slot, WaiterId};
 use crate::core::lock::waiter::{FairPosition, Waiter};
 use crate::core::{Limits, Node};
 use crate::protocol::command::Wait;
-use crate::types::SessionId;
+use crate::types::ConnectionId;
 
 const T: fn(u64) -> Moment = |s| Moment::default() + Duration::from_secs(s);
 
@@ -33,14 +33,14 @@ fn table(waiters: &[(WaiterId, Kind)]) -> LockTable {
 }
 
 fn waiter(id: WaiterId, kind: Kind) -> Waiter {
-    let session = SessionId(1);
+    let connection = ConnectionId(1);
     Waiter {
         name: name(),
         kind,
         number: id,
-        owner: Owner { session, owner: id },
+        owner: Owner { connection, owner: id },
         uid: 1000,
-        slot: Slot { session, seq: 0, member: None },
+        slot: Slot { connection, seq: 0, member: None },
         lease: None,
         wait: Wait::Forever,
         since: T(0),

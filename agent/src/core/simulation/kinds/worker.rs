@@ -8,7 +8,7 @@ use super::super::requests::{hold_request, lock_request};
 use super::World;
 use crate::protocol::command::{Command, HoldRequest, Wait};
 use crate::protocol::resp::Frame;
-use crate::types::SessionId;
+use crate::types::ConnectionId;
 
 /// Names by family: plain, read-write, fair. Two of each, so that several can be taken at once.
 pub(super) const NAMES: [[&str; 2]; 3] = [["p", "q"], ["r", "s"], ["f", "g"]];
@@ -36,26 +36,26 @@ fn hold_of(lock: &str, kind: Kind) -> HoldRequest {
 }
 
 impl World {
-    pub(super) fn choose_command(&mut self, agent: usize, session: SessionId) {
-        let Some(worker) = self.workers.get(&(agent, session)) else { return };
+    pub(super) fn choose_command(&mut self, agent: usize, connection: ConnectionId) {
+        let Some(worker) = self.workers.get(&(agent, connection)) else { return };
         if worker.pending.is_some() {
             return;
         }
         let held = worker.held.clone();
         if self.working && self.rng.one_in(40) {
-            self.leave(agent, session);
+            self.leave(agent, connection);
             return self.join(agent);
         }
         if held.is_empty() && !self.working {
-            return self.leave(agent, session);
+            return self.leave(agent, connection);
         }
         let (pending, command) =
             if held.is_empty() { self.first_command() } else { self.next_command(&held) };
-        self.log(|| format!("agent {agent} session {session:?} wants {pending:?}"));
-        if let Some(worker) = self.workers.get_mut(&(agent, session)) {
+        self.log(|| format!("agent {agent} connection {connection:?} wants {pending:?}"));
+        if let Some(worker) = self.workers.get_mut(&(agent, connection)) {
             worker.pending = Some(pending);
         }
-        self.command(agent, session, command);
+        self.command(agent, connection, command);
     }
 
     /// Chooses a command for a worker that holds nothing.
@@ -103,9 +103,9 @@ impl World {
         }
     }
 
-    pub(super) fn handle_reply(&mut self, agent: usize, session: SessionId, reply: &Frame) {
+    pub(super) fn handle_reply(&mut self, agent: usize, connection: ConnectionId, reply: &Frame) {
         let pause = self.think();
-        let Some(worker) = self.workers.get_mut(&(agent, session)) else { return };
+        let Some(worker) = self.workers.get_mut(&(agent, connection)) else { return };
         let Some(pending) = worker.pending.take() else {
             self.violation = Some(format!("{reply:?} answers no command"));
             return;
@@ -128,7 +128,7 @@ impl World {
             }
             (Pending::Several(names, _), _) => {
                 let core = &self.agents[agent].core;
-                let left = core.leases.iter().find(|hold| hold.owner.session == session);
+                let left = core.leases.iter().find(|hold| hold.owner.connection == connection);
                 if let Some(hold) = left {
                     self.violation =
                         Some(format!("{reply:?} for {names:?}, and {} is held", hold.name));
@@ -153,20 +153,20 @@ impl World {
             // The hold was lost, or the lock not granted. The worker releases what it holds one by one.
             (Pending::Lock(..) | Pending::Extend, _) => {}
         }
-        self.record_grants(agent, session, &grants);
-        self.act_after(pause, agent, session);
+        self.record_grants(agent, connection, &grants);
+        self.act_after(pause, agent, connection);
     }
 
     fn record_grants(
         &mut self,
         agent: usize,
-        session: SessionId,
+        connection: ConnectionId,
         grants: &[(&'static str, Kind, u32)],
     ) {
         for &(lock, kind, count) in grants {
             self.grants += 1;
             self.scenario.coverage.count(kind);
-            if let Some(worker) = self.workers.get_mut(&(agent, session)) {
+            if let Some(worker) = self.workers.get_mut(&(agent, connection)) {
                 worker.held.retain(|(l, k, _)| (*l, *k) != (lock, kind));
                 worker.held.push((lock, kind, count));
             }

@@ -7,7 +7,7 @@ use redisson::script::{Call, Value};
 
 use crate::core::{Failure, OpId};
 use crate::protocol::command::Command;
-use crate::types::{Number, SessionId};
+use crate::types::{ConnectionId, Number};
 
 #[derive(Debug)]
 pub(super) enum Event {
@@ -70,18 +70,18 @@ pub(super) enum Event {
     Reconnect {
         host: usize,
         run: u64,
-        session: SessionId,
+        connection: ConnectionId,
     },
     Act {
         host: usize,
         run: u64,
-        session: SessionId,
+        connection: ConnectionId,
         owner: usize,
     },
     Read {
         host: usize,
         run: u64,
-        session: SessionId,
+        connection: ConnectionId,
     },
     Join {
         host: usize,
@@ -104,9 +104,9 @@ pub(super) enum Input {
     Subscribed(LockName),
     Unsubscribed,
     Forced(LockName, Number),
-    Opened(SessionId, bool),
-    Command(SessionId, Command),
-    Closed(SessionId),
+    Opened(ConnectionId, bool),
+    Command(ConnectionId, Command),
+    Closed(ConnectionId),
     /// The agent checked which workers are stopped.
     Stopped,
 }

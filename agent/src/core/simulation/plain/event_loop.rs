@@ -14,10 +14,10 @@ use super::event::{Event, Input, Script};
 use super::names::NAMES;
 use super::simulation::{Phase, Simulation};
 use crate::core::{Effect, Lane, Node};
-use crate::types::{Peer, SessionId};
+use crate::types::{ConnectionId, Peer};
 
 /// Returns the process of a worker. Each worker has its own.
-fn pid_of(id: SessionId) -> i32 {
+fn pid_of(id: ConnectionId) -> i32 {
     i32::try_from(id.0 % 1_000_000).expect("below a million") + 1
 }
 
@@ -109,16 +109,16 @@ impl Simulation {
                 Ok(())
             }
             Event::Resume { host } => self.resume(host),
-            Event::Reconnect { host, run, session } if self.is_run(host, run) => {
-                self.reconnect(host, session);
+            Event::Reconnect { host, run, connection } if self.is_run(host, run) => {
+                self.reconnect(host, connection);
                 Ok(())
             }
-            Event::Act { host, run, session, owner } if self.is_run(host, run) => {
-                self.act(host, session, owner);
+            Event::Act { host, run, connection, owner } if self.is_run(host, run) => {
+                self.act(host, connection, owner);
                 Ok(())
             }
-            Event::Read { host, run, session } if self.is_run(host, run) => {
-                self.read_on(host, session)
+            Event::Read { host, run, connection } if self.is_run(host, run) => {
+                self.read_on(host, connection)
             }
             Event::Join { host } => {
                 self.join(host);
@@ -215,7 +215,7 @@ impl Simulation {
                     if session.known_stopped && !before {
                         // Renewals that were due when the agent learned of it come first.
                         let at_most = now + state.settings.lease.duration();
-                        let holds = core.leases.iter().filter(|hold| hold.owner.session == *id);
+                        let holds = core.leases.iter().filter(|hold| hold.owner.connection == *id);
                         for hold in holds {
                             let entry = self.history.renewable.entry((host, hold.number));
                             let entry = entry.or_insert(at_most);
@@ -323,6 +323,6 @@ impl Simulation {
 }
 
 /// Returns the secret of a session.
-pub(super) fn secret(id: SessionId) -> [u8; 16] {
+pub(super) fn secret(id: ConnectionId) -> [u8; 16] {
     u128::from(id.0).to_be_bytes()
 }

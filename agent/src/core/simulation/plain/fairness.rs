@@ -7,11 +7,11 @@ use super::event::Event;
 use super::host::Host;
 use super::simulation::Simulation;
 use crate::core::tests::settings;
-use crate::types::SessionId;
+use crate::types::ConnectionId;
 
 /// Lets `workers` on each host repeatedly acquire one lock and hold it for `hold` microseconds. Returns the grants within
 /// `seconds` of simulated time, in order.
-fn contend(workers: &[usize], hold: u64, seconds: u64) -> Vec<(usize, SessionId)> {
+fn contend(workers: &[usize], hold: u64, seconds: u64) -> Vec<(usize, ConnectionId)> {
     let mut rng = Rng::new(7);
     let hosts =
         (0_u8..).zip(workers).map(|(i, _)| Host::new(i, settings::settings(), &mut rng)).collect();
@@ -26,7 +26,7 @@ fn contend(workers: &[usize], hold: u64, seconds: u64) -> Vec<(usize, SessionId)
     simulation.grants
 }
 
-fn shares(grants: &[(usize, SessionId)], hosts: usize) -> Vec<usize> {
+fn shares(grants: &[(usize, ConnectionId)], hosts: usize) -> Vec<usize> {
     (0..hosts).map(|host| grants.iter().filter(|(of, _)| *of == host).count()).collect()
 }
 
@@ -62,7 +62,7 @@ fn local_workers_are_served_in_order_of_arrival() {
 #[test]
 fn workers_of_a_single_host_take_turns_evenly_and_without_pauses() {
     let grants = contend(&[4], 500, 3);
-    let mut each: BTreeMap<SessionId, usize> = BTreeMap::new();
+    let mut each: BTreeMap<ConnectionId, usize> = BTreeMap::new();
     for (_, id) in &grants {
         *each.entry(*id).or_default() += 1;
     }

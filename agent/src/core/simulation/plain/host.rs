@@ -14,7 +14,7 @@ use super::session::Session;
 use crate::core::tests::settings;
 use crate::core::{Core, Limits, Settings};
 use crate::journal::Restored;
-use crate::types::{Number, SessionId};
+use crate::types::{ConnectionId, Number};
 
 /// A stretch of time in which the host does nothing.
 #[derive(Debug, Clone, Copy)]
@@ -40,8 +40,8 @@ pub(super) struct Host {
     pub(super) tick_at: Moment,
     /// The true instant of its next alarm.
     pub(super) alarm_at: u64,
-    pub(super) sessions: BTreeMap<SessionId, Session>,
-    pub(super) next_session: u64,
+    pub(super) sessions: BTreeMap<ConnectionId, Session>,
+    pub(super) next_connection: u64,
     /// The instant since which no fault has separated it from Redis.
     pub(super) fault_free_since: u64,
     /// Numbers that a script was sent to remove.
@@ -117,7 +117,7 @@ impl Host {
             tick_at: Moment::default(),
             alarm_at: u64::MAX,
             sessions: BTreeMap::new(),
-            next_session: 0,
+            next_connection: 0,
             fault_free_since: 0,
             removed: BTreeSet::new(),
             granted: BTreeSet::new(),

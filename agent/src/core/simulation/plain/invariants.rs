@@ -16,7 +16,7 @@ use crate::core::lease::hold::{Hold, LeaseMode};
 use crate::core::lock::state::Contest;
 use crate::core::{Frozen, Gauges};
 use crate::protocol::resp::{Frame, Outgoing};
-use crate::types::{End, SessionId};
+use crate::types::{ConnectionId, End};
 
 /// The longest time that an attempt takes without faults, in microseconds.
 const ENOUGH: u64 = 5000;
@@ -32,7 +32,7 @@ impl Simulation {
     pub(super) fn check_exclusive(
         &self,
         host: usize,
-        id: SessionId,
+        id: ConnectionId,
         owner: usize,
         lock: &'static str,
     ) -> Verdict {
@@ -191,7 +191,7 @@ impl Simulation {
                 }
             }
             let key = (host, hold.number);
-            let owner = state.sessions.get(&hold.owner.session);
+            let owner = state.sessions.get(&hold.owner.connection);
             let stopped = owner.is_some_and(|s| s.connected && s.known_stopped);
             let lapses = state.settings.frozen == Frozen::Lapse && stopped;
             // A command from before the stop may still be answered.

@@ -10,7 +10,7 @@ use super::names::NAMES;
 use super::session::{KnownHold, OWNERS, Pending};
 use super::simulation::{Phase, Simulation};
 use crate::protocol::resp::{Frame, Outgoing};
-use crate::types::SessionId;
+use crate::types::ConnectionId;
 
 /// Converts a duration in a reply.
 pub(super) fn millis(ms: i64) -> Duration {
@@ -22,7 +22,7 @@ impl Simulation {
     pub(super) fn read(
         &mut self,
         host: usize,
-        id: SessionId,
+        id: ConnectionId,
         came: u64,
         outgoing: Outgoing,
     ) -> Verdict {
@@ -34,7 +34,7 @@ impl Simulation {
         }
     }
 
-    fn read_push(&mut self, host: usize, id: SessionId, came: u64, frames: &[Frame]) -> Verdict {
+    fn read_push(&mut self, host: usize, id: ConnectionId, came: u64, frames: &[Frame]) -> Verdict {
         let [Frame::Bulk(word), Frame::Bulk(name), ..] = frames else {
             return Err(format!("an unknown push: {frames:?}"));
         };
@@ -64,7 +64,7 @@ impl Simulation {
         }
     }
 
-    fn read_reply(&mut self, host: usize, id: SessionId, came: u64, frame: &Frame) -> Verdict {
+    fn read_reply(&mut self, host: usize, id: ConnectionId, came: u64, frame: &Frame) -> Verdict {
         let session = self.hosts[host].sessions.get_mut(&id).expect("it reads");
         let Some((_, pending)) = session.pending.pop_front() else {
             return Err(format!("{id:?} was sent a reply without a command: {frame:?}"));
@@ -92,9 +92,9 @@ impl Simulation {
         if let Some(owner) = owner {
             let session = self.hosts[host].sessions.get_mut(&id).expect("it reads");
             session.owners[owner].unanswered -= 1;
-            self.after(pause, Event::Act { host, run, session: id, owner });
+            self.after(pause, Event::Act { host, run, connection: id, owner });
         } else if self.phase == Phase::Ending {
-            self.after(pause, Event::Act { host, run, session: id, owner: 0 });
+            self.after(pause, Event::Act { host, run, connection: id, owner: 0 });
         }
         Ok(())
     }
@@ -102,7 +102,7 @@ impl Simulation {
     fn on_lock_reply(
         &mut self,
         host: usize,
-        id: SessionId,
+        id: ConnectionId,
         owner: usize,
         (lock, kind): (&'static str, Kind),
         came: u64,
@@ -175,7 +175,7 @@ impl Simulation {
     fn on_unlock_reply(
         &mut self,
         host: usize,
-        id: SessionId,
+        id: ConnectionId,
         owner: usize,
         lock: &'static str,
         frame: &Frame,
@@ -213,7 +213,7 @@ impl Simulation {
     fn on_extend_reply(
         &mut self,
         host: usize,
-        id: SessionId,
+        id: ConnectionId,
         owner: usize,
         lock: &'static str,
         came: u64,
@@ -243,7 +243,7 @@ impl Simulation {
     }
 
     /// Checks that HOLDS lists no hold that is unknown to the worker.
-    fn check_holds_reply(&self, host: usize, id: SessionId, frame: &Frame) -> Verdict {
+    fn check_holds_reply(&self, host: usize, id: ConnectionId, frame: &Frame) -> Verdict {
         let Frame::Array(rows) = frame else { return Err(format!("HOLDS was answered {frame:?}")) };
         let session = &self.hosts[host].sessions[&id];
         for row in rows {
@@ -266,7 +266,7 @@ impl Simulation {
     }
 
     /// Reports whether the agent must know of a hold. A worker without pushes may rely on a lost hold during the margin.
-    fn is_valid(&self, host: usize, id: SessionId, owner: usize, lock: &str) -> bool {
+    fn is_valid(&self, host: usize, id: ConnectionId, owner: usize, lock: &str) -> bool {
         let now = self.hosts[host].boot(self.now) + self.hosts[host].settings.lost_margin;
         let excused = |known_hold: &KnownHold| self.history.is_excused(lock, &known_hold.holder);
         self.known_hold(host, id, owner, lock).is_some_and(|v| now < v.valid_until && !excused(v))
@@ -275,14 +275,14 @@ impl Simulation {
     pub(super) fn known_hold(
         &self,
         host: usize,
-        id: SessionId,
+        id: ConnectionId,
         owner: usize,
         lock: &str,
     ) -> Option<&KnownHold> {
         self.hosts[host].sessions.get(&id)?.owners[owner].known_holds.get(lock)
     }
 
-    fn forget(&mut self, host: usize, id: SessionId, owner: usize, lock: &str) {
+    fn forget(&mut self, host: usize, id: ConnectionId, owner: usize, lock: &str) {
         if let Some(session) = self.hosts[host].sessions.get_mut(&id) {
             session.owners[owner].known_holds.remove(lock);
         }

@@ -13,7 +13,7 @@ use crate::core::Settings;
 use crate::journal::{Record, Restored};
 use crate::protocol::command::Command;
 use crate::protocol::resp::Frame;
-use crate::types::SessionId;
+use crate::types::ConnectionId;
 
 impl Simulation {
     /// Writes a record to the journal.
@@ -36,7 +36,7 @@ impl Simulation {
     }
 
     /// Requests grace for a worker's session.
-    pub(super) fn request_grace(&mut self, host: usize, id: SessionId) {
+    pub(super) fn request_grace(&mut self, host: usize, id: ConnectionId) {
         let lease = self.hosts[host].lease();
         let grace = lease * u32::try_from(self.rng.pick(&[1, 2, 4])).expect("small") / 2;
         if let Some(session) = self.hosts[host].sessions.get_mut(&id) {
@@ -46,7 +46,12 @@ impl Simulation {
         self.send_command(host, id, Pending::Grace, command);
     }
 
-    pub(super) fn on_grace_reply(&mut self, host: usize, id: SessionId, frame: &Frame) -> Verdict {
+    pub(super) fn on_grace_reply(
+        &mut self,
+        host: usize,
+        id: ConnectionId,
+        frame: &Frame,
+    ) -> Verdict {
         if code(frame) == "UNAVAILABLE" {
             return Ok(());
         }
@@ -56,27 +61,27 @@ impl Simulation {
     }
 
     /// Breaks a worker's connection. The worker resumes its session on another one.
-    pub(super) fn drop_out(&mut self, host: usize, id: SessionId) {
+    pub(super) fn drop_out(&mut self, host: usize, id: ConnectionId) {
         let run = self.hosts[host].run;
         self.after(20, Event::Input { host, run, input: Input::Closed(id) });
         self.come_back(host, id);
     }
 
     /// Reconnects a worker after a pause.
-    pub(super) fn come_back(&mut self, host: usize, id: SessionId) {
+    pub(super) fn come_back(&mut self, host: usize, id: ConnectionId) {
         let state = &mut self.hosts[host];
         let now = state.boot(self.now);
         let Some(mut session) = state.sessions.remove(&id) else { return };
         session.break_off(now);
-        state.next_session += 1;
-        let (new, run) = (SessionId(state.next_session), state.run);
+        state.next_connection += 1;
+        let (new, run) = (ConnectionId(state.next_connection), state.run);
         state.sessions.insert(new, session);
         self.log(|| format!("host {host} worker {id:?} will come back as {new:?}"));
         let pause = self.think(host);
-        self.after(pause + 30, Event::Reconnect { host, run, session: new });
+        self.after(pause + 30, Event::Reconnect { host, run, connection: new });
     }
 
-    pub(super) fn reconnect(&mut self, host: usize, id: SessionId) {
+    pub(super) fn reconnect(&mut self, host: usize, id: ConnectionId) {
         let run = self.hosts[host].run;
         let session = self.hosts[host].sessions.get(&id);
         let Some((session, secret)) = session.and_then(|session| session.ticket.clone()) else {
@@ -92,7 +97,7 @@ impl Simulation {
     pub(super) fn on_resume_reply(
         &mut self,
         host: usize,
-        id: SessionId,
+        id: ConnectionId,
         came: u64,
         frame: &Frame,
     ) -> Verdict {
@@ -169,7 +174,7 @@ impl Simulation {
         }
         let shared = self.hosts[host].sessions[&id].shared;
         for owner in 0..if shared { OWNERS } else { 1 } {
-            self.after(20, Event::Act { host, run, session: id, owner });
+            self.after(20, Event::Act { host, run, connection: id, owner });
         }
         Ok(())
     }
@@ -191,7 +196,7 @@ impl Simulation {
     }
 
     /// Returns the workers that reconnect after their agent's death: most of those with grace.
-    pub(super) fn survivors(&mut self, host: usize) -> Vec<SessionId> {
+    pub(super) fn survivors(&mut self, host: usize) -> Vec<ConnectionId> {
         let sessions: Vec<_> = self.hosts[host]
             .sessions
             .iter()

@@ -12,7 +12,7 @@ use super::history::History;
 use super::host::{Host, settings};
 use super::other_client::OtherClient;
 use crate::core::Frozen;
-use crate::types::SessionId;
+use crate::types::ConnectionId;
 
 /// The Redis server, with the faults around its model.
 pub(super) struct Server {
@@ -55,7 +55,7 @@ pub(super) struct Simulation {
     pub(super) work_left: u64,
     pub(super) next_packet: u64,
     /// Grants in order.
-    pub(super) grants: Vec<(usize, SessionId)>,
+    pub(super) grants: Vec<(usize, ConnectionId)>,
     /// If set, every worker repeatedly acquires the same lock and holds it for that long.
     pub(super) contention: Option<u64>,
     /// The number of events so far.

@@ -19,7 +19,7 @@ use super::simulation::{Phase, Simulation};
 use crate::core::Frozen;
 use crate::protocol::command::{Command, HoldRequest, ListRequest, LockRequest, Wait};
 use crate::protocol::resp::{Frame, Outgoing};
-use crate::types::SessionId;
+use crate::types::ConnectionId;
 
 /// The lock of a LOCK.
 struct Target {
@@ -34,8 +34,8 @@ impl Simulation {
             return;
         }
         let state = &mut self.hosts[host];
-        state.next_session += 1;
-        let (id, run) = (SessionId(state.next_session), state.run);
+        state.next_connection += 1;
+        let (id, run) = (ConnectionId(state.next_connection), state.run);
         let shared = self.contention.is_none() && self.rng.one_in(2);
         state.sessions.insert(id, Session::new(shared));
         let resp3 = !self.rng.one_in(4);
@@ -49,7 +49,7 @@ impl Simulation {
         }
         for owner in 0..if shared { OWNERS } else { 1 } {
             let pause = self.think(host);
-            self.after(pause, Event::Act { host, run, session: id, owner });
+            self.after(pause, Event::Act { host, run, connection: id, owner });
         }
     }
 
@@ -71,7 +71,7 @@ impl Simulation {
     pub(super) fn send_command(
         &mut self,
         host: usize,
-        id: SessionId,
+        id: ConnectionId,
         pending: Pending,
         command: Command,
     ) {
@@ -92,7 +92,7 @@ impl Simulation {
     }
 
     /// Chooses and sends an owner's next command.
-    pub(super) fn act(&mut self, host: usize, id: SessionId, owner: usize) {
+    pub(super) fn act(&mut self, host: usize, id: ConnectionId, owner: usize) {
         let run = self.hosts[host].run;
         let Some(session) = self.hosts[host].sessions.get(&id) else { return };
         let mine = &session.owners[owner];
@@ -121,7 +121,7 @@ impl Simulation {
                 return self.unlock(host, id, owner, lock);
             }
             let pause = self.think(host);
-            return self.after(pause, Event::Act { host, run, session: id, owner });
+            return self.after(pause, Event::Act { host, run, connection: id, owner });
         }
         self.work_left -= 1;
         let lock = self.rng.pick(&NAMES);
@@ -142,7 +142,7 @@ impl Simulation {
             5..7 => self.extend(host, id, owner, mine),
             7..10 => {
                 let pause = self.think(host);
-                self.after(pause, Event::Act { host, run, session: id, owner });
+                self.after(pause, Event::Act { host, run, connection: id, owner });
             }
             _ => self.unlock(host, id, owner, mine),
         }
@@ -157,7 +157,7 @@ impl Simulation {
     fn lock(
         &mut self,
         host: usize,
-        id: SessionId,
+        id: ConnectionId,
         owner: usize,
         lock: &'static str,
         limited: bool,
@@ -182,7 +182,7 @@ impl Simulation {
     fn send_lock(
         &mut self,
         host: usize,
-        id: SessionId,
+        id: ConnectionId,
         owner: usize,
         Target { name: lock, kind }: Target,
         wait: Wait,
@@ -204,7 +204,7 @@ impl Simulation {
         HoldRequest { name: lock_name(lock), kind: None, owner: owner as i64, session: None }
     }
 
-    fn unlock(&mut self, host: usize, id: SessionId, owner: usize, lock: &'static str) {
+    fn unlock(&mut self, host: usize, id: ConnectionId, owner: usize, lock: &'static str) {
         let session = self.hosts[host].sessions.get_mut(&id);
         if let Some(known_hold) = session.and_then(|s| s.owners[owner].known_holds.get_mut(lock)) {
             known_hold.leaving = known_hold.count == 1;
@@ -213,7 +213,7 @@ impl Simulation {
         self.send_command(host, id, Pending::Unlock { owner, lock }, command);
     }
 
-    fn extend(&mut self, host: usize, id: SessionId, owner: usize, lock: &'static str) {
+    fn extend(&mut self, host: usize, id: ConnectionId, owner: usize, lock: &'static str) {
         let lease = if self.rng.one_in(2) { self.lease() } else { None };
         // EXTEND may shorten the lease, and so may the return to the watchdog. Until the reply the worker relies on nothing.
         let now = self.hosts[host].boot(self.now);
@@ -226,7 +226,7 @@ impl Simulation {
     }
 
     /// Sends a query, whose reply keeps its order among the others.
-    fn send_query(&mut self, host: usize, id: SessionId) {
+    fn send_query(&mut self, host: usize, id: ConnectionId) {
         let lock = lock_name(self.rng.pick(&NAMES));
         let Some(session) = self.hosts[host].sessions.get_mut(&id) else { return };
         session.next_token += 1;
@@ -247,7 +247,7 @@ impl Simulation {
     }
 
     /// Cancels an owner's wait from another connection.
-    fn cancel(&mut self, host: usize, id: SessionId) {
+    fn cancel(&mut self, host: usize, id: ConnectionId) {
         let owner = self.rng.index(OWNERS) as i64;
         let session = self.hosts[host].core.session_name(id).into_bytes();
         let others = self.hosts[host].sessions.iter();
@@ -259,7 +259,7 @@ impl Simulation {
     }
 
     /// Breaks a connection. The worker dies, or resumes its session if it has grace.
-    fn disconnect(&mut self, host: usize, id: SessionId) {
+    fn disconnect(&mut self, host: usize, id: ConnectionId) {
         let waits = self.hosts[host].sessions.get(&id).is_some_and(|s| s.ticket.is_some());
         if waits && !self.rng.one_in(3) {
             self.drop_out(host, id);
@@ -269,7 +269,7 @@ impl Simulation {
     }
 
     /// Closes a connection. A new worker joins later.
-    pub(super) fn hang_up(&mut self, host: usize, id: SessionId) {
+    pub(super) fn hang_up(&mut self, host: usize, id: ConnectionId) {
         let run = self.hosts[host].run;
         let Some(session) = self.hosts[host].sessions.remove(&id) else { return };
         self.depart(host, &session);
@@ -297,17 +297,17 @@ impl Simulation {
         }
     }
 
-    fn stop_reading(&mut self, host: usize, id: SessionId) {
+    fn stop_reading(&mut self, host: usize, id: ConnectionId) {
         let run = self.hosts[host].run;
         let pause = self.think(host);
         if let Some(session) = self.hosts[host].sessions.get_mut(&id) {
             session.reading = false;
-            self.after(pause, Event::Read { host, run, session: id });
+            self.after(pause, Event::Read { host, run, connection: id });
             self.schedule_stopped_check(host);
         }
     }
 
-    pub(super) fn read_on(&mut self, host: usize, id: SessionId) -> Verdict {
+    pub(super) fn read_on(&mut self, host: usize, id: ConnectionId) -> Verdict {
         let Some(session) = self.hosts[host].sessions.get_mut(&id) else { return Ok(()) };
         session.reading = true;
         session.known_stopped = false;
@@ -327,7 +327,7 @@ impl Simulation {
         }
     }
 
-    fn leave_when_done(&mut self, host: usize, id: SessionId) {
+    fn leave_when_done(&mut self, host: usize, id: ConnectionId) {
         let done = self.hosts[host].sessions.get(&id).is_some_and(|session| {
             session.pending.is_empty()
                 && session.owners.iter().all(|owner| owner.known_holds.is_empty())
@@ -338,7 +338,7 @@ impl Simulation {
     }
 
     /// Delivers a reply or push to a worker.
-    pub(super) fn deliver(&mut self, host: usize, id: SessionId, outgoing: Outgoing) -> Verdict {
+    pub(super) fn deliver(&mut self, host: usize, id: ConnectionId, outgoing: Outgoing) -> Verdict {
         self.check_delivery(host, &outgoing)?;
         let Some(session) = self.hosts[host].sessions.get_mut(&id) else { return Ok(()) };
         if !session.reading {
@@ -353,9 +353,9 @@ impl Simulation {
         self.phase = Phase::Ending;
         for host in 0..self.hosts.len() {
             let run = self.hosts[host].run;
-            for session in self.hosts[host].sessions.keys().copied().collect::<Vec<_>>() {
+            for connection in self.hosts[host].sessions.keys().copied().collect::<Vec<_>>() {
                 for owner in 0..OWNERS {
-                    self.after(100, Event::Act { host, run, session, owner });
+                    self.after(100, Event::Act { host, run, connection, owner });
                 }
             }
         }

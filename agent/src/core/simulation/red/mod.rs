@@ -13,7 +13,7 @@ use super::seeds::{self, Verdict};
 use super::world::{self, Scenario};
 use crate::core::Node;
 use crate::protocol::resp::Frame;
-use crate::types::SessionId;
+use crate::types::ConnectionId;
 use invariants::ForgottenHolds;
 use worker::Worker;
 
@@ -36,12 +36,12 @@ impl Scenario for RedLocks {
         Node::Red(server)
     }
 
-    fn act(world: &mut World, agent: usize, session: SessionId) {
-        world.choose_command(agent, session);
+    fn act(world: &mut World, agent: usize, connection: ConnectionId) {
+        world.choose_command(agent, connection);
     }
 
-    fn on_reply(world: &mut World, agent: usize, session: SessionId, reply: Frame) {
-        world.handle_reply(agent, session, &reply);
+    fn on_reply(world: &mut World, agent: usize, connection: ConnectionId, reply: Frame) {
+        world.handle_reply(agent, connection, &reply);
     }
 
     fn check(world: &mut World) -> Verdict {

@@ -7,7 +7,7 @@ use super::World;
 use super::invariants::NAMES;
 use crate::protocol::command::{Command, Wait};
 use crate::protocol::resp::Frame;
-use crate::types::SessionId;
+use crate::types::ConnectionId;
 
 /// A connection with one command at a time.
 #[derive(Debug, Default)]
@@ -30,18 +30,18 @@ pub(in crate::core) fn red_lock(lock: &str, wait: Wait, lease: Option<Lease>) ->
 }
 
 impl World {
-    pub(super) fn choose_command(&mut self, agent: usize, session: SessionId) {
-        let Some(worker) = self.workers.get(&(agent, session)) else { return };
+    pub(super) fn choose_command(&mut self, agent: usize, connection: ConnectionId) {
+        let Some(worker) = self.workers.get(&(agent, connection)) else { return };
         if worker.pending.is_some() {
             return;
         }
         let held = worker.held;
         if self.working && self.rng.one_in(30) {
-            self.leave(agent, session);
+            self.leave(agent, connection);
             return self.join(agent);
         }
         let (pending, command) = match held {
-            None if !self.working => return self.leave(agent, session),
+            None if !self.working => return self.leave(agent, connection),
             Some((lock, _)) if self.working && self.rng.one_in(5) => {
                 (Pending::Lock(lock), self.lock_command(lock))
             }
@@ -55,10 +55,10 @@ impl World {
                 (Pending::Lock(lock), self.lock_command(lock))
             }
         };
-        if let Some(worker) = self.workers.get_mut(&(agent, session)) {
+        if let Some(worker) = self.workers.get_mut(&(agent, connection)) {
             worker.pending = Some(pending);
         }
-        self.command(agent, session, command);
+        self.command(agent, connection, command);
     }
 
     fn lock_command(&mut self, lock: &'static str) -> Command {
@@ -67,9 +67,9 @@ impl World {
         red_lock(lock, wait, lease)
     }
 
-    pub(super) fn handle_reply(&mut self, agent: usize, session: SessionId, reply: &Frame) {
+    pub(super) fn handle_reply(&mut self, agent: usize, connection: ConnectionId, reply: &Frame) {
         let pause = self.think();
-        let Some(worker) = self.workers.get_mut(&(agent, session)) else { return };
+        let Some(worker) = self.workers.get_mut(&(agent, connection)) else { return };
         let Some(pending) = worker.pending.take() else {
             self.violation = Some(format!("{reply:?} answers no command"));
             return;
@@ -98,6 +98,6 @@ impl World {
             }
             _ => {}
         }
-        self.act_after(pause, agent, session);
+        self.act_after(pause, agent, connection);
     }
 }

@@ -6,12 +6,12 @@ use redisson::script::Value;
 use redisson::{Moment, keys};
 
 use super::super::requests::lock_of;
-use super::network::ConnectionId;
+use super::network::RedisConnectionId;
 use super::network::must_be_confirmed;
 use super::{Event, Input, Scenario, World};
 use crate::core::{Confirmed, Effect, Failure, Node, OpId};
 use crate::protocol::resp::Outgoing;
-use crate::types::SessionId;
+use crate::types::ConnectionId;
 
 impl<S: Scenario> World<S> {
     pub(super) fn happen(&mut self, event: Event) {
@@ -54,7 +54,7 @@ impl<S: Scenario> World<S> {
             Event::Replicate(snapshot) => self.apply_snapshot(&snapshot),
             Event::Failover(step) => self.failover(step),
             Event::Thaw(node) => self.thaw(node),
-            Event::Act { agent, session } => S::act(self, agent, session),
+            Event::Act { agent, connection } => S::act(self, agent, connection),
             Event::Fault => self.fault(),
         }
     }
@@ -101,15 +101,15 @@ impl<S: Scenario> World<S> {
                 None => core.on_subscribed(now, S::node(node), &lock_of(&channel)),
             },
             Input::Unsubscribed(node) => core.on_unsubscribed(S::node(node)),
-            Input::Command(session, command) => core.on_command(now, session, command),
-            Input::Closed(session) => core.on_close(now, session),
+            Input::Command(connection, command) => core.on_command(now, connection, command),
+            Input::Closed(connection) => core.on_close(now, connection),
         }
     }
 
     /// Handles a reply. Where replicas must confirm, it carries the number of those that did.
     fn outcome(
         &mut self,
-        connection: ConnectionId,
+        connection: RedisConnectionId,
         op: OpId,
         outcome: Result<Value, Failure>,
         offset: Option<u64>,
@@ -166,7 +166,7 @@ impl<S: Scenario> World<S> {
                     self.violation = Some(format!("{} for an unknown server", call.script.name));
                 }
             },
-            Effect::Deliver(session, outgoing) => self.deliver(agent, session, outgoing),
+            Effect::Deliver(connection, outgoing) => self.deliver(agent, connection, outgoing),
             Effect::Journal(_) | Effect::Report(_) | Effect::Log(_) => {}
             Effect::Subscribe(node, channel) => self.subscribe(agent, node, channel, true),
             Effect::Unsubscribe(node, channel) => self.subscribe(agent, node, channel, false),
@@ -189,12 +189,12 @@ impl<S: Scenario> World<S> {
         self.after(300, Event::Subscribe { agent, node, channel });
     }
 
-    fn deliver(&mut self, agent: usize, session: SessionId, outgoing: Outgoing) {
-        self.log(|| format!("agent {agent} session {session:?} <- {outgoing:?}"));
-        if !self.workers.contains_key(&(agent, session)) {
-            self.replies.push((agent, session, outgoing));
+    fn deliver(&mut self, agent: usize, connection: ConnectionId, outgoing: Outgoing) {
+        self.log(|| format!("agent {agent} connection {connection:?} <- {outgoing:?}"));
+        if !self.workers.contains_key(&(agent, connection)) {
+            self.replies.push((agent, connection, outgoing));
         } else if let Outgoing::Reply(reply) = outgoing {
-            S::on_reply(self, agent, session, reply);
+            S::on_reply(self, agent, connection, reply);
         }
     }
 }

@@ -20,8 +20,8 @@ use super::seeds::{Traced, Verdict};
 use crate::core::{Core, Failure, Node, OpId, RedSettings, Settings, tests::settings};
 use crate::protocol::command::Command;
 use crate::protocol::resp::{Frame, Outgoing};
-use crate::types::{Number, Peer, SessionId};
-use network::{Connection, ConnectionId, Packet};
+use crate::types::{ConnectionId, Number, Peer};
+use network::{Connection, Packet, RedisConnectionId};
 pub(super) use replication::Replication;
 use replication::{LANES, Snapshot, Step};
 
@@ -34,7 +34,7 @@ enum Event {
     Arrive(Packet),
     /// Its reply arrives.
     Answer {
-        connection: ConnectionId,
+        connection: RedisConnectionId,
         generation: u64,
         op: OpId,
         outcome: Result<Value, Failure>,
@@ -43,12 +43,12 @@ enum Event {
     },
     /// The reply is overdue.
     TimeOut {
-        connection: ConnectionId,
+        connection: RedisConnectionId,
         generation: u64,
         op: OpId,
     },
     /// An agent tries to connect.
-    Connect(ConnectionId),
+    Connect(RedisConnectionId),
     /// A subscribe or unsubscribe arrives at a server.
     Subscribe {
         agent: usize,
@@ -72,7 +72,7 @@ enum Event {
     /// A worker chooses its next command.
     Act {
         agent: usize,
-        session: SessionId,
+        connection: ConnectionId,
     },
     Fault,
 }
@@ -86,8 +86,8 @@ pub(super) enum Input {
     Message(usize, Vec<u8>),
     Subscribed(usize, Vec<u8>),
     Unsubscribed(usize),
-    Command(SessionId, Command),
-    Closed(SessionId),
+    Command(ConnectionId, Command),
+    Closed(ConnectionId),
 }
 
 pub(in crate::core) struct Server {
@@ -111,7 +111,7 @@ pub(in crate::core) struct Agent {
     /// The server that it reaches during a partition.
     side: usize,
     pub(super) wanted_channels: BTreeSet<(usize, Vec<u8>)>,
-    next_session: u64,
+    next_connection: u64,
     alarm_at: u64,
     tick_at: Moment,
     pub(super) stalled_until: u64,
@@ -127,10 +127,10 @@ pub(in crate::core) trait Scenario: Default {
     fn node(server: usize) -> Node;
 
     /// Chooses and sends a worker's next command.
-    fn act(world: &mut World<Self>, agent: usize, session: SessionId);
+    fn act(world: &mut World<Self>, agent: usize, connection: ConnectionId);
 
     /// Handles a reply to a worker.
-    fn on_reply(world: &mut World<Self>, agent: usize, session: SessionId, reply: Frame);
+    fn on_reply(world: &mut World<Self>, agent: usize, connection: ConnectionId, reply: Frame);
 
     /// Checks the invariants. Runs after every event.
     fn check(world: &mut World<Self>) -> Verdict;
@@ -149,13 +149,13 @@ pub(in crate::core) struct World<S: Scenario> {
     pub(in crate::core) settings: Settings,
     pub(in crate::core) servers: Vec<Server>,
     pub(in crate::core) agents: Vec<Agent>,
-    connections: BTreeMap<ConnectionId, Connection>,
+    connections: BTreeMap<RedisConnectionId, Connection>,
     /// The replication from one server to another, if it is modelled.
     pub(super) replication: Option<Replication>,
     /// Replies to sessions without a worker, for tests that send commands themselves.
-    pub(in crate::core) replies: Vec<(usize, SessionId, Outgoing)>,
+    pub(in crate::core) replies: Vec<(usize, ConnectionId, Outgoing)>,
     /// Workers by agent and session.
-    pub(super) workers: BTreeMap<(usize, SessionId), S::Worker>,
+    pub(super) workers: BTreeMap<(usize, ConnectionId), S::Worker>,
     pub(super) scenario: S,
     /// The instant at which all faults were repaired.
     pub(super) fault_free_since: u64,
@@ -231,8 +231,8 @@ impl<S: Scenario> World<S> {
         self.schedule.insert(self.now + micros, event);
     }
 
-    pub(super) fn act_after(&mut self, micros: u64, agent: usize, session: SessionId) {
-        self.after(micros, Event::Act { agent, session });
+    pub(super) fn act_after(&mut self, micros: u64, agent: usize, connection: ConnectionId) {
+        self.after(micros, Event::Act { agent, connection });
     }
 
     pub(super) fn fault_after(&mut self, micros: u64) {
@@ -323,28 +323,33 @@ impl<S: Scenario> World<S> {
     }
 
     /// Ends a worker's connection. The worker does not come back.
-    pub(super) fn leave(&mut self, agent: usize, session: SessionId) {
-        self.workers.remove(&(agent, session));
-        self.close(agent, session);
+    pub(super) fn leave(&mut self, agent: usize, connection: ConnectionId) {
+        self.workers.remove(&(agent, connection));
+        self.close(agent, connection);
     }
 
-    pub(in crate::core) fn open(&mut self, agent: usize) -> SessionId {
+    pub(in crate::core) fn open(&mut self, agent: usize) -> ConnectionId {
         let now = self.boot();
         let state = &mut self.agents[agent];
-        state.next_session += 1;
-        let id = SessionId(state.next_session);
+        state.next_connection += 1;
+        let id = ConnectionId(state.next_connection);
         state.core.on_open(now, id, Peer::default(), [1; 16]);
         id
     }
 
-    pub(in crate::core) fn command(&mut self, agent: usize, session: SessionId, command: Command) {
-        self.log(|| format!("agent {agent} session {session:?}: {command:?}"));
-        self.input(agent, Input::Command(session, command));
+    pub(in crate::core) fn command(
+        &mut self,
+        agent: usize,
+        connection: ConnectionId,
+        command: Command,
+    ) {
+        self.log(|| format!("agent {agent} connection {connection:?}: {command:?}"));
+        self.input(agent, Input::Command(connection, command));
     }
 
-    pub(in crate::core) fn close(&mut self, agent: usize, session: SessionId) {
-        self.log(|| format!("agent {agent} session {session:?} closes"));
-        self.input(agent, Input::Closed(session));
+    pub(in crate::core) fn close(&mut self, agent: usize, connection: ConnectionId) {
+        self.log(|| format!("agent {agent} connection {connection:?} closes"));
+        self.input(agent, Input::Closed(connection));
     }
 
     pub(super) fn stall(&mut self, agent: usize, time: u64) {
@@ -355,11 +360,16 @@ impl<S: Scenario> World<S> {
     }
 
     /// Returns the replies and pushes to a session without a worker since the last call.
-    pub(in crate::core) fn replies_of(&mut self, agent: usize, session: SessionId) -> Vec<Frame> {
-        let mine = |(to, id, _): &(usize, SessionId, Outgoing)| *to == agent && *id == session;
+    pub(in crate::core) fn replies_of(
+        &mut self,
+        agent: usize,
+        connection: ConnectionId,
+    ) -> Vec<Frame> {
+        let mine =
+            |(to, id, _): &(usize, ConnectionId, Outgoing)| *to == agent && *id == connection;
         let (own, rest) = std::mem::take(&mut self.replies).into_iter().partition(mine);
         self.replies = rest;
-        let own: Vec<(usize, SessionId, Outgoing)> = own;
+        let own: Vec<(usize, ConnectionId, Outgoing)> = own;
         own.into_iter()
             .map(|(.., outgoing)| match outgoing {
                 Outgoing::Reply(frame) => frame,
@@ -392,7 +402,7 @@ impl Agent {
             main: 0,
             side: 0,
             wanted_channels: BTreeSet::new(),
-            next_session: 0,
+            next_connection: 0,
             alarm_at: u64::MAX,
             tick_at: Moment::default(),
             stalled_until: 0,

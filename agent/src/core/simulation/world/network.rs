@@ -16,11 +16,11 @@ pub(super) fn must_be_confirmed(lane: Lane) -> bool {
 }
 
 /// An agent's connection for scripts: agent, server and purpose.
-pub(super) type ConnectionId = (usize, usize, Lane);
+pub(super) type RedisConnectionId = (usize, usize, Lane);
 
 #[derive(Debug)]
 pub(super) struct Packet {
-    connection: ConnectionId,
+    connection: RedisConnectionId,
     generation: u64,
     op: OpId,
     call: Call,
@@ -49,11 +49,11 @@ impl Server {
 }
 
 impl<S: Scenario> World<S> {
-    pub(super) fn connection(&mut self, id: ConnectionId) -> &mut Connection {
+    pub(super) fn connection(&mut self, id: RedisConnectionId) -> &mut Connection {
         self.connections.get_mut(&id).expect("connections are made once")
     }
 
-    pub(super) fn send(&mut self, connection: ConnectionId, op: OpId, call: Call) {
+    pub(super) fn send(&mut self, connection: RedisConnectionId, op: OpId, call: Call) {
         self.log(|| {
             let args: Vec<_> = call.args.iter().map(String::from_utf8_lossy).collect();
             format!(
@@ -148,7 +148,7 @@ impl<S: Scenario> World<S> {
         self.publish(node, &served.published);
     }
 
-    pub(super) fn break_connection(&mut self, connection: ConnectionId, why: &str) {
+    pub(super) fn break_connection(&mut self, connection: RedisConnectionId, why: &str) {
         let state = self.connection(connection);
         if !state.up {
             return;
@@ -167,11 +167,11 @@ impl<S: Scenario> World<S> {
     }
 
     /// Returns whether an agent sends scripts to that server, rather than to the master that it replicates.
-    fn is_in_use(&self, (agent, node, _): ConnectionId) -> bool {
+    fn is_in_use(&self, (agent, node, _): RedisConnectionId) -> bool {
         S::node(node) != Node::Main || self.agents[agent].main == node
     }
 
-    pub(super) fn connect(&mut self, connection: ConnectionId) {
+    pub(super) fn connect(&mut self, connection: RedisConnectionId) {
         let (agent, node, lane) = connection;
         let server = &self.servers[node];
         if !server.up || server.frozen_until > self.now || !self.reaches(agent, node) {

@@ -10,7 +10,7 @@ use redisson::script::Value;
 
 use super::super::redis::Redis;
 use super::super::schedule::micros;
-use super::network::ConnectionId;
+use super::network::RedisConnectionId;
 use super::{Event, Input, Scenario, World};
 use crate::core::{Lane, OpId};
 
@@ -187,7 +187,7 @@ impl<S: Scenario> World<S> {
     }
 
     fn break_unreachable(&mut self) {
-        let all: Vec<ConnectionId> = self.connections.keys().copied().collect();
+        let all: Vec<RedisConnectionId> = self.connections.keys().copied().collect();
         for connection in all {
             if !self.reaches(connection.0, connection.1) {
                 self.break_connection(connection, "the network is cut");
