@@ -4,7 +4,6 @@
 //! when Redis is asked, the lock has been held without a gap.
 
 use crate::core::ops::verb::{Adoption, RenewalForm, Undo, Verb};
-use std::time::Duration;
 
 use redisson::script::{self, BadReply, Call, MissingMarkers, RenewOutcome, Value};
 use redisson::{Kind, Moment};
@@ -104,13 +103,8 @@ impl Core {
     ) -> Vec<HoldRecord> {
         let RestoredSession { record, away_since, holds } = past;
         let since = away_since.map_or(self.now, |since| since.min(self.now));
-        let time = Duration::from_millis(record.grace_ms);
-        let session = Session::new(record.session, record.peer, record.secret, self.now);
-        let mut session = session.restored(time, since, holds.len());
-        session.client_name = record.client.map(String::into_bytes);
-        session.secret_before = record.secret_before;
+        let session = Session::restored(record, since, holds.len(), self.now);
         self.sessions.restore(connection, session);
-        self.sessions.arm_grace(connection);
         self.journal.knows(holds.keys().copied());
         for hold in holds.values() {
             if let Some(token) = hold.token {
@@ -129,7 +123,7 @@ impl Core {
     /// Redis told which holds of an earlier run are still there.
     pub(in crate::core) fn adopted(&mut self, sent: Moment, holds: &[(HoldRecord, RenewOutcome)]) {
         for (record, kept) in holds {
-            let Some(connection) = self.connection_of(record.session) else {
+            let Some(connection) = self.sessions.connection_of(record.session) else {
                 // Nobody came back for it in time.
                 self.undo(&record.lock, record.kind, record.number, record.longest);
                 continue;
@@ -176,7 +170,7 @@ impl Core {
     /// Redis has said nothing for so long that the leases are over.
     pub(in crate::core) fn not_adopted(&mut self, holds: &[HoldRecord]) {
         for record in holds {
-            if let Some(connection) = self.connection_of(record.session) {
+            if let Some(connection) = self.sessions.connection_of(record.session) {
                 self.lost_before(connection, record, End::Unconfirmed);
             }
             self.journal_gone(record.number);

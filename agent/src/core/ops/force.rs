@@ -229,7 +229,8 @@ impl Core {
         if let Some(refusal) = self.refuse_operator(slot, "KICK") {
             return self.answer(slot, refusal);
         }
-        let Some(connection) = SessionId::parse(session).and_then(|id| self.connection_of(id))
+        let Some(connection) =
+            SessionId::parse(session).and_then(|id| self.sessions.connection_of(id))
         else {
             let text = "NOSESSION there is no such session; LOCKS tells of those that hold or wait";
             return self.answer(slot, Frame::Error(text.to_owned()));

@@ -7,13 +7,10 @@
 use std::collections::BTreeSet;
 use std::time::Duration;
 
-use redisson::Moment;
-
 use crate::core::ids::{Owner, Slot};
 use crate::core::lock::waiter::Left;
 use crate::core::session::reply::Reply;
-use crate::core::session::state::{Grace, Resuming, Session};
-use crate::core::session::table::SessionTimer;
+use crate::core::session::state::Resuming;
 use crate::core::session::wrong_secret;
 use crate::core::units::millis;
 use crate::core::{Core, LogLine, Report};
@@ -54,17 +51,14 @@ impl Core {
             )));
         }
         let most = self.settings.max_graced;
-        if !self.sessions.graced.contains(&connection) && self.sessions.graced.len() >= most {
+        if !self.sessions.has_grace(connection) && self.sessions.graced_count() >= most {
             return Err(Frame::Error(format!(
                 "LIMIT {most} sessions have GRACE already (--max-sessions)"
             )));
         }
-        let Some(session) = self.sessions.get_mut(&connection) else { return Ok(()) };
-        let new =
-            Grace { time, away: None, armed: Moment::NEVER, unverified: 0, askers: Vec::new() };
-        session.grace.get_or_insert(new).time = time;
+        self.sessions.give_grace(connection, time);
+        let Some(session) = self.sessions.get(&connection) else { return Ok(()) };
         let (holds, waits) = (session.holds.clone(), session.waits.clone());
-        self.sessions.graced.insert(connection);
         if let Some(record) = self.session_record(connection) {
             self.journal_record(Record::Session(record));
         }
@@ -79,11 +73,11 @@ impl Core {
 
     /// A session is like any other again: nothing of it is left to a successor.
     pub(in crate::core) fn drop_grace(&mut self, connection: ConnectionId) {
-        let Some(session) = self.sessions.get_mut(&connection) else { return };
-        let (Some(grace), session_id) = (session.grace.take(), session.id) else { return };
+        let Some(grace) = self.sessions.take_grace(connection) else { return };
+        let Some(session) = self.sessions.get(&connection) else { return };
+        let session_id = session.id;
         let numbers = session.holds.values().chain(session.waits.values());
         let numbers: BTreeSet<_> = numbers.copied().collect();
-        self.sessions.graced.remove(&connection);
         numbers.into_iter().for_each(|number| self.journal_gone(number));
         self.journal_record(Record::End { session: session_id });
         self.wake_all(grace.askers);
@@ -109,19 +103,12 @@ impl Core {
     /// A session's connection has gone. Whether it lives on without one.
     pub(in crate::core) fn go_away(&mut self, connection: ConnectionId) -> bool {
         let now = self.now;
-        let Some(session) = self.sessions.get_mut(&connection) else { return false };
-        let Some(grace) = &mut session.grace else { return false };
-        grace.away = Some(now);
-        let askers = std::mem::take(&mut grace.askers);
-        (session.push, session.deadlines) = (false, false);
-        // What has not begun will not; what has goes on, and its reply goes nowhere.
-        session.queued.values_mut().for_each(std::collections::VecDeque::clear);
+        let Some(askers) = self.sessions.go_away(connection, now) else { return false };
+        let Some(session) = self.sessions.get(&connection) else { return false };
         let session_id = session.id;
         let waits: BTreeSet<_> = session.waits.values().copied().collect();
         let multi: Vec<_> = session.multi.keys().copied().collect();
-        self.sessions.away += 1;
         self.forget_stopped(connection);
-        self.sessions.arm_grace(connection);
         self.journal_record(Record::Away { session: session_id, since: now });
         for owner in multi {
             self.cancel_multi(Owner { connection, owner });
@@ -133,27 +120,10 @@ impl Core {
         true
     }
 
-    /// Ends the grace of a session that ends.
-    pub(in crate::core) fn end_grace(&mut self, connection: ConnectionId, session: &mut Session) {
-        if let Some(resuming) = session.resuming.take() {
-            self.sessions.timers.clear(resuming.until, SessionTimer::Resume(connection));
-        }
-        if self.sessions.taken_over.get(&session.id) == Some(&connection) {
-            self.sessions.taken_over.remove(&session.id);
-        }
-        let Some(grace) = session.grace.take() else { return };
-        self.sessions.timers.clear(grace.armed, SessionTimer::Grace(connection));
-        self.sessions.away -= usize::from(grace.away.is_some());
-        self.sessions.graced.remove(&connection);
-        self.journal_record(Record::End { session: session.id });
-        self.wake_all(grace.askers);
-    }
-
     /// Nobody has come back in time.
     pub(in crate::core) fn lapse(&mut self, connection: ConnectionId) {
-        let Some(session) = self.sessions.get_mut(&connection) else { return };
-        let Some(grace) = &mut session.grace else { return };
-        grace.armed = Moment::NEVER;
+        let Some(session) = self.sessions.get(&connection) else { return };
+        let Some(grace) = &session.grace else { return };
         let (session, holds, grace_ms) = (session.id, session.holds.len(), millis(grace.time));
         let gone = grace.away.unwrap_or(self.now);
         self.effects.log(LogLine::SessionLapsed { session, holds, grace_ms });
@@ -181,16 +151,7 @@ impl Core {
                 self.tell_every_jeopardy(slot.connection);
             }
             Verdict::No(outcome, sentence) => self.refuse_resume(slot, outcome, sentence),
-            Verdict::NotYet(target) => {
-                let grace = self.sessions.get_mut(&target).and_then(|s| s.grace.as_mut());
-                if let Some(grace) = grace {
-                    grace.askers.push(slot.connection);
-                }
-                if let Some(session) = self.sessions.all.get_mut(&slot.connection) {
-                    self.sessions.timers.add(asked.until, SessionTimer::Resume(slot.connection));
-                    session.resuming = Some(asked);
-                }
-            }
+            Verdict::NotYet(target) => self.sessions.add_asker(target, asked),
         }
     }
 
@@ -201,6 +162,7 @@ impl Core {
 
     fn verdict(&self, asked: &Resuming) -> Verdict {
         let Some((target, session)) = self
+            .sessions
             .connection_of(asked.session)
             .and_then(|target| Some((target, self.sessions.get(&target)?)))
         else {
@@ -242,16 +204,13 @@ impl Core {
 
     /// A session may be ready for those who wait to take it over.
     pub(in crate::core) fn wake_askers(&mut self, connection: ConnectionId) {
-        let grace = self.sessions.get_mut(&connection).and_then(|session| session.grace.as_mut());
-        let askers = grace.map(|grace| std::mem::take(&mut grace.askers));
-        self.wake_all(askers.unwrap_or_default());
+        let askers = self.sessions.take_askers(connection);
+        self.wake_all(askers);
     }
 
-    fn wake_all(&mut self, askers: Vec<ConnectionId>) {
+    pub(super) fn wake_all(&mut self, askers: Vec<ConnectionId>) {
         for asker in askers {
-            let resuming = self.sessions.get_mut(&asker).and_then(|s| s.resuming.take());
-            if let Some(resuming) = resuming {
-                self.sessions.timers.clear(resuming.until, SessionTimer::Resume(asker));
+            if let Some(resuming) = self.sessions.take_resuming(asker) {
                 self.ask_for(resuming);
             }
         }
@@ -259,14 +218,15 @@ impl Core {
 
     /// A RESUME has waited long enough.
     pub(in crate::core) fn resume_due(&mut self, asker: ConnectionId) {
-        let resuming = self.sessions.get_mut(&asker).and_then(|s| s.resuming.take());
-        let Some(Resuming { slot, session, .. }) = resuming else { return };
-        let target = self.connection_of(session).and_then(|target| self.sessions.get_mut(&target));
-        let Some(target) = target else { return self.refuse_resume(slot, "gone", gone()) };
-        let connected = target.away_since().is_none();
-        if let Some(grace) = &mut target.grace {
-            grace.askers.retain(|one| *one != asker);
-        }
+        let Some(Resuming { slot, session, .. }) = self.sessions.take_resuming(asker) else {
+            return;
+        };
+        let Some(target) = self.sessions.connection_of(session) else {
+            return self.refuse_resume(slot, "gone", gone());
+        };
+        self.sessions.remove_asker(target, asker);
+        let connected =
+            self.sessions.get(&target).is_some_and(|session| session.away_since().is_none());
         if connected {
             return self.refuse_resume(slot, "alive", alive(session));
         }
@@ -278,30 +238,10 @@ impl Core {
 
     /// Moves all that a session without a connection has to the one that asked for it.
     fn take_over(&mut self, asker: ConnectionId, target: ConnectionId, given: &[u8]) {
-        let Some(mut old) = self.sessions.all.remove(&target) else { return };
-        let Some(mut grace) = old.grace.take() else { return };
-        self.sessions.timers.clear(grace.armed, SessionTimer::Grace(target));
-        (grace.away, grace.armed) = (None, Moment::NEVER);
-        self.sessions.away -= 1;
-        self.sessions.graced.remove(&target);
-        self.sessions.graced.insert(asker);
-        self.sessions.taken_over.insert(old.id, asker);
-        for number in old.holds.values() {
+        let Some(others) = self.sessions.take_over(asker, target, given) else { return };
+        let Some(session) = self.sessions.get(&asker) else { return };
+        for number in session.holds.values() {
             self.leases.move_to(*number, asker);
-        }
-        let others = std::mem::take(&mut grace.askers);
-        let Some(new) = self.sessions.all.get_mut(&asker) else { return };
-        new.id = old.id;
-        new.secret_before = old.right_to_resume(given);
-        new.introduced = true;
-        new.grace = Some(grace);
-        new.client_name = new.client_name.take().or(old.client_name);
-        (new.holds, new.losses) = (old.holds, old.losses);
-        (new.backlog, new.missed) = (old.backlog, old.missed);
-        if let Some((slot, until)) = old.events_waiter {
-            self.sessions.timers.clear(until, SessionTimer::Events(target));
-            self.sessions.timers.add(until, SessionTimer::Events(asker));
-            new.events_waiter = Some((slot, until));
         }
         if let Some(record) = self.session_record(asker) {
             self.journal_record(Record::Session(record));
@@ -312,8 +252,7 @@ impl Core {
     /// Drops the previous secret if every earlier command has been answered: the worker then has the new one.
     pub(in crate::core) fn forget_previous_secret(&mut self, connection: ConnectionId) {
         let Some(session) = self.sessions.get_mut(&connection) else { return };
-        if session.pending.is_empty()
-            && session.secret_before.take().is_some()
+        if session.drop_previous_secret()
             && let Some(record) = self.session_record(connection)
         {
             self.journal_record(Record::Session(record));

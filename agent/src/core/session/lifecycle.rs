@@ -5,8 +5,8 @@ use std::collections::BTreeSet;
 use redisson::Moment;
 
 use crate::core::lock::waiter::Left;
-use crate::core::session::table::SessionTimer;
 use crate::core::{Core, Report};
+use crate::journal::Record;
 use crate::protocol::command::Command;
 use crate::types::{ConnectionId, End, Peer};
 
@@ -59,12 +59,12 @@ impl Core {
     /// Ends a session and all it has. Nobody else gets what it holds before `until`.
     pub(in crate::core) fn end_session(&mut self, connection: ConnectionId, until: Moment) {
         self.forget_stopped(connection);
-        let Some(mut session) = self.sessions.all.remove(&connection) else { return };
-        self.end_grace(connection, &mut session);
-        self.end_events(connection, &session);
-        for (owner, multi) in &session.multi {
-            self.sessions.timers.clear(multi.armed, SessionTimer::Multi(connection, *owner));
+        let Some((session, grace)) = self.sessions.remove(connection) else { return };
+        if let Some(grace) = grace {
+            self.journal_record(Record::End { session: session.id });
+            self.wake_all(grace.askers);
         }
+        self.end_events(&session);
         // In order of arrival: what happens is not to depend on how a map is laid out.
         for number in session.waits.values().copied().collect::<BTreeSet<_>>() {
             self.leave(number, Left::Cancelled);

@@ -9,7 +9,6 @@ mod settle;
 pub(in crate::core) mod state;
 pub(in crate::core) mod table;
 
-use std::collections::VecDeque;
 use std::time::Duration;
 
 use redisson::{Kind, LockName, Moment};
@@ -17,87 +16,50 @@ use redisson::{Kind, LockName, Moment};
 use crate::core::ids::{Owner, Slot};
 use crate::core::session::event::Event;
 use crate::core::session::reply::Reply;
-use crate::core::session::state::{BACKLOG, Pending, Session};
-use crate::core::session::table::SessionTimer;
+use crate::core::session::state::Session;
+use crate::core::session::table::Work;
 use crate::core::{Core, Effect, Report};
 use crate::protocol::command::Command;
 use crate::protocol::resp::{Frame, Outgoing};
 use crate::types::{ConnectionId, SessionId};
 
-/// The unanswered commands for which an idle session keeps memory.
-const FEW_PENDING: usize = 16;
-
 impl Core {
     /// Returns the id of the session of a connection, as SESSION tells it.
     pub(in crate::core) fn session_name(&self, connection: ConnectionId) -> String {
-        let id = self.sessions.get(&connection).map(|session| session.id);
-        id.unwrap_or(SessionId { run: self.sessions.run, number: connection.0 }).to_string()
-    }
-
-    /// Returns the connection under which a session is kept, if it lives.
-    pub(in crate::core) fn connection_of(&self, session: SessionId) -> Option<ConnectionId> {
-        let own = || (session.run == self.sessions.run).then_some(ConnectionId(session.number));
-        let connection = self.sessions.taken_over.get(&session).copied().or_else(own)?;
-        self.sessions.get(&connection).filter(|kept| kept.id == session).map(|_| connection)
+        self.sessions.id_of(connection).to_string()
     }
 
     /// Returns the connection of the session of that id, if it lives and the secret is its own.
     fn connection_by_secret(&self, name: &[u8], secret: &[u8]) -> Option<ConnectionId> {
-        let connection = self.connection_of(SessionId::parse(name)?)?;
+        let connection = self.sessions.connection_of(SessionId::parse(name)?)?;
         self.sessions.get(&connection)?.has_secret(secret).then_some(connection)
     }
 
     /// Takes a command in: it begins at once unless its owner is busy.
     pub(in crate::core) fn enqueue(&mut self, connection: ConnectionId, command: Command) {
-        let began = self.now;
         self.forget_previous_secret(connection);
         let Some(session) = self.sessions.get_mut(&connection) else { return };
-        let seq = session.first_seq + session.pending.len() as u64;
-        let owner = command.owner();
-        // What the connection has answered itself only needs its place among the replies.
-        let command = match command {
+        match command {
+            // What the connection has answered itself only needs its place among the replies.
             Command::Answered(reply) => {
-                session.pending.push_back(Pending {
-                    owner,
-                    word: "other",
-                    began,
-                    reply: Some(Reply::Ready(reply)),
-                    after: 0,
-                });
-                return self.flush(connection);
+                session.take_in_answered(reply, self.now);
+                self.flush(connection);
             }
-            command => command,
-        };
-        let word = command.word();
-        session.pending.push_back(Pending { owner, word, began, reply: None, after: 0 });
-        if let Some(queue) = session.queued.get_mut(&owner) {
-            queue.push_back((seq, command));
-        } else {
-            session.queued.insert(owner, VecDeque::new());
-            self.run(Slot { connection, seq, member: None }, command);
+            command => {
+                if let Some((seq, command)) = session.take_in(command, self.now) {
+                    self.run(Slot { connection, seq, member: None }, command);
+                }
+            }
         }
     }
 
     /// Goes on with the MLOCKs that can, and begins the commands whose owners have become free.
     pub(in crate::core) fn run_ready(&mut self) {
-        loop {
-            while let Some(owner) = self.sessions.steps.pop_front() {
-                self.go_on(owner);
-            }
-            if let Some(connection) = self.sessions.askable.pop_front() {
-                self.wake_askers(connection);
-                continue;
-            }
-            let Some((connection, owner)) = self.sessions.ready.pop_front() else { return };
-            let Some(session) = self.sessions.get_mut(&connection) else { continue };
-            let Some(queue) = session.queued.get_mut(&owner) else { continue };
-            match queue.pop_front() {
-                Some((seq, command)) => {
-                    self.run(Slot { connection, seq, member: None }, command);
-                }
-                None => {
-                    session.queued.remove(&owner);
-                }
+        while let Some(work) = self.sessions.next_work() {
+            match work {
+                Work::Step(owner) => self.go_on(owner),
+                Work::Askers(connection) => self.wake_askers(connection),
+                Work::Command(slot, command) => self.run(slot, command),
             }
         }
     }
@@ -141,41 +103,25 @@ impl Core {
     }
 
     pub(in crate::core) fn answer_with(&mut self, slot: Slot, reply: Reply) {
-        let Some(session) = self.sessions.all.get_mut(&slot.connection) else { return };
-        let Some(index) = slot.seq.checked_sub(session.first_seq) else { return };
-        let Some(pending) = usize::try_from(index).ok().and_then(|i| session.pending.get_mut(i))
-        else {
-            return;
-        };
+        let Some(session) = self.sessions.get(&slot.connection) else { return };
+        let Some(pending) = session.pending(slot.seq) else { return };
         if let Some(index) = slot.member {
             let owner = Owner { connection: slot.connection, owner: pending.owner };
             return self.member_answered(owner, index, reply);
         }
         let failed = matches!(reply, Reply::Ready(Outgoing::Reply(Frame::Error(_))));
         let (word, took) = (pending.word, self.now.since(pending.began));
+        let journalled = session.grace.is_some() && reply.rests_on_journal();
         self.effects.report(Report::Command { word, failed, took });
-        if session.grace.is_some() && reply.rests_on_journal() {
-            pending.after = self.journal.wait(slot.connection);
-        }
-        pending.reply = Some(reply);
-        self.sessions.ready.push_back((slot.connection, pending.owner));
-        if session.grace.as_ref().is_some_and(|grace| !grace.askers.is_empty()) {
-            self.sessions.askable.push_back(slot.connection);
-        }
+        let after = if journalled { self.journal.wait(slot.connection) } else { 0 };
+        self.sessions.set_reply(slot, reply, after);
         self.flush(slot.connection);
     }
 
+    /// Sends the replies whose turn has come.
     pub(in crate::core) fn flush(&mut self, connection: ConnectionId) {
         while let Some(session) = self.sessions.get_mut(&connection) {
-            let first = session.pending.front_mut();
-            let first = first.filter(|first| first.after <= self.journal.done());
-            let Some(reply) = first.and_then(|first| first.reply.take()) else { return };
-            session.pending.pop_front();
-            session.first_seq += 1;
-            // Frees the memory of a long pipeline.
-            if session.pending.is_empty() && session.pending.capacity() > FEW_PENDING {
-                session.pending = VecDeque::new();
-            }
+            let Some(reply) = session.take_reply(self.journal.done()) else { return };
             let reply = self.settle(connection, reply);
             self.effects.push(Effect::Deliver(connection, reply));
         }
@@ -193,10 +139,7 @@ impl Core {
         }
         let id = Frame::bytes(self.session_name(slot.connection));
         let Some(session) = self.sessions.get_mut(&slot.connection) else { return };
-        session.introduced = true;
-        let pushes_from_now = push == Some(true) && !session.push;
-        session.push = push.unwrap_or(session.push);
-        session.deadlines = deadlines.unwrap_or(session.deadlines);
+        let pushes_from_now = session.introduce(push, deadlines);
         let secret = Frame::bytes(session.secret_text());
         let reply = Frame::Map(vec![("id", id), ("secret", secret)]);
         match grace {
@@ -233,39 +176,28 @@ impl Core {
             let frames = event.frames(true, name, kind);
             self.effects.push(Effect::Deliver(owner.connection, Outgoing::Push(frames)));
         }
-        if session.backlog.len() == BACKLOG {
-            session.backlog.pop_front();
-            session.missed += 1;
-            // Who has events pushed need not ask for them; whether a push is dropped shows when it is delivered.
-            if !pushed {
-                self.effects.report(Report::EventDropped);
-            }
+        let dropped = session.add_event(event.frames(false, name, kind));
+        // Who has events pushed need not ask for them; whether a push is dropped shows when it is delivered.
+        if dropped && !pushed {
+            self.effects.report(Report::EventDropped);
         }
-        session.backlog.push_back(event.frames(false, name, kind));
         self.wake_events(owner.connection);
     }
 
     fn events(&mut self, slot: Slot, connection: ConnectionId, until: Moment) {
         // One listener per session: an older call is answered with what there is.
         self.wake_events(connection);
-        let now = self.now;
-        let Some(session) = self.sessions.all.get_mut(&connection) else { return };
-        if until <= now || !session.backlog.is_empty() || session.missed > 0 {
+        let Some(session) = self.sessions.get_mut(&connection) else { return };
+        if until <= self.now || session.has_events() {
             let events = session.take_events();
             return self.answer(slot, events);
         }
-        session.events_waiter = Some((slot, until));
-        self.sessions.timers.add(until, SessionTimer::Events(connection));
+        self.sessions.add_listener(connection, slot, until);
     }
 
     /// Answers who listens for this session's events, if anybody does.
     pub(in crate::core) fn wake_events(&mut self, connection: ConnectionId) {
-        let Some((slot, until)) =
-            self.sessions.get_mut(&connection).and_then(|s| s.events_waiter.take())
-        else {
-            return;
-        };
-        self.sessions.timers.clear(until, SessionTimer::Events(connection));
+        let Some(slot) = self.sessions.take_listener(connection) else { return };
         // A listener that has gone takes no events with it.
         let listens = |listener: &Session| listener.away_since().is_none();
         if self.sessions.get(&slot.connection).is_some_and(listens)
@@ -277,9 +209,8 @@ impl Core {
     }
 
     /// Answers who listens for the events of a session that has just ended.
-    pub(in crate::core) fn end_events(&mut self, connection: ConnectionId, ended: &Session) {
-        if let Some((slot, until)) = ended.events_waiter {
-            self.sessions.timers.clear(until, SessionTimer::Events(connection));
+    pub(in crate::core) fn end_events(&mut self, ended: &Session) {
+        if let Some((slot, _)) = ended.events_waiter {
             let gone = "GONE that session has ended: its holds are released";
             self.answer(slot, Frame::Error(gone.to_owned()));
         }

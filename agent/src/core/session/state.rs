@@ -9,12 +9,15 @@ use crate::core::ids::{HoldKey, Slot};
 use crate::core::lock::mlock_state::MultiLock;
 use crate::core::session::losses::Losses;
 use crate::core::session::reply::Reply;
+use crate::journal::SessionRecord;
 use crate::protocol::command::Command;
-use crate::protocol::resp::Frame;
+use crate::protocol::resp::{Frame, Outgoing};
 use crate::types::{ConnectionId, Number, Peer, SessionId};
 
 /// The most events that a session may leave unread; then the oldest are dropped and the gap is reported.
-pub(in crate::core) const BACKLOG: usize = 256;
+const BACKLOG: usize = 256;
+/// The unanswered commands for which an idle session keeps memory.
+const FEW_PENDING: usize = 16;
 
 /// A command not answered yet, or answered behind one that is not.
 #[derive(Debug)]
@@ -22,9 +25,9 @@ pub(in crate::core) struct Pending {
     pub(super) owner: i64,
     pub(super) word: &'static str,
     pub(super) began: Moment,
-    pub(in crate::core) reply: Option<Reply>,
+    pub(super) reply: Option<Reply>,
     /// Up to which record the journal must be written before it is told.
-    pub(in crate::core) after: u64,
+    pub(super) after: u64,
 }
 
 /// One connection's state; of a session with grace, also when that has gone.
@@ -48,21 +51,24 @@ pub(in crate::core) struct Session {
     /// Its holds outlive its connection.
     pub(in crate::core) grace: Option<Grace>,
     /// A RESUME of its own that waits.
-    pub(in crate::core) resuming: Option<Resuming>,
+    pub(super) resuming: Option<Resuming>,
     pub(in crate::core) holds: HashMap<HoldKey, Number>,
     /// The wait of each owner that has one.
     pub(in crate::core) waits: HashMap<i64, Number>,
     /// The MLOCK or MUNLOCK of each owner that has one under way.
     pub(in crate::core) multi: BTreeMap<i64, MultiLock>,
     pub(in crate::core) losses: Losses,
-    pub(in crate::core) pending: VecDeque<Pending>,
-    pub(super) first_seq: u64,
+    pub(super) pending: VecDeque<Pending>,
+    /// The number of the first command in `pending`.
+    first_seq: u64,
     /// Commands of owners that are busy with an earlier one.
-    pub(in crate::core) queued: HashMap<i64, VecDeque<(u64, Command)>>,
-    pub(in crate::core) backlog: VecDeque<Vec<Frame>>,
-    pub(in crate::core) missed: u64,
+    queued: HashMap<i64, VecDeque<(u64, Command)>>,
+    /// Its unread events, oldest first.
+    backlog: VecDeque<Vec<Frame>>,
+    /// The number of events that were dropped since the last EVENTS call.
+    missed: u64,
     /// An EVENTS call that waits for this session's next event, and its deadline.
-    pub(in crate::core) events_waiter: Option<(Slot, Moment)>,
+    pub(super) events_waiter: Option<(Slot, Moment)>,
 }
 
 impl Session {
@@ -104,6 +110,92 @@ impl Session {
         self.away_since().is_none() && !(self.holds.is_empty() && self.waits.is_empty())
     }
 
+    /// Applies SESSION with these options. Returns whether events are pushed from now on and were not before.
+    pub(super) fn introduce(&mut self, push: Option<bool>, deadlines: Option<bool>) -> bool {
+        self.introduced = true;
+        let pushes_from_now = push == Some(true) && !self.push;
+        self.push = push.unwrap_or(self.push);
+        self.deadlines = deadlines.unwrap_or(self.deadlines);
+        pushes_from_now
+    }
+
+    /// Takes a command in. Returns it with its number if it may begin at once, which is if its owner has no earlier one.
+    pub(super) fn take_in(&mut self, command: Command, now: Moment) -> Option<(u64, Command)> {
+        let owner = command.owner();
+        let seq = self.first_seq + self.pending.len() as u64;
+        let word = command.word();
+        self.pending.push_back(Pending { owner, word, began: now, reply: None, after: 0 });
+        if let Some(queue) = self.queued.get_mut(&owner) {
+            queue.push_back((seq, command));
+            return None;
+        }
+        self.queued.insert(owner, VecDeque::new());
+        Some((seq, command))
+    }
+
+    /// Gives a reply that the connection has made itself its place among the replies.
+    pub(super) fn take_in_answered(&mut self, reply: Outgoing, now: Moment) {
+        let reply = Some(Reply::Ready(reply));
+        self.pending.push_back(Pending { owner: 0, word: "other", began: now, reply, after: 0 });
+    }
+
+    /// Returns the next command of an owner whose latest one is answered. If there is none, the owner is idle again.
+    pub(super) fn next_command(&mut self, owner: i64) -> Option<(u64, Command)> {
+        let next = self.queued.get_mut(&owner)?.pop_front();
+        if next.is_none() {
+            self.queued.remove(&owner);
+        }
+        next
+    }
+
+    /// Returns the command with that number, if it is among those that are not told.
+    pub(super) fn pending(&self, seq: u64) -> Option<&Pending> {
+        self.pending.get(self.index(seq)?)
+    }
+
+    /// Sets the reply to a command, which is told once the journal has been written up to the record `after`. Returns the
+    /// command's owner.
+    pub(super) fn set_reply(&mut self, seq: u64, reply: Reply, after: u64) -> Option<i64> {
+        let index = self.index(seq)?;
+        let pending = self.pending.get_mut(index)?;
+        (pending.reply, pending.after) = (Some(reply), after);
+        Some(pending.owner)
+    }
+
+    fn index(&self, seq: u64) -> Option<usize> {
+        usize::try_from(seq.checked_sub(self.first_seq)?).ok()
+    }
+
+    /// Takes the reply to the oldest command, if it is there and the journal is written as far as it needs.
+    pub(super) fn take_reply(&mut self, journal_done: u64) -> Option<Reply> {
+        let first = self.pending.front_mut().filter(|first| first.after <= journal_done)?;
+        let reply = first.reply.take()?;
+        self.pending.pop_front();
+        self.first_seq += 1;
+        // Frees the memory of a long pipeline.
+        if self.pending.is_empty() && self.pending.capacity() > FEW_PENDING {
+            self.pending = VecDeque::new();
+        }
+        Some(reply)
+    }
+
+    /// Adds an event to those that an EVENTS call reads. Returns whether the oldest one was dropped for it.
+    pub(super) fn add_event(&mut self, event: Vec<Frame>) -> bool {
+        let full = self.backlog.len() == BACKLOG;
+        if full {
+            self.backlog.pop_front();
+            self.missed += 1;
+        }
+        self.backlog.push_back(event);
+        full
+    }
+
+    /// Returns whether an EVENTS call has something to tell.
+    pub(super) fn has_events(&self) -> bool {
+        !self.backlog.is_empty() || self.missed > 0
+    }
+
+    /// Takes what an EVENTS call tells: the number of dropped events, and the others.
     pub(super) fn take_events(&mut self) -> Frame {
         let mut events = Vec::with_capacity(self.backlog.len() + 1);
         if self.missed > 0 {
@@ -122,7 +214,36 @@ impl Session {
         is_secret(&self.secret, given)
     }
 
-    /// The secret that is given, if it shows the right to take the session over.
+    /// Records that its connection is gone. Returns the connections that wait to take it over; none if it has no grace.
+    ///
+    /// Commands that have not begun are dropped. Those that have go on, and their replies go nowhere.
+    pub(super) fn go_away(&mut self, now: Moment) -> Option<Vec<ConnectionId>> {
+        let grace = self.grace.as_mut()?;
+        grace.away = Some(now);
+        (self.push, self.deadlines) = (false, false);
+        self.queued.values_mut().for_each(VecDeque::clear);
+        Some(std::mem::take(&mut grace.askers))
+    }
+
+    /// Takes over all that a session without a connection has.
+    pub(super) fn continue_from(&mut self, old: Self, secret_before: Option<[u8; 16]>) {
+        self.id = old.id;
+        self.secret_before = secret_before;
+        self.introduced = true;
+        self.grace = old.grace;
+        self.client_name = self.client_name.take().or(old.client_name);
+        (self.holds, self.losses) = (old.holds, old.losses);
+        (self.backlog, self.missed) = (old.backlog, old.missed);
+        self.events_waiter = old.events_waiter.or(self.events_waiter);
+    }
+
+    /// Drops the previous secret if every earlier command has been answered: the worker then has the new one. Returns whether
+    /// there was one.
+    pub(super) fn drop_previous_secret(&mut self) -> bool {
+        self.pending.is_empty() && self.secret_before.take().is_some()
+    }
+
+    /// Returns the secret that is given, if it shows the right to take the session over.
     pub(in crate::core) fn right_to_resume(&self, given: &[u8]) -> Option<[u8; 16]> {
         [Some(self.secret), self.secret_before]
             .into_iter()
@@ -152,9 +273,15 @@ pub(in crate::core) struct Grace {
     /// The deadline that is set.
     pub(super) armed: Moment,
     /// Holds of an earlier run of which Redis has not said yet whether they are still there.
-    pub(in crate::core) unverified: usize,
+    pub(super) unverified: usize,
     /// Connections whose RESUME waits for this session.
-    pub(in crate::core) askers: Vec<ConnectionId>,
+    pub(super) askers: Vec<ConnectionId>,
+}
+
+impl Grace {
+    pub(super) fn new(time: Duration) -> Self {
+        Self { time, away: None, armed: Moment::NEVER, unverified: 0, askers: Vec::new() }
+    }
 }
 
 /// A RESUME that waits: for the old connection's end to be noticed, or for Redis to say what is still held.
@@ -172,16 +299,21 @@ impl Session {
         self.grace.as_ref().and_then(|grace| grace.away)
     }
 
-    /// A session of an earlier run, whose holds are still to be verified.
+    /// Returns a session of an earlier run, without a connection since `away`, of whose holds `unverified` are still to be
+    /// verified.
     pub(in crate::core) fn restored(
-        mut self,
-        time: Duration,
-        since: Moment,
+        record: SessionRecord,
+        away: Moment,
         unverified: usize,
+        now: Moment,
     ) -> Self {
-        let (away, armed) = (Some(since), Moment::NEVER);
-        self.grace = Some(Grace { time, away, armed, unverified, askers: Vec::new() });
-        self.introduced = true;
-        self
+        let grace = Grace::new(Duration::from_millis(record.grace_ms));
+        Self {
+            secret_before: record.secret_before,
+            client_name: record.client.map(String::into_bytes),
+            introduced: true,
+            grace: Some(Grace { away: Some(away), unverified, ..grace }),
+            ..Self::new(record.session, record.peer, record.secret, now)
+        }
     }
 }

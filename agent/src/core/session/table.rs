@@ -1,14 +1,19 @@
-//! The table of sessions. Only this folder changes a session; others read it, or use a method of the table.
+//! The table of sessions: which there are, which have grace, what may go on, and their deadlines.
+//!
+//! Only this folder changes a session. Others read it, or use a method of the table.
 
 use std::collections::{BTreeSet, HashMap, VecDeque};
+use std::time::Duration;
 
 use redisson::{Kind, LockName, Moment};
 
-use crate::core::ids::{IdMap, Owner};
+use crate::core::ids::{IdMap, Owner, Slot};
 use crate::core::lock::mlock_state::MultiLock;
-use crate::core::session::state::Session;
+use crate::core::session::reply::Reply;
+use crate::core::session::state::{Grace, Resuming, Session};
 use crate::core::side::Side;
 use crate::core::timer::Timers;
+use crate::protocol::command::Command;
 use crate::types::{ConnectionId, Number, Peer, SessionId};
 
 /// The subject of a deadline of this table.
@@ -24,28 +29,38 @@ pub(in crate::core) enum SessionTimer {
     Multi(ConnectionId, i64),
 }
 
+/// Something that may go on.
+pub(super) enum Work {
+    /// The next step of an owner's MLOCK or MUNLOCK.
+    Step(Owner),
+    /// The RESUMEs that wait for the session of this connection.
+    Askers(ConnectionId),
+    /// The next command of an owner whose earlier one is answered.
+    Command(Slot, Command),
+}
+
 /// All sessions: the connected ones, and those with grace that have no connection. Each is kept under the number of its latest
 /// connection.
 #[derive(Debug)]
 pub(in crate::core) struct SessionTable {
     /// Distinguishes this run's session ids from another's.
-    pub(super) run: u64,
-    pub(super) all: IdMap<ConnectionId, Session>,
+    run: u64,
+    all: IdMap<ConnectionId, Session>,
     /// The connections of sessions that go on under another number than they began with.
-    pub(super) taken_over: HashMap<SessionId, ConnectionId>,
+    taken_over: HashMap<SessionId, ConnectionId>,
     /// Sessions whose holds outlive their connection.
-    pub(super) graced: BTreeSet<ConnectionId>,
+    graced: BTreeSet<ConnectionId>,
     /// The number of them without a connection.
-    pub(super) away: usize,
+    away: usize,
     /// Sessions whose process is stopped while they hold or wait.
-    pub(super) stopped: BTreeSet<ConnectionId>,
+    stopped: BTreeSet<ConnectionId>,
     /// Sessions that may be ready for the RESUMEs that wait for them.
-    pub(super) askable: VecDeque<ConnectionId>,
+    askable: VecDeque<ConnectionId>,
     /// Owners whose next command may begin.
-    pub(super) ready: VecDeque<(ConnectionId, i64)>,
+    ready: VecDeque<(ConnectionId, i64)>,
     /// Owners whose MLOCK or MUNLOCK may take its next step.
-    pub(super) steps: VecDeque<Owner>,
-    pub(super) timers: Timers<SessionTimer>,
+    steps: VecDeque<Owner>,
+    timers: Timers<SessionTimer>,
 }
 
 impl SessionTable {
@@ -66,6 +81,19 @@ impl SessionTable {
 
     pub(in crate::core) fn get(&self, connection: &ConnectionId) -> Option<&Session> {
         self.all.get(connection)
+    }
+
+    /// Returns the id of the session of a connection; that which it would have, if it has ended.
+    pub(super) fn id_of(&self, connection: ConnectionId) -> SessionId {
+        let own = SessionId { run: self.run, number: connection.0 };
+        self.get(&connection).map_or(own, |session| session.id)
+    }
+
+    /// Returns the connection under which a session is kept, if it lives.
+    pub(in crate::core) fn connection_of(&self, session: SessionId) -> Option<ConnectionId> {
+        let own = || (session.run == self.run).then_some(ConnectionId(session.number));
+        let connection = self.taken_over.get(&session).copied().or_else(own)?;
+        self.get(&connection).filter(|kept| kept.id == session).map(|_| connection)
     }
 
     pub(super) fn get_mut(&mut self, connection: &ConnectionId) -> Option<&mut Session> {
@@ -116,16 +144,164 @@ impl SessionTable {
         self.all.insert(connection, Session::new(id, peer, secret, now));
     }
 
-    /// Adds a session of an earlier run, without a connection.
+    /// Adds a session of an earlier run, without a connection. It ends once its grace is over.
     pub(in crate::core) fn restore(&mut self, connection: ConnectionId, session: Session) {
         self.taken_over.insert(session.id, connection);
         self.all.insert(connection, session);
         self.graced.insert(connection);
         self.away += 1;
+        self.arm_grace(connection);
+    }
+
+    /// Takes a session that ends out, with its grace. None of its deadlines is left.
+    pub(super) fn remove(&mut self, connection: ConnectionId) -> Option<(Session, Option<Grace>)> {
+        let grace = self.take_grace(connection);
+        self.take_resuming(connection);
+        let session = self.all.remove(&connection)?;
+        if self.taken_over.get(&session.id) == Some(&connection) {
+            self.taken_over.remove(&session.id);
+        }
+        if let Some((_, until)) = session.events_waiter {
+            self.timers.clear(until, SessionTimer::Events(connection));
+        }
+        for (owner, multi) in &session.multi {
+            self.timers.clear(multi.armed, SessionTimer::Multi(connection, *owner));
+        }
+        Some((session, grace))
+    }
+
+    /// Gives a session grace, or changes its time.
+    pub(super) fn give_grace(&mut self, connection: ConnectionId, time: Duration) {
+        if let Some(session) = self.all.get_mut(&connection) {
+            session.grace.get_or_insert_with(|| Grace::new(time)).time = time;
+            self.graced.insert(connection);
+        }
+    }
+
+    /// Takes a session's grace away.
+    pub(super) fn take_grace(&mut self, connection: ConnectionId) -> Option<Grace> {
+        let grace = self.all.get_mut(&connection)?.grace.take()?;
+        self.timers.clear(grace.armed, SessionTimer::Grace(connection));
+        self.away -= usize::from(grace.away.is_some());
+        self.graced.remove(&connection);
+        Some(grace)
+    }
+
+    /// Records that a session's connection is gone. Returns the connections that wait to take it over; none if it has no
+    /// grace.
+    pub(super) fn go_away(
+        &mut self,
+        connection: ConnectionId,
+        now: Moment,
+    ) -> Option<Vec<ConnectionId>> {
+        let askers = self.all.get_mut(&connection)?.go_away(now)?;
+        self.away += 1;
+        self.arm_grace(connection);
+        Some(askers)
+    }
+
+    /// Moves all that a session without a connection has to the session of the connection that asked for it with this
+    /// secret. Returns the other connections that asked for it.
+    pub(super) fn take_over(
+        &mut self,
+        asker: ConnectionId,
+        target: ConnectionId,
+        secret: &[u8],
+    ) -> Option<Vec<ConnectionId>> {
+        let secret_before = self.get(&target)?.right_to_resume(secret);
+        let mut grace = self.take_grace(target)?;
+        (grace.away, grace.armed) = (None, Moment::NEVER);
+        let others = std::mem::take(&mut grace.askers);
+        let mut old = self.all.remove(&target)?;
+        old.grace = Some(grace);
+        self.graced.insert(asker);
+        self.taken_over.insert(old.id, asker);
+        if let Some((_, until)) = old.events_waiter {
+            self.timers.clear(until, SessionTimer::Events(target));
+            self.timers.add(until, SessionTimer::Events(asker));
+        }
+        self.all.get_mut(&asker)?.continue_from(old, secret_before);
+        Some(others)
+    }
+
+    /// Lets a RESUME wait until the session of `target` is ready for it.
+    pub(super) fn add_asker(&mut self, target: ConnectionId, resuming: Resuming) {
+        let asker = resuming.slot.connection;
+        if let Some(grace) = self.all.get_mut(&target).and_then(|session| session.grace.as_mut()) {
+            grace.askers.push(asker);
+        }
+        if let Some(session) = self.all.get_mut(&asker) {
+            self.timers.add(resuming.until, SessionTimer::Resume(asker));
+            session.resuming = Some(resuming);
+        }
+    }
+
+    /// Takes the connections that wait to take a session over.
+    pub(super) fn take_askers(&mut self, connection: ConnectionId) -> Vec<ConnectionId> {
+        let grace = self.all.get_mut(&connection).and_then(|session| session.grace.as_mut());
+        grace.map(|grace| std::mem::take(&mut grace.askers)).unwrap_or_default()
+    }
+
+    /// Removes a connection from those that wait to take a session over.
+    pub(super) fn remove_asker(&mut self, target: ConnectionId, asker: ConnectionId) {
+        if let Some(grace) = self.all.get_mut(&target).and_then(|session| session.grace.as_mut()) {
+            grace.askers.retain(|one| *one != asker);
+        }
+    }
+
+    /// Takes a connection's RESUME that waits, and its deadline.
+    pub(super) fn take_resuming(&mut self, asker: ConnectionId) -> Option<Resuming> {
+        let resuming = self.all.get_mut(&asker)?.resuming.take()?;
+        self.timers.clear(resuming.until, SessionTimer::Resume(asker));
+        Some(resuming)
+    }
+
+    /// Lets an EVENTS call wait for a session's next event, until that instant.
+    pub(super) fn add_listener(&mut self, connection: ConnectionId, slot: Slot, until: Moment) {
+        if let Some(session) = self.all.get_mut(&connection) {
+            session.events_waiter = Some((slot, until));
+            self.timers.add(until, SessionTimer::Events(connection));
+        }
+    }
+
+    /// Takes the EVENTS call that waits for a session's next event, and its deadline.
+    pub(super) fn take_listener(&mut self, connection: ConnectionId) -> Option<Slot> {
+        let (slot, until) = self.all.get_mut(&connection)?.events_waiter.take()?;
+        self.timers.clear(until, SessionTimer::Events(connection));
+        Some(slot)
+    }
+
+    /// Sets the reply to a command, which is told once the journal has been written up to the record `after`. Its owner's next
+    /// command may begin, and the session may be ready for those who wait to take it over.
+    pub(super) fn set_reply(&mut self, slot: Slot, reply: Reply, after: u64) {
+        let connection = slot.connection;
+        let Some(session) = self.all.get_mut(&connection) else { return };
+        let Some(owner) = session.set_reply(slot.seq, reply, after) else { return };
+        self.ready.push_back((connection, owner));
+        if session.grace.as_ref().is_some_and(|grace| !grace.askers.is_empty()) {
+            self.askable.push_back(connection);
+        }
+    }
+
+    /// Takes the next thing that may go on.
+    pub(super) fn next_work(&mut self) -> Option<Work> {
+        if let Some(owner) = self.steps.pop_front() {
+            return Some(Work::Step(owner));
+        }
+        if let Some(connection) = self.askable.pop_front() {
+            return Some(Work::Askers(connection));
+        }
+        while let Some((connection, owner)) = self.ready.pop_front() {
+            let session = self.all.get_mut(&connection);
+            if let Some((seq, command)) = session.and_then(|session| session.next_command(owner)) {
+                return Some(Work::Command(Slot { connection, seq, member: None }, command));
+            }
+        }
+        None
     }
 
     /// Sets the end of a session that nobody resumes.
-    pub(in crate::core) fn arm_grace(&mut self, connection: ConnectionId) {
+    fn arm_grace(&mut self, connection: ConnectionId) {
         let grace = self.all.get_mut(&connection).and_then(|session| session.grace.as_mut());
         if let Some(grace) = grace
             && let Some(away) = grace.away
@@ -146,6 +322,11 @@ impl SessionTable {
     /// Returns the connections of the sessions with grace, in their order.
     pub(in crate::core) fn graced(&self) -> impl Iterator<Item = ConnectionId> {
         self.graced.iter().copied()
+    }
+
+    /// Returns the number of sessions with grace.
+    pub(super) fn graced_count(&self) -> usize {
+        self.graced.len()
     }
 
     pub(in crate::core) fn has_grace(&self, connection: ConnectionId) -> bool {
