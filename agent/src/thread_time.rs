@@ -235,8 +235,9 @@ pub struct Timed<F> {
 }
 
 impl<F> Timed<F> {
-    /// Returns whether the connection may run now. If not, `waker` is called when it may.
-    fn may_run(&mut self, waker: &Waker, now: Instant) -> bool {
+    /// Asks for a turn. Returns whether the connection may run now. If not, it joins the queue, and `waker` is called when it
+    /// may.
+    fn request_turn(&mut self, waker: &Waker, now: Instant) -> bool {
         let mut users = self.time.users();
         let share = users.share(now);
         let Some(user) = users.by_uid.get_mut(&self.uid) else { return true };
@@ -263,7 +264,7 @@ impl<F: Future> Future for Timed<F> {
 
     fn poll(mut self: Pin<&mut Self>, cx: &mut Context<'_>) -> Poll<F::Output> {
         let start = now();
-        if !self.may_run(cx.waker(), start) {
+        if !self.request_turn(cx.waker(), start) {
             return Poll::Pending;
         }
         let result = self.connection.as_mut().poll(cx);

@@ -61,8 +61,8 @@ impl Journal {
         self.missing.as_deref()
     }
 
-    /// These stand in it since an earlier run.
-    pub(in crate::core) fn knows(&mut self, numbers: impl IntoIterator<Item = Number>) {
+    /// Records that these numbers stand in it since an earlier run.
+    pub(in crate::core) fn remember(&mut self, numbers: impl IntoIterator<Item = Number>) {
         self.numbers.extend(numbers);
     }
 }
@@ -208,13 +208,13 @@ impl Core {
     /// The journal is written up to this record, counted from the first: what waited for it is told.
     pub fn on_journalled(&mut self, now: Moment, upto: u64) {
         self.advance_clock(now);
-        for connection in self.journal_reached(upto) {
+        for connection in self.advance_journal(upto) {
             self.flush(connection);
         }
         self.run_ready();
     }
 
-    fn journal_reached(&mut self, upto: u64) -> Vec<ConnectionId> {
+    fn advance_journal(&mut self, upto: u64) -> Vec<ConnectionId> {
         let journal = &mut self.journal;
         journal.done = journal.done.max(upto);
         let mut kept = Vec::new();
@@ -239,7 +239,7 @@ impl Core {
         self.effects.report(Report::JournalError);
         self.effects.log_bounded(self.now, || LogLine::JournalFailed { why: why.to_owned() });
         let done = self.journal.done;
-        for id in self.journal_reached(upto) {
+        for id in self.advance_journal(upto) {
             self.take_back(id, done, why);
             self.flush(id);
         }

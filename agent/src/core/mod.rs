@@ -184,7 +184,7 @@ impl Core {
     /// Advances the clock. Every event begins here, except a fair waiter's turn, which follows the message at the same instant: deadlines that have come by then, renewals first, are handled before
     /// the event itself, in whatever order a host that slept brings its events.
     fn advance_clock(&mut self, now: Moment) {
-        let slept = self.slept(now);
+        let slept = self.notice_sleep(now);
         self.now = self.now.max(now);
         let (mut due, mut late, mut others) = (Vec::new(), Vec::new(), VecDeque::new());
         loop {
@@ -193,7 +193,7 @@ impl Core {
                 // Among equals the order is that of the tables here.
                 if self.leases.next_deadline() == Some(at) {
                     if let Some(place) = self.leases.pop_due(at) {
-                        self.hold_due(place, &mut due, &mut late);
+                        self.on_hold_due(place, &mut due, &mut late);
                     }
                 } else if let Some(op) = self.ops.pop_due(at) {
                     others.push_back(Other::Op(op));
@@ -206,17 +206,17 @@ impl Core {
                 }
             }
             match others.pop_front() {
-                Some(Other::Op(op)) => self.op_due(op),
-                Some(Other::Quorum(quorum)) => self.quorum_due(quorum),
-                Some(Other::Lock(LockTimer::Waiter(id))) => self.waiter_due(id),
-                Some(Other::Lock(LockTimer::FairPosition(id))) => self.fair_position_due(id),
-                Some(Other::Lock(LockTimer::Lock(name))) => self.lock_due(&name),
+                Some(Other::Op(op)) => self.on_op_due(op),
+                Some(Other::Quorum(quorum)) => self.on_quorum_due(quorum),
+                Some(Other::Lock(LockTimer::Waiter(id))) => self.on_waiter_due(id),
+                Some(Other::Lock(LockTimer::FairPosition(id))) => self.on_fair_position_due(id),
+                Some(Other::Lock(LockTimer::Lock(name))) => self.on_lock_due(&name),
                 Some(Other::Session(SessionTimer::Events(id))) => self.wake_events(id),
                 Some(Other::Session(SessionTimer::Multi(connection, owner))) => {
-                    self.patience_due(ids::Owner { connection, owner });
+                    self.on_patience_due(ids::Owner { connection, owner });
                 }
                 Some(Other::Session(SessionTimer::Grace(id))) => self.lapse(id),
-                Some(Other::Session(SessionTimer::Resume(id))) => self.resume_due(id),
+                Some(Other::Session(SessionTimer::Resume(id))) => self.on_resume_due(id),
                 None => break,
             }
         }

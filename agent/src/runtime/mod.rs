@@ -379,7 +379,7 @@ impl Runtime {
     }
 
     fn on_answer(&mut self, user: User, outcome: Outcome) {
-        self.turns.answered(user, now());
+        self.turns.on_answered(user, now());
         self.on_outcome(outcome);
     }
 
@@ -451,7 +451,7 @@ impl Runtime {
             self.on_session(input);
             let after = now();
             for _ in commands..self.core.commands_to_send() {
-                self.turns.sent(user, after);
+                self.turns.on_sent(user, after);
                 self.senders.push_back(user);
             }
             self.turns.charge(user, after.since(before));
@@ -472,7 +472,7 @@ impl Runtime {
         match message {
             Input::Opened { connection, peer, secret, outbox } => {
                 self.outboxes.insert(connection, outbox);
-                self.turns.opened(connection, peer.uid);
+                self.turns.on_opened(connection, peer.uid);
                 let time = self.read_clock();
                 self.core.on_open(time, connection, peer, secret);
             }
@@ -486,7 +486,7 @@ impl Runtime {
             Input::Quit(connection) => self.core.on_quit(connection),
             Input::Closed(connection) => {
                 self.outboxes.remove(&connection);
-                self.turns.closed(connection);
+                self.turns.on_closed(connection);
                 let time = self.read_clock();
                 self.core.on_close(time, connection);
             }

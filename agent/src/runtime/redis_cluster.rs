@@ -258,7 +258,7 @@ impl Routes {
 
     /// Records that one sort of subscription to a channel is confirmed at that node, or refused. Returns true once none
     /// is outstanding: an attempt made from then on misses no release.
-    fn settled(&mut self, channel: &[u8], address: &Address) -> bool {
+    fn on_settled(&mut self, channel: &[u8], address: &Address) -> bool {
         let Some(channel_node) = self.channels.get_mut(channel) else { return false };
         let here = channel_node.at.as_ref() == Some(address);
         if here {
@@ -268,7 +268,7 @@ impl Routes {
     }
 
     /// Nothing is heard at that node until all has been subscribed again.
-    fn deaf(&mut self, address: &Address) {
+    fn mark_deaf(&mut self, address: &Address) {
         let open = sorts(self.publish);
         for channel_node in
             self.channels.values_mut().filter(|held| held.at.as_ref() == Some(address))
@@ -408,10 +408,10 @@ impl News {
             FromRedis::Subscribed { channel } | FromRedis::SubscriptionRefused { channel } => self
                 .inner
                 .routes()
-                .settled(&channel, address)
+                .on_settled(&channel, address)
                 .then_some(FromRedis::Subscribed { channel }),
             FromRedis::Unsubscribed => {
-                self.inner.routes().deaf(address);
+                self.inner.routes().mark_deaf(address);
                 Some(FromRedis::Unsubscribed)
             }
             other => Some(other),

@@ -62,22 +62,22 @@ impl Turns {
     }
 
     /// Registers the user of a connection before its first input.
-    pub(super) fn opened(&mut self, connection: ConnectionId, uid: u32) {
+    pub(super) fn on_opened(&mut self, connection: ConnectionId, uid: u32) {
         self.users.insert(connection, uid);
     }
 
-    pub(super) fn closed(&mut self, connection: ConnectionId) {
+    pub(super) fn on_closed(&mut self, connection: ConnectionId) {
         self.users.remove(&connection);
     }
 
     /// Counts a script of a user's command.
-    pub(super) fn sent(&mut self, user: User, now: Moment) {
-        self.scripts.sent(user, now);
+    pub(super) fn on_sent(&mut self, user: User, now: Moment) {
+        self.scripts.on_sent(user, now);
     }
 
     /// Counts the outcome of such a script.
-    pub(super) fn answered(&mut self, user: User, now: Moment) {
-        self.scripts.answered(user, now);
+    pub(super) fn on_answered(&mut self, user: User, now: Moment) {
+        self.scripts.on_answered(user, now);
     }
 
     /// Counts time that the core has spent on a user's input.
@@ -125,7 +125,7 @@ impl Turns {
 
     fn user(&mut self, input: &Input) -> User {
         if let Input::Opened { connection, peer, .. } = input {
-            self.opened(*connection, peer.uid);
+            self.on_opened(*connection, peer.uid);
         }
         input.connection().and_then(|connection| self.users.get(&connection).copied())
     }
@@ -192,12 +192,12 @@ struct UnderWay {
 }
 
 impl Scripts {
-    fn sent(&mut self, user: User, now: Moment) {
+    fn on_sent(&mut self, user: User, now: Moment) {
         let Some(uid) = user else { return };
         self.users.entry(uid).or_insert(UnderWay { count: 0, heard: now }).count += 1;
     }
 
-    fn answered(&mut self, user: User, now: Moment) {
+    fn on_answered(&mut self, user: User, now: Moment) {
         let Some(uid) = user else { return };
         let Some(scripts) = self.users.get_mut(&uid) else { return };
         scripts.count -= 1;
@@ -307,7 +307,7 @@ mod tests {
 
     impl Model {
         fn send(&mut self, connection: u64, uid: u32) {
-            self.turns.opened(ConnectionId(connection), uid);
+            self.turns.on_opened(ConnectionId(connection), uid);
             self.inbox.push(Input::Quit(ConnectionId(connection)));
         }
 
@@ -321,7 +321,7 @@ mod tests {
                 self.micros += cost;
                 self.served.extend(input.connection());
                 if self.each_sends_a_script {
-                    self.turns.sent(user, self.now());
+                    self.turns.on_sent(user, self.now());
                 }
                 if turn.is_over(self.now()) {
                     break;
@@ -403,7 +403,7 @@ mod tests {
         model.send(9_999, 1_001);
         assert_eq!(model.turn(1), 1, "another user does not wait");
         for _ in 0..3 {
-            model.turns.answered(Some(1_000), model.now());
+            model.turns.on_answered(Some(1_000), model.now());
         }
         assert_eq!(model.turn(1), 3);
         let opens = model.turns.next_at();
@@ -413,9 +413,9 @@ mod tests {
             assert!(model.turn(1) > 0, "{} inputs left", model.turns.len());
         }
         for _ in 0..3 * MOST_SCRIPTS - 3 {
-            model.turns.answered(Some(1_000), model.now());
+            model.turns.on_answered(Some(1_000), model.now());
         }
-        model.turns.answered(Some(1_001), model.now());
+        model.turns.on_answered(Some(1_001), model.now());
         assert!(model.turns.scripts.users.is_empty());
     }
 

@@ -22,7 +22,7 @@ impl Core {
         let update = hold.update.and_then(|id| self.take_update(id));
         if let Some(asked) = update.or_else(|| hold.early.and_then(|early| early.extend)) {
             // There is nothing left to change, and nothing may keep in Redis what is to be released there.
-            self.update_failed(&asked);
+            self.on_update_failed(&asked);
             self.answer(asked.slot, Self::lost(&hold.name, end));
         }
         self.sessions.remove_hold(hold.owner, &hold.name, hold.kind);
@@ -59,7 +59,7 @@ impl Core {
             self.report_loss(owner, &name, kind, number, trace, end);
         }
         self.void_replies(owner, number, &name, end);
-        if !self.member_lost(owner, number, &name, end) {
+        if !self.on_member_lost(owner, number, &name, end) {
             self.notify(owner, &name, kind, &Event::Lost(end));
         }
         let early = self.leases.get(number).and_then(|hold| Some(hold.early.as_ref()?.hand_over));

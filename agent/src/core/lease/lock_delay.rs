@@ -21,7 +21,7 @@ impl Core {
         self.leases.take_waiting_extend(number);
         let update = self.leases.take_update(number);
         if let Some(update) = update.and_then(|id| self.take_update(id)) {
-            self.update_failed(&update);
+            self.on_update_failed(&update);
         }
         let (peer, client) = (session.peer.clone(), client_name(session));
         let kept_back = KeptBack { until, session: session.id, peer, client };

@@ -47,7 +47,7 @@ impl<T> Batches<T> {
 
 impl Core {
     /// Handles the deadline of a hold. Those to be renewed are collected in `due`, their delays in `late`.
-    pub(in crate::core) fn hold_due(
+    pub(in crate::core) fn on_hold_due(
         &mut self,
         place: Place,
         due: &mut Vec<Place>,
@@ -155,9 +155,9 @@ impl Core {
         self.run_ready();
     }
 
-    /// Returns whether the agent or its host slept: the time since the last event is above a third of the
-    /// shortest lease held. Ticks come each 100 ms while holds exist.
-    pub(in crate::core) fn slept(&mut self, now: Moment) -> bool {
+    /// Notices that the agent or its host slept, and logs it. Returns whether it did: the time since the last event is above a
+    /// third of the shortest lease held. Ticks come each 100 ms while holds exist.
+    pub(in crate::core) fn notice_sleep(&mut self, now: Moment) -> bool {
         let gap = now.since(self.now);
         if gap < Duration::from_millis(200) {
             return false;

@@ -57,7 +57,7 @@ impl Core {
         held.or_else(wanted).map(Kind::family)
     }
 
-    pub(in crate::core) fn lock_due(&mut self, name: &LockName) {
+    pub(in crate::core) fn on_lock_due(&mut self, name: &LockName) {
         if self.locks.on_due(name) {
             self.poll_queue(name);
         }

@@ -16,7 +16,7 @@ use crate::types::Number;
 
 impl Core {
     /// Handles the refusal of a fair waiter, which now has a position behind these.
-    pub(in crate::core) fn queued(
+    pub(in crate::core) fn on_queued(
         &mut self,
         attempt: &Attempt,
         sent: Moment,
@@ -51,7 +51,7 @@ impl Core {
         self.locks.retry_at(attempt.waiter, until);
     }
 
-    pub(in crate::core) fn fair_position_due(&mut self, id: WaiterId) {
+    pub(in crate::core) fn on_fair_position_due(&mut self, id: WaiterId) {
         if self.locks.on_position_due(id) {
             self.attempt(id);
         }

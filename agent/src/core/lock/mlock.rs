@@ -134,7 +134,7 @@ impl Core {
     }
 
     /// Applies the reply to a LOCK, EXTEND or UNLOCK of one member. Its owner is then ready to go on.
-    pub(in crate::core) fn member_answered(&mut self, owner: Owner, index: usize, reply: Reply) {
+    pub(in crate::core) fn on_member_answered(&mut self, owner: Owner, index: usize, reply: Reply) {
         let Some(multi) = self.multi_mut(owner) else { return };
         let Some(member) = multi.members.get_mut(index) else { return };
         let before = std::mem::replace(member, Member::Wanted);
@@ -158,7 +158,7 @@ impl Core {
 
     /// Handles a lost hold of this owner. Returns whether an unanswered MLOCK had acquired it; it is then acquired again. A
     /// hold that the worker had before is not.
-    pub(in crate::core) fn member_lost(
+    pub(in crate::core) fn on_member_lost(
         &mut self,
         owner: Owner,
         number: Number,
@@ -227,7 +227,7 @@ impl Core {
     }
 
     /// It has waited for one long enough while it held others: they are given back, its place is kept.
-    pub(in crate::core) fn patience_due(&mut self, owner: Owner) {
+    pub(in crate::core) fn on_patience_due(&mut self, owner: Owner) {
         let Some(multi) = self.multi_mut(owner) else { return };
         multi.armed = Moment::NEVER;
         if matches!(multi.goal, Goal::Take) {

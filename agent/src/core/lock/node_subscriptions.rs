@@ -54,19 +54,19 @@ impl NodeSubscriptions {
 
     /// Records that a node's subscription is confirmed, for the first time or again. Returns true if this one completes a
     /// majority: later releases will be heard, and earlier ones may have been missed.
-    pub(in crate::core) fn subscribed(&mut self, node: usize, majority: usize) -> bool {
+    pub(in crate::core) fn on_subscribed(&mut self, node: usize, majority: usize) -> bool {
         let before = self.listening.count();
         self.listening.insert(node);
         before < majority && self.listening.count() >= majority
     }
 
-    /// That node is not heard any more.
-    pub(in crate::core) fn unsubscribed(&mut self, node: usize) {
+    /// Records that a node is not heard any more.
+    pub(in crate::core) fn on_unsubscribed(&mut self, node: usize) {
         self.listening.remove(node);
     }
 
-    /// No node is.
-    pub(in crate::core) fn deaf(&mut self) {
+    /// Records that no node is heard any more.
+    pub(in crate::core) fn mark_deaf(&mut self) {
         self.listening = Set::default();
     }
 }
@@ -90,13 +90,16 @@ mod tests {
     #[test]
     fn a_majority_of_subscriptions_is_told_once() {
         let mut node_subscriptions = NodeSubscriptions::default();
-        assert!(!node_subscriptions.subscribed(0, 2));
-        assert!(!node_subscriptions.subscribed(0, 2), "again the same");
-        assert!(node_subscriptions.subscribed(1, 2));
-        assert!(!node_subscriptions.subscribed(2, 2), "the first two have been heard all the time");
-        node_subscriptions.unsubscribed(0);
-        assert!(!node_subscriptions.subscribed(0, 2));
-        node_subscriptions.deaf();
-        assert!(!node_subscriptions.subscribed(0, 2) && node_subscriptions.subscribed(2, 2));
+        assert!(!node_subscriptions.on_subscribed(0, 2));
+        assert!(!node_subscriptions.on_subscribed(0, 2), "again the same");
+        assert!(node_subscriptions.on_subscribed(1, 2));
+        assert!(
+            !node_subscriptions.on_subscribed(2, 2),
+            "the first two have been heard all the time"
+        );
+        node_subscriptions.on_unsubscribed(0);
+        assert!(!node_subscriptions.on_subscribed(0, 2));
+        node_subscriptions.mark_deaf();
+        assert!(!node_subscriptions.on_subscribed(0, 2) && node_subscriptions.on_subscribed(2, 2));
     }
 }

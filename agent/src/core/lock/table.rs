@@ -399,7 +399,7 @@ impl LockTable {
             return None;
         }
         let (family, channel) = state.listening.take()?;
-        state.node_subscriptions.deaf();
+        state.node_subscriptions.mark_deaf();
         self.subscriptions -= 1;
         Some(Listening { family, channel })
     }
@@ -421,13 +421,13 @@ impl LockTable {
     ) -> bool {
         self.listener(node, name).is_some_and(|state| match node {
             Node::Main => true,
-            Node::Red(node) => state.node_subscriptions.subscribed(node, majority),
+            Node::Red(node) => state.node_subscriptions.on_subscribed(node, majority),
         })
     }
 
     /// Records that a node's connection for messages is down.
     pub(in crate::core) fn on_unsubscribed(&mut self, node: usize) {
-        self.locks.values_mut().for_each(|state| state.node_subscriptions.unsubscribed(node));
+        self.locks.values_mut().for_each(|state| state.node_subscriptions.on_unsubscribed(node));
     }
 
     /// Records a release message. Returns whether the front waiter tries at once.

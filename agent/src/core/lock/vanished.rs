@@ -20,8 +20,8 @@ struct Check {
 pub(in crate::core) struct VanishedAgents(BTreeMap<ClientId, Check>);
 
 impl VanishedAgents {
-    /// Returns whether an agent is to be checked now, and if so, records that.
-    pub(in crate::core) fn is_due(&mut self, agent: ClientId, now: Moment) -> bool {
+    /// Begins a check of an agent, unless it was checked a moment ago. Returns whether it begins.
+    pub(in crate::core) fn begin_check(&mut self, agent: ClientId, now: Moment) -> bool {
         self.0.retain(|_, check| now.since(check.at) < RETENTION);
         if self.0.get(&agent).is_some_and(|check| now.since(check.at) < PAUSE) {
             return false;
@@ -52,7 +52,7 @@ mod tests {
         let mut agents = VanishedAgents::default();
         let mut check = |seconds: u64, missing| {
             let now = Moment::from_micros(seconds * 1_000_000);
-            agents.is_due(agent, now).then(|| agents.on_checked(agent, missing, now))
+            agents.begin_check(agent, now).then(|| agents.on_checked(agent, missing, now))
         };
         assert_eq!(check(0, true), Some(false));
         assert_eq!(check(3, true), None, "too early to check again");

@@ -92,7 +92,7 @@ impl Core {
         }
     }
 
-    pub(in crate::core) fn waiter_due(&mut self, number: WaiterId) {
+    pub(in crate::core) fn on_waiter_due(&mut self, number: WaiterId) {
         if self.locks.on_wait_due(number) {
             self.leave(number, Left::TimedOut);
         }

@@ -47,7 +47,7 @@ impl Operation for Attempt {
     }
 
     fn on_failure(&self, core: &mut Core, id: OpId, failure: &Failure, pause: Duration) {
-        core.attempt_failed(id, failure, pause);
+        core.on_attempt_failed(id, failure, pause);
     }
 
     fn on_give_up(&mut self, core: &mut Core, id: OpId) {
@@ -100,28 +100,28 @@ impl Core {
                 }
             }
             AcquireOutcome::Held { pttl_ms, holders } => {
-                self.refused(attempt, op.sent, pttl_ms, &holders);
+                self.on_refused(attempt, op.sent, pttl_ms, &holders);
             }
             AcquireOutcome::WrongKind(kind) => {
                 let sentence = format!(
                     "WRONGKIND `{name}` is in use as a {} lock: kinds do not mix under one name",
                     printable(&kind)
                 );
-                self.cannot_be_had(attempt, op.may_have_run, sentence);
+                self.leave_unobtainable(attempt, op.may_have_run, sentence);
             }
             AcquireOutcome::WrongType(kind) => {
                 let sentence = format!(
                     "WRONGTYPE the key `{name}` is no lock but a {}: use another name",
                     printable(&kind)
                 );
-                self.cannot_be_had(attempt, op.may_have_run, sentence);
+                self.leave_unobtainable(attempt, op.may_have_run, sentence);
             }
         }
         self.poll_queue(name);
     }
 
     /// There is no lock under this name, or one of another kind: the waiter leaves.
-    fn cannot_be_had(&mut self, attempt: &Attempt, may_have_run: bool, sentence: String) {
+    fn leave_unobtainable(&mut self, attempt: &Attempt, may_have_run: bool, sentence: String) {
         let Attempt { name, kind, waiter, number, lease, .. } = attempt;
         if may_have_run && *kind != Kind::Fair {
             // An earlier copy may have had it, before something else came to stand there. A fair waiter's place is left
@@ -132,7 +132,7 @@ impl Core {
     }
 
     /// Others hold the lock.
-    fn refused(
+    fn on_refused(
         &mut self,
         attempt: &Attempt,
         sent: Moment,
@@ -155,7 +155,7 @@ impl Core {
             }
         }
         if *kind == Kind::Fair {
-            return self.queued(attempt, sent, pttl_ms, holders);
+            return self.on_queued(attempt, sent, pttl_ms, holders);
         }
         // Who asked has gone: the front waiter asks for itself.
         if !self.locks.is_front(name, *asked) {
@@ -200,9 +200,9 @@ impl Core {
     }
 
     /// An attempt brought no answer.
-    fn attempt_failed(&mut self, id: OpId, failure: &Failure, pause: Duration) {
+    fn on_attempt_failed(&mut self, id: OpId, failure: &Failure, pause: Duration) {
         if let Failure::TooFewReplicas(why) = failure {
-            return self.attempt_not_tried(id, why);
+            return self.on_attempt_not_tried(id, why);
         }
         let Some(op) = self.ops.get(id) else { return };
         let Verb::Acquire(attempt) = op.verb.clone() else { return };
@@ -239,7 +239,7 @@ impl Core {
     }
 
     /// So few replicas are connected that an attempt was not even sent.
-    fn attempt_not_tried(&mut self, id: OpId, why: &str) {
+    fn on_attempt_not_tried(&mut self, id: OpId, why: &str) {
         self.ops.set_short_of_replicas(true);
         self.effects.report(Report::Confirmation("not_tried"));
         let Some(Op { verb: Verb::Acquire(attempt), may_have_run, .. }) = self.take_op(id) else {

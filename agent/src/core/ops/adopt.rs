@@ -36,13 +36,13 @@ impl Operation for Adoption {
         let unconfirmed = !self.form.fixed && !core.is_replicated(op);
         let (again, known): (Vec<_>, Vec<_>) = std::iter::zip(self.holds.iter().cloned(), kept)
             .partition(|(_, kept)| unconfirmed && lost_end(*kept).is_none());
-        core.adopted(op.sent, &known);
+        core.on_adopted(op.sent, &known);
         core.adopt_again(op, self.form, again.into_iter().map(|(hold, _)| hold).collect());
         Ok(())
     }
 
     fn on_give_up(&mut self, core: &mut Core, _: OpId) {
-        core.not_adopted(&self.holds);
+        core.on_not_adopted(&self.holds);
     }
 
     fn route(&self, core: &Core) -> (Node, Lane) {
@@ -86,7 +86,7 @@ impl Core {
             self.send(Verb::Adopt(Adoption { form, holds }), give_up);
         }
         for (number, OrphanRecord { lock: name, kind, after, .. }) in past.orphans {
-            self.journal.knows([number]);
+            self.journal.remember([number]);
             self.begin_leaving(&name, kind);
             // An explicit lease may have been longer; then the next waiter finds what is left of it.
             let give_up = after.since(self.now) + self.retry_window(lease);
@@ -105,7 +105,7 @@ impl Core {
         let since = away_since.map_or(self.now, |since| since.min(self.now));
         let session = Session::restored(record, since, holds.len(), self.now);
         self.sessions.restore(connection, session);
-        self.journal.knows(holds.keys().copied());
+        self.journal.remember(holds.keys().copied());
         for hold in holds.values() {
             if let Some(token) = hold.token {
                 self.locks.saw_token(&hold.lock, token);
@@ -121,7 +121,11 @@ impl Core {
     }
 
     /// Redis told which holds of an earlier run are still there.
-    pub(in crate::core) fn adopted(&mut self, sent: Moment, holds: &[(HoldRecord, RenewOutcome)]) {
+    pub(in crate::core) fn on_adopted(
+        &mut self,
+        sent: Moment,
+        holds: &[(HoldRecord, RenewOutcome)],
+    ) {
         for (record, kept) in holds {
             let Some(connection) = self.sessions.connection_of(record.session) else {
                 // Nobody came back for it in time.
@@ -168,7 +172,7 @@ impl Core {
     }
 
     /// Redis has said nothing for so long that the leases are over.
-    pub(in crate::core) fn not_adopted(&mut self, holds: &[HoldRecord]) {
+    pub(in crate::core) fn on_not_adopted(&mut self, holds: &[HoldRecord]) {
         for record in holds {
             if let Some(connection) = self.sessions.connection_of(record.session) {
                 self.lost_before(connection, record, End::Unconfirmed);

@@ -197,9 +197,9 @@ impl Core {
                 }
             }
             HandOverOutcome::Released | HandOverOutcome::Missing | HandOverOutcome::WrongType => {
-                self.early_refused(op, early, End::Missing);
+                self.on_early_refused(op, early, End::Missing);
             }
-            HandOverOutcome::Stolen => self.early_refused(op, early, End::Stolen),
+            HandOverOutcome::Stolen => self.on_early_refused(op, early, End::Stolen),
         }
         self.poll_queue(name);
     }
@@ -243,7 +243,7 @@ impl Core {
     }
 
     /// Redis no longer had the lock.
-    fn early_refused(&mut self, op: &Op, early: &EarlyHandOver, end: End) {
+    fn on_early_refused(&mut self, op: &Op, early: &EarlyHandOver, end: End) {
         // An earlier copy of it may have removed the first hold; while that was valid nothing else can have.
         let ran = op.may_have_run && self.now < early.from.valid_until;
         self.confirm(&early.from, (!ran).then_some(end));

@@ -30,7 +30,7 @@ impl Operation for Look {
 
     fn on_reply(&self, core: &mut Core, _: OpId, _: &Op, reply: &Value) -> Result<(), BadReply> {
         let shown = script::parse_show(reply)?;
-        core.looked(self, &shown);
+        core.on_looked(self, &shown);
         Ok(())
     }
 
@@ -55,7 +55,7 @@ impl Operation for Force {
     fn on_reply(&self, core: &mut Core, _: OpId, op: &Op, reply: &Value) -> Result<(), BadReply> {
         let forced = script::parse_force_release(reply)?;
         // A lock that is no more, or another one, has no queue to purge.
-        core.force_answered(self, op.may_have_run, forced, script::parse_purged(reply)?);
+        core.on_force_answered(self, op.may_have_run, forced, script::parse_purged(reply)?);
         Ok(())
     }
 
@@ -133,7 +133,7 @@ impl Core {
     }
 
     /// Continues a release by force with the lock's state.
-    fn looked(&mut self, look: &Look, shown: &LockDetails) {
+    fn on_looked(&mut self, look: &Look, shown: &LockDetails) {
         let Look { name, slot, holder, report } = look;
         let (slot, report) = (*slot, *report);
         let holders = holder_names(&shown.hash);
@@ -168,7 +168,7 @@ impl Core {
     }
 
     /// Applies the outcome. If it is unknown, an earlier copy may have done what this one found done.
-    fn force_answered(
+    fn on_force_answered(
         &mut self,
         force: &Force,
         may_have_run: bool,

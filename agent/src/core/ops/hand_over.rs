@@ -48,7 +48,7 @@ impl Operation for HandOver {
             return core.retry(id, pause);
         }
         if let Some(op) = core.take_op(id) {
-            core.hand_over_refused(id, op);
+            core.on_hand_over_refused(id, op);
         }
     }
 
@@ -142,7 +142,7 @@ impl Core {
     }
 
     /// Redis would not take the new holder: the old one is released instead.
-    fn hand_over_refused(&mut self, id: OpId, op: Op) {
+    fn on_hand_over_refused(&mut self, id: OpId, op: Op) {
         let Verb::HandOver(HandOver { from, to }) = op.verb else { return };
         self.clear_attempt(&to, id);
         if op.may_have_run {

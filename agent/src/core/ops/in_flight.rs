@@ -296,7 +296,7 @@ impl InFlight {
         Some(Retry::Later)
     }
 
-    /// Handles a deadline. Returns whether the command that waits is to be answered now; [`Self::is_retry_due`] follows.
+    /// Handles a deadline. Returns whether the command that waits is to be answered now; [`Self::arm_unless_due`] follows.
     pub(super) fn on_due(&mut self, id: OpId, now: Moment) -> bool {
         let Some(op) = self.ops.get_mut(&id) else { return false };
         op.armed = Moment::NEVER;
@@ -307,8 +307,8 @@ impl InFlight {
         silent
     }
 
-    /// Returns whether the next attempt is due; sets its deadline otherwise.
-    pub(super) fn is_retry_due(&mut self, id: OpId, now: Moment) -> bool {
+    /// Sets the deadline of the next attempt. Returns true instead if it is due already.
+    pub(super) fn arm_unless_due(&mut self, id: OpId, now: Moment) -> bool {
         let Some(op) = self.ops.get_mut(&id) else { return false };
         if op.retry_at <= now {
             return true;

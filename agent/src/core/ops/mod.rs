@@ -57,7 +57,7 @@ impl Core {
         let pause = at.since(self.now);
         if !pause.is_zero() {
             self.retry(id, pause);
-        } else if self.waits_for_journal(id) {
+        } else if self.keep_for_journal(id) {
             self.retry(id, JOURNAL_PATIENCE);
         } else {
             self.dispatch(id);
@@ -65,9 +65,10 @@ impl Core {
         id
     }
 
-    /// Returns whether a script waits for the journal to record what it does: a successor that finds a hold there and not in
-    /// Redis would take it for lost.
-    fn waits_for_journal(&mut self, id: OpId) -> bool {
+    /// Keeps a script back until the journal has recorded what it does. Returns whether it has to wait.
+    ///
+    /// A successor that finds a hold in the journal and not in Redis would take it for lost.
+    fn keep_for_journal(&mut self, id: OpId) -> bool {
         let ended = self.ops.get(id).and_then(|op| op.verb.operation().ends_hold());
         ended.is_some_and(|number| self.journal.keep(id, number))
     }
@@ -164,11 +165,11 @@ impl Core {
         }
     }
 
-    pub(in crate::core) fn op_due(&mut self, id: OpId) {
+    pub(in crate::core) fn on_op_due(&mut self, id: OpId) {
         if self.ops.on_due(id, self.now) {
             self.answer_silence(id);
         }
-        if self.ops.is_retry_due(id, self.now) {
+        if self.ops.arm_unless_due(id, self.now) {
             self.retry(id, Duration::ZERO);
         }
     }
@@ -185,7 +186,7 @@ impl Core {
         };
         let ended = if silence.goes_on { None } else { self.take_op(id) };
         if let Some(Op { verb: Verb::Update(update), .. }) = ended {
-            self.update_failed(&update);
+            self.on_update_failed(&update);
         }
         self.answer_all(silence);
     }

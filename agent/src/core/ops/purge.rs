@@ -22,14 +22,14 @@ impl Operation for AgentCheck {
     }
 
     fn on_reply(&self, core: &mut Core, _: OpId, _: &Op, reply: &Value) -> Result<(), BadReply> {
-        core.agent_checked(self.clone(), script::parse_agent_state(reply)?);
+        core.on_agent_checked(self.clone(), script::parse_agent_state(reply)?);
         Ok(())
     }
 
     fn on_failure(&self, core: &mut Core, id: OpId, failure: &Failure, pause: Duration) {
         if matches!(failure, Failure::Refused(_)) {
             core.take_op(id);
-            return core.agent_checked(self.clone(), AgentState::Unknown);
+            return core.on_agent_checked(self.clone(), AgentState::Unknown);
         }
         core.retry(id, pause);
     }
@@ -92,7 +92,7 @@ impl Core {
     /// Checks the agent of the waiter ahead of a fair waiter, and removes its waiters once it has vanished for certain.
     pub(in crate::core) fn suspect(&mut self, ahead: &HolderId, name: &LockName) {
         let other = ahead.looks_like_agent() && ahead.client != self.numbers.client();
-        if other && self.vanished.is_due(ahead.client, self.now) {
+        if other && self.vanished.begin_check(ahead.client, self.now) {
             self.check_agents(AgentCheck {
                 agents: vec![ahead.client],
                 vanished: Vec::new(),
@@ -124,7 +124,7 @@ impl Core {
         }
     }
 
-    fn agent_checked(&mut self, mut check: AgentCheck, state: AgentState) {
+    fn on_agent_checked(&mut self, mut check: AgentCheck, state: AgentState) {
         let Some(agent) = check.agents.pop() else { return };
         let vanished = state == AgentState::Vanished;
         if let AfterCheck::Purge(name) = &check.next {

@@ -44,7 +44,7 @@ impl Operation for Release {
 
     fn on_reply(&self, core: &mut Core, _: OpId, op: &Op, reply: &Value) -> Result<(), BadReply> {
         let released = script::parse_release(reply)?;
-        core.released(&self.0, op.may_have_run, released);
+        core.apply_release(&self.0, op.may_have_run, released);
         Ok(())
     }
 
@@ -88,7 +88,7 @@ impl Operation for Release {
 
 impl Core {
     /// Applies the reply to a release.
-    fn released(&mut self, ending: &Ending, may_have_run: bool, released: ReleaseOutcome) {
+    fn apply_release(&mut self, ending: &Ending, may_have_run: bool, released: ReleaseOutcome) {
         let end = match released {
             ReleaseOutcome::Released => None,
             // An earlier copy of it may be what removed the hold; while it was valid nothing else can have.

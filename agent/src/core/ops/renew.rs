@@ -29,7 +29,7 @@ impl Operation for Renewals {
 
     fn on_reply(&self, core: &mut Core, _: OpId, op: &Op, reply: &Value) -> Result<(), BadReply> {
         let kept = script::parse_renew(reply, self.holds.len())?;
-        core.renewed(op, self, &kept);
+        core.on_renewed(op, self, &kept);
         Ok(())
     }
 
@@ -37,7 +37,7 @@ impl Operation for Renewals {
     fn on_failure(&self, core: &mut Core, id: OpId, _: &Failure, pause: Duration) {
         core.take_op(id);
         self.span.record("otel.status_code", "ERROR");
-        core.renewal_failed(&self.holds, pause);
+        core.on_renewal_failed(&self.holds, pause);
     }
 
     /// A verification extends nothing, so no replica has to confirm it.
@@ -74,7 +74,7 @@ impl Core {
     }
 
     /// Applies the reply to a batch of renewals.
-    fn renewed(&mut self, op: &Op, renewals: &Renewals, kept: &[RenewOutcome]) {
+    fn on_renewed(&mut self, op: &Op, renewals: &Renewals, kept: &[RenewOutcome]) {
         let Renewals { form, holds, span } = renewals;
         let now = self.now;
         self.effects.report(Report::RenewalRoundTrip(now.since(op.sent)));
@@ -137,7 +137,7 @@ impl Core {
     }
 
     /// A batch of renewals brought no answer: each is tried again, to the end of its hold.
-    fn renewal_failed(&mut self, holds: &[Renewal], pause: Duration) {
+    fn on_renewal_failed(&mut self, holds: &[Renewal], pause: Duration) {
         let now = self.now;
         for Renewal { name, number, .. } in holds {
             let Some(failures) = self.leases.on_renewal_failed(*number) else {

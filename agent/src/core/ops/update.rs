@@ -42,12 +42,12 @@ impl Operation for HoldUpdate {
             return core.retry(id, pause);
         }
         core.take_op(id);
-        core.update_failed(self);
+        core.on_update_failed(self);
         core.answer(self.slot, Core::unavailable_for(&self.name, failure.text()));
     }
 
     fn on_give_up(&mut self, core: &mut Core, _: OpId) {
-        core.update_failed(self);
+        core.on_update_failed(self);
         core.answer(self.slot, Core::unavailable_for(&self.name, NO_ANSWER));
     }
 
@@ -96,7 +96,7 @@ impl Core {
     }
 
     /// Counts a re-entry that has failed. Other updates are not counted.
-    pub(in crate::core) fn update_failed(&mut self, update: &HoldUpdate) {
+    pub(in crate::core) fn on_update_failed(&mut self, update: &HoldUpdate) {
         let HoldUpdate { name, kind, span, change, .. } = update;
         spans::outcome(span, "error");
         if let Change::Reenter(_) = change {
@@ -121,7 +121,7 @@ impl Core {
     /// Refuses an update that too few replicas have. The hold stays as it was; a renewal restores its count in Redis.
     fn update_withdrawn(&mut self, update: &HoldUpdate, why: &str) {
         let HoldUpdate { name, number, slot, .. } = update;
-        self.update_failed(update);
+        self.on_update_failed(update);
         if let Some(place) = self.leases.begin_renewal(*number) {
             self.renew(vec![place]);
         }
@@ -149,7 +149,7 @@ impl Core {
             // It was lost, by this answer or meanwhile.
             let end =
                 self.sessions.get(&owner.connection).and_then(|s| s.losses.get(owner.owner, name));
-            self.update_failed(update);
+            self.on_update_failed(update);
             return self.answer(*slot, Self::lost(name, end.unwrap_or(End::Missing)));
         };
         let reply = match update.change {

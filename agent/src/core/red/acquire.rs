@@ -20,7 +20,7 @@ impl Core {
     pub(in crate::core) fn attempt_red(&mut self, attempt: &Attempt) -> OpId {
         self.locks.begin_node_attempts(&attempt.name);
         let nodes = self.nodes().len();
-        let asked: Vec<_> = (0..nodes).filter(|node| self.red.admits(*node, self.now)).collect();
+        let asked: Vec<_> = (0..nodes).filter(|node| self.red.admit(*node, self.now)).collect();
         let mut quorum = QuorumOp::new(QuorumRequest::Acquire(attempt.clone()), self.now, nodes);
         for (node, answer) in quorum.answers.iter_mut().enumerate() {
             if !asked.contains(&node) {
@@ -82,12 +82,12 @@ impl Core {
                 }
                 self.poll_queue(&attempt.name);
             }
-            QuorumRequest::Update(_) => self.keep_decided(&quorum),
-            QuorumRequest::Release(_) => self.release_decided(quorum),
-            QuorumRequest::Undo(_) => self.undo_decided(quorum),
-            QuorumRequest::Show(..) => self.show_decided(&quorum),
-            QuorumRequest::Look(..) => self.look_decided(&quorum),
-            QuorumRequest::Force(..) => self.force_decided(&quorum),
+            QuorumRequest::Update(_) => self.on_keep_decided(&quorum),
+            QuorumRequest::Release(_) => self.on_release_decided(quorum),
+            QuorumRequest::Undo(_) => self.on_undo_decided(quorum),
+            QuorumRequest::Show(..) => self.on_show_decided(&quorum),
+            QuorumRequest::Look(..) => self.on_look_decided(&quorum),
+            QuorumRequest::Force(..) => self.on_force_decided(&quorum),
         }
     }
 

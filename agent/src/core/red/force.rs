@@ -26,7 +26,7 @@ impl Core {
     }
 
     /// The servers told what they have, or had time enough to.
-    pub(super) fn look_decided(&mut self, quorum: &QuorumOp) {
+    pub(super) fn on_look_decided(&mut self, quorum: &QuorumOp) {
         let QuorumRequest::Look(slot, name, holder, report) = &quorum.request else { return };
         let shown: Vec<(usize, &LockDetails)> = quorum
             .answers
@@ -89,7 +89,7 @@ impl Core {
     }
 
     /// One server answered a release by force.
-    pub(super) fn node_forced(
+    pub(super) fn on_node_forced(
         &mut self,
         node: usize,
         quorum: super::OpId,
@@ -108,7 +108,7 @@ impl Core {
     }
 
     /// All servers have compared and released, or had time enough to.
-    pub(super) fn force_decided(&mut self, quorum: &QuorumOp) {
+    pub(super) fn on_force_decided(&mut self, quorum: &QuorumOp) {
         let QuorumRequest::Force(slot, name, seen, report) = &quorum.request else { return };
         // The servers on which the released holder may still have it.
         let unsure = |answer: &&Answer| !matches!(answer, Answer::Yes(_) | Answer::Shown(_));

@@ -51,7 +51,7 @@ impl Core {
     }
 
     /// Handles the timeout of a quorum operation.
-    pub(super) fn quorum_due(&mut self, id: OpId) {
+    pub(super) fn on_quorum_due(&mut self, id: OpId) {
         self.red.on_due(id, self.now);
         self.settle_quorum(id, true);
     }

@@ -55,11 +55,11 @@ impl Operation for NodeOp {
             NodeVerb::Release { quorum, name, valid_until, .. } => {
                 let released = script::parse_release(reply)?;
                 let repeated = op.may_have_run && core.now < *valid_until;
-                core.node_released(node, *quorum, name, released, repeated);
+                core.on_node_released(node, *quorum, name, released, repeated);
             }
             NodeVerb::Renew(form, holds) => {
                 let kept = script::parse_renew(reply, holds.len())?;
-                core.node_renewed(node, op.sent, *form, holds, &kept);
+                core.on_node_renewed(node, op.sent, *form, holds, &kept);
             }
             NodeVerb::Show { quorum, .. } => {
                 let shown = script::parse_show(reply)?;
@@ -67,11 +67,11 @@ impl Operation for NodeOp {
             }
             NodeVerb::Force { quorum, .. } => {
                 let forced = script::parse_force_release(reply)?;
-                core.node_forced(node, *quorum, forced);
+                core.on_node_forced(node, *quorum, forced);
             }
             NodeVerb::Restore(hold) => {
                 let acquired = script::parse_acquire(reply)?;
-                core.node_restored(node, op.sent, hold, &acquired);
+                core.on_node_restored(node, op.sent, hold, &acquired);
             }
         }
         Ok(())
@@ -124,11 +124,11 @@ impl Operation for NodeOp {
             }
             NodeVerb::Renew(_, holds) => {
                 core.take_op(id);
-                core.node_renewal_failed(node, holds, pause);
+                core.on_node_renewal_failed(node, holds, pause);
             }
             NodeVerb::Restore(hold) => {
                 core.take_op(id);
-                core.node_renewal_failed(node, std::slice::from_ref(hold), pause);
+                core.on_node_renewal_failed(node, std::slice::from_ref(hold), pause);
             }
         }
     }

@@ -77,7 +77,7 @@ impl Core {
     }
 
     /// One node answered a release.
-    pub(super) fn node_released(
+    pub(super) fn on_node_released(
         &mut self,
         node: usize,
         quorum: OpId,
@@ -98,7 +98,7 @@ impl Core {
         self.poll_queue(name);
     }
 
-    pub(super) fn release_decided(&mut self, quorum: QuorumOp) {
+    pub(super) fn on_release_decided(&mut self, quorum: QuorumOp) {
         let majority = self.majority();
         let troubles = self.errors_of(&quorum);
         let (verdict, gone) = (quorum.verdict(majority), quorum.gone(majority));
@@ -120,7 +120,7 @@ impl Core {
         self.on_released(&name, ending.kind, ending.number);
     }
 
-    pub(super) fn undo_decided(&mut self, quorum: QuorumOp) {
+    pub(super) fn on_undo_decided(&mut self, quorum: QuorumOp) {
         let unconfirmed = quorum.awaited().next().is_some();
         let troubles = self.errors_of(&quorum);
         let (request, word) = (quorum.request, quorum.last_word);

@@ -34,7 +34,7 @@ impl Core {
         }
     }
 
-    pub(super) fn show_decided(&mut self, quorum: &QuorumOp) {
+    pub(super) fn on_show_decided(&mut self, quorum: &QuorumOp) {
         let QuorumRequest::Show(slot, name) = &quorum.request else { return };
         let majority = self.majority();
         let parts: Vec<Part<'_>> = self

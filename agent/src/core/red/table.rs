@@ -100,9 +100,9 @@ impl QuorumTable {
         self.silent.entry(node).or_insert(now + SILENCE);
     }
 
-    /// Returns whether an attempt asks this node. A silent one is tried once in a while only, so that what it still owes
-    /// an answer to does not pile up.
-    pub(super) fn admits(&mut self, node: usize, now: Moment) -> bool {
+    /// Admits a node to an attempt. Returns whether the attempt asks it. A silent node is tried only once in a while, so that
+    /// scripts that it has not answered do not pile up.
+    pub(super) fn admit(&mut self, node: usize, now: Moment) -> bool {
         match self.silent.get_mut(&node) {
             None => true,
             Some(until) if *until <= now => {

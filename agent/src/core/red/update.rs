@@ -30,7 +30,7 @@ impl Core {
         id
     }
 
-    pub(super) fn keep_decided(&mut self, quorum: &QuorumOp) {
+    pub(super) fn on_keep_decided(&mut self, quorum: &QuorumOp) {
         let majority = self.majority();
         let verdict = quorum.verdict(majority);
         let QuorumRequest::Update(update) = &quorum.request else { return };
@@ -45,7 +45,7 @@ impl Core {
             // A hold's count on some nodes may differ from ours now: the next renewal puts it right.
             None => {
                 let troubles = self.errors_of(quorum);
-                self.update_failed(update);
+                self.on_update_failed(update);
                 self.answer(update.slot, Self::unavailable_for(&update.name, &troubles));
             }
         }
@@ -82,7 +82,7 @@ impl Core {
     }
 
     /// One node answered a batch of renewals.
-    pub(super) fn node_renewed(
+    pub(super) fn on_node_renewed(
         &mut self,
         node: usize,
         sent: Moment,
@@ -142,7 +142,7 @@ impl Core {
     }
 
     /// A node answered whether a hold stands there again.
-    pub(super) fn node_restored(
+    pub(super) fn on_node_restored(
         &mut self,
         node: usize,
         sent: Moment,
@@ -171,7 +171,7 @@ impl Core {
     }
 
     /// A node did not answer a renewal: it is asked again, in a hurry only where the hold depends on it.
-    pub(super) fn node_renewal_failed(
+    pub(super) fn on_node_renewal_failed(
         &mut self,
         node: usize,
         holds: &[Renewal],

@@ -100,7 +100,7 @@ impl Core {
         self.drop_grace(connection);
     }
 
-    /// A session's connection has gone. Whether it lives on without one.
+    /// Handles the end of a connection. Returns whether its session lives on without one.
     pub(in crate::core) fn go_away(&mut self, connection: ConnectionId) -> bool {
         let now = self.now;
         let Some(askers) = self.sessions.go_away(connection, now) else { return false };
@@ -217,7 +217,7 @@ impl Core {
     }
 
     /// A RESUME has waited long enough.
-    pub(in crate::core) fn resume_due(&mut self, asker: ConnectionId) {
+    pub(in crate::core) fn on_resume_due(&mut self, asker: ConnectionId) {
         let Some(Resuming { slot, session, .. }) = self.sessions.take_resuming(asker) else {
             return;
         };

@@ -107,7 +107,7 @@ impl Core {
         let Some(pending) = session.pending(slot.seq) else { return };
         if let Some(index) = slot.member {
             let owner = Owner { connection: slot.connection, owner: pending.owner };
-            return self.member_answered(owner, index, reply);
+            return self.on_member_answered(owner, index, reply);
         }
         let failed = matches!(reply, Reply::Ready(Outgoing::Reply(Frame::Error(_))));
         let (word, took) = (pending.word, self.now.since(pending.began));

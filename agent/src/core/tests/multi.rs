@@ -48,7 +48,7 @@ fn cancel(world: &mut World, by: ConnectionId, whose: ConnectionId) -> String {
 }
 
 /// Nothing is left, in Redis or here.
-fn is_clean(world: &mut World) {
+fn assert_clean(world: &mut World) {
     assert!(world.redis.is_empty(), "{:?}", world.redis);
     assert!(world.core.is_idle() && world.core.locks.is_empty() && world.listening.is_empty());
     assert_eq!(world.core.next_deadline(), None);
@@ -65,7 +65,7 @@ fn all_are_taken_and_given_back() {
     }
     munlock(&mut world, a, "x y z");
     assert_eq!(world.reply(a), "0 0 0");
-    is_clean(&mut world);
+    assert_clean(&mut world);
 }
 
 #[test]
@@ -85,7 +85,7 @@ fn who_held_one_before_enters_once_more() {
     world.unlock(a, "y");
     assert_eq!(world.reply(a), "0");
     world.foreign_release("z");
-    is_clean(&mut world);
+    assert_clean(&mut world);
 }
 
 #[test]
@@ -105,7 +105,7 @@ fn a_null_is_told_only_when_nothing_is_held_any_more() {
     assert!(world.holders("x").is_empty());
     world.network = Network::Good;
     world.foreign_release("y");
-    is_clean(&mut world);
+    assert_clean(&mut world);
 }
 
 #[test]
@@ -119,7 +119,7 @@ fn now_or_never_waits_for_nobody() {
     assert!(world.holders("x").is_empty() && world.holders("z").is_empty());
     world.unlock(b, "y");
     assert_eq!(world.reply(b), "0");
-    is_clean(&mut world);
+    assert_clean(&mut world);
 }
 
 #[test]
@@ -144,7 +144,7 @@ fn it_waits_for_long_only_with_empty_hands_and_keeps_its_place() {
     assert_eq!(world.reply(a), "0 0");
     assert_eq!(world.reply(c), "held 1");
     world.close(c);
-    is_clean(&mut world);
+    assert_clean(&mut world);
 }
 
 #[test]
@@ -164,7 +164,7 @@ fn opposite_orders_end_well() {
     world.pass(LONG);
     assert_eq!(world.reply(a), "held 1 held 1");
     world.close(a);
-    is_clean(&mut world);
+    assert_clean(&mut world);
 }
 
 #[test]
@@ -187,7 +187,7 @@ fn many_with_overlapping_lists_all_get_their_turn() {
         world.pass(Duration::from_millis(100));
     }
     assert!(waiting.is_empty(), "{waiting:?}");
-    is_clean(&mut world);
+    assert_clean(&mut world);
 }
 
 #[test]
@@ -214,7 +214,7 @@ fn what_it_held_before_can_make_a_circle() {
     world.close(b);
     assert_eq!(world.reply(a), "held 1 held 1");
     world.close(a);
-    is_clean(&mut world);
+    assert_clean(&mut world);
 }
 
 #[test]
@@ -237,7 +237,7 @@ fn a_lock_for_which_an_mlock_waits_is_part_of_a_circle() {
     world.pass(Duration::from_millis(100));
     assert_eq!(world.reply(a), "held 1 held 1");
     world.close(a);
-    is_clean(&mut world);
+    assert_clean(&mut world);
 }
 
 #[test]
@@ -251,7 +251,7 @@ fn a_wait_is_cancelled_whole() {
     assert!(world.holders("x").is_empty());
     assert_eq!(cancel(&mut world, b, a), "0");
     world.foreign_release("y");
-    is_clean(&mut world);
+    assert_clean(&mut world);
 }
 
 #[test]
@@ -266,7 +266,7 @@ fn a_session_that_ends_leaves_nothing() {
     world.close(b);
     world.foreign_release("y");
     world.pass(LONG);
-    is_clean(&mut world);
+    assert_clean(&mut world);
 }
 
 #[test]
@@ -280,7 +280,7 @@ fn what_cannot_be_had_is_told_before_anything_is_taken() {
     assert_eq!(world.reply(a), "WRONGKIND");
     assert!(world.served.is_empty());
     world.close(b);
-    is_clean(&mut world);
+    assert_clean(&mut world);
 }
 
 #[test]
@@ -318,7 +318,7 @@ fn a_lease_counts_from_when_all_are_had() {
     assert_eq!(world.events(a).len(), 2, "both have by now");
     world.foreign_release("y");
     world.pass(LEASE);
-    is_clean(&mut world);
+    assert_clean(&mut world);
 }
 
 #[test]
@@ -336,7 +336,7 @@ fn a_member_that_is_lost_before_all_are_had_is_taken_again() {
     assert_eq!(world.holders("x").len(), 1);
     assert!(world.events(a).is_empty(), "its worker never knew of the one that was lost");
     world.close(a);
-    is_clean(&mut world);
+    assert_clean(&mut world);
 }
 
 /// The events of a session whose owner is busy, as another one hears them.
@@ -380,7 +380,7 @@ fn nothing_is_told_of_members_before_the_grant() {
     world.pass(LEASE / 2);
     assert!(events_of(&mut world, b, a).iter().any(|event| event.starts_with("valid x0 lock")));
     world.close(a);
-    is_clean(&mut world);
+    assert_clean(&mut world);
 }
 
 #[test]
@@ -410,7 +410,7 @@ fn what_is_in_jeopardy_when_it_is_granted_is_told_then() {
     let later = events_of(&mut world, c, a);
     assert_eq!(later.iter().filter(|event| event.starts_with("safe x")).count(), events.len());
     world.close(a);
-    is_clean(&mut world);
+    assert_clean(&mut world);
 }
 
 #[test]
@@ -441,7 +441,7 @@ fn what_was_held_before_and_is_lost_meanwhile_does_not_come_back() {
     world.foreign_release("y");
     assert_eq!(world.reply(a), "LOST");
     assert_eq!(world.events(a), ["lost x lock missing"]);
-    is_clean(&mut world);
+    assert_clean(&mut world);
 }
 
 #[test]
@@ -462,7 +462,7 @@ fn what_has_been_granted_but_not_told_is_void_as_a_whole() {
     let replies: Vec<_> = replies.iter().map(short).collect();
     assert_eq!(replies, ["held 1", "LOST"]);
     world.close(a);
-    is_clean(&mut world);
+    assert_clean(&mut world);
 }
 
 #[test]
@@ -476,7 +476,7 @@ fn giving_back_goes_on_past_what_is_lost() {
     world.work();
     munlock(&mut world, a, "x y z");
     assert_eq!(world.reply(a), "LOST");
-    is_clean(&mut world);
+    assert_clean(&mut world);
     munlock(&mut world, a, "y z");
     assert_eq!(world.reply(a), "NOTHELD");
 }
@@ -495,7 +495,7 @@ fn commands_behind_it_wait_for_it() {
     let replies = world.replies_of(a);
     let replies: Vec<_> = replies.iter().map(short).collect();
     assert_eq!(replies, ["held 1 held 1", "0 0", "held 1", "0"]);
-    is_clean(&mut world);
+    assert_clean(&mut world);
 }
 
 #[test]
@@ -514,7 +514,7 @@ fn a_redis_that_hangs_is_told_at_the_deadline_and_leaves_nothing() {
     world.pass(Duration::from_secs(2));
     assert!(world.holders("x").is_empty());
     world.foreign_release("y");
-    is_clean(&mut world);
+    assert_clean(&mut world);
 }
 
 #[test]
@@ -530,7 +530,7 @@ fn draining_ends_it() {
     mlock(&mut world, a, "x y");
     assert_eq!(world.reply(a), "DRAINING");
     world.foreign_release("y");
-    is_clean(&mut world);
+    assert_clean(&mut world);
 }
 
 #[test]
@@ -543,7 +543,7 @@ fn members_are_taken_in_byte_order() {
     world.foreign_release("x");
     assert_eq!(world.reply(a), "held 1 held 1 held 1");
     world.close(a);
-    is_clean(&mut world);
+    assert_clean(&mut world);
 }
 
 #[test]
@@ -563,7 +563,7 @@ fn a_member_that_was_held_before_is_not_given_back() {
     world.pass(Duration::from_millis(100));
     assert_eq!(world.reply(a), "held 2 held 1");
     world.close(a);
-    is_clean(&mut world);
+    assert_clean(&mut world);
 }
 
 #[test]
@@ -581,7 +581,7 @@ fn it_is_cancelled_between_its_waits_too() {
     world.network = Network::Good;
     world.unlock(a, "x");
     assert_eq!(world.reply(a), "0");
-    is_clean(&mut world);
+    assert_clean(&mut world);
 }
 
 #[test]
@@ -613,7 +613,7 @@ fn lost_replies_leave_nothing_behind() {
             }
             world.close(b);
             world.pass(Duration::from_secs(1));
-            is_clean(&mut world);
+            assert_clean(&mut world);
         }
     }
 }

@@ -79,7 +79,7 @@ impl CommandGroup {
     }
 
     /// Returns how the command ended; none while it runs.
-    pub(crate) fn ended(&mut self) -> Option<Ended> {
+    pub(crate) fn poll_end(&mut self) -> Option<Ended> {
         if self.ended.is_none() {
             let options = WaitIdOptions::EXITED | WaitIdOptions::NOHANG | WaitIdOptions::NOWAIT;
             let status = waitid(WaitId::Pid(self.leader), options).ok().flatten();

@@ -114,8 +114,8 @@ impl<'a> Supervisor<'a> {
                 control.report_stopped().await;
             }
             self.check_deadlines();
-            if let Some(ended) = self.group.ended()
-                && self.is_finished(ended)
+            if let Some(ended) = self.group.poll_end()
+                && self.end_descendants(ended)
             {
                 return self.finish(ended, searching.then_some(search)).await;
             }
@@ -268,9 +268,9 @@ impl<'a> Supervisor<'a> {
         }
     }
 
-    /// Returns whether nothing relies on the locks any more. Descendants left behind by a command that exited by itself do
-    /// not count; those of a command that was ended do.
-    fn is_finished(&mut self, ended: Ended) -> bool {
+    /// Ends the descendants that a command left behind, if the command was ended. Returns whether nothing relies on the locks
+    /// any more. Descendants of a command that exited by itself do not count.
+    fn end_descendants(&mut self, ended: Ended) -> bool {
         let was_ended =
             self.asked_to_end || self.ending.is_some() || matches!(ended, Ended::Signal(_));
         if !was_ended || self.group.living().is_empty() {
