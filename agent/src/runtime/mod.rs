@@ -3,6 +3,7 @@
 //! Urgent work comes first: deadlines (renewals among them), then replies to renewals, then all other replies,
 //! then messages, then the workers' commands for a bounded time. Commands that exceed it wait in [`Turns`].
 
+mod alarm;
 mod batches;
 mod confirmed_calls;
 mod heartbeat;
@@ -19,14 +20,13 @@ use std::time::Duration;
 
 use futures_util::StreamExt;
 use futures_util::stream::FuturesUnordered;
-use redisson::script::MAX_CALLS;
+use redisson::script::{Call, MAX_CALLS};
 use redisson::{ClientId, Grouping, Moment, keys};
 use service_kit::shutdown::Shutdown;
+use service_kit::trace::TraceParent;
 use tokio::sync::{mpsc, oneshot, watch};
-use tokio::time::Instant;
 
-use crate::core::{Core, Effect, Gauges, Lane, Node, Settings};
-use crate::core::{Input, PIPELINE};
+use crate::core::{Core, Effect, Gauges, Input, Lane, Node, OpId, PIPELINE, Settings};
 use crate::journal::{self, Restored, Writer};
 use crate::metrics::Metrics;
 use crate::policy::Policy;
@@ -34,6 +34,7 @@ use crate::protocol::resp::Outgoing;
 use crate::thread_time::ThreadTime;
 use crate::types::Number;
 use crate::types::{ConnectionId, Status};
+use alarm::Alarm;
 use batches::{Answers, Parcel, Script};
 use confirmed_calls::Replicas;
 use heartbeat::Heartbeat;
@@ -151,8 +152,11 @@ pub fn start(start: Start, metrics: Arc<Metrics>, shutdown: &Shutdown) -> Handle
         outboxes: HashMap::new(),
         turns: Turns::new(start.thread_time),
         senders: VecDeque::new(),
+        sharing: Vec::new(),
         status: status_sender,
         drain_timeout,
+        drain_ends: None,
+        tick_at: Moment::default(),
         last_read: now(),
         alone_until: Moment::default(),
     };
@@ -191,55 +195,43 @@ struct Runtime {
     turns: Turns,
     /// The user of each script that is about to be sent for a command.
     senders: VecDeque<User>,
+    /// Scripts of commands that may share a call, while effects are applied.
+    sharing: Vec<Script>,
     status: watch::Sender<Status>,
     drain_timeout: Duration,
+    /// The end of the time for holders to finish, once the agent drains.
+    drain_ends: Option<Moment>,
+    /// The latest instant for the next event of the core while there are holds.
+    tick_at: Moment,
     /// The instant at which the clock was last read.
     last_read: Moment,
     /// Until then each script is sent alone.
     alone_until: Moment,
 }
 
+/// A script that an effect asks for.
+enum Dispatch {
+    Renewal(Node, OpId, Lane, Call, TraceParent),
+    Commands(Parcel),
+}
+
 impl Runtime {
     async fn run(mut self, mut inbox: mpsc::Receiver<Input>, mut drained: oneshot::Receiver<()>) {
         let mut renewals = FuturesUnordered::new();
         let mut replies = FuturesUnordered::new();
-        let mut sharing = Vec::new();
-        let mut batch = Vec::new();
-        let alarm = tokio::time::sleep(Duration::ZERO);
-        tokio::pin!(alarm);
-        let mut alarm_at = Moment::NEVER;
-        let mut tick_at = Moment::default();
-        let mut drain_ends: Option<Moment> = None;
+        let mut dispatches = Vec::new();
+        let mut arrived = Vec::new();
+        let mut alarm = Alarm::new();
         loop {
-            while let Some(effect) = self.core.next_effect() {
-                match effect {
-                    Effect::Send { op, node, lane, call, trace_parent } => match lane {
-                        Lane::Renewals | Lane::ReplicatedRenewals => {
-                            renewals.push(self.servers.call(node, op, lane, call, &trace_parent));
-                        }
-                        Lane::Commands | Lane::Grants => {
-                            let script = Script { user: self.sender(lane), op, call };
-                            let shares = lane == Lane::Commands
-                                && trace_parent.is_empty()
-                                && self.last_read >= self.alone_until
-                                && self.servers.may_share(node, &script.call);
-                            // They are sent in order.
-                            if !shares || sharing.len() == MAX_CALLS {
-                                let before = Parcel::take(&mut sharing);
-                                replies.extend(before.map(|parcel| self.servers.send(parcel)));
-                            }
-                            if shares {
-                                sharing.push(script);
-                            } else {
-                                let alone = Parcel::Alone(node, lane, script, trace_parent);
-                                replies.push(self.servers.send(alone));
-                            }
-                        }
-                    },
-                    other => self.apply(other),
+            self.apply_effects(&mut dispatches);
+            for dispatch in dispatches.drain(..) {
+                match dispatch {
+                    Dispatch::Renewal(node, op, lane, call, trace_parent) => {
+                        renewals.push(self.servers.call(node, op, lane, call, &trace_parent));
+                    }
+                    Dispatch::Commands(parcel) => replies.push(self.servers.send(parcel)),
                 }
             }
-            replies.extend(Parcel::take(&mut sharing).map(|parcel| self.servers.send(parcel)));
             self.show_gauges();
             if let Some(journal) = &mut self.journal {
                 journal.start(|| self.core.journal_records());
@@ -248,81 +240,133 @@ impl Runtime {
             if self.core.has_effects() {
                 continue;
             }
-            if let Some(ends) = drain_ends {
-                if self.core.is_idle() {
-                    return self.leave().await;
-                }
-                if ends <= time {
-                    self.core.end_drain();
-                    while let Some(effect) = self.core.next_effect() {
-                        match effect {
-                            Effect::Send { .. }
-                            | Effect::Subscribe(..)
-                            | Effect::Unsubscribe(..) => {}
-                            other => self.apply(other),
-                        }
-                    }
-                    self.show_gauges();
-                    return self.leave().await;
-                }
+            if self.finish_drain(time) {
+                return self.leave().await;
             }
-            self.publish_status(drain_ends.is_some());
-            let mut due = self.core.next_deadline().unwrap_or(Moment::NEVER);
-            if self.core.holds() > 0 || drain_ends.is_some() {
-                due = due.min(tick_at);
-            }
-            due = due.min(self.heartbeat.beat(time));
+            self.publish_status(self.drain_ends.is_some());
             let turn_at = self.turns.next_at();
-            if turn_at > time {
-                due = due.min(turn_at);
-            }
+            let due = self.next_due(time, turn_at);
             if due <= time {
-                tick_at = time + TICK;
+                self.tick_at = time + TICK;
                 self.core.on_time(time);
                 continue;
             }
-            if due != alarm_at {
-                alarm_at = due;
-                alarm
-                    .as_mut()
-                    .reset(Instant::now() + due.since(time).min(Duration::from_secs(3600)));
-            }
+            alarm.set(due, time);
             tokio::select! {
                 biased;
-                () = &mut alarm, if alarm_at != Moment::NEVER => alarm_at = Moment::NEVER,
+                () = alarm.ring() => {}
                 Some(outcome) = renewals.next(), if !renewals.is_empty() => self.on_outcome(outcome),
-                Some(answers) = replies.next(), if !replies.is_empty() => match answers {
-                    Answers::Alone(user, outcome) => self.on_answer(user, outcome),
-                    Answers::Batch(scripts) => {
-                        for (script, result) in scripts {
-                            match result {
-                                Some(result) => self.on_answer(script.user, (script.op, result)),
-                                None => replies.push(self.servers.send(Parcel::alone(script))),
-                            }
-                        }
-                    }
-                    Answers::Refused(scripts) => {
-                        self.alone_until = self.last_read + ALONE_AFTER_REFUSAL;
-                        let alone = scripts.into_iter().map(Parcel::alone);
-                        replies.extend(alone.map(|parcel| self.servers.send(parcel)));
-                    }
-                },
+                Some(answers) = replies.next(), if !replies.is_empty() => {
+                    let left = self.on_answers(answers).into_iter().map(Parcel::alone);
+                    replies.extend(left.map(|parcel| self.servers.send(parcel)));
+                }
                 Some((node, event)) = self.news.next() => self.on_redis(node, event),
                 written = written(&mut self.journal) => self.on_written(&written),
-                count = inbox.recv_many(&mut batch, INBOX), if self.turns.len() < BACKLOG => {
+                count = inbox.recv_many(&mut arrived, INBOX), if self.turns.len() < BACKLOG => {
                     if count == 0 && self.turns.len() == 0 {
                         // Every connection and the listener have gone: nobody can ask for anything any more.
                         return;
                     }
-                    self.on_sessions(&mut batch);
+                    self.on_inputs(&mut arrived);
                 }
                 // Yielding gives connections their time and this task a new budget, so that replies are seen first.
-                () = tokio::task::yield_now(), if turn_at <= time => self.on_sessions(&mut batch),
-                _ = &mut drained, if drain_ends.is_none() => {
-                    tracing::info!(holds = self.core.holds(), "draining: no more locks are given out");
-                    self.core.drain();
-                    drain_ends = Some(now() + self.drain_timeout);
+                () = tokio::task::yield_now(), if turn_at <= time => self.on_inputs(&mut arrived),
+                _ = &mut drained, if self.drain_ends.is_none() => self.begin_drain(),
+            }
+        }
+    }
+
+    /// Applies the effects that wait, and adds the scripts among them to `dispatches` in their order.
+    fn apply_effects(&mut self, dispatches: &mut Vec<Dispatch>) {
+        while let Some(effect) = self.core.next_effect() {
+            match effect {
+                Effect::Send { op, node, lane, call, trace_parent } => match lane {
+                    Lane::Renewals | Lane::ReplicatedRenewals => {
+                        dispatches.push(Dispatch::Renewal(node, op, lane, call, trace_parent));
+                    }
+                    Lane::Commands | Lane::Grants => {
+                        let script = Script { user: self.sender(lane), op, call };
+                        let shares = lane == Lane::Commands
+                            && trace_parent.is_empty()
+                            && self.last_read >= self.alone_until
+                            && self.servers.may_share(node, &script.call);
+                        // Commands are sent in order.
+                        if !shares || self.sharing.len() == MAX_CALLS {
+                            dispatches
+                                .extend(Parcel::take(&mut self.sharing).map(Dispatch::Commands));
+                        }
+                        if shares {
+                            self.sharing.push(script);
+                        } else {
+                            let alone = Parcel::Alone(node, lane, script, trace_parent);
+                            dispatches.push(Dispatch::Commands(alone));
+                        }
+                    }
+                },
+                other => self.apply(other),
+            }
+        }
+        dispatches.extend(Parcel::take(&mut self.sharing).map(Dispatch::Commands));
+    }
+
+    /// Begins to drain: no more locks are granted, and holders have a limited time to finish.
+    fn begin_drain(&mut self) {
+        tracing::info!(holds = self.core.holds(), "draining: no more locks are given out");
+        self.core.drain();
+        self.drain_ends = Some(now() + self.drain_timeout);
+    }
+
+    /// Ends what is left once the time to drain is over. Returns whether the agent has drained.
+    fn finish_drain(&mut self, time: Moment) -> bool {
+        let Some(ends) = self.drain_ends else { return false };
+        if self.core.is_idle() {
+            return true;
+        }
+        if time < ends {
+            return false;
+        }
+        self.core.end_drain();
+        while let Some(effect) = self.core.next_effect() {
+            match effect {
+                Effect::Send { .. } | Effect::Subscribe(..) | Effect::Unsubscribe(..) => {}
+                other => self.apply(other),
+            }
+        }
+        self.show_gauges();
+        true
+    }
+
+    /// Returns the instant of the next deadline: the core's, the tick's, the heartbeat's, or that of a turn to come.
+    fn next_due(&mut self, time: Moment, turn_at: Moment) -> Moment {
+        let mut due = self.core.next_deadline().unwrap_or(Moment::NEVER);
+        if self.core.holds() > 0 || self.drain_ends.is_some() {
+            due = due.min(self.tick_at);
+        }
+        due = due.min(self.heartbeat.beat(time));
+        // A turn that may begin at once is no deadline.
+        if turn_at > time { due.min(turn_at) } else { due }
+    }
+
+    /// Handles the answers to scripts of commands. Returns those to send again alone.
+    fn on_answers(&mut self, answers: Answers) -> Vec<Script> {
+        match answers {
+            Answers::Alone(user, outcome) => {
+                self.on_answer(user, outcome);
+                Vec::new()
+            }
+            Answers::Batch(scripts) => {
+                let mut left = Vec::new();
+                for (script, result) in scripts {
+                    match result {
+                        Some(result) => self.on_answer(script.user, (script.op, result)),
+                        None => left.push(script),
+                    }
                 }
+                left
+            }
+            Answers::Refused(scripts) => {
+                self.alone_until = self.last_read + ALONE_AFTER_REFUSAL;
+                scripts
             }
         }
     }
@@ -442,13 +486,13 @@ impl Runtime {
     }
 
     /// Handles inputs for one turn.
-    fn on_sessions(&mut self, arrived: &mut Vec<Input>) {
+    fn on_inputs(&mut self, arrived: &mut Vec<Input>) {
         let started = now();
         let mut turn = self.turns.begin(arrived, started);
         let mut before = now();
         while let Some((user, input)) = turn.next(&mut self.turns) {
             let commands = self.core.commands_to_send();
-            self.on_session(input);
+            self.on_input(input);
             let after = now();
             for _ in commands..self.core.commands_to_send() {
                 self.turns.on_sent(user, after);
@@ -468,7 +512,7 @@ impl Runtime {
         if lane == Lane::Commands { self.senders.pop_front().flatten() } else { None }
     }
 
-    fn on_session(&mut self, message: Input) {
+    fn on_input(&mut self, message: Input) {
         match message {
             Input::Opened { connection, peer, secret, outbox } => {
                 self.outboxes.insert(connection, outbox);
