@@ -2,12 +2,12 @@
 
 use std::time::Duration;
 
-use crate::core::ops::verb::Ending;
 use redisson::{Kind, LockName, Moment};
 use service_kit::trace::TraceParent;
 
 use crate::core::ids::Owner;
 use crate::core::lease::hold::Hold;
+use crate::core::ops::verb::Ending;
 use crate::core::session::event::Event;
 use crate::core::{Core, LogLine, Node, Report, spans};
 use crate::types::{End, Number};

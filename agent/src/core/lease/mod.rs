@@ -13,13 +13,13 @@ pub(in crate::core) mod red;
 mod update;
 pub(in crate::core) mod watchdog;
 
-use crate::core::ops::verb::{Change, HoldUpdate, Renewal, RenewalForm};
 use std::ops::RangeBounds;
 use std::time::Duration;
 
 use redisson::{Kind, Lease, Moment};
 
 use crate::core::ids::{OpId, Place};
+use crate::core::ops::verb::{Change, HoldUpdate, Renewal, RenewalForm};
 use crate::core::session::event::Validity;
 use crate::core::timer::Timers;
 use crate::types::{ConnectionId, End, Number};

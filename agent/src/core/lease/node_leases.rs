@@ -1,7 +1,8 @@
 //! The parts of a red hold: how long each node is sure to keep it, and when each is to be renewed.
 
-use crate::core::ops::verb::Change;
 use redisson::{Lease, Moment};
+
+use crate::core::ops::verb::Change;
 
 /// One node's part of a hold.
 #[derive(Debug, Clone, Copy)]

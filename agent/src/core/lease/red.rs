@@ -1,6 +1,5 @@
 //! Changes of red holds, node by node.
 
-use crate::core::ops::verb::{Change, Renewal, RenewalForm};
 use std::sync::Arc;
 
 use redisson::Moment;
@@ -8,6 +7,7 @@ use redisson::Moment;
 use super::LeaseTable;
 use super::hold::LeaseMode;
 use super::node_leases::NodeLeases;
+use crate::core::ops::verb::{Change, Renewal, RenewalForm};
 use crate::types::{End, Number};
 
 /// The validity of a red hold by its nodes' parts.

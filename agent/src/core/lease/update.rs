@@ -1,11 +1,11 @@
 //! EXTEND.
 
-use crate::core::ops::verb::{Change, HoldUpdate};
 use redisson::Lease;
 use tracing::Span;
 
 use crate::core::Core;
 use crate::core::ids::{Owner, Slot};
+use crate::core::ops::verb::{Change, HoldUpdate};
 use crate::protocol::command::HoldRequest;
 
 impl Core {

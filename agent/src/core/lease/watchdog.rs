@@ -1,6 +1,5 @@
 //! The watchdog: renewals, jeopardy, loss.
 
-use crate::core::ops::verb::{Renewal, RenewalForm};
 use std::collections::BTreeMap;
 use std::time::Duration;
 
@@ -9,7 +8,7 @@ use redisson::{Kind, LockName, Moment};
 
 use crate::core::ids::Place;
 use crate::core::lease::Due;
-
+use crate::core::ops::verb::{Renewal, RenewalForm};
 use crate::core::session::event::{Event, Validity};
 use crate::core::{Core, LogLine, Node};
 use crate::types::{ConnectionId, End, Number};

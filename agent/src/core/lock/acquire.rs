@@ -1,6 +1,5 @@
 //! LOCK: re-entry, queueing, and attempts to take the lock in Redis.
 
-use crate::core::ops::verb::{Attempt, Change, HoldUpdate, Verb};
 use std::sync::Arc;
 use std::time::Duration;
 
@@ -11,6 +10,7 @@ use tracing::Span;
 use crate::core::ids::{OpId, Owner, Slot, WaiterId};
 use crate::core::lease::hold::{Hold, LeaseMode};
 use crate::core::lock::waiter::Waiter;
+use crate::core::ops::verb::{Attempt, Change, HoldUpdate, Verb};
 use crate::core::session::reply::Reply;
 use crate::core::side::Side;
 use crate::core::{Core, Report, spans};

@@ -4,13 +4,13 @@
 //! published. It tries again upon that, when the head's time or the holder's is over, and often enough to prove it is alive.
 //! If the next waiter is on the holder's host, the lock is handed over (`core/ops/hand_over.rs`), without a message.
 
-use crate::core::ops::verb::Attempt;
 use redisson::{HolderId, Kind, LockName, Moment, keys};
 
 use crate::core::ids::{OpId, WaiterId};
 use crate::core::lock::table::ChannelChange;
 use crate::core::lock::waiter::Waiter;
 use crate::core::ops::FAIR_WAIT;
+use crate::core::ops::verb::Attempt;
 use crate::core::{Core, Effect, Node};
 use crate::types::Number;
 

@@ -1,6 +1,5 @@
 //! Grants: the successor that an obtained lock goes to, and the begin of its hold.
 
-use crate::core::ops::verb::Attempt;
 use std::sync::Arc;
 
 use redisson::{Kind, Moment};
@@ -8,6 +7,7 @@ use redisson::{Kind, Moment};
 use crate::core::ids::{OpId, WaiterId};
 use crate::core::lease::hold::{LeaseMode, NewHold};
 use crate::core::lock::waiter::Waiter;
+use crate::core::ops::verb::Attempt;
 use crate::core::session::reply::Reply;
 use crate::core::{Core, Report};
 use crate::types::{End, Number};

@@ -7,7 +7,6 @@
 //! earlier in byte order it then waits only briefly: MLOCKs that take turns would otherwise block one another forever,
 //! each with one lock.
 
-use crate::core::ops::verb::{Change, HoldUpdate};
 use std::sync::Arc;
 use std::time::Duration;
 
@@ -17,6 +16,7 @@ use tracing::Span;
 use crate::core::ids::{Owner, Slot};
 use crate::core::lease::hold::{Hold, LeaseMode};
 use crate::core::lock::mlock_state::{Goal, Member, MultiLock};
+use crate::core::ops::verb::{Change, HoldUpdate};
 use crate::core::session::reply::{Grant, Reply};
 use crate::core::side::Side;
 use crate::core::units::millis;

@@ -1,6 +1,5 @@
 //! The end of holds in Redis: UNLOCK, release, or hand-over to the next local waiter.
 
-use crate::core::ops::verb::{Attempt, Change, Ending, HandOver, HoldUpdate, Release, Undo, Verb};
 use std::time::Duration;
 
 use redisson::{Family, Kind, Lease, LockName, Moment};
@@ -9,6 +8,7 @@ use tracing::Span;
 use crate::core::ids::{OpId, Owner, Slot};
 use crate::core::lease::hold::LeaseMode;
 use crate::core::lock::state::Contest;
+use crate::core::ops::verb::{Attempt, Change, Ending, HandOver, HoldUpdate, Release, Undo, Verb};
 use crate::core::session::reply::Reply;
 use crate::core::side::Side;
 use crate::core::{Core, Report, Settings};

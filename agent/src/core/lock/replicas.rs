@@ -7,12 +7,12 @@
 //! - A renewal extends the validity of its hold once enough replicas confirm it. With fewer Redis keeps the lock, and the
 //!   hold ends for its owner when its last confirmed lease does.
 
-use crate::core::ops::verb::Attempt;
 use redisson::script::Value;
 use redisson::{Kind, Moment};
 
 use crate::core::ids::OpId;
 use crate::core::lock::waiter::Left;
+use crate::core::ops::verb::Attempt;
 use crate::core::ops::{Confirmed, Op};
 use crate::core::{Core, LogLine, Report};
 

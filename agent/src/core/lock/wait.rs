@@ -1,6 +1,5 @@
 //! Waiting: a LOCK joins its name's queue, and leaves it with or without the lock.
 
-use crate::core::ops::verb::{Attempt, Verb};
 use std::sync::Arc;
 
 use redisson::{Kind, Moment};
@@ -10,6 +9,7 @@ use crate::core::ids::{OpId, Owner, Slot, WaiterId};
 use crate::core::lock::table::RemovedWaiter;
 use crate::core::lock::waiter::{FairPosition, Left, Waiter};
 use crate::core::ops::Op;
+use crate::core::ops::verb::{Attempt, Verb};
 use crate::core::units::millis;
 use crate::core::{Core, Effect, Node, Report, spans};
 use crate::protocol::command::{LockRequest, Wait};

@@ -1,6 +1,5 @@
 //! Acquire: one waiter's attempt at a lock.
 
-use crate::core::ops::verb::{Attempt, Verb};
 use std::time::Duration;
 
 use redisson::script::{self, AcquireOutcome, BadReply, Call, Value};
@@ -11,6 +10,7 @@ use super::operation::Operation;
 use super::{FAIR_WAIT, Failure, Op, orphan};
 use crate::core::ids::OpId;
 use crate::core::lock::waiter::{Left, Waiter};
+use crate::core::ops::verb::{Attempt, Verb};
 use crate::core::{Core, Lane, Node, Report};
 use crate::journal::Record;
 use crate::types::{End, Number};

@@ -3,8 +3,6 @@
 //! A field with such a number can have been set by nobody else, and once gone it never comes back. So if it is there
 //! when Redis is asked, the lock has been held without a gap.
 
-use crate::core::ops::verb::{Adoption, RenewalForm, Undo, Verb};
-
 use redisson::script::{self, BadReply, Call, MissingMarkers, RenewOutcome, Value};
 use redisson::{Kind, Moment};
 
@@ -15,6 +13,7 @@ use crate::core::ids::{OpId, Owner};
 use crate::core::lease::hold::{LeaseMode, NewHold};
 use crate::core::lease::unconfirmed_pause;
 use crate::core::lease::watchdog::Batches;
+use crate::core::ops::verb::{Adoption, RenewalForm, Undo, Verb};
 use crate::core::session::event::Event;
 use crate::core::session::state::Session;
 use crate::core::{Core, Lane, Node, Report};

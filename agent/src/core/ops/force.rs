@@ -1,19 +1,18 @@
 //! FORCE and KICK: what operators do at the socket. Root and the agent's own user may; each use is logged.
 
-use crate::core::ops::verb::{AfterCheck, AgentCheck, Force, Look, Verb};
 use std::time::Duration;
 
 use redisson::script::{
     self, BadReply, Call, ExpectedLock, ExpectedTtl, ForceReleaseOutcome, LockDetails, Publish,
     QueueEntry, Value,
 };
-
 use redisson::shape::{Holder, LockHash, MAX_FIELDS};
 use redisson::{Family, HolderId, LockName};
 
 use super::operation::{Operation, Silence};
 use super::{Failure, Op, no_answer};
 use crate::core::ids::{OpId, Slot};
+use crate::core::ops::verb::{AfterCheck, AgentCheck, Force, Look, Verb};
 use crate::core::session::event::Event;
 use crate::core::units::millis;
 use crate::core::{Core, Effect, LogLine, Report};

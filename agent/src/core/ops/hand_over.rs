@@ -1,6 +1,5 @@
 //! Hand-over: a hold ends and the next local waiter's begins, in one script. Redis decides whether a fair lock's waiter is next.
 
-use crate::core::ops::verb::{Attempt, Ending, HandOver, Verb};
 use std::time::Duration;
 
 use redisson::Kind;
@@ -10,6 +9,7 @@ use service_kit::trace::TraceParent;
 use super::operation::{Operation, Silence};
 use super::{FAIR_WAIT, Failure, Op, orphan};
 use crate::core::ids::OpId;
+use crate::core::ops::verb::{Attempt, Ending, HandOver, Verb};
 use crate::core::{Core, Lane, Node, Report};
 use crate::journal::Record;
 use crate::types::{End, Number};

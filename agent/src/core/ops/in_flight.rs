@@ -1,14 +1,14 @@
 //! The table of scripts in flight: their attempts and deadlines.
 
-use crate::core::ops::verb::{Ending, HandOver, Release, Verb};
-use crate::types::Number;
 use std::collections::hash_map::Entry;
 use std::time::Duration;
 
 use redisson::Moment;
 
 use crate::core::ids::{IdMap, OpId};
+use crate::core::ops::verb::{Ending, HandOver, Release, Verb};
 use crate::core::timer::Timers;
+use crate::types::Number;
 
 /// The answer of WAIT to a script.
 #[derive(Debug, Clone, Default, PartialEq, Eq)]

@@ -19,7 +19,6 @@ pub(in crate::core) mod undo;
 pub(in crate::core) mod update;
 pub(in crate::core) mod verb;
 
-use crate::core::ops::verb::Verb;
 use std::time::Duration;
 
 use redisson::script::Value;
@@ -27,6 +26,7 @@ use redisson::{Kind, LockName, Moment};
 use service_kit::trace::{self, TraceParent};
 
 use crate::core::ids::{OpId, Slot};
+use crate::core::ops::verb::Verb;
 use crate::core::{Core, Effect, Lane};
 use crate::journal::{OrphanRecord, Record};
 use crate::types::Number;

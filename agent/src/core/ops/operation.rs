@@ -1,6 +1,5 @@
 //! The description of a verb: its script, and what each outcome does. Each verb has one file with one description.
 
-use crate::core::ops::verb::Verb;
 use std::time::Duration;
 
 use redisson::script::{BadReply, Call, Value};
@@ -8,6 +7,7 @@ use service_kit::trace::TraceParent;
 
 use super::{Failure, NO_ANSWER, Op};
 use crate::core::ids::{OpId, Slot};
+use crate::core::ops::verb::Verb;
 use crate::core::{Core, Lane, Node};
 use crate::journal::Record;
 use crate::protocol::resp::Frame;

@@ -1,6 +1,5 @@
 //! Release: the end of a hold in Redis.
 
-use crate::core::ops::verb::{Ending, Release};
 use redisson::script::{self, BadReply, Call, ReleaseOutcome, Value};
 use redisson::{Kind, LockName, Moment};
 use service_kit::trace::TraceParent;
@@ -8,6 +7,7 @@ use service_kit::trace::TraceParent;
 use super::operation::{Operation, Silence};
 use super::{FAIR_WAIT, Op};
 use crate::core::ids::OpId;
+use crate::core::ops::verb::{Ending, Release};
 use crate::core::{Core, Report};
 use crate::journal::{OrphanRecord, Record};
 use crate::protocol::resp::Frame;

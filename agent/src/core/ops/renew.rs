@@ -1,6 +1,5 @@
 //! Renew: a batch of holds, at the counts that they have when the script is sent.
 
-use crate::core::ops::verb::{Renewal, RenewalForm, Renewals, Verb};
 use std::sync::Arc;
 use std::time::Duration;
 
@@ -12,6 +11,7 @@ use super::update::lost_end;
 use super::{Failure, Op};
 use crate::core::ids::OpId;
 use crate::core::lease::Renewed;
+use crate::core::ops::verb::{Renewal, RenewalForm, Renewals, Verb};
 use crate::core::session::event::Event;
 use crate::core::{Core, Lane, Node, Report, spans};
 use crate::types::{End, Number};

@@ -1,6 +1,5 @@
 //! Show: a look at a lock in Redis.
 
-use crate::core::ops::verb::{Show, Verb};
 use std::time::Duration;
 
 use redisson::script::{self, BadReply, Call, LockDetails, Value};
@@ -10,6 +9,7 @@ use super::operation::{Operation, Silence};
 use super::{Failure, Op, no_answer};
 use crate::core::Core;
 use crate::core::ids::{OpId, Slot};
+use crate::core::ops::verb::{Show, Verb};
 use crate::core::report::list::show_frame;
 use crate::protocol::resp::Frame;
 

@@ -1,12 +1,12 @@
 //! Undo: the removal of a number that nobody holds.
 
-use crate::core::ops::verb::Undo;
 use redisson::script::{self, BadReply, Call, ReleaseOutcome, Value};
 
 use super::operation::Operation;
 use super::release::release_call;
 use super::{Op, orphan};
 use crate::core::ids::OpId;
+use crate::core::ops::verb::Undo;
 use crate::core::{Core, Report};
 use crate::journal::Record;
 use crate::types::Number;

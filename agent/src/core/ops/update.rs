@@ -1,6 +1,5 @@
 //! Update: re-entry, partial release, or another lease of one hold.
 
-use crate::core::ops::verb::{Change, HoldUpdate, Verb};
 use std::time::Duration;
 
 use redisson::script::{self, BadReply, Call, MissingMarkers, RenewOutcome, Value};
@@ -10,6 +9,7 @@ use service_kit::trace::TraceParent;
 use super::operation::{Operation, Silence};
 use super::{Failure, NO_ANSWER, Op, no_answer};
 use crate::core::ids::OpId;
+use crate::core::ops::verb::{Change, HoldUpdate, Verb};
 use crate::core::session::reply::Reply;
 use crate::core::{Core, Lane, Node, Report, spans};
 use crate::types::{End, Number};

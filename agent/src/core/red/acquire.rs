@@ -1,6 +1,5 @@
 //! LOCK's attempts at a red lock.
 
-use crate::core::ops::verb::{Attempt, NodeVerb, Verb};
 use std::collections::HashMap;
 use std::time::Duration;
 
@@ -11,7 +10,7 @@ use super::quorum::{Answer, No, QuorumOp, QuorumRequest, Undoing, Verdict};
 use crate::core::ids::OpId;
 use crate::core::lease::node_leases::NodeLeases;
 use crate::core::lock::waiter::{Left, Waiter};
-use crate::core::ops::verb::NodeOp;
+use crate::core::ops::verb::{Attempt, NodeOp, NodeVerb, Verb};
 use crate::core::{Core, Report};
 use crate::types::Number;
 

@@ -1,7 +1,6 @@
 //! FORCE of a red lock: what an operator saw on each server is compared and released there. It is done once no holder
 //! can have a majority any more.
 
-use crate::core::ops::verb::{NodeVerb, Verb};
 use redisson::LockName;
 use redisson::script::{ForceReleaseOutcome, LockDetails};
 use redisson::shape::{Holder, MAX_FIELDS};
@@ -10,7 +9,7 @@ use super::quorum::{Answer, No, QuorumOp, QuorumRequest};
 use crate::core::Core;
 use crate::core::ids::Slot;
 use crate::core::ops::force::{WORTH, changed_hands, forced_frame, not_held_by};
-use crate::core::ops::verb::NodeOp;
+use crate::core::ops::verb::{NodeOp, NodeVerb, Verb};
 use crate::protocol::resp::Frame;
 
 impl Core {

@@ -22,10 +22,10 @@ mod show;
 mod table;
 mod update;
 
-use crate::core::ids::OpId;
 use std::time::Duration;
 
 use super::Core;
+use crate::core::ids::OpId;
 use quorum::{Answer, QuorumOp};
 pub(super) use table::QuorumTable;
 

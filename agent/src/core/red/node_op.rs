@@ -1,6 +1,5 @@
 //! One server's share of a quorum operation: the plain verb, asked of one node.
 
-use crate::core::ops::verb::{NodeOp, NodeVerb, Renewal};
 use std::time::Duration;
 
 use redisson::script::{self, BadReply, Call, Value};
@@ -14,6 +13,7 @@ use crate::core::ops::operation::Operation;
 use crate::core::ops::release::release_call;
 use crate::core::ops::renew::renewal_call;
 use crate::core::ops::update::lost_end;
+use crate::core::ops::verb::{NodeOp, NodeVerb, Renewal};
 use crate::core::ops::{Failure, Op};
 use crate::core::{Core, Lane, Node};
 use crate::types::Number;

@@ -1,10 +1,10 @@
 //! One request to all nodes, and their answers so far.
 
-use crate::core::ops::verb::{Attempt, Ending, HoldUpdate};
 use redisson::script::LockDetails;
 use redisson::{HolderId, Lease, LockName, Moment};
 
 use crate::core::ids::{Slot, WaiterId};
+use crate::core::ops::verb::{Attempt, Ending, HoldUpdate};
 use crate::protocol::resp::Frame;
 use crate::types::{End, Number};
 

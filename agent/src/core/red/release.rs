@@ -1,13 +1,12 @@
 //! Releases of red locks, and undoings of attempts: repeated on each node until that node confirms, or the lease is over.
 
-use crate::core::ops::verb::{Ending, NodeVerb, Verb};
 use redisson::script::ReleaseOutcome;
 use redisson::{Kind, Lease, LockName, Moment};
 
 use super::quorum::{Answer, No, QuorumOp, QuorumRequest, Undoing, Verdict};
 use crate::core::Core;
 use crate::core::ids::OpId;
-use crate::core::ops::verb::NodeOp;
+use crate::core::ops::verb::{Ending, NodeOp, NodeVerb, Verb};
 use crate::protocol::resp::Frame;
 use crate::types::{End, Number};
 

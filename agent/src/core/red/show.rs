@@ -1,6 +1,5 @@
 //! SHOW of red locks: what each of their servers has under the name.
 
-use crate::core::ops::verb::{NodeVerb, Verb};
 use std::collections::{BTreeMap, BTreeSet};
 
 use redisson::script::LockDetails;
@@ -9,7 +8,7 @@ use redisson::{HolderId, LockName};
 use super::quorum::{Answer, QuorumOp, QuorumRequest};
 use crate::core::Core;
 use crate::core::ids::Slot;
-use crate::core::ops::verb::NodeOp;
+use crate::core::ops::verb::{NodeOp, NodeVerb, Verb};
 use crate::core::report::list::{holder_frame, name_warnings};
 use crate::protocol::resp::Frame;
 use crate::types::Number;

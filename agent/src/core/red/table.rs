@@ -1,6 +1,5 @@
 //! The table of quorum operations under way, and the nodes that are silent.
 
-use crate::core::ops::verb::HoldUpdate;
 use std::collections::HashMap;
 use std::time::Duration;
 
@@ -8,6 +7,7 @@ use redisson::Moment;
 
 use super::quorum::{Answer, QuorumOp, QuorumRequest};
 use crate::core::ids::{OpId, Slot};
+use crate::core::ops::verb::HoldUpdate;
 use crate::core::timer::Timers;
 use crate::protocol::resp::Frame;
 

@@ -1,9 +1,9 @@
 //! Red holds: re-entry, other leases, renewals node by node, and setting a hold again where a node has lost it.
 
-use crate::core::ops::verb::{Change, HoldUpdate, NodeVerb, Renewal, RenewalForm, Verb};
+use std::sync::Arc;
+
 use redisson::script::{AcquireOutcome, RenewOutcome};
 use redisson::{Kind, Moment};
-use std::sync::Arc;
 
 use super::quorum::{QuorumOp, QuorumRequest, Verdict};
 use crate::core::ids::OpId;
@@ -11,7 +11,7 @@ use crate::core::lease::hold::Hold;
 use crate::core::lease::red::{NodeAnswer, NodeRenewed, Reassessed};
 use crate::core::lease::watchdog::Batches;
 use crate::core::ops::update::lost_end;
-use crate::core::ops::verb::NodeOp;
+use crate::core::ops::verb::{Change, HoldUpdate, NodeOp, NodeVerb, Renewal, RenewalForm, Verb};
 use crate::core::session::event::Event;
 use crate::core::{Core, LogLine, Report};
 use crate::types::{End, Number};

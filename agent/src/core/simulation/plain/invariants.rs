@@ -1,6 +1,5 @@
 //! Invariants of every run, at every instant and at the end.
 
-use crate::core::ops::verb::Verb;
 use redisson::HolderId;
 
 use super::super::numbers_in_redis;
@@ -14,6 +13,7 @@ use super::session::OWNERS;
 use super::simulation::Simulation;
 use crate::core::lease::hold::{Hold, LeaseMode};
 use crate::core::lock::state::Contest;
+use crate::core::ops::verb::Verb;
 use crate::core::{Frozen, Gauges};
 use crate::protocol::resp::{Frame, Outgoing};
 use crate::types::{ConnectionId, End};
