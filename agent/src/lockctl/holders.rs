@@ -1,7 +1,5 @@
 //! Descriptions of a lock's holders.
 
-use std::time::Duration;
-
 use redis::Value;
 
 use crate::client::{Agent, Failure};
@@ -37,17 +35,22 @@ fn holder(holder: &Value) -> Option<String> {
     Some(process(holder).unwrap_or_else(|| printable(id.as_bytes())))
 }
 
-/// Returns the process of a holder and its hold time; none if the agent does not know the process.
+/// Returns the process of a holder, with its host if that is another one and its hold time as far as they are known; none if
+/// nothing is.
 pub(crate) fn process(holder: &Value) -> Option<String> {
-    let uid = holder.number("uid")?;
-    let age = holder.millis("age_ms").unwrap_or(Duration::ZERO);
     let name = ["name", "comm"].iter().find_map(|key| holder.text(key));
-    let process = match (name, holder.number("pid")) {
-        (Some(name), Some(pid)) => {
+    let process = match (name, holder.number("pid"), holder.number("uid")) {
+        (Some(name), Some(pid), Some(uid)) => {
             format!("{} (pid {pid}, user {uid})", printable(name.as_bytes()))
         }
-        (_, Some(pid)) => format!("pid {pid} of user {uid}"),
-        _ => format!("a process of user {uid}"),
+        (_, Some(pid), Some(uid)) => format!("pid {pid} of user {uid}"),
+        (_, _, Some(uid)) => format!("a process of user {uid}"),
+        _ => "a process".to_owned(),
     };
-    Some(format!("{process} for {}", duration::format(age)))
+    let host = holder.text("host").map(|host| format!(" on {}", printable(host.as_bytes())));
+    let age = holder.millis("age_ms").map(|age| format!(" for {}", duration::format(age)));
+    if host.is_none() && age.is_none() {
+        return None;
+    }
+    Some([process, host.unwrap_or_default(), age.unwrap_or_default()].concat())
 }

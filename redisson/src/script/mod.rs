@@ -32,10 +32,10 @@ pub use read_write::{
     renew_read,
 };
 pub use reply::{
-    AcquireOutcome, AgentState, BadReply, ForceReleaseOutcome, HandOverOutcome, LockDetails,
-    QueueEntry, Reader, ReleaseOutcome, RenewOutcome, Value, parse_acquire, parse_agent_state,
-    parse_force_release, parse_hand_over, parse_hand_over_fair, parse_purged, parse_release,
-    parse_renew, parse_show,
+    AcquireOutcome, AgentState, BadReply, ForceReleaseOutcome, HandOverOutcome, HolderEntry,
+    LockDetails, QueueEntry, Reader, ReleaseOutcome, RenewOutcome, Value, parse_acquire,
+    parse_agent_state, parse_force_release, parse_hand_over, parse_hand_over_fair,
+    parse_holder_entry, parse_purged, parse_release, parse_renew, parse_show,
 };
 
 use crate::{HolderId, Lease, LockName, keys, shape};
@@ -43,6 +43,8 @@ use crate::{HolderId, Lease, LockName, keys, shape};
 /// The most locks in one [`renew`] call. A hundred take Redis less than 0.1 ms, so other clients barely wait, and
 /// halve the cost of each renewal.
 pub const MAX_BATCH: usize = 100;
+/// The most bytes of a text that [`holder_entry`] returns.
+const MAX_ENTRY_LEN: usize = 4096;
 /// The most queue entries that [`show`] returns.
 pub const MAX_QUEUE_ENTRIES: usize = 100;
 
@@ -105,10 +107,11 @@ script!(/** Releases one write hold for an operator. */ FORCE_RELEASE_WRITER, "f
 script!(/** Removes a dead waiter from a fair queue for an operator. */ REMOVE_WAITER, "remove_place": "fair_queue.lua" "remove_waiter.lua");
 script!(/** Removes the waiters of a fair lock that will never come. */ PURGE_QUEUE, "purge_queue": "fair_queue.lua" "purge_queue.lua");
 script!(/** Looks for an agent. */ AGENT_STATE, "agent_state": "agent_state.lua");
+script!(/** Looks for what an agent publishes about a holder. */ HOLDER_ENTRY, "holder_entry": "holder_entry.lua");
 script!(/** Describes a lock. */ SHOW, "show": "show.lua");
 
 /// Every script, to be loaded on connecting.
-pub static ALL: [&Script; 21] = [
+pub static ALL: [&Script; 22] = [
     &ACQUIRE,
     &ACQUIRE_READ,
     &ACQUIRE_WRITE,
@@ -129,6 +132,7 @@ pub static ALL: [&Script; 21] = [
     &REMOVE_WAITER,
     &PURGE_QUEUE,
     &AGENT_STATE,
+    &HOLDER_ENTRY,
     &SHOW,
 ];
 
@@ -222,6 +226,17 @@ pub fn hand_over(name: &LockName, from: &HolderId, to: &HolderId, lease: Lease) 
         script: &HAND_OVER,
         keys: Args::from([name.as_bytes()]),
         args: Args::from([text(from), text(to), text(lease.millis()), channel]),
+    }
+}
+
+/// Looks for what its agent publishes about a holder. Parse the reply with [`parse_holder_entry`].
+#[must_use]
+pub fn holder_entry(holder: &HolderId) -> Call {
+    let client = &holder.client;
+    Call {
+        script: &HOLDER_ENTRY,
+        keys: Args::from([keys::agent(client), keys::agent_holders(client)]),
+        args: Args::from([text(holder.thread), text(MAX_ENTRY_LEN)]),
     }
 }
 

@@ -3,7 +3,8 @@
 use thiserror::Error;
 
 use super::{
-    ACQUIRE, AGENT_STATE, FORCE_RELEASE, HAND_OVER, PURGE_QUEUE, RELEASE, RENEW, SHOW, Script,
+    ACQUIRE, AGENT_STATE, FORCE_RELEASE, HAND_OVER, HOLDER_ENTRY, PURGE_QUEUE, RELEASE, RENEW,
+    SHOW, Script,
 };
 use crate::HolderId;
 use crate::shape::LockHash;
@@ -346,6 +347,28 @@ pub fn parse_agent_state(reply: &Value) -> Result<AgentState, BadReply> {
     }
 }
 
+/// What an agent publishes about one of its holders, as stored; empty where it does not.
+#[derive(Debug, Clone, PartialEq, Eq, Default)]
+pub struct HolderEntry {
+    /// The agent's host.
+    pub host: Vec<u8>,
+    /// The process, as JSON.
+    pub process: Vec<u8>,
+}
+
+/// Parses the reply to [`super::holder_entry`].
+///
+/// # Errors
+/// Returns an error for any other reply.
+pub fn parse_holder_entry(reply: &Value) -> Result<HolderEntry, BadReply> {
+    match reply.array() {
+        Some([Value::Bytes(host), Value::Bytes(process)]) => {
+            Ok(HolderEntry { host: host.clone(), process: process.clone() })
+        }
+        _ => Err(bad(&HOLDER_ENTRY, reply)),
+    }
+}
+
 /// Parses the reply to [`super::show`].
 ///
 /// # Errors
@@ -423,6 +446,7 @@ mod tests {
             assert!(parse_hand_over(&reply).is_err());
             assert!(parse_force_release(&reply).is_err());
             assert!(parse_show(&reply).is_err());
+            assert!(parse_holder_entry(&reply).is_err());
         }
     }
 

@@ -83,6 +83,33 @@ async fn show_describes_the_lock_as_stored_in_redis() -> Result<()> {
 }
 
 #[tokio::test]
+async fn show_names_the_process_behind_a_holder_of_another_agent() -> Result<()> {
+    let mut desk = Desk::new().await?;
+    let other = desk.bench.another_agent(&[]).await?;
+    let mut there = other.client().await?;
+    there.call("CLIENT SETNAME nightly").await?.ok()?;
+    let held = holder(&lock(&mut there, "LOCK a").await?)?;
+    let user = rustix::process::getuid().as_raw();
+    let host = rustix::system::uname().nodename().to_string_lossy().into_owned();
+    let process = format!(" — nightly (pid {}, user {user}) on {host}", std::process::id());
+    eventually("the other agent's entry", async || {
+        let (_, out, _) = run(&desk, &["show", "a"])?;
+        ensure!(out.contains(&format!("held by  {held}{process}")), "{out}");
+        Ok(())
+    })
+    .await;
+    let shown = json(&desk, &["show", "--json", "a"])?;
+    let first = &shown["holders"][0];
+    assert_eq!((&first["host"], &first["age_ms"]), (&host.clone().into(), &Value::Null));
+    // Where the agent may not read the entries, it shows the rest.
+    let denied = "ACL SETUSER default resetkeys ~a ~redisson_* ~{a}* ~lockscope:holders:*";
+    desk.bench.direct.call(denied).await?.ok()?;
+    let (status, out, _) = run(&desk, &["show", "a"])?;
+    assert!(status == 0 && out.contains(&held) && !out.contains(&host), "{out}");
+    Ok(())
+}
+
+#[tokio::test]
 async fn the_status_reports_whether_locks_are_available() -> Result<()> {
     let mut desk = Desk::new().await?;
     let mut one = desk.bench.session().await?;

@@ -3,15 +3,20 @@
 use std::time::Duration;
 
 use redisson::script::{self, BadReply, Call, LockDetails, Value};
-use redisson::{Family, LockName};
+use redisson::shape::Holder;
+use redisson::{Family, HolderId, LockName};
 
 use super::operation::{Operation, Silence};
 use super::{Failure, Op, no_answer};
 use crate::core::Core;
 use crate::core::ids::{OpId, Slot};
-use crate::core::ops::verb::{Show, Verb};
+use crate::core::ops::verb::{HolderLook, Show, Verb};
 use crate::core::report::list::show_frame;
+use crate::core::report::process::HolderProcess;
 use crate::protocol::resp::Frame;
+
+/// The most holders of other agents that are looked for, one after the other.
+const MAX_LOOKS: usize = 16;
 
 impl Operation for Show {
     fn call(&self, _: &Core) -> Call {
@@ -20,12 +25,42 @@ impl Operation for Show {
 
     fn on_reply(&self, core: &mut Core, _: OpId, _: &Op, reply: &Value) -> Result<(), BadReply> {
         let shown = script::parse_show(reply)?;
-        core.shown(self.slot, &self.name, &shown);
+        core.shown(self.slot, &self.name, shown);
         Ok(())
     }
 
     fn on_failure(&self, core: &mut Core, id: OpId, failure: &Failure, pause: Duration) {
         core.retry_unless_refused(id, failure, pause, self.slot, &self.name);
+    }
+
+    fn is_awaited(&self) -> bool {
+        true
+    }
+
+    fn silence(&mut self, why: &str) -> Option<Silence> {
+        Some(no_answer(self.slot, &self.name, why))
+    }
+}
+
+impl Operation for HolderLook {
+    fn call(&self, _: &Core) -> Call {
+        script::holder_entry(self.holders.last().expect("a look is sent for a holder"))
+    }
+
+    fn on_reply(&self, core: &mut Core, _: OpId, _: &Op, reply: &Value) -> Result<(), BadReply> {
+        let entry = script::parse_holder_entry(reply)?;
+        let mut look = self.clone();
+        if let Some(holder) = look.holders.pop() {
+            look.found.push((holder, entry));
+        }
+        core.look_at_holders(look);
+        Ok(())
+    }
+
+    /// Answers without the entries that are left.
+    fn on_failure(&self, core: &mut Core, id: OpId, _: &Failure, _: Duration) {
+        core.take_op(id);
+        core.look_at_holders(Self { holders: Vec::new(), ..self.clone() });
     }
 
     fn is_awaited(&self) -> bool {
@@ -50,17 +85,38 @@ impl Core {
     }
 
     /// Redis told what a lock looks like.
-    fn shown(&mut self, slot: Slot, name: &LockName, shown: &LockDetails) {
-        let reply = if shown.key_type == "none" && shown.queue_length == 0 {
-            if self.settings.red.is_some() {
-                return self.show_red(slot, name);
+    fn shown(&mut self, slot: Slot, name: &LockName, shown: LockDetails) {
+        if shown.key_type == "none" && shown.queue_length == 0 {
+            return match &self.settings.red {
+                Some(_) => self.show_red(slot, name),
+                None => self.answer(slot, Frame::Null),
+            };
+        }
+        let holders = shown.hash.holders.iter().map(|holder| holder.id);
+        let holders = holders
+            .filter(|id| id.looks_like_agent() && id.client != self.numbers.client())
+            .take(MAX_LOOKS)
+            .collect();
+        let (name, shown) = (name.clone(), Box::new(shown));
+        self.look_at_holders(HolderLook { name, slot, shown, holders, found: Vec::new() });
+    }
+
+    /// Looks for the next holder of another agent, or answers.
+    fn look_at_holders(&mut self, look: HolderLook) {
+        if !look.holders.is_empty() {
+            self.send(Verb::LookAtHolders(look), Duration::MAX);
+            return;
+        }
+        let only_uid = self.sees_only(look.slot.connection);
+        let process = |id: &HolderId| {
+            let published = look.found.iter().find(|(holder, _)| holder == id);
+            match published {
+                Some((_, entry)) => Some(HolderProcess::published(entry, only_uid)),
+                None => self.known(id, only_uid).map(HolderProcess::from),
             }
-            Frame::Null
-        } else {
-            let only_uid = self.sees_only(slot.connection);
-            let known = |id: &_| self.known(id, only_uid);
-            show_frame(name, shown, known, |holder| self.count_of(holder))
         };
-        self.answer(slot, reply);
+        let count = |holder: &Holder| self.count_of(holder);
+        let reply = show_frame(&look.name, &look.shown, process, count);
+        self.answer(look.slot, reply);
     }
 }

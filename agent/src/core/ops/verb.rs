@@ -1,7 +1,7 @@
 //! The data of each verb: what its script needs to know. Its behaviour is the `Operation` impl in the file of the verb;
-//! `Look`'s is in `force.rs`, `NodeOp`'s in `red/node_op.rs`.
+//! `Look`'s is in `force.rs`, `HolderLook`'s in `show.rs`, `NodeOp`'s in `red/node_op.rs`.
 
-use redisson::script::{self, Call, LockDetails, MissingMarkers, QueueEntry};
+use redisson::script::{self, Call, HolderEntry, LockDetails, MissingMarkers, QueueEntry};
 use redisson::{ClientId, HolderId, Kind, Lease, LockName, Moment};
 use service_kit::trace::TraceParent;
 use tracing::Span;
@@ -156,6 +156,17 @@ pub(in crate::core) struct Show {
     pub(in crate::core) slot: Slot,
 }
 
+/// A look at what other agents publish about the holders of a lock, one after the other, before the reply to SHOW.
+#[derive(Debug, Clone)]
+pub(in crate::core) struct HolderLook {
+    pub(in crate::core) name: LockName,
+    pub(in crate::core) slot: Slot,
+    pub(in crate::core) shown: Box<LockDetails>,
+    /// The holders to look for; the last one is next.
+    pub(in crate::core) holders: Vec<HolderId>,
+    pub(in crate::core) found: Vec<(HolderId, HolderEntry)>,
+}
+
 /// A release by force, to be compared with what Redis shows at that moment.
 #[derive(Debug, Clone)]
 pub(in crate::core) struct Force {
@@ -271,6 +282,7 @@ pub(in crate::core) enum Verb {
     EarlyHandOver(EarlyHandOver),
     Undo(Undo),
     Show(Show),
+    LookAtHolders(HolderLook),
     Look(Look),
     Force(Force),
     CheckAgents(AgentCheck),

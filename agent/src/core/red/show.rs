@@ -10,6 +10,7 @@ use crate::core::Core;
 use crate::core::ids::Slot;
 use crate::core::ops::verb::{NodeOp, NodeVerb, Verb};
 use crate::core::report::list::{holder_frame, name_warnings};
+use crate::core::report::process::HolderProcess;
 use crate::protocol::resp::Frame;
 use crate::types::Number;
 
@@ -108,7 +109,10 @@ impl Core {
         }
         let holders = holders
             .iter()
-            .map(|(id, count)| holder_frame(id, *count, None, self.known(id, only_uid).as_ref()))
+            .map(|(id, count)| {
+                let process = self.known(id, only_uid).map(HolderProcess::from);
+                holder_frame(id, *count, None, process)
+            })
             .collect();
         Frame::Map(vec![
             ("lock", Frame::bytes(name.as_bytes())),

@@ -6,6 +6,7 @@ use redisson::{HolderId, LockName, group, keys};
 
 use crate::core::Core;
 use crate::core::ids::Slot;
+use crate::core::report::process::HolderProcess;
 use crate::core::report::{ListPage, ListRow, SessionRow};
 use crate::core::session::state::Session;
 use crate::core::units::{boot_nanos, millis};
@@ -262,31 +263,33 @@ pub(in crate::core) fn name_warnings(name: &LockName) -> Vec<String> {
     warnings
 }
 
-/// A holder as SHOW tells it, and the worker behind it where that is one of ours.
+/// Returns a holder as SHOW displays it, with its process where that is known.
 pub(in crate::core) fn holder_frame(
     id: &HolderId,
     count: i64,
     alive: Option<bool>,
-    row: Option<&ListRow>,
+    process: Option<HolderProcess>,
 ) -> Frame {
-    let text = |text: Option<&String>| Frame::or_null(text.cloned().map(Frame::bytes));
+    let process = process.unwrap_or_default();
+    let text = |text: Option<String>| Frame::or_null(text.map(Frame::bytes));
     let number = |number: Option<i64>| Frame::or_null(number.map(Frame::Int));
     Frame::Map(vec![
         ("holder", Frame::bytes(id.to_string())),
         ("holds", Frame::Int(count)),
         ("alive", number(alive.map(i64::from))),
-        ("pid", number(row.and_then(|row| row.pid).map(i64::from))),
-        ("uid", number(row.map(|row| row.uid.into()))),
-        ("comm", text(row.and_then(|row| row.comm.as_ref()))),
-        ("name", text(row.and_then(|row| row.client.as_ref()))),
-        ("age_ms", Frame::or_null(row.map(|row| Frame::count(row.age_ms)))),
+        ("host", text(process.host)),
+        ("pid", number(process.pid.map(i64::from))),
+        ("uid", number(process.uid.map(i64::from))),
+        ("comm", text(process.comm)),
+        ("name", text(process.name)),
+        ("age_ms", Frame::or_null(process.age_ms.map(Frame::count))),
     ])
 }
 
 pub(in crate::core) fn show_frame(
     name: &LockName,
     shown: &LockDetails,
-    known: impl Fn(&HolderId) -> Option<ListRow>,
+    process: impl Fn(&HolderId) -> Option<HolderProcess>,
     count: impl Fn(&Holder) -> i64,
 ) -> Frame {
     let mut warnings = Vec::new();
@@ -322,6 +325,7 @@ pub(in crate::core) fn show_frame(
             ("holder", Frame::bytes(holder.field.clone())),
             ("holds", Frame::Int(holder.count)),
             ("alive", Frame::Null),
+            ("host", Frame::Null),
             ("pid", Frame::Null),
             ("uid", Frame::Null),
             ("comm", Frame::Null),
@@ -335,7 +339,7 @@ pub(in crate::core) fn show_frame(
         .iter()
         .map(|holder| {
             let alive = alive(&holder.id);
-            holder_frame(&holder.id, count(holder), alive, known(&holder.id).as_ref())
+            holder_frame(&holder.id, count(holder), alive, process(&holder.id))
         })
         .chain(foreign)
         .collect();

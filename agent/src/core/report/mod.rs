@@ -2,6 +2,7 @@
 
 mod awaited;
 pub(in crate::core) mod list;
+pub(in crate::core) mod process;
 mod published;
 mod refusals;
 

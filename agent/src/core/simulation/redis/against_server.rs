@@ -154,6 +154,7 @@ impl Pair {
                 script::force_release(&name, self.expected(&hash), &dead, publish)
             }
             62 => script::purge_queue(&name, &self.dead_waiters(&other), publish),
+            63 if self.rng.one_in(2) => script::holder_entry(&other),
             63 => script::agent_state(&other.client),
             38 | 39 if !hash.holders.is_empty() => {
                 let index = self.rng.index(hash.holders.len());
