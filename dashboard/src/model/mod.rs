@@ -108,10 +108,17 @@ impl Model {
         }
     }
 
-    /// Stores the state of an earlier run, for locks that are observed from now on. What is no longer watched has ended unobserved.
+    /// Stores the state of an earlier run, for locks that are observed from now on; those with problems are read first. What is
+    /// no longer watched has ended unobserved.
     pub fn restore(&mut self, mut restored: HashMap<LockId, RestoredLock>, steady: SteadyMillis) {
         let unwatched = |id: &LockId| self.scope(id).is_none();
         let gone: Vec<_> = restored.extract_if(|id, _| unwatched(id)).collect();
+        // Before a scan comes to them, and where it would take them for something else.
+        for (id, _) in restored.iter().filter(|(_, lock)| !lock.problems.is_empty()) {
+            if let Some(scope) = self.scope(id) {
+                self.prioritize(scope, &id.name);
+            }
+        }
         self.restored = restored;
         self.end_unobserved(ScopeId(0), gone, steady);
     }
@@ -284,7 +291,12 @@ impl Model {
     ) {
         if !self.scopes[scope_id.0].locks.contains_key(name) {
             let new = match reading {
-                Reading::Lock { hash, .. } => hash.is_possible_lock() && hash.unexpected.is_empty(),
+                Reading::Lock { hash, .. } => {
+                    let id = self.scopes[scope_id.0].id(name);
+                    let known =
+                        || self.restored.get(&id).is_some_and(|lock| !lock.holds.is_empty());
+                    hash.is_possible_lock() && (hash.unexpected.is_empty() || known())
+                }
                 // `a` and `{a}` have the same companions: a queue does not prove a second lock.
                 Reading::Absent { companions } => {
                     companions.queue.is_some() && !self.has_twin(scope_id, name)

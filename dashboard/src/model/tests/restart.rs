@@ -173,3 +173,29 @@ fn a_lock_that_was_stuck_is_stuck_again_once_its_renewals_are_seen() {
     let view = play(&mut model, 2, 810_000);
     assert_eq!(view.problems[0].since, SteadyMillis(800_001));
 }
+
+#[test]
+fn a_malformed_lock_of_an_earlier_run_is_read_first_and_still_malformed() {
+    let since = Since { at: SteadyMillis(200), exact: true };
+    let restored = |problems: &[ProblemKind]| RestoredLock {
+        holds: vec![(holder(1), since)],
+        problems: problems.iter().map(|problem| (*problem, SteadyMillis(500))).collect(),
+        ..RestoredLock::default()
+    };
+    let mut model = model();
+    let locks = [(id("a"), restored(&[ProblemKind::Malformed])), (id("b"), restored(&[]))];
+    model.restore(locks.into(), SteadyMillis(0));
+    let due: Vec<_> = model.due(MAIN, at(1_000), 10).into_iter().map(|read| read.name).collect();
+    assert_eq!(due, [name("a")]);
+    let mut reading = held(1, 1, Some(30_000));
+    let Reading::Lock { hash, .. } = &mut reading else { panic!("a lock") };
+    hash.unexpected.push(b"colour".to_vec());
+    read(&mut model, "a", 1_000, reading.clone());
+    let view = shown(&mut model, "a").unwrap();
+    assert_eq!(
+        (problems(&view), view.problems[0].since),
+        (vec![ProblemKind::Malformed], SteadyMillis(500))
+    );
+    read(&mut model, "c", 1_000, reading);
+    assert!(shown(&mut model, "c").is_none(), "nothing else shows that this one is a lock");
+}
