@@ -31,6 +31,7 @@ pub(super) struct Row {
     pub(super) group: Arc<str>,
     pub(super) name: String,
     pub(super) since: SteadyMillis,
+    pub(super) acknowledged: bool,
     seen: SteadyMillis,
 }
 
@@ -51,24 +52,43 @@ impl NamedLocks {
         for lock in locks {
             for problem in &lock.problems {
                 if now.0.saturating_sub(problem.since.0) >= NAMED_AFTER_MS {
-                    candidates.push((problem.since, problem.problem, problem.certainty, lock));
+                    candidates.push((lock, problem));
                 }
             }
         }
-        candidates.sort_unstable_by_key(|(since, problem, ..)| (*problem, *since));
-        for (since, problem, certainty, lock) in candidates {
-            let key = (lock.id.clone(), problem);
-            if let Some(row) = self.rows.get_mut(&key) {
-                (row.since, row.certainty, row.seen) = (since, certainty, now);
-            } else if self.rows.len() < MAX_NAMED && self.new_this_hour < MAX_NAMED_AN_HOUR {
+        candidates.sort_unstable_by_key(|(_, problem)| {
+            (problem.acknowledged.is_some(), problem.problem, problem.since)
+        });
+        for (lock, problem) in candidates {
+            let key = (lock.id.clone(), problem.problem);
+            let row = Row {
+                problem: problem.problem,
+                certainty: problem.certainty,
+                deployment: Arc::clone(&lock.id.deployment),
+                group: Arc::clone(&lock.group),
+                name: cut(&lock.id),
+                since: problem.since,
+                acknowledged: problem.acknowledged.is_some(),
+                seen: now,
+            };
+            if let Some(known) = self.rows.get_mut(&key) {
+                *known = row;
+            } else if self.new_this_hour < MAX_NAMED_AN_HOUR && self.has_room(row.acknowledged) {
                 self.new_this_hour += 1;
-                let (group, name) = (Arc::clone(&lock.group), cut(&lock.id));
-                let deployment = Arc::clone(&lock.id.deployment);
-                let row = Row { problem, certainty, deployment, group, name, since, seen: now };
                 self.rows.insert(key, row);
             }
         }
         self.rows.values().cloned().collect()
+    }
+
+    /// Returns whether another row may be added. One that is not acknowledged takes the place of one that is.
+    fn has_room(&mut self, acknowledged: bool) -> bool {
+        if self.rows.len() >= MAX_NAMED && !acknowledged {
+            let given_up = self.rows.iter().find(|(_, row)| row.acknowledged);
+            let given_up = given_up.map(|(key, _)| key.clone());
+            given_up.map(|key| self.rows.remove(&key));
+        }
+        self.rows.len() < MAX_NAMED
     }
 }
 
@@ -83,15 +103,13 @@ fn cut(id: &LockId) -> String {
 #[cfg(test)]
 mod tests {
     use super::*;
-    use crate::query::fixtures::{leaked, lock};
+    use crate::model::types::ProblemView;
+    use crate::query::fixtures::{self, leaked, lock};
 
     #[test]
     fn named_locks_are_few_and_stay_for_a_while() {
         let bad = |i: u64| {
-            let problems = thin_vec::thin_vec![crate::model::types::ProblemView {
-                since: SteadyMillis(i),
-                ..leaked()
-            }];
+            let problems = thin_vec::thin_vec![ProblemView { since: SteadyMillis(i), ..leaked() }];
             Arc::new(LockView { problems, ..lock(&format!("l:{i}")) })
         };
         let locks: Vec<_> = (0..100).map(bad).collect();
@@ -107,6 +125,25 @@ mod tests {
             named.rows(locks.iter(), SteadyMillis(400_000 + i * 301_000));
         }
         assert!(named.new_this_hour <= MAX_NAMED_AN_HOUR);
+    }
+
+    #[test]
+    fn a_problem_that_is_not_acknowledged_takes_the_place_of_one_that_is() {
+        let bad = |i: u64, acknowledged: bool| {
+            let problem = if acknowledged { fixtures::acknowledged() } else { leaked() };
+            let problems = thin_vec::thin_vec![ProblemView { since: SteadyMillis(i), ..problem }];
+            Arc::new(LockView { problems, ..lock(&format!("l:{i}")) })
+        };
+        let mut named = NamedLocks::default();
+        let known: Vec<_> = (0..60).map(|i| bad(i, true)).collect();
+        assert_eq!(named.rows(known.iter(), SteadyMillis(100_000)).len(), MAX_NAMED);
+        let all: Vec<_> = known.into_iter().chain([bad(60, false), bad(61, false)]).collect();
+        let rows = named.rows(all.iter(), SteadyMillis(200_000));
+        assert_eq!(rows.iter().filter(|row| !row.acknowledged).count(), 2);
+        assert_eq!(rows.len(), MAX_NAMED);
+        // It is acknowledged while it is named.
+        let rows = named.rows([bad(61, true)].iter(), SteadyMillis(201_000));
+        assert_eq!(rows.iter().filter(|row| !row.acknowledged).count(), 1);
     }
 
     #[test]

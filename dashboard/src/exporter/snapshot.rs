@@ -88,7 +88,7 @@ impl SnapshotCollector {
             problem_since: floats(
                 "problem_since_timestamp_seconds",
                 "Since when a lock has a problem that lasts; at most 50 locks.",
-                &["deployment", "problem", "certainty", "lock_group", "lock"],
+                &["deployment", "problem", "certainty", "lock_group", "lock", "acknowledged"],
             )?,
             not_kept: IntGauge::with_opts(opts(
                 "locks_not_kept",
@@ -253,7 +253,7 @@ impl SnapshotCollector {
         let (group, _) = self.pairs.label(deployment, &lock.group);
         for problem in &lock.problems {
             let (kind, certainty) = (problem.problem.as_str(), problem.certainty.as_str());
-            let acknowledged = if problem.acknowledged.is_some() { "true" } else { "false" };
+            let acknowledged = as_label(problem.acknowledged.is_some());
             let labels = [&**deployment, kind, certainty, group, acknowledged];
             self.problems.with_label_values(&labels).inc();
         }
@@ -266,7 +266,9 @@ impl SnapshotCollector {
         rows.sort_unstable_by_key(|row| Reverse(row.since));
         for row in rows {
             let (problem, certainty) = (row.problem.as_str(), row.certainty.as_str());
-            let labels = [&*row.deployment, problem, certainty, &*row.group, &*row.name];
+            let acknowledged = as_label(row.acknowledged);
+            let labels =
+                [&*row.deployment, problem, certainty, &*row.group, &*row.name, acknowledged];
             self.problem_since.with_label_values(&labels).set(seconds(row.since));
         }
     }
@@ -302,6 +304,10 @@ impl SnapshotCollector {
 /// Converts to the wall clock, which Prometheus goes by.
 fn seconds(at: SteadyMillis) -> f64 {
     Duration::from_millis(at.to_wall().0).as_secs_f64()
+}
+
+fn as_label(value: bool) -> &'static str {
+    if value { "true" } else { "false" }
 }
 
 #[cfg(test)]
