@@ -144,8 +144,8 @@ impl User {
     fn forget(&mut self, ticket: u64) {
         match ticket.checked_sub(self.admitted).and_then(|at| usize::try_from(at).ok()) {
             Some(at) => {
-                if let Some(place) = self.queue.get_mut(at) {
-                    *place = None;
+                if let Some(entry) = self.queue.get_mut(at) {
+                    *entry = None;
                 }
             }
             None => self.about_to_run -= 1,

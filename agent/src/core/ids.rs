@@ -34,9 +34,9 @@ impl Hasher for IdHasher {
 #[derive(Debug, Clone, Copy, PartialEq, Eq, Hash, PartialOrd, Ord)]
 pub struct OpId(pub u64);
 
-/// The place of a hold for as long as it lasts. Another hold may have it afterwards.
+/// The index of a hold in memory for as long as it lasts. Another hold may have it afterwards.
 #[derive(Debug, Clone, Copy, PartialEq, Eq, PartialOrd, Ord, Default)]
-pub(in crate::core) struct Place(pub(in crate::core) usize);
+pub(in crate::core) struct HoldIndex(pub(in crate::core) usize);
 
 /// The id of a waiter: the first number drawn for it.
 pub(in crate::core) type WaiterId = Number;
@@ -51,17 +51,17 @@ pub(in crate::core) struct Owner {
 /// The key of a hold within its session. An owner may have a shared hold under its own exclusive one.
 pub(in crate::core) type HoldKey = (i64, LockName, Side);
 
-/// The place of one reply among a session's replies.
+/// Where one reply belongs: its session, by the connection, and its number there.
 #[derive(Debug, Clone, Copy, PartialEq, Eq, Hash)]
-pub(in crate::core) struct Slot {
+pub(in crate::core) struct ReplyTo {
     pub(in crate::core) connection: ConnectionId,
     pub(in crate::core) seq: u64,
     /// The member that it is a part for, if the command is an MLOCK or MUNLOCK.
     pub(in crate::core) member: Option<usize>,
 }
 
-impl Slot {
-    /// Returns the slot for one member of an MLOCK or MUNLOCK.
+impl ReplyTo {
+    /// Returns where the part for one member of an MLOCK or MUNLOCK belongs.
     pub(in crate::core) fn of_member(self, index: usize) -> Self {
         Self { member: Some(index), ..self }
     }

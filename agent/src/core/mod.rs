@@ -192,8 +192,8 @@ impl Core {
             while let Some(at) = self.next_deadline().filter(|at| *at <= self.now) {
                 // Among equals the order is that of the tables here.
                 if self.leases.next_deadline() == Some(at) {
-                    if let Some(place) = self.leases.pop_due(at) {
-                        self.on_hold_due(place, &mut due, &mut late);
+                    if let Some(index) = self.leases.pop_due(at) {
+                        self.on_hold_due(index, &mut due, &mut late);
                     }
                 } else if let Some(op) = self.ops.pop_due(at) {
                     others.push_back(Other::Op(op));

@@ -107,12 +107,12 @@ impl Core {
         &self,
         waiter: WaiterId,
         before: Number,
-        place: &TraceParent,
+        trace_parent: &TraceParent,
     ) {
         if let Some(waiter) = self.locks.waiter(waiter)
             && waiter.behind != Some(before)
         {
-            trace::link(&waiter.span, place);
+            trace::link(&waiter.span, trace_parent);
         }
     }
 

@@ -103,8 +103,8 @@ mod tests {
     #[test]
     fn each_script_of_a_batch_has_an_outcome_of_its_own() {
         let reply = |left: &[i64]| {
-            let places = left.iter().copied().map(Value::Int).collect();
-            Ok(Reply::Plain(Value::Array(places)))
+            let left_aside = left.iter().copied().map(Value::Int).collect();
+            Ok(Reply::Plain(Value::Array(left_aside)))
         };
         let both = |result| vec![(OpId(1), result), (OpId(2), result)];
         assert_eq!(outcomes(reply(&[])), both(Some(true)));

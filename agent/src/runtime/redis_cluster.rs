@@ -130,10 +130,10 @@ impl RedisCluster {
         op: OpId,
         lane: Lane,
         call: Call,
-        place: &TraceParent,
+        trace_parent: &TraceParent,
     ) -> impl Future<Output = Outcome> + use<> {
-        let (inner, place) = (Arc::clone(&self.inner), place.clone());
-        async move { (op, settled(inner.send(lane, Arc::new(call), &place).await)) }
+        let (inner, trace_parent) = (Arc::clone(&self.inner), trace_parent.clone());
+        async move { (op, settled(inner.send(lane, Arc::new(call), &trace_parent).await)) }
     }
 }
 
@@ -146,13 +146,13 @@ impl Inner {
         &self,
         lane: Lane,
         call: Arc<Call>,
-        place: &TraceParent,
+        trace_parent: &TraceParent,
     ) -> Result<Answer, CallError> {
         let slot = call.keys.iter().next().map_or(0, slot);
         let (mut address, mut node) = self.routes().owner(slot).map_err(unsent)?;
         let mut asking = false;
         for _ in 0..HOPS {
-            let error = match node.send(lane, Arc::clone(&call), asking, place).await {
+            let error = match node.send(lane, Arc::clone(&call), asking, trace_parent).await {
                 Ok(answer) => return Ok(answer),
                 Err(CallError::Refused(error)) => error,
                 Err(error) => {

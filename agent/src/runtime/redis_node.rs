@@ -216,9 +216,9 @@ impl RedisNode {
         op: OpId,
         lane: Lane,
         call: Call,
-        place: &TraceParent,
+        trace_parent: &TraceParent,
     ) -> impl Future<Output = Outcome> + use<> {
-        let sent = self.send(lane, Arc::new(call), false, place);
+        let sent = self.send(lane, Arc::new(call), false, trace_parent);
         async move { (op, settled(sent.await)) }
     }
 
@@ -229,7 +229,7 @@ impl RedisNode {
         lane: Lane,
         call: Arc<Call>,
         asking: bool,
-        place: &TraceParent,
+        trace_parent: &TraceParent,
     ) -> impl Future<Output = Result<Answer, CallError>> + use<> {
         let (link, confirmed) = match (lane, &self.replicated) {
             (Lane::ReplicatedRenewals, Some(Replicated { renewals, .. })) => {
@@ -244,10 +244,10 @@ impl RedisNode {
         let link = link.clone();
         let metrics = Arc::clone(&self.metrics);
         let node = self.node.clone();
-        let span = if place.is_empty() {
+        let span = if trace_parent.is_empty() {
             Span::none()
         } else {
-            trace::within(redis_span(&call, &node), place)
+            trace::within(redis_span(&call, &node), trace_parent)
         };
         async move {
             let sent = service_kit::clock::boot_micros();

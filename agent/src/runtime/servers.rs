@@ -112,8 +112,9 @@ impl Servers {
                 Either::Left(sent.map(move |outcome| Answers::Alone(user, outcome)))
             }
             Parcel::Shared(scripts) => {
-                let (call, place) = (batches::join(&scripts), TraceParent::default());
-                let sent = self.call(Node::Main, scripts[0].op, Lane::Commands, call, &place);
+                let (call, trace_parent) = (batches::join(&scripts), TraceParent::default());
+                let sent =
+                    self.call(Node::Main, scripts[0].op, Lane::Commands, call, &trace_parent);
                 let answers = sent.map(move |(_, outcome)| batches::split(scripts, outcome));
                 // Boxed, since one future is kept for each script that is sent alone.
                 Either::Right(Box::pin(answers))

@@ -14,7 +14,7 @@ use tokio_util::task::TaskTracker;
 
 use crate::metrics::{TOO_MANY_SESSIONS, TOO_MANY_SESSIONS_OF_USER};
 use crate::server::connection::{self, Evicted, Shared};
-use crate::server::places::{Full, Places};
+use crate::server::permits::{Full, Permits};
 use crate::types::ConnectionId;
 
 /// The pause before a rejected connection is answered, which makes clients that retry at once cheap.
@@ -30,7 +30,7 @@ const FAILURE_PAUSE: Duration = Duration::from_millis(20);
 const MAX_PAUSE: Duration = Duration::from_secs(1);
 
 /// Accepts connections until `closed` is cancelled and serves each as a task of `sessions`, at most `max_sessions` at a time.
-/// [`Places`] limits the part of each user. Cancelling does not end the sessions.
+/// [`Permits`] limits the part of each user. Cancelling does not end the sessions.
 pub async fn accept(
     listener: &UnixListener,
     shared: Shared,
@@ -52,7 +52,7 @@ async fn accept_and_reject(
     rejection_pause: Duration,
 ) {
     let (rejections, mut rejected) = mpsc::channel(MAX_REJECTED);
-    let places = Places::new(max_sessions, rustix::process::geteuid().as_raw());
+    let permits = Permits::new(max_sessions, rustix::process::geteuid().as_raw());
     let shared = Arc::new(shared);
     let mut pause = FAILURE_PAUSE;
     let accepting = async {
@@ -64,13 +64,13 @@ async fn accept_and_reject(
                     let Ok(credentials) = stream.peer_cred() else { continue };
                     // A larger one only costs memory, so a failure is harmless.
                     set_socket_send_buffer_size(&stream, SEND_BUFFER).ok();
-                    match places.take(credentials.uid()) {
-                        Ok(place) => {
+                    match permits.take(credentials.uid()) {
+                        Ok(permit) => {
                             let shared = Arc::clone(&shared);
                             let time = shared.time.clone();
                             sessions.spawn(time.connection(credentials.uid(), async move {
                                 connection::serve(stream, ConnectionId(number), shared).await;
-                                drop(place);
+                                drop(permit);
                             }));
                             // The other tasks have their turn: clients may connect faster than they are accepted.
                             tokio::task::yield_now().await;
@@ -229,7 +229,7 @@ mod tests {
             timeout(DEADLINE, all).await.expect("the agent accepts no more");
         }
 
-        /// Connects until a connection is served: a slot is free once the task of its connection has ended.
+        /// Connects until a connection is served: a permit is free once the task of its connection has ended.
         async fn has_room(&self) {
             let mut replies = Vec::new();
             while !replies.contains(&"+PONG\r\n".to_owned()) {

@@ -5,7 +5,7 @@ pub mod connection;
 pub mod file_budget;
 pub mod handshake;
 pub mod peer;
-mod places;
+mod permits;
 pub mod process;
 pub mod socket;
 pub mod stopped;

@@ -23,7 +23,7 @@ impl Core {
         if let Some(asked) = update.or_else(|| hold.early.and_then(|early| early.extend)) {
             // There is nothing left to change, and nothing may keep in Redis what is to be released there.
             self.on_update_failed(&asked);
-            self.answer(asked.slot, Self::lost(&hold.name, end));
+            self.answer(asked.reply_to, Self::lost(&hold.name, end));
         }
         self.sessions.remove_hold(hold.owner, &hold.name, hold.kind);
         self.track(&hold.name);
@@ -32,7 +32,7 @@ impl Core {
         let (kind, held) = (hold.kind, self.now.since(hold.granted));
         self.effects.report(Report::HoldEnded { group, kind, number, end, held });
         spans::ended(&hold.span, end);
-        let place = TraceParent::of(&hold.span);
+        let trace_parent = TraceParent::of(&hold.span);
         let Hold { name, kind, valid_until, longest, forced_claim, .. } = hold;
         let claimed_forced = forced_claim.is_some();
         // Whose owner has not given it back counts on it until its validity ends.
@@ -41,8 +41,18 @@ impl Core {
             _ => Moment::default(),
         };
         self.journal_trace(number, &name, kind, after);
-        let slot = None;
-        Some(Ending { name, kind, number, end, slot, valid_until, longest, place, claimed_forced })
+        let reply_to = None;
+        Some(Ending {
+            name,
+            kind,
+            number,
+            end,
+            reply_to,
+            valid_until,
+            longest,
+            trace_parent,
+            claimed_forced,
+        })
     }
 
     /// A hold is lost: its owner is told, and Redis is rid of it where it may still have it.
@@ -132,8 +142,8 @@ impl Core {
                     self.renew_red(&[number]);
                 }
                 Node::Main if hold.node_leases.is_none() => {
-                    if let Some(place) = self.leases.claim_forced(number, self.now) {
-                        self.renew(vec![place]);
+                    if let Some(index) = self.leases.claim_forced(number, self.now) {
+                        self.renew(vec![index]);
                     }
                 }
                 // What looked like it on a server that has no such locks was none of ours.

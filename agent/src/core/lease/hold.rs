@@ -7,7 +7,7 @@ use redisson::script::MissingMarkers;
 use redisson::{Kind, Lease, LockName, Moment};
 use tracing::Span;
 
-use crate::core::ids::{OpId, Owner, Place};
+use crate::core::ids::{HoldIndex, OpId, Owner};
 use crate::core::lease::node_leases::NodeLeases;
 use crate::core::ops::verb::{HoldUpdate, RenewalForm};
 use crate::core::session::event::Validity;
@@ -56,8 +56,8 @@ pub(in crate::core) struct Early {
 #[repr(C)]
 pub(in crate::core) struct Hold {
     pub(in crate::core) number: Number,
-    /// Its place in the table.
-    pub(in crate::core) place: Place,
+    /// Its index in memory.
+    pub(in crate::core) index: HoldIndex,
     pub(in crate::core) name: LockName,
     /// Its label in metrics, as its name has it.
     pub(in crate::core) group: Arc<str>,
@@ -160,7 +160,7 @@ impl Hold {
         } = new;
         Self {
             number,
-            place: Place::default(),
+            index: HoldIndex::default(),
             name,
             group,
             kind,
@@ -249,9 +249,9 @@ impl Hold {
     }
 
     /// Sets its next deadline in `timers`. `lease` is that of renewed holds.
-    pub(super) fn arm(&mut self, timers: &mut Timers<Place>, lease: Lease, margin: Duration) {
+    pub(super) fn arm(&mut self, timers: &mut Timers<HoldIndex>, lease: Lease, margin: Duration) {
         let deadline = self.deadline(lease, margin);
-        timers.set(&mut self.armed, deadline, self.place);
+        timers.set(&mut self.armed, deadline, self.index);
     }
 
     fn deadline(&self, lease: Lease, margin: Duration) -> Moment {

@@ -1,10 +1,10 @@
-//! The holds in memory: side by side, and found without a search by who knows the place.
+//! The holds in memory: side by side, and found without a search by who knows the index.
 
 use std::collections::BTreeMap;
 use std::ops::RangeBounds;
 
 use super::hold::Hold;
-use crate::core::ids::Place;
+use crate::core::ids::HoldIndex;
 use crate::types::Number;
 
 /// The number of holds whose memory is allocated and freed together.
@@ -12,12 +12,12 @@ const CHUNK: usize = 1024;
 
 #[derive(Debug, Default)]
 pub(super) struct Holds {
-    places: BTreeMap<Number, Place>,
+    indices: BTreeMap<Number, HoldIndex>,
     chunks: Vec<Chunk>,
-    free: Vec<Place>,
+    free: Vec<HoldIndex>,
 }
 
-/// Neighbouring places, without memory while none of them is taken.
+/// Neighbouring holds, without memory while there is none.
 #[derive(Debug, Default)]
 struct Chunk {
     holds: Vec<Option<Hold>>,
@@ -26,32 +26,32 @@ struct Chunk {
 
 impl Holds {
     pub(super) fn get(&self, number: Number) -> Option<&Hold> {
-        self.at(self.place(number)?)
+        self.at(self.index(number)?)
     }
 
     pub(super) fn get_mut(&mut self, number: Number) -> Option<&mut Hold> {
-        self.at_mut(self.place(number)?)
+        self.at_mut(self.index(number)?)
     }
 
-    pub(super) fn place(&self, number: Number) -> Option<Place> {
-        self.places.get(&number).copied()
+    pub(super) fn index(&self, number: Number) -> Option<HoldIndex> {
+        self.indices.get(&number).copied()
     }
 
-    pub(super) fn at(&self, place: Place) -> Option<&Hold> {
-        self.chunks.get(place.0 / CHUNK)?.holds.get(place.0 % CHUNK)?.as_ref()
+    pub(super) fn at(&self, index: HoldIndex) -> Option<&Hold> {
+        self.chunks.get(index.0 / CHUNK)?.holds.get(index.0 % CHUNK)?.as_ref()
     }
 
-    pub(super) fn at_mut(&mut self, place: Place) -> Option<&mut Hold> {
-        self.chunks.get_mut(place.0 / CHUNK)?.holds.get_mut(place.0 % CHUNK)?.as_mut()
+    pub(super) fn at_mut(&mut self, index: HoldIndex) -> Option<&mut Hold> {
+        self.chunks.get_mut(index.0 / CHUNK)?.holds.get_mut(index.0 % CHUNK)?.as_mut()
     }
 
     pub(super) fn len(&self) -> usize {
-        self.places.len()
+        self.indices.len()
     }
 
     /// Returns the holds in the order of their numbers.
     pub(super) fn range(&self, numbers: impl RangeBounds<Number>) -> impl Iterator<Item = &Hold> {
-        self.places.range(numbers).filter_map(|(_, place)| self.at(*place))
+        self.indices.range(numbers).filter_map(|(_, index)| self.at(*index))
     }
 
     /// Returns the holds in no particular order.
@@ -61,38 +61,38 @@ impl Holds {
 
     /// Adds a hold whose number no other has.
     pub(super) fn insert(&mut self, mut hold: Hold) -> &mut Hold {
-        let place = self.free.pop().unwrap_or_else(|| self.next_place());
-        hold.place = place;
-        self.places.insert(hold.number, place);
-        let chunk = &mut self.chunks[place.0 / CHUNK];
+        let index = self.free.pop().unwrap_or_else(|| self.next_index());
+        hold.index = index;
+        self.indices.insert(hold.number, index);
+        let chunk = &mut self.chunks[index.0 / CHUNK];
         chunk.taken += 1;
-        let at = place.0 % CHUNK;
+        let at = index.0 % CHUNK;
         if chunk.holds.len() <= at {
             chunk.holds.resize_with(at + 1, || None);
         }
         chunk.holds[at].insert(hold)
     }
 
-    /// Returns the first place that was never taken.
-    fn next_place(&mut self) -> Place {
-        let place = Place(self.places.len());
-        if place.0.is_multiple_of(CHUNK) {
+    /// Returns the first index that was never taken.
+    fn next_index(&mut self) -> HoldIndex {
+        let index = HoldIndex(self.indices.len());
+        if index.0.is_multiple_of(CHUNK) {
             self.chunks.push(Chunk::default());
         }
-        place
+        index
     }
 
     pub(super) fn remove(&mut self, number: Number) -> Option<Hold> {
-        let place = self.places.remove(&number)?;
+        let index = self.indices.remove(&number)?;
         let many = self.chunks.len() > 1;
-        let chunk = self.chunks.get_mut(place.0 / CHUNK)?;
-        let hold = chunk.holds.get_mut(place.0 % CHUNK)?.take();
+        let chunk = self.chunks.get_mut(index.0 / CHUNK)?;
+        let hold = chunk.holds.get_mut(index.0 % CHUNK)?.take();
         chunk.taken -= 1;
         if chunk.taken == 0 && many {
             chunk.holds = Vec::new();
         }
-        self.free.push(place);
-        if self.places.is_empty() && many {
+        self.free.push(index);
+        if self.indices.is_empty() && many {
             *self = Self::default();
         }
         hold
@@ -111,13 +111,13 @@ mod tests {
     #[test]
     fn a_place_that_is_free_again_is_given_to_the_next_hold() {
         let mut holds = Holds::default();
-        let first = holds.insert(hold(1)).place;
-        let second = holds.insert(hold(2)).place;
+        let first = holds.insert(hold(1)).index;
+        let second = holds.insert(hold(2)).index;
         assert_eq!(holds.remove(1).map(|hold| hold.number), Some(1));
         assert!(holds.at(first).is_none() && holds.get(1).is_none() && holds.remove(1).is_none());
-        assert_eq!(holds.insert(hold(3)).place, first);
+        assert_eq!(holds.insert(hold(3)).index, first);
         assert_eq!(holds.at(first).map(|hold| hold.number), Some(3));
-        assert_eq!((holds.place(2), numbers(&holds)), (Some(second), vec![2, 3]));
+        assert_eq!((holds.index(2), numbers(&holds)), (Some(second), vec![2, 3]));
     }
 
     #[test]
@@ -136,7 +136,7 @@ mod tests {
         for number in many..2 * many - 1 {
             holds.insert(hold(number));
         }
-        assert_eq!((holds.chunks.len(), holds.free.len()), (4, 0), "places are taken again");
+        assert_eq!((holds.chunks.len(), holds.free.len()), (4, 0), "indices are taken again");
         assert_eq!(numbers(&holds), (stays..2 * many - 1).collect::<Vec<_>>());
         assert_eq!(holds.values_mut().count(), 4 * CHUNK);
         for number in stays..2 * many - 1 {

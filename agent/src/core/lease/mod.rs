@@ -18,7 +18,7 @@ use std::time::Duration;
 
 use redisson::{Kind, Lease, Moment};
 
-use crate::core::ids::{OpId, Place};
+use crate::core::ids::{HoldIndex, OpId};
 use crate::core::ops::verb::{Change, HoldUpdate, Renewal, RenewalForm};
 use crate::core::session::event::Validity;
 use crate::core::timer::Timers;
@@ -34,7 +34,7 @@ pub(in crate::core) struct LeaseTable {
     /// The time before the end of its validity at which a hold is reported as lost.
     margin: Duration,
     holds: Holds,
-    timers: Timers<Place>,
+    timers: Timers<HoldIndex>,
     in_jeopardy: usize,
     kept_back: usize,
 }
@@ -89,7 +89,7 @@ impl LeaseTable {
     }
 
     pub(in crate::core) fn contains(&self, number: Number) -> bool {
-        self.holds.place(number).is_some()
+        self.holds.index(number).is_some()
     }
 
     pub(in crate::core) fn len(&self) -> usize {
@@ -122,13 +122,13 @@ impl LeaseTable {
         self.timers.first()
     }
 
-    /// Returns the hold at a place, if there is one that awaits a renewal.
-    pub(in crate::core) fn renewing(&self, place: Place) -> Option<&Hold> {
-        self.holds.at(place).filter(|hold| hold.renewing)
+    /// Returns the hold at an index, if there is one that awaits a renewal.
+    pub(in crate::core) fn renewing(&self, index: HoldIndex) -> Option<&Hold> {
+        self.holds.at(index).filter(|hold| hold.renewing)
     }
 
     /// Takes the next hold whose deadline has come. [`Self::on_due`] sets the next one.
-    pub(in crate::core) fn pop_due(&mut self, now: Moment) -> Option<Place> {
+    pub(in crate::core) fn pop_due(&mut self, now: Moment) -> Option<HoldIndex> {
         self.timers.pop_due(now)
     }
 
@@ -140,7 +140,7 @@ impl LeaseTable {
 
     pub(in crate::core) fn remove(&mut self, number: Number) -> Option<Hold> {
         let hold = self.holds.remove(number)?;
-        self.timers.clear(hold.armed, hold.place);
+        self.timers.clear(hold.armed, hold.index);
         self.in_jeopardy -= usize::from(hold.jeopardy);
         self.kept_back -= usize::from(hold.kept_back.is_some());
         Some(hold)
@@ -155,9 +155,13 @@ impl LeaseTable {
     }
 
     /// Handles the deadline of a hold. A renewal that is due counts as begun. Returns the hold's number too.
-    pub(in crate::core) fn on_due(&mut self, place: Place, now: Moment) -> Option<(Number, Due)> {
+    pub(in crate::core) fn on_due(
+        &mut self,
+        index: HoldIndex,
+        now: Moment,
+    ) -> Option<(Number, Due)> {
         let (lease, margin) = (self.lease, self.margin);
-        let hold = self.holds.at_mut(place)?;
+        let hold = self.holds.at_mut(index)?;
         let number = hold.number;
         hold.armed = Moment::NEVER;
         let kept_back = hold.kept_back.as_ref().map(|kept_back| kept_back.until);
@@ -211,14 +215,14 @@ impl LeaseTable {
         &mut self,
         now: Moment,
         which: impl Fn(&Hold) -> bool,
-    ) -> Vec<Place> {
+    ) -> Vec<HoldIndex> {
         for hold in self.holds.values_mut().filter(|hold| hold.early.is_some()) {
             hold.renew_at = now;
         }
         let due = |hold: &&Hold| hold.may_be_renewed() && which(hold);
-        let due: Vec<Place> = self.iter().filter(due).map(|hold| hold.place).collect();
-        for place in &due {
-            let Some(hold) = self.holds.at_mut(*place) else { continue };
+        let due: Vec<HoldIndex> = self.iter().filter(due).map(|hold| hold.index).collect();
+        for index in &due {
+            let Some(hold) = self.holds.at_mut(*index) else { continue };
             hold.renewing = true;
             if let Some(parts) = &mut hold.node_leases {
                 parts.renew_all(now);
@@ -228,21 +232,25 @@ impl LeaseTable {
         due
     }
 
-    /// Counts a renewal as begun, unless the hold is left to lapse. Returns its place if it was.
-    pub(in crate::core) fn begin_renewal(&mut self, number: Number) -> Option<Place> {
+    /// Counts a renewal as begun, unless the hold is left to lapse. Returns its index if it was.
+    pub(in crate::core) fn begin_renewal(&mut self, number: Number) -> Option<HoldIndex> {
         self.change(number, |hold| {
             hold.renewing |= !hold.lapsing;
-            (!hold.lapsing).then_some(hold.place)
+            (!hold.lapsing).then_some(hold.index)
         })?
     }
 
-    /// Records the claim that an operator released the hold. Returns its place if it is to be verified now; a renewal
+    /// Records the claim that an operator released the hold. Returns its index if it is to be verified now; a renewal
     /// that is on its way is followed by another.
-    pub(in crate::core) fn claim_forced(&mut self, number: Number, now: Moment) -> Option<Place> {
+    pub(in crate::core) fn claim_forced(
+        &mut self,
+        number: Number,
+        now: Moment,
+    ) -> Option<HoldIndex> {
         self.change(number, |hold| {
             hold.forced_claim = Some(now);
             let idle = hold.early.is_none() && !std::mem::replace(&mut hold.renewing, true);
-            idle.then_some(hold.place)
+            idle.then_some(hold.index)
         })?
     }
 
@@ -266,7 +274,7 @@ impl LeaseTable {
         jitter: u64,
     ) -> Option<Renewed<'_>> {
         let lease = self.lease;
-        let hold = self.holds.at_mut(renewal.place).filter(|hold| hold.number == renewal.number)?;
+        let hold = self.holds.at_mut(renewal.index).filter(|hold| hold.number == renewal.number)?;
         let margin = hold.valid_until.since(now);
         hold.renewing = false;
         hold.failures = 0;

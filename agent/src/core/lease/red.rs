@@ -62,7 +62,7 @@ impl LeaseTable {
             return None;
         }
         part.renewing = true;
-        Some(Renewal { name: hold.name.clone(), kind: hold.kind, number, place: hold.place })
+        Some(Renewal { name: hold.name.clone(), kind: hold.kind, number, index: hold.index })
     }
 
     /// Applies a node's answer to a renewal.

@@ -4,21 +4,21 @@ use redisson::Lease;
 use tracing::Span;
 
 use crate::core::Core;
-use crate::core::ids::{Owner, Slot};
+use crate::core::ids::{Owner, ReplyTo};
 use crate::core::ops::verb::{Change, HoldUpdate};
 use crate::protocol::command::HoldRequest;
 
 impl Core {
     pub(in crate::core) fn extend(
         &mut self,
-        slot: Slot,
+        reply_to: ReplyTo,
         request: &HoldRequest,
         lease: Option<Lease>,
     ) {
-        let owner = Owner { connection: slot.connection, owner: request.owner };
-        let number = match self.hold_for(slot, owner, request) {
+        let owner = Owner { connection: reply_to.connection, owner: request.owner };
+        let number = match self.hold_for(reply_to, owner, request) {
             Ok(number) => number,
-            Err(reply) => return self.answer(slot, reply),
+            Err(reply) => return self.answer(reply_to, reply),
         };
         let Some(hold) = self.leases.get(number) else { return };
         let update = HoldUpdate {
@@ -27,7 +27,7 @@ impl Core {
             number,
             count: hold.count,
             owner,
-            slot,
+            reply_to,
             span: Span::none(),
             change: Change::Extend(lease),
         };

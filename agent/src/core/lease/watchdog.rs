@@ -6,7 +6,7 @@ use std::time::Duration;
 use redisson::script::MAX_BATCH;
 use redisson::{Kind, LockName, Moment};
 
-use crate::core::ids::Place;
+use crate::core::ids::HoldIndex;
 use crate::core::lease::Due;
 use crate::core::ops::verb::{Renewal, RenewalForm};
 use crate::core::session::event::{Event, Validity};
@@ -48,18 +48,18 @@ impl Core {
     /// Handles the deadline of a hold. Those to be renewed are collected in `due`, their delays in `late`.
     pub(in crate::core) fn on_hold_due(
         &mut self,
-        place: Place,
-        due: &mut Vec<Place>,
+        index: HoldIndex,
+        due: &mut Vec<HoldIndex>,
         late: &mut Vec<Duration>,
     ) {
-        let Some((number, due_now)) = self.leases.on_due(place, self.now) else { return };
+        let Some((number, due_now)) = self.leases.on_due(index, self.now) else { return };
         match due_now {
             Due::Lost(end) => self.lose(number, end),
             Due::DelayOver => self.end_hold(number, End::Disconnected, None),
             Due::Held { renewal_late, jeopardy } => {
                 if let Some(delay) = renewal_late {
                     late.push(delay);
-                    due.push(place);
+                    due.push(index);
                 }
                 if let Some(valid) = jeopardy {
                     self.warn_of_jeopardy(number, valid);
@@ -120,17 +120,17 @@ impl Core {
     }
 
     /// Sends renewals, and verifications of fixed leases, many to a script.
-    pub(in crate::core) fn renew(&mut self, due: Vec<Place>) {
+    pub(in crate::core) fn renew(&mut self, due: Vec<HoldIndex>) {
         let mut batches = Batches::new(self.settings.slots);
         let mut red = Vec::new();
-        for place in due {
-            let Some(hold) = self.leases.renewing(place) else { continue };
+        for index in due {
+            let Some(hold) = self.leases.renewing(index) else { continue };
             let (kind, number) = (hold.kind, hold.number);
             if kind == Kind::Red {
                 red.push(number);
                 continue;
             }
-            let renewal = Renewal { name: hold.name.clone(), kind, number, place };
+            let renewal = Renewal { name: hold.name.clone(), kind, number, index };
             if let Some((form, holds)) = batches.add(hold.renewal_form(), &hold.name, renewal) {
                 self.send_renewals(form, holds);
             }

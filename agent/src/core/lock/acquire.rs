@@ -7,7 +7,7 @@ use redisson::script::MAX_READ_COUNT;
 use redisson::{Family, Kind, LockName, keys};
 use tracing::Span;
 
-use crate::core::ids::{OpId, Owner, Slot, WaiterId};
+use crate::core::ids::{OpId, Owner, ReplyTo, WaiterId};
 use crate::core::lease::hold::{Hold, LeaseMode};
 use crate::core::lock::waiter::Waiter;
 use crate::core::ops::verb::{Attempt, Change, HoldUpdate, Verb};
@@ -19,27 +19,27 @@ use crate::protocol::resp::Frame;
 use crate::types::Number;
 
 impl Core {
-    pub(in crate::core) fn lock(&mut self, slot: Slot, request: LockRequest) {
-        let owner = Owner { connection: slot.connection, owner: request.owner };
+    pub(in crate::core) fn lock(&mut self, reply_to: ReplyTo, request: LockRequest) {
+        let owner = Owner { connection: reply_to.connection, owner: request.owner };
         let span = self.acquire_span(owner, &request);
-        if let Some(refusal) = self.refusal(slot, &request, 0) {
-            return self.deny(slot, &request.name, request.kind, &span, refusal);
+        if let Some(refusal) = self.refusal(reply_to, &request, 0) {
+            return self.deny(reply_to, &request.name, request.kind, &span, refusal);
         }
         if let Some(number) = self.hold_of(owner, &request.name, Side::of(request.kind)) {
-            return self.reenter(slot, number, &request, span);
+            return self.reenter(reply_to, number, &request, span);
         }
         self.sessions.forget_loss(owner, &request.name);
         if request.kind == Kind::Read
             && self.hold_of(owner, &request.name, Side::Exclusive).is_some()
         {
             // Under its own write hold it may read, regardless of other waiters.
-            let waiter = self.new_waiter(slot, owner, request, false, span);
+            let waiter = self.new_waiter(reply_to, owner, request, false, span);
             let id = self.begin_wait(waiter);
             self.attempt(id);
             return;
         }
         let taken = self.is_taken(&request.name, request.kind);
-        let waiter = self.new_waiter(slot, owner, request, taken, span);
+        let waiter = self.new_waiter(reply_to, owner, request, taken, span);
         if taken && waiter.is_now_or_never() {
             let group = self.group_label(&waiter.name);
             self.effects.report(Report::Acquisition {
@@ -53,21 +53,28 @@ impl Core {
                 wait: Duration::ZERO,
             });
             spans::outcome(&waiter.span, "timeout");
-            return self.answer(slot, Frame::Null);
+            return self.answer(reply_to, Frame::Null);
         }
         if taken && waiter.wait == Wait::Forever && self.would_deadlock(owner, &waiter.name) {
             let refusal = self.deadlock(&waiter.name);
-            return self.deny(slot, &waiter.name, waiter.kind, &waiter.span, refusal);
+            return self.deny(reply_to, &waiter.name, waiter.kind, &waiter.span, refusal);
         }
         self.queue_up(waiter);
     }
 
     /// Refuses a LOCK, and counts it.
-    fn deny(&mut self, slot: Slot, name: &LockName, kind: Kind, span: &Span, refusal: Frame) {
+    fn deny(
+        &mut self,
+        reply_to: ReplyTo,
+        name: &LockName,
+        kind: Kind,
+        span: &Span,
+        refusal: Frame,
+    ) {
         let group = self.group_label(name);
         self.effects.report(Report::Acquisition { group, kind, outcome: "denied" });
         spans::outcome(span, "denied");
-        self.answer(slot, refusal);
+        self.answer(reply_to, refusal);
     }
 
     /// Returns whether a newcomer of that kind has to wait, as far as this agent knows.
@@ -78,24 +85,26 @@ impl Core {
     /// Returns the refusal of a LOCK that is not attempted. It comes after that many new ones of the same MLOCK.
     pub(in crate::core) fn refusal(
         &mut self,
-        slot: Slot,
+        reply_to: ReplyTo,
         request: &LockRequest,
         before: usize,
     ) -> Option<Frame> {
-        if let Some(refusal) = self.wrong_session(slot, request.session.as_deref(), &request.name) {
+        if let Some(refusal) =
+            self.wrong_session(reply_to, request.session.as_deref(), &request.name)
+        {
             return Some(refusal);
         }
         if self.locks.is_draining() {
             return Some(Self::draining(&request.name));
         }
-        let session = self.sessions.get(&slot.connection)?;
+        let session = self.sessions.get(&reply_to.connection)?;
         if self.settings.require_session && !session.introduced {
             return Some(Frame::Error(format!(
                 "SESSION `{}` is not tried: this agent wants SESSION before the first LOCK, and IN with each",
                 request.name
             )));
         }
-        if let Some(refusal) = self.denied(slot, request, before) {
+        if let Some(refusal) = self.denied(reply_to, request, before) {
             return Some(refusal);
         }
         if request.kind == Kind::Red && self.settings.red.is_none() {
@@ -109,15 +118,15 @@ impl Core {
         {
             return Some(refusal);
         }
-        if let Some(refusal) = self.wrong_kind(slot, request) {
+        if let Some(refusal) = self.wrong_kind(reply_to, request) {
             return Some(refusal);
         }
-        let owner = Owner { connection: slot.connection, owner: request.owner };
+        let owner = Owner { connection: reply_to.connection, owner: request.owner };
         if self.hold_of(owner, &request.name, Side::of(request.kind)).is_some() {
             return None;
         }
         let reason =
-            self.locks.quota().exhausted(&self.sessions.get(&slot.connection)?.peer, before)?;
+            self.locks.quota().exhausted(&self.sessions.get(&reply_to.connection)?.peer, before)?;
         Some(Frame::Error(format!("LIMIT `{}` is not tried: {reason}", request.name)))
     }
 
@@ -130,9 +139,9 @@ impl Core {
     }
 
     /// Refuses a kind that does not go with the one the name is in use as.
-    fn wrong_kind(&self, slot: Slot, request: &LockRequest) -> Option<Frame> {
+    fn wrong_kind(&self, reply_to: ReplyTo, request: &LockRequest) -> Option<Frame> {
         let LockRequest { name, kind, .. } = request;
-        let owner = Owner { connection: slot.connection, owner: request.owner };
+        let owner = Owner { connection: reply_to.connection, owner: request.owner };
         let own = |side| self.hold_of(owner, name, side).and_then(|number| self.leases.get(number));
         if *kind == Kind::Write
             && request.wait != Wait::AtMost(Duration::ZERO)
@@ -159,19 +168,19 @@ impl Core {
         })
     }
 
-    fn reenter(&mut self, slot: Slot, number: Number, request: &LockRequest, span: Span) {
+    fn reenter(&mut self, reply_to: ReplyTo, number: Number, request: &LockRequest, span: Span) {
         let Some(hold) = self.leases.get(number) else { return };
         let Some(count) = hold.count.checked_add(1) else {
             let refusal = Self::limit(&request.name, "its count is at its highest");
-            return self.deny(slot, &request.name, request.kind, &span, refusal);
+            return self.deny(reply_to, &request.name, request.kind, &span, refusal);
         };
         if hold.kind == Kind::Read && count > MAX_READ_COUNT {
             let most = format!("a reader may enter {MAX_READ_COUNT} times");
             let refusal = Self::limit(&request.name, &most);
-            return self.deny(slot, &request.name, request.kind, &span, refusal);
+            return self.deny(reply_to, &request.name, request.kind, &span, refusal);
         }
         if self.enters_at_once(hold) {
-            return self.reenter_at_once(slot, number, &span);
+            return self.reenter_at_once(reply_to, number, &span);
         }
         // A watched hold stays watched: no lease of a re-entry is longer than that.
         let lease = request.lease.filter(|_| hold.mode == LeaseMode::Fixed);
@@ -181,7 +190,7 @@ impl Core {
             number,
             count,
             owner: hold.owner,
-            slot,
+            reply_to,
             span,
             change: Change::Reenter(lease),
         };
@@ -196,7 +205,7 @@ impl Core {
         hold.early.is_some() || renewed && safe && self.settings.min_replicas == 0
     }
 
-    fn reenter_at_once(&mut self, slot: Slot, number: Number, span: &Span) {
+    fn reenter_at_once(&mut self, reply_to: ReplyTo, number: Number, span: &Span) {
         let Some(hold) = self.leases.increment(number, self.now) else { return };
         let (grant, group, kind) = (hold.grant(0), Arc::clone(&hold.group), hold.kind);
         let outcome = "reentered";
@@ -204,7 +213,7 @@ impl Core {
         spans::outcome(span, outcome);
         span.record("lock.holds", grant.count);
         self.journal_hold(number);
-        self.answer_with(slot, Reply::Grant(grant));
+        self.answer_with(reply_to, Reply::Grant(grant));
     }
 
     /// Sends a waiter's attempt to Redis.

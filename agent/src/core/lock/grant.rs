@@ -107,7 +107,7 @@ impl Core {
         });
         let waited_ms = self.waited_ms(&waiter);
         let span = self.hold_span(&waiter, &group, number, token);
-        let Waiter { name, kind, owner, uid, slot, lease, trace, .. } = waiter;
+        let Waiter { name, kind, owner, uid, reply_to, lease, trace, .. } = waiter;
         let mode = if lease.is_some() { LeaseMode::Fixed } else { LeaseMode::Renewed };
         let lease = lease.unwrap_or(self.settings.lease);
         let hold = NewHold {
@@ -125,7 +125,7 @@ impl Core {
             renew_at,
             longest: lease.max(self.settings.lease),
             lapsing: self.lapses(owner.connection),
-            untold: slot.member.is_some(),
+            untold: reply_to.member.is_some(),
             trace,
             span,
             hand_over,
@@ -136,6 +136,6 @@ impl Core {
         self.locks.add_hold(&name, kind, number, uid);
         self.sessions.add_hold(owner, name, kind, number);
         self.journal_hold(number);
-        self.answer_with(slot, Reply::Grant(grant));
+        self.answer_with(reply_to, Reply::Grant(grant));
     }
 }

@@ -1,7 +1,7 @@
 //! MLOCK and MUNLOCK: several locks at once, all or none.
 //!
-//! An MLOCK acquires its members one by one in byte order, each as a LOCK would; its slot's `member` says which one a
-//! reply is about. The order keeps MLOCKs from waiting for one another in a circle, but other clients may acquire the
+//! An MLOCK acquires its members one by one in byte order, each as a LOCK would. The `member` of a
+//! [`ReplyTo`] says which one a reply is about. The order keeps MLOCKs from waiting for one another in a circle, but other clients may acquire the
 //! same locks in another order. So while it holds some members, it waits for the next one only for a while. Then it
 //! releases them, keeps its position in the current queue, waits for that lock alone, and acquires the rest. For members
 //! earlier in byte order it then waits only briefly: MLOCKs that take turns would otherwise block one another forever,
@@ -13,7 +13,7 @@ use std::time::Duration;
 use redisson::{LockName, Moment};
 use tracing::Span;
 
-use crate::core::ids::{Owner, Slot};
+use crate::core::ids::{Owner, ReplyTo};
 use crate::core::lease::hold::{Hold, LeaseMode};
 use crate::core::lock::mlock_state::{Goal, Member, MultiLock};
 use crate::core::ops::verb::{Change, HoldUpdate};
@@ -31,15 +31,15 @@ const PATIENCE: Duration = Duration::from_millis(1500);
 const OUT_OF_ORDER: u32 = 10;
 
 impl Core {
-    pub(in crate::core) fn lock_all(&mut self, slot: Slot, requests: Vec<LockRequest>) {
+    pub(in crate::core) fn lock_all(&mut self, reply_to: ReplyTo, requests: Vec<LockRequest>) {
         let Some(first) = requests.first() else { return };
-        let owner = Owner { connection: slot.connection, owner: first.owner };
+        let owner = Owner { connection: reply_to.connection, owner: first.owner };
         let until = match first.wait {
             Wait::Forever => Moment::NEVER,
             Wait::AtMost(wait) => self.now + wait,
         };
         // What cannot be had at all is told before anything is taken.
-        if let Some((index, refusal)) = self.refusal_of_any(slot, owner, &requests) {
+        if let Some((index, refusal)) = self.refusal_of_any(reply_to, owner, &requests) {
             let LockRequest { name, kind, .. } = &requests[index];
             let group = self.group_label(name);
             self.effects.report(Report::Acquisition {
@@ -47,7 +47,7 @@ impl Core {
                 kind: *kind,
                 outcome: "denied",
             });
-            return self.answer(slot, refusal);
+            return self.answer(reply_to, refusal);
         }
         let mut order: Vec<usize> = (0..requests.len()).collect();
         order.sort_by(|a, b| requests[*a].name.as_bytes().cmp(requests[*b].name.as_bytes()));
@@ -55,33 +55,42 @@ impl Core {
         let goal = Goal::Take;
         let armed = Moment::NEVER;
         let since = self.now;
-        let multi =
-            MultiLock { slot, goal, requests, members, order, since, until, leased: false, armed };
+        let multi = MultiLock {
+            reply_to,
+            goal,
+            requests,
+            members,
+            order,
+            since,
+            until,
+            leased: false,
+            armed,
+        };
         self.begin(owner, multi);
     }
 
-    pub(in crate::core) fn unlock_all(&mut self, slot: Slot, requests: &[HoldRequest]) {
+    pub(in crate::core) fn unlock_all(&mut self, reply_to: ReplyTo, requests: &[HoldRequest]) {
         let Some(first) = requests.first() else { return };
-        let owner = Owner { connection: slot.connection, owner: first.owner };
+        let owner = Owner { connection: reply_to.connection, owner: first.owner };
         let refusal = requests.iter().find_map(|request| {
             let name = &request.name;
-            self.wrong_session(slot, request.session.as_deref(), name).or_else(|| {
+            self.wrong_session(reply_to, request.session.as_deref(), name).or_else(|| {
                 let twice =
                     Side::BOTH.iter().all(|side| self.hold_of(owner, name, *side).is_some());
                 (twice && request.kind.is_none()).then(|| Self::read_or_write(name))
             })
         });
         if let Some(refusal) = refusal {
-            return self.answer(slot, refusal);
+            return self.answer(reply_to, refusal);
         }
         let holds: Vec<_> =
-            requests.iter().map(|request| self.hold_for(slot, owner, request)).collect();
+            requests.iter().map(|request| self.hold_for(reply_to, owner, request)).collect();
         let members = holds.iter().map(|hold| match hold {
             Ok(_) => Member::Leaving,
             Err(sentence) => Member::Left(Reply::Ready(Outgoing::Reply(sentence.clone()))),
         });
         let multi = MultiLock {
-            slot,
+            reply_to,
             goal: Goal::GiveBack,
             requests: Vec::new(),
             members: members.collect(),
@@ -94,20 +103,20 @@ impl Core {
         self.begin(owner, multi);
         for (index, hold) in holds.into_iter().enumerate() {
             if let Ok(number) = hold {
-                self.give_back(slot.of_member(index), number);
+                self.give_back(reply_to.of_member(index), number);
             }
         }
     }
 
     fn refusal_of_any(
         &mut self,
-        slot: Slot,
+        reply_to: ReplyTo,
         owner: Owner,
         requests: &[LockRequest],
     ) -> Option<(usize, Frame)> {
         let mut before = 0;
         for (index, request) in requests.iter().enumerate() {
-            let refusal = self.refusal(slot, request, before);
+            let refusal = self.refusal(reply_to, request, before);
             if let Some(refusal) = refusal.or_else(|| self.member_deadlock(owner, request)) {
                 return Some((index, refusal));
             }
@@ -214,7 +223,7 @@ impl Core {
         }
         multi.members[index] = Member::Asked;
         multi.leased = false;
-        let slot = multi.slot.of_member(index);
+        let reply_to = multi.reply_to.of_member(index);
         let count = u32::try_from(multi.members.len()).unwrap_or(u32::MAX);
         let mut patience = (PATIENCE * count) * (100 - share) / 100;
         let holds_some = multi.taken().next().is_some();
@@ -223,10 +232,10 @@ impl Core {
             patience /= OUT_OF_ORDER;
         }
         self.sessions.set_patience(owner, if holds_some { now + patience } else { Moment::NEVER });
-        self.lock(slot, request);
+        self.lock(reply_to, request);
     }
 
-    /// It has waited for one long enough while it held others: they are given back, its place is kept.
+    /// It has waited for one long enough while it held others: they are given back, its position is kept.
     pub(in crate::core) fn on_patience_due(&mut self, owner: Owner) {
         let Some(multi) = self.multi_mut(owner) else { return };
         multi.armed = Moment::NEVER;
@@ -237,13 +246,13 @@ impl Core {
 
     fn give_back_taken(&mut self, owner: Owner) {
         let Some(multi) = self.multi_mut(owner) else { return };
-        let slot = multi.slot;
+        let reply_to = multi.reply_to;
         let taken: Vec<_> = multi.taken().map(|(index, grant)| (index, grant.number)).collect();
         for (index, _) in &taken {
             multi.members[*index] = Member::Leaving;
         }
         for (index, number) in taken {
-            self.give_back(slot.of_member(index), number);
+            self.give_back(reply_to.of_member(index), number);
         }
     }
 
@@ -252,7 +261,7 @@ impl Core {
         self.sessions.set_patience(owner, Moment::NEVER);
         let Some(multi) = self.multi_mut(owner) else { return };
         multi.leased = true;
-        let (slot, lease) = (multi.slot, multi.requests[0].lease);
+        let (reply_to, lease) = (multi.reply_to, multi.requests[0].lease);
         // One lock alone has the lease that it has just been given.
         let taken: Vec<_> = match lease {
             Some(_) if multi.members.len() > 1 => {
@@ -267,7 +276,7 @@ impl Core {
                 continue;
             };
             let (name, kind, count) = (name.clone(), *kind, *count);
-            let slot = slot.of_member(index);
+            let reply_to = reply_to.of_member(index);
             if let Some(multi) = self.multi_mut(owner)
                 && let Member::Taken(grant) = &multi.members[index]
             {
@@ -275,7 +284,16 @@ impl Core {
             }
             let change = Change::Extend(lease);
             let span = Span::none();
-            self.update_hold(HoldUpdate { name, kind, number, change, count, owner, slot, span });
+            self.update_hold(HoldUpdate {
+                name,
+                kind,
+                number,
+                change,
+                count,
+                owner,
+                reply_to,
+                span,
+            });
         }
         self.sessions.push_step(owner);
     }
@@ -285,7 +303,7 @@ impl Core {
         self.sessions.set_patience(owner, Moment::NEVER);
         let Some(multi) = self.sessions.end_multi(owner) else { return };
         if let Goal::GiveUp(reply) = multi.goal {
-            return self.answer(multi.slot, reply);
+            return self.answer(multi.reply_to, reply);
         }
         let waited_ms = millis(self.now.since(multi.since));
         let mut replies = Vec::with_capacity(multi.members.len());
@@ -294,7 +312,7 @@ impl Core {
                 Member::Taken(grant) => replies.push(Reply::Grant(Grant { waited_ms, ..grant })),
                 // One that failed speaks for all: what could be given back is.
                 Member::Left(Reply::Ready(Outgoing::Reply(error @ Frame::Error(_)))) => {
-                    return self.answer(multi.slot, error);
+                    return self.answer(multi.reply_to, error);
                 }
                 Member::Left(reply) => replies.push(reply),
                 _ => {}
@@ -307,7 +325,7 @@ impl Core {
                 self.journal_hold(*number);
             }
         }
-        self.answer_with(multi.slot, reply);
+        self.answer_with(multi.reply_to, reply);
         for number in granted {
             self.tell_jeopardy(number);
         }

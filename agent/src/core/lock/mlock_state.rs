@@ -2,7 +2,7 @@
 
 use redisson::{Kind, LockName, Moment};
 
-use crate::core::ids::Slot;
+use crate::core::ids::ReplyTo;
 use crate::core::session::reply::{Grant, Reply};
 use crate::protocol::command::LockRequest;
 use crate::protocol::resp::Frame;
@@ -11,7 +11,7 @@ use crate::types::Number;
 /// An MLOCK or MUNLOCK under way.
 #[derive(Debug)]
 pub(in crate::core) struct MultiLock {
-    pub(super) slot: Slot,
+    pub(super) reply_to: ReplyTo,
     pub(super) goal: Goal,
     /// The request for each member; none for MUNLOCK.
     pub(super) requests: Vec<LockRequest>,

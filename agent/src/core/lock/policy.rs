@@ -1,6 +1,6 @@
 //! The policy: which LOCKs it denies.
 
-use crate::core::ids::{Owner, Slot};
+use crate::core::ids::{Owner, ReplyTo};
 use crate::core::side::Side;
 use crate::core::{Core, Report};
 use crate::policy::Policy;
@@ -16,19 +16,19 @@ impl Core {
     /// Returns the refusal of a LOCK that the policy denies. An owner that holds the lock may enter it again.
     pub(in crate::core) fn denied(
         &mut self,
-        slot: Slot,
+        reply_to: ReplyTo,
         request: &LockRequest,
         before: usize,
     ) -> Option<Frame> {
         if !self.locks.quota().is_limited() {
             return None;
         }
-        let owner = Owner { connection: slot.connection, owner: request.owner };
+        let owner = Owner { connection: reply_to.connection, owner: request.owner };
         let held = Side::BOTH.iter().any(|side| {
             let number = self.hold_of(owner, &request.name, *side);
             number.and_then(|n| self.leases.get(n)).is_some_and(|hold| hold.kind == request.kind)
         });
-        let peer = &self.sessions.get(&slot.connection)?.peer;
+        let peer = &self.sessions.get(&reply_to.connection)?.peer;
         if held {
             return None;
         }

@@ -5,7 +5,7 @@ use std::time::Duration;
 use redisson::{Family, Kind, Lease, LockName, Moment};
 use tracing::Span;
 
-use crate::core::ids::{OpId, Owner, Slot};
+use crate::core::ids::{OpId, Owner, ReplyTo};
 use crate::core::lease::hold::LeaseMode;
 use crate::core::lock::state::Contest;
 use crate::core::ops::verb::{Attempt, Change, Ending, HandOver, HoldUpdate, Release, Undo, Verb};
@@ -20,19 +20,19 @@ use crate::types::{End, Number};
 const STAND_BACK: (Duration, Duration) = (Duration::from_millis(5), Duration::from_millis(50));
 
 impl Core {
-    pub(in crate::core) fn unlock(&mut self, slot: Slot, request: &HoldRequest) {
-        let owner = Owner { connection: slot.connection, owner: request.owner };
-        let number = match self.hold_for(slot, owner, request) {
+    pub(in crate::core) fn unlock(&mut self, reply_to: ReplyTo, request: &HoldRequest) {
+        let owner = Owner { connection: reply_to.connection, owner: request.owner };
+        let number = match self.hold_for(reply_to, owner, request) {
             Ok(number) => number,
-            Err(reply) => return self.answer(slot, reply),
+            Err(reply) => return self.answer(reply_to, reply),
         };
-        self.give_back(slot, number);
+        self.give_back(reply_to, number);
     }
 
     /// Gives one hold back.
-    pub(in crate::core) fn give_back(&mut self, slot: Slot, number: Number) {
+    pub(in crate::core) fn give_back(&mut self, reply_to: ReplyTo, number: Number) {
         if self.leases.get(number).is_some_and(|hold| hold.count == 1) {
-            return self.end_hold(number, End::Released, Some(slot));
+            return self.end_hold(number, End::Released, Some(reply_to));
         }
         let Some(hold) = self.leases.decrement(number) else { return };
         // The lease of a reader's entry ends with it, and red holds are counted on several servers.
@@ -41,7 +41,7 @@ impl Core {
             let reply = Reply::Left { number, count: hold.count };
             self.leases.tell_count_soon(number, self.now);
             self.journal_hold(number);
-            return self.answer_with(slot, reply);
+            return self.answer_with(reply_to, reply);
         }
         let update = HoldUpdate {
             name: hold.name.clone(),
@@ -49,7 +49,7 @@ impl Core {
             number,
             count: hold.count,
             owner: hold.owner,
-            slot,
+            reply_to,
             span: Span::none(),
             change: Change::Partial,
         };
@@ -59,12 +59,12 @@ impl Core {
     /// The hold that UNLOCK or EXTEND is about, or why there is none.
     pub(in crate::core) fn hold_for(
         &self,
-        slot: Slot,
+        reply_to: ReplyTo,
         owner: Owner,
         request: &HoldRequest,
     ) -> Result<Number, Frame> {
         let name = &request.name;
-        if let Some(refusal) = self.wrong_session(slot, request.session.as_deref(), name) {
+        if let Some(refusal) = self.wrong_session(reply_to, request.session.as_deref(), name) {
             return Err(refusal);
         }
         let number = match (
@@ -96,10 +96,15 @@ impl Core {
     }
 
     /// Ends a hold for its owner, and in Redis by hand-over or release.
-    pub(in crate::core) fn end_hold(&mut self, number: Number, end: End, slot: Option<Slot>) {
+    pub(in crate::core) fn end_hold(
+        &mut self,
+        number: Number,
+        end: End,
+        reply_to: Option<ReplyTo>,
+    ) {
         let early = self.leases.get(number).and_then(|hold| Some(hold.early.as_ref()?.hand_over));
         let Some(ending) = self.remove_hold(number, end) else { return };
-        let ending = Ending { slot, ..ending };
+        let ending = Ending { reply_to, ..ending };
         match early {
             Some(hand_over) => self.end_early_hold(hand_over, ending),
             None => self.pass_on(ending),
@@ -115,7 +120,7 @@ impl Core {
             self.stand_back(&name);
             return self.release(ending);
         }
-        self.link_to_predecessor(next.waiter, ending.number, &ending.place);
+        self.link_to_predecessor(next.waiter, ending.number, &ending.trace_parent);
         if let Some(valid_until) = self.early_validity(&ending, &next) {
             return self.hand_over_early(ending, &next, valid_until);
         }
@@ -212,7 +217,7 @@ impl Core {
     ) {
         self.begin_leaving(name, kind);
         let give_up = match kind {
-            // A place in a queue ends with no lease: it holds others up until its deadline, which is the later the
+            // A position in a queue ends with no lease: it holds others up until its deadline, which is the later the
             // more stand before it.
             Kind::Fair => Duration::MAX,
             _ => self.retry_window(lease),

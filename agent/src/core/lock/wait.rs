@@ -5,7 +5,7 @@ use std::sync::Arc;
 use redisson::{Kind, Moment};
 use tracing::Span;
 
-use crate::core::ids::{OpId, Owner, Slot, WaiterId};
+use crate::core::ids::{OpId, Owner, ReplyTo, WaiterId};
 use crate::core::lock::table::RemovedWaiter;
 use crate::core::lock::waiter::{FairPosition, Left, Waiter};
 use crate::core::ops::Op;
@@ -54,7 +54,7 @@ impl Core {
 
     pub(in crate::core) fn new_waiter(
         &self,
-        slot: Slot,
+        reply_to: ReplyTo,
         owner: Owner,
         request: LockRequest,
         refused: bool,
@@ -65,8 +65,11 @@ impl Core {
             kind: request.kind,
             number: 0,
             owner,
-            uid: self.sessions.get(&slot.connection).map_or(u32::MAX, |session| session.peer.uid),
-            slot,
+            uid: self
+                .sessions
+                .get(&reply_to.connection)
+                .map_or(u32::MAX, |session| session.peer.uid),
+            reply_to,
             lease: request.lease,
             wait: request.wait,
             since: self.now,
@@ -146,7 +149,7 @@ impl Core {
         self.effects.report(Report::Waited { group, outcome, wait: waited });
         match waiter.kind {
             Kind::Red => self.tell_once_undone(&waiter, reply),
-            _ => self.answer(waiter.slot, reply),
+            _ => self.answer(waiter.reply_to, reply),
         }
         if waiter.attempt.is_none() && waiter.kind != Kind::Fair {
             // Whatever it asked was answered, and has left nothing.
@@ -176,7 +179,7 @@ impl Core {
             return;
         };
         self.clear_attempt(&attempt, id);
-        // A fair waiter's place is left in any case.
+        // A fair waiter's position is left in any case.
         if may_have_run && attempt.kind != Kind::Fair {
             self.undo(&attempt.name, attempt.kind, attempt.number, attempt.lease);
         }

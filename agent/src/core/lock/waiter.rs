@@ -5,7 +5,7 @@ use std::time::Duration;
 use redisson::{Kind, Lease, LockName, Moment};
 use tracing::Span;
 
-use crate::core::ids::{OpId, Owner, Slot};
+use crate::core::ids::{OpId, Owner, ReplyTo};
 use crate::protocol::command::Wait;
 use crate::types::Number;
 
@@ -22,7 +22,7 @@ pub(in crate::core) struct Waiter {
     pub(in crate::core) owner: Owner,
     /// The user of its process.
     pub(in crate::core) uid: u32,
-    pub(in crate::core) slot: Slot,
+    pub(in crate::core) reply_to: ReplyTo,
     /// The lease it asked for; none for a renewed hold.
     pub(in crate::core) lease: Option<Lease>,
     pub(in crate::core) wait: Wait,

@@ -124,7 +124,7 @@ impl Core {
     fn leave_unobtainable(&mut self, attempt: &Attempt, may_have_run: bool, sentence: String) {
         let Attempt { name, kind, waiter, number, lease, .. } = attempt;
         if may_have_run && *kind != Kind::Fair {
-            // An earlier copy may have had it, before something else came to stand there. A fair waiter's place is left
+            // An earlier copy may have had it, before something else came to stand there. A fair waiter's position is left
             // in any case.
             self.undo(name, *kind, *number, *lease);
         }
@@ -229,7 +229,7 @@ impl Core {
             Some(true) => return self.leave(waiter, Left::TimedOut),
             Some(false) => {}
         }
-        // Refused for now (full, loading, read-only, …): the waiter keeps its place and looks again.
+        // Refused for now (full, loading, read-only, …): the waiter keeps its position and looks again.
         let failures = self.locks.add_failure(name);
         let pause = self.pause(failures);
         if *kind == Kind::Fair {

@@ -13,7 +13,7 @@ use service_kit::trace::TraceParent;
 
 use super::operation::{Operation, Silence};
 use super::{Failure, NO_ANSWER, Op, orphan};
-use crate::core::ids::{OpId, Slot};
+use crate::core::ids::{OpId, ReplyTo};
 use crate::core::lock::grant::Terms;
 use crate::core::ops::verb::{Attempt, EarlyHandOver, Ending, Verb};
 use crate::core::{Core, Report};
@@ -60,14 +60,14 @@ impl Operation for EarlyHandOver {
     }
 
     fn is_awaited(&self) -> bool {
-        self.from.slot.is_some()
+        self.from.reply_to.is_some()
     }
 
     fn silence(&mut self, why: &str) -> Option<Silence> {
         let reply = Core::unconfirmed_end(&self.from.name, why);
         let endings = std::iter::once(&mut self.from).chain(&mut self.ended);
-        let slots: Vec<Slot> = endings.filter_map(|ending| ending.slot.take()).collect();
-        (!slots.is_empty()).then_some(Silence { slots, reply, goes_on: true })
+        let reply_to: Vec<ReplyTo> = endings.filter_map(|ending| ending.reply_to.take()).collect();
+        (!reply_to.is_empty()).then_some(Silence { reply_to, reply, goes_on: true })
     }
 
     fn each_number(&self, visit: &mut dyn FnMut(Number)) {
@@ -151,9 +151,9 @@ impl Core {
         let next = self.next_in_line(&ending).filter(|_| !self.must_yield(&name));
         let next = next.and_then(|next| Some((self.early_validity(&ending, &next)?, next)));
         if let Some((_, next)) = &next {
-            self.link_to_predecessor(next.waiter, ending.number, &ending.place);
+            self.link_to_predecessor(next.waiter, ending.number, &ending.trace_parent);
         }
-        if ending.slot.is_some() {
+        if ending.reply_to.is_some() {
             self.ops.answer_by(hand_over, self.now + self.settings.response_timeout);
         }
         if let Some(ending) = self.ops.add_ended(hand_over, ending) {
@@ -173,7 +173,7 @@ impl Core {
         let hold = self.locks.get(&name).and_then(|state| state.hold);
         if let Some(extend) = hold.and_then(|number| self.leases.take_waiting_extend(number)) {
             let reply = Self::unavailable_for(&name, NO_ANSWER);
-            self.answer(extend.slot, reply);
+            self.answer(extend.reply_to, reply);
         }
     }
 
@@ -225,7 +225,7 @@ impl Core {
         let ending =
             Ending { number: *to, valid_until, longest, claimed_forced: false, ..last.clone() };
         if let Some(number) = now {
-            let ending = Ending { end: End::Released, slot: None, ..ending };
+            let ending = Ending { end: End::Released, reply_to: None, ..ending };
             let id = self.send_early(ending, number);
             self.locks.begin_early(&from.name, id);
             self.leases.follow(number, id, sent);

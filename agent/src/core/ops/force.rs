@@ -11,7 +11,7 @@ use redisson::{Family, HolderId, LockName};
 
 use super::operation::{Operation, Silence};
 use super::{Failure, Op, no_answer};
-use crate::core::ids::{OpId, Slot};
+use crate::core::ids::{OpId, ReplyTo};
 use crate::core::ops::verb::{AfterCheck, AgentCheck, Force, Look, Verb};
 use crate::core::session::event::Event;
 use crate::core::units::millis;
@@ -34,7 +34,7 @@ impl Operation for Look {
     }
 
     fn on_failure(&self, core: &mut Core, id: OpId, failure: &Failure, pause: Duration) {
-        core.retry_unless_refused(id, failure, pause, self.slot, &self.name);
+        core.retry_unless_refused(id, failure, pause, self.reply_to, &self.name);
     }
 
     fn is_awaited(&self) -> bool {
@@ -42,7 +42,7 @@ impl Operation for Look {
     }
 
     fn silence(&mut self, why: &str) -> Option<Silence> {
-        Some(no_answer(self.slot, &self.name, why))
+        Some(no_answer(self.reply_to, &self.name, why))
     }
 }
 
@@ -59,7 +59,7 @@ impl Operation for Force {
     }
 
     fn on_failure(&self, core: &mut Core, id: OpId, failure: &Failure, pause: Duration) {
-        core.retry_unless_refused(id, failure, pause, self.slot, &self.name);
+        core.retry_unless_refused(id, failure, pause, self.reply_to, &self.name);
     }
 
     fn is_awaited(&self) -> bool {
@@ -67,7 +67,7 @@ impl Operation for Force {
     }
 
     fn silence(&mut self, why: &str) -> Option<Silence> {
-        Some(no_answer(self.slot, &self.name, why))
+        Some(no_answer(self.reply_to, &self.name, why))
     }
 }
 
@@ -116,33 +116,33 @@ impl Core {
     /// Begins a release by force. With `holder` nothing is done unless that one holds the lock.
     pub(in crate::core) fn force(
         &mut self,
-        slot: Slot,
+        reply_to: ReplyTo,
         name: LockName,
         holder: Option<Vec<u8>>,
         report: bool,
     ) {
-        let refusal = self.refuse_operator(slot, "FORCE").or_else(|| self.slot_refusal(&name));
+        let refusal = self.refuse_operator(reply_to, "FORCE").or_else(|| self.slot_refusal(&name));
         if let Some(refusal) = refusal {
-            return self.answer(slot, refusal);
+            return self.answer(reply_to, refusal);
         }
         if self.family(&name) == Some(Family::Red) {
-            return self.look_red(slot, &name, holder, report);
+            return self.look_red(reply_to, &name, holder, report);
         }
-        self.send(Verb::Look(Look { name, slot, holder, report }), WORTH);
+        self.send(Verb::Look(Look { name, reply_to, holder, report }), WORTH);
     }
 
     /// Continues a release by force with the lock's state.
     fn on_looked(&mut self, look: &Look, shown: &LockDetails) {
-        let Look { name, slot, holder, report } = look;
-        let (slot, report) = (*slot, *report);
+        let Look { name, reply_to, holder, report } = look;
+        let (reply_to, report) = (*reply_to, *report);
         let holders = holder_names(&shown.hash);
         let refusal = if shown.key_type == "none" {
             if shown.queue_length == 0 {
                 // A lock that is missing here may be a red lock elsewhere.
                 if self.settings.red.is_some() {
-                    return self.look_red(slot, name, holder.clone(), report);
+                    return self.look_red(reply_to, name, holder.clone(), report);
                 }
-                return self.answer(slot, forced_frame(report, 0, 0));
+                return self.answer(reply_to, forced_frame(report, 0, 0));
             }
             None
         } else if shown.key_type != "hash" || shown.fields > MAX_FIELDS || holders.is_empty() {
@@ -154,11 +154,11 @@ impl Core {
                 .map(|_| not_held_by(name, &holders))
         };
         if let Some(refusal) = refusal {
-            return self.answer(slot, Frame::Error(refusal));
+            return self.answer(reply_to, Frame::Error(refusal));
         }
         let shown = Box::new(shown.clone());
         let agents = self.other_agents(&shown.queue);
-        let force = Force { name: name.clone(), slot, shown, dead: Vec::new(), report };
+        let force = Force { name: name.clone(), reply_to, shown, dead: Vec::new(), report };
         self.check_agents(AgentCheck {
             agents,
             vanished: Vec::new(),
@@ -174,7 +174,7 @@ impl Core {
         forced: ForceReleaseOutcome,
         waiters: u64,
     ) {
-        let Force { name, slot, shown, .. } = force;
+        let Force { name, reply_to, shown, .. } = force;
         let mut holders = holder_names(&shown.hash);
         if forced == ForceReleaseOutcome::Free && !may_have_run {
             holders.clear();
@@ -182,7 +182,7 @@ impl Core {
         let reply = match forced {
             ForceReleaseOutcome::Released | ForceReleaseOutcome::Free => {
                 if !holders.is_empty() || waiters > 0 {
-                    self.audit(*slot, name, &holders, waiters);
+                    self.audit(*reply_to, name, &holders, waiters);
                 }
                 forced_frame(force.report, holders.len() as u64, waiters)
             }
@@ -197,7 +197,7 @@ impl Core {
                 self.end_forced(name, id);
             }
         }
-        self.answer(*slot, reply);
+        self.answer(*reply_to, reply);
     }
 
     fn end_forced(&mut self, name: &LockName, id: &HolderId) {
@@ -209,12 +209,12 @@ impl Core {
 
     pub(in crate::core) fn audit(
         &mut self,
-        slot: Slot,
+        reply_to: ReplyTo,
         name: &LockName,
         holders: &[String],
         dead_waiters: u64,
     ) {
-        let peer = self.sessions.get(&slot.connection).map(|session| &session.peer);
+        let peer = self.sessions.get(&reply_to.connection).map(|session| &session.peer);
         self.effects.log(LogLine::ForcedRelease {
             lock: name.clone(),
             holders: holders.join(" "),
@@ -224,17 +224,17 @@ impl Core {
     }
 
     /// Ends a session: its worker is told that its locks are lost, and its connection is closed.
-    pub(in crate::core) fn kick(&mut self, slot: Slot, session: &[u8]) {
-        if let Some(refusal) = self.refuse_operator(slot, "KICK") {
-            return self.answer(slot, refusal);
+    pub(in crate::core) fn kick(&mut self, reply_to: ReplyTo, session: &[u8]) {
+        if let Some(refusal) = self.refuse_operator(reply_to, "KICK") {
+            return self.answer(reply_to, refusal);
         }
         let Some(connection) =
             SessionId::parse(session).and_then(|id| self.sessions.connection_of(id))
         else {
             let text = "NOSESSION there is no such session; LOCKS tells of those that hold or wait";
-            return self.answer(slot, Frame::Error(text.to_owned()));
+            return self.answer(reply_to, Frame::Error(text.to_owned()));
         };
-        let by = self.sessions.get(&slot.connection).map(|session| session.peer.clone());
+        let by = self.sessions.get(&reply_to.connection).map(|session| session.peer.clone());
         let Some(kicked) = self.sessions.get(&connection) else { return };
         let numbers: std::collections::BTreeSet<Number> = kicked.holds.values().copied().collect();
         self.effects.log(LogLine::SessionKicked {
@@ -251,14 +251,14 @@ impl Core {
             self.effects.report(Report::Lost { group, end: End::Forced });
             self.notify(owner, &name, kind, &Event::Lost(End::Forced));
         }
-        self.answer(slot, Frame::count(numbers.len() as u64));
+        self.answer(reply_to, Frame::count(numbers.len() as u64));
         self.effects.push(Effect::Deliver(connection, Outgoing::Close));
         self.end_session(connection, self.now);
     }
 
     /// Returns the refusal of an operator's command, unless the session may give it.
-    fn refuse_operator(&self, slot: Slot, command: &str) -> Option<Frame> {
-        self.sees_only(slot.connection).map(|uid| {
+    fn refuse_operator(&self, reply_to: ReplyTo, command: &str) -> Option<Frame> {
+        self.sees_only(reply_to.connection).map(|uid| {
             Frame::Error(format!(
                 "DENIED {command} is for root and the agent's own user, and you are user {uid}"
             ))

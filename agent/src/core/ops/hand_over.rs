@@ -67,7 +67,7 @@ impl Operation for HandOver {
     }
 
     fn is_awaited(&self) -> bool {
-        self.from.slot.is_some()
+        self.from.reply_to.is_some()
     }
 
     fn silence(&mut self, why: &str) -> Option<Silence> {

@@ -25,7 +25,7 @@ use redisson::script::Value;
 use redisson::{Kind, LockName, Moment};
 use service_kit::trace::{self, TraceParent};
 
-use crate::core::ids::{OpId, Slot};
+use crate::core::ids::{OpId, ReplyTo};
 use crate::core::ops::verb::Verb;
 use crate::core::{Core, Effect, Lane};
 use crate::journal::{OrphanRecord, Record};
@@ -191,9 +191,9 @@ impl Core {
         self.answer_all(silence);
     }
 
-    fn answer_all(&mut self, Silence { slots, reply, .. }: Silence) {
-        for slot in slots {
-            self.answer(slot, reply.clone());
+    fn answer_all(&mut self, Silence { reply_to, reply, .. }: Silence) {
+        for reply_to in reply_to {
+            self.answer(reply_to, reply.clone());
         }
     }
 
@@ -209,14 +209,14 @@ impl Core {
         id: OpId,
         failure: &Failure,
         pause: Duration,
-        slot: Slot,
+        reply_to: ReplyTo,
         name: &LockName,
     ) {
         if !matches!(failure, Failure::Refused(_)) {
             return self.retry(id, pause);
         }
         self.take_op(id);
-        self.answer(slot, Self::unavailable_for(name, failure.text()));
+        self.answer(reply_to, Self::unavailable_for(name, failure.text()));
     }
 
     /// Returns the connection for scripts that grant. With `--min-replicas` it reports what replicas confirm. (Red locks
@@ -236,9 +236,9 @@ impl Core {
 }
 
 /// Returns the answer to a command that waits no longer for its script, which is not retried.
-fn no_answer(slot: Slot, name: &LockName, why: &str) -> Silence {
+fn no_answer(reply_to: ReplyTo, name: &LockName, why: &str) -> Silence {
     let reply = Core::unavailable_for(name, why);
-    Silence { slots: vec![slot], reply, goes_on: false }
+    Silence { reply_to: vec![reply_to], reply, goes_on: false }
 }
 
 /// Returns the record of a number that may be in Redis although nobody holds it.

@@ -6,7 +6,7 @@ use redisson::script::{BadReply, Call, Value};
 use service_kit::trace::TraceParent;
 
 use super::{Failure, NO_ANSWER, Op};
-use crate::core::ids::{OpId, Slot};
+use crate::core::ids::{OpId, ReplyTo};
 use crate::core::ops::verb::Verb;
 use crate::core::{Core, Lane, Node};
 use crate::journal::Record;
@@ -15,7 +15,7 @@ use crate::types::Number;
 
 /// The answer to the commands for which Redis stayed silent.
 pub(in crate::core) struct Silence {
-    pub(in crate::core) slots: Vec<Slot>,
+    pub(in crate::core) reply_to: Vec<ReplyTo>,
     pub(in crate::core) reply: Frame,
     /// The script is repeated nevertheless.
     pub(in crate::core) goes_on: bool,

@@ -44,7 +44,9 @@ impl Operation for AgentCheck {
 
     fn silence(&mut self, why: &str) -> Option<Silence> {
         match &self.next {
-            AfterCheck::Force(Force { slot, name, .. }) => Some(no_answer(*slot, name, why)),
+            AfterCheck::Force(Force { reply_to, name, .. }) => {
+                Some(no_answer(*reply_to, name, why))
+            }
             AfterCheck::Purge(_) => None,
         }
     }

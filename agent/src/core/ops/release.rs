@@ -17,7 +17,11 @@ impl Ending {
     /// Answers the command that waits for the end, since Redis does not say that the hold is gone.
     pub(in crate::core) fn silence(&mut self, why: &str) -> Option<Silence> {
         let reply = Core::unconfirmed_end(&self.name, why);
-        self.slot.take().map(|slot| Silence { slots: vec![slot], reply, goes_on: true })
+        self.reply_to.take().map(|reply_to| Silence {
+            reply_to: vec![reply_to],
+            reply,
+            goes_on: true,
+        })
     }
 }
 
@@ -53,7 +57,7 @@ impl Operation for Release {
     }
 
     fn is_awaited(&self) -> bool {
-        self.0.slot.is_some()
+        self.0.reply_to.is_some()
     }
 
     fn may_be_abandoned(&self, _: &Core) -> bool {
@@ -74,7 +78,7 @@ impl Operation for Release {
     }
 
     fn trace_parent(&self, _: &Core) -> TraceParent {
-        self.0.place.clone()
+        self.0.trace_parent.clone()
     }
 
     fn records(&self) -> Vec<Record> {
@@ -113,8 +117,8 @@ impl Core {
             }
             _ => Frame::Int(0),
         };
-        if let Some(slot) = ending.slot {
-            self.answer(slot, reply);
+        if let Some(reply_to) = ending.reply_to {
+            self.answer(reply_to, reply);
         }
     }
 }

@@ -9,7 +9,7 @@ use redisson::{Family, HolderId, LockName};
 use super::operation::{Operation, Silence};
 use super::{Failure, Op, no_answer};
 use crate::core::Core;
-use crate::core::ids::{OpId, Slot};
+use crate::core::ids::{OpId, ReplyTo};
 use crate::core::ops::verb::{HolderLook, Show, Verb};
 use crate::core::report::list::show_frame;
 use crate::core::report::process::HolderProcess;
@@ -25,12 +25,12 @@ impl Operation for Show {
 
     fn on_reply(&self, core: &mut Core, _: OpId, _: &Op, reply: &Value) -> Result<(), BadReply> {
         let shown = script::parse_show(reply)?;
-        core.shown(self.slot, &self.name, shown);
+        core.shown(self.reply_to, &self.name, shown);
         Ok(())
     }
 
     fn on_failure(&self, core: &mut Core, id: OpId, failure: &Failure, pause: Duration) {
-        core.retry_unless_refused(id, failure, pause, self.slot, &self.name);
+        core.retry_unless_refused(id, failure, pause, self.reply_to, &self.name);
     }
 
     fn is_awaited(&self) -> bool {
@@ -38,7 +38,7 @@ impl Operation for Show {
     }
 
     fn silence(&mut self, why: &str) -> Option<Silence> {
-        Some(no_answer(self.slot, &self.name, why))
+        Some(no_answer(self.reply_to, &self.name, why))
     }
 }
 
@@ -68,28 +68,28 @@ impl Operation for HolderLook {
     }
 
     fn silence(&mut self, why: &str) -> Option<Silence> {
-        Some(no_answer(self.slot, &self.name, why))
+        Some(no_answer(self.reply_to, &self.name, why))
     }
 }
 
 impl Core {
     /// SHOW. What is no red lock here may be one elsewhere: then the one Redis of the other kinds has nothing.
-    pub(in crate::core) fn show(&mut self, slot: Slot, name: LockName) {
+    pub(in crate::core) fn show(&mut self, reply_to: ReplyTo, name: LockName) {
         if self.family(&name) == Some(Family::Red) {
-            return self.show_red(slot, &name);
+            return self.show_red(reply_to, &name);
         }
         if let Some(refusal) = self.slot_refusal(&name) {
-            return self.answer(slot, refusal);
+            return self.answer(reply_to, refusal);
         }
-        self.send(Verb::Show(Show { name, slot }), Duration::MAX);
+        self.send(Verb::Show(Show { name, reply_to }), Duration::MAX);
     }
 
     /// Redis told what a lock looks like.
-    fn shown(&mut self, slot: Slot, name: &LockName, shown: LockDetails) {
+    fn shown(&mut self, reply_to: ReplyTo, name: &LockName, shown: LockDetails) {
         if shown.key_type == "none" && shown.queue_length == 0 {
             return match &self.settings.red {
-                Some(_) => self.show_red(slot, name),
-                None => self.answer(slot, Frame::Null),
+                Some(_) => self.show_red(reply_to, name),
+                None => self.answer(reply_to, Frame::Null),
             };
         }
         let holders = shown.hash.holders.iter().map(|holder| holder.id);
@@ -98,7 +98,7 @@ impl Core {
             .take(MAX_LOOKS)
             .collect();
         let (name, shown) = (name.clone(), Box::new(shown));
-        self.look_at_holders(HolderLook { name, slot, shown, holders, found: Vec::new() });
+        self.look_at_holders(HolderLook { name, reply_to, shown, holders, found: Vec::new() });
     }
 
     /// Looks for the next holder of another agent, or answers.
@@ -107,7 +107,7 @@ impl Core {
             self.send(Verb::LookAtHolders(look), Duration::MAX);
             return;
         }
-        let only_uid = self.sees_only(look.slot.connection);
+        let only_uid = self.sees_only(look.reply_to.connection);
         let process = |id: &HolderId| {
             let published = look.found.iter().find(|(holder, _)| holder == id);
             match published {
@@ -117,6 +117,6 @@ impl Core {
         };
         let count = |holder: &Holder| self.count_of(holder);
         let reply = show_frame(&look.name, &look.shown, process, count);
-        self.answer(look.slot, reply);
+        self.answer(look.reply_to, reply);
     }
 }

@@ -43,12 +43,12 @@ impl Operation for HoldUpdate {
         }
         core.take_op(id);
         core.on_update_failed(self);
-        core.answer(self.slot, Core::unavailable_for(&self.name, failure.text()));
+        core.answer(self.reply_to, Core::unavailable_for(&self.name, failure.text()));
     }
 
     fn on_give_up(&mut self, core: &mut Core, _: OpId) {
         core.on_update_failed(self);
-        core.answer(self.slot, Core::unavailable_for(&self.name, NO_ANSWER));
+        core.answer(self.reply_to, Core::unavailable_for(&self.name, NO_ANSWER));
     }
 
     fn route(&self, core: &Core) -> (Node, Lane) {
@@ -64,7 +64,7 @@ impl Operation for HoldUpdate {
 
     /// The count in Redis may differ from ours afterwards; the next renewal corrects it.
     fn silence(&mut self, why: &str) -> Option<Silence> {
-        Some(no_answer(self.slot, &self.name, why))
+        Some(no_answer(self.reply_to, &self.name, why))
     }
 
     fn each_number(&self, visit: &mut dyn FnMut(Number)) {
@@ -120,16 +120,16 @@ impl Core {
 
     /// Refuses an update that too few replicas have. The hold stays as it was; a renewal restores its count in Redis.
     fn update_withdrawn(&mut self, update: &HoldUpdate, why: &str) {
-        let HoldUpdate { name, number, slot, .. } = update;
+        let HoldUpdate { name, number, reply_to, .. } = update;
         self.on_update_failed(update);
-        if let Some(place) = self.leases.begin_renewal(*number) {
-            self.renew(vec![place]);
+        if let Some(index) = self.leases.begin_renewal(*number) {
+            self.renew(vec![index]);
         }
         let refused = match update.change {
             Change::Extend(_) => "its lease is not changed",
             Change::Reenter(_) | Change::Partial => "it is not entered again",
         };
-        self.answer(*slot, Self::unavailable_for(name, &format!("{refused}: {why}")));
+        self.answer(*reply_to, Self::unavailable_for(name, &format!("{refused}: {why}")));
     }
 
     /// Applies the reply to an update that was sent at `sent`.
@@ -139,7 +139,7 @@ impl Core {
         update: &HoldUpdate,
         kept: RenewOutcome,
     ) {
-        let HoldUpdate { name, number, count, owner, slot, span, .. } = update;
+        let HoldUpdate { name, number, count, owner, reply_to, span, .. } = update;
         if let Some(end) = lost_end(kept) {
             self.lose(*number, end);
         }
@@ -150,7 +150,7 @@ impl Core {
             let end =
                 self.sessions.get(&owner.connection).and_then(|s| s.losses.get(owner.owner, name));
             self.on_update_failed(update);
-            return self.answer(*slot, Self::lost(name, end.unwrap_or(End::Missing)));
+            return self.answer(*reply_to, Self::lost(name, end.unwrap_or(End::Missing)));
         };
         let reply = match update.change {
             Change::Reenter(_) => {
@@ -167,7 +167,7 @@ impl Core {
         };
         self.clear_jeopardy(*number);
         self.journal_hold(*number);
-        self.answer_with(*slot, reply);
+        self.answer_with(*reply_to, reply);
     }
 }
 

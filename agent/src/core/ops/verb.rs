@@ -6,7 +6,7 @@ use redisson::{ClientId, HolderId, Kind, Lease, LockName, Moment};
 use service_kit::trace::TraceParent;
 use tracing::Span;
 
-use crate::core::ids::{OpId, Owner, Place, Slot, WaiterId};
+use crate::core::ids::{HoldIndex, OpId, Owner, ReplyTo, WaiterId};
 use crate::journal::HoldRecord;
 use crate::types::{End, Number};
 
@@ -32,7 +32,7 @@ pub(in crate::core) struct HoldUpdate {
     /// The count after the change.
     pub(in crate::core) count: u32,
     pub(in crate::core) owner: Owner,
-    pub(in crate::core) slot: Slot,
+    pub(in crate::core) reply_to: ReplyTo,
     /// The span of a re-entering LOCK; none for other updates, which the hold's span records.
     pub(in crate::core) span: Span,
 }
@@ -66,13 +66,13 @@ pub(in crate::core) struct Ending {
     pub(in crate::core) number: Number,
     pub(in crate::core) end: End,
     /// The command that waits for the end.
-    pub(in crate::core) slot: Option<Slot>,
+    pub(in crate::core) reply_to: Option<ReplyTo>,
     /// Before this instant, a repeated release that finds no field counts as the one that removed it.
     pub(in crate::core) valid_until: Moment,
     /// The longest lease that Redis may still keep it for.
     pub(in crate::core) longest: Lease,
-    /// The hold's place in its trace.
-    pub(in crate::core) place: TraceParent,
+    /// The span of the hold, as the parent of the release's.
+    pub(in crate::core) trace_parent: TraceParent,
     /// A message has said that an operator released it.
     pub(in crate::core) claimed_forced: bool,
 }
@@ -87,7 +87,7 @@ pub(in crate::core) struct Renewal {
     pub(in crate::core) name: LockName,
     pub(in crate::core) kind: Kind,
     pub(in crate::core) number: Number,
-    pub(in crate::core) place: Place,
+    pub(in crate::core) index: HoldIndex,
 }
 
 /// The properties that holds of one renewal script share.
@@ -153,14 +153,14 @@ pub(in crate::core) struct Undo {
 #[derive(Debug, Clone)]
 pub(in crate::core) struct Show {
     pub(in crate::core) name: LockName,
-    pub(in crate::core) slot: Slot,
+    pub(in crate::core) reply_to: ReplyTo,
 }
 
 /// A look at what other agents publish about the holders of a lock, one after the other, before the reply to SHOW.
 #[derive(Debug, Clone)]
 pub(in crate::core) struct HolderLook {
     pub(in crate::core) name: LockName,
-    pub(in crate::core) slot: Slot,
+    pub(in crate::core) reply_to: ReplyTo,
     pub(in crate::core) shown: Box<LockDetails>,
     /// The holders to look for; the last one is next.
     pub(in crate::core) holders: Vec<HolderId>,
@@ -171,7 +171,7 @@ pub(in crate::core) struct HolderLook {
 #[derive(Debug, Clone)]
 pub(in crate::core) struct Force {
     pub(in crate::core) name: LockName,
-    pub(in crate::core) slot: Slot,
+    pub(in crate::core) reply_to: ReplyTo,
     /// The lock as the operator saw it.
     pub(in crate::core) shown: Box<LockDetails>,
     /// The waiters in its fair queue that will never come.
@@ -216,7 +216,7 @@ pub(in crate::core) struct Purge {
 #[derive(Debug, Clone)]
 pub(in crate::core) struct Look {
     pub(in crate::core) name: LockName,
-    pub(in crate::core) slot: Slot,
+    pub(in crate::core) reply_to: ReplyTo,
     /// The only holder to release it from, if one is named.
     pub(in crate::core) holder: Option<Vec<u8>>,
     /// The reply also reports the waiters removed.

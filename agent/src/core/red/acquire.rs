@@ -153,8 +153,8 @@ impl Core {
         }
         self.leases.set_parts(*number, node_leases);
         self.reassess(*number, None);
-        if let Some((slot, reply)) = quorum.last_word {
-            self.answer(slot, reply);
+        if let Some((reply_to, reply)) = quorum.last_word {
+            self.answer(reply_to, reply);
         }
     }
 
@@ -175,7 +175,7 @@ impl Core {
         self.locks.set_undoing(*waiter, undo);
         match (quorum.last_word, undo) {
             (Some(word), Some(undo)) => self.red.set_last_word(undo, word),
-            (Some((slot, reply)), None) => self.answer(slot, reply),
+            (Some((reply_to, reply)), None) => self.answer(reply_to, reply),
             (None, _) => {}
         }
     }
@@ -275,8 +275,8 @@ impl Core {
     ) {
         let mut open = [waiter.attempt, waiter.undoing].into_iter().flatten();
         match open.find(|id| self.red.contains(*id)) {
-            Some(quorum) => self.red.set_last_word(quorum, (waiter.slot, reply)),
-            None => self.answer(waiter.slot, reply),
+            Some(quorum) => self.red.set_last_word(quorum, (waiter.reply_to, reply)),
+            None => self.answer(waiter.reply_to, reply),
         }
     }
 }

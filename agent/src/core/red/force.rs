@@ -7,7 +7,7 @@ use redisson::shape::{Holder, MAX_FIELDS};
 
 use super::quorum::{Answer, No, QuorumOp, QuorumRequest};
 use crate::core::Core;
-use crate::core::ids::Slot;
+use crate::core::ids::ReplyTo;
 use crate::core::ops::force::{WORTH, changed_hands, forced_frame, not_held_by};
 use crate::core::ops::verb::{NodeOp, NodeVerb, Verb};
 use crate::protocol::resp::Frame;
@@ -16,17 +16,17 @@ impl Core {
     /// Asks all servers what stands there. With `holder` nothing is done unless that one holds the lock.
     pub(in crate::core) fn look_red(
         &mut self,
-        slot: Slot,
+        reply_to: ReplyTo,
         name: &LockName,
         holder: Option<Vec<u8>>,
         report: bool,
     ) {
-        self.ask_red(QuorumRequest::Look(slot, name.clone(), holder, report), name);
+        self.ask_red(QuorumRequest::Look(reply_to, name.clone(), holder, report), name);
     }
 
     /// The servers told what they have, or had time enough to.
     pub(super) fn on_look_decided(&mut self, quorum: &QuorumOp) {
-        let QuorumRequest::Look(slot, name, holder, report) = &quorum.request else { return };
+        let QuorumRequest::Look(reply_to, name, holder, report) = &quorum.request else { return };
         let shown: Vec<(usize, &LockDetails)> = quorum
             .answers
             .iter()
@@ -38,10 +38,10 @@ impl Core {
             .collect();
         if shown.len() < self.majority() {
             let reply = Self::unavailable_for(name, &self.errors_of(quorum));
-            return self.answer(*slot, reply);
+            return self.answer(*reply_to, reply);
         }
         if shown.iter().all(|(_, shown)| shown.key_type == "none") {
-            return self.answer(*slot, forced_frame(*report, 0, 0));
+            return self.answer(*reply_to, forced_frame(*report, 0, 0));
         }
         let is_lock = |shown: &LockDetails| {
             let few = shown.fields <= MAX_FIELDS;
@@ -50,13 +50,13 @@ impl Core {
         let mut targets: Vec<_> = shown.into_iter().filter(|(_, shown)| is_lock(shown)).collect();
         if targets.is_empty() {
             let sentence = format!("WRONGTYPE `{name}` is no lock; nothing is done");
-            return self.answer(*slot, Frame::Error(sentence));
+            return self.answer(*reply_to, Frame::Error(sentence));
         }
         if let Some(wanted) = holder {
             let holders = || targets.iter().flat_map(|(_, shown)| &shown.hash.holders);
             let Some(named) = holders().find(|h| h.id.to_string().as_bytes() == *wanted) else {
                 let now: Vec<String> = holders().map(|holder| holder.id.to_string()).collect();
-                return self.answer(*slot, Frame::Error(not_held_by(name, &now)));
+                return self.answer(*reply_to, Frame::Error(not_held_by(name, &now)));
             };
             // In Redisson it is a thread that holds a red lock, under another client's id on each server.
             let thread = named.id.thread;
@@ -66,7 +66,7 @@ impl Core {
         for (node, shown) in targets {
             seen[node] = Some(Box::new(shown.clone()));
         }
-        let request = QuorumRequest::Force(*slot, name.clone(), seen.clone(), *report);
+        let request = QuorumRequest::Force(*reply_to, name.clone(), seen.clone(), *report);
         let mut forcing = QuorumOp::new(request, self.now, seen.len());
         for (node, answer) in forcing.answers.iter_mut().enumerate() {
             if seen[node].is_none() {
@@ -108,7 +108,7 @@ impl Core {
 
     /// All servers have compared and released, or had time enough to.
     pub(super) fn on_force_decided(&mut self, quorum: &QuorumOp) {
-        let QuorumRequest::Force(slot, name, seen, report) = &quorum.request else { return };
+        let QuorumRequest::Force(reply_to, name, seen, report) = &quorum.request else { return };
         // The servers on which the released holder may still have it.
         let unsure = |answer: &&Answer| !matches!(answer, Answer::Yes(_) | Answer::Shown(_));
         let unsure = quorum.answers.iter().filter(unsure).count();
@@ -119,7 +119,7 @@ impl Core {
             .collect();
         if !released.is_empty() {
             let ids: Vec<String> = released.iter().map(|(_, h)| h.id.to_string()).collect();
-            self.audit(*slot, name, &ids, 0);
+            self.audit(*reply_to, name, &ids, 0);
         }
         // The messages tell the other agents; ours need not wait for them.
         for (node, holder) in &released {
@@ -139,6 +139,6 @@ impl Core {
         } else {
             Self::unavailable_for(name, &self.errors_of(quorum))
         };
-        self.answer(*slot, reply);
+        self.answer(*reply_to, reply);
     }
 }

@@ -3,7 +3,7 @@
 use redisson::script::LockDetails;
 use redisson::{HolderId, Lease, LockName, Moment};
 
-use crate::core::ids::{Slot, WaiterId};
+use crate::core::ids::{ReplyTo, WaiterId};
 use crate::core::ops::verb::{Attempt, Ending, HoldUpdate};
 use crate::protocol::resp::Frame;
 use crate::types::{End, Number};
@@ -20,11 +20,11 @@ pub(in crate::core) enum QuorumRequest {
     /// To take back a number that nobody holds.
     Undo(Undoing),
     /// To tell what stands there.
-    Show(Slot, LockName),
+    Show(ReplyTo, LockName),
     /// To tell what stands there to an operator who wants it released, from this holder where one is named.
-    Look(Slot, LockName, Option<Vec<u8>>, bool),
+    Look(ReplyTo, LockName, Option<Vec<u8>>, bool),
     /// To release it for an operator where it was seen: what each node showed, if anything is to be released there.
-    Force(Slot, LockName, Vec<Option<Box<LockDetails>>>, bool),
+    Force(ReplyTo, LockName, Vec<Option<Box<LockDetails>>>, bool),
 }
 
 /// The number to remove.
@@ -86,7 +86,7 @@ pub(in crate::core) struct QuorumOp {
     /// The latest errors of nodes that have not answered.
     pub(in crate::core) troubles: Vec<Option<String>>,
     /// The reply to a command that no longer waits for it, due once nothing is left of the attempt.
-    pub(in crate::core) last_word: Option<(Slot, Frame)>,
+    pub(in crate::core) last_word: Option<(ReplyTo, Frame)>,
     /// The deadline that is set.
     pub(super) armed: Moment,
 }

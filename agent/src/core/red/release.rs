@@ -104,12 +104,12 @@ impl Core {
         let QuorumRequest::Release(mut ending) = quorum.request else { return };
         if verdict == Verdict::Won || gone.is_some() {
             self.confirm(&ending, gone.filter(|_| verdict != Verdict::Won));
-        } else if let Some(slot) = ending.slot.take() {
+        } else if let Some(reply_to) = ending.reply_to.take() {
             let sentence = format!(
                 "UNAVAILABLE `{}` is no longer yours, but {troubles}: the agent goes on releasing it",
                 ending.name
             );
-            self.answer(slot, Frame::Error(sentence));
+            self.answer(reply_to, Frame::Error(sentence));
         }
         let name = ending.name;
         // Others who wait elsewhere are given a moment, as after any true release for their sake.
@@ -128,13 +128,13 @@ impl Core {
             self.locks.set_undoing(waiter, None);
         }
         match word {
-            Some((slot, Frame::Null)) if unconfirmed => {
+            Some((reply_to, Frame::Null)) if unconfirmed => {
                 let sentence = format!(
                     "UNAVAILABLE `{name}` was not to be had, and {troubles}: the agent goes on giving back what it got"
                 );
-                self.answer(slot, Frame::Error(sentence));
+                self.answer(reply_to, Frame::Error(sentence));
             }
-            Some((slot, reply)) => self.answer(slot, reply),
+            Some((reply_to, reply)) => self.answer(reply_to, reply),
             None => {}
         }
         self.locks.end_leaving(&name, Kind::Red);

@@ -7,7 +7,7 @@ use redisson::{HolderId, LockName};
 
 use super::quorum::{Answer, QuorumOp, QuorumRequest};
 use crate::core::Core;
-use crate::core::ids::Slot;
+use crate::core::ids::ReplyTo;
 use crate::core::ops::verb::{NodeOp, NodeVerb, Verb};
 use crate::core::report::list::{holder_frame, name_warnings};
 use crate::core::report::process::HolderProcess;
@@ -19,8 +19,8 @@ type Part<'a> = (&'a str, Result<&'a LockDetails, String>);
 
 impl Core {
     /// Asks all nodes what stands there, and answers when they have, or when they have had time enough.
-    pub(in crate::core) fn show_red(&mut self, slot: Slot, name: &LockName) {
-        self.ask_red(QuorumRequest::Show(slot, name.clone()), name);
+    pub(in crate::core) fn show_red(&mut self, reply_to: ReplyTo, name: &LockName) {
+        self.ask_red(QuorumRequest::Show(reply_to, name.clone()), name);
     }
 
     /// Asks all nodes what stands there, for that question's sake.
@@ -35,7 +35,7 @@ impl Core {
     }
 
     pub(super) fn on_show_decided(&mut self, quorum: &QuorumOp) {
-        let QuorumRequest::Show(slot, name) = &quorum.request else { return };
+        let QuorumRequest::Show(reply_to, name) = &quorum.request else { return };
         let majority = self.majority();
         let parts: Vec<Part<'_>> = self
             .nodes()
@@ -57,9 +57,9 @@ impl Core {
         } else if shown.iter().all(|shown| shown.key_type == "none") {
             Frame::Null
         } else {
-            self.red_frame(name, &parts, self.sees_only(slot.connection))
+            self.red_frame(name, &parts, self.sees_only(reply_to.connection))
         };
-        self.answer(*slot, reply);
+        self.answer(*reply_to, reply);
     }
 
     fn red_frame(&self, name: &LockName, parts: &[Part<'_>], only_uid: Option<u32>) -> Frame {

@@ -6,7 +6,7 @@ use std::time::Duration;
 use redisson::Moment;
 
 use super::quorum::{Answer, QuorumOp, QuorumRequest};
-use crate::core::ids::{OpId, Slot};
+use crate::core::ids::{OpId, ReplyTo};
 use crate::core::ops::verb::HoldUpdate;
 use crate::core::timer::Timers;
 use crate::protocol::resp::Frame;
@@ -78,7 +78,7 @@ impl QuorumTable {
     }
 
     /// Sets the reply that is due once the operation is decided.
-    pub(super) fn set_last_word(&mut self, id: OpId, word: (Slot, Frame)) {
+    pub(super) fn set_last_word(&mut self, id: OpId, word: (ReplyTo, Frame)) {
         if let Some(op) = self.ops.get_mut(&id) {
             op.last_word = Some(word);
         }

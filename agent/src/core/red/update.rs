@@ -46,7 +46,7 @@ impl Core {
             None => {
                 let troubles = self.errors_of(quorum);
                 self.on_update_failed(update);
-                self.answer(update.slot, Self::unavailable_for(&update.name, &troubles));
+                self.answer(update.reply_to, Self::unavailable_for(&update.name, &troubles));
             }
         }
     }

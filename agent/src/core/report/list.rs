@@ -5,7 +5,7 @@ use redisson::shape::{Holder, MAX_FIELDS};
 use redisson::{HolderId, LockName, group, keys};
 
 use crate::core::Core;
-use crate::core::ids::Slot;
+use crate::core::ids::ReplyTo;
 use crate::core::report::process::HolderProcess;
 use crate::core::report::{ListPage, ListRow, SessionRow};
 use crate::core::session::state::Session;
@@ -51,11 +51,11 @@ impl Core {
         Frame::Array(rows)
     }
 
-    pub(in crate::core) fn list_locks(&mut self, slot: Slot, request: &ListRequest) {
-        let page = self.list(request, self.sees_only(slot.connection));
+    pub(in crate::core) fn list_locks(&mut self, reply_to: ReplyTo, request: &ListRequest) {
+        let page = self.list(request, self.sees_only(reply_to.connection));
         let rows = page.rows.into_iter().map(row_frame).collect();
         let next = Frame::bytes(page.next.to_string());
-        self.answer(slot, Frame::Array(vec![next, Frame::Array(rows)]));
+        self.answer(reply_to, Frame::Array(vec![next, Frame::Array(rows)]));
     }
 
     /// One page of holds and waits, in order of their numbers. As with SCAN, a page looks at `count` entries and
@@ -346,10 +346,10 @@ pub(in crate::core) fn show_frame(
     let queue = shown
         .queue
         .iter()
-        .map(|place| {
+        .map(|position| {
             Frame::Map(vec![
-                ("waiter", Frame::bytes(place.waiter.clone())),
-                ("deadline_ms", Frame::or_null(place.deadline_ms.map(Frame::count))),
+                ("waiter", Frame::bytes(position.waiter.clone())),
+                ("deadline_ms", Frame::or_null(position.deadline_ms.map(Frame::count))),
             ])
         })
         .collect();

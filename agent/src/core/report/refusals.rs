@@ -3,7 +3,7 @@
 use redisson::{Kind, LockName};
 
 use crate::core::Core;
-use crate::core::ids::Slot;
+use crate::core::ids::ReplyTo;
 use crate::core::session::reply::Grant;
 use crate::core::units::{boot_nanos, millis};
 use crate::protocol::resp::Frame;
@@ -28,12 +28,12 @@ impl Core {
     /// worker's back, and what the worker believes to hold is gone.
     pub(in crate::core) fn wrong_session(
         &self,
-        slot: Slot,
+        reply_to: ReplyTo,
         wanted: Option<&[u8]>,
         name: &LockName,
     ) -> Option<Frame> {
         let wanted = wanted?;
-        let own = self.session_name(slot.connection);
+        let own = self.session_name(reply_to.connection);
         (own.as_bytes() != wanted).then(|| {
             Frame::Error(format!(
                 "SESSION `{name}` is not touched: this connection is session {own}, not the one named; the client has \

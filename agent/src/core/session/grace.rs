@@ -7,7 +7,7 @@
 use std::collections::BTreeSet;
 use std::time::Duration;
 
-use crate::core::ids::{Owner, Slot};
+use crate::core::ids::{Owner, ReplyTo};
 use crate::core::lock::waiter::Left;
 use crate::core::session::reply::Reply;
 use crate::core::session::state::Resuming;
@@ -132,32 +132,32 @@ impl Core {
         self.end_session(connection, until);
     }
 
-    pub(in crate::core) fn resume(&mut self, slot: Slot, name: &[u8], secret: Vec<u8>) {
+    pub(in crate::core) fn resume(&mut self, reply_to: ReplyTo, name: &[u8], secret: Vec<u8>) {
         let Some(session) = SessionId::parse(name) else {
-            return self.refuse_resume(slot, "gone", gone());
+            return self.refuse_resume(reply_to, "gone", gone());
         };
         let until = self.now + self.settings.response_timeout;
-        self.ask_for(Resuming { slot, session, secret, until });
+        self.ask_for(Resuming { reply_to, session, secret, until });
     }
 
     fn ask_for(&mut self, asked: Resuming) {
-        let slot = asked.slot;
+        let reply_to = asked.reply_to;
         match self.verdict(&asked) {
             Verdict::Ready(target) => {
-                self.take_over(slot.connection, target, &asked.secret);
+                self.take_over(reply_to.connection, target, &asked.secret);
                 self.effects.report(Report::Resume("resumed"));
-                self.answer_with(slot, Reply::Resumed);
+                self.answer_with(reply_to, Reply::Resumed);
                 // To the worker, RESUME ends any jeopardy that it knows of.
-                self.tell_every_jeopardy(slot.connection);
+                self.tell_every_jeopardy(reply_to.connection);
             }
-            Verdict::No(outcome, sentence) => self.refuse_resume(slot, outcome, sentence),
+            Verdict::No(outcome, sentence) => self.refuse_resume(reply_to, outcome, sentence),
             Verdict::NotYet(target) => self.sessions.add_asker(target, asked),
         }
     }
 
-    fn refuse_resume(&mut self, slot: Slot, outcome: &'static str, sentence: Frame) {
+    fn refuse_resume(&mut self, reply_to: ReplyTo, outcome: &'static str, sentence: Frame) {
         self.effects.report(Report::Resume(outcome));
-        self.answer(slot, sentence);
+        self.answer(reply_to, sentence);
     }
 
     fn verdict(&self, asked: &Resuming) -> Verdict {
@@ -171,14 +171,15 @@ impl Core {
         if session.right_to_resume(&asked.secret).is_none() {
             return Verdict::No("refused", wrong_secret());
         }
-        let Some(asker) = self.sessions.get(&asked.slot.connection) else {
+        let Some(asker) = self.sessions.get(&asked.reply_to.connection) else {
             return Verdict::No("refused", gone());
         };
         if asker.peer.uid != session.peer.uid {
             let sentence = format!("DENIED session {} is another user's", asked.session);
             return Verdict::No("refused", Frame::Error(sentence));
         }
-        let Some(grace) = session.grace.as_ref().filter(|_| target != asked.slot.connection) else {
+        let Some(grace) = session.grace.as_ref().filter(|_| target != asked.reply_to.connection)
+        else {
             return Verdict::No("alive", alive(asked.session));
         };
         let busy = !asker.holds.is_empty() || !asker.waits.is_empty() || !asker.multi.is_empty();
@@ -218,22 +219,22 @@ impl Core {
 
     /// A RESUME has waited long enough.
     pub(in crate::core) fn on_resume_due(&mut self, asker: ConnectionId) {
-        let Some(Resuming { slot, session, .. }) = self.sessions.take_resuming(asker) else {
+        let Some(Resuming { reply_to, session, .. }) = self.sessions.take_resuming(asker) else {
             return;
         };
         let Some(target) = self.sessions.connection_of(session) else {
-            return self.refuse_resume(slot, "gone", gone());
+            return self.refuse_resume(reply_to, "gone", gone());
         };
         self.sessions.remove_asker(target, asker);
         let connected =
             self.sessions.get(&target).is_some_and(|session| session.away_since().is_none());
         if connected {
-            return self.refuse_resume(slot, "alive", alive(session));
+            return self.refuse_resume(reply_to, "alive", alive(session));
         }
         let sentence = format!(
             "UNAVAILABLE session {session}: Redis has not said yet what of its holds is still there; try again"
         );
-        self.refuse_resume(slot, "unconfirmed", Frame::Error(sentence));
+        self.refuse_resume(reply_to, "unconfirmed", Frame::Error(sentence));
     }
 
     /// Moves all that a session without a connection has to the one that asked for it.

@@ -13,7 +13,7 @@ use std::time::Duration;
 
 use redisson::{Kind, LockName, Moment};
 
-use crate::core::ids::{Owner, Slot};
+use crate::core::ids::{Owner, ReplyTo};
 use crate::core::session::event::Event;
 use crate::core::session::reply::Reply;
 use crate::core::session::state::Session;
@@ -47,7 +47,7 @@ impl Core {
             }
             command => {
                 if let Some((seq, command)) = session.take_in(command, self.now) {
-                    self.run(Slot { connection, seq, member: None }, command);
+                    self.run(ReplyTo { connection, seq, member: None }, command);
                 }
             }
         }
@@ -59,63 +59,63 @@ impl Core {
             match work {
                 Work::Step(owner) => self.go_on(owner),
                 Work::Askers(connection) => self.wake_askers(connection),
-                Work::Command(slot, command) => self.run(slot, command),
+                Work::Command(reply_to, command) => self.run(reply_to, command),
             }
         }
     }
 
-    fn run(&mut self, slot: Slot, command: Command) {
+    fn run(&mut self, reply_to: ReplyTo, command: Command) {
         match command {
-            Command::Lock(request) => self.lock(slot, request),
-            Command::Unlock(request) => self.unlock(slot, &request),
-            Command::LockAll(requests) => self.lock_all(slot, requests),
-            Command::UnlockAll(requests) => self.unlock_all(slot, &requests),
-            Command::Extend(request, lease) => self.extend(slot, &request, lease),
-            Command::Show(name) => self.show(slot, name),
-            Command::Holds => self.answer_with(slot, Reply::Holds),
-            Command::Locks(request) => self.list_locks(slot, &request),
+            Command::Lock(request) => self.lock(reply_to, request),
+            Command::Unlock(request) => self.unlock(reply_to, &request),
+            Command::LockAll(requests) => self.lock_all(reply_to, requests),
+            Command::UnlockAll(requests) => self.unlock_all(reply_to, &requests),
+            Command::Extend(request, lease) => self.extend(reply_to, &request, lease),
+            Command::Show(name) => self.show(reply_to, name),
+            Command::Holds => self.answer_with(reply_to, Reply::Holds),
+            Command::Locks(request) => self.list_locks(reply_to, &request),
             Command::Session { grace, push, deadlines } => {
-                self.introduce(slot, grace, push, deadlines);
+                self.introduce(reply_to, grace, push, deadlines);
             }
-            Command::Resume { session, secret } => self.resume(slot, &session, secret),
+            Command::Resume { session, secret } => self.resume(reply_to, &session, secret),
             Command::Events { session, secret, wait } => {
                 let until = self.now + wait;
                 match self.connection_by_secret(&session, &secret) {
-                    Some(connection) => self.events(slot, connection, until),
-                    None => self.answer(slot, wrong_secret()),
+                    Some(connection) => self.events(reply_to, connection, until),
+                    None => self.answer(reply_to, wrong_secret()),
                 }
             }
             Command::Cancel { session, secret, owner } => {
                 match self.connection_by_secret(&session, &secret) {
-                    Some(connection) => self.cancel(slot, Owner { connection, owner }),
-                    None => self.answer(slot, wrong_secret()),
+                    Some(connection) => self.cancel(reply_to, Owner { connection, owner }),
+                    None => self.answer(reply_to, wrong_secret()),
                 }
             }
-            Command::Force { name, holder, report } => self.force(slot, name, holder, report),
-            Command::Kick(session) => self.kick(slot, &session),
-            Command::Answered(reply) => self.answer_with(slot, Reply::Ready(reply)),
+            Command::Force { name, holder, report } => self.force(reply_to, name, holder, report),
+            Command::Kick(session) => self.kick(reply_to, &session),
+            Command::Answered(reply) => self.answer_with(reply_to, Reply::Ready(reply)),
         }
     }
 
     /// Answers a command. Its owner's next one may begin.
-    pub(in crate::core) fn answer(&mut self, slot: Slot, reply: Frame) {
-        self.answer_with(slot, Reply::Ready(Outgoing::Reply(reply)));
+    pub(in crate::core) fn answer(&mut self, reply_to: ReplyTo, reply: Frame) {
+        self.answer_with(reply_to, Reply::Ready(Outgoing::Reply(reply)));
     }
 
-    pub(in crate::core) fn answer_with(&mut self, slot: Slot, reply: Reply) {
-        let Some(session) = self.sessions.get(&slot.connection) else { return };
-        let Some(pending) = session.pending(slot.seq) else { return };
-        if let Some(index) = slot.member {
-            let owner = Owner { connection: slot.connection, owner: pending.owner };
+    pub(in crate::core) fn answer_with(&mut self, reply_to: ReplyTo, reply: Reply) {
+        let Some(session) = self.sessions.get(&reply_to.connection) else { return };
+        let Some(pending) = session.pending(reply_to.seq) else { return };
+        if let Some(index) = reply_to.member {
+            let owner = Owner { connection: reply_to.connection, owner: pending.owner };
             return self.on_member_answered(owner, index, reply);
         }
         let failed = matches!(reply, Reply::Ready(Outgoing::Reply(Frame::Error(_))));
         let (word, took) = (pending.word, self.now.since(pending.began));
         let journalled = session.grace.is_some() && reply.rests_on_journal();
         self.effects.report(Report::Command { word, failed, took });
-        let after = if journalled { self.journal.wait(slot.connection) } else { 0 };
-        self.sessions.set_reply(slot, reply, after);
-        self.flush(slot.connection);
+        let after = if journalled { self.journal.wait(reply_to.connection) } else { 0 };
+        self.sessions.set_reply(reply_to, reply, after);
+        self.flush(reply_to.connection);
     }
 
     /// Sends the replies whose turn has come.
@@ -129,25 +129,25 @@ impl Core {
 
     fn introduce(
         &mut self,
-        slot: Slot,
+        reply_to: ReplyTo,
         grace: Option<Duration>,
         push: Option<bool>,
         deadlines: Option<bool>,
     ) {
-        if let Some(Err(refusal)) = grace.map(|grace| self.set_grace(slot.connection, grace)) {
-            return self.answer(slot, refusal);
+        if let Some(Err(refusal)) = grace.map(|grace| self.set_grace(reply_to.connection, grace)) {
+            return self.answer(reply_to, refusal);
         }
-        let id = Frame::bytes(self.session_name(slot.connection));
-        let Some(session) = self.sessions.get_mut(&slot.connection) else { return };
+        let id = Frame::bytes(self.session_name(reply_to.connection));
+        let Some(session) = self.sessions.get_mut(&reply_to.connection) else { return };
         let pushes_from_now = session.introduce(push, deadlines);
         let secret = Frame::bytes(session.secret_text());
         let reply = Frame::Map(vec![("id", id), ("secret", secret)]);
         match grace {
-            Some(_) => self.answer_with(slot, Reply::Graced(reply)),
-            None => self.answer(slot, reply),
+            Some(_) => self.answer_with(reply_to, Reply::Graced(reply)),
+            None => self.answer(reply_to, reply),
         }
         if pushes_from_now {
-            self.tell_every_jeopardy(slot.connection);
+            self.tell_every_jeopardy(reply_to.connection);
         }
     }
 
@@ -184,46 +184,46 @@ impl Core {
         self.wake_events(owner.connection);
     }
 
-    fn events(&mut self, slot: Slot, connection: ConnectionId, until: Moment) {
+    fn events(&mut self, reply_to: ReplyTo, connection: ConnectionId, until: Moment) {
         // One listener per session: an older call is answered with what there is.
         self.wake_events(connection);
         let Some(session) = self.sessions.get_mut(&connection) else { return };
         if until <= self.now || session.has_events() {
             let events = session.take_events();
-            return self.answer(slot, events);
+            return self.answer(reply_to, events);
         }
-        self.sessions.add_listener(connection, slot, until);
+        self.sessions.add_listener(connection, reply_to, until);
     }
 
     /// Answers who listens for this session's events, if anybody does.
     pub(in crate::core) fn wake_events(&mut self, connection: ConnectionId) {
-        let Some(slot) = self.sessions.take_listener(connection) else { return };
+        let Some(reply_to) = self.sessions.take_listener(connection) else { return };
         // A listener that has gone takes no events with it.
         let listens = |listener: &Session| listener.away_since().is_none();
-        if self.sessions.get(&slot.connection).is_some_and(listens)
+        if self.sessions.get(&reply_to.connection).is_some_and(listens)
             && let Some(session) = self.sessions.get_mut(&connection)
         {
             let events = session.take_events();
-            self.answer(slot, events);
+            self.answer(reply_to, events);
         }
     }
 
     /// Answers who listens for the events of a session that has just ended.
     pub(in crate::core) fn end_events(&mut self, ended: &Session) {
-        if let Some((slot, _)) = ended.events_waiter {
+        if let Some((reply_to, _)) = ended.events_waiter {
             let gone = "GONE that session has ended: its holds are released";
-            self.answer(slot, Frame::Error(gone.to_owned()));
+            self.answer(reply_to, Frame::Error(gone.to_owned()));
         }
     }
 
-    fn cancel(&mut self, slot: Slot, owner: Owner) {
+    fn cancel(&mut self, reply_to: ReplyTo, owner: Owner) {
         let wait =
             self.sessions.get(&owner.connection).and_then(|s| s.waits.get(&owner.owner)).copied();
         let multi = self.cancel_multi(owner);
         if let Some(number) = wait {
             self.leave(number, crate::core::lock::waiter::Left::Cancelled);
         }
-        self.answer(slot, Frame::Int(i64::from(wait.is_some() || multi)));
+        self.answer(reply_to, Frame::Int(i64::from(wait.is_some() || multi)));
     }
 }
 

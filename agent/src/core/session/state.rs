@@ -5,7 +5,7 @@ use std::time::Duration;
 
 use redisson::Moment;
 
-use crate::core::ids::{HoldKey, Slot};
+use crate::core::ids::{HoldKey, ReplyTo};
 use crate::core::lock::mlock_state::MultiLock;
 use crate::core::session::losses::Losses;
 use crate::core::session::reply::Reply;
@@ -68,7 +68,7 @@ pub(in crate::core) struct Session {
     /// The number of events that were dropped since the last EVENTS call.
     missed: u64,
     /// An EVENTS call that waits for this session's next event, and its deadline.
-    pub(super) events_waiter: Option<(Slot, Moment)>,
+    pub(super) events_waiter: Option<(ReplyTo, Moment)>,
 }
 
 impl Session {
@@ -287,7 +287,7 @@ impl Grace {
 /// A RESUME that waits: for the old connection's end to be noticed, or for Redis to say what is still held.
 #[derive(Debug)]
 pub(in crate::core) struct Resuming {
-    pub(super) slot: Slot,
+    pub(super) reply_to: ReplyTo,
     pub(super) session: SessionId,
     pub(super) secret: Vec<u8>,
     pub(super) until: Moment,

@@ -7,7 +7,7 @@ use std::time::Duration;
 
 use redisson::{Kind, LockName, Moment};
 
-use crate::core::ids::{IdMap, Owner, Slot};
+use crate::core::ids::{IdMap, Owner, ReplyTo};
 use crate::core::lock::mlock_state::MultiLock;
 use crate::core::session::reply::Reply;
 use crate::core::session::state::{Grace, Resuming, Session};
@@ -36,7 +36,7 @@ pub(super) enum Work {
     /// The RESUMEs that wait for the session of this connection.
     Askers(ConnectionId),
     /// The next command of an owner whose earlier one is answered.
-    Command(Slot, Command),
+    Command(ReplyTo, Command),
 }
 
 /// All sessions: the connected ones, and those with grace that have no connection. Each is kept under the number of its latest
@@ -226,7 +226,7 @@ impl SessionTable {
 
     /// Lets a RESUME wait until the session of `target` is ready for it.
     pub(super) fn add_asker(&mut self, target: ConnectionId, resuming: Resuming) {
-        let asker = resuming.slot.connection;
+        let asker = resuming.reply_to.connection;
         if let Some(grace) = self.all.get_mut(&target).and_then(|session| session.grace.as_mut()) {
             grace.askers.push(asker);
         }
@@ -257,26 +257,31 @@ impl SessionTable {
     }
 
     /// Lets an EVENTS call wait for a session's next event, until that instant.
-    pub(super) fn add_listener(&mut self, connection: ConnectionId, slot: Slot, until: Moment) {
+    pub(super) fn add_listener(
+        &mut self,
+        connection: ConnectionId,
+        reply_to: ReplyTo,
+        until: Moment,
+    ) {
         if let Some(session) = self.all.get_mut(&connection) {
-            session.events_waiter = Some((slot, until));
+            session.events_waiter = Some((reply_to, until));
             self.timers.add(until, SessionTimer::Events(connection));
         }
     }
 
     /// Takes the EVENTS call that waits for a session's next event, and its deadline.
-    pub(super) fn take_listener(&mut self, connection: ConnectionId) -> Option<Slot> {
-        let (slot, until) = self.all.get_mut(&connection)?.events_waiter.take()?;
+    pub(super) fn take_listener(&mut self, connection: ConnectionId) -> Option<ReplyTo> {
+        let (reply_to, until) = self.all.get_mut(&connection)?.events_waiter.take()?;
         self.timers.clear(until, SessionTimer::Events(connection));
-        Some(slot)
+        Some(reply_to)
     }
 
     /// Sets the reply to a command, which is told once the journal has been written up to the record `after`. Its owner's next
     /// command may begin, and the session may be ready for those who wait to take it over.
-    pub(super) fn set_reply(&mut self, slot: Slot, reply: Reply, after: u64) {
-        let connection = slot.connection;
+    pub(super) fn set_reply(&mut self, reply_to: ReplyTo, reply: Reply, after: u64) {
+        let connection = reply_to.connection;
         let Some(session) = self.all.get_mut(&connection) else { return };
-        let Some(owner) = session.set_reply(slot.seq, reply, after) else { return };
+        let Some(owner) = session.set_reply(reply_to.seq, reply, after) else { return };
         self.ready.push_back((connection, owner));
         if session.grace.as_ref().is_some_and(|grace| !grace.askers.is_empty()) {
             self.askable.push_back(connection);
@@ -294,7 +299,7 @@ impl SessionTable {
         while let Some((connection, owner)) = self.ready.pop_front() {
             let session = self.all.get_mut(&connection);
             if let Some((seq, command)) = session.and_then(|session| session.next_command(owner)) {
-                return Some(Work::Command(Slot { connection, seq, member: None }, command));
+                return Some(Work::Command(ReplyTo { connection, seq, member: None }, command));
             }
         }
         None

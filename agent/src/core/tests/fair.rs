@@ -1,4 +1,4 @@
-//! Fair waiters: each asks for itself, and none leaves a place behind.
+//! Fair waiters: each asks for itself, and none leaves a position behind.
 
 use std::time::Duration;
 
@@ -191,7 +191,7 @@ fn a_number_is_a_ghost_once_no_waiter_hold_or_script_has_it() {
     assert_eq!((queue(&world), ghosts(&world)), (1, 0));
     world.network = Network::Holds;
     world.close(gone);
-    assert_eq!(ghosts(&world), 0, "its place is being given up");
+    assert_eq!(ghosts(&world), 0, "its position is being given up");
     world.network = Network::Good;
     for _ in 0..10 {
         world.pass(SLOW);

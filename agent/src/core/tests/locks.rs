@@ -408,7 +408,7 @@ fn a_full_redis_gives_out_nothing_new_and_takes_back_everything() {
     assert_eq!(world.reply(a), "UNAVAILABLE");
     world.network = Network::Good;
     world.pass(Duration::from_secs(1));
-    assert_eq!(world.reply(b), "held 1", "the waiter kept its place");
+    assert_eq!(world.reply(b), "held 1", "the waiter kept its position");
 }
 
 #[test]

@@ -203,7 +203,7 @@ fn a_grant_that_is_confirmed_too_late_or_by_too_few_is_not_for_who_has_gone() {
     }
 }
 
-/// Its place was given up by another connection before the script came that takes it.
+/// Its position was given up by another connection before the script came that takes it.
 #[test]
 fn a_fair_waiter_that_has_gone_leaves_no_place() {
     let mut world = World::with_replicas(1);

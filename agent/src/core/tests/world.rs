@@ -586,7 +586,7 @@ impl World {
                 let hash = self.redis.entry(key).or_default();
                 let first = queue.first().is_none_or(|head| *head == args[0]);
                 if hash.fields.contains_key(&args[0]) || (hash.fields.is_empty() && first) {
-                    queue.retain(|place| *place != args[0]);
+                    queue.retain(|entry| *entry != args[0]);
                     hash.fields.insert(args[0].clone(), 1);
                     hash.expires = hash.expires.max(Some(now + ms(&args[1])));
                     return ints(&[1]);
@@ -607,7 +607,7 @@ impl World {
                     .is_some_and(|hash| hash.fields.remove(&args[0]).is_some());
                 self.redis.retain(|_, hash| !hash.fields.is_empty());
                 let queue = self.queues.entry(key.clone()).or_default();
-                queue.retain(|place| *place != args[0]);
+                queue.retain(|entry| *entry != args[0]);
                 let free = !self.redis.contains_key(&key);
                 if let Some(head) = queue.first().filter(|_| free && !self.deaf) {
                     let head = HolderId::parse(head.as_bytes()).unwrap().thread;
@@ -630,7 +630,7 @@ impl World {
                     let release = Call { script: &RELEASE_FAIR, ..call.clone() };
                     return self.run(&release);
                 }
-                queue.retain(|place| place != to);
+                queue.retain(|entry| entry != to);
                 hash.fields.remove(from);
                 hash.fields.insert(to.clone(), 1);
                 hash.expires = Some(now + ms(&args[args.len() - 2]));

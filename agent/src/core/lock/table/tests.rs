@@ -5,7 +5,7 @@ use std::time::Duration;
 use redisson::{Family, Grouping, Kind, LockName, Moment};
 
 use super::{LockTable, LockTimer, Step};
-use crate::core::ids::{OpId, Owner, Slot, WaiterId};
+use crate::core::ids::{OpId, Owner, ReplyTo, WaiterId};
 use crate::core::lock::waiter::{FairPosition, Waiter};
 use crate::core::{Limits, Node};
 use crate::protocol::command::Wait;
@@ -40,7 +40,7 @@ fn waiter(id: WaiterId, kind: Kind) -> Waiter {
         number: id,
         owner: Owner { connection, owner: id },
         uid: 1000,
-        slot: Slot { connection, seq: 0, member: None },
+        reply_to: ReplyTo { connection, seq: 0, member: None },
         lease: None,
         wait: Wait::Forever,
         since: T(0),

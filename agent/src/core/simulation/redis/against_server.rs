@@ -174,9 +174,9 @@ impl Pair {
             33 => return Step::Plain(words(&format!("PERSIST {lock}"))),
             34 => {
                 let deadline = self.rng.pick(&["1", "9000000000000"]);
-                let place = format!("ZADD {deadlines} {deadline} {other}");
+                let position = format!("ZADD {deadlines} {deadline} {other}");
                 return if self.rng.one_in(2) {
-                    Step::Plain(words(&place))
+                    Step::Plain(words(&position))
                 } else {
                     Step::Plain(words(&format!("RPUSH {queue} {other}")))
                 };
