@@ -1,4 +1,6 @@
-//! The core's side of the journal: what is noted of sessions with grace, and which replies wait for it.
+//! The core's side of the journal: it records sessions with grace, and delays the replies that depend on a record.
+//!
+//! Records are counted from the first of this run. "Up to a record" means that one and all before it.
 
 use std::collections::{HashSet, VecDeque};
 
@@ -13,72 +15,74 @@ use crate::types::{ConnectionId, Number};
 /// The progress of the journal.
 #[derive(Debug, Default)]
 pub(in crate::core) struct Journal {
-    /// The reason that there is none.
+    /// The reason that there is no journal; none if there is one.
     missing: Option<String>,
-    /// The number of records so far.
-    noted: u64,
+    /// The number of records that were given to the journal.
+    recorded: u64,
     /// The number of records that are written, or will never be.
     done: u64,
-    /// Replies that wait for so many, and whose.
+    /// The connections whose replies wait, each with the number of records that must be written first.
     waiting: VecDeque<(u64, ConnectionId)>,
-    /// Scripts that wait for so many.
+    /// The scripts that wait, each with the number of records that must be written first.
     kept: VecDeque<(u64, OpId)>,
-    /// Numbers that stand in it.
+    /// The numbers of holds and waiters that the journal has.
     numbers: HashSet<Number>,
 }
 
 impl Journal {
-    /// Up to which record replies may be told.
+    /// Returns the number of records that are written, or will never be. Replies that depend on no later one may be sent.
     pub(in crate::core) fn done(&self) -> u64 {
         self.done
     }
 
-    /// Lets a reply wait for all that has been noted so far.
+    /// Lets a reply to this connection wait for all records so far. Returns their number.
     pub(in crate::core) fn wait(&mut self, connection: ConnectionId) -> u64 {
-        if self.noted > self.done {
-            self.waiting.push_back((self.noted, connection));
+        if self.recorded > self.done {
+            self.waiting.push_back((self.recorded, connection));
         }
-        self.noted
+        self.recorded
     }
 
-    /// Keeps a script that ends this hold until all that has been noted so far is written; not if the journal does not
-    /// know the hold, or is written.
+    /// Keeps a script that ends this hold until all records so far are written. Returns whether it has to wait: if the journal
+    /// has the hold, and some records are not written.
     pub(in crate::core) fn keep(&mut self, script: OpId, hold: Number) -> bool {
-        let waits = self.noted > self.done && self.numbers.contains(&hold);
+        let waits = self.recorded > self.done && self.numbers.contains(&hold);
         if waits {
-            self.kept.push_back((self.noted, script));
+            self.kept.push_back((self.recorded, script));
         }
         waits
     }
 
-    /// Returns whether it has this number.
+    /// Returns whether the journal has this number.
     pub(in crate::core) fn has(&self, number: Number) -> bool {
         self.numbers.contains(&number)
     }
 
-    /// The reason that there is none.
+    /// Returns the reason that there is no journal; none if there is one.
     pub(in crate::core) fn missing(&self) -> Option<&str> {
         self.missing.as_deref()
     }
 
-    /// Records that these numbers stand in it since an earlier run.
+    /// Records that the journal has these numbers from an earlier run.
     pub(in crate::core) fn remember(&mut self, numbers: impl IntoIterator<Item = Number>) {
         self.numbers.extend(numbers);
     }
 }
 
 impl Core {
-    /// There is no journal, for this reason: no session gets grace.
+    /// Records the reason that there is no journal. No session gets grace then.
     pub fn without_journal(&mut self, why: String) {
         self.journal.missing = Some(why);
     }
 
+    /// Gives a record to the journal.
     pub(in crate::core) fn journal_record(&mut self, record: Record) {
-        self.journal.noted += 1;
+        self.journal.recorded += 1;
         self.effects.push(Effect::Journal(record));
     }
 
-    /// Notes a hold as it stands now, if its session has grace; as nobody's if its worker does not know of it yet.
+    /// Records the present state of a hold, if its session has grace. A hold that its worker does not know of yet is recorded
+    /// without an owner.
     pub(in crate::core) fn journal_hold(&mut self, number: Number) {
         let Some(hold) = self.leases.get(number) else { return };
         match self.hold_record(hold) {
@@ -86,7 +90,7 @@ impl Core {
                 self.journal.numbers.insert(number);
                 self.journal_record(record);
             }
-            // It was another session's wait, whose attempt went on.
+            // The session has no grace. The journal may still have the number, from the wait of another session.
             None => self.journal_gone(number),
         }
     }
@@ -113,7 +117,7 @@ impl Core {
         }))
     }
 
-    /// Notes that a waiter's number may come to stand in Redis, if its session has grace.
+    /// Records that Redis may get a waiter's number, if its session has grace.
     pub(in crate::core) fn journal_attempts(&mut self, waiter: Number) {
         let Some(waiter) = self.locks.waiter(waiter) else { return };
         if self.sessions.has_grace(waiter.owner.connection) {
@@ -123,7 +127,7 @@ impl Core {
         }
     }
 
-    /// Notes that a number is nobody's any more and may still stand in Redis, if the journal has it.
+    /// Records that a number has no owner any more and may still be in Redis, if the journal has it.
     pub(in crate::core) fn journal_trace(
         &mut self,
         number: Number,
@@ -137,13 +141,14 @@ impl Core {
         }
     }
 
-    /// Notes that nothing is left of a number, if the journal has it.
+    /// Records that a number is no longer in Redis, if the journal has it.
     pub(in crate::core) fn journal_gone(&mut self, number: Number) {
         if self.journal.numbers.remove(&number) {
             self.journal_record(Record::Gone { number });
         }
     }
 
+    /// Returns the record of a session; none without grace.
     pub(in crate::core) fn session_record(
         &self,
         connection: ConnectionId,
@@ -160,7 +165,8 @@ impl Core {
         })
     }
 
-    /// The whole journal, for when it is written again. Numbers of which nothing is left any more are forgotten.
+    /// Returns records of the present state, with which the file is written again. Forgets the numbers that are neither held
+    /// nor in a script or wait.
     pub fn journal_records(&mut self) -> Vec<Record> {
         let mut records = Vec::new();
         for connection in self.sessions.graced() {
@@ -205,7 +211,7 @@ impl Core {
         records
     }
 
-    /// The journal is written up to this record, counted from the first: what waited for it is told.
+    /// Handles the news that the journal is written up to this record: sends the replies that waited for it.
     pub fn on_journalled(&mut self, now: Moment, upto: u64) {
         self.advance_clock(now);
         for connection in self.advance_journal(upto) {
@@ -214,6 +220,8 @@ impl Core {
         self.run_ready();
     }
 
+    /// Marks the records up to this one as done, and sends the scripts that waited for them. Returns the connections whose
+    /// replies waited for them.
     fn advance_journal(&mut self, upto: u64) -> Vec<ConnectionId> {
         let journal = &mut self.journal;
         journal.done = journal.done.max(upto);
@@ -232,8 +240,8 @@ impl Core {
         reached
     }
 
-    /// The records up to this one are not written: grants that rest on them are taken back rather than told, and no
-    /// session gets a grace that would end with the agent.
+    /// Handles the news that the records up to this one cannot be written: refuses the grants and the grace that depend on
+    /// them, since they would not outlive the agent.
     pub fn on_journal_failed(&mut self, now: Moment, upto: u64, why: &str) {
         self.advance_clock(now);
         self.effects.report(Report::JournalError);

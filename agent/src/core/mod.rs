@@ -1,9 +1,9 @@
 //! The agent's core: a state machine without I/O.
 //!
-//! It takes events (a command, a reply of Redis, a release message, a closed session, the time), each with its instant,
-//! and produces [`Effect`]s: scripts to send, replies to deliver, channels to subscribe to, records for the journal, facts
-//! for metrics and the log. One task owns it. Sockets, Redis and clocks stay outside, so that the very code that serves
-//! workers also runs against a model of Redis with every kind of fault.
+//! It takes events, each with its instant: a command, a reply of Redis, a release message, a closed connection, the time.
+//! It produces [`Effect`]s: scripts to send, replies to deliver, channels to subscribe to, records for the journal, facts
+//! for metrics and the log. One task owns it. Sockets, Redis and clocks stay outside, so the code that serves workers also
+//! runs in tests against a model of Redis with every kind of fault.
 //!
 //! - [`lease`] owns the holds: validity, renewal, loss.
 //! - [`lock`] owns the names and the waiters: local queues, attempts, hand-over, fair positions, MLOCK, quotas. Except
@@ -13,9 +13,9 @@
 //! - [`session`] owns the sessions: replies in order, events, grace and RESUME.
 //! - [`report`] reads: LOCKS, SHOW, the holder registry, error sentences.
 //!
-//! A **number** is drawn for every LOCK that is not a re-entry, and never used again. While the LOCK waits it names the
-//! [`lock::waiter::Waiter`]; once granted it names the [`lease::hold::Hold`], and `<agent uuid>:<number>` is the holder in
-//! Redis. So a late copy of an old script can touch no newer grant.
+//! Every LOCK that is not a re-entry gets a **number**, which is never used again. While the LOCK waits, the number
+//! identifies its [`lock::waiter::Waiter`]. Once the lock is granted, it identifies the [`lease::hold::Hold`], and
+//! `<agent uuid>:<number>` is the holder in Redis. So a late copy of an old script cannot change a newer grant.
 
 mod effect;
 mod ids;
@@ -77,7 +77,7 @@ pub struct Core {
 }
 
 impl Core {
-    /// A core with nothing in it, at the instant `now`. `first_number` must be above every number that this client
+    /// Returns a core with nothing in it, at the instant `now`. `first_number` must be above every number that this client
     /// id has ever used.
     #[must_use]
     pub fn new(
@@ -105,7 +105,7 @@ impl Core {
         }
     }
 
-    /// Takes the oldest effect. To be called after every event until there is none.
+    /// Takes the oldest effect. The caller repeats this after every event until there is none.
     pub fn next_effect(&mut self) -> Option<Effect> {
         self.effects.pop()
     }
@@ -116,13 +116,13 @@ impl Core {
         !self.effects.is_empty()
     }
 
-    /// Returns the number of scripts for [`Lane::Commands`] among them.
+    /// Returns the number of scripts for [`Lane::Commands`] among the effects that wait.
     #[must_use]
     pub fn commands_to_send(&self) -> usize {
         self.effects.commands()
     }
 
-    /// Returns the latest instant for the next [`Self::on_time`].
+    /// Returns the instant at which [`Self::on_time`] must be called unless an event comes first.
     #[must_use]
     pub fn next_deadline(&self) -> Option<Moment> {
         let tables = [
@@ -135,7 +135,7 @@ impl Core {
         tables.into_iter().flatten().min()
     }
 
-    /// Returns whether a drained agent can end: nothing is held or in flight that a successor could not continue.
+    /// Returns whether a drained agent can end: a successor can continue everything that is held or in flight.
     #[must_use]
     pub fn is_idle(&self) -> bool {
         let left = self.sessions.graced().filter_map(|id| self.sessions.get(&id));
@@ -145,7 +145,7 @@ impl Core {
             && self.ops.values().all(spared)
     }
 
-    /// The sizes that metrics show as gauges.
+    /// Returns the sizes that metrics show as gauges.
     #[must_use]
     pub fn gauges(&self) -> Gauges {
         Gauges {
@@ -170,7 +170,7 @@ impl Core {
         self.locks.waiting()
     }
 
-    /// Sets how releases are published; the servers' abilities may change.
+    /// Sets how releases are published. This changes with the abilities of the servers.
     pub fn set_publish(&mut self, publish: script::Publish) {
         self.settings.publish = publish;
     }
@@ -181,16 +181,19 @@ impl Core {
         self.run_ready();
     }
 
-    /// Advances the clock. Every event begins here, except a fair waiter's turn, which follows the message at the same instant: deadlines that have come by then, renewals first, are handled before
-    /// the event itself, in whatever order a host that slept brings its events.
+    /// Advances the clock to `now`, and handles the deadlines that have come by then: those of holds first, then the others.
+    ///
+    /// Every event with an instant calls this first. So it finds no deadline overdue, even if the host slept and its events
+    /// come in any order. The exceptions are [`Self::on_turn`] and [`Self::on_turn_subscribed`], which follow a message of the
+    /// same instant.
     fn advance_clock(&mut self, now: Moment) {
         let slept = self.notice_sleep(now);
         self.now = self.now.max(now);
         let (mut due, mut late, mut others) = (Vec::new(), Vec::new(), VecDeque::new());
         loop {
-            // Holds first, even those that were due later: every reply depends on them.
+            // The deadlines of holds come first, even if they were later than others: every reply depends on them.
             while let Some(at) = self.next_deadline().filter(|at| *at <= self.now) {
-                // Among equals the order is that of the tables here.
+                // If deadlines of several tables are equal, this is their order.
                 if self.leases.next_deadline() == Some(at) {
                     if let Some(index) = self.leases.pop_due(at) {
                         self.on_hold_due(index, &mut due, &mut late);
@@ -231,7 +234,7 @@ impl Core {
         self.renew(due);
     }
 
-    /// Grants no more locks, and answers the waiters so. Holds stay until they are released.
+    /// Begins to drain: no more locks are granted, and waiters are told so. Holds stay until they are released.
     pub fn drain(&mut self) {
         self.locks.drain();
         for id in self.locks.waiters(..).map(|(id, _)| id).collect::<Vec<_>>() {
@@ -240,8 +243,9 @@ impl Core {
         self.run_ready();
     }
 
-    /// Ends the time to finish. Remaining holds are reported as lost and not released in Redis, since a live worker may
-    /// still rely on them; their leases run out. Holds of sessions with grace are left to the successor.
+    /// Ends the drain: reports the remaining holds as lost. Holds of sessions with grace are left to the successor.
+    ///
+    /// The lost holds are not released in Redis, because a worker that lives may still rely on them. Their leases run out.
     pub fn end_drain(&mut self) {
         let left = |hold: &&Hold| !self.sessions.has_grace(hold.owner.connection);
         let held: Vec<_> = self.leases.iter().filter(left).map(|hold| hold.number).collect();

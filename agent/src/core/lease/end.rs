@@ -1,4 +1,4 @@
-//! Ends of holds: what every end does here, and loss.
+//! The end of a hold: removal, loss, and the release by an operator.
 
 use std::time::Duration;
 
@@ -16,12 +16,12 @@ use crate::types::{End, Number};
 const EXPIRY_SLACK: Duration = Duration::from_millis(100);
 
 impl Core {
-    /// Takes a hold out of everything that knows it, and counts its end.
+    /// Removes a hold from every table, and counts its end. Returns the facts for its release in Redis.
     pub(in crate::core) fn remove_hold(&mut self, number: Number, end: End) -> Option<Ending> {
         let hold = self.leases.remove(number)?;
         let update = hold.update.and_then(|id| self.take_update(id));
         if let Some(asked) = update.or_else(|| hold.early.and_then(|early| early.extend)) {
-            // There is nothing left to change, and nothing may keep in Redis what is to be released there.
+            // There is no hold left to change. An update that goes on would extend in Redis what is to be released there.
             self.on_update_failed(&asked);
             self.answer(asked.reply_to, Self::lost(&hold.name, end));
         }
@@ -35,7 +35,7 @@ impl Core {
         let trace_parent = TraceParent::of(&hold.span);
         let Hold { name, kind, valid_until, longest, forced_claim, .. } = hold;
         let claimed_forced = forced_claim.is_some();
-        // Whose owner has not given it back counts on it until its validity ends.
+        // An owner that has not released the hold relies on it until its validity ends.
         let after = match end {
             End::Unconfirmed | End::Expired | End::Frozen => valid_until,
             _ => Moment::default(),
@@ -55,7 +55,7 @@ impl Core {
         })
     }
 
-    /// A hold is lost: its owner is told, and Redis is rid of it where it may still have it.
+    /// Ends a hold that is lost: tells its owner, and releases it in Redis if Redis may still have it.
     pub(in crate::core) fn lose(&mut self, number: Number, end: End) {
         let Some(hold) = self.leases.get(number) else { return };
         let end = match end {
@@ -63,7 +63,7 @@ impl Core {
             end => end,
         };
         let (owner, kind, name) = (hold.owner, hold.kind, hold.name.clone());
-        // What a dead worker has lost is nobody's loss.
+        // The hold of a dead worker is no loss to anybody.
         if hold.kept_back.is_none() || !end.is_loss() {
             let trace = hold.trace().to_owned();
             self.report_loss(owner, &name, kind, number, trace, end);
@@ -74,23 +74,23 @@ impl Core {
         }
         let early = self.leases.get(number).and_then(|hold| Some(hold.early.as_ref()?.hand_over));
         let Some(ending) = self.remove_hold(number, end) else { return };
-        // The reply to its hand-over decides.
+        // If Redis does not have the hold yet, the reply to its hand-over decides what becomes of it.
         let ending = match early {
             Some(hand_over) => self.ops.add_ended(hand_over, ending),
             None => Some(ending),
         };
         let Some(ending) = ending else { return };
         match end {
-            // Its lease ends in Redis by itself, so that Redis and other clients see it expire. The release is for a key
-            // that lives longer than it should.
+            // The lease ends in Redis by itself, so Redis and other clients see it expire. The release removes a key that
+            // lives longer than it should.
             End::Expired => {
                 let lag = ending.longest.safety_margin() + EXPIRY_SLACK;
                 self.release_after(ending.valid_until + lag, ending);
                 self.poll_queue(&name);
             }
-            // It may still be in Redis. Its owner was promised the time until then: nobody else acquires it before.
+            // Redis may still have the hold. Its owner may rely on it until `valid_until`, so it is released only then.
             End::Unconfirmed | End::Frozen => self.release_after(ending.valid_until, ending),
-            // A minority of its servers may still have it.
+            // A minority of the servers may still have the hold.
             _ if kind == Kind::Red && end != End::Drained => self.release(ending),
             _ => {
                 self.journal_gone(number);
@@ -99,7 +99,7 @@ impl Core {
         }
     }
 
-    /// Counts and logs a hold that is lost, or whose explicit lease has run out. Other ends are neither.
+    /// Counts and logs the loss of a hold, or the end of its explicit lease. Does nothing for other ends.
     pub(in crate::core) fn report_loss(
         &mut self,
         owner: Owner,
@@ -131,8 +131,8 @@ impl Core {
         }
     }
 
-    /// Handles the message that an operator released a hold of ours. Anyone may publish such a message, so the hold ends
-    /// only once Redis no longer has it.
+    /// Handles the message that an operator released a hold of this agent. Anybody may publish such a message, so the hold
+    /// ends only once Redis no longer has it.
     pub fn on_forced(&mut self, now: Moment, node: Node, name: &LockName, number: Number) {
         self.advance_clock(now);
         if let Some(hold) = self.leases.get(number).filter(|hold| hold.name == *name) {
@@ -146,11 +146,11 @@ impl Core {
                         self.renew(vec![index]);
                     }
                 }
-                // What looked like it on a server that has no such locks was none of ours.
+                // The main server has no red locks, so the message is about a hold of somebody else.
                 Node::Main => {}
             }
         } else if node == Node::Main {
-            // It may have ended just now, and the reply to its release says the same in other words.
+            // The hold may have ended just now. Then the message explains why its release finds nothing.
             self.ops.claim_forced(number);
         }
         self.run_ready();

@@ -1,5 +1,6 @@
-//! Workers whose process is stopped (SIGSTOP, Ctrl-Z, a debugger): they are counted and shown, and where it is set so
-//! (`--frozen lapse`) nothing renews what they hold until they go on.
+//! Workers whose process is stopped (SIGSTOP, Ctrl-Z, a debugger).
+//!
+//! They are counted and shown. With `--frozen lapse`, their holds are not renewed until they go on.
 
 use std::collections::BTreeSet;
 
@@ -9,13 +10,14 @@ use crate::core::{Core, Frozen, LogLine};
 use crate::types::ConnectionId;
 
 impl Core {
-    /// The processes whose sessions hold or wait for something: of these [`Self::on_stopped`] wants to know.
+    /// Returns the processes whose sessions hold or wait for something. The caller checks which of them are stopped, and
+    /// reports that to [`Self::on_stopped`].
     #[must_use]
     pub fn busy_pids(&self) -> BTreeSet<i32> {
         self.sessions.busy_pids()
     }
 
-    /// Of the processes of [`Self::busy_pids`] these are stopped, the others go on.
+    /// Handles a check of the processes in [`Self::busy_pids`]: those in `pids` are stopped, the others run.
     pub fn on_stopped(&mut self, now: Moment, pids: &BTreeSet<i32>) {
         self.advance_clock(now);
         let (go_on, stopped) = self.sessions.set_stopped(pids);
@@ -32,19 +34,19 @@ impl Core {
         self.run_ready();
     }
 
-    /// A session's connection has gone, and with it whatever its process was.
+    /// Handles the end of a session's connection: its process no longer counts as stopped, and its holds are renewed again.
     pub(in crate::core) fn forget_stopped(&mut self, connection: ConnectionId) {
         if self.sessions.forget_stopped(connection) {
             self.let_lapse(connection, false);
         }
     }
 
-    /// Returns whether the holds of this session are left to lapse.
+    /// Returns whether the holds of a session are left to lapse.
     pub(in crate::core) fn lapses(&self, connection: ConnectionId) -> bool {
         self.settings.frozen == Frozen::Lapse && self.sessions.is_stopped(connection)
     }
 
-    /// Stops renewing what a session holds, or goes on with it, at once.
+    /// Stops the renewals of a session's holds, or resumes them at once.
     fn let_lapse(&mut self, connection: ConnectionId, lapsing: bool) {
         if self.settings.frozen == Frozen::Keep {
             return;

@@ -1,8 +1,8 @@
 //! MLOCK and MUNLOCK: several locks at once, all or none.
 //!
-//! An MLOCK acquires its members one by one in byte order, each as a LOCK would. The `member` of a
-//! [`ReplyTo`] says which one a reply is about. The order keeps MLOCKs from waiting for one another in a circle, but other clients may acquire the
-//! same locks in another order. So while it holds some members, it waits for the next one only for a while. Then it
+//! An MLOCK acquires its members one by one in byte order, each as a LOCK would. The `member` of a [`ReplyTo`] says which
+//! one a reply is about. The order keeps MLOCKs from waiting for one another in a circle, but other clients may acquire
+//! the same locks in another order. So while it holds some members, it waits for the next one only for a while. Then it
 //! releases them, keeps its position in the current queue, waits for that lock alone, and acquires the rest. For members
 //! earlier in byte order it then waits only briefly: MLOCKs that take turns would otherwise block one another forever,
 //! each with one lock.

@@ -1,11 +1,11 @@
 //! Grants and leases that replicas must have (`--min-replicas`).
 //!
-//! A lease that only the master has is lost with it, and the replica that takes over grants the lock to somebody else. So
-//! scripts that grant or extend a lease use connections of their own, with a WAIT behind them:
+//! If only the master has a lease and the master is lost, the replica that takes over grants the lock to somebody else. So
+//! scripts that grant or extend a lease use connections of their own, and a WAIT follows them:
 //!
-//! - A grant is reported once enough replicas confirm it. With fewer it is withdrawn, and the lock is released.
-//! - A renewal extends the validity of its hold once enough replicas confirm it. With fewer Redis keeps the lock, and the
-//!   hold ends for its owner when its last confirmed lease does.
+//! - A grant is reported once enough replicas confirm it. If fewer do, it is withdrawn and the lock is released.
+//! - A renewal extends the validity of its hold once enough replicas confirm it. If fewer do, Redis keeps the lock, and the
+//!   hold ends for its owner with its last confirmed lease.
 
 use redisson::script::Value;
 use redisson::{Kind, Moment};
@@ -17,7 +17,7 @@ use crate::core::ops::{Confirmed, Op};
 use crate::core::{Core, LogLine, Report};
 
 impl Core {
-    /// Redis answered a script, and so many replicas have what it wrote: what scripts of [`crate::core::Lane::Grants`] want.
+    /// Handles the reply to a script that replicas must confirm, with the number of replicas that have what it wrote.
     pub fn on_confirmed(&mut self, now: Moment, id: OpId, reply: &Value, confirmed: Confirmed) {
         self.ops.on_confirmed(id, confirmed);
         self.on_reply(now, id, reply);
@@ -28,7 +28,7 @@ impl Core {
         op.confirmed.replicas >= self.settings.min_replicas
     }
 
-    /// Returns the reason to withdraw a grant that too few replicas have.
+    /// Returns the reason to withdraw a grant; none if enough replicas have it. Counts the outcome.
     pub(in crate::core) fn replica_shortfall(&mut self, op: &Op) -> Option<String> {
         let wanted = self.settings.min_replicas;
         if wanted == 0 {
@@ -59,21 +59,22 @@ impl Core {
         Some(why)
     }
 
-    /// The lock is ours under this attempt's number, and must not be: its waiter hears why, and Redis is rid of it. A token
-    /// stays spent.
+    /// Withdraws a grant: releases in Redis what the attempt acquired, and tells its waiter why. The fencing token is not used
+    /// again.
     pub(in crate::core) fn withdraw(&mut self, attempt: &Attempt, token: Option<u64>, why: &str) {
         let Attempt { name, kind, waiter, number, lease, .. } = attempt;
         if let Some(token) = token {
             self.locks.saw_token(name, token);
         }
-        // Whatever the waiter leaves behind it leaves under another number.
+        // The waiter gets another number, so that its own clean-up does not concern the number that is undone here.
         self.renumber(*waiter);
         self.undo(name, *kind, *number, *lease);
         self.leave(*waiter, Left::Failed(format!("UNAVAILABLE `{name}` is not given out: {why}")));
     }
 
-    /// Removes a position that a fair waiter got after it had left, by an attempt still under way: the script that gave up
-    /// its position took another connection, and may have come first.
+    /// Removes the position that an attempt may have taken for a fair waiter that has left.
+    ///
+    /// The script that gives up a position uses another connection than attempts, so it may run before the attempt does.
     pub(in crate::core) fn undo_orphan_position(&mut self, attempt: &Attempt) {
         if self.settings.min_replicas > 0 && attempt.kind == Kind::Fair {
             self.undo(&attempt.name, Kind::Fair, attempt.number, attempt.lease);

@@ -1,4 +1,6 @@
-//! Sessions: one per connection, or what outlives the connection during a grace period. Commands of one owner run one after another, replies keep the commands' order.
+//! Sessions: one for each connection, or what outlives the connection during a grace period.
+//!
+//! Commands of one owner run one after another. Replies keep the order of the commands.
 
 pub(in crate::core) mod event;
 pub(in crate::core) mod grace;
