@@ -8,6 +8,7 @@ use redisson::{Kind, LockName, Moment};
 
 use crate::core::ids::OpId;
 use crate::core::lease::hold::{Hold, LeaseMode};
+use crate::core::units::millis;
 use crate::core::{Core, Effect, LogLine, Report};
 use crate::journal::{HoldRecord, OrphanRecord, Record, SessionRecord};
 use crate::types::{ConnectionId, Number};
@@ -161,7 +162,7 @@ impl Core {
             secret_before: session.secret_before,
             peer: session.peer.clone(),
             client: client.map(|name| String::from_utf8_lossy(name).into_owned()),
-            grace_ms: crate::core::units::millis(session.grace.as_ref()?.time),
+            grace_ms: millis(session.grace.as_ref()?.time),
         })
     }
 

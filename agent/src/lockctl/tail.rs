@@ -15,6 +15,7 @@ use thiserror::Error;
 use tokio::time::{Instant, sleep};
 
 use crate::cli::TailArgs;
+use crate::duration::as_millis;
 use crate::exit::Exit;
 use crate::output::{notice, print};
 use crate::reply::printable;
@@ -79,8 +80,7 @@ pub(crate) async fn tail(args: &TailArgs) -> Result<(), TailError> {
             dashboard.call(Method::POST, "").await?;
             requested = Instant::now();
         }
-        let left = u64::try_from(end.saturating_duration_since(Instant::now()).as_millis());
-        let wait = left.unwrap_or(WAIT_MS).min(WAIT_MS);
+        let wait = as_millis(end.saturating_duration_since(Instant::now())).min(WAIT_MS);
         let trace = match dashboard.call(Method::GET, &format!("&from={next}&wait={wait}")).await {
             Ok(trace) => trace,
             Err(error @ TailError::Unreachable(..)) => {

@@ -15,7 +15,7 @@ fn observe_all(histogram: &Histogram, times: &[Duration]) {
 
 impl Metrics {
     /// Applies one report.
-    pub fn apply(&self, report: &Report) {
+    pub(crate) fn apply(&self, report: &Report) {
         match report {
             Report::GroupSeen { group, groups } => self.group_seen(group, *groups),
             Report::Acquisition { group, kind, outcome } => self.acquisition(group, *kind, outcome),
@@ -48,7 +48,7 @@ impl Metrics {
     }
 
     /// Sets the gauges to the sizes of the core's tables.
-    pub fn show(&self, gauges: Gauges) {
+    pub(crate) fn show(&self, gauges: Gauges) {
         let Gauges {
             jeopardy_holds,
             delayed_holds,

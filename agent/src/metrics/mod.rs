@@ -33,12 +33,12 @@ const ROUND_TRIP_BUCKETS: [f64; 11] =
 const LEASE_BUCKETS: [f64; 11] = [0.001, 0.01, 0.05, 0.25, 1.0, 2.5, 5.0, 10.0, 15.0, 20.0, 30.0];
 
 /// The error labels of a script that was not sent, and of one whose reply was lost. Errors of a server have its own words.
-pub const UNSENT: &str = "unsent";
-pub const LOST: &str = "lost";
+pub(crate) const UNSENT: &str = "unsent";
+pub(crate) const LOST: &str = "lost";
 
 /// The reason labels of a connection above the limit of all sessions, and of one above that of its user.
-pub const TOO_MANY_SESSIONS: &str = "max_sessions";
-pub const TOO_MANY_SESSIONS_OF_USER: &str = "max_sessions_of_user";
+pub(crate) const TOO_MANY_SESSIONS: &str = "max_sessions";
+pub(crate) const TOO_MANY_SESSIONS_OF_USER: &str = "max_sessions_of_user";
 
 /// The answers of a server of red locks to an attempt.
 const VOTES: [&str; 4] = ["granted", "refused", "unfit", "silent"];
@@ -68,53 +68,53 @@ pub struct Metrics {
     commands: IntCounterVec,
     command_seconds: HistogramVec,
     /// Full releases for the sake of fairness.
-    pub yields: IntCounter,
-    pub renewal_seconds: Histogram,
+    pub(crate) yields: IntCounter,
+    pub(crate) renewal_seconds: Histogram,
     /// Delays of renewals behind their schedule.
-    pub renewal_lateness: Histogram,
-    pub renewal_margin: Histogram,
+    pub(crate) renewal_lateness: Histogram,
+    pub(crate) renewal_margin: Histogram,
     /// Holds at risk.
-    pub jeopardy_holds: IntGauge,
+    pub(crate) jeopardy_holds: IntGauge,
     /// Holds of dead workers that stay unavailable (`--lock-delay`).
-    pub delayed_holds: IntGauge,
+    pub(crate) delayed_holds: IntGauge,
     /// Sessions with holds or waits whose process is stopped.
-    pub frozen_sessions: IntGauge,
+    pub(crate) frozen_sessions: IntGauge,
     /// Subscribed release channels.
-    pub subscriptions: IntGauge,
-    pub sessions: IntGauge,
+    pub(crate) subscriptions: IntGauge,
+    pub(crate) sessions: IntGauge,
     /// Sessions in their grace period without a connection.
-    pub away_sessions: IntGauge,
+    pub(crate) away_sessions: IntGauge,
     /// RESUME commands and expired grace periods, by outcome.
-    pub sessions_resumed: IntCounterVec,
-    pub journal_errors: IntCounter,
+    pub(crate) sessions_resumed: IntCounterVec,
+    pub(crate) journal_errors: IntCounter,
     /// Locks denied by the policy, by failed check.
-    pub policy_denials: IntCounterVec,
-    pub policy_reloads: IntCounterVec,
-    pub sessions_opened: IntCounter,
-    pub sessions_rejected: IntCounterVec,
+    pub(crate) policy_denials: IntCounterVec,
+    pub(crate) policy_reloads: IntCounterVec,
+    pub(crate) sessions_opened: IntCounter,
+    pub(crate) sessions_rejected: IntCounterVec,
     /// Failed accepts, such as when file descriptors run out.
-    pub accept_failures: IntCounter,
+    pub(crate) accept_failures: IntCounter,
     /// Events dropped because a session did not read them.
-    pub events_dropped: IntCounter,
-    pub connections_evicted: IntCounter,
+    pub(crate) events_dropped: IntCounter,
+    pub(crate) connections_evicted: IntCounter,
     /// Times that the agent or its host slept.
-    pub sleeps: IntCounter,
+    pub(crate) sleeps: IntCounter,
     red_votes: IntCounterVec,
     /// Grants that required confirmation by replicas, by outcome.
-    pub confirmations: IntCounterVec,
+    pub(crate) confirmations: IntCounterVec,
     replica_batches: IntCounterVec,
     replicas_acknowledged: IntGaugeVec,
-    pub reconnects: IntCounterVec,
-    pub master_changes: IntCounterVec,
-    pub redis_up: IntGaugeVec,
+    pub(crate) reconnects: IntCounterVec,
+    pub(crate) master_changes: IntCounterVec,
+    pub(crate) redis_up: IntGaugeVec,
     /// 1 for servers that may evict locks when their memory is full.
-    pub redis_evicts: IntGaugeVec,
+    pub(crate) redis_evicts: IntGaugeVec,
     redis_server_info: IntGaugeVec,
     /// The name that all agents of one set of locks have in common.
     deployment: String,
-    pub redis_seconds: HistogramVec,
+    pub(crate) redis_seconds: HistogramVec,
     /// Failed scripts by node and the first word of the error.
-    pub redis_errors: IntCounterVec,
+    pub(crate) redis_errors: IntCounterVec,
 }
 
 /// The holds and waits in progress.
@@ -136,7 +136,7 @@ impl Metrics {
     ///
     /// # Errors
     /// Fails if the registry already has a metric of the same name.
-    pub fn new(registry: &Registry, deployment: &str) -> prometheus::Result<Self> {
+    pub(crate) fn new(registry: &Registry, deployment: &str) -> prometheus::Result<Self> {
         let make = Registrar(registry);
         let group = "lock_group";
         let metrics = Self {
@@ -379,15 +379,15 @@ impl Metrics {
         }
     }
 
-    pub fn acquisition(&self, group: &str, kind: Kind, outcome: &str) {
+    fn acquisition(&self, group: &str, kind: Kind, outcome: &str) {
         self.acquisitions.with_label_values(&[group, kind.as_str(), outcome]).inc();
     }
 
-    pub fn waited(&self, group: &str, outcome: &str, wait: Duration) {
+    fn waited(&self, group: &str, outcome: &str, wait: Duration) {
         self.wait_seconds.with_label_values(&[group, outcome]).observe(wait.as_secs_f64());
     }
 
-    pub fn wait_began(&self, group: &Arc<str>, kind: Kind, number: i64) {
+    fn wait_began(&self, group: &Arc<str>, kind: Kind, number: i64) {
         self.waiters.with_label_values(&[&**group, kind.as_str()]).inc();
         let mut active = lock(&self.active);
         start(&mut active.waits, group, number);
@@ -398,17 +398,17 @@ impl Metrics {
         }
     }
 
-    pub fn wait_ended(&self, group: &Arc<str>, kind: Kind, number: i64) {
+    fn wait_ended(&self, group: &Arc<str>, kind: Kind, number: i64) {
         self.waiters.with_label_values(&[&**group, kind.as_str()]).dec();
         end(&mut lock(&self.active).waits, group, number);
     }
 
-    pub fn hold_began(&self, group: &Arc<str>, kind: Kind, number: i64) {
+    fn hold_began(&self, group: &Arc<str>, kind: Kind, number: i64) {
         self.holds.with_label_values(&[&**group, kind.as_str()]).inc();
         start(&mut lock(&self.active).holds, group, number);
     }
 
-    pub fn hold_ended(&self, group: &Arc<str>, kind: Kind, number: i64, why: End, held: Duration) {
+    fn hold_ended(&self, group: &Arc<str>, kind: Kind, number: i64, why: End, held: Duration) {
         self.holds.with_label_values(&[&**group, kind.as_str()]).dec();
         end(&mut lock(&self.active).holds, group, number);
         let label = match why {
@@ -421,7 +421,7 @@ impl Metrics {
     }
 
     /// Creates the metrics of a server at 0.
-    pub fn server(&self, node: &str, red: bool) {
+    pub(crate) fn server(&self, node: &str, red: bool) {
         self.redis_up.with_label_values(&[node]).set(0);
         self.reconnects.with_label_values(&[node]);
         self.master_changes.with_label_values(&[node]);
@@ -434,7 +434,7 @@ impl Metrics {
     }
 
     /// Removes the gauges, but not the counters, of a server that is no longer in use.
-    pub fn server_gone(&self, node: &str) {
+    pub(crate) fn server_gone(&self, node: &str) {
         // A server that was never connected lacks some of them.
         self.redis_up.remove_label_values(&[node]).ok();
         self.redis_evicts.remove_label_values(&[node]).ok();
@@ -442,7 +442,7 @@ impl Metrics {
     }
 
     /// Exports which server a connection leads to, in place of `before`.
-    pub fn server_known(&self, node: &str, before: Option<&str>, run_id: &str) {
+    pub(crate) fn server_known(&self, node: &str, before: Option<&str>, run_id: &str) {
         if let Some(before) = before {
             self.redis_server_info.remove_label_values(&[&self.deployment, node, before]).ok();
         }
@@ -450,12 +450,12 @@ impl Metrics {
     }
 
     /// Counts the answer of a server of red locks to an attempt, or its silence.
-    pub fn red_vote(&self, node: &str, outcome: &str) {
+    fn red_vote(&self, node: &str, outcome: &str) {
         self.red_votes.with_label_values(&[node, outcome]).inc();
     }
 
     /// Creates the metrics of batches that replicas of a server must confirm at 0.
-    pub fn replicated_server(&self, node: &str) {
+    pub(crate) fn replicated_server(&self, node: &str) {
         for (batch, outcome) in [
             ("grants", "confirmed"),
             ("grants", "unconfirmed"),
@@ -468,38 +468,38 @@ impl Metrics {
     }
 
     /// Counts a batch of scripts that replicas had to confirm, and shows how many did.
-    pub fn on_replica_batch(&self, node: &str, batch: &str, outcome: &str, replicas: u32) {
+    pub(crate) fn on_replica_batch(&self, node: &str, batch: &str, outcome: &str, replicas: u32) {
         self.replica_batches.with_label_values(&[node, batch, outcome]).inc();
         self.replicas_acknowledged.with_label_values(&[node]).set(i64::from(replicas));
     }
 
-    pub fn confirmation(&self, outcome: &str) {
+    fn confirmation(&self, outcome: &str) {
         self.confirmations.with_label_values(&[outcome]).inc();
     }
 
-    pub fn handover(&self, group: &str) {
+    fn handover(&self, group: &str) {
         self.handovers.with_label_values(&[group]).inc();
     }
 
-    pub fn renewals(&self, group: &str, outcome: &str, count: u64) {
+    fn renewals(&self, group: &str, outcome: &str, count: u64) {
         self.renewals.with_label_values(&[group, outcome]).inc_by(count);
     }
 
-    pub fn lease_overrun(&self, group: &str) {
+    fn lease_overrun(&self, group: &str) {
         self.lease_overruns.with_label_values(&[group]).inc();
     }
 
-    pub fn lost(&self, group: &str, why: End) {
+    fn lost(&self, group: &str, why: End) {
         self.locks_lost.with_label_values(&[group, why.as_str()]).inc();
         self.lost_holds.with_label_values(&[why.as_str()]).inc();
     }
 
     /// Counts a script whose outcome was unknown and has been found.
-    pub fn outcome_found(&self, outcome: &str) {
+    fn outcome_found(&self, outcome: &str) {
         self.unknown_outcomes.with_label_values(&[outcome]).inc();
     }
 
-    pub fn command(&self, word: &str, failed: bool, took: Duration) {
+    pub(crate) fn command(&self, word: &str, failed: bool, took: Duration) {
         let outcome = if failed { "error" } else { "ok" };
         self.commands.with_label_values(&[word, outcome]).inc();
         self.command_seconds.with_label_values(&[word]).observe(took.as_secs_f64());

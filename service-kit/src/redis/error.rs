@@ -66,12 +66,6 @@ impl ServerError {
         Some(Redirect { ask, host: host.to_owned(), port: port.parse().ok()? })
     }
 
-    /// Returns `true` if the server has no memory left for writes.
-    #[must_use]
-    pub fn is_out_of_memory(&self) -> bool {
-        self.code == "OOM"
-    }
-
     /// Returns `true` if the account may not do this, or not log in at all. An operator has to change an account or a
     /// setting.
     #[must_use]

@@ -10,6 +10,7 @@ use crate::core::ids::HoldIndex;
 use crate::core::lease::Due;
 use crate::core::ops::verb::{Renewal, RenewalForm};
 use crate::core::session::event::{Event, Validity};
+use crate::core::units::millis;
 use crate::core::{Core, LogLine, Node};
 use crate::types::{ConnectionId, End, Number};
 
@@ -163,8 +164,7 @@ impl Core {
         }
         let slept = self.leases.shortest().is_some_and(|shortest| gap > shortest / 3);
         if slept {
-            let gap_ms = crate::core::units::millis(gap);
-            self.effects.log(LogLine::Slept { gap_ms });
+            self.effects.log(LogLine::Slept { gap_ms: millis(gap) });
         }
         slept
     }
