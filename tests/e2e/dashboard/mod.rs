@@ -11,6 +11,7 @@ mod description;
 mod discovery;
 mod doctor;
 mod history;
+mod layout;
 mod lists;
 mod live_pages;
 mod lock_then;
