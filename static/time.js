@@ -105,7 +105,7 @@ const Lockscope = (() => {
     const today = day(at);
     for (const time of root.querySelectorAll("[data-day]")) {
       const its = day(Number(time.dataset.day));
-      setText(time, its === today ? "" : its);
+      setText(time, its === today ? "" : `${its} `);
     }
     for (const ttl of root.querySelectorAll(".time-left")) countDown(ttl, at);
     const reads = [...root.querySelectorAll("[data-observed]")];

@@ -1,4 +1,4 @@
-//! How pages look: long names.
+//! How pages look: long names, and the cards that rows become on a phone.
 
 use anyhow::{Result, ensure};
 use harness::browser::Browser;
@@ -15,6 +15,22 @@ const NAME_LINES: &str = "return [...document.querySelectorAll('tbody .name a:no
     const parts = [...shown.getClientRects()];
     const high = Math.max(...parts.map((part) => part.bottom)) - Math.min(...parts.map((part) => part.top));
     return Math.round(high / parseFloat(getComputedStyle(name).fontSize) / 1.4);
+})";
+
+/// The cells of which a line of the value does not stand beside the label.
+const ASTRAY: &str = "return [...document.querySelectorAll('tbody td[data-label]:not(.detail)')].flatMap((cell) => {
+    const value = document.createRange();
+    value.selectNodeContents(cell);
+    const wanted = parseFloat(getComputedStyle(cell).paddingLeft) + cell.getBoundingClientRect().left;
+    const lines = new Map();
+    for (const part of value.getClientRects()) {
+        if (part.width < 1.5) continue;
+        const line = [...lines.keys()].find((bottom) => part.top < bottom && part.bottom >= bottom - 6) ?? part.bottom;
+        lines.set(line, Math.min(lines.get(line) ?? Infinity, part.left));
+    }
+    const begins = [...lines.values()];
+    return begins.some((left) => Math.abs(left - wanted) > 1.5)
+        ? [`${cell.dataset.label}: ${cell.innerText}: ${begins}, not ${wanted}`] : [];
 })";
 
 #[tokio::test]
@@ -36,6 +52,27 @@ async fn a_long_name_has_one_line_in_every_list_of_one_line_and_wraps_on_a_phone
             let fits = |lines: &i64| (*lines == 1) == is_one;
             assert!(lines.iter().all(fits), "{page} at {size:?}: {lines:?}");
         }
+    }
+    Ok(())
+}
+
+#[tokio::test]
+async fn on_a_phone_every_value_stands_beside_its_label() -> Result<()> {
+    let mut shown = Shown::new().await?;
+    let script = "<script>alert(1)</script>";
+    for name in [&"y".repeat(320), script] {
+        ensure!(shown.java.lock(name).await?, "taken");
+        shown.bench.listed(name, |_| true).await;
+    }
+    let browser = Browser::start().await?;
+    browser.show_as(PHONE, false).await?;
+    let pages = ["/overview", "/", "/problems", "/owners", "/contention", "/history", "/sources"];
+    for page in pages.into_iter().chain(["/history?at=-0s", "/lock?name=awaited"]) {
+        browser.open(&shown.bench.dashboard.url(page)).await?;
+        let astray = browser.run(ASTRAY).await?;
+        assert_eq!(astray, serde_json::json!([]), "{page}");
+        let wide = "return document.documentElement.scrollWidth > innerWidth";
+        assert_eq!(browser.run(wide).await?, false, "{page} is wider than the window");
     }
     Ok(())
 }
