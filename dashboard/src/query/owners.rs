@@ -11,8 +11,8 @@ use super::pass::Pass;
 use super::{Filter, Threads};
 use crate::clock::SteadyMillis;
 use crate::model::types::{
-    ClientView, Entry, HolderView, LockView, PastHoldView, Section, Since, Snapshot, WaiterView,
-    client_of,
+    Certainty, ClientView, Entry, HolderView, LockView, PastHoldView, Section, Since, Snapshot,
+    WaiterView, client_of,
 };
 
 /// A client, or all clients of a service or host, with its holds and waits.
@@ -29,6 +29,10 @@ pub struct OwnerRow {
     pub holds: usize,
     /// The number of its holds of locks with problems.
     pub with_problems: usize,
+    /// True if one of those problems is certain.
+    #[serde(skip)]
+    #[schema(ignore)]
+    pub certain: bool,
     /// The number of locks that it waits for, as far as waiters are known by name.
     pub waits: usize,
     /// The beginning of its oldest hold; null if it only waits.
@@ -45,6 +49,11 @@ pub struct OwnerRow {
     pub claimed: Option<&'static str>,
 }
 
+/// Returns whether something is surely wrong with a lock.
+fn has_certain(lock: &LockView) -> bool {
+    lock.problems.iter().any(|problem| problem.certainty == Certainty::Certain)
+}
+
 /// A client, and a process of it as far as it is known: its service, host and pid.
 type Process<'a> = (&'a str, &'a str, Option<(Option<&'a str>, Option<&'a str>, Option<u32>)>);
 
@@ -57,6 +66,7 @@ impl OwnerRow {
             id: id.to_owned(),
             holds: 0,
             with_problems: 0,
+            certain: false,
             waits: 0,
             oldest: None,
             processes: 0,
@@ -71,6 +81,7 @@ impl OwnerRow {
         let holder = &lock.holders[holder];
         self.holds += 1;
         self.with_problems += usize::from(!lock.problems.is_empty());
+        self.certain |= has_certain(lock);
         self.started(Some(holder.since));
         self.identified(holder.client.as_deref());
     }
@@ -129,6 +140,7 @@ impl OwnerRow {
     fn add_all(&mut self, other: &Self) {
         self.holds += other.holds;
         self.with_problems += other.with_problems;
+        self.certain |= other.certain;
         self.waits += other.waits;
         self.started(other.oldest);
     }
@@ -212,6 +224,7 @@ impl<'s> Class<'s> {
     fn add_to(&self, owner: &mut OwnerRow) {
         owner.holds += self.locks;
         owner.with_problems += if self.has_problems { self.locks } else { 0 };
+        owner.certain |= self.locks > 0 && has_certain(self.lock);
         owner.started(self.oldest.map(|at| Since { at, exact: self.exact }));
     }
 }

@@ -7,7 +7,7 @@ use super::Chrome;
 use super::format::{self, Ago, rfc3339};
 use super::list::{Heading, ListView, LockLink, holder};
 use super::picture::Histogram;
-use super::row::{HolderCell, held_since, row_id};
+use super::row::{HolderCell, held_since, only_suspected, row_id};
 use crate::clock::SteadyMillis;
 use crate::model::contention::{Contention, Durations, GroupTally, Longest, Tally};
 use crate::query::Listed as _;
@@ -73,6 +73,8 @@ struct ContentionTemplate<'a> {
     holder: Option<HolderCell<'a>>,
     held: Option<Ago>,
     troubled: bool,
+    /// True if nothing is surely wrong.
+    suspected: bool,
     queued: bool,
     hour: Hour<'a>,
 }
@@ -107,6 +109,7 @@ impl ListView for ContentionRow {
             holder: lock.and_then(holder),
             held: lock.and_then(held_since).map(|since| Ago::since(since, now)),
             troubled: lock.is_some_and(|lock| !lock.problems.is_empty()),
+            suspected: lock.is_none_or(only_suspected),
             queued: lock.is_some_and(|lock| lock.queued),
             hour: Hour::new(&self.last_hour),
         }

@@ -212,10 +212,14 @@ impl<'a> Row<'a> {
         !self.problems.is_empty()
     }
 
-    /// Returns true if nothing is surely wrong.
     fn suspected(&self) -> bool {
-        self.lock.problems.iter().all(|problem| problem.certainty == Certainty::Suspected)
+        only_suspected(self.lock)
     }
+}
+
+/// Returns true if nothing is surely wrong with a lock.
+pub(super) fn only_suspected(lock: &LockView) -> bool {
+    lock.problems.iter().all(|problem| problem.certainty == Certainty::Suspected)
 }
 
 /// A row's id within a page.

@@ -6,6 +6,7 @@ pub(in crate::views) mod fixtures;
 mod live;
 mod markup;
 mod sources;
+mod told;
 mod trace;
 
 use std::path::Path;

@@ -1,0 +1,35 @@
+//! What pages say of one thing, and in which colour.
+
+use super::fixtures::{held, leaked, list};
+use crate::model::types::{Certainty, LockView};
+use crate::query::contention::ContentionRow;
+use crate::query::owners::OwnerRow;
+use crate::text;
+use crate::views::list_page;
+
+/// The class of the row that has this text.
+fn class(html: &str, text: &str) -> String {
+    let mut rows = html.split("<tr id=").skip(1);
+    let row = rows.find(|row| row.contains(text)).expect("a row");
+    row.split("class=\"").nth(1).unwrap().split('"').next().unwrap().to_owned()
+}
+
+#[test]
+fn a_row_is_amber_only_where_nothing_is_surely_wrong() {
+    let suspected = |mut lock: LockView| {
+        lock.problems[0].certainty = Certainty::Suspected;
+        lock
+    };
+    let owners = |lock| class(&list_page(&list::<OwnerRow>(vec![lock])).unwrap(), "");
+    assert_eq!(owners(held(b"orders:1", 1, 4_000)), "row");
+    assert_eq!(owners(leaked()), "row wrong");
+    assert_eq!(owners(suspected(leaked())), "row wrong suspected");
+    let waits = |mut lock: LockView| {
+        lock.waiting = 1;
+        let name = text::visible(lock.id.name.as_bytes());
+        class(&list_page(&list::<ContentionRow>(vec![lock])).unwrap(), &name)
+    };
+    assert_eq!(waits(held(b"orders:1", 1, 4_000)), "row");
+    assert_eq!(waits(leaked()), "row wrong");
+    assert_eq!(waits(suspected(leaked())), "row wrong suspected");
+}
