@@ -8,6 +8,7 @@ use super::format::{self, Ago, Prose};
 use super::list::{LockLink, holder};
 use super::owner_name::with_names;
 use super::page::{self, Frame};
+use super::picture::Circle;
 use super::row::{Badge, HolderCell};
 use super::{IncidentPage, IncidentStep, links};
 use crate::release::{MAX_REASON, Outcome, VALID};
@@ -55,6 +56,8 @@ struct IncidentTemplate<'a> {
     holder: Option<HolderCell<'a>>,
     advice: Prose<'a>,
     evidence: Option<String>,
+    /// Who waits for whom, of a deadlock.
+    circle: Option<Circle>,
     /// Each with the age of its problem.
     locks: Vec<(LockLink, Ago)>,
     more: usize,
@@ -98,6 +101,7 @@ pub fn incident_page(page: &IncidentPage) -> Result<String, askama::Error> {
         holder: holder(first).filter(|_| incident.shows_holder()),
         advice: with_names(&problem.advice, &chrome.names).into(),
         evidence: problem.evidence.last().map(|it| with_names(&it.text, &chrome.names)),
+        circle: Circle::new(problem, &chrome.names),
         locks: incident
             .locks
             .iter()

@@ -134,6 +134,11 @@ pub(super) fn all() -> Vec<(String, String)> {
     pages.push(("owners-by-host", list_page(&grouped_owners("host")).unwrap()));
     pages.push(("problems", list_page(&list::<IncidentRow>(troubled())).unwrap()));
     pages.push(("problems-none", list_page(&list::<IncidentRow>(Vec::new())).unwrap()));
+    pages.push(("incident", incident_page(&incident(vec![leaked(), overdue()])).unwrap()));
+    pages.push(("incident-deadlock", incident_page(&incident(vec![deadlocked()])).unwrap()));
+    let mut odd: Vec<LockView> = hostile().rows.iter().map(|row| (**row).clone()).collect();
+    odd.iter_mut().for_each(|lock| lock.problems = leaked().problems);
+    pages.push(("incident-hostile", incident_page(&incident(odd)).unwrap()));
     pages.push(("contention", list_page(&list::<ContentionRow>(troubled())).unwrap()));
     pages.push(("contention-none", list_page(&list::<ContentionRow>(Vec::new())).unwrap()));
     pages.push(("owner", owner_page(&owner(&stuck())).unwrap()));

@@ -440,6 +440,17 @@ pub(super) fn list_rows() -> Vec<String> {
     [html(&owners()), html(&problems), html(&contention)].concat()
 }
 
+/// The first incident of locks.
+pub(super) fn incident(locks: Vec<LockView>) -> IncidentPage {
+    IncidentPage {
+        chrome: chrome("/incident?problem=x"),
+        incident: list::<IncidentRow>(locks).rows.remove(0),
+        may_acknowledge: true,
+        may_release: true,
+        step: IncidentStep::Show,
+    }
+}
+
 pub(super) fn owner(of: &LockView) -> OwnerPage {
     let deployment = &of.id.deployment;
     let mut owner = OwnerRow::new(deployment, client_of(&of.holders[0].id));

@@ -1,11 +1,11 @@
 //! What pages say of one thing, and in which colour.
 
-use super::fixtures::{held, leaked, list};
+use super::fixtures::{deadlocked, held, incident, leaked, list};
 use crate::model::types::{Certainty, LockView};
 use crate::query::contention::ContentionRow;
 use crate::query::owners::OwnerRow;
 use crate::text;
-use crate::views::list_page;
+use crate::views::{incident_page, list_page};
 
 /// The class of the row that has this text.
 fn class(html: &str, text: &str) -> String {
@@ -32,4 +32,14 @@ fn a_row_is_amber_only_where_nothing_is_surely_wrong() {
     assert_eq!(waits(held(b"orders:1", 1, 4_000)), "row");
     assert_eq!(waits(leaked()), "row wrong");
     assert_eq!(waits(suspected(leaked())), "row wrong suspected");
+}
+
+#[test]
+fn the_page_of_an_incident_draws_its_circle_of_waits() {
+    let shown = |lock: LockView| incident_page(&incident(vec![lock])).unwrap();
+    let circle = "<figure class=\"circle\">";
+    assert!(!shown(leaked()).contains(circle));
+    let page = shown(deadlocked());
+    assert!(page.contains(circle) && page.contains("waits for"), "{page}");
+    assert!(page.find(circle) < page.find("Acknowledge all"), "the picture comes first");
 }
