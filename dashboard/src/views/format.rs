@@ -1,6 +1,7 @@
 //! The format of values: durations, instants, counts, holders. The script formats them the same way.
 
 use std::borrow::Cow;
+use std::time::Duration;
 
 use askama::Template;
 use askama::filters::HtmlSafe;
@@ -145,6 +146,35 @@ impl Clock {
     }
 }
 
+/// The rest of a form's validity, which the script counts down.
+#[derive(Debug, Clone, Template)]
+#[template(path = "parts/validity.html")]
+pub(super) struct Validity {
+    read_at: u64,
+    millis: u64,
+    left: String,
+    left_millis: u64,
+    /// The form as new.
+    renewed: String,
+}
+
+impl HtmlSafe for Validity {}
+
+impl Validity {
+    /// Of a form that shows what was read at an instant.
+    pub(super) fn new(
+        read_at: SteadyMillis,
+        valid: Duration,
+        renewed: String,
+        now: SteadyMillis,
+    ) -> Self {
+        let millis = u64::try_from(valid.as_millis()).unwrap_or(u64::MAX);
+        let left_millis = millis.saturating_sub(now.0.saturating_sub(read_at.0));
+        let left = duration(left_millis);
+        Self { read_at: read_at.0, millis, left, left_millis, renewed }
+    }
+}
+
 #[cfg(test)]
 mod tests {
     use super::*;
@@ -165,6 +195,19 @@ mod tests {
         assert_eq!(day(DAY, DAY + 5), "");
         assert_eq!(day(DAY - 1, DAY + 5), "1970-01-01");
         assert_eq!(day(DAY, 0), "1970-01-02", "a patch leaves it to the script");
+    }
+
+    #[test]
+    fn a_form_tells_how_long_it_is_valid_and_that_it_is_no_longer() {
+        let at = |now: u64| {
+            let valid = Duration::from_secs(60);
+            let form =
+                Validity::new(SteadyMillis(1_000), valid, "/again".into(), SteadyMillis(now));
+            form.render().unwrap()
+        };
+        assert!(at(11_000).contains("<span class=\"left\">50s</span>"), "{}", at(11_000));
+        assert!(!at(60_999).contains("over"), "{}", at(60_999));
+        assert!(at(61_000).contains("class=\"time-left over\""), "{}", at(61_000));
     }
 
     #[test]

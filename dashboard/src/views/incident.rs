@@ -4,7 +4,7 @@ use std::collections::BTreeMap;
 
 use askama::Template;
 
-use super::format::{self, Ago, Prose};
+use super::format::{self, Ago, Prose, Validity};
 use super::list::{LockLink, holder};
 use super::owner_name::with_names;
 use super::page::{self, Frame};
@@ -33,6 +33,7 @@ struct Offered<'a> {
     more: usize,
     mistake: Option<&'a str>,
     reason: &'a str,
+    validity: Validity,
 }
 
 /// The outcomes of a release.
@@ -66,7 +67,6 @@ struct IncidentTemplate<'a> {
     offered: Option<Offered<'a>>,
     done: Option<Done>,
     max_reason: usize,
-    valid: String,
 }
 
 /// The page.
@@ -114,7 +114,6 @@ pub fn incident_page(page: &IncidentPage) -> Result<String, askama::Error> {
         offered: offered(page),
         done: done(page),
         max_reason: MAX_REASON,
-        valid: format::duration(VALID.as_secs() * 1_000),
     }
     .render()
 }
@@ -122,6 +121,9 @@ pub fn incident_page(page: &IncidentPage) -> Result<String, askama::Error> {
 fn offered(page: &IncidentPage) -> Option<Offered<'_>> {
     let IncidentStep::Ask { batch, seen, more, mistake, reason } = &page.step else { return None };
     let left_out = batch.left_out.iter().take(NAMED);
+    let now = page.chrome.now;
+    let read_at = batch.offers.iter().map(|(offer, _)| offer.read_at.1).min().unwrap_or(now);
+    let again = links::release_incident(&page.incident);
     Some(Offered {
         action: links::release_incident(&page.incident),
         seen,
@@ -141,6 +143,7 @@ fn offered(page: &IncidentPage) -> Option<Offered<'_>> {
         more: *more,
         mistake: mistake.as_deref(),
         reason,
+        validity: Validity::new(read_at, VALID, again, now),
     })
 }
 

@@ -3,10 +3,11 @@
 use askama::Template;
 use redisson::shape::LockHash;
 
-use super::format::{self, Ago, Prose};
+use super::format::{Ago, Clock, Prose, Validity};
 use super::page::{self, Frame};
-use super::row::{Badge, client_words};
+use super::row::{Badge, Ttl, client_words};
 use super::{ReleasePage, ReleaseStep, links};
+use crate::clock::SteadyMillis;
 use crate::model::types::LockView;
 use crate::release::{Choice, MAX_REASON, Offer, Outcome, VALID};
 use crate::text::shown_name;
@@ -30,7 +31,11 @@ struct ReleaseTemplate<'a> {
     name: String,
     link: String,
     action: String,
-    ttl: Option<String>,
+    /// What is left of the lease, when it was read, with how much, and when it ends.
+    ttl: Option<Ttl>,
+    read_at: u64,
+    ttl_millis: Option<u64>,
+    ends: Option<Clock>,
     renewed: Option<Ago>,
     read: Ago,
     problem: Option<Badge>,
@@ -39,7 +44,7 @@ struct ReleaseTemplate<'a> {
     foreign_fields: Option<String>,
     choices: Vec<Shown>,
     max_reason: usize,
-    valid: String,
+    validity: Option<Validity>,
 }
 
 /// The page.
@@ -52,16 +57,23 @@ pub fn release_page(page: &ReleasePage) -> Result<String, askama::Error> {
         ReleaseStep::Ask { offer, target, .. } => Some((offer, target.as_deref())),
         ReleaseStep::Nothing(_) | ReleaseStep::Done(_) => None,
     };
-    let ttl = asked.and_then(|(offer, _)| offer.ttl).map(|ttl| u64::try_from(ttl.as_millis()));
+    let ttl_millis = asked
+        .and_then(|(offer, _)| offer.ttl)
+        .map(|ttl| u64::try_from(ttl.as_millis()).unwrap_or(u64::MAX));
+    let read_at = asked.map_or(now, |(offer, _)| offer.read_at.1);
+    let held = asked.filter(|(offer, _)| offer.hash.is_some());
     ReleaseTemplate {
         frame: Frame::new(page::title(&page.chrome, "Release by force"), "", &page.chrome).still(),
         page,
         name: shown_name(&page.id.name),
         link: links::lock(&page.id),
         action: links::release(&page.id),
-        ttl: ttl.map(|ttl| format::duration(ttl.unwrap_or(u64::MAX))),
+        ttl: held.map(|(offer, _)| Ttl::read(&offer.view, (read_at, ttl_millis), now)),
+        read_at: read_at.0,
+        ttl_millis,
+        ends: ttl_millis.map(|ttl| Clock::new(SteadyMillis(read_at.0.saturating_add(ttl)), now)),
         renewed: asked.and_then(|(offer, _)| offer.renewed_at()).map(|at| Ago::new(at, now)),
-        read: Ago::new(asked.map_or(now, |(offer, _)| offer.read_at.1), now),
+        read: Ago::new(read_at, now),
         problem: asked
             .and_then(|(offer, _)| offer.view.problems.first())
             .map(|problem| Badge::new(problem, now)),
@@ -71,7 +83,7 @@ pub fn release_page(page: &ReleasePage) -> Result<String, askama::Error> {
         foreign_fields: asked.and_then(|(offer, _)| offer.foreign_fields()),
         choices: asked.map(|(offer, target)| choices(offer, target)).unwrap_or_default(),
         max_reason: MAX_REASON,
-        valid: format::duration(VALID.as_secs() * 1_000),
+        validity: asked.map(|_| Validity::new(read_at, VALID, links::release(&page.id), now)),
     }
     .render()
 }

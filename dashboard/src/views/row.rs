@@ -58,7 +58,15 @@ impl HtmlSafe for Ttl {}
 
 impl Ttl {
     pub(super) fn new(lock: &LockView, now: SteadyMillis) -> Self {
-        let (observed_at, ttl) = lock.last_reading();
+        Self::read(lock, lock.last_reading(), now)
+    }
+
+    /// That of a lock as another reading has it: its instant, and the rest by then.
+    pub(super) fn read(
+        lock: &LockView,
+        (observed_at, ttl): (SteadyMillis, Option<u64>),
+        now: SteadyMillis,
+    ) -> Self {
         // Of a server that cannot be read, what was read last stands still.
         let passed = match lock.state {
             State::Unknown => 0,

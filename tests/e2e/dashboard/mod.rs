@@ -10,6 +10,7 @@ mod cluster_sources;
 mod description;
 mod discovery;
 mod doctor;
+mod forms;
 mod history;
 mod layout;
 mod lists;
