@@ -78,6 +78,26 @@ pub struct Span {
     pub lock: Option<LockId>,
 }
 
+/// Returns the span of a request for past events. The default is the hour until `now`.
+///
+/// # Errors
+/// If an instant is malformed, or the two are in the wrong order.
+pub(super) fn span_of(
+    params: &EventsParams,
+    now: SteadyMillis,
+) -> Result<(SteadyMillis, SteadyMillis), ApiError> {
+    let given = |text: &Option<String>| text.clone().filter(|text| !text.trim().is_empty());
+    let from = match given(&params.from) {
+        Some(from) => instant("from", &from, now)?,
+        None => SteadyMillis(now.0.saturating_sub(USUAL_SPAN_MS)),
+    };
+    let to = given(&params.to).map_or(Ok(now), |to| instant("to", &to, now))?;
+    if to < from {
+        return Err(ApiError::bad_request("`to` is before `from`"));
+    }
+    Ok((from, to))
+}
+
 impl std::ops::Deref for App {
     type Target = Inner;
     fn deref(&self) -> &Inner {
@@ -244,15 +264,8 @@ impl App {
     /// # Errors
     /// If an instant is malformed, the two are in the wrong order, or the name is invalid.
     pub fn span(&self, params: &EventsParams, now: SteadyMillis) -> Result<Span, ApiError> {
+        let (from, to) = span_of(params, now)?;
         let given = |text: &Option<String>| text.clone().filter(|text| !text.trim().is_empty());
-        let from = match given(&params.from) {
-            Some(from) => instant("from", &from, now)?,
-            None => SteadyMillis(now.0.saturating_sub(USUAL_SPAN_MS)),
-        };
-        let to = given(&params.to).map_or(Ok(now), |to| instant("to", &to, now))?;
-        if to < from {
-            return Err(ApiError::bad_request("`to` is before `from`"));
-        }
         let lock = if given(&params.name).is_some() || params.name64.is_some() {
             let EventsParams { deployment, db, name, name64, .. } = params.clone();
             let name = given(&name);

@@ -4,9 +4,9 @@ use std::sync::Arc;
 
 use redisson::HolderId;
 
-use super::app::{App, Span};
+use super::app::{App, Span, span_of};
 use super::error::{ApiError, visible};
-use super::params::{EventsParams, instant};
+use super::params::{EventsParams, instant, recognizable};
 use crate::archive::{BUCKETS, Density, EventSearch, FoundEvents, Gap, HeldThen};
 use crate::clock::SteadyMillis;
 use crate::model::owner_names::OwnerNames;
@@ -37,6 +37,32 @@ fn strip(from: SteadyMillis, to: SteadyMillis, goes_on: bool) -> (SteadyMillis, 
     }
     let end = to.0 - to.0 % part + part;
     (SteadyMillis(end.saturating_sub(part * BUCKETS as u64)), SteadyMillis(end))
+}
+
+/// Returns the field of the form with an instant that is not understood, and what is wrong with it. The field says in which
+/// zone it is.
+fn mistake(params: &EventsParams, now: SteadyMillis) -> Option<(&'static str, String)> {
+    let fields = [("from", &params.from), ("to", &params.to), ("at", &params.at)];
+    let wrong = fields.into_iter().find_map(|(field, text)| {
+        let text = text.as_deref().filter(|text| !text.trim().is_empty())?;
+        instant(field, text, now).err()?;
+        let typed = recognizable(text);
+        Some((
+            field,
+            format!(
+                "`{typed}` is no instant: expected a time of day such as `03:12`, an instant such as `2026-11-21T03:12:00Z`, or `-15m` for so long ago."
+            ),
+        ))
+    });
+    let out_of_order = || {
+        span_of(params, now).err()?;
+        Some((
+            "to",
+            "This is before the beginning: expected an instant after it, or nothing for now."
+                .to_owned(),
+        ))
+    };
+    wrong.or_else(out_of_order)
 }
 
 impl App {
@@ -102,7 +128,12 @@ impl App {
         params: &EventsParams,
     ) -> Result<HistoryPage, ApiError> {
         let now = SteadyMillis::now();
-        let span = self.span(params, now)?;
+        // What was typed stays in the form, beside what is wrong with it.
+        let mistake = mistake(params, now);
+        let span = match mistake {
+            Some(_) => self.span(&EventsParams { from: None, to: None, ..params.clone() }, now)?,
+            None => self.span(params, now)?,
+        };
         let text = |text: &Option<String>| text.clone().unwrap_or_default();
         let mut page = HistoryPage {
             chrome: self.chrome(address),
@@ -111,6 +142,7 @@ impl App {
             at_text: text(&params.at),
             filter: text(&params.filter),
             filter_error: None,
+            mistake,
             types: Vec::new(),
             from: span.from,
             to: span.to,
@@ -131,6 +163,9 @@ impl App {
                 return Ok(page);
             }
         };
+        if page.mistake.is_some() {
+            return Ok(page);
+        }
         page.types = filter.types().collect();
         let goes_on = page.to_text.trim().is_empty();
         let (from, to) = strip(span.from, span.to, goes_on);

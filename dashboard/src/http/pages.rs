@@ -129,9 +129,9 @@ pub async fn history(
     match page.await {
         Ok(mut page) => {
             visitor.sign(&mut page.chrome);
-            let status = match page.filter_error {
-                Some(_) => StatusCode::BAD_REQUEST,
-                None => StatusCode::OK,
+            let status = match page.is_understood() {
+                true => StatusCode::OK,
+                false => StatusCode::BAD_REQUEST,
             };
             rendered(status, views::history_page(&page))
         }

@@ -6,7 +6,7 @@ use axum::http::Uri;
 use serde::Deserialize;
 use utoipa::{IntoParams, ToSchema};
 
-use super::error::ApiError;
+use super::error::{ApiError, visible};
 use crate::clock::{SteadyMillis, WallMillis};
 use crate::model::types::ProblemKind;
 use crate::query::{Listed, MAX_ROWS, Order};
@@ -307,10 +307,23 @@ pub fn instant(key: &str, text: &str, now: SteadyMillis) -> Result<SteadyMillis,
     let now = now.to_wall();
     let at = ago(text, now).or_else(|| time_of_day(text, now)).or_else(whole);
     at.map(|at| WallMillis(at).to_steady()).ok_or_else(|| {
+        let typed = recognizable(text);
         ApiError::bad_request(format!(
-            "`{key}` is not an instant: expected one in UTC, such as 2026-11-21T03:12:00Z, 03:12, or -15m"
+            "`{key}` is `{typed}`, which is no instant: expected one in UTC, such as 2026-11-21T03:12:00Z, 03:12, or -15m"
         ))
     })
+}
+
+/// Returns a value that is quoted in a sentence: enough to recognize it by.
+#[must_use]
+pub fn recognizable(text: &str) -> String {
+    const ENOUGH: usize = 40;
+    let text = text.trim();
+    let mut quoted: String = visible(text).replace('`', "'").chars().take(ENOUGH).collect();
+    if text.chars().count() > ENOUGH {
+        quoted.push('…');
+    }
+    quoted
 }
 
 fn ago(text: &str, now: WallMillis) -> Option<u64> {
@@ -375,7 +388,8 @@ mod tests {
         for text in
             ["", "soon", "3:12", "24:00", "03:60", "03:12:00:00", "15m", "--1h", "-", "03:1x"]
         {
-            assert!(read(text).unwrap_err().detail.contains("`at`"), "{text}");
+            let detail = read(text).unwrap_err().detail;
+            assert!(detail.starts_with(&format!("`at` is `{text}`")), "{detail}");
         }
     }
 }

@@ -77,6 +77,28 @@ impl EventRow {
     }
 }
 
+impl HistoryPage {
+    /// Returns true if there is no mistake in the request.
+    #[must_use]
+    pub fn is_understood(&self) -> bool {
+        self.filter_error.is_none() && self.mistake.is_none()
+    }
+
+    /// Returns true if the mistake is in that field.
+    fn is_wrong(&self, field: &str) -> bool {
+        self.mistake.as_ref().is_some_and(|(wrong, _)| *wrong == field)
+    }
+
+    /// Returns the label of the field with the mistake.
+    fn wrong_label(&self) -> &'static str {
+        match self.mistake {
+            Some(("to", _)) => "To",
+            Some(("at", _)) => "Held at",
+            _ => "From",
+        }
+    }
+}
+
 /// The address of the page with other parameters.
 struct Address<'a>(&'a HistoryPage);
 
@@ -331,7 +353,7 @@ pub fn history_page(page: &HistoryPage) -> Result<String, askama::Error> {
         links::with("/api/v1/events", &query)
     };
     // Of what is over, and of a page that somebody has turned to, nothing changes.
-    let is_live = is_open && page.filter_error.is_none() && page.newer.is_none();
+    let is_live = is_open && page.is_understood() && page.newer.is_none();
     let of_all = HistoryPage { lock: None, ..page.clone() };
     HistoryTemplate {
         frame: if is_live && page.then.is_none() { frame } else { frame.still() },

@@ -276,6 +276,8 @@ pub struct HistoryPage {
     pub filter: String,
     /// The mistake in the filter, if there is one. The page then has no events.
     pub filter_error: Option<String>,
+    /// The field with an instant that is not understood, and what is wrong with it. The page then has no events.
+    pub mistake: Option<(&'static str, String)>,
     /// The types of events that the filter asks for; empty for all.
     pub types: Vec<&'static str>,
     pub from: SteadyMillis,

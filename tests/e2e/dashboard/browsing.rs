@@ -66,7 +66,9 @@ impl Shown {
                 .into();
         pages.push(format!("/owner?id={owner}"));
         pages.extend(["/owners?by=service", "/lock?name=leaked&at=-1s"].map(str::to_owned));
-        pages.extend(["/history?at=-1s", "/history?filter=event:x"].map(str::to_owned));
+        pages.extend(
+            ["/history?at=-1s", "/history?filter=event:x", "/history?from=bad"].map(str::to_owned),
+        );
         let incident = format!("problem=leaked&key=client%20{owner}");
         pages.extend(["/incident", "/incident/release"].map(|page| format!("{page}?{incident}")));
         pages.extend(["leaked", "awaited", "nowhere"].map(|name| format!("/lock?name={name}")));

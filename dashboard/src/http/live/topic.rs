@@ -145,8 +145,8 @@ impl Topic {
                 Err(_) => return Ok(None),
             },
             Self::History(params) => match app.history_page(address, params).await {
-                Ok(page) => (Picture::history(&page, before)?, None),
-                Err(_) => return Ok(None),
+                Ok(page) if page.mistake.is_none() => (Picture::history(&page, before)?, None),
+                Ok(_) | Err(_) => return Ok(None),
             },
             Self::Overview => (Picture::overview(&app.overview_page(address), before)?, None),
             Self::Sources => (Picture::sources(&app.sources_page(address), before)?, None),

@@ -479,6 +479,7 @@ pub(in crate::views) fn history(kept: bool, rows: Vec<EventRow>) -> HistoryPage 
         at_text: "\"><script>".into(),
         filter: "\"><script>".into(),
         filter_error: None,
+        mistake: None,
         types: Vec::new(),
         from,
         to,

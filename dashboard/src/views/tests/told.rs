@@ -1,11 +1,11 @@
 //! What pages say of one thing, and in which colour.
 
-use super::fixtures::{deadlocked, held, incident, leaked, list};
+use super::fixtures::{deadlocked, happened, held, history, incident, leaked, list};
 use crate::model::types::{Certainty, LockView};
 use crate::query::contention::ContentionRow;
 use crate::query::owners::OwnerRow;
 use crate::text;
-use crate::views::{incident_page, list_page};
+use crate::views::{HistoryPage, history_page, incident_page, list_page};
 
 /// The class of the row that has this text.
 fn class(html: &str, text: &str) -> String {
@@ -42,4 +42,25 @@ fn the_page_of_an_incident_draws_its_circle_of_waits() {
     let page = shown(deadlocked());
     assert!(page.contains(circle) && page.contains("waits for"), "{page}");
     assert!(page.find(circle) < page.find("Acknowledge all"), "the picture comes first");
+}
+
+#[test]
+fn a_mistaken_instant_keeps_the_form_as_typed_and_marks_its_field() {
+    let page = HistoryPage {
+        from_text: "bad".into(),
+        at_text: "03:12".into(),
+        filter: "orders:*".into(),
+        mistake: Some(("from", "`bad` is no instant".into())),
+        ..history(true, happened())
+    };
+    let html = history_page(&page).unwrap();
+    let field = |name: &str| {
+        let (_, field) = html.split_once(&format!("<input name=\"{name}\"")).expect("a field");
+        field.split('>').next().unwrap().to_owned()
+    };
+    assert!(field("from").contains("value=\"bad\"") && field("from").contains("aria-invalid"));
+    assert!(field("at").contains("value=\"03:12\"") && !field("at").contains("aria-invalid"));
+    assert!(html.contains("value=\"orders:*\""));
+    assert!(html.contains("From: <code>bad</code> is no instant"), "{html}");
+    assert!(!html.contains("id=\"event-list\""), "there is nothing to list");
 }
