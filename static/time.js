@@ -2,6 +2,7 @@
 //
 //   time[data-at]                its age                 [data-clock], [data-day]  its time of day; its day, unless today
 //   .time-left                   what is left of what the nearest [data-observed] was read with (data-ttl)
+//   input[data-instant]          an instant that a form sends in UTC; .zone-name names the zone of its text
 //   [data-observed]              stale once it was read too long ago; .read-ago within it: how long ago
 "use strict";
 const Lockscope = (() => {
@@ -47,8 +48,55 @@ const Lockscope = (() => {
     return parts(at).slice(0, 23) + zone;
   }
 
+  // --- Fields for instants: their text is in the zone of all other times, and what a form sends is in UTC.
+  const WHOLE = /^(\d{4}-\d\d-\d\d)[T ](\d\d:\d\d)(:\d\d(?:\.\d+)?)?(Z|[+-]\d\d:\d\d)?$/i;
+  const OF_DAY = /^([01]\d|2[0-3]):([0-5]\d)(?::([0-5]\d))?$/;
+
+  // The instant that a text names, NaN if it names none. A time of day is the latest such time.
+  function named(text, isLocal) {
+    const whole = WHOLE.exec(text);
+    if (whole) {
+      const [, date, minute, second = ":00", offset = isLocal ? "" : "Z"] = whole;
+      return Date.parse(`${date}T${minute}${second}${offset.toUpperCase()}`);
+    }
+    const ofDay = OF_DAY.exec(text);
+    if (!ofDay) return NaN;
+    const [hour, minute, second] = ofDay.slice(1).map((part) => Number(part ?? 0));
+    const at = new Date(now());
+    if (isLocal) at.setHours(hour, minute, second, 0);
+    else at.setUTCHours(hour, minute, second, 0);
+    if (at > now() && isLocal) at.setDate(at.getDate() - 1);
+    else if (at > now()) at.setUTCDate(at.getUTCDate() - 1);
+    return at.getTime();
+  }
+
+  // The same instant in UTC or local time; a text that names none as it is, such as `-15m`.
+  function translated(typed, isLocal, toLocal) {
+    const text = typed.trim();
+    const at = named(text, isLocal);
+    if (isLocal === toLocal || Number.isNaN(at)) return typed;
+    const shown = toLocal ? at - new Date(at).getTimezoneOffset() * 60000 : at;
+    const whole = new Date(shown).toISOString();
+    if (OF_DAY.test(text)) return whole.slice(11, 11 + text.length);
+    return whole.slice(0, 23).replace(/\.000$/, "") + (toLocal ? "" : "Z");
+  }
+
+  function showFields() {
+    for (const name of document.querySelectorAll(".zone-name")) setText(name, local ? "local time" : "UTC");
+    for (const field of document.querySelectorAll("input[data-instant]")) {
+      field.value = translated(field.value, field.dataset.instant === "local", local);
+      field.dataset.instant = local ? "local" : "utc";
+    }
+  }
+  document.addEventListener("formdata", (event) => {
+    for (const field of event.target.querySelectorAll("input[data-instant]")) {
+      event.formData.set(field.name, translated(field.value, field.dataset.instant === "local", false));
+    }
+  });
+
   const zone = byId("zone");
   function showZone() {
+    showFields();
     if (!zone) return;
     zone.textContent = local ? "Local" : "UTC";
     zone.setAttribute("aria-label", `Times: ${local ? "local" : "UTC"}`);

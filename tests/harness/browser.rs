@@ -118,6 +118,14 @@ impl Browser {
         self.devtools("Emulation.setEmulatedMedia", &json!({"features": features})).await
     }
 
+    /// Lets pages believe to be in a time zone, such as `Asia/Kolkata`.
+    ///
+    /// # Errors
+    /// Returns an error if the browser does not answer.
+    pub async fn move_to(&self, zone: &str) -> Result<()> {
+        self.devtools("Emulation.setTimezoneOverride", &json!({"timezoneId": zone})).await
+    }
+
     /// Returns the seconds for which the page's main thread has been busy.
     ///
     /// # Errors

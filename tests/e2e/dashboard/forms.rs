@@ -28,3 +28,50 @@ async fn the_form_to_release_counts_down_and_says_when_the_lease_ran_out() -> Re
     assert_eq!(browser.run(&format!("return {}", seen(".validity .left"))).await?, false);
     Ok(())
 }
+
+#[tokio::test]
+async fn the_fields_of_the_history_have_the_zone_that_the_page_shows() -> Result<()> {
+    let shown = Shown::new().await?;
+    let browser = Browser::start().await?;
+    browser.move_to("Asia/Kolkata").await?;
+    let page = "/history?from=2026-11-20T20:00:00Z&to=2026-11-21T03:12:30.500Z&at=-1s";
+    browser.open(&shown.bench.dashboard.url(page)).await?;
+    let fields =
+        "[...document.querySelectorAll('.ask [data-instant]')].map((field) => field.value)";
+    let labels = "[...document.querySelectorAll('.ask .zone-name')].map((name) => name.innerText)";
+    let says = async |script: &str, wanted: [&str; 3]| {
+        let is = browser.run(&format!("return {script}")).await?;
+        ensure!(is == serde_json::json!(wanted), "{script} is {is}, not {wanted:?}");
+        anyhow::Ok(())
+    };
+    let utc = ["2026-11-20T20:00:00Z", "2026-11-21T03:12:30.500Z", "-1s"];
+    says(labels, ["UTC", "UTC", "UTC"]).await?;
+    says(fields, utc).await?;
+    browser.press("u").await?;
+    says(labels, ["local time", "local time", "local time"]).await?;
+    says(fields, ["2026-11-21T01:30:00", "2026-11-21T08:42:30.500", "-1s"]).await?;
+    browser.press("u").await?;
+    says(fields, utc).await?;
+    // What is sent is in UTC, in whatever form it was typed; what comes back is local again.
+    browser.press("u").await?;
+    let typed = ["2026-11-21 01:45", "2026-11-21T02:00:00Z", "nonsense"];
+    let fill = format!(
+        "document.querySelectorAll('.ask [data-instant]').forEach((field, i) => {{
+             field.value = {}[i];
+         }});
+         window.mark = 'this page'; document.querySelector('.ask').requestSubmit()",
+        serde_json::json!(typed)
+    );
+    browser.run(&fill).await?;
+    until(&browser, "window.mark === undefined && document.readyState === 'complete'").await;
+    let sent = "['from', 'to', 'at'].map((name) => new URLSearchParams(location.search).get(name))";
+    says(sent, ["2026-11-20T20:15:00Z", "2026-11-21T02:00:00Z", "nonsense"]).await?;
+    says(fields, ["2026-11-21T01:45:00", "2026-11-21T07:30:00", "nonsense"]).await?;
+    until(&browser, "document.querySelector('[name=at][aria-invalid]')").await;
+    let said = "document.getElementById('instant-error').innerText";
+    until(&browser, &format!("{said}.includes('nonsense')")).await;
+    // A time of day stays one.
+    browser.open(&shown.bench.dashboard.url("/history?from=-1h&at=03:12")).await?;
+    says(fields, ["-1h", "", "08:42"]).await?;
+    Ok(())
+}
