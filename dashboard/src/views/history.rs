@@ -35,7 +35,7 @@ impl EventRow {
                     "forced" => "lost it by force",
                     "restarted" => "lost it in a restart of the server",
                     "replaced" => "lost it: the key became something else",
-                    _ => "no longer has it",
+                    _ => "no longer has it: its end was not seen",
                 };
                 (Some(&event.subject), how.to_owned())
             }

@@ -1,11 +1,13 @@
 //! What pages say of one thing, and in which colour.
 
 use super::fixtures::{deadlocked, happened, held, history, incident, leaked, list};
+use crate::archive::PastEvent;
+use crate::clock::SteadyMillis;
 use crate::model::types::{Certainty, LockView};
 use crate::query::contention::ContentionRow;
 use crate::query::owners::OwnerRow;
 use crate::text;
-use crate::views::{HistoryPage, history_page, incident_page, list_page};
+use crate::views::{EventRow, HistoryPage, history_page, incident_page, list_page};
 
 /// The class of the row that has this text.
 fn class(html: &str, text: &str) -> String {
@@ -32,6 +34,19 @@ fn a_row_is_amber_only_where_nothing_is_surely_wrong() {
     assert_eq!(waits(held(b"orders:1", 1, 4_000)), "row");
     assert_eq!(waits(leaked()), "row wrong");
     assert_eq!(waits(suspected(leaked())), "row wrong suspected");
+}
+
+#[test]
+fn an_event_says_that_an_end_was_not_seen() {
+    let event = |detail: &str| PastEvent {
+        at: SteadyMillis(1),
+        event: "ended".into(),
+        lock: held(b"orders:1", 1, 4_000).id,
+        subject: "0f3c1f6e-5a43-4f9f-8d11-6a2b3c4d5e6f:47".into(),
+        detail: Some(detail.into()),
+    };
+    assert!(EventRow::past(&event("unseen")).text.ends_with("its end was not seen"));
+    assert_eq!(EventRow::past(&event("released")).text, "released it");
 }
 
 #[test]
