@@ -257,6 +257,34 @@ struct ErrorTemplate<'a> {
     status: u16,
     heading: &'static str,
     message: Prose<'a>,
+    /// Where to go on: words and addresses.
+    links: &'static [(&'static str, &'static str)],
+}
+
+/// What is missing under a path of the dashboard, and where to go on.
+fn missing(path: &str) -> (&'static str, &'static [(&'static str, &'static str)]) {
+    let is_incident = path.strip_prefix("/incident");
+    match is_incident.is_some_and(|rest| rest.is_empty() || rest.starts_with(['/', '?'])) {
+        true => (
+            "There is no such incident now",
+            &[
+                ("Problems that there are", "/problems"),
+                ("Problems of the last hour", "/history?filter=event:problem"),
+            ],
+        ),
+        false => ("Not found", ELSEWHERE),
+    }
+}
+
+const ELSEWHERE: &[(&str, &str)] =
+    &[("Overview", "/overview"), ("Locks", "/"), ("Problems", "/problems")];
+
+/// Returns a message as a sentence.
+fn sentence(message: &str) -> String {
+    let mut chars = message.chars();
+    let first = chars.next().map(|first| first.to_uppercase().to_string()).unwrap_or_default();
+    let stop = if message.ends_with(['.', '?', '!']) { "" } else { "." };
+    format!("{first}{}{stop}", chars.as_str())
 }
 
 /// The page for a request that cannot be answered.
@@ -264,10 +292,14 @@ struct ErrorTemplate<'a> {
 /// # Errors
 /// If the template fails, which is a bug.
 pub fn error_page(page: &ErrorPage) -> Result<String, askama::Error> {
+    let (not_found, mut links) = missing(&page.chrome.address);
+    if page.status != 404 {
+        links = ELSEWHERE;
+    }
     let heading = match page.status {
         400 => "That request is not understood",
         403 => "Not allowed",
-        404 => "Not found",
+        404 => not_found,
         405 => "Not done this way",
         413 | 414 => "That is too long",
         421 => "Not served under this name",
@@ -278,7 +310,8 @@ pub fn error_page(page: &ErrorPage) -> Result<String, askama::Error> {
         frame: Frame::new(title(&page.chrome, heading), "", &page.chrome).still(),
         status: page.status,
         heading,
-        message: Prose::from(page.message.as_str()),
+        message: Prose::from(sentence(&page.message)),
+        links,
     }
     .render()
 }

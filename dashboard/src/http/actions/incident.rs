@@ -48,7 +48,7 @@ fn find(app: &App, params: Params) -> Result<IncidentRow, ApiError> {
             IncidentRow::find(&published, &deployment, problem, &key, SteadyMillis::now())
         })
         .ok_or_else(|| {
-            let why = "this incident is over, or there never was one: the list of problems shows those that there are";
+            let why = "this incident is over, or there never was one";
             ApiError::new(StatusCode::NOT_FOUND, why)
         })
 }

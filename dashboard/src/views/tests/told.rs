@@ -1,13 +1,15 @@
 //! What pages say of one thing, and in which colour.
 
-use super::fixtures::{deadlocked, happened, held, history, incident, leaked, list};
+use super::fixtures::{chrome, deadlocked, happened, held, history, incident, leaked, list};
 use crate::archive::PastEvent;
 use crate::clock::SteadyMillis;
 use crate::model::types::{Certainty, LockView};
 use crate::query::contention::ContentionRow;
 use crate::query::owners::OwnerRow;
 use crate::text;
-use crate::views::{EventRow, HistoryPage, history_page, incident_page, list_page};
+use crate::views::{
+    ErrorPage, EventRow, HistoryPage, error_page, history_page, incident_page, list_page,
+};
 
 /// The class of the row that has this text.
 fn class(html: &str, text: &str) -> String {
@@ -78,4 +80,23 @@ fn a_mistaken_instant_keeps_the_form_as_typed_and_marks_its_field() {
     assert!(html.contains("value=\"orders:*\""));
     assert!(html.contains("From: <code>bad</code> is no instant"), "{html}");
     assert!(!html.contains("id=\"event-list\""), "there is nothing to list");
+}
+
+#[test]
+fn the_page_of_a_missing_incident_says_so_and_where_to_go_on() {
+    let at = |address: &str, status| {
+        let message = "this is over".to_owned();
+        error_page(&ErrorPage { chrome: chrome(address), status, message }).unwrap()
+    };
+    let problems = "<a href=\"/problems\">Problems that there are</a>";
+    for address in ["/incident?problem=leaked&key=x", "/incident/release?problem=leaked&key=x"] {
+        let page = at(address, 404);
+        assert!(page.contains("<h1>There is no such incident now</h1>"), "{page}");
+        assert!(page.contains("<p>This is over.</p>") && page.contains(problems), "{page}");
+        assert!(page.contains("<a href=\"/history?filter=event:problem\">"), "{page}");
+    }
+    for (address, status) in [("/incidents", 404), ("/nothing", 404), ("/incident?x", 400)] {
+        let page = at(address, status);
+        assert!(!page.contains("no such incident") && !page.contains(problems), "{page}");
+    }
 }
