@@ -56,9 +56,9 @@ fn hold_words(holds: &Durations, longest: Option<u64>) -> String {
         Some(ms) => format!("≤ {}", format::short_duration(ms)),
         None => "not known".to_owned(),
     };
-    let words = format!("half {}, 99 of 100 {}", bound(50), bound(99));
+    let words = format!("half {}, 99% {}", bound(50), bound(99));
     match longest {
-        Some(longest) => format!("{words}, the longest {}", format::short_duration(longest)),
+        Some(longest) => format!("{words}, longest {}", format::short_duration(longest)),
         None => words,
     }
 }
@@ -87,17 +87,17 @@ impl ListView for ContentionRow {
         Heading::sorted_by("Waiting now", "waiting", "figure"),
         Heading::sorted_by("Longest wait", "wait", "held"),
         Heading::unsorted("Held by", "holder"),
-        Heading::sorted_by("Taken", "taken", "figure"),
-        Heading::sorted_by("Waited for", "waited", "waited"),
+        Heading::sorted_by("Acquired", "taken", "figure"),
+        Heading::sorted_by("Waited in all", "waited", "waited"),
         Heading::sorted_by("Holds", "hold", "past"),
     ];
     const NOTHING: (&'static str, &'static str) = (
         "Nobody waits",
         "No waiter was known of any lock within the last hour, as far as the sources see.",
     );
-    const ABOUT: &'static str = "Locks that somebody waits for now, or did within the last hour, by how long all who \
-        waited did together. ≥ marks a lower bound: connections that listen for a release, each of which may stand \
-        for many threads. What was counted is what was seen, so it is a lower bound too.";
+    const ABOUT: &'static str = "Locks that somebody waits for now, or waited for within the last hour, those with the \
+        most waiting in all first. ≥ marks a lower bound: it counts connections that listen for a release, and each may stand for \
+        many threads. The counts of the last hour are of what was seen.";
 
     fn html(&self, chrome: &Chrome, now: SteadyMillis) -> Result<String, askama::Error> {
         let lock = self.lock.as_deref();

@@ -182,8 +182,8 @@ impl ListView for OwnerRow {
     const COLUMNS: &'static [Heading] = &owner_columns("Owner", "Client");
     const NOTHING: (&'static str, &'static str) =
         ("Nobody holds a lock", "Every key has been looked at, and no lock is held right now.");
-    const ABOUT: &'static str = "Clients with the locks that they hold and wait for: each Redisson instance and agent, or all of a \
-        service or host. Waiters are known by name from MONITOR, from fair queues and from agents.";
+    const ABOUT: &'static str = "Who holds locks, and who waits for them: by client, which is a Redisson instance or an agent, by \
+        service or by host. Waiters are known by name from MONITOR, from fair queues and from agents.";
 
     fn html(&self, chrome: &Chrome, now: SteadyMillis) -> Result<String, askama::Error> {
         OwnerTemplate {
