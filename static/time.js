@@ -82,7 +82,6 @@ const Lockscope = (() => {
   }
 
   function showFields() {
-    for (const name of document.querySelectorAll(".zone-name")) setText(name, local ? "local time" : "UTC");
     for (const field of document.querySelectorAll("input[data-instant]")) {
       field.value = translated(field.value, field.dataset.instant === "local", local);
       field.dataset.instant = local ? "local" : "utc";
@@ -150,6 +149,7 @@ const Lockscope = (() => {
     for (const time of root.querySelectorAll("[data-clock]")) setText(time, timeOfDay(Number(time.dataset.clock)));
     for (const time of root.querySelectorAll("[data-clock-ms]")) setText(time, parts(Number(time.dataset.clockMs)).slice(11, 23));
     for (const time of root.querySelectorAll("[data-minute]")) setText(time, parts(Number(time.dataset.minute)).slice(11, 16));
+    for (const name of root.querySelectorAll(".zone-name")) setText(name, local ? "local time" : "UTC");
     const today = day(at);
     for (const time of root.querySelectorAll("[data-day]")) {
       const its = day(Number(time.dataset.day));

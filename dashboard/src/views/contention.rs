@@ -125,7 +125,8 @@ pub(super) struct Groups<'a> {
     groups: Vec<(String, &'a GroupTally, Hour<'a>)>,
     more: usize,
     left_out: u64,
-    from: String,
+    /// The beginning of the counts, as an instant of the wall clock and a time of day.
+    from: (u64, String),
 }
 
 impl HtmlSafe for Groups<'_> {}
@@ -141,7 +142,10 @@ impl<'a> Groups<'a> {
                 .collect(),
             more: contention.groups.len().saturating_sub(MAX_GROUPS),
             left_out: contention.locks_left_out,
-            from: rfc3339(contention.from).get(11..16).unwrap_or_default().to_owned(),
+            from: (
+                contention.from.to_wall().0,
+                rfc3339(contention.from).get(11..16).unwrap_or_default().to_owned(),
+            ),
         }
     }
 }

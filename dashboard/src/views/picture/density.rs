@@ -41,7 +41,9 @@ struct Part {
 struct Unseen {
     x: u64,
     width: u64,
-    words: String,
+    /// Its beginning and end, as instants of the wall clock and times of day.
+    from: Option<(u64, String)>,
+    to: Option<(u64, String)>,
 }
 
 #[derive(Debug, Template)]
@@ -96,15 +98,9 @@ impl Strip {
         let unseen = page.gaps.iter().map(|gap| {
             let (from, to) = (gap.from.map_or(0, x), gap.to.map_or(WIDTH, x));
             let width = to.saturating_sub(from).max(LEAST_GAP);
-            let words = match (gap.from, gap.to) {
-                (Some(from), Some(to)) => {
-                    format!("from {} until {} UTC", time_of_day(from), time_of_day(to))
-                }
-                (Some(from), None) => format!("since {} UTC", time_of_day(from)),
-                (None, Some(to)) => format!("until {} UTC", time_of_day(to)),
-                (None, None) => "at all".to_owned(),
-            };
-            Unseen { x: from.min(WIDTH - LEAST_GAP), width, words }
+            let told = |at: SteadyMillis| (at.to_wall().0, time_of_day(at));
+            let x = from.min(WIDTH - LEAST_GAP);
+            Unseen { x, width, from: gap.from.map(told), to: gap.to.map(told) }
         });
         let within = |at: &SteadyMillis| (density.from..=density.to).contains(at);
         Self {
