@@ -268,7 +268,7 @@ fn missing(path: &str) -> (&'static str, &'static [(&'static str, &'static str)]
         true => (
             "There is no such incident now",
             &[
-                ("Problems that there are", "/problems"),
+                ("Problems of now", "/problems"),
                 ("Problems of the last hour", "/history?filter=event:problem"),
             ],
         ),

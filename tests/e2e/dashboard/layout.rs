@@ -8,6 +8,11 @@ use super::browsing::Shown;
 const DESK: (u32, u32) = (1280, 900);
 const PHONE: (u32, u32) = (390, 844);
 
+/// The least width of a lock's name or of its cell, pixels.
+const NAME_WIDTH: &str =
+    "return Math.min(...[...document.querySelectorAll('tbody .name')].map((name) =>
+    name.clientWidth))";
+
 /// The number of lines of each lock's name in the table; a name that is cut has one.
 const NAME_LINES: &str = "return [...document.querySelectorAll('tbody .name a:not(.who)')].map((name) => {
     const shown = document.createRange();
@@ -73,6 +78,23 @@ async fn on_a_phone_every_value_stands_beside_its_label() -> Result<()> {
         assert_eq!(astray, serde_json::json!([]), "{page}");
         let wide = "return document.documentElement.scrollWidth > innerWidth";
         assert_eq!(browser.run(wide).await?, false, "{page} is wider than the window");
+    }
+    Ok(())
+}
+
+#[tokio::test]
+async fn between_a_phone_and_a_desk_names_have_room_and_nothing_sticks_out() -> Result<()> {
+    let shown = Shown::new().await?;
+    let browser = Browser::start().await?;
+    for width in [1100, 1024, 970, 900, 840, 820, 700, 600] {
+        browser.show_as((width, 900), false).await?;
+        for page in ["/", "/problems", "/owners", "/contention", "/history", "/history?at=-0s"] {
+            browser.open(&shown.bench.dashboard.url(page)).await?;
+            let wide = "return document.documentElement.scrollWidth > innerWidth";
+            assert_eq!(browser.run(wide).await?, false, "{page} is wider than {width}");
+            let room = browser.run(NAME_WIDTH).await?;
+            assert!(room.as_f64().is_some_and(|room| room > 110.0), "{page} at {width}: {room}");
+        }
     }
     Ok(())
 }

@@ -88,7 +88,7 @@ fn the_page_of_a_missing_incident_says_so_and_where_to_go_on() {
         let message = "this is over".to_owned();
         error_page(&ErrorPage { chrome: chrome(address), status, message }).unwrap()
     };
-    let problems = "<a href=\"/problems\">Problems that there are</a>";
+    let problems = "<a href=\"/problems\">Problems of now</a>";
     for address in ["/incident?problem=leaked&key=x", "/incident/release?problem=leaked&key=x"] {
         let page = at(address, 404);
         assert!(page.contains("<h1>There is no such incident now</h1>"), "{page}");
