@@ -106,15 +106,18 @@ impl Record {
             // A reader that leaves others behind sends no message. One without markers has lost its lease before.
             let reader = self.mode.is_some() && !gone.id.write;
             let left = reader && !expired && gone.marker != Some(Marker::Missing);
+            let unobserved = expired && self.ttl > Some(NEAR_END) && has_missed(last, context);
             let ended = match (left, expired) {
                 (true, _) => Ending::Released,
-                (false, true) => Ending::Expired,
-                (false, false) => Ending::Vanished,
+                (false, true) if !unobserved => Ending::Expired,
+                (false, _) => Ending::Vanished,
             };
             self.end(*gone, stamp.received, stamp.steady, ended, effects);
             self.record_expiry(*gone, last, stamp, source, context);
             let what = if left {
                 LockEvent::Released(Some(gone.id))
+            } else if unobserved {
+                LockEvent::Vanished(gone.id, EndCause::Unobserved)
             } else if expired {
                 LockEvent::Vanished(gone.id, EndCause::Expired)
             } else {
@@ -337,7 +340,10 @@ impl Record {
                 _ => match left {
                     Some(left) if left > RUN_OUT => EndCause::Early(millis(left)),
                     // A reading shortly before the end of the lease would have shown its release.
-                    Some(_) if self.fair && self.ttl > Some(NEAR_END) => {
+                    Some(_) if self.ttl > Some(NEAR_END) && has_missed(last, context) => {
+                        EndCause::Unobserved
+                    }
+                    Some(_) if self.ttl > Some(NEAR_END) && self.fair => {
                         EndCause::ExpiredOrReleased
                     }
                     Some(_) => EndCause::Expired,
@@ -348,9 +354,10 @@ impl Record {
                 EndCause::Replaced(_) => Ending::Replaced,
                 EndCause::ServerRestarted => Ending::Restarted,
                 EndCause::Expired => Ending::Expired,
-                EndCause::ExpiredOrReleased | EndCause::Early(_) | EndCause::OthersHold => {
-                    Ending::Vanished
-                }
+                EndCause::ExpiredOrReleased
+                | EndCause::Unobserved
+                | EndCause::Early(_)
+                | EndCause::OthersHold => Ending::Vanished,
             };
             self.end(hold, stamp.received, stamp.steady, ended, effects);
             self.event(stamp.steady, source, LockEvent::Vanished(hold.id, end), effects);
@@ -521,6 +528,15 @@ impl Record {
             effects.push(Effect::Archive(Box::new(ArchiveEntry::Ended(self.id.clone(), past))));
         }
     }
+}
+
+/// Returns whether release messages may have been missed since the last reading.
+fn has_missed(last: Option<Stamp>, context: ScopeContext) -> bool {
+    let Some(last) = last else { return true };
+    [context.readable_since, context.listening_since]
+        .into_iter()
+        .flatten()
+        .any(|since| since > last.sent)
 }
 
 /// Returns whether a reader's marker, of the last reading, had expired by this one.

@@ -77,6 +77,8 @@ pub enum EndCause {
     Expired,
     /// Its lease expired, or it released a fair lock for which nobody waited, which no message reports.
     ExpiredOrReleased,
+    /// Its lease expired, or it was released, while release messages could not be received.
+    Unobserved,
     /// This many milliseconds before its lease expired.
     Early(u64),
     /// Other holders still have the lock.
@@ -119,6 +121,9 @@ impl LockEvent {
                 }
                 EndCause::ExpiredOrReleased => format!(
                     "{by} no longer holds it: it released this fair lock while nobody waited, or its lease expired"
+                ),
+                EndCause::Unobserved => format!(
+                    "{by} no longer holds it: it was released, or its lease expired, while release messages were not received"
                 ),
                 EndCause::Early(ms) => format!(
                     "{by} no longer holds it: gone {}.{} s before its lease expired, without a release message",

@@ -591,6 +591,26 @@ fn a_fair_lock_that_is_gone_without_a_message_may_have_been_released() {
 }
 
 #[test]
+fn an_end_while_the_server_could_not_be_read_is_not_taken_for_a_lease_that_ran_out() {
+    for after in [absent(), held(2, 1, Some(30_000))] {
+        let mut model = model();
+        read(&mut model, "a", 1_000, held(1, 1, Some(5_000)));
+        model.observe(MAIN, Observation::ServerDown);
+        model.observe(MAIN, Observation::PubSubActive { on: false, at: at(1_500) });
+        let steady = SteadyMillis(8_000);
+        let run_id = Some("one".into());
+        let up = Observation::ServerUp { at: at(8_000), steady, run_id, cluster: false };
+        model.observe(MAIN, up);
+        read(&mut model, "a", 9_000, after);
+        let view = shown(&mut model, "a").unwrap();
+        let texts: Vec<String> = view.events.views().map(|event| event.text).collect();
+        let text = "released, or its lease expired, while release messages were not received";
+        assert!(texts.iter().any(|event| event.contains(text)), "{texts:?}");
+        assert_eq!(view.history.past[0].ended, Some("vanished"));
+    }
+}
+
+#[test]
 fn stuck_locks_are_found_among_more_than_can_be_read_in_time() {
     const LOCKS: u64 = 1_500;
     // One in ten is acquired again at once whenever it has been released.
