@@ -10,8 +10,10 @@ use axum::response::{Html, IntoResponse, Response};
 use axum::routing::get;
 use axum::{Json, Router, middleware};
 use prometheus::Registry;
+use redisson::Moment;
 use serde::Deserialize;
 use serde_json::json;
+use service_kit::clock::boot_micros;
 use service_kit::http::{self, AllowedHosts, Limits, Readiness};
 use tokio::sync::{mpsc, oneshot, watch};
 use tokio_util::sync::CancellationToken;
@@ -83,6 +85,9 @@ fn readiness(status: &Status) -> Readiness {
     let mut reasons = Vec::new();
     if !status.redis_up {
         reasons.push(format!("Redis is unreachable: {}", status.detail));
+    }
+    if let Some(refusal) = status.refusal(Moment::from_micros(boot_micros())) {
+        reasons.push(format!("Redis refuses to change locks: {refusal}"));
     }
     if status.draining {
         reasons.push("the agent is draining: new locks are refused".to_owned());
@@ -180,6 +185,7 @@ fn error_response(status: StatusCode, why: &str) -> Response {
 #[cfg(test)]
 mod tests {
     use super::*;
+    use crate::types::Refusal;
     use std::io::{Read, Write};
 
     use crate::core::report::ListRow;
@@ -237,6 +243,15 @@ mod tests {
         let response = server.get("/readyz");
         assert!(response.starts_with("HTTP/1.1 503") && response.contains("connection refused"));
         server.status.send_replace(Status { redis_up: true, ..Status::default() });
+        assert!(server.get("/readyz").starts_with("HTTP/1.1 200"));
+        let at = Moment::from_micros(boot_micros());
+        let refusal = Some(Refusal { at, error: "NOREPLICAS too few".to_owned() });
+        server.status.send_replace(Status { redis_up: true, refusal, ..Status::default() });
+        let response = server.get("/readyz");
+        assert!(response.starts_with("HTTP/1.1 503") && response.contains("NOREPLICAS too few"));
+        // An old refusal is over.
+        let refusal = Some(Refusal { at: Moment::default(), error: "NOREPLICAS".to_owned() });
+        server.status.send_replace(Status { redis_up: true, refusal, ..Status::default() });
         assert!(server.get("/readyz").starts_with("HTTP/1.1 200"));
         server.status.send_replace(Status { redis_up: true, draining: true, ..Status::default() });
         assert!(server.get("/readyz").contains("draining"));

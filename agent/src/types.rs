@@ -1,7 +1,9 @@
 //! Identifiers and small values that every part of the agent shares. Imports nothing else of the crate.
 
 use std::fmt;
+use std::time::Duration;
 
+use redisson::Moment;
 use serde::{Deserialize, Serialize};
 
 /// The number of a holder: the `threadId` of `uuid:threadId`, unique to one grant.
@@ -157,15 +159,35 @@ impl End {
     }
 }
 
+/// An error with which Redis refuses scripts, no matter which lock they are for.
+#[derive(Debug, Clone, PartialEq, Eq)]
+pub struct Refusal {
+    pub at: Moment,
+    pub error: String,
+}
+
 /// A summary of the agent's health, for readiness checks, INFO and systemd.
 #[derive(Debug, Clone, PartialEq, Eq, Default)]
 pub struct Status {
     pub redis_up: bool,
     /// The reason that Redis is unreachable, or the server that answers.
     pub detail: String,
+    /// The latest error with which Redis refused a script for all locks.
+    pub refusal: Option<Refusal>,
     /// New locks are refused because the agent is shutting down.
     pub draining: bool,
     pub holds: usize,
     /// The number of commands waiting for locks.
     pub waiters: usize,
+}
+
+impl Status {
+    /// Returns the error with which Redis refuses scripts at present. What it refuses is repeated more often than once a second, so
+    /// an older refusal is over.
+    #[must_use]
+    pub fn refusal(&self, now: Moment) -> Option<&str> {
+        const PRESENT: Duration = Duration::from_secs(5);
+        let refusal = self.refusal.as_ref().filter(|refusal| now.since(refusal.at) <= PRESENT);
+        refusal.map(|refusal| &*refusal.error)
+    }
 }

@@ -69,12 +69,13 @@ pub(crate) struct Status {
 }
 
 /// The fields of INFO about the agent, with their names in the output.
-const FIELDS: [(&str, &str); 8] = [
+const FIELDS: [(&str, &str); 9] = [
     ("lockscope_version", "version"),
     ("process_id", "pid"),
     ("agent", "agent"),
     ("redis_up", "redis_up"),
     ("redis", "redis"),
+    ("redis_refusal", "redis_refusal"),
     ("draining", "draining"),
     ("holds", "holds"),
     ("waiters", "waiters"),
@@ -93,12 +94,14 @@ pub(crate) async fn status(agent: &mut Agent, as_json: bool) -> Result<Status, F
     let value = |key: &str| info.lines().find_map(|line| line.strip_prefix(key)?.strip_prefix(':'));
     let fields: Vec<(&str, &str)> =
         FIELDS.iter().filter_map(|(key, name)| Some((*name, value(key)?))).collect();
-    let healthy = value("redis_up") == Some("1") && value("draining") == Some("0");
+    let refused = value("redis_refusal").is_some_and(|error| !error.is_empty());
+    let healthy = value("redis_up") == Some("1") && !refused && value("draining") == Some("0");
     let lines = if as_json {
         let pairs = fields.iter().map(|(name, text)| {
             let value = match text.parse::<u64>() {
                 Ok(flag) if matches!(*name, "redis_up" | "draining") => (flag == 1).into(),
                 Ok(number) => number.into(),
+                Err(_) if text.is_empty() => serde_json::Value::Null,
                 Err(_) => (*text).into(),
             };
             ((*name).to_owned(), value)
@@ -109,9 +112,10 @@ pub(crate) async fn status(agent: &mut Agent, as_json: bool) -> Result<Status, F
         let line = |(name, text): &(&str, &str)| match *name {
             "redis_up" => format!("{:<10}{}", "redis up", yes(text)),
             "draining" => format!("{:<10}{}", "draining", yes(text)),
+            "redis_refusal" => format!("{:<10}{}", "refuses", printable(text.as_bytes())),
             name => format!("{name:<10}{}", printable(text.as_bytes())),
         };
-        fields.iter().map(line).collect()
+        fields.iter().filter(|(_, text)| !text.is_empty()).map(line).collect()
     };
     Ok(Status { healthy, lines })
 }

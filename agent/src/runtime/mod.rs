@@ -57,6 +57,8 @@ const STALL: Duration = Duration::from_millis(200);
 /// The time for which scripts are sent alone after Redis has refused a batch: one that is refused each time would cost all of
 /// them two calls.
 const ALONE_AFTER_REFUSAL: Duration = Duration::from_secs(1);
+/// The interval at which the status repeats that Redis still refuses.
+const REFUSAL_INTERVAL: Duration = Duration::from_secs(1);
 
 /// The parameters of the core's task.
 #[derive(Debug)]
@@ -582,11 +584,20 @@ impl Runtime {
     fn publish_status(&mut self, draining: bool) {
         let (holds, waiters) = (self.core.holds(), self.core.waiters());
         let news = self.redis_state.take();
+        let refusal = self.core.redis_refusal();
         self.status.send_if_modified(|status| {
+            let is_new = refusal.is_some_and(|refusal| {
+                status.refusal.as_ref().is_none_or(|known| {
+                    known.error != refusal.error || refusal.at.since(known.at) >= REFUSAL_INTERVAL
+                })
+            });
             let same =
                 status.draining == draining && status.holds == holds && status.waiters == waiters;
-            if same && news.is_none() {
+            if same && news.is_none() && !is_new {
                 return false;
+            }
+            if is_new {
+                status.refusal = refusal.cloned();
             }
             (status.draining, status.holds, status.waiters) = (draining, holds, waiters);
             if let Some((redis_up, detail)) = news {

@@ -1,6 +1,7 @@
 //! The commands with which client libraries set up a connection, such as HELLO and CLIENT. Answered without the core.
 
-use redisson::ClientId;
+use redisson::{ClientId, Moment};
+use service_kit::clock::boot_micros;
 use tokio::sync::watch;
 
 use crate::protocol::command::{error, shown};
@@ -259,6 +260,8 @@ fn command(args: Args<'_>) -> Frame {
 fn info(agent: &AgentInfo) -> String {
     let status = agent.status.borrow();
     let redis = status.detail.split_whitespace().collect::<Vec<_>>().join(" ");
+    let refusal = status.refusal(Moment::from_micros(boot_micros())).unwrap_or_default();
+    let refusal = refusal.split_whitespace().collect::<Vec<_>>().join(" ");
     let (redis_up, draining) = (u8::from(status.redis_up), u8::from(status.draining));
     let (version, pid) = (env!("CARGO_PKG_VERSION"), std::process::id());
     format!(
@@ -267,7 +270,7 @@ fn info(agent: &AgentInfo) -> String {
          # Persistence\r\nloading:0\r\n\r\n\
          # Replication\r\nrole:master\r\nconnected_slaves:0\r\n\r\n\
          # Cluster\r\ncluster_enabled:0\r\n\r\n\
-         # Lockscope\r\nagent:{}\r\nredis_up:{redis_up}\r\nredis:{redis}\r\ndraining:{draining}\r\n\
+         # Lockscope\r\nagent:{}\r\nredis_up:{redis_up}\r\nredis:{redis}\r\nredis_refusal:{refusal}\r\ndraining:{draining}\r\n\
          holds:{}\r\nwaiters:{}\r\n",
         agent.client, status.holds, status.waiters
     )

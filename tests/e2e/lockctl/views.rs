@@ -131,6 +131,34 @@ async fn the_status_reports_whether_locks_are_available() -> Result<()> {
 }
 
 #[tokio::test]
+async fn the_status_quotes_a_redis_that_refuses_all_locks() -> Result<()> {
+    let mut desk = Desk::new().await?;
+    let mut one = desk.bench.session().await?;
+    lock(&mut one, "LOCK a").await?;
+    desk.bench.direct.call("CONFIG SET min-replicas-to-write 1").await?.ok()?;
+    one.send("UNLOCK a").await?;
+    eventually("the status to quote the refusal", async || {
+        let (status, out, _) = run(&desk, &["status"])?;
+        ensure!(status == 69 && out.contains("\nrefuses   NOREPLICAS "), "{status}: {out}");
+        let shown = desk.command(&["status", "--json"])?.output()?.stdout;
+        let shown: Value = serde_json::from_slice(&shown)?;
+        let refusal = shown["redis_refusal"].as_str();
+        ensure!(refusal.is_some_and(|error| error.starts_with("NOREPLICAS ")), "{shown}");
+        ensure!(shown["redis_up"] == true, "{shown}");
+        Ok(())
+    })
+    .await;
+    desk.bench.direct.call("CONFIG SET min-replicas-to-write 0").await?.ok()?;
+    eventually("the refusal to be over", async || {
+        let shown = json(&desk, &["status", "--json"])?;
+        ensure!(shown["redis_refusal"] == Value::Null, "{shown}");
+        Ok(())
+    })
+    .await;
+    Ok(())
+}
+
+#[tokio::test]
 async fn a_rejected_connection_is_reported_with_the_agents_reason() -> Result<()> {
     let desk = Desk::with(&["--max-sessions", "1"]).await?;
     let _only = desk.bench.agent.client3().await?;

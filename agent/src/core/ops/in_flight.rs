@@ -8,7 +8,7 @@ use redisson::Moment;
 use crate::core::ids::{IdMap, OpId};
 use crate::core::ops::verb::{Ending, HandOver, Release, Verb};
 use crate::core::timer::Timers;
-use crate::types::Number;
+use crate::types::{Number, Refusal};
 
 /// The answer of WAIT to a script.
 #[derive(Debug, Clone, Default, PartialEq, Eq)]
@@ -102,6 +102,7 @@ pub(in crate::core) struct InFlight {
     short_of_replicas: bool,
     /// Redis refused the latest hand-over.
     hand_overs_refused: bool,
+    refusal: Option<Refusal>,
     /// The instant at which a sleep of the agent was last noticed.
     woke: Moment,
 }
@@ -116,6 +117,7 @@ impl InFlight {
             round_trip: Duration::from_millis(1),
             short_of_replicas: false,
             hand_overs_refused: false,
+            refusal: None,
             woke: Moment::default(),
         }
     }
@@ -266,14 +268,28 @@ impl InFlight {
     }
 
     /// Counts a failure. Returns the failures in a row, and the verb.
-    pub(super) fn on_failure(&mut self, id: OpId, failure: &Failure) -> Option<(u32, Verb)> {
+    pub(super) fn on_failure(
+        &mut self,
+        id: OpId,
+        now: Moment,
+        failure: &Failure,
+    ) -> Option<(u32, Verb)> {
         let op = self.ops.get_mut(&id)?;
         op.failures += 1;
         op.may_have_run |= matches!(failure, Failure::Lost(_));
         if let Failure::Refused(text) = failure {
             op.refusal = Some(text.clone());
+            // That of a server of red locks is its vote.
+            if concerns_all_locks(text) && !matches!(op.verb, Verb::Node(_)) {
+                self.refusal = Some(Refusal { at: now, error: text.clone() });
+            }
         }
         Some((op.failures, op.verb.clone()))
+    }
+
+    /// Returns the latest error with which Redis refused a script for all locks.
+    pub(super) fn refusal(&self) -> Option<&Refusal> {
+        self.refusal.as_ref()
     }
 
     /// Takes the error with which Redis refused a script last, if it did.
@@ -354,4 +370,20 @@ impl InFlight {
     pub(super) fn verb_mut(&mut self, id: OpId) -> Option<&mut Verb> {
         self.ops.get_mut(&id).map(|op| &mut op.verb)
     }
+}
+
+/// Returns whether an error of Redis is about the server rather than about one lock.
+fn concerns_all_locks(error: &str) -> bool {
+    const CODES: [&str; 9] = [
+        "BUSY",
+        "CLUSTERDOWN",
+        "LOADING",
+        "MASTERDOWN",
+        "MISCONF",
+        "NOAUTH",
+        "NOREPLICAS",
+        "OOM",
+        "READONLY",
+    ];
+    error.split_whitespace().next().is_some_and(|code| CODES.contains(&code))
 }

@@ -29,7 +29,7 @@ use crate::core::ids::{OpId, ReplyTo};
 use crate::core::ops::verb::Verb;
 use crate::core::{Core, Effect, Lane};
 use crate::journal::{OrphanRecord, Record};
-use crate::types::Number;
+use crate::types::{Number, Refusal};
 use in_flight::Retry;
 pub use in_flight::{Confirmed, Failure};
 pub(in crate::core) use in_flight::{InFlight, Op};
@@ -81,6 +81,12 @@ impl Core {
                 self.dispatch(id);
             }
         }
+    }
+
+    /// Returns the latest error with which Redis refused a script for all locks.
+    #[must_use]
+    pub fn redis_refusal(&self) -> Option<&Refusal> {
+        self.ops.refusal()
     }
 
     fn plan(&mut self, verb: Verb, give_up: Duration) -> OpId {
@@ -139,7 +145,7 @@ impl Core {
     /// A script brought no reply of its own.
     pub fn on_failure(&mut self, now: Moment, id: OpId, failure: &Failure) {
         self.advance_clock(now);
-        let Some((failures, verb)) = self.ops.on_failure(id, failure) else {
+        let Some((failures, verb)) = self.ops.on_failure(id, now, failure) else {
             return self.run_ready();
         };
         // The first repeat goes at once, down a fresh connection; after that Redis is given a moment.
