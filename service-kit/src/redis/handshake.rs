@@ -60,7 +60,11 @@ pub(crate) async fn connect(
             let address = Some(target.address().clone());
             Ok((wire, ServerInfo { address, ..info? }))
         }
-        Err(_) => Err(ConnectError::Broken(format!("connected, but no answer within {limit:?}"))),
+        Err(_) => {
+            let address = target.address();
+            let reason = format!("connected to {address}, but no answer within {limit:?}");
+            Err(ConnectError::Broken(reason))
+        }
     }
 }
 

@@ -173,7 +173,10 @@ impl Supervisor {
             }
         }
         let reason = self.shared.fail(self.generation, why);
-        tracing::warn!(redis.target = %self.endpoint, link = self.handshake.name, reason, "lost the connection to Redis");
+        tracing::warn!(
+            redis.target = %self.endpoint, redis.address = %address, link = self.handshake.name, reason,
+            "lost the connection to Redis"
+        );
     }
 
     /// Checks whether the server has changed, and reports it. Returns `false` when the connection is unusable.

@@ -1,5 +1,6 @@
 //! The map of a cluster: which node serves which slot.
 
+mod choice;
 mod view;
 
 use std::collections::HashSet;
@@ -11,6 +12,7 @@ use futures_util::future::join_all;
 use tokio::sync::{Notify, watch};
 use tokio_util::sync::DropGuard;
 
+use self::choice::Views;
 pub use self::view::Slots;
 use self::view::View;
 use super::resolver::{ResolverOptions, spawn};
@@ -70,6 +72,7 @@ impl Cluster {
             handshake,
             best: None,
             turn: 0,
+            strays: Vec::new(),
             state: sender,
             requests: Arc::clone(&requests),
         };
@@ -115,6 +118,8 @@ struct Resolver {
     best: Option<View>,
     /// Rotates the nodes that are queried.
     turn: usize,
+    /// Nodes that were found to belong to another cluster.
+    strays: Vec<Address>,
     state: watch::Sender<ClusterState>,
     requests: Arc<Requests>,
 }
@@ -165,34 +170,33 @@ impl Resolver {
         let nodes = self.nodes();
         self.turn = self.turn.wrapping_add(1);
         let known = self.best.as_ref().map_or(0, |best| best.epoch);
-        let mut best: Option<View> = None;
+        let mut views = Views::new(self.best.as_ref());
         let mut reason = "the cluster has no known node".to_owned();
         for some in nodes.chunks(AT_ONCE) {
-            for answer in join_all(some.iter().map(|node| self.query_node(node))).await {
+            let answers = join_all(some.iter().map(|node| self.query_node(node))).await;
+            for (node, answer) in some.iter().zip(answers) {
                 match answer {
-                    Ok(view) => {
-                        let better = best.as_ref().is_none_or(|best| self.prefers(&view, best));
-                        best = if better { Some(view) } else { best };
-                    }
+                    Ok(view) => views.add(node, view),
                     Err(why) => reason = why,
                 }
             }
-            if best.as_ref().is_some_and(|best| best.well && best.epoch >= known) {
+            if views.best().is_some_and(|best| best.well && best.epoch >= known) {
                 break;
             }
         }
+        let (best, strays) = views.into_best();
+        if let Some(stray) = strays.first() {
+            reason = format!("{stray} belongs to another cluster");
+        }
+        if !strays.is_empty() && strays != self.strays {
+            let nodes: Vec<_> = strays.iter().map(ToString::to_string).collect();
+            tracing::warn!(
+                redis.cluster = %self.target, nodes = nodes.join(", "),
+                "these nodes belong to another cluster and are left out: correct the addresses"
+            );
+            self.strays = strays;
+        }
         best.ok_or(reason)
-    }
-
-    /// Compares two views. Of equally new ones it prefers the published one: a node with another view may not know the
-    /// latest change yet, and in the end all nodes agree.
-    fn prefers(&self, view: &View, to: &View) -> bool {
-        let published =
-            |view: &View| self.best.as_ref().is_some_and(|best| best.slots == view.slots);
-        let rank = |view: &View| {
-            (view.well, view.epoch, published(view), u32::MAX - view.slots.unserved())
-        };
-        rank(view) > rank(to)
     }
 
     /// All known nodes, starting with another one each time, and then the configured ones.

@@ -83,8 +83,24 @@ pub(super) struct View {
     pub(super) replicas: Vec<Address>,
     /// Set if this node considers the cluster healthy.
     pub(super) well: bool,
+    /// The ids of the nodes that have slots, sorted.
+    ids: Vec<Vec<u8>>,
     /// Grows with each change that the nodes have agreed on.
     pub(super) epoch: u64,
+}
+
+impl View {
+    /// Returns whether both are views of one cluster: some node is in both, or the nodes of one have no ids.
+    pub(super) fn shares_nodes(&self, other: &Self) -> bool {
+        self.ids.is_empty()
+            || other.ids.is_empty()
+            || self.ids.iter().any(|id| other.ids.binary_search(id).is_ok())
+    }
+
+    /// Returns whether a node of that address is in it.
+    pub(super) fn names(&self, address: &Address) -> bool {
+        self.slots.masters().contains(address) || self.replicas.contains(address)
+    }
 }
 
 /// Queries a node over a connection to it.
@@ -113,12 +129,13 @@ fn read(info: &str, rows: &[Frame], target: &ClusterTarget, node: &Address) -> V
     let field = |name: &str| {
         info.lines().find_map(|line| line.trim_end().strip_prefix(name)?.strip_prefix(':'))
     };
-    let (mut claims, mut replicas) = (Vec::new(), Vec::new());
+    let (mut claims, mut replicas, mut ids) = (Vec::new(), Vec::new(), Vec::new());
     for row in rows {
         let Frame::Array(parts) = row else { continue };
         let [Frame::Int(first), Frame::Int(last), nodes @ ..] = parts.as_slice() else { continue };
         let slot = |n: &i64| u16::try_from(*n).ok().filter(|slot| *slot < SLOTS);
         let (Some(first), Some(last)) = (slot(first), slot(last)) else { continue };
+        ids.extend(nodes.iter().filter_map(id));
         let mut nodes = nodes.iter().filter_map(|of| named(of, target, node));
         if let Some(master) = nodes.next() {
             claims.push((first, last, master));
@@ -127,12 +144,22 @@ fn read(info: &str, rows: &[Frame], target: &ClusterTarget, node: &Address) -> V
     }
     replicas.sort();
     replicas.dedup();
+    ids.sort();
+    ids.dedup();
     View {
         slots: Arc::new(Slots::new(claims)),
         replicas,
+        ids,
         well: field("cluster_state") == Some("ok"),
         epoch: field("cluster_current_epoch").and_then(|n| n.parse().ok()).unwrap_or(0),
     }
+}
+
+/// Returns the id of a node.
+fn id(of: &Frame) -> Option<Vec<u8>> {
+    let Frame::Array(parts) = of else { return None };
+    let [_, _, Frame::Bulk(id), ..] = parts.as_slice() else { return None };
+    Some(id.clone())
 }
 
 fn named(of: &Frame, target: &ClusterTarget, asked: &Address) -> Option<Address> {
@@ -157,9 +184,25 @@ pub(super) fn address(target: &ClusterTarget, host: &str, port: u16, sender: &Ad
 }
 
 #[cfg(test)]
-mod tests {
+pub(super) mod tests {
     use super::*;
     use crate::redis::Deployment;
+
+    /// Returns a view of nodes with these ids and ports.
+    pub(in super::super) fn of_nodes(well: bool, epoch: u64, nodes: &[(&str, u16)]) -> View {
+        let claims = nodes.iter().map(|(_, port)| {
+            let address = Address::Tcp { host: "a".into(), port: *port, tls: false };
+            (*port, *port, address)
+        });
+        let ids = nodes.iter().filter(|(id, _)| !id.is_empty());
+        View {
+            slots: Arc::new(Slots::new(claims.collect())),
+            replicas: Vec::new(),
+            well,
+            ids: ids.map(|(id, _)| id.as_bytes().to_vec()).collect(),
+            epoch,
+        }
+    }
 
     fn target() -> ClusterTarget {
         match "redis+cluster://seed:1".parse() {
