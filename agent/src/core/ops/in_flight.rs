@@ -277,7 +277,13 @@ impl InFlight {
         let op = self.ops.get_mut(&id)?;
         op.failures += 1;
         op.may_have_run |= matches!(failure, Failure::Lost(_));
-        if let Failure::Refused(text) = failure {
+        let refusal = match failure {
+            Failure::Refused(text) => Some(text),
+            // That of a node of a cluster which serves nobody at the moment.
+            Failure::Unsent(text) if is_error_of_redis(text) => Some(text),
+            _ => None,
+        };
+        if let Some(text) = refusal {
             op.refusal = Some(text.clone());
             // That of a server of red locks is its vote.
             if concerns_all_locks(text) && !matches!(op.verb, Verb::Node(_)) {
@@ -370,6 +376,12 @@ impl InFlight {
     pub(super) fn verb_mut(&mut self, id: OpId) -> Option<&mut Verb> {
         self.ops.get_mut(&id).map(|op| &mut op.verb)
     }
+}
+
+/// Returns whether the text is that of an error of Redis: it begins with a code.
+fn is_error_of_redis(text: &str) -> bool {
+    let code = text.split_whitespace().next().unwrap_or_default();
+    code.len() > 3 && code.bytes().all(|byte| byte.is_ascii_uppercase())
 }
 
 /// Returns whether an error of Redis is about the server rather than about one lock.
