@@ -52,6 +52,7 @@ use crate::types::{End, Number};
 use effect::Effects;
 use lease::LeaseTable;
 use lease::hold::Hold;
+use lock::released::LongReleases;
 use lock::table::{LockTable, LockTimer};
 use lock::vanished::VanishedAgents;
 use lock::waiter::Left;
@@ -73,6 +74,7 @@ pub struct Core {
     ops: InFlight,
     red: QuorumTable,
     vanished: VanishedAgents,
+    long_releases: LongReleases,
     effects: Effects,
 }
 
@@ -101,6 +103,7 @@ impl Core {
             ops: InFlight::new(),
             red: QuorumTable::default(),
             vanished: VanishedAgents::default(),
+            long_releases: LongReleases::default(),
             effects: Effects::default(),
         }
     }

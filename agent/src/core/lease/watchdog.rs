@@ -142,13 +142,14 @@ impl Core {
         self.renew_red(&red);
     }
 
-    /// Verifies every hold on a server now: it is another one, or has restarted.
+    /// Verifies every hold on a server now, and repeats late releases: it is another one, or has restarted.
     pub fn verify(&mut self, now: Moment, node: Node) {
         self.advance_clock(now);
         match node {
             Node::Main => {
                 let due = self.leases.renew_now(self.now, |hold| hold.node_leases.is_none());
                 self.renew(due);
+                self.repeat_long_releases();
             }
             Node::Red(node) => self.verify_node(node),
         }

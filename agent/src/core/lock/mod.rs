@@ -13,6 +13,7 @@ mod node_subscriptions;
 mod policy;
 mod quota;
 pub(in crate::core) mod release;
+pub(in crate::core) mod released;
 pub(in crate::core) mod replicas;
 pub(in crate::core) mod state;
 pub(in crate::core) mod table;

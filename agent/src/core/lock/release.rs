@@ -235,6 +235,7 @@ impl Core {
     pub(in crate::core) fn on_ended(&mut self, ending: &Ending) {
         // A lease that has run out ends without it.
         if ending.end != End::Expired {
+            self.long_releases.add(self.now, ending);
             return self.on_released(&ending.name, ending.kind, ending.number);
         }
         self.journal_gone(ending.number);

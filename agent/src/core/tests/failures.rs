@@ -6,9 +6,10 @@ use redisson::Lease;
 use redisson::script::Value;
 
 use super::world::{LEASE, Network, World, lock_command, name, short};
-use crate::core::Failure;
 use crate::core::simulation::red::hold_request;
+use crate::core::{Failure, Node};
 use crate::protocol::command::{Command, LockRequest};
+use crate::protocol::resp::Frame;
 use crate::types::{ConnectionId, Number};
 
 const FOREIGN: &str = "285475da-9152-4c83-822a-67ee2f116a79:52";
@@ -163,7 +164,7 @@ fn a_loss_is_told_however_many_there_were_before() {
     for loss in 0..1100 {
         world.lock(a, "x");
         world.redis.clear();
-        world.core.verify(world.now, crate::core::Node::Main);
+        world.core.verify(world.now, Node::Main);
         world.work();
         world.unlock(a, "x");
         let replies: Vec<_> = world.replies_of(a).iter().map(short).collect();
@@ -299,7 +300,7 @@ fn released_by_an_operator() -> (World, ConnectionId, Number) {
 #[test]
 fn an_operators_release_is_told_as_forced() {
     let (mut world, a, number) = released_by_an_operator();
-    world.core.on_forced(world.now, crate::core::Node::Main, &name("x"), number);
+    world.core.on_forced(world.now, Node::Main, &name("x"), number);
     world.work();
     assert_eq!(world.events(a), ["lost x lock forced"]);
 }
@@ -310,7 +311,7 @@ fn an_operators_release_just_before_an_unlock_is_told_as_forced() {
         let (mut world, a, number) = released_by_an_operator();
         // Neither the renewal that verifies the message nor the release is answered before the other input.
         let forced = |world: &mut World| {
-            world.core.on_forced(world.now, crate::core::Node::Main, &name("x"), number);
+            world.core.on_forced(world.now, Node::Main, &name("x"), number);
         };
         let unlock = |world: &mut World| {
             world.core.on_command(world.now, a, Command::Unlock(hold_request("x")));
@@ -408,4 +409,45 @@ fn a_pending_re_entry_of_a_hold_that_ends_is_counted_as_an_error() {
     world.pass(Duration::from_secs(1));
     assert_eq!(world.reply(a), "LOST");
     assert_eq!(world.acquisitions, ["error"]);
+}
+
+#[test]
+fn a_long_lease_that_was_released_does_not_come_back_with_another_server() {
+    let mut world = World::new();
+    let (a, b) = (world.open(), world.open());
+    for lock in ["long", "dead"] {
+        let of = if lock == "dead" { b } else { a };
+        let lease = Lease::new(Duration::from_secs(600)).unwrap();
+        let request = LockRequest { lease: Some(lease), ..lock_command(lock) };
+        world.command(of, Command::Lock(request));
+        assert_eq!(world.reply(of), "held 1");
+    }
+    let before = world.redis.clone();
+    world.unlock(a, "long");
+    assert_eq!(world.reply(a), "0");
+    world.close(b);
+    world.pass(Duration::from_secs(1));
+    assert!(world.redis.is_empty(), "{:?}", world.redis);
+    // A replica takes over that has heard of neither end.
+    world.redis = before;
+    world.core.verify(world.now, Node::Main);
+    world.pass(Duration::from_secs(1));
+    assert!(world.redis.is_empty(), "{:?}", world.redis);
+    assert!(world.core.is_idle());
+}
+
+#[test]
+fn the_error_of_a_node_that_serves_nobody_is_quoted() {
+    let mut world = World::new();
+    let a = world.open();
+    world.lock(a, "x");
+    assert_eq!(world.reply(a), "held 1");
+    world.network = Network::Unserved;
+    world.unlock(a, "x");
+    world.pass(Duration::from_secs(3));
+    let reply = world.replies_of(a).pop().unwrap();
+    let Frame::Error(text) = &reply else { panic!("{reply:?}") };
+    assert!(text.starts_with("UNAVAILABLE ") && text.contains("CLUSTERDOWN it is down"), "{text}");
+    let refusal = world.core.redis_refusal().expect("it concerns all locks");
+    assert_eq!(refusal.error, "CLUSTERDOWN it is down");
 }

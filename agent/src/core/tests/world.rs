@@ -34,6 +34,8 @@ pub(super) enum Network {
     Holds,
     /// There is no connection.
     Down,
+    /// No node of the cluster serves the slot.
+    Unserved,
     /// Redis refuses everything: it is loading, say, or a replica.
     Refuses,
     /// Redis refuses what creates fields.
@@ -65,7 +67,7 @@ pub(super) enum Disk {
     Full,
 }
 
-#[derive(Debug, Default)]
+#[derive(Clone, Debug, Default)]
 pub(super) struct Hash {
     pub(super) fields: BTreeMap<String, i64>,
     pub(super) expires: Option<Moment>,
@@ -426,6 +428,10 @@ impl World {
             }
             Network::Down => {
                 self.core.on_failure(self.now, op, &Failure::Unsent("no connection".to_owned()));
+            }
+            Network::Unserved => {
+                let error = Failure::Unsent("CLUSTERDOWN it is down".to_owned());
+                self.core.on_failure(self.now, op, &error);
             }
             Network::Slow(ms) => {
                 let timeout = Duration::from_secs(2);
