@@ -43,6 +43,12 @@ pub fn now() -> Moment {
     Moment::from_micros(clock::boot_micros())
 }
 
+/// Returns a duration in whole milliseconds.
+#[must_use]
+pub fn millis(duration: Duration) -> u64 {
+    u64::try_from(duration.as_millis()).unwrap_or(u64::MAX)
+}
+
 impl SteadyMillis {
     /// The last instant that is told apart from later ones, in the year 10889.
     pub const LAST: Self = Self((1 << 48) - 2);
@@ -57,6 +63,24 @@ impl SteadyMillis {
         // Reads two clocks; the result is too early if the process is suspended in between.
         let booted = || (0..5).map(|_| clock::boot_epoch_millis()).max().unwrap_or_default();
         Self(*BOOTED.get_or_init(booted) + boot_micros / 1_000)
+    }
+
+    /// Returns the milliseconds from an earlier instant to this one; 0 if it is not earlier.
+    #[must_use]
+    pub fn millis_since(self, earlier: Self) -> u64 {
+        self.0.saturating_sub(earlier.0)
+    }
+
+    /// Returns the instant so many milliseconds later.
+    #[must_use]
+    pub fn plus(self, millis: u64) -> Self {
+        Self(self.0.saturating_add(millis))
+    }
+
+    /// Returns the instant so many milliseconds earlier.
+    #[must_use]
+    pub fn minus(self, millis: u64) -> Self {
+        Self(self.0.saturating_sub(millis))
     }
 
     /// Converts to the wall clock as it is set now.

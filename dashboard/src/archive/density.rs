@@ -44,8 +44,8 @@ impl Density {
 
     /// Returns the part that an instant lies in.
     fn bucket(&self, at: SteadyMillis) -> usize {
-        let span = u128::from(self.to.0.saturating_sub(self.from.0)).max(1);
-        let passed = u128::from(at.0.saturating_sub(self.from.0));
+        let span = u128::from(self.to.millis_since(self.from)).max(1);
+        let passed = u128::from(at.millis_since(self.from));
         let bucket = passed * BUCKETS as u128 / span;
         usize::try_from(bucket).unwrap_or(BUCKETS).min(BUCKETS - 1)
     }
@@ -53,9 +53,9 @@ impl Density {
     /// Returns the instant at which a part begins.
     #[must_use]
     pub fn start(&self, bucket: usize) -> SteadyMillis {
-        let span = u128::from(self.to.0.saturating_sub(self.from.0));
+        let span = u128::from(self.to.millis_since(self.from));
         let passed = span * bucket as u128 / BUCKETS as u128;
-        SteadyMillis(self.from.0.saturating_add(u64::try_from(passed).unwrap_or(u64::MAX)))
+        self.from.plus(u64::try_from(passed).unwrap_or(u64::MAX))
     }
 
     /// Returns the number of events of each type.

@@ -16,7 +16,7 @@ pub(super) struct Patience {
 
 impl Patience {
     pub(super) fn new() -> Self {
-        Self { until: SteadyMillis(SteadyMillis::now().0.saturating_add(MILLIS)), rows: 0 }
+        Self { until: SteadyMillis::now().plus(MILLIS), rows: 0 }
     }
 
     /// Returns whether the time is over; to be asked before each row.

@@ -222,7 +222,7 @@ impl Reader {
             restored.entry(lock).or_default().problems.push((problem, instant(row.get(4)?)));
         }
         let now = SteadyMillis::now();
-        let found_by = SteadyMillis(now.0.saturating_add(FOUND_AGAIN_MS));
+        let found_by = now.plus(FOUND_AGAIN_MS);
         let mut acknowledgements = connection.prepare(
             "SELECT deployment, db, name, problem, who, reason, at, until FROM acknowledged WHERE until > ?1 LIMIT ?2",
         )?;

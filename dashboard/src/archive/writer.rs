@@ -180,7 +180,7 @@ impl Table {
 
     /// Removes old rows.
     fn prune(&self, now: SteadyMillis) -> rusqlite::Result<()> {
-        let oldest = millis(SteadyMillis(now.0.saturating_sub(MAX_AGE_MS)));
+        let oldest = millis(now.minus(MAX_AGE_MS));
         let holds = "DELETE FROM hold WHERE rowid IN
             (SELECT rowid FROM hold WHERE ended < ?1 ORDER BY ended LIMIT ?2)";
         self.connection.execute(holds, params![oldest, PRUNE_ROWS])?;

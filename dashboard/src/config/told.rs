@@ -1,10 +1,9 @@
 //! The settings as they may be shown to anybody who looks: no password, token, user name or path is among them.
 
-use std::time::Duration;
-
 use serde_json::{Value, json};
 
 use super::{Config, History, MonitorMode, ReadFrom};
+use crate::clock::millis;
 use crate::model::types::Rule;
 
 impl Config {
@@ -70,8 +69,4 @@ fn rule(rule: Rule) -> Value {
         "stuck_after_ms": rule.stuck_after.map(millis),
         "starving_after_ms": rule.starving_after.map(millis),
     })
-}
-
-fn millis(duration: Duration) -> u64 {
-    u64::try_from(duration.as_millis()).unwrap_or(u64::MAX)
 }

@@ -10,6 +10,7 @@ use serde::Serialize;
 use super::finding::{Finding, FindingId, Severity, Subject};
 use super::shown::{amount, bytes, count, duration};
 use super::survey::{GAP, Leftover, Lock, Survey};
+use crate::clock::millis;
 use crate::model::types::{Certainty, Marker, Queue, Token};
 use crate::text::{quoted, shown_name, visible};
 
@@ -456,7 +457,7 @@ impl LockSummary {
         }
         let longest = survey.locks.iter().max_by_key(|(_, lock)| lock.ttl);
         let longest = longest.and_then(|(name, lock)| {
-            let milliseconds = u64::try_from(lock.ttl?.as_millis()).unwrap_or(u64::MAX);
+            let milliseconds = millis(lock.ttl?);
             Some(LongestTtl { name: shown_name(name), milliseconds })
         });
         let mut contended: Vec<Contended> = survey

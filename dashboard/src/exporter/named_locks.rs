@@ -47,11 +47,11 @@ impl NamedLocks {
             self.hour = hour;
             self.new_this_hour = 0;
         }
-        self.rows.retain(|_, row| now.0.saturating_sub(row.seen.0) < NAMED_FOR_MS);
+        self.rows.retain(|_, row| now.millis_since(row.seen) < NAMED_FOR_MS);
         let mut candidates = Vec::new();
         for lock in locks {
             for problem in &lock.problems {
-                if now.0.saturating_sub(problem.since.0) >= NAMED_AFTER_MS {
+                if now.millis_since(problem.since) >= NAMED_AFTER_MS {
                     candidates.push((lock, problem));
                 }
             }

@@ -89,7 +89,7 @@ pub(super) fn span_of(
     let given = |text: &Option<String>| text.clone().filter(|text| !text.trim().is_empty());
     let from = match given(&params.from) {
         Some(from) => instant("from", &from, now)?,
-        None => SteadyMillis(now.0.saturating_sub(USUAL_SPAN_MS)),
+        None => now.minus(USUAL_SPAN_MS),
     };
     let to = given(&params.to).map_or(Ok(now), |to| instant("to", &to, now))?;
     if to < from {
@@ -215,7 +215,7 @@ impl App {
         let now = SteadyMillis::now();
         let known = self.hub.snapshot().get(id).cloned();
         let fresh = known.as_ref().is_some_and(|lock| {
-            !lock.is_unknown() && now.0.saturating_sub(lock.observed_at().0) <= FRESH_MS
+            !lock.is_unknown() && now.millis_since(lock.observed_at()) <= FRESH_MS
         });
         let answer = if fresh { None } else { self.model.request_reading(id, PATIENCE).await };
         if let Some(known) = self.hub.snapshot().get(id).or(known.as_ref()) {

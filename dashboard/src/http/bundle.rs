@@ -82,7 +82,7 @@ pub async fn bundle(
         }
         None => None,
     };
-    let from = SteadyMillis(made_at.0.saturating_sub(page.past.millis));
+    let from = made_at.minus(page.past.millis);
     let history = match &app.archive {
         Some(_) => {
             let id = page.id.clone();

@@ -24,13 +24,13 @@ const WRITTEN_EACH_MS: u64 = 10_000;
 /// Returns true if a gap is only the time since this dashboard last wrote the history.
 fn is_just_now(gap: &Gap, now: SteadyMillis) -> bool {
     let since = gap.from.filter(|_| gap.to.is_none());
-    since.is_some_and(|since| now.0.saturating_sub(since.0) < WRITTEN_EACH_MS)
+    since.is_some_and(|since| now.millis_since(since) < WRITTEN_EACH_MS)
 }
 
 /// Returns the span that the strip shows. Where it ends now, its parts begin at round instants, so that the strip of an open
 /// page stays as it is from one version to the next.
 fn strip(from: SteadyMillis, to: SteadyMillis, goes_on: bool) -> (SteadyMillis, SteadyMillis) {
-    let millis = to.0.saturating_sub(from.0);
+    let millis = to.millis_since(from);
     let part = (millis / BUCKETS as u64).max(1);
     if !goes_on {
         return (from, to);

@@ -120,7 +120,7 @@ impl App {
         now: SteadyMillis,
     ) -> Result<PastWindow, ApiError> {
         let end = window.end(now);
-        let from = SteadyMillis(end.0.saturating_sub(window.millis));
+        let from = end.minus(window.millis);
         let kept = self.archive.is_some();
         let holds = match subject {
             _ if kept => {
@@ -150,7 +150,7 @@ impl App {
             limit: EVENTS,
         };
         let since = EventSearch {
-            from: SteadyMillis(at.0.saturating_add(1)),
+            from: at.plus(1),
             to: SteadyMillis::now(),
             newest_first: false,
             limit: 1,

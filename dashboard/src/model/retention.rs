@@ -111,7 +111,7 @@ impl Model {
         match current {
             // Open pages compute ages from the last reading that they received. A marker's time is as of its view.
             Some(view) if scope.schedule.is_viewed(name) || view.has_marker_times() => {
-                if observed.0.saturating_sub(view.observed_at().0) >= REFRESH_MS {
+                if observed.millis_since(view.observed_at()) >= REFRESH_MS {
                     scope.dirty.insert(name.clone());
                 }
             }

@@ -184,7 +184,7 @@ impl Waiting {
                 continue;
             }
             changed = true;
-            let waited = Duration::from_millis(steady.0.saturating_sub(since.0));
+            let waited = Duration::from_millis(steady.millis_since(*since));
             self.add(Waiter {
                 id: *id,
                 since: Since { at: *since, exact: true },

@@ -15,7 +15,7 @@ use ring::rand::{SecureRandom as _, SystemRandom};
 use tokio::time::Instant;
 
 use super::{Operator, VALID};
-use crate::clock::{SteadyMillis, WallMillis};
+use crate::clock::{SteadyMillis, WallMillis, millis};
 use crate::model::types::{LockId, LockView, QueueEntry, Reading};
 use crate::text::{shown_name, visible};
 
@@ -117,8 +117,7 @@ impl Offer {
     #[must_use]
     pub fn renewed_at(&self) -> Option<SteadyMillis> {
         let (lease, ttl) = (self.view.lease_ms.filter(|_| self.view.renewed)?, self.ttl?);
-        let ago = lease.saturating_sub(u64::try_from(ttl.as_millis()).unwrap_or(u64::MAX));
-        Some(SteadyMillis(self.read_at.1.0.saturating_sub(ago)))
+        Some(self.read_at.1.minus(lease.saturating_sub(millis(ttl))))
     }
 
     /// Returns the TTL that the lock has by now unless it has been acquired again.

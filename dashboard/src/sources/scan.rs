@@ -20,7 +20,7 @@ use super::read::{
 };
 use super::scope::Scope;
 use super::status::{Pass, SourceStatus};
-use crate::clock::{SteadyMillis, now};
+use crate::clock::{SteadyMillis, millis, now};
 use crate::config::ScanSettings;
 use crate::metrics::ScanNodeMetrics;
 use crate::model::actor::{Hub, ModelHandle};
@@ -263,9 +263,9 @@ impl Scan {
         {
             return false;
         }
-        let fresh_since = SteadyMillis::now().0.saturating_sub(MAX_AGE_MS);
+        let fresh_since = SteadyMillis::now().minus(MAX_AGE_MS);
         !self.view(name).is_some_and(|lock| {
-            lock.is_held() && !lock.is_unknown() && lock.observed_at().0 >= fresh_since
+            lock.is_held() && !lock.is_unknown() && lock.observed_at() >= fresh_since
         })
     }
 
@@ -400,10 +400,6 @@ fn rounded(duration: Duration) -> Duration {
     } else {
         Duration::from_secs(duration.as_secs())
     }
-}
-
-fn millis(duration: Duration) -> u64 {
-    u64::try_from(duration.as_millis()).unwrap_or(u64::MAX)
 }
 
 #[cfg(test)]

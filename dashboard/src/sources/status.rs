@@ -11,7 +11,7 @@ use tokio::sync::watch;
 
 use super::monitor::switch::Switch;
 use super::trace::Traces;
-use crate::clock::SteadyMillis;
+use crate::clock::{SteadyMillis, millis};
 use crate::model::types::{LockId, ScopeId, Source};
 use crate::sources::view::{Down, Progress, ServerView, SourceState, SourceView};
 
@@ -147,7 +147,7 @@ impl SourceStatus {
             detail: now.detail.clone(),
             remedy: now.remedy,
             last_success: now.last_success,
-            lag_ms: now.lag.map(|lag| u64::try_from(lag.as_millis()).unwrap_or(u64::MAX)),
+            lag_ms: now.lag.map(millis),
         }
     }
 }
@@ -206,7 +206,7 @@ impl Server {
             }
             LinkStatus::Down { reason, since_micros } => {
                 let ago = clock::boot_micros().saturating_sub(*since_micros) / 1000;
-                let since = SteadyMillis(SteadyMillis::now().0.saturating_sub(ago));
+                let since = SteadyMillis::now().minus(ago);
                 view.down = Some(Down { since, reason: reason.clone() });
             }
         }

@@ -12,7 +12,7 @@ use redisson::monitor::{Certainty, Event};
 use tokio::sync::watch;
 
 use super::monitor::switch::WATCH;
-use crate::clock::{SteadyMillis, WallMillis};
+use crate::clock::{SteadyMillis, WallMillis, millis};
 use crate::model::types::LockId;
 
 /// The most locks that are traced at once, or whose last trace is retained.
@@ -112,10 +112,9 @@ impl Traces {
     /// # Errors
     /// If [`MAX_TRACES`] are running.
     pub fn start(&self, id: &LockId, now: SteadyMillis) -> Result<SteadyMillis, Full> {
-        let millis = u64::try_from(WATCH.as_millis()).unwrap_or(u64::MAX);
-        let until = SteadyMillis(now.0.saturating_add(millis));
+        let until = now.plus(millis(WATCH));
         let trails = &mut *self.trails();
-        trails.retain(|_, trail| now.0.saturating_sub(trail.until.0) < RETAINED_MS);
+        trails.retain(|_, trail| now.millis_since(trail.until) < RETAINED_MS);
         if !trails.contains_key(id) && trails.len() >= MAX_TRACES {
             let over = trails.iter().filter(|(_, trail)| trail.until <= now);
             let oldest = over.min_by_key(|(_, trail)| trail.until).map(|(id, _)| id.clone());

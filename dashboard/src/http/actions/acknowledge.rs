@@ -16,7 +16,7 @@ use tokio::sync::broadcast::error::RecvError;
 use utoipa::ToSchema;
 
 use crate::access::rights::Right;
-use crate::clock::SteadyMillis;
+use crate::clock::{SteadyMillis, millis};
 use crate::http::app::App;
 use crate::http::error::ApiError;
 use crate::http::guard::{CurrentVisitor, VerifiedForm};
@@ -79,13 +79,12 @@ fn until(request: &AcknowledgeRequest, now: SteadyMillis) -> Result<SteadyMillis
         (Some(text), None) => {
             let duration = humantime::parse_duration(text)
                 .map_err(|_| unprocessable("`for` is not understood: expected such as 8h or 2d"))?;
-            let millis = u64::try_from(duration.as_millis()).unwrap_or(u64::MAX);
-            SteadyMillis(now.0.saturating_add(millis))
+            now.plus(millis(duration))
         }
         (None, Some(text)) => instant("until", text, now)?,
         _ => return Err(unprocessable("expected either `for` or `until`")),
     };
-    let ahead = until.0.saturating_sub(now.0);
+    let ahead = until.millis_since(now);
     if ahead == 0 || u128::from(ahead) > LONGEST.as_millis() {
         return Err(unprocessable("the end must be in the future, within 30 days"));
     }

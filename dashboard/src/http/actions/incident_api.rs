@@ -11,7 +11,7 @@ use utoipa::ToSchema;
 
 use super::incident::{Params, Requested, offer, releasable, release, requested};
 use super::release::rejected;
-use crate::clock::SteadyMillis;
+use crate::clock::{SteadyMillis, millis};
 use crate::http::app::App;
 use crate::http::error::ApiError;
 use crate::http::guard::{CurrentVisitor, VerifiedForm};
@@ -67,7 +67,7 @@ pub(in crate::http) async fn look(
     params: Params,
 ) -> Result<Json<OfferJson>, ApiError> {
     let (releases, incident) = releasable(&app, &visitor, params)?;
-    let valid_until = SteadyMillis(SteadyMillis::now().0 + VALID.as_secs() * 1_000);
+    let valid_until = SteadyMillis::now().plus(millis(VALID));
     let (seen, batch, more) = offer(&app, releases, &visitor, &incident).await;
     let left_out = batch.left_out.iter().cloned().map(|(lock, why)| LeftOutJson { lock, why });
     Ok(Json(OfferJson {

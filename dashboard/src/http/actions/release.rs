@@ -12,7 +12,7 @@ use serde::Serialize;
 use utoipa::ToSchema;
 
 use crate::access::rights::Right;
-use crate::clock::{SteadyMillis, now};
+use crate::clock::{SteadyMillis, millis, now};
 use crate::http::app::App;
 use crate::http::error::ApiError;
 use crate::http::guard::{CurrentVisitor, VerifiedForm};
@@ -238,7 +238,7 @@ pub(in crate::http) async fn look(
     let (releases, id) = allowed(&app, &visitor, params)?;
     let offer = offered(&app, &id, &visitor).await;
     let offer = offer.map_err(|why| ApiError::new(StatusCode::NOT_FOUND, why))?;
-    let valid_until = SteadyMillis(SteadyMillis::now().0 + VALID.as_secs() * 1_000);
+    let valid_until = SteadyMillis::now().plus(millis(VALID));
     let (seen, offer) = releases.offer(offer);
     Ok(Json(OfferJson {
         seen,

@@ -3,6 +3,8 @@
 use std::collections::VecDeque;
 use std::time::Duration;
 
+use crate::clock::millis;
+
 /// The minutes that are retained and shown. The current one is not over, so it is not shown.
 pub const MINUTES: usize = 60;
 pub(super) const MINUTE: Duration = Duration::from_secs(60);
@@ -33,8 +35,7 @@ impl Minutes {
             self.0.push_back((minute, Minute { column: 0, waiting_ms: 0, problems: 0 }));
         }
         if let Some((_, newest)) = self.0.back_mut() {
-            let millis = u64::try_from(waiting.as_millis()).unwrap_or(u64::MAX);
-            newest.waiting_ms = newest.waiting_ms.saturating_add(millis);
+            newest.waiting_ms = newest.waiting_ms.saturating_add(millis(waiting));
             newest.problems = newest.problems.saturating_add(problems);
         }
     }

@@ -15,7 +15,7 @@ use redisson::{HolderId, Moment};
 use serde::{Serialize, Serializer};
 use utoipa::ToSchema;
 
-use crate::clock::SteadyMillis;
+use crate::clock::{SteadyMillis, millis};
 use crate::model::types::{LockId, PastHold, PastWait, Since};
 
 pub use durations::{BOUNDS_MS, Durations};
@@ -96,8 +96,7 @@ impl Tally {
                 longer(&mut self.longest_wait, lock, wait.id, wait.since, wait.millis());
             }
             Count::Waiting(time) => {
-                let ms = u64::try_from(time.as_millis()).unwrap_or(u64::MAX);
-                self.waiting_ms = self.waiting_ms.saturating_add(ms);
+                self.waiting_ms = self.waiting_ms.saturating_add(millis(time));
             }
         }
     }
@@ -339,7 +338,6 @@ impl Totals {
         let over = now.as_micros().saturating_add(self.phase.unwrap_or(0)) % minute_micros();
         let first = Moment::from_micros(slice(now - WINDOW).saturating_mul(slice_micros()));
         let counted = now.since(first.max(self.began));
-        let counted = u64::try_from(counted.as_millis()).unwrap_or(u64::MAX);
         let mut groups: Vec<GroupTally> = self
             .groups
             .iter()
@@ -371,9 +369,9 @@ impl Totals {
         let beyond = u64::try_from(locks.len().saturating_sub(MAX_LISTED)).unwrap_or(u64::MAX);
         locks.truncate(MAX_LISTED);
         Contention {
-            from: SteadyMillis(steady.0.saturating_sub(counted)),
+            from: steady.minus(millis(counted)),
             to: steady,
-            minute: SteadyMillis(steady.0.saturating_sub(over / 1_000)),
+            minute: steady.minus(over / 1_000),
             groups,
             locks,
             locks_left_out: gone + beyond,

@@ -13,7 +13,7 @@ use redisson::{HolderId, Moment};
 
 use super::deadlock::Cycle;
 use super::waiting::{Subscribers, Waiter};
-use crate::clock::SteadyMillis;
+use crate::clock::{SteadyMillis, millis};
 use crate::model::types::{
     Certainty, HolderIdentity, ProblemKind, Rule, Source, Stamp, TrackedHolder,
 };
@@ -208,7 +208,7 @@ pub fn overdue_below(lease: Duration) -> Duration {
 #[must_use]
 pub fn overdue_since(now: Stamp, lease: Duration, ttl: Duration) -> Option<SteadyMillis> {
     let late = overdue_below(lease).checked_sub(ttl).filter(|late| !late.is_zero())?;
-    Some(SteadyMillis(now.steady.0.saturating_sub(millis(late))))
+    Some(now.steady.minus(millis(late)))
 }
 
 fn renewal_overdue(case: &Case<'_>) -> Option<Verdict> {
@@ -264,9 +264,5 @@ fn malformed(case: &Case<'_>) -> Option<Verdict> {
 }
 
 fn after(at: SteadyMillis, limit: Duration) -> SteadyMillis {
-    SteadyMillis(at.0.saturating_add(millis(limit)))
-}
-
-fn millis(duration: Duration) -> u64 {
-    u64::try_from(duration.as_millis()).unwrap_or(u64::MAX)
+    at.plus(millis(limit))
 }

@@ -6,8 +6,8 @@ use std::time::Duration;
 use redisson::Moment;
 use thin_vec::ThinVec;
 
-use super::{Effect, Record, ScopeContext, millis};
-use crate::clock::SteadyMillis;
+use super::{Effect, Record, ScopeContext};
+use crate::clock::{SteadyMillis, millis};
 use crate::model::problem::{
     Case, ORPHAN_GAP, Overdue, Verdict, advice, explain, judge, overdue_since, stuck_limit, times,
 };
@@ -162,8 +162,8 @@ impl Record {
         let typical = self.hold_history.as_ref().and_then(|history| history.p99());
         let (limit, _) = stuck_limit(&self.rule, typical)?;
         let held = self.holds.iter().map(|hold| hold.since.at).max()?;
-        let since = SteadyMillis(stuck.0.saturating_sub(millis(limit))).max(held);
-        let ago = now.steady.0.saturating_sub(since.0).saturating_mul(1_000);
+        let since = stuck.minus(millis(limit)).max(held);
+        let ago = now.steady.millis_since(since).saturating_mul(1_000);
         Some((Moment::from_micros(now.received.as_micros().saturating_sub(ago)), since))
     }
 

@@ -6,8 +6,8 @@ use std::time::Duration;
 use redisson::shape::LockHash;
 use redisson::{HolderId, Moment, keys};
 
-use super::{Effect, Hold, Mode, Record, ScopeContext, doubt, millis};
-use crate::clock::SteadyMillis;
+use super::{Effect, Hold, Mode, Record, ScopeContext, doubt};
+use crate::clock::{SteadyMillis, millis};
 use crate::model::contention::Count;
 use crate::model::lease::Step;
 use crate::model::problem::Expired;
@@ -168,8 +168,8 @@ impl Record {
                 // It has run since then, but was not yet renewed at the last reading.
                 let ran =
                     self.lease.lease().zip(watched).map(|(lease, left)| lease.saturating_sub(left));
-                let at = stamp.steady.0.saturating_sub(ran.map_or(0, millis));
-                self.add_renewal(SteadyMillis(at.max(last.map_or(0, |last| last.steady.0))));
+                let at = stamp.steady.minus(ran.map_or(0, millis));
+                self.add_renewal(last.map_or(at, |last| at.max(last.steady)));
             }
             if let Some(cold) = self.cold.as_mut().filter(|_| step == Step::Rose) {
                 // A holder that renews is alive, regardless of other observations.

@@ -18,7 +18,7 @@ use redisson::shape::Holder;
 use redisson::{HolderId, LockName, Moment};
 use thin_vec::ThinVec;
 
-use crate::clock::SteadyMillis;
+use crate::clock::{SteadyMillis, millis};
 use crate::model::contention::Count;
 use crate::model::deadlock::{Cycle, Owner, Wait};
 use crate::model::lease::LeaseWatch;
@@ -537,7 +537,7 @@ impl Record {
         effects: &mut Vec<Effect>,
     ) {
         let seen = millis(waiter.seen.since(waiter.from));
-        let last = SteadyMillis(waiter.since.at.0.saturating_add(seen));
+        let last = waiter.since.at.plus(seen);
         let wait = PastWait {
             id: waiter.id,
             since: waiter.since,
@@ -574,8 +574,4 @@ impl Record {
         self.events.push(at, source, what);
         self.dirty = true;
     }
-}
-
-fn millis(duration: Duration) -> u64 {
-    u64::try_from(duration.as_millis()).unwrap_or(u64::MAX)
 }

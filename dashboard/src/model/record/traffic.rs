@@ -191,7 +191,7 @@ impl Record {
             if past.ended.is_wanted() || past.ended == Ending::Forced {
                 return;
             }
-            Duration::from_millis(steady.0.saturating_sub(past.to.0))
+            Duration::from_millis(steady.millis_since(past.to))
         };
         if gone_for < LATE {
             return;

@@ -5,8 +5,8 @@ use std::sync::Arc;
 use redisson::{HolderId, Kind, Moment};
 use thin_vec::ThinVec;
 
-use super::{ColdState, Mode, Record, millis};
-use crate::clock::{SteadyMillis, WallMillis};
+use super::{ColdState, Mode, Record};
+use crate::clock::{SteadyMillis, WallMillis, millis};
 use crate::model::clients::Clients;
 use crate::model::types::{
     ClientView, HolderView, LockView, Marker, Observed, QueueEntryView, State, Verification,
@@ -44,7 +44,7 @@ impl Record {
 
     /// Returns the end of its time to live by the newest reading.
     fn expires_at(&self) -> Option<SteadyMillis> {
-        let end = SteadyMillis(self.observed_at().0.saturating_add(millis(self.ttl?)));
+        let end = self.observed_at().plus(millis(self.ttl?));
         Some(end.min(SteadyMillis::LAST))
     }
 

@@ -190,7 +190,7 @@ impl EventLog {
     /// Merges a release by an unknown holder with those just before it. Returns false if there are none.
     fn count_unseen(&mut self, at: SteadyMillis) -> bool {
         let before = match self.0.last() {
-            Some(last) if at.0.saturating_sub(last.at.0) < TOGETHER_MS => match last.what {
+            Some(last) if at.millis_since(last.at) < TOGETHER_MS => match last.what {
                 LockEvent::ReleasedUnseen(n) => n,
                 LockEvent::Released(None) => 1,
                 _ => return false,

@@ -285,7 +285,7 @@ impl LockView {
     #[must_use]
     pub fn last_reading(&self) -> (SteadyMillis, Option<u64>) {
         let at = self.observed_at();
-        (at, self.expires_at.map(|end| end.0.saturating_sub(at.0)))
+        (at, self.expires_at.map(|end| end.millis_since(at)))
     }
 
     /// Returns whether somebody holds it, or did when its server could last be read.
@@ -324,7 +324,7 @@ impl LockView {
     #[must_use]
     pub fn ran_out_within_an_hour(&self, now: SteadyMillis) -> Option<(usize, SteadyMillis)> {
         let mut recent =
-            self.history.ran_out.iter().filter(|at| at.0.saturating_add(3_600_000) >= now.0);
+            self.history.ran_out.iter().filter(|at| now.millis_since(**at) <= 3_600_000);
         Some((recent.clone().count(), *recent.next_back()?))
     }
 

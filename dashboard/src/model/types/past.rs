@@ -85,7 +85,7 @@ impl PastHold {
     /// Returns its least duration in milliseconds.
     #[must_use]
     pub fn millis(&self) -> u64 {
-        self.to.0.saturating_sub(self.since.at.0)
+        self.to.millis_since(self.since.at)
     }
 
     #[must_use]
@@ -136,7 +136,7 @@ impl PastWait {
     /// Returns its least duration in milliseconds.
     #[must_use]
     pub fn millis(&self) -> u64 {
-        self.to.0.saturating_sub(self.since.at.0)
+        self.to.millis_since(self.since.at)
     }
 
     #[must_use]

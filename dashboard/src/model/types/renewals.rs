@@ -3,7 +3,7 @@
 use std::collections::VecDeque;
 use std::time::Duration;
 
-use crate::clock::SteadyMillis;
+use crate::clock::{SteadyMillis, millis};
 
 /// The most instants that are retained; earlier ones are only counted.
 const MAX: usize = 64;
@@ -19,9 +19,8 @@ impl Renewals {
     /// Adds a renewal. Two sources may report the same one: if it follows the last sooner than renewals of that lease can,
     /// it is the same.
     pub fn add(&mut self, at: SteadyMillis, lease: Option<Duration>) {
-        let apart =
-            lease.map_or(0, |lease| u64::try_from(lease.as_millis()).unwrap_or(u64::MAX) / 6);
-        if self.latest.back().is_some_and(|last| at.0 <= last.0.saturating_add(apart)) {
+        let apart = lease.map_or(0, |lease| millis(lease) / 6);
+        if self.latest.back().is_some_and(|last| at <= last.plus(apart)) {
             return;
         }
         self.count += 1;

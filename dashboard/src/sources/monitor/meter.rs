@@ -5,6 +5,7 @@ use std::time::Duration;
 use tokio::time::Instant;
 
 use super::delivery::Delivery;
+use crate::clock::millis;
 
 /// The output of the last second.
 #[derive(Debug)]
@@ -36,7 +37,7 @@ impl Meter {
     /// Begins the next second. Returns the length of the last one.
     pub(super) fn roll(&mut self, delivery: &Delivery) -> Duration {
         let elapsed = self.since.elapsed();
-        let millis = u64::try_from(elapsed.as_millis()).unwrap_or(u64::MAX).max(1);
+        let millis = millis(elapsed).max(1);
         let rate = |count: u64| count.saturating_mul(1_000) / millis;
         self.bytes_a_second = rate(std::mem::take(&mut self.bytes));
         let (lines, lock_lines) = (delivery.lines(), delivery.lock_lines());
