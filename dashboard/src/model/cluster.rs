@@ -12,7 +12,7 @@ use redisson::slot::{SLOTS, slot};
 use redisson::{LockName, Moment};
 
 use super::Model;
-use super::scope::{Restart, RestartCause, Scope};
+use super::scope::Scope;
 use crate::clock::SteadyMillis;
 use crate::model::types::{Observation, ScopeId, SlotAssignment};
 
@@ -125,7 +125,7 @@ impl Model {
         let known = cluster.nodes.iter().chain(&cluster.left).copied();
         let known: Vec<ScopeId> = known.chain([front]).collect();
         for from in known {
-            let names = self.scopes[from.0].locks.keys();
+            let names = self.scopes[from.0].locks.names();
             let mut gone: Vec<LockName> =
                 names.filter(|name| self.home(from, name) != from).cloned().collect();
             gone.sort_unstable();
@@ -148,33 +148,10 @@ impl Model {
         drained: bool,
     ) {
         let to = self.home(from, name);
-        let source = &mut self.scopes[from.0];
-        let Some(mut entry) = source.locks.remove(name) else { return };
-        source.contended.remove(name);
-        source.awaited.remove(name);
-        source.possible.remove(name);
-        source.dirty.remove(name);
-        let acknowledged = source.acknowledged.remove(name);
-        entry.due = None;
-        if let Some(free) = entry.free.take() {
-            source.free.remove(&(free, name.clone()));
-        }
-        if let Some(Restart { cause: RestartCause::Moved { names, .. }, .. }) = &mut source.restart
-        {
-            names.remove(name);
-        }
+        let Some(mut entry) = self.scopes[from.0].move_out(name) else { return };
         // Grants and waiters that gave up on the way were not observed.
         entry.record.monitor_stopped();
-        let target = &mut self.scopes[to.0];
-        target.locks.insert(name.clone(), entry);
-        if acknowledged {
-            target.acknowledged.insert(name.clone());
-        }
-        target.dirty.insert(name.clone());
-        match &mut target.restart {
-            Some(restart) => restart.moved(name, at, drained),
-            none => *none = Some(Restart::of_move(name, at, steady, drained)),
-        }
+        self.scopes[to.0].move_in(name, entry, at, steady, drained);
         self.settle(to, name);
         let target = &mut self.scopes[to.0];
         if let Some(entry) = target.locks.get_mut(name) {
@@ -187,7 +164,7 @@ impl Model {
         let Some(cluster) = self.clusters.get_mut(&front) else { return };
         let scopes = &self.scopes;
         let empty: Vec<ScopeId> =
-            cluster.left.extract_if(.., |node| scopes[node.0].is_empty()).collect();
+            cluster.left.extract_if(.., |node| scopes[node.0].locks.is_empty()).collect();
         for node in &empty {
             for owner in cluster.owners.iter_mut().filter(|owner| **owner == Some(*node)) {
                 *owner = None;
@@ -199,11 +176,9 @@ impl Model {
     /// Marks the whole cluster as scanned once all nodes have been. It stays so: the locks of a new node came from others.
     pub(super) fn update_scanned(&mut self, front: ScopeId) -> bool {
         let Some(cluster) = self.clusters.get(&front) else { return false };
-        let began = cluster.nodes.iter().map(|node| self.scopes[node.0].pass_began);
+        let began = cluster.nodes.iter().map(|node| self.scopes[node.0].pass_began());
         let Some(first) = began.min().flatten() else { return false };
-        let front = &mut self.scopes[front.0];
-        let new = front.pass_began.is_none();
-        front.pass_began = Some(front.pass_began.unwrap_or(first));
+        let new = self.scopes[front.0].mark_scanned(first);
         self.stale |= new;
         new
     }

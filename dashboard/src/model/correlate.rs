@@ -27,7 +27,7 @@ impl Model {
             let effect = Effect::Event(Source::Monitor, event.action.as_str());
             self.effects.push((scope_id, effect));
             let scope_id = self.home(scope_id, &event.lock);
-            let known = self.scopes[scope_id.0].locks.contains_key(&event.lock);
+            let known = self.scopes[scope_id.0].locks.contains(&event.lock);
             if let (Some(holder), Some(monitor::Address::Tcp(address))) =
                 (event.holder, event.client)
             {
@@ -43,12 +43,8 @@ impl Model {
             let Some(entry) = scope.locks.get_mut(&event.lock) else { continue };
             let mut effects = Vec::new();
             entry.record.traffic(event, traffic.at, traffic.steady, context, &mut effects);
-            let monitored = entry.record.has_monitor_waiters();
             let prioritize = !known || changes_holders(event.action);
             self.route_effects(scope_id, &event.lock, traffic.at, effects);
-            if monitored {
-                self.scopes[scope_id.0].contended.insert(event.lock.clone());
-            }
             self.settle(scope_id, &event.lock);
             if prioritize {
                 self.prioritize(scope_id, &event.lock);
@@ -132,7 +128,7 @@ impl Model {
         if !named.is_empty() {
             let has_new_name = |client: &ClientId| named.iter().any(|(id, _)| id == client);
             let mut changed: Vec<LockName> = Vec::new();
-            for (name, entry) in &mut scope.locks {
+            for (name, entry) in scope.locks.iter_mut() {
                 if entry.record.redraw_if(has_new_name) {
                     changed.push(name.clone());
                 }
@@ -161,7 +157,7 @@ impl Model {
     pub(super) fn update_gone_holders(&mut self, scope_id: ScopeId) {
         let scope = &mut self.scopes[scope_id.0];
         let mut changed = Vec::new();
-        for (name, entry) in &mut scope.locks {
+        for (name, entry) in scope.locks.iter_mut() {
             if entry.record.update_gone(&scope.clients) {
                 changed.push(name.clone());
             }
@@ -175,7 +171,8 @@ impl Model {
 
     /// Drops waiters that only MONITOR has shown, since it has stopped or missed events.
     pub(super) fn monitor_stopped(&mut self, scope_id: ScopeId) {
-        let names: Vec<LockName> = self.scopes[scope_id.0].contended.iter().cloned().collect();
+        let names: Vec<LockName> =
+            self.scopes[scope_id.0].locks.contended().iter().cloned().collect();
         for name in names {
             if let Some(entry) = self.scopes[scope_id.0].locks.get_mut(&name) {
                 entry.record.monitor_stopped();
@@ -189,8 +186,8 @@ impl Model {
         let mut locks = Vec::new();
         for (index, scope) in self.scopes.iter().enumerate() {
             // While a scope cannot be read, no problem of its locks begins or ends.
-            if scope.readable_since.is_some() {
-                locks.extend(scope.contended.iter().map(|name| (index, name.clone())));
+            if scope.is_readable() {
+                locks.extend(scope.locks.contended().iter().map(|name| (index, name.clone())));
             }
         }
         if locks.is_empty() {

@@ -11,6 +11,7 @@ mod correlate;
 mod deadlines;
 pub mod deadlock;
 pub mod lease;
+mod lock_table;
 pub mod owner_names;
 pub mod problem;
 mod publish;
@@ -33,11 +34,11 @@ use redisson::{Grouping, LockName, Moment, keys};
 use crate::clock::SteadyMillis;
 use cluster::Cluster;
 use contention::{Contention, Count, Totals};
-use record::ScopeContext;
-use scope::{LockEntry, Restart, RestartCause, Scope};
+use lock_table::LockEntry;
+use scope::Scope;
 use types::{
-    ArchiveEntry, ClearedProblem, Ending, KnownParts, LockId, Notice, Observation, ProblemKind,
-    ReadRequest, Reading, ScopeId, Settings, Snapshot, Source, Stamp,
+    ArchiveEntry, ClearedProblem, Ending, LockId, Notice, Observation, ProblemKind, ReadRequest,
+    Reading, ScopeId, Settings, Snapshot, Source, Stamp,
 };
 
 use owner_names::OwnerNames;
@@ -163,7 +164,6 @@ impl Model {
                     let mut effects = Vec::new();
                     entry.record.acknowledge(problem, acknowledgement, *action, &mut effects);
                     self.effects.extend(effects.into_iter().map(|effect| (scope, effect)));
-                    self.scopes[scope.0].acknowledged.insert(name.clone());
                     self.settle(scope, &name);
                 }
             }
@@ -188,7 +188,7 @@ impl Model {
             }
             Observation::ServerUp { at, steady, run_id, cluster } => {
                 self.scopes[scope.0].cluster = cluster;
-                self.up(scope, at, steady, run_id);
+                self.scopes[scope.0].server_up(at, steady, run_id);
             }
             Observation::ServerAddress { address, replica } => {
                 self.scopes[scope.0].set_address(address, replica);
@@ -208,28 +208,17 @@ impl Model {
                     }
                 }
             }
-            Observation::ServerDown => {
-                let scope = &mut self.scopes[scope.0];
-                if scope.readable_since.take().is_some() {
-                    scope.dirty.extend(scope.locks.keys().cloned());
-                }
-            }
+            Observation::ServerDown => self.scopes[scope.0].server_down(),
             Observation::SlotsAssigned(served) => self.assign_slots(scope, &served),
             Observation::ScanEnded { started, steady, skipped } => {
                 let passed = &mut self.scopes[scope.0];
-                let refused = std::mem::take(&mut passed.refused);
-                let possible = std::mem::take(&mut passed.possible_refused) + skipped;
-                self.stale |= passed.pass_began.is_none()
-                    || passed.not_kept != refused
-                    || passed.possible_not_kept != possible;
-                passed.not_kept = refused;
-                passed.possible_not_kept = possible;
-                let first = passed.pass_began.replace(started).is_none();
+                let pass = passed.end_pass(started, skipped);
+                self.stale |= pass.changed;
                 let whole = match passed.front {
                     Some(front) => self.update_scanned(front).then_some(front),
-                    None => first.then_some(scope),
+                    None => pass.is_first.then_some(scope),
                 };
-                if let Some(scope) = whole.filter(|_| refused == 0 && possible == 0) {
+                if let Some(scope) = whole.filter(|_| pass.kept_all) {
                     self.end_restored(scope, steady);
                 }
             }
@@ -263,24 +252,6 @@ impl Model {
         }
     }
 
-    fn up(&mut self, scope: ScopeId, at: Moment, steady: SteadyMillis, run_id: Option<String>) {
-        let scope = &mut self.scopes[scope.0];
-        if scope.readable_since.is_none() {
-            scope.readable_since = Some(at);
-            scope.dirty.extend(scope.locks.keys().cloned());
-        }
-        let other = run_id.is_some_and(|run_id| {
-            scope.run_id.replace(run_id.clone()).is_some_and(|before| before != run_id)
-        });
-        let moved = scope.server_change.take();
-        if let Some(cause) = moved.or(other.then_some(RestartCause::Started)) {
-            scope.restart = Some(Restart { at, steady, lost: 0, cause });
-            for (name, entry) in &mut scope.locks {
-                scope.schedule.advance(&mut entry.due, name, at);
-            }
-        }
-    }
-
     fn read(
         &mut self,
         scope_id: ScopeId,
@@ -289,7 +260,7 @@ impl Model {
         source: Source,
         reading: &Reading,
     ) {
-        if !self.scopes[scope_id.0].locks.contains_key(name) {
+        if !self.scopes[scope_id.0].locks.contains(name) {
             let new = match reading {
                 Reading::Lock { hash, .. } => {
                     let id = self.scopes[scope_id.0].id(name);
@@ -319,18 +290,12 @@ impl Model {
             }
         }
         let scope = &mut self.scopes[scope_id.0];
-        // A pass misses no key that exists from its beginning to its end; one that had no room for all locks proves
-        // nothing. In a cluster a key may move from a node not scanned yet to one that has been.
-        let proves = source == Source::Scan && scope.has_kept_all() && !scope.cluster;
-        let pass_began = scope.pass_began.filter(|_| proves);
-        let context = ScopeContext { pass_began, ..scope.context(name) };
+        let context = scope.reading_context(name, source);
         let Some(entry) = scope.locks.get_mut(name) else { return };
         let mut effects = Vec::new();
         entry.record.read(stamp, source, reading, context, &mut effects);
-        if let Some(restart) = &mut scope.restart {
-            let lost = |effect: &&Effect| **effect == Effect::LostInRestart;
-            restart.lost += effects.iter().filter(lost).count();
-        }
+        let lost = |effect: &&Effect| **effect == Effect::LostInRestart;
+        scope.count_lost(effects.iter().filter(lost).count());
         self.route_effects(scope_id, name, stamp.received, effects);
         self.settle(scope_id, name);
     }
@@ -339,7 +304,7 @@ impl Model {
     fn has_twin(&self, scope_id: ScopeId, name: &LockName) -> bool {
         let names = keys::locks_of_queue(&keys::queue(name));
         let locks = &self.scopes[scope_id.0].locks;
-        names.iter().any(|other| other != name && locks.contains_key(other))
+        names.iter().any(|other| other != name && locks.contains(other))
     }
 
     /// Adds counts to the totals, and queues all other effects for metrics and history.
@@ -378,8 +343,7 @@ impl Model {
         }
         let of = |model: &Self, fits: fn(&LockEntry) -> bool| -> Vec<ScopeId> {
             let locks = |scope: &ScopeId| &model.scopes[scope.0].locks;
-            let fits =
-                |scope: &ScopeId, name| locks(scope).get(name).is_some_and(|lock| fits(lock));
+            let fits = |scope: &ScopeId, name| locks(scope).get(name).is_some_and(fits);
             let any = |scope: &ScopeId| names.iter().any(|name| fits(scope, name));
             databases.iter().copied().filter(any).collect()
         };
@@ -407,8 +371,7 @@ impl Model {
         steady: SteadyMillis,
         in_doubt: bool,
     ) {
-        let known =
-            |name: &&LockName| self.scopes[self.home(scope, name).0].locks.contains_key(*name);
+        let known = |name: &&LockName| self.scopes[self.home(scope, name).0].locks.contains(name);
         let candidates = names.iter().filter(known).count();
         // Locks share a channel if their names differ by braces only.
         let in_doubt = in_doubt || candidates > 1;
@@ -465,7 +428,8 @@ impl Model {
             let scope = &mut self.scopes[index];
             scope.schedule.set_rate(self.settings.reads_a_second(scope.locks.len()));
             let scope = &self.scopes[index];
-            let old = scope.free.iter().take_while(|(since, _)| now.since(*since) > RETAINED);
+            let old =
+                scope.locks.free().iter().take_while(|(since, _)| now.since(*since) > RETAINED);
             // Locks with problems stay: they are few, and bounded with the rest.
             let old = old.filter(|(_, name)| {
                 scope.locks.get(name).is_none_or(|entry| !entry.record.has_problems())
@@ -475,13 +439,9 @@ impl Model {
                 self.evict(scope_id, &name);
             }
             let scope = &mut self.scopes[index];
-            if !scope.is_restart_over() {
-                continue;
-            }
-            let Some(restart) = scope.restart.take() else { continue };
-            if let Some(text) = restart.notice(scope.db) {
+            if let Some((at, text)) = scope.conclude_restart() {
                 let deployment = scope.deployment.to_string();
-                self.notice(restart.steady, deployment, text);
+                self.notice(at, deployment, text);
             }
         }
         self.detect_deadlocks();
@@ -492,8 +452,8 @@ impl Model {
         // Nothing is known about waiters during a pause of this program.
         let passed = now.since(self.ticked).min(MAX_TICK);
         self.ticked = self.ticked.max(now);
-        for scope in self.scopes.iter().filter(|scope| scope.readable_since.is_some()) {
-            for entry in scope.awaited.iter().filter_map(|name| scope.locks.get(name)) {
+        for scope in self.scopes.iter().filter(|scope| scope.is_readable()) {
+            for entry in scope.locks.awaited() {
                 let waiters = u32::try_from(entry.record.waiting_at_least()).unwrap_or(u32::MAX);
                 let waited = Count::Waiting(passed.saturating_mul(waiters));
                 self.totals.add(now, entry.record.id(), entry.record.group(), waited);
@@ -510,14 +470,12 @@ impl Model {
     pub fn end_acknowledgements(&mut self, steady: SteadyMillis) {
         for scope_id in (0..self.scopes.len()).map(ScopeId) {
             let names: Vec<LockName> =
-                self.scopes[scope_id.0].acknowledged.iter().cloned().collect();
+                self.scopes[scope_id.0].locks.acknowledged().iter().cloned().collect();
             for name in names {
                 let scope = &mut self.scopes[scope_id.0];
                 let Some(entry) = scope.locks.get_mut(&name) else { continue };
                 let mut effects = Vec::new();
-                if !entry.record.end_acknowledgements(steady, &mut effects) {
-                    scope.acknowledged.remove(&name);
-                }
+                entry.record.end_acknowledgements(steady, &mut effects);
                 if !effects.is_empty() {
                     self.effects.extend(effects.into_iter().map(|effect| (scope_id, effect)));
                     self.settle(scope_id, &name);
@@ -551,24 +509,12 @@ impl Model {
 
     /// Returns the locks of a scope to read now, at most `max`; none while it cannot be read.
     pub fn due(&mut self, scope: ScopeId, now: Moment, max: usize) -> Vec<ReadRequest> {
-        let Scope { schedule, locks, readable_since, .. } = &mut self.scopes[scope.0];
-        if readable_since.is_none() {
-            return Vec::new();
-        }
-        let names = schedule.take(now, max, locks);
-        let request = |name: LockName| ReadRequest {
-            known: match locks.get(&name) {
-                Some(entry) => entry.record.known(now),
-                None => KnownParts { token: true, ..KnownParts::default() },
-            },
-            name,
-        };
-        names.into_iter().map(request).collect()
+        self.scopes[scope.0].due(now, max)
     }
 
     #[must_use]
     pub fn is_readable(&self, scope: ScopeId) -> bool {
-        self.scopes[scope.0].readable_since.is_some()
+        self.scopes[scope.0].is_readable()
     }
 
     /// Returns the delay with which known locks of a scope are read.

@@ -2,8 +2,6 @@
 
 use std::sync::Arc;
 
-use redisson::LockName;
-
 use super::Model;
 use super::scope::Scope;
 use crate::clock::SteadyMillis;
@@ -28,8 +26,8 @@ impl Model {
         if !before.is_some_and(|before| same(&before)) {
             for member in self.members(scope_id).into_iter().filter(|member| *member != scope_id) {
                 let member = &mut self.scopes[member.0];
-                if member.locks.contains_key(&view.id.name) {
-                    member.dirty.insert(view.id.name.clone());
+                if member.locks.contains(&view.id.name) {
+                    member.locks.mark_changed(&view.id.name);
                 }
             }
         }
@@ -40,26 +38,17 @@ impl Model {
     pub fn publish(&mut self, steady: SteadyMillis) -> Option<(Arc<Snapshot>, Arc<Delta>)> {
         let mut views = Vec::new();
         for (index, scope) in self.scopes.iter_mut().enumerate() {
-            let taken: Vec<LockName> =
-                scope.dirty.iter().take(MAX_CHANGES - views.len()).cloned().collect();
-            for name in taken {
-                scope.dirty.remove(&name);
-                let Some(entry) = scope.locks.get_mut(&name) else { continue };
-                entry.clients = scope.clients.version();
-                views.push((
-                    ScopeId(index),
-                    entry.record.view(scope.readable_since, &scope.clients),
-                ));
+            for name in scope.locks.take_changed(MAX_CHANGES - views.len()) {
+                views.extend(scope.view(&name).map(|view| (ScopeId(index), view)));
             }
         }
         let changed: Vec<_> =
             views.into_iter().map(|(scope, view)| self.insert_view(scope, view)).collect();
-        let gone: Vec<_> = self
-            .scopes
-            .iter_mut()
-            .enumerate()
-            .flat_map(|(index, scope)| scope.removed.drain(..).map(move |id| (ScopeId(index), id)))
-            .collect();
+        let mut gone = Vec::new();
+        for (index, scope) in self.scopes.iter_mut().enumerate() {
+            let names = scope.locks.take_removed().into_iter();
+            gone.extend(names.map(|name| (ScopeId(index), scope.id(&name))));
+        }
         let mut removed = Vec::new();
         for (scope, id) in gone {
             // It may have been found again since, with a view of its own.
@@ -77,11 +66,10 @@ impl Model {
         self.snapshot.at = steady;
         // A cluster's front represents all its nodes.
         let mut whole = self.scopes.iter().filter(|scope| scope.front.is_none());
-        self.snapshot.complete = whole.all(|scope| scope.pass_began.is_some());
-        self.snapshot.not_kept =
-            self.scopes.iter().map(|scope| scope.not_kept.max(scope.refused)).sum();
-        let possible = |scope: &Scope| scope.possible_not_kept.max(scope.possible_refused);
-        self.snapshot.possible_not_kept = self.scopes.iter().map(possible).sum();
+        self.snapshot.complete = whole.all(|scope| scope.pass_began().is_some());
+        let refused = self.scopes.iter().map(Scope::refused);
+        self.snapshot.not_kept = refused.clone().map(|refused| refused.locks).sum();
+        self.snapshot.possible_not_kept = refused.map(|refused| refused.possible).sum();
         if self.snapshot.notices.len() != self.notices.len()
             || self.snapshot.notices.first() != self.notices.front()
         {

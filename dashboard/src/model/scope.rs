@@ -1,39 +1,20 @@
 //! The model's state of one database of one deployment, or of one node of a cluster.
 
-use std::collections::{BTreeSet, HashMap, HashSet};
+use std::collections::{HashMap, HashSet};
 use std::sync::Arc;
 
 use redisson::{ClientId, LockName, Moment};
 
 use super::clients::Clients;
-use super::deadlines::{Due, Locks};
+use super::lock_table::{LockEntry, LockTable};
 use super::owner_names::OwnerNames;
-use super::record::{Record, ScopeContext};
+use super::record::ScopeContext;
 use super::schedule::Schedule;
 use crate::clock::SteadyMillis;
-use crate::model::types::{LockId, LockView, ScopeId};
+use crate::model::types::{KnownParts, LockId, LockView, ReadRequest, ScopeId, Source};
 
-/// A lock's record and its published view.
-#[derive(Debug)]
-pub(super) struct LockEntry {
-    pub(super) record: Record,
-    pub(super) published: Option<Arc<LockView>>,
-    /// The version of the clients that the published view shows.
-    pub(super) clients: u64,
-    /// Its key in the index of free locks.
-    pub(super) free: Option<Moment>,
-    pub(super) due: Option<Due>,
-}
-
-impl Locks for HashMap<LockName, Box<LockEntry>> {
-    fn due(&mut self, name: &LockName) -> Option<&mut Option<Due>> {
-        self.get_mut(name).map(|entry| &mut entry.due)
-    }
-
-    fn last_sent(&self, name: &LockName) -> Option<Moment> {
-        self.get(name)?.record.last_sent()
-    }
-}
+/// The age at which a view that does not age by itself is replaced after a reading without changes.
+const REFRESH_MS: u64 = 2_000;
 
 #[derive(Debug)]
 pub(super) struct Scope {
@@ -41,59 +22,62 @@ pub(super) struct Scope {
     pub(super) db: u32,
     /// The front of the cluster that this is a node of.
     pub(super) front: Option<ScopeId>,
-    /// Boxed, since the map has room for nearly twice as many entries after it has grown.
-    pub(super) locks: HashMap<LockName, Box<LockEntry>>,
-    pub(super) free: BTreeSet<(Moment, LockName)>,
-    pub(super) schedule: Schedule,
-    pub(super) readable_since: Option<Moment>,
-    pub(super) listening_since: Option<Moment>,
-    pub(super) run_id: Option<String>,
-    /// The address of its server; true for a replica.
-    pub(super) address: Option<(String, bool)>,
-    /// The change of server that the next `ServerUp` concludes.
-    pub(super) server_change: Option<RestartCause>,
     pub(super) cluster: bool,
+    pub(super) locks: LockTable,
+    pub(super) schedule: Schedule,
+    pub(super) clients: Clients,
+    /// The locks that workers of each agent wait for.
+    pub(super) agent_waits: HashMap<ClientId, Vec<LockName>>,
+    pub(super) listening_since: Option<Moment>,
     /// Milliseconds by which its server's clock is ahead of ours.
     pub(super) ahead_ms: i64,
     /// The server has keys in databases that are not watched.
     pub(super) has_unwatched: bool,
-    pub(super) clients: Clients,
     /// MONITOR shows all traffic.
     pub(super) monitored: bool,
-    /// Locks with waiters.
-    pub(super) awaited: HashSet<LockName>,
-    /// Locks whose waiters are known by name. Sorted, like `dirty`, so that the same input gives the same output.
-    pub(super) contended: BTreeSet<LockName>,
-    /// The locks that workers of each agent wait for.
-    pub(super) agent_waits: HashMap<ClientId, Vec<LockName>>,
-    /// Locks with acknowledged problems.
-    pub(super) acknowledged: HashSet<LockName>,
-    pub(super) restart: Option<Restart>,
+    readable_since: Option<Moment>,
+    run_id: Option<String>,
+    /// The address of its server; true for a replica.
+    address: Option<(String, bool)>,
+    /// The change of server that the next `ServerUp` concludes.
+    server_change: Option<RestartCause>,
+    restart: Option<Restart>,
     /// The beginning of the newest complete pass over all keys.
-    pub(super) pass_began: Option<Moment>,
-    pub(super) refused: u64,
-    pub(super) not_kept: u64,
-    /// Possible locks that are retained.
-    pub(super) possible: BTreeSet<LockName>,
-    /// Possible locks for which there was no room in the current pass, and in the latest one.
-    pub(super) possible_refused: u64,
-    pub(super) possible_not_kept: u64,
-    pub(super) dirty: BTreeSet<LockName>,
-    pub(super) removed: Vec<LockId>,
+    pass_began: Option<Moment>,
+    /// Of the current pass so far.
+    refused: Refused,
+    /// Of the newest complete pass.
+    refused_before: Refused,
+}
+
+/// The numbers of locks for which there was no room during a pass over all keys.
+#[derive(Debug, Clone, Copy, Default, PartialEq, Eq)]
+pub(super) struct Refused {
+    pub(super) locks: u64,
+    pub(super) possible: u64,
+}
+
+/// A complete pass over all keys.
+pub(super) struct Pass {
+    pub(super) is_first: bool,
+    /// There was room for every lock.
+    pub(super) kept_all: bool,
+    /// The scope's completeness, as published, differs from before.
+    pub(super) changed: bool,
 }
 
 /// A server that has restarted, or has taken over locks from another: reading them again shows which were lost.
 #[derive(Debug, Clone)]
-pub(super) struct Restart {
-    pub(super) at: Moment,
-    pub(super) steady: SteadyMillis,
-    pub(super) lost: usize,
-    pub(super) cause: RestartCause,
+struct Restart {
+    at: Moment,
+    steady: SteadyMillis,
+    lost: usize,
+    cause: RestartCause,
 }
 
 /// The reason to read a server's locks again.
 #[derive(Debug, Clone)]
-pub(super) enum RestartCause {
+enum RestartCause {
     /// It restarted: all of its locks may be gone.
     Started,
     /// The server at this address was promoted to master: locks that had not been replicated to it are gone.
@@ -112,18 +96,13 @@ pub(super) enum RestartCause {
 
 impl Restart {
     /// Returns a restart for a lock that has moved here from another node.
-    pub(super) fn of_move(
-        name: &LockName,
-        at: Moment,
-        steady: SteadyMillis,
-        drained: bool,
-    ) -> Self {
+    fn of_move(name: &LockName, at: Moment, steady: SteadyMillis, drained: bool) -> Self {
         let names = HashSet::from([name.clone()]);
         Self { at, steady, lost: 0, cause: RestartCause::Moved { names, count: 1, drained } }
     }
 
     /// Adds another lock that has moved here.
-    pub(super) fn moved(&mut self, name: &LockName, at: Moment, other_drained: bool) {
+    fn moved(&mut self, name: &LockName, at: Moment, other_drained: bool) {
         self.at = self.at.max(at);
         if let RestartCause::Moved { names, count, drained } = &mut self.cause {
             *drained |= other_drained;
@@ -139,7 +118,7 @@ impl Restart {
     }
 
     /// Returns the text of its notice; none for an intended move of slots that lost nothing.
-    pub(super) fn notice(&self, db: u32) -> Option<String> {
+    fn notice(&self, db: u32) -> Option<String> {
         let lost = self.lost;
         match &self.cause {
             RestartCause::Started => {
@@ -175,32 +154,23 @@ impl Scope {
             deployment,
             db,
             front: None,
-            agent_waits: HashMap::new(),
-            locks: HashMap::new(),
-            free: BTreeSet::new(),
+            cluster: false,
+            locks: LockTable::default(),
             schedule: Schedule::new(rate, now),
-            readable_since: None,
+            clients: Clients::new(names),
+            agent_waits: HashMap::new(),
             listening_since: None,
+            ahead_ms: 0,
+            has_unwatched: false,
+            monitored: false,
+            readable_since: None,
             run_id: None,
             address: None,
             server_change: None,
-            cluster: false,
-            ahead_ms: 0,
-            has_unwatched: false,
-            clients: Clients::new(names),
-            monitored: false,
-            awaited: HashSet::new(),
-            contended: BTreeSet::new(),
-            acknowledged: HashSet::new(),
             restart: None,
             pass_began: None,
-            refused: 0,
-            not_kept: 0,
-            possible: BTreeSet::new(),
-            possible_refused: 0,
-            possible_not_kept: 0,
-            dirty: BTreeSet::new(),
-            removed: Vec::new(),
+            refused: Refused::default(),
+            refused_before: Refused::default(),
         }
     }
 
@@ -216,33 +186,202 @@ impl Scope {
         }
     }
 
-    pub(super) fn is_empty(&self) -> bool {
-        self.locks.is_empty() && self.removed.is_empty()
+    /// Records that the server can be read from now on. If it is another one, or has restarted, all locks are read again.
+    pub(super) fn server_up(&mut self, at: Moment, steady: SteadyMillis, run_id: Option<String>) {
+        if self.readable_since.is_none() {
+            self.readable_since = Some(at);
+            self.locks.mark_all_changed();
+        }
+        let other = run_id.is_some_and(|run_id| {
+            self.run_id.replace(run_id.clone()).is_some_and(|before| before != run_id)
+        });
+        let moved = self.server_change.take();
+        if let Some(cause) = moved.or(other.then_some(RestartCause::Started)) {
+            self.restart = Some(Restart { at, steady, lost: 0, cause });
+            for (name, entry) in self.locks.iter_mut() {
+                self.schedule.advance(&mut entry.due, name, at);
+            }
+        }
+    }
+
+    /// Records that the server cannot be read.
+    pub(super) fn server_down(&mut self) {
+        if self.readable_since.take().is_some() {
+            self.locks.mark_all_changed();
+        }
+    }
+
+    pub(super) fn is_readable(&self) -> bool {
+        self.readable_since.is_some()
+    }
+
+    /// Returns the locks to read now, at most `max`; none while the server cannot be read.
+    pub(super) fn due(&mut self, now: Moment, max: usize) -> Vec<ReadRequest> {
+        if !self.is_readable() {
+            return Vec::new();
+        }
+        let names = self.schedule.take(now, max, &mut self.locks);
+        let request = |name: LockName| ReadRequest {
+            known: match self.locks.get(&name) {
+                Some(entry) => entry.record.known(now),
+                None => KnownParts { token: true, ..KnownParts::default() },
+            },
+            name,
+        };
+        names.into_iter().map(request).collect()
+    }
+
+    /// Updates schedule, indexes and marks after a lock's record has changed. Returns false if it should not be retained.
+    pub(super) fn settle(&mut self, name: &LockName) -> bool {
+        let clients = self.clients.version();
+        let Some(entry) = self.locks.get_mut(name) else { return true };
+        let record = &entry.record;
+        if !record.is_retained() {
+            return false;
+        }
+        let (due, next) = (&mut entry.due, record.next_read());
+        match (record.is_confirmed(), record.needs_close_reads()) {
+            (true, true) => self.schedule.set_close(due, name, next),
+            (true, false) => self.schedule.set(due, name, next),
+            (false, _) => self.schedule.set_possible(due, name, next),
+        }
+        let observed = record.observed_at();
+        let current = entry.published.as_ref().filter(|view| {
+            entry.clients == clients && record.is_view_current(view, self.readable_since)
+        });
+        let changed = match current {
+            // Open pages compute ages from the last reading that they received. A marker's time is as of its view.
+            Some(view) if self.schedule.is_viewed(name) || view.has_marker_times() => {
+                observed.millis_since(view.observed_at()) >= REFRESH_MS
+            }
+            Some(view) => {
+                view.observed.again(observed);
+                false
+            }
+            None => true,
+        };
+        self.locks.update_indexes(name);
+        if changed {
+            self.locks.mark_changed(name);
+        }
+        true
+    }
+
+    /// Builds a new view of a lock.
+    pub(super) fn view(&mut self, name: &LockName) -> Option<LockView> {
+        let entry = self.locks.get_mut(name)?;
+        entry.clients = self.clients.version();
+        Some(entry.record.view(self.readable_since, &self.clients))
+    }
+
+    /// Counts held locks that were gone after a restart.
+    pub(super) fn count_lost(&mut self, lost: usize) {
+        if let Some(restart) = &mut self.restart {
+            restart.lost += lost;
+        }
+    }
+
+    /// Ends a restart once all locks that it concerns have been read since. Returns its notice, if it deserves one.
+    pub(super) fn conclude_restart(&mut self) -> Option<(SteadyMillis, String)> {
+        if !self.is_restart_over() {
+            return None;
+        }
+        let restart = self.restart.take()?;
+        Some((restart.steady, restart.notice(self.db)?))
+    }
+
+    /// Removes a lock that moves to another node.
+    pub(super) fn move_out(&mut self, name: &LockName) -> Option<LockEntry> {
+        let entry = self.locks.move_out(name)?;
+        if let Some(Restart { cause: RestartCause::Moved { names, .. }, .. }) = &mut self.restart {
+            names.remove(name);
+        }
+        Some(entry)
+    }
+
+    /// Adds a lock that has moved here from another node, `drained` if that one no longer serves any slot.
+    pub(super) fn move_in(
+        &mut self,
+        name: &LockName,
+        entry: LockEntry,
+        at: Moment,
+        steady: SteadyMillis,
+        drained: bool,
+    ) {
+        self.locks.insert(name.clone(), entry);
+        self.locks.mark_changed(name);
+        match &mut self.restart {
+            Some(restart) => restart.moved(name, at, drained),
+            none => *none = Some(Restart::of_move(name, at, steady, drained)),
+        }
     }
 
     /// Returns whether all locks that a restart concerns have been read since.
-    pub(super) fn is_restart_over(&self) -> bool {
-        let Some(restart) = self.restart.as_ref().filter(|_| self.readable_since.is_some()) else {
+    fn is_restart_over(&self) -> bool {
+        let Some(restart) = self.restart.as_ref().filter(|_| self.is_readable()) else {
             return false;
         };
         let read_again =
             |entry: &LockEntry| entry.record.last_sent().is_none_or(|at| at >= restart.at);
         match &restart.cause {
             RestartCause::Started | RestartCause::Promoted(_) | RestartCause::Chosen(_) => {
-                self.locks.values().all(|entry| read_again(entry))
+                self.locks.iter().all(|(_, entry)| read_again(entry))
             }
             RestartCause::Moved { names, .. } => {
-                names.iter().filter_map(|name| self.locks.get(name)).all(|entry| read_again(entry))
+                names.iter().filter_map(|name| self.locks.get(name)).all(read_again)
             }
         }
     }
 
-    /// Returns whether the latest pass, and the current one so far, had room for every lock.
-    pub(super) fn has_kept_all(&self) -> bool {
-        self.not_kept == 0
-            && self.refused == 0
-            && self.possible_not_kept == 0
-            && self.possible_refused == 0
+    /// Counts a lock for which there is no room.
+    pub(super) fn refuse(&mut self) {
+        self.refused.locks += 1;
+    }
+
+    /// Counts a possible lock for which there is no room.
+    pub(super) fn refuse_possible(&mut self) {
+        self.refused.possible += 1;
+    }
+
+    /// Returns the greater of what the newest complete pass and the current one had no room for.
+    pub(super) fn refused(&self) -> Refused {
+        let (before, now) = (self.refused_before, self.refused);
+        Refused { locks: before.locks.max(now.locks), possible: before.possible.max(now.possible) }
+    }
+
+    /// Concludes a pass over all keys, which skipped some possible locks.
+    pub(super) fn end_pass(&mut self, began: Moment, skipped: u64) -> Pass {
+        let mut refused = std::mem::take(&mut self.refused);
+        refused.possible += skipped;
+        let before = std::mem::replace(&mut self.refused_before, refused);
+        let is_first = self.pass_began.replace(began).is_none();
+        Pass {
+            is_first,
+            kept_all: refused == Refused::default(),
+            changed: is_first || before != refused,
+        }
+    }
+
+    /// Returns the beginning of the newest complete pass over all keys.
+    pub(super) fn pass_began(&self) -> Option<Moment> {
+        self.pass_began
+    }
+
+    /// Marks a cluster's front as scanned. Returns false if it was before.
+    pub(super) fn mark_scanned(&mut self, began: Moment) -> bool {
+        let new = self.pass_began.is_none();
+        self.pass_began.get_or_insert(began);
+        new
+    }
+
+    /// Returns the context for a reading of one of its locks.
+    pub(super) fn reading_context(&self, name: &LockName, source: Source) -> ScopeContext {
+        // A pass misses no key that exists from its beginning to its end; one that had no room for all locks proves
+        // nothing. In a cluster a key may move from a node not scanned yet to one that has been.
+        let proves =
+            source == Source::Scan && self.refused() == Refused::default() && !self.cluster;
+        let pass_began = self.pass_began.filter(|_| proves);
+        ScopeContext { pass_began, ..self.context(name) }
     }
 
     /// Returns the context for an observation of one of its locks.

@@ -131,12 +131,14 @@ impl Record {
         }
     }
 
-    /// Ends the acknowledgements that have expired. Returns false if none is left.
-    pub fn end_acknowledgements(
-        &mut self,
-        steady: SteadyMillis,
-        effects: &mut Vec<Effect>,
-    ) -> bool {
+    /// Returns whether any of its problems is acknowledged.
+    #[must_use]
+    pub fn has_acknowledgements(&self) -> bool {
+        self.cold.as_ref().is_some_and(|cold| !cold.acknowledged.is_empty())
+    }
+
+    /// Ends the acknowledgements that have expired.
+    pub fn end_acknowledgements(&mut self, steady: SteadyMillis, effects: &mut Vec<Effect>) {
         let shown: Vec<ProblemKind> = self.problems.iter().map(|view| view.problem).collect();
         self.drop_acknowledgements(
             |known| {
@@ -148,7 +150,6 @@ impl Record {
         );
         self.mark_acknowledged();
         self.drop_empty_cold_state();
-        self.cold.as_ref().is_some_and(|cold| !cold.acknowledged.is_empty())
     }
 
     /// Sets the acknowledgement of each problem.

@@ -219,11 +219,4 @@ impl Record {
         }
         self.drop_empty_cold_state();
     }
-
-    /// Returns whether MONITOR has shown waiters.
-    #[must_use]
-    pub fn has_monitor_waiters(&self) -> bool {
-        let waiters = self.cold.iter().flat_map(|cold| cold.waiting.waiters());
-        waiters.into_iter().any(|waiter| waiter.source == Source::Monitor)
-    }
 }

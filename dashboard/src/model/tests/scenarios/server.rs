@@ -26,7 +26,7 @@ impl Scenario {
             self.scan();
         }
         if self.sources.subscribers && each(COUNT_INTERVAL) {
-            let known: Vec<LockName> = self.model.scopes[0].locks.keys().cloned().collect();
+            let known: Vec<LockName> = self.model.scopes[0].locks.names().cloned().collect();
             let mut counts: Vec<(LockName, u64)> = known
                 .into_iter()
                 .filter(|lock| !self.queues.contains_key(lock.as_str().unwrap_or_default()))

@@ -1,0 +1,206 @@
+//! The known locks of a scope, with indexes of those that something has to be done about.
+
+use std::collections::{BTreeSet, HashMap, HashSet};
+use std::sync::Arc;
+
+use redisson::{LockName, Moment};
+
+use super::deadlines::{Due, Locks};
+use super::record::Record;
+use crate::model::types::LockView;
+
+/// A lock's record and its published view.
+#[derive(Debug)]
+pub(super) struct LockEntry {
+    pub(super) record: Record,
+    pub(super) published: Option<Arc<LockView>>,
+    /// The version of the clients that the published view shows.
+    pub(super) clients: u64,
+    pub(super) due: Option<Due>,
+    /// Its key in the index of free locks.
+    free: Option<Moment>,
+}
+
+impl LockEntry {
+    pub(super) fn new(record: Record) -> Self {
+        Self { record, published: None, clients: 0, due: None, free: None }
+    }
+}
+
+/// The locks of a scope by name.
+#[derive(Debug, Default)]
+pub(super) struct LockTable {
+    /// Boxed, since the map has room for nearly twice as many entries after it has grown.
+    entries: HashMap<LockName, Box<LockEntry>>,
+    free: BTreeSet<(Moment, LockName)>,
+    awaited: HashSet<LockName>,
+    /// Sorted, like `changed`, so that the same input gives the same output.
+    contended: BTreeSet<LockName>,
+    acknowledged: HashSet<LockName>,
+    possible: BTreeSet<LockName>,
+    changed: BTreeSet<LockName>,
+    removed: Vec<LockName>,
+}
+
+impl LockTable {
+    pub(super) fn contains(&self, name: &LockName) -> bool {
+        self.entries.contains_key(name)
+    }
+
+    pub(super) fn get(&self, name: &LockName) -> Option<&LockEntry> {
+        self.entries.get(name).map(|entry| &**entry)
+    }
+
+    /// Returns a lock. After a change of its record, [`update_indexes`](Self::update_indexes) must be called.
+    pub(super) fn get_mut(&mut self, name: &LockName) -> Option<&mut LockEntry> {
+        self.entries.get_mut(name).map(|entry| &mut **entry)
+    }
+
+    pub(super) fn names(&self) -> impl Iterator<Item = &LockName> {
+        self.entries.keys()
+    }
+
+    pub(super) fn iter(&self) -> impl Iterator<Item = (&LockName, &LockEntry)> {
+        self.entries.iter().map(|(name, entry)| (name, &**entry))
+    }
+
+    /// Returns all locks. After a change of a record, [`update_indexes`](Self::update_indexes) must be called.
+    pub(super) fn iter_mut(&mut self) -> impl Iterator<Item = (&LockName, &mut LockEntry)> {
+        self.entries.iter_mut().map(|(name, entry)| (name, &mut **entry))
+    }
+
+    pub(super) fn len(&self) -> usize {
+        self.entries.len()
+    }
+
+    /// Returns whether it has no locks, and none that the next snapshot drops.
+    pub(super) fn is_empty(&self) -> bool {
+        self.entries.is_empty() && self.removed.is_empty()
+    }
+
+    pub(super) fn insert(&mut self, name: LockName, entry: LockEntry) {
+        self.entries.insert(name, Box::new(entry));
+    }
+
+    /// Removes a lock for good: if it is published, the next snapshot drops it.
+    pub(super) fn remove(&mut self, name: &LockName) -> Option<LockEntry> {
+        let entry = self.move_out(name)?;
+        if entry.published.is_some() {
+            self.removed.push(name.clone());
+        }
+        Some(entry)
+    }
+
+    /// Removes a lock that another table gets. It stays published, and is not scheduled.
+    pub(super) fn move_out(&mut self, name: &LockName) -> Option<LockEntry> {
+        let mut entry = *self.entries.remove(name)?;
+        entry.due = None;
+        if let Some(free) = entry.free.take() {
+            self.free.remove(&(free, name.clone()));
+        }
+        self.possible.remove(name);
+        self.contended.remove(name);
+        self.awaited.remove(name);
+        self.acknowledged.remove(name);
+        self.changed.remove(name);
+        Some(entry)
+    }
+
+    /// Updates the indexes after a lock's record has changed.
+    pub(super) fn update_indexes(&mut self, name: &LockName) {
+        let Some(entry) = self.entries.get_mut(name) else { return };
+        let record = &entry.record;
+        if record.is_confirmed() {
+            self.possible.remove(name);
+        } else {
+            self.possible.insert(name.clone());
+        }
+        if record.has_named_waiters() {
+            self.contended.insert(name.clone());
+        } else if !record.is_in_cycle() {
+            self.contended.remove(name);
+        }
+        if record.is_awaited() {
+            self.awaited.insert(name.clone());
+        } else {
+            self.awaited.remove(name);
+        }
+        if record.has_acknowledgements() {
+            self.acknowledged.insert(name.clone());
+        } else {
+            self.acknowledged.remove(name);
+        }
+        let free = (!record.is_held()).then(|| record.free_since());
+        if entry.free != free {
+            if let Some(before) = std::mem::replace(&mut entry.free, free) {
+                self.free.remove(&(before, name.clone()));
+            }
+            if let Some(free) = free {
+                self.free.insert((free, name.clone()));
+            }
+        }
+    }
+
+    /// Marks a lock, so that the next snapshot has a new view of it.
+    pub(super) fn mark_changed(&mut self, name: &LockName) {
+        if self.contains(name) {
+            self.changed.insert(name.clone());
+        }
+    }
+
+    /// Marks all locks, so that the next snapshots have new views of them.
+    pub(super) fn mark_all_changed(&mut self) {
+        self.changed.extend(self.entries.keys().cloned());
+    }
+
+    /// Unmarks up to `max` locks and returns them.
+    pub(super) fn take_changed(&mut self, max: usize) -> Vec<LockName> {
+        let mut taken = Vec::new();
+        while taken.len() < max
+            && let Some(name) = self.changed.pop_first()
+        {
+            taken.push(name);
+        }
+        taken
+    }
+
+    /// Returns the published locks that have been removed since the last call.
+    pub(super) fn take_removed(&mut self) -> Vec<LockName> {
+        std::mem::take(&mut self.removed)
+    }
+
+    /// Returns the free locks with the instants since which they are, the oldest first.
+    pub(super) fn free(&self) -> &BTreeSet<(Moment, LockName)> {
+        &self.free
+    }
+
+    /// Returns the locks with waiters.
+    pub(super) fn awaited(&self) -> impl Iterator<Item = &LockEntry> {
+        self.awaited.iter().filter_map(|name| self.get(name))
+    }
+
+    /// Returns the locks whose waiters are known by name.
+    pub(super) fn contended(&self) -> &BTreeSet<LockName> {
+        &self.contended
+    }
+
+    /// Returns the locks with acknowledged problems.
+    pub(super) fn acknowledged(&self) -> &HashSet<LockName> {
+        &self.acknowledged
+    }
+
+    /// Returns the locks that are not proved to be locks.
+    pub(super) fn possible(&self) -> &BTreeSet<LockName> {
+        &self.possible
+    }
+}
+
+impl Locks for LockTable {
+    fn due(&mut self, name: &LockName) -> Option<&mut Option<Due>> {
+        self.get_mut(name).map(|entry| &mut entry.due)
+    }
+
+    fn last_sent(&self, name: &LockName) -> Option<Moment> {
+        self.get(name)?.record.last_sent()
+    }
+}
