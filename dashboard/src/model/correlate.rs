@@ -38,15 +38,11 @@ impl Model {
             if !(known || is_lock && self.admit(scope_id, &event.lock, traffic.at)) {
                 continue;
             }
-            let scope = &mut self.scopes[scope_id.0];
-            let context = scope.context(&event.lock);
-            let Some(entry) = scope.locks.get_mut(&event.lock) else { continue };
-            let mut effects = Vec::new();
-            entry.record.traffic(event, traffic.at, traffic.steady, context, &mut effects);
-            let prioritize = !known || changes_holders(event.action);
-            self.route_effects(scope_id, &event.lock, traffic.at, effects);
-            self.settle(scope_id, &event.lock);
-            if prioritize {
+            let known_now =
+                self.update(scope_id, &event.lock, traffic.at, |record, context, effects| {
+                    record.traffic(event, traffic.at, traffic.steady, context, effects);
+                });
+            if known_now && (!known || changes_holders(event.action)) {
                 self.prioritize(scope_id, &event.lock);
             }
         }
@@ -94,22 +90,17 @@ impl Model {
         }
         let listed = |name: &LockName| locks.iter().any(|awaited| awaited.lock == *name);
         for name in before.into_iter().filter(|name| !listed(name)) {
-            let scope = &mut self.scopes[scope_id.0];
-            let Some(entry) = scope.locks.get_mut(&name) else { continue };
-            entry.record.agent_waits(*agent, 0, &[], *at, *steady);
-            self.settle(scope_id, &name);
+            self.update(scope_id, &name, *at, |record, _, _| {
+                record.agent_waits(*agent, 0, &[], *at, *steady);
+            });
         }
         for AwaitedLock { lock, count, first } in locks {
-            let scope = &mut self.scopes[scope_id.0];
-            match scope.locks.get_mut(lock) {
-                Some(entry) => {
-                    entry.record.agent_waits(*agent, *count, first, *at, *steady);
-                    self.settle(scope_id, lock);
-                }
-                // It is read now, and has its waiters by the next list.
-                None => {
-                    self.prioritize(scope_id, lock);
-                }
+            let known = self.update(scope_id, lock, *at, |record, _, _| {
+                record.agent_waits(*agent, *count, first, *at, *steady);
+            });
+            // It is read now, and has its waiters by the next list.
+            if !known {
+                self.prioritize(scope_id, lock);
             }
         }
     }
@@ -174,10 +165,7 @@ impl Model {
         let names: Vec<LockName> =
             self.scopes[scope_id.0].locks.contended().iter().cloned().collect();
         for name in names {
-            if let Some(entry) = self.scopes[scope_id.0].locks.get_mut(&name) {
-                entry.record.monitor_stopped();
-                self.settle(scope_id, &name);
-            }
+            self.update(scope_id, &name, self.ticked, |record, _, _| record.monitor_stopped());
         }
     }
 
@@ -219,13 +207,10 @@ impl Model {
             }
         }
         for lock in locks {
-            let scope_id = ScopeId(lock.0);
-            let context = self.scopes[lock.0].context(&lock.1);
-            let Some(entry) = self.scopes[lock.0].locks.get_mut(&lock.1) else { continue };
-            let mut effects = Vec::new();
-            entry.record.set_cycle(part_of.remove(&lock), context, &mut effects);
-            self.route_effects(scope_id, &lock.1, self.ticked, effects);
-            self.settle(scope_id, &lock.1);
+            let cycle = part_of.remove(&lock);
+            self.update(ScopeId(lock.0), &lock.1, self.ticked, |record, context, effects| {
+                record.set_cycle(cycle, context, effects);
+            });
         }
     }
 }

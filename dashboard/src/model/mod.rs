@@ -43,6 +43,7 @@ use types::{
 
 use owner_names::OwnerNames;
 pub use record::{Effect, RestoredLock};
+use record::{Record, ScopeContext};
 
 /// The time for which a free lock is retained.
 const RETAINED: Duration = Duration::from_secs(600);
@@ -142,10 +143,7 @@ impl Model {
                 self.key_changed(scope, &name, expired, at, steady);
             }
             Observation::CompanionKey { name } => {
-                if let Some(entry) = self.scopes[scope.0].locks.get_mut(&name) {
-                    entry.record.confirm();
-                    self.settle(scope, &name);
-                } else {
+                if !self.update(scope, &name, self.ticked, |record, _, _| record.confirm()) {
                     self.prioritize(scope, &name);
                 }
             }
@@ -160,20 +158,14 @@ impl Model {
                 }
             }
             Observation::Acknowledged { name, problem, acknowledgement, action } => {
-                if let Some(entry) = self.scopes[scope.0].locks.get_mut(&name) {
-                    let mut effects = Vec::new();
-                    entry.record.acknowledge(problem, acknowledgement, *action, &mut effects);
-                    self.effects.extend(effects.into_iter().map(|effect| (scope, effect)));
-                    self.settle(scope, &name);
-                }
+                self.update(scope, &name, self.ticked, |record, _, effects| {
+                    record.acknowledge(problem, acknowledgement, *action, effects);
+                });
             }
             Observation::OperatorActed { name, word, text, steady } => {
-                if let Some(entry) = self.scopes[scope.0].locks.get_mut(&name) {
-                    let mut effects = Vec::new();
-                    entry.record.acted(word, text, steady, &mut effects);
-                    self.effects.extend(effects.into_iter().map(|effect| (scope, effect)));
-                    self.settle(scope, &name);
-                }
+                self.update(scope, &name, self.ticked, |record, _, effects| {
+                    record.acted(word, text, steady, effects);
+                });
                 self.prioritize(scope, &name);
             }
             Observation::Traffic(traffic) => self.traffic(scope, &traffic),
@@ -202,10 +194,9 @@ impl Model {
             Observation::Clock { ahead_ms } => self.scopes[scope.0].ahead_ms = ahead_ms,
             Observation::Subscribers { counts, at, steady } => {
                 for (name, count) in counts {
-                    if let Some(entry) = self.scopes[scope.0].locks.get_mut(&name) {
-                        entry.record.count_subscribers(count, at, steady);
-                        self.settle(scope, &name);
-                    }
+                    self.update(scope, &name, at, |record, _, _| {
+                        record.count_subscribers(count, at, steady);
+                    });
                 }
             }
             Observation::ServerDown => self.scopes[scope.0].server_down(),
@@ -289,15 +280,10 @@ impl Model {
                 return;
             }
         }
-        let scope = &mut self.scopes[scope_id.0];
-        let context = scope.reading_context(name, source);
-        let Some(entry) = scope.locks.get_mut(name) else { return };
-        let mut effects = Vec::new();
-        entry.record.read(stamp, source, reading, context, &mut effects);
-        let lost = |effect: &&Effect| **effect == Effect::LostInRestart;
-        scope.count_lost(effects.iter().filter(lost).count());
-        self.route_effects(scope_id, name, stamp.received, effects);
-        self.settle(scope_id, name);
+        let context = self.scopes[scope_id.0].reading_context(name, source);
+        self.update(scope_id, name, stamp.received, |record, _, effects| {
+            record.read(stamp, source, reading, context, effects);
+        });
     }
 
     /// Returns whether another known lock has the same queue and channel as this name.
@@ -305,6 +291,24 @@ impl Model {
         let names = keys::locks_of_queue(&keys::queue(name));
         let locks = &self.scopes[scope_id.0].locks;
         names.iter().any(|other| other != name && locks.contains(other))
+    }
+
+    /// Changes the record of a lock as of an instant, and does what follows from it. Returns false if the lock is not known.
+    fn update(
+        &mut self,
+        scope_id: ScopeId,
+        name: &LockName,
+        now: Moment,
+        change: impl FnOnce(&mut Record, ScopeContext, &mut Vec<Effect>),
+    ) -> bool {
+        let scope = &mut self.scopes[scope_id.0];
+        let context = scope.context(name);
+        let Some(entry) = scope.locks.get_mut(name) else { return false };
+        let mut effects = Vec::new();
+        change(&mut entry.record, context, &mut effects);
+        self.route_effects(scope_id, name, now, effects);
+        self.settle(scope_id, name);
+        true
     }
 
     /// Adds counts to the totals, and queues all other effects for metrics and history.
@@ -315,10 +319,14 @@ impl Model {
         now: Moment,
         effects: Vec<Effect>,
     ) {
-        let scope = &self.scopes[scope_id.0];
+        let scope = &mut self.scopes[scope_id.0];
         for effect in effects {
-            if let Effect::Detected(_, _, group) = &effect {
-                self.totals.add_problem(now, &scope.deployment, group);
+            match &effect {
+                Effect::Detected(_, _, group) => {
+                    self.totals.add_problem(now, &scope.deployment, group);
+                }
+                Effect::LostInRestart => scope.count_lost(),
+                _ => {}
             }
             let Effect::Count(source, count) = effect else {
                 self.effects.push((scope_id, effect));
@@ -382,17 +390,13 @@ impl Model {
         }
         for name in names {
             let scope = self.home(scope, name);
-            if let Some(entry) = self.scopes[scope.0].locks.get_mut(name) {
-                let mut effects = Vec::new();
-                let record = &mut entry.record;
+            self.update(scope, name, at, |record, _, effects| {
                 if in_doubt {
-                    record.may_be_released(at, steady, &mut effects);
+                    record.may_be_released(at, steady, effects);
                 } else {
-                    record.released(at, steady, Source::Channels, Ending::Released, &mut effects);
+                    record.released(at, steady, Source::Channels, Ending::Released, effects);
                 }
-                self.route_effects(scope, name, at, effects);
-                self.settle(scope, name);
-            }
+            });
             self.prioritize(scope, name);
         }
     }
@@ -406,18 +410,16 @@ impl Model {
         at: Moment,
         steady: SteadyMillis,
     ) {
-        let scope = &mut self.scopes[scope_id.0];
-        let context = scope.context(name);
+        let known = self.update(scope_id, name, at, |record, context, effects| {
+            record.on_key_changed();
+            if expired {
+                record.on_key_expired(at, steady, context, effects);
+            }
+        });
         // Most keys that expire are not locks.
-        let Some(entry) = scope.locks.get_mut(name) else { return };
-        let mut effects = Vec::new();
-        entry.record.on_key_changed();
-        if expired {
-            entry.record.on_key_expired(at, steady, context, &mut effects);
+        if known {
+            self.prioritize(scope_id, name);
         }
-        self.route_effects(scope_id, name, at, effects);
-        self.settle(scope_id, name);
-        self.prioritize(scope_id, name);
     }
 
     /// Evicts locks that have been free for long, adds up waiting times, concludes restarts, and searches for deadlocks.

@@ -274,10 +274,10 @@ impl Scope {
         Some(entry.record.view(self.readable_since, &self.clients))
     }
 
-    /// Counts held locks that were gone after a restart.
-    pub(super) fn count_lost(&mut self, lost: usize) {
+    /// Counts a held lock that was gone after a restart.
+    pub(super) fn count_lost(&mut self) {
         if let Some(restart) = &mut self.restart {
-            restart.lost += lost;
+            restart.lost += 1;
         }
     }
 
