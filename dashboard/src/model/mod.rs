@@ -2,6 +2,9 @@
 //!
 //! [`Model`] is pure: it takes observations with their instants, and produces snapshots and deltas. One task owns it, see
 //! [`actor`]; all other tasks read the snapshots that it publishes.
+//!
+//! An observation of one lock changes its [`record`]; those of several locks are in `correlate`. `retention` decides which
+//! locks have a record, [`schedule`] when each is read again, and `publish` what the next snapshot has.
 
 pub mod actor;
 pub mod clients;
@@ -12,11 +15,13 @@ mod deadlines;
 pub mod deadlock;
 pub mod lease;
 mod lock_table;
+mod observe;
 pub mod owner_names;
 pub mod problem;
 mod publish;
 pub mod record;
 mod red;
+mod restore;
 mod retention;
 pub mod schedule;
 mod scope;
@@ -29,16 +34,15 @@ use std::collections::{HashMap, VecDeque};
 use std::sync::Arc;
 use std::time::Duration;
 
-use redisson::{Grouping, LockName, Moment, keys};
+use redisson::{Grouping, LockName, Moment};
 
 use crate::clock::SteadyMillis;
 use cluster::Cluster;
 use contention::{Contention, Count, Totals};
-use lock_table::LockEntry;
 use scope::Scope;
 use types::{
-    ArchiveEntry, ClearedProblem, Ending, LockId, Notice, Observation, ProblemKind, ReadRequest,
-    Reading, ScopeId, Settings, Snapshot, Source, Stamp,
+    ArchiveEntry, ClearedProblem, LockId, Notice, ProblemKind, ReadRequest, ScopeId, Settings,
+    Snapshot, Source,
 };
 
 use owner_names::OwnerNames;
@@ -110,187 +114,10 @@ impl Model {
         }
     }
 
-    /// Stores the state of an earlier run, for locks that are observed from now on; those with problems are read first. What is
-    /// no longer watched has ended unobserved.
-    pub fn restore(&mut self, mut restored: HashMap<LockId, RestoredLock>, steady: SteadyMillis) {
-        let unwatched = |id: &LockId| self.scope(id).is_none();
-        let gone: Vec<_> = restored.extract_if(|id, _| unwatched(id)).collect();
-        // Before a scan comes to them, and where it would take them for something else.
-        for (id, _) in restored.iter().filter(|(_, lock)| !lock.problems.is_empty()) {
-            if let Some(scope) = self.scope(id) {
-                self.prioritize(scope, &id.name);
-            }
-        }
-        self.restored = restored;
-        self.end_unobserved(ScopeId(0), gone, steady);
-    }
-
     /// Returns the names of owners, which the model keeps current.
     #[must_use]
     pub fn names(&self) -> &OwnerNames {
         &self.names
-    }
-
-    /// Applies an observation.
-    pub fn observe(&mut self, scope: ScopeId, observation: Observation) {
-        let Some(scope) = self.target_scope(scope, &observation) else { return };
-        match observation {
-            Observation::Read { name, stamp, source, reading } => {
-                self.read(scope, &name, stamp, source, &reading);
-            }
-            Observation::Released { names, at, steady } => self.released(scope, &names, at, steady),
-            Observation::KeyChanged { name, expired, at, steady } => {
-                self.key_changed(scope, &name, expired, at, steady);
-            }
-            Observation::CompanionKey { name } => {
-                if !self.update(scope, &name, self.ticked, |record, _, _| record.confirm()) {
-                    self.prioritize(scope, &name);
-                }
-            }
-            Observation::Connected { connections, at, steady } => {
-                self.connected(scope, &connections, at, steady);
-            }
-            Observation::AgentReport(report) => self.agent_report(scope, report),
-            Observation::AgentWaiters(waiters) => self.agent_waiters(scope, &waiters),
-            Observation::ForceRelease { name, holders, at } => {
-                if let Some(entry) = self.scopes[scope.0].locks.get_mut(&name) {
-                    entry.record.forcing(holders, at);
-                }
-            }
-            Observation::Acknowledged { name, problem, acknowledgement, action } => {
-                self.update(scope, &name, self.ticked, |record, _, effects| {
-                    record.acknowledge(problem, acknowledgement, *action, effects);
-                });
-            }
-            Observation::OperatorActed { name, word, text, steady } => {
-                self.update(scope, &name, self.ticked, |record, _, effects| {
-                    record.acted(word, text, steady, effects);
-                });
-                self.prioritize(scope, &name);
-            }
-            Observation::Traffic(traffic) => self.traffic(scope, &traffic),
-            Observation::MonitorActive { on, .. } => {
-                self.scopes[scope.0].monitored = on;
-                if !on {
-                    self.monitor_stopped(scope);
-                }
-            }
-            Observation::PubSubActive { on, at } => {
-                self.scopes[scope.0].listening_since = on.then_some(at);
-            }
-            Observation::ServerUp { at, steady, run_id, cluster } => {
-                self.scopes[scope.0].cluster = cluster;
-                self.scopes[scope.0].server_up(at, steady, run_id);
-            }
-            Observation::ServerAddress { address, replica } => {
-                self.scopes[scope.0].set_address(address, replica);
-            }
-            Observation::Databases(with_keys) => {
-                let watched: Vec<u32> =
-                    self.databases(scope).iter().map(|scope| self.scopes[scope.0].db).collect();
-                let elsewhere = with_keys.iter().any(|db| !watched.contains(db));
-                self.scopes[scope.0].has_unwatched = elsewhere;
-            }
-            Observation::Clock { ahead_ms } => self.scopes[scope.0].ahead_ms = ahead_ms,
-            Observation::Subscribers { counts, at, steady } => {
-                for (name, count) in counts {
-                    self.update(scope, &name, at, |record, _, _| {
-                        record.count_subscribers(count, at, steady);
-                    });
-                }
-            }
-            Observation::ServerDown => self.scopes[scope.0].server_down(),
-            Observation::SlotsAssigned(served) => self.assign_slots(scope, &served),
-            Observation::ScanEnded { started, steady, skipped } => {
-                let passed = &mut self.scopes[scope.0];
-                let pass = passed.end_pass(started, skipped);
-                self.stale |= pass.changed;
-                let whole = match passed.front {
-                    Some(front) => self.update_scanned(front).then_some(front),
-                    None => pass.is_first.then_some(scope),
-                };
-                if let Some(scope) = whole.filter(|_| pass.kept_all) {
-                    self.end_restored(scope, steady);
-                }
-            }
-        }
-    }
-
-    /// Ends the restored holds and problems of locks that no longer exist; their ends were not observed.
-    fn end_restored(&mut self, scope_id: ScopeId, steady: SteadyMillis) {
-        let scope = &self.scopes[scope_id.0];
-        let ours = |id: &LockId| id.deployment == scope.deployment && id.db == scope.db;
-        let gone: Vec<_> = self.restored.extract_if(|id, _| ours(id)).collect();
-        self.end_unobserved(scope_id, gone, steady);
-    }
-
-    /// Ends what an earlier run knew of locks.
-    fn end_unobserved(
-        &mut self,
-        scope_id: ScopeId,
-        mut gone: Vec<(LockId, RestoredLock)>,
-        steady: SteadyMillis,
-    ) {
-        gone.sort_unstable_by(|(one, _), (other, _)| one.cmp(other));
-        for (id, lock) in gone {
-            let unseen =
-                lock.holds.into_iter().map(|(by, _)| ArchiveEntry::Unseen(id.clone(), by, steady));
-            let problems = lock.problems.into_iter();
-            let cleared =
-                problems.map(|(problem, _)| ArchiveEntry::Cleared(id.clone(), problem, steady));
-            let entries = unseen.chain(cleared).map(|entry| Effect::Archive(Box::new(entry)));
-            self.effects.extend(entries.map(|effect| (scope_id, effect)));
-        }
-    }
-
-    fn read(
-        &mut self,
-        scope_id: ScopeId,
-        name: &LockName,
-        stamp: Stamp,
-        source: Source,
-        reading: &Reading,
-    ) {
-        if !self.scopes[scope_id.0].locks.contains(name) {
-            let new = match reading {
-                Reading::Lock { hash, .. } => {
-                    let id = self.scopes[scope_id.0].id(name);
-                    let known =
-                        || self.restored.get(&id).is_some_and(|lock| !lock.holds.is_empty());
-                    hash.is_possible_lock() && (hash.unexpected.is_empty() || known())
-                }
-                // `a` and `{a}` have the same companions: a queue does not prove a second lock.
-                Reading::Absent { companions } => {
-                    companions.queue.is_some() && !self.has_twin(scope_id, name)
-                }
-                Reading::Other(_) => false,
-            };
-            if !new {
-                return;
-            }
-            let is_possible = matches!(
-                reading,
-                Reading::Lock { ttl: None, companions, .. } if companions.queue.is_none()
-            );
-            let has_room = match is_possible {
-                true => self.make_room_for_possible(scope_id, source),
-                false => true,
-            };
-            if !(has_room && self.admit(scope_id, name, stamp.received)) {
-                return;
-            }
-        }
-        let context = self.scopes[scope_id.0].reading_context(name, source);
-        self.update(scope_id, name, stamp.received, |record, _, effects| {
-            record.read(stamp, source, reading, context, effects);
-        });
-    }
-
-    /// Returns whether another known lock has the same queue and channel as this name.
-    fn has_twin(&self, scope_id: ScopeId, name: &LockName) -> bool {
-        let names = keys::locks_of_queue(&keys::queue(name));
-        let locks = &self.scopes[scope_id.0].locks;
-        names.iter().any(|other| other != name && locks.contains(other))
     }
 
     /// Changes the record of a lock as of an instant, and does what follows from it. Returns false if the lock is not known.
@@ -311,7 +138,7 @@ impl Model {
         true
     }
 
-    /// Adds counts to the totals, and queues all other effects for metrics and history.
+    /// Adds counts to the totals and to a restart's losses, and queues all other effects for metrics and history.
     fn route_effects(
         &mut self,
         scope_id: ScopeId,
@@ -338,87 +165,6 @@ impl Model {
             if let Some(entry) = scope.locks.get(name).filter(|_| !counted_twice) {
                 self.totals.add(now, entry.record.id(), entry.record.group(), count);
             }
-        }
-    }
-
-    /// Applies a release message of a server, which does not say in which database the lock is: likeliest where it is held,
-    /// else where it is known.
-    fn released(&mut self, scope: ScopeId, names: &[LockName], at: Moment, steady: SteadyMillis) {
-        let databases = self.databases(scope);
-        if databases.len() < 2 {
-            let elsewhere = self.scopes[scope.0].has_unwatched;
-            return self.released_in(scope, names, at, steady, elsewhere);
-        }
-        let of = |model: &Self, fits: fn(&LockEntry) -> bool| -> Vec<ScopeId> {
-            let locks = |scope: &ScopeId| &model.scopes[scope.0].locks;
-            let fits = |scope: &ScopeId, name| locks(scope).get(name).is_some_and(fits);
-            let any = |scope: &ScopeId| names.iter().any(|name| fits(scope, name));
-            databases.iter().copied().filter(any).collect()
-        };
-        let held = of(self, |lock| lock.record.is_held());
-        let places = if held.is_empty() { of(self, |_| true) } else { held };
-        let in_doubt = places.len() > 1 || self.scopes[scope.0].has_unwatched;
-        for place in &places {
-            self.released_in(*place, names, at, steady, in_doubt);
-        }
-        if places.is_empty() {
-            for (scope, name) in
-                databases.iter().flat_map(|it| names.iter().map(|name| (*it, name)))
-            {
-                self.prioritize(scope, name);
-            }
-        }
-    }
-
-    /// Applies a release message that is about locks in this database; in doubt, the next reading decides.
-    fn released_in(
-        &mut self,
-        scope: ScopeId,
-        names: &[LockName],
-        at: Moment,
-        steady: SteadyMillis,
-        in_doubt: bool,
-    ) {
-        let known = |name: &&LockName| self.scopes[self.home(scope, name).0].locks.contains(name);
-        let candidates = names.iter().filter(known).count();
-        // Locks share a channel if their names differ by braces only.
-        let in_doubt = in_doubt || candidates > 1;
-        if candidates == 0
-            && let Some(first) = names.first()
-        {
-            self.admit(self.home(scope, first), first, at);
-        }
-        for name in names {
-            let scope = self.home(scope, name);
-            self.update(scope, name, at, |record, _, effects| {
-                if in_doubt {
-                    record.may_be_released(at, steady, effects);
-                } else {
-                    record.released(at, steady, Source::Channels, Ending::Released, effects);
-                }
-            });
-            self.prioritize(scope, name);
-        }
-    }
-
-    /// Applies a notification of a changed key; the next reading shows its new content.
-    fn key_changed(
-        &mut self,
-        scope_id: ScopeId,
-        name: &LockName,
-        expired: bool,
-        at: Moment,
-        steady: SteadyMillis,
-    ) {
-        let known = self.update(scope_id, name, at, |record, context, effects| {
-            record.on_key_changed();
-            if expired {
-                record.on_key_expired(at, steady, context, effects);
-            }
-        });
-        // Most keys that expire are not locks.
-        if known {
-            self.prioritize(scope_id, name);
         }
     }
 

@@ -1,0 +1,240 @@
+//! Applying observations. Those that concern several locks are in `correlate`.
+
+use redisson::{LockName, Moment, keys};
+
+use super::Model;
+use super::lock_table::LockEntry;
+use crate::clock::SteadyMillis;
+use crate::model::types::{Ending, Observation, Reading, ScopeId, Source, Stamp};
+
+impl Model {
+    /// Applies an observation.
+    pub fn observe(&mut self, scope: ScopeId, observation: Observation) {
+        let Some(scope) = self.target_scope(scope, &observation) else { return };
+        match observation {
+            Observation::Read { name, stamp, source, reading } => {
+                self.read(scope, &name, stamp, source, &reading);
+            }
+            Observation::Released { names, at, steady } => self.released(scope, &names, at, steady),
+            Observation::KeyChanged { name, expired, at, steady } => {
+                self.key_changed(scope, &name, expired, at, steady);
+            }
+            Observation::CompanionKey { name } => {
+                if !self.update(scope, &name, self.ticked, |record, _, _| record.confirm()) {
+                    self.prioritize(scope, &name);
+                }
+            }
+            Observation::Connected { connections, at, steady } => {
+                self.connected(scope, &connections, at, steady);
+            }
+            Observation::AgentReport(report) => self.agent_report(scope, report),
+            Observation::AgentWaiters(waiters) => self.agent_waiters(scope, &waiters),
+            Observation::ForceRelease { name, holders, at } => {
+                if let Some(entry) = self.scopes[scope.0].locks.get_mut(&name) {
+                    entry.record.forcing(holders, at);
+                }
+            }
+            Observation::Acknowledged { name, problem, acknowledgement, action } => {
+                self.update(scope, &name, self.ticked, |record, _, effects| {
+                    record.acknowledge(problem, acknowledgement, *action, effects);
+                });
+            }
+            Observation::OperatorActed { name, word, text, steady } => {
+                self.update(scope, &name, self.ticked, |record, _, effects| {
+                    record.acted(word, text, steady, effects);
+                });
+                self.prioritize(scope, &name);
+            }
+            Observation::Traffic(traffic) => self.traffic(scope, &traffic),
+            Observation::MonitorActive { on, .. } => {
+                self.scopes[scope.0].monitored = on;
+                if !on {
+                    self.monitor_stopped(scope);
+                }
+            }
+            Observation::PubSubActive { on, at } => {
+                self.scopes[scope.0].listening_since = on.then_some(at);
+            }
+            Observation::ServerUp { at, steady, run_id, cluster } => {
+                self.scopes[scope.0].cluster = cluster;
+                self.scopes[scope.0].server_up(at, steady, run_id);
+            }
+            Observation::ServerAddress { address, replica } => {
+                self.scopes[scope.0].set_address(address, replica);
+            }
+            Observation::Databases(with_keys) => {
+                let watched: Vec<u32> =
+                    self.databases(scope).iter().map(|scope| self.scopes[scope.0].db).collect();
+                let elsewhere = with_keys.iter().any(|db| !watched.contains(db));
+                self.scopes[scope.0].has_unwatched = elsewhere;
+            }
+            Observation::Clock { ahead_ms } => self.scopes[scope.0].ahead_ms = ahead_ms,
+            Observation::Subscribers { counts, at, steady } => {
+                for (name, count) in counts {
+                    self.update(scope, &name, at, |record, _, _| {
+                        record.count_subscribers(count, at, steady);
+                    });
+                }
+            }
+            Observation::ServerDown => self.scopes[scope.0].server_down(),
+            Observation::SlotsAssigned(served) => self.assign_slots(scope, &served),
+            Observation::ScanEnded { started, steady, skipped } => {
+                self.scan_ended(scope, started, steady, skipped);
+            }
+        }
+    }
+
+    /// Applies a reading, which may show a new lock.
+    fn read(
+        &mut self,
+        scope_id: ScopeId,
+        name: &LockName,
+        stamp: Stamp,
+        source: Source,
+        reading: &Reading,
+    ) {
+        let known = self.scopes[scope_id.0].locks.contains(name);
+        if !known && !self.admit_read(scope_id, name, stamp, source, reading) {
+            return;
+        }
+        let context = self.scopes[scope_id.0].reading_context(name, source);
+        self.update(scope_id, name, stamp.received, |record, _, effects| {
+            record.read(stamp, source, reading, context, effects);
+        });
+    }
+
+    /// Creates the record of a lock that this reading is the first to show. Returns false if it shows none, or there is no
+    /// room for it.
+    fn admit_read(
+        &mut self,
+        scope_id: ScopeId,
+        name: &LockName,
+        stamp: Stamp,
+        source: Source,
+        reading: &Reading,
+    ) -> bool {
+        let shows_lock = match reading {
+            Reading::Lock { hash, .. } => {
+                let id = self.scopes[scope_id.0].id(name);
+                let known = || self.restored.get(&id).is_some_and(|lock| !lock.holds.is_empty());
+                hash.is_possible_lock() && (hash.unexpected.is_empty() || known())
+            }
+            // `a` and `{a}` have the same companions: a queue does not prove a second lock.
+            Reading::Absent { companions } => {
+                companions.queue.is_some() && !self.has_twin(scope_id, name)
+            }
+            Reading::Other(_) => false,
+        };
+        let is_possible = matches!(
+            reading,
+            Reading::Lock { ttl: None, companions, .. } if companions.queue.is_none()
+        );
+        shows_lock
+            && (!is_possible || self.make_room_for_possible(scope_id, source))
+            && self.admit(scope_id, name, stamp.received)
+    }
+
+    /// Returns whether another known lock has the same queue and channel as this name.
+    fn has_twin(&self, scope_id: ScopeId, name: &LockName) -> bool {
+        let names = keys::locks_of_queue(&keys::queue(name));
+        let locks = &self.scopes[scope_id.0].locks;
+        names.iter().any(|other| other != name && locks.contains(other))
+    }
+
+    /// Applies a release message of a server, which does not say in which database the lock is: likeliest where it is held,
+    /// else where it is known.
+    fn released(&mut self, scope: ScopeId, names: &[LockName], at: Moment, steady: SteadyMillis) {
+        let databases = self.databases(scope);
+        if databases.len() < 2 {
+            let elsewhere = self.scopes[scope.0].has_unwatched;
+            return self.released_in(scope, names, at, steady, elsewhere);
+        }
+        let places_of = |fits: fn(&LockEntry) -> bool| -> Vec<ScopeId> {
+            let has = |scope: &ScopeId| {
+                let locks = &self.scopes[scope.0].locks;
+                names.iter().filter_map(|name| locks.get(name)).any(fits)
+            };
+            databases.iter().copied().filter(has).collect()
+        };
+        let held = places_of(|lock| lock.record.is_held());
+        let places = if held.is_empty() { places_of(|_| true) } else { held };
+        let in_doubt = places.len() > 1 || self.scopes[scope.0].has_unwatched;
+        for place in &places {
+            self.released_in(*place, names, at, steady, in_doubt);
+        }
+        if places.is_empty() {
+            for scope in databases {
+                for name in names {
+                    self.prioritize(scope, name);
+                }
+            }
+        }
+    }
+
+    /// Applies a release message that is about locks in this database; in doubt, the next reading decides.
+    fn released_in(
+        &mut self,
+        scope: ScopeId,
+        names: &[LockName],
+        at: Moment,
+        steady: SteadyMillis,
+        in_doubt: bool,
+    ) {
+        let known = |name: &&LockName| self.scopes[self.home(scope, name).0].locks.contains(name);
+        let candidates = names.iter().filter(known).count();
+        // Locks share a channel if their names differ by braces only.
+        let in_doubt = in_doubt || candidates > 1;
+        if candidates == 0
+            && let Some(first) = names.first()
+        {
+            self.admit(self.home(scope, first), first, at);
+        }
+        for name in names {
+            let scope = self.home(scope, name);
+            self.update(scope, name, at, |record, _, effects| {
+                if in_doubt {
+                    record.may_be_released(at, steady, effects);
+                } else {
+                    record.released(at, steady, Source::Channels, Ending::Released, effects);
+                }
+            });
+            self.prioritize(scope, name);
+        }
+    }
+
+    /// Applies a notification of a changed key; the next reading shows its new content.
+    fn key_changed(
+        &mut self,
+        scope_id: ScopeId,
+        name: &LockName,
+        expired: bool,
+        at: Moment,
+        steady: SteadyMillis,
+    ) {
+        let known = self.update(scope_id, name, at, |record, context, effects| {
+            record.on_key_changed();
+            if expired {
+                record.on_key_expired(at, steady, context, effects);
+            }
+        });
+        // Most keys that expire are not locks.
+        if known {
+            self.prioritize(scope_id, name);
+        }
+    }
+
+    /// Applies the end of a pass over all keys. If the first one had room for all locks, those that it did not find no longer
+    /// exist.
+    fn scan_ended(&mut self, scope: ScopeId, began: Moment, steady: SteadyMillis, skipped: u64) {
+        let passed = &mut self.scopes[scope.0];
+        let pass = passed.end_pass(began, skipped);
+        self.stale |= pass.changed;
+        let whole = match passed.front {
+            Some(front) => self.update_scanned(front).then_some(front),
+            None => pass.is_first.then_some(scope),
+        };
+        if let Some(scope) = whole.filter(|_| pass.kept_all) {
+            self.end_restored(scope, steady);
+        }
+    }
+}
