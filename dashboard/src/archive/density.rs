@@ -5,7 +5,7 @@ use rusqlite::Connection;
 use super::patience::Patience;
 use super::reader::{Reader, instant};
 use super::search::{EventSearch, SOURCES, fields, scan};
-use super::writer::millis;
+use super::writer::stored;
 use crate::clock::SteadyMillis;
 use crate::model::types::{EVENT_WORDS, EventFields};
 
@@ -94,13 +94,13 @@ fn count(connection: &Connection, search: &EventSearch) -> rusqlite::Result<Dens
     let patience = Patience::new();
     let (by_index, acts) = SOURCES.split_at(SOURCES.len() - 1);
     for bucket in (0..BUCKETS).rev() {
-        if patience.is_over_now() {
+        if patience.is_over() {
             density.counted_from = Some(density.start(bucket + 1));
             break;
         }
-        let from = millis(density.start(bucket));
+        let from = stored(density.start(bucket));
         // The last part includes the end of the span.
-        let to = millis(density.start(bucket + 1)).saturating_sub(i64::from(bucket + 1 < BUCKETS));
+        let to = stored(density.start(bucket + 1)).saturating_sub(i64::from(bucket + 1 < BUCKETS));
         for ((_, table, time, ..), word) in by_index.iter().zip(EVENT_WORDS) {
             let mut number = connection.prepare_cached(&format!(
                 "SELECT count(*) FROM {table} WHERE {time} BETWEEN ?1 AND ?2"
@@ -113,7 +113,7 @@ fn count(connection: &Connection, search: &EventSearch) -> rusqlite::Result<Dens
         let mut rows = connection.prepare_cached(&format!(
             "SELECT {time}, {word} FROM {table} WHERE {time} BETWEEN ?1 AND ?2"
         ))?;
-        let mut rows = rows.query([millis(search.from), millis(search.to)])?;
+        let mut rows = rows.query([stored(search.from), stored(search.to)])?;
         while let Some(row) = rows.next()? {
             density.add(instant(row.get(0)?), row.get_ref(1)?.as_str().unwrap_or_default());
         }
@@ -132,7 +132,7 @@ fn count_matching(
     let whole = EventSearch { cursor: None, ..search.clone() };
     scan(connection, &whole, true, |_, row, kind| {
         let at = instant(row.get(0)?);
-        if patience.is_over() {
+        if patience.spend_row() {
             density.counted_from = Some(at);
             return Ok(false);
         }

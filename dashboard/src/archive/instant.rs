@@ -6,7 +6,7 @@ use utoipa::ToSchema;
 
 use super::patience::Patience;
 use super::reader::{Gap, Reader, gap_at, hold_from, instant, lock};
-use super::writer::millis;
+use super::writer::stored;
 use crate::clock::SteadyMillis;
 use crate::model::types::{EventFields, LockId, PastHoldView};
 
@@ -99,7 +99,7 @@ fn matching(
     at: SteadyMillis,
     matches: &impl Fn(&EventFields<'_>) -> bool,
 ) -> rusqlite::Result<(Vec<(i64, i64)>, bool)> {
-    let (at, mut patience, mut found) = (millis(at), Patience::new(), Vec::new());
+    let (at, mut patience, mut found) = (stored(at), Patience::new(), Vec::new());
     // Either all holds before the instant are looked at or all after it, whichever are fewer.
     let bounds = "SELECT (SELECT min(began) FROM hold), (SELECT max(began) FROM hold)";
     let (first, last): (Option<i64>, Option<i64>) =
@@ -115,7 +115,7 @@ fn matching(
         ))?;
         let mut rows = holds.query([at])?;
         while let Some(row) = rows.next()? {
-            if patience.is_over() {
+            if patience.spend_row() {
                 return Ok((found, false));
             }
             if fields(row)?.is_some_and(|hold| matches(&hold)) {
@@ -147,7 +147,7 @@ fn problems_at(
          AND began <= ?4 AND (cleared IS NULL OR cleared > ?4) ORDER BY began LIMIT ?5",
     )?;
     let name = lock.name.as_bytes();
-    let of = params![&*lock.deployment, lock.db, name, millis(at), MAX_PROBLEMS];
+    let of = params![&*lock.deployment, lock.db, name, stored(at), MAX_PROBLEMS];
     let problems = problems.query_map(of, |row| {
         Ok(ProblemThen {
             problem: row.get(0)?,

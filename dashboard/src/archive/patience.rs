@@ -7,7 +7,7 @@ const MILLIS: u64 = 400;
 /// The rows between two looks at the clock.
 const CLOCK_EVERY: usize = 256;
 
-/// The rest of that time. It looks at the clock only now and then.
+/// The rest of that time. A search looks at the clock only now and then.
 #[derive(Debug)]
 pub(super) struct Patience {
     until: SteadyMillis,
@@ -19,15 +19,15 @@ impl Patience {
         Self { until: SteadyMillis::now().plus(MILLIS), rows: 0 }
     }
 
-    /// Returns whether the time is over; to be asked before each row.
-    pub(super) fn is_over(&mut self) -> bool {
+    /// Counts a row. Returns whether the time is over, as far as a look at the clock was due.
+    pub(super) fn spend_row(&mut self) -> bool {
         let looks = self.rows.is_multiple_of(CLOCK_EVERY);
         self.rows += 1;
-        looks && self.is_over_now()
+        looks && self.is_over()
     }
 
-    /// The same, with a look at the clock each time.
-    pub(super) fn is_over_now(&self) -> bool {
+    /// Returns whether the time is over.
+    pub(super) fn is_over(&self) -> bool {
         SteadyMillis::now() > self.until
     }
 }

@@ -10,7 +10,7 @@ use rusqlite::{Connection, OpenFlags, Row, params};
 use serde::Serialize;
 use utoipa::ToSchema;
 
-use super::writer::millis;
+use super::writer::stored;
 use crate::clock::{SteadyMillis, WallMillis};
 use crate::model::RestoredLock;
 use crate::model::types::{
@@ -97,7 +97,7 @@ impl Reader {
                 "SELECT holder, began, exact, ended, how FROM hold WHERE deployment = ?1 AND db = ?2 AND name = ?3
                  AND began <= ?4 AND (ended IS NULL OR ended > ?4) ORDER BY began LIMIT ?5",
             )?;
-            let key = params![&*lock.deployment, lock.db, lock.name.as_bytes(), millis(at), MAX_HOLDERS];
+            let key = params![&*lock.deployment, lock.db, lock.name.as_bytes(), stored(at), MAX_HOLDERS];
             let holders = holds.query_map(key, hold)?.collect::<rusqlite::Result<Vec<_>>>()?;
             Ok(HoldersAt { at, holders, gap: gap_at(connection, at)? })
         })
@@ -119,7 +119,7 @@ impl Reader {
                 "SELECT holder, began, exact, ended, how FROM hold WHERE deployment = ?1 AND db = ?2 AND name = ?3
                  AND began <= ?5 AND (ended IS NULL OR ended >= ?4) ORDER BY began DESC LIMIT ?6",
             )?;
-            let (from, to) = (millis(from), millis(to));
+            let (from, to) = (stored(from), stored(to));
             let key = params![&*lock.deployment, lock.db, lock.name.as_bytes(), from, to, MAX_HOLDS];
             holds.query_map(key, hold)?.collect()
         })
@@ -135,7 +135,7 @@ impl Reader {
             let mut spans = connection.prepare_cached(
                 "SELECT began, alive FROM span WHERE alive >= ?1 AND began <= ?2 ORDER BY began LIMIT ?3",
             )?;
-            let spans = spans.query_map(params![millis(from), millis(to), MAX_GAPS], |row| {
+            let spans = spans.query_map(params![stored(from), stored(to), MAX_GAPS], |row| {
                 Ok((instant(row.get(0)?), instant(row.get(1)?)))
             })?;
             let mut gaps = Vec::new();
@@ -226,7 +226,7 @@ impl Reader {
         let mut acknowledgements = connection.prepare(
             "SELECT deployment, db, name, problem, who, reason, at, until FROM acknowledged WHERE until > ?1 LIMIT ?2",
         )?;
-        let mut rows = acknowledgements.query(params![millis(now), limit])?;
+        let mut rows = acknowledgements.query(params![stored(now), limit])?;
         while let Some(row) = rows.next()? {
             let word: String = row.get(3)?;
             let problem = ProblemKind::parse(&word);
@@ -256,7 +256,7 @@ async fn on_thread<T: Send + 'static>(
 
 pub(super) fn gap_at(connection: &Connection, at: SteadyMillis) -> rusqlite::Result<Option<Gap>> {
     let one = |query: &str| -> rusqlite::Result<Option<i64>> {
-        connection.prepare_cached(query)?.query_row([millis(at)], |row| row.get(0))
+        connection.prepare_cached(query)?.query_row([stored(at)], |row| row.get(0))
     };
     let observed = one("SELECT count(*) FROM span WHERE began <= ?1 AND alive >= ?1")?;
     if observed.is_some_and(|spans| spans > 0) {

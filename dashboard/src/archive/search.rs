@@ -10,7 +10,7 @@ use utoipa::ToSchema;
 
 use super::patience::Patience;
 use super::reader::{Reader, instant};
-use super::writer::millis;
+use super::writer::stored;
 use crate::clock::SteadyMillis;
 use crate::model::types::{EVENT_WORDS, EventFields, LockId};
 use crate::schema::words;
@@ -158,7 +158,7 @@ fn page(
     let (mut found, mut last, mut more, mut reached) = (Vec::new(), None, false, None);
     let mut patience = Patience::new();
     scan(connection, search, descending, |position, row, kind| {
-        if patience.is_over() {
+        if patience.spend_row() {
             reached = Some(position.at);
             return Ok(false);
         }
@@ -202,7 +202,7 @@ pub(super) fn scan(
 ) -> rusqlite::Result<()> {
     let order = if descending { "DESC" } else { "ASC" };
     let edge = search.cursor.map(|cursor| cursor.position);
-    let (mut from, mut to) = (millis(search.from), millis(search.to));
+    let (mut from, mut to) = (stored(search.from), stored(search.to));
     match edge {
         Some(edge) if descending => to = to.min(edge.at),
         Some(edge) => from = from.max(edge.at),

@@ -64,7 +64,7 @@ impl Writer {
         now: SteadyMillis,
     ) -> rusqlite::Result<Self> {
         let span = begin_span(&connection, now)?;
-        let (first, set, limit) = (millis(now), clock::set_by(), MAX_BYTES);
+        let (first, set, limit) = (stored(now), clock::set_by(), MAX_BYTES);
         let table = Table { connection, span, first, set, limit, _lock: lock };
         Ok(Self { table, entries, lost })
     }
@@ -117,7 +117,7 @@ impl Writer {
 
 /// Starts a span of observation.
 fn begin_span(connection: &Connection, now: SteadyMillis) -> rusqlite::Result<i64> {
-    let now = millis(now);
+    let now = stored(now);
     connection.execute("INSERT INTO span (began, alive) VALUES (?1, ?1)", [now])?;
     Ok(connection.last_insert_rowid())
 }
@@ -144,7 +144,7 @@ impl Table {
         for entry in batch {
             insert(&transaction, entry)?;
         }
-        let alive = [millis(now), self.span];
+        let alive = [stored(now), self.span];
         transaction
             .prepare_cached("UPDATE span SET alive = ?1 WHERE rowid = ?2")?
             .execute(alive)?;
@@ -180,13 +180,13 @@ impl Table {
 
     /// Removes old rows.
     fn prune(&self, now: SteadyMillis) -> rusqlite::Result<()> {
-        let oldest = millis(now.minus(MAX_AGE_MS));
+        let oldest = stored(now.minus(MAX_AGE_MS));
         let holds = "DELETE FROM hold WHERE rowid IN
             (SELECT rowid FROM hold WHERE ended < ?1 ORDER BY ended LIMIT ?2)";
         self.connection.execute(holds, params![oldest, PRUNE_ROWS])?;
         self.connection.execute("DELETE FROM problem WHERE cleared < ?1", [oldest])?;
         self.connection.execute("DELETE FROM act WHERE at < ?1", [oldest])?;
-        self.connection.execute("DELETE FROM acknowledged WHERE until < ?1", [millis(now)])?;
+        self.connection.execute("DELETE FROM acknowledged WHERE until < ?1", [stored(now)])?;
         self.connection.execute("DELETE FROM span WHERE alive < ?1", [oldest])?;
         self.connection.execute("DELETE FROM owner WHERE seen < ?1", [oldest])?;
         Ok(())
@@ -223,7 +223,7 @@ fn insert(to: &Transaction<'_>, entry: &ArchiveEntry) -> rusqlite::Result<()> {
     match entry {
         ArchiveEntry::Began(lock, holder, since) => {
             let (deployment, db, name) = key(lock);
-            let (holder, began) = (holder.to_string(), millis(since.at));
+            let (holder, began) = (holder.to_string(), stored(since.at));
             // An unobserved end lies before this beginning.
             to.prepare_cached(
                 "UPDATE hold SET ended = max(began, ?5), how = 'unseen' WHERE deployment = ?1 AND db = ?2
@@ -238,8 +238,8 @@ fn insert(to: &Transaction<'_>, entry: &ArchiveEntry) -> rusqlite::Result<()> {
         }
         ArchiveEntry::Ended(lock, past) => {
             let (deployment, db, name) = key(lock);
-            let (holder, began) = (past.id.to_string(), millis(past.since.at));
-            let (ended, how) = (millis(past.to), past.ended.as_str());
+            let (holder, began) = (past.id.to_string(), stored(past.since.at));
+            let (ended, how) = (stored(past.to), past.ended.as_str());
             let closed = to
                 .prepare_cached(
                     "UPDATE hold SET ended = ?5, how = ?6 WHERE deployment = ?1 AND db = ?2 AND name = ?3
@@ -269,7 +269,7 @@ fn insert(to: &Transaction<'_>, entry: &ArchiveEntry) -> rusqlite::Result<()> {
                 "UPDATE hold SET ended = max(began, ?5), how = 'unseen' WHERE deployment = ?1 AND db = ?2
                  AND name = ?3 AND holder = ?4 AND ended IS NULL",
             )?
-            .execute(params![deployment, db, name, holder.to_string(), millis(*at)])?;
+            .execute(params![deployment, db, name, holder.to_string(), stored(*at)])?;
         }
         ArchiveEntry::Problem(lock, problem, certainty, at) => {
             let (deployment, db, name) = key(lock);
@@ -286,7 +286,7 @@ fn insert(to: &Transaction<'_>, entry: &ArchiveEntry) -> rusqlite::Result<()> {
                 name,
                 problem,
                 certainty,
-                millis(*at)
+                stored(*at)
             ])?;
         }
         ArchiveEntry::Cleared(lock, problem, at) => {
@@ -295,7 +295,7 @@ fn insert(to: &Transaction<'_>, entry: &ArchiveEntry) -> rusqlite::Result<()> {
                 "UPDATE problem SET cleared = max(began, ?5) WHERE deployment = ?1 AND db = ?2 AND name = ?3
                  AND problem = ?4 AND cleared IS NULL",
             )?
-            .execute(params![deployment, db, name, problem.as_str(), millis(*at)])?;
+            .execute(params![deployment, db, name, problem.as_str(), stored(*at)])?;
         }
         ArchiveEntry::Acknowledged(lock, problem, word) => {
             let (deployment, db, name) = key(lock);
@@ -310,8 +310,8 @@ fn insert(to: &Transaction<'_>, entry: &ArchiveEntry) -> rusqlite::Result<()> {
                 problem.as_str(),
                 word.by,
                 word.reason,
-                millis(word.at),
-                millis(word.until)
+                stored(word.at),
+                stored(word.until)
             ])?;
         }
         ArchiveEntry::Unacknowledged(lock, problem, _) => {
@@ -323,7 +323,7 @@ fn insert(to: &Transaction<'_>, entry: &ArchiveEntry) -> rusqlite::Result<()> {
         }
         ArchiveEntry::Named { owner, name, at } => {
             to.prepare_cached("INSERT OR REPLACE INTO owner (id, name, seen) VALUES (?1, ?2, ?3)")?
-                .execute(params![owner, name, millis(*at)])?;
+                .execute(params![owner, name, stored(*at)])?;
         }
         ArchiveEntry::Acted(lock, act) => {
             let (deployment, db, name) = key(lock);
@@ -335,7 +335,7 @@ fn insert(to: &Transaction<'_>, entry: &ArchiveEntry) -> rusqlite::Result<()> {
                 deployment,
                 db,
                 name,
-                millis(act.at),
+                stored(act.at),
                 act.who,
                 act.from.to_string(),
                 act.what,
@@ -354,7 +354,7 @@ fn key(lock: &LockId) -> (&str, u32, &[u8]) {
 }
 
 /// Returns the instant by the wall clock, so that the next run, whose steady clock differs, can read it.
-pub(super) fn millis(at: SteadyMillis) -> i64 {
+pub(super) fn stored(at: SteadyMillis) -> i64 {
     i64::try_from(at.to_wall().0).unwrap_or(i64::MAX)
 }
 

@@ -73,7 +73,7 @@ impl NamedLocks {
             };
             if let Some(known) = self.rows.get_mut(&key) {
                 *known = row;
-            } else if self.new_this_hour < MAX_NAMED_AN_HOUR && self.has_room(row.acknowledged) {
+            } else if self.new_this_hour < MAX_NAMED_AN_HOUR && self.make_room(row.acknowledged) {
                 self.new_this_hour += 1;
                 self.rows.insert(key, row);
             }
@@ -81,8 +81,8 @@ impl NamedLocks {
         self.rows.values().cloned().collect()
     }
 
-    /// Returns whether another row may be added. One that is not acknowledged takes the place of one that is.
-    fn has_room(&mut self, acknowledged: bool) -> bool {
+    /// Makes room for another row: one that is not acknowledged takes the place of one that is. Returns false if there is none.
+    fn make_room(&mut self, acknowledged: bool) -> bool {
         if self.rows.len() >= MAX_NAMED && !acknowledged {
             let given_up = self.rows.iter().find(|(_, row)| row.acknowledged);
             let given_up = given_up.map(|(key, _)| key.clone());

@@ -193,7 +193,7 @@ impl Model {
             let scope = self.home(scope, name);
             self.update(scope, name, at, |record, _, effects| {
                 if in_doubt {
-                    record.may_be_released(at, steady, effects);
+                    record.released_in_doubt(at, steady, effects);
                 } else {
                     record.released(at, steady, Source::Channels, Ending::Released, effects);
                 }

@@ -44,8 +44,8 @@ impl PossibleLocks {
         self.skipped
     }
 
-    /// Returns whether to read an unknown one.
-    pub(super) fn is_wanted(&mut self, PossibleLock { name, fields }: PossibleLock<'_>) -> bool {
+    /// Takes room for an unknown one, which is then read. Returns false if there is none left: it is skipped.
+    pub(super) fn admit(&mut self, PossibleLock { name, fields }: PossibleLock<'_>) -> bool {
         if let Some(room) = self.room.checked_sub(1) {
             self.room = room;
             return true;

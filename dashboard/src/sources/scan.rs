@@ -226,7 +226,7 @@ impl Scan {
         let possible = &mut state.possible;
         let is_wanted = |lock: PossibleLock<'_>| {
             // The poll follows those that are known.
-            !self.is_known_as_possible(lock.name) && possible.is_wanted(lock)
+            !self.is_known_as_possible(lock.name) && possible.admit(lock)
         };
         let Findings { found, redirected } = discover(pacer, &names, is_wanted, &mut left).await?;
         left.iter().for_each(|other| state.add_non_lock(&other.name));

@@ -27,7 +27,12 @@ pub(super) struct Doubtful {
 
 impl Record {
     /// Applies a message about this lock or another one.
-    pub fn may_be_released(&mut self, at: Moment, steady: SteadyMillis, effects: &mut Vec<Effect>) {
+    pub fn released_in_doubt(
+        &mut self,
+        at: Moment,
+        steady: SteadyMillis,
+        effects: &mut Vec<Effect>,
+    ) {
         match self.stamp.filter(|stamp| stamp.sent >= at) {
             // The reading is newer. If the lease had begun before the message, so had the hold.
             Some(stamp) if self.is_held() && self.lease_began_before(at, stamp, self.ttl) => {}

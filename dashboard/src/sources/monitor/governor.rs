@@ -83,11 +83,11 @@ impl Governor {
         self.opened = Some(now);
     }
 
-    /// Checks whether it may stay open. `received`: bytes a second that the server sends us.
+    /// Checks whether it may stay open, and counts slow answers. `received`: bytes a second that the server sends us.
     ///
     /// # Errors
     /// The limit that is exceeded, in words.
-    pub(super) fn may_stay(&mut self, load: Load, received: u64) -> Result<(), String> {
+    pub(super) fn check(&mut self, load: Load, received: u64) -> Result<(), String> {
         self.within(load, 1.0)?;
         if received > MAX_RECEIVED {
             return Err(format!("MONITOR alone sends {}", rate(received, MAX_RECEIVED)));
@@ -160,16 +160,16 @@ mod tests {
         let mut governor = Governor::new(1_000);
         assert_eq!(governor.may_open(QUIET), Ok(()));
         governor.opened(QUIET, Instant::now());
-        assert_eq!(governor.may_stay(QUIET, 1_000), Ok(()));
+        assert_eq!(governor.check(QUIET, 1_000), Ok(()));
         // Exactly at the limits.
         let most = Load { ops: 1_000, input: MAX_INPUT, ping: ALWAYS_FINE };
-        assert_eq!(governor.may_stay(most, MAX_RECEIVED), Ok(()));
+        assert_eq!(governor.check(most, MAX_RECEIVED), Ok(()));
         for (load, received, word) in [
             (Load { ops: 1_001, ..QUIET }, 0, "1001 commands"),
             (Load { input: MAX_INPUT + 200_000, ..QUIET }, 0, "4.1 MiB a second, and 4.0"),
             (QUIET, MAX_RECEIVED + 1, "MONITOR alone"),
         ] {
-            let error = governor.may_stay(load, received).unwrap_err();
+            let error = governor.check(load, received).unwrap_err();
             assert!(error.contains(word), "{error}");
         }
     }
@@ -182,9 +182,9 @@ mod tests {
         for _ in 0..8 {
             governor.opened(QUIET, now);
             for load in [slow, slow, QUIET, slow, slow] {
-                assert_eq!(governor.may_stay(load, 0), Ok(()));
+                assert_eq!(governor.check(load, 0), Ok(()));
             }
-            let error = governor.may_stay(slow, 0).unwrap_err();
+            let error = governor.check(slow, 0).unwrap_err();
             assert!(error.contains("PING takes 5.0 ms, and took 0.1 ms"), "{error}");
             now += Duration::from_secs(30);
             assert!(governor.closed(now) <= MAX_SLOW_PAUSE);
@@ -192,13 +192,13 @@ mod tests {
         assert_eq!(governor.wait(now), MAX_SLOW_PAUSE);
         governor.opened(QUIET, now);
         let far_too_slow = Load { ping: ALWAYS_FINE * 11, ..QUIET };
-        assert!(governor.may_stay(far_too_slow, 0).is_err(), "at once");
+        assert!(governor.check(far_too_slow, 0).is_err(), "at once");
         // A server that was slow before may be so again.
         let distant = Load { ping: Duration::from_millis(10), ..QUIET };
         governor.opened(distant, now);
         for millis in [29, 31, 31, 29, 31, 31] {
             let load = Load { ping: Duration::from_millis(millis), ..QUIET };
-            assert_eq!(governor.may_stay(load, 0), Ok(()));
+            assert_eq!(governor.check(load, 0), Ok(()));
         }
     }
 
@@ -207,11 +207,11 @@ mod tests {
         let mut governor = Governor::new(1_000);
         let busy = Load { ops: 900, ..QUIET };
         assert!(governor.may_open(busy).is_err());
-        assert_eq!(governor.may_stay(busy, 0), Ok(()));
+        assert_eq!(governor.check(busy, 0), Ok(()));
         let input = |share: u64| Load { input: MAX_INPUT / 100 * share, ..QUIET };
         assert_eq!(governor.may_open(input(79)), Ok(()));
         assert!(governor.may_open(input(81)).unwrap_err().contains("clients send"));
-        assert_eq!(governor.may_stay(input(99), MAX_RECEIVED), Ok(()));
+        assert_eq!(governor.check(input(99), MAX_RECEIVED), Ok(()));
         // Before it is open there is no PING to compare with.
         assert_eq!(governor.may_open(Load { ping: Duration::from_secs(1), ..QUIET }), Ok(()));
     }

@@ -418,7 +418,7 @@ impl MonitorReader {
                 if let Some(objection) = objection {
                     return Err(CloseReason::Close(objection));
                 }
-                self.governor.may_stay(load, meter.bytes_a_second).map_err(CloseReason::Close)?;
+                self.governor.check(load, meter.bytes_a_second).map_err(CloseReason::Close)?;
             }
             OpenReason::On | OpenReason::Watch(_) => {}
         }
