@@ -102,28 +102,7 @@ impl Record {
         }
         for gone in before.iter().filter(|hold| !holders.iter().any(|h| h.id == hold.id)) {
             moved = true;
-            let expired = self.has_expired(last, stamp) || has_marker_expired(gone, last, stamp);
-            // A reader that leaves others behind sends no message. One without markers has lost its lease before.
-            let reader = self.mode.is_some() && !gone.id.write;
-            let left = reader && !expired && gone.marker != Some(Marker::Missing);
-            let unobserved = expired && self.ttl > Some(NEAR_END) && has_missed(last, context);
-            let ended = match (left, expired) {
-                (true, _) => Ending::Released,
-                (false, true) if !unobserved => Ending::Expired,
-                (false, _) => Ending::Vanished,
-            };
-            self.end(*gone, stamp.received, stamp.steady, ended, effects);
-            self.record_expiry(*gone, last, stamp, source, context);
-            let what = if left {
-                LockEvent::Released(Some(gone.id))
-            } else if unobserved {
-                LockEvent::Vanished(gone.id, EndCause::Unobserved)
-            } else if expired {
-                LockEvent::Vanished(gone.id, EndCause::Expired)
-            } else {
-                LockEvent::Vanished(gone.id, EndCause::OthersHold)
-            };
-            self.event(stamp.steady, source, what, effects);
+            self.end_replaced(*gone, last, stamp, source, context, effects);
         }
         if self.confirmed && over.is_none() {
             for hold in holds.iter_mut().filter(|hold| !hold.archived) {
@@ -161,20 +140,7 @@ impl Record {
             let age = window.filter(|window| *window <= EXACT);
             self.lease.restart(stamp.received, watched, age);
         } else {
-            let step = self.lease.read(stamp.received, stamp.slack(), watched);
-            self.dirty |= step != Step::Ran;
-            if step == Step::Rose {
-                self.rose = Some(stamp.steady);
-                // It has run since then, but was not yet renewed at the last reading.
-                let ran =
-                    self.lease.lease().zip(watched).map(|(lease, left)| lease.saturating_sub(left));
-                let at = stamp.steady.minus(ran.map_or(0, millis));
-                self.add_renewal(last.map_or(at, |last| at.max(last.steady)));
-            }
-            if let Some(cold) = self.cold.as_mut().filter(|_| step == Step::Rose) {
-                // A holder that renews is alive, regardless of other observations.
-                cold.gone = None;
-            }
+            self.read_lease(last, stamp, watched);
         }
         if self.lease.renewed() && !was_renewed {
             let lease = self.lease.lease().map_or(0, millis);
@@ -185,6 +151,53 @@ impl Record {
         match ttl {
             Some(_) => self.no_ttl_since = None,
             None => drop(self.no_ttl_since.get_or_insert_with(|| Box::new(stamp))),
+        }
+    }
+
+    /// Ends a hold that is not in the newest reading, which shows the lock held by others.
+    fn end_replaced(
+        &mut self,
+        hold: Hold,
+        last: Option<Stamp>,
+        stamp: Stamp,
+        source: Source,
+        context: ScopeContext,
+        effects: &mut Vec<Effect>,
+    ) {
+        let expired = self.has_expired(last, stamp) || has_marker_expired(&hold, last, stamp);
+        // A reader that leaves others behind sends no message. One without markers has lost its lease before.
+        let reader = self.mode.is_some() && !hold.id.write;
+        let left = reader && !expired && hold.marker != Some(Marker::Missing);
+        let unobserved = expired && self.ttl > Some(NEAR_END) && has_missed(last, context);
+        let (ended, what) = if left {
+            (Ending::Released, LockEvent::Released(Some(hold.id)))
+        } else if unobserved {
+            (Ending::Vanished, LockEvent::Vanished(hold.id, EndCause::Unobserved))
+        } else if expired {
+            (Ending::Expired, LockEvent::Vanished(hold.id, EndCause::Expired))
+        } else {
+            (Ending::Vanished, LockEvent::Vanished(hold.id, EndCause::OthersHold))
+        };
+        self.end(hold, stamp.received, stamp.steady, ended, effects);
+        self.record_expiry(hold, last, stamp, source, context);
+        self.event(stamp.steady, source, what, effects);
+    }
+
+    /// Applies the time to live of the same holds as at the `last` reading.
+    fn read_lease(&mut self, last: Option<Stamp>, stamp: Stamp, watched: Option<Duration>) {
+        let step = self.lease.read(stamp.received, stamp.slack(), watched);
+        self.dirty |= step != Step::Ran;
+        if step != Step::Rose {
+            return;
+        }
+        self.rose = Some(stamp.steady);
+        // It has run since then, but was not yet renewed at the last reading.
+        let ran = self.lease.lease().zip(watched).map(|(lease, left)| lease.saturating_sub(left));
+        let at = stamp.steady.minus(ran.map_or(0, millis));
+        self.add_renewal(last.map_or(at, |last| at.max(last.steady)));
+        if let Some(cold) = &mut self.cold {
+            // A holder that renews is alive, regardless of other observations.
+            cold.gone = None;
         }
     }
 
@@ -295,8 +308,12 @@ impl Record {
 
     /// Returns whether the last time to live had expired by this reading.
     fn has_expired(&self, last: Option<Stamp>, stamp: Stamp) -> bool {
-        let end = last.zip(self.ttl).map(|(last, ttl)| last.received + ttl);
-        end.is_some_and(|end| end.since(stamp.received) <= RUN_OUT)
+        self.end_of_ttl(last).is_some_and(|end| end.since(stamp.received) <= RUN_OUT)
+    }
+
+    /// Returns the end of its time to live, which was read at `last`.
+    pub(super) fn end_of_ttl(&self, last: Option<Stamp>) -> Option<Moment> {
+        Some(last?.received + self.ttl?)
     }
 
     /// Applies a reading that finds no lock.
@@ -329,8 +346,7 @@ impl Record {
             if matches!(reading, Reading::Absent { .. }) {
                 self.record_expiry(hold, last, stamp, source, context);
             }
-            let left =
-                last.zip(self.ttl).map(|(last, ttl)| (last.received + ttl).since(stamp.received));
+            let left = self.end_of_ttl(last).map(|end| end.since(stamp.received));
             let end = match reading {
                 Reading::Other(what) => EndCause::Replaced(what.clone()),
                 _ if context.restarted => {

@@ -143,7 +143,7 @@ impl Record {
     }
 
     fn refused(&mut self, holder: HolderId, at: Moment, steady: SteadyMillis) {
-        let left = self.stamp.zip(self.ttl).map(|(stamp, ttl)| (stamp.received + ttl).since(at));
+        let left = self.end_of_ttl(self.stamp).map(|end| end.since(at));
         let lease = self.lease.lease();
         // The holder may renew just after the waiter was answered.
         let sleep = match (left, lease.filter(|_| self.lease.renewed())) {
@@ -180,8 +180,7 @@ impl Record {
         let still = self.holds.iter().any(|hold| hold.id == holder) && !self.is_released();
         let gone_for = if still {
             // It had expired by then, and the reading that shows it is yet to come.
-            let end = self.stamp.zip(self.ttl).map(|(stamp, ttl)| stamp.received + ttl);
-            let Some(end) = end.filter(|end| *end <= at) else { return };
+            let Some(end) = self.end_of_ttl(self.stamp).filter(|end| *end <= at) else { return };
             at.since(end)
         } else {
             let history = self.hold_history.as_ref();
