@@ -179,7 +179,7 @@ impl LockTable {
         self.awaited.iter().filter_map(|name| self.get(name))
     }
 
-    /// Returns the locks whose waiters are known by name.
+    /// Returns the locks with waiters known by name, or in a deadlock: those among which deadlocks are searched.
     pub(super) fn contended(&self) -> &BTreeSet<LockName> {
         &self.contended
     }

@@ -22,12 +22,14 @@ pub(super) struct Scope {
     pub(super) db: u32,
     /// The front of the cluster that this is a node of.
     pub(super) front: Option<ScopeId>,
+    /// Its server is a node of a cluster.
     pub(super) cluster: bool,
     pub(super) locks: LockTable,
     pub(super) schedule: Schedule,
     pub(super) clients: Clients,
     /// The locks that workers of each agent wait for.
     pub(super) agent_waits: HashMap<ClientId, Vec<LockName>>,
+    /// The instant since which release messages arrive without a gap.
     pub(super) listening_since: Option<Moment>,
     /// Milliseconds by which its server's clock is ahead of ours.
     pub(super) ahead_ms: i64,
@@ -35,6 +37,7 @@ pub(super) struct Scope {
     pub(super) has_unwatched: bool,
     /// MONITOR shows all traffic.
     pub(super) monitored: bool,
+    /// The instant since which its server can be read without a gap.
     readable_since: Option<Moment>,
     run_id: Option<String>,
     /// The address of its server; true for a replica.
