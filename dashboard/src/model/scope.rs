@@ -85,9 +85,9 @@ enum RestartCause {
     Started,
     /// The server at this address was promoted to master: locks that had not been replicated to it are gone.
     Promoted(String),
-    /// The server at this address is read instead: locks that have not been replicated to it yet appear to be gone for a
-    /// moment.
-    Chosen(String),
+    /// The server at this address is read instead. From one that `may_lag`, locks that have not been replicated to it yet
+    /// appear to be gone for a moment.
+    Chosen { address: String, may_lag: bool },
     /// These locks have moved here from another node of the cluster.
     Moved {
         names: HashSet<LockName>,
@@ -115,7 +115,8 @@ impl Restart {
 
     fn concerns(&self, name: &LockName) -> bool {
         match &self.cause {
-            RestartCause::Started | RestartCause::Promoted(_) | RestartCause::Chosen(_) => true,
+            RestartCause::Started | RestartCause::Promoted(_) => true,
+            RestartCause::Chosen { may_lag, .. } => *may_lag,
             RestartCause::Moved { names, .. } => names.contains(name),
         }
     }
@@ -130,7 +131,7 @@ impl Restart {
             RestartCause::Promoted(address) => Some(format!(
                 "{address} is the master now; {lost} held locks of database {db} were gone there"
             )),
-            RestartCause::Chosen(address) => Some(match lost {
+            RestartCause::Chosen { address, .. } => Some(match lost {
                 0 => format!("{address} is read from now on"),
                 _ => format!(
                     "{address} is read from now on; {lost} held locks of database {db} were not there"
@@ -183,9 +184,10 @@ impl Scope {
         if let Some((before, was_replica)) = before
             && before != address
         {
-            let by_choice = replica || was_replica;
-            let cause = if by_choice { RestartCause::Chosen } else { RestartCause::Promoted };
-            self.server_change = Some(cause(address));
+            self.server_change = Some(match replica || was_replica {
+                true => RestartCause::Chosen { address, may_lag: replica },
+                false => RestartCause::Promoted(address),
+            });
         }
     }
 
@@ -327,7 +329,7 @@ impl Scope {
         let read_again =
             |entry: &LockEntry| entry.record.last_sent().is_none_or(|at| at >= restart.at);
         match &restart.cause {
-            RestartCause::Started | RestartCause::Promoted(_) | RestartCause::Chosen(_) => {
+            RestartCause::Started | RestartCause::Promoted(_) | RestartCause::Chosen { .. } => {
                 self.locks.iter().all(|(_, entry)| read_again(entry))
             }
             RestartCause::Moved { names, .. } => {

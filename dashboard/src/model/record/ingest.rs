@@ -169,7 +169,10 @@ impl Record {
         let reader = self.mode.is_some() && !hold.id.write;
         let left = reader && !expired && hold.marker != Some(Marker::Missing);
         let unobserved = expired && self.ttl > Some(NEAR_END) && has_missed(last, context);
-        let (ended, what) = if left {
+        let (ended, what) = if context.restarted {
+            effects.push(Effect::LostInRestart);
+            (Ending::Restarted, LockEvent::Vanished(hold.id, EndCause::ServerRestarted))
+        } else if left {
             (Ending::Released, LockEvent::Released(Some(hold.id)))
         } else if unobserved {
             (Ending::Vanished, LockEvent::Vanished(hold.id, EndCause::Unobserved))
@@ -354,11 +357,11 @@ impl Record {
                     EndCause::ServerRestarted
                 }
                 _ => match left {
-                    Some(left) if left > RUN_OUT => EndCause::Early(millis(left)),
                     // A reading shortly before the end of the lease would have shown its release.
                     Some(_) if self.ttl > Some(NEAR_END) && has_missed(last, context) => {
                         EndCause::Unobserved
                     }
+                    Some(left) if left > RUN_OUT => EndCause::Early(millis(left)),
                     Some(_) if self.ttl > Some(NEAR_END) && self.fair => {
                         EndCause::ExpiredOrReleased
                     }

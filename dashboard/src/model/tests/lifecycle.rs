@@ -307,6 +307,59 @@ fn locks_lost_with_another_master_make_one_notice_even_without_a_run_id() {
 }
 
 #[test]
+fn locks_lost_with_another_master_count_though_others_have_acquired_them_since() {
+    let mut model = model();
+    let up = |ms: u64, run_id: &str| Observation::ServerUp {
+        at: at(ms),
+        steady: SteadyMillis(ms),
+        run_id: Some(run_id.into()),
+        cluster: false,
+    };
+    let reading = |by: u8, mode: Option<&str>| {
+        let Reading::Lock { mut hash, ttl, companions } = held(by, 1, Some(30_000)) else {
+            panic!("a lock")
+        };
+        hash.mode = mode.map(|mode| mode.as_bytes().to_vec());
+        Reading::Lock { hash, ttl, companions }
+    };
+    for (name, mode) in [("plain", None), ("read", Some("read"))] {
+        read(&mut model, name, 1_000, reading(1, mode));
+    }
+    model.observe(MAIN, Observation::ServerDown);
+    model.observe(MAIN, up(5_000, "two"));
+    for (name, mode) in [("plain", None), ("read", Some("read"))] {
+        read(&mut model, name, 5_100, reading(2, mode));
+    }
+    model.tick(at(6_000));
+    let texts: Vec<&str> = model.notices.iter().map(|notice| &*notice.text).collect();
+    assert_eq!(texts, ["the server restarted; 2 held locks of database 0 were gone"]);
+    for name in ["plain", "read"] {
+        let view = shown(&mut model, name).unwrap();
+        assert_eq!(view.history.past[0].ended, Some("restarted"), "{name}");
+    }
+}
+
+#[test]
+fn a_release_while_a_lagging_replica_was_read_is_no_loss() {
+    let mut model = model();
+    let up = |model: &mut Model, ms: u64, address: &str, replica: bool| {
+        model.observe(MAIN, Observation::ServerDown);
+        model.observe(MAIN, Observation::ServerAddress { address: address.into(), replica });
+        let (at, steady) = (at(ms), SteadyMillis(ms));
+        model.observe(MAIN, Observation::ServerUp { at, steady, run_id: None, cluster: false });
+    };
+    up(&mut model, 0, "h:2", true);
+    read(&mut model, "a", 1, held(1, 1, Some(30_000)));
+    up(&mut model, 5_000, "h:1", false);
+    read(&mut model, "a", 5_001, absent());
+    model.tick(at(5_500));
+    let texts: Vec<&str> = model.notices.iter().map(|notice| &*notice.text).collect();
+    assert_eq!(texts, ["h:1 is read from now on"]);
+    let view = shown(&mut model, "a").unwrap();
+    assert_eq!(view.history.past[0].ended, Some("vanished"));
+}
+
+#[test]
 fn another_replica_that_is_read_by_choice_is_not_a_new_master() {
     let mut model = model();
     let up = |model: &mut Model, ms: u64, address: &str, replica: bool| {
