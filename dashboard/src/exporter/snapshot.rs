@@ -200,7 +200,7 @@ impl SnapshotCollector {
         let servers = self.sources.servers();
         let mut seen: HashSet<Arc<str>> = servers
             .iter()
-            .filter(|server| server.info().is_some())
+            .filter(|server| self.sources.can_read(server))
             .map(|server| Arc::clone(&server.deployment))
             .collect();
         for status in self.sources.statuses() {
@@ -292,9 +292,9 @@ impl SnapshotCollector {
             }
         }
         for server in self.sources.servers() {
-            let info = server.info();
-            self.up.with_label_values(&[&*server.node]).set(i64::from(info.is_some()));
-            if let Some(info) = info.filter(|info| info.maxmemory_policy.is_some()) {
+            let can_read = i64::from(self.sources.can_read(&server));
+            self.up.with_label_values(&[&*server.node]).set(can_read);
+            if let Some(info) = server.info().filter(|info| info.maxmemory_policy.is_some()) {
                 self.evicts.with_label_values(&[&*server.node]).set(i64::from(info.evicts()));
             }
         }

@@ -6,7 +6,7 @@ use std::time::Duration;
 
 use redis::cmd;
 use redisson::Moment;
-use service_kit::redis::{CallError, Link, LinkState, LinkStatus, Redirect, Role};
+use service_kit::redis::{CallError, Link, LinkState, LinkStatus, Redirect, Role, ServerError};
 use tokio::sync::{mpsc, watch};
 use tokio::time::{MissedTickBehavior, interval};
 
@@ -16,17 +16,25 @@ use super::read::{
 use super::scope::Scope;
 use super::slot_share::SlotShare;
 use super::status::SourceStatus;
-use crate::clock::SteadyMillis;
+use crate::clock::{SteadyMillis, now};
 use crate::model::actor::ModelHandle;
 use crate::model::types::{Observation, ReadRequest, Source};
 use crate::sources::view::SourceState;
 
 /// Locks in one part of a batch; all parts are in flight at the same time.
 const PART: usize = 32;
-/// The time without reads after which the server is pinged.
+/// The time without reads after which the server is pinged, or asked again for a lock that it has refused to read.
 const QUIET: Duration = Duration::from_secs(2);
 /// The interval at which the server's clock is read. It can be set, and drifts.
 const CLOCK_INTERVAL: Duration = Duration::from_secs(10);
+
+/// A read that the server refused.
+#[derive(Debug)]
+struct Refusal {
+    /// One of the locks, to be read again.
+    request: ReadRequest,
+    error: ServerError,
+}
 
 /// The poll of one database.
 #[derive(Debug)]
@@ -46,7 +54,9 @@ impl Poll {
     pub async fn run(mut self) {
         let mut state = self.link.state();
         let mut up = None;
-        self.report_link(&mut state, &mut up).await;
+        // The read that tells when the server stops refusing reads; none while it does not.
+        let mut refused = None;
+        self.report_link(&mut state, &mut up, &mut refused).await;
         let mut quiet = interval(QUIET);
         quiet.set_missed_tick_behavior(MissedTickBehavior::Delay);
         let mut clock = interval(CLOCK_INTERVAL);
@@ -58,7 +68,7 @@ impl Poll {
                     if changed.is_err() {
                         return;
                     }
-                    self.report_link(&mut state, &mut up).await;
+                    self.report_link(&mut state, &mut up, &mut refused).await;
                     clock.reset_immediately();
                 }
                 _ = clock.tick(), if up.is_some() => {
@@ -67,24 +77,40 @@ impl Poll {
                 }
                 batch = self.batches.recv() => {
                     let Some(batch) = batch else { return };
-                    self.read(batch).await;
+                    if let Some(refusal) = self.read(batch).await {
+                        self.report_refusal(refusal, &mut refused).await;
+                    }
                     quiet.reset();
                 }
                 _ = quiet.tick(), if up.is_some() => {
-                    // Without locks to read, this reply is the only sign of success.
-                    if self.link.call(cmd("PING")).await.is_ok() {
-                        self.status.succeeded();
-                    }
+                    refused = match refused.take() {
+                        Some(request) => self.try_again(request).await,
+                        None => {
+                            // Without locks to read, this reply is the only sign of success.
+                            if self.link.call(cmd("PING")).await.is_ok() {
+                                self.status.succeeded();
+                            }
+                            None
+                        }
+                    };
                 }
             }
         }
     }
 
     /// Reports a new or lost connection to the model.
-    async fn report_link(&self, state: &mut watch::Receiver<LinkState>, up: &mut Option<u64>) {
+    async fn report_link(
+        &self,
+        state: &mut watch::Receiver<LinkState>,
+        up: &mut Option<u64>,
+        refused: &mut Option<ReadRequest>,
+    ) {
         let LinkState { generation, status } = state.borrow_and_update().clone();
         match status {
+            // Only a new connection is a reason to expect that it can be read now.
+            LinkStatus::Up(_) if refused.is_some() && *up == Some(generation) => {}
             LinkStatus::Up(info) => {
+                *refused = None;
                 if up.is_some_and(|before| before != generation) {
                     self.model.observe(self.scope.id, Observation::ServerDown).await;
                 }
@@ -104,15 +130,69 @@ impl Poll {
                     Observation::ServerUp { at, steady: SteadyMillis::now(), run_id, cluster };
                 self.model.observe(self.scope.id, observation).await;
                 self.status.set(SourceState::On, "");
+                self.status.set_refused(false);
                 self.status.succeeded();
             }
             LinkStatus::Down { reason, .. } => {
-                *up = None;
+                (*up, *refused) = (None, None);
                 self.model.observe(self.scope.id, Observation::ServerDown).await;
                 self.status.set(SourceState::Down, reason);
                 self.share.suspect();
             }
         }
+    }
+
+    /// Reports that the server refuses reads, of one database or all.
+    async fn report_refusal(&self, refusal: Refusal, refused: &mut Option<ReadRequest>) {
+        let Refusal { request, error } = refusal;
+        if refused.is_none() {
+            self.model.observe(self.scope.id, Observation::ServerDown).await;
+            *refused = Some(request);
+        }
+        self.status.set_refused(true);
+        self.set_refused_state(&error);
+    }
+
+    fn set_refused_state(&self, error: &ServerError) {
+        // It is loading its data, or its cluster is down for the moment.
+        if error.is_transient() {
+            self.status.set(SourceState::Down, error.to_string());
+            self.share.suspect();
+        } else {
+            self.status.set(SourceState::Denied, error.to_string());
+        }
+    }
+
+    /// Reads a lock again that the server has refused to read. Returns it if that is refused still; otherwise the server is
+    /// reported as up, and what was read of locks before this read remains unknown until they are read again.
+    async fn try_again(&self, request: ReadRequest) -> Option<ReadRequest> {
+        let at = now();
+        let result = read(&mut Unpaced(&self.link, &self.facts), vec![request.clone()]).await;
+        let Findings { found, redirected } = match result {
+            // The connection's state reports its loss.
+            Err(ReadError::Call(CallError::Unsent { .. } | CallError::Lost { .. })) => {
+                return Some(request);
+            }
+            Err(ReadError::Call(CallError::Refused(error))) if concerns_all_keys(&error) => {
+                self.set_refused_state(&error);
+                return Some(request);
+            }
+            // Something else is wrong with this lock alone.
+            Err(_) => Findings::default(),
+            Ok(findings) => findings,
+        };
+        let LinkStatus::Up(info) = self.link.state().borrow().status.clone() else {
+            return Some(request);
+        };
+        let (run_id, cluster) = (info.run_id.clone(), info.cluster);
+        let up = Observation::ServerUp { at, steady: SteadyMillis::now(), run_id, cluster };
+        self.model.observe(self.scope.id, up).await;
+        self.status.set(SourceState::On, "");
+        self.status.set_refused(false);
+        self.status.succeeded();
+        self.send(found).await;
+        self.follow(redirected).await;
+        None
     }
 
     /// Reads the server's clock, by which the deadlines in queues of fair locks are judged. If the account may not read it, the
@@ -137,42 +217,51 @@ impl Poll {
         self.model.observe(self.scope.id, Observation::Databases(with_keys)).await;
     }
 
-    async fn read(&self, batch: Vec<ReadRequest>) {
+    /// Reads locks. Returns a refusal that concerns all keys, if any.
+    async fn read(&self, batch: Vec<ReadRequest>) -> Option<Refusal> {
         let parts = batch.chunks(PART).map(|part| self.read_part(part.to_vec()));
-        futures_util::future::join_all(parts).await;
+        futures_util::future::join_all(parts).await.into_iter().flatten().next()
     }
 
-    async fn read_part(&self, part: Vec<ReadRequest>) {
+    async fn read_part(&self, part: Vec<ReadRequest>) -> Option<Refusal> {
+        let again = to_read_again(&part);
         match read(&mut Unpaced(&self.link, &self.facts), part).await {
             Ok(Findings { found, redirected }) => {
                 self.send(found).await;
                 self.follow(redirected).await;
-                match self.facts.companions_denied() {
-                    Some(why) => self.status.set(
-                        SourceState::On,
-                        format!("queues, tokens and markers of readers are not read: {why}"),
-                    ),
-                    None if [SourceState::Denied, SourceState::Down]
-                        .contains(&self.status.state()) =>
-                    {
-                        self.status.set(SourceState::On, "");
-                    }
-                    None => {}
+                // A batch that was requested before the refusal of another does not end that.
+                if !self.status.is_refused() {
+                    self.report_success();
                 }
-                self.status.succeeded();
                 if self.facts.take_redirected() {
                     self.share.suspect();
                 }
             }
             // The connection's state reports its loss. Nothing waits here, so that this happens at once.
             Err(ReadError::Call(CallError::Unsent { .. } | CallError::Lost { .. })) => {}
-            // It is loading its data, or its cluster is down for the moment.
-            Err(ReadError::Call(CallError::Refused(error))) if error.is_transient() => {
-                self.status.set(SourceState::Down, error.to_string());
-                self.share.suspect();
+            Err(ReadError::Call(CallError::Refused(error))) => {
+                if let Some(request) = again.filter(|_| concerns_all_keys(&error)) {
+                    return Some(Refusal { request, error });
+                }
+                self.set_refused_state(&error);
             }
             Err(error) => self.status.set(SourceState::Denied, error.to_string()),
         }
+        None
+    }
+
+    fn report_success(&self) {
+        match self.facts.companions_denied() {
+            Some(why) => self.status.set(
+                SourceState::On,
+                format!("queues, tokens and markers of readers are not read: {why}"),
+            ),
+            None if [SourceState::Denied, SourceState::Down].contains(&self.status.state()) => {
+                self.status.set(SourceState::On, "");
+            }
+            None => {}
+        }
+        self.status.succeeded();
     }
 
     /// Reads keys on the nodes to which the server has redirected while their slots are moving. Keys of a node that cannot be
@@ -201,6 +290,21 @@ impl Poll {
     }
 }
 
+/// Returns the lock of a part whose read tells whether such parts are refused; rather a known one, and as a whole, since
+/// its revalidation needs fewer rights.
+fn to_read_again(part: &[ReadRequest]) -> Option<ReadRequest> {
+    let known = part.iter().find(|request| !request.known.fields.is_empty());
+    let mut again = known.or_else(|| part.first())?.clone();
+    again.known.revalidate = None;
+    Some(again)
+}
+
+/// Returns whether the server refuses to read any lock, and not only those of a slot that moves or has no node.
+fn concerns_all_keys(error: &ServerError) -> bool {
+    let of_slot = error.code == "CLUSTERDOWN" && error.message.contains("slot not served");
+    !of_slot && !error.is_split()
+}
+
 /// Returns the databases that `INFO keyspace` lists, such as `db3:keys=5,expires=5,avg_ttl=29000`.
 fn databases(info: &str) -> Vec<u32> {
     let number = |line: &str| line.strip_prefix("db")?.split_once(':')?.0.parse().ok();
@@ -210,6 +314,18 @@ fn databases(info: &str) -> Vec<u32> {
 #[cfg(test)]
 mod tests {
     use super::*;
+
+    #[test]
+    fn a_refusal_for_one_slot_leaves_the_other_locks_known() {
+        let refusal = |code: &str, message: &str| {
+            concerns_all_keys(&ServerError { code: code.into(), message: message.into() })
+        };
+        assert!(refusal("CLUSTERDOWN", "The cluster is down"));
+        assert!(refusal("LOADING", "Redis is loading the dataset in memory"));
+        assert!(refusal("NOPERM", "User x has no permissions to run the 'hlen' command"));
+        assert!(!refusal("CLUSTERDOWN", "Hash slot not served"));
+        assert!(!refusal("TRYAGAIN", "Multiple keys request during rehashing of slot"));
+    }
 
     #[test]
     fn databases_with_keys_are_listed() {

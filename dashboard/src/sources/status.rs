@@ -33,6 +33,7 @@ struct Now {
     last_success: Option<SteadyMillis>,
     lag: Option<Duration>,
     pass: Pass,
+    refused: bool,
 }
 
 /// The progress of scans.
@@ -54,6 +55,7 @@ impl SourceStatus {
             last_success: None,
             lag: None,
             pass: Pass { first, round: None },
+            refused: false,
         };
         Self { deployment, node, source, now: Mutex::new(now) }
     }
@@ -89,6 +91,16 @@ impl SourceStatus {
     ) {
         self.set(state, detail);
         self.now().remedy = Some(remedy);
+    }
+
+    /// Sets whether the server replies, but refuses all reads of locks.
+    pub fn set_refused(&self, refused: bool) {
+        self.now().refused = refused;
+    }
+
+    #[must_use]
+    pub fn is_refused(&self) -> bool {
+        self.now().refused
     }
 
     /// Records a success.
@@ -362,6 +374,18 @@ impl Sources {
     #[must_use]
     pub fn servers(&self) -> Vec<Arc<Server>> {
         self.lists().servers.clone()
+    }
+
+    /// Returns whether the locks of a server can be read: it can be reached, and does not refuse the reads.
+    #[must_use]
+    pub fn can_read(&self, server: &Server) -> bool {
+        let of_server = |status: &SourceStatus| {
+            let database = || status.node.strip_prefix(&*server.node)?.strip_prefix('/');
+            *status.deployment == *server.deployment
+                && (status.node == server.node || database().is_some())
+        };
+        let refuses = |status: &Arc<SourceStatus>| status.is_refused() && of_server(status);
+        server.info().is_some() && !self.lists().polls.values().any(refuses)
     }
 
     /// Returns every source for display.

@@ -19,6 +19,7 @@ mod lock_then;
 mod monitor;
 mod pages;
 mod problems;
+mod refusals;
 mod replica;
 mod sentinel;
 mod stream;

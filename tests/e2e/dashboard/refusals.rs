@@ -1,0 +1,67 @@
+//! A server that replies to the dashboard, and refuses to let it read.
+
+use std::time::Duration;
+
+use anyhow::{Result, ensure};
+use harness::{Client, Dashboard, RedisServer, eventually};
+use serde_json::Value;
+use tokio::time::{Instant, sleep};
+
+use super::{find, held, lock, take};
+
+const UP: &str = "lockscope_dashboard_redis_up";
+const LOCKS: &str = "lockscope_dashboard_locks";
+
+/// Gives rights to the dashboard's account, or takes them away.
+async fn set_rights(direct: &mut Client, rights: &str) -> Result<()> {
+    direct.call(&format!("ACL SETUSER observer {rights}")).await?.ok()?;
+    Ok(())
+}
+
+async fn until_up(dashboard: &Dashboard, up: f64) {
+    eventually(&format!("{UP} to be {up}"), async || {
+        let metrics = dashboard.metrics().await?;
+        ensure!((metrics.sum(UP, &[]) - up).abs() < 0.5, "it is {}", metrics.sum(UP, &[]));
+        ensure!((metrics.sum(LOCKS, &[]) - up).abs() < 0.5, "{LOCKS}: {}", metrics.sum(LOCKS, &[]));
+        Ok(())
+    })
+    .await;
+}
+
+#[tokio::test]
+async fn a_held_lock_is_unknown_while_the_account_may_not_read_it() -> Result<()> {
+    let redis = RedisServer::start().await?;
+    let mut direct = redis.client().await?;
+    set_rights(&mut direct, "on >secret ~* &* +@all").await?;
+    take(&mut direct, "orders:1").await?;
+    let url = format!("redis://observer:secret@127.0.0.1:{}", redis.port());
+    let dashboard = Dashboard::start(&url, &["--monitor", "off"]).await?;
+    lock(&dashboard, "orders:1", held).await;
+    until_up(&dashboard, 1.0).await;
+
+    set_rights(&mut direct, "-hlen -hmget -pttl").await?;
+    let unknown = |lock: &Value| lock["state"] == "unknown";
+    lock(&dashboard, "orders:1", unknown).await;
+    until_up(&dashboard, 0.0).await;
+    // The attempts to read it again change nothing.
+    let end = Instant::now() + Duration::from_secs(5);
+    while Instant::now() < end {
+        let list = dashboard.json("/api/v1/locks").await?;
+        ensure!(find(&list, "orders:1").is_some_and(unknown), "{list}");
+        sleep(Duration::from_millis(20)).await;
+    }
+    let sources = dashboard.json("/api/v1/sources").await?;
+    let mut rows = sources["sources"].as_array().into_iter().flatten();
+    let poll = rows.find(|row| row["source"] == "poll").cloned().unwrap_or_default();
+    ensure!(poll["state"] == "denied" && poll["detail"].to_string().contains("NOPERM"), "{poll}");
+
+    // Without `hmget` a reading is still incomplete.
+    set_rights(&mut direct, "+hlen +pttl").await?;
+    sleep(Duration::from_secs(3)).await;
+    lock(&dashboard, "orders:1", unknown).await;
+
+    set_rights(&mut direct, "+hmget").await?;
+    lock(&dashboard, "orders:1", held).await;
+    until_up(&dashboard, 1.0).await;
+    Ok(())
+}
