@@ -1,10 +1,11 @@
-//! The memory that MONITOR takes in a Redis with default settings when nobody reads it.
+//! The memory that MONITOR takes in a Redis with default settings when nobody reads it, and its return after a crash of Redis.
 
 use std::time::Duration;
 
 use anyhow::{Context as _, Result, bail, ensure};
 use harness::proxy::{Place, Proxy};
-use harness::{Client, Dashboard, RedisServer, eventually};
+use harness::{Client, Dashboard, RedisServer, eventually, within};
+use serde_json::Value;
 
 /// The default hard limit of a subscriber's output.
 const LIMIT: u64 = 32 << 20;
@@ -80,5 +81,44 @@ async fn a_network_that_swallows_everything_costs_a_stock_redis_32_mib_at_most()
     proxy.part();
     let most = fill(&mut direct).await?;
     ensure!((8 << 20..=LIMIT).contains(&most), "its unread output took {most} bytes");
+    Ok(())
+}
+
+/// What the dashboard says of MONITOR.
+async fn source(dashboard: &Dashboard) -> Result<Value> {
+    let sources = dashboard.json("/api/v1/sources").await?;
+    let mut rows = sources["sources"].as_array().into_iter().flatten();
+    rows.find(|row| row["source"] == "monitor").cloned().context("MONITOR is not listed")
+}
+
+#[tokio::test]
+async fn monitor_is_on_again_soon_after_redis_has_crashed() -> Result<()> {
+    for mode in ["on", "auto"] {
+        let mut redis = RedisServer::start().await?;
+        let dashboard = Dashboard::start(&redis.url(), &["--monitor", mode]).await?;
+        open(&mut redis.client().await?).await;
+        // The second crash shows that no pause grows.
+        for _ in 0..2 {
+            redis.process().kill()?;
+            eventually("the dashboard to notice", async || {
+                let source = source(&dashboard).await?;
+                ensure!(source["state"] != "on", "{source}");
+                Ok(())
+            })
+            .await;
+            redis.restart().await?;
+            let mut direct = redis.client().await?;
+            // Less than the shortest pause.
+            within(Duration::from_secs(45), "MONITOR to be on", async || {
+                let source = source(&dashboard).await?;
+                let detail = source["detail"].to_string();
+                if detail.contains("slow") || detail.contains("tried again in") {
+                    panic!("it is paused: {source}");
+                }
+                reader(&mut direct).await?.with_context(|| source.to_string())
+            })
+            .await;
+        }
+    }
     Ok(())
 }

@@ -17,6 +17,7 @@ mod tests;
 use std::sync::Arc;
 use std::time::Duration;
 
+use redis::cmd;
 use redisson::monitor::ServerRole;
 use service_kit::redis::{
     CallError, Endpoint, Link, LinkStatus, Monitor as Connection, MonitorError, OutputClass, Role,
@@ -259,6 +260,12 @@ impl MonitorReader {
             if self.settings.mode == MonitorMode::On {
                 return (OpenReason::On, load.unwrap_or_default());
             }
+            if let Some(lost) = load.as_ref().err().filter(|error| is_unanswered(error)) {
+                quiet = 0;
+                self.status.set(SourceState::Down, lost.to_string());
+                self.wait_for_request(JUDGE_INTERVAL).await;
+                continue;
+            }
             match self.judge_closed(load).await {
                 Ok(load) if quiet + 1 >= QUIET_CHECKS => return (OpenReason::Auto, load),
                 Ok(_) => {
@@ -349,6 +356,7 @@ impl MonitorReader {
         let mut pause_at = None;
         let mut read_at = Instant::now();
         let own = connection.id();
+        let run_id = connection.info().run_id.clone();
         let link = self.link.clone();
         let limit = self.limit;
         let mut judged = 0_u32;
@@ -359,8 +367,16 @@ impl MonitorReader {
             tokio::select! {
                 biased;
                 judgement = &mut judging => {
-                    if let Err(end) = self.judge(judgement, &mut why, &mut meter, read_at) {
-                        return end;
+                    let unjudged = judgement.as_ref().is_err_and(is_unanswered);
+                    match self.judge(judgement, &mut why, &mut meter, read_at) {
+                        Ok(()) => {}
+                        Err(CloseReason::Close(why)) if unjudged => {
+                            return match end_within(&mut connection, JUDGE_INTERVAL).await {
+                                Some(error) => self.end_of(run_id.as_deref(), &error).await,
+                                None => CloseReason::Close(why),
+                            };
+                        }
+                        Err(end) => return end,
                     }
                     judged = judged.wrapping_add(1);
                     let check = judged.is_multiple_of(CHECK_TURNS).then_some(limit);
@@ -373,13 +389,7 @@ impl MonitorReader {
                         read_at = Instant::now();
                         pause_at = Some(read_at + PAUSE);
                     }
-                    Err(MonitorError::Moved(why)) => return CloseReason::Broken(why),
-                    Err(error) => {
-                        return CloseReason::Close(format!(
-                            "{error}; it was probably read too slowly for the server's limit, or killed by an \
-                             operator"
-                        ));
-                    }
+                    Err(error) => return self.end_of(run_id.as_deref(), &error).await,
                 },
                 () = sleep_until(pause_at.unwrap_or(read_at)), if pause_at.is_some() => {
                     self.delivery.pause();
@@ -387,6 +397,28 @@ impl MonitorReader {
                 }
             }
         }
+    }
+
+    /// Returns the reason why the connection has ended: the server is gone or was started again, or it ended this connection
+    /// alone. `run_id`: the server's when the connection was opened.
+    async fn end_of(&self, run_id: Option<&str>, error: &MonitorError) -> CloseReason {
+        if let MonitorError::Moved(why) = error {
+            return CloseReason::Broken(why.clone());
+        }
+        let answered = !self.link.call(cmd("PING")).await.as_ref().is_err_and(is_unanswered);
+        let now = match &self.link.state().borrow().status {
+            LinkStatus::Up(info) if answered => info.run_id.clone(),
+            LinkStatus::Up(_) | LinkStatus::Down { .. } => {
+                let why = format!("{error}; other connections to the server are lost too");
+                return CloseReason::Broken(why);
+            }
+        };
+        if run_id.zip(now.as_deref()).is_some_and(|(before, now)| before != now) {
+            return CloseReason::Broken(format!("{error}; the server was started again"));
+        }
+        CloseReason::Close(format!(
+            "{error}; it was probably read too slowly for the server's limit, or killed by an operator"
+        ))
     }
 
     /// Applies a judgement of the load, once a second.
@@ -484,6 +516,23 @@ impl OpenReason {
             Self::Watch(_) => "watch",
         }
     }
+}
+
+/// Returns whether the connection was lost, in contrast to a refusal.
+fn is_unanswered(error: &CallError) -> bool {
+    matches!(error, CallError::Unsent { .. } | CallError::Lost { .. })
+}
+
+/// Returns the reason why a connection that is no longer needed ends, if it does within that time.
+async fn end_within(connection: &mut Connection, time: Duration) -> Option<MonitorError> {
+    let end = async {
+        loop {
+            if let Err(error) = connection.read().await {
+                return error;
+            }
+        }
+    };
+    tokio::time::timeout(time, end).await.ok()
 }
 
 /// Returns the load a second from now, and a reason to close it. `check`: the limit that the server needs room for; none to skip
