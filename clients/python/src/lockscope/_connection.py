@@ -5,7 +5,7 @@ import socket
 from collections import deque
 from typing import Any, Callable, Deque, List, Optional, Tuple, Union
 
-from ._errors import Disconnected
+from ._errors import Disconnected, Rejected
 
 Word = Union[str, int]
 
@@ -27,10 +27,16 @@ class _Incomplete(Exception):
 
 
 def encode(words: Tuple[Word, ...]) -> bytes:
-    """Returns a command's bytes. Text is UTF-8; surrogate escapes stand for other bytes."""
+    """Returns a command's bytes. Text is UTF-8; surrogate escapes stand for other bytes.
+
+    Raises `Rejected` for a word, such as the name of a lock, that has other surrogates.
+    """
     parts = [b"*%d\r\n" % len(words)]
     for word in words:
-        data = str(word).encode("utf-8", "surrogateescape")
+        try:
+            data = str(word).encode("utf-8", "surrogateescape")
+        except UnicodeEncodeError as error:
+            raise Rejected("ERR", f"ERR {word!r} cannot be written in UTF-8: {error.reason}") from None
         parts.append(b"$%d\r\n%b\r\n" % (len(data), data))
     return b"".join(parts)
 
@@ -160,12 +166,13 @@ class Connection(asyncio.Protocol):
 
     def send(self, *words: Word) -> "asyncio.Future[Any]":
         """Sends a command and returns its reply to come."""
+        data = encode(words)
         reply = asyncio.get_running_loop().create_future()
         if self.closed or self._transport is None:
             reply.set_exception(Disconnected())
         else:
             self._replies.append(reply)
-            self._transport.write(encode(words))
+            self._transport.write(data)
         return reply
 
     async def call(self, *words: Word, limit: Optional[float] = None) -> Any:
