@@ -2,11 +2,12 @@
 
 import asyncio
 import atexit
+import concurrent.futures
 import os
 import selectors
 import threading
 import weakref
-from typing import Any, Coroutine, Iterable, List, Optional, TypeVar, Union
+from typing import Any, Awaitable, Callable, Coroutine, Generic, Iterable, List, Optional, TypeVar, Union
 
 from . import aio
 from ._errors import LockLost, LockTimeout, LockscopeError
@@ -14,6 +15,7 @@ from ._hold import BaseHold, BaseHolds, socket_path
 from ._session import Grant, Session
 
 T = TypeVar("T")
+U = TypeVar("U")
 
 _agents: "weakref.WeakSet[Agent]" = weakref.WeakSet()
 #: Event loops of the parent process. A forked child must neither use nor collect them.
@@ -22,6 +24,56 @@ _abandoned: List["_Engine"] = []
 
 class _Owner:
     """Stands for a thread."""
+
+
+class _Call(Generic[T]):
+    """Work on an event loop for which a thread waits."""
+
+    def __init__(self, loop: asyncio.AbstractEventLoop, work: "Coroutine[Any, Any, T]") -> None:
+        self._loop = loop
+        self._work = work
+        self._task: "Optional[asyncio.Task[T]]" = None
+        self.outcome: "concurrent.futures.Future[T]" = concurrent.futures.Future()
+
+    def start(self) -> None:
+        self._loop.call_soon_threadsafe(self._start)
+
+    def abandon(self, undo: Callable[[T], Awaitable[None]]) -> None:
+        """Cancels the work, and undoes it if it was finished nonetheless."""
+        self._loop.call_soon_threadsafe(self._abandon, undo)
+
+    def _start(self) -> None:
+        self._task = self._loop.create_task(self._work)
+        self._task.add_done_callback(self._finish)
+
+    def _finish(self, task: "asyncio.Task[T]") -> None:
+        if task.cancelled():
+            self.outcome.set_exception(asyncio.CancelledError())
+            return
+        error = task.exception()
+        if error is not None:
+            self.outcome.set_exception(error)
+        else:
+            self.outcome.set_result(task.result())
+
+    def _abandon(self, undo: Callable[[T], Awaitable[None]]) -> None:
+        def ended(task: "asyncio.Task[T]") -> None:
+            if not task.cancelled() and task.exception() is None:
+                asyncio.ensure_future(undo(task.result()))
+
+        if self._task is None:
+            self._work.close()
+        else:
+            self._task.cancel()
+            self._task.add_done_callback(ended)
+
+
+async def _release(acquired: "Union[aio.Hold, aio.Holds]") -> None:
+    """Releases what nobody collected."""
+    try:
+        await acquired.release()
+    except LockscopeError:
+        pass
 
 
 class _Engine:
@@ -36,11 +88,25 @@ class _Engine:
         self._thread.start()
 
     def run(self, work: "Coroutine[Any, Any, T]") -> T:
-        future = asyncio.run_coroutine_threadsafe(work, self._loop)
+        """Waits for the work, which goes on if that is interrupted."""
+        call = _Call(self._loop, work)
+        call.start()
+        return call.outcome.result()
+
+    def collect(
+        self, work: "Coroutine[Any, Any, T]", to: Callable[[T], U], undo: Callable[[T], Awaitable[None]]
+    ) -> U:
+        """Waits for the work and passes its result on.
+
+        An exception from a signal, such as Ctrl-C, may arrive at any moment of that, also when the work has been done.
+        """
+        call = _Call(self._loop, work)
         try:
-            return future.result()
+            call.start()
+            return to(call.outcome.result())
         except BaseException:
-            future.cancel()  # An interrupted wait ends at the agent too.
+            if not call.outcome.done() or call.outcome.exception() is None:
+                call.abandon(undo)
             raise
 
     def close(self) -> None:
@@ -135,8 +201,11 @@ class Agent:
         `Unavailable` when the agent or Redis cannot be reached, and `Rejected` when the agent refuses.
         """
         engine = self._running()
-        hold = engine.run(engine.agent.acquire(self._owner(), name, wait, kind, lease))
-        return Hold(engine, hold._session, hold._grant)
+        return engine.collect(
+            engine.agent.acquire(self._owner(), name, wait, kind, lease),
+            lambda hold: Hold(engine, hold._session, hold._grant),
+            undo=_release,
+        )
 
     def lock_all(
         self, names: Iterable[str], *, wait: Optional[float] = None, kind: str = "lock", lease: Optional[float] = None
@@ -146,8 +215,11 @@ class Agent:
         Up to 64 names, each once. Whatever their order, calls of this kind never deadlock with each other.
         """
         engine = self._running()
-        holds = engine.run(engine.agent.acquire_all(self._owner(), names, wait, kind, lease))
-        return Holds([Hold(engine, hold._session, hold._grant) for hold in holds])
+        return engine.collect(
+            engine.agent.acquire_all(self._owner(), names, wait, kind, lease),
+            lambda holds: Holds([Hold(engine, hold._session, hold._grant) for hold in holds]),
+            undo=_release,
+        )
 
     def try_lock(self, name: str, *, kind: str = "lock", lease: Optional[float] = None) -> Optional[Hold]:
         """Acquires a lock if it is free, otherwise returns None."""
