@@ -210,11 +210,18 @@ class Session:
         return cleared
 
     async def unlock(self, grant: Grant) -> None:
-        """Closes a handle and releases what it had."""
+        """Closes a handle and releases what it had, also when cancelled."""
         grant.handles -= 1
         with self._used():
-            async with self._mutex:
+            try:
+                await self._mutex.acquire()
+            except asyncio.CancelledError:
+                self._spawn(self._settle_later(grant))
+                raise
+            try:
                 await self._settle(grant)
+            finally:
+                self._mutex.release()
 
     async def extend(self, grant: Grant, lease: Optional[float]) -> None:
         """Sets a fixed lease from now, or returns the hold to the watchdog."""

@@ -155,13 +155,15 @@ class Holds(BaseHolds[Hold]):
     """Several locks that were acquired together: a context manager that releases them."""
 
     def release(self) -> None:
-        """Releases all of them, and raises the first error afterwards."""
-        failures = []
+        """Releases all of them, and raises the first error afterwards, but that of a signal before all others."""
+        failures: List[BaseException] = []
         for hold in self:
             try:
                 hold.release()
             except LockscopeError as error:
                 failures.append(error)
+            except BaseException as error:
+                failures.insert(0, error)
         if failures:
             raise failures[0]
 

@@ -52,13 +52,15 @@ class Holds(BaseHolds[Hold]):
     """Several locks that were acquired together: an asynchronous context manager that releases them."""
 
     async def release(self) -> None:
-        """Releases all of them, and raises the first error afterwards."""
-        failures = []
+        """Releases all of them, and raises the first error afterwards, but a cancellation before all others."""
+        failures: List[BaseException] = []
         for hold in self:
             try:
                 await hold.release()
             except LockscopeError as error:
                 failures.append(error)
+            except asyncio.CancelledError as error:
+                failures.insert(0, error)
         if failures:
             raise failures[0]
 
