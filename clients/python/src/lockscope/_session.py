@@ -21,6 +21,9 @@ RETRY_PAUSE = 0.1
 #: Renewed deadlines are read again after this part of the remaining validity.
 REFRESH_PART = 1 / 3
 SHORTEST_PAUSE = 0.05
+#: The time for which a close waits for the agent.
+CLOSE_LIMIT = 1.0
+CLOSED = "this Agent is closed"
 
 Key = Tuple[str, str]
 Listener = Callable[[], None]
@@ -179,6 +182,8 @@ class Session:
                         continue  # Granted and lost before the agent could report it: the wait goes on.
                     raise from_reply(str(error)) from None
                 self._proven = sent
+                if self._closing:
+                    raise Unavailable(CLOSED)
                 if rows is None:
                     raise LockTimeout(f"could not acquire {described} within {wait:g} s")
                 granted = self._granted_all(rows, kind, lease)
@@ -251,13 +256,18 @@ class Session:
         self.grants.clear()
         if self._connection is not None:
             try:
-                await self._connection.call("QUIT", limit=1.0)
-            except (Disconnected, ErrorReply):
+                await asyncio.wait_for(self._quit(self._connection), CLOSE_LIMIT)
+            except (OSError, Disconnected, ErrorReply, asyncio.TimeoutError):
                 pass
             if self._connection is not None:
                 self._connection.abort()
         for task in self._tasks - {asyncio.current_task()}:
             task.cancel()
+
+    async def _quit(self, connection: Connection) -> None:
+        if self._mutex.locked():  # The owner may wait for a lock, and the reply to `QUIT` would wait for that.
+            await one_call(self._path, "CANCEL", self._id or "", self._secret)
+        await connection.call("QUIT")
 
     def close_soon(self) -> None:
         """Ends a session that has no holds, in the background."""
@@ -290,7 +300,7 @@ class Session:
         """Releases what the agent still has beyond the open handles."""
         try:
             while grant.count > grant.handles:
-                if not grant.held and self._connection is None:
+                if self._closing or (not grant.held and self._connection is None):
                     break
                 await self._connect(grant.deadline)
                 if grant.count <= grant.handles:
@@ -349,8 +359,10 @@ class Session:
         return reply
 
     async def _connect(self, end: Optional[float]) -> None:
-        """Connects, or resumes the session, and retries until the instant `end`."""
-        while self._connection is None:
+        """Connects, or resumes the session, and retries until the instant `end`. Fails once the session was closed."""
+        while self._closing or self._connection is None:
+            if self._closing:
+                raise Unavailable(CLOSED)
             try:
                 await self._open()
                 return
@@ -363,7 +375,7 @@ class Session:
                     continue
                 if error.code not in ("SESSION", "UNAVAILABLE", "DRAINING"):
                     raise cause from None
-            if self._closing or (end is not None and boot() >= end):
+            if end is not None and boot() >= end:
                 raise cause
             await asyncio.sleep(RETRY_PAUSE)
 

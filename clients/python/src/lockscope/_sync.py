@@ -10,9 +10,9 @@ import weakref
 from typing import Any, Awaitable, Callable, Coroutine, Generic, Iterable, List, Optional, TypeVar, Union
 
 from . import aio
-from ._errors import LockLost, LockTimeout, LockscopeError
+from ._errors import LockLost, LockTimeout, LockscopeError, Unavailable
 from ._hold import BaseHold, BaseHolds, socket_path
-from ._session import Grant, Session
+from ._session import CLOSED, Grant, Session
 
 T = TypeVar("T")
 U = TypeVar("U")
@@ -29,26 +29,18 @@ class _Owner:
 class _Call(Generic[T]):
     """Work on an event loop for which a thread waits."""
 
-    def __init__(self, loop: asyncio.AbstractEventLoop, work: "Coroutine[Any, Any, T]") -> None:
-        self._loop = loop
+    def __init__(self, work: "Coroutine[Any, Any, T]") -> None:
         self._work = work
         self._task: "Optional[asyncio.Task[T]]" = None
         self.outcome: "concurrent.futures.Future[T]" = concurrent.futures.Future()
 
     def start(self) -> None:
-        self._loop.call_soon_threadsafe(self._start)
-
-    def abandon(self, undo: Callable[[T], Awaitable[None]]) -> None:
-        """Cancels the work, and undoes it if it was finished nonetheless."""
-        self._loop.call_soon_threadsafe(self._abandon, undo)
-
-    def _start(self) -> None:
-        self._task = self._loop.create_task(self._work)
+        self._task = asyncio.get_running_loop().create_task(self._work)
         self._task.add_done_callback(self._finish)
 
     def _finish(self, task: "asyncio.Task[T]") -> None:
         if task.cancelled():
-            self.outcome.set_exception(asyncio.CancelledError())
+            self.outcome.set_exception(Unavailable(CLOSED))
             return
         error = task.exception()
         if error is not None:
@@ -56,13 +48,19 @@ class _Call(Generic[T]):
         else:
             self.outcome.set_result(task.result())
 
-    def _abandon(self, undo: Callable[[T], Awaitable[None]]) -> None:
+    def drop(self) -> None:
+        """Ends work that was not started."""
+        self._work.close()
+
+    def abandon(self, undo: Callable[[T], Awaitable[None]]) -> None:
+        """Cancels the work, and undoes it if it was finished nonetheless."""
+
         def ended(task: "asyncio.Task[T]") -> None:
             if not task.cancelled() and task.exception() is None:
                 asyncio.ensure_future(undo(task.result()))
 
         if self._task is None:
-            self._work.close()
+            self.drop()
         else:
             self._task.cancel()
             self._task.add_done_callback(ended)
@@ -84,13 +82,16 @@ class _Engine:
         # A poll selector has no state in the kernel that a forked child could disturb.
         self._loop = asyncio.SelectorEventLoop(selectors.PollSelector())
         self.agent = aio.Agent(path, grace=grace)
-        self._thread = threading.Thread(target=self._loop.run_forever, name="lockscope", daemon=True)
+        self._thread = threading.Thread(target=_serve, args=(self._loop,), name="lockscope", daemon=True)
+        self.closed = False
+        #: Reentrant, since a signal's handler may use the library too.
+        self._submitting = threading.RLock()
         self._thread.start()
 
     def run(self, work: "Coroutine[Any, Any, T]") -> T:
         """Waits for the work, which goes on if that is interrupted."""
-        call = _Call(self._loop, work)
-        call.start()
+        call = _Call(work)
+        self._submit(call)
         return call.outcome.result()
 
     def collect(
@@ -100,20 +101,56 @@ class _Engine:
 
         An exception from a signal, such as Ctrl-C, may arrive at any moment of that, also when the work has been done.
         """
-        call = _Call(self._loop, work)
+        call = _Call(work)
         try:
-            call.start()
+            self._submit(call)
             return to(call.outcome.result())
         except BaseException:
             if not call.outcome.done() or call.outcome.exception() is None:
-                call.abandon(undo)
+                with self._submitting:
+                    if not self.closed:
+                        self._loop.call_soon_threadsafe(call.abandon, undo)
             raise
 
     def close(self) -> None:
-        self.run(self.agent.close())
-        self._loop.call_soon_threadsafe(self._loop.stop)
+        """Closes the agent. Calls in progress and later ones fail."""
+        with self._submitting:
+            if not self.closed:
+                self.closed = True
+                self._loop.call_soon_threadsafe(_close, self.agent)
         self._thread.join()
-        self._loop.close()
+
+    def _submit(self, call: "_Call[T]") -> None:
+        with self._submitting:
+            if self.closed:
+                call.drop()
+                raise Unavailable(CLOSED)
+            self._loop.call_soon_threadsafe(call.start)
+
+
+def _serve(loop: asyncio.AbstractEventLoop) -> None:
+    """Runs an event loop until it is stopped, and ends what still runs on it."""
+    try:
+        loop.run_forever()
+        loop.run_until_complete(_end_others())
+    finally:
+        loop.close()
+
+
+async def _end_others() -> None:
+    while True:
+        others = asyncio.all_tasks() - {asyncio.current_task()}
+        if not others:
+            return
+        for task in others:
+            task.cancel()
+        await asyncio.wait(others)
+
+
+def _close(agent: aio.Agent) -> None:
+    """Closes the agent, then stops the event loop, on which this is called."""
+    loop = asyncio.get_running_loop()
+    loop.create_task(agent.close()).add_done_callback(lambda _: loop.stop())
 
 
 class Hold(BaseHold):
@@ -136,7 +173,8 @@ class Hold(BaseHold):
         if self._released or self._engine.pid != os.getpid():
             return
         self._released = True
-        self._engine.run(self._session.unlock(self._grant))
+        if not self._engine.closed:
+            self._engine.run(self._session.unlock(self._grant))
         if self._grant.reason is not None:
             raise LockLost(self.name, self._grant.reason)
 
@@ -231,7 +269,7 @@ class Agent:
             return None
 
     def close(self) -> None:
-        """Releases everything and closes the connections. The next `lock` opens new ones."""
+        """Releases everything and closes the connections. Waits end with `Unavailable`. The next `lock` opens new ones."""
         with self._starting:
             engine, self._engine = self._engine, None
         if engine is not None:

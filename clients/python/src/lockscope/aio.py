@@ -7,7 +7,7 @@ from typing import Any, Awaitable, Generator, Generic, Iterable, List, Optional,
 
 from ._errors import LockLost, LockTimeout, LockscopeError, Unavailable
 from ._hold import BaseHold, BaseHolds, socket_path
-from ._session import Session
+from ._session import CLOSED, Session
 
 #: The number of connections without a hold that are kept for the next owner.
 SPARE_SESSIONS = 8
@@ -157,7 +157,7 @@ class Agent:
 
     def _session(self, owner: object) -> Session:
         if self._closed:
-            raise Unavailable("this Agent is closed")
+            raise Unavailable(CLOSED)
         if os.getpid() != self._pid:
             raise Unavailable("this Agent belongs to the parent process: create one after the fork")
         session = self._owners.get(owner)
@@ -177,7 +177,7 @@ class Agent:
             session.close_soon()
 
     async def close(self) -> None:
-        """Releases everything and closes the connections."""
+        """Releases everything and closes the connections. Waits end with `Unavailable`."""
         self._closed = True
         sessions, self._sessions = self._sessions, set()
         self._spare.clear()
