@@ -6,6 +6,7 @@ shared connection would report one owner's grant only after another owner's wait
 
 import asyncio
 import contextlib
+import logging
 import threading
 from typing import Any, Callable, Dict, Iterator, List, Optional, Tuple
 
@@ -24,6 +25,8 @@ SHORTEST_PAUSE = 0.05
 #: The time for which a close waits for the agent.
 CLOSE_LIMIT = 1.0
 CLOSED = "this Agent is closed"
+
+_log = logging.getLogger("lockscope")
 
 Key = Tuple[str, str]
 Listener = Callable[[], None]
@@ -63,8 +66,7 @@ class Grant:
                 return
             self.reason = reason
         self.lost.set()
-        for listener in self.on_lost:
-            listener()
+        self._tell(self.on_lost)
 
     def lose_in_child(self) -> None:
         """Ends it in a forked child, where locks and threads of the parent cannot be relied on."""
@@ -75,8 +77,15 @@ class Grant:
     def warn(self, at_risk: bool) -> None:
         changed, self.at_risk = at_risk and not self.at_risk, at_risk
         if changed and self.held:
-            for listener in self.on_risk:
+            self._tell(self.on_risk)
+
+    def _tell(self, listeners: List[Listener]) -> None:
+        """Calls each of them. What they raise is logged, since no caller here could handle it."""
+        for listener in list(listeners):
+            try:
                 listener()
+            except Exception:
+                _log.exception("a listener of %r failed", self.name)
 
 
 class Session:
