@@ -7,6 +7,7 @@ shared connection would report one owner's grant only after another owner's wait
 import asyncio
 import contextlib
 import logging
+import math
 import threading
 from typing import Any, Callable, Dict, Iterator, List, Optional, Tuple
 
@@ -43,6 +44,10 @@ class Grant:
         self.renewed = renewed
         #: The instant on the boot clock at which the hold ends unless it is renewed.
         self.deadline = 0.0
+        #: No deadline read meanwhile is later: a shorter lease may have begun.
+        self.latest = math.inf
+        #: For how long the agent's own lease is valid, as far as is known.
+        self.watched = REPLY_LIMIT
         #: The number of holds at the agent, and the number of open handles here.
         self.count = 0
         self.handles = 0
@@ -241,7 +246,9 @@ class Session:
         """Sets a fixed lease from now, or returns the hold to the watchdog."""
         async with self._mutex:
             await self._connect(boot() + REPLY_LIMIT)
-            sent = boot()
+            sent, before = boot(), grant.deadline
+            grant.latest = sent + (lease or grant.watched)
+            grant.deadline = min(before, grant.latest)
             try:
                 valid = await self._call("EXTEND", grant.name, _ms(lease or 0), "KIND", grant.kind, "IN", self._id or "")
             except Disconnected as error:
@@ -250,10 +257,15 @@ class Session:
                 if error.code in ("LOST", "NOTHELD"):
                     grant.lose(str(error))
                     raise LockLost(grant.name, str(error)) from None
+                if error.code != "UNAVAILABLE":
+                    grant.deadline = before  # The agent refused, so the old lease goes on.
                 raise from_reply(str(error)) from None
-            grant.renewed = not lease
-            grant.deadline = sent + valid / 1000
-            self._arm()
+            else:
+                grant.renewed = not lease
+                grant.deadline = sent + valid / 1000
+            finally:
+                grant.latest = math.inf
+                self._arm()
 
     async def close(self) -> None:
         """Ends the session and everything it holds."""
@@ -298,6 +310,8 @@ class Session:
             grant = Grant(fields["lock"], kind, fields["holder"], fields["token"], lease is None)
             self.grants[grant.name, kind] = grant
         grant.count = fields["holds"]
+        if lease is None:
+            grant.watched = max(_deadline(fields) - boot(), SHORTEST_PAUSE)
         grant.renewed = grant.renewed or lease is None
         grant.deadline = max(grant.deadline, _deadline(fields))
         return grant
@@ -538,7 +552,7 @@ class Session:
         grant = self.grants.get((row["lock"], row["kind"]))
         # A hold whose deadline passed before this reply came stays lost.
         if grant is not None and grant.holder == row["holder"] and grant.held and self._connection is not None:
-            grant.deadline = _deadline(row)
+            grant.deadline = min(_deadline(row), grant.latest)
 
     def _spawn(self, work: Any) -> "asyncio.Task[None]":
         task = asyncio.get_running_loop().create_task(work)
