@@ -185,7 +185,7 @@ class Connection(asyncio.Protocol):
             return await asyncio.wait_for(reply, limit)
         except asyncio.TimeoutError:
             self.abort()
-            raise Disconnected(TimeoutError(f"no reply to {words[0]} within {limit} s")) from None
+            raise Disconnected(TimeoutError(f"no reply to {words[0]} within {limit:.3g} s")) from None
         except asyncio.CancelledError:
             self.abort()
             raise

@@ -19,6 +19,8 @@ from ._errors import Disconnected, LockLost, LockTimeout, LockscopeError, Unavai
 REPLY_LIMIT = 10.0
 #: The time for which a lock without a time limit waits for an agent that is not there.
 CONNECT_LIMIT = 30.0
+#: The time that an agent has to answer in a wait that ends sooner.
+ANSWER_TIME = 3.0
 RETRY_PAUSE = 0.1
 #: Renewed deadlines are read again after this part of the remaining validity.
 REFRESH_PART = 1 / 3
@@ -106,6 +108,8 @@ class Session:
         self._timer: Optional[asyncio.TimerHandle] = None
         self._tasks: "set[asyncio.Task[None]]" = set()
         self._closing = False
+        #: The command in progress is a wait for a lock.
+        self._waiting = False
         #: The last instant at which the agent surely had this session, on the boot clock.
         self._proven = 0.0
         #: A command went unanswered, so that the agent may have holds unknown here.
@@ -156,7 +160,7 @@ class Session:
     ) -> List[Grant]:
         end = None if wait is None else boot() + wait
         described = ", ".join(names)
-        await self._mutex.acquire()
+        await self._turn(end, described)
         withdrawal: Optional["asyncio.Task[None]"] = None
         try:
             while True:
@@ -173,10 +177,13 @@ class Session:
                 reply = self._connection.send(*_lock_words(names, several, kind, left, lease, self._id))
                 try:
                     limit = None if left is None else left + REPLY_LIMIT
+                    self._waiting = True
                     answered, _ = await asyncio.wait({reply}, timeout=limit)
                 except asyncio.CancelledError:
                     withdrawal = self._spawn(self._withdraw(reply, kind, lease))
                     raise
+                finally:
+                    self._waiting = False
                 if not answered:
                     self._uncertain = True
                     self._connection.abort()
@@ -212,6 +219,19 @@ class Session:
                 self._mutex.release()
             else:
                 withdrawal.add_done_callback(self._withdrawn)
+
+    async def _turn(self, end: Optional[float], described: str) -> None:
+        """Waits for the end of the session's command in progress."""
+        if end is None or not self._mutex.locked():
+            await self._mutex.acquire()
+            return
+        limit = max(end - boot(), 0.0 if self._waiting else ANSWER_TIME)
+        try:
+            await asyncio.wait_for(self._mutex.acquire(), limit)
+        except asyncio.TimeoutError:
+            if self._waiting:
+                raise LockTimeout(f"could not acquire {described}: this owner still waits for another lock") from None
+            raise Unavailable(f"could not acquire {described}: no reply from the agent to an earlier command") from None
 
     async def _clear(self, known: List[Grant], several: bool) -> bool:
         """Releases grants that arrived after their deadline, or that a lost reply reported only in part.
@@ -387,7 +407,7 @@ class Session:
             if self._closing:
                 raise Unavailable(CLOSED)
             try:
-                await self._open()
+                await self._open(None if end is None else max(end, boot() + ANSWER_TIME))
                 return
             except (OSError, Disconnected) as error:
                 cause: Exception = Unavailable(f"no agent at {self._path}: {error}")
@@ -402,22 +422,25 @@ class Session:
                 raise cause
             await asyncio.sleep(RETRY_PAUSE)
 
-    async def _open(self) -> None:
+    async def _open(self, end: Optional[float]) -> None:
+        def limit() -> float:
+            return REPLY_LIMIT if end is None else min(REPLY_LIMIT, max(0.0, end - boot()))
+
         connection = await Connection.open(self._path, self._on_push, self._on_close)
         try:
             sent = boot()
             hello = connection.send("HELLO", 3)
             if self._id is None:
                 try:
-                    ticket = await connection.call(*self._session_words(), limit=REPLY_LIMIT)
+                    ticket = await connection.call(*self._session_words(), limit=limit())
                 except ErrorReply as error:
                     if error.code != "UNAVAILABLE" or not self._grace:
                         raise
                     # An agent without a journal grants locks but no grace.
-                    ticket = await connection.call("SESSION", "PUSH", "on", limit=REPLY_LIMIT)
+                    ticket = await connection.call("SESSION", "PUSH", "on", limit=limit())
             else:
-                ticket = await connection.call("RESUME", self._id, self._secret, limit=REPLY_LIMIT)
-                await connection.call("SESSION", "PUSH", "on", limit=REPLY_LIMIT)
+                ticket = await connection.call("RESUME", self._id, self._secret, limit=limit())
+                await connection.call("SESSION", "PUSH", "on", limit=limit())
             await hello
         except BaseException:
             connection.abort()
