@@ -87,6 +87,8 @@ class _Engine:
         #: Reentrant, since a signal's handler may use the library too.
         self._submitting = threading.RLock()
         self._thread.start()
+        # Neither the thread nor the event loop refers to this object: it ends with its last agent object or hold.
+        weakref.finalize(self, _forget, self._loop, self.agent, self.pid).atexit = False
 
     def run(self, work: "Coroutine[Any, Any, T]") -> T:
         """Waits for the work, which goes on if that is interrupted."""
@@ -151,6 +153,20 @@ def _close(agent: aio.Agent) -> None:
     """Closes the agent, then stops the event loop, on which this is called."""
     loop = asyncio.get_running_loop()
     loop.create_task(agent.close()).add_done_callback(lambda _: loop.stop())
+
+
+def _forget(loop: asyncio.AbstractEventLoop, agent: aio.Agent, pid: int) -> None:
+    """Closes an agent that nobody refers to any more. What it still holds stays held."""
+    try:
+        if os.getpid() == pid:
+            loop.call_soon_threadsafe(_close_unless_held, agent)
+    except RuntimeError:
+        pass  # It was closed before.
+
+
+def _close_unless_held(agent: aio.Agent) -> None:
+    if not agent.holding:
+        _close(agent)
 
 
 class Hold(BaseHold):

@@ -155,6 +155,11 @@ class Agent:
         session = self._session(owner)
         return Holds([Hold(session, grant) for grant in await session.lock_all(list(names), kind, wait, lease)])
 
+    @property
+    def holding(self) -> bool:
+        """Reports whether any hold is open."""
+        return any(grant.handles for session in self._sessions for grant in session.grants.values())
+
     def _session(self, owner: object) -> Session:
         if self._closed:
             raise Unavailable(CLOSED)
