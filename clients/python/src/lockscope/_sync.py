@@ -3,6 +3,7 @@
 import asyncio
 import atexit
 import concurrent.futures
+import contextlib
 import os
 import selectors
 import threading
@@ -35,6 +36,8 @@ class _Call(Generic[T]):
         self.outcome: "concurrent.futures.Future[T]" = concurrent.futures.Future()
 
     def start(self) -> None:
+        if self._task is not None:
+            return
         self._task = asyncio.get_running_loop().create_task(self._work)
         self._task.add_done_callback(self._finish)
 
@@ -93,7 +96,7 @@ class _Engine:
     def run(self, work: "Coroutine[Any, Any, T]") -> T:
         """Waits for the work, which goes on if that is interrupted."""
         call = _Call(work)
-        self._submit(call)
+        self.submit(call)
         return call.outcome.result()
 
     def collect(
@@ -105,7 +108,7 @@ class _Engine:
         """
         call = _Call(work)
         try:
-            self._submit(call)
+            self.submit(call)
             return to(call.outcome.result())
         except BaseException:
             if not call.outcome.done() or call.outcome.exception() is None:
@@ -122,7 +125,8 @@ class _Engine:
                 self._loop.call_soon_threadsafe(_close, self.agent)
         self._thread.join()
 
-    def _submit(self, call: "_Call[T]") -> None:
+    def submit(self, call: "_Call[T]") -> None:
+        """Starts the work, unless it was started before."""
         with self._submitting:
             if self.closed:
                 call.drop()
@@ -188,9 +192,17 @@ class Hold(BaseHold):
         """
         if self._released or self._engine.pid != os.getpid():
             return
-        self._released = True
         if not self._engine.closed:
-            self._engine.run(self._session.unlock(self._grant))
+            call = _Call(self._session.unlock(self._grant))
+            try:
+                self._released = True
+                self._engine.submit(call)
+                call.outcome.result()
+            except BaseException:
+                if not call.outcome.done():  # A signal may have arrived before the work was submitted.
+                    self._engine.submit(call)
+                raise
+        self._released = True
         if self._grant.reason is not None:
             raise LockLost(self.name, self._grant.reason)
 
@@ -203,6 +215,10 @@ class Hold(BaseHold):
         except LockscopeError:
             if error is None:
                 raise
+        except BaseException:  # Of a signal, perhaps before the release began. A second one does nothing.
+            with contextlib.suppress(LockscopeError):
+                self.release()
+            raise
 
 
 class Holds(BaseHolds[Hold]):
@@ -230,6 +246,10 @@ class Holds(BaseHolds[Hold]):
         except LockscopeError:
             if error is None:
                 raise
+        except BaseException:  # Of a signal, perhaps before the release began. A second one does nothing.
+            with contextlib.suppress(LockscopeError):
+                self.release()
+            raise
 
 
 class Agent:
@@ -285,7 +305,10 @@ class Agent:
             return None
 
     def close(self) -> None:
-        """Releases everything and closes the connections. Waits end with `Unavailable`. The next `lock` opens new ones."""
+        """Releases everything and closes the connections. Waits end with `Unavailable`.
+
+        The next `lock` opens new connections.
+        """
         with self._starting:
             engine, self._engine = self._engine, None
         if engine is not None:
