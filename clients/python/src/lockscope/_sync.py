@@ -2,7 +2,6 @@
 
 import asyncio
 import atexit
-import concurrent.futures
 import contextlib
 import os
 import selectors
@@ -33,7 +32,20 @@ class _Call(Generic[T]):
     def __init__(self, work: "Coroutine[Any, Any, T]") -> None:
         self._work = work
         self._task: "Optional[asyncio.Task[T]]" = None
-        self.outcome: "concurrent.futures.Future[T]" = concurrent.futures.Future()
+        #: The result, once there is one.
+        self._results: List[T] = []
+        self.error: Optional[BaseException] = None
+        self.done = False
+        # A lock that the end of the work opens. A wait for it, unlike one for a condition, can be interrupted anywhere.
+        self._ended = threading.Lock()
+        self._ended.acquire()
+
+    def result(self) -> T:
+        """Waits for the end of the work."""
+        self._ended.acquire()
+        if self.error is not None:
+            raise self.error
+        return self._results[0]
 
     def start(self) -> None:
         if self._task is not None:
@@ -42,14 +54,11 @@ class _Call(Generic[T]):
         self._task.add_done_callback(self._finish)
 
     def _finish(self, task: "asyncio.Task[T]") -> None:
-        if task.cancelled():
-            self.outcome.set_exception(Unavailable(CLOSED))
-            return
-        error = task.exception()
-        if error is not None:
-            self.outcome.set_exception(error)
-        else:
-            self.outcome.set_result(task.result())
+        self.error = Unavailable(CLOSED) if task.cancelled() else task.exception()
+        if self.error is None:
+            self._results.append(task.result())
+        self.done = True
+        self._ended.release()
 
     def drop(self) -> None:
         """Ends work that was not started."""
@@ -97,7 +106,7 @@ class _Engine:
         """Waits for the work, which goes on if that is interrupted."""
         call = _Call(work)
         self.submit(call)
-        return call.outcome.result()
+        return call.result()
 
     def collect(
         self, work: "Coroutine[Any, Any, T]", to: Callable[[T], U], undo: Callable[[T], Awaitable[None]]
@@ -109,9 +118,9 @@ class _Engine:
         call = _Call(work)
         try:
             self.submit(call)
-            return to(call.outcome.result())
+            return to(call.result())
         except BaseException:
-            if not call.outcome.done() or call.outcome.exception() is None:
+            if call.error is None:
                 with self._submitting:
                     if not self.closed:
                         self._loop.call_soon_threadsafe(call.abandon, undo)
@@ -197,9 +206,9 @@ class Hold(BaseHold):
             try:
                 self._released = True
                 self._engine.submit(call)
-                call.outcome.result()
+                call.result()
             except BaseException:
-                if not call.outcome.done():  # A signal may have arrived before the work was submitted.
+                if not call.done:  # A signal may have arrived before the work was submitted.
                     self._engine.submit(call)
                 raise
         self._released = True
