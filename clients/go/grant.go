@@ -3,6 +3,7 @@ package lockscope
 import (
 	"context"
 	"sync"
+	"sync/atomic"
 	"time"
 )
 
@@ -104,12 +105,13 @@ func (g *grant) until() (time.Duration, bool) {
 
 // Hold is one acquisition of a lock. It ends with Release.
 type Hold struct {
-	session *session
-	grant   *grant
-	ctx     context.Context
-	end     context.CancelCauseFunc
-	once    sync.Once
-	err     error
+	session  *session
+	grant    *grant
+	ctx      context.Context
+	end      context.CancelCauseFunc
+	released atomic.Bool
+	once     sync.Once
+	err      error
 }
 
 func newHold(parent context.Context, s *session, g *grant) *Hold {
@@ -149,12 +151,12 @@ func (h *Hold) Token() int64 { return h.grant.token }
 // acquired with it belong to the same owner.
 func (h *Hold) Context() context.Context { return h.ctx }
 
-// Check returns a *LostError unless the hold is certain. It costs no round trip.
+// Check returns a *LostError unless the hold is certain and not released. It costs no round trip.
 func (h *Hold) Check() error {
 	if err := h.grant.err(); err != nil {
 		return err
 	}
-	if h.ctx.Err() != nil && context.Cause(h.ctx) == ErrReleased {
+	if h.released.Load() {
 		return &LostError{Name: h.Name(), Reason: "it was released"}
 	}
 	return nil
@@ -173,7 +175,7 @@ func (h *Hold) Remaining() time.Duration {
 func (h *Hold) AtRisk() bool {
 	h.grant.mu.Lock()
 	defer h.grant.mu.Unlock()
-	return h.grant.atRisk && h.grant.lost == nil
+	return h.grant.atRisk && h.grant.lost == nil && !h.released.Load()
 }
 
 // OnRisk calls the listener, in a goroutine of its own, whenever the hold becomes at risk.
@@ -193,6 +195,7 @@ func (h *Hold) Extend(lease time.Duration) error {
 // return the same.
 func (h *Hold) Release() error {
 	h.once.Do(func() {
+		h.released.Store(true)
 		h.err = h.session.unlock(h.grant)
 		h.grant.mu.Lock()
 		if h.grant.lost != nil {
