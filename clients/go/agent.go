@@ -11,7 +11,6 @@ package lockscope
 
 import (
 	"context"
-	"errors"
 	"os"
 	"path/filepath"
 	"sync"
@@ -164,7 +163,7 @@ func (a *Agent) TryLock(ctx context.Context, name string, opts ...LockOption) (*
 	return a.Lock(ctx, name, append(opts, Wait(0))...)
 }
 
-// Close releases everything and closes the connections.
+// Close releases everything and closes the connections. Pending waits end with an ErrUnavailable.
 func (a *Agent) Close() {
 	a.mu.Lock()
 	a.closed = true
@@ -189,7 +188,7 @@ func (a *Agent) sessionOf(own *owner) (*session, error) {
 	a.mu.Lock()
 	defer a.mu.Unlock()
 	if a.closed {
-		return nil, errors.Join(ErrUnavailable, errors.New("this Agent is closed"))
+		return nil, errClosed
 	}
 	s := own.session[a]
 	if s == nil || s.owner != own {

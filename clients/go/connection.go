@@ -82,6 +82,15 @@ func (c *connection) call(words ...any) (any, error) {
 	}
 }
 
+// quit ends the session at the agent too, and waits for that.
+func (c *connection) quit() {
+	timer := time.AfterFunc(time.Second, func() { c.socket.Close() })
+	defer timer.Stop()
+	c.send("QUIT")
+	p := c.send("PING") // Answered by the end of the connection.
+	<-p.done
+}
+
 func (c *connection) isClosed() bool {
 	c.mu.Lock()
 	defer c.mu.Unlock()

@@ -19,6 +19,7 @@ var (
 	// ErrDraining reports that the agent is shutting down. It is an ErrUnavailable too.
 	ErrDraining = fmt.Errorf("%w: the agent is draining", ErrUnavailable)
 
+	errClosed       = fmt.Errorf("%w: this Agent is closed", ErrUnavailable)
 	errDisconnected = errors.New("connection to the agent lost")
 )
 

@@ -8,10 +8,16 @@ import (
 
 // connect connects, or resumes the session, and retries until the instant end.
 func (s *session) connect(ctx context.Context, end time.Duration) error {
-	for s.connected() == nil {
+	for {
+		if s.isClosing() {
+			return errClosed
+		}
+		if s.connected() != nil {
+			return nil
+		}
 		err := s.open()
 		if err == nil {
-			return nil
+			continue
 		}
 		switch code(err) {
 		case "GONE":
@@ -23,17 +29,13 @@ func (s *session) connect(ctx context.Context, end time.Duration) error {
 		default:
 			return public(err)
 		}
-		s.mu.Lock()
-		closing := s.closing
-		s.mu.Unlock()
-		if closing || boot() >= end {
+		if boot() >= end {
 			return public(err)
 		}
 		if err := pause(ctx); err != nil {
 			return err
 		}
 	}
-	return nil
 }
 
 func (s *session) open() error {
@@ -63,6 +65,11 @@ func (s *session) open() error {
 	}
 	ticket, _ := reply.(map[string]any)
 	s.mu.Lock()
+	if s.closing {
+		s.mu.Unlock()
+		conn.quit()
+		return errClosed
+	}
 	s.id, s.secret = text(ticket["id"]), text(ticket["secret"])
 	s.conn, s.proven, s.uncertain = conn, sent, false
 	s.mu.Unlock()

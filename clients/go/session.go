@@ -176,6 +176,8 @@ func (s *session) lock(ctx context.Context, names []string, o options) ([]*grant
 			return nil, &LostError{Name: known[0].name, Reason: p.err.Error()}
 		case p.err != nil:
 			return nil, public(p.err)
+		case p.value == nil && s.isClosing():
+			return nil, errClosed
 		case p.value == nil:
 			return nil, fmt.Errorf("%w: %s within %v", ErrTimeout, list(names), o.wait)
 		default:
@@ -309,7 +311,7 @@ func (s *session) extend(g *grant, lease time.Duration) error {
 func (s *session) close() {
 	s.mu.Lock()
 	s.closing = true
-	conn := s.conn
+	conn, id, secret := s.conn, s.id, s.secret
 	if s.timer != nil {
 		s.timer.Stop()
 	}
@@ -318,12 +320,17 @@ func (s *session) close() {
 		g.lose("the agent object was closed")
 	}
 	if conn != nil {
-		_ = conn.send("QUIT")
-		timer := time.AfterFunc(time.Second, func() { conn.socket.Close() })
-		defer timer.Stop()
-		p := conn.send("PING") // Answered by the end of the connection.
-		<-p.done
+		if len(s.turn) > 0 { // The agent reads QUIT once a wait that is under way has ended.
+			go func() { _, _ = callOnce(s.path, "CANCEL", id, secret) }()
+		}
+		conn.quit()
 	}
+}
+
+func (s *session) isClosing() bool {
+	s.mu.Lock()
+	defer s.mu.Unlock()
+	return s.closing
 }
 
 // granted notes a grant or a reentry that the agent reports.
@@ -337,7 +344,11 @@ func (s *session) granted(fields map[string]any, fixed bool) *grant {
 		g = &grant{name: name, kind: kind, holder: holder, token: number(fields["token"]), renewed: !fixed}
 		s.mu.Lock()
 		s.grants[key{name, kind}] = g
+		closing := s.closing
 		s.mu.Unlock()
+		if closing {
+			g.lose("the agent object was closed")
+		}
 	}
 	g.update(func(g *grant) {
 		g.count = number(fields["holds"])
