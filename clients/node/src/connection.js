@@ -136,6 +136,14 @@ export class Connection {
     }
   }
 
+  /** Ends the session at the agent too, and waits for that. */
+  async quit() {
+    const timer = setTimeout(() => this.abort(), 1000);
+    await this.send("QUIT").catch(() => {});
+    clearTimeout(timer);
+    this.abort();
+  }
+
   abort() {
     this.#socket.destroy();
   }

@@ -105,6 +105,7 @@ export class Session {
         try {
           const rows = await this.#interruptible(reply, left + REPLY_LIMIT, signal);
           this.#proven = sent;
+          if (rows === null && this.#closing) continue;
           if (rows === null) throw new LockTimeoutError(`could not acquire ${names.join(", ")} within ${wait} ms`);
           const granted = this.#grantedAll(rows, lease);
           if (granted.filter((grant) => grant.held).length === names.length) return this.#handOut(granted);
@@ -209,10 +210,9 @@ export class Session {
     this.#grants.clear();
     const connection = this.#connection;
     if (connection === null) return;
-    const timer = setTimeout(() => connection.abort(), 1000);
-    await connection.send("QUIT").catch(() => {});
-    clearTimeout(timer);
-    connection.abort();
+    // The agent reads QUIT once a wait that is under way has ended.
+    if (this.#running > 0) callOnce(this.#path, "CANCEL", this.#id, this.#secret).catch(() => {});
+    await connection.quit();
   }
 
   #granted(fields, lease) {
@@ -226,6 +226,7 @@ export class Session {
     grant.count = fields.holds;
     grant.renewed ||= lease === undefined;
     grant.deadline = Math.max(grant.deadline, deadline(fields));
+    if (this.#closing) grant.lose("the agent object was closed");
     return grant;
   }
 
@@ -296,10 +297,12 @@ export class Session {
 
   /** Connects, or resumes the session, and retries until the instant `end`. */
   async #connect(end, signal) {
-    while (this.#connection === null) {
+    for (;;) {
+      if (this.#closing) throw new UnavailableError("this Agent is closed");
+      if (this.#connection !== null) return;
       try {
         await this.#open();
-        return;
+        continue;
       } catch (error) {
         let cause = new UnavailableError(`no agent at ${this.#path}: ${error.message}`, { cause: error });
         if (error instanceof ErrorReply) {
@@ -310,7 +313,7 @@ export class Session {
           cause = fromReply(error);
           if (!["SESSION", "UNAVAILABLE", "DRAINING"].includes(error.code)) throw cause;
         }
-        if (this.#closing || boot() >= end) throw cause;
+        if (!this.#closing && boot() >= end) throw cause;
       }
       await pause(signal);
     }
@@ -338,6 +341,10 @@ export class Session {
         await connection.call("SESSION", "PUSH", "on");
       }
       if (connection.closed) throw new Disconnected("closed");
+      if (this.#closing) {
+        await connection.quit();
+        throw new Disconnected("closed");
+      }
       this.#id = ticket.id;
       this.#secret = ticket.secret;
       this.#connection = connection;
