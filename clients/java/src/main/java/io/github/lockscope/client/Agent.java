@@ -146,7 +146,7 @@ public final class Agent implements AutoCloseable {
     }
 
     /**
-     * Releases everything and closes the connections.
+     * Releases everything and closes the connections. Pending waits end with an {@link UnavailableException}.
      *
      * <p>Close it before the process ends: otherwise what is held then remains held for the grace.
      */
@@ -212,7 +212,7 @@ public final class Agent implements AutoCloseable {
     /** Returns the owner's session, which the caller has to leave. */
     private synchronized Session sessionOf(Owner owner) {
         if (closed) {
-            throw new IllegalStateException("this Agent is closed");
+            throw UnavailableException.closed();
         }
         var session = owner.session;
         if (session == null || session.owner != owner) {

@@ -123,6 +123,15 @@ final class Connection {
         return reply.get();
     }
 
+    /** Ends the session at the agent too, and waits for that. */
+    void quit() {
+        send("QUIT");
+        // It is answered by the end of the connection.
+        var ended = send("PING");
+        Interruption.deferring(TimeUnit.SECONDS.toNanos(1), ended::await);
+        close();
+    }
+
     synchronized boolean isClosed() {
         return closed;
     }

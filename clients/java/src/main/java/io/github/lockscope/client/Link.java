@@ -94,7 +94,13 @@ final class Link implements Connection.Listener {
 
     /** Connects, or resumes the session, and retries until the instant {@code end}. */
     void connect(long end, Interruption interruption) throws InterruptedException {
-        while (!isConnected()) {
+        while (true) {
+            if (isClosing()) {
+                throw UnavailableException.closed();
+            }
+            if (isConnected()) {
+                return;
+            }
             LockscopeException error;
             try {
                 open();
@@ -112,7 +118,7 @@ final class Link implements Connection.Listener {
                     default -> throw failure.toException();
                 }
             }
-            if (isClosing() || BootClock.atMost() >= end) {
+            if (!isClosing() && BootClock.atMost() >= end) {
                 throw error;
             }
             interruption.pause(RETRY_PAUSE);
@@ -133,10 +139,18 @@ final class Link implements Connection.Listener {
             fresh.close();
             throw failure;
         }
+        boolean late;
         synchronized (this) {
-            connection = fresh;
-            proven = sent;
-            uncertain = false;
+            late = closing;
+            if (!late) {
+                connection = fresh;
+                proven = sent;
+                uncertain = false;
+            }
+        }
+        if (late) {
+            fresh.quit();
+            return;
         }
         listener.onConnect(Fields.list(ticket.get("holds")));
         if (fresh.isClosed()) {
@@ -273,19 +287,17 @@ final class Link implements Connection.Listener {
         listener.onEnd(reason);
     }
 
+    /** Makes {@link #connect} fail from now on. */
+    synchronized void beginClosing() {
+        closing = true;
+    }
+
     /** Ends the session at the agent too. */
     void close() {
-        Connection last;
-        synchronized (this) {
-            closing = true;
-            last = connection;
-        }
+        beginClosing();
+        var last = connection();
         if (last != null) {
-            last.send("QUIT");
-            // It is answered by the end of the connection.
-            var ended = last.send("PING");
-            Interruption.deferring(TimeUnit.SECONDS.toNanos(1), ended::await);
-            last.close();
+            last.quit();
         }
     }
 }

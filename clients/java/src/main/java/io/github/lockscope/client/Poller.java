@@ -21,9 +21,13 @@ final class Poller {
     }
 
     SelectionKey register(SocketChannel channel, Connection connection) throws IOException {
-        var key = channel.register(selector, SelectionKey.OP_READ, connection);
-        selector.wakeup();
-        return key;
+        try {
+            var key = channel.register(selector, SelectionKey.OP_READ, connection);
+            selector.wakeup();
+            return key;
+        } catch (ClosedSelectorException closed) {
+            throw new IOException("this Agent is closed", closed);
+        }
     }
 
     /** Makes changes to keys, such as that of a closed channel, effective at once. */

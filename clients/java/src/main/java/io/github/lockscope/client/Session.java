@@ -156,6 +156,9 @@ final class Session {
             }
             var value = reply.get();
             link.prove(sent);
+            if (value == null && link.isClosing()) {
+                return List.of();
+            }
             if (value == null) {
                 throw new LockTimeoutException("could not acquire " + request + " in time");
             }
@@ -193,6 +196,9 @@ final class Session {
         var granted = new ArrayList<Grant>();
         for (var row : request.rows(reply)) {
             granted.add(grants.granted(Fields.map(row), request.isFixed()));
+        }
+        if (link.isClosing()) {
+            loseAll();
         }
         return granted;
     }
@@ -351,8 +357,26 @@ final class Session {
     /** Ends the session and everything it holds. */
     void close() {
         renewals.stop();
-        grants.all().forEach(grant -> grant.loseAll("the agent object was closed"));
+        link.beginClosing();
+        loseAll();
+        if (turn.availablePermits() == 0) {
+            engine.run(this::cancel);
+        }
         link.close();
+    }
+
+    private void loseAll() {
+        grants.all().forEach(grant -> grant.loseAll("the agent object was closed"));
+    }
+
+    /** Ends a wait that is under way: the agent reads QUIT only after it. */
+    private void cancel() {
+        try {
+            link.cancel();
+        } catch (Failure failure) {
+            // The end of the connection ends the wait too.
+            return;
+        }
     }
 
     /** Resumes the session in the background while there is something to resume. */

@@ -7,4 +7,8 @@ public class UnavailableException extends LockscopeException {
     UnavailableException(String message) {
         super(message);
     }
+
+    static UnavailableException closed() {
+        return new UnavailableException("this Agent is closed");
+    }
 }
