@@ -119,9 +119,10 @@ export class Connection {
   /** Sends a command. Returns its reply to come. */
   send(...words) {
     if (this.closed) return Promise.reject(new Disconnected("closed"));
+    const bytes = encode(words); // It throws on a word that is no string, before a reply is expected.
     return new Promise((resolve, reject) => {
       this.#replies.push({ resolve, reject });
-      this.#socket.write(encode(words));
+      this.#socket.write(bytes);
     });
   }
 
