@@ -55,6 +55,7 @@ export class Grant {
   warn(atRisk) {
     const begins = atRisk && !this.atRisk && this.lost === null;
     this.atRisk = atRisk;
-    if (begins) for (const listener of this.riskListeners) listener();
+    // After what runs now. What a listener throws is an uncaught exception of its own.
+    if (begins) for (const listener of this.riskListeners) queueMicrotask(() => listener());
   }
 }
