@@ -216,7 +216,7 @@ func number(value any) int64 {
 	return count
 }
 
-func millis(value any) time.Duration {
+func validity(value any) time.Duration {
 	return time.Duration(number(value)) * time.Millisecond
 }
 

@@ -15,6 +15,7 @@ type grant struct {
 	mu       sync.Mutex
 	renewed  bool
 	deadline time.Duration // on the boot clock
+	ceiling  time.Duration // an earlier deadline, while a new lease is being set
 	count    int64         // holds at the agent
 	handles  int64         // open holds here
 	atRisk   bool
@@ -28,7 +29,7 @@ func (g *grant) held() bool { return g.err() == nil }
 
 func (g *grant) err() error {
 	g.mu.Lock()
-	if g.lost == nil && boot() >= g.deadline {
+	if g.lost == nil && boot() >= g.endsLocked() {
 		return g.loseLocked("its deadline has passed")
 	}
 	defer g.mu.Unlock()
@@ -96,12 +97,14 @@ func (g *grant) surplus() bool {
 	return g.count > g.handles
 }
 
-// until returns the deadline, how long it is until then, and whether it is renewed.
+// until returns how long it is until the deadline, and whether that moves, so that it is to be read again.
 func (g *grant) until() (time.Duration, bool) {
 	g.mu.Lock()
 	defer g.mu.Unlock()
-	return g.deadline - boot(), g.renewed
+	return g.endsLocked() - boot(), g.renewed && g.ceiling == forever
 }
+
+func (g *grant) endsLocked() time.Duration { return min(g.deadline, g.ceiling) }
 
 // Hold is one acquisition of a lock. It ends with Release.
 type Hold struct {

@@ -294,7 +294,24 @@ func (s *session) extend(g *grant, lease time.Duration) error {
 		return err
 	}
 	sent := boot()
-	valid, err := s.call("EXTEND", g.name, lease.Milliseconds(), "KIND", g.kind)
+	millis := lease.Milliseconds()
+	if millis > 0 { // The agent may end it then.
+		lease = min(lease.Truncate(time.Millisecond), forever-sent)
+		g.update(func(g *grant) { g.ceiling = sent + lease })
+		s.arm()
+	}
+	valid, err := s.call("EXTEND", g.name, millis, "KIND", g.kind)
+	lost := g.err() // A deadline that has passed stays passed.
+	g.update(func(g *grant) {
+		if errors.Is(err, errDisconnected) {
+			g.deadline = g.endsLocked()
+		}
+		if err == nil {
+			g.renewed, g.deadline = millis == 0, sent+validity(valid)
+		}
+		g.ceiling = forever
+	})
+	s.arm()
 	if c := code(err); c == "LOST" || c == "NOTHELD" {
 		g.lose(err.Error())
 		return g.err()
@@ -302,9 +319,7 @@ func (s *session) extend(g *grant, lease time.Duration) error {
 	if err != nil {
 		return public(err)
 	}
-	g.update(func(g *grant) { g.renewed, g.deadline = lease == 0, sent+millis(valid) })
-	s.arm()
-	return nil
+	return lost
 }
 
 // close ends the session and everything it holds.
@@ -341,7 +356,7 @@ func (s *session) granted(fields map[string]any, fixed bool) *grant {
 		if g != nil {
 			g.lose("it was granted again")
 		}
-		g = &grant{name: name, kind: kind, holder: holder, token: number(fields["token"]), renewed: !fixed}
+		g = &grant{name: name, kind: kind, holder: holder, token: number(fields["token"]), renewed: !fixed, ceiling: forever}
 		s.mu.Lock()
 		s.grants[key{name, kind}] = g
 		closing := s.closing

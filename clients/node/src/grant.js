@@ -13,6 +13,7 @@ export function boot() {
 /** One possession of a lock, shared by the holds of an owner that reentered it. */
 export class Grant {
   deadline = 0; // on the boot clock
+  ceiling = Infinity; // an earlier deadline, while a new lease is being set
   count = 0; // holds at the agent
   handles = 0; // open holds here
   atRisk = false;
@@ -39,7 +40,12 @@ export class Grant {
   }
 
   get remaining() {
-    return this.deadline - boot() - RESOLUTION;
+    return Math.min(this.deadline, this.ceiling) - boot() - RESOLUTION;
+  }
+
+  /** Reports whether its deadline moves, so that it is to be read again. */
+  get followed() {
+    return this.renewed && this.ceiling === Infinity;
   }
 
   get surplus() {

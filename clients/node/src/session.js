@@ -187,17 +187,24 @@ export class Session {
     return this.#turn(async () => {
       await this.#connect(boot() + REPLY_LIMIT);
       const sent = boot();
+      const millis = Math.floor(lease);
+      if (millis > 0) grant.ceiling = sent + millis; // The agent may end it then.
+      this.#arm();
       try {
-        const valid = await this.#call("EXTEND", grant.name, Math.floor(lease), "KIND", grant.kind, "IN", this.#id);
-        grant.renewed = lease === 0;
-        grant.deadline = sent + valid;
-        this.#arm();
+        const valid = await this.#call("EXTEND", grant.name, millis, "KIND", grant.kind, "IN", this.#id);
+        grant.renewed = millis === 0;
+        if (grant.held) grant.deadline = sent + valid; // A deadline that has passed stays passed.
+        else throw grant.lost;
       } catch (error) {
+        if (isDisconnected(error)) grant.deadline = Math.min(grant.deadline, grant.ceiling);
         if (isDisconnected(error)) throw new UnavailableError(`could not extend ${grant.name}: ${error.message}`);
         if (!(error instanceof ErrorReply)) throw error;
         if (!isGone(error)) throw fromReply(error);
         grant.lose(error.message);
         throw grant.lost;
+      } finally {
+        grant.ceiling = Infinity;
+        this.#arm();
       }
     });
   }
@@ -428,13 +435,13 @@ export class Session {
     clearTimeout(this.#timer);
     const live = [...this.#grants.values()].filter((grant) => grant.lost === null);
     if (live.length === 0 || this.#closing) return;
-    const next = Math.min(...live.map((grant) => grant.remaining * (grant.renewed ? REFRESH_PART : 1)));
+    const next = Math.min(...live.map((grant) => grant.remaining * (grant.followed ? REFRESH_PART : 1)));
     this.#timer = setTimeout(() => this.#tend(), Math.min(Math.max(next, SHORTEST_PAUSE), 2 ** 31 - 1));
   }
 
   /** Ends holds whose deadline has passed, and reads the deadlines of the others. */
   async #tend() {
-    const live = [...this.#grants.values()].filter((grant) => grant.held && grant.renewed);
+    const live = [...this.#grants.values()].filter((grant) => grant.held && grant.followed);
     try {
       if (live.length > 0 && this.#connection !== null) {
         if (this.#running === 0) await this.#turn(() => this.#refresh());

@@ -16,6 +16,8 @@ final class Grant {
     // Guarded by this.
     private boolean renewed;
     private long deadline;
+    /** An earlier deadline, while a new lease is being set. */
+    private long ceiling = Long.MAX_VALUE;
     private long count;
     private final Deque<Hold> open = new ArrayDeque<>();
     private boolean atRisk;
@@ -31,7 +33,7 @@ final class Grant {
 
     /** Returns whether the hold is certain. Once it is not, it never is again. */
     synchronized boolean isHeld() {
-        if (lossReason == null && BootClock.atMost() >= deadline) {
+        if (lossReason == null && left() <= 0) {
             lose("its deadline has passed");
         }
         return lossReason == null;
@@ -110,9 +112,27 @@ final class Grant {
         }
     }
 
+    /** Notes that the agent may end it at this instant, until the reply tells. */
+    synchronized void extending(long ceiling) {
+        this.ceiling = ceiling;
+    }
+
+    /** Notes the reply. A deadline that has passed stays passed. */
     synchronized void extended(boolean renewed, long deadline) {
-        this.renewed = renewed;
-        this.deadline = deadline;
+        if (isHeld()) {
+            this.renewed = renewed;
+            this.deadline = deadline;
+        }
+        ceiling = Long.MAX_VALUE;
+    }
+
+    /** Notes that there is no reply, or that it left the grant as it was. */
+    synchronized void notExtended(boolean surely) {
+        isHeld(); // Notes a deadline that has passed.
+        if (!surely) {
+            deadline = Math.min(deadline, ceiling);
+        }
+        ceiling = Long.MAX_VALUE;
     }
 
     /** Ends it no later than this, and returns when it ends. */
@@ -122,11 +142,12 @@ final class Grant {
     }
 
     synchronized long left() {
-        return deadline - BootClock.atMost();
+        return Math.min(deadline, ceiling) - BootClock.atMost();
     }
 
+    /** Returns whether its deadline moves, so that it is to be read again. */
     synchronized boolean isRenewed() {
-        return renewed;
+        return renewed && ceiling == Long.MAX_VALUE;
     }
 
     synchronized void setCount(long count) {

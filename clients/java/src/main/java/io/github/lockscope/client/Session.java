@@ -270,19 +270,26 @@ final class Session {
             connect(BootClock.atLeast() + Connection.REPLY_LIMIT);
             var connection = link.connection();
             long sent = BootClock.atLeast();
+            if (millis > 0) {
+                grant.extending(sent + Math.min(TimeUnit.MILLISECONDS.toNanos(millis), Interruption.FOREVER));
+                renewals.arm();
+            }
             var valid = link.call("EXTEND", grant.name, millis, "KIND", grant.kind.word(), "IN", link.id());
             long deadline = sent + Fields.millis(valid);
             if (!link.ifCurrent(connection, () -> grant.extended(millis == 0, deadline))) {
+                grant.notExtended(false);
                 throw new UnavailableException("could not extend " + grant.name + ": connection to the agent lost");
             }
-            renewals.arm();
+            grant.checkNotLost();
         } catch (Failure failure) {
+            grant.notExtended(!failure.isDisconnected());
             if (failure.code().equals("LOST") || failure.code().equals("NOTHELD")) {
                 grant.lose(failure.getMessage());
                 throw grant.loss();
             }
             throw failure.toException();
         } finally {
+            renewals.arm();
             turn.release();
             leave();
         }
