@@ -15,9 +15,12 @@ func (s *session) connect(ctx context.Context, end time.Duration) error {
 		if s.connected() != nil {
 			return nil
 		}
-		err := s.open()
+		err := s.open(ctx, end)
 		if err == nil {
 			continue
+		}
+		if ctx.Err() != nil {
+			return context.Cause(ctx)
 		}
 		switch code(err) {
 		case "GONE":
@@ -38,11 +41,16 @@ func (s *session) connect(ctx context.Context, end time.Duration) error {
 	}
 }
 
-func (s *session) open() error {
+// open tries once, until the context ends, but for at least leastLimit.
+func (s *session) open(ctx context.Context, end time.Duration) error {
 	conn, err := dial(s.path, s.onPush, s.onClose)
 	if err != nil {
 		return err
 	}
+	limit := min(replyLimit, max(end-boot(), leastLimit))
+	overdue := time.AfterFunc(limit, func() { conn.socket.Close() })
+	defer overdue.Stop()
+	defer context.AfterFunc(ctx, func() { conn.socket.Close() })()
 	s.mu.Lock()
 	id, secret := s.id, s.secret
 	s.mu.Unlock()
@@ -61,6 +69,9 @@ func (s *session) open() error {
 	}
 	if err != nil {
 		conn.socket.Close()
+		if boot()-sent >= limit {
+			return fmt.Errorf("%w: no reply within %v", err, limit.Round(time.Millisecond))
+		}
 		return err
 	}
 	ticket, _ := reply.(map[string]any)

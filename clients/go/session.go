@@ -11,6 +11,8 @@ import (
 
 const (
 	retryPause = 100 * time.Millisecond
+	// leastLimit is what a connection gets to begin, however short the wait is: the agent may take that long to answer.
+	leastLimit = 2 * time.Second
 	// connectLimit bounds the wait for an agent that is not there.
 	connectLimit = 30 * time.Second
 	// Renewed deadlines are read again after a third of the remaining validity.

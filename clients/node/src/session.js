@@ -15,6 +15,8 @@ import { Grant, boot } from "./grant.js";
 const RETRY_PAUSE = 100;
 /** The limit for the wait for an agent that is not there. */
 const CONNECT_LIMIT = 30_000;
+/** What a connection gets to begin, however short the wait is: the agent may take that long to answer. */
+const LEAST_LIMIT = 2000;
 /** Renewed deadlines are read again after this part of the remaining validity. */
 const REFRESH_PART = 1 / 3;
 const SHORTEST_PAUSE = 50;
@@ -308,9 +310,10 @@ export class Session {
       if (this.#closing) throw new UnavailableError("this Agent is closed");
       if (this.#connection !== null) return;
       try {
-        await this.#open();
+        await this.#open(end, signal);
         continue;
       } catch (error) {
+        signal?.throwIfAborted();
         let cause = new UnavailableError(`no agent at ${this.#path}: ${error.message}`, { cause: error });
         if (error instanceof ErrorReply) {
           if (error.code === "GONE") {
@@ -326,13 +329,23 @@ export class Session {
     }
   }
 
-  async #open() {
+  /** Tries once, until the signal or the instant `end`, but for at least `LEAST_LIMIT`. */
+  async #open(end, signal) {
     const connection = await Connection.open(
       this.#path,
       (words) => this.#pushed(words),
       (closed) => this.#closed(closed),
     );
+    const abort = () => connection.abort();
+    signal?.addEventListener("abort", abort);
+    let late = false;
+    const overdue = () => {
+      late = true;
+      abort();
+    };
+    const limit = setTimeout(overdue, Math.min(REPLY_LIMIT, Math.max(end - boot(), LEAST_LIMIT)));
     try {
+      signal?.throwIfAborted();
       const sent = boot();
       let ticket;
       if (this.#id === null) {
@@ -360,7 +373,10 @@ export class Session {
       this.#takeOver(ticket.holds ?? []);
     } catch (error) {
       connection.abort();
-      throw error;
+      throw late ? new Disconnected("no reply in time") : error;
+    } finally {
+      clearTimeout(limit);
+      signal?.removeEventListener("abort", abort);
     }
   }
 

@@ -11,6 +11,8 @@ import java.util.concurrent.TimeUnit;
 /** A session's connection to the agent, and the connections that resume it. */
 final class Link implements Connection.Listener {
     static final long RETRY_PAUSE = TimeUnit.MILLISECONDS.toNanos(100);
+    /** What a connection gets to begin, however short the wait is: the agent may take that long. */
+    private static final long LEAST_LIMIT = TimeUnit.SECONDS.toNanos(2);
 
     /** Receives what happens on a connection. Its methods do not wait for anything. */
     interface Listener {
@@ -103,7 +105,7 @@ final class Link implements Connection.Listener {
             }
             LockscopeException error;
             try {
-                open();
+                open(end);
                 continue;
             } catch (IOException failure) {
                 error = absent(failure);
@@ -129,15 +131,20 @@ final class Link implements Connection.Listener {
         return new UnavailableException("no agent at " + path + ": " + cause.getMessage());
     }
 
-    private void open() throws IOException, Failure {
+    /** Tries once, until the instant {@code end}, but for at least {@link #LEAST_LIMIT}. */
+    private void open(long end) throws IOException, Failure {
         var fresh = Connection.open(path, engine, this);
+        long left = Math.max(end - BootClock.atMost(), LEAST_LIMIT);
+        var limit = engine.after(Math.min(left, Connection.REPLY_LIMIT), fresh::close);
         long sent = BootClock.atLeast();
         Map<?, ?> ticket;
         try {
             ticket = begin(fresh);
         } catch (Failure failure) {
             fresh.close();
-            throw failure;
+            throw limit.getDelay(TimeUnit.NANOSECONDS) <= 0 ? Failure.disconnected("no reply in time") : failure;
+        } finally {
+            limit.cancel(false);
         }
         boolean late;
         synchronized (this) {
