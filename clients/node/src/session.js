@@ -109,11 +109,11 @@ export class Session {
           this.#proven = sent;
           if (rows === null && this.#closing) continue;
           if (rows === null) throw new LockTimeoutError(`could not acquire ${names.join(", ")} within ${wait} ms`);
-          const granted = this.#grantedAll(rows, lease);
+          const granted = this.#grantedAll(rows, lease, sent);
           if (granted.filter((grant) => grant.held).length === names.length) return this.#handOut(granted);
         } catch (error) {
           if (signal?.aborted && error === signal.reason) {
-            leaveRest(this.#withdraw(connection, reply, lease));
+            leaveRest(this.#withdraw(connection, reply, lease, sent));
             throw error;
           }
           if (isDisconnected(error)) this.#doubt(connection);
@@ -153,8 +153,8 @@ export class Session {
     return grants;
   }
 
-  #grantedAll(rows, lease) {
-    return [rows].flat().map((row) => this.#granted(row, lease));
+  #grantedAll(rows, lease, sent) {
+    return [rows].flat().map((row) => this.#granted(row, lease, sent));
   }
 
   /** Waits for a reply until the limit, or until the signal says that nobody is interested any more. */
@@ -224,7 +224,7 @@ export class Session {
     await connection.quit();
   }
 
-  #granted(fields, lease) {
+  #granted(fields, lease, sent) {
     const place = key(fields.lock, fields.kind);
     let grant = this.#grants.get(place);
     if (grant?.holder !== fields.holder) {
@@ -234,7 +234,7 @@ export class Session {
     }
     grant.count = fields.holds;
     grant.renewed ||= lease === undefined;
-    grant.deadline = Math.max(grant.deadline, deadline(fields));
+    grant.deadline = Math.max(grant.deadline, deadline(fields, sent));
     if (this.#closing) grant.lose("the agent object was closed");
     return grant;
   }
@@ -271,12 +271,12 @@ export class Session {
   }
 
   /** Ends a wait that nobody is interested in any more, and releases what it was granted. */
-  async #withdraw(connection, reply, lease) {
+  async #withdraw(connection, reply, lease, sent) {
     try {
       await callOnce(this.#path, "CANCEL", this.#id, this.#secret);
       const rows = await this.#interruptible(reply, REPLY_LIMIT);
       if (rows === null) return;
-      for (const grant of this.#grantedAll(rows, lease)) await this.#settle(grant);
+      for (const grant of this.#grantedAll(rows, lease, sent)) await this.#settle(grant);
     } catch (error) {
       if (!(error instanceof ErrorReply)) this.#doubt(connection);
     }
@@ -370,7 +370,7 @@ export class Session {
       this.#connection = connection;
       this.#proven = sent;
       this.#uncertain = false;
-      this.#takeOver(ticket.holds ?? []);
+      this.#takeOver(ticket.holds ?? [], sent);
     } catch (error) {
       connection.abort();
       throw late ? new Disconnected("no reply in time") : error;
@@ -381,7 +381,7 @@ export class Session {
   }
 
   /** Compares the grants with the agent's list of this session's holds. */
-  #takeOver(rows) {
+  #takeOver(rows, sent) {
     const listed = new Map(rows.map((row) => [row.holder, row]));
     for (const grant of this.#grants.values()) {
       const row = listed.get(grant.holder);
@@ -392,11 +392,11 @@ export class Session {
         continue;
       }
       grant.count = row.holds;
-      if (grant.held) grant.deadline = deadline(row); // A deadline that has passed stays passed.
+      if (grant.held) grant.deadline = deadline(row, sent); // A deadline that has passed stays passed.
       grant.warn(false);
     }
     // Granted by a LOCK whose reply was lost. Its caller finds it here; otherwise it is released.
-    for (const row of listed.values()) this.#granted(row, undefined);
+    for (const row of listed.values()) this.#granted(row, undefined, sent);
     for (const grant of this.#grants.values()) this.#settleLater(grant);
     this.#arm();
   }
@@ -470,30 +470,36 @@ export class Session {
   }
 
   async #refresh() {
-    for (const row of await this.#call("HOLDS")) this.#renewed(row);
+    const sent = boot();
+    for (const row of await this.#call("HOLDS")) this.#renewed(row, sent);
   }
 
   async #refreshFromOutside(grants) {
     for (const { name } of grants) {
       let cursor = "0";
       do {
+        const sent = boot();
         const page = await callOnce(this.#path, "LOCKS", "MATCH", name, "CURSOR", cursor, "COUNT", 1000);
-        for (const row of page[1]) if (row.state === "held") this.#renewed(row);
+        for (const row of page[1]) if (row.state === "held") this.#renewed(row, sent);
         cursor = page[0];
       } while (cursor !== "0");
     }
   }
 
-  #renewed(row) {
+  #renewed(row, sent) {
     const grant = this.#grants.get(key(row.lock, row.kind));
     if (grant?.holder !== row.holder || this.#connection === null) return;
-    if (grant.held) grant.deadline = deadline(row); // A deadline that has passed stays passed.
+    if (grant.held) grant.deadline = deadline(row, sent); // A deadline that has passed stays passed.
   }
 }
 
-/** Returns the milliseconds of the boot clock until which the agent guarantees a hold. */
-function deadline(row) {
-  return row.valid_until_ns / 1e6;
+/**
+ * Returns the milliseconds of the boot clock until which the agent guarantees a hold, by the reply to a command sent at the
+ * instant `sent`. Where /proc/uptime is not the host's, as under lxcfs, the instant of the agent's clock means nothing here,
+ * but the time that it states does.
+ */
+function deadline(row, sent) {
+  return Math.min(row.valid_until_ns / 1e6, sent + (row.waited_ms ?? 0) + row.valid_ms);
 }
 
 async function pause(signal) {
