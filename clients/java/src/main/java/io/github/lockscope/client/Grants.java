@@ -49,7 +49,7 @@ final class Grants {
     }
 
     /** Notes a grant or a reentry that the agent reports. */
-    synchronized Grant granted(Map<?, ?> fields, boolean fixed) {
+    synchronized Grant granted(Map<?, ?> fields, boolean fixed, long sent) {
         String holder = Fields.text(fields.get("holder"));
         var key = new Key(Fields.text(fields.get("lock")), Kind.ofWord(Fields.text(fields.get("kind"))));
         var grant = grants.get(key);
@@ -60,24 +60,34 @@ final class Grants {
             grant = new Grant(engine, key.name, key.kind, holder, Fields.integer(fields.get("token")));
             grants.put(key, grant);
         }
-        grant.granted(Fields.number(fields.get("holds")), fixed, Fields.number(fields.get("valid_until_ns")));
+        grant.granted(Fields.number(fields.get("holds")), fixed, deadline(fields, sent));
         return grant;
     }
 
-    /** Reads the deadlines in a list of holds. */
-    void renew(Collection<?> rows) {
+    /**
+     * Returns the instant until which the agent guarantees a hold, by the reply to a command sent at the instant
+     * {@code sent}. Where {@code /proc/uptime} is not the host's, as under lxcfs, the instant of the agent's clock means
+     * nothing here, but the time that it states does.
+     */
+    private static long deadline(Map<?, ?> fields, long sent) {
+        long validity = Fields.millis(fields.get("waited_ms")) + Fields.millis(fields.get("valid_ms"));
+        return Math.min(Fields.number(fields.get("valid_until_ns")), sent + validity);
+    }
+
+    /** Reads the deadlines in a list of holds that was asked for at the instant {@code sent}. */
+    void renew(Collection<?> rows, long sent) {
         for (var row : rows) {
             var fields = Fields.map(row);
             var grant = find(Fields.text(fields.get("lock")), Kind.ofWord(Fields.text(fields.get("kind"))));
             var until = Fields.integer(fields.get("valid_until_ns"));
             if (grant != null && until.isPresent() && grant.holder.equals(fields.get("holder"))) {
-                grant.renew(until.getAsLong());
+                grant.renew(deadline(fields, sent));
             }
         }
     }
 
     /** Compares the grants with the list of holds of a session that was resumed. */
-    void takeOver(Collection<?> rows) {
+    void takeOver(Collection<?> rows, long sent) {
         var listed = new HashMap<String, Map<?, ?>>();
         for (var row : rows) {
             var fields = Fields.map(row);
@@ -90,10 +100,10 @@ final class Grants {
                 continue;
             }
             grant.setCount(Fields.number(fields.get("holds")));
-            grant.renew(Fields.number(fields.get("valid_until_ns")));
+            grant.renew(deadline(fields, sent));
             grant.setAtRisk(false);
         }
         // Granted by a command whose reply was lost. Its caller finds it here; otherwise it is released.
-        listed.values().forEach(fields -> granted(fields, false));
+        listed.values().forEach(fields -> granted(fields, false, sent));
     }
 }

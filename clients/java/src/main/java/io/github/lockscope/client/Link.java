@@ -16,8 +16,11 @@ final class Link implements Connection.Listener {
 
     /** Receives what happens on a connection. Its methods do not wait for anything. */
     interface Listener {
-        /** A connection has been made. These are the holds that the agent has of a session that was resumed. */
-        void onConnect(Collection<?> holds);
+        /**
+         * A connection has been made. These are the holds that the agent has of a session that was resumed, as it replied
+         * to a command sent at the instant {@code sent}.
+         */
+        void onConnect(Collection<?> holds, long sent);
 
         void onPush(List<Object> event);
 
@@ -159,7 +162,7 @@ final class Link implements Connection.Listener {
             fresh.quit();
             return;
         }
-        listener.onConnect(Fields.list(ticket.get("holds")));
+        listener.onConnect(Fields.list(ticket.get("holds")), sent);
         if (fresh.isClosed()) {
             onClose(fresh);
         }

@@ -65,9 +65,10 @@ final class Renewals {
 
     private void refresh() {
         var connection = link.connection();
+        long sent = BootClock.atLeast();
         try {
             var rows = Fields.list(link.call("HOLDS"));
-            link.ifCurrent(connection, () -> grants.renew(rows));
+            link.ifCurrent(connection, () -> grants.renew(rows, sent));
         } catch (Failure failure) {
             // The next connection brings the list, or the deadlines end the grants.
             return;
@@ -80,10 +81,11 @@ final class Renewals {
             String cursor = "0";
             do {
                 var connection = link.connection();
+                long sent = BootClock.atLeast();
                 try {
                     var page = Fields.list(link.callOnce("LOCKS", "MATCH", grant.name, "CURSOR", cursor, "COUNT", 1000));
                     if (page.size() != 2
-                            || !link.ifCurrent(connection, () -> grants.renew(Fields.list(page.get(1))))) {
+                            || !link.ifCurrent(connection, () -> grants.renew(Fields.list(page.get(1)), sent))) {
                         return;
                     }
                     cursor = Fields.text(page.get(0));

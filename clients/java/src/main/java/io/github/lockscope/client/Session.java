@@ -164,12 +164,12 @@ final class Session {
             }
             var granted = new ArrayList<Grant>();
             // Beyond its connection's end a grant is as certain as the grace allows, which resuming tells.
-            if (!link.ifCurrent(connection, () -> granted.addAll(granted(request, value)))) {
+            if (!link.ifCurrent(connection, () -> granted.addAll(granted(request, value, sent)))) {
                 link.doubt(connection);
             }
             return granted;
         } catch (InterruptedException interrupt) {
-            withdrawal.work = () -> withdraw(request, connection, reply);
+            withdrawal.work = () -> withdraw(request, connection, reply, sent);
             throw interrupt;
         } catch (Failure failure) {
             switch (failure.code()) {
@@ -192,10 +192,10 @@ final class Session {
         }
     }
 
-    private List<Grant> granted(Request request, Object reply) {
+    private List<Grant> granted(Request request, Object reply, long sent) {
         var granted = new ArrayList<Grant>();
         for (var row : request.rows(reply)) {
-            granted.add(grants.granted(Fields.map(row), request.isFixed()));
+            granted.add(grants.granted(Fields.map(row), request.isFixed(), sent));
         }
         if (link.isClosing()) {
             loseAll();
@@ -334,7 +334,7 @@ final class Session {
     }
 
     /** Ends a wait that nobody is interested in any more, and releases what it was granted. */
-    private void withdraw(Request request, Connection connection, Reply reply) {
+    private void withdraw(Request request, Connection connection, Reply reply, long sent) {
         try {
             link.cancel();
             if (!Interruption.deferring(Connection.REPLY_LIMIT, reply::await)) {
@@ -343,7 +343,7 @@ final class Session {
             }
             var value = reply.get();
             if (value != null) {
-                granted(request, value).forEach(this::settleQuietly);
+                granted(request, value, sent).forEach(this::settleQuietly);
             }
         } catch (Failure failure) {
             if (failure.isDisconnected()) {
@@ -408,8 +408,8 @@ final class Session {
 
     private final class LinkEvents implements Link.Listener {
         @Override
-        public void onConnect(Collection<?> holds) {
-            grants.takeOver(holds);
+        public void onConnect(Collection<?> holds, long sent) {
+            grants.takeOver(holds, sent);
             for (var grant : grants.all()) {
                 // The command that runs now may want it: released once that has ended.
                 if (grant.hasSurplus()) {
