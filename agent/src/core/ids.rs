@@ -51,7 +51,7 @@ pub(in crate::core) struct Owner {
 /// The key of a hold within its session. An owner may have a shared hold under its own exclusive one.
 pub(in crate::core) type HoldKey = (i64, LockName, Side);
 
-/// Where one reply belongs: its session, by the connection, and its number there.
+/// The address of one reply: its session, by the connection, and its number there.
 #[derive(Debug, Clone, Copy, PartialEq, Eq, Hash)]
 pub(in crate::core) struct ReplyTo {
     pub(in crate::core) connection: ConnectionId,

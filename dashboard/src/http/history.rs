@@ -128,7 +128,7 @@ impl App {
         params: &EventsParams,
     ) -> Result<HistoryPage, ApiError> {
         let now = SteadyMillis::now();
-        // What was typed stays in the form, beside what is wrong with it.
+        // The form keeps the text as typed, with the mistake next to it.
         let mistake = mistake(params, now);
         let span = match mistake {
             Some(_) => self.span(&EventsParams { from: None, to: None, ..params.clone() }, now)?,

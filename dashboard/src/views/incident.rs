@@ -57,7 +57,7 @@ struct IncidentTemplate<'a> {
     holder: Option<HolderCell<'a>>,
     advice: Prose<'a>,
     evidence: Option<String>,
-    /// Who waits for whom, of a deadlock.
+    /// The circle of waits of a deadlock.
     circle: Option<Circle>,
     /// Each with the age of its problem.
     locks: Vec<(LockLink, Ago)>,

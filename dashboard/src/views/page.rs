@@ -257,11 +257,11 @@ struct ErrorTemplate<'a> {
     status: u16,
     heading: &'static str,
     message: Prose<'a>,
-    /// Where to go on: words and addresses.
+    /// Links to go on with: words and addresses.
     links: &'static [(&'static str, &'static str)],
 }
 
-/// What is missing under a path of the dashboard, and where to go on.
+/// Returns the heading for a missing path of the dashboard, and links to go on with.
 fn missing(path: &str) -> (&'static str, &'static [(&'static str, &'static str)]) {
     let is_incident = path.strip_prefix("/incident");
     match is_incident.is_some_and(|rest| rest.is_empty() || rest.starts_with(['/', '?'])) {

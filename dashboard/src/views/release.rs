@@ -31,7 +31,7 @@ struct ReleaseTemplate<'a> {
     name: String,
     link: String,
     action: String,
-    /// What is left of the lease, when it was read, with how much, and when it ends.
+    /// The time left of the lease.
     ttl: Option<Ttl>,
     read_at: u64,
     ttl_millis: Option<u64>,

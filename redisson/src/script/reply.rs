@@ -347,7 +347,7 @@ pub fn parse_agent_state(reply: &Value) -> Result<AgentState, BadReply> {
     }
 }
 
-/// What an agent publishes about one of its holders, as stored; empty where it does not.
+/// The published entries of an agent about one of its holders, as stored; empty if there are none.
 #[derive(Debug, Clone, PartialEq, Eq, Default)]
 pub struct HolderEntry {
     /// The agent's host.

@@ -1,4 +1,4 @@
-//! What forms show while somebody fills them in.
+//! Forms while somebody fills them in.
 
 use anyhow::{Result, ensure};
 use harness::browser::Browser;

@@ -1,4 +1,4 @@
-//! How pages look: long names, and the cards that rows become on a phone.
+//! The layout of pages: long names, and the cards that rows become on a phone.
 
 use anyhow::{Result, ensure};
 use harness::browser::Browser;

@@ -84,7 +84,7 @@ async fn a_network_that_swallows_everything_costs_a_stock_redis_32_mib_at_most()
     Ok(())
 }
 
-/// What the dashboard says of MONITOR.
+/// Returns the row of MONITOR among the sources.
 async fn source(dashboard: &Dashboard) -> Result<Value> {
     let sources = dashboard.json("/api/v1/sources").await?;
     let mut rows = sources["sources"].as_array().into_iter().flatten();

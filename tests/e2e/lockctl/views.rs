@@ -101,7 +101,7 @@ async fn show_names_the_process_behind_a_holder_of_another_agent() -> Result<()>
     let shown = json(&desk, &["show", "--json", "a"])?;
     let first = &shown["holders"][0];
     assert_eq!((&first["host"], &first["age_ms"]), (&host.clone().into(), &Value::Null));
-    // Where the agent may not read the entries, it shows the rest.
+    // An agent that may not read the entries shows the rest.
     let denied = "ACL SETUSER default resetkeys ~a ~redisson_* ~{a}* ~lockscope:holders:*";
     desk.bench.direct.call(denied).await?.ok()?;
     let (status, out, _) = run(&desk, &["show", "a"])?;

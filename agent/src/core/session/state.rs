@@ -153,7 +153,7 @@ impl Session {
         self.pending.get(self.index(seq)?)
     }
 
-    /// Sets the reply to a command, which is told once the journal has been written up to the record `after`. Returns the
+    /// Sets the reply to a command, which is sent once the journal has been written up to the record `after`. Returns the
     /// command's owner.
     pub(super) fn set_reply(&mut self, seq: u64, reply: Reply, after: u64) -> Option<i64> {
         let index = self.index(seq)?;

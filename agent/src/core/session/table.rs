@@ -276,7 +276,7 @@ impl SessionTable {
         Some(reply_to)
     }
 
-    /// Sets the reply to a command, which is told once the journal has been written up to the record `after`. Its owner's next
+    /// Sets the reply to a command, which is sent once the journal has been written up to the record `after`. Its owner's next
     /// command may begin, and the session may be ready for those who wait to take it over.
     pub(super) fn set_reply(&mut self, reply_to: ReplyTo, reply: Reply, after: u64) {
         let connection = reply_to.connection;

@@ -51,7 +51,7 @@ impl Record {
             .map(|earliest| stamp.received.since(earliest));
         let since = Since { at: stamp.steady, exact: window.is_some_and(|window| window <= EXACT) };
         let mut moved = released.is_some();
-        // Whether all holds are those that an earlier run has observed.
+        // True if an earlier run has observed all of the holds.
         let mut resumed = last.is_none();
         let stand_ins: Vec<(HolderId, String)> =
             hash.foreign.iter().map(|holder| (holder.stand_in(), holder.text())).collect();

@@ -339,15 +339,17 @@ fn locks_lost_with_another_master_count_though_others_have_acquired_them_since()
     }
 }
 
+/// Connects the model to the server at this address from that instant on.
+fn up(model: &mut Model, ms: u64, address: &str, replica: bool) {
+    model.observe(MAIN, Observation::ServerDown);
+    model.observe(MAIN, Observation::ServerAddress { address: address.into(), replica });
+    let (at, steady) = (at(ms), SteadyMillis(ms));
+    model.observe(MAIN, Observation::ServerUp { at, steady, run_id: None, cluster: false });
+}
+
 #[test]
 fn a_release_while_a_lagging_replica_was_read_is_no_loss() {
     let mut model = model();
-    let up = |model: &mut Model, ms: u64, address: &str, replica: bool| {
-        model.observe(MAIN, Observation::ServerDown);
-        model.observe(MAIN, Observation::ServerAddress { address: address.into(), replica });
-        let (at, steady) = (at(ms), SteadyMillis(ms));
-        model.observe(MAIN, Observation::ServerUp { at, steady, run_id: None, cluster: false });
-    };
     up(&mut model, 0, "h:2", true);
     read(&mut model, "a", 1, held(1, 1, Some(30_000)));
     up(&mut model, 5_000, "h:1", false);
@@ -362,12 +364,6 @@ fn a_release_while_a_lagging_replica_was_read_is_no_loss() {
 #[test]
 fn another_replica_that_is_read_by_choice_is_not_a_new_master() {
     let mut model = model();
-    let up = |model: &mut Model, ms: u64, address: &str, replica: bool| {
-        model.observe(MAIN, Observation::ServerDown);
-        model.observe(MAIN, Observation::ServerAddress { address: address.into(), replica });
-        let (at, steady) = (at(ms), SteadyMillis(ms));
-        model.observe(MAIN, Observation::ServerUp { at, steady, run_id: None, cluster: false });
-    };
     up(&mut model, 0, "h:1", false);
     read(&mut model, "kept", 1, held(1, 1, Some(30_000)));
     for (ms, address, replica) in [(1_000, "h:2", true), (2_000, "h:1", false)] {

@@ -1,4 +1,4 @@
-//! What pages say of one thing, and in which colour.
+//! The words and colours of single facts on pages.
 
 use super::fixtures::{chrome, deadlocked, happened, held, history, incident, leaked, list};
 use crate::archive::PastEvent;
