@@ -1,3 +1,6 @@
+use std::io::Write as _;
+use std::os::fd::IntoRawFd as _;
+
 use axum::http::{HeaderName, HeaderValue};
 
 use super::proxy::{Principal, Rule};
@@ -16,11 +19,11 @@ fn headers(pairs: &[(&'static str, &str)]) -> HeaderMap {
     map
 }
 
-/// A token file that only its own process reads again.
+/// A token file without a name in a folder, which therefore leaves nothing behind.
 fn token_file(text: &str) -> TokenFile {
-    let file = tempfile::NamedTempFile::new().unwrap();
-    std::fs::write(file.path(), text).unwrap();
-    TokenFile::open(file.into_temp_path().keep().unwrap()).unwrap()
+    let mut file = tempfile::tempfile().unwrap();
+    file.write_all(text.as_bytes()).unwrap();
+    TokenFile::open(format!("/proc/self/fd/{}", file.into_raw_fd()).into()).unwrap()
 }
 
 fn access(file: &str) -> Access {
