@@ -3,6 +3,7 @@
 //! Everything that a lock passes through runs in one thread: [`server`] turns bytes into [`protocol`] commands, the
 //! [`core`] decides, and the [`runtime`] carries out its decisions in Redis. HTTP has a thread of its own.
 
+mod collections;
 pub mod config;
 pub mod core;
 pub mod holder_registry;

@@ -4,7 +4,7 @@
 //! would wait for all of them at each step. Each user therefore has a small share of every pass of the scheduler. Connections
 //! beyond it are queued and admitted in small groups in later passes, with other users' tasks in between.
 
-use std::collections::{HashMap, VecDeque};
+use std::collections::VecDeque;
 use std::future::Future;
 use std::pin::Pin;
 use std::sync::{Arc, Mutex, MutexGuard, PoisonError};
@@ -34,6 +34,8 @@ fn now() -> Instant {
 
 #[cfg(test)]
 use tests::now;
+
+use crate::collections::HashMap;
 
 /// The thread's time.
 #[derive(Debug, Clone, Default)]

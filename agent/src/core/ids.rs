@@ -1,34 +1,9 @@
 //! The names by which tables refer to one another's entries.
 
-use std::collections::HashMap;
-use std::hash::{BuildHasherDefault, Hasher};
-
 use redisson::LockName;
 
 use crate::core::side::Side;
 use crate::types::{ConnectionId, Number};
-
-/// A map by numbers that this process counts itself. Nobody can choose them to collide, so a multiplication is hash enough.
-pub(in crate::core) type IdMap<K, V> = HashMap<K, V, BuildHasherDefault<IdHasher>>;
-
-/// The hasher of an [`IdMap`].
-#[derive(Debug, Clone, Copy, Default)]
-pub(in crate::core) struct IdHasher(u64);
-
-impl Hasher for IdHasher {
-    fn write(&mut self, bytes: &[u8]) {
-        bytes.iter().for_each(|byte| self.write_u64(u64::from(*byte)));
-    }
-
-    fn write_u64(&mut self, id: u64) {
-        // 2^64 divided by the golden ratio.
-        self.0 = (self.0 ^ id).wrapping_mul(0x9e37_79b9_7f4a_7c15);
-    }
-
-    fn finish(&self) -> u64 {
-        self.0
-    }
-}
 
 /// The number of an op, unique within this run.
 #[derive(Debug, Clone, Copy, PartialEq, Eq, Hash, PartialOrd, Ord)]

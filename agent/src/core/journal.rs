@@ -2,10 +2,11 @@
 //!
 //! Records are counted from the first of this run. "Up to a record" means that one and all before it.
 
-use std::collections::{HashSet, VecDeque};
+use std::collections::VecDeque;
 
 use redisson::{Kind, LockName, Moment};
 
+use crate::collections::HashSet;
 use crate::core::ids::OpId;
 use crate::core::lease::hold::{Hold, LeaseMode};
 use crate::core::units::millis;
@@ -195,7 +196,7 @@ impl Core {
             let (number, kind, lock) = (waiter.number, waiter.kind, waiter.name.clone());
             Record::Orphan(OrphanRecord { number, lock, kind, after: Moment::default() })
         }));
-        let mut standing = HashSet::new();
+        let mut standing = HashSet::default();
         for record in traces {
             let (Record::Orphan(OrphanRecord { number, .. })
             | Record::Hold(HoldRecord { number, .. })) = &record

@@ -1,10 +1,11 @@
 //! The state of an earlier run, rebuilt from its records.
 
-use std::collections::{BTreeMap, HashMap};
+use std::collections::BTreeMap;
 
 use redisson::Moment;
 
 use super::record::{HoldRecord, OrphanRecord, Record, SessionRecord};
+use crate::collections::HashMap;
 use crate::types::{Number, SessionId};
 
 /// The sessions and leftover holds of an earlier run.

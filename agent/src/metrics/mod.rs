@@ -4,7 +4,7 @@ mod apply;
 mod oldest;
 mod register;
 
-use std::collections::{BTreeMap, HashMap};
+use std::collections::BTreeMap;
 use std::sync::{Arc, Mutex, PoisonError};
 use std::time::Duration;
 
@@ -13,6 +13,7 @@ use prometheus::{
 };
 use redisson::Kind;
 
+use crate::collections::HashMap;
 use crate::policy::Denial;
 use crate::protocol::command::Command;
 use crate::types::End;

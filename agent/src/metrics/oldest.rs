@@ -1,12 +1,13 @@
 //! The start of the oldest hold and the oldest wait of each group.
 
-use std::collections::{BTreeMap, HashMap};
+use std::collections::BTreeMap;
 use std::sync::Arc;
 
 use prometheus::core::Collector;
 use prometheus::{Gauge, GaugeVec};
 
 use super::{Metrics, lock};
+use crate::collections::HashMap;
 
 /// The start of each hold or wait by group and number, in milliseconds of the boot clock, which is never set. Numbers
 /// grow, so the first of a group is its oldest.

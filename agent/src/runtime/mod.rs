@@ -14,7 +14,7 @@ mod redis_node;
 mod servers;
 mod turns;
 
-use std::collections::{HashMap, VecDeque};
+use std::collections::VecDeque;
 use std::sync::Arc;
 use std::time::Duration;
 
@@ -26,6 +26,7 @@ use service_kit::shutdown::Shutdown;
 use service_kit::trace::TraceParent;
 use tokio::sync::{mpsc, oneshot, watch};
 
+use crate::collections::HashMap;
 use crate::core::{Core, Effect, Gauges, Input, Lane, Node, OpId, PIPELINE, Settings};
 use crate::journal::{self, Restored, Writer};
 use crate::metrics::Metrics;
@@ -151,7 +152,7 @@ pub fn start(start: Start, metrics: Arc<Metrics>, shutdown: &Shutdown) -> Handle
         redis_state: None,
         metrics,
         gauges: Gauges::default(),
-        outboxes: HashMap::new(),
+        outboxes: HashMap::default(),
         turns: Turns::new(start.thread_time),
         senders: VecDeque::new(),
         sharing: Vec::new(),

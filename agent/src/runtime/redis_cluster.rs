@@ -3,7 +3,6 @@
 //! The core knows nothing of all this but that the keys of one script share their slot. A script that finds its slot
 //! elsewhere is led on; one that finds nobody to serve it was surely not run, and the core sends it again.
 
-use std::collections::{HashMap, HashSet};
 use std::future::Future;
 use std::sync::{Arc, Mutex, MutexGuard, PoisonError};
 use std::time::Duration;
@@ -22,6 +21,7 @@ use tokio_util::sync::{CancellationToken, DropGuard};
 use super::confirmed_calls::Answer;
 use super::outcome::{Outcome, settled};
 use super::redis_node::{FromRedis, NodeOptions, RedisNode};
+use crate::collections::{HashMap, HashSet};
 use crate::core::{Lane, OpId};
 use crate::metrics::Metrics;
 

@@ -1,6 +1,6 @@
 //! The core's side of one Redis: two connections for scripts, one for messages.
 
-use std::collections::{HashSet, VecDeque};
+use std::collections::VecDeque;
 use std::future::Future;
 use std::sync::Arc;
 use std::time::Duration;
@@ -21,6 +21,7 @@ use tracing::field::Empty;
 
 use super::confirmed_calls::{self, Answer, Replicas, Replicated, renewed};
 use super::outcome::{Outcome, failure, settled, word};
+use crate::collections::HashSet;
 use crate::core::{Lane, OpId};
 use crate::metrics::Metrics;
 use crate::types::Number;
@@ -464,7 +465,7 @@ fn is_elsewhere(reason: &str) -> bool {
 /// Returns the events, each release once: a cluster publishes it on both sorts of channel. A waiter that the first
 /// message wakes tries after all of these have come, so the others add nothing.
 fn without_echoes(events: Vec<PubSubEvent>) -> VecDeque<PubSubEvent> {
-    let mut told = HashSet::new();
+    let mut told = HashSet::default();
     let mut is_new = |event: &PubSubEvent| match event {
         PubSubEvent::Message { channel, payload, .. } => {
             told.insert((channel.clone(), payload.clone()))

@@ -1,11 +1,12 @@
 //! The order of inputs that wait for the core: round robin by user, then by connection.
 
-use std::collections::{HashMap, VecDeque};
+use std::collections::VecDeque;
 use std::time::Duration;
 use std::vec::Drain;
 
 use redisson::Moment;
 
+use crate::collections::HashMap;
 use crate::core::Input;
 use crate::thread_time::ThreadTime;
 use crate::types::ConnectionId;
@@ -45,9 +46,9 @@ impl Turns {
     pub(super) fn new(time: ThreadTime) -> Self {
         Self {
             time,
-            users: HashMap::new(),
+            users: HashMap::default(),
             queue: FairQueue::default(),
-            scripts: Scripts { most: MOST_SCRIPTS, users: HashMap::new() },
+            scripts: Scripts { most: MOST_SCRIPTS, users: HashMap::default() },
         }
     }
 
@@ -234,7 +235,7 @@ struct UserQueue<T> {
 
 impl<T> Default for FairQueue<T> {
     fn default() -> Self {
-        Self { users: VecDeque::new(), queues: HashMap::new(), len: 0 }
+        Self { users: VecDeque::new(), queues: HashMap::default(), len: 0 }
     }
 }
 
@@ -243,7 +244,7 @@ impl<T> FairQueue<T> {
     fn push(&mut self, user: User, connection: Option<ConnectionId>, item: T) -> usize {
         let queue = self.queues.entry(user).or_insert_with(|| {
             self.users.push_back(user);
-            UserQueue { connections: VecDeque::new(), items: HashMap::new(), len: 0 }
+            UserQueue { connections: VecDeque::new(), items: HashMap::default(), len: 0 }
         });
         let items = queue.items.entry(connection).or_insert_with(|| {
             queue.connections.push_back(connection);

@@ -1,8 +1,8 @@
 //! Permits for sessions: a maximum for each user, and a reserve for administrators.
 
-use std::collections::HashMap;
 use std::sync::{Arc, Mutex, PoisonError};
 
+use crate::collections::HashMap;
 use crate::types::Share;
 
 /// The permits for sessions of all users.

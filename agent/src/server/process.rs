@@ -3,7 +3,6 @@
 //! Uses one pidfd per process, shared by all its sessions, up to a limit. Above the limit only a closed socket reveals a
 //! worker's death.
 
-use std::collections::HashMap;
 use std::os::fd::{AsFd, OwnedFd};
 use std::sync::{Arc, Mutex, MutexGuard, PoisonError, Weak};
 
@@ -11,6 +10,8 @@ use rustix::event::{PollFd, PollFlags, Timespec, poll};
 use rustix::io::Errno;
 use rustix::process::{Pid, PidfdFlags, pidfd_open};
 use tokio::io::{Interest, unix::AsyncFd};
+
+use crate::collections::HashMap;
 
 /// The watched processes.
 #[derive(Debug)]

@@ -1,9 +1,8 @@
 //! Cycles among this agent's owners: each waits, for as long as it takes, for a lock that the next one holds.
 
-use std::collections::HashSet;
-
 use redisson::LockName;
 
+use crate::collections::HashSet;
 use crate::core::Core;
 use crate::core::ids::Owner;
 use crate::protocol::command::Wait;
@@ -19,7 +18,7 @@ impl Core {
             return false;
         }
         let mut wanted = vec![name];
-        let mut seen = HashSet::new();
+        let mut seen = HashSet::default();
         while let Some(name) = wanted.pop() {
             let Some(state) = self.locks.get(name).filter(|_| seen.insert(name)) else { continue };
             for hold in state.holds().filter_map(|number| self.leases.get(number)) {

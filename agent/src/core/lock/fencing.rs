@@ -2,9 +2,11 @@
 //! failover, an eviction) is raised above them before it counts on. The script also raises it to the server's time; these
 //! cover a counter that was ahead of it, or a clock that was set back.
 
-use std::collections::{HashMap, VecDeque};
+use std::collections::VecDeque;
 
 use redisson::LockName;
+
+use crate::collections::HashMap;
 
 /// Of how many locks they are remembered; the ones learnt first are forgotten first.
 const REMEMBERED: usize = 10_000;

@@ -1,7 +1,6 @@
 //! The locks that each user holds or waits for, and the limits on them: the policy's, and a share of the agent's.
 
-use std::collections::HashMap;
-
+use crate::collections::HashMap;
 use crate::core::settings::Limits;
 use crate::policy::{Denial, Policy};
 use crate::protocol::command::LockRequest;
@@ -31,7 +30,7 @@ impl Counts {
 
 impl Quota {
     pub(super) fn new(limits: Limits) -> Self {
-        Self { policy: None, limits, all: Counts::default(), users: HashMap::new() }
+        Self { policy: None, limits, all: Counts::default(), users: HashMap::default() }
     }
 
     pub(super) fn set_policy(&mut self, policy: Option<Policy>) {

@@ -8,7 +8,7 @@ mod waiters;
 #[cfg(test)]
 mod tests;
 
-use std::collections::{BTreeMap, HashMap};
+use std::collections::BTreeMap;
 use std::sync::Arc;
 use std::time::Duration;
 
@@ -18,8 +18,9 @@ use super::fencing::Fences;
 use super::quota::Quota;
 use super::state::{Contest, LockState};
 use super::waiter::{Turn, Waiter};
+use crate::collections::HashMap;
 use crate::core::Node;
-use crate::core::ids::{IdMap, OpId, WaiterId};
+use crate::core::ids::{OpId, WaiterId};
 use crate::core::settings::Limits;
 use crate::core::timer::Timers;
 use crate::policy::Policy;
@@ -69,7 +70,7 @@ pub(in crate::core) struct LockTable {
     locks: HashMap<LockName, Box<LockState>>,
     waiters: BTreeMap<WaiterId, Waiter>,
     /// The waiters whose attempts carry another number than their first one, by that number.
-    renumbered: IdMap<Number, WaiterId>,
+    renumbered: HashMap<Number, WaiterId>,
     /// The turns given out in queues.
     turns: Turn,
     timers: Timers<LockTimer>,
@@ -86,9 +87,9 @@ pub(in crate::core) struct LockTable {
 impl LockTable {
     pub(in crate::core) fn new(grouping: Grouping, limits: Limits) -> Self {
         Self {
-            locks: HashMap::new(),
+            locks: HashMap::default(),
             waiters: BTreeMap::new(),
-            renumbered: IdMap::default(),
+            renumbered: HashMap::default(),
             turns: 0,
             timers: Timers::default(),
             quota: Quota::new(limits),

@@ -5,7 +5,8 @@ use std::time::Duration;
 
 use redisson::Moment;
 
-use crate::core::ids::{IdMap, OpId};
+use crate::collections::HashMap;
+use crate::core::ids::OpId;
 use crate::core::ops::verb::{Ending, HandOver, Release, Verb};
 use crate::core::timer::Timers;
 use crate::types::{Number, Refusal};
@@ -91,9 +92,9 @@ pub(super) enum Retry {
 
 #[derive(Debug)]
 pub(in crate::core) struct InFlight {
-    ops: IdMap<OpId, Op>,
+    ops: HashMap<OpId, Op>,
     /// The numbers whose fields these may write or remove, with how many of them each one has.
-    concerned: IdMap<Number, u32>,
+    concerned: HashMap<Number, u32>,
     timers: Timers<OpId>,
     next_id: u64,
     /// The smoothed round trip of a script.
@@ -110,8 +111,8 @@ pub(in crate::core) struct InFlight {
 impl InFlight {
     pub(in crate::core) fn new() -> Self {
         Self {
-            ops: IdMap::default(),
-            concerned: IdMap::default(),
+            ops: HashMap::default(),
+            concerned: HashMap::default(),
             timers: Timers::default(),
             next_id: 0,
             round_trip: Duration::from_millis(1),

@@ -1,12 +1,12 @@
 //! LOCK's attempts at a red lock.
 
-use std::collections::HashMap;
 use std::time::Duration;
 
 use redisson::script::AcquireOutcome;
 use redisson::{HolderId, Moment};
 
 use super::quorum::{Answer, No, QuorumOp, QuorumRequest, Undoing, Verdict};
+use crate::collections::HashMap;
 use crate::core::ids::OpId;
 use crate::core::lease::node_leases::NodeLeases;
 use crate::core::lock::waiter::{Left, Waiter};
@@ -244,7 +244,7 @@ impl Core {
 
     /// Removes from single nodes what late copies of old scripts have left there. Then the waiter tries again.
     fn remove_node_ghosts(&mut self, attempt: &Attempt, holders: &[(usize, Vec<HolderId>)]) {
-        let mut ghosts: HashMap<Number, Vec<usize>> = HashMap::new();
+        let mut ghosts: HashMap<Number, Vec<usize>> = HashMap::default();
         for (node, holders) in holders {
             for holder in holders.iter().filter(|holder| holder.client == self.numbers.client()) {
                 if self.is_ghost(holder.thread) {
@@ -307,7 +307,7 @@ impl View {
             holders: Vec::new(),
         };
         let mut waits = Vec::new();
-        let mut counts: HashMap<Number, usize> = HashMap::new();
+        let mut counts: HashMap<Number, usize> = HashMap::default();
         for (node, answer) in quorum.answers.iter().enumerate() {
             match answer {
                 Answer::Yes(_) => waits.push(Some(0)),

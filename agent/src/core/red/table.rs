@@ -1,11 +1,11 @@
 //! The table of quorum operations under way, and the nodes that are silent.
 
-use std::collections::HashMap;
 use std::time::Duration;
 
 use redisson::Moment;
 
 use super::quorum::{Answer, QuorumOp, QuorumRequest};
+use crate::collections::HashMap;
 use crate::core::ids::{OpId, ReplyTo};
 use crate::core::ops::verb::HoldUpdate;
 use crate::core::timer::Timers;

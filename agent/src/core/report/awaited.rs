@@ -1,10 +1,10 @@
 //! The locks that workers of this agent wait for, as the holder registry publishes them.
 
-use std::collections::HashSet;
 use std::time::Duration;
 
 use redisson::{Kind, LockName, Moment};
 
+use crate::collections::HashSet;
 use crate::core::Core;
 use crate::core::report::AwaitedLock;
 
@@ -20,7 +20,7 @@ impl Core {
     /// servers have it, or if all of its waits are younger than `min_age`.
     #[must_use]
     pub fn awaited(&self, min_age: Duration) -> Vec<AwaitedLock> {
-        let mut seen: HashSet<&LockName> = HashSet::new();
+        let mut seen: HashSet<&LockName> = HashSet::default();
         let is_due = |since: Moment| self.now.since(since) >= min_age;
         let waiters = self.locks.waiters(..).take(LOOKED_AT).filter(|(_, waiter)| {
             !matches!(waiter.kind, Kind::Fair | Kind::Red) && is_due(waiter.since)

@@ -1,9 +1,10 @@
 //! The lost holds that a session is reminded of when it names them.
 
-use std::collections::{HashMap, VecDeque};
+use std::collections::VecDeque;
 
 use redisson::LockName;
 
+use crate::collections::HashMap;
 use crate::types::End;
 
 /// The most lost holds that a session is reminded of; the oldest are forgotten first.

@@ -1,10 +1,11 @@
 //! The state of one session.
 
-use std::collections::{BTreeMap, HashMap, VecDeque};
+use std::collections::{BTreeMap, VecDeque};
 use std::time::Duration;
 
 use redisson::Moment;
 
+use crate::collections::HashMap;
 use crate::core::ids::{HoldKey, ReplyTo};
 use crate::core::lock::mlock_state::MultiLock;
 use crate::core::session::losses::Losses;
@@ -92,13 +93,13 @@ impl Session {
             deadlines: false,
             grace: None,
             resuming: None,
-            holds: HashMap::new(),
-            waits: HashMap::new(),
+            holds: HashMap::default(),
+            waits: HashMap::default(),
             multi: BTreeMap::new(),
             losses: Losses::default(),
             pending: VecDeque::new(),
             first_seq: 0,
-            queued: HashMap::new(),
+            queued: HashMap::default(),
             backlog: VecDeque::new(),
             missed: 0,
             events_waiter: None,

@@ -2,12 +2,13 @@
 //!
 //! Only this folder changes a session. Others read it, or use a method of the table.
 
-use std::collections::{BTreeSet, HashMap, VecDeque};
+use std::collections::{BTreeSet, VecDeque};
 use std::time::Duration;
 
 use redisson::{Kind, LockName, Moment};
 
-use crate::core::ids::{IdMap, Owner, ReplyTo};
+use crate::collections::HashMap;
+use crate::core::ids::{Owner, ReplyTo};
 use crate::core::lock::mlock_state::MultiLock;
 use crate::core::session::reply::Reply;
 use crate::core::session::state::{Grace, Resuming, Session};
@@ -45,7 +46,7 @@ pub(super) enum Work {
 pub(in crate::core) struct SessionTable {
     /// Distinguishes this run's session ids from another's.
     run: u64,
-    all: IdMap<ConnectionId, Session>,
+    all: HashMap<ConnectionId, Session>,
     /// The connections of sessions that go on under another number than they began with.
     taken_over: HashMap<SessionId, ConnectionId>,
     /// Sessions whose holds outlive their connection.
@@ -67,8 +68,8 @@ impl SessionTable {
     pub(in crate::core) fn new(run: u64) -> Self {
         Self {
             run,
-            all: IdMap::default(),
-            taken_over: HashMap::new(),
+            all: HashMap::default(),
+            taken_over: HashMap::default(),
             graced: BTreeSet::new(),
             away: 0,
             stopped: BTreeSet::new(),

@@ -3,7 +3,6 @@
 //! While a user has too much, connections with a backlog read no further commands, and listings wait. If clients do not read
 //! at all, those that have not read for the longest time are closed until there is room for a listing.
 
-use std::collections::HashMap;
 use std::future::poll_fn;
 use std::sync::atomic::{AtomicBool, AtomicU64, AtomicUsize, Ordering};
 use std::sync::{Arc, Mutex, MutexGuard, PoisonError, Weak};
@@ -13,6 +12,7 @@ use std::time::Duration;
 use futures_util::task::AtomicWaker;
 use redisson::Moment;
 
+use crate::collections::HashMap;
 use crate::types::ConnectionId;
 
 /// The most bytes for the connections of one user.
