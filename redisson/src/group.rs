@@ -5,7 +5,6 @@
 //! first groups keep their label for the life of the process, later ones share [`OVERFLOW`]. The true number of groups is
 //! counted separately.
 
-use std::borrow::Cow;
 use std::collections::{HashMap, HashSet};
 use std::sync::Arc;
 
@@ -108,7 +107,8 @@ fn glob_captures<'n>(glob: &[u8], name: &'n [u8]) -> Option<Vec<&'n [u8]>> {
 /// a hyphen, as in dates, become one.
 #[must_use]
 pub fn collapse(name: &[u8]) -> String {
-    let text: Cow<'_, str> = String::from_utf8_lossy(name);
+    // PromQL cannot name a label value that has the replacement character.
+    let text = String::from_utf8_lossy(name).replace(char::REPLACEMENT_CHARACTER, "?");
     let mut out = String::with_capacity(text.len());
     let mut rest = &*text;
     while let Some(c) = rest.chars().next() {
@@ -252,6 +252,12 @@ mod tests {
         ] {
             assert_eq!(collapse(raw.as_bytes()), group, "{raw}");
         }
+    }
+
+    #[test]
+    fn labels_are_free_of_the_replacement_character() {
+        assert_eq!(collapse(b"bin\xff\xfez"), "bin??z");
+        assert_eq!(collapse("a\u{fffd}b".as_bytes()), "a?b");
     }
 
     #[test]

@@ -8,20 +8,16 @@ use std::sync::{Arc, Mutex, PoisonError};
 use std::time::Duration;
 
 use prometheus::{IntCounterVec, Registry};
-use redisson::group::OVERFLOW;
 
 use crate::archive::ArchiveSender;
 use crate::metrics::opts;
 use crate::model::Effect;
 use crate::model::actor::{Hub, Listener};
-use crate::model::types::{Ending, ScopeId};
+use crate::model::types::{Ending, ProblemKind, ScopeId};
 use crate::sources::status::Sources;
 
-use snapshot::{Counters, SnapshotCollector};
+use snapshot::SnapshotCollector;
 
-/// The most pairs of deployment and group; later ones are counted as overflow. Each pair has up to 42 series (locks and
-/// holders by kind, waiters, problems, endings), so all of them stay below 8,500.
-const MAX_PAIRS: usize = 201;
 /// The lag from which the poll counts as behind.
 const BEHIND: Duration = Duration::from_secs(2);
 
@@ -29,9 +25,7 @@ const BEHIND: Duration = Duration::from_secs(2);
 #[derive(Debug)]
 pub struct ModelMetrics {
     events: IntCounterVec,
-    detected: IntCounterVec,
-    ended: IntCounterVec,
-    pairs: Pairs,
+    groups: GroupCounters,
     sources: Arc<Sources>,
     archive: Option<ArchiveSender>,
 }
@@ -56,24 +50,32 @@ fn outcome(ending: Ending) -> &'static str {
     }
 }
 
-/// The pairs of deployment and group that have their own label.
-#[derive(Debug, Clone, Default)]
-struct Pairs(Arc<Mutex<HashSet<Pair>>>);
+/// The counters of each lock group of a deployment. The model bounds the number of groups.
+#[derive(Debug, Clone)]
+struct GroupCounters {
+    detected: IntCounterVec,
+    ended: IntCounterVec,
+    begun: Arc<Mutex<HashSet<Group>>>,
+}
 
-type Pair = (Arc<str>, Arc<str>);
+/// A deployment and the label of a group in it.
+type Group = (Arc<str>, Arc<str>);
 
-impl Pairs {
-    /// Returns the group's label in that deployment, and true if the pair is new.
-    fn label<'g>(&self, deployment: &Arc<str>, group: &'g Arc<str>) -> (&'g str, bool) {
-        let pair = (Arc::clone(deployment), Arc::clone(group));
-        let mut pairs = self.0.lock().unwrap_or_else(PoisonError::into_inner);
-        if pairs.contains(&pair) {
-            (group, false)
-        } else if pairs.len() < MAX_PAIRS {
-            pairs.insert(pair);
-            (group, true)
-        } else {
-            (OVERFLOW, false)
+impl GroupCounters {
+    /// Starts all counters of a new group at 0, so that its first problem shows as an increase.
+    fn begin(&self, deployment: &Arc<str>, group: &Arc<str>) {
+        let key = (Arc::clone(deployment), Arc::clone(group));
+        if !self.begun.lock().unwrap_or_else(PoisonError::into_inner).insert(key) {
+            return;
+        }
+        for problem in ProblemKind::ALL {
+            for certainty in problem.certainties() {
+                let labels = [deployment, problem.as_str(), certainty.as_str(), group];
+                drop(self.detected.with_label_values(&labels));
+            }
+        }
+        for ending in OUTCOMES {
+            drop(self.ended.with_label_values(&[&**deployment, ending, group]));
         }
     }
 }
@@ -85,13 +87,14 @@ impl Listener for ModelMetrics {
                 self.events.with_label_values(&[source.as_str(), event]).inc();
             }
             Effect::Detected(problem, certainty, group) => {
-                let (group, _) = self.pairs.label(deployment, &group);
-                let labels = [deployment, problem.as_str(), certainty.as_str(), group];
-                self.detected.with_label_values(&labels).inc();
+                self.groups.begin(deployment, &group);
+                let labels = [deployment, problem.as_str(), certainty.as_str(), &*group];
+                self.groups.detected.with_label_values(&labels).inc();
             }
             Effect::HoldEnded(ending, group) => {
-                let (group, _) = self.pairs.label(deployment, &group);
-                self.ended.with_label_values(&[&**deployment, outcome(ending), group]).inc();
+                self.groups.begin(deployment, &group);
+                let labels = [&**deployment, outcome(ending), &*group];
+                self.groups.ended.with_label_values(&labels).inc();
             }
             Effect::Archive(entry) => {
                 if let Some(archive) = &self.archive {
@@ -130,25 +133,40 @@ pub fn register(
         &["deployment", "ending", "lock_group"],
     )?;
     registry.register(Box::new(events.clone()))?;
-    let pairs = Pairs::default();
-    let counters = Counters { detected: detected.clone(), ended: ended.clone() };
-    let collector = SnapshotCollector::new(hub, sources, pairs.clone(), counters, names)?;
+    let groups = GroupCounters { detected, ended, begun: Arc::default() };
+    let collector = SnapshotCollector::new(hub, sources, groups.clone(), names)?;
     registry.register(Box::new(collector))?;
     let sources = Arc::clone(sources);
-    Ok(ModelMetrics { events, detected, ended, pairs, sources, archive: None })
+    Ok(ModelMetrics { events, groups, sources, archive: None })
 }
 
 #[cfg(test)]
 mod tests {
     use super::*;
+    use crate::model::owner_names::OwnerNames;
+    use crate::model::types::Certainty;
 
     #[test]
-    fn pairs_of_deployment_and_group_are_bounded() {
-        let pairs = Pairs::default();
-        for i in 0..MAX_PAIRS + 10 {
-            let group: Arc<str> = format!("g{i}").into();
-            let (label, new) = pairs.label(&"d".into(), &group);
-            assert_eq!((label != OVERFLOW, new), (i < MAX_PAIRS, i < MAX_PAIRS));
-        }
+    fn a_group_whose_first_hold_ended_unseen_counts_problems_from_0() {
+        let registry = Registry::new();
+        let hub = Arc::new(Hub::new(OwnerNames::default()));
+        let mut metrics = register(&registry, &hub, &Arc::default(), true).unwrap();
+        let (deployment, group): (Arc<str>, Arc<str>) = ("main".into(), "orders".into());
+        metrics.effect(&deployment, Effect::HoldEnded(Ending::Released, Arc::clone(&group)));
+        let value = |metric: &str, label: &str| {
+            let families = registry.gather();
+            let family = families.iter().find(|family| family.name() == metric)?;
+            let mut series = family.get_metric().iter();
+            let one =
+                series.find(|one| one.get_label().iter().any(|pair| pair.value() == label))?;
+            Some(one.get_counter().get_value())
+        };
+        let problems = "lockscope_dashboard_problems_detected_total";
+        assert_eq!(value("lockscope_dashboard_holds_ended_total", "released"), Some(1.0));
+        assert_eq!(value("lockscope_dashboard_holds_ended_total", "ran_out"), Some(0.0));
+        assert_eq!(value(problems, "expired"), Some(0.0));
+        let found = Effect::Detected(ProblemKind::Expired, Certainty::Certain, group);
+        metrics.effect(&deployment, found);
+        assert_eq!(value(problems, "expired"), Some(1.0));
     }
 }

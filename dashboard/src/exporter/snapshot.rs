@@ -7,29 +7,22 @@ use std::time::Duration;
 
 use prometheus::core::{Collector, Desc};
 use prometheus::proto::MetricFamily;
-use prometheus::{GaugeVec, IntCounterVec, IntGauge, IntGaugeVec};
+use prometheus::{GaugeVec, IntGauge, IntGaugeVec};
 
+use super::GroupCounters;
 use super::named_locks::{NamedLocks, Row};
-use super::{OUTCOMES, Pairs};
 use crate::clock::SteadyMillis;
 use crate::metrics::opts;
 use crate::model::actor::Hub;
-use crate::model::types::{GroupSums, LockView, ProblemKind};
+use crate::model::types::{GroupSums, LockView};
 use crate::sources::status::Sources;
 use crate::sources::view::SourceState;
-
-/// The counters that start at 0 for each new group.
-pub(super) struct Counters {
-    pub(super) detected: IntCounterVec,
-    pub(super) ended: IntCounterVec,
-}
 
 pub(super) struct SnapshotCollector {
     hub: Arc<Hub>,
     sources: Arc<Sources>,
     named: Option<Mutex<NamedLocks>>,
-    pairs: Pairs,
-    counters: Counters,
+    groups: GroupCounters,
     /// Held while the gauges below are being filled and read.
     filling: Mutex<()>,
     locks: IntGaugeVec,
@@ -52,8 +45,7 @@ impl SnapshotCollector {
     pub(super) fn new(
         hub: &Arc<Hub>,
         sources: &Arc<Sources>,
-        pairs: Pairs,
-        counters: Counters,
+        groups: GroupCounters,
         names: bool,
     ) -> prometheus::Result<Self> {
         let ints =
@@ -65,8 +57,7 @@ impl SnapshotCollector {
             hub: Arc::clone(hub),
             sources: Arc::clone(sources),
             named: names.then(Mutex::default),
-            pairs,
-            counters,
+            groups,
             filling: Mutex::new(()),
             locks: ints("locks", "Confirmed locks that are held.", &of_lock)?,
             holders: ints("holders", "Holders of confirmed locks.", &of_lock)?,
@@ -139,8 +130,8 @@ impl Collector for SnapshotCollector {
 impl SnapshotCollector {
     fn gauges(&self) -> [&dyn Collector; 15] {
         [
-            &self.counters.detected,
-            &self.counters.ended,
+            &self.groups.detected,
+            &self.groups.ended,
             &self.locks,
             &self.holders,
             &self.waiters,
@@ -178,7 +169,7 @@ impl SnapshotCollector {
         self.not_kept.set(i64::try_from(snapshot.not_kept).unwrap_or(i64::MAX));
         self.possible_not_kept.set(i64::try_from(snapshot.possible_not_kept).unwrap_or(i64::MAX));
         let seen = self.deployments_seen();
-        let mut oldest: HashMap<(Arc<str>, String), SteadyMillis> = HashMap::new();
+        let mut oldest: HashMap<(Arc<str>, Arc<str>), SteadyMillis> = HashMap::new();
         for ((deployment, group), sums) in &snapshot.sums().groups {
             if seen.contains(&**deployment) {
                 self.fill_group(deployment, group, sums, &mut oldest);
@@ -216,21 +207,9 @@ impl SnapshotCollector {
         deployment: &Arc<str>,
         group: &Arc<str>,
         sums: &GroupSums,
-        oldest: &mut HashMap<(Arc<str>, String), SteadyMillis>,
+        oldest: &mut HashMap<(Arc<str>, Arc<str>), SteadyMillis>,
     ) {
-        let (group, new) = self.pairs.label(deployment, group);
-        if new {
-            for problem in ProblemKind::ALL {
-                for certainty in problem.certainties() {
-                    let labels = [deployment, problem.as_str(), certainty.as_str(), group];
-                    // A series that starts at 0 lets the first problem show as an increase.
-                    drop(self.counters.detected.with_label_values(&labels));
-                }
-            }
-            for ending in OUTCOMES {
-                drop(self.counters.ended.with_label_values(&[&**deployment, ending, group]));
-            }
-        }
+        self.groups.begin(deployment, group);
         let int = |number: u64| i64::try_from(number).unwrap_or(i64::MAX);
         for (kind, (locks, holders)) in &sums.held {
             self.locks.with_label_values(&[&**deployment, kind, group]).add(int(*locks));
@@ -242,7 +221,7 @@ impl SnapshotCollector {
             }
         }
         if let Some(at) = sums.oldest {
-            let key = (Arc::clone(deployment), group.to_owned());
+            let key = (Arc::clone(deployment), Arc::clone(group));
             let first = oldest.entry(key).or_insert(at);
             *first = (*first).min(at);
         }
@@ -250,11 +229,10 @@ impl SnapshotCollector {
 
     fn fill_problems(&self, lock: &LockView) {
         let deployment = &lock.id.deployment;
-        let (group, _) = self.pairs.label(deployment, &lock.group);
         for problem in &lock.problems {
             let (kind, certainty) = (problem.problem.as_str(), problem.certainty.as_str());
             let acknowledged = as_label(problem.acknowledged.is_some());
-            let labels = [&**deployment, kind, certainty, group, acknowledged];
+            let labels = [&**deployment, kind, certainty, &*lock.group, acknowledged];
             self.problems.with_label_values(&labels).inc();
         }
     }

@@ -71,6 +71,8 @@ impl ServerError {
     #[must_use]
     pub fn is_denied(&self) -> bool {
         ["NOAUTH", "WRONGPASS", "NOPERM", "DENIED"].contains(&self.code.as_str())
+            // The refusal of EXEC itself: `EXECABORT Transaction discarded because of: NOPERM …`.
+            || (self.code == "EXECABORT" && self.message.contains(": NOPERM "))
             || self.message.starts_with("AUTH ")
             || self.message.starts_with("invalid password")
     }
@@ -200,6 +202,11 @@ mod tests {
         assert!(loading.is_transient() && !loading.is_denied());
         assert_eq!(loading.to_string(), "LOADING Redis is loading the dataset in memory");
         assert!(ServerError::parse("NOPERM this user has no permissions").is_denied());
+        let exec =
+            "EXECABORT Transaction discarded because of: NOPERM this user has no permissions";
+        assert!(ServerError::parse(exec).is_denied());
+        let queued = "EXECABORT Transaction discarded because of previous errors.";
+        assert!(!ServerError::parse(queued).is_denied());
         assert!(ServerError::parse("ERR max number of clients reached").is_max_clients());
         assert!(ServerError::parse("NOSCRIPT No matching script.").is_noscript());
         assert_eq!(ServerError::parse("ODD").code, "ODD");

@@ -310,6 +310,12 @@ async fn the_documented_observer_lacks_nothing_and_another_account_is_told_what_
     ensure!(
         finding(&blind, "account_commands", "")?["evidence"].to_string().contains("were not read")
     );
+
+    direct.call("ACL SETUSER no-exec on >secret ~* &* +@all -exec").await?.ok()?;
+    let (no_exec, status) = report(&as_user("no-exec", "secret"), &[]).await?;
+    assert_eq!(status, 2, "{no_exec:#}");
+    let commands = finding(&no_exec, "account_commands", "")?["next_step"].to_string();
+    ensure!(commands.contains("'+exec'"), "{commands}");
     Ok(())
 }
 

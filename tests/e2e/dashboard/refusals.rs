@@ -75,5 +75,10 @@ async fn a_held_lock_is_unknown_while_the_account_may_not_read_it() -> Result<()
     set_rights(&mut direct, "+hmget").await?;
     lock(&dashboard, "orders:1", held).await;
     until_up(&dashboard, 1.0).await;
+
+    // The server names this refusal EXECABORT.
+    set_rights(&mut direct, "-exec").await?;
+    lock(&dashboard, "orders:1", |lock: &Value| lock["state"] == "unknown").await;
+    until_up(&dashboard, 0.0).await;
     Ok(())
 }
