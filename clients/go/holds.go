@@ -11,14 +11,32 @@ type Holds struct {
 	ctx context.Context
 }
 
-func newHolds(ctx context.Context, s *session, grants []*grant) *Holds {
-	h := &Holds{ctx: ctx}
+func newHolds(parent context.Context, s *session, grants []*grant) *Holds {
+	ctx, end := context.WithCancelCause(parent)
+	h := &Holds{}
 	for _, g := range grants {
-		// Each context is within the one before, so that the last one ends with the first hold that is lost.
-		hold := newHold(h.ctx, s, g)
-		h.all, h.ctx = append(h.all, hold), hold.Context()
+		hold := newHold(parent, s, g)
+		h.all = append(h.all, hold)
+		context.AfterFunc(hold.Context(), func() { end(context.Cause(hold.Context())) })
 	}
+	h.ctx = allHeldContext{Context: ctx, all: h.all, end: end}
 	return h
+}
+
+// allHeldContext ends with the first of the holds, also when no timer could run.
+type allHeldContext struct {
+	context.Context
+	all []*Hold
+	end context.CancelCauseFunc
+}
+
+func (c allHeldContext) Err() error {
+	for _, hold := range c.all {
+		if hold.Context().Err() != nil {
+			c.end(context.Cause(hold.Context()))
+		}
+	}
+	return c.Context.Err()
 }
 
 // All returns the holds in the order in which their names were given.
