@@ -63,7 +63,7 @@ func code(err error) string {
 func public(err error) error {
 	switch code(err) {
 	case "":
-		if errors.Is(err, errDisconnected) {
+		if errors.Is(err, errDisconnected) && !errors.Is(err, ErrUnavailable) {
 			return fmt.Errorf("%w: %w", ErrUnavailable, err)
 		}
 		return err
