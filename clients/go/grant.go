@@ -16,6 +16,7 @@ type grant struct {
 	renewed  bool
 	deadline time.Duration // on the boot clock
 	ceiling  time.Duration // an earlier deadline, while a new lease is being set
+	watched  time.Duration // the validity that renewal gives, as far as is known
 	count    int64         // holds at the agent
 	handles  int64         // open holds here
 	atRisk   bool

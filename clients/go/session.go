@@ -261,7 +261,11 @@ func (s *session) grantedAll(reply any, o options) (grants []*grant) {
 	}
 	for _, row := range rows {
 		fields, _ := row.(map[string]any)
-		grants = append(grants, s.granted(fields, o.lease > 0))
+		g := s.granted(fields, o.lease > 0)
+		if o.lease == 0 && number(fields["holds"]) == 1 { // A reentry may find a fixed lease.
+			g.update(func(g *grant) { g.watched = g.deadline - boot() })
+		}
+		grants = append(grants, g)
 	}
 	return grants
 }
@@ -297,15 +301,18 @@ func (s *session) extend(g *grant, lease time.Duration) error {
 	}
 	sent := boot()
 	millis := lease.Milliseconds()
-	if millis > 0 { // The agent may end it then.
-		lease = min(lease.Truncate(time.Millisecond), forever-sent)
-		g.update(func(g *grant) { g.ceiling = sent + lease })
-		s.arm()
-	}
+	g.update(func(g *grant) { // The agent may end it then.
+		g.ceiling = sent + g.watched
+		if millis > 0 {
+			g.ceiling = sent + min(lease.Truncate(time.Millisecond), forever-sent)
+		}
+	})
+	s.arm()
 	valid, err := s.call("EXTEND", g.name, millis, "KIND", g.kind)
 	lost := g.err() // A deadline that has passed stays passed.
 	g.update(func(g *grant) {
-		if errors.Is(err, errDisconnected) {
+		// Redis may have set it although it has not answered.
+		if errors.Is(err, errDisconnected) || code(err) == "UNAVAILABLE" {
 			g.deadline = g.endsLocked()
 		}
 		if err == nil {
@@ -358,7 +365,8 @@ func (s *session) granted(fields map[string]any, fixed bool) *grant {
 		if g != nil {
 			g.lose("it was granted again")
 		}
-		g = &grant{name: name, kind: kind, holder: holder, token: number(fields["token"]), renewed: !fixed, ceiling: forever}
+		g = &grant{name: name, kind: kind, holder: holder, token: number(fields["token"]), renewed: !fixed}
+		g.ceiling, g.watched = forever, replyLimit
 		s.mu.Lock()
 		s.grants[key{name, kind}] = g
 		closing := s.closing

@@ -1,5 +1,6 @@
 import { uptime } from "node:os";
 
+import { REPLY_LIMIT } from "./connection.js";
 import { LockLostError } from "./errors.js";
 
 /** The kernel shows the boot clock in hundredths of a second. */
@@ -14,6 +15,7 @@ export function boot() {
 export class Grant {
   deadline = 0; // on the boot clock
   ceiling = Infinity; // an earlier deadline, while a new lease is being set
+  watched = REPLY_LIMIT; // the validity that the agent's renewal gives, as far as is known
   count = 0; // holds at the agent
   handles = 0; // open holds here
   atRisk = false;

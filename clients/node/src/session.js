@@ -154,7 +154,12 @@ export class Session {
   }
 
   #grantedAll(rows, lease, sent) {
-    return [rows].flat().map((row) => this.#granted(row, lease, sent));
+    return [rows].flat().map((row) => {
+      const grant = this.#granted(row, lease, sent);
+      // A reentry may find a fixed lease.
+      if (lease === undefined && row.holds === 1) grant.watched = grant.deadline - boot();
+      return grant;
+    });
   }
 
   /** Waits for a reply until the limit, or until the signal says that nobody is interested any more. */
@@ -190,7 +195,7 @@ export class Session {
       await this.#connect(boot() + REPLY_LIMIT);
       const sent = boot();
       const millis = Math.floor(lease);
-      if (millis > 0) grant.ceiling = sent + millis; // The agent may end it then.
+      grant.ceiling = sent + (millis > 0 ? millis : grant.watched); // The agent may end it then.
       this.#arm();
       try {
         const valid = await this.#call("EXTEND", grant.name, millis, "KIND", grant.kind, "IN", this.#id);
@@ -198,7 +203,9 @@ export class Session {
         if (grant.held) grant.deadline = sent + valid; // A deadline that has passed stays passed.
         else throw grant.lost;
       } catch (error) {
-        if (isDisconnected(error)) grant.deadline = Math.min(grant.deadline, grant.ceiling);
+        // Redis may have set it although it has not answered.
+        const unsure = isDisconnected(error) || error.code === "UNAVAILABLE";
+        if (unsure) grant.deadline = Math.min(grant.deadline, grant.ceiling);
         if (isDisconnected(error)) throw new UnavailableError(`could not extend ${grant.name}: ${error.message}`);
         if (!(error instanceof ErrorReply)) throw error;
         if (!isGone(error)) throw fromReply(error);

@@ -9,6 +9,7 @@ use std::time::Duration;
 use tokio::sync::{Notify, watch};
 
 use crate::clock::boot;
+use crate::connection::REPLY_LIMIT;
 use crate::error::Lost;
 
 /// The name of a lock and its kind's word.
@@ -25,9 +26,13 @@ pub(crate) struct Grant {
 }
 
 pub(crate) struct GrantState {
-    pub(crate) renewed: bool,
+    renewed: bool,
     /// The instant on the boot clock at which the hold ends unless it is renewed.
-    pub(crate) deadline: Duration,
+    deadline: Duration,
+    /// An earlier deadline, while a new lease is being set: the agent may end the hold then.
+    ceiling: Duration,
+    /// The validity that the watchdog gives, as far as is known.
+    watched: Duration,
     /// The number of holds at the agent.
     pub(crate) count: i64,
     /// The number of open holds here.
@@ -36,6 +41,36 @@ pub(crate) struct GrantState {
 }
 
 impl GrantState {
+    /// Returns the instant until which the hold is certain.
+    pub(crate) fn ends(&self) -> Duration {
+        self.deadline.min(self.ceiling)
+    }
+
+    /// Ends the hold no later than at this instant, and returns when it ends.
+    pub(crate) fn limit_to(&mut self, limit: Duration) -> Duration {
+        self.deadline = self.deadline.min(limit);
+        self.ends()
+    }
+
+    /// Returns whether its deadline moves, so that it is to be read again.
+    pub(crate) fn is_followed(&self) -> bool {
+        self.renewed && self.ceiling == Duration::MAX
+    }
+
+    /// Notes what the agent reports of a grant or a reentry.
+    pub(crate) fn granted(&mut self, count: i64, fixed: bool, until: Duration) {
+        self.count = count;
+        self.renewed |= !fixed;
+        self.deadline = self.deadline.max(until);
+    }
+
+    /// Notes that the watchdog gives what is left now, unless this is a reentry, which may find a fixed lease.
+    pub(crate) fn note_watched(&mut self) {
+        if self.count == 1 {
+            self.watched = self.deadline.saturating_sub(boot());
+        }
+    }
+
     /// Returns whether the agent has more holds than are open here.
     pub(crate) fn has_surplus(&self) -> bool {
         self.count > self.handles
@@ -53,8 +88,15 @@ impl GrantState {
 
 impl Grant {
     pub(crate) fn new(key: Key, holder: String, token: Option<i64>, renewed: bool) -> Self {
-        let state =
-            GrantState { renewed, deadline: Duration::ZERO, count: 0, handles: 0, lost: None };
+        let state = GrantState {
+            renewed,
+            deadline: Duration::ZERO,
+            ceiling: Duration::MAX,
+            watched: REPLY_LIMIT,
+            count: 0,
+            handles: 0,
+            lost: None,
+        };
         let at_risk = watch::Sender::new(false);
         Self { key, holder, token, at_risk, state: Mutex::new(state), ended: Notify::new() }
     }
@@ -70,7 +112,7 @@ impl Grant {
     /// Fails unless the hold is certain. Once it is not, it never is again.
     pub(crate) fn check(&self) -> Result<(), Lost> {
         let mut state = self.state();
-        if state.lost.is_none() && boot() >= state.deadline {
+        if state.lost.is_none() && boot() >= state.ends() {
             self.end(&mut state, "its deadline has passed");
         }
         state.lost.clone().map_or(Ok(()), Err)
@@ -115,5 +157,31 @@ impl Grant {
         if self.is_held() {
             self.state().deadline = deadline;
         }
+    }
+
+    /// Relies on no more than the new lease, none for the watchdog's, from the instant `sent` on.
+    pub(crate) fn extending(&self, lease: Option<Duration>, sent: Duration) {
+        let mut state = self.state();
+        state.ceiling = sent.saturating_add(lease.unwrap_or(state.watched));
+    }
+
+    /// Notes that the new lease has begun, unless the hold has ended meanwhile.
+    pub(crate) fn extended(&self, renewed: bool, deadline: Duration) {
+        let held = self.is_held();
+        let mut state = self.state();
+        if held {
+            (state.renewed, state.deadline) = (renewed, deadline);
+        }
+        state.ceiling = Duration::MAX;
+    }
+
+    /// Notes that the new lease has not begun, surely or perhaps.
+    pub(crate) fn not_extended(&self, surely: bool) {
+        let _ = self.check(); // Notes a deadline that has passed.
+        let mut state = self.state();
+        if !surely {
+            state.deadline = state.ends();
+        }
+        state.ceiling = Duration::MAX;
     }
 }

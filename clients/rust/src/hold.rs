@@ -88,7 +88,7 @@ impl Hold {
     /// Returns the instant until which the hold is certain, as a time of `CLOCK_BOOTTIME`. Renewals move it.
     #[must_use]
     pub fn deadline(&self) -> Duration {
-        self.grant.state().deadline
+        self.grant.state().ends()
     }
 
     /// Completes when the hold is lost, and never after its release: a branch for `tokio::select!`, or a task of its

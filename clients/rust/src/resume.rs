@@ -176,11 +176,7 @@ impl Session {
         }
         drop(state);
         for grant in self.grants() {
-            {
-                let mut state = grant.state();
-                state.deadline = state.deadline.min(limit);
-                end = end.max(state.deadline);
-            }
+            end = end.max(grant.state().limit_to(limit));
             grant.warn(true);
         }
         // Without a runtime nothing can be resumed, and deadlines end the holds.

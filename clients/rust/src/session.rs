@@ -233,7 +233,13 @@ impl Session {
     fn granted_all(&self, reply: &Value, request: &Request) -> Vec<Arc<Grant>> {
         let fixed = request.lease.is_some();
         let rows = if request.several { reply.list() } else { std::slice::from_ref(reply) };
-        rows.iter().map(|row| self.granted(row, fixed)).collect()
+        let grants: Vec<_> = rows.iter().map(|row| self.granted(row, fixed)).collect();
+        if !fixed {
+            for grant in &grants {
+                grant.state().note_watched();
+            }
+        }
+        grants
     }
 
     /// Records a grant or a reentry that the agent reports.
@@ -248,11 +254,8 @@ impl Session {
             }
             grant
         });
-        let mut state = grant.state();
-        state.count = row.get("holds").integer().unwrap_or(1);
-        state.renewed |= !fixed;
-        state.deadline = state.deadline.max(valid_until(row));
-        drop(state);
+        let count = row.get("holds").integer().unwrap_or(1);
+        grant.state().granted(count, fixed, valid_until(row));
         grant
     }
 
@@ -320,7 +323,7 @@ impl Session {
                 if !grant.is_held() {
                     break;
                 }
-                let deadline = grant.state().deadline;
+                let deadline = grant.state().ends();
                 self.connect(deadline, None).await?;
                 continue;
             };
@@ -356,26 +359,32 @@ impl Session {
         let millis = lease.unwrap_or_default().as_millis();
         let command = Command::new("EXTEND").word(name).number(millis).word("KIND").word(kind);
         let sent = boot();
-        match connection.call(&command.word("IN").word(id)).await {
+        grant.extending(lease, sent);
+        self.arm();
+        let answer = connection.call(&command.word("IN").word(id)).await;
+        match &answer {
             Ok(valid) => {
                 self.state().proven = sent;
-                grant.state().renewed = lease.is_none();
-                grant.renew(sent + self::millis(&valid));
-                self.arm();
-                grant.check().map_err(Error::from)
+                grant.extended(lease.is_none(), sent + self::millis(valid));
             }
             Err(Failure::Disconnected) => {
+                grant.not_extended(false);
                 self.doubt(&connection);
-                Err(Failure::Disconnected.into())
             }
-            Err(Failure::Reply(message)) => match crate::error::code(&message) {
-                "LOST" | "NOTHELD" => {
-                    grant.lose(&message);
-                    grant.check().map_err(Error::from)
-                }
-                _ => Err(Error::from_reply(message)),
-            },
+            // Redis may have set it nonetheless.
+            Err(failure) => grant.not_extended(failure.code() != "UNAVAILABLE"),
         }
+        self.arm();
+        match answer {
+            Err(Failure::Reply(message))
+                if matches!(crate::error::code(&message), "LOST" | "NOTHELD") =>
+            {
+                grant.lose(&message);
+            }
+            Err(failure) => return Err(failure.into()),
+            Ok(_) => {}
+        }
+        grant.check().map_err(Error::from)
     }
 
     /// Ends a wait that nobody is interested in any more, and releases what it was granted.

@@ -34,8 +34,8 @@ impl Session {
         let mut state = self.state();
         let pauses = state.grants.values().filter_map(|grant| {
             let grant = grant.state();
-            let left = grant.deadline.saturating_sub(now);
-            let pause = if grant.renewed { left / REFRESH_DIVISOR } else { left };
+            let left = grant.ends().saturating_sub(now);
+            let pause = if grant.is_followed() { left / REFRESH_DIVISOR } else { left };
             (!grant.is_lost()).then_some(pause)
         });
         let Some(pause) = pauses.min() else { return };
@@ -61,7 +61,8 @@ impl Session {
     /// Ends holds whose deadline has passed, and reads the deadlines of the others.
     pub(crate) async fn tend(self: &Arc<Self>) {
         let grants = self.grants();
-        let live = grants.iter().filter(|grant| grant.is_held() && grant.state().renewed).count();
+        let live =
+            grants.iter().filter(|grant| grant.is_held() && grant.state().is_followed()).count();
         if live > 0 && self.connected().is_some() {
             // Whoever finds the connection lost reconnects.
             let _ = match self.turn.try_lock() {

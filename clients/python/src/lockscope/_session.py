@@ -281,6 +281,8 @@ class Session:
                     grant.deadline = before  # The agent refused, so the old lease goes on.
                 raise from_reply(str(error)) from None
             else:
+                if not grant.held:  # A deadline that has passed stays passed.
+                    raise LockLost(grant.name, grant.reason or "")
                 grant.renewed = not lease
                 grant.deadline = sent + valid / 1000
             finally:
@@ -330,14 +332,18 @@ class Session:
             grant = Grant(fields["lock"], kind, fields["holder"], fields["token"], lease is None)
             self.grants[grant.name, kind] = grant
         grant.count = fields["holds"]
-        if lease is None:
-            grant.watched = max(_deadline(fields) - boot(), SHORTEST_PAUSE)
         grant.renewed = grant.renewed or lease is None
         grant.deadline = max(grant.deadline, _deadline(fields))
         return grant
 
     def _granted_all(self, rows: Any, kind: str, lease: Optional[float]) -> List[Grant]:
-        return [self._granted(row, kind, lease) for row in (rows if isinstance(rows, list) else [rows])]
+        granted = []
+        for row in rows if isinstance(rows, list) else [rows]:
+            grant = self._granted(row, kind, lease)
+            if lease is None and row["holds"] == 1:  # A reentry may find a fixed lease.
+                grant.watched = grant.deadline - boot()
+            granted.append(grant)
+        return granted
 
     async def _settle(self, grant: Grant) -> None:
         """Releases what the agent still has beyond the open handles."""

@@ -18,6 +18,8 @@ final class Grant {
     private long deadline;
     /** An earlier deadline, while a new lease is being set. */
     private long ceiling = Long.MAX_VALUE;
+    /** The validity that renewal gives, as far as is known. */
+    private long watched = Connection.REPLY_LIMIT;
     private long count;
     private final Deque<Hold> open = new ArrayDeque<>();
     private boolean atRisk;
@@ -112,9 +114,20 @@ final class Grant {
         }
     }
 
-    /** Notes that the agent may end it at this instant, until the reply tells. */
-    synchronized void extending(long ceiling) {
-        this.ceiling = ceiling;
+    /** Notes that renewal gives what is left now, unless this is a reentry, which may find a fixed lease. */
+    synchronized void noteWatched() {
+        if (count == 1) {
+            watched = left();
+        }
+    }
+
+    /**
+     * Relies on no more than the new lease from the instant {@code sent} on, until the reply tells.
+     *
+     * @param lease in nanoseconds, 0 for renewal
+     */
+    synchronized void extending(long sent, long lease) {
+        ceiling = sent + (lease > 0 ? lease : watched);
     }
 
     /** Notes the reply. A deadline that has passed stays passed. */

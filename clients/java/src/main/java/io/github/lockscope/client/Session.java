@@ -197,6 +197,9 @@ final class Session {
         for (var row : request.rows(reply)) {
             granted.add(grants.granted(Fields.map(row), request.isFixed(), sent));
         }
+        if (!request.isFixed()) {
+            granted.forEach(Grant::noteWatched);
+        }
         if (link.isClosing()) {
             loseAll();
         }
@@ -270,10 +273,8 @@ final class Session {
             connect(BootClock.atLeast() + Connection.REPLY_LIMIT);
             var connection = link.connection();
             long sent = BootClock.atLeast();
-            if (millis > 0) {
-                grant.extending(sent + Math.min(TimeUnit.MILLISECONDS.toNanos(millis), Interruption.FOREVER));
-                renewals.arm();
-            }
+            grant.extending(sent, Math.min(TimeUnit.MILLISECONDS.toNanos(millis), Interruption.FOREVER));
+            renewals.arm();
             var valid = link.call("EXTEND", grant.name, millis, "KIND", grant.kind.word(), "IN", link.id());
             long deadline = sent + Fields.millis(valid);
             if (!link.ifCurrent(connection, () -> grant.extended(millis == 0, deadline))) {
@@ -282,7 +283,8 @@ final class Session {
             }
             grant.checkNotLost();
         } catch (Failure failure) {
-            grant.notExtended(!failure.isDisconnected());
+            // Redis may have set it although it has not answered.
+            grant.notExtended(!failure.isDisconnected() && !failure.code().equals("UNAVAILABLE"));
             if (failure.code().equals("LOST") || failure.code().equals("NOTHELD")) {
                 grant.lose(failure.getMessage());
                 throw grant.loss();
