@@ -13,6 +13,9 @@ const (
 	retryPause = 100 * time.Millisecond
 	// leastLimit is what a connection gets to begin, however short the wait is: the agent may take that long to answer.
 	leastLimit = 2 * time.Second
+	// answerMargin is how much later than its limit the reply to a wait may come. Redis may leave the last attempt, and
+	// then the release of what it acquired, without an answer for two seconds each.
+	answerMargin = 5 * time.Second
 	// connectLimit bounds the wait for an agent that is not there.
 	connectLimit = 30 * time.Second
 	// Renewed deadlines are read again after a third of the remaining validity.
@@ -41,6 +44,7 @@ type session struct {
 	users      int
 	timer      *time.Timer
 	closing    bool
+	waiting    bool // the command that has the turn waits for a lock
 }
 
 func newSession(path string, grace time.Duration, onIdle func(*session)) *session {
@@ -106,10 +110,8 @@ func (s *session) lock(ctx context.Context, names []string, o options) ([]*grant
 	if o.limited {
 		end = boot() + o.wait
 	}
-	select {
-	case s.turn <- struct{}{}:
-	case <-ctx.Done():
-		return nil, context.Cause(ctx)
+	if err := s.takeTurn(ctx, end, names); err != nil {
+		return nil, err
 	}
 	withdrawn := false
 	defer func() {
@@ -141,7 +143,7 @@ func (s *session) lock(ctx context.Context, names []string, o options) ([]*grant
 		if o.limited {
 			left := max(0, end-boot())
 			words = append(words, "WAIT", left.Milliseconds())
-			limit := time.NewTimer(left + replyLimit)
+			limit := time.NewTimer(left + answerMargin)
 			defer limit.Stop()
 			overdue = limit.C
 		}
@@ -150,9 +152,12 @@ func (s *session) lock(ctx context.Context, names []string, o options) ([]*grant
 		s.mu.Unlock()
 		sent := boot()
 		p := conn.send(words...)
+		s.setWaiting(true)
 		select {
 		case <-p.done:
+			s.setWaiting(false)
 		case <-ctx.Done():
+			s.setWaiting(false)
 			withdrawn = true
 			s.enter()
 			go func() {
@@ -162,6 +167,7 @@ func (s *session) lock(ctx context.Context, names []string, o options) ([]*grant
 			}()
 			return nil, context.Cause(ctx)
 		case <-overdue:
+			s.setWaiting(false)
 			s.doubt(conn)
 			return nil, fmt.Errorf("%w: could not acquire %s: no reply from the agent", ErrUnavailable, list(names))
 		}
@@ -189,6 +195,49 @@ func (s *session) lock(ctx context.Context, names []string, o options) ([]*grant
 			}
 		}
 	}
+}
+
+// takeTurn waits for the end of the session's command in progress, until the context or the instant end. One that is no
+// wait for a lock has leastLimit at least.
+func (s *session) takeTurn(ctx context.Context, end time.Duration, names []string) error {
+	var overdue <-chan time.Time
+	if end != forever {
+		left := max(0, end-boot())
+		if !s.isWaiting() {
+			left = max(left, leastLimit)
+		}
+		limit := time.NewTimer(left)
+		defer limit.Stop()
+		overdue = limit.C
+	}
+	select {
+	case s.turn <- struct{}{}:
+		return nil
+	default:
+	}
+	select {
+	case s.turn <- struct{}{}:
+		return nil
+	case <-ctx.Done():
+		return context.Cause(ctx)
+	case <-overdue:
+		if s.isWaiting() {
+			return fmt.Errorf("%w: %s: its owner waits for another lock", ErrTimeout, list(names))
+		}
+		return fmt.Errorf("%w: could not acquire %s: no reply from the agent to an earlier command", ErrUnavailable, list(names))
+	}
+}
+
+func (s *session) isWaiting() bool {
+	s.mu.Lock()
+	defer s.mu.Unlock()
+	return s.waiting
+}
+
+func (s *session) setWaiting(waiting bool) {
+	s.mu.Lock()
+	defer s.mu.Unlock()
+	s.waiting = waiting
 }
 
 func lockWords(names []string, o options) []any {

@@ -17,6 +17,11 @@ const RETRY_PAUSE = 100;
 const CONNECT_LIMIT = 30_000;
 /** What a connection gets to begin, however short the wait is: the agent may take that long to answer. */
 const LEAST_LIMIT = 2000;
+/**
+ * How much later than its limit the reply to a wait may come. Redis may leave the last attempt, and then the release of what it
+ * acquired, without an answer for two seconds each.
+ */
+const ANSWER_MARGIN = 5000;
 /** Renewed deadlines are read again after this part of the remaining validity. */
 const REFRESH_PART = 1 / 3;
 const SHORTEST_PAUSE = 50;
@@ -45,6 +50,7 @@ export class Session {
   #running = 0;
   #timer = null;
   #closing = false;
+  #waiting = false; // the command that has the turn waits for a lock
 
   constructor(path, grace, onIdle) {
     this.#path = path;
@@ -56,29 +62,37 @@ export class Session {
     return this.#users === 0 && this.#grants.size === 0 && !this.#uncertain;
   }
 
-  /** Runs work once everything before it has ended. */
-  async #turn(work) {
+  /** Runs work once everything before it has ended. Fails if that `arrival` does. */
+  async #turn(work, arrival = (before) => before) {
     this.#users += 1;
     this.#connection?.keepsProcess(true);
     const before = this.#queue;
     let done;
     this.#queue = new Promise((resolve) => (done = resolve));
-    await before;
-    this.#running += 1;
     const leave = () => {
-      this.#running -= 1;
       done();
       this.#users -= 1;
       if (this.idle) this.#connection?.keepsProcess(false);
       if (this.idle && this.owner !== null) this.#onIdle(this);
+    };
+    try {
+      await arrival(before);
+    } catch (error) {
+      before.then(leave);
+      throw error;
+    }
+    this.#running += 1;
+    const end = () => {
+      this.#running -= 1;
+      leave();
     };
     let rest;
     try {
       // Work that was interrupted leaves the rest of it, which keeps the turn.
       return await work((remainder) => (rest = remainder));
     } finally {
-      if (rest === undefined) leave();
-      else rest.catch(() => {}).finally(leave);
+      if (rest === undefined) end();
+      else rest.catch(() => {}).finally(end);
     }
   }
 
@@ -88,8 +102,9 @@ export class Session {
 
   /** Acquires the locks, or reenters them: one by its name, or all of several. */
   lock(names, kind, { wait, lease, signal }, several = false) {
-    return this.#turn(async (leaveRest) => {
-      const end = wait === undefined ? Infinity : boot() + wait;
+    const end = wait === undefined ? Infinity : boot() + wait;
+    const described = names.join(", ");
+    const work = async (leaveRest) => {
       for (;;) {
         signal?.throwIfAborted();
         await this.#connect(Math.min(end, boot() + CONNECT_LIMIT), signal);
@@ -105,10 +120,11 @@ export class Session {
         const sent = boot();
         const reply = connection.send(...words, "IN", this.#id);
         try {
-          const rows = await this.#interruptible(reply, left + REPLY_LIMIT, signal);
+          this.#waiting = true;
+          const rows = await this.#interruptible(reply, left + ANSWER_MARGIN, signal).finally(() => (this.#waiting = false));
           this.#proven = sent;
           if (rows === null && this.#closing) continue;
-          if (rows === null) throw new LockTimeoutError(`could not acquire ${names.join(", ")} within ${wait} ms`);
+          if (rows === null) throw new LockTimeoutError(`could not acquire ${described} within ${wait} ms`);
           const granted = this.#grantedAll(rows, lease, sent);
           if (granted.filter((grant) => grant.held).length === names.length) return this.#handOut(granted);
         } catch (error) {
@@ -128,7 +144,24 @@ export class Session {
           } else throw fromReply(error);
         }
       }
-    });
+    };
+    return this.#turn(work, (before) => this.#arrival(before, end, signal, described));
+  }
+
+  /**
+   * Waits for the end of the session's command in progress, until the signal or the instant `end`. One that is no wait for a
+   * lock has `LEAST_LIMIT` at least.
+   */
+  async #arrival(before, end, signal, described) {
+    signal?.throwIfAborted();
+    const limit = Math.max(end - boot(), this.#waiting ? 0 : LEAST_LIMIT);
+    try {
+      await this.#interruptible(before, limit, signal);
+    } catch (error) {
+      if (!(error instanceof UnavailableError)) throw error;
+      if (this.#waiting) throw new LockTimeoutError(`could not acquire ${described}: its owner waits for another lock`);
+      throw new UnavailableError(`could not acquire ${described}: no reply from the agent to an earlier command`);
+    }
   }
 
   /**

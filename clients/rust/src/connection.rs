@@ -19,6 +19,12 @@ use crate::resp::{Command, Parser, Value};
 /// The time limit for replies that do not wait for a lock. The agent itself answers within about two seconds.
 pub(crate) const REPLY_LIMIT: Duration = Duration::from_secs(10);
 
+/// How much later than its limit the reply to a wait may come. Redis may leave the last attempt, and then the release of
+/// what it acquired, without an answer for two seconds each.
+pub(crate) const ANSWER_MARGIN: Duration = Duration::from_secs(5);
+/// The time that a connection has to begin, however short the wait is: a healthy agent may take that long.
+pub(crate) const LEAST_LIMIT: Duration = Duration::from_secs(2);
+
 /// A reply to come. It fails when the connection ends before.
 pub(crate) type Reply = oneshot::Receiver<Value>;
 

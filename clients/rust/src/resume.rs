@@ -6,10 +6,10 @@ use std::sync::{Arc, Weak};
 use std::time::Duration;
 
 use tokio::runtime::Handle;
-use tokio::time::sleep;
+use tokio::time::{sleep, timeout};
 
 use crate::clock::boot;
-use crate::connection::{Connection, Listener};
+use crate::connection::{Connection, LEAST_LIMIT, Listener, REPLY_LIMIT};
 use crate::detached::Cancel;
 use crate::error::{Error, Failure, Result};
 use crate::grant::Grant;
@@ -24,7 +24,7 @@ impl Session {
         cancel: Option<&Cancel>,
     ) -> Result<()> {
         while self.connected().is_none() {
-            let error = match self.open().await {
+            let error = match self.open(end, cancel).await {
                 Ok(Ok(())) => continue,
                 Ok(Err(Failure::Reply(message))) => match crate::error::code(&message) {
                     "GONE" => {
@@ -50,12 +50,23 @@ impl Session {
         Error::Unavailable(format!("no agent at {}: {cause}", self.path.display()))
     }
 
-    async fn open(self: &Arc<Self>) -> io::Result<Result<(), Failure>> {
+    /// Tries once, until the request to cancel or the instant `end`, but for at least [`LEAST_LIMIT`].
+    async fn open(
+        self: &Arc<Self>,
+        end: Duration,
+        cancel: Option<&Cancel>,
+    ) -> io::Result<Result<(), Failure>> {
         let listener = SessionListener(Arc::downgrade(self));
         let connection = Connection::open(&self.path, listener).await?;
         drop(connection.send(&Command::new("HELLO").word("3")));
         let sent = boot();
-        let opened = self.take_session(&connection).await;
+        let limit = end.saturating_sub(sent).clamp(LEAST_LIMIT, REPLY_LIMIT);
+        let opening = timeout(limit, self.take_session(&connection));
+        let opened = match cancel {
+            Some(cancel) => cancel.unless_requested(opening).await,
+            None => Some(opening.await),
+        };
+        let opened = opened.and_then(Result::ok).unwrap_or(Err(Failure::Disconnected));
         let ticket = match opened {
             Ok(ticket) => ticket,
             Err(failure) => {

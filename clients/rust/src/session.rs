@@ -10,12 +10,14 @@ use std::sync::{Arc, Mutex, MutexGuard, PoisonError, Weak};
 use std::time::Duration;
 
 use tokio::runtime::Handle;
-use tokio::sync::Mutex as AsyncMutex;
+use tokio::sync::{Mutex as AsyncMutex, MutexGuard as AsyncMutexGuard};
 use tokio::time::{sleep, timeout};
 
 use crate::agent::Pool;
 use crate::clock::boot;
-use crate::connection::{Connection, Listener, REPLY_LIMIT, Reply, outcome};
+use crate::connection::{
+    ANSWER_MARGIN, Connection, LEAST_LIMIT, Listener, REPLY_LIMIT, Reply, outcome,
+};
 use crate::detached::Cancel;
 use crate::error::{Error, Failure, Result};
 use crate::grant::{Grant, Key};
@@ -50,6 +52,8 @@ pub(crate) struct SessionState {
     pub(crate) grants: HashMap<Key, Arc<Grant>>,
     pub(crate) timer: Option<Timer>,
     pub(crate) closing: bool,
+    /// The command that has the turn waits for a lock.
+    waiting: bool,
     /// Calls in progress.
     pub(crate) users: usize,
     owner: Option<usize>,
@@ -131,9 +135,10 @@ impl Session {
         cancel: &Cancel,
     ) -> Result<Vec<Arc<Grant>>> {
         let end = request.wait.map(|wait| boot().saturating_add(wait));
-        let Some(_turn) = cancel.unless_requested(self.turn.lock()).await else {
+        let Some(turn) = cancel.unless_requested(self.turn_until(end, request)).await else {
             return Err(withdrawn());
         };
+        let _turn = turn?;
         loop {
             let patience = boot() + CONNECT_LIMIT;
             self.connect(end.map_or(patience, |end| end.min(patience)), Some(cancel)).await?;
@@ -153,7 +158,9 @@ impl Session {
             let left = end.map(|end| end.saturating_sub(boot()));
             let sent = boot();
             let mut reply = connection.send(&request.command(left, &id));
+            self.state().waiting = true;
             let answer = cancel.unless_requested(within(left, &mut reply)).await;
+            self.state().waiting = false;
             let Some(answer) = answer else {
                 self.withdraw(&connection, reply, request).await;
                 return Err(withdrawn());
@@ -189,6 +196,27 @@ impl Session {
                 },
             }
         }
+    }
+
+    /// Waits for the end of the session's command in progress, until the instant `end`. One that is no wait for a lock has
+    /// [`LEAST_LIMIT`] at least.
+    async fn turn_until(
+        &self,
+        end: Option<Duration>,
+        request: &Request,
+    ) -> Result<AsyncMutexGuard<'_, ()>> {
+        let Some(end) = end else { return Ok(self.turn.lock().await) };
+        let least = if self.state().waiting { Duration::ZERO } else { LEAST_LIMIT };
+        let left = end.saturating_sub(boot()).max(least);
+        timeout(left, self.turn.lock()).await.map_err(|_| {
+            let name = request.describe();
+            if self.state().waiting {
+                return Error::Timeout { name, wait: request.wait.unwrap_or_default() };
+            }
+            Error::Unavailable(format!(
+                "could not acquire {name}: no reply from the agent to an earlier command"
+            ))
+        })
     }
 
     /// Returns what the owner has of the locks.
@@ -462,7 +490,7 @@ impl Drop for Session {
 /// Returns the reply, or nothing if the agent is overdue with it.
 async fn within(left: Option<Duration>, reply: &mut Reply) -> Option<Result<Value, Failure>> {
     match left {
-        Some(left) => timeout(left.saturating_add(REPLY_LIMIT), reply).await.ok().map(outcome),
+        Some(left) => timeout(left.saturating_add(ANSWER_MARGIN), reply).await.ok().map(outcome),
         None => Some(outcome(reply.await)),
     }
 }

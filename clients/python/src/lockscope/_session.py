@@ -21,6 +21,9 @@ REPLY_LIMIT = 10.0
 CONNECT_LIMIT = 30.0
 #: The time that an agent has to answer in a wait that ends sooner.
 ANSWER_TIME = 3.0
+#: How much later than its limit the reply to a wait may come. Redis may leave the last attempt, and then the release of what
+#: it acquired, without an answer for two seconds each.
+ANSWER_MARGIN = 5.0
 RETRY_PAUSE = 0.1
 #: Renewed deadlines are read again after this part of the remaining validity.
 REFRESH_PART = 1 / 3
@@ -176,7 +179,7 @@ class Session:
                 sent = boot()
                 reply = self._connection.send(*_lock_words(names, several, kind, left, lease, self._id))
                 try:
-                    limit = None if left is None else left + REPLY_LIMIT
+                    limit = None if left is None else left + ANSWER_MARGIN
                     self._waiting = True
                     answered, _ = await asyncio.wait({reply}, timeout=limit)
                 except asyncio.CancelledError:

@@ -23,6 +23,12 @@ final class Connection {
     /** The time limit for replies that do not wait for a lock. The agent itself answers within about two seconds. */
     static final long REPLY_LIMIT = TimeUnit.SECONDS.toNanos(10);
 
+    /**
+     * How much later than its limit the reply to a wait may come. Redis may leave the last attempt, and then the release of
+     * what it acquired, without an answer for two seconds each.
+     */
+    static final long ANSWER_MARGIN = TimeUnit.SECONDS.toNanos(5);
+
     /** Receives what is not a reply. Its methods do not wait for anything. */
     interface Listener {
         void onPush(List<Object> event);
@@ -114,8 +120,24 @@ final class Connection {
 
     /** Sends a command and waits for its reply. Without one in time it closes the connection. */
     Object call(Object... words) throws Failure {
+        try {
+            return call(Interruption.DEFERRED, words);
+        } catch (InterruptedException interrupt) {
+            throw new AssertionError("interrupts are deferred", interrupt);
+        }
+    }
+
+    /** Does the same. Also an interrupt that ends the wait closes the connection. */
+    Object call(Interruption interruption, Object... words) throws Failure, InterruptedException {
         var reply = send(words);
-        if (!Interruption.deferring(REPLY_LIMIT, reply::await)) {
+        boolean arrived;
+        try {
+            arrived = interruption.await(REPLY_LIMIT, reply::await);
+        } catch (InterruptedException interrupt) {
+            close();
+            throw interrupt;
+        }
+        if (!arrived) {
             close();
             long seconds = TimeUnit.NANOSECONDS.toSeconds(REPLY_LIMIT);
             throw Failure.disconnected("no reply to " + words[0] + " within " + seconds + " s");

@@ -12,7 +12,7 @@ import java.util.concurrent.TimeUnit;
 final class Link implements Connection.Listener {
     static final long RETRY_PAUSE = TimeUnit.MILLISECONDS.toNanos(100);
     /** What a connection gets to begin, however short the wait is: the agent may take that long. */
-    private static final long LEAST_LIMIT = TimeUnit.SECONDS.toNanos(2);
+    static final long LEAST_LIMIT = TimeUnit.SECONDS.toNanos(2);
 
     /** Receives what happens on a connection. Its methods do not wait for anything. */
     interface Listener {
@@ -108,7 +108,7 @@ final class Link implements Connection.Listener {
             }
             LockscopeException error;
             try {
-                open(end);
+                open(end, interruption);
                 continue;
             } catch (IOException failure) {
                 error = absent(failure);
@@ -135,14 +135,14 @@ final class Link implements Connection.Listener {
     }
 
     /** Tries once, until the instant {@code end}, but for at least {@link #LEAST_LIMIT}. */
-    private void open(long end) throws IOException, Failure {
+    private void open(long end, Interruption interruption) throws IOException, Failure, InterruptedException {
         var fresh = Connection.open(path, engine, this);
         long left = Math.max(end - BootClock.atMost(), LEAST_LIMIT);
         var limit = engine.after(Math.min(left, Connection.REPLY_LIMIT), fresh::close);
         long sent = BootClock.atLeast();
         Map<?, ?> ticket;
         try {
-            ticket = begin(fresh);
+            ticket = begin(fresh, interruption);
         } catch (Failure failure) {
             fresh.close();
             throw limit.getDelay(TimeUnit.NANOSECONDS) <= 0 ? Failure.disconnected("no reply in time") : failure;
@@ -169,7 +169,7 @@ final class Link implements Connection.Listener {
     }
 
     /** Begins a session on a connection, or resumes the one there is. */
-    private Map<?, ?> begin(Connection fresh) throws Failure {
+    private Map<?, ?> begin(Connection fresh, Interruption interruption) throws Failure, InterruptedException {
         String id;
         String secret;
         synchronized (this) {
@@ -177,14 +177,14 @@ final class Link implements Connection.Listener {
             secret = this.secret;
         }
         if (!id.isEmpty()) {
-            var ticket = remember(fresh.call("RESUME", id, secret));
-            fresh.call("SESSION", "PUSH", "on");
+            var ticket = remember(fresh.call(interruption, "RESUME", id, secret));
+            fresh.call(interruption, "SESSION", "PUSH", "on");
             return ticket;
         }
         if (grace > 0) {
             try {
                 long millis = TimeUnit.NANOSECONDS.toMillis(grace);
-                return remember(fresh.call("SESSION", "GRACE", millis, "PUSH", "on"));
+                return remember(fresh.call(interruption, "SESSION", "GRACE", millis, "PUSH", "on"));
             } catch (Failure failure) {
                 // An agent without a journal grants locks but no grace.
                 if (!failure.code().equals("UNAVAILABLE")) {
@@ -192,7 +192,7 @@ final class Link implements Connection.Listener {
                 }
             }
         }
-        return remember(fresh.call("SESSION", "PUSH", "on"));
+        return remember(fresh.call(interruption, "SESSION", "PUSH", "on"));
     }
 
     private synchronized Map<?, ?> remember(Object reply) {

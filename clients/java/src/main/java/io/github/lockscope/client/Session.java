@@ -24,6 +24,8 @@ final class Session {
     private final Renewals renewals;
     /** Has a permit while no command runs. */
     private final Semaphore turn = new Semaphore(1);
+    /** The command that has the turn waits for a lock. */
+    private volatile boolean waiting;
     /** The owner served. Guarded by the agent object. */
     Owner owner;
 
@@ -97,7 +99,7 @@ final class Session {
      */
     List<Hold> lock(Request request, long wait, Interruption interruption) throws InterruptedException {
         long end = wait == Interruption.FOREVER ? wait : BootClock.atLeast() + wait;
-        interruption.await(Interruption.FOREVER, nanos -> turn.tryAcquire(nanos, TimeUnit.NANOSECONDS));
+        takeTurn(request, end, interruption);
         var withdrawal = new Withdrawal();
         try {
             while (true) {
@@ -131,6 +133,25 @@ final class Session {
         }
     }
 
+    /**
+     * Waits for the end of the session's command in progress, until the instant {@code end}. One that is no wait for a lock
+     * has {@link Link#LEAST_LIMIT} at least.
+     */
+    private void takeTurn(Request request, long end, Interruption interruption) throws InterruptedException {
+        long limit = end;
+        if (end != Interruption.FOREVER) {
+            limit = Math.max(end - BootClock.atLeast(), waiting ? 0 : Link.LEAST_LIMIT);
+        }
+        if (interruption.await(limit, nanos -> turn.tryAcquire(nanos, TimeUnit.NANOSECONDS))) {
+            return;
+        }
+        if (waiting) {
+            throw new LockTimeoutException("could not acquire " + request + ": its owner waits for another lock");
+        }
+        throw new UnavailableException(
+                "could not acquire " + request + ": no reply from the agent to an earlier command");
+    }
+
     /** Ends a wait that was interrupted. It keeps the turn until it is done. */
     private static final class Withdrawal {
         private Runnable work;
@@ -149,7 +170,8 @@ final class Session {
         long sent = BootClock.atLeast();
         var reply = connection.send(request.words(limited ? TimeUnit.NANOSECONDS.toMillis(left) : -1, link.id()));
         try {
-            long limit = limited ? left + Connection.REPLY_LIMIT : Interruption.FOREVER;
+            long limit = limited ? left + Connection.ANSWER_MARGIN : Interruption.FOREVER;
+            waiting = true;
             if (!interruption.await(limit, reply::await)) {
                 link.doubt(connection);
                 throw new UnavailableException("could not acquire " + request + ": no reply from the agent");
@@ -189,6 +211,8 @@ final class Session {
                 default -> throw failure.toException();
             }
             return List.of();
+        } finally {
+            waiting = false;
         }
     }
 
