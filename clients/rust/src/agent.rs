@@ -67,7 +67,7 @@ impl Agent {
             std::mem::take(&mut sessions.all)
         };
         let sessions: Vec<_> = sessions.iter().filter_map(Weak::upgrade).collect();
-        let closing: Vec<_> = sessions.iter().filter_map(|session| session.begin_close()).collect();
+        let closing: Vec<_> = sessions.iter().filter_map(Session::begin_close).collect();
         for goodbye in closing {
             goodbye.await;
         }

@@ -14,16 +14,22 @@ use crate::detached::Cancel;
 use crate::error::{Error, Failure, Result};
 use crate::grant::Grant;
 use crate::resp::{Command, Value};
-use crate::session::{RETRY_PAUSE, Session, valid_until};
+use crate::session::{CLOSE_LIMIT, RETRY_PAUSE, Session, valid_until};
 
 impl Session {
-    /// Connects, or resumes the session, and retries until the instant `end`.
+    /// Connects, or resumes the session, and retries until the instant `end`. Fails once the session was closed.
     pub(crate) async fn connect(
         self: &Arc<Self>,
         end: Duration,
         cancel: Option<&Cancel>,
     ) -> Result<()> {
-        while self.connected().is_none() {
+        loop {
+            if self.state().closing {
+                return Err(Error::Closed);
+            }
+            if self.connected().is_some() {
+                return Ok(());
+            }
             let error = match self.open(end, cancel).await {
                 Ok(Ok(())) => continue,
                 Ok(Err(Failure::Reply(message))) => match crate::error::code(&message) {
@@ -38,12 +44,11 @@ impl Session {
                 Err(error) => self.absent(&error.to_string()),
             };
             let cancelled = cancel.is_some_and(Cancel::is_requested);
-            if self.state().closing || cancelled || boot() >= end {
+            if cancelled || boot() >= end {
                 return Err(error);
             }
             sleep(RETRY_PAUSE).await;
         }
-        Ok(())
     }
 
     fn absent(&self, cause: &str) -> Error {
@@ -74,10 +79,18 @@ impl Session {
                 return Ok(Err(failure));
             }
         };
-        {
+        let closing = {
             let mut state = self.state();
-            state.connection = Some(connection.clone());
-            (state.proven, state.uncertain) = (sent, false);
+            if !state.closing {
+                state.connection = Some(connection.clone());
+                (state.proven, state.uncertain) = (sent, false);
+            }
+            state.closing
+        };
+        if closing {
+            let _ = timeout(CLOSE_LIMIT, connection.send(&Command::new("QUIT"))).await;
+            connection.close();
+            return Ok(Err(Failure::Disconnected));
         }
         self.take_over(ticket.get("holds").list());
         if connection.is_closed() {

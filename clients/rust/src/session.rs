@@ -11,7 +11,7 @@ use std::time::Duration;
 
 use tokio::runtime::Handle;
 use tokio::sync::{Mutex as AsyncMutex, MutexGuard as AsyncMutexGuard};
-use tokio::time::{sleep, timeout};
+use tokio::time::{Instant, sleep, timeout, timeout_at};
 
 use crate::agent::Pool;
 use crate::clock::boot;
@@ -28,7 +28,8 @@ use crate::timer::Timer;
 /// The time for which a lock waits for an agent that is not there.
 const CONNECT_LIMIT: Duration = Duration::from_secs(30);
 pub(crate) const RETRY_PAUSE: Duration = Duration::from_millis(100);
-const CLOSE_LIMIT: Duration = Duration::from_secs(1);
+pub(crate) const CLOSE_LIMIT: Duration = Duration::from_secs(1);
+const CLOSED: &str = "the Agent was closed";
 
 /// A connection to the agent, and what outlives it.
 pub(crate) struct Session {
@@ -81,6 +82,12 @@ impl Drop for Use {
 }
 
 impl SessionState {
+    /// Returns the command that ends the session's wait.
+    fn cancel_command(&self) -> Command {
+        let id = self.id.as_deref().unwrap_or_default();
+        Command::new("CANCEL").word(id).word(&self.secret)
+    }
+
     fn is_idle(&self) -> bool {
         self.users == 0 && self.grants.is_empty() && !self.uncertain
     }
@@ -173,6 +180,7 @@ impl Session {
             };
             let expired = end.is_some_and(|end| boot() >= end);
             match answer {
+                Ok(Value::Null) if self.state().closing => return Err(Error::Closed),
                 Ok(Value::Null) => {
                     let wait = request.wait.unwrap_or_default();
                     return Err(Error::Timeout { name: request.describe(), wait });
@@ -284,6 +292,9 @@ impl Session {
         });
         let count = row.get("holds").integer().unwrap_or(1);
         grant.state().granted(count, fixed, valid_until(row));
+        if self.state().closing {
+            grant.lose(CLOSED);
+        }
         grant
     }
 
@@ -422,11 +433,7 @@ impl Session {
         reply: Reply,
         request: &Request,
     ) {
-        let (id, secret) = {
-            let state = self.state();
-            (state.id.clone().unwrap_or_default(), state.secret.clone())
-        };
-        let cancel = Command::new("CANCEL").word(id).word(secret);
+        let cancel = self.state().cancel_command();
         let answer = match self.call_once(&cancel).await {
             Ok(_) => connection.finish(reply).await,
             Err(_) => Err(Failure::Disconnected),
@@ -453,23 +460,32 @@ impl Session {
     }
 
     /// Ends the session with everything it holds. Returns the wait for the agent's confirmation.
-    pub(crate) fn begin_close(&self) -> Option<impl Future<Output = ()> + use<>> {
+    pub(crate) fn begin_close(self: &Arc<Self>) -> Option<impl Future<Output = ()> + use<>> {
         let mut state = self.state();
         state.closing = true;
         let timer = state.timer.take();
         let grants: Vec<_> = state.grants.drain().collect();
         let connection = state.connection.clone();
+        let cancel = state.cancel_command();
         drop(state);
         if let Some(timer) = timer {
             timer.stop();
         }
         for (_, grant) in grants {
-            grant.lose("the Agent was closed");
+            grant.lose(CLOSED);
         }
         let connection = connection?;
         let reply = connection.send(&Command::new("QUIT"));
+        // The agent reads it once a wait that is under way has ended.
+        if self.turn.try_lock().is_err()
+            && let Ok(runtime) = Handle::try_current()
+        {
+            let session = self.clone();
+            runtime.spawn(async move { drop(session.call_once(&cancel).await) });
+        }
+        let end = Instant::now() + CLOSE_LIMIT;
         Some(async move {
-            let _ = timeout(CLOSE_LIMIT, reply).await; // The connection ends either way.
+            let _ = timeout_at(end, reply).await; // The connection ends either way.
             connection.close();
         })
     }
