@@ -5,6 +5,8 @@
 //
 //	lock <handle> <name>[,<name>…] [wait=<ms>] [lease=<ms>] [kind=<kind>]
 //	check <handle> | release <handle> | extend <handle> <ms>
+//	part <handle>   releases the first of two; the handle is that of the other
+//	close           closes the agent object
 //	many <count>   one lock for each of that many tasks; `unmany` releases them
 //	cancel <tag>   cancels a command
 package main
@@ -225,6 +227,18 @@ func run(c command) answer {
 			return failure(err)
 		}
 		return describe(find(c.words[0]))
+	case "part":
+		both := members(find(c.words[0]))
+		if err := both[0].Release(); err != nil {
+			return failure(err)
+		}
+		mu.Lock()
+		holds[c.words[0]] = both[1]
+		mu.Unlock()
+		return answer{}
+	case "close":
+		agent.Close()
+		return answer{}
 	case "many":
 		count, err := strconv.Atoi(c.words[0])
 		if err != nil {

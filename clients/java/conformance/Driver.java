@@ -31,6 +31,10 @@ import java.util.stream.Collectors;
  * <pre>
  * lock HANDLE NAME[,NAME…] [wait=MS] [lease=MS] [kind=KIND]
  * check HANDLE | release HANDLE | extend HANDLE MS
+ * part HANDLE    releases the first of two; the handle is that of the other
+ * spoil HANDLE   adds listeners that throw
+ * misname        locks under a name that cannot be sent
+ * close          closes the agent object
  * many COUNT   one lock for each of that many tasks; unmany releases them
  * cancel TAG   interrupts the thread that runs a command
  * </pre>
@@ -75,7 +79,7 @@ public final class Driver {
             var words = List.of(line.split(" "));
             var command = new Command(words.get(0), words.get(2), words.subList(3, words.size()));
             if (command.verb.equals("cancel")) {
-                running.get(command.words.get(0)).interrupt();
+                interrupt(command.words.get(0));
                 say(command.tag, json());
                 continue;
             }
@@ -91,11 +95,24 @@ public final class Driver {
                 var command = queue.take();
                 running.put(command.tag, Thread.currentThread());
                 var answer = answer(command);
-                running.remove(command.tag);
+                ended(command.tag);
                 say(command.tag, answer);
             }
         });
         return queue;
+    }
+
+    private synchronized void interrupt(String tag) {
+        var thread = running.get(tag);
+        if (thread != null) {
+            thread.interrupt();
+        }
+    }
+
+    /** An interrupt that comes as a command ends is not for the next one. */
+    private synchronized void ended(String tag) {
+        running.remove(tag);
+        Thread.interrupted();
     }
 
     private interface Work {
@@ -149,8 +166,31 @@ public final class Driver {
                 return json();
             }
             case "extend" -> {
-                holds.get(words.get(0)).all.get(0).extend(millis(words.get(1)));
+                var hold = holds.get(words.get(0)).all.get(0);
+                if (words.get(1).equals("0")) {
+                    hold.renew();
+                } else {
+                    hold.extend(millis(words.get(1)));
+                }
                 return holds.get(words.get(0)).describe();
+            }
+            case "part" -> {
+                var both = holds.get(words.get(0)).all;
+                both.get(0).close();
+                holds.put(words.get(0), Held.of(both.get(1)));
+                return json();
+            }
+            case "spoil" -> {
+                holds.get(words.get(0)).all.get(0).onLost(loss -> fail());
+                holds.get(words.get(0)).all.get(0).onRisk(Driver::fail);
+                return json();
+            }
+            case "misname" -> {
+                return misname();
+            }
+            case "close" -> {
+                agent.close();
+                return json();
             }
             case "many" -> many(Integer.parseInt(words.get(0)));
             case "unmany" -> {
@@ -196,6 +236,18 @@ public final class Driver {
             if (!Thread.interrupted()) {
                 throw new IllegalStateException("the interrupt was swallowed");
             }
+        }
+    }
+
+    private static void fail() {
+        throw new IllegalStateException("a listener failed");
+    }
+
+    private String misname() throws InterruptedException {
+        try {
+            return Held.of(agent.lock("\ud800").acquire()).describe();
+        } catch (IllegalArgumentException error) {
+            return json("error", "misnamed", "text", error.getMessage());
         }
     }
 

@@ -5,6 +5,10 @@
 //
 //     lock <handle> <name>[,<name>…] [wait=<ms>] [lease=<ms>] [kind=<kind>]
 //     check <handle> | release <handle> | extend <handle> <ms>
+//     part <handle>    releases the first of several; the handle is that of the rest
+//     spoil <handle>   adds listeners that throw
+//     misname          locks under a name that cannot be sent
+//     close            closes the agent object
 //     many <count>   one lock for each of that many tasks; `unmany` releases them
 //     cancel <tag>   cancels a command
 import readline from "node:readline";
@@ -28,6 +32,13 @@ function failure(error) {
   if (error.name === "AbortError") return { error: "cancelled", text };
   throw error;
 }
+
+function fails() {
+  throw new Error("it fails");
+}
+
+// What a listener throws is an uncaught exception, which ends a program that does not handle it.
+process.on("uncaughtException", (error) => say("event", { uncaught: error.message }));
 
 const members = (hold) => hold.all ?? [hold];
 
@@ -68,6 +79,31 @@ const verbs = {
   async extend(_, handle, ms) {
     await holds.get(handle).extend(Number(ms));
     return describe(holds.get(handle));
+  },
+  async part(_, handle) {
+    const [first, ...rest] = members(holds.get(handle));
+    await first.release();
+    holds.set(handle, rest[0]);
+    return {};
+  },
+  async spoil(_, handle) {
+    holds.get(handle).signal.addEventListener("abort", fails);
+    holds.get(handle).onRisk(fails);
+    return {};
+  },
+  async misname({ owner }) {
+    const errors = [];
+    for (let calls = 0; calls < 10; calls += 1) {
+      let left = calls; // It fails wherever the library makes a string of it.
+      const name = { toString: () => (left-- > 0 ? "misnamed" : fails()) };
+      const attempt = owner.lock(name).then((hold) => hold.release());
+      await attempt.catch((error) => errors.push(error.message));
+    }
+    return { error: errors.join() };
+  },
+  async close() {
+    await agent.close();
+    return {};
   },
   many(_, count) {
     many = Array.from({ length: Number(count) }, (_, at) => agent.lock(`many:${at}`, { wait: 60_000 }));

@@ -5,6 +5,10 @@ one after another. Answers `<tag> <JSON>`; a loss and a warning are reported as 
 
     lock <handle> <name>[,<name>…] [wait=<ms>] [lease=<ms>] [kind=<kind>]
     check <handle> | release <handle> | extend <handle> <ms>
+    part <handle>   releases the first of several; the handle is that of the next
+    spoil <handle>  adds listeners that raise
+    misname         locks under a name that cannot be sent
+    close           closes the agent object
     many <count>   one lock for each of that many tasks; `unmany` releases them
     cancel <tag>   interrupts a command of the task `main`
     fork <handle>  checks and releases the hold in a forked child
@@ -66,6 +70,14 @@ def watch(handle, hold):
         member.on_risk(lambda: say("event", {"risk": handle}))
 
 
+def spoil(hold):
+    def fail():
+        raise RuntimeError("a listener failed")
+
+    hold.on_lost(fail)
+    hold.on_risk(fail)
+
+
 class Threads:
     """Each task is a thread; `main` is the main thread, which signals can interrupt."""
 
@@ -73,23 +85,25 @@ class Threads:
         self.agent = lockscope.Agent()
         self.holds = {}
         self.queues = {"main": queue.SimpleQueue()}
-        self.busy = None
+        #: The commands of `main` that runs and that is to be interrupted.
+        self.busy = self.cancelled = None
 
     def run(self):
+        signal.signal(signal.SIGINT, self.interrupt)
         threading.Thread(target=self.read, daemon=True).start()
-        while True:
-            try:
-                self.work("main")
-                return
-            except KeyboardInterrupt:
-                pass  # It arrived after the command had ended.
+        self.work("main")
+
+    def interrupt(self, *_):
+        """Raises what Ctrl-C raises, unless the command has ended meanwhile."""
+        if self.busy is not None and self.busy == self.cancelled:
+            raise KeyboardInterrupt
 
     def read(self):
         for line in sys.stdin:
             tag, task, verb, *words = line.split()
             if verb == "cancel":
-                if self.busy == words[0]:
-                    os.kill(os.getpid(), signal.SIGINT)
+                self.cancelled = words[0]
+                os.kill(os.getpid(), signal.SIGINT)
                 say(tag, {})
                 continue
             if task not in self.queues:
@@ -108,16 +122,25 @@ class Threads:
                 if task == "main":
                     self.busy = tag
                 answer = getattr(self, verb)(*words)
+                self.ended()
             except (Exception, KeyboardInterrupt) as error:
+                self.ended()
                 answer = failure(error)
             say(tag, answer)
 
+    def ended(self):
+        if threading.current_thread() is threading.main_thread():
+            self.busy = None
+
     def lock(self, handle, name, *words):
         names = name.split(",")
-        lock = self.agent.lock_all(names, **options(words)) if len(names) > 1 else self.agent.lock(name, **options(words))
-        hold = self.holds[handle] = lock
-        watch(handle, hold)
-        return describe(hold)
+        if len(names) > 1:
+            self.holds[handle] = self.agent.lock_all(names, **options(words))
+        else:
+            self.holds[handle] = self.agent.lock(name, **options(words))
+        self.ended()
+        watch(handle, self.holds[handle])
+        return describe(self.holds[handle])
 
     def check(self, handle):
         self.holds[handle].check()
@@ -128,8 +151,24 @@ class Threads:
         return {}
 
     def extend(self, handle, ms):
-        self.holds[handle].extend(int(ms) / 1000)
+        self.holds[handle].extend(int(ms) / 1000 or None)
         return describe(self.holds[handle])
+
+    def part(self, handle):
+        first, self.holds[handle] = self.holds[handle]
+        first.release()
+        return {}
+
+    def spoil(self, handle):
+        spoil(self.holds[handle])
+        return {}
+
+    def misname(self):
+        return describe(self.agent.lock("\ud800"))
+
+    def close(self):
+        self.agent.close()
+        return {}
 
     def many(self, count):
         self.release_many, held = threading.Event(), threading.Semaphore(0)
@@ -198,7 +237,8 @@ class Tasks:
         async for line in reader:
             tag, task, verb, *words = line.decode().split()
             if verb == "cancel":
-                self.running[words[0]].cancel()
+                if words[0] in self.running:
+                    self.running[words[0]].cancel()
                 say(tag, {})
                 continue
             if task not in self.queues:
@@ -234,8 +274,24 @@ class Tasks:
         return {}
 
     async def extend(self, handle, ms):
-        await self.holds[handle].extend(int(ms) / 1000)
+        await self.holds[handle].extend(int(ms) / 1000 or None)
         return describe(self.holds[handle])
+
+    async def part(self, handle):
+        first, self.holds[handle] = self.holds[handle]
+        await first.release()
+        return {}
+
+    async def spoil(self, handle):
+        spoil(self.holds[handle])
+        return {}
+
+    async def misname(self):
+        return describe(await self.agent.lock("\ud800"))
+
+    async def close(self):
+        await self.agent.close()
+        return {}
 
     async def many(self, count):
         self.release_many, held, self.errors = asyncio.Event(), asyncio.Semaphore(0), []

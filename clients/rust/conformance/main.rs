@@ -6,6 +6,8 @@
 //! ```text
 //! lock <handle> <name>[,<name>…] [wait=<ms>] [lease=<ms>] [kind=<kind>]
 //! check <handle> | release <handle> | extend <handle> <ms>
+//! part <handle>   releases the first of several; the handle is that of the others
+//! close           closes the agent object
 //! many <count>   one lock for each of that many tasks; `unmany` releases them
 //! cancel <tag>   cancels a command
 //! ```
@@ -134,8 +136,25 @@ impl Driver {
 
     async fn extend(&self, handle: &str, millis: &str) -> Result<Value, Error> {
         let holds = self.find(handle).expect("a handle");
-        holds[0].extend(Duration::from_millis(millis.parse().expect("milliseconds"))).await?;
+        match millis.parse().expect("milliseconds") {
+            0 => holds[0].keep_renewed().await?,
+            millis => holds[0].extend(Duration::from_millis(millis)).await?,
+        }
         Ok(describe(&holds))
+    }
+
+    async fn part(&self, handle: &str) -> Result<Value, Error> {
+        let first = {
+            let mut handles = self.handles.lock().expect("no panic");
+            handles.get_mut(handle).expect("a handle").remove(0)
+        };
+        Arc::try_unwrap(first).expect("no command of this task runs").release().await?;
+        Ok(json!({}))
+    }
+
+    async fn close(&self) -> Value {
+        self.agent.close().await;
+        json!({})
     }
 
     async fn many(&self, count: usize) -> Value {
@@ -177,6 +196,8 @@ impl Driver {
             "check" => self.check(&words[1]),
             "release" => self.release(&words[1]).await,
             "extend" => self.extend(&words[1], &words[2]).await,
+            "part" => self.part(&words[1]).await,
+            "close" => Ok(self.close().await),
             "many" => Ok(self.many(words[1].parse().expect("a number")).await),
             "unmany" => Ok(self.unmany().await),
             verb => panic!("no such command: {verb}"),

@@ -89,6 +89,16 @@ impl Driver {
         self.call_in("control", &format!("cancel {}", sent.0)).await.map(drop)
     }
 
+    /// Sends a cancellation of a command and does not wait until it has been read.
+    pub(super) async fn cancel_soon(&mut self, sent: Sent) -> Result<()> {
+        self.send("control", &format!("cancel {}", sent.0)).await.map(drop)
+    }
+
+    /// Returns whether a command was answered before the last answer that was read.
+    pub(super) fn has_answered(&self, sent: Sent) -> bool {
+        self.answers.contains_key(&sent.0)
+    }
+
     /// Waits for the event with this key and handle.
     pub(super) async fn event(&mut self, key: &str, handle: &str) -> Result<Value> {
         loop {

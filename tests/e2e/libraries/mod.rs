@@ -18,15 +18,21 @@ pub(crate) struct Library {
     command: fn() -> Result<Command>,
     /// Its language can fork a running process.
     forks: bool,
+    /// It calls listeners whose failure is not the end of the process.
+    shields: bool,
+    /// Its names are texts, and not every text can be sent.
+    texts: bool,
 }
 
-const PYTHON_THREADS: Library = Library { command: || python("threads"), forks: true };
-const PYTHON_ASYNCIO: Library = Library { command: || python("asyncio"), forks: true };
+const PYTHON_THREADS: Library =
+    Library { command: || python("threads"), forks: true, shields: true, texts: true };
+const PYTHON_ASYNCIO: Library =
+    Library { command: || python("asyncio"), forks: true, shields: true, texts: true };
 
-const NODE: Library = Library { command: node_driver, forks: false };
-const GO: Library = Library { command: go_driver, forks: false };
-const JAVA: Library = Library { command: java_driver, forks: false };
-const RUST: Library = Library { command: rust_driver, forks: false };
+const NODE: Library = Library { command: node_driver, forks: false, shields: true, texts: true };
+const GO: Library = Library { command: go_driver, forks: false, shields: false, texts: false };
+const JAVA: Library = Library { command: java_driver, forks: false, shields: true, texts: true };
+const RUST: Library = Library { command: rust_driver, forks: false, shields: false, texts: false };
 
 fn folder(language: &str) -> PathBuf {
     Path::new(env!("CARGO_MANIFEST_DIR")).join("../clients").join(language)
@@ -130,6 +136,17 @@ macro_rules! conformance {
                 a_loss_among_several_is_reported
                 a_cancelled_wait_for_several_leaves_nothing_behind
                 a_hold_stays_certain_while_its_owner_waits_for_another_lock
+                a_shorter_lease_counts_from_the_instant_at_which_it_is_sent
+                a_lease_that_redis_does_not_confirm_counts_too
+                a_return_to_renewal_counts_from_the_instant_at_which_it_is_sent
+                a_hung_agent_delays_no_limited_wait
+                a_cancelled_wait_for_a_hung_agent_ends
+                a_cancellation_that_meets_the_grant_leaves_nothing_behind
+                a_cancelled_release_goes_on
+                a_close_ends_waits_and_leaves_nothing_behind
+                a_listener_that_fails_disturbs_nobody
+                a_name_that_cannot_be_sent_spoils_no_connection
+                one_of_several_is_released_alone
             }
         }
     )*};
