@@ -15,7 +15,7 @@ use clap::builder::TypedValueParser;
 use clap::parser::ValueSource;
 use clap::{Arg, ArgAction, ArgMatches, Command};
 
-use super::{Origin, Program, Stop, mask_url_passwords, one_line, settings_of};
+use super::{Origin, Program, Stop, mask_credentials, mask_url_passwords, one_line, settings_of};
 
 /// The merged layers.
 pub(super) struct Resolved {
@@ -260,7 +260,9 @@ fn check(arg: &Arg, argument: &str, value: &str) -> Result<(), String> {
         Some(source) => source.to_string(),
         None => one_line(error.render().to_string().trim_start_matches("error: ")),
     };
-    Err(format!("invalid value `{}`: {}", mask_url_passwords(value), mask_url_passwords(&what)))
+    let shown = mask_credentials(value);
+    let what = mask_url_passwords(&what.replace(value, &shown));
+    Err(format!("invalid value `{shown}`: {what}"))
 }
 
 /// Returns `true` for a variable that an orchestrator sets for a service with the program's name.

@@ -23,10 +23,11 @@ use std::path::{Path, PathBuf};
 use std::process::ExitCode;
 use std::rc::Rc;
 
-use clap::error::ErrorKind;
+use clap::error::{ContextKind, ContextValue, ErrorKind};
 use clap::{Arg, ArgAction, ArgMatches, Command};
 use serde::de::DeserializeOwned;
 
+pub(crate) use value::mask_credentials;
 pub use value::{HumanDuration, Secret, mask_url_passwords};
 
 /// The exit status for invalid settings (`EX_USAGE` of sysexits.h).
@@ -283,7 +284,11 @@ impl Stop {
     #[expect(clippy::needless_pass_by_value, reason = "used as map_err's function")]
     fn clap(error: clap::Error) -> Self {
         let failed = !matches!(error.kind(), ErrorKind::DisplayHelp | ErrorKind::DisplayVersion);
-        Self { text: mask_url_passwords(&error.render().to_string()), failed }
+        let mut text = error.render().to_string();
+        if let Some(ContextValue::String(value)) = error.get(ContextKind::InvalidValue) {
+            text = text.replace(value, &mask_credentials(value));
+        }
+        Self { text: mask_url_passwords(&text), failed }
     }
 }
 

@@ -116,6 +116,23 @@ pub fn mask_url_passwords(text: &str) -> String {
     text.split_inclusive(char::is_whitespace).map(mask_word).collect()
 }
 
+/// Masks what may be a password in a value that was rejected, and may be a mistyped URL: the user and password before the last `@`, and
+/// the value of each option after a `?`.
+#[must_use]
+pub(crate) fn mask_credentials(value: &str) -> String {
+    let mut text = value.to_owned();
+    if let Some((login, host)) = value.rsplit_once('@') {
+        let start = login.find("://").map_or(0, |at| at + "://".len());
+        let user = login[start..].find(':').map_or(start, |at| start + at + 1);
+        text = format!("{}{MASK}@{host}", &login[..user]);
+    }
+    let Some((address, options)) = text.split_once('?') else { return text };
+    let masked = options.split('&').map(|option| {
+        option.split_once('=').map_or(option.to_owned(), |(name, _)| format!("{name}={MASK}"))
+    });
+    format!("{address}?{}", masked.collect::<Vec<_>>().join("&"))
+}
+
 /// The key of the sentinels' password in a URL. The URL's own password is that of the server.
 const OF_SENTINELS: &str = "sentinel_password=";
 
@@ -184,6 +201,25 @@ mod tests {
             ("no url at all: x@y", "no url at all: x@y"),
         ] {
             assert_eq!(mask_url_passwords(text), masked);
+        }
+    }
+
+    #[test]
+    fn rejected_values_show_no_password() {
+        for (value, masked) in [
+            ("redis://u:p@h:1/2", "redis://u:***@h:1/2"),
+            (":p@redis:6379", ":***@redis:6379"),
+            ("user:p@redis:6379", "user:***@redis:6379"),
+            ("redis:/:p@h", "redis:***@h"),
+            ("redis:\\\\:p@h", "redis:***@h"),
+            ("redis//:p@h", "redis//:***@h"),
+            ("redis://:my p@h:99999", "redis://:***@h:99999"),
+            ("redis://p@h", "redis://***@h"),
+            ("redis://h:6379/0?password=p&db=1", "redis://h:6379/0?password=***&db=***"),
+            ("redis+sentinel://h/m?SENTINEL_PASSWORD=p@q", "redis+sentinel://***@q"),
+            ("redis://h:port/0", "redis://h:port/0"),
+        ] {
+            assert_eq!(mask_credentials(value), masked);
         }
     }
 }

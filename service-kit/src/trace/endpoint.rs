@@ -60,7 +60,10 @@ impl Endpoint {
         let known = url::Url::parse(&url)
             .is_ok_and(|url| matches!(url.scheme(), "http" | "https") && url.has_host());
         if !known {
-            return Err(format!("{variable}: `{url}` is not a URL such as http://collector:4318"));
+            let shown = crate::settings::mask_credentials(&url);
+            return Err(format!(
+                "{variable}: `{shown}` is not a URL such as http://collector:4318"
+            ));
         }
         let protocol = match otlp(&env, "PROTOCOL") {
             None => Protocol::Http,
