@@ -145,6 +145,16 @@ fn parse_filter(filter: &str) -> Result<Targets, String> {
     // An empty part would be an order to log errors only.
     let parts: Vec<&str> =
         filter.split(',').map(str::trim).filter(|part| !part.is_empty()).collect();
+    if parts.is_empty() {
+        return Err(mistake(&"it is empty"));
+    }
+    // A lone word that is no level would select a module of that name, and turn everything else off.
+    for part in &parts {
+        let (module, level) = part.split_once('=').unwrap_or(("all", part));
+        if module.is_empty() || level.parse::<LevelFilter>().is_err() {
+            return Err(mistake(&format_args!("`{part}` has no level")));
+        }
+    }
     parts.join(",").parse().map_err(|error: ParseError| mistake(&error))
 }
 
@@ -159,6 +169,10 @@ mod tests {
         assert!(error.contains("info,redis=loud"), "{error}");
         let usual = parse_filter("info,redis=warn").unwrap();
         assert_eq!(parse_filter(" info,, redis=warn,").unwrap(), usual);
+        for bad in ["warning", "wran", "info,wran", "", ",", "="] {
+            assert!(check_filter(bad).is_err(), "{bad}");
+        }
+        assert!(check_filter("off").is_ok());
         assert!(check_filter("[lock]=debug").unwrap_err().contains("[lock]=debug"));
     }
 }
