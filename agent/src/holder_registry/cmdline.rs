@@ -13,39 +13,53 @@ pub(super) fn of(pid: i32) -> Option<String> {
     (!shown.is_empty()).then_some(shown)
 }
 
-/// Joins the arguments with spaces and masks secrets.
+/// Joins the arguments with spaces and masks secrets. Masks too much rather than too little.
 fn masked<'a>(args: impl Iterator<Item = &'a str>) -> String {
     let mut shown: Vec<String> = Vec::new();
     let mut value_is_secret = false;
     for arg in args {
         let is_flag = arg.starts_with('-');
-        let (name, value) = arg.split_once('=').map_or((arg, None), |(n, v)| (n, Some(v)));
-        let names_secret = {
-            let name = name.to_ascii_lowercase();
-            SECRET_WORDS.iter().any(|secret| name.contains(secret))
-        };
-        let is_value = std::mem::take(&mut value_is_secret) && !is_flag;
-        shown.push(match value {
-            _ if is_value => MASK.to_owned(),
-            Some(_) if names_secret => format!("{name}={MASK}"),
-            _ => mask_credentials(arg),
-        });
-        value_is_secret = is_flag && names_secret && value.is_none();
+        if std::mem::take(&mut value_is_secret) && !is_flag {
+            shown.push(MASK.to_owned());
+            continue;
+        }
+        let arg = mask_logins(arg);
+        match end_of_secret_word(&arg) {
+            Some(end) => match arg[end..].find(['=', ':', ' ']) {
+                Some(at) => shown.push(format!("{}{MASK}", &arg[..=end + at])),
+                None => {
+                    value_is_secret = is_flag;
+                    shown.push(arg);
+                }
+            },
+            None => shown.push(arg),
+        }
     }
     shown.join(" ")
 }
 
-/// Masks the user and password of a URL.
-fn mask_credentials(arg: &str) -> String {
-    let Some((scheme, rest)) = arg.split_once("://") else { return arg.to_owned() };
-    let (authority, path) = match rest.find(['/', '?', '#']) {
-        Some(end) => rest.split_at(end),
-        None => (rest, ""),
-    };
-    match authority.rsplit_once('@') {
-        Some((_, host)) => format!("{scheme}://{MASK}@{host}{path}"),
-        None => arg.to_owned(),
+/// Returns the end of the first word that names a secret.
+fn end_of_secret_word(arg: &str) -> Option<usize> {
+    let arg = arg.to_ascii_lowercase();
+    SECRET_WORDS.iter().filter_map(|word| Some(arg.find(word)? + word.len())).min()
+}
+
+/// Masks the user and password of each URL. With a colon in front, all up to the last `@` may be a password.
+fn mask_logins(arg: &str) -> String {
+    let mut urls = arg.split("://");
+    let mut shown = urls.next().unwrap_or_default().to_owned();
+    for url in urls {
+        shown.push_str("://");
+        let (authority, path) = url.split_at(url.find(['/', '?', '#']).unwrap_or(url.len()));
+        match (authority.rsplit_once('@'), url.rsplit_once('@')) {
+            (_, Some((login, rest))) if login.contains(':') => {
+                shown.push_str(&format!("{MASK}@{rest}"));
+            }
+            (Some((_, host)), _) => shown.push_str(&format!("{MASK}@{host}{path}")),
+            _ => shown.push_str(url),
+        }
     }
+    shown
 }
 
 #[cfg(test)]
@@ -61,7 +75,13 @@ mod tests {
         assert_eq!(line(&["x", "--key", "--quiet", "y"]), "x --key --quiet y");
         assert_eq!(line(&["PGPASSWORD=pw", "psql"]), "PGPASSWORD=*** psql");
         assert_eq!(line(&["x", "redis://me:pw@host:1/0"]), "x redis://***@host:1/0");
-        assert_eq!(line(&["x", "--url=redis://me:p@w@host/a@b"]), "x --url=redis://***@host/a@b");
+        assert_eq!(line(&["x", "--url=redis://me:p/p@w@host/a"]), "x --url=redis://***@host/a");
+        assert_eq!(line(&["redis://me@host/a@b"]), "redis://***@host/a@b");
+        let two = "redis://:p1@a:1,redis://:p2@b:2 redis://c:3";
+        assert_eq!(line(&[two]), "redis://***@a:1,redis://***@b:2 redis://c:3");
+        assert_eq!(line(&["-H", "Authorization: Bearer pw"]), "-H Authorization:***");
+        assert_eq!(line(&["host=db user=x password=pw"]), "host=db user=x password=***");
+        assert_eq!(line(&["--opts={\"password\":\"pw\"}"]), "--opts={\"password\":***");
         assert_eq!(line(&["x", "http://host/a@b"]), "x http://host/a@b");
     }
 
