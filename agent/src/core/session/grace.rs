@@ -50,11 +50,12 @@ impl Core {
                 "UNAVAILABLE GRACE needs a state folder that can be written (--state-dir): {why}"
             )));
         }
-        let most = self.settings.max_graced;
-        if !self.sessions.has_grace(connection) && self.sessions.graced_count() >= most {
-            return Err(Frame::Error(format!(
-                "LIMIT {most} sessions have GRACE already (--max-sessions)"
-            )));
+        let Some(session) = self.sessions.get(&connection) else { return Ok(()) };
+        if !self.sessions.has_grace(connection)
+            && let Some(reached) =
+                self.sessions.grace_exhausted(&session.peer, self.settings.max_graced)
+        {
+            return Err(Frame::Error(format!("LIMIT {reached}")));
         }
         self.sessions.give_grace(connection, time);
         let Some(session) = self.sessions.get(&connection) else { return Ok(()) };

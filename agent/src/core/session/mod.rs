@@ -4,6 +4,7 @@
 
 pub(in crate::core) mod event;
 pub(in crate::core) mod grace;
+mod graced;
 mod lifecycle;
 pub(in crate::core) mod losses;
 pub(in crate::core) mod reply;

@@ -10,6 +10,7 @@ use redisson::{Kind, LockName, Moment};
 use crate::collections::HashMap;
 use crate::core::ids::{Owner, ReplyTo};
 use crate::core::lock::mlock_state::MultiLock;
+use crate::core::session::graced::Graced;
 use crate::core::session::reply::Reply;
 use crate::core::session::state::{Grace, Resuming, Session};
 use crate::core::side::Side;
@@ -50,7 +51,7 @@ pub(in crate::core) struct SessionTable {
     /// The connections of sessions that go on under another number than they began with.
     taken_over: HashMap<SessionId, ConnectionId>,
     /// Sessions whose holds outlive their connection.
-    graced: BTreeSet<ConnectionId>,
+    graced: Graced,
     /// The number of them without a connection.
     away: usize,
     /// Sessions whose process is stopped while they hold or wait.
@@ -70,7 +71,7 @@ impl SessionTable {
             run,
             all: HashMap::default(),
             taken_over: HashMap::default(),
-            graced: BTreeSet::new(),
+            graced: Graced::default(),
             away: 0,
             stopped: BTreeSet::new(),
             askable: VecDeque::new(),
@@ -148,8 +149,8 @@ impl SessionTable {
     /// Adds a session of an earlier run, without a connection. It ends once its grace is over.
     pub(in crate::core) fn restore(&mut self, connection: ConnectionId, session: Session) {
         self.taken_over.insert(session.id, connection);
+        self.graced.insert(connection, session.peer.uid);
         self.all.insert(connection, session);
-        self.graced.insert(connection);
         self.away += 1;
         self.arm_grace(connection);
     }
@@ -175,7 +176,7 @@ impl SessionTable {
     pub(super) fn give_grace(&mut self, connection: ConnectionId, time: Duration) {
         if let Some(session) = self.all.get_mut(&connection) {
             session.grace.get_or_insert_with(|| Grace::new(time)).time = time;
-            self.graced.insert(connection);
+            self.graced.insert(connection, session.peer.uid);
         }
     }
 
@@ -184,7 +185,7 @@ impl SessionTable {
         let grace = self.all.get_mut(&connection)?.grace.take()?;
         self.timers.clear(grace.armed, SessionTimer::Grace(connection));
         self.away -= usize::from(grace.away.is_some());
-        self.graced.remove(&connection);
+        self.graced.remove(connection);
         Some(grace)
     }
 
@@ -215,7 +216,7 @@ impl SessionTable {
         let others = std::mem::take(&mut grace.askers);
         let mut old = self.all.remove(&target)?;
         old.grace = Some(grace);
-        self.graced.insert(asker);
+        self.graced.insert(asker, old.peer.uid);
         self.taken_over.insert(old.id, asker);
         if let Some((_, until)) = old.events_waiter {
             self.timers.clear(until, SessionTimer::Events(target));
@@ -327,16 +328,16 @@ impl SessionTable {
 
     /// Returns the connections of the sessions with grace, in their order.
     pub(in crate::core) fn graced(&self) -> impl Iterator<Item = ConnectionId> {
-        self.graced.iter().copied()
+        self.graced.connections()
     }
 
-    /// Returns the number of sessions with grace.
-    pub(super) fn graced_count(&self) -> usize {
-        self.graced.len()
+    /// Returns the limit that keeps this user from another session with grace, as the sentence that says so.
+    pub(super) fn grace_exhausted(&self, peer: &Peer, max: usize) -> Option<String> {
+        self.graced.exhausted(peer, max)
     }
 
     pub(in crate::core) fn has_grace(&self, connection: ConnectionId) -> bool {
-        self.graced.contains(&connection)
+        self.graced.contains(connection)
     }
 
     /// Counts one hold of an earlier run as verified: the session may be ready for a RESUME.

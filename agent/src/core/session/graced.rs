@@ -1,0 +1,91 @@
+//! The sessions with grace, which count against their user also while they have no connection.
+
+use std::collections::BTreeMap;
+
+use crate::collections::HashMap;
+use crate::types::{ConnectionId, Peer, Share};
+
+#[derive(Debug, Default)]
+pub(super) struct Graced {
+    users: BTreeMap<ConnectionId, u32>,
+    counts: HashMap<u32, usize>,
+}
+
+impl Graced {
+    pub(super) fn insert(&mut self, connection: ConnectionId, uid: u32) {
+        if self.users.insert(connection, uid).is_none() {
+            *self.counts.entry(uid).or_default() += 1;
+        }
+    }
+
+    pub(super) fn remove(&mut self, connection: ConnectionId) {
+        let Some(uid) = self.users.remove(&connection) else { return };
+        if let Some(count) = self.counts.get_mut(&uid) {
+            *count -= 1;
+            if *count == 0 {
+                self.counts.remove(&uid);
+            }
+        }
+    }
+
+    pub(super) fn contains(&self, connection: ConnectionId) -> bool {
+        self.users.contains_key(&connection)
+    }
+
+    /// Returns the connections in their order.
+    pub(super) fn connections(&self) -> impl Iterator<Item = ConnectionId> {
+        self.users.keys().copied()
+    }
+
+    /// Returns the limit that keeps a user from another one, as the sentence that says so.
+    pub(super) fn exhausted(&self, peer: &Peer, max: usize) -> Option<String> {
+        let share = Share::of(max, peer.is_administrator());
+        let in_all = self.users.len();
+        if in_all >= share.in_all {
+            let reserved = match max - share.in_all {
+                0 => String::new(),
+                some => format!(", with {some} reserved for root and the agent's user"),
+            };
+            return Some(format!(
+                "{in_all} sessions have GRACE already (--max-sessions is {max}{reserved})"
+            ));
+        }
+        let own = self.counts.get(&peer.uid).copied().unwrap_or_default();
+        (own >= share.of_user).then(|| {
+            format!(
+                "{own} sessions of user {} have GRACE already, and one user may have three quarters of --max-sessions ({max})",
+                peer.uid
+            )
+        })
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn no_user_takes_all_sessions_with_grace() {
+        let mut graced = Graced::default();
+        let user = |uid| Peer { uid, ..Peer::default() };
+        let (one, other, root) = (user(4_000_000_001), user(4_000_000_002), user(0));
+        for number in 0..12 {
+            assert_eq!(graced.exhausted(&one, 16), None);
+            graced.insert(ConnectionId(number), one.uid);
+            graced.insert(ConnectionId(number), one.uid);
+        }
+        let reached = graced.exhausted(&one, 16).expect("12 of 16 are its share");
+        assert!(reached.starts_with("12 sessions of user 4000000001"), "{reached}");
+        for number in 12..15 {
+            assert_eq!(graced.exhausted(&other, 16), None);
+            graced.insert(ConnectionId(number), other.uid);
+        }
+        let reached = graced.exhausted(&other, 16).expect("the last is reserved");
+        assert!(reached.contains("--max-sessions is 16, with 1 reserved"), "{reached}");
+        assert_eq!(graced.exhausted(&root, 16), None);
+        for number in 0..15 {
+            graced.remove(ConnectionId(number));
+        }
+        assert!(graced.users.is_empty() && graced.counts.is_empty());
+    }
+}
