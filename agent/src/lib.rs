@@ -43,7 +43,7 @@ use crate::identity::Identity;
 use crate::metrics::{Metrics, OldestCollector};
 use crate::policy::Policy;
 use crate::runtime::{Backend, ServersStart, Start};
-use crate::server::connection::{Buffers, Shared};
+use crate::server::connection::{BYTES_OF_COMMAND, Buffers, Shared};
 use crate::server::file_budget::{self, FileBudget};
 use crate::server::handshake::AgentInfo;
 use crate::server::process::Processes;
@@ -112,7 +112,7 @@ pub async fn run(config: Config, listeners: Listeners, shutdown: Shutdown) -> an
         stop: stop.clone(),
         agent: AgentInfo { client: identity.client, status: core.status() }.into(),
         metrics,
-        buffers: Buffers::default(),
+        buffers: Buffers::new(config.core.limits.max_waiters.saturating_mul(BYTES_OF_COMMAND)),
         time,
     };
     tracing::info!(

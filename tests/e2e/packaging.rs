@@ -174,7 +174,7 @@ fn mebibytes(text: &str) -> Result<u64> {
 
 /// The most memory of a session, a waiter and a lock in KiB, of which docs/explain/sizing.md has the sum.
 const OF_AGENT: [(&str, u64); 3] =
-    [("--max-sessions", 80), ("--max-waiters", 6), ("--max-locks", 2)];
+    [("--max-sessions", 80), ("--max-waiters", 7), ("--max-locks", 2)];
 const OF_DASHBOARD: [(&str, u64); 1] = [("--max-locks", 4)];
 
 #[test]

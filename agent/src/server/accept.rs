@@ -200,7 +200,7 @@ mod tests {
                 stop: CancellationToken::new(),
                 agent: crate::server::handshake::AgentInfo::for_tests().into(),
                 metrics: Arc::clone(&metrics),
-                buffers: connection::Buffers::default(),
+                buffers: connection::Buffers::new(usize::MAX),
                 time: ThreadTime::start(),
             };
             let closed = CancellationToken::new();

@@ -27,18 +27,22 @@ const LISTING: usize = 1024 * 1024;
 const STALLED: Duration = Duration::from_secs(10);
 
 /// Counts the bytes in the buffers of the agent's connections.
-#[derive(Debug, Clone, Default)]
+#[derive(Debug, Clone)]
 pub struct Buffers(Arc<Counts>);
 
-#[derive(Debug, Default)]
+#[derive(Debug)]
 struct Counts {
+    /// The most bytes of unanswered commands, beyond [`BACKLOG`] for each connection.
+    max_commands: usize,
     in_all: AtomicUsize,
+    commands: AtomicUsize,
     users: Mutex<HashMap<u32, Weak<User>>>,
 }
 
 #[derive(Debug, Default)]
 struct User {
     bytes: AtomicUsize,
+    commands: AtomicUsize,
     connections: Mutex<HashMap<ConnectionId, Arc<Connection>>>,
 }
 
@@ -52,6 +56,8 @@ struct Connection {
     listing: AtomicUsize,
     /// Their sum.
     bytes: AtomicUsize,
+    /// The bytes of unanswered commands, which are counted apart: to close a connection because of them would end its wait.
+    commands: AtomicUsize,
     /// The time of the last progress in microseconds since boot, while something waits for the client; otherwise 0.
     stalled_since: AtomicU64,
     evicted: AtomicBool,
@@ -69,6 +75,17 @@ pub struct Evicted {
 }
 
 impl Buffers {
+    /// Creates the counts. `max_commands`: the most bytes of unanswered commands. One user may have three quarters of them.
+    #[must_use]
+    pub fn new(max_commands: usize) -> Self {
+        Self(Arc::new(Counts {
+            max_commands,
+            in_all: AtomicUsize::default(),
+            commands: AtomicUsize::default(),
+            users: Mutex::default(),
+        }))
+    }
+
     /// Returns a share for a connection of that user.
     pub(super) fn share(&self, uid: u32, connection: ConnectionId) -> Share {
         let mut users = lock(&self.0.users);
@@ -87,6 +104,7 @@ impl Buffers {
             input: AtomicUsize::default(),
             listing: AtomicUsize::default(),
             bytes: AtomicUsize::default(),
+            commands: AtomicUsize::default(),
             stalled_since: AtomicU64::default(),
             evicted: AtomicBool::default(),
             task: AtomicWaker::new(),
@@ -175,21 +193,24 @@ impl Share {
         self.update(&self.0.listing, if on { LISTING } else { 0 });
     }
 
+    /// Counts the bytes of a command until it is answered.
+    pub(super) fn add_command(&mut self, bytes: u32) {
+        self.set_commands(self.0.commands.load(Ordering::Relaxed) + bytes as usize);
+    }
+
+    pub(super) fn remove_command(&mut self, bytes: u32) {
+        self.set_commands(self.0.commands.load(Ordering::Relaxed).saturating_sub(bytes as usize));
+    }
+
+    fn set_commands(&mut self, commands: usize) {
+        let Connection { counts, user, .. } = &*self.0;
+        change(&self.0.commands, commands, &[&counts.commands, &user.commands]);
+    }
+
     /// Sets a part of the share, which only the connection's own task changes.
     fn update(&self, part: &AtomicUsize, after: usize) {
-        let before = part.swap(after, Ordering::Relaxed);
-        if after == before {
-            return;
-        }
         let Connection { counts, user, bytes, .. } = &*self.0;
-        for count in [&counts.in_all, &user.bytes, bytes] {
-            // Its own bytes are part of each count, so none wraps around.
-            if after > before {
-                count.fetch_add(after - before, Ordering::Relaxed);
-            } else {
-                count.fetch_sub(before - after, Ordering::Relaxed);
-            }
-        }
+        change(part, after, &[&counts.in_all, &user.bytes, bytes]);
     }
 
     /// Records that the client has just made progress, and that more waits for it.
@@ -213,7 +234,12 @@ impl Share {
 
     /// Returns whether the connection has a backlog while its user, or all users together, have too much.
     pub(super) fn is_exhausted(&self) -> bool {
-        self.0.output.load(Ordering::Relaxed) > BACKLOG && !self.has_room(0)
+        let Connection { counts, user, output, commands, .. } = &*self.0;
+        let get = |count: &AtomicUsize| count.load(Ordering::Relaxed);
+        let most = crate::types::Share::of(counts.max_commands, false);
+        let many_commands =
+            get(&user.commands) > most.of_user || get(&counts.commands) > most.in_all;
+        (get(output) > BACKLOG && !self.has_room(0)) || (get(commands) > BACKLOG && many_commands)
     }
 
     /// Returns whether there is memory for the reply to a listing.
@@ -250,7 +276,20 @@ impl Drop for Share {
         for part in [&self.0.output, &self.0.input, &self.0.listing] {
             self.update(part, 0);
         }
+        self.set_commands(0);
         lock(&self.0.user.connections).remove(&self.0.id);
+    }
+}
+
+/// Sets a number, and changes sums that it is part of by the difference. No sum wraps around.
+fn change(number: &AtomicUsize, after: usize, sums: &[&AtomicUsize]) {
+    let before = number.swap(after, Ordering::Relaxed);
+    for sum in sums {
+        if after > before {
+            sum.fetch_add(after - before, Ordering::Relaxed);
+        } else if after < before {
+            sum.fetch_sub(before - after, Ordering::Relaxed);
+        }
     }
 }
 
@@ -268,7 +307,7 @@ mod tests {
 
     #[test]
     fn connections_with_a_backlog_wait_once_their_user_has_too_much() {
-        let buffers = Buffers::default();
+        let buffers = Buffers::new(usize::MAX);
         let share = |uid, connection| buffers.share(uid, ConnectionId(connection));
         let (mut slow, mut brisk, mut other) = (share(1, 1), share(1, 2), share(2, 3));
         brisk.set_output(BACKLOG);
@@ -294,8 +333,29 @@ mod tests {
     }
 
     #[test]
+    fn connections_with_many_unanswered_commands_wait_once_their_user_has_too_many() {
+        let buffers = Buffers::new(16 * BACKLOG);
+        let share = |uid, connection| buffers.share(uid, ConnectionId(connection));
+        let (mut many, mut few, mut other) = (share(1, 1), share(1, 2), share(2, 3));
+        few.set_commands(BACKLOG);
+        other.set_commands(2 * BACKLOG);
+        many.set_commands(11 * BACKLOG);
+        assert!(!many.is_exhausted());
+        many.set_commands(12 * BACKLOG);
+        assert!(many.is_exhausted() && many.may_list());
+        assert!(!few.is_exhausted(), "it has few");
+        assert!(!other.is_exhausted(), "it is another user's");
+        other.set_commands(3 * BACKLOG);
+        assert!(other.is_exhausted(), "all together have too many");
+        drop(many);
+        assert!(!other.is_exhausted());
+        drop((few, other));
+        assert_eq!(buffers.0.commands.load(Ordering::Relaxed), 0);
+    }
+
+    #[test]
     fn all_users_together_have_a_limit() {
-        let buffers = Buffers::default();
+        let buffers = Buffers::new(usize::MAX);
         let mut shares: Vec<Share> =
             (0..5).map(|uid| buffers.share(uid, ConnectionId(uid.into()))).collect();
         for share in &mut shares {
@@ -312,7 +372,7 @@ mod tests {
 
     #[test]
     fn the_slowest_readers_of_a_user_who_has_too_much_are_closed_first() {
-        let buffers = Buffers::default();
+        let buffers = Buffers::new(usize::MAX);
         let mut shares: Vec<Share> = (0..4).map(|i| buffers.share(1, ConnectionId(i))).collect();
         for (share, since) in shares.iter_mut().zip([30, 10, 20, 40]) {
             share.set_output(MAX_OF_USER / 4);
@@ -338,7 +398,7 @@ mod tests {
 
     #[tokio::test]
     async fn an_evicted_connection_is_told() {
-        let buffers = Buffers::default();
+        let buffers = Buffers::new(usize::MAX);
         let mut share = buffers.share(1, ConnectionId(1));
         share.set_output(MAX_OF_USER + 1);
         share.stall(at(1));

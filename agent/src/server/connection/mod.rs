@@ -1,8 +1,8 @@
 //! The connection of one worker: reads commands, passes them to the core, writes replies. One task per connection.
 //!
 //! The core never waits for a connection, and a connection uses bounded memory: at most [`PIPELINE`] unanswered
-//! commands, only one of them a listing, and [`write_buffer::MAX_UNSENT`] unsent bytes, less while those of its user or of all
-//! connections add up to too much ([`buffers`]). At a bound it stops reading, which applies backpressure to the client.
+//! commands, only one of them a listing, and [`write_buffer::MAX_UNSENT`] unsent bytes; fewer commands and bytes while those of its
+//! user or of all connections add up to too much ([`buffers`]). At a bound it stops reading, which applies backpressure to the client.
 
 mod buffers;
 mod close_notice;
@@ -45,6 +45,9 @@ use write_buffer::WriteBuffer;
 const COMMANDS_PER_TURN: usize = 32;
 /// The time after which a listing for which there was no memory is tried again.
 const MEMORY_RETRY: Duration = Duration::from_millis(10);
+
+/// The bytes of unanswered commands for which there is room, for each of `--max-waiters`: a LOCK that waits has about as many.
+pub const BYTES_OF_COMMAND: usize = 512;
 
 /// The state that all connections share.
 #[derive(Debug)]
@@ -98,6 +101,7 @@ pub async fn serve(stream: UnixStream, connection: ConnectionId, shared: Arc<Sha
         share,
         held_listing: None,
         unsent: VecDeque::new(),
+        unanswered: VecDeque::new(),
         sent: 0,
         answered: 0,
         listing: 0,
@@ -126,6 +130,8 @@ struct Connection<'a, Gone> {
     held_listing: Option<Command>,
     /// Messages for which the core's queue has no room: at most those of one command.
     unsent: VecDeque<Input>,
+    /// The bytes of each command that the core has not answered.
+    unanswered: VecDeque<u32>,
     /// The number of commands sent to the core.
     sent: u64,
     /// The number of those that the core has answered.
@@ -200,7 +206,7 @@ impl<Gone: Future<Output = Disconnect>> Connection<'_, Gone> {
                 return Ok(Stop::Full);
             }
             if let Some(listing) = self.held_listing.take() {
-                self.send(listing)?;
+                self.send(listing, 0)?;
             } else if !self.dispatch_command()? {
                 return Ok(Stop::NeedsInput);
             }
@@ -231,8 +237,8 @@ impl<Gone: Future<Output = Disconnect>> Connection<'_, Gone> {
                 tracing::debug!(session = self.id.0, %malformed, "closing connection after a malformed request");
                 self.input_ended = true;
                 self.input.clear();
-                self.reply(Outgoing::Reply(Frame::Error(format!("ERR {malformed}"))))?;
-                self.reply(Outgoing::Close)?;
+                self.reply(Outgoing::Reply(Frame::Error(format!("ERR {malformed}"))), 0)?;
+                self.reply(Outgoing::Close, 0)?;
                 return Ok(true);
             }
         };
@@ -253,28 +259,29 @@ impl<Gone: Future<Output = Disconnect>> Connection<'_, Gone> {
                 let resp3 = self.client.protocol == Protocol::Resp3;
                 self.notify_core(Input::Resp3(self.id, resp3))?;
             }
-            self.reply(reply.frame)?;
+            self.reply(reply.frame, consumed)?;
             if reply.close {
                 self.notify_core(Input::Quit(self.id))?;
                 self.input_ended = true;
                 self.input.clear();
-                self.reply(Outgoing::Close)?;
+                self.reply(Outgoing::Close, 0)?;
             }
             return Ok(true);
         }
         let command = command::parse(args, before);
         self.input.consume(consumed);
         match command {
-            Ok(command) => self.send(command)?,
-            Err(refusal) => self.reply(Outgoing::Reply(refusal))?,
+            Ok(command) => self.send(command, consumed)?,
+            Err(refusal) => self.reply(Outgoing::Reply(refusal), consumed)?,
         }
         Ok(true)
     }
 
-    /// Writes a reply directly if no earlier command is unanswered; otherwise queues it behind them in the core.
-    fn reply(&mut self, reply: Outgoing) -> Result<(), Closed> {
+    /// Writes a reply directly if no earlier command is unanswered; otherwise queues it behind them in the core. `bytes`: those of
+    /// its command.
+    fn reply(&mut self, reply: Outgoing, bytes: usize) -> Result<(), Closed> {
         if self.sent > self.answered {
-            return self.send(Command::Answered(reply));
+            return self.send(Command::Answered(reply), bytes);
         }
         if let Outgoing::Reply(frame) | Outgoing::Switch(_, frame) = &reply {
             let failed = matches!(frame, Frame::Error(_));
@@ -285,7 +292,7 @@ impl<Gone: Future<Output = Disconnect>> Connection<'_, Gone> {
     }
 
     /// Sends a command to the core. A second listing waits for the first, since each may be large, and each waits for memory.
-    fn send(&mut self, command: Command) -> Result<(), Closed> {
+    fn send(&mut self, command: Command, bytes: usize) -> Result<(), Closed> {
         if matches!(command, Command::Holds | Command::Locks(_) | Command::Show(_)) {
             if !self.may_list() {
                 self.held_listing = Some(command);
@@ -295,6 +302,9 @@ impl<Gone: Future<Output = Disconnect>> Connection<'_, Gone> {
             self.share.set_listing(true);
         }
         self.sent += 1;
+        let bytes = u32::try_from(bytes + size_of::<Command>()).unwrap_or(u32::MAX);
+        self.unanswered.push_back(bytes);
+        self.share.add_command(bytes);
         self.notify_core(Input::Command(self.id, command))
     }
 
@@ -335,6 +345,7 @@ impl<Gone: Future<Output = Disconnect>> Connection<'_, Gone> {
     fn receive(&mut self, outgoing: &Outgoing) {
         if !matches!(outgoing, Outgoing::Push(_)) {
             self.answered += 1;
+            self.share.remove_command(self.unanswered.pop_front().unwrap_or_default());
             if self.answered == self.listing {
                 self.share.set_listing(false);
             }
@@ -351,6 +362,9 @@ impl<Gone: Future<Output = Disconnect>> Connection<'_, Gone> {
     async fn wait(&mut self, reading: bool) -> Result<(), Closed> {
         self.input.trim();
         self.output.trim();
+        if self.unanswered.is_empty() {
+            self.unanswered = VecDeque::new();
+        }
         self.decoder.shrink();
         self.share.set_input(self.input.unread().len(), reading);
         let collecting = !self.output_ended && !self.output.is_full();

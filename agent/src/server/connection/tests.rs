@@ -32,9 +32,18 @@ impl Rig {
 
     /// Creates a connection whose core has a queue of this length.
     async fn with_room(room: usize) -> Self {
+        Self::with(room, usize::MAX).await
+    }
+
+    /// Creates a connection with so many bytes for unanswered commands.
+    async fn with_commands(bytes: usize) -> Self {
+        Self::with(4096, bytes).await
+    }
+
+    async fn with(room: usize, commands: usize) -> Self {
         let (client, server) = UnixStream::pair().unwrap();
         let (core, mut inbox) = mpsc::channel(room);
-        let (stop, buffers) = (CancellationToken::new(), Buffers::default());
+        let (stop, buffers) = (CancellationToken::new(), Buffers::new(commands));
         let shared = Shared {
             core,
             processes: Processes::new(100),
@@ -280,6 +289,37 @@ async fn replies_that_arrive_together_unblock_a_listing() {
 }
 
 #[tokio::test]
+async fn large_commands_are_read_only_while_there_is_room_for_them() {
+    let mut rig = Rig::with_commands(100_000).await;
+    let large = format!("ECHO {}\r\n", "x".repeat(10_000));
+    rig.write("LOCK a\r\n").await;
+    assert_eq!(rig.command().await.word(), "lock");
+    let (mut reader, mut writer) = rig.client.into_split();
+    let flood = tokio::spawn(async move {
+        writer.write_all(large.repeat(100).as_bytes()).await.ok();
+    });
+    let next = async |inbox: &mut mpsc::Receiver<Input>| {
+        matches!(timeout(DEADLINE, inbox.recv()).await.unwrap(), Some(Input::Command(..)))
+    };
+    // One user has three quarters.
+    for _ in 0..8 {
+        assert!(next(&mut rig.inbox).await);
+    }
+    for _ in 0..1000 {
+        tokio::task::yield_now().await;
+    }
+    assert!(rig.inbox.try_recv().is_err(), "it reads on without a reply");
+    // The reply to LOCK frees little, that to the first ECHO enough.
+    for _ in 0..2 {
+        rig.outbox.send(Outgoing::Reply(Frame::Simple("OK"))).await.unwrap();
+        let mut reply = [0; 5];
+        timeout(DEADLINE, reader.read_exact(&mut reply)).await.unwrap().unwrap();
+    }
+    assert!(next(&mut rig.inbox).await);
+    flood.abort();
+}
+
+#[tokio::test]
 async fn a_disconnect_is_noticed_while_a_command_blocks_and_input_is_unread() {
     let mut rig = Rig::new().await;
     rig.write("LOCK a\r\n".repeat(PIPELINE + 100)).await;
@@ -423,9 +463,9 @@ async fn idle_connections_use_little_memory() {
             stop: CancellationToken::new(),
             agent: AgentInfo::for_tests().into(),
             metrics: metrics(),
-            buffers: Buffers::default(),
+            buffers: Buffers::new(usize::MAX),
             time: ThreadTime::start(),
         }),
     ));
-    assert!(size < 2048, "{size} bytes per task");
+    assert!(size < 2176, "{size} bytes per task");
 }
