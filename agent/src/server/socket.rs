@@ -1,5 +1,6 @@
 //! The agent's Unix socket: its path, permissions, creation and removal.
 
+use std::ffi::OsStr;
 use std::fmt;
 use std::fs;
 use std::io;
@@ -9,7 +10,9 @@ use std::path::{Path, PathBuf};
 use std::time::Duration;
 
 use anyhow::{Context, bail};
-use rustix::fs::{AtFlags, CWD, FlockOperation, Gid, Mode, OFlags, chmodat, chownat, flock, open};
+use rustix::fs::{
+    AtFlags, CWD, FlockOperation, Gid, Mode, OFlags, chmodat, chownat, flock, fstat, open,
+};
 use rustix::net::{
     AddressFamily, SocketAddrUnix, SocketFlags, SocketType, bind, listen, socket_with,
 };
@@ -103,12 +106,13 @@ impl Socket {
     pub async fn bind(settings: &SocketSettings) -> anyhow::Result<Self> {
         let path = &settings.path;
         let context = || format!("cannot listen at {}", path.display());
-        let (Some(folder), Some(_)) = (path.parent(), path.file_name()) else {
+        let (Some(folder), Some(name)) = (path.parent(), path.file_name()) else {
             bail!("{} is not a valid socket path", path.display());
         };
         let folder = if folder.as_os_str().is_empty() { Path::new(".") } else { folder };
         fs::create_dir_all(folder).with_context(context)?;
-        let _lock = lock(folder).await.with_context(context)?;
+        let lock = [OsStr::new("."), name, OsStr::new(".lock")].join(OsStr::new(""));
+        let _lock = LockFile::take(folder.join(lock)).await.with_context(context)?;
         if is_alive(path).await? {
             bail!(
                 "{} is in use by another agent; stop it, or set another path with --socket",
@@ -203,18 +207,44 @@ async fn is_alive(path: &Path) -> anyhow::Result<bool> {
     }
 }
 
-/// Prevents another starting agent from replacing the same socket. Released when the descriptor is dropped.
-async fn lock(folder: &Path) -> io::Result<OwnedFd> {
-    let folder = open(folder, OFlags::RDONLY | OFlags::DIRECTORY | OFlags::CLOEXEC, Mode::empty())?;
-    for _ in 0..TRIES {
-        match flock(&folder, FlockOperation::NonBlockingLockExclusive) {
-            Err(rustix::io::Errno::WOULDBLOCK) => {
-                tokio::time::sleep(Duration::from_millis(10)).await;
+/// Prevents another starting agent from replacing the same socket. Removed when dropped.
+///
+/// It is a file of its own, since everybody who may read a folder may lock it.
+#[derive(Debug)]
+struct LockFile {
+    path: PathBuf,
+    _file: OwnedFd,
+}
+
+impl LockFile {
+    async fn take(path: PathBuf) -> io::Result<Self> {
+        let flags = OFlags::RDWR | OFlags::CREATE | OFlags::CLOEXEC | OFlags::NOFOLLOW;
+        for _ in 0..TRIES {
+            let file = open(&path, flags, Mode::RUSR | Mode::WUSR)?;
+            match flock(&file, FlockOperation::NonBlockingLockExclusive) {
+                Err(rustix::io::Errno::WOULDBLOCK) => {
+                    tokio::time::sleep(Duration::from_millis(10)).await;
+                }
+                Err(error) => return Err(error.into()),
+                Ok(())
+                    if inode_of(&path).ok()
+                        == fstat(&file).ok().map(|stat| (stat.st_dev, stat.st_ino)) =>
+                {
+                    return Ok(Self { path, _file: file });
+                }
+                // Its owner has removed it meanwhile.
+                Ok(()) => {}
             }
-            result => return result.map(|()| folder).map_err(Into::into),
         }
+        Err(io::Error::other(format!("another process has locked {}", path.display())))
     }
-    Err(io::Error::other("another process has locked the folder"))
+}
+
+impl Drop for LockFile {
+    fn drop(&mut self) {
+        // A file that is left is as good as none.
+        fs::remove_file(&self.path).ok();
+    }
 }
 
 /// Returns the listening socket passed by systemd, if any.
@@ -286,6 +316,27 @@ mod tests {
         let error = Socket::bind(&settings).await.unwrap_err().to_string();
         assert!(error.contains("is not a socket"), "{error}");
         assert_eq!(fs::read_to_string(&settings.path).unwrap(), "precious");
+    }
+
+    #[tokio::test]
+    async fn a_reader_of_the_folder_cannot_prevent_a_start() {
+        let folder = tempfile::tempdir().unwrap();
+        let reader = fs::File::open(folder.path()).unwrap();
+        flock(&reader, FlockOperation::NonBlockingLockExclusive).unwrap();
+        let socket = Socket::bind(&settings(&folder)).await.unwrap();
+        assert_eq!(entries(&folder), ["agent.sock"]);
+        drop(socket);
+    }
+
+    #[tokio::test]
+    async fn of_agents_that_start_at_the_same_time_one_gets_the_socket() {
+        let folder = tempfile::tempdir().unwrap();
+        let settings = settings(&folder);
+        let starts = (0..10).map(|_| Socket::bind(&settings));
+        let sockets = futures_util::future::join_all(starts).await;
+        let listening: Vec<Socket> = sockets.into_iter().filter_map(Result::ok).collect();
+        assert_eq!(listening.len(), 1);
+        assert_eq!(entries(&folder), ["agent.sock"]);
     }
 
     #[tokio::test]
