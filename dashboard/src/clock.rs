@@ -3,6 +3,9 @@
 //! The model stores, compares and measures by [`SteadyMillis`], so that setting the host's clock changes no age, no
 //! problem and no order of events. People and other programs read and write [`WallMillis`]. An instant passes from one
 //! line to the other only by [`SteadyMillis::to_wall`] and [`WallMillis::to_steady`].
+//!
+//! [`Moment`] counts the same clock as [`SteadyMillis`], from the host's boot and in microseconds; leases are measured by it. A
+//! [`Time`] is an instant as both.
 
 use std::borrow::Cow;
 use std::fmt;
@@ -37,6 +40,13 @@ pub struct SteadyMillis(pub u64);
 #[derive(Debug, Clone, Copy, PartialEq, Eq, PartialOrd, Ord, Hash)]
 pub struct WallMillis(pub u64);
 
+/// An instant as a [`Moment`] and as [`SteadyMillis`].
+#[derive(Debug, Clone, Copy, PartialEq, Eq, PartialOrd, Ord)]
+pub struct Time {
+    moment: Moment,
+    steady: SteadyMillis,
+}
+
 /// Returns the current instant on the boot clock, by which leases are measured.
 #[must_use]
 pub fn now() -> Moment {
@@ -47,6 +57,51 @@ pub fn now() -> Moment {
 #[must_use]
 pub fn millis(duration: Duration) -> u64 {
     u64::try_from(duration.as_millis()).unwrap_or(u64::MAX)
+}
+
+impl Time {
+    /// Returns the current instant.
+    #[must_use]
+    pub fn now() -> Self {
+        let micros = clock::boot_micros();
+        Self { moment: Moment::from_micros(micros), steady: SteadyMillis::at(micros) }
+    }
+
+    /// Returns an instant this long after the host's boot, which was `booted` on the dashboard's own clock.
+    #[cfg(test)]
+    pub(crate) fn of_test(millis: u64, booted: u64) -> Self {
+        Self { moment: Moment::from_micros(millis * 1_000), steady: SteadyMillis(booted + millis) }
+    }
+
+    #[must_use]
+    pub fn moment(self) -> Moment {
+        self.moment
+    }
+
+    #[must_use]
+    pub fn steady(self) -> SteadyMillis {
+        self.steady
+    }
+
+    /// Returns the time since `earlier`, or zero if `earlier` is later.
+    #[must_use]
+    pub fn since(self, earlier: impl Into<Moment>) -> Duration {
+        self.moment.since(earlier.into())
+    }
+
+    /// Returns an earlier instant, which may be before the host's boot; there is no such [`Moment`], so it has that of the
+    /// boot.
+    #[must_use]
+    pub fn back_to(self, earlier: SteadyMillis) -> Self {
+        let ago = Duration::from_millis(self.steady.millis_since(earlier));
+        Self { moment: self.moment - ago, steady: earlier }
+    }
+}
+
+impl From<Time> for Moment {
+    fn from(time: Time) -> Self {
+        time.moment
+    }
 }
 
 impl SteadyMillis {

@@ -13,7 +13,7 @@ use tokio_util::sync::CancellationToken;
 use super::contention::Contention;
 use super::owner_names::OwnerNames;
 use super::{Effect, Model};
-use crate::clock::{SteadyMillis, now};
+use crate::clock::{SteadyMillis, Time, now};
 use crate::model::types::{Delta, LockId, Observation, ReadRequest, Reading, ScopeId, Snapshot};
 
 /// The most messages that queue for the model; senders then wait.
@@ -341,7 +341,7 @@ impl Actor {
         }
         let Observation::Read { name, stamp, reading, .. } = observation else { return None };
         let waiting = self.requested.remove(&(scope, name.clone()))?;
-        Some((waiting, ReadingReply { read_at: stamp.steady, reading: reading.clone() }))
+        Some((waiting, ReadingReply { read_at: stamp.steady(), reading: reading.clone() }))
     }
 
     fn send_read_requests(&mut self) {
@@ -364,18 +364,18 @@ impl Actor {
     }
 
     fn tidy(&mut self, listener: &mut impl Listener) {
-        let now = now();
+        let now = Time::now();
         if let Some(by) = crate::clock::resync() {
             tracing::warn!(
                 by_ms = by,
                 "host clock was set; displayed times follow it, ages are unaffected"
             );
         }
-        self.model.tick(now);
-        self.model.end_acknowledgements(SteadyMillis::now());
+        self.model.tick(now.moment());
+        self.model.end_acknowledgements(now.steady());
         if self.counted.is_none_or(|counted| counted.elapsed() >= COUNT_INTERVAL) {
             self.counted = Some(Instant::now());
-            self.hub.contention.store(Arc::new(self.model.contention(now, SteadyMillis::now())));
+            self.hub.contention.store(Arc::new(self.model.contention(now)));
         }
         for waiting in self.requested.values_mut() {
             waiting.retain(|reply| !reply.is_closed());
@@ -383,7 +383,7 @@ impl Actor {
         self.requested.retain(|_, waiting| !waiting.is_empty());
         for scope in (0..self.readers.len()).map(ScopeId) {
             let lag = if self.model.is_readable(scope) {
-                self.model.lag(scope, now)
+                self.model.lag(scope, now.moment())
             } else {
                 Duration::ZERO
             };

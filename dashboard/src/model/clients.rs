@@ -9,7 +9,7 @@ use redisson::{ClientId, Moment};
 
 use super::owner_names::OwnerNames;
 use super::problem::Gone;
-use crate::clock::SteadyMillis;
+use crate::clock::Time;
 use crate::model::types::{AgentReport, ClientView, Connections, GONE_AFTER, Presence};
 
 /// The most clients whose addresses are retained for one database.
@@ -39,7 +39,7 @@ struct Agent {
     checked: Moment,
     /// It has published a holder; its account may lack the permission.
     publishes: bool,
-    missing_since: Option<(Moment, SteadyMillis)>,
+    missing_since: Option<Time>,
     gone: bool,
 }
 
@@ -54,7 +54,7 @@ struct Client {
     seen: Moment,
     /// The result of the last check; none before the first.
     connected: Option<bool>,
-    missing_since: Option<(Moment, SteadyMillis)>,
+    missing_since: Option<Time>,
     gone: bool,
 }
 
@@ -99,24 +99,19 @@ impl Clients {
     }
 
     /// Applies a list of all connected clients. Returns true if a client is found gone, or back.
-    pub fn connected(
-        &mut self,
-        connections: &Connections,
-        at: Moment,
-        steady: SteadyMillis,
-    ) -> bool {
+    pub fn connected(&mut self, connections: &Connections, at: Time) -> bool {
         let mut changed = false;
         let addresses = &connections.addresses;
-        for client in self.clients.values_mut().filter(|client| client.seen < at) {
+        for client in self.clients.values_mut().filter(|client| client.seen < at.moment()) {
             let here = client.addresses.iter().any(|address| addresses.contains(address));
             self.version += u64::from(client.connected != Some(here));
             client.connected = Some(here);
             if here {
                 client.missing_since = None;
             } else {
-                client.missing_since.get_or_insert((at, steady));
+                client.missing_since.get_or_insert(at);
             }
-            let gone = client.missing_since.is_some_and(|(since, _)| at.since(since) >= GONE_AFTER);
+            let gone = client.missing_since.is_some_and(|since| at.since(since) >= GONE_AFTER);
             changed |= client.gone != gone;
             client.gone = gone;
         }
@@ -171,7 +166,7 @@ impl Clients {
                     oldest.map(|(id, _)| *id).map(|oldest| self.agents.remove(&oldest));
                 }
                 let agent = Agent {
-                    checked: report.at,
+                    checked: report.at.moment(),
                     publishes: false,
                     missing_since: None,
                     gone: false,
@@ -179,15 +174,15 @@ impl Clients {
                 self.agents.insert(*id, agent);
             }
             let Some(agent) = self.agents.get_mut(id) else { continue };
-            agent.checked = report.at;
+            agent.checked = report.at.moment();
             let before = agent.lives();
             if *presence == Presence::Present {
                 agent.missing_since = None;
             } else {
-                agent.missing_since.get_or_insert((report.at, report.steady));
+                agent.missing_since.get_or_insert(report.at);
             }
             let missing = agent.missing_since;
-            let gone = missing.is_some_and(|(since, _)| report.at.since(since) >= GONE_AFTER);
+            let gone = missing.is_some_and(|since| report.at.since(since) >= GONE_AFTER);
             changed |= agent.gone != gone;
             agent.gone = gone;
             self.version += u64::from(is_new || agent.lives() != before);
@@ -210,12 +205,12 @@ impl Clients {
     #[must_use]
     pub fn gone(&self, id: &ClientId) -> Option<Gone> {
         if let Some(agent) = self.agents.get(id).filter(|agent| agent.gone) {
-            let (_, since) = agent.missing_since?;
+            let since = agent.missing_since?.steady();
             let evidence = "its agent has not reported for more than a minute".to_owned();
             return Some(Gone { since, evidence });
         }
         let client = self.clients.get(id).filter(|client| client.gone)?;
-        let (_, since) = client.missing_since?;
+        let since = client.missing_since?.steady();
         let from: Vec<String> = client.addresses.iter().map(ToString::to_string).collect();
         let evidence = format!(
             "no client is connected any more from {}, the last known address of its client",
@@ -265,6 +260,7 @@ impl Agent {
 #[cfg(test)]
 mod tests {
     use super::*;
+    use crate::clock::SteadyMillis;
 
     fn at(secs: u64) -> Moment {
         Moment::from_micros(secs * 1_000_000)
@@ -288,7 +284,7 @@ mod tests {
         let check = |clients: &mut Clients, secs: u64, addresses: &[&str]| {
             let addresses = addresses.iter().map(|address| ip(address).ip()).collect();
             let connections = Connections { addresses, ..Connections::default() };
-            clients.connected(&connections, at(secs), SteadyMillis(secs * 1_000))
+            clients.connected(&connections, Time::of_test(secs * 1_000, 0))
         };
         assert!(!check(&mut clients, 10, &["10.0.0.7"]), "one of its addresses is enough");
         assert_eq!(clients.view(&id(1)).unwrap().alive, Some(true));

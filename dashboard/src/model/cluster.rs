@@ -13,7 +13,7 @@ use redisson::{LockName, Moment};
 
 use super::Model;
 use super::scope::Scope;
-use crate::clock::SteadyMillis;
+use crate::clock::Time;
 use crate::model::types::{Observation, ScopeId, SlotAssignment};
 
 #[derive(Debug)]
@@ -132,7 +132,7 @@ impl Model {
             let drained =
                 self.clusters[&front].left.contains(&from) || served.drained.contains(&from);
             for name in &gone {
-                self.move_lock(from, name, (served.at, served.steady), drained);
+                self.move_lock(from, name, served.at, drained);
             }
         }
         self.reclaim(front);
@@ -140,22 +140,16 @@ impl Model {
     }
 
     /// Moves a lock with its record to the node that serves it now.
-    fn move_lock(
-        &mut self,
-        from: ScopeId,
-        name: &LockName,
-        (at, steady): (Moment, SteadyMillis),
-        drained: bool,
-    ) {
+    fn move_lock(&mut self, from: ScopeId, name: &LockName, at: Time, drained: bool) {
         let to = self.home(from, name);
         let Some(mut entry) = self.scopes[from.0].move_out(name) else { return };
         // Grants and waiters that gave up on the way were not observed.
         entry.record.monitor_stopped();
-        self.scopes[to.0].move_in(name, entry, at, steady, drained);
+        self.scopes[to.0].move_in(name, entry, at, drained);
         self.settle(to, name);
         let target = &mut self.scopes[to.0];
         if let Some(entry) = target.locks.get_mut(name) {
-            target.schedule.advance(&mut entry.due, name, at);
+            target.schedule.advance(&mut entry.due, name, at.moment());
         }
     }
 
@@ -188,8 +182,9 @@ impl Model {
 mod tests {
     use std::time::Duration;
 
-    use super::super::tests::{MAIN, absent, at, held, model, name, stamp};
+    use super::super::tests::{MAIN, absent, at, held, model, name, stamp, time};
     use super::*;
+    use crate::clock::SteadyMillis;
     use crate::model::types::{LockId, Reading, Source, State};
 
     /// Returns a cluster of two readable nodes, each with half of the slots.
@@ -204,22 +199,15 @@ mod tests {
     }
 
     fn up(model: &mut Model, node: ScopeId, ms: u64) {
-        let steady = SteadyMillis(ms);
-        let up =
-            Observation::ServerUp { at: at(ms), steady, run_id: Some("r".into()), cluster: true };
-        model.observe(node, up);
+        let (since, at, run_id) = (at(ms), SteadyMillis(ms), Some("r".into()));
+        model.observe(node, Observation::ServerUp { since, at, run_id, cluster: true });
     }
 
     fn serve(model: &mut Model, by: &[(RangeInclusive<u16>, ScopeId)], over: &[ScopeId], ms: u64) {
         let (slots, drained) = (by.to_vec(), over.to_vec());
         model.observe(
             MAIN,
-            Observation::SlotsAssigned(SlotAssignment {
-                slots,
-                drained,
-                at: at(ms),
-                steady: SteadyMillis(ms),
-            }),
+            Observation::SlotsAssigned(SlotAssignment { slots, drained, at: time(ms) }),
         );
     }
 
@@ -255,10 +243,7 @@ mod tests {
         assert_eq!(state(&mut model, &b), Some(State::Held));
         // A message may arrive from any node, and the lock is read at its own.
         let names = vec![name(&b)];
-        model.observe(
-            nodes[0],
-            Observation::Released { names, at: at(500), steady: SteadyMillis(500) },
-        );
+        model.observe(nodes[0], Observation::Released { names, at: time(500) });
         let due = |model: &mut Model, node| -> Vec<LockName> {
             model.due(node, at(800), 10).into_iter().map(|read| read.name).collect()
         };
@@ -275,7 +260,7 @@ mod tests {
         let pass = |model: &mut Model, node| {
             model.observe(
                 node,
-                Observation::ScanEnded { started: at(1), steady: SteadyMillis(1), skipped: 0 },
+                Observation::ScanEnded { started: at(1), ended: SteadyMillis(1), skipped: 0 },
             );
             model.publish(SteadyMillis(1));
             model.snapshot.complete

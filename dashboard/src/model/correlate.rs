@@ -3,11 +3,11 @@
 use std::collections::HashMap;
 use std::sync::Arc;
 
-use redisson::{ClientId, HolderId, LockName, Moment, monitor};
+use redisson::{ClientId, HolderId, LockName, monitor};
 
 use super::deadlock::{self, Cycle, Wait};
 use super::{Effect, Model};
-use crate::clock::SteadyMillis;
+use crate::clock::{SteadyMillis, Time};
 use crate::model::types::{
     AgentReport, AgentWaiters, ArchiveEntry, AwaitedLock, ClientView, Connections, HolderIdentity,
     ScopeId, Source, Traffic, WaitView,
@@ -32,7 +32,7 @@ impl Model {
                 (event.holder, event.client)
             {
                 let clients = &mut self.scopes[scope_id.0].clients;
-                clients.record_activity(holder.client, address, traffic.at);
+                clients.record_activity(holder.client, address, traffic.at.moment());
             }
             let is_lock = event.certainty == monitor::Certainty::Certain && event.holder.is_some();
             if !(known || is_lock && self.admit(scope_id, &event.lock, traffic.at)) {
@@ -40,7 +40,7 @@ impl Model {
             }
             let known_now =
                 self.update(scope_id, &event.lock, traffic.at, |record, context, effects| {
-                    record.traffic(event, traffic.at, traffic.steady, context, effects);
+                    record.traffic(event, traffic.at, context, effects);
                 });
             if known_now && (!known || changes_holders(event.action)) {
                 self.prioritize(scope_id, &event.lock);
@@ -62,7 +62,7 @@ impl Model {
             if let Some(identity) = believed {
                 named.extend(names_of(&id, identity));
             }
-            let identified = entry.record.identify(id, identity, denies, report.at, report.steady);
+            let identified = entry.record.identify(id, identity, denies, report.at);
             if entry.record.update_gone(&scope.clients) || identified {
                 changed.push(name);
             }
@@ -73,7 +73,7 @@ impl Model {
         }
         let names = self.scopes[scope_id.0].clients.names();
         named.retain(|(owner, name)| names.record(owner, name));
-        self.archive_names(scope_id, named, report.steady);
+        self.archive_names(scope_id, named, report.at.steady());
         if agents_changed {
             self.update_gone_holders(scope_id);
         }
@@ -81,7 +81,7 @@ impl Model {
 
     /// Applies the list of locks that workers of an agent wait for.
     pub(super) fn agent_waiters(&mut self, scope_id: ScopeId, waiters: &AgentWaiters) {
-        let AgentWaiters { agent, locks, at, steady } = waiters;
+        let AgentWaiters { agent, locks, at } = waiters;
         let scope = &mut self.scopes[scope_id.0];
         let before = scope.agent_waits.remove(agent).unwrap_or_default();
         if !locks.is_empty() {
@@ -91,12 +91,12 @@ impl Model {
         let listed = |name: &LockName| locks.iter().any(|awaited| awaited.lock == *name);
         for name in before.into_iter().filter(|name| !listed(name)) {
             self.update(scope_id, &name, *at, |record, _, _| {
-                record.agent_waits(*agent, 0, &[], *at, *steady);
+                record.agent_waits(*agent, 0, &[], *at);
             });
         }
         for AwaitedLock { lock, count, first } in locks {
             let known = self.update(scope_id, lock, *at, |record, _, _| {
-                record.agent_waits(*agent, *count, first, *at, *steady);
+                record.agent_waits(*agent, *count, first, *at);
             });
             // It is read now, and has its waiters by the next list.
             if !known {
@@ -106,16 +106,10 @@ impl Model {
     }
 
     /// Applies a list of all connections: which clients are gone, and the names of others.
-    pub(super) fn connected(
-        &mut self,
-        scope_id: ScopeId,
-        connections: &Connections,
-        at: Moment,
-        steady: SteadyMillis,
-    ) {
+    pub(super) fn connected(&mut self, scope_id: ScopeId, connections: &Connections, at: Time) {
         let scope = &mut self.scopes[scope_id.0];
-        let gone_changed = scope.clients.connected(connections, at, steady);
-        let named = scope.clients.name_clients(connections, at);
+        let gone_changed = scope.clients.connected(connections, at);
+        let named = scope.clients.name_clients(connections, at.moment());
         if !named.is_empty() {
             let has_new_name = |client: &ClientId| named.iter().any(|(id, _)| id == client);
             let mut changed: Vec<LockName> = Vec::new();
@@ -129,7 +123,7 @@ impl Model {
                 self.settle(scope_id, &name);
             }
             let named = named.into_iter().map(|(id, name)| (id.to_string(), name)).collect();
-            self.archive_names(scope_id, named, steady);
+            self.archive_names(scope_id, named, at.steady());
         }
         if gone_changed {
             self.update_gone_holders(scope_id);

@@ -36,7 +36,7 @@ use std::time::Duration;
 
 use redisson::{Grouping, LockName, Moment};
 
-use crate::clock::SteadyMillis;
+use crate::clock::{SteadyMillis, Time};
 use cluster::Cluster;
 use contention::{Contention, Count, Totals};
 use scope::Scope;
@@ -125,7 +125,7 @@ impl Model {
         &mut self,
         scope_id: ScopeId,
         name: &LockName,
-        now: Moment,
+        now: impl Into<Moment>,
         change: impl FnOnce(&mut Record, ScopeContext, &mut Vec<Effect>),
     ) -> bool {
         let scope = &mut self.scopes[scope_id.0];
@@ -133,7 +133,7 @@ impl Model {
         let Some(entry) = scope.locks.get_mut(name) else { return false };
         let mut effects = Vec::new();
         change(&mut entry.record, context, &mut effects);
-        self.route_effects(scope_id, name, now, effects);
+        self.route_effects(scope_id, name, now.into(), effects);
         self.settle(scope_id, name);
         true
     }
@@ -210,8 +210,8 @@ impl Model {
     }
 
     /// Returns the acquisitions, holds and waits of the last hour.
-    pub fn contention(&mut self, now: Moment, steady: SteadyMillis) -> Contention {
-        self.totals.view(now, steady)
+    pub fn contention(&mut self, now: Time) -> Contention {
+        self.totals.view(now)
     }
 
     /// Ends the acknowledgements that have expired.

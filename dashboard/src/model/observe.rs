@@ -4,7 +4,7 @@ use redisson::{LockName, Moment, keys};
 
 use super::Model;
 use super::lock_table::LockEntry;
-use crate::clock::SteadyMillis;
+use crate::clock::{SteadyMillis, Time};
 use crate::model::types::{Ending, Observation, Reading, ScopeId, Source, Stamp};
 
 impl Model {
@@ -15,17 +15,17 @@ impl Model {
             Observation::Read { name, stamp, source, reading } => {
                 self.read(scope, &name, stamp, source, &reading);
             }
-            Observation::Released { names, at, steady } => self.released(scope, &names, at, steady),
-            Observation::KeyChanged { name, expired, at, steady } => {
-                self.key_changed(scope, &name, expired, at, steady);
+            Observation::Released { names, at } => self.released(scope, &names, at),
+            Observation::KeyChanged { name, expired, at } => {
+                self.key_changed(scope, &name, expired, at);
             }
             Observation::CompanionKey { name } => {
                 if !self.update(scope, &name, self.ticked, |record, _, _| record.confirm()) {
                     self.prioritize(scope, &name);
                 }
             }
-            Observation::Connected { connections, at, steady } => {
-                self.connected(scope, &connections, at, steady);
+            Observation::Connected { connections, at } => {
+                self.connected(scope, &connections, at);
             }
             Observation::AgentReport(report) => self.agent_report(scope, report),
             Observation::AgentWaiters(waiters) => self.agent_waiters(scope, &waiters),
@@ -39,9 +39,9 @@ impl Model {
                     record.acknowledge(problem, acknowledgement, *action, effects);
                 });
             }
-            Observation::OperatorActed { name, word, text, steady } => {
+            Observation::OperatorActed { name, word, text, at } => {
                 self.update(scope, &name, self.ticked, |record, _, effects| {
-                    record.acted(word, text, steady, effects);
+                    record.acted(word, text, at, effects);
                 });
                 self.prioritize(scope, &name);
             }
@@ -55,9 +55,9 @@ impl Model {
             Observation::PubSubActive { on, at } => {
                 self.scopes[scope.0].listening_since = on.then_some(at);
             }
-            Observation::ServerUp { at, steady, run_id, cluster } => {
+            Observation::ServerUp { since, at, run_id, cluster } => {
                 self.scopes[scope.0].cluster = cluster;
-                self.scopes[scope.0].server_up(at, steady, run_id);
+                self.scopes[scope.0].server_up(since, at, run_id);
             }
             Observation::ServerAddress { address, replica } => {
                 self.scopes[scope.0].set_address(address, replica);
@@ -69,17 +69,17 @@ impl Model {
                 self.scopes[scope.0].has_unwatched = elsewhere;
             }
             Observation::Clock { ahead_ms } => self.scopes[scope.0].ahead_ms = ahead_ms,
-            Observation::Subscribers { counts, at, steady } => {
+            Observation::Subscribers { counts, at } => {
                 for (name, count) in counts {
                     self.update(scope, &name, at, |record, _, _| {
-                        record.count_subscribers(count, at, steady);
+                        record.count_subscribers(count, at);
                     });
                 }
             }
             Observation::ServerDown => self.scopes[scope.0].server_down(),
             Observation::SlotsAssigned(served) => self.assign_slots(scope, &served),
-            Observation::ScanEnded { started, steady, skipped } => {
-                self.scan_ended(scope, started, steady, skipped);
+            Observation::ScanEnded { started, ended, skipped } => {
+                self.scan_ended(scope, started, ended, skipped);
             }
         }
     }
@@ -143,11 +143,11 @@ impl Model {
 
     /// Applies a release message of a server, which does not say in which database the lock is: likeliest where it is held,
     /// else where it is known.
-    fn released(&mut self, scope: ScopeId, names: &[LockName], at: Moment, steady: SteadyMillis) {
+    fn released(&mut self, scope: ScopeId, names: &[LockName], at: Time) {
         let databases = self.databases(scope);
         if databases.len() < 2 {
             let elsewhere = self.scopes[scope.0].has_unwatched;
-            return self.released_in(scope, names, at, steady, elsewhere);
+            return self.released_in(scope, names, at, elsewhere);
         }
         let places_of = |fits: fn(&LockEntry) -> bool| -> Vec<ScopeId> {
             let has = |scope: &ScopeId| {
@@ -160,7 +160,7 @@ impl Model {
         let places = if held.is_empty() { places_of(|_| true) } else { held };
         let in_doubt = places.len() > 1 || self.scopes[scope.0].has_unwatched;
         for place in &places {
-            self.released_in(*place, names, at, steady, in_doubt);
+            self.released_in(*place, names, at, in_doubt);
         }
         if places.is_empty() {
             for scope in databases {
@@ -172,14 +172,7 @@ impl Model {
     }
 
     /// Applies a release message that is about locks in this database; in doubt, the next reading decides.
-    fn released_in(
-        &mut self,
-        scope: ScopeId,
-        names: &[LockName],
-        at: Moment,
-        steady: SteadyMillis,
-        in_doubt: bool,
-    ) {
+    fn released_in(&mut self, scope: ScopeId, names: &[LockName], at: Time, in_doubt: bool) {
         let known = |name: &&LockName| self.scopes[self.home(scope, name).0].locks.contains(name);
         let candidates = names.iter().filter(known).count();
         // Locks share a channel if their names differ by braces only.
@@ -193,9 +186,9 @@ impl Model {
             let scope = self.home(scope, name);
             self.update(scope, name, at, |record, _, effects| {
                 if in_doubt {
-                    record.released_in_doubt(at, steady, effects);
+                    record.released_in_doubt(at, effects);
                 } else {
-                    record.released(at, steady, Source::Channels, Ending::Released, effects);
+                    record.released(at, Source::Channels, Ending::Released, effects);
                 }
             });
             self.prioritize(scope, name);
@@ -203,18 +196,11 @@ impl Model {
     }
 
     /// Applies a notification of a changed key; the next reading shows its new content.
-    fn key_changed(
-        &mut self,
-        scope_id: ScopeId,
-        name: &LockName,
-        expired: bool,
-        at: Moment,
-        steady: SteadyMillis,
-    ) {
+    fn key_changed(&mut self, scope_id: ScopeId, name: &LockName, expired: bool, at: Time) {
         let known = self.update(scope_id, name, at, |record, context, effects| {
             record.on_key_changed();
             if expired {
-                record.on_key_expired(at, steady, context, effects);
+                record.on_key_expired(at, context, effects);
             }
         });
         // Most keys that expire are not locks.
@@ -225,7 +211,7 @@ impl Model {
 
     /// Applies the end of a pass over all keys. If the first one had room for all locks, those that it did not find no longer
     /// exist.
-    fn scan_ended(&mut self, scope: ScopeId, began: Moment, steady: SteadyMillis, skipped: u64) {
+    fn scan_ended(&mut self, scope: ScopeId, began: Moment, ended: SteadyMillis, skipped: u64) {
         let passed = &mut self.scopes[scope.0];
         let pass = passed.end_pass(began, skipped);
         self.stale |= pass.changed;
@@ -234,7 +220,7 @@ impl Model {
             None => pass.is_first.then_some(scope),
         };
         if let Some(scope) = whole.filter(|_| pass.kept_all) {
-            self.end_restored(scope, steady);
+            self.end_restored(scope, ended);
         }
     }
 }

@@ -70,8 +70,8 @@ mod tests {
         let settings = Settings { groups: vec![group], ..settings() };
         let mut model = Model::new(settings, Grouping::new(Vec::new(), 10), &scopes, at(0));
         for scope in (0..scopes.len()).map(ScopeId) {
-            let (at, steady) = (at(0), SteadyMillis(0));
-            let up = Observation::ServerUp { at, steady, run_id: None, cluster: false };
+            let (since, at) = (at(0), SteadyMillis(0));
+            let up = Observation::ServerUp { since, at, run_id: None, cluster: false };
             model.observe(scope, up);
         }
         model

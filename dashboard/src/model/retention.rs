@@ -2,12 +2,13 @@
 
 use std::sync::Arc;
 
+use redisson::LockName;
 use redisson::group::glob_matches;
-use redisson::{LockName, Moment};
 
 use super::Model;
 use super::lock_table::LockEntry;
 use super::record::Record;
+use crate::clock::Time;
 use crate::model::types::{ScopeId, Source};
 
 /// The most free locks that are retained in one scope.
@@ -15,7 +16,7 @@ pub(super) const MAX_FREE: usize = 10_000;
 
 impl Model {
     /// Creates the record of a new lock. Returns false if it is ignored, or there is no room.
-    pub(super) fn admit(&mut self, scope_id: ScopeId, name: &LockName, now: Moment) -> bool {
+    pub(super) fn admit(&mut self, scope_id: ScopeId, name: &LockName, now: Time) -> bool {
         let bytes = name.as_bytes();
         if self.settings.ignore.iter().any(|glob| glob_matches(glob, bytes)) {
             return false;

@@ -10,7 +10,7 @@ use super::lock_table::{LockEntry, LockTable};
 use super::owner_names::OwnerNames;
 use super::record::ScopeContext;
 use super::schedule::Schedule;
-use crate::clock::SteadyMillis;
+use crate::clock::{SteadyMillis, Time};
 use crate::model::types::{KnownParts, LockId, LockView, ReadRequest, ScopeId, Source};
 
 /// The age at which a view that does not age by itself is replaced after a reading without changes.
@@ -72,8 +72,10 @@ pub(super) struct Pass {
 /// A server that has restarted, or has taken over locks from another: reading them again shows which were lost.
 #[derive(Debug, Clone)]
 struct Restart {
-    at: Moment,
-    steady: SteadyMillis,
+    /// The locks that it concerns have to be read again since then.
+    since: Moment,
+    /// The instant of its notice.
+    at: SteadyMillis,
     lost: usize,
     cause: RestartCause,
 }
@@ -99,14 +101,15 @@ enum RestartCause {
 
 impl Restart {
     /// Returns a restart for a lock that has moved here from another node.
-    fn of_move(name: &LockName, at: Moment, steady: SteadyMillis, drained: bool) -> Self {
+    fn of_move(name: &LockName, at: Time, drained: bool) -> Self {
         let names = HashSet::from([name.clone()]);
-        Self { at, steady, lost: 0, cause: RestartCause::Moved { names, count: 1, drained } }
+        let cause = RestartCause::Moved { names, count: 1, drained };
+        Self { since: at.moment(), at: at.steady(), lost: 0, cause }
     }
 
     /// Adds another lock that has moved here.
     fn moved(&mut self, name: &LockName, at: Moment, other_drained: bool) {
-        self.at = self.at.max(at);
+        self.since = self.since.max(at);
         if let RestartCause::Moved { names, count, drained } = &mut self.cause {
             *drained |= other_drained;
             *count += usize::from(names.insert(name.clone()));
@@ -191,10 +194,11 @@ impl Scope {
         }
     }
 
-    /// Records that the server can be read from now on. If it is another one, or has restarted, all locks are read again.
-    pub(super) fn server_up(&mut self, at: Moment, steady: SteadyMillis, run_id: Option<String>) {
+    /// Records that the server can be read since that instant, which was reported at the other one. If it is another server,
+    /// or has restarted, all locks are read again.
+    pub(super) fn server_up(&mut self, since: Moment, at: SteadyMillis, run_id: Option<String>) {
         if self.readable_since.is_none() {
-            self.readable_since = Some(at);
+            self.readable_since = Some(since);
             self.locks.mark_all_changed();
         }
         let other = run_id.is_some_and(|run_id| {
@@ -202,9 +206,9 @@ impl Scope {
         });
         let moved = self.server_change.take();
         if let Some(cause) = moved.or(other.then_some(RestartCause::Started)) {
-            self.restart = Some(Restart { at, steady, lost: 0, cause });
+            self.restart = Some(Restart { since, at, lost: 0, cause });
             for (name, entry) in self.locks.iter_mut() {
-                self.schedule.advance(&mut entry.due, name, at);
+                self.schedule.advance(&mut entry.due, name, since);
             }
         }
     }
@@ -292,7 +296,7 @@ impl Scope {
             return None;
         }
         let restart = self.restart.take()?;
-        Some((restart.steady, restart.notice(self.db)?))
+        Some((restart.at, restart.notice(self.db)?))
     }
 
     /// Removes a lock that moves to another node.
@@ -305,19 +309,12 @@ impl Scope {
     }
 
     /// Adds a lock that has moved here from another node, `drained` if that one no longer serves any slot.
-    pub(super) fn move_in(
-        &mut self,
-        name: &LockName,
-        entry: LockEntry,
-        at: Moment,
-        steady: SteadyMillis,
-        drained: bool,
-    ) {
+    pub(super) fn move_in(&mut self, name: &LockName, entry: LockEntry, at: Time, drained: bool) {
         self.locks.insert(name.clone(), entry);
         self.locks.mark_changed(name);
         match &mut self.restart {
-            Some(restart) => restart.moved(name, at, drained),
-            none => *none = Some(Restart::of_move(name, at, steady, drained)),
+            Some(restart) => restart.moved(name, at.moment(), drained),
+            none => *none = Some(Restart::of_move(name, at, drained)),
         }
     }
 
@@ -327,7 +324,7 @@ impl Scope {
             return false;
         };
         let read_again =
-            |entry: &LockEntry| entry.record.last_sent().is_none_or(|at| at >= restart.at);
+            |entry: &LockEntry| entry.record.last_sent().is_none_or(|sent| sent >= restart.since);
         match &restart.cause {
             RestartCause::Started | RestartCause::Promoted(_) | RestartCause::Chosen { .. } => {
                 self.locks.iter().all(|(_, entry)| read_again(entry))

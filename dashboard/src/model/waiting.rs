@@ -7,7 +7,7 @@ use std::time::Duration;
 
 use redisson::{ClientId, HolderId, Moment};
 
-use crate::clock::SteadyMillis;
+use crate::clock::{SteadyMillis, Time};
 use crate::model::types::{Queue, Since, Source, Stamp};
 
 /// The most waiters of one lock that are known by name.
@@ -64,7 +64,7 @@ pub struct Subscribers {
     /// The number of connections.
     pub count: u64,
     /// The instant since which there has been at least one.
-    pub since: (Moment, SteadyMillis),
+    pub since: Time,
     /// The last count.
     pub at: Moment,
 }
@@ -160,8 +160,7 @@ impl Waiting {
         agent: ClientId,
         count: u64,
         first: &[(HolderId, SteadyMillis)],
-        at: Moment,
-        steady: SteadyMillis,
+        at: Time,
     ) -> bool {
         let before = (self.at_agents(), self.waiters.len());
         let known = self.agents.iter().position(|at| at.agent == agent);
@@ -180,19 +179,15 @@ impl Waiting {
         let mut changed = before.0 != self.at_agents() || before.1 != self.waiters.len();
         for (id, since) in first {
             if let Some(known) = self.waiters.iter_mut().find(|waiter| waiter.id == *id) {
-                known.seen = known.seen.max(at);
+                known.seen = known.seen.max(at.moment());
                 continue;
             }
             changed = true;
-            let waited = Duration::from_millis(steady.millis_since(*since));
             self.add(Waiter {
                 id: *id,
                 since: Since { at: *since, exact: true },
-                from: Moment::from_micros(
-                    at.as_micros()
-                        .saturating_sub(u64::try_from(waited.as_micros()).unwrap_or(u64::MAX)),
-                ),
-                seen: at,
+                from: at.back_to(*since).moment(),
+                seen: at.moment(),
                 attempts: None,
                 source: Source::Identity,
                 until: None,
@@ -224,16 +219,17 @@ impl Waiting {
                 changed |= known.overdue != overdue;
                 // Its queue entry shows more than its attempts do.
                 (known.source, known.until) = (Source::Poll, None);
-                (known.seen, known.present, known.overdue) = (stamp.received, true, overdue);
+                (known.seen, known.present, known.overdue) =
+                    (stamp.received.moment(), true, overdue);
                 continue;
             }
             changed = true;
             let exact = window.is_some_and(|window| window <= EXACT);
             self.add(Waiter {
                 id: entry.id,
-                since: Since { at: stamp.steady, exact },
-                from: stamp.received,
-                seen: stamp.received,
+                since: Since { at: stamp.steady(), exact },
+                from: stamp.received.moment(),
+                seen: stamp.received.moment(),
                 attempts: None,
                 source: Source::Poll,
                 until: None,
@@ -273,13 +269,8 @@ impl Waiting {
 
     /// Applies an attempt to acquire or to queue; its author sleeps until `until` at the latest. It counts as a waiter from
     /// the second attempt, since the first may be the only one. Returns true if anything changed.
-    pub fn attempt(
-        &mut self,
-        id: HolderId,
-        at: Moment,
-        steady: SteadyMillis,
-        until: Option<Moment>,
-    ) -> bool {
+    pub fn attempt(&mut self, id: HolderId, at: Time, until: Option<Moment>) -> bool {
+        let (at, steady) = (at.moment(), at.steady());
         if let Some(known) = self.waiters.iter_mut().find(|waiter| waiter.id == id) {
             known.attempts = Some(known.attempts.unwrap_or(0).saturating_add(1));
             known.seen = known.seen.max(at);
@@ -346,13 +337,13 @@ impl Waiting {
     }
 
     /// Applies a count of the channel's subscribers. Returns true if anything changed.
-    pub fn count(&mut self, count: u64, at: Moment, steady: SteadyMillis) -> bool {
+    pub fn count(&mut self, count: u64, at: Time) -> bool {
         let before = (self.counted, self.subscribers.map_or(0, |subscribers| subscribers.count));
         self.counted = true;
         self.subscribers = (count > 0).then(|| Subscribers {
             count,
-            since: self.subscribers.map_or((at, steady), |subscribers| subscribers.since),
-            at,
+            since: self.subscribers.map_or(at, |subscribers| subscribers.since),
+            at: at.moment(),
         });
         before != (true, count)
     }
@@ -368,8 +359,8 @@ mod tests {
     }
 
     fn stamp(ms: u64) -> Stamp {
-        let at = Moment::from_micros(ms * 1000);
-        Stamp { sent: at, received: at, steady: SteadyMillis(ms) }
+        let received = Time::of_test(ms, 0);
+        Stamp { sent: received.moment(), received }
     }
 
     fn queue(entries: &[(i64, u64)]) -> Queue {
@@ -419,7 +410,7 @@ mod tests {
         let mut waiting = Waiting::default();
         let at = |ms: u64| Moment::from_micros(ms * 1000);
         let mut tries = |ms: u64, thread| {
-            waiting.attempt(id(thread), at(ms), SteadyMillis(ms), Some(at(ms + 9_000)));
+            waiting.attempt(id(thread), Time::of_test(ms, 0), Some(at(ms + 9_000)));
             waiting.waiters().map(|waiter| waiter.id.thread).collect::<Vec<_>>()
         };
         assert!(tries(1_000, 1).is_empty());
@@ -444,39 +435,39 @@ mod tests {
     #[test]
     fn waiters_at_agents_are_counted_exactly() {
         let mut waiting = Waiting::default();
-        let at = Moment::from_micros(9_000_000);
+        let at = Time::of_test(9_000, 0);
         let agent = |n: u8| ClientId::from_random([n; 16]);
         let tell = |waiting: &mut Waiting, n: u8, count: u64, first: &[i64]| {
             let first: Vec<_> = first
                 .iter()
                 .map(|number| (HolderId::new(agent(n), *number), SteadyMillis(5_000)))
                 .collect();
-            waiting.agent(agent(n), count, &first, at, SteadyMillis(9_000))
+            waiting.agent(agent(n), count, &first, at)
         };
         assert!(tell(&mut waiting, 1, 10, &[1, 2]));
         assert_eq!((waiting.at_least(), waiting.is_exact()), (10, false), "others may listen");
-        assert!(waiting.count(0, at, SteadyMillis(9_000)));
+        assert!(waiting.count(0, at));
         assert_eq!((waiting.at_least(), waiting.is_exact()), (10, true));
         let one = *waiting.waiters().next().unwrap();
         assert_eq!((one.since.at, one.from), (SteadyMillis(5_000), Moment::from_micros(5_000_000)));
         assert!(!tell(&mut waiting, 1, 10, &[1, 2]), "nothing new");
         // The agent's own connection, and then somebody else's.
-        waiting.count(1, at, SteadyMillis(9_000));
+        waiting.count(1, at);
         assert_eq!((waiting.at_least(), waiting.is_exact()), (10, true));
-        waiting.count(3, at, SteadyMillis(9_000));
+        waiting.count(3, at);
         assert_eq!((waiting.at_least(), waiting.is_exact()), (12, false));
         tell(&mut waiting, 2, 5, &[7]);
         assert_eq!((waiting.at_least(), waiting.is_exact()), (16, false));
-        waiting.count(2, at, SteadyMillis(9_000));
+        waiting.count(2, at);
         assert_eq!((waiting.at_least(), waiting.is_exact()), (15, true));
         // MONITOR shows a thread that is at no agent.
         for _ in 0..2 {
-            waiting.attempt(id(4), at, SteadyMillis(9_000), None);
+            waiting.attempt(id(4), at, None);
         }
         assert_eq!((waiting.at_least(), waiting.is_exact()), (16, false));
         waiting.remove_source(Source::Monitor);
         assert!(tell(&mut waiting, 1, 0, &[]) && tell(&mut waiting, 2, 0, &[]));
-        waiting.count(0, at, SteadyMillis(9_000));
+        waiting.count(0, at);
         assert!(waiting.is_empty());
         for n in 0..=255 {
             tell(&mut waiting, n, u64::MAX, &[0, 1, 2, 3]);
@@ -487,10 +478,10 @@ mod tests {
     #[test]
     fn subscribers_have_waited_since_the_first_of_them() {
         let mut waiting = Waiting::default();
-        let at = |ms: u64| Moment::from_micros(ms * 1000);
-        assert!(waiting.count(2, at(1), SteadyMillis(1)));
-        assert!(waiting.count(1, at(5), SteadyMillis(5)));
-        assert_eq!(waiting.subscribers.unwrap().since.1, SteadyMillis(1));
-        assert!(waiting.count(0, at(6), SteadyMillis(6)) && waiting.is_empty());
+        let at = |ms: u64| Time::of_test(ms, 0);
+        assert!(waiting.count(2, at(1)));
+        assert!(waiting.count(1, at(5)));
+        assert_eq!(waiting.subscribers.unwrap().since, at(1));
+        assert!(waiting.count(0, at(6)) && waiting.is_empty());
     }
 }

@@ -407,12 +407,8 @@ impl Releases {
             _ => return,
         };
         let (name, word) = (offer.id.name.clone(), choice.word());
-        let acted = Observation::OperatorActed {
-            name: name.clone(),
-            word,
-            text,
-            steady: SteadyMillis::now(),
-        };
+        let acted =
+            Observation::OperatorActed { name: name.clone(), word, text, at: SteadyMillis::now() };
         self.model.observe(scope, acted).await;
     }
 }

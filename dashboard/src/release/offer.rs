@@ -39,7 +39,9 @@ pub struct Offer {
     pub ttl: Option<Duration>,
     /// Queue entries whose deadline has passed, or that have none.
     pub dead: Vec<QueueEntry>,
-    pub read_at: (Moment, SteadyMillis),
+    /// The instant before the reading was requested.
+    pub asked: Moment,
+    pub read_at: SteadyMillis,
     /// The operator who has seen it.
     pub shown_to: Option<Arc<str>>,
 }
@@ -68,7 +70,7 @@ impl Offer {
     pub fn new(
         view: Arc<LockView>,
         reading: Reading,
-        read_at: (Moment, SteadyMillis),
+        (asked, read_at): (Moment, SteadyMillis),
         shown_to: Option<Arc<str>>,
     ) -> Option<Self> {
         let (hash, ttl, companions) = match reading {
@@ -86,7 +88,7 @@ impl Offer {
         if hash.is_none() && dead.is_empty() {
             return None;
         }
-        Some(Self { id: view.id.clone(), view, hash, ttl, dead, read_at, shown_to })
+        Some(Self { id: view.id.clone(), view, hash, ttl, dead, asked, read_at, shown_to })
     }
 
     /// Returns whether that is the lock's name, literally or as pages show it.
@@ -117,7 +119,7 @@ impl Offer {
     #[must_use]
     pub fn renewed_at(&self) -> Option<SteadyMillis> {
         let (lease, ttl) = (self.view.lease_ms.filter(|_| self.view.renewed)?, self.ttl?);
-        Some(self.read_at.1.minus(lease.saturating_sub(millis(ttl))))
+        Some(self.read_at.minus(lease.saturating_sub(millis(ttl))))
     }
 
     /// Returns the TTL that the lock has by now unless it has been acquired again.
@@ -128,7 +130,7 @@ impl Offer {
             // Other readers renew it too.
             Some(_) if self.view.renewed || shared => ExpectedTtl::Any,
             Some(ttl) => {
-                let left = ttl.saturating_sub(now.since(self.read_at.0));
+                let left = ttl.saturating_sub(now.since(self.asked));
                 ExpectedTtl::Between(left.saturating_sub(LATEST_RUN), left + CLOCK_SLACK)
             }
         }

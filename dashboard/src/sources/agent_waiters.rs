@@ -14,7 +14,7 @@ use super::read::integer;
 use super::registry_entry::is_believed;
 use super::scope::Scope;
 use crate::access::agent_keys::AgentKeys;
-use crate::clock::{SteadyMillis, WallMillis, now};
+use crate::clock::{SteadyMillis, Time, WallMillis};
 use crate::model::types::{AgentWaiters, AwaitedLock};
 
 /// The most agents of one database that are known by name.
@@ -123,7 +123,7 @@ impl Registry {
         &self,
         agents: &[ClientId],
     ) -> Result<Result<Vec<AgentWaiters>, ServerError>, CallError> {
-        let (at, steady) = (now(), SteadyMillis::now());
+        let at = Time::now();
         let range = |agent: &ClientId| {
             vec![
                 "GETRANGE".into(),
@@ -162,7 +162,7 @@ impl Registry {
                 })
             });
             let locks = if believed { awaited(agent, value) } else { Vec::new() };
-            AgentWaiters { agent: *agent, locks, at, steady }
+            AgentWaiters { agent: *agent, locks, at }
         };
         Ok(Ok(agents.iter().map(list).collect()))
     }

@@ -18,7 +18,7 @@ use super::registry_entry::identity;
 use super::scope::Scope;
 use super::slot_share::SlotShare;
 use crate::access::agent_keys::AgentKeys;
-use crate::clock::{SteadyMillis, now};
+use crate::clock::{SteadyMillis, Time};
 use crate::model::actor::{Hub, ModelHandle};
 use crate::model::types::{AgentReport, LockView, Observation, Presence, Walk};
 
@@ -202,7 +202,7 @@ impl Registry {
         &self,
         lookups: Vec<Lookup>,
     ) -> Result<Result<AgentReport, ServerError>, CallError> {
-        let (at, steady) = (now(), SteadyMillis::now());
+        let at = Time::now();
         let mut agents: Vec<ClientId> = lookups.iter().map(|(id, _)| id.client).collect();
         agents.sort_unstable();
         agents.dedup();
@@ -258,7 +258,7 @@ impl Registry {
             let identity = (length > 0).then(|| identity(entry, &place, keys.as_ref(), wall));
             holders.push((lock, id, identity));
         }
-        Ok(Ok(AgentReport { agents: present, holders, at, steady }))
+        Ok(Ok(AgentReport { agents: present, holders, at }))
     }
 
     pub(super) async fn hosts(

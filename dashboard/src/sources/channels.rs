@@ -15,7 +15,7 @@ use super::scope::Scope;
 use super::shards::Shards;
 use super::slot_share::SlotShare;
 use super::status::SourceStatus;
-use crate::clock::{SteadyMillis, now};
+use crate::clock::{Time, now};
 use crate::model::actor::{Hub, ModelHandle};
 use crate::model::types::Observation;
 use crate::redis::subscriber_options;
@@ -166,8 +166,8 @@ impl Channels {
             return;
         }
         if let Some(scope) = self.scopes.first() {
-            let (at, steady) = (now(), SteadyMillis::now());
-            self.model.observe(scope.id, Observation::Released { names, at, steady }).await;
+            let at = Time::now();
+            self.model.observe(scope.id, Observation::Released { names, at }).await;
         }
         self.status.succeeded();
     }

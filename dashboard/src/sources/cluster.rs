@@ -18,7 +18,7 @@ use super::scope::Scope;
 use super::server::{Shared, WatchedServer};
 use super::slot_share::{Nodes, SlotShare};
 use super::status::Server;
-use crate::clock::{SteadyMillis, now};
+use crate::clock::Time;
 use crate::config;
 use crate::model::types::{Observation, ScopeId, SlotAssignment};
 use crate::redis::{TIMEOUT, resolver_options};
@@ -145,12 +145,8 @@ impl Follower {
             .ranges()
             .filter_map(|(range, address)| Some((range, self.running.get(address)?.scope)));
         let drained = gone.iter().filter_map(|address| Some(self.running.get(address)?.scope));
-        let served = SlotAssignment {
-            slots: slots.collect(),
-            drained: drained.collect(),
-            at: now(),
-            steady: SteadyMillis::now(),
-        };
+        let served =
+            SlotAssignment { slots: slots.collect(), drained: drained.collect(), at: Time::now() };
         self.shared.model.observe(self.front, Observation::SlotsAssigned(served)).await;
         for address in gone {
             self.stop(&address).await;

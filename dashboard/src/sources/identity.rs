@@ -18,7 +18,7 @@ use super::scope::Scope;
 use super::shards::Shards;
 use super::slot_share::SlotShare;
 use super::status::SourceStatus;
-use crate::clock::{SteadyMillis, now};
+use crate::clock::Time;
 use crate::model::actor::ModelHandle;
 use crate::model::types::{Connections, Observation};
 use crate::sources::view::SourceState;
@@ -84,10 +84,10 @@ impl Identity {
                 let Some(connections) = self.share.connected(connections) else {
                     return (SourceState::On, String::new());
                 };
-                let (at, steady) = (now(), SteadyMillis::now());
+                let at = Time::now();
                 for scope in &self.scopes {
                     let connections = connections.clone();
-                    let seen = Observation::Connected { connections, at, steady };
+                    let seen = Observation::Connected { connections, at };
                     self.model.observe(scope.id, seen).await;
                 }
                 (SourceState::On, String::new())

@@ -18,7 +18,7 @@ use super::read::strings;
 use super::scope::Scope;
 use super::slot_share::SlotShare;
 use super::status::SourceStatus;
-use crate::clock::{SteadyMillis, now};
+use crate::clock::Time;
 use crate::model::actor::{Hub, ModelHandle};
 use crate::model::types::{LockView, Observation};
 use crate::redis::subscriber_options;
@@ -156,8 +156,8 @@ impl Keyspace {
                         }
                     };
                     if reported.insert((scope, name.clone(), expired)) {
-                        let (at, steady) = (now(), SteadyMillis::now());
-                        let changed = Observation::KeyChanged { name, expired, at, steady };
+                        let at = Time::now();
+                        let changed = Observation::KeyChanged { name, expired, at };
                         self.model.observe(self.scopes[scope].id, changed).await;
                     }
                 }

@@ -115,7 +115,7 @@ impl Poll {
                     self.model.observe(self.scope.id, Observation::ServerDown).await;
                 }
                 *up = Some(generation);
-                let at = Moment::from_micros(info.connected_at_micros);
+                let since = Moment::from_micros(info.connected_at_micros);
                 let run_id = info.run_id.clone();
                 let cluster = info.cluster;
                 if let Some(address) = &info.address {
@@ -127,7 +127,7 @@ impl Poll {
                 }
                 self.facts.forget_denials();
                 let observation =
-                    Observation::ServerUp { at, steady: SteadyMillis::now(), run_id, cluster };
+                    Observation::ServerUp { since, at: SteadyMillis::now(), run_id, cluster };
                 self.model.observe(self.scope.id, observation).await;
                 self.status.set(SourceState::On, "");
                 self.status.set_refused(false);
@@ -166,7 +166,7 @@ impl Poll {
     /// Reads a lock again that the server has refused to read. Returns it if that is refused still; otherwise the server is
     /// reported as up, and what was read of locks before this read remains unknown until they are read again.
     async fn try_again(&self, request: ReadRequest) -> Option<ReadRequest> {
-        let at = now();
+        let since = now();
         let result = read(&mut Unpaced(&self.link, &self.facts), vec![request.clone()]).await;
         let Findings { found, redirected } = match result {
             // The connection's state reports its loss.
@@ -185,7 +185,7 @@ impl Poll {
             return Some(request);
         };
         let (run_id, cluster) = (info.run_id.clone(), info.cluster);
-        let up = Observation::ServerUp { at, steady: SteadyMillis::now(), run_id, cluster };
+        let up = Observation::ServerUp { since, at: SteadyMillis::now(), run_id, cluster };
         self.model.observe(self.scope.id, up).await;
         self.status.set(SourceState::On, "");
         self.status.set_refused(false);

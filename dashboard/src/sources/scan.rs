@@ -206,9 +206,9 @@ impl Scan {
         state.seen = state.size.unwrap_or(state.seen);
         state.passes += 1;
         self.metrics.seconds.observe(begun.elapsed().as_secs_f64());
-        let (steady, skipped) = (SteadyMillis::now(), state.possible.skipped());
-        let ended = Observation::ScanEnded { started, steady, skipped };
-        self.model.observe(self.scope.id, ended).await;
+        let (ended, skipped) = (SteadyMillis::now(), state.possible.skipped());
+        let observation = Observation::ScanEnded { started, ended, skipped };
+        self.model.observe(self.scope.id, observation).await;
         Ok(())
     }
 

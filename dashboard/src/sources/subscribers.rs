@@ -19,7 +19,7 @@ use super::scope::Scope;
 use super::shards::{Shards, channel};
 use super::slot_share::SlotShare;
 use super::status::SourceStatus;
-use crate::clock::{SteadyMillis, now};
+use crate::clock::Time;
 use crate::model::actor::{Hub, ModelHandle};
 use crate::model::types::{LockView, Observation, ScopeId, Walk};
 use crate::sources::view::SourceState;
@@ -128,8 +128,7 @@ impl Subscribers {
                 }
             }
             for (scope, counts) in of_scope {
-                let seen =
-                    Observation::Subscribers { counts, at: now(), steady: SteadyMillis::now() };
+                let seen = Observation::Subscribers { counts, at: Time::now() };
                 self.model.observe(scope, seen).await;
             }
         }

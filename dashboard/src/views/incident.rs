@@ -122,7 +122,7 @@ fn offered(page: &IncidentPage) -> Option<Offered<'_>> {
     let IncidentStep::Ask { batch, seen, more, mistake, reason } = &page.step else { return None };
     let left_out = batch.left_out.iter().take(NAMED);
     let now = page.chrome.now;
-    let read_at = batch.offers.iter().map(|(offer, _)| offer.read_at.1).min().unwrap_or(now);
+    let read_at = batch.offers.iter().map(|(offer, _)| offer.read_at).min().unwrap_or(now);
     let again = links::release_incident(&page.incident);
     Some(Offered {
         action: links::release_incident(&page.incident),

@@ -60,7 +60,7 @@ pub fn release_page(page: &ReleasePage) -> Result<String, askama::Error> {
     let ttl_millis = asked
         .and_then(|(offer, _)| offer.ttl)
         .map(|ttl| u64::try_from(ttl.as_millis()).unwrap_or(u64::MAX));
-    let read_at = asked.map_or(now, |(offer, _)| offer.read_at.1);
+    let read_at = asked.map_or(now, |(offer, _)| offer.read_at);
     let held = asked.filter(|(offer, _)| offer.hash.is_some());
     ReleaseTemplate {
         frame: Frame::new(page::title(&page.chrome, "Release by force"), "", &page.chrome).still(),

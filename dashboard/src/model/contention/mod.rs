@@ -15,7 +15,7 @@ use redisson::{HolderId, Moment};
 use serde::{Serialize, Serializer};
 use utoipa::ToSchema;
 
-use crate::clock::{SteadyMillis, millis};
+use crate::clock::{SteadyMillis, Time, millis};
 use crate::model::types::{LockId, PastHold, PastWait, Since};
 
 pub use durations::{BOUNDS_MS, Durations};
@@ -329,8 +329,9 @@ impl Totals {
         self.left_out.retain(|(slice, _)| *slice >= oldest);
     }
 
-    /// Returns the last hour, as of the same instant on both clocks.
-    pub(super) fn view(&mut self, now: Moment, steady: SteadyMillis) -> Contention {
+    /// Returns the last hour.
+    pub(super) fn view(&mut self, now: Time) -> Contention {
+        let (now, steady) = (now.moment(), now.steady());
         let ahead = (steady.0 * 1_000).saturating_sub(now.as_micros());
         self.phase.get_or_insert_with(|| ahead % minute_micros());
         self.forget_old(now);
@@ -439,7 +440,7 @@ mod tests {
         ] {
             totals.add(at(1_000), &lock(name), &group, count);
         }
-        let shown = totals.view(at(2_000), SteadyMillis(1_002_000));
+        let shown = totals.view(Time::of_test(2_000, 1_000_000));
         assert_eq!((shown.from, shown.to), (SteadyMillis(1_000_000), SteadyMillis(1_002_000)));
         let all = &shown.groups[0].tally;
         assert_eq!((all.acquisitions, all.holds.count(), all.holds.sum_ms()), (2, 2, 370));
@@ -460,17 +461,17 @@ mod tests {
         let mut totals = Totals::new(at(0));
         let group: Arc<str> = "g".into();
         // Our clock is 20 s behind a minute's beginning.
-        let steady = |ms: u64| SteadyMillis(600_000 + 40_000 + ms);
-        assert_eq!(totals.view(at(0), steady(0)).minute, SteadyMillis(600_000));
+        let time = |ms: u64| Time::of_test(ms, 600_000 + 40_000);
+        assert_eq!(totals.view(time(0)).minute, SteadyMillis(600_000));
         let waits = Count::Waiting(Duration::from_secs(3));
         totals.add(at(19_000), &lock("a"), &group, waits);
         totals.add_problem(at(19_500), &"d".into(), &group);
         totals.add(at(21_000), &lock("a"), &group, waits);
-        let shown = totals.view(at(30_000), steady(30_000));
+        let shown = totals.view(time(30_000));
         assert_eq!(shown.minute, SteadyMillis(660_000));
         let minute = Minute { column: 59, waiting_ms: 3_000, problems: 1 };
         assert_eq!(shown.groups[0].minutes, [minute], "only whole minutes");
-        let shown = totals.view(at(90_000), steady(90_000));
+        let shown = totals.view(time(90_000));
         let columns: Vec<_> = shown.groups[0].minutes.iter().map(|it| it.column).collect();
         assert_eq!((columns, shown.groups[0].minutes[1].problems), (vec![58, 59], 0));
         assert_eq!(shown.groups[0].tally.waiting_ms, 6_000);
@@ -479,16 +480,17 @@ mod tests {
     #[test]
     fn slices_older_than_an_hour_are_dropped() {
         const MINUTE: u64 = 60_000;
+        let time = |ms: u64| Time::of_test(ms, 1_000 * MINUTE);
         let mut totals = Totals::new(at(0));
         let group: Arc<str> = "g".into();
         for minute in 0..130 {
             totals.add(at(minute * MINUTE), &lock("a"), &group, Count::Acquired);
         }
-        let shown = totals.view(at(130 * MINUTE - 1), SteadyMillis(1_000 * MINUTE));
+        let shown = totals.view(time(130 * MINUTE - 1));
         let counted = (shown.to.0 - shown.from.0).div_ceil(MINUTE);
         assert!((60..=70).contains(&counted), "{counted}");
         assert_eq!(shown.locks[0].tally.acquisitions, counted);
-        let later = totals.view(at(400 * MINUTE), SteadyMillis(2_000 * MINUTE));
+        let later = totals.view(time(400 * MINUTE));
         assert!(later.locks.is_empty() && later.groups.is_empty());
     }
 
@@ -502,7 +504,7 @@ mod tests {
             totals.add(at(1), &lock(&format!("l{i}")), &group, Count::Acquired);
             assert!(totals.locks.len() <= MAX_LOCKS);
         }
-        let shown = totals.view(at(2), SteadyMillis(2));
+        let shown = totals.view(Time::of_test(2, 0));
         assert_eq!(shown.locks[0].lock, lock("hot"));
         assert_eq!(shown.locks.len() as u64 + shown.locks_left_out, 3 * MAX_LOCKS as u64 + 1);
         assert_eq!(shown.groups[0].tally.acquisitions, 3 * MAX_LOCKS as u64);

@@ -43,7 +43,7 @@ fn read(at: SteadyMillis, text: impl Into<String>) -> Evidence {
 }
 
 fn evidence(case: &Case<'_>, verdict: Verdict) -> Vec<Evidence> {
-    let now = case.now.steady;
+    let now = case.now.steady();
     match verdict.problem {
         ProblemKind::Leaked => leaked(case, verdict),
         ProblemKind::Stuck => stuck(case, verdict),
@@ -66,7 +66,7 @@ fn evidence(case: &Case<'_>, verdict: Verdict) -> Vec<Evidence> {
         ProblemKind::Expired => {
             let expired = case.expired.iter();
             expired
-                .map(|expired| evidence_of(expired.at.1, expired.source, &*expired.evidence))
+                .map(|expired| evidence_of(expired.at.steady(), expired.source, &*expired.evidence))
                 .collect()
         }
         ProblemKind::Starving => starving(case, verdict),
@@ -102,28 +102,28 @@ fn leaked(case: &Case<'_>, verdict: Verdict) -> Vec<Evidence> {
         };
         return vec![
             evidence_of(gone.since, Source::Identity, &*gone.evidence),
-            read(case.now.steady, left),
+            read(case.now.steady(), left),
         ];
     }
     let mut evidence = vec![
         read(verdict.since, "read without a TTL"),
-        read(case.now.steady, "read again, still without a TTL"),
+        read(case.now.steady(), "read again, still without a TTL"),
     ];
     if !case.confirmed {
         let form = "it looks exactly like a Redisson lock, but so far nothing else shows that it is one: no waiter, no \
                     message and no script for it was seen";
-        evidence.push(read(case.now.steady, form));
+        evidence.push(read(case.now.steady(), form));
     }
     evidence
 }
 
 fn stuck(case: &Case<'_>, verdict: Verdict) -> Vec<Evidence> {
-    let now = case.now.steady;
+    let now = case.now.steady();
     let mut evidence = Vec::new();
     if let Some((id, count)) = case.holders.first() {
         let count = if *count == 1 { String::new() } else { format!(" (count {count})") };
         let text = format!("held by {id}{count}, unchanged since then");
-        evidence.push(read(case.unchanged_since.1, text));
+        evidence.push(read(case.unchanged_since.steady(), text));
     }
     if let Some(lease) = case.renewed {
         evidence
@@ -166,20 +166,20 @@ fn starving(case: &Case<'_>, verdict: Verdict) -> Vec<Evidence> {
                 1 => "one connection has been waiting for its release since then".to_owned(),
                 n => format!("{n} connections wait for its release, at least one since then"),
             };
-            evidence.push(evidence_of(subscribers.since.1, Source::Subscribers, text));
+            evidence.push(evidence_of(subscribers.since.steady(), Source::Subscribers, text));
         }
         _ => {}
     }
     evidence.push(match case.holders.first() {
         Some((id, _)) => {
-            read(case.unchanged_since.1, format!("held by {id}, unchanged since then"))
+            read(case.unchanged_since.steady(), format!("held by {id}, unchanged since then"))
         }
         None => {
             let head = case.dead_head.map_or_else(
                 || "the first in its queue has not acquired it".to_owned(),
                 |head| dead_head(&head),
             );
-            read(case.now.steady, format!("nobody holds it, but {head}"))
+            read(case.now.steady(), format!("nobody holds it, but {head}"))
         }
     });
     evidence
@@ -202,7 +202,7 @@ fn deadlock(case: &Case<'_>) -> Vec<Evidence> {
         let process = wait.process.as_ref().map_or_else(String::new, |text| format!(" ({text})"));
         format!("{}{process} waits for {}, held by {}", wait.waiter, wait.lock.1, wait.holder)
     };
-    waits.map(|wait| read(case.now.steady, text(wait))).collect()
+    waits.map(|wait| read(case.now.steady(), text(wait))).collect()
 }
 
 /// Describes how to find the process and the thread behind a holder.

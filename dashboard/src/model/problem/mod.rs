@@ -13,7 +13,7 @@ use redisson::{HolderId, Moment};
 
 use super::deadlock::Cycle;
 use super::waiting::{Subscribers, Waiter};
-use crate::clock::{SteadyMillis, millis};
+use crate::clock::{SteadyMillis, Time, millis};
 use crate::model::types::{
     Certainty, HolderIdentity, ProblemKind, Rule, Source, Stamp, TrackedHolder,
 };
@@ -38,7 +38,7 @@ pub const EXPIRED_FOR: Duration = Duration::from_secs(3_600);
 /// A hold whose lease expired although its holder meant to renew it.
 #[derive(Debug, Clone, PartialEq, Eq)]
 pub struct Expired {
-    pub at: (Moment, SteadyMillis),
+    pub at: Time,
     pub holder: HolderId,
     /// Certain if the holder was seen to return too late.
     pub certainty: Certainty,
@@ -73,7 +73,7 @@ pub struct Case<'a> {
     /// Its late renewals.
     pub overdue: Option<&'a Overdue>,
     /// The last change of holders or counts, or the last release.
-    pub unchanged_since: (Moment, SteadyMillis),
+    pub unchanged_since: Time,
     /// The instant since which release messages arrive without a gap.
     pub listening_since: Option<Moment>,
     /// True if a lock of its kind may be released without a message.
@@ -148,9 +148,10 @@ pub fn judge(case: &Case<'_>) -> Vec<Verdict> {
 }
 
 fn leaked(case: &Case<'_>) -> Option<Verdict> {
-    let bare = case.no_ttl_since.filter(|first| case.now.sent.since(first.received) >= LEAK_GAP);
+    let bare =
+        case.no_ttl_since.filter(|first| case.now.sent.since(first.received.moment()) >= LEAK_GAP);
     if let Some(first) = bare {
-        return Some(Verdict::certain(ProblemKind::Leaked, first.steady));
+        return Some(Verdict::certain(ProblemKind::Leaked, first.steady()));
     }
     let lasts = case.ttl.is_none_or(|ttl| ttl > GONE_TTL);
     let gone = case.gone.filter(|_| lasts)?;
@@ -162,8 +163,8 @@ fn leaked(case: &Case<'_>) -> Option<Verdict> {
 fn leaked_by_form(case: &Case<'_>) -> Option<Verdict> {
     let sound = case.malformed.is_none() && !case.holders.is_empty();
     let first = case.no_ttl_since.filter(|_| sound)?;
-    (case.now.sent.since(first.received) >= LEAK_GAP)
-        .then(|| Verdict::suspected(ProblemKind::Leaked, first.steady))
+    (case.now.sent.since(first.received.moment()) >= LEAK_GAP)
+        .then(|| Verdict::suspected(ProblemKind::Leaked, first.steady()))
 }
 
 /// Returns the age from which a hold is stuck, and whether that follows from `typical`, the duration that 99 of 100 holds did not
@@ -181,19 +182,19 @@ pub fn stuck_limit(rule: &Rule, typical: Option<Duration>) -> Option<(Duration, 
 fn stuck(case: &Case<'_>) -> Option<Verdict> {
     let (limit, _) = stuck_limit(&case.rule, case.typical)?;
     case.renewed?;
-    let (since, steady) = case.unchanged_since;
-    if case.now.received.since(since) <= limit {
+    if case.now.received.since(case.unchanged_since) <= limit {
         return None;
     }
     let listening = case.listening_since.filter(|_| !case.may_release_silently);
-    let observed = listening.map(|listening| case.now.received.since(since.max(listening)));
+    let observed = listening
+        .map(|listening| case.now.received.since(listening.max(case.unchanged_since.moment())));
     Some(Verdict {
         problem: ProblemKind::Stuck,
         certainty: match observed {
             Some(observed) if observed > limit => Certainty::Certain,
             _ => Certainty::Suspected,
         },
-        since: after(steady, limit),
+        since: after(case.unchanged_since.steady(), limit),
     })
 }
 
@@ -208,7 +209,7 @@ pub fn overdue_below(lease: Duration) -> Duration {
 #[must_use]
 pub fn overdue_since(now: Stamp, lease: Duration, ttl: Duration) -> Option<SteadyMillis> {
     let late = overdue_below(lease).checked_sub(ttl).filter(|late| !late.is_zero())?;
-    Some(now.steady.minus(millis(late)))
+    Some(now.steady().minus(millis(late)))
 }
 
 fn renewal_overdue(case: &Case<'_>) -> Option<Verdict> {
@@ -218,8 +219,8 @@ fn renewal_overdue(case: &Case<'_>) -> Option<Verdict> {
 
 fn expired(case: &Case<'_>) -> Option<Verdict> {
     let expired = case.expired?;
-    let recent = case.now.received.since(expired.at.0) <= EXPIRED_FOR;
-    let (problem, since) = (ProblemKind::Expired, expired.at.1);
+    let recent = case.now.received.since(expired.at) <= EXPIRED_FOR;
+    let (problem, since) = (ProblemKind::Expired, expired.at.steady());
     recent.then_some(Verdict { problem, certainty: expired.certainty, since })
 }
 
@@ -237,15 +238,15 @@ fn starving(case: &Case<'_>) -> Option<Verdict> {
     }
     // While a lock changes hands subscribers come and go, and none of them need wait for long.
     let subscribers = case.subscribers.filter(|_| !case.holders.is_empty())?;
-    let (from, steady) = subscribers.since.max(case.unchanged_since);
-    (case.now.received.since(from) > limit)
-        .then(|| Verdict::suspected(ProblemKind::Starving, after(steady, limit)))
+    let since = subscribers.since.max(case.unchanged_since);
+    (case.now.received.since(since) > limit)
+        .then(|| Verdict::suspected(ProblemKind::Starving, after(since.steady(), limit)))
 }
 
 fn deadlock(case: &Case<'_>) -> Option<Verdict> {
     let cycle = case.cycle?;
     // The cycle closed with its youngest wait or hold; only its first observation as a whole is known.
-    let since = case.now.steady;
+    let since = case.now.steady();
     Some(if cycle.is_limited() || cycle.is_claimed() {
         Verdict::suspected(ProblemKind::Deadlock, since)
     } else {
@@ -255,12 +256,12 @@ fn deadlock(case: &Case<'_>) -> Option<Verdict> {
 
 fn orphan(case: &Case<'_>) -> Option<Verdict> {
     let first = case.orphan_since.filter(|_| case.holders.is_empty())?;
-    (case.now.sent.since(first.received) >= ORPHAN_GAP)
-        .then(|| Verdict::certain(ProblemKind::Orphan, first.steady))
+    (case.now.sent.since(first.received.moment()) >= ORPHAN_GAP)
+        .then(|| Verdict::certain(ProblemKind::Orphan, first.steady()))
 }
 
 fn malformed(case: &Case<'_>) -> Option<Verdict> {
-    case.malformed.map(|_| Verdict::certain(ProblemKind::Malformed, case.now.steady))
+    case.malformed.map(|_| Verdict::certain(ProblemKind::Malformed, case.now.steady()))
 }
 
 fn after(at: SteadyMillis, limit: Duration) -> SteadyMillis {

@@ -34,7 +34,7 @@ impl Overdue {
         lease: Duration,
         now: Stamp,
     ) -> Option<Self> {
-        let latest = now.received;
+        let latest = now.received.moment();
         let Some((since, ttl)) = late else {
             let known = known.map(|known| Self { is_late: false, ..known });
             return known.filter(|known| latest.since(known.latest) <= (lease * LEASES).max(LEAST));

@@ -8,8 +8,12 @@ fn at(secs: u64) -> Moment {
     Moment::from_micros(secs * 1_000_000)
 }
 
+fn time(secs: u64) -> Time {
+    Time::of_test(secs * 1_000, 0)
+}
+
 fn stamp(secs: u64) -> Stamp {
-    Stamp { sent: at(secs), received: at(secs), steady: SteadyMillis(secs * 1000) }
+    Stamp { sent: at(secs), received: time(secs) }
 }
 
 fn id(thread: i64) -> HolderId {
@@ -34,7 +38,7 @@ fn renewed(holders: &[(HolderId, i64)], still: u64, now: u64) -> Case<'_> {
         no_ttl_since: None,
         renewed: Some(secs(30)),
         overdue: None,
-        unchanged_since: (at(still), stamp(still).steady),
+        unchanged_since: time(still),
         listening_since: Some(at(0)),
         may_release_silently: false,
         typical: None,
@@ -177,7 +181,7 @@ fn renewals_that_are_late_again_are_one_problem_until_they_have_come_in_time_for
 fn an_expired_hold_is_reported_for_an_hour_no_matter_who_holds_the_lock_since() {
     let holders = holders();
     let expired = |certainty| Expired {
-        at: (at(100), SteadyMillis(100_000)),
+        at: time(100),
         holder: id(7),
         certainty,
         source: Source::Poll,
@@ -201,7 +205,7 @@ fn an_expired_hold_is_reported_for_an_hour_no_matter_who_holds_the_lock_since() 
 fn waiter(from: u64) -> Waiter {
     Waiter {
         id: id(9),
-        since: Since { at: stamp(from).steady, exact: true },
+        since: Since { at: time(from).steady(), exact: true },
         from: at(from),
         seen: at(from),
         attempts: None,
@@ -219,7 +223,7 @@ fn a_long_wait_is_starvation() {
     let one = [waiter(10)];
     let dead = [Waiter { overdue: true, ..waiter(10) }];
     let left = [Waiter { present: false, ..waiter(10) }];
-    let listening = Subscribers { count: 2, since: (at(10), SteadyMillis(10_000)), at: at(10) };
+    let listening = Subscribers { count: 2, since: time(10), at: at(10) };
     let waits = |now| Case { waiters: &one, ..renewed(&holders, 0, now) };
     let counted =
         |still, now| Case { subscribers: Some(listening), ..renewed(&holders, still, now) };

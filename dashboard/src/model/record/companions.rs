@@ -14,16 +14,16 @@ impl Record {
         if let Token::Value(token) = companions.token {
             self.confirm();
             self.dirty |= self.token.as_deref() != Some(&token);
-            (self.token, self.token_read) = (Some(token.into()), Some(stamp.received));
+            (self.token, self.token_read) = (Some(token.into()), Some(stamp.received.moment()));
         } else if companions.token == Token::Absent {
             self.dirty |= self.token.take().is_some();
-            self.token_read = Some(stamp.received);
+            self.token_read = Some(stamp.received.moment());
         }
         // The time within which dropped waiters may return may have passed.
         let had = self.cold.as_ref().is_some_and(|cold| !cold.waiting.is_empty());
         if (had && !companions.is_unavailable()) || companions.queue.is_some() {
             let window = self.stamp.map(|last| stamp.received.since(last.sent));
-            let clock = stamp.steady.0.saturating_add_signed(context.ahead_ms);
+            let clock = stamp.steady().0.saturating_add_signed(context.ahead_ms);
             let queue = companions.queue.as_ref();
             self.dirty |= self.cold().waiting.read_queue(stamp, window, clock, queue);
         }

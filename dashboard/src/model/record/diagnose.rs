@@ -3,11 +3,10 @@
 use std::sync::Arc;
 use std::time::Duration;
 
-use redisson::Moment;
 use thin_vec::ThinVec;
 
 use super::{Effect, Record, ScopeContext};
-use crate::clock::{SteadyMillis, millis};
+use crate::clock::{SteadyMillis, Time, millis};
 use crate::model::problem::{
     Case, ORPHAN_GAP, Overdue, Verdict, advice, explain, judge, overdue_since, stuck_limit, times,
 };
@@ -104,7 +103,7 @@ impl Record {
             .filter(|old| !verdicts.iter().any(|new| new.problem == *old))
             .collect();
         self.problems = problems;
-        self.clear_acknowledgements(&over, now.steady, effects);
+        self.clear_acknowledgements(&over, now.steady(), effects);
         self.mark_acknowledged();
         let new = verdicts.iter().filter(|verdict| begun.contains(&verdict.problem));
         for Verdict { problem, certainty, since, .. } in new.chain(&raised) {
@@ -112,14 +111,14 @@ impl Record {
             effects.push(Effect::Archive(Box::new(entry)));
         }
         for problem in &over {
-            self.cleared(*problem, now.steady, effects);
+            self.cleared(*problem, now.steady(), effects);
         }
         self.clear_restored(now, effects);
         for problem in begun {
-            self.event(now.steady, source, LockEvent::Problem(problem), effects);
+            self.event(now.steady(), source, LockEvent::Problem(problem), effects);
         }
         for problem in over {
-            self.event(now.steady, source, LockEvent::Cleared(problem), effects);
+            self.event(now.steady(), source, LockEvent::Cleared(problem), effects);
         }
     }
 
@@ -128,7 +127,7 @@ impl Record {
         let lease = self.lease.lease().filter(|_| self.lease.renewed() && self.is_held());
         let known = self.cold.as_mut().and_then(|cold| cold.overdue.take());
         let Some(lease) = lease else { return };
-        let known = known.filter(|overdue| !overdue.is_before(self.unchanged_since.0));
+        let known = known.filter(|overdue| !overdue.is_before(self.unchanged_since.moment()));
         let late = self.ttl.and_then(|ttl| Some((overdue_since(now, lease, ttl)?, ttl)));
         let overdue = Overdue::update(known, late, lease, now);
         if overdue.is_some() {
@@ -150,21 +149,19 @@ impl Record {
             .retain(|(earlier, _)| problems.iter().all(|found| found.problem != *earlier));
         if time_is_up {
             for (problem, _) in std::mem::take(&mut cold.restored_problems) {
-                self.cleared(problem, now.steady, effects);
+                self.cleared(problem, now.steady(), effects);
             }
         }
     }
 
     /// Returns the instant since which an earlier run has seen these same holds unchanged, if it has found them stuck.
-    pub(super) fn restored_unchanged_since(&self, now: Stamp) -> Option<(Moment, SteadyMillis)> {
+    pub(super) fn restored_unchanged_since(&self, now: Stamp) -> Option<Time> {
         let restored = &self.cold.as_ref()?.restored_problems;
         let (_, stuck) = restored.iter().find(|(problem, _)| *problem == ProblemKind::Stuck)?;
         let typical = self.hold_history.as_ref().and_then(|history| history.p99());
         let (limit, _) = stuck_limit(&self.rule, typical)?;
         let held = self.holds.iter().map(|hold| hold.since.at).max()?;
-        let since = stuck.minus(millis(limit)).max(held);
-        let ago = now.steady.millis_since(since).saturating_mul(1_000);
-        Some((Moment::from_micros(now.received.as_micros().saturating_sub(ago)), since))
+        Some(now.received.back_to(stuck.minus(millis(limit)).max(held)))
     }
 
     /// Ends that an earlier run has found it stuck, since another hold has begun.
@@ -179,7 +176,7 @@ impl Record {
 
     /// Ends all problems as of the newest reading, since the lock is about to be dropped.
     pub fn clear_all(&mut self, effects: &mut Vec<Effect>) {
-        let last = self.stamp.map_or(SteadyMillis(0), |stamp| stamp.steady);
+        let last = self.stamp.map_or(SteadyMillis(0), |stamp| stamp.steady());
         let earlier = self.cold.as_mut().map(|cold| std::mem::take(&mut cold.restored_problems));
         let earlier = earlier.into_iter().flatten().map(|(problem, _)| problem);
         let found = std::mem::take(&mut self.problems).into_iter().map(|found| found.problem);

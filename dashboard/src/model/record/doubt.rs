@@ -7,7 +7,7 @@ use redisson::Moment;
 use redisson::shape::{Holder, LockHash};
 
 use super::{Effect, Record};
-use crate::clock::SteadyMillis;
+use crate::clock::Time;
 use crate::model::types::{Ending, Reading, Source, Stamp};
 
 /// The difference up to which two readings show the same end of a lease.
@@ -20,30 +20,26 @@ const MOST: u32 = 1_000;
 /// Such messages since the last reading.
 #[derive(Debug, Clone, Copy)]
 pub(super) struct Doubtful {
-    first: (Moment, SteadyMillis),
-    last: (Moment, SteadyMillis),
+    first: Time,
+    last: Time,
     count: u32,
 }
 
 impl Record {
     /// Applies a message about this lock or another one.
-    pub fn released_in_doubt(
-        &mut self,
-        at: Moment,
-        steady: SteadyMillis,
-        effects: &mut Vec<Effect>,
-    ) {
-        match self.stamp.filter(|stamp| stamp.sent >= at) {
+    pub fn released_in_doubt(&mut self, at: Time, effects: &mut Vec<Effect>) {
+        match self.reading_since(at) {
             // The reading is newer. If the lease had begun before the message, so had the hold.
-            Some(stamp) if self.is_held() && self.lease_began_before(at, stamp, self.ttl) => {}
+            Some(stamp)
+                if self.is_held() && self.lease_began_before(at.moment(), stamp, self.ttl) => {}
             None if self.is_held() && !self.is_released() => {
                 let doubtful = &mut self.releases.get_or_insert_default().doubtful;
-                let before = doubtful.map_or((at, steady), |doubtful| doubtful.first);
+                let before = doubtful.map_or(at, |doubtful| doubtful.first);
                 let count = doubtful.map_or(0, |doubtful| doubtful.count);
                 let count = (count + 1).min(MOST);
-                *doubtful = Some(Doubtful { first: before, last: (at, steady), count });
+                *doubtful = Some(Doubtful { first: before, last: at, count });
             }
-            _ => self.released(at, steady, Source::Channels, Ending::Released, effects),
+            _ => self.released(at, Source::Channels, Ending::Released, effects),
         }
     }
 
@@ -55,20 +51,20 @@ impl Record {
         effects: &mut Vec<Effect>,
     ) {
         let Some(releases) = &mut self.releases else { return };
-        let Some(doubtful) = releases.doubtful.take_if(|it| stamp.sent >= it.first.0) else {
+        let Some(doubtful) = releases.doubtful.take_if(|it| stamp.sent >= it.first.moment()) else {
             return;
         };
         let Doubtful { first, last, count } = doubtful;
-        if last.0 > stamp.sent {
+        if last.moment() > stamp.sent {
             releases.doubtful = Some(Doubtful { first: last, last, count: 1 });
         }
-        if self.is_released() || self.continues(first.0, stamp, reading) {
+        if self.is_released() || self.continues(first.moment(), stamp, reading) {
             return;
         }
-        self.released(first.0, first.1, Source::Channels, Ending::Released, effects);
-        let last = if last.0 > stamp.sent { first } else { last };
+        self.released(first, Source::Channels, Ending::Released, effects);
+        let last = if last.moment() > stamp.sent { first } else { last };
         for _ in 1..count {
-            self.released(last.0, last.1, Source::Channels, Ending::Released, effects);
+            self.released(last, Source::Channels, Ending::Released, effects);
         }
     }
 
@@ -80,7 +76,8 @@ impl Record {
             && self.holds.iter().all(|hold| {
                 found.iter().any(|holder| holder.id == hold.id && holder.count == hold.count)
             });
-        let ends = |stamp: Option<Stamp>, ttl: Option<Duration>| Some(stamp?.received + ttl?);
+        let ends =
+            |stamp: Option<Stamp>, ttl: Option<Duration>| Some(stamp?.received.moment() + ttl?);
         let (before, now) = (ends(self.stamp, self.ttl), ends(Some(stamp), *ttl));
         let same_end = match (before, now) {
             (Some(before), Some(now)) => before.since(now).max(now.since(before)) <= SAME_END,

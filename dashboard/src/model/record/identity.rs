@@ -1,9 +1,9 @@
 //! Identities of a lock's holders and waiters, from agents and the list of clients.
 
-use redisson::{ClientId, HolderId, Moment};
+use redisson::{ClientId, HolderId};
 
 use super::Record;
-use crate::clock::SteadyMillis;
+use crate::clock::{SteadyMillis, Time};
 use crate::model::clients::Clients;
 use crate::model::problem::Gone;
 use crate::model::types::{HolderIdentity, Source, TrackedHolder};
@@ -54,8 +54,7 @@ impl Record {
         id: HolderId,
         identity: Option<HolderIdentity>,
         denies: bool,
-        at: Moment,
-        steady: SteadyMillis,
+        at: Time,
     ) -> bool {
         let holds = self.holds.iter().any(|hold| hold.id == id);
         // A wait may be too young to be published, or over by now: only a holder is denied.
@@ -79,7 +78,7 @@ impl Record {
         });
         let changed = match identity {
             Some(identity) => tracked[index].identify(identity),
-            None => tracked[index].deny(at, steady),
+            None => tracked[index].deny(at),
         };
         self.dirty |= changed;
         changed
@@ -100,8 +99,7 @@ impl Record {
         agent: ClientId,
         count: u64,
         first: &[(HolderId, SteadyMillis)],
-        at: Moment,
-        steady: SteadyMillis,
+        at: Time,
     ) {
         if count == 0 && self.cold.is_none() {
             return;
@@ -115,7 +113,7 @@ impl Record {
             self.confirm();
             self.add_source(Source::Identity);
         }
-        self.dirty |= self.cold().waiting.agent(agent, count, &waits, at, steady);
+        self.dirty |= self.cold().waiting.agent(agent, count, &waits, at);
         self.drop_untracked();
         self.drop_empty_cold_state();
     }

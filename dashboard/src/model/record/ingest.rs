@@ -7,7 +7,7 @@ use redisson::shape::LockHash;
 use redisson::{HolderId, Moment, keys};
 
 use super::{Effect, Hold, Mode, Record, ScopeContext, doubt};
-use crate::clock::{SteadyMillis, millis};
+use crate::clock::{SteadyMillis, Time, millis};
 use crate::model::contention::Count;
 use crate::model::lease::Step;
 use crate::model::problem::Expired;
@@ -49,7 +49,8 @@ impl Record {
             .or_else(|| last.map(|last| last.sent))
             .or(context.pass_began)
             .map(|earliest| stamp.received.since(earliest));
-        let since = Since { at: stamp.steady, exact: window.is_some_and(|window| window <= EXACT) };
+        let since =
+            Since { at: stamp.steady(), exact: window.is_some_and(|window| window <= EXACT) };
         let mut moved = released.is_some();
         // True if an earlier run has observed all of the holds.
         let mut resumed = last.is_none();
@@ -67,16 +68,16 @@ impl Record {
                 Some(hold) => {
                     moved = true;
                     let what = LockEvent::Reentered(holder.id, hold.count, holder.count);
-                    self.event(stamp.steady, source, what, effects);
+                    self.event(stamp.steady(), source, what, effects);
                     Hold { count: holder.count, ..*hold }
                 }
                 None => {
                     moved = true;
                     let taken = self.taken(holder.id, stamp);
-                    if let Some((at, steady)) = over {
+                    if let Some(at) = over {
                         let mut hold = Hold::new(*holder, since, stamp);
-                        hold.since.at = hold.since.at.min(steady);
-                        self.end(hold, at, steady, Ending::Released, effects);
+                        hold.since.at = hold.since.at.min(at.steady());
+                        self.end(hold, at, Ending::Released, effects);
                         holds.push(hold);
                         continue;
                     }
@@ -88,12 +89,12 @@ impl Record {
                     if matches!(what, LockEvent::Taken(..)) {
                         self.count(source, Count::Acquired, effects);
                     }
-                    self.event(stamp.steady, source, what, effects);
+                    self.event(stamp.steady(), source, what, effects);
                     let restored = self.take_restored(holder.id, since);
                     resumed &= restored.is_some() && taken.is_none();
                     let (from, since) = match taken {
-                        Some((at, steady)) => (at, Since { at: steady, exact: true }),
-                        None => (stamp.received, restored.unwrap_or(since)),
+                        Some(at) => (at.moment(), Since { at: at.steady(), exact: true }),
+                        None => (stamp.received.moment(), restored.unwrap_or(since)),
                     };
                     Hold { from, ..Hold::new(*holder, since, stamp) }
                 }
@@ -113,7 +114,7 @@ impl Record {
         }
         self.holds = holds;
         if moved && !resumed {
-            self.end_restored_stuck(stamp.steady, effects);
+            self.end_restored_stuck(stamp.steady(), effects);
         }
         let mode = hash.mode.as_deref().map(Mode::new);
         self.dirty |= self.mode != mode;
@@ -122,29 +123,29 @@ impl Record {
         if let Some(cold) = &mut self.cold {
             cold.orphan_since = None;
             cold.orphaned_readers.clear();
-            cold.taken.take_if(|(_, at, _)| *at <= stamp.sent);
+            cold.taken.take_if(|(_, at)| at.moment() <= stamp.sent);
             if moved {
                 cold.gone = None;
             }
             let ids: Vec<HolderId> = self.holds.iter().map(|hold| hold.id).collect();
             // A reader that wants to write waits for itself: its queue entry is the write side's.
             for waiter in cold.waiting.remove(&ids) {
-                self.waited(waiter, Some(stamp.steady), source, effects);
+                self.waited(waiter, Some(stamp.steady()), source, effects);
             }
         }
         let was_renewed = self.lease.renewed();
         if moved || last.is_none() {
             let restored = self.restored_unchanged_since(stamp).filter(|_| resumed);
-            self.unchanged_since = restored.unwrap_or((stamp.received, stamp.steady));
+            self.unchanged_since = restored.unwrap_or(stamp.received);
             self.renewals = None;
             let age = window.filter(|window| *window <= EXACT);
-            self.lease.restart(stamp.received, watched, age);
+            self.lease.restart(stamp.received.moment(), watched, age);
         } else {
             self.read_lease(last, stamp, watched);
         }
         if self.lease.renewed() && !was_renewed {
             let lease = self.lease.lease().map_or(0, millis);
-            self.event(stamp.steady, source, LockEvent::Renewed(lease), effects);
+            self.event(stamp.steady(), source, LockEvent::Renewed(lease), effects);
         }
         self.dirty |= self.lease.renewed() != was_renewed || self.ttl.is_some() != ttl.is_some();
         self.ttl = ttl;
@@ -181,23 +182,23 @@ impl Record {
         } else {
             (Ending::Vanished, LockEvent::Vanished(hold.id, EndCause::OthersHold))
         };
-        self.end(hold, stamp.received, stamp.steady, ended, effects);
+        self.end(hold, stamp.received, ended, effects);
         self.record_expiry(hold, last, stamp, source, context);
-        self.event(stamp.steady, source, what, effects);
+        self.event(stamp.steady(), source, what, effects);
     }
 
     /// Applies the time to live of the same holds as at the `last` reading.
     fn read_lease(&mut self, last: Option<Stamp>, stamp: Stamp, watched: Option<Duration>) {
-        let step = self.lease.read(stamp.received, stamp.slack(), watched);
+        let step = self.lease.read(stamp.received.moment(), stamp.slack(), watched);
         self.dirty |= step != Step::Ran;
         if step != Step::Rose {
             return;
         }
-        self.rose = Some(stamp.steady);
+        self.rose = Some(stamp.steady());
         // It has run since then, but was not yet renewed at the last reading.
         let ran = self.lease.lease().zip(watched).map(|(lease, left)| lease.saturating_sub(left));
-        let at = stamp.steady.minus(ran.map_or(0, millis));
-        self.add_renewal(last.map_or(at, |last| at.max(last.steady)));
+        let at = stamp.steady().minus(ran.map_or(0, millis));
+        self.add_renewal(last.map_or(at, |last| at.max(last.steady())));
         if let Some(cold) = &mut self.cold {
             // A holder that renews is alive, regardless of other observations.
             cold.gone = None;
@@ -252,7 +253,7 @@ impl Record {
             ttl.as_secs_f64()
         );
         let (holder, certainty) = (hold.id, Certainty::Suspected);
-        let at = (stamp.received, stamp.steady);
+        let at = stamp.received;
         self.cold().expired = Some(Expired { at, holder, certainty, source, evidence });
     }
 
@@ -262,22 +263,15 @@ impl Record {
     }
 
     /// Applies a notification that its key has expired. The next reading shows the new state.
-    pub fn on_key_expired(
-        &mut self,
-        at: Moment,
-        steady: SteadyMillis,
-        context: ScopeContext,
-        effects: &mut Vec<Effect>,
-    ) {
-        let newer = self.stamp.is_some_and(|stamp| stamp.sent >= at);
-        if newer || self.is_released() || !self.is_held() {
+    pub fn on_key_expired(&mut self, at: Time, context: ScopeContext, effects: &mut Vec<Effect>) {
+        if self.reading_since(at).is_some() || self.is_released() || !self.is_held() {
             return;
         }
         let lease = self.lease.lease().filter(|_| self.lease.renewed());
         for hold in std::mem::take(&mut self.holds) {
-            self.end(hold, at, steady, Ending::Expired, effects);
+            self.end(hold, at, Ending::Expired, effects);
             self.event(
-                steady,
+                at.steady(),
                 Source::Keyspace,
                 LockEvent::Vanished(hold.id, EndCause::Expired),
                 effects,
@@ -291,10 +285,10 @@ impl Record {
                 lease.as_secs_f64()
             );
             let (holder, certainty) = (hold.id, Certainty::Suspected);
-            let (at, source) = ((at, steady), Source::Keyspace);
+            let source = Source::Keyspace;
             self.cold().expired = Some(Expired { at, holder, certainty, source, evidence });
         }
-        self.free_since = at;
+        self.free_since = at.moment();
         self.ttl = None;
         self.no_ttl_since = None;
     }
@@ -305,18 +299,18 @@ impl Record {
         expired.is_some_and(|expired| {
             expired.certainty == Certainty::Certain
                 && expired.holder == *id
-                && expired.at.0 >= last.received
+                && expired.at >= last.received
         })
     }
 
     /// Returns whether the last time to live had expired by this reading.
     fn has_expired(&self, last: Option<Stamp>, stamp: Stamp) -> bool {
-        self.end_of_ttl(last).is_some_and(|end| end.since(stamp.received) <= RUN_OUT)
+        self.end_of_ttl(last).is_some_and(|end| end.since(stamp.received.moment()) <= RUN_OUT)
     }
 
     /// Returns the end of its time to live, which was read at `last`.
     pub(super) fn end_of_ttl(&self, last: Option<Stamp>) -> Option<Moment> {
-        Some(last?.received + self.ttl?)
+        Some(last?.received.moment() + self.ttl?)
     }
 
     /// Applies a reading that finds no lock.
@@ -335,7 +329,7 @@ impl Record {
         let unread = self.releases.as_mut().and_then(|releases| releases.unread.take());
         let released = unread.is_some();
         if released || last.is_none() || self.is_held() {
-            self.free_since = stamp.received;
+            self.free_since = stamp.received.moment();
         }
         let shared = self.mode.is_some();
         for hold in std::mem::take(&mut self.holds) {
@@ -349,7 +343,7 @@ impl Record {
             if matches!(reading, Reading::Absent { .. }) {
                 self.record_expiry(hold, last, stamp, source, context);
             }
-            let left = self.end_of_ttl(last).map(|end| end.since(stamp.received));
+            let left = self.end_of_ttl(last).map(|end| end.since(stamp.received.moment()));
             let end = match reading {
                 Reading::Other(what) => EndCause::Replaced(what.clone()),
                 _ if context.restarted => {
@@ -378,8 +372,8 @@ impl Record {
                 | EndCause::Early(_)
                 | EndCause::OthersHold => Ending::Vanished,
             };
-            self.end(hold, stamp.received, stamp.steady, ended, effects);
-            self.event(stamp.steady, source, LockEvent::Vanished(hold.id, end), effects);
+            self.end(hold, stamp.received, ended, effects);
+            self.event(stamp.steady(), source, LockEvent::Vanished(hold.id, end), effects);
         }
         self.ttl = None;
         self.no_ttl_since = None;
@@ -400,7 +394,7 @@ impl Record {
     fn check_leftovers(&mut self, stamp: Stamp, reading: &Reading) {
         let Some(cold) = &mut self.cold else { return };
         (cold.gone, cold.malformed) = (None, None);
-        cold.taken.take_if(|(_, at, _)| *at <= stamp.sent);
+        cold.taken.take_if(|(_, at)| at.moment() <= stamp.sent);
         let Reading::Absent { companions } = reading else {
             cold.orphan_since = None;
             return cold.orphaned_readers.clear();
@@ -417,14 +411,7 @@ impl Record {
     }
 
     /// Applies a release, from a message or from MONITOR: all holds that began before it have ended.
-    pub fn released(
-        &mut self,
-        at: Moment,
-        steady: SteadyMillis,
-        source: Source,
-        ended: Ending,
-        effects: &mut Vec<Effect>,
-    ) {
+    pub fn released(&mut self, at: Time, source: Source, ended: Ending, effects: &mut Vec<Effect>) {
         self.add_source(source);
         self.confirm();
         // Both report the same release, and either may be first.
@@ -434,63 +421,67 @@ impl Record {
         if releases.last.is_some_and(is_same) {
             return;
         }
-        releases.last = Some((at, source));
+        releases.last = Some((at.moment(), source));
         if let Some(cold) = &mut self.cold {
             // The hold that seemed to have expired was released at that moment; the reading arrived before the message.
             cold.expired.take_if(|expired| {
-                expired.certainty == Certainty::Suspected && at.since(expired.at.0) <= NEAR_END
+                expired.certainty == Certainty::Suspected && at.since(expired.at) <= NEAR_END
             });
         }
-        if let Some(stamp) = self.stamp.filter(|stamp| stamp.sent >= at) {
-            return self.released_before(stamp, at, steady, source, effects);
+        if let Some(stamp) = self.reading_since(at) {
+            return self.released_before(stamp, at, source, effects);
         }
         let known: Vec<Hold> = if self.is_released() { Vec::new() } else { self.holds.clone() };
         for hold in &known {
-            self.end(*hold, at, steady, ended, effects);
+            self.end(*hold, at, ended, effects);
             // The release by force is an event itself.
             if ended != Ending::Forced {
                 let what = LockEvent::Released(Some(hold.id));
-                self.event(steady, source, what, effects);
+                self.event(at.steady(), source, what, effects);
             }
         }
         if known.is_empty() {
-            self.released_unread(at, steady, source, ended, effects);
+            self.released_unread(at, source, ended, effects);
         }
         if !self.is_held() {
-            self.free_since = self.free_since.max(at);
+            self.free_since = self.free_since.max(at.moment());
         }
         let releases = self.releases.get_or_insert_default();
-        releases.unread = releases.unread.max(Some((at, steady)));
+        releases.unread = releases.unread.max(Some(at));
     }
 
     /// Applies a release of a hold that no reading has shown.
     fn released_unread(
         &mut self,
-        at: Moment,
-        steady: SteadyMillis,
+        at: Time,
         source: Source,
         ended: Ending,
         effects: &mut Vec<Effect>,
     ) {
         let taken = self.cold.as_mut().and_then(|cold| cold.taken.take());
-        let Some((id, from, since)) = taken else {
+        let Some((id, from)) = taken else {
             self.count(source, Count::Acquired, effects);
-            return self.event(steady, source, LockEvent::Released(None), effects);
+            return self.event(at.steady(), source, LockEvent::Released(None), effects);
         };
         // MONITOR saw it whole. So short a hold is not archived: there may be thousands a second.
-        let past = PastHold { id, since: Since { at: since, exact: true }, to: steady, ended };
+        let past = PastHold {
+            id,
+            since: Since { at: from.steady(), exact: true },
+            to: at.steady(),
+            ended,
+        };
         let history = self.hold_history();
         history.push_duration(at.since(from));
         history.push(past);
         self.count(source, Count::Held(past), effects);
-        self.event(since, Source::Monitor, LockEvent::Taken(id, 0), effects);
-        self.event(steady, source, LockEvent::Released(Some(id)), effects);
+        self.event(from.steady(), Source::Monitor, LockEvent::Taken(id, 0), effects);
+        self.event(at.steady(), source, LockEvent::Released(Some(id)), effects);
     }
 
     /// Returns the instant at which MONITOR saw that holder acquire it, unless a later reading disagrees.
-    fn taken(&self, id: HolderId, stamp: Stamp) -> Option<(Moment, SteadyMillis)> {
-        let (by, at, steady) = self.cold.as_ref()?.taken?;
-        (by == id && at <= stamp.received).then_some((at, steady))
+    fn taken(&self, id: HolderId, stamp: Stamp) -> Option<Time> {
+        let (by, at) = self.cold.as_ref()?.taken?;
+        (by == id && at <= stamp.received).then_some(at)
     }
 
     /// Adds a count for the last hour, if it is proved to be a lock.
@@ -504,37 +495,29 @@ impl Record {
     fn released_before(
         &mut self,
         newer: Stamp,
-        at: Moment,
-        steady: SteadyMillis,
+        at: Time,
         source: Source,
         effects: &mut Vec<Effect>,
     ) {
         let exact = newer.received.since(at) <= EXACT;
         let mut restarted = false;
-        for hold in self.holds.iter_mut().filter(|hold| hold.first < at) {
+        for hold in self.holds.iter_mut().filter(|hold| hold.first < at.moment()) {
             hold.first = newer.sent;
-            hold.from = at;
-            hold.since = Since { at: steady, exact };
+            hold.from = at.moment();
+            hold.since = Since { at: at.steady(), exact };
             restarted = true;
         }
         if restarted {
-            self.unchanged_since = (at, steady);
+            self.unchanged_since = at;
             self.count(source, Count::Acquired, effects);
-            self.event(steady, source, LockEvent::Released(None), effects);
+            self.event(at.steady(), source, LockEvent::Released(None), effects);
         }
     }
 
     /// Records the end of a hold, and its duration if the beginning is exact.
-    pub(super) fn end(
-        &mut self,
-        hold: Hold,
-        at: Moment,
-        steady: SteadyMillis,
-        ended: Ending,
-        effects: &mut Vec<Effect>,
-    ) {
-        let ended = if self.is_forced(&hold.id, at) { Ending::Forced } else { ended };
-        let past = PastHold { id: hold.id, since: hold.since, to: steady, ended };
+    pub(super) fn end(&mut self, hold: Hold, at: Time, ended: Ending, effects: &mut Vec<Effect>) {
+        let ended = if self.is_forced(&hold.id, at.moment()) { Ending::Forced } else { ended };
+        let past = PastHold { id: hold.id, since: hold.since, to: at.steady(), ended };
         let history = self.hold_history();
         if hold.since.exact && ended != Ending::Forced {
             history.push_duration(at.since(hold.from));
@@ -563,7 +546,7 @@ fn has_marker_expired(hold: &Hold, last: Option<Stamp>, stamp: Stamp) -> bool {
     match (hold.marker, last) {
         (Some(Marker::Missing), _) => true,
         (Some(Marker::Expires(ttl)), Some(last)) => {
-            (last.received + ttl).since(stamp.received) <= RUN_OUT
+            (last.received.moment() + ttl).since(stamp.received.moment()) <= RUN_OUT
         }
         _ => false,
     }

@@ -18,7 +18,7 @@ use redisson::shape::Holder;
 use redisson::{HolderId, LockName, Moment};
 use thin_vec::ThinVec;
 
-use crate::clock::{SteadyMillis, millis};
+use crate::clock::{SteadyMillis, Time, millis};
 use crate::model::contention::Count;
 use crate::model::deadlock::{Cycle, Owner, Wait};
 use crate::model::lease::LeaseWatch;
@@ -101,7 +101,7 @@ impl Hold {
             count: holder.count,
             since,
             first: stamp.sent,
-            from: stamp.received,
+            from: stamp.received.moment(),
             marker: None,
             archived: false,
         }
@@ -113,7 +113,7 @@ impl Hold {
 struct ColdState {
     waiting: Waiting,
     /// A holder that MONITOR has seen acquire it, until a reading shows it too.
-    taken: Option<(HolderId, Moment, SteadyMillis)>,
+    taken: Option<(HolderId, Time)>,
     expired: Option<Expired>,
     gone: Option<Gone>,
     overdue: Option<Overdue>,
@@ -178,7 +178,7 @@ struct Releases {
     /// The last one, and the source that reported it.
     last: Option<(Moment, Source)>,
     /// One that no reading is newer than yet.
-    unread: Option<(Moment, SteadyMillis)>,
+    unread: Option<Time>,
     /// Those that may be about a lock of the same name in another database.
     doubtful: Option<doubt::Doubtful>,
 }
@@ -203,7 +203,7 @@ pub struct Record {
     lease: LeaseWatch,
     /// Once a release of it was reported.
     releases: Option<Box<Releases>>,
-    unchanged_since: (Moment, SteadyMillis),
+    unchanged_since: Time,
     /// Boxed, since nearly all locks have a time to live.
     no_ttl_since: Option<Box<Stamp>>,
     /// The instant at which the record was created.
@@ -223,7 +223,7 @@ pub struct Record {
 impl Record {
     /// Returns the record of a lock that has not been read yet.
     #[must_use]
-    pub fn new(id: LockId, group: Arc<str>, rule: Arc<Rule>, now: Moment) -> Self {
+    pub fn new(id: LockId, group: Arc<str>, rule: Arc<Rule>, now: Time) -> Self {
         Self {
             id,
             group,
@@ -240,10 +240,10 @@ impl Record {
             ttl: None,
             lease: LeaseWatch::default(),
             releases: None,
-            unchanged_since: (now, SteadyMillis(0)),
+            unchanged_since: now,
             no_ttl_since: None,
-            known_since: now,
-            free_since: now,
+            known_since: now.moment(),
+            free_since: now.moment(),
             rose: None,
             renewals: None,
             events: EventLog::default(),
@@ -414,7 +414,7 @@ impl Record {
     /// Takes that release if a reading sent at that instant is newer.
     fn take_released(&mut self, sent: Moment) -> Option<Moment> {
         let unread = &mut self.releases.as_mut()?.unread;
-        unread.take_if(|(at, _)| sent >= *at).map(|(at, _)| at)
+        unread.take_if(|at| sent >= at.moment()).map(Time::moment)
     }
 
     fn hold_history(&mut self) -> &mut HoldHistory {
@@ -464,7 +464,7 @@ impl Record {
             self.fair = true;
         }
         if let Some(cold) = &mut self.cold {
-            self.dirty |= cold.waiting.expire(stamp.received);
+            self.dirty |= cold.waiting.expire(stamp.received.moment());
         }
         if newer {
             self.read_companions(stamp, companions, context);
@@ -488,20 +488,20 @@ impl Record {
         let restored = history.map(|history| std::mem::take(&mut history.restored));
         for (id, _) in restored.into_iter().flatten() {
             // It held the lock when an earlier run ended, and no longer does.
-            let over = ArchiveEntry::Unseen(self.id.clone(), id, stamp.steady);
+            let over = ArchiveEntry::Unseen(self.id.clone(), id, stamp.steady());
             effects.push(Effect::Archive(Box::new(over)));
         }
         self.drop_untracked();
     }
 
     /// Applies a count of the connections that listen for its release.
-    pub fn count_subscribers(&mut self, count: u64, at: Moment, steady: SteadyMillis) {
+    pub fn count_subscribers(&mut self, count: u64, at: Time) {
         if count == 0 && self.cold.is_none() {
             return;
         }
         self.confirm();
         self.add_source(Source::Subscribers);
-        self.dirty |= self.cold().waiting.count(count, at, steady);
+        self.dirty |= self.cold().waiting.count(count, at);
         self.drop_empty_cold_state();
     }
 
@@ -553,6 +553,11 @@ impl Record {
     fn field_of(&self, id: &HolderId) -> String {
         let foreign = self.cold.iter().flat_map(|cold| &cold.foreign).find(|(of, _)| of == id);
         foreign.map_or_else(|| id.to_string(), |(_, field)| field.clone())
+    }
+
+    /// Returns the newest reading if it was requested at that instant or later, so that it shows what followed from it.
+    fn reading_since(&self, at: Time) -> Option<Stamp> {
+        self.stamp.filter(|stamp| stamp.sent >= at.moment())
     }
 
     fn is_newer(&self, stamp: Stamp) -> bool {

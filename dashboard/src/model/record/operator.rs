@@ -44,11 +44,11 @@ impl Record {
         &mut self,
         word: &'static str,
         text: String,
-        steady: SteadyMillis,
+        at: SteadyMillis,
         effects: &mut Vec<Effect>,
     ) {
         self.add_source(Source::Operator);
-        self.event(steady, Source::Operator, LockEvent::Acted(word, text), effects);
+        self.event(at, Source::Operator, LockEvent::Acted(word, text), effects);
     }
 
     /// Acknowledges a problem, or withdraws the acknowledgement. Ignored for a problem that it does not have.
@@ -112,21 +112,21 @@ impl Record {
     pub(super) fn clear_acknowledgements(
         &mut self,
         over: &[ProblemKind],
-        steady: SteadyMillis,
+        at: SteadyMillis,
         effects: &mut Vec<Effect>,
     ) {
-        self.drop_acknowledgements(|known| over.contains(&known.problem), steady, effects);
+        self.drop_acknowledgements(|known| over.contains(&known.problem), at, effects);
     }
 
     fn drop_acknowledgements(
         &mut self,
         ended: impl Fn(&Acknowledged) -> bool,
-        steady: SteadyMillis,
+        at: SteadyMillis,
         effects: &mut Vec<Effect>,
     ) {
         let Some(cold) = &mut self.cold else { return };
         for known in cold.acknowledged.extract_if(.., |known| ended(known)) {
-            let entry = ArchiveEntry::Unacknowledged(self.id.clone(), known.problem, steady);
+            let entry = ArchiveEntry::Unacknowledged(self.id.clone(), known.problem, at);
             effects.push(Effect::Archive(Box::new(entry)));
         }
     }
@@ -138,14 +138,14 @@ impl Record {
     }
 
     /// Ends the acknowledgements that have expired.
-    pub fn end_acknowledgements(&mut self, steady: SteadyMillis, effects: &mut Vec<Effect>) {
+    pub fn end_acknowledgements(&mut self, now: SteadyMillis, effects: &mut Vec<Effect>) {
         let shown: Vec<ProblemKind> = self.problems.iter().map(|view| view.problem).collect();
         self.drop_acknowledgements(
             |known| {
-                let gone = |by: SteadyMillis| by <= steady && !shown.contains(&known.problem);
-                known.word.until <= steady || known.found_by.is_some_and(gone)
+                let gone = |by: SteadyMillis| by <= now && !shown.contains(&known.problem);
+                known.word.until <= now || known.found_by.is_some_and(gone)
             },
-            steady,
+            now,
             effects,
         );
         self.mark_acknowledged();

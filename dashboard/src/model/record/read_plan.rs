@@ -41,7 +41,7 @@ impl Record {
                 (Some(ttl), _) => past(ttl).min(AT_LEAST),
             }
         };
-        stamp.received + wait.min(longest)
+        stamp.received.moment() + wait.min(longest)
     }
 
     /// Returns the time until the next reading of a renewed lock: as soon as its renewal is overdue, then more often, and
@@ -69,7 +69,7 @@ impl Record {
             return false;
         }
         let typical = self.hold_history.as_ref().and_then(|history| history.p99());
-        let age = self.stamp.map(|stamp| stamp.received.since(self.unchanged_since.0));
+        let age = self.stamp.map(|stamp| stamp.received.since(self.unchanged_since));
         stuck_limit(&self.rule, typical).is_some_and(|(limit, _)| age > Some(limit))
     }
 
@@ -111,7 +111,7 @@ impl Record {
         let holders = self.holds.iter().map(|hold| Holder { id: hold.id, count: hold.count });
         Some(LastReading {
             holders: holders.collect(),
-            expires: (stamp.sent + ttl, stamp.received + ttl),
+            expires: (stamp.sent + ttl, stamp.received.moment() + ttl),
         })
     }
 }

@@ -6,7 +6,7 @@ use redisson::monitor::{Action, Certainty as EventCertainty, Event};
 use redisson::{HolderId, Kind, Moment};
 
 use super::{Effect, Hold, Mode, Record, ScopeContext};
-use crate::clock::SteadyMillis;
+use crate::clock::{SteadyMillis, Time};
 use crate::model::contention::Count;
 use crate::model::problem::Expired;
 use crate::model::types::{ArchiveEntry, Certainty, Ending, LockEvent, Since, Source};
@@ -24,8 +24,7 @@ impl Record {
     pub fn traffic(
         &mut self,
         event: &Event,
-        at: Moment,
-        steady: SteadyMillis,
+        at: Time,
         context: ScopeContext,
         effects: &mut Vec<Effect>,
     ) {
@@ -34,33 +33,33 @@ impl Record {
         let certain = event.certainty == EventCertainty::Certain;
         let Some(holder) = event.holder else {
             if event.action == Action::ForceReleased && certain {
-                self.released(at, steady, Source::Monitor, Ending::Forced, effects);
+                self.released(at, Source::Monitor, Ending::Forced, effects);
             }
             return;
         };
         match event.action {
             Action::Acquired { .. } => {
-                self.acquired(holder, at, steady, event.kind, effects);
+                self.acquired(holder, at, event.kind, effects);
             }
-            Action::Reentered { .. } => self.end_wait(holder, Some(steady), effects),
-            Action::Refused => self.refused(holder, at, steady),
-            Action::Queued { .. } => self.attempted(holder, at, steady, None),
+            Action::Reentered { .. } => self.end_wait(holder, Some(at.steady()), effects),
+            Action::Refused => self.refused(holder, at),
+            Action::Queued { .. } => self.attempted(holder, at, None),
             Action::LeftQueue => self.end_wait(holder, None, effects),
-            Action::Renewed { lease } => self.renewed(holder, lease, steady),
+            Action::Renewed { lease } => self.renewed(holder, lease, at.steady()),
             // Readers come and go singly; the next reading shows who is left.
             Action::Released if certain && event.kind != Some(Kind::Read) && !self.is_shared() => {
-                self.released(at, steady, Source::Monitor, Ending::Released, effects);
+                self.released(at, Source::Monitor, Ending::Released, effects);
             }
             Action::ForceReleased if certain => {
-                self.released(at, steady, Source::Monitor, Ending::Forced, effects);
+                self.released(at, Source::Monitor, Ending::Forced, effects);
             }
             Action::HandedOver { to, lease } => {
-                self.handed_over(holder, to, lease, at, steady, effects);
+                self.handed_over(holder, to, lease, at, effects);
             }
             // MONITOR alone cannot show whether the holder had lost it, or whether the server had no memory for the change.
             // Readings can.
             Action::RenewalFoundNothing | Action::ReleaseFoundNothing => {
-                self.on_late_return(holder, event.action, at, steady);
+                self.on_late_return(holder, event.action, at);
                 if let Some(stamp) = self.stamp {
                     self.judge(stamp, Source::Monitor, context, effects);
                 }
@@ -83,27 +82,34 @@ impl Record {
         from: HolderId,
         to: HolderId,
         lease: Option<Duration>,
-        at: Moment,
-        steady: SteadyMillis,
+        at: Time,
         effects: &mut Vec<Effect>,
     ) {
-        self.end_wait(to, Some(steady), effects);
+        self.end_wait(to, Some(at.steady()), effects);
         self.count(Source::Monitor, Count::Acquired, effects);
-        let newer = self.stamp.is_some_and(|stamp| stamp.sent >= at) || self.is_released();
+        let newer = self.reading_since(at).is_some() || self.is_released();
         let Some(i) = self.holds.iter().position(|hold| hold.id == from).filter(|_| !newer) else {
             return;
         };
         let before = self.holds[i];
-        self.end(before, at, steady, Ending::HandedOver, effects);
-        self.event(steady, Source::Monitor, LockEvent::Released(Some(from)), effects);
-        self.event(steady, Source::Monitor, LockEvent::Taken(to, 0), effects);
-        let since = Since { at: steady, exact: true };
+        self.end(before, at, Ending::HandedOver, effects);
+        self.event(at.steady(), Source::Monitor, LockEvent::Released(Some(from)), effects);
+        self.event(at.steady(), Source::Monitor, LockEvent::Taken(to, 0), effects);
+        let since = Since { at: at.steady(), exact: true };
         effects.push(Effect::Archive(Box::new(ArchiveEntry::Began(self.id.clone(), to, since))));
-        self.holds[i] =
-            Hold { id: to, count: 1, since, first: at, from: at, marker: None, archived: true };
-        self.unchanged_since = (at, steady);
+        let began = at.moment();
+        self.holds[i] = Hold {
+            id: to,
+            count: 1,
+            since,
+            first: began,
+            from: began,
+            marker: None,
+            archived: true,
+        };
+        self.unchanged_since = at;
         self.renewals = None;
-        self.lease.restart(at, lease.or(self.ttl), Some(Duration::ZERO));
+        self.lease.restart(began, lease.or(self.ttl), Some(Duration::ZERO));
     }
 
     fn is_shared(&self) -> bool {
@@ -114,18 +120,17 @@ impl Record {
     fn acquired(
         &mut self,
         holder: HolderId,
-        at: Moment,
-        steady: SteadyMillis,
+        at: Time,
         kind: Option<Kind>,
         effects: &mut Vec<Effect>,
     ) {
-        self.end_wait(holder, Some(steady), effects);
+        self.end_wait(holder, Some(at.steady()), effects);
         self.count(Source::Monitor, Count::Acquired, effects);
         // A release does not identify one of several readers.
         let alone = kind != Some(Kind::Read) && !self.is_shared();
         let known = !self.is_released() && self.holds.iter().any(|hold| hold.id == holder);
         if alone && !known {
-            self.cold().taken = Some((holder, at, steady));
+            self.cold().taken = Some((holder, at));
         }
     }
 
@@ -142,8 +147,8 @@ impl Record {
         }
     }
 
-    fn refused(&mut self, holder: HolderId, at: Moment, steady: SteadyMillis) {
-        let left = self.end_of_ttl(self.stamp).map(|end| end.since(at));
+    fn refused(&mut self, holder: HolderId, at: Time) {
+        let left = self.end_of_ttl(self.stamp).map(|end| end.since(at.moment()));
         let lease = self.lease.lease();
         // The holder may renew just after the waiter was answered.
         let sleep = match (left, lease.filter(|_| self.lease.renewed())) {
@@ -151,24 +156,18 @@ impl Record {
             (Some(left), None) => left,
             (None, None) => MAX_SLEEP,
         };
-        self.attempted(holder, at, steady, Some(at + sleep + RETRY_GRACE));
+        self.attempted(holder, at, Some(at.moment() + sleep + RETRY_GRACE));
     }
 
-    fn attempted(
-        &mut self,
-        holder: HolderId,
-        at: Moment,
-        steady: SteadyMillis,
-        until: Option<Moment>,
-    ) {
-        self.dirty |= self.cold().waiting.attempt(holder, at, steady, until);
+    fn attempted(&mut self, holder: HolderId, at: Time, until: Option<Moment>) {
+        self.dirty |= self.cold().waiting.attempt(holder, at, until);
     }
 
-    fn renewed(&mut self, holder: HolderId, lease: Option<Duration>, steady: SteadyMillis) {
+    fn renewed(&mut self, holder: HolderId, lease: Option<Duration>, at: SteadyMillis) {
         if self.holds.iter().any(|hold| hold.id == holder) && !self.is_released() {
             self.dirty |= !self.lease.renewed();
             self.lease.renewal(lease);
-            self.add_renewal(steady);
+            self.add_renewal(at);
             if let Some(cold) = &mut self.cold {
                 cold.gone = None;
             }
@@ -176,11 +175,13 @@ impl Record {
     }
 
     /// Applies an attempt to renew or release a hold that is gone. If the holder did not release it, it has lost it.
-    fn on_late_return(&mut self, holder: HolderId, what: Action, at: Moment, steady: SteadyMillis) {
+    fn on_late_return(&mut self, holder: HolderId, what: Action, at: Time) {
         let still = self.holds.iter().any(|hold| hold.id == holder) && !self.is_released();
         let gone_for = if still {
             // It had expired by then, and the reading that shows it is yet to come.
-            let Some(end) = self.end_of_ttl(self.stamp).filter(|end| *end <= at) else { return };
+            let Some(end) = self.end_of_ttl(self.stamp).filter(|end| *end <= at.moment()) else {
+                return;
+            };
             at.since(end)
         } else {
             let history = self.hold_history.as_ref();
@@ -190,7 +191,7 @@ impl Record {
             if past.ended.is_wanted() || past.ended == Ending::Forced {
                 return;
             }
-            Duration::from_millis(steady.millis_since(past.to))
+            Duration::from_millis(at.steady().millis_since(past.to))
         };
         if gone_for < LATE {
             return;
@@ -201,7 +202,7 @@ impl Record {
             gone_for.as_secs_f64()
         );
         let expired = Expired {
-            at: (at, steady),
+            at,
             holder,
             certainty: Certainty::Certain,
             source: Source::Monitor,

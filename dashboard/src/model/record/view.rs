@@ -20,7 +20,7 @@ const PREDICTED_MS: u64 = 250;
 impl Record {
     /// Returns whether the newest reading shows the current state: its server can be read since `readable_since`.
     fn is_current(&self, readable_since: Option<Moment>) -> bool {
-        let read = self.stamp.map(|stamp| stamp.received);
+        let read = self.stamp.map(|stamp| stamp.received.moment());
         readable_since.is_some_and(|since| read.is_some_and(|read| read >= since))
     }
 
@@ -39,7 +39,7 @@ impl Record {
     /// Returns the instant of the newest reading.
     #[must_use]
     pub fn observed_at(&self) -> SteadyMillis {
-        self.stamp.map_or(SteadyMillis(0), |stamp| stamp.steady)
+        self.stamp.map_or(SteadyMillis(0), |stamp| stamp.steady())
     }
 
     /// Returns the end of its time to live by the newest reading.

@@ -6,7 +6,7 @@ use super::*;
 use crate::model::contention::{Contention, Tally};
 
 fn counted(model: &mut Model, ms: u64) -> Contention {
-    model.contention(at(ms), SteadyMillis(ms))
+    model.contention(time(ms))
 }
 
 /// Returns the counts of the only lock, which equal those of its group.
@@ -124,8 +124,7 @@ fn waiting_time_is_summed_over_all_waiters() {
     read(&mut model, "a", 0, held(1, 1, Some(30_000)));
     let count = |model: &mut Model, ms, n| {
         let counts = vec![(name("a"), n)];
-        let steady = SteadyMillis(ms);
-        model.observe(MAIN, Observation::Subscribers { counts, at: at(ms), steady });
+        model.observe(MAIN, Observation::Subscribers { counts, at: time(ms) });
     };
     model.tick(at(1_000));
     count(&mut model, 1_000, 3);
@@ -156,8 +155,7 @@ fn an_agent_identifies_its_waiters() {
         Observation::AgentReport(AgentReport {
             agents: vec![(waiter(1).client, Presence::Present)],
             holders: vec![(name("a"), waiter(1), who), (name("a"), waiter(2), None)],
-            at: at(ms),
-            steady: SteadyMillis(ms),
+            at: time(ms),
         })
     };
     model.observe(MAIN, report(Some(who), 1_100));
@@ -178,8 +176,8 @@ fn an_agent_identifies_its_waiters() {
 fn an_expired_key_ends_its_hold_as_expired() {
     use crate::model::types::{Certainty, ProblemKind};
     let expire = |model: &mut Model, ms| {
-        let (name, steady) = (name("a"), SteadyMillis(ms));
-        model.observe(MAIN, Observation::KeyChanged { name, expired: true, at: at(ms), steady });
+        let (name, at) = (name("a"), time(ms));
+        model.observe(MAIN, Observation::KeyChanged { name, expired: true, at });
     };
     let renewed = |model: &mut Model| {
         (0..50_000).step_by(5_000).for_each(|ms| {
@@ -218,8 +216,7 @@ fn an_expired_key_ends_its_hold_as_expired() {
     assert!(shown(&mut model, "a").unwrap().problems.is_empty());
     // A key that is not a lock does not become one by expiring.
     expire(&mut model, 9_200);
-    let name = name("session");
-    let steady = SteadyMillis(9_300);
-    model.observe(MAIN, Observation::KeyChanged { name, expired: true, at: at(9_300), steady });
+    let (name, at) = (name("session"), time(9_300));
+    model.observe(MAIN, Observation::KeyChanged { name, expired: true, at });
     assert!(shown(&mut model, "session").is_none());
 }

@@ -9,9 +9,9 @@ fn two_databases() -> Model {
     let scopes = [(Arc::from("main"), 0), (Arc::from("main"), 1)];
     let mut model = Model::new(settings(), Grouping::new(Vec::new(), 10), &scopes, at(0));
     for scope in [MAIN, OTHER] {
-        let (at, steady, run_id) = (at(0), SteadyMillis(0), Some("one".into()));
-        model.observe(scope, Observation::ServerUp { at, steady, run_id, cluster: false });
-        model.observe(scope, Observation::PubSubActive { on: true, at });
+        let (since, at, run_id) = (at(0), SteadyMillis(0), Some("one".into()));
+        model.observe(scope, Observation::ServerUp { since, at, run_id, cluster: false });
+        model.observe(scope, Observation::PubSubActive { on: true, at: since });
     }
     model
 }
@@ -122,8 +122,8 @@ fn a_reading_decides_whose_release_it_is_if_two_locks_share_a_channel() {
     }
     let before = shown(&mut model, "{job}").unwrap();
     read_in(&mut model, MAIN, "job", 61_000, held(2, 1, Some(5_000)));
-    let (at, steady) = (at(62_000), SteadyMillis(62_000));
-    model.observe(MAIN, Observation::Released { names: names(), at, steady });
+    let at = time(62_000);
+    model.observe(MAIN, Observation::Released { names: names(), at });
     read_in(&mut model, MAIN, "job", 62_010, absent());
     read_in(&mut model, MAIN, "{job}", 62_010, held(1, 1, renewed_ttl(62_010)));
     let (released, other) = (shown(&mut model, "job"), shown(&mut model, "{job}").unwrap());

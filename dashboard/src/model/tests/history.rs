@@ -15,7 +15,7 @@ fn a_hold_that_was_released_before_its_reading_arrived_has_an_end() {
     let mut model = model();
     release(&mut model, "a", 10_000);
     // Sent before the message, received after it.
-    let late = Stamp { sent: at(9_990), received: at(10_005), steady: SteadyMillis(10_005) };
+    let late = Stamp { sent: at(9_990), received: time(10_005) };
     let reading = held(1, 1, Some(29_000));
     let (name, source) = (name("a"), Source::Poll);
     model.observe(MAIN, Observation::Read { name, stamp: late, source, reading });

@@ -22,7 +22,7 @@ fn acquisition_renewal_and_release_are_observed() {
     let renewals = view.renewals.as_ref().unwrap();
     assert_eq!(renewals.count(), 5);
     for (renewed, ms) in renewals.latest().zip((10_000_u64..).step_by(10_000)) {
-        assert!(stamp(ms).steady.0.abs_diff(renewed.0) <= 1_000, "{renewals:?}");
+        assert!(stamp(ms).steady().0.abs_diff(renewed.0) <= 1_000, "{renewals:?}");
     }
     release(&mut model, "a", 61_000);
     read(&mut model, "a", 61_002, absent());
@@ -44,7 +44,7 @@ fn the_longest_leases_are_listed_last_by_time_to_live() {
     let page = |filter: &str, order: Order, cursor: Option<&str>| {
         let filter = (filter, Filter::parse(filter).unwrap());
         let query = Query::<LockRow>::new(filter, ("ttl", order), cursor, 1).unwrap();
-        query.pick(&model.snapshot, stamp(1_000).steady, Threads::One)
+        query.pick(&model.snapshot, stamp(1_000).steady(), Threads::One)
     };
     let name = |rows: &Rows<LockRow>| rows.rows[0].id.name.to_string();
     for (order, names) in
@@ -71,7 +71,7 @@ fn a_problem_that_comes_and_goes_is_remembered_once() {
     shown(&mut model, "a");
     let [cleared] = &*model.snapshot.cleared else { panic!("{:?}", model.snapshot.cleared) };
     assert_eq!((cleared.problem, cleared.times), (ProblemKind::Leaked, 3));
-    assert_eq!(cleared.at, stamp(270_000).steady);
+    assert_eq!(cleared.at, stamp(270_000).steady());
 }
 
 #[test]
@@ -112,7 +112,7 @@ fn a_hold_that_a_scan_did_not_find_began_after_it() {
     scan(&mut model, "a", 100);
     model.observe(
         MAIN,
-        Observation::ScanEnded { started: at(50), steady: SteadyMillis(60), skipped: 0 },
+        Observation::ScanEnded { started: at(50), ended: SteadyMillis(60), skipped: 0 },
     );
     scan(&mut model, "b", 900);
     scan(&mut model, "c", 5_000);
@@ -232,8 +232,8 @@ fn nothing_changes_while_a_server_cannot_be_read() {
     assert!(a.is_listed());
     assert!(model.due(MAIN, at(99_000), 10).is_empty(), "no reads are requested");
     let up = Observation::ServerUp {
-        at: at(100_000),
-        steady: SteadyMillis(100_000),
+        since: at(100_000),
+        at: SteadyMillis(100_000),
         run_id: None,
         cluster: false,
     };
@@ -252,8 +252,8 @@ fn locks_lost_in_a_restart_make_one_notice() {
     }
     model.observe(MAIN, Observation::ServerDown);
     let up = |run_id: &str| Observation::ServerUp {
-        at: at(5_000),
-        steady: SteadyMillis(5_000),
+        since: at(5_000),
+        at: SteadyMillis(5_000),
         run_id: Some(run_id.into()),
         cluster: false,
     };
@@ -280,8 +280,8 @@ fn locks_lost_with_another_master_make_one_notice_even_without_a_run_id() {
     let at_address = |model: &mut Model, ms: u64, address: &str| {
         model.observe(MAIN, Observation::ServerDown);
         model.observe(MAIN, Observation::ServerAddress { address: address.into(), replica: false });
-        let (at, steady) = (at(ms), SteadyMillis(ms));
-        model.observe(MAIN, Observation::ServerUp { at, steady, run_id: None, cluster: false });
+        let (since, at) = (at(ms), SteadyMillis(ms));
+        model.observe(MAIN, Observation::ServerUp { since, at, run_id: None, cluster: false });
     };
     at_address(&mut model, 0, "h:1");
     for name in ["kept", "lost"] {
@@ -310,8 +310,8 @@ fn locks_lost_with_another_master_make_one_notice_even_without_a_run_id() {
 fn locks_lost_with_another_master_count_though_others_have_acquired_them_since() {
     let mut model = model();
     let up = |ms: u64, run_id: &str| Observation::ServerUp {
-        at: at(ms),
-        steady: SteadyMillis(ms),
+        since: at(ms),
+        at: SteadyMillis(ms),
         run_id: Some(run_id.into()),
         cluster: false,
     };
@@ -343,8 +343,8 @@ fn locks_lost_with_another_master_count_though_others_have_acquired_them_since()
 fn up(model: &mut Model, ms: u64, address: &str, replica: bool) {
     model.observe(MAIN, Observation::ServerDown);
     model.observe(MAIN, Observation::ServerAddress { address: address.into(), replica });
-    let (at, steady) = (at(ms), SteadyMillis(ms));
-    model.observe(MAIN, Observation::ServerUp { at, steady, run_id: None, cluster: false });
+    let (since, at) = (at(ms), SteadyMillis(ms));
+    model.observe(MAIN, Observation::ServerUp { since, at, run_id: None, cluster: false });
 }
 
 #[test]
@@ -384,7 +384,7 @@ fn locks_beyond_the_limit_are_counted() {
     }
     model.observe(
         MAIN,
-        Observation::ScanEnded { started: at(0), steady: SteadyMillis(1), skipped: 0 },
+        Observation::ScanEnded { started: at(0), ended: SteadyMillis(1), skipped: 0 },
     );
     let (snapshot, delta) = model.publish(SteadyMillis(0)).unwrap();
     assert_eq!((snapshot.len(), snapshot.not_kept, delta.changed.len()), (10, 15, 10));
@@ -404,7 +404,7 @@ fn possible_locks_beyond_their_limit_are_counted_and_confirmed_ones_take_their_r
         model.observe(MAIN, Observation::Read { name, stamp: stamp(ms), source, reading });
     };
     (0..25).for_each(|i| scan(&mut model, &format!("cart:{i:02}"), i, None));
-    let ended = Observation::ScanEnded { started: at(0), steady: SteadyMillis(1), skipped: 1_000 };
+    let ended = Observation::ScanEnded { started: at(0), ended: SteadyMillis(1), skipped: 1_000 };
     model.observe(MAIN, ended);
     let (snapshot, _) = model.publish(SteadyMillis(0)).unwrap();
     assert_eq!((snapshot.len(), snapshot.not_kept, snapshot.possible_not_kept), (3, 0, 1_022));
@@ -487,8 +487,7 @@ fn readings_without_changes_publish_no_view_except_for_open_pages() {
     read(&mut model, "a", 12_500, held(1, 1, Some(29_000)));
     assert!(model.publish(SteadyMillis(0)).is_none());
     let agents = vec![(holder(7).client, Presence::Present)];
-    let report =
-        AgentReport { agents, holders: Vec::new(), at: at(13_000), steady: SteadyMillis(13_000) };
+    let report = AgentReport { agents, holders: Vec::new(), at: time(13_000) };
     model.observe(MAIN, Observation::AgentReport(report));
     read(&mut model, "a", 13_500, held(1, 1, Some(28_000)));
     assert!(model.publish(SteadyMillis(0)).is_some(), "its holder may be that agent's");

@@ -22,8 +22,12 @@ pub(super) fn at(ms: u64) -> Moment {
     Moment::from_micros(ms * 1000)
 }
 
+pub(super) fn time(ms: u64) -> Time {
+    Time::of_test(ms, 0)
+}
+
 pub(super) fn stamp(ms: u64) -> Stamp {
-    Stamp { sent: at(ms), received: at(ms + 1), steady: SteadyMillis(ms + 1) }
+    Stamp { sent: at(ms), received: time(ms + 1) }
 }
 
 pub(super) fn name(text: &str) -> LockName {
@@ -80,8 +84,8 @@ pub(super) fn model_with(settings: Settings) -> Model {
     model.observe(
         MAIN,
         Observation::ServerUp {
-            at: at(0),
-            steady: SteadyMillis(0),
+            since: at(0),
+            at: SteadyMillis(0),
             run_id: Some("one".into()),
             cluster: false,
         },
@@ -102,7 +106,7 @@ pub(super) fn read(model: &mut Model, lock: &str, ms: u64, reading: Reading) {
 
 pub(super) fn release(model: &mut Model, lock: &str, ms: u64) {
     let names = vec![name(lock)];
-    model.observe(MAIN, Observation::Released { names, at: at(ms), steady: SteadyMillis(ms) });
+    model.observe(MAIN, Observation::Released { names, at: time(ms) });
 }
 
 /// Takes the entries for the history on disk.
@@ -131,8 +135,7 @@ pub(super) fn event(lock: &str, by: i64, what: monitor::Action) -> monitor::Even
 }
 
 pub(super) fn traffic(model: &mut Model, ms: u64, events: Vec<monitor::Event>) {
-    let steady = SteadyMillis(ms);
-    model.observe(MAIN, Observation::Traffic(Traffic { events, at: at(ms), steady, missed: 0 }));
+    model.observe(MAIN, Observation::Traffic(Traffic { events, at: time(ms), missed: 0 }));
 }
 
 pub(super) fn shown(model: &mut Model, lock: &str) -> Option<Arc<LockView>> {

@@ -32,8 +32,7 @@ fn any_input() -> impl Strategy<Value = Input> {
 fn observe(model: &mut Model, input: &Input) {
     match input {
         Input::Read(ms, slack, reading) => {
-            let stamp =
-                Stamp { sent: at(*ms), received: at(ms + slack), steady: SteadyMillis(ms + slack) };
+            let stamp = Stamp { sent: at(*ms), received: time(ms + slack) };
             let (name, source, reading) = (name("a"), Source::Scan, reading.clone());
             model.observe(MAIN, Observation::Read { name, stamp, source, reading: *reading });
         }
@@ -94,7 +93,7 @@ proptest! {
                 0 => release(&mut model, &lock, now),
                 1 => model.observe(MAIN, Observation::ServerDown),
                 2 => model.observe(MAIN, Observation::ServerUp {
-                    at: at(now), steady: SteadyMillis(now), run_id: Some(ms.to_string()), cluster: false,
+                    since: at(now), at: SteadyMillis(now), run_id: Some(ms.to_string()), cluster: false,
                 }),
                 3 => model.tick(at(now * 1000)),
                 _ => read(&mut model, &lock, now, reading),

@@ -18,8 +18,8 @@ fn with(lock: &str) -> Model {
 }
 
 fn pass(model: &mut Model, started: u64, ended: u64) {
-    let steady = SteadyMillis(ended);
-    model.observe(MAIN, Observation::ScanEnded { started: at(started), steady, skipped: 0 });
+    let (started, ended) = (at(started), SteadyMillis(ended));
+    model.observe(MAIN, Observation::ScanEnded { started, ended, skipped: 0 });
 }
 
 #[test]

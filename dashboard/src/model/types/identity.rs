@@ -3,9 +3,9 @@
 use std::sync::Arc;
 use std::time::Duration;
 
-use redisson::{ClientId, HolderId, LockName, Moment};
+use redisson::{ClientId, HolderId, LockName};
 
-use crate::clock::SteadyMillis;
+use crate::clock::{SteadyMillis, Time};
 
 /// The time between the first and the last check that miss a holder or its agent, from which it counts as gone.
 pub const GONE_AFTER: Duration = Duration::from_secs(30);
@@ -116,8 +116,7 @@ pub struct AgentReport {
     pub agents: Vec<(ClientId, Presence)>,
     /// The holders that were looked up; none: their agents publish nothing about them.
     pub holders: Vec<(LockName, HolderId, Option<HolderIdentity>)>,
-    pub at: Moment,
-    pub steady: SteadyMillis,
+    pub at: Time,
 }
 
 /// The locks that workers of an agent wait for, as it publishes them.
@@ -126,8 +125,7 @@ pub struct AgentWaiters {
     pub agent: ClientId,
     /// Each lock once; those without waiters at this agent are left out.
     pub locks: Vec<AwaitedLock>,
-    pub at: Moment,
-    pub steady: SteadyMillis,
+    pub at: Time,
 }
 
 /// A lock that workers of an agent wait for.
@@ -146,7 +144,7 @@ pub struct TrackedHolder {
     pub id: HolderId,
     pub identity: HolderIdentity,
     /// The first report in which its live agent published nothing about it.
-    denied_since: Option<(Moment, SteadyMillis)>,
+    denied_since: Option<Time>,
     denied: bool,
 }
 
@@ -165,10 +163,9 @@ impl TrackedHolder {
 
     /// Records that its live agent publishes nothing about it. Returns true if this is the first such report, or the one from
     /// which on it counts as gone.
-    pub fn deny(&mut self, at: Moment, steady: SteadyMillis) -> bool {
+    pub fn deny(&mut self, at: Time) -> bool {
         let is_first = !self.is_unconfirmed();
-        let (since, _) = *self.denied_since.get_or_insert((at, steady));
-        let denied = at.since(since) >= GONE_AFTER;
+        let denied = at.since(*self.denied_since.get_or_insert(at)) >= GONE_AFTER;
         std::mem::replace(&mut self.denied, denied) != denied || is_first
     }
 
@@ -181,6 +178,6 @@ impl TrackedHolder {
     /// Returns the instant since which it counts as gone because its agent does not publish it.
     #[must_use]
     pub fn denied_since(&self) -> Option<SteadyMillis> {
-        self.denied_since.filter(|_| self.denied).map(|(_, since)| since)
+        self.denied_since.filter(|_| self.denied).map(Time::steady)
     }
 }

@@ -14,7 +14,7 @@ use super::identity::{AgentReport, AgentWaiters};
 use super::past::OperatorAction;
 use super::problem::{Acknowledgement, ProblemKind};
 use super::source::Source;
-use crate::clock::SteadyMillis;
+use crate::clock::{SteadyMillis, Time};
 
 /// The time of a reading: Redis answered for an instant between `sent` and `received`.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
@@ -22,12 +22,16 @@ pub struct Stamp {
     /// Before the command was sent.
     pub sent: Moment,
     /// After the reply arrived.
-    pub received: Moment,
-    /// The same instant as `received`.
-    pub steady: SteadyMillis,
+    pub received: Time,
 }
 
 impl Stamp {
+    /// Returns the instant of `received` on the dashboard's own clock.
+    #[must_use]
+    pub fn steady(&self) -> SteadyMillis {
+        self.received.steady()
+    }
+
     /// Returns the time that the reply took.
     #[must_use]
     pub fn slack(&self) -> Duration {
@@ -38,7 +42,7 @@ impl Stamp {
     /// overlapped and either may be shown; the order in which replies arrive decides nothing.
     #[must_use]
     pub fn rank(&self) -> (Moment, Moment) {
-        (self.sent, self.received)
+        (self.sent, self.received.moment())
     }
 }
 
@@ -134,8 +138,7 @@ pub struct Traffic {
     /// Operations on locks, and attempts.
     pub events: Vec<monitor::Event>,
     /// The instant of reading; the events happened shortly before.
-    pub at: Moment,
-    pub steady: SteadyMillis,
+    pub at: Time,
     /// The number of events before these that could not be delivered.
     pub missed: u64,
 }
@@ -164,8 +167,7 @@ pub struct SlotAssignment {
     pub slots: Vec<(RangeInclusive<u16>, ScopeId)>,
     /// Nodes that no longer serve any slot.
     pub drained: Vec<ScopeId>,
-    pub at: Moment,
-    pub steady: SteadyMillis,
+    pub at: Time,
 }
 
 /// One observation of a source.
@@ -177,16 +179,14 @@ pub enum Observation {
     Released {
         /// The locks that share the channel, likeliest first.
         names: Vec<LockName>,
-        at: Moment,
-        steady: SteadyMillis,
+        at: Time,
     },
     /// The server sent a notification that the lock's key was changed.
     KeyChanged {
         name: LockName,
         /// True if the key expired.
         expired: bool,
-        at: Moment,
-        steady: SteadyMillis,
+        at: Time,
     },
     /// A scan found a companion key of the lock, or somebody who listens for its release.
     CompanionKey { name: LockName },
@@ -198,9 +198,9 @@ pub enum Observation {
     /// The databases of the server that have keys.
     Databases(Vec<u32>),
     /// Connections that listen for releases of these locks were counted.
-    Subscribers { counts: Vec<(LockName, u64)>, at: Moment, steady: SteadyMillis },
+    Subscribers { counts: Vec<(LockName, u64)>, at: Time },
     /// All clients that are connected were listed.
-    Connected { connections: Connections, at: Moment, steady: SteadyMillis },
+    Connected { connections: Connections, at: Time },
     /// The holder registry was read.
     AgentReport(AgentReport),
     /// The locks that workers of an agent wait for.
@@ -221,7 +221,7 @@ pub enum Observation {
         word: &'static str,
         /// A sentence with the operator, the action and the reason.
         text: String,
-        steady: SteadyMillis,
+        at: SteadyMillis,
     },
     /// An operator acknowledged a problem, or withdrew the acknowledgement.
     Acknowledged {
@@ -244,10 +244,12 @@ pub enum Observation {
     },
     /// The server can be read.
     ServerUp {
-        steady: SteadyMillis,
+        /// The instant since which it can.
+        since: Moment,
+        /// The report.
+        at: SteadyMillis,
         /// The server's run id, if it reports one.
         run_id: Option<String>,
-        at: Moment,
         /// True if it is a node of a cluster.
         cluster: bool,
     },
@@ -256,5 +258,5 @@ pub enum Observation {
     /// Slots of a cluster are served by these nodes.
     SlotsAssigned(SlotAssignment),
     /// A pass over all keys was completed. It did not read this many possible locks, because there were too many.
-    ScanEnded { started: Moment, steady: SteadyMillis, skipped: u64 },
+    ScanEnded { started: Moment, ended: SteadyMillis, skipped: u64 },
 }

@@ -5,7 +5,7 @@ use std::time::Duration;
 
 use redisson::monitor::{Decoder, Event, LineCounts, ServerRole};
 
-use crate::clock::{SteadyMillis, now};
+use crate::clock::{SteadyMillis, Time};
 use crate::metrics::MonitorNodeMetrics;
 use crate::model::actor::ModelHandle;
 use crate::model::types::{LockId, Observation, Traffic};
@@ -75,12 +75,12 @@ impl Delivery {
         if self.events.is_empty() {
             return;
         }
-        let (at, steady) = (now(), SteadyMillis::now());
+        let at = Time::now();
         if let Some(last) = self.events.last() {
-            self.lag.update(steady.0.saturating_mul(1_000), last.at_micros);
+            self.lag.update(at.steady().0.saturating_mul(1_000), last.at_micros);
         }
         if !self.traced.is_empty() {
-            self.record_traces(steady);
+            self.record_traces(at.steady());
         }
         let mut by_db: HashMap<u32, Vec<Event>> = HashMap::new();
         for event in self.events.drain(..) {
@@ -90,7 +90,7 @@ impl Delivery {
             let Some(scope) = self.scopes.iter().find(|scope| scope.db == db) else { continue };
             let count = events.len() as u64;
             let missed = std::mem::take(&mut self.missed);
-            let traffic = Observation::Traffic(Traffic { events, at, steady, missed });
+            let traffic = Observation::Traffic(Traffic { events, at, missed });
             if !self.model.try_observe(scope.id, traffic) {
                 self.missed = missed + count;
             }

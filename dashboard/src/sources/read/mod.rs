@@ -19,7 +19,7 @@ use redisson::LockName;
 use service_kit::redis::{CallError, Link, Redirect, ServerError};
 use thiserror::Error;
 
-use crate::clock::{SteadyMillis, now};
+use crate::clock::{Time, now};
 use crate::model::types::{KnownParts, ReadRequest, Reading, Stamp};
 
 pub use asking_link::AskingLink;
@@ -179,5 +179,5 @@ async fn send(
 ) -> Result<(Stamp, Vec<Result<Value, ServerError>>), ReadError> {
     let sent = now();
     let replies = if commands.is_empty() { Vec::new() } else { caller.send(commands).await? };
-    Ok((Stamp { sent, received: now(), steady: SteadyMillis::now() }, replies))
+    Ok((Stamp { sent, received: Time::now() }, replies))
 }

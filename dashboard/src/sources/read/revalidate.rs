@@ -74,8 +74,10 @@ fn ttl_if_unchanged(
     let same_fields = integer(fields) == u64::try_from(last.holders.len()).ok();
     let queued = queue.iter().any(|queue| queue.is_err() || is_list(queue));
     let ttl = signed(ttl).and_then(|ms| u64::try_from(ms).ok()).map(Duration::from_millis)?;
-    (same_fields && !queued && overlap(last.expires, (stamp.sent + ttl, stamp.received + ttl)))
-        .then_some(ttl)
+    (same_fields
+        && !queued
+        && overlap(last.expires, (stamp.sent + ttl, stamp.received.moment() + ttl)))
+    .then_some(ttl)
 }
 
 fn overlap(before: (Moment, Moment), now: (Moment, Moment)) -> bool {
@@ -88,7 +90,7 @@ mod tests {
     use redisson::{ClientId, HolderId};
 
     use super::*;
-    use crate::clock::SteadyMillis;
+    use crate::clock::Time;
 
     fn at(ms: u64) -> Moment {
         Moment::from_micros(ms * 1_000)
@@ -99,7 +101,7 @@ mod tests {
         let id = HolderId::new(ClientId::from_random([7; 16]), 1);
         let holders = vec![Holder { id, count: 2 }];
         let last = LastReading { holders, expires: (at(60_000), at(60_001)) };
-        let stamp = Stamp { sent: at(10_000), received: at(10_003), steady: SteadyMillis(0) };
+        let stamp = Stamp { sent: at(10_000), received: Time::of_test(10_003, 0) };
         let queue = Value::SimpleString(queue.into());
         let replies = [Ok(Value::Int(fields)), Ok(Value::Int(ttl)), Ok(queue)];
         ttl_if_unchanged(&last, stamp, &replies).map(|ttl| u64::try_from(ttl.as_millis()).unwrap())
@@ -120,7 +122,7 @@ mod tests {
     #[test]
     fn a_refused_command_counts_as_a_change() {
         let last = LastReading { holders: Vec::new(), expires: (at(0), at(u64::MAX / 2_000)) };
-        let stamp = Stamp { sent: at(1), received: at(1), steady: SteadyMillis(0) };
+        let stamp = Stamp { sent: at(1), received: Time::of_test(1, 0) };
         let denied = ServerError { code: "NOPERM".into(), message: String::new() };
         let fine = [Ok(Value::Int(0)), Ok(Value::Int(5))];
         assert!(ttl_if_unchanged(&last, stamp, &fine).is_some(), "the queue may be unreadable");

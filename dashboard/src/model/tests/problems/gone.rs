@@ -19,11 +19,8 @@ fn a_lock_whose_holder_is_gone_is_leaked_unless_it_expires_soon_or_is_renewed() 
             if ms % 10_000 == 0 {
                 let addresses = [connected.parse().unwrap()].into();
                 let connections = Connections { addresses, ..Connections::default() };
-                let steady = SteadyMillis(ms);
-                model.observe(
-                    MAIN,
-                    Observation::Connected { connections, at: at(ms + 600), steady },
-                );
+                let at = time(ms + 600);
+                model.observe(MAIN, Observation::Connected { connections, at });
             }
         }
         let view = shown(&mut model, "a").unwrap();
@@ -69,8 +66,7 @@ fn a_holder_is_gone_if_its_agent_denies_it_or_is_gone() {
                     (name("b"), holder(1), identity(b)),
                     (name("a"), holder(1), identity(a)),
                 ],
-                at: at(ms + 100),
-                steady: SteadyMillis(ms + 100),
+                at: time(ms + 100),
             };
             model.observe(MAIN, Observation::AgentReport(report));
             if ms < 30_000 {
@@ -94,8 +90,7 @@ fn a_holders_identity_ends_with_its_hold() {
         let report = AgentReport {
             agents: vec![(holder(1).client, Presence::Present)],
             holders: vec![(name("a"), holder(1), Some(who)), (name("x"), holder(1), None)],
-            at: at(ms),
-            steady: SteadyMillis(ms),
+            at: time(ms),
         };
         model.observe(MAIN, Observation::AgentReport(report));
         let view = shown(model, "a").unwrap();
@@ -130,8 +125,7 @@ fn a_claimed_identity_is_displayed_but_neither_remembered_nor_a_proof() {
         let report = AgentReport {
             agents: vec![(holder.client, Presence::Present)],
             holders: vec![(name("a"), holder, Some(identity))],
-            at: at(100),
-            steady: SteadyMillis(100),
+            at: time(100),
         };
         model.observe(MAIN, Observation::AgentReport(report));
         let view = shown(&mut model, "a").unwrap();
@@ -165,8 +159,7 @@ fn a_dead_head_of_a_fair_queue_is_named_and_not_shown_as_a_waiter() {
             let report = AgentReport {
                 agents: vec![(dead_id.client, presence)],
                 holders: vec![(name("a"), dead_id, None)],
-                at: at(ms + 100),
-                steady: SteadyMillis(ms + 100),
+                at: time(ms + 100),
             };
             model.observe(MAIN, Observation::AgentReport(report));
         }

@@ -30,7 +30,6 @@ enum Step {
 }
 
 fn apply(model: &mut Model, ms: u64, step: &Step) {
-    let steady = SteadyMillis(ms);
     match step {
         Step::Held(by, ttl) => read(model, "a", ms, held(*by, 1, *ttl)),
         Step::Free => read(model, "a", ms, absent()),
@@ -48,14 +47,19 @@ fn apply(model: &mut Model, ms: u64, step: &Step) {
         Step::Released => release(model, "a", ms),
         Step::Listening(count) => {
             let counts = vec![(name("a"), *count)];
-            model.observe(MAIN, Observation::Subscribers { counts, at: at(ms), steady });
+            model.observe(MAIN, Observation::Subscribers { counts, at: time(ms) });
         }
         Step::Down => model.observe(MAIN, Observation::ServerDown),
         Step::Up(run) => {
             let run_id = Some((*run).to_owned());
             model.observe(
                 MAIN,
-                Observation::ServerUp { at: at(ms), steady, run_id, cluster: false },
+                Observation::ServerUp {
+                    since: at(ms),
+                    at: SteadyMillis(ms),
+                    run_id,
+                    cluster: false,
+                },
             );
         }
         Step::Ahead(ahead_ms) => {
@@ -372,7 +376,7 @@ fn a_deadlock_is_reported_once_each_wait_was_seen_after_the_newest_hold() {
     reads(&mut model, 2_700, "a", 1, Some(2));
     model.tick(at(3_500));
     assert!(deadlocked(&mut model, "a") && deadlocked(&mut model, "b"));
-    let hour = model.contention(at(70_000), SteadyMillis(70_000));
+    let hour = model.contention(time(70_000));
     let minutes = hour.groups.iter().flat_map(|group| &group.minutes);
     assert_eq!(minutes.map(|minute| minute.problems).sum::<u32>(), 2, "the last hour shows it");
     // While the server is unreachable nothing changes.
@@ -380,8 +384,8 @@ fn a_deadlock_is_reported_once_each_wait_was_seen_after_the_newest_hold() {
     model.tick(at(4_500));
     assert!(deadlocked(&mut model, "a"));
     let up = Observation::ServerUp {
-        at: at(5_000),
-        steady: SteadyMillis(5_000),
+        since: at(5_000),
+        at: SteadyMillis(5_000),
         run_id: None,
         cluster: false,
     };
@@ -425,8 +429,7 @@ fn a_queue_that_was_only_counted_is_dead_when_all_its_deadlines_have_passed() {
 fn braces_that_separate_a_lock_from_its_channel_are_a_problem_only_in_a_cluster() {
     for cluster in [false, true] {
         let mut model = model();
-        let up =
-            Observation::ServerUp { at: at(0), steady: SteadyMillis(0), run_id: None, cluster };
+        let up = Observation::ServerUp { since: at(0), at: SteadyMillis(0), run_id: None, cluster };
         model.observe(MAIN, up);
         read(&mut model, "a}b", 0, held(1, 1, Some(30_000)));
         assert_eq!(!shown(&mut model, "a}b").unwrap().problems.is_empty(), cluster);
@@ -597,9 +600,13 @@ fn an_end_while_the_server_could_not_be_read_is_not_taken_for_a_lease_that_ran_o
         read(&mut model, "a", 1_000, held(1, 1, Some(5_000)));
         model.observe(MAIN, Observation::ServerDown);
         model.observe(MAIN, Observation::PubSubActive { on: false, at: at(1_500) });
-        let steady = SteadyMillis(8_000);
         let run_id = Some("one".into());
-        let up = Observation::ServerUp { at: at(8_000), steady, run_id, cluster: false };
+        let up = Observation::ServerUp {
+            since: at(8_000),
+            at: SteadyMillis(8_000),
+            run_id,
+            cluster: false,
+        };
         model.observe(MAIN, up);
         read(&mut model, "a", 9_000, after);
         let view = shown(&mut model, "a").unwrap();

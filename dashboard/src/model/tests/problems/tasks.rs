@@ -39,10 +39,10 @@ fn found(waits: Option<&HolderIdentity>) -> Option<(Certainty, Vec<String>)> {
             entry("b", id(2, 20), task("t-1", 18)),
         ];
         holders.extend(waits.cloned().map(|who| entry("b", id(1, 11), who)));
-        let (at, steady) = (at(ms + 100), SteadyMillis(ms + 100));
+        let at = time(ms + 100);
         let agents = [1, 2].map(|agent| (id(agent, 0).client, Presence::Present)).to_vec();
-        model.observe(MAIN, Observation::AgentReport(AgentReport { agents, holders, at, steady }));
-        model.tick(at + Duration::from_millis(400));
+        model.observe(MAIN, Observation::AgentReport(AgentReport { agents, holders, at }));
+        model.tick(at.moment() + Duration::from_millis(400));
     }
     let shows = |lock: &str, model: &mut Model| {
         let view = shown(model, lock).unwrap();
@@ -101,8 +101,8 @@ fn a_writer_that_has_got_its_lock_waits_no_longer() {
     let list = |ms: u64| {
         let first = vec![(waiter, SteadyMillis(900))];
         let locks = vec![AwaitedLock { lock: name("a"), count: 1, first }];
-        let (at, steady) = (at(ms), SteadyMillis(ms));
-        Observation::AgentWaiters(AgentWaiters { agent: waiter.client, locks, at, steady })
+        let at = time(ms);
+        Observation::AgentWaiters(AgentWaiters { agent: waiter.client, locks, at })
     };
     let waits = |model: &mut Model| {
         let view = shown(model, "a").unwrap();

@@ -175,8 +175,8 @@ impl Scenario {
         self.observe(Observation::MonitorActive { on: self.sources.monitor, at: at(0) });
     }
 
-    fn steady(&self) -> SteadyMillis {
-        SteadyMillis(WALL + self.now)
+    fn time(&self) -> Time {
+        Time::of_test(self.now, WALL)
     }
 
     /// Returns the time of the server's clock.
@@ -238,7 +238,7 @@ impl Scenario {
 
     fn publish(&mut self) {
         self.record(Input::Publish(self.now));
-        let Some((_, delta)) = self.model.publish(self.steady()) else { return };
+        let Some((_, delta)) = self.model.publish(self.time().steady()) else { return };
         if self.recorded {
             self.outputs.push(delta.json().to_string());
         }

@@ -17,7 +17,7 @@ const CLOCK_INTERVAL: u64 = 10_000;
 
 impl Scenario {
     pub(super) fn report_sources(&mut self) {
-        let (now, steady) = (self.now, self.steady());
+        let now = self.now;
         let each = |ms| now.is_multiple_of(ms);
         if each(CLOCK_INTERVAL) {
             self.observe(Observation::Clock { ahead_ms: self.ahead_ms });
@@ -38,14 +38,14 @@ impl Scenario {
                 })
                 .collect();
             counts.sort();
-            self.observe(Observation::Subscribers { counts, at: at(now), steady });
+            self.observe(Observation::Subscribers { counts, at: self.time() });
         }
         if self.sources.identity && each(LIST_EACH) {
             let gone: Vec<u8> = self.gone.iter().map(|client| number(*client)).collect();
             let here = (0..=255).filter(|n| !gone.contains(n)).map(|n| IpAddr::from([10, 0, 0, n]));
             let addresses = here.chain([IpAddr::from([127, 0, 0, 1])]).collect();
             let connections = Connections { addresses, ..Connections::default() };
-            self.observe(Observation::Connected { connections, at: at(now), steady });
+            self.observe(Observation::Connected { connections, at: self.time() });
         }
         if self.sources.identity && each(AGENTS_INTERVAL) {
             self.report_agents();
@@ -73,7 +73,7 @@ impl Scenario {
             }
         }
         if !holders.is_empty() {
-            let report = AgentReport { agents, holders, at: at(self.now), steady: self.steady() };
+            let report = AgentReport { agents, holders, at: self.time() };
             self.observe(Observation::AgentReport(report));
         }
     }
@@ -88,7 +88,7 @@ impl Scenario {
         for name in companions {
             self.observe(Observation::CompanionKey { name });
         }
-        self.observe(Observation::ScanEnded { started, steady: self.steady(), skipped: 0 });
+        self.observe(Observation::ScanEnded { started, ended: self.time().steady(), skipped: 0 });
     }
 
     pub(super) fn read_what_is_due(&mut self) {
@@ -111,8 +111,7 @@ impl Scenario {
 
     /// Reports a reading made at that instant.
     pub(super) fn report_reading(&mut self, lock: &str, ms: u64, source: Source, reading: Reading) {
-        let stamp =
-            Stamp { sent: at(ms), received: at(ms + 1), steady: SteadyMillis(WALL + ms + 1) };
+        let stamp = Stamp { sent: at(ms), received: Time::of_test(ms + 1, WALL) };
         self.observe(Observation::Read { name: name(lock), stamp, source, reading });
     }
 
@@ -170,23 +169,23 @@ impl Scenario {
             action: what,
             certainty,
         };
-        let (at, steady) = (at(self.now), self.steady());
-        self.observe(Observation::Traffic(Traffic { events: vec![event], at, steady, missed: 0 }));
+        let (events, at) = (vec![event], self.time());
+        self.observe(Observation::Traffic(Traffic { events, at, missed: 0 }));
     }
 
     /// Sends the notification of a changed or expired key.
     pub(super) fn notify_key_change(&mut self, lock: &str, expired: bool) {
         if self.sources.keyspace && !self.down {
-            let (name, at, steady) = (name(lock), at(self.now), self.steady());
-            self.observe(Observation::KeyChanged { name, expired, at, steady });
+            let (name, at) = (name(lock), self.time());
+            self.observe(Observation::KeyChanged { name, expired, at });
         }
     }
 
     /// Publishes a release message.
     pub(super) fn publish_release(&mut self, lock: &str) {
         if self.sources.channels && !self.down {
-            let (names, at, steady) = (vec![name(lock)], at(self.now), self.steady());
-            self.observe(Observation::Released { names, at, steady });
+            let (names, at) = (vec![name(lock)], self.time());
+            self.observe(Observation::Released { names, at });
         }
     }
 
@@ -199,8 +198,9 @@ impl Scenario {
     /// Makes the server reachable again, as the same run or another one.
     pub(super) fn start_server(&mut self, run: &str) {
         self.down = false;
-        let (run_id, at, steady) = (Some(run.to_owned()), at(self.now), self.steady());
-        self.observe(Observation::ServerUp { at, steady, run_id, cluster: false });
+        let (run_id, now) = (Some(run.to_owned()), self.time());
+        let (since, at) = (now.moment(), now.steady());
+        self.observe(Observation::ServerUp { since, at, run_id, cluster: false });
     }
 
     /// Deletes all keys.
