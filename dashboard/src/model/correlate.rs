@@ -82,14 +82,7 @@ impl Model {
     /// Applies the list of locks that workers of an agent wait for.
     pub(super) fn agent_waiters(&mut self, scope_id: ScopeId, waiters: &AgentWaiters) {
         let AgentWaiters { agent, locks, at } = waiters;
-        let scope = &mut self.scopes[scope_id.0];
-        let before = scope.agent_waits.remove(agent).unwrap_or_default();
-        if !locks.is_empty() {
-            let names = locks.iter().map(|awaited| awaited.lock.clone()).collect();
-            scope.agent_waits.insert(*agent, names);
-        }
-        let listed = |name: &LockName| locks.iter().any(|awaited| awaited.lock == *name);
-        for name in before.into_iter().filter(|name| !listed(name)) {
+        for name in self.scopes[scope_id.0].set_agent_waits(*agent, locks) {
             self.update(scope_id, &name, *at, |record, _, _| {
                 record.agent_waits(*agent, 0, &[], *at);
             });

@@ -11,7 +11,9 @@ use super::owner_names::OwnerNames;
 use super::record::ScopeContext;
 use super::schedule::Schedule;
 use crate::clock::{SteadyMillis, Time};
-use crate::model::types::{KnownParts, LockId, LockView, ReadRequest, ScopeId, Source};
+use crate::model::types::{
+    AwaitedLock, KnownParts, LockId, LockView, ReadRequest, ScopeId, Source,
+};
 
 /// The age at which a view that does not age by itself is replaced after a reading without changes.
 const REFRESH_MS: u64 = 2_000;
@@ -28,7 +30,7 @@ pub(super) struct Scope {
     pub(super) schedule: Schedule,
     pub(super) clients: Clients,
     /// The locks that workers of each agent wait for.
-    pub(super) agent_waits: HashMap<ClientId, Vec<LockName>>,
+    agent_waits: HashMap<ClientId, Vec<LockName>>,
     /// The instant since which release messages arrive without a gap.
     pub(super) listening_since: Option<Moment>,
     /// Milliseconds by which its server's clock is ahead of ours.
@@ -179,6 +181,21 @@ impl Scope {
             refused: Refused::default(),
             refused_before: Refused::default(),
         }
+    }
+
+    /// Stores the locks that workers of an agent wait for. Returns those that they waited for before, and no longer do.
+    pub(super) fn set_agent_waits(
+        &mut self,
+        agent: ClientId,
+        locks: &[AwaitedLock],
+    ) -> Vec<LockName> {
+        let mut over = self.agent_waits.remove(&agent).unwrap_or_default();
+        over.retain(|name| !locks.iter().any(|awaited| awaited.lock == *name));
+        if !locks.is_empty() {
+            let names = locks.iter().map(|awaited| awaited.lock.clone()).collect();
+            self.agent_waits.insert(agent, names);
+        }
+        over
     }
 
     /// Sets the address and role of the server that is about to be reported as up.
