@@ -176,7 +176,7 @@ impl Record {
 
     /// Ends all problems as of the newest reading, since the lock is about to be dropped.
     pub fn clear_all(&mut self, effects: &mut Vec<Effect>) {
-        let last = self.stamp.map_or(SteadyMillis(0), |stamp| stamp.steady());
+        let last = self.observed_at();
         let earlier = self.cold.as_mut().map(|cold| std::mem::take(&mut cold.restored_problems));
         let earlier = earlier.into_iter().flatten().map(|(problem, _)| problem);
         let found = std::mem::take(&mut self.problems).into_iter().map(|found| found.problem);

@@ -203,6 +203,7 @@ pub struct Record {
     lease: LeaseWatch,
     /// Once a release of it was reported.
     releases: Option<Box<Releases>>,
+    /// The last change of holders or counts, or the last release; before the first reading, the record's creation.
     unchanged_since: Time,
     /// Boxed, since nearly all locks have a time to live.
     no_ttl_since: Option<Box<Stamp>>,

@@ -36,10 +36,10 @@ impl Record {
         }
     }
 
-    /// Returns the instant of the newest reading.
+    /// Returns the instant of the newest reading; before the first one, that at which the record was created.
     #[must_use]
     pub fn observed_at(&self) -> SteadyMillis {
-        self.stamp.map_or(SteadyMillis(0), |stamp| stamp.steady())
+        self.stamp.map_or(self.unchanged_since, |stamp| stamp.received).steady()
     }
 
     /// Returns the end of its time to live by the newest reading.

@@ -503,3 +503,11 @@ fn a_release_that_is_reported_late_restarts_the_age() {
     let since = view.holders[0].since;
     assert_eq!((since.at, since.exact), (SteadyMillis(4_500), true));
 }
+
+#[test]
+fn a_lock_that_was_never_read_is_as_old_as_the_message_about_it() {
+    let mut model = model();
+    release(&mut model, "a", 5_000);
+    let view = shown(&mut model, "a").unwrap();
+    assert_eq!((view.state, view.observed_at()), (State::Unknown, SteadyMillis(5_000)));
+}
