@@ -3,6 +3,7 @@
 use std::sync::Arc;
 use std::time::Duration;
 
+use redisson::HolderId;
 use thin_vec::ThinVec;
 
 use super::{Effect, Record, ScopeContext};
@@ -31,49 +32,19 @@ impl Record {
         let cold = self.cold.as_deref();
         let waiters: Vec<Waiter> =
             cold.map(|cold| cold.waiting.waiters().copied().collect()).unwrap_or_default();
-        let (gone, overdue, expired, cycle, malformed) = (
-            cold.and_then(|cold| cold.gone.clone()),
-            cold.and_then(|cold| cold.overdue.clone()),
-            cold.and_then(|cold| cold.expired.clone()),
-            cold.and_then(|cold| cold.cycle.clone()),
-            cold.and_then(|cold| cold.malformed.clone()),
-        );
-        let case = Case {
-            now,
-            holders: &holders,
-            confirmed: self.confirmed,
-            ttl: self.ttl,
-            no_ttl_since: self.no_ttl_since.as_deref().copied(),
-            renewed: self.lease.lease().filter(|_| self.lease.renewed()),
-            overdue: overdue.as_ref(),
-            unchanged_since: self.unchanged_since,
-            listening_since: context.listening_since,
-            may_release_silently: self.may_release_silently() || context.cluster,
-            typical: self.hold_history.as_ref().and_then(|history| history.p99()),
-            rule: *self.rule,
-            waiters: &waiters,
-            subscribers: cold.and_then(|cold| cold.waiting.subscribers),
-            gone: gone.as_ref(),
-            expired: expired.as_ref(),
-            cycle: cycle.as_deref(),
-            tracked: cold.map_or(&[], |cold| &cold.tracked),
-            dead_head: cold.and_then(|cold| cold.waiting.dead_head()),
-            orphan_since: cold.and_then(|cold| cold.orphan_since),
-            orphaned_readers: cold.map_or(0, |cold| cold.orphaned_readers.len()),
-            malformed: malformed.as_deref(),
-        };
+        let case = self.case(now, context, &holders, &waiters);
         let verdicts = judge(&case);
         let earlier = cold.map_or(&[][..], |cold| &cold.restored_problems);
         let mut begun = Vec::new();
         let mut raised = Vec::new();
+        let mut again = false;
         let mut problems = ThinVec::with_capacity(verdicts.len());
         for verdict in &verdicts {
             match self.problems.iter().find(|old| old.problem == verdict.problem) {
-                // It occurred again.
                 Some(old) if old.times < times(&case, verdict.problem) => {
                     effects.push(self.detected(verdict));
                     problems.push(explain(&case, Verdict { since: old.since, ..*verdict }));
-                    self.dirty = true;
+                    again = true;
                 }
                 Some(old) if old.certainty == verdict.certainty => {
                     // The holder's identity may have become known since.
@@ -85,14 +56,13 @@ impl Record {
                     let verdict = Verdict { since: old.since, ..*verdict };
                     problems.push(explain(&case, verdict));
                     raised.push(verdict);
-                    self.dirty = true;
                 }
                 None => {
                     effects.push(self.detected(verdict));
                     let known = earlier.iter().find(|(known, _)| *known == verdict.problem);
                     let since = known.map_or(verdict.since, |(_, since)| verdict.since.min(*since));
                     problems.push(explain(&case, Verdict { since, ..*verdict }));
-                    begun.push(verdict.problem);
+                    begun.push(*verdict);
                 }
             }
         }
@@ -102,11 +72,11 @@ impl Record {
             .map(|old| old.problem)
             .filter(|old| !verdicts.iter().any(|new| new.problem == *old))
             .collect();
+        self.dirty |= again || !raised.is_empty();
         self.problems = problems;
         self.clear_acknowledgements(&over, now.steady(), effects);
         self.mark_acknowledged();
-        let new = verdicts.iter().filter(|verdict| begun.contains(&verdict.problem));
-        for Verdict { problem, certainty, since, .. } in new.chain(&raised) {
+        for Verdict { problem, certainty, since } in begun.iter().chain(&raised) {
             let entry = ArchiveEntry::Problem(self.id.clone(), *problem, *certainty, *since);
             effects.push(Effect::Archive(Box::new(entry)));
         }
@@ -114,11 +84,46 @@ impl Record {
             self.cleared(*problem, now.steady(), effects);
         }
         self.clear_restored(now, effects);
-        for problem in begun {
-            self.event(now.steady(), source, LockEvent::Problem(problem), effects);
+        for verdict in begun {
+            self.event(now.steady(), source, LockEvent::Problem(verdict.problem), effects);
         }
         for problem in over {
             self.event(now.steady(), source, LockEvent::Cleared(problem), effects);
+        }
+    }
+
+    /// Returns what its problems are judged by. Its holders and waiters are passed in since a case only refers to them.
+    fn case<'a>(
+        &'a self,
+        now: Stamp,
+        context: ScopeContext,
+        holders: &'a [(HolderId, i64)],
+        waiters: &'a [Waiter],
+    ) -> Case<'a> {
+        let cold = self.cold.as_deref();
+        Case {
+            now,
+            holders,
+            confirmed: self.confirmed,
+            ttl: self.ttl,
+            no_ttl_since: self.no_ttl_since.as_deref().copied(),
+            renewed: self.lease.lease().filter(|_| self.lease.renewed()),
+            overdue: cold.and_then(|cold| cold.overdue.as_ref()),
+            unchanged_since: self.unchanged_since,
+            listening_since: context.listening_since,
+            may_release_silently: self.may_release_silently() || context.cluster,
+            typical: self.hold_history.as_ref().and_then(|history| history.p99()),
+            rule: *self.rule,
+            waiters,
+            subscribers: cold.and_then(|cold| cold.waiting.subscribers),
+            gone: cold.and_then(|cold| cold.gone.as_ref()),
+            expired: cold.and_then(|cold| cold.expired.as_ref()),
+            cycle: cold.and_then(|cold| cold.cycle.as_deref()),
+            tracked: cold.map_or(&[], |cold| &cold.tracked),
+            dead_head: cold.and_then(|cold| cold.waiting.dead_head()),
+            orphan_since: cold.and_then(|cold| cold.orphan_since),
+            orphaned_readers: cold.map_or(0, |cold| cold.orphaned_readers.len()),
+            malformed: cold.and_then(|cold| cold.malformed.as_deref()),
         }
     }
 

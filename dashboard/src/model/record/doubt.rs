@@ -6,7 +6,7 @@ use std::time::Duration;
 use redisson::Moment;
 use redisson::shape::{Holder, LockHash};
 
-use super::{Effect, Record};
+use super::{Effect, Hold, Record};
 use crate::clock::Time;
 use crate::model::types::{Ending, Reading, Source, Stamp};
 
@@ -71,11 +71,7 @@ impl Record {
     /// Returns whether a reading shows the known holds, and that none has begun since that instant.
     fn continues(&self, at: Moment, stamp: Stamp, reading: &Reading) -> bool {
         let Reading::Lock { hash, ttl, .. } = reading else { return false };
-        let found = holders(hash);
-        let same = found.len() == self.holds.len()
-            && self.holds.iter().all(|hold| {
-                found.iter().any(|holder| holder.id == hold.id && holder.count == hold.count)
-            });
+        let same = are_same(&self.holds, &holders(hash));
         let ends =
             |stamp: Option<Stamp>, ttl: Option<Duration>| Some(stamp?.received.moment() + ttl?);
         let (before, now) = (ends(self.stamp, self.ttl), ends(Some(stamp), *ttl));
@@ -91,6 +87,13 @@ impl Record {
         let lease = self.lease.lease().filter(|_| self.lease.renewed());
         lease.zip(ttl).is_some_and(|(lease, ttl)| ttl + stamp.received.since(at) + LATE < lease)
     }
+}
+
+/// Returns whether a reading shows these holds and no other, with their counts.
+pub(super) fn are_same(holds: &[Hold], holders: &[Holder]) -> bool {
+    let shown =
+        |hold: &Hold| holders.iter().any(|one| one.id == hold.id && one.count == hold.count);
+    holders.len() == holds.len() && holds.iter().all(shown)
 }
 
 /// Returns the holders in a hash, those of unknown clients by the ids that stand for them.

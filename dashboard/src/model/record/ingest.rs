@@ -3,7 +3,7 @@
 use std::sync::Arc;
 use std::time::Duration;
 
-use redisson::shape::LockHash;
+use redisson::shape::{Holder, LockHash};
 use redisson::{HolderId, Moment, keys};
 
 use super::{Effect, Hold, Mode, Record, ScopeContext, doubt};
@@ -51,68 +51,43 @@ impl Record {
             .map(|earliest| stamp.received.since(earliest));
         let since =
             Since { at: stamp.steady(), exact: window.is_some_and(|window| window <= EXACT) };
-        let mut moved = released.is_some();
+        self.read_stand_ins(hash);
+        let holders = doubt::holders(hash);
+        let moved = released.is_some() || !doubt::are_same(&before, &holders);
         // True if an earlier run has observed all of the holds.
         let mut resumed = last.is_none();
-        let stand_ins: Vec<(HolderId, String)> =
-            hash.foreign.iter().map(|holder| (holder.stand_in(), holder.text())).collect();
-        let holders = doubt::holders(hash);
-        if self.cold.is_some() || !stand_ins.is_empty() {
-            self.cold().foreign = stand_ins;
-        }
         let mut holds = Vec::with_capacity(holders.len());
         for holder in &holders {
             let known = before.iter().find(|hold| hold.id == holder.id);
-            let hold = match known {
-                Some(hold) if hold.count == holder.count => *hold,
-                Some(hold) => {
-                    moved = true;
-                    let what = LockEvent::Reentered(holder.id, hold.count, holder.count);
-                    self.event(stamp.steady(), source, what, effects);
+            holds.push(match (known, over) {
+                (Some(hold), _) => {
+                    if hold.count != holder.count {
+                        let what = LockEvent::Reentered(holder.id, hold.count, holder.count);
+                        self.event(stamp.steady(), source, what, effects);
+                    }
                     Hold { count: holder.count, ..*hold }
                 }
-                None => {
-                    moved = true;
-                    let taken = self.taken(holder.id, stamp);
-                    if let Some(at) = over {
-                        let mut hold = Hold::new(*holder, since, stamp);
-                        hold.since.at = hold.since.at.min(at.steady());
-                        self.end(hold, at, Ending::Released, effects);
-                        holds.push(hold);
-                        continue;
-                    }
-                    let what = match (taken, window) {
-                        (Some(_), _) => LockEvent::Taken(holder.id, 0),
-                        (None, Some(window)) => LockEvent::Taken(holder.id, millis(window)),
-                        (None, None) => LockEvent::FoundHeld(holder.id),
-                    };
-                    if matches!(what, LockEvent::Taken(..)) {
-                        self.count(source, Count::Acquired, effects);
-                    }
-                    self.event(stamp.steady(), source, what, effects);
-                    let restored = self.take_restored(holder.id, since);
-                    resumed &= restored.is_some() && taken.is_none();
-                    let (from, since) = match taken {
-                        Some(at) => (at.moment(), Since { at: at.steady(), exact: true }),
-                        None => (stamp.received.moment(), restored.unwrap_or(since)),
-                    };
-                    Hold { from, ..Hold::new(*holder, since, stamp) }
+                (None, Some(at)) => {
+                    let mut hold = Hold::new(*holder, since, stamp);
+                    hold.since.at = hold.since.at.min(at.steady());
+                    self.end(hold, at, Ending::Released, effects);
+                    hold
                 }
-            };
-            holds.push(hold);
+                (None, None) => {
+                    let (hold, known_before) =
+                        self.begin(*holder, since, window, stamp, source, effects);
+                    resumed &= known_before;
+                    hold
+                }
+            });
         }
         for gone in before.iter().filter(|hold| !holders.iter().any(|h| h.id == hold.id)) {
-            moved = true;
             self.end_replaced(*gone, last, stamp, source, context, effects);
         }
-        if self.confirmed && over.is_none() {
-            for hold in holds.iter_mut().filter(|hold| !hold.archived) {
-                hold.archived = true;
-                let entry = ArchiveEntry::Began(self.id.clone(), hold.id, hold.since);
-                effects.push(Effect::Archive(Box::new(entry)));
-            }
-        }
         self.holds = holds;
+        if self.confirmed && over.is_none() {
+            self.archive_begun(effects);
+        }
         if moved && !resumed {
             self.end_restored_stuck(stamp.steady(), effects);
         }
@@ -152,6 +127,56 @@ impl Record {
         match ttl {
             Some(_) => self.no_ttl_since = None,
             None => drop(self.no_ttl_since.get_or_insert_with(|| Box::new(stamp))),
+        }
+    }
+
+    /// Stores the fields of holders of unknown clients.
+    fn read_stand_ins(&mut self, hash: &LockHash) {
+        let stand_ins: Vec<(HolderId, String)> =
+            hash.foreign.iter().map(|holder| (holder.stand_in(), holder.text())).collect();
+        if self.cold.is_some() || !stand_ins.is_empty() {
+            self.cold().foreign = stand_ins;
+        }
+    }
+
+    /// Returns a hold that this reading is the first to show, and whether an earlier run has observed it. It began within
+    /// `window`, if that is known.
+    fn begin(
+        &mut self,
+        holder: Holder,
+        since: Since,
+        window: Option<Duration>,
+        stamp: Stamp,
+        source: Source,
+        effects: &mut Vec<Effect>,
+    ) -> (Hold, bool) {
+        let taken = self.taken(holder.id, stamp);
+        let what = match (taken, window) {
+            (Some(_), _) => LockEvent::Taken(holder.id, 0),
+            (None, Some(window)) => LockEvent::Taken(holder.id, millis(window)),
+            (None, None) => LockEvent::FoundHeld(holder.id),
+        };
+        if matches!(what, LockEvent::Taken(..)) {
+            self.count(source, Count::Acquired, effects);
+        }
+        self.event(stamp.steady(), source, what, effects);
+        let restored = self.take_restored(holder.id, since);
+        let hold = Hold::new(holder, restored.unwrap_or(since), stamp);
+        match taken {
+            Some(at) => {
+                let since = Since { at: at.steady(), exact: true };
+                (Hold { from: at.moment(), since, ..hold }, false)
+            }
+            None => (hold, restored.is_some()),
+        }
+    }
+
+    /// Sends the beginnings of its holds to the history on disk, unless it has them.
+    fn archive_begun(&mut self, effects: &mut Vec<Effect>) {
+        for hold in self.holds.iter_mut().filter(|hold| !hold.archived) {
+            hold.archived = true;
+            let entry = ArchiveEntry::Began(self.id.clone(), hold.id, hold.since);
+            effects.push(Effect::Archive(Box::new(entry)));
         }
     }
 
