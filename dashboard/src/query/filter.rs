@@ -209,12 +209,8 @@ impl Term {
         now: SteadyMillis,
     ) -> bool {
         match self {
-            Self::Age(bound) => {
-                since.is_some_and(|since| bound.holds(now.0.saturating_sub(since.0)))
-            }
-            Self::Ttl(bound) => {
-                expires_at.is_some_and(|end| bound.holds(end.0.saturating_sub(now.0)))
-            }
+            Self::Age(bound) => since.is_some_and(|since| bound.holds(now.millis_since(since))),
+            Self::Ttl(bound) => expires_at.is_some_and(|end| bound.holds(end.millis_since(now))),
             _ => true,
         }
     }

@@ -187,7 +187,7 @@ impl<T> Made<T> {
         now: SteadyMillis,
     ) -> Option<Arc<T>> {
         let valid_for = if query.filter.depends_on_clock() { MOVING_MS } else { u64::MAX };
-        let is_current = self.seq == snapshot.seq && now.0 < self.at.0.saturating_add(valid_for);
+        let is_current = self.seq == snapshot.seq && now < self.at.plus(valid_for);
         is_current.then(|| Arc::clone(&self.it))
     }
 }

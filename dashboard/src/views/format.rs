@@ -102,7 +102,7 @@ impl Ago {
             millis: since.at.0,
             exact: since.exact,
             instant: rfc3339(since.at),
-            text: duration(now.0.saturating_sub(since.at.0)),
+            text: duration(now.millis_since(since.at)),
         }
     }
 }
@@ -129,7 +129,7 @@ impl Clock {
             // Without a clock the script fills it in.
             _ if now == AGELESS => String::new(),
             Some(ahead @ 1..) => format!("in {}", duration(ahead)),
-            _ => format!("{} ago", duration(now.0.saturating_sub(at.0))),
+            _ => format!("{} ago", duration(now.millis_since(at))),
         };
         let instant = rfc3339(at);
         // Without a clock the script leaves the day out.
@@ -169,7 +169,7 @@ impl Validity {
         now: SteadyMillis,
     ) -> Self {
         let millis = u64::try_from(valid.as_millis()).unwrap_or(u64::MAX);
-        let left_millis = millis.saturating_sub(now.0.saturating_sub(read_at.0));
+        let left_millis = millis.saturating_sub(now.millis_since(read_at));
         let left = duration(left_millis);
         Self { read_at: read_at.0, millis, left, left_millis, renewed }
     }

@@ -271,19 +271,18 @@ impl Then {
         let then = page.then.as_ref()?;
         let (address, at) = (Address(page), then.at);
         let (from, to) = (page.density.from, page.density.to);
-        let span = to.0.saturating_sub(from.0).max(1);
+        let span = to.millis_since(from).max(1);
         let step = (span / crate::archive::BUCKETS as u64).max(1);
         let moved = |to_at: SteadyMillis| address.fixed(from, to, to_at);
         // A tenth of the span, with the cursor in its middle.
         let part = (span / 20).max(1_000);
-        let latest = page.chrome.now.0.max(at.0);
-        let closer = (at.0.saturating_sub(part), at.0.saturating_add(part).min(latest));
+        let latest = page.chrome.now.max(at);
         Some(Self {
             at: Clock::new(at, page.chrome.now),
             close: address.here(&page.filter, &[]),
-            earlier: moved(SteadyMillis(at.0.saturating_sub(step))),
-            later: moved(SteadyMillis(at.0.saturating_add(step))),
-            closer: address.fixed(SteadyMillis(closer.0), SteadyMillis(closer.1), at),
+            earlier: moved(at.minus(step)),
+            later: moved(at.plus(step)),
+            closer: address.fixed(at.minus(part), at.plus(part).min(latest), at),
             holds: then.holds.iter().map(|held| HeldLine::new(page, then, held)).collect(),
             total: format::count(then.total as u64),
             more: then.total > then.holds.len(),
@@ -301,7 +300,7 @@ impl HeldLine {
             lock: LockLink::at(&held.lock, &page.chrome, Some(then.at)),
             owner: OwnerName::remembered(&held.lock.deployment, &hold.id, names),
             since: Clock::new(hold.since.at, now),
-            held: format::duration(then.at.0.saturating_sub(hold.since.at.0)),
+            held: format::duration(then.at.millis_since(hold.since.at)),
             exact: hold.since.exact,
             ended: hold.to.map(|to| (ending_words(hold), Clock::new(to, now))),
             problems: held.problems.iter().map(problem).collect(),

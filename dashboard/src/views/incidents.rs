@@ -158,7 +158,7 @@ impl Cleared {
 
     /// `until`: the instant to which a day is counted, also where ages are left to the script.
     pub(super) fn of(chrome: &Chrome, cleared: &[ClearedProblem], until: SteadyMillis) -> Self {
-        let recent = cleared.iter().filter(|c| c.at.0.saturating_add(DAY_MS) >= until.0);
+        let recent = cleared.iter().filter(|c| c.at.plus(DAY_MS) >= until);
         let problem = |c: &ClearedProblem| {
             (c.problem.name(), LockLink::new(&c.lock, chrome), Ago::new(c.at, chrome.now), c.times)
         };

@@ -59,7 +59,7 @@ pub struct Picture {
     title: String,
     rows: Vec<LiveRow>,
     regions: Vec<(&'static str, Arc<str>)>,
-    status_at: u64,
+    status_at: SteadyMillis,
     states: Vec<SourceState>,
 }
 
@@ -170,7 +170,7 @@ impl Picture {
         let states: Vec<SourceState> = chrome.sources.iter().map(|source| source.state).collect();
         // Unless a state is another one, what is said of the sources waits: their ages change all the time.
         let waits = before.filter(|before| {
-            before.states == states && chrome.now.0.saturating_sub(before.status_at) < STATUS_MS
+            before.states == states && chrome.now.millis_since(before.status_at) < STATUS_MS
         });
         let status_at = match waits {
             Some(before) => {
@@ -181,7 +181,7 @@ impl Picture {
             None => {
                 let fresh = page::regions(&ageless(chrome))?;
                 regions.extend(fresh.into_iter().map(|(id, html)| (id, html.into())));
-                chrome.now.0
+                chrome.now
             }
         };
         Ok(Self { now: chrome.now.0, title, rows, regions, status_at, states })

@@ -139,7 +139,7 @@ impl<'a> Verdict<'a> {
             }),
             ran_out: lock.and_then(|lock| RanOut::new(lock, until, now)),
             read: read_at.map(|at| Ago::new(at, now)),
-            stale: read_at.is_some_and(|at| now.0.saturating_sub(at.0) > STALE_MS),
+            stale: read_at.is_some_and(|at| now.millis_since(at) > STALE_MS),
             lease: lock.and_then(|lock| lock.lease_ms).map(format::lease),
             sources: lock
                 .map(|lock| lock.sources.words().collect::<Vec<_>>().join(", "))
@@ -350,7 +350,7 @@ pub(super) struct PastRow {
 
 impl PastRow {
     pub(super) fn new(page: &LockPage, hold: &PastHoldView) -> Self {
-        let lasted = hold.to.map(|to| format::duration(to.0.saturating_sub(hold.since.at.0)));
+        let lasted = hold.to.map(|to| format::duration(to.millis_since(hold.since.at)));
         Self {
             name: OwnerName::remembered(&page.id.deployment, &hold.id, &page.chrome.names),
             ended: ending_words(hold),

@@ -63,7 +63,7 @@ struct Then<'a> {
 /// If the template fails, which is a bug.
 pub(super) fn page(page: &LockPage, then: &LockThen) -> Result<String, askama::Error> {
     let (now, at) = (page.chrome.now, then.at);
-    let age = |since: SteadyMillis| format::duration(at.0.saturating_sub(since.0));
+    let age = |since: SteadyMillis| format::duration(at.millis_since(since));
     let chosen = page.past.chosen.clone().map(|span| ("window", span));
     let link = |at: SteadyMillis| {
         links::lock_with(&page.id, chosen.clone().into_iter().chain([("at", rfc3339(at))]))
@@ -85,7 +85,7 @@ pub(super) fn page(page: &LockPage, then: &LockThen) -> Result<String, askama::E
     let was_over = |hold: &&PastHoldView| hold.to.is_some_and(|to| to <= at);
     let past = page.past.holds.iter().filter(was_over).take(PAST);
     let query = links::event_query(Some(&page.id));
-    let hour_before = rfc3339(SteadyMillis(at.0.saturating_sub(3_600_000)));
+    let hour_before = rfc3339(at.minus(3_600_000));
     let until = [("from", hour_before), ("to", rfc3339(at))];
     Then {
         frame: Frame::new(title_then(page, at), "", &page.chrome).still(),

@@ -206,7 +206,7 @@ impl PastWindow {
     /// Returns its end. Of the time around an instant a quarter is later.
     #[must_use]
     pub fn end(&self, now: SteadyMillis) -> SteadyMillis {
-        let after = |at: SteadyMillis| SteadyMillis(at.0.saturating_add(self.millis / 4));
+        let after = |at: SteadyMillis| at.plus(self.millis / 4);
         self.at.map_or(now, |at| after(at).min(now.max(at)))
     }
 }

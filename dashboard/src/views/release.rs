@@ -7,7 +7,6 @@ use super::format::{Ago, Clock, Prose, Validity};
 use super::page::{self, Frame};
 use super::row::{Badge, Ttl, client_words};
 use super::{ReleasePage, ReleaseStep, links};
-use crate::clock::SteadyMillis;
 use crate::model::types::LockView;
 use crate::release::{Choice, MAX_REASON, Offer, Outcome, VALID};
 use crate::text::shown_name;
@@ -71,7 +70,7 @@ pub fn release_page(page: &ReleasePage) -> Result<String, askama::Error> {
         ttl: held.map(|(offer, _)| Ttl::read(&offer.view, (read_at, ttl_millis), now)),
         read_at: read_at.0,
         ttl_millis,
-        ends: ttl_millis.map(|ttl| Clock::new(SteadyMillis(read_at.0.saturating_add(ttl)), now)),
+        ends: ttl_millis.map(|ttl| Clock::new(read_at.plus(ttl), now)),
         renewed: asked.and_then(|(offer, _)| offer.renewed_at()).map(|at| Ago::new(at, now)),
         read: Ago::new(read_at, now),
         problem: asked

@@ -70,7 +70,7 @@ impl Ttl {
         // Of a server that cannot be read, what was read last stands still.
         let passed = match lock.state {
             State::Unknown => 0,
-            State::Held | State::Free => now.0.saturating_sub(observed_at.0),
+            State::Held | State::Free => now.millis_since(observed_at),
         };
         let millis = ttl.unwrap_or_default();
         let over = ttl.is_some() && passed > millis;
@@ -190,15 +190,15 @@ pub(super) struct Read {
 
 impl Read {
     pub(super) fn new(lock: &LockView, now: SteadyMillis) -> Self {
-        let (SteadyMillis(at), ttl) = lock.last_reading();
-        Self { at, ttl, ago: format::duration(now.0.saturating_sub(at)) }
+        let (at, ttl) = lock.last_reading();
+        Self { at: at.0, ttl, ago: format::duration(now.millis_since(at)) }
     }
 }
 
 impl<'a> Row<'a> {
     pub(super) fn new(lock: &'a LockView, deployment: bool, db: bool, now: SteadyMillis) -> Self {
         let holder = lock.holders.iter().min_by_key(|holder| holder.since.at);
-        let passed = now.0.saturating_sub(lock.observed_at().0);
+        let passed = now.millis_since(lock.observed_at());
         Self {
             id: row_id(RowId::of_lock(&lock.id)),
             link: links::lock(&lock.id),

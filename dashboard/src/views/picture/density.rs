@@ -89,10 +89,10 @@ impl Strip {
                     .enumerate()
                     .any(|(kind, n)| kind >= FIRST_ACTION && shown(kind) && *n > 0),
                 words: format!("{} UTC: {}", time_of_day(start), counts(bucket, shown)),
-                link: link(SteadyMillis(end.0.saturating_sub(1).max(start.0))),
+                link: link(end.minus(1).max(start)),
             }
         };
-        let millis = density.to.0.saturating_sub(density.from.0).max(1);
+        let millis = density.to.millis_since(density.from).max(1);
         let axis = TimeAxis { from: density.from, millis, width: WIDTH };
         let x = |at| axis.x(at);
         let unseen = page.gaps.iter().map(|gap| {
@@ -119,7 +119,7 @@ impl Strip {
 }
 
 fn summary(total: u64, page: &HistoryPage) -> String {
-    let span = page.to.0.saturating_sub(page.from.0);
+    let span = page.to.millis_since(page.from);
     let events = if total == 1 { "event" } else { "events" };
     format!("{} {events} within {}", format::count(total), format::round_duration(span))
 }

@@ -63,7 +63,7 @@ impl Heat {
         let row = |(i, group): (usize, &&GroupTally)| HeatRow::new(group, end, i * ROW);
         let rows: Vec<HeatRow> = busy.iter().take(MAX_ROWS).enumerate().map(row).collect();
         let marks = [60, 45, 30, 15, 0].map(|ago| {
-            let at = SteadyMillis(end.0.saturating_sub(ago * MINUTE_MS)).to_wall();
+            let at = end.minus(ago * MINUTE_MS).to_wall();
             (at.0, at.to_string().get(11..16).unwrap_or_default().to_owned())
         });
         Self {
@@ -108,7 +108,7 @@ impl HeatRow {
 impl Cell {
     fn new(minute: &Minute, end: SteadyMillis, y: usize) -> Self {
         let (from, x) = (began(minute, end), minute.column * COLUMN);
-        let to = SteadyMillis(from.0 + MINUTE_MS);
+        let to = from.plus(MINUTE_MS);
         let query = [("from", format::rfc3339(from)), ("to", format::rfc3339(to))];
         let mut words = match minute.waiting_ms {
             0 => format!("{}: no waits", time(from)),
@@ -134,7 +134,7 @@ impl Cell {
 /// Returns the beginning of a minute.
 fn began(minute: &Minute, end: SteadyMillis) -> SteadyMillis {
     let minutes_ago = u64::try_from(MINUTES - minute.column).unwrap_or(0);
-    SteadyMillis(end.0.saturating_sub(minutes_ago * MINUTE_MS))
+    end.minus(minutes_ago * MINUTE_MS)
 }
 
 /// Returns the time of day in UTC.

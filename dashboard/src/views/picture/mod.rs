@@ -66,7 +66,7 @@ impl Spark {
 
 /// The duration of a hold, milliseconds; none while it lasts.
 pub(super) fn lasted(hold: &PastHoldView) -> Option<u64> {
-    Some(hold.to?.0.saturating_sub(hold.since.at.0))
+    Some(hold.to?.millis_since(hold.since.at))
 }
 
 /// The end of a hold, in words.

@@ -18,14 +18,14 @@ pub(super) struct TimeAxis {
 impl TimeAxis {
     /// Returns the position of an instant; what lies outside is at the edge.
     pub(super) fn x(&self, at: SteadyMillis) -> u64 {
-        let passed = u128::from(at.0.saturating_sub(self.from.0).min(self.millis));
+        let passed = u128::from(at.millis_since(self.from).min(self.millis));
         let x = passed * u128::from(self.width) / u128::from(self.millis.max(1));
         u64::try_from(x).unwrap_or(self.width)
     }
 
     /// Returns the labels: instants of the wall clock, and their times of day.
     pub(super) fn marks(&self) -> Vec<(u64, String)> {
-        let mark = |i: u64| SteadyMillis(self.from.0 + self.millis * i / PARTS);
+        let mark = |i: u64| self.from.plus(self.millis * i / PARTS);
         (0..=PARTS).map(mark).map(|at| (at.to_wall().0, time_of_day(at))).collect()
     }
 }

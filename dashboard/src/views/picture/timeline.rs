@@ -117,9 +117,9 @@ impl Timeline {
         names: &OwnerNames,
     ) -> Option<Self> {
         let step = (window.millis / 180).max(1_000);
-        let now = now.0 - now.0 % step + step;
-        let from = now.saturating_sub(window.millis);
-        let axis = TimeAxis { from: SteadyMillis(from), millis: window.millis, width: WIDTH };
+        let now = SteadyMillis(now.0 - now.0 % step + step);
+        let from = now.minus(window.millis);
+        let axis = TimeAxis { from, millis: window.millis, width: WIDTH };
         // Where more have held it than there is room for, each client has a lane: an agent's holders are new with each
         // hold, and so are a service's threads.
         let held = lock.filter(|lock| lock.state != State::Free);
@@ -145,35 +145,31 @@ impl Timeline {
                 }),
             }
         };
-        let bar = |since: u64, to: u64, class, words, short| {
-            let (x, end) = (axis.x(SteadyMillis(since)), axis.x(SteadyMillis(to)));
+        let bar = |since, to, class, words, short| {
+            let (x, end) = (axis.x(since), axis.x(to));
             Bar { x, width: (end - x).clamp(2, WIDTH), class, words, short }
         };
         for holder in now_held {
             let words = format!("holds it since {}", rfc3339(holder.since.at));
-            add(
-                &holder.id,
-                false,
-                bar(holder.since.at.0, now, "now", words, "holds it".to_owned()),
-            );
+            add(&holder.id, false, bar(holder.since.at, now, "now", words, "holds it".to_owned()));
         }
         let mut past = 0;
-        for hold in window.holds.iter().filter(|hold| hold.to.is_none_or(|to| to.0 >= from)) {
-            let to = hold.to.map_or(now, |to| to.0);
-            let lasted = format::short_duration(to.saturating_sub(hold.since.at.0));
+        for hold in window.holds.iter().filter(|hold| hold.to.is_none_or(|to| to >= from)) {
+            let to = hold.to.unwrap_or(now);
+            let lasted = format::short_duration(to.millis_since(hold.since.at));
             let short = format!("{} after {lasted}", ending_words(hold));
             let words = format!(
                 "held it from {} for {lasted}, {}",
                 rfc3339(hold.since.at),
                 ending_words(hold)
             );
-            add(&hold.id, false, bar(hold.since.at.0, to, class(hold.ended), words, short));
+            add(&hold.id, false, bar(hold.since.at, to, class(hold.ended), words, short));
             past += usize::from(hold.to.is_some());
         }
         let waiters = lock.map(|lock| lock.waiters.as_slice()).unwrap_or_default();
         for waiter in waiters {
             let words = format!("waits since {}", rfc3339(waiter.since.at));
-            let bar = bar(waiter.since.at.0, now, "waits", words, "waits".to_owned());
+            let bar = bar(waiter.since.at, now, "waits", words, "waits".to_owned());
             add(&waiter.id, true, bar);
         }
         if lanes.is_empty() {
@@ -183,7 +179,7 @@ impl Timeline {
         let renewed = renewals.map(|renewals| {
             // Which of several holders it was cannot be told by a time to live that they share.
             let marked: Vec<SteadyMillis> = match now_held {
-                [_] => renewals.latest().filter(|at| at.0 >= from).collect(),
+                [_] => renewals.latest().filter(|at| *at >= from).collect(),
                 _ => Vec::new(),
             };
             let ticks: Vec<u64> = marked.iter().map(|at| axis.x(*at)).collect();
@@ -239,7 +235,7 @@ impl Timeline {
         let TimeAxis { from, millis, .. } = self.axis;
         let width = WIDTH / SLOTS;
         let slot = |i: u64| {
-            let at = SteadyMillis(from.0 + millis * (2 * i + 1) / (2 * SLOTS));
+            let at = from.plus(millis * (2 * i + 1) / (2 * SLOTS));
             let (x, end) = (i * width, (i + 1) * width);
             let here = |bar: &&Bar| bar.x < end && bar.x + bar.width > x;
             let bars = self.lanes.iter().flat_map(|lane| {
