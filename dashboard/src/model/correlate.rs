@@ -150,7 +150,7 @@ impl Model {
     /// Drops waiters that only MONITOR has shown, since it has stopped or missed events.
     pub(super) fn monitor_stopped(&mut self, scope_id: ScopeId) {
         let names: Vec<LockName> =
-            self.scopes[scope_id.0].locks.contended().iter().cloned().collect();
+            self.scopes[scope_id.0].locks.with_named_waiters().iter().cloned().collect();
         for name in names {
             self.update(scope_id, &name, self.ticked, |record, _, _| record.monitor_stopped());
         }
@@ -162,7 +162,9 @@ impl Model {
         for (index, scope) in self.scopes.iter().enumerate() {
             // While a scope cannot be read, no problem of its locks begins or ends.
             if scope.is_readable() {
-                locks.extend(scope.locks.contended().iter().map(|name| (index, name.clone())));
+                locks.extend(
+                    scope.locks.with_named_waiters().iter().map(|name| (index, name.clone())),
+                );
             }
         }
         if locks.is_empty() {

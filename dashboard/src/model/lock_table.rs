@@ -35,7 +35,7 @@ pub(super) struct LockTable {
     free: BTreeSet<(Moment, LockName)>,
     awaited: HashSet<LockName>,
     /// Sorted, like `changed`, so that the same input gives the same output.
-    contended: BTreeSet<LockName>,
+    with_named_waiters: BTreeSet<LockName>,
     acknowledged: HashSet<LockName>,
     possible: BTreeSet<LockName>,
     changed: BTreeSet<LockName>,
@@ -99,7 +99,7 @@ impl LockTable {
             self.free.remove(&(free, name.clone()));
         }
         self.possible.remove(name);
-        self.contended.remove(name);
+        self.with_named_waiters.remove(name);
         self.awaited.remove(name);
         self.acknowledged.remove(name);
         self.changed.remove(name);
@@ -116,9 +116,9 @@ impl LockTable {
             self.possible.insert(name.clone());
         }
         if record.has_named_waiters() {
-            self.contended.insert(name.clone());
+            self.with_named_waiters.insert(name.clone());
         } else if !record.is_in_cycle() {
-            self.contended.remove(name);
+            self.with_named_waiters.remove(name);
         }
         if record.is_awaited() {
             self.awaited.insert(name.clone());
@@ -180,8 +180,8 @@ impl LockTable {
     }
 
     /// Returns the locks with waiters known by name, or in a deadlock: those among which deadlocks are searched.
-    pub(super) fn contended(&self) -> &BTreeSet<LockName> {
-        &self.contended
+    pub(super) fn with_named_waiters(&self) -> &BTreeSet<LockName> {
+        &self.with_named_waiters
     }
 
     /// Returns the locks with acknowledged problems.

@@ -39,7 +39,7 @@ impl Model {
         let mut views = Vec::new();
         for (index, scope) in self.scopes.iter_mut().enumerate() {
             for name in scope.locks.take_changed(MAX_CHANGES - views.len()) {
-                views.extend(scope.view(&name).map(|view| (ScopeId(index), view)));
+                views.extend(scope.next_view(&name).map(|view| (ScopeId(index), view)));
             }
         }
         let changed: Vec<_> =

@@ -293,11 +293,11 @@ impl Scope {
         true
     }
 
-    /// Builds a new view of a lock.
-    pub(super) fn view(&mut self, name: &LockName) -> Option<LockView> {
+    /// Builds the next view of a lock to publish.
+    pub(super) fn next_view(&mut self, name: &LockName) -> Option<LockView> {
         let entry = self.locks.get_mut(name)?;
         entry.clients = self.clients.version();
-        Some(entry.record.view(self.readable_since, &self.clients))
+        Some(entry.record.next_view(self.readable_since, &self.clients))
     }
 
     /// Counts a held lock that was gone after a restart.

@@ -1,5 +1,6 @@
 //! The holds of one lock that have ended.
 
+use std::cell::OnceCell;
 use std::collections::VecDeque;
 use std::time::Duration;
 
@@ -27,7 +28,7 @@ pub(super) struct HoldHistory {
     /// Boxed, since few locks have one.
     longest_wait: Option<Box<PastWait>>,
     /// Its view, until it changes.
-    view: Option<HistoryView>,
+    view: OnceCell<HistoryView>,
     /// The latest instants at which a lease ran out, oldest first.
     ran_out: VecDeque<SteadyMillis>,
     /// Holds of an earlier run of this program, until they are observed again.
@@ -37,7 +38,7 @@ pub(super) struct HoldHistory {
 impl HoldHistory {
     /// Adds a hold, in place of the oldest if there are too many.
     pub(super) fn push(&mut self, hold: PastHold) {
-        self.view = None;
+        self.view.take();
         if hold.ended == Ending::Expired {
             if self.ran_out.len() >= MAX_RAN_OUT {
                 self.ran_out.pop_front();
@@ -79,7 +80,7 @@ impl HoldHistory {
     pub(super) fn push_wait(&mut self, wait: PastWait) {
         if self.longest_wait.as_ref().is_none_or(|longest| longest.millis() < wait.millis()) {
             self.longest_wait = Some(Box::new(wait));
-            self.view = None;
+            self.view.take();
         }
     }
 
@@ -89,11 +90,11 @@ impl HoldHistory {
     }
 
     /// Returns the holds and waits for display.
-    pub(super) fn view(&mut self) -> HistoryView {
+    pub(super) fn view(&self) -> HistoryView {
         if self.holds.is_empty() && self.longest_wait.is_none() {
             return HistoryView::default();
         }
-        let view = self.view.get_or_insert_with(|| {
+        let view = self.view.get_or_init(|| {
             let past = PastOfLock {
                 past: self.holds.iter().rev().map(PastHold::view).collect(),
                 ran_out: self.ran_out.iter().copied().collect(),

@@ -48,8 +48,9 @@ impl Record {
         Some(end.min(SteadyMillis::LAST))
     }
 
-    /// Builds a new view. A reading from before `readable_since` makes its state unknown.
-    pub fn view(&mut self, readable_since: Option<Moment>, clients: &Clients) -> LockView {
+    /// Builds the next view to publish, from which on it counts as unchanged. A reading from before `readable_since` makes its
+    /// state unknown.
+    pub fn next_view(&mut self, readable_since: Option<Moment>, clients: &Clients) -> LockView {
         self.dirty = false;
         let kind = match self.mode {
             None if self.fair => Kind::Fair,
@@ -84,7 +85,7 @@ impl Record {
             (true, true) => State::Held,
             (true, false) => State::Free,
         };
-        let history = self.hold_history.as_mut().map(|history| history.view()).unwrap_or_default();
+        let history = self.hold_history.as_ref().map(|history| history.view()).unwrap_or_default();
         LockView {
             id: self.id.clone(),
             state,
