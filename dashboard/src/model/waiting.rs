@@ -65,8 +65,6 @@ pub struct Subscribers {
     pub count: u64,
     /// The instant since which there has been at least one.
     pub since: Time,
-    /// The last count.
-    pub at: Moment,
 }
 
 /// Waiters at one agent, as it publishes them.
@@ -343,7 +341,6 @@ impl Waiting {
         self.subscribers = (count > 0).then(|| Subscribers {
             count,
             since: self.subscribers.map_or(at, |subscribers| subscribers.since),
-            at: at.moment(),
         });
         before != (true, count)
     }
