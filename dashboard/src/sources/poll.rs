@@ -6,7 +6,9 @@ use std::time::Duration;
 
 use redis::cmd;
 use redisson::Moment;
-use service_kit::redis::{CallError, Link, LinkState, LinkStatus, Redirect, Role, ServerError};
+use service_kit::redis::{
+    CallError, Link, LinkState, LinkStatus, Redirect, Role, ServerError, ServerInfo,
+};
 use tokio::sync::{mpsc, watch};
 use tokio::time::{MissedTickBehavior, interval};
 
@@ -115,9 +117,6 @@ impl Poll {
                     self.model.observe(self.scope.id, Observation::ServerDown).await;
                 }
                 *up = Some(generation);
-                let since = Moment::from_micros(info.connected_at_micros);
-                let run_id = info.run_id.clone();
-                let cluster = info.cluster;
                 if let Some(address) = &info.address {
                     let at = Observation::ServerAddress {
                         address: address.to_string(),
@@ -126,12 +125,7 @@ impl Poll {
                     self.model.observe(self.scope.id, at).await;
                 }
                 self.facts.forget_denials();
-                let observation =
-                    Observation::ServerUp { since, at: SteadyMillis::now(), run_id, cluster };
-                self.model.observe(self.scope.id, observation).await;
-                self.status.set(SourceState::On, "");
-                self.status.set_refused(false);
-                self.status.succeeded();
+                self.report_up(&info, Moment::from_micros(info.connected_at_micros)).await;
             }
             LinkStatus::Down { reason, .. } => {
                 (*up, *refused) = (None, None);
@@ -140,6 +134,16 @@ impl Poll {
                 self.share.suspect();
             }
         }
+    }
+
+    /// Reports that the server can be read since that instant.
+    async fn report_up(&self, info: &ServerInfo, since: Moment) {
+        let (run_id, cluster) = (info.run_id.clone(), info.cluster);
+        let up = Observation::ServerUp { since, at: SteadyMillis::now(), run_id, cluster };
+        self.model.observe(self.scope.id, up).await;
+        self.status.set(SourceState::On, "");
+        self.status.set_refused(false);
+        self.status.succeeded();
     }
 
     /// Reports that the server refuses reads, of one database or all.
@@ -184,12 +188,7 @@ impl Poll {
         let LinkStatus::Up(info) = self.link.state().borrow().status.clone() else {
             return Some(request);
         };
-        let (run_id, cluster) = (info.run_id.clone(), info.cluster);
-        let up = Observation::ServerUp { since, at: SteadyMillis::now(), run_id, cluster };
-        self.model.observe(self.scope.id, up).await;
-        self.status.set(SourceState::On, "");
-        self.status.set_refused(false);
-        self.status.succeeded();
+        self.report_up(&info, since).await;
         self.send(found).await;
         self.follow(redirected).await;
         None
@@ -282,10 +281,8 @@ impl Poll {
     }
 
     async fn send(&self, found: Vec<Found>) {
-        for Found { name, stamp, reading } in found {
-            let source = Source::Poll;
-            let read = Observation::Read { name, stamp, source, reading };
-            self.model.observe(self.scope.id, read).await;
+        for found in found {
+            self.model.observe(self.scope.id, found.observed_by(Source::Poll)).await;
         }
     }
 }

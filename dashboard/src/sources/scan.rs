@@ -288,10 +288,8 @@ impl Scan {
     }
 
     async fn send(&self, found: Vec<Found>) {
-        for Found { name, stamp, reading } in found {
-            let source = Source::Scan;
-            let read = Observation::Read { name, stamp, source, reading };
-            self.model.observe(self.scope.id, read).await;
+        for found in found {
+            self.model.observe(self.scope.id, found.observed_by(Source::Scan)).await;
         }
     }
 

@@ -20,7 +20,7 @@ use service_kit::redis::{CallError, Link, Redirect, ServerError};
 use thiserror::Error;
 
 use crate::clock::{Time, now};
-use crate::model::types::{KnownParts, ReadRequest, Reading, Stamp};
+use crate::model::types::{KnownParts, Observation, ReadRequest, Reading, Source, Stamp};
 
 pub use asking_link::AskingLink;
 use probe::{Keys, PROBES, probe};
@@ -88,6 +88,15 @@ pub struct Found {
     pub name: LockName,
     pub stamp: Stamp,
     pub reading: Reading,
+}
+
+impl Found {
+    /// Returns the observation that a source reports.
+    #[must_use]
+    pub fn observed_by(self, source: Source) -> Observation {
+        let Self { name, stamp, reading } = self;
+        Observation::Read { name, stamp, source, reading }
+    }
 }
 
 /// The results of reading keys.
