@@ -8,6 +8,7 @@ use utoipa::ToSchema;
 
 use super::Filter;
 use super::list::{Listed, Position, Published, RowId};
+use super::problems::severity;
 use crate::clock::SteadyMillis;
 use crate::model::types::{
     Certainty, HolderView, LockId, LockView, ProblemKind, ProblemView, client_of,
@@ -249,16 +250,11 @@ impl Listed for IncidentRow {
 
     fn position(&self, sort: &str) -> Position<'_> {
         let most = |n: u64| u64::MAX - n;
-        let suspected = u64::from(self.certainty == Certainty::Suspected);
         let rank = match sort {
             "age" => (self.since.0, 0),
             "locks" => (most(self.locks.len() as u64), self.since.0),
             "waiting" => (most(self.waiting), self.since.0),
-            // Acknowledged incidents last; certain before suspected ones, the worst first, then by age.
-            _ => {
-                let acknowledged = u64::from(self.acknowledged);
-                ((acknowledged << 33) | (suspected << 32) | self.problem as u64, self.since.0)
-            }
+            _ => severity(self.acknowledged, self.certainty, self.problem, self.since),
         };
         Position { rank, text: b"", id: Listed::id(self) }
     }

@@ -6,9 +6,9 @@ use serde::Serialize;
 use utoipa::ToSchema;
 
 use super::Filter;
-use super::list::{Listed, Position, Published, RowId};
+use super::list::{Listed, Position, Published, Rank, RowId};
 use crate::clock::SteadyMillis;
-use crate::model::types::{Certainty, LockId, LockView, ProblemView};
+use crate::model::types::{Certainty, LockId, LockView, ProblemKind, ProblemView};
 use crate::schema::schema_of;
 
 /// A problem with the lock that has it.
@@ -42,6 +42,18 @@ impl Serialize for ProblemRow {
     }
 }
 
+/// Returns the rank by severity: acknowledged problems last; certain before suspected ones, the worst first, then by age.
+pub(super) fn severity(
+    acknowledged: bool,
+    certainty: Certainty,
+    problem: ProblemKind,
+    since: SteadyMillis,
+) -> Rank {
+    let (acknowledged, suspected) =
+        (u64::from(acknowledged), u64::from(certainty == Certainty::Suspected));
+    ((acknowledged << 33) | (suspected << 32) | problem as u64, since.0)
+}
+
 impl Listed for ProblemRow {
     type Schema = Self;
     const NAME: &'static str = "problems";
@@ -63,14 +75,12 @@ impl Listed for ProblemRow {
 
     fn position(&self, sort: &str) -> Position<'_> {
         let problem = self.problem();
-        let suspected = u64::from(problem.certainty == Certainty::Suspected);
         let rank = match sort {
             "age" => (problem.since.0, 0),
             "name" => (0, 0),
-            // Acknowledged problems last; certain before suspected ones, the worst first, then by age.
             _ => {
-                let acknowledged = u64::from(problem.acknowledged.is_some());
-                ((acknowledged << 33) | (suspected << 32) | problem.problem as u64, problem.since.0)
+                let acknowledged = problem.acknowledged.is_some();
+                severity(acknowledged, problem.certainty, problem.problem, problem.since)
             }
         };
         Position { rank, text: b"", id: self.id() }
