@@ -1,6 +1,7 @@
 //! Errors of the API, as RFC 9457 describes them.
 
 use axum::Json;
+use axum::extract::rejection::JsonRejection;
 use axum::http::{StatusCode, header};
 use axum::response::{IntoResponse, Response};
 use redisson::name::is_invisible;
@@ -68,6 +69,12 @@ impl ApiError {
     #[must_use]
     pub fn bad_request(detail: impl Into<String>) -> Self {
         Self::new(StatusCode::BAD_REQUEST, detail)
+    }
+}
+
+impl From<JsonRejection> for ApiError {
+    fn from(error: JsonRejection) -> Self {
+        Self::new(error.status(), error.body_text())
     }
 }
 

@@ -1,23 +1,19 @@
 //! Batches: releases of all locks of an incident after one confirmation. Each lock is compared with what the operator saw, as in a
 //! release of its own.
 
-use std::collections::VecDeque;
 use std::sync::Arc;
 
 use futures_util::StreamExt as _;
 use tokio::sync::mpsc::Sender;
 use tokio::time::Instant;
 
-use super::offer::random_id;
 use super::{
-    Choice, Offer, Operator, Outcome, ReleaseError, Releases, VALID, checked_reason, lock,
+    Choice, Member, Offer, Operator, Outcome, ReleaseError, Releases, checked_reason, lock,
 };
 use crate::model::types::{LockId, ProblemKind};
 
 /// The most locks of a batch.
 pub const MAX_LOCKS: usize = 500;
-/// The most batches that are stored at once; the oldest are dropped.
-const MAX_BATCHES: usize = 16;
 /// Releases that are under way at once.
 const AT_ONCE: usize = 8;
 
@@ -30,8 +26,6 @@ pub struct Batch {
     pub offers: Vec<(Arc<Offer>, Vec<Choice>)>,
     /// The locks that are not, each with the reason.
     pub left_out: Vec<(LockId, String)>,
-    /// The operator who has seen it.
-    pub shown_to: Option<Arc<str>>,
 }
 
 impl Batch {
@@ -78,47 +72,12 @@ pub struct BatchRequest {
     pub unproven: bool,
 }
 
-/// Reads a member of a JSON document, or a field of a form, which is text; none if that is no number.
+/// Reads a number; none if the field of a form has none.
 fn count<'de, D: serde::Deserializer<'de>>(deserializer: D) -> Result<Option<usize>, D::Error> {
-    #[derive(serde::Deserialize)]
-    #[serde(untagged)]
-    enum Count {
-        Json(usize),
-        Form(String),
-    }
     Ok(match serde::Deserialize::deserialize(deserializer)? {
-        Count::Json(count) => Some(count),
-        Count::Form(text) => text.trim().parse().ok(),
+        Member::Json(count) => Some(count),
+        Member::Form(text) => text.trim().parse().ok(),
     })
-}
-
-/// The batches of the last minute.
-#[derive(Debug, Default)]
-pub(super) struct Batches(VecDeque<(String, Instant, Arc<Batch>)>);
-
-impl Batches {
-    fn store(&mut self, batch: Arc<Batch>, now: Instant) -> String {
-        self.0.retain(|(_, until, _)| *until > now);
-        if self.0.len() >= MAX_BATCHES {
-            self.0.pop_front();
-        }
-        let id = random_id();
-        if id.is_empty() {
-            return id;
-        }
-        self.0.push_back((id.clone(), now + VALID, batch));
-        id
-    }
-
-    fn get(&self, id: &str, operator: &Operator, now: Instant) -> Option<Arc<Batch>> {
-        let (_, _, batch) = self.0.iter().find(|(known, until, _)| known == id && *until > now)?;
-        (batch.shown_to == operator.name).then(|| Arc::clone(batch))
-    }
-
-    fn take(&mut self, id: &str) -> bool {
-        let index = self.0.iter().position(|(known, ..)| known == id);
-        index.and_then(|index| self.0.remove(index)).is_some()
-    }
 }
 
 /// A batch that may be released.
@@ -138,11 +97,11 @@ impl Confirmed {
 }
 
 impl Releases {
-    /// Stores a batch. Returns its id, which is valid for [`VALID`], for its operator, once.
+    /// Stores a batch. Returns its id, which is valid for [`VALID`](super::VALID), for its operator, once.
     #[must_use]
-    pub fn offer_batch(&self, batch: Batch) -> (String, Arc<Batch>) {
+    pub fn offer_batch(&self, batch: Batch, shown_to: Option<Arc<str>>) -> (String, Arc<Batch>) {
         let batch = Arc::new(batch);
-        (lock(&self.batches).store(Arc::clone(&batch), Instant::now()), batch)
+        (lock(&self.batches).store(Arc::clone(&batch), shown_to, Instant::now()), batch)
     }
 
     /// Checks a request, and consumes its batch. The batch counts as one release of those that are allowed within a minute.

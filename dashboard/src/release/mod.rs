@@ -27,13 +27,17 @@ use crate::model::types::{ArchiveEntry, LockId, Observation, OperatorAction, Sco
 use crate::redis::{TIMEOUT, resolver_options};
 use crate::text::visible;
 
-use batch::Batches;
+use batch::Batch;
+use offer::Offers;
 use route::{Nodes, Route};
 
-pub use offer::{Choice, Offer, Offers, Target};
+pub use offer::{Choice, Offer, Target};
 
 /// The validity of an offer.
 pub const VALID: Duration = Duration::from_secs(60);
+/// The most offers, and the most batches, that are stored at once.
+const MAX_OFFERS: usize = 256;
+const MAX_BATCHES: usize = 16;
 /// The most releases within a minute.
 pub const MAX_PER_MINUTE: usize = 10;
 /// The most rejected requests that are recorded one by one within a minute.
@@ -170,17 +174,18 @@ pub struct ReleaseRequest {
     pub unproven: bool,
 }
 
-/// Reads a member of a JSON document, or a field of a form, which is text.
+/// A member of a JSON document, or a field of a form, which is text.
+#[derive(serde::Deserialize)]
+#[serde(untagged)]
+enum Member<T> {
+    Json(T),
+    Form(String),
+}
+
 fn flag<'de, D: serde::Deserializer<'de>>(deserializer: D) -> Result<bool, D::Error> {
-    #[derive(serde::Deserialize)]
-    #[serde(untagged)]
-    enum Flag {
-        Json(bool),
-        Form(String),
-    }
     Ok(match serde::Deserialize::deserialize(deserializer)? {
-        Flag::Json(set) => set,
-        Flag::Form(text) => text == "true",
+        Member::Json(set) => set,
+        Member::Form(text) => text == "true",
     })
 }
 
@@ -188,8 +193,8 @@ fn flag<'de, D: serde::Deserializer<'de>>(deserializer: D) -> Result<bool, D::Er
 #[derive(Debug)]
 pub struct Releases {
     routes: HashMap<ScopeId, Route>,
-    offers: Mutex<Offers>,
-    batches: Mutex<Batches>,
+    offers: Mutex<Offers<Offer, MAX_OFFERS>>,
+    batches: Mutex<Offers<Batch, MAX_BATCHES>>,
     sent: RateLimit,
     rejected: RateLimit,
     model: ModelHandle,
@@ -246,11 +251,11 @@ impl Releases {
         Ok(Some(Self { routes, offers, batches, sent, rejected, model, archive, outcomes }))
     }
 
-    /// Stores an offer. Returns its id, which is valid for [`VALID`], for its operator, for one release.
+    /// Stores an offer that this operator has seen. Returns its id, which is valid for [`VALID`], for its operator, for one release.
     #[must_use]
-    pub fn offer(&self, offer: Offer) -> (String, Arc<Offer>) {
+    pub fn offer(&self, offer: Offer, shown_to: Option<Arc<str>>) -> (String, Arc<Offer>) {
         let offer = Arc::new(offer);
-        (lock(&self.offers).store(Arc::clone(&offer), Instant::now()), offer)
+        (lock(&self.offers).store(Arc::clone(&offer), shown_to, Instant::now()), offer)
     }
 
     /// Releases the requested target of that lock.
@@ -414,7 +419,10 @@ impl Releases {
 }
 
 /// Returns a reason without the white space around it.
-fn checked_reason(reason: &str) -> Result<&str, ReleaseError> {
+///
+/// # Errors
+/// [`ReleaseError::Reason`] if it is too short or too long, or has more than one line.
+pub fn checked_reason(reason: &str) -> Result<&str, ReleaseError> {
     let reason = reason.trim();
     let fits = (3..=MAX_REASON).contains(&reason.chars().count());
     let plain = !reason.chars().any(|c| c.is_control() || is_invisible(c));

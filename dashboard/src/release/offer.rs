@@ -19,8 +19,6 @@ use crate::clock::{SteadyMillis, WallMillis, millis};
 use crate::model::types::{LockId, LockView, QueueEntry, Reading};
 use crate::text::{shown_name, visible};
 
-/// The most offers that are stored at once; the oldest are dropped.
-const MAX_OFFERS: usize = 256;
 /// The tolerated excess of a lease over its expected rest, since clocks are read before and after.
 const CLOCK_SLACK: Duration = Duration::from_secs(1);
 /// The longest time from the calculation of a lease's rest until Redis runs the script that compares it.
@@ -42,8 +40,6 @@ pub struct Offer {
     /// The instant before the reading was requested.
     pub asked: Moment,
     pub read_at: SteadyMillis,
-    /// The operator who has seen it.
-    pub shown_to: Option<Arc<str>>,
 }
 
 impl Offer {
@@ -71,7 +67,6 @@ impl Offer {
         view: Arc<LockView>,
         reading: Reading,
         (asked, read_at): (Moment, SteadyMillis),
-        shown_to: Option<Arc<str>>,
     ) -> Option<Self> {
         let (hash, ttl, companions) = match reading {
             Reading::Lock { hash, ttl, companions } => (Some(hash), ttl, companions),
@@ -88,7 +83,7 @@ impl Offer {
         if hash.is_none() && dead.is_empty() {
             return None;
         }
-        Some(Self { id: view.id.clone(), view, hash, ttl, dead, asked, read_at, shown_to })
+        Some(Self { id: view.id.clone(), view, hash, ttl, dead, asked, read_at })
     }
 
     /// Returns whether that is the lock's name, literally or as pages show it.
@@ -270,7 +265,7 @@ impl Choice {
 }
 
 /// Returns an id that cannot be guessed. Without randomness it is empty; nothing is stored under such an id, so nothing can be released.
-pub(super) fn random_id() -> String {
+fn random_id() -> String {
     let mut bytes = [0; ID_LEN];
     if SystemRandom::new().fill(&mut bytes).is_err() {
         tracing::error!("no random bytes available");
@@ -279,36 +274,49 @@ pub(super) fn random_id() -> String {
     URL_SAFE_NO_PAD.encode(bytes)
 }
 
-/// The offers of the last minute.
-#[derive(Debug, Default)]
-pub struct Offers(VecDeque<StoredOffer>);
+/// The offers of the last minute, at most `MOST`; the oldest are dropped.
+#[derive(Debug)]
+pub(super) struct Offers<T, const MOST: usize>(VecDeque<Stored<T>>);
 
 #[derive(Debug)]
-struct StoredOffer {
+struct Stored<T> {
     id: String,
     until: Instant,
-    offer: Arc<Offer>,
+    /// The operator who has seen it.
+    shown_to: Option<Arc<str>>,
+    offer: Arc<T>,
 }
 
-impl Offers {
+impl<T, const MOST: usize> Default for Offers<T, MOST> {
+    fn default() -> Self {
+        Self(VecDeque::new())
+    }
+}
+
+impl<T, const MOST: usize> Offers<T, MOST> {
     /// Stores an offer. Returns its id, which cannot be guessed.
-    pub(super) fn store(&mut self, offer: Arc<Offer>, now: Instant) -> String {
+    pub(super) fn store(
+        &mut self,
+        offer: Arc<T>,
+        shown_to: Option<Arc<str>>,
+        now: Instant,
+    ) -> String {
         self.0.retain(|stored| stored.until > now);
-        if self.0.len() >= MAX_OFFERS {
+        if self.0.len() >= MOST {
             self.0.pop_front();
         }
         let id = random_id();
         if id.is_empty() {
             return id;
         }
-        self.0.push_back(StoredOffer { id: id.clone(), until: now + VALID, offer });
+        self.0.push_back(Stored { id: id.clone(), until: now + VALID, shown_to, offer });
         id
     }
 
     /// Returns the offer with that id, if it was shown to that operator and is still valid.
-    pub(super) fn get(&self, id: &str, operator: &Operator, now: Instant) -> Option<Arc<Offer>> {
+    pub(super) fn get(&self, id: &str, operator: &Operator, now: Instant) -> Option<Arc<T>> {
         let stored = self.0.iter().find(|stored| stored.id == id && stored.until > now)?;
-        (stored.offer.shown_to == operator.name).then(|| Arc::clone(&stored.offer))
+        (stored.shown_to == operator.name).then(|| Arc::clone(&stored.offer))
     }
 
     /// Consumes an offer. Returns false if it was consumed before.
@@ -365,7 +373,7 @@ mod tests {
             Reading::Lock { hash, ttl: Some(Duration::from_secs(20)), companions }
         };
         let at = (Moment::from_micros(0), SteadyMillis(100_000));
-        Offer::new(Arc::new(view(name, renewed)), reading, at, Some("anna".into()))
+        Offer::new(Arc::new(view(name, renewed)), reading, at)
     }
 
     fn operator(name: &str) -> Operator {
@@ -413,7 +421,7 @@ mod tests {
         }
         let other = Reading::Other("a string".to_owned());
         let at = (Moment::from_micros(0), SteadyMillis(0));
-        assert!(Offer::new(Arc::new(view(b"a", false)), other, at, None).is_none());
+        assert!(Offer::new(Arc::new(view(b"a", false)), other, at).is_none());
     }
 
     #[test]
@@ -445,9 +453,11 @@ mod tests {
 
     #[test]
     fn an_offer_is_valid_for_a_minute_for_one_operator_and_once() {
-        let (mut offers, now) = (Offers::default(), Instant::now());
-        let mut store = |at| offers.store(Arc::new(offer(b"a", &[1], false).unwrap()), at);
-        let (name, second) = (store(now), store(now));
+        let (mut offers, now) = (Offers::<Offer, 3>::default(), Instant::now());
+        let store = |offers: &mut Offers<_, 3>| {
+            offers.store(offer(b"a", &[1], false).unwrap().into(), Some("anna".into()), now)
+        };
+        let (name, second) = (store(&mut offers), store(&mut offers));
         assert_ne!(name, second);
         assert!(offers.get(&name, &operator("anna"), now).is_some());
         assert!(offers.get(&name, &operator("bert"), now).is_none());
@@ -455,9 +465,7 @@ mod tests {
         assert!(offers.get(&name, &operator("anna"), now + VALID).is_none());
         assert!(offers.take(&name) && !offers.take(&name));
         assert!(offers.get(&name, &operator("anna"), now).is_none());
-        for _ in 0..MAX_OFFERS {
-            offers.store(Arc::new(offer(b"a", &[1], false).unwrap()), now);
-        }
+        (0..3).for_each(|_| drop(store(&mut offers)));
         assert!(offers.get(&second, &operator("anna"), now).is_none(), "the oldest is dropped");
     }
 }

@@ -9,23 +9,23 @@ use axum::extract::rejection::{JsonRejection, QueryRejection};
 use axum::extract::{ConnectInfo, OriginalUri, Query, State};
 use axum::http::StatusCode;
 use axum::response::{IntoResponse, Redirect, Response};
-use redisson::name::is_invisible;
 use serde::{Deserialize, Serialize};
 use tokio::sync::broadcast::Receiver;
 use tokio::sync::broadcast::error::RecvError;
 use utoipa::ToSchema;
 
+use super::lock_if_may;
 use crate::access::rights::Right;
 use crate::clock::{SteadyMillis, millis};
 use crate::http::app::App;
 use crate::http::error::ApiError;
 use crate::http::guard::{CurrentVisitor, VerifiedForm};
 use crate::http::pages::refused;
-use crate::http::params::{LockParams, instant, understood};
+use crate::http::params::{LockParams, instant};
 use crate::model::types::{
     Acknowledgement, Delta, LockId, Observation, OperatorAction, ProblemKind,
 };
-use crate::release::MAX_REASON;
+use crate::release::{MAX_REASON, checked_reason};
 use crate::views;
 
 /// The longest validity.
@@ -107,12 +107,8 @@ impl<'a> Caller<'a> {
         peer: SocketAddr,
         params: Result<Query<LockParams>, QueryRejection>,
     ) -> Result<Self, ApiError> {
-        let id = understood(params).and_then(|params| app.lock_id(&params));
-        // A missing right is reported before anything else.
-        match id {
-            Ok(id) => visitor.needs_for(Right::Ack, &id).map(|()| Self { app, visitor, peer, id }),
-            Err(error) => visitor.needs(Right::Ack).and(Err(error)),
-        }
+        let id = lock_if_may(app, visitor, Right::Ack, params)?;
+        Ok(Self { app, visitor, peer, id })
     }
 
     async fn acknowledge(
@@ -189,13 +185,9 @@ fn acknowledgement(
     request: &AcknowledgeRequest,
     visitor: &CurrentVisitor,
 ) -> Result<Acknowledgement, ApiError> {
-    let reason = request.reason.trim();
-    if !(3..=MAX_REASON).contains(&reason.chars().count())
-        || reason.chars().any(|c| c.is_control() || is_invisible(c))
-    {
-        let why = format!("`reason` must have 3 to {MAX_REASON} characters on one line");
-        return Err(unprocessable(why));
-    }
+    let reason = checked_reason(&request.reason).map_err(|_| {
+        unprocessable(format!("`reason` must have 3 to {MAX_REASON} characters on one line"))
+    })?;
     let now = SteadyMillis::now();
     let until = until(request, now)?;
     let by = visitor.name().unwrap_or("somebody").to_owned();
@@ -313,10 +305,6 @@ pub async fn undo_from_page(
     }
 }
 
-fn body_error(error: &JsonRejection) -> ApiError {
-    ApiError::new(error.status(), error.body_text())
-}
-
 /// Acknowledges a problem of a lock. Needs the right `ack`.
 #[utoipa::path(
     post,
@@ -341,7 +329,7 @@ pub(in crate::http) async fn from_api(
     body: Result<Json<AcknowledgeRequest>, JsonRejection>,
 ) -> Result<Json<Acknowledged>, ApiError> {
     let caller = Caller::new(&app, &visitor, peer, params)?;
-    let Json(request) = body.map_err(|error| body_error(&error))?;
+    let Json(request) = body?;
     Ok(Json(caller.acknowledge(&request).await?.1))
 }
 
@@ -369,6 +357,6 @@ pub(in crate::http) async fn undo_from_api(
     body: Result<Json<UnacknowledgeRequest>, JsonRejection>,
 ) -> Result<Json<Acknowledged>, ApiError> {
     let caller = Caller::new(&app, &visitor, peer, params)?;
-    let Json(request) = body.map_err(|error| body_error(&error))?;
+    let Json(request) = body?;
     Ok(Json(caller.unacknowledge(&request).await?.1))
 }

@@ -176,7 +176,7 @@ pub(super) async fn offer(
             return Err((id, error.detail));
         }
         let holder = lock.holders.first().map(|holder| &*holder.id);
-        let offer = offered(app, &id, visitor).await;
+        let offer = offered(app, &id).await;
         match offer.and_then(|offer| Ok((choices(&offer, holder)?, offer))) {
             Ok((choices, _)) if choices.is_empty() => Err((id, NOTHING_TO_RELEASE.to_owned())),
             Ok((choices, offer)) => Ok((offer.into(), choices)),
@@ -191,9 +191,8 @@ pub(super) async fn offer(
             Err(why) => left_out.push(why),
         }
     }
-    let batch =
-        Batch { incident: incident.identity(), offers, left_out, shown_to: visitor.shared_name() };
-    let (seen, batch) = releases.offer_batch(batch);
+    let batch = Batch { incident: incident.identity(), offers, left_out };
+    let (seen, batch) = releases.offer_batch(batch, visitor.shared_name());
     (seen, batch, incident.locks.len().saturating_sub(MAX_LOCKS))
 }
 

@@ -134,8 +134,7 @@ pub(in crate::http) async fn from_api(
     body: Result<Json<BatchRequest>, JsonRejection>,
 ) -> Result<Response, ApiError> {
     // JSON is proof enough that no form of another site sent it.
-    let body = body.map(|Json(request)| VerifiedForm(request));
-    let body = body.map_err(|error| ApiError::new(error.status(), error.body_text()));
+    let body = body.map(|Json(request)| VerifiedForm(request)).map_err(ApiError::from);
     let Requested { releases, incident, operator, request } =
         requested(&app, &visitor, peer, params, body)?;
     let confirmed = match releases.confirm_batch(&incident.identity(), &request, &operator) {

@@ -8,11 +8,16 @@ pub mod release;
 pub mod trace;
 pub mod watch;
 
+use axum::extract::Query;
+use axum::extract::rejection::QueryRejection;
 use utoipa::ToSchema;
 
+use super::app::App;
 use super::error::ApiError;
 use super::guard::CurrentVisitor;
+use super::params::{LockParams, understood};
 use crate::access::rights::Right;
+use crate::model::types::LockId;
 
 /// Any JSON; it is ignored. Without a Bearer token the request must have `Content-Type: application/json`, so that no form of
 /// another site can send it.
@@ -27,4 +32,17 @@ fn body_if_may_watch<T>(
 ) -> Result<T, ApiError> {
     visitor.needs(Right::Watch)?;
     body
+}
+
+/// Returns the lock that a request names, if the visitor has this right for it. A missing right is reported before anything else.
+fn lock_if_may(
+    app: &App,
+    visitor: &CurrentVisitor,
+    right: Right,
+    params: Result<Query<LockParams>, QueryRejection>,
+) -> Result<LockId, ApiError> {
+    match understood(params).and_then(|params| app.lock_id(&params)) {
+        Ok(id) => visitor.needs_for(right, &id).map(|()| id),
+        Err(error) => visitor.needs(right).and(Err(error)),
+    }
 }

@@ -11,13 +11,14 @@ use axum::response::{IntoResponse, Response};
 use serde::Serialize;
 use utoipa::ToSchema;
 
+use super::lock_if_may;
 use crate::access::rights::Right;
 use crate::clock::{SteadyMillis, millis, now};
 use crate::http::app::App;
 use crate::http::error::ApiError;
 use crate::http::guard::{CurrentVisitor, VerifiedForm};
 use crate::http::pages::{address, refused, rendered};
-use crate::http::params::{LockParams, understood};
+use crate::http::params::LockParams;
 use crate::model::actor::ReadingReply;
 use crate::model::types::{LockId, LockView, Reading};
 use crate::release::{
@@ -44,13 +45,7 @@ fn allowed<'a>(
     visitor: &CurrentVisitor,
     params: Result<Query<LockParams>, QueryRejection>,
 ) -> Result<(&'a Releases, LockId), ApiError> {
-    let id = understood(params).and_then(|params| app.lock_id(&params));
-    // A missing right is reported before anything else.
-    let id = match id {
-        Ok(id) => visitor.needs_for(Right::Release, &id).map(|()| id),
-        Err(error) => visitor.needs(Right::Release).and(Err(error)),
-    };
-    match (id, &app.releases) {
+    match (lock_if_may(app, visitor, Right::Release, params), &app.releases) {
         (Ok(id), Some(releases)) => Ok((releases, id)),
         (Err(error), _) if error.status == StatusCode::FORBIDDEN => Err(error),
         (_, None) => Err(off()),
@@ -79,11 +74,7 @@ fn requested<'a>(
 }
 
 /// Reads a lock and offers what can be released; or returns a sentence that says why nothing can.
-pub(super) async fn offered(
-    app: &App,
-    id: &LockId,
-    visitor: &CurrentVisitor,
-) -> Result<Offer, String> {
+pub(super) async fn offered(app: &App, id: &LockId) -> Result<Offer, String> {
     let asked = now();
     let ReadingReply { read_at, reading } = app.read_now(id).await?;
     if let Reading::Other(what) = &reading {
@@ -99,8 +90,7 @@ pub(super) async fn offered(
         };
         return Err(why.to_owned());
     };
-    Offer::new(view, reading, (asked, read_at), visitor.shared_name())
-        .ok_or_else(|| NOTHING_TO_RELEASE.to_owned())
+    Offer::new(view, reading, (asked, read_at)).ok_or_else(|| NOTHING_TO_RELEASE.to_owned())
 }
 
 async fn step(
@@ -109,9 +99,9 @@ async fn step(
     id: &LockId,
     visitor: &CurrentVisitor,
 ) -> ReleaseStep {
-    match offered(app, id, visitor).await {
+    match offered(app, id).await {
         Ok(offer) => {
-            let (seen, offer) = releases.offer(offer);
+            let (seen, offer) = releases.offer(offer, visitor.shared_name());
             ReleaseStep::Ask { offer, seen, mistake: None, target: None, reason: String::new() }
         }
         Err(why) => ReleaseStep::Nothing(why),
@@ -236,10 +226,10 @@ pub(in crate::http) async fn look(
     params: Result<Query<LockParams>, QueryRejection>,
 ) -> Result<Json<OfferJson>, ApiError> {
     let (releases, id) = allowed(&app, &visitor, params)?;
-    let offer = offered(&app, &id, &visitor).await;
+    let offer = offered(&app, &id).await;
     let offer = offer.map_err(|why| ApiError::new(StatusCode::NOT_FOUND, why))?;
     let valid_until = SteadyMillis::now().plus(millis(VALID));
-    let (seen, offer) = releases.offer(offer);
+    let (seen, offer) = releases.offer(offer, visitor.shared_name());
     Ok(Json(OfferJson {
         seen,
         valid_until,
@@ -301,7 +291,7 @@ pub(in crate::http) async fn from_api(
     body: Result<Json<ReleaseRequest>, JsonRejection>,
 ) -> Result<Response, ApiError> {
     let (releases, id, operator) = requested(&app, &visitor, peer, params)?;
-    let Json(request) = body.map_err(|error| ApiError::new(error.status(), error.body_text()))?;
+    let Json(request) = body?;
     let outcome = match releases.release(&id, &request, &operator).await {
         Ok(outcome) => outcome,
         Err(error) => return Ok(rejected(&error)),
