@@ -10,7 +10,7 @@ use redisson::LockName;
 use tokio_util::sync::CancellationToken;
 
 use super::error::ApiError;
-use super::params::{EventsParams, LockParams, instant};
+use super::params::{EventsParams, LockParams, filled, instant};
 use super::streams::Streams;
 use super::viewers::Viewers;
 use crate::archive::Reader;
@@ -63,7 +63,7 @@ pub struct Inner {
     /// Ends locks by force, where the settings allow it.
     pub releases: Option<Releases>,
     pub stop: CancellationToken,
-    /// Tells the ids of this process' pictures from those of an earlier one.
+    /// Distinguishes the ids of this process' pictures from those of an earlier one.
     pub epoch: String,
     /// Pages of locks that several readers share.
     pub pages: SharedPages,
@@ -86,12 +86,11 @@ pub(super) fn span_of(
     params: &EventsParams,
     now: SteadyMillis,
 ) -> Result<(SteadyMillis, SteadyMillis), ApiError> {
-    let given = |text: &Option<String>| text.clone().filter(|text| !text.trim().is_empty());
-    let from = match given(&params.from) {
-        Some(from) => instant("from", &from, now)?,
+    let from = match filled(params.from.as_deref()) {
+        Some(from) => instant("from", from, now)?,
         None => now.minus(USUAL_SPAN_MS),
     };
-    let to = given(&params.to).map_or(Ok(now), |to| instant("to", &to, now))?;
+    let to = filled(params.to.as_deref()).map_or(Ok(now), |to| instant("to", to, now))?;
     if to < from {
         return Err(ApiError::bad_request("`to` is before `from`"));
     }
@@ -106,7 +105,7 @@ impl std::ops::Deref for App {
 }
 
 impl App {
-    /// Puts it together.
+    /// Puts the parts of the server together.
     #[must_use]
     #[expect(clippy::too_many_arguments, reason = "each is a part that it is put together from")]
     pub fn new(
@@ -241,10 +240,10 @@ impl App {
         }
     }
 
-    /// Reads a lock's key now, and returns its type.
+    /// Reads a lock's key now.
     ///
     /// # Errors
-    /// A sentence, where it could not be read.
+    /// A sentence that says why it could not be read.
     pub async fn read_now(&self, id: &LockId) -> Result<ReadingReply, String> {
         let answer = self.model.request_reading(id, PATIENCE).await;
         answer.ok_or_else(|| self.why_unreadable(id))
@@ -265,10 +264,9 @@ impl App {
     /// If an instant is malformed, the two are in the wrong order, or the name is invalid.
     pub fn span(&self, params: &EventsParams, now: SteadyMillis) -> Result<Span, ApiError> {
         let (from, to) = span_of(params, now)?;
-        let given = |text: &Option<String>| text.clone().filter(|text| !text.trim().is_empty());
-        let lock = if given(&params.name).is_some() || params.name64.is_some() {
-            let EventsParams { deployment, db, name, name64, .. } = params.clone();
-            let name = given(&name);
+        let name = filled(params.name.as_deref()).map(str::to_owned);
+        let lock = if name.is_some() || params.name64.is_some() {
+            let EventsParams { deployment, db, name64, .. } = params.clone();
             let lock = LockParams { deployment, db, name, name64, ..LockParams::default() };
             Some(self.lock_id(&lock)?)
         } else {

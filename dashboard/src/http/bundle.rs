@@ -11,7 +11,7 @@ use serde_json::Value;
 use super::api::SourcesJson;
 use super::app::App;
 use super::error::ApiError;
-use super::params::{LockParams, instant};
+use super::params::{LockParams, filled, instant};
 use crate::archive::{EventSearch, Gap, HoldersAt, MAX_EVENTS, PastEvent};
 use crate::clock::SteadyMillis;
 use crate::model::types::{LockId, LockView, PastHoldView};
@@ -60,7 +60,7 @@ struct History {
     gaps: Vec<Gap>,
 }
 
-/// Makes it.
+/// Returns everything known about a lock as one file.
 ///
 /// # Errors
 /// If a parameter is malformed, or the history cannot be read.
@@ -69,11 +69,10 @@ pub async fn bundle(
     mut params: LockParams,
     made_by: Option<&str>,
 ) -> Result<Response, ApiError> {
-    let window = params.window.take().filter(|window| !window.trim().is_empty());
-    params.window = Some(window.unwrap_or_else(|| USUAL_WINDOW.to_owned()));
+    params.window = Some(filled(params.window.as_deref()).unwrap_or(USUAL_WINDOW).to_owned());
     let made_at = SteadyMillis::now();
-    let at = params.at.take().filter(|at| !at.trim().is_empty());
-    let at = at.map(|at| instant("at", &at, made_at)).transpose()?;
+    let at = params.at.take();
+    let at = filled(at.as_deref()).map(|at| instant("at", at, made_at)).transpose()?;
     let page = app.lock_page("", &params, None).await?;
     let then = match at {
         Some(at) => {
@@ -131,7 +130,7 @@ pub async fn bundle(
     Ok((headers, Json(bundle)).into_response())
 }
 
-/// A name that is one on every system, whatever the lock is called.
+/// Returns a file name that is valid on every system.
 fn file_name(id: &LockId, at: SteadyMillis) -> String {
     let plain = |c: char| if c.is_ascii_alphanumeric() || c == '-' { c } else { '_' };
     let name: String = id.name.to_string().chars().take(FILE_NAME).map(plain).collect();

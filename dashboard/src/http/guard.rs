@@ -9,7 +9,7 @@ use axum::body::Body;
 use axum::extract::rejection::FormRejection;
 use axum::extract::{ConnectInfo, FromRequest, FromRequestParts, Request, State};
 use axum::http::request::Parts;
-use axum::http::{HeaderMap, Method, StatusCode, header};
+use axum::http::{HeaderMap, HeaderValue, Method, StatusCode, header};
 use axum::middleware::Next;
 use axum::response::{IntoResponse, Redirect, Response};
 use futures_util::StreamExt as _;
@@ -30,7 +30,7 @@ fn is_open(path: &str) -> bool {
     path == "/login" || path == "/favicon.ico" || path.starts_with("/static/")
 }
 
-/// Seconds since the epoch.
+/// Returns the seconds since 1970.
 pub(super) fn now_secs() -> u64 {
     SteadyMillis::now().0 / 1000
 }
@@ -106,15 +106,11 @@ fn denied(request: &Request, why: &str) -> Response {
 
 /// Redirects browsers to the login; other clients get the reason.
 fn unknown(access: &Access, request: &Request) -> Response {
-    let headers = request.headers();
-    let wants_page = headers
-        .get(header::ACCEPT)
-        .is_some_and(|value| value.to_str().is_ok_and(|value| value.contains("text/html")));
     if access.tokens.is_none() {
         let why = "authentication required: connect through the configured proxy";
         return ApiError::new(StatusCode::UNAUTHORIZED, why).into_response();
     }
-    if wants_page && *request.method() == Method::GET {
+    if accepts_html(request.headers()) && *request.method() == Method::GET {
         let back = request.uri().path_and_query().map_or("/", |path| path.as_str());
         let back = utf8_percent_encode(back, NON_ALPHANUMERIC);
         return Redirect::to(&format!("/login?next={back}")).into_response();
@@ -122,6 +118,12 @@ fn unknown(access: &Access, request: &Request) -> Response {
     let why = "authentication required: send `Authorization: Bearer <token>`, or log in at /login";
     let challenge = [(header::WWW_AUTHENTICATE, "Bearer realm=\"lockscope\"")];
     (challenge, ApiError::new(StatusCode::UNAUTHORIZED, why)).into_response()
+}
+
+/// Returns whether a browser that shows a page sent the request.
+pub(super) fn accepts_html(headers: &HeaderMap) -> bool {
+    let html = |value: &HeaderValue| value.to_str().is_ok_and(|value| value.contains("text/html"));
+    headers.get(header::ACCEPT).is_some_and(html)
 }
 
 /// Returns true if one of our own pages sent the request, or no browser did. For requests that change something every

@@ -6,7 +6,7 @@ use redisson::HolderId;
 
 use super::app::{App, Span, span_of};
 use super::error::{ApiError, visible};
-use super::params::{EventsParams, instant, recognizable};
+use super::params::{EventsParams, filled, instant, recognizable};
 use crate::archive::{BUCKETS, Density, EventSearch, FoundEvents, Gap, HeldThen};
 use crate::clock::SteadyMillis;
 use crate::model::owner_names::OwnerNames;
@@ -44,7 +44,7 @@ fn strip(from: SteadyMillis, to: SteadyMillis, goes_on: bool) -> (SteadyMillis, 
 fn mistake(params: &EventsParams, now: SteadyMillis) -> Option<(&'static str, String)> {
     let fields = [("from", &params.from), ("to", &params.to), ("at", &params.at)];
     let wrong = fields.into_iter().find_map(|(field, text)| {
-        let text = text.as_deref().filter(|text| !text.trim().is_empty())?;
+        let text = filled(text.as_deref())?;
         instant(field, text, now).err()?;
         let typed = recognizable(text);
         Some((
@@ -191,7 +191,7 @@ impl App {
         page.density = density.await?;
         let gaps = self.history(|archive| async move { archive.gaps(from, to).await }).await?;
         page.gaps = gaps.into_iter().filter(|gap| !is_just_now(gap, now)).collect();
-        if let Some(at) = params.at.as_deref().filter(|at| !at.trim().is_empty()) {
+        if let Some(at) = filled(params.at.as_deref()) {
             // The last part of the strip ends in the future.
             let at = instant("at", at, now)?.min(now);
             page.then = Some(self.held_at(at, HOLDS, &filter).await?);

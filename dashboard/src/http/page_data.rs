@@ -4,7 +4,7 @@ use std::sync::Arc;
 
 use super::app::App;
 use super::error::ApiError;
-use super::params::{LockParams, OwnerParams, instant};
+use super::params::{LockParams, OwnerParams, filled, instant};
 use crate::archive::EventSearch;
 use crate::clock::SteadyMillis;
 use crate::model::types::{LockId, LockView, PastHoldView, Snapshot};
@@ -57,7 +57,7 @@ fn summary(snapshot: &Snapshot) -> (Summary, Vec<Arc<LockView>>) {
 
 /// Reads the window of a lock's timeline: up to now, or around an instant.
 fn past_window(window: Option<&str>, at: Option<SteadyMillis>) -> Result<PastWindow, ApiError> {
-    let chosen = window.filter(|text| !text.trim().is_empty());
+    let chosen = filled(window);
     let millis = match chosen {
         None => WINDOW_MS,
         Some(text) => humantime::parse_duration(text.trim())
@@ -73,8 +73,7 @@ fn past_window(window: Option<&str>, at: Option<SteadyMillis>) -> Result<PastWin
 }
 
 impl App {
-    /// One lock as a page; as it was at an instant, where that is asked for. A stream brings the `subject` that it
-    /// knows of.
+    /// Returns the page of a lock, now or at an instant. A stream passes the `subject` that it knows; otherwise the lock is read.
     ///
     /// # Errors
     /// If a parameter is malformed, or the history cannot be read.
@@ -85,8 +84,7 @@ impl App {
         subject: Option<Subject>,
     ) -> Result<LockPage, ApiError> {
         let (id, now) = (self.lock_id(params)?, SteadyMillis::now());
-        let at = params.at.as_deref().filter(|at| !at.trim().is_empty());
-        let at = at.map(|at| instant("at", at, now)).transpose()?;
+        let at = filled(params.at.as_deref()).map(|at| instant("at", at, now)).transpose()?;
         let then = match at {
             Some(at) => Some(self.lock_then(&id, at).await?),
             None => None,
@@ -175,7 +173,7 @@ impl App {
         })
     }
 
-    /// A client with what it holds, waits for and held.
+    /// Returns the page of a client with its present and past holds and its waits.
     ///
     /// # Errors
     /// If a parameter is malformed.
@@ -192,7 +190,7 @@ impl App {
         Ok(OwnerPage { chrome: self.chrome(address), owner, locks, total, waits, past })
     }
 
-    /// The state of all locks as a page.
+    /// Returns the page of the state of all locks.
     #[must_use]
     pub fn overview_page(&self, address: &str) -> OverviewPage {
         let (chrome, published) = (self.chrome(address), Published::latest(&self.hub));
@@ -207,7 +205,7 @@ impl App {
         }
     }
 
-    /// The sources as a page.
+    /// Returns the page of the sources.
     #[must_use]
     pub fn sources_page(&self, address: &str) -> SourcesPage {
         SourcesPage {

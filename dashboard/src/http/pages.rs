@@ -2,20 +2,20 @@
 
 use axum::extract::rejection::QueryRejection;
 use axum::extract::{OriginalUri, Query, State};
-use axum::http::{HeaderMap, StatusCode, Uri, header};
+use axum::http::{HeaderMap, StatusCode, Uri};
 use axum::response::{Html, IntoResponse, Redirect, Response};
 
 use super::app::App;
 use super::bundle::bundle;
 use super::error::ApiError;
-use super::guard::CurrentVisitor;
+use super::guard::{CurrentVisitor, accepts_html};
 use super::lists::ListRequest;
 use super::params::{EventsParams, ListParams, LockParams, OwnerParams, understood};
 use crate::access::rights::Right;
 use crate::query::Threads;
 use crate::views::{self, ErrorPage, ListView, ReleaseAccess};
 
-/// A page's own path and query.
+/// Returns a page's own path and query.
 pub(super) fn address(uri: &Uri) -> String {
     uri.path_and_query().map_or_else(|| uri.path().to_owned(), ToString::to_string)
 }
@@ -167,7 +167,7 @@ pub async fn sources(
     rendered(StatusCode::OK, views::sources_page(&page))
 }
 
-/// Responds that there is no such path: with a page for browsers, with a problem below the API.
+/// Responds that there is no such path.
 pub async fn nowhere(
     State(app): State<App>,
     OriginalUri(uri): OriginalUri,
@@ -175,7 +175,7 @@ pub async fn nowhere(
     headers: HeaderMap,
 ) -> Response {
     let problem = ApiError::new(StatusCode::NOT_FOUND, "there is nothing at this address");
-    told(&app, &uri, &visitor, &headers, problem)
+    page_or_json(&app, &uri, &visitor, &headers, problem)
 }
 
 /// Only GET and HEAD are known.
@@ -187,18 +187,18 @@ pub async fn wrong_method(
 ) -> Response {
     let problem =
         ApiError::new(StatusCode::METHOD_NOT_ALLOWED, "only GET and HEAD are answered here");
-    told(&app, &uri, &visitor, &headers, problem)
+    page_or_json(&app, &uri, &visitor, &headers, problem)
 }
 
-fn told(
+/// Returns a problem as a page for browsers, and as JSON below the API and for other programs.
+fn page_or_json(
     app: &App,
     uri: &Uri,
     visitor: &CurrentVisitor,
     headers: &HeaderMap,
     problem: ApiError,
 ) -> Response {
-    let html = |value: &header::HeaderValue| value.to_str().is_ok_and(|v| v.contains("text/html"));
-    if !uri.path().starts_with("/api/") && headers.get(header::ACCEPT).is_some_and(html) {
+    if !uri.path().starts_with("/api/") && accepts_html(headers) {
         refused(app, uri, visitor, &problem)
     } else {
         problem.into_response()

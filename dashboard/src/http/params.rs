@@ -128,6 +128,12 @@ fn given(text: Option<&str>) -> Option<&str> {
     text.filter(|text| !text.is_empty())
 }
 
+/// Returns the text of a field. One of blanks only counts as absent.
+#[must_use]
+pub fn filled(text: Option<&str>) -> Option<&str> {
+    text.filter(|text| !text.trim().is_empty())
+}
+
 /// The formats of lists in the API.
 #[derive(Debug, Clone, Copy, PartialEq, Eq, ToSchema)]
 #[schema(rename_all = "lowercase", default = "json")]
