@@ -126,13 +126,13 @@ impl SteadyMillis {
         self.0.saturating_sub(earlier.0)
     }
 
-    /// Returns the instant so many milliseconds later.
+    /// Returns the instant this many milliseconds later.
     #[must_use]
     pub fn plus(self, millis: u64) -> Self {
         Self(self.0.saturating_add(millis))
     }
 
-    /// Returns the instant so many milliseconds earlier.
+    /// Returns the instant this many milliseconds earlier.
     #[must_use]
     pub fn minus(self, millis: u64) -> Self {
         Self(self.0.saturating_sub(millis))

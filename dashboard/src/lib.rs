@@ -221,7 +221,7 @@ fn start(
     let about = About {
         environment: config.environment.clone(),
         note: config.note.clone(),
-        settings: config.told(),
+        settings: config.public(),
     };
     let releases = Releases::start(config, &model, archive_sender, registry, shutdown)?;
     let stop = shutdown.token();

@@ -3,9 +3,9 @@
 mod access;
 mod doctor;
 mod lock_table;
+mod public;
 mod redis_table;
 mod sources;
-mod told;
 mod words;
 
 use std::collections::{HashMap, HashSet};
@@ -197,7 +197,7 @@ pub enum History {
     Default,
 }
 
-/// Everything the program was told.
+/// All settings of the program.
 #[derive(Debug, Clone)]
 pub struct Config {
     /// The deployments to watch.

@@ -14,7 +14,7 @@ use crate::model::types::Group;
 pub(super) struct RedisTable {
     pub(super) name: String,
     url: String,
-    /// Its databases, in place of those that are told for all servers.
+    /// Its databases, in place of those that are set for all servers.
     #[serde(default)]
     pub(super) db: Vec<u16>,
     /// The group of independent servers with which it keeps red locks.

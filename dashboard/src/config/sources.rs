@@ -20,7 +20,7 @@ pub enum MonitorMode {
     Off,
     /// Always.
     On,
-    /// While the server is quiet, and when somebody asks for it.
+    /// While the server is quiet, and on request.
     Auto,
 }
 

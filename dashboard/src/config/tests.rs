@@ -1,4 +1,4 @@
-//! What settings are understood, and what mistakes are told.
+//! The settings that are understood, and the mistakes that are reported.
 
 use std::time::Duration;
 
@@ -208,12 +208,12 @@ fn what_is_told_of_the_settings_has_no_secret_in_it() {
         "--ignore",
         "cart:*",
     ];
-    let told = load(&flags, &[]).unwrap().told();
-    assert_eq!(told["deployments"][0]["name"], "eu");
-    assert_eq!(told["deployments"][0]["node"], "h:7");
-    assert_eq!(told["usual"]["stuck_after_ms"], 90_000);
-    assert_eq!((&told["ignore"][0], &told["asks_who_it_is"]), (&"cart:*".into(), &true.into()));
-    let text = told.to_string();
+    let public = load(&flags, &[]).unwrap().public();
+    assert_eq!(public["deployments"][0]["name"], "eu");
+    assert_eq!(public["deployments"][0]["node"], "h:7");
+    assert_eq!(public["usual"]["stuck_after_ms"], 90_000);
+    assert_eq!((&public["ignore"][0], &public["asks_who_it_is"]), (&"cart:*".into(), &true.into()));
+    let text = public.to_string();
     for secret in ["sesame", "usher", "killer", "tapper", "token-of", "robby", "tokens-file"] {
         assert!(!text.contains(secret), "{secret} in {text}");
     }
@@ -233,8 +233,8 @@ fn a_master_named_by_sentinels_is_one_deployment() {
     let url = "redis+sentinel://u:p@a,b:2/m/3?sentinel_password=q";
     let config = load(&["--redis-url", url], &[]).unwrap();
     assert_eq!(config.scopes(), [(Arc::from("default"), 3)]);
-    let told = config.told();
-    assert_eq!(told["deployments"][0]["node"], "a:26379,b:2/m");
+    let public = config.public();
+    assert_eq!(public["deployments"][0]["node"], "a:26379,b:2/m");
     let flags = ["--redis-url", url, "--redis-url", "redis+sentinel://a/other", "--db", "1"];
     let config = load(&flags, &[]).unwrap();
     let names: Vec<_> = config.scopes().iter().map(|(n, db)| format!("{n}/{db}")).collect();

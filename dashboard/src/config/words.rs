@@ -90,7 +90,7 @@ pub(super) fn glob(text: &str) -> Result<String, String> {
     }
 }
 
-/// The badge of every page that tells environments apart.
+/// The badge of every page that distinguishes environments.
 pub(super) fn badge(text: &str) -> Result<String, String> {
     if text.is_empty() || text.chars().count() > 40 || text.chars().any(char::is_control) {
         return Err("expected 1 to 40 printable characters".to_owned());

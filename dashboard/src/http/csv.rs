@@ -16,7 +16,7 @@ use crate::query::incidents::IncidentRow;
 use crate::query::owners::OwnerRow;
 use crate::query::problems::ProblemRow;
 
-/// The most rows in one answer; what is beyond is told in its last line.
+/// The most rows in one answer. If there are more, its last line says so.
 pub const MAX_ROWS: usize = 100_000;
 /// Rows written at once.
 const CHUNK: usize = 500;

@@ -56,7 +56,7 @@ impl Poll {
     pub async fn run(mut self) {
         let mut state = self.link.state();
         let mut up = None;
-        // The read that tells when the server stops refusing reads; none while it does not.
+        // The read that is repeated until the server no longer refuses it; none while it refuses none.
         let mut refused = None;
         self.report_link(&mut state, &mut up, &mut refused).await;
         let mut quiet = interval(QUIET);
@@ -287,8 +287,8 @@ impl Poll {
     }
 }
 
-/// Returns the lock of a part whose read tells whether such parts are refused; rather a known one, and as a whole, since
-/// its revalidation needs fewer rights.
+/// Returns the read of a part that is repeated after a refusal: of a known lock if there is one, and of all of it, since
+/// revalidation needs fewer rights.
 fn to_read_again(part: &[ReadRequest]) -> Option<ReadRequest> {
     let known = part.iter().find(|request| !request.known.fields.is_empty());
     let mut again = known.or_else(|| part.first())?.clone();

@@ -112,9 +112,10 @@ impl Ago {
 #[template(path = "parts/clock.html")]
 pub(super) struct Clock {
     instant: String,
-    /// To count from.
+    /// The instant that the script counts from.
     millis: u64,
-    told: u64,
+    /// The same by the wall clock.
+    wall_millis: u64,
     /// The time since then, or until then.
     when: String,
     /// True if the page is of the same day.
@@ -134,7 +135,7 @@ impl Clock {
         let instant = rfc3339(at);
         // Without a clock the script leaves the day out.
         let today = now != AGELESS && instant.get(..10) == rfc3339(now).get(..10);
-        Self { instant, millis: at.0, told: at.to_wall().0, when, today }
+        Self { instant, millis: at.0, wall_millis: at.to_wall().0, when, today }
     }
 
     fn time(&self) -> &str {

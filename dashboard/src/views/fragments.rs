@@ -13,7 +13,7 @@ use crate::query::list::RowId;
 #[derive(Debug, Clone, Default)]
 pub struct Fragments(Arc<Mutex<HashMap<Key, Fragment>>>);
 
-/// A view's address, whether deployment and database stand beside the name, and how the clock was set.
+/// A view's address, whether deployment and database are shown with the name, and how the clock was set.
 type Key = (usize, bool, bool, i64);
 
 #[derive(Debug)]

@@ -1,4 +1,4 @@
-//! Keeping an open page true: what its event stream carries.
+//! The event stream that updates an open page.
 //!
 //! The browser opens `/live?path=<the page's path and query, percent-encoded>`. A page is made again when the snapshot
 //! changes (at a bounded rate), once for all who look at it, into a [`Picture`]: its rows and parts as HTML, without
@@ -43,7 +43,7 @@ pub const BEAT_MS: u64 = 5_000;
 /// The delay of a change of nothing but ages in the line about the sources, milliseconds.
 const STATUS_MS: u64 = 2_000;
 
-/// The parts that tell how far the picture can be trusted.
+/// The parts that show how far the picture can be trusted.
 const STATUS: [&str; 4] = ["health", "status", "alerts", "spoken"];
 
 /// The event for a stream that has been silent for [`BEAT_MS`].
@@ -102,7 +102,7 @@ impl Picture {
         Self::new(&page.chrome, list::title(page), rows, list::regions(page)?, before)
     }
 
-    /// One lock's page.
+    /// Renders the page of a lock.
     ///
     /// # Errors
     /// If a template fails, which is a bug.
@@ -113,7 +113,7 @@ impl Picture {
         Self::new(&page.chrome, lock::title(page), steps, regions, before)
     }
 
-    /// One client's page.
+    /// Renders the page of a client.
     ///
     /// # Errors
     /// If a template fails, which is a bug.
@@ -128,7 +128,7 @@ impl Picture {
         Self::new(&page.chrome, owner::title(page), rows, owner::regions(&ageless)?, before)
     }
 
-    /// The page of the history.
+    /// Renders the page of the history.
     ///
     /// # Errors
     /// If a template fails, which is a bug.
@@ -138,7 +138,7 @@ impl Picture {
         Self::new(&page.chrome, history::title(page), Vec::new(), regions, before)
     }
 
-    /// The overview.
+    /// Renders the overview.
     ///
     /// # Errors
     /// If a template fails, which is a bug.
@@ -168,7 +168,7 @@ impl Picture {
         let mut regions: Vec<(&'static str, Arc<str>)> =
             regions.into_iter().map(|(id, html)| (id, html.into())).collect();
         let states: Vec<SourceState> = chrome.sources.iter().map(|source| source.state).collect();
-        // Unless a state is another one, what is said of the sources waits: their ages change all the time.
+        // The line about the sources changes all the time with their ages: it waits, unless a state has changed.
         let waits = before.filter(|before| {
             before.states == states && chrome.now.millis_since(before.status_at) < STATUS_MS
         });

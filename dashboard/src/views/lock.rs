@@ -4,9 +4,7 @@ use askama::Template;
 use askama::filters::HtmlSafe;
 use redisson::Kind;
 
-use super::format::{self, Ago, Clock, Prose, rfc3339};
-
-use super::format::AGELESS;
+use super::format::{self, AGELESS, Ago, Clock, Prose, rfc3339};
 use super::overview::services;
 use super::owner_name::{OwnerName, with_names};
 use super::page::{self, Frame, MonitorHint, STALE_MS};

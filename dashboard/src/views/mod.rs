@@ -87,9 +87,9 @@ pub struct Chrome {
     pub servers: Vec<ServerView>,
     /// The progress of the first pass over all keys; none once it is complete.
     pub first_scan: Option<Progress>,
-    /// The counts of all locks, whatever the page shows.
+    /// The counts of all locks, also of those that the page does not show.
     pub counts: Counts,
-    /// True if there are several deployments, so that names need theirs beside them.
+    /// True if there are several deployments, so that each name is shown with its own.
     pub several_deployments: bool,
     /// True if there are several databases.
     pub several_dbs: bool,
@@ -105,7 +105,7 @@ pub struct Chrome {
 #[derive(Debug, Clone, PartialEq, Eq)]
 pub struct VisitorView {
     pub name: String,
-    /// True if they came by the login, and can leave.
+    /// True if they logged in on the form, so that they can log out.
     pub can_leave: bool,
 }
 
@@ -294,7 +294,7 @@ pub struct HistoryPage {
     pub reached: Option<SteadyMillis>,
     /// The number of events by time, with those of types that the filter leaves out.
     pub density: Density,
-    /// The times in which nobody looked.
+    /// The times that no dashboard observed.
     pub gaps: Vec<Gap>,
     /// True if they come from a history; else from what is remembered of each lock.
     pub kept: bool,
@@ -302,13 +302,13 @@ pub struct HistoryPage {
     pub then: Option<HeldThen>,
 }
 
-/// Something that happened, as the page tells it.
+/// An event as the page shows it.
 #[derive(Debug, Clone, PartialEq, Eq)]
 pub struct EventRow {
     pub at: SteadyMillis,
     /// The word for it.
     pub event: String,
-    /// To which lock.
+    /// The lock that it is about.
     pub lock: LockId,
     /// The holder that it is about.
     pub owner: Option<String>,
@@ -330,22 +330,22 @@ pub struct ReleasePage {
 /// The state of a [`ReleasePage`].
 #[derive(Debug)]
 pub enum ReleaseStep {
-    /// Nothing: a sentence says why.
+    /// There is nothing to release; a sentence says why.
     Nothing(String),
     /// It may be released as it is shown.
     Ask {
         /// As it is shown.
         offer: Arc<Offer>,
-        /// Names what is shown, for the answer.
+        /// The id of what is shown, for the request.
         seen: String,
-        /// Why the last attempt was not tried.
+        /// The reason why the last request was rejected.
         mistake: Option<String>,
         /// The choice made in it.
         target: Option<String>,
         /// The reason given in it.
         reason: String,
     },
-    /// It was tried.
+    /// It was released as far as the outcome says.
     Done(Outcome),
 }
 
@@ -370,7 +370,7 @@ pub enum IncidentStep {
     /// Its locks may be released as they were read.
     Ask {
         batch: Arc<Batch>,
-        /// Names the batch, for the request.
+        /// The id of the batch, for the request.
         seen: String,
         /// The number of locks beyond those of one batch.
         more: usize,
@@ -435,7 +435,7 @@ pub struct ErrorPage {
 pub struct LoginPage {
     /// The page to go on to, a path.
     pub next: String,
-    /// Why the last attempt was refused.
+    /// The reason why the last attempt was rejected.
     pub error: Option<String>,
     /// The form's CSRF token.
     pub csrf: Option<String>,

@@ -150,7 +150,7 @@ pub(super) fn title(page: &OwnerPage) -> String {
     page::title(&page.chrome, &format!("Owner {}", name(page)))
 }
 
-/// The parts beside the table that a stream keeps true.
+/// Renders the parts outside the table that a stream updates.
 pub(super) fn regions(page: &OwnerPage) -> Result<Vec<(&'static str, String)>, askama::Error> {
     Ok(vec![
         ("owner-state", Summary::new(page).render()?),

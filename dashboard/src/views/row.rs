@@ -21,7 +21,7 @@ pub(super) struct Badge {
     pub(super) word: &'static str,
     pub(super) certainty: &'static str,
     pub(super) ago: Ago,
-    /// True if somebody has it in hand.
+    /// True if somebody has acknowledged it.
     pub(super) acknowledged: bool,
 }
 

@@ -60,7 +60,7 @@ pub(super) fn commands(
     commands
 }
 
-/// The channel on which a release of a lock of this kind is told.
+/// Returns the channel on which a release of a lock of this kind is published.
 pub(super) fn channel(name: &LockName, kind: &str) -> Vec<u8> {
     if [Kind::Read, Kind::Write].iter().any(|k| k.as_str() == kind) {
         keys::read_write_channel(name)

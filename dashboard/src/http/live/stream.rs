@@ -75,17 +75,17 @@ struct Changes {
     changes: broadcast::Receiver<Arc<Delta>>,
     /// The events that have been sent.
     seq: u64,
-    /// Changes to be told from before the stream began.
+    /// Changes that the client has missed, and that are not sent yet.
     replay: VecDeque<Arc<Delta>>,
-    /// A snapshot under way, and how many of its locks have been told.
-    telling: Option<(Arc<Snapshot>, usize)>,
+    /// A snapshot that is not sent completely yet, and the number of its locks that have been.
+    unsent: Option<(Arc<Snapshot>, usize)>,
     resync: bool,
     _permit: StreamPermit,
 }
 
 impl Changes {
     fn new(app: App, last: Option<&str>, permit: StreamPermit) -> Self {
-        // First the ears, then the picture, so that nothing falls in between.
+        // Before the snapshot, so that no change is missed in between.
         let changes = app.hub.changes();
         let resumed = last.and_then(|id| {
             let seq = id.strip_prefix(&app.epoch)?.strip_prefix('-')?.parse().ok()?;
@@ -95,7 +95,7 @@ impl Changes {
             changes,
             seq: 0,
             replay: VecDeque::new(),
-            telling: None,
+            unsent: None,
             resync: false,
             _permit: permit,
             app,
@@ -110,32 +110,31 @@ impl Changes {
         new
     }
 
-    /// Sends everything again; `resync` says that earlier events are void.
+    /// Begins with a snapshot. `resync`: the client has to drop what it got before.
     fn begin(&mut self, resync: bool) {
         if resync {
             self.app.streams.metrics.resyncs.inc();
         }
         self.resync = resync;
         self.replay.clear();
-        self.telling = Some((self.app.hub.snapshot(), 0));
+        self.unsent = Some((self.app.hub.snapshot(), 0));
     }
 
     async fn next(&mut self) -> Option<Event> {
-        if std::mem::take(&mut self.resync) {
-            return Some(Event::default().event("resync").data("{}"));
-        }
-        if let Some((snapshot, told)) = self.telling.take() {
-            return Some(self.tell(snapshot, told));
-        }
         loop {
+            if std::mem::take(&mut self.resync) {
+                return Some(Event::default().event("resync").data("{}"));
+            }
+            if let Some((snapshot, sent)) = self.unsent.take() {
+                return Some(self.part(snapshot, sent));
+            }
             let delta = match self.replay.pop_front() {
                 Some(delta) => delta,
                 None => match self.changes.recv().await {
                     Ok(delta) => delta,
                     Err(RecvError::Lagged(_)) => {
                         self.begin(true);
-                        self.resync = false;
-                        return Some(Event::default().event("resync").data("{}"));
+                        continue;
                     }
                     Err(RecvError::Closed) => return None,
                 },
@@ -147,23 +146,24 @@ impl Changes {
         }
     }
 
-    fn tell(&mut self, snapshot: Arc<Snapshot>, told: usize) -> Event {
+    /// Returns the next part of a snapshot of which this number of locks has been sent.
+    fn part(&mut self, snapshot: Arc<Snapshot>, sent: usize) -> Event {
         let locks: Vec<&LockView> =
-            snapshot.locks().skip(told).take(CHUNK).map(|lock| &**lock).collect();
-        let more = told + locks.len() < snapshot.len();
+            snapshot.locks().skip(sent).take(CHUNK).map(|lock| &**lock).collect();
+        let more = sent + locks.len() < snapshot.len();
         let json = SnapshotJson { seq: snapshot.seq, at: snapshot.at, locks: &locks, more };
         // Strings and numbers: this cannot fail.
         let json = serde_json::to_string(&json).unwrap_or_default();
         if more {
-            let told = told + locks.len();
-            self.telling = Some((snapshot, told));
+            let sent = sent + locks.len();
+            self.unsent = Some((snapshot, sent));
             return Event::default().event("snapshot").data(json);
         }
         self.seq = snapshot.seq;
         self.identified("snapshot").data(json)
     }
 
-    /// An event after which a stream can be resumed.
+    /// Returns an event after which a stream can be resumed.
     fn identified(&self, event: &str) -> Event {
         Event::default().event(event).id(format!("{}-{}", self.app.epoch, self.seq))
     }

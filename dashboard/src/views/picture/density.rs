@@ -98,9 +98,9 @@ impl Strip {
         let unseen = page.gaps.iter().map(|gap| {
             let (from, to) = (gap.from.map_or(0, x), gap.to.map_or(WIDTH, x));
             let width = to.saturating_sub(from).max(LEAST_GAP);
-            let told = |at: SteadyMillis| (at.to_wall().0, time_of_day(at));
+            let label = |at: SteadyMillis| (at.to_wall().0, time_of_day(at));
             let x = from.min(WIDTH - LEAST_GAP);
-            Unseen { x, width, from: gap.from.map(told), to: gap.to.map(told) }
+            Unseen { x, width, from: gap.from.map(label), to: gap.to.map(label) }
         });
         let within = |at: &SteadyMillis| (density.from..=density.to).contains(at);
         Self {

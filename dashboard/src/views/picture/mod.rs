@@ -1,4 +1,4 @@
-//! Pictures: drawn here as SVG, coloured by the style sheet, each with its words beside it.
+//! Pictures: drawn here as SVG, coloured by the style sheet, each with a description.
 
 mod circle;
 mod density;

@@ -16,7 +16,7 @@ use crate::model::types::{LockView, Renewals, State, client_of};
 
 /// The whole width.
 const WIDTH: u64 = 1_000;
-/// The most lanes of holders and of waiters; the others are told as a number.
+/// The most lanes of holders and of waiters; the others are only counted.
 const MAX_HOLDERS: usize = 10;
 const MAX_WAITERS: usize = 10;
 /// Marks that are closer to one another would hide the bar.
@@ -177,7 +177,7 @@ impl Timeline {
         }
         let renewals = held.and_then(|lock| lock.renewals.as_deref());
         let renewed = renewals.map(|renewals| {
-            // Which of several holders it was cannot be told by a time to live that they share.
+            // A time to live that several holders share does not show which of them renewed it.
             let marked: Vec<SteadyMillis> = match now_held {
                 [_] => renewals.latest().filter(|at| *at >= from).collect(),
                 _ => Vec::new(),

@@ -1,4 +1,4 @@
-//! The settings as they may be shown to anybody who looks: no password, token, user name or path is among them.
+//! The settings that every visitor may see: no password, token, user name or path is among them.
 
 use serde_json::{Value, json};
 
@@ -7,10 +7,10 @@ use crate::clock::millis;
 use crate::model::types::Rule;
 
 impl Config {
-    /// The settings for an incident's bundle. What is not named here is not told: a new setting has to be added by
-    /// somebody who has thought of whether it is a secret.
+    /// Returns the settings for an incident's bundle. A setting that is not named here is left out: before you add one, decide
+    /// whether it is a secret.
     #[must_use]
-    pub fn told(&self) -> Value {
+    pub fn public(&self) -> Value {
         let deployments = self.deployments.iter().map(|deployment| {
             json!({
                 "name": deployment.name,
@@ -23,9 +23,9 @@ impl Config {
         let groups =
             groups.map(|group| json!({"name": group.name, "deployments": group.deployments}));
         let rules = self.model.rules.iter().map(|row| {
-            let mut told = rule(*row.rule);
-            told["match"] = json!(String::from_utf8_lossy(&row.pattern));
-            told
+            let mut rule = rule(*row.rule);
+            rule["match"] = json!(String::from_utf8_lossy(&row.pattern));
+            rule
         });
         let ignore = self.model.ignore.iter().map(|glob| String::from_utf8_lossy(glob));
         json!({
