@@ -1,10 +1,10 @@
 //! Finds Redisson-compatible locks in Redis by itself and shows who holds them, live.
 //!
-//! - [`sources`] read Redis, at a pace that others hardly notice, and tell what they see;
-//! - the [`model`] makes of it what is known of every lock, and publishes pictures of that;
-//! - [`http`] answers from the newest picture: pages made by [`views`], an API, streams, and [`metrics`].
+//! - [`sources`] read Redis, at a pace that other clients hardly notice, and report observations;
+//! - the [`model`] derives the state of every lock from these, and publishes it as snapshots;
+//! - [`http`] answers from the newest snapshot: pages made by [`views`], an API, streams, and [`metrics`].
 //!
-//! Nothing is ever written to Redis, but for what an operator ends by force ([`release`]).
+//! The only writes to Redis are releases by force ([`release`]).
 
 pub mod access;
 pub mod archive;

@@ -99,7 +99,7 @@ impl Model {
 
     /// Removes a node. Locks that no other node has taken over stay as they were last seen.
     pub fn leave(&mut self, node: ScopeId) {
-        self.observe(node, Observation::MonitorActive { on: false, at: self.ticked });
+        self.observe(node, Observation::MonitorActive { on: false });
         self.observe(node, Observation::ServerDown);
         let Some(front) = self.scopes[node.0].front else { return };
         if let Some(cluster) = self.clusters.get_mut(&front) {

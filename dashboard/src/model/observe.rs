@@ -46,7 +46,7 @@ impl Model {
                 self.prioritize(scope, &name);
             }
             Observation::Traffic(traffic) => self.traffic(scope, &traffic),
-            Observation::MonitorActive { on, .. } => {
+            Observation::MonitorActive { on } => {
                 self.scopes[scope.0].monitored = on;
                 if !on {
                     self.monitor_stopped(scope);

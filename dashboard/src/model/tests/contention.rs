@@ -16,8 +16,8 @@ fn tally(model: &mut Model, ms: u64) -> Tally {
     counted.locks[0].tally.clone()
 }
 
-fn open_monitor(model: &mut Model, ms: u64) {
-    model.observe(MAIN, Observation::MonitorActive { on: true, at: at(ms) });
+fn open_monitor(model: &mut Model) {
+    model.observe(MAIN, Observation::MonitorActive { on: true });
 }
 
 fn read_queue(model: &mut Model, ms: u64, by: u8, companions: Companions) {
@@ -45,7 +45,7 @@ fn readings_and_messages_count_what_they_show() {
 fn monitor_shows_every_short_hold_and_nothing_is_counted_twice() {
     use monitor::Action::{Acquired, Released};
     let mut model = model();
-    open_monitor(&mut model, 0);
+    open_monitor(&mut model);
     read(&mut model, "a", 0, held(2, 1, Some(30_000)));
     release(&mut model, "a", 500);
     traffic(&mut model, 501, vec![event("a", 52, Released)]);
@@ -102,7 +102,7 @@ fn waits_by_name_are_counted_by_their_endings() {
 fn attempts_that_monitor_shows_are_waits_from_the_second_on() {
     use monitor::Action::{Acquired, Refused};
     let mut model = model();
-    open_monitor(&mut model, 0);
+    open_monitor(&mut model);
     read(&mut model, "a", 0, held(2, 1, Some(10_000)));
     let tries = |model: &mut Model, ms, by| traffic(model, ms, vec![event("a", by, Refused)]);
     for ms in [1_000, 1_001] {

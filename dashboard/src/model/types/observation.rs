@@ -233,7 +233,7 @@ pub enum Observation {
         action: Box<OperatorAction>,
     },
     /// MONITOR shows all traffic from now on, or no longer does.
-    MonitorActive { on: bool, at: Moment },
+    MonitorActive { on: bool },
     /// Release messages arrive from now on, or no longer do.
     PubSubActive { on: bool, at: Moment },
     /// The address of the server that is about to be reported as up. It differs from the last one after a failover.

@@ -30,7 +30,6 @@ use super::connection::RETRY_AFTER;
 use super::scope::Scope;
 use super::status::SourceStatus;
 use super::trace::Traces;
-use crate::clock::now;
 use crate::config::{MonitorMode, MonitorSettings};
 use crate::metrics::MonitorNodeMetrics;
 use crate::model::actor::ModelHandle;
@@ -500,7 +499,7 @@ impl MonitorReader {
 
     async fn report_active(&self, on: bool) {
         for scope in &self.scopes {
-            self.model.observe(scope.id, Observation::MonitorActive { on, at: now() }).await;
+            self.model.observe(scope.id, Observation::MonitorActive { on }).await;
         }
     }
 }

@@ -29,7 +29,7 @@ fn monitor_names_waiters_until_they_stop_retrying() {
     assert!(waiters(&mut model).is_empty());
     tries(16_000, 7, &mut model);
     tries(16_001, 7, &mut model);
-    model.observe(MAIN, Observation::MonitorActive { on: false, at: at(17_000) });
+    model.observe(MAIN, Observation::MonitorActive { on: false });
     assert!(waiters(&mut model).is_empty(), "without MONITOR waiters are unknown");
 }
 

@@ -172,7 +172,7 @@ impl Scenario {
 
     fn begin(&mut self) {
         self.observe(Observation::PubSubActive { on: self.sources.channels, at: at(0) });
-        self.observe(Observation::MonitorActive { on: self.sources.monitor, at: at(0) });
+        self.observe(Observation::MonitorActive { on: self.sources.monitor });
     }
 
     fn time(&self) -> Time {
