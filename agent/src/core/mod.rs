@@ -42,7 +42,7 @@ use std::collections::VecDeque;
 
 use redisson::{ClientId, Grouping, Moment, script};
 
-pub use effect::{Effect, Gauges, Lane, LogLine, Node, Report};
+pub use effect::{Bounded, Effect, Gauges, Lane, LogLine, Node, Report};
 pub use ids::OpId;
 pub use input::{Input, PIPELINE, PUSHES};
 pub use ops::{Confirmed, Failure};
@@ -134,6 +134,7 @@ impl Core {
             self.red.next_deadline(),
             self.locks.next_deadline(),
             self.sessions.next_deadline(),
+            self.effects.next_deadline(),
         ];
         tables.into_iter().flatten().min()
     }
@@ -209,6 +210,8 @@ impl Core {
                     others.push_back(Other::Lock(timer));
                 } else if let Some(timer) = self.sessions.pop_due(at) {
                     others.push_back(Other::Session(timer));
+                } else {
+                    self.effects.log_withheld(at);
                 }
             }
             match others.pop_front() {
@@ -255,6 +258,8 @@ impl Core {
         for number in held {
             self.lose(number, End::Drained);
         }
+        // The agent ends before these seconds do.
+        self.effects.log_withheld(Moment::NEVER);
     }
 }
 

@@ -70,8 +70,8 @@ pub(super) fn write(line: LogLine) {
             redis.node = node,
             "a server that had lost its part of a red lock has it again"
         ),
-        LogLine::Withheld(withheld) => {
-            tracing::warn!(withheld, "more holds were in jeopardy or lost than are told here");
+        LogLine::Withheld(kind, withheld) => {
+            tracing::warn!(line = kind.message(), withheld, "log lines withheld");
         }
     }
 }

@@ -322,10 +322,7 @@ impl Runtime {
     /// Ends what is left once the time to drain is over. Returns whether the agent has drained.
     fn finish_drain(&mut self, time: Moment) -> bool {
         let Some(ends) = self.drain_ends else { return false };
-        if self.core.is_idle() {
-            return true;
-        }
-        if time < ends {
+        if !self.core.is_idle() && time < ends {
             return false;
         }
         self.core.end_drain();

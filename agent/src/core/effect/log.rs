@@ -1,12 +1,13 @@
 //! Log lines of the core, and a bound on those about single holds.
 
+use std::collections::BTreeMap;
 use std::time::Duration;
 
 use redisson::{ClientId, HolderId, LockName, Moment};
 
 use crate::types::{End, Peer, SessionId};
 
-/// The most lines about single holds per second. When a hundred thousand locks are lost at once, a line for each would
+/// The most lines of one kind about single holds per second. When a hundred thousand locks are lost at once, a line for each would
 /// stall the agent.
 const LINES: u32 = 50;
 const WINDOW: Duration = Duration::from_secs(1);
@@ -84,37 +85,74 @@ pub enum LogLine {
         lock: LockName,
         node: Option<String>,
     },
-    /// The number of lines that the bound withheld.
-    Withheld(u64),
+    /// The number of lines of a kind that the bound withheld.
+    Withheld(Bounded, u64),
 }
 
-/// Counts bounded lines in windows of a second.
+/// A kind of line of which there may be one for each hold, session or grant. Each kind has a bound of its own, so no flood of
+/// one kind hides another.
+#[derive(Debug, Clone, Copy, PartialEq, Eq, PartialOrd, Ord)]
+pub enum Bounded {
+    Jeopardy,
+    LockLost,
+    LeaseOverrun,
+    WorkerStopped,
+    TooFewReplicas,
+    JournalFailed,
+}
+
+impl Bounded {
+    /// Returns how the message of such a line begins.
+    #[must_use]
+    pub fn message(self) -> &'static str {
+        match self {
+            Self::Jeopardy => "lock in jeopardy",
+            Self::LockLost => "lock lost",
+            Self::LeaseOverrun => "lease overrun",
+            Self::WorkerStopped => "a worker is stopped",
+            Self::TooFewReplicas => "too few replicas",
+            Self::JournalFailed => "the journal cannot be written",
+        }
+    }
+}
+
+/// Counts bounded lines by their kind, in windows of a second.
 #[derive(Debug, Default)]
-pub(super) struct LogLimit {
-    window: Moment,
+pub(super) struct LogLimits(BTreeMap<Bounded, Window>);
+
+/// The latest window of one kind of line.
+#[derive(Debug)]
+struct Window {
+    begin: Moment,
     lines: u32,
+    /// The number of withheld lines that no line has reported yet.
     withheld: u64,
 }
 
-/// The decision about one bounded line.
-#[derive(Debug, PartialEq, Eq)]
-pub(super) struct Admission {
-    pub(super) admitted: bool,
-    /// The number of lines withheld in a window that has just ended; 0 otherwise.
-    pub(super) withheld_before: u64,
-}
-
-impl LogLimit {
-    pub(super) fn admit(&mut self, now: Moment) -> Admission {
-        let mut withheld_before = 0;
-        if now.since(self.window) >= WINDOW {
-            withheld_before = self.withheld;
-            *self = Self { window: now, lines: 0, withheld: 0 };
+impl LogLimits {
+    /// Returns whether a line of this kind is to be logged, and counts it.
+    pub(super) fn admit(&mut self, kind: Bounded, now: Moment) -> bool {
+        let window = self.0.entry(kind).or_insert(Window { begin: now, lines: 0, withheld: 0 });
+        if now.since(window.begin) >= WINDOW {
+            (window.begin, window.lines) = (now, 0);
         }
-        self.lines += 1;
-        let admitted = self.lines <= LINES;
-        self.withheld += u64::from(!admitted);
-        Admission { admitted, withheld_before }
+        window.lines += 1;
+        let admitted = window.lines <= LINES;
+        window.withheld += u64::from(!admitted);
+        admitted
+    }
+
+    /// Returns the end of the first window in which lines were withheld.
+    pub(super) fn next_deadline(&self) -> Option<Moment> {
+        let windows = self.0.values().filter(|window| window.withheld > 0);
+        windows.map(|window| window.begin + WINDOW).min()
+    }
+
+    /// Takes the number of withheld lines of a kind whose window has ended.
+    pub(super) fn pop_due(&mut self, now: Moment) -> Option<(Bounded, u64)> {
+        let due = |window: &Window| window.withheld > 0 && window.begin + WINDOW <= now;
+        let (kind, window) = self.0.iter_mut().find(|(_, window)| due(window))?;
+        Some((*kind, std::mem::take(&mut window.withheld)))
     }
 }
 
@@ -123,11 +161,18 @@ mod tests {
     use super::*;
 
     #[test]
-    fn fifty_lines_a_second_are_admitted_and_the_rest_is_counted() {
-        let mut limit = LogLimit::default();
-        let now = Moment::from_micros(5_000_000);
-        assert_eq!((0..80).filter(|_| limit.admit(now).admitted).count(), 50);
-        let next = limit.admit(now + WINDOW);
-        assert_eq!(next, Admission { admitted: true, withheld_before: 30 });
+    fn fifty_lines_of_a_kind_are_admitted_in_a_second_and_the_rest_is_counted() {
+        let (mut limits, now) = (LogLimits::default(), Moment::from_micros(5_000_000));
+        let mut admitted = |kind, count| (0..count).filter(|_| limits.admit(kind, now)).count();
+        assert_eq!(admitted(Bounded::TooFewReplicas, 80), 50);
+        assert_eq!(admitted(Bounded::LockLost, 60), 50);
+        assert_eq!(admitted(Bounded::Jeopardy, 20), 20);
+        let end = now + WINDOW;
+        assert_eq!(limits.next_deadline(), Some(end));
+        assert_eq!(limits.pop_due(now), None);
+        assert_eq!(limits.pop_due(end), Some((Bounded::LockLost, 10)));
+        assert_eq!(limits.pop_due(end), Some((Bounded::TooFewReplicas, 30)));
+        assert_eq!((limits.pop_due(end), limits.next_deadline()), (None, None));
+        assert!(limits.admit(Bounded::LockLost, end));
     }
 }

@@ -13,8 +13,8 @@ use crate::core::ids::OpId;
 use crate::journal::Record;
 use crate::protocol::resp::Outgoing;
 use crate::types::ConnectionId;
-use log::LogLimit;
-pub use log::LogLine;
+use log::LogLimits;
+pub use log::{Bounded, LogLine};
 pub use report::{Gauges, Report};
 
 #[derive(Debug, Clone, Copy, PartialEq, Eq, Hash, PartialOrd, Ord)]
@@ -84,7 +84,7 @@ pub(super) struct Effects {
     queue: VecDeque<Effect>,
     /// The number of scripts for [`Lane::Commands`] in the queue.
     commands: usize,
-    log_limit: LogLimit,
+    log_limits: LogLimits,
 }
 
 impl Effects {
@@ -115,14 +115,27 @@ impl Effects {
         self.push(Effect::Log(line));
     }
 
-    /// Logs a line of which there may be one for each hold, unless too many were logged within the second.
-    pub(super) fn log_bounded(&mut self, now: Moment, line: impl FnOnce() -> LogLine) {
-        let admission = self.log_limit.admit(now);
-        if admission.withheld_before > 0 {
-            self.log(LogLine::Withheld(admission.withheld_before));
-        }
-        if admission.admitted {
+    /// Logs a line of which there may be one for each hold, unless too many of its kind were logged within the second.
+    pub(super) fn log_bounded(
+        &mut self,
+        now: Moment,
+        kind: Bounded,
+        line: impl FnOnce() -> LogLine,
+    ) {
+        if self.log_limits.admit(kind, now) {
             self.log(line());
+        }
+    }
+
+    /// Returns the instant at which [`Self::log_withheld`] has something to log.
+    pub(super) fn next_deadline(&self) -> Option<Moment> {
+        self.log_limits.next_deadline()
+    }
+
+    /// Logs how many lines were withheld, by kind, in the seconds that have ended by `now`.
+    pub(super) fn log_withheld(&mut self, now: Moment) {
+        while let Some((kind, lines)) = self.log_limits.pop_due(now) {
+            self.log(LogLine::Withheld(kind, lines));
         }
     }
 }

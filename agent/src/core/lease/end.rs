@@ -9,7 +9,7 @@ use crate::core::ids::Owner;
 use crate::core::lease::hold::Hold;
 use crate::core::ops::verb::Ending;
 use crate::core::session::event::Event;
-use crate::core::{Core, LogLine, Node, Report, spans};
+use crate::core::{Bounded, Core, LogLine, Node, Report, spans};
 use crate::types::{End, Number};
 
 /// The time after the end of an explicit lease before the agent removes what Redis still has of it.
@@ -112,7 +112,7 @@ impl Core {
         let (group, lock) = (self.group_label(name), name.clone());
         let (holder, pid) = (self.numbers.field(kind, number), self.worker_pid(owner));
         if end.is_loss() {
-            self.effects.log_bounded(self.now, || LogLine::LockLost {
+            self.effects.log_bounded(self.now, Bounded::LockLost, || LogLine::LockLost {
                 lock,
                 holder,
                 pid,
@@ -121,7 +121,7 @@ impl Core {
             });
             self.effects.report(Report::Lost { group, end });
         } else if end == End::Expired {
-            self.effects.log_bounded(self.now, || LogLine::LeaseOverrun {
+            self.effects.log_bounded(self.now, Bounded::LeaseOverrun, || LogLine::LeaseOverrun {
                 lock,
                 holder,
                 pid,

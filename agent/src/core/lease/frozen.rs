@@ -6,7 +6,7 @@ use std::collections::BTreeSet;
 
 use redisson::Moment;
 
-use crate::core::{Core, Frozen, LogLine};
+use crate::core::{Bounded, Core, Frozen, LogLine};
 use crate::types::ConnectionId;
 
 impl Core {
@@ -28,7 +28,10 @@ impl Core {
             self.let_lapse(connection, true);
             if let Some(session) = self.sessions.get(&connection) {
                 let (pid, holds) = (session.peer.pid, session.holds.len());
-                self.effects.log_bounded(now, || LogLine::WorkerStopped { pid, holds });
+                self.effects.log_bounded(now, Bounded::WorkerStopped, || LogLine::WorkerStopped {
+                    pid,
+                    holds,
+                });
             }
         }
         self.run_ready();

@@ -11,7 +11,7 @@ use crate::core::lease::Due;
 use crate::core::ops::verb::{Renewal, RenewalForm};
 use crate::core::session::event::{Event, Validity};
 use crate::core::units::millis;
-use crate::core::{Core, LogLine, Node};
+use crate::core::{Bounded, Core, LogLine, Node};
 use crate::types::{ConnectionId, End, Number};
 
 /// Holds that one script may renew together: those of one form, and where keys have slots, of one slot.
@@ -74,7 +74,7 @@ impl Core {
         hold.note_jeopardy(valid.ms);
         let (owner, kind, name) = (hold.owner, hold.kind, hold.name.clone());
         let session = self.sessions.get(&owner.connection);
-        self.effects.log_bounded(self.now, || LogLine::Jeopardy {
+        self.effects.log_bounded(self.now, Bounded::Jeopardy, || LogLine::Jeopardy {
             lock: name.clone(),
             pid: session.and_then(|session| session.peer.pid),
             trace: hold.trace().to_owned(),

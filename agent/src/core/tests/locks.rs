@@ -6,7 +6,7 @@ use std::time::Duration;
 use redisson::{Kind, Lease};
 
 use super::world::{LEASE, Network, World, lock_command, name, short};
-use crate::core::Node;
+use crate::core::{Bounded, LogLine, Node};
 use crate::protocol::command::{Command, HoldRequest, LockRequest, Wait};
 
 const FOREIGN: &str = "285475da-9152-4c83-822a-67ee2f116a79:52";
@@ -361,6 +361,22 @@ fn draining_refuses_new_locks_and_leaves_living_workers_theirs() {
     assert_eq!(world.events(a), ["lost x lock drained"]);
     assert_eq!(world.holders("x").len(), 1, "nothing is released under a living worker");
     assert!(world.core.is_idle());
+}
+
+#[test]
+fn a_drain_that_ends_says_how_many_losses_it_has_not_logged() {
+    let mut world = World::new();
+    let worker = world.open();
+    for index in 0..60 {
+        world.lock(worker, &format!("x{index}"));
+    }
+    world.core.drain();
+    world.core.end_drain();
+    world.work();
+    let logged = world.logged.iter().filter(|line| matches!(line, LogLine::LockLost { .. }));
+    assert_eq!(logged.count(), 50);
+    let last = world.logged.last().unwrap();
+    assert!(matches!(last, LogLine::Withheld(Bounded::LockLost, 10)), "{last:?}");
 }
 
 #[test]

@@ -5,6 +5,7 @@ use std::time::Duration;
 use redisson::{Kind, Lease};
 
 use super::world::{LEASE, Replicas, World, lock_command, name};
+use crate::core::{Bounded, LogLine};
 use crate::protocol::command::{Command, HoldRequest, LockRequest};
 use crate::types::ConnectionId;
 
@@ -42,6 +43,39 @@ fn a_hold_whose_renewals_no_replica_confirms_is_at_risk_and_then_lost_within_its
         world.pass(LEASE / 10);
         assert!(world.holders("x").is_empty() && world.core.is_idle());
     }
+}
+
+#[test]
+fn refused_grants_withhold_no_line_about_losses_and_are_counted_once_they_end() {
+    let mut world = World::with_replicas(1);
+    let (holder, refused) = (world.open(), world.open());
+    for index in 0..20 {
+        world.lock(holder, &format!("held {index}"));
+    }
+    world.replicas = Replicas::There(0);
+    let mut refusals = 0;
+    while world.core.holds() > 0 {
+        for _ in 0..10 {
+            world.lock(refused, "y");
+            refusals += 1;
+        }
+        world.pass(Duration::from_millis(100));
+    }
+    world.pass(Duration::from_secs(1));
+    let count =
+        |wanted: fn(&LogLine) -> bool| world.logged.iter().filter(|line| wanted(line)).count();
+    assert_eq!(count(|line| matches!(line, LogLine::LockLost { .. })), 20);
+    assert_eq!(count(|line| matches!(line, LogLine::Jeopardy { .. })), 20);
+    let told = count(|line| matches!(line, LogLine::TooFewReplicas { .. }));
+    let withheld = world.logged.iter().filter_map(|line| match line {
+        LogLine::Withheld(Bounded::TooFewReplicas, lines) => Some(*lines),
+        LogLine::Withheld(..) => panic!("{line:?}"),
+        _ => None,
+    });
+    let withheld = usize::try_from(withheld.sum::<u64>()).unwrap();
+    assert!(withheld > 0 && told > 0, "{withheld} of {refusals}");
+    assert_eq!(told + withheld, refusals);
+    assert_eq!(world.core.next_deadline(), None, "the log has no more to say");
 }
 
 #[test]

@@ -109,6 +109,8 @@ pub(super) struct World {
     pub(super) acquisitions: Vec<&'static str>,
     /// The losses and overruns that were counted or logged.
     pub(super) losses: Vec<&'static str>,
+    /// The lines of the log.
+    pub(super) logged: Vec<LogLine>,
     /// The outcomes of grants that replicas had to confirm, as reported.
     pub(super) confirmations: Vec<&'static str>,
     /// The number of records, the slow disk's included.
@@ -173,6 +175,7 @@ impl World {
             disk: Disk::Good,
             acquisitions: Vec::new(),
             losses: Vec::new(),
+            logged: Vec::new(),
             confirmations: Vec::new(),
             records: 0,
             slow: Vec::new(),
@@ -338,9 +341,15 @@ impl World {
                 }
                 Effect::Report(Report::Lost { .. }) => self.losses.push("loss counted"),
                 Effect::Report(Report::LeaseOverrun { .. }) => self.losses.push("overrun counted"),
-                Effect::Log(LogLine::LockLost { .. }) => self.losses.push("loss logged"),
-                Effect::Log(LogLine::LeaseOverrun { .. }) => self.losses.push("overrun logged"),
-                Effect::Report(_) | Effect::Log(_) => {}
+                Effect::Report(_) => {}
+                Effect::Log(line) => {
+                    match line {
+                        LogLine::LockLost { .. } => self.losses.push("loss logged"),
+                        LogLine::LeaseOverrun { .. } => self.losses.push("overrun logged"),
+                        _ => {}
+                    }
+                    self.logged.push(line);
+                }
                 Effect::Unsubscribe(_, channel) => {
                     let name = keys::locks_of_channel(&channel).remove(0);
                     let at = self.listening.iter().position(|other| *other == name).unwrap();
