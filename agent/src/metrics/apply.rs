@@ -20,11 +20,17 @@ impl Metrics {
             Report::GroupSeen { group, groups } => self.group_seen(group, *groups),
             Report::Acquisition { group, kind, outcome } => self.acquisition(group, *kind, outcome),
             Report::Waited { group, outcome, wait } => self.waited(group, outcome, *wait),
-            Report::WaitBegan { group, kind, number } => self.wait_began(group, *kind, *number),
-            Report::WaitEnded { group, kind, number } => self.wait_ended(group, *kind, *number),
-            Report::HoldBegan { group, kind, number } => self.hold_began(group, *kind, *number),
-            Report::HoldEnded { group, kind, number, end, held } => {
-                self.hold_ended(group, *kind, *number, *end, *held);
+            Report::WaitBegan { group, kind, number, since } => {
+                self.wait_began(group, *kind, (*since, *number));
+            }
+            Report::WaitEnded { group, kind, number, since } => {
+                self.wait_ended(group, *kind, (*since, *number));
+            }
+            Report::HoldBegan { group, kind, number, granted } => {
+                self.hold_began(group, *kind, (*granted, *number));
+            }
+            Report::HoldEnded { group, kind, number, granted, end, held } => {
+                self.hold_ended(group, *kind, (*granted, *number), *end, *held);
             }
             Report::Lost { group, end } => self.lost(group, *end),
             Report::LeaseOverrun { group } => self.lease_overrun(group),

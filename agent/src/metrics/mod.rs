@@ -4,7 +4,7 @@ mod apply;
 mod oldest;
 mod register;
 
-use std::collections::BTreeMap;
+use std::collections::BTreeSet;
 use std::sync::{Arc, Mutex, PoisonError};
 use std::time::Duration;
 
@@ -19,7 +19,7 @@ use crate::protocol::command::Command;
 use crate::types::End;
 
 pub use oldest::OldestCollector;
-use oldest::{Starts, end, start};
+use oldest::{Start, Starts, begin, end};
 use register::{Registrar, opts};
 
 /// Waits: from a round trip over an idle socket to minutes. The series budget allows at most twelve bounds.
@@ -357,8 +357,8 @@ impl Metrics {
         self.lock_groups.set(i64::try_from(groups).unwrap_or(i64::MAX));
         let mut active = lock(&self.active);
         if !active.holds.contains_key(label) {
-            active.holds.insert(Arc::clone(label), BTreeMap::new());
-            active.waits.insert(Arc::clone(label), BTreeMap::new());
+            active.holds.insert(Arc::clone(label), BTreeSet::new());
+            active.waits.insert(Arc::clone(label), BTreeSet::new());
             active.kinds.insert(Arc::clone(label), vec![Kind::Lock]);
             drop(active);
             self.create_outcomes(label, Kind::Lock);
@@ -388,10 +388,10 @@ impl Metrics {
         self.wait_seconds.with_label_values(&[group, outcome]).observe(wait.as_secs_f64());
     }
 
-    fn wait_began(&self, group: &Arc<str>, kind: Kind, number: i64) {
+    fn wait_began(&self, group: &Arc<str>, kind: Kind, start: Start) {
         self.waiters.with_label_values(&[&**group, kind.as_str()]).inc();
         let mut active = lock(&self.active);
-        start(&mut active.waits, group, number);
+        begin(&mut active.waits, group, start);
         if let Some(kinds) = active.kinds.get_mut(group).filter(|kinds| !kinds.contains(&kind)) {
             kinds.push(kind);
             drop(active);
@@ -399,19 +399,19 @@ impl Metrics {
         }
     }
 
-    fn wait_ended(&self, group: &Arc<str>, kind: Kind, number: i64) {
+    fn wait_ended(&self, group: &Arc<str>, kind: Kind, start: Start) {
         self.waiters.with_label_values(&[&**group, kind.as_str()]).dec();
-        end(&mut lock(&self.active).waits, group, number);
+        end(&mut lock(&self.active).waits, group, start);
     }
 
-    fn hold_began(&self, group: &Arc<str>, kind: Kind, number: i64) {
+    fn hold_began(&self, group: &Arc<str>, kind: Kind, start: Start) {
         self.holds.with_label_values(&[&**group, kind.as_str()]).inc();
-        start(&mut lock(&self.active).holds, group, number);
+        begin(&mut lock(&self.active).holds, group, start);
     }
 
-    fn hold_ended(&self, group: &Arc<str>, kind: Kind, number: i64, why: End, held: Duration) {
+    fn hold_ended(&self, group: &Arc<str>, kind: Kind, start: Start, why: End, held: Duration) {
         self.holds.with_label_values(&[&**group, kind.as_str()]).dec();
-        end(&mut lock(&self.active).holds, group, number);
+        end(&mut lock(&self.active).holds, group, start);
         let label = match why {
             End::Released => "released",
             End::Disconnected => "disconnected",

@@ -96,6 +96,8 @@ async fn every_kind_of_lock_outlives_a_killed_agent() -> Result<()> {
     // The journal is in order, and this grant is told only when it stands there: so does the wait before it.
     lock(&mut worker, "LOCK barrier").await?;
     worker.call("UNLOCK barrier").await?.ok()?;
+    let oldest = "lockscope_agent_oldest_hold_start_timestamp_seconds";
+    let granted = bench.agent.metrics().await?.sum(oldest, &[("lock_group", "plain")]);
     bench.agent.restart().await?;
     let queue = "redisson_lock_queue:{fair}";
     eventually("the dead waiter's place to be left", async || {
@@ -116,6 +118,8 @@ async fn every_kind_of_lock_outlives_a_killed_agent() -> Result<()> {
         "rw write 1",
     ];
     assert_eq!(holds, kinds);
+    let adopted = bench.agent.metrics().await?.sum(oldest, &[("lock_group", "plain")]);
+    assert!((adopted - granted).abs() < 0.1, "granted at {granted}, adopted as of {adopted}");
     for (name, before) in ["plain", "fair", "fenced", "rw", "owned"].into_iter().zip(before) {
         assert_eq!(bench.holders(name).await?, before, "{name}");
         assert!(bench.pttl(name).await? > 0);

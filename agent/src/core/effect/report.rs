@@ -3,7 +3,7 @@
 use std::sync::Arc;
 use std::time::Duration;
 
-use redisson::Kind;
+use redisson::{Kind, Moment};
 
 use crate::types::{End, Number};
 
@@ -31,21 +31,26 @@ pub enum Report {
         group: Arc<str>,
         kind: Kind,
         number: Number,
+        since: Moment,
     },
     WaitEnded {
         group: Arc<str>,
         kind: Kind,
         number: Number,
+        since: Moment,
     },
+    /// A hold was granted, or adopted from an earlier run of the agent, which granted it.
     HoldBegan {
         group: Arc<str>,
         kind: Kind,
         number: Number,
+        granted: Moment,
     },
     HoldEnded {
         group: Arc<str>,
         kind: Kind,
         number: Number,
+        granted: Moment,
         end: End,
         held: Duration,
     },

@@ -29,8 +29,9 @@ impl Core {
         self.track(&hold.name);
         self.locks.remove_hold(&hold.name, number, hold.uid);
         let group = self.group_label(&hold.name);
-        let (kind, held) = (hold.kind, self.now.since(hold.granted));
-        self.effects.report(Report::HoldEnded { group, kind, number, end, held });
+        let (kind, granted) = (hold.kind, hold.granted);
+        let held = self.now.since(granted);
+        self.effects.report(Report::HoldEnded { group, kind, number, granted, end, held });
         spans::ended(&hold.span, end);
         let trace_parent = TraceParent::of(&hold.span);
         let Hold { name, kind, valid_until, longest, forced_claim, .. } = hold;

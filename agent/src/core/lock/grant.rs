@@ -131,7 +131,7 @@ impl Core {
             hand_over,
         };
         let grant = self.leases.insert(hold).grant(waited_ms);
-        self.effects.report(Report::HoldBegan { group, kind, number });
+        self.effects.report(Report::HoldBegan { group, kind, number, granted: self.now });
         self.track(&name);
         self.locks.add_hold(&name, kind, number, uid);
         self.sessions.add_hold(owner, name, kind, number);

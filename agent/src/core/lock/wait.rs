@@ -45,7 +45,8 @@ impl Core {
         };
         let name = waiter.name.clone();
         let group = self.group_label(&name);
-        self.effects.report(Report::WaitBegan { group, kind: waiter.kind, number });
+        let (kind, since) = (waiter.kind, waiter.since);
+        self.effects.report(Report::WaitBegan { group, kind, number, since });
         self.sessions.add_wait(waiter.owner, number);
         self.locks.add_waiter(number, waiter, deadline);
         self.journal_attempts(number);
@@ -111,7 +112,8 @@ impl Core {
         self.track(&waiter.name);
         self.locks.dequeue(&waiter.name, number);
         let group = self.group_label(&waiter.name);
-        self.effects.report(Report::WaitEnded { group, kind: waiter.kind, number });
+        let (kind, since) = (waiter.kind, waiter.since);
+        self.effects.report(Report::WaitEnded { group, kind, number, since });
         Some(waiter)
     }
 

@@ -223,7 +223,7 @@ impl Core {
             hand_over: None,
         };
         self.leases.insert(hold);
-        self.effects.report(Report::HoldBegan { group, kind, number });
+        self.effects.report(Report::HoldBegan { group, kind, number, granted });
         self.track(lock);
         self.locks.adopt_hold(lock, kind, number, uid, self.now);
         self.sessions.add_hold(owner, lock.clone(), kind, number);
