@@ -14,7 +14,12 @@ struct About {
     /// Empty where the page leaves it to those who know such metrics.
     kind: String,
     labels: BTreeSet<String>,
+    /// The values of [`NAMED`] that are exported, or all that the row mentions.
+    values: BTreeSet<String>,
 }
+
+/// Labels whose values the page lists.
+const NAMED: [&str; 5] = ["outcome", "reason", "end", "ending", "batch"];
 
 type Figures = BTreeMap<String, About>;
 
@@ -30,19 +35,28 @@ fn documented(part: &str) -> Result<Figures> {
             cell.split('`').skip(1).step_by(2).map(str::to_owned).collect()
         };
         for name in words(cells[0]) {
-            let about = About { kind: cells[1].to_owned(), labels: words(cells[2]) };
+            let about = About {
+                kind: cells[1].to_owned(),
+                labels: words(cells[2]),
+                values: words(cells[3]),
+            };
             figures.insert(name, about);
         }
+    }
+    // A row that names another metric means its values too.
+    let all = figures.clone();
+    for about in figures.values_mut() {
+        let named: Vec<_> = about.values.iter().filter_map(|value| all.get(value)).collect();
+        about.values.extend(named.into_iter().flat_map(|named| named.values.clone()));
     }
     Ok(figures)
 }
 
-/// The labels of a series, as it stands in Prometheus' text format.
-fn labels(series: &str) -> BTreeSet<String> {
-    let mut labels = BTreeSet::new();
+/// The labels of a series with their values, as it stands in Prometheus' text format.
+fn labels(series: &str) -> BTreeMap<String, String> {
+    let mut labels = BTreeMap::new();
     let mut rest = series.split_once('{').map_or("", |(_, labels)| labels);
     while let Some((name, value)) = rest.split_once("=\"") {
-        labels.insert(name.trim_start_matches(',').to_owned());
         // A quote within a value has a backslash before it.
         let mut escaped = false;
         let end = value.find(|c| {
@@ -50,7 +64,9 @@ fn labels(series: &str) -> BTreeSet<String> {
             escaped = c == '\\' && !escaped;
             ends
         });
-        rest = end.map_or("", |end| value.get(end + 1..).unwrap_or_default());
+        let (value, after) = value.split_at(end.unwrap_or(value.len()));
+        labels.insert(name.trim_start_matches(',').to_owned(), value.to_owned());
+        rest = after.get(1..).unwrap_or_default();
     }
     labels
 }
@@ -67,7 +83,10 @@ fn exported(metrics: &Metrics) -> Figures {
         } else if !line.starts_with('#')
             && let Some(about) = figures.get_mut(name)
         {
-            about.labels.extend(labels(line).into_iter().filter(|label| label != "le"));
+            for (label, value) in labels(line).into_iter().filter(|(label, _)| label != "le") {
+                about.values.extend(NAMED.contains(&&*label).then_some(value));
+                about.labels.insert(label);
+            }
         }
     }
     figures
@@ -82,6 +101,8 @@ fn compare(documented: &Figures, metrics: &Metrics) -> Result<()> {
         let row = documented.get(name).with_context(|| format!("{name} is not documented"))?;
         ensure!(row.kind.is_empty() || row.kind == about.kind, "{name}: {about:?}, said {row:?}");
         ensure!(row.labels == about.labels, "{name}: {about:?}, said {row:?}");
+        let unsaid: Vec<_> = about.values.difference(&row.values).collect();
+        ensure!(unsaid.is_empty(), "{name}: values that are not documented: {unsaid:?}");
     }
     Ok(())
 }
