@@ -1,6 +1,7 @@
 //! The begin and the end of sessions.
 
 use std::collections::BTreeSet;
+use std::time::Duration;
 
 use redisson::Moment;
 
@@ -9,6 +10,10 @@ use crate::core::{Core, Report};
 use crate::journal::Record;
 use crate::protocol::command::Command;
 use crate::types::{ConnectionId, End, Peer};
+
+/// The holds of a session that are released at once when it ends. The next ones follow after an interval each.
+const RELEASES_AT_ONCE: usize = 1_000;
+const RELEASE_INTERVAL: Duration = Duration::from_millis(50);
 
 impl Core {
     /// Handles a new connection.
@@ -69,7 +74,11 @@ impl Core {
         for number in session.waits.values().copied().collect::<BTreeSet<_>>() {
             self.leave(number, Left::Cancelled);
         }
-        for number in session.holds.values().copied().collect::<BTreeSet<_>>() {
+        let holds: BTreeSet<_> = session.holds.values().copied().collect();
+        for (index, number) in holds.into_iter().enumerate() {
+            // Others would wait until tens of thousands of releases are through.
+            let turn = u32::try_from(index / RELEASES_AT_ONCE).unwrap_or(u32::MAX);
+            let until = until.max(self.now + RELEASE_INTERVAL * turn);
             if until > self.now {
                 self.keep_back(number, &session, until);
             } else {
