@@ -24,24 +24,22 @@ fn masked<'a>(args: impl Iterator<Item = &'a str>) -> String {
             continue;
         }
         let arg = mask_logins(arg);
-        match end_of_secret_word(&arg) {
-            Some(end) => match arg[end..].find(['=', ':', ' ']) {
-                Some(at) => shown.push(format!("{}{MASK}", &arg[..=end + at])),
-                None => {
-                    value_is_secret = is_flag;
-                    shown.push(arg);
-                }
-            },
-            None => shown.push(arg),
-        }
+        let lower = arg.to_ascii_lowercase();
+        let secret_word =
+            SECRET_WORDS.iter().filter_map(|word| Some(lower.find(word)? + word.len())).min();
+        let named = secret_word.and_then(|end| arg.split_at_checked(end));
+        shown.push(match named.map(|(name, rest)| (name, rest.find(['=', ':', ' ']), rest)) {
+            Some((name, Some(at), rest)) => {
+                let before = rest.get(..=at).unwrap_or_default();
+                format!("{name}{before}{MASK}")
+            }
+            named => {
+                value_is_secret = is_flag && named.is_some();
+                arg
+            }
+        });
     }
     shown.join(" ")
-}
-
-/// Returns the end of the first word that names a secret.
-fn end_of_secret_word(arg: &str) -> Option<usize> {
-    let arg = arg.to_ascii_lowercase();
-    SECRET_WORDS.iter().filter_map(|word| Some(arg.find(word)? + word.len())).min()
 }
 
 /// Masks the user and password of each URL. With a colon in front, all up to the last `@` may be a password.

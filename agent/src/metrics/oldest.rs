@@ -78,12 +78,12 @@ mod tests {
     fn the_oldest_hold_is_the_one_granted_first_whatever_its_number_and_the_agents_start() {
         let metrics = Arc::new(Metrics::new(&Registry::new(), "default").unwrap());
         let oldest = OldestCollector(Arc::clone(&metrics));
-        let booted = service_kit::clock::boot_epoch_millis();
+        let booted = Duration::from_millis(service_kit::clock::boot_epoch_millis());
         let started = || {
             let families = oldest.collect();
             let first = families[0].get_metric().first()?;
             // Setting the clock of the host would move it.
-            Some((first.get_gauge().get_value() - booted as f64 / 1000.0).round())
+            Some((first.get_gauge().get_value() - booted.as_secs_f64()).round())
         };
         let group: Arc<str> = "orders:*".into();
         let granted = |seconds: u64| Moment::from_micros(seconds * 1_000_000);

@@ -122,13 +122,16 @@ pub fn mask_url_passwords(text: &str) -> String {
 pub(crate) fn mask_credentials(value: &str) -> String {
     let mut text = value.to_owned();
     if let Some((login, host)) = value.rsplit_once('@') {
-        let start = login.find("://").map_or(0, |at| at + "://".len());
-        let user = login[start..].find(':').map_or(start, |at| start + at + 1);
-        text = format!("{}{MASK}@{host}", &login[..user]);
+        let (scheme, login) = login.split_once("://").unwrap_or(("", login));
+        let separator = if scheme.is_empty() { "" } else { "://" };
+        let user = login.split_once(':').map_or_else(String::new, |(user, _)| format!("{user}:"));
+        text = format!("{scheme}{separator}{user}{MASK}@{host}");
     }
     let Some((address, options)) = text.split_once('?') else { return text };
     let masked = options.split('&').map(|option| {
-        option.split_once('=').map_or(option.to_owned(), |(name, _)| format!("{name}={MASK}"))
+        option
+            .split_once('=')
+            .map_or_else(|| option.to_owned(), |(name, _)| format!("{name}={MASK}"))
     });
     format!("{address}?{}", masked.collect::<Vec<_>>().join("&"))
 }

@@ -97,6 +97,7 @@ pub enum Bounded {
     LockLost,
     LeaseOverrun,
     WorkerStopped,
+    SessionLapsed,
     TooFewReplicas,
     JournalFailed,
 }
@@ -110,6 +111,7 @@ impl Bounded {
             Self::LockLost => "lock lost",
             Self::LeaseOverrun => "lease overrun",
             Self::WorkerStopped => "a worker is stopped",
+            Self::SessionLapsed => "nobody has resumed a session: it ends",
             Self::TooFewReplicas => "too few replicas",
             Self::JournalFailed => "the journal cannot be written",
         }

@@ -12,7 +12,7 @@ use crate::protocol::command::Command;
 use crate::types::{ConnectionId, End, Peer};
 
 /// The holds of a session that are released at once when it ends. The next ones follow after an interval each.
-const RELEASES_AT_ONCE: usize = 1_000;
+const RELEASES_AT_ONCE: usize = 500;
 const RELEASE_INTERVAL: Duration = Duration::from_millis(50);
 
 impl Core {
