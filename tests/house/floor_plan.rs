@@ -39,6 +39,7 @@ const PLANS: [Plan; 5] = [
     Plan {
         root: "agent/src/lib.rs",
         floors: &[
+            &["collections"],
             &["identity", "protocol", "thread_time", "types"],
             &["journal", "policy", "systemd"],
             &["core"],
