@@ -14,7 +14,7 @@ use super::writer::stored;
 use crate::clock::{SteadyMillis, WallMillis};
 use crate::model::RestoredLock;
 use crate::model::types::{
-    Acknowledgement, Ending, LockId, PastHold, PastHoldView, ProblemKind, Since,
+    Acknowledgement, Certainty, Ending, LockId, PastHold, PastHoldView, ProblemKind, Since,
 };
 
 /// The most holders at one instant: a lock has at most that many readers.
@@ -212,14 +212,18 @@ impl Reader {
             restored.entry(lock).or_default().holds.push((id, since));
         }
         let mut open = connection.prepare(
-            "SELECT deployment, db, name, problem, began FROM problem WHERE cleared IS NULL LIMIT ?1",
+            "SELECT deployment, db, name, problem, began, certainty FROM problem WHERE cleared IS NULL LIMIT ?1",
         )?;
         let mut rows = open.query([limit])?;
         while let Some(row) = rows.next()? {
             let problem: String = row.get(3)?;
             let problem = ProblemKind::parse(&problem);
             let (Some(lock), Some(problem)) = (lock(row, 0)?, problem) else { continue };
-            restored.entry(lock).or_default().problems.push((problem, instant(row.get(4)?)));
+            let certainty: String = row.get(5)?;
+            let restored = restored.entry(lock).or_default();
+            restored.problems.push((problem, instant(row.get(4)?)));
+            restored.returned_late |=
+                problem == ProblemKind::Expired && certainty == Certainty::Certain.as_str();
         }
         let now = SteadyMillis::now();
         let found_by = now.plus(FOUND_AGAIN_MS);

@@ -110,6 +110,18 @@ async fn the_last_problems_are_restored() {
 }
 
 #[tokio::test]
+async fn it_is_restored_whether_the_holder_of_an_expired_hold_returned_too_late() {
+    for (certainty, late) in [(Certainty::Certain, true), (Certainty::Suspected, false)] {
+        let folder = tempfile::tempdir().unwrap();
+        let [expired, stuck] = [ProblemKind::Expired, ProblemKind::Stuck];
+        let problem = |kind, how| ArchiveEntry::Problem(lock(b"a"), kind, how, SteadyMillis(1_000));
+        let entries = [problem(expired, certainty), problem(stuck, Certainty::Certain)];
+        let reader = written(folder.path(), 0, entries).await;
+        assert_eq!(reader.restored().unwrap()[&lock(b"a")].returned_late, late);
+    }
+}
+
+#[tokio::test]
 async fn the_newest_past_holds_are_restored_oldest_first() {
     let folder = tempfile::tempdir().unwrap();
     // Not in the order in which they ended.

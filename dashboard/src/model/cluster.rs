@@ -260,7 +260,7 @@ mod tests {
         let pass = |model: &mut Model, node| {
             model.observe(
                 node,
-                Observation::ScanEnded { started: at(1), ended: SteadyMillis(1), skipped: 0 },
+                Observation::ScanEnded { started: at(1), ended: time(1), skipped: 0 },
             );
             model.publish(SteadyMillis(1));
             model.snapshot.complete

@@ -4,7 +4,8 @@ use redisson::{LockName, Moment, keys};
 
 use super::Model;
 use super::lock_table::LockEntry;
-use crate::clock::{SteadyMillis, Time};
+use super::record::RestoredLock;
+use crate::clock::Time;
 use crate::model::types::{Ending, Observation, Reading, ScopeId, Source, Stamp};
 
 impl Model {
@@ -121,7 +122,9 @@ impl Model {
             }
             // `a` and `{a}` have the same companions: a queue does not prove a second lock.
             Reading::Absent { companions } => {
-                companions.queue.is_some() && !self.has_twin(scope_id, name)
+                let id = self.scopes[scope_id.0].id(name);
+                let had_expired = self.restored.get(&id).is_some_and(RestoredLock::has_expired);
+                had_expired || (companions.queue.is_some() && !self.has_twin(scope_id, name))
             }
             Reading::Other(_) => false,
         };
@@ -211,7 +214,7 @@ impl Model {
 
     /// Applies the end of a pass over all keys. If the first one had room for all locks, those that it did not find no longer
     /// exist.
-    fn scan_ended(&mut self, scope: ScopeId, began: Moment, ended: SteadyMillis, skipped: u64) {
+    fn scan_ended(&mut self, scope: ScopeId, began: Moment, ended: Time, skipped: u64) {
         let passed = &mut self.scopes[scope.0];
         let pass = passed.end_pass(began, skipped);
         self.stale |= pass.changed;

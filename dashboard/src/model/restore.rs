@@ -4,7 +4,7 @@ use std::collections::HashMap;
 
 use super::Model;
 use super::record::{Effect, RestoredLock};
-use crate::clock::SteadyMillis;
+use crate::clock::{SteadyMillis, Time};
 use crate::model::types::{ArchiveEntry, LockId, ScopeId};
 
 impl Model {
@@ -23,12 +23,24 @@ impl Model {
         self.end_unobserved(ScopeId(0), gone, steady);
     }
 
-    /// Ends the restored holds and problems of locks that no longer exist; their ends were not observed.
-    pub(super) fn end_restored(&mut self, scope_id: ScopeId, steady: SteadyMillis) {
+    /// Ends the restored holds and problems of locks that no longer exist; their ends were not observed. An expired hold is
+    /// reported longer than its lock exists, so such a lock is read first.
+    pub(super) fn end_restored(&mut self, scope_id: ScopeId, now: Time) {
+        let scope = &self.scopes[scope_id.0];
+        let ours = |id: &LockId| id.deployment == scope.deployment && id.db == scope.db;
+        let expired = self.restored.iter().filter(|(id, lock)| ours(id) && lock.has_expired());
+        let mut expired: Vec<LockId> = expired.map(|(id, _)| id.clone()).collect();
+        expired.sort_unstable();
+        for LockId { name, .. } in expired {
+            let home = self.home(scope_id, &name);
+            if self.admit(home, &name, now) {
+                self.settle(home, &name);
+            }
+        }
         let scope = &self.scopes[scope_id.0];
         let ours = |id: &LockId| id.deployment == scope.deployment && id.db == scope.db;
         let gone: Vec<_> = self.restored.extract_if(|id, _| ours(id)).collect();
-        self.end_unobserved(scope_id, gone, steady);
+        self.end_unobserved(scope_id, gone, now.steady());
     }
 
     /// Ends what an earlier run knew of locks.

@@ -34,7 +34,7 @@ impl Model {
         let scope = &mut self.scopes[scope_id.0];
         let mut record = Record::new(scope.id(name), group, Arc::clone(rule), now);
         if let Some(restored) = self.restored.remove(&scope.id(name)) {
-            record.restore(restored);
+            record.restore(restored, now);
         }
         scope.locks.insert(name.clone(), LockEntry::new(record));
         self.lock_count += 1;

@@ -20,7 +20,7 @@ use super::read::{
 };
 use super::scope::Scope;
 use super::status::{Pass, SourceStatus};
-use crate::clock::{SteadyMillis, millis, now};
+use crate::clock::{SteadyMillis, Time, millis, now};
 use crate::config::ScanSettings;
 use crate::metrics::ScanNodeMetrics;
 use crate::model::actor::{Hub, ModelHandle};
@@ -206,7 +206,7 @@ impl Scan {
         state.seen = state.size.unwrap_or(state.seen);
         state.passes += 1;
         self.metrics.seconds.observe(begun.elapsed().as_secs_f64());
-        let (ended, skipped) = (SteadyMillis::now(), state.possible.skipped());
+        let (ended, skipped) = (Time::now(), state.possible.skipped());
         let observation = Observation::ScanEnded { started, ended, skipped };
         self.model.observe(self.scope.id, observation).await;
         Ok(())

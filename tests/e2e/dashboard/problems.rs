@@ -74,6 +74,36 @@ async fn a_problem_survives_a_restart_without_a_setting() -> Result<()> {
 }
 
 #[tokio::test]
+async fn an_expired_hold_of_a_free_lock_survives_a_restart() -> Result<()> {
+    let mut bench = Bench::with(&["--monitor", "off"]).await?;
+    let mut agent = Agent::with(&bench.redis, &["--lease", "3s"]).await?;
+    let mut worker = agent.client().await?;
+    worker.call("LOCK a").await?.ok()?;
+    bench.listed("a", |lock| lock["renewed"] == true).await;
+    agent.process().kill()?;
+    let expired = |lock: &Value| problems(lock) == ["expired"];
+    let before = bench.listed("a", expired).await;
+    bench.dashboard.process().terminate()?;
+    bench.dashboard.process().end().await;
+    bench.dashboard.restart().await?;
+    let after = bench.listed("a", expired).await;
+    assert_eq!(after["problems"][0]["since"], before["problems"][0]["since"]);
+    // The first pass has ended, and says nothing else.
+    eventually("a pass over all keys", async || {
+        let sources = bench.dashboard.json("/api/v1/sources").await?;
+        let mut rows = sources["sources"].as_array().into_iter().flatten();
+        let scan = rows.find(|row| row["source"] == "scan").cloned().unwrap_or_default();
+        ensure!(scan["detail"].to_string().contains(" keys in "), "{scan}");
+        Ok(())
+    })
+    .await;
+    bench.listed("a", expired).await;
+    let events = bench.dashboard.json("/api/v1/events?name=a").await?.to_string();
+    ensure!(events.contains("expired") && !events.contains("cleared"), "{events}");
+    Ok(())
+}
+
+#[tokio::test]
 async fn a_lock_that_is_renewed_and_held_too_long_is_stuck() -> Result<()> {
     let bench = Bench::with(&["--stuck-after", "2s"]).await?;
     let agent = Agent::with(&bench.redis, &["--lease", "3s"]).await?;

@@ -264,7 +264,8 @@ pub fn advice(case: &Case<'_>, verdict: Verdict) -> String {
             "Unless it is renewed soon, the lock expires and others can acquire it while its holder may still be working. {found} Check that process for a long pause (garbage collection, a frozen host) and for a broken connection to Redis."
         ),
         ProblemKind::Expired => {
-            let holder = case.expired.map(|expired| locate(case, &expired.holder)).unwrap_or_default();
+            let holder = case.expired.and_then(|expired| expired.holder);
+            let holder = holder.map(|holder| locate(case, &holder)).unwrap_or_default();
             format!(
                 "The holder meant to keep the lock and may have continued without it: check its work for damage by concurrent access. {holder} If that process died, the expiry is how its lock was freed."
             )

@@ -39,7 +39,8 @@ pub const EXPIRED_FOR: Duration = Duration::from_secs(3_600);
 #[derive(Debug, Clone, PartialEq, Eq)]
 pub struct Expired {
     pub at: Time,
-    pub holder: HolderId,
+    /// None if an earlier run of this program knew it.
+    pub holder: Option<HolderId>,
     /// Certain if the holder was seen to return too late.
     pub certainty: Certainty,
     pub source: Source,
@@ -219,8 +220,9 @@ fn renewal_overdue(case: &Case<'_>) -> Option<Verdict> {
 
 fn expired(case: &Case<'_>) -> Option<Verdict> {
     let expired = case.expired?;
-    let recent = case.now.received.since(expired.at) <= EXPIRED_FOR;
     let (problem, since) = (ProblemKind::Expired, expired.at.steady());
+    // An earlier run may have seen it before the host's boot, of which there is no moment.
+    let recent = case.now.steady().millis_since(since) <= millis(EXPIRED_FOR);
     recent.then_some(Verdict { problem, certainty: expired.certainty, since })
 }
 

@@ -182,7 +182,7 @@ fn an_expired_hold_is_reported_for_an_hour_no_matter_who_holds_the_lock_since() 
     let holders = holders();
     let expired = |certainty| Expired {
         at: time(100),
-        holder: id(7),
+        holder: Some(id(7)),
         certainty,
         source: Source::Poll,
         evidence: "it expired".into(),

@@ -152,10 +152,11 @@ impl Record {
         let problems = &self.problems;
         cold.restored_problems
             .retain(|(earlier, _)| problems.iter().all(|found| found.problem != *earlier));
-        if time_is_up {
-            for (problem, _) in std::mem::take(&mut cold.restored_problems) {
-                self.cleared(problem, now.steady(), effects);
-            }
+        // That a hold has expired needs no second reading.
+        let is_over = |problem| time_is_up || problem == ProblemKind::Expired;
+        let over = cold.restored_problems.extract_if(.., |(problem, _)| is_over(*problem));
+        for (problem, _) in over.collect::<Vec<_>>() {
+            self.cleared(problem, now.steady(), effects);
         }
     }
 

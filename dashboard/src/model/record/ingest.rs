@@ -277,7 +277,7 @@ impl Record {
             lease.as_secs_f64(),
             ttl.as_secs_f64()
         );
-        let (holder, certainty) = (hold.id, Certainty::Suspected);
+        let (holder, certainty) = (Some(hold.id), Certainty::Suspected);
         let at = stamp.received;
         self.cold().expired = Some(Expired { at, holder, certainty, source, evidence });
     }
@@ -309,7 +309,7 @@ impl Record {
                 hold.id,
                 lease.as_secs_f64()
             );
-            let (holder, certainty) = (hold.id, Certainty::Suspected);
+            let (holder, certainty) = (Some(hold.id), Certainty::Suspected);
             let source = Source::Keyspace;
             self.cold().expired = Some(Expired { at, holder, certainty, source, evidence });
         }
@@ -323,7 +323,7 @@ impl Record {
         let expired = self.cold.as_ref().and_then(|cold| cold.expired.as_ref());
         expired.is_some_and(|expired| {
             expired.certainty == Certainty::Certain
-                && expired.holder == *id
+                && expired.holder == Some(*id)
                 && expired.at >= last.received
         })
     }

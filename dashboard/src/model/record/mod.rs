@@ -74,8 +74,39 @@ pub struct RestoredLock {
     pub past: Vec<PastHold>,
     /// The last problems, with their beginnings.
     pub problems: Vec<(ProblemKind, SteadyMillis)>,
+    /// True if the holder of an expired hold was seen to return too late.
+    pub returned_late: bool,
     /// Acknowledged problems, each with the instant by which it must be found again to count as the same.
     pub acknowledged: Vec<(ProblemKind, Arc<Acknowledgement>, SteadyMillis)>,
+}
+
+impl RestoredLock {
+    /// Returns whether the lease of a hold had expired. That is reported although the lock no longer exists.
+    #[must_use]
+    pub fn has_expired(&self) -> bool {
+        self.expired_at().is_some()
+    }
+
+    fn expired_at(&self) -> Option<SteadyMillis> {
+        let expired = |(problem, _): &&(ProblemKind, _)| *problem == ProblemKind::Expired;
+        self.problems.iter().find(expired).map(|(_, since)| *since)
+    }
+
+    /// Returns the hold whose lease had expired.
+    fn expired(&self, now: Time) -> Option<Expired> {
+        let at = self.expired_at()?;
+        let lost = |hold: &&PastHold| hold.to <= at && !hold.ended.is_wanted();
+        let holder = self.past.iter().rev().find(lost).map(|hold| hold.id);
+        let (certainty, source) = match self.returned_late {
+            true => (Certainty::Certain, Source::Monitor),
+            false => (Certainty::Suspected, Source::Poll),
+        };
+        let who = holder.map_or_else(|| "its holder".to_owned(), |holder| holder.to_string());
+        let evidence = format!(
+            "{who} had renewed it, then its lease expired; an earlier run of this dashboard observed that"
+        );
+        Some(Expired { at: now.back_to(at), holder, certainty, source, evidence })
+    }
 }
 
 #[derive(Debug, Clone, Copy)]
@@ -357,11 +388,15 @@ impl Record {
         })
     }
 
-    /// Restores the state of an earlier run of this program.
-    pub fn restore(&mut self, restored: RestoredLock) {
-        // Of a hash that only looked like a lock nothing but its problem is stored.
-        if !restored.holds.is_empty() || !restored.past.is_empty() {
+    /// Restores the state of an earlier run of this program, as of now.
+    pub fn restore(&mut self, restored: RestoredLock, now: Time) {
+        let expired = restored.expired(now);
+        // Of a hash that only looked like a lock nothing but its problem is stored; a hold of such a one does not expire.
+        if !restored.holds.is_empty() || !restored.past.is_empty() || expired.is_some() {
             self.confirm();
+        }
+        if expired.is_some() {
+            self.cold().expired = expired;
         }
         self.restore_acknowledgements(restored.acknowledged);
         let history = self.hold_history();

@@ -203,7 +203,7 @@ impl Record {
         );
         let expired = Expired {
             at,
-            holder,
+            holder: Some(holder),
             certainty: Certainty::Certain,
             source: Source::Monitor,
             evidence,

@@ -18,7 +18,7 @@ fn with(lock: &str) -> Model {
 }
 
 fn pass(model: &mut Model, started: u64, ended: u64) {
-    let (started, ended) = (at(started), SteadyMillis(ended));
+    let (started, ended) = (at(started), time(ended));
     model.observe(MAIN, Observation::ScanEnded { started, ended, skipped: 0 });
 }
 
@@ -198,4 +198,82 @@ fn a_malformed_lock_of_an_earlier_run_is_read_first_and_still_malformed() {
     );
     read(&mut model, "c", 1_000, reading);
     assert!(shown(&mut model, "c").is_none(), "nothing else shows that this one is a lock");
+}
+
+/// Returns the state of a lock whose hold by client 1 expired at 5 s, at the end of an earlier run.
+fn expired(returned_late: bool) -> RestoredLock {
+    let since = Since { at: SteadyMillis(2_000), exact: true };
+    let (to, ended) = (SteadyMillis(5_000), Ending::Expired);
+    let past = vec![PastHold { id: holder(1), since, to, ended }];
+    let problems = vec![(ProblemKind::Expired, SteadyMillis(5_000))];
+    RestoredLock { past, problems, returned_late, ..RestoredLock::default() }
+}
+
+fn ends(model: &mut Model) -> Vec<ArchiveEntry> {
+    let mut entries = archived(model);
+    entries.retain(|entry| matches!(entry, ArchiveEntry::Cleared(..) | ArchiveEntry::Unseen(..)));
+    entries
+}
+
+#[test]
+fn an_expired_hold_of_a_free_lock_is_reported_until_an_hour_after_it() {
+    // The first pass ends before or after the first reading.
+    for (passed, late) in [(100_500, false), (99_500, true)] {
+        let mut model = model();
+        model.restore([(id("a"), expired(late))].into(), SteadyMillis(90_000));
+        if passed < 100_000 {
+            pass(&mut model, 95_000, passed);
+        }
+        let due = model.due(MAIN, at(passed.min(100_000)), 10);
+        assert_eq!(due.into_iter().map(|read| read.name).collect::<Vec<_>>(), [name("a")]);
+        read(&mut model, "a", 100_000, absent());
+        if passed > 100_000 {
+            pass(&mut model, 95_000, passed);
+        }
+        for ms in (130_000..3_605_000).step_by(30_000) {
+            read(&mut model, "a", ms, absent());
+            model.tick(at(ms));
+        }
+        let view = shown(&mut model, "a").unwrap();
+        let [problem] = &*view.problems else { panic!("{:?}", view.problems) };
+        assert_eq!((problem.problem, problem.since), (ProblemKind::Expired, SteadyMillis(5_000)));
+        assert_eq!(problem.certainty == Certainty::Certain, late);
+        let evidence = &problem.evidence[0];
+        assert_eq!(evidence.at, SteadyMillis(5_000));
+        assert!(evidence.text.contains(&holder(1).to_string()), "{}", evidence.text);
+        assert_eq!(ends(&mut model), []);
+        read(&mut model, "a", 3_605_000, absent());
+        model.tick(at(3_605_000));
+        let cleared = ArchiveEntry::Cleared(id("a"), ProblemKind::Expired, SteadyMillis(3_605_001));
+        assert_eq!(ends(&mut model), [cleared]);
+    }
+}
+
+#[test]
+fn an_expired_hold_is_reported_no_matter_who_holds_the_lock_after_the_restart() {
+    let mut model = model();
+    // Its holder is no longer in the history.
+    let lock = RestoredLock { past: Vec::new(), ..expired(false) };
+    model.restore([(id("a"), lock)].into(), SteadyMillis(90_000));
+    for ms in (100_000..3_600_000).step_by(10_000) {
+        read(&mut model, "a", ms, held(2, 1, Some(60_000)));
+    }
+    assert_eq!(problems(&shown(&mut model, "a").unwrap()), [ProblemKind::Expired]);
+    assert_eq!(ends(&mut model), []);
+}
+
+#[test]
+fn an_expired_hold_of_more_than_an_hour_ago_is_cleared_by_the_first_reading() {
+    let mut model = model();
+    model.restore([(id("a"), expired(false))].into(), SteadyMillis(3_700_000));
+    read(&mut model, "a", 3_700_000, absent());
+    let cleared = ArchiveEntry::Cleared(id("a"), ProblemKind::Expired, SteadyMillis(3_700_001));
+    assert_eq!(ends(&mut model), [cleared.clone()]);
+    // That of a lock which is ignored now is over, too.
+    let mut model = model_with(Settings { ignore: vec![b"a".to_vec()], ..settings() });
+    model.restore([(id("a"), expired(false))].into(), SteadyMillis(3_600_000));
+    read(&mut model, "a", 3_600_000, absent());
+    pass(&mut model, 3_600_000, 3_700_001);
+    assert_eq!(ends(&mut model), [cleared]);
+    assert!(shown(&mut model, "a").is_none());
 }

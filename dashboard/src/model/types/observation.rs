@@ -258,5 +258,5 @@ pub enum Observation {
     /// Slots of a cluster are served by these nodes.
     SlotsAssigned(SlotAssignment),
     /// A pass over all keys was completed. It did not read this many possible locks, because there were too many.
-    ScanEnded { started: Moment, ended: SteadyMillis, skipped: u64 },
+    ScanEnded { started: Moment, ended: Time, skipped: u64 },
 }

@@ -88,7 +88,7 @@ impl Scenario {
         for name in companions {
             self.observe(Observation::CompanionKey { name });
         }
-        self.observe(Observation::ScanEnded { started, ended: self.time().steady(), skipped: 0 });
+        self.observe(Observation::ScanEnded { started, ended: self.time(), skipped: 0 });
     }
 
     pub(super) fn read_what_is_due(&mut self) {
