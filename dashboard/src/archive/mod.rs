@@ -15,8 +15,8 @@ mod writer;
 #[cfg(test)]
 mod tests;
 
-use std::fs::{DirBuilder, File, OpenOptions};
-use std::os::unix::fs::{DirBuilderExt as _, OpenOptionsExt as _};
+use std::fs::{DirBuilder, File, OpenOptions, Permissions};
+use std::os::unix::fs::{DirBuilderExt as _, OpenOptionsExt as _, PermissionsExt as _};
 use std::path::{Path, PathBuf};
 use std::sync::Arc;
 use std::sync::atomic::{AtomicU64, Ordering};
@@ -42,6 +42,8 @@ pub use writer::Writer;
 const QUEUE: usize = 65_536;
 /// The file's name within its folder.
 const FILE: &str = "history.db";
+/// The mode of its files: they belong to their owner alone.
+const PRIVATE: u32 = 0o600;
 /// The most bytes that rows may need. The file is a little larger.
 const MAX_BYTES: u64 = 256 * 1024 * 1024;
 /// The age from which entries are removed.
@@ -89,12 +91,13 @@ pub async fn open(folder: &Path, now: SteadyMillis) -> anyhow::Result<Archive> {
         .create(true)
         .truncate(false)
         .write(true)
-        .mode(0o600)
+        .mode(PRIVATE)
         .open(folder.join("lock"))
         .with_context(|| format!("cannot write to the history folder {}", named()))?;
     let exclusive = rustix::fs::FlockOperation::NonBlockingLockExclusive;
     lock_folder(folder, || rustix::fs::flock(&lock, exclusive)).await?;
     let path = folder.join(FILE);
+    make_private(&path);
     let connection = match schema::open(&path) {
         Ok(connection) => connection,
         Err(error) => set_aside(&path, &error, now)?,
@@ -129,6 +132,32 @@ async fn lock_folder(
     }
 }
 
+/// Creates the file if necessary, and takes it and its log from all users but its owner. `SQLite` gives a new log the mode
+/// of the file. Does not fail: `SQLite` reports a file that cannot be used.
+fn make_private(path: &Path) {
+    let private = |path: &Path, create: bool| -> std::io::Result<()> {
+        let mut options = OpenOptions::new();
+        let file = options.create(create).truncate(false).write(true).mode(PRIVATE).open(path)?;
+        file.set_permissions(Permissions::from_mode(PRIVATE))
+    };
+    let log = ["-wal", "-shm"].map(|tail| (with_tail(path, tail), false));
+    for (path, create) in std::iter::once((path.to_owned(), true)).chain(log) {
+        match private(&path, create) {
+            Ok(()) => {}
+            Err(error) if error.kind() == std::io::ErrorKind::NotFound => {}
+            Err(error) => {
+                tracing::warn!(%error, path = %path.display(), "file of the history not made private");
+            }
+        }
+    }
+}
+
+fn with_tail(path: &Path, tail: &str) -> PathBuf {
+    let mut file = path.as_os_str().to_owned();
+    file.push(tail);
+    file.into()
+}
+
 /// Renames an unreadable file and creates a new one: a broken history must not stop the dashboard.
 fn set_aside(
     path: &Path,
@@ -139,9 +168,7 @@ fn set_aside(
     tracing::error!(%error, aside = %aside.display(), "history unreadable; renamed it and started a new one");
     std::fs::rename(path, &aside).with_context(|| format!("cannot rename {}", path.display()))?;
     for tail in ["-wal", "-shm"] {
-        let mut file = path.as_os_str().to_owned();
-        file.push(tail);
-        match std::fs::remove_file(PathBuf::from(&file)) {
+        match std::fs::remove_file(with_tail(path, tail)) {
             Ok(()) => {}
             Err(error) if error.kind() == std::io::ErrorKind::NotFound => {}
             Err(error) => {
@@ -149,6 +176,7 @@ fn set_aside(
             }
         }
     }
+    make_private(path);
     schema::open(path).with_context(|| format!("cannot create a history in {}", path.display()))
 }
 

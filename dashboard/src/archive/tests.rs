@@ -372,3 +372,41 @@ async fn two_dashboards_need_two_folders() {
     let (next, ()) = tokio::join!(open(folder.path(), SteadyMillis(1)), end);
     next.unwrap();
 }
+
+/// Returns the names and modes of the files in a folder of a history that is open.
+async fn modes(folder: &Path) -> Vec<(String, u32)> {
+    let opened = open(folder, SteadyMillis(0)).await.unwrap();
+    let files = std::fs::read_dir(folder).unwrap().map(|file| {
+        let file = file.unwrap();
+        let mode = file.metadata().unwrap().permissions().mode() & 0o777;
+        (file.file_name().into_string().unwrap(), mode)
+    });
+    let mut files: Vec<_> = files.collect();
+    files.sort_unstable();
+    drop(opened);
+    files
+}
+
+#[tokio::test]
+async fn only_the_owner_can_read_the_files_of_the_history() {
+    let private = ["history.db", "history.db-shm", "history.db-wal", "lock"]
+        .map(|name| (name.to_owned(), 0o600));
+    let parent = tempfile::tempdir().unwrap();
+    let folder = parent.path().join("open to all");
+    DirBuilder::new().mode(0o755).create(&folder).unwrap();
+    assert_eq!(modes(&folder).await, private);
+    // Those of an earlier version, after a crash.
+    let file = folder.join(FILE);
+    let connection = schema::open(&file).unwrap();
+    connection.execute("INSERT INTO span VALUES (1, 2)", []).unwrap();
+    for tail in ["", "-wal", "-shm"] {
+        std::fs::set_permissions(with_tail(&file, tail), Permissions::from_mode(0o644)).unwrap();
+    }
+    assert_eq!(modes(&folder).await, private);
+    // A broken one is set aside, and the new one is as private.
+    drop(connection);
+    std::fs::write(&file, "no database at all, but a text of some length").unwrap();
+    let with_aside = modes(&folder).await;
+    assert!(with_aside.iter().all(|(_, mode)| *mode == 0o600), "{with_aside:?}");
+    assert_eq!(with_aside.len(), 5, "{with_aside:?}");
+}
