@@ -2,8 +2,9 @@
 
 use std::net::IpAddr;
 
-use axum::http::{HeaderMap, HeaderName};
+use axum::http::{HeaderMap, HeaderName, HeaderValue};
 use ipnet::IpNet;
+use redisson::name::is_invisible;
 
 use super::rights::Rights;
 use super::{AuthMethod, Refusal, Stay, Visitor};
@@ -54,7 +55,7 @@ impl Proxy {
         let header = self.user.as_ref().ok_or(Refusal::Unknown)?;
         let mut users = headers.get_all(header).iter();
         let user = match (users.next(), users.next()) {
-            (Some(user), None) => user.to_str().unwrap_or_default().trim(),
+            (Some(user), None) => text(header, user)?.trim(),
             (None, _) => "",
             // One of them may be forged.
             (Some(_), Some(_)) => {
@@ -65,7 +66,7 @@ impl Proxy {
             return Err(Refusal::Unknown);
         }
         let rights =
-            if self.rules.is_empty() { Some(Rights::all()) } else { self.rights(user, headers) };
+            if self.rules.is_empty() { Some(Rights::all()) } else { self.rights(user, headers)? };
         let Some(rights) = rights else {
             return Err(Refusal::Denied(format!("no [[access]] row is for {user}")));
         };
@@ -78,25 +79,33 @@ impl Proxy {
     }
 
     /// Returns the rights that all matching rules grant together.
-    fn rights(&self, user: &str, headers: &HeaderMap) -> Option<Rights> {
-        let groups: Vec<&str> = match &self.groups {
-            Some(header) => headers
-                .get_all(header)
-                .iter()
-                .filter_map(|value| value.to_str().ok())
-                .flat_map(|value| value.split(','))
-                .map(str::trim)
-                .collect(),
-            None => Vec::new(),
-        };
+    ///
+    /// # Errors
+    /// If the header with the groups is no text.
+    fn rights(&self, user: &str, headers: &HeaderMap) -> Result<Option<Rights>, Refusal> {
+        let mut groups = Vec::new();
+        if let Some(header) = &self.groups {
+            for value in headers.get_all(header) {
+                groups.extend(text(header, value)?.split(',').map(str::trim));
+            }
+        }
         let fits = |rule: &&Rule| match &rule.principal {
             Principal::User(name) => name == user,
             Principal::Group(name) => groups.contains(&name.as_str()),
         };
-        self.rules
-            .iter()
-            .filter(fits)
-            .map(|rule| rule.rights.clone())
-            .reduce(|all, more| all.union(&more))
+        let fitting = self.rules.iter().filter(fits).map(|rule| rule.rights.clone());
+        Ok(fitting.reduce(|all, more| all.union(&more)))
     }
+}
+
+/// Returns the text of a header. Names in it are shown, logged and recorded, so it must be one line that hides nothing.
+fn text<'a>(header: &HeaderName, value: &'a HeaderValue) -> Result<&'a str, Refusal> {
+    let text = std::str::from_utf8(value.as_bytes())
+        .map_err(|_| Refusal::Denied(format!("the header {header} is not UTF-8")))?;
+    let hides = |c: char| c.is_control() || is_invisible(c) || (c.is_whitespace() && c != ' ');
+    if text.trim_matches(['\t', ' ']).contains(hides) {
+        let why = format!("the header {header} contains control characters or invisible ones");
+        return Err(Refusal::Denied(why));
+    }
+    Ok(text)
 }

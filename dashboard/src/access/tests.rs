@@ -241,3 +241,31 @@ fn plain_http_is_limited_to_this_host_and_the_proxies() {
     assert!(matches!(refused, Err(Refusal::Denied(why)) if why.contains("proxy")));
     assert_eq!(access.visitor(&anna, HERE, NOW).err(), Some(Refusal::Unknown), "no proxy");
 }
+
+#[test]
+fn names_of_users_and_groups_are_text_in_utf_8() {
+    let group = Principal::Group("größe".to_owned());
+    let rules = vec![Rule { principal: group, rights: Rights::parse(["ack"]).unwrap() }];
+    let ask = |rules: &[Rule], user: &[u8], groups: &[u8]| {
+        let mut headers = HeaderMap::new();
+        for (name, value) in [("x-user", user), ("x-groups", groups)] {
+            let value = HeaderValue::from_bytes(value).unwrap();
+            headers.append(HeaderName::from_static(name), value);
+        }
+        proxied(rules.to_vec()).visitor(&headers, "10.1.2.3".parse().unwrap(), NOW)
+    };
+    let visitor = ask(&rules, "\tJosé Müller ".as_bytes(), "dev, größe".as_bytes()).unwrap();
+    assert_eq!(visitor.name.as_deref(), Some("José Müller"));
+    assert!(visitor.may(Right::Ack) && !visitor.may(Right::Release));
+    let refused = |rules: &[Rule], user: &[u8], groups: &[u8]| match ask(rules, user, groups) {
+        Err(Refusal::Denied(why)) => why,
+        other => panic!("{other:?}"),
+    };
+    // Latin-1.
+    assert_eq!(refused(&[], b"Jos\xe9", b""), "the header x-user is not UTF-8");
+    assert_eq!(refused(&rules, b"anna", b"gr\xf6\xdfe"), "the header x-groups is not UTF-8");
+    for hidden in ["anna\troot", "anna\u{85}root", "an\u{202e}na", "anna\u{200b}", "anna\u{a0}"] {
+        let why = refused(&[], hidden.as_bytes(), b"");
+        assert!(why.contains("x-user contains control"), "{hidden:?}: {why}");
+    }
+}
