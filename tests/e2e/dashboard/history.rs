@@ -2,9 +2,10 @@
 
 use anyhow::{Result, ensure};
 use harness::browser::Browser;
-use harness::eventually;
+use harness::{eventually, http};
 use serde_json::Value;
 
+use super::Bench;
 use super::browsing::Shown;
 
 /// Waits until an expression of the page is true.
@@ -120,5 +121,31 @@ async fn a_click_on_the_strip_shows_what_was_held() -> Result<()> {
     // Long before, nobody was looking.
     browser.open(&dashboard.url("/history?at=2001-01-01T00:00:00Z")).await?;
     until(&browser, &format!("{then}.includes('Nobody was looking')")).await;
+    Ok(())
+}
+
+#[tokio::test]
+async fn a_malformed_request_to_release_is_in_the_history() -> Result<()> {
+    let bench = Bench::with(&["--monitor", "off", "--allow-release", "--insecure"]).await?;
+    let (port, json) = (bench.dashboard.port(), "application/json");
+    let malformed = [(json, "{", 400), ("text/plain", "{}", 415), (json, "{}", 422)];
+    for (number, (kind, body, status)) in (1_u32..).zip(malformed) {
+        let path = "/api/v1/release?name=a";
+        let headers = [("Content-Type", kind)];
+        let answer = http::request(port, "POST", path, &headers, body).await?;
+        ensure!(answer.status == status, "{}: {}", answer.status, answer.body);
+        let labels = [("outcome", "rejected")];
+        let count = bench.dashboard.metrics().await?;
+        let count = count.sum("lockscope_dashboard_releases_total", &labels);
+        assert_eq!(count, f64::from(number), "{body}");
+        eventually("its record", async || {
+            let events = bench.dashboard.json("/api/v1/events?name=a").await?;
+            let rows = events["events"].as_array().into_iter().flatten();
+            let rejected = rows.filter(|row| row["event"] == "release_rejected").count();
+            ensure!(u32::try_from(rejected)? == number, "{events}");
+            Ok(())
+        })
+        .await;
+    }
     Ok(())
 }

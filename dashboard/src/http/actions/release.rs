@@ -291,7 +291,9 @@ pub(in crate::http) async fn from_api(
     body: Result<Json<ReleaseRequest>, JsonRejection>,
 ) -> Result<Response, ApiError> {
     let (releases, id, operator) = requested(&app, &visitor, peer, params)?;
-    let Json(request) = body?;
+    let Json(request) = body.map_err(ApiError::from).inspect_err(|error| {
+        releases.record_rejection(&id, &operator, "", &error.detail);
+    })?;
     let outcome = match releases.release(&id, &request, &operator).await {
         Ok(outcome) => outcome,
         Err(error) => return Ok(rejected(&error)),
