@@ -11,6 +11,7 @@ mod file_version;
 pub mod logins;
 pub mod proxy;
 pub mod rights;
+pub mod shares;
 pub mod token_file;
 pub mod tokens;
 

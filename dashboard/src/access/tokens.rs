@@ -35,6 +35,11 @@ impl Token {
         self.visitor_by(AuthMethod::Bearer, stay)
     }
 
+    /// Returns its user's name.
+    pub(super) fn name(&self) -> &str {
+        &self.name
+    }
+
     pub(super) fn visitor_by(&self, auth: AuthMethod, stay: Stay) -> Visitor {
         Visitor { name: Some(Arc::clone(&self.name)), rights: self.rights.clone(), auth, stay }
     }

@@ -15,6 +15,7 @@ use ring::rand::{SecureRandom as _, SystemRandom};
 use tokio::time::Instant;
 
 use super::{Operator, VALID};
+use crate::access::shares::gives_way;
 use crate::clock::{SteadyMillis, WallMillis, millis};
 use crate::model::types::{LockId, LockView, QueueEntry, Reading};
 use crate::text::{shown_name, visible};
@@ -274,7 +275,7 @@ fn random_id() -> String {
     URL_SAFE_NO_PAD.encode(bytes)
 }
 
-/// The offers of the last minute, at most `MOST`; the oldest are dropped.
+/// The offers of the last minute, at most `MOST`. Beyond it, the oldest one of the operator with the most is dropped.
 #[derive(Debug)]
 pub(super) struct Offers<T, const MOST: usize>(VecDeque<Stored<T>>);
 
@@ -303,7 +304,10 @@ impl<T, const MOST: usize> Offers<T, MOST> {
     ) -> String {
         self.0.retain(|stored| stored.until > now);
         if self.0.len() >= MOST {
-            self.0.pop_front();
+            let users = self.0.iter().map(|stored| stored.shown_to.as_deref());
+            let user = gives_way(users, shown_to.as_deref());
+            let oldest = self.0.iter().position(|stored| stored.shown_to.as_deref() == user);
+            oldest.and_then(|oldest| self.0.remove(oldest));
         }
         let id = random_id();
         if id.is_empty() {
@@ -467,5 +471,20 @@ mod tests {
         assert!(offers.get(&name, &operator("anna"), now).is_none());
         (0..3).for_each(|_| drop(store(&mut offers)));
         assert!(offers.get(&second, &operator("anna"), now).is_none(), "the oldest is dropped");
+    }
+
+    #[test]
+    fn a_flood_of_offers_ends_only_its_own() {
+        let (mut offers, now) = (Offers::<Offer, 4>::default(), Instant::now());
+        let mut store = |name: &str| {
+            let id = offers.store(offer(b"a", &[1], false).unwrap().into(), Some(name.into()), now);
+            (id, offers.0.iter().map(|stored| stored.id.clone()).collect::<Vec<_>>())
+        };
+        let (anna, _) = store("anna");
+        let flood: Vec<String> = (0..9).map(|_| store("bert").0).collect();
+        let (second, left) = store("anna");
+        assert_eq!(left, [&anna, &flood[7], &flood[8], &second].map(Clone::clone));
+        let (third, left) = store("bert");
+        assert_eq!(left, [&anna, &flood[8], &second, &third].map(Clone::clone), "among equals");
     }
 }
