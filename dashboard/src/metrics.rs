@@ -161,6 +161,8 @@ impl MonitorNodeMetrics {
 pub struct StreamMetrics {
     /// Open event streams, of pages and of the API.
     pub open: IntGauge,
+    /// Bytes that open pages keep.
+    pub page_bytes: IntGauge,
     /// Streams that had to be sent everything again.
     pub resyncs: IntCounter,
 }
@@ -172,12 +174,15 @@ impl StreamMetrics {
     /// If the registry has metrics of these names.
     pub fn register(registry: &Registry) -> prometheus::Result<Self> {
         let open = IntGauge::with_opts(opts("streams", "Open event streams."))?;
+        let page_bytes =
+            IntGauge::with_opts(opts("open_page_bytes", "Bytes that open pages keep."))?;
         let resyncs = IntCounter::with_opts(opts(
             "stream_resyncs_total",
             "Streams that fell behind or came back late, and were given everything anew.",
         ))?;
         registry.register(Box::new(open.clone()))?;
+        registry.register(Box::new(page_bytes.clone()))?;
         registry.register(Box::new(resyncs.clone()))?;
-        Ok(Self { open, resyncs })
+        Ok(Self { open, page_bytes, resyncs })
     }
 }

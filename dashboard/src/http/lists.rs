@@ -68,6 +68,14 @@ impl<T: Listed> ListRequest<T> {
         Self::new(params, limit)
     }
 
+    /// Returns what is requested as text: equal for all addresses of one page.
+    #[must_use]
+    pub fn key(&self) -> String {
+        let (filter, cursor) = (&self.params.filter, self.params.cursor());
+        let limit = limit(self.params.limit.as_deref()).ok();
+        format!("{:?}", (filter, self.by, self.sort, self.order, cursor, limit))
+    }
+
     /// Returns the query.
     ///
     /// # Errors

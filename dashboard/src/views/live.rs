@@ -21,7 +21,7 @@
 //! An event is sent at least each [`BEAT_MS`], with nothing but `now` if need be ([`beat`]): comments are invisible to
 //! a page's script, which takes a longer silence for a lost connection.
 
-use std::collections::{BTreeMap, HashMap};
+use std::collections::{BTreeMap, HashMap, HashSet};
 use std::sync::Arc;
 
 use serde::Serialize;
@@ -185,6 +185,20 @@ impl Picture {
             }
         };
         Ok(Self { now: chrome.now.0, title, rows, regions, status_at, states })
+    }
+
+    /// Returns the bytes of its rows and parts, without those that `other` has as well.
+    #[must_use]
+    pub fn size(&self, other: Option<&Self>) -> usize {
+        let shared: HashSet<*const u8> =
+            other.iter().flat_map(|other| other.texts()).map(str::as_ptr).collect();
+        let own = self.texts().filter(|text| !shared.contains(&text.as_ptr()));
+        own.map(str::len).sum::<usize>() + size_of_val(&*self.rows)
+    }
+
+    fn texts(&self) -> impl Iterator<Item = &str> {
+        let rows = self.rows.iter().flat_map(|row| [&*row.id, &*row.html]);
+        rows.chain(self.regions.iter().map(|(_, html)| &**html))
     }
 
     /// Returns true if it has a row of that lock.

@@ -12,13 +12,15 @@ use std::time::Duration;
 
 use service_kit::clock;
 use tokio::sync::broadcast::error::TryRecvError;
-use tokio::sync::{broadcast, watch};
+use tokio::sync::{Semaphore, broadcast, watch};
 use tokio::time::Instant;
 
+use super::page_memory::{Kept, PageMemory};
 use super::render_budget::{PageShare, RenderBudget};
 use super::sse_event::SseEvent;
 use super::topic::Topic;
 use crate::http::app::App;
+use crate::http::error::ApiError;
 use crate::http::viewers::{Viewed, Viewer};
 use crate::model::types::Delta;
 use crate::views::fragments::Fragments;
@@ -29,6 +31,9 @@ const VERSION_EACH: Duration = Duration::from_millis(40);
 /// The longest time between two versions: the states of sources change without a delta.
 const RENDER_EACH: Duration = Duration::from_secs(1);
 
+/// The most pages that are rendered for the first time at once: rendering needs more memory than its result.
+const FIRST_AT_ONCE: usize = 8;
+
 /// A page at one instant, with the patch from the version before.
 #[derive(Debug)]
 pub struct Version {
@@ -36,6 +41,8 @@ pub struct Version {
     before: Option<Arc<Picture>>,
     patch: SseEvent,
     full: OnceLock<SseEvent>,
+    /// The bytes of all these.
+    kept: Kept,
 }
 
 impl Version {
@@ -44,16 +51,18 @@ impl Version {
     ///
     /// # Errors
     /// If the patch cannot be written, which is a bug.
-    pub fn event(
-        &self,
-        seen: Option<&Arc<Picture>>,
-    ) -> Result<Option<(SseEvent, bool)>, askama::Error> {
-        let Some(seen) = seen else {
+    pub fn event(&self, seen: Option<&Self>) -> Result<Option<(SseEvent, bool)>, askama::Error> {
+        let Some(seen) = seen.map(|seen| &seen.picture) else {
             if let Some(full) = self.full.get() {
                 return Ok(Some((full.clone(), false)));
             }
             let json = self.picture.patch(None)?.unwrap_or_default();
-            return Ok(Some((self.full.get_or_init(|| SseEvent::new(&json)).clone(), false)));
+            let full = self.full.get_or_init(|| {
+                let full = SseEvent::new(&json);
+                self.kept.add(full.size());
+                full
+            });
+            return Ok(Some((full.clone(), false)));
         };
         if Arc::ptr_eq(seen, &self.picture) {
             return Ok(None);
@@ -77,19 +86,24 @@ pub struct Feeds(Arc<Inner>);
 #[derive(Debug)]
 struct Inner {
     app: App,
-    /// By the page's address.
+    /// By the page's key.
     senders: Mutex<HashMap<String, Sender>>,
     budget: RenderBudget,
+    memory: PageMemory,
+    first: Semaphore,
     fragments: Fragments,
 }
 
 impl Feeds {
     #[must_use]
     pub fn new(app: App) -> Self {
+        let memory = PageMemory::new(app.streams.metrics.page_bytes.clone());
         Self(Arc::new(Inner {
             app,
             senders: Mutex::default(),
             budget: RenderBudget::default(),
+            memory,
+            first: Semaphore::new(FIRST_AT_ONCE),
             fragments: Fragments::default(),
         }))
     }
@@ -104,33 +118,40 @@ impl Feeds {
     }
 
     /// Subscribes to the page at that address. The page stays open until its last reader leaves.
-    pub(super) fn join(&self, address: &str, topic: Topic) -> Latest {
+    ///
+    /// # Errors
+    /// If nobody has it open and the open pages keep too much.
+    pub(super) fn join(&self, address: &str, topic: Topic) -> Result<Latest, ApiError> {
+        let key = topic.key();
         let mut senders = self.senders();
-        if let Some(sender) = senders.get(address) {
-            return sender.subscribe();
+        if let Some(sender) = senders.get(&key) {
+            return Ok(sender.subscribe());
         }
+        let reserved = Some(self.0.memory.reserve()?);
         let (sender, latest) = watch::channel(None);
-        senders.insert(address.to_owned(), sender.clone());
+        senders.insert(key.clone(), sender.clone());
         let feed = Feed {
+            key,
             address: address.to_owned(),
             topic,
             changes: self.app().hub.changes(),
             viewer: self.app().viewers.enter(),
             picture: None,
+            reserved,
             share: PageShare::new(&self.0.budget),
             sender,
             feeds: self.clone(),
         };
         tokio::spawn(feed.run());
-        latest
+        Ok(latest)
     }
 
     /// Closes a page unless it has readers. Returns false if it has.
-    fn close(&self, address: &str) -> bool {
+    fn close(&self, key: &str) -> bool {
         let mut senders = self.senders();
-        let unread = senders.get(address).is_none_or(|sender| sender.receiver_count() == 0);
+        let unread = senders.get(key).is_none_or(|sender| sender.receiver_count() == 0);
         if unread {
-            senders.remove(address);
+            senders.remove(key);
         }
         unread
     }
@@ -143,11 +164,14 @@ impl Feeds {
 /// The task of an open page.
 struct Feed {
     feeds: Feeds,
+    key: String,
     address: String,
     topic: Topic,
     changes: broadcast::Receiver<Arc<Delta>>,
     viewer: Viewer,
     picture: Option<Arc<Picture>>,
+    /// Until the first version.
+    reserved: Option<Kept>,
     share: PageShare,
     sender: Sender,
 }
@@ -156,16 +180,24 @@ impl Feed {
     async fn run(mut self) {
         let stop = self.feeds.app().stop.clone();
         stop.run_until_cancelled(self.publish_versions()).await;
-        self.feeds.senders().remove(&self.address);
+        self.feeds.senders().remove(&self.key);
     }
 
-    /// Publishes versions until the page has no readers.
+    /// Publishes versions until the page has no readers, or its first one is too large for what is left.
     async fn publish_versions(&mut self) {
+        let feeds = self.feeds.clone();
         loop {
+            let first = match self.reserved.is_some() {
+                true => feeds.0.first.acquire().await.ok(),
+                false => None,
+            };
             let began = Instant::now();
             let (version, cpu_time) = with_cpu_time(self.version()).await;
             match version {
                 Ok(Some(version)) => {
+                    if self.reserved.take().is_some() && feeds.0.memory.exceeded() {
+                        return;
+                    }
                     self.sender.send_replace(Some(Arc::new(version)));
                 }
                 Ok(None) => {}
@@ -173,11 +205,11 @@ impl Feed {
                     tracing::error!(%error, address = self.address, "rendering a page's patch failed");
                 }
             }
+            drop(first);
             self.share.record(cpu_time);
-            let sender = self.sender.clone();
-            let (feeds, address) = (self.feeds.clone(), self.address.clone());
+            let (sender, key) = (self.sender.clone(), self.key.clone());
             tokio::select! {
-                () = sender.closed() => if feeds.close(&address) { return },
+                () = sender.closed() => if feeds.close(&key) { return },
                 () = self.next_turn(began) => {}
             }
         }
@@ -216,7 +248,12 @@ impl Feed {
         let Some(json) = picture.patch(before.as_deref())? else { return Ok(None) };
         let picture = Arc::new(picture);
         self.picture = Some(Arc::clone(&picture));
-        Ok(Some(Version { picture, before, patch: SseEvent::new(&json), full: OnceLock::new() }))
+        let patch = SseEvent::new(&json);
+        // The first patch holds everything.
+        let full = if before.is_none() { patch.clone().into() } else { OnceLock::new() };
+        let old = before.as_ref().map_or(0, |before| before.size(Some(&picture)));
+        let kept = self.feeds.0.memory.keep(picture.size(None) + old + patch.size());
+        Ok(Some(Version { picture, before, patch, full, kept }))
     }
 }
 

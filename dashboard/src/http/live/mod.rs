@@ -1,6 +1,7 @@
 //! `/live`: the stream that updates an open page.
 
 pub mod feed;
+mod page_memory;
 mod render_budget;
 pub mod sse_event;
 pub mod stream;
@@ -17,7 +18,7 @@ use axum::http::{HeaderMap, HeaderName, header};
 use axum::response::{IntoResponse, Response};
 use futures_util::Stream;
 use serde::Deserialize;
-use tokio::time::Instant;
+use tokio::time::{Instant, timeout};
 use tokio_util::sync::CancellationToken;
 
 use super::error::ApiError;
@@ -25,15 +26,18 @@ use super::params::understood;
 use super::streams::StreamPermit;
 use crate::clock::SteadyMillis;
 use crate::metrics::StreamMetrics;
-use crate::views::live::{BEAT_MS, Picture, beat};
+use crate::views::live::{BEAT_MS, beat};
 
 pub use feed::Feeds;
-use feed::Latest;
+use feed::{Latest, Version};
 use sse_event::{Packing, SseEvent};
 use topic::Topic;
 
 /// Asks proxies to forward events without buffering.
 const UNBUFFERED: [(HeaderName, &str); 1] = [(HeaderName::from_static("x-accel-buffering"), "no")];
+
+/// The longest wait for a page's first version before its stream begins: a page that is too large is refused instead.
+const FIRST_WAIT: Duration = Duration::from_millis(BEAT_MS);
 
 #[derive(Debug, Deserialize)]
 pub struct Params {
@@ -43,7 +47,7 @@ pub struct Params {
 /// `/live?path=…`: the stream of the page at that path.
 ///
 /// # Errors
-/// If there is no such page, a parameter is wrong, or too many streams are open.
+/// If there is no such page, a parameter is wrong, too many streams are open, or the open pages keep too much.
 pub async fn live(
     State(feeds): State<Feeds>,
     headers: HeaderMap,
@@ -53,8 +57,14 @@ pub async fn live(
     let topic = Topic::new(feeds.app(), &path)?;
     let permit = feeds.app().streams.open()?;
     let packing = Packing::wanted(&headers);
+    let mut latest = feeds.join(&path, topic)?;
+    let first = latest.wait_for(Option::is_some);
+    let closed = matches!(timeout(FIRST_WAIT, first).await, Ok(Err(_)));
+    if closed && !feeds.app().stop.is_cancelled() {
+        return Err(page_memory::refusal());
+    }
     let reader = Reader {
-        latest: feeds.join(&path, topic),
+        latest,
         metrics: feeds.app().streams.metrics.clone(),
         packing,
         head: packing.head(),
@@ -75,8 +85,8 @@ struct Reader {
     packing: Packing,
     /// Bytes before the first event.
     head: Option<Bytes>,
-    /// The picture that the browser has.
-    seen: Option<Arc<Picture>>,
+    /// The version that the browser has.
+    seen: Option<Arc<Version>>,
     sent: Instant,
     _permit: StreamPermit,
 }
@@ -107,15 +117,15 @@ impl Reader {
         loop {
             let latest = self.latest.borrow_and_update().clone();
             if let Some(version) = latest {
-                match version.event(self.seen.as_ref()) {
+                match version.event(self.seen.as_deref()) {
                     Ok(Some((event, behind))) => {
-                        self.seen = Some(Arc::clone(&version.picture));
+                        self.seen = Some(version);
                         if behind {
                             self.metrics.resyncs.inc();
                         }
                         return Some(event);
                     }
-                    Ok(None) => {}
+                    Ok(None) => self.seen = Some(version),
                     Err(error) => {
                         tracing::error!(%error, "rendering a page's patch failed");
                         return None;

@@ -56,8 +56,14 @@ impl SseEvent {
     /// Creates an event from JSON without line breaks.
     #[must_use]
     pub fn new(json: &str) -> Self {
-        let plain = format!("event: patch\ndata: {json}\n\n").into();
+        let plain = ["event: patch\ndata: ", json, "\n\n"].concat().into();
         Self(Arc::new(Inner { plain, packed: OnceLock::new() }))
+    }
+
+    /// Returns the bytes that it keeps at most, in both codings.
+    #[must_use]
+    pub fn size(&self) -> usize {
+        self.0.plain.len() / 4 * 5
     }
 
     /// Returns the event in a coding.

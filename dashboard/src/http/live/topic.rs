@@ -82,6 +82,25 @@ impl Topic {
         })
     }
 
+    /// Returns the page and the parameters that it shows: equal for all addresses of one page.
+    pub(super) fn key(&self) -> String {
+        match self {
+            Self::Locks(request) => format!("locks {}", request.key()),
+            Self::Lock(params, ..) => {
+                format!("lock {:?}", LockParams { format: None, ..params.clone() })
+            }
+            Self::Owners(request) => format!("owners {}", request.key()),
+            Self::Owner(params) => format!("owner {params:?}"),
+            Self::Problems(request) => format!("problems {}", request.key()),
+            Self::Contention(request) => format!("contention {}", request.key()),
+            Self::History(params) => {
+                format!("history {:?}", EventsParams { format: None, ..params.clone() })
+            }
+            Self::Overview => "overview".to_owned(),
+            Self::Sources => "sources".to_owned(),
+        }
+    }
+
     /// Returns the shortest time between two versions, if it is longer than that of all pages.
     pub(super) fn pace(&self) -> Duration {
         match self {
@@ -187,4 +206,36 @@ async fn subject_of(app: &App, id: &LockId, last: &LastReading) -> Subject {
     let subject = app.subject(id).await;
     *last() = Some((Instant::now(), subject.clone()));
     subject
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn all_addresses_of_a_page_have_one_key() {
+        let key = |path: &str| {
+            let uri = Uri::from_str(path).unwrap();
+            match uri.path() {
+                "/" => Topic::Locks(list(&uri).unwrap()).key(),
+                "/lock" => {
+                    let id = crate::query::fixtures::lock("a").id;
+                    Topic::Lock(of_address(&uri).unwrap(), id, LastReading::default()).key()
+                }
+                _ => Topic::History(of_address(&uri).unwrap()).key(),
+            }
+        };
+        for same in ["/?x=1", "/?limit=100&x=2", "/?order=&sort=&cursor=", "/?facets=no&format=csv"]
+        {
+            assert_eq!(key(same), key("/"), "{same}");
+        }
+        assert_eq!(key("/?limit=5&filter=a%2ab"), key("/?x=1&filter=a*b&limit=5"));
+        for other in ["/?limit=99", "/?filter=a", "/?order=asc", "/?sort=age"] {
+            assert_ne!(key(other), key("/"), "{other}");
+        }
+        assert_eq!(key("/lock?x=1&name=a&format=b"), key("/lock?name=a"));
+        assert_ne!(key("/lock?name=a&window=1h"), key("/lock?name=a"));
+        assert_eq!(key("/history?range=1h&format=1"), key("/history"));
+        assert_ne!(key("/history?from=-1h"), key("/history"));
+    }
 }
