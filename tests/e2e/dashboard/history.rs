@@ -139,7 +139,7 @@ async fn a_malformed_request_to_release_is_in_the_history() -> Result<()> {
         let count = count.sum("lockscope_dashboard_releases_total", &labels);
         assert_eq!(count, f64::from(number), "{body}");
         eventually("its record", async || {
-            let events = bench.dashboard.json("/api/v1/events?name=a").await?;
+            let events = bench.dashboard.json("/api/v1/events?from=-1h&name=a").await?;
             let rows = events["events"].as_array().into_iter().flatten();
             let rejected = rows.filter(|row| row["event"] == "release_rejected").count();
             ensure!(u32::try_from(rejected)? == number, "{events}");

@@ -98,8 +98,10 @@ async fn an_expired_hold_of_a_free_lock_survives_a_restart() -> Result<()> {
     })
     .await;
     bench.listed("a", expired).await;
-    let events = bench.dashboard.json("/api/v1/events?name=a").await?.to_string();
-    ensure!(events.contains("expired") && !events.contains("cleared"), "{events}");
+    let events = bench.dashboard.json("/api/v1/events?from=-1h&name=a").await?;
+    let mut rows = events["events"].as_array().into_iter().flatten();
+    let ends = |row: &Value| row["event"] == "cleared" && row.to_string().contains("expired");
+    ensure!(!rows.any(ends), "{events}");
     Ok(())
 }
 

@@ -39,7 +39,7 @@ pub const EXPIRED_FOR: Duration = Duration::from_secs(3_600);
 #[derive(Debug, Clone, PartialEq, Eq)]
 pub struct Expired {
     pub at: Time,
-    /// None if an earlier run of this program knew it.
+    /// None if only an earlier run of this program knew it.
     pub holder: Option<HolderId>,
     /// Certain if the holder was seen to return too late.
     pub certainty: Certainty,

@@ -268,7 +268,7 @@ fn an_expired_hold_of_more_than_an_hour_ago_is_cleared_by_the_first_reading() {
     model.restore([(id("a"), expired(false))].into(), SteadyMillis(3_700_000));
     read(&mut model, "a", 3_700_000, absent());
     let cleared = ArchiveEntry::Cleared(id("a"), ProblemKind::Expired, SteadyMillis(3_700_001));
-    assert_eq!(ends(&mut model), [cleared.clone()]);
+    assert_eq!(ends(&mut model), std::slice::from_ref(&cleared));
     // That of a lock which is ignored now is over, too.
     let mut model = model_with(Settings { ignore: vec![b"a".to_vec()], ..settings() });
     model.restore([(id("a"), expired(false))].into(), SteadyMillis(3_600_000));
