@@ -1,4 +1,4 @@
-// The page's event stream: opened while the page is visible, shared by the tabs that show the same page, opened anew
+// The page's event stream: opened while the page is visible, shared by the tabs that show the same page, opened again
 // with growing pauses when it is lost. `live.js` says what to do with what comes.
 //
 // Browsers allow six connections to one host, and a page that waits for a seventh never loads. So no more than PLACES

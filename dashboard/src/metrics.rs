@@ -178,7 +178,7 @@ impl StreamMetrics {
             IntGauge::with_opts(opts("open_page_bytes", "Bytes that open pages keep."))?;
         let resyncs = IntCounter::with_opts(opts(
             "stream_resyncs_total",
-            "Streams that fell behind or came back late, and were given everything anew.",
+            "Streams that fell behind or came back late, and were given the full state.",
         ))?;
         registry.register(Box::new(open.clone()))?;
         registry.register(Box::new(page_bytes.clone()))?;
