@@ -2,7 +2,9 @@
 //! real Redis, and a driver program for each library. What one library passes, all pass.
 
 mod driver;
+mod interruptions;
 mod scenarios;
+mod stage;
 
 use std::path::{Path, PathBuf};
 use std::process::Command;
@@ -112,7 +114,7 @@ fn build_rust_driver() -> Result<PathBuf> {
 macro_rules! conformance {
     ($($library:ident $value:ident;)*) => {$(
         mod $library {
-            conformance! { @scenarios $value
+            conformance! { @scenarios scenarios $value
                 a_lock_is_granted_and_released
                 a_fenced_lock_has_growing_tokens
                 a_wait_times_out
@@ -136,6 +138,8 @@ macro_rules! conformance {
                 a_loss_among_several_is_reported
                 a_cancelled_wait_for_several_leaves_nothing_behind
                 a_hold_stays_certain_while_its_owner_waits_for_another_lock
+            }
+            conformance! { @scenarios interruptions $value
                 a_shorter_lease_counts_from_the_instant_at_which_it_is_sent
                 a_lease_that_redis_does_not_confirm_counts_too
                 a_return_to_renewal_counts_from_the_instant_at_which_it_is_sent
@@ -150,10 +154,10 @@ macro_rules! conformance {
             }
         }
     )*};
-    (@scenarios $value:ident $($scenario:ident)*) => {$(
+    (@scenarios $file:ident $value:ident $($scenario:ident)*) => {$(
         #[tokio::test]
         async fn $scenario() -> anyhow::Result<()> {
-            super::scenarios::$scenario(&super::$value).await
+            super::$file::$scenario(&super::$value).await
         }
     )*};
 }
