@@ -329,7 +329,7 @@ impl Record {
     }
 
     /// Returns whether the last time to live had expired by this reading.
-    fn has_expired(&self, last: Option<Stamp>, stamp: Stamp) -> bool {
+    pub(super) fn has_expired(&self, last: Option<Stamp>, stamp: Stamp) -> bool {
         self.end_of_ttl(last).is_some_and(|end| end.since(stamp.received.moment()) <= RUN_OUT)
     }
 
@@ -558,7 +558,7 @@ impl Record {
 }
 
 /// Returns whether release messages may have been missed since the last reading.
-fn has_missed(last: Option<Stamp>, context: ScopeContext) -> bool {
+pub(super) fn has_missed(last: Option<Stamp>, context: ScopeContext) -> bool {
     let Some(last) = last else { return true };
     [context.readable_since, context.listening_since]
         .into_iter()

@@ -3,6 +3,7 @@
 mod companions;
 mod diagnose;
 mod doubt;
+mod early_reading;
 mod hold_history;
 mod identity;
 mod ingest;
@@ -212,6 +213,8 @@ struct Releases {
     unread: Option<Time>,
     /// Those that may be about a lock of the same name in another database.
     doubtful: Option<doubt::Doubtful>,
+    /// A reading that shows its end without one.
+    early: Option<early_reading::EarlyReading>,
 }
 
 #[derive(Debug)]
@@ -471,7 +474,7 @@ impl Record {
     }
 
     /// Applies a reading. One requested earlier than the newest one only proves that this is a lock.
-    pub fn read(
+    fn apply(
         &mut self,
         stamp: Stamp,
         source: Source,

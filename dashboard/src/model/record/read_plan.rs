@@ -24,6 +24,9 @@ impl Record {
     pub fn next_read(&self) -> Moment {
         const AT_LEAST: Duration = Duration::from_secs(10);
         let Some(stamp) = self.stamp else { return self.free_since };
+        if let Some(until) = self.early_until() {
+            return until;
+        }
         /// Locks with waiters are read more often, for the order and the beginnings of the waits.
         const AWAITED: Duration = Duration::from_secs(2);
         let longest = if self.is_awaited() { AWAITED } else { Duration::MAX };

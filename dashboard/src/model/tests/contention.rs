@@ -90,10 +90,10 @@ fn waits_by_name_are_counted_by_their_endings() {
     let holders = vec![Holder { id: second, count: 1 }];
     let hash = LockHash { holders, ..Default::default() };
     let ttl = Some(Duration::from_secs(30));
-    read(&mut model, "a", 5_000, Reading::Lock { hash, ttl, companions: queued(&[]) });
+    read_twice(&mut model, "a", 5_000, Reading::Lock { hash, ttl, companions: queued(&[]) });
     assert_eq!(longest(&shown(&mut model, "a").unwrap()), (4_000, true));
-    read(&mut model, "a", 12_000, absent());
-    let tally = tally(&mut model, 12_000);
+    read_twice(&mut model, "a", 12_000, absent());
+    let tally = tally(&mut model, 12_400);
     assert_eq!((tally.waits.count(), tally.waits_given_up), (2, 1));
     assert_eq!(tally.longest_wait.unwrap().id, second);
 }

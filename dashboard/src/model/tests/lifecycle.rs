@@ -65,7 +65,7 @@ fn a_problem_that_comes_and_goes_is_remembered_once() {
         read(&mut model, "a", from, held(1, 1, None));
         read(&mut model, "a", from + 60_000, held(1, 1, None));
         assert_eq!(shown(&mut model, "a").unwrap().problems.len(), 1);
-        read(&mut model, "a", from + 70_000, absent());
+        read_twice(&mut model, "a", from + 70_000, absent());
         model.take_effects();
     }
     shown(&mut model, "a");
@@ -447,7 +447,7 @@ fn a_queue_does_not_prove_a_second_lock_with_a_name_in_braces() {
 fn free_locks_are_dropped_eventually() {
     let mut model = model();
     read(&mut model, "a", 0, held(1, 1, Some(30_000)));
-    read(&mut model, "a", 1_000, absent());
+    read_twice(&mut model, "a", 1_000, absent());
     model.tick(at(300_000));
     assert_eq!(shown(&mut model, "a").unwrap().state, State::Free);
     model.tick(at(700_000));

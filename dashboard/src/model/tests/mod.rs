@@ -2,6 +2,7 @@
 
 mod contention;
 mod databases;
+mod early_reading;
 mod history;
 mod lifecycle;
 mod problems;
@@ -102,6 +103,12 @@ pub(super) fn read(model: &mut Model, lock: &str, ms: u64, reading: Reading) {
     let source = Source::Poll;
     let observation = Observation::Read { name: name(lock), stamp: stamp(ms), source, reading };
     model.observe(MAIN, observation);
+}
+
+/// Reads it twice: by the second time its release message would have arrived.
+pub(super) fn read_twice(model: &mut Model, lock: &str, ms: u64, reading: Reading) {
+    read(model, lock, ms, reading.clone());
+    read(model, lock, ms + 300, reading);
 }
 
 pub(super) fn release(model: &mut Model, lock: &str, ms: u64) {

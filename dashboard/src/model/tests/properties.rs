@@ -53,6 +53,8 @@ proptest! {
         mut inputs in prop::collection::vec(any_input(), 1..12), seed: u64,
     ) {
         let start = |model: &mut Model| {
+            // Without release messages no reading waits for one.
+            model.observe(MAIN, Observation::PubSubActive { on: false, at: at(0) });
             release(model, "a", 0);
             read(model, "a", 0, absent());
         };

@@ -97,8 +97,8 @@ fn a_holders_identity_ends_with_its_hold() {
         view.holders[0].client.as_ref().and_then(|client| client.pid)
     };
     assert_eq!(report(&mut model, 100), Some(4711));
-    read(&mut model, "a", 1_000, held(2, 1, Some(600_000)));
-    assert_eq!(report(&mut model, 1_100), None, "another client holds it now");
+    read_twice(&mut model, "a", 1_000, held(2, 1, Some(600_000)));
+    assert_eq!(report(&mut model, 1_400), None, "another client holds it now");
     read(&mut model, "a", 2_000, held(1, 1, Some(600_000)));
     let view = shown(&mut model, "a").unwrap();
     assert!(view.holders[0].client.as_ref().is_none_or(|client| client.pid.is_none()));

@@ -1,0 +1,90 @@
+//! Readings that show the end of a hold before its release message has arrived, since both come on connections of their own. Such
+//! a reading is kept until the message arrives, or would have arrived.
+
+use std::time::Duration;
+
+use redisson::Moment;
+use redisson::shape::LockHash;
+
+use super::doubt::holders;
+use super::ingest::has_missed;
+use super::{Effect, Record, ScopeContext};
+use crate::model::types::{Reading, Source, Stamp};
+
+/// The time by which a message may arrive later than the release that it reports.
+pub(super) const LATE: Duration = Duration::from_millis(250);
+
+/// A reading that is not applied yet.
+#[derive(Debug)]
+pub(super) struct EarlyReading {
+    stamp: Stamp,
+    source: Source,
+    reading: Reading,
+}
+
+impl Record {
+    /// Applies a reading, and before it one that waited for a release message for long enough. Keeps it if it has to wait itself.
+    pub fn read(
+        &mut self,
+        stamp: Stamp,
+        source: Source,
+        reading: &Reading,
+        context: ScopeContext,
+        effects: &mut Vec<Effect>,
+    ) {
+        let early = self.releases.as_mut().and_then(|releases| releases.early.take());
+        // Once the message has arrived, the newer of the two readings is enough.
+        if let Some(early) = early.filter(|_| !self.has_reported_release()) {
+            if stamp.received.since(early.stamp.received) < LATE {
+                return self.keep_early(early);
+            }
+            self.apply(early.stamp, early.source, &early.reading, context, effects);
+        }
+        if self.may_precede_message(stamp, reading, context) {
+            self.keep_early(EarlyReading { stamp, source, reading: reading.clone() });
+        } else {
+            self.apply(stamp, source, reading, context, effects);
+        }
+    }
+
+    /// Returns the instant at which a kept reading no longer has to wait.
+    pub(super) fn early_until(&self) -> Option<Moment> {
+        let early = self.releases.as_ref()?.early.as_ref()?;
+        Some(early.stamp.received.moment() + LATE)
+    }
+
+    fn keep_early(&mut self, early: EarlyReading) {
+        self.releases.get_or_insert_default().early = Some(early);
+    }
+
+    /// Returns whether a release was reported that no reading has confirmed yet.
+    fn has_reported_release(&self) -> bool {
+        let reported = |it: &super::Releases| it.unread.is_some() || it.doubtful.is_some();
+        self.releases.as_deref().is_some_and(reported)
+    }
+
+    /// Returns whether a reading shows the end of a hold whose release message may be under way.
+    fn may_precede_message(&self, stamp: Stamp, reading: &Reading, context: ScopeContext) -> bool {
+        let hash = match reading {
+            Reading::Lock { hash, .. } => Some(hash),
+            Reading::Absent { .. } => None,
+            Reading::Other(_) => return false,
+        };
+        self.confirmed
+            && self.is_newer(stamp)
+            && !context.restarted
+            && context.listening_since.is_some()
+            && !has_missed(self.stamp, context)
+            && !self.has_reported_release()
+            && !self.has_expired(self.stamp, stamp)
+            && self.lacks_hold(hash)
+    }
+
+    /// Returns whether a known hold is not in this hash. A reader that leaves others behind sends no message, so it does not count.
+    fn lacks_hold(&self, hash: Option<&LockHash>) -> bool {
+        let Some(hash) = hash else { return self.is_held() };
+        let shown = holders(hash);
+        let mut awaited = self.holds.iter().filter(|hold| self.mode.is_none() || hold.id.write);
+        awaited.any(|hold| shown.iter().all(|holder| holder.id != hold.id))
+    }
+}
