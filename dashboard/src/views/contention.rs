@@ -5,7 +5,8 @@ use askama::filters::HtmlSafe;
 
 use super::Chrome;
 use super::format::{self, Ago, rfc3339};
-use super::list::{Heading, ListView, LockLink, holder};
+use super::list_view::{Heading, ListView};
+use super::lock_link::LockLink;
 use super::picture::Histogram;
 use super::row::{HolderCell, held_since, only_suspected, row_id};
 use crate::clock::SteadyMillis;
@@ -106,7 +107,7 @@ impl ListView for ContentionRow {
             lock: LockLink::new(&self.id, chrome),
             row: self,
             wait: self.longest_wait.map(|since| Ago::since(since, now)),
-            holder: lock.and_then(holder),
+            holder: lock.and_then(HolderCell::longest),
             held: lock.and_then(held_since).map(|since| Ago::since(since, now)),
             troubled: lock.is_some_and(|lock| !lock.problems.is_empty()),
             suspected: lock.is_none_or(only_suspected),

@@ -4,7 +4,7 @@ use askama::Template;
 use askama::filters::HtmlSafe;
 
 use super::format::{self, Clock, Prose, rfc3339};
-use super::list::LockLink;
+use super::lock_link::LockLink;
 use super::owner_name::{OwnerName, with_names};
 use super::page::{self, Frame};
 use super::picture::{Strip, ending_words, word};

@@ -5,7 +5,7 @@ use std::collections::BTreeMap;
 use askama::Template;
 
 use super::format::{self, Ago, Prose, Validity};
-use super::list::{LockLink, holder};
+use super::lock_link::LockLink;
 use super::owner_name::with_names;
 use super::page::{self, Frame};
 use super::picture::Circle;
@@ -98,7 +98,7 @@ pub fn incident_page(page: &IncidentPage) -> Result<String, askama::Error> {
             format::count(count as u64),
             if count == 1 { "lock" } else { "locks" }
         ),
-        holder: holder(first).filter(|_| incident.shows_holder()),
+        holder: HolderCell::longest(first).filter(|_| incident.shows_holder()),
         advice: with_names(&problem.advice, &chrome.names).into(),
         evidence: problem.evidence.last().map(|it| with_names(&it.text, &chrome.names)),
         circle: Circle::new(problem, &chrome.names),

@@ -4,7 +4,8 @@ use askama::Template;
 use askama::filters::HtmlSafe;
 
 use super::format::{Ago, Clock, Prose};
-use super::list::{Heading, ListView, LockLink, holder};
+use super::list_view::{Heading, ListView};
+use super::lock_link::LockLink;
 use super::owner_name::with_names;
 use super::picture::Circle;
 use super::row::{Badge, HolderCell, row_id};
@@ -121,7 +122,7 @@ impl ListView for IncidentRow {
                 };
                 (links::incident(self), together)
             }),
-            holder: holder(lock).filter(|_| self.shows_holder()),
+            holder: HolderCell::longest(lock).filter(|_| self.shows_holder()),
             waiting: (self.waiting > 0).then(|| {
                 let exact = self.locks.iter().all(|lock| lock.waiters_exact || lock.waiting == 0);
                 format!("{}{}", if exact { "" } else { "≥" }, format::count(self.waiting))

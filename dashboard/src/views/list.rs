@@ -1,4 +1,4 @@
-//! The pages of lists, and the rows of owners and problems.
+//! The page of a list, and its parts that a stream updates.
 
 use askama::Template;
 use askama::filters::HtmlSafe;
@@ -6,212 +6,13 @@ use askama::filters::HtmlSafe;
 use super::contention::Groups;
 use super::facets::FacetLinks;
 use super::foot::{Foot, Shown};
-use super::format::{AGELESS, Ago, Prose};
-use super::fragments::{Fragments, LiveRow};
+use super::format::{AGELESS, Prose};
 use super::incidents::Cleared;
-use super::locks::Tabs;
-use super::owner_name::{OwnerName, short_client};
+use super::list_view::{Heading, ListView, address};
 use super::page::{self, Frame, MonitorHint};
-use super::row::{HolderCell, place, row_id};
-use super::{Chrome, ListPage, links};
-use crate::clock::SteadyMillis;
-use crate::model::types::LockView;
-use crate::query::facets::narrowed;
-use crate::query::owners::OwnerRow;
-use crate::query::{Listed, Order, Paged, with_term};
-use crate::text;
-
-/// A list that has a page.
-pub trait ListView: Paged {
-    /// The path of the page.
-    const PATH: &'static str;
-    const TITLE: &'static str;
-    const COLUMNS: &'static [Heading];
-    /// The heading and the sentence of an empty list.
-    const NOTHING: (&'static str, &'static str);
-    /// A sentence on the list; may be empty.
-    const ABOUT: &'static str;
-
-    /// Renders the row: its start tag and each of its cells on a line of their own.
-    ///
-    /// # Errors
-    /// If the template fails, which is a bug.
-    fn html(&self, chrome: &Chrome, now: SteadyMillis) -> Result<String, askama::Error>;
-
-    /// Renders the row as a stream sends it.
-    ///
-    /// # Errors
-    /// If the template fails, which is a bug.
-    fn live_row(&self, chrome: &Chrome, _fragments: &Fragments) -> Result<LiveRow, askama::Error> {
-        let id = row_id(self.id());
-        Ok(LiveRow { id: id.into(), html: self.html(chrome, AGELESS)?.into(), ttl: None })
-    }
-
-    /// Returns the columns of a list that is grouped by one of [`Listed::GROUPINGS`].
-    fn columns(_by: &str) -> &'static [Heading] {
-        Self::COLUMNS
-    }
-
-    /// Returns the links above the list, if it has some.
-    fn tabs(_page: &ListPage<Self>) -> Option<Tabs> {
-        None
-    }
-}
-
-/// The heading of a column.
-#[derive(Debug)]
-pub struct Heading {
-    pub label: &'static str,
-    /// The effect of a click.
-    pub hint: &'static str,
-    /// The sort that a click selects, if the list can be sorted by this column.
-    pub sort: Option<&'static str>,
-    pub class: &'static str,
-}
-
-impl Heading {
-    pub(super) const fn sorted_by(
-        label: &'static str,
-        sort: &'static str,
-        class: &'static str,
-    ) -> Self {
-        Self { label, hint: "Sort by this", sort: Some(sort), class }
-    }
-
-    pub(super) const fn unsorted(label: &'static str, class: &'static str) -> Self {
-        Self { label, hint: "", sort: None, class }
-    }
-}
-
-/// A lock's name with its link and place.
-#[derive(Template)]
-#[template(path = "parts/lock_name.html")]
-pub(super) struct LockLink {
-    link: String,
-    name: String,
-    place: Option<String>,
-}
-
-impl HtmlSafe for LockLink {}
-
-impl LockLink {
-    pub(super) fn new(id: &crate::model::types::LockId, chrome: &Chrome) -> Self {
-        Self::at(id, chrome, None)
-    }
-
-    /// Returns one that leads to the lock as of an instant, if there is one.
-    pub(super) fn at(
-        id: &crate::model::types::LockId,
-        chrome: &Chrome,
-        at: Option<SteadyMillis>,
-    ) -> Self {
-        Self {
-            link: at.map_or_else(|| links::lock(id), |at| links::lock_at(id, at)),
-            name: text::visible(id.name.as_bytes()),
-            place: place(id, chrome.several_deployments, chrome.several_dbs),
-        }
-    }
-}
-
-/// The holder that has held a lock longest.
-pub(super) fn holder(lock: &LockView) -> Option<HolderCell<'_>> {
-    let holder = lock.holders.iter().min_by_key(|holder| holder.since.at);
-    holder.map(|holder| HolderCell::new(&lock.id.deployment, holder))
-}
-
-#[derive(Template)]
-#[template(path = "parts/owner_row.html")]
-struct OwnerTemplate<'a> {
-    id: String,
-    row: &'a OwnerRow,
-    who: Who,
-    deployment: Option<&'a str>,
-    oldest: Option<Ago>,
-}
-
-/// The first cells of an owner's row.
-enum Who {
-    /// A client, and the beginning of its uuid.
-    Instance(OwnerName, String),
-    /// A service or host, and the locks that it holds.
-    Group(String, String),
-    /// Clients of which neither is known.
-    Unknown(&'static str),
-}
-
-impl Who {
-    fn new(row: &OwnerRow, chrome: &Chrome) -> Self {
-        match (row.by, row.id.as_str()) {
-            ("service", "") => Self::Unknown("no name"),
-            ("host", "") => Self::Unknown("host not known"),
-            (by @ ("service" | "host"), id) => {
-                let filter = narrowed("", by, id);
-                let filter = match chrome.several_deployments {
-                    true => with_term(&filter, "deployment", &row.deployment),
-                    false => filter,
-                };
-                Self::Group(text::visible(id.as_bytes()), links::filtered(&filter))
-            }
-            _ => Self::Instance(
-                OwnerName::remembered(&row.deployment, &row.id, &chrome.names),
-                short_client(&row.id),
-            ),
-        }
-    }
-}
-
-/// The columns of owners: their kind, what is known of each, and numbers.
-const fn owner_columns(kind: &'static str, known: &'static str) -> [Heading; 6] {
-    [
-        Heading::sorted_by(kind, "id", "name"),
-        Heading::unsorted(known, "process"),
-        Heading::sorted_by("Holds", "holds", "figure"),
-        Heading::sorted_by("With problems", "problems", "figure"),
-        Heading::sorted_by("Waits for", "waits", "figure"),
-        Heading::sorted_by("Oldest hold", "age", "held"),
-    ]
-}
-
-const BY_SERVICE: [Heading; 6] = owner_columns("Service", "Processes");
-const BY_HOST: [Heading; 6] = owner_columns("Host", "Processes");
-
-impl ListView for OwnerRow {
-    const PATH: &'static str = "/owners";
-    const TITLE: &'static str = "Owners";
-    const COLUMNS: &'static [Heading] = &owner_columns("Owner", "Client");
-    const NOTHING: (&'static str, &'static str) =
-        ("Nobody holds a lock", "Every key has been looked at, and no lock is held right now.");
-    const ABOUT: &'static str = "Who holds locks, and who waits for them: by client, which is a Redisson instance or an agent, by \
-        service or by host. Waiters are known by name from MONITOR, from fair queues and from agents.";
-
-    fn html(&self, chrome: &Chrome, now: SteadyMillis) -> Result<String, askama::Error> {
-        OwnerTemplate {
-            id: row_id(self.id()),
-            row: self,
-            who: Who::new(self, chrome),
-            deployment: chrome.several_deployments.then_some(&*self.deployment),
-            oldest: self.oldest.map(|since| Ago::since(since, now)),
-        }
-        .render()
-    }
-
-    fn columns(by: &str) -> &'static [Heading] {
-        match by {
-            "service" => &BY_SERVICE,
-            "host" => &BY_HOST,
-            _ => Self::COLUMNS,
-        }
-    }
-
-    fn tabs(page: &ListPage<Self>) -> Option<Tabs> {
-        let (labels, here) = (["Instances", "Services", "Hosts"], page.by);
-        Some(Tabs::plain(Self::GROUPINGS.iter().zip(labels).map(|(by, label)| {
-            let page = ListPage { by, rows: Vec::new(), ..page.clone() };
-            let link = address(&page, Self::PATH, (page.sort, page.order), &[]);
-            (label, link, *by == here)
-        })))
-    }
-}
+use super::tabs::Tabs;
+use super::{Chrome, ListPage};
+use crate::query::Order;
 
 /// HTML that a template made.
 struct Rendered(String);
@@ -245,22 +46,6 @@ impl Column {
         });
         Self { label, hint, class, link, sorted }
     }
-}
-
-/// Returns the address of a list with its filter and grouping. Parameters with their default values are left out.
-fn address<T: ListView>(
-    page: &ListPage<T>,
-    path: &str,
-    (sort, order): (&str, Order),
-    more: &[(&str, Option<&str>)],
-) -> String {
-    let own = [
-        ("filter", Some(page.filter.as_str()).filter(|filter| !filter.is_empty())),
-        ("by", Some(page.by).filter(|by| T::GROUPINGS[0] != *by)),
-        ("sort", Some(sort).filter(|sort| T::SORTS[0] != *sort)),
-        ("order", Some(order.as_str()).filter(|_| order != T::default_order(sort))),
-    ];
-    links::address(path, &[&own, more].concat())
 }
 
 fn foot<T: ListView>(page: &ListPage<T>) -> Foot<'_> {
@@ -374,27 +159,4 @@ pub(super) fn regions<T: ListView>(
         regions.push(("cleared", Cleared::of(&chrome, &page.cleared, page.chrome.now).render()?));
     }
     Ok(regions)
-}
-
-#[cfg(test)]
-mod tests {
-    use super::*;
-    use crate::views::tests::fixtures::{grouped_owners, locks as locks_page};
-
-    #[test]
-    fn addresses_leave_out_defaults() {
-        let locks = |filter: &str, sort: &str, order, cursor| {
-            let page = ListPage { filter: filter.into(), ..locks_page(Vec::new()) };
-            address(&page, "/", (sort, order), &[("cursor", cursor)])
-        };
-        assert_eq!(locks("", "problems", Order::Descending, None), "/");
-        assert_eq!(locks("", "age", Order::Descending, None), "/?sort=age");
-        assert_eq!(
-            locks("x", "ttl", Order::Descending, Some("c=")),
-            "/?filter=x&sort=ttl&order=desc&cursor=c%3D"
-        );
-        let page = grouped_owners("service");
-        let services = address(&page, "/owners", ("holds", Order::Descending), &[]);
-        assert_eq!(services, "/owners?by=service");
-    }
 }

@@ -1,15 +1,14 @@
 //! `/`: the list of locks.
 
 use askama::Template;
-use askama::filters::HtmlSafe;
 
 use super::fragments::{Fragments, LiveRow};
-use super::list::{Heading, ListView};
+use super::list_view::{Heading, ListView};
 use super::row::Row;
-use super::{Chrome, ListPage, format, links};
+use super::tabs::Tabs;
+use super::{Chrome, ListPage};
 use crate::clock::SteadyMillis;
-use crate::query::facets::{Facets, VIEWS};
-use crate::query::{Filter, LockRow};
+use crate::query::LockRow;
 
 impl ListView for LockRow {
     const PATH: &'static str = "/";
@@ -48,65 +47,4 @@ impl ListView for LockRow {
     fn tabs(page: &ListPage<Self>) -> Option<Tabs> {
         Some(Tabs::new(page.facets.as_deref()?, &page.filter))
     }
-}
-
-/// Links to the views of a list, of locks each with the number that match the rest of the filter.
-#[derive(Debug, Template)]
-#[template(path = "parts/tabs.html")]
-pub struct Tabs {
-    tabs: Vec<Tab>,
-}
-
-impl HtmlSafe for Tabs {}
-
-#[derive(Debug)]
-struct Tab {
-    label: &'static str,
-    count: Option<String>,
-    link: String,
-    here: bool,
-    alarming: bool,
-}
-
-/// The labels of [`VIEWS`], whether they are there without a lock, and whether some are alarming.
-const LABELS: [(&str, bool, bool); VIEWS.len()] = [
-    ("Active", true, false),
-    ("With problems", true, true),
-    ("Waited for", true, false),
-    ("Unconfirmed", true, false),
-    ("Acknowledged", false, false),
-    ("Not readable", false, true),
-    ("Free", false, false),
-];
-
-impl Tabs {
-    /// Returns links without numbers: the label of each, its address, and true if it is the page's own.
-    pub(super) fn plain(tabs: impl Iterator<Item = (&'static str, String, bool)>) -> Self {
-        let tab = |(label, link, here)| Tab { label, count: None, link, here, alarming: false };
-        Self { tabs: tabs.map(tab).collect() }
-    }
-
-    fn new(facets: &Facets, shown: &str) -> Self {
-        let rest = Filter::without_view(shown);
-        let here = words(&Filter::view(shown));
-        let searches_names = Filter::parse(&rest).is_ok_and(|rest| rest.searches_names());
-        let tab = |((view, count), (label, always, alarming)): ((&str, usize), _)| {
-            // Free ones are among them.
-            let label = if view.is_empty() && searches_names { "All" } else { label };
-            let here = here == words(view);
-            let link = links::filtered(format!("{rest} {view}").trim());
-            let shown = Some(format::count(count as u64));
-            let tab = Tab { label, count: shown, link, here, alarming: alarming && count > 0 };
-            (always || count > 0 || here).then_some(tab)
-        };
-        let counted = VIEWS.into_iter().zip(facets.views);
-        Self { tabs: counted.zip(LABELS).filter_map(tab).collect() }
-    }
-}
-
-/// The terms of a view in any order.
-fn words(view: &str) -> Vec<String> {
-    let mut words: Vec<String> = view.split_whitespace().map(str::to_ascii_lowercase).collect();
-    words.sort_unstable();
-    words
 }

@@ -6,7 +6,7 @@ use askama::Template;
 use askama::filters::HtmlSafe;
 
 use super::format::{self, Ago};
-use super::list::{LockLink, holder};
+use super::lock_link::LockLink;
 use super::page::{self, Frame};
 use super::picture::Heat;
 use super::row::{Badge, HolderCell};
@@ -60,7 +60,7 @@ impl<'a> Incidents<'a> {
                 count: several.then(|| format::count(row.locks.len() as u64)),
                 lock: LockLink::new(&lock.id, chrome),
                 prefix: row.prefix().map(|prefix| text::visible(prefix.as_bytes())),
-                holder: holder(lock).filter(|_| row.shows_holder()),
+                holder: HolderCell::longest(lock).filter(|_| row.shows_holder()),
                 waiting: row.waiting,
             }
         };
@@ -142,7 +142,7 @@ impl<'a> Blockers<'a> {
                 .map(|step| TreeStep {
                     depth: step.depth,
                     lock: LockLink::new(&step.lock.id, chrome),
-                    holder: holder(&step.lock),
+                    holder: HolderCell::longest(&step.lock),
                     waiting: step.lock.waiting,
                     exact: step.lock.waiters_exact,
                     longest: longest_wait(&step.lock, chrome.now),
@@ -196,7 +196,7 @@ impl<'a> Oldest<'a> {
     fn new(page: &'a OverviewPage) -> Self {
         let hold = |lock: &'a Arc<LockView>| OldHold {
             lock: LockLink::new(&lock.id, &page.chrome),
-            holder: holder(lock),
+            holder: HolderCell::longest(lock),
             held: lock.held_since().map(|since| Ago::since(since, page.chrome.now)),
         };
         Self { holds: page.oldest.iter().map(hold).collect() }

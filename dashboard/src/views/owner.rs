@@ -4,7 +4,7 @@ use askama::Template;
 use askama::filters::HtmlSafe;
 
 use super::format::{self, Ago, Clock};
-use super::list::LockLink;
+use super::lock_link::LockLink;
 use super::owner_name::{OwnerName, unit};
 use super::page::{self, Frame};
 use super::picture::{ending_words, lasted};

@@ -120,6 +120,12 @@ impl<'a> HolderCell<'a> {
     pub(super) fn new(deployment: &str, holder: &'a HolderView) -> Self {
         Self { holder, name: OwnerName::of_holder(deployment, holder) }
     }
+
+    /// Returns the holder that has held a lock longest.
+    pub(super) fn longest(lock: &'a LockView) -> Option<Self> {
+        let holder = lock.holders.iter().min_by_key(|holder| holder.since.at);
+        holder.map(|holder| Self::new(&lock.id.deployment, holder))
+    }
 }
 
 /// A client's process, as far as it is known.

@@ -6,13 +6,14 @@ use std::time::Duration;
 use redisson::Moment;
 use redisson::shape::{Holder, LockHash};
 
-use super::early_reading::LATE;
 use super::{Effect, Hold, Record};
 use crate::clock::Time;
 use crate::model::types::{Ending, Reading, Source, Stamp};
 
 /// The difference up to which two readings show the same end of a lease.
 const SAME_END: Duration = Duration::from_millis(100);
+/// The time by which a message may arrive later than the release that it reports.
+pub(super) const LATE: Duration = Duration::from_millis(250);
 /// The most releases that one reading proves.
 const MOST: u32 = 1_000;
 

@@ -1,18 +1,13 @@
 //! Readings that show the end of a hold before its release message has arrived, since both come on connections of their own. Such
 //! a reading is kept until the message arrives, or would have arrived.
 
-use std::time::Duration;
-
 use redisson::Moment;
 use redisson::shape::LockHash;
 
-use super::doubt::holders;
+use super::doubt::{LATE, holders};
 use super::ingest::has_missed;
 use super::{Effect, Record, ScopeContext};
 use crate::model::types::{Reading, Source, Stamp};
-
-/// The time by which a message may arrive later than the release that it reports.
-pub(super) const LATE: Duration = Duration::from_millis(250);
 
 /// A reading that is not applied yet.
 #[derive(Debug)]

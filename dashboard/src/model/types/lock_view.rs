@@ -17,6 +17,7 @@ use super::id::LockId;
 use super::past::{Ending, HistoryView};
 use super::problem::ProblemView;
 use super::renewals::Renewals;
+use super::since::Since;
 use super::source::SourceSet;
 use crate::clock::SteadyMillis;
 use crate::schema::{schema_of, words};
@@ -42,15 +43,6 @@ impl State {
             Self::Unknown => "unknown",
         }
     }
-}
-
-/// The beginning of something: exact, or only the latest possible (shown with `≥` before the age).
-#[derive(Debug, Clone, Copy, PartialEq, Eq, Serialize, ToSchema)]
-pub struct Since {
-    #[serde(serialize_with = "crate::clock::as_wall")]
-    pub at: SteadyMillis,
-    /// False: it had begun already when it was first observed.
-    pub exact: bool,
 }
 
 /// One holder. There are as many as locks, so anything that follows from the id is not stored.

@@ -16,6 +16,7 @@ mod problem;
 mod read_request;
 mod renewals;
 mod settings;
+mod since;
 mod snapshot;
 mod source;
 mod sums;
@@ -31,7 +32,7 @@ pub use identity::{
     Verification,
 };
 pub use lock_view::{
-    HolderView, LockView, Observed, QueueEntryView, RedView, Since, State, WaiterView, client_of,
+    HolderView, LockView, Observed, QueueEntryView, RedView, State, WaiterView, client_of,
 };
 pub use observation::{
     Companions, Connections, Marker, Observation, Queue, QueueEntry, Reading, SlotAssignment,
@@ -46,6 +47,7 @@ pub use problem::{Acknowledgement, Certainty, Evidence, ProblemKind, ProblemView
 pub use read_request::{KnownParts, LastReading, ReadRequest};
 pub use renewals::Renewals;
 pub use settings::{Group, LockRule, Rule, Settings};
+pub use since::Since;
 pub use snapshot::{ClearedProblem, Counts, Delta, Notice, Section, Snapshot, Walk};
 pub use source::{Source, SourceSet};
 #[cfg(test)]

@@ -10,8 +10,8 @@ use utoipa::ToSchema;
 use utoipa::openapi::schema::{ObjectBuilder, SchemaType, Type};
 
 use super::id::LockId;
-use super::lock_view::Since;
 use super::problem::{Acknowledgement, Certainty, ProblemKind};
+use super::since::Since;
 use crate::clock::SteadyMillis;
 
 /// The way in which a hold ended.

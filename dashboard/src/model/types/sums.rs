@@ -135,7 +135,8 @@ pub(crate) mod tests {
     use std::collections::HashSet;
 
     use super::super::client_view::ClientView;
-    use super::super::lock_view::{Since, client_of};
+    use super::super::lock_view::client_of;
+    use super::super::since::Since;
     use super::super::snapshot::Snapshot;
     use super::*;
     use crate::query::fixtures::lock;
