@@ -261,6 +261,8 @@ fn build(raw: Raw<Flags>) -> Result<Config, Vec<String>> {
     let socket_folder = raw.values.socket.as_deref().and_then(Path::parent);
     let socket_folder = socket_folder.map_or(Ok(()), |path| raw.check_folder("socket", path));
     mistakes.extend(socket_folder.err());
+    let in_the_way = raw.values.socket.as_deref().and_then(socket::other_file);
+    mistakes.extend(in_the_way.map(|sentence| raw.mistake("socket", sentence)));
     if raw.values.http_sessions && !raw.values.http.ip().is_loopback() {
         let sentence = "other hosts could read who holds and awaits which locks, with pids: serve --http on 127.0.0.1, or leave \
                         this out and use lockctl ls";

@@ -184,11 +184,13 @@ fn files_are_read_before_they_are_needed() {
 }
 
 #[test]
-fn a_socket_whose_folder_is_a_file_is_a_mistake() {
+fn a_file_in_place_of_the_socket_or_its_folder_is_a_mistake() {
     let file = tempfile::NamedTempFile::new().unwrap();
     let socket = file.path().join("agent.sock");
     let error = load(&["--socket", socket.to_str().unwrap()], &[]).err().unwrap();
     assert!(error.contains("--socket") && error.contains("is not a folder"), "{error}");
+    let error = load(&["--socket", file.path().to_str().unwrap()], &[]).err().unwrap();
+    assert!(error.contains("--socket") && error.contains("is not a socket"), "{error}");
 }
 
 #[test]

@@ -185,15 +185,21 @@ fn inode_of(path: &Path) -> io::Result<(u64, u64)> {
     Ok((metadata.dev(), metadata.ino()))
 }
 
+/// Returns a sentence about a file at `path` that is not a socket, if there is one.
+pub fn other_file(path: &Path) -> Option<String> {
+    let metadata = fs::symlink_metadata(path).ok()?;
+    (!metadata.file_type().is_socket()).then(|| {
+        let path = path.display();
+        format!("{path} exists and is not a socket; remove it, or set another path with --socket")
+    })
+}
+
 /// Returns whether a process listens at `path`.
 async fn is_alive(path: &Path) -> anyhow::Result<bool> {
+    if let Some(sentence) = other_file(path) {
+        bail!(sentence);
+    }
     match fs::symlink_metadata(path) {
-        Ok(metadata) if !metadata.file_type().is_socket() => {
-            bail!(
-                "{} exists and is not a socket; remove it, or set another path with --socket",
-                path.display()
-            )
-        }
         Ok(_) => {}
         Err(error) if error.kind() == io::ErrorKind::NotFound => return Ok(false),
         Err(error) => {

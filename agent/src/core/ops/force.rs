@@ -231,7 +231,8 @@ impl Core {
         let Some(connection) =
             SessionId::parse(session).and_then(|id| self.sessions.connection_of(id))
         else {
-            let text = "NOSESSION there is no such session; LOCKS tells of those that hold or wait";
+            let text =
+                "NOSESSION there is no such session; `lockctl ls` lists those that hold or wait";
             return self.answer(reply_to, Frame::Error(text.to_owned()));
         };
         let by = self.sessions.get(&reply_to.connection).map(|session| session.peer.clone());
