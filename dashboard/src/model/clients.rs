@@ -18,6 +18,8 @@ const MAX_CLIENTS: usize = 10_000;
 const MAX_ADDRESSES: usize = 4;
 /// The most connections of one client that are compared with a list of clients.
 const MAX_CONNECTIONS: usize = 4;
+/// The time for which a client counts as active at its addresses.
+const ACTIVE: Duration = Duration::from_secs(600);
 /// The beginning of the names of an agent's connections.
 const AGENT: &str = "lockscope-agent";
 /// The resolution of a connection's age in a list of clients.
@@ -96,6 +98,17 @@ impl Clients {
         }
         let after = (client.connected, client.gone, client.addresses.first().copied());
         self.version += u64::from(before != after);
+    }
+
+    /// Returns whether a client, and no other, has lately been active from that address.
+    #[must_use]
+    pub fn is_alone_at(&self, id: &ClientId, address: IpAddr, now: Moment) -> bool {
+        let is_there = |client: &Client| client.addresses.contains(&address);
+        let here = |(_, client): &(&ClientId, &Client)| {
+            now.since(client.seen) <= ACTIVE && is_there(client)
+        };
+        self.clients.get(id).is_some_and(is_there)
+            && self.clients.iter().filter(here).all(|(other, _)| other == id)
     }
 
     /// Applies a list of all connected clients. Returns true if a client is found gone, or back.

@@ -34,6 +34,7 @@ impl Model {
                 let clients = &mut self.scopes[scope_id.0].clients;
                 clients.record_activity(holder.client, address, traffic.at.moment());
             }
+            let unsubscribed = self.unsubscribed_client(scope_id, event, traffic.at);
             let is_lock = event.certainty == monitor::Certainty::Certain && event.holder.is_some();
             if !(known || is_lock && self.admit(scope_id, &event.lock, traffic.at)) {
                 continue;
@@ -41,11 +42,32 @@ impl Model {
             let known_now =
                 self.update(scope_id, &event.lock, traffic.at, |record, context, effects| {
                     record.traffic(event, traffic.at, context, effects);
+                    if let Some(client) = unsubscribed {
+                        record.unsubscribed(client, traffic.at, effects);
+                    }
                 });
             if known_now && (!known || changes_holders(event.action)) {
                 self.prioritize(scope_id, &event.lock);
             }
         }
+    }
+
+    /// Returns the client that an event shows to unsubscribe from a lock's channel: none of its threads waits any more. The event
+    /// tells only an address, so it must be the only client there.
+    fn unsubscribed_client(
+        &self,
+        scope_id: ScopeId,
+        event: &monitor::Event,
+        at: Time,
+    ) -> Option<ClientId> {
+        let (monitor::Action::Unsubscribed, Some(monitor::Address::Tcp(address))) =
+            (event.action, event.client)
+        else {
+            return None;
+        };
+        let scope = &self.scopes[scope_id.0];
+        let mut waiting = scope.locks.get(&event.lock)?.record.attempting_clients();
+        waiting.find(|client| scope.clients.is_alone_at(client, address.ip(), at.moment()))
     }
 
     /// Applies a report of agents about themselves and their holders.

@@ -72,8 +72,8 @@ impl Model {
             Observation::Clock { ahead_ms } => self.scopes[scope.0].ahead_ms = ahead_ms,
             Observation::Subscribers { counts, at } => {
                 for (name, count) in counts {
-                    self.update(scope, &name, at, |record, _, _| {
-                        record.count_subscribers(count, at);
+                    self.update(scope, &name, at, |record, _, effects| {
+                        record.count_subscribers(count, at, effects);
                     });
                 }
             }

@@ -17,6 +17,9 @@ const MAX_AGENTS: usize = 256;
 /// The time within which a waiter that was dropped from the queue returns if it has waited all along: once its deadline
 /// has passed it needs another attempt to queue again.
 const RETURN_WINDOW: Duration = Duration::from_secs(5);
+/// The time within which a waiter that does not listen for the release tries again, as for a spin lock. One that tries less often
+/// does not wait in between.
+const RETRY_WINDOW: Duration = Duration::from_secs(2);
 /// The uncertainty up to which a wait's beginning counts as exact.
 const EXACT: Duration = Duration::from_secs(1);
 
@@ -269,6 +272,11 @@ impl Waiting {
     /// the second attempt, since the first may be the only one. Returns true if anything changed.
     pub fn attempt(&mut self, id: HolderId, at: Time, until: Option<Moment>) -> bool {
         let (at, steady) = (at.moment(), at.steady());
+        let unheard = self.subscribers.is_none();
+        self.waiters.retain(|waiter| {
+            let first = waiter.source == Source::Monitor && !waiter.present;
+            waiter.id != id || !first || !unheard || at.since(waiter.seen) <= RETRY_WINDOW
+        });
         if let Some(known) = self.waiters.iter_mut().find(|waiter| waiter.id == id) {
             known.attempts = Some(known.attempts.unwrap_or(0).saturating_add(1));
             known.seen = known.seen.max(at);
@@ -334,10 +342,31 @@ impl Waiting {
         gone
     }
 
-    /// Applies a count of the channel's subscribers. Returns true if anything changed.
+    /// Returns the clients of waiters that only their attempts have shown.
+    pub fn attempting_clients(&self) -> impl Iterator<Item = ClientId> {
+        let waiters = self.waiters().filter(|waiter| waiter.source == Source::Monitor);
+        waiters.map(|waiter| waiter.id.client)
+    }
+
+    /// Ends the waits of those threads that only their attempts have shown, and that have waited until now. Returns them.
+    pub fn stop(&mut self, is_over: impl Fn(&HolderId) -> bool, at: Time) -> Vec<Waiter> {
+        let over = self.waiters.extract_if(.., |waiter| {
+            waiter.source == Source::Monitor && waiter.present && is_over(&waiter.id)
+        });
+        over.map(|waiter| Waiter { seen: at.moment(), ..waiter }).collect()
+    }
+
+    /// Applies a count of the channel's subscribers. Without any, waiters that only their attempts have shown are gone unless
+    /// they keep trying. Returns true if anything changed.
     pub fn count(&mut self, count: u64, at: Time) -> bool {
         let before = (self.counted, self.subscribers.map_or(0, |subscribers| subscribers.count));
         self.counted = true;
+        if count == 0 {
+            let over = self.waiters.extract_if(.., |waiter| {
+                waiter.source == Source::Monitor && at.moment().since(waiter.seen) > RETRY_WINDOW
+            });
+            self.given_up.extend(over.filter(|waiter| waiter.present));
+        }
         self.subscribers = (count > 0).then(|| Subscribers {
             count,
             since: self.subscribers.map_or(at, |subscribers| subscribers.since),

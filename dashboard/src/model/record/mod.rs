@@ -534,13 +534,18 @@ impl Record {
     }
 
     /// Applies a count of the connections that listen for its release.
-    pub fn count_subscribers(&mut self, count: u64, at: Time) {
+    pub fn count_subscribers(&mut self, count: u64, at: Time, effects: &mut Vec<Effect>) {
         if count == 0 && self.cold.is_none() {
             return;
         }
         self.confirm();
         self.add_source(Source::Subscribers);
-        self.dirty |= self.cold().waiting.count(count, at);
+        let waiting = &mut self.cold().waiting;
+        let changed = waiting.count(count, at);
+        for waiter in waiting.take_given_up() {
+            self.waited(waiter, None, Source::Subscribers, effects);
+        }
+        self.dirty |= changed;
         self.drop_empty_cold_state();
     }
 

@@ -3,7 +3,7 @@
 use std::time::Duration;
 
 use redisson::monitor::{Action, Certainty as EventCertainty, Event};
-use redisson::{HolderId, Kind, Moment};
+use redisson::{ClientId, HolderId, Kind, Moment};
 
 use super::{Effect, Hold, Mode, Record, ScopeContext};
 use crate::clock::{SteadyMillis, Time};
@@ -144,6 +144,19 @@ impl Record {
         let Some(cold) = &mut self.cold else { return };
         for waiter in cold.waiting.remove(&[holder]) {
             self.waited(waiter, granted, Source::Monitor, effects);
+        }
+    }
+
+    /// Returns the clients whose threads wait for it as far as MONITOR has shown.
+    pub fn attempting_clients(&self) -> impl Iterator<Item = ClientId> {
+        self.cold.iter().flat_map(|cold| cold.waiting.attempting_clients())
+    }
+
+    /// Ends the waits of a client that no longer listens for the release.
+    pub fn unsubscribed(&mut self, client: ClientId, at: Time, effects: &mut Vec<Effect>) {
+        let Some(cold) = &mut self.cold else { return };
+        for waiter in cold.waiting.stop(|id| id.client == client, at) {
+            self.waited(waiter, None, Source::Monitor, effects);
         }
     }
 

@@ -112,3 +112,85 @@ fn a_hold_that_is_handed_over_ends_and_another_begins() {
         (mine(99).to_string(), 5_000)
     );
 }
+
+#[test]
+fn a_client_that_unsubscribes_no_longer_waits() {
+    use monitor::Action::{Acquired, Refused, Unsubscribed};
+    let mut model = model();
+    let thread = |n: u8| HolderId::new(ClientId::from_random([n; 16]), 52);
+    let send = |model: &mut Model, ms, lock, by: u8, what, port: u16| {
+        let mut event = event(lock, 52, what);
+        event.holder = (what != Unsubscribed).then(|| thread(by));
+        let ip = [10, 0, 0, by.min(3)];
+        event.client = Some(monitor::Address::Tcp((ip, port).into()));
+        traffic(model, ms, vec![event]);
+    };
+    let waits = |model: &mut Model, ms: u64, lock, by| {
+        (0..2_u64).for_each(|i| send(model, ms + i, lock, by, Refused, 1_000));
+    };
+    let deadlocked = |model: &mut Model, ms| {
+        model.tick(at(ms));
+        problems(&shown(model, "a").unwrap())
+    };
+    let take = |model: &mut Model, lock, by| {
+        send(model, 0, lock, by, Acquired { lease: None }, 1_000);
+        read(model, lock, 0, held(by, 1, Some(30_000)));
+    };
+    take(&mut model, "a", 1);
+    take(&mut model, "b", 2);
+    // It waits for a second, gives up, and works on with what it has.
+    waits(&mut model, 1_000, "b", 1);
+    send(&mut model, 2_000, "b", 1, Unsubscribed, 2_000);
+    waits(&mut model, 2_500, "a", 2);
+    assert_eq!(deadlocked(&mut model, 3_000), []);
+    let view = shown(&mut model, "b").unwrap();
+    let wait = view.history.longest_wait.clone().unwrap();
+    assert_eq!((view.waiting, wait.to.0 - wait.since.at.0, wait.granted), (0, 1_000, false));
+    // Two clients at one address: nobody knows which of them it was.
+    waits(&mut model, 4_000, "b", 1);
+    waits(&mut model, 4_000, "a", 3);
+    waits(&mut model, 4_000, "a", 4);
+    send(&mut model, 5_000, "a", 4, Unsubscribed, 2_000);
+    assert_eq!(shown(&mut model, "a").unwrap().waiting, 3);
+    // Nor when one of them has the lock, and only the other waits.
+    send(&mut model, 5_500, "a", 3, Acquired { lease: None }, 1_000);
+    send(&mut model, 5_501, "a", 3, Unsubscribed, 2_000);
+    assert_eq!(shown(&mut model, "a").unwrap().waiting, 2);
+    assert_eq!(deadlocked(&mut model, 6_000), [(ProblemKind::Deadlock, CERTAIN)]);
+}
+
+#[test]
+fn attempts_now_and_then_are_no_wait_while_nobody_listens() {
+    use monitor::Action::Refused;
+    let mut model = model();
+    let tries = |model: &mut Model, ms| traffic(model, ms, vec![event("a", 7, Refused)]);
+    let count = |model: &mut Model, ms, count| {
+        let counts = vec![(name("a"), count)];
+        model.observe(MAIN, Observation::Subscribers { counts, at: time(ms) });
+    };
+    let waiting = |model: &mut Model| shown(model, "a").unwrap().waiters.len();
+    read(&mut model, "a", 0, held(1, 1, Some(30_000)));
+    // As a candidate for leadership does.
+    for ms in (1_000..120_000).step_by(5_000) {
+        tries(&mut model, ms);
+        read(&mut model, "a", ms + 1, held(1, 1, Some(30_000)));
+        assert_eq!(waiting(&mut model), 0, "at {ms}");
+    }
+    // As a spin lock does.
+    for ms in (200_000..203_000).step_by(100) {
+        tries(&mut model, ms);
+        count(&mut model, ms, 0);
+        assert_eq!(waiting(&mut model), usize::from(ms > 200_000), "at {ms}");
+    }
+    count(&mut model, 204_000, 0);
+    assert_eq!(waiting(&mut model), 1);
+    count(&mut model, 205_000, 0);
+    assert_eq!(waiting(&mut model), 0);
+    // As one that listens does.
+    tries(&mut model, 300_000);
+    tries(&mut model, 300_020);
+    for ms in (300_500..320_000).step_by(1_000) {
+        count(&mut model, ms, 1);
+        assert_eq!(waiting(&mut model), 1, "at {ms}");
+    }
+}
