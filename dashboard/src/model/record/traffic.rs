@@ -45,7 +45,9 @@ impl Record {
             Action::Refused => self.refused(holder, at),
             Action::Queued { .. } => self.attempted(holder, at, None),
             Action::LeftQueue => self.end_wait(holder, None, effects),
-            Action::Renewed { lease } => self.renewed(holder, lease, at.steady()),
+            // One that only looks like a renewal may set the lease once, as a multi-lock does with its members. Readings show
+            // whether others follow.
+            Action::Renewed { lease } if certain => self.renewed(holder, lease, at.steady()),
             // Readers come and go singly; the next reading shows who is left.
             Action::Released if certain && event.kind != Some(Kind::Read) && !self.is_shared() => {
                 self.released(at, Source::Monitor, Ending::Released, effects);
@@ -65,6 +67,7 @@ impl Record {
                 }
             }
             Action::Recounted { .. }
+            | Action::Renewed { .. }
             | Action::PartlyReleased
             | Action::Released
             | Action::ForceReleased

@@ -194,3 +194,20 @@ fn attempts_now_and_then_are_no_wait_while_nobody_listens() {
         assert_eq!(waiting(&mut model), 1, "at {ms}");
     }
 }
+
+#[test]
+fn a_lease_that_is_set_once_by_a_generic_script_is_no_renewal() {
+    let mut model = model();
+    let lease = Some(Duration::from_secs(12));
+    let mut set = event("a", 52, monitor::Action::Renewed { lease });
+    set.certainty = monitor::Certainty::Likely;
+    read(&mut model, "a", 0, held(1, 1, Some(6_000)));
+    traffic(&mut model, 10, vec![set]);
+    for ms in (1_000..12_000).step_by(1_000) {
+        read(&mut model, "a", ms, held(1, 1, Some(12_010 - ms)));
+        let view = shown(&mut model, "a").unwrap();
+        assert_eq!((view.renewed, problems(&view)), (false, vec![]), "at {ms}");
+    }
+    read(&mut model, "a", 12_030, absent());
+    assert_eq!(problems(&shown(&mut model, "a").unwrap()), []);
+}
