@@ -301,6 +301,13 @@ impl Waiting {
         false
     }
 
+    /// Returns the instant of the latest attempt seen of a waiter.
+    #[must_use]
+    pub fn last_attempt(&self, id: &HolderId) -> Option<Moment> {
+        let waiter = self.waiters.iter().find(|waiter| waiter.id == *id)?;
+        waiter.attempts.map(|_| waiter.seen)
+    }
+
     /// Drops waiters that should have retried by now. Returns true if anything changed.
     pub fn expire(&mut self, now: Moment) -> bool {
         let silent = |waiter: &mut Waiter| waiter.until.is_some_and(|until| now > until);

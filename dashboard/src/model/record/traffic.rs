@@ -175,6 +175,12 @@ impl Record {
         self.attempted(holder, at, Some(at.moment() + sleep + RETRY_GRACE));
     }
 
+    /// Returns whether an attempt to acquire it was refused to that holder within `time` before `at`.
+    fn has_tried_within(&self, holder: HolderId, time: Duration, at: Time) -> bool {
+        let tried = self.cold.as_ref().and_then(|cold| cold.waiting.last_attempt(&holder));
+        tried.is_some_and(|tried| at.moment().since(tried) < time)
+    }
+
     fn attempted(&mut self, holder: HolderId, at: Time, until: Option<Moment>) {
         self.dirty |= self.cold().waiting.attempt(holder, at, until);
     }
@@ -207,7 +213,12 @@ impl Record {
             if past.ended.is_wanted() || past.ended == Ending::Forced {
                 return;
             }
-            Duration::from_millis(at.steady().millis_since(past.to))
+            let gone_for = Duration::from_millis(at.steady().millis_since(past.to));
+            // A thread that was refused since then knows that it does not have the lock.
+            if self.has_tried_within(holder, gone_for, at) {
+                return;
+            }
+            gone_for
         };
         if gone_for < LATE {
             return;

@@ -211,3 +211,16 @@ fn a_lease_that_is_set_once_by_a_generic_script_is_no_renewal() {
     read(&mut model, "a", 12_030, absent());
     assert_eq!(problems(&shown(&mut model, "a").unwrap()), []);
 }
+
+#[test]
+fn a_thread_that_was_refused_since_has_not_returned_too_late() {
+    use monitor::Action::{Refused, ReleaseFoundNothing};
+    let mut model = model();
+    read(&mut model, "a", 0, held(1, 1, Some(2_000)));
+    read(&mut model, "a", 1_990, held(1, 1, Some(10)));
+    read(&mut model, "a", 2_020, held(2, 1, Some(30_000)));
+    // It tries again, and unlocks what it did not get.
+    traffic(&mut model, 5_000, vec![event("a", 52, Refused)]);
+    traffic(&mut model, 5_001, vec![event("a", 52, ReleaseFoundNothing)]);
+    assert_eq!(problems(&shown(&mut model, "a").unwrap()), []);
+}
