@@ -48,6 +48,9 @@ impl Record {
             // One that only looks like a renewal may set the lease once, as a multi-lock does with its members. Readings show
             // whether others follow.
             Action::Renewed { lease } if certain => self.renewed(holder, lease, at.steady()),
+            Action::Released if certain && self.keeps_reading(holder) => {
+                self.downgraded(holder, at, effects);
+            }
             // Readers come and go singly; the next reading shows who is left.
             Action::Released if certain && event.kind != Some(Kind::Read) && !self.is_shared() => {
                 self.released(at, Source::Monitor, Ending::Released, effects);
@@ -113,6 +116,25 @@ impl Record {
         self.unchanged_since = at;
         self.renewals = None;
         self.lease.restart(began, lease.or(self.ttl), Some(Duration::ZERO));
+    }
+
+    /// Returns whether a writer also has the read side, which it keeps when it gives up writing.
+    fn keeps_reading(&self, writer: HolderId) -> bool {
+        let reader = HolderId { write: false, ..writer };
+        writer.write && self.holds.iter().any(|hold| hold.id == reader)
+    }
+
+    /// Applies the release of the write side by a holder that keeps the read side. No message reports it.
+    fn downgraded(&mut self, writer: HolderId, at: Time, effects: &mut Vec<Effect>) {
+        let newer = self.reading_since(at).is_some() || self.is_released();
+        let Some(i) = self.holds.iter().position(|hold| hold.id == writer).filter(|_| !newer)
+        else {
+            return;
+        };
+        let hold = self.holds.remove(i);
+        self.end(hold, at, Ending::Released, effects);
+        self.event(at.steady(), Source::Monitor, LockEvent::Released(Some(writer)), effects);
+        self.unchanged_since = at;
     }
 
     fn is_shared(&self) -> bool {
