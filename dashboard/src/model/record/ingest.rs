@@ -25,8 +25,6 @@ const NEAR_END: Duration = Duration::from_secs(1);
 const RUN_OUT: Duration = Duration::from_millis(200);
 /// The most readers whose markers are read after the lock has vanished.
 const MAX_ORPHANED_READERS: usize = 16;
-/// The time within which two sources report the same release.
-const SAME_RELEASE: Duration = Duration::from_millis(200);
 
 impl Record {
     /// Applies a reading that shows the lock held, with its time to live and the one by which renewals are recognized.
@@ -440,13 +438,9 @@ impl Record {
         self.add_source(source);
         self.confirm();
         // Both report the same release, and either may be first.
-        let is_same =
-            |(before, by): (Moment, Source)| by != source && at.since(before) <= SAME_RELEASE;
-        let releases = self.releases.get_or_insert_default();
-        if releases.last.is_some_and(is_same) {
+        if self.releases.get_or_insert_default().is_repeated(at.moment(), source) {
             return;
         }
-        releases.last = Some((at.moment(), source));
         if let Some(cold) = &mut self.cold {
             // The hold that seemed to have expired was released at that moment; the reading arrived before the message.
             cold.expired.take_if(|expired| {

@@ -32,6 +32,11 @@ use crate::model::types::{
 use crate::model::waiting::{Waiter, Waiting};
 use hold_history::HoldHistory;
 
+/// The time within which two sources report the same release.
+const SAME_RELEASE: Duration = Duration::from_millis(200);
+/// The most releases of a lock within that time that are compared.
+const MAX_BY_ONE_SOURCE: usize = 64;
+
 /// The state of a lock's scope at the time of an observation.
 #[derive(Debug, Clone, Copy, Default)]
 pub struct ScopeContext {
@@ -207,14 +212,28 @@ impl Mode {
 /// The latest reported releases.
 #[derive(Debug, Default)]
 struct Releases {
-    /// The last one, and the source that reported it.
-    last: Option<(Moment, Source)>,
+    /// Those that only one source has reported yet, within the time that another may take; oldest first.
+    by_one_source: Vec<(Moment, Source)>,
     /// One that no reading is newer than yet.
     unread: Option<Time>,
     /// Those that may be about a lock of the same name in another database.
     doubtful: Option<doubt::Doubtful>,
     /// A reading that shows its end without one.
     early: Option<early_reading::EarlyReading>,
+}
+
+impl Releases {
+    /// Records a report. Returns true if it is about a release that another source has reported.
+    fn is_repeated(&mut self, at: Moment, source: Source) -> bool {
+        self.by_one_source.retain(|(before, _)| at.since(*before) <= SAME_RELEASE);
+        let other = self.by_one_source.iter().position(|(_, by)| *by != source);
+        if let Some(i) = other {
+            self.by_one_source.remove(i);
+        } else if self.by_one_source.len() < MAX_BY_ONE_SOURCE {
+            self.by_one_source.push((at, source));
+        }
+        other.is_some()
+    }
 }
 
 #[derive(Debug)]

@@ -77,6 +77,33 @@ fn monitor_shows_every_short_hold_and_nothing_is_counted_twice() {
 }
 
 #[test]
+fn each_of_several_releases_in_quick_succession_is_its_holders() {
+    use monitor::Action::{Acquired, Released};
+    let mut model = model();
+    open_monitor(&mut model);
+    read(&mut model, "a", 0, absent());
+    let acquired = |by| event("a", by, Acquired { lease: None });
+    traffic(&mut model, 1_000, vec![acquired(1)]);
+    release(&mut model, "a", 1_010);
+    traffic(&mut model, 1_011, vec![event("a", 1, Released), acquired(2)]);
+    // Of the next release MONITOR is the first to tell.
+    traffic(&mut model, 1_030, vec![event("a", 2, Released), acquired(3)]);
+    release(&mut model, "a", 1_031);
+    // Both messages come before what MONITOR tells.
+    release(&mut model, "a", 1_050);
+    release(&mut model, "a", 1_060);
+    traffic(&mut model, 1_061, vec![event("a", 3, Released), acquired(4)]);
+    traffic(&mut model, 1_062, vec![event("a", 4, Released), acquired(5)]);
+    let view = shown(&mut model, "a").unwrap();
+    let hold = |past: &PastHoldView| {
+        let thread = past.id.rsplit(':').next().unwrap().parse().unwrap();
+        (thread, past.since.at.0, past.to.unwrap().0)
+    };
+    let past: Vec<(u64, u64, u64)> = view.history.past.iter().rev().map(hold).collect();
+    assert_eq!(past, [(1, 1_000, 1_010), (2, 1_011, 1_030), (3, 1_030, 1_050)]);
+}
+
+#[test]
 fn waits_by_name_are_counted_by_their_endings() {
     let mut model = model();
     let longest = |view: &LockView| {
