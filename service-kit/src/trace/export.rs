@@ -15,10 +15,8 @@ use tokio::runtime::Runtime;
 
 use super::count::{Counted, Gate};
 use super::endpoint::Endpoint;
+use super::queue;
 use super::sampling::Sampling;
-
-/// The default of `OTEL_BSP_MAX_QUEUE_SIZE`: the number of spans that may be queued.
-const ROOM: usize = 2048;
 
 /// The program that the spans belong to.
 #[derive(Debug, Clone, Copy)]
@@ -46,6 +44,7 @@ impl Exporting {
     pub(crate) fn from_env(program: Program) -> Result<Option<Self>, String> {
         let env = |name: &str| std::env::var(name).ok();
         let Some(endpoint) = Endpoint::from_env(env)? else { return Ok(None) };
+        let room = queue::room_from_env(env)?;
         let runtime = tokio::runtime::Builder::new_multi_thread()
             .worker_threads(1)
             .thread_name("traces")
@@ -56,8 +55,6 @@ impl Exporting {
             let _entered = runtime.enter();
             endpoint.exporter()?
         };
-        let room = env("OTEL_BSP_MAX_QUEUE_SIZE").and_then(|room| room.parse().ok());
-        let room = room.filter(|room| *room > 0).unwrap_or(ROOM);
         let waiting = Arc::new(AtomicUsize::new(0));
         let counted = Counted::new(
             exporter,

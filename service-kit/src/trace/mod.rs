@@ -9,6 +9,7 @@ mod count;
 mod endpoint;
 mod export;
 mod parent;
+mod queue;
 mod sampling;
 
 use std::sync::OnceLock;
