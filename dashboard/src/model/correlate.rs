@@ -3,7 +3,7 @@
 use std::collections::HashMap;
 use std::sync::Arc;
 
-use redisson::{ClientId, HolderId, LockName, monitor};
+use redisson::{ClientId, HolderId, LockName, Moment, monitor};
 
 use super::deadlock::{self, Cycle, Wait};
 use super::{Effect, Model};
@@ -179,7 +179,7 @@ impl Model {
     }
 
     /// Searches for deadlocks among the waiters and holders known by name.
-    pub(super) fn detect_deadlocks(&mut self) {
+    pub(super) fn detect_deadlocks(&mut self, now: Moment) {
         let mut locks = Vec::new();
         for (index, scope) in self.scopes.iter().enumerate() {
             // While a scope cannot be read, no problem of its locks begins or ends.
@@ -200,7 +200,7 @@ impl Model {
         }
         let mut part_of: HashMap<(usize, LockName), Arc<Cycle>> = HashMap::new();
         for cycle in deadlock::cycles(&waits) {
-            if !cycle.is_confirmed() {
+            if !cycle.is_confirmed(now) {
                 // Its waits may not have overlapped in time: the next readings decide.
                 for wait in &cycle.waits {
                     self.prioritize(ScopeId(wait.lock.0), &wait.lock.1);

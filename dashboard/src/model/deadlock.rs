@@ -2,6 +2,7 @@
 
 use std::collections::HashMap;
 use std::sync::Arc;
+use std::time::Duration;
 
 use redisson::{ClientId, HolderId, LockName, Moment};
 
@@ -40,8 +41,12 @@ pub struct Wait {
     pub process: Option<String>,
     /// The last instant at which the waiter was seen to wait.
     pub confirmed: Moment,
+    /// The latest instant at which the wait can have begun.
+    pub begun: Moment,
     /// The latest instant at which the hold can have begun.
     pub held_from: Moment,
+    /// The time for which a wait without another sign may have ended unnoticed; none if its end is always noticed.
+    pub doubted_for: Option<Duration>,
     /// True if the wait is known to be limited in time.
     pub limited: bool,
     /// True if an entry that is only claimed ties the hold or the wait to its owner.
@@ -57,12 +62,17 @@ pub struct Cycle {
 }
 
 impl Cycle {
-    /// Returns whether each wait was seen after the newest hold of the cycle had begun: otherwise they may never have
-    /// coincided.
+    /// Returns whether each wait was seen after the newest hold of the cycle had begun, and after the newest wait where its end may
+    /// go unnoticed: otherwise they may never have coincided.
     #[must_use]
-    pub fn is_confirmed(&self) -> bool {
-        let newest = self.waits.iter().map(|wait| wait.held_from).max();
-        self.waits.iter().all(|wait| Some(wait.confirmed) > newest)
+    pub fn is_confirmed(&self, now: Moment) -> bool {
+        let newest_hold = self.waits.iter().map(|wait| wait.held_from).max();
+        let newest_wait = self.waits.iter().map(|wait| wait.begun).max();
+        let lasts = |wait: &Wait| {
+            let unseen = newest_wait.filter(|newest| wait.confirmed < *newest);
+            unseen.zip(wait.doubted_for).is_none_or(|(newest, time)| now.since(newest) > time)
+        };
+        self.waits.iter().all(|wait| Some(wait.confirmed) > newest_hold && lasts(wait))
     }
 
     /// Returns whether one of the waits is limited in time.
@@ -160,7 +170,9 @@ mod tests {
             holding: Owner::of(id(holder), None),
             process: None,
             confirmed: at(20),
+            begun: at(15),
             held_from: at(10),
+            doubted_for: None,
             limited: false,
             claimed: false,
         }
@@ -188,13 +200,24 @@ mod tests {
     fn a_cycle_is_confirmed_by_waits_after_its_newest_hold() {
         let at = Moment::from_micros;
         let mut waits = vec![wait(1, 2), wait(2, 1)];
-        assert!(cycles(&waits)[0].is_confirmed());
+        let is_confirmed = |waits: &[Wait]| cycles(waits)[0].is_confirmed(at(30));
+        assert!(is_confirmed(&waits));
         waits[0].held_from = at(20);
-        assert!(!cycles(&waits)[0].is_confirmed());
+        assert!(!is_confirmed(&waits));
         waits[1].confirmed = at(21);
-        assert!(!cycles(&waits)[0].is_confirmed());
+        assert!(!is_confirmed(&waits));
         waits[0].confirmed = at(21);
-        assert!(cycles(&waits)[0].is_confirmed());
+        assert!(is_confirmed(&waits));
+        // It may have ended before the other began.
+        waits[1].begun = at(25);
+        assert!(is_confirmed(&waits), "its end would have been noticed");
+        waits[0].doubted_for = Some(Duration::from_micros(5));
+        assert!(!is_confirmed(&waits));
+        assert!(cycles(&waits)[0].is_confirmed(at(31)), "nothing else will tell");
+        waits[0].doubted_for = Some(Duration::MAX);
+        assert!(!is_confirmed(&waits));
+        waits[0].confirmed = at(25);
+        assert!(is_confirmed(&waits));
     }
 
     proptest! {

@@ -192,7 +192,7 @@ impl Model {
                 self.notice(at, deployment, text);
             }
         }
-        self.detect_deadlocks();
+        self.detect_deadlocks(now);
     }
 
     /// Adds up the waiting time of all locks.

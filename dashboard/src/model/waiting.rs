@@ -86,6 +86,8 @@ pub struct Waiting {
     pub subscribers: Option<Subscribers>,
     /// True once the subscribers have been counted.
     counted: bool,
+    /// The instant of the latest count that found any.
+    listened: Option<Moment>,
     agents: Vec<AtAgent>,
     /// Waiters that have left or stopped retrying, until they are taken.
     given_up: Vec<Waiter>,
@@ -349,6 +351,17 @@ impl Waiting {
         gone
     }
 
+    /// Returns the latest sign that a waiter still listens, and the time for which it may have stopped waiting unnoticed: only
+    /// its attempts have shown it.
+    #[must_use]
+    pub fn signs_of(&self, waiter: &Waiter) -> (Option<Moment>, Option<Duration>) {
+        match waiter.source {
+            Source::Monitor if self.counted => (self.listened, Some(Duration::MAX)),
+            Source::Monitor => (None, Some(RETRY_WINDOW)),
+            _ => (None, None),
+        }
+    }
+
     /// Returns the clients of waiters that only their attempts have shown.
     pub fn attempting_clients(&self) -> impl Iterator<Item = ClientId> {
         let waiters = self.waiters().filter(|waiter| waiter.source == Source::Monitor);
@@ -368,6 +381,7 @@ impl Waiting {
     pub fn count(&mut self, count: u64, at: Time) -> bool {
         let before = (self.counted, self.subscribers.map_or(0, |subscribers| subscribers.count));
         self.counted = true;
+        self.listened = (count > 0).then(|| at.moment()).or(self.listened);
         if count == 0 {
             let over = self.waiters.extract_if(.., |waiter| {
                 waiter.source == Source::Monitor && at.moment().since(waiter.seen) > RETRY_WINDOW

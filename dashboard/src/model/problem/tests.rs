@@ -258,7 +258,9 @@ fn a_cycle_is_a_deadlock_and_one_with_a_limited_wait_or_a_claim_is_suspected() {
         holding: Owner::of(id(holder), None),
         process: None,
         confirmed: at(20),
+        begun: at(15),
         held_from: at(10),
+        doubted_for: None,
         limited,
         claimed,
     };

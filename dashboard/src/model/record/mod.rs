@@ -388,6 +388,9 @@ impl Record {
         waiters.filter(|waiter| waiter.is_live()).flat_map(move |waiter| {
             // A reader that is gone delays nobody for longer than the others do.
             let holds = self.holds.iter().filter(|hold| hold.marker != Some(Marker::Missing));
+            let cold = self.cold.as_deref();
+            let (listened, doubted_for) =
+                cold.map_or((None, None), |cold| cold.waiting.signs_of(waiter));
             let identity = |id: &HolderId| self.tracked(id).map(|known| &known.identity);
             let waiting = identity(&waiter.id);
             let claimed = |identity: Option<&HolderIdentity>| {
@@ -402,7 +405,9 @@ impl Record {
                 holder: hold.id,
                 holding: Owner::of(hold.id, identity(&hold.id)),
                 process: waiting.and_then(HolderIdentity::description),
-                confirmed: waiter.seen,
+                confirmed: waiter.seen.max(listened.unwrap_or(waiter.seen)),
+                begun: waiter.from,
+                doubted_for,
                 held_from: hold.from,
                 limited: waiting.is_some_and(|identity| identity.until.is_some()),
                 claimed: claimed(waiting) || claimed(identity(&hold.id)),

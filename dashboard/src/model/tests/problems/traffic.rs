@@ -156,7 +156,42 @@ fn a_client_that_unsubscribes_no_longer_waits() {
     send(&mut model, 5_500, "a", 3, Acquired { lease: None }, 1_000);
     send(&mut model, 5_501, "a", 3, Unsubscribed, 2_000);
     assert_eq!(shown(&mut model, "a").unwrap().waiting, 2);
-    assert_eq!(deadlocked(&mut model, 6_000), [(ProblemKind::Deadlock, CERTAIN)]);
+    assert_eq!(deadlocked(&mut model, 6_100), [(ProblemKind::Deadlock, CERTAIN)]);
+}
+
+#[test]
+fn a_wait_that_may_be_over_is_no_part_of_a_deadlock_until_it_is_seen_again() {
+    use monitor::Action::Refused;
+    let mut model = model();
+    let waits = |model: &mut Model, ms: u64, lock, by| {
+        let mut event = event(lock, 52, Refused);
+        event.holder = Some(holder(by));
+        (0..2_u64).for_each(|i| traffic(model, ms + i, vec![event.clone()]));
+    };
+    let count = |model: &mut Model, ms, counts: [u64; 2]| {
+        let counts = vec![(name("a"), counts[0]), (name("b"), counts[1])];
+        model.observe(MAIN, Observation::Subscribers { counts, at: time(ms) });
+    };
+    let deadlocked = |model: &mut Model, ms| {
+        model.tick(at(ms));
+        problems(&shown(model, "a").unwrap())
+    };
+    read(&mut model, "a", 0, held(1, 1, Some(30_000)));
+    read(&mut model, "b", 0, held(2, 1, Some(30_000)));
+    // One gives up just before the other begins to wait.
+    waits(&mut model, 1_000, "b", 1);
+    count(&mut model, 1_500, [0, 1]);
+    waits(&mut model, 2_000, "a", 2);
+    assert_eq!(deadlocked(&mut model, 2_100), []);
+    count(&mut model, 2_500, [1, 0]);
+    assert_eq!(deadlocked(&mut model, 2_600), []);
+    count(&mut model, 4_500, [1, 0]);
+    assert_eq!(deadlocked(&mut model, 9_000), []);
+    // Both wait.
+    waits(&mut model, 10_000, "b", 1);
+    assert_eq!(deadlocked(&mut model, 10_100), []);
+    count(&mut model, 10_500, [1, 1]);
+    assert_eq!(deadlocked(&mut model, 10_600), [(ProblemKind::Deadlock, CERTAIN)]);
 }
 
 #[test]
