@@ -7,6 +7,7 @@ use service_kit::trace::TraceParent;
 
 use crate::core::ids::Owner;
 use crate::core::lease::hold::Hold;
+use crate::core::lease::node_leases::NodeLeases;
 use crate::core::ops::verb::Ending;
 use crate::core::session::event::Event;
 use crate::core::{Bounded, Core, LogLine, Node, Report, spans};
@@ -34,6 +35,7 @@ impl Core {
         self.effects.report(Report::HoldEnded { group, kind, number, granted, end, held });
         spans::ended(&hold.span, end);
         let trace_parent = TraceParent::of(&hold.span);
+        let nodes = hold.node_leases.as_ref().map_or_else(Vec::new, NodeLeases::asked);
         let Hold { name, kind, valid_until, longest, forced_claim, .. } = hold;
         let claimed_forced = forced_claim.is_some();
         // An owner that has not released the hold relies on it until its validity ends.
@@ -51,6 +53,7 @@ impl Core {
             reply_to,
             valid_until,
             longest,
+            nodes,
             trace_parent,
             claimed_forced,
         })

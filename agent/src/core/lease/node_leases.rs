@@ -7,6 +7,8 @@ use crate::core::ops::verb::Change;
 /// One node's part of a hold.
 #[derive(Debug, Clone, Copy)]
 pub(in crate::core) struct NodeLease {
+    /// It was asked to take the hold, so that it may have it, now or later.
+    pub(in crate::core) asked: bool,
     /// The instant until which it surely keeps the hold; the clock's origin if it does not have it.
     pub(in crate::core) valid_until: Moment,
     /// The instant at which the latest script was sent that it confirmed.
@@ -33,6 +35,7 @@ impl NodeLeases {
     /// No node has it yet; those that do not answer are asked at `renew_at`.
     pub(in crate::core) fn new(nodes: usize, renew_at: Moment) -> Self {
         let none = NodeLease {
+            asked: false,
             valid_until: Moment::default(),
             confirmed: Moment::default(),
             missing: None,
@@ -50,6 +53,17 @@ impl NodeLeases {
         let mut instants: Vec<_> = self.0.iter().map(|lease| lease.valid_until).collect();
         instants.sort_unstable_by(|a, b| b.cmp(a));
         instants.get(majority - 1).copied().unwrap_or_default()
+    }
+
+    /// Records that a node was asked to take the hold.
+    pub(in crate::core) fn ask(&mut self, node: usize) {
+        self.0[node].asked = true;
+    }
+
+    /// Returns the nodes that may have the hold, or may yet get it.
+    pub(in crate::core) fn asked(&self) -> Vec<usize> {
+        let asked = self.0.iter().enumerate().filter(|(_, lease)| lease.asked);
+        asked.map(|(node, _)| node).collect()
     }
 
     /// A node keeps the hold until then, by a script sent at `sent`.

@@ -117,7 +117,10 @@ impl LeaseTable {
         }
         let parts = hold.node_leases.as_mut()?;
         let nodes = parts.to_restore(majority);
-        nodes.iter().for_each(|node| parts.0[*node].renewing = true);
+        for node in &nodes {
+            parts.0[*node].renewing = true;
+            parts.ask(*node);
+        }
         Some(nodes)
     }
 

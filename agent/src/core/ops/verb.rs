@@ -71,6 +71,8 @@ pub(in crate::core) struct Ending {
     pub(in crate::core) valid_until: Moment,
     /// The longest lease that Redis may still keep it for.
     pub(in crate::core) longest: Lease,
+    /// The servers of a red lock that may have it.
+    pub(in crate::core) nodes: Vec<usize>,
     /// The span of the hold, as the parent of the release's.
     pub(in crate::core) trace_parent: TraceParent,
     /// A message has said that an operator released it.

@@ -146,6 +146,7 @@ impl Core {
         let jitter = self.numbers.jitter();
         let again = now + watched.duration() / 15;
         let mut node_leases = NodeLeases::new(self.nodes().len(), again);
+        quorum.may_have_done().for_each(|node| node_leases.ask(node));
         for (node, until) in quorum.yes() {
             node_leases.confirm(node, quorum.sent, until);
             // A lease of its own is not renewed, but verified as often.

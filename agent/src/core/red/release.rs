@@ -11,18 +11,28 @@ use crate::protocol::resp::Frame;
 use crate::types::{End, Number};
 
 impl Core {
-    /// Releases on all nodes what has ended here, not before that instant. Done when a majority has confirmed; the
-    /// others are asked on.
+    /// Releases what has ended here, not before that instant, on all nodes that may have it. Done when a majority does
+    /// not have it any more; the others are asked on.
     pub(in crate::core) fn release_red(&mut self, at: Moment, ending: Ending) {
         let (name, number) = (ending.name.clone(), ending.number);
         let (valid_until, longest) = (ending.valid_until, ending.longest);
         self.begin_leaving(&name, Kind::Red);
-        let nodes = self.nodes().len();
-        let quorum = QuorumOp::new(QuorumRequest::Release(ending), self.now, nodes);
-        let id = self.open(quorum, at + self.settings.response_timeout);
-        for node in 0..nodes {
+        let nodes = ending.nodes.clone();
+        let id = self.open_removal(QuorumRequest::Release(ending), &nodes, at);
+        for node in nodes {
             self.release_on(node, at, id, &name, number, longest, valid_until);
         }
+    }
+
+    /// Enters the removal of a number, begun at that instant, from `nodes`. The others do not have it.
+    fn open_removal(&mut self, request: QuorumRequest, nodes: &[usize], at: Moment) -> OpId {
+        let mut quorum = QuorumOp::new(request, self.now, self.nodes().len());
+        for (node, answer) in quorum.answers.iter_mut().enumerate() {
+            if !nodes.contains(&node) {
+                *answer = Answer::Yes(Moment::default());
+            }
+        }
+        self.open(quorum, at + self.settings.response_timeout)
     }
 
     #[allow(clippy::too_many_arguments, reason = "one node's share of the operation")]
@@ -56,12 +66,7 @@ impl Core {
             self.ops.draw_id()
         } else {
             self.begin_leaving(&name, Kind::Red);
-            let all = self.nodes().len();
-            let mut quorum = QuorumOp::new(QuorumRequest::Undo(undoing), self.now, all);
-            for node in (0..all).filter(|node| !sure.contains(node)) {
-                quorum.answers[node] = Answer::Yes(Moment::default());
-            }
-            self.open(quorum, self.now + self.settings.response_timeout)
+            self.open_removal(QuorumRequest::Undo(undoing), sure, self.now)
         };
         for node in nodes {
             self.release_on(*node, self.now, id, &name, number, lease, Moment::NEVER);

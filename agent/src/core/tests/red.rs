@@ -65,6 +65,40 @@ fn a_majority_is_enough_and_a_server_that_hangs_delays_nothing() {
 }
 
 #[test]
+fn releases_do_not_pile_up_for_a_server_that_was_not_asked_for_the_lock() {
+    let mut world = three(1);
+    let a = world.open(0);
+    world.kill(1, false);
+    for _ in 0..20 {
+        world.command(0, a, red_lock("x", NOW, None));
+        pass(&mut world, 3);
+        assert_eq!(told(&mut world, 0, a), ["held 1"]);
+        unlock(&mut world, 0, a);
+        pass(&mut world, 3);
+        assert_eq!(told(&mut world, 0, a), ["0"]);
+    }
+    assert_eq!(world.agents[0].core.ops.values().count(), 0, "scripts for a server that is down");
+    assert_eq!(world.standing("x"), 0);
+}
+
+/// A server that was down for the grant gets the hold later, and must then lose it with the others.
+#[test]
+fn a_server_that_got_the_hold_later_is_released_too() {
+    let mut world = three(1);
+    let a = world.open(0);
+    world.kill(1, false);
+    world.command(0, a, red_lock("x", NOW, None));
+    pass(&mut world, 60);
+    assert_eq!((told(&mut world, 0, a), world.standing("x")), (vec!["held 1".to_owned()], 2));
+    world.start(1);
+    pass(&mut world, 5000);
+    assert_eq!(world.standing("x"), 3);
+    unlock(&mut world, 0, a);
+    pass(&mut world, 10);
+    assert_eq!((told(&mut world, 0, a), world.standing("x")), (vec!["0".to_owned()], 0));
+}
+
+#[test]
 fn without_a_majority_it_is_unavailable_by_the_servers_names_and_nothing_is_left() {
     let mut world = three(1);
     let a = world.open(0);
