@@ -196,7 +196,7 @@ impl Core {
         // What its old connection had begun comes to its end first, so that nothing changes behind the new one's back.
         let asking = |number: &Number| {
             let hold = self.leases.get(*number).and_then(|hold| hold.update);
-            hold.is_some_and(|op| self.ops.contains_key(&op))
+            hold.is_some_and(|op| self.ops.contains_key(&op) || self.red.contains(op))
         };
         let settled = grace.unverified == 0
             && session.multi.is_empty()

@@ -5,6 +5,7 @@ use std::time::Duration;
 use redisson::script::{self, Publish};
 use redisson::{ClientId, HolderId, Lease};
 
+use super::grace::ticket;
 use super::world::short;
 use crate::core::simulation::red::{World, hold_request, lock_name, red_lock};
 use crate::protocol::command::{Command, Wait};
@@ -190,6 +191,32 @@ fn a_release_by_redisson_wakes_who_waits() {
     }
     pass(&mut world, 10);
     assert_eq!(told(&mut world, 0, a), ["held 1"], "the majority is free, and it has been told");
+}
+
+#[test]
+fn a_change_under_way_ends_before_the_session_is_taken_over() {
+    let mut world = three(1);
+    let a = world.open(0);
+    let grace = Some(ms(60_000));
+    world.command(0, a, Command::Session { grace, push: None, deadlines: None });
+    let told = ticket(&world.replies_of(0, a).remove(0));
+    world.command(0, a, red_lock("x", NOW, None));
+    pass(&mut world, 10);
+    world.replies_of(0, a);
+    world.freeze(0, ms(1000));
+    world.freeze(1, ms(1000));
+    world.command(0, a, Command::Extend(hold_request("x"), Lease::new(ms(500))));
+    pass(&mut world, 10);
+    world.close(0, a);
+    let b = world.open(0);
+    let (session, secret) = told;
+    world.command(0, b, Command::Resume { session, secret });
+    assert_eq!(world.replies_of(0, b), [], "the lease is not known yet");
+    pass(&mut world, 1100);
+    let resumed = format!("{:?}", world.replies_of(0, b));
+    let valid_ms = resumed.split("(\"valid_ms\", Int(").nth(1).expect("a hold");
+    let valid_ms: u64 = valid_ms.split(')').next().unwrap().parse().unwrap();
+    assert!(valid_ms < 500, "valid for {valid_ms} ms");
 }
 
 #[test]

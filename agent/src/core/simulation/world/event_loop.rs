@@ -167,7 +167,12 @@ impl<S: Scenario> World<S> {
                 }
             },
             Effect::Deliver(connection, outgoing) => self.deliver(agent, connection, outgoing),
-            Effect::Journal(_) | Effect::Report(_) | Effect::Log(_) => {}
+            // The disk takes all records at once.
+            Effect::Journal(_) => {
+                let now = self.boot();
+                self.agents[agent].core.on_journalled(now, u64::MAX);
+            }
+            Effect::Report(_) | Effect::Log(_) => {}
             Effect::Subscribe(node, channel) => self.subscribe(agent, node, channel, true),
             Effect::Unsubscribe(node, channel) => self.subscribe(agent, node, channel, false),
         }
