@@ -3,6 +3,8 @@
 //! A field with such a number can have been set by nobody else, and once gone it never comes back. So if it is there
 //! when Redis is asked, the lock has been held without a gap.
 
+use std::time::Duration;
+
 use redisson::script::{self, BadReply, Call, MissingMarkers, RenewOutcome, Value};
 use redisson::{Kind, Moment};
 
@@ -41,7 +43,7 @@ impl Operation for Adoption {
     }
 
     fn on_give_up(&mut self, core: &mut Core, _: OpId) {
-        core.on_not_adopted(&self.holds);
+        core.on_not_adopted(self.form, std::mem::take(&mut self.holds));
     }
 
     fn route(&self, core: &Core) -> (Node, Lane) {
@@ -87,9 +89,9 @@ impl Core {
         for (number, OrphanRecord { lock: name, kind, after, .. }) in past.orphans {
             self.journal.remember([number]);
             self.begin_leaving(&name, kind);
-            // An explicit lease may have been longer; then the next waiter finds what is left of it.
-            let give_up = after.since(self.now) + self.retry_window(lease);
-            self.send_at(after.max(self.now), Verb::Undo(Undo { name, kind, number }), give_up);
+            // The journal does not tell its lease, which may be a long one.
+            let undo = Verb::Undo(Undo { name, kind, number });
+            self.send_at(after.max(self.now), undo, Duration::MAX);
         }
         self.run_ready();
     }
@@ -170,13 +172,28 @@ impl Core {
         self.send_at(soon, Verb::Adopt(Adoption { form, holds }), give_up);
     }
 
-    /// Redis has said nothing for so long that the leases are over.
-    pub(in crate::core) fn on_not_adopted(&mut self, holds: &[HoldRecord]) {
+    /// Redis has said nothing for so long that a renewed lease is over. A lease of its own may last: Redis is asked on. What
+    /// is lost may have had a longer lease, so it is removed when Redis is back.
+    fn on_not_adopted(&mut self, form: RenewalForm, holds: Vec<HoldRecord>) {
+        let mut lasting = Vec::new();
         for record in holds {
-            if let Some(connection) = self.sessions.connection_of(record.session) {
-                self.lost_before(connection, record, End::Unconfirmed);
+            let connection = self.sessions.connection_of(record.session);
+            let end = match record.until {
+                Some(until) if until > self.now && connection.is_some() => {
+                    lasting.push(record);
+                    continue;
+                }
+                Some(_) => End::Expired,
+                None => End::Unconfirmed,
+            };
+            if let Some(connection) = connection {
+                self.lost_before(connection, &record, end);
             }
-            self.journal_gone(record.number);
+            self.undo(&record.lock, record.kind, record.number, record.longest);
+        }
+        if !lasting.is_empty() {
+            let give_up = self.retry_window(self.settings.lease);
+            self.send(Verb::Adopt(Adoption { form, holds: lasting }), give_up);
         }
     }
 

@@ -21,7 +21,7 @@ pub(super) const NEXT: [u8; 16] = [2; 16];
 /// A session's id and secret, as its worker was told.
 pub(super) type Ticket = (Vec<u8>, Vec<u8>);
 
-fn ticket(frame: &Frame) -> Ticket {
+pub(super) fn ticket(frame: &Frame) -> Ticket {
     let Frame::Map(pairs) = frame else { panic!("{frame:?}") };
     let value = |name| match pairs.iter().find(|(key, _)| *key == name) {
         Some((_, Frame::Bulk(bytes))) => bytes.to_vec(),
@@ -398,6 +398,47 @@ fn what_redis_never_confirms_is_lost_when_its_lease_must_be_over() {
     let events = Command::Events { session: new.0, secret: new.1, wait: Duration::ZERO };
     world.command(b, events);
     assert_eq!(world.reply(b), "lost x lock unconfirmed");
+}
+
+/// Redis keeps a lease of its own while nobody can ask for it.
+#[test]
+fn a_long_lease_outlasts_an_outage_after_the_restart() {
+    let mut world = World::new();
+    let (a, told) = world.graced();
+    let lease = Lease::new(LEASE * 20);
+    world.command(a, Command::Lock(LockRequest { lease, ..lock_command("x") }));
+    world.command(a, Command::Lock(LockRequest { lease, ..lock_command("y") }));
+    world.replies.clear();
+    world.network = Network::Down;
+    world.unlock(a, "y");
+    world.kill_and_restart(Duration::from_secs(1));
+    world.pass(LEASE + Duration::from_secs(10));
+    let b = world.open_as(0, NEXT);
+    world.resume(b, &told);
+    world.network = Network::Good;
+    world.pass(Duration::from_secs(1));
+    assert_eq!(world.resumed(b).1, ["x lock 1"]);
+    assert_eq!((world.holders("x").len(), world.holders("y").len()), (1, 0));
+}
+
+/// No lease is shortened in Redis, so the lease that the watchdog renews may last longer than the agent thinks.
+#[test]
+fn what_is_lost_in_an_outage_after_the_restart_is_removed_after_it() {
+    let mut world = World::new();
+    let (a, told) = world.graced();
+    let request = LockRequest { lease: Lease::new(LEASE * 20), ..lock_command("x") };
+    world.command(a, Command::Lock(request));
+    world.lock(a, "x");
+    world.network = Network::Down;
+    world.kill_and_restart(Duration::from_secs(1));
+    world.pass(LEASE + Duration::from_secs(10));
+    let b = world.open_as(0, NEXT);
+    world.resume(b, &told);
+    assert!(world.resumed(b).1.is_empty());
+    assert_eq!(world.holders("x").len(), 1, "its lease was a long one");
+    world.network = Network::Good;
+    world.pass(Duration::from_secs(1));
+    assert!(world.holders("x").is_empty());
 }
 
 #[test]
