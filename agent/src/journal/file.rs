@@ -16,8 +16,6 @@ const FILE: &str = "journal";
 const NEW: &str = ".journal.new";
 /// The longest valid line: each of a name's 512 bytes takes up to five characters.
 const MAX_LINE: u64 = 8192;
-/// The most bytes read; compaction keeps the file far below this.
-const MAX_FILE: u64 = 256 << 20;
 /// Shorter files are never compacted for their length.
 const SMALL: u64 = 1 << 20;
 
@@ -53,7 +51,7 @@ pub fn open(folder: &Path, client: ClientId) -> io::Result<(File, Restored)> {
 
 fn open_as(folder: &Path, head: Head) -> io::Result<(File, Restored)> {
     let restored = match fs::File::open(folder.join(FILE)) {
-        Ok(file) => read(BufReader::new(file.take(MAX_FILE)), &head)?,
+        Ok(file) => read(BufReader::new(file), &head)?,
         Err(error) if error.kind() == io::ErrorKind::NotFound => Restored::default(),
         Err(error) => return Err(error),
     };
@@ -127,6 +125,14 @@ pub(super) fn lines(records: impl IntoIterator<Item = Record>) -> Vec<u8> {
 }
 
 impl File {
+    /// Returns a journal that appends to a pipe.
+    #[cfg(test)]
+    pub(super) fn appending_to(folder: &Path, pipe: io::PipeWriter) -> Self {
+        let head = Head { agent: "me".to_owned(), boot: "now".to_owned() };
+        let file = Some(fs::File::from(std::os::fd::OwnedFd::from(pipe)));
+        Self { folder: folder.to_owned(), head, file, length: 0, compacted_length: 0 }
+    }
+
     /// Returns whether the next write should replace the file rather than append to it.
     #[must_use]
     pub fn needs_rewrite(&self) -> bool {
@@ -274,6 +280,21 @@ mod tests {
         let (_, restored) = open_as(folder.path(), head("me", "later")).unwrap();
         assert!(restored.sessions.is_empty());
         assert_eq!(restored.orphans.keys().copied().collect::<Vec<_>>(), [3]);
+    }
+
+    #[test]
+    fn a_file_of_any_length_is_read_to_its_end() {
+        let folder = tempfile::tempdir().unwrap();
+        own(&folder).0.rewrite(&lines([Record::Session(session(1))])).unwrap();
+        let path = folder.path().join(FILE);
+        let mut file = OpenOptions::new().append(true).open(path).unwrap();
+        // A hole takes no space: one long line that is no record.
+        file.set_len(300 << 20).unwrap();
+        file.write_all(b"\n").unwrap();
+        file.write_all(&lines([Record::Hold(hold(1, 3, b"a"))])).unwrap();
+        let (_, restored) = own(&folder);
+        let held = restored.sessions.values().next().unwrap().holds.keys();
+        assert_eq!(held.copied().collect::<Vec<_>>(), [3]);
     }
 
     /// The journal of version 0.1.0, with each kind of record.
