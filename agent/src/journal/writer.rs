@@ -15,6 +15,9 @@ const MAX_QUEUED: usize = 16 << 20;
 /// The delay before a failed write is retried, unless new records come first.
 const RETRY_DELAY: Duration = Duration::from_secs(1);
 
+/// The time that a write may take. After that it counts as failed, as does all that comes before it ends.
+const PATIENCE: Duration = Duration::from_secs(5);
+
 /// The result of a write.
 #[derive(Debug)]
 pub struct Outcome {
@@ -32,6 +35,12 @@ pub struct Writer {
     busy: Option<JoinHandle<(File, io::Result<()>)>>,
     /// The number of the last record of the current write.
     writing: u64,
+    /// The time that a write may take.
+    patience: Duration,
+    /// The instant at which the current write has taken too long.
+    stalled_at: Instant,
+    /// The number of the last record that counts as failed because a write takes too long.
+    refused: u64,
     queued: Vec<u8>,
     pushed: u64,
     rewrite_at: Option<Instant>,
@@ -44,6 +53,9 @@ impl Writer {
             idle: Some(file),
             busy: None,
             writing: 0,
+            patience: PATIENCE,
+            stalled_at: Instant::now(),
+            refused: 0,
             queued: Vec::new(),
             pushed: 0,
             rewrite_at: None,
@@ -74,18 +86,33 @@ impl Writer {
             lines = file::lines(snapshot());
         }
         self.writing = self.pushed;
+        self.stalled_at = Instant::now() + self.patience;
         self.busy = Some(tokio::task::spawn_blocking(move || {
             let written = if rewrite { file.rewrite(&lines) } else { file.append(&lines) };
             (file, written)
         }));
     }
 
-    /// Waits for the current write to complete or fail; forever if there is none. Cancel safe.
+    /// Waits for the current write to complete, to fail, or to take too long; forever if there is none. Cancel safe.
     pub async fn written(&mut self) -> Outcome {
         let Some(busy) = &mut self.busy else { return std::future::pending().await };
-        let done = busy.await;
-        self.busy = None;
-        self.settle(done)
+        tokio::select! {
+            biased;
+            done = busy => {
+                self.busy = None;
+                self.settle(done)
+            }
+            () = tokio::time::sleep_until(self.stalled_at), if self.pushed > self.refused => self.refuse(),
+        }
+    }
+
+    /// Gives up what waits for a write that takes too long. Once that has ended, the file is replaced.
+    fn refuse(&mut self) -> Outcome {
+        self.refused = self.pushed;
+        self.queued.clear();
+        self.rewrite_at.get_or_insert_with(Instant::now);
+        let error = format!("the disk has taken nothing for {} s", self.patience.as_secs());
+        Outcome { upto: self.refused, error: Some(error) }
     }
 
     fn settle(&mut self, done: Result<(File, io::Result<()>), JoinError>) -> Outcome {
@@ -123,5 +150,47 @@ impl Writer {
         if tokio::time::timeout(timeout, finishing).await.is_err() {
             tracing::warn!("final journal write timed out");
         }
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use std::io::Read;
+
+    use super::*;
+
+    async fn written(writer: &mut Writer) -> Outcome {
+        let limit = Duration::from_secs(30);
+        tokio::time::timeout(limit, writer.written()).await.expect("an outcome in time")
+    }
+
+    /// A pipe that nobody reads takes 64 KiB, and then blocks like a disk that hangs.
+    #[tokio::test]
+    async fn records_are_refused_while_a_write_hangs_and_written_once_it_ends() {
+        let folder = tempfile::tempdir().unwrap();
+        let (mut reader, pipe) = io::pipe().unwrap();
+        let file = File::appending_to(folder.path(), pipe);
+        let mut writer = Writer { patience: Duration::from_millis(20), ..Writer::new(file) };
+        let gone = |number| Record::Gone { number };
+        let many = 10_000;
+        (0..many).for_each(|number| writer.push(gone(number)));
+        writer.start(|| -> Vec<Record> { unreachable!("there is a file") });
+        let outcome = written(&mut writer).await;
+        assert_eq!(outcome.upto, many.unsigned_abs());
+        assert!(outcome.error.is_some_and(|why| why.contains("the disk has taken nothing")));
+        // What comes now need not wait as long.
+        writer.patience = Duration::from_secs(3600);
+        writer.push(gone(many));
+        writer.start(|| -> Vec<Record> { unreachable!("a write is in progress") });
+        let outcome = written(&mut writer).await;
+        assert!(outcome.upto == many.unsigned_abs() + 1 && outcome.error.is_some(), "{outcome:?}");
+
+        let drained = std::thread::spawn(move || reader.read_to_end(&mut Vec::new()));
+        assert_eq!(written(&mut writer).await.error, None, "it has ended");
+        writer.start(|| [gone(7)]);
+        assert_eq!(written(&mut writer).await.error, None);
+        drained.join().unwrap().unwrap();
+        let written = std::fs::read_to_string(folder.path().join("journal")).unwrap();
+        assert_eq!(written.lines().count(), 2, "the whole state: {written}");
     }
 }
