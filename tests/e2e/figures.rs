@@ -107,14 +107,17 @@ fn compare(documented: &Figures, metrics: &Metrics) -> Result<()> {
     Ok(())
 }
 
-/// An agent whose red locks stand in three databases of its Redis, which will do for counting.
-/// An agent with every feature that has metrics of its own, and the replica that confirms its grants.
-async fn with_all_features(redis: &RedisServer) -> Result<(Agent, RedisServer)> {
-    let replica = replica(redis).await?;
-    let urls = [1, 2, 3].map(|db| format!("{}/{db}", redis.url()));
+/// An agent with every feature that has metrics of its own, and its other servers: the replica that confirms its grants, and
+/// those of red locks.
+async fn with_all_features(redis: &RedisServer) -> Result<(Agent, Vec<RedisServer>)> {
+    let mut others = vec![replica(redis).await?];
+    for _ in 0..3 {
+        others.push(RedisServer::start().await?);
+    }
+    let urls: Vec<_> = others.iter().skip(1).map(RedisServer::url).collect();
     let mut flags: Vec<&str> = urls.iter().flat_map(|url| ["--redlock-url", url]).collect();
     flags.extend(["--min-replicas", "1"]);
-    Ok((Agent::with(redis, &flags).await?, replica))
+    Ok((Agent::with(redis, &flags).await?, others))
 }
 
 async fn ok(client: &mut harness::Client, words: &str) -> Result<()> {
@@ -126,7 +129,7 @@ async fn ok(client: &mut harness::Client, words: &str) -> Result<()> {
 async fn documented_and_exported_metrics_and_labels_match() -> Result<()> {
     let bound = [("client-output-buffer-limit", "normal 64mb 0 0")];
     let redis = RedisServer::with(&bound).await?;
-    let (agent, _replica) = with_all_features(&redis).await?;
+    let (agent, _others) = with_all_features(&redis).await?;
     let flags = ["--monitor", "on", "--allow-release", "--insecure", "--scan-every", "1s"];
     let dashboard = Dashboard::start(&redis.url(), &flags).await?;
 
@@ -170,7 +173,7 @@ async fn documented_and_exported_metrics_and_labels_match() -> Result<()> {
 #[tokio::test]
 async fn ungrouped_counters_start_at_0() -> Result<()> {
     let redis = RedisServer::start().await?;
-    let (agent, _replica) = with_all_features(&redis).await?;
+    let (agent, _others) = with_all_features(&redis).await?;
     let fresh = agent.metrics().await?;
     let there = exported(&fresh);
     for (name, about) in documented("Agent")? {

@@ -413,7 +413,7 @@ fn red_targets(raw: &Raw<Flags>, mistakes: &mut Vec<String>) -> Vec<Target> {
             mistakes.push(raw.mistake("redlock_password_file", wanted));
         }
     }
-    let mut names = HashSet::new();
+    let mut addresses = HashSet::new();
     let mut targets = Vec::with_capacity(count);
     for target in &flags.redlock_url {
         let mut target = target.clone();
@@ -423,10 +423,12 @@ fn red_targets(raw: &Raw<Flags>, mistakes: &mut Vec<String>) -> Vec<Target> {
         if let Some(file) = flags.redis_ca_file.as_ref().filter(|_| target.uses_tls()) {
             target = target.with_ca_file(file.clone());
         }
-        if !names.insert(target.to_string()) {
-            let twice = format!("{target} is given twice; the servers must be independent");
+        let address = target.address().clone();
+        if addresses.contains(&address) {
+            let twice = format!("{address} is given twice; the servers must be independent");
             mistakes.push(raw.mistake("redlock_url", twice));
         }
+        addresses.insert(address);
         match target.validate() {
             Ok(target) => targets.push(target),
             Err(error) => mistakes.push(raw.mistake("redlock_url", error)),

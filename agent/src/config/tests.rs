@@ -134,6 +134,7 @@ fn red_locks_need_an_odd_number_of_distinct_servers() {
     for (given, words) in [
         (&["redis://a", "redis://b", "redis://c", "redis://d"][..], "not 4"),
         (&["redis://a", "redis://b", "redis://a:6379"], "given twice"),
+        (&["redis://a", "redis://b", "redis://:secret@a/1"], "a:6379 is given twice"),
     ] {
         let error = urls(given).unwrap_err();
         assert!(error.contains("--redlock-url") && error.contains(words), "{error}");

@@ -71,10 +71,14 @@ fn read(mut from: impl BufRead, own: &Head) -> io::Result<Restored> {
         Line::Whole => serde_json::from_slice::<Head>(&line).ok(),
         Line::Damaged => None,
     };
-    let Some(head) = head.filter(|head| head.agent == own.agent) else {
-        tracing::warn!("the journal in the state folder belongs to another agent; ignoring it");
+    let Some(head) = head else {
+        tracing::warn!("the first line of the journal is damaged; ignoring the journal");
         return Ok(restored);
     };
+    if head.agent != own.agent {
+        tracing::warn!("the journal in the state folder belongs to another agent; ignoring it");
+        return Ok(restored);
+    }
     loop {
         match next_line(&mut from, &mut line)? {
             Line::End => break,

@@ -468,6 +468,16 @@ impl Runtime {
                 if node == Node::Main {
                     self.redis_state = Some((up, detail));
                 }
+                if let Node::Red(red) = node
+                    && in_doubt
+                    && let Some((server, other)) = self.servers.same_server(red)
+                {
+                    tracing::warn!(
+                        redis.node = server,
+                        other,
+                        "one server answers as two servers of red locks: a majority of them protects nothing"
+                    );
+                }
                 if in_doubt {
                     // Another server, the same one restarted, one with other data or another clock: ask it, do not guess.
                     self.core.verify(time, node);

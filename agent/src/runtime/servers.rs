@@ -142,6 +142,16 @@ impl Servers {
         Either::Left(server.call(op, lane, call, trace_parent))
     }
 
+    /// Returns the labels of this server of red locks and of another one, if a single server answers at both addresses.
+    pub(super) fn same_server(&self, node: usize) -> Option<(&str, &str)> {
+        let run_id = |server: &RedisNode| server.info().and_then(|info| info.run_id.clone());
+        let this = &self.red[node];
+        let id = run_id(this)?;
+        let others = self.red.iter().enumerate().filter(|(other, _)| *other != node);
+        let same = others.map(|(_, other)| other).find(|other| run_id(other).as_ref() == Some(&id));
+        same.map(|other| (this.node(), other.node()))
+    }
+
     /// Subscribes to a channel, now and after each reconnect.
     pub(super) fn subscribe(&self, node: Node, channel: Vec<u8>) {
         match (node, &self.main) {

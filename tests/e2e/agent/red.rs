@@ -363,6 +363,23 @@ async fn a_dead_workers_lock_is_free_on_all_servers() -> Result<()> {
 }
 
 #[tokio::test]
+async fn one_server_by_two_names_is_warned_of() -> Result<()> {
+    let main = RedisServer::start().await?;
+    let (one, two) = (RedisServer::start().await?, RedisServer::start().await?);
+    let again = one.url().replace("127.0.0.1", "localhost");
+    ensure!(again != one.url(), "{again}");
+    let mut agent = agent(&main, &[one.url(), two.url(), again], &[]).await?;
+    eventually("a warning", async || {
+        let log = agent.process().log();
+        let warnings = log.matches("one server answers as two servers of red locks").count();
+        ensure!(warnings >= 1, "{log}");
+        Ok(())
+    })
+    .await;
+    Ok(())
+}
+
+#[tokio::test]
 async fn an_agent_without_red_servers_names_the_missing_setting() -> Result<()> {
     let redis = RedisServer::start().await?;
     let agent = Agent::start(&redis).await?;

@@ -280,7 +280,7 @@ impl Core {
 fn gone() -> Frame {
     Frame::Error(
         "GONE there is no such session any more: it has ended, or nobody resumed it within its grace; what it held is \
-         released"
+         released, at the latest with its lease"
             .to_owned(),
     )
 }
