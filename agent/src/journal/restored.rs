@@ -28,8 +28,8 @@ pub struct RestoredSession {
 }
 
 impl Restored {
-    /// Applies one record. A hold of an unknown session is left for cleanup, since the session's line may have been
-    /// damaged.
+    /// Applies one record. A hold of an unknown session, whose line may have been damaged, is left for cleanup once nobody can
+    /// rely on it: after its lease, which ends at [`Moment::NEVER`] if it was renewed.
     pub fn add(&mut self, record: Record) {
         match record {
             Record::Session(record) => {
@@ -53,7 +53,10 @@ impl Restored {
                         self.held.insert(hold.number, hold.session);
                         session.holds.insert(hold.number, hold);
                     }
-                    None => self.abandon(hold),
+                    None => {
+                        let after = hold.until.unwrap_or(Moment::NEVER);
+                        self.abandon(hold, after);
+                    }
                 }
             }
             Record::Orphan(orphan) => {
@@ -63,7 +66,7 @@ impl Restored {
             Record::Gone { number } => self.remove(number),
             Record::End { session } => {
                 if let Some(session) = self.sessions.remove(&session) {
-                    session.holds.into_values().for_each(|hold| self.abandon(hold));
+                    self.abandon_all(session);
                 }
             }
         }
@@ -72,7 +75,7 @@ impl Restored {
     /// Ends all sessions after a reboot: their workers are dead, and instants of the old boot clock mean nothing.
     pub fn discard_boot(&mut self) {
         for session in std::mem::take(&mut self.sessions).into_values() {
-            session.holds.into_values().for_each(|hold| self.abandon(hold));
+            self.abandon_all(session);
         }
         for orphan in self.orphans.values_mut() {
             orphan.after = Moment::default();
@@ -84,11 +87,15 @@ impl Restored {
         self.sessions.is_empty() && self.orphans.is_empty()
     }
 
-    /// Marks a hold without an owner for removal from Redis.
-    fn abandon(&mut self, hold: HoldRecord) {
+    fn abandon_all(&mut self, session: RestoredSession) {
+        session.holds.into_values().for_each(|hold| self.abandon(hold, Moment::default()));
+    }
+
+    /// Marks a hold without an owner for removal from Redis after that instant.
+    fn abandon(&mut self, hold: HoldRecord, after: Moment) {
         let HoldRecord { number, lock, kind, .. } = hold;
         self.held.remove(&number);
-        self.orphans.insert(number, OrphanRecord { number, lock, kind, after: Moment::default() });
+        self.orphans.insert(number, OrphanRecord { number, lock, kind, after });
     }
 
     fn remove(&mut self, number: Number) {

@@ -89,6 +89,11 @@ impl Core {
         for (number, OrphanRecord { lock: name, kind, after, .. }) in past.orphans {
             self.journal.remember([number]);
             self.begin_leaving(&name, kind);
+            let after = match after {
+                // An earlier run may have renewed it until just now.
+                Moment::NEVER => lease.valid_until(self.now),
+                after => after,
+            };
             // The journal does not tell its lease, which may be a long one.
             let undo = Verb::Undo(Undo { name, kind, number });
             self.send_at(after.max(self.now), undo, Duration::MAX);

@@ -5,6 +5,7 @@ use std::time::Duration;
 use redisson::{Kind, Lease};
 
 use super::world::{LEASE, Network, World, lock_command, short};
+use crate::journal::{Record, Restored};
 use crate::protocol::command::{Command, LockRequest, Wait};
 use crate::protocol::resp::Frame;
 use crate::types::ConnectionId;
@@ -398,6 +399,26 @@ fn what_redis_never_confirms_is_lost_when_its_lease_must_be_over() {
     let events = Command::Events { session: new.0, secret: new.1, wait: Duration::ZERO };
     world.command(b, events);
     assert_eq!(world.reply(b), "lost x lock unconfirmed");
+}
+
+/// Its worker does not know that, and relies on it for up to a lease.
+#[test]
+fn a_hold_whose_session_is_missing_in_the_journal_is_released_after_its_lease() {
+    let mut world = World::new();
+    let (a, _) = world.graced();
+    world.lock(a, "x");
+    let holds: Vec<_> =
+        world.past.sessions.values().flat_map(|session| session.holds.values().cloned()).collect();
+    world.past = Restored::default();
+    holds.into_iter().for_each(|hold| world.past.add(Record::Hold(hold)));
+    world.kill_and_restart(Duration::from_secs(1));
+    assert_eq!(world.holders("x").len(), 1, "it is not certain that nobody relies on it");
+    world.pass(LEASE.checked_sub(Duration::from_secs(2)).unwrap());
+    let next = world.open();
+    world.lock(next, "x");
+    assert!(world.has_no_reply(next));
+    world.pass(Duration::from_secs(3));
+    assert_eq!(world.reply(next), "held 1");
 }
 
 /// Redis keeps a lease of its own while nobody can ask for it.
