@@ -222,7 +222,8 @@ impl Core {
             Kind::Fair => Duration::MAX,
             _ => self.retry_window(lease),
         };
-        self.send(Verb::Undo(Undo { name: name.clone(), kind, number }), give_up);
+        let (after, name) = (Moment::default(), name.clone());
+        self.send(Verb::Undo(Undo { after, name, kind, number }), give_up);
     }
 
     /// Counts an op that will make a name free for us.

@@ -95,7 +95,7 @@ impl Core {
                 after => after,
             };
             // The journal does not tell its lease, which may be a long one.
-            let undo = Verb::Undo(Undo { name, kind, number });
+            let undo = Verb::Undo(Undo { after, name, kind, number });
             self.send_at(after.max(self.now), undo, Duration::MAX);
         }
         self.run_ready();

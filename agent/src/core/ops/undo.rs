@@ -2,13 +2,13 @@
 
 use redisson::script::{self, BadReply, Call, ReleaseOutcome, Value};
 
+use super::Op;
 use super::operation::Operation;
 use super::release::release_call;
-use super::{Op, orphan};
 use crate::core::ids::OpId;
 use crate::core::ops::verb::Undo;
 use crate::core::{Core, Report};
-use crate::journal::Record;
+use crate::journal::{OrphanRecord, Record};
 use crate::types::Number;
 
 impl Operation for Undo {
@@ -33,6 +33,7 @@ impl Operation for Undo {
     }
 
     fn records(&self) -> Vec<Record> {
-        vec![orphan(self.number, &self.name, self.kind)]
+        let Self { after, name, kind, number } = self.clone();
+        vec![Record::Orphan(OrphanRecord { number, lock: name, kind, after })]
     }
 }

@@ -146,6 +146,8 @@ pub(in crate::core) struct EarlyHandOver {
 
 #[derive(Debug, Clone)]
 pub(in crate::core) struct Undo {
+    /// The instant before which it is not sent.
+    pub(in crate::core) after: Moment,
     pub(in crate::core) name: LockName,
     pub(in crate::core) kind: Kind,
     pub(in crate::core) number: Number,

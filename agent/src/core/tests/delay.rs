@@ -5,6 +5,7 @@ use std::time::Duration;
 use redisson::{Kind, Lease};
 
 use super::world::{LEASE, Network, World, lock_command};
+use crate::journal::Record;
 use crate::protocol::command::{Command, LockRequest};
 
 const DELAY: Duration = Duration::from_secs(100);
@@ -99,7 +100,13 @@ fn grace_counts_towards_it_and_the_journal_knows() {
     let records = world.core.journal_records();
     assert_eq!(records.len(), 1, "{records:?}");
     let noted: Vec<_> = world.past.orphans.values().map(|trace| trace.after).collect();
-    assert_eq!(noted, [world.now + Duration::from_secs(30)]);
+    let after = world.now + Duration::from_secs(30);
+    assert_eq!(noted, [after]);
+    // So does what a successor writes.
+    world.kill_and_restart(MOMENT);
+    let records = world.core.journal_records();
+    let after = |record: &Record| matches!(record, Record::Orphan(orphan) if orphan.after == after);
+    assert!(records.len() == 1 && records.iter().all(after), "{records:?}");
     world.pass(Duration::from_secs(30) + MOMENT);
     assert!(world.holders("x").is_empty());
     assert!(world.past.is_empty());
