@@ -275,7 +275,7 @@ impl Metrics {
             sleeps: make.counter("sleeps_total", "Times that the agent or its host slept for more than a third of a lease.")?,
             red_votes: make.counters(
                 "red_votes_total",
-                "Answers of the servers of red locks to attempts: granted, refused (another holder has it), unfit (not such a lock), silent (no answer in time).",
+                "Answers of the servers of red locks to attempts: granted, refused (another holder has it), unfit (not such a lock), silent (no answer in time, or no connection).",
                 &["node", "outcome"],
             )?,
             confirmations: make.counters(

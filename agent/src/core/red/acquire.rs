@@ -182,16 +182,10 @@ impl Core {
     }
 
     /// No majority: what was got is given back, and the waiter tries again later, or leaves.
-    fn not_won(&mut self, mut quorum: QuorumOp, attempt: &Attempt) {
+    fn not_won(&mut self, quorum: QuorumOp, attempt: &Attempt) {
         let (name, asked, majority) = (&attempt.name, attempt.waiter, self.majority());
-        let last_word = quorum.last_word.take();
         let view = View::of(&quorum, majority);
         let errors = self.errors_of(&quorum);
-        for node in quorum.awaited() {
-            let server = self.nodes()[node].clone();
-            self.effects.report(Report::NodeVote { node: server, outcome: "silent" });
-        }
-        quorum.last_word = last_word;
         let free: Vec<_> = quorum.yes().map(|(node, _)| node).collect();
         self.give_up_got(quorum, attempt);
         self.remove_node_ghosts(attempt, &view.holders);

@@ -15,7 +15,7 @@ use crate::core::ops::renew::renewal_call;
 use crate::core::ops::update::lost_end;
 use crate::core::ops::verb::{NodeOp, NodeVerb, Renewal};
 use crate::core::ops::{Failure, Op};
-use crate::core::{Core, Lane, Node};
+use crate::core::{Core, Lane, Node, Report};
 use crate::types::Number;
 
 impl Operation for NodeOp {
@@ -86,6 +86,10 @@ impl Operation for NodeOp {
                 let may_have_run = matches!(failure, Failure::Lost(_));
                 if may_have_run {
                     core.red.on_node_silent(node, core.now);
+                }
+                if !refused {
+                    let server = core.nodes()[node].clone();
+                    core.effects.report(Report::NodeVote { node: server, outcome: "silent" });
                 }
                 core.take_op(id);
                 core.record_answer(

@@ -66,6 +66,23 @@ fn a_majority_is_enough_and_a_server_that_hangs_delays_nothing() {
 }
 
 #[test]
+fn each_vote_that_a_server_does_not_cast_is_counted_though_the_others_grant_the_lock() {
+    for killed in [true, false] {
+        let mut world = three(1);
+        let a = world.open(0);
+        if killed {
+            world.kill(1, false);
+        } else {
+            world.freeze(1, ms(1_000_000));
+        }
+        world.command(0, a, red_lock("x", NOW, None));
+        pass(&mut world, 3000);
+        assert_eq!(told(&mut world, 0, a), ["held 1"]);
+        assert_eq!(world.silent_votes, 1, "killed: {killed}");
+    }
+}
+
+#[test]
 fn releases_do_not_pile_up_for_a_server_that_was_not_asked_for_the_lock() {
     let mut world = three(1);
     let a = world.open(0);

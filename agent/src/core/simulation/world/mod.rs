@@ -166,6 +166,8 @@ pub(in crate::core) struct World<S: Scenario> {
     /// Killed servers may lose their data.
     pub(super) forgetful: bool,
     pub(super) grants: u64,
+    /// The votes on red locks that servers have not cast.
+    pub(in crate::core) silent_votes: u64,
     pub(super) violation: Option<String>,
     pub(super) trace: Trace,
 }
@@ -209,6 +211,7 @@ impl<S: Scenario> World<S> {
             faulty: false,
             forgetful: false,
             grants: 0,
+            silent_votes: 0,
             violation: None,
             trace: Trace::default(),
         };
