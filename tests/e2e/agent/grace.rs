@@ -157,6 +157,40 @@ async fn unresumed_sessions_are_released_even_by_a_successor() -> Result<()> {
     Ok(())
 }
 
+/// An agent is killed while Redis hangs, and its successor cannot ask for longer than the lease that it renews.
+#[tokio::test]
+async fn a_lease_of_its_own_outlasts_an_outage_that_begins_before_the_restart() -> Result<()> {
+    let mut bench = Bench::with(&["--lease", "1s"]).await?;
+    let (mut long, mut renewed) = (bench.session().await?, bench.session().await?);
+    let told_long = graced(&mut long, GRACE).await?;
+    lock(&mut long, "LOCK a LEASE 600000").await?;
+    let told_renewed = graced(&mut renewed, GRACE).await?;
+    lock(&mut renewed, "LOCK b LEASE 600000").await?;
+    lock(&mut renewed, "LOCK b").await?;
+    bench.redis.process().freeze().await?;
+    bench.agent.process().kill()?;
+    bench.agent.restart().await?;
+    let told_renewed = eventually("the loss of what is renewed", async || {
+        let mut again = bench.agent.client().await?;
+        let (told, holds) = resume(&mut again, &told_renewed).await?;
+        ensure!(holds.is_empty(), "{holds:?}");
+        Ok(told)
+    })
+    .await;
+    let events = bench.session().await?.call(&format!("EVENTS {told_renewed}")).await?.ok()?;
+    assert_eq!(events.items()?[0].items()?[3].text(), "unconfirmed");
+    bench.redis.process().thaw()?;
+    eventually("the hold with a lease of its own", async || {
+        let mut again = bench.agent.client().await?;
+        let (_, holds) = resume(&mut again, &told_long).await?;
+        ensure!(holds == ["a lock 1"], "{holds:?}");
+        Ok(())
+    })
+    .await;
+    bench.until_free("b").await;
+    Ok(())
+}
+
 #[tokio::test]
 async fn a_damaged_journal_loses_only_the_damaged_part() -> Result<()> {
     let mut bench = Bench::with(&["--lease", "10m"]).await?;
