@@ -5,7 +5,7 @@ use redisson::Moment;
 use redisson::shape::LockHash;
 
 use super::doubt::{LATE, holders};
-use super::ingest::has_missed;
+use super::ingest::{has_missed, reads_on};
 use super::{Effect, Record, ScopeContext};
 use crate::model::types::{Reading, Source, Stamp};
 
@@ -75,11 +75,14 @@ impl Record {
             && self.lacks_hold(hash)
     }
 
-    /// Returns whether a known hold is not in this hash. A reader that leaves others behind sends no message, so it does not count.
+    /// Returns whether a known hold is not in this hash. A reader that leaves others behind sends no message, nor does a writer that
+    /// goes on reading, so they do not count.
     fn lacks_hold(&self, hash: Option<&LockHash>) -> bool {
         let Some(hash) = hash else { return self.is_held() };
         let shown = holders(hash);
         let mut awaited = self.holds.iter().filter(|hold| self.mode.is_none() || hold.id.write);
-        awaited.any(|hold| shown.iter().all(|holder| holder.id != hold.id))
+        awaited.any(|hold| {
+            !reads_on(&hold.id, &shown) && shown.iter().all(|holder| holder.id != hold.id)
+        })
     }
 }

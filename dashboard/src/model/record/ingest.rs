@@ -80,7 +80,12 @@ impl Record {
             });
         }
         for gone in before.iter().filter(|hold| !holders.iter().any(|h| h.id == hold.id)) {
-            self.end_replaced(*gone, last, stamp, source, context, effects);
+            if reads_on(&gone.id, &holders) {
+                self.end(*gone, stamp.received, Ending::Released, effects);
+                self.event(stamp.steady(), source, LockEvent::Released(Some(gone.id)), effects);
+            } else {
+                self.end_replaced(*gone, last, stamp, source, context, effects);
+            }
         }
         self.holds = holds;
         if self.confirmed && over.is_none() {
@@ -549,6 +554,11 @@ impl Record {
             effects.push(Effect::Archive(Box::new(ArchiveEntry::Ended(self.id.clone(), past))));
         }
     }
+}
+
+/// Returns whether a writer is among these holders as a reader. If it no longer writes, it has released that side, which no message reports.
+pub(super) fn reads_on(writer: &HolderId, holders: &[Holder]) -> bool {
+    writer.write && holders.iter().any(|holder| holder.id == HolderId { write: false, ..*writer })
 }
 
 /// Returns whether release messages may have been missed since the last reading.

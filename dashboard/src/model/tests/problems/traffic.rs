@@ -232,27 +232,31 @@ fn attempts_now_and_then_are_no_wait_while_nobody_listens() {
 
 #[test]
 fn a_writer_that_goes_on_reading_ends_only_its_write_side() {
-    let mut model = model();
-    let both = |write: bool| HolderId { write, ..holder(1) };
-    let side = |ids: &[HolderId], mode: &str| {
-        let holders = ids.iter().map(|id| Holder { id: *id, count: 1 }).collect();
-        let hash = LockHash { holders, mode: Some(mode.into()), ..LockHash::default() };
-        let ttl = Some(Duration::from_secs(30));
-        Reading::Lock { hash, ttl, companions: Companions::default() }
-    };
-    read(&mut model, "a", 0, side(&[both(true)], "write"));
-    read(&mut model, "a", 1_000, side(&[both(true), both(false)], "write"));
-    let mut released = event("a", 52, monitor::Action::Released);
-    (released.holder, released.kind) = (Some(both(true)), Some(redisson::Kind::Write));
-    traffic(&mut model, 3_000, vec![released]);
-    read(&mut model, "a", 3_010, side(&[both(false)], "read"));
-    let view = shown(&mut model, "a").unwrap();
-    let past: Vec<_> =
-        view.history.past.iter().map(|past| (&*past.id, past.to, past.ended)).collect();
-    let ended = (Some(SteadyMillis(3_000)), Some("released"));
-    assert_eq!(past, [(&*both(true).to_string(), ended.0, ended.1)]);
-    assert_eq!((view.holders.len(), view.holders[0].since.at), (1, SteadyMillis(1_001)));
-    assert_eq!(words(&view), ["taken", "taken", "released"]);
+    for monitored in [true, false] {
+        let mut model = model();
+        let both = |write: bool| HolderId { write, ..holder(1) };
+        let side = |ids: &[HolderId], mode: &str| {
+            let holders = ids.iter().map(|id| Holder { id: *id, count: 1 }).collect();
+            let hash = LockHash { holders, mode: Some(mode.into()), ..LockHash::default() };
+            let ttl = Some(Duration::from_secs(30));
+            Reading::Lock { hash, ttl, companions: Companions::default() }
+        };
+        read(&mut model, "a", 0, side(&[both(true)], "write"));
+        read(&mut model, "a", 1_000, side(&[both(true), both(false)], "write"));
+        if monitored {
+            let mut released = event("a", 52, monitor::Action::Released);
+            (released.holder, released.kind) = (Some(both(true)), Some(redisson::Kind::Write));
+            traffic(&mut model, 3_000, vec![released]);
+        }
+        read(&mut model, "a", 3_010, side(&[both(false)], "read"));
+        let view = shown(&mut model, "a").unwrap();
+        let past: Vec<_> =
+            view.history.past.iter().map(|past| (&*past.id, past.to, past.ended)).collect();
+        let end = SteadyMillis(if monitored { 3_000 } else { 3_011 });
+        assert_eq!(past, [(&*both(true).to_string(), Some(end), Some("released"))]);
+        assert_eq!((view.holders.len(), view.holders[0].since.at), (1, SteadyMillis(1_001)));
+        assert_eq!(words(&view), ["taken", "taken", "released"]);
+    }
 }
 
 #[test]
