@@ -462,6 +462,20 @@ fn packages_are_configured_without_the_settings_that_an_administrator_deleted() 
     Ok(())
 }
 
+/// Workers are in the group of the agent, to use its socket; the passwords in the settings are not theirs.
+#[test]
+fn workers_cannot_read_the_settings_of_the_agent() -> Result<()> {
+    let script = read("debian/lockscope-agent/postinst")?;
+    let settings = "/etc/lockscope/agent.toml";
+    ensure!(script.contains(&format!("chown lockscope:root {settings}")), "{script}");
+    ensure!(script.contains(&format!("chmod 0600 {settings}")), "{script}");
+    let rows = contents("lockscope-agent")?;
+    let row = rows.iter().find(|[source, ..]| source.ends_with("etc/agent.toml"));
+    let [.., mode] = row.context("no agent.toml")?;
+    ensure!(mode == "600", "agent.toml is packaged with mode {mode}");
+    Ok(())
+}
+
 #[test]
 fn the_packages_are_built_with_manual_pages_and_without_debug_information() -> Result<()> {
     let target = tempfile::tempdir()?;
