@@ -220,7 +220,7 @@ impl Metrics {
                 "Validity left when a renewal succeeded.",
                 &LEASE_BUCKETS,
             )?,
-            jeopardy_holds: make.gauge("jeopardy_holds", "Holds that are not being renewed but are still valid: renewals fail, or their worker is stopped, but they are still valid.")?,
+            jeopardy_holds: make.gauge("jeopardy_holds", "Holds that are still valid but not being renewed: renewals fail, or are suspended while their worker is stopped.")?,
             delayed_holds: make.gauge(
                 "delayed_holds",
                 "Holds of dead workers that stay unavailable to others (--lock-delay).",
