@@ -45,7 +45,7 @@ pub enum TargetError {
     NoUrl(#[from] url::ParseError),
     /// An unsupported scheme.
     #[error(
-        "scheme `{0}` is not known; expected redis://, rediss://, unix:// or redis+unix://, and, where they are served, for a cluster redis+cluster:// or rediss+cluster://, by sentinels redis+sentinel:// or rediss+sentinel://"
+        "scheme `{0}` is not known; expected redis://, rediss:// (TLS) or unix://; for a cluster redis+cluster:// or rediss+cluster://; for Sentinel redis+sentinel:// or rediss+sentinel://"
     )]
     Scheme(String),
     /// A cluster or sentinels where a single server is required.
