@@ -26,8 +26,15 @@ pub(crate) async fn lock(
     }
     let mut lines = vec![format!("lock     {}", printable(name))];
     let mut line = |head: &str, text: String| lines.push(format!("{head:<9}{text}"));
-    line("kind", lock.text("kind").unwrap_or_default());
-    for holder in lock.list("holders") {
+    let holders = lock.list("holders");
+    // What is left of a lock that nobody holds shows its kind only if it is not a plain one.
+    if let Some(kind) = lock.text("kind").filter(|kind| !holders.is_empty() || kind != "lock") {
+        line("kind", kind);
+    }
+    if holders.is_empty() && lock.list("servers").is_empty() {
+        line("held by", "nobody".to_owned());
+    }
+    for holder in holders {
         let id = holder.bytes("holder").map(printable).unwrap_or_default();
         let count = holder.number("holds").unwrap_or(0);
         let times = if count == 1 { String::new() } else { format!(", {count} times") };
@@ -35,7 +42,11 @@ pub(crate) async fn lock(
             holders::process(holder).map(|process| format!(" — {process}")).unwrap_or_default();
         line("held by", format!("{id}{times}{process}"));
     }
-    line("ttl", lock.millis("pttl_ms").map_or_else(|| "none".to_owned(), duration::format));
+    match lock.millis("pttl_ms") {
+        Some(left) => line("ttl", duration::format(left)),
+        None if holders.is_empty() => {}
+        None => line("ttl", "none".to_owned()),
+    }
     if let Some(token) = lock.number("token") {
         line("token", token.to_string());
     }

@@ -83,6 +83,23 @@ async fn show_describes_the_lock_as_stored_in_redis() -> Result<()> {
 }
 
 #[tokio::test]
+async fn show_says_that_nobody_holds_what_is_left_of_a_lock() -> Result<()> {
+    let desk = Desk::new().await?;
+    let mut redis = desk.bench.redis.client().await?;
+    redis.call("RPUSH redisson_lock_queue:{left} there:7").await?.ok()?;
+    redis.call("ZADD redisson_lock_timeout:{left} 1000 there:7").await?.ok()?;
+    redis.call("SET text 1").await?.ok()?;
+    let left = run(&desk, &["show", "left"])?.1;
+    assert_eq!(left, "lock     left\nkind     fair\nheld by  nobody\nqueue    1 waiting\n");
+    let text = run(&desk, &["show", "text"])?.1;
+    assert!(
+        text.starts_with("lock     text\nheld by  nobody\nwarning  the key is no lock"),
+        "{text}"
+    );
+    Ok(())
+}
+
+#[tokio::test]
 async fn show_names_the_process_behind_a_holder_of_another_agent() -> Result<()> {
     let mut desk = Desk::new().await?;
     let other = desk.bench.another_agent(&[]).await?;
