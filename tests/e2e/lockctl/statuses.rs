@@ -139,5 +139,12 @@ async fn a_command_does_not_run_without_redis() -> Result<()> {
     assert_eq!(code, 69, "{said}");
     assert!(said.contains("(UNAVAILABLE)"), "{said}");
     assert!(!desk.path("ran").exists());
+    // A wait that goes on says so, and fails once.
+    let (code, said) = desk.exec("--wait 3s a", "touch ran")?.end().await?;
+    assert_eq!(code, 69, "{said}");
+    assert!(
+        said.contains("waiting for a") && said.contains("cannot find out who holds a: "),
+        "{said}"
+    );
     Ok(())
 }

@@ -187,7 +187,10 @@ async fn report_holders(socket: &Path, args: &ExecArgs) {
         match holders::describe(&mut agent, name).await {
             Ok(Some(text)) => notice(&format!("{} {text}", printable(name))),
             Ok(None) => {}
-            Err(failure) => return notice(&failure.to_string()),
+            Err(failure) => {
+                let lock = printable(name);
+                return notice(&format!("cannot find out who holds {lock}: {failure}"));
+            }
         }
     }
 }
