@@ -198,7 +198,7 @@ impl Record {
         let reader = self.mode.is_some() && !hold.id.write;
         let left = reader && !expired && hold.marker != Some(Marker::Missing);
         let unobserved = expired && self.ttl > Some(NEAR_END) && has_missed(last, context);
-        let (ended, what) = if context.restarted {
+        let (ended, what) = if self.is_lost(&hold, stamp, context) {
             effects.push(Effect::LostInRestart);
             (Ending::Restarted, LockEvent::Vanished(hold.id, EndCause::ServerRestarted))
         } else if left {
@@ -374,7 +374,7 @@ impl Record {
             let left = self.end_of_ttl(last).map(|end| end.since(stamp.received.moment()));
             let end = match reading {
                 Reading::Other(what) => EndCause::Replaced(what.clone()),
-                _ if context.restarted => {
+                _ if self.is_lost(&hold, stamp, context) => {
                     effects.push(Effect::LostInRestart);
                     EndCause::ServerRestarted
                 }
@@ -536,6 +536,11 @@ impl Record {
             self.count(source, Count::Acquired, effects);
             self.event(at.steady(), source, LockEvent::Released(None), effects);
         }
+    }
+
+    /// Returns whether a restart of the server ended a hold, and no operator did.
+    fn is_lost(&self, hold: &Hold, stamp: Stamp, context: ScopeContext) -> bool {
+        context.restarted && !self.is_forced(&hold.id, stamp.received.moment())
     }
 
     /// Records the end of a hold, and its duration if the beginning is exact.

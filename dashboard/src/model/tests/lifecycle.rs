@@ -359,6 +359,26 @@ fn a_release_while_a_lagging_replica_was_read_is_no_loss() {
 }
 
 #[test]
+fn a_release_by_an_operator_during_a_failover_is_no_loss() {
+    let mut model = model();
+    up(&mut model, 0, "h:1", false);
+    for lock in ["forced", "lost"] {
+        read(&mut model, lock, 1, held(1, 1, Some(30_000)));
+    }
+    let (holders, at_once) = (vec![holder(1)], at(4_900));
+    model.observe(MAIN, Observation::ForceRelease { name: name("forced"), holders, at: at_once });
+    up(&mut model, 5_000, "h:2", false);
+    for (lock, ended) in [("forced", "forced"), ("lost", "restarted")] {
+        read(&mut model, lock, 5_001, absent());
+        let view = shown(&mut model, lock).unwrap();
+        assert_eq!(view.history.past[0].ended, Some(ended), "{lock}");
+    }
+    model.tick(at(5_500));
+    let text = &model.notices.front().unwrap().text;
+    assert!(text.contains("1 held locks"), "{text}");
+}
+
+#[test]
 fn another_replica_that_is_read_by_choice_is_not_a_new_master() {
     let mut model = model();
     up(&mut model, 0, "h:1", false);
