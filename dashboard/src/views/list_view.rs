@@ -34,7 +34,7 @@ pub trait ListView: Paged {
         Ok(LiveRow { id: id.into(), html: self.html(chrome, AGELESS)?.into(), ttl: None })
     }
 
-    /// Returns the columns of a list that is grouped by one of [`Listed::GROUPINGS`].
+    /// Returns the columns of a list that is grouped by one of [`crate::query::Listed::GROUPINGS`].
     fn columns(_by: &str) -> &'static [Heading] {
         Self::COLUMNS
     }
