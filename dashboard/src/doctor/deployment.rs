@@ -20,8 +20,8 @@ use super::survey::{Bounds, GAP, Surveyor};
 use crate::config::{self, Config};
 use crate::model::types::Presence;
 use crate::redis::{TIMEOUT, link_options, resolver_options};
-use crate::sources::agents::{Lookup, Registry};
 use crate::sources::read::ReadError;
+use crate::sources::registry::{Lookup, Registry};
 use crate::sources::scan::supports_no_touch;
 use crate::sources::slot_share::{Nodes, SlotShare};
 

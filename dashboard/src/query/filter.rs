@@ -4,7 +4,7 @@ use std::time::Duration;
 
 use redisson::Kind;
 
-use super::pass::Answer;
+use super::answer::Answer;
 use super::words::{self, FilterError, Text, Value, one_of};
 use crate::clock::SteadyMillis;
 use crate::model::types::{

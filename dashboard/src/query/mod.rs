@@ -1,5 +1,6 @@
 //! The lists: locks, incidents, owners, problems and contention, with one filter language, one order and one pager for all.
 
+mod answer;
 pub mod blockers;
 pub mod contention;
 pub mod event_filter;

@@ -6,27 +6,11 @@ use std::sync::Arc;
 use memchr::memmem::Finder;
 
 use super::Filter;
+use super::answer::Answer;
 use super::filter::Term;
 use super::words::Text;
 use crate::clock::SteadyMillis;
 use crate::model::types::{ByNumber, Entry, LockView, Part, client_of};
-
-/// A filter's answer for a class of locks.
-#[derive(Debug, Clone, Copy, PartialEq, Eq)]
-pub(super) enum Answer {
-    /// It matches none of them.
-    No,
-    /// The class matches. Each lock's name and times decide.
-    ByRow,
-    /// The class matches. Each lock's name, times and thread decide.
-    ByThread,
-}
-
-impl From<bool> for Answer {
-    fn from(yes: bool) -> Self {
-        if yes { Self::ByRow } else { Self::No }
-    }
-}
 
 /// What is known of a class of locks.
 #[derive(Debug)]

@@ -9,8 +9,8 @@ use redisson::{ClientId, HolderId, LockName, keys};
 use serde::Deserialize;
 use service_kit::redis::{CallError, ServerError};
 
-use super::agents::Registry;
 use super::read::integer;
+use super::registry::{MAX_HOST, Registry};
 use super::registry_entry::is_believed;
 use super::scope::Scope;
 use crate::access::agent_keys::AgentKeys;
@@ -176,7 +176,7 @@ impl Registry {
         let lengths = self.send(agents.iter().map(length).collect()).await?;
         let short = agents.into_iter().zip(lengths).filter(|(_, length)| {
             let length = length.as_ref().ok().and_then(integer);
-            length.is_some_and(|length| (1..=super::agents::MAX_HOST).contains(&length))
+            length.is_some_and(|length| (1..=MAX_HOST).contains(&length))
         });
         self.hosts(short.map(|(agent, _)| agent).collect()).await
     }

@@ -29,6 +29,7 @@ pub mod pace;
 pub mod poll;
 mod possible;
 pub mod read;
+pub mod registry;
 mod registry_entry;
 pub mod scan;
 pub mod scope;

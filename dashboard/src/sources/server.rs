@@ -10,7 +10,7 @@ use tokio::task::JoinHandle;
 use tokio_util::sync::CancellationToken;
 
 use super::agent_waiters::KnownAgents;
-use super::agents::{Agents, Registry};
+use super::agents::Agents;
 use super::channels::Channels;
 use super::connection::link;
 use super::identity::Identity;
@@ -18,6 +18,7 @@ use super::keyspace::Keyspace;
 use super::monitor::MonitorReader;
 use super::poll::Poll;
 use super::read::ServerFacts;
+use super::registry::Registry;
 use super::scan::Scan;
 use super::scope::Scope;
 use super::shards::Shards;

@@ -8,6 +8,7 @@
 
 mod asking_link;
 pub mod companions;
+mod measure;
 mod probe;
 mod reply;
 mod revalidate;

@@ -2,23 +2,20 @@
 
 use redis::Cmd;
 use redisson::{LockName, keys, shape};
-use service_kit::redis::Redirect;
 
+use super::measure::{Measured, SAMPLE, measure};
 use super::reply::{
-    integer, is_of, not_a_lock, other_hash, permitted, signed, strings, too_large, unreadable,
+    integer, is_of, not_a_lock, other_hash, permitted, strings, too_large, unreadable,
 };
 use super::transaction::Job;
 use super::{
     Caller, Findings, Found, KnownParts, PossibleLock, ReadError, ReadRequest, command,
     redirect_of, send,
 };
-use crate::model::types::{Companions, Reading, Stamp};
+use crate::model::types::{Companions, Reading};
 
 /// Keys in one large pipeline of single commands.
 pub(super) const PROBES: usize = 200;
-/// Field names that decide whether a hash can be a lock.
-const SAMPLE: usize = 3;
-
 /// The prior knowledge about keys.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub(super) enum Keys {
@@ -167,57 +164,4 @@ fn sample(name: &LockName) -> Cmd {
     let mut names = command("HRANDFIELD", name.as_bytes());
     names.arg(SAMPLE);
     names
-}
-
-/// The facts that are read of a key before its values.
-pub(super) struct Measured {
-    /// The number of its fields; if it has fewer than a sample, the number of those that were named.
-    count: u64,
-    /// The lengths of the values of its fields.
-    pub(super) lengths: Vec<u64>,
-    /// It has a time to live.
-    expires: bool,
-}
-
-/// Reads the lengths of fields' values, whether their keys expire, and how many fields these have. Returns the node that has a key
-/// if it is another one.
-pub(super) async fn measure(
-    caller: &mut impl Caller,
-    candidates: &[(LockName, Vec<Vec<u8>>)],
-) -> Result<(Stamp, Vec<Result<Measured, Redirect>>), ReadError> {
-    let mut commands = Vec::new();
-    for (name, fields) in candidates {
-        commands.push(command("PTTL", name.as_bytes()));
-        if fields.len() >= SAMPLE {
-            commands.push(command("HLEN", name.as_bytes()));
-        }
-        for field in fields {
-            let mut length = command("HSTRLEN", name.as_bytes());
-            length.arg(field);
-            commands.push(length);
-        }
-    }
-    let (stamp, replies) = send(caller, commands).await?;
-    let mut replies = replies.into_iter();
-    let mut all = Vec::with_capacity(candidates.len());
-    for (_, fields) in candidates {
-        let mut redirect = None;
-        let mut next = |what| {
-            let reply = replies.next().ok_or(ReadError::UnexpectedReply(what))?;
-            redirect = redirect_of(&reply).or_else(|| redirect.take());
-            Ok::<_, ReadError>(permitted(reply)?.ok())
-        };
-        let ttl = next("PTTL")?.as_ref().and_then(signed);
-        let mut count = fields.len() as u64;
-        if fields.len() >= SAMPLE {
-            count = next("HLEN")?.as_ref().and_then(integer).unwrap_or(count);
-        }
-        let mut lengths = Vec::with_capacity(fields.len());
-        for _ in fields {
-            lengths.push(next("HSTRLEN")?.as_ref().and_then(integer).unwrap_or(u64::MAX));
-        }
-        let measured = Measured { count, lengths, expires: ttl.is_some_and(|ttl| ttl >= 0) };
-        all.push(redirect.map_or(Ok(measured), Err));
-    }
-    Ok((stamp, all))
 }

@@ -9,7 +9,7 @@ use redisson::{HolderId, LockName};
 use service_kit::redis::ServerError;
 
 use super::companions::{CompanionRead, More, readable};
-use super::probe::measure;
+use super::measure::measure;
 use super::reply::{
     concerns_key, integer, not_a_lock, optional_strings, permitted, signed, strings, too_large,
     unreadable,

@@ -1,0 +1,181 @@
+//! The holder registry: keys in which agents publish themselves, their holders and their waiters. No value is read before its length.
+
+use std::collections::HashMap;
+
+use redis::Value;
+use redisson::signed_entry::Place;
+use redisson::{ClientId, HolderId, LockName, keys};
+use service_kit::redis::{Address, CallError, Link, ServerError};
+
+use super::read::integer;
+use super::registry_entry::identity;
+use super::slot_share::SlotShare;
+use crate::access::agent_keys::AgentKeys;
+use crate::clock::{SteadyMillis, Time};
+use crate::model::types::{AgentReport, Presence};
+
+/// Commands in one pipeline.
+const COMMANDS: usize = 250;
+/// Fields in one command.
+const FIELDS: usize = 50;
+/// The longest entry that is read, in bytes.
+const MAX_ENTRY: u64 = 4_096;
+/// The longest host name that is read, in bytes.
+pub(super) const MAX_HOST: u64 = 256;
+/// The entries that are verified in one go: each takes tens of microseconds.
+const VERIFIED_AT_ONCE: usize = 16;
+
+/// The holder registry of one database.
+#[derive(Debug)]
+pub struct Registry {
+    pub link: Link,
+    pub share: SlotShare,
+    /// The keys with which agents sign their entries.
+    pub keys: Option<AgentKeys>,
+}
+
+/// A holder to look up, with its lock.
+pub type Lookup = (HolderId, LockName);
+
+impl Registry {
+    /// Looks up holders. The inner error is Redis' refusal.
+    ///
+    /// # Errors
+    /// Fails if there is no reply.
+    pub async fn look_up(
+        &self,
+        lookups: Vec<Lookup>,
+    ) -> Result<Result<AgentReport, ServerError>, CallError> {
+        let at = Time::now();
+        let mut agents: Vec<ClientId> = lookups.iter().map(|(id, _)| id.client).collect();
+        agents.sort_unstable();
+        agents.dedup();
+        let mut lengths = Vec::new();
+        for agent in &agents {
+            let key = keys::agent(agent);
+            lengths.push(["HSTRLEN".into(), key.clone(), "pid".into()].to_vec());
+            lengths.push(["HSTRLEN".into(), key, "host".into()].to_vec());
+            lengths.push(["PTTL".into(), keys::agent_trace(agent)].to_vec());
+        }
+        for (id, _) in &lookups {
+            let key = keys::agent_holders(&id.client);
+            lengths.push(["HSTRLEN".into(), key, id.thread.to_string().into()].to_vec());
+        }
+        let replies = self.send(lengths).await?;
+        let refused = replies.iter().find_map(|reply| reply.as_ref().err());
+        if let Some(refused) = refused.filter(|refused| refused.is_denied()) {
+            return Ok(Err(refused.clone()));
+        }
+        // A key of another type is not an agent's.
+        let length = |reply: &Result<Value, ServerError>| reply.as_ref().ok().and_then(integer);
+        let (of_agents, of_holders) = replies.split_at(agents.len() * 3);
+        let present: Vec<(ClientId, Presence)> = agents
+            .iter()
+            .zip(of_agents.chunks_exact(3))
+            .filter_map(|(id, replies)| {
+                let present = length(&replies[0])? > 0;
+                let traced = length(&replies[2]).is_some_and(|pttl| pttl > 0);
+                Some((*id, Presence::new(present, traced)))
+            })
+            .collect();
+        let hosted = agents.iter().zip(of_agents.chunks_exact(3));
+        let hosted = hosted.filter(|(_, lengths)| {
+            length(&lengths[1]).is_some_and(|length| (1..=MAX_HOST).contains(&length))
+        });
+        let hosts = self.hosts(hosted.map(|(id, _)| *id).collect()).await?;
+        let short = lookups.iter().zip(of_holders).filter(|(_, reply)| {
+            length(reply).is_some_and(|length| (1..=MAX_ENTRY).contains(&length))
+        });
+        let entries = self.entries(short.map(|((id, _), _)| *id).collect()).await?;
+        let keys = self.keys.as_ref().map(AgentKeys::now);
+        let wall = SteadyMillis::now().to_wall();
+        let mut holders = Vec::with_capacity(lookups.len());
+        for ((id, lock), reply) in lookups.into_iter().zip(of_holders) {
+            if keys.is_some() && holders.len() % VERIFIED_AT_ONCE == 0 {
+                tokio::task::yield_now().await;
+            }
+            let Some(length) = length(reply) else { continue };
+            // An entry that is too long, or gone since its length was read, still shows that the agent knows the holder.
+            let entry = entries.get(&id).map(Vec::as_slice).unwrap_or_default();
+            let host = hosts.get(&id.client).map(Vec::as_slice).unwrap_or_default();
+            let place = Place { agent: &id.client, number: id.thread, lock: &lock, host };
+            let identity = (length > 0).then(|| identity(entry, &place, keys.as_ref(), wall));
+            holders.push((lock, id, identity));
+        }
+        Ok(Ok(AgentReport { agents: present, holders, at }))
+    }
+
+    pub(super) async fn hosts(
+        &self,
+        agents: Vec<ClientId>,
+    ) -> Result<HashMap<ClientId, Vec<u8>>, CallError> {
+        let command = |id: &ClientId| vec!["HMGET".into(), keys::agent(id), "host".into()];
+        let replies = self.send(agents.iter().map(command).collect()).await?;
+        let hosts = agents.into_iter().zip(replies).filter_map(|(id, reply)| {
+            let Ok(Value::Array(values)) = reply else { return None };
+            let Some(Value::BulkString(host)) = values.into_iter().next() else { return None };
+            Some((id, host))
+        });
+        Ok(hosts.collect())
+    }
+
+    async fn entries(
+        &self,
+        lookups: Vec<HolderId>,
+    ) -> Result<HashMap<HolderId, Vec<u8>>, CallError> {
+        let parts: Vec<&[HolderId]> = lookups
+            .chunk_by(|a, b| a.client == b.client)
+            .flat_map(|of_one| of_one.chunks(FIELDS))
+            .collect();
+        let command = |part: &&[HolderId]| {
+            let mut command = vec!["HMGET".into(), keys::agent_holders(&part[0].client)];
+            command.extend(part.iter().map(|id| id.thread.to_string().into_bytes()));
+            command
+        };
+        let replies = self.send(parts.iter().map(command).collect()).await?;
+        let mut entries = HashMap::new();
+        for (part, reply) in parts.into_iter().zip(replies) {
+            let Ok(Value::Array(values)) = reply else { continue };
+            for (id, value) in part.iter().zip(values) {
+                if let Value::BulkString(entry) = value {
+                    entries.insert(*id, entry);
+                }
+            }
+        }
+        Ok(entries)
+    }
+
+    /// Sends commands in pipelines of bounded length.
+    pub(super) async fn send(
+        &self,
+        commands: Vec<Vec<Vec<u8>>>,
+    ) -> Result<Vec<Result<Value, ServerError>>, CallError> {
+        // An agent's keys may be on another node than the lock.
+        let mut by_node: HashMap<Option<Address>, (Link, Vec<usize>)> = HashMap::new();
+        for (index, command) in commands.iter().enumerate() {
+            let key = command.get(1).map(Vec::as_slice).unwrap_or_default();
+            let Some((node, link)) = self.share.link_of(key, &self.link) else {
+                let reason = "no node is known to have the agent's keys".to_owned();
+                return Err(CallError::Unsent { reason });
+            };
+            by_node.entry(node).or_insert_with(|| (link, Vec::new())).1.push(index);
+        }
+        let mut replies: Vec<Option<Result<Value, ServerError>>> = vec![None; commands.len()];
+        for (link, indexes) in by_node.into_values() {
+            for indexes in indexes.chunks(COMMANDS) {
+                let mut pipeline = redis::Pipeline::new();
+                for index in indexes {
+                    let mut words = redis::Cmd::new();
+                    for word in &commands[*index] {
+                        words.arg(word);
+                    }
+                    pipeline.add_command(words);
+                }
+                for (index, reply) in indexes.iter().zip(link.pipeline(pipeline).await?) {
+                    replies[*index] = Some(reply);
+                }
+            }
+        }
+        Ok(replies.into_iter().map(|reply| reply.unwrap_or(Ok(Value::Nil))).collect())
+    }
+}
