@@ -4,10 +4,12 @@ use std::path::PathBuf;
 use std::sync::Arc;
 use std::time::Duration;
 
+use axum::http::{HeaderName, HeaderValue};
 use opentelemetry_http::HttpClient;
 use opentelemetry_http::hyper::HyperClient;
 use opentelemetry_otlp::tonic_types::transport::{Certificate, ClientTlsConfig};
 use opentelemetry_otlp::{SpanExporter, WithExportConfig, WithHttpConfig, WithTonicConfig};
+use percent_encoding::percent_decode_str;
 
 use super::sampling::Sampling;
 use crate::redis;
@@ -24,6 +26,30 @@ fn otlp(env: &impl Fn(&str) -> Option<String>, name: &str) -> Option<(String, St
             let value = env(&variable).filter(|value| !value.is_empty())?;
             Some((variable, value))
         })
+}
+
+/// Checks headers, which the exporter reads itself and would silently omit if they are invalid.
+///
+/// # Errors
+///
+/// A sentence with the variable and the invalid entry's place, but not its value, which may be a secret.
+fn check_headers(variable: &str, headers: &str) -> Result<(), String> {
+    for (index, entry) in headers.split_terminator(',').enumerate() {
+        let valid = entry.split_once('=').is_some_and(|(name, value)| {
+            let value = percent_decode_str(value.trim()).decode_utf8();
+            HeaderName::from_bytes(name.trim().as_bytes()).is_ok()
+                && value
+                    .is_ok_and(|value| !value.is_empty() && HeaderValue::from_str(&value).is_ok())
+        });
+        if !valid {
+            return Err(format!(
+                "{variable}: entry {} of {} is no header; expected name=value, separated by commas, values percent-encoded",
+                index + 1,
+                headers.split_terminator(',').count()
+            ));
+        }
+    }
+    Ok(())
 }
 
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
@@ -81,6 +107,9 @@ impl Endpoint {
                 Duration::from_millis(millis.ok_or_else(wrong)?)
             }
         };
+        if let Some((variable, headers)) = otlp(&env, "HEADERS") {
+            check_headers(&variable, &headers)?;
+        }
         let sampling = Sampling::from_env(&env)?;
         let authorities = otlp(&env, "CERTIFICATE").map(|(_, path)| PathBuf::from(path));
         Ok(Some(Self { url, protocol, timeout, authorities, sampling }))
@@ -217,6 +246,21 @@ mod tests {
             let sampler = ("OTEL_TRACES_SAMPLER", "traceidratio");
             let error = read(&[(variable, value), ENDPOINT, sampler]).unwrap_err();
             assert!(error.contains(variable) && error.contains(word), "{error}");
+        }
+    }
+
+    #[test]
+    fn headers_that_would_be_omitted_are_rejected_without_their_values() {
+        let headers = |value| read(&[ENDPOINT, ("OTEL_EXPORTER_OTLP_HEADERS", value)]);
+        for valid in ["authorization=Bearer%20s3cret", "a=1, b = 2,", "token=a=b"] {
+            assert!(headers(valid).is_ok(), "{valid}");
+        }
+        for invalid in
+            ["a=1,authorization:s3cret", "a=1,s3cret", "a=1,x y=s3cret", "a=1,b=s3cret%0a"]
+        {
+            let error = headers(invalid).unwrap_err();
+            assert!(error.contains("OTLP_HEADERS: entry 2 of 2"), "{error}");
+            assert!(!error.contains("s3cret"), "{error}");
         }
     }
 
