@@ -33,9 +33,13 @@ pub(super) fn write(line: LogLine) {
         LogLine::SessionLapsed { session, holds, grace_ms } => {
             tracing::info!(%session, holds, grace_ms, "nobody has resumed a session: it ends");
         }
-        LogLine::TooFewReplicas { replicas, wanted, refusal } => {
-            tracing::warn!(replicas, wanted, refusal, "too few replicas: a grant is taken back");
-        }
+        LogLine::TooFewReplicas { lock, replicas, wanted, refusal } => tracing::warn!(
+            lock.name = %lock,
+            replicas,
+            wanted,
+            refusal,
+            "too few replicas: the lock is not granted, re-entered or extended"
+        ),
         LogLine::JournalFailed { why } => {
             tracing::warn!(why, "the journal cannot be written: sessions with grace get no locks");
         }

@@ -50,7 +50,9 @@ pub enum LogLine {
         holds: usize,
         grace_ms: u64,
     },
+    /// Too few replicas confirmed a grant, a re-entry or an extension.
     TooFewReplicas {
+        lock: LockName,
         replicas: u32,
         wanted: u32,
         refusal: Option<String>,

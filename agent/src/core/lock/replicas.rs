@@ -8,7 +8,7 @@
 //!   hold ends for its owner with its last confirmed lease.
 
 use redisson::script::Value;
-use redisson::{Kind, Moment};
+use redisson::{Kind, LockName, Moment};
 
 use crate::core::ids::OpId;
 use crate::core::lock::waiter::Left;
@@ -28,8 +28,12 @@ impl Core {
         op.confirmed.replicas >= self.settings.min_replicas
     }
 
-    /// Returns the reason to withdraw a grant; none if enough replicas have it. Counts the outcome.
-    pub(in crate::core) fn replica_shortfall(&mut self, op: &Op) -> Option<String> {
+    /// Returns the reason to withdraw a grant or an update of this lock; none if enough replicas have it. Counts the outcome.
+    pub(in crate::core) fn replica_shortfall(
+        &mut self,
+        name: &LockName,
+        op: &Op,
+    ) -> Option<String> {
         let wanted = self.settings.min_replicas;
         if wanted == 0 {
             return None;
@@ -52,6 +56,7 @@ impl Core {
         };
         let (replicas, refusal) = (*replicas, refusal.clone());
         self.effects.log_bounded(self.now, Bounded::TooFewReplicas, || LogLine::TooFewReplicas {
+            lock: name.clone(),
             replicas,
             wanted,
             refusal,

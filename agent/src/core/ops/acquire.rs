@@ -94,7 +94,7 @@ impl Core {
         match acquired {
             AcquireOutcome::Granted { token } => {
                 self.locks.on_acquired(name, self.now);
-                match self.replica_shortfall(op) {
+                match self.replica_shortfall(name, op) {
                     Some(why) => self.withdraw(attempt, token, &why),
                     None => self.on_lock_obtained(attempt, op.sent, token),
                 }

@@ -120,7 +120,7 @@ impl Core {
                 let group = self.group_label(&name);
                 self.effects.report(Report::HandOver { group });
                 self.confirm(from, None);
-                match self.replica_shortfall(op) {
+                match self.replica_shortfall(&name, op) {
                     Some(why) => self.withdraw(to, token, &why),
                     None => self.on_lock_obtained(to, op.sent, token),
                 }

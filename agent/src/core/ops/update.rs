@@ -111,7 +111,7 @@ impl Core {
             !matches!(update.change, Change::Partial) && matches!(kept, RenewOutcome::Renewed);
         if extended
             && self.leases.contains(update.number)
-            && let Some(why) = self.replica_shortfall(op)
+            && let Some(why) = self.replica_shortfall(&update.name, op)
         {
             return self.update_withdrawn(update, &why);
         }
