@@ -154,15 +154,16 @@ impl Record {
         effects: &mut Vec<Effect>,
     ) -> (Hold, bool) {
         let taken = self.taken(holder.id, stamp);
-        let what = match (taken, window) {
-            (Some(_), _) => LockEvent::Taken(holder.id, 0),
-            (None, Some(window)) => LockEvent::Taken(holder.id, millis(window)),
-            (None, None) => LockEvent::FoundHeld(holder.id),
+        let read = (stamp.steady(), source);
+        let ((at, seen_by), what) = match (taken, window) {
+            (Some(at), _) => ((at.steady(), Source::Monitor), LockEvent::Taken(holder.id, 0)),
+            (None, Some(window)) => (read, LockEvent::Taken(holder.id, millis(window))),
+            (None, None) => (read, LockEvent::FoundHeld(holder.id)),
         };
         if matches!(what, LockEvent::Taken(..)) {
             self.count(source, Count::Acquired, effects);
         }
-        self.event(stamp.steady(), source, what, effects);
+        self.event(at, seen_by, what, effects);
         let restored = self.take_restored(holder.id, since);
         let hold = Hold::new(holder, restored.unwrap_or(since), stamp);
         match taken {

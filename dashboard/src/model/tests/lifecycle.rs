@@ -36,6 +36,19 @@ fn acquisition_renewal_and_release_are_observed() {
 }
 
 #[test]
+fn an_acquisition_that_monitor_shows_is_an_event_of_that_instant() {
+    let mut model = model();
+    read(&mut model, "a", 1_000, absent());
+    let acquired = redisson::monitor::Action::Acquired { lease: None };
+    traffic(&mut model, 1_500, vec![event("a", 52, acquired)]);
+    read(&mut model, "a", 1_800, held(1, 1, Some(29_700)));
+    let view = shown(&mut model, "a").unwrap();
+    let taken = view.events.views().next().unwrap();
+    assert_eq!((taken.event, taken.source), ("taken", "monitor"));
+    assert_eq!(taken.at, view.holders[0].since.at);
+}
+
+#[test]
 fn the_longest_leases_are_listed_last_by_time_to_live() {
     let mut model = model();
     read(&mut model, "for ever", 1_000, held(1, 1, Some(1 << 62)));
