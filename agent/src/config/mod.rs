@@ -95,7 +95,7 @@ struct Flags {
     #[arg(long, value_name = "GROUP", value_parser = socket::group_id)]
     socket_group: Option<u32>,
     /// Address for metrics and health checks over HTTP
-    #[arg(long, value_name = "ADDRESS", default_value = "127.0.0.1:9760")]
+    #[arg(long, value_name = "ADDRESS", default_value = "127.0.0.1:9760", value_parser = settings::socket_address)]
     http: SocketAddr,
     /// Also show holds and waits over HTTP, with pids and lock names, where the socket's permissions do not protect
     /// them

@@ -63,10 +63,10 @@ struct Flags {
     #[arg(long, value_name = "FILE")]
     redis_ca_file: Option<PathBuf>,
     /// Address for pages, API and metrics
-    #[arg(long, value_name = "ADDRESS", default_value = "127.0.0.1:9761")]
+    #[arg(long, value_name = "ADDRESS", default_value = "127.0.0.1:9761", value_parser = settings::socket_address)]
     listen: SocketAddr,
     /// Separate address for metrics; by default that of the pages
-    #[arg(long, value_name = "ADDRESS")]
+    #[arg(long, value_name = "ADDRESS", value_parser = settings::socket_address)]
     metrics_listen: Option<SocketAddr>,
     /// Serve other hosts without authentication or without TLS, or allow releases without a login on loopback
     #[arg(long)]
@@ -302,7 +302,7 @@ fn build(raw: Raw<Flags>) -> Result<Config, Vec<String>> {
         }
     }
     let history = raw.values.history_dir.as_deref();
-    let history = history.map_or(Ok(()), |path| raw.check_folder("history_dir", path));
+    let history = history.map_or(Ok(()), |path| raw.check_data_folder("history_dir", path));
     mistakes.extend(history.err());
     let access = access::build(&raw, &mut mistakes);
     let agent_keys = access::agent_keys(&raw, &mut mistakes);

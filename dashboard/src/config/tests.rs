@@ -142,6 +142,15 @@ fn others_may_come_where_they_are_asked_who_they_are() {
 }
 
 #[test]
+fn a_budget_without_its_unit_is_a_mistake() {
+    for small in ["1", "64", "512kb"] {
+        let error = load(&["--monitor-budget", small], &[]).err().unwrap();
+        assert!(error.contains("at least 1mb"), "{error}");
+    }
+    assert_eq!(load(&["--monitor-budget", "1MB"], &[]).unwrap().monitor.budget.0, 1 << 20);
+}
+
+#[test]
 fn a_history_folder_that_cannot_be_created_is_a_mistake() {
     let file = tempfile::NamedTempFile::new().unwrap();
     let folder = file.path().join("history");

@@ -55,9 +55,10 @@ impl FromStr for ByteSize {
             UNITS.into_iter().find_map(|(unit, bits)| Some((lower.strip_suffix(unit)?, bits)));
         let (number, bits) = with_unit.unwrap_or((&lower, 0));
         let number: Option<u64> = number.parse().ok();
-        let bytes =
-            number.and_then(|number| number.checked_mul(1 << bits)).filter(|bytes| *bytes > 0);
-        bytes.map(Self).ok_or_else(|| "expected a number of bytes, such as 64mb".to_owned())
+        let bytes = number
+            .and_then(|number| number.checked_mul(1 << bits))
+            .filter(|bytes| *bytes >= 1 << 20);
+        bytes.map(Self).ok_or_else(|| "expected a size of at least 1mb, such as 64mb".to_owned())
     }
 }
 

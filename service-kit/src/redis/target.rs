@@ -41,7 +41,9 @@ pub enum Address {
 #[derive(Debug, Clone, PartialEq, Eq, thiserror::Error)]
 pub enum TargetError {
     /// Not a URL.
-    #[error("expected a Redis URL such as redis://user:password@host:6379/0: {0}")]
+    #[error(
+        "expected a Redis URL such as redis://user:password@host:6379/0 or redis://[::1]:6379: {0}"
+    )]
     NoUrl(#[from] url::ParseError),
     /// An unsupported scheme.
     #[error(

@@ -2,10 +2,19 @@
 
 use std::path::Path;
 
+use rustix::fs::{Access, access};
+
 /// Returns the reason for which the folder can neither be there nor be created: a part of its path is something else.
 pub(super) fn obstacle(folder: &Path) -> Option<String> {
     let existing = folder.ancestors().find(|path| path.symlink_metadata().is_ok())?;
     (!existing.is_dir()).then(|| format!("{} is not a folder", existing.display()))
+}
+
+/// Returns the reason for which this process cannot write to the folder, or cannot create it.
+pub(super) fn write_obstacle(folder: &Path) -> Option<String> {
+    let existing = folder.ancestors().find(|path| path.exists())?;
+    let error = access(existing, Access::WRITE_OK | Access::EXEC_OK).err()?;
+    Some(format!("cannot write to {} as this user: {error}", existing.display()))
 }
 
 #[cfg(test)]

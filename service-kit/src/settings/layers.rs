@@ -132,7 +132,9 @@ impl Layers<'_> {
         let prefix = format!("{}_", self.program.env_prefix);
         for name in env.names_with(&prefix) {
             if !known.contains(name) && !is_service_link(name) {
-                self.mistakes.push(format!("environment variable {name}: unknown setting"));
+                let meant = similar(name, known.iter().map(String::as_str));
+                let meant = meant.map(|name| format!("; did you mean {name}?")).unwrap_or_default();
+                self.mistakes.push(format!("environment variable {name}: unknown setting{meant}"));
             }
         }
     }
@@ -188,16 +190,28 @@ impl Layers<'_> {
     }
 
     fn no_such_key(&self, key: &str) -> String {
-        let snake = key.replace('-', "_");
+        let snake = key.replace('-', "_").to_lowercase();
         let mut known: Vec<&str> =
             settings_of(self.command).map(|arg| arg.get_id().as_str()).collect();
         known.extend(self.program.tables);
         if known.contains(&snake.as_str()) {
             return format!("unknown setting; write `{snake}`");
         }
+        if let Some(name) = similar(&snake, known.iter().copied()) {
+            return format!("unknown setting; did you mean `{name}`?");
+        }
         known.sort_unstable();
         format!("unknown setting; the settings are {}", known.join(", "))
     }
+}
+
+/// Returns the one of the `known` names that `name` is most likely a misspelling of.
+fn similar<'a>(name: &str, known: impl Iterator<Item = &'a str>) -> Option<&'a str> {
+    let distances = known.map(|known| (strsim::damerau_levenshtein(name, known), known));
+    distances
+        .filter(|(distance, known)| *distance <= known.len().div_ceil(4).min(2))
+        .min()
+        .map(|(_, known)| known)
 }
 
 fn is_switch(arg: &Arg) -> bool {

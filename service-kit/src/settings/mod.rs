@@ -28,7 +28,7 @@ use clap::{Arg, ArgAction, ArgMatches, Command};
 use serde::de::DeserializeOwned;
 
 pub(crate) use value::mask_credentials;
-pub use value::{HumanDuration, Secret, mask_url_passwords};
+pub use value::{HumanDuration, Secret, mask_url_passwords, socket_address};
 
 /// The exit status for invalid settings (`EX_USAGE` of sysexits.h).
 pub const EXIT_USAGE: u8 = 64;
@@ -93,6 +93,7 @@ where
         origins: resolved.origins,
         tables: resolved.tables,
         warnings: Rc::clone(&warnings),
+        only_checks: check,
     };
     if let Some(mistake) = raw.file.as_deref().and_then(file_mode::changeable_by_all) {
         return Err(Stop::mistakes(&[mistake]));
@@ -118,14 +119,16 @@ pub struct Raw<T> {
     origins: BTreeMap<String, Origin>,
     tables: toml::Table,
     warnings: Rc<RefCell<Vec<String>>>,
+    /// True for `--check-config`.
+    only_checks: bool,
 }
 
 impl<T> Raw<T> {
     /// Converts the values, and keeps where each of them comes from.
     #[must_use]
     pub fn map<U>(self, convert: impl FnOnce(T) -> U) -> Raw<U> {
-        let Self { values, file, origins, tables, warnings } = self;
-        Raw { values: convert(values), file, origins, tables, warnings }
+        let Self { values, file, origins, tables, warnings, only_checks } = self;
+        Raw { values: convert(values), file, origins, tables, warnings, only_checks }
     }
 
     /// Returns the file's array of tables `name`, which must be in [`Program::tables`]; empty if the
@@ -202,6 +205,18 @@ impl<T> Raw<T> {
     /// The mistake, if something else is in its place.
     pub fn check_folder(&self, field: &str, folder: &Path) -> Result<(), String> {
         folder::obstacle(folder).map_or(Ok(()), |why| Err(self.mistake(field, why)))
+    }
+
+    /// Checks the folder that `field` names as [`check_folder`](Self::check_folder) does, for `--check-config` also whether
+    /// this process may write to it. At a start that is no mistake in the settings: the folder may be mounted later.
+    ///
+    /// # Errors
+    ///
+    /// The mistake, if the folder cannot be used.
+    pub fn check_data_folder(&self, field: &str, folder: &Path) -> Result<(), String> {
+        self.check_folder(field, folder)?;
+        let why = if self.only_checks { folder::write_obstacle(folder) } else { None };
+        why.map_or(Ok(()), |why| Err(self.mistake(field, why)))
     }
 
     /// Returns the warnings so far, which `--check-config` prints, for the program's log.

@@ -1,7 +1,11 @@
 use std::ffi::OsString;
+use std::fs::Permissions;
+use std::os::unix::fs::PermissionsExt as _;
 use std::time::Duration;
 
 use clap::Parser;
+use rustix::process::{Uid, geteuid};
+use rustix::thread::set_thread_res_uid;
 use serde::Deserialize;
 
 use super::*;
@@ -160,6 +164,50 @@ fn all_mistakes_are_reported_together_each_with_its_origin() {
         assert!(mistakes.contains(expected), "no {expected:?} in\n{mistakes}");
     }
     assert_eq!(mistakes.lines().count(), 9, "{mistakes}");
+}
+
+#[test]
+fn a_misspelled_setting_is_answered_with_the_one_that_is_similar() {
+    let mistakes = Start::default()
+        .file("redis_ulr = 1\nleas = 1\ngroups = 1\nMAX-GROUP = 1\nrows = 1\nlog = 1")
+        .env("THING_REDIS_ULR", "x")
+        .env("THING_CONFIGS", "x")
+        .mistakes();
+    for expected in [
+        "key `redis_ulr`: unknown setting; did you mean `redis_url`?",
+        "key `leas`: unknown setting; did you mean `lease`?",
+        "key `groups`: unknown setting; did you mean `group`?",
+        "key `MAX-GROUP`: unknown setting; did you mean `max_groups`?",
+        "key `rows`: unknown setting; did you mean `row`?",
+        "key `log`: unknown setting; the settings are group,",
+        "environment variable THING_REDIS_ULR: unknown setting; did you mean THING_REDIS_URL?",
+        "environment variable THING_CONFIGS: unknown setting; did you mean THING_CONFIG?",
+    ] {
+        assert!(mistakes.contains(expected), "no {expected:?} in\n{mistakes}");
+    }
+}
+
+#[test]
+fn only_a_check_rejects_a_folder_that_this_user_may_not_write_to() {
+    let folder = tempfile::tempdir().unwrap();
+    std::fs::set_permissions(folder.path(), Permissions::from_mode(0o555)).unwrap();
+    let inner = folder.path().join("a/b");
+    let load = |args: &[&str]| {
+        let checked = |raw: Raw<Args>| raw.check_data_folder("redis_url", &inner);
+        Start::default().args(args).load_with(|raw| checked(raw).map_err(|mistake| vec![mistake]))
+    };
+    // Root may write everywhere. Only this thread becomes another user.
+    let as_another = || {
+        if geteuid().is_root() {
+            let user = Uid::from_raw(3_999_999_999);
+            set_thread_res_uid(user, user, user).unwrap();
+        }
+        (load(&["--check-config"]).unwrap_err(), load(&[]))
+    };
+    let (checked, started) = std::thread::scope(|scope| scope.spawn(as_another).join()).unwrap();
+    let expected = format!("error: --redis-url: cannot write to {}", folder.path().display());
+    assert!(checked.failed() && checked.text().starts_with(&expected), "{checked:?}");
+    assert!(started.is_ok());
 }
 
 #[test]

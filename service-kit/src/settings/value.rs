@@ -2,6 +2,7 @@
 
 use std::convert::Infallible;
 use std::fmt;
+use std::net::SocketAddr;
 use std::path::Path;
 use std::str::FromStr;
 use std::time::Duration;
@@ -47,6 +48,18 @@ impl Serialize for HumanDuration {
     fn serialize<S: Serializer>(&self, serializer: S) -> Result<S::Ok, S::Error> {
         serializer.collect_str(self)
     }
+}
+
+/// Parses an address to listen on.
+///
+/// # Errors
+///
+/// A text that is not an IP address with a port.
+pub fn socket_address(text: &str) -> Result<SocketAddr, String> {
+    text.parse().map_err(|_| {
+        "expected an IP address and a port, such as 127.0.0.1:9000, [::1]:9000 or 0.0.0.0:9000"
+            .to_owned()
+    })
 }
 
 /// A text that no log, page or error may show. Only [`expose`](Self::expose) returns it.
@@ -165,6 +178,14 @@ mod tests {
         assert_eq!(parse("5m"), Ok(Duration::from_secs(300)));
         for bad in ["", "30", "3 parsecs", "-1s"] {
             assert!(parse(bad).unwrap_err().contains("500ms"), "{bad}");
+        }
+    }
+
+    #[test]
+    fn addresses_to_listen_on_have_an_ip_address_and_a_port() {
+        assert_eq!(socket_address("[::1]:80").unwrap().to_string(), "[::1]:80");
+        for bad in ["localhost:80", "::1:80", ":80", "80", "*:80", "[::1]", "127.0.0.1"] {
+            assert!(socket_address(bad).unwrap_err().contains("[::1]:9000"), "{bad}");
         }
     }
 
