@@ -24,6 +24,8 @@ pub mod sources;
 pub mod text;
 pub mod views;
 
+use std::io::{self, IsTerminal as _, Write as _};
+use std::net::SocketAddr;
 use std::time::Duration;
 
 use anyhow::Context as _;
@@ -75,6 +77,11 @@ impl Listeners {
         };
         Ok(Self { pages: bind(config.listen, "--listen").await?, metrics })
     }
+
+    /// Returns the address of metrics, which may be that of the pages.
+    fn metrics_address(&self) -> io::Result<SocketAddr> {
+        self.metrics.as_ref().unwrap_or(&self.pages).local_addr()
+    }
 }
 
 /// Runs until `shutdown` is cancelled, then ends everything it began.
@@ -82,6 +89,7 @@ impl Listeners {
 /// # Errors
 /// If certificate or key cannot be read, or two metrics have one name, which is a bug.
 pub async fn run(config: Config, listeners: Listeners, shutdown: &Shutdown) -> anyhow::Result<()> {
+    let (pages, metrics) = (listeners.pages.local_addr()?, listeners.metrics_address()?);
     let tls = match &config.tls {
         Some((certificate, key)) => {
             Some(ServerTls::load(certificate, key).map_err(anyhow::Error::msg)?)
@@ -120,8 +128,28 @@ pub async fn run(config: Config, listeners: Listeners, shutdown: &Shutdown) -> a
     }
     shutdown
         .spawn("web server", serve_with_tls(listeners.pages, tls, router, limits, stop.clone()));
+    announce(&config, pages, metrics)?;
     stop.cancelled().await;
     shutdown.finish(GRACE).await;
+    Ok(())
+}
+
+/// Logs that pages are served, and where.
+fn announce(config: &Config, pages: SocketAddr, metrics: SocketAddr) -> anyhow::Result<()> {
+    let deployments: Vec<String> =
+        config.deployments.iter().map(|d| format!("{}={}", d.name, d.target)).collect();
+    let page = format!("{}://{pages}/", if config.tls.is_some() { "https" } else { "http" });
+    tracing::info!(
+        version = env!("CARGO_PKG_VERSION"),
+        page,
+        metrics = %metrics,
+        redis = deployments.join(" "),
+        "lockscope-dashboard is serving"
+    );
+    if io::stderr().is_terminal() {
+        // A person has started it: the log line hides the address among other fields.
+        writeln!(io::stderr(), "\n  {page}\n")?;
+    }
     Ok(())
 }
 

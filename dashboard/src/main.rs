@@ -1,8 +1,6 @@
 //! The dashboard's program: settings, then logs, then listeners, then everything else.
 
 use std::ffi::OsString;
-use std::io::{self, IsTerminal as _, Write as _};
-use std::net::SocketAddr;
 use std::process::ExitCode;
 
 use lockscope_dashboard::config::Config;
@@ -57,28 +55,5 @@ async fn serve(config: Config) -> anyhow::Result<()> {
     let listeners = Listeners::bind(&config).await?;
     let shutdown = Shutdown::new();
     shutdown.listen_for_signals()?;
-    let pages = listeners.pages.local_addr()?;
-    let metrics = match &listeners.metrics {
-        Some(listener) => listener.local_addr()?,
-        None => pages,
-    };
-    let deployments: Vec<String> =
-        config.deployments.iter().map(|d| format!("{}={}", d.name, d.target)).collect();
-    tracing::info!(
-        version = env!("CARGO_PKG_VERSION"),
-        page = page_url(&config, pages),
-        metrics = %metrics,
-        redis = deployments.join(" "),
-        "lockscope-dashboard is serving"
-    );
-    if io::stderr().is_terminal() {
-        // A person has started it: the log line hides the address among other fields.
-        let url = page_url(&config, pages);
-        writeln!(io::stderr(), "\n  {url}\n")?;
-    }
     run(config, listeners, &shutdown).await
-}
-
-fn page_url(config: &Config, address: SocketAddr) -> String {
-    format!("{}://{address}/", if config.tls.is_some() { "https" } else { "http" })
 }

@@ -4,7 +4,7 @@ use std::collections::{BTreeMap, BTreeSet};
 use std::process::Output;
 
 use anyhow::{Context as _, Result, ensure};
-use harness::{process, programs};
+use harness::{Dashboard, RedisServer, process, programs};
 
 fn document(file: &str) -> Result<String> {
     let path = format!("{}/../{file}", env!("CARGO_MANIFEST_DIR"));
@@ -225,5 +225,23 @@ fn mistakes_name_the_file_the_key_and_what_is_expected() -> Result<()> {
     std::fs::write(&file, two)?;
     let said = String::from_utf8(run("lockscope-agent", &["--config", &path])?.stderr)?;
     ensure!(said.lines().count() == 2, "all mistakes at once: {said}");
+    Ok(())
+}
+
+#[tokio::test]
+async fn a_dashboard_whose_history_is_in_use_ends_before_it_serves() -> Result<()> {
+    let redis = RedisServer::start().await?;
+    let url = redis.url();
+    let folder = tempfile::tempdir()?;
+    let folder = folder.path().display().to_string();
+    let _first = Dashboard::start(&url, &["--history-dir", &folder]).await?;
+    let same = ["--redis-url", &url, "--listen", "127.0.0.1:0", "--history-dir", &folder];
+    let output = run("lockscope-dashboard", &same)?;
+    let log = String::from_utf8(output.stderr)?;
+    ensure!(!output.status.success() && log.contains("another dashboard stores"), "{log}");
+    ensure!(log.contains("waiting for its end") && !log.contains("is serving"), "{log}");
+    // As before a restart of the first one.
+    let checked = run("lockscope-dashboard", &[&same[..], &["--check-config"]].concat())?;
+    ensure!(checked.status.success(), "{checked:?}");
     Ok(())
 }

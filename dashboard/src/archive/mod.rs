@@ -112,6 +112,7 @@ async fn lock_folder(
 ) -> anyhow::Result<()> {
     let named = || folder.display();
     let began = Instant::now();
+    let mut logged = false;
     loop {
         match try_lock() {
             Ok(()) => return Ok(()),
@@ -121,7 +122,12 @@ async fn lock_folder(
                 "another dashboard stores its history in {}: use a separate folder for each",
                 named()
             ),
-            Err(Errno::AGAIN) => tokio::time::sleep(Duration::from_millis(20)).await,
+            Err(Errno::AGAIN) => {
+                if !std::mem::replace(&mut logged, true) {
+                    tracing::info!(folder = %named(), "another dashboard uses the history folder; waiting for its end");
+                }
+                tokio::time::sleep(Duration::from_millis(20)).await;
+            }
             // Some file systems have no locks, or none left.
             Err(error) => {
                 return Err(error).with_context(|| {
