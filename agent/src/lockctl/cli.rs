@@ -1,5 +1,6 @@
 //! The command line.
 
+use std::collections::HashSet;
 use std::ffi::OsString;
 use std::os::unix::ffi::OsStrExt as _;
 use std::path::PathBuf;
@@ -289,6 +290,12 @@ impl ExecArgs {
         self.locks.iter().map(|name| name.as_bytes())
     }
 
+    /// Returns the name of a lock that is named more than once, for messages.
+    pub(crate) fn repeated_lock(&self) -> Option<String> {
+        let mut seen = HashSet::new();
+        self.names().find(|name| !seen.insert(*name)).map(printable)
+    }
+
     /// Returns a command about the locks: `single` for one lock, otherwise `multiple` with their number.
     pub(crate) fn for_locks(&self, single: &str, multiple: &str) -> redis::Cmd {
         let names = self.names();
@@ -391,6 +398,9 @@ mod tests {
         assert_eq!(args.wait, Some(Duration::from_millis(2500)));
         assert_eq!(args.on_lost, OnLost::Signal(Signal::INT));
         assert_eq!(args.kind.word(), "fenced");
+        assert_eq!(args.repeated_lock(), None);
+        let repeated = exec("a b b -- true").unwrap().repeated_lock();
+        assert_eq!(repeated.as_deref(), Some("b"));
         for bad in ["a", "-- true", "a -- ", "--try --wait 1 a -- true", "--lease 1ms a -- true"] {
             assert!(exec(bad).is_err(), "{bad}");
         }

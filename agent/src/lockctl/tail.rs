@@ -165,7 +165,10 @@ impl Dashboard {
         if status.is_success() {
             return Ok(json);
         }
-        let detail = json["detail"].as_str().unwrap_or_else(|| status.as_str());
+        let detail = match status {
+            StatusCode::UNAUTHORIZED => "it requires a token that it knows (--token-file)",
+            _ => json["detail"].as_str().unwrap_or_else(|| status.as_str()),
+        };
         Err(TailError::Refused(status, printable(detail.as_bytes())))
     }
 }

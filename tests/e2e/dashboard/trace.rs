@@ -114,9 +114,10 @@ async fn lockctl_tail_prints_the_steps_as_they_happen() -> Result<()> {
     let mine = folder.path().join("mine");
     std::fs::write(&mine, "0123456789abcdef0123\n")?;
     let mine = mine.to_str().context("no UTF-8")?;
-    for flags in [&[][..], &["--token-file", mine]] {
-        let status = tail(&guarded, flags)?.stdin(Stdio::null()).output()?.status;
-        ensure!(status.code() == Some(77), "{flags:?}: {status}");
+    for (flags, why) in [(&[][..], "--token-file"), (&["--token-file", mine], "watch")] {
+        let refused = tail(&guarded, flags)?.stdin(Stdio::null()).output()?;
+        let text = String::from_utf8(refused.stderr)?;
+        ensure!(refused.status.code() == Some(77) && text.contains(why), "{flags:?}: {text}");
     }
     Ok(())
 }

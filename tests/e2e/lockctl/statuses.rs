@@ -66,7 +66,7 @@ async fn refusals_have_statuses_of_their_own() -> Result<()> {
     desk.bench.direct.call("SET text x").await?.ok()?;
     for (words, status, sentence) in [
         ("text", 65, "(WRONGTYPE)"),
-        ("twice twice", 64, "(SYNTAX)"),
+        ("twice twice", 64, "`twice` is given twice"),
         ("--socket /nowhere/agent.sock a", 69, "no agent answers at /nowhere/agent.sock"),
         ("--socket /nowhere/agent.sock --exit-no-agent 3 a", 3, "no agent answers"),
         ("--nonsense a", 64, "--nonsense"),

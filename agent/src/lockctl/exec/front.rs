@@ -25,6 +25,10 @@ const KILL_INTERVAL: Duration = Duration::from_millis(20);
 
 /// Runs a command under its locks and returns the exit status.
 pub(crate) fn run(args: &ExecArgs) -> Exit {
+    if let Some(name) = args.repeated_lock() {
+        notice(&format!("`{name}` is given twice: give each lock once"));
+        return Exit(args.exits.exit_usage);
+    }
     let runtime = runtime::create();
     let ended = runtime.and_then(|runtime| runtime.block_on(serve(args)));
     ended.unwrap_or_else(|error| {
