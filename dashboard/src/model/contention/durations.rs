@@ -11,9 +11,12 @@ pub const BOUNDS_MS: [u64; 17] = [
     1_800_000,
 ];
 
-/// A histogram of durations.
-#[derive(Debug, Clone, Copy, PartialEq, Eq, Default)]
-pub struct Durations {
+/// A histogram of durations. Boxed, since most locks have none.
+#[derive(Debug, Clone, PartialEq, Eq, Default)]
+pub struct Durations(Option<Box<Histogram>>);
+
+#[derive(Debug, Clone, PartialEq, Eq, Default)]
+struct Histogram {
     buckets: [u32; BOUNDS_MS.len() + 1],
     sum_ms: u64,
 }
@@ -21,31 +24,35 @@ pub struct Durations {
 impl Durations {
     pub(super) fn add(&mut self, ms: u64) {
         let bucket = BOUNDS_MS.partition_point(|bound| *bound < ms);
-        self.buckets[bucket] = self.buckets[bucket].saturating_add(1);
-        self.sum_ms = self.sum_ms.saturating_add(ms);
+        let histogram = self.0.get_or_insert_default();
+        histogram.buckets[bucket] = histogram.buckets[bucket].saturating_add(1);
+        histogram.sum_ms = histogram.sum_ms.saturating_add(ms);
     }
 
     pub(super) fn merge(&mut self, other: &Self) {
-        for (mine, theirs) in self.buckets.iter_mut().zip(other.buckets) {
+        let Some(theirs) = &other.0 else { return };
+        let mine = self.0.get_or_insert_default();
+        for (mine, theirs) in mine.buckets.iter_mut().zip(theirs.buckets) {
             *mine = mine.saturating_add(theirs);
         }
-        self.sum_ms = self.sum_ms.saturating_add(other.sum_ms);
+        mine.sum_ms = mine.sum_ms.saturating_add(theirs.sum_ms);
     }
 
     #[must_use]
     pub fn count(&self) -> u64 {
-        self.buckets.iter().map(|n| u64::from(*n)).sum()
+        self.buckets().map(|(_, n)| u64::from(n)).sum()
     }
 
     /// Returns the total in milliseconds.
     #[must_use]
     pub fn sum_ms(&self) -> u64 {
-        self.sum_ms
+        self.0.as_ref().map_or(0, |histogram| histogram.sum_ms)
     }
 
     /// Returns each bucket's upper bound in milliseconds, none for the last one, and its count.
-    pub fn buckets(&self) -> impl Iterator<Item = (Option<u64>, u32)> + '_ {
-        BOUNDS_MS.iter().copied().map(Some).chain([None]).zip(self.buckets)
+    pub fn buckets(&self) -> impl Iterator<Item = (Option<u64>, u32)> + use<> {
+        let buckets = self.0.as_ref().map(|histogram| histogram.buckets).unwrap_or_default();
+        BOUNDS_MS.iter().copied().map(Some).chain([None]).zip(buckets)
     }
 
     /// Returns the bound, in milliseconds, that so many of a hundred did not exceed; none for an empty histogram, or beyond
@@ -89,7 +96,7 @@ impl Serialize for Durations {
         let buckets = self.buckets().map(|(le_ms, count)| Bucket { le_ms, count });
         let json = DurationsJson {
             count: self.count(),
-            sum_ms: self.sum_ms,
+            sum_ms: self.sum_ms(),
             p50_ms: self.percentile_ms(50),
             p99_ms: self.percentile_ms(99),
             buckets: buckets.filter(|bucket| bucket.count > 0).collect(),

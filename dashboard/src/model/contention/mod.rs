@@ -7,6 +7,7 @@
 mod durations;
 mod minutes;
 
+use std::cmp::Reverse;
 use std::collections::{HashMap, VecDeque};
 use std::sync::Arc;
 use std::time::Duration;
@@ -131,25 +132,24 @@ fn longer(known: &mut Option<Box<Longest>>, lock: &LockId, id: HolderId, since: 
     }
 }
 
-/// The slices of one lock or group with any counts, oldest first.
+/// The slices of one lock or group with any counts, oldest first. They have no room for more, since most locks have one.
 #[derive(Debug, Default)]
-struct Slices(VecDeque<(u64, Tally)>);
+struct Slices(Vec<(u64, Tally)>);
 
 impl Slices {
     fn add(&mut self, slice: u64, lock: &LockId, count: Count) {
         // A late report belongs to an older slice; it is counted with the newest.
-        if self.0.back().is_none_or(|(newest, _)| *newest < slice) {
-            self.0.push_back((slice, Tally::default()));
+        if self.0.last().is_none_or(|(newest, _)| *newest < slice) {
+            self.0.reserve_exact(1);
+            self.0.push((slice, Tally::default()));
         }
-        if let Some((_, tally)) = self.0.back_mut() {
+        if let Some((_, tally)) = self.0.last_mut() {
             tally.add(lock, count);
         }
     }
 
     fn forget_before(&mut self, slice: u64) {
-        while self.0.front().is_some_and(|(oldest, _)| *oldest < slice) {
-            self.0.pop_front();
-        }
+        self.0.retain(|(at, _)| *at >= slice);
     }
 
     fn sum(&self) -> Tally {
@@ -298,19 +298,25 @@ impl Totals {
 
     /// Drops the half with the least waiting time and acquisitions.
     fn make_room(&mut self, slice: u64) {
-        let weight = |known: &LockSlices| known.slices.sum().weight();
-        let mut all: Vec<_> =
-            self.locks.iter().map(|(lock, known)| (weight(known), lock.clone())).collect();
-        all.sort_unstable();
-        all.truncate(MAX_LOCKS / 2);
-        let left_out = u64::try_from(all.len()).unwrap_or(u64::MAX);
-        for (_, lock) in all {
+        let least: Vec<_> =
+            self.heaviest_first().skip(MAX_LOCKS / 2).map(|(lock, _)| lock.clone()).collect();
+        let left_out = u64::try_from(least.len()).unwrap_or(u64::MAX);
+        for lock in least {
             self.locks.remove(&lock);
         }
         match self.left_out.back_mut().filter(|(newest, _)| *newest == slice) {
             Some((_, n)) => *n += left_out,
             None => self.left_out.push_back((slice, left_out)),
         }
+    }
+
+    /// Returns all locks in the order of their weights. Only references are sorted: there are many.
+    fn heaviest_first(&self) -> impl ExactSizeIterator<Item = (&LockId, &LockSlices)> {
+        let all = self.locks.iter();
+        let mut all: Vec<_> =
+            all.map(|(lock, known)| (known.slices.sum().weight(), lock, known)).collect();
+        all.sort_unstable_by_key(|(weight, lock, _)| (Reverse(*weight), *lock));
+        all.into_iter().map(|(_, lock, known)| (lock, known))
     }
 
     /// Drops slices older than the window.
@@ -354,27 +360,20 @@ impl Totals {
                 |group: &GroupTally| (Arc::clone(&group.deployment), Arc::clone(&group.lock_group));
             b.tally.weight().cmp(&a.tally.weight()).then_with(|| names(a).cmp(&names(b)))
         });
-        let mut locks: Vec<LockTally> = self
-            .locks
-            .iter()
-            .map(|(lock, known)| LockTally {
-                lock: lock.clone(),
-                lock_group: Arc::clone(&known.group),
-                tally: known.slices.sum(),
-            })
-            .collect();
-        locks.sort_unstable_by(|a, b| {
-            b.tally.weight().cmp(&a.tally.weight()).then_with(|| a.lock.cmp(&b.lock))
+        let listed = self.heaviest_first().take(MAX_LISTED);
+        let locks = listed.map(|(lock, known)| LockTally {
+            lock: lock.clone(),
+            lock_group: Arc::clone(&known.group),
+            tally: known.slices.sum(),
         });
         let gone: u64 = self.left_out.iter().map(|(_, n)| *n).sum();
-        let beyond = u64::try_from(locks.len().saturating_sub(MAX_LISTED)).unwrap_or(u64::MAX);
-        locks.truncate(MAX_LISTED);
+        let beyond = u64::try_from(self.locks.len().saturating_sub(MAX_LISTED)).unwrap_or(u64::MAX);
         Contention {
             from: steady.minus(millis(counted)),
             to: steady,
             minute: steady.minus(over / 1_000),
             groups,
-            locks,
+            locks: locks.collect(),
             locks_left_out: gone + beyond,
         }
     }
@@ -492,6 +491,19 @@ mod tests {
         assert_eq!(shown.locks[0].tally.acquisitions, counted);
         let later = totals.view(time(400 * MINUTE));
         assert!(later.locks.is_empty() && later.groups.is_empty());
+    }
+
+    #[test]
+    fn a_lock_that_is_acquired_once_has_no_memory_for_more() {
+        let mut totals = Totals::new(at(0));
+        for i in 0..2 * MAX_LISTED {
+            totals.add(at(1), &lock(&format!("l{i}")), &"g".into(), Count::Acquired);
+        }
+        assert!(size_of::<Tally>() <= 64);
+        assert!(totals.locks.values().all(|known| known.slices.0.capacity() == 1));
+        let shown = totals.view(Time::of_test(2, 0));
+        assert_eq!((shown.locks.len(), shown.locks.capacity()), (MAX_LISTED, MAX_LISTED));
+        assert_eq!(shown.locks_left_out, MAX_LISTED as u64);
     }
 
     #[test]
