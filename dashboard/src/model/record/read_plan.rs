@@ -9,9 +9,9 @@ use super::Record;
 use crate::model::problem::{LEAK_GAP, overdue_below, stuck_limit};
 use crate::model::types::{KnownParts, LastReading};
 
-/// One of this many readings of an unchanged lock is a full one. Turns are as long as the longest time between two readings
-/// of a held lock.
-const FULL_READ_TURNS: u64 = 3;
+/// One of this many readings of an unchanged lock is a full one, about as often as its token is read. Turns are as long as
+/// the longest time between two readings of a held lock.
+const FULL_READ_TURNS: u64 = 6;
 const TURN_MICROS: u64 = 10_000_000;
 /// The longest that a reading may have taken if the lock's expiry is inferred from it.
 const MAX_SLACK: Duration = Duration::from_millis(50);
