@@ -1,6 +1,6 @@
 //! Incidents: the same problem of the same owner, or the same deadlock, in one row however many locks it concerns.
 
-use std::collections::BTreeMap;
+use std::collections::{BTreeMap, BTreeSet};
 use std::sync::Arc;
 
 use serde::Serialize;
@@ -113,10 +113,15 @@ impl IncidentRow {
         owners.all(|owner| owner == Some(first)).then_some(first)
     }
 
-    /// Returns whether the holder of its first lock stands for the whole incident.
+    /// Returns the number of its holders: processes where they are known, else threads and grants. None if the problem is not
+    /// theirs.
     #[must_use]
-    pub fn shows_holder(&self) -> bool {
-        self.owner().is_some() || (self.locks.len() == 1 && self.problem != ProblemKind::Expired)
+    pub fn holders(&self) -> usize {
+        let holders = self.locks.iter().flat_map(|lock| holders(lock, self.problem));
+        holders
+            .map(|holder| process(holder).unwrap_or_else(|| holder.id.to_string()))
+            .collect::<BTreeSet<_>>()
+            .len()
     }
 
     /// Returns the key that distinguishes it from other incidents of its deployment and problem.
@@ -172,12 +177,17 @@ fn key(lock: &LockView, problem: &ProblemView) -> String {
     }
     match holders(lock, problem.problem).first() {
         // An agent's clients are its workers.
-        Some(holder) => match holder.client.as_deref().map(|client| (client.label(), client.pid)) {
-            Some((Some(label), Some(pid))) => format!("process {label} {pid}"),
-            _ => format!("client {}", client_of(&holder.id)),
-        },
+        Some(holder) => {
+            process(holder).unwrap_or_else(|| format!("client {}", client_of(&holder.id)))
+        }
         None => format!("group {}", lock.group),
     }
+}
+
+/// Returns the key of a holder's process, if that is known.
+fn process(holder: &HolderView) -> Option<String> {
+    let client = holder.client.as_deref()?;
+    Some(format!("process {} {}", client.label()?, client.pid?))
 }
 
 impl Serialize for IncidentRow {
@@ -292,7 +302,7 @@ mod tests {
         assert_eq!(rows.len(), 2);
         let many = rows.iter().find(|row| row.locks.len() == 300).unwrap();
         assert_eq!((many.waiting, many.prefix().as_deref()), (600, Some("invoice:")));
-        assert_eq!(many.owner(), Some(holder.trim_end_matches(':')));
+        assert_eq!((many.owner(), many.holders()), (Some(holder.trim_end_matches(':')), 300));
         assert!(
             many.position("locks")
                 < rows.iter().find(|row| row.locks.len() == 1).unwrap().position("locks")
@@ -316,6 +326,7 @@ mod tests {
         let mut counts: Vec<usize> = rows.iter().map(|row| row.locks.len()).collect();
         counts.sort_unstable();
         assert_eq!(counts, [1, 2]);
+        assert!(rows.iter().all(|row| row.holders() == 1), "a process is one holder");
     }
 
     #[test]
@@ -331,7 +342,10 @@ mod tests {
         ]);
         assert_eq!(rows.len(), 1, "they are one incident of their group");
         let row = &rows[0];
-        assert_eq!((row.locks.len(), row.owner(), row.may_be_released()), (2, None, false));
+        assert_eq!(
+            (row.locks.len(), row.owner(), row.holders(), row.may_be_released()),
+            (2, None, 0, false)
+        );
         assert_eq!(serde_json::to_value(row).unwrap()["owner"], serde_json::Value::Null);
     }
 
@@ -348,7 +362,7 @@ mod tests {
         };
         let rows = incidents([deadlocked("a", "x:1"), deadlocked("b", "y:1")]);
         assert_eq!(rows.len(), 1);
-        assert_eq!((rows[0].locks.len(), rows[0].owner()), (2, None));
+        assert_eq!((rows[0].locks.len(), rows[0].owner(), rows[0].holders()), (2, None, 2));
     }
 
     #[test]

@@ -30,12 +30,12 @@ impl EventRow {
                 let how = match detail {
                     "released" => "released it",
                     "handed_over" => "handed it over",
-                    "ran_out" => "had it until its lease ran out",
-                    "vanished" => "no longer has it, without a release that was heard",
+                    "ran_out" => "held it until its lease ran out",
+                    "vanished" => "no longer holds it; no release message was received",
                     "forced" => "lost it by force",
                     "restarted" => "lost it in a restart of the server",
                     "replaced" => "lost it: the key became something else",
-                    _ => "no longer has it: its end was not seen",
+                    _ => "no longer holds it; its end was not seen",
                 };
                 (Some(&event.subject), how.to_owned())
             }

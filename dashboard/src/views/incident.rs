@@ -4,7 +4,7 @@ use std::collections::BTreeMap;
 
 use askama::Template;
 
-use super::format::{self, Ago, Prose, Validity};
+use super::format::{self, Ago, Clock, Prose, Validity};
 use super::lock_link::LockLink;
 use super::owner_name::with_names;
 use super::page::{self, Frame};
@@ -55,8 +55,9 @@ struct IncidentTemplate<'a> {
     badge: Badge,
     count: String,
     holder: Option<HolderCell<'a>>,
+    more_holders: usize,
     advice: Prose<'a>,
-    evidence: Option<String>,
+    evidence: Option<(Clock, String)>,
     /// The circle of waits of a deadlock.
     circle: Option<Circle>,
     /// Each with the age of its problem.
@@ -98,9 +99,13 @@ pub fn incident_page(page: &IncidentPage) -> Result<String, askama::Error> {
             format::count(count as u64),
             if count == 1 { "lock" } else { "locks" }
         ),
-        holder: HolderCell::longest(first).filter(|_| incident.shows_holder()),
+        holder: HolderCell::longest(first).filter(|_| incident.holders() > 0),
+        more_holders: incident.holders().saturating_sub(1),
         advice: with_names(&problem.advice, &chrome.names).into(),
-        evidence: problem.evidence.last().map(|it| with_names(&it.text, &chrome.names)),
+        evidence: problem
+            .evidence
+            .last()
+            .map(|it| (Clock::new(it.at, now), with_names(&it.text, &chrome.names))),
         circle: Circle::new(problem, &chrome.names),
         locks: incident
             .locks

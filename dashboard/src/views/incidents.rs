@@ -38,8 +38,9 @@ struct IncidentTemplate<'a> {
     /// The page of an incident of several locks, and what can be done there.
     page: Option<(String, &'static str)>,
     holder: Option<HolderCell<'a>>,
+    more_holders: usize,
     waiting: Option<String>,
-    evidence: Option<(String, &'static str)>,
+    evidence: Option<(Clock, String, &'static str)>,
     advice: Prose<'a>,
     circle: Option<Circle>,
     /// The person who acknowledged it, and the end of that.
@@ -122,7 +123,8 @@ impl ListView for IncidentRow {
                 };
                 (links::incident(self), together)
             }),
-            holder: HolderCell::longest(lock).filter(|_| self.shows_holder()),
+            holder: HolderCell::longest(lock).filter(|_| self.holders() > 0),
+            more_holders: self.holders().saturating_sub(1),
             waiting: (self.waiting > 0).then(|| {
                 let exact = self.locks.iter().all(|lock| lock.waiters_exact || lock.waiting == 0);
                 format!("{}{}", if exact { "" } else { "≥" }, format::count(self.waiting))
@@ -130,7 +132,7 @@ impl ListView for IncidentRow {
             evidence: problem
                 .evidence
                 .last()
-                .map(|it| (with_names(&it.text, &chrome.names), it.source)),
+                .map(|it| (Clock::new(it.at, now), with_names(&it.text, &chrome.names), it.source)),
             advice: with_names(&problem.advice, &chrome.names).into(),
             circle: Circle::new(problem, &chrome.names),
             acknowledged: problem

@@ -66,11 +66,11 @@ struct VerdictHolder<'a> {
 
 /// The waiters in a sentence.
 struct Blocked {
-    count: u64,
+    count: String,
     exact: bool,
     longest: Option<Ago>,
-    /// The services that wait, with the number of waiters of each.
-    services: Vec<(String, usize)>,
+    /// The services that wait, in words.
+    services: Option<String>,
 }
 
 /// The leases that ran out within the last hour.
@@ -167,7 +167,7 @@ impl Blocked {
     fn new(lock: &LockView, now: SteadyMillis) -> Option<Self> {
         let longest = lock.waiters.iter().map(|waiter| waiter.since).min_by_key(|since| since.at);
         (lock.waiting > 0).then(|| Self {
-            count: lock.waiting,
+            count: format::count(lock.waiting),
             exact: lock.waiters_exact,
             longest: longest.map(|since| Ago::since(since, now)),
             services: services(lock),
@@ -272,8 +272,10 @@ impl<'a> Holders<'a> {
 #[derive(Template)]
 #[template(path = "parts/lock_waiters.html")]
 struct Waiters<'a> {
-    waiting: u64,
+    waiting: String,
     exact: bool,
+    /// The number of waiters that no source names.
+    more: Option<String>,
     waiters: Vec<(Ago, OwnerName, &'a WaiterView)>,
     queue: Vec<(Option<Clock>, OwnerName, &'a QueueEntryView)>,
 }
@@ -287,8 +289,11 @@ impl<'a> Waiters<'a> {
         let waiters = lock.map(|lock| lock.waiters.as_slice()).unwrap_or_default();
         let queue = lock.map(|lock| lock.queue.as_slice()).unwrap_or_default();
         let clock = |place: &QueueEntryView| place.deadline.map(|at| Clock::new(at, now));
+        let waiting = lock.map_or(0, |lock| lock.waiting);
+        let more = waiting.saturating_sub(waiters.len() as u64);
         Self {
-            waiting: lock.map_or(0, |lock| lock.waiting),
+            waiting: format::count(waiting),
+            more: (more > 0).then(|| format::count(more)),
             exact: lock.is_some_and(|lock| lock.waiters_exact),
             waiters: waiters
                 .iter()

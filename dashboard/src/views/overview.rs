@@ -30,6 +30,7 @@ struct Incident<'a> {
     lock: LockLink,
     prefix: Option<String>,
     holder: Option<HolderCell<'a>>,
+    more_holders: usize,
     waiting: u64,
 }
 
@@ -60,7 +61,8 @@ impl<'a> Incidents<'a> {
                 count: several.then(|| format::count(row.locks.len() as u64)),
                 lock: LockLink::new(&lock.id, chrome),
                 prefix: row.prefix().map(|prefix| text::visible(prefix.as_bytes())),
-                holder: HolderCell::longest(lock).filter(|_| row.shows_holder()),
+                holder: HolderCell::longest(lock).filter(|_| row.holders() > 0),
+                more_holders: row.holders().saturating_sub(1),
                 waiting: row.waiting,
             }
         };
@@ -110,10 +112,11 @@ struct TreeStep<'a> {
     lock: LockLink,
     /// Its holder, where that is not the waiter of the step above.
     holder: Option<HolderCell<'a>>,
-    waiting: u64,
+    waiting: String,
     exact: bool,
     longest: Option<Ago>,
-    services: Vec<(String, usize)>,
+    /// The services that wait, in words.
+    services: Option<String>,
 }
 
 struct Tree<'a> {
@@ -143,7 +146,7 @@ impl<'a> Blockers<'a> {
                     depth: step.depth,
                     lock: LockLink::new(&step.lock.id, chrome),
                     holder: HolderCell::longest(&step.lock),
-                    waiting: step.lock.waiting,
+                    waiting: format::count(step.lock.waiting),
                     exact: step.lock.waiters_exact,
                     longest: longest_wait(&step.lock, chrome.now),
                     services: services(&step.lock),
@@ -163,9 +166,10 @@ fn longest_wait(lock: &LockView, now: SteadyMillis) -> Option<Ago> {
     Some(Ago::since(longest, now))
 }
 
-/// Returns the services that wait for a lock, those with the most waiters first.
-pub(super) fn services(lock: &LockView) -> Vec<(String, usize)> {
-    let mut services: Vec<(String, usize)> = Vec::new();
+/// Returns the services that wait for a lock in words, those with the most waiters first, and the number of other waiters. None
+/// if no service is known.
+pub(super) fn services(lock: &LockView) -> Option<String> {
+    let mut services: Vec<(String, u64)> = Vec::new();
     let clients = lock.waiters.iter().filter_map(|waiter| waiter.client.as_deref());
     for service in clients.filter_map(ClientView::service) {
         match services.iter_mut().find(|(known, _)| known == service) {
@@ -175,7 +179,16 @@ pub(super) fn services(lock: &LockView) -> Vec<(String, usize)> {
     }
     services.sort_by(|a, b| b.1.cmp(&a.1).then_with(|| a.0.cmp(&b.0)));
     services.truncate(MAX_SERVICES);
-    services
+    let named: u64 = services.iter().map(|(_, count)| count).sum();
+    let mut words: Vec<String> =
+        services.into_iter().map(|(service, count)| format!("{service} ×{count}")).collect();
+    match lock.waiting.saturating_sub(named) {
+        _ if words.is_empty() => return None,
+        0 => {}
+        1 => words.push("1 other".to_owned()),
+        others => words.push(format!("{} others", format::count(others))),
+    }
+    Some(words.join(", "))
 }
 
 struct OldHold<'a> {

@@ -2,6 +2,7 @@
 
 use askama::Template;
 use askama::filters::HtmlSafe;
+use redisson::Kind;
 
 use super::format::AGELESS;
 use super::format::{self, Ago};
@@ -121,6 +122,19 @@ impl<'a> HolderCell<'a> {
         Self { holder, name: OwnerName::of_holder(deployment, holder) }
     }
 
+    /// Returns the same in plain text, without remarks.
+    fn plain(&self) -> String {
+        let mut words = self.name.plain();
+        if self.holder.count > 1 {
+            words.push_str(&format!(" ×{}", self.holder.count));
+        }
+        if self.holder.mode != Kind::Lock {
+            words.push(' ');
+            words.push_str(self.holder.mode.as_str());
+        }
+        words
+    }
+
     /// Returns the holder that has held a lock longest.
     pub(super) fn longest(lock: &'a LockView) -> Option<Self> {
         let holder = lock.holders.iter().min_by_key(|holder| holder.since.at);
@@ -220,6 +234,10 @@ impl<'a> Row<'a> {
             stale: passed > STALE_MS,
             spark: Spark::new(&lock.history.past),
         }
+    }
+
+    fn waiting(&self) -> String {
+        format::count(self.lock.waiting)
     }
 
     fn wrong(&self) -> bool {

@@ -41,7 +41,7 @@ fn about(source: &str) -> About {
         },
         "keyspace" => About {
             label: "Keyspace",
-            sees: "Hears from the server when the key of a known lock is changed or expires, if the server \
+            sees: "Receives a notification when the key of a known lock is changed or expires, if the server \
                    publishes keyspace notifications. Shows changes sooner than reading again would.",
         },
         "identity" => About {

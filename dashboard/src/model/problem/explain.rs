@@ -198,7 +198,7 @@ fn dead_head(head: &Waiter) -> String {
 fn deadlock(case: &Case<'_>) -> Vec<Evidence> {
     let waits = case.cycle.iter().flat_map(|cycle| &cycle.waits);
     let text = |wait: &crate::model::deadlock::Wait| {
-        // An agent's holds and waits have ids of their own: only the process shows which belong together.
+        // Each hold and wait of an agent has its own id: only the process shows which belong together.
         let process = wait.process.as_ref().map_or_else(String::new, |text| format!(" ({text})"));
         format!("{}{process} waits for {}, held by {}", wait.waiter, wait.lock.1, wait.holder)
     };
@@ -246,13 +246,13 @@ pub fn advice(case: &Case<'_>, verdict: Verdict) -> String {
             "Its holder appears to be gone, so the lock stays taken until its lease expires. {found} If that process is dead, release the lock by force."
         ),
         ProblemKind::Leaked if !case.confirmed => format!(
-            "If this key is a lock, it will never expire, and whoever wants it waits forever. {found} If that process is dead or has never existed, release the lock by force. If the key belongs to another program, acknowledge the problem."
+            "If this key is a lock, it will never expire, and clients that request it wait forever. {found} If that process is dead or has never existed, release the lock by force. If the key belongs to another program, acknowledge the problem."
         ),
         ProblemKind::Leaked => format!(
             "It has no TTL and will never expire. {found} If that process is dead, release the lock by force."
         ),
         ProblemKind::Stuck if case.holders.iter().any(|(id, _)| id.looks_like_agent()) => format!(
-            "The holder's agent renews the lock, but the worker has not released it. {found} `lockctl ls` on that host shows whether the worker's process is stopped. Take a stack dump before you end it; its end frees the lock at once."
+            "The holder's agent renews the lock, but the worker has not released it. {found} `lockctl ls` on that host shows whether the worker's process is stopped. Take a stack dump before you stop it; stopping it frees the lock at once."
         ),
         ProblemKind::Stuck => format!(
             "The holder is alive and still renewing, but has not released the lock. {found} Take a thread dump before you stop it; stopping it frees the lock within its lease."
@@ -279,7 +279,7 @@ pub fn advice(case: &Case<'_>, verdict: Verdict) -> String {
                 true => format!(
                     "The lock is free, but the first in its queue has not acquired it; the others wait until its deadline has passed. {waiter}"
                 ),
-                false => format!("Others wait for a holder that does not release the lock. {found} Take a stack dump of the holder's process, then end it; or release the lock by force."),
+                false => format!("Others wait for a holder that does not release the lock. {found} Take a stack dump of the holder's process, then stop it; or release the lock by force."),
             }
         }
         ProblemKind::Deadlock => format!(

@@ -6,8 +6,8 @@ pub(in crate::views) mod fixtures;
 mod live;
 mod markup;
 mod sources;
-mod told;
 mod trace;
+mod wording;
 
 use std::path::Path;
 

@@ -1,14 +1,20 @@
 //! The words and colours of single facts on pages.
 
-use super::fixtures::{chrome, deadlocked, happened, held, history, incident, leaked, list};
+use super::fixtures::{
+    chrome, contended_lock, deadlocked, happened, held, history, holder, incident, leaked, list,
+    lock, overview,
+};
 use crate::archive::PastEvent;
 use crate::clock::SteadyMillis;
-use crate::model::types::{Certainty, LockView};
+use crate::model::types::{Certainty, ClientView, LockView};
+use crate::query::LockRow;
 use crate::query::contention::ContentionRow;
+use crate::query::incidents::IncidentRow;
 use crate::query::owners::OwnerRow;
 use crate::text;
 use crate::views::{
     ErrorPage, EventRow, HistoryPage, error_page, history_page, incident_page, list_page,
+    lock_page, overview_page,
 };
 
 /// The class of the row that has this text.
@@ -36,6 +42,50 @@ fn a_row_is_amber_only_where_nothing_is_surely_wrong() {
     assert_eq!(waits(held(b"orders:1", 1, 4_000)), "row");
     assert_eq!(waits(leaked()), "row wrong");
     assert_eq!(waits(suspected(leaked())), "row wrong suspected");
+}
+
+#[test]
+fn a_cell_that_may_be_cut_off_has_all_of_it_as_its_title() {
+    let mut lock = held(b"prices", 1, 4_000);
+    lock.holders.push(holder(2, 3, 9_000, true));
+    lock.holders[1].mode = redisson::Kind::Read;
+    let list = list_page(&list::<LockRow>(vec![lock])).unwrap();
+    assert!(list.contains("title=\"3f2abc1a · thread 33 ×3 read and 1 more\""), "{list}");
+    let overview = overview_page(&overview(vec![leaked()])).unwrap();
+    let heat = overview.split("class=\"heat-names\"").nth(1).unwrap().split("</a>").next().unwrap();
+    assert!(heat.contains("title=\""), "{heat}");
+}
+
+#[test]
+fn waiters_that_nobody_names_are_counted() {
+    let mut busy = contended_lock();
+    busy.waiting = 1_002;
+    let named = ClientView { name: Some("prices".into()), ..ClientView::default() };
+    busy.waiters[0].client = Some(Box::new(named));
+    let page = lock_page(&lock(busy.clone())).unwrap();
+    assert!(page.contains("1,002 waiting"), "{page}");
+    assert!(page.contains("prices ×1, 1,001 others"), "{page}");
+    assert!(page.contains("and at least 1,000 more, without a name"), "{page}");
+    let overview = overview_page(&overview(vec![busy])).unwrap();
+    assert!(overview.contains(": prices ×1, 1,001 others"), "{overview}");
+    let all_named = lock_page(&lock(contended_lock())).unwrap();
+    assert!(!all_named.contains("others") && !all_named.contains("without a name"), "{all_named}");
+}
+
+#[test]
+fn an_incident_shows_the_time_of_its_evidence_and_its_other_holders() {
+    let mut locks = vec![leaked(), leaked()];
+    locks[1].id = held(b"orders:2", 1, 0).id;
+    locks[1].holders[0].id = format!("{}1", locks[0].holders[0].id).into();
+    for page in [
+        list_page(&list::<IncidentRow>(locks.clone())).unwrap(),
+        incident_page(&incident(locks.clone())).unwrap(),
+        overview_page(&overview(locks.clone())).unwrap(),
+    ] {
+        assert!(page.contains("and 1 more"), "{page}");
+        let line = page.split_once("evidence-line").map(|(_, line)| line);
+        assert!(line.is_none_or(|line| line.starts_with("\"><span class=\"clock\">")), "{page}");
+    }
 }
 
 #[test]
