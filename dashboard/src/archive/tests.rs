@@ -84,6 +84,23 @@ async fn a_hold_found_again_is_one_and_a_missed_end_is_reported_as_unseen() {
 }
 
 #[tokio::test]
+async fn a_problem_found_again_does_not_overlap_itself() {
+    let folder = tempfile::tempdir().unwrap();
+    let (stuck, cleared) = (ProblemKind::Stuck, SteadyMillis(3_000));
+    let problem = || {
+        let began = SteadyMillis(1_000);
+        ArchiveEntry::Problem(lock(b"a"), stuck, Certainty::Certain, began)
+    };
+    let over = ArchiveEntry::Cleared(lock(b"a"), stuck, cleared);
+    let reader = written(folder.path(), 0, [problem(), over, problem()]).await;
+    let at = async |at| reader.problems_at(lock(b"a"), SteadyMillis(at)).await.unwrap();
+    let before = at(2_000).await;
+    assert_eq!((before.len(), before[0].to), (1, Some(cleared)), "{before:?}");
+    let after = at(4_000).await;
+    assert_eq!((after.len(), after[0].since, after[0].to), (1, cleared, None), "{after:?}");
+}
+
+#[tokio::test]
 async fn the_last_problems_are_restored() {
     let folder = tempfile::tempdir().unwrap();
     let [leaked, stuck] = [ProblemKind::Leaked, ProblemKind::Stuck];

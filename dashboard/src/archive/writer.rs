@@ -96,7 +96,7 @@ impl Writer {
                     pruned = Instant::now();
                 }
                 let missed = lost.swap(0, Ordering::Relaxed);
-                // On a thread of its own, since it waits for the disk.
+                // On a separate thread, since it waits for the disk.
                 let written = tokio::task::spawn_blocking(move || {
                     let written = table.write(&batch, missed, prune, SteadyMillis::now());
                     (table, written)
@@ -274,9 +274,11 @@ fn insert(to: &Transaction<'_>, entry: &ArchiveEntry) -> rusqlite::Result<()> {
         ArchiveEntry::Problem(lock, problem, certainty, at) => {
             let (deployment, db, name) = key(lock);
             let (problem, certainty) = (problem.as_str(), certainty.as_str());
+            // One that is found again began no earlier than it was cleared, even if its condition holds since then.
             to.prepare_cached(
                 "INSERT INTO problem (deployment, db, name, problem, certainty, began)
-                 VALUES (?1, ?2, ?3, ?4, ?5, ?6)
+                 VALUES (?1, ?2, ?3, ?4, ?5, max(?6, coalesce((SELECT max(cleared) FROM problem
+                   WHERE deployment = ?1 AND db = ?2 AND name = ?3 AND problem = ?4), ?6)))
                  ON CONFLICT (deployment, db, name, problem) WHERE cleared IS NULL
                  DO UPDATE SET certainty = excluded.certainty",
             )?
