@@ -2,8 +2,8 @@
 
 use super::classify::{Classifier, marker_number, number};
 use super::command::Command;
-use super::decoder::ServerRole;
 use super::event::Action;
+use super::server_role::ServerRole;
 use crate::{HolderId, Kind, keys};
 
 impl Classifier<'_> {

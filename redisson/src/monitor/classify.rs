@@ -3,10 +3,10 @@
 use std::time::Duration;
 
 use super::command::Command;
-use super::decoder::ServerRole;
 use super::event::{Action, Certainty, Event};
 use super::intent::Intent;
 use super::known_locks::KnownLocks;
+use super::server_role::ServerRole;
 use super::unit::{Effect, Origin, Unit};
 use crate::{HolderId, Kind, LockName, keys};
 

@@ -7,10 +7,11 @@ use memchr::memchr;
 
 use super::classify::Classifier;
 use super::command::Command;
-use super::event::{Action, Address, Certainty, Event};
+use super::event::{Action, Certainty, Event};
 use super::intent::{self, Intent};
 use super::known_locks::KnownLocks;
 use super::line::{Arg, Args, Line, Source};
+use super::server_role::ServerRole;
 use super::traced_lines::TracedLines;
 use super::unit::{Origin, Unit};
 use crate::script::{self, hex_digest};
@@ -23,26 +24,6 @@ const MAX_LINE: usize = 512 * 1024;
 const MAX_TEXT: usize = 16 * 1024;
 /// The most script sources cached with their intents.
 const TEXTS: usize = 128;
-
-/// The role of the server that sends the stream.
-#[derive(Debug, Clone, Copy, PartialEq, Eq)]
-pub enum ServerRole {
-    /// A server that clients write to.
-    Master,
-    /// A server fed by its master. It shows changes, but neither their senders nor refused attempts.
-    Replica,
-}
-
-impl ServerRole {
-    /// Parses a client address as printed.
-    pub(super) fn address(self, printed: &[u8]) -> Option<Address> {
-        match self {
-            Self::Replica => None,
-            Self::Master if printed.starts_with(b"unix:") => Some(Address::Unix),
-            Self::Master => std::str::from_utf8(printed).ok()?.parse().ok().map(Address::Tcp),
-        }
-    }
-}
 
 /// The number of lines by outcome.
 #[derive(Debug, Clone, Copy, PartialEq, Eq, Default)]

@@ -13,10 +13,12 @@ mod intent;
 mod known_locks;
 mod line;
 mod own_scripts;
+mod server_role;
 #[cfg(test)]
 mod tests;
 mod traced_lines;
 mod unit;
 
-pub use decoder::{Decoder, LineCounts, ServerRole};
+pub use decoder::{Decoder, LineCounts};
 pub use event::{Action, Address, Certainty, Event};
+pub use server_role::ServerRole;
