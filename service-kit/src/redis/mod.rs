@@ -9,13 +9,14 @@
 //! - [`Subscriber`] is a supervised connection for pub/sub, which resubscribes after each reconnect.
 //! - [`Monitor`] is a connection with MONITOR on. Its user decides whether to open another one.
 //!
-//! A command that blocks the server's side of a connection needs a connection of its own.
+//! A command that blocks the server's side of a connection needs a separate connection.
 
 mod backoff;
 mod deployment;
 mod dial;
 mod endpoint;
 mod error;
+mod excerpt;
 mod handshake;
 mod link;
 mod monitor;

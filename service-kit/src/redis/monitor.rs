@@ -6,9 +6,10 @@ use redis::cmd;
 
 use super::endpoint::Endpoint;
 use super::error::{ConnectError, ServerError};
+use super::excerpt::excerpt;
 use super::handshake::{self, Handshake};
 use super::server_info::ServerInfo;
-use super::wire::{Frame, Wire, excerpt};
+use super::wire::{Frame, Wire};
 
 /// A connection with MONITOR on. It ends with this value and does not reconnect.
 ///

@@ -13,7 +13,7 @@ use tokio::io::{AsyncRead, AsyncWrite, ReadBuf};
 use tokio::time::{Instant, Sleep, sleep_until};
 
 use super::dial::ByteStream;
-use super::wire::excerpt;
+use super::excerpt::excerpt;
 
 pub(crate) const MIB: usize = 1024 * 1024;
 /// The usual limit of a reply, in bytes. The map of a cluster with all slots scattered needs about 20 MiB.

@@ -6,6 +6,7 @@ use bytes::{Buf, BytesMut};
 use tokio::io::{AsyncReadExt, AsyncWriteExt};
 
 use super::error::ServerError;
+use super::excerpt::excerpt;
 use super::reply_limit::LimitedStream;
 
 /// One reply.
@@ -118,24 +119,6 @@ impl Cursor<'_> {
     }
 }
 
-/// Formats the beginning of a reply, for an error: the server determines its length.
-pub(crate) fn excerpt(reply: &dyn fmt::Debug) -> String {
-    const LENGTH: usize = 200;
-    /// Fails once it is full, which ends the formatting.
-    struct Excerpt(String);
-    impl fmt::Write for Excerpt {
-        fn write_str(&mut self, part: &str) -> fmt::Result {
-            self.0.extend(part.chars().take(LENGTH - self.0.len().min(LENGTH)));
-            if self.0.len() < LENGTH { Ok(()) } else { Err(fmt::Error) }
-        }
-    }
-    let mut excerpt = Excerpt(String::new());
-    if fmt::write(&mut excerpt, format_args!("{reply:?}")).is_err() {
-        excerpt.0.push('…');
-    }
-    excerpt.0
-}
-
 /// The size of one read, in bytes.
 const CHUNK: usize = 64 * 1024;
 
@@ -242,13 +225,6 @@ mod tests {
             assert_eq!(read, expected, "in steps of {step}");
             assert!(buffer.is_empty());
         }
-    }
-
-    #[test]
-    fn an_excerpt_of_a_reply_is_short() {
-        assert_eq!(excerpt(&Frame::Int(7)), "Int(7)");
-        let long = excerpt(&Frame::Bulk(vec![7; 1_000_000]));
-        assert!(long.starts_with("Bulk([7, 7,") && long.chars().count() <= 201, "{long}");
     }
 
     #[test]

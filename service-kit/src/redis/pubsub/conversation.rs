@@ -10,7 +10,8 @@ use redis::cmd;
 use super::PubSubEvent;
 use super::wanted::{Change, Topic};
 use crate::redis::error::ServerError;
-use crate::redis::wire::{Frame, excerpt};
+use crate::redis::excerpt::excerpt;
+use crate::redis::wire::Frame;
 
 /// Topics per command: enough to be fast, and few enough not to block the server.
 pub(super) const BATCH: usize = 500;
