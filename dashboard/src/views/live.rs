@@ -30,7 +30,7 @@ use super::format::AGELESS;
 use super::fragments::{Fragments, LiveRow};
 use super::{
     Chrome, HistoryPage, ListPage, ListView, LockPage, OverviewPage, OwnerPage, SourcesPage,
-    assets, history, list, lock, overview, owner, page, row, sources, trace,
+    assets, history, list, lock, lock_parts, overview, owner, page, row, sources, trace,
 };
 use crate::clock::SteadyMillis;
 use crate::model::types::LockId;
@@ -110,7 +110,7 @@ impl Picture {
         let ageless = LockPage { chrome: ageless(&page.chrome), ..page.clone() };
         let regions = lock::regions(&ageless, page.chrome.now)?;
         let steps = trace::rows(&ageless)?;
-        Self::new(&page.chrome, lock::title(page), steps, regions, before)
+        Self::new(&page.chrome, lock_parts::title(page), steps, regions, before)
     }
 
     /// Renders the page of a client.

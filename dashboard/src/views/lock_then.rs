@@ -4,7 +4,7 @@ use askama::Template;
 
 use super::format::{self, Ago, Clock, rfc3339};
 use super::history::EventLine;
-use super::lock::{Head, PastHolds, PastRow, meaning, timeline, title};
+use super::lock_parts::{Head, PastHolds, PastRow, meaning, timeline, title};
 use super::owner_name::OwnerName;
 use super::page::Frame;
 use super::picture::{Timeline, ending_words, word};

@@ -22,6 +22,7 @@ mod list_view;
 pub mod live;
 mod lock;
 mod lock_link;
+mod lock_parts;
 mod lock_then;
 mod locks;
 mod login;

@@ -1,0 +1,171 @@
+//! Parts of a lock's page that its page of the past shows too.
+
+use askama::Template;
+use askama::filters::HtmlSafe;
+
+use super::format::{self, Clock, Prose, rfc3339};
+use super::owner_name::OwnerName;
+use super::page;
+use super::picture::{Timeline, ending_words};
+use super::shell::RawKey;
+use super::{Chrome, LockPage, ReleaseAccess, Subject, links};
+use crate::clock::SteadyMillis;
+use crate::model::types::{LockView, PastHoldView, ProblemKind, State};
+use crate::text;
+
+/// The longest part of a name that a title holds, characters.
+const TITLE_NAME: usize = 60;
+
+/// Returns what is known of the lock, if anything is.
+pub(super) fn known(page: &LockPage) -> Option<&LockView> {
+    match &page.subject {
+        Subject::Known(lock) => Some(lock),
+        Subject::Absent { .. } | Subject::NoLock(_) | Subject::Unreadable(_) => None,
+    }
+}
+
+/// Returns what a problem means, as a sentence.
+pub(super) fn meaning(problem: ProblemKind) -> &'static str {
+    match problem {
+        ProblemKind::Deadlock => "Its holder waits for a lock that one of its own waiters holds.",
+        ProblemKind::Leaked => {
+            "It will not expire soon, if ever, and nobody may be left to release it."
+        }
+        ProblemKind::RenewalOverdue => {
+            "Its holder renews it regularly, and has missed a renewal: the lock may be lost soon."
+        }
+        ProblemKind::Expired => "Its lease expired while its holder still renewed or used it.",
+        ProblemKind::Starving => "A waiter has been waiting for it for too long.",
+        ProblemKind::Malformed => "Its hash is not as any kind of lock should be.",
+        ProblemKind::Orphan => "Keys that belong to it were left behind by clients that are gone.",
+        ProblemKind::Stuck => "Its holder keeps renewing it, far longer than it usually holds it.",
+    }
+}
+
+/// A lock's name and place, with the file about it and the way to its release.
+#[derive(Template)]
+#[template(path = "parts/lock_head.html")]
+pub(super) struct Head<'a> {
+    page: &'a LockPage,
+    name: RawKey,
+    /// All of it, as one file.
+    bundle: String,
+    /// The address of a forced release, for those who may.
+    release: Option<String>,
+    /// Why a lock with a problem cannot be released here.
+    why_not: Option<Prose<'static>>,
+}
+
+impl HtmlSafe for Head<'_> {}
+
+impl<'a> Head<'a> {
+    pub(super) fn new(page: &'a LockPage) -> Self {
+        let releasable = page.then.is_none() && is_releasable(page);
+        let in_trouble = known(page).is_some_and(|lock| !lock.problems.is_empty());
+        Self {
+            page,
+            name: RawKey::new("Name", page.id.name.as_bytes()),
+            bundle: links::lock_bundle(&page.id, page.then.as_ref().map(|then| then.at)),
+            release: (releasable && page.release == ReleaseAccess::Allowed)
+                .then(|| links::release(&page.id)),
+            why_not: match page.release {
+                _ if !releasable || !in_trouble => None,
+                ReleaseAccess::Allowed => None,
+                ReleaseAccess::Off => Some("this dashboard runs without `--allow-release`".into()),
+                ReleaseAccess::Forbidden => Some("you do not have the right `release`".into()),
+            },
+        }
+    }
+}
+
+/// Its earlier holders.
+#[derive(Template)]
+#[template(path = "parts/lock_past.html")]
+pub(super) struct PastHolds {
+    pub(super) past: Vec<PastRow>,
+    pub(super) longest: Option<String>,
+}
+
+impl HtmlSafe for PastHolds {}
+
+pub(super) struct PastRow {
+    name: OwnerName,
+    ended: &'static str,
+    from: Clock,
+    exact: bool,
+    lasted: Option<String>,
+}
+
+impl PastRow {
+    pub(super) fn new(page: &LockPage, hold: &PastHoldView) -> Self {
+        let lasted = hold.to.map(|to| format::duration(to.millis_since(hold.since.at)));
+        Self {
+            name: OwnerName::remembered(&page.id.deployment, &hold.id, &page.chrome.names),
+            ended: ending_words(hold),
+            from: Clock::new(hold.since.at, page.chrome.now),
+            exact: hold.since.exact,
+            lasted,
+        }
+    }
+}
+
+impl PastHolds {
+    pub(super) fn new(page: &LockPage) -> Self {
+        let lock = known(page);
+        let past = lock.map(|lock| &*lock.history.past).unwrap_or_default();
+        let longest = lock.and_then(|lock| lock.history.longest_hold.as_ref());
+        Self {
+            past: past.iter().map(|hold| PastRow::new(page, hold)).collect(),
+            longest: longest.and_then(|hold| PastRow::new(page, hold).lasted),
+        }
+    }
+}
+
+/// Draws the timeline of a page's window. Where a history is kept, it leads to each of its instants.
+pub(super) fn timeline(
+    page: &LockPage,
+    lock: Option<&LockView>,
+    now: SteadyMillis,
+) -> Option<Timeline> {
+    let window = &page.past;
+    let at = window.at.map(|at| ("at", rfc3339(at)));
+    let choice = |span| {
+        let query = [Some(("window", String::from(span))), at.clone()];
+        (span, links::lock_with(&page.id, query.into_iter().flatten()))
+    };
+    let choices = match window.kept {
+        true => ["2m", "15m", "1h", "6h", "24h"].map(choice).into(),
+        false => Vec::new(),
+    };
+    let drawn = Timeline::new(lock, window, window.end(now), choices, &page.chrome.names)?;
+    let link = |at: SteadyMillis| {
+        let chosen = window.chosen.clone().map(|span| ("window", span));
+        links::lock_with(&page.id, chosen.into_iter().chain([("at", rfc3339(at))]))
+    };
+    Some(if window.kept { drawn.with_instants(window.at, link) } else { drawn })
+}
+
+/// Returns whether a forced release would have something to end.
+fn is_releasable(page: &LockPage) -> bool {
+    known(page).is_some_and(|lock| lock.is_held() && !lock.is_unknown() || lock.queued)
+}
+
+/// The document's title.
+pub(super) fn title(page: &LockPage) -> String {
+    let name = text::visible(page.id.name.as_bytes());
+    let mut short: String = name.chars().take(TITLE_NAME).collect();
+    if short.len() < name.len() {
+        short.push('…');
+    }
+    // On a lock's own page its own state comes first.
+    let mark = match &page.subject {
+        Subject::Known(lock) if !lock.problems.is_empty() => "▲ ",
+        Subject::Known(lock) if lock.state == State::Held => "● ",
+        Subject::Known(_)
+        | Subject::Absent { .. }
+        | Subject::NoLock(_)
+        | Subject::Unreadable(_) => "",
+    };
+    let chrome = Chrome { counts: crate::model::types::Counts::default(), ..page.chrome.clone() };
+    format!("{mark}{}", page::title(&chrome, &short))
+}
