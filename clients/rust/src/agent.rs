@@ -1,20 +1,19 @@
-//! The agent of this host, and the owners of locks.
+//! The agent of this host, and its settings.
 
 use std::env;
 use std::fmt;
 use std::path::{Path, PathBuf};
-use std::sync::{Arc, Mutex, MutexGuard, PoisonError, Weak};
+use std::sync::Arc;
 use std::time::Duration;
 
-use crate::error::{Error, Result};
+#[cfg(doc)]
+use crate::error::Error;
 use crate::hold::{Hold, Holds};
 use crate::lock::LockRequest;
-use crate::session::{Session, Use};
+use crate::owner::{Owner, Pool};
 
 const SYSTEM_SOCKET: &str = "/run/lockscope/agent.sock";
 const GRACE: Duration = Duration::from_secs(60);
-/// The number of connections without a hold that are kept for the next owner.
-const SPARE_SESSIONS: usize = 8;
 
 /// The agent of this host. Clones share its connections.
 #[derive(Clone)]
@@ -36,7 +35,7 @@ impl Agent {
     /// Returns a new owner. Owners exclude each other, and each can reenter its own locks.
     #[must_use]
     pub fn owner(&self) -> Owner {
-        Owner { pool: self.0.clone(), session: Arc::default() }
+        Owner::new(self.0.clone())
     }
 
     /// Acquires a lock for a new owner.
@@ -60,17 +59,7 @@ impl Agent {
 
     /// Releases everything and closes the connections. Requests fail with [`Error::Closed`] from now on.
     pub async fn close(&self) {
-        let sessions = {
-            let mut sessions = self.0.sessions();
-            sessions.closed = true;
-            sessions.spare.clear();
-            std::mem::take(&mut sessions.all)
-        };
-        let sessions: Vec<_> = sessions.iter().filter_map(Weak::upgrade).collect();
-        let closing: Vec<_> = sessions.iter().filter_map(Session::begin_close).collect();
-        for goodbye in closing {
-            goodbye.await;
-        }
+        self.0.close().await;
     }
 }
 
@@ -82,7 +71,7 @@ impl Default for Agent {
 
 impl fmt::Debug for Agent {
     fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
-        f.debug_struct("Agent").field("socket", &self.0.path).finish_non_exhaustive()
+        f.debug_struct("Agent").field("socket", &self.0.path()).finish_non_exhaustive()
     }
 }
 
@@ -112,7 +101,7 @@ impl AgentBuilder {
     #[must_use]
     pub fn build(self) -> Agent {
         let path = self.socket.unwrap_or_else(usual_socket);
-        Agent(Arc::new(Pool { path, grace: self.grace, sessions: Mutex::default() }))
+        Agent(Arc::new(Pool::new(path, self.grace)))
     }
 }
 
@@ -128,101 +117,4 @@ fn usual_socket() -> PathBuf {
         }
     }
     SYSTEM_SOCKET.into()
-}
-
-/// The sessions of an agent.
-pub(crate) struct Pool {
-    pub(crate) path: PathBuf,
-    pub(crate) grace: Duration,
-    sessions: Mutex<Sessions>,
-}
-
-#[derive(Default)]
-struct Sessions {
-    spare: Vec<Arc<Session>>,
-    all: Vec<Weak<Session>>,
-    closed: bool,
-}
-
-impl Pool {
-    fn sessions(&self) -> MutexGuard<'_, Sessions> {
-        self.sessions.lock().unwrap_or_else(PoisonError::into_inner)
-    }
-
-    /// Keeps a session that has nothing to do for the next owner.
-    pub(crate) fn on_idle(&self, session: &Arc<Session>) {
-        let mut sessions = self.sessions();
-        if !session.leave_owner() || sessions.closed {
-            return;
-        }
-        if sessions.spare.len() < SPARE_SESSIONS {
-            sessions.spare.push(session.clone());
-        } else {
-            // The agent answers by closing the connection.
-            drop(session.begin_close());
-        }
-    }
-}
-
-/// An owner of locks. Owners exclude each other; an owner can reenter its locks. Clones are the same owner.
-///
-/// Calls of one owner run one after another. Its wait therefore delays its other calls, also a release.
-#[derive(Clone)]
-pub struct Owner {
-    pool: Arc<Pool>,
-    /// The session used last. It may serve another owner by now.
-    session: Arc<Mutex<Option<Arc<Session>>>>,
-}
-
-impl Owner {
-    /// Acquires a lock, or reenters it.
-    pub fn lock(&self, name: impl AsRef<[u8]>) -> LockRequest<Hold> {
-        LockRequest::new(self.clone(), vec![name.as_ref().to_vec()], false)
-    }
-
-    /// Acquires a lock if it is free or this owner's, and otherwise fails with [`Error::Timeout`].
-    pub fn try_lock(&self, name: impl AsRef<[u8]>) -> LockRequest<Hold> {
-        self.lock(name).wait(Duration::ZERO)
-    }
-
-    /// Acquires several locks, all or none: up to 64, each named once.
-    pub fn lock_all<N: AsRef<[u8]>>(
-        &self,
-        names: impl IntoIterator<Item = N>,
-    ) -> LockRequest<Holds> {
-        let names = names.into_iter().map(|name| name.as_ref().to_vec()).collect();
-        LockRequest::new(self.clone(), names, true)
-    }
-
-    /// Returns this owner's session for a call.
-    pub(crate) fn enter(&self) -> Result<Use> {
-        let mut own = self.session.lock().unwrap_or_else(PoisonError::into_inner);
-        let mut sessions = self.pool.sessions();
-        if sessions.closed {
-            return Err(Error::Closed);
-        }
-        let id = Arc::as_ptr(&self.session).addr();
-        if let Some(session) = &*own
-            && session.is_owned_by(id)
-        {
-            return Ok(session.enter());
-        }
-        let session = sessions.spare.pop().unwrap_or_else(|| {
-            let session = Session::new(&self.pool);
-            if sessions.all.len() == sessions.all.capacity() {
-                sessions.all.retain(|session| session.strong_count() > 0);
-            }
-            sessions.all.push(Arc::downgrade(&session));
-            session
-        });
-        session.serve(id);
-        *own = Some(session.clone());
-        Ok(session.enter())
-    }
-}
-
-impl fmt::Debug for Owner {
-    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
-        f.debug_struct("Owner").finish_non_exhaustive()
-    }
 }

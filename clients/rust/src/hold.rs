@@ -11,12 +11,12 @@ use std::time::Duration;
 use tokio::runtime::Handle;
 use tokio::sync::watch;
 
-use crate::agent::Owner;
 use crate::clock::boot;
 use crate::detached::Detached;
 use crate::error::{Lost, Result};
 use crate::grant::Grant;
-use crate::lock::Kind;
+use crate::owner::Owner;
+use crate::request::Kind;
 use crate::session::Session;
 
 /// One acquisition of a lock.

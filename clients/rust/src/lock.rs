@@ -7,87 +7,13 @@ use std::sync::Arc;
 use std::task::{Context, Poll};
 use std::time::Duration;
 
-use crate::agent::Owner;
 use crate::detached::{Cancel, Detached};
+#[cfg(doc)]
+use crate::error::Error;
 use crate::error::Result;
 use crate::hold::{Hold, Holds};
-use crate::resp::Command;
-
-/// A kind of lock. All users of a name use it as the same kind at a time.
-#[derive(Debug, Clone, Copy, PartialEq, Eq, Hash, Default)]
-#[non_exhaustive]
-pub enum Kind {
-    /// One holder: Redisson's `RLock`.
-    #[default]
-    Plain,
-    /// One holder, first come, first served among all clients: `RFairLock`.
-    Fair,
-    /// The side of any number of readers: `RReadWriteLock`.
-    Read,
-    /// The side of one writer: `RReadWriteLock`.
-    Write,
-    /// One holder, with a token that grows with each grant: `RFencedLock`.
-    Fenced,
-    /// One holder, which has a majority of several independent servers: `RedissonRedLock`.
-    Red,
-}
-
-impl Kind {
-    const ALL: [Self; 6] =
-        [Self::Plain, Self::Fair, Self::Read, Self::Write, Self::Fenced, Self::Red];
-
-    pub(crate) fn word(self) -> &'static str {
-        match self {
-            Self::Plain => "lock",
-            Self::Fair => "fair",
-            Self::Read => "read",
-            Self::Write => "write",
-            Self::Fenced => "fenced",
-            Self::Red => "red",
-        }
-    }
-
-    pub(crate) fn from_word(word: &[u8]) -> Self {
-        Self::ALL.into_iter().find(|kind| kind.word().as_bytes() == word).unwrap_or_default()
-    }
-}
-
-/// The locks and options of a request.
-pub(crate) struct Request {
-    pub(crate) names: Vec<Vec<u8>>,
-    /// Acquires them as several, even if it is one.
-    pub(crate) several: bool,
-    pub(crate) kind: Kind,
-    pub(crate) wait: Option<Duration>,
-    pub(crate) lease: Option<Duration>,
-}
-
-impl Request {
-    /// Returns the command, with what is left of the wait.
-    pub(crate) fn command(&self, left: Option<Duration>, session: &str) -> Command {
-        let mut command = if self.several {
-            Command::new("MLOCK").number(self.names.len() as u128)
-        } else {
-            Command::new("LOCK")
-        };
-        for name in &self.names {
-            command = command.word(name);
-        }
-        command = command.word("KIND").word(self.kind.word());
-        if let Some(left) = left {
-            command = command.word("WAIT").number(left.as_millis());
-        }
-        if let Some(lease) = self.lease {
-            command = command.word("LEASE").number(lease.as_millis());
-        }
-        command.word("IN").word(session)
-    }
-
-    pub(crate) fn describe(&self) -> String {
-        let names: Vec<_> = self.names.iter().map(|name| String::from_utf8_lossy(name)).collect();
-        names.join(", ")
-    }
-}
+use crate::owner::Owner;
+use crate::request::{Kind, Request};
 
 /// A request for a [`Hold`] of one lock or the [`Holds`] of several. Awaiting it acquires them.
 #[must_use = "a lock is acquired when its request is awaited"]
@@ -97,8 +23,29 @@ pub struct LockRequest<H> {
     result: PhantomData<fn() -> H>,
 }
 
+impl Owner {
+    /// Acquires a lock, or reenters it.
+    pub fn lock(&self, name: impl AsRef<[u8]>) -> LockRequest<Hold> {
+        LockRequest::new(self.clone(), vec![name.as_ref().to_vec()], false)
+    }
+
+    /// Acquires a lock if it is free or this owner's, and otherwise fails with [`Error::Timeout`].
+    pub fn try_lock(&self, name: impl AsRef<[u8]>) -> LockRequest<Hold> {
+        self.lock(name).wait(Duration::ZERO)
+    }
+
+    /// Acquires several locks, all or none: up to 64, each named once.
+    pub fn lock_all<N: AsRef<[u8]>>(
+        &self,
+        names: impl IntoIterator<Item = N>,
+    ) -> LockRequest<Holds> {
+        let names = names.into_iter().map(|name| name.as_ref().to_vec()).collect();
+        LockRequest::new(self.clone(), names, true)
+    }
+}
+
 impl<H> LockRequest<H> {
-    pub(crate) fn new(owner: Owner, names: Vec<Vec<u8>>, several: bool) -> Self {
+    fn new(owner: Owner, names: Vec<Vec<u8>>, several: bool) -> Self {
         let request = Request { names, several, kind: Kind::Plain, wait: None, lease: None };
         Self { owner, request, result: PhantomData }
     }

@@ -13,7 +13,6 @@ use tokio::runtime::Handle;
 use tokio::sync::{Mutex as AsyncMutex, MutexGuard as AsyncMutexGuard};
 use tokio::time::{Instant, sleep, timeout, timeout_at};
 
-use crate::agent::Pool;
 use crate::clock::boot;
 use crate::connection::{
     ANSWER_MARGIN, Connection, LEAST_LIMIT, Listener, REPLY_LIMIT, Reply, outcome,
@@ -21,7 +20,7 @@ use crate::connection::{
 use crate::detached::Cancel;
 use crate::error::{Error, Failure, Result};
 use crate::grant::{Grant, Key};
-use crate::lock::Request;
+use crate::request::Request;
 use crate::resp::{Command, Value};
 use crate::timer::Timer;
 
@@ -31,11 +30,16 @@ pub(crate) const RETRY_PAUSE: Duration = Duration::from_millis(100);
 pub(crate) const CLOSE_LIMIT: Duration = Duration::from_secs(1);
 const CLOSED: &str = "the Agent was closed";
 
+/// Receives sessions that have neither calls nor grants any more.
+pub(crate) trait OnIdle: Send + Sync {
+    fn on_idle(&self, session: &Arc<Session>);
+}
+
 /// A connection to the agent, and what outlives it.
 pub(crate) struct Session {
     pub(crate) path: PathBuf,
     pub(crate) grace: Duration,
-    pool: Weak<Pool>,
+    pool: Weak<dyn OnIdle>,
     /// Held while a command of the owner runs.
     pub(crate) turn: Arc<AsyncMutex<()>>,
     state: Mutex<SessionState>,
@@ -94,10 +98,9 @@ impl SessionState {
 }
 
 impl Session {
-    pub(crate) fn new(pool: &Arc<Pool>) -> Arc<Self> {
-        let (path, grace) = (pool.path.clone(), pool.grace);
+    pub(crate) fn new(path: PathBuf, grace: Duration, pool: Weak<dyn OnIdle>) -> Arc<Self> {
         let (turn, state) = (Arc::default(), Mutex::default());
-        Arc::new(Self { path, grace, pool: Arc::downgrade(pool), turn, state })
+        Arc::new(Self { path, grace, pool, turn, state })
     }
 
     pub(crate) fn state(&self) -> MutexGuard<'_, SessionState> {

@@ -1,0 +1,108 @@
+//! Deadlines: ends holds whose deadline has passed, and reads the deadlines that renewals moved.
+
+use std::sync::Arc;
+use std::time::Duration;
+
+use tokio::time::sleep;
+
+use crate::clock::boot;
+use crate::error::Failure;
+use crate::resp::{Command, Value};
+use crate::session::{Session, valid_until};
+use crate::timer::Timer;
+
+/// Renewed deadlines are read again after this part of the remaining validity.
+const REFRESH_DIVISOR: u32 = 3;
+const SHORTEST_PAUSE: Duration = Duration::from_millis(50);
+
+impl Session {
+    /// Sets the timer for the next deadline or the next refresh. One that wakes up earlier stays.
+    pub(crate) fn arm(self: &Arc<Self>) {
+        let now = boot();
+        let mut state = self.state();
+        let pauses = state.grants.values().filter_map(|grant| {
+            let grant = grant.state();
+            let left = grant.ends().saturating_sub(now);
+            let pause = if grant.is_followed() { left / REFRESH_DIVISOR } else { left };
+            (!grant.is_lost()).then_some(pause)
+        });
+        let Some(pause) = pauses.min() else { return };
+        let pause = pause.max(SHORTEST_PAUSE);
+        let at = now + pause;
+        if state.closing || state.timer.as_ref().is_some_and(|timer| timer.at <= at) {
+            return;
+        }
+        let session = Arc::downgrade(self);
+        let task = tokio::spawn(async move {
+            sleep(pause).await;
+            if let Some(session) = session.upgrade() {
+                session.state().timer = None;
+                session.tend().await;
+            }
+        });
+        let timer = Timer { at, task: task.abort_handle() };
+        if let Some(later) = state.timer.replace(timer) {
+            later.stop();
+        }
+    }
+
+    /// Ends holds whose deadline has passed, and reads the deadlines of the others.
+    pub(crate) async fn tend(self: &Arc<Self>) {
+        let grants = self.grants();
+        let live =
+            grants.iter().filter(|grant| grant.is_held() && grant.state().is_followed()).count();
+        if live > 0 && self.connected().is_some() {
+            // The call that finds the connection lost reconnects.
+            let _ = match self.turn.try_lock() {
+                Ok(_turn) => self.refresh().await,
+                // The owner waits for another lock, and replies keep their order.
+                Err(_) => self.refresh_from_outside().await,
+            };
+        }
+        self.arm();
+    }
+
+    async fn refresh(self: &Arc<Self>) -> Result<(), Failure> {
+        let _using = self.enter();
+        let Some(connection) = self.connected() else { return Ok(()) };
+        let sent = boot();
+        match connection.call(&Command::new("HOLDS")).await {
+            Ok(rows) => {
+                self.state().proven = sent;
+                self.renew(rows.list());
+                Ok(())
+            }
+            Err(failure) => Err(failure),
+        }
+    }
+
+    async fn refresh_from_outside(&self) -> Result<(), Failure> {
+        for grant in self.grants() {
+            let mut cursor = b"0".to_vec();
+            loop {
+                let command = Command::new("LOCKS").word("MATCH").word(&grant.key.0);
+                let command = command.word("CURSOR").word(&cursor).word("COUNT").word("1000");
+                let reply = self.call_once(&command).await?;
+                let [next, rows] = reply.list() else { break };
+                self.renew(rows.list());
+                cursor = next.bytes().to_vec();
+                if cursor == b"0" {
+                    break;
+                }
+            }
+        }
+        Ok(())
+    }
+
+    fn renew(&self, rows: &[Value]) {
+        for row in rows {
+            let key = (row.get("lock").bytes().to_vec(), row.get("kind").bytes().to_vec());
+            let Some(grant) = self.find(&key) else { continue };
+            let same = grant.holder.as_bytes() == row.get("holder").bytes();
+            let certain = row.get("valid_until_ns").integer().is_some();
+            if same && certain && self.connected().is_some() {
+                grant.renew(valid_until(row));
+            }
+        }
+    }
+}
