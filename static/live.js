@@ -179,7 +179,7 @@
       touched = Boolean(order) && !forced && isTouched() && movesRows(order);
       const held = touched || (order && !forced && waitsForFrame());
       if (order && !held) applyOrder();
-      // The line below the rows speaks of them, so it changes with them.
+      // The line below the rows describes them, so it changes with them.
       applyRegions((id) => !(held && id === "foot"));
     }
     showWaiting();

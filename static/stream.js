@@ -141,7 +141,7 @@ Lockscope.stream = (() => {
     showLoss();
   }
 
-  // --- One connection for all tabs of the same page: whoever has the lock leads, and passes on what comes. Browsers
+  // --- One connection for all tabs of the same page: the tab that has the lock leads, and passes on what arrives. Browsers
   // allow but few connections to one host. Where there are no such locks (without TLS), each tab has its own.
   let channel = null;
   let turn = null;

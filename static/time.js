@@ -29,7 +29,7 @@ const Lockscope = (() => {
     if (element && element.textContent !== text) element.textContent = text;
   }
 
-  // --- UTC, or the time of whoever looks.
+  // --- UTC, or the reader's time zone.
   let local = false;
   try {
     local = localStorage.getItem("zone") === "local";

@@ -49,7 +49,7 @@ func (g *grant) lose(reason string) {
 	g.mu.Unlock()
 }
 
-// loseLocked ends it and unlocks the mutex before anybody hears of it.
+// loseLocked ends it and unlocks the mutex before anybody is notified of it.
 func (g *grant) loseLocked(reason string) error {
 	g.lost = &LostError{Name: g.name, Reason: reason}
 	listeners, lost := g.onLost, g.lost

@@ -1,4 +1,4 @@
-//! The two time lines of the dashboard: a steady clock of its own, and the host's wall clock, which may be set.
+//! The two time lines of the dashboard: its own steady clock, and the host's wall clock, which may be set.
 //!
 //! The model stores, compares and measures by [`SteadyMillis`], so that setting the host's clock changes no age, no
 //! problem and no order of events. People and other programs read and write [`WallMillis`]. An instant passes from one

@@ -57,7 +57,7 @@ const SPARE_CONNECTIONS: usize = 256;
 pub struct Listeners {
     /// Pages and API.
     pub pages: TcpListener,
-    /// Metrics, where they have an address of their own.
+    /// Metrics, where they have a separate address.
     pub metrics: Option<TcpListener>,
 }
 

@@ -136,16 +136,16 @@ impl MonitorMetrics {
 }
 
 impl MonitorNodeMetrics {
-    /// Counts the lines since what was told last.
-    pub fn count(&self, told: LineCounts, now: LineCounts) {
-        for (counter, told, now) in [
-            (&self.lock, told.lock, now.lock),
-            (&self.other, told.other, now.other),
-            (&self.garbage, told.garbage, now.garbage),
-            (&self.cut, told.cut, now.cut),
+    /// Counts the lines since the last count.
+    pub fn count(&self, last: LineCounts, now: LineCounts) {
+        for (counter, last, now) in [
+            (&self.lock, last.lock, now.lock),
+            (&self.other, last.other, now.other),
+            (&self.garbage, last.garbage, now.garbage),
+            (&self.cut, last.cut, now.cut),
         ] {
-            if now > told {
-                counter.inc_by(now - told);
+            if now > last {
+                counter.inc_by(now - last);
             }
         }
     }

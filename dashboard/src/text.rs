@@ -43,7 +43,7 @@ fn is_blank(c: char) -> bool {
 }
 
 /// One word of a shell: printable ASCII within single quotes, other bytes as `$'\xHH'`. Every such run of bytes
-/// has quotes of its own, since some shells would read on through hexadecimal digits that follow.
+/// has its own quotes, since some shells would read on through hexadecimal digits that follow.
 #[must_use]
 pub fn quoted(bytes: &[u8]) -> String {
     let plain = |byte: &u8| matches!(byte, b' '..=b'~');

@@ -53,7 +53,7 @@ fn main() -> Result<()> {
     ensure!((0.1..=600.0).contains(&arguments.seconds), "--seconds: expected 0.1 to 600");
     // Before the clock runs.
     harness::programs::path("lockscope-agent")?;
-    // One thread for all: the children are told to die with the thread that started them.
+    // One thread for all: the children receive a signal when the thread that started them ends.
     let runtime = tokio::runtime::Builder::new_current_thread().enable_all().build()?;
     runtime.block_on(run(arguments))
 }

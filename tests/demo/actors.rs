@@ -61,7 +61,7 @@ pub(crate) async fn play(stage: Rc<Stage>) -> Result<()> {
 /// The lock that readers share and a writer sometimes takes.
 const PRICES: &[u8] = b"read-write:prices";
 
-/// Runs a part again and again. One that fails (its agent was stopped, say) begins anew after a second.
+/// Runs a part again and again. One that fails (its agent was stopped, say) begins again after a second.
 pub(crate) fn forever(mut part: impl AsyncFnMut() -> Result<()> + 'static) {
     spawn_local(async move {
         loop {

@@ -33,7 +33,7 @@ pub(crate) struct Arguments {
 }
 
 /// Counts until it is killed, and prints each integer it has surely appended. Whatever goes wrong with the agent
-/// it begins anew, as workers do.
+/// it begins again, as workers do.
 pub(crate) fn run(arguments: &Arguments) -> Result<()> {
     let runtime = tokio::runtime::Builder::new_current_thread().enable_all().build()?;
     runtime.block_on(async {

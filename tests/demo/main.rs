@@ -47,9 +47,9 @@ fn main() -> Result<()> {
         Some(Role::Counter(counter)) => return counter::run(counter),
         None => {}
     }
-    // Before signals are listened to: whoever is tired of a long build can end it.
+    // Before signals are caught, so that Ctrl-C ends a long build.
     harness::programs::path("lockscope-agent")?;
-    // One thread for all: the children are told to die with the thread that started them.
+    // One thread for all: the children receive a signal when the thread that started them ends.
     let runtime = tokio::runtime::Builder::new_current_thread().enable_all().build()?;
     let from_environment = if arguments.no_actors { std::env::var("REDIS_URL").ok() } else { None };
     let redis_url = arguments.redis_url.or(from_environment);

@@ -97,7 +97,7 @@ async fn starving_waiter(client: &mut Client) -> Result<()> {
     }
     client.send("LOCK starving:export KIND fair").await?;
     sleep(Duration::from_secs(590)).await;
-    bail!("it asks anew, before the lease of the one before it ends");
+    bail!("it requests the lock again before the lease of the holder ends");
 }
 
 fn service(client: Client, holder: &str, lease_ms: u64) -> Foreign {
@@ -212,7 +212,7 @@ async fn queue_up(client: &mut Client, name: &str, waiter: &str, left: Duration)
 }
 
 /// A fair lock's queue that a service left behind: it died while it waited, the lock was freed, and nobody has asked for
-/// it since. Whoever removes it, as the runbook says, sees it come back after two minutes.
+/// it since. If it is removed, as the runbook says, it comes back after two minutes.
 async fn orphan(redis: &Place) -> Result<()> {
     let mut client = redis.client().await?;
     let dead = "2f8ac6d1-70b3-4e59-8c14-d5e09b73a264:31";

@@ -154,12 +154,12 @@ async fn unreachable(dashboard: &Dashboard) -> Option<String> {
     .await
 }
 
-#[expect(clippy::print_stdout, reason = "tells whoever started it what is wrong")]
+#[expect(clippy::print_stdout, reason = "prints faults to the terminal")]
 fn tell(what: &str) {
     println!("{what}");
 }
 
-#[expect(clippy::print_stdout, reason = "tells whoever started it where to look")]
+#[expect(clippy::print_stdout, reason = "prints the addresses to the terminal")]
 fn say(stage: &Stage, with_actors: bool) {
     let [first, second] = &stage.agents;
     println!("dashboard   {}", stage.dashboard.url("/"));

@@ -91,7 +91,7 @@ impl Dashboard {
         bail!("no port is free for the dashboard")
     }
 
-    /// Kills it if it still runs, and starts it anew on the same port.
+    /// Kills it if it still runs, and starts it again on the same port.
     ///
     /// # Errors
     /// Returns an error if it does not start.

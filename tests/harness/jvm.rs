@@ -128,7 +128,7 @@ impl Jvm {
     }
 }
 
-/// One Java thread: what it is told to do is done one after another.
+/// One Java thread, which carries out its orders one after another.
 #[derive(Debug, Clone)]
 pub struct Thread {
     jvm: Arc<Jvm>,
@@ -230,7 +230,7 @@ fn begin(command: Command, log: &Path) -> Result<(Process, ChildStdin, ChildStdo
     Ok((process, stdin, stdout))
 }
 
-/// Gives each answer to who waits for it. At the end all who still wait are told by their channels' closing.
+/// Passes each answer to the caller that waits for it. At the end the channels of the remaining callers close.
 fn read(stdout: ChildStdout, open: &Open) {
     for line in BufReader::new(stdout).lines() {
         let Ok((number, answer)) = line.map_err(anyhow::Error::from).and_then(|line| parse(&line))
@@ -238,7 +238,7 @@ fn read(stdout: ChildStdout, open: &Open) {
             break;
         };
         if let Some(waiting) = lock(open).as_mut().and_then(|open| open.remove(&number)) {
-            // Whoever asked may have given up.
+            // The caller may have given up.
             waiting.send(answer).unwrap_or_default();
         }
     }

@@ -54,7 +54,7 @@ impl Process {
         Self::spawn_with(name, command, log, Stdio::null(), stdout)
     }
 
-    /// Starts one that is told on its standard input what to do, and says on its standard output what came of it:
+    /// Starts one that reads orders from its standard input, and writes their outcomes to its standard output:
     /// both are pipes. Its standard error goes to the file `log`.
     ///
     /// # Errors

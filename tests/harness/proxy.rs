@@ -26,7 +26,7 @@ const KEPT: usize = 64 << 10;
 
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub enum Way {
-    /// From whoever connected.
+    /// From the client that connected.
     Up,
     /// Back to it.
     Down,
@@ -195,7 +195,7 @@ impl Proxy {
         .await
     }
 
-    /// Nothing arrives any more, on old lines or new ones, and nobody is told.
+    /// Nothing arrives any more, on old connections or new ones, and neither side notices.
     pub fn part(&self) {
         self.gate(Gate::Silent);
         for line in self.lines(None) {
@@ -346,7 +346,7 @@ impl Line {
     }
 
     async fn lead(&self, near: Box<dyn Stream>, to: Place, clock: &AtomicI64) {
-        // Whoever cannot be led on sees its connection close.
+        // A client that cannot be connected further sees its connection close.
         let Ok(far) = connect(&to).await else { return };
         let (near_read, near_write) = tokio::io::split(near);
         let (far_read, far_write) = tokio::io::split(far);
@@ -395,7 +395,7 @@ impl Line {
             let mut waiting: VecDeque<(Instant, Vec<u8>)> = VecDeque::new();
             let mut ended = false;
             loop {
-                // What stands now; a change while we wait below begins the round anew.
+                // What stands now; a change while we wait below begins the round again.
                 let now = *flow.borrow_and_update();
                 if now == Flow::End {
                     to.shutdown().await.ok();

@@ -112,7 +112,7 @@ impl RedisServer {
         Client::unix(&self.socket()).await
     }
 
-    /// Kills it if it still runs and starts it anew on the same port, empty.
+    /// Kills it if it still runs and starts it again on the same port, empty.
     ///
     /// # Errors
     /// Returns an error if it does not start.

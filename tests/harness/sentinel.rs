@@ -231,7 +231,7 @@ impl Sentinels {
             bail!("the master is {flags}")
         })
         .await;
-        // Whoever is slow from now on is not to be taken for dead.
+        // From now on a slow server does not count as dead.
         self.set_patience(CALM).await
     }
 

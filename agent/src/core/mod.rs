@@ -240,7 +240,7 @@ impl Core {
         self.renew(due);
     }
 
-    /// Begins to drain: no more locks are granted, and waiters are told so. Holds stay until they are released.
+    /// Begins to drain: no more locks are granted, and waits end. Holds stay until they are released.
     pub fn drain(&mut self) {
         self.locks.drain();
         for id in self.locks.waiters(..).map(|(id, _)| id).collect::<Vec<_>>() {

@@ -4,7 +4,7 @@ use std::collections::BTreeSet;
 
 use redisson::Moment;
 
-/// One table's deadlines. Whoever sets a deadline remembers it and clears it by the same instant.
+/// The deadlines of one table, which clears each of them by the instant that it set.
 #[derive(Debug)]
 pub(in crate::core) struct Timers<T: Ord>(BTreeSet<(Moment, T)>);
 

@@ -188,7 +188,7 @@ impl Sender {
     async fn run(mut self, mut wanted: mpsc::Receiver<Script>) {
         let mut scripts = Vec::with_capacity(TOGETHER);
         while wanted.recv_many(&mut scripts, TOGETHER).await > 0 {
-            // Whoever asked for one may have gone.
+            // The receiver of an answer may be gone.
             match self.lacking().await {
                 Some(why) => scripts.drain(..).for_each(|script| {
                     script.answer.send(Ok(Answer::TooFewReplicas(why.clone()))).ok();
@@ -317,7 +317,7 @@ mod tests {
     }
 
     #[test]
-    fn a_master_tells_its_replicas_and_others_nothing() {
+    fn only_a_master_reports_replicas() {
         let replica = RedisValue::Array(vec![text("127.0.0.1"), text("6380"), text("42")]);
         let master = |replicas: Vec<RedisValue>| {
             RedisValue::Array(vec![

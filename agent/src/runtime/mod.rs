@@ -546,7 +546,7 @@ impl Runtime {
             }
             Input::ListLocks(request, answer) => {
                 self.core.on_time(now());
-                // Whoever asked may have gone away.
+                // The receiver of the answer may be gone.
                 answer.send(self.core.list(&request, None)).ok();
             }
             Input::ListSessions(after, count, answer) => {
@@ -554,7 +554,7 @@ impl Runtime {
                 answer.send(self.core.list_sessions(after, count)).ok();
             }
             Input::ListBusy(answer) => {
-                // Whoever asked may have gone away.
+                // The receiver of the answer may be gone.
                 answer.send(self.core.busy_pids()).ok();
             }
             Input::Stopped(pids) => {

@@ -283,7 +283,7 @@ impl Routes {
         channels.iter().for_each(|channel| self.listen(channel, false));
     }
 
-    /// Releases are told otherwise from now on: all is subscribed again.
+    /// Sets how releases are published from now on, and subscribes to all channels again.
     fn set_publish(&mut self, publish: Publish) {
         let channels: Vec<Vec<u8>> = self.channels.keys().cloned().collect();
         channels.iter().for_each(|channel| self.leave(channel));

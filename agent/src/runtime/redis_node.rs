@@ -480,7 +480,7 @@ mod tests {
     use super::*;
 
     #[test]
-    fn a_release_that_is_told_twice_is_one() {
+    fn a_release_that_is_published_twice_is_one() {
         let message = |channel: &str, payload: &str| PubSubEvent::Message {
             channel: channel.into(),
             pattern: None,
@@ -490,12 +490,12 @@ mod tests {
         let events = vec![message("a", "1"), stands.clone(), message("a", "00"), message("b", "1")];
         let twice = events.iter().flat_map(|event| [event.clone(), event.clone()]).collect();
         let mut once: Vec<_> = without_echoes(twice).into();
-        assert_eq!(once.remove(1), stands, "that is told as often as it is so");
+        assert_eq!(once.remove(1), stands, "subscriptions are reported each time");
         assert_eq!(once, events);
     }
 
     #[test]
-    fn a_channel_of_another_slot_is_told_from_one_that_is_refused() {
+    fn a_channel_of_another_slot_is_distinguished_from_a_refused_one() {
         assert!(is_elsewhere("MOVED 15495 127.0.0.1:7002"));
         assert!(is_elsewhere("CLUSTERDOWN Hash slot not served"));
         assert!(!is_elsewhere("NOPERM No permissions to access a channel"));

@@ -504,7 +504,7 @@ export class Session {
         else await this.#refreshFromOutside(live); // The owner waits for another lock, and replies keep their order.
       }
     } catch {
-      // Whoever finds the connection lost reconnects.
+      // The call that finds the connection lost reconnects.
     }
     this.#arm();
   }

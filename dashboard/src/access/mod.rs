@@ -92,7 +92,7 @@ pub struct Access {
     pub secure_cookies: bool,
     /// The key of CSRF tokens for visitors without a login.
     pub csrf_key: CsrfKey,
-    /// True if only this host and the proxies may connect, since the address is public and speaks plain HTTP.
+    /// True if only this host and the proxies may connect, since the address is public and uses plain HTTP.
     pub proxies_only: bool,
 }
 
@@ -115,7 +115,7 @@ impl Access {
     ) -> Result<Visitor, Refusal> {
         if self.proxies_only && !peer.to_canonical().is_loopback() && !self.trusts(peer) {
             return Err(Refusal::Denied(
-                "this address speaks plain HTTP: come through the proxy".to_owned(),
+                "this address uses plain HTTP: come through the proxy".to_owned(),
             ));
         }
         if !self.is_needed() {

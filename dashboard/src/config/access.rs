@@ -43,11 +43,11 @@ pub(super) fn build(raw: &Raw<Flags>, mistakes: &mut Vec<String>) -> Built {
         }
         (None, None) => None,
         (Some(_), None) => {
-            mistakes.push(raw.mistake("tls_cert", "it needs --tls-key beside it"));
+            mistakes.push(raw.mistake("tls_cert", "it needs --tls-key too"));
             None
         }
         (None, Some(_)) => {
-            mistakes.push(raw.mistake("tls_key", "it needs --tls-cert beside it"));
+            mistakes.push(raw.mistake("tls_key", "it needs --tls-cert too"));
             None
         }
     };
@@ -89,7 +89,7 @@ pub(super) fn build(raw: &Raw<Flags>, mistakes: &mut Vec<String>) -> Built {
             "listen",
             format!(
                 "{address} can be reached by others, and tokens would pass in the clear: add --tls-cert and \
-                 --tls-key, or --trusted-proxy with a proxy that speaks TLS; or add --insecure"
+                 --tls-key, or --trusted-proxy with a proxy that uses TLS; or add --insecure"
             ),
         ));
     }
@@ -161,8 +161,7 @@ fn proxy(raw: &Raw<Flags>, mistakes: &mut Vec<String>) -> Option<Proxy> {
         ));
     }
     if flags.trusted_groups_header.is_some() && flags.trusted_user_header.is_none() {
-        mistakes
-            .push(raw.mistake("trusted_groups_header", "it needs --trusted-user-header beside it"));
+        mistakes.push(raw.mistake("trusted_groups_header", "it needs --trusted-user-header too"));
     }
     let rules = rules(raw, mistakes);
     if !rules.is_empty() && flags.trusted_user_header.is_none() {
@@ -191,7 +190,7 @@ fn rules(raw: &Raw<Flags>, mistakes: &mut Vec<String>) -> Vec<Rule> {
             }
             (None, Some(group)) => {
                 mistakes.push(format!(
-                    "[[access]] group `{group}`: no proxy tells groups: --trusted-groups-header is missing"
+                    "[[access]] group `{group}`: no proxy reports groups: --trusted-groups-header is missing"
                 ));
                 continue;
             }

@@ -204,7 +204,7 @@ pub struct Config {
     pub deployments: Vec<Deployment>,
     /// The address of pages and API.
     pub listen: SocketAddr,
-    /// The address of metrics, if they have one of their own.
+    /// The address of metrics, if it is a separate one.
     pub metrics_listen: Option<SocketAddr>,
     /// Authentication and rights.
     pub access: Access,

@@ -111,10 +111,10 @@ fn mistakes_are_named() {
 }
 
 #[test]
-fn it_may_be_told_that_nobody_needs_to_log_in() {
+fn a_setting_turns_the_login_off() {
     let open = load(&["--listen", "0.0.0.0:80", "--insecure"], &[]).unwrap();
     assert!(!open.access.is_needed() && !open.access.proxies_only);
-    // Figures on an address of their own are meant to be fetched from elsewhere.
+    // Metrics on a separate address are meant to be fetched from elsewhere.
     assert!(load(&["--metrics-listen", "[::]:80"], &[]).is_ok());
     let config = load(&["--public-url", "https://locks.example.com/x"], &[]).unwrap();
     assert_eq!(config.public_host.as_deref(), Some("locks.example.com"));
@@ -180,7 +180,7 @@ fn releases_without_a_login_are_refused_at_start() {
 }
 
 #[test]
-fn rows_of_access_need_a_proxy_that_tells() {
+fn rows_of_access_need_a_proxy_that_reports_them() {
     let proxy = "trusted_user_header = \"X-User\"\ntrusted_proxy = [\"10.0.0.0/8\", \"::1\"]\n";
     let user = "[[access]]\nuser = \"anna\"\nrights = [\"release\"]\n";
     let group = "[[access]]\ngroup = \"ops\"\nrights = [\"ack\"]\n";
@@ -198,7 +198,7 @@ fn rows_of_access_need_a_proxy_that_tells() {
 }
 
 #[test]
-fn what_is_told_of_the_settings_has_no_secret_in_it() {
+fn printed_settings_have_no_secret_in_them() {
     let folder = tempfile::tempdir().unwrap();
     let tokens = folder.path().join("tokens-file");
     std::fs::write(&tokens, "token-of-a-robot-1,robby,look\n").unwrap();

@@ -117,7 +117,7 @@ fn probes(features: Features) -> Vec<Probe> {
 }
 
 impl Rights {
-    /// Tries commands, keys and channels on connections of their own.
+    /// Tries commands, keys and channels on separate connections.
     ///
     /// # Errors
     /// Fails if the connection fails.
@@ -288,7 +288,7 @@ mod tests {
     }
 
     #[test]
-    fn refused_commands_and_refused_keys_are_told_apart() {
+    fn refused_commands_and_refused_keys_are_distinguished() {
         let mut rights = Rights::default();
         rights.refuse("hlen", &denied("No permissions to access a key"));
         rights.refuse(

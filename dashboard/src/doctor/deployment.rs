@@ -77,7 +77,7 @@ pub(super) async fn check(
             shards: node.info.has_shards(),
             no_touch: supports_no_touch(&node.info),
         };
-        // A connection of its own: what is refused may leave it in a transaction.
+        // A separate connection: what is refused may leave it in a transaction.
         let trial = connected(node.endpoint.clone(), shutdown).await?.0;
         let user = deployment.target.user();
         let rights = Rights::try_all(user, (&trial, &node.endpoint), features, shutdown).await;

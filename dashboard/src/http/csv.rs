@@ -384,7 +384,7 @@ mod tests {
     }
 
     #[tokio::test]
-    async fn all_rows_come_and_a_cut_is_told() {
+    async fn all_rows_come_and_a_cut_is_stated() {
         let rows = |n: usize| (0..n).map(|i| Arc::new(lock(&format!("l{i}")))).collect::<Vec<_>>();
         let whole = written(rows(1_201), 1_201).await;
         assert_eq!(whole.lines().count(), 1_202);

@@ -136,7 +136,7 @@ pub fn router(
     };
     guarded
         .layer(from_fn_with_state(access, guard::check_visitor))
-        // Streams are left out by their type; they have a compression of their own.
+        // Streams are left out by their type; they have their own compression.
         .layer(CompressionLayer::new().quality(CompressionLevel::Fastest))
         .merge(health(stop))
         .layer(TimeoutLayer::with_status_code(StatusCode::SERVICE_UNAVAILABLE, ANSWER_WITHIN))

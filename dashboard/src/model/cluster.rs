@@ -1,4 +1,4 @@
-//! The nodes of a cluster: each is a scope of its own, of the same deployment, and a lock is in the scope of the node that
+//! The nodes of a cluster. Each is a separate scope of the same deployment, and a lock is in the scope of the node that
 //! serves its slot.
 //!
 //! The state of a server, such as its clock and its reachability, is thus known for each node, and a lock whose slot no node

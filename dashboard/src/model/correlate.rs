@@ -53,7 +53,7 @@ impl Model {
     }
 
     /// Returns the client that an event shows to unsubscribe from a lock's channel: none of its threads waits any more. The event
-    /// tells only an address, so it must be the only client there.
+    /// has only an address, so it must be the only client there.
     fn unsubscribed_client(
         &self,
         scope_id: ScopeId,

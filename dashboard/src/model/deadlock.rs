@@ -13,7 +13,7 @@ use crate::model::types::{HolderIdentity, WaitView};
 pub enum Owner {
     /// A thread of a client, on either side of a lock.
     Thread(ClientId, i64),
-    /// A task of an agent's worker, as published by the agent: each of its holds and waits has a number of its own.
+    /// A task of an agent's worker, as published by the agent: each of its holds and waits has its own number.
     Task(ClientId, Arc<str>, i64),
 }
 

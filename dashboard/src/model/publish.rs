@@ -51,7 +51,7 @@ impl Model {
         }
         let mut removed = Vec::new();
         for (scope, id) in gone {
-            // It may have been found again since, with a view of its own.
+            // It may have been found again since, with another view.
             let home = &self.scopes[self.home(scope, &id.name).0];
             if home.locks.get(&id.name).is_none_or(|entry| entry.published.is_none()) {
                 self.snapshot.remove(&id);

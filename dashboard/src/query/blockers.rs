@@ -109,7 +109,7 @@ fn task<'a>(deployment: &'a str, id: &'a str, client: Option<&'a ClientView>) ->
     let (uuid, rest) = id.split_once(':')?;
     match client.and_then(|client| client.task.as_deref()) {
         Some(task) => Some(Task(deployment, uuid, task)),
-        // Each grant and each wait of an agent has a number of its own.
+        // Each grant and each wait of an agent has its own number.
         None if HolderId::parse(id.as_bytes())?.looks_like_agent() => None,
         None => Some(Task(deployment, uuid, rest.split(':').next().unwrap_or(rest))),
     }

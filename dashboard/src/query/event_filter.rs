@@ -1,4 +1,4 @@
-//! The language of the filter of events: the words of names as in the lists of locks, and keys of its own.
+//! The language of the filter of events: the words of names as in the lists of locks, and its own keys.
 
 use super::words::{self, FilterError, Text, Value, one_of, without};
 use crate::model::owner_names::OwnerNames;

@@ -420,7 +420,7 @@ mod tests {
     use crate::query::fixtures::{acknowledged, leaked, lock};
 
     #[test]
-    fn what_is_in_hand_is_told_apart() {
+    fn acknowledged_problems_are_distinguished() {
         let open = LockView { problems: thin_vec![leaked()], ..lock("a") };
         let known = LockView { problems: thin_vec![acknowledged()], ..lock("a") };
         for (filter, lock, expected) in [
@@ -604,7 +604,7 @@ mod tests {
     }
 
     #[test]
-    fn mistakes_are_told_with_what_was_expected() {
+    fn mistakes_are_reported_with_the_expected_form() {
         for (filter, word) in [
             ("age:old", "age:>5m"),
             ("ttl:>5", "unit"),

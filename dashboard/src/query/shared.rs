@@ -159,7 +159,7 @@ impl SharedPages {
 struct List {
     used: Mutex<Instant>,
     facets: Mutex<Option<Made<Facets>>>,
-    /// Each has a mutex of its own, so that a page whose counts are kept waits for no other.
+    /// Each has its own mutex, so that a page whose counts are kept waits for no other.
     pages: Mutex<HashMap<PageKey, Arc<Mutex<Page>>>>,
 }
 

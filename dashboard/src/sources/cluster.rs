@@ -1,4 +1,4 @@
-//! The masters of a cluster, each watched as a server of its own: discovered, followed when slots move or a replica takes
+//! The masters of a cluster, each watched as a separate server: discovered, followed when slots move or a replica takes
 //! over, and dropped once they serve no slot.
 
 use std::collections::{BTreeMap, HashMap};
@@ -23,7 +23,7 @@ use crate::config;
 use crate::model::types::{Observation, ScopeId, SlotAssignment};
 use crate::redis::{TIMEOUT, resolver_options};
 
-/// The most masters that are watched: each has connections and metrics of its own.
+/// The most masters that are watched: each has its own connections and metrics.
 const MAX_MASTERS: usize = 64;
 /// The interval at which their connections are checked.
 const CHECK_INTERVAL: Duration = Duration::from_secs(1);

@@ -24,7 +24,7 @@ use crate::model::types::{LockView, Observation};
 use crate::redis::subscriber_options;
 use crate::sources::view::SourceState;
 
-/// The most locks of one server with a subscription of their own.
+/// The most locks of one server with their own subscriptions.
 const MAX_LOCKS: usize = 1_000;
 /// The interval at which these locks are chosen.
 const INTERVAL: Duration = Duration::from_secs(2);

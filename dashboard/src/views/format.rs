@@ -199,7 +199,7 @@ mod tests {
     }
 
     #[test]
-    fn a_form_tells_how_long_it_is_valid_and_that_it_is_no_longer() {
+    fn a_form_shows_its_validity_and_that_it_is_over() {
         let at = |now: u64| {
             let valid = Duration::from_secs(60);
             let form =

@@ -66,7 +66,7 @@ impl Fragments {
 #[derive(Debug)]
 pub struct LiveRow {
     pub(super) id: Arc<str>,
-    /// Its start tag, then each of its cells, on a line of their own.
+    /// Its start tag, then each of its cells, on separate lines.
     pub(super) html: Arc<str>,
     /// Milliseconds to live as read, if there is an end, and when that was.
     pub(super) ttl: Option<(Option<u64>, u64)>,

@@ -19,7 +19,7 @@ pub trait ListView: Paged {
     /// A sentence on the list; may be empty.
     const ABOUT: &'static str;
 
-    /// Renders the row: its start tag and each of its cells on a line of their own.
+    /// Renders the row: its start tag and each of its cells on separate lines.
     ///
     /// # Errors
     /// If the template fails, which is a bug.

@@ -46,7 +46,7 @@ impl OwnerName {
         let label = client.and_then(ClientView::label);
         let pid = client.and_then(|client| client.pid).map(|pid| format!("pid {pid}"));
         let gone = client.is_some_and(|client| client.alive == Some(false));
-        // The number of a grant tells nobody anything; the whole id is in the title.
+        // The number of a grant means nothing to people; the whole id is in the title.
         let grant = |unit: &String| unit.starts_with(GRANT) && label.is_some();
         let detail = pid.or_else(|| unit(id).filter(|unit| !grant(unit)));
         let claimed = client.and_then(|client| client.unverified_because);

@@ -75,7 +75,7 @@ pub(super) fn regions(chrome: &Chrome) -> Result<Vec<(&'static str, String)>, as
     ])
 }
 
-/// The text that a screen reader speaks when it changes.
+/// The text that a screen reader reads out when it changes.
 fn spoken(chrome: &Chrome) -> String {
     let down = chrome.servers.iter().filter(|server| server.down.is_some()).count();
     let problems = match chrome.counts.with_problems {

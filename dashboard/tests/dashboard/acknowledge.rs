@@ -109,7 +109,7 @@ async fn it_ends_by_its_time_or_when_it_is_taken_back() {
 }
 
 #[tokio::test(flavor = "multi_thread")]
-async fn what_makes_no_sense_is_told_and_only_some_may() {
+async fn invalid_acknowledgements_are_refused_and_so_are_users_without_the_right() {
     let server = RedisServer::start();
     let mut redis = server.connect();
     let file = NamedTempFile::new().unwrap();

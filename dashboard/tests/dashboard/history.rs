@@ -86,7 +86,7 @@ async fn ages_and_past_holds_survive_a_restart() {
 }
 
 #[tokio::test]
-async fn questions_that_make_no_sense_are_told() {
+async fn invalid_queries_are_refused_with_a_reason() {
     let none = Dashboard::start("redis://127.0.0.1:1").await;
     let answer = none.get("/api/v1/events?from=2001-01-01T00:00:00Z").await;
     assert!(answer.status == 404 && answer.body.contains("stores no history"), "{answer:?}");

@@ -22,7 +22,7 @@ async fn says(dashboard: &Dashboard, source: &str, state: &str, words: &str) -> 
 }
 
 #[tokio::test(flavor = "multi_thread")]
-async fn a_lock_that_runs_out_is_told_by_its_server() {
+async fn the_server_reports_a_lock_that_runs_out() {
     let server = RedisServer::with(&["--notify-keyspace-events", "KEA"]);
     let mut redis = server.connect();
     // Locks of several databases, and keys that expire and are no locks.
@@ -50,7 +50,7 @@ async fn a_lock_that_runs_out_is_told_by_its_server() {
 }
 
 #[tokio::test(flavor = "multi_thread")]
-async fn a_change_is_told_by_the_server_and_read() {
+async fn a_change_that_the_server_reports_is_read() {
     let server = RedisServer::with(&["--notify-keyspace-events", "Kgh"]);
     let mut redis = server.connect();
     take(&mut redis, b"a", HOLDER, 600_000);

@@ -215,7 +215,7 @@ async fn owners_that_wait_for_one_another_are_a_deadlock() {
 
 /// An account that may do no more than an older version needed still shows locks, and it is said what is not seen.
 #[tokio::test(flavor = "multi_thread")]
-async fn without_the_rights_to_look_beside_locks_they_are_shown() {
+async fn locks_are_shown_without_the_rights_to_read_their_companions() {
     let server = RedisServer::start();
     let mut redis = server.connect();
     let user = "ACL SETUSER old on >secret resetkeys %R~* resetchannels &redisson_lock__channel:* &redisson_rwlock:* -@all +ping +info +select +dbsize +client|setname +scan +type +multi +exec +hlen +hrandfield +hstrlen +hmget +pttl +psubscribe";

@@ -89,7 +89,7 @@ async fn machines_get_a_snapshot_of_many_locks_in_parts() {
 
 /// One lock, so that few changes come by themselves: those that are kept for who comes back reach for minutes.
 #[tokio::test(flavor = "multi_thread")]
-async fn machines_are_told_changes_and_resume_where_they_were() {
+async fn streams_of_the_api_send_changes_and_resume() {
     let server = RedisServer::start();
     let mut redis = server.connect();
     let dashboard = Dashboard::start(&server.url()).await;
@@ -165,7 +165,7 @@ fn largest_send_buffer() -> usize {
 }
 
 #[tokio::test(flavor = "multi_thread")]
-async fn whoever_reads_too_slowly_begins_anew() {
+async fn a_slow_reader_starts_again_with_a_full_picture() {
     const LOCKS: usize = 300;
     /// More changes than are kept for those who fall behind.
     const MANY: usize = 70;

@@ -203,7 +203,7 @@ async fn it_is_opened_only_where_the_server_bounds_a_stalled_reader() {
 }
 
 #[tokio::test(flavor = "multi_thread")]
-async fn the_server_ends_it_where_it_reads_too_slowly_and_that_is_told() {
+async fn a_slow_monitor_that_the_server_ends_is_reported() {
     let server = RedisServer::with(&BOUNDED);
     let mut redis = server.connect();
     let dashboard = watching(&server, &["--monitor", "on"]).await;
@@ -219,7 +219,7 @@ async fn the_server_ends_it_where_it_reads_too_slowly_and_that_is_told() {
 }
 
 #[tokio::test(flavor = "multi_thread")]
-async fn off_is_off_and_denied_is_told() {
+async fn monitor_stays_off_when_disabled_and_reports_a_denial() {
     let server = RedisServer::with(&BOUNDED);
     let dashboard = watching(&server, &["--monitor", "off"]).await;
     let source = dashboard.source_when("monitor", "off").await;

@@ -104,7 +104,7 @@ async fn a_person_releases_what_the_page_shows() {
 }
 
 #[tokio::test(flavor = "multi_thread")]
-async fn whoever_came_since_is_never_hit() {
+async fn a_new_holder_is_never_released() {
     let server = RedisServer::start();
     let mut redis = server.connect();
     let dashboard = with_release(&server.url(), &[]).await;

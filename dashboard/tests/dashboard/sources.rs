@@ -41,7 +41,7 @@ async fn a_lock_is_found_followed_and_remembered() {
 
 /// An agent tells of a write lock's release twice, so that no thread of Redisson misses it.
 #[tokio::test(flavor = "multi_thread")]
-async fn a_release_that_is_told_twice_is_one() {
+async fn a_release_that_is_published_twice_is_one() {
     let server = RedisServer::start();
     let mut redis = server.connect();
     let dashboard = Dashboard::start(&server.url()).await;
@@ -136,7 +136,7 @@ async fn what_only_looks_like_a_lock_is_listed_apart() {
 }
 
 #[tokio::test(flavor = "multi_thread")]
-async fn read_write_locks_are_told_apart() {
+async fn read_and_write_holds_are_distinguished() {
     let server = RedisServer::start();
     let mut redis = server.connect();
     let (one, two) = (thread(1), thread(2));

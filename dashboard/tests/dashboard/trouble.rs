@@ -114,7 +114,7 @@ async fn without_a_server_the_pages_say_so() {
 }
 
 #[tokio::test(flavor = "multi_thread")]
-async fn a_wrong_password_is_told_and_a_right_one_works() {
+async fn a_wrong_password_is_reported_and_a_right_one_works() {
     let server = RedisServer::with(&["--requirepass", "right"]);
     let wrong = format!("redis://:hunter2@127.0.0.1:{}", server.port);
     let dashboard = Dashboard::start(&wrong).await;
@@ -156,7 +156,7 @@ fn denied(log: &redis::Value) -> Vec<String> {
 }
 
 #[tokio::test(flavor = "multi_thread")]
-async fn rights_that_are_missing_are_told() {
+async fn missing_rights_are_reported() {
     let server = RedisServer::start();
     let mut redis = server.connect();
     run::<String>(&mut redis, &OBSERVER);

@@ -50,7 +50,7 @@ impl TracedLines {
         self.unit.truncate(MAX_UNIT);
     }
 
-    /// Ends the open unit, which amounted to these events. Where they concern several locks, each gets the lines of its own.
+    /// Ends the open unit, which amounted to these events. Where they concern several locks, each gets its own lines.
     pub(super) fn close(&mut self, events: &[Event]) {
         if let Some(first) = events.first().filter(|_| self.on) {
             if events.iter().all(|event| event.lock == first.lock) {

@@ -40,7 +40,7 @@ pub fn batch<'a>(calls: impl IntoIterator<Item = &'a Call, IntoIter: Clone>) -> 
     Call { script: &BATCH, keys, args }
 }
 
-/// Parses the reply to a [`batch`] of that many calls. Returns for each the reply of its own script if it was carried out; none
+/// Parses the reply to a [`batch`] of that many calls. Returns for each its own reply if it was carried out; none
 /// if nothing was done for it, so that its own script has to be called.
 ///
 /// # Errors

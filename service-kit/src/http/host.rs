@@ -1,6 +1,6 @@
 //! The check of the Host header, against DNS rebinding.
 //!
-//! A malicious page can let a name of its own resolve to this server's address. The browser then
+//! A malicious page can let one of its own names resolve to this server's address. The browser then
 //! treats the server's responses as same-origin with that page. Such a request carries the page's
 //! name in its Host header. An IP address cannot be rebound, so all addresses are allowed. Of the
 //! names, `localhost`, those of this host and the configured ones are.

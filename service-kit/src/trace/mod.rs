@@ -2,7 +2,7 @@
 //!
 //! Without an endpoint nothing is set up: the log has the only layer, and each possible span costs the check of a flag.
 //! With an endpoint, [`root`] samples each trace where it begins. Spans that are not sampled, and their children, are never
-//! created. A bounded queue passes spans to a thread of their own, so that code with spans never waits for the receiver.
+//! created. A bounded queue passes spans to a separate thread, so that code with spans never waits for the receiver.
 //! Spans that do not fit into the queue are dropped and counted ([`crate::metrics::register_spans`]).
 
 mod count;

@@ -1,4 +1,4 @@
-//! Holds of an earlier run of the agent, as the journal tells of them: whether they are still there, only Redis knows.
+//! Holds of an earlier run of the agent that the journal has recorded. Only Redis knows whether they are still there.
 //!
 //! A field with such a number can have been set by nobody else, and once gone it never comes back. So if it is there
 //! when Redis is asked, the lock has been held without a gap.
@@ -202,7 +202,7 @@ impl Core {
         }
     }
 
-    /// A hold was lost before its session could be taken over; who takes it over hears of it.
+    /// Reports a hold that was lost before its session was resumed to the connection that resumes it.
     fn lost_before(&mut self, connection: ConnectionId, record: &HoldRecord, end: End) {
         self.sessions.on_verified(connection);
         let owner = Owner { connection, owner: record.owner };

@@ -223,7 +223,7 @@ impl Core {
         });
     }
 
-    /// Ends a session: its worker is told that its locks are lost, and its connection is closed.
+    /// Ends a session: reports its locks to its worker as lost, and closes its connection.
     pub(in crate::core) fn kick(&mut self, reply_to: ReplyTo, session: &[u8]) {
         if let Some(refusal) = self.refuse_operator(reply_to, "KICK") {
             return self.answer(reply_to, refusal);

@@ -27,7 +27,7 @@ impl Core {
                 *answer = Answer::Failed { said, may_have_run: false };
             }
         }
-        // Whoever asks needs the quorum operation's name before its outcome.
+        // The caller needs the id of the quorum operation before its outcome.
         let deadline = if quorum.awaited().next().is_some() {
             self.now + self.node_timeout()
         } else {
@@ -262,7 +262,7 @@ impl Core {
         }
     }
 
-    /// A LOCK's waiter has left. What its attempts have got is gone from the nodes before its worker hears so.
+    /// Sends the reply to a waiter that has left once its attempts are removed from the nodes.
     pub(in crate::core) fn tell_once_undone(
         &mut self,
         waiter: &Waiter,

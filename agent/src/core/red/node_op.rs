@@ -120,7 +120,7 @@ impl Operation for NodeOp {
                 let awaited = core.red.on_trouble(*quorum, node, text);
                 if !awaited && matches!(self.verb, NodeVerb::Update { .. } | NodeVerb::Force { .. })
                 {
-                    // Whoever asked has been answered.
+                    // The caller has its answer already.
                     core.take_op(id);
                     return;
                 }

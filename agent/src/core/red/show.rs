@@ -103,7 +103,7 @@ impl Core {
         let most = threads.into_values().max_by_key(Vec::len).unwrap_or_default();
         if most.len() < majority {
             warnings.push(format!(
-                "nobody has a majority: whoever has most of the servers has {} of {all}",
+                "nobody has a majority: the holder on most servers has {} of {all}",
                 most.len()
             ));
         }

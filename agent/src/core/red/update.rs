@@ -115,7 +115,7 @@ impl Core {
             if end.is_none() {
                 self.tell_renewed(number, before);
             }
-            self.set_anew(renewal);
+            self.restore_on_nodes(renewal);
         }
     }
 
@@ -130,7 +130,7 @@ impl Core {
 
     /// Restores a hold on nodes that have lost it: the only renewal that may create. It waits until a majority has
     /// confirmed, after the loss was known, that it still has the hold: so nobody else can have had the lock meanwhile.
-    fn set_anew(&mut self, renewal: &Renewal) {
+    fn restore_on_nodes(&mut self, renewal: &Renewal) {
         let majority = self.majority();
         let nodes = self.leases.begin_restore(renewal.number, majority, self.now);
         let Some(nodes) = nodes else { return };

@@ -6,7 +6,7 @@ use crate::core::units::boot_nanos;
 use crate::protocol::resp::Frame;
 use crate::types::End;
 
-/// Something a session hears about one of its holds.
+/// An event of a hold that its session is notified of.
 #[derive(Debug, Clone)]
 pub(in crate::core) enum Event {
     /// It is not renewed.

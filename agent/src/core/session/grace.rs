@@ -1,8 +1,8 @@
-//! Sessions whose holds outlive their connection: SESSION GRACE, RESUME, and what becomes of those whom nobody resumes.
+//! Sessions whose holds outlive their connection: SESSION GRACE, RESUME, and the end of those that nobody resumes.
 //!
 //! Such a session keeps its place among the sessions when its connection has gone; only its waits end. RESUME moves all
 //! it has to the connection that asks, under its old id and with that connection's own secret. The old secret is void
-//! once the worker goes on, which shows that it was told the new one.
+//! once the worker goes on, which shows that it has received the new one.
 
 use std::collections::BTreeSet;
 use std::time::Duration;

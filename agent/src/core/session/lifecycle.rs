@@ -30,7 +30,7 @@ impl Core {
         }
     }
 
-    /// A worker speaks RESP3 from now on, or no longer. Without it pushes cannot be sent.
+    /// Sets whether a worker uses RESP3. Pushes cannot be sent without it.
     pub fn on_protocol(&mut self, connection: ConnectionId, resp3: bool) {
         if let Some(session) = self.sessions.get_mut(&connection) {
             session.resp3 = resp3;

@@ -154,8 +154,8 @@ impl Core {
         }
     }
 
-    /// Sends a session an event about one of its holds. Before an MLOCK is answered, it hears nothing of the validity of what
-    /// that has acquired.
+    /// Sends a session an event about one of its holds. Before the reply to an MLOCK, it omits the validity of what that has
+    /// acquired.
     pub(in crate::core) fn notify(
         &mut self,
         owner: Owner,

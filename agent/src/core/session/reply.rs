@@ -5,8 +5,8 @@ use redisson::{Kind, LockName, Moment};
 use crate::protocol::resp::{Frame, Outgoing};
 use crate::types::Number;
 
-/// A command's reply. One that speaks of validity may have to wait for the reply to an earlier command of another
-/// owner; what it says is settled when it is told.
+/// A command's reply. One that states a validity may have to wait for the reply to an earlier command of another
+/// owner; its content is settled when it is sent.
 #[derive(Debug)]
 pub(in crate::core) enum Reply {
     Ready(Outgoing),
@@ -31,7 +31,7 @@ pub(in crate::core) enum Reply {
 }
 
 impl Reply {
-    /// The hold that it speaks of.
+    /// The hold that it reports.
     pub(super) fn hold(&self) -> Option<Number> {
         match self {
             Self::Grant(Grant { number, .. })
@@ -48,7 +48,7 @@ impl Reply {
         !matches!(self, Self::Ready(_) | Self::Holds)
     }
 
-    /// The grants that it tells of.
+    /// The grants that it reports.
     pub(in crate::core) fn granted(&self) -> Vec<Number> {
         match self {
             Self::Grant(grant) => vec![grant.number],

@@ -27,7 +27,7 @@ pub(in crate::core) struct Pending {
     pub(super) word: &'static str,
     pub(super) began: Moment,
     pub(super) reply: Option<Reply>,
-    /// Up to which record the journal must be written before it is told.
+    /// The record that the journal must have written before the reply is sent.
     pub(super) after: u64,
 }
 

@@ -397,7 +397,7 @@ mod tests {
     }
 
     #[tokio::test]
-    async fn an_evicted_connection_is_told() {
+    async fn an_evicted_connection_is_notified() {
         let buffers = Buffers::new(usize::MAX);
         let mut share = buffers.share(1, ConnectionId(1));
         share.set_output(MAX_OF_USER + 1);

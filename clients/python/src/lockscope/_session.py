@@ -118,7 +118,7 @@ class Session:
         #: A command went unanswered, so that the agent may have holds unknown here.
         self._uncertain = False
         self.grants: Dict[Key, Grant] = {}
-        #: The owner served, and who is told when the session is free for another one.
+        #: The owner served, and the callback for a session that is free for another one.
         self.owner: Optional[object] = None
         self._on_idle = on_idle
         #: Calls in progress. A session with neither calls nor grants may serve another owner.
@@ -560,7 +560,7 @@ class Session:
                     async with self._mutex:
                         await self._refresh()
         except (OSError, Disconnected, ErrorReply):
-            pass  # Whoever finds the connection lost reconnects.
+            pass  # The call that finds the connection lost reconnects.
         self._arm()
 
     async def _refresh(self) -> None:

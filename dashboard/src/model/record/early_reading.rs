@@ -1,4 +1,4 @@
-//! Readings that show the end of a hold before its release message has arrived, since both come on connections of their own. Such
+//! Readings that show the end of a hold before its release message has arrived, since each comes on its own connection. Such
 //! a reading is kept until the message arrives, or would have arrived.
 
 use redisson::Moment;

@@ -188,7 +188,7 @@ impl WaitingView {
             })
             .collect();
         shown.count = waiting.at_least();
-        // Each waiter of a fair lock has an entry of its own.
+        // Each waiter of a fair lock has its own entry.
         shown.exact = waiting.is_exact();
         if let Some(queue) = &waiting.queue {
             shown.queued = queue.len > 0;

@@ -89,7 +89,7 @@ fn each_of_several_releases_in_quick_succession_is_its_holders() {
     // Of the next release MONITOR is the first to tell.
     traffic(&mut model, 1_030, vec![event("a", 2, Released), acquired(3)]);
     release(&mut model, "a", 1_031);
-    // Both messages come before what MONITOR tells.
+    // Both messages come before the lines of MONITOR.
     release(&mut model, "a", 1_050);
     release(&mut model, "a", 1_060);
     traffic(&mut model, 1_061, vec![event("a", 3, Released), acquired(4)]);

@@ -33,8 +33,8 @@ impl Limit {
     /// The limit where none is required.
     pub(super) const NONE: Self = Self { class: OutputClass::Normal, memory: None };
 
-    /// Checks that the server has the room that a reader in a class of the default settings may take. Whoever set a limit for
-    /// normal clients has accepted it.
+    /// Checks that the server has the memory that a reader in a class of the default settings may use. A limit that the server has for
+    /// normal clients is taken as consent.
     ///
     /// # Errors
     /// Without a reply.

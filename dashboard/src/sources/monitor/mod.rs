@@ -112,7 +112,7 @@ struct Refusal {
 const ALLOW: &str = "Allow it `+monitor +psubscribe &lockscope:monitor[]`, or name another account with `--monitor-redis-url`.";
 
 impl MonitorReader {
-    /// Creates the reader and its switch. `link`: a connection of its own to the same server as the same user.
+    /// Creates the reader and its switch. `link`: a separate connection to the same server as the same user.
     #[must_use]
     #[expect(clippy::too_many_arguments, reason = "each is a part that it is put together from")]
     pub fn new(

@@ -106,7 +106,7 @@ pub(super) mod tests {
     }
 
     #[test]
-    fn longer_is_higher_and_what_went_wrong_is_told() {
+    fn longer_bars_are_higher_and_losses_are_marked() {
         let past = [hold("b", 500, 60_500, "ran_out"), hold("a", 0, 100, "released")];
         let spark = Spark::new(&past);
         assert_eq!(spark.fine, "M0 12v-1h3v1z");

@@ -113,7 +113,7 @@ fn rows_come_change_and_go() {
 }
 
 #[test]
-fn a_lost_time_to_live_is_told() {
+fn a_lost_time_to_live_is_sent() {
     let mut stream = Stream::new(Fragments::default());
     let mut page = locks(healthy_rows());
     patch(&mut stream, &page).unwrap();
@@ -215,7 +215,7 @@ fn a_row_has_its_start_tag_and_each_cell_on_a_line() {
 }
 
 #[test]
-fn whoever_is_behind_gets_the_difference_from_what_they_have() {
+fn a_reader_that_lags_gets_the_difference_from_its_page() {
     let (mut quick, mut slow) = (Stream::default(), Stream::default());
     let mut page = locks(healthy_rows());
     patch(&mut quick, &page);

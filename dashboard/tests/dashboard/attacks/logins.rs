@@ -49,7 +49,7 @@ async fn a_login_leads_nowhere_else_and_its_cookie_stays_here() {
 
 /// A token that is nearly right is told nothing that one that is all wrong is not.
 #[tokio::test(flavor = "multi_thread")]
-async fn no_answer_tells_how_near_a_token_was() {
+async fn no_answer_reveals_how_near_a_token_was() {
     let (dashboard, _file) = guarded(NO_REDIS).await;
     let right = token("release");
     let upper = right.to_ascii_uppercase();
