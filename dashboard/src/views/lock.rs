@@ -254,7 +254,7 @@ impl<'a> Holders<'a> {
 struct Waiters<'a> {
     waiting: String,
     exact: bool,
-    /// The number of waiters that no source names.
+    /// The number of waiters that are not listed.
     more: Option<String>,
     waiters: Vec<(Ago, OwnerName, &'a WaiterView)>,
     queue: Vec<(Option<Clock>, OwnerName, &'a QueueEntryView)>,
