@@ -23,6 +23,8 @@ pub struct LeaseWatch {
     lease: Option<Range>,
     /// The number of consecutive rises that match a watchdog.
     regular: u32,
+    /// The time that the last reply took, in whole milliseconds: the lock may expire earlier by that.
+    slack_ms: u16,
     rose: bool,
 }
 
@@ -58,6 +60,11 @@ impl Range {
     }
 }
 
+/// Rounds down, which [`NOISE`] covers.
+fn whole_millis(slack: Duration) -> u16 {
+    u16::try_from(slack.as_millis()).unwrap_or(u16::MAX)
+}
+
 /// The effect of one reading.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub enum Step {
@@ -72,8 +79,15 @@ pub enum Step {
 impl LeaseWatch {
     /// Starts another hold. Its lease counts as unchanged until a reading contradicts; `age` is the time for which the hold
     /// may have lasted at this reading, if known.
-    pub fn restart(&mut self, at: Moment, ttl: Option<Duration>, age: Option<Duration>) {
+    pub fn restart(
+        &mut self,
+        at: Moment,
+        slack: Duration,
+        ttl: Option<Duration>,
+        age: Option<Duration>,
+    ) {
         self.last = ttl.map(|ttl| Reading { at, ttl });
+        self.slack_ms = whole_millis(slack);
         self.regular = 0;
         self.rose = false;
         let Some(ttl) = ttl else {
@@ -94,8 +108,9 @@ impl LeaseWatch {
             return Step::Ran;
         };
         let now = Reading { at, ttl };
+        let slack_before = std::mem::replace(&mut self.slack_ms, whole_millis(slack));
         let Some(before) = self.last.replace(now) else { return Step::Ran };
-        let noise = NOISE + slack;
+        let noise = NOISE + slack + Duration::from_millis(slack_before.into());
         if before.end() > now.end() + noise {
             self.regular = 0;
             self.lease = None;
@@ -169,7 +184,7 @@ mod tests {
         for (i, &ms) in reads.iter().enumerate() {
             let ttl = Some(Duration::from_millis(sets(ms) + LEASE - ms));
             if i == 0 {
-                watch.restart(at(ms), ttl, None);
+                watch.restart(at(ms), Duration::ZERO, ttl, None);
             } else {
                 watch.read(at(ms), Duration::ZERO, ttl);
             }
@@ -210,13 +225,13 @@ mod tests {
     fn a_fresh_hold_shows_its_lease_at_once_and_the_next_hold_inherits_it() {
         let (ms, age) = (Duration::from_millis, Some(Duration::from_millis(500)));
         let mut watch = LeaseWatch::default();
-        watch.restart(at(0), Some(ms(29_950)), age);
+        watch.restart(at(0), Duration::ZERO, Some(ms(29_950)), age);
         assert_eq!(watch.lease(), Some(ms(29_950)));
-        watch.restart(at(90_000), Some(ms(12_000)), None);
+        watch.restart(at(90_000), Duration::ZERO, Some(ms(12_000)), None);
         assert_eq!(watch.lease(), Some(ms(29_950)), "it may have been held for a while");
-        watch.restart(at(95_000), Some(ms(29_600)), age);
+        watch.restart(at(95_000), Duration::ZERO, Some(ms(29_600)), age);
         assert_eq!(watch.lease(), Some(ms(29_950)));
-        watch.restart(at(99_000), Some(ms(10_000)), age);
+        watch.restart(at(99_000), Duration::ZERO, Some(ms(10_000)), age);
         assert_eq!(watch.lease(), Some(ms(10_000)));
     }
 
@@ -228,6 +243,15 @@ mod tests {
     #[test]
     fn readings_too_far_apart_prove_nothing() {
         assert!(!watch(&every(15_000, 20), |ms| ms - ms % 70).renewed());
+    }
+
+    #[test]
+    fn a_slow_reply_does_not_restart_the_inference() {
+        let mut watch = watch(&every(5_000, 6), |ms| ms / 10_000 * 10_000);
+        // Read at 27 s with 23 s left, and received two seconds later.
+        watch.read(at(29_000), Duration::from_secs(2), Some(Duration::from_secs(23)));
+        watch.read(at(29_500), Duration::ZERO, Some(Duration::from_millis(20_500)));
+        assert!(watch.renewed());
     }
 
     #[test]
@@ -251,7 +275,7 @@ mod tests {
                 let ms = 1_000_000 + phase + i * (lease / 6) + if i % 3 == 0 { late } else { 0 };
                 let ttl = Some(Duration::from_millis(ms / third * third + lease - ms));
                 if i == 0 {
-                    watch.restart(at(ms), ttl, None);
+                    watch.restart(at(ms), Duration::ZERO, ttl, None);
                 } else {
                     watch.read(at(ms), Duration::ZERO, ttl);
                 }

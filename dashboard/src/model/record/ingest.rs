@@ -117,7 +117,7 @@ impl Record {
             self.unchanged_since = restored.unwrap_or(stamp.received);
             self.renewals = None;
             let age = window.filter(|window| *window <= EXACT);
-            self.lease.restart(stamp.received.moment(), watched, age);
+            self.lease.restart(stamp.received.moment(), stamp.slack(), watched, age);
         } else {
             self.read_lease(last, stamp, watched);
         }

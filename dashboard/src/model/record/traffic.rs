@@ -115,7 +115,7 @@ impl Record {
         };
         self.unchanged_since = at;
         self.renewals = None;
-        self.lease.restart(began, lease.or(self.ttl), Some(Duration::ZERO));
+        self.lease.restart(began, Duration::ZERO, lease.or(self.ttl), Some(Duration::ZERO));
     }
 
     /// Returns whether a writer also has the read side, which it keeps when it gives up writing.
