@@ -196,6 +196,12 @@ impl App {
             },
         };
         let name = match (&params.name, &params.name64) {
+            // Each byte that is not UTF-8 has become U+FFFD.
+            (Some(name), None) if name.contains(char::REPLACEMENT_CHARACTER) => {
+                return Err(ApiError::bad_request(
+                    "`name` is not UTF-8: give the name's bytes in base64 as `name64`",
+                ));
+            }
             (Some(name), None) => name.clone().into_bytes(),
             (None, Some(text)) => STANDARD
                 .decode(text)

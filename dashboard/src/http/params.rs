@@ -197,7 +197,7 @@ pub struct LockParams {
     /// The lock's name; either this or name64.
     #[param(min_length = 1, example = "orders:42")]
     pub name: Option<String>,
-    /// The name in base64, if it is not UTF-8.
+    /// The name in base64, if it is not UTF-8 or has the character U+FFFD.
     #[param(
         min_length = 4,
         pattern = "^(?:[A-Za-z0-9+/]{4})*(?:[A-Za-z0-9+/]{2}==|[A-Za-z0-9+/]{3}=|[A-Za-z0-9+/]{4})$"
@@ -247,7 +247,7 @@ pub struct EventsParams {
     /// The lock's name. The default is all locks.
     #[param(min_length = 1, example = "orders:42")]
     pub name: Option<String>,
-    /// The name in base64, if it is not UTF-8.
+    /// The name in base64, if it is not UTF-8 or has the character U+FFFD.
     #[param(
         min_length = 4,
         pattern = "^(?:[A-Za-z0-9+/]{4})*(?:[A-Za-z0-9+/]{2}==|[A-Za-z0-9+/]{3}=|[A-Za-z0-9+/]{4})$"

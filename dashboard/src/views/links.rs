@@ -24,13 +24,18 @@ fn encoded(value: &str) -> impl std::fmt::Display + '_ {
     utf8_percent_encode(value, VALUE)
 }
 
-/// The query that names a lock, for pages and API alike: `name`, or `name64` (standard base64) where it is not UTF-8.
-fn lock_query(id: &LockId) -> String {
-    let place = format!("deployment={}&db={}", encoded(&id.deployment), id.db);
+/// The parameter that names a lock, for pages and API alike: `name`, or `name64` (standard base64) where it is not UTF-8. A
+/// query is decoded with U+FFFD for each invalid byte, so a name with that character needs `name64` too.
+fn name_param(id: &LockId) -> (&'static str, String) {
     match id.name.as_str() {
-        Some(name) => format!("{place}&name={}", encoded(name)),
-        None => format!("{place}&name64={}", encoded(&STANDARD.encode(id.name.as_bytes()))),
+        Some(name) if !name.contains(char::REPLACEMENT_CHARACTER) => ("name", name.to_owned()),
+        _ => ("name64", STANDARD.encode(id.name.as_bytes())),
     }
+}
+
+fn lock_query(id: &LockId) -> String {
+    let (param, name) = name_param(id);
+    format!("deployment={}&db={}&{param}={}", encoded(&id.deployment), id.db, encoded(&name))
 }
 
 /// A lock's page.
@@ -120,11 +125,7 @@ pub(super) fn lock_events(id: &LockId) -> String {
 /// The part of the query of events that names a lock; empty for all.
 pub(super) fn event_query(lock: Option<&LockId>) -> Vec<(&'static str, String)> {
     let Some(id) = lock else { return Vec::new() };
-    let name = match id.name.as_str() {
-        Some(name) => ("name", name.to_owned()),
-        None => ("name64", STANDARD.encode(id.name.as_bytes())),
-    };
-    vec![("deployment", id.deployment.to_string()), ("db", id.db.to_string()), name]
+    vec![("deployment", id.deployment.to_string()), ("db", id.db.to_string()), name_param(id)]
 }
 
 /// A client's page.
@@ -182,6 +183,8 @@ mod tests {
             "/lock?deployment=main&db=3&name=a%26b%3Dc%20d%23%25%2B%22%3C"
         );
         assert_eq!(lock(&id(b"\xff\xfe")), "/lock?deployment=main&db=3&name64=//4%3D");
+        let replaced = id("\u{fffd}".as_bytes());
+        assert_eq!(lock(&replaced), "/lock?deployment=main&db=3&name64=77%2B9");
     }
 
     #[test]

@@ -120,6 +120,7 @@ async fn mistakes_of_the_api_are_problems() {
         ("/api/v1/lock", "name64"),
         ("/api/v1/lock?name=", "empty"),
         ("/api/v1/lock?name64=%25", "base64"),
+        ("/api/v1/lock?name=bad%FF", "name64"),
         ("/api/v1/lock?name=a&name64=YQ==", "exclude"),
     ] {
         let answer = dashboard.get(path).await;
