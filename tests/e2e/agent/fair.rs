@@ -67,6 +67,8 @@ async fn waiters_of_two_agents_are_served_in_one_order() -> Result<()> {
     let mut first = bench.session().await?;
     let held = lock(&mut first, "LOCK a KIND fair").await?;
     assert_eq!(held.field("kind")?.text(), "fair");
+    // In Redis it is a plain lock until somebody waits.
+    assert_eq!(first.call("SHOW a").await?.field("kind")?.text(), "fair");
     assert_eq!(bench.holders("a").await?, [(holder(&held)?, "1".to_owned())]);
     assert_eq!(lock(&mut first, "LOCK a KIND fair NOWAIT").await?.field("holds")?.int()?, 2);
     first.call("UNLOCK a").await?.ok()?;

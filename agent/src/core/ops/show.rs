@@ -3,7 +3,6 @@
 use std::time::Duration;
 
 use redisson::script::{self, BadReply, Call, LockDetails, Value};
-use redisson::shape::Holder;
 use redisson::{Family, HolderId, LockName};
 
 use super::operation::{Operation, Silence};
@@ -115,8 +114,7 @@ impl Core {
                 None => self.known(id, only_uid).map(HolderProcess::from),
             }
         };
-        let count = |holder: &Holder| self.count_of(holder);
-        let reply = show_frame(&look.name, &look.shown, process, count);
+        let reply = show_frame(&look.name, &look.shown, process, |id| self.own_hold(id));
         self.answer(look.reply_to, reply);
     }
 }

@@ -1,11 +1,12 @@
 //! HOLDS, LOCKS and SHOW.
 
 use redisson::script::LockDetails;
-use redisson::shape::{Holder, MAX_FIELDS};
-use redisson::{HolderId, LockName, group, keys};
+use redisson::shape::MAX_FIELDS;
+use redisson::{HolderId, Kind, LockName, group, keys};
 
 use crate::core::Core;
 use crate::core::ids::ReplyTo;
+use crate::core::lease::hold::Hold;
 use crate::core::report::process::HolderProcess;
 use crate::core::report::{ListPage, ListRow, SessionRow};
 use crate::core::session::state::Session;
@@ -218,11 +219,9 @@ impl Core {
         only_uid.is_none_or(|uid| row.uid == uid).then_some(row)
     }
 
-    /// Returns the count of a holder: of one of ours as its owner knows it, which Redis may not have yet.
-    pub(in crate::core) fn count_of(&self, holder: &Holder) -> i64 {
-        let own =
-            (holder.id.client == self.numbers.client()).then(|| self.leases.get(holder.id.thread));
-        own.flatten().map_or(holder.count, |hold| hold.count.into())
+    /// Returns the hold of a holder that is this agent's. Redis may not have its count yet, and not all of its kind.
+    pub(in crate::core) fn own_hold(&self, id: &HolderId) -> Option<&Hold> {
+        (id.client == self.numbers.client()).then(|| self.leases.get(id.thread)).flatten()
     }
 }
 
@@ -286,11 +285,11 @@ pub(in crate::core) fn holder_frame(
     ])
 }
 
-pub(in crate::core) fn show_frame(
+pub(in crate::core) fn show_frame<'a>(
     name: &LockName,
     shown: &LockDetails,
     process: impl Fn(&HolderId) -> Option<HolderProcess>,
-    count: impl Fn(&Holder) -> i64,
+    own_hold: impl Fn(&HolderId) -> Option<&'a Hold>,
 ) -> Frame {
     let mut warnings = Vec::new();
     if shown.key_type != "hash" && shown.key_type != "none" {
@@ -338,8 +337,8 @@ pub(in crate::core) fn show_frame(
         .holders
         .iter()
         .map(|holder| {
-            let alive = alive(&holder.id);
-            holder_frame(&holder.id, count(holder), alive, process(&holder.id))
+            let count = own_hold(&holder.id).map_or(holder.count, |hold| hold.count.into());
+            holder_frame(&holder.id, count, alive(&holder.id), process(&holder.id))
         })
         .chain(foreign)
         .collect();
@@ -353,10 +352,19 @@ pub(in crate::core) fn show_frame(
             ])
         })
         .collect();
-    let kind = if shown.queue_length > 0 { "fair" } else { shown.hash.kind().as_str() };
+    let kind = match shown.hash.kind() {
+        Kind::Lock if shown.queue_length > 0 => Kind::Fair,
+        Kind::Lock => shown
+            .hash
+            .holders
+            .iter()
+            .find_map(|holder| own_hold(&holder.id))
+            .map_or(Kind::Lock, |hold| hold.kind),
+        kind => kind,
+    };
     Frame::Map(vec![
         ("lock", Frame::bytes(name.as_bytes())),
-        ("kind", Frame::word(kind)),
+        ("kind", Frame::word(kind.as_str())),
         ("holders", Frame::Array(holders)),
         ("token", Frame::or_null(shown.token.map(Frame::count))),
         ("pttl_ms", Frame::or_null(shown.pttl_ms.map(Frame::count))),
