@@ -199,7 +199,7 @@ fn only_a_check_rejects_a_folder_that_this_user_may_not_write_to() {
     // Root may write everywhere. Only this thread becomes another user.
     let as_another = || {
         if geteuid().is_root() {
-            let user = Uid::from_raw(3_999_999_999);
+            let user = Uid::from_raw(65_534);
             set_thread_res_uid(user, user, user).unwrap();
         }
         (load(&["--check-config"]).unwrap_err(), load(&[]))
