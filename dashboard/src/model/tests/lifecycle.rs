@@ -39,7 +39,7 @@ fn acquisition_renewal_and_release_are_observed() {
 fn an_acquisition_that_monitor_shows_is_an_event_of_that_instant() {
     let mut model = model();
     read(&mut model, "a", 1_000, absent());
-    let acquired = redisson::monitor::Action::Acquired { lease: None };
+    let acquired = monitor::Action::Acquired { lease: None };
     traffic(&mut model, 1_500, vec![event("a", 52, acquired)]);
     read(&mut model, "a", 1_800, held(1, 1, Some(29_700)));
     let view = shown(&mut model, "a").unwrap();
