@@ -178,13 +178,9 @@ async fn the_status_quotes_a_redis_that_refuses_all_locks() -> Result<()> {
 #[tokio::test]
 async fn a_rejected_connection_is_reported_with_the_agents_reason() -> Result<()> {
     let desk = Desk::with(&["--max-sessions", "1"]).await?;
-    let _only = desk.bench.agent.client3().await?;
-    eventually("the agent to have its only session", async || {
-        let metrics = desk.bench.agent.metrics().await?;
-        ensure!(metrics.sum("lockscope_agent_sessions", &[]) == 1.0, "not yet");
-        Ok(())
-    })
-    .await;
+    // The connection by which the harness saw that the agent was ready may not have ended yet.
+    let _only =
+        eventually("the only session to be free", async || desk.bench.agent.client3().await).await;
     let (status, _, err) = run(&desk, &["status"])?;
     assert!(status == 69 && err.contains("rejected the connection"), "{status}: {err}");
     assert!(err.contains("the agent already serves 1 sessions"), "{err}");
