@@ -29,18 +29,17 @@ impl Session {
         let Some(pause) = pauses.min() else { return };
         let pause = pause.max(SHORTEST_PAUSE);
         let at = now + pause;
-        if state.closing || state.timer.as_ref().is_some_and(|timer| timer.at <= at) {
+        if state.closing || state.timer.as_ref().is_some_and(|timer| timer.at() <= at) {
             return;
         }
         let session = Arc::downgrade(self);
-        let task = tokio::spawn(async move {
+        let timer = Timer::start(at, async move {
             sleep(pause).await;
             if let Some(session) = session.upgrade() {
                 session.state().timer = None;
                 session.tend().await;
             }
         });
-        let timer = Timer { at, task: task.abort_handle() };
         if let Some(later) = state.timer.replace(timer) {
             later.stop();
         }

@@ -101,6 +101,17 @@ async fn a_problem_found_again_does_not_overlap_itself() {
 }
 
 #[tokio::test]
+async fn a_problem_does_not_begin_later_than_now_after_the_clock_was_set_back() {
+    let folder = tempfile::tempdir().unwrap();
+    let (stuck, now) = (ProblemKind::Stuck, SteadyMillis::now());
+    let problem = || ArchiveEntry::Problem(lock(b"a"), stuck, Certainty::Certain, now);
+    let over = ArchiveEntry::Cleared(lock(b"a"), stuck, SteadyMillis(now.0 + 3_600_000));
+    let reader = written(folder.path(), 0, [problem(), over, problem()]).await;
+    let open = reader.problems_at(lock(b"a"), now).await.unwrap();
+    assert!(open.iter().any(|problem| problem.to.is_none()), "{open:?}");
+}
+
+#[tokio::test]
 async fn the_last_problems_are_restored() {
     let folder = tempfile::tempdir().unwrap();
     let [leaked, stuck] = [ProblemKind::Leaked, ProblemKind::Stuck];

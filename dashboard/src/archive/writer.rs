@@ -274,11 +274,12 @@ fn insert(to: &Transaction<'_>, entry: &ArchiveEntry) -> rusqlite::Result<()> {
         ArchiveEntry::Problem(lock, problem, certainty, at) => {
             let (deployment, db, name) = key(lock);
             let (problem, certainty) = (problem.as_str(), certainty.as_str());
-            // One that is found again began no earlier than it was cleared, even if its condition holds since then.
+            // One that is found again began no earlier than it was cleared, even if its condition holds since then. A later
+            // end than now is of a clock that has been set back.
             to.prepare_cached(
                 "INSERT INTO problem (deployment, db, name, problem, certainty, began)
                  VALUES (?1, ?2, ?3, ?4, ?5, max(?6, coalesce((SELECT max(cleared) FROM problem
-                   WHERE deployment = ?1 AND db = ?2 AND name = ?3 AND problem = ?4), ?6)))
+                   WHERE deployment = ?1 AND db = ?2 AND name = ?3 AND problem = ?4 AND cleared <= ?7), ?6)))
                  ON CONFLICT (deployment, db, name, problem) WHERE cleared IS NULL
                  DO UPDATE SET certainty = excluded.certainty",
             )?
@@ -288,7 +289,8 @@ fn insert(to: &Transaction<'_>, entry: &ArchiveEntry) -> rusqlite::Result<()> {
                 name,
                 problem,
                 certainty,
-                stored(*at)
+                stored(*at),
+                stored(SteadyMillis::now())
             ])?;
         }
         ArchiveEntry::Cleared(lock, problem, at) => {

@@ -113,7 +113,7 @@ impl IncidentRow {
         owners.all(|owner| owner == Some(first)).then_some(first)
     }
 
-    /// Returns the number of its holders: processes where they are known, else threads and grants. None if the problem is not
+    /// Returns the number of its holders: processes where they are known, else threads and grants. Zero if the problem is not
     /// theirs.
     #[must_use]
     pub fn holders(&self) -> usize {

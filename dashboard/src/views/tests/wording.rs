@@ -80,12 +80,11 @@ fn an_incident_shows_the_time_of_its_evidence_and_its_other_holders() {
     for page in [
         list_page(&list::<IncidentRow>(locks.clone())).unwrap(),
         incident_page(&incident(locks.clone())).unwrap(),
-        overview_page(&overview(locks.clone())).unwrap(),
     ] {
         assert!(page.contains("and 1 more"), "{page}");
-        let line = page.split_once("evidence-line").map(|(_, line)| line);
-        assert!(line.is_none_or(|line| line.starts_with("\"><span class=\"clock\">")), "{page}");
+        assert!(page.contains("evidence-line\"><span class=\"clock\">"), "{page}");
     }
+    assert!(overview_page(&overview(locks)).unwrap().contains("and 1 more"));
 }
 
 #[test]
