@@ -314,7 +314,8 @@ mod tests {
     fn workers_of_one_agent_have_incidents_of_their_own() {
         let agent = "285475da-9152-4c83-822a-67ee2f116a79";
         let by = |name: &str, pid: u32| {
-            let mut lock = leaked_by(name, &format!("{agent}:{pid}"));
+            // Each hold of an agent has its own id.
+            let mut lock = leaked_by(name, &format!("{agent}:{}", name.as_bytes()[0]));
             lock.holders[0].client = Some(Box::new(ClientView {
                 host: Some("web-7".into()),
                 pid: Some(pid),
