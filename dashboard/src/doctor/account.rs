@@ -87,6 +87,7 @@ fn probes(features: Features) -> Vec<Probe> {
         probe("client|list", &[b"ID", one]),
         probe("scan", &[b"0", b"COUNT", one]),
         probe("type", &[key]),
+        probe("exists", &[key]),
         probe("hlen", &[key]),
         probe("hrandfield", &[key]),
         probe("hstrlen", &[key, one]),

@@ -11,7 +11,7 @@ use crate::serving::Dashboard;
 
 /// What an account needs that looks at locks and may do nothing else. The patterns are literal ones: a right to
 /// `redisson_*` would not allow to subscribe to them.
-const OBSERVER: [&str; 40] = [
+const OBSERVER: [&str; 41] = [
     "ACL",
     "SETUSER",
     "observer",
@@ -43,6 +43,7 @@ const OBSERVER: [&str; 40] = [
     "+hmget",
     "+pttl",
     "+type",
+    "+exists",
     "+multi",
     "+exec",
     "+ping",

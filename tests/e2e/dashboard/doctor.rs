@@ -285,7 +285,7 @@ async fn the_documented_observer_lacks_nothing_and_another_account_is_told_what_
     assert_eq!(lacks(&full), [""; 0], "{full:#}");
     finding(&full, "leaked", "leaked")?;
 
-    let little = "ACL SETUSER little on >secret resetkeys %R~orders:* resetchannels -@all +ping +info +scan +type +hlen \
+    let little = "ACL SETUSER little on >secret resetkeys %R~orders:* resetchannels -@all +ping +info +scan +type +exists +hlen \
                   +hrandfield +hstrlen +hmget +pttl +multi +exec +dbsize +psubscribe +subscribe";
     direct.call(little).await?.ok()?;
     direct.call(&format!("HSET orders:1 {HOLDER} 1")).await?.ok()?;

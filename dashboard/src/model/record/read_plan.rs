@@ -102,6 +102,7 @@ impl Record {
     /// a full reading is not due.
     fn last_reading(&self, now: Moment) -> Option<LastReading> {
         let (stamp, ttl) = self.stamp.zip(self.ttl)?;
+        let [hold] = self.holds.as_slice() else { return None };
         let plain = self.mode.is_none() && !self.fair && self.token.is_none();
         let calm = self.cold.is_none() && self.problems.is_empty() && !self.lease.rose();
         let settled = self.confirmed && self.is_held() && !self.is_released();
@@ -111,9 +112,8 @@ impl Record {
         {
             return None;
         }
-        let holders = self.holds.iter().map(|hold| Holder { id: hold.id, count: hold.count });
         Some(LastReading {
-            holders: holders.collect(),
+            holder: Holder { id: hold.id, count: hold.count },
             expires: (stamp.sent + ttl, stamp.received.moment() + ttl),
         })
     }

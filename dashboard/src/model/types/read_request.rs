@@ -30,8 +30,8 @@ pub struct KnownParts {
 /// The last reading of a plain lock that nobody renews.
 #[derive(Debug, Clone, PartialEq, Eq)]
 pub struct LastReading {
-    /// All holders; the hash has no other fields.
-    pub holders: Vec<Holder>,
+    /// Its only holder; the hash has no other fields.
+    pub holder: Holder,
     /// The earliest and the latest instant at which it expires.
     pub expires: (Moment, Moment),
 }

@@ -12,6 +12,7 @@ pub struct ServerFacts(Arc<Facts>);
 #[derive(Debug, Default)]
 struct Facts {
     companions_denied: Mutex<Option<String>>,
+    checks_at_once_denied: AtomicBool,
     ahead_ms: AtomicI64,
     redirected: AtomicBool,
 }
@@ -34,9 +35,20 @@ impl ServerFacts {
             Some(why.to_owned());
     }
 
+    /// Returns whether one command may look for the queues of many locks, as far as known.
+    #[must_use]
+    pub fn may_check_at_once(&self) -> bool {
+        !self.0.checks_at_once_denied.load(Ordering::Relaxed)
+    }
+
+    pub fn deny_checks_at_once(&self) {
+        self.0.checks_at_once_denied.store(true, Ordering::Relaxed);
+    }
+
     /// Forgets refusals, since a new connection may have more rights.
     pub fn forget_denials(&self) {
         *self.0.companions_denied.lock().unwrap_or_else(PoisonError::into_inner) = None;
+        self.0.checks_at_once_denied.store(false, Ordering::Relaxed);
     }
 
     /// Records a redirect to another node of its cluster.
