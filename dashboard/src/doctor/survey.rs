@@ -17,15 +17,15 @@ use crate::sources::read::{
     Caller as _, Found, ReadError, ServerFacts, UNPERMITTED_KEY, clock_micros, discover, integer,
     read,
 };
-use crate::sources::scan::{COUNT, locks_of_companion, page};
+use crate::sources::scan::{locks_of_companion, page};
 
 /// Hashes read at once.
 const BATCH: usize = 100;
 /// Matches every key that belongs to a lock but is not its hash: `redisson_lock_…`, `redisson_unlock_latch…`, and readers'
 /// markers, which end in `rwlock_timeout:<n>`.
 const COMPANIONS: &[u8] = b"*lock_*";
-/// Keys visited by one SCAN for them, unless it has to be shorter. It only compares names and looks up no key.
-const COMPANION_COUNT: usize = 1_000;
+/// How many times as many keys one SCAN for them visits as another: it only compares names and looks up no key.
+const COMPANION_TIMES: usize = 5;
 /// The most companion keys of each sort that are remembered.
 const MAX_COMPANIONS: usize = 100_000;
 /// The time between the two readings that a leak takes, as for the dashboard.
@@ -119,14 +119,15 @@ pub(super) struct Surveyor {
 /// A SCAN in progress.
 struct Walk {
     filter: Vec<Vec<u8>>,
-    count: usize,
+    /// How many times as many keys as usual one call visits.
+    times: usize,
     cursor: Vec<u8>,
 }
 
 impl Walk {
-    fn new(filter: &[&[u8]], count: usize) -> Self {
+    fn new(filter: &[&[u8]], times: usize) -> Self {
         let filter = filter.iter().map(|word| word.to_vec()).collect();
-        Self { filter, count, cursor: b"0".to_vec() }
+        Self { filter, times, cursor: b"0".to_vec() }
     }
 
     fn command(&self, count: usize) -> Cmd {
@@ -196,7 +197,7 @@ impl Surveyor {
             self.survey.incomplete = Some("the time limit was reached (--time-limit)".to_owned());
             return Ok(None);
         }
-        let count = walk.count / self.pacer.calls();
+        let count = walk.times * self.pacer.call_size().keys;
         let (cursor, keys) = page(&mut self.pacer, walk.command(count)).await?;
         self.pacer.spend(count);
         if self.link.state().borrow().generation != self.generation {
@@ -218,7 +219,7 @@ impl Surveyor {
         if let Some(pattern) = &pattern {
             filter.extend([b"MATCH".as_slice(), pattern.as_bytes()]);
         }
-        let mut walk = Walk::new(&filter, COUNT);
+        let mut walk = Walk::new(&filter, 1);
         let mut names = Vec::new();
         while let Some(keys) = self.next(&mut walk).await? {
             let wanted = keys.into_iter().filter_map(|key| LockName::new(key).ok());
@@ -274,7 +275,7 @@ impl Surveyor {
     }
 
     async fn read_companions(&mut self) -> Result<(), ReadError> {
-        let mut walk = Walk::new(&[b"MATCH", COMPANIONS], COMPANION_COUNT);
+        let mut walk = Walk::new(&[b"MATCH", COMPANIONS], COMPANION_TIMES);
         let mut queued = BTreeSet::new();
         let mut leftovers = Vec::new();
         while let Some(keys) = self.next(&mut walk).await? {

@@ -14,7 +14,7 @@ use service_kit::redis::{CallError, Link, ServerError};
 use tokio::time::Instant;
 
 use super::fine_timer::FineTimer;
-use super::read::{Caller, ServerFacts, clock_micros, pipeline};
+use super::read::{CallSize, Caller, ServerFacts, clock_micros, pipeline};
 
 /// PINGs in one judgement.
 const WINDOW: usize = 64;
@@ -212,10 +212,10 @@ fn slow(pings: &VecDeque<Duration>) -> Duration {
     sorted.iter().rev().nth(OUTLIERS).or_else(|| sorted.last()).copied().unwrap_or_default()
 }
 
-/// Returns the number of calls in place of a large one, by the fastest round trip. Other clients may have to wait for a call, so
-/// calls are short, except to a distant server: there many would take long.
-fn calls(fastest: Duration) -> usize {
-    if fastest >= DISTANT { 1 } else { 2 }
+/// Returns the size of a call, by the fastest round trip. Other clients may have to wait for a call, so calls are short, except
+/// to a distant server: there many would take long.
+fn call_size(fastest: Duration) -> CallSize {
+    if fastest >= DISTANT { CallSize::LARGE } else { CallSize::SHORT }
 }
 
 /// Returns the commands with TIME before and after them.
@@ -263,8 +263,8 @@ impl Caller for Pacer {
         &self.facts
     }
 
-    fn calls(&self) -> usize {
-        calls(self.fastest)
+    fn call_size(&self) -> CallSize {
+        call_size(self.fastest)
     }
 }
 
@@ -294,8 +294,8 @@ mod tests {
 
     #[test]
     fn calls_are_short_unless_the_server_is_distant() {
-        assert_eq!([us(0), us(80), us(499)].map(calls), [2; 3]);
-        assert_eq!([us(500), us(20_000)].map(calls), [1; 2]);
+        assert_eq!([us(0), us(80), us(499)].map(call_size), [CallSize::SHORT; 3]);
+        assert_eq!([us(500), us(20_000)].map(call_size), [CallSize::LARGE; 2]);
     }
 
     #[test]

@@ -27,8 +27,6 @@ use crate::model::actor::{Hub, ModelHandle};
 use crate::model::types::{LockView, Observation, Source};
 use crate::sources::view::{Progress, SourceState};
 
-/// Keys visited by one SCAN, unless it has to be shorter.
-pub const COUNT: usize = 200;
 /// Possible locks read at once: this many, or as many as have been found after the interval below.
 const CANDIDATES: usize = 200;
 const CANDIDATES_INTERVAL: Duration = Duration::from_millis(100);
@@ -166,7 +164,7 @@ impl Scan {
         let mut cursor = Vec::from(*b"0");
         let generation = self.link.state().borrow().generation;
         loop {
-            let count = COUNT / pacer.calls();
+            let count = pacer.call_size().keys;
             let mut scan = cmd("SCAN");
             scan.arg(&cursor);
             if let Some(pattern) = &self.settings.pattern {
@@ -298,7 +296,7 @@ impl Scan {
         pacer.set_pace(Pace::Slow);
         let mut cursor = Vec::from(*b"0");
         loop {
-            let count = COUNT / pacer.calls();
+            let count = pacer.call_size().keys;
             let mut scan = cmd("SCAN");
             scan.arg(&cursor).arg("MATCH").arg(COMPANIONS).arg("COUNT").arg(count);
             let keys;

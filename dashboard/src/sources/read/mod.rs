@@ -50,10 +50,28 @@ pub trait Caller: Send {
 
     fn facts(&self) -> &ServerFacts;
 
-    /// Returns the number of calls to make in place of a large one, so that each is short.
-    fn calls(&self) -> usize {
-        1
+    /// Returns the most that one call may read.
+    fn call_size(&self) -> CallSize {
+        CallSize::LARGE
     }
+}
+
+/// The most that one call reads.
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+pub struct CallSize {
+    /// Keys visited by a SCAN.
+    pub keys: usize,
+    /// Hashes that are checked for a lock's shape.
+    hashes: usize,
+    /// Locks that are read as a whole.
+    locks: usize,
+}
+
+impl CallSize {
+    /// As few round trips as possible.
+    pub const LARGE: Self = Self { keys: 200, hashes: 100, locks: 64 };
+    /// About a tenth of a millisecond of the server's time, for which other clients wait.
+    pub const SHORT: Self = Self { keys: 100, hashes: 25, locks: 8 };
 }
 
 /// An unpaced connection.
@@ -160,8 +178,7 @@ pub async fn discover(
     let mut findings = Findings::default();
     let mut jobs = Vec::new();
     let known = KnownParts { token: true, ..KnownParts::default() };
-    // Two commands each.
-    for names in names.chunks(PROBES / 2 / caller.calls()) {
+    for names in names.chunks(caller.call_size().hashes) {
         let request = |name: &LockName| ReadRequest { name: name.clone(), known: known.clone() };
         let requests: Vec<ReadRequest> = names.iter().map(request).collect();
         jobs.extend(probe(caller, &requests, Keys::Hashes, &mut is_wanted, &mut findings).await?);

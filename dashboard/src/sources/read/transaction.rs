@@ -19,8 +19,6 @@ use super::{
 };
 use crate::model::types::{Companions, ReadRequest, Reading, Token};
 
-/// Locks in one large pipeline.
-const TRANSACTIONS: usize = 64;
 /// Field names requested beyond the known ones.
 const SPARE_NAMES: usize = 8;
 /// The most attempts at a lock that changes hands each time it is read.
@@ -106,7 +104,7 @@ pub(super) async fn transactions(
 ) -> Result<(), ReadError> {
     for left in (0..TRIES).rev() {
         let mut retries = Vec::new();
-        for jobs in chunks(jobs, TRANSACTIONS / caller.calls()) {
+        for jobs in chunks(jobs, caller.call_size().locks) {
             let mut commands = Vec::new();
             let mut sizes = Vec::with_capacity(jobs.len());
             for job in &jobs {
