@@ -9,7 +9,8 @@
 //! `redisson_lock__channel:*` and `redisson_rwlock:*`, and these commands:
 //! - for reading locks: SCAN, DBSIZE, HLEN, HRANDFIELD, HSTRLEN, HMGET, PTTL, TYPE, MULTI, EXEC, PING, PSUBSCRIBE, INFO, and
 //!   SELECT for databases other than 0;
-//! - for their companions and the waiters of agents: LLEN, LRANGE, MEMORY USAGE, ZCARD, ZCOUNT, ZMSCORE, GETRANGE and TIME;
+//! - for their companions and the waiters of agents: EXISTS, LLEN, LRANGE, MEMORY USAGE, ZCARD, ZCOUNT, ZMSCORE, GETRANGE
+//!   and TIME;
 //! - for waiters: PUBSUB NUMSUB; for holders: CLIENT LIST;
 //! - for notifications: CONFIG GET, SUBSCRIBE and UNSUBSCRIBE; in a cluster: SSUBSCRIBE, SUNSUBSCRIBE and ASKING.
 //!
