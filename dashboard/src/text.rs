@@ -36,6 +36,12 @@ pub fn visible(bytes: &[u8]) -> String {
     shown
 }
 
+/// Puts visible text into backticks, between which pages show it as code. A backtick in it is escaped.
+#[must_use]
+pub fn code(visible: &str) -> String {
+    format!("`{}`", visible.replace('`', "\\x60"))
+}
+
 /// Characters that look like a space or like nothing.
 fn is_blank(c: char) -> bool {
     c.is_whitespace()
@@ -87,6 +93,12 @@ pub fn count(n: u64) -> String {
 #[cfg(test)]
 mod tests {
     use super::*;
+
+    #[test]
+    fn a_backtick_does_not_end_what_stands_between_backticks() {
+        assert_eq!(code("a b"), "`a b`");
+        assert_eq!(code(&visible(b"a`\\x60")), "`a\\x60\\\\x60`");
+    }
 
     #[test]
     fn bytes_look_like_displayed_names_with_blanks_escaped() {

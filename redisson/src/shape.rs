@@ -115,6 +115,11 @@ fn is_fast_multi_field(field: &[u8]) -> bool {
         && (rest.is_empty() || holder.is_some_and(|holder| HolderId::parse(holder).is_some()))
 }
 
+/// Puts bytes into backticks. Those that are no printable ASCII are escaped, and backticks, which would end them.
+fn quoted(bytes: &[u8]) -> String {
+    format!("`{}`", bytes.escape_ascii().to_string().replace('`', "\\x60"))
+}
+
 impl LockHash {
     /// Sorts fields and values into holders, mode and unexpected fields. Fields of another form are holders too if all
     /// values are counts, unless the hash is another synchronizer or a holder of Redisson's form excludes others.
@@ -165,7 +170,7 @@ impl LockHash {
     #[must_use]
     pub fn malformed(&self) -> Option<String> {
         if let Some(field) = self.unexpected.first() {
-            return Some(format!("unexpected field `{}`", field.escape_ascii()));
+            return Some(format!("unexpected field {}", quoted(field)));
         }
         if let Some(holder) = self.holders.iter().find(|holder| holder.count < 1) {
             return Some(format!("count {} of holder {}", holder.count, holder.id));
@@ -196,7 +201,7 @@ impl LockHash {
                 let other = self.holders.iter().find(other)?;
                 Some(format!("holder {} next to write holder {}", other.id, writer.id))
             }
-            Some(other) => Some(format!("mode `{}`", other.escape_ascii())),
+            Some(other) => Some(format!("mode {}", quoted(other))),
         }
     }
 
@@ -273,6 +278,8 @@ mod tests {
         let malformed =
             |fields: &[(&str, &str)]| LockHash::parse(fields.iter().copied()).malformed();
         assert!(malformed(&[(H, "1"), ("colour", "red")]).unwrap().contains("colour"));
+        let field = malformed(&[(H, "1"), ("a`b\\<i>", "red")]);
+        assert_eq!(field.unwrap(), "unexpected field `a\\x60b\\\\<i>`");
         assert!(malformed(&[(H, "x")]).unwrap().contains(H));
         assert!(malformed(&[(H, "0")]).unwrap().contains("count 0"));
         assert!(malformed(&[(H, "1"), ("mode", "null")]).unwrap().contains("null"));

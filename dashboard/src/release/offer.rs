@@ -18,7 +18,7 @@ use super::{Operator, VALID};
 use crate::access::shares::gives_way;
 use crate::clock::{SteadyMillis, WallMillis, millis};
 use crate::model::types::{LockId, LockView, QueueEntry, Reading};
-use crate::text::{shown_name, visible};
+use crate::text::{code, shown_name, visible};
 
 /// The tolerated excess of a lease over its expected rest, since clocks are read before and after.
 const CLOCK_SLACK: Duration = Duration::from_secs(1);
@@ -51,7 +51,7 @@ impl Offer {
         const NAMED: usize = 8;
         let fields = self.hash.as_ref().map(|hash| hash.unexpected.as_slice()).unwrap_or_default();
         let named: Vec<String> =
-            fields.iter().take(NAMED).map(|field| format!("`{}`", visible(field))).collect();
+            fields.iter().take(NAMED).map(|field| code(&visible(field))).collect();
         match fields.len() {
             0 => None,
             1 => Some(format!("field {}", named.join(", "))),

@@ -4,7 +4,8 @@ use askama::Template;
 use askama::filters::HtmlSafe;
 
 use super::Chrome;
-use super::format::{self, Prose};
+use super::format;
+use super::prose::Prose;
 use crate::sources::view::{SourceState, SourceView};
 
 /// The range of rows that a table shows.
@@ -56,7 +57,7 @@ enum Empty<'a> {
     /// The filter is wrong.
     Filter,
     /// No server can be read, and what the first says.
-    Down(&'a str),
+    Down(Prose<'a>),
     /// The first look at all keys is not done.
     Scanning,
     /// The filter matches nothing.
@@ -100,7 +101,7 @@ fn why_empty<'a>(chrome: &'a Chrome, shown: &Shown<'_>) -> Option<Empty<'a>> {
     } else if shown.filter_error {
         Some(Empty::Filter)
     } else if let Some(down) = down().filter(|_| servers.iter().all(|s| s.down.is_some())) {
-        Some(Empty::Down(&down.reason))
+        Some(Empty::Down(down.reason.as_str().into()))
     } else if chrome.first_scan.is_some() {
         Some(Empty::Scanning)
     } else if !shown.filter.trim().is_empty() {

@@ -1,6 +1,5 @@
 //! The format of values: durations, instants, counts, holders. The script formats them the same way.
 
-use std::borrow::Cow;
 use std::time::Duration;
 
 use askama::Template;
@@ -57,25 +56,6 @@ pub(super) fn round_duration(millis: u64) -> String {
 /// An instant as RFC 3339 in UTC, by the wall clock.
 pub(crate) fn rfc3339(at: SteadyMillis) -> String {
     at.to_wall().to_string()
-}
-
-/// A sentence in which what stands in backticks is shown as code.
-#[derive(Debug, Clone, Template)]
-#[template(path = "parts/prose.html")]
-pub(super) struct Prose<'a>(Cow<'a, str>);
-
-impl HtmlSafe for Prose<'_> {}
-
-impl<'a, T: Into<Cow<'a, str>>> From<T> for Prose<'a> {
-    fn from(text: T) -> Self {
-        Self(text.into())
-    }
-}
-
-impl Prose<'_> {
-    fn parts(&self) -> impl Iterator<Item = (bool, &str)> {
-        self.0.split('`').enumerate().map(|(i, part)| (i % 2 == 1, part))
-    }
 }
 
 /// An instant as its age, with the instant itself at hand.

@@ -3,11 +3,12 @@
 use askama::Template;
 use askama::filters::HtmlSafe;
 
-use super::format::{self, Clock, Prose, rfc3339};
+use super::format::{self, Clock, rfc3339};
 use super::lock_link::LockLink;
 use super::owner_name::{OwnerName, with_names};
 use super::page::{self, Frame};
 use super::picture::{Strip, ending_words, word};
+use super::prose::Prose;
 use super::{Chrome, EventRow, HistoryPage, links};
 use crate::archive::{HeldThen, PastEvent};
 use crate::clock::SteadyMillis;
@@ -180,20 +181,23 @@ pub(super) struct EventLine<'a> {
     pub(super) lock: LockLink,
     pub(super) owner: Option<OwnerName>,
     pub(super) word: String,
-    pub(super) text: String,
+    pub(super) text: Prose<'a>,
+    /// The same in plain text.
+    title: String,
     pub(super) row: &'a EventRow,
 }
 
 impl<'a> EventLine<'a> {
     /// `leads`: its lock leads to the page of that instant.
-    pub(super) fn new(row: &'a EventRow, chrome: &Chrome, leads: bool) -> Self {
+    pub(super) fn new(row: &'a EventRow, chrome: &'a Chrome, leads: bool) -> Self {
         let owner = row.owner.as_deref();
         Self {
             clock: Clock::new(row.at, chrome.now),
             lock: LockLink::at(&row.lock, chrome, leads.then_some(row.at)),
             owner: owner.map(|id| OwnerName::remembered(&row.lock.deployment, id, &chrome.names)),
             word: word(&row.event),
-            text: with_names(&row.text, &chrome.names),
+            text: Prose::naming(&row.text, &chrome.names),
+            title: with_names(&row.text, &chrome.names),
             row,
         }
     }

@@ -4,11 +4,11 @@ use std::collections::BTreeMap;
 
 use askama::Template;
 
-use super::format::{self, Ago, Clock, Prose, Validity};
+use super::format::{self, Ago, Clock, Validity};
 use super::lock_link::LockLink;
-use super::owner_name::with_names;
 use super::page::{self, Frame};
 use super::picture::Circle;
+use super::prose::Prose;
 use super::row::{Badge, HolderCell};
 use super::{IncidentPage, IncidentStep, links};
 use crate::release::{MAX_REASON, Outcome, VALID};
@@ -31,7 +31,7 @@ struct Offered<'a> {
     left_out: Vec<Said>,
     left_out_count: usize,
     more: usize,
-    mistake: Option<&'a str>,
+    mistake: Option<Prose<'a>>,
     reason: &'a str,
     validity: Validity,
 }
@@ -57,7 +57,7 @@ struct IncidentTemplate<'a> {
     holder: Option<HolderCell<'a>>,
     more_holders: usize,
     advice: Prose<'a>,
-    evidence: Option<(Clock, String)>,
+    evidence: Option<(Clock, Prose<'a>)>,
     /// The circle of waits of a deadlock.
     circle: Option<Circle>,
     /// Each with the age of its problem.
@@ -101,11 +101,11 @@ pub fn incident_page(page: &IncidentPage) -> Result<String, askama::Error> {
         ),
         holder: HolderCell::longest(first).filter(|_| incident.holders() > 0),
         more_holders: incident.holders().saturating_sub(1),
-        advice: with_names(&problem.advice, &chrome.names).into(),
+        advice: Prose::naming(&problem.advice, &chrome.names),
         evidence: problem
             .evidence
             .last()
-            .map(|it| (Clock::new(it.at, now), with_names(&it.text, &chrome.names))),
+            .map(|it| (Clock::new(it.at, now), Prose::naming(&it.text, &chrome.names))),
         circle: Circle::new(problem, &chrome.names),
         locks: incident
             .locks
@@ -146,7 +146,7 @@ fn offered(page: &IncidentPage) -> Option<Offered<'_>> {
             .collect(),
         left_out_count: batch.left_out.len(),
         more: *more,
-        mistake: mistake.as_deref(),
+        mistake: mistake.as_deref().map(Prose::from),
         reason,
         validity: Validity::new(read_at, VALID, again, now),
     })

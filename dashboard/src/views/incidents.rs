@@ -3,11 +3,11 @@
 use askama::Template;
 use askama::filters::HtmlSafe;
 
-use super::format::{Ago, Clock, Prose};
+use super::format::{Ago, Clock};
 use super::list_view::{Heading, ListView};
 use super::lock_link::LockLink;
-use super::owner_name::with_names;
 use super::picture::Circle;
+use super::prose::Prose;
 use super::row::{Badge, HolderCell, row_id};
 use super::{Chrome, ListPage, format, links};
 use crate::clock::SteadyMillis;
@@ -40,7 +40,7 @@ struct IncidentTemplate<'a> {
     holder: Option<HolderCell<'a>>,
     more_holders: usize,
     waiting: Option<String>,
-    evidence: Option<(Clock, String, &'static str)>,
+    evidence: Option<(Clock, Prose<'a>, &'static str)>,
     advice: Prose<'a>,
     circle: Option<Circle>,
     /// The person who acknowledged it, and the end of that.
@@ -129,11 +129,10 @@ impl ListView for IncidentRow {
                 let exact = self.locks.iter().all(|lock| lock.waiters_exact || lock.waiting == 0);
                 format!("{}{}", if exact { "" } else { "≥" }, format::count(self.waiting))
             }),
-            evidence: problem
-                .evidence
-                .last()
-                .map(|it| (Clock::new(it.at, now), with_names(&it.text, &chrome.names), it.source)),
-            advice: with_names(&problem.advice, &chrome.names).into(),
+            evidence: problem.evidence.last().map(|it| {
+                (Clock::new(it.at, now), Prose::naming(&it.text, &chrome.names), it.source)
+            }),
+            advice: Prose::naming(&problem.advice, &chrome.names),
             circle: Circle::new(problem, &chrome.names),
             acknowledged: problem
                 .acknowledged

@@ -4,12 +4,13 @@ use askama::Template;
 use askama::filters::HtmlSafe;
 use redisson::Kind;
 
-use super::format::{self, AGELESS, Ago, Clock, Prose};
+use super::format::{self, AGELESS, Ago, Clock};
 use super::lock_parts::{Head, PastHolds, known, meaning, timeline, title};
 use super::overview::services;
-use super::owner_name::{OwnerName, with_names};
+use super::owner_name::OwnerName;
 use super::page::{Frame, MonitorHint, STALE_MS};
 use super::picture::{Circle, Durations, Timeline, lasted};
+use super::prose::Prose;
 use super::row::{Badge, Ttl, client_words, held_since, unverified_remark};
 use super::shell::{self, Command, RawKey};
 use super::trace::{self, StepRow, TraceState};
@@ -112,7 +113,7 @@ impl<'a> Verdict<'a> {
             problem: lock.and_then(|lock| lock.problems.first()).map(|problem| Headline {
                 badge: Badge::new(problem, now),
                 meaning: meaning(problem.problem),
-                advice: with_names(&problem.advice, &page.chrome.names).into(),
+                advice: Prose::naming(&problem.advice, &page.chrome.names),
             }),
             holders: holders
                 .iter()
@@ -176,7 +177,7 @@ struct Problem<'a> {
     badge: Badge,
     /// Its meaning and what to do about it, unless the verdict has said that.
     explained: Option<(&'static str, Prose<'a>)>,
-    evidence: Vec<(Clock, &'static str, String)>,
+    evidence: Vec<(Clock, &'static str, Prose<'a>)>,
     circle: Option<Circle>,
     /// The person who acknowledged it, and the end of that.
     acknowledged: Option<(Clock, &'a Acknowledgement)>,
@@ -197,11 +198,11 @@ impl<'a> Problems<'a> {
         let problem = |(i, problem): (usize, &'a ProblemView)| Problem {
             badge: Badge::new(problem, now),
             explained: (i > 0)
-                .then(|| (meaning(problem.problem), with_names(&problem.advice, names).into())),
+                .then(|| (meaning(problem.problem), Prose::naming(&problem.advice, names))),
             evidence: problem
                 .evidence
                 .iter()
-                .map(|e| (Clock::new(e.at, now), e.source, with_names(&e.text, names)))
+                .map(|e| (Clock::new(e.at, now), e.source, Prose::naming(&e.text, names)))
                 .collect(),
             acknowledged: problem
                 .acknowledged
@@ -296,18 +297,18 @@ impl<'a> Waiters<'a> {
 
 #[derive(Template)]
 #[template(path = "parts/lock_events.html")]
-struct Events {
-    events: Vec<(Clock, EventView)>,
+struct Events<'a> {
+    events: Vec<(Clock, EventView, Prose<'a>)>,
 }
 
-impl HtmlSafe for Events {}
+impl HtmlSafe for Events<'_> {}
 
-impl Events {
-    fn new(page: &LockPage) -> Self {
+impl<'a> Events<'a> {
+    fn new(page: &'a LockPage) -> Self {
         let events = known(page).into_iter().flat_map(|lock| lock.events.views()).take(EVENTS);
         let shown = |event: EventView| {
-            let text = with_names(&event.text, &page.chrome.names);
-            (Clock::new(event.at, page.chrome.now), EventView { text, ..event })
+            let text = Prose::naming(event.text.clone(), &page.chrome.names);
+            (Clock::new(event.at, page.chrome.now), event, text)
         };
         Self { events: events.map(shown).collect() }
     }
@@ -367,7 +368,7 @@ struct LockTemplate<'a> {
     holders: Holders<'a>,
     waiters: Waiters<'a>,
     hint: MonitorHint,
-    events: Events,
+    events: Events<'a>,
     past: PastHolds,
     raw: Raw,
     pictures: Pictures,

@@ -3,10 +3,11 @@
 use askama::Template;
 use askama::filters::HtmlSafe;
 
-use super::format::{self, Clock, Prose, rfc3339};
+use super::format::{self, Clock, rfc3339};
 use super::owner_name::OwnerName;
 use super::page;
 use super::picture::{Timeline, ending_words};
+use super::prose::Prose;
 use super::shell::RawKey;
 use super::{Chrome, LockPage, ReleaseAccess, Subject, links};
 use crate::clock::SteadyMillis;

@@ -32,6 +32,7 @@ mod owner_name;
 mod owners;
 mod page;
 mod picture;
+mod prose;
 mod release;
 mod row;
 mod shell;

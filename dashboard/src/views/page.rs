@@ -3,7 +3,8 @@
 use askama::Template;
 use askama::filters::HtmlSafe;
 
-use super::format::{self, Ago, Prose};
+use super::format::{self, Ago};
+use super::prose::Prose;
 use super::{Chrome, ErrorPage, assets, links};
 use crate::sources::view::ServerView;
 use crate::sources::view::{SourceState, SourceView};
@@ -224,7 +225,7 @@ pub(super) fn state_tone(state: &SourceState) -> &'static str {
 #[derive(Debug, Template)]
 #[template(path = "parts/alerts.html")]
 pub(super) struct Alerts<'a> {
-    down: Vec<(&'a ServerView, &'a str, Ago)>,
+    down: Vec<(&'a ServerView, Prose<'a>, Ago)>,
     evicting: Vec<(&'a ServerView, &'a str)>,
     not_kept: Option<String>,
 }
@@ -235,7 +236,7 @@ impl<'a> Alerts<'a> {
     fn new(chrome: &'a Chrome) -> Self {
         let down = chrome.servers.iter().filter_map(|server| {
             let down = server.down.as_ref()?;
-            Some((server, down.reason.as_str(), Ago::new(down.since, chrome.now)))
+            Some((server, down.reason.as_str().into(), Ago::new(down.since, chrome.now)))
         });
         let evicting = chrome
             .servers

@@ -3,8 +3,9 @@
 use askama::Template;
 use redisson::shape::LockHash;
 
-use super::format::{Ago, Clock, Prose, Validity};
+use super::format::{Ago, Clock, Validity};
 use super::page::{self, Frame};
+use super::prose::Prose;
 use super::row::{Badge, Ttl, client_words};
 use super::{ReleasePage, ReleaseStep, links};
 use crate::model::types::LockView;

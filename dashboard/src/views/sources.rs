@@ -4,9 +4,10 @@ use askama::Template;
 use askama::filters::HtmlSafe;
 
 use super::SourcesPage;
-use super::format::{self, Ago, Clock, Prose};
+use super::format::{self, Ago, Clock};
 use super::links;
 use super::page::{self, Frame, state_tone};
+use super::prose::Prose;
 use crate::model::types::Notice;
 use crate::sources::view::ServerView;
 use crate::sources::view::{SourceState, SourceView};

@@ -8,9 +8,10 @@ use askama::filters::HtmlSafe;
 use redisson::monitor::{Action, Address, Event};
 use redisson::name::is_invisible;
 
-use super::format::{self, Clock, Prose};
+use super::format::{self, Clock};
 use super::fragments::LiveRow;
 use super::owner_name::OwnerName;
+use super::prose::Prose;
 use super::{LockPage, links};
 use crate::clock::SteadyMillis;
 use crate::model::owner_names::OwnerNames;

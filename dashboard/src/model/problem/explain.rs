@@ -8,6 +8,7 @@ use super::{Case, Verdict, longest, stuck_limit};
 use crate::clock::SteadyMillis;
 use crate::model::types::{Certainty, Evidence, ProblemKind, ProblemView, Source, Verification};
 use crate::model::waiting::Waiter;
+use crate::text::{code, shown_name};
 
 /// Returns the problem for display, with its current evidence.
 #[must_use]
@@ -200,7 +201,8 @@ fn deadlock(case: &Case<'_>) -> Vec<Evidence> {
     let text = |wait: &crate::model::deadlock::Wait| {
         // Each hold and wait of an agent has its own id: only the process shows which belong together.
         let process = wait.process.as_ref().map_or_else(String::new, |text| format!(" ({text})"));
-        format!("{}{process} waits for {}, held by {}", wait.waiter, wait.lock.1, wait.holder)
+        let name = code(&shown_name(&wait.lock.1));
+        format!("{}{process} waits for {name}, held by {}", wait.waiter, wait.holder)
     };
     waits.map(|wait| read(case.now.steady(), text(wait))).collect()
 }

@@ -276,7 +276,7 @@ fn a_cycle_is_a_deadlock_and_one_with_a_limited_wait_or_a_claim_is_suspected() {
         assert_eq!(only(&case), Some((ProblemKind::Deadlock, certainty)));
         let problem = explain(&case, judge(&case)[0]);
         assert_eq!(problem.evidence.len(), 2);
-        assert!(problem.evidence[0].text.contains("waits for other"), "{problem:?}");
+        assert!(problem.evidence[0].text.contains("waits for `other`"), "{problem:?}");
         assert_eq!(only(&Case { holders: &[], ..case }), None);
     }
 }

@@ -61,7 +61,8 @@ impl HolderIdentity {
         Some((self.session.as_deref()?, self.owner?))
     }
 
-    /// Returns a description of the process and its host; none if the host is unknown.
+    /// Returns a description of the process and its host; none if the host is unknown. It has no backticks, which would mark
+    /// code in a sentence.
     #[must_use]
     pub fn process(&self) -> Option<String> {
         let host = self.host.as_deref()?;
@@ -70,10 +71,11 @@ impl HolderIdentity {
             (Some(pid), None) => format!("process {pid} on the host {host}"),
             (None, _) => format!("a worker on the host {host}"),
         };
-        Some(match &self.name {
+        let described = match &self.name {
             Some(name) => format!("{process}, named {name}"),
             None => process,
-        })
+        };
+        Some(described.replace('`', "'"))
     }
 
     /// Returns the same with the result of a check of its signature.

@@ -6,7 +6,7 @@ use super::fixtures::{
 };
 use crate::archive::PastEvent;
 use crate::clock::SteadyMillis;
-use crate::model::types::{Certainty, ClientView, LockView};
+use crate::model::types::{Certainty, ClientView, LockEvent, LockView, ProblemKind, Source};
 use crate::query::LockRow;
 use crate::query::contention::ContentionRow;
 use crate::query::incidents::IncidentRow;
@@ -85,6 +85,28 @@ fn an_incident_shows_the_time_of_its_evidence_and_its_other_holders() {
         assert!(page.contains("evidence-line\"><span class=\"clock\">"), "{page}");
     }
     assert!(overview_page(&overview(locks)).unwrap().contains("and 1 more"));
+}
+
+#[test]
+fn names_in_backticks_are_code_on_every_page_that_shows_evidence() {
+    let mut malformed = leaked();
+    malformed.problems[0].problem = ProblemKind::Malformed;
+    let text = format!("unexpected field {}", text::code("<script>`"));
+    malformed.problems[0].evidence.iter_mut().for_each(|it| it.text.clone_from(&text));
+    malformed.events.push(SteadyMillis(1), Source::Poll, LockEvent::Acted("acted", text));
+    let code = "unexpected field <code>&#60;script&#62;\\x60</code>";
+    let event = EventRow::seen(&malformed.id, malformed.events.views().next().unwrap());
+    for page in [
+        lock_page(&lock(malformed.clone())).unwrap(),
+        list_page(&list::<IncidentRow>(vec![malformed.clone()])).unwrap(),
+        incident_page(&incident(vec![malformed.clone()])).unwrap(),
+        history_page(&history(true, vec![event])).unwrap(),
+    ] {
+        assert!(page.contains(code), "{page}");
+    }
+    let evidence = malformed.problems[0].evidence.len();
+    let page = lock_page(&lock(malformed)).unwrap();
+    assert_eq!(page.matches(code).count(), evidence + 1, "all evidence, and an event: {page}");
 }
 
 #[test]

@@ -64,7 +64,7 @@ fn deadlocked_workers_are_identified_by_their_agents() {
     };
     let (certainty, evidence) = found(Some(&same)).unwrap();
     assert_eq!((certainty, evidence.len()), (CERTAIN, 2));
-    let words = "(process 18 on the host web-1) waits for a";
+    let words = "(process 18 on the host web-1) waits for `a`";
     assert!(evidence.iter().any(|text| text.contains(words)), "{evidence:?}");
     // A wait with a time limit.
     let limited = HolderIdentity { until: Some(SteadyMillis(60_000)), ..same.clone() };
@@ -74,7 +74,7 @@ fn deadlocked_workers_are_identified_by_their_agents() {
     let claimed = HolderIdentity { host: Some("web-1".into()), verification, ..same.clone() };
     let (certainty, evidence) = found(Some(&claimed)).unwrap();
     assert_eq!(certainty, SUSPECTED);
-    let words = "(a worker on the host web-1, only claimed) waits for b";
+    let words = "(a worker on the host web-1, only claimed) waits for `b`";
     assert!(evidence.iter().any(|text| text.contains(words)), "{evidence:?}");
     // No cycle: another task of the same connection, another connection, a task that acquires several locks, or no entry.
     for other in [
