@@ -313,8 +313,13 @@ fn build(raw: Raw<Flags>) -> Result<Config, Vec<String>> {
         let why = "not for a cluster: its replicas say of a lock that is moving to another node that there is none";
         mistakes.push(raw.mistake("read_from", why));
     }
-    if raw.values.metrics_listen == Some(raw.values.listen) && raw.values.listen.port() != 0 {
-        mistakes.push(raw.mistake("metrics_listen", "it is the same address as --listen"));
+    let listen = raw.values.listen;
+    if let Some(metrics) = raw.values.metrics_listen.filter(|metrics| overlap(*metrics, listen)) {
+        let what = match metrics == listen {
+            true => format!("{metrics} is the same address as --listen"),
+            false => format!("{metrics} and {listen}, the address of --listen, overlap"),
+        };
+        mistakes.push(raw.mistake("metrics_listen", format!("{what}: choose another port")));
     }
     if !mistakes.is_empty() {
         return Err(mistakes);
@@ -365,6 +370,14 @@ fn build(raw: Raw<Flags>) -> Result<Config, Vec<String>> {
         log: LogSettings { filter: flags.log, format: flags.log_format },
         warnings,
     })
+}
+
+/// Returns whether no system lets one program listen on both addresses: they have a port in common, and the IP address too unless
+/// one of them is that of all interfaces.
+fn overlap(a: SocketAddr, b: SocketAddr) -> bool {
+    let all = a.ip().is_unspecified() || b.ip().is_unspecified();
+    let same_ip = a.ip() == b.ip() || (all && a.is_ipv4() == b.is_ipv4());
+    a.port() == b.port() && a.port() != 0 && same_ip
 }
 
 fn deployments(raw: &Raw<Flags>, mistakes: &mut Vec<String>) -> Vec<Deployment> {

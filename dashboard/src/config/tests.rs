@@ -90,7 +90,9 @@ fn mistakes_are_named() {
         (&["--trusted-proxy", "0.0.0.0/0"], "every address"),
         (&["--trusted-proxy", "::/0"], "every address"),
         (&["--trusted-groups-header", "X-Groups"], "--trusted-user-header"),
-        (&["--metrics-listen", "127.0.0.1:9761"], "same address"),
+        (&["--metrics-listen", "127.0.0.1:9761"], "same address as --listen"),
+        (&["--metrics-listen", "0.0.0.0:9761"], "127.0.0.1:9761, the address of --listen, overlap"),
+        (&["--listen", "[::]:80", "--metrics-listen", "[::1]:80"], "--listen, overlap"),
         (&["--redis-url", "a=redis://x", "--redis-url", "a=redis://y"], "`a`"),
         (&["--redis-url", "a b=redis://x"], "letters"),
         (&["--redis-url", "redis://u@x"], "password"),
@@ -115,7 +117,10 @@ fn a_setting_turns_the_login_off() {
     let open = load(&["--listen", "0.0.0.0:80", "--insecure"], &[]).unwrap();
     assert!(!open.access.is_needed() && !open.access.proxies_only);
     // Metrics on a separate address are meant to be fetched from elsewhere.
-    assert!(load(&["--metrics-listen", "[::]:80"], &[]).is_ok());
+    for address in ["[::]:80", "127.0.0.2:9761", "0.0.0.0:9762", "[::1]:9761"] {
+        assert!(load(&["--metrics-listen", address], &[]).is_ok(), "{address}");
+    }
+    assert!(load(&["--listen", "127.0.0.1:0", "--metrics-listen", "127.0.0.1:0"], &[]).is_ok());
     let config = load(&["--public-url", "https://locks.example.com/x"], &[]).unwrap();
     assert_eq!(config.public_host.as_deref(), Some("locks.example.com"));
 }
