@@ -124,6 +124,15 @@ pub fn init(
     Ok(Telemetry { traces })
 }
 
+/// Checks the `OTEL_*` variables as [`init`] reads them, without sending anything.
+///
+/// # Errors
+///
+/// A sentence that describes the first mistake.
+pub fn check_traces(env: &dyn Fn(&str) -> Option<String>) -> Result<(), String> {
+    trace::check(env)
+}
+
 /// Returns the filter unchanged if [`init`] accepts it. A value parser for a setting.
 ///
 /// # Errors

@@ -228,6 +228,35 @@ fn mistakes_name_the_file_the_key_and_what_is_expected() -> Result<()> {
     Ok(())
 }
 
+#[test]
+fn a_check_reads_the_variables_of_traces_as_the_start_does() -> Result<()> {
+    let endpoint = ("OTEL_EXPORTER_OTLP_ENDPOINT", "https://collector:4317");
+    let checked = |program: &str, variables: &[(&str, &str)]| -> Result<Output> {
+        let mut check = process::command(&programs::path(program)?);
+        Ok(check.arg("--check-config").envs(variables.iter().copied()).output()?)
+    };
+    for program in ["lockscope-agent", "lockscope-dashboard"] {
+        for (variable, value) in [
+            ("OTEL_EXPORTER_OTLP_ENDPOINT", "collector:4317"),
+            ("OTEL_EXPORTER_OTLP_PROTOCOL", "http/json"),
+            ("OTEL_TRACES_SAMPLER", "jaeger_remote"),
+            ("OTEL_BSP_MAX_QUEUE_SIZE", "0"),
+            ("OTEL_EXPORTER_OTLP_CERTIFICATE", "/no/such.pem"),
+        ] {
+            let output = checked(program, &[endpoint, (variable, value)])?;
+            let said = String::from_utf8(output.stderr)?;
+            ensure!(output.status.code() == Some(64), "{program} {variable}: {}", output.status);
+            ensure!(said.starts_with(&format!("error: {variable}: ")), "{program}: {said}");
+        }
+        for variables in [&[endpoint][..], &[("OTEL_TRACES_SAMPLER", "unused without an endpoint")]]
+        {
+            let output = checked(program, variables)?;
+            ensure!(output.status.success(), "{program} {variables:?}: {output:?}");
+        }
+    }
+    Ok(())
+}
+
 #[tokio::test]
 async fn a_dashboard_whose_history_is_in_use_ends_before_it_serves() -> Result<()> {
     let redis = RedisServer::start().await?;

@@ -277,6 +277,7 @@ fn build(raw: Raw<Flags>) -> Result<Config, Vec<String>> {
         key.map(Arc::new).map_err(|mistake| mistakes.push(mistake)).ok()
     });
     mistakes.extend(secret_files(&raw));
+    mistakes.extend(raw.check_variables(telemetry::check_traces).err());
     let mut groups = Vec::new();
     for group in &raw.values.group {
         match Pattern::parse(group) {

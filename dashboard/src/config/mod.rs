@@ -313,6 +313,7 @@ fn build(raw: Raw<Flags>) -> Result<Config, Vec<String>> {
         let why = "not for a cluster: its replicas say of a lock that is moving to another node that there is none";
         mistakes.push(raw.mistake("read_from", why));
     }
+    mistakes.extend(raw.check_variables(telemetry::check_traces).err());
     let listen = raw.values.listen;
     if let Some(metrics) = raw.values.metrics_listen.filter(|metrics| overlap(*metrics, listen)) {
         let what = match metrics == listen {

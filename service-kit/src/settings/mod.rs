@@ -82,7 +82,8 @@ where
     if let Some(text) = docs::requested(&command, &args) {
         return Err(Stop::done(text));
     }
-    let mut resolved = layers::resolve(program, &command, args, env)?;
+    let env: Vec<(OsString, OsString)> = env.into_iter().collect();
+    let mut resolved = layers::resolve(program, &command, args, env.iter().cloned())?;
     let values = T::from_arg_matches_mut(&mut resolved.matches.clone()).map_err(Stop::clap)?;
     let printed = print::effective(&command, &resolved);
     let (check, print) = (resolved.asks("check_config"), resolved.asks("print_config"));
@@ -92,6 +93,7 @@ where
         file: resolved.file.take(),
         origins: resolved.origins,
         tables: resolved.tables,
+        env,
         warnings: Rc::clone(&warnings),
         only_checks: check,
     };
@@ -118,6 +120,7 @@ pub struct Raw<T> {
     file: Option<PathBuf>,
     origins: BTreeMap<String, Origin>,
     tables: toml::Table,
+    env: Vec<(OsString, OsString)>,
     warnings: Rc<RefCell<Vec<String>>>,
     /// True for `--check-config`.
     only_checks: bool,
@@ -127,8 +130,8 @@ impl<T> Raw<T> {
     /// Converts the values, and keeps where each of them comes from.
     #[must_use]
     pub fn map<U>(self, convert: impl FnOnce(T) -> U) -> Raw<U> {
-        let Self { values, file, origins, tables, warnings, only_checks } = self;
-        Raw { values: convert(values), file, origins, tables, warnings, only_checks }
+        let Self { values, file, origins, tables, env, warnings, only_checks } = self;
+        Raw { values: convert(values), file, origins, tables, env, warnings, only_checks }
     }
 
     /// Returns the file's array of tables `name`, which must be in [`Program::tables`]; empty if the
@@ -217,6 +220,23 @@ impl<T> Raw<T> {
         self.check_folder(field, folder)?;
         let why = if self.only_checks { folder::write_obstacle(folder) } else { None };
         why.map_or(Ok(()), |why| Err(self.mistake(field, why)))
+    }
+
+    /// Checks the environment's variables that another part of the program reads at its start, for `--check-config` only: that
+    /// part reports its mistakes itself.
+    ///
+    /// # Errors
+    ///
+    /// That of `check`, which gets the variables' values by name.
+    pub fn check_variables(
+        &self,
+        check: impl FnOnce(&dyn Fn(&str) -> Option<String>) -> Result<(), String>,
+    ) -> Result<(), String> {
+        let find = |name: &str| {
+            let (_, value) = self.env.iter().find(|(variable, _)| variable == name)?;
+            value.to_str().map(str::to_owned)
+        };
+        if self.only_checks { check(&find) } else { Ok(()) }
     }
 
     /// Returns the warnings so far, which `--check-config` prints, for the program's log.

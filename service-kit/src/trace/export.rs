@@ -6,6 +6,7 @@ use std::time::Duration;
 
 use opentelemetry::KeyValue;
 use opentelemetry::trace::TracerProvider;
+use opentelemetry_otlp::SpanExporter;
 use opentelemetry_sdk::Resource;
 use opentelemetry_sdk::resource::EnvResourceDetector;
 use opentelemetry_sdk::trace::{
@@ -43,18 +44,8 @@ impl Exporting {
     /// An invalid variable with the reason, or a failure to create the runtime or the exporter.
     pub(crate) fn from_env(program: Program) -> Result<Option<Self>, String> {
         let env = |name: &str| std::env::var(name).ok();
-        let Some(endpoint) = Endpoint::from_env(env)? else { return Ok(None) };
-        let room = queue::room_from_env(env)?;
-        let runtime = tokio::runtime::Builder::new_multi_thread()
-            .worker_threads(1)
-            .thread_name("traces")
-            .enable_all()
-            .build()
-            .map_err(|error| format!("cannot make a runtime: {error}"))?;
-        let exporter = {
-            let _entered = runtime.enter();
-            endpoint.exporter()?
-        };
+        let Some((endpoint, room)) = settings(&env)? else { return Ok(None) };
+        let (runtime, exporter) = exporter(&endpoint)?;
         let waiting = Arc::new(AtomicUsize::new(0));
         let counted = Counted::new(
             exporter,
@@ -96,6 +87,41 @@ impl Exporting {
         }
         self.runtime.shutdown_background();
     }
+}
+
+/// Reads the variables: the receiver, and the number of spans that may be queued.
+fn settings(env: &dyn Fn(&str) -> Option<String>) -> Result<Option<(Endpoint, usize)>, String> {
+    let Some(endpoint) = Endpoint::from_env(env)? else { return Ok(None) };
+    Ok(Some((endpoint, queue::room_from_env(env)?)))
+}
+
+/// Creates the exporter with a runtime for its connections. It connects when it sends.
+fn exporter(endpoint: &Endpoint) -> Result<(Runtime, SpanExporter), String> {
+    let runtime = tokio::runtime::Builder::new_multi_thread()
+        .worker_threads(1)
+        .thread_name("traces")
+        .enable_all()
+        .build()
+        .map_err(|error| format!("cannot make a runtime: {error}"))?;
+    let exporter = {
+        let _entered = runtime.enter();
+        endpoint.exporter()?
+    };
+    Ok((runtime, exporter))
+}
+
+/// Checks everything that [`Exporting::from_env`] reads: the variables, and the file of authorities that they name. Nothing is sent.
+///
+/// # Errors
+///
+/// As of [`Exporting::from_env`].
+pub(crate) fn check(env: &dyn Fn(&str) -> Option<String>) -> Result<(), String> {
+    if let Some((endpoint, _)) = settings(env)? {
+        let (runtime, exporter) = exporter(&endpoint)?;
+        drop(exporter);
+        runtime.shutdown_background();
+    }
+    Ok(())
 }
 
 /// Returns the resource of all spans. The variables override the program's own values.

@@ -20,7 +20,7 @@ use tracing::Span;
 use tracing_opentelemetry::OpenTelemetrySpanExt;
 
 pub(crate) use count::COUNTS;
-pub(crate) use export::{Exporting, Program};
+pub(crate) use export::{Exporting, Program, check};
 pub use parent::TraceParent;
 use sampling::Sampling;
 
