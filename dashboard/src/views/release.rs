@@ -1,9 +1,10 @@
 //! `/release`: the form by which a lock is released by force, and what came of it.
 
 use askama::Template;
+use askama::filters::HtmlSafe;
 use redisson::shape::LockHash;
 
-use super::format::{Ago, Clock, Validity};
+use super::format::{self, Ago, Clock, Validity};
 use super::page::{self, Frame};
 use super::prose::Prose;
 use super::row::{Badge, Ttl, client_words};
@@ -12,15 +13,40 @@ use crate::model::types::LockView;
 use crate::release::{Choice, MAX_REASON, Offer, Outcome, VALID};
 use crate::text::shown_name;
 
-/// Choices that a form has at most: a crowd of readers is released by the API, or all at once.
-const MAX_CHOICES: usize = 100;
+/// The most parts of a lock that a form offers: one of a larger crowd of readers is released by the API, or all at once.
+const MAX_PARTS: usize = 100;
+/// The most parts of a lock that stand next to the whole lock; more are in a list that is folded up.
+const FEW: usize = 5;
 
+/// A part of a lock that can be chosen.
+#[derive(Template)]
+#[template(path = "parts/choice.html")]
 struct Shown {
     value: String,
     label: String,
     /// The process behind it.
     who: Option<String>,
     chosen: bool,
+}
+
+impl HtmlSafe for Shown {}
+
+/// What the form offers.
+#[derive(Default)]
+struct Choices {
+    first: Vec<Shown>,
+    /// The parts of a lock with many.
+    folded: Option<Folded>,
+}
+
+/// Many parts of a lock, in a list that can be opened.
+struct Folded {
+    summary: String,
+    parts: Vec<Shown>,
+    /// The number of those that are not listed.
+    more: usize,
+    /// Whether the list is open from the beginning.
+    open: bool,
 }
 
 #[derive(Template)]
@@ -42,7 +68,7 @@ struct ReleaseTemplate<'a> {
     held: Option<Ago>,
     /// The fields of other programs that are deleted too.
     foreign_fields: Option<String>,
-    choices: Vec<Shown>,
+    choices: Choices,
     max_reason: usize,
     validity: Option<Validity>,
 }
@@ -88,10 +114,10 @@ pub fn release_page(page: &ReleasePage) -> Result<String, askama::Error> {
     .render()
 }
 
-fn choices(offer: &Offer, target: Option<&str>) -> Vec<Shown> {
+fn choices(offer: &Offer, target: Option<&str>) -> Choices {
     let all = offer.choices();
     let alone = all.len() == 1;
-    let shown = all.iter().take(MAX_CHOICES).map(|choice| {
+    let shown = |choice: &Choice| {
         let value = choice.value();
         Shown {
             chosen: alone || target == Some(value.as_str()),
@@ -99,8 +125,38 @@ fn choices(offer: &Offer, target: Option<&str>) -> Vec<Shown> {
             label: label(offer, choice),
             who: who(&offer.view, choice),
         }
-    });
-    shown.collect()
+    };
+    let count = |is: fn(&Choice) -> bool| all.iter().filter(|choice| is(choice)).count();
+    let holds = count(|choice| matches!(choice, Choice::Holder(_)));
+    let places = count(|choice| matches!(choice, Choice::Place(_)));
+    if holds + places <= FEW {
+        return Choices { first: all.iter().map(shown).collect(), folded: None };
+    }
+    // A choice that was made before is in sight.
+    let is_first = |choice: &&Choice| {
+        matches!(choice, Choice::Lock) || target == Some(choice.value().as_str())
+    };
+    let (first, others): (Vec<&Choice>, Vec<&Choice>) = all.iter().partition(is_first);
+    let folded = Folded {
+        summary: one_of(holds, places),
+        more: others.len().saturating_sub(MAX_PARTS),
+        open: first.is_empty(),
+        parts: others.into_iter().take(MAX_PARTS).map(shown).collect(),
+    };
+    Choices { first: first.into_iter().map(shown).collect(), folded: Some(folded) }
+}
+
+/// Names many parts of a lock by their numbers.
+fn one_of(holds: usize, places: usize) -> String {
+    let counted = |count: usize, what: &str| match count {
+        0 => None,
+        1 => Some(format!("1 {what}")),
+        _ => Some(format!("{} {what}s", format::count(count as u64))),
+    };
+    let holds = counted(holds, "hold");
+    let places = counted(places, "dead place").map(|places| format!("{places} in the queue"));
+    let both: Vec<String> = holds.into_iter().chain(places).collect();
+    format!("Only one of {}", both.join(" and "))
 }
 
 fn label(offer: &Offer, choice: &Choice) -> String {

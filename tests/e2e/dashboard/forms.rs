@@ -30,6 +30,49 @@ async fn the_form_to_release_counts_down_and_says_when_the_lease_ran_out() -> Re
 }
 
 #[tokio::test]
+async fn the_form_to_release_a_lock_of_many_readers_folds_up_their_list() -> Result<()> {
+    let mut shown = Shown::new().await?;
+    let readers: String =
+        (1..=120).map(|n| format!(" 0f3c1f6e-5a43-4f9f-8d11-6a2b3c4d5e6f:{n} 1")).collect();
+    shown.bench.direct.call(&format!("HSET catalogue mode read{readers}")).await?.ok()?;
+    shown.bench.direct.call("PEXPIRE catalogue 3600000").await?.ok()?;
+    shown.bench.listed("catalogue", |lock| lock["state"] == "held").await;
+    let browser = Browser::start().await?;
+    let whole = "[name=target][value=lock]";
+    for size in [(1280, 900), (390, 844)] {
+        browser.show_as(size, false).await?;
+        browser.open(&shown.bench.dashboard.url("/release?name=catalogue")).await?;
+        let says = "document.querySelector('form.release summary').innerText";
+        until(&browser, &format!("{says} === 'Only one of 120 holds'")).await;
+        // The question and the answers to it are close to each other.
+        let height = "document.querySelector('form.release fieldset').clientHeight < innerHeight";
+        for open in [false, true] {
+            let fold = format!("document.querySelector('form.release details').open = {open}");
+            browser.run(&fold).await?;
+            until(&browser, height).await;
+            let seen = "[...document.querySelectorAll('[name=target]')]
+                .filter((choice) => choice.checkVisibility()).length";
+            let expected = if open { 101 } else { 1 };
+            until(&browser, &format!("{seen} === {expected}")).await;
+            let wide = "return document.documentElement.scrollWidth > innerWidth";
+            assert_eq!(browser.run(wide).await?, false, "{size:?}, open: {open}");
+        }
+        let rest = "document.querySelector('form.release .choices .hint').innerText";
+        until(&browser, &format!("{rest}.startsWith('and 20 more')")).await;
+        until(&browser, &format!("document.querySelector('{whole}').checkVisibility()")).await;
+    }
+    // A choice that is sent with a mistake stands next to the whole lock.
+    let send = "const form = document.querySelector('form.release');
+        form.querySelector('.choices [value$=\":7\"]').checked = true;
+        form.reason.value = 'a test'; form.elements.name.value = 'another'; form.requestSubmit()";
+    browser.run(send).await?;
+    until(&browser, "document.getElementById('mistake')").await;
+    let chosen = "document.querySelector('[name=target]:checked')";
+    until(&browser, &format!("{chosen}.value.endsWith(':7') && {chosen}.checkVisibility()")).await;
+    Ok(())
+}
+
+#[tokio::test]
 async fn the_fields_of_the_history_have_the_zone_that_the_page_shows() -> Result<()> {
     let shown = Shown::new().await?;
     let browser = Browser::start().await?;
