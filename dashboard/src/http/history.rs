@@ -2,15 +2,13 @@
 
 use std::sync::Arc;
 
-use redisson::HolderId;
-
 use super::app::{App, Span, span_of};
 use super::error::{ApiError, visible};
 use super::params::{EventsParams, filled, instant, recognizable};
 use crate::archive::{BUCKETS, Density, EventSearch, FoundEvents, Gap, HeldThen};
 use crate::clock::SteadyMillis;
 use crate::model::owner_names::OwnerNames;
-use crate::model::types::{EventFields, ProblemKind};
+use crate::model::types::{EventFields, LockEvent, LockId};
 use crate::query::EventFilter;
 use crate::views::{EventRow, HistoryPage};
 
@@ -205,9 +203,12 @@ impl App {
         let mut rows: Vec<EventRow> = snapshot
             .locks()
             .filter(|lock| page.lock.as_ref().is_none_or(|id| lock.id == *id))
-            .flat_map(|lock| lock.events.views().map(|event| EventRow::seen(&lock.id, event)))
-            .filter(|row| (page.from..=page.to).contains(&row.at))
-            .filter(|row| remembered_matches(row, filter, names))
+            .flat_map(|lock| {
+                lock.events.newest_first().map(move |(what, event)| (lock, what, event))
+            })
+            .filter(|(.., event)| (page.from..=page.to).contains(&event.at))
+            .filter(|(lock, what, _)| remembered_matches(&lock.id, what, filter, names))
+            .map(|(lock, _, event)| EventRow::seen(&lock.id, event))
             .collect();
         for row in &rows {
             page.density.add(row.at, stored_word(&row.event));
@@ -227,24 +228,23 @@ fn stored_word(event: &str) -> &str {
     }
 }
 
-fn remembered_matches(row: &EventRow, filter: &EventFilter, names: &OwnerNames) -> bool {
-    let event = stored_word(&row.event);
-    let subject = match event {
-        "problem" | "cleared" => {
-            let mut problems = ProblemKind::ALL.into_iter();
-            problems.find(|problem| row.text.contains(problem.name())).map(ProblemKind::as_str)
-        }
-        _ => {
-            let mut words = row.text.split([' ', ',']);
-            words.find(|word| HolderId::parse(word.as_bytes()).is_some())
-        }
+fn remembered_matches(
+    lock: &LockId,
+    what: &LockEvent,
+    filter: &EventFilter,
+    names: &OwnerNames,
+) -> bool {
+    let holder = what.holder().map(|holder| holder.to_string());
+    let subject = match what {
+        LockEvent::Problem(problem) | LockEvent::Cleared(problem) => problem.as_str(),
+        LockEvent::Acted(_, sentence) => sentence,
+        _ => holder.as_deref().unwrap_or_default(),
     };
-    let subject = subject.unwrap_or(&row.text);
     let fields = EventFields {
-        event,
-        deployment: &row.lock.deployment,
-        db: row.lock.db,
-        name: row.lock.name.as_bytes(),
+        event: stored_word(what.word()),
+        deployment: &lock.deployment,
+        db: lock.db,
+        name: lock.name.as_bytes(),
         subject,
         detail: None,
     };
@@ -255,10 +255,10 @@ fn remembered_matches(row: &EventRow, filter: &EventFilter, names: &OwnerNames) 
 mod tests {
     use std::sync::Arc;
 
-    use redisson::LockName;
+    use redisson::{HolderId, LockName};
 
     use super::*;
-    use crate::model::types::LockId;
+    use crate::model::types::{EndCause, ProblemKind};
 
     #[test]
     fn remembered_events_are_found_by_owner_and_problem() {
@@ -266,27 +266,29 @@ mod tests {
         let names = OwnerNames::default();
         names.record(client, "payments-6f7d9c5b44-x2k9p@web-7");
         let name = LockName::new(&b"orders:1"[..]).unwrap();
-        let matches = |event: &str, text: &str, filter: &str| {
-            let row = EventRow {
-                at: SteadyMillis(1),
-                event: event.to_owned(),
-                lock: LockId { deployment: Arc::from("main"), db: 0, name: name.clone() },
-                owner: None,
-                text: text.to_owned(),
-                source: None,
-            };
-            remembered_matches(&row, &EventFilter::parse(filter).unwrap(), &names)
+        let lock = LockId { deployment: Arc::from("main"), db: 0, name };
+        let matches = |what: &LockEvent, filter: &str| {
+            remembered_matches(&lock, what, &EventFilter::parse(filter).unwrap(), &names)
         };
-        let released = format!("released by {client}:52");
-        for filter in ["service:payments", "host:web-7", "owner:payments", "owner:285475da"] {
-            assert!(matches("released", &released, filter), "{filter}");
+        let holder = HolderId::parse(format!("{client}:52").as_bytes()).unwrap();
+        for what in [
+            LockEvent::FoundHeld(holder),
+            LockEvent::Taken(holder, 5_000),
+            LockEvent::Released(Some(holder)),
+            LockEvent::Reentered(holder, 1, 2),
+            LockEvent::Vanished(holder, EndCause::ServerRestarted),
+            LockEvent::Vanished(holder, EndCause::Replaced("a string".to_owned())),
+        ] {
+            for filter in ["service:payments", "host:web-7", "owner:payments", "owner:285475da"] {
+                assert!(matches(&what, filter), "{what:?} {filter}");
+            }
+            for filter in ["service:web-7", "host:web-8", "problem:any"] {
+                assert!(!matches(&what, filter), "{what:?} {filter}");
+            }
         }
-        for filter in ["service:web-7", "host:web-8", "problem:any"] {
-            assert!(!matches("released", &released, filter), "{filter}");
-        }
-        let late = "renewal overdue began";
-        assert!(matches("problem", late, "problem:renewal_overdue"));
-        assert!(!matches("problem", late, "problem:leaked"));
+        let late = LockEvent::Problem(ProblemKind::RenewalOverdue);
+        assert!(matches(&late, "problem:renewal_overdue"));
+        assert!(!matches(&late, "problem:leaked"));
     }
 
     #[test]

@@ -105,6 +105,23 @@ impl LockEvent {
         }
     }
 
+    /// Returns the holder that it is about, if that is known.
+    #[must_use]
+    pub fn holder(&self) -> Option<HolderId> {
+        match self {
+            Self::FoundHeld(by)
+            | Self::Taken(by, _)
+            | Self::Vanished(by, _)
+            | Self::Reentered(by, ..) => Some(*by),
+            Self::Released(by) => *by,
+            Self::ReleasedUnseen(_)
+            | Self::Renewed(_)
+            | Self::Problem(_)
+            | Self::Cleared(_)
+            | Self::Acted(..) => None,
+        }
+    }
+
     fn sentence(&self) -> String {
         match self {
             Self::FoundHeld(by) => format!("held by {by} when first read"),
@@ -207,6 +224,11 @@ impl EventLog {
     #[must_use]
     pub fn newest(&self) -> Option<SteadyMillis> {
         self.0.last().map(|event| event.at)
+    }
+
+    /// Returns the events, newest first, each with its form for display.
+    pub fn newest_first(&self) -> impl Iterator<Item = (&LockEvent, EventView)> {
+        self.0.iter().rev().map(|event| (&event.what, event.view()))
     }
 
     /// Returns the events for display, newest first.
