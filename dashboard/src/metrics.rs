@@ -3,8 +3,8 @@
 use std::time::Duration;
 
 use prometheus::{
-    CounterVec, Histogram, HistogramOpts, HistogramVec, IntCounter, IntCounterVec, IntGauge, Opts,
-    Registry,
+    CounterVec, Histogram, HistogramOpts, HistogramVec, IntCounter, IntCounterVec, IntGauge,
+    IntGaugeVec, Opts, Registry,
 };
 use redisson::monitor::LineCounts;
 
@@ -22,6 +22,7 @@ pub fn opts(name: &str, help: &str) -> Opts {
 pub struct ScanMetrics {
     seconds: HistogramVec,
     keys: IntCounterVec,
+    unreadable: IntGaugeVec,
 }
 
 /// The same for one node.
@@ -31,6 +32,8 @@ pub struct ScanNodeMetrics {
     pub seconds: Histogram,
     /// Keys looked at.
     pub keys: IntCounter,
+    /// Hashes that the account may not read.
+    pub unreadable: IntGauge,
 }
 
 impl ScanMetrics {
@@ -49,9 +52,17 @@ impl ScanMetrics {
             opts("scan_keys_total", "Keys looked at by passes, about."),
             &["node"],
         )?;
+        let unreadable = IntGaugeVec::new(
+            opts(
+                "scan_unreadable_keys",
+                "Hashes that the account may not read, counted in the newest pass.",
+            ),
+            &["node"],
+        )?;
         registry.register(Box::new(seconds.clone()))?;
         registry.register(Box::new(keys.clone()))?;
-        Ok(Self { seconds, keys })
+        registry.register(Box::new(unreadable.clone()))?;
+        Ok(Self { seconds, keys, unreadable })
     }
 
     /// Those of one node.
@@ -60,6 +71,7 @@ impl ScanMetrics {
         ScanNodeMetrics {
             seconds: self.seconds.with_label_values(&[node]),
             keys: self.keys.with_label_values(&[node]),
+            unreadable: self.unreadable.with_label_values(&[node]),
         }
     }
 
@@ -68,6 +80,7 @@ impl ScanMetrics {
         // What was never counted is not there to be removed.
         drop(self.seconds.remove_label_values(&[node]));
         drop(self.keys.remove_label_values(&[node]));
+        drop(self.unreadable.remove_label_values(&[node]));
     }
 }
 

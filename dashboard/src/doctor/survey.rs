@@ -14,8 +14,7 @@ use crate::clock::SteadyMillis;
 use crate::model::types::{Companions, KnownParts, Queue, ReadRequest, Reading, Token};
 use crate::sources::pace::{Pace, Pacer, Usage};
 use crate::sources::read::{
-    Caller as _, Found, ReadError, ServerFacts, UNPERMITTED_KEY, clock_micros, discover, integer,
-    read,
+    Caller as _, Found, ReadError, ServerFacts, clock_micros, discover, integer, read,
 };
 use crate::sources::scan::{locks_of_companion, page};
 
@@ -242,7 +241,7 @@ impl Surveyor {
             if self.bounds.idle_first { self.idle_times(&names).await? } else { HashMap::new() };
         let mut others = Vec::new();
         let findings = discover(&mut self.pacer, &names, |_| true, &mut others).await?;
-        let unreadable = others.iter().filter(|other| is_unreadable(&other.reading)).count();
+        let unreadable = others.iter().filter(|other| other.is_unpermitted()).count();
         self.survey.unreadable += u64::try_from(unreadable).unwrap_or(u64::MAX);
         self.survey.moving += u64::try_from(findings.redirected.len()).unwrap_or(u64::MAX);
         for found in findings.found {
@@ -426,10 +425,6 @@ fn channel(name: &LockName, lock: &Lock) -> Vec<u8> {
         Kind::Read | Kind::Write => keys::read_write_channel(name),
         _ => keys::channel(name),
     }
-}
-
-fn is_unreadable(reading: &Reading) -> bool {
-    matches!(reading, Reading::Other(what) if what == UNPERMITTED_KEY)
 }
 
 /// Returns the marker of a reader, or the latch of an unlock.

@@ -72,6 +72,8 @@ struct ScanState {
     /// Keys seen by the current pass.
     seen: u64,
     size: Option<u64>,
+    /// Hashes of the current pass that the account may not read.
+    unreadable: u64,
     passes: u64,
     possible: PossibleLocks,
     /// The server has sharded channels.
@@ -87,6 +89,7 @@ impl Scan {
             hasher: RandomState::new(),
             seen: 0,
             size: None,
+            unreadable: 0,
             passes: 0,
             possible: PossibleLocks::default(),
             shards: false,
@@ -135,6 +138,13 @@ impl Scan {
             humantime::format_duration(Duration::from_millis(millis(took))),
             humantime::format_duration(rounded(pause))
         );
+        if state.unreadable > 0 {
+            let (keys, locks) = match state.unreadable {
+                1 => ("1 hash".to_owned(), "it may be a lock"),
+                n => (format!("{n} hashes"), "they may be locks"),
+            };
+            detail.push_str(&format!("; the account may not read {keys}: {locks}"));
+        }
         if slowdown >= 1.5 {
             detail.push_str(&format!(
                 "; slowed down {slowdown:.0} times, because the server answers slowly meanwhile"
@@ -154,7 +164,7 @@ impl Scan {
         let begun = Instant::now();
         pacer.set_pace(if state.passes == 0 { Pace::First } else { Pace::Usual });
         state.size = self.size(pacer).await;
-        state.seen = 0;
+        (state.seen, state.unreadable) = (0, 0);
         state.possible.begin(self.settings.max_possible.saturating_sub(self.possible_count()));
         if !matches!(self.status.state(), SourceState::On | SourceState::Behind) {
             self.status.set(SourceState::On, "a scan is in progress");
@@ -203,6 +213,7 @@ impl Scan {
         // SCAN counts buckets; DBSIZE is the number of keys.
         state.seen = state.size.unwrap_or(state.seen);
         state.passes += 1;
+        self.metrics.unreadable.set(i64::try_from(state.unreadable).unwrap_or(i64::MAX));
         self.metrics.seconds.observe(begun.elapsed().as_secs_f64());
         let (ended, skipped) = (Time::now(), state.possible.skipped());
         let observation = Observation::ScanEnded { started, ended, skipped };
@@ -227,7 +238,11 @@ impl Scan {
             !self.is_known_as_possible(lock.name) && possible.admit(lock)
         };
         let Findings { found, redirected } = discover(pacer, &names, is_wanted, &mut left).await?;
-        left.iter().for_each(|other| state.add_non_lock(&other.name));
+        // Those are tried again in each pass: to refuse a read is no use of a key, and the account's patterns may change.
+        let (unreadable, others): (Vec<_>, Vec<_>) =
+            left.iter().partition(|other| other.is_unpermitted());
+        state.unreadable += unreadable.len() as u64;
+        others.iter().for_each(|other| state.add_non_lock(&other.name));
         self.send(found).await;
         for name in state.possible.take_awaited(pacer, state.shards).await? {
             self.model.observe(self.scope.id, Observation::CompanionKey { name }).await;

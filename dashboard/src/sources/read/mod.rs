@@ -110,6 +110,12 @@ pub struct Found {
 }
 
 impl Found {
+    /// Returns whether the account may not read this key, although it may read others.
+    #[must_use]
+    pub fn is_unpermitted(&self) -> bool {
+        matches!(&self.reading, Reading::Other(what) if what == UNPERMITTED_KEY)
+    }
+
     /// Returns the observation that a source reports.
     #[must_use]
     pub fn observed_by(self, source: Source) -> Observation {
