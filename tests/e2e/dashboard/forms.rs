@@ -3,7 +3,7 @@
 use anyhow::{Result, ensure};
 use harness::browser::Browser;
 
-use super::browsing::Shown;
+use super::browsing::{Shown, WIDE};
 use super::history::until;
 
 #[tokio::test]
@@ -54,8 +54,7 @@ async fn the_form_to_release_a_lock_of_many_readers_folds_up_their_list() -> Res
                 .filter((choice) => choice.checkVisibility()).length";
             let expected = if open { 101 } else { 1 };
             until(&browser, &format!("{seen} === {expected}")).await;
-            let wide = "return document.documentElement.scrollWidth > innerWidth";
-            assert_eq!(browser.run(wide).await?, false, "{size:?}, open: {open}");
+            assert_eq!(browser.run(WIDE).await?, false, "{size:?}, open: {open}");
         }
         let rest = "document.querySelector('form.release .choices .hint').innerText";
         until(&browser, &format!("{rest}.startsWith('and 20 more')")).await;

@@ -1,9 +1,9 @@
 //! The layout of pages: long names, and the cards that rows become on a phone.
 
-use anyhow::{Result, ensure};
+use anyhow::{Context as _, Result, ensure};
 use harness::browser::Browser;
 
-use super::browsing::Shown;
+use super::browsing::{Shown, WIDE};
 
 const DESK: (u32, u32) = (1280, 900);
 const PHONE: (u32, u32) = (390, 844);
@@ -37,6 +37,12 @@ const ASTRAY: &str = "return [...document.querySelectorAll('tbody td[data-label]
     return begins.some((left) => Math.abs(left - wanted) > 1.5)
         ? [`${cell.dataset.label}: ${cell.innerText}: ${begins}, not ${wanted}`] : [];
 })";
+
+/// What sticks out of a page that is wider than the window; empty if it is not.
+const BEYOND: &str = "const width = document.documentElement.clientWidth;
+if (document.documentElement.scrollWidth <= width) return [];
+const out = [...document.querySelectorAll('body *')].filter((part) => part.getBoundingClientRect().right > width + 1);
+return ['page', ...out.map((part) => `${part.tagName}.${part.className}`)];";
 
 #[tokio::test]
 async fn a_long_name_has_one_line_in_every_list_of_one_line_and_wraps_on_a_phone() -> Result<()> {
@@ -76,8 +82,54 @@ async fn on_a_phone_every_value_stands_beside_its_label() -> Result<()> {
         browser.open(&shown.bench.dashboard.url(page)).await?;
         let astray = browser.run(ASTRAY).await?;
         assert_eq!(astray, serde_json::json!([]), "{page}");
-        let wide = "return document.documentElement.scrollWidth > innerWidth";
-        assert_eq!(browser.run(wide).await?, false, "{page} is wider than the window");
+        assert_eq!(browser.run(WIDE).await?, false, "{page} is wider than the window");
+    }
+    Ok(())
+}
+
+#[tokio::test]
+async fn on_a_phone_no_page_about_a_long_name_scrolls_sideways() -> Result<()> {
+    let mut shown = Shown::new().await?;
+    let name = "z".repeat(480);
+    // Two locks are an incident of several. Somebody waits for the first, and both have a field that belongs to no lock.
+    let names = [name.clone(), format!("{name}2")];
+    for name in &names {
+        ensure!(shown.java.lock(name).await?, "taken");
+    }
+    let _waiter = super::browsing::listener(&shown.bench, &name).await?;
+    shown.bench.listed(&name, |lock| lock["waiting"] == 1).await;
+    let field = "f".repeat(300);
+    for name in &names {
+        shown.bench.direct.call(&format!("HSET {name} {field} x")).await?.ok()?;
+        shown.bench.direct.call(&format!("PERSIST {name}")).await?.ok()?;
+        shown.bench.listed(name, |lock| super::problems(lock) == ["leaked", "malformed"]).await;
+    }
+    let owners = shown.bench.dashboard.json("/api/v1/owners").await?;
+    let owner = owners["owners"][0]["id"].as_str().context("no owner")?;
+    let incident = |problem: &str| format!("problem={problem}&key=client%20{owner}");
+    let browser = Browser::start().await?;
+    browser.show_as(PHONE, false).await?;
+    let lists = ["/overview", "/", "/problems", "/owners", "/contention", "/history", "/sources"];
+    let others = [
+        "/history?at=-0s".to_owned(),
+        format!("/?filter={name}"),
+        format!("/owner?id={owner}"),
+        format!("/incident?{}", incident("leaked")),
+        format!("/incident?{}", incident("malformed")),
+        format!("/incident/release?{}", incident("leaked")),
+        format!("/lock?name={name}"),
+        format!("/lock?name={name}&at=-0s"),
+        format!("/lock?name={name}0"),
+        format!("/history?name={name}"),
+        format!("/release?name={name}"),
+        format!("/release?name={name}0"),
+    ];
+    for page in lists.map(str::to_owned).into_iter().chain(others) {
+        browser.open(&shown.bench.dashboard.url(&page)).await?;
+        let title = browser.run("return document.title").await?;
+        ensure!(!title.to_string().contains("no such"), "{page}: {title}");
+        let beyond = browser.run(BEYOND).await?;
+        assert_eq!(beyond, serde_json::json!([]), "{page} is wider than the window");
     }
     Ok(())
 }
@@ -90,8 +142,7 @@ async fn between_a_phone_and_a_desk_names_have_room_and_nothing_sticks_out() -> 
         browser.show_as((width, 900), false).await?;
         for page in ["/", "/problems", "/owners", "/contention", "/history", "/history?at=-0s"] {
             browser.open(&shown.bench.dashboard.url(page)).await?;
-            let wide = "return document.documentElement.scrollWidth > innerWidth";
-            assert_eq!(browser.run(wide).await?, false, "{page} is wider than {width}");
+            assert_eq!(browser.run(WIDE).await?, false, "{page} is wider than {width}");
             let room = browser.run(NAME_WIDTH).await?;
             assert!(room.as_f64().is_some_and(|room| room > 110.0), "{page} at {width}: {room}");
         }

@@ -8,7 +8,7 @@ use harness::{Dashboard, Foreign, Process, eventually, process, programs};
 use serde_json::Value;
 
 use super::Bench;
-use super::browsing::{assert_accessible, axe, listener};
+use super::browsing::{WIDE, assert_accessible, axe, listener};
 
 /// The labels of the steps on the page.
 const STEPS: &str = "return [...document.querySelectorAll('#rows .what')].map((step) => step.textContent).join(' ')";
@@ -56,8 +56,7 @@ async fn the_button_shows_the_life_of_a_lock_as_it_goes_on() -> Result<()> {
     ensure!(browser.run("return window.mark").await? == "still here", "the page was loaded again");
     assert_accessible(&browser, &axe()?, "a trace").await?;
     browser.show_as((390, 844), true).await?;
-    let wide = "return document.documentElement.scrollWidth > innerWidth";
-    ensure!(browser.run(wide).await? == false, "wider than a phone");
+    ensure!(browser.run(WIDE).await? == false, "wider than a phone");
     Ok(())
 }
 
