@@ -234,7 +234,18 @@ async fn a_forced_release_applies_only_to_an_unchanged_lock() -> Result<()> {
     assert!(status == 64 && err.contains("--force"), "{status}: {err}");
     let other = "11111111-2222-3333-4444-555555555555:42";
     let (status, _, err) = run(&desk, &["unlock", "--force", "--holder", other, "a"])?;
-    assert!(status == 65 && err.contains(&held), "{status}: {err}");
+    assert!(status == 65 && err.contains(&held) && err.contains(other), "{status}: {err}");
+    let (status, _, err) = run(&desk, &["unlock", "--force", "--holder", "none", "a"])?;
+    assert_eq!(
+        (status, err),
+        (
+            65,
+            format!(
+                "lockctl: nothing is released: `a` is held by {held}, not by `none`; to release it, name its present holder, or \
+                 omit the holder (NOTHELD)\n"
+            )
+        )
+    );
     assert!(is_there(shell) && !desk.bench.is_free("a").await?);
     let mut next = desk.bench.session().await?;
     next.send("LOCK a").await?;

@@ -7,7 +7,7 @@ use redisson::{Family, HolderId, Kind, LockName, Moment};
 use service_kit::trace::TraceParent;
 
 use super::operation::Operation;
-use super::{FAIR_WAIT, Failure, Op, orphan};
+use super::{FAIR_WAIT, Failure, Op, orphan, printable};
 use crate::core::ids::OpId;
 use crate::core::lock::waiter::{Left, Waiter};
 use crate::core::ops::verb::{Attempt, Verb};
@@ -253,9 +253,4 @@ impl Core {
         self.leave(attempt.waiter, Left::Failed(sentence));
         self.poll_queue(&attempt.name);
     }
-}
-
-/// A word that Redis holds, harmless in a sentence.
-pub(in crate::core) fn printable(word: &str) -> String {
-    word.chars().filter(|c| !c.is_control()).take(40).collect()
 }

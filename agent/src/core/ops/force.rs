@@ -10,7 +10,7 @@ use redisson::shape::{Holder, LockHash, MAX_FIELDS};
 use redisson::{Family, HolderId, LockName};
 
 use super::operation::{Operation, Silence};
-use super::{Failure, Op, no_answer};
+use super::{Failure, Op, no_answer, printable};
 use crate::core::ids::{OpId, ReplyTo};
 use crate::core::ops::verb::{AfterCheck, AgentCheck, Force, Look, Verb};
 use crate::core::session::event::Event;
@@ -100,11 +100,23 @@ pub(in crate::core) fn forced_frame(report: bool, holders: u64, waiters: u64) ->
     }
 }
 
-/// The refusal to release what the one named does not hold.
-pub(in crate::core) fn not_held_by(name: &LockName, now: &[String]) -> String {
-    let now: Vec<&str> = now.iter().take(3).map(String::as_str).collect();
-    let now = now.join(", ");
-    format!("NOTHELD `{name}` is held by {now} now, not by the one named; nothing is done")
+/// The most holders that a refusal names, since a lock may have thousands of readers.
+const MAX_NAMED: usize = 3;
+
+/// The refusal to release what the named holder does not hold. A red lock has the same holder on several servers.
+pub(in crate::core) fn not_held_by(name: &LockName, named: &[u8], mut now: Vec<String>) -> String {
+    now.sort_unstable();
+    now.dedup();
+    let others = now.len().saturating_sub(MAX_NAMED);
+    now.truncate(MAX_NAMED);
+    if others > 0 {
+        now.push(format!("{others} others"));
+    }
+    format!(
+        "NOTHELD nothing is released: `{name}` is held by {}, not by `{}`; to release it, name its present holder, or omit the holder",
+        now.join(", "),
+        printable(&String::from_utf8_lossy(named)),
+    )
 }
 
 /// The refusal to release what has changed since it was looked at.
@@ -151,7 +163,7 @@ impl Core {
             holder
                 .as_ref()
                 .filter(|wanted| !holders.iter().any(|holder| holder.as_bytes() == **wanted))
-                .map(|_| not_held_by(name, &holders))
+                .map(|wanted| not_held_by(name, wanted, holders))
         };
         if let Some(refusal) = refusal {
             return self.answer(reply_to, Frame::Error(refusal));

@@ -252,3 +252,8 @@ fn orphan(number: Number, name: &LockName, kind: Kind) -> Record {
     let lock = name.clone();
     Record::Orphan(OrphanRecord { number, lock, kind, after: Moment::default() })
 }
+
+/// Returns a word of Redis or of a command, cut off and without control characters, for a sentence.
+pub(in crate::core) fn printable(word: &str) -> String {
+    word.chars().filter(|c| !c.is_control()).take(80).collect()
+}

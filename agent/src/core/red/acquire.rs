@@ -10,6 +10,7 @@ use crate::collections::HashMap;
 use crate::core::ids::OpId;
 use crate::core::lease::node_leases::NodeLeases;
 use crate::core::lock::waiter::{Left, Waiter};
+use crate::core::ops::printable;
 use crate::core::ops::verb::{Attempt, NodeOp, NodeVerb, Verb};
 use crate::core::{Core, Report};
 use crate::types::Number;
@@ -105,12 +106,12 @@ impl Core {
             AcquireOutcome::Held { pttl_ms, holders } => Answer::No(No::Held { pttl_ms, holders }),
             AcquireOutcome::WrongKind(kind) => Answer::No(No::Unfit(format!(
                 "WRONGKIND `{name}` is in use as a {} lock on {}: kinds do not mix under one name",
-                crate::core::ops::acquire::printable(&kind),
+                printable(&kind),
                 self.nodes()[node],
             ))),
             AcquireOutcome::WrongType(kind) => Answer::No(No::Unfit(format!(
                 "WRONGTYPE the key `{name}` is no lock but a {} on {}: use another name",
-                crate::core::ops::acquire::printable(&kind),
+                printable(&kind),
                 self.nodes()[node],
             ))),
         };

@@ -56,7 +56,7 @@ impl Core {
             let holders = || targets.iter().flat_map(|(_, shown)| &shown.hash.holders);
             let Some(named) = holders().find(|h| h.id.to_string().as_bytes() == *wanted) else {
                 let now: Vec<String> = holders().map(|holder| holder.id.to_string()).collect();
-                return self.answer(*reply_to, Frame::Error(not_held_by(name, &now)));
+                return self.answer(*reply_to, Frame::Error(not_held_by(name, wanted, now)));
             };
             // In Redisson it is a thread that holds a red lock, under another client's id on each server.
             let thread = named.id.thread;
