@@ -5,7 +5,7 @@ use redis::Value;
 use crate::client::{Agent, Failure};
 use crate::duration;
 use crate::reply::{Fields as _, printable, text};
-use crate::table;
+use crate::{output, table};
 
 /// The rows requested at a time, which is the most that the agent returns.
 const PAGE: usize = 1000;
@@ -13,7 +13,7 @@ const PAGE: usize = 1000;
 pub(crate) const COLUMNS: [&str; 9] =
     ["LOCK", "KIND", "STATE", "AGE", "VALID", "PID", "USER", "SESSION", "WHO"];
 
-/// Returns the list as lines of a table or of JSON, oldest first.
+/// Returns the list as lines of a table or of JSON, oldest first. In a terminal, names of locks are shortened to its width.
 ///
 /// # Errors
 /// Fails if the agent does not answer.
@@ -27,7 +27,7 @@ pub(crate) async fn list(
         return Ok(vec![table::json(&Value::Array(rows)).to_string()]);
     }
     let rows: Vec<Vec<String>> = rows.iter().map(cells).collect();
-    Ok(table::table(&COLUMNS, &rows))
+    Ok(table::table(&COLUMNS, rows, output::terminal_size().map(|(_, width)| width)))
 }
 
 /// Returns all holds and waits, oldest first. Locks may come and go between two pages.

@@ -2,6 +2,8 @@
 
 use std::io::{self, Write as _};
 
+use rustix::termios::tcgetwinsize;
+
 /// Writes a message to standard error, ignoring failures.
 pub(crate) fn notice(text: &str) {
     let line = format!("lockctl: {text}\n");
@@ -19,4 +21,11 @@ pub(crate) fn print(lines: &[String]) -> io::Result<()> {
         out.write_all(b"\n")?;
     }
     out.flush()
+}
+
+/// Returns the rows and columns of the terminal that is standard output; none if it is no terminal or its
+/// width is not known.
+pub(crate) fn terminal_size() -> Option<(usize, usize)> {
+    let size = tcgetwinsize(io::stdout()).ok()?;
+    (size.ws_col > 0).then(|| (size.ws_row.into(), size.ws_col.into()))
 }

@@ -4,13 +4,28 @@ use redis::Value;
 
 use crate::reply::{bytes, printable};
 
-/// Formats rows as lines, with each column as wide as its widest cell.
-pub(crate) fn table(heads: &[&str], rows: &[Vec<String>]) -> Vec<String> {
+/// The least width to which the first column is cut.
+const LEAST_CUT: usize = 24;
+
+/// Formats rows as lines, with each column as wide as its widest cell. With `limit`, cells of the first column are shortened as
+/// far as the lines need it to have that many characters.
+pub(crate) fn table(
+    heads: &[&str],
+    mut rows: Vec<Vec<String>>,
+    limit: Option<usize>,
+) -> Vec<String> {
     let length = |text: &str| text.chars().count();
     let mut widths: Vec<usize> = heads.iter().map(|head| length(head)).collect();
-    for row in rows {
+    for row in &rows {
         for (width, cell) in widths.iter_mut().zip(row) {
             *width = (*width).max(length(cell));
+        }
+    }
+    if let (Some(limit), Some((first, others))) = (limit, widths.split_first_mut()) {
+        let others: usize = others.iter().map(|width| width + 2).sum();
+        *first = (*first).min(limit.saturating_sub(others).max(LEAST_CUT));
+        for cell in rows.iter_mut().filter_map(|row| row.first_mut()) {
+            shorten(cell, *first);
         }
     }
     let line = |cells: &mut dyn Iterator<Item = &str>| {
@@ -25,6 +40,16 @@ pub(crate) fn table(heads: &[&str], rows: &[Vec<String>]) -> Vec<String> {
     let head = line(&mut heads.iter().copied());
     let rows = rows.iter().map(|row| line(&mut row.iter().map(String::as_str)));
     std::iter::once(head).chain(rows).collect()
+}
+
+/// Cuts characters from the middle of a text that has more than `most`: names often differ only at their end.
+fn shorten(text: &mut String, most: usize) {
+    let length = text.chars().count();
+    if length > most {
+        let tail = (most - 1) / 2;
+        let head = text.chars().take(most - 1 - tail);
+        *text = head.chain(['…']).chain(text.chars().skip(length - tail)).collect();
+    }
 }
 
 /// Converts a reply to JSON. Strings with invalid UTF-8 are escaped as in Rust: `\xff`.
@@ -60,8 +85,25 @@ mod tests {
     fn columns_are_as_wide_as_their_widest_cell() {
         let rows =
             [vec!["größe".to_owned(), "1".to_owned()], vec!["a".to_owned(), "22 ms".to_owned()]];
-        assert_eq!(table(&["LOCK", "AGE"], &rows), ["LOCK   AGE", "größe  1", "a      22 ms"]);
-        assert_eq!(table(&["LOCK", "AGE"], &[]), ["LOCK  AGE"]);
+        let lines = table(&["LOCK", "AGE"], rows.to_vec(), None);
+        assert_eq!(lines, ["LOCK   AGE", "größe  1", "a      22 ms"]);
+        assert_eq!(table(&["LOCK", "AGE"], Vec::new(), None), ["LOCK  AGE"]);
+    }
+
+    #[test]
+    fn the_first_column_is_shortened_only_as_far_as_the_limit_requires() {
+        let name = format!("{}:{}", "ä".repeat(20), "b".repeat(20));
+        let lines = |limit| table(&["LOCK", "AGE"], vec![vec![name.clone(), "1".into()]], limit);
+        let whole = format!("{name}  1");
+        assert_eq!(lines(None).last(), Some(&whole));
+        assert_eq!(lines(Some(46)).last(), Some(&whole));
+        let (head, tail) = ("ä".repeat(15), "b".repeat(14));
+        assert_eq!(
+            lines(Some(35)),
+            [format!("LOCK{}AGE", " ".repeat(28)), format!("{head}…{tail}  1")]
+        );
+        let (head, tail) = ("ä".repeat(12), "b".repeat(11));
+        assert_eq!(lines(Some(1)).last(), Some(&format!("{head}…{tail}  1")));
     }
 
     #[test]

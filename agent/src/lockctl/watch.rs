@@ -6,12 +6,11 @@ use std::path::Path;
 use std::time::Duration;
 
 use redis::Value;
-use rustix::termios::tcgetwinsize;
 use service_kit::clock::wall_millis;
 use tokio::time::sleep;
 
 use crate::client::{Agent, Failure};
-use crate::output::{notice, print};
+use crate::output::{self, notice, print};
 use crate::reply::{Fields as _, printable};
 use crate::{list, table};
 
@@ -78,19 +77,15 @@ async fn poll(
 }
 
 fn draw(rows: &[Value], error: Option<&str>) -> io::Result<()> {
-    let out = io::stdout();
-    let (height, width) = tcgetwinsize(&out)
-        .map(|size| (usize::from(size.ws_row), usize::from(size.ws_col)))
-        .ok()
-        .filter(|(height, width)| *height > 2 && *width > 0)
-        .unwrap_or(DEFAULT_SIZE);
+    let size = output::terminal_size().filter(|(height, _)| *height > 2);
+    let (height, width) = size.unwrap_or(DEFAULT_SIZE);
     let cells: Vec<Vec<String>> = rows.iter().map(list::cells).collect();
     let held = rows.iter().filter(|row| row.text("state").as_deref() != Some("waiting")).count();
     let mut lines = vec![match error {
         Some(error) => error.to_owned(),
         None => format!("{held} held, {} waiting", rows.len() - held),
     }];
-    lines.extend(table::table(&list::COLUMNS, &cells));
+    lines.extend(table::table(&list::COLUMNS, cells, Some(width)));
     let hidden = lines.len().saturating_sub(height - 1);
     if hidden > 0 {
         lines.truncate(height - 2);
@@ -102,7 +97,7 @@ fn draw(rows: &[Value], error: Option<&str>) -> io::Result<()> {
         screen.push_str(CLEAR_LINE);
     }
     screen.push_str(CLEAR_BELOW);
-    let mut out = out.lock();
+    let mut out = io::stdout().lock();
     out.write_all(screen.as_bytes())?;
     out.flush()
 }

@@ -165,3 +165,22 @@ async fn the_list_is_redrawn_until_it_is_stopped() -> Result<()> {
     terminal.shows("shell:42:shell").await;
     terminal.process.kill()
 }
+
+#[tokio::test]
+async fn the_list_shortens_names_to_the_width_of_the_terminal() -> Result<()> {
+    let desk = Desk::new().await?;
+    let mut terminal = Terminal::open(&desk)?;
+    let name = format!("orders:{}:42", "x".repeat(400));
+    let mut worker = desk.bench.session().await?;
+    crate::agent::lock(&mut worker, &format!("LOCK {name}")).await?;
+    terminal.types("stty cols 110; $L ls > file; $L ls; echo done:$((6*7))")?;
+    terminal.shows("done:42").await;
+    let screen = String::from_utf8_lossy(&std::fs::read(&terminal.log)?).into_owned();
+    let row = screen.lines().find(|line| line.contains("orders:")).context(screen.clone())?;
+    let (start, end) = row.split_once('…').context(screen.clone())?;
+    assert!(start.starts_with("orders:xx") && end.contains("xx:42  lock  held"), "{screen}");
+    assert!(row.trim_end().chars().count() <= 110, "{screen}");
+    let file = std::fs::read_to_string(desk.path("file"))?;
+    assert!(file.contains(&format!("{name}  lock  held")), "the whole name in a file: {file}");
+    terminal.process.kill()
+}
