@@ -111,7 +111,7 @@ pub enum End {
     Forced,
     /// Its worker was stopped and the lease was left to lapse.
     Frozen,
-    /// The agent shut down before the worker did.
+    /// The agent shut down before the worker did, or for a red lock: ended.
     Drained,
 }
 

@@ -437,3 +437,26 @@ async fn an_operator_learns_if_too_few_servers_answer() -> Result<()> {
     assert_error(&operator.call("FORCE a").await?, "UNAVAILABLE", "2 of 3 servers");
     Ok(())
 }
+
+#[tokio::test]
+async fn a_restarted_agent_reports_it_as_drained() -> Result<()> {
+    let mut red = Red::with(3, &[]).await?;
+    let mut worker = red.agent.client().await?;
+    let session = worker.call("SESSION GRACE 60000").await?.ok()?;
+    let told = format!("{} {}", session.field("id")?, session.field("secret")?);
+    for name in ["a", "b"] {
+        lock(&mut worker, &format!("LOCK {name} KIND red")).await?;
+    }
+    // What the Redis of the other kinds has under the same name is another lock.
+    let other = "HSET b 11111111-2222-3333-4444-555555555555:42 1";
+    red.main.client().await?.call(other).await?.ok()?;
+    red.agent.restart().await?;
+    let mut worker = red.agent.client().await?;
+    let resumed = worker.call(&format!("RESUME {told}")).await?.ok()?;
+    assert_eq!(resumed.field("holds")?.items()?.len(), 0, "{resumed}");
+    let told = format!("{} {}", resumed.field("id")?, resumed.field("secret")?);
+    let events = worker.call(&format!("EVENTS {told}")).await?.text();
+    assert_eq!(events, "[[lost, a, red, drained], [lost, b, red, drained]]");
+    assert_error(&worker.call("UNLOCK a").await?, "LOST", "drained");
+    Ok(())
+}

@@ -101,7 +101,7 @@ impl Core {
         self.run_ready();
     }
 
-    /// Takes one session in again. Gives those of its holds that Redis is to be asked about.
+    /// Takes one session in again. Returns those of its holds that Redis is to be asked about.
     fn restore_session(
         &mut self,
         connection: ConnectionId,
@@ -117,11 +117,18 @@ impl Core {
                 self.locks.saw_token(&hold.lock, token);
             }
         }
-        let is_over = |hold: &HoldRecord| hold.until.is_some_and(|until| until <= self.now);
-        let (over, rest): (Vec<_>, Vec<_>) = holds.into_values().partition(is_over);
-        for hold in over {
-            self.lost_before(connection, &hold, End::Expired);
-            self.undo(&hold.lock, hold.kind, hold.number, hold.longest);
+        let mut rest = Vec::new();
+        for hold in holds.into_values() {
+            if hold.until.is_some_and(|until| until <= self.now) {
+                self.lost_before(connection, &hold, End::Expired);
+                self.undo(&hold.lock, hold.kind, hold.number, hold.longest);
+            } else if hold.kind == Kind::Red {
+                // A red lock does not outlive its agent, and the Redis of other kinds knows nothing of it.
+                self.lost_before(connection, &hold, End::Drained);
+                self.journal_gone(hold.number);
+            } else {
+                rest.push(hold);
+            }
         }
         rest
     }
