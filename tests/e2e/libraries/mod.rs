@@ -11,6 +11,7 @@ use std::process::Command;
 use std::sync::OnceLock;
 
 use anyhow::{Result, anyhow, ensure};
+use futures_util::future::try_join_all;
 use harness::process;
 
 use crate::clients::libraries::{go, installed};
@@ -169,4 +170,16 @@ conformance! {
     node NODE;
     java JAVA;
     rust RUST;
+}
+
+#[tokio::test]
+async fn without_an_agent_a_long_wait_ends_after_half_a_minute() -> Result<()> {
+    let folder = tempfile::tempdir()?;
+    let socket = folder.path().join("agent.sock");
+    let libraries = [PYTHON_THREADS, PYTHON_ASYNCIO, GO, NODE, JAVA, RUST];
+    let calls = libraries.iter().map(async |library| {
+        let mut driver = driver::Driver::start(library, &socket)?;
+        driver.fails("lock a orders:42 wait=3600000", "unavailable").await
+    });
+    try_join_all(calls).await.map(drop)
 }

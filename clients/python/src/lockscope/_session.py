@@ -17,7 +17,7 @@ from ._errors import Disconnected, LockLost, LockTimeout, LockscopeError, Unavai
 
 #: The time limit for replies that do not wait for a lock. The agent itself answers within about two seconds.
 REPLY_LIMIT = 10.0
-#: The time for which a lock without a time limit waits for an agent that is not there.
+#: The longest time for which a lock waits for an agent that is not there.
 CONNECT_LIMIT = 30.0
 #: The time that an agent has to answer in a wait that ends sooner.
 ANSWER_TIME = 3.0
@@ -167,7 +167,8 @@ class Session:
         withdrawal: Optional["asyncio.Task[None]"] = None
         try:
             while True:
-                await self._connect(boot() + CONNECT_LIMIT if end is None else end)
+                patience = boot() + CONNECT_LIMIT
+                await self._connect(patience if end is None else min(end, patience))
                 known = [self.grants[name, kind] for name in names if (name, kind) in self.grants]
                 if await self._clear(known, several):
                     continue
