@@ -104,6 +104,18 @@ pub enum Report {
     Confirmation(&'static str),
 }
 
+impl Report {
+    /// Changes the report of a command's success to that of a failure.
+    pub(in crate::core) fn turn_into_failure(&mut self) {
+        match self {
+            Self::Acquisition { outcome, .. } => *outcome = "error",
+            Self::Waited { outcome, .. } => *outcome = "other",
+            Self::Command { failed, .. } => *failed = true,
+            _ => {}
+        }
+    }
+}
+
 /// The sizes of the core's tables that metrics show as gauges.
 #[derive(Debug, Clone, Copy, PartialEq, Eq, Default)]
 pub struct Gauges {

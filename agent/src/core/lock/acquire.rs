@@ -209,7 +209,7 @@ impl Core {
         let Some(hold) = self.leases.increment(number, self.now) else { return };
         let (grant, group, kind) = (hold.grant(0), Arc::clone(&hold.group), hold.kind);
         let outcome = "reentered";
-        self.effects.report(Report::Acquisition { group, kind, outcome });
+        self.report_with_reply(reply_to, Report::Acquisition { group, kind, outcome });
         spans::outcome(span, outcome);
         span.record("lock.holds", grant.count);
         self.journal_hold(number);

@@ -95,16 +95,11 @@ impl Core {
         }
         let waited = self.now.since(waiter.since);
         let group = self.group_label(&waiter.name);
-        self.effects.report(Report::Acquisition {
-            group: Arc::clone(&group),
-            kind: waiter.kind,
-            outcome: "acquired",
-        });
-        self.effects.report(Report::Waited {
-            group: Arc::clone(&group),
-            outcome: "acquired",
-            wait: waited,
-        });
+        let (outcome, kind) = ("acquired", waiter.kind);
+        let report = Report::Acquisition { group: Arc::clone(&group), kind, outcome };
+        self.report_with_reply(waiter.reply_to, report);
+        let report = Report::Waited { group: Arc::clone(&group), outcome, wait: waited };
+        self.report_with_reply(waiter.reply_to, report);
         let waited_ms = self.waited_ms(&waiter);
         let span = self.hold_span(&waiter, &group, number, token);
         let Waiter { name, kind, owner, uid, reply_to, lease, trace, .. } = waiter;

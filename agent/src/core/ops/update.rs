@@ -157,7 +157,7 @@ impl Core {
                 let (grant, kind) = (hold.grant(0), hold.kind);
                 let group = self.group_label(name);
                 let outcome = "reentered";
-                self.effects.report(Report::Acquisition { group, kind, outcome });
+                self.report_with_reply(*reply_to, Report::Acquisition { group, kind, outcome });
                 spans::outcome(span, outcome);
                 span.record("lock.holds", *count);
                 Reply::Grant(grant)

@@ -244,6 +244,9 @@ impl Core {
 
     /// Moves all that a session without a connection has to the one that asked for it.
     fn take_over(&mut self, asker: ConnectionId, target: ConnectionId, given: &[u8]) {
+        if let Some(session) = self.sessions.get_mut(&target) {
+            session.take_reports().into_iter().for_each(|report| self.effects.report(report));
+        }
         let Some(others) = self.sessions.take_over(asker, target, given) else { return };
         let Some(session) = self.sessions.get(&asker) else { return };
         for number in session.holds.values() {

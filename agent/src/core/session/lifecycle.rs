@@ -64,7 +64,8 @@ impl Core {
     /// Ends a session and all it has. Nobody else gets what it holds before `until`.
     pub(in crate::core) fn end_session(&mut self, connection: ConnectionId, until: Moment) {
         self.forget_stopped(connection);
-        let Some((session, grace)) = self.sessions.remove(connection) else { return };
+        let Some((mut session, grace)) = self.sessions.remove(connection) else { return };
+        session.take_reports().into_iter().for_each(|report| self.effects.report(report));
         if let Some(grace) = grace {
             self.journal_record(Record::End { session: session.id });
             self.wake_all(grace.askers);

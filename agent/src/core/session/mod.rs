@@ -115,16 +115,36 @@ impl Core {
         let failed = matches!(reply, Reply::Ready(Outgoing::Reply(Frame::Error(_))));
         let (word, took) = (pending.word, self.now.since(pending.began));
         let journalled = session.grace.is_some() && reply.rests_on_journal();
-        self.effects.report(Report::Command { word, failed, took });
-        let after = if journalled { self.journal.wait(reply_to.connection) } else { 0 };
+        let report = Report::Command { word, failed, took };
+        let after = if journalled {
+            self.report_with_reply(reply_to, report);
+            self.journal.wait(reply_to.connection)
+        } else {
+            self.effects.report(report);
+            0
+        };
         self.sessions.set_reply(reply_to, reply, after);
         self.flush(reply_to.connection);
+    }
+
+    /// Reports a fact that is a success of a command: for a session with grace only with the reply, which the journal may still
+    /// turn into a refusal.
+    pub(in crate::core) fn report_with_reply(&mut self, reply_to: ReplyTo, report: Report) {
+        let session = self.sessions.get_mut(&reply_to.connection);
+        let report = match session.filter(|session| session.grace.is_some()) {
+            Some(session) => session.keep_report(reply_to.seq, report),
+            None => Some(report),
+        };
+        if let Some(report) = report {
+            self.effects.report(report);
+        }
     }
 
     /// Sends the replies whose turn has come.
     pub(in crate::core) fn flush(&mut self, connection: ConnectionId) {
         while let Some(session) = self.sessions.get_mut(&connection) {
-            let Some(reply) = session.take_reply(self.journal.done()) else { return };
+            let Some((reply, reports)) = session.take_reply(self.journal.done()) else { return };
+            reports.into_iter().for_each(|report| self.effects.report(report));
             let reply = self.settle(connection, reply);
             self.effects.push(Effect::Deliver(connection, reply));
         }

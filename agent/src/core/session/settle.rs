@@ -2,10 +2,10 @@
 
 use redisson::LockName;
 
-use crate::core::Core;
 use crate::core::ids::Owner;
 use crate::core::session::reply::{Grant, Reply};
 use crate::core::units::millis;
+use crate::core::{Core, Report};
 use crate::protocol::resp::{Frame, Outgoing};
 use crate::types::{ConnectionId, End, Number};
 
@@ -88,6 +88,7 @@ impl Core {
             }
             untold.extend(granted);
             *reply = Reply::Ready(Outgoing::Reply(Frame::Error(refusal.clone())));
+            pending.reports.iter_mut().for_each(Report::turn_into_failure);
         }
         for number in untold {
             self.give_back_untold(number);

@@ -6,6 +6,7 @@ use std::time::Duration;
 use redisson::Moment;
 
 use crate::collections::HashMap;
+use crate::core::Report;
 use crate::core::ids::{HoldKey, ReplyTo};
 use crate::core::lock::mlock_state::MultiLock;
 use crate::core::session::losses::Losses;
@@ -29,6 +30,14 @@ pub(in crate::core) struct Pending {
     pub(super) reply: Option<Reply>,
     /// The record that the journal must have written before the reply is sent.
     pub(super) after: u64,
+    /// Facts for metrics that hold once the reply is sent.
+    pub(super) reports: Vec<Report>,
+}
+
+impl Pending {
+    fn new(owner: i64, word: &'static str, began: Moment, reply: Option<Reply>) -> Self {
+        Self { owner, word, began, reply, after: 0, reports: Vec::new() }
+    }
 }
 
 /// One connection's state; of a session with grace, also when that has gone.
@@ -125,7 +134,7 @@ impl Session {
         let owner = command.owner();
         let seq = self.first_seq + self.pending.len() as u64;
         let word = command.word();
-        self.pending.push_back(Pending { owner, word, began: now, reply: None, after: 0 });
+        self.pending.push_back(Pending::new(owner, word, now, None));
         if let Some(queue) = self.queued.get_mut(&owner) {
             queue.push_back((seq, command));
             return None;
@@ -137,7 +146,7 @@ impl Session {
     /// Gives a reply that the connection has made itself its place among the replies.
     pub(super) fn take_in_answered(&mut self, reply: Outgoing, now: Moment) {
         let reply = Some(Reply::Ready(reply));
-        self.pending.push_back(Pending { owner: 0, word: "other", began: now, reply, after: 0 });
+        self.pending.push_back(Pending::new(0, "other", now, reply));
     }
 
     /// Returns the next command of an owner whose latest one is answered. If there is none, the owner is idle again.
@@ -154,6 +163,20 @@ impl Session {
         self.pending.get(self.index(seq)?)
     }
 
+    /// Keeps a fact for metrics until the reply to that command is sent. Returns it if there is no such command.
+    pub(super) fn keep_report(&mut self, seq: u64, report: Report) -> Option<Report> {
+        let Some(pending) = self.index(seq).and_then(|index| self.pending.get_mut(index)) else {
+            return Some(report);
+        };
+        pending.reports.push(report);
+        None
+    }
+
+    /// Takes the facts for metrics that wait for replies.
+    pub(super) fn take_reports(&mut self) -> Vec<Report> {
+        self.pending.iter_mut().flat_map(|pending| std::mem::take(&mut pending.reports)).collect()
+    }
+
     /// Sets the reply to a command, which is sent once the journal has been written up to the record `after`. Returns the
     /// command's owner.
     pub(super) fn set_reply(&mut self, seq: u64, reply: Reply, after: u64) -> Option<i64> {
@@ -167,17 +190,19 @@ impl Session {
         usize::try_from(seq.checked_sub(self.first_seq)?).ok()
     }
 
-    /// Takes the reply to the oldest command, if it is there and the journal is written as far as it needs.
-    pub(super) fn take_reply(&mut self, journal_done: u64) -> Option<Reply> {
+    /// Takes the reply to the oldest command with its facts for metrics, if the reply is there and the journal is written as far
+    /// as it needs.
+    pub(super) fn take_reply(&mut self, journal_done: u64) -> Option<(Reply, Vec<Report>)> {
         let first = self.pending.front_mut().filter(|first| first.after <= journal_done)?;
         let reply = first.reply.take()?;
+        let reports = std::mem::take(&mut first.reports);
         self.pending.pop_front();
         self.first_seq += 1;
         // Frees the memory of a long pipeline.
         if self.pending.is_empty() && self.pending.capacity() > FEW_PENDING {
             self.pending = VecDeque::new();
         }
-        Some(reply)
+        Some((reply, reports))
     }
 
     /// Adds an event to those that an EVENTS call reads. Returns whether the oldest one was dropped for it.

@@ -81,11 +81,13 @@ fn a_grant_that_cannot_be_noted_is_taken_back() {
     world.replies.clear();
     world.disk = Disk::Slow;
     world.lock(a, "x");
+    world.acquisitions.clear();
     world.disk_answers(Disk::Full);
     assert_eq!(world.reply(a), "UNAVAILABLE");
     assert!(world.holders("x").is_empty());
     world.lock(a, "kept");
     assert_eq!(world.reply(a), "UNAVAILABLE", "not even a re-entry");
+    assert_eq!(world.acquisitions, ["error", "error"], "each is counted as it was answered");
     world.unlock(a, "kept");
     assert_eq!(world.reply(a), "0", "what needs no note goes on");
     let b = world.open();
