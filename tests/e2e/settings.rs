@@ -17,7 +17,7 @@ fn run(program: &str, args: &[&str]) -> Result<Output> {
     Ok(command.args(args).env("COLUMNS", "10000").output()?)
 }
 
-/// The flags that `--help` tells of, with their defaults.
+/// The flags that `--help` lists, with their defaults.
 fn flags(program: &str, verb: &[&str]) -> Result<BTreeMap<String, Option<String>>> {
     let output = run(program, &[verb, &["--help"]].concat())?;
     let help = String::from_utf8(output.stdout)?;

@@ -35,7 +35,7 @@ async fn each_event_is_delivered_once() -> Result<()> {
     assert_eq!(ear.reply().await?.text(), "[[lost, a, lock, missing]]");
     assert_eq!(ear.call(&format!("EVENTS {told}")).await?, Reply::Array(vec![]));
     ear.send(&format!("EVENTS {told} WAIT 20000")).await?;
-    // Whoever listens to a session that ends is told so.
+    // A listener receives the end of the session.
     eventually("the listener to listen", async || {
         ensure!(bench.agent.metrics().await?.0.contains("command=\"events\""));
         Ok(())

@@ -68,7 +68,7 @@ pub(crate) async fn agent(main: &RedisServer, urls: &[String], flags: &[&str]) -
     Ok(agent)
 }
 
-/// The session's next event that tells of a loss.
+/// Returns the session's next event that reports a loss.
 async fn until_lost(client: &mut Client, told: &str) -> String {
     eventually("a loss", async || {
         let events = client.call(&format!("EVENTS {told} WAIT 5000")).await?.ok()?;

@@ -65,7 +65,7 @@ async fn every_granted_lock_is_on_a_replica() -> Result<()> {
         let there = fields(&replica, kind).await?;
         assert!(there.contains(&holder(&reply)?), "{kind}: {there:?}");
     }
-    // It waits for its turn, which comes by hand-over, or by an attempt of its own where a replica was late before.
+    // It waits for its turn, which comes by a hand-over, or by its own attempt where a replica was late before.
     let handed_over = eventually("the lock of another one", async || {
         two.send("LOCK lock").await?;
         eventually("the waiter to be there", async || {
@@ -83,7 +83,7 @@ async fn every_granted_lock_is_on_a_replica() -> Result<()> {
     })
     .await;
     assert_eq!(fields(&replica, "lock").await?, [holder(&handed_over)?]);
-    // A server that has forgotten the scripts is told them.
+    // A server that has forgotten the scripts receives them again.
     master.client().await?.call("SCRIPT FLUSH").await?.ok()?;
     let reply = granted(&mut one, "MLOCK 2 x y").await;
     for (name, lock) in ["x", "y"].into_iter().zip(reply.items()?) {

@@ -176,7 +176,7 @@ async fn missing_sentinels_are_harmless_while_others_answer() -> Result<()> {
     sentinels.sentinel_process(0).kill()?;
     lock(&mut worker, "LOCK taken").await?;
     let mut new = sentinels.client(1).await?;
-    // A connection that breaks is made again to whoever was the master last.
+    // A connection that breaks is opened again to the latest known master.
     new.call("CLIENT KILL TYPE normal SKIPME yes").await?.ok()?;
     until_ready(&agent).await;
     lock(&mut worker, "LOCK again").await?;

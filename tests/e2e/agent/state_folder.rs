@@ -11,7 +11,7 @@ use tempfile::TempDir;
 
 use super::{assert_error, lock};
 
-/// An agent that is started in surroundings of its own.
+/// An agent that is started in a separate environment.
 struct Stand {
     _redis: RedisServer,
     process: Process,

@@ -78,7 +78,7 @@ async fn a_lock_that_is_kept_back_is_shown_and_an_operator_can_end_that() -> Res
     assert_eq!(operator.call("FORCE a").await?.int()?, 1);
     bench.until_free("a").await;
     assert!(!bench.is_free("b").await?);
-    // Whoever says goodbye is not meant.
+    // A session that ends with QUIT is not affected.
     lock(&mut operator, "LOCK c").await?;
     operator.call("QUIT").await?.ok()?;
     bench.until_free("c").await;

@@ -17,7 +17,7 @@ use tempfile::TempDir;
 use tokio::task::JoinSet;
 
 const WORKERS: usize = 100;
-/// Locks that all of them want, beside one of its own that each keeps.
+/// Locks that all of them want, in addition to one that each keeps for itself.
 const SHARED: usize = 10;
 
 /// The socket comes as standard input and becomes descriptor 3, as the protocol of socket activation has it.

@@ -1,4 +1,4 @@
-//! A client library in a process of its own, told what to do line by line.
+//! A client library in a separate process, which receives a command a line.
 
 use std::collections::HashMap;
 use std::path::Path;

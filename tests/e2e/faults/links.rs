@@ -140,7 +140,7 @@ async fn a_lost_release_message_costs_a_waiter_one_look() -> Result<()> {
     let (mut bench, proxy) = stage(LONG).await?;
     let theirs = "0f3c1f6e-5a43-4f9f-8d11-6a2b3c4d5e6f:47";
     let mut waiter = bench.session().await?;
-    // Once the connection is merely deaf, once it is cut and made anew meanwhile.
+    // First the connection only stops receiving, then it is cut and opened again meanwhile.
     for cut in [false, true] {
         bench.direct.call(&format!("HSET a {theirs} 1")).await?.ok()?;
         bench.direct.call("PEXPIRE a 600000").await?.ok()?;

@@ -88,7 +88,7 @@ pub(super) async fn a_waiting_task_does_not_delay_the_others(library: &Library) 
 }
 
 pub(super) async fn a_hold_at_risk_is_reported_and_becomes_safe(library: &Library) -> Result<()> {
-    // A lease that is long beside the pause: the hold must not be lost on a busy host.
+    // The lease is much longer than the pause, so that the hold is not lost on a busy host.
     let mut stage = Stage::with(library, &["--lease", "15s"]).await?;
     stage.driver.ok("lock a orders:42").await?;
     stage.redis.process().freeze().await?;

@@ -5,7 +5,7 @@ use harness::eventually;
 
 use super::{Desk, Lockctl, is_there};
 
-/// Works on, tells of TERM, and does not end by it.
+/// Prints a line on TERM and continues.
 const STUBBORN: &str =
     "trap 'echo term > term' TERM; echo $$ > shell; while :; do sleep 0.02; done";
 /// Works on, and ends when asked to, in order.

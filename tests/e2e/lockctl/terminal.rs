@@ -6,7 +6,7 @@ use harness::{Process, eventually};
 
 use super::{Desk, process, programs};
 
-/// Runs an interactive bash in a terminal of its own, types what comes in line by line, and shows what bash shows.
+/// Runs an interactive bash in a new terminal, types each line of its input, and prints what bash prints.
 /// `^C` and `^Z` by themselves are typed as these keys.
 const TERMINAL: &str = r#"
 import os, pty, select, sys

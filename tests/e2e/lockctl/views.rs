@@ -212,7 +212,7 @@ async fn without_a_terminal_changes_are_printed_as_lines() -> Result<()> {
     tells("held orders:1 lock pid=").await;
     one.call("UNLOCK orders:1").await?.ok()?;
     tells("released orders:1 lock pid=").await;
-    // An agent that is started anew is found again.
+    // It reconnects to a restarted agent.
     desk.bench.agent.restart().await?;
     let mut one = desk.bench.session().await?;
     lock(&mut one, "LOCK orders:2").await?;
@@ -256,7 +256,7 @@ async fn a_forced_release_applies_only_to_an_unchanged_lock() -> Result<()> {
     let (status, said) = run_under.end().await?;
     assert!(status == 76 && said.contains("lost a: an operator released it"), "{status}: {said}");
     assert!(!is_there(shell));
-    // Whoever holds it; also one that no agent knows.
+    // Without a holder it is released in any case, also if no agent knows the holder.
     desk.bench.direct.call(&format!("HSET b {other} 1")).await?.ok()?;
     assert_eq!(json(&desk, &["unlock", "--force", "--json", "b"])?["released"], 1);
     assert!(desk.bench.is_free("b").await?);

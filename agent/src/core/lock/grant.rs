@@ -24,7 +24,7 @@ pub(in crate::core) struct Terms {
 }
 
 impl Core {
-    /// The lock is ours under this attempt's number: its waiter gets it, or the next one, or it is released.
+    /// Redis has granted the lock to this attempt's number: its waiter gets it, or the next one, or it is released.
     pub(in crate::core) fn on_lock_obtained(
         &mut self,
         attempt: &Attempt,
@@ -40,7 +40,7 @@ impl Core {
         }
         self.renumber(*waiter);
         self.undo(name, *kind, *number, *lease);
-        // Who stands in no local queue asks again by itself, unless it has gone.
+        // Nothing else makes a waiter outside the local queue try again.
         if *kind == Kind::Fair || under.is_some() {
             self.attempt(*waiter);
         }
@@ -53,15 +53,15 @@ impl Core {
         sent: Moment,
     ) -> Option<WaiterId> {
         let Attempt { name, kind, waiter, lease, under, .. } = attempt;
-        // An answer that comes too late is worth nothing: never tell a grant that is about to end.
+        // The reply came too late: a grant that is about to end is never reported.
         if self.now >= lease.lost_at(lease.valid_until(sent), self.settings.lost_margin) {
             return None;
         }
         if self.locks.has_waiter(*waiter) {
             return Some(*waiter);
         }
-        // Its waiter has gone. Nobody was ever told of the number, so it may be the next one's. But a fair lock's next one
-        // may be another client's, and a read under a write hold is its owner's alone.
+        // Its waiter has left. No worker has seen the number, so the next waiter may get it. But the next waiter of a fair lock
+        // may be another client's, and a read hold under a write hold belongs to the owner of that.
         let next = *self.locks.get(name)?.queue.front()?;
         let same = self.locks.waiter(next).is_some_and(|waiter| {
             waiter.kind == *kind && waiter.lease.unwrap_or(self.settings.lease) == *lease
@@ -90,7 +90,7 @@ impl Core {
         if waiter.kind != Kind::Read
             && let Some(gone) = self.locks.get(&waiter.name).and_then(|state| state.hold)
         {
-            // Fair waiters ask whatever is held here: Redis, which gives it to this one, no longer has the other hold.
+            // A fair waiter competes in Redis also while there is a local hold. Redis has granted the lock to it, so that hold is gone.
             self.lose(gone, End::Missing);
         }
         let waited = self.now.since(waiter.since);

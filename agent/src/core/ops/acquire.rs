@@ -124,8 +124,8 @@ impl Core {
     fn leave_unobtainable(&mut self, attempt: &Attempt, may_have_run: bool, sentence: String) {
         let Attempt { name, kind, waiter, number, lease, .. } = attempt;
         if may_have_run && *kind != Kind::Fair {
-            // An earlier copy may have had it, before something else came to stand there. A fair waiter's position is left
-            // in any case.
+            // An earlier copy may have acquired the lock before the key became something else. A fair waiter leaves its
+            // position in any case.
             self.undo(name, *kind, *number, *lease);
         }
         self.leave(*waiter, Left::Failed(sentence));
@@ -142,7 +142,7 @@ impl Core {
         let Attempt { name, kind, waiter: asked, under, .. } = attempt;
         self.remove_ghosts(name, *kind, holders);
         if let Some(lost) = *under {
-            // Its write hold is no longer there. The read waits like any other.
+            // Its write hold is gone. The reader waits like any other.
             self.lose(lost, End::Stolen);
         }
         if let Some(waiter) = self.locks.on_refused(*asked) {
@@ -157,20 +157,20 @@ impl Core {
         if *kind == Kind::Fair {
             return self.on_queued(attempt, sent, pttl_ms, holders);
         }
-        // Who asked has gone: the front waiter asks for itself.
+        // The waiter of this attempt is not the front one, which makes its own attempts.
         if !self.locks.is_front(name, *asked) {
             return;
         }
         self.subscribe(name);
         let poll = self.poll(pttl_ms);
-        // A message that came while the answer was under way may have told of the very release we missed.
+        // A message that came while the reply was under way may be about the release that this attempt has missed.
         if self.locks.take_message(name, sent) {
             return;
         }
         self.locks.sleep(name, self.now + poll);
     }
 
-    /// Removes what late copies of old scripts have left: numbers of ours that nobody holds. Then the waiter tries
+    /// Removes numbers of this agent that nobody holds, which late copies of old scripts have left. Then the waiter tries
     /// again.
     fn remove_ghosts(&mut self, name: &LockName, asked: Kind, holders: &[HolderId]) {
         let ghosts: Vec<_> = holders

@@ -64,8 +64,8 @@ impl Operation for Adoption {
 }
 
 impl Core {
-    /// Goes on with what an earlier run has left: its sessions wait to be resumed, its holds are verified, what is
-    /// nobody's is removed.
+    /// Continues what an earlier run has left: its sessions wait to be resumed, its holds are verified, and numbers without an
+    /// owner are removed.
     pub fn restore(&mut self, now: Moment, past: Restored) {
         self.advance_clock(now);
         let lease = self.settings.lease;
@@ -133,7 +133,7 @@ impl Core {
         rest
     }
 
-    /// Redis told which holds of an earlier run are still there.
+    /// Applies the reply of Redis about the holds of an earlier run.
     pub(in crate::core) fn on_adopted(
         &mut self,
         sent: Moment,
@@ -141,7 +141,7 @@ impl Core {
     ) {
         for (record, kept) in holds {
             let Some(connection) = self.sessions.connection_of(record.session) else {
-                // Nobody came back for it in time.
+                // Its session was not resumed in time.
                 self.undo(&record.lock, record.kind, record.number, record.longest);
                 continue;
             };
@@ -154,7 +154,7 @@ impl Core {
                 held.and_then(|number| self.leases.get(number)).is_some_and(|h| h.owner != owner);
             let end = match lost_end(*kept) {
                 None if late || valid_until <= self.now => Some(End::Unconfirmed),
-                // It was gone, and has been granted here, before this answer was read.
+                // It was gone and has been granted to another owner here, before this reply was read.
                 None if others => Some(End::Stolen),
                 end => end,
             };
@@ -184,8 +184,8 @@ impl Core {
         self.send_at(soon, Verb::Adopt(Adoption { form, holds }), give_up);
     }
 
-    /// Redis has said nothing for so long that a renewed lease is over. A lease of its own may last: Redis is asked on. What
-    /// is lost may have had a longer lease, so it is removed when Redis is back.
+    /// Redis has not replied for so long that a renewed lease is over. A fixed lease may last longer: Redis is asked again. A lost
+    /// hold may have had a longer lease, so it is removed when Redis is back.
     fn on_not_adopted(&mut self, form: RenewalForm, holds: Vec<HoldRecord>) {
         let mut lasting = Vec::new();
         for record in holds {

@@ -43,7 +43,7 @@ impl Core {
         self.forget_previous_secret(connection);
         let Some(session) = self.sessions.get_mut(&connection) else { return };
         match command {
-            // What the connection has answered itself only needs its place among the replies.
+            // The connection has made this reply itself; it only needs its place among the replies.
             Command::Answered(reply) => {
                 session.take_in_answered(reply, self.now);
                 self.flush(connection);
@@ -200,7 +200,7 @@ impl Core {
             self.effects.push(Effect::Deliver(owner.connection, Outgoing::Push(frames)));
         }
         let dropped = session.add_event(event.frames(false, name, kind));
-        // Who has events pushed need not ask for them; whether a push is dropped shows when it is delivered.
+        // A session with pushes does not depend on EVENTS; a push that is dropped is counted when it is delivered.
         if dropped && !pushed {
             self.effects.report(Report::EventDropped);
         }
@@ -218,10 +218,10 @@ impl Core {
         self.sessions.add_listener(connection, reply_to, until);
     }
 
-    /// Answers who listens for this session's events, if anybody does.
+    /// Answers the EVENTS call that waits for this session's events, if there is one.
     pub(in crate::core) fn wake_events(&mut self, connection: ConnectionId) {
         let Some(reply_to) = self.sessions.take_listener(connection) else { return };
-        // A listener that has gone takes no events with it.
+        // Events are not given to a listener that has disconnected.
         let listens = |listener: &Session| listener.away_since().is_none();
         if self.sessions.get(&reply_to.connection).is_some_and(listens)
             && let Some(session) = self.sessions.get_mut(&connection)
@@ -231,7 +231,7 @@ impl Core {
         }
     }
 
-    /// Answers who listens for the events of a session that has just ended.
+    /// Answers the EVENTS call that waits for the events of a session that has just ended.
     pub(in crate::core) fn end_events(&mut self, ended: &Session) {
         if let Some((reply_to, _)) = ended.events_waiter {
             let gone = "GONE that session has ended: its holds are released";

@@ -31,7 +31,7 @@ impl Core {
                 let parts =
                     parts.into_iter().filter_map(|part| match self.settle(connection, part) {
                         Outgoing::Reply(frame) => Some(frame),
-                        // No command of a single lock is answered so.
+                        // No command for a single lock has such a reply.
                         Outgoing::Switch(..) | Outgoing::Push(_) | Outgoing::Close => None,
                     });
                 Frame::Array(parts.collect())
@@ -39,7 +39,7 @@ impl Core {
         })
     }
 
-    /// A hold is lost: what has not been told of it yet is not told any more.
+    /// Replaces the unsent replies about a hold that is lost by `-LOST`.
     pub(in crate::core) fn void_replies(
         &mut self,
         owner: Owner,

@@ -157,7 +157,7 @@ fn a_turn_told_while_a_later_attempt_is_under_way_is_not_missed() {
 }
 
 #[test]
-fn whoever_leaves_gives_its_place_up() {
+fn a_waiter_that_leaves_gives_its_place_up() {
     for network in [Network::Good, Network::LosesReplies, Network::Slow(100), Network::Holds] {
         let mut world = World::new();
         let (holder, gone, next) = (world.open(), world.open(), world.open());

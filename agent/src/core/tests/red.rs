@@ -178,7 +178,7 @@ fn a_release_elsewhere_wakes_who_waits() {
     assert_eq!(told(&mut world, 0, a), ["held 1", "0"]);
 }
 
-/// A `RedissonRedLock` has a client of its own for each server, with an id of its own: one thread holds it by three names.
+/// A `RedissonRedLock` has a separate client for each server, with a separate id: one thread is three holders.
 #[test]
 fn a_release_by_redisson_wakes_who_waits() {
     let mut world = three(1);

@@ -1,4 +1,4 @@
-//! Unknown outcomes that the simulation found, each as a scenario of its own.
+//! Unknown outcomes that the simulation found, each as one scenario.
 
 use std::time::Duration;
 
