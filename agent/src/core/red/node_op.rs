@@ -18,6 +18,9 @@ use crate::core::ops::{Failure, Op};
 use crate::core::{Core, Lane, Node, Report};
 use crate::types::Number;
 
+/// The pauses of other repeats between two of a release whose outcome is decided.
+const DECIDED_PAUSES: u32 = 5;
+
 impl Operation for NodeOp {
     fn call(&self, core: &Core) -> Call {
         match &self.verb {
@@ -124,7 +127,8 @@ impl Operation for NodeOp {
                     core.take_op(id);
                     return;
                 }
-                core.retry(id, pause);
+                // A release that is decided is repeated rarely: many may be left for a server that is down.
+                core.retry(id, if awaited { pause } else { pause * DECIDED_PAUSES });
             }
             NodeVerb::Renew(_, holds) => {
                 core.take_op(id);

@@ -99,6 +99,22 @@ fn releases_do_not_pile_up_for_a_server_that_was_not_asked_for_the_lock() {
     assert_eq!(world.standing("x"), 0);
 }
 
+#[test]
+fn a_release_is_repeated_rarely_for_a_server_that_is_down() {
+    let mut world = three(1);
+    let a = world.open(0);
+    world.command(0, a, red_lock("x", NOW, None));
+    pass(&mut world, 3);
+    world.kill(1, false);
+    unlock(&mut world, 0, a);
+    pass(&mut world, 20_000);
+    assert_eq!(told(&mut world, 0, a), ["held 1", "0"]);
+    assert!((5..20).contains(&world.unsent), "{} attempts in 20 s", world.unsent);
+    world.start(1);
+    pass(&mut world, 5_000);
+    assert_eq!(world.standing("x"), 0);
+}
+
 /// A server that was down for the grant gets the hold later, and must then lose it with the others.
 #[test]
 fn a_server_that_got_the_hold_later_is_released_too() {

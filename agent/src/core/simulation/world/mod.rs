@@ -168,6 +168,8 @@ pub(in crate::core) struct World<S: Scenario> {
     pub(super) grants: u64,
     /// The votes on red locks that servers have not cast.
     pub(in crate::core) silent_votes: u64,
+    /// Scripts for which there was no connection.
+    pub(in crate::core) unsent: u64,
     pub(super) violation: Option<String>,
     pub(super) trace: Trace,
 }
@@ -212,6 +214,7 @@ impl<S: Scenario> World<S> {
             forgetful: false,
             grants: 0,
             silent_votes: 0,
+            unsent: 0,
             violation: None,
             trace: Trace::default(),
         };

@@ -66,6 +66,7 @@ impl<S: Scenario> World<S> {
         let timeout = micros(self.settings.response_timeout);
         let state = self.connection(connection);
         if !state.up {
+            self.unsent += 1;
             let failure = Err(Failure::Unsent("no connection".to_owned()));
             let input = Input::Outcome(op, failure);
             return self.after(20, Event::Input { agent: connection.0, input });
