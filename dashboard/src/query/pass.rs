@@ -64,9 +64,12 @@ impl<'f, T> Pass<'f, T> {
     ) {
         let Self { filter, now, only_terms, by_owner, rows, classes, id } = self;
         rows.search(part);
-        for i in (0..part.locks().len()).filter(|i| rows.found(*i)) {
+        for i in 0..part.locks().len() {
+            if !rows.found(i) {
+                continue;
+            }
             let entry = part.entry(i);
-            if !rows.match_instants(&entry) {
+            if !rows.match_instants(&entry) || !rows.match_group(&entry) {
                 continue;
             }
             let class = if *by_owner { entry.class_with_owners() } else { entry.class() };
@@ -144,10 +147,13 @@ fn owner_texts(filter: &Filter) -> impl Iterator<Item = (usize, &Text)> {
     })
 }
 
-/// The terms of a filter that ask for names and instants.
+/// The terms of a filter that ask for names, groups and instants.
 #[derive(Debug)]
 struct RowTerms<'f> {
     names: Vec<NameTerm<'f>>,
+    groups: Vec<&'f Term>,
+    /// Whether all of them match a class of locks of one group.
+    in_groups: ByNumber<bool>,
     instants: Vec<&'f Term>,
     now: SteadyMillis,
     /// The names of a part in lower case.
@@ -172,8 +178,16 @@ impl<'f> RowTerms<'f> {
             _ => None,
         });
         let instants = filter.0.iter().filter(|term| matches!(term, Term::Age(_) | Term::Ttl(_)));
-        let (names, instants) = (names.collect(), instants.collect());
-        Self { names, instants, now, lower: Vec::new(), found: Vec::new() }
+        let groups = filter.0.iter().filter(|term| matches!(term, Term::Group(_)));
+        Self {
+            names: names.collect(),
+            groups: groups.collect(),
+            in_groups: ByNumber::default(),
+            instants: instants.collect(),
+            now,
+            lower: Vec::new(),
+            found: Vec::new(),
+        }
     }
 
     /// Searches in the names of a part.
@@ -200,6 +214,14 @@ impl<'f> RowTerms<'f> {
     /// Returns whether the search has found a lock of the part.
     fn found(&self, i: usize) -> bool {
         self.names.is_empty() || self.found[i]
+    }
+
+    fn match_group(&mut self, entry: &Entry<'_>) -> bool {
+        let Self { groups, in_groups, now, .. } = self;
+        groups.is_empty()
+            || *in_groups.get_or_insert_with(entry.class_with_group(), || {
+                groups.iter().all(|term| term.matches(entry.lock, *now))
+            })
     }
 
     fn match_instants(&self, entry: &Entry<'_>) -> bool {
