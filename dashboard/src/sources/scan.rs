@@ -108,7 +108,7 @@ impl Scan {
                 continue;
             }
             let took = begun.elapsed();
-            let next = Instant::now() + self.pause(took);
+            let next = Instant::now() + pause(took, state.seen, self.settings.every);
             self.report(&state, took, next - Instant::now(), pacer.slowdown());
             if companions_due <= begun {
                 let begun = Instant::now();
@@ -120,12 +120,6 @@ impl Scan {
             }
             pause_until(&self.link, &self.status, next).await;
         }
-    }
-
-    /// Returns the pause after a pass of that length.
-    fn pause(&self, took: Duration) -> Duration {
-        let remaining = self.settings.every.saturating_sub(took).max(took);
-        (took * PAUSE).min(remaining).max(MIN_PAUSE)
     }
 
     fn report(&self, state: &ScanState, took: Duration, pause: Duration, slowdown: f64) {
@@ -404,6 +398,15 @@ pub async fn page(
     }
 }
 
+/// Returns the pause after a pass over that many keys. A pass over few keys that took long waited for the network or for this
+/// program, not for the server.
+fn pause(took: Duration, keys: u64, every: Duration) -> Duration {
+    let remaining = every.saturating_sub(took).max(took);
+    let steps = u32::try_from(keys.div_ceil(COUNT as u64)).unwrap_or(u32::MAX);
+    let longest = MIN_PAUSE.saturating_mul(steps.max(1));
+    (took * PAUSE).min(remaining).min(longest).max(MIN_PAUSE)
+}
+
 /// Rounds a duration for display.
 fn rounded(duration: Duration) -> Duration {
     if duration < Duration::from_secs(2) {
@@ -416,6 +419,22 @@ fn rounded(duration: Duration) -> Duration {
 #[cfg(test)]
 mod tests {
     use super::*;
+
+    #[test]
+    fn the_pause_is_in_proportion_to_a_pass_and_short_after_few_keys() {
+        let [ms, secs] = [Duration::from_millis, Duration::from_secs];
+        for (took, keys, expected) in [
+            (ms(1), 0, MIN_PAUSE),
+            // One reply was late.
+            (ms(250), 3, MIN_PAUSE),
+            (ms(250), 1_000, ms(2_500)),
+            (ms(250), 50_000, secs(5)),
+            (secs(20), 5_000_000, secs(40)),
+            (secs(90), 20_000_000, secs(90)),
+        ] {
+            assert_eq!(pause(took, keys, secs(60)), expected, "{took:?} for {keys} keys");
+        }
+    }
 
     #[test]
     fn no_touch_is_supported_from_7_2_on() {
