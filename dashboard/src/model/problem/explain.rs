@@ -254,7 +254,7 @@ pub fn advice(case: &Case<'_>, verdict: Verdict) -> String {
             "It has no TTL and will never expire. {found} If that process is dead, release the lock by force."
         ),
         ProblemKind::Stuck if case.holders.iter().any(|(id, _)| id.looks_like_agent()) => format!(
-            "The holder's agent renews the lock, but the worker has not released it. {found} `lockctl ls` on that host shows whether the worker's process is stopped. Take a stack dump before you stop it; stopping it frees the lock at once."
+            "The holder's agent renews the lock, but the worker has not released it. {found} `lockctl ls` on that host shows whether the worker's process is stopped. Take a stack dump before you stop it. Stopping it frees the lock at once, or after the grace of its session, which `lockctl kick` ends."
         ),
         ProblemKind::Stuck => format!(
             "The holder is alive and still renewing, but has not released the lock. {found} Take a thread dump before you stop it; stopping it frees the lock within its lease."

@@ -340,4 +340,5 @@ fn a_problem_has_evidence_and_a_next_step() {
     let case = Case { holders: &agents, ..case };
     let problem = explain(&case, judge(&case)[0]);
     assert!(problem.advice.contains("LOCKS") && !problem.advice.contains("jcmd"));
+    assert!(problem.advice.contains("after the grace of its session"), "{}", problem.advice);
 }
