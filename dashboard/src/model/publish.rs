@@ -11,7 +11,7 @@ use crate::model::types::{Delta, LockView, ScopeId, Snapshot};
 const MAX_CHANGES: usize = 2_000;
 
 impl Model {
-    /// Inserts a new view into the snapshot. If the lock's holders have changed, its views on the other servers of its group
+    /// Inserts a new view into the snapshot. If the lock's holders have changed, or whether they are current, its views on the other servers of its group
     /// are rebuilt next.
     fn insert_view(&mut self, scope_id: ScopeId, mut view: LockView) -> Arc<LockView> {
         view.red = self.red(scope_id, &view.id.name).map(Box::new);
@@ -22,6 +22,7 @@ impl Model {
         let same = |before: &LockView| {
             let ids = before.holders.iter().map(|holder| &holder.id);
             ids.eq(view.holders.iter().map(|holder| &holder.id))
+                && before.is_unknown() == view.is_unknown()
         };
         if !before.is_some_and(|before| same(&before)) {
             for member in self.members(scope_id).into_iter().filter(|member| *member != scope_id) {

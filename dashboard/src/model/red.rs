@@ -33,22 +33,26 @@ impl Model {
             .iter()
             .filter_map(|member| {
                 let member = &self.scopes[member.0];
-                Some((&member.deployment, member.locks.get(name)?))
+                let record = &member.locks.get(name)?.record;
+                Some((&member.deployment, record, member.is_current(record)))
             })
             .collect();
         if known.len() < 2 {
             return None;
         }
+        let (current, unread): (Vec<_>, Vec<_>) =
+            known.into_iter().partition(|(_, _, is_current)| *is_current);
+        let unread = unread.into_iter().map(|(deployment, ..)| Arc::clone(deployment)).collect();
         let on = |thread: i64| -> Vec<Arc<str>> {
             let holds =
-                known.iter().filter(|(_, entry)| entry.record.threads().any(|t| t == thread));
-            holds.map(|(deployment, _)| Arc::clone(deployment)).collect()
+                current.iter().filter(|(_, record, _)| record.threads().any(|t| t == thread));
+            holds.map(|(deployment, ..)| Arc::clone(deployment)).collect()
         };
-        let threads = known.iter().flat_map(|(_, entry)| entry.record.threads());
+        let threads = current.iter().flat_map(|(_, record, _)| record.threads());
         let held = threads.map(on).max_by_key(Vec::len).unwrap_or_default();
         let deployment = &self.scopes[scope.0].deployment;
         let group = self.settings.groups.iter().find(|g| g.deployments.contains(deployment))?;
-        Some(RedView { group: Arc::clone(&group.name), held, of: group.deployments.len() })
+        Some(RedView { group: Arc::clone(&group.name), held, unread, of: group.deployments.len() })
     }
 }
 
@@ -106,6 +110,26 @@ mod tests {
         let red = view(model, deployment).red.clone()?;
         let held = red.held.iter().map(ToString::to_string).collect();
         Some((held, red.of, red.is_majority()))
+    }
+
+    #[test]
+    fn a_server_that_cannot_be_read_counts_for_no_holder_until_it_is_read_again() {
+        let mut model = model();
+        for scope in 0..3 {
+            read(&mut model, scope, 1_000, Some(52));
+        }
+        let parts = |model: &mut Model| {
+            let red = view(model, "a").red.clone().unwrap();
+            (red.held.len(), red.unread.iter().map(ToString::to_string).collect::<Vec<_>>())
+        };
+        assert_eq!(parts(&mut model), (3, vec![]));
+        model.observe(ScopeId(1), Observation::ServerDown);
+        assert_eq!(parts(&mut model), (2, vec!["b".to_owned()]), "the others' views change too");
+        let (since, at) = (at(2_000), SteadyMillis(2_000));
+        let up = Observation::ServerUp { since, at, run_id: None, cluster: false };
+        model.observe(ScopeId(1), up);
+        read(&mut model, 1, 2_100, Some(52));
+        assert_eq!(parts(&mut model), (3, vec![]));
     }
 
     #[test]

@@ -8,7 +8,7 @@ use redisson::{ClientId, LockName, Moment};
 use super::clients::Clients;
 use super::lock_table::{LockEntry, LockTable};
 use super::owner_names::OwnerNames;
-use super::record::ScopeContext;
+use super::record::{Record, ScopeContext};
 use super::schedule::Schedule;
 use crate::clock::{SteadyMillis, Time};
 use crate::model::types::{
@@ -239,6 +239,11 @@ impl Scope {
 
     pub(super) fn is_readable(&self) -> bool {
         self.readable_since.is_some()
+    }
+
+    /// Returns whether the newest reading of one of its locks shows the current state.
+    pub(super) fn is_current(&self, record: &Record) -> bool {
+        record.is_current(self.readable_since)
     }
 
     /// Returns the locks to read now, at most `max`; none while the server cannot be read.

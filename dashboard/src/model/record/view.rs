@@ -19,7 +19,8 @@ const PREDICTED_MS: u64 = 250;
 
 impl Record {
     /// Returns whether the newest reading shows the current state: its server can be read since `readable_since`.
-    fn is_current(&self, readable_since: Option<Moment>) -> bool {
+    #[must_use]
+    pub fn is_current(&self, readable_since: Option<Moment>) -> bool {
         let read = self.stamp.map(|stamp| stamp.received.moment());
         readable_since.is_some_and(|since| read.is_some_and(|read| read >= since))
     }

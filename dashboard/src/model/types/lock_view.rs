@@ -172,6 +172,8 @@ pub struct RedView {
     pub group: Arc<str>,
     /// The deployments on which one thread holds it: the thread that has most of them.
     pub held: Vec<Arc<str>>,
+    /// The deployments that have had it and cannot be read now. They do not count as holding it.
+    pub unread: Vec<Arc<str>>,
     /// The number of deployments in the group.
     pub of: usize,
 }
