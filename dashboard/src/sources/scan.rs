@@ -36,6 +36,8 @@ const MAX_NON_LOCKS: usize = 500_000;
 const PAUSE: u32 = 20;
 /// The shortest pause between two passes.
 const MIN_PAUSE: Duration = Duration::from_millis(500);
+/// A pass over so few keys is followed by the shortest pause, one over twice as many by at most twice that, and so on.
+const FEW_KEYS: u64 = 200;
 /// The least time between two passes for companion keys.
 const COMPANIONS_INTERVAL: Duration = Duration::from_secs(60);
 /// The age up to which the poll's last reading of a lock makes one by the scan unnecessary. The poll's rounds are shorter, unless its
@@ -402,7 +404,7 @@ pub async fn page(
 /// program, not for the server.
 fn pause(took: Duration, keys: u64, every: Duration) -> Duration {
     let remaining = every.saturating_sub(took).max(took);
-    let steps = u32::try_from(keys.div_ceil(COUNT as u64)).unwrap_or(u32::MAX);
+    let steps = u32::try_from(keys.div_ceil(FEW_KEYS)).unwrap_or(u32::MAX);
     let longest = MIN_PAUSE.saturating_mul(steps.max(1));
     (took * PAUSE).min(remaining).min(longest).max(MIN_PAUSE)
 }
