@@ -294,18 +294,7 @@ async fn a_renewed_lock_that_never_moves_is_stuck() {
     let dashboard = Dashboard::with(&flags).await;
     let stuck = dashboard.lock_when("held", has_problem).await;
     let problem = &stuck["problems"][0];
-    // A spin lock's hash looks the same, and its releases send no message.
-    assert_eq!(
-        (&problem["problem"], &problem["certainty"]),
-        (&json!("stuck"), &json!("suspected"))
-    );
-    let channel = "redisson_lock__channel:{held}";
-    let mut listener = server.connect();
-    let mut listener = listener.as_pubsub();
-    listener.subscribe(channel).unwrap();
-    let certain = |lock: &Value| lock["problems"][0]["certainty"] == "certain";
-    let stuck = dashboard.lock_when("held", certain).await;
-    let problem = &stuck["problems"][0];
+    assert_eq!((&problem["problem"], &problem["certainty"]), (&json!("stuck"), &json!("certain")));
     assert!(problem["evidence"].as_array().unwrap().len() >= 2, "{problem:#}");
     assert!(stuck["renewed"] == true && stuck["lease_ms"].as_u64().unwrap() <= 3_000);
     dashboard.listed_when("filter=problem:any", &["held"]).await;

@@ -133,7 +133,7 @@ fn stuck(case: &Case<'_>, verdict: Verdict) -> Vec<Evidence> {
     let messages = match verdict.certainty {
         Certainty::Certain => "no release message since then",
         Certainty::Suspected if case.may_release_silently => {
-            "no message reports each release of such a lock, which may be a spin lock, a fair lock or a reader's: it may have been released and acquired again"
+            "a lock of this kind can be released without a message: it may have been released and acquired again"
         }
         Certainty::Suspected => {
             "release messages were not received all that time: it may have been released and acquired again"

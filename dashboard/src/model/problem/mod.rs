@@ -77,7 +77,7 @@ pub struct Case<'a> {
     pub unchanged_since: Time,
     /// The instant since which release messages arrive without a gap.
     pub listening_since: Option<Moment>,
-    /// True if it may have been released without a message and acquired again.
+    /// True if a lock of its kind may be released without a message.
     pub may_release_silently: bool,
     /// The duration that 99 of 100 holds did not exceed.
     pub typical: Option<Duration>,

@@ -111,7 +111,7 @@ impl Record {
             overdue: cold.and_then(|cold| cold.overdue.as_ref()),
             unchanged_since: self.unchanged_since,
             listening_since: context.listening_since,
-            may_release_silently: self.may_release_silently(context),
+            may_release_silently: self.may_release_silently() || context.cluster,
             typical: self.hold_history.as_ref().and_then(|history| history.p99()),
             rule: *self.rule,
             waiters,
@@ -196,17 +196,10 @@ impl Record {
         effects.push(Effect::Archive(Box::new(entry)));
     }
 
-    /// Returns whether its holds may have been released without a message and begun again: those of a fair lock without waiters,
-    /// of one reader of several, and of a spin lock, whose hash is that of a plain lock. In a cluster every lock may be, by
-    /// sharded channels to which this program does not subscribe.
-    fn may_release_silently(&self, context: ScopeContext) -> bool {
-        // An agent never uses a holder id again.
-        if self.holds.iter().all(|hold| self.tracked(&hold.id).is_some()) {
-            return false;
-        }
-        let may_spin = self.mode.is_none() && self.token.is_none() && !self.announced;
-        let shared = self.mode.is_some() && self.holds.len() > 1;
-        self.fair || shared || may_spin || context.cluster
+    /// Returns whether it may be released without a message: a fair lock without waiters, or one reader of several. In a
+    /// cluster every lock may be, by sharded channels to which this program does not subscribe.
+    fn may_release_silently(&self) -> bool {
+        self.fair || (self.mode.is_some() && self.holds.len() > 1)
     }
 
     fn detected(&self, verdict: &Verdict) -> Effect {

@@ -443,7 +443,6 @@ impl Record {
     pub fn released(&mut self, at: Time, source: Source, ended: Ending, effects: &mut Vec<Effect>) {
         self.add_source(source);
         self.confirm();
-        self.announced |= source == Source::Channels;
         // Both report the same release, and either may be first.
         if self.releases.get_or_insert_default().is_repeated(at.moment(), source) {
             return;

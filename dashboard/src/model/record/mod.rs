@@ -256,8 +256,6 @@ pub struct Record {
     lease: LeaseWatch,
     /// Once a release of it was reported.
     releases: Option<Box<Releases>>,
-    /// A message has reported a release of it, or a connection has listened for one: it is no spin lock.
-    announced: bool,
     /// The last change of holders or counts, or the last release; before the first reading, the record's creation.
     unchanged_since: Time,
     /// Boxed, since nearly all locks have a time to live.
@@ -296,7 +294,6 @@ impl Record {
             ttl: None,
             lease: LeaseWatch::default(),
             releases: None,
-            announced: false,
             unchanged_since: now,
             no_ttl_since: None,
             known_since: now.moment(),
@@ -566,7 +563,6 @@ impl Record {
             return;
         }
         self.confirm();
-        self.announced |= count > 0;
         self.add_source(Source::Subscribers);
         let waiting = &mut self.cold().waiting;
         let changed = waiting.count(count, at);

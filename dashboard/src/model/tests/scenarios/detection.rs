@@ -255,28 +255,12 @@ fn cases() -> Vec<Case> {
             problem: Stuck,
             before: |scenario| {
                 scenario.take_and_renew("a", one());
-                assert!(scenario.release("a", one(), true));
-                scenario.take_and_renew("a", one());
                 scenario.advance_to(300_000);
             },
             fault: NOTHING,
             expected: |sources| {
                 Some((if sources.channels { CERTAIN } else { SUSPECTED }, 0..=6_000))
             },
-            observed_for: 20_000,
-            repair: |scenario| assert!(scenario.release("a", one(), true)),
-            clears_within: 5_300,
-            side_effect: None,
-        },
-        Case {
-            what: "stuck, a lock without any release message so far",
-            problem: Stuck,
-            before: |scenario| {
-                scenario.take_and_renew("a", one());
-                scenario.advance_to(300_000);
-            },
-            fault: NOTHING,
-            expected: |_| Some((SUSPECTED, 0..=6_000)),
             observed_for: 20_000,
             repair: |scenario| assert!(scenario.release("a", one(), true)),
             clears_within: 5_300,
