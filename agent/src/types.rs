@@ -101,7 +101,7 @@ pub enum End {
     Disconnected,
     /// Its fixed lease expired.
     Expired,
-    /// Its validity ran out: Redis was unreachable, or too few replicas confirmed.
+    /// Its validity ran out: Redis was unreachable, too few replicas confirmed, or the agent of a red lock ended.
     Unconfirmed,
     /// It was no longer in Redis.
     Missing,
@@ -111,7 +111,7 @@ pub enum End {
     Forced,
     /// Its worker was stopped and the lease was left to lapse.
     Frozen,
-    /// The agent shut down before the worker did, or for a red lock: ended.
+    /// The agent shut down before the worker did.
     Drained,
 }
 

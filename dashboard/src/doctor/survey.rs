@@ -23,7 +23,7 @@ const BATCH: usize = 100;
 /// Matches every key that belongs to a lock but is not its hash: `redisson_lock_…`, `redisson_unlock_latch…`, and readers'
 /// markers, which end in `rwlock_timeout:<n>`.
 const COMPANIONS: &[u8] = b"*lock_*";
-/// How many times as many keys one SCAN for them visits as another: it only compares names and looks up no key.
+/// The multiple of the usual number of keys that one SCAN for them visits: it only compares names and looks up no key.
 const COMPANION_TIMES: usize = 5;
 /// The most companion keys of each sort that are remembered.
 const MAX_COMPANIONS: usize = 100_000;
@@ -118,7 +118,7 @@ pub(super) struct Surveyor {
 /// A SCAN in progress.
 struct Walk {
     filter: Vec<Vec<u8>>,
-    /// How many times as many keys as usual one call visits.
+    /// The multiple of the usual number of keys that one call visits.
     times: usize,
     cursor: Vec<u8>,
 }

@@ -11,8 +11,8 @@ use crate::model::types::{Delta, LockView, ScopeId, Snapshot};
 const MAX_CHANGES: usize = 2_000;
 
 impl Model {
-    /// Inserts a new view into the snapshot. If the lock's holders have changed, or whether they are current, its views on the other servers of its group
-    /// are rebuilt next.
+    /// Inserts a new view into the snapshot. If the lock's holders have changed, or whether they are current, its views on the
+    /// other servers of its group are rebuilt next.
     fn insert_view(&mut self, scope_id: ScopeId, mut view: LockView) -> Arc<LockView> {
         view.red = self.red(scope_id, &view.id.name).map(Box::new);
         let view = Arc::new(view);

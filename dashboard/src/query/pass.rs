@@ -152,7 +152,7 @@ fn owner_texts(filter: &Filter) -> impl Iterator<Item = (usize, &Text)> {
 struct RowTerms<'f> {
     names: Vec<NameTerm<'f>>,
     groups: Vec<&'f Term>,
-    /// Whether all of them match a class of locks of one group.
+    /// The classes of locks of one group, each with true if all of these terms match it.
     in_groups: ByNumber<bool>,
     instants: Vec<&'f Term>,
     now: SteadyMillis,

@@ -31,7 +31,7 @@ struct Shown {
 
 impl HtmlSafe for Shown {}
 
-/// What the form offers.
+/// The choices of the form.
 #[derive(Default)]
 struct Choices {
     first: Vec<Shown>,
@@ -45,7 +45,7 @@ struct Folded {
     parts: Vec<Shown>,
     /// The number of those that are not listed.
     more: usize,
-    /// Whether the list is open from the beginning.
+    /// True if the list is open from the beginning.
     open: bool,
 }
 

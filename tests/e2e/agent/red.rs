@@ -439,7 +439,7 @@ async fn an_operator_learns_if_too_few_servers_answer() -> Result<()> {
 }
 
 #[tokio::test]
-async fn a_restarted_agent_reports_it_as_drained() -> Result<()> {
+async fn a_restarted_agent_reports_it_as_unconfirmed() -> Result<()> {
     let mut red = Red::with(3, &[]).await?;
     let mut worker = red.agent.client().await?;
     let session = worker.call("SESSION GRACE 60000").await?.ok()?;
@@ -447,7 +447,7 @@ async fn a_restarted_agent_reports_it_as_drained() -> Result<()> {
     for name in ["a", "b"] {
         lock(&mut worker, &format!("LOCK {name} KIND red")).await?;
     }
-    // What the Redis of the other kinds has under the same name is another lock.
+    // The lock of the same name in the Redis of the other kinds is another one.
     let other = "HSET b 11111111-2222-3333-4444-555555555555:42 1";
     red.main.client().await?.call(other).await?.ok()?;
     red.agent.restart().await?;
@@ -456,7 +456,7 @@ async fn a_restarted_agent_reports_it_as_drained() -> Result<()> {
     assert_eq!(resumed.field("holds")?.items()?.len(), 0, "{resumed}");
     let told = format!("{} {}", resumed.field("id")?, resumed.field("secret")?);
     let events = worker.call(&format!("EVENTS {told}")).await?.text();
-    assert_eq!(events, "[[lost, a, red, drained], [lost, b, red, drained]]");
-    assert_error(&worker.call("UNLOCK a").await?, "LOST", "drained");
+    assert_eq!(events, "[[lost, a, red, unconfirmed], [lost, b, red, unconfirmed]]");
+    assert_error(&worker.call("UNLOCK a").await?, "LOST", "unconfirmed");
     Ok(())
 }

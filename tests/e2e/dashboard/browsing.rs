@@ -13,7 +13,7 @@ const AXE: &str =
     .filter((violation) => ['moderate', 'serious', 'critical'].includes(violation.impact))
     .map((violation) => `${violation.impact} ${violation.id} ${violation.nodes[0].target}`));";
 
-/// Whether a page is wider than the window. What a phone calls `innerWidth` grows with the page.
+/// True if a page is wider than the window. On a phone, `innerWidth` grows with the page.
 pub(super) const WIDE: &str =
     "return document.documentElement.scrollWidth > document.documentElement.clientWidth";
 

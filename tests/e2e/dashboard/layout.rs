@@ -38,7 +38,7 @@ const ASTRAY: &str = "return [...document.querySelectorAll('tbody td[data-label]
         ? [`${cell.dataset.label}: ${cell.innerText}: ${begins}, not ${wanted}`] : [];
 })";
 
-/// What sticks out of a page that is wider than the window; empty if it is not.
+/// The elements that stick out of a page that is wider than the window; empty if it is not.
 const BEYOND: &str = "const width = document.documentElement.clientWidth;
 if (document.documentElement.scrollWidth <= width) return [];
 const out = [...document.querySelectorAll('body *')].filter((part) => part.getBoundingClientRect().right > width + 1);

@@ -123,8 +123,8 @@ impl Core {
                 self.lost_before(connection, &hold, End::Expired);
                 self.undo(&hold.lock, hold.kind, hold.number, hold.longest);
             } else if hold.kind == Kind::Red {
-                // A red lock does not outlive its agent, and the Redis of other kinds knows nothing of it.
-                self.lost_before(connection, &hold, End::Drained);
+                // A red lock does not outlive its agent, and the Redis of other kinds does not have it.
+                self.lost_before(connection, &hold, End::Unconfirmed);
                 self.journal_gone(hold.number);
             } else {
                 rest.push(hold);

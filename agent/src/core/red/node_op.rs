@@ -18,7 +18,7 @@ use crate::core::ops::{Failure, Op};
 use crate::core::{Core, Lane, Node, Report};
 use crate::types::Number;
 
-/// The pauses of other repeats between two of a release whose outcome is decided.
+/// The multiple of the usual pause before a release whose outcome is decided is repeated.
 const DECIDED_PAUSES: u32 = 5;
 
 impl Operation for NodeOp {

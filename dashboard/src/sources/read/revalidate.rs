@@ -45,7 +45,10 @@ pub(super) async fn revalidate(
         let (stamp, mut replies) = send(caller, commands).await?;
         let of_queues = replies.split_off(part.len().min(replies.len()));
         let queued = queues.may_be_queued(&of_queues, part.len());
-        if queues == QueueCheck::AtOnce && of_queues.iter().any(Result::is_err) {
+        let is_final = |reply: &Result<_, ServerError>| {
+            reply.as_ref().is_err_and(|error| !error.is_transient())
+        };
+        if queues == QueueCheck::AtOnce && of_queues.iter().any(is_final) {
             caller.facts().deny_checks_at_once();
         }
         for (((request, last), ttl), queued) in part.into_iter().zip(replies).zip(queued) {
@@ -63,7 +66,7 @@ pub(super) async fn revalidate(
     Ok(others)
 }
 
-/// How the queues of some locks are looked for.
+/// A way to look for the queues of some locks.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 enum QueueCheck {
     /// One EXISTS of all of them.
