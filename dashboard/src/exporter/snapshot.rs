@@ -311,7 +311,7 @@ mod tests {
                 thin_vec::thin_vec![ProblemView { since: SteadyMillis(*since), ..leaked() }];
             snapshot.put(Arc::new(LockView { id, problems, ..fresh }));
         }
-        let delta = Delta::new(1, SteadyMillis::now(), Vec::new(), Vec::new());
+        let delta = Delta::new(1, SteadyMillis::now(), Box::default(), Vec::new());
         hub.publish(Arc::new(snapshot), Arc::new(delta));
     }
 

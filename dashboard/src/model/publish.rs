@@ -43,7 +43,7 @@ impl Model {
                 views.extend(scope.next_view(&name).map(|view| (ScopeId(index), view)));
             }
         }
-        let changed: Vec<_> =
+        let changed: Box<[_]> =
             views.into_iter().map(|(scope, view)| self.insert_view(scope, view)).collect();
         let mut gone = Vec::new();
         for (index, scope) in self.scopes.iter_mut().enumerate() {

@@ -290,7 +290,7 @@ mod tests {
         let (view, mut snapshot) = (Arc::new(view), (*hub.snapshot()).clone());
         snapshot.put(Arc::clone(&view));
         snapshot.seq += 1;
-        let delta = Delta::new(snapshot.seq, since, vec![view], Vec::new());
+        let delta = Delta::new(snapshot.seq, since, Box::new([view]), Vec::new());
         hub.publish(Arc::new(snapshot), Arc::new(delta));
     }
 

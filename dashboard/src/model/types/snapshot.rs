@@ -134,8 +134,8 @@ pub struct Delta {
     /// The snapshot it leads to.
     pub seq: u64,
     pub at: SteadyMillis,
-    /// New and changed locks.
-    pub changed: Vec<Arc<LockView>>,
+    /// New and changed locks. As large as its content, since the latest deltas are kept for streams that resume.
+    pub changed: Box<[Arc<LockView>]>,
     /// Locks that are no longer retained.
     pub removed: Vec<LockId>,
     json: OnceLock<Arc<str>>,
@@ -154,7 +154,7 @@ impl Delta {
     pub(crate) fn new(
         seq: u64,
         at: SteadyMillis,
-        changed: Vec<Arc<LockView>>,
+        changed: Box<[Arc<LockView>]>,
         removed: Vec<LockId>,
     ) -> Self {
         Self { seq, at, changed, removed, json: OnceLock::new() }
