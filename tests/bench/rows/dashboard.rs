@@ -1,5 +1,7 @@
 //! The resources of a dashboard, and its cost for the Redis it reads.
 
+use std::io::{self, Read as _, Write as _};
+use std::net::{Ipv4Addr, Shutdown, TcpStream};
 use std::sync::Arc;
 use std::sync::atomic::{AtomicBool, Ordering};
 use std::thread::JoinHandle;
@@ -118,6 +120,32 @@ impl Pinger {
     }
 }
 
+/// A client that receives release messages and does nothing else: the least that a source of them can cost.
+struct Subscriber {
+    stream: TcpStream,
+    thread: JoinHandle<io::Result<()>>,
+}
+
+impl Subscriber {
+    fn start(port: u16) -> Result<Self> {
+        let mut stream = TcpStream::connect((Ipv4Addr::LOCALHOST, port))?;
+        stream.write_all(&encode(&["PSUBSCRIBE", "redisson_lock__channel:*"]))?;
+        let mut messages = stream.try_clone()?;
+        let thread = std::thread::spawn(move || {
+            let mut buffer = [0; 64 * 1024];
+            while messages.read(&mut buffer)? > 0 {}
+            Ok(())
+        });
+        Ok(Self { stream, thread })
+    }
+
+    fn stop(self) -> Result<()> {
+        self.stream.shutdown(Shutdown::Both)?;
+        self.thread.join().map_err(|_| anyhow!("the subscribing thread panicked"))??;
+        Ok(())
+    }
+}
+
 /// From a dashboard's start until it knows ten thousand locks among a million other keys.
 pub(super) async fn first_scan(stage: Stage) -> Result<Vec<Round>> {
     let mut redis = RedisServer::start().await?;
@@ -168,6 +196,10 @@ pub(super) async fn source_cost(stage: Stage) -> Result<Vec<Round>> {
         let mut round = Round::default();
         let alone = load(&mut direct, server, stage.options.time).await?;
         round.figure("nobody looks", "ms of Redis' core a second", alone);
+        let subscriber = Subscriber::start(redis.port())?;
+        let heard = load(&mut direct, server, stage.options.time).await?;
+        subscriber.stop()?;
+        round.figure("a bare subscriber of release messages", "ms of Redis' core a second", heard);
         for (how, monitor, notify) in [
             ("reading, passes, release messages", "off", ""),
             ("the same with keyspace notifications", "off", "KEA"),
