@@ -19,7 +19,7 @@ pub(in crate::core) struct NodeLease {
     pub(in crate::core) renew_at: Moment,
     /// A renewal, or the setting again, is on its way.
     pub(in crate::core) renewing: bool,
-    /// Renewals there that failed in a row.
+    /// Renewals and restorations there that failed since the node last had the hold.
     pub(in crate::core) failures: u32,
     /// The instant of a message that an operator released it there, until the node has been asked.
     pub(in crate::core) forced_claim: Option<Moment>,

@@ -80,13 +80,13 @@ impl LeaseTable {
         let watched = hold.mode == LeaseMode::Renewed;
         let part = &mut parts.0[node];
         part.renewing = false;
-        part.failures = 0;
         part.renew_at = lease.renew_at(sent, jitter).max(now);
         if let Some(end) = end {
             let forced = part.forced_claim.is_some();
             part.forced |= forced;
             parts.gone(node, now, watched && !forced && end == End::Missing);
         } else {
+            part.failures = 0;
             part.forced_claim = part.forced_claim.filter(|at| *at > sent);
             if part.forced_claim.is_some() {
                 part.renew_at = now;
@@ -152,8 +152,8 @@ impl LeaseTable {
         Some(restored)
     }
 
-    /// Counts a node's renewal without an answer. Returns the number of failures in a row, and whether the hold is safe
-    /// without that node.
+    /// Counts a renewal or restoration on a node that failed. Returns the number of failures in a row, and whether the hold is
+    /// safe without that node.
     pub(in crate::core) fn on_node_renewal_failed(
         &mut self,
         number: Number,

@@ -390,6 +390,27 @@ fn a_server_that_forgot_has_the_hold_again_while_the_majority_is_sure() {
 }
 
 #[test]
+fn a_server_that_cannot_take_the_hold_back_costs_the_others_few_renewals() {
+    let mut world = three(1);
+    let a = world.open(0);
+    world.command(0, a, red_lock("x", NOW, None));
+    pass(&mut world, 10);
+    world.kill(2, true);
+    world.servers[2].redis.full = true;
+    world.start(2);
+    let before: Vec<_> = world.servers.iter().map(|server| server.served).collect();
+    pass(&mut world, 20_000);
+    for (server, before) in world.servers.iter().zip(before) {
+        let served = server.served - before;
+        assert!((2..30).contains(&served), "{served} scripts in 20 s");
+    }
+    assert_eq!(world.standing("x"), 2);
+    world.servers[2].redis.full = false;
+    pass(&mut world, 3_500);
+    assert_eq!(world.standing("x"), 3);
+}
+
+#[test]
 fn a_majority_that_forgot_is_a_loss_and_is_not_repaired() {
     let mut world = three(1);
     let a = world.open(0);

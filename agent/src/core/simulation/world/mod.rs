@@ -101,6 +101,8 @@ pub(in crate::core) struct Server {
     pub(in crate::core) slow: u64,
     /// The extra delay of replies, but not of messages, in microseconds.
     answers_later: u64,
+    /// The number of scripts that it served.
+    pub(in crate::core) served: u64,
     subscriptions: BTreeSet<(Vec<u8>, usize)>,
 }
 
@@ -194,6 +196,7 @@ impl<S: Scenario> World<S> {
             clock_ahead_ms: 0,
             slow: 0,
             answers_later: 0,
+            served: 0,
             subscriptions: BTreeSet::new(),
         };
         let mut world = Self {

@@ -89,6 +89,7 @@ impl<S: Scenario> World<S> {
             let wait = server.frozen_until - now;
             return self.after(wait, Event::Arrive(packet));
         }
+        server.served += 1;
         server.redis.subscribers = server.subscribers();
         let read_only = self.replication.as_ref().is_some_and(|state| state.is_read_only(node));
         let (served, written) = if read_only {
