@@ -10,7 +10,7 @@ mod words;
 
 use std::collections::{HashMap, HashSet};
 use std::ffi::OsString;
-use std::net::SocketAddr;
+use std::net::{IpAddr, SocketAddr};
 use std::path::PathBuf;
 use std::sync::Arc;
 
@@ -373,11 +373,13 @@ fn build(raw: Raw<Flags>) -> Result<Config, Vec<String>> {
     })
 }
 
-/// Returns whether no system lets one program listen on both addresses: they have a port in common, and the IP address too unless
-/// one of them is that of all interfaces.
+/// Returns whether a system with its usual settings lets a program listen on one of the addresses only: they have the port in
+/// common, and the IP address too unless one of them is that of all interfaces. `[::]` includes those of IPv4.
 fn overlap(a: SocketAddr, b: SocketAddr) -> bool {
-    let all = a.ip().is_unspecified() || b.ip().is_unspecified();
-    let same_ip = a.ip() == b.ip() || (all && a.is_ipv4() == b.is_ipv4());
+    let includes =
+        |all: IpAddr, ip: IpAddr| all.is_unspecified() && (all.is_ipv6() || ip.is_ipv4());
+    let (ip, other) = (a.ip().to_canonical(), b.ip().to_canonical());
+    let same_ip = ip == other || includes(ip, other) || includes(other, ip);
     a.port() == b.port() && a.port() != 0 && same_ip
 }
 

@@ -93,6 +93,8 @@ fn mistakes_are_named() {
         (&["--metrics-listen", "127.0.0.1:9761"], "same address as --listen"),
         (&["--metrics-listen", "0.0.0.0:9761"], "127.0.0.1:9761, the address of --listen, overlap"),
         (&["--listen", "[::]:80", "--metrics-listen", "[::1]:80"], "--listen, overlap"),
+        (&["--metrics-listen", "[::]:9761"], "127.0.0.1:9761, the address of --listen, overlap"),
+        (&["--metrics-listen", "[::ffff:127.0.0.1]:9761"], "the address of --listen, overlap"),
         (&["--redis-url", "a=redis://x", "--redis-url", "a=redis://y"], "`a`"),
         (&["--redis-url", "a b=redis://x"], "letters"),
         (&["--redis-url", "redis://u@x"], "password"),
