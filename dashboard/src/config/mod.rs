@@ -479,14 +479,15 @@ fn deployments(raw: &Raw<Flags>, mistakes: &mut Vec<String>) -> Vec<Deployment> 
             .push(raw.mistake("release_redis_url", "nothing is released without --allow-release"));
     }
     if mistakes.is_empty() {
-        for (index, target) in
-            other_users(raw, "monitor_redis_url", &flags.monitor_redis_url, &deployments, mistakes)
-        {
+        let others = |deployments: &[Deployment], field, urls, mistakes: &mut Vec<String>| {
+            other_users(raw, field, urls, deployments, sentinel_password.as_ref(), mistakes)
+        };
+        let urls = &flags.monitor_redis_url;
+        for (index, target) in others(&deployments, "monitor_redis_url", urls, mistakes) {
             deployments[index].monitor = target;
         }
-        for (index, target) in
-            other_users(raw, "release_redis_url", &flags.release_redis_url, &deployments, mistakes)
-        {
+        let urls = &flags.release_redis_url;
+        for (index, target) in others(&deployments, "release_redis_url", urls, mistakes) {
             deployments[index].release = target;
         }
     }
@@ -499,6 +500,7 @@ fn other_users(
     field: &'static str,
     urls: &[NamedUrl],
     deployments: &[Deployment],
+    sentinel_password: Option<&Secret>,
     mistakes: &mut Vec<String>,
 ) -> Vec<(usize, redis::Deployment)> {
     let mut mistake = |error: String| mistakes.push(raw.mistake(field, error));
@@ -521,6 +523,9 @@ fn other_users(
             continue;
         }
         let mut target = target.clone();
+        if let Some(password) = sentinel_password {
+            target = target.with_sentinel_password(password);
+        }
         if let Some(file) = raw.values.redis_ca_file.as_ref().filter(|_| target.uses_tls()) {
             target = target.with_ca_file(file.clone());
         }

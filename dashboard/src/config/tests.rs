@@ -268,6 +268,21 @@ fn a_master_named_by_sentinels_is_one_deployment() {
     }
 }
 
+/// Without it their user would have no password, which is rejected.
+#[test]
+fn the_sentinels_password_is_that_of_the_urls_for_other_users_too() {
+    let file = tempfile::NamedTempFile::new().unwrap();
+    std::fs::write(file.path(), "0123456789abcdef,anna,look+release\n").unwrap();
+    let path = file.path().to_str().unwrap();
+    let url = |user: &str| format!("redis+sentinel://{user}:p@a,b/m?sentinel_username=s");
+    let (main, tap, releaser) = (url("main"), url("tap"), url("releaser"));
+    let urls =
+        ["--redis-url", &main, "--monitor-redis-url", &tap, "--release-redis-url", &releaser];
+    let files = ["--allow-release", "--auth-token-file", path, "--sentinel-password-file", path];
+    let deployment = load(&[&urls[..], &files].concat(), &[]).unwrap().deployments.remove(0);
+    assert_eq!((deployment.monitor.user(), deployment.release.user()), ("tap", "releaser"));
+}
+
 #[test]
 fn replicas_are_read_but_for_those_of_a_cluster() {
     let read_from = |args: &[&str]| load(args, &[]).map(|config| config.read_from);
