@@ -343,9 +343,12 @@ impl<Gone: Future<Output = Disconnect>> Connection<'_, Gone> {
     }
 
     fn receive(&mut self, outgoing: &Outgoing) {
-        if !matches!(outgoing, Outgoing::Push(_)) {
+        // A close by an operator may answer no command.
+        if !matches!(outgoing, Outgoing::Push(_))
+            && let Some(bytes) = self.unanswered.pop_front()
+        {
             self.answered += 1;
-            self.share.remove_command(self.unanswered.pop_front().unwrap_or_default());
+            self.share.remove_command(bytes);
             if self.answered == self.listing {
                 self.share.set_listing(false);
             }

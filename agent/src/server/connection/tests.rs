@@ -195,6 +195,24 @@ async fn a_malformed_request_gets_its_error_in_order_and_closes() {
 }
 
 #[tokio::test]
+async fn a_close_that_answers_no_command_ends_the_connection() {
+    for commands in 0..2 {
+        let mut rig = Rig::new().await;
+        rig.write("PING\r\n").await;
+        rig.read("+PONG\r\n").await;
+        rig.write("LOCK a\r\n".repeat(commands)).await;
+        for _ in 0..commands {
+            rig.command().await;
+        }
+        // The connection waits for the core.
+        rig.outbox.send(Outgoing::Close).await.unwrap();
+        assert_eq!(rig.read_end().await, "");
+        rig.closed().await;
+        rig.task.await.expect("no panic");
+    }
+}
+
+#[tokio::test]
 async fn quit_closes_after_its_reply() {
     let mut rig = Rig::new().await;
     rig.write("PING\r\nQUIT\r\nPING\r\n").await;
