@@ -8,7 +8,7 @@ use super::params::{EventsParams, filled, instant, recognizable};
 use crate::archive::{BUCKETS, Density, EventSearch, FoundEvents, Gap, HeldThen};
 use crate::clock::SteadyMillis;
 use crate::model::owner_names::OwnerNames;
-use crate::model::types::{EventFields, LockEvent, LockId};
+use crate::model::types::{Ending, EventFields, LockEvent, LockId};
 use crate::query::EventFilter;
 use crate::views::{EventRow, HistoryPage};
 
@@ -246,7 +246,7 @@ fn remembered_matches(
         db: lock.db,
         name: lock.name.as_bytes(),
         subject,
-        detail: None,
+        detail: what.ending().map(Ending::as_str),
     };
     filter.matches_apart_from_type(&fields, names)
 }
@@ -286,6 +286,23 @@ mod tests {
                 assert!(!matches(&what, filter), "{what:?} {filter}");
             }
         }
+        for (what, ended) in [
+            (LockEvent::Released(Some(holder)), "released"),
+            (LockEvent::Released(None), "released"),
+            (LockEvent::ReleasedUnseen(3), "released"),
+            (LockEvent::HandedOver(holder), "handed_over"),
+            (LockEvent::Forced(holder), "forced"),
+            (LockEvent::Vanished(holder, EndCause::Expired), "ran_out"),
+            (LockEvent::Vanished(holder, EndCause::Early(700)), "vanished"),
+            (LockEvent::Vanished(holder, EndCause::ServerRestarted), "restarted"),
+            (LockEvent::Vanished(holder, EndCause::Replaced("a list".to_owned())), "replaced"),
+        ] {
+            assert_eq!(stored_word(what.word()), "ended", "{what:?}");
+            for word in Ending::ALL.map(Ending::as_str) {
+                assert_eq!(matches(&what, &format!("ended:{word}")), word == ended, "{what:?}");
+            }
+        }
+        assert!(!matches(&LockEvent::Taken(holder, 0), "ended:released"));
         let late = LockEvent::Problem(ProblemKind::RenewalOverdue);
         assert!(matches(&late, "problem:renewal_overdue"));
         assert!(!matches(&late, "problem:leaked"));

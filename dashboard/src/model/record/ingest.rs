@@ -81,8 +81,8 @@ impl Record {
         }
         for gone in before.iter().filter(|hold| !holders.iter().any(|h| h.id == hold.id)) {
             if reads_on(&gone.id, &holders) {
-                self.end(*gone, stamp.received, Ending::Released, effects);
-                self.event(stamp.steady(), source, LockEvent::Released(Some(gone.id)), effects);
+                let what = LockEvent::Released(Some(gone.id));
+                self.end_with(*gone, stamp.received, source, what, effects);
             } else {
                 self.end_replaced(*gone, last, stamp, source, context, effects);
             }
@@ -199,21 +199,20 @@ impl Record {
         let reader = self.mode.is_some() && !hold.id.write;
         let left = reader && !expired && hold.marker != Some(Marker::Missing);
         let unobserved = expired && self.ttl > Some(NEAR_END) && has_missed(last, context);
-        let (ended, what) = if self.is_lost(&hold, stamp, context) {
+        let what = if self.is_lost(&hold, stamp, context) {
             effects.push(Effect::LostInRestart);
-            (Ending::Restarted, LockEvent::Vanished(hold.id, EndCause::ServerRestarted))
+            LockEvent::Vanished(hold.id, EndCause::ServerRestarted)
         } else if left {
-            (Ending::Released, LockEvent::Released(Some(hold.id)))
+            LockEvent::Released(Some(hold.id))
         } else if unobserved {
-            (Ending::Vanished, LockEvent::Vanished(hold.id, EndCause::Unobserved))
+            LockEvent::Vanished(hold.id, EndCause::Unobserved)
         } else if expired {
-            (Ending::Expired, LockEvent::Vanished(hold.id, EndCause::Expired))
+            LockEvent::Vanished(hold.id, EndCause::Expired)
         } else {
-            (Ending::Vanished, LockEvent::Vanished(hold.id, EndCause::OthersHold))
+            LockEvent::Vanished(hold.id, EndCause::OthersHold)
         };
-        self.end(hold, stamp.received, ended, effects);
+        self.end_with(hold, stamp.received, source, what, effects);
         self.record_expiry(hold, last, stamp, source, context);
-        self.event(stamp.steady(), source, what, effects);
     }
 
     /// Applies the time to live of the same holds as at the `last` reading.
@@ -298,13 +297,8 @@ impl Record {
         }
         let lease = self.lease.lease().filter(|_| self.lease.renewed());
         for hold in std::mem::take(&mut self.holds) {
-            self.end(hold, at, Ending::Expired, effects);
-            self.event(
-                at.steady(),
-                Source::Keyspace,
-                LockEvent::Vanished(hold.id, EndCause::Expired),
-                effects,
-            );
+            let what = LockEvent::Vanished(hold.id, EndCause::Expired);
+            self.end_with(hold, at, Source::Keyspace, what, effects);
             let last = self.stamp;
             let known = last.is_some_and(|last| self.has_returned_late(&hold.id, last));
             let Some(lease) = lease.filter(|_| !context.restarted && !known) else { continue };
@@ -392,17 +386,8 @@ impl Record {
                     None => EndCause::Early(0),
                 },
             };
-            let ended = match end {
-                EndCause::Replaced(_) => Ending::Replaced,
-                EndCause::ServerRestarted => Ending::Restarted,
-                EndCause::Expired => Ending::Expired,
-                EndCause::ExpiredOrReleased
-                | EndCause::Unobserved
-                | EndCause::Early(_)
-                | EndCause::OthersHold => Ending::Vanished,
-            };
-            self.end(hold, stamp.received, ended, effects);
-            self.event(stamp.steady(), source, LockEvent::Vanished(hold.id, end), effects);
+            let what = LockEvent::Vanished(hold.id, end);
+            self.end_with(hold, stamp.received, source, what, effects);
         }
         self.ttl = None;
         self.no_ttl_since = None;
@@ -458,12 +443,11 @@ impl Record {
         }
         let known: Vec<Hold> = if self.is_released() { Vec::new() } else { self.holds.clone() };
         for hold in &known {
-            self.end(*hold, at, ended, effects);
-            // The release by force is an event itself.
-            if ended != Ending::Forced {
-                let what = LockEvent::Released(Some(hold.id));
-                self.event(at.steady(), source, what, effects);
-            }
+            let what = match ended {
+                Ending::Forced => LockEvent::Forced(hold.id),
+                _ => LockEvent::Released(Some(hold.id)),
+            };
+            self.end_with(*hold, at, source, what, effects);
         }
         if known.is_empty() {
             self.released_unread(at, source, ended, effects);
@@ -500,7 +484,11 @@ impl Record {
         history.push(past);
         self.count(source, Count::Held(past), effects);
         self.event(from.steady(), Source::Monitor, LockEvent::Taken(id, 0), effects);
-        self.event(at.steady(), source, LockEvent::Released(Some(id)), effects);
+        let what = match ended {
+            Ending::Forced => LockEvent::Forced(id),
+            _ => LockEvent::Released(Some(id)),
+        };
+        self.event(at.steady(), source, what, effects);
     }
 
     /// Returns the instant at which MONITOR saw that holder acquire it, unless a later reading disagrees.
@@ -542,6 +530,23 @@ impl Record {
     /// Returns whether a restart of the server ended a hold, and no operator did.
     fn is_lost(&self, hold: &Hold, stamp: Stamp, context: ScopeContext) -> bool {
         context.restarted && !self.is_forced(&hold.id, stamp.received.moment())
+    }
+
+    /// Records the end of a hold with its event, which is another one if an operator forced it.
+    pub(super) fn end_with(
+        &mut self,
+        hold: Hold,
+        at: Time,
+        source: Source,
+        what: LockEvent,
+        effects: &mut Vec<Effect>,
+    ) {
+        let forced = self.is_forced(&hold.id, at.moment());
+        let what = if forced { LockEvent::Forced(hold.id) } else { what };
+        if let Some(ended) = what.ending() {
+            self.end(hold, at, ended, effects);
+        }
+        self.event(at.steady(), source, what, effects);
     }
 
     /// Records the end of a hold, and its duration if the beginning is exact.

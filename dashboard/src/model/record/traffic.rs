@@ -98,8 +98,7 @@ impl Record {
             return;
         };
         let before = self.holds[i];
-        self.end(before, at, Ending::HandedOver, effects);
-        self.event(at.steady(), Source::Monitor, LockEvent::Released(Some(from)), effects);
+        self.end_with(before, at, Source::Monitor, LockEvent::HandedOver(from), effects);
         self.event(at.steady(), Source::Monitor, LockEvent::Taken(to, 0), effects);
         let since = Since { at: at.steady(), exact: true };
         effects.push(Effect::Archive(Box::new(ArchiveEntry::Began(self.id.clone(), to, since))));
@@ -132,8 +131,8 @@ impl Record {
             return;
         };
         let hold = self.holds.remove(i);
-        self.end(hold, at, Ending::Released, effects);
-        self.event(at.steady(), Source::Monitor, LockEvent::Released(Some(writer)), effects);
+        let what = LockEvent::Released(Some(writer));
+        self.end_with(hold, at, Source::Monitor, what, effects);
         self.unchanged_since = at;
     }
 

@@ -1,5 +1,7 @@
 //! Locks from their discovery to their eviction.
 
+use redisson::monitor;
+
 use super::*;
 use crate::query::list::Rows;
 use crate::query::locks::LockRow;
@@ -389,6 +391,41 @@ fn a_release_by_an_operator_during_a_failover_is_no_loss() {
     model.tick(at(5_500));
     let text = &model.notices.front().unwrap().text;
     assert!(text.contains("1 held locks"), "{text}");
+}
+
+#[test]
+fn no_event_says_that_a_holder_released_what_an_operator_released_by_force() {
+    let forced = |model: &mut Model| {
+        let holders = vec![holder(1)];
+        model.observe(MAIN, Observation::ForceRelease { name: name("a"), holders, at: at(4_900) });
+    };
+    let ends: [fn(&mut Model); 4] = [
+        |model| release(model, "a", 5_000),
+        |model| read_twice(model, "a", 5_000, absent()),
+        |model| read_twice(model, "a", 5_000, held(2, 1, Some(30_000))),
+        // As MONITOR shows a release by force that another program made.
+        |model| {
+            traffic(model, 5_000, vec![event("a", 52, monitor::Action::ForceReleased)]);
+        },
+    ];
+    for (i, end) in ends.iter().enumerate() {
+        let mut model = model();
+        read(&mut model, "a", 1, held(1, 1, Some(30_000)));
+        if i < 3 {
+            forced(&mut model);
+        }
+        end(&mut model);
+        let view = shown(&mut model, "a").unwrap();
+        assert_eq!(view.history.past[0].ended, Some("forced"), "{i}");
+        let ends: Vec<String> = view
+            .events
+            .newest_first()
+            .filter(|(what, _)| what.ending().is_some())
+            .map(|(_, event)| format!("{} {}", event.event, event.text))
+            .collect();
+        let lost = format!("released lost by {}: it was released by force", holder(1));
+        assert_eq!(ends, [lost], "{i}");
+    }
 }
 
 #[test]

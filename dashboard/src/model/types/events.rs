@@ -5,6 +5,7 @@ use std::sync::Arc;
 use redisson::HolderId;
 use serde::ser::{Serialize, Serializer};
 
+use super::past::Ending;
 use super::problem::ProblemKind;
 use super::source::Source;
 use crate::clock::SteadyMillis;
@@ -58,6 +59,10 @@ pub enum LockEvent {
     Released(Option<HolderId>),
     /// This many release messages of holds too short to be read.
     ReleasedUnseen(u32),
+    /// A holder handed it over to another of the same client.
+    HandedOver(HolderId),
+    /// A holder lost it, because an operator released it by force.
+    Forced(HolderId),
     /// A holder is gone without a release message.
     Vanished(HolderId, EndCause),
     /// The hold count changed from one number to another.
@@ -89,13 +94,28 @@ pub enum EndCause {
     Replaced(String),
 }
 
+impl EndCause {
+    fn ending(&self) -> Ending {
+        match self {
+            Self::Replaced(_) => Ending::Replaced,
+            Self::ServerRestarted => Ending::Restarted,
+            Self::Expired => Ending::Expired,
+            Self::ExpiredOrReleased | Self::Unobserved | Self::Early(_) | Self::OthersHold => {
+                Ending::Vanished
+            }
+        }
+    }
+}
+
 impl LockEvent {
     /// Returns the word for it in pages, the API and metrics.
     #[must_use]
     pub fn word(&self) -> &'static str {
         match self {
             Self::FoundHeld(_) | Self::Taken(..) => "taken",
-            Self::Released(_) | Self::ReleasedUnseen(_) => "released",
+            Self::Released(_) | Self::ReleasedUnseen(_) | Self::HandedOver(_) | Self::Forced(_) => {
+                "released"
+            }
             Self::Vanished(..) => "vanished",
             Self::Reentered(..) => "reentered",
             Self::Renewed(_) => "renewed",
@@ -111,10 +131,30 @@ impl LockEvent {
         match self {
             Self::FoundHeld(by)
             | Self::Taken(by, _)
+            | Self::HandedOver(by)
+            | Self::Forced(by)
             | Self::Vanished(by, _)
             | Self::Reentered(by, ..) => Some(*by),
             Self::Released(by) => *by,
             Self::ReleasedUnseen(_)
+            | Self::Renewed(_)
+            | Self::Problem(_)
+            | Self::Cleared(_)
+            | Self::Acted(..) => None,
+        }
+    }
+
+    /// Returns the way in which a hold ended, if it is the end of one.
+    #[must_use]
+    pub fn ending(&self) -> Option<Ending> {
+        match self {
+            Self::Released(_) | Self::ReleasedUnseen(_) => Some(Ending::Released),
+            Self::HandedOver(_) => Some(Ending::HandedOver),
+            Self::Forced(_) => Some(Ending::Forced),
+            Self::Vanished(_, cause) => Some(cause.ending()),
+            Self::FoundHeld(_)
+            | Self::Taken(..)
+            | Self::Reentered(..)
             | Self::Renewed(_)
             | Self::Problem(_)
             | Self::Cleared(_)
@@ -132,6 +172,8 @@ impl LockEvent {
             Self::Released(Some(by)) => format!("released by {by}"),
             Self::Released(None) => "release message of an unobserved hold".to_owned(),
             Self::ReleasedUnseen(n) => format!("{n} release messages of unobserved holds"),
+            Self::HandedOver(by) => format!("handed over by {by}"),
+            Self::Forced(by) => format!("lost by {by}: it was released by force"),
             Self::Vanished(by, end) => match end {
                 EndCause::Expired => {
                     format!("the lease of {by} expired without a release message")

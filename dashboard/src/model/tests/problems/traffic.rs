@@ -111,6 +111,8 @@ fn a_hold_that_is_handed_over_ends_and_another_begins() {
         (view.holders[0].id.to_string(), view.holders[0].since.at.0),
         (mine(99).to_string(), 5_000)
     );
+    let texts: Vec<String> = view.events.views().map(|event| event.text).collect();
+    assert_eq!(texts[1], format!("handed over by {}", holder(1)), "{texts:?}");
 }
 
 #[test]
