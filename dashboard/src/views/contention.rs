@@ -54,7 +54,7 @@ impl<'a> Hour<'a> {
 fn hold_words(holds: &Durations, longest: Option<u64>) -> String {
     // A bucket's bound may be far beyond the longest that is in it.
     let bound = |percent| match holds.percentile_ms(percent).into_iter().chain(longest).min() {
-        Some(ms) => format!("≤ {}", format::short_duration(ms)),
+        Some(ms) => format!("≤ {}", format::short_bound(ms)),
         None => "not known".to_owned(),
     };
     let words = format!("half {}, 99% {}", bound(50), bound(99));

@@ -30,11 +30,17 @@ pub(super) fn duration(millis: u64) -> String {
 /// A duration where fractions of a second matter.
 pub(super) fn short_duration(millis: u64) -> String {
     match millis {
-        0..10 => format!("{millis}ms"),
+        0 => "<1ms".to_owned(),
+        1..10 => format!("{millis}ms"),
         10..100 => format!("0.{:02}s", millis / 10),
         100..10_000 => format!("{}.{}s", millis / 1_000, millis % 1_000 / 100),
         _ => duration(millis),
     }
+}
+
+/// An upper bound of durations that were rounded down to whole milliseconds.
+pub(super) fn short_bound(millis: u64) -> String {
+    short_duration(millis.max(1))
 }
 
 /// A lease as learnt: the highest time to live seen, hence a little more than that.
@@ -204,6 +210,22 @@ mod tests {
             (900_000, "10d 10h"),
         ] {
             assert_eq!(duration(seconds * 1_000 + 999), text);
+        }
+    }
+
+    #[test]
+    fn short_durations_are_never_nothing() {
+        for (millis, text, bound) in [
+            (0, "<1ms", "1ms"),
+            (1, "1ms", "1ms"),
+            (9, "9ms", "9ms"),
+            (10, "0.01s", "0.01s"),
+            (99, "0.09s", "0.09s"),
+            (100, "0.1s", "0.1s"),
+            (9_999, "9.9s", "9.9s"),
+            (10_000, "10s", "10s"),
+        ] {
+            assert_eq!((&*short_duration(millis), &*short_bound(millis)), (text, bound));
         }
     }
 

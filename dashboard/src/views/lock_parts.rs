@@ -99,7 +99,9 @@ pub(super) struct PastRow {
 
 impl PastRow {
     pub(super) fn new(page: &LockPage, hold: &PastHoldView) -> Self {
-        let lasted = hold.to.map(|to| format::duration(to.millis_since(hold.since.at)));
+        // At least so long: then whole seconds are enough, and “less than” would make no sense.
+        let format = if hold.since.exact { format::short_duration } else { format::duration };
+        let lasted = hold.to.map(|to| format(to.millis_since(hold.since.at)));
         Self {
             name: OwnerName::remembered(&page.id.deployment, &hold.id, &page.chrome.names),
             ended: ending_words(hold),

@@ -279,7 +279,7 @@ fn percentile(
                 .min()
         })
         .flatten()
-        .map(format::short_duration)
+        .map(format::short_bound)
 }
 
 #[derive(Template)]

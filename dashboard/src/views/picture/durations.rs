@@ -61,7 +61,7 @@ impl Durations {
         Some(Self {
             spans: (first..last).map(span).collect(),
             count: millis.len(),
-            median: format::short_duration(millis[(millis.len() - 1) / 2]),
+            median: format::short_bound(millis[(millis.len() - 1) / 2]),
             longest: format::short_duration(longest),
         })
     }

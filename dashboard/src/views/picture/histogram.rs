@@ -30,6 +30,9 @@ impl Histogram {
                 let (x, high) = (i * STEP, (u64::from(count) * HEIGHT / most).max(1));
                 bars.push_str(&format!("M{x} {HEIGHT}v-{high}h3v{high}z"));
                 words.push(match bound {
+                    Some(bound) if from == 0 => {
+                        format!("{count} up to {}", format::short_duration(bound))
+                    }
                     Some(bound) => format!(
                         "{count} from {} to {}",
                         format::short_duration(from),
