@@ -12,6 +12,8 @@ use redisson::Moment;
 const NOISE: Duration = Duration::from_millis(100);
 /// The share of a third of the lease that must lie between two renewals: watchdogs are not punctual.
 const PUNCTUALITY: (u32, u32) = (8, 10);
+/// The share of a third of the lease before which no watchdog renews: it waits that long after a renewal, and may be late only.
+const EARLIEST: (u32, u32) = (19, 20);
 /// The share of the lease that may have passed at a renewal. A lock that had almost expired was acquired again, as a
 /// throttle is.
 const LATEST: (u32, u32) = (9, 10);
@@ -26,6 +28,8 @@ pub struct LeaseWatch {
     /// The time that the last reply took, in whole milliseconds: the lock may expire earlier by that.
     slack_ms: u16,
     rose: bool,
+    /// The number of rises that were too early for a watchdog.
+    early: u32,
 }
 
 #[derive(Debug, Clone, Copy)]
@@ -90,6 +94,7 @@ impl LeaseWatch {
         self.slack_ms = whole_millis(slack);
         self.regular = 0;
         self.rose = false;
+        self.early = 0;
         let Some(ttl) = ttl else {
             self.lease = None;
             return;
@@ -126,6 +131,9 @@ impl LeaseWatch {
         let lease = self.lease.filter(|_| same_lease).map_or(seen, |lease| lease.narrowed(seen));
         self.lease = Some(lease);
         let pace = lease.least / 3 * PUNCTUALITY.0 / PUNCTUALITY.1;
+        if same_lease && moved + noise < lease.least / 3 * EARLIEST.0 / EARLIEST.1 {
+            self.early = self.early.saturating_add(1);
+        }
         let ran_out = moved > lease.least * LATEST.0 / LATEST.1;
         // Readings as far apart as renewals would rise either way, by one renewal or by several, so they prove nothing.
         let near = gap < pace;
@@ -157,6 +165,13 @@ impl LeaseWatch {
     #[must_use]
     pub fn renewed(&self) -> bool {
         self.regular >= 2
+    }
+
+    /// Returns whether the lease was set again sooner than a watchdog does, and more than once: the first renewal may come early,
+    /// if one timer serves all locks of a client.
+    #[must_use]
+    pub fn was_early(&self) -> bool {
+        self.early > 1
     }
 
     /// Returns whether the lease has been set again since the hold began.
@@ -214,6 +229,26 @@ mod tests {
         let watch = watch(&every(5_000, 5), |_| 0);
         assert!(!watch.renewed() && !watch.rose());
         assert_eq!(watch.lease(), None, "it was first seen some time after it was set");
+    }
+
+    #[test]
+    fn a_watchdog_is_never_early_but_for_its_first_renewal() {
+        let first = |ms: u64| if ms < 4_000 { 0 } else { 4_000 + (ms - 4_000) / 10_000 * 10_000 };
+        assert!(!watch(&every(5_000, 60), first).was_early());
+    }
+
+    #[test]
+    fn a_lock_taken_again_at_about_the_pace_of_a_watchdog_is_early() {
+        // As a spin lock that one thread has for 8 to 10 s.
+        let sets: Vec<u64> = (0..40_u64)
+            .scan(0, |at, i| {
+                *at += 8_000 + i * 7_919 % 2_000;
+                Some(*at)
+            })
+            .collect();
+        let last = |ms: u64| sets.iter().copied().take_while(|set| *set <= ms).last().unwrap_or(0);
+        let watch = watch(&every(5_000, 60), last);
+        assert!(watch.renewed() && watch.was_early());
     }
 
     #[test]
@@ -280,7 +315,7 @@ mod tests {
                     watch.read(at(ms), Duration::ZERO, ttl);
                 }
             }
-            prop_assert!(watch.renewed());
+            prop_assert!(watch.renewed() && !watch.was_early());
             let inferred = u64::try_from(watch.lease().unwrap().as_millis()).unwrap();
             prop_assert!(inferred <= lease && inferred >= lease - third);
         }

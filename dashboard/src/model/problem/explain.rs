@@ -130,16 +130,22 @@ fn stuck(case: &Case<'_>, verdict: Verdict) -> Vec<Evidence> {
         evidence
             .push(read(now, format!("renewed to a lease of about {:.1} s", lease.as_secs_f64())));
     }
-    let messages = match verdict.certainty {
-        Certainty::Certain => "no release message since then",
-        Certainty::Suspected if case.may_release_silently => {
-            "a lock of this kind can be released without a message: it may have been released and acquired again"
-        }
-        Certainty::Suspected => {
-            "release messages were not received all that time: it may have been released and acquired again"
-        }
+    let (source, releases) = match verdict.certainty {
+        Certainty::Certain => (Source::Channels, "no release message since then"),
+        Certainty::Suspected if case.may_release_silently => (
+            Source::Channels,
+            "a lock of this kind can be released without a message: it may have been released and acquired again",
+        ),
+        Certainty::Suspected if case.may_be_another_hold() => (
+            Source::Poll,
+            "its lease was set again sooner than a watchdog does: it may have been released without a message, as a spin lock is, and acquired again",
+        ),
+        Certainty::Suspected => (
+            Source::Channels,
+            "release messages were not received all that time: it may have been released and acquired again",
+        ),
     };
-    evidence.push(evidence_of(now, Source::Channels, messages));
+    evidence.push(evidence_of(now, source, releases));
     if let (Some((limit, true)), Some(p99)) = (stuck_limit(&case.rule, case.typical), case.typical)
     {
         let text = format!(

@@ -71,6 +71,8 @@ pub struct Case<'a> {
     pub no_ttl_since: Option<Stamp>,
     /// The lease that it is renewed to; none: it is not renewed.
     pub renewed: Option<Duration>,
+    /// True if its lease was set again sooner than a watchdog does, as by a release and another acquisition.
+    pub set_early: bool,
     /// Its late renewals.
     pub overdue: Option<&'a Overdue>,
     /// The last change of holders or counts, or the last release.
@@ -105,6 +107,13 @@ pub struct Case<'a> {
 }
 
 impl Case<'_> {
+    /// Returns whether it may have been released without a message and acquired again.
+    fn may_be_another_hold(&self) -> bool {
+        // An agent renews early at times, and never uses a holder's id again.
+        let early = self.set_early && !self.holders.iter().all(|(id, _)| id.looks_like_agent());
+        self.may_release_silently || early
+    }
+
     fn identity(&self, id: &HolderId) -> Option<&HolderIdentity> {
         self.tracked.iter().find(|known| known.id == *id).map(|known| &known.identity)
     }
@@ -186,7 +195,7 @@ fn stuck(case: &Case<'_>) -> Option<Verdict> {
     if case.now.received.since(case.unchanged_since) <= limit {
         return None;
     }
-    let listening = case.listening_since.filter(|_| !case.may_release_silently);
+    let listening = case.listening_since.filter(|_| !case.may_be_another_hold());
     let observed = listening
         .map(|listening| case.now.received.since(listening.max(case.unchanged_since.moment())));
     Some(Verdict {

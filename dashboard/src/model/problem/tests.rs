@@ -37,6 +37,7 @@ fn renewed(holders: &[(HolderId, i64)], still: u64, now: u64) -> Case<'_> {
         ttl: Some(secs(25)),
         no_ttl_since: None,
         renewed: Some(secs(30)),
+        set_early: false,
         overdue: None,
         unchanged_since: time(still),
         listening_since: Some(at(0)),
@@ -71,6 +72,7 @@ fn stuck_needs_renewals_age_and_release_messages() {
     let case = |now| renewed(&holders, 10, now);
     let stuck = |certainty| Some((ProblemKind::Stuck, certainty));
     let long = Rule { stuck_after: None, ..case(0).rule };
+    let granted = [(id(1 << 60), 1)];
     for (case, expected) in [
         (case(310), None),
         (case(311), stuck(CERTAIN)),
@@ -80,6 +82,8 @@ fn stuck_needs_renewals_age_and_release_messages() {
         (Case { holders: &[], ..case(9_999) }, None),
         (Case { listening_since: None, ..case(311) }, stuck(SUSPECTED)),
         (Case { may_release_silently: true, ..case(311) }, stuck(SUSPECTED)),
+        (Case { set_early: true, ..case(311) }, stuck(SUSPECTED)),
+        (Case { set_early: true, holders: &granted, ..case(311) }, stuck(CERTAIN)),
         (Case { listening_since: Some(at(100)), ..case(311) }, stuck(SUSPECTED)),
         (Case { listening_since: Some(at(100)), ..case(401) }, stuck(CERTAIN)),
     ] {
