@@ -86,7 +86,9 @@ async fn every_page_is_accessible() -> Result<()> {
     let shown = Shown::new().await?;
     let axe = axe()?;
     let browser = Browser::start().await?;
-    for theme in ["light", "dark"] {
+    let phone = (390, 844);
+    for (theme, size) in [("light", (1280, 900)), ("dark", (1280, 900)), ("light", phone)] {
+        browser.show_as(size, false).await?;
         browser.open(&shown.bench.dashboard.url("/sources")).await?;
         browser.run(&format!("localStorage.setItem('theme', '{theme}')")).await?;
         for page in shown.pages().await? {
@@ -94,8 +96,8 @@ async fn every_page_is_accessible() -> Result<()> {
             let chosen = browser.run("return document.documentElement.dataset.theme").await?;
             assert_eq!(chosen, theme, "before the first paint");
             let found = browser.run(&format!("{axe};{AXE}")).await?;
-            assert_eq!(found, serde_json::json!([]), "{page} in {theme}");
-            assert_eq!(browser.run(WIDE).await?, false, "{page} is wider than the window");
+            assert_eq!(found, serde_json::json!([]), "{page} in {theme}, {size:?}");
+            assert_eq!(browser.run(WIDE).await?, false, "{page} is wider than {size:?}");
         }
     }
     Ok(())
