@@ -101,6 +101,8 @@ fn mistakes_are_named() {
         (&["--scan-every", "10ms"], "1s"),
         (&["--group", "=x"], "glob"),
         (&["--public-url", "locks"], "https://"),
+        (&["--public-url", "https://locks.example.com/x"], "not under `/x`"),
+        (&["--public-url", "https://locks.example.com/?x"], "not under `/?x`"),
         (&["--poll-rate", "0"], "poll-rate"),
         (&["--redis-ca-file", "/nowhere"], "rediss://"),
         (&["--redis-password-file", "/nowhere"], "/nowhere"),
@@ -123,8 +125,10 @@ fn a_setting_turns_the_login_off() {
         assert!(load(&["--metrics-listen", address], &[]).is_ok(), "{address}");
     }
     assert!(load(&["--listen", "127.0.0.1:0", "--metrics-listen", "127.0.0.1:0"], &[]).is_ok());
-    let config = load(&["--public-url", "https://locks.example.com/x"], &[]).unwrap();
-    assert_eq!(config.public_host.as_deref(), Some("locks.example.com"));
+    for url in ["https://locks.example.com", "https://locks.example.com:8443/"] {
+        let config = load(&["--public-url", url], &[]).unwrap();
+        assert_eq!(config.public_host.as_deref(), Some("locks.example.com"));
+    }
 }
 
 #[test]

@@ -113,7 +113,12 @@ pub(super) fn public_url(text: &str) -> Result<String, String> {
     let uri: Result<axum::http::Uri, _> = text.parse();
     let known = |uri: &axum::http::Uri| matches!(uri.scheme_str(), Some("http" | "https"));
     match uri {
-        Ok(uri) if known(&uri) && uri.host().is_some() => Ok(text.to_owned()),
+        Ok(uri) if known(&uri) && uri.host().is_some() => match uri.path_and_query() {
+            Some(rest) if rest.as_str() != "/" => Err(format!(
+                "expected no path: the dashboard is served at the root of a host, not under `{rest}`"
+            )),
+            _ => Ok(text.to_owned()),
+        },
         _ => Err("expected such as https://locks.example.com".to_owned()),
     }
 }
