@@ -1,6 +1,7 @@
 //! Settings: flags, environment and file, and what the program makes of them.
 
 mod access;
+mod deployments;
 mod doctor;
 mod lock_table;
 mod public;
@@ -8,7 +9,6 @@ mod redis_table;
 mod sources;
 mod words;
 
-use std::collections::{HashMap, HashSet};
 use std::ffi::OsString;
 use std::net::{IpAddr, SocketAddr};
 use std::path::PathBuf;
@@ -18,7 +18,7 @@ use clap::Parser;
 use redisson::Grouping;
 use redisson::group::Pattern;
 use service_kit::redis;
-use service_kit::settings::{self, HumanDuration, Program, Raw, Secret, Stop};
+use service_kit::settings::{self, HumanDuration, Program, Raw, Stop};
 use service_kit::telemetry::{self, LogFormat, LogSettings};
 
 use crate::access::Access;
@@ -34,8 +34,6 @@ use words::{NamedUrl, at_least_a_second, badge, deployment_name, glob, host_of, 
 
 /// The most deployments, and the most databases of one.
 const MAX_DEPLOYMENTS: usize = 32;
-/// The Redis that is watched if none is named.
-const DEFAULT_URL: &str = "redis://127.0.0.1:6379";
 
 const PROGRAM: Program = Program {
     env_prefix: "LOCKSCOPE_DASHBOARD",
@@ -218,7 +216,7 @@ pub struct Config {
     pub environment: Option<String>,
     /// The sentence at the head of every page.
     pub note: Option<String>,
-    /// The databases to watch of each deployment.
+    /// The servers that are read: the masters, or a replica of each.
     pub read_from: ReadFrom,
     /// The passes over all keys.
     pub scan: ScanSettings,
@@ -281,10 +279,12 @@ impl Config {
 
 fn build(raw: Raw<Flags>) -> Result<Config, Vec<String>> {
     let mut mistakes = Vec::new();
-    let deployments = deployments(&raw, &mut mistakes);
-    // What is wrong with the rows themselves has just been said.
-    let red = raw.tables::<RedisTable>("redis").unwrap_or_default();
-    let red = redis_table::groups(&red, &mut mistakes);
+    let tables = raw.tables::<RedisTable>("redis").unwrap_or_else(|errors| {
+        mistakes.extend(errors);
+        Vec::new()
+    });
+    let deployments = deployments::build(&raw, &tables, &mut mistakes);
+    let red_groups = redis_table::groups(&tables, &mut mistakes);
     let usual = model::types::Rule {
         stuck_after: Some(raw.values.stuck_after.into()),
         starving_after: Some(raw.values.starving_after.into()),
@@ -333,7 +333,7 @@ fn build(raw: Raw<Flags>) -> Result<Config, Vec<String>> {
         usual: usual.into(),
         rules,
         ignore: flags.ignore.into_iter().map(String::into_bytes).collect(),
-        groups: red,
+        groups: red_groups,
     };
     Ok(Config {
         deployments,
@@ -381,171 +381,6 @@ fn overlap(a: SocketAddr, b: SocketAddr) -> bool {
     let (ip, other) = (a.ip().to_canonical(), b.ip().to_canonical());
     let same_ip = ip == other || includes(ip, other) || includes(other, ip);
     a.port() == b.port() && a.port() != 0 && same_ip
-}
-
-fn deployments(raw: &Raw<Flags>, mistakes: &mut Vec<String>) -> Vec<Deployment> {
-    let flags = &raw.values;
-    let mut urls = flags.redis_url.clone();
-    let mut own_dbs: HashMap<String, Vec<u32>> = HashMap::new();
-    match raw.tables::<RedisTable>("redis") {
-        Ok(tables) => {
-            for table in tables {
-                if !table.db.is_empty() {
-                    let dbs = table.db.iter().map(|db| u32::from(*db)).collect();
-                    own_dbs.insert(table.name.clone(), dbs);
-                }
-                match table.named() {
-                    Ok(named) => urls.push(named),
-                    Err(error) => mistakes.push(format!("[[redis]] `{}`: {error}", table.name)),
-                }
-            }
-        }
-        Err(errors) => mistakes.extend(errors),
-    }
-    if urls.is_empty() && mistakes.is_empty() {
-        match DEFAULT_URL.parse() {
-            Ok(target) => urls.push(NamedUrl { name: None, target }),
-            Err(error) => mistakes.push(format!("{DEFAULT_URL}: {error}")),
-        }
-    }
-    if urls.len() > MAX_DEPLOYMENTS || flags.db.len() > MAX_DEPLOYMENTS {
-        mistakes.push(format!("at most {MAX_DEPLOYMENTS} servers and as many databases"));
-    }
-    let password = flags.redis_password_file.as_deref().map(Secret::from_file);
-    let password = password.transpose().unwrap_or_else(|error| {
-        mistakes.push(raw.mistake("redis_password_file", error));
-        None
-    });
-    let sentinel_password = flags.sentinel_password_file.as_deref().map(Secret::from_file);
-    let sentinel_password = sentinel_password.transpose().unwrap_or_else(|error| {
-        mistakes.push(raw.mistake("sentinel_password_file", error));
-        None
-    });
-    if flags.sentinel_password_file.is_some() && !urls.iter().any(|url| url.target.has_sentinels())
-    {
-        mistakes
-            .push(raw.mistake("sentinel_password_file", "no master is named by redis+sentinel://"));
-    }
-    if flags.redis_ca_file.is_some() && !urls.iter().any(|url| url.target.uses_tls()) {
-        mistakes.push(raw.mistake("redis_ca_file", "no server is reached by rediss://"));
-    }
-    if let Some(Err(error)) = flags.redis_ca_file.as_deref().map(redis::check_ca_file) {
-        mistakes.push(raw.mistake("redis_ca_file", error));
-    }
-    let mut names = HashSet::new();
-    let mut deployments = Vec::new();
-    let alone = urls.len() == 1;
-    for NamedUrl { name, mut target } in urls {
-        if let Some(password) = &password {
-            target = target.with_password(password.clone());
-        }
-        if let Some(password) = &sentinel_password {
-            target = target.with_sentinel_password(password);
-        }
-        if let Some(file) = flags.redis_ca_file.as_ref().filter(|_| target.uses_tls()) {
-            target = target.with_ca_file(file.clone());
-        }
-        let name = match name {
-            Some(name) => name,
-            None if alone => "default".to_owned(),
-            None => usual_name(&target),
-        };
-        if !names.insert(name.clone()) {
-            mistakes.push(format!("two servers are called `{name}`; name them apart"));
-        }
-        let mut dbs = match own_dbs.remove(&name) {
-            Some(dbs) => dbs,
-            None if flags.db.is_empty() => vec![target.db()],
-            None => flags.db.clone(),
-        };
-        if dbs.len() > MAX_DEPLOYMENTS {
-            mistakes.push(format!("`{name}`: at most {MAX_DEPLOYMENTS} databases"));
-        }
-        dbs.sort_unstable();
-        dbs.dedup();
-        if target.is_cluster() && dbs != [0] {
-            mistakes.push(format!("`{name}`: a cluster has no database but 0"));
-        }
-        match target.validate() {
-            Ok(target) => {
-                let (monitor, release) = (target.clone(), target.clone());
-                deployments.push(Deployment { name: name.into(), target, dbs, monitor, release });
-            }
-            Err(error) => mistakes.push(raw.mistake("redis_url", error)),
-        }
-    }
-    if !flags.allow_release && !flags.release_redis_url.is_empty() {
-        mistakes
-            .push(raw.mistake("release_redis_url", "nothing is released without --allow-release"));
-    }
-    if mistakes.is_empty() {
-        let others = |deployments: &[Deployment], field, urls, mistakes: &mut Vec<String>| {
-            other_users(raw, field, urls, deployments, sentinel_password.as_ref(), mistakes)
-        };
-        let urls = &flags.monitor_redis_url;
-        for (index, target) in others(&deployments, "monitor_redis_url", urls, mistakes) {
-            deployments[index].monitor = target;
-        }
-        let urls = &flags.release_redis_url;
-        for (index, target) in others(&deployments, "release_redis_url", urls, mistakes) {
-            deployments[index].release = target;
-        }
-    }
-    deployments
-}
-
-/// Servers that are reached as another user for one purpose: which, by its index, and how.
-fn other_users(
-    raw: &Raw<Flags>,
-    field: &'static str,
-    urls: &[NamedUrl],
-    deployments: &[Deployment],
-    sentinel_password: Option<&Secret>,
-    mistakes: &mut Vec<String>,
-) -> Vec<(usize, redis::Deployment)> {
-    let mut mistake = |error: String| mistakes.push(raw.mistake(field, error));
-    let mut found = Vec::new();
-    for NamedUrl { name, target } in urls {
-        let index = match name {
-            Some(name) => deployments.iter().position(|deployment| *deployment.name == **name),
-            None => (deployments.len() == 1).then_some(0),
-        };
-        let Some((index, deployment)) = index.and_then(|i| Some((i, deployments.get(i)?))) else {
-            mistake("which server is it? write NAME=URL with the name of one".to_owned());
-            continue;
-        };
-        let (place, known) = (target.place(), deployment.target.place());
-        if place != known
-            || target.is_cluster() != deployment.target.is_cluster()
-            || target.has_sentinels() != deployment.target.has_sentinels()
-        {
-            mistake(format!("it is {place} and that server is {known}: only the user may differ"));
-            continue;
-        }
-        let mut target = target.clone();
-        if let Some(password) = sentinel_password {
-            target = target.with_sentinel_password(password);
-        }
-        if let Some(file) = raw.values.redis_ca_file.as_ref().filter(|_| target.uses_tls()) {
-            target = target.with_ca_file(file.clone());
-        }
-        match target.validate() {
-            Ok(target) => found.push((index, target)),
-            Err(error) => mistake(error.to_string()),
-        }
-    }
-    found
-}
-
-/// The name of an unnamed deployment among several.
-fn usual_name(target: &redis::Deployment) -> String {
-    match target {
-        redis::Deployment::Server(target) => target.address().to_string(),
-        redis::Deployment::Cluster(target) => {
-            target.seeds().first().map(ToString::to_string).unwrap_or_default()
-        }
-        redis::Deployment::Sentinel(target) => target.name().to_owned(),
-    }
 }
 
 #[cfg(test)]

@@ -270,6 +270,11 @@ fn a_master_named_by_sentinels_is_one_deployment() {
         let loaded = load(&["--redis-url", url, "--monitor-redis-url", other], &[]);
         assert_eq!(loaded.is_ok(), fits, "{other}: {:?}", loaded.err());
     }
+    let two = ["--redis-url", "eu=redis://h", "--redis-url", "us=redis://i"];
+    for other in ["redis://x:y@h", "asia=redis://x:y@h"] {
+        let error = load(&[&two[..], &["--monitor-redis-url", other]].concat(), &[]).unwrap_err();
+        assert!(error.contains("NAME is one of: eu, us"), "{error}");
+    }
 }
 
 /// Without it their user would have no password, which is rejected.
