@@ -101,9 +101,9 @@ impl Hub {
             let mut recent = self.recent.lock().unwrap_or_else(PoisonError::into_inner);
             recent.push_back(Arc::clone(&delta));
             let size = |delta: &Arc<Delta>| delta.changed.len() + delta.removed.len();
-            let mut entry: usize = recent.iter().map(size).sum();
-            while recent.len() > RECENT || entry > RECENT_LOCKS {
-                entry -= recent.pop_front().as_ref().map_or(entry, size);
+            let mut locks: usize = recent.iter().map(size).sum();
+            while recent.len() > RECENT || locks > RECENT_LOCKS {
+                locks -= recent.pop_front().as_ref().map_or(locks, size);
             }
             self.snapshot.store(snapshot);
         }

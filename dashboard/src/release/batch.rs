@@ -151,7 +151,7 @@ impl Releases {
             parts.extend(choices.iter().map(|choice| (Arc::clone(offer), *choice)));
         }
         let releases = parts.into_iter().map(|(offer, choice)| async move {
-            let outcome = self.run(&offer, &choice).await;
+            let outcome = self.send(&offer, &choice).await;
             self.report(&offer, &choice, reason, operator, &outcome).await;
             // The visitor may have gone.
             outcomes.send((offer.id.clone(), outcome)).await.unwrap_or_default();

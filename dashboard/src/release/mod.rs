@@ -12,6 +12,7 @@ use std::time::Duration;
 
 use prometheus::{IntCounterVec, Registry};
 use redis::Value;
+use redisson::HolderId;
 use redisson::name::is_invisible;
 use redisson::script::{self, ForceReleaseOutcome, parse_force_release};
 use service_kit::redis::{CallError, Deployment, Link, resolve};
@@ -154,6 +155,12 @@ pub struct Operator {
     pub from: IpAddr,
 }
 
+impl Operator {
+    fn shown_name(&self) -> &str {
+        self.name.as_deref().unwrap_or("somebody")
+    }
+}
+
 /// A request for a release.
 #[derive(Debug, Clone, serde::Deserialize, utoipa::ToSchema)]
 pub struct ReleaseRequest {
@@ -282,7 +289,7 @@ impl Releases {
             return;
         }
         let reason: String = visible(reason.as_bytes()).chars().take(MAX_REASON).collect();
-        let who = operator.name.as_deref().unwrap_or("somebody");
+        let who = operator.shown_name();
         tracing::warn!(
             deployment = &*id.deployment,
             db = id.db,
@@ -293,17 +300,22 @@ impl Releases {
             why,
             "release by force rejected"
         );
+        let action = OperatorAction {
+            at: SteadyMillis::now(),
+            who: who.to_owned(),
+            from: operator.from,
+            what: "release_rejected",
+            subject: "lock".to_owned(),
+            reason,
+            was: String::new(),
+            outcome: format!("{REJECTED}: {why}"),
+        };
+        self.store(id, action);
+    }
+
+    /// Adds an action to the history.
+    fn store(&self, id: &LockId, action: OperatorAction) {
         if let Some(archive) = &self.archive {
-            let action = OperatorAction {
-                at: SteadyMillis::now(),
-                who: who.to_owned(),
-                from: operator.from,
-                what: "release_rejected",
-                subject: "lock".to_owned(),
-                reason,
-                was: String::new(),
-                outcome: format!("{REJECTED}: {why}"),
-            };
             archive.send(ArchiveEntry::Acted(id.clone(), Box::new(action)));
         }
     }
@@ -330,12 +342,13 @@ impl Releases {
             return Err(ReleaseError::Stale);
         }
         let outcome =
-            if self.sent.take() { self.run(&offer, &choice).await } else { Outcome::Limited };
+            if self.sent.take() { self.send(&offer, &choice).await } else { Outcome::Limited };
         self.report(&offer, &choice, reason, operator, &outcome).await;
         Ok(outcome)
     }
 
-    async fn run(&self, offer: &Offer, choice: &Choice) -> Outcome {
+    /// Sends the script that compares and releases.
+    async fn send(&self, offer: &Offer, choice: &Choice) -> Outcome {
         let route = self
             .model
             .scope(&offer.id.deployment, offer.id.db)
@@ -343,26 +356,25 @@ impl Releases {
         let Some((scope, route)) = route else {
             return Outcome::Unsent("this database is not watched".to_owned());
         };
-        let forcing = Observation::ForceRelease {
-            name: offer.id.name.clone(),
-            holders: choice.holders(offer),
-            at: now(),
-        };
-        // Reported first, because the release message arrives before the reply.
-        self.model.observe(scope, forcing).await;
+        // Announced first, because the release message arrives before the reply.
+        self.announce(scope, offer, choice.holders(offer)).await;
         let at = now();
         let sent = route.send(&offer.id.name, |publish| choice.call(offer, publish, at)).await;
         let outcome = outcome(sent);
         if !matches!(outcome, Outcome::Released | Outcome::Unknown(_)) {
             // Any other end of the hold is not due to this request.
-            let (name, at) = (offer.id.name.clone(), now());
-            self.model
-                .observe(scope, Observation::ForceRelease { name, holders: Vec::new(), at })
-                .await;
+            self.announce(scope, offer, Vec::new()).await;
         }
         outcome
     }
 
+    /// Names to the model the holders whose hold a request may end from now on.
+    async fn announce(&self, scope: ScopeId, offer: &Offer, holders: Vec<HolderId>) {
+        let (name, at) = (offer.id.name.clone(), now());
+        self.model.observe(scope, Observation::ForceRelease { name, holders, at }).await;
+    }
+
+    /// Reports a release to the metric, the log, the history and the lock's page.
     async fn report(
         &self,
         offer: &Offer,
@@ -372,7 +384,7 @@ impl Releases {
         outcome: &Outcome,
     ) {
         self.outcomes.with_label_values(&[outcome.as_str()]).inc();
-        let who = operator.name.as_deref().unwrap_or("somebody");
+        let who = operator.shown_name();
         let (what, was) = (choice.what(), choice.was(offer));
         tracing::warn!(
             deployment = &*offer.id.deployment,
@@ -386,7 +398,7 @@ impl Releases {
             outcome = outcome.as_str(),
             "release by force requested"
         );
-        let act = OperatorAction {
+        let action = OperatorAction {
             at: SteadyMillis::now(),
             who: who.to_owned(),
             from: operator.from,
@@ -396,9 +408,7 @@ impl Releases {
             was: was.clone(),
             outcome: outcome.as_str().to_owned(),
         };
-        if let Some(archive) = &self.archive {
-            archive.send(ArchiveEntry::Acted(offer.id.clone(), Box::new(act)));
-        }
+        self.store(&offer.id, action);
         let Some(scope) = self.model.scope(&offer.id.deployment, offer.id.db) else { return };
         let text = match outcome {
             Outcome::Released => {
@@ -411,9 +421,8 @@ impl Releases {
             }
             _ => return,
         };
-        let (name, word) = (offer.id.name.clone(), choice.word());
-        let acted =
-            Observation::OperatorActed { name: name.clone(), word, text, at: SteadyMillis::now() };
+        let (name, word, at) = (offer.id.name.clone(), choice.word(), SteadyMillis::now());
+        let acted = Observation::OperatorActed { name, word, text, at };
         self.model.observe(scope, acted).await;
     }
 }

@@ -13,7 +13,7 @@ use tokio::sync::mpsc;
 use tokio::time::{Instant, timeout_at};
 
 use super::acknowledge::{AcknowledgeRequest, acknowledge_all};
-use super::release::{NOTHING_TO_RELEASE, off, offered, status_of};
+use super::release::{NOTHING_TO_RELEASE, error_status, read_offer, releases_off};
 use crate::access::rights::Right;
 use crate::clock::SteadyMillis;
 use crate::http::app::App;
@@ -84,7 +84,7 @@ pub(super) fn releasable<'a>(
         Err(error) if error.status == StatusCode::FORBIDDEN => return Err(error),
         incident => incident,
     };
-    let releases = app.releases.as_ref().ok_or_else(off)?;
+    let releases = app.releases.as_ref().ok_or_else(releases_off)?;
     let incident = incident?;
     match incident.problem {
         ProblemKind::Deadlock => Err(ApiError::new(
@@ -176,7 +176,7 @@ pub(super) async fn offer(
             return Err((id, error.detail));
         }
         let holder = lock.holders.first().map(|holder| &*holder.id);
-        let offer = offered(app, &id).await;
+        let offer = read_offer(app, &id).await;
         match offer.and_then(|offer| Ok((choices(&offer, holder)?, offer))) {
             Ok((choices, _)) if choices.is_empty() => Err((id, NOTHING_TO_RELEASE.to_owned())),
             Ok((choices, offer)) => Ok((offer.into(), choices)),
@@ -292,7 +292,7 @@ pub async fn release_from_page(
         Err(error) => {
             let (why, reason) = (Some(error.to_string()), request.reason);
             let step = ask(&app, releases, &visitor, &incident, why, reason).await;
-            (status_of(&error), step)
+            (error_status(&error), step)
         }
     };
     let page = page_of(&app, &uri, &visitor, incident, step);

@@ -34,7 +34,7 @@ pub(super) const NOTHING_TO_RELEASE: &str =
     "Nobody holds this lock, and nobody dead stands in its queue.";
 
 /// The error of a dashboard that releases nothing.
-pub(super) fn off() -> ApiError {
+pub(super) fn releases_off() -> ApiError {
     let why = "nothing is released here: this dashboard was started without --allow-release";
     ApiError::new(StatusCode::FORBIDDEN, why)
 }
@@ -48,7 +48,7 @@ fn allowed<'a>(
     match (lock_if_may(app, visitor, Right::Release, params), &app.releases) {
         (Ok(id), Some(releases)) => Ok((releases, id)),
         (Err(error), _) if error.status == StatusCode::FORBIDDEN => Err(error),
-        (_, None) => Err(off()),
+        (_, None) => Err(releases_off()),
         (Err(error), Some(_)) => Err(error),
     }
 }
@@ -74,7 +74,7 @@ fn requested<'a>(
 }
 
 /// Reads a lock and offers what can be released; or returns a sentence that says why nothing can.
-pub(super) async fn offered(app: &App, id: &LockId) -> Result<Offer, String> {
+pub(super) async fn read_offer(app: &App, id: &LockId) -> Result<Offer, String> {
     let asked = now();
     let ReadingReply { read_at, reading } = app.read_now(id).await?;
     if let Reading::Other(what) = &reading {
@@ -93,13 +93,13 @@ pub(super) async fn offered(app: &App, id: &LockId) -> Result<Offer, String> {
     Offer::new(view, reading, (asked, read_at)).ok_or_else(|| NOTHING_TO_RELEASE.to_owned())
 }
 
-async fn step(
+async fn current_step(
     app: &App,
     releases: &Releases,
     id: &LockId,
     visitor: &CurrentVisitor,
 ) -> ReleaseStep {
-    match offered(app, id).await {
+    match read_offer(app, id).await {
         Ok(offer) => {
             let (seen, offer) = releases.offer(offer, visitor.shared_name());
             ReleaseStep::Ask { offer, seen, mistake: None, target: None, reason: String::new() }
@@ -116,7 +116,7 @@ pub async fn page(
 ) -> Response {
     let page = async {
         let (releases, id) = allowed(&app, &visitor, params)?;
-        let step = step(&app, releases, &id, &visitor).await;
+        let step = current_step(&app, releases, &id, &visitor).await;
         Ok(ReleasePage { chrome: app.chrome(&address(&uri)), id, step })
     };
     match page.await {
@@ -144,10 +144,10 @@ pub async fn from_page(
             releases.record_rejection(&id, &operator, "", &error.detail);
         })?;
         let (status, step) = match releases.release(&id, &request, &operator).await {
-            Ok(outcome) => (status(&outcome), ReleaseStep::Done(outcome)),
+            Ok(outcome) => (outcome_status(&outcome), ReleaseStep::Done(outcome)),
             // What was typed stays; what is shown is as it is now.
             Err(error) => {
-                let step = match step(&app, releases, &id, &visitor).await {
+                let step = match current_step(&app, releases, &id, &visitor).await {
                     ReleaseStep::Ask { offer, seen, .. } => ReleaseStep::Ask {
                         offer,
                         seen,
@@ -157,7 +157,7 @@ pub async fn from_page(
                     },
                     other => other,
                 };
-                (status_of(&error), step)
+                (error_status(&error), step)
             }
         };
         Ok((status, ReleasePage { chrome: app.chrome(&address(&uri)), id, step }))
@@ -168,7 +168,7 @@ pub async fn from_page(
     }
 }
 
-fn status(outcome: &Outcome) -> StatusCode {
+fn outcome_status(outcome: &Outcome) -> StatusCode {
     match outcome {
         Outcome::Released | Outcome::Free => StatusCode::OK,
         Outcome::Changed | Outcome::NoLock => StatusCode::CONFLICT,
@@ -179,7 +179,7 @@ fn status(outcome: &Outcome) -> StatusCode {
     }
 }
 
-pub(super) fn status_of(error: &ReleaseError) -> StatusCode {
+pub(super) fn error_status(error: &ReleaseError) -> StatusCode {
     match error {
         ReleaseError::Stale => StatusCode::CONFLICT,
         ReleaseError::Limited => StatusCode::TOO_MANY_REQUESTS,
@@ -226,7 +226,7 @@ pub(in crate::http) async fn look(
     params: Result<Query<LockParams>, QueryRejection>,
 ) -> Result<Json<OfferJson>, ApiError> {
     let (releases, id) = allowed(&app, &visitor, params)?;
-    let offer = offered(&app, &id).await;
+    let offer = read_offer(&app, &id).await;
     let offer = offer.map_err(|why| ApiError::new(StatusCode::NOT_FOUND, why))?;
     let valid_until = SteadyMillis::now().plus(millis(VALID));
     let (seen, offer) = releases.offer(offer, visitor.shared_name());
@@ -298,7 +298,7 @@ pub(in crate::http) async fn from_api(
         Ok(outcome) => outcome,
         Err(error) => return Ok(rejected(&error)),
     };
-    let status = status(&outcome);
+    let status = outcome_status(&outcome);
     if status.is_success() {
         let body = OutcomeJson { outcome: outcome.as_str(), detail: outcome.explained() };
         return Ok((status, Json(body)).into_response());
@@ -308,7 +308,7 @@ pub(in crate::http) async fn from_api(
 
 /// Returns the response to a request that is not carried out.
 pub(super) fn rejected(error: &ReleaseError) -> Response {
-    limited(ApiError::new(status_of(error), error.to_string()))
+    limited(ApiError::new(error_status(error), error.to_string()))
 }
 
 /// Returns an error response, which names the time to wait for if there were too many releases.
