@@ -13,6 +13,7 @@ import (
 	"context"
 	"os"
 	"path/filepath"
+	"slices"
 	"sync"
 	"time"
 )
@@ -42,6 +43,7 @@ type options struct {
 	kind    Kind
 	limited bool
 	wait    time.Duration
+	leased  bool
 	lease   time.Duration
 }
 
@@ -57,7 +59,9 @@ func Wait(limit time.Duration) LockOption {
 func OfKind(kind Kind) LockOption { return func(o *options) { o.kind = kind } }
 
 // Lease gives the hold a fixed lease, which nothing renews.
-func Lease(lease time.Duration) LockOption { return func(o *options) { o.lease = lease } }
+func Lease(lease time.Duration) LockOption {
+	return func(o *options) { o.leased, o.lease = true, lease }
+}
 
 // Agent is the agent of this host. It is safe for concurrent use.
 type Agent struct {
@@ -160,7 +164,7 @@ func (a *Agent) acquire(
 
 // TryLock acquires a lock if it is free, and otherwise fails with ErrTimeout.
 func (a *Agent) TryLock(ctx context.Context, name string, opts ...LockOption) (*Hold, error) {
-	return a.Lock(ctx, name, append(opts, Wait(0))...)
+	return a.Lock(ctx, name, slices.Concat(opts, []LockOption{Wait(0)})...)
 }
 
 // Close releases everything and closes the connections. Pending waits end with an ErrUnavailable.

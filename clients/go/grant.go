@@ -187,7 +187,7 @@ func (h *Hold) OnRisk(listener func()) {
 	h.grant.update(func(g *grant) { g.onRisk = append(g.onRisk, listener) })
 }
 
-// Extend sets a fixed lease from now and ends renewal. A lease of 0 returns the hold to renewal.
+// Extend sets a fixed lease from now, at least 100 ms, and ends renewal. A lease of 0 returns the hold to renewal.
 func (h *Hold) Extend(lease time.Duration) error {
 	if err := h.Check(); err != nil {
 		return err

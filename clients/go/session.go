@@ -249,7 +249,7 @@ func lockWords(names []string, o options) []any {
 		words = append(words, name)
 	}
 	words = append(words, "KIND", o.kind)
-	if o.lease > 0 {
+	if o.leased {
 		words = append(words, "LEASE", o.lease.Milliseconds())
 	}
 	return words
@@ -310,8 +310,8 @@ func (s *session) grantedAll(reply any, o options) (grants []*grant) {
 	}
 	for _, row := range rows {
 		fields, _ := row.(map[string]any)
-		g := s.granted(fields, o.lease > 0)
-		if o.lease == 0 && number(fields["holds"]) == 1 { // A reentry may find a fixed lease.
+		g := s.granted(fields, o.leased)
+		if !o.leased && number(fields["holds"]) == 1 { // A reentry may find a fixed lease.
 			g.update(func(g *grant) { g.watched = g.deadline - boot() })
 		}
 		grants = append(grants, g)
@@ -341,6 +341,10 @@ func (s *session) unlock(g *grant) error {
 }
 
 func (s *session) extend(g *grant, lease time.Duration) error {
+	millis := lease.Milliseconds()
+	if lease != 0 && millis == 0 { // The agent would take it for a return to renewal.
+		return public(replyError("LIMIT a lease must be at least 100 ms"))
+	}
 	s.enter()
 	defer s.leave()
 	s.turn <- struct{}{}
@@ -349,7 +353,6 @@ func (s *session) extend(g *grant, lease time.Duration) error {
 		return err
 	}
 	sent := boot()
-	millis := lease.Milliseconds()
 	g.update(func(g *grant) { // The agent may end it then.
 		g.ceiling = sent + g.watched
 		if millis > 0 {

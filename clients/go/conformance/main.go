@@ -102,11 +102,11 @@ func options(words []string) (opts []lockscope.LockOption) {
 }
 
 func millis(word string) time.Duration {
-	count, err := strconv.Atoi(word)
+	count, err := strconv.ParseFloat(word, 64)
 	if err != nil {
 		panic(err)
 	}
-	return time.Duration(count) * time.Millisecond
+	return time.Duration(count * float64(time.Millisecond))
 }
 
 func members(h held) []*lockscope.Hold {

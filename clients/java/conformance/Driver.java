@@ -138,6 +138,8 @@ public final class Driver {
             return execute(command);
         } catch (LockscopeException | InterruptedException error) {
             return json("error", word(error), "text", String.valueOf(error.getMessage()));
+        } catch (IllegalArgumentException error) { // Other libraries leave the check of a lease to the agent.
+            return json("error", "LIMIT", "text", error.getMessage());
         }
     }
 
@@ -199,7 +201,7 @@ public final class Driver {
                     thread.join();
                 }
             }
-            default -> throw new IllegalArgumentException(command.verb);
+            default -> throw new AssertionError(command.verb);
         }
         return "{\"errors\":[" + errors.stream().map(Driver::quoted).collect(Collectors.joining(",")) + "]}";
     }
@@ -279,7 +281,7 @@ public final class Driver {
     }
 
     private static Duration millis(String word) {
-        return Duration.ofMillis(Long.parseLong(word));
+        return Duration.ofNanos((long) (Double.parseDouble(word) * 1e6));
     }
 
     private static synchronized void say(String tag, String json) {

@@ -7,7 +7,7 @@
 //     check <handle> | release <handle> | extend <handle> <ms>
 //     part <handle>    releases the first of several; the handle is that of the rest
 //     spoil <handle>   adds listeners that throw
-//     misname          locks under a name that cannot be sent
+//     misname          locks under names that cannot be sent
 //     close            closes the agent object
 //     many <count>   one lock for each of that many tasks; `unmany` releases them
 //     cancel <tag>   cancels a command
@@ -92,14 +92,10 @@ const verbs = {
     return {};
   },
   async misname({ owner }) {
-    const errors = [];
-    for (let calls = 0; calls < 10; calls += 1) {
-      let left = calls; // It fails wherever the library makes a string of it.
-      const name = { toString: () => (left-- > 0 ? "misnamed" : fails()) };
-      const attempt = owner.lock(name).then((hold) => hold.release());
-      await attempt.catch((error) => errors.push(error.message));
-    }
-    return { error: errors.join() };
+    const mistakes = [owner.lock(undefined), owner.lock({}), owner.lockAll("abc"), owner.lockAll(["a", 5])];
+    const ended = await Promise.allSettled(mistakes);
+    if (!ended.every(({ reason }) => reason instanceof TypeError)) return { accepted: true };
+    return { error: ended.map(({ reason }) => reason.message).join() };
   },
   async close() {
     await agent.close();

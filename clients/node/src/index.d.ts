@@ -5,7 +5,7 @@ export interface LockOptions {
   kind?: Kind;
   /** The limit for the wait in milliseconds; without it the wait takes as long as it takes. */
   wait?: number;
-  /** A fixed lease in milliseconds, which nothing renews. */
+  /** A fixed lease in milliseconds, at least 100, which nothing renews. */
   lease?: number;
   /** Ends the wait. `lock` then rejects with the signal's reason. */
   signal?: AbortSignal;

@@ -27,6 +27,10 @@ function usualSocket() {
   return own && !existsSync(DEFAULT_SOCKET) && existsSync(own) ? own : DEFAULT_SOCKET;
 }
 
+function checkName(name) {
+  if (typeof name !== "string") throw new TypeError(`the name of a lock is a string, not ${name}`);
+}
+
 export class Hold {
   #session;
   #grant;
@@ -138,14 +142,18 @@ export class Owner {
   }
 
   async lock(name, { kind = "lock", wait, lease, signal } = {}) {
+    checkName(name);
     const session = this.#agent._sessionOf(this);
     const [grant] = await session.lock([name], kind, { wait, lease, signal });
     return new Hold(this, session, grant);
   }
 
   async lockAll(names, { kind = "lock", wait, lease, signal } = {}) {
+    if (typeof names === "string") throw new TypeError(`lockAll takes several names, not the one name ${names}`);
+    const all = [...names];
+    all.forEach(checkName);
     const session = this.#agent._sessionOf(this);
-    const grants = await session.lock([...names], kind, { wait, lease, signal }, true);
+    const grants = await session.lock(all, kind, { wait, lease, signal }, true);
     return new Holds(grants.map((grant) => new Hold(this, session, grant)));
   }
 
@@ -180,7 +188,9 @@ export class Agent {
   #spare = [];
   #owned = new WeakMap();
 
-  constructor({ socket = usualSocket(), grace = DEFAULT_GRACE } = {}) {
+  constructor(options = {}) {
+    if (typeof options === "string") throw new TypeError("expected new Agent({ socket, grace }), not a string");
+    const { socket = usualSocket(), grace = DEFAULT_GRACE } = options;
     this.#path = socket;
     this.#grace = grace;
   }

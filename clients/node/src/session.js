@@ -7,6 +7,7 @@ import {
   LockLostError,
   LockTimeoutError,
   LockscopeError,
+  RejectedError,
   UnavailableError,
   fromReply,
 } from "./errors.js";
@@ -102,6 +103,7 @@ export class Session {
 
   /** Acquires the locks, or reenters them: one by its name, or all of several. */
   lock(names, kind, { wait, lease, signal }, several = false) {
+    if (wait === Infinity) wait = undefined;
     const end = wait === undefined ? Infinity : boot() + wait;
     const described = names.join(", ");
     const work = async (leaveRest) => {
@@ -223,11 +225,13 @@ export class Session {
   }
 
   /** Sets a fixed lease from now, or returns the hold to renewal. */
-  extend(grant, lease) {
+  async extend(grant, lease) {
+    const millis = Math.floor(lease);
+    // The agent would take it for a return to renewal.
+    if (millis === 0 && lease !== 0) throw new RejectedError("LIMIT", "LIMIT a lease must be at least 100 ms");
     return this.#turn(async () => {
       await this.#connect(boot() + REPLY_LIMIT);
       const sent = boot();
-      const millis = Math.floor(lease);
       grant.ceiling = sent + (millis > 0 ? millis : grant.watched); // The agent may end it then.
       this.#arm();
       try {

@@ -7,7 +7,7 @@ one after another. Answers `<tag> <JSON>`; a loss and a warning are reported as 
     check <handle> | release <handle> | extend <handle> <ms>
     part <handle>   releases the first of several; the handle is that of the next
     spoil <handle>  adds listeners that raise
-    misname         locks under a name that cannot be sent
+    misname         locks under names that cannot be sent
     close           closes the agent object
     many <count>   one lock for each of that many tasks; `unmany` releases them
     cancel <tag>   interrupts a command of the task `main`
@@ -151,7 +151,7 @@ class Threads:
         return {}
 
     def extend(self, handle, ms):
-        self.holds[handle].extend(int(ms) / 1000 or None)
+        self.holds[handle].extend(float(ms) / 1000 or None)
         return describe(self.holds[handle])
 
     def part(self, handle):
@@ -164,6 +164,12 @@ class Threads:
         return {}
 
     def misname(self):
+        for mistake in (lambda: self.agent.lock(None), lambda: self.agent.lock_all("abc")):
+            try:
+                mistake()
+                return {"accepted": True}
+            except TypeError:
+                pass
         return describe(self.agent.lock("\ud800"))
 
     def close(self):
@@ -274,7 +280,7 @@ class Tasks:
         return {}
 
     async def extend(self, handle, ms):
-        await self.holds[handle].extend(int(ms) / 1000 or None)
+        await self.holds[handle].extend(float(ms) / 1000 or None)
         return describe(self.holds[handle])
 
     async def part(self, handle):
@@ -287,6 +293,12 @@ class Tasks:
         return {}
 
     async def misname(self):
+        for mistake in (lambda: self.agent.lock(None), lambda: self.agent.lock_all("abc")):
+            try:
+                await mistake()
+                return {"accepted": True}
+            except TypeError:
+                pass
         return describe(await self.agent.lock("\ud800"))
 
     async def close(self):

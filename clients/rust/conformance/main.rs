@@ -136,9 +136,9 @@ impl Driver {
 
     async fn extend(&self, handle: &str, millis: &str) -> Result<Value, Error> {
         let holds = self.find(handle).expect("a handle");
-        match millis.parse().expect("milliseconds") {
-            0 => holds[0].keep_renewed().await?,
-            millis => holds[0].extend(Duration::from_millis(millis)).await?,
+        match millis.parse::<f64>().expect("milliseconds") {
+            0.0 => holds[0].keep_renewed().await?,
+            millis => holds[0].extend(Duration::from_secs_f64(millis / 1000.0)).await?,
         }
         Ok(describe(&holds))
     }

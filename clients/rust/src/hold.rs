@@ -123,7 +123,7 @@ impl Hold {
         self.grant.at_risk.subscribe()
     }
 
-    /// Sets a fixed lease from now and ends renewal.
+    /// Sets a fixed lease from now, at least 100 ms, and ends renewal.
     pub async fn extend(&self, lease: Duration) -> Result<()> {
         self.set_lease(Some(lease)).await
     }

@@ -393,12 +393,16 @@ impl Session {
         grant: &Grant,
         lease: Option<Duration>,
     ) -> Result<()> {
+        let millis = lease.unwrap_or_default().as_millis();
+        if lease.is_some() && millis == 0 {
+            // The agent would take it for a return to renewal.
+            return Err(Error::from_reply("LIMIT a lease must be at least 100 ms".to_owned()));
+        }
         let _using = self.enter();
         let _turn = self.turn.lock().await;
         self.connect(boot() + REPLY_LIMIT, None).await?;
         let Some((connection, id)) = self.link() else { return Err(Failure::Disconnected.into()) };
         let (name, kind) = &grant.key;
-        let millis = lease.unwrap_or_default().as_millis();
         let command = Command::new("EXTEND").word(name).number(millis).word("KIND").word(kind);
         let sent = boot();
         grant.extending(lease, sent);

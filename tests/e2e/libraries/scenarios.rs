@@ -159,6 +159,19 @@ pub(super) async fn a_fixed_lease_expires(library: &Library) -> Result<()> {
     Ok(())
 }
 
+pub(super) async fn a_lease_that_is_too_short_is_rejected_and_never_renewed(
+    library: &Library,
+) -> Result<()> {
+    let mut stage = Stage::new(library).await?;
+    stage.driver.fails("lock a orders:42 lease=0", "LIMIT").await?;
+    stage.driver.ok("lock a orders:42 lease=30000").await?;
+    stage.driver.fails("extend a 0.5", "LIMIT").await?;
+    let hold = stage.driver.ok("check a").await?;
+    ensure!(number(&hold, "remaining")? <= 30_000, "{hold}");
+    stage.driver.ok("extend a 1000").await?;
+    stage.driver.event("lost", "a").await.map(drop)
+}
+
 pub(super) async fn a_restarted_agent_keeps_hold_and_wait(library: &Library) -> Result<()> {
     let mut stage = Stage::new(library).await?;
     stage.direct.call("HSET taken 9c3e6e0e-2f6c-4a6e-8f0e-1b2c3d4e5f60:7 1").await?.ok()?;

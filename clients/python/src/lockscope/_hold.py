@@ -27,6 +27,11 @@ def socket_path(given: "Optional[str | os.PathLike[str]]") -> str:
     return DEFAULT_SOCKET
 
 
+def check_name(name: object) -> None:
+    if not isinstance(name, str):
+        raise TypeError(f"the name of a lock is a str, not {type(name).__name__}")
+
+
 class BaseHold:
     """One acquisition of a lock."""
 

@@ -161,6 +161,10 @@ class Session:
     async def _lock(
         self, names: List[str], several: bool, kind: str, wait: Optional[float], lease: Optional[float]
     ) -> List[Grant]:
+        if wait is not None and math.isnan(wait):
+            raise ValueError("wait is a number of seconds, not nan")
+        if wait == math.inf:
+            wait = None
         end = None if wait is None else boot() + wait
         described = ", ".join(names)
         await self._turn(end, described)
@@ -268,6 +272,8 @@ class Session:
 
     async def extend(self, grant: Grant, lease: Optional[float]) -> None:
         """Sets a fixed lease from now, or returns the hold to the watchdog."""
+        if lease is not None and _ms(lease) == 0:  # The agent would take it for a return to renewal.
+            raise from_reply("LIMIT a lease must be at least 0.1 s")
         async with self._mutex:
             await self._connect(boot() + REPLY_LIMIT)
             sent, before = boot(), grant.deadline

@@ -6,7 +6,7 @@ import weakref
 from typing import Any, Awaitable, Generator, Generic, Iterable, List, Optional, TypeVar, Union
 
 from ._errors import LockLost, LockTimeout, LockscopeError, Unavailable
-from ._hold import BaseHold, BaseHolds, socket_path
+from ._hold import BaseHold, BaseHolds, check_name, socket_path
 from ._session import CLOSED, Session
 
 #: The number of connections without a hold that are kept for the next owner.
@@ -145,6 +145,7 @@ class Agent:
         self, owner: object, name: str, wait: Optional[float], kind: str, lease: Optional[float]
     ) -> Hold:
         """Acquires a lock for an owner other than the current task."""
+        check_name(name)
         session = self._session(owner)
         return Hold(session, await session.lock(name, kind, wait, lease))
 
@@ -152,8 +153,13 @@ class Agent:
         self, owner: object, names: Iterable[str], wait: Optional[float], kind: str, lease: Optional[float]
     ) -> Holds:
         """Acquires several locks for an owner other than the current task."""
+        if isinstance(names, (str, bytes)):
+            raise TypeError(f"lock_all takes several names, not the one name {names!r}")
+        names = list(names)
+        for name in names:
+            check_name(name)
         session = self._session(owner)
-        return Holds([Hold(session, grant) for grant in await session.lock_all(list(names), kind, wait, lease)])
+        return Holds([Hold(session, grant) for grant in await session.lock_all(names, kind, wait, lease)])
 
     @property
     def holding(self) -> bool:

@@ -84,6 +84,7 @@ public final class Hold implements AutoCloseable {
     /**
      * Sets a fixed lease from now and ends renewal.
      *
+     * @throws IllegalArgumentException if the lease is shorter than a millisecond
      * @throws LockLostException if the hold has been lost
      */
     public void extend(Duration lease) {
