@@ -1,4 +1,4 @@
-//! The HTTP server: metrics, health and, with --http-sessions, holds and sessions. Runs on a thread of its own.
+//! The HTTP server: metrics, health and, with --http-sessions, holds and sessions. Runs on a separate thread.
 
 use std::thread;
 use std::time::Duration;

@@ -1,7 +1,7 @@
 //! The agent: acquires Redisson-compatible locks in Redis for local workers, which request them over a Unix socket.
 //!
 //! Everything that a lock passes through runs in one thread: [`server`] turns bytes into [`protocol`] commands, the
-//! [`core`] decides, and the [`runtime`] carries out its decisions in Redis. HTTP has a thread of its own.
+//! [`core`] decides, and the [`runtime`] carries out its decisions in Redis. HTTP has a separate thread.
 
 mod collections;
 pub mod config;

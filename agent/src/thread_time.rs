@@ -165,7 +165,7 @@ impl ThreadTime {
         time
     }
 
-    /// Wraps a connection of a user, to be spawned as a task of its own: while it waits, only the waker that it was first polled with
+    /// Wraps a connection of a user, to be spawned as a separate task: while it waits, only the waker that it was first polled with
     /// is called.
     pub fn connection<F: Future>(&self, uid: u32, connection: F) -> Timed<F> {
         self.users().by_uid.entry(uid).or_default().connections += 1;

@@ -12,7 +12,7 @@ pub type Number = i64;
 /// The number of a client's connection, unique within this run of the agent.
 ///
 /// The core keeps a session under the number of its latest connection, also after that has closed. A restored session that
-/// nobody has resumed yet has a number of its own.
+/// nobody has resumed yet has a separate number.
 #[derive(Debug, Clone, Copy, PartialEq, Eq, Hash, PartialOrd, Ord)]
 pub struct ConnectionId(pub u64);
 

@@ -24,9 +24,9 @@ pub(in crate::core) struct Journal {
     /// The number of records that are written, or will never be.
     done: u64,
     /// The connections whose replies wait, each with the number of records that must be written first.
-    waiting: VecDeque<(u64, ConnectionId)>,
+    delayed_replies: VecDeque<(u64, ConnectionId)>,
     /// The scripts that wait, each with the number of records that must be written first.
-    kept: VecDeque<(u64, OpId)>,
+    delayed_scripts: VecDeque<(u64, OpId)>,
     /// The numbers of holds and waiters that the journal has.
     numbers: HashSet<Number>,
 }
@@ -37,20 +37,20 @@ impl Journal {
         self.done
     }
 
-    /// Lets a reply to this connection wait for all records so far. Returns their number.
-    pub(in crate::core) fn wait(&mut self, connection: ConnectionId) -> u64 {
+    /// Delays a reply to this connection until all records so far are written. Returns their number.
+    pub(in crate::core) fn delay_reply(&mut self, connection: ConnectionId) -> u64 {
         if self.recorded > self.done {
-            self.waiting.push_back((self.recorded, connection));
+            self.delayed_replies.push_back((self.recorded, connection));
         }
         self.recorded
     }
 
-    /// Keeps a script that ends this hold until all records so far are written. Returns whether it has to wait: if the journal
+    /// Delays a script that ends this hold until all records so far are written. Returns whether it has to wait: if the journal
     /// has the hold, and some records are not written.
-    pub(in crate::core) fn keep(&mut self, script: OpId, hold: Number) -> bool {
+    pub(in crate::core) fn delay_script(&mut self, script: OpId, hold: Number) -> bool {
         let waits = self.recorded > self.done && self.numbers.contains(&hold);
         if waits {
-            self.kept.push_back((self.recorded, script));
+            self.delayed_scripts.push_back((self.recorded, script));
         }
         waits
     }
@@ -227,18 +227,21 @@ impl Core {
     fn advance_journal(&mut self, upto: u64) -> Vec<ConnectionId> {
         let journal = &mut self.journal;
         journal.done = journal.done.max(upto);
-        let mut kept = Vec::new();
-        while let Some((_, script)) = journal.kept.pop_front_if(|(after, _)| *after <= upto) {
-            kept.push(script);
+        let mut scripts = Vec::new();
+        while let Some((_, script)) =
+            journal.delayed_scripts.pop_front_if(|(after, _)| *after <= upto)
+        {
+            scripts.push(script);
         }
         let mut reached = Vec::new();
-        while let Some((_, connection)) = journal.waiting.pop_front_if(|(after, _)| *after <= upto)
+        while let Some((_, connection)) =
+            journal.delayed_replies.pop_front_if(|(after, _)| *after <= upto)
         {
             if reached.last() != Some(&connection) {
                 reached.push(connection);
             }
         }
-        self.send_kept(kept);
+        self.send_delayed(scripts);
         reached
     }
 

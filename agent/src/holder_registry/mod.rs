@@ -66,7 +66,7 @@ pub struct Settings {
     pub signing_key: Option<Arc<SigningKey>>,
 }
 
-/// Starts a task with a connection of its own that updates the registry. Both end with `shutdown`.
+/// Starts a task, with a separate connection, that updates the registry. Both end with `shutdown`.
 pub fn start(settings: Settings, core: mpsc::Sender<Input>, shutdown: &Shutdown) {
     let options = LinkOptions {
         response_timeout: settings.response_timeout,

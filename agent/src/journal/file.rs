@@ -292,7 +292,7 @@ mod tests {
         own(&folder).0.rewrite(&lines([Record::Session(session(1))])).unwrap();
         let path = folder.path().join(FILE);
         let mut file = OpenOptions::new().append(true).open(path).unwrap();
-        // A hole takes no space: one long line that is no record.
+        // A hole takes no space: one long line that is not a record.
         file.set_len(300 << 20).unwrap();
         file.write_all(b"\n").unwrap();
         file.write_all(&lines([Record::Hold(hold(1, 3, b"a"))])).unwrap();

@@ -178,7 +178,7 @@ mod tests {
         let outcome = written(&mut writer).await;
         assert_eq!(outcome.upto, many.unsigned_abs());
         assert!(outcome.error.is_some_and(|why| why.contains("the disk has taken nothing")));
-        // What comes now need not wait as long.
+        // A record that comes now need not wait as long.
         writer.patience = Duration::from_secs(3600);
         writer.push(gone(many));
         writer.start(|| -> Vec<Record> { unreachable!("a write is in progress") });

@@ -11,7 +11,7 @@ use crate::duration::as_micros;
 /// The agent counts the time left in whole milliseconds.
 const PRECISION: u64 = 1_000;
 
-/// What the agent says of a lock's validity. Both instants are in microseconds since boot.
+/// A lock's validity as the agent reports it. Both instants are in microseconds since boot.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub(crate) struct Validity {
     pub(crate) until: u64,

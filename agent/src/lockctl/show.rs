@@ -27,7 +27,7 @@ pub(crate) async fn lock(
     let mut lines = vec![format!("lock     {}", printable(name))];
     let mut line = |head: &str, text: String| lines.push(format!("{head:<9}{text}"));
     let holders = lock.list("holders");
-    // What is left of a lock that nobody holds shows its kind only if it is not a plain one.
+    // The remains of a lock that nobody holds show its kind only if it is not a plain one.
     if let Some(kind) = lock.text("kind").filter(|kind| !holders.is_empty() || kind != "lock") {
         line("kind", kind);
     }

@@ -119,7 +119,7 @@ impl ConfirmedCalls {
         metrics: &Arc<Metrics>,
         shutdown: &Shutdown,
     ) -> Self {
-        // What is waited for besides the server itself.
+        // A reply waits for the replicas, too.
         let timeout = options.response_timeout + replicas.timeout;
         let options = LinkOptions { response_timeout: timeout, heartbeat: timeout, ..options };
         let link = Link::start(endpoint.clone(), options, shutdown);

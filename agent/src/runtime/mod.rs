@@ -244,7 +244,7 @@ impl Runtime {
                 continue;
             }
             if self.finish_drain(time) {
-                return self.leave().await;
+                return self.finish_journal().await;
             }
             self.publish_status(self.drain_ends.is_some());
             let turn_at = self.turns.next_at();
@@ -314,7 +314,7 @@ impl Runtime {
 
     /// Begins to drain: no more locks are granted, and holders have a limited time to finish.
     fn begin_drain(&mut self) {
-        tracing::info!(holds = self.core.holds(), "draining: no more locks are given out");
+        tracing::info!(holds = self.core.holds(), "draining: no more locks are granted");
         self.core.drain();
         self.drain_ends = Some(now() + self.drain_timeout);
     }
@@ -343,7 +343,7 @@ impl Runtime {
             due = due.min(self.tick_at);
         }
         due = due.min(self.heartbeat.beat(time));
-        // A turn that may begin at once is no deadline.
+        // A turn that may begin at once is not a deadline.
         if turn_at > time { due.min(turn_at) } else { due }
     }
 
@@ -382,8 +382,8 @@ impl Runtime {
         time
     }
 
-    /// The last of it: what the journal still has to say.
-    async fn leave(&mut self) {
+    /// Writes the last records of the journal.
+    async fn finish_journal(&mut self) {
         if let Some(journal) = &mut self.journal {
             journal.finish(JOURNAL_END, || self.core.journal_records()).await;
         }
@@ -517,7 +517,7 @@ impl Runtime {
         turn.end(&mut self.turns);
     }
 
-    /// Returns the user whose command sends the next script; none if the core sends it by itself, or replicas must confirm it.
+    /// Returns the user whose command sends the next script; none if no command caused it, or replicas must confirm it.
     fn sender(&mut self, lane: Lane) -> User {
         if lane == Lane::Commands { self.senders.pop_front().flatten() } else { None }
     }

@@ -404,7 +404,7 @@ impl News {
                 }
                 None
             }
-            // What is refused will not be heard: then it goes by the other sort, if there is one.
+            // A refused subscription receives nothing: the other sort of channel is used then, if there is one.
             FromRedis::Subscribed { channel } | FromRedis::SubscriptionRefused { channel } => self
                 .inner
                 .routes()

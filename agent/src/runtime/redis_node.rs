@@ -224,7 +224,7 @@ impl RedisNode {
     }
 
     /// Sends a script; `asking` where another node of a cluster said that this one is about to have its keys' slot. What
-    /// is part of a trace has a span of its own there.
+    /// is part of a trace has a span there.
     pub(super) fn send(
         &self,
         lane: Lane,

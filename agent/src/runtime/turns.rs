@@ -30,7 +30,7 @@ const MOST_SCRIPTS: usize = 1024;
 /// The same while more than one user is active.
 const CONTESTED_SCRIPTS: usize = 128;
 /// The time without a reply after which a user's commands no longer wait for replies to earlier ones: Redis does not answer
-/// anyway, and commands have time limits of their own.
+/// anyway, and commands have their own time limits.
 const SILENCE: Duration = Duration::from_millis(50);
 
 /// The inputs that wait for the core. Those of one connection stay in order.

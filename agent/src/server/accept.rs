@@ -81,7 +81,7 @@ async fn accept_and_reject(
                                 Full::User(_) => TOO_MANY_SESSIONS_OF_USER,
                             };
                             shared.metrics.sessions_rejected.with_label_values(&[reason]).inc();
-                            // Where too many wait already, one more is answered at once.
+                            // Too many wait already: this one is answered at once.
                             if let Err(error) = rejections.try_send((stream, full)) {
                                 let (stream, full) = error.into_inner();
                                 reject(&stream, full);

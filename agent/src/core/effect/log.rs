@@ -91,7 +91,7 @@ pub enum LogLine {
     Withheld(Bounded, u64),
 }
 
-/// A kind of line of which there may be one for each hold, session or grant. Each kind has a bound of its own, so no flood of
+/// A kind of line of which there may be one for each hold, session or grant. Each kind has a separate bound, so no flood of
 /// one kind hides another.
 #[derive(Debug, Clone, Copy, PartialEq, Eq, PartialOrd, Ord)]
 pub enum Bounded {

@@ -67,7 +67,7 @@ impl Core {
             end => end,
         };
         let (owner, kind, name) = (hold.owner, hold.kind, hold.name.clone());
-        // The hold of a dead worker is no loss to anybody.
+        // The end of a dead worker's hold is not a loss.
         if hold.kept_back.is_none() || !end.is_loss() {
             let trace = hold.trace().to_owned();
             self.report_loss(owner, &name, kind, number, trace, end);
@@ -85,7 +85,7 @@ impl Core {
         };
         let Some(ending) = ending else { return };
         match end {
-            // The lease ends in Redis by itself, so Redis and other clients see it expire. The release removes a key that
+            // The lease expires in Redis, which other clients see. The release removes a key that
             // lives longer than it should.
             End::Expired => {
                 let lag = ending.longest.safety_margin() + EXPIRY_SLACK;

@@ -250,9 +250,8 @@ impl Core {
         }
     }
 
-    /// Returns the longest sleep of a refused waiter: until the reported lease is over, and no longer than
-    /// is set.
-    pub(in crate::core) fn poll(&mut self, pttl_ms: Option<u64>) -> Duration {
+    /// Returns the longest sleep of a refused waiter: until the reported lease is over, and no longer than the setting allows.
+    pub(in crate::core) fn retry_interval(&mut self, pttl_ms: Option<u64>) -> Duration {
         let jitter = u32::try_from(self.numbers.jitter() % 20).unwrap_or(0);
         let poll = self.settings.poll_max * (100 - jitter) / 100;
         pttl_ms.map_or(poll, |ms| poll.min(Duration::from_millis(ms.saturating_add(1))))

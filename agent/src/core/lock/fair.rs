@@ -1,6 +1,6 @@
-//! Fair locks: every waiter is in the queue that Redis keeps, whose order holds for all clients, and makes attempts of its own.
+//! Fair locks: every waiter is in the queue that Redis keeps, whose order holds for all clients, and makes its own attempts.
 //!
-//! A refused waiter has a position, and subscribes to a channel of its own, on which the release before its turn is
+//! A refused waiter has a position, and subscribes to its own channel, on which the release before its turn is
 //! published. It tries again upon that, when the head's time or the holder's is over, and often enough to prove it is alive.
 //! If the next waiter is on the holder's host, the lock is handed over (`core/ops/hand_over.rs`), without a message.
 
@@ -25,7 +25,7 @@ impl Core {
     ) {
         let ours = holders.iter().filter(|holder| holder.client == self.numbers.client());
         let behind = ours.map(|holder| holder.thread).collect();
-        let poll = self.poll(pttl_ms).min(FAIR_WAIT / 3);
+        let poll = self.retry_interval(pttl_ms).min(FAIR_WAIT / 3);
         let until = self.now + poll;
         let channel =
             keys::fair_channel(&attempt.name, &self.numbers.field(Kind::Fair, attempt.number));

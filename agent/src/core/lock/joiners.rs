@@ -13,7 +13,7 @@ use crate::core::ids::WaiterId;
 pub(super) struct Joiners {
     /// All readers of the queue without an attempt under way, in its order.
     idle: BTreeMap<Turn, WaiterId>,
-    /// The first waiter of the queue that is no reader: those behind it may not join.
+    /// The first waiter of the queue that is not a reader: those behind it may not join.
     barrier: Option<(Turn, WaiterId)>,
 }
 

@@ -38,7 +38,7 @@ impl Core {
             Wait::Forever => Moment::NEVER,
             Wait::AtMost(wait) => self.now + wait,
         };
-        // What cannot be had at all is told before anything is taken.
+        // A request that no wait can grant is refused before anything is acquired.
         if let Some((index, refusal)) = self.refusal_of_any(reply_to, owner, &requests) {
             let LockRequest { name, kind, .. } = &requests[index];
             let group = self.group_label(name);

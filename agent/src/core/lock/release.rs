@@ -171,7 +171,7 @@ impl Core {
             (Family::Fair, Family::Fair) => waiter.position.may_exist,
             _ => false,
         };
-        // Where replicas are missing it would only keep who releases waiting for them.
+        // Where replicas are missing, UNLOCK would only wait for them.
         let can = !self.locks.is_draining() && !self.ops.is_short_of_replicas();
         (fits && can).then(|| self.attempt_of(waiter, next, None))
     }

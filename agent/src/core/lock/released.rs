@@ -14,7 +14,7 @@ use crate::types::Number;
 const REMEMBERED_FOR: Duration = Duration::from_secs(3_600);
 /// The most releases that are remembered.
 const MAX_REMEMBERED: usize = 4_096;
-/// The longest lease that is left to end by itself.
+/// The longest lease that is left to expire.
 const SHORT: Duration = Duration::from_secs(60);
 
 /// The latest releases of long leases, oldest first.

@@ -74,7 +74,7 @@ impl Core {
         // The waiter gets another number, so that its own clean-up does not concern the number that is undone here.
         self.renumber(*waiter);
         self.undo(name, *kind, *number, *lease);
-        self.leave(*waiter, Left::Failed(format!("UNAVAILABLE `{name}` is not given out: {why}")));
+        self.leave(*waiter, Left::Failed(format!("UNAVAILABLE `{name}` is not granted: {why}")));
     }
 
     /// Removes the position that an attempt may have taken for a fair waiter that has left.

@@ -44,7 +44,7 @@ pub(in crate::core) enum Step {
     Nothing,
     /// The front waiter makes an attempt.
     Attempt(WaiterId),
-    /// Readers hold the lock: each of these makes an attempt of its own.
+    /// Readers hold the lock: each of these makes a separate attempt.
     Join(Vec<WaiterId>),
 }
 

@@ -58,7 +58,7 @@ impl Waiter {
 pub(in crate::core) struct FairPosition {
     /// Redis may have it.
     pub(in crate::core) may_exist: bool,
-    /// The channel of its own that it listens to.
+    /// The fair waiter's own channel, to which it is subscribed.
     pub(super) listening: Option<Vec<u8>>,
     /// The instant of the latest message.
     pub(super) message_at: Option<Moment>,

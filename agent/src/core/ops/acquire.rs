@@ -111,7 +111,7 @@ impl Core {
             }
             AcquireOutcome::WrongType(kind) => {
                 let sentence = format!(
-                    "WRONGTYPE the key `{name}` is no lock but a {}: use another name",
+                    "WRONGTYPE the key `{name}` is not a lock but a {}: use another name",
                     printable(&kind)
                 );
                 self.leave_unobtainable(attempt, op.may_have_run, sentence);
@@ -120,7 +120,7 @@ impl Core {
         self.poll_queue(name);
     }
 
-    /// There is no lock under this name, or one of another kind: the waiter leaves.
+    /// Ends the wait for a name whose key is not a lock, or is one of another kind.
     fn leave_unobtainable(&mut self, attempt: &Attempt, may_have_run: bool, sentence: String) {
         let Attempt { name, kind, waiter, number, lease, .. } = attempt;
         if may_have_run && *kind != Kind::Fair {
@@ -162,12 +162,12 @@ impl Core {
             return;
         }
         self.subscribe(name);
-        let poll = self.poll(pttl_ms);
+        let interval = self.retry_interval(pttl_ms);
         // A message that came while the reply was under way may be about the release that this attempt has missed.
         if self.locks.take_message(name, sent) {
             return;
         }
-        self.locks.sleep(name, self.now + poll);
+        self.locks.sleep(name, self.now + interval);
     }
 
     /// Removes numbers of this agent that nobody holds, which late copies of old scripts have left. Then the waiter tries
@@ -249,7 +249,7 @@ impl Core {
         if may_have_run {
             return self.withdraw(&attempt, None, why);
         }
-        let sentence = format!("UNAVAILABLE `{}` is not given out: {why}", attempt.name);
+        let sentence = format!("UNAVAILABLE `{}` is not granted: {why}", attempt.name);
         self.leave(attempt.waiter, Left::Failed(sentence));
         self.poll_queue(&attempt.name);
     }

@@ -93,7 +93,7 @@ impl Operation for EarlyHandOver {
 
 impl Core {
     /// Returns until when the next waiter may hold the lock before Redis has answered; none if it has to wait for that:
-    /// its grant needs a token, replicas, a record in the journal, or a lease of its own, or too little validity is left.
+    /// its grant needs a token, replicas, a record in the journal, or a fixed lease, or too little validity is left.
     pub(in crate::core) fn early_validity(&self, from: &Ending, to: &Attempt) -> Option<Moment> {
         let waiter = self.locks.waiter(to.waiter)?;
         let plain = from.kind == Kind::Lock && to.kind == Kind::Lock && waiter.lease.is_none();
@@ -157,7 +157,7 @@ impl Core {
             self.ops.answer_by(hand_over, self.now + self.settings.response_timeout);
         }
         if let Some(ending) = self.ops.add_ended(hand_over, ending) {
-            // There is no such operation any more, and what Redis has is not known: the next one asks it.
+            // The operation has ended and the state in Redis is unknown: the next attempt asks for it.
             self.locks.end_early(&name);
             return self.release(ending);
         }
@@ -182,7 +182,7 @@ impl Core {
         let name = &early.from.name;
         match passed {
             HandOverOutcome::Passed { subscribers, .. } => {
-                // In a cluster a node knows of its own subscribers only, and others may listen at any.
+                // In a cluster a node counts only its own subscribers, and others may be subscribed at any node.
                 let subscribers = subscribers.filter(|_| !self.settings.slots);
                 self.locks.on_handed_over(name, subscribers);
                 self.ops.set_hand_overs_refused(false);

@@ -53,7 +53,7 @@ impl Operation for Force {
 
     fn on_reply(&self, core: &mut Core, _: OpId, op: &Op, reply: &Value) -> Result<(), BadReply> {
         let forced = script::parse_force_release(reply)?;
-        // A lock that is no more, or another one, has no queue to purge.
+        // A lock that is gone, or that is another one, has no queue to purge.
         core.on_force_answered(self, op.may_have_run, forced, script::parse_purged(reply)?);
         Ok(())
     }

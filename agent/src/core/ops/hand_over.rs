@@ -112,7 +112,7 @@ impl Core {
         self.clear_attempt(to, id);
         let lost = match passed {
             HandOverOutcome::Passed { subscribers, token } => {
-                // In a cluster a node knows of its own subscribers only, and others may listen at any.
+                // In a cluster a node counts only its own subscribers, and others may be subscribed at any node.
                 let subscribers = subscribers.filter(|_| !self.settings.slots);
                 self.ops.set_hand_overs_refused(false);
                 self.locks.count_hand_over(&name);
@@ -154,7 +154,7 @@ impl Core {
         self.release(from);
     }
 
-    /// Lets a fair waiter that was not handed the lock try by itself. For other kinds the queue does that.
+    /// Starts an attempt of a fair waiter that was not handed the lock. For other kinds the queue does that.
     fn ask_again_if_fair(&mut self, to: &Attempt) {
         if to.kind == Kind::Fair {
             self.attempt(to.waiter);

@@ -20,7 +20,7 @@ pub struct Confirmed {
     pub refusal: Option<String>,
 }
 
-/// The reason that a script has no reply of its own.
+/// The reason that a script has no reply.
 #[derive(Debug, Clone)]
 pub enum Failure {
     /// It was not sent: no connection.
@@ -63,14 +63,14 @@ pub(in crate::core) struct Op {
     retry_at: Moment,
     /// The instant at which the command that waits for it is answered regardless.
     answer_by: Moment,
-    /// The instant at which the lease in question has run out by itself.
+    /// The instant at which the lease in question has expired.
     give_up_at: Moment,
     /// The deadline that is set.
     armed: Moment,
 }
 
 impl Op {
-    /// Returns the instant at which the lease in question has run out by itself.
+    /// Returns the instant at which the lease in question has expired.
     pub(super) fn give_up_at(&self) -> Moment {
         self.give_up_at
     }

@@ -1,8 +1,8 @@
-//! Scripts in flight. Each verb describes itself in a file of its own ([`operation::Operation`]); this file sends,
+//! Scripts in flight. Each verb has a file ([`operation::Operation`]); this file sends,
 //! times and retries them.
 //!
 //! A script whose reply is lost may have run or may yet run: its outcome is unknown. Since each script names the state
-//! that it wants, it is sent again unchanged, until Redis answers or the lease in question has run out by itself.
+//! that it wants, it is sent again unchanged, until Redis answers or the lease in question has expired.
 
 pub(in crate::core) mod acquire;
 mod adopt;
@@ -46,7 +46,7 @@ const JOURNAL_PATIENCE: Duration = Duration::from_millis(250);
 const NO_ANSWER: &str = "Redis has not answered in time";
 
 impl Core {
-    /// Sends a script. `give_up` is how long it is worth repeating.
+    /// Sends a script. After `give_up` it is no longer worth repeating.
     pub(in crate::core) fn send(&mut self, verb: Verb, give_up: Duration) -> OpId {
         self.send_at(self.now, verb, give_up)
     }
@@ -57,7 +57,7 @@ impl Core {
         let pause = at.since(self.now);
         if !pause.is_zero() {
             self.retry(id, pause);
-        } else if self.keep_for_journal(id) {
+        } else if self.delay_for_journal(id) {
             self.retry(id, JOURNAL_PATIENCE);
         } else {
             self.dispatch(id);
@@ -65,16 +65,16 @@ impl Core {
         id
     }
 
-    /// Keeps a script back until the journal has recorded what it does. Returns whether it has to wait.
+    /// Delays a script until the journal has recorded what it does. Returns whether it has to wait.
     ///
     /// A successor that finds a hold in the journal and not in Redis would take it for lost.
-    fn keep_for_journal(&mut self, id: OpId) -> bool {
+    fn delay_for_journal(&mut self, id: OpId) -> bool {
         let ended = self.ops.get(id).and_then(|op| op.verb.operation().ends_hold());
-        ended.is_some_and(|number| self.journal.keep(id, number))
+        ended.is_some_and(|number| self.journal.delay_script(id, number))
     }
 
     /// The journal has what these scripts do, or never will.
-    pub(in crate::core) fn send_kept(&mut self, ids: Vec<OpId>) {
+    pub(in crate::core) fn send_delayed(&mut self, ids: Vec<OpId>) {
         for id in ids {
             // Unless its patience has ended first.
             if self.ops.get(id).is_some_and(|op| op.failures == 0 && !op.is_on_its_way()) {
@@ -142,7 +142,7 @@ impl Core {
         self.run_ready();
     }
 
-    /// A script brought no reply of its own.
+    /// Handles a script that has no reply.
     pub fn on_failure(&mut self, now: Moment, id: OpId, failure: &Failure) {
         self.advance_clock(now);
         let Some((failures, verb)) = self.ops.on_failure(id, now, failure) else {

@@ -38,7 +38,7 @@ pub(in crate::core) trait Operation {
         core.retry(id, pause);
     }
 
-    /// Handles that the lease in question has run out by itself, so that a retry is of no use. The operation is no
+    /// Handles that the lease in question has expired, so that a retry is of no use. The operation is no
     /// longer in flight.
     fn on_give_up(&mut self, core: &mut Core, id: OpId) {
         let _ = id;

@@ -61,7 +61,7 @@ impl Operation for Release {
     }
 
     fn may_be_abandoned(&self, _: &Core) -> bool {
-        // Its lease ends by itself.
+        // Its lease expires.
         self.0.end == End::Expired
     }
 

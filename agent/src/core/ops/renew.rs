@@ -28,8 +28,8 @@ impl Operation for Renewals {
     }
 
     fn on_reply(&self, core: &mut Core, _: OpId, op: &Op, reply: &Value) -> Result<(), BadReply> {
-        let kept = script::parse_renew(reply, self.holds.len())?;
-        core.on_renewed(op, self, &kept);
+        let outcomes = script::parse_renew(reply, self.holds.len())?;
+        core.on_renewed(op, self, &outcomes);
         Ok(())
     }
 
@@ -74,29 +74,29 @@ impl Core {
     }
 
     /// Applies the reply to a batch of renewals.
-    fn on_renewed(&mut self, op: &Op, renewals: &Renewals, kept: &[RenewOutcome]) {
+    fn on_renewed(&mut self, op: &Op, renewals: &Renewals, outcomes: &[RenewOutcome]) {
         let Renewals { form, holds, span } = renewals;
         let now = self.now;
         self.effects.report(Report::RenewalRoundTrip(now.since(op.sent)));
         let confirmed = form.fixed || self.is_replicated(op);
         let mut renewed = Tally::default();
-        let gone = kept.iter().filter(|kept| lost_end(**kept).is_some()).count();
+        let gone = outcomes.iter().filter(|outcome| lost_end(**outcome).is_some()).count();
         span.record("lock.gone", gone);
-        span.record("lock.renewed", kept.len() - gone);
+        span.record("lock.renewed", outcomes.len() - gone);
         let mut margins = Vec::with_capacity(holds.len());
         let mut incomplete = Vec::new();
         // One for all: what is renewed together is close together in memory, here and in Redis, and stays so.
         let jitter = self.numbers.jitter();
-        for (renewal, kept) in holds.iter().zip(kept) {
-            if let Some(end) = lost_end(*kept) {
+        for (renewal, outcome) in holds.iter().zip(outcomes) {
+            if let Some(end) = lost_end(*outcome) {
                 self.renewal_found_nothing(renewal.number, end);
                 continue;
             }
-            if *kept == RenewOutcome::MarkersMissing {
+            if *outcome == RenewOutcome::MarkersMissing {
                 incomplete.push(renewal.clone());
                 continue;
             }
-            // A hold that ended meanwhile is no business of a renewal any more.
+            // The hold has ended meanwhile.
             let Some(Renewed { hold, margin, extended, safe }) =
                 self.leases.on_renewed(renewal, *form, confirmed, op.sent, now, jitter)
             else {

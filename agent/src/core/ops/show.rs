@@ -72,7 +72,7 @@ impl Operation for HolderLook {
 }
 
 impl Core {
-    /// SHOW. What is no red lock here may be one elsewhere: then the one Redis of the other kinds has nothing.
+    /// Begins SHOW. The name may be a red lock of other agents; then the Redis of all other kinds has nothing.
     pub(in crate::core) fn show(&mut self, reply_to: ReplyTo, name: LockName) {
         if self.family(&name) == Some(Family::Red) {
             return self.show_red(reply_to, &name);
@@ -83,7 +83,7 @@ impl Core {
         self.send(Verb::Show(Show { name, reply_to }), Duration::MAX);
     }
 
-    /// Redis told what a lock looks like.
+    /// Handles the state of a lock that Redis reported.
     fn shown(&mut self, reply_to: ReplyTo, name: &LockName, shown: LockDetails) {
         if shown.key_type == "none" && shown.queue_length == 0 {
             return match &self.settings.red {

@@ -18,7 +18,7 @@ pub(in crate::core) struct Attempt {
     pub(in crate::core) waiter: WaiterId,
     pub(in crate::core) number: Number,
     pub(in crate::core) lease: Lease,
-    /// The write hold of its owner's under which it reads.
+    /// The owner's own write hold, under which it reads.
     pub(in crate::core) under: Option<Number>,
 }
 

@@ -54,7 +54,7 @@ impl Core {
         let majority = self.majority();
         let Some(quorum) = self.red.get(id) else { return };
         let settled = match &quorum.request {
-            // What the last ones have to say is worth their time: who has it, what is to be taken back.
+            // The last answers are worth their time: they show the holder, and the nodes whose grant must be undone.
             QuorumRequest::Acquire(_) => {
                 quorum.verdict(majority) == Verdict::Won || quorum.awaited().next().is_none()
             }
@@ -110,7 +110,7 @@ impl Core {
                 self.nodes()[node],
             ))),
             AcquireOutcome::WrongType(kind) => Answer::No(No::Unfit(format!(
-                "WRONGTYPE the key `{name}` is no lock but a {} on {}: use another name",
+                "WRONGTYPE the key `{name}` is not a lock but a {} on {}: use another name",
                 printable(&kind),
                 self.nodes()[node],
             ))),
@@ -150,7 +150,7 @@ impl Core {
         quorum.may_have_done().for_each(|node| node_leases.ask(node));
         for (node, until) in quorum.yes() {
             node_leases.confirm(node, quorum.sent, until);
-            // A lease of its own is not renewed, but verified as often.
+            // A fixed lease is not renewed, but verified as often.
             node_leases.renew_at_node(node, watched.renew_at(quorum.sent, jitter));
         }
         self.leases.set_parts(*number, node_leases);
@@ -207,7 +207,7 @@ impl Core {
         }
         let pause = if served && view.held {
             self.locks.on_held_by_others(name);
-            self.poll(view.pttl_ms)
+            self.retry_interval(view.pttl_ms)
         } else {
             // Nodes that are away, or several that have split them: the one that comes back first must not be all of them.
             let failures = self.locks.add_failure(name);
@@ -282,7 +282,7 @@ struct View {
     /// The number of nodes that granted the lock or reported its holder.
     answered: usize,
     /// One holder has a majority of the nodes, so that its release is awaited. In Redisson that is a thread: for
-    /// each server it has a client of its own, with an id of its own.
+    /// each server it has a separate client with a separate id.
     held: bool,
     /// A Redisson client has a node: it keeps that while it waits for the others, so its releases are awaited too.
     contended: bool,

@@ -70,7 +70,7 @@ impl Core {
         let mut forcing = QuorumOp::new(request, self.now, seen.len());
         for (node, answer) in forcing.answers.iter_mut().enumerate() {
             if seen[node].is_none() {
-                // What it said before, if anything, is what counts.
+                // Its earlier answer, if there is one, is the one that counts.
                 *answer = quorum.answers[node].clone();
                 if *answer == Answer::Awaited {
                     *answer =

@@ -1,7 +1,7 @@
 //! Red locks: plain locks on several independent servers, held by the owner that has a majority of them.
 //!
 //! A request that other kinds send to one server goes to all nodes at once: a [`quorum::QuorumOp`], decided by a majority
-//! of answers, or once no majority is possible, or at its timeout. Each node's script is an op of its own
+//! of answers, or once no majority is possible, or at its timeout. Each node's script is a separate op
 //! ([`node_op`]), so that a slow node delays nothing that the others have decided.
 //!
 //! - [`acquire`]: attempts. One without a majority first removes what it got, everywhere, and then retries after a random

@@ -84,7 +84,7 @@ impl Core {
             let mut trouble = part.as_ref().err().cloned();
             if let Ok(shown) = part {
                 if shown.key_type != "hash" && shown.key_type != "none" {
-                    trouble = Some(format!("the key is no lock but a {}", shown.key_type));
+                    trouble = Some(format!("the key is not a lock but a {}", shown.key_type));
                 } else if shown.key_type == "hash" && found.is_empty() {
                     trouble = Some("a hash, but no field has a holder's form".to_owned());
                 } else if shown.key_type == "hash" && pttl.is_none() {

@@ -293,7 +293,7 @@ pub(in crate::core) fn show_frame<'a>(
 ) -> Frame {
     let mut warnings = Vec::new();
     if shown.key_type != "hash" && shown.key_type != "none" {
-        warnings.push(format!("the key is no lock but a {}", shown.key_type));
+        warnings.push(format!("the key is not a lock but a {}", shown.key_type));
     } else if shown.fields > MAX_FIELDS {
         warnings
             .push(format!("a hash of {} fields: too large to be a lock, not read", shown.fields));
@@ -315,7 +315,7 @@ pub(in crate::core) fn show_frame<'a>(
                 .to_owned(),
         );
     }
-    // Only readers have markers of their own; everybody else lives as long as the key.
+    // Only readers have markers; every other hold lives as long as the key.
     let alive = |id: &HolderId| {
         shown.readers.iter().find(|reader| reader.id == *id).map(|reader| reader.alive)
     };

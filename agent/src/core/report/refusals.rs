@@ -72,7 +72,7 @@ impl Core {
     }
 
     pub(in crate::core) fn draining(name: &LockName) -> Frame {
-        Frame::Error(format!("DRAINING `{name}` is not given out: this agent is shutting down"))
+        Frame::Error(format!("DRAINING `{name}` is not granted: this agent is shutting down"))
     }
 
     pub(in crate::core) fn limit(name: &LockName, what: &str) -> Frame {

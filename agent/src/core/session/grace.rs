@@ -102,9 +102,9 @@ impl Core {
     }
 
     /// Handles the end of a connection. Returns whether its session lives on without one.
-    pub(in crate::core) fn go_away(&mut self, connection: ConnectionId) -> bool {
+    pub(in crate::core) fn detach(&mut self, connection: ConnectionId) -> bool {
         let now = self.now;
-        let Some(askers) = self.sessions.go_away(connection, now) else { return false };
+        let Some(askers) = self.sessions.detach(connection, now) else { return false };
         let Some(session) = self.sessions.get(&connection) else { return false };
         let session_id = session.id;
         let waits: BTreeSet<_> = session.waits.values().copied().collect();
@@ -193,7 +193,7 @@ impl Core {
                 "SESSION this connection has a session of its own: RESUME on a fresh connection";
             return Verdict::No("refused", Frame::Error(sentence.to_owned()));
         }
-        // What its old connection had begun comes to its end first, so that nothing changes behind the new one's back.
+        // Commands of the old connection end first, so that none of them changes what the new one is sent.
         let asking = |number: &Number| {
             let hold = self.leases.get(*number).and_then(|hold| hold.update);
             hold.is_some_and(|op| self.ops.contains_key(&op) || self.red.contains(op))

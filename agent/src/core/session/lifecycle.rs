@@ -48,7 +48,7 @@ impl Core {
     /// counts as dead, and they are kept back for the lock delay.
     pub fn on_close(&mut self, now: Moment, connection: ConnectionId) {
         self.advance_clock(now);
-        if !self.go_away(connection) {
+        if !self.detach(connection) {
             self.end_closed(connection, self.now);
         }
         self.run_ready();

@@ -118,7 +118,7 @@ impl Core {
         let report = Report::Command { word, failed, took };
         let after = if journalled {
             self.report_with_reply(reply_to, report);
-            self.journal.wait(reply_to.connection)
+            self.journal.delay_reply(reply_to.connection)
         } else {
             self.effects.report(report);
             0
@@ -251,5 +251,8 @@ impl Core {
 }
 
 pub(in crate::core) fn wrong_secret() -> Frame {
-    Frame::Error("SESSION there is no such session, or the secret is not its own; SESSION on its connection tells both".to_owned())
+    Frame::Error(
+        "SESSION no such session, or not its secret: SESSION on its own connection reports both"
+            .to_owned(),
+    )
 }

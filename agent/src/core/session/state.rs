@@ -60,7 +60,7 @@ pub(in crate::core) struct Session {
     pub(super) deadlines: bool,
     /// Its holds outlive its connection.
     pub(in crate::core) grace: Option<Grace>,
-    /// A RESUME of its own that waits.
+    /// Its RESUME that waits.
     pub(super) resuming: Option<Resuming>,
     pub(in crate::core) holds: HashMap<HoldKey, Number>,
     /// The wait of each owner that has one.
@@ -243,7 +243,7 @@ impl Session {
     /// Records that its connection is gone. Returns the connections that wait to take it over; none if it has no grace.
     ///
     /// Commands that have not begun are dropped. Those that have go on, and their replies go nowhere.
-    pub(super) fn go_away(&mut self, now: Moment) -> Option<Vec<ConnectionId>> {
+    pub(super) fn detach(&mut self, now: Moment) -> Option<Vec<ConnectionId>> {
         let grace = self.grace.as_mut()?;
         grace.away = Some(now);
         (self.push, self.deadlines) = (false, false);

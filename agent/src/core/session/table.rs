@@ -191,12 +191,12 @@ impl SessionTable {
 
     /// Records that a session's connection is gone. Returns the connections that wait to take it over; none if it has no
     /// grace.
-    pub(super) fn go_away(
+    pub(super) fn detach(
         &mut self,
         connection: ConnectionId,
         now: Moment,
     ) -> Option<Vec<ConnectionId>> {
-        let askers = self.all.get_mut(&connection)?.go_away(now)?;
+        let askers = self.all.get_mut(&connection)?.detach(now)?;
         self.away += 1;
         self.arm_grace(connection);
         Some(askers)

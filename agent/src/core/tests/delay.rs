@@ -96,7 +96,7 @@ fn grace_counts_towards_it_and_the_journal_knows() {
     world.pass(Duration::from_secs(70));
     assert!(world.core.sessions.is_empty(), "nobody has resumed it");
     assert_eq!(world.holders("x").len(), 1);
-    // What is written again says the same.
+    // The records that are written again are the same.
     let records = world.core.journal_records();
     assert_eq!(records.len(), 1, "{records:?}");
     let noted: Vec<_> = world.past.orphans.values().map(|trace| trace.after).collect();

@@ -421,7 +421,7 @@ fn a_hold_whose_session_is_missing_in_the_journal_is_released_after_its_lease() 
     assert_eq!(world.reply(next), "held 1");
 }
 
-/// Redis keeps a lease of its own while nobody can ask for it.
+/// A fixed lease stays in Redis while nobody can ask for it.
 #[test]
 fn a_long_lease_outlasts_an_outage_after_the_restart() {
     let mut world = World::new();

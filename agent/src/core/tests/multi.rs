@@ -78,7 +78,7 @@ fn who_held_one_before_enters_once_more() {
     assert_eq!(world.reply(a), "held 1 held 2", "in the order in which they were named");
     munlock(&mut world, a, "y x");
     assert_eq!(world.reply(a), "1 0");
-    // What was there before an MLOCK that failed is there afterwards.
+    // Holds from before an MLOCK that failed are still there.
     world.foreign("z", FOREIGN, LEASE);
     mlock_as(&mut world, a, "y z", &within(0));
     assert_eq!(world.reply(a), "null");
@@ -573,7 +573,7 @@ fn it_is_cancelled_between_its_waits_too() {
     world.lock(a, "x");
     assert_eq!(world.reply(a), "held 1");
     world.network = Network::Slow(100);
-    // It enters x once more, which is no wait.
+    // It reenters x, for which it does not wait.
     mlock(&mut world, a, "x y");
     assert_eq!(cancel(&mut world, b, a), "1");
     world.pass(Duration::from_secs(1));

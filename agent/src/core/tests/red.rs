@@ -146,7 +146,7 @@ fn without_a_majority_it_is_unavailable_by_the_servers_names_and_nothing_is_left
     assert!(sentence.contains("node0") && sentence.contains("node2"), "{sentence}");
     assert!(!sentence.contains("node1"), "{sentence}");
     assert_eq!(world.standing("x"), 0);
-    // Who waits has it as soon as there is a majority again.
+    // The waiter has the lock as soon as there is a majority again.
     world.command(0, a, red_lock("x", Wait::Forever, None));
     pass(&mut world, 5000);
     assert_eq!(told(&mut world, 0, a), Vec::<String>::new());

@@ -36,10 +36,7 @@ fn a_grant_that_too_few_replicas_have_is_no_grant() {
         world.replicas = Replicas::There(1);
         world.lock_as(a, "x", kind);
         let sentence = error(&mut world, a);
-        assert!(
-            sentence.starts_with("UNAVAILABLE `x` is not given out: 1 of the 2 "),
-            "{sentence}"
-        );
+        assert!(sentence.starts_with("UNAVAILABLE `x` is not granted: 1 of the 2 "), "{sentence}");
         assert_nothing_left(&world);
         world.replicas = Replicas::There(2);
         world.lock_as(a, "x", kind);

@@ -68,7 +68,7 @@ async fn serve(args: &ExecArgs) -> io::Result<Exit> {
     }
 }
 
-/// Starts the same program with the same arguments, in a process group of its own, which Ctrl-C does not reach.
+/// Starts the same program with the same arguments, in a separate process group, which Ctrl-C does not reach.
 fn start_guard(control: UnixStream) -> io::Result<Child> {
     // The running program itself, even if another version has been installed since.
     let mut command = Command::new("/proc/self/exe");

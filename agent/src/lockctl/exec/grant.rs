@@ -22,7 +22,7 @@ pub(crate) struct Held {
     pub(crate) token: Option<i64>,
     /// Microseconds of the boot clock, which includes suspend.
     valid_until: u64,
-    /// What the grant, or the latest RESUME, said.
+    /// The state that the grant, or the latest RESUME, reported.
     granted: Validity,
 }
 

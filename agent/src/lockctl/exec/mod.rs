@@ -8,7 +8,7 @@
 //!
 //! The **front** is the process that the shell started. It forwards signals, holds the terminal while the command does
 //! not, and exits with the status of the guard. The **guard** opens the session, so that the locks live as long as it
-//! does; it has a process group of its own and is the command's parent and subreaper, so that no descendant of the
+//! does; it has a separate process group and is the command's parent and subreaper, so that no descendant of the
 //! command can escape it. If the front is killed, the guard ends the command with all its descendants and only then
 //! releases the locks. If the guard is killed, the kernel kills the command, and the front its descendants.
 

@@ -1,4 +1,4 @@
-//! All descendants of this process according to /proc, including those in sessions of their own.
+//! All descendants of this process according to /proc, including those in other sessions.
 //!
 //! The process must be a subreaper, so that orphaned descendants become its children.
 

@@ -269,7 +269,7 @@ impl<'a> Supervisor<'a> {
     }
 
     /// Ends the descendants that a command left behind, if the command was ended. Returns whether nothing relies on the locks
-    /// any more. Descendants of a command that exited by itself do not count.
+    /// any more. Descendants of a command that exited on its own do not count.
     fn end_descendants(&mut self, ended: Ended) -> bool {
         let was_ended =
             self.asked_to_end || self.ending.is_some() || matches!(ended, Ended::Signal(_));

@@ -36,7 +36,7 @@ const FORCE: &str = "FORCE name [HOLDER id] [REPORT]";
 const KICK: &str = "KICK session";
 
 /// The kinds that LOCK accepts.
-const KINDS: &str = "lock, fair, read, write, fenced and red";
+const KINDS: &str = "one of lock, fair, read, write, fenced, red";
 
 type Parsed<T> = Result<T, Frame>;
 

@@ -1,4 +1,4 @@
-//! Tests of the lock table by itself.
+//! Tests of the lock table alone.
 
 use std::time::Duration;
 

@@ -14,7 +14,7 @@ use crate::types::Number;
 #[derive(Debug)]
 pub(in crate::core) struct RemovedWaiter {
     pub(in crate::core) waiter: Waiter,
-    /// The channel of its own that it listened to.
+    /// The fair waiter's own channel, to which it was subscribed.
     pub(in crate::core) channel: Option<Vec<u8>>,
 }
 

@@ -80,7 +80,7 @@ fn run(seed: u64, traced: bool) -> (World, Verdict) {
         settings.min_replicas = u32::from(is_replicated(seed));
     });
     if is_replicated(seed) {
-        // As much as every lease allows for drift.
+        // The drift that every lease allows for.
         world = world.with_replica(seed % 2);
     }
     world.trace = Trace::new(traced);

@@ -22,7 +22,7 @@ pub(super) struct Tokens {
 
 impl Tokens {
     /// Notes that a counter was lost or set back. Later tokens must still be higher, but a holder of this instant may
-    /// learn of its own token only after a later one was granted.
+    /// learn its token only after a later one was granted.
     pub(super) fn counter_lost(&mut self, lock: &str, redis: &Redis) {
         let holders = redis.fields(lock).iter();
         self.lost.insert(lock.to_owned());

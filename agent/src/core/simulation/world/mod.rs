@@ -38,7 +38,7 @@ enum Event {
         generation: u64,
         op: OpId,
         outcome: Result<Value, Failure>,
-        /// What replicas must have, where they are modelled.
+        /// The offset that replicas must reach, where they are modelled.
         offset: Option<u64>,
     },
     /// The reply is overdue.
@@ -122,7 +122,7 @@ pub(in crate::core) struct Agent {
 
 /// The workers of a world, and its invariants.
 pub(in crate::core) trait Scenario: Default {
-    /// A worker with a connection of its own.
+    /// A worker with one connection.
     type Worker: Default;
 
     /// Returns the address by which a core knows a server of this world.

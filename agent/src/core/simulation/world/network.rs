@@ -118,7 +118,7 @@ impl<S: Scenario> World<S> {
             let outcome = served.reply.map_err(Failure::Refused);
             let (offset, waits) = match (must_be_confirmed(connection.2), written) {
                 (true, Some((offset, takes))) => (Some(offset), takes.min(self.wait_timeout())),
-                // A promoted replica has no replica of its own.
+                // A promoted replica has no replica yet.
                 (true, None) if self.replication.is_some() => (Some(u64::MAX), self.wait_timeout()),
                 (true, None) => (None, self.confirmation_delay()),
                 (false, _) => (None, 0),

@@ -26,7 +26,7 @@ pub(super) enum Network {
     Good,
     /// They run, the replies are lost.
     LosesReplies,
-    /// One runs, its reply is lost, and there is no connection any more.
+    /// One runs, its reply is lost, and the connection is gone.
     Breaks,
     /// They neither run nor come back, until the network is good again: then they run late.
     Holds,
