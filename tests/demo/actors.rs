@@ -24,7 +24,7 @@ pub(crate) async fn pause(from_ms: u64, to_ms: u64) {
     sleep(Duration::from_millis(from_ms + random(to_ms - from_ms + 1))).await;
 }
 
-/// Starts them all, each a task of its own that starts again when its agent went away.
+/// Starts all actors, each in a separate task that restarts after its agent has ended.
 pub(crate) async fn play(stage: Rc<Stage>) -> Result<()> {
     // Fails early, with a sentence, where the actors cannot reach Redis.
     drop(stage.redis.client().await?);
@@ -72,7 +72,7 @@ pub(crate) fn forever(mut part: impl AsyncFnMut() -> Result<()> + 'static) {
     });
 }
 
-/// Runs a part again and again on a session of its own.
+/// Runs a part again and again, each time in a new session.
 pub(crate) fn again(
     socket: PathBuf,
     mut part: impl AsyncFnMut(&mut Client) -> Result<()> + 'static,
@@ -119,7 +119,7 @@ async fn hold_as(
     Ok(())
 }
 
-/// The one who writes what others read: seldom, and not for long.
+/// The writer of a read-write lock: it writes seldom, and not for long.
 async fn write_prices(client: &mut Client) -> Result<()> {
     pause(4_000, 8_000).await;
     hold_as(client, "write", PRICES, 500, 1_500).await
@@ -144,7 +144,7 @@ async fn reenter(client: &mut Client) -> Result<()> {
     Ok(())
 }
 
-/// A worker that wants no watchdog: the lock ends by itself.
+/// A worker with a fixed lease, which nothing renews.
 async fn fixed_lease(client: &mut Client) -> Result<()> {
     client.call("LOCK fixed-lease:batch LEASE 4000").await?.ok()?;
     pause(6_000, 10_000).await;

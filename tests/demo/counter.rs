@@ -57,7 +57,7 @@ async fn count(arguments: &Arguments, resource: &mut Client) -> Result<std::conv
             continue;
         }
         let granted = granted.ok()?;
-        // From when it was asked for, since the answer may have lain about for any time before we read it.
+        // Counted from the request, since the reply may have been read at any time after it came.
         let valid = sent + millis(&granted, "waited_ms")? + millis(&granted, "valid_ms")?;
         let length = resource.call(&format!("LLEN {}", arguments.list)).await?.int()?;
         tokio::time::sleep(INSIDE).await;

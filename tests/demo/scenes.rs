@@ -11,13 +11,13 @@ use tokio::time::sleep;
 use crate::actors::{again, forever, pause};
 use crate::stage::{Place, Stage};
 
-/// Locks whose scenes go on for as long as the demo: the dashboard's settings say that these are meant to be long, so
+/// Locks whose scenes last as long as the demo: the dashboard's settings declare their holds as long, so
 /// that each shows the one problem that it is named after.
 pub(crate) const LONG: [&str; 5] =
     ["foreign:*", "overdue:*", "expired:*", "deadlock:*", "malformed:*"];
 
 const LEAKED: &str = "leaked:invoice-run";
-/// A lock that leaked before the dashboard was started: nobody waits for it, and nothing else is known of it.
+/// A lock that leaked before the dashboard was started: it has no waiters, and no other source reports it.
 const LEAKED_BEFORE: &str = "leaked:old-import";
 const ORPHAN: &str = "orphan:mail-merge";
 const MALFORMED: &str = "malformed:migration";
@@ -47,7 +47,7 @@ pub(crate) fn play(stage: &Rc<Stage>) {
     on(stage, orphan);
 }
 
-/// Runs a scene of those who need no agent, again and again.
+/// Runs a scene that needs no agent, again and again.
 fn on(stage: &Rc<Stage>, scene: impl AsyncFn(&Place) -> Result<()> + 'static) {
     let stage = Rc::clone(stage);
     forever(async move || scene(&stage.redis).await);
@@ -89,7 +89,7 @@ async fn starving_holder(client: &mut Client) -> Result<()> {
     }
 }
 
-/// It stands in the queue for as long as it takes; nobody reads the answer.
+/// Waits in the queue without a limit; the reply is never read.
 async fn starving_waiter(client: &mut Client) -> Result<()> {
     // Behind its holder.
     while client.call("SHOW starving:export").await?.ok()? == Reply::Null {
@@ -107,7 +107,7 @@ fn service(client: Client, holder: &str, lease_ms: u64) -> Foreign {
     service
 }
 
-/// A Java service with Redisson: no agent, renews by itself.
+/// A Java service with Redisson, which renews without an agent.
 async fn foreign(redis: &Place) -> Result<()> {
     let mut service =
         service(redis.client().await?, "0f3c1f6e-5a43-4f9f-8d11-6a2b3c4d5e6f:47", 15_000);
@@ -127,7 +127,7 @@ async fn leaky(redis: &Place) -> Result<Foreign> {
     Ok(service(redis.client().await?, "0b9d6a52-3c1e-4f57-a7a8-5e0c9d1b2f34:112", 30_000))
 }
 
-/// Such a service, of which an old bug has taken the time to live away: this lock never ends by itself. It is
+/// A Java service whose lock an old bug has left without a TTL, so that it never expires. It is
 /// released after two minutes, and leaks again.
 async fn leak(redis: &Place) -> Result<()> {
     let mut service = leaky(redis).await?;
@@ -211,7 +211,7 @@ async fn queue_up(client: &mut Client, name: &str, waiter: &str, left: Duration)
     Ok(())
 }
 
-/// A fair lock's queue that a service left behind: it died while it waited, the lock was freed, and nobody has asked for
+/// A fair lock's queue that a service left behind: it died while it waited, the lock was freed, and no client has requested
 /// it since. If it is removed, as the runbook says, it comes back after two minutes.
 async fn orphan(redis: &Place) -> Result<()> {
     let mut client = redis.client().await?;
@@ -232,7 +232,7 @@ async fn malformed(redis: &Place) -> Result<()> {
     ensure!(service.lock(MALFORMED).await?, "somebody else has it");
     let mut client = redis.client().await?;
     loop {
-        // It has to be known as a lock: a hash with such a field that nobody has seen before is none.
+        // It must be known as a lock first: an unknown hash with such a field does not count as one.
         sleep(Duration::from_secs(8)).await;
         client.call(&format!("HSET {MALFORMED} progress 42")).await?.ok()?;
         sleep(Duration::from_secs(120)).await;

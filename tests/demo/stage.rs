@@ -34,7 +34,7 @@ impl Place {
         }
     }
 
-    /// A connection past the agents, for those who play other programs.
+    /// A connection to Redis without an agent, for actors that play other programs.
     pub(crate) async fn client(&self) -> Result<Client> {
         match self {
             Self::Private(server) => server.client().await,

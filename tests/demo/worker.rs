@@ -1,4 +1,4 @@
-//! A worker in a process of its own: runs the commands it is given on one connection, prints each reply on a
+//! A worker as a separate process: runs the commands it is given on one connection, prints each reply on a
 //! line, then keeps the connection until it is killed. Tests and the demo kill it.
 
 use std::io::{Read as _, Write as _};
@@ -38,7 +38,7 @@ pub(crate) fn run(arguments: &Arguments) -> Result<()> {
         stream.write_all(&client::encode(&words))?;
         say(&reply(&mut stream, &mut unread)?.text())?;
     }
-    // Whatever else comes is read and dropped, until the agent closes or somebody kills us.
+    // All further input is read and dropped, until the agent closes the connection or the process is killed.
     std::io::copy(&mut stream, &mut std::io::sink())?;
     Ok(())
 }

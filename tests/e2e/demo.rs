@@ -1,4 +1,4 @@
-//! The demo starts, shows what it documents, and leaves nothing behind.
+//! The demo starts, shows the documented locks, and leaves nothing behind.
 
 use std::process::Stdio;
 
@@ -26,7 +26,7 @@ pub(crate) struct Demo {
     pub(crate) process: Process,
     pub(crate) dashboard: u16,
     pub(crate) agents: Vec<u16>,
-    // What the programs leave in the temporary folder would stay here.
+    // Files that the programs leave in the temporary folder would stay here.
     folder: TempDir,
 }
 
@@ -123,13 +123,13 @@ async fn the_demo_shows_every_kind_of_lock_and_cleans_up() -> Result<()> {
         Ok(())
     })
     .await;
-    // Whoever looks is told what it is that they see.
+    // The page says that it shows a demo.
     let page = http::get(port, "/").await?.body;
     for word in ["A demo: nothing here is real", "stuck:…", "deadlock:…"] {
         assert!(page.contains(word), "{word} in {page}");
     }
     eventually("a re-entered one", async || {
-        // Asked for by name it is read anew; the list may show the count of some seconds ago.
+        // A request by name reads the lock again; the list may show the count of some seconds ago.
         let lock = http::get(port, "/api/v1/lock?name=checkout:cart:77").await?.json()?;
         ensure!(lock["holders"][0]["count"].as_i64() > Some(1), "{lock}");
         Ok(())

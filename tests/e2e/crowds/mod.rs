@@ -17,7 +17,7 @@ use tokio::sync::{Mutex, MutexGuard};
 /// The number of commands sent before reading replies: just below the limit of a session.
 const PIPELINE: usize = 1_000;
 
-/// An agent for a crowd, on a Redis of its own, and the machine for oneself among the crowds.
+/// An agent for a crowd with its own Redis, and exclusive use of the machine among the tests of crowds.
 struct Crowd {
     agent: Agent,
     redis: RedisServer,
@@ -46,7 +46,7 @@ impl Crowd {
         .await;
     }
 
-    /// Waits until Redis has that many keys, those aside in which the agent tells of itself.
+    /// Waits until Redis has that many keys besides those of the holder registry.
     async fn until_keys(&self, count: i64) -> Result<()> {
         let mut direct = self.redis.client().await?;
         eventually("that many keys in Redis", async || {

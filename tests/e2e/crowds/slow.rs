@@ -13,7 +13,7 @@ async fn a_client_that_does_not_read_uses_bounded_memory_and_delays_no_other() -
     let locks: Vec<String> = (0..5_000).map(|i| format!("LOCK heard:{i}")).collect();
     all(&mut worker, &locks).await?;
     let before = crowd.memory()?;
-    // A page of a thousand rows is some 200 KB; two hundred are asked for by each.
+    // A page of a thousand rows is about 200 KB; each client requests two hundred.
     let mut deaf = Vec::new();
     for _ in 0..DEAF {
         let mut client: Client = crowd.agent.client().await?;
@@ -33,7 +33,7 @@ async fn a_client_that_does_not_read_uses_bounded_memory_and_delays_no_other() -
     for i in 0..100 {
         ensure!(worker.call(&format!("UNLOCK heard:{i}")).await?.int()? == 0);
     }
-    // Who reads after all gets everything.
+    // A client that starts to read gets everything.
     for _ in 0..200 {
         let page = deaf[0].reply().await?.ok()?;
         ensure!(!page.items()?[1].items()?.is_empty(), "an empty page");
@@ -71,7 +71,7 @@ async fn pushes_that_nobody_reads_are_dropped_and_counted() -> Result<()> {
     let mut other = crowd.agent.client().await?;
     other.call("LOCK other").await?.ok()?;
     crowd.nothing_is_lost().await?;
-    // Who reads after all finds whole events, and the reply behind them.
+    // A client that starts to read gets complete events, and then the reply.
     deaf.send("PING").await?;
     ensure!(deaf.reply().await?.text() == "PONG");
     while deaf.pushes() > 0 {

@@ -29,7 +29,7 @@ async fn a_hundred_thousand_wait_for_one_lock() -> Result<()> {
         let locks: Vec<String> = (0..PIPELINE).map(|i| format!("LOCK one OWNER {i}")).collect();
         send_all(&mut client, &locks).await?;
         sessions.push(client);
-        // What several send at once is taken in turns: the first one's are to be in front.
+        // Commands that several clients send at once are served in turn: those of the first client must come first.
         if sessions.len() == 1 {
             crowd.until_figure("lockscope_agent_waiters", &[], PIPELINE as f64).await;
         }

@@ -47,13 +47,13 @@ async fn workers_that_wait_at_agents_are_counted_exactly() -> Result<()> {
     let at_other = waiters(&other, 3).await?;
     bench.listed("orders:42", counts(13, true)).await;
 
-    // A client that only listens may stand for several threads.
+    // A client that is only subscribed may represent several threads.
     let listening = listener(&bench, "orders:42").await?;
     bench.listed("orders:42", counts(14, false)).await;
     drop(listening);
     bench.listed("orders:42", counts(13, true)).await;
 
-    // The tree of waits has them, and those who wait for one of them.
+    // The tree of waits has them, and the waiters of their locks.
     let mut behind = waiter(&other, "LOCK cart:7").await?;
     behind.reply().await?.ok()?;
     behind.send("LOCK orders:42").await?;
@@ -70,7 +70,7 @@ async fn workers_that_wait_at_agents_are_counted_exactly() -> Result<()> {
     drop(behind);
     last.reply().await?.ok()?;
 
-    // One of them gets it; the rest of that agent wait for a lock of their own agent.
+    // One of them acquires it; the rest then wait for a hold of their own agent.
     drop(at_other);
     bench.listed("orders:42", counts(10, true)).await;
     ensure!(java.unlock("orders:42").await?, "lost");

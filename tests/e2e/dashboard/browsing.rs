@@ -1,4 +1,4 @@
-//! Every page in a real browser: by keyboard, in several windows, and open to those who cannot see colours or a screen.
+//! Every page in a real browser: by keyboard, in several windows, without colours, and for a screen reader.
 
 use anyhow::{Context as _, Result, ensure};
 use harness::browser::{self, Browser};
@@ -31,7 +31,7 @@ pub(super) struct Shown {
     _folder: tempfile::TempDir,
 }
 
-/// Somebody who listens for a lock's release, as those do who wait for it.
+/// A client that is subscribed to a lock's release messages, as a waiter is.
 pub(super) async fn listener(bench: &Bench, name: &str) -> Result<Client> {
     let mut listener = bench.redis.client().await?;
     listener.call(&format!("SUBSCRIBE redisson_lock__channel:{{{name}}}")).await?.ok()?;
@@ -118,7 +118,7 @@ async fn every_operator_task_is_possible() -> Result<()> {
     const TOKEN: &str = "9f2c4e7ab1d35860";
     let file = tempfile::NamedTempFile::new()?;
     std::fs::write(file.path(), format!("{TOKEN},Anna\n"))?;
-    // Those who need no token check what is staged.
+    // Requests that need no token check the staged state.
     let shown = Shown::new().await?;
     let tokens = file.path().to_str().context("no UTF-8")?;
     let url = shown.bench.redis.url();
@@ -216,7 +216,7 @@ async fn everything_is_reached_by_keyboard() -> Result<()> {
         browser.press(key).await?;
         says(focused, row.into()).await;
     }
-    // Something new that sorts before: nothing moves under whoever is among the rows.
+    // A new lock that sorts first: the rows do not move while one of them has the focus.
     let mut java = Foreign::connect(&shown.bench.redis).await?;
     ensure!(java.lock("a-new-one").await?, "taken");
     says("document.getElementById('waiting').hidden", false.into()).await;

@@ -1,4 +1,4 @@
-//! The clock on the wall of the dashboard's host, set by somebody while it looks.
+//! The wall clock of the dashboard's host, which is set while the dashboard runs.
 
 use anyhow::{Context as _, Result, ensure};
 use harness::{Client, Dashboard, RedisServer, WallClock, eventually};
@@ -10,7 +10,7 @@ use super::{HOLDER, problems};
 const HOUR: i64 = 3_600;
 /// As exactly as it is looked: far more than any test takes, and far less than the clock is set by.
 const ABOUT: u64 = 900;
-/// The right time, in seconds since 1970: by Redis' clock, which nobody touches.
+/// The correct time in seconds since 1970, by Redis' clock, which is not changed.
 async fn now(direct: &mut Client) -> Result<i64> {
     Ok(direct.call("TIME").await?.items()?[0].text().parse()?)
 }
@@ -33,7 +33,7 @@ fn about(told: i64, due: i64) -> Result<()> {
     Ok(())
 }
 
-/// Waits until all that the dashboard tells of these locks is the time by a clock that is so many seconds ahead.
+/// Waits until every time that the dashboard reports for these locks is by a clock that is that many seconds ahead.
 async fn until_times_match(dashboard: &Dashboard, direct: &mut Client, ahead: i64) {
     eventually("all to be told by the clock as it is", async || {
         let due = now(direct).await? + ahead;
@@ -51,7 +51,7 @@ async fn until_times_match(dashboard: &Dashboard, direct: &mut Client, ahead: i6
         for told in told {
             about(seconds(told)?, due)?;
         }
-        // What was written before goes by it too.
+        // Times that were stored before follow it, too.
         let at = past["past"][0]["since"]["at"].as_str().context("an instant")?;
         let at = utf8_percent_encode(at, NON_ALPHANUMERIC);
         let then = dashboard.json(&format!("/api/v1/lock?name=past&at={at}")).await?;

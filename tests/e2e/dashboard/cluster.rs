@@ -8,7 +8,7 @@ use serde_json::Value;
 use super::{HOLDER, held, lock, problems, take};
 use crate::secure::{documented_users, refused};
 
-/// Releases it, and tells so as Redisson 3.22 and later do in a cluster.
+/// Releases a lock, and publishes that as Redisson 3.22 and later do in a cluster.
 async fn release(direct: &mut Client, name: &str) -> Result<()> {
     direct.call(&format!("DEL {name}")).await?.ok()?;
     direct.call(&format!("SPUBLISH redisson_lock__channel:{{{name}}} 0")).await?.ok()?;
@@ -72,7 +72,7 @@ async fn the_locks_of_all_masters_are_shown_together_and_released_on_their_node(
     assert_eq!(metrics.sum("lockscope_dashboard_redis_up", &[]), 3.0);
     assert_eq!(metrics.sum("lockscope_dashboard_locks", &[("deployment", "default")]), 3.0);
 
-    // Who waits at a node is seen, by either sort of channel; a release that is told on a channel of a shard is heard.
+    // Subscribers of a node are counted on both sorts of channel, and release messages on shard channels arrive.
     let channel = format!("redisson_lock__channel:{{{}}}", names[1]);
     let mut sharded = cluster.client(1).await?;
     sharded.call(&format!("SSUBSCRIBE {channel}")).await?.ok()?;
@@ -176,7 +176,7 @@ async fn a_lock_whose_slot_is_moving_is_read_where_it_is() -> Result<()> {
         let seen = lock(&dashboard, name, held).await;
         assert_eq!((problems(&seen), &seen["past"]), (Vec::new(), &Value::Array(vec![])), "{seen}");
     }
-    // What is released there is free.
+    // A lock that is released there is free.
     asked(&mut there, &format!("DEL {new}")).await?;
     let seen = lock(&dashboard, &new, |lock| lock["state"] == "free").await;
     assert_eq!(problems(&seen), [""; 0]);
@@ -243,7 +243,7 @@ async fn an_added_node_is_queried_for_its_moving_slot_and_then_scanned() -> Resu
     Ok(())
 }
 
-/// A key beside a lock.
+/// A companion key of a lock.
 fn keys(of: impl Fn(&LockName) -> Vec<u8>, name: &str) -> String {
     let name = LockName::new(name.as_bytes()).expect("a name");
     String::from_utf8(of(&name)).expect("text")

@@ -27,7 +27,7 @@ async fn monitor_and_notifications_cover_the_locks_of_each_master() -> Result<()
     for source in ["monitor", "keyspace"] {
         until(&dashboard, source, "on", &all).await;
     }
-    // Short enough to be renewed while the test looks, with room for a machine that stands still.
+    // Short enough to be renewed during the test, and long enough for a machine that stalls.
     let ours = Agent::in_cluster(&cluster, &["--lease", "15s"]).await?;
     let theirs = Agent::in_cluster(&cluster, &["--lease", "15s"]).await?;
     let (mut worker, mut waiter) = (ours.client().await?, theirs.client().await?);
@@ -37,7 +37,7 @@ async fn monitor_and_notifications_cover_the_locks_of_each_master() -> Result<()
             held(lock) && from(lock, "monitor") && from(lock, "keyspace")
         });
         let holder = seen.await["holders"][0]["id"].clone();
-        // Only MONITOR tells by name who waits for a lock that is not fair.
+        // Only MONITOR shows the names of waiters for a lock that is not fair.
         waiter.send(&format!("LOCK {name}")).await?;
         lock(&dashboard, name, |lock| lock["waiters"][0]["id"].is_string()).await;
         eventually("a renewal to be seen", async || {
@@ -77,7 +77,7 @@ async fn a_cluster_is_read_over_tls() -> Result<()> {
         let done = dashboard.release(name, "lock").await?;
         assert_eq!(done["outcome"], "released", "{done}");
     }
-    // Who does not know the authority does not trust the servers, and says so.
+    // A dashboard without the authority does not trust the servers, and reports that.
     let stranger = Dashboard::start(&cluster.url(), &["--monitor", "off"]).await?;
     eventually("it to be told why", async || {
         let sources = stranger.json("/api/v1/sources").await?;

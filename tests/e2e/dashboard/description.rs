@@ -1,4 +1,4 @@
-//! The description of the API against the API itself, asked by a program that makes requests from it: sound ones and
+//! Compares the API with its description, by a program that generates requests from the description: valid ones and
 //! others, the same ones each time.
 
 use std::path::Path;
@@ -11,7 +11,7 @@ use super::{Bench, problems};
 
 /// The time limit of its requests, including the start of an interpreter on a busy machine.
 const LONG: Duration = Duration::from_secs(900);
-/// For each operation it makes up so many sound requests and as many others, beside those from the examples and from the
+/// The number of valid requests that it generates for each operation, and that of invalid ones, besides the examples and the
 /// bounds of each parameter.
 const OF_EACH: &str = "12";
 

@@ -71,7 +71,7 @@ async fn a_requested_name_is_read_at_once() -> Result<()> {
     })
     .await;
     assert_eq!(lock["holders"][0]["id"], java.holder);
-    // Bytes that are no text are asked for in base64: ff fe.
+    // Bytes that are not text are requested in base64: ff fe.
     bench
         .direct
         .call_args(&[b"HSET".as_slice(), b"\xff\xfe", java.holder.as_bytes(), b"1"])
@@ -125,7 +125,7 @@ async fn observation_changes_nothing() -> Result<()> {
     bench.listed("b", |_| true).await;
     let before = bench.direct.call("CONFIG GET *").await?;
     drop(agent);
-    // From here on nobody writes but the dashboard, if it did.
+    // From here on only the dashboard could write.
     bench.direct.call("CONFIG RESETSTAT").await?.ok()?;
     for path in ["/", "/lock?name=a", "/lock?name=text", "/sources", "/api/v1/locks"] {
         http::get(bench.dashboard.port(), path).await?;

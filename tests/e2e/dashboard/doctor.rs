@@ -1,4 +1,4 @@
-//! `lockscope-dashboard doctor` on real servers: what it finds, what it leaves alone, and its exit status.
+//! `lockscope-dashboard doctor` on real servers: its findings, that it changes nothing, and its exit status.
 
 use std::process::Output;
 
@@ -9,7 +9,7 @@ use serde_json::Value;
 use super::HOLDER;
 use crate::secure::documented_users;
 
-/// Settings under which a server has no risks of its own.
+/// Settings under which the doctor finds no risk in a server.
 const SOUND: [(&str, &str); 3] = [
     ("appendonly", "yes"),
     ("notify-keyspace-events", "KEA"),

@@ -1,4 +1,4 @@
-//! Forms while somebody fills them in.
+//! Forms that are updated while a person fills them in.
 
 use anyhow::{Result, ensure};
 use harness::browser::Browser;
@@ -60,7 +60,7 @@ async fn the_form_to_release_a_lock_of_many_readers_folds_up_their_list() -> Res
         until(&browser, &format!("{rest}.startsWith('and 20 more')")).await;
         until(&browser, &format!("document.querySelector('{whole}').checkVisibility()")).await;
     }
-    // A choice that is sent with a mistake stands next to the whole lock.
+    // A choice that is sent with a mistake is shown again next to the whole lock.
     let send = "const form = document.querySelector('form.release');
         form.querySelector('.choices [value$=\":7\"]').checked = true;
         form.reason.value = 'a test'; form.elements.name.value = 'another'; form.requestSubmit()";
@@ -94,7 +94,7 @@ async fn the_fields_of_the_history_have_the_zone_that_the_page_shows() -> Result
     says(fields, ["2026-11-21T01:30:00", "2026-11-21T08:42:30.500", "-1s"]).await?;
     browser.press("u").await?;
     says(fields, utc).await?;
-    // What is sent is in UTC, in whatever form it was typed; what comes back is local again.
+    // The form sends UTC, in any form that was typed, and shows local time again afterwards.
     browser.press("u").await?;
     let typed = ["2026-11-21 01:45", "2026-11-21T02:00:00Z", "nonsense"];
     let fill = format!(

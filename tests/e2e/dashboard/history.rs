@@ -115,10 +115,10 @@ async fn a_click_on_the_strip_shows_what_was_held() -> Result<()> {
     follow(&browser, "Zoom in").await?;
     follow(&browser, "Close").await?;
     assert_eq!(browser.run(&format!("return {at}")).await?, Value::Null);
-    // What is to come is not known: the page shows what is held now.
+    // The future is unknown: the page shows the holds of now.
     browser.open(&dashboard.url("/history?at=2099-01-01T00:00:00Z")).await?;
     until(&browser, &format!("{then}.includes('3 holds') && !{then}.includes('2099')")).await;
-    // Long before, nobody was looking.
+    // The dashboard did not run at a time that long ago.
     browser.open(&dashboard.url("/history?at=2001-01-01T00:00:00Z")).await?;
     until(&browser, &format!("{then}.includes('Nobody was looking')")).await;
     Ok(())

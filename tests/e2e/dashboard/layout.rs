@@ -22,7 +22,7 @@ const NAME_LINES: &str = "return [...document.querySelectorAll('tbody .name a:no
     return Math.round(high / parseFloat(getComputedStyle(name).fontSize) / 1.4);
 })";
 
-/// The cells of which a line of the value does not stand beside the label.
+/// The cells in which a line of the value is not next to the label.
 const ASTRAY: &str = "return [...document.querySelectorAll('tbody td[data-label]:not(.detail)')].flatMap((cell) => {
     const value = document.createRange();
     value.selectNodeContents(cell);

@@ -52,7 +52,7 @@ async fn views_facets_and_pages_obey_the_filter() -> Result<()> {
         row.as_str().map(|row| row.split_whitespace().next().map(str::to_owned))
     };
     assert_eq!(name(&back), name(&first));
-    // By prefixes, level by level; every count is what it leads to.
+    // By prefixes, level by level; every count is that of the list to which it links.
     browser.open(&bench.dashboard.url("/")).await?;
     until(&browser, &format!("{} === '3'", number("#facets", "cart:"))).await;
     follow(&browser, "cart:").await?;

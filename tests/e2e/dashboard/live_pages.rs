@@ -95,7 +95,7 @@ async fn every_page_updates_live() -> Result<()> {
     until(&browser, count).await;
     stayed().await?;
 
-    // A name that nobody has used yet.
+    // A name that was never used.
     open("/lock?name=not-yet").await?;
     ensure!(other.lock("not-yet").await?, "taken");
     until(&browser, "document.getElementById('lock-state').innerText.includes('held')").await;
@@ -146,7 +146,7 @@ async fn seven_windows_of_different_pages_are_all_live() -> Result<()> {
     Ok(())
 }
 
-/// Plays that nobody can see the page, or that somebody can again.
+/// Simulates that the page is hidden, or visible again.
 fn hide(hidden: bool) -> String {
     format!(
         "Object.defineProperty(document, 'hidden', {{ configurable: true, get: () => {hidden} }});

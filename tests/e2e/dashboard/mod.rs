@@ -1,4 +1,4 @@
-//! The dashboard as a process of its own, on a Redis where an agent and others hold locks.
+//! The dashboard as a separate process, on a Redis where an agent and other clients hold locks.
 
 mod agent_waiters;
 mod browser;
@@ -94,7 +94,7 @@ async fn take(direct: &mut Client, name: &str) -> Result<()> {
     Ok(())
 }
 
-/// The lock as it is told when it is asked for, once it `fits`.
+/// Returns the lock as the API reports it, once it `fits`.
 async fn lock(dashboard: &Dashboard, name: &str, fits: impl Fn(&Value) -> bool) -> Value {
     eventually(&format!("`{name}` to be as it should"), async || {
         let lock = dashboard.json(&format!("/api/v1/lock?name={name}")).await?;

@@ -1,4 +1,4 @@
-//! The memory that MONITOR takes in a Redis with default settings when nobody reads it, and its return after a crash of Redis.
+//! The memory that unread MONITOR output takes in a Redis with default settings, and MONITOR's return after a crash of Redis.
 
 use std::time::Duration;
 

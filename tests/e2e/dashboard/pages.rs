@@ -18,7 +18,7 @@ const NASTY: [&str; 6] = [
     "-->]]><b>bold</b>",
 ];
 
-/// Takes locks of nasty names, as somebody with access to Redis but not to the dashboard might.
+/// Acquires locks with hostile names, as an attacker with access to Redis but not to the dashboard might.
 async fn plant(bench: &mut Bench) -> Result<()> {
     for name in NASTY {
         let holder = "0f3c1f6e-5a43-4f9f-8d11-6a2b3c4d5e6f:47";

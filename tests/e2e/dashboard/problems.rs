@@ -111,7 +111,7 @@ async fn a_lock_that_is_renewed_and_held_too_long_is_stuck() -> Result<()> {
     let agent = Agent::with(&bench.redis, &["--lease", "3s"]).await?;
     let mut worker = agent.client().await?;
     worker.call("LOCK a").await?.ok()?;
-    // Held as long, but nobody renews it: it will end by itself.
+    // Held as long, but not renewed: it will expire.
     worker.call("LOCK fixed LEASE 600000").await?.ok()?;
     let lock = bench.listed("a", |lock| problems(lock) == ["stuck"]).await;
     assert_eq!(lock["problems"][0]["certainty"], "certain");
@@ -178,7 +178,7 @@ async fn two_dashboards_ignore_each_other() -> Result<()> {
     let mut service = Foreign::connect(&redis).await?;
     service.lease_ms = 600_000;
     assert!(service.lock("foreign").await?);
-    // Whoever seemed to wait would soon seem to starve.
+    // Anything that counted as a waiter would soon count as starving.
     let flags = ["--monitor", "on", "--starving-after", "1s"];
     let dashboards = [
         Dashboard::start(&redis.url(), &flags).await?,
@@ -206,7 +206,7 @@ async fn two_dashboards_ignore_each_other() -> Result<()> {
         let metrics = dashboard.metrics().await?;
         assert_eq!(metrics.sum("lockscope_dashboard_problems_detected_total", &[]), 0.0);
     }
-    // They are not blind: one who does wait, on another host, is one for both.
+    // A real waiter, on another host, counts for both.
     let elsewhere = Agent::start(&redis).await?;
     let mut waiter = elsewhere.client().await?;
     waiter.send("LOCK plain").await?;

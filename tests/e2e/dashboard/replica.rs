@@ -56,7 +56,7 @@ async fn until_notices(dashboard: &Dashboard, turns: usize) {
     .await;
 }
 
-/// Why no replica is read, as the page says.
+/// The reason on the page that no replica is read.
 async fn until_reason(dashboard: &Dashboard, reason: &str) {
     eventually(reason, async || {
         let limits = dashboard.json("/api/v1/sources").await?["limits"].to_string();
@@ -90,7 +90,7 @@ async fn a_replica_is_read_in_place_of_the_master_until_it_is_unsuitable() -> Re
     let page = http::get(dashboard.port(), "/sources").await?.body;
     assert!(page.contains(&format!("read from its replica {there}")), "{page}");
 
-    // Who waits does so at the server. A release that is told there is heard at the replica, with what it stands for.
+    // Waiters subscribe at the master. A release message of the master arrives through the replica, with its meaning.
     let mut waiter = server.client().await?;
     waiter.call("SUBSCRIBE redisson_lock__channel:{first}").await?.ok()?;
     lock(&dashboard, "first", |lock| lock["waiting"] == 1).await;
@@ -107,7 +107,7 @@ async fn a_replica_is_read_in_place_of_the_master_until_it_is_unsuitable() -> Re
     assert_eq!(done["outcome"], "released", "{done}");
     assert_eq!(direct.call("EXISTS first").await?.int()?, 0);
     lock(&dashboard, "first", |lock| lock["past"][0]["ended"] == "forced").await;
-    // A release by force reads what it releases, where it is.
+    // A release by force reads the lock from the master.
     let mut asked = readings(&mut direct).await?;
     asked.retain(|verb| !["hlen", "hmget"].contains(&verb.as_str()));
     assert_eq!(asked, [""; 0]);

@@ -19,7 +19,7 @@ async fn release(dashboard: &Dashboard, name: &str) {
     assert_eq!(done["outcome"], "released", "{done}");
 }
 
-/// Waits until these sources are on and the server that is looked at is this one.
+/// Waits until these sources are on and read this server.
 async fn until_at(dashboard: &Dashboard, address: &str, sources: &[&str]) {
     eventually(&format!("{sources:?} at {address}"), async || {
         let json = dashboard.json("/api/v1/sources").await?;
@@ -77,7 +77,7 @@ async fn a_failover_is_one_notice_although_the_old_master_continues() -> Result<
     .await;
     let page = http::get(dashboard.port(), "/sources").await?.body;
     assert!(page.contains(&format!("master {address}")), "{page}");
-    // The old one still has it all, and nobody looks.
+    // The old master still has all locks, and is not read.
     eventually("the old master to be left", async || {
         let list = old.call("CLIENT LIST").await?.text();
         ensure!(!list.contains("name=lockscope-dashboard"), "{list}");
@@ -145,7 +145,7 @@ async fn without_a_master_the_view_is_frozen() -> Result<()> {
 
     sentinels.enable_failover().await?;
     sentinels.fail_over().await?;
-    // MONITOR has a rest where its connection was ended by somebody, as here.
+    // MONITOR pauses after its connection was closed from outside, as here.
     let but_monitor = &SOURCES[..5];
     until_at(&dashboard, &sentinels.address(1), but_monitor).await;
     let kept = lock(&dashboard, "kept", held).await;

@@ -96,7 +96,7 @@ async fn lockctl_tail_prints_the_steps_as_they_happen() -> Result<()> {
     steps(&["acquired"]).await;
     ensure!(java.unlock("orders:42").await?, "lost");
     steps(&["acquired", "released"]).await;
-    // It ends by itself, and says what is wrong.
+    // The trace ends, and reports the reason.
     let end = tail(&bench.dashboard, &["--for", "1s"])?.stdin(Stdio::null()).output()?;
     ensure!(end.status.success() && end.stdout.is_empty(), "{end:?}");
     let off = Dashboard::start(&bench.redis.url(), &["--monitor", "off"]).await?;

@@ -1,5 +1,5 @@
-//! Three ways that a lock with a watchdog can go, as people meet them: its thread dies and nobody unlocks it, its work
-//! takes longer than its lease, and all goes well. Told with MONITOR and without it.
+//! Three ends of a lock with a watchdog: its thread dies without unlocking it, its work
+//! takes longer than its lease, and all goes well. The dashboard runs with MONITOR and without it.
 
 use std::sync::Arc;
 use std::sync::atomic::{AtomicBool, Ordering};
@@ -111,7 +111,7 @@ async fn the_three_ends_of_a_watchdog_lock_are_distinguished() -> Result<()> {
     assert_eq!(problem["certainty"], "certain", "{lock:#}");
     let evidence = problem["evidence"].to_string();
     assert!(evidence.contains(&holder) && evidence.contains("tried to release"), "{evidence}");
-    // What is not seen is not claimed: without MONITOR all that shows is a fixed lease that ends.
+    // Without MONITOR only a fixed lease that ends is visible, so no problem is reported.
     let lock = lock_of(&plain, "short").await?;
     assert!(problems(&lock).is_empty(), "{lock:#}");
 

@@ -162,7 +162,7 @@ async fn attack(port: u16, seed: u64) -> Result<()> {
     let failed = status.starts_with(b"5") && ![&b"503"[..], b"505"].contains(&status);
     ensure!(!failed, "{}", shown());
     let head = received.split(|byte| *byte == b'\n').take_while(|line| line.len() > 1);
-    // A redirect repeats the query, still encoded, at the end of a line of its own.
+    // A redirect repeats the query, still encoded, at the end of one line.
     let injected = head
         .map(<[u8]>::to_ascii_lowercase)
         .any(|line| line.starts_with(b"set-cookie:") && line.ends_with(b"a=b\r"));

@@ -333,7 +333,7 @@ async fn a_forced_release_alerts() -> Result<()> {
         Ok(())
     })
     .await;
-    // What the dashboard's script does.
+    // The steps of the dashboard's script.
     let mut direct = watched.redis.client().await?;
     let holder = direct.call("HGETALL orders:9").await?.ok()?.items()?[0].text();
     let agent = holder.split(':').next().unwrap_or_default();

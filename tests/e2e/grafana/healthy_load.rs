@@ -19,7 +19,7 @@ const SOAK: &str = "LOCKSCOPE_SOAK";
 const FASTER: u32 = 20;
 const QUARTER: Duration = Duration::from_secs(15 * 60);
 
-/// The rules for somebody whose time passes so much faster: windows, durations, and thresholds that are times.
+/// Returns the rules for a time that passes faster by that factor: windows, durations, and thresholds that are times.
 fn accelerated(rules: &str, by: u32) -> Result<String> {
     let shorter = |duration: &str| -> Result<String> {
         let unit = if duration.ends_with('m') { 60_000 } else { 1_000 };

@@ -13,7 +13,7 @@ use harness::{process, programs};
 
 /// The folder of the rules.
 const FOLDER: &str = "grafana/prometheus";
-/// The rules as they are shipped: a file for agents and one for dashboards, each complete by itself.
+/// The rules as they are shipped: a file for agents and one for dashboards, each complete.
 const AGENT_RULES: &str = "lockscope-agent.rules.yml";
 const DASHBOARD_RULES: &str = "lockscope-dashboard.rules.yml";
 

@@ -30,7 +30,7 @@ fn filled(query: &str) -> String {
         })
 }
 
-/// The queries of all boards: panels, annotations and variables, each with where it stands.
+/// The queries of all boards: panels, annotations and variables, each with its place.
 fn queries() -> Result<Vec<(String, String)>> {
     let mut queries = Vec::new();
     for name in BOARDS {
@@ -68,7 +68,7 @@ fn boards_and_rules_use_exactly_the_documented_metrics() -> Result<()> {
         used.extend(names(&query));
     }
     let rules = rules()?;
-    // What rules record has names of its own, with colons, and figures within them.
+    // Recorded metrics have names with colons; the metrics that they are computed from are in their expressions.
     used.extend(
         rules.lines().filter(|line| !line.contains(':') || line.contains("expr:")).flat_map(names),
     );
@@ -135,7 +135,7 @@ async fn every_panel_has_data() -> Result<()> {
         Ok(())
     })
     .await;
-    // What the demo has to show last.
+    // The problem that the demo shows last.
     eventually("an orphan", async || {
         let found = http::get(demo.dashboard, "/api/v1/problems?limit=100").await?.json()?;
         let found = found["problems"].as_array().cloned().unwrap_or_default();

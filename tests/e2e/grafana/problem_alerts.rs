@@ -107,7 +107,7 @@ async fn problems_found_by_dashboards_alert() -> Result<()> {
         direct.call(&timeouts).await?.ok()?;
     }
 
-    // One that a client with a watchdog of its own has, and forgets about.
+    // A hold of a client with its own watchdog, which stops renewing it.
     let mut service = Foreign::connect(&watched.redis).await?;
     service.lease_ms = 3_000;
     assert!(service.lock("settlement:1").await?);
