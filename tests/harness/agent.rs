@@ -172,6 +172,16 @@ impl Agent {
         Ok(client)
     }
 
+    /// Connects with RESP3, and requests events as pushes.
+    ///
+    /// # Errors
+    /// Returns an error if it cannot be reached.
+    pub async fn client_with_pushes(&self) -> Result<Client> {
+        let mut client = self.client3().await?;
+        client.call("SESSION PUSH on").await?.ok()?;
+        Ok(client)
+    }
+
     /// Returns its current metrics.
     ///
     /// # Errors

@@ -179,8 +179,7 @@ async fn neither_side_releases_the_others_readers() -> Result<()> {
 async fn java_forces_our_readers_out() -> Result<()> {
     let mut bed = Bed::with(&["--lease", "6s"], "").await?;
     let (reads, writes) = sides(&bed);
-    let mut reader = bed.agent.client3().await?;
-    reader.call("SESSION PUSH on").await?.ok()?;
+    let mut reader = bed.agent.client_with_pushes().await?;
     assert!(lock(&mut reader, READ, "a", "").await?);
     assert!(!writes.is("forceUnlock").await?);
     assert!(reads.is("forceUnlock").await?);

@@ -116,8 +116,7 @@ mod cases {
     /// The worker is told that its lock is lost, at the next renewal at the latest, and never has it back silently.
     pub(super) async fn java_forces_ours(kind: Kind) -> Result<()> {
         let mut bed = Bed::with(&["--lease", "6s"], "").await?;
-        let mut worker = bed.agent.client3().await?;
-        worker.call("SESSION PUSH on").await?.ok()?;
+        let mut worker = bed.agent.client_with_pushes().await?;
         assert!(lock(&mut worker, kind, "a", "").await?);
         let java = bed.java(kind, "a");
         assert!(java.is("forceUnlock").await?);

@@ -3,39 +3,26 @@
 use std::time::Duration;
 
 use redis::{Connection, cmd};
-use redisson::script::{self, Call};
+use redisson::script;
 use redisson::{HolderId, Lease, LockName};
 use serde_json::Value;
 
-use crate::redis_server::{HOLDER, RedisServer, run, take, thread};
-use crate::serving::{Dashboard, PATIENCE};
+use crate::redis_server::{HOLDER, RedisServer, eval, run, take, thread};
+use crate::serving::{Dashboard, OWN, PATIENCE};
 
 /// What makes a server end a reader that stalls.
 const BOUNDED: [&str; 2] = ["--client-output-buffer-limit", "normal 32mb 0 0"];
-
-/// What a browser says of our own page's requests.
-const OWN: [(&str, &str); 2] =
-    [("Sec-Fetch-Site", "same-origin"), ("Content-Type", "application/json")];
 
 async fn watching(server: &RedisServer, flags: &[&str]) -> Dashboard {
     let url = server.url();
     Dashboard::with(&[&["--redis-url", &url, "--scan-every", "1h"], flags].concat()).await
 }
 
-fn call(connection: &mut Connection, call: &Call) {
-    let mut command = cmd("EVAL");
-    command.arg(call.script.source).arg(call.keys.len());
-    for part in call.keys.iter().chain(call.args.iter()) {
-        command.arg(part);
-    }
-    command.exec(connection).unwrap();
-}
-
 fn acquire(connection: &mut Connection, name: &str, holder: &str) {
     let name = LockName::new(name.as_bytes()).unwrap();
     let holder = HolderId::parse(holder.as_bytes()).unwrap();
     let lease = Lease::new(Duration::from_secs(60)).unwrap();
-    call(connection, &script::acquire(&name, &holder, lease));
+    eval(connection, &script::acquire(&name, &holder, lease));
 }
 
 /// The value of a counter.

@@ -4,6 +4,7 @@ use std::process::{Child, Command, Stdio};
 use std::time::Duration;
 
 use redis::{Connection, FromRedisValue, cmd};
+use redisson::script::Call;
 use rustix::process::{Pid, Signal, kill_process};
 
 /// A server in a folder of its own, ended with the test.
@@ -151,4 +152,14 @@ pub(crate) fn release(connection: &mut Connection, name: &str) {
         .arg("0")
         .exec(connection)
         .unwrap();
+}
+
+/// Runs a script of a lock.
+pub(crate) fn eval(connection: &mut Connection, call: &Call) {
+    let mut command = cmd("EVAL");
+    command.arg(call.script.source).arg(call.keys.len());
+    for part in call.keys.iter().chain(call.args.iter()) {
+        command.arg(part);
+    }
+    command.exec(connection).unwrap();
 }

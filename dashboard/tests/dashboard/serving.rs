@@ -12,6 +12,10 @@ use tokio::net::{TcpListener, TcpSocket, TcpStream};
 use tokio::task::JoinHandle;
 use tokio::time::{Instant, timeout};
 
+/// The headers of a request that a script on the dashboard's own page sends.
+pub(crate) const OWN: [(&str, &str); 2] =
+    [("Sec-Fetch-Site", "same-origin"), ("Content-Type", "application/json")];
+
 /// How long tests wait for anything.
 pub(crate) const PATIENCE: Duration = Duration::from_secs(180);
 

@@ -2,30 +2,17 @@
 
 use std::time::Duration;
 
-use redis::{Connection, cmd};
-use redisson::script::{self, Call, Publish};
+use redis::Connection;
+use redisson::script::{self, Publish};
 use redisson::{HolderId, Lease, LockName, keys};
 use serde_json::Value;
 
-use crate::redis_server::{HOLDER, RedisServer, run, thread};
-use crate::serving::Dashboard;
-
-/// The headers of a request that a script on the dashboard's own page sends.
-const OWN: [(&str, &str); 2] =
-    [("Sec-Fetch-Site", "same-origin"), ("Content-Type", "application/json")];
+use crate::redis_server::{HOLDER, RedisServer, eval, run, thread};
+use crate::serving::{Dashboard, OWN};
 
 /// A name that must be escaped on pages, and its percent-encoded form.
 const NAME: &str = "orders:<script>";
 const ENCODED: &str = "orders:%3Cscript%3E";
-
-fn call(connection: &mut Connection, call: &Call) {
-    let mut command = cmd("EVAL");
-    command.arg(call.script.source).arg(call.keys.len());
-    for part in call.keys.iter().chain(call.args.iter()) {
-        command.arg(part);
-    }
-    command.exec(connection).unwrap();
-}
 
 fn id(holder: &str) -> HolderId {
     HolderId::parse(holder.as_bytes()).unwrap()
@@ -34,8 +21,8 @@ fn id(holder: &str) -> HolderId {
 /// Acquires the lock, and has another thread refused.
 fn contend(redis: &mut Connection, name: &LockName) {
     let lease = Lease::new(Duration::from_secs(30)).unwrap();
-    call(redis, &script::acquire(name, &id(HOLDER), lease));
-    call(redis, &script::acquire(name, &id(&thread(53)), lease));
+    eval(redis, &script::acquire(name, &id(HOLDER), lease));
+    eval(redis, &script::acquire(name, &id(&thread(53)), lease));
 }
 
 fn words<'a>(trace: &'a Value, member: &str) -> Vec<&'a str> {
@@ -84,7 +71,7 @@ async fn a_trace_shows_each_step_with_the_lines_behind_it() {
     let some = |trace: &Value| !trace["steps"].as_array().unwrap().is_empty();
     let answer = dashboard.json_when(&later, some);
     let (answer, ()) = tokio::join!(answer, async {
-        call(&mut redis, &script::release(&name, &id(HOLDER), Publish::Plain));
+        eval(&mut redis, &script::release(&name, &id(HOLDER), Publish::Plain));
     });
     assert!(words(&answer, "step")[0] != "acquired", "{answer}");
     let page = dashboard

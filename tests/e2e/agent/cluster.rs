@@ -253,8 +253,7 @@ async fn a_moving_slot_takes_its_locks_and_waiters_along() -> Result<()> {
 async fn a_half_moved_slot_loses_no_reader() -> Result<()> {
     let cluster = RedisCluster::start(2, 0).await?;
     let agent = Agent::in_cluster(&cluster, &["--lease", "10s"]).await?;
-    let mut worker = agent.client3().await?;
-    worker.call("SESSION PUSH on").await?.ok()?;
+    let mut worker = agent.client_with_pushes().await?;
     let name = cluster.names("moves:").swap_remove(0);
     // Enough for some to be renewed by one script.
     let locks = |at: &str| (0..20).map(|n| format!("{at}:{n}:{{{name}}}")).collect::<Vec<_>>();
@@ -342,8 +341,7 @@ async fn a_promoted_replica_keeps_its_locks_and_missing_ones_are_reported() -> R
         let mut names = cluster.names("lost:");
         (names.swap_remove(0), names.swap_remove(1))
     };
-    let mut worker = ours.client3().await?;
-    worker.call("SESSION PUSH on").await?.ok()?;
+    let mut worker = ours.client_with_pushes().await?;
     let held = holder(&lock(&mut worker, &format!("LOCK {kept}")).await?)?;
     lock(&mut worker, &format!("LOCK {elsewhere}")).await?;
     let mut waiter = theirs.client().await?;

@@ -41,8 +41,7 @@ async fn a_draining_agent_grants_nothing_and_waits_for_its_workers() -> Result<(
 #[tokio::test]
 async fn holds_that_remain_at_the_end_expire_with_their_lease() -> Result<()> {
     let mut bench = Bench::with(&["--drain-timeout", "300ms", "--lease", "10m"]).await?;
-    let mut worker = bench.agent.client3().await?;
-    worker.call("SESSION PUSH on").await?.ok()?;
+    let mut worker = bench.agent.client_with_pushes().await?;
     lock(&mut worker, "LOCK a").await?;
     bench.agent.process().terminate()?;
     assert_eq!(worker.push().await?, ["lock-lost", "a", "lock", "drained"]);

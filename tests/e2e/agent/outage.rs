@@ -5,13 +5,6 @@ use harness::{Agent, Client, RedisServer, Reply, eventually};
 
 use super::{Bench, assert_error, holder, lock};
 
-/// A session that hears its events as pushes.
-async fn listener(agent: &Agent) -> Result<Client> {
-    let mut client = agent.client3().await?;
-    client.call("SESSION PUSH on").await?.ok()?;
-    Ok(client)
-}
-
 /// Asserts that the next pushes warn of `a` and then tell its loss, in this order.
 async fn assert_warned_then_lost(worker: &mut Client, lease_ms: i64) -> Result<()> {
     let warning = worker.push().await?;
@@ -25,7 +18,7 @@ async fn assert_warned_then_lost(worker: &mut Client, lease_ms: i64) -> Result<(
 #[tokio::test]
 async fn a_frozen_redis_warns_then_loses_then_works_again() -> Result<()> {
     let mut bench = Bench::with(&["--lease", "4s"]).await?;
-    let mut worker = listener(&bench.agent).await?;
+    let mut worker = bench.agent.client_with_pushes().await?;
     let first = holder(&lock(&mut worker, "LOCK a").await?)?;
     bench.redis.process().freeze().await?;
     assert_warned_then_lost(&mut worker, 4_000).await?;
@@ -46,7 +39,7 @@ async fn a_frozen_redis_warns_then_loses_then_works_again() -> Result<()> {
 #[tokio::test]
 async fn a_short_freeze_is_warned_of_and_survived() -> Result<()> {
     let mut bench = Bench::with(&["--lease", "4s"]).await?;
-    let mut worker = listener(&bench.agent).await?;
+    let mut worker = bench.agent.client_with_pushes().await?;
     let first = holder(&lock(&mut worker, "LOCK a").await?)?;
     bench.redis.process().freeze().await?;
     assert_eq!(worker.push().await?[0], "lock-jeopardy");
@@ -62,7 +55,7 @@ async fn a_short_freeze_is_warned_of_and_survived() -> Result<()> {
 #[tokio::test]
 async fn a_killed_redis_warns_then_loses() -> Result<()> {
     let mut bench = Bench::with(&["--lease", "4s"]).await?;
-    let mut worker = listener(&bench.agent).await?;
+    let mut worker = bench.agent.client_with_pushes().await?;
     lock(&mut worker, "LOCK a").await?;
     bench.redis.process().kill()?;
     assert_warned_then_lost(&mut worker, 4_000).await?;
@@ -76,7 +69,7 @@ async fn a_killed_redis_warns_then_loses() -> Result<()> {
 async fn a_restart_that_forgets_everything_is_noticed_at_once() -> Result<()> {
     // A lease so long that no renewal can notice it.
     let mut bench = Bench::with(&["--lease", "10m"]).await?;
-    let mut worker = listener(&bench.agent).await?;
+    let mut worker = bench.agent.client_with_pushes().await?;
     lock(&mut worker, "LOCK a").await?;
     lock(&mut worker, "LOCK b LEASE 600000").await?;
     bench.redis.restart().await?;
@@ -94,7 +87,7 @@ async fn a_restart_that_forgets_everything_is_noticed_at_once() -> Result<()> {
 #[tokio::test]
 async fn a_waiter_keeps_its_place_through_an_outage() -> Result<()> {
     let mut bench = Bench::with(&["--lease", "6s"]).await?;
-    let mut worker = listener(&bench.agent).await?;
+    let mut worker = bench.agent.client_with_pushes().await?;
     lock(&mut worker, "LOCK a").await?;
     let mut waiters = Vec::new();
     for i in 1..=3 {
@@ -227,7 +220,7 @@ async fn an_evicting_redis_is_reported() -> Result<()> {
 #[tokio::test]
 async fn repeatedly_dropped_connections_lose_nothing() -> Result<()> {
     let mut bench = Bench::with(&["--lease", "6s"]).await?;
-    let mut worker = listener(&bench.agent).await?;
+    let mut worker = bench.agent.client_with_pushes().await?;
     let first = holder(&lock(&mut worker, "LOCK a").await?)?;
     for round in 1..=10 {
         for kind in ["normal", "pubsub"] {

@@ -274,8 +274,7 @@ async fn renewals_go_on_while_a_replica_is_stopped_and_extend_no_validity() -> R
     let master = master().await?;
     let mut replica = replica(&master).await?;
     let agent = Agent::with(&master, &["--min-replicas", "1", "--lease", "6s"]).await?;
-    let mut worker = agent.client3().await?;
-    worker.call("SESSION PUSH on").await?.ok()?;
+    let mut worker = agent.client_with_pushes().await?;
     granted(&mut worker, "LOCK a").await;
     let batches = async |outcome| {
         let labels = [("batch", "renewals"), ("outcome", outcome)];

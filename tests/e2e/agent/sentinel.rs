@@ -73,8 +73,7 @@ async fn until_left(direct: &mut Client) {
 async fn a_failover_is_followed_although_the_old_master_continues() -> Result<()> {
     let sentinels = Sentinels::start(3).await?;
     let agent = start(&sentinels, &[]).await?;
-    let mut worker = agent.client3().await?;
-    worker.call("SESSION PUSH on").await?.ok()?;
+    let mut worker = agent.client_with_pushes().await?;
     let held = holder(&lock(&mut worker, "LOCK kept").await?)?;
     let mut waiter = agent.client().await?;
     let mut old = sentinels.client(0).await?;
@@ -115,8 +114,7 @@ async fn a_failover_is_followed_although_the_old_master_continues() -> Result<()
 async fn a_master_that_is_killed_is_followed_by_its_replica() -> Result<()> {
     let mut sentinels = Sentinels::start(1).await?;
     let agent = start(&sentinels, &[]).await?;
-    let mut worker = agent.client3().await?;
-    worker.call("SESSION PUSH on").await?.ok()?;
+    let mut worker = agent.client_with_pushes().await?;
     let held = holder(&lock(&mut worker, "LOCK kept").await?)?;
     let mut waiter = agent.client().await?;
     waiter.send("LOCK kept").await?;

@@ -31,6 +31,28 @@ pub(super) struct Shown {
     _folder: tempfile::TempDir,
 }
 
+/// Waits until an expression of the page is true.
+pub(super) async fn until(browser: &Browser, script: &str) {
+    eventually(script, async || {
+        let is = browser.run(&format!("return Boolean({script})")).await?;
+        ensure!(is == true, "{}", browser.run("return document.body.innerText").await?);
+        Ok(())
+    })
+    .await;
+}
+
+/// Clicks the first link with this text, and waits for the next page.
+pub(super) async fn follow(browser: &Browser, text: &str) -> Result<()> {
+    browser.run("window.mark = 'this page'").await?;
+    let click = format!(
+        "const link = [...document.querySelectorAll('main a')].find((a) => a.innerText?.includes({text:?}));
+         link?.click(); return Boolean(link)"
+    );
+    ensure!(browser.run(&click).await? == true, "there is no link {text}");
+    until(browser, "window.mark !== 'this page' && document.readyState === 'complete'").await;
+    Ok(())
+}
+
 /// A client that is subscribed to a lock's release messages, as a waiter is.
 pub(super) async fn listener(bench: &Bench, name: &str) -> Result<Client> {
     let mut listener = bench.redis.client().await?;

@@ -3,8 +3,8 @@
 use anyhow::{Result, ensure};
 use harness::browser::Browser;
 
+use super::browsing::until;
 use super::browsing::{Shown, WIDE};
-use super::history::until;
 
 #[tokio::test]
 async fn the_form_to_release_counts_down_and_says_when_the_lease_ran_out() -> Result<()> {

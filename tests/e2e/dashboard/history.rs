@@ -6,29 +6,7 @@ use harness::{eventually, http};
 use serde_json::Value;
 
 use super::Bench;
-use super::browsing::Shown;
-
-/// Waits until an expression of the page is true.
-pub(super) async fn until(browser: &Browser, script: &str) {
-    eventually(script, async || {
-        let is = browser.run(&format!("return Boolean({script})")).await?;
-        ensure!(is == true, "{}", browser.run("return document.body.innerText").await?);
-        Ok(())
-    })
-    .await;
-}
-
-/// Clicks the first link with this text, and waits for the next page.
-pub(super) async fn follow(browser: &Browser, text: &str) -> Result<()> {
-    browser.run("window.mark = 'this page'").await?;
-    let click = format!(
-        "const link = [...document.querySelectorAll('main a')].find((a) => a.innerText?.includes({text:?}));
-         link?.click(); return Boolean(link)"
-    );
-    ensure!(browser.run(&click).await? == true, "there is no link {text}");
-    until(browser, "window.mark !== 'this page' && document.readyState === 'complete'").await;
-    Ok(())
-}
+use super::browsing::{Shown, follow, until};
 
 /// The cells of one column of the events.
 async fn column(browser: &Browser, class: &str) -> Result<Vec<String>> {

@@ -56,7 +56,7 @@ async fn a_long_name_has_one_line_in_every_list_of_one_line_and_wraps_on_a_phone
             browser.show_as(size, false).await?;
             browser.open(&shown.bench.dashboard.url(page)).await?;
             let script = "document.querySelector('tbody .name')?.innerText.length > 300";
-            super::history::until(&browser, script).await;
+            super::browsing::until(&browser, script).await;
             let lines = browser.run(NAME_LINES).await?;
             let lines: Vec<i64> = serde_json::from_value(lines)?;
             assert!(!lines.is_empty(), "{page}");

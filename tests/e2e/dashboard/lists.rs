@@ -5,7 +5,7 @@ use harness::browser::Browser;
 use harness::{Foreign, eventually};
 
 use super::Bench;
-use super::history::{follow, until};
+use super::browsing::{follow, until};
 
 /// The number that a tab or a facet shows.
 fn number(list: &str, label: &str) -> String {

@@ -6,17 +6,7 @@ use harness::{Foreign, eventually, http};
 use serde_json::{Value, json};
 
 use super::Bench;
-use super::browsing::{Shown, listener};
-
-/// Waits until an expression of the page is true.
-async fn until(browser: &Browser, script: &str) {
-    eventually(script, async || {
-        let is = browser.run(&format!("return Boolean({script})")).await?;
-        ensure!(is == true, "{}", browser.run("return document.body.innerText").await?);
-        Ok(())
-    })
-    .await;
-}
+use super::browsing::{Shown, listener, until};
 
 /// Returns whether the page's text has this in it.
 fn says(text: &str) -> String {

@@ -5,7 +5,7 @@ use harness::browser::Browser;
 use harness::eventually;
 
 use super::browsing::Shown;
-use super::history::{follow, until};
+use super::browsing::{follow, until};
 
 #[tokio::test]
 async fn the_whole_page_turns_to_an_instant_and_back() -> Result<()> {

@@ -7,14 +7,14 @@ use harness::proxy::{Flow, Gate, Way};
 use harness::{Reply, eventually};
 
 use super::{
-    COMMANDS, LONG, MESSAGES, RENEWALS, SHORT, assert_error, assert_held_by, holder, listener,
-    lock, lost, ready, stage, unready,
+    COMMANDS, LONG, MESSAGES, RENEWALS, SHORT, assert_error, assert_held_by, holder, lock, lost,
+    ready, stage, unready,
 };
 
 #[tokio::test]
 async fn a_partition_shorter_than_the_lease_is_warned_of_and_survived() -> Result<()> {
     let (mut bench, proxy) = stage(SHORT).await?;
-    let mut worker = listener(&bench.agent).await?;
+    let mut worker = bench.agent.client_with_pushes().await?;
     let first = holder(&lock(&mut worker, "LOCK a").await?)?;
     proxy.part();
     assert_eq!(worker.push().await?[0], "lock-jeopardy");
@@ -30,7 +30,7 @@ async fn a_partition_shorter_than_the_lease_is_warned_of_and_survived() -> Resul
 #[tokio::test]
 async fn a_partition_longer_than_the_lease_is_reported_before_expiry() -> Result<()> {
     let (mut bench, proxy) = stage(SHORT).await?;
-    let mut worker = listener(&bench.agent).await?;
+    let mut worker = bench.agent.client_with_pushes().await?;
     let first = holder(&lock(&mut worker, "LOCK a").await?)?;
     proxy.part();
     assert_eq!(worker.push().await?[0], "lock-jeopardy");
@@ -123,7 +123,7 @@ async fn a_slow_connection_reduces_validity_only() -> Result<()> {
 #[tokio::test]
 async fn a_redis_that_refuses_connections_is_retried() -> Result<()> {
     let (mut bench, proxy) = stage(SHORT).await?;
-    let mut worker = listener(&bench.agent).await?;
+    let mut worker = bench.agent.client_with_pushes().await?;
     let first = holder(&lock(&mut worker, "LOCK a").await?)?;
     proxy.gate(Gate::Refuse);
     proxy.cut();

@@ -10,7 +10,7 @@ mod stalls;
 
 use anyhow::{Result, ensure};
 use harness::proxy::Place;
-use harness::{Agent, Client, Proxy, RedisServer, eventually};
+use harness::{Agent, Proxy, RedisServer, eventually};
 
 use crate::agent::{Bench, assert_error, credentials, holder, lock};
 
@@ -59,13 +59,6 @@ async fn unready(agent: &Agent, reason: &str) {
         Ok(())
     })
     .await;
-}
-
-/// A session that hears its events as pushes.
-async fn listener(agent: &Agent) -> Result<Client> {
-    let mut client = agent.client3().await?;
-    client.call("SESSION PUSH on").await?.ok()?;
-    Ok(client)
 }
 
 /// Asserts that exactly this holder stands in Redis, once.

@@ -5,8 +5,8 @@ use harness::proxy::Place;
 use harness::{Agent, Client, RedisServer, Reply, eventually};
 
 use super::{
-    LONG, SHORT, assert_error, assert_held_by, credentials, holder, listener, lock, lost, on,
-    ready, stage, unready,
+    LONG, SHORT, assert_error, assert_held_by, credentials, holder, lock, lost, on, ready, stage,
+    unready,
 };
 
 const RENEWALS_TOTAL: &str = "lockscope_agent_renewals_total";
@@ -27,7 +27,7 @@ async fn run(direct: &mut Client, words: &str) -> Result<()> {
 async fn a_restart_that_forgets_nothing_loses_nothing() -> Result<()> {
     let redis = RedisServer::with(&[("appendonly", "yes"), ("appendfsync", "always")]).await?;
     let (mut bench, _proxy) = on(redis, LONG).await?;
-    let mut worker = listener(&bench.agent).await?;
+    let mut worker = bench.agent.client_with_pushes().await?;
     let first = holder(&lock(&mut worker, "LOCK a").await?)?;
     bench.redis.restart().await?;
     bench.direct = bench.redis.client().await?;
@@ -60,7 +60,7 @@ async fn a_redis_that_is_loading_is_waited_for() -> Result<()> {
     let slow = [("key-load-delay", "1000"), ("loading-process-events-interval-bytes", "1024")];
     let redis = RedisServer::with(&slow).await?;
     let (mut bench, _proxy) = on(redis, LONG).await?;
-    let mut worker = listener(&bench.agent).await?;
+    let mut worker = bench.agent.client_with_pushes().await?;
     let first = holder(&lock(&mut worker, "LOCK a").await?)?;
     for i in 0..50 {
         let keys: Vec<String> = (0..100).map(|k| format!("k:{i}:{k} v")).collect();
@@ -81,7 +81,7 @@ async fn a_redis_that_is_loading_is_waited_for() -> Result<()> {
 #[tokio::test]
 async fn a_flushed_redis_is_detected_at_the_next_renewal_and_nothing_is_restored() -> Result<()> {
     let (mut bench, _proxy) = stage(SHORT).await?;
-    let mut worker = listener(&bench.agent).await?;
+    let mut worker = bench.agent.client_with_pushes().await?;
     lock(&mut worker, "LOCK a").await?;
     run(&mut bench.direct, "FLUSHALL").await?;
     assert_lost(&mut worker, "missing").await?;
@@ -113,7 +113,7 @@ async fn missing_scripts_are_sent_again() -> Result<()> {
 #[tokio::test]
 async fn a_key_of_another_type_is_a_lost_lock_and_is_left_alone() -> Result<()> {
     let (mut bench, _proxy) = stage(SHORT).await?;
-    let mut worker = listener(&bench.agent).await?;
+    let mut worker = bench.agent.client_with_pushes().await?;
     lock(&mut worker, "LOCK a").await?;
     run(&mut bench.direct, "SET a theirs").await?;
     assert_lost(&mut worker, "missing").await?;
@@ -125,7 +125,7 @@ async fn a_key_of_another_type_is_a_lost_lock_and_is_left_alone() -> Result<()> 
 #[tokio::test]
 async fn a_role_that_changed_on_a_living_connection_verifies_every_hold() -> Result<()> {
     let (mut bench, _proxy) = stage(LONG).await?;
-    let mut worker = listener(&bench.agent).await?;
+    let mut worker = bench.agent.client_with_pushes().await?;
     lock(&mut worker, "LOCK a").await?;
     let kept = holder(&lock(&mut worker, "LOCK b").await?)?;
     // It follows another for a moment, so its data may be another's; no connection is closed.
@@ -143,7 +143,7 @@ async fn a_demoted_master_is_replaced_by_the_new_master() -> Result<()> {
     let (mut bench, proxy) = stage(LONG).await?;
     let other = RedisServer::start().await?;
     let mut there = other.client().await?;
-    let mut worker = listener(&bench.agent).await?;
+    let mut worker = bench.agent.client_with_pushes().await?;
     let kept = holder(&lock(&mut worker, "LOCK b").await?)?;
     run(&mut there, &format!("REPLICAOF 127.0.0.1 {}", bench.redis.port())).await?;
     eventually("the replica to follow", async || {
@@ -171,7 +171,7 @@ async fn a_demoted_master_is_replaced_by_the_new_master() -> Result<()> {
 #[tokio::test]
 async fn a_replica_is_not_used_for_locks() -> Result<()> {
     let (mut bench, _proxy) = stage(SHORT).await?;
-    let mut worker = listener(&bench.agent).await?;
+    let mut worker = bench.agent.client_with_pushes().await?;
     let first = holder(&lock(&mut worker, "LOCK a").await?)?;
     run(&mut bench.direct, "REPLICAOF 127.0.0.1 1").await?;
     assert_eq!(worker.push().await?[0], "lock-jeopardy");
@@ -187,7 +187,7 @@ async fn a_replica_is_not_used_for_locks() -> Result<()> {
 #[tokio::test]
 async fn a_clock_that_steps_verifies_every_hold() -> Result<()> {
     let (mut bench, proxy) = stage(LONG).await?;
-    let mut worker = listener(&bench.agent).await?;
+    let mut worker = bench.agent.client_with_pushes().await?;
     lock(&mut worker, "LOCK a").await?;
     let kept = holder(&lock(&mut worker, "LOCK b").await?)?;
     // What a step forward does to a key whose end it passes.
@@ -208,7 +208,7 @@ async fn a_clock_that_steps_verifies_every_hold() -> Result<()> {
 #[tokio::test]
 async fn a_busy_script_is_waited_for_on_the_same_connection() -> Result<()> {
     let (mut bench, _proxy) = stage(SHORT).await?;
-    let mut worker = listener(&bench.agent).await?;
+    let mut worker = bench.agent.client_with_pushes().await?;
     let first = holder(&lock(&mut worker, "LOCK a").await?)?;
     run(&mut bench.direct, "CONFIG SET busy-reply-threshold 20").await?;
     let mut hog = bench.redis.client().await?;
@@ -233,7 +233,7 @@ async fn permissions_may_be_revoked_and_restored() -> Result<()> {
     let with_password = redis.url().replace("redis://", "redis://:secret@");
     let agent = Agent::at(&with_password, SHORT).await?;
     ready(&agent).await;
-    let mut worker = listener(&agent).await?;
+    let mut worker = agent.client_with_pushes().await?;
     lock(&mut worker, "LOCK a").await?;
     // Scripts are denied: inside a living connection, and with NOPERM.
     run(&mut direct, "ACL SETUSER default -eval -evalsha").await?;
@@ -271,7 +271,7 @@ async fn a_redis_at_its_client_limit_is_retried() -> Result<()> {
 #[tokio::test]
 async fn a_redis_that_refuses_writes_is_waited_for() -> Result<()> {
     let (mut bench, _proxy) = stage(SHORT).await?;
-    let mut worker = listener(&bench.agent).await?;
+    let mut worker = bench.agent.client_with_pushes().await?;
     let mut waiter = bench.session().await?;
     let first = holder(&lock(&mut worker, "LOCK a").await?)?;
     run(&mut bench.direct, "CONFIG SET min-replicas-to-write 1").await?;
@@ -322,7 +322,7 @@ async fn a_release_that_is_refused_is_repeated_until_redis_takes_it() -> Result<
 #[tokio::test]
 async fn paused_writes_are_survived() -> Result<()> {
     let (mut bench, _proxy) = stage(SHORT).await?;
-    let mut worker = listener(&bench.agent).await?;
+    let mut worker = bench.agent.client_with_pushes().await?;
     let first = holder(&lock(&mut worker, "LOCK a").await?)?;
     run(&mut bench.direct, "CLIENT PAUSE 600000 WRITE").await?;
     assert_eq!(worker.push().await?[0], "lock-jeopardy");

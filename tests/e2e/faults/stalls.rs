@@ -4,9 +4,7 @@ use anyhow::{Result, ensure};
 use harness::proxy::{Flow, Place, Way};
 use harness::{Agent, Client, Proxy, Reply, Worker, eventually};
 
-use super::{
-    COMMANDS, SHORT, assert_error, assert_held_by, holder, listener, lock, lost, ready, stage,
-};
+use super::{COMMANDS, SHORT, assert_error, assert_held_by, holder, lock, lost, ready, stage};
 
 const SLEEPS: &str = "lockscope_agent_sleeps_total";
 
@@ -20,7 +18,7 @@ async fn neighbour(bench: &super::Bench) -> Result<Agent> {
 #[tokio::test]
 async fn an_agent_that_slept_through_its_leases_reports_losses_before_serving() -> Result<()> {
     let (mut bench, _proxy) = stage(SHORT).await?;
-    let mut worker = listener(&bench.agent).await?;
+    let mut worker = bench.agent.client_with_pushes().await?;
     lock(&mut worker, "LOCK a").await?;
     lock(&mut worker, "LOCK b").await?;
     let other = neighbour(&bench).await?;
@@ -51,7 +49,7 @@ async fn an_agent_that_slept_through_its_leases_reports_losses_before_serving() 
 #[tokio::test]
 async fn an_agent_that_slept_for_less_than_its_leases_verifies_every_hold() -> Result<()> {
     let (mut bench, _proxy) = stage(&["--lease", "20s"]).await?;
-    let mut worker = listener(&bench.agent).await?;
+    let mut worker = bench.agent.client_with_pushes().await?;
     // Nothing ever renews this one, so only the verification can see that it is gone.
     lock(&mut worker, "LOCK a LEASE 600000").await?;
     let kept = holder(&lock(&mut worker, "LOCK b").await?)?;
@@ -102,7 +100,7 @@ async fn a_grant_buffered_in_a_stopped_agent_is_not_delivered() -> Result<()> {
 async fn a_killed_agents_locks_are_free_after_their_lease_and_never_before() -> Result<()> {
     let (mut bench, _proxy) = stage(SHORT).await?;
     let other = neighbour(&bench).await?;
-    let mut worker = listener(&bench.agent).await?;
+    let mut worker = bench.agent.client_with_pushes().await?;
     let mut waiter = other.client().await?;
     let first = holder(&lock(&mut worker, "LOCK a").await?)?;
     waiter.send("LOCK a").await?;
@@ -168,7 +166,7 @@ async fn every_hold_ends_in_time_if_redis_freezes() -> Result<()> {
     let (mut bench, _proxy) = stage(SHORT).await?;
     let mut workers = Vec::new();
     for i in 0..20 {
-        let mut worker = listener(&bench.agent).await?;
+        let mut worker = bench.agent.client_with_pushes().await?;
         lock(&mut worker, &format!("LOCK n:{i}")).await?;
         workers.push(worker);
     }
