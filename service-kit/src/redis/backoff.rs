@@ -16,22 +16,27 @@ const PATIENT_LONGEST: Duration = Duration::from_secs(5);
 #[derive(Debug, Default)]
 pub(crate) struct Backoff {
     failures: u32,
+    /// Those that need patience. They have a count for themselves: the first rejection after an outage is no reason for the longest
+    /// pause.
+    rejections: u32,
 }
 
 impl Backoff {
     /// The pause after another failure. Each is drawn from the upper half of its range, so it is
     /// never next to nothing.
     pub(crate) fn after_failure(&mut self, patient: bool) -> Duration {
-        let (first, longest) =
-            if patient { (PATIENT_FIRST, PATIENT_LONGEST) } else { (FIRST, LONGEST) };
-        let doubled = first.saturating_mul(1_u32 << self.failures.min(16));
-        self.failures += 1;
+        let (count, first, longest) = match patient {
+            true => (&mut self.rejections, PATIENT_FIRST, PATIENT_LONGEST),
+            false => (&mut self.failures, FIRST, LONGEST),
+        };
+        let doubled = first.saturating_mul(1_u32 << (*count).min(16));
+        *count += 1;
         doubled.min(longest).mul_f64(jitter())
     }
 
     /// Starts over after a proven connection.
     pub(crate) fn reset(&mut self) {
-        self.failures = 0;
+        *self = Self::default();
     }
 }
 
@@ -61,5 +66,17 @@ mod tests {
             assert!(backoff.after_failure(patient) >= longest / 2);
             backoff.reset();
         }
+    }
+
+    #[test]
+    fn the_first_rejection_after_an_outage_has_a_short_pause() {
+        let mut backoff = Backoff::default();
+        for _ in 0..100 {
+            backoff.after_failure(false);
+        }
+        let pause = backoff.after_failure(true);
+        assert!(pause <= PATIENT_FIRST, "{pause:?}");
+        let pause = backoff.after_failure(false);
+        assert!(pause >= LONGEST / 2, "the outage may go on: {pause:?}");
     }
 }
