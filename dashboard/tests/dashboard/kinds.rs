@@ -1,7 +1,10 @@
 //! Every kind of lock, what belongs to it, and what is none.
 
+use std::time::Duration;
+
 use redis::Connection;
 use serde_json::{Value, json};
+use tokio::time::Instant;
 
 use crate::redis_server::{HOLDER, RedisServer, release, run, take, thread};
 use crate::serving::Dashboard;
@@ -114,6 +117,29 @@ async fn readers_live_by_their_markers() {
     let lock = dashboard.lock_when("rw", |lock| lock["problems"][0].is_object()).await;
     assert_eq!(lock["problems"][0]["problem"], "malformed");
     assert!(lock["problems"][0]["evidence"][0]["text"].as_str().unwrap().contains(&gone));
+}
+
+#[tokio::test(flavor = "multi_thread")]
+async fn markers_of_readers_are_read_while_their_lock_is_gone() {
+    let server = RedisServer::start();
+    let mut redis = server.connect();
+    run::<i64>(&mut redis, &["HSET", "rw", "mode", "read", HOLDER, "1"]);
+    run::<i64>(&mut redis, &["PEXPIRE", "rw", "60000"]);
+    let marker = format!("{{rw}}:{HOLDER}:rwlock_timeout:1");
+    run::<String>(&mut redis, &["SET", &marker, "1", "PX", "600000"]);
+    let dashboard = Dashboard::start(&server.url()).await;
+    dashboard.lock_when("rw", |lock| lock["state"] == "held").await;
+    run::<i64>(&mut redis, &["DEL", "rw"]);
+    dashboard.lock_when("rw", |lock| lock["state"] == "free").await;
+    let mut commands = server.connect();
+    run::<String>(&mut commands, &["MONITOR"]);
+    commands.set_read_timeout(Some(Duration::from_secs(20))).unwrap();
+    let (deadline, read) =
+        (Instant::now() + Duration::from_secs(20), format!("\"PTTL\" \"{marker}\""));
+    let mut next = || redis::from_redis_value::<String>(commands.recv_response().unwrap()).unwrap();
+    while !next().contains(&read) {
+        assert!(Instant::now() < deadline, "its marker is not read");
+    }
 }
 
 #[tokio::test(flavor = "multi_thread")]

@@ -295,6 +295,7 @@ pub fn advice(case: &Case<'_>, verdict: Verdict) -> String {
         ),
         ProblemKind::Orphan if case.orphaned_readers > 0 => "The lock was deleted while readers held it, by force or by hand. Their markers, keys named after the lock in braces with `rwlock_timeout` in them, take up memory; delete those without a TTL, which never expire.".to_owned(),
         ProblemKind::Orphan if case.dead_head.is_some_and(|head| head.gone) => "The first in its queue is dead and delays the others until its deadline, which may be far away. `lockctl unlock --force` on the host of an agent removes it and wakes the next one.".to_owned(),
+        ProblemKind::Orphan if longest(case).is_some() => "The first in its queue is dead: its deadline has passed. The next client that requests the lock removes it; until then those behind it wait. `lockctl unlock --force` on the host of an agent removes it and wakes the next one.".to_owned(),
         ProblemKind::Orphan => "Its waiters are gone, and no client has requested the lock since. The leftovers take up memory. The next client that requests the lock removes them; a queue key without a TTL remains until then.".to_owned(),
         ProblemKind::Malformed => format!(
             "The hash has fields that do not belong to a lock of this kind: two kinds of lock share the name, or another program uses the key. A release by force deletes the whole hash, those fields included: ask the owner of the program that writes them first. {found}"

@@ -299,6 +299,15 @@ fn leftovers_are_an_orphan_after_a_minute() {
     assert_eq!(only(&free(70)), Some((ProblemKind::Orphan, CERTAIN)));
     assert_eq!(only(&Case { orphan_since: None, ..free(999) }), None);
     assert_eq!(only(&Case { holders: &holders, ..free(99) }), None, "it is held again");
+    let orphan = |case: &Case<'_>| {
+        let verdicts = judge(case);
+        let it = verdicts.iter().find(|verdict| verdict.problem == ProblemKind::Orphan).unwrap();
+        explain(case, *it).advice
+    };
+    assert!(orphan(&free(99)).starts_with("Its waiters are gone"));
+    let behind = [waiter(20)];
+    let advice = orphan(&Case { waiters: &behind, ..free(99) });
+    assert!(!advice.contains("waiters are gone") && advice.contains("those behind it"), "{advice}");
 }
 
 #[test]

@@ -100,7 +100,7 @@ pub(super) async fn probe(
 }
 
 /// Returns the keys that are hashes with a bounded number of fields, each with whether its token is read. Jobs are added for absent
-/// keys with a queue or deadlines; the others go to the findings.
+/// keys with a queue, with deadlines, or with readers that may have left markers; the others go to the findings.
 async fn find_hashes(
     caller: &mut impl Caller,
     requests: &[ReadRequest],
@@ -131,8 +131,10 @@ async fn find_hashes(
         let name = request.name.clone();
         let reading = match permitted(length)? {
             Ok(value) => match integer(&value).ok_or(ReadError::UnexpectedReply("HLEN"))? {
-                0 if queued && facts.may_read_companions() => {
-                    jobs.push(Job::of_queue(name, &request.known, &facts));
+                0 if facts.may_read_companions()
+                    && (queued || !request.known.readers.is_empty()) =>
+                {
+                    jobs.push(Job::of_remains(name, &request.known, queued, &facts));
                     continue;
                 }
                 0 => Reading::Absent { companions: Companions::default() },

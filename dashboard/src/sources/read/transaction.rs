@@ -48,10 +48,15 @@ impl Job {
         Self { name, fields, unexpected: Vec::new(), name_count, companions, slot_moving: false }
     }
 
-    /// Returns a job for an absent key with a queue or deadlines.
-    pub(super) fn of_queue(name: LockName, known: &KnownParts, facts: &ServerFacts) -> Self {
+    /// Returns a job for an absent key that has a queue or deadlines, or readers that may have left markers.
+    pub(super) fn of_remains(
+        name: LockName,
+        known: &KnownParts,
+        is_queued: bool,
+        facts: &ServerFacts,
+    ) -> Self {
         let mut job = Self::new(name, known, facts);
-        if let Some(companions) = &mut job.companions {
+        if let Some(companions) = job.companions.as_mut().filter(|_| is_queued) {
             companions.expect_queue();
         }
         job
