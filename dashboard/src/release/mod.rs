@@ -56,6 +56,8 @@ pub const MAX_REASON: usize = 500;
 pub enum Outcome {
     /// The offered state was ended.
     Released,
+    /// The offered queue entry was removed, and nobody's hold was ended.
+    Removed,
     /// It had ended before.
     Free,
     /// The state had changed: nothing was done.
@@ -82,7 +84,7 @@ impl Outcome {
     #[must_use]
     pub fn as_str(&self) -> &'static str {
         match self {
-            Self::Released => "released",
+            Self::Released | Self::Removed => "released",
             Self::Free => "free",
             Self::Changed => "changed",
             Self::NoLock => "no_lock",
@@ -93,12 +95,20 @@ impl Outcome {
         }
     }
 
+    /// Returns whether it ended what it was meant to end.
+    #[must_use]
+    pub fn is_done(&self) -> bool {
+        matches!(self, Self::Released | Self::Removed)
+    }
+
     /// Explains it in sentences.
     #[must_use]
     pub fn explained(&self) -> String {
         match self {
-            Self::Released => "Released. Waiters and the agent of the holder, if any, were notified; the holder's \
+            Self::Released => "Released. Waiters and the agent of the holder, if any, were notified; the holder’s \
                 process was not stopped."
+                .to_owned(),
+            Self::Removed => "Removed from the queue. If the lock is free, the next living waiter was notified."
                 .to_owned(),
             Self::Free => "The lock was already free. Nothing was done.".to_owned(),
             Self::Changed => "The lock has changed since it was shown: holder, count, mode, time to live or \
@@ -365,7 +375,10 @@ impl Releases {
             // Any other end of the hold is not due to this request.
             self.announce(scope, offer, Vec::new()).await;
         }
-        outcome
+        match (outcome, choice) {
+            (Outcome::Released, Choice::Place(_)) => Outcome::Removed,
+            (outcome, _) => outcome,
+        }
     }
 
     /// Names to the model the holders whose hold a request may end from now on.
@@ -414,6 +427,7 @@ impl Releases {
             Outcome::Released => {
                 format!("{who} released {what} by force, which was {was}: {reason}")
             }
+            Outcome::Removed => format!("{who} removed {what}, which was {was}: {reason}"),
             Outcome::Unknown(_) => {
                 format!(
                     "{who} tried to release {what} by force, which was {was}: {reason}; the outcome is unknown"

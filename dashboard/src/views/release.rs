@@ -10,7 +10,7 @@ use super::prose::Prose;
 use super::row::{Badge, Ttl, client_words};
 use super::{ReleasePage, ReleaseStep, links};
 use crate::model::types::LockView;
-use crate::release::{Choice, MAX_REASON, Offer, Outcome, VALID};
+use crate::release::{Choice, MAX_REASON, Offer, VALID};
 use crate::text::shown_name;
 
 /// The most parts of a lock that a form offers: one of a larger crowd of readers is released by the API, or all at once.

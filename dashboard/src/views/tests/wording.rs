@@ -11,10 +11,11 @@ use crate::query::LockRow;
 use crate::query::contention::ContentionRow;
 use crate::query::incidents::IncidentRow;
 use crate::query::owners::OwnerRow;
+use crate::release::Outcome;
 use crate::text;
 use crate::views::{
-    ErrorPage, EventRow, HistoryPage, error_page, history_page, incident_page, list_page,
-    lock_page, overview_page,
+    ErrorPage, EventRow, HistoryPage, ReleasePage, ReleaseStep, error_page, history_page,
+    incident_page, list_page, lock_page, overview_page, release_page,
 };
 
 /// The class of the row that has this text.
@@ -151,6 +152,24 @@ fn a_mistaken_instant_keeps_the_form_as_typed_and_marks_its_field() {
     assert!(html.contains("value=\"orders:*\""));
     assert!(html.contains("From: <code>bad</code> is no instant"), "{html}");
     assert!(!html.contains("id=\"event-list\""), "there is nothing to list");
+}
+
+#[test]
+fn only_a_release_that_did_not_happen_is_marked() {
+    for (outcome, mark) in [
+        (Outcome::Released, ""),
+        (Outcome::Removed, ""),
+        (Outcome::Free, " warn"),
+        (Outcome::Changed, " warn"),
+        (Outcome::Limited, " warn"),
+    ] {
+        let words = outcome.explained();
+        let (id, step) = (leaked().id.clone(), ReleaseStep::Done(outcome));
+        let page = ReleasePage { chrome: chrome("/release?name=a"), id, step };
+        let html = release_page(&page).unwrap();
+        let note = format!("id=\"outcome\" class=\"note{mark}\" role=\"status\">");
+        assert!(html.contains(&note), "{words}: {html}");
+    }
 }
 
 #[test]
