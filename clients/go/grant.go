@@ -2,6 +2,7 @@ package lockscope
 
 import (
 	"context"
+	"fmt"
 	"sync"
 	"sync/atomic"
 	"time"
@@ -147,6 +148,15 @@ func (h *Hold) Kind() Kind { return Kind(h.grant.kind) }
 
 // Holder returns the holder's id in Redis, new with each grant.
 func (h *Hold) Holder() string { return h.grant.holder }
+
+// String describes the hold, as for a log.
+func (h *Hold) String() string {
+	state := "held"
+	if h.Check() != nil {
+		state = "not held"
+	}
+	return fmt.Sprintf("hold of %q (%s), %s", h.Name(), h.Kind(), state)
+}
 
 // Token returns the fencing token of a lock of kind Fenced, 0 for other kinds.
 func (h *Hold) Token() int64 { return h.grant.token }

@@ -73,7 +73,7 @@ pub fn start(settings: Settings, core: mpsc::Sender<Input>, shutdown: &Shutdown)
         connect_timeout: settings.connect_timeout,
         heartbeat: settings.response_timeout,
         writable: true,
-        ..LinkOptions::new("lockscope-agent-notes")
+        ..LinkOptions::new("lockscope-agent-registry")
     };
     let process = AgentProcess::current();
     let signer = settings.signing_key.map(|key| Signer::new(key, settings.client, &process.host));

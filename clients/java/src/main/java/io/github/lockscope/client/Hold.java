@@ -71,6 +71,11 @@ public final class Hold implements AutoCloseable {
         return grant.isAtRisk() && isHeld();
     }
 
+    @Override
+    public String toString() {
+        return "Hold of " + name() + " (" + kind().word() + "), " + (isHeld() ? "held" : "not held");
+    }
+
     /** Calls the listener once, in a thread of the library, when the hold is lost. */
     public void onLost(Consumer<LockLostException> listener) {
         grant.whenLost(this, listener);

@@ -38,6 +38,11 @@ public final class NamedLock implements Lock {
         return request.kind();
     }
 
+    @Override
+    public String toString() {
+        return "NamedLock " + name() + " (" + kind().word() + ")";
+    }
+
     /** Returns the same lock, acquired with a fixed lease, which nothing renews. */
     public NamedLock withLease(Duration lease) {
         return new NamedLock(agent, owner, request.withLease(lease));
