@@ -44,18 +44,18 @@ impl ScanMetrics {
     pub fn register(registry: &Registry) -> prometheus::Result<Self> {
         let buckets = vec![0.01, 0.03, 0.1, 0.3, 1.0, 3.0, 10.0, 30.0, 100.0, 300.0, 1_000.0];
         let seconds = HistogramVec::new(
-            HistogramOpts::from(opts("scan_seconds", "Seconds that a pass over all keys took."))
+            HistogramOpts::from(opts("scan_seconds", "Duration of a scan of all keys."))
                 .buckets(buckets),
             &["node"],
         )?;
         let keys = IntCounterVec::new(
-            opts("scan_keys_total", "Keys looked at by passes, about."),
+            opts("scan_keys_total", "Approximate number of keys that scans visited."),
             &["node"],
         )?;
         let unreadable = IntGaugeVec::new(
             opts(
                 "scan_unreadable_keys",
-                "Hashes that the account may not read, counted in the newest pass.",
+                "Hashes that the account may not read, counted in the latest scan.",
             ),
             &["node"],
         )?;
@@ -110,11 +110,14 @@ impl MonitorMetrics {
     pub fn register(registry: &Registry) -> prometheus::Result<Self> {
         let labels = ["node", "outcome"];
         let lines = IntCounterVec::new(
-            opts("monitor_lines_total", "Lines of MONITOR, by what became of them."),
+            opts("monitor_lines_total", "Lines of MONITOR, by outcome."),
             &labels,
         )?;
         let active = CounterVec::new(
-            opts("monitor_active_seconds_total", "Seconds that MONITOR was on, by why."),
+            opts(
+                "monitor_active_seconds_total",
+                "Seconds for which MONITOR was on, by the reason.",
+            ),
             &labels,
         )?;
         registry.register(Box::new(lines.clone()))?;
@@ -174,7 +177,7 @@ impl MonitorNodeMetrics {
 pub struct StreamMetrics {
     /// Open event streams, of pages and of the API.
     pub open: IntGauge,
-    /// Bytes that open pages keep.
+    /// Memory of open pages, in bytes.
     pub page_bytes: IntGauge,
     /// Streams that had to be sent everything again.
     pub resyncs: IntCounter,
@@ -188,10 +191,10 @@ impl StreamMetrics {
     pub fn register(registry: &Registry) -> prometheus::Result<Self> {
         let open = IntGauge::with_opts(opts("streams", "Open event streams."))?;
         let page_bytes =
-            IntGauge::with_opts(opts("open_page_bytes", "Bytes that open pages keep."))?;
+            IntGauge::with_opts(opts("open_page_bytes", "Memory of open pages, in bytes."))?;
         let resyncs = IntCounter::with_opts(opts(
             "stream_resyncs_total",
-            "Streams that fell behind or came back late, and were given the full state.",
+            "Streams that fell behind or reconnected late, and received the full state.",
         ))?;
         registry.register(Box::new(open.clone()))?;
         registry.register(Box::new(page_bytes.clone()))?;

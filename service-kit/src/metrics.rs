@@ -55,7 +55,7 @@ pub fn register_runtime(registry: &Registry, name: &str, handle: Handle) -> prom
 pub fn register_spans(registry: &Registry, prefix: &str) -> prometheus::Result<()> {
     let opts = Opts::new(
         format!("{prefix}_trace_spans_total"),
-        "Spans by what became of them: exported, failed (refused or not answered), dropped (too many waited).",
+        "Spans by outcome: exported, failed (refused or not answered), dropped (too many waited).",
     );
     registry.register(Box::new(SpanCollector(IntCounterVec::new(opts, &["outcome"])?)))
 }

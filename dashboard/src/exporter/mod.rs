@@ -122,14 +122,16 @@ pub fn register(
     sources: &Arc<Sources>,
     names: bool,
 ) -> prometheus::Result<ModelMetrics> {
-    let events =
-        IntCounterVec::new(opts("events_total", "What was seen of locks."), &["source", "event"])?;
+    let events = IntCounterVec::new(
+        opts("events_total", "Observed events of locks."),
+        &["source", "event"],
+    )?;
     let detected = IntCounterVec::new(
-        opts("problems_detected_total", "Problems found, those that have ended since included."),
+        opts("problems_detected_total", "Detected problems, including those that have ended."),
         &["deployment", "problem", "certainty", "lock_group"],
     )?;
     let ended = IntCounterVec::new(
-        opts("holds_ended_total", "Holds that ended, by how they did."),
+        opts("holds_ended_total", "Ended holds, by how they ended."),
         &["deployment", "ending", "lock_group"],
     )?;
     registry.register(Box::new(events.clone()))?;

@@ -63,51 +63,51 @@ impl SnapshotCollector {
             holders: ints("holders", "Holders of confirmed locks.", &of_lock)?,
             waiters: ints(
                 "waiters",
-                "Waiters of confirmed locks: all of them where exact, else at least so many.",
+                "Waiters of confirmed locks: their number where exact, otherwise a lower bound.",
                 &["deployment", "lock_group", "exact"],
             )?,
             oldest: floats(
                 "oldest_hold_start_timestamp_seconds",
-                "Start of the longest hold, as far as is known; without locks expected to be long.",
+                "Start of the longest hold, or the earliest known time of it; without locks expected to be held long.",
                 &["deployment", "lock_group"],
             )?,
             problems: ints(
                 "problems",
-                "Problems that locks have now.",
+                "Current problems of locks.",
                 &["deployment", "problem", "certainty", "lock_group", "acknowledged"],
             )?,
             problem_since: floats(
                 "problem_since_timestamp_seconds",
-                "Since when a lock has a problem that lasts; at most 50 locks.",
+                "Start of a problem that has lasted for a minute or more; at most 50 series.",
                 &["deployment", "problem", "certainty", "lock_group", "lock", "acknowledged"],
             )?,
             not_kept: IntGauge::with_opts(opts(
                 "locks_not_kept",
-                "Locks beyond --max-locks, counted in the newest pass.",
+                "Locks beyond --max-locks, counted in the latest scan.",
             ))?,
             possible_not_kept: IntGauge::with_opts(opts(
                 "possible_locks_not_kept",
-                "Hashes that resemble locks and never expire, beyond those that are followed, counted in the newest pass.",
+                "Hashes that resemble locks and never expire, beyond those that are followed, counted in the latest scan.",
             ))?,
             source_state: ints(
                 "source_state",
-                "How a source fares: 1 for the state it is in.",
+                "State of a source: 1 for its current state.",
                 &["source", "node", "state"],
             )?,
             source_success: floats(
                 "source_last_success_timestamp_seconds",
-                "When a source last saw something through.",
+                "Time of a source's last success.",
                 &["source", "node"],
             )?,
             source_lag: floats(
                 "source_lag_seconds",
-                "How much later than due known locks are read.",
+                "Delay with which known locks are read.",
                 &["source", "node"],
             )?,
-            up: ints("redis_up", "Whether the server can be read.", &["node"])?,
+            up: ints("redis_up", "1 if the server can be read.", &["node"])?,
             evicts: ints(
                 "redis_evicts",
-                "Whether the server may evict locks when full.",
+                "1 if the server may evict locks when it is full.",
                 &["node"],
             )?,
         })
