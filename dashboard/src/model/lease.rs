@@ -24,12 +24,12 @@ pub struct LeaseWatch {
     last: Option<Reading>,
     lease: Option<Range>,
     /// The number of consecutive rises that match a watchdog.
-    regular: u32,
+    regular: u16,
     /// The time that the last reply took, in whole milliseconds: the lock may expire earlier by that.
     slack_ms: u16,
     rose: bool,
     /// The number of rises that were too early for a watchdog.
-    early: u32,
+    early: u16,
 }
 
 #[derive(Debug, Clone, Copy)]
@@ -140,7 +140,7 @@ impl LeaseWatch {
         if moved + noise < pace || !same_lease || (near && ran_out) {
             self.regular = 0;
         } else if near {
-            self.regular += 1;
+            self.regular = self.regular.saturating_add(1);
         }
         self.rose = true;
         Step::Rose

@@ -204,3 +204,15 @@ impl Locks for LockTable {
         self.get(name)?.record.last_sent()
     }
 }
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    /// A dashboard has both for each of up to a million locks; the allocator has blocks of these sizes.
+    #[test]
+    fn a_lock_needs_little_memory() {
+        assert!(size_of::<LockEntry>() <= 384);
+        assert!(size_of::<LockView>() + 2 * size_of::<usize>() <= 256);
+    }
+}

@@ -140,7 +140,7 @@ impl Subscriber {
     }
 
     fn stop(self) -> Result<()> {
-        self.stream.shutdown(Shutdown::Both)?;
+        self.stream.shutdown(Shutdown::Write)?;
         self.thread.join().map_err(|_| anyhow!("the subscribing thread panicked"))??;
         Ok(())
     }
