@@ -84,6 +84,23 @@ async fn a_hold_found_again_is_one_and_a_missed_end_is_reported_as_unseen() {
 }
 
 #[tokio::test]
+async fn only_the_end_that_turned_out_to_be_by_force_is_corrected() {
+    let folder = tempfile::tempdir().unwrap();
+    let forced = ArchiveEntry::Forced(lock(b"a"), id(1), SteadyMillis(4_000));
+    let holds = [ended(b"a", 1, 1_000, 2_000), ended(b"a", 1, 3_000, 4_000)];
+    written(folder.path(), 0, holds).await;
+    let reader = written(folder.path(), 0, [ended(b"a", 2, 3_500, 4_000), forced]).await;
+    let how = async |at| {
+        let answer = reader.at(lock(b"a"), SteadyMillis(at)).await.unwrap();
+        answer.holders.iter().map(|hold| hold.ended).collect::<Vec<_>>()
+    };
+    assert_eq!(how(1_500).await, [Some("released")]);
+    assert_eq!(how(3_200).await, [Some("forced")]);
+    assert_eq!(how(3_600).await.len(), 2);
+    assert!(how(3_600).await.contains(&Some("released")));
+}
+
+#[tokio::test]
 async fn a_problem_found_again_does_not_overlap_itself() {
     let folder = tempfile::tempdir().unwrap();
     let (stuck, cleared) = (ProblemKind::Stuck, SteadyMillis(3_000));

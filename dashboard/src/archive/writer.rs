@@ -226,6 +226,15 @@ fn insert(to: &Transaction<'_>, entry: &ArchiveEntry) -> rusqlite::Result<()> {
     match entry {
         ArchiveEntry::Began(lock, holder, since) => insert_beginning(to, lock, holder, since),
         ArchiveEntry::Ended(lock, past) => insert_end(to, lock, past),
+        ArchiveEntry::Forced(lock, holder, at) => {
+            let (deployment, db, name) = key(lock);
+            to.prepare_cached(
+                "UPDATE hold SET how = 'forced' WHERE deployment = ?1 AND db = ?2 AND name = ?3
+                 AND holder = ?4 AND ended = ?5",
+            )?
+            .execute(params![deployment, db, name, holder.to_string(), stored(*at)])
+            .map(drop)
+        }
         ArchiveEntry::Unseen(lock, holder, at) => {
             let (deployment, db, name) = key(lock);
             to.prepare_cached(

@@ -40,6 +40,8 @@ pub enum Count {
     Acquired,
     /// A hold ended.
     Held(PastHold),
+    /// A hold that was counted as released was ended by force.
+    Lost,
     /// A wait ended.
     Waited(PastWait),
     /// Waiting time, of all waiters together.
@@ -91,6 +93,7 @@ impl Tally {
                 self.holds_lost += u64::from(hold.ended.is_loss());
                 longer(&mut self.longest_hold, lock, hold.id, hold.since, hold.millis());
             }
+            Count::Lost => self.holds_lost += 1,
             Count::Waited(wait) => {
                 self.waits.add(wait.millis());
                 self.waits_given_up += u64::from(!wait.granted);

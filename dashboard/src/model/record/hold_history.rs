@@ -57,6 +57,27 @@ impl HoldHistory {
         self.holds.push_back(hold);
     }
 
+    /// Corrects the holds that were released at that instant to ones that were ended by force, and returns them.
+    pub(super) fn correct_to_forced(&mut self, to: SteadyMillis) -> Vec<PastHold> {
+        let released = |hold: &PastHold| hold.to == to && hold.ended == Ending::Released;
+        if let Some(longest) = self.longest.as_mut().filter(|hold| released(hold)) {
+            longest.ended = Ending::Forced;
+        }
+        let mut corrected = Vec::new();
+        for hold in self.holds.iter_mut().filter(|hold| released(hold)) {
+            hold.ended = Ending::Forced;
+            corrected.push(*hold);
+            if hold.since.exact {
+                // Such a hold is not typical.
+                self.durations.pop_back();
+            }
+        }
+        if !corrected.is_empty() {
+            self.view.take();
+        }
+        corrected
+    }
+
     /// Adds the duration of a hold whose beginning and end were both observed.
     pub(super) fn push_duration(&mut self, held: Duration) {
         if self.durations.len() >= MAX_DURATIONS {

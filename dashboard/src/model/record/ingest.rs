@@ -428,8 +428,11 @@ impl Record {
     pub fn released(&mut self, at: Time, source: Source, ended: Ending, effects: &mut Vec<Effect>) {
         self.add_source(source);
         self.confirm();
-        // Both report the same release, and either may be first.
-        if self.releases.get_or_insert_default().is_repeated(at.moment(), source) {
+        // Both report the same release, and either may be first. Only MONITOR shows that it was by force.
+        if let Some(first) = self.releases.get_or_insert_default().earlier_report(at, source) {
+            if ended == Ending::Forced {
+                self.correct_to_forced(first.steady(), source, effects);
+            }
             return;
         }
         if let Some(cold) = &mut self.cold {
@@ -457,6 +460,17 @@ impl Record {
         }
         let releases = self.releases.get_or_insert_default();
         releases.unread = releases.unread.max(Some(at));
+    }
+
+    /// Corrects the ends of the holds that a message reported at that instant: an operator released them by force.
+    fn correct_to_forced(&mut self, to: SteadyMillis, source: Source, effects: &mut Vec<Effect>) {
+        for past in self.hold_history().correct_to_forced(to) {
+            self.events.correct_to_forced(past.id, to);
+            self.count(source, Count::Lost, effects);
+            let entry = ArchiveEntry::Forced(self.id.clone(), past.id, to);
+            effects.push(Effect::Archive(Box::new(entry)));
+            self.dirty = true;
+        }
     }
 
     /// Applies a release of a hold that no reading has shown.

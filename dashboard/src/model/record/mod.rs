@@ -213,7 +213,7 @@ impl Mode {
 #[derive(Debug, Default)]
 struct Releases {
     /// Those that only one source has reported yet, within the time that another may take; oldest first.
-    by_one_source: Vec<(Moment, Source)>,
+    by_one_source: Vec<(Time, Source)>,
     /// One that no reading is newer than yet.
     unread: Option<Time>,
     /// Those that may be about a lock of the same name in another database.
@@ -223,16 +223,14 @@ struct Releases {
 }
 
 impl Releases {
-    /// Records a report. Returns true if it is about a release that another source has reported.
-    fn is_repeated(&mut self, at: Moment, source: Source) -> bool {
+    /// Records a report. Returns the time of the earlier one if another source has reported the same release.
+    fn earlier_report(&mut self, at: Time, source: Source) -> Option<Time> {
         self.by_one_source.retain(|(before, _)| at.since(*before) <= SAME_RELEASE);
         let other = self.by_one_source.iter().position(|(_, by)| *by != source);
-        if let Some(i) = other {
-            self.by_one_source.remove(i);
-        } else if self.by_one_source.len() < MAX_BY_ONE_SOURCE {
+        if other.is_none() && self.by_one_source.len() < MAX_BY_ONE_SOURCE {
             self.by_one_source.push((at, source));
         }
-        other.is_some()
+        other.map(|i| self.by_one_source.remove(i).0)
     }
 }
 

@@ -1,5 +1,7 @@
 //! Entries for the history on disk.
 
+use redisson::monitor;
+
 use super::*;
 
 fn began(by: u8) -> impl Fn(&&ArchiveEntry) -> bool {
@@ -27,6 +29,31 @@ fn a_hold_that_was_released_before_its_reading_arrived_has_an_end() {
     assert_eq!((past.to, past.ended), (SteadyMillis(10_000), Ending::Released));
     assert!(past.since.at <= past.to, "{past:?}");
     assert_eq!(shown(&mut model, "a").unwrap().state, State::Free);
+}
+
+#[test]
+fn a_hold_that_seemed_released_is_corrected_when_monitor_shows_that_it_was_ended_by_force() {
+    let mut model = model();
+    model.observe(MAIN, Observation::MonitorActive { on: true });
+    read(&mut model, "a", 1, held(1, 1, Some(30_000)));
+    release(&mut model, "a", 5_000);
+    read(&mut model, "a", 5_005, absent());
+    let forced = event("a", 52, monitor::Action::ForceReleased);
+    traffic(&mut model, 5_010, vec![forced.clone()]);
+    let corrected =
+        ArchiveEntry::Forced(model.scopes[0].id(&name("a")), holder(1), SteadyMillis(5_000));
+    let entries = archived(&mut model);
+    assert_eq!(entries.iter().filter(ended(1)).count(), 1, "{entries:?}");
+    assert_eq!(entries.last(), Some(&corrected), "{entries:?}");
+    let tally = &model.contention(time(5_020)).groups[0].tally;
+    assert_eq!((tally.holds.count(), tally.holds_lost), (1, 1));
+    // The next one finds nothing to correct: its message belongs to an earlier release.
+    release(&mut model, "a", 6_000);
+    traffic(&mut model, 6_010, vec![forced]);
+    assert_eq!(model.contention(time(6_020)).groups[0].tally.holds_lost, 1);
+    let view = shown(&mut model, "a").unwrap();
+    let longest = view.history.longest_hold.as_ref().unwrap();
+    assert_eq!((view.history.past.len(), longest.ended), (1, Some("forced")));
 }
 
 #[test]

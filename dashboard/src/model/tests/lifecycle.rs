@@ -399,13 +399,23 @@ fn no_event_says_that_a_holder_released_what_an_operator_released_by_force() {
         let holders = vec![holder(1)];
         model.observe(MAIN, Observation::ForceRelease { name: name("a"), holders, at: at(4_900) });
     };
-    let ends: [fn(&mut Model); 4] = [
+    let ends: [fn(&mut Model); 6] = [
         |model| release(model, "a", 5_000),
         |model| read_twice(model, "a", 5_000, absent()),
         |model| read_twice(model, "a", 5_000, held(2, 1, Some(30_000))),
         // As MONITOR shows a release by force that another program made.
         |model| {
             traffic(model, 5_000, vec![event("a", 52, monitor::Action::ForceReleased)]);
+        },
+        // The release message, and even a reading, may come before that.
+        |model| {
+            release(model, "a", 5_000);
+            traffic(model, 5_010, vec![event("a", 52, monitor::Action::ForceReleased)]);
+        },
+        |model| {
+            release(model, "a", 5_000);
+            read(model, "a", 5_005, absent());
+            traffic(model, 5_010, vec![event("a", 52, monitor::Action::ForceReleased)]);
         },
     ];
     for (i, end) in ends.iter().enumerate() {

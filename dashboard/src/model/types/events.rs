@@ -246,6 +246,17 @@ impl EventLog {
         self.0 = retained.chain([Event { at, source, what }]).collect();
     }
 
+    /// Corrects the release by that holder at that instant to one by force.
+    pub fn correct_to_forced(&mut self, by: HolderId, at: SteadyMillis) {
+        let wrong = LockEvent::Released(Some(by));
+        let wrong = |event: &Event| event.at == at && event.what == wrong;
+        if let Some(i) = self.0.iter().rposition(wrong)
+            && let Some(event) = Arc::make_mut(&mut self.0).get_mut(i)
+        {
+            event.what = LockEvent::Forced(by);
+        }
+    }
+
     /// Merges a release by an unknown holder with those just before it. Returns false if there are none.
     fn count_unseen(&mut self, at: SteadyMillis) -> bool {
         let before = match self.0.last() {

@@ -203,6 +203,8 @@ pub enum ArchiveEntry {
     Began(LockId, HolderId, Since),
     /// A hold ended.
     Ended(LockId, PastHold),
+    /// The hold that ended at this instant was ended by force, as a later report shows.
+    Forced(LockId, HolderId, SteadyMillis),
     /// A hold of an earlier run had ended by this instant, unobserved.
     Unseen(LockId, HolderId, SteadyMillis),
     /// A problem began, or became more certain.
