@@ -4,13 +4,11 @@ use std::sync::Arc;
 use std::time::Duration;
 
 use axum::http::StatusCode;
-use base64::Engine as _;
-use base64::engine::general_purpose::STANDARD;
 use redisson::LockName;
 use tokio_util::sync::CancellationToken;
 
 use super::error::ApiError;
-use super::params::{EventsParams, LockParams, filled, instant};
+use super::params::{EventsParams, LockParams, filled, instant, name_of_base64};
 use super::streams::Streams;
 use super::viewers::Viewers;
 use crate::archive::Reader;
@@ -203,9 +201,8 @@ impl App {
                 ));
             }
             (Some(name), None) => name.clone().into_bytes(),
-            (None, Some(text)) => STANDARD
-                .decode(text)
-                .map_err(|_| ApiError::bad_request("`name64` is not base64"))?,
+            (None, Some(text)) => name_of_base64(text)
+                .ok_or_else(|| ApiError::bad_request("`name64` is not base64"))?,
             (None, None) => return Err(ApiError::bad_request("`name` or `name64` is needed")),
             (Some(_), Some(_)) => {
                 return Err(ApiError::bad_request("`name` and `name64` exclude one another"));

@@ -3,6 +3,8 @@
 use axum::extract::Query;
 use axum::extract::rejection::QueryRejection;
 use axum::http::Uri;
+use base64::engine::{DecodePaddingMode, GeneralPurpose, GeneralPurposeConfig};
+use base64::{Engine as _, alphabet};
 use serde::Deserialize;
 use utoipa::{IntoParams, ToSchema};
 
@@ -197,10 +199,10 @@ pub struct LockParams {
     /// The lock's name; either this or name64.
     #[param(min_length = 1, example = "orders:42")]
     pub name: Option<String>,
-    /// The name in base64, if it is not UTF-8 or has the character U+FFFD.
+    /// The name in base64 (standard or URL-safe), if it is not UTF-8 or has the character U+FFFD.
     #[param(
-        min_length = 4,
-        pattern = "^(?:[A-Za-z0-9+/]{4})*(?:[A-Za-z0-9+/]{2}==|[A-Za-z0-9+/]{3}=|[A-Za-z0-9+/]{4})$"
+        min_length = 2,
+        pattern = "^(?:[A-Za-z0-9+/_-]{4})*(?:[A-Za-z0-9+/_-]{2}(?:==)?|[A-Za-z0-9+/_-]{3}=?|[A-Za-z0-9+/_-]{4})$"
     )]
     pub name64: Option<String>,
     /// The instant to show, instead of now.
@@ -353,6 +355,14 @@ fn time_of_day(text: &str, now: WallMillis) -> Option<u64> {
     Some(if at > now.0 { at.saturating_sub(DAY_MS) } else { at })
 }
 
+/// Returns the bytes of a name in base64, of the standard or the URL-safe alphabet, with or without padding.
+pub fn name_of_base64(text: &str) -> Option<Vec<u8>> {
+    const ANY_PADDING: GeneralPurposeConfig =
+        GeneralPurposeConfig::new().with_decode_padding_mode(DecodePaddingMode::Indifferent);
+    let standard = text.replace('-', "+").replace('_', "/");
+    GeneralPurpose::new(&alphabet::STANDARD, ANY_PADDING).decode(standard).ok()
+}
+
 /// Returns the parameters of an address.
 ///
 /// # Errors
@@ -366,12 +376,39 @@ pub fn of_address<T: for<'de> Deserialize<'de>>(uri: &Uri) -> Result<T, ApiError
 /// # Errors
 /// If they cannot be read.
 pub fn understood<T>(query: Result<Query<T>, QueryRejection>) -> Result<T, ApiError> {
-    query.map(|query| query.0).map_err(|error| ApiError::bad_request(error.body_text()))
+    query.map(|query| query.0).map_err(|error| {
+        let text = error.body_text();
+        let repeated = text.split_once("duplicate field ");
+        ApiError::bad_request(match repeated {
+            Some((_, name)) => format!("{name} is given more than once"),
+            None => text,
+        })
+    })
 }
 
 #[cfg(test)]
 mod tests {
     use super::*;
+
+    #[test]
+    fn a_name_is_read_in_each_common_form_of_base64() {
+        for text in ["+/+/+w==", "-_-_-w==", "-_-_-w", "+/+/+w"] {
+            assert_eq!(name_of_base64(text).as_deref(), Some(&b"\xfb\xff\xbf\xfb"[..]), "{text}");
+        }
+        for text in ["+/+/+w===", "a", "a b=", "é"] {
+            assert_eq!(name_of_base64(text), None, "{text}");
+        }
+    }
+
+    #[test]
+    fn a_repeated_parameter_is_named() {
+        for query in ["name=a&db=0&name=b", "name=&name="] {
+            let uri: Uri = format!("/api/v1/lock?{query}").parse().unwrap();
+            let detail = of_address::<LockParams>(&uri).unwrap_err().detail;
+            assert_eq!(detail, "`name` is given more than once");
+            assert_eq!(of_address::<EventsParams>(&uri).unwrap_err().detail, detail);
+        }
+    }
 
     #[test]
     fn instants_are_read_in_all_their_forms() {

@@ -4,7 +4,7 @@ use std::net::SocketAddr;
 use std::sync::Arc;
 
 use axum::Form;
-use axum::extract::rejection::FormRejection;
+use axum::extract::rejection::{FormRejection, QueryRejection};
 use axum::extract::{ConnectInfo, Query, State};
 use axum::http::{HeaderMap, HeaderValue, StatusCode, header};
 use axum::response::{Html, IntoResponse, Redirect, Response};
@@ -15,6 +15,7 @@ use crate::access::logins::LOGIN_SECS;
 use crate::access::{Access, AuthMethod, Refusal};
 use crate::http::error::ApiError;
 use crate::http::guard::{CurrentVisitor, EmptyForm, VerifiedForm, now_secs};
+use crate::http::params::understood;
 use crate::views::{LoginPage, login_page};
 
 #[derive(Debug, Default, Deserialize)]
@@ -44,13 +45,18 @@ pub async fn page(
     State(access): State<Arc<Access>>,
     visitor: CurrentVisitor,
     headers: HeaderMap,
-    Query(params): Query<NextParams>,
+    params: Result<Query<NextParams>, QueryRejection>,
 ) -> Response {
+    let answer = LoginAnswer::new(&access, &headers);
+    let NextParams { next } = match understood(params) {
+        Ok(params) => params,
+        Err(error) => return answer.page(StatusCode::BAD_REQUEST, "/", Some(&error.detail)),
+    };
     if access.tokens.is_none() || visitor.auth().is_some_and(|auth| auth != AuthMethod::NotRequired)
     {
-        return Redirect::to(local(&params.next)).into_response();
+        return Redirect::to(local(&next)).into_response();
     }
-    LoginAnswer::new(&access, &headers).page(StatusCode::OK, &params.next, None)
+    answer.page(StatusCode::OK, &next, None)
 }
 
 pub async fn enter(
