@@ -35,6 +35,20 @@ struct DoctorFlags {
     dashboard: Flags,
 }
 
+/// Returns the settings without those by which pages are served: a report needs neither their files nor their protection.
+fn without_pages(flags: Flags) -> Flags {
+    Flags {
+        insecure: true,
+        auth_token_file: None,
+        tls_cert: None,
+        tls_key: None,
+        metrics_listen: None,
+        allow_release: false,
+        release_redis_url: Vec::new(),
+        ..flags
+    }
+}
+
 impl Config {
     /// Reads the settings of `doctor` from these arguments, the program's name first, and this environment.
     ///
@@ -46,7 +60,7 @@ impl Config {
     ) -> Result<(Self, DoctorOptions), Stop> {
         settings::load_from(&PROGRAM, args, env, |raw: settings::Raw<DoctorFlags>| {
             let options = raw.values.options.clone();
-            let config = build(raw.map(|flags| flags.dashboard))?;
+            let config = build(raw.map(|flags| without_pages(flags.dashboard)))?;
             Ok((config, options))
         })
     }

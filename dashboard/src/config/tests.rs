@@ -1,5 +1,6 @@
 //! The settings that are understood, and the mistakes that are reported.
 
+use std::ffi::OsString;
 use std::time::Duration;
 
 use super::*;
@@ -70,6 +71,23 @@ fn servers_of_the_file_have_databases_and_groups_of_their_own() {
     ] {
         let error = with_file(&rows).unwrap_err();
         assert!(error.contains(word), "{error}");
+    }
+}
+
+#[test]
+fn a_report_needs_nothing_that_protects_pages() {
+    for args in [
+        &["--allow-release"][..],
+        &["--listen", "0.0.0.0:80"],
+        &["--metrics-listen", "127.0.0.1:9761"],
+        &["--tls-cert", "/nowhere", "--tls-key", "/nowhere"],
+        &["--auth-token-file", "/nowhere"],
+        &["--release-redis-url", "redis://x"],
+    ] {
+        let all = ["doctor"].iter().chain(args).map(OsString::from);
+        let loaded = Config::load_doctor(all, Vec::new());
+        assert!(loaded.is_ok(), "{args:?}: {}", loaded.unwrap_err().text());
+        assert!(load(args, &[]).is_err(), "{args:?}");
     }
 }
 
