@@ -28,6 +28,22 @@ pub fn explain(case: &Case<'_>, verdict: Verdict) -> ProblemView {
     }
 }
 
+/// Returns a known problem as it is now: the identity of a holder may have become known, and a queue moves on. Its evidence is
+/// retained while it holds.
+#[must_use]
+pub fn update(case: &Case<'_>, known: &ProblemView, verdict: Verdict) -> ProblemView {
+    let advice = advice(case, verdict);
+    let names_waiters = matches!(verdict.problem, ProblemKind::Starving | ProblemKind::Orphan);
+    let mut evidence = known.evidence.clone();
+    if names_waiters {
+        let now = self::evidence(case, Verdict { since: known.since, ..verdict });
+        if !now.iter().map(|one| &one.text).eq(evidence.iter().map(|one| &one.text)) {
+            evidence = now;
+        }
+    }
+    ProblemView { advice, evidence, ..known.clone() }
+}
+
 /// Returns the number of occurrences that are one problem.
 #[must_use]
 pub fn times(case: &Case<'_>, problem: ProblemKind) -> u32 {
@@ -246,8 +262,7 @@ fn locate(case: &Case<'_>, holder: &HolderId) -> String {
 }
 
 /// Returns the next step, with the current knowledge about the holder.
-#[must_use]
-pub fn advice(case: &Case<'_>, verdict: Verdict) -> String {
+fn advice(case: &Case<'_>, verdict: Verdict) -> String {
     let found = case.holders.first().map(|(holder, _)| locate(case, holder)).unwrap_or_default();
     match verdict.problem {
         ProblemKind::Leaked if case.ttl.is_some() => format!(

@@ -18,7 +18,7 @@ use crate::model::types::{
     Certainty, HolderIdentity, ProblemKind, Rule, Source, Stamp, TrackedHolder,
 };
 
-pub use explain::{advice, explain, times};
+pub use explain::{explain, times, update};
 pub use overdue::Overdue;
 
 /// The least time between two readings without a time to live that prove a leak: another program's script may set it in a

@@ -9,9 +9,9 @@ use thin_vec::ThinVec;
 use super::{Effect, Record, ScopeContext};
 use crate::clock::{SteadyMillis, Time, millis};
 use crate::model::problem::{
-    Case, ORPHAN_GAP, Overdue, Verdict, advice, explain, judge, overdue_since, stuck_limit, times,
+    Case, ORPHAN_GAP, Overdue, Verdict, explain, judge, overdue_since, stuck_limit, times, update,
 };
-use crate::model::types::{ArchiveEntry, LockEvent, ProblemKind, ProblemView, Source, Stamp};
+use crate::model::types::{ArchiveEntry, LockEvent, ProblemKind, Source, Stamp};
 use crate::model::waiting::Waiter;
 
 /// The additional time after its limit within which a problem of an earlier run must be found again: a renewal has to be
@@ -47,9 +47,9 @@ impl Record {
                     again = true;
                 }
                 Some(old) if old.certainty == verdict.certainty => {
-                    // The holder's identity may have become known since.
-                    let advice = advice(&case, *verdict);
-                    problems.push(ProblemView { advice, ..old.clone() });
+                    let updated = update(&case, old, *verdict);
+                    again |= updated.evidence != old.evidence;
+                    problems.push(updated);
                 }
                 Some(old) => {
                     effects.push(self.detected(verdict));

@@ -142,6 +142,47 @@ fn a_claimed_identity_is_displayed_but_neither_remembered_nor_a_proof() {
 }
 
 #[test]
+fn a_dead_head_is_no_longer_named_once_it_is_removed() {
+    let [first, second, live] = [7, 8, 9].map(|n| HolderId::new(ClientId::from_random([n; 16]), 1));
+    let mut model = model();
+    let run = |model: &mut Model, from: u64, queue: &[HolderId]| {
+        for ms in (from..from + 200_000).step_by(5_000) {
+            let places: Vec<_> = queue.iter().map(|id| (id.thread, 9_000_000)).collect();
+            let mut companions = queued(&places);
+            let entries = &mut companions.queue.as_mut().unwrap().front;
+            entries.iter_mut().zip(queue).for_each(|(entry, id)| entry.id = *id);
+            read(model, "a", ms, Reading::Absent { companions });
+            let report = AgentReport {
+                agents: vec![(first.client, Presence::Missing), (second.client, Presence::Missing)],
+                holders: queue.iter().map(|id| (name("a"), *id, None)).collect(),
+                at: time(ms + 100),
+            };
+            model.observe(MAIN, Observation::AgentReport(report));
+        }
+        let view = shown(model, "a").unwrap();
+        let of = |kind| view.problems.iter().find(|problem| problem.problem == kind).cloned();
+        [ProblemKind::Starving, ProblemKind::Orphan].map(of)
+    };
+    let names = |problem: &ProblemView, id: HolderId| {
+        problem.evidence.iter().any(|one| one.text.contains(&format!("{id}, is dead")))
+    };
+    let [starving, orphan] = run(&mut model, 0, &[first, second, live]).map(Option::unwrap);
+    assert!(names(&starving, first) && names(&orphan, first), "{starving:?} {orphan:?}");
+    let [next, next_orphan] = run(&mut model, 200_000, &[second, live]).map(Option::unwrap);
+    for (problem, before) in [(&next, &starving), (&next_orphan, &orphan)] {
+        assert!(names(problem, second) && !names(problem, first), "{problem:?}");
+        assert_eq!(problem.since, before.since);
+    }
+    let [last, over] = run(&mut model, 400_000, &[live]);
+    let last = last.unwrap();
+    assert!(!names(&last, first) && !names(&last, second), "{last:?}");
+    assert!(over.is_none(), "{over:?}");
+    // Evidence that still holds has its first time.
+    let again = run(&mut model, 600_000, &[live])[0].clone().unwrap();
+    assert_eq!(again.evidence, last.evidence);
+}
+
+#[test]
 fn a_dead_head_of_a_fair_queue_is_named_and_not_shown_as_a_waiter() {
     let [dead, live] = [(1 << 60) + 1, 7];
     let dead_id = HolderId::new(ClientId::from_random([9; 16]), dead);
