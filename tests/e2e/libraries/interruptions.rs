@@ -215,7 +215,7 @@ pub(super) async fn a_cancelled_release_goes_on(library: &Library) -> Result<()>
     Ok(())
 }
 
-pub(super) async fn a_close_ends_waits_and_leaves_nothing_behind(library: &Library) -> Result<()> {
+pub(super) async fn a_close_ends_waits_and_refuses_later_locks(library: &Library) -> Result<()> {
     let mut stage = Stage::new(library).await?;
     stage.other_has("LOCK orders:42").await?;
     stage.driver.ok("lock k kept").await?;
@@ -234,7 +234,14 @@ pub(super) async fn a_close_ends_waits_and_leaves_nothing_behind(library: &Libra
     stage.driver.fails("check k", "lost").await?;
     stage.other_has("UNLOCK orders:42").await?;
     stage.released("orders:42").await;
-    Ok(())
+    for task in ["main", "new"] {
+        let refused = stage.driver.call_in(task, "lock a orders:43 wait=60000").await?;
+        let text = refused["text"].as_str().unwrap_or_default();
+        ensure!(text.contains("this Agent is closed"), "{task}: {refused}");
+        ensure!(refused["error"] == "unavailable", "{task}: {refused}");
+    }
+    // A second close does nothing.
+    stage.driver.ok("close").await.map(drop)
 }
 
 pub(super) async fn a_listener_that_fails_disturbs_nobody(library: &Library) -> Result<()> {

@@ -272,6 +272,7 @@ class Agent:
         self._path = socket_path(socket)
         self._grace = grace
         self._engine: Optional[_Engine] = None
+        self._closed = False
         self._starting = threading.Lock()
         self._thread = threading.local()
         _agents.add(self)
@@ -314,14 +315,11 @@ class Agent:
             return None
 
     def close(self) -> None:
-        """Releases everything and closes the connections. Waits end with `Unavailable`.
-
-        The next `lock` opens new connections.
-        """
+        """Releases everything and closes the connections. Waits and later calls fail with `Unavailable`."""
         with self._starting:
-            engine, self._engine = self._engine, None
-        if engine is not None:
-            engine.close()
+            self._closed = True
+        if self._engine is not None:
+            self._engine.close()
 
     def __enter__(self) -> "Agent":
         return self
@@ -338,6 +336,8 @@ class Agent:
     def _running(self) -> _Engine:
         if self._engine is None:
             with self._starting:
+                if self._closed:
+                    raise Unavailable(CLOSED)
                 if self._engine is None:
                     self._engine = _Engine(self._path, self._grace)
         return self._engine

@@ -188,7 +188,7 @@ class Agent:
             session.close_soon()
 
     async def close(self) -> None:
-        """Releases everything and closes the connections. Waits end with `Unavailable`."""
+        """Releases everything and closes the connections. Waits and later calls fail with `Unavailable`."""
         self._closed = True
         sessions, self._sessions = self._sessions, set()
         self._spare.clear()
