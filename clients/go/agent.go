@@ -50,9 +50,9 @@ type options struct {
 // LockOption is an option of Agent.Lock.
 type LockOption func(*options)
 
-// Wait limits the wait for the lock. Without it Lock waits for as long as its context allows.
+// Wait limits the wait for the lock. Without it, or with the longest duration, Lock waits for as long as its context allows.
 func Wait(limit time.Duration) LockOption {
-	return func(o *options) { o.limited, o.wait = true, max(0, limit) }
+	return func(o *options) { o.limited, o.wait = limit < forever, max(0, limit) }
 }
 
 // OfKind acquires a lock of this kind instead of a plain one.

@@ -17,6 +17,7 @@ import (
 	"encoding/json"
 	"errors"
 	"fmt"
+	"math"
 	"os"
 	"strconv"
 	"strings"
@@ -105,6 +106,9 @@ func millis(word string) time.Duration {
 	count, err := strconv.ParseFloat(word, 64)
 	if err != nil {
 		panic(err)
+	}
+	if math.IsInf(count, 1) {
+		return math.MaxInt64
 	}
 	return time.Duration(count * float64(time.Millisecond))
 }

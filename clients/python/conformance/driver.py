@@ -54,7 +54,7 @@ def failure(error):
 
 def options(words):
     given = dict(word.split("=") for word in words)
-    seconds = {key: int(given[key]) / 1000 for key in ("wait", "lease") if key in given}
+    seconds = {key: float(given[key]) / 1000 for key in ("wait", "lease") if key in given}
     return {**seconds, "kind": given.get("kind", "lock")}
 
 

@@ -63,7 +63,10 @@ fn describe(holds: &[Arc<Hold>]) -> Value {
 fn configured<H>(mut request: LockRequest<H>, options: &[String]) -> LockRequest<H> {
     for option in options {
         let (name, value) = option.split_once('=').expect("an option");
-        let millis = || Duration::from_millis(value.parse().expect("milliseconds"));
+        let millis = || {
+            let millis: f64 = value.parse().expect("milliseconds");
+            Duration::try_from_secs_f64(millis / 1000.0).unwrap_or(Duration::MAX)
+        };
         request = match name {
             "wait" => request.wait(millis()),
             "lease" => request.lease(millis()),

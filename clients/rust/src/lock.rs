@@ -56,9 +56,9 @@ impl<H> LockRequest<H> {
         self
     }
 
-    /// Limits the wait. Without a limit it ends only when the future is dropped.
+    /// Limits the wait. Without a limit, as with [`Duration::MAX`], it ends only when the future is dropped.
     pub fn wait(mut self, limit: Duration) -> Self {
-        self.request.wait = Some(limit);
+        self.request.wait = (limit < Duration::MAX).then_some(limit);
         self
     }
 

@@ -119,6 +119,7 @@ macro_rules! conformance {
                 a_lock_is_granted_and_released
                 a_fenced_lock_has_growing_tokens
                 a_wait_times_out
+                the_longest_wait_has_no_limit
                 an_owner_reenters_its_lock
                 tasks_of_one_process_exclude_each_other
                 a_waiting_task_does_not_delay_the_others

@@ -41,6 +41,17 @@ pub(super) async fn a_wait_times_out(library: &Library) -> Result<()> {
     stage.driver.ok("lock a orders:42 wait=0").await.map(drop)
 }
 
+pub(super) async fn the_longest_wait_has_no_limit(library: &Library) -> Result<()> {
+    let mut stage = Stage::new(library).await?;
+    stage.other_has("LOCK orders:42").await?;
+    let waiting = stage.driver.send("main", "lock a orders:42 wait=Infinity").await?;
+    stage.waits("orders:42", true).await;
+    stage.other_has("UNLOCK orders:42").await?;
+    let granted = stage.driver.answer(waiting).await?;
+    ensure!(granted.get("error").is_none(), "{granted}");
+    Ok(())
+}
+
 pub(super) async fn an_owner_reenters_its_lock(library: &Library) -> Result<()> {
     let mut stage = Stage::new(library).await?;
     let first = stage.driver.ok("lock a orders:42").await?;
