@@ -6,6 +6,7 @@
 //	lock <handle> <name>[,<name>…] [wait=<ms>] [lease=<ms>] [kind=<kind>]
 //	check <handle> | release <handle> | extend <handle> <ms>
 //	part <handle>   releases the first of two; the handle is that of the other
+//	graced <ms>     locks and releases with another agent object, of this grace
 //	close           closes the agent object
 //	many <count>   one lock for each of that many tasks; `unmany` releases them
 //	cancel <tag>   cancels a command
@@ -239,6 +240,17 @@ func run(c command) answer {
 		mu.Lock()
 		holds[c.words[0]] = both[1]
 		mu.Unlock()
+		return answer{}
+	case "graced":
+		other := lockscope.NewAgent(lockscope.Grace(millis(c.words[0])))
+		defer other.Close()
+		hold, err := other.Lock(c.ctx, "graced")
+		if err == nil {
+			err = hold.Release()
+		}
+		if err != nil {
+			return failure(err)
+		}
 		return answer{}
 	case "close":
 		agent.Close()

@@ -34,6 +34,7 @@ import java.util.stream.Collectors;
  * part HANDLE    releases the first of two; the handle is that of the other
  * spoil HANDLE   adds listeners that throw
  * misname        locks under a name that cannot be sent
+ * graced MS      locks and releases with another agent object, of this grace
  * close          closes the agent object
  * many COUNT   one lock for each of that many tasks; unmany releases them
  * cancel TAG   interrupts the thread that runs a command
@@ -189,6 +190,12 @@ public final class Driver {
             }
             case "misname" -> {
                 return misname();
+            }
+            case "graced" -> {
+                try (var other = new Agent(Agent.defaultSocket(), millis(words.get(0)));
+                        var hold = other.lock("graced").acquire()) {
+                    return Held.of(hold).describe();
+                }
             }
             case "close" -> {
                 agent.close();

@@ -8,6 +8,7 @@
 //     part <handle>    releases the first of several; the handle is that of the rest
 //     spoil <handle>   adds listeners that throw
 //     misname          locks under names that cannot be sent
+//     graced <ms>      locks and releases with another agent object, of this grace
 //     close            closes the agent object
 //     many <count>   one lock for each of that many tasks; `unmany` releases them
 //     cancel <tag>   cancels a command
@@ -96,6 +97,15 @@ const verbs = {
     const ended = await Promise.allSettled(mistakes);
     if (!ended.every(({ reason }) => reason instanceof TypeError)) return { accepted: true };
     return { error: ended.map(({ reason }) => reason.message).join() };
+  },
+  async graced(_, ms) {
+    const other = new Agent({ grace: Number(ms) });
+    try {
+      await (await other.lock("graced")).release();
+    } finally {
+      await other.close();
+    }
+    return {};
   },
   async close() {
     await agent.close();

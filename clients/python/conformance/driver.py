@@ -8,6 +8,7 @@ one after another. Answers `<tag> <JSON>`; a loss and a warning are reported as 
     part <handle>   releases the first of several; the handle is that of the next
     spoil <handle>  adds listeners that raise
     misname         locks under names that cannot be sent
+    graced <ms>     locks and releases with another agent object, of this grace
     close           closes the agent object
     many <count>   one lock for each of that many tasks; `unmany` releases them
     cancel <tag>   interrupts a command of the task `main`
@@ -172,6 +173,10 @@ class Threads:
                 pass
         return describe(self.agent.lock("\ud800"))
 
+    def graced(self, ms):
+        with lockscope.Agent(grace=float(ms) / 1000) as other, other.lock("graced"):
+            return {}
+
     def close(self):
         self.agent.close()
         return {}
@@ -300,6 +305,10 @@ class Tasks:
             except TypeError:
                 pass
         return describe(await self.agent.lock("\ud800"))
+
+    async def graced(self, ms):
+        async with aio.Agent(grace=float(ms) / 1000) as other, other.lock("graced"):
+            return {}
 
     async def close(self):
         await self.agent.close()

@@ -7,6 +7,7 @@
 //! lock <handle> <name>[,<name>…] [wait=<ms>] [lease=<ms>] [kind=<kind>]
 //! check <handle> | release <handle> | extend <handle> <ms>
 //! part <handle>   releases the first of several; the handle is that of the others
+//! graced <ms>     locks and releases with another agent object, of this grace
 //! close           closes the agent object
 //! many <count>   one lock for each of that many tasks; `unmany` releases them
 //! cancel <tag>   cancels a command
@@ -155,6 +156,17 @@ impl Driver {
         Ok(json!({}))
     }
 
+    async fn graced(millis: &str) -> Result<Value, Error> {
+        let Ok(millis) = millis.parse() else {
+            // A negative duration does not exist here.
+            return Ok(json!({ "error": "LIMIT", "text": millis }));
+        };
+        let other = Agent::builder().grace(Duration::from_millis(millis)).build();
+        let released = async { other.lock("graced").await?.release().await }.await;
+        other.close().await;
+        released.map(|()| json!({}))
+    }
+
     async fn close(&self) -> Value {
         self.agent.close().await;
         json!({})
@@ -200,6 +212,7 @@ impl Driver {
             "release" => self.release(&words[1]).await,
             "extend" => self.extend(&words[1], &words[2]).await,
             "part" => self.part(&words[1]).await,
+            "graced" => Self::graced(&words[1]).await,
             "close" => Ok(self.close().await),
             "many" => Ok(self.many(words[1].parse().expect("a number")).await),
             "unmany" => Ok(self.unmany().await),

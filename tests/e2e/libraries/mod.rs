@@ -129,6 +129,7 @@ macro_rules! conformance {
                 redis_away_loses_the_hold_and_rejects_new_ones
                 a_fixed_lease_expires
                 a_lease_that_is_too_short_is_rejected_and_never_renewed
+                a_negative_grace_is_rejected
                 a_restarted_agent_keeps_hold_and_wait
                 a_cut_connection_is_resumed
                 a_draining_agent_rejects_tries_and_delays_waits

@@ -183,6 +183,16 @@ pub(super) async fn a_lease_that_is_too_short_is_rejected_and_never_renewed(
     stage.driver.event("lost", "a").await.map(drop)
 }
 
+pub(super) async fn a_negative_grace_is_rejected(library: &Library) -> Result<()> {
+    let mut stage = Stage::new(library).await?;
+    stage.driver.ok("graced 1000").await?;
+    let refused = stage.driver.call("graced -1000").await?;
+    ensure!(refused["error"].is_string(), "{refused}");
+    ensure!(refused["text"].as_str().is_some_and(|text| text.contains("-1")), "{refused}");
+    stage.released("graced").await;
+    Ok(())
+}
+
 pub(super) async fn a_restarted_agent_keeps_hold_and_wait(library: &Library) -> Result<()> {
     let mut stage = Stage::new(library).await?;
     stage.direct.call("HSET taken 9c3e6e0e-2f6c-4a6e-8f0e-1b2c3d4e5f60:7 1").await?.ok()?;

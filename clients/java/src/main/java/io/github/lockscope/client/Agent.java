@@ -62,8 +62,12 @@ public final class Agent implements AutoCloseable {
      *
      * @param grace how long holds outlive a lost connection or a restart of the agent, a minute by default; zero disables
      *     that
+     * @throws IllegalArgumentException if the grace is negative
      */
     public Agent(Path socket, Duration grace) {
+        if (grace.isNegative()) {
+            throw new IllegalArgumentException("a grace must not be negative: " + grace);
+        }
         this.socket = socket;
         this.grace = grace;
     }
