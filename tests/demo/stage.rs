@@ -108,11 +108,7 @@ pub(crate) async fn run(
 async fn set(redis_url: Option<String>, with_actors: bool) -> Result<Stage> {
     let redis = match redis_url {
         Some(url) => Place::Given(url),
-        // With a bound for readers that stall, so that the dashboard may use MONITOR.
-        None => {
-            let bound = ("client-output-buffer-limit", "normal 64mb 0 0");
-            Place::Private(RedisServer::with(&[bound]).await?)
-        }
+        None => Place::Private(RedisServer::start().await?),
     };
     // Short leases and thresholds, so that a minute shows what a day would.
     let flags = ["--lease", "6s"];
