@@ -64,7 +64,7 @@ impl Governor {
     }
 
     /// Returns the rest of the pause.
-    pub(super) fn wait(&self, now: Instant) -> Duration {
+    pub(super) fn pause_left(&self, now: Instant) -> Duration {
         self.closed_until.map_or(Duration::ZERO, |until| until.saturating_duration_since(now))
     }
 
@@ -87,7 +87,7 @@ impl Governor {
     ///
     /// # Errors
     /// The limit that is exceeded, in words.
-    pub(super) fn check(&mut self, load: Load, received: u64) -> Result<(), String> {
+    pub(super) fn may_stay_open(&mut self, load: Load, received: u64) -> Result<(), String> {
         self.within(load, 1.0)?;
         if received > MAX_RECEIVED {
             return Err(format!("MONITOR alone sends {}", rate(received, MAX_RECEIVED)));
@@ -160,16 +160,16 @@ mod tests {
         let mut governor = Governor::new(1_000);
         assert_eq!(governor.may_open(QUIET), Ok(()));
         governor.opened(QUIET, Instant::now());
-        assert_eq!(governor.check(QUIET, 1_000), Ok(()));
+        assert_eq!(governor.may_stay_open(QUIET, 1_000), Ok(()));
         // Exactly at the limits.
         let most = Load { ops: 1_000, input: MAX_INPUT, ping: ALWAYS_FINE };
-        assert_eq!(governor.check(most, MAX_RECEIVED), Ok(()));
+        assert_eq!(governor.may_stay_open(most, MAX_RECEIVED), Ok(()));
         for (load, received, word) in [
             (Load { ops: 1_001, ..QUIET }, 0, "1001 commands"),
             (Load { input: MAX_INPUT + 200_000, ..QUIET }, 0, "4.1 MiB a second, and 4.0"),
             (QUIET, MAX_RECEIVED + 1, "MONITOR alone"),
         ] {
-            let error = governor.check(load, received).unwrap_err();
+            let error = governor.may_stay_open(load, received).unwrap_err();
             assert!(error.contains(word), "{error}");
         }
     }
@@ -182,23 +182,23 @@ mod tests {
         for _ in 0..8 {
             governor.opened(QUIET, now);
             for load in [slow, slow, QUIET, slow, slow] {
-                assert_eq!(governor.check(load, 0), Ok(()));
+                assert_eq!(governor.may_stay_open(load, 0), Ok(()));
             }
-            let error = governor.check(slow, 0).unwrap_err();
+            let error = governor.may_stay_open(slow, 0).unwrap_err();
             assert!(error.contains("PING takes 5.0 ms, and took 0.1 ms"), "{error}");
             now += Duration::from_secs(30);
             assert!(governor.closed(now) <= MAX_SLOW_PAUSE);
         }
-        assert_eq!(governor.wait(now), MAX_SLOW_PAUSE);
+        assert_eq!(governor.pause_left(now), MAX_SLOW_PAUSE);
         governor.opened(QUIET, now);
         let far_too_slow = Load { ping: ALWAYS_FINE * 11, ..QUIET };
-        assert!(governor.check(far_too_slow, 0).is_err(), "at once");
+        assert!(governor.may_stay_open(far_too_slow, 0).is_err(), "at once");
         // A server that was slow before may be so again.
         let distant = Load { ping: Duration::from_millis(10), ..QUIET };
         governor.opened(distant, now);
         for millis in [29, 31, 31, 29, 31, 31] {
             let load = Load { ping: Duration::from_millis(millis), ..QUIET };
-            assert_eq!(governor.check(load, 0), Ok(()));
+            assert_eq!(governor.may_stay_open(load, 0), Ok(()));
         }
     }
 
@@ -207,11 +207,11 @@ mod tests {
         let mut governor = Governor::new(1_000);
         let busy = Load { ops: 900, ..QUIET };
         assert!(governor.may_open(busy).is_err());
-        assert_eq!(governor.check(busy, 0), Ok(()));
+        assert_eq!(governor.may_stay_open(busy, 0), Ok(()));
         let input = |share: u64| Load { input: MAX_INPUT / 100 * share, ..QUIET };
         assert_eq!(governor.may_open(input(79)), Ok(()));
         assert!(governor.may_open(input(81)).unwrap_err().contains("clients send"));
-        assert_eq!(governor.check(input(99), MAX_RECEIVED), Ok(()));
+        assert_eq!(governor.may_stay_open(input(99), MAX_RECEIVED), Ok(()));
         // Before it is open there is no PING to compare with.
         assert_eq!(governor.may_open(Load { ping: Duration::from_secs(1), ..QUIET }), Ok(()));
     }
@@ -220,13 +220,13 @@ mod tests {
     async fn each_pause_doubles_until_it_has_stayed_open_for_long() {
         let mut governor = Governor::new(1_000);
         let mut now = Instant::now();
-        assert_eq!(governor.wait(now), Duration::ZERO);
+        assert_eq!(governor.pause_left(now), Duration::ZERO);
         for minutes in [1, 2, 4, 8, 16, 32, 60, 60] {
             governor.opened(QUIET, now);
             now += Duration::from_secs(30);
             assert_eq!(governor.closed(now), Duration::from_secs(60 * minutes));
-            assert_eq!(governor.wait(now), Duration::from_secs(60 * minutes));
-            now += governor.wait(now);
+            assert_eq!(governor.pause_left(now), Duration::from_secs(60 * minutes));
+            now += governor.pause_left(now);
         }
         governor.opened(QUIET, now);
         now += PROBATION.saturating_sub(Duration::from_secs(1));
@@ -235,6 +235,6 @@ mod tests {
         assert_eq!(governor.closed(now + 2 * PROBATION), MAX_PAUSE);
         governor.opened(QUIET, now);
         assert_eq!(governor.closed(now + PROBATION), FIRST_PAUSE);
-        assert_eq!(governor.wait(now + PROBATION + FIRST_PAUSE), Duration::ZERO);
+        assert_eq!(governor.pause_left(now + PROBATION + FIRST_PAUSE), Duration::ZERO);
     }
 }

@@ -89,15 +89,18 @@ enum OpenReason {
 /// The reason why it was turned off.
 #[derive(Debug)]
 enum CloseReason {
-    /// The watch ended.
-    Watched,
+    /// The requested watch ended.
+    WatchEnded,
     /// It has to stay closed for a while, for this reason.
-    Close(String),
+    Pause(String),
     /// The connection was lost, or cannot be made.
     Broken(String),
     /// The account may not use it.
     Denied(String),
 }
+
+/// The load, and a reason to close it.
+type Judgement = Result<(Load, Option<String>), CallError>;
 
 /// The reason why it may not be opened.
 #[derive(Debug)]
@@ -105,7 +108,7 @@ struct Refusal {
     why: String,
     remedy: Option<&'static str>,
     /// The time until the next check.
-    again: Duration,
+    retry_after: Duration,
 }
 
 /// The remedy where the account may not use it.
@@ -148,10 +151,10 @@ impl MonitorReader {
     /// Opens and closes the connection until the end.
     pub async fn run(mut self) {
         loop {
-            let (why, load) = self.wait_to_open().await;
+            let (open_reason, load) = self.wait_to_open().await;
             let class = self.limit.class;
             let end = match Connection::open(&self.endpoint, CLIENT_NAME, TIMEOUT, class).await {
-                Ok(connection) => self.open(connection, why, load).await,
+                Ok(connection) => self.follow(connection, open_reason, load).await,
                 Err(MonitorError::Denied(error)) => CloseReason::Denied(error.to_string()),
                 Err(error) => CloseReason::Broken(error.to_string()),
             };
@@ -161,13 +164,13 @@ impl MonitorReader {
 
     async fn report_end(&mut self, end: CloseReason) {
         match end {
-            CloseReason::Watched => {
+            CloseReason::WatchEnded => {
                 self.status.set(SourceState::Paused, "the requested watch has ended");
             }
-            CloseReason::Close(why) => {
+            CloseReason::Pause(why) => {
                 self.governor.closed(Instant::now());
                 tracing::info!(why, "MONITOR closed");
-                if self.watched().is_some() {
+                if self.requested_watch().is_some() {
                     // It is retried soon, but not without a pause.
                     self.status.set(SourceState::Paused, format!("closed: {why}"));
                     sleep(RETRY_AFTER).await;
@@ -195,8 +198,8 @@ impl MonitorReader {
 
     /// Reports why it is closed, until the governor's pause ends or a watch is requested.
     async fn pause(&mut self, why: String) {
-        while self.watched().is_none() {
-            let left = self.governor.wait(Instant::now());
+        while self.requested_watch().is_none() {
+            let left = self.governor.pause_left(Instant::now());
             if left.is_zero() {
                 return;
             }
@@ -219,7 +222,7 @@ impl MonitorReader {
     }
 
     /// Returns the end of the requested watch, if any.
-    fn watched(&self) -> Option<Instant> {
+    fn requested_watch(&self) -> Option<Instant> {
         self.requests.borrow().filter(|until| *until > Instant::now())
     }
 
@@ -236,11 +239,11 @@ impl MonitorReader {
                 );
                 std::future::pending::<()>().await;
             }
-            let Some(info) = self.up().await else { continue };
+            let Some(info) = self.server_info().await else { continue };
             // A watch that is requested from now on needs a fresh check: this one may be nearly over by then.
             self.requests.mark_unchanged();
             if let Err(refusal) = self.check_server(&info).await {
-                let Refusal { why, remedy, again } = refusal;
+                let Refusal { why, remedy, retry_after } = refusal;
                 let why = format!("closed: {why}");
                 match remedy {
                     Some(remedy) => {
@@ -249,11 +252,11 @@ impl MonitorReader {
                     }
                     None => self.status.set(SourceState::Paused, why),
                 }
-                self.wait_for_request(again).await;
+                self.wait_for_request(retry_after).await;
                 continue;
             }
             let load = server::load(&self.link).await;
-            if let Some(until) = self.watched() {
+            if let Some(until) = self.requested_watch() {
                 return (OpenReason::Watch(until), load.unwrap_or_default());
             }
             if self.settings.mode == MonitorMode::On {
@@ -265,7 +268,7 @@ impl MonitorReader {
                 self.wait_for_request(JUDGE_INTERVAL).await;
                 continue;
             }
-            match self.judge_closed(load).await {
+            match self.judge_before_opening(load).await {
                 Ok(load) if quiet + 1 >= QUIET_CHECKS => return (OpenReason::Auto, load),
                 Ok(_) => {
                     quiet += 1;
@@ -283,7 +286,7 @@ impl MonitorReader {
     }
 
     /// Returns the facts that the server reports; none, after a moment, if it cannot be reached.
-    async fn up(&self) -> Option<Arc<ServerInfo>> {
+    async fn server_info(&self) -> Option<Arc<ServerInfo>> {
         let status = self.link.state().borrow().status.clone();
         match status {
             LinkStatus::Up(info) => Some(info),
@@ -300,7 +303,8 @@ impl MonitorReader {
     /// # Errors
     /// The reason why not.
     async fn check_server(&mut self, info: &ServerInfo) -> Result<(), Refusal> {
-        let refusal = |why: &str, remedy, again| Refusal { why: why.to_owned(), remedy, again };
+        let refusal =
+            |why: &str, remedy, retry_after| Refusal { why: why.to_owned(), remedy, retry_after };
         if info.role.is_none() {
             let why = "the account may not read the server's role";
             return Err(refusal(why, Some("Allow it `+info`."), DENIED_INTERVAL));
@@ -323,18 +327,23 @@ impl MonitorReader {
         }
     }
 
-    async fn judge_closed(&self, load: Result<Load, CallError>) -> Result<Load, String> {
+    async fn judge_before_opening(&self, load: Result<Load, CallError>) -> Result<Load, String> {
         let load = load.map_err(|error| format!("the load cannot be judged: {error}"))?;
         self.governor.may_open(load)?;
-        match server::others(&self.link, None).await {
+        match server::another_has_monitor(&self.link, None).await {
             Ok(false) => Ok(load),
-            Ok(true) => Err(OTHER.to_owned()),
+            Ok(true) => Err(ANOTHER_HAS_MONITOR.to_owned()),
             Err(error) => Err(error.to_string()),
         }
     }
 
-    /// Reads events until the connection has to be closed.
-    async fn open(&mut self, connection: Connection, why: OpenReason, load: Load) -> CloseReason {
+    /// Follows the connection until it has to be closed. The model knows of it meanwhile. `load`: that just before it was opened.
+    async fn follow(
+        &mut self,
+        connection: Connection,
+        open_reason: OpenReason,
+        load: Load,
+    ) -> CloseReason {
         let role = match connection.info().role {
             Some(Role::Replica) => ServerRole::Replica,
             Some(Role::Master) | None => ServerRole::Master,
@@ -342,14 +351,18 @@ impl MonitorReader {
         self.delivery.restart(role);
         self.governor.opened(load, Instant::now());
         self.report_active(true).await;
-        tracing::info!(why = why.as_str(), node = self.status.node, "MONITOR opened");
-        let end = self.follow(connection, why).await;
+        tracing::info!(why = open_reason.as_str(), node = self.status.node, "MONITOR opened");
+        let end = self.read_until_close(connection, open_reason).await;
         self.delivery.pause();
         self.report_active(false).await;
         end
     }
 
-    async fn follow(&mut self, mut connection: Connection, mut why: OpenReason) -> CloseReason {
+    async fn read_until_close(
+        &mut self,
+        mut connection: Connection,
+        mut open_reason: OpenReason,
+    ) -> CloseReason {
         let mut meter = Meter::default();
         meter.roll(&self.delivery);
         let mut pause_at = None;
@@ -359,27 +372,27 @@ impl MonitorReader {
         let link = self.link.clone();
         let limit = self.limit;
         let mut judged = 0_u32;
-        let judging = judge(&link, own, Some(limit));
+        let judging = next_judgement(&link, own, Some(limit));
         tokio::pin!(judging);
-        self.report(why, &meter);
+        self.report(open_reason, &meter);
         loop {
             tokio::select! {
                 biased;
                 judgement = &mut judging => {
                     let unjudged = judgement.as_ref().is_err_and(is_unanswered);
-                    match self.judge(judgement, &mut why, &mut meter, read_at) {
+                    match self.apply(judgement, &mut open_reason, &mut meter, read_at) {
                         Ok(()) => {}
-                        Err(CloseReason::Close(why)) if unjudged => {
+                        Err(CloseReason::Pause(why)) if unjudged => {
                             return match end_within(&mut connection, JUDGE_INTERVAL).await {
-                                Some(error) => self.end_of(run_id.as_deref(), &error).await,
-                                None => CloseReason::Close(why),
+                                Some(error) => self.explain_end(run_id.as_deref(), &error).await,
+                                None => CloseReason::Pause(why),
                             };
                         }
                         Err(end) => return end,
                     }
                     judged = judged.wrapping_add(1);
                     let check = judged.is_multiple_of(CHECK_TURNS).then_some(limit);
-                    judging.set(judge(&link, own, check));
+                    judging.set(next_judgement(&link, own, check));
                 }
                 read = connection.read() => match read {
                     Ok(bytes) => {
@@ -388,7 +401,7 @@ impl MonitorReader {
                         read_at = Instant::now();
                         pause_at = Some(read_at + PAUSE);
                     }
-                    Err(error) => return self.end_of(run_id.as_deref(), &error).await,
+                    Err(error) => return self.explain_end(run_id.as_deref(), &error).await,
                 },
                 () = sleep_until(pause_at.unwrap_or(read_at)), if pause_at.is_some() => {
                     self.delivery.pause();
@@ -400,7 +413,7 @@ impl MonitorReader {
 
     /// Returns the reason why the connection has ended: the server is gone or was started again, or it ended this connection
     /// alone. `run_id`: the server's when the connection was opened.
-    async fn end_of(&self, run_id: Option<&str>, error: &MonitorError) -> CloseReason {
+    async fn explain_end(&self, run_id: Option<&str>, error: &MonitorError) -> CloseReason {
         if let MonitorError::Moved(why) = error {
             return CloseReason::Broken(why.clone());
         }
@@ -415,55 +428,57 @@ impl MonitorReader {
         if run_id.zip(now.as_deref()).is_some_and(|(before, now)| before != now) {
             return CloseReason::Broken(format!("{error}; the server was started again"));
         }
-        CloseReason::Close(format!(
+        CloseReason::Pause(format!(
             "{error}; it was probably read too slowly for the server's limit, or killed by an operator"
         ))
     }
 
     /// Applies a judgement of the load, once a second.
-    fn judge(
+    fn apply(
         &mut self,
-        judgement: Result<(Load, Option<String>), CallError>,
-        why: &mut OpenReason,
+        judgement: Judgement,
+        open_reason: &mut OpenReason,
         meter: &mut Meter,
         read_at: Instant,
     ) -> Result<(), CloseReason> {
         let elapsed = meter.roll(&self.delivery);
-        self.metrics.active(self.outcome(*why), elapsed);
+        self.metrics.active(self.outcome(*open_reason), elapsed);
         if read_at.elapsed() > SILENCE {
             return Err(CloseReason::Broken(format!("no line within {} s", SILENCE.as_secs())));
         }
-        if let Some(until) = self.watched()
-            && *why != OpenReason::On
+        if let Some(until) = self.requested_watch()
+            && *open_reason != OpenReason::On
         {
-            *why = OpenReason::Watch(until);
+            *open_reason = OpenReason::Watch(until);
         }
-        match why {
+        match open_reason {
             OpenReason::Watch(until) if *until <= Instant::now() => {
-                return Err(CloseReason::Watched);
+                return Err(CloseReason::WatchEnded);
             }
             OpenReason::Auto => {
                 let (load, objection) = judgement.map_err(|error| {
-                    CloseReason::Close(format!("the load cannot be judged: {error}"))
+                    CloseReason::Pause(format!("the load cannot be judged: {error}"))
                 })?;
                 if let Some(objection) = objection {
-                    return Err(CloseReason::Close(objection));
+                    return Err(CloseReason::Pause(objection));
                 }
-                self.governor.check(load, meter.bytes_a_second).map_err(CloseReason::Close)?;
+                self.governor
+                    .may_stay_open(load, meter.bytes_a_second)
+                    .map_err(CloseReason::Pause)?;
             }
             OpenReason::On | OpenReason::Watch(_) => {}
         }
-        self.report(*why, meter);
+        self.report(*open_reason, meter);
         Ok(())
     }
 
-    fn outcome(&self, why: OpenReason) -> &'static str {
-        if self.settings.unbounded { "unbounded" } else { why.as_str() }
+    fn outcome(&self, open_reason: OpenReason) -> &'static str {
+        if self.settings.unbounded { "unbounded" } else { open_reason.as_str() }
     }
 
     /// Reports the reason why it is on, and its cost.
-    fn report(&self, why: OpenReason, meter: &Meter) {
-        let reason = match why {
+    fn report(&self, open_reason: OpenReason, meter: &Meter) {
+        let reason = match open_reason {
             OpenReason::On => "on by --monitor on".to_owned(),
             OpenReason::Auto => "on while the server is quiet".to_owned(),
             OpenReason::Watch(until) => {
@@ -505,7 +520,7 @@ impl MonitorReader {
 }
 
 /// The reason to close if another client has MONITOR on.
-const OTHER: &str = "another client already uses MONITOR, which is costly";
+const ANOTHER_HAS_MONITOR: &str = "another client already uses MONITOR, which is costly";
 
 impl OpenReason {
     fn as_str(self) -> &'static str {
@@ -534,19 +549,15 @@ async fn end_within(connection: &mut Connection, time: Duration) -> Option<Monit
     tokio::time::timeout(time, end).await.ok()
 }
 
-/// Returns the load a second from now, and a reason to close it. `check`: the limit that the server needs room for; none to skip
+/// Judges the server a second from now. `check`: the limit that the server needs room for; none to skip
 /// the costlier checks.
-async fn judge(
-    link: &Link,
-    own: Option<i64>,
-    check: Option<Limit>,
-) -> Result<(Load, Option<String>), CallError> {
+async fn next_judgement(link: &Link, own: Option<i64>, check: Option<Limit>) -> Judgement {
     sleep(JUDGE_INTERVAL).await;
     let load = server::load(link).await?;
     let Some(limit) = check else { return Ok((load, None)) };
     // Without the number of our own connection it cannot be distinguished from others.
-    if own.is_some() && server::others(link, own).await? {
-        return Ok((load, Some(OTHER.to_owned())));
+    if own.is_some() && server::another_has_monitor(link, own).await? {
+        return Ok((load, Some(ANOTHER_HAS_MONITOR.to_owned())));
     }
     Ok((load, limit.objection(link).await?.map(|(reason, _)| reason)))
 }

@@ -42,7 +42,7 @@ pub(super) async fn load(link: &Link) -> Result<Load, CallError> {
 ///
 /// # Errors
 /// Without a reply.
-pub(super) async fn others(link: &Link, own: Option<i64>) -> Result<bool, CallError> {
+pub(super) async fn another_has_monitor(link: &Link, own: Option<i64>) -> Result<bool, CallError> {
     let clients = match info(link, "clients").await {
         Ok(clients) => clients,
         Err(CallError::Refused(_)) => return Ok(false),

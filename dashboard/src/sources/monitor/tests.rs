@@ -129,9 +129,6 @@ async fn a_watch_requested_during_a_check_leads_to_another_check() {
     }
 }
 
-/// The load, and a reason to close it.
-type Judgement = Result<(Load, Option<String>), CallError>;
-
 /// Returns the reason to close it after a judgement; empty: it stays open.
 fn judged(
     reader: &mut MonitorReader,
@@ -139,10 +136,10 @@ fn judged(
     why: &mut OpenReason,
     read_at: Instant,
 ) -> String {
-    match reader.judge(judgement, why, &mut Meter::default(), read_at) {
+    match reader.apply(judgement, why, &mut Meter::default(), read_at) {
         Ok(()) => String::new(),
-        Err(CloseReason::Watched) => "watched".to_owned(),
-        Err(CloseReason::Close(why)) => format!("closed: {why}"),
+        Err(CloseReason::WatchEnded) => "watched".to_owned(),
+        Err(CloseReason::Pause(why)) => format!("closed: {why}"),
         Err(CloseReason::Broken(why)) => format!("broken: {why}"),
         Err(CloseReason::Denied(why)) => format!("denied: {why}"),
     }
@@ -157,7 +154,7 @@ async fn each_judgement_decides_whether_it_stays_open() {
         reader(&target.parse().unwrap(), MonitorMode::Auto, &shutdown);
     let quiet = || Ok((Load::default(), None));
     let busy = || Ok((Load { ops: 10_001, ..Load::default() }, None));
-    let another = || Ok((Load::default(), Some(OTHER.to_owned())));
+    let another = || Ok((Load::default(), Some(ANOTHER_HAS_MONITOR.to_owned())));
     let lost = || Err(CallError::Unsent { reason: "gone".to_owned() });
     let later = Instant::now() + Duration::from_secs(3_600);
 
@@ -165,7 +162,7 @@ async fn each_judgement_decides_whether_it_stays_open() {
     // Automatically only while the server is quiet and no other client has MONITOR on.
     assert_eq!(judge(quiet(), OpenReason::Auto), "");
     assert!(judge(busy(), OpenReason::Auto).contains("--monitor-max-ops is 10000"));
-    assert_eq!(judge(another(), OpenReason::Auto), format!("closed: {OTHER}"));
+    assert_eq!(judge(another(), OpenReason::Auto), format!("closed: {ANOTHER_HAS_MONITOR}"));
     assert!(judge(lost(), OpenReason::Auto).starts_with("closed: the load cannot be judged"));
     // On request, for the requested time.
     for why in [OpenReason::On, OpenReason::Watch(later)] {
