@@ -123,8 +123,9 @@ impl Model {
             // `a` and `{a}` have the same companions: a queue does not prove a second lock.
             Reading::Absent { companions } => {
                 let id = self.scopes[scope_id.0].id(name);
-                let had_expired = self.restored.get(&id).is_some_and(RestoredLock::has_expired);
-                had_expired || (companions.queue.is_some() && !self.has_twin(scope_id, name))
+                let known = self.restored.get(&id);
+                known.is_some_and(RestoredLock::is_reported_when_free)
+                    || (companions.queue.is_some() && !self.has_twin(scope_id, name))
             }
             Reading::Other(_) => false,
         };

@@ -23,15 +23,16 @@ impl Model {
         self.end_unobserved(ScopeId(0), gone, steady);
     }
 
-    /// Ends the restored holds and problems of locks that no longer exist; their ends were not observed. An expired hold is
-    /// reported longer than its lock exists, so such a lock is read first.
+    /// Ends the restored holds and problems of locks that no longer exist; their ends were not observed. Some problems are
+    /// reported although the lock does not exist, so such a lock is read first.
     pub(super) fn end_restored(&mut self, scope_id: ScopeId, now: Time) {
         let scope = &self.scopes[scope_id.0];
         let ours = |id: &LockId| id.deployment == scope.deployment && id.db == scope.db;
-        let expired = self.restored.iter().filter(|(id, lock)| ours(id) && lock.has_expired());
-        let mut expired: Vec<LockId> = expired.map(|(id, _)| id.clone()).collect();
-        expired.sort_unstable();
-        for LockId { name, .. } in expired {
+        let reported =
+            self.restored.iter().filter(|(id, lock)| ours(id) && lock.is_reported_when_free());
+        let mut reported: Vec<LockId> = reported.map(|(id, _)| id.clone()).collect();
+        reported.sort_unstable();
+        for LockId { name, .. } in reported {
             let home = self.home(scope_id, &name);
             if self.admit(home, &name, now) {
                 self.settle(home, &name);

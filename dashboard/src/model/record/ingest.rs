@@ -25,6 +25,8 @@ const NEAR_END: Duration = Duration::from_secs(1);
 const RUN_OUT: Duration = Duration::from_millis(200);
 /// The most readers whose markers are read after the lock has vanished.
 const MAX_ORPHANED_READERS: usize = 16;
+/// The hold count up to which markers of a reader of an earlier run are read.
+const RESTORED_COUNT: i64 = 4;
 
 impl Record {
     /// Applies a reading that shows the lock held, with its time to live and the one by which renewals are recognized.
@@ -401,6 +403,17 @@ impl Record {
         let readers = &mut self.cold().orphaned_readers;
         if readers.len() < MAX_ORPHANED_READERS {
             readers.push((hold.id, hold.count));
+        }
+    }
+
+    /// Records holders of an earlier run whose markers may still exist. Their counts are not in the history.
+    pub(super) fn restore_orphaned_readers(&mut self, past: &[PastHold]) {
+        let readers = &mut self.cold().orphaned_readers;
+        for PastHold { id, .. } in past.iter().rev().filter(|hold| !hold.id.write) {
+            let known = readers.iter().any(|(known, _)| known == id);
+            if !known && readers.len() < MAX_ORPHANED_READERS {
+                readers.push((*id, RESTORED_COUNT));
+            }
         }
     }
 

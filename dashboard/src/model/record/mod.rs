@@ -87,10 +87,14 @@ pub struct RestoredLock {
 }
 
 impl RestoredLock {
-    /// Returns whether the lease of a hold had expired. That is reported although the lock no longer exists.
+    /// Returns whether it had a problem that is reported although the lock no longer exists.
     #[must_use]
-    pub fn has_expired(&self) -> bool {
-        self.expired_at().is_some()
+    pub fn is_reported_when_free(&self) -> bool {
+        self.had(ProblemKind::Expired) || self.had(ProblemKind::Orphan)
+    }
+
+    fn had(&self, problem: ProblemKind) -> bool {
+        self.problems.iter().any(|(known, _)| *known == problem)
     }
 
     fn expired_at(&self) -> Option<SteadyMillis> {
@@ -422,6 +426,9 @@ impl Record {
         }
         if expired.is_some() {
             self.cold().expired = expired;
+        }
+        if restored.had(ProblemKind::Orphan) {
+            self.restore_orphaned_readers(&restored.past);
         }
         self.restore_acknowledgements(restored.acknowledged);
         let history = self.hold_history();

@@ -277,3 +277,43 @@ fn an_expired_hold_of_more_than_an_hour_ago_is_cleared_by_the_first_reading() {
     assert_eq!(ends(&mut model), [cleared]);
     assert!(shown(&mut model, "a").is_none());
 }
+
+#[test]
+fn markers_of_readers_that_an_earlier_run_has_reported_are_found_again() {
+    // The first pass ends before or after the first reading.
+    for passed in [99_500, 100_500] {
+        let mut model = model();
+        let since = Since { at: SteadyMillis(2_000), exact: true };
+        let (to, ended) = (SteadyMillis(5_000), Ending::Forced);
+        let past = |n| PastHold { id: holder(n), since, to, ended };
+        let lock = RestoredLock {
+            past: vec![past(1), past(2), past(1)],
+            problems: vec![(ProblemKind::Orphan, SteadyMillis(70_000))],
+            ..RestoredLock::default()
+        };
+        model.restore([(id("a"), lock)].into(), SteadyMillis(90_000));
+        if passed < 100_000 {
+            pass(&mut model, 95_000, passed);
+        }
+        read(&mut model, "a", 100_000, absent());
+        if passed > 100_000 {
+            pass(&mut model, 95_000, passed);
+        }
+        let due = model.due(MAIN, at(110_000), 10);
+        let [next] = &due[..] else { panic!("{due:?}") };
+        let mut readers: Vec<HolderId> = next.known.readers.iter().map(|(id, _)| *id).collect();
+        readers.sort_unstable();
+        assert_eq!(readers, [holder(1), holder(2)]);
+        for ms in [110_000, 140_000, 180_000] {
+            let markers = vec![(holder(1), Marker::Persistent), (holder(2), Marker::Missing)];
+            let companions = Companions { markers, ..Companions::default() };
+            read(&mut model, "a", ms, Reading::Absent { companions });
+        }
+        let view = shown(&mut model, "a").unwrap();
+        assert_eq!(problems(&view), [ProblemKind::Orphan]);
+        assert_eq!(view.problems[0].since, SteadyMillis(70_000));
+        let text = &view.problems[0].evidence[0].text;
+        assert!(text.contains("markers of 1 of its readers"), "{text}");
+        assert_eq!(ends(&mut model), []);
+    }
+}
