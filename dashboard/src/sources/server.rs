@@ -2,7 +2,6 @@
 
 use std::sync::Arc;
 
-use futures_util::future::BoxFuture;
 use service_kit::redis::{Endpoint, Link, LinkOptions, Replicas};
 use service_kit::shutdown::Shutdown;
 use tokio::sync::mpsc;
@@ -23,7 +22,7 @@ use super::scan::Scan;
 use super::scope::Scope;
 use super::shards::Shards;
 use super::slot_share::SlotShare;
-use super::status::{Server, Sources};
+use super::status::{Server, SourceStatus, Sources};
 use super::subscribers::Subscribers;
 use crate::access::agent_keys::AgentKeys;
 use crate::config::{MonitorSettings, ReadFrom, ScanSettings};
@@ -71,129 +70,186 @@ impl Shared {
     pub(super) fn start(&self, server: WatchedServer) -> Option<(Link, Vec<JoinHandle<()>>)> {
         let WatchedServer { deployment, server, endpoint, monitor, dbs, share, stop, first } =
             server;
-        let Self { model, hub, sources, shutdown, .. } = self;
-        let mut tasks = Vec::new();
-        let mut spawn = |name: String, task: BoxFuture<'static, ()>| {
-            tasks.push(spawn(shutdown, &stop, name, task));
-        };
-        let several = dbs.len() > 1;
-        let scopes: Vec<Scope> = dbs.iter().map(|(scope, _)| scope.clone()).collect();
         let replicas = (self.read_from == ReadFrom::Replica)
-            .then(|| Replicas::start(&endpoint, &link_options(), shutdown));
+            .then(|| Replicas::start(&endpoint, &link_options(), &self.shutdown));
         // Clients connect to the server itself, even where its locks are read from a replica.
-        let server_link = replicas.as_ref().map(|_| link(endpoint.clone(), shutdown));
+        let server_link = replicas.as_ref().map(|_| link(endpoint.clone(), &self.shutdown));
         let (endpoint, monitor) = match &replicas {
             Some(replicas) => (replicas.endpoint(&endpoint), replicas.endpoint(&monitor)),
             None => (endpoint, monitor),
         };
+        let scopes = dbs.iter().map(|(scope, _)| scope.clone()).collect();
+        let (shards, tasks) = (Shards::default(), Vec::new());
+        let mut starting =
+            Starting { shared: self, deployment, server, scopes, share, shards, stop, tasks };
         let mut reading = None;
-        let shards = Shards::default();
         let mut agents = Vec::new();
         for (scope, batches) in dbs {
-            let db = scope.db;
-            let node = if several { format!("{server}/{db}") } else { server.clone() };
-            let endpoint = endpoint.with_db(db);
-            let facts = ServerFacts::default();
-            let poll = Poll {
-                scope: scope.clone(),
-                link: link(endpoint.clone(), shutdown),
-                batches,
-                model: model.clone(),
-                status: sources.add_poll(&deployment, &node, scope.id),
-                facts: facts.clone(),
-                share: share.clone(),
-            };
-            agents.push(Agents::new(
-                scope.clone(),
-                Registry {
-                    link: poll.link.clone(),
-                    share: share.clone(),
-                    keys: self.agent_keys.clone(),
-                },
-                Arc::clone(hub),
-                model.clone(),
-                self.known_agents.clone(),
-            ));
-            if reading.is_none() {
-                let subscribers = Subscribers {
-                    scopes: scopes.clone(),
-                    link: server_link.as_ref().unwrap_or(&poll.link).clone(),
-                    model: model.clone(),
-                    hub: Arc::clone(hub),
-                    shards: shards.clone(),
-                    share: share.clone(),
-                    status: sources.add(&deployment, &server, Source::Subscribers),
-                };
-                spawn(format!("subscribers of {server}"), Box::pin(subscribers.run()));
-                reading = Some(poll.link.clone());
-                sources.add_server(Server {
-                    deployment: Arc::clone(&deployment),
-                    node: server.clone(),
-                    link: poll.link.state(),
-                    reads: replicas.as_ref().map(Replicas::choice),
-                    whole: matches!(share, SlotShare::Node(..)),
-                });
-            }
-            let scan = Scan {
-                scope,
-                link: link(endpoint, shutdown),
-                settings: self.scan.clone(),
-                ignore: self.ignore.clone(),
-                model: model.clone(),
-                hub: Arc::clone(hub),
-                status: sources.add(&deployment, &node, Source::Scan),
-                metrics: self.scan_metrics.of(&node),
-                facts,
-                first,
-                agents: self.known_agents.clone(),
-            };
-            spawn(format!("poll of {node}"), Box::pin(poll.run()));
-            spawn(format!("scan of {node}"), Box::pin(scan.run()));
+            let endpoint = endpoint.with_db(scope.db);
+            let (link, of_db) = starting.database(scope, batches, endpoint, first);
+            reading.get_or_insert(link);
+            agents.push(of_db);
         }
         let reading = reading?;
-        let options = LinkOptions { no_touch: false, ..link_options() };
-        let (reader, switch) = MonitorReader::new(
-            monitor.clone(),
-            Link::start(monitor, options, shutdown),
-            self.monitor,
-            scopes.clone(),
-            model.clone(),
-            sources.add(&deployment, &server, Source::Monitor),
-            self.monitor_metrics.of(&server),
-            sources.traces().clone(),
-        );
-        sources.add_switch(&deployment, &server, switch);
-        spawn(format!("MONITOR of {server}"), Box::pin(reader.run()));
-        let channels = Channels::start(
-            endpoint.clone(),
-            scopes.clone(),
-            (reading.clone(), shards.clone(), share.clone()),
-            (Arc::clone(hub), model.clone()),
-            sources.add(&deployment, &server, Source::Channels),
-            shutdown,
-        );
-        spawn(format!("channels of {server}"), Box::pin(channels.run()));
-        let keyspace = Keyspace::start(
-            endpoint,
-            scopes.clone(),
-            (reading.clone(), share.clone()),
+        let server_link = server_link.unwrap_or_else(|| reading.clone());
+        self.sources.add_server(Server {
+            deployment: Arc::clone(&starting.deployment),
+            node: starting.server.clone(),
+            link: reading.state(),
+            reads: replicas.as_ref().map(Replicas::choice),
+            whole: matches!(starting.share, SlotShare::Node(..)),
+        });
+        starting.subscribers(server_link.clone());
+        starting.monitor(monitor);
+        starting.channels(endpoint.clone(), reading.clone());
+        starting.keyspace(endpoint, reading.clone());
+        starting.identity(server_link, agents);
+        Some((reading, starting.tasks))
+    }
+}
+
+/// A server whose sources are being started, one by one.
+struct Starting<'s> {
+    shared: &'s Shared,
+    deployment: Arc<str>,
+    server: String,
+    scopes: Vec<Scope>,
+    share: SlotShare,
+    shards: Shards,
+    stop: CancellationToken,
+    tasks: Vec<JoinHandle<()>>,
+}
+
+impl Starting<'_> {
+    /// Starts the poll and the scan of a database. Returns the connection of the poll, and what looks up the database's agents.
+    fn database(
+        &mut self,
+        scope: Scope,
+        batches: mpsc::Receiver<Vec<ReadRequest>>,
+        endpoint: Endpoint,
+        first: bool,
+    ) -> (Link, Agents) {
+        let Shared { model, hub, sources, shutdown, known_agents, .. } = self.shared;
+        let several = self.scopes.len() > 1;
+        let node =
+            if several { format!("{}/{}", self.server, scope.db) } else { self.server.clone() };
+        let facts = ServerFacts::default();
+        let reading = link(endpoint.clone(), shutdown);
+        let poll = Poll {
+            scope: scope.clone(),
+            link: reading.clone(),
+            batches,
+            model: model.clone(),
+            status: sources.add_poll(&self.deployment, &node, scope.id),
+            facts: facts.clone(),
+            share: self.share.clone(),
+        };
+        let registry = Registry {
+            link: reading.clone(),
+            share: self.share.clone(),
+            keys: self.shared.agent_keys.clone(),
+        };
+        let agents = Agents::new(
+            scope.clone(),
+            registry,
             Arc::clone(hub),
             model.clone(),
-            sources.add(&deployment, &server, Source::Keyspace),
+            known_agents.clone(),
+        );
+        let scan = Scan {
+            scope,
+            link: link(endpoint, shutdown),
+            settings: self.shared.scan.clone(),
+            ignore: self.shared.ignore.clone(),
+            model: model.clone(),
+            hub: Arc::clone(hub),
+            status: sources.add(&self.deployment, &node, Source::Scan),
+            metrics: self.shared.scan_metrics.of(&node),
+            facts,
+            first,
+            agents: known_agents.clone(),
+        };
+        self.spawn(format!("poll of {node}"), poll.run());
+        self.spawn(format!("scan of {node}"), scan.run());
+        (reading, agents)
+    }
+
+    fn subscribers(&mut self, link: Link) {
+        let subscribers = Subscribers {
+            scopes: self.scopes.clone(),
+            link,
+            model: self.shared.model.clone(),
+            hub: Arc::clone(&self.shared.hub),
+            shards: self.shards.clone(),
+            share: self.share.clone(),
+            status: self.status(Source::Subscribers),
+        };
+        self.spawn(format!("subscribers of {}", self.server), subscribers.run());
+    }
+
+    fn monitor(&mut self, endpoint: Endpoint) {
+        let Shared { model, sources, shutdown, .. } = self.shared;
+        let options = LinkOptions { no_touch: false, ..link_options() };
+        let (reader, switch) = MonitorReader::new(
+            endpoint.clone(),
+            Link::start(endpoint, options, shutdown),
+            self.shared.monitor,
+            self.scopes.clone(),
+            model.clone(),
+            self.status(Source::Monitor),
+            self.shared.monitor_metrics.of(&self.server),
+            sources.traces().clone(),
+        );
+        sources.add_switch(&self.deployment, &self.server, switch);
+        self.spawn(format!("MONITOR of {}", self.server), reader.run());
+    }
+
+    fn channels(&mut self, endpoint: Endpoint, reading: Link) {
+        let Shared { model, hub, shutdown, .. } = self.shared;
+        let channels = Channels::start(
+            endpoint,
+            self.scopes.clone(),
+            (reading, self.shards.clone(), self.share.clone()),
+            (Arc::clone(hub), model.clone()),
+            self.status(Source::Channels),
             shutdown,
         );
-        spawn(format!("keyspace of {server}"), Box::pin(keyspace.run()));
+        self.spawn(format!("channels of {}", self.server), channels.run());
+    }
+
+    fn keyspace(&mut self, endpoint: Endpoint, reading: Link) {
+        let Shared { model, hub, shutdown, .. } = self.shared;
+        let keyspace = Keyspace::start(
+            endpoint,
+            self.scopes.clone(),
+            (reading, self.share.clone()),
+            Arc::clone(hub),
+            model.clone(),
+            self.status(Source::Keyspace),
+            shutdown,
+        );
+        self.spawn(format!("keyspace of {}", self.server), keyspace.run());
+    }
+
+    fn identity(&mut self, link: Link, agents: Vec<Agents>) {
         let identity = Identity {
-            scopes,
-            link: server_link.unwrap_or_else(|| reading.clone()),
+            scopes: self.scopes.clone(),
+            link,
             agents,
-            model: model.clone(),
-            shards,
-            share,
-            status: sources.add(&deployment, &server, Source::Identity),
+            model: self.shared.model.clone(),
+            shards: self.shards.clone(),
+            share: self.share.clone(),
+            status: self.status(Source::Identity),
         };
-        spawn(format!("identity of {server}"), Box::pin(identity.run()));
-        Some((reading, tasks))
+        self.spawn(format!("identity of {}", self.server), identity.run());
+    }
+
+    fn status(&self, source: Source) -> Arc<SourceStatus> {
+        self.shared.sources.add(&self.deployment, &self.server, source)
+    }
+
+    fn spawn(&mut self, name: String, task: impl Future<Output = ()> + Send + 'static) {
+        self.tasks.push(spawn(&self.shared.shutdown, &self.stop, name, task));
     }
 }
 
