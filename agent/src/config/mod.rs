@@ -253,16 +253,7 @@ fn build(raw: Raw<Flags>) -> Result<Config, Vec<String>> {
     if lease.is_none() {
         mistakes.push(raw.mistake("lease", "expected 500ms to a year"));
     }
-    if raw.values.socket_mode & 0o002 != 0 && !raw.values.world_writable_socket {
-        let sentence = "every user of this host could acquire every lock: grant access to a group instead \
-                        (--socket-group), or set --world-writable-socket";
-        mistakes.push(raw.mistake("socket_mode", sentence));
-    }
-    let socket_folder = raw.values.socket.as_deref().and_then(Path::parent);
-    let socket_folder = socket_folder.map_or(Ok(()), |path| raw.check_folder("socket", path));
-    mistakes.extend(socket_folder.err());
-    let in_the_way = raw.values.socket.as_deref().and_then(socket::other_file);
-    mistakes.extend(in_the_way.map(|sentence| raw.mistake("socket", sentence)));
+    check_socket(&raw, &mut mistakes);
     if raw.values.http_sessions && !raw.values.http.ip().is_loopback() {
         let sentence = "other hosts could read who holds and awaits which locks, with pids: serve --http on 127.0.0.1, or leave \
                         this out and use lockctl ls";
@@ -271,42 +262,22 @@ fn build(raw: Raw<Flags>) -> Result<Config, Vec<String>> {
     if let Some(Err(error)) = raw.values.policy.as_deref().map(Policy::read) {
         mistakes.push(raw.mistake("policy", error));
     }
-    let signing_key = raw.values.signing_key_file.as_deref().and_then(|file| {
-        let key =
-            SigningKey::from_file(file).map_err(|error| raw.mistake("signing_key_file", error));
-        key.map(Arc::new).map_err(|mistake| mistakes.push(mistake)).ok()
-    });
+    let signing_key = signing_key(&raw, &mut mistakes);
     mistakes.extend(secret_files(&raw));
     mistakes.extend(raw.check_variables(telemetry::check_traces).err());
-    let mut groups = Vec::new();
-    for group in &raw.values.group {
-        match Pattern::parse(group) {
-            Ok(pattern) => groups.push(pattern),
-            Err(error) => mistakes.push(raw.mistake("group", error)),
-        }
-    }
-    if raw.values.no_lock_names_in_metrics {
-        groups.extend(Pattern::parse("*=other"));
-    }
+    let groups = groups(&raw, &mut mistakes);
     let warnings = raw.warnings();
     let (Some(target), Some(lease), true) = (target, lease, mistakes.is_empty()) else {
         return Err(mistakes);
     };
     let flags = raw.values;
-    let red_settings = (!red.is_empty()).then(|| core::RedSettings {
-        nodes: red.iter().map(ToString::to_string).collect(),
-        node_timeout: flags.node_timeout.into(),
-    });
-    // Several attempts must fit between the first renewal, after a third of the lease, and the end of the lease.
-    let response_timeout =
-        (lease.duration() / 15).clamp(Duration::from_millis(50), Duration::from_secs(2));
-    let slots = target.is_cluster();
+    let core = core_settings(&flags, lease, &red, target.is_cluster());
     Ok(Config {
         target,
         deployment: flags.deployment,
         cluster_messages: flags.cluster_messages,
         red,
-        connect_timeout: (response_timeout * 2).min(MAX_CONNECT_TIMEOUT),
+        connect_timeout: (core.response_timeout * 2).min(MAX_CONNECT_TIMEOUT),
         socket: flags.socket,
         socket_mode: flags.socket_mode,
         socket_group: flags.socket_group,
@@ -317,28 +288,7 @@ fn build(raw: Raw<Flags>) -> Result<Config, Vec<String>> {
         signing_key,
         http_allowed_hosts: flags.http_allowed_host,
         state_dir: flags.state_dir,
-        core: core::Settings {
-            lease,
-            lost_margin: flags.lost_margin.into(),
-            handover_max: flags.handover_max,
-            handover_max_time: Duration::from_millis(u64::from(flags.handover_max_ms)),
-            poll_max: flags.poll_max.into(),
-            limits: core::Limits {
-                max_waiters: usize::try_from(flags.max_waiters).unwrap_or(usize::MAX),
-                max_locks: usize::try_from(flags.max_locks).unwrap_or(usize::MAX),
-            },
-            max_grace: flags.max_grace.into(),
-            max_graced: usize::try_from(flags.max_sessions).unwrap_or(usize::MAX),
-            require_session: flags.require_session,
-            response_timeout,
-            // Until the servers are known to support more.
-            publish: Publish::Plain,
-            slots,
-            lock_delay: flags.lock_delay.into(),
-            frozen: flags.frozen,
-            min_replicas: flags.min_replicas,
-            red: red_settings,
-        },
+        core,
         drain_timeout: flags.drain_timeout.into(),
         groups,
         max_groups: usize::from(flags.max_groups),
@@ -346,6 +296,74 @@ fn build(raw: Raw<Flags>) -> Result<Config, Vec<String>> {
         log: LogSettings { filter: flags.log, format: flags.log_format },
         warnings,
     })
+}
+
+/// Returns the settings of the core. `cluster`: locks are in slots.
+fn core_settings(flags: &Flags, lease: Lease, red: &[Target], cluster: bool) -> core::Settings {
+    let red = (!red.is_empty()).then(|| core::RedSettings {
+        nodes: red.iter().map(ToString::to_string).collect(),
+        node_timeout: flags.node_timeout.into(),
+    });
+    // Several attempts must fit between the first renewal, after a third of the lease, and the end of the lease.
+    let response_timeout =
+        (lease.duration() / 15).clamp(Duration::from_millis(50), Duration::from_secs(2));
+    core::Settings {
+        lease,
+        lost_margin: flags.lost_margin.into(),
+        handover_max: flags.handover_max,
+        handover_max_time: Duration::from_millis(u64::from(flags.handover_max_ms)),
+        poll_max: flags.poll_max.into(),
+        limits: core::Limits {
+            max_waiters: usize::try_from(flags.max_waiters).unwrap_or(usize::MAX),
+            max_locks: usize::try_from(flags.max_locks).unwrap_or(usize::MAX),
+        },
+        max_grace: flags.max_grace.into(),
+        max_graced: usize::try_from(flags.max_sessions).unwrap_or(usize::MAX),
+        require_session: flags.require_session,
+        response_timeout,
+        // Until the servers are known to support more.
+        publish: Publish::Plain,
+        slots: cluster,
+        lock_delay: flags.lock_delay.into(),
+        frozen: flags.frozen,
+        min_replicas: flags.min_replicas,
+        red,
+    }
+}
+
+fn check_socket(raw: &Raw<Flags>, mistakes: &mut Vec<String>) {
+    let flags = &raw.values;
+    if flags.socket_mode & 0o002 != 0 && !flags.world_writable_socket {
+        let sentence = "every user of this host could acquire every lock: grant access to a group instead \
+                        (--socket-group), or set --world-writable-socket";
+        mistakes.push(raw.mistake("socket_mode", sentence));
+    }
+    let socket_folder = flags.socket.as_deref().and_then(Path::parent);
+    let socket_folder = socket_folder.map_or(Ok(()), |path| raw.check_folder("socket", path));
+    mistakes.extend(socket_folder.err());
+    let in_the_way = flags.socket.as_deref().and_then(socket::other_file);
+    mistakes.extend(in_the_way.map(|sentence| raw.mistake("socket", sentence)));
+}
+
+fn signing_key(raw: &Raw<Flags>, mistakes: &mut Vec<String>) -> Option<Arc<SigningKey>> {
+    let key = SigningKey::from_file(raw.values.signing_key_file.as_deref()?);
+    let key = key.map_err(|error| raw.mistake("signing_key_file", error));
+    key.map(Arc::new).map_err(|mistake| mistakes.push(mistake)).ok()
+}
+
+/// Returns the patterns by which metrics group locks.
+fn groups(raw: &Raw<Flags>, mistakes: &mut Vec<String>) -> Vec<Pattern> {
+    let mut groups = Vec::new();
+    for group in &raw.values.group {
+        match Pattern::parse(group) {
+            Ok(pattern) => groups.push(pattern),
+            Err(error) => mistakes.push(raw.mistake("group", error)),
+        }
+    }
+    if raw.values.no_lock_names_in_metrics {
+        groups.extend(Pattern::parse("*=other"));
+    }
+    groups
 }
 
 /// Checks the permissions of the files that hold secrets, and of the policy, which anybody may read. Returns the mistakes.
