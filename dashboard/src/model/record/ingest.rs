@@ -60,19 +60,8 @@ impl Record {
         for holder in &holders {
             let known = before.iter().find(|hold| hold.id == holder.id);
             holds.push(match (known, over) {
-                (Some(hold), _) => {
-                    if hold.count != holder.count {
-                        let what = LockEvent::Reentered(holder.id, hold.count, holder.count);
-                        self.event(stamp.steady(), source, what, effects);
-                    }
-                    Hold { count: holder.count, ..*hold }
-                }
-                (None, Some(at)) => {
-                    let mut hold = Hold::new(*holder, since, stamp);
-                    hold.since.at = hold.since.at.min(at.steady());
-                    self.end(hold, at, Ending::Released, effects);
-                    hold
-                }
+                (Some(hold), _) => self.go_on(*hold, holder.count, stamp, source, effects),
+                (None, Some(at)) => self.begin_over(*holder, since, stamp, at, effects),
                 (None, None) => {
                     let (hold, known_before) =
                         self.begin(*holder, since, window, stamp, source, effects);
@@ -100,26 +89,11 @@ impl Record {
         self.dirty |= self.mode != mode;
         self.mode = mode;
         self.check_shape(hash, context);
-        if let Some(cold) = &mut self.cold {
-            cold.orphan_since = None;
-            cold.orphaned_readers.clear();
-            cold.taken.take_if(|(_, at)| at.moment() <= stamp.sent);
-            if moved {
-                cold.gone = None;
-            }
-            let ids: Vec<HolderId> = self.holds.iter().map(|hold| hold.id).collect();
-            // A reader that wants to write waits for itself: its queue entry is the write side's.
-            for waiter in cold.waiting.remove(&ids) {
-                self.waited(waiter, Some(stamp.steady()), source, effects);
-            }
-        }
+        self.drop_signs_against_holders(stamp, moved);
+        self.end_waits_of_holders(stamp, source, effects);
         let was_renewed = self.lease.renewed();
         if moved || last.is_none() {
-            let restored = self.restored_unchanged_since(stamp).filter(|_| resumed);
-            self.unchanged_since = restored.unwrap_or(stamp.received);
-            self.renewals = None;
-            let age = window.filter(|window| *window <= EXACT);
-            self.lease.restart(stamp.received.moment(), stamp.slack(), watched, age);
+            self.restart_lease(stamp, watched, window, resumed);
         } else {
             self.read_lease(last, stamp, watched);
         }
@@ -127,12 +101,85 @@ impl Record {
             let lease = self.lease.lease().map_or(0, millis);
             self.event(stamp.steady(), source, LockEvent::Renewed(lease), effects);
         }
-        self.dirty |= self.lease.renewed() != was_renewed || self.ttl.is_some() != ttl.is_some();
+        self.dirty |= self.lease.renewed() != was_renewed;
+        self.store_ttl(ttl, stamp);
+    }
+
+    /// Stores the time to live, and the first of the readings that show none.
+    fn store_ttl(&mut self, ttl: Option<Duration>, stamp: Stamp) {
+        self.dirty |= self.ttl.is_some() != ttl.is_some();
         self.ttl = ttl;
         match ttl {
             Some(_) => self.no_ttl_since = None,
             None => drop(self.no_ttl_since.get_or_insert_with(|| Box::new(stamp))),
         }
+    }
+
+    /// Returns a known hold as this reading shows it, with its hold count.
+    fn go_on(
+        &mut self,
+        hold: Hold,
+        count: i64,
+        stamp: Stamp,
+        source: Source,
+        effects: &mut Vec<Effect>,
+    ) -> Hold {
+        if hold.count != count {
+            let what = LockEvent::Reentered(hold.id, hold.count, count);
+            self.event(stamp.steady(), source, what, effects);
+        }
+        Hold { count, ..hold }
+    }
+
+    /// Returns a hold that this reading is the first to show, and that a release at `at` has ended since.
+    fn begin_over(
+        &mut self,
+        holder: Holder,
+        since: Since,
+        stamp: Stamp,
+        at: Time,
+        effects: &mut Vec<Effect>,
+    ) -> Hold {
+        let mut hold = Hold::new(holder, since, stamp);
+        hold.since.at = hold.since.at.min(at.steady());
+        self.end(hold, at, Ending::Released, effects);
+        hold
+    }
+
+    /// Drops what a reading disproves that shows the lock held. `moved`: by others than before.
+    fn drop_signs_against_holders(&mut self, stamp: Stamp, moved: bool) {
+        let Some(cold) = &mut self.cold else { return };
+        cold.orphan_since = None;
+        cold.orphaned_readers.clear();
+        cold.taken.take_if(|(_, at)| at.moment() <= stamp.sent);
+        if moved {
+            cold.gone = None;
+        }
+    }
+
+    /// Removes its holders from its waiters, since they have what they waited for.
+    fn end_waits_of_holders(&mut self, stamp: Stamp, source: Source, effects: &mut Vec<Effect>) {
+        let Some(cold) = &mut self.cold else { return };
+        let ids: Vec<HolderId> = self.holds.iter().map(|hold| hold.id).collect();
+        // A reader that wants to write waits for itself: its queue entry is the write side's.
+        for waiter in cold.waiting.remove(&ids) {
+            self.waited(waiter, Some(stamp.steady()), source, effects);
+        }
+    }
+
+    /// Begins the lease of holds that this reading is the first to show. `resumed`: an earlier run has observed all of them.
+    fn restart_lease(
+        &mut self,
+        stamp: Stamp,
+        watched: Option<Duration>,
+        window: Option<Duration>,
+        resumed: bool,
+    ) {
+        let restored = self.restored_unchanged_since(stamp).filter(|_| resumed);
+        self.unchanged_since = restored.unwrap_or(stamp.received);
+        self.renewals = None;
+        let age = window.filter(|window| *window <= EXACT);
+        self.lease.restart(stamp.received.moment(), stamp.slack(), watched, age);
     }
 
     /// Stores the fields of holders of unknown clients.
