@@ -132,8 +132,45 @@ impl App {
             Some(_) => self.span(&EventsParams { from: None, to: None, ..params.clone() }, now)?,
             None => self.span(params, now)?,
         };
+        let mut page = self.empty_history_page(address, params, &span, mistake);
+        let filter = match EventFilter::parse(&page.filter) {
+            Ok(filter) => Arc::new(filter),
+            Err(error) => {
+                page.filter_error = Some(visible(&error.to_string()));
+                return Ok(page);
+            }
+        };
+        if page.mistake.is_some() {
+            return Ok(page);
+        }
+        page.types = filter.types().collect();
+        let goes_on = page.to_text.trim().is_empty();
+        let (from, to) = strip(span.from, span.to, goes_on);
+        page.density = Density::new(from, to);
+        if page.kept {
+            let search = self.event_search(&span, params, true, EVENTS)?;
+            self.add_stored(&mut page, search, &filter, now).await?;
+            if let Some(at) = filled(params.at.as_deref()) {
+                // The last part of the strip ends in the future.
+                let at = instant("at", at, now)?.min(now);
+                page.then = Some(self.held_at(at, HOLDS, &filter).await?);
+            }
+        } else {
+            self.add_remembered(&mut page, &filter);
+        }
+        Ok(page)
+    }
+
+    /// Returns the page with its form, and without events.
+    fn empty_history_page(
+        &self,
+        address: &str,
+        params: &EventsParams,
+        span: &Span,
+        mistake: Option<(&'static str, String)>,
+    ) -> HistoryPage {
         let text = |text: &Option<String>| text.clone().unwrap_or_default();
-        let mut page = HistoryPage {
+        HistoryPage {
             chrome: self.chrome(address),
             from_text: text(&params.from),
             to_text: text(&params.to),
@@ -153,35 +190,30 @@ impl App {
             gaps: Vec::new(),
             kept: self.archive.is_some(),
             then: None,
-        };
-        let filter = match EventFilter::parse(&page.filter) {
-            Ok(filter) => Arc::new(filter),
-            Err(error) => {
-                page.filter_error = Some(visible(&error.to_string()));
-                return Ok(page);
-            }
-        };
-        if page.mistake.is_some() {
-            return Ok(page);
         }
-        page.types = filter.types().collect();
-        let goes_on = page.to_text.trim().is_empty();
-        let (from, to) = strip(span.from, span.to, goes_on);
-        if !page.kept {
-            page.density = Density::new(from, to);
-            self.add_remembered(&mut page, &filter);
-            return Ok(page);
-        }
-        let search = self.event_search(&span, params, true, EVENTS)?;
+    }
+
+    /// Adds a page of the stored events, and the strip with its gaps.
+    ///
+    /// # Errors
+    /// If the history cannot be read.
+    async fn add_stored(
+        &self,
+        page: &mut HistoryPage,
+        search: EventSearch,
+        filter: &Arc<EventFilter>,
+        now: SteadyMillis,
+    ) -> Result<(), ApiError> {
+        let (from, to) = (page.density.from, page.density.to);
         let of_strip = EventSearch { from, to, cursor: None, ..search.clone() };
-        let found = self.search_events(search, &filter).await?;
+        let found = self.search_events(search, filter).await?;
         page.rows = found.events.iter().map(EventRow::past).collect();
         page.older = found.next.map(|cursor| cursor.to_string());
         page.newer = found.prev.map(|cursor| cursor.to_string());
         page.reached = found.reached;
         let names = self.hub.names().clone();
         let matches = (!filter.is_only_types()).then(|| {
-            let filter = Arc::clone(&filter);
+            let filter = Arc::clone(filter);
             move |event: &EventFields<'_>| filter.matches_apart_from_type(event, &names)
         });
         let density =
@@ -189,12 +221,7 @@ impl App {
         page.density = density.await?;
         let gaps = self.history(|archive| async move { archive.gaps(from, to).await }).await?;
         page.gaps = gaps.into_iter().filter(|gap| !is_just_now(gap, now)).collect();
-        if let Some(at) = filled(params.at.as_deref()) {
-            // The last part of the strip ends in the future.
-            let at = instant("at", at, now)?.min(now);
-            page.then = Some(self.held_at(at, HOLDS, &filter).await?);
-        }
-        Ok(page)
+        Ok(())
     }
 
     /// Adds the latest events of each lock that is remembered, newest first.
