@@ -126,7 +126,7 @@ impl Releases {
                 return Err(ReleaseError::Unproven);
             }
             // A batch beyond the limit can be sent again.
-            if !self.sent.take() {
+            if !self.release_limit.take() {
                 return Err(ReleaseError::Limited);
             }
             if !lock(&self.batches).take(&request.seen) {

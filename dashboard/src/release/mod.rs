@@ -212,8 +212,9 @@ pub struct Releases {
     routes: HashMap<ScopeId, Route>,
     offers: Mutex<Offers<Offer, MAX_OFFERS>>,
     batches: Mutex<Offers<Batch, MAX_BATCHES>>,
-    sent: RateLimit,
-    rejected: RateLimit,
+    release_limit: RateLimit,
+    /// Of rejected requests that are recorded one by one.
+    record_limit: RateLimit,
     model: ModelHandle,
     archive: Option<ArchiveSender>,
     outcomes: IntCounterVec,
@@ -234,26 +235,6 @@ impl Releases {
         if !config.allow_release {
             return Ok(None);
         }
-        let mut routes = HashMap::new();
-        for deployment in &config.deployments {
-            let endpoint = resolve(&deployment.release, resolver_options(TIMEOUT), shutdown).ok();
-            for db in &deployment.dbs {
-                if let Some(scope) = model.scope(&deployment.name, *db) {
-                    let route = match (&endpoint, &deployment.release) {
-                        (Some(endpoint), _) => Route::Server(Link::start(
-                            endpoint.with_db(*db),
-                            route::options(),
-                            shutdown,
-                        )),
-                        (None, Deployment::Cluster(target)) => {
-                            Route::Cluster(Nodes::new(target.clone(), shutdown))
-                        }
-                        (None, Deployment::Server(_) | Deployment::Sentinel(_)) => continue,
-                    };
-                    routes.insert(scope, route);
-                }
-            }
-        }
         let outcomes = IntCounterVec::new(
             metrics::opts("releases_total", "Requested releases by force, by outcome."),
             &["outcome"],
@@ -262,10 +243,18 @@ impl Releases {
             drop(outcomes.with_label_values(&[outcome]));
         }
         registry.register(Box::new(outcomes.clone()))?;
+        let routes = routes(config, model, shutdown);
         let (offers, batches, model) = (Mutex::default(), Mutex::default(), model.clone());
-        let sent = RateLimit::new(MAX_PER_MINUTE);
-        let rejected = RateLimit::new(MAX_REJECTIONS_PER_MINUTE);
-        Ok(Some(Self { routes, offers, batches, sent, rejected, model, archive, outcomes }))
+        Ok(Some(Self {
+            routes,
+            offers,
+            batches,
+            release_limit: RateLimit::new(MAX_PER_MINUTE),
+            record_limit: RateLimit::new(MAX_REJECTIONS_PER_MINUTE),
+            model,
+            archive,
+            outcomes,
+        }))
     }
 
     /// Stores an offer that this operator has seen. Returns its id, which is valid for [`VALID`], for its operator, for one release.
@@ -295,7 +284,7 @@ impl Releases {
     /// Records a request that was rejected before anything was attempted. `reason` is the operator's.
     pub fn record_rejection(&self, id: &LockId, operator: &Operator, reason: &str, why: &str) {
         self.outcomes.with_label_values(&[REJECTED]).inc();
-        if !self.rejected.take() {
+        if !self.record_limit.take() {
             return;
         }
         let reason: String = visible(reason.as_bytes()).chars().take(MAX_REASON).collect();
@@ -351,8 +340,11 @@ impl Releases {
         if !lock(&self.offers).take(&request.seen) {
             return Err(ReleaseError::Stale);
         }
-        let outcome =
-            if self.sent.take() { self.send(&offer, &choice).await } else { Outcome::Limited };
+        let outcome = if self.release_limit.take() {
+            self.send(&offer, &choice).await
+        } else {
+            Outcome::Limited
+        };
         self.report(&offer, &choice, reason, operator, &outcome).await;
         Ok(outcome)
     }
@@ -439,6 +431,29 @@ impl Releases {
         let acted = Observation::OperatorActed { name, word, text, at };
         self.model.observe(scope, acted).await;
     }
+}
+
+/// Connects to every database that the model has a scope for.
+fn routes(config: &Config, model: &ModelHandle, shutdown: &Shutdown) -> HashMap<ScopeId, Route> {
+    let mut routes = HashMap::new();
+    for deployment in &config.deployments {
+        let endpoint = resolve(&deployment.release, resolver_options(TIMEOUT), shutdown).ok();
+        for db in &deployment.dbs {
+            let Some(scope) = model.scope(&deployment.name, *db) else { continue };
+            let route = match (&endpoint, &deployment.release) {
+                (Some(endpoint), _) => {
+                    let endpoint = endpoint.with_db(*db);
+                    Route::Server(Link::start(endpoint, route::options(), shutdown))
+                }
+                (None, Deployment::Cluster(target)) => {
+                    Route::Cluster(Nodes::new(target.clone(), shutdown))
+                }
+                (None, Deployment::Server(_) | Deployment::Sentinel(_)) => continue,
+            };
+            routes.insert(scope, route);
+        }
+    }
+    routes
 }
 
 /// Returns a reason without the white space around it.

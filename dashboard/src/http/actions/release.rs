@@ -45,11 +45,9 @@ fn allowed<'a>(
     visitor: &CurrentVisitor,
     params: Result<Query<LockParams>, QueryRejection>,
 ) -> Result<(&'a Releases, LockId), ApiError> {
-    match (lock_if_may(app, visitor, Right::Release, params), &app.releases) {
-        (Ok(id), Some(releases)) => Ok((releases, id)),
-        (Err(error), _) if error.status == StatusCode::FORBIDDEN => Err(error),
-        (_, None) => Err(releases_off()),
-        (Err(error), Some(_)) => Err(error),
+    match lock_if_may(app, visitor, Right::Release, params) {
+        Err(error) if error.status == StatusCode::FORBIDDEN => Err(error),
+        id => Ok((app.releases.as_ref().ok_or_else(releases_off)?, id?)),
     }
 }
 
