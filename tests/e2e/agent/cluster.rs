@@ -12,7 +12,7 @@ use crate::secure::{certificate, documented_users, refused};
 /// A lease and a poll interval too long for any test: only messages and reconnects wake waiters.
 const ENDLESS: [&str; 4] = ["--lease", "10m", "--poll-max", "10m"];
 
-/// Every kind that stands in the cluster, with the channel of its releases; `NAME` stands for its name.
+/// Every kind that a cluster supports, with the channel of its releases; `NAME` stands for the lock's name.
 const KINDS: [(&str, &str); 5] = [
     ("lock", "redisson_lock__channel:{NAME}"),
     ("fenced", "redisson_lock__channel:{NAME}"),
@@ -21,7 +21,7 @@ const KINDS: [(&str, &str); 5] = [
     ("write", "redisson_rwlock:{NAME}"),
 ];
 
-/// The holders that a node shows, without counts.
+/// Returns the holders that a node shows, without counts.
 async fn holders(direct: &mut Client, name: &str) -> Result<Vec<String>> {
     let reply = direct.call_args(&["HKEYS", name]).await?.ok()?;
     Ok(reply.items()?.iter().map(Reply::text).filter(|field| field != "mode").collect())
@@ -35,7 +35,7 @@ async fn listeners(direct: &mut Client, pattern: &str) -> Result<(usize, usize)>
     Ok((count("CHANNELS").await?, count("SHARDCHANNELS").await?))
 }
 
-/// Waits until that many listen to these channels at a node.
+/// Waits until a node has that many subscribers to these channels.
 async fn until_subscribed_to(direct: &mut Client, pattern: &str, wanted: (usize, usize)) {
     eventually("the waiter to listen", async || {
         let found = listeners(direct, pattern).await?;
@@ -73,7 +73,7 @@ async fn every_kind_is_acquired_on_every_node() -> Result<()> {
             assert!(shown.contains(&held), "{shown}");
             assert_eq!(worker.call(&format!("UNLOCK {name}")).await?, Reply::Int(0));
             assert_eq!(holders(&mut direct, name).await?, [""; 0]);
-            // By hand too, and the worker hears of it by a message that any node may send.
+            // A forced release works too; the worker is notified by a message that any node may send.
             lock(&mut worker, &format!("LOCK {name} KIND {kind}")).await?;
             assert_eq!(worker.call(&format!("FORCE {name}")).await?, Reply::Int(1));
             eventually("the loss to be told", async || {
@@ -89,14 +89,14 @@ async fn every_kind_is_acquired_on_every_node() -> Result<()> {
     assert_eq!(all.items()?.len(), 3);
     assert_eq!(worker.call("HOLDS").await?.items()?.len(), 3);
     worker.call(&format!("MUNLOCK 3 {names}")).await?.ok()?;
-    // Channel and queue of such a name are of another slot than the lock: no script may touch both.
+    // The channel and the queue of such a name are in another slot than the lock, so no script may touch both.
     for command in ["LOCK a{b", "LOCK a}b NOWAIT", "MLOCK 2 c a{b", "SHOW {}a", "FORCE a{b"] {
         assert_error(&worker.call(command).await?, "LIMIT", "braces");
     }
     lock(&mut worker, "LOCK {tag}b").await?;
     let metrics = agent.metrics().await?;
     assert_eq!(metrics.sum("lockscope_agent_redis_up", &[]), 3.0, "one for each master");
-    // The holder registry's keys are on the nodes of their slots.
+    // Each key of the holder registry is on the node of its slot.
     eventually("the holder to be told", async || {
         let mut told = 0;
         for place in 0..3 {
@@ -115,7 +115,7 @@ async fn every_hold_is_renewed_on_its_node() -> Result<()> {
     let cluster = RedisCluster::start(3, 0).await?;
     let agent = Agent::in_cluster(&cluster, &["--lease", "10s"]).await?;
     let mut worker = agent.client().await?;
-    // Several in one slot, several slots at one node, and readers, who have a script of their own.
+    // Several locks in one slot, several slots on one node, and readers, which have a script for themselves.
     let mut names: Vec<String> = (0..30).map(|n| format!("job:{n}")).collect();
     names.extend((0..5).map(|n| format!("{{one}}{n}")));
     for name in &names {
@@ -147,7 +147,7 @@ async fn a_release_wakes_the_waiters_of_another_agent() -> Result<()> {
         for (place, name) in cluster.names(&format!("{kind}:")).iter().enumerate() {
             let mut direct = cluster.client(place).await?;
             let (mut worker, mut waiter) = (ours.client().await?, theirs.client().await?);
-            // A reader waits for a writer, all others for their like.
+            // A reader waits for a writer; every other kind waits for a holder of the same kind.
             let taken = if kind == "read" { "write" } else { kind };
             lock(&mut worker, &format!("LOCK {name} KIND {taken}")).await?;
             waiter.send(&format!("LOCK {name} KIND {kind}")).await?;
@@ -169,7 +169,7 @@ async fn releases_are_published_and_received_as_configured() -> Result<()> {
     for (how, heard) in [("publish", (1, 0)), ("spublish", (0, 1))] {
         let flags = [ENDLESS.as_slice(), &["--cluster-messages", how]].concat();
         let agent = Agent::in_cluster(&cluster, &flags).await?;
-        // Each way: who speaks both is understood by who speaks one, and understands it.
+        // Both directions: an agent with both kinds of message understands an agent with one kind, and is understood by it.
         for (from, to) in [(&agent, &both), (&both, &agent)] {
             let (mut worker, mut waiter) = (from.client().await?, to.client().await?);
             lock(&mut worker, "LOCK a").await?;
@@ -214,7 +214,7 @@ async fn an_old_cluster_uses_publish_alone() -> Result<()> {
 async fn a_moving_slot_takes_its_locks_and_waiters_along() -> Result<()> {
     let cluster = RedisCluster::start(2, 0).await?;
     let ours = Agent::in_cluster(&cluster, &["--lease", "10s"]).await?;
-    // One that hears of the move by nothing but the end of its subscription.
+    // This agent notices the move only because its subscription ends.
     let flags = [ENDLESS.as_slice(), &["--cluster-messages", "spublish"]].concat();
     let theirs = Agent::in_cluster(&cluster, &flags).await?;
     let name = cluster.names("moves:").swap_remove(0);
@@ -225,7 +225,7 @@ async fn a_moving_slot_takes_its_locks_and_waiters_along() -> Result<()> {
     let channel = format!("redisson_lock__channel:{{{name}}}");
     until_subscribed_to(&mut cluster.client(0).await?, &channel, (0, 1)).await;
 
-    // The lock is at the new node, the slot still at the old one.
+    // The lock is on the new node while the slot is still on the old one.
     cluster.begin_move(slot, 0, 1).await?;
     cluster.move_keys(slot, 0, 1).await?;
     let before = renewed(&ours).await?;
@@ -255,7 +255,7 @@ async fn a_half_moved_slot_loses_no_reader() -> Result<()> {
     let agent = Agent::in_cluster(&cluster, &["--lease", "10s"]).await?;
     let mut worker = agent.client_with_pushes().await?;
     let name = cluster.names("moves:").swap_remove(0);
-    // Enough for some to be renewed by one script.
+    // Enough locks for one script to renew several.
     let locks = |at: &str| (0..20).map(|n| format!("{at}:{n}:{{{name}}}")).collect::<Vec<_>>();
     let (staying, going) = (locks("stays"), locks("goes"));
     for _ in 0..2 {
@@ -276,7 +276,7 @@ async fn a_half_moved_slot_loses_no_reader() -> Result<()> {
     })
     .await;
 
-    // The lock is at the new node, its markers and the other locks still at the old one.
+    // The lock is on the new node; its markers and the other locks are still on the old one.
     cluster.begin_move(slot, 0, 1).await?;
     cluster.move_key(&name, 0, 1).await?;
     eventually("a renewal that would restore the markers to be refused", async || {
@@ -286,7 +286,7 @@ async fn a_half_moved_slot_loses_no_reader() -> Result<()> {
         Ok(())
     })
     .await;
-    // An interrupted move. This would be refused if the markers had been written at the new node too.
+    // The move is interrupted. These commands would be refused if the markers had also been written on the new node.
     let mut moved = [markers, going].concat();
     for key in &moved {
         cluster.move_key(key, 0, 1).await?;
@@ -357,7 +357,7 @@ async fn a_promoted_replica_keeps_its_locks_and_missing_ones_are_reported() -> R
         Ok(())
     })
     .await;
-    // It follows no longer, and cannot begin again.
+    // The replica stops following its master and cannot start again.
     direct.call("CONFIG SET masterauth nonsense").await?.ok()?;
     direct.call("CLIENT KILL TYPE master").await?.ok()?;
     lock(&mut worker, &format!("LOCK {lost}")).await?;
@@ -449,7 +449,7 @@ async fn the_documented_user_suffices() -> Result<()> {
     for name in &names {
         lock(&mut worker, &format!("LOCK {name}")).await?;
     }
-    // Another's lock, to be waited for.
+    // A lock of another client, to wait for.
     let java = "0f3c1f6e-5a43-4f9f-8d11-6a2b3c4d5e6f:47";
     let theirs = cluster.names("theirs:");
     let mut direct = cluster.client(1).await?;
@@ -466,7 +466,7 @@ async fn the_documented_user_suffices() -> Result<()> {
         Ok(())
     })
     .await;
-    // One whose slot is on its way.
+    // A lock whose slot is moving.
     let slot = redisson::slot(names[0].as_bytes());
     cluster.begin_move(slot, 0, 1).await?;
     cluster.move_keys(slot, 0, 1).await?;
@@ -497,7 +497,7 @@ async fn a_cluster_is_reached_by_tls() -> Result<()> {
         let held = holder(&waiting.reply().await?.ok()?)?;
         assert_eq!(holders(&mut direct, name).await?, [held]);
     }
-    // Who does not know the authority does not trust the servers.
+    // An agent that does not know the authority does not trust the servers.
     let stranger = Agent::at(&cluster.url(), &[]).await?;
     let reply = stranger.client().await?.call("LOCK b WAIT 300").await?;
     assert!(reply.is_error("UNAVAILABLE"), "{reply}");

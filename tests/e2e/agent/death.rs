@@ -1,4 +1,4 @@
-//! Workers that die or go while they hold a lock or wait for one.
+//! Workers that die or disconnect while they hold a lock or wait for one.
 
 use anyhow::{Context as _, Result, ensure};
 use harness::{Reply, Worker, eventually};
@@ -108,7 +108,7 @@ async fn a_half_closed_session_is_served_to_its_end() -> Result<()> {
 #[tokio::test]
 async fn sessions_may_come_and_go() -> Result<()> {
     let bench = Bench::new().await?;
-    // Each takes a lock, a third stays: what those hold is theirs, the rest is free again.
+    // Each worker acquires a lock and a third of them stay connected: these keep their locks, all others become free.
     let mut staying = Vec::new();
     for i in 0..300 {
         let mut worker = bench.session().await?;

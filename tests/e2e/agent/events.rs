@@ -1,4 +1,4 @@
-//! SESSION and EVENTS, pushes, gaps.
+//! SESSION and EVENTS, pushes, and gaps in the events.
 
 use anyhow::{Result, ensure};
 use harness::{Reply, eventually};

@@ -24,7 +24,7 @@ impl Bench {
         .await;
     }
 
-    /// A waiter of another client with a place that stands for that long.
+    /// Adds a waiter of another client whose place in the queue is valid for `ms` milliseconds.
     async fn foreign_entry(&mut self, ms: i64) -> Result<()> {
         let time = self.direct.call("TIME").await?;
         let part = |i: usize| anyhow::Ok(time.items()?[i].text().parse::<i64>()?);
@@ -60,14 +60,14 @@ impl Bench {
 
 #[tokio::test]
 async fn waiters_of_two_agents_are_served_in_one_order() -> Result<()> {
-    // Nobody looks again by itself: each hears of its turn.
+    // No agent polls again within this test: each waiter is notified of its turn.
     let flags = ["--poll-max", "10m", "--lease", "10m"];
     let mut bench = Bench::with(&flags).await?;
     let other = Agent::with(&bench.redis, &flags).await?;
     let mut first = bench.session().await?;
     let held = lock(&mut first, "LOCK a KIND fair").await?;
     assert_eq!(held.field("kind")?.text(), "fair");
-    // In Redis it is a plain lock until somebody waits.
+    // In Redis it is a plain lock until another waits for it.
     assert_eq!(first.call("SHOW a").await?.field("kind")?.text(), "fair");
     assert_eq!(bench.holders("a").await?, [(holder(&held)?, "1".to_owned())]);
     assert_eq!(lock(&mut first, "LOCK a KIND fair NOWAIT").await?.field("holds")?.int()?, 2);
@@ -145,7 +145,7 @@ async fn the_head_that_leaves_wakes_the_next() -> Result<()> {
     bench.until_queue(3).await;
     bench.until_metric("lockscope_agent_subscriptions", &[], 2.0).await;
     assert!(bench.is_free("a").await?, "it is the foreign waiter's turn");
-    // It gives up, as Redisson does: without a message.
+    // The waiter gives up as Redisson does: without a message.
     bench.direct.call(&format!("LREM {QUEUE} 0 {FOREIGN}")).await?;
     bench.direct.call(&format!("ZREM {DEADLINES} {FOREIGN}")).await?;
     drop(one);
@@ -181,7 +181,7 @@ async fn a_living_waiter_extends_its_deadline() -> Result<()> {
     let deadline = async |direct: &mut Client| -> Result<i64> {
         Ok(direct.call(&format!("ZSCORE {DEADLINES} {place}")).await?.text().parse()?)
     };
-    // As if it had not been heard of for long.
+    // Simulates a waiter that has not been seen for a long time.
     bench.direct.call(&format!("ZADD {DEADLINES} XX 1000 {place}")).await?.ok()?;
     eventually("the deadline to be put off", async || {
         let at = deadline(&mut bench.direct).await?;
@@ -189,7 +189,7 @@ async fn a_living_waiter_extends_its_deadline() -> Result<()> {
         Ok(())
     })
     .await;
-    // Somebody else took it for dead: it queues again.
+    // Another client removed the waiter as dead, so it joins the queue again.
     bench.direct.call(&format!("DEL {QUEUE} {DEADLINES}")).await?.ok()?;
     bench.until_queue(1).await;
     assert_eq!(bench.places().await?, [place]);
@@ -211,7 +211,7 @@ async fn a_crowd_hands_the_lock_over_and_leaves_nothing() -> Result<()> {
         crowd.spawn(async move {
             for _ in 0..10 {
                 lock(&mut worker, "LOCK a KIND fair").await?;
-                // Read, then write: two inside would lose one of their counts.
+                // Reads, then writes: if two workers were inside, one count would be lost.
                 let count = redis.call("GET count").await?.text().parse().unwrap_or(0);
                 redis.call(&format!("SET count {}", count + 1)).await?.ok()?;
                 worker.call("UNLOCK a").await?.ok()?;
@@ -248,7 +248,7 @@ async fn waiters_keep_their_order_through_an_outage() -> Result<()> {
     Ok(())
 }
 
-/// Adds `count` waiters of another agent, whose places stand for another hour.
+/// Adds `count` waiters of another agent, whose places are valid for another hour.
 async fn dead_agents_waiters(bench: &mut Bench, agent: &str, count: i64) -> Result<()> {
     let time = bench.direct.call("TIME").await?;
     let at = time.items()?[0].text().parse::<i64>()? * 1000 + 3_600_000;
@@ -281,7 +281,7 @@ async fn force_frees_a_lock_whose_queue_begins_with_a_vanished_agents_waiters() 
     assert_eq!(bench.places().await?, [FOREIGN], "a Redisson client's waiter keeps its place");
     let log = bench.agent.process().log();
     assert!(log.contains("dead_waiters=3") || log.contains("\"lock.dead_waiters\":3"), "{log}");
-    // The lock is held, and the living waiter behind the dead ones is granted it.
+    // The lock is held; the living waiter behind the dead ones is granted it.
     bench.direct.call(&format!("DEL {QUEUE} {DEADLINES}")).await?.ok()?;
     let mut holder = bench.session().await?;
     lock(&mut holder, "LOCK a KIND fair").await?;

@@ -1,4 +1,4 @@
-//! KIND fenced: a token with each grant.
+//! KIND fenced: a token for each grant.
 
 use anyhow::Result;
 use harness::Reply;
@@ -36,7 +36,7 @@ async fn tokens_increase_with_each_grant_to_any_client() -> Result<()> {
     assert_eq!(two.call("SHOW a").await?.field("token")?.int()?, handed_over);
     two.call("UNLOCK a KIND fenced").await?.ok()?;
 
-    // Redisson counts on in the same sequence.
+    // Redisson continues the same sequence.
     let theirs = bench.direct.call("INCR redisson_lock_token:{a}").await?.int()?;
     let ours = token(&lock(&mut one, "LOCK a KIND fenced").await?)?;
     assert!(handed_over < theirs && theirs < ours, "{handed_over}, {theirs}, {ours}");
@@ -51,7 +51,7 @@ async fn tokens_grow_after_a_loss_of_the_counter_whichever_agent_grants_next() -
     one.call("UNLOCK a").await?.ok()?;
     for loss in ["FLUSHALL", "SET redisson_lock_token:{a} 17"] {
         bench.direct.call(loss).await?.ok()?;
-        // An agent that has seen no token of this lock.
+        // This agent has seen no token of this lock.
         let stranger = bench.another_agent(&[]).await?;
         let mut worker = stranger.client().await?;
         let next = token(&lock(&mut worker, "LOCK a KIND fenced").await?)?;
@@ -67,7 +67,7 @@ async fn tokens_grow_after_a_loss_of_the_counter_whichever_agent_grants_next() -
     let next = token(&two.reply().await?)?;
     assert!(next > last, "{next} after {last}");
     last = next;
-    // The counter is ahead of the clock: the agent remembers what it has seen.
+    // The counter is ahead of the clock: the agent remembers the last token that it has seen.
     bench
         .direct
         .call(&format!("SET redisson_lock_token:{{a}} {}", last + 1_000_000_000_000))

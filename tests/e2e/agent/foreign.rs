@@ -7,7 +7,7 @@ use super::{Bench, lock};
 
 #[tokio::test]
 async fn its_message_wakes_the_waiter() -> Result<()> {
-    // Neither the lease nor the poll would end within the test's patience.
+    // Neither the lease nor the poll interval ends before the test gives up.
     let mut bench = Bench::with(&["--poll-max", "10m"]).await?;
     let mut java = Foreign::connect(&bench.redis).await?;
     assert!(java.lock("a").await?);
@@ -42,7 +42,7 @@ async fn a_lock_without_a_ttl_is_polled() -> Result<()> {
     let mut worker = bench.session().await?;
     worker.send("LOCK a").await?;
     until_subscribed(&mut bench).await?;
-    // Deleted by hand: nobody is told.
+    // Deleted by hand: no release message is sent.
     bench.direct.call("DEL a").await?.ok()?;
     assert_eq!(worker.reply().await?.field("holds")?, &Reply::Int(1));
     Ok(())
@@ -59,7 +59,7 @@ async fn a_holder_that_renews_is_waited_for_again() -> Result<()> {
     until_subscribed(&mut bench).await?;
     java.lease_ms = 600_000;
     assert!(java.renew("a").await?);
-    // The waiter wakes at the end of the lease it was told, finds another one, and sleeps again.
+    // The waiter wakes at the end of the lease that it knew, finds a longer one, and sleeps again.
     bench.until_metric("lockscope_agent_redis_seconds_count", &[("script", "acquire")], 3.0).await;
     bench.until_waiting("a", 1).await?;
     assert!(java.unlock("a").await?);

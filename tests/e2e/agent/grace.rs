@@ -8,7 +8,7 @@ use harness::{Client, Reply, Worker, eventually};
 
 use super::{Bench, assert_error, credentials, holder, lock};
 
-/// Asks for grace, and gives id and secret as two words.
+/// Requests a grace and returns the session's id and secret as two words.
 pub(super) async fn graced(client: &mut Client, grace: Duration) -> Result<String> {
     let reply = client.call(&format!("SESSION GRACE {}", grace.as_millis())).await?.ok()?;
     Ok(format!("{} {}", reply.field("id")?, reply.field("secret")?))
@@ -88,12 +88,12 @@ async fn every_kind_of_lock_outlives_a_killed_agent() -> Result<()> {
     for name in ["plain", "fair", "fenced", "rw", "owned"] {
         before.push(bench.holders(name).await?);
     }
-    // Somebody waits for the fair one, and leaves a dead place in its queue.
+    // A waiter for the fair lock leaves a dead place in its queue.
     let mut waiting = bench.session().await?;
     graced(&mut waiting, GRACE).await?;
     waiting.send("LOCK fair KIND fair").await?;
     bench.until_waiting("fair", 1).await?;
-    // The journal is in order, and this grant is told only when it stands there: so does the wait before it.
+    // The journal is written in order, and a grant is reported only once it is stored there. So the earlier wait is stored too.
     lock(&mut worker, "LOCK barrier").await?;
     worker.call("UNLOCK barrier").await?.ok()?;
     let oldest = "lockscope_agent_oldest_hold_start_timestamp_seconds";
@@ -157,7 +157,7 @@ async fn unresumed_sessions_are_released_even_by_a_successor() -> Result<()> {
     Ok(())
 }
 
-/// An agent is killed while Redis hangs, and its successor cannot ask for longer than the lease that it renews.
+/// An agent is killed while Redis hangs, and its successor cannot query Redis for longer than the lease that it renews.
 #[tokio::test]
 async fn a_lease_of_its_own_outlasts_an_outage_that_begins_before_the_restart() -> Result<()> {
     let mut bench = Bench::with(&["--lease", "1s"]).await?;
@@ -225,13 +225,13 @@ async fn a_state_folder_of_another_host_is_rejected() -> Result<()> {
     let told = graced(&mut worker, GRACE).await?;
     let before = holder(&lock(&mut worker, "LOCK a").await?)?;
     bench.agent.process().kill()?;
-    // As if the folder had been copied: the file that the identity is bound to is another one.
+    // Simulates a copied folder: the file that the identity is bound to is a different one.
     let file = bench.agent.folder().join("state/lock");
     std::fs::rename(&file, file.with_extension("old"))?;
     bench.agent.restart().await?;
     let mut again = bench.session().await?;
     let refused = again.call(&format!("RESUME {told}")).await?;
-    // Runs of different identities may have the same number when they began within one second.
+    // Runs of different identities may have the same number if they began within the same second.
     assert!(refused.is_error("GONE") || refused.is_error("SESSION"), "{refused}");
     assert_eq!(bench.holders("a").await?, [(before, "1".to_owned())], "it is not touched");
     graced(&mut again, GRACE).await?;
@@ -267,7 +267,7 @@ async fn an_operator_ends_a_session_that_nobody_is_connected_to() -> Result<()> 
     assert_eq!(operator.call(&format!("KICK {id}")).await?, Reply::Int(1));
     bench.until_free("a").await;
     assert_error(&operator.call(&format!("RESUME {told}")).await?, "GONE", "ended");
-    // The journal knows as well.
+    // The end of the session is in the journal too.
     bench.agent.restart().await?;
     let mut again = bench.session().await?;
     assert_error(&again.call(&format!("RESUME {told}")).await?, "GONE", "ended");
@@ -281,7 +281,7 @@ async fn holds_outlive_an_agent_that_restarts_on_a_full_disk() -> Result<()> {
     let told = graced(&mut worker, GRACE).await?;
     lock(&mut worker, "LOCK a").await?;
     let before = bench.holders("a").await?;
-    // The identity cannot be replaced for want of space, and the journal's replacement cannot be written.
+    // There is no space to replace the identity, and the replacement of the journal cannot be written.
     let state = bench.agent.folder().join("state");
     std::os::unix::fs::symlink("/dev/full", state.join(".identity.new"))?;
     std::fs::create_dir(state.join(".journal.new"))?;

@@ -1,4 +1,4 @@
-//! The agent's HTTP side.
+//! The HTTP server of the agent.
 
 use anyhow::{Context as _, Result, ensure};
 use harness::process::on_path;
@@ -44,7 +44,7 @@ async fn metrics_are_valid_and_count_events() -> Result<()> {
     promtool(&bench.agent.metrics().await?.0)
 }
 
-/// Asserts that Prometheus' own tool finds nothing wrong with these figures.
+/// Asserts that Prometheus' own tool finds no mistakes in these metrics.
 pub(crate) fn promtool(metrics: &str) -> Result<()> {
     use std::io::Write as _;
     let promtool = on_path("promtool").context("no promtool: `make deps` installs it")?;
@@ -77,7 +77,7 @@ async fn names_never_create_unbounded_labels() -> Result<()> {
     Ok(())
 }
 
-/// The most series of one agent, whatever its locks are called.
+/// The maximum number of series of one agent, regardless of the names of its locks.
 const SERIES: usize = 10_000;
 
 #[tokio::test]
@@ -108,7 +108,7 @@ async fn ten_thousand_names_stay_within_the_bound_on_series() -> Result<()> {
     promtool(&metrics.0)
 }
 
-/// Asserts that metrics.md tells about how many series there are with 10,000 names.
+/// Asserts that metrics.md gives roughly the right number of series for 10,000 names.
 fn documented_series(of: &str, series: usize) -> Result<()> {
     let path = concat!(env!("CARGO_MANIFEST_DIR"), "/../docs/reference/metrics.md");
     let text = std::fs::read_to_string(path)?;

@@ -1,5 +1,5 @@
-//! Every kind at once, on connections that keep breaking, with workers who die: nobody is inside who should not be, tokens
-//! only grow, everybody gets through, and nothing is left behind.
+//! Every kind at once, on connections that keep breaking, with workers that die: exclusion holds, tokens only grow,
+//! every worker gets through, and nothing is left behind.
 
 use std::sync::Arc;
 use std::sync::atomic::{AtomicBool, AtomicI64, Ordering};
@@ -45,7 +45,7 @@ impl Inside {
     }
 }
 
-/// A number below `sides`, the same ones in each run.
+/// Returns a number below `sides`; each run has the same sequence.
 fn roll(dice: &mut u64, sides: u64) -> u64 {
     *dice ^= *dice << 13;
     *dice ^= *dice >> 7;
@@ -65,7 +65,7 @@ async fn kinds_hold_while_connections_break_and_workers_die() -> Result<()> {
         async move {
             let mut dice = 7;
             let mut broken = 0;
-            // No longer than that: then everybody must get through.
+            // Limited, because every worker must get through afterwards.
             for _ in 0..BREAKS {
                 if done.load(Ordering::SeqCst) {
                     break;
@@ -93,7 +93,7 @@ async fn kinds_hold_while_connections_break_and_workers_die() -> Result<()> {
                     _ => (2, "read"),
                 };
                 if roll(&mut dice, 8) == 0 {
-                    // Dies while it waits, or as soon as it is inside.
+                    // The worker dies while it waits, or as soon as it is inside.
                     worker.send(&format!("LOCK k{name} KIND {kind}")).await?;
                     worker = harness::Client::unix(&socket).await?;
                     continue;
@@ -101,7 +101,7 @@ async fn kinds_hold_while_connections_break_and_workers_die() -> Result<()> {
                 let wait = if roll(&mut dice, 4) == 0 { " WAIT 5" } else { "" };
                 let command = format!("LOCK k{name} KIND {kind}{wait}");
                 let reply = worker.call(&command).await?;
-                // A short wait may end with the connection broken.
+                // A short wait may end while the connection is broken.
                 if reply == Reply::Null || (!wait.is_empty() && reply.is_error("UNAVAILABLE")) {
                     continue;
                 }
@@ -111,7 +111,7 @@ async fn kinds_hold_while_connections_break_and_workers_die() -> Result<()> {
                 locks[name].leave(kind);
                 match worker.call(&format!("UNLOCK k{name} KIND {kind}")).await? {
                     Reply::Int(0) => {}
-                    // It goes on releasing.
+                    // The agent keeps trying to release the lock.
                     reply if reply.is_error("UNAVAILABLE") => {}
                     other => bail!("UNLOCK k{name} KIND {kind}, {reply}: {other}"),
                 }
@@ -126,7 +126,7 @@ async fn kinds_hold_while_connections_break_and_workers_die() -> Result<()> {
     let broken = breaking.await??;
     assert!(broken > 0, "no connection was ever broken");
 
-    // The harness's own connection was broken too.
+    // The connection of the test was broken too.
     bench.direct = bench.redis.client().await?;
     eventually("only the token to be left", async || {
         let keys = bench.direct.call("KEYS *").await?.text();

@@ -13,7 +13,7 @@ async fn the_watchdog_keeps_a_hold_beyond_its_lease() -> Result<()> {
     let mut bench = Bench::with(&["--lease", "6s"]).await?;
     let mut worker = bench.session().await?;
     let before = holder(&lock(&mut worker, "LOCK a").await?)?;
-    // Each is a third of the lease after the last: four of them are more than a lease.
+    // Renewals are a third of the lease apart, so four of them take longer than a lease.
     bench.until_metric(RENEWALS, &RENEWED, 4.0).await;
     assert_eq!(bench.holders("a").await?, [(before, "1".to_owned())]);
     let pttl = bench.pttl("a").await?;
@@ -155,7 +155,7 @@ async fn extend_sets_a_fixed_lease_and_restores_the_watchdog() -> Result<()> {
     assert!(valid <= 6_000, "watched again: {valid}");
     let renewed = bench.agent.metrics().await?.sum(RENEWALS, &RENEWED);
     bench.until_metric(RENEWALS, &RENEWED, renewed + 2.0).await;
-    // A shorter one is kept by the agent: Redis' own never shrinks while it is in use.
+    // The agent itself enforces a shorter lease: the one in Redis never shrinks while the lock is in use.
     let valid = worker.call("EXTEND a 200").await?.int()?;
     assert!(valid <= 200, "{valid}");
     bench.until_free("a").await;

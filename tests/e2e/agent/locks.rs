@@ -103,7 +103,7 @@ async fn owners_on_one_connection_do_not_block_each_other() -> Result<()> {
     let bench = Bench::new().await?;
     let mut worker = bench.session().await?;
     lock(&mut worker, "LOCK a OWNER 1").await?;
-    // Owner 2 waits for what owner 1 holds; only owner 1's UNLOCK, sent behind it, can end that.
+    // Owner 2 waits for the lock of owner 1; only the UNLOCK of owner 1, sent after it, can end that wait.
     worker.send("LOCK a OWNER 2").await?;
     worker.send("PING").await?;
     worker.send("UNLOCK a OWNER 1").await?;

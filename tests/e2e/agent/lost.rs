@@ -23,7 +23,7 @@ async fn a_hold_deleted_from_redis_is_missing() -> Result<()> {
     assert_error(&worker.call("EXTEND a 5000").await?, "LOST", "a");
     let metrics = bench.agent.metrics().await?;
     assert_eq!(metrics.sum(LOST, &[("reason", "missing")]), 1.0);
-    // Another's renewals go on; the lost one's do not.
+    // Renewals of another lock continue; those of the lost one do not.
     lock(&mut worker, "LOCK b").await?;
     let renewed = metrics.sum("lockscope_agent_renewals_total", &[("outcome", "renewed")]);
     let metric = "lockscope_agent_renewals_total";
@@ -132,7 +132,7 @@ async fn a_message_alone_ends_no_hold() -> Result<()> {
     let uuid = holder.split(':').next().unwrap_or_default();
     let channel = format!("lockscope:forced:{{{uuid}}}");
     bench.direct.call_args(&["PUBLISH", &channel, &format!("{holder} a")]).await?.ok()?;
-    // Redis has been asked, long before a renewal was due.
+    // The agent has checked in Redis, long before a renewal was due.
     bench.until_metric("lockscope_agent_renewals_total", &[("outcome", "renewed")], 1.0).await;
     assert_eq!(bench.holders("a").await?, [(holder, "1".to_owned())]);
     assert_eq!(bench.agent.metrics().await?.sum(LOST, &[]), 0.0);
@@ -142,7 +142,7 @@ async fn a_message_alone_ends_no_hold() -> Result<()> {
 
 #[tokio::test]
 async fn an_operators_release_is_reported_at_once() -> Result<()> {
-    // A lease so long that no renewal can notice it.
+    // The lease is so long that no renewal can notice the loss.
     let mut bench = Bench::with(&["--lease", "10m"]).await?;
     let mut worker = bench.session().await?;
     let mut ear = bench.session().await?;

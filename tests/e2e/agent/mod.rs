@@ -1,4 +1,4 @@
-//! The agent as a process of its own, on a real Redis, with workers on its socket.
+//! The agent as a separate process, on a real Redis, with workers on its socket.
 
 mod cluster;
 mod commands;
@@ -37,7 +37,7 @@ pub(crate) use http::promtool;
 use anyhow::{Result, ensure};
 use harness::{Agent, Client, RedisServer, Reply, eventually};
 
-/// A Redis, an agent on it, and a connection to that Redis to look behind the agent's back.
+/// A Redis, an agent that uses it, and a direct connection to that Redis, which bypasses the agent.
 pub(crate) struct Bench {
     pub(crate) agent: Agent,
     pub(crate) redis: RedisServer,
@@ -45,7 +45,7 @@ pub(crate) struct Bench {
 }
 
 impl Bench {
-    /// With the agent's own settings.
+    /// Starts an agent without additional flags.
     pub(crate) async fn new() -> Result<Self> {
         Self::with(&[]).await
     }
@@ -56,7 +56,7 @@ impl Bench {
         Ok(Self { agent: Agent::with(&redis, flags).await?, redis, direct })
     }
 
-    /// Starts another agent, with a state of its own, on the same Redis.
+    /// Starts another agent, with a separate state, on the same Redis.
     pub(crate) async fn another_agent(&self, flags: &[&str]) -> Result<Agent> {
         Agent::with(&self.redis, flags).await
     }
@@ -65,7 +65,7 @@ impl Bench {
         self.agent.client().await
     }
 
-    /// The holders that Redis shows, with their counts.
+    /// Returns the holders in Redis, with their counts.
     pub(crate) async fn holders(&mut self, name: &str) -> Result<Vec<(String, String)>> {
         let reply = self.direct.call_args(&["HGETALL", name]).await?.ok()?;
         Ok(reply.items()?.chunks(2).map(|pair| (pair[0].text(), pair[1].text())).collect())
@@ -89,7 +89,7 @@ impl Bench {
         .await;
     }
 
-    /// Waits until that many LOCKs of this name wait in the agent.
+    /// Waits until that many LOCK commands for this name wait in the agent.
     pub(crate) async fn until_waiting(&self, name: &str, count: usize) -> Result<()> {
         let mut client = self.session().await?;
         eventually("that many waiters", async || {
@@ -102,7 +102,7 @@ impl Bench {
         Ok(())
     }
 
-    /// Waits until the agent's figure is at least that.
+    /// Waits until the agent's metric has at least this value.
     pub(crate) async fn until_metric(&self, metric: &str, labels: &[(&str, &str)], at_least: f64) {
         eventually(metric, async || {
             let value = self.agent.metrics().await?.sum(metric, labels);
@@ -139,18 +139,18 @@ pub(crate) async fn lock(client: &mut Client, command: &str) -> Result<Reply> {
     Ok(reply)
 }
 
-/// The holder in LOCK's reply.
+/// Returns the holder in the reply to LOCK.
 pub(crate) fn holder(reply: &Reply) -> Result<String> {
     Ok(reply.field("holder")?.text())
 }
 
-/// The session's id and secret, as two words.
+/// Returns the session's id and secret as two words.
 pub(crate) async fn credentials(client: &mut Client) -> Result<String> {
     let reply = client.call("SESSION").await?.ok()?;
     Ok(format!("{} {}", reply.field("id")?, reply.field("secret")?))
 }
 
-/// Asserts that a reply is an error with this code, and that its sentence names this.
+/// Asserts that a reply is an error with this code whose message contains `named`.
 #[track_caller]
 pub(crate) fn assert_error(reply: &Reply, code: &str, named: &str) {
     assert!(reply.is_error(code), "expected -{code}, got {reply}");

@@ -6,7 +6,7 @@ use tokio::task::JoinSet;
 
 use super::{Bench, assert_error, credentials, lock};
 
-/// The fields of these names of each map that MLOCK gave, as text.
+/// Returns this field of each map in the reply to MLOCK, as text.
 fn fields(reply: &Reply, key: &str) -> Result<Vec<String>> {
     reply.items()?.iter().map(|map| Ok(map.field(key)?.text())).collect()
 }
@@ -52,7 +52,7 @@ async fn mistakes_are_reported_and_nothing_is_acquired() -> Result<()> {
     assert_error(&two.call("MUNLOCK 2 a b").await?, "NOTHELD", "`a`");
     assert_error(&two.call("MLOCK 2 a b IN other").await?, "SESSION", "`a`");
     assert!(bench.is_free("a").await?);
-    // The one that fails does not keep the others.
+    // A lock that is not held does not prevent the release of the others.
     lock(&mut two, "MLOCK 2 a b").await?;
     assert_error(&two.call("MUNLOCK 3 a c b").await?, "NOTHELD", "`c`");
     assert!(bench.is_free("a").await? && bench.is_free("b").await?);
@@ -109,7 +109,7 @@ async fn a_foreign_holder_with_the_opposite_order_does_not_deadlock() -> Result<
         Ok(())
     })
     .await;
-    // Two agents: neither sees the circle.
+    // With two agents, neither sees the cycle.
     lock(&mut two, "LOCK a").await?;
     two.call("UNLOCK a").await?.ok()?;
     two.call("UNLOCK b").await?.ok()?;
@@ -117,7 +117,7 @@ async fn a_foreign_holder_with_the_opposite_order_does_not_deadlock() -> Result<
     Ok(())
 }
 
-/// Takes both locks many times, and counts inside by reading and then writing.
+/// Acquires both locks many times, and counts inside by a read and then a write.
 async fn count(mut worker: Client, mut redis: Client, names: &'static str) -> Result<()> {
     for _ in 0..15 {
         lock(&mut worker, &format!("MLOCK 2 {names}")).await?;

@@ -1,4 +1,4 @@
-//! A worker next to those of a user who floods the agent.
+//! A worker next to the workers of a user that floods the agent.
 
 use std::sync::Arc;
 use std::sync::atomic::{AtomicUsize, Ordering};
@@ -9,9 +9,9 @@ use harness::{Client, eventually, user};
 
 use super::{Bench, assert_error};
 
-/// The connections that flood the agent.
+/// The number of connections that flood the agent.
 const FLOODERS: usize = 300;
-/// The commands of the quiet worker.
+/// The number of commands that the quiet worker sends.
 const COMMANDS: usize = 20;
 
 /// Lists locks without end, with a pattern that is slow to match and matches none.
@@ -50,13 +50,13 @@ async fn a_quiet_user_is_served_in_turn_with_a_user_who_floods() -> Result<()> {
     })
     .await;
     let before = served.load(Ordering::Relaxed);
-    // Sent at once, so a wait of this test for a processor counts only once.
+    // Sent at once, so that a delay in scheduling this test counts only once.
     quiet.send_bytes("UNLOCK nothing\r\n".repeat(COMMANDS).as_bytes()).await?;
     for _ in 0..COMMANDS {
         assert_error(&quiet.reply().await?, "NOTHELD", "nothing");
     }
     let first = served.load(Ordering::Relaxed) - before;
-    // Another user's command waits for one command of the flood, another session's for one of each session.
+    // A command of another user waits for one command of the flood, that of another session for one of each session.
     let bound = if another { FLOODERS / 2 } else { FLOODERS * (COMMANDS + 1) };
     ensure!(first < bound, "{first} commands of the flood came before {COMMANDS} quiet ones");
     Ok(())
@@ -93,7 +93,7 @@ async fn clients_that_read_nothing_are_closed_and_take_no_memory_from_others() -
         .map_or(0, |kib| kib.parse().unwrap_or(0));
     // 300 listings of 700 KiB are 205 MiB.
     ensure!((1..150_000).contains(&most), "{most} KiB");
-    // The user is served on.
+    // The user is still served.
     let mut last = clients.pop().expect("one of many");
     drop(clients);
     last.reply().await?.ok()?;

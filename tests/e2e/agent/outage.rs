@@ -5,7 +5,7 @@ use harness::{Agent, Client, RedisServer, Reply, eventually};
 
 use super::{Bench, assert_error, holder, lock};
 
-/// Asserts that the next pushes warn of `a` and then tell its loss, in this order.
+/// Asserts that the next pushes warn of `a` and then report its loss, in this order.
 async fn assert_warned_then_lost(worker: &mut Client, lease_ms: i64) -> Result<()> {
     let warning = worker.push().await?;
     assert_eq!(warning[..3], ["lock-jeopardy", "a", "lock"]);
@@ -45,7 +45,7 @@ async fn a_short_freeze_is_warned_of_and_survived() -> Result<()> {
     assert_eq!(worker.push().await?[0], "lock-jeopardy");
     bench.redis.process().thaw()?;
     assert_eq!(worker.push().await?, ["lock-safe", "a", "lock"]);
-    // Renewals have a connection of their own; the other one comes back when it does.
+    // Renewals use a separate connection; the connection of the commands may recover later.
     eventually("Redis to answer workers again", async || worker.call("SHOW a").await?.ok()).await;
     assert_eq!(bench.holders("a").await?, [(first, "1".to_owned())]);
     assert_eq!(worker.call("UNLOCK a").await?, Reply::Int(0));
@@ -67,7 +67,7 @@ async fn a_killed_redis_warns_then_loses() -> Result<()> {
 
 #[tokio::test]
 async fn a_restart_that_forgets_everything_is_noticed_at_once() -> Result<()> {
-    // A lease so long that no renewal can notice it.
+    // The lease is so long that no renewal can notice the loss.
     let mut bench = Bench::with(&["--lease", "10m"]).await?;
     let mut worker = bench.agent.client_with_pushes().await?;
     lock(&mut worker, "LOCK a").await?;
@@ -231,7 +231,7 @@ async fn repeatedly_dropped_connections_lose_nothing() -> Result<()> {
         assert_eq!(worker.call(&format!("UNLOCK b OWNER {round}")).await?, Reply::Int(0));
     }
     assert_eq!(bench.holders("a").await?, [(first, "1".to_owned())]);
-    // It may have been warned, on a busy machine; it must not have lost anything.
+    // On a busy machine the worker may have been warned, but it must not have lost anything.
     while worker.pushes() > 0 {
         assert_ne!(worker.push().await?[0], "lock-lost");
     }

@@ -14,7 +14,7 @@ use crate::secure::documented_users;
 const LEASE: [&str; 2] = ["--lease", "9s"];
 const REPLICATED: [&str; 4] = ["--lease", "9s", "--min-replicas", "1"];
 
-/// The time of the clock that deadlines of grants use, in nanoseconds.
+/// Returns the time of the clock that deadlines of grants use, in nanoseconds.
 fn boot_nanos() -> Result<i64> {
     Ok(i64::try_from(boot_micros())? * 1_000)
 }
@@ -26,7 +26,7 @@ struct Rivals {
     rival: Client,
     /// A connection to the old master.
     old: Client,
-    /// The latest instant up to which the worker was told that its hold is valid.
+    /// The latest instant until which the worker's hold is valid, as last reported to it.
     valid_until: i64,
 }
 
@@ -63,7 +63,7 @@ impl Rivals {
                     "lock-jeopardy" => {
                         *valid_until = until(4)?;
                         warned = true;
-                        // The confirmed lease has a third left. The lock in Redis was renewed since.
+                        // A third of the confirmed lease is left, but the lock in Redis has been renewed since.
                         let left = old.call(&format!("PTTL {name}")).await?.int()?;
                         ensure!(left > 3_500, "renewals are delayed: {left} ms are left");
                     }
@@ -114,7 +114,7 @@ async fn a_worker_next_to_a_cut_off_master_loses_its_lock_before_a_promoted_repl
     until_ready(&b).await;
     let rivals = Rivals::new(&a, &b, sentinels.client(0).await?, "x").await?;
 
-    // The old master keeps the agent next to it; the replica and the sentinels are out of reach.
+    // The old master keeps only the agent next to it; the replica and the sentinels are out of reach.
     ways.iter().for_each(Proxy::part);
     sentinels.keep_as_master().await?;
     sentinels.cut_off("x").await?;
@@ -140,7 +140,7 @@ async fn a_worker_next_to_a_cut_off_node_loses_its_lock_before_a_promoted_replic
     let name = cluster.names("cut-off:").remove(0);
     let rivals = Rivals::new(&a, &b, cluster.client(0).await?, &name).await?;
 
-    // The first node knows no other any more, and so hears of nothing that they agree on.
+    // The first node no longer knows any other node, so it does not learn what they agree on.
     nodes[0].call("CONFIG SET cluster-require-full-coverage no").await?.ok()?;
     for place in 1..4 {
         let id = nodes[place].call("CLUSTER MYID").await?.text();

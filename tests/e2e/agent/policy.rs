@@ -32,7 +32,7 @@ impl Rules {
     }
 }
 
-/// A rule for the user that runs the tests.
+/// Returns a rule for the user that runs the tests.
 fn for_us(rest: &str) -> String {
     format!("[[allow]]\nuid = [{}]\n{rest}\n", rustix::process::geteuid().as_raw())
 }
@@ -66,7 +66,7 @@ async fn locks_that_no_rule_allows_are_denied_and_counted() -> Result<()> {
         let denied = metrics.sum("lockscope_agent_policy_denials_total", &[("reason", reason)]);
         ensure!(denied == 1.0, "{reason}: {denied}");
     }
-    // All of an MLOCK's, or none.
+    // MLOCK is allowed for all of its names or for none.
     let several = worker.call("MLOCK 2 orders:4 invoices:2 NOWAIT").await?;
     assert_error(&several, "DENIED", "invoices:2");
     Ok(())
@@ -90,7 +90,7 @@ async fn rules_are_reloaded_on_sighup_and_kept_if_unreadable() -> Result<()> {
     })
     .await;
     assert_error(&worker.call("LOCK a OWNER 2 NOWAIT").await?, "DENIED", "a");
-    // What it holds it may enter again, and give back.
+    // The worker may still re-enter and release the lock that it holds.
     lock(&mut worker, "LOCK a").await?;
     worker.call("UNLOCK a").await?.ok()?;
     rules.write("[[allow]]\nnmes = [\"*\"]\n")?;

@@ -1,4 +1,4 @@
-//! Bytes on the socket: RESP2, RESP3, inline commands, pieces, floods, rubbish.
+//! Bytes on the socket: RESP2, RESP3, inline commands, requests in pieces, floods and garbage.
 
 use anyhow::{Result, ensure};
 use harness::{Client, PATIENCE, Reply, client::encode, eventually};
@@ -41,7 +41,7 @@ async fn any_bytes_up_to_512_are_a_name() -> Result<()> {
     let refused = worker.call_args(&[b"LOCK".as_slice(), &too_long]).await?;
     assert_error(&refused, "LIMIT", "512");
     assert!(worker.call_args(&["LOCK", ""]).await?.error().is_some());
-    // Sentences about odd names stay sentences.
+    // An error message remains one line, however odd the name in it is.
     let odd = b"two\r\nlines \xff";
     let refused = worker.call_args(&[b"UNLOCK".as_slice(), odd]).await?;
     assert_error(&refused, "NOTHELD", "two\\r\\nlines \\xff");
@@ -57,7 +57,7 @@ async fn replies_fit_the_protocol() -> Result<()> {
     assert_eq!(flat.items()?.len(), 16, "{flat}");
     let map = lock(&mut new, "LOCK b").await?;
     assert!(matches!(&map, Reply::Map(pairs) if pairs.len() == 8), "{map}");
-    // Back to the old protocol, on the same connection and in the same session.
+    // The connection returns to the old protocol, in the same session.
     new.call("HELLO 2").await?.ok()?;
     assert_eq!(new.call("HOLDS").await?.items()?[0].items()?.len(), 18);
     Ok(())
@@ -77,7 +77,7 @@ async fn nulls_have_the_form_of_the_protocol() -> Result<()> {
     Ok(())
 }
 
-/// Sends these bytes, and gives everything that comes until the agent closes.
+/// Sends these bytes and returns everything received until the agent closes the connection.
 async fn raw(bench: &Bench, bytes: &[u8]) -> Result<String> {
     use tokio::io::{AsyncReadExt as _, AsyncWriteExt as _};
     let mut stream = tokio::net::UnixStream::connect(bench.agent.socket()).await?;
@@ -107,7 +107,7 @@ async fn requests_may_come_byte_by_byte() -> Result<()> {
         tokio::task::yield_now().await;
     }
     assert_eq!(worker.reply().await?.field("lock")?.text(), "a");
-    // Half a request is waited for, and no harm when it never becomes whole.
+    // The agent waits for the rest of a request; if it never arrives, this does no harm.
     worker.send_bytes(b"*2\r\n$6\r\nUNLO").await?;
     let mut other = bench.session().await?;
     assert_eq!(other.call("PING").await?.text(), "PONG");
@@ -142,7 +142,7 @@ async fn garbage_ends_only_its_own_session() -> Result<()> {
         let shown = bytes[..bytes.len().min(40)].escape_ascii().to_string();
         let mut holder = bench.session().await?;
         lock(&mut holder, "LOCK mine").await?;
-        // It may close before it has read all of it.
+        // The agent may close the connection before it has read everything.
         holder.send_bytes(bytes).await.unwrap_or_default();
         let replies = holder.until_closed().await?;
         let [Reply::Error(sentence)] = replies.as_slice() else {
@@ -178,7 +178,7 @@ async fn ten_thousand_commands_may_come_before_a_reply_is_read() -> Result<()> {
         bytes.extend(encode(&["NONSENSE", &i.to_string()]));
         bytes.extend(encode(&["ECHO", &i.to_string()]).repeat(ECHOES));
     }
-    // All of it is sent before anything is read: the agent must not need the one for the other.
+    // Everything is sent before anything is read: the agent must not depend on the reads.
     let mut worker = bench.session().await?;
     worker.send_bytes(&bytes).await?;
     for i in 0..ROUNDS {

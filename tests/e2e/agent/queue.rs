@@ -20,7 +20,7 @@ async fn local_waiters_are_served_in_order() -> Result<()> {
     first.call("UNLOCK a").await?.ok()?;
     for i in 0..queue.len() {
         let reply = queue[i].reply().await?;
-        // Redis shows exactly the one who was told, and those behind still wait.
+        // Redis shows exactly the waiter that was granted the lock, and those behind it still wait.
         assert_eq!(bench.holders("a").await?, [(holder(&reply)?, "1".to_owned())]);
         bench.until_waiting("a", queue.len() - i - 1).await?;
         queue[i].call("UNLOCK a").await?.ok()?;
@@ -45,7 +45,7 @@ async fn between_local_holders_the_lock_is_handed_over() -> Result<()> {
     second.call("UNLOCK a").await?.ok()?;
     let message = listener.reply().await?;
     assert_eq!(message.items()?[2].text(), "0");
-    // That was the one true release; a hand-over tells nobody.
+    // Only that release published a message; a hand-over publishes none.
     bench.direct.call("PUBLISH redisson_lock__channel:{a} end").await?.ok()?;
     assert_eq!(listener.reply().await?.items()?[2].text(), "end");
     Ok(())

@@ -71,7 +71,7 @@ async fn readers_at_the_front_enter_together_and_readers_behind_a_writer_wait() 
     assert_eq!(bench.holders("a").await?.len(), 6, "five readers and the mode");
     bench.until_waiting("a", 2).await?;
     assert_eq!(readers[0].call("LOCK a KIND read NOWAIT").await?.field("holds")?.int()?, 2);
-    // A worker that dies counts as one that has released.
+    // The death of a worker counts as a release.
     for mut reader in readers.drain(1..) {
         reader.call("UNLOCK a").await?.ok()?;
     }
@@ -157,7 +157,7 @@ async fn kinds_do_not_mix_under_one_name() -> Result<()> {
         assert_error(&one.call(command).await?, "WRONGKIND", "read-write");
     }
     assert_error(&one.call("UNLOCK a KIND write").await?, "NOTHELD", "as write");
-    // Redis knows of those that this agent does not.
+    // Redis knows of holds that this agent does not know.
     bench.direct.call(&format!("HSET b {FOREIGN} 1")).await?.ok()?;
     assert_error(&two.call("LOCK b KIND read").await?, "WRONGKIND", "b");
     assert_error(&two.call("LOCK b KIND write NOWAIT").await?, "WRONGKIND", "b");
@@ -180,7 +180,7 @@ async fn foreign_readers_and_writers_wake_ours() -> Result<()> {
     bench.until_metric("lockscope_agent_subscriptions", &[], 1.0).await;
     bench.direct.call(&format!("HDEL a {FOREIGN} mode")).await?.ok()?;
     eventually("the writer to be let in", async || {
-        // The agent may be about to subscribe: a message is repeated until it is heard.
+        // The agent may not have subscribed yet, so the message is repeated until it arrives.
         bench.direct.call("PUBLISH redisson_rwlock:{a} 0").await?.ok()?;
         ensure!(!bench.holders("a").await?.is_empty(), "not yet");
         Ok(())

@@ -29,7 +29,7 @@ impl Red {
         Ok(Self { agent, servers: started, main })
     }
 
-    /// On how many servers the name is held, those aside that do not answer.
+    /// Returns the number of servers on which the name is held, without those that do not answer.
     pub(crate) async fn standing(&self, name: &str) -> Result<usize> {
         let mut standing = 0;
         for server in &self.servers {
@@ -51,7 +51,7 @@ impl Red {
     }
 }
 
-/// An agent with these servers for its red locks; it has reached all of them.
+/// Starts an agent with these servers for its red locks; it has reached all of them.
 pub(crate) async fn agent(main: &RedisServer, urls: &[String], flags: &[&str]) -> Result<Agent> {
     let mut all = flags.to_vec();
     for url in urls {
@@ -132,14 +132,14 @@ async fn show_and_the_registry_use_its_servers() -> Result<()> {
         assert_eq!(server.field("holders")?.items()?, [held.field("holder")?.clone()]);
         assert_eq!(server.field("trouble")?, &Reply::Null);
     }
-    // One who has one server only has no majority.
+    // A holder on a single server has no majority.
     red.servers[0].client().await?.call(&format!("HSET b {} 1", holder(&held)?)).await?.ok()?;
     let shown = other.call("SHOW b").await?.ok()?;
     assert_eq!(shown.field("pttl_ms")?, &Reply::Null);
     let warnings = shown.field("warnings")?.text();
     assert!(warnings.contains("1 of 3") && warnings.contains("no time to live"), "{warnings}");
 
-    // Whoever finds the holder there finds out who it is.
+    // A client that finds the holder on a server can look it up there.
     let id = HolderId::parse(holder(&held)?.as_bytes()).context("a holder id")?;
     let notes = String::from_utf8(keys::agent_holders(&id.client))?;
     for server in &red.servers {
@@ -166,7 +166,7 @@ async fn show_and_the_registry_use_its_servers() -> Result<()> {
     Ok(())
 }
 
-/// Validity counts from before the asking, so what the slowest of the majority takes is taken off.
+/// The validity counts from before the first request, so the reply time of the slowest server of the majority is deducted.
 #[tokio::test]
 async fn acquisition_time_is_deducted_from_validity() -> Result<()> {
     const SLOW: u64 = 300;
@@ -190,7 +190,7 @@ async fn acquisition_time_is_deducted_from_validity() -> Result<()> {
     let mut worker = agent.client().await?;
     for command in ["LOCK a KIND red LEASE 10000", "LOCK a KIND red LEASE 10000"] {
         let valid = lock(&mut worker, command).await?.field("valid_ms")?.int()?;
-        // One per cent and two milliseconds are for the servers' clocks.
+        // One per cent and two milliseconds allow for the drift of the servers' clocks.
         let most = 10_000 - i64::try_from(SLOW)? - 102;
         assert!(valid <= most, "{valid} of {most}");
     }
@@ -220,7 +220,7 @@ async fn a_minority_of_killed_servers_is_harmless() -> Result<()> {
     red.until_standing("a", 5).await;
     red.servers[0].process().kill()?;
     red.servers[3].process().kill()?;
-    // Renewed, and taken by others, as ever.
+    // The lock is renewed and acquired by others as usual.
     let renewed = red.agent.metrics().await?.sum("lockscope_agent_renewals_total", &[]);
     eventually("renewals", async || {
         let now = red.agent.metrics().await?;
@@ -258,7 +258,7 @@ async fn a_majority_of_killed_servers_is_reported_and_plain_locks_continue() -> 
     assert_eq!(red.standing("b").await?, 0);
     lock(&mut worker, "LOCK plain").await?;
     worker.call("UNLOCK plain").await?.ok()?;
-    // Who waits has it once there is a majority again.
+    // A waiter is granted the lock once there is a majority again.
     worker.send("LOCK c KIND red").await?;
     red.servers[0].restart().await?;
     worker.reply().await?.ok()?;
@@ -271,7 +271,7 @@ async fn a_frozen_server_delays_nothing() -> Result<()> {
     let mut red = Red::with(3, &[]).await?;
     red.servers[1].process().freeze().await?;
     let mut worker = red.agent.client().await?;
-    // Were each to wait for the response time-out of two seconds, these would take minutes.
+    // If each waited for the response time-out of two seconds, these would take minutes.
     let work = async {
         for _ in 0..50 {
             lock(&mut worker, "LOCK a KIND red NOWAIT").await?;
@@ -342,7 +342,7 @@ async fn two_agents_exclude_and_wake_each_other() -> Result<()> {
         })
         .await;
         one.call("UNLOCK a").await?.ok()?;
-        // Without the messages it would sleep for most of that lease.
+        // Without the messages, the waiter would sleep for most of that lease.
         let woken = two.reply().await?;
         assert_eq!(woken.field("kind")?.text(), "red");
         two.call("UNLOCK a").await?.ok()?;
@@ -400,7 +400,7 @@ async fn an_operator_releases_it_on_all_servers() -> Result<()> {
     let held = holder(&lock(&mut worker, "LOCK a KIND red LEASE 600000").await?)?;
     red.until_standing("a", 3).await;
 
-    // Another one has come between: nothing is done to it.
+    // If another holder has the lock, nothing is done to it.
     let denied = operator.call("FORCE a HOLDER 00000000-0000-0000-0000-000000000000:1").await?;
     assert_error(&denied, "NOTHELD", &format!("is held by {held}, not by"));
     assert_eq!(red.standing("a").await?, 3);
@@ -447,7 +447,7 @@ async fn a_restarted_agent_reports_it_as_unconfirmed() -> Result<()> {
     for name in ["a", "b"] {
         lock(&mut worker, &format!("LOCK {name} KIND red")).await?;
     }
-    // The lock of the same name in the Redis of the other kinds is another one.
+    // The lock of the same name in the Redis of the other kinds is a different lock.
     let other = "HSET b 11111111-2222-3333-4444-555555555555:42 1";
     red.main.client().await?.call(other).await?.ok()?;
     red.agent.restart().await?;

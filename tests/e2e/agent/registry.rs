@@ -7,7 +7,7 @@ use serde_json::Value;
 
 use super::{Bench, holder, lock};
 
-/// The key of the agent that has this holder, and the number of the holder in it.
+/// Returns the key of the agent that has this holder, and the holder's number in it.
 fn place(holder: &str) -> Result<(String, String)> {
     let id = HolderId::parse(holder.as_bytes()).context("a holder id")?;
     let number = holder.rsplit(':').next().context("it ends with its number")?.to_owned();
@@ -50,7 +50,7 @@ async fn a_holder_is_published() -> Result<()> {
     let (key, _) = place(&held)?;
     let ttl = bench.direct.call(&format!("PTTL {key}")).await?.int()?;
     assert!((1..=60_000).contains(&ttl), "{ttl}");
-    // What waits is published as well.
+    // Waits are published as well.
     let mut waiter = bench.session().await?;
     waiter.send("LOCK a").await?;
     until_published(&mut bench.direct, &key, 2).await;
@@ -64,7 +64,7 @@ async fn a_holder_is_published() -> Result<()> {
     Ok(())
 }
 
-/// Waits until that many are published.
+/// Waits until the key has that many entries.
 async fn until_published(direct: &mut Client, key: &str, count: i64) {
     eventually("that many to be published", async || {
         let published = direct.call(&format!("HLEN {key}")).await?.int()?;
@@ -74,7 +74,7 @@ async fn until_published(direct: &mut Client, key: &str, count: i64) {
     .await;
 }
 
-/// The notes of that agent, without that of the holder.
+/// Returns the entries of that agent, without the entry of the holder.
 async fn others(direct: &mut Client, held: &str, count: i64) -> Result<Vec<Value>> {
     let (key, number) = place(held)?;
     until_published(direct, &key, count + 1).await;
@@ -94,10 +94,10 @@ async fn the_purpose_of_a_wait_is_published() -> Result<()> {
     assert_eq!(limited["owner"], 7);
     assert_eq!(limited.get("several"), None);
     let whole = limited["until"].as_i64().zip(limited["since"].as_i64()).map(|(u, s)| u - s);
-    // Both are published to the millisecond.
+    // Both instants are published to the millisecond.
     assert!(whole.is_some_and(|whole| (599_998..=600_002).contains(&whole)), "{limited}");
     drop(waiter);
-    // Whoever takes several gives back what it has rather than wait with it for ever.
+    // A worker that acquires several locks releases those that it has rather than wait for ever while it holds them.
     let mut several = bench.session().await?;
     several.send("MLOCK 2 a b").await?;
     eventually("its wait to be published", async || {
@@ -157,7 +157,7 @@ async fn command_lines_are_published_only_if_configured() -> Result<()> {
     Ok(())
 }
 
-/// It is a help to others, so its lack must not cost a worker its lock.
+/// The registry only helps others, so its absence must not cost a worker its lock.
 #[tokio::test]
 async fn locks_work_if_redis_refuses_the_registry() -> Result<()> {
     let redis = RedisServer::start().await?;

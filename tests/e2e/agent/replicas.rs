@@ -1,6 +1,6 @@
-//! `--min-replicas`: grants and leases are on replicas first.
+//! `--min-replicas`: grants and leases reach replicas first.
 //!
-//! On a machine that is busy enough replicas confirm too late, so a grant is tried until it is had.
+//! On a very busy machine replicas confirm too late, so a grant is tried until it succeeds.
 
 use anyhow::{Context as _, Result, ensure};
 use harness::proxy::{Place, Proxy};
@@ -15,7 +15,7 @@ async fn master() -> Result<RedisServer> {
     RedisServer::with(&[("repl-diskless-sync-delay", "0")]).await
 }
 
-/// One more replica, that the master counts.
+/// Starts another replica, and waits until the master counts it.
 pub(crate) async fn replica(master: &RedisServer) -> Result<RedisServer> {
     let replica =
         RedisServer::with(&[("replicaof", &format!("127.0.0.1 {}", master.port()))]).await?;
@@ -30,12 +30,12 @@ pub(crate) async fn replica(master: &RedisServer) -> Result<RedisServer> {
     Ok(replica)
 }
 
-/// Tries until enough replicas are in time.
+/// Tries until enough replicas confirm in time.
 pub(crate) async fn granted(worker: &mut Client, words: &str) -> Reply {
     eventually(words, async || worker.call(words).await?.ok()).await
 }
 
-/// The fields of a hash there.
+/// Returns the fields of a hash on this server.
 async fn fields(server: &RedisServer, key: &str) -> Result<Vec<String>> {
     let reply = server.client().await?.call(&format!("HKEYS {key}")).await?;
     Ok(reply.items()?.iter().map(Reply::text).collect())
@@ -65,7 +65,7 @@ async fn every_granted_lock_is_on_a_replica() -> Result<()> {
         let there = fields(&replica, kind).await?;
         assert!(there.contains(&holder(&reply)?), "{kind}: {there:?}");
     }
-    // It waits for its turn, which comes by a hand-over, or by its own attempt where a replica was late before.
+    // The waiter gets its turn by a hand-over, or by a new attempt if a replica was late before.
     let handed_over = eventually("the lock of another one", async || {
         two.send("LOCK lock").await?;
         eventually("the waiter to be there", async || {
@@ -83,7 +83,7 @@ async fn every_granted_lock_is_on_a_replica() -> Result<()> {
     })
     .await;
     assert_eq!(fields(&replica, "lock").await?, [holder(&handed_over)?]);
-    // A server that has forgotten the scripts receives them again.
+    // The scripts are sent again to a server that no longer has them.
     master.client().await?.call("SCRIPT FLUSH").await?.ok()?;
     let reply = granted(&mut one, "MLOCK 2 x y").await;
     for (name, lock) in ["x", "y"].into_iter().zip(reply.items()?) {
@@ -119,7 +119,7 @@ async fn a_lock_missing_on_a_stalled_replica_is_not_granted() -> Result<()> {
     }
     assert_error(&worker.call("MLOCK 2 x y").await?, "UNAVAILABLE", "0 of the 1 replicas");
     until_gone(&master, "x").await;
-    // The hold that is entered again stays as it was.
+    // A failed re-entry leaves the hold as it was.
     ensure!(worker.call("LOCK held").await?.is_error("UNAVAILABLE"));
     eventually("the count to be what it was", async || {
         let count = master.client().await?.call(&format!("HGET held {held}")).await?.text();
@@ -127,7 +127,7 @@ async fn a_lock_missing_on_a_stalled_replica_is_not_granted() -> Result<()> {
         Ok(())
     })
     .await;
-    // And whoever it would be passed on to has not got it.
+    // The waiter that the lock would be passed to is not granted it.
     worker.call("UNLOCK held").await?.ok()?;
     assert_error(&waiter.reply().await?, "UNAVAILABLE", "of the 1 replicas");
     until_gone(&master, "held").await;
@@ -156,7 +156,7 @@ async fn the_documented_user_suffices() -> Result<()> {
     Ok(())
 }
 
-/// Whoever hears of a lock still has it when the master is gone in the next moment.
+/// A worker that was granted a lock still holds it if the master fails immediately afterwards.
 #[tokio::test]
 async fn a_promoted_replica_has_every_granted_lock() -> Result<()> {
     let mut master = master().await?;
@@ -190,7 +190,7 @@ async fn a_promoted_replica_has_every_granted_lock() -> Result<()> {
     Ok(())
 }
 
-/// A thousand workers do not wait for one WAIT each.
+/// A thousand workers share the WAIT commands: they do not need one each.
 #[tokio::test]
 async fn many_locks_wait_for_replicas_together() -> Result<()> {
     const WORKERS: usize = 60;

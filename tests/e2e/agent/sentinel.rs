@@ -1,5 +1,5 @@
-//! The agent on a master that sentinels name: failovers that are planned and such that are not, what is lost with them, and
-//! what is said where the sentinels are of no use.
+//! The agent on a master that sentinels name: planned and unplanned failovers, the locks that are lost with them, and
+//! the messages if the sentinels are of no use.
 
 use anyhow::{Result, ensure};
 use harness::{Agent, Client, RedisServer, Reply, Sentinels, eventually, http};
@@ -7,13 +7,13 @@ use harness::{Agent, Client, RedisServer, Reply, Sentinels, eventually, http};
 use super::{holder, lock};
 use crate::secure::{certificate, documented_users, refused, sentinel_user};
 
-/// A lease that no test waits for: only another master, or a message, makes anything happen.
+/// A lease that no test waits for: only another master or a message causes a change.
 const ENDLESS: [&str; 4] = ["--lease", "10m", "--poll-max", "10m"];
 
 /// The name of the agent's connection to a sentinel.
 const EAR: &str = "lockscope-agent-sentinel";
 
-/// Starts an agent that finds nobody where it looks first, and waits until it serves.
+/// Starts an agent whose first sentinel address has no server, and waits until it serves.
 async fn start(sentinels: &Sentinels, flags: &[&str]) -> Result<Agent> {
     let url = sentinels.url().replace("://", "://127.0.0.1:1,");
     let agent = Agent::at(&url, &[ENDLESS.as_slice(), flags].concat()).await?;
@@ -30,12 +30,12 @@ async fn until_ready(agent: &Agent) {
     .await;
 }
 
-/// The holder that a server shows.
+/// Returns the holder that a server shows.
 async fn shown(direct: &mut Client, name: &str) -> Result<Vec<String>> {
     Ok(direct.call_args(&["HKEYS", name]).await?.ok()?.items()?.iter().map(Reply::text).collect())
 }
 
-/// Returns the number of subscribers to a lock's releases on a server.
+/// Waits until a server has a subscriber to a lock's releases.
 async fn until_subscribed_to(direct: &mut Client, name: &str) {
     let question = format!("PUBSUB NUMSUB redisson_lock__channel:{{{name}}}");
     eventually("the waiter to listen", async || {
@@ -46,7 +46,7 @@ async fn until_subscribed_to(direct: &mut Client, name: &str) {
     .await;
 }
 
-/// Waits until the agent knows of that many changes of the master.
+/// Waits until the agent has noticed that many changes of the master.
 async fn until_changed(agent: &Agent, times: f64) {
     eventually("the agent to follow", async || {
         let metrics = agent.metrics().await?;
@@ -59,7 +59,7 @@ async fn until_changed(agent: &Agent, times: f64) {
     .await;
 }
 
-/// Waits until nobody of an agent is connected to a server.
+/// Waits until no agent is connected to a server.
 async fn until_left(direct: &mut Client) {
     eventually("the agent to leave the old master", async || {
         let list = direct.call("CLIENT LIST").await?.text();
@@ -91,7 +91,7 @@ async fn a_failover_is_followed_although_the_old_master_continues() -> Result<()
     assert_eq!(worker.push().await?, ["lock-lost", "lost", "lock", "missing"]);
     until_left(&mut old).await;
     let mut new = sentinels.client(1).await?;
-    // Everything is at the new master: what was held, what is taken, whom a release wakes.
+    // The new master serves everything: existing holds, new locks, and waiters that a release wakes.
     assert_eq!(shown(&mut new, "kept").await?, [held.as_str()]);
     let taken = holder(&lock(&mut worker, "LOCK taken").await?)?;
     assert_eq!(shown(&mut new, "taken").await?, [taken]);
@@ -137,11 +137,11 @@ async fn a_master_that_is_killed_is_followed_by_its_replica() -> Result<()> {
     assert_eq!(shown(&mut new, "kept").await?, [next]);
     assert_eq!(worker.pushes(), 0, "nothing was lost");
 
-    // It comes back as the master that it was, before anybody has told it to follow.
+    // The old master returns as a master, before it is told to follow.
     sentinels.node(0).restart().await?;
     let taken = holder(&lock(&mut worker, "LOCK taken").await?)?;
     assert_eq!(shown(&mut new, "taken").await?, [taken]);
-    // The sentinels close its connections when they tell it to follow.
+    // The sentinels close its connections when they make it a replica.
     let list = eventually("the old master to answer", async || {
         Ok(sentinels.client(0).await?.call("CLIENT LIST").await?.ok()?.text())
     })
@@ -157,7 +157,7 @@ async fn missing_sentinels_are_harmless_while_others_answer() -> Result<()> {
     let mut worker = agent.client().await?;
     lock(&mut worker, "LOCK kept").await?;
     sentinels.until_replicated("kept").await?;
-    // The last may be the one that is listened to, or not.
+    // The agent may or may not be subscribed to one of these two.
     sentinels.sentinel_process(1).kill()?;
     sentinels.sentinel_process(2).kill()?;
     let mut left = sentinels.sentinel(0).await?;
@@ -174,7 +174,7 @@ async fn missing_sentinels_are_harmless_while_others_answer() -> Result<()> {
     sentinels.sentinel_process(0).kill()?;
     lock(&mut worker, "LOCK taken").await?;
     let mut new = sentinels.client(1).await?;
-    // A connection that breaks is opened again to the latest known master.
+    // A broken connection is opened again to the latest known master.
     new.call("CLIENT KILL TYPE normal SKIPME yes").await?.ok()?;
     until_ready(&agent).await;
     lock(&mut worker, "LOCK again").await?;
@@ -268,7 +268,7 @@ async fn sentinels_and_master_are_reached_by_tls() -> Result<()> {
     let mut worker = agent.client().await?;
     let held = holder(&lock(&mut worker, "LOCK a").await?)?;
     assert_eq!(shown(&mut sentinels.client(0).await?, "a").await?, [held]);
-    // Who does not know the authority does not trust the sentinels.
+    // An agent that does not know the authority does not trust the sentinels.
     let stranger = Agent::at(&sentinels.url(), &[]).await?;
     let reply = stranger.client().await?.call("LOCK b NOWAIT").await?;
     assert!(reply.is_error("UNAVAILABLE"), "{reply}");

@@ -1,4 +1,4 @@
-//! The socket itself: left behind, in use, its mode; settings that are wrong.
+//! The socket itself: left behind, in use, its mode; and wrong settings.
 
 use std::os::unix::fs::{FileTypeExt as _, PermissionsExt as _};
 
@@ -8,7 +8,7 @@ use harness::process::Process;
 
 use super::{Bench, holder, lock};
 
-/// Lets the kernel choose a free port for HTTP.
+/// Makes the kernel choose a free port for HTTP.
 const ANY_PORT: u16 = 0;
 
 #[tokio::test]
@@ -32,7 +32,7 @@ async fn a_stale_socket_is_replaced() -> Result<()> {
     assert!(bench.agent.socket().exists());
     bench.agent.restart().await?;
     let mut worker = bench.session().await?;
-    // What the killed one held ends by its lease; the new one does not think it its own.
+    // The lock of the killed agent ends with its lease; the new agent does not treat it as its own.
     let after = holder(&lock(&mut worker, "LOCK a").await?)?;
     assert_ne!(before, after);
     Ok(())

@@ -19,7 +19,7 @@ struct Stand {
 }
 
 impl Stand {
-    /// Runs `prepare` in a shell first, with the agent's folder as `$1`: what it mounts goes with the agent.
+    /// Runs `prepare` in a shell first, with the agent's folder as `$1`. Its mounts end with the agent.
     async fn new(prepare: Option<&str>) -> Result<Self> {
         let redis = RedisServer::start().await?;
         let folder = tempfile::Builder::new().prefix("lockscope-stand-").tempdir()?;
@@ -55,21 +55,21 @@ impl Stand {
         Client::unix(&self.folder.path().join("agent.sock")).await
     }
 
-    /// The state folder as the agent sees it.
+    /// Returns the state folder as the agent sees it.
     fn state(&self) -> PathBuf {
         let folder = self.folder.path().join("state");
         PathBuf::from(format!("/proc/{}/root{}", self.process.pid(), folder.display()))
     }
 }
 
-/// A shell in a file system name space of its own.
+/// Returns a shell in a separate mount name space.
 fn apart() -> Command {
     let mut command = process::command(Path::new("/usr/bin/unshare"));
     command.args(["--mount", "--propagation", "private", "/bin/sh"]);
     command
 }
 
-/// Only root may mount something, and not in every container.
+/// Returns whether mounts are permitted: only root may mount, and not in every container.
 fn may_mount() -> bool {
     apart()
         .args(["-c", "mount -t tmpfs none /mnt"])
@@ -114,7 +114,7 @@ async fn with_a_full_state_folder_graced_sessions_get_no_locks_until_there_is_ro
     let filler = stand.state().join("filler");
     let full = std::fs::write(&filler, vec![0; 1 << 20]);
     ensure!(full.is_err(), "there is room for a mebibyte");
-    // What is left of the last block may take a few more.
+    // The rest of the last block may have room for a few more entries.
     eventually("the folder to be full", async || {
         let reply = graced.call("LOCK more NOWAIT").await?;
         ensure!(reply.is_error("UNAVAILABLE"), "{reply}");

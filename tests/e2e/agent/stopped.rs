@@ -39,7 +39,7 @@ async fn a_stopped_workers_lock_lapses_where_that_is_set() -> Result<()> {
     next.send("LOCK a").await?;
     bench.until_waiting("a", 1).await?;
     worker.process().freeze().await?;
-    // No worker is asked to let go: nothing but the end of the lease makes way for the next one.
+    // No worker is asked to release the lock: only the end of the lease makes it available.
     next.reply().await?.ok()?;
     let lost = [("reason", "frozen")];
     bench.until_metric("lockscope_agent_lost_holds_total", &lost, 2.0).await;
@@ -78,7 +78,7 @@ async fn a_lock_that_is_kept_back_is_shown_and_an_operator_can_end_that() -> Res
     assert_eq!(operator.call("FORCE a").await?.int()?, 1);
     bench.until_free("a").await;
     assert!(!bench.is_free("b").await?);
-    // A session that ends with QUIT is not affected.
+    // A session that ends by QUIT is not affected.
     lock(&mut operator, "LOCK c").await?;
     operator.call("QUIT").await?.ok()?;
     bench.until_free("c").await;

@@ -27,7 +27,7 @@ async fn two_agents_exclude_and_wake_waiters_of_each_other() -> Result<()> {
     Ok(())
 }
 
-/// Takes and releases until told to stop, and counts its turns in Redis, where overlap would show.
+/// Acquires and releases the lock until the rounds are over, and counts its turns in Redis, where an overlap would show.
 async fn turns(mut client: Client, mut direct: Client, rounds: i64) -> Result<u32> {
     let mut mine = 0;
     loop {

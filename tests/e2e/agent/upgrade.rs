@@ -1,4 +1,4 @@
-//! An upgrade under load, as a service manager makes it: it keeps the listening socket, and passes it to each agent.
+//! An upgrade under load, as a service manager does it: it keeps the listening socket open and passes it to each agent.
 
 use std::ffi::{OsStr, OsString};
 use std::os::fd::OwnedFd;
@@ -17,10 +17,10 @@ use tempfile::TempDir;
 use tokio::task::JoinSet;
 
 const WORKERS: usize = 100;
-/// Locks that all of them want, in addition to one that each keeps for itself.
+/// The number of locks that all workers want, in addition to one that each keeps for itself.
 const SHARED: usize = 10;
 
-/// The socket comes as standard input and becomes descriptor 3, as the protocol of socket activation has it.
+/// The socket is passed as standard input and becomes descriptor 3, as the protocol of socket activation requires.
 const AS_A_SERVICE: &str = "exec 3<&0 </dev/null; LISTEN_FDS=1 LISTEN_PID=$$ exec \"$@\"";
 
 /// The folder with the programs of an earlier version; without it, that version is this one (`make upgrade BASE=COMMIT`).
@@ -65,7 +65,7 @@ impl Manager {
         self.folder.path().join("passed.sock")
     }
 
-    /// Starts an agent with the socket, and waits until it takes locks.
+    /// Starts an agent with the socket, and waits until it is ready.
     async fn start(&mut self, version: Version) -> Result<Process> {
         for _ in 0..20 {
             let flags = ["--lease", "60s", "--drain-timeout", "5m"].map(str::to_owned);
@@ -102,13 +102,13 @@ impl Manager {
 #[derive(Default)]
 struct Shared {
     stop: AtomicBool,
-    /// The number of workers inside each shared lock, by their own count.
+    /// The number of workers inside each shared lock, as they count it themselves.
     inside: [AtomicU64; SHARED],
     turns: AtomicU64,
     resumed: AtomicU64,
 }
 
-/// One worker: a lock of its own that it keeps over all, and turns under the shared ones.
+/// One worker: it keeps one lock all the time, and takes turns under the shared ones.
 struct Worker {
     number: usize,
     socket: PathBuf,
@@ -117,7 +117,7 @@ struct Worker {
     ticket: String,
     holder: String,
     shared: Arc<Shared>,
-    /// It is inside its shared lock, as it knows.
+    /// True while the worker is inside its shared lock, as far as it knows.
     inside: bool,
 }
 
@@ -147,7 +147,7 @@ impl Worker {
         self.inside = false;
     }
 
-    /// Sends a command. Nothing where the connection has ended before its reply.
+    /// Sends a command. Returns `None` if the connection ended before the reply.
     async fn ask(&mut self, command: &str) -> Result<Option<Reply>> {
         match self.client.call(command).await {
             Ok(reply) => Ok(Some(reply)),
@@ -158,16 +158,16 @@ impl Worker {
         }
     }
 
-    /// Takes the session over on a fresh connection, which nobody refuses, and goes by what it is told to hold.
+    /// Resumes the session on a new connection, which must not be refused, and continues with the holds that the reply lists.
     async fn come_back(&mut self) -> Result<()> {
         loop {
             self.client = Client::unix(&self.socket).await.context("a connection is refused")?;
-            // The agent may end before it has taken this connection in, or read what it says.
+            // The agent may end before it has accepted this connection or read the command.
             let Ok(reply) = self.client.call(&format!("RESUME {}", self.ticket)).await else {
                 continue;
             };
             if reply.is_error("UNAVAILABLE") || reply.is_error("SESSION") {
-                // Redis has not said yet what is held, or the old connection's end is not noticed yet.
+                // Redis has not confirmed the holds yet, or the end of the old connection has not been noticed yet.
                 continue;
             }
             let reply = reply.ok()?;
@@ -202,7 +202,7 @@ impl Worker {
                     ensure!(reply.ok()? != Reply::Null, "a wait without an end has ended");
                     self.enter()?;
                 }
-                // RESUME has said whether it was granted.
+                // The reply to RESUME has shown whether the lock was granted.
                 None => return Ok(()),
             }
         }
@@ -242,7 +242,7 @@ async fn visit(mut client: Client, shared: Arc<Shared>) -> Result<u64> {
     Ok(turns)
 }
 
-/// Waits until each worker has had that many turns more on average.
+/// Waits until each worker has had that many more turns on average.
 async fn until_turns(shared: &Shared, more: u64) {
     let before = shared.turns.load(Ordering::SeqCst);
     eventually("the workers to have had their turns", async || {
@@ -267,7 +267,7 @@ async fn an_upgrade_under_load_loses_no_lock_and_refuses_no_connection() -> Resu
     }
     let visitor = tokio::spawn(visit(neighbour.client().await?, Arc::clone(&shared)));
     until_turns(&shared, 200).await;
-    // As an upgrade does it, as a crash does it, and as a downgrade does it.
+    // An upgrade, a crash, and a downgrade.
     for (killed, next) in [(false, Version::New), (true, Version::New), (false, Version::Old)] {
         let back = shared.resumed.load(Ordering::SeqCst);
         if killed {
