@@ -1,9 +1,9 @@
-//! A run of random faults, judged.
+//! A run of random faults, with its verdict.
 
 use anyhow::{Context as _, Result, ensure};
 use harness::{PATIENCE, Process, eventually, process, programs, within};
 
-/// Runs the program, and returns whether it passed and its output.
+/// Runs the program. Returns whether it passed, and its output.
 async fn chaos(arguments: &[&str]) -> Result<(bool, String)> {
     let folder = tempfile::tempdir()?;
     let agent = programs::path("lockscope-agent")?;
@@ -14,7 +14,7 @@ async fn chaos(arguments: &[&str]) -> Result<(bool, String)> {
     command.env("LOCKSCOPE_TEST_PROGRAMS", agent.with_file_name(""));
     command.args(arguments);
     let mut run = Process::spawn("chaos", command, &folder.path().join("chaos.log"), None)?;
-    // A build that replaces the program's file meanwhile keeps no worker from starting.
+    // If a build replaces the program's file during the run, workers can still be started.
     let running = format!("/proc/{}/exe", run.pid());
     eventually("the run to have begun", async || {
         ensure!(std::fs::read_link(&running)? == program, "it is starting");

@@ -1,4 +1,4 @@
-//! A client library in a separate process, which receives a command a line.
+//! A client library in a separate process, which receives one command per line.
 
 use std::collections::HashMap;
 use std::path::Path;
@@ -15,12 +15,11 @@ use tokio::time::timeout;
 
 use super::libraries::{Library, Settings};
 
-/// A running driver of one library. Each connection that it is told to use is the library's own, made with the
-/// same settings.
+/// A running driver of one library. The library itself makes each connection that a command names, all with the same settings.
 pub(super) struct Driver {
     stdin: ChildStdin,
     lines: Lines<BufReader<ChildStdout>>,
-    /// Replies that came before they were asked for.
+    /// Replies that arrived before they were asked for.
     early: HashMap<String, Reply>,
     /// Pushes, as the connection's name and their words.
     pushes: Vec<(String, Vec<String>)>,
@@ -47,7 +46,7 @@ impl Driver {
         Ok(Self { stdin, lines, early, pushes, next: 0, process, _folder: folder })
     }
 
-    /// Begins a command on the connection of that name; several with ` ; ` between them as one pipeline.
+    /// Sends a command on the connection of that name; several commands with ` ; ` between them are sent as one pipeline.
     pub(super) async fn send(&mut self, connection: &str, command: &str) -> Result<Sent> {
         self.next += 1;
         let tag = format!("{}", self.next);
@@ -65,19 +64,19 @@ impl Driver {
         }
     }
 
-    /// Returns whether its reply has come already.
+    /// Returns whether the reply has arrived.
     pub(super) fn has_come(&self, sent: &Sent) -> bool {
         self.early.contains_key(&sent.0)
     }
 
-    /// Runs a command to its end.
+    /// Runs a command and returns its outcome.
     pub(super) async fn call(&mut self, connection: &str, command: &str) -> Result<Reply> {
         let sent = self.send(connection, command).await?;
         let reply = self.reply(&sent).await;
         reply.with_context(|| format!("no reply to `{command}` on {connection}"))
     }
 
-    /// The next push to this connection.
+    /// Returns the next push to this connection.
     pub(super) async fn push(&mut self, connection: &str) -> Result<Vec<String>> {
         loop {
             if let Some(at) = self.pushes.iter().position(|(to, _)| to == connection) {

@@ -1,4 +1,4 @@
-//! The client libraries that are tried, and what is known of each. clients.md says the same to users.
+//! The client libraries under test, and the known properties of each. clients.md says the same to users.
 
 use std::path::{Path, PathBuf};
 use std::process::Command;
@@ -12,7 +12,7 @@ const INSTALL: &str = "`make deps` installs what the tests need";
 /// The configuration of a library.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub(super) enum Settings {
-    /// The advice of docs/howto/clients.md.
+    /// The settings that docs/howto/clients.md advises.
     Advised,
     Default,
     /// A time-out of a second (Lettuce).
@@ -32,25 +32,25 @@ impl Settings {
 /// The handling of pushes.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub(super) enum Pushes {
-    /// A listener hears them as they come.
+    /// A listener receives them as they arrive.
     AtOnce,
-    /// A listener hears them when the connection is used next.
+    /// A listener receives them at the next use of the connection.
     AtNextUse,
-    /// A program cannot get at them.
+    /// A program cannot receive them.
     Never,
 }
 
 #[derive(Debug)]
 pub(super) struct Library {
     pub(super) name: &'static str,
-    /// The program that drives it.
+    /// Returns the command of the program that drives the library.
     pub(super) program: fn() -> Result<Command>,
-    /// Several tasks may have commands under way on one connection.
+    /// Several tasks may share one connection, each with a command under way.
     pub(super) shares: bool,
     pub(super) pushes: Pushes,
-    /// As it is by default it gives up a command that takes a few seconds.
+    /// With default settings, it gives up on a command that takes a few seconds.
     pub(super) impatient: bool,
-    /// The commands it sends on a new connection; a trailing `*` stands for versions and addresses.
+    /// The commands that it sends on a new connection; a trailing `*` stands for versions and addresses.
     pub(super) startup: &'static [&'static str],
 }
 
@@ -134,7 +134,7 @@ pub(super) const JEDIS: Library = Library {
     startup: &["HELLO 3", "CLIENT SETINFO LIB-NAME jedis", "CLIENT SETINFO LIB-VER *"],
 };
 
-/// The folder of the drivers and their dependencies from `make deps`.
+/// Returns the folder of the drivers and of their dependencies from `make deps`.
 pub(super) fn folder() -> PathBuf {
     Path::new(env!("CARGO_MANIFEST_DIR")).join("clients")
 }
@@ -158,19 +158,19 @@ pub(crate) fn node() -> Result<Command> {
     Ok(command)
 }
 
-/// Go, which comes with the Python packages where the system has none that is new enough.
+/// Returns a command of Go: the one installed with the Python packages if there is one, else that of the system.
 pub(crate) fn go() -> Result<Command> {
     let ours = folder().join(".venv/bin/go");
     Ok(process::command(&if ours.exists() { ours } else { installed("go")? }))
 }
 
-/// Java, with the libraries on its class path.
+/// Returns a command of Java with the libraries on its class path.
 pub(crate) fn java() -> Result<Command> {
     let target = folder().join("java/target");
     ensure!(target.join("lib").exists(), "no {}/lib: {INSTALL}", target.display());
     let mut command = process::command(&installed("java")?);
     let class_path = format!("{0}/classes:{0}/lib/*", target.display());
-    // Small and soon up: many run side by side.
+    // Small and quick to start, because many run at the same time.
     command.args(["-Xshare:auto", "-XX:TieredStopAtLevel=1", "-Xmx128m", "-cp", &class_path]);
     Ok(command)
 }
@@ -185,7 +185,7 @@ fn java_driver() -> Result<Command> {
     Ok(command)
 }
 
-/// Built once per test process, so that it is never older than its source.
+/// Builds the driver once per test process, so that it is never older than its source.
 fn go_driver() -> Result<Command> {
     static BUILT: OnceLock<Result<PathBuf, String>> = OnceLock::new();
     let built = BUILT.get_or_init(|| build_go_driver().map_err(|error| format!("{error:#}")));

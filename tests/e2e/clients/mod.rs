@@ -1,5 +1,5 @@
-//! Real client programs and libraries on the agent's socket, as they are: what they need, what they do when it is
-//! not set, and the programs of the documents as they stand there.
+//! Real client programs and libraries, unchanged, on the agent's socket: the settings that they need, their behaviour
+//! without these, and the programs of the documents as printed.
 
 mod commands;
 mod driver;

@@ -1,4 +1,4 @@
-//! The workers of the documents, run as they are printed.
+//! The example workers of the documents, run as printed.
 
 use std::path::{Path, PathBuf};
 use std::process::Command;
@@ -20,7 +20,7 @@ impl Bench {
         Ok(Self { agent: Agent::start(&redis).await?, redis })
     }
 
-    /// Runs a program to its end while we hold `name`, which it has to wait for, and gives what it printed.
+    /// Runs a program to its end while we hold `name`, which it has to wait for. Returns its output.
     pub(super) async fn run_against_a_holder(
         &self,
         command: Command,
@@ -52,7 +52,7 @@ impl Bench {
     }
 }
 
-/// A document's block of code in this language under this heading (any, where it is empty), with the socket put in.
+/// Returns a document's block of code in this language under this heading (any heading if empty), with the socket filled in.
 fn block(document: &str, heading: &str, language: &str, socket: &Path) -> Result<String> {
     let text = std::fs::read_to_string(folder().join("../..").join(document))?;
     let (_, section) =
@@ -77,7 +77,7 @@ fn first_block(text: &str, language: &str) -> Result<String> {
         .collect())
 }
 
-/// A folder in which a program of a document is made ready to run.
+/// A folder in which a program of a document is prepared to run.
 struct Place(tempfile::TempDir);
 
 impl Place {
@@ -97,7 +97,7 @@ impl Place {
                     std::fs::copy(folder().join("go").join(file), self.0.path().join(file))?;
                 }
                 std::fs::write(self.0.path().join("main.go"), code)?;
-                // Built before anybody waits for it: with a cold cache that takes a while.
+                // Built before the lock is held: with a cold cache this takes a while.
                 let mut build = go()?;
                 build.args(["build", "-o", "worker", "main.go"]).current_dir(self.0.path());
                 ensure!(build.status()?.success(), "a program in Go cannot be built");
@@ -174,7 +174,7 @@ impl Place {
     }
 }
 
-/// Runs a program of a document, which waits for `orders:42` and works under it.
+/// Checks that a program of a document waits for `orders:42` and works under it.
 async fn works(document: &str, heading: &str, language: &str) -> Result<()> {
     let bench = Bench::new().await?;
     let place = Place::new()?;

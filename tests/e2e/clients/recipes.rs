@@ -1,4 +1,4 @@
-//! The workers of docs/workers, as they are there.
+//! The workers of docs/workers, run unchanged.
 
 use std::io::Write as _;
 use std::path::{Path, PathBuf};
@@ -23,10 +23,10 @@ fn recipe(file: &str) -> PathBuf {
     folder().join("../../docs/workers").join(file)
 }
 
-/// A program in some language, made ready to run as often as one likes.
+/// A program in some language, which can be started any number of times.
 struct Program {
     make: fn(&Path) -> Result<Command>,
-    /// It comes back to its session.
+    /// True if it resumes its session.
     resumes: bool,
 }
 
@@ -79,7 +79,7 @@ fn in_shell(_: &Path) -> Result<Command> {
     Ok(command)
 }
 
-/// One that runs: its orders go in, what it says comes out.
+/// A running program: it reads orders and prints lines.
 struct Running {
     process: Process,
     orders: Option<ChildStdin>,
@@ -109,7 +109,7 @@ impl Running {
         Ok(())
     }
 
-    /// As [`Self::says`], after this any number of times.
+    /// Like [`Self::says`], but `before` may be printed any number of times first.
     async fn says_after(&mut self, before: &str, expected: &str) -> Result<()> {
         loop {
             let line = timeout(PATIENCE, self.lines.next_line()).await;
@@ -127,7 +127,7 @@ impl Running {
         self.says(&format!("did {order}")).await
     }
 
-    /// There are no more orders: it ends.
+    /// Closes the input and waits for the end.
     async fn finish(&mut self) -> Result<()> {
         self.orders = None;
         self.says("done").await?;
@@ -183,12 +183,12 @@ async fn works_and_comes_back(program: &Program) -> Result<()> {
     worker.does("one").await?;
     worker.does("two").await?;
     if program.resumes {
-        // Another agent, the same lock.
+        // The agent is restarted; the lock stays the same.
         stage.agent.restart().await?;
         worker.says("resumed").await?;
         worker.does("three").await?;
         ensure!(stage.holder().await? == holder);
-        // Another process, too.
+        // The worker's process is replaced too.
         worker.process.kill()?;
         drop(worker);
         worker = stage.start(program)?;
@@ -214,7 +214,7 @@ async fn hears_of_danger_and_loss(program: &Program) -> Result<()> {
     stage.redis.process().freeze().await?;
     if program.resumes {
         worker.says("jeopardy").await?;
-        // On a busy host it may have been in danger, and safe again, before.
+        // On a busy host the lock may have been in danger and safe again before.
         worker.says_after("jeopardy", "lost: unconfirmed").await?;
     } else {
         worker.says("ended in the middle").await?;

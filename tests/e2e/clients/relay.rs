@@ -1,4 +1,4 @@
-//! Stands between a library and the agent: notes what the library sends, and cuts its connections.
+//! A relay between a library and the agent: records the commands of the library and cuts its connections.
 
 use std::path::{Path, PathBuf};
 use std::sync::{Arc, Mutex, PoisonError};
@@ -14,7 +14,7 @@ use harness::Reply;
 /// The bytes sent by each connection, in order of creation.
 type Sent = Arc<Mutex<Vec<Vec<u8>>>>;
 
-/// A socket of its own before the agent's. Its connections end when it is dropped.
+/// A separate socket in front of the agent's. Its connections end when it is dropped.
 pub(crate) struct Relay {
     folder: TempDir,
     sent: Sent,
@@ -48,7 +48,7 @@ impl Relay {
         self.folder.path().join("relay.sock")
     }
 
-    /// Ends all connections there are; new ones are carried.
+    /// Ends all current connections; new ones are relayed.
     pub(crate) fn cut(&self) {
         self.connections.lock().unwrap_or_else(PoisonError::into_inner).abort_all();
     }
@@ -58,7 +58,7 @@ impl Relay {
         self.sent.lock().unwrap_or_else(PoisonError::into_inner).len()
     }
 
-    /// The commands that the `number`th connection has sent, their words with spaces between them.
+    /// Returns the commands that the `number`th connection has sent, with spaces between their words.
     pub(crate) fn commands(&self, number: usize) -> Result<Vec<String>> {
         let sent = self.sent.lock().unwrap_or_else(PoisonError::into_inner);
         let mut rest = sent.get(number).map_or(&[][..], Vec::as_slice);

@@ -1,4 +1,4 @@
-//! A worker's day, played by each library: nothing that happens to a lock goes unnoticed.
+//! A worker's day, played by each library: no change to its locks goes unnoticed.
 
 use anyhow::{Context as _, Result, bail, ensure};
 use harness::{Agent, Client, PATIENCE, RedisServer, Reply, eventually, within};
@@ -7,17 +7,17 @@ use super::driver::{Driver, Sent};
 use super::libraries::{LETTUCE, Library, Pushes, REDIS_PY, Settings};
 use super::relay::Relay;
 
-/// The duration of a LOCK behind another holder: longer than default library timeouts.
+/// The duration of a LOCK behind another holder: longer than the default time-outs of libraries.
 const LONG: i64 = 10_000;
 
 async fn bench() -> Result<(RedisServer, Agent)> {
     let redis = RedisServer::start().await?;
-    // Renewed every five seconds, so a lock that is gone from Redis is soon noticed; and Redis has a second to answer.
+    // Renewed every five seconds, so a lock that is gone from Redis is soon noticed; Redis has one second to answer.
     let agent = Agent::with(&redis, &["--lease", "15s"]).await?;
     Ok((redis, agent))
 }
 
-/// Plays all scenes with a Redis and an agent of their own.
+/// Plays all scenes with a separate Redis and agent.
 pub(super) async fn play(library: &Library) -> Result<()> {
     let (redis, agent) = bench().await?;
     let scenes = [Settings::Advised, Settings::Default].map(async |settings| {
@@ -35,8 +35,8 @@ pub(super) async fn play(library: &Library) -> Result<()> {
     Ok(())
 }
 
-/// Lettuce gives up on a LOCK, but its connection lives on: the agent grants it in the end, to nobody's knowledge.
-/// The session shows it, CANCEL prevents it, and the connection's end ends it.
+/// Lettuce gives up on a LOCK but keeps its connection, so the agent may grant the lock unnoticed. HOLDS shows such a
+/// hold, CANCEL prevents it, and the end of the connection ends it.
 pub(super) async fn lettuce_is_hasty() -> Result<()> {
     let (redis, agent) = bench().await?;
     let relay = Relay::start(&agent.socket())?;
@@ -52,7 +52,7 @@ pub(super) async fn lettuce_is_hasty() -> Result<()> {
         ensure!(given_up.error().is_some_and(|error| error.contains("timed out")), "{given_up}");
         stage.until_waiting(name).await;
     }
-    // Replies keep their order: on its own connection this would wait behind the LOCKs.
+    // Replies keep their order: on the worker's own connection this would wait behind the LOCKs.
     let cancelled = stage.driver.call("c", &format!("CANCEL {session} {secret} OWNER 2")).await?;
     ensure!(cancelled == Reply::Int(1), "{cancelled}");
     for name in ["hasty:a", "hasty:b"] {
@@ -71,10 +71,10 @@ pub(super) async fn lettuce_is_hasty() -> Result<()> {
     Ok(())
 }
 
-/// Redis does not answer for a while, and does again in time: both are told, by EVENTS and by pushes.
+/// Redis stops answering for a while and answers again in time: EVENTS and pushes report both.
 pub(super) async fn jeopardy_is_told() -> Result<()> {
     let mut redis = RedisServer::start().await?;
-    // The last third of the lease is the time to hear of it and to put it right.
+    // The last third of the lease must suffice to receive the warning and to recover.
     let agent = Agent::with(&redis, &["--lease", "12s"]).await?;
     let mut asks = Driver::start(&REDIS_PY, &agent.socket(), Settings::Advised)?;
     let mut hears = Driver::start(&LETTUCE, &agent.socket(), Settings::Advised)?;
@@ -120,8 +120,8 @@ impl Stage<'_> {
         self.is_cut_off().await.context("a connection cut")
     }
 
-    /// By default some give up on a LOCK that waits, and all connect again when they are cut off: what the
-    /// session held is free then, and `IN` makes of it an error whatever is sent again.
+    /// With default settings, some libraries give up on a waiting LOCK, and all reconnect after a cut. By then the
+    /// locks of the session are free, and `IN` makes every command that the library sends again fail.
     async fn default(&mut self) -> Result<()> {
         let mut other = self.agent.client().await?;
         other.call("LOCK default:busy").await?.ok()?;
@@ -137,7 +137,7 @@ impl Stage<'_> {
         ensure!(told.error().is_some(), "the LOCK that waited was {told}");
         self.until_free("default:mine").await;
         ensure!(rows(&mut other, "default:busy").await?.len() == 1, "its wait goes on");
-        // The other lets go only now: whatever the library sends again finds the lock free.
+        // The other worker releases the lock only now, so a command that the library sends again finds it free.
         other.call("UNLOCK default:busy").await?.ok()?;
         let again = format!("LOCK default:busy NOWAIT IN {session}");
         let refused = eventually("the library to have connected again", async || {
@@ -155,7 +155,7 @@ impl Stage<'_> {
         Ok(())
     }
 
-    /// The library's handshake is the expected one and does not prevent it from working.
+    /// Checks that the library sends the expected handshake and works with it.
     fn starts_up(&self) -> Result<()> {
         let commands = self.relay.commands(0)?;
         let by_itself = commands.iter().take_while(|command| *command != "SESSION");
@@ -197,7 +197,7 @@ impl Stage<'_> {
 
     async fn has_two_owners(&mut self) -> Result<()> {
         if !self.library.shares {
-            // One command at a time; together they go out as a pipeline.
+            // The library runs one command at a time per connection, so these are sent as a pipeline.
             let command =
                 "LOCK own OWNER 1 ; LOCK own OWNER 2 ; UNLOCK own OWNER 1 ; UNLOCK own OWNER 2";
             let replies = self.driver.call("own", command).await?;
@@ -232,7 +232,7 @@ impl Stage<'_> {
         self.driver.call("told", "SESSION PUSH on").await?.ok()?;
         self.loses("told").await?;
         if self.library.pushes == Pushes::AtNextUse {
-            // Whatever it asks next; nothing is broken by what it finds first.
+            // The library finds the push at its next command, which must still succeed.
             self.until_lost("told:a").await;
             ensure!(self.driver.call("told", "PING").await?.text() == "PONG");
         }
@@ -241,7 +241,7 @@ impl Stage<'_> {
         Ok(())
     }
 
-    /// Takes a lock, which is then deleted behind everybody's back.
+    /// Acquires a lock, which is then deleted directly in Redis.
     async fn loses(&mut self, connection: &str) -> Result<()> {
         self.driver.call(connection, &format!("LOCK {connection}:a")).await?.ok()?;
         let deleted = self.redis.client().await?.call(&format!("DEL {connection}:a")).await?;
@@ -249,7 +249,7 @@ impl Stage<'_> {
         Ok(())
     }
 
-    /// A LOCK begins to wait for another's lock while its session holds one.
+    /// Starts a LOCK that waits for another worker's lock while its session holds one.
     async fn long_wait_begins(&mut self, other: &mut Client) -> Result<(Sent, String)> {
         other.call("LOCK long:busy").await?.ok()?;
         let (session, _) = self.credentials("long").await?;
@@ -285,7 +285,7 @@ impl Stage<'_> {
         Ok(())
     }
 
-    /// Whatever it does about it, the worker hears of it, each time it asks.
+    /// Checks that each command of the worker fails after a cut, even if the library reconnects.
     async fn is_cut_off(&mut self) -> Result<()> {
         let (session, _) = self.credentials("cut").await?;
         self.driver.call("cut", &format!("LOCK cut:a IN {session}")).await?.ok()?;
@@ -332,7 +332,7 @@ impl Stage<'_> {
     }
 }
 
-/// The number of connections used by all scenes but the last.
+/// The maximum number of connections that all scenes but the last use.
 const CONNECTIONS: usize = 6;
 
 struct Row {

@@ -1,4 +1,4 @@
-//! An exhausted limit of file descriptors.
+//! The limit of file descriptors is exhausted.
 
 use std::time::Duration;
 
@@ -21,7 +21,7 @@ async fn without_descriptors_new_connections_wait_and_the_others_go_on() -> Resu
     let crowd = Crowd::new(&["--lease", "12s"]).await?;
     let mut worker = crowd.agent.client().await?;
     worker.call("LOCK a").await?.ok()?;
-    // As when something else in the process had taken all there are: input, output and errors have the first three.
+    // Simulates a process that has used up its descriptors: standard input, output and error are the first three.
     limit_files(crowd.agent.pid(), 3)?;
     let mut newcomer = Client::unix(&crowd.agent.socket()).await?;
     newcomer.send("PING").await?;
@@ -36,7 +36,7 @@ async fn without_descriptors_new_connections_wait_and_the_others_go_on() -> Resu
         worker.call("LOCK b").await?.ok()?;
         worker.call("UNLOCK b").await?.ok()?;
     }
-    // It is renewed on a connection that the agent has already.
+    // The lock is renewed on an existing connection of the agent.
     let (mut direct, mut last) = (crowd.redis.client().await?, i64::MAX);
     eventually("a renewal", async || {
         let left = direct.call("PTTL a").await?.int()?;
@@ -49,7 +49,7 @@ async fn without_descriptors_new_connections_wait_and_the_others_go_on() -> Resu
     ensure!(early.is_err(), "it was served without a descriptor");
     limit_files(crowd.agent.pid(), 1_000)?;
     ensure!(newcomer.reply().await?.text() == "PONG");
-    // It did not spin: the pause between two tries grows to a second.
+    // The agent did not spin: the pause between two tries grows to a second.
     let log = std::fs::read_to_string(crowd.agent.folder().join("agent.log"))?;
     let tries = log.matches("accept failed").count();
     ensure!(tries < 100, "{tries} tries");

@@ -22,7 +22,7 @@ async fn a_hundred_thousand_holds_are_renewed_listed_and_released() -> Result<()
     crowd.until_keys(HOLDS as i64).await?;
     let each = (crowd.memory()? - idle) / HOLDS as u64;
     ensure!(each < 1_536, "{each} bytes a hold");
-    // Each of them is seen once, page by page, while they are renewed.
+    // A listing by pages returns each of them once while they are renewed.
     let mut looker = crowd.agent.client().await?;
     let (mut cursor, mut seen) = ("0".to_owned(), 0);
     loop {

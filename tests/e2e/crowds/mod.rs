@@ -1,6 +1,6 @@
-//! Crowds: as many sessions, holds and waiters as an agent is made for, all at once, and workers that do not read.
+//! Crowds: as many sessions, holds and waiters as one agent is designed for, all at once, and workers that do not read.
 //!
-//! One at a time, since each is load enough for a small machine.
+//! The tests run one at a time, since each is load enough for a small machine.
 
 mod descriptors;
 mod holds;
@@ -14,10 +14,10 @@ use harness::{Agent, Client, RedisServer, Reply, eventually, redis};
 use rustix::process::{Resource, Rlimit, getrlimit, setrlimit};
 use tokio::sync::{Mutex, MutexGuard};
 
-/// The number of commands sent before reading replies: just below the limit of a session.
+/// The number of commands sent before replies are read: just below the limit of a session.
 const PIPELINE: usize = 1_000;
 
-/// An agent for a crowd with its own Redis, and exclusive use of the machine among the tests of crowds.
+/// An agent with its own Redis for a crowd. Only one test of crowds runs at a time.
 struct Crowd {
     agent: Agent,
     redis: RedisServer,
@@ -50,9 +50,9 @@ impl Crowd {
     async fn until_keys(&self, count: i64) -> Result<()> {
         let mut direct = self.redis.client().await?;
         eventually("that many keys in Redis", async || {
-            // Listing all keys takes long: it is done once it may be right.
+            // Listing all keys takes long, so they are counted first.
             let keys = direct.call("DBSIZE").await?.int()?;
-            // The agent, its trace, and the holders that it publishes.
+            // The other keys: the agent, its trace, and the holders that it publishes.
             ensure!((count..=count + 3).contains(&keys), "{keys}, not {count}");
             let keys = i64::try_from(redis::locks(&mut direct).await?)?;
             ensure!(keys == count, "{keys}, not {count}");
@@ -62,7 +62,7 @@ impl Crowd {
         Ok(())
     }
 
-    /// Nothing was lost, or in danger.
+    /// Checks that no hold was lost or is in danger.
     async fn nothing_is_lost(&self) -> Result<()> {
         for metric in ["lockscope_agent_lost_holds_total", "lockscope_agent_jeopardy_holds"] {
             let value = self.figure(metric, &[]).await?;
@@ -80,7 +80,7 @@ impl Crowd {
     }
 }
 
-/// Sends commands, many at a time, and gives their replies.
+/// Sends commands, many at a time, and returns their replies.
 async fn all(client: &mut Client, commands: &[String]) -> Result<Vec<Reply>> {
     let mut replies = Vec::with_capacity(commands.len());
     for some in commands.chunks(PIPELINE) {
@@ -98,7 +98,7 @@ async fn send_all(client: &mut Client, commands: &[String]) -> Result<()> {
     client.send_bytes(&commands.iter().flat_map(words).collect::<Vec<u8>>()).await
 }
 
-/// Lets this process have as many files open as it may.
+/// Raises the limit of open files of this process as far as allowed.
 fn open_files(needed: u64) -> Result<()> {
     let limit = getrlimit(Resource::Nofile);
     setrlimit(Resource::Nofile, Rlimit { current: limit.maximum, ..limit })?;

@@ -10,7 +10,7 @@ use super::{Crowd, open_files};
 
 const WORKERS: usize = 10_000;
 
-/// Connects as blocking programs do: the kernel holds them while the listener's queue is full.
+/// Connects as blocking programs do: the kernel makes them wait while the listener's queue is full.
 fn connect(socket: &Path, count: usize) -> Result<Vec<UnixStream>> {
     (0..count).map(|_| Ok(UnixStream::connect(socket)?)).collect()
 }

@@ -49,7 +49,7 @@ async fn pushes_that_nobody_reads_are_dropped_and_counted() -> Result<()> {
     let crowd = Crowd::new(&["--lease", "6s"]).await?;
     let mut deaf = crowd.agent.client3().await?;
     deaf.call("SESSION PUSH on DEADLINES on").await?.ok()?;
-    // Long names: what is kept for a reader is soon full.
+    // Long names soon fill the agent's buffer for a reader.
     let (tail, mut renewed) = ("x".repeat(500), 0);
     let locks: Vec<String> = (0..2_000).map(|i| format!("LOCK {i}:{tail}")).collect();
     for reply in all(&mut deaf, &locks).await? {
@@ -60,7 +60,7 @@ async fn pushes_that_nobody_reads_are_dropped_and_counted() -> Result<()> {
         let figures = crowd.agent.metrics().await?;
         let dropped = figures.sum("lockscope_agent_events_dropped_total", &[]);
         ensure!(dropped >= 1_000.0, "{dropped}");
-        // Each renewal is one event, and is dropped once at most.
+        // Each renewal is one event, which is dropped at most once.
         let renewals = figures.sum("lockscope_agent_renewals_total", &[]);
         assert!(dropped < renewals, "{dropped} of {renewals} events");
         Ok(())

@@ -1,4 +1,4 @@
-//! A hundred thousand waiters on one name, and ten thousand names waited for.
+//! A hundred thousand waiters for one name, and ten thousand names with a waiter each.
 
 use anyhow::{Result, ensure};
 use harness::{Client, Reply, eventually};
@@ -29,7 +29,7 @@ async fn a_hundred_thousand_wait_for_one_lock() -> Result<()> {
         let locks: Vec<String> = (0..PIPELINE).map(|i| format!("LOCK one OWNER {i}")).collect();
         send_all(&mut client, &locks).await?;
         sessions.push(client);
-        // Commands that several clients send at once are served in turn: those of the first client must come first.
+        // Commands that several clients send at once are served in turn, but those of the first client must be served first.
         if sessions.len() == 1 {
             crowd.until_figure("lockscope_agent_waiters", &[], PIPELINE as f64).await;
         }
@@ -39,10 +39,10 @@ async fn a_hundred_thousand_wait_for_one_lock() -> Result<()> {
     ensure!(each < 1 << 10, "{each} bytes a waiter");
     let one_more = holder.call("LOCK two").await?;
     ensure!(one_more.is_error("LIMIT"), "{one_more}");
-    // None of them has asked Redis: they know that the lock is taken.
+    // No waiter has queried Redis: the agent knows that the lock is held.
     let asked = scripts(&mut direct).await? - asked;
     ensure!(asked == 0, "{asked} scripts for those who wait");
-    // The first hundred have their turn, in order of arrival.
+    // The first hundred are granted the lock, in order of arrival.
     let mut first = sessions.remove(0);
     holder.call("UNLOCK one").await?.ok()?;
     for owner in 0..100 {
@@ -50,10 +50,10 @@ async fn a_hundred_thousand_wait_for_one_lock() -> Result<()> {
         ensure!(held.field("holds")?.int()? == 1, "{held}");
         first.send(&format!("UNLOCK one OWNER {owner}")).await?;
     }
-    // The sessions of half of them end, from the middle; then all others'.
+    // Half of the sessions end, from the middle of the queue; then all others.
     let rest = sessions.split_off(SESSIONS / 2);
     drop(sessions);
-    // One of the first session's has the lock now.
+    // A waiter of the first session holds the lock now.
     let left = rest.len() * PIPELINE + PIPELINE - 101;
     crowd.until_figure("lockscope_agent_waiters", &[], left as f64).await;
     crowd.nothing_is_lost().await?;
@@ -67,7 +67,7 @@ async fn a_hundred_thousand_wait_for_one_lock() -> Result<()> {
 async fn ten_thousand_names_are_waited_for() -> Result<()> {
     const NAMES: usize = 10_000;
     let crowd = Crowd::new(&[]).await?;
-    // A holder that no agent knows: each name has to be listened to.
+    // No agent knows this holder, so each name needs a subscription.
     let mut direct = crowd.redis.client().await?;
     let foreign = "285475da-9152-4c83-822a-67ee2f116a79:1";
     let mut takes = Vec::new();
@@ -91,7 +91,7 @@ async fn ten_thousand_names_are_waited_for() -> Result<()> {
         Ok(())
     })
     .await;
-    // Released as Redisson does it, one after the other; each goes to whom it was kept from.
+    // The locks are released as Redisson does it, one after the other; each is granted to its waiter.
     let mut releases = Vec::new();
     for i in 0..NAMES {
         releases.push(format!("DEL name:{i}"));

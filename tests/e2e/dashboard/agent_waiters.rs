@@ -1,4 +1,4 @@
-//! Waiters at agents: counted and named without MONITOR.
+//! Waiters of agents: counted and named without MONITOR.
 
 use anyhow::{Result, ensure};
 use harness::{Agent, Client, Foreign, eventually};
@@ -14,7 +14,7 @@ async fn waiter(agent: &Agent, command: &str) -> Result<Client> {
     Ok(waiter)
 }
 
-/// Starts workers of that agent that wait for a lock.
+/// Starts workers of that agent, which wait for a lock.
 async fn waiters(agent: &Agent, count: usize) -> Result<Vec<Client>> {
     let mut waiters = Vec::new();
     for i in 0..count {
@@ -53,7 +53,7 @@ async fn workers_that_wait_at_agents_are_counted_exactly() -> Result<()> {
     drop(listening);
     bench.listed("orders:42", counts(13, true)).await;
 
-    // The tree of waits has them, and the waiters of their locks.
+    // The tree of waits shows them, and the waiters for their locks.
     let mut behind = waiter(&other, "LOCK cart:7").await?;
     behind.reply().await?.ok()?;
     behind.send("LOCK orders:42").await?;

@@ -1,4 +1,4 @@
-//! A real browser looks at the page while locks come and go.
+//! A real browser shows the page while locks are acquired and released.
 
 use anyhow::{Context as _, Result, ensure};
 use harness::browser::Browser;
@@ -7,7 +7,7 @@ use serde_json::Value;
 
 use super::Bench;
 
-/// The text of the row whose name is this, or null.
+/// Returns a script for the text of the row with this name, or null.
 fn row(name: &str) -> String {
     format!(
         "const row = [...document.querySelectorAll('#rows tr')]
@@ -16,7 +16,7 @@ fn row(name: &str) -> String {
     )
 }
 
-/// Seconds that the row's time to live shows, or null.
+/// Returns a script for the seconds of the row's time to live, or null.
 fn seconds_left(name: &str) -> String {
     format!(
         "const row = [...document.querySelectorAll('#rows tr')]
@@ -31,7 +31,7 @@ async fn a_row_appears_counts_down_and_disappears_without_a_reload() -> Result<(
     let bench = Bench::new().await?;
     let browser = Browser::start().await?;
     browser.open(&bench.dashboard.url("/")).await?;
-    // A reload would take this mark away.
+    // A reload would remove this mark.
     browser.run("window.mark = 'still here'").await?;
     let mut java = Foreign::connect(&bench.redis).await?;
     java.lease_ms = 50_000;
@@ -56,7 +56,7 @@ async fn a_row_appears_counts_down_and_disappears_without_a_reload() -> Result<(
         })
         .await;
     }
-    // The same row shows the count of a re-entry.
+    // The same row shows the hold count after a re-entry.
     assert!(java.lock("nightly-report").await?);
     eventually("the count", async || {
         let text = browser.run(&row("nightly-report")).await?;

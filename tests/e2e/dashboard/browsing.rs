@@ -1,4 +1,4 @@
-//! Every page in a real browser: by keyboard, in several windows, without colours, and for a screen reader.
+//! Every page in a real browser: by keyboard, in several windows, without colours, and with a screen reader.
 
 use anyhow::{Context as _, Result, ensure};
 use harness::browser::{self, Browser};
@@ -13,17 +13,17 @@ const AXE: &str =
     .filter((violation) => ['moderate', 'serious', 'critical'].includes(violation.impact))
     .map((violation) => `${violation.impact} ${violation.id} ${violation.nodes[0].target}`));";
 
-/// True if a page is wider than the window. On a phone, `innerWidth` grows with the page.
+/// A script that returns true if a page is wider than the window. On a phone, `innerWidth` grows with the page.
 pub(super) const WIDE: &str =
     "return document.documentElement.scrollWidth > document.documentElement.clientWidth";
 
-/// The checker that `make deps` installs.
+/// Returns the accessibility checker that `make deps` installs.
 pub(super) fn axe() -> Result<String> {
     let path = concat!(env!("CARGO_MANIFEST_DIR"), "/clients/node_modules/axe-core/axe.min.js");
     std::fs::read_to_string(path).with_context(|| format!("{path}: `make deps` installs it"))
 }
 
-/// A dashboard that has something to show on every page: a leaked lock, one that is waited for, and a history.
+/// A dashboard with something to show on every page: a leaked lock, one with a waiter, and a history.
 pub(super) struct Shown {
     pub(super) bench: Bench,
     pub(super) java: Foreign,
@@ -53,7 +53,7 @@ pub(super) async fn follow(browser: &Browser, text: &str) -> Result<()> {
     Ok(())
 }
 
-/// A client that is subscribed to a lock's release messages, as a waiter is.
+/// Returns a client that is subscribed to a lock's release messages, as a waiter is.
 pub(super) async fn listener(bench: &Bench, name: &str) -> Result<Client> {
     let mut listener = bench.redis.client().await?;
     listener.call(&format!("SUBSCRIBE redisson_lock__channel:{{{name}}}")).await?.ok()?;
@@ -125,7 +125,7 @@ async fn every_page_is_accessible() -> Result<()> {
     Ok(())
 }
 
-/// Returns whether axe is content with what the browser shows, in light and in dark.
+/// Checks that axe reports no violations on the page, in light and in dark colours.
 pub(super) async fn assert_accessible(browser: &Browser, axe: &str, what: &str) -> Result<()> {
     for theme in ["light", "dark"] {
         browser.run(&format!("document.documentElement.dataset.theme = '{theme}'")).await?;
@@ -149,7 +149,7 @@ async fn every_operator_task_is_possible() -> Result<()> {
     let mut direct = shown.bench.redis.client().await?;
     let bearer = format!("Bearer {TOKEN}");
     eventually("the second dashboard to know the leak", async || {
-        // It has not seen the lock's time to live, so something else has to say that it is a lock.
+        // This dashboard has not seen the lock's time to live, so a release message has to prove that it is a lock.
         direct.call("PUBLISH redisson_lock__channel:{leaked} 0").await?.ok()?;
         let headers = [("Authorization", bearer.as_str())];
         let path = "/api/v1/lock?name=leaked";
@@ -168,7 +168,7 @@ async fn every_operator_task_is_possible() -> Result<()> {
         })
         .await;
     };
-    // A stranger is led to the login, and on to where they wanted to go.
+    // A visitor without a session is sent to the login, and then to the requested page.
     browser.open(&guarded.url("/lock?name=leaked")).await?;
     until("location.pathname === '/login'").await;
     assert_accessible(&browser, &axe, "the login").await?;
@@ -183,7 +183,7 @@ async fn every_operator_task_is_possible() -> Result<()> {
     assert_accessible(&browser, &axe, "a refused login").await?;
     browser.run(&log_in(TOKEN)).await?;
     until("location.pathname === '/lock' && document.querySelector('details.acknowledge')").await;
-    // Read and acknowledged.
+    // The problem is read and acknowledged.
     browser.run("document.querySelector('details.acknowledge').open = true").await?;
     assert_accessible(&browser, &axe, "a lock with the form to acknowledge").await?;
     browser
@@ -194,7 +194,7 @@ async fn every_operator_task_is_possible() -> Result<()> {
         .await?;
     until("document.body.innerText.includes('known since noon')").await;
     assert_accessible(&browser, &axe, "an acknowledged problem").await?;
-    // Released: the name has to be typed, and the answer says what came of it.
+    // A release requires the name to be typed, and the reply reports its outcome.
     browser.open(&guarded.url("/release?name=plain")).await?;
     assert_accessible(&browser, &axe, "the form to release").await?;
     let release = |name: &str| {
@@ -238,7 +238,7 @@ async fn everything_is_reached_by_keyboard() -> Result<()> {
         browser.press(key).await?;
         says(focused, row.into()).await;
     }
-    // A new lock that sorts first: the rows do not move while one of them has the focus.
+    // The new lock sorts first, but the rows do not move while one of them has the focus.
     let mut java = Foreign::connect(&shown.bench.redis).await?;
     ensure!(java.lock("a-new-one").await?, "taken");
     says("document.getElementById('waiting').hidden", false.into()).await;
@@ -250,7 +250,7 @@ async fn everything_is_reached_by_keyboard() -> Result<()> {
     browser.press(browser::ENTER).await?;
     says("location.pathname + document.querySelector('h1').innerText", "/lockleaked".into()).await;
 
-    // Paused: what is missed is counted, and there when it goes on.
+    // While the page is paused, missed changes are counted; they appear when it resumes.
     browser.press("2").await?;
     says("location.pathname", "/".into()).await;
     says("document.querySelectorAll('#rows tr').length", 4.into()).await;
@@ -306,7 +306,7 @@ async fn tabs_of_one_page_share_a_stream() -> Result<()> {
         })
         .await;
     }
-    // The leading tab opens the stream again for both; the end of the first one is noticed a little later.
+    // The leading tab opens the stream again for both windows; the dashboard notices the end of the first stream a little later.
     eventually("one stream for both windows", async || {
         let metrics = http::get(bench.dashboard.port(), "/metrics").await?.body;
         ensure!(metrics.contains("\nlockscope_dashboard_streams 1\n"), "{metrics}");

@@ -1,4 +1,4 @@
-//! The list of locks while much happens: rows stay where they are, and the browser has time for its reader.
+//! The list of locks under many changes: rows keep their places, and the browser stays responsive.
 
 use std::time::Duration;
 
@@ -11,16 +11,16 @@ use tokio::time::Instant;
 use super::Bench;
 
 const LOCKS: usize = 2_000;
-/// Acquisitions and releases a second.
+/// The number of acquisitions and releases per second.
 const CHANGES: u64 = 600;
 /// The time for which the page is watched: two frames and a half.
 const WATCHED: Duration = Duration::from_secs(25);
-/// The shortest time between two frames, milliseconds, less what a busy host may take from a timer.
+/// The minimum time between two frames in milliseconds, with an allowance for timers on a busy host.
 const FRAME_MS: f64 = 9_500.0;
-/// The longest time from the first move of a frame to its last, milliseconds. Without frames, rows would move all the time.
+/// The maximum time from the first move of a frame to its last, in milliseconds. Without frames, rows would move all the time.
 const TOGETHER_MS: f64 = 3_000.0;
 
-/// Records when rows take other places, and layout shifts as browsers sum them up.
+/// Records the times at which rows change places, and layout shifts as browsers sum them up.
 const WATCH: &str = "
     window.moves = []; window.shifts = { worst: 0, sum: 0, first: 0, last: 0, what: [] };
     let places = '';
@@ -63,7 +63,7 @@ async fn churn(mut java: Foreign) -> Result<()> {
     let mut held: Vec<bool> = (0..LOCKS).map(is_held).collect();
     let begun = Instant::now();
     for change in 0_u64.. {
-        // Every lock in turn, far from the one before.
+        // Takes every lock in turn, far from the one before.
         let i = usize::try_from(change)? * 769 % LOCKS;
         let done = if held[i] { java.unlock(&name(i)).await? } else { java.lock(&name(i)).await? };
         ensure!(done, "{} belongs to somebody else", name(i));
@@ -92,7 +92,7 @@ async fn rows_keep_their_places_under_600_changes_a_second() -> Result<()> {
     browser.open(&bench.dashboard.url("/")).await?;
     let churn = tokio::spawn(churn(java));
     browser.run(WATCH).await?;
-    // The first change comes at once, and begins the first frame.
+    // The first change is shown at once and starts the first frame.
     eventually("the first rows to move", async || {
         ensure!(browser.run("return moves.length").await? != 0, "none has moved");
         Ok(())
@@ -107,7 +107,7 @@ async fn rows_keep_their_places_under_600_changes_a_second() -> Result<()> {
     let shift = browser.run("return shifts.worst").await?.as_f64().context("no shift")?;
     eprintln!("layout shift {shift:.4}, main thread busy {:.1} %, moves {moves:?}", busy * 100.0);
     ensure!(moves.len() > 1, "nothing moved any more");
-    // The rows of one frame move together, apart from what a busy host delays.
+    // The rows of one frame move together, apart from delays on a busy host.
     let mut frames = vec![(moves[0], moves[0])];
     for at in &moves[1..] {
         match frames.last_mut() {
@@ -121,7 +121,7 @@ async fn rows_keep_their_places_under_600_changes_a_second() -> Result<()> {
     let what = browser.run("return shifts.what.slice(-40)").await?;
     ensure!(shift < 0.1, "a layout shift of {shift}: {what}");
 
-    // A problem does not wait for the frame.
+    // A problem is shown without waiting for the frame.
     direct.call("HSET zz-leaked 0f3c1f6e-5a43-4f9f-8d11-6a2b3c4d5e6f:8 1").await?.ok()?;
     direct.call("PUBLISH redisson_lock__channel:{zz-leaked} 0").await?.ok()?;
     eventually("the problem to be first", async || {

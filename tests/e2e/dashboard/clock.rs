@@ -1,4 +1,4 @@
-//! The wall clock of the dashboard's host, which is set while the dashboard runs.
+//! Changes to the wall clock of the dashboard's host while the dashboard runs.
 
 use anyhow::{Context as _, Result, ensure};
 use harness::{Client, Dashboard, RedisServer, WallClock, eventually};
@@ -8,14 +8,14 @@ use serde_json::Value;
 use super::{HOLDER, problems};
 
 const HOUR: i64 = 3_600;
-/// As exactly as it is looked: far more than any test takes, and far less than the clock is set by.
+/// The tolerance for times: far more than any test takes, and far less than the change of the clock.
 const ABOUT: u64 = 900;
-/// The correct time in seconds since 1970, by Redis' clock, which is not changed.
+/// Returns the correct time in seconds since 1970, by Redis' clock, which is not changed.
 async fn now(direct: &mut Client) -> Result<i64> {
     Ok(direct.call("TIME").await?.items()?[0].text().parse()?)
 }
 
-/// An instant of the API in seconds since 1970 (the proleptic Gregorian calendar, in years that begin in March).
+/// Converts an instant of the API to seconds since 1970 (the proleptic Gregorian calendar, in years that begin in March).
 fn seconds(instant: &Value) -> Result<i64> {
     let text = instant.as_str().with_context(|| format!("{instant} is no instant"))?;
     let number = |from: usize, to: usize| -> Result<i64> {
@@ -33,7 +33,7 @@ fn about(told: i64, due: i64) -> Result<()> {
     Ok(())
 }
 
-/// Waits until every time that the dashboard reports for these locks is by a clock that is that many seconds ahead.
+/// Waits until every time that the dashboard reports for these locks matches a clock that is `ahead` seconds fast.
 async fn until_times_match(dashboard: &Dashboard, direct: &mut Client, ahead: i64) {
     eventually("all to be told by the clock as it is", async || {
         let due = now(direct).await? + ahead;
@@ -51,7 +51,7 @@ async fn until_times_match(dashboard: &Dashboard, direct: &mut Client, ahead: i6
         for told in told {
             about(seconds(told)?, due)?;
         }
-        // Times that were stored before follow it, too.
+        // Times that were stored before the change follow it too.
         let at = past["past"][0]["since"]["at"].as_str().context("an instant")?;
         let at = utf8_percent_encode(at, NON_ALPHANUMERIC);
         let then = dashboard.json(&format!("/api/v1/lock?name=past&at={at}")).await?;
@@ -61,7 +61,7 @@ async fn until_times_match(dashboard: &Dashboard, direct: &mut Client, ahead: i6
         about(format!("{:.0}", metrics.sum(oldest, &[("lock_group", "held")])).parse()?, due)?;
         let read = "lockscope_dashboard_source_last_success_timestamp_seconds";
         about(format!("{:.0}", metrics.sum(read, &[("source", "poll")])).parse()?, due)?;
-        // Nothing is the worse for it.
+        // The change causes no problems and hides none.
         ensure!((problems(&held).len(), problems(&leaked).len()) == (0, 1), "{held} {leaked}");
         Ok(())
     })
@@ -108,7 +108,7 @@ async fn a_clock_change_affects_displayed_times_only() -> Result<()> {
     let found = dashboard.metrics().await?.sum("lockscope_dashboard_problems_detected_total", &[]);
     assert_eq!(found, 1.0, "no problem but the one that there is");
 
-    // The next one, which never saw it set, finds all as old as it is.
+    // The next dashboard, which never saw the clock change, reports everything with its correct age.
     dashboard.process().kill()?;
     WallClock::clear_up(dashboard.process().pid());
     dashboard.restart().await?;

@@ -1,4 +1,4 @@
-//! The dashboard on a Redis Cluster: locks of all masters in one picture, slots that move, a master that dies.
+//! The dashboard on a Redis Cluster: the locks of all masters in one picture, slots that move, a master that fails.
 
 use anyhow::{Result, ensure};
 use harness::{Client, Dashboard, RedisCluster, Reply, eventually};
@@ -8,14 +8,14 @@ use serde_json::Value;
 use super::{HOLDER, held, lock, problems, take};
 use crate::secure::{documented_users, refused};
 
-/// Releases a lock, and publishes that as Redisson 3.22 and later do in a cluster.
+/// Releases a lock and publishes the release as Redisson 3.22 and later do in a cluster.
 async fn release(direct: &mut Client, name: &str) -> Result<()> {
     direct.call(&format!("DEL {name}")).await?.ok()?;
     direct.call(&format!("SPUBLISH redisson_lock__channel:{{{name}}} 0")).await?.ok()?;
     Ok(())
 }
 
-/// The nodes that a source has rows of which are so.
+/// Returns the nodes at which a source has this state.
 async fn nodes(dashboard: &Dashboard, source: &str, state: &str) -> Result<Vec<String>> {
     let json = dashboard.json("/api/v1/sources").await?;
     let rows = json["sources"].as_array().into_iter().flatten();
@@ -23,7 +23,7 @@ async fn nodes(dashboard: &Dashboard, source: &str, state: &str) -> Result<Vec<S
     Ok(fits.map(|row| row["node"].as_str().unwrap_or_default().to_owned()).collect())
 }
 
-/// Waits until a source is so at these nodes, and at no others.
+/// Waits until a source has this state at these nodes, and at no others.
 pub(super) async fn until(dashboard: &Dashboard, source: &str, state: &str, wanted: &[String]) {
     let mut wanted = wanted.to_vec();
     wanted.sort();
@@ -72,7 +72,7 @@ async fn the_locks_of_all_masters_are_shown_together_and_released_on_their_node(
     assert_eq!(metrics.sum("lockscope_dashboard_redis_up", &[]), 3.0);
     assert_eq!(metrics.sum("lockscope_dashboard_locks", &[("deployment", "default")]), 3.0);
 
-    // Subscribers of a node are counted on both sorts of channel, and release messages on shard channels arrive.
+    // Waiters are counted on both kinds of channel of a node, and release messages on shard channels are received.
     let channel = format!("redisson_lock__channel:{{{}}}", names[1]);
     let mut sharded = cluster.client(1).await?;
     sharded.call(&format!("SSUBSCRIBE {channel}")).await?.ok()?;
@@ -106,7 +106,7 @@ async fn a_moving_slot_takes_its_locks_along() -> Result<()> {
     cluster.begin_move(slot, 0, 1).await?;
     cluster.move_keys(slot, 0, 1).await?;
     cluster.end_move(slot, 0, 1).await?;
-    // Only its new node can tell this.
+    // Only the slot's new node has this count.
     take(&mut cluster.client(1).await?, &name).await?;
     let lock = lock(&dashboard, &name, |lock| lock["holders"][0]["count"] == 2).await;
     assert!(held(&lock), "{lock}");
@@ -120,7 +120,7 @@ async fn a_moving_slot_takes_its_locks_along() -> Result<()> {
     Ok(())
 }
 
-/// Asks a node that is about to take over the slot.
+/// Runs a command on a node that is about to take over the slot.
 async fn asked(direct: &mut Client, command: &str) -> Result<Reply> {
     direct.call("ASKING").await?.ok()?;
     direct.call(command).await?.ok()
@@ -133,7 +133,7 @@ async fn a_lock_whose_slot_is_moving_is_read_where_it_is() -> Result<()> {
         Dashboard::start(&cluster.url(), &["--allow-release", "--insecure", "--monitor", "off"])
             .await?;
     let name = cluster.names("way:").swap_remove(0);
-    // Of the same slot.
+    // Another lock in the same slot.
     let fair = format!("{{{name}}}:fair");
     let slot = redisson::slot(name.as_bytes());
     let (mut here, mut there) = (cluster.client(0).await?, cluster.client(1).await?);
@@ -150,12 +150,12 @@ async fn a_lock_whose_slot_is_moving_is_read_where_it_is() -> Result<()> {
 
     cluster.begin_move(slot, 0, 1).await?;
     let count = |n: u64| move |lock: &Value| held(lock) && lock["holders"][0]["count"] == n;
-    // Still where it was, while what belongs to it has gone.
+    // The lock is still on the old node, while one of its companion keys has moved.
     cluster.move_key(&queue, 0, 1).await?;
     here.call(&format!("HINCRBY {fair} {HOLDER} 1")).await?.ok()?;
     let seen = lock(&dashboard, &fair, count(2)).await;
     assert!(waits(&seen), "who waits is as last seen: {seen}");
-    // Gone, and part of what belongs to it has not.
+    // The lock has moved, while one of its companion keys has not.
     cluster.move_key(&fair, 0, 1).await?;
     asked(&mut there, &format!("HINCRBY {fair} {HOLDER} 1")).await?;
     let seen = lock(&dashboard, &fair, count(3)).await;
@@ -163,11 +163,11 @@ async fn a_lock_whose_slot_is_moving_is_read_where_it_is() -> Result<()> {
     cluster.move_key(&name, 0, 1).await?;
     asked(&mut there, &format!("HINCRBY {name} {HOLDER} 1")).await?;
     lock(&dashboard, &name, count(2)).await;
-    // All of it is there, and is read there.
+    // Everything is on the new node and is read there.
     cluster.move_key(&deadlines, 0, 1).await?;
     asked(&mut there, &format!("DEL {queue}")).await?;
     asked(&mut there, &format!("DEL {deadlines}")).await?;
-    // One that was never where the slot is still served.
+    // A lock that never existed on the node that still serves the slot.
     let new = format!("{{{name}}}:new");
     asked(&mut there, &format!("HINCRBY {new} {HOLDER} 1")).await?;
     asked(&mut there, &format!("PEXPIRE {new} 3600000")).await?;
@@ -176,11 +176,11 @@ async fn a_lock_whose_slot_is_moving_is_read_where_it_is() -> Result<()> {
         let seen = lock(&dashboard, name, held).await;
         assert_eq!((problems(&seen), &seen["past"]), (Vec::new(), &Value::Array(vec![])), "{seen}");
     }
-    // A lock that is released there is free.
+    // A lock that is released on the new node is free.
     asked(&mut there, &format!("DEL {new}")).await?;
     let seen = lock(&dashboard, &new, |lock| lock["state"] == "free").await;
     assert_eq!(problems(&seen), [""; 0]);
-    // No node runs a release yet: of the keys that it names some are not there. It is tried until one does.
+    // No node runs a release yet, because some of its keys are elsewhere. The dashboard tries again until one does.
     let ended = async {
         eventually("the release to be tried again", async || {
             let stats = there.call("INFO commandstats").await?.text();
@@ -199,7 +199,7 @@ async fn a_lock_whose_slot_is_moving_is_read_where_it_is() -> Result<()> {
     if let Ok(given_up) = &done
         && given_up["outcome"] == "refused"
     {
-        // On a machine that stood still for long.
+        // On a machine that stalled for long, the dashboard may have given up.
         assert!(given_up["detail"].to_string().contains("its slot is moving"), "{given_up}");
         done = dashboard.release(&name, "lock").await;
     }
@@ -232,7 +232,7 @@ async fn an_added_node_is_queried_for_its_moving_slot_and_then_scanned() -> Resu
     there.call(&format!("HINCRBY {name} {HOLDER} 1")).await?.ok()?;
     let seen = lock(&dashboard, &name, |lock| lock["holders"][0]["count"] == 3).await;
     assert_eq!((problems(&seen), &seen["past"]), (Vec::new(), &Value::Array(vec![])), "{seen}");
-    // And no longer, once it has nothing again.
+    // The node is no longer read once it has no slots again.
     cluster.begin_move(slot, new, 1).await?;
     cluster.move_keys(slot, new, 1).await?;
     cluster.end_move(slot, new, 1).await?;
@@ -243,7 +243,7 @@ async fn an_added_node_is_queried_for_its_moving_slot_and_then_scanned() -> Resu
     Ok(())
 }
 
-/// A companion key of a lock.
+/// Returns a companion key of a lock.
 fn keys(of: impl Fn(&LockName) -> Vec<u8>, name: &str) -> String {
     let name = LockName::new(name.as_bytes()).expect("a name");
     String::from_utf8(of(&name)).expect("text")
@@ -268,7 +268,7 @@ async fn a_failover_is_followed_and_its_losses_are_one_notice() -> Result<()> {
         Ok(())
     })
     .await;
-    // It follows no longer, and cannot begin again.
+    // The replica stops following its master and cannot start again.
     direct.call("CONFIG SET masterauth nonsense").await?.ok()?;
     direct.call("CLIENT KILL TYPE master").await?.ok()?;
     take(&mut cluster.client(0).await?, &lost).await?;
@@ -281,7 +281,7 @@ async fn a_failover_is_followed_and_its_losses_are_one_notice() -> Result<()> {
     .await;
 
     cluster.node(0).process().kill()?;
-    // It is as it was last seen, while the others go on.
+    // The lock of the failed node stays listed as unknown, while the others are still read.
     lock_as_listed(&dashboard, &kept[0], "unknown").await;
     lock_as_listed(&dashboard, &kept[1], "held").await;
     cluster.take_over(replica).await?;
@@ -308,7 +308,7 @@ async fn a_failover_is_followed_and_its_losses_are_one_notice() -> Result<()> {
     assert_eq!(metrics.sum("lockscope_dashboard_redis_up", &[]), 3.0);
     let dead = format!("127.0.0.1:{}", cluster.node(0).port());
     assert!(!metrics.0.contains(&dead), "nothing is told of the node that is gone");
-    // Messages that go to all nodes are heard at one that lives.
+    // Messages that reach all nodes are received at a node that is alive.
     eventually("a node where they are heard", async || {
         let json = dashboard.json("/api/v1/sources").await?;
         let rows = json["sources"].as_array().into_iter().flatten();
@@ -330,7 +330,7 @@ async fn a_failover_is_followed_and_its_losses_are_one_notice() -> Result<()> {
     Ok(())
 }
 
-/// The lock in the list, once it has that state.
+/// Waits until the list shows the lock in that state.
 async fn lock_as_listed(dashboard: &Dashboard, name: &str, state: &str) {
     eventually(&format!("`{name}` to be {state}"), async || {
         let list = dashboard.json("/api/v1/locks?limit=100").await?;

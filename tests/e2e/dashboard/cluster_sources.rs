@@ -8,7 +8,7 @@ use super::cluster::{addresses, until};
 use super::{held, lock, problems, take};
 use crate::secure::certificate;
 
-/// Returns whether a source is among those that a lock is known from.
+/// Returns whether a lock was seen by this source.
 fn from(lock: &Value, source: &str) -> bool {
     lock["sources"].as_array().is_some_and(|all| all.contains(&source.into()))
 }
@@ -27,7 +27,7 @@ async fn monitor_and_notifications_cover_the_locks_of_each_master() -> Result<()
     for source in ["monitor", "keyspace"] {
         until(&dashboard, source, "on", &all).await;
     }
-    // Short enough to be renewed during the test, and long enough for a machine that stalls.
+    // The lease is short enough to be renewed during the test, and long enough for a machine that stalls.
     let ours = Agent::in_cluster(&cluster, &["--lease", "15s"]).await?;
     let theirs = Agent::in_cluster(&cluster, &["--lease", "15s"]).await?;
     let (mut worker, mut waiter) = (ours.client().await?, theirs.client().await?);

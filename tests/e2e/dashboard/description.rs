@@ -1,5 +1,5 @@
-//! Compares the API with its description, by a program that generates requests from the description: valid ones and
-//! others, the same ones each time.
+//! Compares the API with its description, by a program that generates requests from the description: valid and invalid
+//! ones, the same in each run.
 
 use std::path::Path;
 use std::time::Duration;
@@ -9,21 +9,21 @@ use harness::{Foreign, Process, process, within};
 
 use super::{Bench, problems};
 
-/// The time limit of its requests, including the start of an interpreter on a busy machine.
+/// The time limit of the program's requests, including the start of an interpreter on a busy machine.
 const LONG: Duration = Duration::from_secs(900);
-/// The number of valid requests that it generates for each operation, and that of invalid ones, besides the examples and the
-/// bounds of each parameter.
+/// The number of valid requests that the program generates for each operation, and of invalid ones, in addition to the
+/// examples and the bounds of each parameter.
 const OF_EACH: &str = "12";
 
 #[tokio::test]
 async fn every_response_matches_the_description() -> Result<()> {
     let history = tempfile::tempdir()?;
     let folder = history.path().to_str().context("a path in UTF-8")?;
-    // No release goes through: the word for what was seen cannot be guessed.
+    // No release succeeds, because the token for the observed state cannot be guessed.
     let mut bench =
         Bench::with(&["--history-dir", folder, "--allow-release", "--insecure"]).await?;
     let mut java = Foreign::connect(&bench.redis).await?;
-    // The examples of the description are about this lock and this problem.
+    // The examples of the description are about these locks and their problem.
     for name in ["orders:42", "orders:43", "other"] {
         assert!(java.lock(name).await?);
         bench.listed(name, |_| true).await;
@@ -38,7 +38,7 @@ async fn every_response_matches_the_description() -> Result<()> {
     let mut command = process::command(&program);
     command.arg("--config-file").arg(settings).args(["--no-color", "run"]);
     command.arg(bench.dashboard.url("/api/v1/openapi.json"));
-    // A stream has no end: its own tests read it.
+    // A stream has no end, so it has separate tests.
     command.args(["--exclude-path", "/api/v1/stream"]);
     command.args(["--phases", "examples,coverage,fuzzing"]);
     command.args(["--seed", "42", "--max-examples", OF_EACH]);
@@ -49,7 +49,7 @@ async fn every_response_matches_the_description() -> Result<()> {
     let status = within(LONG, "its end", async || asks.ended()?.context("it still asks")).await;
     assert!(status.success(), "{status}:\n{}", asks.log());
 
-    // It got beyond refusals.
+    // The requests were not only refused.
     let metrics = bench.dashboard.metrics().await?;
     let answered = |route: &str, status: &str| {
         metrics

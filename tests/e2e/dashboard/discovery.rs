@@ -62,7 +62,7 @@ async fn shows_the_next_holder() -> Result<()> {
 
 #[tokio::test]
 async fn a_requested_name_is_read_at_once() -> Result<()> {
-    // The passes look at other keys only: nothing but the question can find it.
+    // Passes look at other keys only, so nothing but the request can find the lock.
     let mut bench = Bench::with(&["--scan-match", "nothing:*"]).await?;
     let mut java = Foreign::connect(&bench.redis).await?;
     assert!(java.lock("a b&c").await?);
@@ -71,7 +71,7 @@ async fn a_requested_name_is_read_at_once() -> Result<()> {
     })
     .await;
     assert_eq!(lock["holders"][0]["id"], java.holder);
-    // Bytes that are not text are requested in base64, also in its URL-safe form: ff fe.
+    // Names that are not text are requested in base64, also in its URL-safe form; here the bytes ff fe.
     bench
         .direct
         .call_args(&[b"HSET".as_slice(), b"\xff\xfe", java.holder.as_bytes(), b"1"])
@@ -123,7 +123,7 @@ async fn observation_changes_nothing() -> Result<()> {
     bench.listed("b", |_| true).await;
     let before = bench.direct.call("CONFIG GET *").await?;
     drop(agent);
-    // From here on only the dashboard could write.
+    // From here on only the dashboard is active, so any write would be its own.
     bench.direct.call("CONFIG RESETSTAT").await?.ok()?;
     for path in ["/", "/lock?name=a", "/lock?name=text", "/sources", "/api/v1/locks"] {
         http::get(bench.dashboard.port(), path).await?;
@@ -183,8 +183,8 @@ async fn an_unreadable_redis_is_reported_everywhere() -> Result<()> {
     for i in 0..300 {
         direct.call(&format!("SET other:{i} x")).await?.ok()?;
     }
-    // A pass so slow that the pause after it outlasts what follows: a source at rest must tell, too. All keys are there
-    // before it begins: a second pass may be a minute away.
+    // The pass is so slow that the pause after it outlasts the rest of the test: an idle source must report the failure
+    // too. All keys exist before it begins, because a second pass may be a minute away.
     let dashboard = Dashboard::start(&redis.url(), &["--scan-rate", "100"]).await?;
     let mut bench = Bench { dashboard, redis, direct };
     bench.listed("a", |_| true).await;
@@ -194,7 +194,7 @@ async fn an_unreadable_redis_is_reported_everywhere() -> Result<()> {
         let detail =
             |source: &serde_json::Value| source["detail"].as_str().unwrap_or_default().to_owned();
         let scan = sources.iter().find(|source| source["source"] == "scan").map(detail);
-        // Told when it begins to rest.
+        // Reported when the pause begins.
         ensure!(scan.as_ref().is_some_and(|it| it.starts_with("301 keys in")), "{scan:?}");
         Ok(())
     })
@@ -203,7 +203,7 @@ async fn an_unreadable_redis_is_reported_everywhere() -> Result<()> {
     eventually("the sources to say so", async || {
         let sources = bench.dashboard.json("/api/v1/sources").await?;
         let sources = sources["sources"].as_array().cloned().unwrap_or_default();
-        // MONITOR is closed on a server like this, and says that.
+        // MONITOR is closed on such a server and reports that instead.
         let mut others = sources.iter().filter(|source| source["source"] != "monitor");
         ensure!(others.all(|source| source["state"] == "down"), "{sources:?}");
         Ok(())
@@ -247,7 +247,7 @@ async fn the_agent_identifies_the_holder() -> Result<()> {
     let host = std::fs::read_to_string("/proc/sys/kernel/hostname")?;
     assert_eq!(client["host"], host.trim_end());
 
-    // A field that looks like one of its holders, and that it knows nothing of.
+    // A field that looks like a hold of this agent, but that the agent does not know.
     let uuid = holder["uuid"].as_str().unwrap_or_default();
     let number = holder["thread"].as_str().unwrap_or_default().parse::<i64>()? + 1_000_000;
     bench.direct.call(&format!("HSET left {uuid}:{number} 1")).await?.ok()?;

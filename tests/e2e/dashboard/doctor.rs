@@ -1,4 +1,4 @@
-//! `lockscope-dashboard doctor` on real servers: its findings, that it changes nothing, and its exit status.
+//! `lockscope-dashboard doctor` on real servers: its findings, its exit status, and that it changes nothing.
 
 use std::process::Output;
 
@@ -15,17 +15,17 @@ const SOUND: [(&str, &str); 3] = [
     ("notify-keyspace-events", "KEA"),
     ("client-output-buffer-limit", "normal 32mb 0 0"),
 ];
-/// Another client than that of [`HOLDER`].
+/// A holder of another client than that of [`HOLDER`].
 const STRANGER: &str = "9b1deb4d-3b7d-4bad-9bdd-2b0d7b3dcb6d:7";
 
-/// Runs the command to its end, outside of the runtime's threads.
+/// Runs the command to its end, outside the runtime's threads.
 async fn run(url: &str, flags: &[&str]) -> Result<Output> {
     let mut command = process::command(&programs::path("lockscope-dashboard")?);
     command.args(["doctor", "--redis-url", url]).args(flags);
     Ok(tokio::task::spawn_blocking(move || command.output()).await??)
 }
 
-/// The report in JSON, with its exit status.
+/// Returns the report in JSON, with the exit status.
 async fn report(url: &str, flags: &[&str]) -> Result<(Value, i32)> {
     let output = run(url, &[flags, &["--json"]].concat()).await?;
     let text = String::from_utf8(output.stdout)?;
@@ -39,7 +39,7 @@ fn findings(report: &Value) -> Vec<&Value> {
     report["findings"].as_array().into_iter().flatten().collect()
 }
 
-/// The finding of this kind about this name; an empty name is that of a server.
+/// Returns the finding of this kind about this name; an empty name is for a finding about a server.
 fn finding<'a>(report: &'a Value, id: &str, name: &str) -> Result<&'a Value> {
     let is = |found: &&Value| found["id"] == id && found["name"].as_str().unwrap_or("") == name;
     findings(report).into_iter().find(is).with_context(|| format!("no {id} `{name}`: {report:#}"))
@@ -57,7 +57,7 @@ async fn all(direct: &mut Client, commands: &[String]) -> Result<()> {
     Ok(())
 }
 
-/// Every key with its value and whether it has a TTL, to compare.
+/// Returns every key with its value and whether it has a TTL, to detect changes.
 async fn contents(direct: &mut Client) -> Result<Vec<String>> {
     let keys = direct.call("KEYS *").await?.ok()?;
     let mut contents = Vec::new();
@@ -186,7 +186,7 @@ async fn the_holder_registry_tells_living_holders_from_gone_ones() -> Result<()>
     .await;
     let all_holds = [
         format!("HSET copied {holder} 1"),
-        // Numbers of agents are that large.
+        // The thread numbers of agents are that large.
         format!("HSET unknown {client}:1932735283200000007 1"),
         "PEXPIRE unknown 3600000".to_owned(),
         "HSET gone 9b1deb4d-3b7d-4bad-9bdd-2b0d7b3dcb6d:1932735283200000007 1".to_owned(),
