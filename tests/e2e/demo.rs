@@ -1,4 +1,4 @@
-//! The demo starts, shows the documented locks, and leaves nothing behind.
+//! The demo starts, shows the documented locks and leaves nothing behind.
 
 use std::process::Stdio;
 
@@ -13,7 +13,7 @@ use tokio::process::ChildStdout;
 
 use crate::dashboard::problems;
 
-/// The pids of all descendants of a process.
+/// Returns the pids of all descendants of a process.
 fn descendants(pid: u32) -> Vec<u32> {
     let children = std::fs::read_to_string(format!("/proc/{pid}/task/{pid}/children"));
     let children = children.unwrap_or_default();
@@ -21,21 +21,21 @@ fn descendants(pid: u32) -> Vec<u32> {
     children.flat_map(|child| [vec![child], descendants(child)].concat()).collect()
 }
 
-/// A running demo, with its actors.
+/// A running demo with its actors.
 pub(crate) struct Demo {
     pub(crate) process: Process,
     pub(crate) dashboard: u16,
     pub(crate) agents: Vec<u16>,
-    // Files that the programs leave in the temporary folder would stay here.
+    // The temporary folder of the programs, where leftover files would remain.
     folder: TempDir,
 }
 
 impl Demo {
-    /// Starts it, and waits until it has told where everything is.
+    /// Starts the demo, and waits until it has printed all addresses.
     pub(crate) async fn start() -> Result<Self> {
         let folder = tempfile::tempdir()?;
         let mut command = process::command(&programs::demo()?);
-        // Its own temporary folders go where we can see whether they are gone.
+        // The temporary folders of the demo are created where the test can see whether they are gone.
         command.env("TMPDIR", folder.path());
         for (key, value) in std::env::vars_os() {
             if key.to_string_lossy().starts_with("LOCKSCOPE_TEST_") {
@@ -106,14 +106,14 @@ async fn the_demo_shows_every_kind_of_lock_and_cleans_up() -> Result<()> {
             begins(lock, "deadlock:") && problems(lock) == ["deadlock"] && circle == Some(2)
         }),
         ("a malformed one", |lock| begins(lock, "malformed:") && problems(lock) == ["malformed"]),
-        // That it is an orphan takes it another minute, which the test of Grafana's panels spends anyway.
+        // It is reported as an orphan after another minute, which only the test of Grafana's panels waits for.
         ("what is left of one", |lock| {
             let nobody = lock["holders"].as_array().is_some_and(Vec::is_empty);
             begins(lock, "orphan:") && nobody && lock["queue"][0]["alive"] == false
         }),
         ("an odd one", |lock| lock["name"] == "<script>alert('x')</script>"),
     ];
-    // A hold is called stuck after twenty seconds here; a renewal is overdue for some seconds in each seventeen.
+    // A hold is reported as stuck after twenty seconds here; a renewal is overdue for some seconds out of every seventeen.
     within(4 * PATIENCE, "locks of every sort", async || {
         let list = http::get(port, "/api/v1/locks?limit=100").await?.json()?;
         let locks = list["locks"].as_array().cloned().unwrap_or_default();
@@ -129,7 +129,7 @@ async fn the_demo_shows_every_kind_of_lock_and_cleans_up() -> Result<()> {
         assert!(page.contains(word), "{word} in {page}");
     }
     eventually("a re-entered one", async || {
-        // A request by name reads the lock again; the list may show the count of some seconds ago.
+        // A request by name reads the lock again, while the list may show a count from some seconds ago.
         let lock = http::get(port, "/api/v1/lock?name=checkout:cart:77").await?.json()?;
         ensure!(lock["holders"][0]["count"].as_i64() > Some(1), "{lock}");
         Ok(())

@@ -33,7 +33,7 @@ async fn every_metric_is_documented() -> Result<()> {
     Ok(())
 }
 
-/// Every document, by its path from the top.
+/// Returns every document, by its path from the top folder.
 fn documents(folder: &str) -> Result<Vec<String>> {
     let mut files = Vec::new();
     for entry in std::fs::read_dir(format!("{}/../{folder}", env!("CARGO_MANIFEST_DIR")))? {
@@ -70,7 +70,6 @@ fn every_link_points_to_a_file() -> Result<()> {
     Ok(())
 }
 
-/// The index lists every page below its folder, other than the runbooks, which alerts link to.
 #[test]
 fn the_readme_has_the_redis_user_that_is_tested() -> Result<()> {
     let readme = document("README.md")?;
@@ -80,6 +79,7 @@ fn the_readme_has_the_redis_user_that_is_tested() -> Result<()> {
     Ok(())
 }
 
+/// The index lists every page below its folder, except the runbooks, which alerts link to.
 #[test]
 fn every_document_is_in_the_index() -> Result<()> {
     let index = document("docs/README.md")?;
@@ -93,7 +93,7 @@ fn every_document_is_in_the_index() -> Result<()> {
     Ok(())
 }
 
-/// The sources below a folder, as one text.
+/// Appends the sources below a folder to `text`.
 fn sources(folder: &Path, text: &mut String) -> Result<()> {
     for entry in std::fs::read_dir(folder)? {
         let path = entry?.path();
@@ -125,13 +125,13 @@ fn every_documented_log_message_exists() -> Result<()> {
     Ok(())
 }
 
-/// The names in backticks that are paths of tests.
+/// Returns the names in backticks that are paths of tests.
 fn named_tests(text: &str) -> BTreeSet<String> {
     let spans = text.split('`').skip(1).step_by(2);
     spans.filter(|span| span.contains("::")).map(str::to_owned).collect()
 }
 
-/// The tests in a file of this folder, by their names.
+/// Returns the names of the tests in a file.
 fn tests_in(file: &Path) -> Result<BTreeSet<String>> {
     let text = std::fs::read_to_string(file)?;
     let after_attribute = text.split("test]\n").skip(1);

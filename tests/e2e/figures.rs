@@ -11,19 +11,19 @@ use crate::agent::replicas::{granted, replica};
 /// The documented or exported properties of a metric.
 #[derive(Debug, Clone, Default, PartialEq, Eq)]
 struct About {
-    /// Empty where the page leaves it to those who know such metrics.
+    /// Empty if the page leaves the kind to readers who know such metrics.
     kind: String,
     labels: BTreeSet<String>,
-    /// The values of [`NAMED`] that are exported, or all that the row mentions.
+    /// The values of the [`NAMED`] labels that are exported, or all that the row mentions.
     values: BTreeSet<String>,
 }
 
-/// Labels whose values the page lists.
+/// The labels whose values the page lists.
 const NAMED: [&str; 5] = ["outcome", "reason", "end", "ending", "batch"];
 
 type Figures = BTreeMap<String, About>;
 
-/// The metrics of a part of docs/reference/metrics.md.
+/// Returns the metrics in a part of docs/reference/metrics.md.
 fn documented(part: &str) -> Result<Figures> {
     let path = concat!(env!("CARGO_MANIFEST_DIR"), "/../docs/reference/metrics.md");
     let text = std::fs::read_to_string(path)?;
@@ -43,7 +43,7 @@ fn documented(part: &str) -> Result<Figures> {
             figures.insert(name, about);
         }
     }
-    // A row that names another metric means its values too.
+    // A row that names another metric includes the values of that metric.
     let all = figures.clone();
     for about in figures.values_mut() {
         let named: Vec<_> = about.values.iter().filter_map(|value| all.get(value)).collect();
@@ -52,7 +52,7 @@ fn documented(part: &str) -> Result<Figures> {
     Ok(figures)
 }
 
-/// The labels of a series with their values, as it stands in Prometheus' text format.
+/// Returns the labels of a series with their values, as written in Prometheus' text format.
 fn labels(series: &str) -> BTreeMap<String, String> {
     let mut labels = BTreeMap::new();
     let mut rest = series.split_once('{').map_or("", |(_, labels)| labels);
@@ -107,8 +107,8 @@ fn compare(documented: &Figures, metrics: &Metrics) -> Result<()> {
     Ok(())
 }
 
-/// An agent with every feature that has metrics of its own, and its other servers: the replica that confirms its grants, and
-/// those of red locks.
+/// Starts an agent with every feature that has separate metrics, and its other servers: the replica that confirms its
+/// grants, and those of red locks.
 async fn with_all_features(redis: &RedisServer) -> Result<(Agent, Vec<RedisServer>)> {
     let mut others = vec![replica(redis).await?];
     for _ in 0..3 {
@@ -146,7 +146,7 @@ async fn documented_and_exported_metrics_and_labels_match() -> Result<()> {
     })
     .await;
 
-    // A lock that leaks, once it is known as one, and that somebody elsewhere waits for.
+    // A lock that leaks, once the dashboard knows it as a lock, and that has a waiter elsewhere.
     let (mut direct, mut elsewhere) = (redis.client().await?, redis.client().await?);
     ok(&mut elsewhere, "SUBSCRIBE redisson_lock__channel:{orders:1}").await?;
     eventually("the dashboard to know the lock", async || {
@@ -158,11 +158,11 @@ async fn documented_and_exported_metrics_and_labels_match() -> Result<()> {
     })
     .await;
     let mut wanted = documented("Dashboard")?;
-    // A problem must last for a minute: the panels' test waits for that.
+    // A problem must last for a minute before it appears here: the test of the panels waits for that.
     wanted.remove("lockscope_dashboard_problem_since_timestamp_seconds").context("it is a row")?;
     wanted.extend(both);
     eventually("the dashboard to export all that is documented", async || {
-        // The agent gives it a time to live again with each renewal.
+        // Each renewal of the agent sets the time to live again.
         ok(&mut direct, "PERSIST orders:1").await?;
         compare(&wanted, &dashboard.metrics().await?)
     })
@@ -180,7 +180,7 @@ async fn ungrouped_counters_start_at_0() -> Result<()> {
         let wanted = about.kind == "counter" && !about.labels.contains("lock_group");
         assert!(!wanted || there.contains_key(&name), "{name} is not there from the start");
     }
-    // And all of their outcomes: no use of the agent adds series to these.
+    // All of their outcomes exist from the start: use of the agent adds no series to these.
     let series = |metrics: &Metrics| {
         let lines = metrics.0.lines();
         let lines = lines.filter(|line| {
@@ -229,7 +229,7 @@ async fn metrics_are_served_while_redis_is_frozen() -> Result<()> {
         Ok(())
     })
     .await;
-    // What the agent knows by itself goes on; what the dashboard cannot read is absent, not 0.
+    // Metrics that the agent knows itself are still exported; those that the dashboard cannot read are absent, not 0.
     let ours = agent.metrics().await?;
     assert_eq!(ours.sum("lockscope_agent_holds", &[]), 1.0);
     assert!(ours.sum("lockscope_agent_oldest_hold_start_timestamp_seconds", &[]) > 0.0);
@@ -240,7 +240,7 @@ async fn metrics_are_served_while_redis_is_frozen() -> Result<()> {
     }
     let down = [("source", "poll"), ("state", "down")];
     assert_eq!(theirs.sum("lockscope_dashboard_source_state", &down), 1.0);
-    // A crowd of Prometheuses, while one more LOCK hangs on Redis: nobody waits for it.
+    // Many scrapes while another LOCK hangs on Redis: none of them waits for it.
     worker.send("LOCK other").await?;
     for port in [agent.http(), dashboard.port()] {
         for _ in 0..50 {

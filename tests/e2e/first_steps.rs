@@ -45,13 +45,13 @@ fn inline(text: &str) -> Vec<String> {
     spans.filter(|span| is_service(span) || span.starts_with("lockctl exec ")).collect()
 }
 
-/// True for a command that serves until it is ended.
+/// Returns whether a command serves until it is ended.
 fn is_service(command: &str) -> bool {
     let program = command.split(' ').next().unwrap_or_default();
     ["lockscope-agent", "lockscope-dashboard"].contains(&program) && command.contains(' ')
 }
 
-/// The hosts of the documents: every address and path in a command leads to one of its own.
+/// The hosts of the documents: each address and path in a command leads to one of these servers or folders.
 struct Stage {
     redis: RedisServer,
     agent: Agent,
@@ -118,7 +118,7 @@ impl Stage {
         Ok(String::from_utf8(output.stdout)?)
     }
 
-    /// Starts a program that serves, with the ports and folders it does not name, and waits until it is connected.
+    /// Starts a service, with the ports and folders that the command does not name, and waits until it is connected.
     async fn serves(&self, command: &str) -> Result<Process> {
         for _ in 0..20 {
             if let Some(process) = self.serves_on(command, random_port()).await? {
@@ -128,7 +128,7 @@ impl Stage {
         bail!("no port is free for `{command}`")
     }
 
-    /// The same on this port; nothing when it was taken.
+    /// Like [`Self::serves`], on this port. Returns `None` if the port is taken.
     async fn serves_on(&self, command: &str, port: u16) -> Result<Option<Process>> {
         let address = format!("127.0.0.1:{port}");
         let scratch = tempfile::tempdir_in(self.folder.path())?.keep();
@@ -146,7 +146,7 @@ impl Stage {
             if process.ended()?.is_some() {
                 return Ok(false);
             }
-            // Until then it may be another program's port, and that program's answer.
+            // Until then the port, and so the answer, may be another program's.
             ensure!(process.log().contains("serving"), "it does not serve yet");
             let answer = http::get(port, page).await?;
             ensure!(answer.status == 200 && answer.body.contains(sign), "{}", answer.body);
@@ -165,7 +165,7 @@ impl Stage {
         Ok(None)
     }
 
-    /// Runs a command alone, to its end or until it serves.
+    /// Runs a single command to its end, or until it serves.
     async fn works(&self, command: &str) -> Result<()> {
         if command.starts_with("lockscope-dashboard doctor ") {
             let output = self.run(command)?;
@@ -192,7 +192,7 @@ impl Stage {
     }
 }
 
-/// Returns the lines of blocks of shell, each a command.
+/// Returns the lines of the shell blocks; each line is a command.
 fn lines(text: &str) -> Vec<String> {
     let blocks = blocks(text, "sh");
     blocks.iter().flat_map(|block| block.lines()).map(str::to_owned).collect()

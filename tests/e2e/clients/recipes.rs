@@ -127,7 +127,7 @@ impl Running {
         self.says(&format!("did {order}")).await
     }
 
-    /// Closes the input and waits for the end.
+    /// Closes the input and checks that the program ends successfully.
     async fn finish(&mut self) -> Result<()> {
         self.orders = None;
         self.says("done").await?;

@@ -80,7 +80,7 @@ async fn a_sound_server_with_ten_thousand_locks_has_no_findings() -> Result<()> 
          redis.call('HSET', 'user:' .. i, 'name', i) redis.call('SET', 'text:' .. i, i) end"
     );
     direct.call_args(&["EVAL", &script, "0"]).await?.ok()?;
-    // The script above counts as load.
+    // The commands of the script above count as load.
     let (report, status) = report(&redis.url(), &["--monitor-max-ops", "10000000"]).await?;
     assert_eq!((ids(&report), status), (Vec::new(), 0), "{report:#}");
     let database = &report["databases"][0];

@@ -1,4 +1,4 @@
-//! Forms that are updated while a person fills them in.
+//! Forms that are updated while a user fills them in.
 
 use anyhow::{Result, ensure};
 use harness::browser::Browser;
@@ -19,7 +19,7 @@ async fn the_form_to_release_counts_down_and_says_when_the_lease_ran_out() -> Re
     let first = browser.run(&format!("return {left}")).await?;
     until(&browser, &format!("{left} < {first}")).await;
     assert_eq!(browser.run(&format!("return {}", seen(".lasts .ran-out"))).await?, false);
-    // Sooner than in reality.
+    // Shortens the time to live on the page, so that it runs out soon.
     browser.run("document.querySelector('.lasts').dataset.ttl = 1").await?;
     until(&browser, &seen(".lasts .ran-out")).await;
     assert_eq!(browser.run(&format!("return {}", seen(".validity .left"))).await?, true);
@@ -60,7 +60,7 @@ async fn the_form_to_release_a_lock_of_many_readers_folds_up_their_list() -> Res
         until(&browser, &format!("{rest}.startsWith('and 20 more')")).await;
         until(&browser, &format!("document.querySelector('{whole}').checkVisibility()")).await;
     }
-    // A choice that is sent with a mistake is shown again next to the whole lock.
+    // A choice that is submitted with a mistake is shown again, with the whole lock.
     let send = "const form = document.querySelector('form.release');
         form.querySelector('.choices [value$=\":7\"]').checked = true;
         form.reason.value = 'a test'; form.elements.name.value = 'another'; form.requestSubmit()";
@@ -94,7 +94,7 @@ async fn the_fields_of_the_history_have_the_zone_that_the_page_shows() -> Result
     says(fields, ["2026-11-21T01:30:00", "2026-11-21T08:42:30.500", "-1s"]).await?;
     browser.press("u").await?;
     says(fields, utc).await?;
-    // The form sends UTC, in any form that was typed, and shows local time again afterwards.
+    // The form sends every typed instant in UTC and shows local time again afterwards.
     browser.press("u").await?;
     let typed = ["2026-11-21 01:45", "2026-11-21T02:00:00Z", "nonsense"];
     let fill = format!(
@@ -112,7 +112,7 @@ async fn the_fields_of_the_history_have_the_zone_that_the_page_shows() -> Result
     until(&browser, "document.querySelector('[name=at][aria-invalid]')").await;
     let said = "document.getElementById('instant-error').innerText";
     until(&browser, &format!("{said}.includes('nonsense')")).await;
-    // A time of day stays one.
+    // A time of day remains a time of day.
     browser.open(&shown.bench.dashboard.url("/history?from=-1h&at=03:12")).await?;
     says(fields, ["-1h", "", "08:42"]).await?;
     Ok(())

@@ -8,7 +8,7 @@ use serde_json::Value;
 use super::Bench;
 use super::browsing::{Shown, follow, until};
 
-/// The cells of one column of the events.
+/// Returns the cells of one column of the events.
 async fn column(browser: &Browser, class: &str) -> Result<Vec<String>> {
     let script = format!(
         "return [...document.querySelectorAll('table.history tbody .{class}')].map((cell) => cell.innerText)"
@@ -33,7 +33,7 @@ async fn events_are_paged_in_both_directions_and_filtered() -> Result<()> {
     })
     .await;
     let browser = Browser::start().await?;
-    // The address before it was one page.
+    // The former address of the page.
     browser.open(&dashboard.url("/events?filter=bulk:*")).await?;
     assert_eq!(browser.run("return location.pathname").await?, "/history");
     assert_eq!(column(&browser, "name").await?.len(), 100);
@@ -47,7 +47,7 @@ async fn events_are_paged_in_both_directions_and_filtered() -> Result<()> {
     follow(&browser, "24h").await?;
     let filter = "document.getElementById('filter').value";
     until(&browser, &format!("{filter} === 'bulk:*' && location.search.includes('-24h')")).await;
-    // A type, and that it replaces another one.
+    // Chooses a type, and then another one, which replaces it.
     browser.open(&dashboard.url("/history")).await?;
     follow(&browser, "problem").await?;
     let events = column(&browser, "event").await?;
@@ -75,7 +75,7 @@ async fn a_click_on_the_strip_shows_what_was_held() -> Result<()> {
     browser.open(&dashboard.url("/history?from=-15m")).await?;
     let hatched = "document.querySelector('.strip .unseen-time')";
     until(&browser, &format!("document.querySelector('.strip .bar') && {hatched}")).await;
-    // It leads to the end of its part, or to now if that is to come.
+    // A bar links to the end of its part of the strip, or to now if that end is in the future.
     let click = "const links = [...document.querySelectorAll('.strip a')].filter((a) => a.querySelector('.bar'));
         links.at(-1).dispatchEvent(new MouseEvent('click', {bubbles: true, cancelable: true}))";
     browser.run(click).await?;
@@ -93,7 +93,7 @@ async fn a_click_on_the_strip_shows_what_was_held() -> Result<()> {
     follow(&browser, "Zoom in").await?;
     follow(&browser, "Close").await?;
     assert_eq!(browser.run(&format!("return {at}")).await?, Value::Null);
-    // The future is unknown: the page shows the holds of now.
+    // The future is unknown, so the page shows the current holds.
     browser.open(&dashboard.url("/history?at=2099-01-01T00:00:00Z")).await?;
     until(&browser, &format!("{then}.includes('3 holds') && !{then}.includes('2099')")).await;
     // The dashboard did not run at a time that long ago.

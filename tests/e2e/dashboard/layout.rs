@@ -1,4 +1,4 @@
-//! The layout of pages: long names, and the cards that rows become on a phone.
+//! The layout of pages: long names, and rows that become cards on a phone.
 
 use anyhow::{Context as _, Result, ensure};
 use harness::browser::Browser;
@@ -8,12 +8,12 @@ use super::browsing::{Shown, WIDE};
 const DESK: (u32, u32) = (1280, 900);
 const PHONE: (u32, u32) = (390, 844);
 
-/// The least width of a lock's name or of its cell, pixels.
+/// The smallest width of a lock's name or of its cell, in pixels.
 const NAME_WIDTH: &str =
     "return Math.min(...[...document.querySelectorAll('tbody .name')].map((name) =>
     name.clientWidth))";
 
-/// The number of lines of each lock's name in the table; a name that is cut has one.
+/// The number of lines of each lock's name in the table; a truncated name has one.
 const NAME_LINES: &str = "return [...document.querySelectorAll('tbody .name a:not(.who)')].map((name) => {
     const shown = document.createRange();
     shown.selectNodeContents(name);
@@ -38,7 +38,7 @@ const ASTRAY: &str = "return [...document.querySelectorAll('tbody td[data-label]
         ? [`${cell.dataset.label}: ${cell.innerText}: ${begins}, not ${wanted}`] : [];
 })";
 
-/// The elements that stick out of a page that is wider than the window; empty if it is not.
+/// The elements that extend beyond the window on a page that is too wide; empty if it is not.
 const BEYOND: &str = "const width = document.documentElement.clientWidth;
 if (document.documentElement.scrollWidth <= width) return [];
 const out = [...document.querySelectorAll('body *')].filter((part) => part.getBoundingClientRect().right > width + 1);
@@ -91,7 +91,7 @@ async fn on_a_phone_every_value_stands_beside_its_label() -> Result<()> {
 async fn on_a_phone_no_page_about_a_long_name_scrolls_sideways() -> Result<()> {
     let mut shown = Shown::new().await?;
     let name = "z".repeat(480);
-    // Two locks are an incident of several. Somebody waits for the first, and both have a field that belongs to no lock.
+    // Two locks form an incident of several. The first has a waiter, and both have a field that belongs to no lock.
     let names = [name.clone(), format!("{name}2")];
     for name in &names {
         ensure!(shown.java.lock(name).await?, "taken");

@@ -1,4 +1,4 @@
-//! The list of locks: its views, what narrows it down, and its pages in both directions.
+//! The list of locks: its views, its filters, and its pages in both directions.
 
 use anyhow::{Result, ensure};
 use harness::browser::Browser;
@@ -7,7 +7,7 @@ use harness::{Foreign, eventually};
 use super::Bench;
 use super::browsing::{follow, until};
 
-/// The number that a tab or a facet shows.
+/// Returns a script for the number that a tab or a facet shows.
 fn number(list: &str, label: &str) -> String {
     format!(
         "[...document.querySelectorAll('{list} a')].find((a) => a.innerText.startsWith({label:?}))
@@ -15,7 +15,7 @@ fn number(list: &str, label: &str) -> String {
     )
 }
 
-/// The range of rows as the foot names it.
+/// The range of rows as shown in the footer.
 const RANGE: &str = "document.querySelector('#foot .pages span')?.innerText";
 
 #[tokio::test]
@@ -41,7 +41,7 @@ async fn views_facets_and_pages_obey_the_filter() -> Result<()> {
     browser.open(&bench.dashboard.url("/?sort=name")).await?;
     until(&browser, &format!("{RANGE} === '1–100 of 133'")).await;
     until(&browser, &format!("{} === '133'", number("#views", "Active"))).await;
-    // To the end and back.
+    // Goes to the last page and back.
     let first = browser.run("return document.querySelector('#rows tr').innerText").await?;
     follow(&browser, "Next page").await?;
     until(&browser, &format!("{RANGE} === '101–133 of 133'")).await;
@@ -52,7 +52,7 @@ async fn views_facets_and_pages_obey_the_filter() -> Result<()> {
         row.as_str().map(|row| row.split_whitespace().next().map(str::to_owned))
     };
     assert_eq!(name(&back), name(&first));
-    // By prefixes, level by level; every count is that of the list to which it links.
+    // Goes down the prefixes, level by level; each count is that of the list to which it links.
     browser.open(&bench.dashboard.url("/")).await?;
     until(&browser, &format!("{} === '3'", number("#facets", "cart:"))).await;
     follow(&browser, "cart:").await?;
@@ -61,10 +61,10 @@ async fn views_facets_and_pages_obey_the_filter() -> Result<()> {
     until(&browser, &format!("{} === '2'", number("#facets", "cart:eu:"))).await;
     follow(&browser, "cart:eu:").await?;
     until(&browser, &format!("{RANGE} === '1–2 of 2'")).await;
-    // The chosen prefix is a link that takes it away.
+    // The chosen prefix is a link that removes it.
     follow(&browser, "cart:eu:").await?;
     until(&browser, &format!("{RANGE} === '1–100 of 133'")).await;
-    // A free lock is found by its name, and counted where free ones are.
+    // A free lock is found by its name and counted among the free ones.
     ensure!(java.unlock("cart:us:1").await?, "released");
     eventually("the lock to be free", async || {
         ensure!(total("").await? == 132, "{}", total("").await?);
@@ -76,7 +76,7 @@ async fn views_facets_and_pages_obey_the_filter() -> Result<()> {
     until(&browser, &format!("{} === '1'", number("#views", "All"))).await;
     follow(&browser, "Free").await?;
     until(&browser, &format!("{RANGE} === '1 of 1'")).await;
-    // Rows are of one height, whatever is in them.
+    // All rows have the same height, whatever they contain.
     browser.open(&bench.dashboard.url("/")).await?;
     let heights =
         "const heights = [...document.querySelectorAll('#rows tr')].map((row) => row.offsetHeight);

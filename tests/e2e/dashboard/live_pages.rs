@@ -1,4 +1,4 @@
-//! Open pages update live, however many there are, and report a lost connection.
+//! Open pages are updated live, however many there are, and report a lost connection.
 
 use anyhow::{Result, ensure};
 use harness::browser::Browser;
@@ -8,7 +8,7 @@ use serde_json::{Value, json};
 use super::Bench;
 use super::browsing::{Shown, listener, until};
 
-/// Returns whether the page's text has this in it.
+/// Returns a script that checks whether the page contains this text.
 fn says(text: &str) -> String {
     format!("document.getElementById('main').innerText.includes({text:?})")
 }
@@ -28,7 +28,7 @@ async fn every_page_updates_live() -> Result<()> {
     let dashboard = shown.bench.dashboard.port();
     let open = async |page: &str| -> Result<()> {
         browser.open(&shown.bench.dashboard.url(page)).await?;
-        // A reload would take this mark away.
+        // A reload would remove this mark.
         browser.run("window.mark = 'still here'").await?;
         Ok(())
     };
@@ -85,7 +85,7 @@ async fn every_page_updates_live() -> Result<()> {
     until(&browser, count).await;
     stayed().await?;
 
-    // A name that was never used.
+    // A name that no lock has had yet.
     open("/lock?name=not-yet").await?;
     ensure!(other.lock("not-yet").await?, "taken");
     until(&browser, "document.getElementById('lock-state').innerText.includes('held')").await;
@@ -98,7 +98,7 @@ async fn every_page_updates_live() -> Result<()> {
     Ok(())
 }
 
-/// Browsers allow six connections to one host: a seventh page must load, and be live, all the same.
+/// Browsers allow six connections to one host, but a seventh page must still load and be live.
 #[tokio::test]
 async fn seven_windows_of_different_pages_are_all_live() -> Result<()> {
     const PAGES: [&str; 7] = [
@@ -136,7 +136,7 @@ async fn seven_windows_of_different_pages_are_all_live() -> Result<()> {
     Ok(())
 }
 
-/// Simulates that the page is hidden, or visible again.
+/// Returns a script that simulates a page that is hidden, or visible again.
 fn hide(hidden: bool) -> String {
     format!(
         "Object.defineProperty(document, 'hidden', {{ configurable: true, get: () => {hidden} }});
@@ -162,7 +162,7 @@ async fn a_hidden_page_requests_nothing_and_then_shows_what_it_missed() -> Resul
         .await;
     };
     streams(1.0).await;
-    // A page that is hidden before its first update has missed nothing.
+    // A page that is hidden before its first update would have missed nothing.
     ensure!(java.lock("streamed").await?, "taken");
     until(&browser, &says("streamed")).await;
     browser.run(&hide(true)).await?;

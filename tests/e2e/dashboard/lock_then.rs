@@ -40,14 +40,14 @@ async fn the_whole_page_turns_to_an_instant_and_back() -> Result<()> {
     assert_eq!(browser.run(&format!("return {at}")).await?, taken.as_str());
     follow(&browser, "Back to live").await?;
     until(&browser, &format!("{at} === null && document.getElementById('lock-state')")).await;
-    // The timeline of the page of now leads to its instants.
+    // The timeline of the live page links to its instants.
     until(&browser, "document.querySelectorAll('.instants a').length === 50").await;
     let click = "[...document.querySelectorAll('.instants a')].at(-2)
         .dispatchEvent(new MouseEvent('click', {bubbles: true, cancelable: true}))";
     browser.run(click).await?;
     until(&browser, &format!("{at} && document.getElementById('lock-then')")).await;
     until(&browser, "document.querySelector('.instants .cursor')").await;
-    // A problem of that time.
+    // A problem that existed at that time.
     browser.open(&dashboard.url("/lock?name=leaked&at=-0s")).await?;
     until(&browser, &format!("{verdict}.includes('leaked')")).await;
     Ok(())

@@ -33,7 +33,7 @@ use serde_json::Value;
 /// A Redisson client's thread.
 const HOLDER: &str = "0f3c1f6e-5a43-4f9f-8d11-6a2b3c4d5e6f:47";
 
-/// A Redis, a dashboard that looks at it, and a connection to that Redis.
+/// A Redis, a dashboard that observes it, and a connection to that Redis.
 struct Bench {
     dashboard: Dashboard,
     redis: RedisServer,
@@ -54,7 +54,7 @@ impl Bench {
         Ok(Self { dashboard: Dashboard::start(&redis.url(), flags).await?, redis, direct })
     }
 
-    /// The lock of this name in the list, once it is there and `fits`.
+    /// Returns the lock of this name in the list, once it is there and `fits`.
     async fn listed(&self, name: &str, fits: impl Fn(&Value) -> bool) -> Value {
         eventually(&format!("`{name}` in the list"), async || {
             let list = self.dashboard.json("/api/v1/locks?limit=100").await?;
@@ -76,18 +76,18 @@ impl Bench {
     }
 }
 
-/// The lock of this name among those of a list.
+/// Returns the lock of this name in a list.
 fn find<'a>(list: &'a Value, name: &str) -> Option<&'a Value> {
     list["locks"].as_array()?.iter().find(|lock| lock["name"] == name)
 }
 
-/// The problems of a lock, by their words.
+/// Returns the names of a lock's problems.
 pub(crate) fn problems(lock: &Value) -> Vec<String> {
     let problems = lock["problems"].as_array().into_iter().flatten();
     problems.map(|problem| problem["problem"].as_str().unwrap_or_default().to_owned()).collect()
 }
 
-/// Takes a lock as Redisson does, for longer than any test lasts.
+/// Acquires a lock as Redisson does, for longer than any test lasts.
 async fn take(direct: &mut Client, name: &str) -> Result<()> {
     direct.call(&format!("HINCRBY {name} {HOLDER} 1")).await?.ok()?;
     direct.call(&format!("PEXPIRE {name} 3600000")).await?.ok()?;

@@ -1,4 +1,4 @@
-//! The memory that unread MONITOR output takes in a Redis with default settings, and MONITOR's return after a crash of Redis.
+//! The memory that unread MONITOR output uses in a Redis with default settings, and the return of MONITOR after a crash of Redis.
 
 use std::time::Duration;
 
@@ -10,7 +10,7 @@ use serde_json::Value;
 /// The default hard limit of a subscriber's output.
 const LIMIT: u64 = 32 << 20;
 
-/// Returns the connection with MONITOR on as a line of CLIENT LIST.
+/// Returns the connection that uses MONITOR, as a line of CLIENT LIST.
 async fn reader(direct: &mut Client) -> Result<Option<String>> {
     let clients = direct.call("CLIENT LIST").await?.text();
     Ok(clients.lines().find(|client| client.contains("flags=O")).map(str::to_owned))
@@ -21,11 +21,11 @@ fn unread(reader: &str) -> Result<u64> {
     Ok(memory.context("no omem")?.parse()?)
 }
 
-/// Sends commands of 1 MB until Redis has ended the reader. Returns the most memory that its unread output took.
+/// Sends commands of 1 MB until Redis has disconnected the reader. Returns the most memory that its unread output used.
 async fn fill(direct: &mut Client) -> Result<u64> {
     let large = "x".repeat(1_000_000);
     let mut most = 0;
-    // A proxy and the kernel hold a part of it too.
+    // The kernel and a proxy buffer some of it too.
     for _ in 0..2_000 {
         let Some(reader) = reader(direct).await? else { return Ok(most) };
         most = most.max(unread(&reader)?);
@@ -58,7 +58,7 @@ async fn frozen(redis: &RedisServer) -> Result<()> {
     tokio::time::sleep(Duration::from_secs(1)).await;
     ensure!(reader(&mut direct).await?.is_none(), "nobody reconnects for it");
 
-    // It learns of it, and does not return at once.
+    // The dashboard notices, and does not reconnect at once.
     dashboard.process().thaw()?;
     eventually("the dashboard to report it", async || {
         let sources = dashboard.json("/api/v1/sources").await?.to_string();
@@ -97,7 +97,7 @@ async fn monitor_is_on_again_soon_after_redis_has_crashed() -> Result<()> {
         let mut redis = RedisServer::start().await?;
         let dashboard = Dashboard::start(&redis.url(), &["--monitor", mode]).await?;
         open(&mut redis.client().await?).await;
-        // The second crash shows that no pause grows.
+        // After the second crash the pause must not have grown.
         for _ in 0..2 {
             redis.process().kill()?;
             eventually("the dashboard to notice", async || {
@@ -108,7 +108,7 @@ async fn monitor_is_on_again_soon_after_redis_has_crashed() -> Result<()> {
             .await;
             redis.restart().await?;
             let mut direct = redis.client().await?;
-            // Less than the shortest pause.
+            // This is less than the shortest pause.
             within(Duration::from_secs(45), "MONITOR to be on", async || {
                 let source = source(&dashboard).await?;
                 let detail = source["detail"].to_string();

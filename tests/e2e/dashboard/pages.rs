@@ -63,7 +63,7 @@ async fn names_are_escaped_everywhere() -> Result<()> {
     })
     .await;
     assert_eq!(browser.run("return window.pwned").await?, serde_json::Value::Null);
-    // Clicking through to each lock shows its name as it is.
+    // Each link leads to its lock, which is shown with its exact name.
     for name in NASTY {
         let url = bench.dashboard.url(&format!("/lock?name={}", quoted(name)));
         browser.open(&url).await?;

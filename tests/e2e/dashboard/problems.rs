@@ -1,4 +1,4 @@
-//! `leaked` and `stuck`: raised when certain, with their evidence, and taken back.
+//! `leaked` and `stuck`: raised once certain, with evidence, and withdrawn.
 
 use anyhow::{Result, ensure};
 use harness::{Agent, Dashboard, Foreign, RedisServer, eventually, http};
@@ -88,7 +88,7 @@ async fn an_expired_hold_of_a_free_lock_survives_a_restart() -> Result<()> {
     bench.dashboard.restart().await?;
     let after = bench.listed("a", expired).await;
     assert_eq!(after["problems"][0]["since"], before["problems"][0]["since"]);
-    // The first pass has ended, and says nothing else.
+    // The first pass has ended and reports nothing else.
     eventually("a pass over all keys", async || {
         let sources = bench.dashboard.json("/api/v1/sources").await?;
         let mut rows = sources["sources"].as_array().into_iter().flatten();
@@ -111,7 +111,7 @@ async fn a_lock_that_is_renewed_and_held_too_long_is_stuck() -> Result<()> {
     let agent = Agent::with(&bench.redis, &["--lease", "3s"]).await?;
     let mut worker = agent.client().await?;
     worker.call("LOCK a").await?.ok()?;
-    // Held as long, but not renewed: it will expire.
+    // Held for as long, but not renewed: this lock will expire.
     worker.call("LOCK fixed LEASE 600000").await?.ok()?;
     let lock = bench.listed("a", |lock| problems(lock) == ["stuck"]).await;
     assert_eq!(lock["problems"][0]["certainty"], "certain");
@@ -129,7 +129,7 @@ async fn a_lock_that_is_renewed_and_held_too_long_is_stuck() -> Result<()> {
 async fn a_deadlock_across_two_agents_is_detected() -> Result<()> {
     let bench = Bench::new().await?;
     let agents = [Agent::start(&bench.redis).await?, Agent::start(&bench.redis).await?];
-    // Each agent sees only its own half of it.
+    // Each agent sees only its own half of the deadlock.
     for (pair, limit, certainty) in
         [("limited", " WAIT 600000", "suspected"), ("endless", "", "certain")]
     {
@@ -178,7 +178,7 @@ async fn two_dashboards_ignore_each_other() -> Result<()> {
     let mut service = Foreign::connect(&redis).await?;
     service.lease_ms = 600_000;
     assert!(service.lock("foreign").await?);
-    // Anything that counted as a waiter would soon count as starving.
+    // Anything that was mistaken for a waiter would soon be reported as starving.
     let flags = ["--monitor", "on", "--starving-after", "1s"];
     let dashboards = [
         Dashboard::start(&redis.url(), &flags).await?,
@@ -206,7 +206,7 @@ async fn two_dashboards_ignore_each_other() -> Result<()> {
         let metrics = dashboard.metrics().await?;
         assert_eq!(metrics.sum("lockscope_dashboard_problems_detected_total", &[]), 0.0);
     }
-    // A real waiter, on another host, counts for both.
+    // Both dashboards count a real waiter on another host.
     let elsewhere = Agent::start(&redis).await?;
     let mut waiter = elsewhere.client().await?;
     waiter.send("LOCK plain").await?;
@@ -229,7 +229,7 @@ async fn a_hold_that_overran_its_own_lease_has_run_out() -> Result<()> {
     let (mut worker, mut waiter) = (agent.client().await?, agent.client().await?);
     let kinds = ["lock", "fair", "write", "read", "fenced"];
     for kind in kinds {
-        // A reader among others is known to have run out only once its marker has been read.
+        // One of several readers is known to have expired only once its marker has been read.
         let ms = if kind == "read" { 9_000 } else { 3_000 };
         worker.call(&format!("LOCK {kind} KIND {kind} LEASE {ms} OWNER 1")).await?.ok()?;
         worker.call(&format!("LOCK next:{kind} KIND {kind} LEASE {ms} OWNER 1")).await?.ok()?;

@@ -1,4 +1,4 @@
-//! A server that replies to the dashboard, and refuses to let it read.
+//! A server that replies to the dashboard but denies it reads.
 
 use anyhow::{Context as _, Result, ensure};
 use harness::{Client, Dashboard, RedisServer, eventually};
@@ -9,7 +9,7 @@ use super::{find, held, lock, take};
 const UP: &str = "lockscope_dashboard_redis_up";
 const LOCKS: &str = "lockscope_dashboard_locks";
 
-/// Gives rights to the dashboard's account, or takes them away.
+/// Grants rights to the dashboard's account, or revokes them.
 async fn set_rights(direct: &mut Client, rights: &str) -> Result<()> {
     direct.call(&format!("ACL SETUSER observer {rights}")).await?.ok()?;
     Ok(())
@@ -22,7 +22,7 @@ async fn denials(direct: &mut Client) -> Result<u64> {
     Ok(count.context("no denial")?.trim().parse()?)
 }
 
-/// Waits until two more reads were denied, and checks that the lock is unknown all the while.
+/// Waits until two more reads are denied, and checks that the lock stays unknown.
 async fn stays_unknown(dashboard: &Dashboard, direct: &mut Client) -> Result<()> {
     let before = denials(direct).await?;
     eventually("further denials", async || {
@@ -61,14 +61,14 @@ async fn a_held_lock_is_unknown_while_the_account_may_not_read_it() -> Result<()
     set_rights(&mut direct, "-hlen -hmget -pttl").await?;
     lock(&dashboard, "orders:1", |lock: &Value| lock["state"] == "unknown").await;
     until_up(&dashboard, 0.0).await;
-    // The attempts to read it again change nothing.
+    // Further attempts to read the lock change nothing.
     stays_unknown(&dashboard, &mut direct).await?;
     let sources = dashboard.json("/api/v1/sources").await?;
     let mut rows = sources["sources"].as_array().into_iter().flatten();
     let poll = rows.find(|row| row["source"] == "poll").cloned().unwrap_or_default();
     ensure!(poll["state"] == "denied" && poll["detail"].to_string().contains("NOPERM"), "{poll}");
 
-    // Without `hmget` a reading is still incomplete.
+    // Without `hmget` a reading remains incomplete.
     set_rights(&mut direct, "+hlen +pttl").await?;
     stays_unknown(&dashboard, &mut direct).await?;
 
@@ -76,7 +76,7 @@ async fn a_held_lock_is_unknown_while_the_account_may_not_read_it() -> Result<()
     lock(&dashboard, "orders:1", held).await;
     until_up(&dashboard, 1.0).await;
 
-    // The server names this refusal EXECABORT.
+    // The server reports this refusal as EXECABORT.
     set_rights(&mut direct, "-exec").await?;
     lock(&dashboard, "orders:1", |lock: &Value| lock["state"] == "unknown").await;
     until_up(&dashboard, 0.0).await;

@@ -1,4 +1,4 @@
-//! The dashboard that reads replicas: the server is spared, a replica that will not do is left.
+//! The dashboard reading from a replica: the master has less load, and an unsuitable replica is no longer used.
 
 use anyhow::{Result, ensure};
 use harness::{Client, Dashboard, RedisServer, Sentinels, eventually, http};
@@ -10,7 +10,7 @@ fn address(server: &RedisServer) -> String {
     format!("127.0.0.1:{}", server.port())
 }
 
-/// Waits until this is read in the server's place, or the server itself, and all sources are on.
+/// Waits until the dashboard reads this replica (the server itself if `None`) and all sources are on.
 async fn until_read(dashboard: &Dashboard, replica: Option<&str>) {
     eventually(&format!("{replica:?} to be read"), async || {
         let json = dashboard.json("/api/v1/sources").await?;
@@ -27,7 +27,7 @@ async fn until_read(dashboard: &Dashboard, replica: Option<&str>) {
     .await;
 }
 
-/// Waits until its replica has all that it has.
+/// Waits until a replica of this server is online.
 async fn until_followed(direct: &mut Client) {
     eventually("the replica to follow", async || {
         let told = direct.call("INFO replication").await?.text();
@@ -37,7 +37,7 @@ async fn until_followed(direct: &mut Client) {
     .await;
 }
 
-/// Returns the number of lock readings on the server.
+/// Returns the commands for reading locks that this server has run.
 async fn readings(direct: &mut Client) -> Result<Vec<String>> {
     let told = direct.call("INFO commandstats").await?.text();
     let asked = ["scan", "hlen", "hrandfield", "hmget", "monitor", "psubscribe"];
@@ -45,7 +45,7 @@ async fn readings(direct: &mut Client) -> Result<Vec<String>> {
     Ok(asked.map(str::to_owned).collect())
 }
 
-/// Waits until that many turns to another server have been told, each as such.
+/// Waits until that many changes of the server that is read have been reported, each as such.
 async fn until_notices(dashboard: &Dashboard, turns: usize) {
     eventually(&format!("{turns} turns to be told"), async || {
         let notices = dashboard.json("/api/v1/sources").await?["notices"].to_string();
@@ -56,7 +56,7 @@ async fn until_notices(dashboard: &Dashboard, turns: usize) {
     .await;
 }
 
-/// The reason on the page that no replica is read.
+/// Waits until the page names this reason for reading no replica.
 async fn until_reason(dashboard: &Dashboard, reason: &str) {
     eventually(reason, async || {
         let limits = dashboard.json("/api/v1/sources").await?["limits"].to_string();
@@ -90,7 +90,7 @@ async fn a_replica_is_read_in_place_of_the_master_until_it_is_unsuitable() -> Re
     let page = http::get(dashboard.port(), "/sources").await?.body;
     assert!(page.contains(&format!("read from its replica {there}")), "{page}");
 
-    // Waiters subscribe at the master. A release message of the master arrives through the replica, with its meaning.
+    // Waiters subscribe at the master. A release message of the master also arrives through the replica, and counts as one.
     let mut waiter = server.client().await?;
     waiter.call("SUBSCRIBE redisson_lock__channel:{first}").await?.ok()?;
     lock(&dashboard, "first", |lock| lock["waiting"] == 1).await;
@@ -107,12 +107,12 @@ async fn a_replica_is_read_in_place_of_the_master_until_it_is_unsuitable() -> Re
     assert_eq!(done["outcome"], "released", "{done}");
     assert_eq!(direct.call("EXISTS first").await?.int()?, 0);
     lock(&dashboard, "first", |lock| lock["past"][0]["ended"] == "forced").await;
-    // A release by force reads the lock from the master.
+    // Only a forced release reads the lock from the master.
     let mut asked = readings(&mut direct).await?;
     asked.retain(|verb| !["hlen", "hmget"].contains(&verb.as_str()));
     assert_eq!(asked, [""; 0]);
 
-    // One that goes its own way has nothing to tell of the server any more.
+    // A replica that stops following the master can no longer be read in its place.
     at_replica.call("REPLICAOF NO ONE").await?.ok()?;
     until_read(&dashboard, None).await;
     until_reason(&dashboard, "no replica follows it").await;
@@ -143,7 +143,7 @@ async fn with_sentinel_a_replica_of_the_current_master_is_read() -> Result<()> {
     take(&mut sentinels.client(0).await?, "kept").await?;
     lock(&dashboard, "kept", held).await;
     sentinels.until_replicated("kept").await?;
-    // They change places.
+    // Master and replica change places.
     sentinels.fail_over().await?;
     until_read(&dashboard, Some(&first)).await;
     take(&mut sentinels.client(1).await?, "new").await?;

@@ -1,5 +1,5 @@
-//! The dashboard on a master that sentinels name: one deployment, whichever server that is, and one notice when it is
-//! another.
+//! The dashboard on a master that sentinels name: one deployment, whichever server is the master, and one notice when
+//! the master changes.
 
 use anyhow::{Result, ensure};
 use harness::{Dashboard, Sentinels, eventually, http};
@@ -8,7 +8,7 @@ use serde_json::Value;
 use super::{held, lock, problems, take};
 use crate::secure::{documented_users, refused, sentinel_user};
 
-/// Releases the lock by force, by a connection that may follow a little later than those that look.
+/// Releases the lock by force. The connection for that may follow the new master a little later than the others.
 async fn release(dashboard: &Dashboard, name: &str) {
     let done = eventually("the release to be sent", async || {
         let done = dashboard.release(name, "lock").await?;
@@ -77,7 +77,7 @@ async fn a_failover_is_one_notice_although_the_old_master_continues() -> Result<
     .await;
     let page = http::get(dashboard.port(), "/sources").await?.body;
     assert!(page.contains(&format!("master {address}")), "{page}");
-    // The old master still has all locks, and is not read.
+    // The old master still has all locks, but is not read.
     eventually("the old master to be left", async || {
         let list = old.call("CLIENT LIST").await?.text();
         ensure!(!list.contains("name=lockscope-dashboard"), "{list}");
@@ -86,7 +86,7 @@ async fn a_failover_is_one_notice_although_the_old_master_continues() -> Result<
     .await;
     assert_eq!(old.call("EXISTS lost").await?.int()?, 1);
 
-    // Messages, MONITOR and releases by force are those of the new one.
+    // Messages, MONITOR and forced releases use the new master.
     let mut new = sentinels.client(1).await?;
     new.call("DEL freed").await?.ok()?;
     new.call("PUBLISH redisson_lock__channel:{freed} 0").await?.ok()?;
@@ -145,7 +145,7 @@ async fn without_a_master_the_view_is_frozen() -> Result<()> {
 
     sentinels.enable_failover().await?;
     sentinels.fail_over().await?;
-    // MONITOR pauses after its connection was closed from outside, as here.
+    // MONITOR pauses after its connection is closed by the server, as here.
     let but_monitor = &SOURCES[..5];
     until_at(&dashboard, &sentinels.address(1), but_monitor).await;
     let kept = lock(&dashboard, "kept", held).await;
@@ -176,7 +176,7 @@ async fn a_missing_master_is_explained() -> Result<()> {
             let reason = json["servers"][place]["down"]["reason"].as_str().unwrap_or_default();
             ensure!(reason.contains(wanted), "{json}");
         }
-        // Nobody listens or looks there either.
+        // No source is on either.
         let rows = json["sources"].as_array().into_iter().flatten();
         let wrong: Vec<_> = rows.filter(|row| row["state"] == "on").collect();
         ensure!(wrong.is_empty(), "{wrong:?}");

@@ -30,7 +30,7 @@ async fn the_button_shows_the_life_of_a_lock_as_it_goes_on() -> Result<()> {
         Ok(())
     })
     .await;
-    // A reload would take this mark away.
+    // A reload would remove this mark.
     browser.run("window.mark = 'still here'").await?;
     ensure!(java.lock("orders:42").await?, "taken");
     ensure!(!other.lock("orders:42").await?, "taken twice");
@@ -96,7 +96,7 @@ async fn lockctl_tail_prints_the_steps_as_they_happen() -> Result<()> {
     steps(&["acquired"]).await;
     ensure!(java.unlock("orders:42").await?, "lost");
     steps(&["acquired", "released"]).await;
-    // The trace ends, and reports the reason.
+    // The trace ends and reports the reason.
     let end = tail(&bench.dashboard, &["--for", "1s"])?.stdin(Stdio::null()).output()?;
     ensure!(end.status.success() && end.stdout.is_empty(), "{end:?}");
     let off = Dashboard::start(&bench.redis.url(), &["--monitor", "off"]).await?;

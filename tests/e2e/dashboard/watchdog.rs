@@ -1,5 +1,5 @@
-//! Three ends of a lock with a watchdog: its thread dies without unlocking it, its work
-//! takes longer than its lease, and all goes well. The dashboard runs with MONITOR and without it.
+//! Three ways in which a lock with a watchdog ends: its thread dies without unlocking it, its work takes longer than
+//! its lease, and all goes well. One dashboard runs with MONITOR and one without.
 
 use std::sync::Arc;
 use std::sync::atomic::{AtomicBool, Ordering};
@@ -37,7 +37,7 @@ impl Watchdog {
         Ok(Self { stop, task })
     }
 
-    /// No renewal is under way after this.
+    /// Stops the watchdog. No renewal is under way afterwards.
     async fn stop(self) -> Result<()> {
         self.stop.store(true, Ordering::Relaxed);
         self.task.await?
@@ -48,7 +48,7 @@ async fn lock_of(dashboard: &Dashboard, name: &str) -> Result<Value> {
     dashboard.json(&format!("/api/v1/lock?name={name}")).await
 }
 
-/// The lock once it `fits`, on this dashboard.
+/// Returns the lock from this dashboard, once it `fits`.
 async fn lock_when(dashboard: &Dashboard, name: &str, fits: impl Fn(&Value) -> bool) -> Value {
     eventually(&format!("`{name}` as it should be"), async || {
         let lock = lock_of(dashboard, name).await?;
@@ -58,7 +58,7 @@ async fn lock_when(dashboard: &Dashboard, name: &str, fits: impl Fn(&Value) -> b
     .await
 }
 
-/// Waits until the sources that tell most are there.
+/// Waits until these sources are on.
 async fn sources_are_on(dashboard: &Dashboard, wanted: &[&str]) {
     eventually("sources to be on", async || {
         let sources = dashboard.json("/api/v1/sources").await?;
@@ -87,8 +87,8 @@ async fn the_three_ends_of_a_watchdog_lock_are_distinguished() -> Result<()> {
     sources_are_on(&seeing, &["channels", "monitor"]).await;
     sources_are_on(&plain, &["channels"]).await;
 
-    // Three threads of one service. One works on, one dies while the watchdog of its process renews on, and one takes
-    // a lease that is shorter than its work.
+    // Three threads of one service: one works normally, one dies while the watchdog of its process keeps renewing, and
+    // one takes a lease that is shorter than its work.
     let mut java = Foreign::connect(&redis).await?;
     let holder = java.holder.clone();
     java.lease_ms = LEASE_MS;
@@ -100,7 +100,7 @@ async fn the_three_ends_of_a_watchdog_lock_are_distinguished() -> Result<()> {
     for dashboard in [&seeing, &plain] {
         lock_when(dashboard, "short", |lock| lock["state"] == "held").await;
     }
-    // Its end comes as soon as both have seen it.
+    // The lease is shortened as soon as both dashboards have seen the lock.
     direct.call("PEXPIRE short 300").await?.ok()?;
     for dashboard in [&seeing, &plain] {
         lock_when(dashboard, "short", |lock| lock["state"] == "free").await;
@@ -111,7 +111,7 @@ async fn the_three_ends_of_a_watchdog_lock_are_distinguished() -> Result<()> {
     assert_eq!(problem["certainty"], "certain", "{lock:#}");
     let evidence = problem["evidence"].to_string();
     assert!(evidence.contains(&holder) && evidence.contains("tried to release"), "{evidence}");
-    // Without MONITOR only a fixed lease that ends is visible, so no problem is reported.
+    // Without MONITOR only the end of a fixed lease is visible, so no problem is reported.
     let lock = lock_of(&plain, "short").await?;
     assert!(problems(&lock).is_empty(), "{lock:#}");
 

@@ -8,23 +8,23 @@ use super::{Bench, SHORT, assert_held_by, holder, lock, lost};
 use crate::agent::credentials;
 
 const HOUR: i64 = 3_600;
-/// As exactly as it is looked: far more than any test takes, and far less than the clock is set by.
+/// The tolerance for times: far more than any test takes, and far less than the change of the clock.
 const ABOUT: i64 = 900;
 
-/// The right time, in seconds since 1970: by Redis' clock, which nobody touches.
+/// Returns the correct time in seconds since 1970, by Redis' clock, which is not changed.
 async fn now(bench: &mut Bench) -> Result<i64> {
     Ok(bench.direct.call("TIME").await?.items()?[0].text().parse()?)
 }
 
-/// A hold of the tests.
+/// A hold under test.
 struct Held {
     lock: &'static str,
     holder: String,
     lease: i64,
 }
 
-/// Waits until what the agent tells of the start of that hold, in Redis and to Prometheus, is the time by a clock that is so
-/// many seconds ahead, and checks that what it measures is what has passed.
+/// Waits until the start of that hold, as published in Redis and to Prometheus, matches a clock that is `ahead` seconds
+/// fast, and checks that durations are unaffected.
 async fn until_times_match(
     bench: &mut Bench,
     worker: &mut Client,
@@ -74,7 +74,7 @@ async fn a_clock_change_affects_displayed_times_and_no_lock() -> Result<()> {
     let told = credentials(&mut worker).await?;
     let renewed_one = holder(&lock(&mut worker, "LOCK a").await?)?;
     let renewed_one = Held { lock: "a", holder: renewed_one, lease: 6_000 };
-    // One that nobody renews, and that no busy machine lets run out while there is no agent.
+    // A lock without renewals whose lease cannot end while there is no agent, even on a busy machine.
     let lasting = holder(&lock(&mut worker, "LOCK b LEASE 3600000").await?)?;
     let lasting = Held { lock: "b", holder: lasting, lease: 3_600_000 };
 
@@ -86,13 +86,13 @@ async fn a_clock_change_affects_displayed_times_and_no_lock() -> Result<()> {
             until_times_match(&mut bench, &mut worker, held, ahead).await?;
         }
         let so_far = bench.agent.metrics().await?.sum(renewals, &renewed);
-        // One may have been on its way.
+        // One renewal may have been under way.
         bench.until_metric(renewals, &renewed, so_far + 2.0).await;
         assert_held_by(&mut bench, "a", &renewed_one.holder).await?;
     }
     assert_eq!(lost(&bench.agent).await?, 0.0);
 
-    // What it leaves behind is no older and no younger for the next one, whose clock is another again.
+    // The state that the agent leaves behind keeps its age under the next agent, whose clock is different again.
     bench.agent.process().kill()?;
     WallClock::clear_up(bench.agent.pid());
     clock.set(26 * HOUR)?;

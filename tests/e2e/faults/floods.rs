@@ -1,4 +1,4 @@
-//! Replies of Redis that announce more than any memory, or never end.
+//! Replies of Redis that announce more than any memory can hold, or never end.
 
 use anyhow::{Context as _, Result, ensure};
 use harness::proxy::{Flow, Place, Way};
@@ -7,7 +7,7 @@ use harness::{Dashboard, Proxy, RedisServer, Reply, eventually};
 use super::{COMMANDS, LONG, MESSAGES, RENEWALS, assert_held_by, holder, lock, stage};
 
 const MIB: u64 = 1 << 20;
-/// A text and an array that are announced, nested arrays, an array of many elements, and a line; each with the error.
+/// A long text, a long array, nested arrays, an array of many elements, and a long line; each with its error.
 const FLOODS: [(Flow, &str); 5] = [
     (Flow::Flood("$2000000000\r\n", "x"), "a text of 2000000000 bytes, beyond the limit of"),
     (Flow::Flood("*2000000000\r\n", ":1\r\n"), "an array of 2000000000 elements, beyond the limit"),
@@ -16,12 +16,12 @@ const FLOODS: [(Flow, &str); 5] = [
     (Flow::Flood("+", "x"), "a line longer than 64 KiB"),
 ];
 
-/// Returns the number of lines with that reason, or with the one of a flood that begins during a handshake.
+/// Returns the number of log lines with that reason, or with that of a flood that begins during a handshake.
 fn reasons(log: &str, reason: &str) -> usize {
     log.matches(reason).count() + log.matches("the server said more than it was asked").count()
 }
 
-/// Returns the most memory that a process has had, in bytes.
+/// Returns the most memory that a process has used, in bytes.
 fn peak_memory(pid: u32) -> Result<u64> {
     let status = std::fs::read_to_string(format!("/proc/{pid}/status"))?;
     let line = status.lines().find_map(|line| line.strip_prefix("VmHWM:")).context("no VmHWM")?;
@@ -50,7 +50,7 @@ async fn a_flood_of_replies_costs_the_agent_a_connection_and_no_memory() -> Resu
                 Ok(())
             })
             .await;
-            // The sockets buffer some.
+            // The sockets buffer some of it.
             let delivered = line.delivered(Way::Down) as u64;
             assert!(delivered < 48 * MIB, "{link} read {delivered} bytes");
         }

@@ -1,5 +1,5 @@
-//! The final test of exclusion: workers of two agents count under one lock while everything fails in turn. Afterwards no integer
-//! is missing and none is doubled.
+//! The final test of exclusion: workers of two agents count under one lock while everything fails in turn. Afterwards
+//! no integer may be missing or doubled.
 
 use anyhow::{Context as _, Result, ensure};
 use harness::proxy::{Flow, Gate, Place, Way};
@@ -7,13 +7,13 @@ use harness::{Agent, Client, PATIENCE, Proxy, RedisServer, Worker, eventually, w
 
 use super::{COMMANDS, MESSAGES, RENEWALS, ready};
 
-/// The number of added integers that proves progress.
+/// The number of new integers that proves progress.
 const PROGRESS: i64 = 10;
 
-/// Two hosts: each an agent with its own way to the Redis of the locks, and workers.
+/// Two hosts, each with workers and with an agent that has a separate path to the Redis of the locks.
 struct Stage {
     redis: RedisServer,
-    /// Has the list; never fails.
+    /// Stores the list; never fails.
     resource: RedisServer,
     list: Client,
     hosts: [Host; 2],
@@ -29,7 +29,7 @@ struct Host {
 
 impl Stage {
     async fn new(locks: &[&str]) -> Result<Self> {
-        // A Redis that keeps what it has said, whatever happens to it.
+        // This Redis keeps everything that it has confirmed, whatever happens to it.
         let redis = RedisServer::with(&[("appendonly", "yes"), ("appendfsync", "always")]).await?;
         let resource = RedisServer::start().await?;
         let list = resource.client().await?;
@@ -64,7 +64,7 @@ impl Stage {
         self.list.call("LLEN list").await?.int()
     }
 
-    /// Waits until integers have been added.
+    /// Waits until further integers have been appended.
     async fn go_on(&mut self, what: &str) -> Result<()> {
         let enough = self.length().await? + PROGRESS;
         within(PATIENCE, what, async || {
@@ -81,7 +81,7 @@ impl Stage {
         list.items()?.iter().map(|item| Ok(item.text().parse()?)).collect()
     }
 
-    /// Ends all workers, and judges.
+    /// Ends all workers and checks the integers.
     async fn judge(mut self) -> Result<()> {
         for host in 0..2 {
             while !self.hosts[host].workers.is_empty() {
@@ -112,7 +112,7 @@ impl Host {
         Ok(Self { proxy, agent, workers: Vec::new() })
     }
 
-    /// Waits until the agent knows that Redis is out of reach.
+    /// Waits until the agent reports that Redis is out of reach.
     async fn until_cut_off(&self) {
         eventually("the agent to be cut off", async || {
             let ready = harness::http::get(self.agent.http(), "/readyz").await?;
@@ -123,13 +123,13 @@ impl Host {
     }
 }
 
-/// Most of the time the lock is passed on within a host.
+/// Most of the time the lock is handed over within a host.
 #[tokio::test]
 async fn nothing_is_lost_or_doubled_while_everything_fails_in_turn() -> Result<()> {
     everything_fails(Stage::new(&["counter"; 3]).await?).await
 }
 
-/// Each time the lock is truly released, and goes to the other host.
+/// The lock is really released each time and passes to the other host.
 #[tokio::test]
 async fn nothing_is_lost_or_doubled_between_two_hosts_with_a_worker_each() -> Result<()> {
     everything_fails(Stage::new(&["counter"]).await?).await
@@ -223,7 +223,7 @@ async fn everything_fails(mut stage: Stage) -> Result<()> {
 
 #[tokio::test]
 async fn the_judge_detects_a_lock_that_does_not_exclude() -> Result<()> {
-    // Each worker has a lock of its own.
+    // Each worker has a different lock.
     let mut stage = Stage::new(&["one", "another"]).await?;
     stage.go_on("a start").await?;
     eventually("an integer to be doubled", async || {

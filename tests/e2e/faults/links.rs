@@ -1,4 +1,4 @@
-//! Connections to Redis: partitioned, half-open, dropped, slow, refused, deaf.
+//! Connections to Redis: partitioned, half-open, dropped, slow, refused, silent.
 
 use std::time::Duration;
 
@@ -38,7 +38,7 @@ async fn a_partition_longer_than_the_lease_is_reported_before_expiry() -> Result
     assert_held_by(&mut bench, "a", &first).await?;
     assert_error(&worker.call("UNLOCK a").await?, "LOST", "unconfirmed");
     unready(&bench.agent, "no answer within").await;
-    // Another takes it once Redis has let go; what was held back must not touch it.
+    // Another client acquires the lock once its lease has ended in Redis; commands held back until then must not affect it.
     bench.until_free("a").await;
     let thief = "0f3c1f6e-5a43-4f9f-8d11-6a2b3c4d5e6f:47";
     bench.direct.call(&format!("HSET a {thief} 1")).await?.ok()?;
@@ -62,7 +62,7 @@ async fn half_open_connections_are_replaced() -> Result<()> {
         line.set(Way::Down, Flow::Swallow);
     }
     lock(&mut worker, "LOCK b WAIT 20000").await?;
-    // Nobody asked anything on the others: each is noticed by its own signs of life.
+    // The other connections were idle: each must be found dead by its own keep-alive.
     eventually("all four to be left", async || {
         let open = dead.iter().filter(|line| line.is_open()).count();
         ensure!(open == 0 && proxy.lines(None).len() == 4, "{open} of the old ones are open");
@@ -140,7 +140,7 @@ async fn a_lost_release_message_costs_a_waiter_one_look() -> Result<()> {
     let (mut bench, proxy) = stage(LONG).await?;
     let theirs = "0f3c1f6e-5a43-4f9f-8d11-6a2b3c4d5e6f:47";
     let mut waiter = bench.session().await?;
-    // First the connection only stops receiving, then it is cut and opened again meanwhile.
+    // In the first round the connection only stops receiving; in the second it is cut and opened again.
     for cut in [false, true] {
         bench.direct.call(&format!("HSET a {theirs} 1")).await?.ok()?;
         bench.direct.call("PEXPIRE a 600000").await?.ok()?;
@@ -178,7 +178,7 @@ async fn a_thousand_subscriptions_are_restored_and_wake_their_waiters() -> Resul
     }
     until_subscribed(&mut bench, NAMES + 1).await;
     bench.direct.call("CLIENT KILL TYPE pubsub").await?.ok()?;
-    // Released while nobody listens.
+    // The locks are released while the agent is not subscribed.
     bench.direct.call("FLUSHALL").await?.ok()?;
     let mut granted = 0;
     while granted < NAMES {
@@ -189,7 +189,7 @@ async fn a_thousand_subscriptions_are_restored_and_wake_their_waiters() -> Resul
     Ok(())
 }
 
-/// Waits until that many channels have a subscriber; one is the agent's own.
+/// Waits until that many channels have a subscriber; one is the agent's own channel.
 async fn until_subscribed(bench: &mut super::Bench, count: usize) {
     eventually("subscriptions", async || {
         let channels = bench.direct.call("PUBSUB CHANNELS *").await?.ok()?;

@@ -1,4 +1,4 @@
-//! Redis, the way to it, workers and agents failing for real: what faults.md lists.
+//! Real failures of Redis, of the path to it, of workers and of agents: those that faults.md lists.
 
 mod clocks;
 mod floods;
@@ -14,22 +14,22 @@ use harness::{Agent, Proxy, RedisServer, eventually};
 
 use crate::agent::{Bench, assert_error, credentials, holder, lock};
 
-/// The names by which an agent's connections call themselves.
+/// The names that an agent gives its connections.
 const COMMANDS: &str = "lockscope-agent";
 const RENEWALS: &str = "lockscope-agent-renewals";
 const MESSAGES: &str = "lockscope-agent-messages";
 
-/// Nothing that happens within a test ends this lease, and no renewal is due.
+/// A lease that does not end within a test and for which no renewal is due.
 const LONG: &[&str] = &["--lease", "10m"];
-/// Long enough for a busy machine, short enough to see a lease end.
+/// A lease that is long enough for a busy machine and short enough for a test to see it end.
 const SHORT: &[&str] = &["--lease", "6s"];
 
-/// A Redis, an agent that reaches it by a proxy, and the proxy.
+/// Starts a Redis, an agent that reaches it through a proxy, and the proxy.
 async fn stage(flags: &[&str]) -> Result<(Bench, Proxy)> {
     on(RedisServer::start().await?, flags).await
 }
 
-/// The same with this Redis.
+/// Like [`stage`], with this Redis.
 async fn on(redis: RedisServer, flags: &[&str]) -> Result<(Bench, Proxy)> {
     let proxy = Proxy::tcp(Place::Port(redis.port())).await?;
     let agent = Agent::at(&proxy.url(), flags).await?;
@@ -41,7 +41,7 @@ async fn on(redis: RedisServer, flags: &[&str]) -> Result<(Bench, Proxy)> {
     Ok((Bench { agent, redis, direct }, proxy))
 }
 
-/// Waits until an agent says that it can serve.
+/// Waits until an agent reports that it is ready.
 async fn ready(agent: &Agent) {
     eventually("the agent to be ready", async || {
         let ready = harness::http::get(agent.http(), "/readyz").await?;
@@ -51,7 +51,7 @@ async fn ready(agent: &Agent) {
     .await;
 }
 
-/// Waits until an agent says that it cannot, with this among the reasons.
+/// Waits until an agent reports that it is not ready, with `reason` among its reasons.
 async fn unready(agent: &Agent, reason: &str) {
     eventually("the agent not to be ready", async || {
         let ready = harness::http::get(agent.http(), "/readyz").await?;
@@ -61,7 +61,7 @@ async fn unready(agent: &Agent, reason: &str) {
     .await;
 }
 
-/// Asserts that exactly this holder stands in Redis, once.
+/// Asserts that this is the only holder in Redis, with a hold count of one.
 async fn assert_held_by(bench: &mut Bench, name: &str, holder: &str) -> Result<()> {
     let holders = bench.holders(name).await?;
     assert_eq!(holders, [(holder.to_owned(), "1".to_owned())], "{name}");

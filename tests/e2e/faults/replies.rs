@@ -9,7 +9,7 @@ use harness::{Proxy, Reply, eventually};
 
 use super::{COMMANDS, LONG, RENEWALS, SHORT, assert_error, assert_held_by, holder, lock, stage};
 
-/// The most lines that are held in turn until one of them holds a renewal.
+/// The maximum number of connections that are held in turn until one of them holds a renewal.
 const MAX_LINES: usize = 100;
 const DOUBTS: &str = "lockscope_agent_doubts_total";
 
@@ -81,7 +81,7 @@ async fn a_late_acquire_of_a_free_lock_is_removed_by_the_next_attempt() -> Resul
 async fn an_abandoned_acquire_is_undone() -> Result<()> {
     let (mut bench, proxy) = stage(LONG).await?;
     let mut worker = bench.session().await?;
-    // It runs, and nobody hears of it in time.
+    // The script runs, but its reply does not arrive in time.
     proxy.line(COMMANDS).await.set(Way::Down, Flow::Swallow);
     let reply = worker.call("LOCK a WAIT 500").await?;
     assert!(reply == Reply::Null || reply.is_error("UNAVAILABLE"), "{reply}");
@@ -122,14 +122,14 @@ async fn a_late_release_does_not_touch_the_next_holder() -> Result<()> {
 
 #[tokio::test]
 async fn a_late_renewal_extends_nothing_and_creates_nothing() -> Result<()> {
-    // A busy machine must not let it run out while its renewals find another way.
+    // On a busy machine, the lease must not end while the renewals move to another connection.
     let (mut bench, proxy) = stage(&["--lease", "20s"]).await?;
     let mut first = bench.session().await?;
     let mut second = bench.session().await?;
     lock(&mut first, "LOCK a").await?;
     lock(&mut first, "LOCK b").await?;
     let stuck = hold_a_renewal(&proxy).await?;
-    // Renewals go on down another connection, so the held one is a copy.
+    // Renewals continue on another connection, so the held one is a copy.
     let renewed = "lockscope_agent_renewals_total";
     let before = bench.agent.metrics().await?.sum(renewed, &[("outcome", "renewed")]);
     bench.until_metric(renewed, &[("outcome", "renewed")], before + 2.0).await;
@@ -221,7 +221,7 @@ async fn a_re_entry_whose_reply_is_lost_leaves_no_count_behind() -> Result<()> {
     Ok(())
 }
 
-/// Holds a renewal on its way, and gives the line that does. The agent may leave a line for another reason.
+/// Holds a renewal on its way and returns its connection. The agent may also close a connection for another reason.
 async fn hold_a_renewal(proxy: &Proxy) -> Result<Arc<Line>> {
     for _ in 0..MAX_LINES {
         let line = proxy.line(RENEWALS).await;
@@ -241,7 +241,7 @@ async fn hold_a_renewal(proxy: &Proxy) -> Result<Arc<Line>> {
     bail!("none of {MAX_LINES} lines held a renewal")
 }
 
-/// Lets the script that a line has held arrive, and waits until Redis has read all of it and seen the line's end.
+/// Delivers the script that a connection has held, and waits until Redis has read all of it and the end of the connection.
 async fn deliver(line: &Line) {
     assert!(line.is_holding(Way::Up, "EVALSHA"), "a script is held");
     line.set(Way::Up, Flow::Pass);

@@ -1,4 +1,4 @@
-//! Redis itself: restarted, emptied, following another, busy, full, locked up, on another clock.
+//! Redis itself: restarted, emptied, made a replica, busy, full, locked down, with another clock.
 
 use anyhow::{Result, ensure};
 use harness::proxy::Place;
@@ -11,13 +11,13 @@ use super::{
 
 const RENEWALS_TOTAL: &str = "lockscope_agent_renewals_total";
 
-/// Asserts that the next push tells the loss of `a` for this reason.
+/// Asserts that the next push reports the loss of `a` for this reason.
 async fn assert_lost(worker: &mut Client, reason: &str) -> Result<()> {
     assert_eq!(worker.push().await?, ["lock-lost", "a", "lock", reason]);
     Ok(())
 }
 
-/// Runs a command in that Redis, which must not refuse it.
+/// Runs a command, which this Redis must not refuse.
 async fn run(direct: &mut Client, words: &str) -> Result<()> {
     direct.call(words).await?.ok()?;
     Ok(())
@@ -128,7 +128,7 @@ async fn a_role_that_changed_on_a_living_connection_verifies_every_hold() -> Res
     let mut worker = bench.agent.client_with_pushes().await?;
     lock(&mut worker, "LOCK a").await?;
     let kept = holder(&lock(&mut worker, "LOCK b").await?)?;
-    // It follows another for a moment, so its data may be another's; no connection is closed.
+    // The server is a replica for a moment, so its data may be another server's; no connection is closed.
     run(&mut bench.direct, "DEL a").await?;
     run(&mut bench.direct, "REPLICAOF 127.0.0.1 1").await?;
     run(&mut bench.direct, "REPLICAOF NO ONE").await?;
@@ -153,11 +153,11 @@ async fn a_demoted_master_is_replaced_by_the_new_master() -> Result<()> {
     })
     .await;
     assert_eq!(bench.direct.call("WAIT 1 20000").await?, Reply::Int(1));
-    // What the replica has not seen when it is promoted is lost.
+    // Every write that the replica has not received when it is promoted is lost.
     run(&mut there, "REPLICAOF NO ONE").await?;
     lock(&mut worker, "LOCK a").await?;
     run(&mut bench.direct, &format!("REPLICAOF 127.0.0.1 {}", other.port())).await?;
-    // The old connections stand, as behind a virtual address; only new ones lead to the new master.
+    // The old connections remain open, as behind a virtual address; only new ones lead to the new master.
     proxy.lead_to(Place::Port(other.port()));
     assert_lost(&mut worker, "missing").await?;
     bench.direct = there;
@@ -190,11 +190,11 @@ async fn a_clock_that_steps_verifies_every_hold() -> Result<()> {
     let mut worker = bench.agent.client_with_pushes().await?;
     lock(&mut worker, "LOCK a").await?;
     let kept = holder(&lock(&mut worker, "LOCK b").await?)?;
-    // What a step forward does to a key whose end it passes.
+    // Simulates a step forward that passes the end of a key.
     run(&mut bench.direct, "DEL a").await?;
     proxy.shift_clock(3_600);
     assert_lost(&mut worker, "missing").await?;
-    // And one back, which harms nobody.
+    // A step back harms nothing.
     let renewed = bench.agent.metrics().await?.sum(RENEWALS_TOTAL, &[("outcome", "renewed")]);
     proxy.shift_clock(-3_600);
     bench.until_metric(RENEWALS_TOTAL, &[("outcome", "renewed")], renewed + 1.0).await;
@@ -235,13 +235,13 @@ async fn permissions_may_be_revoked_and_restored() -> Result<()> {
     ready(&agent).await;
     let mut worker = agent.client_with_pushes().await?;
     lock(&mut worker, "LOCK a").await?;
-    // Scripts are denied: inside a living connection, and with NOPERM.
+    // Scripts are denied on an open connection, with NOPERM.
     run(&mut direct, "ACL SETUSER default -eval -evalsha").await?;
     assert_eq!(worker.push().await?[0], "lock-jeopardy");
     assert_error(&worker.call("LOCK b NOWAIT").await?, "UNAVAILABLE", "NOPERM");
     run(&mut direct, "ACL SETUSER default +eval +evalsha").await?;
     assert_eq!(worker.push().await?, ["lock-safe", "a", "lock"]);
-    // Another password, and every connection gone: nobody gets in.
+    // The password changes and every connection is closed, so no client can log in.
     run(&mut direct, "ACL SETUSER default resetpass >other").await?;
     run(&mut direct, "CLIENT KILL USER default SKIPME yes").await?;
     unready(&agent, "WRONGPASS").await;
@@ -345,7 +345,7 @@ async fn an_eviction_policy_is_reported_when_it_is_set() -> Result<()> {
     run(&mut bench.direct, "CONFIG SET maxmemory 100mb").await?;
     bench.until_metric("lockscope_agent_redis_evicts", &[], 1.0).await;
     assert!(bench.agent.process().log().contains("volatile-ttl"), "the log names it");
-    // And so it comes: the lock is the one key that may be evicted.
+    // The lock is the only key that may be evicted, and it is.
     run(&mut bench.direct, "CONFIG SET maxmemory 1").await?;
     let refused = bench.direct.call("SET k v").await?;
     assert!(refused.is_error("OOM"), "{refused}");

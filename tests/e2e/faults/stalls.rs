@@ -8,7 +8,7 @@ use super::{COMMANDS, SHORT, assert_error, assert_held_by, holder, lock, lost, r
 
 const SLEEPS: &str = "lockscope_agent_sleeps_total";
 
-/// Another host's agent on the same Redis.
+/// Starts the agent of another host on the same Redis.
 async fn neighbour(bench: &super::Bench) -> Result<Agent> {
     let agent = Agent::at(&bench.redis.url(), SHORT).await?;
     ready(&agent).await;
@@ -25,7 +25,7 @@ async fn an_agent_that_slept_through_its_leases_reports_losses_before_serving() 
     let mut thief = other.client().await?;
     thief.send("LOCK a").await?;
     bench.agent.process().freeze().await?;
-    // What is waiting for the agent when it wakes.
+    // These commands are waiting for the agent when it resumes.
     for command in ["HOLDS", "LOCK a NOWAIT", "UNLOCK b"] {
         worker.send(command).await?;
     }
@@ -50,12 +50,12 @@ async fn an_agent_that_slept_through_its_leases_reports_losses_before_serving() 
 async fn an_agent_that_slept_for_less_than_its_leases_verifies_every_hold() -> Result<()> {
     let (mut bench, _proxy) = stage(&["--lease", "20s"]).await?;
     let mut worker = bench.agent.client_with_pushes().await?;
-    // Nothing ever renews this one, so only the verification can see that it is gone.
+    // This lock is never renewed, so only the verification can find that it is gone.
     lock(&mut worker, "LOCK a LEASE 600000").await?;
     let kept = holder(&lock(&mut worker, "LOCK b").await?)?;
     bench.agent.process().freeze().await?;
     bench.direct.call("DEL a").await?.ok()?;
-    // More than a third of the lease, and less than all of it.
+    // More than a third of the lease has passed, but not all of it.
     eventually("the lease of b to run down", async || {
         let left = bench.pttl("b").await?;
         ensure!(left < 11_000, "{left} ms are left");
@@ -79,7 +79,7 @@ async fn a_grant_buffered_in_a_stopped_agent_is_not_delivered() -> Result<()> {
     let line = proxy.line(COMMANDS).await;
     line.set(Way::Down, Flow::Hold);
     worker.send("LOCK a").await?;
-    // Redis has given it, and the agent stands still before it hears of that.
+    // Redis has granted the lock, and the agent is frozen before it receives the reply.
     line.until_held(Way::Down).await;
     let stale = bench.holders("a").await?;
     bench.agent.process().freeze().await?;
@@ -106,7 +106,7 @@ async fn a_killed_agents_locks_are_free_after_their_lease_and_never_before() -> 
     waiter.send("LOCK a").await?;
     bench.agent.process().kill()?;
     assert!(worker.until_closed().await?.is_empty(), "its worker sees the end of the connection");
-    // The very agent comes back, with the same name: it takes nothing over by guess.
+    // The same agent returns under the same name: it does not assume any holds.
     bench.agent.restart().await?;
     ready(&bench.agent).await;
     assert_held_by(&mut bench, "a", &first).await?;
@@ -150,7 +150,7 @@ async fn a_dropped_agent_connection_releases_its_workers_locks() -> Result<()> {
     lock(&mut worker, "LOCK a").await?;
     waiter.send("LOCK a").await?;
     bench.until_waiting("a", 1).await?;
-    // The reply to what it asked for last is cut in the middle.
+    // The reply to the last command is cut in the middle.
     for line in proxy.lines(None) {
         line.set(Way::Down, Flow::CutAfter(10));
     }
@@ -182,7 +182,7 @@ async fn every_hold_ends_in_time_if_redis_freezes() -> Result<()> {
         lock(worker, &format!("LOCK n:{i}")).await?;
     }
     assert_eq!(lost(&bench.agent).await?, 20.0);
-    // Nothing that was asked for during the freeze is done to what is held now.
+    // No command from the time of the freeze affects the current holds.
     for (i, worker) in workers.iter_mut().enumerate() {
         assert_eq!(worker.call(&format!("UNLOCK n:{i}")).await?, Reply::Int(0));
     }

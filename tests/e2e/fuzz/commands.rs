@@ -5,9 +5,9 @@ use harness::random::Random;
 
 use super::{NUMBERS, mutate};
 
-/// The longest wait that a command asks for, in milliseconds.
+/// The longest wait that a command requests, in milliseconds.
 const LONGEST_WAIT: u64 = 20;
-/// The bytes of a command up to which the agent certainly reads it. It closes the connection after one of more than 128 KiB.
+/// The longest command in bytes that the agent certainly reads. It closes the connection after one of more than 128 KiB.
 const LONGEST_COMMAND: usize = 127 * 1024;
 
 const NAMES: [&[u8]; 10] = [
@@ -68,12 +68,12 @@ const WORDS: [&str; 40] = [
 
 type Words = Vec<Vec<u8>>;
 
-/// The commands of one connection.
+/// Generates the commands of one connection.
 pub(super) struct Commands<'a> {
     random: &'a mut Random,
     /// The id and the secret of its session.
     session: Option<(&'a str, &'a str)>,
-    /// The names and the kind that most of its commands are about, so that they find holds.
+    /// The names and the kind that most of its commands use, so that they find holds.
     names: [Vec<u8>; 2],
     kind: &'static str,
 }
@@ -82,15 +82,15 @@ impl<'a> Commands<'a> {
     pub(super) fn new(random: &'a mut Random, session: Option<(&'a str, &'a str)>) -> Self {
         let mut names = [random.pick(&NAMES).to_vec(), random.pick(&NAMES).to_vec()];
         if random.one_in(2) {
-            // Names that no other connection uses.
+            // No other connection uses these names.
             names = [1, 2].map(|_| format!("fuzz:{}", random.below(u64::MAX)).into());
         }
         let kind = random.pick(&KINDS);
         Self { random, session, names, kind }
     }
 
-    /// Commands that are well-formed on the wire, each with the arguments of its kind or with wrong ones. None waits for
-    /// longer than [`LONGEST_WAIT`].
+    /// Returns commands that are well-formed on the wire, each with valid or invalid arguments. None waits for longer
+    /// than [`LONGEST_WAIT`].
     pub(super) fn any(&mut self) -> Vec<Words> {
         let commands = (0..=self.random.index(24)).map(|_| self.one());
         // An empty array has no reply.
@@ -176,7 +176,7 @@ impl<'a> Commands<'a> {
         }
     }
 
-    /// Some of these options, in any order.
+    /// Appends some of these options, in any order.
     fn options(&mut self, words: &mut Words, options: &[&str]) {
         for _ in 0..self.random.index(4) {
             let option = self.random.pick(options);
@@ -234,7 +234,7 @@ impl<'a> Commands<'a> {
         number.as_bytes().to_vec()
     }
 
-    /// A glob whose stars are many more than its matches.
+    /// Returns a glob with many more stars than it needs.
     fn pattern(&mut self) -> Vec<u8> {
         let mut pattern = b"*fuzz".to_vec();
         for _ in 0..self.random.index(40) {
@@ -243,14 +243,14 @@ impl<'a> Commands<'a> {
         pattern
     }
 
-    /// Any bytes, at times many.
+    /// Returns arbitrary bytes, occasionally many.
     fn noise(&mut self) -> Vec<u8> {
         let length = if self.random.one_in(40) { 60_000 } else { 40 };
         (0..self.random.index(length)).map(|_| self.random.byte()).collect()
     }
 }
 
-/// Bounds the wait of a command: LOCK and MLOCK get NOWAIT where they have no WAIT that is short.
+/// Bounds the wait of a command: LOCK and MLOCK get NOWAIT unless they have a short WAIT.
 fn bound_waits(words: &mut Words) {
     let is = |word: &[u8], other: &str| word.eq_ignore_ascii_case(other.as_bytes());
     let number = |word: &[u8]| std::str::from_utf8(word).ok()?.parse::<u64>().ok();
@@ -274,7 +274,7 @@ fn bound_waits(words: &mut Words) {
     }
 }
 
-/// The bytes of these commands, each as an array of strings.
+/// Returns the bytes of these commands, each as an array of strings.
 pub(super) fn bytes(commands: &[Words]) -> Vec<u8> {
     commands.iter().flat_map(|command| encode(command)).collect()
 }

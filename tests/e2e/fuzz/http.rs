@@ -13,7 +13,7 @@ use tokio::time::timeout;
 use super::{ANSWER_WITHIN, NUMBERS, Seeds, ensure_no_panic, mutate, write_in_pieces};
 
 const CONNECTIONS: usize = 8;
-/// The time without bytes after which a connection is left: the request may be incomplete, and a stream may be silent.
+/// The time without bytes after which a connection is abandoned: the request may be incomplete, or a stream may be silent.
 const SILENCE: Duration = Duration::from_millis(100);
 
 const PATHS: [&str; 32] = [
@@ -102,7 +102,7 @@ const HEADERS: [&str; 14] = [
     "X-Forwarded-For: ::1, [::1]:99999",
 ];
 
-/// Returns one request as it should be, or nearly so.
+/// Returns a request that is valid, or almost.
 fn request(random: &mut Random, port: u16) -> Vec<u8> {
     let mut target = (*random.pick(&PATHS)).to_owned();
     for i in 0..random.below(4) {
@@ -129,7 +129,7 @@ fn request(random: &mut Random, port: u16) -> Vec<u8> {
     format!("{text}\r\n{body}").into_bytes()
 }
 
-/// Sends what a seed determines, and checks what comes back.
+/// Sends the bytes that a seed determines, and checks the responses.
 async fn attack(port: u16, seed: u64) -> Result<()> {
     let mut random = Random::new(seed);
     let requests = 1 + random.below(3);
@@ -143,13 +143,13 @@ async fn attack(port: u16, seed: u64) -> Result<()> {
     let write = async {
         write_in_pieces(&mut random, &mut writing, &bytes).await?;
         if random.one_in(8) {
-            // The server may have closed before.
+            // The server may already have closed the connection.
             writing.shutdown().await.unwrap_or_default();
         }
         anyhow::Ok(())
     };
     let read = async {
-        // A stream has no end: a few of its events are enough.
+        // A stream has no end, so a few of its events suffice.
         while received.len() < 1 << 20
             && let Ok(Ok(1..)) = timeout(SILENCE, reading.read_buf(&mut received)).await
         {}

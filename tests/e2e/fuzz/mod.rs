@@ -22,10 +22,10 @@ use harness::random::Random;
 use tokio::io::{AsyncWrite, AsyncWriteExt as _};
 use tokio::time::Instant;
 
-/// The limit for an answer on a busy machine. Only failures wait for all of it.
+/// The limit for an answer on a busy machine. Only failures take that long.
 const ANSWER_WITHIN: Duration = Duration::from_secs(30);
 
-/// The seeds of a run, given out one at a time.
+/// The seeds of a run, issued one at a time.
 struct Seeds {
     next: AtomicU64,
     end: u64,
@@ -34,7 +34,7 @@ struct Seeds {
 }
 
 impl Seeds {
-    /// Those of the environment, or else these.
+    /// Returns the seeds from the environment, or else the default ones.
     fn chosen(default: Range<u64>) -> Result<Self> {
         let seeds = match std::env::var("LOCKSCOPE_SEEDS") {
             Ok(text) => match text.split_once("..") {
@@ -144,14 +144,14 @@ fn mutate(random: &mut Random, bytes: &mut Vec<u8>) {
     }
 }
 
-/// Writes bytes whole or in pieces. The reader may close before it has read all.
+/// Writes bytes whole or in pieces. The peer may close the connection before it has read them all.
 async fn write_in_pieces(
     random: &mut Random,
     stream: &mut (impl AsyncWrite + Unpin),
     bytes: &[u8],
 ) -> Result<()> {
     let longest = *random.pick(&[&1, &7, &64, &1_500, &usize::MAX]);
-    // Single bytes of a long request would take all of the time.
+    // Single bytes of a long request would take too long.
     let longest = longest.max(bytes.len() / 200).max(1);
     for piece in bytes.chunks(longest) {
         let written = tokio::time::timeout(ANSWER_WITHIN, stream.write_all(piece)).await;

@@ -17,7 +17,7 @@ use super::{ANSWER_WITHIN, Seeds, ensure_no_panic, mutate, write_in_pieces};
 
 const CONNECTIONS: usize = 12;
 
-/// The first words that an error may have while Redis answers.
+/// The codes that an error may have while Redis answers.
 const ERRORS: [&str; 14] = [
     "SYNTAX",
     "LIMIT",
@@ -38,7 +38,7 @@ const ERRORS: [&str; 14] = [
 #[tokio::test]
 async fn random_commands_harm_no_other_session_and_leave_nothing() -> Result<()> {
     let redis = RedisServer::start().await?;
-    // Redis has a fifteenth of the lease for an answer, so a short lease would fail the honest worker on a busy machine.
+    // Redis must answer within a fifteenth of the lease, so a short lease would fail the honest worker on a busy machine.
     let mut agent = Agent::with(&redis, &["--max-grace", "1s", "--lease", "20s"]).await?;
     let seeds = Seeds::chosen(0..1_500)?;
     let (socket, over) = (agent.socket(), AtomicBool::new(false));
@@ -77,7 +77,7 @@ async fn random_commands_harm_no_other_session_and_leave_nothing() -> Result<()>
     Ok(())
 }
 
-/// Acquires, pings and releases until `over`. Each reply is the right one, nothing is ever at risk.
+/// Acquires, pings and releases until `over`. Checks that each reply is correct and that no hold is ever at risk.
 async fn work_honestly(socket: &Path, over: &AtomicBool) -> Result<()> {
     let mut worker = Client::unix(socket).await?;
     worker.call("HELLO 3").await?.ok()?;
@@ -109,16 +109,16 @@ async fn work_honestly(socket: &Path, over: &AtomicBool) -> Result<()> {
     Ok(())
 }
 
-/// The way in which a connection ends.
+/// The way in which a connection is ended.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 enum End {
-    /// It stops writing, and reads what comes.
+    /// It stops writing, and reads the rest.
     HalfClosed,
-    /// It closes with replies unread.
+    /// It closes with unread replies.
     Dropped,
 }
 
-/// Sends what a seed determines, and checks what comes back.
+/// Sends the bytes that a seed determines, and checks the replies.
 async fn attack(socket: &Path, seed: u64) -> Result<()> {
     let mut random = Random::new(seed);
     let mut stream = UnixStream::connect(socket).await?;
@@ -142,7 +142,7 @@ async fn attack(socket: &Path, seed: u64) -> Result<()> {
     let write = async {
         write_in_pieces(&mut random, &mut writing, &bytes).await?;
         if end == End::HalfClosed {
-            // The agent may have closed before.
+            // The agent may already have closed the connection.
             writing.shutdown().await.unwrap_or_default();
         }
         anyhow::Ok(())
@@ -151,7 +151,7 @@ async fn attack(socket: &Path, seed: u64) -> Result<()> {
         let silent_after = Instant::now() + ANSWER_WITHIN;
         loop {
             match timeout(Duration::from_millis(200), reading.read_buf(&mut received)).await {
-                // A peer that closes with bytes of ours unread resets.
+                // A peer that closes the connection with unread bytes resets it.
                 Ok(Ok(0) | Err(_)) => return Ok(true),
                 Ok(Ok(_)) => {}
                 Err(_) if end == End::HalfClosed && waits(socket, session.as_ref()).await? => {
@@ -185,21 +185,21 @@ async fn attack(socket: &Path, seed: u64) -> Result<()> {
     if let Some(session) = session.filter(|session| session.grace) {
         session.resume(socket).await?;
     }
-    // The agent is alive.
+    // The agent is still alive.
     let mut next = Client::unix(socket).await?;
     ensure!(next.call("PING").await?.text() == "PONG");
     Ok(())
 }
 
-/// Checks everything that was received, and returns the number of replies. Pushes do not count. Only a connection that was left before its end
-/// may have half a reply.
+/// Checks everything that was received, and returns the number of replies without pushes. Only a connection that was
+/// abandoned before its end may have half a reply.
 fn decoded(mut bytes: &[u8], closed: bool) -> Result<usize> {
     let mut replies = 0;
     while let Some((reply, length)) = Reply::decode(bytes)? {
         if let Some(error) = reply.error() {
             let word = error.split(' ').next().unwrap_or_default();
             ensure!(ERRORS.contains(&word), "an unexpected error: {error}");
-            // A name has at most 512 bytes, and each is shown by at most six.
+            // A name has at most 512 bytes, each of which takes at most six characters.
             ensure!(error.len() < 4_000 && !error.contains(char::is_control), "{error:?}");
         }
         replies += usize::from(!matches!(reply, Reply::Push(_)));
@@ -229,7 +229,7 @@ async fn waits(socket: &Path, session: Option<&Session>) -> Result<bool> {
     }
 }
 
-/// The session of a connection, by which it can be found again.
+/// The session of a connection, by which its state can be queried later.
 struct Session {
     id: String,
     secret: String,

@@ -1,4 +1,4 @@
-//! Alerts go off for what they are named after, with the right labels, and keep quiet otherwise.
+//! Alerts fire for the faults they are named after, with the right labels, and stay silent otherwise.
 
 use std::collections::BTreeSet;
 
@@ -9,7 +9,7 @@ use tokio::task::JoinSet;
 
 use super::{AGENT_RULES, DASHBOARD_RULES, rules, rules_in, text};
 
-/// The rules with every window and duration cut down, so that seconds show what minutes would.
+/// Returns the rules with every window and duration shortened, so that seconds suffice instead of minutes.
 pub(super) fn hurried(rules: &str) -> String {
     let mut out = String::new();
     for line in rules.lines() {
@@ -49,7 +49,7 @@ impl Watched {
         Self::with(&["--lease", lease]).await
     }
 
-    /// With an agent that has these flags.
+    /// Starts everything, with these flags for the agent.
     async fn with(flags: &[&str]) -> Result<Self> {
         let redis = RedisServer::start().await?;
         let agent = Agent::with(&redis, flags).await?;
@@ -70,7 +70,7 @@ impl Watched {
         Ok(watched)
     }
 
-    /// Waits until this alert fires, and gives its labels.
+    /// Waits until this alert fires, and returns its labels.
     pub(super) async fn fires(&self, alert: &str) -> Value {
         eventually(alert, async || {
             let firing = self.prometheus.firing().await?;
@@ -80,7 +80,7 @@ impl Watched {
         .await
     }
 
-    /// Waits until this alert fires or has fired, however short it was.
+    /// Waits until this alert fires or has fired, however briefly.
     pub(super) async fn has_fired(&self, alert: &str) {
         eventually(alert, async || {
             let fired = fired(&self.prometheus).await?;
@@ -100,7 +100,7 @@ impl Watched {
     }
 }
 
-/// The alerts that have fired at any time since this Prometheus began.
+/// Returns the alerts that have fired at any time since this Prometheus started.
 pub(super) async fn fired(prometheus: &Prometheus) -> Result<BTreeSet<String>> {
     let ever = "count by (alertname) (count_over_time(ALERTS{alertstate=\"firing\"}[1d]))";
     let rows = prometheus.query(ever).await?;
@@ -153,7 +153,7 @@ async fn a_lock_lost_before_the_first_scrape_alerts() -> Result<()> {
         Ok(())
     })
     .await;
-    // The windows are as shipped: the agent has started within five minutes, and this alert need not last.
+    // The windows are those shipped: the agent has started within five minutes, and this alert fires without delay.
     let jobs = [("lockscope-agent", vec![agent.http()])];
     let prometheus = Prometheus::start(&jobs, &rules_in(AGENT_RULES)?).await?;
     let firing = eventually("LockscopeLockLost", async || {
@@ -189,7 +189,7 @@ async fn missing_replicas_alert() -> Result<()> {
 
 #[tokio::test]
 async fn a_frozen_redis_alerts_before_and_after_locks_are_lost() -> Result<()> {
-    // Danger lasts for less than a third of the lease, and must be seen by a scrape.
+    // A hold is in danger for less than a third of the lease, and a scrape must see it.
     let mut watched = Watched::with_lease("15s").await?;
     let mut worker = watched.agent.client().await?;
     lock(&mut worker, "report:7").await?;
@@ -230,7 +230,7 @@ async fn stuck_and_leaked_locks_alert_separately() -> Result<()> {
     direct.call("PUBLISH redisson_lock__channel:{leak:1} 0").await?.ok()?;
     let stuck = watched.fires("LockscopeStuck").await;
     assert_eq!(stuck["lock_group"], "stuck:*");
-    // Without TTL and with a holder it is a candidate until it is seen in traffic of locks.
+    // A lock without TTL and with a holder is only a candidate until traffic proves that it is a lock.
     let leaked = watched.fires("LockscopeLeaked").await;
     assert_eq!(
         (&leaked["lock_group"], &leaked["severity"]),
@@ -263,8 +263,8 @@ async fn contention_and_timeouts_alert() -> Result<()> {
         Ok(())
     })
     .await;
-    // In the end they have it, one after the other: only then it is known how long they had to wait. Requests that came at the
-    // same time have no order.
+    // All waiters are granted the lock in the end, one after the other; only then are their waits known. Requests that
+    // arrived at the same time have no order.
     drop(holder);
     let mut served = JoinSet::new();
     for mut waiter in crowd {
@@ -306,7 +306,7 @@ async fn a_stopped_worker_alerts() -> Result<()> {
     worker.process().freeze().await?;
     let frozen = watched.fires("LockscopeWorkerFrozen").await;
     assert_eq!(frozen["severity"], "warning");
-    // As its runbook says it is found, and freed.
+    // The lock is found and freed as the runbook says.
     let mut looking = agent.client().await?;
     let rows = looking.call("LOCKS").await?.ok()?;
     let row = rows.items()?[1].items()?[0].clone();
@@ -333,7 +333,7 @@ async fn a_forced_release_alerts() -> Result<()> {
         Ok(())
     })
     .await;
-    // The steps of the dashboard's script.
+    // The commands of the dashboard's script.
     let mut direct = watched.redis.client().await?;
     let holder = direct.call("HGETALL orders:9").await?.ok()?.items()?[0].text();
     let agent = holder.split(':').next().unwrap_or_default();
@@ -392,7 +392,7 @@ async fn agents_on_different_servers_alert() -> Result<()> {
     let agents = [
         Agent::with(&servers[0], &shop).await?,
         Agent::with(&servers[1], &shop).await?,
-        // Its workers share nothing with those.
+        // Workers of this agent share nothing with those of the others.
         Agent::with(&servers[1], &["--deployment", "other"]).await?,
     ];
     let ports = agents.iter().map(Agent::http).collect();

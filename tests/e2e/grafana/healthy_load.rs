@@ -1,4 +1,4 @@
-//! A healthy quarter of an hour without any alert.
+//! A quarter of an hour of healthy load raises no alert.
 
 use std::path::PathBuf;
 use std::time::Duration;
@@ -13,13 +13,14 @@ use tokio::time::sleep;
 use super::alerts::fired;
 use super::rules;
 
-/// With this variable nothing is hurried: `make soak`.
+/// If this variable is set, nothing is accelerated: `make soak`.
 const SOAK: &str = "LOCKSCOPE_SOAK";
-/// The acceleration without the variable.
+/// The acceleration if the variable is not set.
 const FASTER: u32 = 20;
 const QUARTER: Duration = Duration::from_secs(15 * 60);
 
-/// Returns the rules for a time that passes faster by that factor: windows, durations, and thresholds that are times.
+/// Returns the rules for a time that passes faster by that factor: with shorter windows, durations, and thresholds that
+/// are times.
 fn accelerated(rules: &str, by: u32) -> Result<String> {
     let shorter = |duration: &str| -> Result<String> {
         let unit = if duration.ends_with('m') { 60_000 } else { 1_000 };
@@ -51,7 +52,7 @@ fn accelerated(rules: &str, by: u32) -> Result<String> {
     Ok(out)
 }
 
-/// Works under locks of these names in turn, for so many milliseconds each.
+/// Works under these locks in turn: `inside` milliseconds under each, and `outside` milliseconds between them.
 async fn work(socket: PathBuf, locks: Vec<String>, inside: u64, outside: u64) -> Result<()> {
     let mut client = Client::unix(&socket).await?;
     for lock in locks.iter().cycle() {
@@ -65,7 +66,7 @@ async fn work(socket: PathBuf, locks: Vec<String>, inside: u64, outside: u64) ->
     bail!("no locks")
 }
 
-/// Looks in now and then whether a lock is free, which it often is not.
+/// Tries now and then to acquire a lock, which is often held.
 async fn look_in(socket: PathBuf) -> Result<()> {
     let mut client = Client::unix(&socket).await?;
     loop {
@@ -76,7 +77,7 @@ async fn look_in(socket: PathBuf) -> Result<()> {
     }
 }
 
-/// Comes, takes a lock, and goes without giving it back, as a program does that ends.
+/// Connects, acquires a lock and disconnects without a release, as a program does that ends.
 async fn come_and_go(socket: PathBuf) -> Result<()> {
     for visit in 0.. {
         let mut client = Client::unix(&socket).await?;
@@ -86,7 +87,7 @@ async fn come_and_go(socket: PathBuf) -> Result<()> {
     Ok(())
 }
 
-/// A Java service that works for two minutes at a time, and renews meanwhile.
+/// Simulates a Java service that works for two minutes at a time and renews its lock meanwhile.
 async fn foreign(mut service: Foreign) -> Result<()> {
     loop {
         ensure!(service.lock("settlement").await?, "it is taken");
@@ -99,7 +100,7 @@ async fn foreign(mut service: Foreign) -> Result<()> {
     }
 }
 
-/// The usual load of workers.
+/// Starts the usual load of workers.
 fn load(agents: &[Agent; 2], service: Foreign) -> JoinSet<Result<()>> {
     let socket = |i: usize| agents[i % 2].socket();
     let mut crowd = JoinSet::new();
@@ -123,7 +124,7 @@ fn load(agents: &[Agent; 2], service: Foreign) -> JoinSet<Result<()>> {
     crowd
 }
 
-/// The time by this Prometheus' clock, in seconds.
+/// Returns the time by this Prometheus' clock, in seconds.
 async fn time(prometheus: &Prometheus) -> Result<f64> {
     let rows = prometheus.query("vector(time())").await?;
     let text = rows.first().and_then(|row| row["value"][1].as_str()).context("no time")?;
@@ -163,7 +164,7 @@ async fn a_healthy_quarter_of_an_hour_raises_no_alert() -> Result<()> {
     let soaked = std::env::var_os(SOAK).is_some();
     let (by, interval) = if soaked { (1, 15) } else { (FASTER, 1) };
     let redis = RedisServer::start().await?;
-    // Thresholds that are parts of a lease stay as they are, so a lease that a busy machine is not late for.
+    // Thresholds that are fractions of a lease are not accelerated, so the lease must be long enough for a busy machine.
     let lease: &[&str] = if soaked { &[] } else { &["--lease", "60s"] };
     let mut agents = [Agent::with(&redis, lease).await?, Agent::with(&redis, lease).await?];
     let dashboard = Dashboard::start(&redis.url(), &[]).await?;
@@ -190,7 +191,7 @@ async fn a_healthy_quarter_of_an_hour_raises_no_alert() -> Result<()> {
     report(&prometheus, time(&prometheus).await? - begin, woken.len()).await?;
     assert!(woken.is_empty(), "nothing was wrong: {woken:?}");
 
-    // It kept quiet because nothing was wrong, not because it saw nothing.
+    // There was no alert because nothing was wrong, not because the rules saw nothing.
     let broken: Vec<_> = prometheus.rules().await?;
     assert!(broken.len() > 30 && broken.iter().all(|rule| rule["health"] == "ok"), "{broken:?}");
     for (seen, at_least) in [

@@ -11,9 +11,9 @@ use std::process::Command;
 use anyhow::{Context as _, Result, ensure};
 use harness::{process, programs};
 
-/// The folder of the rules.
+/// The folder that contains the rules.
 const FOLDER: &str = "grafana/prometheus";
-/// The rules as they are shipped: a file for agents and one for dashboards, each complete.
+/// The rules as shipped: one file for agents and one for dashboards, each complete.
 const AGENT_RULES: &str = "lockscope-agent.rules.yml";
 const DASHBOARD_RULES: &str = "lockscope-dashboard.rules.yml";
 

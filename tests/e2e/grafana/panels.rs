@@ -1,4 +1,4 @@
-//! Every panel has data, and asks for figures that are documented.
+//! Every panel has data and uses documented metrics only.
 
 use std::collections::BTreeSet;
 
@@ -15,13 +15,13 @@ fn board(name: &str) -> Result<Value> {
     Ok(serde_json::from_str(&text(&format!("grafana/dashboards/{name}.json"))?)?)
 }
 
-/// The panels that ask for something.
+/// Returns the panels that have a query.
 fn panels(board: &Value) -> Vec<&Value> {
     let panels = board["panels"].as_array().map(Vec::as_slice).unwrap_or_default();
     panels.iter().filter(|panel| panel["type"] != "row").collect()
 }
 
-/// A query as Grafana sends it with all its variables at their defaults.
+/// Returns a query as Grafana sends it, with all its variables at their defaults.
 fn filled(query: &str) -> String {
     ["$job", "$instance", "$deployment", "$lock_group"]
         .iter()
@@ -30,7 +30,7 @@ fn filled(query: &str) -> String {
         })
 }
 
-/// The queries of all boards: panels, annotations and variables, each with its place.
+/// Returns the queries of all boards: those of panels, annotations and variables, each with its place.
 fn queries() -> Result<Vec<(String, String)>> {
     let mut queries = Vec::new();
     for name in BOARDS {
@@ -45,7 +45,7 @@ fn queries() -> Result<Vec<(String, String)>> {
     Ok(queries)
 }
 
-/// The names of our figures in a text, without what Prometheus adds to those of histograms.
+/// Returns the names of our metrics in a text, without the suffixes of histograms.
 fn names(text: &str) -> BTreeSet<String> {
     let words = text.split(|c: char| !c.is_ascii_alphanumeric() && c != '_');
     words
@@ -68,7 +68,7 @@ fn boards_and_rules_use_exactly_the_documented_metrics() -> Result<()> {
         used.extend(names(&query));
     }
     let rules = rules()?;
-    // Recorded metrics have names with colons; the metrics that they are computed from are in their expressions.
+    // Recorded metrics have names with colons; the metrics from which they are computed are in their expressions.
     used.extend(
         rules.lines().filter(|line| !line.contains(':') || line.contains("expr:")).flat_map(names),
     );
@@ -116,10 +116,10 @@ async fn every_panel_has_data() -> Result<()> {
         [("lockscope-agent", demo.agents.clone()), ("lockscope-dashboard", vec![demo.dashboard])];
     let prometheus = Prometheus::start(&jobs, &rules()?).await?;
     let mut wanted = queries()?;
-    // The demo's Redis has no replicas that could confirm anything.
+    // The demo's Redis has no replicas that could confirm a grant.
     wanted.retain(|(_, query)| !query.contains("lockscope_agent_replica"));
     assert!(wanted.len() > 50, "{} queries", wanted.len());
-    // A lock is stuck after 20 s in the demo, and named in figures after another minute.
+    // A lock is stuck after 20 s in the demo, and named in metrics after another minute.
     within(2 * PATIENCE, "data in every panel", async || {
         let mut missing = Vec::new();
         for (place, query) in wanted.drain(..) {
@@ -135,7 +135,7 @@ async fn every_panel_has_data() -> Result<()> {
         Ok(())
     })
     .await;
-    // The problem that the demo shows last.
+    // This problem is the last that the demo shows.
     eventually("an orphan", async || {
         let found = http::get(demo.dashboard, "/api/v1/problems?limit=100").await?.json()?;
         let found = found["problems"].as_array().cloned().unwrap_or_default();

@@ -1,11 +1,11 @@
-//! Alerts on renewals that are late, and on what dashboards find.
+//! Alerts on late renewals and on the findings of dashboards.
 
 use anyhow::{Context as _, Result, ensure};
 use harness::{Client, Foreign, PATIENCE, eventually, within};
 
 use super::alerts::{Watched, lock};
 
-/// Waits until Prometheus has seen that there is such a group, so that the first of anything shows as an increase.
+/// Waits until Prometheus has scraped this group, so that the first event shows as an increase.
 async fn until_scraped(watched: &Watched, metric: &str, group: &str) {
     let query = format!("{metric}{{lock_group=\"{group}\"}}");
     eventually("the group to be scraped", async || {
@@ -36,7 +36,7 @@ async fn late_and_nearly_missed_renewals_alert() -> Result<()> {
         Ok(())
     })
     .await;
-    // Due at 8 s, overdue below 5.4 s, and the agent slept beyond a third of the lease.
+    // The renewal is due at 8 s and overdue below 5.4 s; the agent stays frozen for more than a third of the lease.
     watched.agent.process().freeze().await?;
     eventually("the lock to be low", async || {
         let left = direct.call("PTTL report:1").await?.int()?;
@@ -48,7 +48,7 @@ async fn late_and_nearly_missed_renewals_alert() -> Result<()> {
     watched.has_fired("LockscopeRenewalOverdue").await;
     watched.has_fired("LockscopeRenewalsLate").await;
 
-    // At less than 2 s it is a matter of luck. A machine that is too slow for that loses it, and takes another one.
+    // Below 2 s, success depends on timing. A machine that is too slow loses the lock and tries with another one.
     let mut tries = 0;
     within(2 * PATIENCE, "a renewal in the nick of time", async || {
         tries += 1;
@@ -83,11 +83,11 @@ async fn problems_found_by_dashboards_alert() -> Result<()> {
     let watched = Watched::with_lease("60s").await?;
     let mut direct = watched.redis.client().await?;
 
-    // Remains of a fair lock.
+    // Leftovers of a fair lock.
     let dead = "0f3c1f6e-5a43-4f9f-8d11-6a2b3c4d5e6f:47";
     direct.call(&format!("RPUSH redisson_lock_queue:{{left:1}} {dead}")).await?.ok()?;
     direct.call(&format!("ZADD redisson_lock_timeout:{{left:1}} 1000 {dead}")).await?.ok()?;
-    // A hold of an agent that lives, and knows nothing of it.
+    // A hold in the name of a live agent that does not know it.
     let mut worker = watched.agent.client().await?;
     lock(&mut worker, "kept:1").await?;
     let holder = direct.call("HGETALL kept:1").await?.ok()?.items()?[0].text();
@@ -96,7 +96,7 @@ async fn problems_found_by_dashboards_alert() -> Result<()> {
     direct.call(&format!("HSET nobodys:1 {agent}:{number} 1")).await?.ok()?;
     direct.call("PEXPIRE nobodys:1 600000").await?.ok()?;
 
-    // Two threads elsewhere, each of which holds what the other one waits for in the queue.
+    // Two threads of another service, each holding the lock that the other one waits for in the queue.
     for (thread, lock, other) in [(47, "row:1", "row:2"), (48, "row:2", "row:1")] {
         let mut service = Foreign::connect(&watched.redis).await?;
         service.holder = format!("7c1d2e3f-5a43-4f9f-8d11-6a2b3c4d5e6f:{thread}");
@@ -122,7 +122,7 @@ async fn problems_found_by_dashboards_alert() -> Result<()> {
     .await;
     until_scraped(&watched, DETECTED, "settlement:*").await;
 
-    // One with a count that no client writes.
+    // A lock with a hold count that no client writes.
     let mut odd = Foreign::connect(&watched.redis).await?;
     assert!(odd.lock("odd:1").await?);
     until_scraped(&watched, DETECTED, "odd:*").await;
@@ -135,11 +135,11 @@ async fn problems_found_by_dashboards_alert() -> Result<()> {
     );
     let starving = watched.fires("LockscopeStarving").await;
     assert_eq!(starving["lock_group"], "row:*");
-    // This one goes again soon.
+    // This alert resolves again soon.
     watched.has_fired("LockscopeExpired").await;
     let malformed = watched.fires("LockscopeMalformed").await;
     assert_eq!(malformed["lock_group"], "odd:*");
-    // Remains must lie about for a minute, and a holder be missed for half of one.
+    // Leftovers must exist for a minute, and a holder must be missing for half a minute.
     for (alert, group) in [("LockscopeLeakSuspected", "nobodys:*"), ("LockscopeOrphan", "left:*")] {
         let labels = within(2 * PATIENCE, alert, async || {
             let firing = watched.prometheus.firing().await?;
