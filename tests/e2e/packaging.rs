@@ -1,4 +1,4 @@
-//! Checks of the packaging against the programs. `make package-test` installs the package.
+//! Checks of the packaging against the programs. `make package-test` installs the packages.
 
 use std::path::{Path, PathBuf};
 use std::process::Output;
@@ -23,7 +23,7 @@ fn said(output: &Output) -> String {
     )
 }
 
-/// Has a program check these settings, with our own files in place of those that will be in /etc.
+/// Checks settings with a program, with the files of the package in place of those that will be in /etc.
 fn check(program: &str, args: &[&str]) -> Result<()> {
     let mut checked = command(&programs::path(program)?);
     let etc = folder().join("etc").display().to_string();
@@ -68,7 +68,7 @@ fn suggested_settings_are_valid() -> Result<()> {
     Ok(())
 }
 
-/// Returns what a program says of these arguments, in the environment that its image sets.
+/// Returns the output of a program with these arguments, in the environment that its image sets.
 fn in_image(program: &str, args: &[&str]) -> Result<Output> {
     let containers = read("container/Containerfile")?.replace("\\\n", "");
     let entry = format!("ENTRYPOINT [\"/usr/bin/{program}\"]");
@@ -100,7 +100,7 @@ fn images_start_only_with_a_chosen_redis_and_without_strangers() -> Result<()> {
     Ok(())
 }
 
-/// Reads a file of YAML.
+/// Reads a YAML file.
 fn yaml(file: &Path) -> Result<serde_json::Value> {
     let python = Path::new(env!("CARGO_MANIFEST_DIR")).join("clients/.venv/bin/python");
     let to_json = "import json, sys, yaml; json.dump(yaml.safe_load(sys.stdin), sys.stdout)";
@@ -162,7 +162,7 @@ fn pods_use_valid_settings() -> Result<()> {
     Ok(())
 }
 
-/// Returns a size in MiB as systemd and Kubernetes write it.
+/// Returns a size in MiB, as written for systemd and Kubernetes.
 fn mebibytes(text: &str) -> Result<u64> {
     let text = text.trim_end_matches('i');
     match (text.strip_suffix('G'), text.strip_suffix('M')) {
@@ -172,14 +172,14 @@ fn mebibytes(text: &str) -> Result<u64> {
     }
 }
 
-/// The most memory of a session, a waiter and a lock in KiB, of which docs/explain/sizing.md has the sum.
+/// The maximum memory of a session, a waiter and a lock in KiB; docs/explain/sizing.md adds them up.
 const OF_AGENT: [(&str, u64); 3] =
     [("--max-sessions", 80), ("--max-waiters", 7), ("--max-locks", 2)];
 const OF_DASHBOARD: [(&str, u64); 1] = [("--max-locks", 4)];
 
 #[test]
 fn the_limits_of_memory_hold_with_the_settings() -> Result<()> {
-    // The buffers of all connections together, and the program itself.
+    // The memory of the program itself and of the buffers of all connections together.
     let (agent, dashboard) = (144, 128);
     let needed = |args: &[&str], program: &str, parts: &[(&str, u64)], rest: u64| -> Result<u64> {
         let help = command(&programs::path(program)?).arg("--help").output()?;
@@ -260,7 +260,7 @@ fn a_package_lists_what_it_is_linked_from() -> Result<()> {
     Ok(())
 }
 
-/// Validates these manifests against the schemas of one Kubernetes version.
+/// Validates a manifest against the schemas of one version of Kubernetes.
 fn judge(version: &str, manifest: &Path) -> Result<Output> {
     let program =
         Path::new(env!("CARGO_MANIFEST_DIR")).join("clients/.venv/bin/kubernetes-validate");
@@ -301,7 +301,7 @@ fn kubernetes_manifests_are_valid() -> Result<()> {
     Ok(())
 }
 
-/// The files that a kustomization consists of.
+/// Returns the files of a kustomization.
 fn resources(base: &Path) -> Result<Vec<PathBuf>> {
     let named = yaml(&base.join("kustomization.yaml"))?["resources"].take();
     let mut files = Vec::new();
@@ -369,7 +369,7 @@ fn a_container_image_has_all_required_files() -> Result<()> {
             .collect();
         let loader = libraries.iter().find(|path| path.to_string_lossy().contains("/ld-"));
         let folders: Vec<&Path> = libraries.iter().filter_map(|path| path.parent()).collect();
-        // Only root may change the root. The loader of the image says where it finds each library.
+        // Only root may change the root folder, so the loader of the image reports where it finds each library.
         let load = |option: Option<&str>, argument: Option<&str>| -> Result<String> {
             let output = command(loader.with_context(|| listed.clone())?)
                 .args(["--inhibit-cache", "--library-path"])
@@ -394,7 +394,7 @@ fn a_container_image_has_all_required_files() -> Result<()> {
     Ok(())
 }
 
-/// Returns the rows (source, target, mode) of what a package contains.
+/// Returns the contents of a package as rows of source, target and mode.
 fn contents(package: &str) -> Result<Vec<[String; 3]>> {
     let rows = read(&format!("debian/{package}/install"))?;
     let rows = rows.lines().filter(|line| !line.starts_with('#')).map(|line| {
@@ -434,10 +434,10 @@ fn every_packaged_file_exists() -> Result<()> {
     Ok(())
 }
 
-/// Runs a maintainer's script as dpkg does, where nothing but a shell and these stand-ins is installed.
+/// Runs a maintainer's script as dpkg does, with only a shell and these stand-ins installed.
 fn configured(package: &str) -> Result<Output> {
     let tools = tempfile::tempdir()?;
-    // Both change a file, which must be there.
+    // Both commands change a file, which must exist.
     let (change, any) = ("#!/bin/sh\n[ -e \"$2\" ]\n", "#!/bin/sh\n");
     let others = ["adduser", "deb-systemd-helper", "deb-systemd-invoke", "systemctl", "grep"];
     let sysusers = ["systemd-sysusers", "systemd-tmpfiles"];
@@ -462,7 +462,7 @@ fn packages_are_configured_without_the_settings_that_an_administrator_deleted() 
     Ok(())
 }
 
-/// Workers are in the group of the agent, to use its socket; the passwords in the settings are not theirs.
+/// Workers belong to the agent's group so that they can use its socket, but must not read the passwords in its settings.
 #[test]
 fn workers_cannot_read_the_settings_of_the_agent() -> Result<()> {
     let script = read("debian/lockscope-agent/postinst")?;
@@ -482,7 +482,7 @@ fn the_packages_are_built_with_manual_pages_and_without_debug_information() -> R
     let mut build = command(&folder().join("build-packages"));
     let programs = programs::path("lockscope-agent")?;
     build.arg(programs.parent().context("no folder")?).arg(target.path());
-    // Compressing takes longer than all the rest.
+    // Compression takes longer than everything else.
     let output = build.env("DPKG_DEB_COMPRESSOR_TYPE", "none").output()?;
     ensure!(output.status.success(), "{}", said(&output));
     let dpkg = |args: &[&str], package: &str| -> Result<String> {
@@ -527,7 +527,7 @@ fn systemd_accepts_the_units_with_low_exposure() -> Result<()> {
         let path = entry?.path();
         let name = path.file_name().unwrap_or_default().to_string_lossy().into_owned();
         if name.ends_with(".service") || name.ends_with(".socket") {
-            // It looks whether the programs are there.
+            // The check requires that the programs exist, so stand-ins are named.
             let text = std::fs::read_to_string(&path)?.replace("/usr/bin/lockscope", "/bin/true #");
             let text = text.replace("ExecStart=/bin/true #", "ExecStart=/bin/true --");
             std::fs::write(copies.path().join(name), text)?;
@@ -541,12 +541,12 @@ fn systemd_accepts_the_units_with_low_exposure() -> Result<()> {
         ensure!(!said(&verified).contains(unit), "{unit}: {}", said(&verified));
     }
     for service in SERVICES {
-        // From 0.0, safe, to 10.0; times ten.
+        // The exposure ranges from 0.0 (safe) to 10.0; the option expects ten times that.
         let flags = ["security", "--offline=true", "--no-pager", "--threshold=25"];
         let path = copies.path().join(format!("{service}.service"));
         let judged = analyze(&flags, &path)?;
         if said(&judged).contains("unrecognized option") {
-            // Before systemd 250 it asks the running one.
+            // Before version 250, systemd checks the running service instead.
             continue;
         }
         ensure!(judged.status.success(), "{service}: {}", said(&judged));

@@ -1,4 +1,4 @@
-//! The runbooks: everything they name exists, and their commands work on a real fault.
+//! The runbooks: everything that they name exists, and their commands work on a real fault.
 
 use std::collections::BTreeSet;
 use std::path::Path;
@@ -15,7 +15,7 @@ use tokio::process::Command;
 
 const TOP: &str = concat!(env!("CARGO_MANIFEST_DIR"), "/../");
 
-/// Every runbook with its text, lines joined.
+/// Returns every runbook with its name and text.
 fn runbooks() -> Result<Vec<(String, String)>> {
     let mut books = Vec::new();
     for entry in std::fs::read_dir(Path::new(TOP).join("docs/runbooks"))? {
@@ -27,14 +27,14 @@ fn runbooks() -> Result<Vec<(String, String)>> {
     Ok(books)
 }
 
-/// Returns the code spans outside of blocks; a span may continue on the next line.
+/// Returns the code spans outside blocks; a span may continue on the next line.
 fn spans(text: &str) -> Vec<String> {
     let prose = text.split("```").step_by(2).collect::<String>();
     let spans = prose.split('`').skip(1).step_by(2);
     spans.map(|span| span.split_whitespace().collect::<Vec<_>>().join(" ")).collect()
 }
 
-/// Runs what a shell would, until it has said one line or has ended.
+/// Runs a shell command and returns the first line that it prints, or an empty line if it ends without one.
 async fn first_line(command: &str) -> Result<String> {
     let mut shell = Command::new("bash");
     shell.args(["-c", &format!("exec 2>&1; {command}")]).stdin(Stdio::null());
@@ -44,7 +44,7 @@ async fn first_line(command: &str) -> Result<String> {
     let line = tokio::time::timeout(harness::PATIENCE, lines.next_line());
     let line = line.await.with_context(|| format!("{command}: it says nothing"))??;
     if let Some(pid) = child.id().and_then(|pid| Pid::from_raw(i32::try_from(pid).ok()?)) {
-        // It may have ended by itself.
+        // The command may have ended by itself.
         kill_process_group(pid, Signal::KILL).unwrap_or_default();
     }
     Ok(line.unwrap_or_default())
@@ -89,7 +89,7 @@ async fn everything_named_in_runbooks_exists() -> Result<()> {
                 seen_routes += 1;
             }
         }
-        // Boards and panels of Grafana, in italics.
+        // The names of Grafana's boards and panels are in italics.
         for title in text.replace("**", "").split('*').skip(1).step_by(2) {
             if !title.contains('`') && title.chars().next().is_some_and(char::is_uppercase) {
                 let whole = format!("\"title\": \"{title}\"");
@@ -117,7 +117,7 @@ async fn commands_in_runbooks_work() -> Result<()> {
     let mut direct = redis.client().await?;
     let monitor = eventually("MONITOR to be on", async || {
         let clients = direct.call("CLIENT LIST").await?.text();
-        // As the runbook says it is found.
+        // Found as the runbook says.
         let line = clients.lines().find(|line| line.contains("flags=O")).map(str::to_owned);
         line.context(clients)
     })
@@ -162,7 +162,7 @@ async fn commands_in_runbooks_work() -> Result<()> {
         }
     }
     assert!(run >= 12, "{run} commands");
-    // One of them was to end MONITOR at once; the dashboard opens another one some seconds later.
+    // One of the commands ends MONITOR at once; the dashboard starts another one some seconds later.
     let clients = direct.call("CLIENT LIST").await?.text();
     assert!(!clients.lines().any(|line| line.starts_with(&format!("id={id} "))), "{clients}");
     let curl = format!("curl -s http://127.0.0.1:{}/healthz", dashboard.port());
@@ -198,7 +198,7 @@ async fn a_lock_is_released_by_hand() -> Result<()> {
     assert_eq!(first_line(&script).await?, "not the holder any more, nothing done");
     assert_eq!(direct.call("EXISTS orders:1").await?, Reply::Int(1), "the next one is not hit");
 
-    // A name with braces has a channel without further ones, and waiters of a cluster listen to a sharded one.
+    // The channel of a name with braces has no braces around it, and waiters in a cluster use a sharded channel.
     let mut held = redis.client().await?;
     held.call("HSET a{b}c some:1 1").await?.ok()?;
     let mut sharded = redis.client().await?;
@@ -241,7 +241,7 @@ async fn the_documented_source_identifies_who_released_by_force() -> Result<()> 
     Ok(())
 }
 
-/// Ends the connections of that name, as `CLIENT KILL` does.
+/// Ends the connections of that name, by `CLIENT KILL`.
 async fn cut(direct: &mut Client, name: &str) -> Result<()> {
     let clients = direct.call("CLIENT LIST").await?.text();
     let ours: Vec<_> =
@@ -272,7 +272,7 @@ async fn a_corrected_policy_is_detected_after_reconnecting() -> Result<()> {
     .await;
     let mut direct = redis.client().await?;
     direct.call("CONFIG SET maxmemory-policy noeviction").await?.ok()?;
-    // As the runbook says.
+    // The steps of the runbook.
     cut(&mut direct, "lockscope-agent-renewals").await?;
     cut(&mut direct, "lockscope-dashboard").await?;
     eventually("the agent to be content", async || {

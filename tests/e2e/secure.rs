@@ -5,7 +5,7 @@ use std::path::Path;
 use anyhow::{Context as _, Result, ensure};
 use harness::{Agent, Client, Dashboard, RedisServer, Reply, eventually};
 
-/// Makes the users of acl.md as they stand there; on an old server those that it can have.
+/// Creates the users of acl.md exactly as documented; on an old server only those that it supports.
 pub(crate) async fn documented_users(direct: &mut Client, old: bool) -> Result<()> {
     let path = concat!(env!("CARGO_MANIFEST_DIR"), "/../docs/howto/acl.md");
     let text = std::fs::read_to_string(path)?;
@@ -28,10 +28,10 @@ pub(crate) async fn documented_users(direct: &mut Client, old: bool) -> Result<(
     Ok(())
 }
 
-/// The first words of the sentinel user in acl.md; its commands exist on sentinels only.
+/// The first words of the sentinel user in acl.md, whose commands exist on sentinels only.
 const OF_SENTINELS: &str = "ACL SETUSER lockscope-sentinel ";
 
-/// Makes that user as it stands there.
+/// Creates that user exactly as documented.
 pub(crate) async fn sentinel_user(sentinel: &mut Client) -> Result<()> {
     let path = concat!(env!("CARGO_MANIFEST_DIR"), "/../docs/howto/acl.md");
     let text = std::fs::read_to_string(path)?;
@@ -75,7 +75,7 @@ async fn the_documented_users_suffice() -> Result<()> {
         worker.call(command).await?.ok().context(command)?;
     }
     worker.call("UNLOCK a").await?.ok()?;
-    // Right away from one worker to the next, and after the server has forgotten the scripts.
+    // Passes the lock directly from one worker to the next, after the server has lost the scripts.
     direct.call("SCRIPT FLUSH").await?.ok()?;
     worker.call("LOCK a").await?.ok()?;
     waiter.send("LOCK a").await?;
@@ -87,7 +87,7 @@ async fn the_documented_users_suffice() -> Result<()> {
     .await;
     worker.call("UNLOCK a").await?.ok()?;
     waiter.reply().await?.ok()?;
-    // Others' locks: one to wait for, one that is fair, and what is no lock at all.
+    // Locks of other clients: one to wait for, a fair one, and a key that is not a lock.
     let java = "0f3c1f6e-5a43-4f9f-8d11-6a2b3c4d5e6f:47";
     direct.call(&format!("HSET theirs {java} 1")).await?.ok()?;
     direct.call("PEXPIRE theirs 700").await?.ok()?;
@@ -169,7 +169,8 @@ async fn the_documented_users_suffice_on_an_old_server() -> Result<()> {
     let outcome = dashboard.release("a", "lock").await?;
     assert_eq!(outcome["outcome"], "released", "{outcome}");
     assert_eq!(direct.call("EXISTS a").await?, Reply::Int(0));
-    // It asks for `CLIENT NO-TOUCH`, which is of later servers; there an unknown word is no matter of rights.
+    // The dashboard sends `CLIENT NO-TOUCH`, which only later servers know; the refusal of an unknown command is not
+    // about rights.
     let refused = refused(&mut direct).await?;
     assert!(refused.iter().all(|command| command == "client"), "{refused:?}");
     Ok(())
@@ -210,7 +211,7 @@ async fn a_wrong_password_is_reported_without_showing_it() -> Result<()> {
     Ok(())
 }
 
-/// Writes a certificate of this machine, which is its own authority, and its key; gives their paths.
+/// Writes a self-signed certificate of this machine and its key, and returns their paths.
 pub(crate) fn certificate(folder: &Path) -> Result<(String, String)> {
     let path = |file: &str| folder.join(file).display().to_string();
     let (cert, key) = (path("cert.pem"), path("key.pem"));
@@ -226,7 +227,7 @@ async fn tls_works_with_a_private_authority() -> Result<()> {
     let folder = tempfile::tempdir()?;
     let (cert, key) = certificate(folder.path())?;
     let mut tls = None;
-    // The second port may be taken, too.
+    // The second port may be taken too.
     for _ in 0..10 {
         let port = harness::redis::random_port();
         let options = [
@@ -255,7 +256,7 @@ async fn tls_works_with_a_private_authority() -> Result<()> {
     })
     .await;
     assert_eq!(redis.client().await?.call("EXISTS a").await?, Reply::Int(1));
-    // Who does not know the authority does not trust the server.
+    // An agent that does not know the authority does not trust the server.
     let stranger = Agent::at(&url, &[]).await?;
     let reply = stranger.client().await?.call("LOCK b WAIT 300").await?;
     assert!(reply.is_error("UNAVAILABLE"), "{reply}");

@@ -13,11 +13,11 @@ fn document(file: &str) -> Result<String> {
 
 fn run(program: &str, args: &[&str]) -> Result<Output> {
     let mut command = process::command(&programs::path(program)?);
-    // In a wide terminal, so that no line is broken.
+    // In a wide terminal no line is broken.
     Ok(command.args(args).env("COLUMNS", "10000").output()?)
 }
 
-/// The flags that `--help` lists, with their defaults.
+/// Returns the flags that `--help` lists, with their defaults.
 fn flags(program: &str, verb: &[&str]) -> Result<BTreeMap<String, Option<String>>> {
     let output = run(program, &[verb, &["--help"]].concat())?;
     let help = String::from_utf8(output.stdout)?;
@@ -155,7 +155,7 @@ fn logs_have_the_chosen_format() -> Result<()> {
         let mut args =
             [&url[..], &["--socket", "/proc/none/agent.sock", "--state-dir", &state]].concat();
         args.extend(format.into_iter().flat_map(|format| ["--log-format", format]));
-        // It cannot create this socket, so it logs the error and ends.
+        // The agent cannot create this socket, so it logs the error and ends.
         let log = String::from_utf8(run("lockscope-agent", &args)?.stderr)?;
         let json = |line: &str| serde_json::from_str::<serde_json::Value>(line).is_ok();
         ensure!(
@@ -269,7 +269,7 @@ async fn a_dashboard_whose_history_is_in_use_ends_before_it_serves() -> Result<(
     let log = String::from_utf8(output.stderr)?;
     ensure!(!output.status.success() && log.contains("another dashboard stores"), "{log}");
     ensure!(log.contains("waiting for its end") && !log.contains("is serving"), "{log}");
-    // As before a restart of the first one.
+    // The check succeeds, as it must before a restart of the first dashboard.
     let checked = run("lockscope-dashboard", &[&same[..], &["--check-config"]].concat())?;
     ensure!(checked.status.success(), "{checked:?}");
     Ok(())

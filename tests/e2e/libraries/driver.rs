@@ -1,4 +1,4 @@
-//! A library in a process of its own. It receives a command a line, and answers each with its tag and JSON.
+//! A library in a separate process, which receives one command per line and answers each with its tag and JSON.
 
 use std::collections::HashMap;
 use std::path::Path;
@@ -23,7 +23,7 @@ pub(super) struct Driver {
     _folder: TempDir,
 }
 
-/// A command whose answer has not been read.
+/// A command whose answer has not been read yet.
 #[derive(Debug, Clone, Copy)]
 pub(super) struct Sent(usize);
 
@@ -45,7 +45,7 @@ impl Driver {
         &mut self.process
     }
 
-    /// Starts a command in a task, which runs its commands one after another.
+    /// Starts a command in a task, which runs its commands in order.
     pub(super) async fn send(&mut self, task: &str, command: &str) -> Result<Sent> {
         self.next += 1;
         self.stdin.write_all(format!("{} {task} {command}\n", self.next).as_bytes()).await?;
@@ -61,7 +61,7 @@ impl Driver {
         }
     }
 
-    /// Runs a command in the task `main`, whatever its outcome.
+    /// Runs a command in the task `main` and returns its answer, success or error.
     pub(super) async fn call(&mut self, command: &str) -> Result<Value> {
         self.call_in("main", command).await
     }
@@ -71,14 +71,14 @@ impl Driver {
         self.answer(sent).await.with_context(|| format!("no answer to `{command}`"))
     }
 
-    /// Runs a command in the task `main` that must succeed.
+    /// Runs a command in the task `main`, which must succeed.
     pub(super) async fn ok(&mut self, command: &str) -> Result<Value> {
         let answer = self.call(command).await?;
         ensure!(answer.get("error").is_none(), "`{command}` failed: {answer}");
         Ok(answer)
     }
 
-    /// Runs a command in the task `main` that must fail with this error.
+    /// Runs a command in the task `main`, which must fail with this error.
     pub(super) async fn fails(&mut self, command: &str, error: &str) -> Result<()> {
         let answer = self.call(command).await?;
         ensure!(answer["error"] == error, "`{command}` should fail with {error}: {answer}");
@@ -89,12 +89,12 @@ impl Driver {
         self.call_in("control", &format!("cancel {}", sent.0)).await.map(drop)
     }
 
-    /// Sends a cancellation of a command and does not wait until it has been read.
+    /// Sends a cancellation of a command, without waiting until the driver has read it.
     pub(super) async fn cancel_soon(&mut self, sent: Sent) -> Result<()> {
         self.send("control", &format!("cancel {}", sent.0)).await.map(drop)
     }
 
-    /// Returns whether a command was answered before the last answer that was read.
+    /// Returns whether a command had been answered when the last answer was read.
     pub(super) fn has_answered(&self, sent: Sent) -> bool {
         self.answers.contains_key(&sent.0)
     }
@@ -109,7 +109,7 @@ impl Driver {
         }
     }
 
-    /// Returns whether such an event has come before the last answer.
+    /// Returns whether such an event had arrived when the last answer was read.
     pub(super) fn has_event(&self, key: &str, handle: &str) -> bool {
         self.events.iter().any(|event| event[key] == handle)
     }

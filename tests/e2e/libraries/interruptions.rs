@@ -1,4 +1,4 @@
-//! What every library does when the agent hangs, a call is cancelled, or a new lease or a close meets another call.
+//! The common behaviour of the libraries if the agent hangs, a call is cancelled, or a new lease or a close meets another call.
 
 use anyhow::{Result, ensure};
 use harness::eventually;
@@ -8,7 +8,7 @@ use super::driver::Sent;
 use super::stage::{SHORT, Stage, lock_commands, number};
 use crate::clients::relay::Relay;
 
-/// Waits until the deadline alone has ended the hold, without an answer to the command that sets a new lease.
+/// Waits until the deadline alone has ended the hold, before the command that sets a new lease is answered.
 async fn ends_before_the_answer(stage: &mut Stage, extending: Sent) -> Result<()> {
     eventually("the hold to end", async || {
         let check = stage.driver.call_in("second", "check a").await?;
@@ -51,7 +51,7 @@ pub(super) async fn a_lease_that_redis_does_not_confirm_counts_too(
     let mut stage = Stage::new(library).await?;
     stage.driver.ok("lock a orders:42 lease=600000").await?;
     stage.redis.process().freeze().await?;
-    // Redis may set it when it goes on.
+    // Redis may set the new lease once it resumes.
     stage.driver.fails("extend a 30000", "unavailable").await?;
     let check = stage.driver.ok("check a").await?;
     ensure!(number(&check, "remaining")? <= 30_000, "{check}");
@@ -62,7 +62,7 @@ pub(super) async fn a_lease_that_redis_does_not_confirm_counts_too(
     Ok(())
 }
 
-/// A command that a hung agent leaves without a reply for as long as a library waits for one.
+/// Sends a command that a hung agent leaves without a reply for as long as a library waits for one.
 async fn overdue(stage: &mut Stage, task: &str) -> Result<Sent> {
     stage.driver.send(task, &format!("extend {task} 600000")).await
 }
@@ -75,14 +75,14 @@ pub(super) async fn a_hung_agent_delays_no_limited_wait(library: &Library) -> Re
         ensure!(held.get("error").is_none(), "{held}");
     }
     stage.agent.process().freeze().await?;
-    // The overdue commands began before, and each of the others takes seconds: later than this is later by seconds.
+    // The overdue command starts first, and every other one takes seconds too: a call that ends after it is late by seconds.
     let slow = overdue(&mut stage, "first").await?;
     fails_before(&mut stage, "main", "open", slow).await?;
     let slow = overdue(&mut stage, "second").await?;
     fails_before(&mut stage, "main", "resumed", slow).await?;
     fails_before(&mut stage, "new", "new", slow).await?;
     stage.agent.process().thaw()?;
-    // The agent reads the command now.
+    // The agent reads the command only now.
     stage.released("open").await;
     stage.driver.ok("check k").await?;
     stage.driver.ok("lock a open wait=60000").await?;
@@ -92,7 +92,7 @@ pub(super) async fn a_hung_agent_delays_no_limited_wait(library: &Library) -> Re
     Ok(())
 }
 
-/// Asks for a lock that the hung agent does not grant, and expects the limit of the wait to count.
+/// Checks that a request for a lock fails at the limit of its wait although the agent hangs.
 async fn fails_before(stage: &mut Stage, task: &str, name: &str, slow: Sent) -> Result<()> {
     let refused = stage.driver.call_in(task, &format!("lock {name} {name} wait=1000")).await?;
     ensure!(refused["error"] == "unavailable", "{refused}");
@@ -111,7 +111,7 @@ pub(super) async fn a_cancelled_wait_for_a_hung_agent_ends(library: &Library) ->
         ensure!(held.get("error").is_none(), "{held}");
     }
     stage.agent.process().freeze().await?;
-    // If the cancellation waited for the agent, the second call would begin when the overdue one ends.
+    // If the cancellation waited for the agent, the second call would begin only when the overdue one ends.
     let slow = overdue(&mut stage, "first").await?;
     for name in ["orders:42", "orders:43"] {
         let made = relay.made();
@@ -134,7 +134,7 @@ pub(super) async fn a_cancelled_wait_for_a_hung_agent_ends(library: &Library) ->
     })
     .await;
     cancelled_before(&mut stage, waiting, slow).await?;
-    // Its withdrawal waits for the agent.
+    // The withdrawal of the wait for orders:44 is still pending at the agent.
     let waiting = stage.driver.send("main", "lock a orders:45").await?;
     cancelled_before(&mut stage, waiting, slow).await?;
     stage.agent.process().thaw()?;
@@ -144,7 +144,7 @@ pub(super) async fn a_cancelled_wait_for_a_hung_agent_ends(library: &Library) ->
     stage.driver.ok("check k").await.map(drop)
 }
 
-/// Cancels a call, and expects its end before that of the overdue command.
+/// Cancels a call, and checks that it ends before the overdue command.
 async fn cancelled_before(stage: &mut Stage, waiting: Sent, slow: Sent) -> Result<()> {
     // A cancellation of a call that has not begun does nothing.
     eventually("the call to end", async || {
@@ -191,7 +191,7 @@ pub(super) async fn a_cancelled_release_goes_on(library: &Library) -> Result<()>
         let held = stage.driver.call_in("second", &format!("lock {name} {name}")).await?;
         ensure!(held.get("error").is_none(), "{held}");
     }
-    // The owner's connection is busy: the release has not been sent when it is cancelled.
+    // The owner's connection is busy, so the release has not been sent when it is cancelled.
     let waiting = stage.driver.send("second", "lock b taken").await?;
     stage.waits("taken", true).await;
     let releasing = stage.driver.send("main", "release orders:42").await?;
@@ -202,7 +202,7 @@ pub(super) async fn a_cancelled_release_goes_on(library: &Library) -> Result<()>
     let granted = stage.driver.answer(waiting).await?;
     ensure!(granted.get("error").is_none(), "{granted}");
     stage.released("orders:42").await;
-    // It has been sent, and the agent hangs.
+    // The release has been sent, and the agent hangs.
     stage.agent.process().freeze().await?;
     let releasing = stage.driver.send("main", "release orders:43").await?;
     stage.driver.call_in("third", "check b").await?;
@@ -228,7 +228,7 @@ pub(super) async fn a_close_ends_waits_and_refuses_later_locks(library: &Library
     let answer = stage.driver.answer(waiting).await?;
     ensure!(answer["error"] == "unavailable", "{answer}");
     stage.waits("orders:42", false).await;
-    // Also what the owner of the wait had, on the connection that was busy with it.
+    // This includes the other lock of the waiting owner, whose connection was busy with the wait.
     stage.released("own").await;
     stage.released("kept").await;
     stage.driver.fails("check k", "lost").await?;

@@ -1,5 +1,5 @@
-//! The conformance suite of the client libraries in `clients/`: a table of scenarios, each with a real agent and a
-//! real Redis, and a driver program for each library. What one library passes, all pass.
+//! The conformance suite of the client libraries in `clients/`: a table of scenarios, each with a real agent and a real
+//! Redis, and a driver program for each library. Every library passes the same scenarios.
 
 mod driver;
 mod interruptions;
@@ -16,14 +16,14 @@ use harness::process;
 
 use crate::clients::libraries::{go, installed};
 
-/// A library with the driver program that the scenarios speak to.
+/// A library with the driver program for the scenarios.
 pub(crate) struct Library {
     command: fn() -> Result<Command>,
-    /// Its language can fork a running process.
+    /// True if its language can fork a running process.
     forks: bool,
-    /// It calls listeners whose failure is not the end of the process.
+    /// True if a failing listener does not end the process.
     shields: bool,
-    /// Its names are texts, and not every text can be sent.
+    /// True if its names are texts, of which not every one can be sent.
     texts: bool,
 }
 
@@ -53,7 +53,7 @@ fn node_driver() -> Result<Command> {
     Ok(command)
 }
 
-/// Built once per test process, so that it is never older than its source.
+/// Builds the driver once per test process, so that it is never older than its source.
 fn go_driver() -> Result<Command> {
     static BUILT: OnceLock<Result<PathBuf, String>> = OnceLock::new();
     let built = BUILT.get_or_init(|| build_go_driver().map_err(|error| format!("{error:#}")));
@@ -75,7 +75,7 @@ fn java_driver() -> Result<Command> {
     let built = BUILT.get_or_init(|| build_java_driver().map_err(|error| format!("{error:#}")));
     let classes = built.as_ref().map_err(|error| anyhow!("{error}"))?;
     let mut command = process::command(&installed("java")?);
-    // Small and soon up: many run side by side.
+    // Small and quick to start, because many run at the same time.
     command.args(["-Xshare:auto", "-XX:TieredStopAtLevel=1", "-Xmx128m", "-cp"]).arg(classes);
     command.arg("Driver");
     Ok(command)

@@ -1,4 +1,4 @@
-//! What every library does. Each scenario waits for conditions, with deadlines, and never for a time to pass.
+//! The common behaviour of the libraries. Each scenario waits for conditions, with deadlines, and never for a fixed time.
 
 use anyhow::{Context as _, Result, ensure};
 use harness::eventually;
@@ -68,7 +68,7 @@ pub(super) async fn an_owner_reenters_its_lock(library: &Library) -> Result<()> 
 
 pub(super) async fn tasks_of_one_process_exclude_each_other(library: &Library) -> Result<()> {
     let mut stage = Stage::new(library).await?;
-    // The second task may use the first one's connection only once that has nothing on it any more.
+    // The second task may use the first one's connection only once nothing is under way on it.
     stage.driver.ok("lock w warm").await?;
     stage.driver.ok("release w").await?;
     let taken = stage.driver.call_in("second", "lock y orders:43").await?;
@@ -249,10 +249,10 @@ pub(super) async fn a_draining_agent_rejects_tries_and_delays_waits(
     let relay = Relay::start(&stage.agent.socket())?;
     stage.connect(library, &relay.socket())?;
     stage.driver.ok("lock a orders:42").await?;
-    // A draining agent accepts no connections, so the second task has one already.
+    // A draining agent accepts no connections, so the second task already has one.
     let side = stage.driver.call_in("second", "lock s side").await?;
     ensure!(side.get("error").is_none(), "{side}");
-    // The agent leaves holds with grace to its successor at once, and waits for the end of this one.
+    // The agent leaves holds with grace to its successor at once, but waits for the end of this hold.
     stage.other_has("LOCK keeper").await?;
     stage.agent.process().terminate()?;
     eventually("the agent to drain", async || {
@@ -321,7 +321,7 @@ pub(super) async fn a_cancelled_wait_leaves_nothing_behind(library: &Library) ->
     stage.other_has("UNLOCK orders:42").await?;
     stage.freed("orders:42").await;
     stage.driver.ok("lock a orders:42 wait=60000").await?;
-    // The connection lived on: a break would have put the other hold at risk.
+    // The connection stayed open: otherwise the other hold would have been at risk.
     ensure!(!stage.driver.has_event("risk", "k"));
     stage.driver.ok("check k").await.map(drop)
 }
@@ -338,7 +338,7 @@ pub(super) async fn a_stopped_process_finds_its_hold_over(library: &Library) -> 
     let answer = stage.driver.answer(check).await?;
     ensure!(answer["error"] == "lost", "{answer}");
     stage.agent.process().thaw()?;
-    // Reports of the agent do not bring it back.
+    // Later reports of the agent do not revive the hold.
     let answer = stage.driver.call("release a").await?;
     ensure!(answer["error"] == "lost", "{answer}");
     stage.driver.ok("lock a orders:42 wait=60000").await.map(drop)
@@ -377,7 +377,7 @@ pub(super) async fn a_hold_stays_certain_while_its_owner_waits_for_another_lock(
     let mut stage = Stage::with(library, &["--lease", SHORT]).await?;
     stage.driver.ok("lock a orders:42").await?;
     stage.other_has("LOCK taken").await?;
-    // Longer than the lease.
+    // This wait is longer than the lease.
     let waiting = stage.driver.send("main", "lock b taken wait=8000").await?;
     let answer = stage.driver.answer(waiting).await?;
     ensure!(answer["error"] == "timeout", "{answer}");
@@ -401,7 +401,7 @@ pub(super) async fn several_locks_are_acquired_together_or_not_at_all(
         let there = stage.holder(name).await?;
         ensure!(there.contains(holder), "{name}: {there} is not {holder}");
     }
-    // An owner reenters what it has, alone or together with others.
+    // An owner re-enters its locks, alone or together with others.
     stage.driver.ok("lock alone a wait=0").await?;
     stage.driver.ok("lock more a,d wait=0").await?;
     let refused = stage.driver.call_in("second", "lock x d,e wait=0").await?;

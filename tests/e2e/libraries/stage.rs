@@ -1,4 +1,4 @@
-//! The agent, its Redis and the library of a scenario.
+//! The agent, the Redis and the library of a scenario.
 
 use std::path::Path;
 use std::time::Duration;
@@ -11,11 +11,11 @@ use super::Library;
 use super::driver::Driver;
 use crate::clients::relay::Relay;
 
-/// Nothing that happens within a scenario ends this lease.
+/// A lease that does not end within a scenario.
 pub(super) const LONG: &str = "2m";
-/// Long enough for a busy machine, short enough to see a lease end.
+/// A lease that is long enough for a busy machine and short enough for a test to see it end.
 pub(super) const SHORT: &str = "6s";
-/// The agent keeps the holds of a broken connection for a minute. What ends before was released.
+/// A limit below the grace of a minute that the agent gives a broken connection: locks that end earlier were released.
 pub(super) const BEFORE_GRACE: Duration = Duration::from_secs(45);
 
 pub(super) struct Stage {
@@ -40,7 +40,7 @@ impl Stage {
         Ok(Self { redis, agent, direct, other, driver })
     }
 
-    /// Uses a driver that reaches the agent by another socket.
+    /// Starts a driver that reaches the agent through another socket.
     pub(super) fn connect(&mut self, library: &Library, socket: &Path) -> Result<()> {
         self.driver = Driver::start(library, socket)?;
         Ok(())
@@ -62,7 +62,7 @@ impl Stage {
         .await;
     }
 
-    /// Waits for the end of the lock by its release, and not by the end of a grace.
+    /// Waits until the lock is released, which must not be due to the end of a grace.
     pub(super) async fn released(&mut self, name: &str) {
         within(BEFORE_GRACE, "the lock to be released", async || {
             ensure!(self.is_free(name).await?, "it is held");
@@ -90,7 +90,7 @@ pub(super) fn number(answer: &Value, field: &str) -> Result<i64> {
     answer[field].as_i64().with_context(|| format!("no number {field}: {answer}"))
 }
 
-/// Counts the commands that tried to acquire the lock.
+/// Returns the number of commands that tried to acquire the lock.
 pub(super) fn lock_commands(relay: &Relay, name: &str) -> Result<usize> {
     let prefix = format!("LOCK {name} ");
     let mut count = 0;

@@ -1,4 +1,4 @@
-//! kill -9: of lockctl, of its guard, of what the command has started.
+//! kill -9 of lockctl, of its guard, and of processes that the command has started.
 
 use anyhow::Result;
 use harness::eventually;
@@ -6,13 +6,13 @@ use rustix::process::{Pid, Signal};
 
 use super::{Desk, guard, is_there, kill, until_gone};
 
-/// Looks again and again: as long as one of them lives, the lock is held.
+/// Checks repeatedly that the lock is held as long as one of these processes is alive.
 async fn held_while_alive(desk: &mut Desk, pids: &[Pid]) -> Result<()> {
     for pid in pids {
         eventually("the end of a process", async || {
             let alive = is_there(*pid);
             let free = desk.bench.is_free("a").await?;
-            // It may have ended between the two looks.
+            // The process may have ended between the two checks.
             assert!(!(alive && free && is_there(*pid)), "{pid} lives, and its lock is free");
             anyhow::ensure!(!alive, "{pid} lives");
             Ok(())
@@ -26,7 +26,7 @@ async fn held_while_alive(desk: &mut Desk, pids: &[Pid]) -> Result<()> {
 #[tokio::test]
 async fn when_lockctl_is_killed_the_lock_stays_until_grandchildren_have_ended() -> Result<()> {
     let mut desk = Desk::new().await?;
-    // One ends when asked to, after a while; one ignores it; one has left group and session.
+    // One process ends a while after TERM, one ignores it, and one has left the process group and session.
     let script = "sh -c 'trap \"sleep 0.5; exit\" TERM; echo $$ > slow; while :; do sleep 0.05; done' & \
         sh -c 'trap \"\" TERM; echo $$ > stubborn; while :; do sleep 0.05; done' & \
         setsid sh -c 'trap \"\" TERM; echo $$ > apart; while :; do sleep 0.05; done' & \
@@ -49,7 +49,7 @@ async fn all_lockctl_processes_may_be_killed_at_once() -> Result<()> {
     let name = std::fs::read_to_string(format!("/proc/{guard}/comm"))?;
     assert!(!name.contains("lockctl"), "killall and pkill would hit both: {name}");
     run.0.kill()?;
-    // The guard ends last of all: after it has seen the lock free.
+    // The guard ends last, after it has seen that the lock is free.
     held_while_alive(&mut desk, &[shell]).await?;
     until_gone(guard).await;
     Ok(())

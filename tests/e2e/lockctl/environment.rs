@@ -89,10 +89,10 @@ async fn a_process_group_of_another_pid_namespace_is_harmless() -> Result<()> {
         Ok(command)
     };
     if !apart("true")?.output()?.status.success() {
-        // Only root may have a name space of its own.
+        // Only root may create a name space.
         return Ok(());
     }
-    // As by `nsenter`: the shell is of a group outside, and so is what it runs.
+    // Like `nsenter`: the process group of the shell, and of its commands, is outside the name space.
     let lockctl = programs::path("lockctl")?.display().to_string();
     let script = format!(
         "read -r _ _ _ _ group _ < /proc/self/stat; {lockctl} exec a -- sh -c \"exit $((group + 3))\""

@@ -10,8 +10,8 @@ use tokio::net::{UnixListener, UnixStream};
 use tokio::task::JoinHandle;
 use tokio::time::timeout;
 
-/// A connection through which the agent has heard all, and whose last reply is kept back. Both sides see it end when
-/// it is dropped.
+/// A connection that has passed every command on to the agent and withholds the agent's last reply. Both sides see it
+/// end when it is dropped.
 #[derive(Debug)]
 pub(super) struct Halfway {
     asking: JoinHandle<()>,
@@ -21,7 +21,7 @@ pub(super) struct Halfway {
 }
 
 impl Halfway {
-    /// Takes in whoever comes to `door`, and leads them to the agent up to its first reply with that word in it.
+    /// Accepts connections to `door` and relays them to the agent, until a reply of the agent contains `word`.
     pub(super) async fn until(door: &UnixListener, agent: &Path, word: &str) -> Result<Self> {
         loop {
             let (ours, _) =
@@ -29,11 +29,11 @@ impl Halfway {
             let (mut from, back) = ours.into_split();
             let (replies, mut on) = UnixStream::connect(agent).await?.into_split();
             let asking = tokio::spawn(async move {
-                // Either side may go away.
+                // Either side may disconnect.
                 copy(&mut from, &mut on).await.ok();
             });
             let mut way = Self { asking, replies, back, kept: Vec::new() };
-            // Who is not answered soon enough comes again.
+            // A client without a timely reply connects again.
             if way.reaches(word).await? {
                 return Ok(way);
             }
@@ -57,10 +57,10 @@ impl Halfway {
         }
     }
 
-    /// Delivers the held reply and everything after it until one side closes.
+    /// Delivers the withheld reply and everything after it until one side disconnects.
     pub(super) async fn go_on(mut self) -> Result<()> {
         self.back.write_all(&self.kept).await?;
-        // Either side may go away.
+        // Either side may disconnect.
         timeout(PATIENCE, copy(&mut self.replies, &mut self.back)).await?.ok();
         Ok(())
     }

@@ -1,4 +1,4 @@
-//! A lock that is lost while its command runs.
+//! Locks that are lost while their command runs.
 
 use anyhow::{Result, ensure};
 use harness::eventually;
@@ -8,7 +8,7 @@ use super::{Desk, Lockctl, is_there};
 /// Prints a line on TERM and continues.
 const STUBBORN: &str =
     "trap 'echo term > term' TERM; echo $$ > shell; while :; do sleep 0.02; done";
-/// Works on, and ends when asked to, in order.
+/// Works until TERM and ends in order.
 const ORDERLY: &str =
     "trap 'echo term > term; exit 0' TERM; echo $$ > shell; while :; do sleep 0.02; done";
 
@@ -26,7 +26,7 @@ async fn a_lost_lock_ends_its_command() -> Result<()> {
     let (code, said) = run.end().await?;
     assert_eq!(code, 76, "{said}");
     assert!(said.contains("lost a: it is gone from Redis; ending sh"), "{said}");
-    // Nothing is left of the validity, so nothing is left of the hour.
+    // The lock is no longer valid, so the hour of --kill-after is not granted.
     assert!(!is_there(desk.pid("shell").await?));
     std::fs::remove_file(desk.path("shell"))?;
     let mut run = started(&desk, "--exit-lost 9 b", ORDERLY).await?;
@@ -59,7 +59,7 @@ async fn the_response_to_a_loss_is_configurable() -> Result<()> {
     let script = "trap 'echo int > int; exit 0' INT; echo $$ > other; while :; do sleep 0.02; done";
     let mut frozen = desk.exec("--on-lost int b", script)?;
     desk.pid("other").await?;
-    // Here a grace is left: Redis is only out of reach.
+    // Here some validity is left, because Redis is only unreachable.
     desk.bench.redis.process().freeze().await?;
     assert_eq!(frozen.end().await?.0, 76);
     assert_eq!(desk.mark("int").await, "int");
@@ -76,7 +76,7 @@ async fn the_response_to_a_loss_is_configurable() -> Result<()> {
     Ok(())
 }
 
-/// Redis is frozen: the command has a grace, and is gone before anybody else could have the lock.
+/// Redis is frozen: the command is given time to end, and has ended before another client could acquire the lock.
 #[tokio::test]
 async fn a_command_ends_while_the_lock_is_still_valid() -> Result<()> {
     let mut desk = Desk::with(&["--lease", "6s"]).await?;
@@ -87,8 +87,8 @@ async fn a_command_ends_while_the_lock_is_still_valid() -> Result<()> {
     assert_eq!(desk.mark("term").await, "term", "it is asked first");
     let (code, said) = run.end().await?;
     assert_eq!(code, 76, "{said}");
-    // The lease has not run out in Redis, which could not be told to release it. Its clock went on while it stood
-    // still: what is left is seen at once when it answers again.
+    // The lease has not run out in Redis, which could not be asked to release the lock. Redis' clock continued during
+    // the freeze, so the remaining time is visible as soon as it answers again.
     desk.bench.redis.process().thaw()?;
     let left = desk.bench.pttl("a").await?;
     assert!(left > 0 || left == -2, "{left}");
@@ -139,7 +139,7 @@ async fn a_lease_that_is_too_short_ends_the_command_in_time() -> Result<()> {
 #[tokio::test]
 async fn a_command_outlives_a_killed_agent_until_its_lease_ends() -> Result<()> {
     let mut desk = Desk::with(&["--lease", "6s"]).await?;
-    // It is asked to end as late as possible: until then it has time to end by itself.
+    // The command is sent the signal as late as possible: until then it has time to end by itself.
     let mut quick = desk.exec(
         "--kill-after 100ms b",
         "echo $$ > quick; while ! test -e stop; do sleep 0.02; done; exit 3",

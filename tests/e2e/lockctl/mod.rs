@@ -1,4 +1,4 @@
-//! lockctl as people and scripts run it: real agents, real commands, real terminals.
+//! lockctl as users and scripts run it: real agents, real commands, real terminals.
 
 mod deaths;
 mod environment;
@@ -29,7 +29,7 @@ struct Desk {
     folder: TempDir,
 }
 
-/// A lockctl that runs, with what it says on both outputs in one file.
+/// A running lockctl, with both of its outputs in one file.
 struct Lockctl(Process);
 
 impl Desk {
@@ -37,7 +37,7 @@ impl Desk {
         Self::with(&[]).await
     }
 
-    /// An agent whose leases are short, so that they end within a test.
+    /// Starts an agent with leases that are short enough to end within a test.
     async fn hasty() -> Result<Self> {
         Self::with(&["--lease", "3s"]).await
     }
@@ -47,12 +47,12 @@ impl Desk {
         Ok(Self { bench: Bench::with(flags).await?, folder })
     }
 
-    /// `lockctl` with these arguments, in the folder.
+    /// Returns a command of `lockctl` with these arguments, run in the folder.
     fn command(&self, args: &[&str]) -> Result<Command> {
         command(&self.bench.agent.socket(), self.folder.path(), args)
     }
 
-    /// Starts `lockctl exec` with these words, and behind the dashes a shell that runs `script`.
+    /// Starts `lockctl exec` with these words, and after `--` a shell that runs `script`.
     fn exec(&self, words: &str, script: &str) -> Result<Lockctl> {
         let words = ["exec"].into_iter().chain(words.split_whitespace());
         let args: Vec<&str> = words.chain(["--", "sh", "-c", script]).collect();
@@ -69,12 +69,12 @@ impl Desk {
         self.folder.path().join(mark)
     }
 
-    /// Lets in who comes to this door, up to the agent's first reply with that word in it.
+    /// Accepts connections to `door` and relays them, until a reply of the agent contains `word`.
     async fn let_in_until(&self, door: &UnixListener, word: &str) -> Result<Halfway> {
         Halfway::until(door, &self.bench.agent.socket(), word).await
     }
 
-    /// Waits for a command to leave this mark, and gives what is in it: a whole line at least.
+    /// Waits until a command has written at least one whole line to this mark, and returns the text.
     async fn mark(&self, mark: &str) -> String {
         let path = self.path(mark);
         eventually(mark, async || {
@@ -85,7 +85,7 @@ impl Desk {
         .await
     }
 
-    /// Waits for the pid that a command has left.
+    /// Waits for the pid that a command leaves.
     async fn pid(&self, mark: &str) -> Result<Pid> {
         let pid = self.mark(mark).await;
         Pid::from_raw(pid.parse()?).context("pid 0")
@@ -93,14 +93,14 @@ impl Desk {
 }
 
 impl Lockctl {
-    /// Waits for the end, and gives the exit status with all that was said.
+    /// Waits for the end, and returns the exit status with the whole output.
     async fn end(&mut self) -> Result<(i32, String)> {
         let status = self.0.end().await;
         let code = status.code().with_context(|| format!("{status}:\n{}", self.0.log()))?;
         Ok((code, self.0.log()))
     }
 
-    /// Waits until it has said that.
+    /// Waits until the output contains `words`.
     async fn says(&self, words: &str) {
         eventually(words, async || {
             let log = self.0.log();
@@ -117,7 +117,7 @@ fn command(socket: &Path, folder: &Path, args: &[&str]) -> Result<Command> {
     Ok(command)
 }
 
-/// Returns whether this process lives: one that has died, and that nobody has waited for yet, does not.
+/// Returns whether this process is alive. A process that is dead but not yet waited for is not.
 fn is_there(pid: Pid) -> bool {
     let stat = std::fs::read_to_string(format!("/proc/{pid}/stat")).unwrap_or_default();
     stat.rsplit_once(") ").is_some_and(|(_, rest)| !rest.starts_with(['Z', 'X']))
@@ -131,7 +131,7 @@ async fn until_gone(pid: Pid) {
     .await;
 }
 
-/// The pids of what that process has started, itself not.
+/// Returns the pids of the children of that process.
 fn children(pid: Pid) -> Result<Vec<Pid>> {
     let mut found = Vec::new();
     for task in std::fs::read_dir(format!("/proc/{pid}/task"))? {
@@ -143,7 +143,7 @@ fn children(pid: Pid) -> Result<Vec<Pid>> {
     Ok(found)
 }
 
-/// The guard of this lockctl.
+/// Returns the guard of this lockctl.
 fn guard(lockctl: &Lockctl) -> Result<Pid> {
     let own = Pid::from_raw(i32::try_from(lockctl.0.pid())?).context("pid 0")?;
     children(own)?.first().copied().context("it has no guard")

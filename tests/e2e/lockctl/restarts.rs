@@ -6,7 +6,7 @@ use super::Desk;
 
 const UNTIL_STOPPED: &str = "echo $$ > shell; while ! test -e stop; do sleep 0.02; done; exit 3";
 
-/// Leases that no busy host lets run out.
+/// Starts an agent with leases that do not end within a test, even on a busy host.
 async fn patient() -> Result<Desk> {
     Desk::with(&["--lease", "2m"]).await
 }
@@ -20,7 +20,7 @@ async fn with_grace_the_next_agent_takes_over_the_locks() -> Result<()> {
     desk.bench.agent.restart().await?;
     run.says("a, b: resumed by the next agent").await;
     ensure!((desk.bench.holders("a").await?, desk.bench.holders("b").await?) == before);
-    // And the one after that.
+    // The agent is replaced once more.
     desk.bench.agent.process().terminate()?;
     ensure!(desk.bench.agent.process().end().await.success());
     desk.bench.agent.restart().await?;
@@ -48,7 +48,7 @@ async fn a_command_that_ends_while_the_next_agent_answers_is_released() -> Resul
     let listener = tokio::net::UnixListener::bind(desk.path("next.sock"))?;
     std::fs::rename(desk.path("next.sock"), &door)?;
     desk.bench.agent.restart().await?;
-    // The agent has let it in under a new secret, and it has not been told.
+    // The agent has resumed the session under a new secret, but lockctl has not received it.
     let halfway = desk.let_in_until(&listener, "holds").await?;
     std::fs::write(desk.path("stop"), "")?;
     run.says("waiting for an agent to release it").await;

@@ -1,11 +1,11 @@
-//! Signals reach all that a command has started.
+//! Signals reach every process that a command has started.
 
 use anyhow::Result;
 use rustix::process::Signal;
 
 use super::{Desk, is_there, until_gone};
 
-/// A shell that waits for a shell that works, as wrappers do.
+/// A shell that waits for another shell, which works, as in wrapper scripts.
 const WRAPPED: &str = "sh -c 'trap \"echo usr1 > usr1\" USR1; trap \"echo hup > hup; exit 3\" HUP; echo $$ > worker; \
     while :; do sleep 0.05; done'; echo $? > inner";
 
@@ -26,8 +26,8 @@ async fn signals_reach_the_worker_behind_a_wrapper() -> Result<()> {
     Ok(())
 }
 
-/// All that may be sent to a process for a reason of its sender's, by number. Those that are about `lockctl` itself, tell of an
-/// error in it, or cannot be caught are not among them; those of a terminal have tests of their own.
+/// The signals that a sender may use for its own purposes, by number. Signals about `lockctl` itself, signals that
+/// report an error in it, and signals that cannot be caught are excluded; those of a terminal have separate tests.
 const MEANT: [Signal; 15] = [
     Signal::USR1,
     Signal::USR2,
@@ -72,7 +72,7 @@ async fn every_forwardable_signal_reaches_the_command() -> Result<()> {
 #[tokio::test]
 async fn a_wrapper_that_dies_first_releases_nothing() -> Result<()> {
     let mut desk = Desk::new().await?;
-    // The worker takes its time; its shell does not wait for it.
+    // The worker takes its time to end, and its shell does not wait for it.
     let worker = "sh -c 'trap \"sleep 0.7; echo done > done; exit\" TERM; echo $$ > worker; while :; do sleep 0.05; done'";
     let mut run = desk.exec("a", &format!("{worker} & wait"))?;
     let worker = desk.pid("worker").await?;
@@ -125,7 +125,7 @@ async fn ignored_signals_stay_ignored() -> Result<()> {
     let mut run = desk.spawn(command)?;
     let worker = desk.pid("worker").await?;
     run.0.signal(Signal::HUP)?;
-    // A signal that is passed on comes before the next.
+    // A signal that lockctl passes on is handled before the next one.
     run.0.signal(Signal::WINCH)?;
     assert!(is_there(worker));
     std::fs::write(desk.path("fifo"), "go on\n")?;

@@ -1,4 +1,4 @@
-//! Exit statuses: the command's own, as a shell has them, and lockctl's.
+//! Exit statuses: those of the command, as in a shell, and those of lockctl.
 
 use std::os::unix::process::CommandExt as _;
 use std::path::Path;
@@ -54,7 +54,7 @@ async fn an_unavailable_lock_differs_from_a_failure() -> Result<()> {
     let (code, said) = desk.exec("--quiet --try --exit-timeout 1 a", "touch ran")?.end().await?;
     assert_eq!(code, 1, "{said}");
     assert_eq!(said, "", "--quiet prints");
-    // Nothing of what could be had is kept either.
+    // The locks that were available are not kept either.
     assert_eq!(desk.exec("--try free", "exit 0")?.end().await?.0, 0);
     assert!(!desk.path("ran").exists(), "a command ran without its lock");
     Ok(())
@@ -94,7 +94,7 @@ async fn refusals_have_statuses_of_their_own() -> Result<()> {
 async fn nothing_runs_if_the_system_refuses_files() -> Result<()> {
     let desk = Desk::new().await?;
     let lockctl = desk.command(&["exec", "--try", "a", "--", "touch", "ran"])?;
-    // Its loader needs four.
+    // The loader of lockctl needs four descriptors.
     for files in [4, 5, 6, 7, 8, 10, 12, 16, 24, 32, 48] {
         let mut limited = process::command(Path::new("prlimit"));
         limited.arg(format!("--nofile={files}:{files}")).arg(lockctl.get_program());
@@ -139,7 +139,7 @@ async fn a_command_does_not_run_without_redis() -> Result<()> {
     assert_eq!(code, 69, "{said}");
     assert!(said.contains("(UNAVAILABLE)"), "{said}");
     assert!(!desk.path("ran").exists());
-    // A wait that goes on says so, and fails once.
+    // A wait that continues reports this, and fails only once.
     let (code, said) = desk.exec("--wait 3s a", "touch ran")?.end().await?;
     assert_eq!(code, 69, "{said}");
     assert!(

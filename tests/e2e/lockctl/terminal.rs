@@ -79,17 +79,17 @@ impl Terminal {
 async fn the_command_gets_the_terminal_and_returns_it() -> Result<()> {
     let mut desk = Desk::new().await?;
     let mut terminal = Terminal::open(&desk)?;
-    // It reads from the terminal, which only the foreground may.
+    // The command reads from the terminal, which only the foreground process group may do.
     terminal.types("$L exec a -- sh -c 'echo $$ > shell; read word < /dev/tty; echo got:$word:got'; echo status:$?:one")?;
     desk.mark("shell").await;
     terminal.types("hello")?;
     terminal.shows("got:hello:got").await;
     terminal.shows("status:0:one").await;
-    // The shell has it again.
+    // The shell has the terminal again.
     terminal.types("echo back:$((6*7)):back")?;
     terminal.shows("back:42:back").await;
     terminal.types("$L exec a -- sh -c 'sh -c \"echo \\$\\$ > second; exec sleep 600\"; true'; echo status:$?:two")?;
-    // A shell that has not started the sleeper yet would take the key for itself.
+    // If the shell had not started the sleeper yet, it would receive the key itself.
     let second = desk.pid("second").await?;
     terminal.types("^C")?;
     super::until_gone(second).await;
@@ -111,7 +111,7 @@ async fn ctrl_z_returns_to_the_shell_and_fg_resumes() -> Result<()> {
     terminal.shows("shell:42:shell").await;
     assert!(!desk.bench.is_free("a").await?, "a stopped command keeps its lock");
     terminal.types("fg")?;
-    // Once it goes on, it is in the foreground: what is typed is read by it.
+    // Once the command continues, it is in the foreground and reads the typed text.
     let shell = desk.pid("shell").await?;
     eventually("the command to go on in the foreground", async || {
         let stat = std::fs::read_to_string(format!("/proc/{shell}/stat"))?;
@@ -159,7 +159,7 @@ async fn the_list_is_redrawn_until_it_is_stopped() -> Result<()> {
     worker.call("UNLOCK first:two").await?.ok()?;
     terminal.shows("0 held, 0 waiting").await;
     terminal.types("^C")?;
-    // The terminal is as it was.
+    // The terminal is back in its previous state.
     terminal.shows("^C").await;
     terminal.types("echo shell:$((6*7)):shell; stty -a | grep -c ' echo '")?;
     terminal.shows("shell:42:shell").await;

@@ -1,4 +1,4 @@
-//! Listing locks, and operator actions.
+//! Listings of locks, and operator actions.
 
 use std::process::Stdio;
 
@@ -9,7 +9,7 @@ use serde_json::Value;
 use super::{Desk, is_there};
 use crate::agent::{holder, lock};
 
-/// Runs it to its end: the status, and what it printed on standard output and standard error.
+/// Runs lockctl to its end. Returns its status, standard output and standard error.
 fn run(desk: &Desk, args: &[&str]) -> Result<(i32, String, String)> {
     let output = desk.command(args)?.stdin(Stdio::null()).output()?;
     let text = |bytes: &[u8]| String::from_utf8_lossy(bytes).into_owned();
@@ -43,7 +43,7 @@ async fn the_list_shows_holders_and_waiters() -> Result<()> {
     let states: Vec<_> = rows.iter().map(|row| row["state"].as_str()).collect();
     assert_eq!(states, [Some("held"), Some("waiting")]);
     assert_eq!(rows[0]["pid"], std::process::id());
-    // More than one page.
+    // More locks than fit on one page.
     for n in 0..1100 {
         one.send(&format!("LOCK many:{n}")).await?;
     }
@@ -118,7 +118,7 @@ async fn show_names_the_process_behind_a_holder_of_another_agent() -> Result<()>
     let shown = json(&desk, &["show", "--json", "a"])?;
     let first = &shown["holders"][0];
     assert_eq!((&first["host"], &first["age_ms"]), (&host.clone().into(), &Value::Null));
-    // An agent that may not read the entries shows the rest.
+    // An agent that may not read the entries shows everything else.
     let denied = "ACL SETUSER default resetkeys ~a ~redisson_* ~{a}* ~lockscope:holders:*";
     desk.bench.direct.call(denied).await?.ok()?;
     let (status, out, _) = run(&desk, &["show", "a"])?;
@@ -178,7 +178,7 @@ async fn the_status_quotes_a_redis_that_refuses_all_locks() -> Result<()> {
 #[tokio::test]
 async fn a_rejected_connection_is_reported_with_the_agents_reason() -> Result<()> {
     let desk = Desk::with(&["--max-sessions", "1"]).await?;
-    // The connection by which the harness saw that the agent was ready may not have ended yet.
+    // The connection that checked whether the agent was ready may not have ended yet.
     let _only =
         eventually("the only session to be free", async || desk.bench.agent.client3().await).await;
     let (status, _, err) = run(&desk, &["status"])?;
@@ -212,12 +212,12 @@ async fn without_a_terminal_changes_are_printed_as_lines() -> Result<()> {
     tells("held orders:1 lock pid=").await;
     one.call("UNLOCK orders:1").await?.ok()?;
     tells("released orders:1 lock pid=").await;
-    // It reconnects to a restarted agent.
+    // The watch reconnects to a restarted agent.
     desk.bench.agent.restart().await?;
     let mut one = desk.bench.session().await?;
     lock(&mut one, "LOCK orders:2").await?;
     tells("held orders:2 lock pid=").await;
-    // Whether it was seen to wait before it was held depends on when watch looked.
+    // The watch sees the wait before the hold only if it polls in between.
     let mut told = lines()?;
     told.retain(|line| !line.starts_with("wait"));
     assert_eq!(told.len(), 3, "each change once: {told:?}");
@@ -256,7 +256,7 @@ async fn a_forced_release_applies_only_to_an_unchanged_lock() -> Result<()> {
     let (status, said) = run_under.end().await?;
     assert!(status == 76 && said.contains("lost a: an operator released it"), "{status}: {said}");
     assert!(!is_there(shell));
-    // Without a holder it is released in any case, also if no agent knows the holder.
+    // Without an expected holder the lock is always released, even if no agent knows its holder.
     desk.bench.direct.call(&format!("HSET b {other} 1")).await?.ok()?;
     assert_eq!(json(&desk, &["unlock", "--force", "--json", "b"])?["released"], 1);
     assert!(desk.bench.is_free("b").await?);
@@ -298,7 +298,7 @@ async fn a_killed_session_loses_its_locks_and_is_notified() -> Result<()> {
 async fn other_users_are_not_operators() -> Result<()> {
     use std::os::unix::fs::PermissionsExt as _;
     if !rustix::process::geteuid().is_root() {
-        // Only root can be somebody else.
+        // Only root can become another user.
         return Ok(());
     }
     let mut desk = Desk::with(&["--socket-mode", "0666", "--world-writable-socket"]).await?;

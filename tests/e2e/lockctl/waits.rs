@@ -1,4 +1,4 @@
-//! Waiting for a lock, or for several.
+//! Waits for one lock or for several.
 
 use anyhow::{Context as _, Result, ensure};
 use harness::{PATIENCE, eventually, within};
@@ -23,7 +23,7 @@ async fn a_waiter_sees_the_holder_and_may_wait_for_hours() -> Result<()> {
     Ok(())
 }
 
-/// Returns the seconds until the only wait for `a` times out, from the registry; `None` if it never does.
+/// Returns the seconds until the only wait for `a` times out, from the registry; `None` if it has no limit.
 async fn left(desk: &mut Desk) -> Option<i64> {
     let direct = &mut desk.bench.direct;
     eventually("the wait to be told", async || {
@@ -131,7 +131,7 @@ async fn readers_share_and_a_writer_waits() -> Result<()> {
 
 #[tokio::test]
 async fn a_restarted_agent_is_waited_for() -> Result<()> {
-    // Nothing tells of a key's end by hand: it is looked for.
+    // No message reports that a key was deleted by hand, so polls have to find it.
     let mut desk = Desk::with(&["--poll-max", "200ms"]).await?;
     let holder = "11111111-2222-3333-4444-555555555555:42";
     desk.bench.direct.call(&format!("HSET a {holder} 1")).await?.ok()?;
@@ -148,21 +148,21 @@ async fn a_restarted_agent_is_waited_for() -> Result<()> {
 #[tokio::test]
 async fn an_agent_that_exits_during_connect_is_replaced_by_the_next() -> Result<()> {
     let desk = Desk::new().await?;
-    // As with a socket that the service manager keeps: it is there before the agent, and after it.
+    // Simulates a socket that the service manager keeps: it exists before the agent starts and after it ends.
     let door = desk.path("door.sock");
     let listener = tokio::net::UnixListener::bind(&door)?;
     let mut command = desk.command(&["exec", "a", "--", "sh", "-c", "exit 3"])?;
     command.env("LOCKSCOPE_SOCKET", &door);
     let mut run = desk.spawn(command)?;
-    // One agent takes it in and ends before it has answered, and so does the next one.
+    // One agent accepts the connection and ends before it answers, and the next one does the same.
     for _ in 0..2 {
         drop(within(PATIENCE, "a connection", async || Ok(listener.accept().await?)).await);
     }
-    // The third one is the desk's.
+    // The third agent is the one of the desk.
     let next = desk.path("next.sock");
     std::os::unix::fs::symlink(desk.bench.agent.socket(), &next)?;
     std::fs::rename(&next, &door)?;
-    // Whoever came in meanwhile has been with an agent that ended, too.
+    // A connection accepted in the meantime also belongs to an agent that has ended.
     drop(listener);
     let (code, said) = run.end().await?;
     assert_eq!(code, 3, "{said}");
@@ -177,7 +177,7 @@ async fn an_unreported_grant_of_an_exited_agent_is_released() -> Result<()> {
     let mut command = desk.command(&["exec", "--grace", "10m", "a", "--", "sh", "-c", "exit 3"])?;
     command.env("LOCKSCOPE_SOCKET", &door);
     let mut run = desk.spawn(command)?;
-    // All it says reaches the agent. What the agent says comes back, but for the grant: there the way ends.
+    // The agent receives everything that lockctl sends. Its replies are delivered up to the grant, where the relay stops.
     let halfway = desk.let_in_until(&listener, "holder").await?;
     let next = desk.path("next.sock");
     std::os::unix::fs::symlink(desk.bench.agent.socket(), &next)?;
@@ -192,7 +192,7 @@ async fn an_unreported_grant_of_an_exited_agent_is_released() -> Result<()> {
 async fn a_missing_agent_is_reported_at_once() -> Result<()> {
     let desk = Desk::new().await?;
     let door = desk.path("door.sock");
-    // One that nobody listens on any more, then none.
+    // First a socket without a listener, then no socket.
     drop(std::os::unix::net::UnixListener::bind(&door)?);
     for _ in 0..2 {
         let mut command = desk.command(&["exec", "a", "--", "true"])?;

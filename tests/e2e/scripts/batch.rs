@@ -1,4 +1,4 @@
-//! `batch`: each acquire and release does what its own script does, or nothing.
+//! `batch`: each acquire and release either does what its own script does, or nothing.
 
 use anyhow::Result;
 use redisson::HolderId;
@@ -16,7 +16,7 @@ fn release(lock: &str, holder: HolderId) -> Call {
 }
 
 impl Bench {
-    /// Returns which of the calls were carried out.
+    /// Returns for each call whether it was carried out.
     async fn batch(&mut self, calls: &[Call]) -> Result<Vec<bool>> {
         let reply = self.call(&script::batch(calls)).await?;
         let replies = parse_batch(&reply, calls.len())?;

@@ -61,8 +61,8 @@ impl Bench {
         Ok(queue_entries)
     }
 
-    /// Asserts that exactly these wait, in this order, each until that many seconds after a moment between `begun` and now.
-    /// However slow the machine is, what a test does happens in between.
+    /// Asserts that exactly these wait, in this order, each with a deadline that many seconds after a moment between
+    /// `begun` and now. All actions of a test are within that range, however slow the machine is.
     async fn assert_queue(
         &mut self,
         lock: &LockName,
@@ -76,7 +76,7 @@ impl Bench {
         assert_eq!(waiters, due);
         for ((waiter, deadline), (_, seconds)) in entries.iter().zip(expected) {
             let after = deadline.with_context(|| format!("{waiter} has no deadline"))? - begun;
-            // What is left of a lease is rounded to milliseconds.
+            // The remaining lease is rounded to milliseconds.
             let range = seconds * 1_000 - 2..=seconds * 1_000 + now - begun + 2;
             assert!(range.contains(&after), "{waiter}: {after} ms, not {seconds} s: {entries:?}");
         }
@@ -199,7 +199,7 @@ async fn waiters_are_served_in_order_each_on_its_own_channel() -> Result<()> {
         AcquireOutcome::WrongKind("fair".to_owned())
     );
     assert_eq!(bench.fair(&lock, ours(2)).await?, GRANTED);
-    // One wait less before it.
+    // Its deadline now counts one wait less.
     bench.assert_queue(&lock, begun, &[(theirs(), 75)]).await?;
     bench.release_fair(&lock, ours(2)).await?;
     assert_eq!(messages(&mut third).await?, ["0"]);
@@ -342,7 +342,7 @@ async fn a_full_redis_accepts_leaving_and_releasing() -> Result<()> {
     Ok(())
 }
 
-/// Returns the holder id of a waiter of an agent, whose numbers are large.
+/// Returns the holder id of an agent's waiter, which has a large number.
 fn agents(run: i64, n: i64) -> HolderId {
     HolderId { thread: (1_800_000_000 + run) << 30 | n, ..ours(0) }
 }
@@ -358,11 +358,11 @@ async fn agents_waiters_share_one_deadline_however_many_they_are() -> Result<()>
         bench.fair(&lock, waiter(n)).await?;
     }
     bench.fair(&lock, theirs()).await?;
-    // Behind them is a client that computes from the last score.
+    // Behind them is a client that computes its deadline from the last score.
     let line: Vec<_> = (0..8).map(|n| (waiter(n), 75)).chain([(theirs(), 90)]).collect();
     bench.assert_queue(&lock, begun, &line).await?;
 
-    // Those in the middle leave nothing behind, and only the last one takes its wait along.
+    // Waiters in the middle leave nothing behind; only the last one removes its wait.
     for n in [3, 4, 0, 1, 2, 5, 6] {
         bench.release_fair(&lock, waiter(n)).await?;
     }

@@ -18,13 +18,13 @@ fn hash(holders: &[Holder], mode: Option<&str>) -> LockHash {
 }
 
 impl Bench {
-    /// Releases a whole lock that is expected in this state.
+    /// Releases a whole lock, which is expected in this state.
     async fn force(&mut self, name: &LockName, hash: &LockHash) -> Result<ForceReleaseOutcome> {
         let seen = ExpectedLock { hash, ttl: ExpectedTtl::Any };
         self.forced(&script::force_release(name, seen, &[], Publish::Plain)).await
     }
 
-    /// Releases the first hold of a lock that is expected in this state.
+    /// Releases the first hold of a lock, which is expected in this state.
     async fn force_first(
         &mut self,
         name: &LockName,
@@ -70,7 +70,7 @@ async fn never_releases_a_lock_that_has_changed() -> Result<()> {
         hash(&[holder(ours(2), 1), holder(theirs(), 1)], None),
         hash(&[holder(theirs(), 1)], None),
         hash(&[], None),
-        // Acquired as another kind since.
+        // The lock has been acquired as another kind since.
         hash(&[holder(ours(2), 1)], Some("read")),
         alien,
     ];
@@ -84,7 +84,7 @@ async fn never_releases_a_lock_that_has_changed() -> Result<()> {
             );
         }
     }
-    // The same holder and count, with a TTL that the expected lock cannot have: it was acquired again.
+    // The holder and count are the same, but the TTL cannot be that of the expected lock: it was acquired again.
     let held = hash(&[holder(ours(2), 1)], None);
     let seconds = Duration::from_secs;
     let seen = |ttl| ExpectedLock { hash: &held, ttl };

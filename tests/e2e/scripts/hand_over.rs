@@ -46,7 +46,7 @@ async fn a_late_hand_over_changes_nothing() -> Result<()> {
     bench.acquire(&lock, theirs(), 5_000).await?;
     assert_eq!(bench.hand_over(&lock, ours(1), ours(2), 60_000).await?, HandOverOutcome::Stolen);
     bench.assert_held(&lock, theirs(), 1, 4_000..=5_000).await?;
-    // Handed over from 2 to 3 in the meantime: the late first hand-over finds neither of its holders.
+    // The lock has passed from 2 to 3 in the meantime: the late first hand-over finds neither of its holders.
     bench.client.call("DEL a").await?;
     bench.acquire(&lock, ours(3), 5_000).await?;
     assert_eq!(bench.hand_over(&lock, ours(1), ours(2), 60_000).await?, HandOverOutcome::Stolen);

@@ -44,12 +44,12 @@ fn name(text: &str) -> LockName {
     LockName::new(text.as_bytes()).expect("tests stay within bounds")
 }
 
-/// The holder of an agent's `n`-th grant.
+/// Returns the holder of an agent's `n`-th grant.
 fn ours(n: i64) -> HolderId {
     HolderId::new(ClientId::from_random([7; 16]), n)
 }
 
-/// A holder of another client.
+/// Returns a holder of another client.
 fn theirs() -> HolderId {
     HolderId::new(ClientId::from_random([9; 16]), 47)
 }

@@ -174,7 +174,7 @@ async fn a_replica_shows_the_changes() -> Result<()> {
     ];
     assert_eq!(shown(&events), expected);
     let Action::Renewed { lease: Some(lease) } = events[1].action else { panic!("{events:?}") };
-    // Accurate to about a millisecond, since the replica stream carries an instant.
+    // The lease is accurate to about a millisecond, because the replica stream contains its end as an instant.
     assert!(lease.abs_diff(Duration::from_secs(60)) < Duration::from_secs(5), "{lease:?}");
     assert!(events.iter().all(|event| event.client.is_none()), "{events:?}");
     Ok(())

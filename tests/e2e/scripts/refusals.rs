@@ -1,4 +1,4 @@
-//! A Redis that refuses commands for now: so does the script, which is then repeated, and nothing passes for a key of another type.
+//! A Redis that refuses commands temporarily: the script fails and is repeated, and no key is taken for one of another type.
 
 use anyhow::{Result, bail, ensure};
 use redisson::script::{Call, Publish};
@@ -53,7 +53,7 @@ async fn each_script_that_ends_a_hold_is_refused() -> Result<()> {
     Ok(())
 }
 
-/// What cannot be read is not gone.
+/// A lock that cannot be read does not count as gone.
 #[tokio::test]
 async fn an_account_that_may_not_read_proves_no_loss() -> Result<()> {
     let mut bench = Bench::new().await?;

@@ -177,7 +177,7 @@ async fn decodes_alike(server: RedisServer, replica: RedisServer) -> Result<()> 
     assert_eq!(sure, DONE, "{version}");
     let hostile = events.iter().filter(|event| event.lock.as_bytes() == NAME);
     assert_eq!(hostile.count(), 9, "it is a name and nothing else");
-    // A replica shows no attempts and no refusals.
+    // A replica shows neither attempts nor refusals.
     let (events, _) = decoded(&replica, ServerRole::Replica)?;
     assert!(events.iter().all(|event| by(event) == "nobody"), "{events:?}");
     let changes = |of: &[Event]| -> Vec<(String, u32)> {

@@ -1,4 +1,4 @@
-//! Traces, as OpenTelemetry's own protobuf service receives them from agents and dashboards.
+//! Traces as OpenTelemetry's own protobuf service receives them from agents and dashboards.
 
 mod tls;
 
@@ -13,7 +13,7 @@ const TRACE: &str = "0af7651916cd43dd8448eb211c80319c";
 const WORKER: &str = "b7ad6b7169203331";
 const SPANS: &str = "lockscope_agent_trace_spans_total";
 
-/// Returns the variables that make an agent send its spans there without delay.
+/// Returns the variables that make an agent send its spans to this endpoint without delay.
 fn sending<'a>(endpoint: &'a str, protocol: &'a str) -> [(&'a str, &'a str); 3] {
     [
         ("OTEL_EXPORTER_OTLP_ENDPOINT", endpoint),
@@ -22,7 +22,7 @@ fn sending<'a>(endpoint: &'a str, protocol: &'a str) -> [(&'a str, &'a str); 3] 
     ]
 }
 
-/// Waits for a span of that name about that lock that is so.
+/// Waits for a span with this name about this lock for which `is` holds.
 async fn span(
     receiver: &SpanReceiver,
     name: &str,
@@ -36,7 +36,7 @@ async fn span(
     .await
 }
 
-/// The names of the calls of Redis that are a part of a span.
+/// Returns the names of the Redis calls that are part of a span.
 fn calls_of(receiver: &SpanReceiver, parent: &SeenSpan) -> BTreeSet<String> {
     let spans = receiver.spans();
     let calls = spans.iter().filter(|span| span.parent == parent.id && span.kind == 3);
@@ -145,9 +145,9 @@ async fn a_lost_hold_shows_its_cause() -> Result<()> {
     let failed = |s: &SeenSpan| s.name == "EVALSHA keep" && s.failed;
     let spans = receiver.spans();
     let call = spans.iter().find(|s| failed(s)).context("no failed call")?;
-    // Sent in vain, or not sent at all since the connection was down already.
+    // The call was sent in vain, or not sent because the connection was already down.
     assert!(["lost", "unsent"].contains(&call.attribute("error.type")), "{call:#?}");
-    // Whose lock it was is in the log, too.
+    // The log also says whose lock it was.
     let log = agent.process().log();
     let line = log.lines().find(|line| line.contains("lock lost")).context("no line")?;
     assert!(line.contains(&format!("\"worker.pid\":{}", std::process::id())), "{line}");
@@ -203,7 +203,7 @@ async fn the_sampler_decides_and_parents_decide_before_it() -> Result<()> {
     Ok(())
 }
 
-/// The lower half of an id without its last bit, by which a share is taken.
+/// Returns the lower half of an id without its last bit; samplers compare it with their share.
 fn place(trace: &str) -> Result<u64> {
     let lower = trace.get(16..).context("an id has 32 digits")?;
     Ok(u64::from_str_radix(lower, 16)? >> 1)
@@ -223,7 +223,7 @@ async fn a_sampled_trace_is_complete_or_absent() -> Result<()> {
         ok(&mut worker, &format!("LOCK own:{number}")).await?;
         ok(&mut worker, &format!("UNLOCK own:{number}")).await?;
     }
-    // By the id alone, as this sampler has it: what the worker wants does not count.
+    // This sampler decides by the id alone and ignores the flag of the worker.
     let (below, above) = ("0".repeat(15) + "7" + &"7".repeat(16), "f".repeat(32));
     for (lock, trace, flags) in [("above", above, "01"), ("below", below.clone(), "00")] {
         ok(&mut worker, &format!("LOCK {lock} TRACEPARENT 00-{trace}-{WORKER}-{flags}")).await?;
@@ -246,7 +246,7 @@ async fn a_sampled_trace_is_complete_or_absent() -> Result<()> {
     .await;
     let own = receiver.spans().into_iter().filter(|span| span.attribute("lock.group") == "own:*");
     let own: BTreeSet<_> = own.map(|span| span.trace).collect();
-    // All or none of 64 would be a chance of one in 2^63.
+    // For all or none of 64 to be sampled, the chance is one in 2^63.
     assert!((1..64).contains(&own.len()), "{own:?}");
     for trace in own {
         assert!(place(&trace)? < 1 << 62, "{trace} would not be taken by others of the same share");
@@ -256,7 +256,7 @@ async fn a_sampled_trace_is_complete_or_absent() -> Result<()> {
 
 #[tokio::test]
 async fn the_trace_receiver_never_delays_locks() -> Result<()> {
-    // One takes connections and says nothing; nobody listens at the other.
+    // One endpoint accepts connections and never answers; the other one has no listener.
     let deaf = TcpListener::bind("127.0.0.1:0").await?;
     let hangs = format!("http://{}", deaf.local_addr()?);
     let gone = TcpListener::bind("127.0.0.1:0").await?;
@@ -286,7 +286,7 @@ async fn the_trace_receiver_never_delays_locks() -> Result<()> {
             assert!(agent.process().end().await.success());
             let log = agent.process().log();
             let told = log.matches("traces cannot be sent").count();
-            // Who hangs is found out when a batch has had its time, which is longer than this test.
+            // A hung endpoint is noticed only when a batch times out, which takes longer than this test.
             assert_eq!(told, usize::from(outcome == "failed"), "{log}");
             assert!(!log.contains("panicked"), "{log}");
         }

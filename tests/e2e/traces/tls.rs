@@ -1,4 +1,4 @@
-//! Traces by TLS.
+//! Traces over TLS.
 
 use std::net::Ipv4Addr;
 use std::sync::Arc;
@@ -14,14 +14,14 @@ use tokio_rustls::TlsAcceptor;
 
 use super::{SPANS, ok, sending, span};
 
-/// Speaks TLS for a receiver, with a certificate that only those trust who have its file.
+/// A TLS server in front of a receiver, with a certificate that clients trust only if they have its file.
 struct Front {
     port: u16,
     folder: TempDir,
 }
 
 impl Front {
-    /// One for the receiver at this address, by HTTP/2 or by HTTP/1.1.
+    /// Starts a server in front of the receiver at this address, for HTTP/2 or HTTP/1.1.
     async fn before(receiver: &str, protocol: &[u8]) -> Result<Self> {
         let behind: u16 = receiver.rsplit(':').next().unwrap_or_default().parse()?;
         let made = rcgen::generate_simple_self_signed(["localhost".to_owned()])?;
@@ -37,12 +37,12 @@ impl Front {
         let acceptor = TlsAcceptor::from(Arc::new(config));
         let listener = TcpListener::bind((Ipv4Addr::LOCALHOST, 0)).await?;
         let port = listener.local_addr()?.port();
-        // It ends with the test's runtime.
+        // The task ends with the test's runtime.
         tokio::spawn(async move {
             while let Ok((stream, _)) = listener.accept().await {
                 let acceptor = acceptor.clone();
                 tokio::spawn(async move {
-                    // Who does not trust it goes away again.
+                    // A client that does not trust the certificate disconnects.
                     let mut outside = acceptor.accept(stream).await?;
                     let mut inside = TcpStream::connect((Ipv4Addr::LOCALHOST, behind)).await?;
                     copy_bidirectional(&mut outside, &mut inside).await
@@ -74,14 +74,14 @@ async fn traces_use_tls_with_a_trusted_certificate() -> Result<()> {
         let lock = format!("by-{}", protocol.len());
         let mut variables = sending(&endpoint, protocol).to_vec();
 
-        // Who does not know the authority sends nothing, says so, and serves locks.
+        // An agent that does not know the authority sends no traces, reports this, and serves locks.
         let mut stranger = Agent::in_environment(&redis, &[], &variables).await?;
         let mut worker = stranger.client().await?;
         ok(&mut worker, &format!("LOCK {lock}")).await?;
         ok(&mut worker, &format!("UNLOCK {lock}")).await?;
         eventually("its spans to fail", async || {
             let log = stranger.process().log();
-            // Without authorities of the system it does not even begin.
+            // Without any authorities of the system the export does not even start.
             let says = ["traces cannot be sent", "no traces are sent"];
             ensure!(says.iter().any(|text| log.contains(text)), "{log}");
             Ok(())
