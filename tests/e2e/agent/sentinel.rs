@@ -137,11 +137,11 @@ async fn a_master_that_is_killed_is_followed_by_its_replica() -> Result<()> {
     assert_eq!(shown(&mut new, "kept").await?, [next]);
     assert_eq!(worker.pushes(), 0, "nothing was lost");
 
-    // The old master returns as a master, before it is told to follow.
+    // The old master returns as a master, before the sentinels make it a replica.
     sentinels.node(0).restart().await?;
     let taken = holder(&lock(&mut worker, "LOCK taken").await?)?;
     assert_eq!(shown(&mut new, "taken").await?, [taken]);
-    // The sentinels close its connections when they make it a replica.
+    // The sentinels close its connections when they do so.
     let list = eventually("the old master to answer", async || {
         Ok(sentinels.client(0).await?.call("CLIENT LIST").await?.ok()?.text())
     })

@@ -58,7 +58,7 @@ fn is_held(i: usize) -> bool {
     i.is_multiple_of(2)
 }
 
-/// A service whose threads acquire and release locks at a steady pace.
+/// Simulates a service whose threads acquire and release locks at a steady pace.
 async fn churn(mut java: Foreign) -> Result<()> {
     let mut held: Vec<bool> = (0..LOCKS).map(is_held).collect();
     let begun = Instant::now();

@@ -88,7 +88,7 @@ async fn the_three_ends_of_a_watchdog_lock_are_distinguished() -> Result<()> {
     sources_are_on(&plain, &["channels"]).await;
 
     // Three threads of one service: one works normally, one dies while the watchdog of its process keeps renewing, and
-    // one takes a lease that is shorter than its work.
+    // one has a lease that is shorter than its work.
     let mut java = Foreign::connect(&redis).await?;
     let holder = java.holder.clone();
     java.lease_ms = LEASE_MS;

@@ -72,7 +72,7 @@ async fn every_forwardable_signal_reaches_the_command() -> Result<()> {
 #[tokio::test]
 async fn a_wrapper_that_dies_first_releases_nothing() -> Result<()> {
     let mut desk = Desk::new().await?;
-    // The worker takes its time to end, and its shell does not wait for it.
+    // The worker needs a while to end, and its shell does not wait for it.
     let worker = "sh -c 'trap \"sleep 0.7; echo done > done; exit\" TERM; echo $$ > worker; while :; do sleep 0.05; done'";
     let mut run = desk.exec("a", &format!("{worker} & wait"))?;
     let worker = desk.pid("worker").await?;
