@@ -93,7 +93,7 @@ async fn show_says_that_nobody_holds_what_is_left_of_a_lock() -> Result<()> {
     assert_eq!(left, "lock     left\nkind     fair\nheld by  nobody\nqueue    1 waiting\n");
     let text = run(&desk, &["show", "text"])?.1;
     assert!(
-        text.starts_with("lock     text\nheld by  nobody\nwarning  the key is no lock"),
+        text.starts_with("lock     text\nheld by  nobody\nwarning  the key is not a lock"),
         "{text}"
     );
     Ok(())
