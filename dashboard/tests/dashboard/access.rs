@@ -1,4 +1,4 @@
-//! Who comes in, and who does not: what an attacker would try.
+//! Tests of access control: visitors who are let in, and the attempts of attackers.
 
 use std::sync::Arc;
 use std::time::Duration;
@@ -29,7 +29,7 @@ async fn guarded(more: &[&str]) -> (Dashboard, NamedTempFile) {
     (Dashboard::with(&[&flags, more].concat()).await, file)
 }
 
-/// The cookie as a browser sends it back.
+/// Returns the cookie as a browser sends it back.
 fn cookie(answer: &Answer) -> String {
     let set = answer.header("set-cookie").expect("a cookie");
     set.split(';').next().unwrap().to_owned()
@@ -75,11 +75,11 @@ async fn nothing_is_shown_without_authentication() {
     for path in ["/healthz", "/readyz", "/login", "/static/app.css", "/favicon.ico"] {
         assert_eq!(dashboard.get(path).await.status, 200, "{path}");
     }
-    // A token in an address would stand in logs and histories.
+    // A token in an address would end up in logs and browser histories.
     for path in [format!("/?token={TOKEN}"), format!("/api/v1/locks?access_token={TOKEN}")] {
         assert_eq!(dashboard.get(&path).await.status, 401, "{path}");
     }
-    // Nobody said that this header comes from a proxy.
+    // This dashboard is not configured to accept such a header from a proxy.
     for header in ["X-Forwarded-User", "X-Remote-User", "Remote-User", "X-User"] {
         assert_eq!(dashboard.get_with("/", &[(header, "anna")]).await.status, 401, "{header}");
     }
@@ -115,7 +115,7 @@ async fn a_browser_logs_in_and_out() {
     assert_eq!(&first, b"HTTP/1.1 200");
     let left = dashboard.submit("/logout", &[("Cookie", &cookie)], "").await;
     assert!(left.header("set-cookie").is_some_and(|set| set.contains("Max-Age=0")));
-    // The login is over, for a copy of its cookie and for open streams too.
+    // The logout ends the login for copies of its cookie and for open streams too.
     assert_eq!(dashboard.get_with("/api/v1/locks", &[("Cookie", &cookie)]).await.status, 401);
     let end = async {
         let (mut rest, mut chunk) = (Vec::new(), [0; 4_096]);
@@ -162,7 +162,7 @@ async fn other_sites_cannot_use_a_login() {
         (vec![("Sec-Fetch-Site", "same-site")], 403),
         (vec![("Origin", "http://evil.example")], 403),
         (vec![("Origin", "null")], 403),
-        // No browser.
+        // A client that is no browser sends neither header.
         (vec![], 303),
     ] {
         for path in ["/login", "/logout"] {
@@ -175,7 +175,7 @@ async fn other_sites_cannot_use_a_login() {
             assert_eq!(answer.status, status, "{path} {headers:?}");
         }
     }
-    // The same without a login: nobody is logged in to somebody else's token either.
+    // Another site cannot log the visitor in with somebody else's token either.
     let evil = [("Sec-Fetch-Site", "cross-site"), ("Cookie", nonce.as_str())];
     let answer = post(dashboard.address, "/login", &evil, &body).await;
     assert_eq!(answer.status, 403);
@@ -266,7 +266,7 @@ async fn pages_are_served_by_tls() {
     );
     stream.write_all(request.as_bytes()).await.unwrap();
     let mut answer = Vec::new();
-    // The end without a farewell of TLS is an end too.
+    // The connection may also end without a TLS close notification.
     drop(stream.read_to_end(&mut answer).await);
     let answer = String::from_utf8(answer).unwrap();
     assert!(answer.starts_with("HTTP/1.1 303"), "{answer}");
@@ -274,7 +274,7 @@ async fn pages_are_served_by_tls() {
         answer.contains("set-cookie: __Host-lockscope=") && answer.contains("; Secure"),
         "{answer}"
     );
-    // Who speaks plain HTTP, or nothing at all, keeps nobody else from coming in.
+    // A client that speaks plain HTTP, or sends nothing, does not keep others from connecting.
     let mut plain = TcpStream::connect(dashboard.address).await.unwrap();
     plain.write_all(b"GET / HTTP/1.1\r\nHost: localhost\r\n\r\n").await.unwrap();
     let mut answer = Vec::new();

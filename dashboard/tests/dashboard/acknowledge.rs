@@ -1,4 +1,4 @@
-//! Problems that somebody has in hand.
+//! Tests of acknowledged problems.
 
 use redis::Connection;
 use serde_json::{Value, json};
@@ -7,7 +7,7 @@ use tempfile::NamedTempFile;
 use crate::redis_server::{HOLDER, RedisServer, run, take, thread};
 use crate::serving::{Answer, Dashboard, post_json};
 
-/// A lock whose count is none: malformed, as the first reading tells.
+/// Creates a lock with the hold count 0, which the first read reports as malformed.
 fn malformed(redis: &mut Connection, name: &str) {
     run::<i64>(redis, &["HSET", name, HOLDER, "0"]);
     run::<i64>(redis, &["PEXPIRE", name, "600000"]);
@@ -43,7 +43,7 @@ async fn it_leaves_the_top_is_counted_apart_and_survives_a_restart() {
     }
     let done = acknowledge(&dashboard, "a", "1h").await;
     assert_eq!(done.status, 200, "{done:?}");
-    // It shows by the time it is told.
+    // The acknowledgement is visible as soon as the request is answered.
     let lock = dashboard.json("/api/v1/lock?name=a").await;
     assert!(in_hand(&lock), "{lock:#}");
     let word = &lock["problems"][0]["acknowledged"];
@@ -75,7 +75,7 @@ async fn it_leaves_the_top_is_counted_apart_and_survives_a_restart() {
     let dashboard = Dashboard::with(&flags).await;
     dashboard.lock_when("a", in_hand).await;
     dashboard.lock_when("b", open).await;
-    // Over, and back: that is another problem.
+    // A problem that ends and comes back is a new problem.
     run::<i64>(&mut redis, &["HSET", "a", HOLDER, "1"]);
     dashboard.lock_when("a", |lock| lock["problems"] == json!([])).await;
     malformed(&mut redis, "a");
@@ -98,7 +98,7 @@ async fn it_ends_by_its_time_or_when_it_is_taken_back() {
     let lock = dashboard.json("/api/v1/lock?name=a").await;
     assert!(open(&lock), "{lock:#}");
     assert_eq!(post_json(dashboard.address, undo, &[], &word).await.status, 404, "not twice");
-    // By the page's own form, and back to the lock.
+    // The form on the page acknowledges too, and leads back to the lock.
     let form = "problem=malformed&for=8h&reason=it+is+known";
     let answer = dashboard.submit("/acknowledge?name=a", &[], form).await;
     assert_eq!((answer.status, answer.header("location").is_some()), (303, true), "{answer:?}");

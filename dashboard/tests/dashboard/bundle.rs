@@ -1,4 +1,4 @@
-//! All that is known of a lock, as one file.
+//! Tests of the bundle: everything known about a lock, as one file.
 
 use serde_json::{Value, json};
 use tempfile::{NamedTempFile, tempdir};
@@ -61,7 +61,7 @@ async fn a_bundle_has_all_that_a_ticket_needs_and_no_secret() {
     for secret in ["sesame", "looker", TOKEN, folder.path().to_str().unwrap()] {
         assert!(!answer.body.contains(secret), "{secret} in {}", answer.body);
     }
-    // The page leads to it.
+    // The page of the lock links to the bundle.
     let page = dashboard.get_with("/lock?name=orders:1", &headers).await.body;
     assert!(page.contains("name=orders:1&#38;format=bundle\" download"), "{page}");
     assert!(page.contains("Mind the gap."), "{page}");

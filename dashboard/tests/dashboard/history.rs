@@ -1,4 +1,4 @@
-//! What survives a restart of the dashboard.
+//! Tests of the history: everything that survives a restart of the dashboard.
 
 use serde_json::{Value, json};
 
@@ -15,7 +15,7 @@ async fn ages_and_past_holds_survive_a_restart() {
     let dashboard = Dashboard::with(&flags).await;
     take(&mut redis, b"a", HOLDER, 600_000);
     dashboard.lock_when("a", |lock| lock["state"] == "held").await;
-    // Only where the release can be heard is it told from an expiry.
+    // A release can be distinguished from an expiry only while its message is received.
     dashboard.source_when("channels", "on").await;
     release(&mut redis, "a");
     dashboard.lock_when("a", |lock| lock["past"][0]["ended"] == "released").await;
@@ -28,7 +28,7 @@ async fn ages_and_past_holds_survive_a_restart() {
     assert_eq!(lock["holders"][0]["since"]["at"], before["holders"][0]["since"]["at"]);
     let first = &lock["past"][0];
     assert_eq!((&first["id"], &first["ended"]), (&json!(HOLDER), &json!("released")));
-    // The very instant at which the earlier one began.
+    // This is the exact instant at which the earlier hold began.
     let at = first["since"]["at"].as_str().unwrap();
     let then = dashboard.json(&format!("/api/v1/lock?name=a&at={at}")).await;
     assert_eq!((&then["name"], &then["holders"][0]["id"]), (&json!("a"), &json!(HOLDER)), "{then}");
@@ -54,7 +54,7 @@ async fn ages_and_past_holds_survive_a_restart() {
     assert!(page.contains("released it") && page.contains("name=\"at\""), "{page}");
     let moved = dashboard.get("/events?name=a&from=-2h").await;
     assert_eq!(moved.header("location"), Some("/history?name=a&from=-2h"));
-    // One event at a time, to the end and back.
+    // Reads one event at a time, to the end and back.
     let mut path = "/api/v1/events?from=-1h&name=a&limit=1".to_owned();
     let first = dashboard.json(&path).await;
     assert_eq!((&first["events"][0], &first["prev"]), (&events["events"][0], &json!(null)));
@@ -76,7 +76,7 @@ async fn ages_and_past_holds_survive_a_restart() {
     assert_eq!(csv.matches(",released,").count(), 1, "{csv}");
     let page = dashboard.get(&format!("/history?from=-1h&at={at}")).await.body;
     assert!(page.contains("Held at") && page.contains("class=\"cursor\""), "{page}");
-    // The picture of the lock goes back to what an earlier run of the dashboard saw.
+    // The picture of the lock reaches back to an earlier run of the dashboard.
     let page = dashboard.get("/lock?name=a&window=1h").await.body;
     assert!(page.contains("<rect class=\"released\"") && page.contains("window=24h"), "{page}");
     assert_eq!(

@@ -1,4 +1,4 @@
-//! What is served, and within which limits.
+//! Tests of the HTTP server: its routes and their limits.
 
 use serde_json::{Value, json};
 
@@ -245,7 +245,7 @@ async fn metrics_may_have_an_address_of_their_own() {
     assert_eq!(request(metrics, "GET", "/metrics", &[("Host", "evil.example")]).await.status, 421);
 }
 
-/// Returns the members that a schema requires, also by the schemas that it consists of, sorted.
+/// Returns the members that a schema requires, including those of the schemas that it consists of, sorted.
 pub(crate) fn required(schemas: &Value, schema: &Value) -> Vec<String> {
     let name = schema["$ref"].as_str().and_then(|reference| reference.rsplit('/').next());
     let schema = name.map_or(schema, |name| &schemas[name]);

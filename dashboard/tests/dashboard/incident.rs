@@ -1,4 +1,4 @@
-//! All locks of an incident at once: one acknowledgement, and one confirmed release of each as it was shown.
+//! Tests of all locks of an incident at once: one acknowledgement, and one confirmed release of each as it was shown.
 
 use std::time::Duration;
 
@@ -12,7 +12,7 @@ use crate::serving::{Answer, Dashboard, PATIENCE, encoded, post_json, request};
 
 const ANNA: &str = "5f1c0b6b7d6e4c1f9a2e";
 
-/// Takes locks whose counts are none, so that they are one incident of their client.
+/// Creates locks with the hold count 0, so that they form one incident of their client.
 async fn malformed(dashboard: &Dashboard, redis: &mut Connection, names: &[&str]) {
     for name in names {
         run::<i64>(redis, &["HSET", name, HOLDER, "0"]);
@@ -25,7 +25,7 @@ async fn malformed(dashboard: &Dashboard, redis: &mut Connection, names: &[&str]
     dashboard.json_when("/api/v1/incidents", all).await;
 }
 
-/// Removes the TTL of locks that were taken and seen, so that they are one incident of their client.
+/// Removes the time to live of locks that were acquired and seen, so that they form one incident of their client.
 async fn leak(dashboard: &Dashboard, redis: &mut Connection, names: &[&str]) {
     for (n, name) in (0..).zip(names) {
         take(redis, name.as_bytes(), &thread(n), 600_000);
@@ -36,7 +36,7 @@ async fn leak(dashboard: &Dashboard, redis: &mut Connection, names: &[&str]) {
     dashboard.json_when("/api/v1/incidents?filter=problem:leaked", all).await;
 }
 
-/// The address of a page that the list of problems links to.
+/// Returns the address of the incident's page that the list of problems links to.
 async fn page_of_incident(dashboard: &Dashboard) -> String {
     let list = dashboard.get("/problems").await.body;
     let (_, rest) = list.split_once("href=\"/incident?").expect("a link to the incident");
@@ -102,7 +102,7 @@ async fn all_its_locks_are_released_as_they_were_shown_and_no_others() {
     let seen = field(&page.body, "seen").to_owned();
     let wrong = confirm(&dashboard, &path, &seen, "3").await;
     assert!(wrong.status == 422 && wrong.body.contains("number does not match"), "{wrong:?}");
-    // Since it was shown, one has another holder.
+    // One of the locks has passed to another holder since the page was shown.
     run::<i64>(&mut redis, &["DEL", "job:2"]);
     take(&mut redis, b"job:2", &thread(77), 600_000);
     let done = confirm(&dashboard, &path, &seen, "4").await;
@@ -120,7 +120,7 @@ async fn all_its_locks_are_released_as_they_were_shown_and_no_others() {
     assert!(lock.to_string().contains("they hang"), "{lock:#}");
 }
 
-/// The address of the API for the release of an incident.
+/// Returns the API address for the release of an incident.
 fn api_of(incident: &Value) -> String {
     let [problem, key] = ["problem", "key"].map(|key| incident[key].as_str().unwrap());
     format!("/api/v1/incident/release?problem={problem}&key={}", encoded(key.as_bytes()))

@@ -1,4 +1,4 @@
-//! What the server tells of changed keys, and what is told on channels of a cluster's shards.
+//! Tests of keyspace notifications, and of messages on the sharded channels of a cluster.
 
 use std::time::Duration;
 
@@ -8,7 +8,7 @@ use serde_json::{Value, json};
 use crate::redis_server::{HOLDER, RedisServer, release, run, take, thread};
 use crate::serving::Dashboard;
 
-/// The source, once it is so and says that.
+/// Returns the source once it has this state and its detail contains these words.
 async fn says(dashboard: &Dashboard, source: &str, state: &str, words: &str) -> Value {
     let found = |json: &Value| {
         let sources = json["sources"].as_array().unwrap();
@@ -25,7 +25,7 @@ async fn says(dashboard: &Dashboard, source: &str, state: &str, words: &str) -> 
 async fn the_server_reports_a_lock_that_runs_out() {
     let server = RedisServer::with(&["--notify-keyspace-events", "KEA"]);
     let mut redis = server.connect();
-    // Locks of several databases, and keys that expire and are no locks.
+    // There are locks in several databases, and keys that expire and are no locks.
     take(&mut redis, b"long", HOLDER, 600_000);
     take(&mut redis, b"a", HOLDER, 8_000);
     let url = server.url();
@@ -38,13 +38,14 @@ async fn the_server_reports_a_lock_that_runs_out() {
     }
     let lock = dashboard.lock_when_in("a", 0, |lock| lock["state"] == "free").await;
     assert_eq!(lock["past"][0]["ended"], "ran_out", "{lock:#}");
-    // Reading again is due 20 ms later: where the server's word takes longer than that, reading tells it. One of them does.
+    // A poll is due 20 ms after the expiry, so it may come before the notification. Exactly one of them reports the
+    // expiry.
     let events = lock["events"].as_array().unwrap().iter();
     let by: Vec<&Value> =
         events.filter(|e| e["event"] == "vanished").map(|e| &e["source"]).collect();
     assert!(by == ["keyspace"] || by == ["poll"], "{lock:#}");
     assert_eq!(lock["problems"], json!([]), "nobody renewed it");
-    // What is freed is heard no more.
+    // The dashboard stops listening for changes of a freed lock.
     says(&dashboard, "keyspace", "on", "changes of 1 locks").await;
     dashboard.listed_when("filter=db:0", &["long"]).await;
 }
@@ -60,8 +61,8 @@ async fn a_change_that_the_server_reports_is_read() {
     let listed = |json: &Value, name: &str| {
         json["locks"].as_array().unwrap().iter().find(|lock| lock["name"] == name).cloned()
     };
-    // The list reads nothing, unlike a lock's own address. That the server's word leads to a reading at once is shown in
-    // logical time, beside the model.
+    // A request for the list reads no lock, unlike a request for one lock. The tests of the model, in logical time,
+    // show that a notification leads to a read at once.
     let told = |json: &Value, name: &str| {
         let lock = listed(json, name).unwrap_or_default();
         lock["sources"].as_array().is_some_and(|sources| sources.contains(&json!("keyspace")))
@@ -151,19 +152,19 @@ async fn releases_on_channels_of_shards_are_heard_and_we_are_no_waiters() {
         .unwrap();
     let lock = dashboard.lock_when("a", |lock| lock["state"] == "free").await;
     assert_eq!((&lock["past"][0]["ended"], &lock["waiting"]), (&json!("released"), &json!(0)));
-    // A waiter of somebody else's counts, and only that one.
+    // The waiter of another client is counted, and nothing else is.
     let waiter = redis::Client::open(server.url()).unwrap();
     let mut waiter = waiter.get_connection().unwrap();
     run::<redis::Value>(&mut waiter, &["SSUBSCRIBE", "redisson_lock__channel:{b}"]);
     dashboard.lock_when("b", |lock| lock["waiting"] == 1).await;
-    // Another dashboard listens too, and takes the first one for no waiter.
+    // Another dashboard subscribes too, and does not count the first one as a waiter.
     let second = Dashboard::with(&["--redis-url", &server.url(), "--monitor", "off"]).await;
     says(&second, "channels", "on", "those of 1 locks on sharded channels").await;
     let listening: Vec<redis::Value> =
         run(&mut redis, &["PUBSUB", "SHARDNUMSUB", "redisson_lock__channel:{b}"]);
     assert_eq!(listening[1], redis::Value::Int(3));
     second.lock_when("b", |lock| lock["waiting"] == 1).await;
-    // Those who publish as ever are heard too.
+    // A message published the ordinary way is received too.
     release(&mut redis, "b");
     dashboard.lock_when("b", |lock| lock["past"][0]["ended"] == "released").await;
 }

@@ -1,4 +1,4 @@
-//! Every kind of lock, what belongs to it, and what is none.
+//! Tests of every kind of lock: its companion keys, and keys that are no locks.
 
 use std::time::Duration;
 
@@ -9,13 +9,13 @@ use tokio::time::Instant;
 use crate::redis_server::{HOLDER, RedisServer, release, run, take, thread};
 use crate::serving::Dashboard;
 
-/// The server's clock, in epoch milliseconds.
+/// Returns the server's time in epoch milliseconds.
 fn clock(redis: &mut Connection) -> u64 {
     let (seconds, micros): (u64, u64) = run(redis, &["TIME"]);
     seconds * 1_000 + micros / 1_000
 }
 
-/// Puts threads into a fair lock's queue, each with its deadline from now on.
+/// Puts threads into a fair lock's queue, each with a deadline relative to now.
 fn queue(redis: &mut Connection, name: &str, places: &[(u32, i64)]) {
     let now = clock(redis);
     for (n, deadline) in places {
@@ -49,7 +49,7 @@ async fn a_fair_lock_shows_its_queue_with_the_dead_in_it() {
     let page = dashboard.get("/lock?name=fair").await.body;
     assert!(page.contains(">dead<") && page.contains(&thread(3)), "{page}");
     assert!(dashboard.get("/").await.body.contains("<span class=\"queued\">2</span>"));
-    // The holder goes, the first of the living takes it.
+    // The holder releases the lock, and the first living waiter acquires it.
     run::<i64>(&mut redis, &["DEL", "fair"]);
     for n in [1, 2] {
         run::<i64>(&mut redis, &["LREM", "redisson_lock_queue:{fair}", "0", &thread(n)]);
@@ -72,7 +72,7 @@ async fn a_long_queue_is_counted_and_its_head_shown() {
     take(&mut redis, b"fair", HOLDER, 600_000);
     let places: Vec<(u32, i64)> = (0..1_000).map(|n| (n, 300_000)).collect();
     queue(&mut redis, "fair", &places);
-    // A key of that name whose entries are no holders and large is not moved.
+    // Large entries of a queue key that are no holders are not transferred.
     take(&mut redis, b"odd", HOLDER, 600_000);
     for _ in 0..20 {
         run::<i64>(&mut redis, &["RPUSH", "redisson_lock_queue:{odd}", &"x".repeat(100_000)]);
@@ -105,14 +105,14 @@ async fn readers_live_by_their_markers() {
         lock["holders"].as_array().unwrap().iter().map(|h| &h["zombie"]).collect();
     assert_eq!((&lock["kind"], zombies), (&json!("read"), vec![&json!(false), &json!(true)]));
     assert!(dashboard.get("/lock?name=rw").await.body.contains("zombie"));
-    // A writer that reads as well: two holders, both of one thread.
+    // A writer that also reads makes two holders, both of the same thread.
     let writer = format!("{alive}:write");
     run::<i64>(&mut redis, &["DEL", "rw"]);
     run::<i64>(&mut redis, &["HSET", "rw", "mode", "write", &writer, "1", &alive, "1"]);
     run::<i64>(&mut redis, &["PEXPIRE", "rw", "60000"]);
     let lock = dashboard.lock_when("rw", |lock| lock["kind"] == "write").await;
     assert_eq!(lock["problems"], json!([]));
-    // A stranger beside a writer is no lock that anybody's scripts would make.
+    // A different client that reads while another writes is malformed: no client's scripts would write this.
     run::<i64>(&mut redis, &["HSET", "rw", &gone, "1"]);
     let lock = dashboard.lock_when("rw", |lock| lock["problems"][0].is_object()).await;
     assert_eq!(lock["problems"][0]["problem"], "malformed");
@@ -232,14 +232,15 @@ async fn owners_that_wait_for_one_another_are_a_deadlock() {
     assert_eq!(lock["problems"][0]["evidence"].as_array().unwrap().len(), 2);
     dashboard.lock_when("b", found).await;
     dashboard.listed_when("filter=problem:deadlock", &["a", "b"]).await;
-    // One gives up.
+    // One of the two waiters gives up.
     run::<i64>(&mut redis, &["DEL", "redisson_lock_queue:{b}", "redisson_lock_timeout:{b}"]);
     for name in ["a", "b"] {
         dashboard.lock_when(name, |lock| lock["problems"] == json!([])).await;
     }
 }
 
-/// An account that may do no more than an older version needed still shows locks, and it is said what is not seen.
+/// An account with only the rights that an older version needed still shows locks, and the sources name what is
+/// missing.
 #[tokio::test(flavor = "multi_thread")]
 async fn locks_are_shown_without_the_rights_to_read_their_companions() {
     let server = RedisServer::start();

@@ -1,4 +1,4 @@
-//! Event streams: of pages and of the API.
+//! Tests of the event streams of pages and of the API.
 
 use std::collections::BTreeMap;
 use std::time::Duration;
@@ -77,7 +77,7 @@ async fn machines_get_a_snapshot_of_many_locks_in_parts() {
         assert_eq!(event.event, "snapshot");
         known += event.data["locks"].as_array().unwrap().len();
         parts += 1;
-        // It can be resumed after the last part only.
+        // Only the last part has an ID to resume from.
         let last = event.data["more"] == false;
         assert_eq!(event.id.is_some(), last);
         if last {
@@ -87,7 +87,7 @@ async fn machines_get_a_snapshot_of_many_locks_in_parts() {
     assert_eq!((known, parts), (1_200, 3));
 }
 
-/// One lock, so that few changes come by themselves: those that are kept for who comes back reach for minutes.
+/// With one lock there are few other changes, so those that are kept for clients that reconnect go back for minutes.
 #[tokio::test(flavor = "multi_thread")]
 async fn streams_of_the_api_send_changes_and_resume() {
     let server = RedisServer::start();
@@ -103,7 +103,7 @@ async fn streams_of_the_api_send_changes_and_resume() {
     };
     let last = stream.when(|event| event.event == "delta" && is(event, "held")).await.id.unwrap();
 
-    // Whoever comes back in time misses nothing and is told nothing twice.
+    // A client that reconnects in time misses nothing and receives nothing twice.
     drop(stream);
     release(&mut redis, "new");
     dashboard.lock_when("new", |lock| lock["state"] == "free").await;
@@ -117,7 +117,7 @@ async fn streams_of_the_api_send_changes_and_resume() {
     })
     .await;
 
-    // Whoever comes from elsewhere begins anew, and is told so.
+    // A client with an unknown ID starts over, and receives a `resync` event first.
     for id in ["0-1", "nonsense", &format!("{epoch}-{}", u64::MAX)] {
         let mut stream = dashboard.events("/api/v1/stream", &[("Last-Event-ID", id)]).await;
         assert_eq!(stream.next().await.unwrap().event, "resync", "{id}");
@@ -127,7 +127,7 @@ async fn streams_of_the_api_send_changes_and_resume() {
     assert!(metrics.contains("lockscope_dashboard_stream_resyncs_total 3"), "{metrics}");
 }
 
-/// What a machine knows that follows a stream: by name, the state and the number of holders.
+/// The knowledge of a client that follows a stream: the state and the number of holders of each lock, by name.
 #[derive(Default)]
 struct Follower {
     seq: u64,
@@ -158,7 +158,7 @@ impl Follower {
     }
 }
 
-/// How far the system lets what is on its way to somebody who does not read grow, bytes.
+/// Returns the largest size to which the system lets a send buffer grow, in bytes.
 fn largest_send_buffer() -> usize {
     let limits = std::fs::read_to_string("/proc/sys/net/ipv4/tcp_wmem").unwrap();
     limits.split_whitespace().next_back().unwrap().parse().unwrap()
@@ -167,7 +167,7 @@ fn largest_send_buffer() -> usize {
 #[tokio::test(flavor = "multi_thread")]
 async fn a_slow_reader_starts_again_with_a_full_picture() {
     const LOCKS: usize = 300;
-    /// More changes than are kept for those who fall behind.
+    /// More changes than are kept for clients that fall behind.
     const MANY: usize = 70;
     let server = RedisServer::start();
     let mut redis = server.connect();
@@ -182,7 +182,7 @@ async fn a_slow_reader_starts_again_with_a_full_picture() {
     dashboard.source_when("channels", "on").await;
     let mut slow = dashboard.events_slowly("/api/v1/stream").await;
     let mut quick = dashboard.events("/api/v1/stream", &[]).await;
-    // More than the buffers between it and us can hold.
+    // This is more than the buffers between the dashboard and the slow client can hold.
     let much = (2 << 20) + largest_send_buffer() * 5 / 4;
     let mut follower = Follower::default();
     let (mut behind, mut changes, mut read) = (0, 0, Instant::now());
@@ -191,7 +191,7 @@ async fn a_slow_reader_starts_again_with_a_full_picture() {
         let event = quick.when(|event| event.event == "delta").await;
         behind += event.data.to_string().len();
         changes = if behind > much { changes + 1 } else { 0 };
-        // The server ends a connection from which nothing is read for half a minute.
+        // The server closes a connection whose client reads nothing for half a minute.
         if read.elapsed() > Duration::from_secs(5) {
             let event = slow.next().await.unwrap();
             behind = behind.saturating_sub(event.data.to_string().len());
@@ -201,10 +201,10 @@ async fn a_slow_reader_starts_again_with_a_full_picture() {
     }
     drop(quick);
     take(&mut redis, b"last", HOLDER, 600_000);
-    // It is read at once, not with the next scan, before which the server would end the slow connection.
+    // The message makes the dashboard read the lock at once. Until the next scan, it would close the slow connection.
     run::<u64>(&mut redis, &["PUBLISH", "redisson_lock__channel:{last}", "0"]);
 
-    // Each change in its order until it is told to forget all; then everything, and each change again.
+    // Each change arrives in order until the `resync` event; then come a full snapshot and each further change.
     while follower.locks.get("last").is_none_or(|(state, _)| state != "held") {
         follower.take_in(&slow.next().await.unwrap());
     }
@@ -212,7 +212,7 @@ async fn a_slow_reader_starts_again_with_a_full_picture() {
     assert_eq!(follower.locks.len(), LOCKS + 1);
     let metrics = dashboard.get("/metrics").await.body;
     assert!(!metrics.contains("lockscope_dashboard_stream_resyncs_total 0"), "{metrics}");
-    // It is as good as one that has just come.
+    // The slow client then knows as much as one that has just connected.
     release(&mut redis, "last");
     let mut fresh = dashboard.events("/api/v1/stream", &[]).await;
     let mut newest = Follower::default();

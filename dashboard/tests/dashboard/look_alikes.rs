@@ -1,4 +1,4 @@
-//! A keyspace full of an application's hashes that resemble locks.
+//! Tests with a keyspace full of an application's hashes that resemble locks.
 
 use serde_json::json;
 
@@ -6,10 +6,10 @@ use crate::redis_server::{HOLDER, RedisServer, run, take};
 use crate::serving::Dashboard;
 
 const LOOK_ALIKES: u64 = 6_000;
-/// With `--max-locks 400`, at most this many possible locks are followed.
+/// The largest number of possible locks that are followed with `--max-locks 400`.
 const FOLLOWED: u64 = 100;
 
-/// Returns the number of calls of a command since the server's start.
+/// Returns how often a command was called since the server's start.
 fn calls(redis: &mut redis::Connection, command: &str) -> u64 {
     let stats: String = run(redis, &["INFO", "commandstats"]);
     let line = stats.lines().find_map(|line| line.strip_prefix(&format!("cmdstat_{command}:")));
@@ -40,13 +40,13 @@ async fn masses_of_look_alikes_hide_no_lock_and_are_not_read_one_by_one() {
     let flags = ["--redis-url", &server.url(), "--max-locks", "400", "--monitor", "off"];
     let dashboard = Dashboard::with(&flags).await;
     dashboard.json_when("/api/v1/sources", |sources| sources["first_scan"].is_null()).await;
-    // A reading is a transaction: the first ones of the limit, those with a lease, and a few by the poll since.
+    // Each read is a transaction: the possible locks up to the limit, those with a lease, and a few polls since.
     let read = calls(&mut redis, "exec");
     assert!(read < LOOK_ALIKES / 3, "{read} readings in the first pass");
     for i in 0..20 {
         let lock = dashboard.lock_when(&leased(i), |lock| lock["state"] == "held").await;
         assert_eq!(lock["confirmed"], json!(true), "{lock}");
-        // Nothing but its waiter distinguishes it from an application's hash.
+        // Only its waiter distinguishes it from an application's hash.
         let lock = dashboard.lock_when(&awaited(i), |lock| lock["confirmed"] == true).await;
         assert_eq!(lock["state"], "held", "{lock}");
     }

@@ -1,4 +1,4 @@
-//! The dashboard as a whole, in this process, against real Redis servers.
+//! Tests of the whole dashboard, in this process, against real Redis servers.
 
 #![expect(
     clippy::unwrap_used,

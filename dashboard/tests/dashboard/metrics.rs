@@ -1,4 +1,4 @@
-//! What is measured.
+//! Tests of the metrics.
 
 use std::time::Duration;
 
@@ -34,7 +34,7 @@ async fn locks_are_counted_by_group() {
     run::<i64>(&mut redis, &["PEXPIRE", "w", "600000"]);
     run::<i64>(&mut redis, &["HSET", "cart", HOLDER, "1"]);
     let dashboard = Dashboard::start(&server.url()).await;
-    // Events are counted a moment after the picture that they led to is there.
+    // Events are counted a moment after the snapshot that they led to.
     let there = ["kind=\"write\"", "lockscope_dashboard_events_total{"];
     let text = metrics_when(&dashboard, |text| there.iter().all(|part| text.contains(part))).await;
     let node = format!("127.0.0.1:{}", server.port);
@@ -64,7 +64,7 @@ async fn locks_are_counted_by_group() {
         assert!(text.contains(name), "{name}");
     }
     assert!(!text.contains("cart"), "what only looks like a lock is not counted");
-    // Blind, it tells no numbers, nor those it had.
+    // While Redis is unreachable, the numbers of locks are left out, including the last known ones.
     server.freeze();
     let down = format!("lockscope_dashboard_redis_up{{node=\"{node}\"}} 0");
     let text = metrics_when(&dashboard, |text| has(text, &down)).await;
@@ -101,7 +101,7 @@ async fn ten_thousand_names_stay_within_the_bound_on_series() {
             .iter()
             .collect()
     };
-    // Each name is a group of its own.
+    // Each name is a separate group.
     for batch in 0..NAMES / 1_000 {
         let mut pipeline = redis::pipe();
         for i in batch * 1_000..(batch + 1) * 1_000 {

@@ -1,4 +1,4 @@
-//! MONITOR: when it is on, what it shows, and that it harms nobody.
+//! Tests of MONITOR: it is open only at the right times, shows the commands of locks, and harms nobody.
 
 use std::time::Duration;
 
@@ -10,7 +10,7 @@ use serde_json::Value;
 use crate::redis_server::{HOLDER, RedisServer, eval, run, take, thread};
 use crate::serving::{Dashboard, OWN, PATIENCE};
 
-/// What makes a server end a reader that stalls.
+/// With these arguments, a server closes the connection of a reader that stalls.
 const BOUNDED: [&str; 2] = ["--client-output-buffer-limit", "normal 32mb 0 0"];
 
 async fn watching(server: &RedisServer, flags: &[&str]) -> Dashboard {
@@ -25,7 +25,7 @@ fn acquire(connection: &mut Connection, name: &str, holder: &str) {
     eval(connection, &script::acquire(&name, &holder, lease));
 }
 
-/// The value of a counter.
+/// Returns the value of a counter.
 async fn counted(dashboard: &Dashboard, labels: &str) -> f64 {
     let text = dashboard.get("/metrics").await.body;
     let line = text.lines().find_map(|line| line.strip_prefix(labels)?.strip_prefix(' '));
@@ -74,7 +74,7 @@ async fn attempts_and_holds_are_seen_at_once() {
     dashboard.source_when("monitor", "on").await;
     run::<String>(&mut redis, &["SET", "session:9", "token=hunter2"]);
     acquire(&mut redis, "orders:1", HOLDER);
-    // No pass comes by within this hour, and nothing was published: only MONITOR can have told.
+    // No scan runs within this hour and nothing was published, so only MONITOR can have reported the lock.
     dashboard.listed_when("", &["orders:1"]).await;
     acquire(&mut redis, "orders:1", &thread(53));
     counted_when(&dashboard, &event("refused"), |n| n == 1.0).await;
@@ -98,7 +98,7 @@ async fn attempts_and_holds_are_seen_at_once() {
     monitors_when(&server, 0).await;
 }
 
-/// The detail of the MONITOR source once it contains this word.
+/// Returns the detail of the MONITOR source once it contains this word.
 async fn detail_when(dashboard: &Dashboard, word: &str) -> String {
     let of_monitor = |json: &Value| {
         let sources = json["sources"].as_array().unwrap();
@@ -110,7 +110,8 @@ async fn detail_when(dashboard: &Dashboard, word: &str) -> String {
     detail(&of_monitor(&json)).to_owned()
 }
 
-/// A server that ends no reader, neither a normal client nor a subscriber.
+/// With these arguments, a server never closes the connection of a slow reader, neither a normal client nor a
+/// subscriber.
 const UNBOUNDED: [&str; 2] = ["--client-output-buffer-limit", "pubsub 0 0 0"];
 
 #[tokio::test(flavor = "multi_thread")]
@@ -123,13 +124,13 @@ async fn a_server_with_default_settings_bounds_it_as_a_subscriber() {
     assert_eq!(clients.lines().filter(|client| client.contains("flags=OP")).count(), 1);
     acquire(&mut server.connect(), "orders:1", HOLDER);
     counted_when(&dashboard, &event("acquired"), |n| n == 1.0).await;
-    // Only lines arrive on it, also from somebody who publishes to everybody.
+    // Only lines of MONITOR arrive on it, even if another client publishes to every subscriber.
     run::<i64>(&mut server.connect(), &["PUBLISH", "lockscope:monitor[]", "forged"]);
     let node = format!("127.0.0.1:{}", server.port);
     let garbage =
         format!("lockscope_dashboard_monitor_lines_total{{node=\"{node}\",outcome=\"garbage\"}}");
     assert_eq!(counted(&dashboard, &garbage).await, 0.0);
-    // It closes once the server would have to evict keys for it.
+    // MONITOR is closed once the server would have to evict keys for it.
     for (setting, value) in [("maxmemory-policy", "allkeys-lru"), ("maxmemory", "1gb")] {
         run::<String>(&mut server.connect(), &["CONFIG", "SET", setting, value]);
     }
@@ -164,7 +165,8 @@ async fn it_is_opened_only_where_the_server_bounds_a_stalled_reader() {
     let page = dashboard.get("/contention").await.body;
     assert!(page.contains("<summary>MONITOR would show more</summary>"), "{page}");
     assert_eq!(monitors(&server), 0);
-    // A stranger's page cannot ask for a look; whoever may is refused as well, and told why.
+    // A page of another site cannot request a look. A request of an allowed visitor is accepted, but MONITOR stays
+    // paused.
     let page = dashboard.get("/sources").await.body;
     assert!(page.contains(r#"formaction="/sources/watch?deployment=default""#), "{page}");
     let path = "/sources/watch?deployment=default";
@@ -178,7 +180,7 @@ async fn it_is_opened_only_where_the_server_bounds_a_stalled_reader() {
     assert_eq!(answer.status, 202, "{answer:?}");
     dashboard.source_when("monitor", "paused").await;
     assert_eq!(monitors(&server), 0);
-    // The server's settings may change.
+    // The server's settings may change later.
     run::<String>(
         &mut server.connect(),
         &["CONFIG", "SET", "client-output-buffer-limit", "normal 33554432 0 0"],
@@ -238,7 +240,7 @@ async fn monitor_stays_off_when_disabled_and_reports_a_denial() {
     dashboard.source_when("scan", "on").await;
     dashboard.stop().await;
 
-    // Without CONFIG it counts as unbounded, and the missing right is named.
+    // Without CONFIG the server counts as unbounded, and the missing right is named.
     run::<String>(&mut redis, &["ACL", "SETUSER", "seer", "+monitor", "-config"]);
     let dashboard = Dashboard::with(&flags).await;
     dashboard
@@ -250,7 +252,7 @@ async fn monitor_stays_off_when_disabled_and_reports_a_denial() {
     assert_eq!(monitors(&server), 0);
     dashboard.stop().await;
 
-    // On a server with default settings it also needs the right to subscribe.
+    // On a server with default settings, MONITOR also needs the right to subscribe.
     let server = RedisServer::start();
     let rule = ["ACL", "SETUSER", "seer", "on", ">pw", "~*", "resetchannels", "+@all"];
     run::<String>(&mut server.connect(), &rule);
@@ -279,7 +281,7 @@ async fn a_look_takes_the_right_to_watch() {
         let answer = dashboard.post("/api/v1/monitor/watch", &[("Authorization", &*bearer)]).await;
         assert_eq!(answer.status, status, "{answer:?}");
     }
-    // It is opened, although the server is busy.
+    // MONITOR is opened on request although the server is busy.
     monitors_when(&server, 1).await;
 }
 
@@ -297,7 +299,7 @@ async fn while_the_server_is_quiet_and_nobody_else_looks() {
     };
     dashboard.json_when("/api/v1/sources", says("another client")).await;
     assert_eq!(monitors(&server), 1);
-    // Whoever asks gets a look all the same.
+    // A look on request is granted although another client uses MONITOR.
     assert_eq!(dashboard.post("/api/v1/monitor/watch", &OWN).await.status, 202);
     dashboard.json_when("/api/v1/sources", says("s more")).await;
     assert_eq!(monitors(&server), 2);
@@ -323,7 +325,7 @@ async fn while_the_server_is_quiet_and_nobody_else_looks() {
     let dashboard = watching(&quiet, &["--monitor-max-ops", "3000"]).await;
     dashboard.json_when("/api/v1/sources", says("while the server is quiet")).await;
     assert_eq!(monitors(&quiet), 1);
-    // And is closed once it no longer is.
+    // MONITOR is closed once the server is no longer quiet.
     let mut redis = quiet.connect();
     let mut storm = redis::pipe();
     for _ in 0..2_000 {

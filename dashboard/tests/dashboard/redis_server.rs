@@ -1,4 +1,4 @@
-//! A redis-server of a test's own.
+//! A redis-server for one test.
 
 use std::process::{Child, Command, Stdio};
 use std::time::Duration;
@@ -7,7 +7,7 @@ use redis::{Connection, FromRedisValue, cmd};
 use redisson::script::Call;
 use rustix::process::{Pid, Signal, kill_process};
 
-/// A server in a folder of its own, ended with the test.
+/// A Redis server in a separate folder, stopped at the end of the test.
 pub(crate) struct RedisServer {
     child: Child,
     pub(crate) port: u16,
@@ -20,12 +20,12 @@ impl RedisServer {
         Self::with(&[])
     }
 
-    /// With further arguments.
+    /// Starts a server with further arguments.
     pub(crate) fn with(extra: &[&str]) -> Self {
         let folder = tempfile::tempdir().unwrap();
         let extra: Vec<String> = extra.iter().map(|arg| (*arg).to_owned()).collect();
         for _ in 0..20 {
-            // Whoever takes the port in between makes the server end at once: then another one is tried.
+            // If another process takes the port in between, the server exits at once, and the loop tries another port.
             let port = {
                 let listener = std::net::TcpListener::bind("127.0.0.1:0").unwrap();
                 listener.local_addr().unwrap().port()
@@ -63,7 +63,7 @@ impl RedisServer {
         self.child.wait().unwrap();
     }
 
-    /// Starts it again on its port, empty.
+    /// Restarts the server on its port, without data.
     pub(crate) fn restart(&mut self) {
         self.kill();
         for _ in 0..50 {
@@ -107,7 +107,7 @@ fn answers(port: u16, child: &mut Child) -> bool {
     while tokio::time::Instant::now() < deadline && child.try_wait().unwrap().is_none() {
         let client = redis::Client::open(format!("redis://127.0.0.1:{port}")).unwrap();
         if let Ok(mut connection) = client.get_connection_with_timeout(Duration::from_secs(1)) {
-            // A server that wants a password answers too.
+            // A server that requires a password answers too.
             return match cmd("PING").query::<String>(&mut connection) {
                 Ok(_) => true,
                 Err(error) => error.to_string().contains("NOAUTH"),
@@ -117,15 +117,15 @@ fn answers(port: u16, child: &mut Child) -> bool {
     false
 }
 
-/// A holder as Redisson writes it.
+/// A holder in the form that Redisson writes.
 pub(crate) const HOLDER: &str = "285475da-9152-4c83-822a-67ee2f116a79:52";
 
-/// Another thread of the same client.
+/// Returns the holder of another thread of the same client.
 pub(crate) fn thread(n: u32) -> String {
     format!("{}:{n}", &HOLDER[..36])
 }
 
-/// Writes a lock as Redisson does.
+/// Acquires a lock like Redisson.
 pub(crate) fn take(connection: &mut Connection, name: &[u8], holder: &str, lease_ms: u64) {
     redis::pipe()
         .atomic()
@@ -140,7 +140,7 @@ pub(crate) fn take(connection: &mut Connection, name: &[u8], holder: &str, lease
         .unwrap();
 }
 
-/// Ends it as Redisson does.
+/// Releases a lock like Redisson.
 pub(crate) fn release(connection: &mut Connection, name: &str) {
     let channel = format!("redisson_lock__channel:{{{name}}}");
     redis::pipe()
@@ -154,7 +154,7 @@ pub(crate) fn release(connection: &mut Connection, name: &str) {
         .unwrap();
 }
 
-/// Runs a script of a lock.
+/// Runs a script of the lock protocol.
 pub(crate) fn eval(connection: &mut Connection, call: &Call) {
     let mut command = cmd("EVAL");
     command.arg(call.script.source).arg(call.keys.len());

@@ -1,4 +1,4 @@
-//! Releases by force: what an operator saw ends, and nothing else ever.
+//! Tests of forced releases: they end the hold that the operator saw, and never another one.
 
 use std::time::Duration;
 
@@ -20,7 +20,7 @@ fn query(name: &str) -> String {
     format!("name={}", encoded(name.as_bytes()))
 }
 
-/// What can be released of a lock, once the dashboard knows it.
+/// Returns what can be released of a lock, once the dashboard knows it.
 async fn look(dashboard: &Dashboard, name: &str) -> Value {
     dashboard
         .json_when(&format!("/api/v1/release?{}", query(name)), |json| json["seen"].is_string())
@@ -36,7 +36,7 @@ fn outcome(answer: &Answer) -> (u16, String) {
     (answer.status, answer.json()["outcome"].as_str().unwrap_or_default().to_owned())
 }
 
-/// The field of a form that names what was seen.
+/// Returns the value of the form field that names the hold that was seen.
 fn seen_in(page: &str) -> Option<&str> {
     page.split_once("name=\"seen\" value=\"")?.1.split('"').next()
 }
@@ -108,7 +108,7 @@ async fn a_new_holder_is_never_released() {
     let server = RedisServer::start();
     let mut redis = server.connect();
     let dashboard = with_release(&server.url(), &[]).await;
-    // Each look is acted on while the lock is passed on and on: a hold is hit only if it is the one that was seen.
+    // Each release is requested while the lock keeps passing to other holders. It must end only the hold that was seen.
     for round in 0..8 {
         let name = format!("lock:{round}");
         take(&mut redis, name.as_bytes(), &thread(0), 600_000);
@@ -117,7 +117,7 @@ async fn a_new_holder_is_never_released() {
         let (lock, stop) =
             (name.clone(), std::sync::Arc::new(std::sync::atomic::AtomicBool::new(false)));
         let stopped = std::sync::Arc::clone(&stop);
-        // A holder that is always there: never two at once, and never the one that was seen from the first turn on.
+        // The lock always has exactly one holder, and from the first turn on it is never the one that was seen.
         let relay = tokio::task::spawn_blocking(move || {
             let mut turn = 0;
             while !stopped.load(std::sync::atomic::Ordering::Relaxed) {
@@ -241,7 +241,7 @@ async fn a_redis_that_hangs_leaves_the_outcome_unknown() {
     let server = RedisServer::start();
     let mut redis = server.connect();
     let dashboard = with_release(&server.url(), &[]).await;
-    // The server knows the script from here on: what it is sent while it hangs runs later.
+    // The server has cached the script from here on, so a call that is sent while it hangs runs later.
     take(&mut redis, b"first", HOLDER, 600_000);
     let seen = look(&dashboard, "first").await;
     assert_eq!(release(&dashboard, "first", &seen, "lock").await.status, 200);
@@ -255,7 +255,7 @@ async fn a_redis_that_hangs_leaves_the_outcome_unknown() {
     let page = dashboard.get(&path).await;
     assert!(page.status == 200 && seen_in(&page.body).is_none(), "nothing to act on: {page:?}");
     server.thaw();
-    // It had been sent: it is done once the server goes on, since the lock is still as it was seen.
+    // The release had been sent, so it runs once the server goes on: the lock is still as it was seen.
     dashboard.lock_when("a", |lock| lock["state"] == "free").await;
     let lock = dashboard.lock_when("a", |lock| lock["past"][0]["ended"] == "forced").await;
     assert!(lock["events"].to_string().contains("the outcome is unknown"), "{lock:#}");
@@ -424,7 +424,7 @@ async fn a_lock_that_only_its_form_shows_needs_one_more_confirmation() {
     assert_eq!(run::<i64>(&mut redis, &["EXISTS", "by-form", "by-page"]), 0);
 }
 
-/// As docs/howto/acl.md has it.
+/// Tests the account that docs/howto/acl.md describes.
 #[tokio::test(flavor = "multi_thread")]
 async fn a_user_of_its_own_releases_and_may_do_little_else() {
     let server = RedisServer::start();
@@ -467,7 +467,7 @@ async fn a_user_of_its_own_releases_and_may_do_little_else() {
     let refused: Vec<redis::Value> = run(&mut redis, &["ACL", "LOG"]);
     assert!(refused.is_empty(), "{refused:?}");
 
-    // Without the right it says so, and nothing was done.
+    // Without the right, the answer says that it was refused, and nothing is released.
     run::<String>(&mut redis, &["ACL", "SETUSER", "lockscope-releaser", "-del"]);
     take(&mut redis, b"b", HOLDER, 600_000);
     let seen = look(&dashboard, "b").await;
@@ -476,7 +476,7 @@ async fn a_user_of_its_own_releases_and_may_do_little_else() {
     assert_eq!(run::<i64>(&mut redis, &["EXISTS", "b"]), 1);
 }
 
-/// Tries again for some seconds; then the last failure is shown.
+/// Retries for some seconds, then panics with the last failure.
 async fn until<T>(what: &str, attempt: impl AsyncFn() -> Result<T, String>) -> T {
     for _ in 0..200 {
         if let Ok(done) = attempt().await {

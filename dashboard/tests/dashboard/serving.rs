@@ -16,7 +16,7 @@ use tokio::time::{Instant, timeout};
 pub(crate) const OWN: [(&str, &str); 2] =
     [("Sec-Fetch-Site", "same-origin"), ("Content-Type", "application/json")];
 
-/// How long tests wait for anything.
+/// The longest time that tests wait for anything.
 pub(crate) const PATIENCE: Duration = Duration::from_secs(180);
 
 pub(crate) struct Dashboard {
@@ -51,10 +51,10 @@ impl Dashboard {
         Self::with(&["--redis-url", redis_url]).await
     }
 
-    /// With these flags.
+    /// Starts a dashboard with these flags.
     pub(crate) async fn with(flags: &[&str]) -> Self {
         service_kit::redis::install_crypto_provider();
-        // Without this flag each would look for the state folder of whoever runs the tests.
+        // Without this flag, each dashboard would look for the state folder of the user who runs the tests.
         let without = if flags.contains(&"--history-dir") { None } else { Some("--no-history") };
         let flags = ["lockscope-dashboard"].into_iter().chain(without).chain(flags.iter().copied());
         let config = Config::load_from(flags.map(Into::into), [])
@@ -87,21 +87,21 @@ impl Dashboard {
         request(self.address, "POST", path, &headers).await
     }
 
-    /// The word that shows that a form is from a page made for whoever sends these headers.
+    /// Returns the CSRF token of a page that is made for these headers.
     pub(crate) async fn csrf_token(&self, headers: &[(&str, &str)]) -> String {
         let page = self.get_with("/sources", headers).await;
         let (_, rest) = page.body.split_once("name=\"csrf\" value=\"").expect("a form");
         rest.split('"').next().unwrap().to_owned()
     }
 
-    /// Sends a form as the page would that was made for whoever sends these headers.
+    /// Sends a form like the page that is made for these headers.
     pub(crate) async fn submit(&self, path: &str, headers: &[(&str, &str)], form: &str) -> Answer {
         let form = format!("{form}&csrf={}", self.csrf_token(headers).await);
         let headers = [&[("Sec-Fetch-Site", "same-origin")], headers].concat();
         post(self.address, path, &headers, &form).await
     }
 
-    /// A browser that has the form of the login: its cookie, and the word in the form.
+    /// Opens the login form as a browser does, and returns its cookie and its CSRF token.
     pub(crate) async fn login_form(&self) -> (String, String) {
         let page = self.get("/login").await;
         let cookie = page.header("set-cookie").expect("a cookie").split(';').next().unwrap();
@@ -109,7 +109,7 @@ impl Dashboard {
         (cookie.to_owned(), rest.split('"').next().unwrap().to_owned())
     }
 
-    /// Logs in with a token, as a browser does that then goes on to a page.
+    /// Logs in with a token, like a browser that then goes on to a page.
     pub(crate) async fn log_in(&self, token: &str, next: &str) -> Answer {
         let (cookie, csrf) = self.login_form().await;
         let [token, next] = [token, next].map(|text| encoded(text.as_bytes()));
@@ -122,13 +122,13 @@ impl Dashboard {
         self.get(path).await.json()
     }
 
-    /// The lock of that name as the API has it, once `wished` says so.
+    /// Returns the lock of that name from the API, once `wished` accepts it.
     pub(crate) async fn lock_when(&self, name: &str, wished: impl Fn(&Value) -> bool) -> Value {
         let path = format!("/api/v1/lock?name={}", encoded(name.as_bytes()));
         self.json_when(&path, wished).await
     }
 
-    /// The same where several databases are looked at.
+    /// Like [`Self::lock_when`], for a dashboard that looks at several databases.
     pub(crate) async fn lock_when_in(
         &self,
         name: &str,
@@ -139,7 +139,7 @@ impl Dashboard {
         self.json_when(&path, wished).await
     }
 
-    /// What the path answers, once `wished` says so.
+    /// Returns the JSON answer of the path, once `wished` accepts it.
     pub(crate) async fn json_when(&self, path: &str, wished: impl Fn(&Value) -> bool) -> Value {
         let deadline = Instant::now() + PATIENCE;
         loop {
@@ -152,7 +152,7 @@ impl Dashboard {
         }
     }
 
-    /// The page of that path, once `wished` says so.
+    /// Returns the page of that path, once `wished` accepts it.
     pub(crate) async fn page_when(&self, path: &str, wished: impl Fn(&str) -> bool) -> String {
         let deadline = Instant::now() + PATIENCE;
         loop {
@@ -165,14 +165,14 @@ impl Dashboard {
         }
     }
 
-    /// The names of the locks that are listed, once they are these.
+    /// Waits until exactly the locks of these names are listed.
     pub(crate) async fn listed_when(&self, query: &str, names: &[&str]) {
         let mut wished: Vec<&str> = names.to_vec();
         wished.sort_unstable();
         self.json_when(&format!("/api/v1/locks?{query}"), |json| listed(json) == wished).await;
     }
 
-    /// The state of a source.
+    /// Returns the source once it has this state.
     pub(crate) async fn source_when(&self, source: &str, state: &str) -> Value {
         let found = |json: &Value| -> Option<Value> {
             let sources = json["sources"].as_array().unwrap();
@@ -187,7 +187,7 @@ impl Dashboard {
         self.events_over(TcpStream::connect(self.address).await.unwrap(), path, headers).await
     }
 
-    /// Opens one over a connection that has little room for what is not read.
+    /// Opens an event stream over a connection with a small receive buffer.
     pub(crate) async fn events_slowly(&self, path: &str) -> Events {
         let socket = TcpSocket::new_v4().unwrap();
         socket.set_recv_buffer_size(8 << 10).unwrap();
@@ -209,14 +209,14 @@ impl Dashboard {
         Events { reader }
     }
 
-    /// Ends it; how long that took is not judged, but it must not take for ever.
+    /// Stops the dashboard. Its duration is not tested, but it must not take forever.
     pub(crate) async fn stop(self) {
         self.shutdown.cancel();
         timeout(PATIENCE, self.task).await.expect("it ends").unwrap();
     }
 }
 
-/// Names of a list, sorted.
+/// Returns the names of the locks of a list, sorted.
 pub(crate) fn listed(json: &Value) -> Vec<&str> {
     let locks = json["locks"].as_array().map(Vec::as_slice).unwrap_or_default();
     let mut names: Vec<&str> = locks.iter().map(|lock| lock["name"].as_str().unwrap()).collect();
@@ -309,7 +309,7 @@ pub(crate) struct Event {
 }
 
 impl Events {
-    /// The next event; none at the stream's end.
+    /// Returns the next event, or `None` at the end of the stream.
     pub(crate) async fn next(&mut self) -> Option<Event> {
         let mut event = Event::default();
         loop {
@@ -318,7 +318,7 @@ impl Events {
             if read.expect("an event").unwrap_or(0) == 0 {
                 return None;
             }
-            // Chunk sizes and headers stand between the lines; none of them look like these.
+            // There are chunk sizes and headers between the lines, but none of them look like these.
             if let Some(name) = line.strip_prefix("event: ") {
                 event.event = name.trim_end().to_owned();
             } else if let Some(id) = line.strip_prefix("id: ") {
@@ -331,7 +331,7 @@ impl Events {
         }
     }
 
-    /// The next event of which `wished` says so.
+    /// Returns the next event that `wished` accepts.
     pub(crate) async fn when(&mut self, mut wished: impl FnMut(&Event) -> bool) -> Event {
         let wait = async {
             loop {

@@ -1,4 +1,4 @@
-//! What is found and followed.
+//! Tests of the sources: locks are found and followed.
 
 use std::time::Duration;
 
@@ -10,7 +10,7 @@ use crate::redis_server::{HOLDER, RedisServer, release, run, take, thread};
 use crate::serving::{Dashboard, encoded};
 
 const AGENT: &str = "7c1e5a90-3b1d-4f5e-9d42-18f0a6b2c3d4";
-/// A number as agents draw them.
+/// A random number like those that agents choose.
 const NUMBER: i64 = 1_927_612_615_576_518_676;
 
 #[tokio::test(flavor = "multi_thread")]
@@ -39,7 +39,7 @@ async fn a_lock_is_found_followed_and_remembered() {
     dashboard.stop().await;
 }
 
-/// An agent tells of a write lock's release twice, so that no thread of Redisson misses it.
+/// An agent publishes the release of a write lock twice, so that no thread of Redisson misses it.
 #[tokio::test(flavor = "multi_thread")]
 async fn a_release_that_is_published_twice_is_one() {
     let server = RedisServer::start();
@@ -53,18 +53,18 @@ async fn a_release_that_is_published_twice_is_one() {
     };
     for releases in 1..=3 {
         say(&mut redis, "1");
-        // Heard by itself: no two of them come in one piece.
+        // Each message is received separately: no two of them arrive in one piece.
         dashboard.lock_when("ledger", |lock| told(lock) == releases).await;
         say(&mut redis, "00");
     }
-    // A message behind the last one: that has been heard too.
+    // Once this message is received, those before it have been received too.
     run::<i64>(&mut redis, &["PUBLISH", "redisson_lock__channel:{other}", "0"]);
     dashboard.lock_when("other", |lock| told(lock) == 1).await;
     let ledger = dashboard.lock_when("ledger", |lock| lock["state"] == "free").await;
     assert_eq!(told(&ledger), 3, "{ledger}");
 }
 
-/// How many release messages a lock's events tell of, of which those that follow one another are one event.
+/// Returns the number of release messages in a lock's events. Consecutive ones are combined into one event.
 fn told(lock: &Value) -> u64 {
     let events = lock["events"].as_array().into_iter().flatten();
     let count = |event: &Value| {
@@ -74,7 +74,7 @@ fn told(lock: &Value) -> u64 {
     events.filter(|event| event["event"] == "released").map(count).sum()
 }
 
-/// So many keys are passed over so rarely that only messages and polls can tell.
+/// With so many keys and so rare scans, only messages and polls can notice a change.
 #[tokio::test(flavor = "multi_thread")]
 async fn between_passes_known_locks_are_seen_taken_again() {
     let server = RedisServer::start();
@@ -102,7 +102,7 @@ async fn between_passes_known_locks_are_seen_taken_again() {
         take(&mut redis, b"orders:1", &other, 30_000);
         dashboard.lock_when("orders:1", |lock| lock["holders"][0]["id"] == other.as_str()).await;
     }
-    // A name that was never seen is told of by its release.
+    // The release message of a lock that was never seen reveals its name.
     release(&mut redis, "quick");
     dashboard.lock_when("quick", |lock| lock["state"] == "free").await;
 }
@@ -130,7 +130,7 @@ async fn what_only_looks_like_a_lock_is_listed_apart() {
         assert_eq!(answer.status, 404, "{answer:?}");
         assert!(answer.body.contains("not a lock's"), "{answer:?}");
     }
-    // It becomes one as soon as it behaves like one.
+    // A key becomes a lock as soon as it behaves like one.
     run::<i64>(&mut redis, &["PEXPIRE", "cart", "60000"]);
     dashboard.listed_when("", &["awaited", "cart", "odd", "queued"]).await;
 }
@@ -187,7 +187,7 @@ async fn large_hashes_are_counted_and_left() {
     for verb in ["hmget", "hget", "hgetall", "hscan", "hkeys", "hvals", "keys", "eval", "evalsha"] {
         assert!(!stats.contains(&format!("cmdstat_{verb}:")), "{stats}");
     }
-    // A thousand readers are a lock, still.
+    // A thousand readers are still a lock.
     run::<i64>(&mut redis, &["HSET", "readers", "mode", "read"]);
     fill(&mut redis, "readers", 1_000, &|i| thread(u32::try_from(i).unwrap()));
     run::<i64>(&mut redis, &["PEXPIRE", "readers", "600000"]);
@@ -246,7 +246,7 @@ async fn several_servers_and_databases_are_one_picture() {
     assert_eq!(dashboard.get("/api/v1/lock?deployment=eu&db=3&name=a").await.status, 200);
     assert_eq!(dashboard.get("/api/v1/lock?deployment=eu&db=7&name=a").await.status, 404);
     assert_eq!(dashboard.get("/api/v1/lock?deployment=asia&db=0&name=a").await.status, 404);
-    // One that fails does not hold up the other.
+    // A deployment that fails does not delay the other one.
     drop(one);
     dashboard.listed_when("filter=state:unknown", &["a", "a"]).await;
     take(&mut two.connect(), b"c", HOLDER, 60_000);
@@ -336,9 +336,9 @@ async fn agents_tell_who_their_holders_are() {
     run::<i64>(&mut redis, &["HSET", &holders, &told.to_string(), note]);
     let long = format!(r#"{{"pid":4711,"comm":"{}"}}"#, "x".repeat(5_000));
     run::<i64>(&mut redis, &["HSET", &holders, &odd.to_string(), &long]);
-    // Not an agent's: of another type.
+    // A key of another type is not an agent's key.
     run::<()>(&mut redis, &["SET", &format!("lockscope:agent:{{{other}}}"), "x"]);
-    // Of a client whose number is no agent's nothing is asked.
+    // The keys of a client without an agent's number are not read.
     let java = format!("lockscope:holders:{{{}}}", &HOLDER[..36]);
     run::<i64>(&mut redis, &["HSET", &java, "52", note]);
 
@@ -359,7 +359,7 @@ async fn agents_tell_who_their_holders_are() {
     let fields: Vec<&String> = expected.as_object().unwrap().keys().collect();
     assert_eq!(fields, required.iter().collect::<Vec<_>>());
 
-    // What cannot be read of it is not known, and no more.
+    // Fields that cannot be read are unknown; the others are still shown.
     let lock = dashboard.lock_when("odd", |lock| client(lock)["host"].is_string()).await;
     assert_eq!((&client(&lock)["pid"], &client(&lock)["alive"]), (&json!(null), &json!(true)));
     for lock in ["stranger", "java"] {
@@ -378,7 +378,7 @@ async fn agents_tell_who_their_holders_are() {
     assert!(page.contains("billing@db\\u{202e}1"), "{page}");
     dashboard.source_when("identity", "on").await;
 
-    // It is said what to do about it in these words.
+    // The advice uses the names of the process and the host.
     run::<i64>(&mut redis, &["PERSIST", "told"]);
     let lock = dashboard.lock_when("told", |lock| lock["problems"] != json!([])).await;
     let advice = lock["problems"][0]["advice"].as_str().unwrap();

@@ -1,4 +1,4 @@
-//! Traces of a lock: its life step by step, while MONITOR is open for it.
+//! Tests of traces: the life of a lock step by step, while MONITOR is open for it.
 
 use std::time::Duration;
 
@@ -10,7 +10,7 @@ use serde_json::Value;
 use crate::redis_server::{HOLDER, RedisServer, eval, run, thread};
 use crate::serving::{Dashboard, OWN};
 
-/// A name that must be escaped on pages, and its percent-encoded form.
+/// A name that must be escaped on pages, followed by its percent-encoded form.
 const NAME: &str = "orders:<script>";
 const ENCODED: &str = "orders:%3Cscript%3E";
 
@@ -18,7 +18,7 @@ fn id(holder: &str) -> HolderId {
     HolderId::parse(holder.as_bytes()).unwrap()
 }
 
-/// Acquires the lock, and has another thread refused.
+/// Acquires the lock, then tries to acquire it from another thread, which is refused.
 fn contend(redis: &mut Connection, name: &LockName) {
     let lease = Lease::new(Duration::from_secs(30)).unwrap();
     eval(redis, &script::acquire(name, &id(HOLDER), lease));
@@ -35,7 +35,7 @@ async fn a_trace_shows_each_step_with_the_lines_behind_it() {
     let server = RedisServer::start();
     let mut redis = server.connect();
     let url = server.url();
-    // A governor that never opens MONITOR by itself.
+    // With these settings the governor never opens MONITOR by itself.
     let flags = ["--redis-url", &*url, "--scan-every", "1h", "--monitor-max-ops", "1"];
     let dashboard = Dashboard::with(&flags).await;
     let path = format!("/api/v1/trace?name={ENCODED}");
@@ -65,7 +65,7 @@ async fn a_trace_shows_each_step_with_the_lines_behind_it() {
     assert!(lines.contains("EVAL") && lines.contains("HSET") && lines.contains(NAME), "{lines}");
     assert!(!trace.to_string().contains("hunter2"), "only the lock's own commands");
 
-    // Later steps alone, as soon as there are some.
+    // A later request returns only the later steps, as soon as there are any.
     let next = trace["next"].as_u64().unwrap();
     let later = format!("{path}&from={next}&wait=4000");
     let some = |trace: &Value| !trace["steps"].as_array().unwrap().is_empty();

@@ -1,4 +1,4 @@
-//! Servers that fail, accounts that may not, locks with problems.
+//! Tests of servers that fail, accounts without rights, and locks with problems.
 
 use std::sync::Arc;
 use std::sync::atomic::{AtomicBool, Ordering};
@@ -9,8 +9,8 @@ use serde_json::{Value, json};
 use crate::redis_server::{HOLDER, RedisServer, run, take};
 use crate::serving::Dashboard;
 
-/// What an account needs that looks at locks and may do nothing else. The patterns are literal ones: a right to
-/// `redisson_*` would not allow to subscribe to them.
+/// The rights of an account that may look at locks and nothing else. The patterns are literal: a right to `redisson_*`
+/// would not allow subscribing to them.
 const OBSERVER: [&str; 41] = [
     "ACL",
     "SETUSER",
@@ -146,7 +146,7 @@ async fn an_observers_account_is_enough() {
     assert!(refused.iter().all(|what| what.starts_with("client")), "{refused:?}");
 }
 
-/// What was refused, from the server's ACL log.
+/// Returns the refused commands and keys from the server's ACL log.
 fn denied(log: &redis::Value) -> Vec<String> {
     let entries: Vec<std::collections::HashMap<String, redis::Value>> =
         redis::from_redis_value(log.clone()).unwrap();
@@ -169,7 +169,7 @@ async fn missing_rights_are_reported() {
     assert!(scan["detail"].as_str().unwrap().contains("scan"), "{scan}");
     let channels = dashboard.source_when("channels", "denied").await;
     assert!(channels["detail"].as_str().unwrap().contains("redisson_"), "{channels}");
-    // What is asked for by name can still be read.
+    // A lock that is requested by name can still be read.
     dashboard.lock_when("orders:1", |lock| state(lock) == "held").await;
     let sources = dashboard.json("/api/v1/sources").await;
     assert!(sources["limits"].to_string().contains("not received"), "{sources}");
@@ -190,7 +190,7 @@ async fn keys_that_may_not_be_read_do_not_hide_the_others() {
     dashboard.source_when("scan", "on").await;
     let answer = dashboard.get("/api/v1/lock?name=secret:1").await;
     assert!(answer.body.contains("may not read"), "{answer:?}");
-    // The picture is incomplete, and every scan counts how much of it is missing.
+    // The picture is incomplete, and every scan counts the keys that are missing.
     let counts = |is: &str| {
         let says = format!("the account may not read {is}");
         move |json: &Value| json["sources"].to_string().contains(&says)
@@ -207,7 +207,7 @@ async fn keys_that_may_not_be_read_do_not_hide_the_others() {
     dashboard.listed_when("", &["orders:1", "secret:1", "secret:2"]).await;
 }
 
-/// Does something to Redis again and again until dropped.
+/// Runs something against Redis repeatedly until dropped.
 struct Busy(Arc<AtomicBool>, Option<std::thread::JoinHandle<()>>);
 
 impl Busy {
@@ -300,7 +300,7 @@ async fn a_renewed_lock_that_never_moves_is_stuck() {
     dashboard.listed_when("filter=problem:any", &["held"]).await;
     let leader = dashboard.lock_when("leader:1", |lock| lock["renewed"] == true).await;
     assert_eq!(leader["problems"], json!([]));
-    // It moves: the problem is over.
+    // The hold count changes, so the problem is over.
     run::<i64>(&mut server.connect(), &["HINCRBY", "held", HOLDER, "1"]);
     let lock = dashboard.lock_when("held", |lock| lock["problems"] == json!([])).await;
     assert_eq!(lock["events"][0]["event"], "cleared", "{lock:#}");

@@ -1,4 +1,4 @@
-//! Forms of other sites, that a browser sends with what it knows of somebody.
+//! Tests of forms of other sites, which a browser sends together with the visitor's cookies.
 
 use serde_json::json;
 
@@ -21,7 +21,7 @@ async fn no_other_sites_page_changes_anything() {
         let right = if *needed == OPEN { "look" } else { needed };
         let cookie = cookie(&dashboard, token(right)).await;
         for headers in evil {
-            // Upper case is no value that a browser sends, and none that is taken for one.
+            // No browser sends a value in upper case, and such a value does not count as same-origin.
             let headers = [headers, &[("Cookie", cookie.as_str())]].concat();
             let (status, _) = ask(&dashboard, method, path, &headers).await;
             assert_eq!(status, 403, "{path} {headers:?}");
@@ -34,7 +34,7 @@ async fn no_other_sites_page_changes_anything() {
         };
         assert!(!matches!(status, 401 | 403), "{path}: {status}, its own page");
     }
-    // What a form of another site can send without asking is no JSON.
+    // A form of another site can only send these content types without a preflight request, and none is JSON.
     let cookie = cookie(&dashboard, token("ack")).await;
     for kind in ["text/plain", "application/x-www-form-urlencoded", "multipart/form-data"] {
         let head = format!(
@@ -44,7 +44,7 @@ async fn no_other_sites_page_changes_anything() {
         );
         assert_eq!(raw(&dashboard, head.as_bytes()).await.0, 415, "{kind}");
     }
-    // Nothing is changed by a GET, so no link, image or prefetch does.
+    // A GET changes nothing, so no link, image or prefetch does.
     for path in ["/acknowledge?name=a", "/sources/watch", "/logout", "/api/v1/monitor/watch"] {
         let bearer = format!("Bearer {}", token("ack"));
         let (status, _) = ask(&dashboard, "GET", path, &[("Authorization", &bearer)]).await;
@@ -52,10 +52,10 @@ async fn no_other_sites_page_changes_anything() {
     }
 }
 
-/// What a browser sends along.
+/// The headers that a browser sends along.
 type Headers<'a> = &'a [(&'a str, &'a str)];
 
-/// Some proxies take away the headers by which a browser tells whose page sent a form.
+/// Some proxies remove the headers that name the site of a form.
 #[tokio::test(flavor = "multi_thread")]
 async fn without_the_headers_that_tell_of_it_no_other_sites_form_is_taken() {
     let (logins, _file) = guarded(NO_REDIS).await;
@@ -82,7 +82,8 @@ async fn without_the_headers_that_tell_of_it_no_other_sites_form_is_taken() {
     // Logging out comes last, since it ends a login.
     let (last, first): (Vec<_>, Vec<_>) = changes.partition(|(_, path, _)| *path == "/logout");
     for (_, path, needed) in first.into_iter().chain(last) {
-        // Whose browser is made to send it, and what only others have been given.
+        // The victim's browser is made to send the form, and only the other visitor's CSRF token is known to the
+        // attacker.
         let (victim, other) =
             (cookies(&|right| right == needed), cookies(&|right| right != needed));
         let users = ["anna", "bert"].map(|user| [("X-Forwarded-User", user)]);
@@ -116,7 +117,7 @@ async fn without_the_headers_that_tell_of_it_no_other_sites_form_is_taken() {
             }
         }
     }
-    // It is good for one login, not for all of the same token.
+    // A CSRF token is valid for one login, not for all logins with the same token.
     let first = cookie(&logins, token("look")).await;
     let again = cookie(&logins, token("look")).await;
     let first = logins.csrf_token(&[("Cookie", &first)]).await;

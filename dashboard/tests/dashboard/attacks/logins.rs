@@ -1,4 +1,4 @@
-//! The login: where it leads, what it tells, and whom it lets in.
+//! Tests of the login: its redirects, its answers, and who may log in.
 
 use tempfile::NamedTempFile;
 
@@ -47,7 +47,7 @@ async fn a_login_leads_nowhere_else_and_its_cookie_stays_here() {
     }
 }
 
-/// A token that is nearly right is told nothing that one that is all wrong is not.
+/// The answer to a token that is nearly right is the same as to one that is completely wrong.
 #[tokio::test(flavor = "multi_thread")]
 async fn no_answer_reveals_how_near_a_token_was() {
     let (dashboard, _file) = guarded(NO_REDIS).await;
@@ -83,7 +83,7 @@ async fn no_answer_reveals_how_near_a_token_was() {
     }
 }
 
-/// Somebody who is logged in without knowing it shows another what they look at, and acts in their name.
+/// A visitor who is logged in without noticing shows an attacker what they look at, and acts in the attacker's name.
 #[tokio::test(flavor = "multi_thread")]
 async fn nobody_is_logged_in_by_another_sites_form() {
     let (dashboard, _file) = guarded(NO_REDIS).await;
@@ -91,14 +91,14 @@ async fn nobody_is_logged_in_by_another_sites_form() {
     let (victim, word) = dashboard.login_form().await;
     let (attacker, attackers) = dashboard.login_form().await;
     assert!(victim != attacker && word != attackers && !victim.contains(&word));
-    // As a proxy passes it on that takes away what tells whose page sent it.
+    // A proxy that removes the headers naming the site of a form passes the request on like this.
     for (cookie, csrf) in [
         (None, None),
         (None, Some(&attackers)),
         (Some(&victim), None),
         (Some(&victim), Some(&String::new())),
         (Some(&victim), Some(&attackers)),
-        // Two cookies: one of them has been set from elsewhere.
+        // There are two cookies: one of them has been set by another site.
         (Some(&format!("{victim}; {attacker}")), Some(&attackers)),
         (Some(&"lockscope-login=".to_owned()), Some(&attackers)),
     ] {
@@ -109,7 +109,7 @@ async fn nobody_is_logged_in_by_another_sites_form() {
         assert_eq!(answer.status, 403, "{cookie:?} {csrf}: {answer:?}");
         let set = answer.header("set-cookie").unwrap_or_default();
         assert!(!set.contains("lockscope="), "{set}");
-        // Whoever was meant to see the form can try again.
+        // The visitor who was meant to see the form can try again.
         assert!(answer.body.contains("name=\"csrf\""), "{}", answer.body);
     }
     for (cookie, csrf) in [(&victim, &word), (&attacker, &attackers), (&victim, &word)] {
@@ -117,7 +117,7 @@ async fn nobody_is_logged_in_by_another_sites_form() {
         let answer = post(dashboard.address, "/login", &[("Cookie", cookie)], &own).await;
         assert_eq!(answer.status, 303, "{answer:?}");
     }
-    // It goes nowhere else, and where TLS is in front only by it.
+    // Browsers send the cookie to this site only. Behind TLS, they send it over TLS only.
     let set = dashboard.get("/login").await.header("set-cookie").unwrap().to_owned();
     assert!(set.starts_with("lockscope-login="), "{set}");
     for flag in ["; Path=/", "; HttpOnly", "; SameSite=Strict"] {

@@ -1,4 +1,4 @@
-//! A list of attacks, and what comes of each.
+//! Tests of attacks: each must fail.
 
 mod forms;
 mod logins;
@@ -13,17 +13,17 @@ use tokio::time::timeout;
 use crate::serving::{Dashboard, PATIENCE, post, post_json, request};
 
 const NO_REDIS: &str = "redis://127.0.0.1:1";
-/// A token for each right; each may look as well.
+/// One token for each right. Each of them also grants the right to look.
 const TOKENS: [(&str, &str); 4] = [
     ("look", "0a1b2c3d4e5f60718293"),
     ("ack", "1a1b2c3d4e5f60718293"),
     ("watch", "2a1b2c3d4e5f60718293"),
     ("release", "3a1b2c3d4e5f60718293"),
 ];
-/// What nobody needs to be known for.
+/// The right of a route that needs no login.
 const OPEN: &str = "open";
 
-/// Every route: method, path and query, the right it needs.
+/// Every route: method, path and query, and the right that it needs.
 const ROUTES: &[(&str, &str, &str)] = &[
     ("GET", "/", "look"),
     ("GET", "/lock?name=a", "look"),
@@ -89,10 +89,10 @@ fn token(right: &str) -> &'static str {
     TOKENS.iter().find(|(name, _)| *name == right).unwrap().1
 }
 
-/// Status and head of the answer to a request as it stands here; what follows the head, which may be endless, is left.
+/// Sends these bytes and returns the status and the head of the answer. The body, which may be endless, is not read.
 async fn raw(dashboard: &Dashboard, bytes: &[u8]) -> (u16, String) {
     let mut stream = TcpStream::connect(dashboard.address).await.unwrap();
-    // A server that has refused the first part may close before it has read the rest.
+    // A server that has refused the first part may close the connection before it has read the rest.
     let sent = stream.write_all(bytes).await;
     let mut head = Vec::new();
     let read = async {
@@ -139,7 +139,7 @@ async fn ask(
     raw(dashboard, text.as_bytes()).await
 }
 
-/// The cookie that a login with this token gives.
+/// Returns the cookie of a login with this token.
 async fn cookie(dashboard: &Dashboard, token: &str) -> String {
     let answer = dashboard.log_in(token, "/").await;
     let set = answer.header("set-cookie").expect("a cookie");
@@ -214,7 +214,7 @@ async fn no_header_is_split_and_no_request_smuggled() {
         let (_, head) = ask(&dashboard, method, &format!("{path}?{query}"), &[]).await;
         // A redirect repeats the query as it was encoded.
         assert!(!head.contains("\nx-evil"), "{path}: {head}");
-        // And in the name of a file.
+        // The name of a bundle's file contains the query too.
         let (_, head) =
             ask(&dashboard, method, &format!("{path}?name={evil}&format=bundle"), &[]).await;
         assert!(!head.contains("\nx-evil") && !head.contains('<'), "{path}: {head}");
@@ -260,7 +260,7 @@ async fn what_is_too_large_is_refused() {
         assert!(status == wanted || status == 414 && wanted == 431, "{short}…: {status}");
     }
     for (_, path, needed) in ROUTES.iter().filter(|(method, ..)| *method == "POST") {
-        // These read no body at all.
+        // These routes do not read the body.
         if *needed == "watch" || *path == "/logout" {
             continue;
         }

@@ -1,4 +1,4 @@
-//! What others wrote: names of locks, what agents and people tell.
+//! Tests of untrusted text: names of locks, and text from agents and people.
 
 use redis::Connection;
 use serde_json::{Value, json};
@@ -6,7 +6,7 @@ use serde_json::{Value, json};
 use crate::redis_server::{HOLDER, RedisServer, run, take};
 use crate::serving::{Dashboard, encoded, post_json};
 
-/// What somebody with access to Redis, but not to the dashboard, may call a lock.
+/// Names that an attacker with access to Redis, but not to the dashboard, may choose for a lock.
 const NASTY: [&[u8]; 14] = [
     b"<script>window.pwned=1</script>",
     b"\"><img src=x onerror=pwned()>",
@@ -24,10 +24,10 @@ const NASTY: [&[u8]; 14] = [
     b"raw\xff\xfe\0bytes\r\nX-Evil: yes",
 ];
 
-/// Text of agents, which is as little to be trusted.
+/// Writes locks with hostile names and hostile text of agents.
 fn plant(redis: &mut Connection) {
     let client = "7d9b1f40-3c52-4e8a-9b16-0f4d5a6c7e82";
-    // Such a number is an agent's, so its keys are asked.
+    // This is an agent's number, so the agent's keys are read.
     let number = "1927729949788078270";
     let nasty = "<script>pwned()</script>\u{202e}\u{1b}[31m";
     for name in NASTY {
@@ -66,7 +66,7 @@ async fn what_others_wrote_is_text_everywhere() {
         clients.any(|client| client["comm"].is_string() && client["host"].is_string())
     };
     dashboard.json_when("/api/v1/locks", told).await;
-    // One of each is leaked, acknowledged and released with a nasty reason.
+    // One of these locks is leaked, acknowledged and released with a hostile reason.
     run::<i64>(&mut redis, &["PERSIST", "<script>window.pwned=1</script>"]);
     let leaked = name_query(NASTY[0]);
     let path = format!("/api/v1/lock?{leaked}");
@@ -97,7 +97,7 @@ async fn what_others_wrote_is_text_everywhere() {
         let (query, word) = (name_query(name), encoded(name));
         pages.push(format!("/lock?{query}"));
         pages.push(format!("/release?{query}"));
-        // Where it stands in an address: in a filter that is none, a parameter, a path.
+        // The name is part of an address: in an invalid filter, a parameter, or a path.
         for path in [
             "/?filter=age:",
             "/history?from=",
@@ -122,7 +122,7 @@ async fn what_others_wrote_is_text_everywhere() {
             c != '\n' && c.is_control()
                 || matches!(c, '\u{202e}' | '\u{2066}' | '\u{200b}' | '\u{feff}')
         };
-        // What somebody typed stands in its field as they typed it.
+        // A field shows the text exactly as it was typed, so its value is left out here.
         let html: String = html
             .split(" value=\"")
             .enumerate()
@@ -132,7 +132,7 @@ async fn what_others_wrote_is_text_everywhere() {
             html.find(hidden).map(|at| html.get(at.saturating_sub(60)..at).unwrap_or_default());
         assert!(seen.is_none(), "{path}: a hidden character after {seen:?}");
     }
-    // The API tells it as it is, as what no browser takes for a page.
+    // The API returns the text unchanged, with a content type that no browser treats as a page.
     for path in [
         "/api/v1/locks",
         "/api/v1/owners",
@@ -144,7 +144,7 @@ async fn what_others_wrote_is_text_everywhere() {
         assert_eq!(answer.header("content-type"), Some("application/json"), "{path}");
         assert!(answer.json().is_object(), "{path}");
     }
-    // No cell of a CSV is a formula, wherever it begins.
+    // No cell of a CSV file is a formula, whatever its first character.
     for list in ["locks", "owners", "problems", "contention", "events"] {
         let answer = dashboard.get(&format!("/api/v1/{list}?format=csv&from=-1h")).await;
         assert_eq!(answer.status, 200, "{list}");
@@ -159,7 +159,7 @@ async fn what_others_wrote_is_text_everywhere() {
     for whole in ["'=HYPERLINK", "'+1+cmd", "'@SUM"] {
         assert!(csv.contains(whole), "{whole} is there, as text: {csv}");
     }
-    // Last, so that the reason stands in the events: what is released by force says who did and why.
+    // The forced release comes last, so that its reason appears in the events with the name of the operator.
     let plain = HOLDER;
     take(&mut redis, b"plain", plain, 600_000);
     let seen =
@@ -180,7 +180,7 @@ async fn what_others_wrote_is_text_everywhere() {
     }
 }
 
-/// The cells of a CSV (RFC 4180), without their quotes.
+/// Returns the cells of a CSV file (RFC 4180), without their quotes.
 fn cells(csv: &str) -> Vec<String> {
     let (mut cells, mut cell, mut quoted) = (Vec::new(), String::new(), false);
     let mut chars = csv.chars().peekable();
