@@ -3,12 +3,12 @@
 use std::hash::{DefaultHasher, Hasher};
 use std::sync::LazyLock;
 
-/// A file under `/static/`.
+/// A file that is served under `/static/`.
 #[derive(Debug, Clone, Copy)]
 pub struct Asset {
-    /// Name within `/static/`.
+    /// The name within `/static/`.
     pub name: &'static str,
-    /// For the `Content-Type` header.
+    /// The value of the `Content-Type` header.
     pub content_type: &'static str,
     pub body: &'static [u8],
 }
@@ -23,7 +23,7 @@ macro_rules! asset {
     };
 }
 
-/// Every one. Addresses in pages end in `?v=` and the [`Asset::version`].
+/// All files. Addresses in pages end in `?v=` and the [`Asset::version`].
 pub const ASSETS: [Asset; 9] = [
     asset!("app.css", "text/css; charset=utf-8"),
     asset!("time.js", "text/javascript; charset=utf-8"),
@@ -37,7 +37,7 @@ pub const ASSETS: [Asset; 9] = [
 ];
 
 impl Asset {
-    /// A name for this content: it changes when the content does.
+    /// Returns a name for this content, which changes when the content does.
     #[must_use]
     pub fn version(&self) -> String {
         let mut hasher = DefaultHasher::new();
@@ -46,13 +46,13 @@ impl Asset {
     }
 }
 
-/// The file of that name within `/static/`.
+/// Returns the file of that name within `/static/`.
 #[must_use]
 pub fn find(name: &str) -> Option<&'static Asset> {
     ASSETS.iter().find(|asset| asset.name == name)
 }
 
-/// Addresses of the files, for the templates.
+/// The addresses of the files, for the templates.
 pub(super) struct Addresses {
     pub(super) css: String,
     pub(super) time: String,
@@ -78,7 +78,7 @@ static BUILD: LazyLock<String> = LazyLock::new(|| {
     format!("{:016x}", hasher.finish())
 });
 
-/// A name for this program's pages and files together: an open page of another one has to be loaded again.
+/// Returns a name for this program's pages and files together. An open page of another build has to be loaded again.
 #[must_use]
 pub fn build() -> &'static str {
     &BUILD

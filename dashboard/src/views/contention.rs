@@ -52,7 +52,7 @@ impl<'a> Hour<'a> {
 }
 
 fn hold_words(holds: &Durations, longest: Option<u64>) -> String {
-    // A bucket's bound may be far beyond the longest that is in it.
+    // The upper bound of a bucket may be far beyond its longest duration.
     let bound = |percent| match holds.percentile_ms(percent).into_iter().chain(longest).min() {
         Some(ms) => format!("≤ {}", format::short_bound(ms)),
         None => "not known".to_owned(),
@@ -75,7 +75,7 @@ struct ContentionTemplate<'a> {
     holder: Option<HolderCell<'a>>,
     held: Option<Ago>,
     troubled: bool,
-    /// True if nothing is surely wrong.
+    /// True if the lock has no problem that is certain.
     suspected: bool,
     queued: bool,
     hour: Hour<'a>,
@@ -124,7 +124,7 @@ impl ListView for ContentionRow {
 #[derive(Template)]
 #[template(path = "parts/contention_groups.html")]
 pub(super) struct Groups<'a> {
-    /// With their names as one line that hides nothing.
+    /// The groups, with their names on one line and nothing in them hidden.
     groups: Vec<(String, &'a GroupTally, Hour<'a>)>,
     more: usize,
     left_out: u64,

@@ -37,7 +37,7 @@ struct Value {
     text: String,
     count: String,
     link: String,
-    /// True if the filter asks for it; the link then takes it away.
+    /// True if the filter contains this value; the link then removes it.
     here: bool,
 }
 
@@ -46,7 +46,7 @@ impl FacetLinks {
         let groups = PROPERTIES.into_iter().enumerate().map(|(i, key)| {
             let chosen = (i == PREFIX).then(|| chosen_prefix(filter)).flatten();
             let values = facets.top[i].iter().map(|(value, count)| {
-                // A longer prefix takes the place of the shorter one.
+                // A longer prefix replaces the shorter one.
                 let base = match i {
                     PREFIX => Filter::without_prefix(filter),
                     _ => filter.trim().to_owned(),
@@ -68,7 +68,7 @@ impl FacetLinks {
             let more = (more > 0).then(|| format::count(more as u64));
             Group { heading: HEADINGS[i], chosen, values, more }
         });
-        // One value that all have narrows nothing down.
+        // A single value that all locks share narrows nothing down.
         let is_useful = |group: &Group| {
             group.chosen.is_some()
                 || group.values.len() > 1
@@ -80,7 +80,7 @@ impl FacetLinks {
     }
 }
 
-/// Returns the prefix that a filter asks for, and the list without it.
+/// Returns the prefix that a filter asks for, and the address of the list without it.
 fn chosen_prefix(filter: &str) -> Option<(String, String)> {
     let parsed = Filter::parse(filter).ok()?;
     let prefix = text::visible(parsed.prefix()?);

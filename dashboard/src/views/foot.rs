@@ -10,25 +10,25 @@ use crate::sources::view::{SourceState, SourceView};
 
 /// The range of rows that a table shows.
 pub(super) struct Shown<'a> {
-    /// The filter as typed.
+    /// The filter as typed by the visitor.
     pub(super) filter: &'a str,
-    /// True if it is wrong.
+    /// True if the filter is wrong.
     pub(super) filter_error: bool,
-    /// The rows on this page.
+    /// The number of rows on this page.
     pub(super) rows: usize,
-    /// The rows before them.
+    /// The number of rows before this page.
     pub(super) skipped: usize,
-    /// All rows.
+    /// The number of all rows.
     pub(super) total: usize,
-    /// The first page, where this is another one.
+    /// The address of the first page, if this is another one.
     pub(super) first: Option<String>,
-    /// The page before, where there is one.
+    /// The address of the previous page, if there is one.
     pub(super) prev: Option<String>,
-    /// The next page, where there is one.
+    /// The address of the next page, if there is one.
     pub(super) next: Option<String>,
     /// The text of an empty list: a heading and a sentence.
     pub(super) nothing: (&'static str, &'static str),
-    /// The table without a filter.
+    /// The address of the table without a filter.
     pub(super) all: String,
 }
 
@@ -52,19 +52,19 @@ struct Scanning {
     value: u64,
 }
 
-/// Why a table has no rows.
+/// The reason why a table has no rows.
 enum Empty<'a> {
     /// The filter is wrong.
     Filter,
-    /// No server can be read, and what the first says.
+    /// No server can be read. The text is the error of the first one.
     Down(Prose<'a>),
-    /// The first look at all keys is not done.
+    /// The first scan of all keys is not complete.
     Scanning,
     /// The filter matches nothing.
     NoMatch,
-    /// There is nothing, as far as these sources, which do not fare well, can tell.
+    /// There are no rows, but these sources have trouble and may have missed some.
     Incomplete(Vec<&'a SourceView>),
-    /// There is nothing.
+    /// There are no rows.
     Nothing,
 }
 

@@ -9,10 +9,10 @@ use crate::clock::SteadyMillis;
 use crate::model::types::Since;
 pub(super) use crate::text::count;
 
-/// The clock that live parts are rendered at: everything is just now, the script counts on from there.
+/// The clock for rendering live parts: every age is zero, and the script counts on from there.
 pub(super) const AGELESS: SteadyMillis = SteadyMillis(0);
 
-/// A duration as an age or a time to live is shown: two units at most, whole seconds.
+/// Formats a duration as an age or a time to live: at most two units, in whole seconds.
 pub(super) fn duration(millis: u64) -> String {
     let seconds = millis / 1_000;
     let (minutes, hours, days) = (seconds / 60, seconds / 3_600, seconds / 86_400);
@@ -27,7 +27,7 @@ pub(super) fn duration(millis: u64) -> String {
     }
 }
 
-/// A duration where fractions of a second matter.
+/// Formats a duration whose fractions of a second matter.
 pub(super) fn short_duration(millis: u64) -> String {
     match millis {
         0 => "<1ms".to_owned(),
@@ -38,17 +38,17 @@ pub(super) fn short_duration(millis: u64) -> String {
     }
 }
 
-/// An upper bound of durations that were rounded down to whole milliseconds.
+/// Formats an upper bound of durations that were rounded down to whole milliseconds.
 pub(super) fn short_bound(millis: u64) -> String {
     short_duration(millis.max(1))
 }
 
-/// A lease as learnt: the highest time to live seen, hence a little more than that.
+/// Formats a lease that was learnt from the highest time to live seen, which is a little shorter than the lease.
 pub(super) fn lease(millis: u64) -> String {
     format!("~{}", round_duration(millis.saturating_add(999)))
 }
 
-/// A duration that somebody chose: its second unit only where there is something of it.
+/// Formats a duration that a person chose. The second unit is left out if it is zero.
 pub(super) fn round_duration(millis: u64) -> String {
     let mut round = duration(millis);
     for nothing in [" 00s", " 00m", " 0h"] {
@@ -59,12 +59,12 @@ pub(super) fn round_duration(millis: u64) -> String {
     round
 }
 
-/// An instant as RFC 3339 in UTC, by the wall clock.
+/// Formats an instant as RFC 3339 in UTC, by the wall clock.
 pub(crate) fn rfc3339(at: SteadyMillis) -> String {
     at.to_wall().to_string()
 }
 
-/// An instant as its age, with the instant itself at hand.
+/// An instant, shown as its age together with the instant itself.
 #[derive(Debug, Clone, Template)]
 #[template(path = "parts/ago.html")]
 pub(super) struct Ago {
@@ -77,12 +77,12 @@ pub(super) struct Ago {
 impl HtmlSafe for Ago {}
 
 impl Ago {
-    /// The age of `at` when it is `now`.
+    /// Returns the age of `at` at the instant `now`.
     pub(super) fn new(at: SteadyMillis, now: SteadyMillis) -> Self {
         Self::since(Since { at, exact: true }, now)
     }
 
-    /// The age of something that began then, or before.
+    /// Returns the age of something that began at this instant, or earlier if that is not exact.
     pub(super) fn since(since: Since, now: SteadyMillis) -> Self {
         Self {
             millis: since.at.0,
@@ -93,18 +93,18 @@ impl Ago {
     }
 }
 
-/// An instant as a time of day, for lists of events; with its day unless that is today.
+/// An instant as a time of day, for lists of events. The day is shown too unless it is today.
 #[derive(Debug, Clone, Template)]
 #[template(path = "parts/clock.html")]
 pub(super) struct Clock {
     instant: String,
     /// The instant that the script counts from.
     millis: u64,
-    /// The same by the wall clock.
+    /// The same instant by the wall clock.
     wall_millis: u64,
     /// The time since then, or until then.
     when: String,
-    /// True if the page is of the same day.
+    /// True if the instant is on the same day as the page.
     today: bool,
 }
 
@@ -133,7 +133,7 @@ impl Clock {
     }
 }
 
-/// The rest of a form's validity, which the script counts down.
+/// The remaining validity of a form, which the script counts down.
 #[derive(Debug, Clone, Template)]
 #[template(path = "parts/validity.html")]
 pub(super) struct Validity {
@@ -148,7 +148,7 @@ pub(super) struct Validity {
 impl HtmlSafe for Validity {}
 
 impl Validity {
-    /// Of a form that shows what was read at an instant.
+    /// Creates the validity of a form that shows data read at an instant.
     pub(super) fn new(
         read_at: SteadyMillis,
         valid: Duration,

@@ -9,11 +9,11 @@ use crate::model::types::LockView;
 use crate::query::LockRow;
 use crate::query::list::RowId;
 
-/// Rendered rows of locks, shared by all pages. Bounded; cheap to clone.
+/// Rendered rows of locks, shared by all pages. The number is bounded, and clones are cheap.
 #[derive(Debug, Clone, Default)]
 pub struct Fragments(Arc<Mutex<HashMap<Key, Fragment>>>);
 
-/// A view's address, whether deployment and database are shown with the name, and how the clock was set.
+/// The view's address, whether deployment and database are shown with the name, and the clock's setting.
 type Key = (usize, bool, bool, i64);
 
 #[derive(Debug)]
@@ -62,12 +62,12 @@ impl Fragments {
     }
 }
 
-/// A row of its table.
+/// A row of a live table.
 #[derive(Debug)]
 pub struct LiveRow {
     pub(super) id: Arc<str>,
-    /// Its start tag, then each of its cells, on separate lines.
+    /// The row's start tag, then each of its cells, on separate lines.
     pub(super) html: Arc<str>,
-    /// Milliseconds to live as read, if there is an end, and when that was.
+    /// The milliseconds to live as read, if the lock expires, and the instant of the read.
     pub(super) ttl: Option<(Option<u64>, u64)>,
 }

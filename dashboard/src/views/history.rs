@@ -17,7 +17,7 @@ use crate::query::{EventFilter, with_term};
 
 /// The spans that one click selects.
 const SPANS: [(&str, &str); 4] = [("15m", "-15m"), ("1h", "-1h"), ("6h", "-6h"), ("24h", "-24h")];
-/// The span without a choice.
+/// The span if none is chosen.
 const USUAL: &str = "-1h";
 
 impl EventRow {
@@ -42,7 +42,7 @@ impl EventRow {
             }
             "problem" => (None, format!("{} begins, {detail}", word(&event.subject))),
             "cleared" => (None, format!("{} is over", word(&event.subject))),
-            // An action of an operator.
+            // The event is an action of an operator.
             _ => (
                 None,
                 match ProblemKind::parse(&event.subject) {
@@ -79,7 +79,7 @@ impl EventRow {
 }
 
 impl HistoryPage {
-    /// Returns true if there is no mistake in the request.
+    /// Returns true if the request contains no mistake.
     #[must_use]
     pub fn is_understood(&self) -> bool {
         self.filter_error.is_none() && self.mistake.is_none()
@@ -104,7 +104,7 @@ impl HistoryPage {
 struct Address<'a>(&'a HistoryPage);
 
 impl Address<'_> {
-    /// Returns that of a span, with the lock and this filter.
+    /// Returns the address of a span, with the lock and this filter.
     fn of(&self, span: &[(&'static str, String)], filter: &str) -> String {
         let mut query = links::event_query(self.0.lock.as_ref());
         query.extend_from_slice(span);
@@ -114,7 +114,7 @@ impl Address<'_> {
         links::with("/history", &query)
     }
 
-    /// Returns that of this span as it was chosen, and something more.
+    /// Returns the address of the span as it was chosen, with more parameters.
     fn here(&self, filter: &str, more: &[(&'static str, String)]) -> String {
         let texts = [("from", &self.0.from_text), ("to", &self.0.to_text)];
         let given = texts.into_iter().filter(|(_, text)| !text.trim().is_empty());
@@ -124,14 +124,14 @@ impl Address<'_> {
         self.of(&span, filter)
     }
 
-    /// Returns that of a span as instants, which do not move on, with the time cursor.
+    /// Returns the address of a span between fixed instants, with the time cursor.
     fn fixed(&self, from: SteadyMillis, to: SteadyMillis, at: SteadyMillis) -> String {
         let span = [("from", rfc3339(from)), ("to", rfc3339(to)), ("at", rfc3339(at))];
         self.of(&span, &self.0.filter)
     }
 }
 
-/// Links to the types of events, each with its number.
+/// The links to the types of events, each with its number of events.
 #[derive(Template)]
 #[template(path = "parts/event_types.html")]
 struct Types {
@@ -140,7 +140,7 @@ struct Types {
 
 impl HtmlSafe for Types {}
 
-/// A link that selects something.
+/// A link that selects a type.
 struct Choice {
     word: String,
     count: String,
@@ -168,7 +168,7 @@ impl Types {
             here: page.types.contains(&EVENT_WORDS[kind]),
             alarming: EVENT_WORDS[kind] == "problem" && count > 0,
         };
-        // Actions are rare: those that did not happen are left out.
+        // Actions are rare, so those without events are left out.
         let usual = |kind: usize| kind < 4 || page.types.contains(&EVENT_WORDS[kind]);
         let types = sums.into_iter().enumerate().filter(|(kind, n)| *n > 0 || usual(*kind));
         Self { types: std::iter::once(all).chain(types.map(of_type)).collect() }
@@ -188,7 +188,7 @@ pub(super) struct EventLine<'a> {
 }
 
 impl<'a> EventLine<'a> {
-    /// `leads`: its lock leads to the page of that instant.
+    /// Creates the line of an event. If `leads` is true, its lock links to the lock's page at that instant.
     pub(super) fn new(row: &'a EventRow, chrome: &'a Chrome, leads: bool) -> Self {
         let owner = row.owner.as_deref();
         Self {
@@ -243,11 +243,11 @@ impl<'a> Events<'a> {
 #[template(path = "parts/held_then.html")]
 struct Then {
     at: Clock,
-    /// The page without the cursor, and with it a little earlier and later.
+    /// The address of the page without the cursor, and those with the cursor a little earlier and later.
     close: String,
     earlier: String,
     later: String,
-    /// The time around the cursor.
+    /// The address of a shorter span around the cursor.
     closer: String,
     holds: Vec<HeldLine>,
     total: String,
@@ -265,7 +265,7 @@ struct HeldLine {
     /// The age of the hold at that instant.
     held: String,
     exact: bool,
-    /// The manner and the time of its end, if it has ended.
+    /// The way in which the hold ended and the time of its end, if it has ended.
     ended: Option<(&'static str, Clock)>,
     problems: Vec<(String, String)>,
 }
@@ -278,7 +278,7 @@ impl Then {
         let span = to.millis_since(from).max(1);
         let step = (span / crate::archive::BUCKETS as u64).max(1);
         let moved = |to_at: SteadyMillis| address.fixed(from, to, to_at);
-        // A tenth of the span, with the cursor in its middle.
+        // The shorter span is a tenth of this one, with the cursor in its middle.
         let part = (span / 20).max(1_000);
         let latest = page.chrome.now.max(at);
         Some(Self {
@@ -318,7 +318,7 @@ struct HistoryTemplate<'a> {
     frame: Frame<'a>,
     page: &'a HistoryPage,
     lock: Option<LockLink>,
-    /// The same without the lock.
+    /// The address of the history of all locks.
     of_all: String,
     spans: Vec<(&'static str, String, bool)>,
     strip: Strip,
@@ -329,7 +329,7 @@ struct HistoryTemplate<'a> {
     csv: String,
 }
 
-/// The page.
+/// Renders the page.
 ///
 /// # Errors
 /// If the template fails, which is a bug.
@@ -355,7 +355,7 @@ pub fn history_page(page: &HistoryPage) -> Result<String, askama::Error> {
         query.push(("format", format.to_owned()));
         links::with("/api/v1/events", &query)
     };
-    // Of what is over, and of a page that somebody has turned to, nothing changes.
+    // A span in the past and a page of older events do not change.
     let is_live = is_open && page.is_understood() && page.newer.is_none();
     let of_all = HistoryPage { lock: None, ..page.clone() };
     HistoryTemplate {
@@ -384,7 +384,7 @@ pub(super) fn title(page: &HistoryPage) -> String {
     page::title(&page.chrome, "History")
 }
 
-/// The parts that a stream keeps true.
+/// Returns the parts that a stream keeps current.
 pub(super) fn regions(page: &HistoryPage) -> Result<Vec<(&'static str, String)>, askama::Error> {
     Ok(vec![
         ("event-strip", strip(page).render()?),

@@ -1,4 +1,4 @@
-//! `/incident`: the locks of an incident, and what can be done for all of them at once.
+//! `/incident`: the locks of an incident, and the actions for all of them at once.
 
 use std::collections::BTreeMap;
 
@@ -60,7 +60,7 @@ struct IncidentTemplate<'a> {
     evidence: Option<(Clock, Prose<'a>)>,
     /// The circle of waits of a deadlock.
     circle: Option<Circle>,
-    /// Each with the age of its problem.
+    /// The locks, each with the age of its problem.
     locks: Vec<(LockLink, Ago)>,
     more: usize,
     acknowledge: Option<String>,
@@ -70,7 +70,7 @@ struct IncidentTemplate<'a> {
     max_reason: usize,
 }
 
-/// The page.
+/// Renders the page.
 ///
 /// # Errors
 /// If the template fails, which is a bug.

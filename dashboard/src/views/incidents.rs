@@ -28,14 +28,14 @@ struct IncidentTemplate<'a> {
     badge: Badge,
     /// The only lock, or the first.
     lock: LockLink,
-    /// What the names of several locks begin with, and the number of the locks.
+    /// The common beginning of the names of several locks, and the number of locks.
     several: Option<(String, String)>,
-    /// The first locks of several, each with the age of its problem.
+    /// The first locks if there are several, each with the age of its problem.
     locks: Vec<(LockLink, Ago)>,
     more: usize,
-    /// The list of all of them.
+    /// The address of the list of all locks of the incident.
     all: String,
-    /// The page of an incident of several locks, and what can be done there.
+    /// The page of an incident of several locks, and the actions that it offers.
     page: Option<(String, &'static str)>,
     holder: Option<HolderCell<'a>>,
     more_holders: usize,
@@ -43,7 +43,7 @@ struct IncidentTemplate<'a> {
     evidence: Option<(Clock, Prose<'a>, &'static str)>,
     advice: Prose<'a>,
     circle: Option<Circle>,
-    /// The person who acknowledged it, and the end of that.
+    /// The person who acknowledged the problem, and the end of the acknowledgement.
     acknowledged: Option<(Clock, &'a Acknowledgement)>,
 }
 
@@ -144,7 +144,7 @@ impl ListView for IncidentRow {
     }
 }
 
-/// Problems that have ended within a day.
+/// The problems that have ended within a day.
 #[derive(Template)]
 #[template(path = "parts/cleared.html")]
 pub(super) struct Cleared {
@@ -158,7 +158,8 @@ impl Cleared {
         Self::of(&page.chrome, &page.cleared, page.chrome.now)
     }
 
-    /// `until`: the instant to which a day is counted, also where ages are left to the script.
+    /// Selects the problems that ended within a day before `until`, which is the current instant even if the script
+    /// counts the ages.
     pub(super) fn of(chrome: &Chrome, cleared: &[ClearedProblem], until: SteadyMillis) -> Self {
         let recent = cleared.iter().filter(|c| c.at.plus(DAY_MS) >= until);
         let problem = |c: &ClearedProblem| {

@@ -24,8 +24,9 @@ fn encoded(value: &str) -> impl std::fmt::Display + '_ {
     utf8_percent_encode(value, VALUE)
 }
 
-/// The parameter that names a lock, for pages and API alike: `name`, or `name64` (standard base64) where it is not UTF-8. A
-/// query is decoded with U+FFFD for each invalid byte, so a name with that character needs `name64` too.
+/// Returns the parameter that names a lock, for pages and API alike: `name`, or `name64` (standard base64) if the name
+/// is not UTF-8. A query is decoded with U+FFFD for each invalid byte, so a name with that character needs `name64`
+/// too.
 fn name_param(id: &LockId) -> (&'static str, String) {
     match id.name.as_str() {
         Some(name) if !name.contains(char::REPLACEMENT_CHARACTER) => ("name", name.to_owned()),
@@ -38,71 +39,72 @@ fn lock_query(id: &LockId) -> String {
     format!("deployment={}&db={}&{param}={}", encoded(&id.deployment), id.db, encoded(&name))
 }
 
-/// A lock's page.
+/// Returns the address of a lock's page.
 pub(super) fn lock(id: &LockId) -> String {
     format!("/lock?{}", lock_query(id))
 }
 
-/// The address of a forced release.
+/// Returns the address of a forced release.
 pub(super) fn release(id: &LockId) -> String {
     format!("/release?{}", lock_query(id))
 }
 
-/// The address of acknowledgements.
+/// Returns the address of acknowledgements.
 pub(super) fn acknowledge(id: &LockId) -> String {
     format!("/acknowledge?{}", lock_query(id))
 }
 
-/// The address that requests a trace.
+/// Returns the address that requests a trace.
 pub(super) fn trace(id: &LockId) -> String {
     format!("/trace?{}", lock_query(id))
 }
 
-/// The trace on a lock's page.
+/// Returns the address of the trace on a lock's page.
 #[must_use]
 pub fn lock_trace(id: &LockId) -> String {
     format!("{}#trace", lock(id))
 }
 
-/// And where that is taken back.
+/// Returns the address for withdrawing an acknowledgement.
 pub(super) fn unacknowledge(id: &LockId) -> String {
     format!("/unacknowledge?{}", lock_query(id))
 }
 
-/// The query that identifies an incident.
+/// Returns the query that identifies an incident.
 fn incident_query(incident: &IncidentRow) -> String {
     let (lock, _) = incident.first();
     let (problem, key) = (incident.problem.as_str(), encoded(incident.key()));
     format!("deployment={}&problem={problem}&key={key}", encoded(&lock.id.deployment))
 }
 
-/// An incident's page.
+/// Returns the address of an incident's page.
 pub(super) fn incident(incident: &IncidentRow) -> String {
     format!("/incident?{}", incident_query(incident))
 }
 
-/// The address of acknowledgements of all problems of an incident.
+/// Returns the address for acknowledging all problems of an incident.
 pub(super) fn acknowledge_incident(incident: &IncidentRow) -> String {
     format!("/incident/acknowledge?{}", incident_query(incident))
 }
 
-/// The address of a forced release of all locks of an incident.
+/// Returns the address for a forced release of all locks of an incident.
 pub(super) fn release_incident(incident: &IncidentRow) -> String {
     format!("/incident/release?{}", incident_query(incident))
 }
 
-/// A lock as JSON.
+/// Returns the address of a lock as JSON.
 pub(super) fn lock_json(id: &LockId) -> String {
     format!("/api/v1/lock?{}", lock_query(id))
 }
 
-/// All that is known of a lock, as one file; with who held it at an instant, where that is asked for.
+/// Returns the address of the bundle of everything known about a lock. With an instant, it includes the holders at that
+/// time.
 pub(super) fn lock_bundle(id: &LockId, at: Option<SteadyMillis>) -> String {
     let at = at.map(|at| format!("&at={}", encoded(&super::rfc3339(at)))).unwrap_or_default();
     format!("{}{at}&format=bundle", lock(id))
 }
 
-/// A lock's page with more parameters.
+/// Returns the address of a lock's page with more parameters.
 pub(super) fn lock_with(
     id: &LockId,
     query: impl IntoIterator<Item = (&'static str, String)>,
@@ -112,56 +114,56 @@ pub(super) fn lock_with(
         .fold(lock(id), |link, (key, value)| format!("{link}&{key}={}", encoded(&value)))
 }
 
-/// A lock's page as of an instant.
+/// Returns the address of a lock's page as of an instant.
 pub(super) fn lock_at(id: &LockId, at: SteadyMillis) -> String {
     lock_with(id, [("at", super::rfc3339(at))])
 }
 
-/// The address of a lock's events.
+/// Returns the address of a lock's events.
 pub(super) fn lock_events(id: &LockId) -> String {
     with("/history", &event_query(Some(id)))
 }
 
-/// The part of the query of events that names a lock; empty for all.
+/// Returns the part of an event query that names the lock; it is empty for all locks.
 pub(super) fn event_query(lock: Option<&LockId>) -> Vec<(&'static str, String)> {
     let Some(id) = lock else { return Vec::new() };
     vec![("deployment", id.deployment.to_string()), ("db", id.db.to_string()), name_param(id)]
 }
 
-/// A client's page.
+/// Returns the address of a client's page.
 pub(super) fn owner(deployment: &str, id: &str) -> String {
     format!("/owner?deployment={}&id={}", encoded(deployment), encoded(id))
 }
 
-/// A path with these parameters, those that there are.
+/// Returns a path with those parameters that have a value.
 pub(super) fn address(path: &str, query: &[(&str, Option<&str>)]) -> String {
     let query = query.iter().filter_map(|(key, value)| Some((*key, (*value)?.to_owned())));
     with(path, &query.collect::<Vec<_>>())
 }
 
-/// A path with these parameters.
+/// Returns a path with these parameters.
 pub(super) fn with(path: &str, query: &[(&str, String)]) -> String {
     let query: Vec<String> =
         query.iter().map(|(key, value)| format!("{key}={}", encoded(value))).collect();
     if query.is_empty() { path.to_owned() } else { format!("{path}?{}", query.join("&")) }
 }
 
-/// The address that requests MONITOR for a while.
+/// Returns the address that requests MONITOR for a while.
 pub(super) fn watch(deployment: &str) -> String {
     format!("/sources/watch?deployment={}", encoded(deployment))
 }
 
-/// The list of locks with a filter.
+/// Returns the address of the list of locks with a filter.
 pub(super) fn filtered(filter: &str) -> String {
     address("/", &[("filter", Some(filter).filter(|filter| !filter.is_empty()))])
 }
 
-/// The locks of a group.
+/// Returns the address of the locks of a group.
 pub(super) fn group(group: &str) -> String {
     filtered(&with_term("", "group", group))
 }
 
-/// The live stream of the page at `address`.
+/// Returns the address of the live stream of the page at `address`.
 pub(super) fn live(address: &str) -> String {
     format!("/live?path={}", encoded(address))
 }

@@ -15,7 +15,7 @@ use super::tabs::Tabs;
 use super::{Chrome, ListPage};
 use crate::query::Order;
 
-/// HTML that a template made.
+/// HTML that a template has rendered.
 struct Rendered(String);
 
 impl std::fmt::Display for Rendered {
@@ -81,14 +81,14 @@ struct ListTemplate<'a, T> {
     about: &'static str,
     tabs: Option<Tabs>,
     facets: Option<FacetLinks>,
-    /// Grouping, sort and order, unless they are the default.
+    /// The grouping, sort and order, unless they are the default.
     by: Option<&'static str>,
     sort: Option<&'static str>,
     order: Option<&'static str>,
     columns: Vec<Column>,
     rows: Vec<Rendered>,
     foot: Foot<'a>,
-    /// The hint at MONITOR; none on pages that are not about waiters.
+    /// The hint at MONITOR, or `None` on pages that are not about waiters.
     hint: Option<MonitorHint>,
     groups: Option<Groups<'a>>,
     cleared: Option<Cleared>,

@@ -16,7 +16,7 @@ pub trait ListView: Paged {
     const COLUMNS: &'static [Heading];
     /// The heading and the sentence of an empty list.
     const NOTHING: (&'static str, &'static str);
-    /// A sentence on the list; may be empty.
+    /// A sentence about the list. It may be empty.
     const ABOUT: &'static str;
 
     /// Renders the row: its start tag and each of its cells on separate lines.
@@ -39,7 +39,7 @@ pub trait ListView: Paged {
         Self::COLUMNS
     }
 
-    /// Returns the links above the list, if it has some.
+    /// Returns the links above the list, if there are any.
     fn tabs(_page: &ListPage<Self>) -> Option<Tabs> {
         None
     }

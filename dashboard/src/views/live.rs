@@ -40,13 +40,13 @@ use crate::sources::view::SourceState;
 /// The longest silence on a stream, milliseconds.
 pub const BEAT_MS: u64 = 5_000;
 
-/// The delay of a change of nothing but ages in the line about the sources, milliseconds.
+/// The delay of a status line in which only ages have changed, in milliseconds.
 const STATUS_MS: u64 = 2_000;
 
-/// The parts that show how far the picture can be trusted.
+/// The parts that show how reliable the picture is.
 const STATUS: [&str; 4] = ["health", "status", "alerts", "spoken"];
 
-/// The event for a stream that has been silent for [`BEAT_MS`].
+/// Returns the event for a stream that has been silent for [`BEAT_MS`].
 #[must_use]
 pub fn beat(now: SteadyMillis) -> String {
     format!("{{\"now\":{}}}", now.0)
@@ -84,7 +84,7 @@ struct Patch<'a> {
     regions: BTreeMap<&'static str, &'a str>,
 }
 
-/// Parts of a page by the ids of their elements.
+/// The parts of a page by the ids of their elements.
 type Regions = Vec<(&'static str, String)>;
 
 impl Picture {
@@ -148,7 +148,7 @@ impl Picture {
         Self::new(&page.chrome, overview::title(&page.chrome), Vec::new(), regions, before)
     }
 
-    /// The page about sources.
+    /// Renders the page about sources.
     ///
     /// # Errors
     /// If a template fails, which is a bug.
@@ -168,7 +168,7 @@ impl Picture {
         let mut regions: Vec<(&'static str, Arc<str>)> =
             regions.into_iter().map(|(id, html)| (id, html.into())).collect();
         let states: Vec<SourceState> = chrome.sources.iter().map(|source| source.state).collect();
-        // The line about the sources changes all the time with their ages: it waits, unless a state has changed.
+        // The status line changes all the time with the ages of the sources, so it waits unless a state has changed.
         let waits = before.filter(|before| {
             before.states == states && chrome.now.millis_since(before.status_at) < STATUS_MS
         });
@@ -187,7 +187,7 @@ impl Picture {
         Ok(Self { now: chrome.now.0, title, rows, regions, status_at, states })
     }
 
-    /// Returns the bytes of its rows and parts, without those that `other` has as well.
+    /// Returns the size in bytes of the rows and parts, without those shared with `other`.
     #[must_use]
     pub fn size(&self, other: Option<&Self>) -> usize {
         let shared: HashSet<*const u8> =
@@ -201,7 +201,7 @@ impl Picture {
         rows.chain(self.regions.iter().map(|(_, html)| &**html))
     }
 
-    /// Returns true if it has a row of that lock.
+    /// Returns true if the page has a row of that lock.
     #[must_use]
     pub fn shows(&self, id: &LockId) -> bool {
         let id = row::row_id(RowId::of_lock(id));
@@ -263,7 +263,7 @@ impl Picture {
     }
 }
 
-/// The changed lines of a row; none if most of it is new.
+/// Returns the changed lines of a row, or `None` if most of the row is new.
 fn changed_lines<'a>(old: &str, new: &'a str) -> Option<BTreeMap<usize, &'a str>> {
     let (old, lines): (Vec<&str>, Vec<&str>) = (old.lines().collect(), new.lines().collect());
     if old.len() != lines.len() {

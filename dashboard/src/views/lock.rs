@@ -1,4 +1,4 @@
-//! `/lock`: one lock, with everything that is known of it.
+//! `/lock`: one lock, with everything known about it.
 
 use askama::Template;
 use askama::filters::HtmlSafe;
@@ -24,7 +24,7 @@ use crate::model::types::{
 /// The most events shown.
 const EVENTS: usize = 200;
 
-/// The lock's state, or its worst problem: who holds it, whom that blocks, and what to do.
+/// The lock's state, or its worst problem: who holds the lock, who is blocked, and what to do.
 #[derive(Template)]
 #[template(path = "parts/lock_state.html")]
 struct Verdict<'a> {
@@ -76,7 +76,7 @@ struct RanOut {
     times: String,
     last: Ago,
     lease: Option<String>,
-    /// True if other holds were released, so that those that ran out were not meant to.
+    /// True if other holds were released, so that the leases probably ran out by mistake.
     is_mistake: bool,
 }
 
@@ -97,7 +97,8 @@ impl RanOut {
 const NAMED: usize = 3;
 
 impl<'a> Verdict<'a> {
-    /// `until`: the instant to which an hour is counted, also where ages are left to the script.
+    /// Creates the verdict. `until` is the end of the hour for which expired leases are counted, even if the script
+    /// counts the ages.
     fn new(page: &'a LockPage, until: SteadyMillis) -> Self {
         let now = page.chrome.now;
         let lock = known(page);
@@ -143,7 +144,7 @@ impl<'a> Verdict<'a> {
         }
     }
 
-    /// The word for its colour.
+    /// Returns the class for the verdict's colour.
     fn tone(&self) -> &'static str {
         match (&self.problem, self.subject) {
             (Some(problem), _) if problem.badge.acknowledged => "acknowledged",
@@ -153,7 +154,7 @@ impl<'a> Verdict<'a> {
         }
     }
 
-    /// The instant at which a gone lock was last seen.
+    /// Returns the instant of the last event of a lock that is gone.
     fn last_event(&self) -> Option<Ago> {
         let Subject::Known(lock) = self.subject else { return None };
         lock.events.newest().map(|at| Ago::new(at, self.now))
@@ -175,11 +176,11 @@ impl Blocked {
 
 struct Problem<'a> {
     badge: Badge,
-    /// Its meaning and what to do about it, unless the verdict has said that.
+    /// The meaning of the problem and the advice, unless the verdict contains them already.
     explained: Option<(&'static str, Prose<'a>)>,
     evidence: Vec<(Clock, &'static str, Prose<'a>)>,
     circle: Option<Circle>,
-    /// The person who acknowledged it, and the end of that.
+    /// The person who acknowledged the problem, and the end of the acknowledgement.
     acknowledged: Option<(Clock, &'a Acknowledgement)>,
 }
 
@@ -225,7 +226,7 @@ struct Holder<'a> {
 #[template(path = "parts/lock_holders.html")]
 struct Holders<'a> {
     holders: Vec<Holder<'a>>,
-    /// True if modes differ from plain, so that they are worth a column.
+    /// True if some mode is not plain, so that modes get a column.
     modes: bool,
 }
 
@@ -314,7 +315,7 @@ impl<'a> Events<'a> {
     }
 }
 
-/// Commands that show it without this dashboard.
+/// Commands that show the lock without this dashboard.
 #[derive(Template)]
 #[template(path = "parts/lock_raw.html")]
 struct Raw {
@@ -327,7 +328,7 @@ impl HtmlSafe for Raw {}
 
 impl Raw {
     fn new(page: &LockPage) -> Self {
-        // Without any sight of it, the commonest kind.
+        // The kind of a lock that was never seen is assumed to be the most common one.
         let kind = known(page).map_or(Kind::Lock, |lock| lock.kind).as_str();
         Self {
             keys: shell::raw_keys(&page.id.name, kind),
@@ -337,7 +338,7 @@ impl Raw {
     }
 }
 
-/// The timeline of its last minutes or hours.
+/// The timeline of the lock's last minutes or hours.
 #[derive(Template)]
 #[template(path = "parts/lock_pictures.html")]
 struct Pictures {
@@ -348,7 +349,7 @@ struct Pictures {
 impl HtmlSafe for Pictures {}
 
 impl Pictures {
-    /// `now`: where the picture ends, also where ages are left to the script.
+    /// Draws the pictures. `now` is the end of the timeline, even if the script counts the ages.
     fn new(page: &LockPage, now: SteadyMillis) -> Self {
         let window = &page.past;
         Self {
@@ -374,16 +375,15 @@ struct LockTemplate<'a> {
     pictures: Pictures,
     history: String,
     json: String,
-    /// The address of acknowledgements, for those who may.
+    /// The form for acknowledgements, if the visitor may acknowledge.
     acknowledge: Option<Acknowledge>,
     trace: TraceState<'a>,
     steps: Vec<StepRow>,
-    /// The address that requests a trace, for those who may.
+    /// The address that requests a trace, if the visitor may request one.
     start_trace: Option<String>,
 }
 
-/// The form by which problems are acknowledged. It is no part of what the stream changes, so that nothing that is typed
-/// is lost.
+/// The form for acknowledging problems. A stream does not update it, so that typed text is not lost.
 struct Acknowledge {
     action: String,
     undo: String,
@@ -411,7 +411,7 @@ impl Acknowledge {
     }
 }
 
-/// The page.
+/// Renders the page.
 ///
 /// # Errors
 /// If the template fails, which is a bug.
@@ -441,13 +441,14 @@ pub fn lock_page(page: &LockPage) -> Result<String, askama::Error> {
     .render()
 }
 
-/// Returns the hint at MONITOR, for a lock with perhaps more waiters than are known.
+/// Returns the hint at MONITOR if the lock may have more waiters than are known.
 fn hint(page: &LockPage) -> MonitorHint {
     let lacks = known(page).is_some_and(|lock| lock.is_held() && !lock.waiters_exact);
     MonitorHint::of(&page.chrome, &page.id.deployment, lacks)
 }
 
-/// The parts that a stream keeps true; ages are counted to the page's clock, the picture goes to `now`.
+/// Returns the parts that a stream keeps current. Ages are counted up to the page's clock, and the picture ends at
+/// `now`.
 pub(super) fn regions(
     page: &LockPage,
     now: SteadyMillis,

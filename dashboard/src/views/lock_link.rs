@@ -24,7 +24,7 @@ impl LockLink {
         Self::at(id, chrome, None)
     }
 
-    /// Returns one that leads to the lock as of an instant, if there is one.
+    /// Returns a link to the lock as of an instant, if one is given.
     pub(super) fn at(id: &LockId, chrome: &Chrome, at: Option<SteadyMillis>) -> Self {
         Self {
             link: at.map_or_else(|| links::lock(id), |at| links::lock_at(id, at)),

@@ -1,4 +1,4 @@
-//! Parts of a lock's page that its page of the past shows too.
+//! Parts of a lock's page that its page of the past also shows.
 
 use askama::Template;
 use askama::filters::HtmlSafe;
@@ -14,10 +14,10 @@ use crate::clock::SteadyMillis;
 use crate::model::types::{LockView, PastHoldView, ProblemKind, State};
 use crate::text;
 
-/// The longest part of a name that a title holds, characters.
+/// The longest part of a name that a title contains, in characters.
 const TITLE_NAME: usize = 60;
 
-/// Returns what is known of the lock, if anything is.
+/// Returns the view of the lock, if it is known.
 pub(super) fn known(page: &LockPage) -> Option<&LockView> {
     match &page.subject {
         Subject::Known(lock) => Some(lock),
@@ -43,17 +43,17 @@ pub(super) fn meaning(problem: ProblemKind) -> &'static str {
     }
 }
 
-/// A lock's name and place, with the file about it and the way to its release.
+/// A lock's name and place, with the links to its bundle and its release.
 #[derive(Template)]
 #[template(path = "parts/lock_head.html")]
 pub(super) struct Head<'a> {
     page: &'a LockPage,
     name: RawKey,
-    /// All of it, as one file.
+    /// The address of the bundle of everything known about the lock.
     bundle: String,
-    /// The address of a forced release, for those who may.
+    /// The address of a forced release, if the visitor may release the lock.
     release: Option<String>,
-    /// Why a lock with a problem cannot be released here.
+    /// The reason why a lock with a problem cannot be released here.
     why_not: Option<Prose<'static>>,
 }
 
@@ -79,7 +79,7 @@ impl<'a> Head<'a> {
     }
 }
 
-/// Its earlier holders.
+/// The lock's earlier holders.
 #[derive(Template)]
 #[template(path = "parts/lock_past.html")]
 pub(super) struct PastHolds {
@@ -99,7 +99,7 @@ pub(super) struct PastRow {
 
 impl PastRow {
     pub(super) fn new(page: &LockPage, hold: &PastHoldView) -> Self {
-        // At least so long: then whole seconds are enough, and “less than” would make no sense.
+        // An inexact duration is a lower bound: whole seconds are enough, and “less than” would make no sense.
         let format = if hold.since.exact { format::short_duration } else { format::duration };
         let lasted = hold.to.map(|to| format(to.millis_since(hold.since.at)));
         Self {
@@ -124,7 +124,7 @@ impl PastHolds {
     }
 }
 
-/// Draws the timeline of a page's window. Where a history is kept, it leads to each of its instants.
+/// Draws the timeline of a page's window. If a history is kept, the timeline links to its instants.
 pub(super) fn timeline(
     page: &LockPage,
     lock: Option<&LockView>,
@@ -148,19 +148,19 @@ pub(super) fn timeline(
     Some(if window.kept { drawn.with_instants(window.at, link) } else { drawn })
 }
 
-/// Returns whether a forced release would have something to end.
+/// Returns true if a forced release would have something to end.
 fn is_releasable(page: &LockPage) -> bool {
     known(page).is_some_and(|lock| lock.is_held() && !lock.is_unknown() || lock.queued)
 }
 
-/// The document's title.
+/// Returns the document's title.
 pub(super) fn title(page: &LockPage) -> String {
     let name = text::visible(page.id.name.as_bytes());
     let mut short: String = name.chars().take(TITLE_NAME).collect();
     if short.len() < name.len() {
         short.push('…');
     }
-    // On a lock's own page its own state comes first.
+    // The title of a lock's page begins with a sign for the lock's own state.
     let mark = match &page.subject {
         Subject::Known(lock) if !lock.problems.is_empty() => "▲ ",
         Subject::Known(lock) if lock.state == State::Held => "● ",

@@ -1,4 +1,4 @@
-//! `/lock?at=…`: one lock as it was at an instant, as far as the history has it.
+//! `/lock?at=…`: one lock at an instant in the past, as far as the history knows.
 
 use askama::Template;
 
@@ -15,24 +15,24 @@ use crate::model::types::{PastHoldView, ProblemKind};
 /// The most past holds shown.
 const PAST: usize = 20;
 
-/// A problem of that time.
+/// A problem at that time.
 struct Problem {
     word: String,
     certainty: String,
-    /// Its age at that instant.
+    /// The problem's age at that instant.
     lasted: String,
     meaning: Option<&'static str>,
     over: Option<Clock>,
 }
 
-/// A holder of that time.
+/// A holder at that time.
 struct Holder {
     name: OwnerName,
     since: Clock,
     exact: bool,
     /// The age of the hold at that instant.
     held: String,
-    /// Its outcome, which was recorded later.
+    /// The outcome of the hold, which was recorded later.
     later: Option<(&'static str, Clock)>,
 }
 
@@ -44,7 +44,7 @@ struct Then<'a> {
     at: Clock,
     ago: Ago,
     live: String,
-    /// The page at the events before and after.
+    /// The addresses of the page at the previous and the next event.
     before: Option<String>,
     after: Option<String>,
     gap: bool,
@@ -110,7 +110,7 @@ pub(super) fn page(page: &LockPage, then: &LockThen) -> Result<String, askama::E
     .render()
 }
 
-/// Returns the document's title, without a sign of the state as of now.
+/// Returns the document's title without a sign of the current state.
 fn title_then(page: &LockPage, at: SteadyMillis) -> String {
     let title = title(page);
     let name = title.trim_start_matches(['▲', '●', ' ']);
@@ -118,7 +118,7 @@ fn title_then(page: &LockPage, at: SteadyMillis) -> String {
 }
 
 impl Then<'_> {
-    /// The word for the verdict's colour.
+    /// Returns the class for the verdict's colour.
     fn tone(&self) -> &str {
         match self.problems.first() {
             Some(problem) => &problem.certainty,

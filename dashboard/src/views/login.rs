@@ -1,4 +1,4 @@
-//! The page by which people come in.
+//! The page on which people log in.
 
 use askama::Template;
 
@@ -11,7 +11,7 @@ struct LoginTemplate<'a> {
     assets: &'static assets::Addresses,
 }
 
-/// The form that asks for a token.
+/// Renders the form that asks for a token.
 ///
 /// # Errors
 /// If the template fails, which is a bug.

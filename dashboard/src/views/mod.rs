@@ -1,11 +1,12 @@
-//! The pages: what goes in, HTML comes out.
+//! The pages: plain structs that are rendered to HTML.
 //!
-//! A page is a plain struct that its handler fills from one snapshot ([`LockPage`], [`ListPage`],
-//! [`OwnerPage`], [`HistoryPage`], [`SourcesPage`], [`ErrorPage`]) and a function that renders it. Nothing here reads a clock or the model, so a page can be made
-//! again at any time and compared: that is how the live stream works, see [`live`].
+//! A page is a plain struct that its handler fills from one snapshot ([`LockPage`], [`ListPage`], [`OwnerPage`],
+//! [`HistoryPage`], [`SourcesPage`], [`ErrorPage`]) and a function that renders it. This module reads neither a clock
+//! nor the model, so a page can be rendered again at any time and compared. The live stream works this way, see
+//! [`live`].
 //!
-//! Pages hold ages, so they must be served with `Cache-Control: no-store`. What [`assets`] lists is served under
-//! its path; its address changes with its content, so it may be cached forever.
+//! Pages contain ages, so they must be served with `Cache-Control: no-store`. The files in [`assets`] are served under
+//! their own paths. The address of a file changes with its content, so it may be cached forever.
 
 pub mod assets;
 mod contention;
@@ -78,29 +79,29 @@ pub use sources::sources_page;
 /// The frame of every page.
 #[derive(Debug, Clone)]
 pub struct Chrome {
-    /// The dashboard's clock when the page was made; ages are counted to it, then on by the browser.
+    /// The dashboard's clock when the page was made. Ages are counted up to it, and then on by the browser.
     pub now: SteadyMillis,
     /// This program's version.
     pub version: &'static str,
-    /// The badge that says which environment this is, `production` say.
+    /// The badge that names the environment, for example `production`.
     pub environment: Option<String>,
-    /// A sentence for everybody, from the settings.
+    /// A note for all visitors, from the settings.
     pub note: Option<String>,
-    /// The page's own address, path and query as requested: what its live stream asks for.
+    /// The page's path and query as requested, for which it opens its live stream.
     pub address: String,
     /// Every source of every deployment.
     pub sources: Vec<SourceView>,
-    /// Every server that is looked at.
+    /// Every server that the dashboard looks at.
     pub servers: Vec<ServerView>,
-    /// The progress of the first pass over all keys; none once it is complete.
+    /// The progress of the first scan of all keys, or `None` once it is complete.
     pub first_scan: Option<Progress>,
-    /// The counts of all locks, also of those that the page does not show.
+    /// The counts of all locks, including those that the page does not show.
     pub counts: Counts,
-    /// True if there are several deployments, so that each name is shown with its own.
+    /// True if there are several deployments, so that each name is shown with its deployment.
     pub several_deployments: bool,
     /// True if there are several databases.
     pub several_dbs: bool,
-    /// The names of owners, those of past holds included.
+    /// The names of owners, including those of past holds.
     pub names: OwnerNames,
     /// The visitor, if authentication is required.
     pub visitor: Option<VisitorView>,
@@ -132,20 +133,20 @@ pub struct OverviewPage {
     pub summary: Summary,
 }
 
-/// Sums over all listed locks.
+/// The totals of all listed locks.
 #[derive(Debug, Clone, Copy, PartialEq, Eq, Default)]
 pub struct Summary {
-    /// The least number of waiters.
+    /// The known number of waiters; there may be more.
     pub waiting: u64,
     /// True if `waiting` counts all of them.
     pub waiters_exact: bool,
-    /// Clients that hold locks.
+    /// The number of clients that hold locks.
     pub owners: usize,
-    /// The known hosts among them.
+    /// The number of known hosts of these clients.
     pub hosts: usize,
 }
 
-/// Whether the visitor may release a lock by force.
+/// The result of checking whether the visitor may release a lock by force.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub enum ReleaseAccess {
     Allowed,
@@ -162,9 +163,9 @@ pub struct LockPage {
     pub chrome: Chrome,
     /// The requested lock.
     pub id: LockId,
-    /// Its slot in a cluster, and the node that serves that; none outside of a cluster.
+    /// Its slot in a cluster and the node that serves the slot, or `None` outside of a cluster.
     pub home: Option<(u16, Option<Address>)>,
-    /// The lock as known.
+    /// The lock as the dashboard knows it.
     pub subject: Subject,
     /// Its state at the requested instant.
     pub then: Option<LockThen>,
@@ -179,13 +180,13 @@ pub struct LockPage {
     pub trace: Option<Trace>,
 }
 
-/// A lock at an instant, as far as the history has it.
+/// A lock at an instant, as far as the history knows.
 #[derive(Debug, Clone)]
 pub struct LockThen {
     pub at: SteadyMillis,
     pub holders: Vec<PastHoldView>,
     pub problems: Vec<ProblemThen>,
-    /// The events until then, newest first.
+    /// The events until that instant, newest first.
     pub events: Vec<EventRow>,
     /// The instants of the events before and after it.
     pub before: Option<SteadyMillis>,
@@ -197,20 +198,20 @@ pub struct LockThen {
 /// The holds of a lock within a span of time.
 #[derive(Debug, Clone)]
 pub struct PastWindow {
-    /// Their span, milliseconds.
+    /// The length of the span, in milliseconds.
     pub millis: u64,
-    /// The holds that ended in that time, newest first; around an instant also those that last.
+    /// The holds that ended in that time, newest first. Around an instant, it includes those that continued.
     pub holds: Vec<PastHoldView>,
-    /// True if they come from a history, so that all are there; else only the latest are remembered.
+    /// True if the holds come from a history, so that all are there. Otherwise only the latest are remembered.
     pub kept: bool,
-    /// The requested span, as written.
+    /// The requested span, as typed.
     pub chosen: Option<String>,
-    /// The instant that it is around; none if it ends now.
+    /// The instant in the window, or `None` if the window ends now.
     pub at: Option<SteadyMillis>,
 }
 
 impl PastWindow {
-    /// Returns its end. Of the time around an instant a quarter is later.
+    /// Returns the end of the window. A quarter of a window around an instant lies after the instant.
     #[must_use]
     pub fn end(&self, now: SteadyMillis) -> SteadyMillis {
         let after = |at: SteadyMillis| at.plus(self.millis / 4);
@@ -256,26 +257,26 @@ pub struct ListPage<T> {
 pub struct OwnerPage {
     /// The frame of the page.
     pub chrome: Chrome,
-    /// The client, with what it has in all.
+    /// The client, with its totals.
     pub owner: OwnerRow,
-    /// The locks that it holds, those it has had longest first, at most 100.
+    /// The locks that it holds, longest held first, at most 100.
     pub locks: Vec<Arc<LockView>>,
     /// The number of its holds.
     pub total: usize,
-    /// The locks that it waits for, each with the number of its waiter, the longest wait first.
+    /// The locks that it waits for, each with the index of its waiter, longest wait first.
     pub waits: Vec<(Arc<LockView>, usize)>,
-    /// Its ended holds as far as they are remembered, newest first.
+    /// Its past holds as far as they are remembered, newest first.
     pub past: Vec<(Arc<LockView>, PastHoldView)>,
 }
 
-/// `/history`: the events of a span of time, and what was held at an instant.
+/// `/history`: the events of a span of time, and the locks held at an instant.
 #[derive(Debug, Clone)]
 pub struct HistoryPage {
     /// The frame of the page.
     pub chrome: Chrome,
     /// The beginning of the span, as typed.
     pub from_text: String,
-    /// The end of the span, as typed; empty: now, and on.
+    /// The end of the span, as typed. If empty, the span ends now and moves on.
     pub to_text: String,
     /// The instant of the time cursor, as typed.
     pub at_text: String,
@@ -283,27 +284,27 @@ pub struct HistoryPage {
     pub filter: String,
     /// The mistake in the filter, if there is one. The page then has no events.
     pub filter_error: Option<String>,
-    /// The field with an instant that is not understood, and what is wrong with it. The page then has no events.
+    /// The field with an invalid instant, and the reason. The page then has no events.
     pub mistake: Option<(&'static str, String)>,
     /// The types of events that the filter asks for; empty for all.
     pub types: Vec<&'static str>,
     pub from: SteadyMillis,
     pub to: SteadyMillis,
-    /// The lock; none: all locks.
+    /// The lock, or `None` for all locks.
     pub lock: Option<LockId>,
     /// The events, newest first, at most 100.
     pub rows: Vec<EventRow>,
     /// The cursor of older events, if there are any.
     pub older: Option<String>,
-    /// The cursor of newer ones.
+    /// The cursor of newer events, if there are any.
     pub newer: Option<String>,
-    /// The instant that the search had reached when its time was over.
+    /// The instant that the search had reached when its time ran out.
     pub reached: Option<SteadyMillis>,
-    /// The number of events by time, with those of types that the filter leaves out.
+    /// The number of events by time, including types that the filter excludes.
     pub density: Density,
     /// The times that no dashboard observed.
     pub gaps: Vec<Gap>,
-    /// True if they come from a history; else from what is remembered of each lock.
+    /// True if the events come from a history. Otherwise they are those remembered for each lock.
     pub kept: bool,
     /// The locks held at the instant of the time cursor.
     pub then: Option<HeldThen>,
@@ -313,24 +314,24 @@ pub struct HistoryPage {
 #[derive(Debug, Clone, PartialEq, Eq)]
 pub struct EventRow {
     pub at: SteadyMillis,
-    /// The word for it.
+    /// The word for the event.
     pub event: String,
-    /// The lock that it is about.
+    /// The lock that the event is about.
     pub lock: LockId,
-    /// The holder that it is about.
+    /// The holder that the event is about.
     pub owner: Option<String>,
     pub text: String,
     /// The source that observed it, if known.
     pub source: Option<&'static str>,
 }
 
-/// `/release`: a lock as it is just now, and what of it can be released by force.
+/// `/release`: a lock as it was just read, and the parts of it that can be released by force.
 #[derive(Debug)]
 pub struct ReleasePage {
     /// The frame of the page.
     pub chrome: Chrome,
     pub id: LockId,
-    /// The possible actions.
+    /// The state of the request.
     pub step: ReleaseStep,
 }
 
@@ -339,24 +340,24 @@ pub struct ReleasePage {
 pub enum ReleaseStep {
     /// There is nothing to release; a sentence says why.
     Nothing(String),
-    /// It may be released as it is shown.
+    /// The lock may be released as it is shown.
     Ask {
-        /// As it is shown.
+        /// The lock as it is shown.
         offer: Arc<Offer>,
         /// The id of what is shown, for the request.
         seen: String,
         /// The reason why the last request was rejected.
         mistake: Option<String>,
-        /// The choice made in it.
+        /// The target chosen in the last request.
         target: Option<String>,
-        /// The reason given in it.
+        /// The reason given in the last request.
         reason: String,
     },
-    /// It was released as far as the outcome says.
+    /// The release was tried, with this outcome.
     Done(Outcome),
 }
 
-/// `/incident`: the locks of an incident, and what can be done for all of them at once.
+/// `/incident`: the locks of an incident, and the actions for all of them at once.
 #[derive(Debug)]
 pub struct IncidentPage {
     /// The frame of the page.
@@ -364,7 +365,7 @@ pub struct IncidentPage {
     pub incident: IncidentRow,
     /// True if the visitor may acknowledge some of its problems.
     pub may_acknowledge: bool,
-    /// True if the visitor may release some of its locks, all of which one owner holds or nobody.
+    /// True if the visitor may release some of its locks, and each of these has at most one owner.
     pub may_release: bool,
     pub step: IncidentStep,
 }
@@ -372,21 +373,21 @@ pub struct IncidentPage {
 /// The state of an [`IncidentPage`].
 #[derive(Debug)]
 pub enum IncidentStep {
-    /// It is shown.
+    /// The incident is only shown.
     Show,
-    /// Its locks may be released as they were read.
+    /// The locks of the incident may be released as they were read.
     Ask {
         batch: Arc<Batch>,
         /// The id of the batch, for the request.
         seen: String,
-        /// The number of locks beyond those of one batch.
+        /// The number of locks that do not fit into one batch.
         more: usize,
         /// The error of the last attempt.
         mistake: Option<String>,
-        /// The reason given in it.
+        /// The reason given in the last attempt.
         reason: String,
     },
-    /// They were released as far as the outcomes say.
+    /// The release of the locks was tried, with these outcomes.
     Done {
         outcomes: Vec<(LockId, Outcome)>,
         /// The number of locks of the batch.
@@ -394,34 +395,34 @@ pub enum IncidentStep {
     },
 }
 
-/// The address of a lock's page.
+/// Returns the address of a lock's page.
 #[must_use]
 pub fn lock_link(id: &LockId) -> String {
     links::lock(id)
 }
 
-/// A requested lock as known.
+/// A requested lock as the dashboard knows it.
 #[derive(Debug, Clone)]
 pub enum Subject {
     /// It is held, or is remembered.
     Known(Arc<LockView>),
-    /// There is no such key, and nothing is remembered.
+    /// There is no such key, and nothing is remembered about it.
     Absent {
         /// The instant at which Redis was queried.
         read_at: SteadyMillis,
     },
-    /// There is such a key, but it is no lock; a sentence says what it is.
+    /// There is such a key, but it is no lock. The sentence describes the key.
     NoLock(String),
-    /// It could not be read; a sentence says why.
+    /// The key could not be read. The sentence gives the reason.
     Unreadable(String),
 }
 
-/// `/sources`: where the dashboard learns of locks.
+/// `/sources`: the sources from which the dashboard learns about locks.
 #[derive(Debug, Clone)]
 pub struct SourcesPage {
     /// The frame of the page, with the sources themselves.
     pub chrome: Chrome,
-    /// The blind spots of the sources as they are now, a sentence each.
+    /// The current blind spots of the sources, one sentence each.
     pub limits: Vec<String>,
     /// The events of whole servers, newest first.
     pub notices: Arc<[Notice]>,
@@ -434,13 +435,13 @@ pub struct ErrorPage {
     pub chrome: Chrome,
     /// HTTP status: 400, 404, 421, 503 and the like.
     pub status: u16,
-    /// A sentence: what went wrong and what to do.
+    /// A sentence that names the error and the remedy.
     pub message: String,
 }
 
 #[derive(Debug, Clone)]
 pub struct LoginPage {
-    /// The page to go on to, a path.
+    /// The path of the page to open next.
     pub next: String,
     /// The reason why the last attempt was rejected.
     pub error: Option<String>,

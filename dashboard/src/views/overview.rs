@@ -18,9 +18,9 @@ use crate::query::blockers::BlockerRow;
 use crate::query::incidents::IncidentRow;
 use crate::text;
 
-/// The most groups of locks.
+/// The most groups of locks shown.
 const MAX_GROUPS: usize = 12;
-/// The most services of waiters in a step.
+/// The most services of waiters shown in a step.
 const MAX_SERVICES: usize = 3;
 
 /// An incident in one line.
@@ -74,7 +74,7 @@ impl<'a> Incidents<'a> {
     }
 }
 
-/// The counts of now and of the last hour.
+/// The current counts and those of the last hour.
 #[derive(Template)]
 #[template(path = "parts/overview_figures.html")]
 struct Figures {
@@ -110,7 +110,7 @@ impl Figures {
 struct TreeStep<'a> {
     depth: usize,
     lock: LockLink,
-    /// Its holder, where that is not the waiter of the step above.
+    /// The holder, unless it is the waiter of the step above.
     holder: Option<HolderCell<'a>>,
     waiting: String,
     exact: bool,
@@ -166,8 +166,8 @@ fn longest_wait(lock: &LockView, now: SteadyMillis) -> Option<Ago> {
     Some(Ago::since(longest, now))
 }
 
-/// Returns the services that wait for a lock in words, those with the most waiters first, and the number of other waiters. None
-/// if no service is known.
+/// Returns the services that wait for a lock in words, those with the most waiters first, and the number of other
+/// waiters. Returns `None` if no service is known.
 pub(super) fn services(lock: &LockView) -> Option<String> {
     let mut services: Vec<(String, u64)> = Vec::new();
     let clients = lock.waiters.iter().filter_map(|waiter| waiter.client.as_deref());
@@ -264,7 +264,7 @@ impl<'a> Groups<'a> {
     }
 }
 
-/// Returns a percentile. The bound of its bucket may be far beyond the longest that is in it.
+/// Returns a percentile. The bound of its bucket may be far beyond the longest duration in it.
 fn percentile(
     durations: &Durations,
     percent: u64,
@@ -294,7 +294,7 @@ struct OverviewTemplate<'a> {
     heat: Heat,
 }
 
-/// The page.
+/// Renders the page.
 ///
 /// # Errors
 /// If the template fails, which is a bug.
@@ -311,12 +311,12 @@ pub fn overview_page(page: &OverviewPage) -> Result<String, askama::Error> {
     .render()
 }
 
-/// The document's title.
+/// Returns the document's title.
 pub(super) fn title(chrome: &Chrome) -> String {
     page::title(chrome, "Overview")
 }
 
-/// The parts that a stream keeps current.
+/// Returns the parts that a stream keeps current.
 pub(super) fn regions(page: &OverviewPage) -> Result<Vec<(&'static str, String)>, askama::Error> {
     Ok(vec![
         ("overview-incidents", Incidents::new(page).render()?),

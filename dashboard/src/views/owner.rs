@@ -1,4 +1,4 @@
-//! `/owner`: one client, with all that it holds and waits for.
+//! `/owner`: one client, with every lock that it holds or waits for.
 
 use askama::Template;
 use askama::filters::HtmlSafe;
@@ -111,12 +111,12 @@ struct OwnerTemplate<'a> {
     rows: Vec<Row<'a>>,
     waits: Waits,
     past: Past<'a>,
-    /// All locks that it holds, as the table and as JSON.
+    /// The addresses of all locks that it holds, as a table and as JSON.
     all: String,
     json: String,
 }
 
-/// The page.
+/// Renders the page.
 ///
 /// # Errors
 /// If the template fails, which is a bug.
@@ -139,13 +139,13 @@ pub fn owner_page(page: &OwnerPage) -> Result<String, askama::Error> {
     .render()
 }
 
-/// The owner's name, or the beginning of its id.
+/// Returns the owner's name, or the beginning of its id.
 fn name(page: &OwnerPage) -> String {
     let id = text::visible(page.owner.id.as_bytes());
     OwnerName::remembered(&page.owner.deployment, &id, &page.chrome.names).text
 }
 
-/// The document's title.
+/// Returns the document's title.
 pub(super) fn title(page: &OwnerPage) -> String {
     page::title(&page.chrome, &format!("Owner {}", name(page)))
 }

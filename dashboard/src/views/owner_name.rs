@@ -1,4 +1,4 @@
-//! Owners as pages name them: by service and host where these are known, else by the beginning of their ids.
+//! Names of owners on pages: service and host if these are known, otherwise the beginning of the id.
 
 use askama::Template;
 use askama::filters::HtmlSafe;
@@ -36,24 +36,24 @@ pub(super) struct OwnerName {
 impl HtmlSafe for OwnerName {}
 
 impl OwnerName {
-    /// Names a holder of a lock as its view has it.
+    /// Creates the name of a holder of a lock.
     pub(super) fn of_holder(deployment: &str, holder: &HolderView) -> Self {
         Self::new(deployment, &holder.id, holder.client.as_deref())
     }
 
-    /// Names a holder or waiter with the process behind it.
+    /// Creates the name of a holder or waiter with its process.
     pub(super) fn new(deployment: &str, id: &str, client: Option<&ClientView>) -> Self {
         let label = client.and_then(ClientView::label);
         let pid = client.and_then(|client| client.pid).map(|pid| format!("pid {pid}"));
         let gone = client.is_some_and(|client| client.alive == Some(false));
-        // The number of a grant means nothing to people; the whole id is in the title.
+        // The number of a grant means nothing to people, and the title contains the whole id.
         let grant = |unit: &String| unit.starts_with(GRANT) && label.is_some();
         let detail = pid.or_else(|| unit(id).filter(|unit| !grant(unit)));
         let claimed = client.and_then(|client| client.unverified_because);
         Self { gone, detail, claimed, ..Self::made(deployment, id, label) }
     }
 
-    /// Names one that is remembered.
+    /// Creates the name of an owner that is only remembered.
     pub(super) fn remembered(deployment: &str, id: &str, names: &OwnerNames) -> Self {
         let label = names.name(id).map(|name| name.to_string());
         Self { detail: unit(id), ..Self::made(deployment, id, label) }
@@ -71,7 +71,7 @@ impl OwnerName {
         }
     }
 
-    /// Returns the same in plain text.
+    /// Returns the name in plain text.
     pub(super) fn plain(&self) -> String {
         match &self.detail {
             Some(detail) => format!("{} · {detail}", self.text),
@@ -80,7 +80,7 @@ impl OwnerName {
     }
 }
 
-/// Returns the thread of a Redisson client, or an agent's grant, as what it is.
+/// Returns the thread of a Redisson client, or an agent's grant, with the word for it.
 pub(super) fn unit(id: &str) -> Option<String> {
     let holder = HolderId::parse(id.as_bytes())?;
     let number = short_number(id.split(':').nth(1)?);
@@ -90,7 +90,7 @@ pub(super) fn unit(id: &str) -> Option<String> {
     })
 }
 
-/// Returns a number, or the end of a long one: an agent's grants differ there.
+/// Returns a number, or the end of a long one, since an agent's grants differ at the end.
 fn short_number(number: &str) -> String {
     match number.len().checked_sub(6) {
         Some(hidden) if hidden > 4 => format!("…{}", number.get(hidden..).unwrap_or(number)),
@@ -98,7 +98,7 @@ fn short_number(number: &str) -> String {
     }
 }
 
-/// Returns a client's id, short enough for a table.
+/// Returns a client's id, shortened for a table.
 pub(super) fn short_client(id: &str) -> String {
     match id.chars().count() {
         UUID => id.chars().take(UUID_PART).collect(),
@@ -106,7 +106,7 @@ pub(super) fn short_client(id: &str) -> String {
     }
 }
 
-/// Returns a sentence in which the ids of holders are replaced by their names, or shortened. Ids of clients stay.
+/// Returns a sentence in which the ids of holders are replaced by their names, or shortened. Ids of clients remain.
 pub(super) fn with_names(sentence: &str, names: &OwnerNames) -> String {
     let mut out = String::with_capacity(sentence.len());
     let mut rest = sentence;
@@ -122,7 +122,7 @@ pub(super) fn with_names(sentence: &str, names: &OwnerNames) -> String {
             number.bytes().take_while(|byte| byte.is_ascii_digit() || *byte == b'-').count()
         });
         if digits == 0 {
-            // A client's id is there to be searched for.
+            // A client's id remains, so that people can search for it.
             out.push_str(uuid);
             rest = tail;
             continue;

@@ -1,4 +1,4 @@
-//! `/owners`: who holds locks, and who waits for them.
+//! `/owners`: the owners that hold locks or wait for them.
 
 use askama::Template;
 
@@ -28,9 +28,9 @@ struct OwnerTemplate<'a> {
 enum Who {
     /// A client, and the beginning of its uuid.
     Instance(OwnerName, String),
-    /// A service or host, and the locks that it holds.
+    /// A service or host, and the address of the locks that it holds.
     Group(String, String),
-    /// Clients of which neither is known.
+    /// Clients whose service or host is not known.
     Unknown(&'static str),
 }
 
@@ -55,7 +55,7 @@ impl Who {
     }
 }
 
-/// The columns of owners: their kind, what is known of each, and numbers.
+/// Returns the columns of owners: their kind, the facts known about each, and numbers.
 const fn owner_columns(kind: &'static str, known: &'static str) -> [Heading; 6] {
     [
         Heading::sorted_by(kind, "id", "name"),

@@ -9,7 +9,7 @@ use super::{Chrome, ErrorPage, assets, links};
 use crate::sources::view::ServerView;
 use crate::sources::view::{SourceState, SourceView};
 
-/// A lock whose last read is older than this is marked, milliseconds. The poll comes by each 10 s at the latest.
+/// A lock whose last read is older than this is marked, in milliseconds. The poll reads each lock at least every 10 s.
 pub(super) const STALE_MS: u64 = 20_000;
 
 /// The variables of `base.html`.
@@ -18,7 +18,7 @@ pub(super) struct Frame<'a> {
     /// The navigation link of this page.
     pub(super) section: &'static str,
     pub(super) chrome: &'a Chrome,
-    /// The stream's address; none if the page does not change.
+    /// The stream's address, or `None` if the page does not change.
     pub(super) live: Option<String>,
     pub(super) health: Health,
     pub(super) status: Status,
@@ -26,7 +26,7 @@ pub(super) struct Frame<'a> {
     pub(super) assets: &'static assets::Addresses,
     pub(super) build: &'static str,
     pub(super) stale_ms: u64,
-    /// The instant at which it was made, for what is printed.
+    /// The instant at which the page was made, for printing.
     pub(super) as_of: String,
 }
 
@@ -47,13 +47,13 @@ impl<'a> Frame<'a> {
         }
     }
 
-    /// For a page that stays as it is.
+    /// Returns the frame of a page that does not change.
     pub(super) fn still(self) -> Self {
         Self { live: None, ..self }
     }
 }
 
-/// A document's title: problems first, since a tab shows little more.
+/// Returns a document's title. Problems come first, since a tab shows little more.
 pub(super) fn title(chrome: &Chrome, page: &str) -> String {
     let mut title = match chrome.counts.with_problems {
         0 => format!("{page} · Lockscope"),
@@ -66,7 +66,7 @@ pub(super) fn title(chrome: &Chrome, page: &str) -> String {
     title
 }
 
-/// The parts around every page that a stream keeps true.
+/// Returns the parts around every page that a stream keeps current.
 pub(super) fn regions(chrome: &Chrome) -> Result<Vec<(&'static str, String)>, askama::Error> {
     Ok(vec![
         ("health", Health::new(chrome).render()?),
@@ -76,7 +76,7 @@ pub(super) fn regions(chrome: &Chrome) -> Result<Vec<(&'static str, String)>, as
     ])
 }
 
-/// The text that a screen reader reads out when it changes.
+/// Returns the text that a screen reader reads out when it changes.
 fn spoken(chrome: &Chrome) -> String {
     let down = chrome.servers.iter().filter(|server| server.down.is_some()).count();
     let problems = match chrome.counts.with_problems {
@@ -98,13 +98,13 @@ struct SourceLine {
     ago: Option<Ago>,
 }
 
-/// The one sign in the head that says whether the picture can be trusted.
+/// The sign in the head that says whether the picture is reliable.
 #[derive(Debug, PartialEq, Eq, Template)]
 #[template(path = "parts/health.html")]
 pub(super) struct Health {
     tone: &'static str,
     word: &'static str,
-    /// The sources that fail, in words.
+    /// The failing sources, in words.
     detail: String,
 }
 
@@ -171,14 +171,14 @@ impl Status {
     }
 }
 
-/// Returns the step that turns MONITOR on, where one is known. `deployment`: the only one that matters, if any.
+/// Returns the step that turns MONITOR on, if one is known. With a `deployment`, only that one counts.
 fn monitor_remedy(chrome: &Chrome, deployment: Option<&str>) -> Option<Prose<'static>> {
     let matters = |source: &&SourceView| deployment.is_none_or(|name| source.deployment == name);
     let mut sources = chrome.sources.iter().filter(matters);
     sources.find_map(|source| source.remedy.filter(|_| source.source == "monitor")).map(Prose::from)
 }
 
-/// The facts that a page lacks without MONITOR, and the step that turns it on.
+/// The facts that a page lacks without MONITOR, and the step that turns MONITOR on.
 #[derive(Debug, Template)]
 #[template(path = "parts/monitor_hint.html")]
 pub(super) struct MonitorHint {
@@ -211,7 +211,7 @@ fn severity(state: SourceState) -> u8 {
     }
 }
 
-/// The colour class of a state: `fine`, `quiet`, `warn` or `bad`. The word is always next to it.
+/// Returns the colour class of a state: `fine`, `quiet`, `warn` or `bad`. The word for the state is always next to it.
 pub(super) fn state_tone(state: &SourceState) -> &'static str {
     match state {
         SourceState::On => "fine",
@@ -258,11 +258,11 @@ struct ErrorTemplate<'a> {
     status: u16,
     heading: &'static str,
     message: Prose<'a>,
-    /// Links to go on with: words and addresses.
+    /// Links to other pages: words and addresses.
     links: &'static [(&'static str, &'static str)],
 }
 
-/// Returns the heading for a missing path of the dashboard, and links to go on with.
+/// Returns the heading for a missing path of the dashboard, and links to other pages.
 fn missing(path: &str) -> (&'static str, &'static [(&'static str, &'static str)]) {
     let is_incident = path.strip_prefix("/incident");
     match is_incident.is_some_and(|rest| rest.is_empty() || rest.starts_with(['/', '?'])) {
@@ -288,7 +288,7 @@ fn sentence(message: &str) -> String {
     format!("{first}{}{stop}", chars.as_str())
 }
 
-/// The page for a request that cannot be answered.
+/// Renders the page for a request that cannot be answered.
 ///
 /// # Errors
 /// If the template fails, which is a bug.

@@ -1,4 +1,4 @@
-//! Sentences with names and commands in them.
+//! Sentences that contain names and commands.
 
 use std::borrow::Cow;
 
@@ -8,7 +8,7 @@ use askama::filters::HtmlSafe;
 use super::owner_name::with_names;
 use crate::model::owner_names::OwnerNames;
 
-/// A sentence in which what stands between two backticks is shown as code.
+/// A sentence in which text between two backticks is shown as code.
 #[derive(Debug, Clone, Template)]
 #[template(path = "parts/prose.html")]
 pub(super) struct Prose<'a> {
@@ -26,12 +26,12 @@ impl<'a, T: Into<Cow<'a, str>>> From<T> for Prose<'a> {
 }
 
 impl<'a> Prose<'a> {
-    /// Creates a sentence in which owners have their names.
+    /// Creates a sentence that shows the names of owners.
     pub(super) fn naming(text: impl Into<Cow<'a, str>>, names: &'a OwnerNames) -> Self {
         Self { text: text.into(), names: Some(names) }
     }
 
-    /// Returns code and what is none, in their order.
+    /// Returns the parts of the sentence in order, each with true if it is code.
     fn parts(&self) -> Vec<(bool, Cow<'_, str>)> {
         let words = |text| match self.names {
             Some(names) => Cow::Owned(with_names(text, names)),

@@ -1,4 +1,4 @@
-//! `/release`: the form by which a lock is released by force, and what came of it.
+//! `/release`: the form for the forced release of a lock, and the outcome.
 
 use askama::Template;
 use askama::filters::HtmlSafe;
@@ -13,9 +13,10 @@ use crate::model::types::LockView;
 use crate::release::{Choice, MAX_REASON, Offer, VALID};
 use crate::text::shown_name;
 
-/// The most parts of a lock that a form offers: one of a larger crowd of readers is released by the API, or all at once.
+/// The most parts of a lock that a form offers. In a larger crowd of readers, one is released through the API, or all
+/// at once.
 const MAX_PARTS: usize = 100;
-/// The most parts of a lock that stand next to the whole lock; more are in a list that is folded up.
+/// The most parts of a lock that are shown next to the whole lock. More are in a folded list.
 const FEW: usize = 5;
 
 /// A part of a lock that can be chosen.
@@ -43,9 +44,9 @@ struct Choices {
 struct Folded {
     summary: String,
     parts: Vec<Shown>,
-    /// The number of those that are not listed.
+    /// The number of parts that are not listed.
     more: usize,
-    /// True if the list is open from the beginning.
+    /// True if the list is initially open.
     open: bool,
 }
 
@@ -73,7 +74,7 @@ struct ReleaseTemplate<'a> {
     validity: Option<Validity>,
 }
 
-/// The page.
+/// Renders the page.
 ///
 /// # Errors
 /// If the template fails, which is a bug.
@@ -132,7 +133,7 @@ fn choices(offer: &Offer, target: Option<&str>) -> Choices {
     if holds + places <= FEW {
         return Choices { first: all.iter().map(shown).collect(), folded: None };
     }
-    // A choice that was made before is in sight.
+    // A target that was chosen before stays visible.
     let is_first = |choice: &&Choice| {
         matches!(choice, Choice::Lock) || target == Some(choice.value().as_str())
     };
@@ -146,7 +147,7 @@ fn choices(offer: &Offer, target: Option<&str>) -> Choices {
     Choices { first: first.into_iter().map(shown).collect(), folded: Some(folded) }
 }
 
-/// Names many parts of a lock by their numbers.
+/// Describes many parts of a lock by their numbers.
 fn one_of(holds: usize, places: usize) -> String {
     let counted = |count: usize, what: &str| match count {
         0 => None,

@@ -1,4 +1,4 @@
-//! A row of the table, and the parts of it that other pages show too.
+//! A row of the table, and the parts of it that other pages also show.
 
 use askama::Template;
 use askama::filters::HtmlSafe;
@@ -37,19 +37,19 @@ impl Badge {
     }
 }
 
-/// A time to live, with what the script needs to count it down.
+/// A time to live, with the data that the script needs to count it down.
 #[derive(Debug, Clone, Template)]
 #[template(path = "parts/ttl.html")]
 pub(super) struct Ttl {
     state: State,
-    /// True if it has an end.
+    /// True if the lock expires.
     ends: bool,
-    /// True if what is left stands in it; else the script puts it there, from what its row or box was read with.
+    /// True if it contains the remaining time. Otherwise the script fills it in from the last read of its row or box.
     counted: bool,
-    /// The rest by now.
+    /// The time that remains now.
     left: String,
     left_millis: u64,
-    /// True if it should have ended since.
+    /// True if the lock should have expired by now.
     over: bool,
     lease: Option<(u64, String)>,
     renewed: bool,
@@ -62,13 +62,13 @@ impl Ttl {
         Self::read(lock, lock.last_reading(), now)
     }
 
-    /// That of a lock as another reading has it: its instant, and the rest by then.
+    /// Returns the time to live of a lock from another reading: its instant, and the time left then.
     pub(super) fn read(
         lock: &LockView,
         (observed_at, ttl): (SteadyMillis, Option<u64>),
         now: SteadyMillis,
     ) -> Self {
-        // Of a server that cannot be read, what was read last stands still.
+        // If a server cannot be read, the last value read does not change.
         let passed = match lock.state {
             State::Unknown => 0,
             State::Held | State::Free => now.millis_since(observed_at),
@@ -93,21 +93,22 @@ impl Ttl {
         }
     }
 
-    /// The same but for what is left, which the script fills in: so it changes only when something else does.
+    /// Returns the time to live without the remaining time, which the script fills in. It changes only when something
+    /// else does.
     pub(super) fn uncounted(lock: &LockView) -> Self {
         let ttl = Self::new(lock, lock.observed_at());
-        // What could be read of a server that is gone stays as it was then.
+        // The last value read from an unavailable server is final.
         Self { counted: lock.state == State::Unknown, ..ttl }
     }
 
-    /// The time of a full bar. The script extends it if more is left.
+    /// Returns the time that a full bar represents. The script extends it if more time is left.
     fn whole(&self) -> u64 {
         let lease = self.lease.as_ref().map_or(0, |(lease, _)| *lease);
         lease.max(if self.counted { self.left_millis } else { 0 }).max(1)
     }
 }
 
-/// A holder, short enough for a table.
+/// A holder, shortened for a table.
 #[derive(Template)]
 #[template(path = "parts/holder.html")]
 pub(super) struct HolderCell<'a> {
@@ -122,7 +123,7 @@ impl<'a> HolderCell<'a> {
         Self { holder, name: OwnerName::of_holder(deployment, holder) }
     }
 
-    /// Returns the same in plain text, without remarks.
+    /// Returns the holder in plain text, without remarks.
     fn plain(&self) -> String {
         let mut words = self.name.plain();
         if self.holder.count > 1 {
@@ -142,7 +143,7 @@ impl<'a> HolderCell<'a> {
     }
 }
 
-/// A client's process, as far as it is known.
+/// Describes a client's process, as far as it is known.
 pub(super) fn client_words(client: &ClientView) -> String {
     let mut words = Vec::new();
     match (&client.host, client.pid, &client.comm) {
@@ -167,18 +168,19 @@ pub(super) fn client_words(client: &ClientView) -> String {
     words.join(", ")
 }
 
-/// A remark about a process that nothing verifies since the dashboard has no keys; none if no agent publishes it.
+/// Returns a remark about a process that is not verified since the dashboard has no keys, or `None` if no agent
+/// publishes it.
 pub(super) fn unverified_remark(client: &ClientView) -> Option<&'static str> {
     let unchecked = client.verified.is_none() && client.host.is_some();
     unchecked.then_some("as published by the agent, not verified")
 }
 
-/// The instant since which a lock is held, by its longest holder.
+/// Returns the instant since which a lock is held, by its longest holder.
 pub(super) fn held_since(lock: &LockView) -> Option<Since> {
     lock.holders.iter().map(|holder| holder.since).min_by_key(|since| since.at)
 }
 
-/// A row of the table, the same in the page and in its patches.
+/// A row of the table, identical in the page and in its patches.
 #[derive(Template)]
 #[template(path = "parts/row.html")]
 pub(super) struct Row<'a> {
@@ -188,12 +190,13 @@ pub(super) struct Row<'a> {
     place: Option<String>,
     lock: &'a LockView,
     problems: Vec<Badge>,
-    /// The one worth showing first.
+    /// The holder that has held the lock longest.
     holder: Option<HolderCell<'a>>,
     more_holders: usize,
     held: Option<Ago>,
     ttl: Ttl,
-    /// Its time to live as read, the instant, and the time since then. Omitted if a stream sends it separately.
+    /// The time to live as read, the instant of the read, and the time since then. It is omitted if a stream sends it
+    /// separately.
     read: Option<Read>,
     stale: bool,
     spark: Spark,
@@ -249,12 +252,12 @@ impl<'a> Row<'a> {
     }
 }
 
-/// Returns true if nothing is surely wrong with a lock.
+/// Returns true if no problem of the lock is certain.
 pub(super) fn only_suspected(lock: &LockView) -> bool {
     lock.problems.iter().all(|problem| problem.certainty == Certainty::Suspected)
 }
 
-/// A row's id within a page.
+/// Returns a row's id within a page.
 pub(super) fn row_id(id: RowId<'_>) -> String {
     use std::hash::{DefaultHasher, Hash, Hasher};
     let mut hasher = DefaultHasher::new();
@@ -262,7 +265,7 @@ pub(super) fn row_id(id: RowId<'_>) -> String {
     format!("r{:016x}", hasher.finish())
 }
 
-/// A lock's deployment and database, if they need to be shown next to its name.
+/// Returns a lock's deployment and database, if they need to be shown next to its name.
 pub(super) fn place(id: &LockId, deployment: bool, db: bool) -> Option<String> {
     match (deployment, db) {
         (true, true) => Some(format!("{}/{}", id.deployment, id.db)),
@@ -272,7 +275,7 @@ pub(super) fn place(id: &LockId, deployment: bool, db: bool) -> Option<String> {
     }
 }
 
-/// A row by itself as a stream sends it: without anything that changes by itself.
+/// Renders a row for a stream, without anything that changes by itself.
 pub(super) fn live_row(
     lock: &LockView,
     deployment: bool,

@@ -1,4 +1,4 @@
-//! Read-only commands to check a lock by hand, safe to paste whatever the name holds.
+//! Read-only commands to check a lock by hand. They are safe to paste, whatever the name contains.
 
 use redisson::{Kind, LockName, keys};
 use service_kit::redis::Address;
@@ -6,16 +6,16 @@ use service_kit::redis::Address;
 use crate::model::types::LockId;
 use crate::text::{self, quoted};
 
-/// A command with what it is for.
+/// A command and its purpose.
 #[derive(Debug, Clone, PartialEq, Eq)]
 pub(super) struct Command {
-    /// Its explanation.
+    /// The explanation of the command.
     pub(super) purpose: &'static str,
     /// The line to paste.
     pub(super) line: String,
 }
 
-/// Commands that show a lock of some kind without this dashboard.
+/// Returns commands that show a lock of some kind without this dashboard.
 pub(super) fn commands(
     id: &LockId,
     kind: &str,
@@ -24,7 +24,7 @@ pub(super) fn commands(
     let name = id.name.as_bytes();
     let at = match home {
         None => format!("-n {}", id.db),
-        // Also where the slot goes elsewhere meanwhile.
+        // The option `-c` also follows a slot that moves in the meantime.
         Some((_, Some(Address::Tcp { host, port, .. }))) => {
             format!("-c -h {} -p {port}", quoted(host.as_bytes()))
         }
@@ -70,7 +70,7 @@ pub(super) fn channel(name: &LockName, kind: &str) -> Vec<u8> {
 }
 
 fn redis_cli(at: &str, command: &str, key: &[u8], rest: &str) -> String {
-    // No argument of a process can hold a zero byte: redis-cli then has to read escapes by itself.
+    // An argument of a process cannot contain a zero byte, so redis-cli has to read escapes.
     if key.contains(&0) {
         let mut escaped = String::new();
         for &byte in key {
@@ -91,26 +91,26 @@ fn redis_cli(at: &str, command: &str, key: &[u8], rest: &str) -> String {
 /// A key of Redis that belongs to a lock.
 #[derive(Debug, Clone)]
 pub(super) struct RawKey {
-    /// The text.
+    /// The description of the key, and its text.
     pub(super) role: &'static str,
     pub(super) shown: String,
     /// The content of the copy button: the text itself, or a word quoted for a shell if pasting the text could do harm.
     pub(super) copied: String,
-    /// True if that is the word for a shell.
+    /// True if `copied` is quoted for a shell.
     pub(super) quoted: bool,
 }
 
 impl RawKey {
     pub(super) fn new(role: &'static str, bytes: &[u8]) -> Self {
         let shown = text::visible(bytes);
-        // Shown as it is means that no character of it is hidden, breaks a line or is no text.
+        // If the text is unchanged, no character in it is hidden, breaks a line or is invalid.
         let plain = shown.as_bytes() == bytes;
         let copied = if plain { shown.clone() } else { quoted(bytes) };
         Self { role, shown, copied, quoted: !plain }
     }
 }
 
-/// Every key and channel of a lock of some kind.
+/// Returns every key and channel of a lock of some kind.
 pub(super) fn raw_keys(name: &LockName, kind: &str) -> Vec<RawKey> {
     let mut raw = vec![
         RawKey::new("Lock (hash)", name.as_bytes()),

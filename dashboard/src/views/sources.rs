@@ -1,4 +1,4 @@
-//! `/sources`: where the dashboard learns of locks, and what it cannot see.
+//! `/sources`: the sources from which the dashboard learns about locks, and their blind spots.
 
 use askama::Template;
 use askama::filters::HtmlSafe;
@@ -136,7 +136,7 @@ struct SourcesTemplate<'a> {
     servers: Servers<'a>,
 }
 
-/// The page.
+/// Renders the page.
 ///
 /// # Errors
 /// If the template fails, which is a bug.
@@ -148,12 +148,12 @@ pub fn sources_page(page: &SourcesPage) -> Result<String, askama::Error> {
     .render()
 }
 
-/// The document's title.
+/// Returns the document's title.
 pub(super) fn title(page: &SourcesPage) -> String {
     page::title(&page.chrome, "Sources")
 }
 
-/// The parts that a stream keeps true.
+/// Returns the parts that a stream keeps current.
 pub(super) fn regions(page: &SourcesPage) -> Result<Vec<(&'static str, String)>, askama::Error> {
     Ok(vec![("sources", Servers::new(page).render()?)])
 }

@@ -7,7 +7,7 @@ use super::{format, links};
 use crate::query::Filter;
 use crate::query::facets::{Facets, VIEWS};
 
-/// The links, those of the list of locks each with the number that match the rest of the filter.
+/// The links. Those of the list of locks show the number of locks that match the rest of the filter.
 #[derive(Debug, Template)]
 #[template(path = "parts/tabs.html")]
 pub struct Tabs {
@@ -25,7 +25,7 @@ struct Tab {
     alarming: bool,
 }
 
-/// The labels of [`VIEWS`], whether they are there without a lock, and whether some are alarming.
+/// The labels of [`VIEWS`], whether each is shown without a lock, and whether it is alarming if there are some.
 const LABELS: [(&str, bool, bool); VIEWS.len()] = [
     ("Active", true, false),
     ("With problems", true, true),
@@ -48,7 +48,7 @@ impl Tabs {
         let here = words(&Filter::view(shown));
         let searches_names = Filter::parse(&rest).is_ok_and(|rest| rest.searches_names());
         let tab = |((view, count), (label, always, alarming)): ((&str, usize), _)| {
-            // Free ones are among them.
+            // A search for names also finds free locks.
             let label = if view.is_empty() && searches_names { "All" } else { label };
             let here = here == words(view);
             let link = links::filtered(format!("{rest} {view}").trim());
@@ -61,7 +61,7 @@ impl Tabs {
     }
 }
 
-/// The terms of a view in any order.
+/// Returns the terms of a view, sorted.
 fn words(view: &str) -> Vec<String> {
     let mut words: Vec<String> = view.split_whitespace().map(str::to_ascii_lowercase).collect();
     words.sort_unstable();

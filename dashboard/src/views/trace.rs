@@ -1,4 +1,4 @@
-//! The trace of a lock, on its page and for the API: each step in words, with the line that MONITOR printed.
+//! The trace of a lock, for its page and the API: each step in words, with the line that MONITOR printed.
 
 use std::collections::HashSet;
 use std::net::IpAddr;
@@ -95,7 +95,8 @@ pub fn sentence(action: &Action, names: &OwnerNames) -> String {
     }
 }
 
-/// Returns the time since the step before: to the microsecond below a millisecond, since scripts follow one another so fast.
+/// Returns the time since the previous step, to the microsecond if it is below a millisecond, since scripts follow
+/// closely.
 fn gap(micros: u64) -> String {
     match micros {
         0..1_000 => format!("+{micros}µs"),
@@ -104,7 +105,7 @@ fn gap(micros: u64) -> String {
     }
 }
 
-/// Returns the lines of a step as they may be shown: what is invisible is escaped.
+/// Returns the lines of a step in a form safe to show: invisible characters are escaped.
 #[must_use]
 pub fn raw_lines(raw: &[u8]) -> Vec<String> {
     let shown = |line: &[u8]| {
@@ -121,7 +122,7 @@ pub fn raw_lines(raw: &[u8]) -> Vec<String> {
     raw.split(|byte| *byte == b'\n').filter(|line| !line.is_empty()).map(shown).collect()
 }
 
-/// The clients behind the addresses of a trace, where an address has one.
+/// The clients behind the addresses of a trace, as far as they are known.
 #[derive(Debug)]
 pub struct Senders {
     pairs: Vec<(IpAddr, String)>,
@@ -141,7 +142,7 @@ impl Senders {
         Self { pairs: pairs.into_iter().collect() }
     }
 
-    /// Returns the holder or waiter of an event, or else the only client of the trace that has its address.
+    /// Returns the holder or waiter of an event, or otherwise the only client of the trace with its address.
     #[must_use]
     pub fn owner(&self, event: &Event) -> Option<String> {
         if let Some(holder) = event.holder {
@@ -154,7 +155,7 @@ impl Senders {
     }
 }
 
-/// Returns the address that an event came from.
+/// Returns the address that sent the event.
 #[must_use]
 pub fn address(event: &Event) -> Option<String> {
     match event.client? {
@@ -206,12 +207,12 @@ impl StepRow {
     }
 }
 
-/// The part of the page above the steps: whether they are being recorded, and until when.
+/// The part of the page above the steps: whether steps are being recorded, and until when.
 #[derive(Debug, Template)]
 #[template(path = "parts/trace_state.html")]
 pub(super) struct TraceState<'a> {
     trace: Option<TraceFacts>,
-    /// The reason why nothing is seen, with the step that changes that.
+    /// The reason why no steps are recorded, and the step that changes that.
     closed: Option<(Prose<'a>, Option<Prose<'static>>)>,
 }
 
@@ -226,7 +227,7 @@ struct TraceFacts {
 }
 
 impl<'a> TraceState<'a> {
-    /// `until`: the instant that it is now, also where ages are left to the script.
+    /// Creates the state at the instant `until`, even if the script counts the ages.
     pub(super) fn new(page: &'a LockPage, until: SteadyMillis) -> Self {
         let facts = page.trace.as_ref().map(|trace| {
             let hidden = trace.dropped + trace.steps.len().saturating_sub(SHOWN) as u64;
@@ -256,7 +257,7 @@ fn monitors(page: &LockPage) -> impl Iterator<Item = &SourceView> {
     })
 }
 
-/// Returns the address of the form that starts a trace, for those who may.
+/// Returns the address of the form that starts a trace, if the visitor may start one.
 pub(super) fn action(page: &LockPage) -> Option<String> {
     let off = monitors(page).any(|source| source.state == SourceState::Off);
     (page.may_watch && !off).then(|| links::trace(&page.id))
@@ -270,7 +271,7 @@ pub(super) fn steps(page: &LockPage) -> Vec<StepRow> {
     trace.steps.iter().skip(hidden).map(|step| StepRow::new(page, step, &senders)).collect()
 }
 
-/// Returns the same as rows that a stream updates.
+/// Returns the latest steps as rows that a stream updates.
 pub(super) fn rows(page: &LockPage) -> Result<Vec<LiveRow>, askama::Error> {
     let row =
         |step: StepRow| Ok(LiveRow { html: step.render()?.into(), id: step.id.into(), ttl: None });

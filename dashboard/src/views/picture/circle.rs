@@ -1,4 +1,4 @@
-//! A deadlock, drawn: who waits for which lock, and who holds that.
+//! The drawing of a deadlock: the waiters, the locks they wait for, and the holders of these.
 
 use askama::Template;
 use askama::filters::HtmlSafe;
@@ -9,15 +9,15 @@ use crate::model::owner_names::OwnerNames;
 use crate::model::types::{ProblemView, WaitView, client_of};
 use crate::text;
 
-/// The most waits that are drawn; the evidence names those of a larger circle.
+/// The most waits that are drawn. The evidence names those of a larger circle.
 const MAX_WAITS: usize = 6;
-/// The picture's size and that of the circle in it.
+/// The size of the picture, and that of the circle in it.
 const WIDTH: f64 = 640.0;
 const HEIGHT: f64 = 340.0;
 const RADIUS_X: f64 = 205.0;
 const RADIUS_Y: f64 = 125.0;
-/// The same for phones, where the nodes stand one below the other: the width, the height of each, where they stand, and where
-/// the way back from the last to the first is.
+/// The sizes for phones, where the nodes are one below the other: the width, the height of each node, their position,
+/// and the position of the way back from the last to the first.
 const NARROW: f64 = 340.0;
 const STEP: f64 = 58.0;
 const MIDDLE: f64 = 160.0;
@@ -39,7 +39,7 @@ struct Node {
 
 #[derive(Debug)]
 struct Drawing {
-    /// Wide, or narrow.
+    /// The class for a wide or a narrow drawing.
     class: &'static str,
     width: f64,
     height: f64,
@@ -56,16 +56,16 @@ struct Arrow {
 #[derive(Debug, Template)]
 #[template(path = "parts/circle.html")]
 pub(in super::super) struct Circle {
-    /// Twice, of which one is shown.
+    /// A wide and a narrow drawing, of which one is shown.
     drawings: [Drawing; 2],
-    /// The circle in words, a wait each.
+    /// The circle in words, one text for each wait.
     words: Vec<String>,
 }
 
 impl HtmlSafe for Circle {}
 
 impl Circle {
-    /// Returns the circle of a problem; none if it has none, or one too large to draw.
+    /// Returns the circle of a problem, or `None` if there is none or it is too large to draw.
     pub(in super::super) fn new(problem: &ProblemView, names: &OwnerNames) -> Option<Self> {
         let waits = &problem.cycle;
         if waits.is_empty() || waits.len() > MAX_WAITS {
@@ -93,7 +93,7 @@ fn wide(nodes: &[Node]) -> Drawing {
     Drawing { class: "around", width: WIDTH, height: HEIGHT, nodes, arrows }
 }
 
-/// One below the other, and back from the last to the first.
+/// Draws the nodes one below the other, with a line back from the last to the first.
 fn narrow(nodes: &[Node]) -> Drawing {
     let y = |i: usize| STEP * (f64::from(u8::try_from(i).unwrap_or(u8::MAX)) + 0.5);
     let last = nodes.len().saturating_sub(1);
@@ -156,7 +156,7 @@ fn shortened(name: &str) -> String {
     label
 }
 
-/// The position of a node: evenly around the circle, the first on top.
+/// Returns the position of a node. The nodes are evenly spaced around the circle, the first on top.
 #[expect(clippy::cast_precision_loss, reason = "there are a dozen nodes at most")]
 fn place(i: usize, count: usize) -> (f64, f64) {
     let angle = std::f64::consts::TAU * i as f64 / count as f64 - std::f64::consts::FRAC_PI_2;
@@ -167,12 +167,12 @@ fn shown(n: f64) -> String {
     format!("{n:.1}")
 }
 
-/// A line from one node towards another with a head, clear of both labels.
+/// Returns an arrow from one node to another that overlaps neither label.
 fn arrow(from: (f64, f64), to: (f64, f64)) -> String {
     let (dx, dy) = (to.0 - from.0, to.1 - from.1);
     let length = dx.hypot(dy).max(1.0);
     let (ux, uy) = (dx / length, dy / length);
-    // Labels are wide and low: a slanting line leaves them sooner than a level one.
+    // Labels are wide and low, so a slanting line leaves them sooner than a level one.
     let clear = (30.0 / uy.abs().max(0.2)).min(length * 0.32);
     let (x1, y1) = (from.0 + ux * clear, from.1 + uy * clear);
     let (x2, y2) = (to.0 - ux * clear, to.1 - uy * clear);

@@ -1,4 +1,4 @@
-//! The number of events over a span of time, and the times in which nobody looked.
+//! The number of events over a span of time, and the times that nobody observed.
 
 use askama::Template;
 use askama::filters::HtmlSafe;
@@ -19,7 +19,7 @@ const HEIGHT: u64 = 56;
 const LEAST: u64 = 3;
 /// The least width of a gap.
 const LEAST_GAP: u64 = 3;
-/// The types of events among [`EVENT_WORDS`] that are marked.
+/// The indexes of the marked types of events in [`EVENT_WORDS`].
 const PROBLEM: usize = 2;
 const FIRST_ACTION: usize = 4;
 
@@ -32,16 +32,16 @@ struct Part {
     problem: bool,
     action: bool,
     words: String,
-    /// The page with the time cursor at its end, so that it shows what came of its events.
+    /// The address of the page with the time cursor at the end of this part, so that it shows the result of its events.
     link: Option<String>,
 }
 
-/// A time in which nobody looked.
+/// A time that nobody observed.
 #[derive(Debug)]
 struct Unseen {
     x: u64,
     width: u64,
-    /// Its beginning and end, as instants of the wall clock and times of day.
+    /// Its beginning and end, each as an instant of the wall clock and a time of day.
     from: Option<(u64, String)>,
     to: Option<(u64, String)>,
 }
@@ -53,7 +53,7 @@ pub(in super::super) struct Strip {
     unseen: Vec<Unseen>,
     /// The position of the time cursor.
     cursor: Option<u64>,
-    /// Instants along the bottom.
+    /// The labels along the bottom: positions and times.
     marks: Vec<(u64, String)>,
     words: String,
     /// The earliest instant that is counted, if not all are.
@@ -63,7 +63,7 @@ pub(in super::super) struct Strip {
 impl HtmlSafe for Strip {}
 
 impl Strip {
-    /// Draws the strip of a page; `link`: the page with the time cursor at an instant.
+    /// Draws the strip of a page. `link` returns the address of the page with the time cursor at an instant.
     pub(in super::super) fn new(
         page: &HistoryPage,
         link: impl Fn(SteadyMillis) -> Option<String>,
@@ -124,7 +124,7 @@ fn summary(total: u64, page: &HistoryPage) -> String {
     format!("{} {events} within {}", format::count(total), format::round_duration(span))
 }
 
-/// The number of events of each type, in words.
+/// Returns the number of events of each type, in words.
 fn counts(bucket: &[u64; EVENT_WORDS.len()], shown: impl Fn(usize) -> bool) -> String {
     let all = bucket.iter().enumerate().filter(|(kind, n)| shown(*kind) && **n > 0);
     let words: Vec<String> =
@@ -132,7 +132,7 @@ fn counts(bucket: &[u64; EVENT_WORDS.len()], shown: impl Fn(usize) -> bool) -> S
     if words.is_empty() { "no event".to_owned() } else { words.join(", ") }
 }
 
-/// A type of event as a word for people.
+/// Returns a type of event as a word for people.
 pub(in super::super) fn word(event: &str) -> String {
     event.replace('_', " ")
 }

@@ -5,7 +5,7 @@ use askama::filters::HtmlSafe;
 
 use super::super::format;
 
-/// The upper ends of all spans but the last, milliseconds, with what a span is called.
+/// The upper ends of all ranges but the last, in milliseconds, and the name of each range.
 const SPANS: [(u64, &str); 7] = [
     (10, "under 10 ms"),
     (100, "10 to 100 ms"),
@@ -20,7 +20,7 @@ const SPANS: [(u64, &str); 7] = [
 struct Span {
     label: &'static str,
     count: usize,
-    /// Of the longest bar, thousandths.
+    /// The share of the longest bar, in thousandths.
     share: usize,
 }
 
@@ -36,7 +36,7 @@ pub(in super::super) struct Durations {
 impl HtmlSafe for Durations {}
 
 impl Durations {
-    /// Returns those of ended holds, milliseconds; none if there are too few.
+    /// Returns the durations of ended holds, given in milliseconds, or `None` if there are too few.
     pub(in super::super) fn new(mut millis: Vec<u64>) -> Option<Self> {
         const FEW: usize = 3;
         millis.sort_unstable();

@@ -10,13 +10,14 @@ use crate::clock::SteadyMillis;
 use crate::model::contention::{Contention, GroupTally, MINUTES, Minute};
 use crate::text;
 
-/// The most rows.
+/// The most rows drawn.
 const MAX_ROWS: usize = 20;
 /// The width of a column and the height of a row.
 const COLUMN: usize = 10;
 const ROW: usize = 20;
 const MINUTE_MS: u64 = 60_000;
-/// The time from which a cell is darker, milliseconds of waiting in a minute: a tenth of a waiter, half of one, two, ten.
+/// The waiting time from which a cell is darker, in milliseconds per minute: a tenth of a waiter, half of one, two,
+/// ten.
 const LEVELS: [u64; 4] = [6_000, 30_000, 120_000, 600_000];
 
 #[derive(Debug, Template)]
@@ -26,7 +27,7 @@ pub(in super::super) struct Heat {
     width: usize,
     height: usize,
     marks: Vec<(u64, String)>,
-    /// Groups without any waits or problems, and others that there is no room for.
+    /// The number of groups without waits or problems, and that of groups for which there is no room.
     calm: usize,
     more: usize,
 }
@@ -39,7 +40,7 @@ struct HeatRow {
     link: String,
     waited: Option<String>,
     cells: Vec<Cell>,
-    /// Its hour in a sentence.
+    /// The group's hour in a sentence.
     words: String,
     y: usize,
 }
@@ -49,9 +50,9 @@ struct Cell {
     link: String,
     words: String,
     x: usize,
-    /// 0 without waits, up to 5.
+    /// The level of waiting: 0 without waits, at most 5.
     level: usize,
-    /// The corners of the sign for a problem.
+    /// The corners of the sign that marks a problem.
     problem: Option<String>,
 }
 

@@ -6,7 +6,7 @@ use askama::filters::HtmlSafe;
 use super::super::format;
 use crate::model::contention::{BOUNDS_MS, Durations};
 
-/// Height of the picture, and the width of a bar with its gap.
+/// The height of the picture, and the width of a bar with its gap.
 const HEIGHT: u64 = 12;
 const STEP: usize = 4;
 
@@ -26,7 +26,7 @@ impl Histogram {
         let (mut bars, mut words, mut from) = (String::new(), Vec::new(), 0);
         for (i, (bound, count)) in durations.buckets().enumerate() {
             if count > 0 {
-                // What there is at all is seen.
+                // A bar is at least one unit high, so that no count is invisible.
                 let (x, high) = (i * STEP, (u64::from(count) * HEIGHT / most).max(1));
                 bars.push_str(&format!("M{x} {HEIGHT}v-{high}h3v{high}z"));
                 words.push(match bound {

@@ -1,4 +1,4 @@
-//! Pictures: drawn here as SVG, coloured by the style sheet, each with a description.
+//! Pictures drawn as SVG and coloured by the style sheet, each with a description.
 
 mod circle;
 mod density;
@@ -21,11 +21,11 @@ pub(super) use heat::Heat;
 pub(super) use histogram::Histogram;
 pub(super) use timeline::Timeline;
 
-/// The durations of a lock's latest holds as bars: the oldest first, high for long.
+/// The durations of a lock's latest holds as bars, oldest first. Longer holds have higher bars.
 #[derive(Debug, Template)]
 #[template(path = "parts/spark.html")]
 pub(super) struct Spark {
-    /// The bars of holds that ended as they should, and of the others, as paths.
+    /// The paths of the bars of holds that ended properly, and of the others.
     fine: String,
     odd: String,
     width: usize,
@@ -34,12 +34,12 @@ pub(super) struct Spark {
 
 impl HtmlSafe for Spark {}
 
-/// Height of the picture, and the width of a bar with its gap.
+/// The height of the picture, and the width of a bar with its gap.
 const HEIGHT: u32 = 12;
 const STEP: usize = 4;
 
 impl Spark {
-    /// Of past holds, newest first.
+    /// Draws past holds, given newest first.
     pub(super) fn new(past: &[PastHoldView]) -> Self {
         let (mut fine, mut odd, mut words) = (String::new(), String::new(), Vec::new());
         for (i, hold) in past.iter().rev().enumerate() {
@@ -64,12 +64,12 @@ impl Spark {
     }
 }
 
-/// The duration of a hold, milliseconds; none while it lasts.
+/// Returns the duration of a hold in milliseconds, or `None` while it lasts.
 pub(super) fn lasted(hold: &PastHoldView) -> Option<u64> {
     Some(hold.to?.millis_since(hold.since.at))
 }
 
-/// The end of a hold, in words.
+/// Returns the end of a hold, in words.
 pub(super) fn ending_words(hold: &PastHoldView) -> &'static str {
     match hold.ended {
         None => "still held",
@@ -84,7 +84,7 @@ pub(super) fn ending_words(hold: &PastHoldView) -> &'static str {
     }
 }
 
-/// A bar's height: each doubling of the time, from a sixteenth of a second on, makes it a little higher.
+/// Returns a bar's height. It grows a little with each doubling of the duration, from a sixteenth of a second on.
 fn height(millis: u64) -> u32 {
     let doublings = (millis / 64).checked_ilog2().map_or(0, |log| log + 1);
     (1 + doublings * 3 / 4).min(HEIGHT)

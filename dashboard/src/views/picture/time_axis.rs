@@ -3,20 +3,20 @@
 use super::super::format::rfc3339;
 use crate::clock::SteadyMillis;
 
-/// The parts into which the time is cut by labels.
+/// The number of parts into which labels divide the time.
 const PARTS: u64 = 4;
 
 /// A span of time along the width of a picture.
 #[derive(Debug, Clone, Copy)]
 pub(super) struct TimeAxis {
     pub(super) from: SteadyMillis,
-    /// Its length, milliseconds.
+    /// The length of the span, in milliseconds.
     pub(super) millis: u64,
     pub(super) width: u64,
 }
 
 impl TimeAxis {
-    /// Returns the position of an instant; what lies outside is at the edge.
+    /// Returns the position of an instant. An instant outside is drawn at the edge.
     pub(super) fn x(&self, at: SteadyMillis) -> u64 {
         let passed = u128::from(at.millis_since(self.from).min(self.millis));
         let x = passed * u128::from(self.width) / u128::from(self.millis.max(1));

@@ -1,4 +1,4 @@
-//! A lock's last minutes or hours: who held it, who waits, and how each hold ended.
+//! A lock's last minutes or hours: its holders and waiters, and the end of each hold.
 
 use std::collections::HashSet;
 
@@ -19,11 +19,11 @@ const WIDTH: u64 = 1_000;
 /// The most lanes of holders and of waiters; the others are only counted.
 const MAX_HOLDERS: usize = 10;
 const MAX_WAITERS: usize = 10;
-/// Marks that are closer to one another would hide the bar.
+/// The least distance between two marks, since closer ones would hide the bar.
 const MIN_BETWEEN: u64 = 8;
-/// Parts that lead to an instant.
+/// The number of parts that link to an instant.
 const SLOTS: u64 = 50;
-/// The most bars that the words of such a part name.
+/// The most bars that the description of such a part names.
 const NAMED: usize = 3;
 
 /// A bar in a lane.
@@ -33,11 +33,11 @@ struct Bar {
     width: u64,
     class: &'static str,
     words: String,
-    /// The same in a few words.
+    /// The description of the bar in a few words.
     short: String,
 }
 
-/// A part of the picture that leads to the instant in its middle.
+/// A part of the picture that links to the instant in its middle.
 #[derive(Debug)]
 struct Slot {
     x: u64,
@@ -69,14 +69,14 @@ pub(in super::super) struct Timeline {
     lanes: Vec<Lane>,
     more_holders: usize,
     more_waiters: usize,
-    /// Instants along the bottom.
+    /// The labels along the bottom: positions and times.
     marks: Vec<(u64, String)>,
     legend: Vec<(&'static str, &'static str)>,
-    /// A sentence about renewals, and whether some are marked.
+    /// A sentence about renewals, and true if some are marked.
     renewed: Option<(String, bool)>,
     words: String,
     choices: Vec<Choice>,
-    /// True if only what is remembered is shown, since no history is kept.
+    /// True if only remembered holds are shown, since no history is kept.
     remembered: bool,
     axis: TimeAxis,
     slots: Vec<Slot>,
@@ -86,7 +86,7 @@ pub(in super::super) struct Timeline {
 
 impl HtmlSafe for Timeline {}
 
-/// A shape and its colour.
+/// Returns the class for a bar's shape and colour.
 fn class(ended: Option<&str>) -> &'static str {
     match ended {
         None => "now",
@@ -107,8 +107,8 @@ const LEGEND: [(&str, &str); 6] = [
 ];
 
 impl Timeline {
-    /// Of a lock at an instant, which is moved back a little so that the picture of an open page does not change all
-    /// the time. None where there is nothing to draw.
+    /// Draws the timeline of a lock at an instant. The instant is moved back a little, so that the picture of an open
+    /// page does not change all the time. Returns `None` if there is nothing to draw.
     pub(in super::super) fn new(
         lock: Option<&LockView>,
         window: &PastWindow,
@@ -120,8 +120,8 @@ impl Timeline {
         let now = SteadyMillis(now.0 - now.0 % step + step);
         let from = now.minus(window.millis);
         let axis = TimeAxis { from, millis: window.millis, width: WIDTH };
-        // Where more have held it than there is room for, each client has a lane: an agent's holders are new with each
-        // hold, and so are a service's threads.
+        // If there are more holders than lanes, each client has a lane: an agent's holders are new with each hold, and
+        // so are a service's threads.
         let held = lock.filter(|lock| lock.state != State::Free);
         let now_held = held.map(|lock| lock.holders.as_slice()).unwrap_or_default();
         let ids: HashSet<&str> = now_held
@@ -177,7 +177,7 @@ impl Timeline {
         }
         let renewals = held.and_then(|lock| lock.renewals.as_deref());
         let renewed = renewals.map(|renewals| {
-            // A time to live that several holders share does not show which of them renewed it.
+            // A time to live that several holders share does not show which holder renewed it.
             let marked: Vec<SteadyMillis> = match now_held {
                 [_] => renewals.latest().filter(|at| *at >= from).collect(),
                 _ => Vec::new(),
@@ -254,13 +254,13 @@ impl Timeline {
         Self { slots, cursor, ..self }
     }
 
-    /// Returns the width of what is later than the instant that the page shows.
+    /// Returns the width of the part after the instant that the page shows.
     fn later(&self) -> u64 {
         WIDTH.saturating_sub(self.cursor.unwrap_or(WIDTH))
     }
 }
 
-/// The number of observed renewals. Times without observation have none.
+/// Describes the number of observed renewals. Times without observation have none.
 fn renewed_words(renewals: &Renewals, holders: usize, marked: usize, dense: bool) -> String {
     let times = match renewals.count() {
         1 => "once".to_owned(),

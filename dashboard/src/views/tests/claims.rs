@@ -1,4 +1,4 @@
-//! Processes that agents publish: verified, only claimed, or not checked.
+//! Tests of processes that agents publish: verified, only claimed, or not checked.
 
 use super::fixtures::{held, lock, owner};
 use crate::model::types::{ClientView, LockView};

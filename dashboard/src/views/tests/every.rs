@@ -1,4 +1,4 @@
-//! Every page there can be.
+//! Every possible page.
 
 use std::sync::Arc;
 
@@ -12,7 +12,7 @@ use crate::query::contention::ContentionRow;
 use crate::query::incidents::IncidentRow;
 use crate::sources::view::{Down, SourceState};
 
-/// Every page there can be, by a file's name.
+/// Returns every possible page, with the name of a file for it.
 pub(super) fn all() -> Vec<(String, String)> {
     let mut pages: Vec<(&str, String)> = Vec::new();
     let mut table = |name, page: ListPage<LockRow>| pages.push((name, list_page(&page).unwrap()));

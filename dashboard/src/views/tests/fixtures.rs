@@ -1,4 +1,4 @@
-//! Pages as they may be: calm, troubled, hostile, empty.
+//! Pages for tests: calm, troubled, hostile and empty.
 
 use std::sync::Arc;
 use thin_vec::{ThinVec, thin_vec};
@@ -39,7 +39,7 @@ pub(in crate::views) fn holder(n: u64, count: i64, held_ms: u64, exact: bool) ->
     }
 }
 
-/// What happened so many milliseconds ago, oldest first.
+/// Creates a log of events, given as milliseconds ago, oldest first.
 fn happenings<const N: usize>(of: [(u64, Source, &'static str, &str); N]) -> EventLog {
     let mut history = EventLog::default();
     for (millis, source, word, text) in of {
@@ -54,7 +54,7 @@ pub(super) fn read_again(lock: &mut LockView, at: SteadyMillis, ttl_ms: u64) {
     lock.expires_at = Some(SteadyMillis(at.0 + ttl_ms));
 }
 
-/// A healthy hold, `held_ms` old.
+/// Creates a healthy hold that is `held_ms` old.
 pub(in crate::views) fn held(name: &[u8], n: u64, held_ms: u64) -> LockView {
     let passed = held_ms % 10_000;
     LockView {
@@ -239,7 +239,7 @@ pub(super) fn lock(subject: LockView) -> LockPage {
     }
 }
 
-/// A lock's page at an instant at which it had holders and problems, or at which nothing is known.
+/// Creates a lock's page at an instant in the past, with holders and problems, or with nothing known.
 pub(super) fn lock_at(page: LockPage, known: bool) -> LockPage {
     let at = ago(150_000);
     let then = LockThen {
@@ -272,7 +272,7 @@ fn past_hold(n: u64, began_ms: u64, lasted_ms: u64, ended: &'static str) -> Past
     }
 }
 
-/// What a lock went through.
+/// Creates the past of a lock.
 pub(super) fn past() -> PastWindow {
     let holds = vec![
         past_hold(3, 100_000, 4_000, "released"),
@@ -283,7 +283,7 @@ pub(super) fn past() -> PastWindow {
     PastWindow { millis: 900_000, holds, kept: true, chosen: None, at: None }
 }
 
-/// Two that wait for one another, over locks of hostile names.
+/// Creates a lock in a deadlock of two waiters, over locks with hostile names.
 pub(super) fn deadlocked() -> LockView {
     let wait = |name: &[u8], from: u64, to: u64| WaitView {
         waiter: holder(from, 1, 0, true).id.into(),
@@ -333,7 +333,7 @@ fn rows<T: Listed>(published: &Published) -> Rows<T> {
     query.rows(published, SteadyMillis(NOW))
 }
 
-/// Counts of locks whose owners have hostile names.
+/// Creates counts of locks whose owners have hostile names.
 pub(super) fn facets() -> Arc<Facets> {
     let names = hostile_names();
     let hostile = |i: usize| Arc::from(String::from_utf8_lossy(&names[i]));
@@ -409,7 +409,7 @@ pub(super) fn owners() -> ListPage<OwnerRow> {
     list(troubled())
 }
 
-/// Owners by service or by host, one of them hostile, one gone and one unknown.
+/// Creates owners by service or by host, one of them hostile, one gone and one unknown.
 pub(in crate::views) fn grouped_owners(by: &'static str) -> ListPage<OwnerRow> {
     let mut locks = troubled();
     let name = String::from_utf8_lossy(&hostile_names()[0]).into_owned();
@@ -428,7 +428,7 @@ pub(in crate::views) fn grouped_owners(by: &'static str) -> ListPage<OwnerRow> {
     ListPage { by, rows: OwnerRow::joined(&rows, by), ..owners() }
 }
 
-/// Every row of the lists other than that of locks.
+/// Returns every row of the lists other than that of locks.
 pub(super) fn list_rows() -> Vec<String> {
     fn html<T: ListView>(page: &ListPage<T>) -> Vec<String> {
         let rows = &page.rows;
@@ -440,7 +440,7 @@ pub(super) fn list_rows() -> Vec<String> {
     [html(&owners()), html(&problems), html(&contention)].concat()
 }
 
-/// The first incident of locks.
+/// Creates the page of the first incident of these locks.
 pub(super) fn incident(locks: Vec<LockView>) -> IncidentPage {
     IncidentPage {
         chrome: chrome("/incident?problem=x"),
@@ -495,7 +495,7 @@ pub(in crate::views) fn history(kept: bool, rows: Vec<EventRow>) -> HistoryPage 
     }
 }
 
-/// The history with a time cursor, among locks whose names are attacks.
+/// Creates a history with a time cursor, among locks with hostile names.
 pub(super) fn history_at() -> HistoryPage {
     let problem = problem_then();
     let holds = hostile_names().into_iter().zip(past().holds).map(|(name, hold)| HeldLock {
@@ -609,7 +609,7 @@ pub(super) fn contended() -> ListPage<LockRow> {
     page
 }
 
-/// Names that somebody chose to do harm, or that just are odd.
+/// Returns names that are meant to do harm, or are just odd.
 pub(super) fn hostile_names() -> Vec<Vec<u8>> {
     vec![
         b"<script>alert(1)</script>".to_vec(),

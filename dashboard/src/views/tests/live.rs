@@ -1,4 +1,4 @@
-//! What a stream sends.
+//! Tests of the events that a stream sends.
 
 use std::sync::Arc;
 use thin_vec::thin_vec;
@@ -18,7 +18,7 @@ use crate::views::fragments::Fragments;
 use crate::views::live::{Picture, beat};
 use crate::views::{ListPage, SourcesPage, Subject, list_page, lock_page, row};
 
-/// Somebody who looks at a page, and has got everything so far.
+/// A visitor of a page who has received every event so far.
 #[derive(Default)]
 struct Stream {
     fragments: Fragments,
@@ -157,7 +157,7 @@ fn streams_share_rendered_rows_without_mixing_views() {
     assert_eq!(patch(&mut Stream::new(fragments), &page).unwrap()["rows"], plain["rows"]);
 }
 
-/// Without what is counted on by the script: ages, and what was read of times to live.
+/// Removes the text that the script counts: ages, and times to live as read.
 fn uncounted(html: &str) -> String {
     let mut text = html.to_owned();
     for (from, to) in [
@@ -267,7 +267,7 @@ fn a_page_that_lacks_waiters_names_the_step_that_turns_monitor_on() {
     let exact = LockView { waiters_exact: true, ..stuck() };
     page.subject = Subject::Known(Arc::new(exact));
     assert_eq!(told(&page), 1);
-    // Another deployment's MONITOR shows nothing of this lock.
+    // The MONITOR of another deployment shows nothing of this lock.
     page.subject = Subject::Known(Arc::new(LockView { waiters_exact: false, ..stuck() }));
     page.id.deployment = "elsewhere".into();
     assert_eq!(told(&page), 1);
@@ -277,7 +277,7 @@ fn a_page_that_lacks_waiters_names_the_step_that_turns_monitor_on() {
     remediable(&mut page.chrome);
     page.contention = Some(Arc::default());
     assert_eq!(list_page(&page).unwrap().matches(STEP).count(), 2);
-    // It goes while the page is open.
+    // The hint disappears while the page is open.
     page.chrome = chrome("/contention");
     let regions = crate::views::list::regions(&page).unwrap();
     assert!(regions.iter().any(|(id, html)| *id == "hint" && html.is_empty()));
@@ -323,7 +323,7 @@ fn a_beat_is_a_patch() {
     assert_eq!(beat, serde_json::json!({ "now": 5 }));
 }
 
-/// What a stream sends while rows come, change, move and go, for trying the script in a browser.
+/// Returns the events of a stream whose rows appear, change, move and disappear, for trying the script in a browser.
 pub(super) fn story() -> String {
     let mut stream = Stream::new(Fragments::default());
     let mut page = locks(healthy_rows());

@@ -1,4 +1,4 @@
-//! Escaping, and what the content security policy and the script rely on.
+//! Tests of escaping, and of the rules that the content security policy and the script rely on.
 
 use std::collections::BTreeSet;
 use std::path::{Path, PathBuf};
@@ -16,7 +16,7 @@ struct Tag {
     attributes: Vec<(String, String)>,
 }
 
-/// Reads a page's tags as a browser would find them, strictly: a page that is written carelessly fails.
+/// Reads a page's tags like a browser, but strictly: a page with careless markup fails.
 fn tags(html: &str) -> Vec<Tag> {
     let mut tags = Vec::new();
     let mut rest = html;
@@ -182,7 +182,7 @@ fn templates_leave_nothing_unescaped_or_inline() {
     }
 }
 
-/// What stands in quotes behind each occurrence of a call.
+/// Returns the quoted text after each occurrence of a call.
 fn arguments<'a>(script: &'a str, call: &str) -> BTreeSet<&'a str> {
     script
         .split(call)

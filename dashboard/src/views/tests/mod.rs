@@ -1,4 +1,5 @@
-//! What every page must keep to, whatever is in it. To look at them: `cargo test -p lockscope-dashboard --lib preview -- --ignored`.
+//! Rules that every page must follow, whatever its content. To look at the pages: `cargo test -p lockscope-dashboard
+//! --lib preview -- --ignored`.
 
 mod claims;
 mod every;

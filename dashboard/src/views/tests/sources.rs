@@ -1,4 +1,4 @@
-//! The page of sources.
+//! Tests of the page of sources.
 
 use super::fixtures::{chrome, server, source};
 use crate::sources::view::{ServerView, SourceState, SourceView};

@@ -1,4 +1,4 @@
-//! The trace on a lock's page, from what real clients of Redisson did.
+//! Tests of the trace on a lock's page, with recordings of real Redisson clients.
 
 use std::sync::Arc;
 
@@ -14,7 +14,7 @@ use crate::views::live::Picture;
 use crate::views::trace::raw_lines;
 use crate::views::{LockPage, lock_page};
 
-/// Plays a recording of Redisson 4.7.0 into a trace of a lock. Returns its page.
+/// Plays a recording of Redisson 4.7.0 into the trace of a lock. Returns the lock's page.
 fn played(recording: &str, name: &str) -> LockPage {
     let mut page = lock(held(name.as_bytes(), 1, 1_000));
     let traces = Traces::default();
@@ -41,7 +41,7 @@ fn played(recording: &str, name: &str) -> LockPage {
     page
 }
 
-/// The labels of the steps.
+/// Returns the labels of the steps.
 fn labels(page: &LockPage) -> Vec<String> {
     let html = lock_page(page).unwrap();
     let cells = html.split("<td data-label=\"Step\"><span class=\"what ").skip(1);
@@ -61,7 +61,7 @@ fn the_walk_through_of_a_wait_is_complete() {
     for words in ["has it for 30s", "+0.153s", "+0.013s", "&#34;pttl&#34; &#34;orders:42&#34;"] {
         assert!(html.contains(words), "{words}");
     }
-    // Both clients are on one host: a subscription cannot be told from the other's.
+    // Both clients are on one host, so a subscription cannot be attributed to one of them.
     assert!(html.contains("127.0.0.1:48306"), "{html}");
     for (recording, name, step) in [
         ("renew", "orders:42", "renew"),

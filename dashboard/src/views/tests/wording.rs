@@ -1,4 +1,4 @@
-//! The words and colours of single facts on pages.
+//! Tests of the words and colours of single facts on pages.
 
 use super::fixtures::{
     chrome, contended_lock, deadlocked, happened, held, history, holder, incident, leaked, list,
@@ -18,7 +18,7 @@ use crate::views::{
     incident_page, list_page, lock_page, overview_page, release_page,
 };
 
-/// The class of the row that has this text.
+/// Returns the class of the row that has this text.
 fn class(html: &str, text: &str) -> String {
     let mut rows = html.split("<tr id=").skip(1);
     let row = rows.find(|row| row.contains(text)).expect("a row");
