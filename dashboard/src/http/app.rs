@@ -1,4 +1,4 @@
-//! The state that all handlers share: the model, and what pages are made from.
+//! The state that all handlers share: the model, and the data for pages.
 
 use std::sync::Arc;
 use std::time::Duration;
@@ -21,14 +21,14 @@ use crate::release::Releases;
 use crate::sources::status::Sources;
 use crate::views::{Chrome, Subject};
 
-/// A lock asked for by name is read unless it was within this, milliseconds.
+/// A lock that is requested by name is read again unless its last read is younger than this, in milliseconds.
 const FRESH_MS: u64 = 1_000;
 /// The default span of past events, milliseconds.
 const USUAL_SPAN_MS: u64 = 3_600_000;
-/// The limit for that.
+/// The time limit for that read.
 const PATIENCE: Duration = Duration::from_millis(800);
 
-/// Everything handlers need. Cheap to clone.
+/// Everything that handlers need. Cheap to clone.
 #[derive(Debug, Clone)]
 pub struct App(Arc<Inner>);
 
@@ -36,7 +36,7 @@ pub struct App(Arc<Inner>);
 #[derive(Debug, Default)]
 pub struct About {
     pub environment: Option<String>,
-    /// The sentence at the head of every page.
+    /// The note at the head of every page.
     pub note: Option<String>,
     /// The settings, without secrets.
     pub settings: serde_json::Value,
@@ -47,23 +47,23 @@ pub struct About {
 pub struct Inner {
     /// The published state of the model.
     pub hub: Arc<Hub>,
-    /// The way to the model.
+    /// The connection to the model.
     pub model: ModelHandle,
     /// The states of the sources.
     pub sources: Arc<Sources>,
     /// The dashboard's name and version.
     pub about: About,
     pub streams: Streams,
-    /// The locks that people look at.
+    /// The locks that visitors look at.
     pub viewers: Viewers,
     /// The history, if one is stored.
     pub archive: Option<Reader>,
-    /// Ends locks by force, where the settings allow it.
+    /// The forced releases, if the settings allow them.
     pub releases: Option<Releases>,
     pub stop: CancellationToken,
-    /// Distinguishes the ids of this process' pictures from those of an earlier one.
+    /// Distinguishes the ids of this process's pictures from those of an earlier one.
     pub epoch: String,
-    /// Pages of locks that several readers share.
+    /// The pages of locks that several readers share.
     pub pages: SharedPages,
 }
 
@@ -72,7 +72,7 @@ pub struct Inner {
 pub struct Span {
     pub from: SteadyMillis,
     pub to: SteadyMillis,
-    /// The lock; none: all locks.
+    /// The lock, or `None` for all locks.
     pub lock: Option<LockId>,
 }
 
@@ -103,7 +103,7 @@ impl std::ops::Deref for App {
 }
 
 impl App {
-    /// Puts the parts of the server together.
+    /// Creates the state from the parts of the server.
     #[must_use]
     #[expect(clippy::too_many_arguments, reason = "each is a part that it is put together from")]
     pub fn new(
@@ -155,7 +155,7 @@ impl App {
         }
     }
 
-    /// Returns the deployment of a request. A single one need not be named.
+    /// Returns the deployment of a request. The name may be omitted if there is only one.
     ///
     /// # Errors
     /// A sentence that says what is missing or unknown.
@@ -194,7 +194,7 @@ impl App {
             },
         };
         let name = match (&params.name, &params.name64) {
-            // Each byte that is not UTF-8 has become U+FFFD.
+            // Each byte that is not valid UTF-8 has become U+FFFD.
             (Some(name), None) if name.contains(char::REPLACEMENT_CHARACTER) => {
                 return Err(ApiError::bad_request(
                     "`name` is not UTF-8: give the name's bytes in base64 as `name64`",
@@ -212,7 +212,7 @@ impl App {
         Ok(LockId { deployment, db, name })
     }
 
-    /// Returns a lock as known, read again unless it was read within the last second.
+    /// Returns what is known about a lock. The lock is read again unless it was read within the last second.
     pub async fn subject(&self, id: &LockId) -> Subject {
         let now = SteadyMillis::now();
         let known = self.hub.snapshot().get(id).cloned();
@@ -278,7 +278,7 @@ impl App {
         Ok(Span { from, to, lock })
     }
 
-    /// Asks the history.
+    /// Queries the history.
     ///
     /// # Errors
     /// If no history is stored, or it cannot be read.
@@ -301,7 +301,7 @@ impl App {
         })
     }
 
-    /// Returns the blind spots of the sources and the events of whole servers, a sentence each.
+    /// Returns the blind spots of the sources and the events of whole servers, one sentence each.
     #[must_use]
     pub fn limits(&self) -> Vec<String> {
         let mut limits = self.sources.limits();

@@ -8,7 +8,7 @@ use axum::response::{IntoResponse, Response};
 
 use crate::views::assets::{Asset, find};
 
-/// `/static/{name}`: cached forever if the address has the content's version, else revalidated.
+/// `/static/{name}`: cached forever if the address has the content's version, otherwise revalidated.
 pub async fn file(
     Path(name): Path<String>,
     Query(query): Query<HashMap<String, String>>,
@@ -20,7 +20,7 @@ pub async fn file(
     }
 }
 
-/// `/favicon.ico`, which browsers ask for unasked.
+/// `/favicon.ico`, which browsers request by themselves.
 pub async fn icon(headers: HeaderMap) -> Response {
     match find("favicon.svg") {
         Some(asset) => answer(asset, None, &headers),

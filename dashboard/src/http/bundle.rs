@@ -1,4 +1,4 @@
-//! `/lock?…&format=bundle`: all that is known of a lock, in one file for the ticket.
+//! `/lock?…&format=bundle`: everything known about a lock, in one file for a ticket.
 
 use std::sync::Arc;
 
@@ -17,11 +17,11 @@ use crate::clock::SteadyMillis;
 use crate::model::types::{LockId, LockView, PastHoldView};
 use crate::views::Subject;
 
-/// The name of the bundle's format, so that a program can tell it from a later one.
+/// The name of the bundle's format, so that a program can distinguish it from a later one.
 const FORM: &str = "lockscope-bundle/1";
 /// The default span of timeline and events.
 const USUAL_WINDOW: &str = "1h";
-/// The longest part of a lock's name in that of the file, characters.
+/// The longest part of a lock's name that the file's name contains, in characters.
 const FILE_NAME: usize = 60;
 
 #[derive(Serialize)]

@@ -1,4 +1,4 @@
-//! Lists as CSV (RFC 4180) that no spreadsheet reads as formulas.
+//! Lists as CSV (RFC 4180), written so that no spreadsheet reads them as formulas.
 
 use std::sync::Arc;
 
@@ -18,17 +18,17 @@ use crate::query::problems::ProblemRow;
 
 /// The most rows in one answer. If there are more, its last line says so.
 pub const MAX_ROWS: usize = 100_000;
-/// Rows written at once.
+/// The number of rows that are written at once.
 const CHUNK: usize = 500;
 
 /// A row of CSV.
 pub trait Record: Send + Sync + 'static {
     const COLUMNS: &'static [&'static str];
-    /// The cells, as many as headings.
+    /// Returns the cells, one for each column.
     fn cells(&self) -> Vec<String>;
 }
 
-/// Rows as a file called after their list, written as fast as it is read; `total`: how many there are in all.
+/// Returns rows as a file named after their list, written as fast as it is read. `total` is the number of all rows.
 pub fn response<T: Record>(name: &str, rows: Vec<T>, total: usize) -> Response {
     let cut = (total > rows.len()).then(|| format!("cut: {} of {total} rows", rows.len()));
     let head = line(T::COLUMNS.iter().map(ToString::to_string));
@@ -54,7 +54,7 @@ fn line(cells: impl IntoIterator<Item = String>) -> String {
     line
 }
 
-/// A cell in quotes where it needs them, and with an apostrophe before what a spreadsheet would run.
+/// Returns a cell, quoted if necessary, and with an apostrophe before a text that a spreadsheet would run.
 fn cell(text: &str) -> String {
     let formula = text.starts_with(['=', '+', '-', '@', '\t', '\r', '\n']);
     let text = if formula { format!("'{text}") } else { text.to_owned() };
@@ -69,7 +69,7 @@ fn instant(at: SteadyMillis) -> String {
     crate::views::rfc3339(at)
 }
 
-/// An instant, and whether it is known or only the latest that it can have been.
+/// Returns an instant, and `true` if it is exact rather than an upper bound.
 fn since(since: Option<Since>) -> [String; 2] {
     match since {
         Some(since) => [instant(since.at), since.exact.to_string()],
@@ -81,7 +81,7 @@ fn number<T: ToString>(n: Option<T>) -> String {
     n.map(|n| n.to_string()).unwrap_or_default()
 }
 
-/// Deployment, database and name; what is not UTF-8 in a name stands as escapes.
+/// Returns the deployment, database and name. Bytes of a name that are not UTF-8 are escaped.
 fn place(id: &LockId) -> Vec<String> {
     vec![id.deployment.to_string(), id.db.to_string(), id.name.to_string()]
 }

@@ -15,7 +15,7 @@ use crate::schema::words;
 #[derive(Debug, Clone, PartialEq, Eq)]
 pub struct ApiError {
     pub status: StatusCode,
-    /// The failure and the next step, a sentence.
+    /// A sentence about the failure and the next step.
     pub detail: String,
     /// The outcome of a release that failed.
     outcome: Option<&'static str>,

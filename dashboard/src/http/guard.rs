@@ -25,7 +25,7 @@ use crate::clock::SteadyMillis;
 use crate::model::types::LockId;
 use crate::views::{Chrome, VisitorView};
 
-/// Returns true for what needs no authentication: the login and its assets.
+/// Returns true for paths that need no authentication: the login and its assets.
 fn is_open(path: &str) -> bool {
     path == "/login" || path == "/favicon.ico" || path.starts_with("/static/")
 }
@@ -35,7 +35,7 @@ pub(super) fn now_secs() -> u64 {
     SteadyMillis::now().0 / 1000
 }
 
-/// Middleware for `axum::middleware::from_fn_with_state` that rejects visitors without [`Right::Look`] and passes the
+/// Middleware for `axum::middleware::from_fn_with_state`. It rejects visitors without [`Right::Look`] and passes the
 /// others to handlers as [`CurrentVisitor`].
 pub async fn check_visitor(
     State(access): State<Arc<Access>>,
@@ -78,7 +78,7 @@ pub async fn check_visitor(
     }
 }
 
-/// Ends a response, such as a stream of events, with its visitor's stay.
+/// Ends a response, such as a stream of events, when its visitor's stay ends.
 fn ending_with(stay: Stay, response: Response) -> Response {
     let is_stream = response
         .headers()
@@ -104,7 +104,7 @@ fn denied(request: &Request, why: &str) -> Response {
     ApiError::new(StatusCode::FORBIDDEN, why).into_response()
 }
 
-/// Redirects browsers to the login; other clients get the reason.
+/// Redirects browsers to the login. Other clients receive the reason.
 fn unknown(access: &Access, request: &Request) -> Response {
     if access.tokens.is_none() {
         let why = "authentication required: connect through the configured proxy";
@@ -120,14 +120,14 @@ fn unknown(access: &Access, request: &Request) -> Response {
     (challenge, ApiError::new(StatusCode::UNAUTHORIZED, why)).into_response()
 }
 
-/// Returns whether a browser that shows a page sent the request.
+/// Returns true if a browser that shows a page sent the request.
 pub(super) fn accepts_html(headers: &HeaderMap) -> bool {
     let html = |value: &HeaderValue| value.to_str().is_ok_and(|value| value.contains("text/html"));
     headers.get(header::ACCEPT).is_some_and(html)
 }
 
-/// Returns true if one of our own pages sent the request, or no browser did. For requests that change something every
-/// browser sends one of the two headers.
+/// Returns true if one of our own pages sent the request, or no browser did. With a request that changes something,
+/// every browser sends one of the two headers.
 fn is_same_origin(headers: &HeaderMap) -> bool {
     let text = |name: &str| headers.get(name).map(|value| value.to_str().unwrap_or_default());
     if let Some(site) = text("sec-fetch-site") {
@@ -149,7 +149,7 @@ fn is_json(headers: &HeaderMap) -> bool {
 #[derive(Debug, Clone, Default)]
 pub struct CurrentVisitor {
     visitor: Option<Visitor>,
-    /// The token that their forms must contain.
+    /// The token that the visitor's forms must contain.
     csrf: Option<CsrfToken>,
 }
 
@@ -190,7 +190,7 @@ impl CurrentVisitor {
         self.visitor.as_ref()?.name.as_deref()
     }
 
-    /// Returns the method of authentication; none before a login.
+    /// Returns the method of authentication, or `None` before a login.
     #[must_use]
     pub fn auth(&self) -> Option<AuthMethod> {
         self.visitor.as_ref().map(|visitor| visitor.auth)
@@ -244,7 +244,7 @@ impl<S: Send + Sync, T: DeserializeOwned> FromRequest<S> for VerifiedForm<T> {
     }
 }
 
-/// A request of the API that no form of another site can send.
+/// A request to the API that no form of another site can send.
 #[derive(Debug)]
 pub struct VerifiedCall;
 

@@ -1,4 +1,4 @@
-//! Fills the page of the history, from the file or from what is remembered.
+//! Fills the page of the history, from the stored history or from remembered events.
 
 use std::sync::Arc;
 
@@ -12,11 +12,11 @@ use crate::model::types::{Ending, EventFields, LockEvent, LockId};
 use crate::query::EventFilter;
 use crate::views::{EventRow, HistoryPage};
 
-/// The most events of a page.
+/// The most events on a page.
 const EVENTS: usize = 100;
-/// The most holds at an instant.
+/// The most holds shown at an instant.
 const HOLDS: usize = 100;
-/// The history is written at least so often, with some to spare, milliseconds.
+/// The longest time between two writes of the history, with some to spare, in milliseconds.
 const WRITTEN_EACH_MS: u64 = 10_000;
 
 /// Returns true if a gap is only the time since this dashboard last wrote the history.
@@ -25,8 +25,8 @@ fn is_just_now(gap: &Gap, now: SteadyMillis) -> bool {
     since.is_some_and(|since| now.millis_since(since) < WRITTEN_EACH_MS)
 }
 
-/// Returns the span that the strip shows. Where it ends now, its parts begin at round instants, so that the strip of an open
-/// page stays as it is from one version to the next.
+/// Returns the span that the strip shows. If it ends now, its parts begin at round instants, so that the strip of an
+/// open page stays the same from one version to the next.
 fn strip(from: SteadyMillis, to: SteadyMillis, goes_on: bool) -> (SteadyMillis, SteadyMillis) {
     let millis = to.millis_since(from);
     let part = (millis / BUCKETS as u64).max(1);
@@ -37,8 +37,7 @@ fn strip(from: SteadyMillis, to: SteadyMillis, goes_on: bool) -> (SteadyMillis, 
     (SteadyMillis(end.saturating_sub(part * BUCKETS as u64)), SteadyMillis(end))
 }
 
-/// Returns the field of the form with an instant that is not understood, and what is wrong with it. The field says in which
-/// zone it is.
+/// Returns the field of the form with an invalid instant, and the error. The field shows its time zone.
 fn mistake(params: &EventsParams, now: SteadyMillis) -> Option<(&'static str, String)> {
     let fields = [("from", &params.from), ("to", &params.to), ("at", &params.at)];
     let wrong = fields.into_iter().find_map(|(field, text)| {
@@ -151,7 +150,7 @@ impl App {
             let search = self.event_search(&span, params, true, EVENTS)?;
             self.add_stored(&mut page, search, &filter, now).await?;
             if let Some(at) = filled(params.at.as_deref()) {
-                // The last part of the strip ends in the future.
+                // The last part of the strip may end in the future.
                 let at = instant("at", at, now)?.min(now);
                 page.then = Some(self.held_at(at, HOLDS, &filter).await?);
             }
@@ -224,7 +223,7 @@ impl App {
         Ok(())
     }
 
-    /// Adds the latest events of each lock that is remembered, newest first.
+    /// Adds the latest events that are remembered for each lock, newest first.
     fn add_remembered(&self, page: &mut HistoryPage, filter: &EventFilter) {
         let (snapshot, names) = (self.hub.snapshot(), self.hub.names());
         let mut rows: Vec<EventRow> = snapshot

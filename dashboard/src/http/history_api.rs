@@ -78,7 +78,7 @@ pub(super) async fn events(
     let (from, to) = (search.from, search.to);
     let found = app.search_events(search, &filter).await?;
     if format == Format::Csv {
-        // The number of further events is unknown: one stands for all of them.
+        // The number of further events is unknown, so one represents all of them.
         let total = found.events.len() + usize::from(found.next.is_some());
         return Ok(csv::response("events", found.events, total));
     }

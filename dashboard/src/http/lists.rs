@@ -28,14 +28,14 @@ use crate::query::shared::Counted;
 use crate::query::{self, Filter, Listed, LockRow, Order, Paged, Published, Rows, Threads};
 use crate::views::{ListPage, ListView};
 
-/// A list as requested.
+/// The request for a list.
 #[derive(Debug)]
 pub struct ListRequest<T> {
     params: ListParams,
     pub by: &'static str,
     pub sort: &'static str,
     pub order: Order,
-    /// The query; if its filter is wrong, a sentence that says why.
+    /// The query, or a sentence about the error in its filter.
     pub query: Result<query::Query<T>, String>,
 }
 
@@ -68,7 +68,7 @@ impl<T: Listed> ListRequest<T> {
         Self::new(params, limit)
     }
 
-    /// Returns what is requested as text: equal for all addresses of one page.
+    /// Returns the requested list as text, which is equal for all addresses of one page.
     #[must_use]
     pub fn key(&self) -> String {
         let (filter, cursor) = (&self.params.filter, self.params.cursor());
@@ -86,7 +86,7 @@ impl<T: Listed> ListRequest<T> {
 }
 
 impl App {
-    /// Returns the rows of a list and its counts as of now; none if its filter is wrong.
+    /// Returns the current rows of a list and its counts, or none if its filter is wrong.
     #[must_use]
     pub fn counted<T: Paged>(&self, request: &ListRequest<T>, threads: Threads) -> Counted<T> {
         match &request.query {

@@ -54,7 +54,7 @@ use crate::query::{Listed, LockRow};
 )]
 struct Description;
 
-// OpenAPI's format registry spells `uint32` what utoipa spells `u-int32`.
+// OpenAPI's format registry uses the name `uint32`, and utoipa uses `u-int32`.
 static JSON: LazyLock<String> =
     LazyLock::new(|| description().to_string().replace("\"u-int", "\"uint"));
 
@@ -62,7 +62,7 @@ pub(super) async fn openapi() -> Response {
     ([(header::CONTENT_TYPE, "application/json")], JSON.as_str()).into_response()
 }
 
-/// Returns the derived description with the rules that hold for all operations.
+/// Returns the derived description, with the rules that apply to all operations.
 fn description() -> Value {
     let mut api = json!(Description::openapi());
     for operation in operations(&mut api) {
@@ -80,7 +80,7 @@ fn description() -> Value {
         list(&mut api);
     }
     members_are_null_rather_than_absent(&mut api);
-    // utoipa cannot derive that exactly one of the two is required.
+    // utoipa cannot derive the rule that exactly one of the two is required.
     api["components"]["schemas"]["AcknowledgeRequest"]["oneOf"] = json!([
         {"required": ["for"], "properties": {"for": {"type": "string"}, "until": {"type": "null"}}},
         {"required": ["until"], "properties": {"until": {"type": "string"}, "for": {"type": "null"}}},
@@ -93,7 +93,7 @@ fn operations(api: &mut Value) -> impl Iterator<Item = &mut Value> {
     paths.filter_map(Value::as_object_mut).flat_map(|operations| operations.values_mut())
 }
 
-/// An optional parameter is left out rather than null.
+/// Describes optional parameters as omitted rather than null.
 fn parameters_are_never_null(operation: &mut Value) {
     let parameters = operation.get_mut("parameters").and_then(Value::as_array_mut);
     for parameter in parameters.into_iter().flatten() {
@@ -118,7 +118,7 @@ fn errors_are_problems(operation: &mut Value) {
     }
 }
 
-/// Lists the words that a list can be sorted and grouped by, and leaves out the parameters that it does not have.
+/// Lists the words by which a list can be sorted and grouped, and removes the parameters that the list does not have.
 fn parameters_of<T: Listed>(api: &mut Value) {
     let path = format!("/paths/~1api~1v1~1{}/get/parameters", T::NAME);
     let Some(parameters) = api.pointer_mut(&path).and_then(Value::as_array_mut) else { return };
@@ -137,7 +137,7 @@ fn parameters_of<T: Listed>(api: &mut Value) {
     }
 }
 
-/// Responses contain all of their members: unknown ones are null.
+/// Describes responses as containing all of their members, with null for unknown ones.
 fn members_are_null_rather_than_absent(api: &mut Value) {
     if let Some(schemas) = api["components"]["schemas"].as_object_mut() {
         let responses = schemas.iter_mut().filter(|(name, _)| !name.ends_with("Request"));

@@ -1,4 +1,4 @@
-//! Fills the pages with what the model and the history know.
+//! Fills the pages with data from the model and the history.
 
 use std::sync::Arc;
 
@@ -16,29 +16,29 @@ use crate::views::{
     Subject, Summary,
 };
 
-/// The most locks that an owner's page lists of each sort.
+/// The most locks of each sort that an owner's page lists.
 const OWNERS_LOCKS: usize = 100;
-/// The most past holds there.
+/// The most past holds that it lists.
 const OWNERS_PAST: usize = 20;
-/// The most incidents and trees of waits of the overview.
+/// The most incidents and trees of waits on the overview.
 const INCIDENTS: usize = 8;
 const BLOCKERS: usize = 6;
-/// The most events of a lock at an instant.
+/// The most events of a lock that are shown at an instant.
 const EVENTS: usize = 50;
 /// The default span of a lock's timeline, milliseconds.
 const WINDOW_MS: u64 = 15 * 60_000;
-/// And at most.
+/// The longest span of a lock's timeline, milliseconds.
 const MAX_WINDOW_MS: u64 = 7 * 24 * 3_600_000;
 
 /// Returns the first rows of a list in its default order.
 fn first_rows<T: Listed>(published: &Published, now: SteadyMillis, limit: usize) -> Rows<T> {
     let sort = T::SORTS[0];
     let query = Query::new(("", Filter::default()), (sort, T::default_order(sort)), None, limit);
-    // Only a cursor can be wrong.
+    // Only a cursor can be invalid, and this query has none.
     query.map(|query| query.rows(published, now)).unwrap_or_default()
 }
 
-/// Returns the sums over all active locks, and the longest holds of those that are not expected to be held for long.
+/// Returns the totals of all active locks, and the longest holds of locks that are not expected to be held for long.
 fn summary(snapshot: &Snapshot) -> (Summary, Vec<Arc<LockView>>) {
     let sums = snapshot.sums();
     let (mut waiting, mut at_least) = (0, 0);
@@ -55,7 +55,7 @@ fn summary(snapshot: &Snapshot) -> (Summary, Vec<Arc<LockView>>) {
     (summary, sums.longest)
 }
 
-/// Reads the window of a lock's timeline: up to now, or around an instant.
+/// Parses the window of a lock's timeline, which ends now or surrounds an instant.
 fn past_window(window: Option<&str>, at: Option<SteadyMillis>) -> Result<PastWindow, ApiError> {
     let chosen = filled(window);
     let millis = match chosen {
@@ -73,7 +73,8 @@ fn past_window(window: Option<&str>, at: Option<SteadyMillis>) -> Result<PastWin
 }
 
 impl App {
-    /// Returns the page of a lock, now or at an instant. A stream passes the `subject` that it knows; otherwise the lock is read.
+    /// Returns the page of a lock, now or at an instant. A stream passes the `subject` that it knows. Otherwise the
+    /// lock is read.
     ///
     /// # Errors
     /// If a parameter is malformed, or the history cannot be read.
@@ -109,7 +110,7 @@ impl App {
         })
     }
 
-    /// Fills a window with the holds of a lock: from the history where there is one, else with what is remembered.
+    /// Fills a window with the holds of a lock, from the history if there is one, otherwise from memory.
     async fn past_holds(
         &self,
         id: &LockId,
@@ -130,7 +131,7 @@ impl App {
         };
         let is_shown = |hold: &PastHoldView| match hold.to {
             Some(to) => to >= from,
-            // Of now, the lock itself has those that last.
+            // In a window that ends now, the lock itself has the current holds.
             None => window.at.is_some(),
         };
         let holds = holds.into_iter().filter(is_shown).collect();
@@ -190,7 +191,7 @@ impl App {
         Ok(OwnerPage { chrome: self.chrome(address), owner, locks, total, waits, past })
     }
 
-    /// Returns the page of the state of all locks.
+    /// Returns the overview of all locks.
     #[must_use]
     pub fn overview_page(&self, address: &str) -> OverviewPage {
         let (chrome, published) = (self.chrome(address), Published::latest(&self.hub));

@@ -1,4 +1,4 @@
-//! The pages themselves.
+//! The handlers of pages.
 
 use axum::extract::rejection::QueryRejection;
 use axum::extract::{OriginalUri, Query, State};
@@ -139,7 +139,7 @@ pub async fn history(
     }
 }
 
-/// The address of the history before it was one page.
+/// The address of the history from before it became one page.
 pub async fn events(OriginalUri(uri): OriginalUri) -> Redirect {
     match uri.query() {
         Some(query) => Redirect::permanent(&format!("/history?{query}")),
@@ -178,7 +178,7 @@ pub async fn nowhere(
     page_or_json(&app, &uri, &visitor, &headers, problem)
 }
 
-/// Only GET and HEAD are known.
+/// Responds that only GET and HEAD are allowed.
 pub async fn wrong_method(
     State(app): State<App>,
     OriginalUri(uri): OriginalUri,
@@ -190,7 +190,7 @@ pub async fn wrong_method(
     page_or_json(&app, &uri, &visitor, &headers, problem)
 }
 
-/// Returns a problem as a page for browsers, and as JSON below the API and for other programs.
+/// Returns an error as a page for browsers, or as JSON for the API and other programs.
 fn page_or_json(
     app: &App,
     uri: &Uri,

@@ -92,7 +92,7 @@ impl ListParams {
         order(self.order.as_deref(), T::default_order(sort))
     }
 
-    /// Returns the cursor; none on the first page.
+    /// Returns the cursor, or `None` on the first page.
     #[must_use]
     pub fn cursor(&self) -> Option<&str> {
         given(self.cursor.as_deref())
@@ -125,12 +125,12 @@ pub fn required_instant(
     instant(key, text, now)
 }
 
-/// Returns a parameter's value. An empty one counts as absent.
+/// Returns a parameter's value. An empty value counts as absent.
 fn given(text: Option<&str>) -> Option<&str> {
     text.filter(|text| !text.is_empty())
 }
 
-/// Returns the text of a field. One of blanks only counts as absent.
+/// Returns the text of a field. A text of only blanks counts as absent.
 #[must_use]
 pub fn filled(text: Option<&str>) -> Option<&str> {
     text.filter(|text| !text.trim().is_empty())
@@ -177,7 +177,7 @@ pub fn limit(text: Option<&str>) -> Result<usize, ApiError> {
     limit_up_to(MAX_ROWS, text)
 }
 
-/// Reads the number of rows of a page of at most so many; the default is the most.
+/// Parses the number of rows of a page, at most `most`, which is also the default.
 ///
 /// # Errors
 /// If it is not a number within the bounds.
@@ -311,7 +311,7 @@ pub fn instant(key: &str, text: &str, now: SteadyMillis) -> Result<SteadyMillis,
         let since = at.duration_since(std::time::UNIX_EPOCH).ok()?;
         u64::try_from(since.as_millis()).ok()
     };
-    // People name instants of the wall clock.
+    // Visitors name instants of the wall clock.
     let now = now.to_wall();
     let at = ago(text, now).or_else(|| time_of_day(text, now)).or_else(whole);
     at.map(|at| WallMillis(at).to_steady()).ok_or_else(|| {
@@ -322,7 +322,7 @@ pub fn instant(key: &str, text: &str, now: SteadyMillis) -> Result<SteadyMillis,
     })
 }
 
-/// Returns a value that is quoted in a sentence: enough to recognize it by.
+/// Returns the start of a value that is quoted in a sentence, long enough to recognize it.
 #[must_use]
 pub fn recognizable(text: &str) -> String {
     const ENOUGH: usize = 40;

@@ -1,4 +1,4 @@
-//! The routes, and what every answer has in common.
+//! The routes, and the common parts of every answer.
 
 use std::sync::Arc;
 use std::time::Duration;
@@ -29,13 +29,13 @@ use crate::query::contention::ContentionRow;
 use crate::query::incidents::IncidentRow;
 use crate::query::owners::OwnerRow;
 
-/// The limit for a response to begin. Streams may then last.
+/// The time limit until a response begins. Streams may last longer.
 const ANSWER_WITHIN: Duration = Duration::from_secs(5);
 
 /// The largest form, bytes.
 const MAX_FORM: usize = 16 << 10;
 
-/// Nothing is loaded or sent elsewhere, no script or style stands in a page, no other page may show ours.
+/// Pages load and send nothing elsewhere, contain no scripts or styles, and are not shown inside other pages.
 const CONTENT_SECURITY_POLICY: &str = "default-src 'none'; script-src 'self'; style-src 'self'; \
     img-src 'self' data:; connect-src 'self'; font-src 'self'; form-action 'self'; base-uri 'none'; \
     frame-ancestors 'none'";
@@ -44,7 +44,7 @@ const HEADERS: [(HeaderName, HeaderValue); 5] = [
     (header::CONTENT_SECURITY_POLICY, HeaderValue::from_static(CONTENT_SECURITY_POLICY)),
     (header::X_CONTENT_TYPE_OPTIONS, HeaderValue::from_static("nosniff")),
     (header::X_FRAME_OPTIONS, HeaderValue::from_static("DENY")),
-    // Our own forms have to tell where they come from: without this their origin would be hidden from us too.
+    // Our own forms must show their origin. Without this, the origin would be hidden from us too.
     (header::REFERRER_POLICY, HeaderValue::from_static("same-origin")),
     (
         HeaderName::from_static("cross-origin-resource-policy"),
@@ -71,7 +71,7 @@ impl FromRef<Web> for Feeds {
     }
 }
 
-/// Everything that is served on the address of the pages. `registry`: metrics, where they are served here too.
+/// Returns the routes on the address of the pages. `registry` contains the metrics, if they are served here too.
 pub fn router(
     app: App,
     access: Access,
@@ -136,7 +136,7 @@ pub fn router(
     };
     guarded
         .layer(from_fn_with_state(access, guard::check_visitor))
-        // Streams are left out by their type; they have their own compression.
+        // The compression skips streams by their type, since they have a separate one.
         .layer(CompressionLayer::new().quality(CompressionLevel::Fastest))
         .merge(health(stop))
         .layer(TimeoutLayer::with_status_code(StatusCode::SERVICE_UNAVAILABLE, ANSWER_WITHIN))
@@ -153,7 +153,7 @@ pub fn metrics_router(hosts: AllowedHosts, registry: Registry, stop: &Cancellati
         .layer(from_fn(with_headers))
 }
 
-/// Ready as long as it listens: with Redis down it is this page that must tell.
+/// The server is ready as long as it listens: with Redis down, its pages must show that.
 fn health(stop: &CancellationToken) -> Router {
     let stop = stop.clone();
     health_routes(move || {
@@ -171,7 +171,7 @@ async fn with_headers(request: Request, next: Next) -> Response {
     for (name, value) in HEADERS {
         headers.insert(name, value);
     }
-    // What says nothing else shows a moment that has passed.
+    // Other answers show a moment that has passed.
     headers.entry(header::CACHE_CONTROL).or_insert(HeaderValue::from_static("no-store"));
     response
 }

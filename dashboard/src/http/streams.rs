@@ -8,7 +8,7 @@ use tokio::sync::{OwnedSemaphorePermit, Semaphore};
 use super::error::ApiError;
 use crate::metrics::StreamMetrics;
 
-/// The most event streams, of pages and of the API together.
+/// The most event streams, including those of pages and of the API.
 pub const MAX_STREAMS: usize = 1_000;
 
 /// Counts and limits open event streams. Cheap to clone.
@@ -18,7 +18,7 @@ pub struct Streams {
     pub metrics: StreamMetrics,
 }
 
-/// An open stream. It counts for as long as this exists.
+/// An open stream, which is counted as long as this value exists.
 #[derive(Debug)]
 pub struct StreamPermit {
     metrics: StreamMetrics,

@@ -18,7 +18,7 @@ use crate::sources::trace::Step;
 use crate::sources::view::SourceView;
 use crate::views::trace;
 
-/// The longest that a request may wait for the next step, milliseconds. A response has to begin within five seconds.
+/// The longest wait of a request for the next step, in milliseconds. A response has to begin within five seconds.
 const MAX_WAIT_MS: u64 = 4_000;
 
 /// The range of steps to return.

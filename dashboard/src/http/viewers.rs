@@ -1,4 +1,4 @@
-//! The locks that people look at now: they are read more often.
+//! The locks that visitors look at now. They are read more often.
 
 use std::collections::{HashMap, HashSet};
 use std::sync::{Arc, Mutex, MutexGuard, PoisonError};
@@ -16,11 +16,11 @@ const TELL_EACH: Duration = Duration::from_millis(300);
 pub enum Viewed {
     Rows(Arc<Rows<LockRow>>),
     Lock(LockId),
-    /// No lock in particular.
+    /// The stream shows no lock in particular.
     Nothing,
 }
 
-/// All of it. Cheap to clone.
+/// The locks of all viewers. Cheap to clone.
 #[derive(Debug, Clone, Default)]
 pub struct Viewers(Arc<Mutex<All>>);
 
@@ -31,7 +31,7 @@ struct All {
     viewed: HashMap<u64, Viewed>,
 }
 
-/// One stream's place among the viewers; left when dropped.
+/// One stream's entry among the viewers, which is removed when dropped.
 #[derive(Debug)]
 pub struct Viewer {
     id: u64,
@@ -43,7 +43,7 @@ impl Viewers {
         self.0.lock().unwrap_or_else(PoisonError::into_inner)
     }
 
-    /// Another one, who looks at nothing yet.
+    /// Adds a viewer, which looks at nothing yet.
     #[must_use]
     pub fn enter(&self) -> Viewer {
         let mut all = self.all();
@@ -61,7 +61,7 @@ impl Viewers {
         }
     }
 
-    /// Everything that is looked at, each once, where that changed.
+    /// Returns every viewed lock once, if these locks have changed.
     fn changed(&self) -> Option<Vec<LockId>> {
         let viewed: Vec<Viewed> = {
             let mut all = self.all();
@@ -88,7 +88,7 @@ impl Viewers {
 }
 
 impl Viewer {
-    /// Looks at this from now on.
+    /// Sets the locks that this viewer looks at from now on.
     pub fn look(&self, viewed: Viewed) {
         let mut all = self.all.all();
         let same = match (all.viewed.get(&self.id), &viewed) {

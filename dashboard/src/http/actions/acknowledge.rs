@@ -1,4 +1,5 @@
-//! Acknowledgements: an acknowledged problem leaves the top and is counted apart, until it ends or the acknowledgement expires.
+//! Acknowledgements. An acknowledged problem is no longer listed first and is counted separately, until it ends or the
+//! acknowledgement expires.
 
 use std::net::SocketAddr;
 use std::sync::Arc;
@@ -30,7 +31,7 @@ use crate::views;
 
 /// The longest validity.
 const LONGEST: Duration = Duration::from_secs(30 * 24 * 3_600);
-/// The longest wait until an acknowledgement shows.
+/// The longest wait until an acknowledgement is visible.
 const SHOWN_WITHIN: Duration = Duration::from_secs(1);
 
 /// The end is given by `for` or by `until`.
@@ -100,7 +101,7 @@ struct Caller<'a> {
 }
 
 impl<'a> Caller<'a> {
-    /// Checks the right before anything else of the request.
+    /// Checks the right before any other part of the request.
     fn new(
         app: &'a App,
         visitor: &'a CurrentVisitor,
@@ -130,7 +131,7 @@ impl<'a> Caller<'a> {
         Ok((id, Acknowledged { problem, acknowledged: None }))
     }
 
-    /// Sets or ends the acknowledgement, and waits until that shows.
+    /// Sets or ends the acknowledgement, and waits until the change is visible.
     async fn change(
         self,
         problem: ProblemKind,
@@ -153,8 +154,8 @@ impl<'a> Caller<'a> {
     }
 }
 
-/// Acknowledges the same problem of several locks, of those that still have it and for which the visitor has the right. Waits until that
-/// shows, and returns their number.
+/// Acknowledges the same problem of several locks: those that still have it and for which the visitor has the right.
+/// Waits until the change is visible, and returns the number of these locks.
 ///
 /// # Errors
 /// If the request is wrong, or the visitor has the right for none of them.
@@ -194,7 +195,7 @@ fn acknowledgement(
     Ok(Acknowledgement { by, reason: reason.to_owned(), at: now, until })
 }
 
-/// Returns whether a lock's problem is acknowledged; none if it does not have the problem.
+/// Returns true if a lock's problem is acknowledged, or `None` if the lock does not have the problem.
 fn is_acknowledged(app: &App, id: &LockId, problem: ProblemKind) -> Option<bool> {
     let snapshot = app.hub.snapshot();
     let lock = snapshot.get(id)?;
@@ -245,7 +246,7 @@ async fn record(
     Ok(())
 }
 
-/// Waits until the changes show: the operator sees a page of the locks next.
+/// Waits until the changes are visible, since the operator sees a page of the locks next.
 async fn until_shown(
     app: &App,
     changes: &mut Receiver<Arc<Delta>>,

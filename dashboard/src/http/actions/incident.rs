@@ -1,4 +1,4 @@
-//! Actions for all locks of an incident: one acknowledgement, or one release by force of each lock as it was shown.
+//! Actions for all locks of an incident: one acknowledgement, or one forced release of each lock as it was shown.
 
 use std::net::SocketAddr;
 use std::sync::Arc;
@@ -28,7 +28,7 @@ use crate::release::batch::{Batch, BatchRequest, Confirmed, MAX_LOCKS, choices};
 use crate::release::{Operator, Outcome, Releases};
 use crate::views::{self, IncidentPage, IncidentStep};
 
-/// Locks that are read at once.
+/// The number of locks that are read at once.
 const READS_AT_ONCE: usize = 16;
 /// The longest wait for the outcomes of a batch, which continues in any case.
 const OUTCOMES_WITHIN: Duration = Duration::from_secs(4);
@@ -53,7 +53,8 @@ fn find(app: &App, params: Params) -> Result<IncidentRow, ApiError> {
         })
 }
 
-/// Returns the incident that a request names, to a visitor who has this right for some of its locks. A missing right is reported before anything else.
+/// Returns the incident that a request names, if the visitor has this right for some of its locks. A missing right is
+/// reported before any other error.
 fn find_for(
     app: &App,
     visitor: &CurrentVisitor,
@@ -73,7 +74,7 @@ fn find_for(
     }
 }
 
-/// Returns what releases locks, and an incident whose locks can be released together.
+/// Returns the releases, and an incident whose locks can be released together.
 pub(super) fn releasable<'a>(
     app: &'a App,
     visitor: &CurrentVisitor,
@@ -99,8 +100,8 @@ pub(super) fn releasable<'a>(
     }
 }
 
-/// Returns an incident and a form about it. A missing right is reported before anything else, and a missing token of the form before
-/// anything about the incident.
+/// Returns an incident and a form about it. A missing right is reported before any other error, and a missing form
+/// token before any error about the incident.
 fn with_form<T, F>(
     found: Result<T, ApiError>,
     form: Result<VerifiedForm<F>, ApiError>,
@@ -257,11 +258,11 @@ pub(super) fn requested<'a>(
     }
 }
 
-/// Releases a batch. Returns the outcomes within the time of a request; the rest goes on.
+/// Releases a batch. Returns the outcomes within the time of a request; the remaining releases continue.
 pub(super) async fn release(app: &App, confirmed: Confirmed) -> Vec<(LockId, Outcome)> {
     let (sender, outcomes) = mpsc::channel(confirmed.size().max(1));
     let running = app.clone();
-    // A visitor who leaves does not stop it half-way.
+    // The release continues even if the visitor disconnects.
     tokio::spawn(async move {
         if let Some(releases) = &running.releases {
             releases.release_batch(&confirmed, &sender).await;
@@ -299,7 +300,7 @@ pub async fn release_from_page(
     rendered(status, views::incident_page(&page))
 }
 
-/// Collects outcomes until all are there, or the visitor has waited long enough.
+/// Collects outcomes until all have arrived, or the visitor has waited long enough.
 async fn received(mut outcomes: mpsc::Receiver<(LockId, Outcome)>) -> Vec<(LockId, Outcome)> {
     let until = Instant::now() + OUTCOMES_WITHIN;
     let mut all = Vec::new();

@@ -133,7 +133,7 @@ pub(in crate::http) async fn from_api(
     params: Params,
     body: Result<Json<BatchRequest>, JsonRejection>,
 ) -> Result<Response, ApiError> {
-    // JSON is proof enough that no form of another site sent it.
+    // A JSON body shows that no form of another site sent the request.
     let body = body.map(|Json(request)| VerifiedForm(request)).map_err(ApiError::from);
     let Requested { releases, incident, operator, request } =
         requested(&app, &visitor, peer, params, body)?;

@@ -34,7 +34,7 @@ pub struct LoginForm {
     csrf: String,
 }
 
-/// Returns the path to go on to, or `/` if a browser might read it as another site.
+/// Returns the path to open next, or `/` if a browser might read it as another site.
 fn local(next: &str) -> &str {
     let plain = next.bytes().all(|byte| byte.is_ascii_graphic() && byte != b'\\');
     let ours = next.starts_with('/') && !next.starts_with("//") && !next.starts_with("/login");
@@ -92,7 +92,7 @@ pub async fn enter(
         tracing::error!("the system has no randomness for a login");
         return StatusCode::INTERNAL_SERVER_ERROR.into_response();
     };
-    // A browser that logs in again leaves its former login.
+    // A browser that logs in again ends its previous login.
     access.log_out(&headers);
     tracing::info!(peer = %peer.ip(), name = token.visitor().name.as_deref(), "logged in");
     redirect_with_cookie(&access.set_cookie(&cookie, LOGIN_SECS), local(&form.next))
@@ -123,7 +123,7 @@ fn redirect_with_cookie(cookie: &str, to: &str) -> Response {
 
 /// The login form for one browser.
 struct LoginAnswer {
-    /// None if the system has no randomness; then nobody can log in.
+    /// The nonce, or `None` if the system has no randomness. Then nobody can log in.
     nonce: Option<LoginNonce>,
     /// The header that sets the nonce's cookie, unless the browser has one.
     set_cookie: Option<String>,

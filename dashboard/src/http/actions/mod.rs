@@ -1,4 +1,4 @@
-//! Requests that change something: acknowledgements, releases by force, logins, and MONITOR on demand.
+//! Requests that change something: acknowledgements, forced releases, logins, and MONITOR on demand.
 
 pub mod acknowledge;
 pub mod incident;
@@ -25,7 +25,8 @@ use crate::model::types::LockId;
 #[schema(value_type = Value)]
 struct AnyJson(#[expect(dead_code, reason = "only described")] serde_json::Value);
 
-/// Returns the body of a request to open MONITOR, from a visitor who may. A missing right is reported before anything else.
+/// Returns the body of a request to open MONITOR, if the visitor may open it. A missing right is reported before any
+/// other error.
 fn body_if_may_watch<T>(
     visitor: &CurrentVisitor,
     body: Result<T, ApiError>,
@@ -34,7 +35,8 @@ fn body_if_may_watch<T>(
     body
 }
 
-/// Returns the lock that a request names, if the visitor has this right for it. A missing right is reported before anything else.
+/// Returns the lock that a request names, if the visitor has this right for it. A missing right is reported before any
+/// other error.
 fn lock_if_may(
     app: &App,
     visitor: &CurrentVisitor,

@@ -1,4 +1,5 @@
-//! Releases by force, from the page and from the API: an offer shows the state, a request for its release sends it back.
+//! Forced releases, from the page and from the API: an offer shows the state, and a request for its release sends its
+//! id back.
 
 use std::net::SocketAddr;
 use std::sync::Arc;
@@ -33,13 +34,13 @@ const RETRY_AFTER_SECS: u32 = 60;
 pub(super) const NOTHING_TO_RELEASE: &str =
     "Nobody holds this lock, and nobody dead stands in its queue.";
 
-/// The error of a dashboard that releases nothing.
+/// Returns the error of a dashboard that may not release locks.
 pub(super) fn releases_off() -> ApiError {
     let why = "nothing is released here: this dashboard was started without --allow-release";
     ApiError::new(StatusCode::FORBIDDEN, why)
 }
 
-/// Returns what releases that lock, if the visitor may.
+/// Returns the releases, if the visitor may release that lock.
 fn allowed<'a>(
     app: &'a App,
     visitor: &CurrentVisitor,
@@ -71,7 +72,7 @@ fn requested<'a>(
     }
 }
 
-/// Reads a lock and offers what can be released; or returns a sentence that says why nothing can.
+/// Reads a lock and offers the targets that can be released, or returns a sentence that says why there are none.
 pub(super) async fn read_offer(app: &App, id: &LockId) -> Result<Offer, String> {
     let asked = now();
     let ReadingReply { read_at, reading } = app.read_now(id).await?;
@@ -143,7 +144,7 @@ pub async fn from_page(
         })?;
         let (status, step) = match releases.release(&id, &request, &operator).await {
             Ok(outcome) => (outcome_status(&outcome), ReleaseStep::Done(outcome)),
-            // What was typed stays; what is shown is as it is now.
+            // The typed text remains, and the lock is shown in its current state.
             Err(error) => {
                 let step = match current_step(&app, releases, &id, &visitor).await {
                     ReleaseStep::Ask { offer, seen, .. } => ReleaseStep::Ask {
@@ -309,7 +310,7 @@ pub(super) fn rejected(error: &ReleaseError) -> Response {
     limited(ApiError::new(error_status(error), error.to_string()))
 }
 
-/// Returns an error response, which names the time to wait for if there were too many releases.
+/// Returns an error response. If there were too many releases, it names the time to wait.
 fn limited(error: ApiError) -> Response {
     let is_limit = error.status == StatusCode::TOO_MANY_REQUESTS;
     let mut response = error.into_response();

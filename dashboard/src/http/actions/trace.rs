@@ -76,7 +76,7 @@ pub(in crate::http) async fn from_api(
 fn start(app: &App, visitor: &CurrentVisitor, id: &LockId) -> Result<SteadyMillis, ApiError> {
     let off = || ApiError::new(StatusCode::CONFLICT, "MONITOR is disabled by --monitor off");
     let unknown = || ApiError::new(StatusCode::NOT_FOUND, "none of its servers is known yet");
-    // Only a trace that has a place may turn MONITOR on.
+    // Only a trace that has been accepted may turn MONITOR on.
     let traces = app.sources.traces();
     let allowed = app.sources.may_watch(id).ok_or_else(unknown)?;
     if !allowed {

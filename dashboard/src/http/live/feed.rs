@@ -1,8 +1,8 @@
-//! Open pages: each is rendered once for all of its readers.
+//! Open pages, each rendered once for all of its readers.
 //!
 //! Every open page has one task. It renders the page when the snapshot changes, at a bounded rate, and publishes the
-//! result as a [`Version`]. Readers that have the previous version all get the same bytes. Slow readers get the difference
-//! from what they have. Nothing is queued.
+//! result as a [`Version`]. Readers that have the previous version all receive the same bytes. Slow readers receive the
+//! difference from their version. Nothing is queued.
 
 use std::collections::HashMap;
 use std::future::poll_fn;
@@ -26,28 +26,28 @@ use crate::model::types::Delta;
 use crate::views::fragments::Fragments;
 use crate::views::live::Picture;
 
-/// The shortest time between two versions of a page: not longer than between two snapshots.
+/// The shortest time between two versions of a page. It is not longer than the time between two snapshots.
 const VERSION_EACH: Duration = Duration::from_millis(40);
-/// The longest time between two versions: the states of sources change without a delta.
+/// The longest time between two versions, since the states of sources change without a delta.
 const RENDER_EACH: Duration = Duration::from_secs(1);
 
-/// The most pages that are rendered for the first time at once: rendering needs more memory than its result.
+/// The most pages that are rendered for the first time at once, since rendering needs more memory than its result.
 const FIRST_AT_ONCE: usize = 8;
 
-/// A page at one instant, with the patch from the version before.
+/// A page at one instant, with the patch from the previous version.
 #[derive(Debug)]
 pub struct Version {
     pub picture: Arc<Picture>,
     before: Option<Arc<Picture>>,
     patch: SseEvent,
     full: OnceLock<SseEvent>,
-    /// The bytes of all these.
+    /// The memory that these parts use.
     kept: Kept,
 }
 
 impl Version {
-    /// Returns the event that updates a page from `seen` to this version, and true if `seen` is older than the version
-    /// before; no event if the page is up to date.
+    /// Returns the event that updates a page from `seen` to this version, and true if `seen` is older than the previous
+    /// version. Returns no event if the page is up to date.
     ///
     /// # Errors
     /// If the patch cannot be written, which is a bug.
@@ -74,7 +74,7 @@ impl Version {
     }
 }
 
-/// The latest version of an open page; none before the first.
+/// The latest version of an open page, or `None` before the first.
 pub type Latest = watch::Receiver<Option<Arc<Version>>>;
 
 type Sender = watch::Sender<Option<Arc<Version>>>;
@@ -86,7 +86,7 @@ pub struct Feeds(Arc<Inner>);
 #[derive(Debug)]
 struct Inner {
     app: App,
-    /// By the page's key.
+    /// The senders by the keys of their pages.
     senders: Mutex<HashMap<String, Sender>>,
     budget: RenderBudget,
     memory: PageMemory,
@@ -146,7 +146,7 @@ impl Feeds {
         Ok(latest)
     }
 
-    /// Closes a page unless it has readers. Returns false if it has.
+    /// Closes a page unless it has readers. Returns false if it has readers.
     fn close(&self, key: &str) -> bool {
         let mut senders = self.senders();
         let unread = senders.get(key).is_none_or(|sender| sender.receiver_count() == 0);
@@ -170,7 +170,7 @@ struct Feed {
     changes: broadcast::Receiver<Arc<Delta>>,
     viewer: Viewer,
     picture: Option<Arc<Picture>>,
-    /// Until the first version.
+    /// The memory that is reserved until the first version.
     reserved: Option<Kept>,
     share: PageShare,
     sender: Sender,
@@ -183,7 +183,7 @@ impl Feed {
         self.feeds.senders().remove(&self.key);
     }
 
-    /// Publishes versions until the page has no readers, or its first one is too large for what is left.
+    /// Publishes versions until the page has no readers, or until its first version exceeds the remaining memory.
     async fn publish_versions(&mut self) {
         let feeds = self.feeds.clone();
         loop {
@@ -215,8 +215,8 @@ impl Feed {
         }
     }
 
-    /// Waits for a change that the page shows, or for [`RENDER_EACH`], and then for the page's turn. `began`: the instant
-    /// at which rendering the version before began.
+    /// Waits for a change that the page shows, or for [`RENDER_EACH`], and then for the page's turn. `began` is the
+    /// instant at which the rendering of the previous version began.
     async fn next_turn(&mut self, began: Instant) {
         let earliest = began + self.topic.pace().max(VERSION_EACH);
         let latest = (began + RENDER_EACH).max(earliest);
@@ -234,7 +234,7 @@ impl Feed {
         while !matches!(self.changes.try_recv(), Err(TryRecvError::Empty | TryRecvError::Closed)) {}
     }
 
-    /// Returns true if the page may show the change. A receiver that lagged has missed changes.
+    /// Returns true if the page may show the change. A receiver that lagged has missed changes, so it returns true too.
     fn concerns(&self, change: Option<&Delta>) -> bool {
         change.is_none_or(|change| self.topic.concerns(change, self.picture.as_deref()))
     }
@@ -249,7 +249,7 @@ impl Feed {
         let picture = Arc::new(picture);
         self.picture = Some(Arc::clone(&picture));
         let patch = SseEvent::new(&json);
-        // The first patch holds everything.
+        // The first patch contains everything.
         let full = if before.is_none() { patch.clone().into() } else { OnceLock::new() };
         let old = before.as_ref().map_or(0, |before| before.size(Some(&picture)));
         let kept = self.feeds.0.memory.keep(picture.size(None) + old + patch.size());

@@ -33,10 +33,10 @@ use feed::{Latest, Version};
 use sse_event::{Packing, SseEvent};
 use topic::Topic;
 
-/// Asks proxies to forward events without buffering.
+/// Tells proxies to forward events without buffering.
 const UNBUFFERED: [(HeaderName, &str); 1] = [(HeaderName::from_static("x-accel-buffering"), "no")];
 
-/// The longest wait for a page's first version before its stream begins: a page that is too large is refused instead.
+/// The longest wait for a page's first version before its stream begins. A page that is too large is refused by then.
 const FIRST_WAIT: Duration = Duration::from_millis(BEAT_MS);
 
 #[derive(Debug, Deserialize)]
@@ -83,7 +83,7 @@ struct Reader {
     latest: Latest,
     metrics: StreamMetrics,
     packing: Packing,
-    /// Bytes before the first event.
+    /// The bytes to send before the first event.
     head: Option<Bytes>,
     /// The version that the browser has.
     seen: Option<Arc<Version>>,
@@ -103,8 +103,8 @@ fn events(
 }
 
 impl Reader {
-    /// Returns the next event, at the latest after [`BEAT_MS`]; none at the end. It is called when the event before has
-    /// been sent, so slow readers get fewer and larger events.
+    /// Returns the next event, after [`BEAT_MS`] at the latest, or `None` at the end. It is called when the previous
+    /// event has been sent, so slow readers receive fewer and larger events.
     async fn next(&mut self) -> Option<Bytes> {
         if let Some(head) = self.head.take() {
             return Some(head);

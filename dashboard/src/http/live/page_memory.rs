@@ -1,4 +1,4 @@
-//! The limit on the memory that open pages keep.
+//! The limit on the memory that open pages use.
 
 use std::sync::atomic::{AtomicI64, Ordering};
 
@@ -7,16 +7,16 @@ use prometheus::IntGauge;
 
 use crate::http::error::ApiError;
 
-/// The bytes that all open pages keep together, beyond which no further page opens. Pages that are open go on.
+/// The most bytes that all open pages use together. Beyond it no further page is opened, but open pages continue.
 const MAX_BYTES: i64 = 32 << 20;
-/// The bytes that count for a page until its first version is rendered.
+/// The bytes counted for a page until its first version is rendered.
 const UNRENDERED: usize = 128 << 10;
 
-/// The bytes that open pages keep: their pictures and events. Cheap to clone.
+/// The bytes that open pages use for their pictures and events. Cheap to clone.
 #[derive(Debug, Clone)]
 pub(super) struct PageMemory(IntGauge);
 
-/// Bytes that count for as long as this exists.
+/// Bytes that are counted as long as this value exists.
 #[derive(Debug)]
 pub(super) struct Kept {
     memory: PageMemory,
@@ -24,19 +24,19 @@ pub(super) struct Kept {
 }
 
 impl PageMemory {
-    /// Counts with that metric.
+    /// Creates a count that uses this metric.
     pub(super) fn new(bytes: IntGauge) -> Self {
         Self(bytes)
     }
 
-    /// Counts bytes.
+    /// Counts bytes until the returned value is dropped.
     pub(super) fn keep(&self, bytes: usize) -> Kept {
         let kept = Kept { memory: self.clone(), bytes: AtomicI64::new(0) };
         kept.add(bytes);
         kept
     }
 
-    /// Reserves the bytes of a page that is not rendered yet.
+    /// Reserves the bytes of a page that has not been rendered yet.
     ///
     /// # Errors
     /// If the open pages keep too much.
@@ -45,7 +45,7 @@ impl PageMemory {
         if self.exceeded() { Err(refusal()) } else { Ok(kept) }
     }
 
-    /// Returns true if the open pages keep more than the limit.
+    /// Returns true if the open pages use more than the limit.
     pub(super) fn exceeded(&self) -> bool {
         self.0.get() > MAX_BYTES
     }

@@ -1,14 +1,15 @@
-//! The share of the CPU that rendering open pages may take.
+//! The share of the CPU that rendering open pages may use.
 //!
-//! Each page is rendered at once while all pages together stay within the budget. Beyond it they take turns. No page waits
-//! longer than it would if all pages cost as much as it does, so a cheap page does not wait for expensive ones.
+//! Each page is rendered at once as long as all pages together stay within the budget. Beyond it they take turns. No
+//! page waits longer than it would if all pages cost as much as it does, so a cheap page does not wait for expensive
+//! ones.
 
 use std::sync::{Arc, Mutex, PoisonError};
 use std::time::Duration;
 
 use tokio::time::Instant;
 
-/// Pages that take turns get one part in this many of one CPU, and so do pages that do not wait for theirs.
+/// Pages that take turns use at most one part in this many of one CPU. So do pages that do not wait for their turn.
 const PART: u32 = 2;
 /// The most unused time that can be used later.
 const SAVED: Duration = Duration::from_millis(200);
@@ -48,8 +49,8 @@ impl PageShare {
         self.cost = if self.cost.is_zero() { time } else { (self.cost * 3 + time) / 4 };
     }
 
-    /// Returns the instant at which the page may be rendered again. `pages`: the number of open pages; `began`: the
-    /// instant at which it was rendered last.
+    /// Returns the instant at which the page may be rendered again. `pages` is the number of open pages, and `began` is
+    /// the instant of its last rendering.
     pub(super) fn turn(&self, pages: usize, began: Instant, now: Instant) -> Instant {
         let turn = self.budget.reserve(self.cost, now);
         let pages = u32::try_from(pages).unwrap_or(u32::MAX);
@@ -68,8 +69,8 @@ mod tests {
     const TIME: Duration = Duration::from_secs(40);
     const EACH: Duration = Duration::from_millis(100);
 
-    /// Returns how often each page is rendered in [`TIME`] if all change all the time, and the share of one CPU that this
-    /// takes.
+    /// Returns how often each page is rendered within [`TIME`] if all change all the time, and the share of one CPU
+    /// that this uses.
     fn rendered(costs: &[Duration]) -> (Vec<u32>, f64) {
         let (budget, start) = (RenderBudget::default(), Instant::now());
         let mut pages: Vec<(PageShare, Instant, u32)> = costs
@@ -80,7 +81,7 @@ mod tests {
                 (share, start, 0)
             })
             .collect();
-        // The next events: a page requests its turn, or is rendered.
+        // The next events: a page either requests its turn or is rendered.
         let mut next: BinaryHeap<Reverse<(Instant, usize, bool)>> =
             (0..pages.len()).map(|i| Reverse((start, i, true))).collect();
         while let Some(Reverse((at, i, asks))) = next.pop() {

@@ -1,4 +1,4 @@
-//! Events of a stream, each written and compressed once for all readers.
+//! Events of a stream, each of which is written and compressed once for all readers.
 
 use std::sync::{Arc, OnceLock};
 
@@ -9,7 +9,7 @@ use flate2::{Compress, Compression, FlushCompress};
 /// The header of a gzip stream (RFC 1952): deflate, no name, no time, no particular system. The trailer with the checksum is
 /// never sent, since the stream does not end.
 const GZIP_HEAD: [u8; 10] = [0x1f, 0x8b, 8, 0, 0, 0, 0, 0, 0, 0xff];
-/// The length from which compressing an event pays, bytes.
+/// The least length of an event that is worth compressing, in bytes.
 const SHORT: usize = 512;
 
 /// The content coding of a stream.
@@ -60,7 +60,7 @@ impl SseEvent {
         Self(Arc::new(Inner { plain, packed: OnceLock::new() }))
     }
 
-    /// Returns the bytes that it keeps at most, in both codings.
+    /// Returns the most bytes that the event uses, in both codings.
     #[must_use]
     pub fn size(&self) -> usize {
         self.0.plain.len() / 4 * 5
@@ -76,10 +76,10 @@ impl SseEvent {
     }
 }
 
-/// Returns whole blocks of deflate (RFC 1951) that refer to nothing before them, so they may follow any other event.
+/// Returns whole blocks of deflate (RFC 1951) that refer to no earlier data, so they may follow any other event.
 fn packed(plain: &[u8]) -> Bytes {
     if let Some(length) = u16::try_from(plain.len()).ok().filter(|_| plain.len() < SHORT) {
-        // A stored block.
+        // This is a stored block.
         let mut block = vec![0];
         block.extend(length.to_le_bytes());
         block.extend((!length).to_le_bytes());

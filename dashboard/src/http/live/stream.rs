@@ -21,9 +21,9 @@ use crate::http::error::ApiError;
 use crate::http::streams::StreamPermit;
 use crate::model::types::{Delta, LockView, Snapshot};
 
-/// Locks in one event of a snapshot.
+/// The number of locks in one event of a snapshot.
 const CHUNK: usize = 500;
-/// The interval of signs of life on a quiet stream.
+/// The interval of the heartbeats on a quiet stream.
 const HEARTBEAT: Duration = Duration::from_secs(15);
 
 #[derive(Serialize)]
@@ -73,11 +73,11 @@ fn events(changes: Changes) -> impl Stream<Item = Result<Event, Infallible>> {
 struct Changes {
     app: App,
     changes: broadcast::Receiver<Arc<Delta>>,
-    /// The events that have been sent.
+    /// The sequence number of the last event sent.
     seq: u64,
-    /// Changes that the client has missed, and that are not sent yet.
+    /// The changes that the client has missed and that have not been sent yet.
     replay: VecDeque<Arc<Delta>>,
-    /// A snapshot that is not sent completely yet, and the number of its locks that have been.
+    /// A snapshot that has not been sent completely, and the number of its locks that have been sent.
     unsent: Option<(Arc<Snapshot>, usize)>,
     resync: bool,
     _permit: StreamPermit,
@@ -85,7 +85,7 @@ struct Changes {
 
 impl Changes {
     fn new(app: App, last: Option<&str>, permit: StreamPermit) -> Self {
-        // Before the snapshot, so that no change is missed in between.
+        // Subscribes before reading the snapshot, so that no change in between is missed.
         let changes = app.hub.changes();
         let resumed = last.and_then(|id| {
             let seq = id.strip_prefix(&app.epoch)?.strip_prefix('-')?.parse().ok()?;
@@ -110,7 +110,7 @@ impl Changes {
         new
     }
 
-    /// Begins with a snapshot. `resync`: the client has to drop what it got before.
+    /// Begins with a snapshot. If `resync` is true, the client has to drop everything that it has received before.
     fn begin(&mut self, resync: bool) {
         if resync {
             self.app.streams.metrics.resyncs.inc();
@@ -146,13 +146,13 @@ impl Changes {
         }
     }
 
-    /// Returns the next part of a snapshot of which this number of locks has been sent.
+    /// Returns the next part of a snapshot, after this number of locks.
     fn part(&mut self, snapshot: Arc<Snapshot>, sent: usize) -> Event {
         let locks: Vec<&LockView> =
             snapshot.locks().skip(sent).take(CHUNK).map(|lock| &**lock).collect();
         let more = sent + locks.len() < snapshot.len();
         let json = SnapshotJson { seq: snapshot.seq, at: snapshot.at, locks: &locks, more };
-        // Strings and numbers: this cannot fail.
+        // Serializing strings and numbers cannot fail.
         let json = serde_json::to_string(&json).unwrap_or_default();
         if more {
             let sent = sent + locks.len();

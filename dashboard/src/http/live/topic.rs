@@ -43,11 +43,11 @@ pub(super) enum Topic {
     Sources,
 }
 
-/// The last reading of an unknown lock, and its instant.
+/// The last reading of an unknown lock, and the instant of that reading.
 type LastReading = Mutex<Option<(Instant, Subject)>>;
 
 impl Topic {
-    /// Reads a page's path and query.
+    /// Parses a page's path and query.
     ///
     /// # Errors
     /// If there is no such page, or a parameter is wrong.
@@ -82,7 +82,7 @@ impl Topic {
         })
     }
 
-    /// Returns the page and the parameters that it shows: equal for all addresses of one page.
+    /// Returns the page and its parameters as text, which is equal for all addresses of one page.
     pub(super) fn key(&self) -> String {
         match self {
             Self::Locks(request) => format!("locks {}", request.key()),
@@ -101,7 +101,7 @@ impl Topic {
         }
     }
 
-    /// Returns the shortest time between two versions, if it is longer than that of all pages.
+    /// Returns the shortest time between two versions, if it is longer than the general one.
     pub(super) fn pace(&self) -> Duration {
         match self {
             Self::History(_) => HISTORY_EACH,
@@ -110,8 +110,8 @@ impl Topic {
         }
     }
 
-    /// Returns true if the page shows some of the change at once. The rest, such as the total number of matching locks,
-    /// shows in the next version.
+    /// Returns true if the page shows part of the change at once. The remaining changes, such as the total number of
+    /// matching locks, appear in the next version.
     pub(super) fn concerns(&self, change: &Delta, before: Option<&Picture>) -> bool {
         match self {
             Self::Locks(request) => {
@@ -129,7 +129,8 @@ impl Topic {
         }
     }
 
-    /// Renders the page as of now, and returns the locks that it shows; none if the page cannot be rendered at the moment.
+    /// Renders the page in its current state. Returns the picture with the locks that it shows, or `None` if the page
+    /// cannot be rendered at the moment.
     pub(super) async fn picture(
         &self,
         app: &App,
@@ -192,7 +193,7 @@ fn list_picture<T: ListView>(
     Picture::list(&page, before, fragments)
 }
 
-/// Returns a lock as the snapshot has it. An unknown lock is read every [`ASK_EACH`].
+/// Returns a lock from the snapshot. An unknown lock is read every [`ASK_EACH`].
 async fn subject_of(app: &App, id: &LockId, last: &LastReading) -> Subject {
     let last = || last.lock().unwrap_or_else(PoisonError::into_inner);
     if let Some(known) = app.hub.snapshot().get(id) {
