@@ -16,7 +16,7 @@ use super::{Effect, Model};
 use crate::clock::{SteadyMillis, Time, now};
 use crate::model::types::{Delta, LockId, Observation, ReadRequest, Reading, ScopeId, Snapshot};
 
-/// The most messages that queue for the model; senders then wait.
+/// The most messages in the queue of the model. Senders wait while it is full.
 const QUEUE: usize = 4_096;
 /// The most messages that are handled before a publication.
 const AT_ONCE: usize = 512;
@@ -28,9 +28,9 @@ const PUBLISH_INTERVAL: Duration = Duration::from_millis(40);
 const COUNT_INTERVAL: Duration = Duration::from_secs(5);
 /// The interval of the model's tick.
 const TIDY_INTERVAL: Duration = Duration::from_secs(1);
-/// Locks in one batch of reads.
+/// The number of locks in one batch of reads.
 const BATCH: usize = 128;
-/// The most batches that queue for one reader.
+/// The most batches in the queue of one reader.
 const BATCHES: usize = 2;
 /// The most names with pending reading requests, in all databases together.
 const MAX_REQUESTED: usize = 256;
@@ -85,7 +85,7 @@ impl Hub {
         self.deltas.subscribe()
     }
 
-    /// Returns every delta after that snapshot; none if it is too old, or never existed.
+    /// Returns every delta after that snapshot, or `None` if the snapshot is too old or never existed.
     #[must_use]
     pub fn since(&self, seq: u64) -> Option<Vec<Arc<Delta>>> {
         let recent = self.recent.lock().unwrap_or_else(PoisonError::into_inner);
@@ -107,7 +107,7 @@ impl Hub {
             }
             self.snapshot.store(snapshot);
         }
-        // Without subscribers there is nothing to do.
+        // Sending fails without subscribers, which does no harm.
         drop(self.deltas.send(delta));
     }
 }
@@ -136,24 +136,25 @@ pub struct ModelHandle {
 }
 
 impl ModelHandle {
-    /// Sends an observation. Waits while the model is busy; observations after its end are dropped.
+    /// Sends an observation. Waits while the model is busy. Observations after the end of the model are dropped.
     pub async fn observe(&self, scope: ScopeId, observation: Observation) {
         drop(self.messages.send(Message::Observed(scope, Box::new(observation))).await);
     }
 
-    /// Sends an observation without waiting. Returns false if the model is too busy; then it was not sent.
+    /// Sends an observation without waiting. Returns false if the model is too busy; the observation is then dropped.
     #[must_use]
     pub fn try_observe(&self, scope: ScopeId, observation: Observation) -> bool {
         self.messages.try_send(Message::Observed(scope, Box::new(observation))).is_ok()
     }
 
-    /// Returns the scope of a database, if it is watched; of a cluster the front.
+    /// Returns the scope of a database if it is watched. For a cluster, this is the front.
     #[must_use]
     pub fn scope(&self, deployment: &str, db: u32) -> Option<ScopeId> {
         self.scopes.iter().position(|(name, n)| &**name == deployment && *n == db).map(ScopeId)
     }
 
-    /// Adds a node to the cluster with this front. Returns its scope and its read requests; none at the end of the program.
+    /// Adds a node to the cluster with this front. Returns its scope and its read requests, or `None` at the end of the
+    /// program.
     pub async fn join(
         &self,
         front: ScopeId,
@@ -164,7 +165,7 @@ impl ModelHandle {
         Some((joined.await.ok()?, batches))
     }
 
-    /// Removes a node of a cluster; no observation may be sent for its scope after this.
+    /// Removes a node of a cluster. No observation may be sent for its scope after this.
     pub async fn leave(&self, node: ScopeId) {
         drop(self.messages.send(Message::Left(node)).await);
     }
@@ -175,7 +176,7 @@ impl ModelHandle {
         &self.scopes
     }
 
-    /// Requests a reading of a key. Returns none if it was not read within `timeout`, or there are too many requests.
+    /// Requests a reading of a key. Returns `None` if it was not read within `timeout`, or there are too many requests.
     pub async fn request_reading(&self, id: &LockId, timeout: Duration) -> Option<ReadingReply> {
         let scope = self.scope(&id.deployment, id.db)?;
         let (reply, answer) = oneshot::channel();
@@ -185,7 +186,7 @@ impl ModelHandle {
 
     /// Sets the locks that open pages show.
     pub fn set_viewed(&self, ids: Vec<LockId>) {
-        // If the model is that busy, the next call suffices.
+        // If the model is too busy, the next call suffices.
         drop(self.messages.try_send(Message::Viewed(ids)));
     }
 }
@@ -196,11 +197,11 @@ pub struct Actor {
     model: Model,
     hub: Arc<Hub>,
     messages: mpsc::Receiver<Message>,
-    /// Senders of read requests by scope; none if the reader has ended.
+    /// The senders of read requests by scope, or `None` if the reader has ended.
     readers: Vec<Option<mpsc::Sender<Vec<ReadRequest>>>>,
     requested: HashMap<(ScopeId, LockName), Vec<oneshot::Sender<ReadingReply>>>,
     published: Instant,
-    /// Read requests are to be sent: at each tick, on a reading request, and until there was room for all.
+    /// True if read requests have to be sent: at each tick, on a reading request, and until there was room for all.
     reads_due: bool,
     counted: Option<Instant>,
 }
@@ -263,7 +264,8 @@ impl Actor {
                     }
                 }
             }
-            // Not after each message: a thousand a second would make a thousand batches of one lock each.
+            // Requests are not sent after each message: a thousand messages a second would make a thousand batches of
+            // one lock each.
             if self.reads_due {
                 self.send_read_requests();
             }
@@ -292,7 +294,7 @@ impl Actor {
             }
             Message::ReadingRequested(scope, name, reply) => {
                 let scope = self.model.home(scope, &name);
-                // Dropping the sender reports that it could not be read.
+                // Dropping the sender reports that the key could not be read.
                 if self.model.is_readable(scope)
                     && self.requested.len() < MAX_REQUESTED
                     && self.model.request(scope, &name)
@@ -319,7 +321,7 @@ impl Actor {
                 }
                 self.readers[node.0] = Some(reader);
                 if reply.send(node).is_err() {
-                    // The requester has ended meanwhile.
+                    // The requester has ended in the meantime.
                     self.model.leave(node);
                 }
             }

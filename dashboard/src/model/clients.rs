@@ -31,7 +31,7 @@ pub struct Clients {
     clients: HashMap<ClientId, Client>,
     agents: HashMap<ClientId, Agent>,
     names: OwnerNames,
-    /// Grows with each change of what [`Clients::view`] and [`Clients::agent_lives`] return.
+    /// Incremented with each change of the results of [`Clients::view`] and [`Clients::agent_lives`].
     version: u64,
 }
 
@@ -39,7 +39,7 @@ pub struct Clients {
 #[derive(Debug)]
 struct Agent {
     checked: Moment,
-    /// It has published a holder; its account may lack the permission.
+    /// True if the agent has published a holder; its account may lack the permission.
     publishes: bool,
     missing_since: Option<Time>,
     gone: bool,
@@ -47,14 +47,14 @@ struct Agent {
 
 #[derive(Debug)]
 struct Client {
-    /// A pool's connections have many ports; the host is what stays.
+    /// The connections of a pool have many ports, so only the hosts are compared.
     addresses: Vec<IpAddr>,
-    /// Its latest connections, each with the first of its commands that was seen.
+    /// The latest connections, each with the first command that was seen on it.
     connections: Vec<(SocketAddr, Moment)>,
-    /// The name that it gives to its connections.
+    /// The name that the client sets on its connections.
     name: Option<Arc<str>>,
     seen: Moment,
-    /// The result of the last check; none before the first.
+    /// The result of the last check, or `None` before the first.
     connected: Option<bool>,
     missing_since: Option<Time>,
     gone: bool,
@@ -100,7 +100,7 @@ impl Clients {
         self.version += u64::from(before != after);
     }
 
-    /// Returns whether a client, and no other, has lately been active from that address.
+    /// Returns whether a client, and no other, has recently been active from that address.
     #[must_use]
     pub fn is_alone_at(&self, id: &ClientId, address: IpAddr, now: Moment) -> bool {
         let is_there = |client: &Client| client.addresses.contains(&address);
@@ -111,7 +111,7 @@ impl Clients {
             && self.clients.iter().filter(here).all(|(other, _)| other == id)
     }
 
-    /// Applies a list of all connected clients. Returns true if a client is found gone, or back.
+    /// Applies a list of all connected clients. Returns true if a client is now found gone or back.
     pub fn connected(&mut self, connections: &Connections, at: Time) -> bool {
         let mut changed = false;
         let addresses = &connections.addresses;
@@ -151,7 +151,7 @@ impl Clients {
             client.name = Some(Arc::clone(name));
             self.version += 1;
             let addr = client.addresses.first().map(ToString::to_string);
-            // An agent's connections have a name each.
+            // Each of an agent's connections has a different name.
             let own = if name.starts_with(AGENT) { AGENT } else { name };
             let view = ClientView { name: Some(own.to_owned()), addr, ..ClientView::default() };
             named.extend(view.label().map(|label| (*id, label)));
@@ -167,8 +167,8 @@ impl Clients {
         &self.names
     }
 
-    /// Applies a report. Returns true if an agent is found gone, or back. One that has never published itself may lack
-    /// the permission, so it does not count as gone.
+    /// Applies a report. Returns true if an agent is now found gone or back. An agent that has never published itself
+    /// may lack the permission, so it does not count as gone.
     pub fn report(&mut self, report: &AgentReport) -> bool {
         let mut changed = false;
         for (id, presence) in &report.agents {
@@ -246,13 +246,13 @@ impl Clients {
         Some(ClientView { addr, name, alive, ..ClientView::default() })
     }
 
-    /// Returns whether an agent is alive; none if it has never published itself, or has just gone missing.
+    /// Returns whether an agent is alive, or `None` if it has never published itself, or has just disappeared.
     #[must_use]
     pub fn agent_lives(&self, id: &ClientId) -> Option<bool> {
         self.agents.get(id)?.lives()
     }
 
-    /// Returns a number that grows with each change of what is displayed of clients and agents.
+    /// Returns a number that grows with each change in the display of clients and agents.
     #[must_use]
     pub fn version(&self) -> u64 {
         self.version + self.names.version()
@@ -260,7 +260,7 @@ impl Clients {
 }
 
 impl Agent {
-    /// Returns whether it is alive; none if it has just gone missing.
+    /// Returns whether the agent is alive, or `None` if it has just disappeared.
     fn lives(&self) -> Option<bool> {
         match (self.gone, self.missing_since) {
             (true, _) => Some(false),

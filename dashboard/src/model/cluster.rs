@@ -1,9 +1,9 @@
 //! The nodes of a cluster. Each is a separate scope of the same deployment, and a lock is in the scope of the node that
 //! serves its slot.
 //!
-//! The state of a server, such as its clock and its reachability, is thus known for each node, and a lock whose slot no node
-//! serves stays at its last node. Other modules know one scope for the whole deployment, the *front*, which has no locks:
-//! observations and requests about a lock pass from there to its node.
+//! The state of a server, such as its clock and its reachability, is thus known for each node. A lock in a slot that no
+//! node serves stays at its last node. Other modules know one scope for the whole deployment, the *front*, which has no
+//! locks: it passes observations and requests about a lock on to the lock's node.
 
 use std::ops::RangeInclusive;
 use std::sync::Arc;
@@ -60,7 +60,7 @@ impl Model {
         all.filter(|(_, other)| same(other)).map(|(index, _)| ScopeId(index)).collect()
     }
 
-    /// Returns the scope that an observation concerns; none if a node reports a lock that it no longer serves.
+    /// Returns the scope that an observation concerns, or `None` if a node reports a lock that it no longer serves.
     pub(super) fn target_scope(
         &self,
         scope: ScopeId,
@@ -139,7 +139,7 @@ impl Model {
         self.update_scanned(front);
     }
 
-    /// Moves a lock with its record to the node that serves it now.
+    /// Moves a lock with its record to the node that now serves it.
     fn move_lock(&mut self, from: ScopeId, name: &LockName, at: Time, drained: bool) {
         let to = self.home(from, name);
         let Some(mut entry) = self.scopes[from.0].move_out(name) else { return };
@@ -153,7 +153,7 @@ impl Model {
         }
     }
 
-    /// Frees the empty scopes of nodes that have left, for others.
+    /// Makes the empty scopes of nodes that have left available to others.
     fn reclaim(&mut self, front: ScopeId) {
         let Some(cluster) = self.clusters.get_mut(&front) else { return };
         let scopes = &self.scopes;
@@ -167,7 +167,8 @@ impl Model {
         cluster.spare.extend(empty);
     }
 
-    /// Marks the whole cluster as scanned once all nodes have been. It stays so: the locks of a new node came from others.
+    /// Marks the whole cluster as scanned once all nodes have been. The mark stays, since the locks of a new node came
+    /// from other nodes.
     pub(super) fn update_scanned(&mut self, front: ScopeId) -> bool {
         let Some(cluster) = self.clusters.get(&front) else { return false };
         let began = cluster.nodes.iter().map(|node| self.scopes[node.0].pass_began());
@@ -236,7 +237,7 @@ mod tests {
         let (a, b) = (names(true).next().unwrap(), names(false).next().unwrap());
         read(&mut model, nodes[0], &a, 1, held(1, 1, Some(30_000)));
         read(&mut model, nodes[1], &b, 1, held(1, 1, Some(30_000)));
-        // A node's reading of a lock that is not its own is ignored.
+        // A node's reading of another node's lock is ignored.
         read(&mut model, nodes[0], &b, 2, held(2, 1, Some(30_000)));
         assert_eq!(model.lock_count, 2);
         assert_eq!(state(&mut model, &a), Some(State::Held));
@@ -275,7 +276,7 @@ mod tests {
     fn locks_lost_in_a_failover_make_one_notice_and_none_counts_as_expired() {
         let (mut model, nodes) = of_two();
         let locks: Vec<String> = names(true).take(20).collect();
-        // They are renewed, and about to expire when the node is lost.
+        // The locks are renewed, and are about to expire when the node is lost.
         for lock in &locks {
             read(&mut model, nodes[0], lock, 1, held(1, 1, Some(30_000)));
             read(&mut model, nodes[0], lock, 10_001, held(1, 1, Some(30_000)));
@@ -323,7 +324,7 @@ mod tests {
         model.tick(at(400));
         assert!(model.notices[0].text.contains("1 of those held"), "{:?}", model.notices);
         assert_eq!(state(&mut model, &stays), Some(State::Held));
-        // Nobody serves the slots of a node that is gone: its locks stay as last seen.
+        // No node serves the slots of a node that has left, so its locks stay as they were last seen.
         read(&mut model, nodes[0], &stays, 500, held(1, 1, Some(30_000)));
         model.leave(nodes[0]);
         assert_eq!(state(&mut model, &stays), Some(State::Unknown));

@@ -17,7 +17,7 @@ use crate::model::types::{
 const MAX_WAITS: usize = 100_000;
 
 impl Model {
-    /// Applies MONITOR's events. A lock whose holders changed is read at once.
+    /// Applies MONITOR's events. A lock whose holders have changed is read at once.
     pub(super) fn traffic(&mut self, scope_id: ScopeId, traffic: &Traffic) {
         if traffic.missed > 0 {
             // The missed events may include grants and waiters that gave up.
@@ -52,8 +52,8 @@ impl Model {
         }
     }
 
-    /// Returns the client that an event shows to unsubscribe from a lock's channel: none of its threads waits any more. The event
-    /// has only an address, so it must be the only client there.
+    /// Returns the client that unsubscribes from a lock's channel with this event, so that none of its threads waits
+    /// any more. The event only has an address, so the client must be the only one there.
     fn unsubscribed_client(
         &self,
         scope_id: ScopeId,
@@ -113,7 +113,7 @@ impl Model {
             let known = self.update(scope_id, lock, *at, |record, _, _| {
                 record.agent_waits(*agent, *count, first, *at);
             });
-            // It is read now, and has its waiters by the next list.
+            // The lock is read now, and gets its waiters from the next list.
             if !known {
                 self.prioritize(scope_id, lock);
             }
@@ -201,7 +201,7 @@ impl Model {
         let mut part_of: HashMap<(usize, LockName), Arc<Cycle>> = HashMap::new();
         for cycle in deadlock::cycles(&waits) {
             if !cycle.is_confirmed(now) {
-                // Its waits may not have overlapped in time: the next readings decide.
+                // The waits may not have overlapped in time; the next readings decide.
                 for wait in &cycle.waits {
                     self.prioritize(ScopeId(wait.lock.0), &wait.lock.1);
                 }

@@ -1,20 +1,20 @@
-//! Locks by the time of their next read, in buckets. Each lock keeps its own deadline, which may become later at no cost: the lock
-//! stays in its bucket, and moves to the right one when its turn there comes.
+//! Locks by the time of their next read, in buckets. Each lock stores its deadline, which can be moved to a later time
+//! at no cost: the lock stays in its bucket, and moves to the right one when that bucket is due.
 
 use std::collections::{BTreeMap, VecDeque};
 
 use redisson::{LockName, Moment};
 
-/// The width of a bucket, microseconds. A lock is found at most this much later than it is due.
+/// The width of a bucket in microseconds. A lock is found at most this much later than it is due.
 const WIDTH: u64 = 10_000;
 
-/// The kinds of locks whose deadlines are kept apart.
+/// The kinds of locks whose deadlines are stored separately.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub enum Queue {
     Confirmed,
-    /// Confirmed locks of which some readings in quick succession are needed.
+    /// Confirmed locks that need some readings in quick succession.
     Close,
-    /// Locks that nothing has proved to be one.
+    /// Keys that have not been proved to be locks.
     Possible,
 }
 
@@ -23,14 +23,14 @@ pub enum Queue {
 pub struct Due {
     pub at: Moment,
     pub queue: Queue,
-    /// The close reads that are left. Meaningful only in that queue.
+    /// The number of close reads that are left. It is only valid in that queue.
     pub close_left: u8,
     bucket: u64,
 }
 
 /// The locks that a schedule reads.
 pub trait Locks {
-    /// Returns a lock's deadline; none if the lock is not known.
+    /// Returns a lock's deadline, or `None` if the lock is not known.
     fn due(&mut self, name: &LockName) -> Option<&mut Option<Due>>;
 
     /// Returns a lock's last request.
@@ -49,11 +49,11 @@ impl Deadlines {
         Self { queue, buckets: BTreeMap::new() }
     }
 
-    /// Sets the deadline of a lock, which the other deadlines no longer hold from then on.
+    /// Sets the deadline of a lock, and thereby removes it from the other queues.
     pub(super) fn set(&mut self, due: &mut Option<Due>, name: &LockName, at: Moment) {
         let (queue, bucket) = (self.queue, at.as_micros().div_ceil(WIDTH));
         match due {
-            // Its turn comes too early, and then it moves to another bucket.
+            // The lock's bucket is due too early; the lock then moves to another bucket.
             Some(due) if due.queue == queue && due.bucket <= bucket => due.at = at,
             _ => {
                 *due = Some(Due { at, queue, close_left: 0, bucket });
@@ -79,7 +79,7 @@ impl Deadlines {
                 continue;
             };
             let due = locks.due(name).and_then(Option::as_mut);
-            // Otherwise it is gone, or in another bucket.
+            // Otherwise the lock is gone, or in another bucket.
             let due = due.filter(|due| due.queue == self.queue && due.bucket == bucket);
             let later = due.as_ref().map(|due| due.at.as_micros().div_ceil(WIDTH));
             if let (Some(due), true) = (&due, later == Some(bucket)) {
@@ -133,7 +133,7 @@ mod tests {
             let due = known.0.entry(name(i)).or_default();
             deadlines.set(due, &name(i), at(ms));
         };
-        // Each moves several times, back and forth.
+        // Each lock moves several times, back and forth.
         let last = |i: u64| 1_000 + i * 7 % 500;
         for i in 0..100 {
             for ms in [2_000, 300 + i, 5_000, 900, last(i)] {

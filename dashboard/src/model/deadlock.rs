@@ -13,7 +13,7 @@ use crate::model::types::{HolderIdentity, WaitView};
 pub enum Owner {
     /// A thread of a client, on either side of a lock.
     Thread(ClientId, i64),
-    /// A task of an agent's worker, as published by the agent: each of its holds and waits has its own number.
+    /// A task of an agent's worker, as the agent publishes it: each of its holds and waits has a different number.
     Task(ClientId, Arc<str>, i64),
 }
 
@@ -45,7 +45,8 @@ pub struct Wait {
     pub begun: Moment,
     /// The latest instant at which the hold can have begun.
     pub held_from: Moment,
-    /// The time for which a wait without another sign may have ended unnoticed; none if its end is always noticed.
+    /// The time after which a wait without another sign may have ended unnoticed, or `None` if its end is always
+    /// noticed.
     pub doubted_for: Option<Duration>,
     /// True if the wait is known to be limited in time.
     pub limited: bool,
@@ -55,15 +56,15 @@ pub struct Wait {
 
 #[derive(Debug, Clone, PartialEq, Eq)]
 pub struct Cycle {
-    /// Its waits, each for a lock of the next one's waiter; the smallest owner first.
+    /// The waits of the cycle, each for a lock that the next one's waiter holds. The smallest owner is first.
     pub waits: Vec<Wait>,
-    /// The same for display; filled in by the model, which knows the scopes.
+    /// The waits for display, which the model fills in because it knows the scopes.
     pub views: Arc<[WaitView]>,
 }
 
 impl Cycle {
-    /// Returns whether each wait was seen after the newest hold of the cycle had begun, and after the newest wait where its end may
-    /// go unnoticed: otherwise they may never have coincided.
+    /// Returns whether the waits are known to coincide: each was seen after the newest hold of the cycle had begun, and
+    /// after the newest wait where the end of a wait may go unnoticed.
     #[must_use]
     pub fn is_confirmed(&self, now: Moment) -> bool {
         let newest_hold = self.waits.iter().map(|wait| wait.held_from).max();
@@ -81,13 +82,13 @@ impl Cycle {
         self.waits.iter().any(|wait| wait.limited)
     }
 
-    /// Returns whether it follows from entries that are only claimed.
+    /// Returns whether the cycle follows from entries that are only claimed.
     #[must_use]
     pub fn is_claimed(&self) -> bool {
         self.waits.iter().any(|wait| wait.claimed)
     }
 
-    /// Returns whether it is the same cycle, regardless of its observation times.
+    /// Returns whether both are the same cycle, regardless of the observation times.
     #[must_use]
     pub fn is_same(&self, other: &Self) -> bool {
         let parts = |wait: &Wait| (wait.waiter, wait.lock.clone(), wait.holder);
@@ -110,8 +111,8 @@ pub fn cycles(waits: &[Wait]) -> Vec<Cycle> {
         if done.contains_key(start) {
             continue;
         }
-        // An explicit stack, since a chain of waiters can be long: the owners from `start` to here, each with the number
-        // of its waits tried so far.
+        // The stack is explicit, since a chain of waiters can be long. It has the owners from `start` to here, each
+        // with the number of its waits tried so far.
         let mut path: Vec<(&Owner, usize)> = vec![(start, 0)];
         done.insert(start, false);
         while let Some((owner, tried)) = path.last_mut() {
@@ -208,7 +209,7 @@ mod tests {
         assert!(!is_confirmed(&waits));
         waits[0].confirmed = at(21);
         assert!(is_confirmed(&waits));
-        // It may have ended before the other began.
+        // The wait may have ended before the other began.
         waits[1].begun = at(25);
         assert!(is_confirmed(&waits), "its end would have been noticed");
         waits[0].doubted_for = Some(Duration::from_micros(5));

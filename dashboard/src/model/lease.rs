@@ -12,10 +12,11 @@ use redisson::Moment;
 const NOISE: Duration = Duration::from_millis(100);
 /// The share of a third of the lease that must lie between two renewals: watchdogs are not punctual.
 const PUNCTUALITY: (u32, u32) = (8, 10);
-/// The share of a third of the lease before which no watchdog renews: it waits that long after a renewal, and may be late only.
+/// The share of a third of the lease before which no watchdog renews: it waits that long after a renewal, and can only
+/// be late.
 const EARLIEST: (u32, u32) = (19, 20);
-/// The share of the lease that may have passed at a renewal. A lock that had almost expired was acquired again, as a
-/// throttle is.
+/// The share of the lease that may have passed at a renewal. Later than that, the lock had almost expired and was
+/// acquired again, like a throttle.
 const LATEST: (u32, u32) = (9, 10);
 
 /// The findings about one hold so far.
@@ -25,7 +26,7 @@ pub struct LeaseWatch {
     lease: Option<Range>,
     /// The number of consecutive rises that match a watchdog.
     regular: u16,
-    /// The time that the last reply took, in whole milliseconds: the lock may expire earlier by that.
+    /// The duration of the last reply in whole milliseconds. The lock may expire earlier by this time.
     slack_ms: u16,
     rose: bool,
     /// The number of rises that were too early for a watchdog.
@@ -44,7 +45,7 @@ impl Reading {
     }
 }
 
-/// The bounds of a lease: a time to live that was seen, and that plus the time for which it may have run before.
+/// The bounds of a lease: a time to live that was seen, and the same plus the time for which it may have run before.
 #[derive(Debug, Clone, Copy)]
 struct Range {
     least: Duration,
@@ -52,7 +53,7 @@ struct Range {
 }
 
 impl Range {
-    /// Returns whether both can be the same lease, within a twentieth.
+    /// Returns whether both can be the same lease, to within a twentieth.
     fn agrees(self, other: Self) -> bool {
         let up = |most: Duration| most + most / 20;
         self.least <= up(other.most) && other.least <= up(self.most)
@@ -69,20 +70,20 @@ fn whole_millis(slack: Duration) -> u16 {
     u16::try_from(slack.as_millis()).unwrap_or(u16::MAX)
 }
 
-/// The effect of one reading.
+/// The result of one reading.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub enum Step {
-    /// The time to live ran on, or was read for the first time.
+    /// The time to live continued to run, or was read for the first time.
     Ran,
-    /// It was set to less than was left.
+    /// The time to live was set to less than was left.
     Fell,
-    /// It was set again, by a renewal or by another acquisition.
+    /// The time to live was set again, by a renewal or by another acquisition.
     Rose,
 }
 
 impl LeaseWatch {
-    /// Starts another hold. Its lease counts as unchanged until a reading contradicts; `age` is the time for which the hold
-    /// may have lasted at this reading, if known.
+    /// Starts another hold. Its lease is assumed to be unchanged until a reading contradicts that. `age` is the time
+    /// for which the hold may have lasted at this reading, if known.
     pub fn restart(
         &mut self,
         at: Moment,
@@ -106,7 +107,7 @@ impl LeaseWatch {
         };
     }
 
-    /// Applies a further reading of the same hold. `slack` is the time that the reply took.
+    /// Applies another reading of the same hold. `slack` is the duration of the reply.
     pub fn read(&mut self, at: Moment, slack: Duration, ttl: Option<Duration>) -> Step {
         let Some(ttl) = ttl else {
             *self = Self::default();
@@ -161,14 +162,14 @@ impl LeaseWatch {
         self.lease.map(|lease| lease.least)
     }
 
-    /// Returns whether the hold is renewed: set again twice in a row, to the same lease, at a watchdog's pace.
+    /// Returns whether the hold is renewed: it was set again twice in a row, to the same lease, at a watchdog's pace.
     #[must_use]
     pub fn renewed(&self) -> bool {
         self.regular >= 2
     }
 
-    /// Returns whether the lease was set again sooner than a watchdog does, and more than once: the first renewal may come early,
-    /// if one timer serves all locks of a client.
+    /// Returns whether the lease was set again sooner than a watchdog does, and more than once. The first renewal may
+    /// come early if one timer serves all locks of a client.
     #[must_use]
     pub fn was_early(&self) -> bool {
         self.early > 1
@@ -239,7 +240,7 @@ mod tests {
 
     #[test]
     fn a_lock_taken_again_at_about_the_pace_of_a_watchdog_is_early() {
-        // As a spin lock that one thread has for 8 to 10 s.
+        // The lock behaves like a spin lock that one thread holds for 8 to 10 s.
         let sets: Vec<u64> = (0..40_u64)
             .scan(0, |at, i| {
                 *at += 8_000 + i * 7_919 % 2_000;
@@ -283,7 +284,7 @@ mod tests {
     #[test]
     fn a_slow_reply_does_not_restart_the_inference() {
         let mut watch = watch(&every(5_000, 6), |ms| ms / 10_000 * 10_000);
-        // Read at 27 s with 23 s left, and received two seconds later.
+        // The lock was read at 27 s with 23 s left, and the reply arrived two seconds later.
         watch.read(at(29_000), Duration::from_secs(2), Some(Duration::from_secs(23)));
         watch.read(at(29_500), Duration::ZERO, Some(Duration::from_millis(20_500)));
         assert!(watch.renewed());

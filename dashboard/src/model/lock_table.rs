@@ -1,4 +1,4 @@
-//! The known locks of a scope, with indexes of those that something has to be done about.
+//! The known locks of a scope, with indexes of those that need attention.
 
 use std::collections::{BTreeSet, HashMap, HashSet};
 use std::sync::Arc;
@@ -17,7 +17,7 @@ pub(super) struct LockEntry {
     /// The version of the clients that the published view shows.
     pub(super) clients: u64,
     pub(super) due: Option<Due>,
-    /// Its key in the index of free locks.
+    /// The key of the lock in the index of free locks.
     free: Option<Moment>,
 }
 
@@ -30,11 +30,11 @@ impl LockEntry {
 /// The locks of a scope by name.
 #[derive(Debug, Default)]
 pub(super) struct LockTable {
-    /// Boxed, since the map has room for nearly twice as many entries after it has grown.
+    /// The entries are boxed, since the map has room for nearly twice as many after it has grown.
     entries: HashMap<LockName, Box<LockEntry>>,
     free: BTreeSet<(Moment, LockName)>,
     awaited: HashSet<LockName>,
-    /// Sorted, like `changed`, so that the same input gives the same output.
+    /// The set is sorted, like `changed`, so that the same input gives the same output.
     with_named_waiters: BTreeSet<LockName>,
     acknowledged: HashSet<LockName>,
     possible: BTreeSet<LockName>,
@@ -73,7 +73,7 @@ impl LockTable {
         self.entries.len()
     }
 
-    /// Returns whether it has no locks, and none that the next snapshot drops.
+    /// Returns whether the table has no locks, including locks that the next snapshot drops.
     pub(super) fn is_empty(&self) -> bool {
         self.entries.is_empty() && self.removed.is_empty()
     }
@@ -82,7 +82,7 @@ impl LockTable {
         self.entries.insert(name, Box::new(entry));
     }
 
-    /// Removes a lock for good: if it is published, the next snapshot drops it.
+    /// Removes a lock permanently. If it is published, the next snapshot drops it.
     pub(super) fn remove(&mut self, name: &LockName) -> Option<LockEntry> {
         let entry = self.move_out(name)?;
         if entry.published.is_some() {
@@ -91,7 +91,7 @@ impl LockTable {
         Some(entry)
     }
 
-    /// Removes a lock that another table gets. It stays published, and is not scheduled.
+    /// Removes a lock that moves to another table. It remains published, and is not scheduled.
     pub(super) fn move_out(&mut self, name: &LockName) -> Option<LockEntry> {
         let mut entry = *self.entries.remove(name)?;
         entry.due = None;
@@ -141,14 +141,14 @@ impl LockTable {
         }
     }
 
-    /// Marks a lock, so that the next snapshot has a new view of it.
+    /// Marks a lock, so that the next snapshot contains a new view of it.
     pub(super) fn mark_changed(&mut self, name: &LockName) {
         if self.contains(name) {
             self.changed.insert(name.clone());
         }
     }
 
-    /// Marks all locks, so that the next snapshots have new views of them.
+    /// Marks all locks, so that the next snapshots contain new views of them.
     pub(super) fn mark_all_changed(&mut self) {
         self.changed.extend(self.entries.keys().cloned());
     }
@@ -169,7 +169,7 @@ impl LockTable {
         std::mem::take(&mut self.removed)
     }
 
-    /// Returns the free locks with the instants since which they are, the oldest first.
+    /// Returns the free locks with the instants at which they became free, oldest first.
     pub(super) fn free(&self) -> &BTreeSet<(Moment, LockName)> {
         &self.free
     }
@@ -179,7 +179,7 @@ impl LockTable {
         self.awaited.iter().filter_map(|name| self.get(name))
     }
 
-    /// Returns the locks with waiters known by name, or in a deadlock: those among which deadlocks are searched.
+    /// Returns the locks with waiters known by name, or in a deadlock. Deadlocks are searched among these.
     pub(super) fn with_named_waiters(&self) -> &BTreeSet<LockName> {
         &self.with_named_waiters
     }
@@ -189,7 +189,7 @@ impl LockTable {
         &self.acknowledged
     }
 
-    /// Returns the locks that are not proved to be locks.
+    /// Returns the possible locks, which are not proved to be locks.
     pub(super) fn possible(&self) -> &BTreeSet<LockName> {
         &self.possible
     }
@@ -209,7 +209,7 @@ impl Locks for LockTable {
 mod tests {
     use super::*;
 
-    /// A dashboard has both for each of up to a million locks; the allocator has blocks of these sizes.
+    /// A dashboard has both types for each of up to a million locks, and the allocator has blocks of these sizes.
     #[test]
     fn a_lock_needs_little_memory() {
         assert!(size_of::<LockEntry>() <= 384);

@@ -3,8 +3,9 @@
 //! [`Model`] is pure: it takes observations with their instants, and produces snapshots and deltas. One task owns it, see
 //! [`actor`]; all other tasks read the snapshots that it publishes.
 //!
-//! An observation of one lock changes its [`record`]; those of several locks are in `correlate`. `retention` decides which
-//! locks have a record, [`schedule`] when each is read again, and `publish` what the next snapshot has.
+//! An observation of one lock changes its [`record`]. Observations of several locks are handled in `correlate`.
+//! `retention` decides which locks have a record, [`schedule`] when each is read again, and `publish` what the next
+//! snapshot contains.
 
 pub mod actor;
 pub mod clients;
@@ -51,7 +52,7 @@ use record::{Record, ScopeContext};
 
 /// The time for which a free lock is retained.
 const RETAINED: Duration = Duration::from_secs(600);
-/// The longest time between two ticks that counts as waited.
+/// The longest time between two ticks that is counted as waiting time.
 const MAX_TICK: Duration = Duration::from_secs(5);
 /// The most ended problems that are remembered.
 const MAX_CLEARED: usize = 100;
@@ -63,19 +64,19 @@ pub struct Model {
     settings: Settings,
     grouping: Grouping,
     scopes: Vec<Scope>,
-    /// Clusters by the scopes of their fronts.
+    /// The clusters by the scopes of their fronts.
     clusters: HashMap<ScopeId, Cluster>,
     snapshot: Snapshot,
     notices: VecDeque<Notice>,
     effects: Vec<(ScopeId, Effect)>,
     totals: Totals,
     ticked: Moment,
-    /// The state of an earlier run, of locks that have not been observed again yet.
+    /// The state of an earlier run, for locks that have not been observed again yet.
     restored: HashMap<LockId, RestoredLock>,
     lock_count: usize,
     stale: bool,
     names: OwnerNames,
-    /// Problems that have ended, the latest first.
+    /// The problems that have ended, latest first.
     cleared: VecDeque<ClearedProblem>,
 }
 
@@ -120,7 +121,8 @@ impl Model {
         &self.names
     }
 
-    /// Changes the record of a lock as of an instant, and does what follows from it. Returns false if the lock is not known.
+    /// Changes the record of a lock as of an instant, and applies the consequences. Returns false if the lock is not
+    /// known.
     fn update(
         &mut self,
         scope_id: ScopeId,
@@ -138,7 +140,7 @@ impl Model {
         true
     }
 
-    /// Adds counts to the totals and to a restart's losses, and queues all other effects for metrics and history.
+    /// Adds counts to the totals and to the losses of a restart, and queues all other effects for metrics and history.
     fn route_effects(
         &mut self,
         scope_id: ScopeId,
@@ -159,7 +161,7 @@ impl Model {
                 self.effects.push((scope_id, effect));
                 continue;
             };
-            // While MONITOR shows all traffic, it alone counts acquisitions.
+            // While MONITOR shows all traffic, only its acquisitions are counted.
             let counted_twice =
                 count == Count::Acquired && scope.monitored && source != Source::Monitor;
             if let Some(entry) = scope.locks.get(name).filter(|_| !counted_twice) {
@@ -168,7 +170,8 @@ impl Model {
         }
     }
 
-    /// Evicts locks that have been free for long, adds up waiting times, concludes restarts, and searches for deadlocks.
+    /// Evicts locks that have been free for a long time, adds up waiting times, concludes restarts, and searches for
+    /// deadlocks.
     pub fn tick(&mut self, now: Moment) {
         self.count_waiting(now);
         for index in 0..self.scopes.len() {
@@ -178,7 +181,7 @@ impl Model {
             let scope = &self.scopes[index];
             let old =
                 scope.locks.free().iter().take_while(|(since, _)| now.since(*since) > RETAINED);
-            // Locks with problems stay: they are few, and bounded with the rest.
+            // Locks with problems are retained: they are few, and are bounded together with the others.
             let old = old.filter(|(_, name)| {
                 scope.locks.get(name).is_none_or(|entry| !entry.record.has_problems())
             });
@@ -197,7 +200,7 @@ impl Model {
 
     /// Adds up the waiting time of all locks.
     fn count_waiting(&mut self, now: Moment) {
-        // Nothing is known about waiters during a pause of this program.
+        // Nothing is known about waiters while this program is paused.
         let passed = now.since(self.ticked).min(MAX_TICK);
         self.ticked = self.ticked.max(now);
         for scope in self.scopes.iter().filter(|scope| scope.is_readable()) {
@@ -244,7 +247,7 @@ impl Model {
         self.scopes[scope.0].schedule.prioritize(name)
     }
 
-    /// Schedules a read for which a request waits, as soon as possible. Returns false if too many are scheduled already.
+    /// Schedules a read for a waiting request, as soon as possible. Returns false if too many are scheduled already.
     pub fn request(&mut self, scope: ScopeId, name: &LockName) -> bool {
         let scope = self.home(scope, name);
         self.scopes[scope.0].schedule.request(name)
@@ -255,7 +258,7 @@ impl Model {
         self.scopes[scope.0].schedule.set_viewed(names);
     }
 
-    /// Returns the locks of a scope to read now, at most `max`; none while it cannot be read.
+    /// Returns the locks of a scope to read now, at most `max`, or none while the scope cannot be read.
     pub fn due(&mut self, scope: ScopeId, now: Moment, max: usize) -> Vec<ReadRequest> {
         self.scopes[scope.0].due(now, max)
     }
@@ -271,7 +274,7 @@ impl Model {
         self.scopes[scope.0].schedule.lag(now)
     }
 
-    /// Returns the scope of a lock, if its database is watched; in a cluster that of its node.
+    /// Returns the scope of a lock if its database is watched. In a cluster, this is the scope of its node.
     #[must_use]
     pub fn scope(&self, id: &LockId) -> Option<ScopeId> {
         let found = |scope: &Scope| scope.deployment == id.deployment && scope.db == id.db;
@@ -297,7 +300,7 @@ impl Model {
         effects
     }
 
-    /// Remembers that a problem has ended. One that comes and goes is remembered once.
+    /// Remembers that a problem has ended. A problem that comes and goes is remembered once.
     fn remember_cleared(&mut self, lock: &LockId, problem: ProblemKind, at: SteadyMillis) {
         let known = self.cleared.iter().position(|c| c.problem == problem && c.lock == *lock);
         let known = known.and_then(|known| self.cleared.remove(known));

@@ -104,8 +104,8 @@ impl Model {
         });
     }
 
-    /// Creates the record of a lock that this reading is the first to show. Returns false if it shows none, or there is no
-    /// room for it.
+    /// Creates the record of a lock that this reading is the first to show. Returns false if the reading shows no lock,
+    /// or there is no room for one.
     fn admit_read(
         &mut self,
         scope_id: ScopeId,
@@ -145,8 +145,8 @@ impl Model {
         names.iter().any(|other| other != name && locks.contains(other))
     }
 
-    /// Applies a release message of a server, which does not say in which database the lock is: likeliest where it is held,
-    /// else where it is known.
+    /// Applies a release message of a server, which does not name the database of the lock: most likely one in which it
+    /// is held, otherwise one in which it is known.
     fn released(&mut self, scope: ScopeId, names: &[LockName], at: Time) {
         let databases = self.databases(scope);
         if databases.len() < 2 {
@@ -175,11 +175,11 @@ impl Model {
         }
     }
 
-    /// Applies a release message that is about locks in this database; in doubt, the next reading decides.
+    /// Applies a release message about locks in this database. If `in_doubt` is true, the next reading decides.
     fn released_in(&mut self, scope: ScopeId, names: &[LockName], at: Time, in_doubt: bool) {
         let known = |name: &&LockName| self.scopes[self.home(scope, name).0].locks.contains(name);
         let candidates = names.iter().filter(known).count();
-        // Locks share a channel if their names differ by braces only.
+        // Locks share a channel if their names differ only by braces.
         let in_doubt = in_doubt || candidates > 1;
         if candidates == 0
             && let Some(first) = names.first()
@@ -199,7 +199,7 @@ impl Model {
         }
     }
 
-    /// Applies a notification of a changed key; the next reading shows its new content.
+    /// Applies a notification of a changed key. The next reading shows the new content.
     fn key_changed(&mut self, scope_id: ScopeId, name: &LockName, expired: bool, at: Time) {
         let known = self.update(scope_id, name, at, |record, context, effects| {
             record.on_key_changed();
@@ -213,8 +213,8 @@ impl Model {
         }
     }
 
-    /// Applies the end of a pass over all keys. If the first one had room for all locks, those that it did not find no longer
-    /// exist.
+    /// Applies the end of a scan of all keys. If the first scan had room for all locks, those that it did not find no
+    /// longer exist.
     fn scan_ended(&mut self, scope: ScopeId, began: Moment, ended: Time, skipped: u64) {
         let passed = &mut self.scopes[scope.0];
         let pass = passed.end_pass(began, skipped);

@@ -1,4 +1,4 @@
-//! The names of owners, remembered after they are gone: past holds and events still say whose they were.
+//! The names of owners. They are remembered after the owners are gone, so that past holds and events still show them.
 
 use std::collections::HashMap;
 use std::sync::atomic::{AtomicU64, Ordering};
@@ -9,18 +9,19 @@ use redisson::ClientId;
 /// The most names in each of the two generations.
 const MAX_NAMES: usize = 25_000;
 
-/// Names such as `invoices@web-7`, by holder id or by client uuid. Cheap to clone; clones share them.
+/// Names such as `invoices@web-7`, by holder id or by client uuid. Cheap to clone, and clones share the names.
 #[derive(Debug, Clone, Default)]
 pub struct OwnerNames(Arc<Names>);
 
 #[derive(Debug, Default)]
 struct Names {
     generations: RwLock<Generations>,
-    /// The number of names of clients that were new.
+    /// The number of new names of clients so far.
     of_clients: AtomicU64,
 }
 
-/// A name that is recorded again moves to the young generation. Once that is full it becomes the old one.
+/// Two generations of names. A name that is recorded again moves to the young generation. Once the young generation is
+/// full, it becomes the old one.
 #[derive(Debug, Default)]
 struct Generations {
     young: HashMap<Box<str>, Arc<str>>,
@@ -48,7 +49,7 @@ impl OwnerNames {
         is_new
     }
 
-    /// Returns the name of a holder, or of its client; also of a client by its uuid.
+    /// Returns the name of a holder or of its client. A client's uuid is accepted too.
     #[must_use]
     pub fn name(&self, owner: &str) -> Option<Arc<str>> {
         let client =

@@ -7,12 +7,12 @@ use super::scope::Scope;
 use crate::clock::SteadyMillis;
 use crate::model::types::{Delta, LockView, ScopeId, Snapshot};
 
-/// The most views built for one snapshot; the rest follow with the next.
+/// The most views that are built for one snapshot. The remaining ones follow with the next.
 const MAX_CHANGES: usize = 2_000;
 
 impl Model {
-    /// Inserts a new view into the snapshot. If the lock's holders have changed, or whether they are current, its views on the
-    /// other servers of its group are rebuilt next.
+    /// Inserts a new view into the snapshot. If the lock's holders have changed, or the view has become current or
+    /// outdated, the views on the other servers of its group are rebuilt next.
     fn insert_view(&mut self, scope_id: ScopeId, mut view: LockView) -> Arc<LockView> {
         view.red = self.red(scope_id, &view.id.name).map(Box::new);
         let view = Arc::new(view);
@@ -35,7 +35,7 @@ impl Model {
         view
     }
 
-    /// Builds the next snapshot; none if nothing has changed.
+    /// Builds the next snapshot, or returns `None` if nothing has changed.
     pub fn publish(&mut self, steady: SteadyMillis) -> Option<(Arc<Snapshot>, Arc<Delta>)> {
         let mut views = Vec::new();
         for (index, scope) in self.scopes.iter_mut().enumerate() {
@@ -52,7 +52,7 @@ impl Model {
         }
         let mut removed = Vec::new();
         for (scope, id) in gone {
-            // It may have been found again since, with another view.
+            // The lock may have been found again since, with another view.
             let home = &self.scopes[self.home(scope, &id.name).0];
             if home.locks.get(&id.name).is_none_or(|entry| entry.published.is_none()) {
                 self.snapshot.remove(&id);

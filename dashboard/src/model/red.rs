@@ -1,7 +1,7 @@
 //! Red locks: one name on several independent servers; a quorum of them decides the holder.
 //!
-//! A Redisson client has a different uuid on each server and one thread number on all of them; an agent has one holder id on
-//! all. Holds of one name therefore belong together if the thread's number is the same.
+//! A Redisson client has a different uuid on each server and the same thread number on all of them. An agent has the
+//! same holder id on all. Holds of one name therefore belong together if the thread's number is the same.
 
 use std::sync::Arc;
 
@@ -26,7 +26,7 @@ impl Model {
         self.scopes.iter().enumerate().filter_map(member).collect()
     }
 
-    /// Returns the lock's holders in its group; none if only one server is known to have it.
+    /// Returns the lock's holders in its group, or `None` if the lock is known on only one server.
     pub(super) fn red(&self, scope: ScopeId, name: &LockName) -> Option<RedView> {
         let members = self.members(scope);
         let known: Vec<_> = members
@@ -81,7 +81,7 @@ mod tests {
         model
     }
 
-    /// Reads the lock `l` on that server as held by that thread of a client of its own, or as free.
+    /// Reads the lock `l` on that server, held by that thread of a separate client, or free.
     fn read(model: &mut Model, scope: usize, ms: u64, thread: Option<i64>) {
         let client = ClientId::from_random([u8::try_from(scope).unwrap(); 16]);
         let companions = Companions::default();
@@ -144,7 +144,7 @@ mod tests {
             assert_eq!(red(&mut model, deployment), two(["a", "b"]), "{deployment} is updated too");
         }
         assert_eq!(red(&mut model, "alone"), None);
-        // Another thread has the third: it has no quorum.
+        // Another thread holds the lock on the third server, without a quorum.
         read(&mut model, 2, 1_200, Some(7));
         assert_eq!(red(&mut model, "c"), two(["a", "b"]));
         read(&mut model, 0, 2_000, None);

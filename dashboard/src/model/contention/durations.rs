@@ -5,7 +5,7 @@ use utoipa::ToSchema;
 
 use crate::schema::schema_of;
 
-/// Upper bounds of the buckets of durations, in milliseconds. Longer ones are in a last one without a bound.
+/// The upper bounds of the buckets in milliseconds. Longer durations are in a last bucket without a bound.
 pub const BOUNDS_MS: [u64; 17] = [
     1, 2, 5, 10, 20, 50, 100, 200, 500, 1_000, 2_000, 5_000, 10_000, 30_000, 60_000, 300_000,
     1_800_000,
@@ -49,14 +49,14 @@ impl Durations {
         self.0.as_ref().map_or(0, |histogram| histogram.sum_ms)
     }
 
-    /// Returns each bucket's upper bound in milliseconds, none for the last one, and its count.
+    /// Returns each bucket's upper bound in milliseconds, or `None` for the last one, and its count.
     pub fn buckets(&self) -> impl Iterator<Item = (Option<u64>, u32)> + use<> {
         let buckets = self.0.as_ref().map(|histogram| histogram.buckets).unwrap_or_default();
         BOUNDS_MS.iter().copied().map(Some).chain([None]).zip(buckets)
     }
 
-    /// Returns the bound, in milliseconds, that so many of a hundred did not exceed; none for an empty histogram, or beyond
-    /// the last bound.
+    /// Returns the bound in milliseconds that this percentage of the durations did not exceed, or `None` for an empty
+    /// histogram or beyond the last bound.
     #[must_use]
     pub fn percentile_ms(&self, percent: u64) -> Option<u64> {
         let rank = (self.count() * percent.min(100)).div_ceil(100).max(1);

@@ -12,11 +12,11 @@ pub(super) const MINUTE: Duration = Duration::from_secs(60);
 /// A minute of a group with any waits or problems.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub struct Minute {
-    /// Its place among the minutes of the view, the oldest at 0.
+    /// The index among the minutes of the view, with the oldest at 0.
     pub column: usize,
-    /// Waiting time in milliseconds, of all waiters together.
+    /// The waiting time in milliseconds, summed over all waiters.
     pub waiting_ms: u64,
-    /// Problems that began, or became certain.
+    /// The number of problems that began, or became certain.
     pub problems: u32,
 }
 
@@ -27,7 +27,7 @@ pub(super) struct Minutes(VecDeque<(u64, Minute)>);
 impl Minutes {
     /// Adds waiting time and problems to the current minute.
     pub(super) fn add(&mut self, minute: u64, waiting: Duration, problems: u32) {
-        // A late report belongs to an older minute; it is counted with the newest.
+        // A late report belongs to an older minute, but is counted with the newest.
         if self.0.back().is_none_or(|(newest, _)| *newest < minute) {
             if self.0.len() > MINUTES {
                 self.0.pop_front();

@@ -1,8 +1,8 @@
 //! Contention in the last hour: acquisitions, holds and waits, by lock and by lock group.
 //!
 //! All of it is as observed. A hold or a wait whose beginning was not seen counts from its first observation, so every
-//! duration is a lower bound. So is every count: anything between two readings leaves no trace unless MONITOR or a release
-//! message shows it.
+//! duration is a lower bound. Every count is a lower bound too: anything between two readings leaves no trace unless
+//! MONITOR or a release message shows it.
 
 mod durations;
 mod minutes;
@@ -23,13 +23,13 @@ pub use durations::{BOUNDS_MS, Durations};
 use minutes::{MINUTE, Minutes};
 pub use minutes::{MINUTES, Minute};
 
-/// The least time that is counted.
+/// The length of the window that is counted at least.
 const WINDOW: Duration = Duration::from_secs(3_600);
 /// The length of a slice, whose counts expire together.
 const SLICE: Duration = Duration::from_secs(600);
 /// The most locks that are counted individually. Their groups count all of them.
 const MAX_LOCKS: usize = 10_000;
-/// The most groups of all deployments; later ones are not counted.
+/// The most groups of all deployments. Further groups are not counted.
 const MAX_GROUPS: usize = 1_000;
 /// The most locks that are listed, those most waited for first.
 const MAX_LISTED: usize = 1_000;
@@ -40,11 +40,11 @@ pub enum Count {
     Acquired,
     /// A hold ended.
     Held(PastHold),
-    /// A hold that was counted as released was ended by force.
+    /// A forced release has ended a hold that was counted as released.
     Lost,
     /// A wait ended.
     Waited(PastWait),
-    /// Waiting time, of all waiters together.
+    /// The waiting time, summed over all waiters.
     Waiting(Duration),
 }
 
@@ -135,13 +135,14 @@ fn longer(known: &mut Option<Box<Longest>>, lock: &LockId, id: HolderId, since: 
     }
 }
 
-/// The slices of one lock or group with any counts, oldest first. They have no room for more, since most locks have one.
+/// The slices of one lock or group with any counts, oldest first. They have no spare capacity, since most locks have
+/// only one.
 #[derive(Debug, Default)]
 struct Slices(Vec<(u64, Tally)>);
 
 impl Slices {
     fn add(&mut self, slice: u64, lock: &LockId, count: Count) {
-        // A late report belongs to an older slice; it is counted with the newest.
+        // A late report belongs to an older slice, but is counted with the newest.
         if self.0.last().is_none_or(|(newest, _)| *newest < slice) {
             self.0.reserve_exact(1);
             self.0.push((slice, Tally::default()));
@@ -244,7 +245,8 @@ struct LockSlices {
 pub(super) struct Totals {
     began: Moment,
     groups: HashMap<(Arc<str>, Arc<str>), GroupSlices>,
-    /// Microseconds by which the minutes of the wall clock begin earlier than those of our clock; none before the first view.
+    /// The microseconds by which the minutes of the wall clock begin earlier than those of our clock, or `None` before
+    /// the first view.
     phase: Option<u64>,
     locks: HashMap<LockId, LockSlices>,
     /// The numbers of locks that were dropped, by slice.
@@ -299,7 +301,7 @@ impl Totals {
         at.as_micros().saturating_add(self.phase.unwrap_or(0)) / minute_micros()
     }
 
-    /// Drops the half with the least waiting time and acquisitions.
+    /// Drops the half of the locks with the least waiting time and acquisitions.
     fn make_room(&mut self, slice: u64) {
         let least: Vec<_> =
             self.heaviest_first().skip(MAX_LOCKS / 2).map(|(lock, _)| lock.clone()).collect();
@@ -313,7 +315,7 @@ impl Totals {
         }
     }
 
-    /// Returns all locks in the order of their weights. Only references are sorted: there are many.
+    /// Returns all locks in the order of their weights. Only references are sorted, since there are many locks.
     fn heaviest_first(&self) -> impl ExactSizeIterator<Item = (&LockId, &LockSlices)> {
         let all = self.locks.iter();
         let mut all: Vec<_> =

@@ -28,8 +28,8 @@ pub fn explain(case: &Case<'_>, verdict: Verdict) -> ProblemView {
     }
 }
 
-/// Returns a known problem as it is now: the identity of a holder may have become known, and a queue moves on. Its evidence is
-/// retained while it holds.
+/// Returns a known problem in its current state: the identity of a holder may have become known, and a queue moves on.
+/// Its evidence is retained as long as it is true.
 #[must_use]
 pub fn update(case: &Case<'_>, known: &ProblemView, verdict: Verdict) -> ProblemView {
     let advice = advice(case, verdict);
@@ -44,7 +44,7 @@ pub fn update(case: &Case<'_>, known: &ProblemView, verdict: Verdict) -> Problem
     ProblemView { advice, evidence, ..known.clone() }
 }
 
-/// Returns the number of occurrences that are one problem.
+/// Returns the number of occurrences that are combined into one problem.
 #[must_use]
 pub fn times(case: &Case<'_>, problem: ProblemKind) -> u32 {
     let overdue = case.overdue.filter(|_| problem == ProblemKind::RenewalOverdue);
@@ -208,7 +208,7 @@ fn starving(case: &Case<'_>, verdict: Verdict) -> Vec<Evidence> {
     evidence
 }
 
-/// Names the first waiter of a queue, which is dead.
+/// Describes the dead first waiter of a queue.
 fn dead_head(head: &Waiter) -> String {
     let why = if head.gone {
         "is dead: its client is gone, and nobody will claim its turn"
@@ -221,7 +221,7 @@ fn dead_head(head: &Waiter) -> String {
 fn deadlock(case: &Case<'_>) -> Vec<Evidence> {
     let waits = case.cycle.iter().flat_map(|cycle| &cycle.waits);
     let text = |wait: &crate::model::deadlock::Wait| {
-        // Each hold and wait of an agent has its own id: only the process shows which belong together.
+        // Each hold and wait of an agent has a different id, so only the process shows which of them belong together.
         let process = wait.process.as_ref().map_or_else(String::new, |text| format!(" ({text})"));
         let name = code(&shown_name(&wait.lock.1));
         format!("{}{process} waits for {name}, held by {}", wait.waiter, wait.holder)

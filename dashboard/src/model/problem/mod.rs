@@ -1,6 +1,6 @@
 //! Problems of locks.
 //!
-//! They are judged on readings only: while a server cannot be read, none begins and none ends.
+//! Problems are judged on readings only: while a server cannot be read, no problem begins or ends.
 
 mod explain;
 mod overdue;
@@ -39,12 +39,12 @@ pub const EXPIRED_FOR: Duration = Duration::from_secs(3_600);
 #[derive(Debug, Clone, PartialEq, Eq)]
 pub struct Expired {
     pub at: Time,
-    /// None if only an earlier run of this program knew it.
+    /// The holder, or `None` if only an earlier run of this program knew it.
     pub holder: Option<HolderId>,
     /// Certain if the holder was seen to return too late.
     pub certainty: Certainty,
     pub source: Source,
-    /// The observation, a sentence.
+    /// A sentence about the observation.
     pub evidence: String,
 }
 
@@ -52,7 +52,7 @@ pub struct Expired {
 #[derive(Debug, Clone, PartialEq, Eq)]
 pub struct Gone {
     pub since: SteadyMillis,
-    /// The observation, a sentence.
+    /// A sentence about the observation.
     pub evidence: String,
 }
 
@@ -61,17 +61,17 @@ pub struct Gone {
 pub struct Case<'a> {
     /// The reading just made.
     pub now: Stamp,
-    /// Holders and counts; empty: it is free.
+    /// The holders with their hold counts; empty if the lock is free.
     pub holders: &'a [(HolderId, i64)],
     /// True if it is proved to be a lock.
     pub confirmed: bool,
-    /// Time to live; none: it has none, or it is free.
+    /// The time to live, or `None` if there is none or the lock is free.
     pub ttl: Option<Duration>,
-    /// The first of the readings without a time to live, where the newest has none.
+    /// The first of the successive readings without a time to live, if the newest has none.
     pub no_ttl_since: Option<Stamp>,
-    /// The lease that it is renewed to; none: it is not renewed.
+    /// The lease to which the lock is renewed, or `None` if it is not renewed.
     pub renewed: Option<Duration>,
-    /// True if its lease was set again sooner than a watchdog does, as by a release and another acquisition.
+    /// True if the lease was set again sooner than a watchdog does, for example by a release and another acquisition.
     pub set_early: bool,
     /// Its late renewals.
     pub overdue: Option<&'a Overdue>,
@@ -98,7 +98,7 @@ pub struct Case<'a> {
     pub tracked: &'a [TrackedHolder],
     /// The first waiter of its queue, if nobody will claim its turn.
     pub dead_head: Option<Waiter>,
-    /// The first reading that found it absent with a dead queue entry in front, or with markers of readers.
+    /// The first reading in which the lock was absent, but had a dead first queue entry or markers of readers.
     pub orphan_since: Option<Stamp>,
     /// The number of readers whose markers outlived the lock.
     pub orphaned_readers: usize,
@@ -109,7 +109,7 @@ pub struct Case<'a> {
 impl Case<'_> {
     /// Returns whether it may have been released without a message and acquired again.
     fn may_be_another_hold(&self) -> bool {
-        // An agent renews early at times, and never uses a holder's id again.
+        // An agent sometimes renews early, and never reuses a holder's id.
         let early = self.set_early && !self.holders.iter().all(|(id, _)| id.looks_like_agent());
         self.may_release_silently || early
     }
@@ -168,8 +168,8 @@ fn leaked(case: &Case<'_>) -> Option<Verdict> {
     Some(Verdict::suspected(ProblemKind::Leaked, gone.since))
 }
 
-/// Judges a hash that nothing but its form shows to be a lock: Redisson gives every lock a lease, so one without is either
-/// leaked or no lock at all.
+/// Judges a hash that only its form shows to be a lock. Redisson gives every lock a lease, so a hash without one is
+/// either leaked or no lock.
 fn leaked_by_form(case: &Case<'_>) -> Option<Verdict> {
     let sound = case.malformed.is_none() && !case.holders.is_empty();
     let first = case.no_ttl_since.filter(|_| sound)?;
@@ -177,8 +177,8 @@ fn leaked_by_form(case: &Case<'_>) -> Option<Verdict> {
         .then(|| Verdict::suspected(ProblemKind::Leaked, first.steady()))
 }
 
-/// Returns the age from which a hold is stuck, and whether that follows from `typical`, the duration that 99 of 100 holds did not
-/// exceed.
+/// Returns the age from which a hold is stuck, and whether it follows from `typical`, the duration that 99 of 100 holds
+/// did not exceed.
 #[must_use]
 pub fn stuck_limit(rule: &Rule, typical: Option<Duration>) -> Option<(Duration, bool)> {
     let by_setting = rule.stuck_after?;
@@ -208,8 +208,8 @@ fn stuck(case: &Case<'_>) -> Option<Verdict> {
     })
 }
 
-/// Returns the time to live below which a renewal is overdue: renewals come every third of the lease, so this is half a
-/// third late.
+/// Returns the time to live below which a renewal is overdue. Renewals come every third of the lease, so such a renewal
+/// is half a third late.
 #[must_use]
 pub fn overdue_below(lease: Duration) -> Duration {
     lease * 9 / 20
@@ -230,7 +230,7 @@ fn renewal_overdue(case: &Case<'_>) -> Option<Verdict> {
 fn expired(case: &Case<'_>) -> Option<Verdict> {
     let expired = case.expired?;
     let (problem, since) = (ProblemKind::Expired, expired.at.steady());
-    // An earlier run may have seen it before the host's boot, of which there is no moment.
+    // An earlier run may have seen the expiry before the host's boot, for which there is no moment.
     let recent = case.now.steady().millis_since(since) <= millis(EXPIRED_FOR);
     recent.then_some(Verdict { problem, certainty: expired.certainty, since })
 }
@@ -247,7 +247,7 @@ fn starving(case: &Case<'_>) -> Option<Verdict> {
     {
         return Some(Verdict::certain(ProblemKind::Starving, after(waiter.since.at, limit)));
     }
-    // While a lock changes hands subscribers come and go, and none of them need wait for long.
+    // While a lock changes hands, subscribers come and go, and none of them needs to wait for long.
     let subscribers = case.subscribers.filter(|_| !case.holders.is_empty())?;
     let since = subscribers.since.max(case.unchanged_since);
     (case.now.received.since(since) > limit)
@@ -256,7 +256,7 @@ fn starving(case: &Case<'_>) -> Option<Verdict> {
 
 fn deadlock(case: &Case<'_>) -> Option<Verdict> {
     let cycle = case.cycle?;
-    // The cycle closed with its youngest wait or hold; only its first observation as a whole is known.
+    // The cycle closed with its youngest wait or hold, but only the first observation of the whole cycle is known.
     let since = case.now.steady();
     Some(if cycle.is_limited() || cycle.is_claimed() {
         Verdict::suspected(ProblemKind::Deadlock, since)

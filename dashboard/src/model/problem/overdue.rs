@@ -1,4 +1,4 @@
-//! Late renewals of one hold, of which several in short succession are one problem.
+//! Late renewals of one hold. Several in short succession are one problem.
 
 use std::time::Duration;
 
@@ -7,9 +7,9 @@ use redisson::Moment;
 use crate::clock::SteadyMillis;
 use crate::model::types::Stamp;
 
-/// The number of leases for which a hold that was late has to be renewed in time until that is over.
+/// The number of leases for which a late hold has to be renewed in time until the problem is over.
 const LEASES: u32 = 3;
-/// The least such time.
+/// The shortest such time.
 const LEAST: Duration = Duration::from_secs(60);
 
 /// The late renewals of a hold.
@@ -26,7 +26,7 @@ pub struct Overdue {
 }
 
 impl Overdue {
-    /// Updates the state with a reading. `late`: the instant since which a renewal is overdue, and the time to live.
+    /// Updates the state with a reading. `late` is the instant since which a renewal is overdue, and the time to live.
     #[must_use]
     pub fn update(
         known: Option<Self>,
@@ -49,13 +49,13 @@ impl Overdue {
         })
     }
 
-    /// Returns whether it is a problem now: while a renewal is late, and between renewals that keep being late.
+    /// Returns whether it is currently a problem: while a renewal is late, and between renewals that keep being late.
     #[must_use]
     pub fn is_reported(&self) -> bool {
         self.is_late || self.times > 1
     }
 
-    /// Returns whether it began before that change of the holders.
+    /// Returns whether the last late renewal came before that change of the holders.
     #[must_use]
     pub fn is_before(&self, change: Moment) -> bool {
         change > self.latest

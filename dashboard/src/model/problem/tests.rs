@@ -28,7 +28,7 @@ fn secs(secs: u64) -> Duration {
     Duration::from_secs(secs)
 }
 
-/// A healthy lock, renewed to 30 s and read with 25 s left.
+/// Returns a healthy lock that is renewed to 30 s and was read with 25 s left.
 fn renewed(holders: &[(HolderId, i64)], still: u64, now: u64) -> Case<'_> {
     Case {
         now: stamp(now),
@@ -151,7 +151,7 @@ fn a_renewal_is_overdue_below_half_of_the_lease_less_a_twentieth() {
     assert_eq!(only(&Case { confirmed: false, ..case.clone() }), None);
 }
 
-/// A renewal that is late at that second, with so many seconds left of 30.
+/// Returns a renewal that is late at that second, with that many seconds of 30 left.
 fn late(now: u64, left: u64) -> Overdue {
     let late = Some((SteadyMillis(now * 1_000), secs(left)));
     Overdue::update(None, late, secs(30), stamp(now)).unwrap()
@@ -176,7 +176,7 @@ fn renewals_that_are_late_again_are_one_problem_until_they_have_come_in_time_for
     assert!(twice.is_reported());
     assert!(in_time(twice.clone(), 280).unwrap().is_reported());
     assert_eq!(in_time(twice.clone(), 281), None);
-    // With a short lease for a minute.
+    // With a short lease, the problem lasts for a minute.
     assert!(Overdue::update(Some(twice.clone()), None, secs(3), stamp(250)).is_some());
     assert_eq!(Overdue::update(Some(twice), None, secs(3), stamp(251)), None);
 }
@@ -242,7 +242,7 @@ fn a_long_wait_is_starvation() {
         (Case { waiters: &left, ..waits(200) }, None),
         (counted(0, 70), None),
         (counted(0, 71), starving(SUSPECTED)),
-        // Others come and go behind a lock that changes hands, without waiting long each.
+        // Other waiters come and go behind a lock that changes hands, and none of them waits long.
         (counted(50, 71), None),
         (counted(50, 111), starving(SUSPECTED)),
         (Case { holders: &[], ..counted(0, 200) }, None),

@@ -19,7 +19,7 @@ impl Record {
             self.dirty |= self.token.take().is_some();
             self.token_read = Some(stamp.received.moment());
         }
-        // The time within which dropped waiters may return may have passed.
+        // The time within which dropped waiters may return may be over.
         let had = self.cold.as_ref().is_some_and(|cold| !cold.waiting.is_empty());
         if (had && !companions.is_unavailable()) || companions.queue.is_some() {
             let window = self.stamp.map(|last| stamp.received.since(last.sent));

@@ -14,12 +14,12 @@ use crate::model::problem::{
 use crate::model::types::{ArchiveEntry, LockEvent, ProblemKind, Source, Stamp};
 use crate::model::waiting::Waiter;
 
-/// The additional time after its limit within which a problem of an earlier run must be found again: a renewal has to be
-/// seen twice, or a holder's absence.
+/// The additional time after its limit within which a problem of an earlier run must be found again, since a renewal or
+/// a holder's absence has to be seen twice.
 const RESTORED_GRACE: Duration = Duration::from_secs(300);
 
 impl Record {
-    /// Updates its problems after a reading.
+    /// Updates the lock's problems after a reading.
     pub(super) fn judge(
         &mut self,
         now: Stamp,
@@ -92,7 +92,7 @@ impl Record {
         }
     }
 
-    /// Returns what its problems are judged by. Its holders and waiters are passed in since a case only refers to them.
+    /// Returns the facts for judging the problems. Holders and waiters are passed in, since a case only refers to them.
     fn case<'a>(
         &'a self,
         now: Stamp,
@@ -128,7 +128,7 @@ impl Record {
         }
     }
 
-    /// Updates the late renewals of its present hold.
+    /// Updates the late renewals of the current hold.
     fn update_overdue(&mut self, now: Stamp) {
         let lease = self.lease.lease().filter(|_| self.lease.renewed() && self.is_held());
         let known = self.cold.as_mut().and_then(|cold| cold.overdue.take());
@@ -153,7 +153,7 @@ impl Record {
         let problems = &self.problems;
         cold.restored_problems
             .retain(|(earlier, _)| problems.iter().all(|found| found.problem != *earlier));
-        // That a hold has expired needs no second reading.
+        // An expired hold needs no second reading.
         let is_over = |problem| time_is_up || problem == ProblemKind::Expired;
         let over = cold.restored_problems.extract_if(.., |(problem, _)| is_over(*problem));
         for (problem, _) in over.collect::<Vec<_>>() {
@@ -161,7 +161,7 @@ impl Record {
         }
     }
 
-    /// Returns the instant since which an earlier run has seen these same holds unchanged, if it has found them stuck.
+    /// Returns the instant since which an earlier run has seen these holds unchanged, if it found them stuck.
     pub(super) fn restored_unchanged_since(&self, now: Stamp) -> Option<Time> {
         let restored = &self.cold.as_ref()?.restored_problems;
         let (_, stuck) = restored.iter().find(|(problem, _)| *problem == ProblemKind::Stuck)?;
@@ -171,7 +171,7 @@ impl Record {
         Some(now.received.back_to(stuck.minus(millis(limit)).max(held)))
     }
 
-    /// Ends that an earlier run has found it stuck, since another hold has begun.
+    /// Drops the finding of an earlier run that the lock was stuck, since another hold has begun.
     pub(super) fn end_restored_stuck(&mut self, at: SteadyMillis, effects: &mut Vec<Effect>) {
         let Some(cold) = &mut self.cold else { return };
         let before = cold.restored_problems.len();
@@ -197,8 +197,8 @@ impl Record {
         effects.push(Effect::Archive(Box::new(entry)));
     }
 
-    /// Returns whether it may be released without a message: a fair lock without waiters, or one reader of several. In a
-    /// cluster every lock may be, by sharded channels to which this program does not subscribe.
+    /// Returns whether the lock may be released without a message: a fair lock without waiters, or one reader of
+    /// several. In a cluster every lock may be, by sharded channels to which this program does not subscribe.
     fn may_release_silently(&self) -> bool {
         self.fair || (self.mode.is_some() && self.holds.len() > 1)
     }

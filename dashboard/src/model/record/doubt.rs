@@ -1,5 +1,5 @@
-//! Release messages that may be about another lock: one of the same name in another database, since pub/sub has no databases, or
-//! one whose name differs by braces only, which has the same channel. The next reading decides.
+//! Release messages that may be about another lock: one of the same name in another database, since pub/sub has no
+//! databases, or one whose name differs only by braces and therefore has the same channel. The next reading decides.
 
 use std::time::Duration;
 
@@ -10,14 +10,14 @@ use super::{Effect, Hold, Record};
 use crate::clock::Time;
 use crate::model::types::{Ending, Reading, Source, Stamp};
 
-/// The difference up to which two readings show the same end of a lease.
+/// The largest difference at which two readings show the same end of a lease.
 const SAME_END: Duration = Duration::from_millis(100);
-/// The time by which a message may arrive later than the release that it reports.
+/// The longest time between a release and its message.
 pub(super) const LATE: Duration = Duration::from_millis(250);
-/// The most releases that one reading proves.
+/// The most releases that one reading can prove.
 const MOST: u32 = 1_000;
 
-/// Such messages since the last reading.
+/// The doubtful messages since the last reading.
 #[derive(Debug, Clone, Copy)]
 pub(super) struct Doubtful {
     first: Time,
@@ -26,10 +26,10 @@ pub(super) struct Doubtful {
 }
 
 impl Record {
-    /// Applies a message about this lock or another one.
+    /// Applies a message that may be about this lock or another one.
     pub fn released_in_doubt(&mut self, at: Time, effects: &mut Vec<Effect>) {
         match self.reading_since(at) {
-            // The reading is newer. If the lease had begun before the message, so had the hold.
+            // The reading is newer. If the lease began before the message, so did the hold.
             Some(stamp)
                 if self.is_held() && self.lease_began_before(at.moment(), stamp, self.ttl) => {}
             None if self.is_held() && !self.is_released() => {
@@ -68,7 +68,7 @@ impl Record {
         }
     }
 
-    /// Returns whether a reading shows the known holds, and that none has begun since that instant.
+    /// Returns whether a reading shows the known holds, and that none of them began after that instant.
     fn continues(&self, at: Moment, stamp: Stamp, reading: &Reading) -> bool {
         let Reading::Lock { hash, ttl, .. } = reading else { return false };
         let same = are_same(&self.holds, &holders(hash));
@@ -82,21 +82,22 @@ impl Record {
         same && (same_end || self.lease_began_before(at, stamp, *ttl))
     }
 
-    /// Returns whether a reading proves that the lease last began, by a renewal or with the hold, before that instant.
+    /// Returns whether a reading proves that the current lease began before that instant, by a renewal or with the
+    /// hold.
     fn lease_began_before(&self, at: Moment, stamp: Stamp, ttl: Option<Duration>) -> bool {
         let lease = self.lease.lease().filter(|_| self.lease.renewed());
         lease.zip(ttl).is_some_and(|(lease, ttl)| ttl + stamp.received.since(at) + LATE < lease)
     }
 }
 
-/// Returns whether a reading shows these holds and no other, with their counts.
+/// Returns whether a reading shows exactly these holds, with their counts.
 pub(super) fn are_same(holds: &[Hold], holders: &[Holder]) -> bool {
     let shown =
         |hold: &Hold| holders.iter().any(|one| one.id == hold.id && one.count == hold.count);
     holders.len() == holds.len() && holds.iter().all(shown)
 }
 
-/// Returns the holders in a hash, those of unknown clients by the ids that stand for them.
+/// Returns the holders in a hash. Holders of unknown clients have stand-in ids.
 pub(super) fn holders(hash: &LockHash) -> Vec<Holder> {
     let foreign = hash.foreign.iter();
     let foreign = foreign.map(|holder| Holder { id: holder.stand_in(), count: holder.count });

@@ -1,5 +1,5 @@
-//! Readings that show the end of a hold before its release message has arrived, since each comes on its own connection. Such
-//! a reading is kept until the message arrives, or would have arrived.
+//! Readings that show the end of a hold before its release message has arrived, since messages and readings use
+//! different connections. Such a reading is stored until the message arrives, or would have arrived.
 
 use redisson::Moment;
 use redisson::shape::LockHash;
@@ -9,7 +9,7 @@ use super::ingest::{has_missed, reads_on};
 use super::{Effect, Record, ScopeContext};
 use crate::model::types::{Reading, Source, Stamp};
 
-/// A reading that is not applied yet.
+/// A reading that has not been applied yet.
 #[derive(Debug)]
 pub(super) struct EarlyReading {
     stamp: Stamp,
@@ -18,7 +18,8 @@ pub(super) struct EarlyReading {
 }
 
 impl Record {
-    /// Applies a reading, and before it one that waited for a release message for long enough. Keeps it if it has to wait itself.
+    /// Applies a reading, and before it one that has waited long enough for a release message. Stores the reading if it
+    /// has to wait.
     pub fn read(
         &mut self,
         stamp: Stamp,
@@ -42,7 +43,7 @@ impl Record {
         }
     }
 
-    /// Returns the instant at which a kept reading no longer has to wait.
+    /// Returns the instant at which a stored reading no longer has to wait.
     pub(super) fn early_until(&self) -> Option<Moment> {
         let early = self.releases.as_ref()?.early.as_ref()?;
         Some(early.stamp.received.moment() + LATE)
@@ -58,7 +59,7 @@ impl Record {
         self.releases.as_deref().is_some_and(reported)
     }
 
-    /// Returns whether a reading shows the end of a hold whose release message may be under way.
+    /// Returns whether a reading shows the end of a hold whose release message may still arrive.
     fn may_precede_message(&self, stamp: Stamp, reading: &Reading, context: ScopeContext) -> bool {
         let hash = match reading {
             Reading::Lock { hash, .. } => Some(hash),
@@ -75,8 +76,8 @@ impl Record {
             && self.lacks_hold(hash)
     }
 
-    /// Returns whether a known hold is not in this hash. A reader that leaves others behind sends no message, nor does a writer that
-    /// goes on reading, so they do not count.
+    /// Returns whether a known hold is missing from this hash. A reader that leaves other readers sends no message, nor
+    /// does a writer that goes on reading, so these do not count.
     fn lacks_hold(&self, hash: Option<&LockHash>) -> bool {
         let Some(hash) = hash else { return self.is_held() };
         let shown = holders(hash);

@@ -1,4 +1,4 @@
-//! The holds of one lock that have ended.
+//! The ended holds of one lock.
 
 use std::cell::OnceCell;
 use std::collections::VecDeque;
@@ -9,16 +9,16 @@ use redisson::HolderId;
 use crate::clock::SteadyMillis;
 use crate::model::types::{Ending, HistoryView, PastHold, PastOfLock, PastWait, Since};
 
-/// The most holds that a lock retains. The history on disk has more.
+/// The most holds that are retained for a lock. The history on disk has more.
 const MAX_PAST: usize = 8;
-/// The most expired leases whose instants a lock retains.
+/// The most expired leases whose instants are retained for a lock.
 const MAX_RAN_OUT: usize = 64;
-/// Durations that the typical hold is computed from.
+/// The number of durations from which the typical hold is computed.
 const MAX_DURATIONS: usize = 64;
-/// With fewer durations than this no hold is typical.
+/// The least number of durations for a typical hold.
 const MIN_DURATIONS: usize = 20;
 
-/// Holds that have ended. Many locks have none, since they are held all the time.
+/// The holds that have ended. Many locks have none, since they are always held.
 #[derive(Debug, Default)]
 pub(super) struct HoldHistory {
     /// Durations of the latest holds whose beginning and end were both observed, in milliseconds.
@@ -27,7 +27,7 @@ pub(super) struct HoldHistory {
     longest: Option<PastHold>,
     /// Boxed, since few locks have one.
     longest_wait: Option<Box<PastWait>>,
-    /// Its view, until it changes.
+    /// The view of this history, until it changes.
     view: OnceCell<HistoryView>,
     /// The latest instants at which a lease ran out, oldest first.
     ran_out: VecDeque<SteadyMillis>,
@@ -36,7 +36,7 @@ pub(super) struct HoldHistory {
 }
 
 impl HoldHistory {
-    /// Adds a hold, in place of the oldest if there are too many.
+    /// Adds a hold. If there are too many, it replaces the oldest.
     pub(super) fn push(&mut self, hold: PastHold) {
         self.view.take();
         if hold.ended == Ending::Expired {
@@ -57,7 +57,7 @@ impl HoldHistory {
         self.holds.push_back(hold);
     }
 
-    /// Corrects the holds that were released at that instant to ones that were ended by force, and returns them.
+    /// Changes the holds that were released at that instant to forced ones, and returns them.
     pub(super) fn correct_to_forced(&mut self, to: SteadyMillis) -> Vec<PastHold> {
         let released = |hold: &PastHold| hold.to == to && hold.ended == Ending::Released;
         if let Some(longest) = self.longest.as_mut().filter(|hold| released(hold)) {
@@ -86,7 +86,7 @@ impl HoldHistory {
         self.durations.push_back(u32::try_from(held.as_millis()).unwrap_or(u32::MAX));
     }
 
-    /// Returns the duration that 99 of 100 holds did not exceed; none before there are enough of them.
+    /// Returns the duration that 99 of 100 holds did not exceed, or `None` while there are too few.
     pub(super) fn p99(&self) -> Option<Duration> {
         if self.durations.len() < MIN_DURATIONS {
             return None;
@@ -97,7 +97,7 @@ impl HoldHistory {
         Some(Duration::from_millis(u64::from(sorted[index])))
     }
 
-    /// Adds a wait that has ended; only the longest is retained.
+    /// Adds a wait that has ended. Only the longest is retained.
     pub(super) fn push_wait(&mut self, wait: PastWait) {
         if self.longest_wait.as_ref().is_none_or(|longest| longest.millis() < wait.millis()) {
             self.longest_wait = Some(Box::new(wait));

@@ -1,4 +1,4 @@
-//! Identities of a lock's holders and waiters, from agents and the list of clients.
+//! The identities of a lock's holders and waiters, from agents and the list of clients.
 
 use redisson::{ClientId, HolderId};
 
@@ -10,8 +10,8 @@ use crate::model::types::{HolderIdentity, Source, TrackedHolder};
 use crate::model::waiting::is_granted;
 
 impl Record {
-    /// Updates whether its holder and its queued waiters are gone. The holder of a renewed lock is alive regardless of other observations. Returns
-    /// true if anything changed.
+    /// Updates whether the holder and the queued waiters are gone. The holder of a renewed lock is alive, regardless of
+    /// other observations. Returns true if anything changed.
     pub fn update_gone(&mut self, clients: &Clients) -> bool {
         let holder_changed = self.update_gone_holder(clients);
         let waiting = self.cold.as_mut().map(|cold| &mut cold.waiting);
@@ -47,8 +47,8 @@ impl Record {
         true
     }
 
-    /// Applies an agent's report about a holder or waiter: its identity, or none. `denies`: the agent would publish a holder
-    /// that it had. Returns true if anything changed.
+    /// Applies an agent's report about a holder or waiter: its identity, or `None`. If `denies` is true, the agent
+    /// would publish a holder that it had. Returns true if anything changed.
     pub fn identify(
         &mut self,
         id: HolderId,
@@ -57,7 +57,7 @@ impl Record {
         at: Time,
     ) -> bool {
         let holds = self.holds.iter().any(|hold| hold.id == id);
-        // A wait may be too young to be published, or over by now: only a holder is denied.
+        // A wait may be too young to be published, or may be over by now, so only a holder can be denied.
         let relevant = match identity {
             Some(_) => holds || self.waits_by_name(&id),
             None => holds && denies,
@@ -84,7 +84,8 @@ impl Record {
         changed
     }
 
-    /// Marks the view as outdated if one of those clients holds the lock or waits for it. Returns whether it is.
+    /// Marks the view as outdated if one of those clients holds the lock or waits for it. Returns whether it was
+    /// marked.
     pub fn redraw_if(&mut self, concerned: impl Fn(&ClientId) -> bool) -> bool {
         let mut waiters = self.cold.iter().flat_map(|cold| cold.waiting.waiters());
         let concerned = self.holds.iter().any(|hold| concerned(&hold.id.client))
@@ -93,7 +94,8 @@ impl Record {
         concerned
     }
 
-    /// Applies the waiters of this lock at an agent: their number, and the first ones with the beginnings of their waits.
+    /// Applies the waiters of this lock at an agent: their number, and the first ones with the beginnings of their
+    /// waits.
     pub fn agent_waits(
         &mut self,
         agent: ClientId,

@@ -17,19 +17,19 @@ use crate::model::types::{
 };
 use crate::model::waiting::Waiting;
 
-/// The uncertainty up to which a hold's beginning counts as exact.
+/// The largest uncertainty at which a hold's beginning counts as exact.
 const EXACT: Duration = Duration::from_secs(1);
-/// The time left at the last reading up to which a lease counts as expired rather than released.
+/// The most time left at the last reading for a lease to count as expired rather than released.
 const NEAR_END: Duration = Duration::from_secs(1);
-/// The time left at a reading that finds the lock gone, up to which its lease counts as expired.
+/// The most time left at a reading that finds the lock gone, for its lease to count as expired.
 const RUN_OUT: Duration = Duration::from_millis(200);
 /// The most readers whose markers are read after the lock has vanished.
 const MAX_ORPHANED_READERS: usize = 16;
-/// The hold count up to which markers of a reader of an earlier run are read.
+/// The largest hold count for which the markers of a reader of an earlier run are read.
 const RESTORED_COUNT: i64 = 4;
 
 impl Record {
-    /// Applies a reading that shows the lock held, with its time to live and the one by which renewals are recognized.
+    /// Applies a reading that shows the lock held, with its time to live and the one that shows renewals.
     pub(super) fn read_held(
         &mut self,
         stamp: Stamp,
@@ -42,7 +42,7 @@ impl Record {
         let last = self.stamp.replace(stamp);
         let released = self.take_released(stamp.sent);
         let before = if released.is_some() { Vec::new() } else { std::mem::take(&mut self.holds) };
-        // A release after this reading has ended what it shows.
+        // A release after this reading has ended the hold that it shows.
         let over = self.releases.as_ref().and_then(|releases| releases.unread);
         // A hold not seen before began after the newest sign that it did not exist.
         let window = released
@@ -54,7 +54,7 @@ impl Record {
         self.read_stand_ins(hash);
         let holders = doubt::holders(hash);
         let moved = released.is_some() || !doubt::are_same(&before, &holders);
-        // True if an earlier run has observed all of the holds.
+        // True if an earlier run observed all of the holds.
         let mut resumed = last.is_none();
         let mut holds = Vec::with_capacity(holders.len());
         for holder in &holders {
@@ -115,7 +115,7 @@ impl Record {
         }
     }
 
-    /// Returns a known hold as this reading shows it, with its hold count.
+    /// Returns a known hold with the hold count in this reading.
     fn go_on(
         &mut self,
         hold: Hold,
@@ -146,7 +146,8 @@ impl Record {
         hold
     }
 
-    /// Drops what a reading disproves that shows the lock held. `moved`: by others than before.
+    /// Drops the signs that are disproved by a reading that shows the lock held. `moved` is true if the holders have
+    /// changed.
     fn drop_signs_against_holders(&mut self, stamp: Stamp, moved: bool) {
         let Some(cold) = &mut self.cold else { return };
         cold.orphan_since = None;
@@ -157,7 +158,7 @@ impl Record {
         }
     }
 
-    /// Removes its holders from its waiters, since they have what they waited for.
+    /// Removes the lock's holders from its waiters, since their waits are over.
     fn end_waits_of_holders(&mut self, stamp: Stamp, source: Source, effects: &mut Vec<Effect>) {
         let Some(cold) = &mut self.cold else { return };
         let ids: Vec<HolderId> = self.holds.iter().map(|hold| hold.id).collect();
@@ -167,7 +168,8 @@ impl Record {
         }
     }
 
-    /// Begins the lease of holds that this reading is the first to show. `resumed`: an earlier run has observed all of them.
+    /// Begins the lease of holds that this reading is the first to show. `resumed` is true if an earlier run observed
+    /// all of them.
     fn restart_lease(
         &mut self,
         stamp: Stamp,
@@ -191,8 +193,8 @@ impl Record {
         }
     }
 
-    /// Returns a hold that this reading is the first to show, and whether an earlier run has observed it. It began within
-    /// `window`, if that is known.
+    /// Returns a hold that this reading is the first to show, and whether an earlier run observed it. The hold began
+    /// within `window`, if that is known.
     fn begin(
         &mut self,
         holder: Holder,
@@ -224,7 +226,7 @@ impl Record {
         }
     }
 
-    /// Sends the beginnings of its holds to the history on disk, unless it has them.
+    /// Sends the beginnings of the holds to the history on disk, unless they are there already.
     fn archive_begun(&mut self, effects: &mut Vec<Effect>) {
         for hold in self.holds.iter_mut().filter(|hold| !hold.archived) {
             hold.archived = true;
@@ -233,7 +235,7 @@ impl Record {
         }
     }
 
-    /// Ends a hold that is not in the newest reading, which shows the lock held by others.
+    /// Ends a hold that is missing from the newest reading, which shows the lock held by others.
     fn end_replaced(
         &mut self,
         hold: Hold,
@@ -244,7 +246,7 @@ impl Record {
         effects: &mut Vec<Effect>,
     ) {
         let expired = self.has_expired(last, stamp) || has_marker_expired(&hold, last, stamp);
-        // A reader that leaves others behind sends no message. One without markers has lost its lease before.
+        // A reader that leaves other readers sends no message. A reader without markers has lost its lease before.
         let reader = self.mode.is_some() && !hold.id.write;
         let left = reader && !expired && hold.marker != Some(Marker::Missing);
         let unobserved = expired && self.ttl > Some(NEAR_END) && has_missed(last, context);
@@ -272,12 +274,12 @@ impl Record {
             return;
         }
         self.rose = Some(stamp.steady());
-        // It has run since then, but was not yet renewed at the last reading.
+        // The lease has run since then, but had not been renewed at the last reading.
         let ran = self.lease.lease().zip(watched).map(|(lease, left)| lease.saturating_sub(left));
         let at = stamp.steady().minus(ran.map_or(0, millis));
         self.add_renewal(last.map_or(at, |last| at.max(last.steady())));
         if let Some(cold) = &mut self.cold {
-            // A holder that renews is alive, regardless of other observations.
+            // A holder that renews the lock is alive, regardless of other observations.
             cold.gone = None;
         }
     }
@@ -301,8 +303,8 @@ impl Record {
         }
     }
 
-    /// Records the expiry of a hold that had been renewed, if it was seen shortly before its end, so that no client can have
-    /// released it unobserved since.
+    /// Records the expiry of a hold that had been renewed, if it was seen shortly before its end, so that no client can
+    /// have released it unnoticed.
     fn record_expiry(
         &mut self,
         hold: Hold,
@@ -365,7 +367,7 @@ impl Record {
         self.no_ttl_since = None;
     }
 
-    /// Returns whether its holder is known to have returned too late, since that reading.
+    /// Returns whether the holder is known to have returned too late, since that reading.
     fn has_returned_late(&self, id: &HolderId, last: Stamp) -> bool {
         let expired = self.cold.as_ref().and_then(|cold| cold.expired.as_ref());
         expired.is_some_and(|expired| {
@@ -445,7 +447,7 @@ impl Record {
         self.drop_empty_cold_state();
     }
 
-    /// Records a reader that held the lock when it vanished, since its markers may still exist.
+    /// Records a reader that held the lock when the lock vanished, since its markers may still exist.
     fn record_orphaned_reader(&mut self, hold: Hold) {
         let readers = &mut self.cold().orphaned_readers;
         if readers.len() < MAX_ORPHANED_READERS {
@@ -488,7 +490,7 @@ impl Record {
     pub fn released(&mut self, at: Time, source: Source, ended: Ending, effects: &mut Vec<Effect>) {
         self.add_source(source);
         self.confirm();
-        // Both report the same release, and either may be first. Only MONITOR shows that it was by force.
+        // Both sources report the same release, and either may be first. Only MONITOR shows a forced release.
         if let Some(first) = self.releases.get_or_insert_default().earlier_report(at, source) {
             if ended == Ending::Forced {
                 self.correct_to_forced(first.steady(), source, effects);
@@ -496,7 +498,8 @@ impl Record {
             return;
         }
         if let Some(cold) = &mut self.cold {
-            // The hold that seemed to have expired was released at that moment; the reading arrived before the message.
+            // The hold that seemed to have expired was released at that moment, but the reading arrived before the
+            // message.
             cold.expired.take_if(|expired| {
                 expired.certainty == Certainty::Suspected && at.since(expired.at) <= NEAR_END
             });
@@ -522,7 +525,7 @@ impl Record {
         releases.unread = releases.unread.max(Some(at));
     }
 
-    /// Corrects the ends of the holds that a message reported at that instant: an operator released them by force.
+    /// Corrects the ends of the holds that a message reported at that instant: an operator forced their release.
     fn correct_to_forced(&mut self, to: SteadyMillis, source: Source, effects: &mut Vec<Effect>) {
         for past in self.hold_history().correct_to_forced(to) {
             self.events.correct_to_forced(past.id, to);
@@ -546,7 +549,7 @@ impl Record {
             self.count(source, Count::Acquired, effects);
             return self.event(at.steady(), source, LockEvent::Released(None), effects);
         };
-        // MONITOR saw it whole. So short a hold is not archived: there may be thousands a second.
+        // MONITOR saw the whole hold. So short a hold is not archived, since there may be thousands a second.
         let past = PastHold {
             id,
             since: Since { at: from.steady(), exact: true },
@@ -565,13 +568,13 @@ impl Record {
         self.event(at.steady(), source, what, effects);
     }
 
-    /// Returns the instant at which MONITOR saw that holder acquire it, unless a later reading disagrees.
+    /// Returns the instant at which MONITOR saw that holder acquire the lock, unless a later reading disagrees.
     fn taken(&self, id: HolderId, stamp: Stamp) -> Option<Time> {
         let (by, at) = self.cold.as_ref()?.taken?;
         (by == id && at <= stamp.received).then_some(at)
     }
 
-    /// Adds a count for the last hour, if it is proved to be a lock.
+    /// Adds a count for the last hour, if the lock is confirmed.
     pub(super) fn count(&self, source: Source, count: Count, effects: &mut Vec<Effect>) {
         if self.confirmed {
             effects.push(Effect::Count(source, count));
@@ -601,12 +604,12 @@ impl Record {
         }
     }
 
-    /// Returns whether a restart of the server ended a hold, and no operator did.
+    /// Returns whether a restart of the server, and not an operator, ended a hold.
     fn is_lost(&self, hold: &Hold, stamp: Stamp, context: ScopeContext) -> bool {
         context.restarted && !self.is_forced(&hold.id, stamp.received.moment())
     }
 
-    /// Records the end of a hold with its event, which is another one if an operator forced it.
+    /// Records the end of a hold with its event, or with the event of a forced release.
     pub(super) fn end_with(
         &mut self,
         hold: Hold,
@@ -633,7 +636,7 @@ impl Record {
         }
         history.push(past);
         if self.confirmed {
-            // The source that showed its end makes no difference here.
+            // The source that showed the end makes no difference here.
             effects.push(Effect::HoldEnded(ended, Arc::clone(&self.group)));
             effects.push(Effect::Count(Source::Poll, Count::Held(past)));
             effects.push(Effect::Archive(Box::new(ArchiveEntry::Ended(self.id.clone(), past))));
@@ -641,7 +644,8 @@ impl Record {
     }
 }
 
-/// Returns whether a writer is among these holders as a reader. If it no longer writes, it has released that side, which no message reports.
+/// Returns whether a writer also reads. If it no longer writes, it has released the write side, which no message
+/// reports.
 pub(super) fn reads_on(writer: &HolderId, holders: &[Holder]) -> bool {
     writer.write && holders.iter().any(|holder| holder.id == HolderId { write: false, ..*writer })
 }
@@ -655,7 +659,7 @@ pub(super) fn has_missed(last: Option<Stamp>, context: ScopeContext) -> bool {
         .any(|since| since > last.sent)
 }
 
-/// Returns whether a reader's marker, of the last reading, had expired by this one.
+/// Returns whether a reader's marker from the last reading had expired by this one.
 fn has_marker_expired(hold: &Hold, last: Option<Stamp>, stamp: Stamp) -> bool {
     match (hold.marker, last) {
         (Some(Marker::Missing), _) => true,
@@ -666,8 +670,8 @@ fn has_marker_expired(hold: &Hold, last: Option<Stamp>, stamp: Stamp) -> bool {
     }
 }
 
-/// Returns whether the first waiter in the queue is dead; or all waiters, if the queue itself is gone or was
-/// only counted.
+/// Returns whether the first waiter in the queue is dead, or all waiters if the queue itself is gone or was only
+/// counted.
 fn is_dead(waiting: &Waiting) -> bool {
     let Some(queue) = &waiting.queue else { return false };
     match queue.front.first() {

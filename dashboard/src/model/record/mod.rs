@@ -59,11 +59,11 @@ pub struct ScopeContext {
 pub enum Effect {
     /// An event, by source and word.
     Event(Source, &'static str),
-    /// A problem began, or became more certain; with the lock's group.
+    /// A problem began, or became more certain. Includes the lock's group.
     Detected(ProblemKind, Certainty, Arc<str>),
     /// A held lock was gone after a restart of its server.
     LostInRestart,
-    /// A hold ended; with the lock's group.
+    /// A hold ended. Includes the lock's group.
     HoldEnded(Ending, Arc<str>),
     /// A count for the last hour, with the source that observed it.
     Count(Source, Count),
@@ -76,7 +76,7 @@ pub enum Effect {
 pub struct RestoredLock {
     /// The last holders, with the beginnings of their holds.
     pub holds: Vec<(HolderId, Since)>,
-    /// The latest holds before, oldest first.
+    /// The latest earlier holds, oldest first.
     pub past: Vec<PastHold>,
     /// The last problems, with their beginnings.
     pub problems: Vec<(ProblemKind, SteadyMillis)>,
@@ -87,7 +87,7 @@ pub struct RestoredLock {
 }
 
 impl RestoredLock {
-    /// Returns whether it had a problem that is reported although the lock no longer exists.
+    /// Returns whether the lock had a problem that is reported although the lock no longer exists.
     #[must_use]
     pub fn is_reported_when_free(&self) -> bool {
         self.had(ProblemKind::Expired) || self.had(ProblemKind::Orphan)
@@ -124,13 +124,14 @@ struct Hold {
     id: HolderId,
     count: i64,
     since: Since,
-    /// The sending of the reading that first showed it.
+    /// The instant at which the reading that first showed the hold was sent.
     first: Moment,
-    /// The latest instant at which it can have begun; where `since` is exact, within a second of the true one.
+    /// The latest instant at which the hold can have begun. If `since` is exact, this is within a second of the true
+    /// one.
     from: Moment,
     /// A reader's marker, if it was read.
     marker: Option<Marker>,
-    /// The history on disk has its beginning, or gets it with its end.
+    /// True if the history on disk has the beginning of the hold, or gets it with the end.
     archived: bool,
 }
 
@@ -149,29 +150,29 @@ impl Hold {
     }
 }
 
-/// State that few locks have, on the heap so that the others do not pay for it.
+/// State that few locks have. It is on the heap, so that other locks need less memory.
 #[derive(Debug, Default)]
 struct ColdState {
     waiting: Waiting,
-    /// A holder that MONITOR has seen acquire it, until a reading shows it too.
+    /// A holder that MONITOR has seen acquire the lock, until a reading shows it too.
     taken: Option<(HolderId, Time)>,
     expired: Option<Expired>,
     gone: Option<Gone>,
     overdue: Option<Overdue>,
-    /// Problems of an earlier run, until they are found again or some time has passed without that.
+    /// The problems of an earlier run, until they are found again or have been absent for some time.
     restored_problems: Vec<(ProblemKind, SteadyMillis)>,
     /// Holders and waiters that agents have reported about.
     tracked: Vec<TrackedHolder>,
     cycle: Option<Arc<Cycle>>,
-    /// Readers that held it when it vanished, with their counts, until their markers are gone too.
+    /// The readers that held the lock when it vanished, with their counts, until their markers are gone too.
     orphaned_readers: Vec<(HolderId, i64)>,
     orphan_since: Option<Stamp>,
-    /// The fields of holders of unknown clients, with the ids that stand for them.
+    /// The fields of holders of unknown clients, with their stand-in ids.
     foreign: Vec<(HolderId, String)>,
     /// A description of any unexpected content of the hash.
     malformed: Option<String>,
     acknowledged: Vec<operator::Acknowledged>,
-    /// The holds that an operator is ending by force, and the beginning of that.
+    /// The holds that an operator is ending by force, and the beginning of the forced release.
     forcing: Option<(Vec<HolderId>, Moment)>,
 }
 
@@ -199,7 +200,7 @@ impl ColdState {
 enum Mode {
     Read,
     Write,
-    /// Anything else that its field may say.
+    /// Any other value of the field.
     Other,
 }
 
@@ -216,18 +217,18 @@ impl Mode {
 /// The latest reported releases.
 #[derive(Debug, Default)]
 struct Releases {
-    /// Those that only one source has reported yet, within the time that another may take; oldest first.
+    /// The releases that only one source has reported within the time in which the other may report them, oldest first.
     by_one_source: Vec<(Time, Source)>,
-    /// One that no reading is newer than yet.
+    /// A release that is newer than all readings.
     unread: Option<Time>,
-    /// Those that may be about a lock of the same name in another database.
+    /// The releases that may be about a lock of the same name in another database.
     doubtful: Option<doubt::Doubtful>,
-    /// A reading that shows its end without one.
+    /// A reading that shows the end of the hold before a release message.
     early: Option<early_reading::EarlyReading>,
 }
 
 impl Releases {
-    /// Records a report. Returns the time of the earlier one if another source has reported the same release.
+    /// Records a report. Returns the time of the earlier report if another source has reported the same release.
     fn earlier_report(&mut self, at: Time, source: Source) -> Option<Time> {
         self.by_one_source.retain(|(before, _)| at.since(*before) <= SAME_RELEASE);
         let other = self.by_one_source.iter().position(|(_, by)| *by != source);
@@ -256,9 +257,10 @@ pub struct Record {
     cold: Option<Box<ColdState>>,
     ttl: Option<Duration>,
     lease: LeaseWatch,
-    /// Once a release of it was reported.
+    /// The releases, once one was reported.
     releases: Option<Box<Releases>>,
-    /// The last change of holders or counts, or the last release; before the first reading, the record's creation.
+    /// The last change of holders or counts, or the last release. Before the first reading, it is the record's
+    /// creation.
     unchanged_since: Time,
     /// Boxed, since nearly all locks have a time to live.
     no_ttl_since: Option<Box<Stamp>>,
@@ -309,7 +311,7 @@ impl Record {
         }
     }
 
-    /// Returns whether it was held when it was last read.
+    /// Returns whether the lock was held when it was last read.
     #[must_use]
     pub fn is_held(&self) -> bool {
         !self.holds.is_empty()
@@ -326,25 +328,25 @@ impl Record {
         &self.group
     }
 
-    /// Returns whether it is proved to be a lock.
+    /// Returns whether the key is proved to be a lock.
     #[must_use]
     pub fn is_confirmed(&self) -> bool {
         self.confirmed
     }
 
-    /// Returns whether it is held, or proved to be a lock.
+    /// Returns whether the lock is held, or proved to be a lock.
     #[must_use]
     pub fn is_retained(&self) -> bool {
         self.is_held() || self.confirmed
     }
 
-    /// Returns the instant since which it is free. Meaningless while it is held.
+    /// Returns the instant at which the lock became free. Meaningless while it is held.
     #[must_use]
     pub fn free_since(&self) -> Moment {
         self.free_since
     }
 
-    /// Returns the sending of the last read request.
+    /// Returns the instant at which the last read request was sent.
     #[must_use]
     pub fn last_sent(&self) -> Option<Moment> {
         self.stamp.map(|stamp| stamp.sent)
@@ -388,7 +390,7 @@ impl Record {
     pub fn waits<'a>(&'a self, lock: &'a (usize, LockName)) -> impl Iterator<Item = Wait> + 'a {
         let waiters = self.cold.iter().flat_map(|cold| cold.waiting.waiters());
         waiters.filter(|waiter| waiter.is_live()).flat_map(move |waiter| {
-            // A reader that is gone delays nobody for longer than the others do.
+            // A reader that is gone delays the waiter no longer than the other readers do.
             let holds = self.holds.iter().filter(|hold| hold.marker != Some(Marker::Missing));
             let cold = self.cold.as_deref();
             let (listened, doubted_for) =
@@ -420,7 +422,7 @@ impl Record {
     /// Restores the state of an earlier run of this program, as of now.
     pub fn restore(&mut self, restored: RestoredLock, now: Time) {
         let expired = restored.expired(now);
-        // Of a hash that only looked like a lock nothing but its problem is stored; a hold of such a one does not expire.
+        // For a hash that only looked like a lock, only its problem is stored, and its hold does not expire.
         if !restored.holds.is_empty() || !restored.past.is_empty() || expired.is_some() {
             self.confirm();
         }
@@ -444,8 +446,8 @@ impl Record {
         }
     }
 
-    /// Returns the beginning of a hold that an earlier run had observed, unless it was now seen to begin. It may have ended and
-    /// begun again since.
+    /// Returns the beginning of a hold that an earlier run had observed, unless it was now seen to begin. The hold may
+    /// have ended and begun again since.
     fn take_restored(&mut self, id: HolderId, seen: Since) -> Option<Since> {
         let history = self.hold_history.as_mut()?;
         let known = history.restored.iter().position(|(known, _)| *known == id)?;
@@ -453,8 +455,8 @@ impl Record {
         (!seen.exact).then_some(Since { exact: false, ..since })
     }
 
-    /// Returns the time to live by which renewals are recognized. Each of several readers renews the lock, so that of the first
-    /// one's marker stands for it.
+    /// Returns the time to live that shows renewals. Each of several readers renews the lock, so the time to live of
+    /// the first reader's marker is used instead.
     fn watched_ttl(&self, ttl: Option<Duration>, companions: &Companions) -> Option<Duration> {
         let readers = || self.holds.iter().filter(|hold| !hold.id.write);
         if self.mode.is_none() || readers().count() < 2 {
@@ -474,12 +476,12 @@ impl Record {
         self.cold.get_or_insert_default()
     }
 
-    /// Returns whether a release was reported that no reading is newer than yet.
+    /// Returns whether a release was reported that is newer than all readings.
     fn is_released(&self) -> bool {
         self.releases.as_ref().is_some_and(|releases| releases.unread.is_some())
     }
 
-    /// Takes that release if a reading sent at that instant is newer.
+    /// Takes that release if a reading sent at this instant is newer.
     fn take_released(&mut self, sent: Moment) -> Option<Moment> {
         let unread = &mut self.releases.as_mut()?.unread;
         unread.take_if(|at| sent >= at.moment()).map(Time::moment)
@@ -494,7 +496,7 @@ impl Record {
         self.cold.take_if(|cold| cold.is_empty());
     }
 
-    /// Marks it as proved to be a lock.
+    /// Marks the key as proved to be a lock.
     pub fn confirm(&mut self) {
         if !self.confirmed {
             self.confirmed = true;
@@ -502,7 +504,7 @@ impl Record {
         }
     }
 
-    /// Applies a reading. One requested earlier than the newest one only proves that this is a lock.
+    /// Applies a reading. If it was requested earlier than the newest one, it only proves that the key is a lock.
     fn apply(
         &mut self,
         stamp: Stamp,
@@ -555,14 +557,14 @@ impl Record {
         let history = self.hold_history.as_mut();
         let restored = history.map(|history| std::mem::take(&mut history.restored));
         for (id, _) in restored.into_iter().flatten() {
-            // It held the lock when an earlier run ended, and no longer does.
+            // The client held the lock when an earlier run ended, and no longer does.
             let over = ArchiveEntry::Unseen(self.id.clone(), id, stamp.steady());
             effects.push(Effect::Archive(Box::new(over)));
         }
         self.drop_untracked();
     }
 
-    /// Applies a count of the connections that listen for its release.
+    /// Applies a count of the connections that listen for the lock's release.
     pub fn count_subscribers(&mut self, count: u64, at: Time, effects: &mut Vec<Effect>) {
         if count == 0 && self.cold.is_none() {
             return;
@@ -601,7 +603,7 @@ impl Record {
         self.drop_empty_cold_state();
     }
 
-    /// Records the end of a wait: a grant at that instant, or none if the waiter gave up.
+    /// Records the end of a wait, with the instant of the grant, or `None` if the waiter gave up.
     fn waited(
         &mut self,
         waiter: Waiter,
@@ -622,13 +624,13 @@ impl Record {
         self.dirty = true;
     }
 
-    /// Returns the field of a holder: that of its id, or the one that a stand-in stands for.
+    /// Returns the field of a holder: its id as text, or the field behind a stand-in id.
     fn field_of(&self, id: &HolderId) -> String {
         let foreign = self.cold.iter().flat_map(|cold| &cold.foreign).find(|(of, _)| of == id);
         foreign.map_or_else(|| id.to_string(), |(_, field)| field.clone())
     }
 
-    /// Returns the newest reading if it was requested at that instant or later, so that it shows what followed from it.
+    /// Returns the newest reading if it was requested at that instant or later, so that it shows the consequences.
     fn reading_since(&self, at: Time) -> Option<Stamp> {
         self.stamp.filter(|stamp| stamp.sent >= at.moment())
     }

@@ -11,8 +11,8 @@ use crate::model::types::{
     Acknowledgement, ArchiveEntry, LockEvent, OperatorAction, ProblemKind, Source,
 };
 
-/// The time after the beginning of a release by force within which the end of a hold is attributed to it: Redis may be
-/// slow to answer, and the reading that shows the end comes later still.
+/// The time after the beginning of a forced release within which the end of a hold is attributed to it: Redis may be
+/// slow to answer, and the reading that shows the end comes even later.
 const FORCE_WINDOW: Duration = Duration::from_secs(10);
 
 /// An acknowledged problem.
@@ -20,18 +20,18 @@ const FORCE_WINDOW: Duration = Duration::from_secs(10);
 pub(super) struct Acknowledged {
     problem: ProblemKind,
     word: Arc<Acknowledgement>,
-    /// For an acknowledgement of an earlier run: the instant by which the problem must be found again.
+    /// The instant by which a problem of an earlier run must be found again to remain acknowledged.
     found_by: Option<SteadyMillis>,
 }
 
 impl Record {
-    /// Records that these holds are about to be ended by force; empty: the release failed.
+    /// Records that these holds are about to be ended by force, or that the release failed if there are none.
     pub fn forcing(&mut self, holders: Vec<HolderId>, at: Moment) {
         self.cold().forcing = (!holders.is_empty()).then_some((holders, at));
         self.drop_empty_cold_state();
     }
 
-    /// Returns whether the end of that hold is due to a release by force.
+    /// Returns whether the end of that hold is due to a forced release.
     pub(super) fn is_forced(&self, id: &HolderId, at: Moment) -> bool {
         let forcing = self.cold.as_ref().and_then(|cold| cold.forcing.as_ref());
         forcing.is_some_and(|(holders, begun)| {
@@ -51,7 +51,7 @@ impl Record {
         self.event(at, Source::Operator, LockEvent::Acted(word, text), effects);
     }
 
-    /// Acknowledges a problem, or withdraws the acknowledgement. Ignored for a problem that it does not have.
+    /// Acknowledges a problem, or withdraws the acknowledgement. Ignored for a problem that the lock does not have.
     pub fn acknowledge(
         &mut self,
         problem: ProblemKind,
@@ -159,7 +159,7 @@ impl Record {
         for view in &mut self.problems {
             let known = acknowledged.iter_mut().find(|known| known.problem == view.problem);
             let word = known.map(|known| {
-                // It is the same problem: from here on the acknowledgement ends with it.
+                // The problem was found again, so from here on the acknowledgement ends with it.
                 known.found_by = None;
                 Arc::clone(&known.word)
             });

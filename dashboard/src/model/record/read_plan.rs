@@ -9,11 +9,11 @@ use super::Record;
 use crate::model::problem::{LEAK_GAP, overdue_below, stuck_limit};
 use crate::model::types::{KnownParts, LastReading};
 
-/// One of this many readings of an unchanged lock is a full one, about as often as its token is read. Turns are as long as
-/// the longest time between two readings of a held lock.
+/// One of this many readings of an unchanged lock is a full one, about as often as its token is read. Turns are as long
+/// as the longest time between two readings of a held lock.
 const FULL_READ_TURNS: u64 = 6;
 const TURN_MICROS: u64 = 10_000_000;
-/// The longest that a reading may have taken if the lock's expiry is inferred from it.
+/// The longest reading from which a lock's expiry may be inferred.
 const MAX_SLACK: Duration = Duration::from_millis(50);
 /// The interval at which a lock without a token is checked for one.
 const TOKEN_INTERVAL: Duration = Duration::from_secs(60);
@@ -47,8 +47,8 @@ impl Record {
         stamp.received.moment() + wait.min(longest)
     }
 
-    /// Returns the time until the next reading of a renewed lock: as soon as its renewal is overdue, then more often, and
-    /// once shortly before it expires, which distinguishes an expired lease from a release.
+    /// Returns the time until the next reading of a renewed lock: as soon as its renewal is overdue, then more often,
+    /// and once shortly before it expires. The last one distinguishes an expired lease from a release.
     fn until_overdue(&self, lease: Duration, ttl: Duration) -> Duration {
         const OFTEN: Duration = Duration::from_secs(1);
         const BEFORE_END: Duration = Duration::from_millis(500);
@@ -64,8 +64,8 @@ impl Record {
         }
     }
 
-    /// Returns whether some readings in quick succession are needed to decide if it is stuck: it is old enough, and was set again, but
-    /// its readings do not show yet whether a watchdog did that.
+    /// Returns whether some readings in quick succession are needed to decide if the lock is stuck: it is old enough,
+    /// and was set again, but its readings do not show yet whether a watchdog did that.
     #[must_use]
     pub fn needs_close_reads(&self) -> bool {
         if !self.is_held() || !self.lease.rose() || self.lease.renewed() {
@@ -98,8 +98,8 @@ impl Record {
         }
     }
 
-    /// Returns the last reading if revalidating it is enough: it is a plain lock that nobody renews, without any anomaly, and
-    /// a full reading is not due.
+    /// Returns the last reading if it is enough to revalidate it: the lock is plain, is not renewed and has no anomaly,
+    /// and a full reading is not due.
     fn last_reading(&self, now: Moment) -> Option<LastReading> {
         let (stamp, ttl) = self.stamp.zip(self.ttl)?;
         let [hold] = self.holds.as_slice() else { return None };
@@ -119,7 +119,7 @@ impl Record {
     }
 }
 
-/// Returns the time until shortly after a time to live has expired.
+/// Returns the time until shortly after the end of a time to live.
 fn past(ttl: Duration) -> Duration {
     ttl + Duration::from_millis(20)
 }

@@ -11,12 +11,12 @@ use crate::model::contention::Count;
 use crate::model::problem::Expired;
 use crate::model::types::{ArchiveEntry, Certainty, Ending, LockEvent, Since, Source};
 
-/// The time that a waiter may take to retry after the time to live that it was answered.
+/// The time within which a waiter retries after the time to live in its last reply.
 const RETRY_GRACE: Duration = Duration::from_secs(5);
 /// The longest sleep of a waiter that was refused by a lock without a known time to live.
 const MAX_SLEEP: Duration = Duration::from_secs(60);
-/// The least time by which a holder returns too late. Below it, the clocks of holder, server and dashboard and the time that a
-/// command takes cannot show that anybody worked without the lock.
+/// The least delay of a holder that returns too late. Below it, the clocks of holder, server and dashboard and the
+/// duration of a command cannot show that anybody worked without the lock.
 const LATE: Duration = Duration::from_millis(250);
 
 impl Record {
@@ -45,13 +45,13 @@ impl Record {
             Action::Refused => self.refused(holder, at),
             Action::Queued { .. } => self.attempted(holder, at, None),
             Action::LeftQueue => self.end_wait(holder, None, effects),
-            // One that only looks like a renewal may set the lease once, as a multi-lock does with its members. Readings show
-            // whether others follow.
+            // A command that only looks like a renewal may set the lease once, as a multi-lock does with its members.
+            // Readings show whether others follow.
             Action::Renewed { lease } if certain => self.renewed(holder, lease, at.steady()),
             Action::Released if certain && self.keeps_reading(holder) => {
                 self.downgraded(holder, at, effects);
             }
-            // Readers come and go singly; the next reading shows who is left.
+            // Readers come and go one by one; the next reading shows who is left.
             Action::Released if certain && event.kind != Some(Kind::Read) && !self.is_shared() => {
                 self.released(at, Source::Monitor, Ending::Released, effects);
             }
@@ -61,8 +61,8 @@ impl Record {
             Action::HandedOver { to, lease } => {
                 self.handed_over(holder, to, lease, at, effects);
             }
-            // MONITOR alone cannot show whether the holder had lost it, or whether the server had no memory for the change.
-            // Readings can.
+            // MONITOR alone cannot show whether the holder had lost the lock, or whether the server had no memory for
+            // the change. Readings can.
             Action::RenewalFoundNothing | Action::ReleaseFoundNothing => {
                 self.on_late_return(holder, event.action, at);
                 if let Some(stamp) = self.stamp {
@@ -82,7 +82,8 @@ impl Record {
         }
     }
 
-    /// Applies a hand-over. The next reading shows the new holder; only this shows that the old one released it.
+    /// Applies a hand-over. The next reading shows the new holder, but only this event shows that the old one released
+    /// the lock.
     fn handed_over(
         &mut self,
         from: HolderId,
@@ -117,7 +118,7 @@ impl Record {
         self.lease.restart(began, Duration::ZERO, lease.or(self.ttl), Some(Duration::ZERO));
     }
 
-    /// Returns whether a writer also has the read side, which it keeps when it gives up writing.
+    /// Returns whether a writer also has the read side, which it keeps when it stops writing.
     fn keeps_reading(&self, writer: HolderId) -> bool {
         let reader = HolderId { write: false, ..writer };
         writer.write && self.holds.iter().any(|hold| hold.id == reader)
@@ -158,7 +159,7 @@ impl Record {
         }
     }
 
-    /// Ends a wait: with a grant at that instant, or without.
+    /// Ends a wait, with a grant at that instant or without one.
     fn end_wait(
         &mut self,
         holder: HolderId,
@@ -171,7 +172,7 @@ impl Record {
         }
     }
 
-    /// Returns the clients whose threads wait for it as far as MONITOR has shown.
+    /// Returns the clients whose threads wait for the lock, as far as MONITOR has shown.
     pub fn attempting_clients(&self) -> impl Iterator<Item = ClientId> {
         self.cold.iter().flat_map(|cold| cold.waiting.attempting_clients())
     }
@@ -187,7 +188,7 @@ impl Record {
     fn refused(&mut self, holder: HolderId, at: Time) {
         let left = self.end_of_ttl(self.stamp).map(|end| end.since(at.moment()));
         let lease = self.lease.lease();
-        // The holder may renew just after the waiter was answered.
+        // The holder may renew the lock just after the waiter received its reply.
         let sleep = match (left, lease.filter(|_| self.lease.renewed())) {
             (_, Some(lease)) => lease,
             (Some(left), None) => left,
@@ -196,7 +197,7 @@ impl Record {
         self.attempted(holder, at, Some(at.moment() + sleep + RETRY_GRACE));
     }
 
-    /// Returns whether an attempt to acquire it was refused to that holder within `time` before `at`.
+    /// Returns whether an attempt of that holder to acquire the lock was refused within `time` before `at`.
     fn has_tried_within(&self, holder: HolderId, time: Duration, at: Time) -> bool {
         let tried = self.cold.as_ref().and_then(|cold| cold.waiting.last_attempt(&holder));
         tried.is_some_and(|tried| at.moment().since(tried) < time)
@@ -217,11 +218,12 @@ impl Record {
         }
     }
 
-    /// Applies an attempt to renew or release a hold that is gone. If the holder did not release it, it has lost it.
+    /// Applies an attempt to renew or release a hold that is gone. If the holder did not release the lock, it has lost
+    /// it.
     fn on_late_return(&mut self, holder: HolderId, what: Action, at: Time) {
         let still = self.holds.iter().any(|hold| hold.id == holder) && !self.is_released();
         let gone_for = if still {
-            // It had expired by then, and the reading that shows it is yet to come.
+            // The hold had expired by then, and the reading that shows this is yet to come.
             let Some(end) = self.end_of_ttl(self.stamp).filter(|end| *end <= at.moment()) else {
                 return;
             };
@@ -235,7 +237,7 @@ impl Record {
                 return;
             }
             let gone_for = Duration::from_millis(at.steady().millis_since(past.to));
-            // A thread that was refused since then knows that it does not have the lock.
+            // A thread whose attempt was refused since then knows that it does not hold the lock.
             if self.has_tried_within(holder, gone_for, at) {
                 return;
             }
@@ -260,7 +262,7 @@ impl Record {
         self.dirty = true;
     }
 
-    /// Drops the waiters that only MONITOR has shown, since it shows no more events.
+    /// Drops the waiters that only MONITOR has shown, since MONITOR shows no more events.
     pub fn monitor_stopped(&mut self) {
         if let Some(cold) = &mut self.cold {
             self.dirty |= cold.waiting.remove_source(Source::Monitor);

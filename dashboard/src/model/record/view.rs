@@ -14,11 +14,11 @@ use crate::model::types::{
 };
 use crate::model::waiting::Waiter;
 
-/// The largest difference between the end of a time to live and the published one that is not a change.
+/// The largest difference between two ends of a time to live that does not count as a change.
 const PREDICTED_MS: u64 = 250;
 
 impl Record {
-    /// Returns whether the newest reading shows the current state: its server can be read since `readable_since`.
+    /// Returns whether the newest reading shows the current state: the server has been readable since `readable_since`.
     #[must_use]
     pub fn is_current(&self, readable_since: Option<Moment>) -> bool {
         let read = self.stamp.map(|stamp| stamp.received.moment());
@@ -37,7 +37,7 @@ impl Record {
         }
     }
 
-    /// Returns the instant of the newest reading; before the first one, that at which the record was created.
+    /// Returns the instant of the newest reading, or of the record's creation before the first reading.
     #[must_use]
     pub fn observed_at(&self) -> SteadyMillis {
         self.stamp.map_or(self.unchanged_since, |stamp| stamp.received).steady()
@@ -49,8 +49,8 @@ impl Record {
         Some(end.min(SteadyMillis::LAST))
     }
 
-    /// Builds the next view to publish, from which on it counts as unchanged. A reading from before `readable_since` makes its
-    /// state unknown.
+    /// Builds the next view to publish, and marks the record as unchanged. A reading from before `readable_since` makes
+    /// the state unknown.
     pub fn next_view(&mut self, readable_since: Option<Moment>, clients: &Clients) -> LockView {
         self.dirty = false;
         let kind = match self.mode {
@@ -125,7 +125,7 @@ impl Record {
         };
         let alive = match (known.denied_since(), clients.agent_lives(&id.client)) {
             (Some(_), _) => Some(false),
-            // It may only be too young to be published.
+            // The holder may just be too young to be published.
             (None, Some(true)) if known.is_unconfirmed() => None,
             (None, lives) => lives,
         };
@@ -138,7 +138,7 @@ impl Record {
             Verification::Claimed(why) => (Some(false), None, Some(why)),
         };
         let view = ClientView {
-            // The connections of an agent's holder are the agent's.
+            // The connections of an agent's holder belong to the agent.
             name: identity
                 .name
                 .or_else(|| identity.host.is_none().then(|| seen.as_ref()?.name.clone())?),
@@ -189,7 +189,7 @@ impl WaitingView {
             })
             .collect();
         shown.count = waiting.at_least();
-        // Each waiter of a fair lock has its own entry.
+        // Each waiter of a fair lock has a separate entry.
         shown.exact = waiting.is_exact();
         if let Some(queue) = &waiting.queue {
             shown.queued = queue.len > 0;
