@@ -8,12 +8,12 @@ use crate::clock::{SteadyMillis, Time};
 use crate::model::types::{ArchiveEntry, LockId, ScopeId};
 
 impl Model {
-    /// Stores the state of an earlier run, for locks that are observed from now on; those with problems are read first. What is
-    /// no longer watched has ended unobserved.
+    /// Stores the state of an earlier run, for locks that are observed from now on. Locks with problems are read first.
+    /// The holds of a lock that is no longer watched ended unobserved.
     pub fn restore(&mut self, mut restored: HashMap<LockId, RestoredLock>, steady: SteadyMillis) {
         let unwatched = |id: &LockId| self.scope(id).is_none();
         let gone: Vec<_> = restored.extract_if(|id, _| unwatched(id)).collect();
-        // Before a scan comes to them, and where it would take them for something else.
+        // They are read before a scan reaches them, even if the scan would not recognize them as locks.
         for (id, _) in restored.iter().filter(|(_, lock)| !lock.problems.is_empty()) {
             if let Some(scope) = self.scope(id) {
                 self.prioritize(scope, &id.name);
@@ -23,8 +23,8 @@ impl Model {
         self.end_unobserved(ScopeId(0), gone, steady);
     }
 
-    /// Ends the restored holds and problems of locks that no longer exist; their ends were not observed. Some problems are
-    /// reported although the lock does not exist, so such a lock is read first.
+    /// Ends the restored holds and problems of locks that no longer exist; their ends were not observed. Some problems
+    /// are reported although the lock does not exist, so such a lock is read first.
     pub(super) fn end_restored(&mut self, scope_id: ScopeId, now: Time) {
         let scope = &self.scopes[scope_id.0];
         let ours = |id: &LockId| id.deployment == scope.deployment && id.db == scope.db;
@@ -44,7 +44,7 @@ impl Model {
         self.end_unobserved(scope_id, gone, now.steady());
     }
 
-    /// Ends what an earlier run knew of locks.
+    /// Ends the holds and problems of locks that an earlier run knew.
     fn end_unobserved(
         &mut self,
         scope_id: ScopeId,

@@ -1,4 +1,4 @@
-//! Retention: admission and eviction of locks.
+//! The admission and eviction of locks.
 
 use std::sync::Arc;
 
@@ -41,8 +41,8 @@ impl Model {
         true
     }
 
-    /// Returns whether a possible lock may be added. One that something has pointed out replaces another; of those that
-    /// merely the scan has met only the first ones are kept.
+    /// Returns whether a possible lock may be added. A lock that another source than the scan has reported replaces an
+    /// existing one. Of those that only the scan has found, the first ones are retained.
     pub(super) fn make_room_for_possible(&mut self, scope_id: ScopeId, source: Source) -> bool {
         let scope = &mut self.scopes[scope_id.0];
         if scope.locks.possible().len() < self.settings.max_possible() {
@@ -58,7 +58,7 @@ impl Model {
     /// Updates schedule and indexes after a lock's record has changed.
     pub(super) fn settle(&mut self, scope_id: ScopeId, name: &LockName) {
         let scope = &mut self.scopes[scope_id.0];
-        // Problems of a free lock are reported for as long as they last, within bounds.
+        // Problems of a free lock are reported as long as they last, within bounds.
         if !scope.settle(name) {
             self.evict(scope_id, name);
         } else if scope.locks.free().len() > MAX_FREE {

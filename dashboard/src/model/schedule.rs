@@ -9,23 +9,25 @@ use redisson::{LockName, Moment};
 
 use super::deadlines::{Deadlines, Due, Locks, Queue};
 
-/// The most urgent reads that may queue; further ones are left to their deadlines and the scan.
+/// The most urgent reads in the queue. Further ones are left to their deadlines and the scan.
 const MAX_URGENT: usize = 10_000;
 /// The interval at which a lock on an open page is read.
 const VIEWED_INTERVAL: Duration = Duration::from_secs(1);
-/// The least time between two reads of a lock on an open page. A lock that constantly changes hands would otherwise be read
-/// as often as the budget allows.
+/// The least time between two reads of a lock on an open page. Otherwise, a lock that constantly changes hands would be
+/// read as often as the budget allows.
 const MIN_INTERVAL_VIEWED: Duration = Duration::from_millis(50);
 /// The least time between two reads of any other known lock.
 const MIN_INTERVAL: Duration = Duration::from_millis(250);
-/// The least time between two reads of an unknown name: of the two names that a channel may belong to, one is not a lock.
+/// The least time between two reads of an unknown name. A channel may belong to two names, and one of them is not a
+/// lock.
 const MIN_INTERVAL_UNKNOWN: Duration = Duration::from_secs(1);
-/// The delay of a lock that is reported just after others were read, unless it is on an open page: reading many together costs
-/// the server less than one by one.
+/// The delay of a lock that is reported just after others were read, unless it is on an open page. Reading many locks
+/// together costs the server less than reading each separately.
 const GATHER_DELAY: Duration = Duration::from_millis(100);
 /// The time after which a read without a reply is requested again.
 const REPLY_TIMEOUT: Duration = Duration::from_secs(3);
-/// The close reads that a lock gets at a time. Taken every sixth of a lease, they last for more than two renewals.
+/// The number of close reads that a lock gets at a time. At every sixth of a lease, they last for more than two
+/// renewals.
 const CLOSE_READS: u8 = 9;
 /// The budget that can be saved up, so that a busy moment can follow an idle one.
 const BURST: Duration = Duration::from_millis(250);
@@ -37,26 +39,26 @@ pub struct Schedule {
     budget: f64,
     viewed_budget: f64,
     possible_budget: f64,
-    /// The close reads that further locks may get.
+    /// The number of close reads that are available to further locks.
     close_budget: f64,
     refilled: Moment,
     confirmed: Deadlines,
     close: Deadlines,
-    /// The deadlines of possible locks, which delay no confirmed one.
+    /// The deadlines of possible locks, which do not delay confirmed ones.
     possible: Deadlines,
-    /// The earliest deadline of a confirmed lock that had to be left, or has been set since.
+    /// The earliest deadline of a confirmed lock that had to be postponed, or that has been set since.
     first: Option<Moment>,
     urgent: VecDeque<LockName>,
     is_urgent: HashSet<LockName>,
-    /// Those of them for whose reading a request waits.
+    /// The urgent locks whose reading was requested.
     is_requested: HashSet<LockName>,
-    /// The last read of an urgent lock that is on no open page.
+    /// The last read of an urgent lock that is not on an open page.
     last_urgent: Option<Moment>,
-    /// Locks on open pages, each with its last request on that account.
+    /// The locks on open pages, each with its last request for that reason.
     viewed: VecDeque<(LockName, Option<Moment>)>,
     is_viewed: HashSet<LockName>,
-    /// The last requests within [`MIN_INTERVAL_UNKNOWN`]: a reading that a later release has outdated leaves no trace in its
-    /// record, and a name that is not a lock has none.
+    /// The last requests within [`MIN_INTERVAL_UNKNOWN`]. A reading that a later release has outdated leaves no trace
+    /// in its record, and a name that is not a lock has no record.
     recent: HashMap<LockName, Moment>,
     recent_order: VecDeque<(Moment, LockName)>,
 }
@@ -92,20 +94,20 @@ impl Schedule {
         self.rate = f64::from(rate);
     }
 
-    /// Sets the latest time for a read of a confirmed lock.
+    /// Sets the latest time at which a confirmed lock is read.
     pub fn set(&mut self, due: &mut Option<Due>, name: &LockName, at: Moment) {
         self.first = Some(self.first.map_or(at, |first| first.min(at)));
         self.confirmed.set(due, name, at);
     }
 
-    /// Sets the time for a read of a possible lock, which may become later while others are due.
+    /// Sets the time at which a possible lock is read, which may become later while others are due.
     pub fn set_possible(&mut self, due: &mut Option<Due>, name: &LockName, at: Moment) {
         self.possible.set(due, name, at);
     }
 
-    /// Sets the time for a read of a confirmed lock of which some readings in quick succession are needed. These few precede those of
-    /// other locks, so that they are in time where there are too many locks; beyond their share, and after these few, the lock
-    /// is one like the others.
+    /// Sets the time for a read of a confirmed lock that needs some readings in quick succession. These few precede
+    /// those of other locks, so that they are in time even if there are too many locks. Beyond their share, and after
+    /// these few, the lock is treated like the others.
     pub fn set_close(&mut self, due: &mut Option<Due>, name: &LockName, at: Moment) {
         let reads = f64::from(CLOSE_READS);
         match due {
@@ -137,7 +139,7 @@ impl Schedule {
         }
     }
 
-    /// Puts the lock before all others. Returns false if too many are urgent already.
+    /// Moves the lock before all others. Returns false if too many are urgent already.
     pub fn prioritize(&mut self, name: &LockName) -> bool {
         if self.is_urgent.contains(name) {
             return true;
@@ -150,8 +152,8 @@ impl Schedule {
         true
     }
 
-    /// Puts a lock, known or not, for whose reading a request waits before all others, and reads it as often as one that an
-    /// open page shows. Returns false if too many are urgent already.
+    /// Moves a lock, known or not, whose reading was requested before all others, and reads it as often as one on an
+    /// open page. Returns false if too many are urgent already.
     pub fn request(&mut self, name: &LockName) -> bool {
         let taken = self.prioritize(name);
         if taken {
@@ -189,7 +191,7 @@ impl Schedule {
         urgent.or_else(|| first.min())
     }
 
-    /// Takes the names to read now, at most `most`.
+    /// Returns the names to read now, at most `most`, and removes them from the schedule.
     pub fn take(&mut self, now: Moment, most: usize, locks: &mut impl Locks) -> Vec<LockName> {
         let passed = now.since(self.refilled).as_secs_f64();
         self.refilled = now;
@@ -243,7 +245,7 @@ impl Schedule {
         locks: &mut impl Locks,
         taken: &mut Vec<LockName>,
     ) {
-        // One tick may take many urgent locks in several parts.
+        // One tick may return many urgent locks in several parts.
         let gathering =
             self.last_urgent.is_some_and(|last| last < now && now.since(last) < GATHER_DELAY);
         for _ in 0..self.urgent.len() {
@@ -403,7 +405,7 @@ mod tests {
     #[test]
     fn possible_locks_delay_no_confirmed_lock_and_get_a_quarter_of_the_budget() {
         let mut reads = Reads::new(1_000, at(0));
-        // They have been due for longer.
+        // The possible locks have been due for longer.
         (0..10_000).for_each(|i| reads.set_possible(&name(i), at(0)));
         let confirmed: Vec<LockName> = (20_000..20_100).map(name).collect();
         let (mut possible, mut rest) = (0, 0);
@@ -444,7 +446,7 @@ mod tests {
         assert_eq!(reads.take(at(390), 10, Some(at(350))), []);
         assert_eq!(reads.take(at(400), 10, Some(at(350))), [name(2)]);
         reads.schedule.set_viewed([]);
-        // A reading without a result is no reason to read it sooner.
+        // A reading without a result does not justify reading the lock sooner.
         assert!(reads.schedule.prioritize(&name(2)));
         assert_eq!(reads.take(at(640), 10, None), []);
         assert_eq!(reads.take(at(650), 10, None), [name(2)]);

@@ -15,16 +15,16 @@ use crate::model::types::{
     AwaitedLock, KnownParts, LockId, LockView, ReadRequest, ScopeId, Source,
 };
 
-/// The age at which a view that does not age by itself is replaced after a reading without changes.
+/// The age at which a view with values that do not age by themselves is replaced after a reading without changes.
 const REFRESH_MS: u64 = 2_000;
 
 #[derive(Debug)]
 pub(super) struct Scope {
     pub(super) deployment: Arc<str>,
     pub(super) db: u32,
-    /// The front of the cluster that this is a node of.
+    /// The front of the cluster that contains this node.
     pub(super) front: Option<ScopeId>,
-    /// Its server is a node of a cluster.
+    /// True if the server is a node of a cluster.
     pub(super) cluster: bool,
     pub(super) locks: LockTable,
     pub(super) schedule: Schedule,
@@ -33,50 +33,51 @@ pub(super) struct Scope {
     agent_waits: HashMap<ClientId, Vec<LockName>>,
     /// The instant since which release messages arrive without a gap.
     pub(super) listening_since: Option<Moment>,
-    /// Milliseconds by which its server's clock is ahead of ours.
+    /// The milliseconds by which the server's clock is ahead of ours.
     pub(super) ahead_ms: i64,
-    /// The server has keys in databases that are not watched.
+    /// True if the server has keys in databases that are not watched.
     pub(super) has_unwatched: bool,
-    /// MONITOR shows all traffic.
+    /// True if MONITOR shows all traffic.
     pub(super) monitored: bool,
-    /// The instant since which its server can be read without a gap.
+    /// The instant since which the server can be read without a gap.
     readable_since: Option<Moment>,
     run_id: Option<String>,
-    /// The address of its server; true for a replica.
+    /// The address of the server, and true for a replica.
     address: Option<(String, bool)>,
     /// The change of server that the next `ServerUp` concludes.
     server_change: Option<RestartCause>,
     restart: Option<Restart>,
     /// The beginning of the newest complete pass over all keys.
     pass_began: Option<Moment>,
-    /// Of the current pass so far.
+    /// The locks without room during the current scan so far.
     refused: Refused,
-    /// Of the newest complete pass.
+    /// The locks without room during the newest complete scan.
     refused_before: Refused,
 }
 
-/// The numbers of locks for which there was no room during a pass over all keys.
+/// The numbers of locks for which there was no room during a scan of all keys.
 #[derive(Debug, Clone, Copy, Default, PartialEq, Eq)]
 pub(super) struct Refused {
     pub(super) locks: u64,
     pub(super) possible: u64,
 }
 
-/// A complete pass over all keys.
+/// A complete scan of all keys.
 pub(super) struct Pass {
     pub(super) is_first: bool,
-    /// There was room for every lock.
+    /// True if there was room for every lock.
     pub(super) kept_all: bool,
-    /// The scope's completeness, as published, differs from before.
+    /// True if the published completeness of the scope has changed.
     pub(super) changed: bool,
 }
 
-/// A server that has restarted, or has taken over locks from another: reading them again shows which were lost.
+/// A server that has restarted, or that has taken over locks from another server. Reading them again shows which were
+/// lost.
 #[derive(Debug, Clone)]
 struct Restart {
-    /// The locks that it concerns have to be read again since then.
+    /// The locks concerned have to be read again after this instant.
     since: Moment,
-    /// The instant of its notice.
+    /// The instant of the notice about the restart.
     at: SteadyMillis,
     lost: usize,
     cause: RestartCause,
@@ -85,11 +86,11 @@ struct Restart {
 /// The reason to read a server's locks again.
 #[derive(Debug, Clone)]
 enum RestartCause {
-    /// It restarted: all of its locks may be gone.
+    /// The server restarted, so all of its locks may be gone.
     Started,
-    /// The server at this address was promoted to master: locks that had not been replicated to it are gone.
+    /// The server at this address was promoted to master, so locks that had not been replicated to it are gone.
     Promoted(String),
-    /// The server at this address is read instead. From one that `may_lag`, locks that have not been replicated to it yet
+    /// The server at this address is now read instead. If it `may_lag`, locks that have not been replicated to it yet
     /// appear to be gone for a moment.
     Chosen { address: String, may_lag: bool },
     /// These locks have moved here from another node of the cluster.
@@ -126,7 +127,7 @@ impl Restart {
         }
     }
 
-    /// Returns the text of its notice; none for an intended move of slots that lost nothing.
+    /// Returns the text of the notice, or `None` for an intended move of slots that lost nothing.
     fn notice(&self, db: u32) -> Option<String> {
         let lost = self.lost;
         match &self.cause {
@@ -151,7 +152,7 @@ impl Restart {
 }
 
 impl Scope {
-    /// Returns an empty scope, of which at most `rate` locks are read a second.
+    /// Returns an empty scope that reads at most `rate` locks a second.
     pub(super) fn new(
         deployment: Arc<str>,
         db: u32,
@@ -183,7 +184,7 @@ impl Scope {
         }
     }
 
-    /// Stores the locks that workers of an agent wait for. Returns those that they waited for before, and no longer do.
+    /// Stores the locks that workers of an agent wait for. Returns those for which they no longer wait.
     pub(super) fn set_agent_waits(
         &mut self,
         agent: ClientId,
@@ -211,8 +212,8 @@ impl Scope {
         }
     }
 
-    /// Records that the server can be read since that instant, which was reported at the other one. If it is another server,
-    /// or has restarted, all locks are read again.
+    /// Records that the server can be read since that instant, which was reported at `at`. If it is another server, or
+    /// has restarted, all locks are read again.
     pub(super) fn server_up(&mut self, since: Moment, at: SteadyMillis, run_id: Option<String>) {
         if self.readable_since.is_none() {
             self.readable_since = Some(since);
@@ -246,7 +247,7 @@ impl Scope {
         record.is_current(self.readable_since)
     }
 
-    /// Returns the locks to read now, at most `max`; none while the server cannot be read.
+    /// Returns the locks to read now, at most `max`, or none while the server cannot be read.
     pub(super) fn due(&mut self, now: Moment, max: usize) -> Vec<ReadRequest> {
         if !self.is_readable() {
             return Vec::new();
@@ -262,7 +263,8 @@ impl Scope {
         names.into_iter().map(request).collect()
     }
 
-    /// Updates schedule, indexes and marks after a lock's record has changed. Returns false if it should not be retained.
+    /// Updates schedule, indexes and marks after a lock's record has changed. Returns false if the lock should not be
+    /// retained.
     pub(super) fn settle(&mut self, name: &LockName) -> bool {
         let clients = self.clients.version();
         let Some(entry) = self.locks.get_mut(name) else { return true };
@@ -312,7 +314,7 @@ impl Scope {
         }
     }
 
-    /// Ends a restart once all locks that it concerns have been read since. Returns its notice, if it deserves one.
+    /// Ends a restart once all locks that it concerns have been read again. Returns the notice, if one is needed.
     pub(super) fn conclude_restart(&mut self) -> Option<(SteadyMillis, String)> {
         if !self.is_restart_over() {
             return None;
@@ -330,7 +332,7 @@ impl Scope {
         Some(entry)
     }
 
-    /// Adds a lock that has moved here from another node, `drained` if that one no longer serves any slot.
+    /// Adds a lock that has moved here from another node. `drained` is true if that node no longer serves any slot.
     pub(super) fn move_in(&mut self, name: &LockName, entry: LockEntry, at: Time, drained: bool) {
         self.locks.insert(name.clone(), entry);
         self.locks.mark_changed(name);
@@ -340,7 +342,7 @@ impl Scope {
         }
     }
 
-    /// Returns whether all locks that a restart concerns have been read since.
+    /// Returns whether all locks that a restart concerns have been read again.
     fn is_restart_over(&self) -> bool {
         let Some(restart) = self.restart.as_ref().filter(|_| self.is_readable()) else {
             return false;
@@ -367,13 +369,13 @@ impl Scope {
         self.refused.possible += 1;
     }
 
-    /// Returns the greater of what the newest complete pass and the current one had no room for.
+    /// Returns the larger numbers of locks without room, of the newest complete scan and the current one.
     pub(super) fn refused(&self) -> Refused {
         let (before, now) = (self.refused_before, self.refused);
         Refused { locks: before.locks.max(now.locks), possible: before.possible.max(now.possible) }
     }
 
-    /// Concludes a pass over all keys, which skipped some possible locks.
+    /// Concludes a scan of all keys that skipped some possible locks.
     pub(super) fn end_pass(&mut self, began: Moment, skipped: u64) -> Pass {
         let mut refused = std::mem::take(&mut self.refused);
         refused.possible += skipped;
@@ -391,7 +393,7 @@ impl Scope {
         self.pass_began
     }
 
-    /// Marks a cluster's front as scanned. Returns false if it was before.
+    /// Marks a cluster's front as scanned. Returns false if it was marked before.
     pub(super) fn mark_scanned(&mut self, began: Moment) -> bool {
         let new = self.pass_began.is_none();
         self.pass_began.get_or_insert(began);
@@ -400,8 +402,8 @@ impl Scope {
 
     /// Returns the context for a reading of one of its locks.
     pub(super) fn reading_context(&self, name: &LockName, source: Source) -> ScopeContext {
-        // A pass misses no key that exists from its beginning to its end; one that had no room for all locks proves
-        // nothing. In a cluster a key may move from a node not scanned yet to one that has been.
+        // A scan misses no key that exists from its beginning to its end. A scan without room for all locks proves
+        // nothing. In a cluster, a key may move from a node that has not been scanned yet to one that has.
         let proves =
             source == Source::Scan && self.refused() == Refused::default() && !self.cluster;
         let pass_began = self.pass_began.filter(|_| proves);

@@ -1,4 +1,4 @@
-//! Contention counts by available sources, and keyspace notifications.
+//! Tests of contention counts with the available sources, and of keyspace notifications.
 
 use redisson::monitor;
 
@@ -34,7 +34,7 @@ fn readings_and_messages_count_what_they_show() {
     assert_eq!(tally(&mut model, 402).acquisitions, 0, "it was held when it was first read");
     read(&mut model, "a", 900, held(2, 1, Some(30_000)));
     read(&mut model, "a", 30_960, absent());
-    // Acquired and released between two readings: only the message shows it.
+    // The lock is acquired and released between two readings, so only the message shows the hold.
     release(&mut model, "a", 32_000);
     let tally = tally(&mut model, 33_000);
     assert_eq!((tally.acquisitions, tally.holds.count(), tally.holds_lost), (2, 2, 1));
@@ -49,7 +49,7 @@ fn monitor_shows_every_short_hold_and_nothing_is_counted_twice() {
     read(&mut model, "a", 0, held(2, 1, Some(30_000)));
     release(&mut model, "a", 500);
     traffic(&mut model, 501, vec![event("a", 52, Released)]);
-    // Whole between two readings, and its message comes after it or before.
+    // The whole hold is between two readings, and its message arrives after MONITOR's lines or before them.
     traffic(&mut model, 1_000, vec![event("a", 1, Acquired { lease: None })]);
     traffic(&mut model, 1_003, vec![event("a", 1, Released)]);
     release(&mut model, "a", 1_004);
@@ -57,7 +57,7 @@ fn monitor_shows_every_short_hold_and_nothing_is_counted_twice() {
     let both = vec![event("a", 3, Acquired { lease: None }), event("a", 3, Released)];
     traffic(&mut model, 2_001, both);
     read(&mut model, "a", 3_000, absent());
-    // A reading shows it before MONITOR does, and after.
+    // A reading shows the hold before MONITOR does, and after it.
     read(&mut model, "a", 4_000, held(1, 1, Some(30_000)));
     traffic(&mut model, 4_002, vec![event("a", 52, Acquired { lease: None })]);
     read(&mut model, "a", 4_010, held(1, 1, Some(29_990)));
@@ -86,10 +86,10 @@ fn each_of_several_releases_in_quick_succession_is_its_holders() {
     traffic(&mut model, 1_000, vec![acquired(1)]);
     release(&mut model, "a", 1_010);
     traffic(&mut model, 1_011, vec![event("a", 1, Released), acquired(2)]);
-    // Of the next release MONITOR is the first to tell.
+    // MONITOR is the first to report the next release.
     traffic(&mut model, 1_030, vec![event("a", 2, Released), acquired(3)]);
     release(&mut model, "a", 1_031);
-    // Both messages come before the lines of MONITOR.
+    // Both messages arrive before MONITOR's lines.
     release(&mut model, "a", 1_050);
     release(&mut model, "a", 1_060);
     traffic(&mut model, 1_061, vec![event("a", 3, Released), acquired(4)]);
@@ -112,7 +112,7 @@ fn waits_by_name_are_counted_by_their_endings() {
     };
     read_queue(&mut model, 1_000, 1, queued(&[(1, 90_000), (2, 95_000)]));
     read_queue(&mut model, 4_000, 1, queued(&[(2, 95_000)]));
-    // The second is granted it; the first left and stays away.
+    // The second waiter is granted the lock; the first one left and does not return.
     let second = HolderId::new(ClientId::from_random([9; 16]), 2);
     let holders = vec![Holder { id: second, count: 1 }];
     let hash = LockHash { holders, ..Default::default() };
@@ -138,7 +138,7 @@ fn attempts_that_monitor_shows_are_waits_from_the_second_on() {
     tries(&mut model, 1_500, 3);
     release(&mut model, "a", 2_000);
     traffic(&mut model, 2_002, vec![event("a", 1, Acquired { lease: None })]);
-    // The second stops retrying, and the third tried only once.
+    // The second waiter stops retrying, and the third tried only once.
     read(&mut model, "a", 60_000, absent());
     let tally = tally(&mut model, 60_000);
     assert_eq!((tally.waits.count(), tally.waits_given_up), (2, 1), "{tally:?}");
@@ -159,7 +159,7 @@ fn waiting_time_is_summed_over_all_waiters() {
     assert_eq!(tally(&mut model, 4_000).waiting_ms, 9_000);
     count(&mut model, 4_000, 0);
     model.tick(at(5_000));
-    // During a long pause of this program the waiters are unknown.
+    // The waiters are unknown during a long pause of this program.
     count(&mut model, 5_000, 1);
     model.tick(at(900_000));
     assert_eq!(tally(&mut model, 900_000).waiting_ms, 14_000);
@@ -211,7 +211,7 @@ fn an_expired_key_ends_its_hold_as_expired() {
             read(model, "a", ms, held(1, 1, renewed_ttl(ms)));
         });
     };
-    // Its time to live was last read as 25 s: only the server's notification shows that the lease ended the hold.
+    // The time to live was last read as 25 s, so only the server's notification shows that the lease ended the hold.
     let mut model = model();
     renewed(&mut model);
     expire(&mut model, 70_000);
@@ -226,7 +226,7 @@ fn an_expired_key_ends_its_hold_as_expired() {
     let found = (problem.problem, problem.certainty);
     assert_eq!(found, (ProblemKind::Expired, Certainty::Suspected));
     assert_eq!(problem.evidence[0].source, "keyspace");
-    // Read since then, released, or never renewed: nothing has been lost.
+    // The lock was read since then, released, or never renewed, so nothing has been lost.
     let mut model = self::model();
     renewed(&mut model);
     expire(&mut model, 45_000);

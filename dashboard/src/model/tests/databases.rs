@@ -1,10 +1,10 @@
-//! Release messages of servers with several databases, which do not say in which one the lock is.
+//! Tests of release messages of servers with several databases, which do not name the database of the lock.
 
 use super::*;
 
 const OTHER: ScopeId = ScopeId(1);
 
-/// A model of two databases of one server.
+/// Returns a model of two databases of one server.
 fn two_databases() -> Model {
     let scopes = [(Arc::from("main"), 0), (Arc::from("main"), 1)];
     let mut model = Model::new(settings(), Grouping::new(Vec::new(), 10), &scopes, at(0));
@@ -27,7 +27,7 @@ fn shown_in(model: &mut Model, scope: ScopeId, lock: &str) -> Option<Arc<LockVie
     model.snapshot.get(&id).cloned()
 }
 
-/// Reads a lock that a watchdog renews, for a minute.
+/// Reads a lock that a watchdog renews for a minute.
 fn hold_for_a_minute(model: &mut Model, scope: ScopeId, by: u8) {
     for ms in (1_000..=60_000).step_by(5_000) {
         read_in(model, scope, "job", ms, held(by, 1, renewed_ttl(ms)));
@@ -85,7 +85,8 @@ fn a_reading_decides_where_keys_are_in_databases_that_are_not_watched() {
     assert_eq!((words(&view), view.renewed), (words(&before), true), "another's");
     assert_eq!(view.holders[0].since, before.holders[0].since);
 
-    // The same thread has released it three times, of which the last two are one event, and has it again.
+    // The same thread has released the lock three times and holds it again. The last two releases are combined into one
+    // event.
     for ms in [65_000, 65_100, 65_200] {
         release(&mut model, "job", ms);
     }
@@ -94,7 +95,7 @@ fn a_reading_decides_where_keys_are_in_databases_that_are_not_watched() {
     let released = words(&view).iter().filter(|word| **word == "released").count();
     assert_eq!((released, view.holders[0].since.exact, view.renewed), (2, true, false));
 
-    // Without keys elsewhere a message is about this lock.
+    // Without keys in other databases, a message is about this lock.
     model.observe(MAIN, Observation::Databases(vec![0]));
     release(&mut model, "job", 66_000);
     assert_eq!(words(&shown(&mut model, "job").unwrap()).last(), Some(&"released"));

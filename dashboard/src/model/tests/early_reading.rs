@@ -1,4 +1,4 @@
-//! Readings that are processed before the release message that explains them.
+//! Tests of readings that are processed before the release message that explains them.
 
 use super::*;
 

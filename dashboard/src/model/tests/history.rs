@@ -1,4 +1,4 @@
-//! Entries for the history on disk.
+//! Tests of the entries for the history on disk.
 
 use redisson::monitor;
 
@@ -16,7 +16,7 @@ fn ended(by: u8) -> impl Fn(&&ArchiveEntry) -> bool {
 fn a_hold_that_was_released_before_its_reading_arrived_has_an_end() {
     let mut model = model();
     release(&mut model, "a", 10_000);
-    // Sent before the message, received after it.
+    // The reading was requested before the message and received after it.
     let late = Stamp { sent: at(9_990), received: time(10_005) };
     let reading = held(1, 1, Some(29_000));
     let (name, source) = (name("a"), Source::Poll);
@@ -47,7 +47,7 @@ fn a_hold_that_seemed_released_is_corrected_when_monitor_shows_that_it_was_ended
     assert_eq!(entries.last(), Some(&corrected), "{entries:?}");
     let tally = &model.contention(time(5_020)).groups[0].tally;
     assert_eq!((tally.holds.count(), tally.holds_lost), (1, 1));
-    // The next one finds nothing to correct: its message belongs to an earlier release.
+    // The next forced release finds nothing to correct, since its message belongs to an earlier release.
     release(&mut model, "a", 6_000);
     traffic(&mut model, 6_010, vec![forced]);
     assert_eq!(model.contention(time(6_020)).groups[0].tally.holds_lost, 1);

@@ -1,4 +1,4 @@
-//! Locks from their discovery to their eviction.
+//! Tests of locks from their discovery to their eviction.
 
 use redisson::monitor;
 
@@ -20,7 +20,7 @@ fn acquisition_renewal_and_release_are_observed() {
     }
     let view = shown(&mut model, "a").unwrap();
     assert!(view.renewed && (25_000..=30_000).contains(&view.lease_ms.unwrap()), "{view:?}");
-    // Each is recorded once, between the reading before it and the one that shows it.
+    // Each renewal is recorded once, between the reading before it and the one that shows it.
     let renewals = view.renewals.as_ref().unwrap();
     assert_eq!(renewals.count(), 5);
     for (renewed, ms) in renewals.latest().zip((10_000_u64..).step_by(10_000)) {
@@ -174,7 +174,7 @@ fn a_leak_is_found_and_cleared() {
     assert_eq!(words(&view), ["taken", "problem", "cleared"]);
 }
 
-/// Keeps one lock renewed from 0 to `until`, with something done to it at `when`.
+/// Renews one lock from 0 to `until`, and calls `what` at `when`.
 fn renew(until: u64, when: u64, mut what: impl FnMut(&mut Model, u64)) -> Arc<LockView> {
     let mut model = model();
     for ms in (0..=until).step_by(5_000) {
@@ -299,7 +299,7 @@ fn locks_lost_with_another_master_make_one_notice_even_without_a_run_id() {
     for name in ["kept", "lost"] {
         read(&mut model, name, 1, held(1, 1, Some(30_000)));
     }
-    // The same one again has lost nothing.
+    // A change to the same address loses nothing.
     at_address(&mut model, 1_000, "h:1");
     read(&mut model, "kept", 1_001, held(1, 1, Some(30_000)));
     model.tick(at(1_500));
@@ -403,11 +403,11 @@ fn no_event_says_that_a_holder_released_what_an_operator_released_by_force() {
         |model| release(model, "a", 5_000),
         |model| read_twice(model, "a", 5_000, absent()),
         |model| read_twice(model, "a", 5_000, held(2, 1, Some(30_000))),
-        // As MONITOR shows a release by force that another program made.
+        // MONITOR shows a forced release that another program made.
         |model| {
             traffic(model, 5_000, vec![event("a", 52, monitor::Action::ForceReleased)]);
         },
-        // The release message, and even a reading, may come before that.
+        // The release message, and even a reading, may arrive before MONITOR's line.
         |model| {
             release(model, "a", 5_000);
             traffic(model, 5_010, vec![event("a", 52, monitor::Action::ForceReleased)]);
@@ -490,7 +490,7 @@ fn possible_locks_beyond_their_limit_are_counted_and_confirmed_ones_take_their_r
     let (snapshot, _) = model.publish(SteadyMillis(0)).unwrap();
     assert_eq!((snapshot.len(), snapshot.not_kept), (12, 0));
     assert!(snapshot.locks().all(|lock| lock.confirmed));
-    // One that is confirmed makes room for another possible one.
+    // A possible lock that is confirmed makes room for another one.
     let mut model = model_with(Settings { max_locks: 12, ..settings() });
     (0..3).for_each(|i| scan(&mut model, &format!("cart:{i}"), i, None));
     release(&mut model, "cart:0", 10);
@@ -510,13 +510,13 @@ fn ignored_names_are_not_retained() {
 fn a_queue_does_not_prove_a_second_lock_with_a_name_in_braces() {
     let mut model = model();
     let waited = || Reading::Absent { companions: queued(&[(9, 99_000)]) };
-    // Between two holders the key is not there, and the queue's key is that of both names.
+    // Between two holders the key does not exist, and both names share the queue's key.
     read(&mut model, "printer", 0, held(1, 1, Some(30_000)));
     read(&mut model, "printer", 100, waited());
     read(&mut model, "{printer}", 110, waited());
     assert!(shown(&mut model, "printer").is_some());
     assert!(shown(&mut model, "{printer}").is_none(), "the same queue");
-    // Without another known lock a queue is reported under the name that was read; a hash always is.
+    // Without another known lock, a queue is reported under the name that was read. A hash is always reported.
     read(&mut model, "{alone}", 200, waited());
     assert!(shown(&mut model, "{alone}").is_some());
     read(&mut model, "{printer}", 300, held(2, 1, Some(30_000)));

@@ -52,7 +52,7 @@ pub(super) fn absent() -> Reading {
     Reading::Absent { companions: Companions::default() }
 }
 
-/// A queue of these threads, each with its deadline.
+/// Returns a queue of these threads, each with its deadline.
 pub(super) fn queued(places: &[(i64, u64)]) -> Companions {
     let place = |(thread, deadline): &(i64, u64)| QueueEntry {
         id: HolderId::new(ClientId::from_random([9; 16]), *thread),
@@ -105,7 +105,7 @@ pub(super) fn read(model: &mut Model, lock: &str, ms: u64, reading: Reading) {
     model.observe(MAIN, observation);
 }
 
-/// Reads it twice: by the second time its release message would have arrived.
+/// Reads the lock twice: by the second time, its release message would have arrived.
 pub(super) fn read_twice(model: &mut Model, lock: &str, ms: u64, reading: Reading) {
     read(model, lock, ms, reading.clone());
     read(model, lock, ms + 300, reading);
@@ -116,7 +116,7 @@ pub(super) fn release(model: &mut Model, lock: &str, ms: u64) {
     model.observe(MAIN, Observation::Released { names, at: time(ms) });
 }
 
-/// Takes the entries for the history on disk.
+/// Takes the entries that were sent to the history on disk.
 pub(super) fn archived(model: &mut Model) -> Vec<ArchiveEntry> {
     let effects = model.take_effects().into_iter();
     effects
@@ -127,7 +127,7 @@ pub(super) fn archived(model: &mut Model) -> Vec<ArchiveEntry> {
         .collect()
 }
 
-/// Returns an event that MONITOR shows of a thread of the client of `holder(1)`.
+/// Returns an event that MONITOR shows for a thread of the client of `holder(1)`.
 pub(super) fn event(lock: &str, by: i64, what: monitor::Action) -> monitor::Event {
     monitor::Event {
         at_micros: 0,
@@ -155,7 +155,7 @@ pub(super) fn words(view: &LockView) -> Vec<&'static str> {
     view.events.views().rev().map(|event| event.event).collect()
 }
 
-/// A watchdog's time to live at an instant, for a lease of 30 s set first at 0 and then each 10 s.
+/// Returns a watchdog's time to live at an instant, for a lease of 30 s that is set at 0 and then every 10 s.
 pub(super) fn renewed_ttl(ms: u64) -> Option<u64> {
     Some(30_000 - ms % 10_000)
 }

@@ -1,4 +1,4 @@
-//! Properties that hold for any observations in any order.
+//! Tests of properties that hold for any observations in any order.
 
 use std::collections::HashMap;
 
@@ -49,11 +49,12 @@ fn facts(view: &LockView) -> impl PartialEq + std::fmt::Debug + use<> {
 proptest! {
     #[test]
     fn the_newest_reading_applies_in_any_order(
-        // The name is known as a lock from the start: whether a hash of its form is one may depend on the order.
+        // The name is known as a lock from the start, since the order may decide whether a hash of this form counts as
+        // one.
         mut inputs in prop::collection::vec(any_input(), 1..12), seed: u64,
     ) {
         let start = |model: &mut Model| {
-            // Without release messages no reading waits for one.
+            // Without release messages, no reading waits for one.
             model.observe(MAIN, Observation::PubSubActive { on: false, at: at(0) });
             release(model, "a", 0);
             read(model, "a", 0, absent());
@@ -70,7 +71,7 @@ proptest! {
         start(&mut shuffled);
         inputs.iter().for_each(|one| observe(&mut shuffled, one));
         let (one, other) = (shown(&mut straight, "a").unwrap(), shown(&mut shuffled, "a").unwrap());
-        // Of two readings with equal instants either may apply.
+        // Either of two readings with equal instants may apply.
         let mut stamps: Vec<_> = inputs.iter().filter_map(|s| match s {
             Input::Read(sent, slack, _) => Some((*sent, *slack)),
             Input::Released(_) => None,

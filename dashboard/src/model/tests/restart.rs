@@ -1,4 +1,4 @@
-//! Restoring the state of an earlier run.
+//! Tests of restoring the state of an earlier run.
 
 use super::*;
 
@@ -6,7 +6,7 @@ fn id(lock: &str) -> LockId {
     LockId { deployment: "main".into(), db: 0, name: name(lock) }
 }
 
-/// Returns a model with a lock that client 1 held, leaked since 5 s, at the end of an earlier run.
+/// Returns a model with a lock from the end of an earlier run: client 1 held it, and it was leaked since 5 s.
 fn with(lock: &str) -> Model {
     let since = Since { at: SteadyMillis(2_000), exact: true };
     let problems = vec![(ProblemKind::Leaked, SteadyMillis(5_000))];
@@ -33,7 +33,7 @@ fn a_problem_that_is_found_again_keeps_its_beginning() {
     read(&mut model, "a", 900_000, held(1, 1, None));
     let cleared = |entry: &ArchiveEntry| matches!(entry, ArchiveEntry::Cleared(..));
     assert!(!archived(&mut model).iter().any(cleared));
-    // After its end, the next one is a new problem.
+    // After the end of the problem, the next one is new.
     read(&mut model, "a", 910_000, held(1, 1, Some(30_000)));
     assert_eq!(archived(&mut model).iter().filter(|entry| cleared(entry)).count(), 1);
     for ms in [920_000, 926_000] {
@@ -62,7 +62,7 @@ fn a_problem_that_is_not_found_again_ends() {
 #[test]
 fn an_unobserved_end_of_a_hold_is_archived() {
     let unseen = |ms| ArchiveEntry::Unseen(id("a"), holder(1), SteadyMillis(ms));
-    // Another client holds it, or nobody does, or the key does not exist.
+    // Another client holds the lock, the lock is free, or the key does not exist.
     for (reading, ms) in [(held(2, 1, Some(30_000)), 9_001), (absent(), 9_001)] {
         let mut model = with("a");
         model.observe(MAIN, Observation::CompanionKey { name: name("a") });
@@ -156,7 +156,7 @@ fn a_lock_that_was_stuck_is_stuck_again_once_its_renewals_are_seen() {
     assert_eq!((problem.problem, problem.certainty), (ProblemKind::Stuck, Certainty::Suspected));
     assert_eq!(problem.since, SteadyMillis(400_000));
     assert_eq!(problem.evidence[0].at, SteadyMillis(100_000), "{:?}", problem.evidence);
-    // It stays until the release.
+    // The problem remains until the release.
     let mut model = stuck(400_000);
     assert_eq!(problems(&play(&mut model, 1, 1_500_000)), [ProblemKind::Stuck]);
     assert!(!archived(&mut model).iter().any(|entry| matches!(entry, ArchiveEntry::Cleared(..))));
@@ -200,7 +200,7 @@ fn a_malformed_lock_of_an_earlier_run_is_read_first_and_still_malformed() {
     assert!(shown(&mut model, "c").is_none(), "nothing else shows that this one is a lock");
 }
 
-/// Returns the state of a lock whose hold by client 1 expired at 5 s, at the end of an earlier run.
+/// Returns the state of a lock from the end of an earlier run: its hold by client 1 expired at 5 s.
 fn expired(returned_late: bool) -> RestoredLock {
     let since = Since { at: SteadyMillis(2_000), exact: true };
     let (to, ended) = (SteadyMillis(5_000), Ending::Expired);
@@ -217,7 +217,7 @@ fn ends(model: &mut Model) -> Vec<ArchiveEntry> {
 
 #[test]
 fn an_expired_hold_of_a_free_lock_is_reported_until_an_hour_after_it() {
-    // The first pass ends before or after the first reading.
+    // The first scan ends before or after the first reading.
     for (passed, late) in [(100_500, false), (99_500, true)] {
         let mut model = model();
         model.restore([(id("a"), expired(late))].into(), SteadyMillis(90_000));
@@ -252,7 +252,7 @@ fn an_expired_hold_of_a_free_lock_is_reported_until_an_hour_after_it() {
 #[test]
 fn an_expired_hold_is_reported_no_matter_who_holds_the_lock_after_the_restart() {
     let mut model = model();
-    // Its holder is no longer in the history.
+    // The holder is no longer in the history.
     let lock = RestoredLock { past: Vec::new(), ..expired(false) };
     model.restore([(id("a"), lock)].into(), SteadyMillis(90_000));
     for ms in (100_000..3_600_000).step_by(10_000) {
@@ -269,7 +269,7 @@ fn an_expired_hold_of_more_than_an_hour_ago_is_cleared_by_the_first_reading() {
     read(&mut model, "a", 3_700_000, absent());
     let cleared = ArchiveEntry::Cleared(id("a"), ProblemKind::Expired, SteadyMillis(3_700_001));
     assert_eq!(ends(&mut model), std::slice::from_ref(&cleared));
-    // That of a lock which is ignored now is over, too.
+    // The problem of a lock that is now ignored is over too.
     let mut model = model_with(Settings { ignore: vec![b"a".to_vec()], ..settings() });
     model.restore([(id("a"), expired(false))].into(), SteadyMillis(3_600_000));
     read(&mut model, "a", 3_600_000, absent());
@@ -280,7 +280,7 @@ fn an_expired_hold_of_more_than_an_hour_ago_is_cleared_by_the_first_reading() {
 
 #[test]
 fn markers_of_readers_that_an_earlier_run_has_reported_are_found_again() {
-    // The first pass ends before or after the first reading.
+    // The first scan ends before or after the first reading.
     for passed in [99_500, 100_500] {
         let mut model = model();
         let since = Since { at: SteadyMillis(2_000), exact: true };

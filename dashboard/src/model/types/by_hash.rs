@@ -1,4 +1,4 @@
-//! Maps whose keys are hashes already.
+//! Maps whose keys are already hashes.
 
 use std::collections::HashMap;
 use std::hash::{BuildHasherDefault, Hasher};
@@ -6,7 +6,7 @@ use std::hash::{BuildHasherDefault, Hasher};
 /// Values by a hash of 64 bits.
 pub(super) type ByHash<T> = HashMap<u64, T, BuildHasherDefault<AsItIs>>;
 
-/// A hasher for what is a hash already.
+/// A hasher for keys that are already hashes.
 #[derive(Debug, Default)]
 pub(super) struct AsItIs(u64);
 

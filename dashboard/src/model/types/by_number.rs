@@ -1,6 +1,6 @@
 //! Maps whose keys are small numbers.
 
-/// Values by small numbers.
+/// A map from small numbers to values.
 #[derive(Debug)]
 pub struct ByNumber<T>(Vec<Option<T>>);
 

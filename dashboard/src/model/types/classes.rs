@@ -1,4 +1,5 @@
-//! Small numbers for what many locks have in common, so that a pass over all locks finds what it knows of a class by an index.
+//! Small numbers for the common properties of many locks, so that a pass over all locks finds the data of a class by an
+//! index.
 
 use std::cmp::Reverse;
 use std::collections::BinaryHeap;
@@ -9,14 +10,16 @@ use super::by_hash::ByHash;
 use super::client_view::ClientView;
 use super::lock_view::{LockView, client_of};
 
-/// The numbers of a lock's classes. A number is used again once no lock has it.
+/// The numbers of a lock's classes. A number is reused once no lock has it.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub(super) struct ClassesOfLock {
-    /// Locks with the same number are equal in all that filters, sorts and counts read, apart from names, owners, groups and times.
+    /// Locks with the same number are equal in everything that filters, sorts and counts read, except for names,
+    /// owners, groups and times.
     pub(super) class: u32,
-    /// These are also equal in their owners: in the clients that hold them and the processes of these. Threads may differ.
+    /// Locks with the same number are also equal in their owners: the clients that hold them and the processes of
+    /// these. Threads may differ.
     pub(super) with_owners: u32,
-    /// These are also equal in their lock group.
+    /// Locks with the same number are also equal in their lock group.
     pub(super) with_group: u32,
 }
 
@@ -24,12 +27,12 @@ pub(super) struct ClassesOfLock {
 #[derive(Debug, Default)]
 pub(super) struct Classes {
     hasher: RandomState,
-    /// True in a clone. A clone has no classes, so it is cheap; its first change classifies all locks again.
+    /// True in a clone. A clone has no classes, so it is cheap. Its first change classifies all locks again.
     is_clone: bool,
     classes: Numbers,
     with_owners: Numbers,
     with_group: Numbers,
-    /// The clients that hold active locks, and the hosts of those.
+    /// The clients that hold active locks, and the hosts of these clients.
     clients: Tally,
     hosts: Tally,
 }
@@ -46,7 +49,7 @@ impl Classes {
         self.is_clone
     }
 
-    /// Returns the number of clients that hold active locks, and of the hosts of those.
+    /// Returns the number of clients that hold active locks, and that of their hosts.
     pub(super) fn clients_and_hosts(&self) -> (usize, usize) {
         (self.clients.0.len(), self.hosts.0.len())
     }
@@ -62,7 +65,7 @@ impl Classes {
         }
     }
 
-    /// Returns the classes of a lock that replaces another one. Most locks stay what they were.
+    /// Returns the classes of a lock that replaces another one. Most locks keep their classes.
     pub(super) fn replace(
         &mut self,
         before: &LockView,
@@ -102,7 +105,7 @@ impl Classes {
         }
     }
 
-    /// Returns the hashes of its class, of that with its owners, and of that with its group.
+    /// Returns the hashes of the lock's class, of its class with owners, and of its class with the group.
     fn hashes(&self, lock: &LockView) -> [u64; 3] {
         let class = class_of(lock, &self.hasher);
         let with_owners = self.hasher.hash_one((class, owners_of(lock, &self.hasher)));
@@ -110,13 +113,13 @@ impl Classes {
     }
 }
 
-/// Gives each hash a small number.
+/// Assigns a small number to each hash.
 #[derive(Debug, Default)]
 struct Numbers {
     by_hash: ByHash<u32>,
-    /// By number.
+    /// The hashes by number.
     used: Vec<Used>,
-    /// The numbers that are not in use. The least is used first, so that numbers become small again after there were many.
+    /// The unused numbers. The least is used first, so that numbers become small again after there were many.
     free: BinaryHeap<Reverse<u32>>,
 }
 
@@ -128,7 +131,7 @@ struct Used {
 }
 
 impl Numbers {
-    /// Returns whether a number is that of a hash.
+    /// Returns whether a number belongs to a hash.
     fn is(&self, number: u32, hash: u64) -> bool {
         self.used[number as usize].hash == hash
     }
@@ -178,9 +181,9 @@ impl Tally {
     }
 }
 
-/// Returns the hash of all that the locks of a class have in common.
+/// Returns the hash of everything that the locks of a class have in common.
 fn class_of(lock: &LockView, hasher: &RandomState) -> u64 {
-    // Every field is named, so that a new one is not forgotten where lists depend on it.
+    // Every field is named, so that a new field is not forgotten if lists depend on it.
     let LockView {
         id,
         state,
@@ -229,7 +232,7 @@ fn owners_of(lock: &LockView, hasher: &RandomState) -> u64 {
     hash.finish()
 }
 
-/// Returns whether a text has only characters of a thread's number and of the suffix `:write`.
+/// Returns whether a text only has characters of a thread's number and of the suffix `:write`.
 #[must_use]
 pub fn is_plain(rest: &str) -> bool {
     rest.bytes().all(|byte| b"-0123456789:write".contains(&byte))

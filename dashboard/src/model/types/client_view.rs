@@ -1,4 +1,4 @@
-//! The process behind a holder or waiter, and the name that people know it by.
+//! The process behind a holder or waiter, and the name by which people know it.
 
 use std::hash::Hash;
 use std::sync::Arc;
@@ -45,7 +45,7 @@ pub struct ClientView {
 }
 
 impl ClientView {
-    /// Returns `service@host`, as far as either is known; none if only an address is.
+    /// Returns `service@host`, as far as either is known, or `None` if only an address is.
     #[must_use]
     pub fn label(&self) -> Option<String> {
         let service = self.own_name()?;
@@ -71,14 +71,15 @@ impl ClientView {
         self.own_name().map(without_pod)
     }
 
-    /// Returns the host: as its agent reports it, as it stands in the client's name, or else its address.
+    /// Returns the host as the agent reports it, otherwise the host in the client's name, otherwise the client's
+    /// address.
     #[must_use]
     pub fn host(&self) -> Option<&str> {
         let named = || self.name.as_deref()?.split_once('@').map(|(_, host)| host);
         self.host.as_deref().or_else(named).or(self.addr.as_deref())
     }
 
-    /// Returns the fields by which lists tell clients apart: all but those of its session and its hold.
+    /// Returns the fields by which lists distinguish clients: all but those of its session and its hold.
     pub(super) fn identity(&self) -> impl Hash + use<'_> {
         let Self { addr, name, host, pid, comm, alive, verified, unverified_because, .. } = self;
         (addr, name, host, pid, comm, alive, verified, unverified_because)
@@ -104,7 +105,7 @@ fn without_pod(name: &str) -> &str {
     if !last.is_empty() && last.len() <= 4 && last.bytes().all(|byte| byte.is_ascii_digit()) {
         return rest;
     }
-    // The last part alone may have no digit.
+    // The last part may be without digits.
     let pod = last.len() == 5 && last.bytes().all(|byte| byte.is_ascii_alphanumeric());
     match rest.rsplit_once('-') {
         Some((service, set)) if pod && random(set, 6..=10) && !service.is_empty() => service,

@@ -11,9 +11,9 @@ use super::source::Source;
 use crate::clock::SteadyMillis;
 use crate::schema::words;
 
-/// The most events that a lock retains.
+/// The most events that are retained for a lock.
 const MAX_EVENTS: usize = 16;
-/// Unobserved releases closer than this to one another become one event.
+/// Unobserved releases with less time between them than this are combined into one event.
 const TOGETHER_MS: u64 = 1_000;
 
 /// An event of a lock, as pages and the API show it.
@@ -51,46 +51,46 @@ fn event_words() -> utoipa::openapi::Object {
 /// An event of a lock.
 #[derive(Debug, Clone, PartialEq, Eq)]
 pub enum LockEvent {
-    /// It was held already when it was first read.
+    /// The lock was already held when it was first read.
     FoundHeld(HolderId),
-    /// A new holder has it; with the time since it was last known not to, in whole milliseconds.
+    /// A new holder has the lock. The number is the time since it was last known not to, in whole milliseconds.
     Taken(HolderId, u64),
-    /// A release message arrived; the holder, if one was known.
+    /// A release message arrived. The holder is included if one was known.
     Released(Option<HolderId>),
-    /// This many release messages of holds too short to be read.
+    /// This number of release messages arrived, for holds too short to be read.
     ReleasedUnseen(u32),
-    /// A holder handed it over to another of the same client.
+    /// A holder handed the lock over to another of the same client.
     HandedOver(HolderId),
-    /// A holder lost it, because an operator released it by force.
+    /// A holder lost the lock because an operator forced its release.
     Forced(HolderId),
     /// A holder is gone without a release message.
     Vanished(HolderId, EndCause),
     /// The hold count changed from one number to another.
     Reentered(HolderId, i64, i64),
-    /// Its holder renews it, to this lease in milliseconds.
+    /// The holder renews the lock, with this lease in milliseconds.
     Renewed(u64),
     Problem(ProblemKind),
     Cleared(ProblemKind),
-    /// An operator's action on this dashboard: the word for it, and a sentence.
+    /// An action of an operator on this dashboard: the word for it, and a sentence.
     Acted(&'static str, String),
 }
 
 /// The cause of a hold's end that no message reported.
 #[derive(Debug, Clone, PartialEq, Eq)]
 pub enum EndCause {
-    /// Its lease expired.
+    /// The lease expired.
     Expired,
-    /// Its lease expired, or it released a fair lock for which nobody waited, which no message reports.
+    /// The lease expired, or the holder released a fair lock without waiters, which no message reports.
     ExpiredOrReleased,
-    /// Its lease expired, or it was released, while release messages could not be received.
+    /// The lease expired or the lock was released while release messages could not be received.
     Unobserved,
-    /// This many milliseconds before its lease expired.
+    /// The hold ended this number of milliseconds before its lease expired.
     Early(u64),
     /// Other holders still have the lock.
     OthersHold,
-    /// The server restarted, or another one has its locks now.
+    /// The server restarted, or another one now has its locks.
     ServerRestarted,
-    /// The key is something else now.
+    /// The key is now something else.
     Replaced(String),
 }
 
@@ -125,7 +125,7 @@ impl LockEvent {
         }
     }
 
-    /// Returns the holder that it is about, if that is known.
+    /// Returns the holder that the event is about, if known.
     #[must_use]
     pub fn holder(&self) -> Option<HolderId> {
         match self {
@@ -144,7 +144,7 @@ impl LockEvent {
         }
     }
 
-    /// Returns the way in which a hold ended, if it is the end of one.
+    /// Returns the way in which a hold ended, if the event is the end of one.
     #[must_use]
     pub fn ending(&self) -> Option<Ending> {
         match self {
@@ -230,13 +230,13 @@ impl Event {
     }
 }
 
-/// The latest events of one lock, oldest first. A lock's view shares them with its record, and puts them into words only
-/// when they are read: a hundred thousand locks would have a hundred thousand sentences.
+/// The latest events of one lock, oldest first. A lock's view shares them with its record, and they are put into words
+/// only when they are read. Otherwise a hundred thousand locks would need a hundred thousand sentences.
 #[derive(Debug, Clone, PartialEq, Eq, Default)]
 pub struct EventLog(Arc<[Event]>);
 
 impl EventLog {
-    /// Adds an event, in place of the oldest if the log is full.
+    /// Adds an event. If the log is full, it replaces the oldest.
     pub fn push(&mut self, at: SteadyMillis, source: Source, what: LockEvent) {
         if what == LockEvent::Released(None) && self.count_unseen(at) {
             return;
@@ -246,7 +246,7 @@ impl EventLog {
         self.0 = retained.chain([Event { at, source, what }]).collect();
     }
 
-    /// Corrects the release by that holder at that instant to one by force.
+    /// Changes the release by that holder at that instant to a forced one.
     pub fn correct_to_forced(&mut self, by: HolderId, at: SteadyMillis) {
         let wrong = LockEvent::Released(Some(by));
         let wrong = |event: &Event| event.at == at && event.what == wrong;

@@ -8,11 +8,11 @@ use redisson::LockName;
 #[derive(Debug, Clone, Copy, PartialEq, Eq, Hash, PartialOrd, Ord)]
 pub struct ScopeId(pub usize);
 
-/// A lock's full identity: several databases of several deployments may have locks of the same name.
+/// A lock's full identity, since several databases of several deployments may have locks of the same name.
 #[derive(Debug, Clone, PartialEq, Eq, Hash, PartialOrd, Ord)]
 pub struct LockId {
     pub deployment: Arc<str>,
     pub db: u32,
-    /// The name, which is the key.
+    /// The name of the lock, which is its key.
     pub name: LockName,
 }

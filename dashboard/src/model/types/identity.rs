@@ -7,10 +7,10 @@ use redisson::{ClientId, HolderId, LockName};
 
 use crate::clock::{SteadyMillis, Time};
 
-/// The time between the first and the last check that miss a holder or its agent, from which it counts as gone.
+/// The time between the first and the last check that do not find a holder or its agent, from which it counts as gone.
 pub const GONE_AFTER: Duration = Duration::from_secs(30);
 
-/// The result of checking who published an identity.
+/// The result of checking who has published an identity.
 #[derive(Debug, Clone, PartialEq, Eq, Default)]
 pub enum Verification {
     /// The dashboard has no keys of agents.
@@ -18,7 +18,7 @@ pub enum Verification {
     Unchecked,
     /// An agent signed it with the key of this name.
     Verified(Arc<str>),
-    /// Nothing proves that an agent published it; the reason as a clause.
+    /// Nothing proves that an agent published it. The text is the reason, as a clause.
     Claimed(&'static str),
 }
 
@@ -30,8 +30,8 @@ impl Verification {
     }
 }
 
-/// The process behind a holder. Unless it is verified, anybody who can write to Redis may have written it: it is displayed,
-/// never trusted.
+/// The process behind a holder. Unless it is verified, anybody who can write to Redis may have written it, so it is
+/// displayed, but never trusted.
 #[derive(Debug, Clone, PartialEq, Eq, Default)]
 pub struct HolderIdentity {
     pub host: Option<Arc<str>>,
@@ -54,15 +54,15 @@ pub struct HolderIdentity {
 }
 
 impl HolderIdentity {
-    /// Returns the session and the owner: grants and waits of one agent have a number each, and only this ties them
-    /// together.
+    /// Returns the session and the owner. Each grant and wait of an agent has a different number, and only this ties
+    /// them together.
     #[must_use]
     pub fn task(&self) -> Option<(&str, i64)> {
         Some((self.session.as_deref()?, self.owner?))
     }
 
-    /// Returns a description of the process and its host; none if the host is unknown. It has no backticks, which would mark
-    /// code in a sentence.
+    /// Returns a description of the process and its host, or `None` if the host is unknown. It has no backticks, which
+    /// would mark code in a sentence.
     #[must_use]
     pub fn process(&self) -> Option<String> {
         let host = self.host.as_deref()?;
@@ -78,7 +78,7 @@ impl HolderIdentity {
         Some(described.replace('`', "'"))
     }
 
-    /// Returns the same with the result of a check of its signature.
+    /// Returns the description with the result of the check of its signature.
     #[must_use]
     pub fn description(&self) -> Option<String> {
         let process = self.process()?;
@@ -90,13 +90,13 @@ impl HolderIdentity {
     }
 }
 
-/// Whether an agent publishes itself.
+/// The presence of an agent in the holder registry.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub enum Presence {
     Present,
-    /// It did, within a day.
+    /// The agent has published itself within the last day, but does not now.
     Missing,
-    /// It did not: it may lack the permission.
+    /// The agent has not published itself. It may lack the permission.
     Unknown,
 }
 
@@ -116,16 +116,16 @@ impl Presence {
 pub struct AgentReport {
     /// The agents that were looked up.
     pub agents: Vec<(ClientId, Presence)>,
-    /// The holders that were looked up; none: their agents publish nothing about them.
+    /// The holders that were looked up, with `None` if their agents publish nothing about them.
     pub holders: Vec<(LockName, HolderId, Option<HolderIdentity>)>,
     pub at: Time,
 }
 
-/// The locks that workers of an agent wait for, as it publishes them.
+/// The locks that workers of an agent wait for, as the agent publishes them.
 #[derive(Debug, Clone)]
 pub struct AgentWaiters {
     pub agent: ClientId,
-    /// Each lock once; those without waiters at this agent are left out.
+    /// The locks, each of them once. Those without waiters at this agent are left out.
     pub locks: Vec<AwaitedLock>,
     pub at: Time,
 }
@@ -134,9 +134,9 @@ pub struct AgentWaiters {
 #[derive(Debug, Clone, PartialEq, Eq)]
 pub struct AwaitedLock {
     pub lock: LockName,
-    /// All of its waiters at the agent.
+    /// The number of all waiters at the agent.
     pub count: u64,
-    /// The first ones, each with the beginning of its wait.
+    /// The first waiters, each with the beginning of its wait.
     pub first: Vec<(HolderId, SteadyMillis)>,
 }
 
@@ -145,7 +145,7 @@ pub struct AwaitedLock {
 pub struct TrackedHolder {
     pub id: HolderId,
     pub identity: HolderIdentity,
-    /// The first report in which its live agent published nothing about it.
+    /// The first report in which the holder's live agent published nothing about it.
     denied_since: Option<Time>,
     denied: bool,
 }
@@ -156,15 +156,15 @@ impl TrackedHolder {
         Self { id, identity: HolderIdentity::default(), denied_since: None, denied: false }
     }
 
-    /// Stores the identity that its agent published. Returns true if anything changed.
+    /// Stores the identity that the agent published. Returns true if anything changed.
     pub fn identify(&mut self, identity: HolderIdentity) -> bool {
         let changed = self.identity != identity || self.is_unconfirmed();
         (self.identity, self.denied_since, self.denied) = (identity, None, false);
         changed
     }
 
-    /// Records that its live agent publishes nothing about it. Returns true if this is the first such report, or the one from
-    /// which on it counts as gone.
+    /// Records that the holder's live agent publishes nothing about it. Returns true if this is the first such report,
+    /// or the one from which on the holder counts as gone.
     pub fn deny(&mut self, at: Time) -> bool {
         let is_first = !self.is_unconfirmed();
         let denied = at.since(*self.denied_since.get_or_insert(at)) >= GONE_AFTER;

@@ -87,7 +87,7 @@ impl HolderView {
 #[must_use]
 pub fn client_of(id: &str) -> &str {
     match memchr::memchr(b':', id.as_bytes()) {
-        // A uuid in the usual form.
+        // This is a uuid in the usual form.
         Some(colon @ 36) => id.split_at(colon).0,
         _ => id,
     }
@@ -186,8 +186,8 @@ impl RedView {
     }
 }
 
-/// The instant of a view's last reading. It moves on with each reading that shows the same, without a new view: most readings
-/// of held locks do.
+/// The instant of a view's last reading. It moves on with each reading that shows the same state, without a new view.
+/// This is so for most readings of held locks.
 #[derive(Debug)]
 pub struct Observed(AtomicU64);
 
@@ -201,7 +201,7 @@ impl Observed {
         SteadyMillis(self.0.load(Ordering::Relaxed))
     }
 
-    /// Records a later reading that showed the same.
+    /// Records a later reading that showed the same state.
     pub fn again(&self, at: SteadyMillis) {
         self.0.fetch_max(at.0, Ordering::Relaxed);
     }
@@ -275,14 +275,14 @@ impl LockView {
         self.observed.at()
     }
 
-    /// Returns that instant, and the milliseconds to live at it; none without a time to live.
+    /// Returns that instant with the milliseconds to live at it, or `None` without a time to live.
     #[must_use]
     pub fn last_reading(&self) -> (SteadyMillis, Option<u64>) {
         let at = self.observed_at();
         (at, self.expires_at.map(|end| end.millis_since(at)))
     }
 
-    /// Returns whether somebody holds it, or did when its server could last be read.
+    /// Returns whether the lock is held, or was when its server could last be read.
     #[must_use]
     pub fn is_held(&self) -> bool {
         !self.holders.is_empty()
@@ -313,7 +313,7 @@ impl LockView {
         self.queued || self.waiting > 0
     }
 
-    /// Returns how often its lease ran out within an hour of that instant, and when it last did; none if it did
+    /// Returns how often the lease ran out within an hour of that instant, and when it last did, or `None` if it did
     /// not.
     #[must_use]
     pub fn ran_out_within_an_hour(&self, now: SteadyMillis) -> Option<(usize, SteadyMillis)> {
@@ -332,7 +332,7 @@ impl LockView {
             .any(|hold| hold.ended.is_some_and(|ended| endings.contains(&ended)))
     }
 
-    /// Returns the beginning of its longest hold; none while it is free.
+    /// Returns the beginning of the longest hold, or `None` while the lock is free.
     #[must_use]
     pub fn held_since(&self) -> Option<Since> {
         self.holders.iter().map(|holder| holder.since).min_by_key(|since| since.at)

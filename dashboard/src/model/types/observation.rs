@@ -16,12 +16,12 @@ use super::problem::{Acknowledgement, ProblemKind};
 use super::source::Source;
 use crate::clock::{SteadyMillis, Time};
 
-/// The time of a reading: Redis answered for an instant between `sent` and `received`.
+/// The time of a reading. Redis answered for an instant between `sent` and `received`.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub struct Stamp {
-    /// Before the command was sent.
+    /// The instant before the command was sent.
     pub sent: Moment,
-    /// After the reply arrived.
+    /// The instant after the reply arrived.
     pub received: Time,
 }
 
@@ -32,14 +32,14 @@ impl Stamp {
         self.received.steady()
     }
 
-    /// Returns the time that the reply took.
+    /// Returns the duration of the reply.
     #[must_use]
     pub fn slack(&self) -> Duration {
         self.received.since(self.sent)
     }
 
-    /// Returns the key that orders readings: the one requested later applies. It is surely the newer one, or the two
-    /// overlapped and either may be shown; the order in which replies arrive decides nothing.
+    /// Returns the key that orders readings: the one that was requested later applies. It is the newer one for certain,
+    /// or the two overlapped and either may be shown. The order in which replies arrive decides nothing.
     #[must_use]
     pub fn rank(&self) -> (Moment, Moment) {
         (self.sent, self.received.moment())
@@ -54,18 +54,18 @@ pub enum Reading {
     /// A hash of a lock's shape.
     Lock {
         hash: LockHash,
-        /// Time to live; none: it has none.
+        /// The time to live, or `None` if the key does not expire.
         ttl: Option<Duration>,
         companions: Companions,
     },
-    /// Something else, described in a sentence.
+    /// Something other than a lock, described in a sentence.
     Other(String),
 }
 
-/// Keys that belong to a lock, as far as they were read.
+/// The keys that belong to a lock, as far as they were read.
 #[derive(Debug, Clone, PartialEq, Eq, Default)]
 pub struct Companions {
-    /// A fair lock's queue and deadlines; none: neither key exists.
+    /// A fair lock's queue and deadlines, or `None` if neither key exists.
     pub queue: Option<Queue>,
     /// A fenced lock's token.
     pub token: Token,
@@ -74,7 +74,7 @@ pub struct Companions {
 }
 
 impl Companions {
-    /// Returns whether none of them could be read, so that the last reading remains valid.
+    /// Returns whether none of the companions could be read, so that the last reading remains valid.
     #[must_use]
     pub fn is_unavailable(&self) -> bool {
         self.token == Token::Unavailable
@@ -85,7 +85,7 @@ impl Companions {
 #[derive(Debug, Clone, PartialEq, Eq, Default)]
 pub struct Queue {
     pub len: u64,
-    /// Its first entries, in order; empty if they were not read.
+    /// The first entries, in order. Empty if they were not read.
     pub front: Vec<QueueEntry>,
     /// The number of deadlines.
     pub deadlines: u64,

@@ -1,4 +1,4 @@
-//! Holders that are gone, and reports about them.
+//! Tests of holders that are gone, and of reports about them.
 
 use redisson::monitor;
 
@@ -41,7 +41,7 @@ fn a_lock_whose_holder_is_gone_is_leaked_unless_it_expires_soon_or_is_renewed() 
 fn a_holder_is_gone_if_its_agent_denies_it_or_is_gone() {
     let leaked = vec![(ProblemKind::Leaked, SUSPECTED)];
     let minutes = |ms: u64| Some(600_000 - ms);
-    // The published entries at an instant: the agent, the holder of `a`, the holder of `b`.
+    // The entries published at an instant: the agent, the holder of `a`, the holder of `b`.
     type Published = fn(u64) -> (bool, bool, bool);
     let cases: [(&str, Published, _, _); 6] = [
         ("published", |_| (true, true, true), vec![], Some(true)),
@@ -177,7 +177,7 @@ fn a_dead_head_is_no_longer_named_once_it_is_removed() {
     let last = last.unwrap();
     assert!(!names(&last, first) && !names(&last, second), "{last:?}");
     assert!(over.is_none(), "{over:?}");
-    // Evidence that still holds has its first time.
+    // Evidence that is still valid keeps its first time.
     let again = run(&mut model, 600_000, &[live])[0].clone().unwrap();
     assert_eq!(again.evidence, last.evidence);
 }

@@ -1,4 +1,5 @@
-//! Problems begin and end with observations: detected in time, cleared in time, and never in healthy locks.
+//! Tests of problems, which begin and end with observations: detected in time, cleared in time, and never in healthy
+//! locks.
 
 mod gone;
 mod tasks;
@@ -12,20 +13,20 @@ const SUSPECTED: Certainty = Certainty::Suspected;
 /// An observation of the lock `a`.
 #[derive(Debug, Clone)]
 enum Step {
-    /// It is read as held by that client's thread, with that TTL.
+    /// The lock is read as held by that client's thread, with that time to live.
     Held(u8, Option<u64>),
-    /// It is read as absent.
+    /// The lock is read as absent.
     Free,
-    /// Its queue is read, with or without a holder.
+    /// The queue is read, with or without a holder.
     Queued(Option<u8>, Vec<(i64, u64)>),
-    /// A release message.
+    /// A release message arrives.
     Released,
-    /// This many connections are subscribed to its release.
+    /// This number of connections is subscribed to the lock's release.
     Listening(u64),
-    /// The server becomes unreachable, and reachable again with that run id.
+    /// The server becomes unreachable, or reachable again with that run id.
     Down,
     Up(&'static str),
-    /// The server's clock is this many milliseconds ahead of ours.
+    /// The server's clock is this number of milliseconds ahead of ours.
     Ahead(i64),
 }
 
@@ -73,7 +74,7 @@ fn problems(view: &LockView) -> Vec<(ProblemKind, Certainty)> {
     view.problems.iter().map(|problem| (problem.problem, problem.certainty)).collect()
 }
 
-/// Returns the final view; none once the lock has been dropped.
+/// Returns the final view, or `None` once the lock has been dropped.
 fn play(steps: &[(u64, Step)]) -> Option<Arc<LockView>> {
     let mut model = model();
     for (ms, step) in steps {
@@ -82,7 +83,7 @@ fn play(steps: &[(u64, Step)]) -> Option<Arc<LockView>> {
     shown(&mut model, "a")
 }
 
-/// Renewed by a watchdog from 0 to 25 s, read each 5 s.
+/// Returns readings every 5 s of a lock that a watchdog renews from 0 to 25 s.
 fn renewed() -> Vec<(u64, Step)> {
     (0..=25_000).step_by(5_000).map(|ms| (ms, Step::Held(1, renewed_ttl(ms)))).collect()
 }
@@ -91,7 +92,7 @@ fn after(then: impl IntoIterator<Item = (u64, Step)>) -> Vec<(u64, Step)> {
     renewed().into_iter().chain(then).collect()
 }
 
-/// Read once a second as its lease runs out after its last renewal at 20 s.
+/// Returns readings every second of a lock whose lease runs out after its last renewal at 20 s.
 fn running_out() -> Vec<(u64, Step)> {
     after((26_000..50_000).step_by(1_000).map(|ms| (ms, Step::Held(1, Some(50_000 - ms)))))
 }
@@ -249,7 +250,7 @@ fn each_problem_is_found_and_cleared_in_time() {
                 queue(70_000, None, vec![(1, 75_000)]),
                 queue(132_000, None, vec![(1, 75_000)]),
             ],
-            // It waits, and is not woken.
+            // The waiter is not woken.
             vec![(Starving, CERTAIN)],
         ),
         (
@@ -273,7 +274,8 @@ fn requested_readings_are_the_decisive_ones() {
     let mut model = model();
     let mut ms = 0;
     let mut found = Vec::new();
-    // Renewed until 60 s; then its holder freezes. Each reading is made when the model requests it.
+    // The lock is renewed until 60 s, and then its holder freezes. The test reads the lock whenever the model requests
+    // it.
     while ms < 200_000 {
         ms += 20;
         for request in model.due(MAIN, at(ms), 10) {
@@ -314,13 +316,13 @@ fn a_watchdog_that_renews_late_each_time_is_one_problem_with_a_count() {
         let view = shown(model, "a").unwrap();
         view.problems.iter().find(|p| p.problem == ProblemKind::RenewalOverdue).cloned()
     };
-    // A lease of 30 s that is renewed only every 17 s.
+    // A lease of 30 s is renewed only every 17 s.
     let cycle = |model: &mut Model, from: u64, every: u64| {
         for ms in [0, 5_000, 10_000, every - 100] {
             apply(model, from + ms, &Step::Held(1, Some(30_000 - ms)));
         }
     };
-    // A healthy one before, or its renewals would not be known.
+    // The lock is healthy before, since otherwise its renewals would not be known.
     for from in [0, 10_100, 20_200] {
         cycle(&mut model, from, 10_100);
     }
@@ -332,7 +334,7 @@ fn a_watchdog_that_renews_late_each_time_is_one_problem_with_a_count() {
         assert_eq!(u64::from(problem.times), turn + 1);
         let due = problem.since.0.abs_diff(start + 16_500);
         assert!(due < 10, "since the first one was due, and {due} ms off");
-        // It comes just in time.
+        // The renewal comes just in time.
         apply(&mut model, from + 16_999, &Step::Held(1, Some(30_000)));
         assert_eq!(overdue(&mut model).is_some(), turn > 0, "{turn}");
     }
@@ -379,7 +381,7 @@ fn a_deadlock_is_reported_once_each_wait_was_seen_after_the_newest_hold() {
     let hour = model.contention(time(70_000));
     let minutes = hour.groups.iter().flat_map(|group| &group.minutes);
     assert_eq!(minutes.map(|minute| minute.problems).sum::<u32>(), 2, "the last hour shows it");
-    // While the server is unreachable nothing changes.
+    // Nothing changes while the server is unreachable.
     model.observe(MAIN, Observation::ServerDown);
     model.tick(at(4_500));
     assert!(deadlocked(&mut model, "a"));
@@ -436,7 +438,7 @@ fn braces_that_separate_a_lock_from_its_channel_are_a_problem_only_in_a_cluster(
     }
 }
 
-/// Hours of healthy locks, as observed by the slowest possible poll.
+/// Hours of healthy locks, observed by the slowest possible poll.
 #[test]
 fn hours_of_healthy_locks_raise_no_problem() {
     let mut model = model();
@@ -445,15 +447,15 @@ fn hours_of_healthy_locks_raise_no_problem() {
         let ms = second * 1_000;
         let mut see = |lock: &str, reading| read(&mut model, lock, ms, reading);
         for shift in shifts {
-            // A watchdog's, acquired every two minutes by another thread.
+            // A watchdog renews this lock, and another thread acquires it every two minutes.
             let by = u8::try_from(ms / 120_000 % 200).unwrap();
             see(&format!("work:{shift}"), held(by, 1, renewed_ttl(ms + shift)));
         }
-        // One thread that takes and frees the same lock all day.
+        // One thread acquires and releases the same lock all day.
         see("hot", held(1, 1, Some(30_000 - ms % 7)));
-        // A throttle: a lease of a minute that is never released.
+        // This is a throttle: a lease of a minute that is never released.
         see("throttle", held(2, 1, Some(60_000 - ms % 60_000)));
-        // A long fixed lease.
+        // This is a long fixed lease.
         see("batch", held(3, 1, Some(4 * 3_600_000 - ms + 1)));
         release(&mut model, "work:0", ms / 120_000 * 120_000);
         model.tick(at(ms));
@@ -504,7 +506,7 @@ fn markers_of_readers_whose_lock_was_deleted_are_orphans_until_they_are_gone() {
     read(&mut model, "a", 80_000, absent(&[(1, GONE)]));
     assert_eq!(problems(&shown(&mut model, "a").unwrap()), []);
     assert_eq!(requested(&mut model, 90_000), []);
-    // Readers that release it take their markers with them.
+    // Readers that release the lock delete their markers.
     readers(&mut model, 100_000);
     release(&mut model, "a", 101_000);
     read(&mut model, "a", 101_010, absent(&[(1, GONE), (2, GONE)]));
@@ -543,7 +545,7 @@ fn a_reader_that_leaves_others_behind_has_released_its_hold() {
 fn one_of_several_readers_that_renews_its_hold_for_too_long_makes_the_lock_stuck() {
     let mut model = model();
     for ms in (0..=400_000).step_by(2_000) {
-        // Each renews every ten seconds, the second one four seconds after the first.
+        // Each reader renews every ten seconds, the second one four seconds after the first.
         let left = [renewed_ttl(ms), renewed_ttl(ms + 6_000)].map(Option::unwrap);
         let holders = [1, 2].map(|n| Holder { id: holder(n), count: 1 }).to_vec();
         let hash = LockHash { holders, mode: Some(b"read".to_vec()), ..Default::default() };
@@ -620,7 +622,7 @@ fn an_end_while_the_server_could_not_be_read_is_not_taken_for_a_lease_that_ran_o
 #[test]
 fn stuck_locks_are_found_among_more_than_can_be_read_in_time() {
     const LOCKS: u64 = 1_500;
-    // One in ten is acquired again at once whenever it has been released.
+    // One lock in ten is acquired again as soon as it has been released.
     let is_reacquired = |i: u64| i.is_multiple_of(10);
     let locks: HashMap<LockName, u64> = (0..LOCKS).map(|i| (name(&format!("l{i}")), i)).collect();
     let ttl = |i: u64, ms: u64| 30_000 - (ms + i * 37) % if is_reacquired(i) { 70 } else { 10_000 };

@@ -1,4 +1,5 @@
-//! Tasks of agents' workers: each of their holds and waits has an id of its own, and only their agents publish its owner.
+//! Tests of tasks of agents' workers: each of their holds and waits has a different id, and only their agents publish
+//! the owner.
 
 use redisson::ClientId;
 use redisson::shape::{Holder, LockHash};
@@ -18,8 +19,8 @@ fn contended(holder: HolderId, waiter: HolderId) -> Reading {
     Reading::Lock { hash, ttl: Some(Duration::from_secs(60)), companions }
 }
 
-/// Returns the problems of two locks, each held by a worker that waits for the other, as their agents publish it: `waits` of the first
-/// one's wait.
+/// Returns the problems of two locks, each held by a worker that waits for the other, as their agents publish it.
+/// `waits` is the published entry of the first wait.
 fn found(waits: Option<&HolderIdentity>) -> Option<(Certainty, Vec<String>)> {
     let task = |session: &str, pid| HolderIdentity {
         host: Some("web-1".into()),
@@ -66,17 +67,18 @@ fn deadlocked_workers_are_identified_by_their_agents() {
     assert_eq!((certainty, evidence.len()), (CERTAIN, 2));
     let words = "(process 18 on the host web-1) waits for `a`";
     assert!(evidence.iter().any(|text| text.contains(words)), "{evidence:?}");
-    // A wait with a time limit.
+    // The wait has a time limit.
     let limited = HolderIdentity { until: Some(SteadyMillis(60_000)), ..same.clone() };
     assert_eq!(found(Some(&limited)).unwrap().0, SUSPECTED);
-    // A wait that anybody may have written.
+    // Anybody may have written the entry of the wait.
     let verification = Verification::Claimed("it is not signed");
     let claimed = HolderIdentity { host: Some("web-1".into()), verification, ..same.clone() };
     let (certainty, evidence) = found(Some(&claimed)).unwrap();
     assert_eq!(certainty, SUSPECTED);
     let words = "(a worker on the host web-1, only claimed) waits for `b`";
     assert!(evidence.iter().any(|text| text.contains(words)), "{evidence:?}");
-    // No cycle: another task of the same connection, another connection, a task that acquires several locks, or no entry.
+    // There is no cycle with another task of the same connection, another connection, a task that acquires several
+    // locks, or no entry.
     for other in [
         HolderIdentity { owner: Some(7), ..same.clone() },
         HolderIdentity { session: Some("s-2".to_owned()), ..same.clone() },

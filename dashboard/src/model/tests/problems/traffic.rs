@@ -1,4 +1,4 @@
-//! Problems that only MONITOR shows.
+//! Tests of problems that only MONITOR shows.
 
 use redisson::monitor;
 
@@ -44,7 +44,7 @@ fn monitor_shows_locks_renewals_and_releases_that_no_other_source_shows() {
     traffic(&mut model, 9_000, vec![event("a", 52, Renewed { lease })]);
     let view = shown(&mut model, "a").unwrap();
     assert_eq!((view.renewed, view.lease_ms), (true, Some(30_000)));
-    // A lock of one thread that is released and acquired again without a message is not one long hold.
+    // Holds of one thread that releases and acquires the lock again without a message are not one long hold.
     for ms in (10_000..700_000).step_by(5_000) {
         traffic(&mut model, ms - 1, vec![event("a", 52, Released)]);
         read(&mut model, "a", ms, held(1, 1, Some(30_000)));
@@ -84,11 +84,11 @@ fn a_holder_that_returns_too_late_has_certainly_lost_its_lock() {
     };
     assert_eq!(late(&running_out(), false), [(ProblemKind::Expired, CERTAIN)]);
     assert_eq!(late(&running_out(), true), [], "it had released it before, and did so once more");
-    // A lease shorter than the work: never renewed, and unlocked too late.
+    // The lease is shorter than the work: the lock is never renewed, and is released too late.
     let fixed: Vec<_> =
         (20_000..50_000).step_by(5_000).map(|ms| (ms, Step::Held(1, Some(50_000 - ms)))).collect();
     assert_eq!(late(&fixed, false), [(ProblemKind::Expired, CERTAIN)]);
-    // So little later that the clocks cannot show it.
+    // The delay is so short that the clocks cannot show it.
     let mut model = model();
     fixed.iter().for_each(|(ms, then)| apply(&mut model, *ms, then));
     read(&mut model, "a", 50_020, absent());
@@ -140,7 +140,7 @@ fn a_client_that_unsubscribes_no_longer_waits() {
     };
     take(&mut model, "a", 1);
     take(&mut model, "b", 2);
-    // It waits for a second, gives up, and works on with what it has.
+    // The thread waits for a second, gives up, and continues to hold its lock.
     waits(&mut model, 1_000, "b", 1);
     send(&mut model, 2_000, "b", 1, Unsubscribed, 2_000);
     waits(&mut model, 2_500, "a", 2);
@@ -148,13 +148,13 @@ fn a_client_that_unsubscribes_no_longer_waits() {
     let view = shown(&mut model, "b").unwrap();
     let wait = view.history.longest_wait.clone().unwrap();
     assert_eq!((view.waiting, wait.to.0 - wait.since.at.0, wait.granted), (0, 1_000, false));
-    // Two clients at one address: nobody knows which of them it was.
+    // With two clients at one address, it is unknown which of them unsubscribed.
     waits(&mut model, 4_000, "b", 1);
     waits(&mut model, 4_000, "a", 3);
     waits(&mut model, 4_000, "a", 4);
     send(&mut model, 5_000, "a", 4, Unsubscribed, 2_000);
     assert_eq!(shown(&mut model, "a").unwrap().waiting, 3);
-    // Nor when one of them has the lock, and only the other waits.
+    // The same is true if one of them holds the lock and only the other waits.
     send(&mut model, 5_500, "a", 3, Acquired { lease: None }, 1_000);
     send(&mut model, 5_501, "a", 3, Unsubscribed, 2_000);
     assert_eq!(shown(&mut model, "a").unwrap().waiting, 2);
@@ -180,7 +180,7 @@ fn a_wait_that_may_be_over_is_no_part_of_a_deadlock_until_it_is_seen_again() {
     };
     read(&mut model, "a", 0, held(1, 1, Some(30_000)));
     read(&mut model, "b", 0, held(2, 1, Some(30_000)));
-    // One gives up just before the other begins to wait.
+    // One waiter gives up just before the other begins to wait.
     waits(&mut model, 1_000, "b", 1);
     count(&mut model, 1_500, [0, 1]);
     waits(&mut model, 2_000, "a", 2);
@@ -189,7 +189,7 @@ fn a_wait_that_may_be_over_is_no_part_of_a_deadlock_until_it_is_seen_again() {
     assert_eq!(deadlocked(&mut model, 2_600), []);
     count(&mut model, 4_500, [1, 0]);
     assert_eq!(deadlocked(&mut model, 9_000), []);
-    // Both wait.
+    // Both threads wait.
     waits(&mut model, 10_000, "b", 1);
     assert_eq!(deadlocked(&mut model, 10_100), []);
     count(&mut model, 10_500, [1, 1]);
@@ -207,13 +207,13 @@ fn attempts_now_and_then_are_no_wait_while_nobody_listens() {
     };
     let waiting = |model: &mut Model| shown(model, "a").unwrap().waiters.len();
     read(&mut model, "a", 0, held(1, 1, Some(30_000)));
-    // As a candidate for leadership does.
+    // A candidate for leadership behaves like this.
     for ms in (1_000..120_000).step_by(5_000) {
         tries(&mut model, ms);
         read(&mut model, "a", ms + 1, held(1, 1, Some(30_000)));
         assert_eq!(waiting(&mut model), 0, "at {ms}");
     }
-    // As a spin lock does.
+    // A spin lock behaves like this.
     for ms in (200_000..203_000).step_by(100) {
         tries(&mut model, ms);
         count(&mut model, ms, 0);
@@ -223,7 +223,7 @@ fn attempts_now_and_then_are_no_wait_while_nobody_listens() {
     assert_eq!(waiting(&mut model), 1);
     count(&mut model, 205_000, 0);
     assert_eq!(waiting(&mut model), 0);
-    // As one that listens does.
+    // A waiter that listens for the release behaves like this.
     tries(&mut model, 300_000);
     tries(&mut model, 300_020);
     for ms in (300_500..320_000).step_by(1_000) {
@@ -285,7 +285,7 @@ fn a_thread_that_was_refused_since_has_not_returned_too_late() {
     read(&mut model, "a", 0, held(1, 1, Some(2_000)));
     read(&mut model, "a", 1_990, held(1, 1, Some(10)));
     read(&mut model, "a", 2_020, held(2, 1, Some(30_000)));
-    // It tries again, and unlocks what it did not get.
+    // The client tries again, and releases the lock that it did not acquire.
     traffic(&mut model, 5_000, vec![event("a", 52, Refused)]);
     traffic(&mut model, 5_001, vec![event("a", 52, ReleaseFoundNothing)]);
     assert_eq!(problems(&shown(&mut model, "a").unwrap()), []);

@@ -57,7 +57,7 @@ impl Scenario {
         }
     }
 
-    /// Tries to acquire a lock for that lease. Returns true on success.
+    /// Tries to acquire a lock with that lease. Returns true on success.
     pub(super) fn take(&mut self, lock: &'static str, by: HolderId, lease: u64) -> bool {
         let ends = Some(self.now + lease);
         let shown_lease = Some(Duration::from_millis(lease));
@@ -83,13 +83,13 @@ impl Scenario {
         true
     }
 
-    /// Puts a lock without a TTL into Redis, as a crash before this program's start may have left it.
+    /// Writes a lock without a time to live into Redis, as a crash before this program's start may have left it.
     pub(super) fn plant(&mut self, lock: &'static str, by: HolderId) {
         let key = self.keys.entry(lock).or_default();
         key.hash.holders.push(Holder { id: by, count: 1 });
     }
 
-    /// Takes a free lock and renews it from then on.
+    /// Acquires a free lock and then renews it.
     pub(super) fn take_and_renew(&mut self, lock: &'static str, by: HolderId) {
         assert!(self.take(lock, by, LEASE), "it is free");
         let next = self.now + LEASE / 3;

@@ -1,10 +1,10 @@
-//! Healthy crowds for an hour, which must raise no problem with any choice of sources.
+//! Tests of healthy crowds for an hour, which must raise no problem with any choice of sources.
 
 use super::healthy::raises_nothing;
 use super::*;
 
 const HOUR: u64 = 3_600_000;
-/// Readers of one lock.
+/// The number of readers of one lock.
 const READERS: u8 = 6;
 
 /// A sequence of numbers that is the same in each run.
@@ -37,7 +37,7 @@ fn for_an_hour(scenario: &mut Scenario, mut step: impl FnMut(&mut Scenario, &mut
 fn fixed_leases_that_expire_and_begin_again() {
     raises_nothing("fixed leases", |scenario| {
         for_an_hour(scenario, |scenario, random| {
-            // The same thread takes it again right after, or somebody else later.
+            // The same thread acquires the lock again right after, or another thread does so later.
             let by = random.holder(1, 2);
             if scenario.take("fixed", by, 3_000) { 3_000 + random.between(0, 60) } else { 500 }
         });
@@ -99,8 +99,8 @@ fn renewals_that_are_late_now_and_then() {
         scenario.take_and_renew("jitter", by);
         let (mut since, mut turn) = (0, 1);
         for_an_hour(scenario, |scenario, random| {
-            // Holds of some minutes, so that none is stuck. Without release messages, two in a row by one thread look
-            // like one.
+            // Each hold lasts some minutes, so that none is stuck. Without release messages, two successive holds of
+            // one thread look like one.
             if scenario.now - since > 200_000 {
                 assert!(scenario.release("jitter", by, true));
                 scenario.advance(500);

@@ -1,4 +1,5 @@
-//! Detection of each problem with each choice of sources: its certainty, its delay, and the delay of its end.
+//! Tests of the detection of each problem with each choice of sources: its certainty, its delay, and the delay of its
+//! end.
 //!
 //! With `--nocapture` the test prints the delays.
 
@@ -11,12 +12,12 @@ use super::*;
 struct Case {
     what: &'static str,
     problem: ProblemKind,
-    /// Runs up to the fault.
+    /// The actions before the fault.
     before: fn(&mut Scenario),
-    /// The fault to inject; [`NOTHING`] if it happens by itself.
+    /// The fault to inject, or [`NOTHING`] if it happens by itself.
     fault: fn(&mut Scenario),
-    /// The final certainty with these sources, and the milliseconds from the fault to the first detection; none: it
-    /// cannot be seen.
+    /// The final certainty with these sources, and the milliseconds from the fault to the first detection, or `None` if
+    /// it cannot be seen.
     expected: fn(EnabledSources) -> Option<(Certainty, RangeInclusive<u64>)>,
     /// The observation time after the fault, in milliseconds.
     observed_for: u64,
@@ -36,12 +37,12 @@ fn two() -> HolderId {
     holder(2)
 }
 
-/// Expects detection with any sources: scans and readings are enough.
+/// Returns the expectation that any sources detect the fault: scans and readings are enough.
 fn always(delay: RangeInclusive<u64>) -> Option<(Certainty, RangeInclusive<u64>)> {
     Some((CERTAIN, delay))
 }
 
-/// Renews `a` every 10 s until 45 s; 30 s were left at 40 s.
+/// Renews `a` every 10 s until 45 s. At 40 s, 30 s were left.
 fn renewed_until_45_s(scenario: &mut Scenario) {
     scenario.take_and_renew("a", one());
     scenario.advance_to(45_000);
@@ -180,7 +181,7 @@ fn cases() -> Vec<Case> {
             problem: RenewalOverdue,
             before: |scenario| {
                 renewed_until_45_s(scenario);
-                // 13.5 s are left: half of the lease less a twentieth.
+                // At this point 13.5 s are left: half of the lease less a twentieth.
                 scenario.advance_to(56_500);
             },
             fault: NOTHING,
@@ -212,7 +213,7 @@ fn cases() -> Vec<Case> {
                 scenario.advance_to(75_000);
             },
             fault: |scenario| assert!(!scenario.release("a", one(), true)),
-            // Suspected since its lease expired.
+            // The problem is suspected since the lease expired.
             expected: |sources| Some((if sources.monitor { CERTAIN } else { SUSPECTED }, 0..=200)),
             observed_for: 10_000,
             repair: |scenario| scenario.skip(3_600_000),
@@ -242,7 +243,7 @@ fn cases() -> Vec<Case> {
                 scenario.delete("a");
                 scenario.advance_to(49_900);
             },
-            // Its next renewal finds nothing.
+            // The holder's next renewal finds nothing.
             fault: |scenario| scenario.advance(100),
             expected: |sources| sources.monitor.then_some((CERTAIN, 0..=200)),
             observed_for: 30_000,
@@ -404,7 +405,7 @@ fn each_problem_is_detected_by_every_sufficient_source_and_ends() {
     }
 }
 
-/// Twenty-five holds of a second are followed by one of over a minute.
+/// Twenty-five holds of a second are followed by one of more than a minute.
 #[test]
 fn a_hold_far_beyond_its_typical_duration_is_stuck() {
     for sources in EnabledSources::every().filter(|sources| sources.channels && sources.monitor) {

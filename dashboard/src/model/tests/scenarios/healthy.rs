@@ -1,4 +1,4 @@
-//! Healthy locks, which must raise no problem with any choice of sources.
+//! Tests of healthy locks, which must raise no problem with any choice of sources.
 
 use super::*;
 
@@ -94,7 +94,7 @@ fn a_reading_that_raced_a_release_raises_no_problem() {
             let by = holder(10 + n);
             scenario.take_and_renew("a", by);
             scenario.advance(21_000 + u64::from(n) * 100);
-            // A pass read it; the reply arrives after its release, or even after the next acquisition.
+            // A scan read the lock, and the reply arrives after the release, or even after the next acquisition.
             let (before, ms) = (scenario.reading("a"), scenario.now);
             scenario.advance(100);
             assert!(scenario.release("a", by, true));
@@ -170,7 +170,7 @@ fn a_failover_raises_no_problem() {
         scenario.leave_queue("b", holder(4));
         scenario.advance(60_000);
     });
-    // A renewal after that would show that the lock is lost, which would be a true problem.
+    // A renewal after that would show that the lock is lost, which would be a real problem.
     raises_nothing("nothing survives, and no client returns", |scenario| {
         scenario.take_and_renew("a", holder(1));
         assert!(scenario.take("c", holder(3), 600_000));
@@ -203,7 +203,7 @@ fn a_clock_off_by_a_minute_raises_no_problem() {
             scenario.advance(20_000);
             scenario.take_and_renew("a", holder(1));
             scenario.take_and_renew("b", holder(2));
-            // An entry whose deadline is shorter than the difference of the clocks.
+            // The deadlines of these entries are shorter than the difference between the clocks.
             for n in 10..16 {
                 scenario.enqueue_until("a", holder(n), scenario.clock() + 45_000);
                 scenario.advance(30_000);
@@ -214,7 +214,7 @@ fn a_clock_off_by_a_minute_raises_no_problem() {
             scenario.advance(60_000);
         });
     }
-    // The dashboard's own clock is set while it runs.
+    // The dashboard's own clock is set while the dashboard runs.
     raises_nothing("set by a minute meanwhile", |scenario| {
         scenario.take_and_renew("a", holder(1));
         scenario.enqueue("a", holder(2));

@@ -1,8 +1,9 @@
-//! A simulated Redis with its clients in logical time, observed by any combination of sources: the sources that each problem needs,
-//! the time to its detection and to its end, and the absence of problems in healthy locks.
+//! A simulated Redis with its clients in logical time, observed by any combination of sources. The tests check the
+//! sources that each problem needs, the time to its detection and to its end, and the absence of problems in healthy
+//! locks.
 //!
-//! Clients behave as Redisson's do. Each of their actions changes the keys, and reaches the model as the enabled sources would
-//! report it, at their own pace; keys are read when the model requests them.
+//! The clients behave like Redisson's. Each of their actions changes the keys, and reaches the model in the way and at
+//! the pace of the enabled sources. Keys are read when the model requests them.
 
 mod clients;
 mod crowd;
@@ -27,9 +28,9 @@ const MAIN: ScopeId = ScopeId(0);
 const STEP: u64 = 20;
 /// A watchdog's lease, in milliseconds.
 pub(super) const LEASE: u64 = 30_000;
-/// Clients from this number on are agents, which publish their holders.
+/// The number from which clients are agents, which publish their holders.
 pub(super) const AGENTS: u8 = 200;
-/// The offset of the steady clock from the simulated time, so that mixing them up fails.
+/// The offset of the steady clock from the simulated time, so that confusing them fails.
 const WALL: u64 = 1_000_000;
 
 /// The enabled sources, in addition to scans and readings, which are always on.
@@ -59,11 +60,11 @@ impl EnabledSources {
 #[derive(Debug, Clone, Default)]
 struct Key {
     hash: LockHash,
-    /// The expiry; none: it does not expire.
+    /// The instant at which the key expires, or `None`.
     ends: Option<u64>,
 }
 
-/// A client's thread that renews a lock each third of its lease.
+/// A client's thread that renews a lock every third of its lease.
 #[derive(Debug, Clone)]
 struct Watchdog {
     lock: &'static str,
@@ -86,7 +87,7 @@ struct SleepingWaiter {
 pub(super) struct ProblemChange {
     pub(super) ms: u64,
     pub(super) problem: ProblemKind,
-    /// None: it ended.
+    /// The certainty, or `None` if the problem ended.
     pub(super) certainty: Option<Certainty>,
 }
 
@@ -110,7 +111,7 @@ pub(super) struct Scenario {
     markers: BTreeMap<(&'static str, HolderId), u64>,
     watchdogs: Vec<Watchdog>,
     sleepers: Vec<SleepingWaiter>,
-    /// Clients that are gone, and have no connection left.
+    /// The clients that are gone, and have no connection left.
     gone: HashSet<ClientId>,
     /// Agents that do not publish themselves, and holders that their agents do not publish.
     silent_agents: HashSet<ClientId>,
@@ -128,13 +129,13 @@ pub(super) struct Scenario {
     outputs: Vec<String>,
 }
 
-/// A client's number: its id begins with it.
+/// Returns a client's number, with which its id begins.
 fn number(client: ClientId) -> u8 {
     let text = client.to_string();
     text.get(..2).and_then(|digits| u8::from_str_radix(digits, 16).ok()).unwrap()
 }
 
-/// The address of a client's host.
+/// Returns the address of a client's host.
 fn address(client: ClientId) -> IpAddr {
     IpAddr::from([10, 0, 0, number(client)])
 }
@@ -191,7 +192,7 @@ impl Scenario {
         self.model.observe(MAIN, observation);
     }
 
-    /// Advances the time by this many milliseconds.
+    /// Advances the time by this number of milliseconds.
     pub(super) fn advance(&mut self, ms: u64) {
         self.advance_to(self.now + ms);
     }
@@ -213,7 +214,7 @@ impl Scenario {
         }
     }
 
-    /// Skips this many milliseconds without any observation, as when the machine sleeps.
+    /// Skips this number of milliseconds without any observation, as if the machine slept.
     pub(super) fn skip(&mut self, ms: u64) {
         self.now += ms;
     }

@@ -1,4 +1,4 @@
-//! The model is deterministic: equal input leads to equal output.
+//! Tests that the model is deterministic: equal input leads to equal output.
 
 use super::*;
 
@@ -34,7 +34,7 @@ fn a_replay_of_the_input_gives_the_same_output() {
             scenario.take_and_renew(lock, holder(n));
         }
         scenario.advance(25_000);
-        // Cycles, waiters, a dead client, a leak and a restart: each changes several locks at once.
+        // These are cycles, waiters, a dead client, a leak and a restart. Each changes several locks at once.
         for (n, lock) in (1..).zip(LOCKS) {
             scenario.enqueue(lock, holder(n % 6 + 1));
             scenario.wait_for(lock, holder(10 + n));

@@ -115,7 +115,7 @@ impl Scenario {
         self.observe(Observation::Read { name: name(lock), stamp, source, reading });
     }
 
-    /// Returns the result of a reading now.
+    /// Returns the result of a reading at the current time.
     pub(super) fn reading(&self, lock: &str) -> Reading {
         let queue = self.queues.get(lock).map(|places| Queue {
             len: places.len() as u64,
@@ -153,7 +153,7 @@ impl Scenario {
         if !self.sources.monitor || self.down {
             return;
         }
-        // MONITOR does not show the end of a lease, so the last holder may still have the lock.
+        // MONITOR does not show the end of a lease, so the last holder may still hold the lock.
         let certainty = match what {
             monitor::Action::ReleaseFoundNothing => monitor::Certainty::Likely,
             _ => monitor::Certainty::Certain,
