@@ -12,15 +12,15 @@ use crate::model::types::{Queue, Since, Source, Stamp};
 
 /// The most waiters of one lock that are known by name.
 const MAX_WAITERS: usize = 128;
-/// The most agents of which the waiters of one lock are known.
+/// The most agents whose waiters for one lock are known.
 const MAX_AGENTS: usize = 256;
-/// The time within which a waiter that was dropped from the queue returns if it has waited all along: once its deadline
-/// has passed it needs another attempt to queue again.
+/// The time within which a waiter that was dropped from the queue returns if it is still waiting: once its deadline has
+/// passed, it needs another attempt to queue again.
 const RETURN_WINDOW: Duration = Duration::from_secs(5);
-/// The time within which a waiter that does not listen for the release tries again, as for a spin lock. One that tries less often
-/// does not wait in between.
+/// The time within which a waiter that does not listen for the release tries again, like that of a spin lock. A client
+/// that tries less often does not wait in between.
 const RETRY_WINDOW: Duration = Duration::from_secs(2);
-/// The uncertainty up to which a wait's beginning counts as exact.
+/// The largest uncertainty at which a wait's beginning counts as exact.
 const EXACT: Duration = Duration::from_secs(1);
 
 /// A waiter known by name.
@@ -31,18 +31,19 @@ pub struct Waiter {
     pub since: Since,
     /// The latest instant at which the wait can have begun.
     pub from: Moment,
-    /// The last instant at which it was seen to wait.
+    /// The last instant at which the waiter was seen waiting.
     pub seen: Moment,
-    /// Attempts seen so far; none if attempts cannot be seen.
+    /// The number of attempts seen so far, or `None` if attempts cannot be seen.
     pub attempts: Option<u32>,
     pub source: Source,
-    /// The instant from which it counts as having given up unless it is seen again; none: as long as its queue entry lasts.
+    /// The instant from which the waiter counts as having given up unless it is seen again, or `None` as long as its
+    /// queue entry lasts.
     pub until: Option<Moment>,
-    /// Its entry's deadline has passed: it is dead, or has to queue again.
+    /// True if the deadline of its entry has passed: it is dead, or has to queue again.
     pub overdue: bool,
-    /// Its client is gone: nobody will claim its turn.
+    /// True if its client is gone, so that nobody will claim its turn.
     pub gone: bool,
-    /// It waits now; otherwise it is retained in case it returns.
+    /// True if it waits now. Otherwise it is retained in case it returns.
     pub present: bool,
 }
 
@@ -54,8 +55,8 @@ impl Waiter {
     }
 }
 
-/// Returns whether the hold is what the waiter waited for. An agent does not publish which side its waiters wait for, and the
-/// owner of the write side never waits for the read side.
+/// Returns whether the waiter has waited for this hold. An agent does not publish the side for which its waiters wait,
+/// and the owner of the write side never waits for the read side.
 #[must_use]
 pub fn is_granted(waiter: &HolderId, hold: &HolderId) -> bool {
     waiter == hold || HolderId { write: true, ..*waiter } == *hold
@@ -86,10 +87,10 @@ pub struct Waiting {
     pub subscribers: Option<Subscribers>,
     /// True once the subscribers have been counted.
     counted: bool,
-    /// The instant of the latest count that found any.
+    /// The instant of the latest count that was not zero.
     listened: Option<Moment>,
     agents: Vec<AtAgent>,
-    /// Waiters that have left or stopped retrying, until they are taken.
+    /// The waiters that have left or stopped retrying, until they are taken.
     given_up: Vec<Waiter>,
 }
 
@@ -99,7 +100,7 @@ impl Waiting {
         self.waiters.iter().filter(|waiter| waiter.present)
     }
 
-    /// Returns whether no waiter is known, so that this can be dropped.
+    /// Returns whether no waiter is known, so that this value can be dropped.
     #[must_use]
     pub fn is_empty(&self) -> bool {
         self.queue.is_none()
@@ -117,12 +118,12 @@ impl Waiting {
             || self.waiters().next().is_some()
     }
 
-    /// Returns the least number of waiters.
+    /// Returns the minimum number of waiters.
     #[must_use]
     pub fn at_least(&self) -> u64 {
         let known = self.at_agents().saturating_add(self.elsewhere());
         match &self.queue {
-            // Only the first of a long queue are known by name.
+            // Only the first waiters of a long queue are known by name.
             Some(queue) if !queue.is_fully_read() => {
                 known.max(queue.len.saturating_sub(queue.passed))
             }
@@ -135,8 +136,8 @@ impl Waiting {
         self.agents.iter().fold(0, |sum, at| at.count.saturating_add(sum))
     }
 
-    /// Returns the least number of waiters that are not at one of these agents. An agent listens at most once for all of its
-    /// waiters.
+    /// Returns the minimum number of waiters that are not at one of these agents. An agent listens at most once for all
+    /// of its waiters.
     fn elsewhere(&self) -> u64 {
         let elsewhere = |waiter: &&Waiter| {
             waiter.is_live() && !self.agents.iter().any(|at| at.agent == waiter.id.client)
@@ -202,8 +203,8 @@ impl Waiting {
         changed
     }
 
-    /// Applies a reading of the queue. `clock` is the server's, in milliseconds since 1970; `window` the time since the last
-    /// reading, if any. Returns true if anything changed.
+    /// Applies a reading of the queue. `clock` is the server's clock in milliseconds since 1970, and `window` the time
+    /// since the last reading, if any. Returns true if anything changed.
     pub fn read_queue(
         &mut self,
         stamp: Stamp,
@@ -220,7 +221,7 @@ impl Waiting {
             let overdue = entry.deadline.is_some_and(|deadline| deadline <= clock);
             if let Some(known) = self.waiters.iter_mut().find(|waiter| waiter.id == entry.id) {
                 changed |= known.overdue != overdue;
-                // Its queue entry shows more than its attempts do.
+                // The waiter's queue entry shows more than its attempts do.
                 (known.source, known.until) = (Source::Poll, None);
                 (known.seen, known.present, known.overdue) =
                     (stamp.received.moment(), true, overdue);
@@ -270,8 +271,8 @@ impl Waiting {
         self.waiters().find(|waiter| waiter.id == head.id && !waiter.is_live()).copied()
     }
 
-    /// Applies an attempt to acquire or to queue; its author sleeps until `until` at the latest. It counts as a waiter from
-    /// the second attempt, since the first may be the only one. Returns true if anything changed.
+    /// Applies an attempt to acquire the lock or to queue. Its client sleeps until `until` at the latest. It counts as
+    /// a waiter from the second attempt, since the first may be the only one. Returns true if anything changed.
     pub fn attempt(&mut self, id: HolderId, at: Time, until: Option<Moment>) -> bool {
         let (at, steady) = (at.moment(), at.steady());
         let unheard = self.subscribers.is_none();
@@ -303,7 +304,7 @@ impl Waiting {
         false
     }
 
-    /// Returns the instant of the latest attempt seen of a waiter.
+    /// Returns the instant of a waiter's latest attempt that was seen.
     #[must_use]
     pub fn last_attempt(&self, id: &HolderId) -> Option<Moment> {
         let waiter = self.waiters.iter().find(|waiter| waiter.id == *id)?;
@@ -351,8 +352,8 @@ impl Waiting {
         gone
     }
 
-    /// Returns the latest sign that a waiter still listens, and the time for which it may have stopped waiting unnoticed: only
-    /// its attempts have shown it.
+    /// Returns the latest sign that a waiter still listens, and the time for which it may have stopped waiting
+    /// unnoticed, since only its attempts have shown it.
     #[must_use]
     pub fn signs_of(&self, waiter: &Waiter) -> (Option<Moment>, Option<Duration>) {
         match waiter.source {
@@ -376,8 +377,8 @@ impl Waiting {
         over.map(|waiter| Waiter { seen: at.moment(), ..waiter }).collect()
     }
 
-    /// Applies a count of the channel's subscribers. Without any, waiters that only their attempts have shown are gone unless
-    /// they keep trying. Returns true if anything changed.
+    /// Applies a count of the channel's subscribers. If there are none, waiters that only their attempts have shown are
+    /// gone unless they keep trying. Returns true if anything changed.
     pub fn count(&mut self, count: u64, at: Time) -> bool {
         let before = (self.counted, self.subscribers.map_or(0, |subscribers| subscribers.count));
         self.counted = true;
@@ -498,7 +499,7 @@ mod tests {
         let one = *waiting.waiters().next().unwrap();
         assert_eq!((one.since.at, one.from), (SteadyMillis(5_000), Moment::from_micros(5_000_000)));
         assert!(!tell(&mut waiting, 1, 10, &[1, 2]), "nothing new");
-        // The agent's own connection, and then somebody else's.
+        // The first subscriber is the agent's connection, and the others belong to other clients.
         waiting.count(1, at);
         assert_eq!((waiting.at_least(), waiting.is_exact()), (10, true));
         waiting.count(3, at);
@@ -507,7 +508,7 @@ mod tests {
         assert_eq!((waiting.at_least(), waiting.is_exact()), (16, false));
         waiting.count(2, at);
         assert_eq!((waiting.at_least(), waiting.is_exact()), (15, true));
-        // MONITOR shows a thread that is at no agent.
+        // MONITOR shows a thread that does not use an agent.
         for _ in 0..2 {
             waiting.attempt(id(4), at, None);
         }

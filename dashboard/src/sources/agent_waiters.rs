@@ -1,4 +1,4 @@
-//! The locks that workers of agents wait for, as each agent publishes them in one value.
+//! The locks that workers of agents wait for. Each agent publishes them in one value.
 
 use std::collections::{BTreeSet, HashMap, HashSet, VecDeque};
 use std::sync::{Arc, Mutex, MutexGuard, PoisonError};
@@ -19,9 +19,9 @@ use crate::model::types::{AgentWaiters, AwaitedLock};
 
 /// The most agents of one database that are known by name.
 const MAX_AGENTS: usize = 2_000;
-/// The most agents that are read in one round; the others follow in the next ones.
+/// The most agents that are read in one round. The others follow in the next rounds.
 const AGENTS: usize = 250;
-/// Values in one pipeline.
+/// The number of values in one pipeline.
 const VALUES: usize = 32;
 /// The longest value that is read, bytes.
 const MAX_VALUE: usize = 64 * 1024;
@@ -31,11 +31,11 @@ const MAX_NAMED: usize = 16;
 /// The most waiters of one lock at one agent.
 const MAX_COUNT: u64 = 1_000_000;
 
-/// The agents that scans have found, by database. Cheap to clone; clones share them.
+/// The agents that scans have found, by database. Cheap to clone, and clones share them.
 #[derive(Debug, Clone, Default)]
 pub struct KnownAgents(Arc<Mutex<ByDatabase>>);
 
-/// Agents by deployment and database, the oldest first.
+/// The agents by deployment and database, oldest first.
 type ByDatabase = HashMap<(Arc<str>, u32), VecDeque<ClientId>>;
 
 impl KnownAgents {
@@ -43,7 +43,7 @@ impl KnownAgents {
         self.0.lock().unwrap_or_else(PoisonError::into_inner)
     }
 
-    /// Adds an agent. The oldest one makes room.
+    /// Adds an agent. If there are too many, it replaces the oldest.
     pub(super) fn add(&self, scope: &Scope, agent: ClientId) {
         let mut known = self.lock();
         let known = known.entry((Arc::clone(&scope.deployment), scope.db)).or_default();
@@ -67,13 +67,13 @@ impl KnownAgents {
 pub(super) struct WaiterReader {
     /// The agents that had waiters in the last round.
     waiting: BTreeSet<ClientId>,
-    /// The last of the others that was read.
+    /// The last of the other agents that was read.
     after: Option<ClientId>,
 }
 
 impl WaiterReader {
-    /// Reads the values of some agents. `holders`: agents of known holders and waiters. Returns the lists of those that have
-    /// waiters, or had some in the last round; or Redis' refusal.
+    /// Reads the values of some agents. `holders` are the agents of known holders and waiters. Returns the lists of the
+    /// agents that have waiters, or had some in the last round, or Redis' refusal.
     pub(super) async fn read(
         &mut self,
         scope: &Scope,
@@ -118,7 +118,7 @@ impl WaiterReader {
 }
 
 impl Registry {
-    /// Reads the values of these agents. The inner error is Redis' refusal.
+    /// Reads the values of these agents. The inner error is a refusal of Redis.
     async fn waiters(
         &self,
         agents: &[ClientId],
@@ -182,7 +182,7 @@ impl Registry {
     }
 }
 
-/// The value as it is in Redis. Anybody who can write there may have written it.
+/// The value as it is stored in Redis. Anybody who can write there may have written it.
 #[derive(Debug, Default, Deserialize)]
 #[serde(default)]
 struct Published {
@@ -205,7 +205,7 @@ enum Name {
     Bytes(Vec<u8>),
 }
 
-/// Returns the locks in a value, within bounds; none if it is malformed.
+/// Returns the locks in a value, within bounds, or none if it is malformed.
 fn awaited(agent: &ClientId, value: &[u8]) -> Vec<AwaitedLock> {
     let published: Published = serde_json::from_slice(value).unwrap_or_default();
     let mut seen = HashSet::new();

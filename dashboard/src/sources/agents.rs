@@ -13,12 +13,12 @@ use super::scope::Scope;
 use crate::model::actor::{Hub, ModelHandle};
 use crate::model::types::{LockView, Observation, Walk};
 
-/// About the most holders and waiters that are looked up in one round; the others follow in the next ones.
+/// The approximate number of holders and waiters that are looked up in one round. The others follow in the next rounds.
 const HOLDERS: usize = 1_000;
-/// The most locks that are looked at in one round, besides those that have changed; a walk through all of them goes on in the
-/// next one.
+/// The most locks that are looked at in one round, in addition to those that have changed. A walk through all of them
+/// continues in the next round.
 const VISITED: usize = 20_000;
-/// The most holders that wait for their first identity; the walk finds the others later.
+/// The most holders that wait for their first identity. The walk finds the others later.
 const MAX_UNIDENTIFIED: usize = 10_000;
 /// A reader of the registry entries of known holders.
 #[derive(Debug)]
@@ -33,7 +33,7 @@ pub(super) struct Agents {
     /// Holders without an identity yet, and the last one that was looked up.
     unidentified: BTreeSet<Lookup>,
     after: Option<Lookup>,
-    /// The agents that hold or wait for locks, by the latest walk through all locks and the one before.
+    /// The agents that hold or wait for locks, from the latest walk through all locks and the one before.
     active: [HashSet<ClientId>; 2],
     known: KnownAgents,
     waiters: WaiterReader,
@@ -63,7 +63,7 @@ impl Agents {
         }
     }
 
-    /// Looks up some of the holders. Returns the error if Redis refuses that.
+    /// Looks up some of the holders. Returns the error if Redis refuses the lookup.
     pub(super) async fn look_up(&mut self) -> Result<Option<ServerError>, CallError> {
         let lookups = self.choose();
         if lookups.is_empty() {
@@ -78,7 +78,7 @@ impl Agents {
         }
     }
 
-    /// Reads which locks the workers of agents wait for. Returns the error if Redis refuses that.
+    /// Reads the locks that the workers of agents wait for. Returns the error if Redis refuses the read.
     pub(super) async fn read_waiters(&mut self) -> Result<Option<ServerError>, CallError> {
         let agents = self.active.iter().flatten().copied().collect();
         match self.waiters.read(&self.scope, &self.registry, &self.known, agents).await? {
@@ -92,7 +92,7 @@ impl Agents {
         }
     }
 
-    /// Chooses the holders of this round; at least half of them without an identity yet, if there are enough.
+    /// Chooses the holders of this round. At least half of them have no identity yet, if there are enough such holders.
     fn choose(&mut self) -> Vec<Lookup> {
         let snapshot = self.hub.snapshot();
         self.unidentified.retain(|(id, name)| {
@@ -129,7 +129,7 @@ impl Agents {
         if !self.scope.has(lock) {
             return Vec::new();
         }
-        // Its workers may wait for locks on other nodes of a cluster.
+        // The agent's workers may wait for locks on other nodes of a cluster.
         self.active[0].extend(of_agents(lock).map(|(id, _)| id.client));
         if !self.registry.share.has(&lock.id.name) || lock.is_unknown() {
             return Vec::new();

@@ -1,5 +1,5 @@
-//! Redisson's release messages: each reports that a lock is free at this moment, or was. In a cluster they may also arrive on
-//! sharded channels.
+//! Redisson's release messages. Each reports that a lock is free at this moment, or was. In a cluster they may also
+//! arrive on sharded channels.
 
 use std::collections::HashSet;
 use std::sync::Arc;
@@ -21,12 +21,12 @@ use crate::model::types::Observation;
 use crate::redis::subscriber_options;
 use crate::sources::view::SourceState;
 
-/// The most events handled at once; several messages on one channel among them count as one.
+/// The most events that are handled at once. Several messages on one channel among them count as one.
 const AT_ONCE: usize = 256;
-/// The interval at which success is reported without any messages.
+/// The interval at which success is reported if there are no messages.
 const QUIET: Duration = Duration::from_secs(2);
 
-/// The release messages of one server. Pub/sub has no databases: the model finds out which one a message is about.
+/// The release messages of one server. Pub/sub has no databases, so the model finds out to which one a message belongs.
 #[derive(Debug)]
 pub struct Channels {
     scopes: Vec<Scope>,
@@ -38,7 +38,7 @@ pub struct Channels {
     shards: Shards,
     share: SlotShare,
     up: bool,
-    /// The patterns are to be subscribed.
+    /// True if the patterns are to be subscribed.
     receives_all: bool,
     link: Link,
     hub: Arc<Hub>,
@@ -50,7 +50,8 @@ fn patterns() -> [Vec<u8>; 2] {
 }
 
 impl Channels {
-    /// Starts to subscribe. `link` is a connection to the server, `shards` its sharded channels, `share` its locks.
+    /// Starts to subscribe. `link` is a connection to the server, `shards` are its sharded channels, and `share` is its
+    /// share of the locks.
     #[must_use]
     pub fn start(
         endpoint: Endpoint,
@@ -103,7 +104,7 @@ impl Channels {
             let mut reported = HashSet::new();
             for event in events.drain(..) {
                 match event {
-                    // A repetition of the message before it.
+                    // The message repeats the one before it.
                     PubSubEvent::Message { payload, .. }
                         if payload == keys::WRITE_RELEASED_AGAIN => {}
                     PubSubEvent::Message { channel, .. } => {
@@ -121,7 +122,7 @@ impl Channels {
         }
     }
 
-    /// Subscribes to the patterns on one node of a cluster, since messages reach every node.
+    /// Subscribes to the patterns on only one node of a cluster, since messages reach every node.
     fn choose_patterns(&mut self) {
         let wanted = self.share.receives_all();
         if std::mem::replace(&mut self.receives_all, wanted) == wanted {
@@ -183,7 +184,8 @@ impl Channels {
                 }
             }
             PubSubEvent::Refused { channel, .. } if !patterns().contains(&channel) => {
-                // A sharded channel of a slot that another server has, or that the account may not subscribe to.
+                // The slot of the sharded channel is on another server, or the account may not subscribe to the
+                // channel.
                 tracing::debug!(channel = %String::from_utf8_lossy(&channel), "cannot subscribe to a sharded channel");
             }
             PubSubEvent::Refused { channel, reason } => {

@@ -1,12 +1,13 @@
-//! The choice of the locks that a source follows one by one: a bounded number, the same ones for as long as possible.
+//! The choice of the locks that a source follows individually: a bounded number, and the same ones for as long as
+//! possible.
 
 use std::collections::HashSet;
 use std::sync::Arc;
 
 use crate::model::types::{LockId, LockView, Snapshot, Walk};
 
-/// The most locks that are looked at in one round, besides those with problems or waiters. With more, a round goes on where
-/// the last one stopped.
+/// The most locks that are looked at in one round, in addition to those with problems or waiters. If there are more, a
+/// round continues where the last one stopped.
 const VISITED: usize = 20_000;
 
 /// The locks chosen so far.

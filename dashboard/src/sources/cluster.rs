@@ -23,7 +23,7 @@ use crate::config;
 use crate::model::types::{Observation, ScopeId, SlotAssignment};
 use crate::redis::{TIMEOUT, resolver_options};
 
-/// The most masters that are watched: each has its own connections and metrics.
+/// The most masters that are watched, since each has separate connections and metrics.
 const MAX_MASTERS: usize = 64;
 /// The interval at which their connections are checked.
 const CHECK_INTERVAL: Duration = Duration::from_secs(1);
@@ -52,7 +52,7 @@ struct Node {
 }
 
 impl Follower {
-    /// Starts to query the configured nodes. Returns none if the deployment is not a cluster.
+    /// Starts to query the configured nodes. Returns `None` if the deployment is not a cluster.
     pub(super) fn new(
         shared: &Shared,
         deployment: &config::Deployment,
@@ -125,7 +125,7 @@ impl Follower {
         if masters.is_empty() {
             return;
         }
-        // Before its nodes are added: it may have the name of one of them.
+        // The entry is removed before the nodes are added, since one of them may have the same name.
         if let Some((named, _)) = self.unknown.take() {
             self.shared.sources.remove(&self.deployment, &named);
         }
@@ -169,7 +169,7 @@ impl Follower {
         self.shared.sources.set_cluster(&self.deployment, problem);
     }
 
-    /// Chooses the node that receives the messages that reach all nodes, and refreshes the slots if a node is down.
+    /// Chooses the node that receives the messages sent to all nodes, and refreshes the slots if a node is down.
     fn check_nodes(&self) {
         let is_up = |node: &Node| matches!(node.link.state().borrow().status, LinkStatus::Up(_));
         let listener =
@@ -196,7 +196,7 @@ impl Follower {
             dbs: vec![(scope, batches)],
             share: SlotShare::Node(Arc::clone(&self.nodes), address.clone()),
             stop: stop.clone(),
-            // The locks of a node that joins later come from the others, which have been scanned.
+            // The locks of a node that joins later come from the other nodes, which have been scanned.
             first: !self.shared.sources.is_scanned(&self.deployment),
         };
         let Some((link, tasks)) = self.shared.start(server) else { return };
@@ -209,7 +209,7 @@ impl Follower {
         let Some(Node { scope, tasks, stop, .. }) = self.running.remove(address) else { return };
         drop(stop);
         for task in tasks {
-            // A task that panicked has ended too.
+            // A task that panicked has ended as well.
             drop(task.await);
         }
         self.shared.model.leave(scope).await;

@@ -1,4 +1,4 @@
-//! Connections of sources: starting, waiting, and reporting their loss.
+//! Connections of sources: starting them, waiting for them, and reporting their loss.
 
 use std::sync::Arc;
 use std::time::Duration;
@@ -12,15 +12,15 @@ use super::status::SourceStatus;
 use super::view::SourceState;
 use crate::redis::link_options;
 
-/// The pause before a retry of something that was refused or failed.
+/// The pause before a retry of a call that was refused or failed.
 pub(super) const RETRY_AFTER: Duration = Duration::from_secs(5);
 
-/// Starts a connection that reads.
+/// Starts a connection for reading.
 pub(super) fn link(endpoint: Endpoint, shutdown: &Shutdown) -> Link {
     Link::start(endpoint, link_options(), shutdown)
 }
 
-/// Reports the failure of a source, and waits where an immediate retry is pointless.
+/// Reports the failure of a source, and waits if an immediate retry is pointless.
 pub(super) async fn report_failure(status: &SourceStatus, link: &Link, error: &ReadError) {
     let state = match error {
         ReadError::Call(CallError::Refused(refused)) if !refused.is_transient() => {
@@ -31,15 +31,15 @@ pub(super) async fn report_failure(status: &SourceStatus, link: &Link, error: &R
     };
     status.set(state, error.to_string());
     if let ReadError::Call(CallError::Unsent { .. } | CallError::Lost { .. }) = error {
-        // The link reconnects; if the server is back already, this returns at once.
+        // The link reconnects. If the server is already back, this returns at once.
         link.up().await;
     } else {
         tokio::time::sleep(RETRY_AFTER).await;
     }
 }
 
-/// Waits for the connection, and reports the source as down meanwhile: if the server is lost just as a pause ends, nothing
-/// else reports it. Returns none once the connection has been given up.
+/// Waits for the connection, and reports the source as down in the meantime: if the server is lost just as a pause
+/// ends, nothing else reports it. Returns `None` once the connection has been given up.
 pub(super) async fn wait_until_up(link: &Link, status: &SourceStatus) -> Option<Arc<ServerInfo>> {
     let report = async {
         let mut state = link.state();

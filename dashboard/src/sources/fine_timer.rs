@@ -1,5 +1,5 @@
-//! Pauses below a millisecond, which the runtime's timer does not support; a scan of a million keys needs ten thousand of
-//! them.
+//! Pauses shorter than a millisecond, which the runtime's timer does not support. A scan of a million keys needs ten
+//! thousand of them.
 
 use std::time::Duration;
 
@@ -10,8 +10,8 @@ use rustix::time::{
 use tokio::io::AsyncReadExt as _;
 use tokio::net::unix::pipe::Receiver;
 
-/// A timer of the kernel, which is read like a pipe: eight bytes each time it expires. If the kernel has none left, the
-/// runtime's timer replaces it.
+/// A timer of the kernel, which is read like a pipe and yields eight bytes each time it expires. If the kernel has none
+/// left, the runtime's timer replaces it.
 #[derive(Debug)]
 pub(super) struct FineTimer(Option<Receiver>);
 
@@ -24,7 +24,7 @@ impl FineTimer {
         Self(timer.and_then(|timer| Receiver::from_owned_fd_unchecked(timer).ok()))
     }
 
-    /// Sleeps for at least this time, and some microseconds more.
+    /// Sleeps for at least this time, and up to some microseconds longer.
     pub(super) async fn sleep(&mut self, duration: Duration) {
         if duration.is_zero() {
             return;

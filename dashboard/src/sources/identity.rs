@@ -1,4 +1,4 @@
-//! The clients that are connected to the server, listed within bounds, since each of them costs the server time.
+//! The clients that are connected to the server. The list is bounded, since each client in it costs the server time.
 //!
 //! MONITOR shows the address of a holder's client; this source checks whether any client is still connected from there. It also
 //! reads the holder registry, in which agents publish their holders.
@@ -24,9 +24,9 @@ use crate::model::types::{Connections, Observation};
 use crate::sources::view::SourceState;
 
 const INTERVAL: Duration = Duration::from_secs(15);
-/// The interval at which the holder registry is read; agents write it about as often.
+/// The interval at which the holder registry is read. Agents write it about as often.
 const AGENTS_INTERVAL: Duration = Duration::from_secs(2);
-/// The most clients that are listed: a thousand take the server two milliseconds.
+/// The most clients that are listed. Listing a thousand takes the server two milliseconds.
 const MAX_CLIENTS: u64 = 1_000;
 
 /// The identity source of one server.
@@ -80,7 +80,7 @@ impl Identity {
                 ),
             ),
             Ok(Some(connections)) => {
-                // A client that is connected only to another node is alive as well.
+                // A client that is only connected to another node is alive too.
                 let Some(connections) = self.share.connected(connections) else {
                     return (SourceState::On, String::new());
                 };
@@ -113,7 +113,7 @@ impl Identity {
                 Err(error) => tracing::debug!(%error, "holder registry not read"),
             }
             match agents.read_waiters().await {
-                // Without the rest of the registry this is no news.
+                // If the rest of the registry is not readable either, this is already reported.
                 Ok(Some(refused)) if denied.is_none() => {
                     denied = Some(format!("the waiters of the agents are not read: {refused}"));
                 }
@@ -124,7 +124,7 @@ impl Identity {
         denied
     }
 
-    /// Returns the connections of all clients; none if there are too many to list.
+    /// Returns the connections of all clients, or `None` if there are too many to list.
     async fn connections(&self) -> Result<Option<Connections>, CallError> {
         let mut info = cmd("INFO");
         info.arg("clients");
@@ -143,8 +143,8 @@ impl Identity {
     }
 }
 
-/// Returns the connections in a list of clients, one a line. Names cannot contain blanks, so none can pass for another
-/// field.
+/// Returns the connections in a list of clients with one client on each line. Names cannot contain blanks, so none can
+/// be mistaken for another field.
 fn connections(list: &str) -> Connections {
     let mut connections = Connections::default();
     for line in list.lines() {

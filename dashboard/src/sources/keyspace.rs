@@ -1,6 +1,6 @@
-//! Keyspace notifications, if the server's operator has enabled them (`notify-keyspace-events`): a known lock is read as soon
-//! as it changes, and a hold whose key expires is known to have expired. The dashboard never enables them, since they cost
-//! the server something for every write.
+//! Keyspace notifications, if the server's operator has enabled them (`notify-keyspace-events`). A known lock is then
+//! read as soon as it changes, and a hold whose key expires is known to have expired. The dashboard never enables them,
+//! since they cost the server time for every write.
 
 use std::collections::{HashMap, HashSet};
 use std::sync::Arc;
@@ -24,19 +24,19 @@ use crate::model::types::{LockView, Observation};
 use crate::redis::subscriber_options;
 use crate::sources::view::SourceState;
 
-/// The most locks of one server with their own subscriptions.
+/// The most locks of one server that have a separate subscription.
 const MAX_LOCKS: usize = 1_000;
 /// The interval at which these locks are chosen.
 const INTERVAL: Duration = Duration::from_secs(2);
 /// The interval at which the server's setting is read.
 const SETTING_INTERVAL: Duration = Duration::from_secs(60);
-/// The interval after a refusal: each one adds to the server's log.
+/// The interval after a refusal, since each refusal adds to the server's log.
 const REFUSED_INTERVAL: Duration = Duration::from_secs(1_800);
 /// The events in one round above which subscriptions are suspended: a thousand a second.
 const MAX_EVENTS: u32 = 2_000;
 /// The time without subscriptions after too many events.
 const SUSPENSION: Duration = Duration::from_secs(60);
-/// The most events handled at once; several on one key among them count as one.
+/// The most events that are handled at once. Several on one key among them count as one.
 const AT_ONCE: usize = 256;
 
 /// The notifications that the server sends.
@@ -225,7 +225,7 @@ impl Keyspace {
         self.status.succeeded();
     }
 
-    /// Returns the server's setting, at most a while old.
+    /// Returns the server's setting, which may be slightly out of date.
     async fn notifications(
         &mut self,
         now: Instant,

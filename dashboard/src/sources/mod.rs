@@ -1,9 +1,9 @@
-//! Sources: passes over all keys, release messages, keyspace notifications, reads of known locks, counts of subscribers,
-//! client lists, the holder registry, and MONITOR.
+//! The sources: scans of all keys, release messages, keyspace notifications, reads of known locks, counts of
+//! subscribers, client lists, the holder registry, and MONITOR.
 //!
-//! Each database has a connection for scanning and one for reading known locks. Each server has one for release messages, one
-//! for notifications, one for MONITOR, and one that judges whether MONITOR may be on. All of them are called
-//! `lockscope-dashboard`. In a cluster each master has what a single server has otherwise, see [`cluster`].
+//! Each database has a connection for scanning and one for reading known locks. Each server has one for release
+//! messages, one for notifications, one for MONITOR, and one for judging whether MONITOR may be on. All of them have
+//! the name `lockscope-dashboard`. In a cluster, each master has the connections of a single server, see [`cluster`].
 //!
 //! Their account needs to read keys (`%R~*`, or the patterns of the locks it may see), to subscribe to
 //! `redisson_lock__channel:*` and `redisson_rwlock:*`, and these commands:
@@ -61,7 +61,8 @@ use server::{Shared, WatchedServer, spawn};
 use slot_share::SlotShare;
 use status::Sources;
 
-/// Starts every source of every deployment. `batches` are the model's read requests, a queue for each scope of the settings.
+/// Starts every source of every deployment. `batches` are the model's read requests, with a queue for each scope of the
+/// settings.
 #[must_use]
 pub fn start(
     config: &Config,

@@ -1,10 +1,11 @@
 //! The pace of a scan, slow enough to leave other clients unaffected.
 //!
-//! A call begins at least three round trips after the beginning of the last one, and so late that the server spends at most a
-//! tenth of its time on these calls. In the first pass, for which users may be waiting, it is one round trip and a quarter of
-//! its time. The cost of a call is measured by the server's own clock, read before and after it in the same pipeline; if the
-//! account may not read it, by the round trip less that of a PING. The server is pinged before each call: if that shows that
-//! others are slowed down, calls become rarer.
+//! A call begins at least three round trips after the beginning of the last one, and so late that the server spends at
+//! most a tenth of its time on these calls. In the first scan, for which users may be waiting, it is one round trip and
+//! a quarter of the server's time. The cost of a call is measured by the server's own clock, which is read before and
+//! after it in the same pipeline. If the account may not read the clock, the cost is the round trip less that of a
+//! PING. The server is pinged before each call. If the PINGs show that other clients are slowed down, calls become
+//! rarer.
 
 use std::collections::VecDeque;
 use std::time::Duration;
@@ -16,28 +17,28 @@ use tokio::time::Instant;
 use super::fine_timer::FineTimer;
 use super::read::{CallSize, Caller, ServerFacts, clock_micros, pipeline};
 
-/// PINGs in one judgement.
+/// The number of PINGs in one judgement.
 const WINDOW: usize = 64;
-/// The calls from which the cost on a server without a readable clock is estimated. A quick one of them counts: the others
-/// were delayed by something else than their cost.
+/// The number of calls from which the cost is estimated if the server's clock is not readable. A quick one of them
+/// counts, since the others were delayed by something other than their cost.
 const CALLS: usize = 15;
 /// The number of PINGs that may be slow for other reasons.
 const OUTLIERS: usize = 3;
 /// The validity of the PING times that were measured between scans.
 const BASELINE_VALIDITY: Duration = Duration::from_secs(30);
-/// The time between two PINGs of that kind.
+/// The time between two PINGs of that measurement.
 const PING_INTERVAL: Duration = Duration::from_millis(1);
 /// The time that the slowest PING may take beyond twice the baseline.
 const GRACE: Duration = Duration::from_micros(50);
-/// The least round trip to a server that is distant.
+/// The shortest round trip to a distant server.
 const DISTANT: Duration = Duration::from_micros(500);
 /// The longest wait between two calls.
 const MAX_PAUSE: Duration = Duration::from_millis(250);
-/// The largest slowdown of calls. A slow server is rarely the scan's doing, and slowing down further would help it little:
-/// even at full pace the scan takes at most a quarter of its time.
+/// The largest slowdown of calls. A slow server is rarely the scan's fault, and slowing down further would help little:
+/// even at full pace, the scan uses at most a quarter of the server's time.
 const MAX_SLOWDOWN: f64 = 4.0;
 
-/// The share of the server's time that calls may take.
+/// The share of the server's time that calls may use.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub enum Pace {
     /// A quarter, until the first snapshot is complete.
@@ -47,8 +48,8 @@ pub enum Pace {
 }
 
 impl Pace {
-    /// Returns the multiples of the last call's round trip, and of its cost, that must pass from its beginning to the
-    /// next.
+    /// Returns the multiples of the last call's round trip and of its cost that must pass between the beginnings of
+    /// this call and the next.
     fn times(self) -> (u32, u32) {
         match self {
             Self::First => (1, 4),
@@ -72,9 +73,9 @@ pub struct Pacer {
     /// The beginning of the last call.
     sent: Instant,
     next: Instant,
-    /// The instant until which the visited keys use up the highest rate allowed.
+    /// The instant until which the visited keys have used up the highest allowed rate.
     spent: Instant,
-    /// Seconds for one key at that rate.
+    /// The seconds for one key at that rate.
     key_cost: f64,
     pace: Pace,
     slowdown: f64,
@@ -83,24 +84,24 @@ pub struct Pacer {
     fastest: Duration,
     timer: FineTimer,
     pings: VecDeque<Duration>,
-    /// The server's clock can be read.
+    /// True if the server's clock can be read.
     clock_readable: bool,
-    /// Durations of the latest calls.
+    /// The durations of the latest calls.
     calls: VecDeque<Duration>,
     usage: Usage,
 }
 
-/// The use that a pacer has made of the server.
+/// The use of the server by a pacer.
 #[derive(Debug, Clone, Copy, Default)]
 pub struct Usage {
-    /// Commands, PINGs and reads of the clock among them.
+    /// The number of commands, including PINGs and reads of the clock.
     pub commands: u64,
-    /// The server's time for them, as far as measured; PINGs aside.
+    /// The server's time for them, as far as measured, without PINGs.
     pub server_time: Duration,
 }
 
 impl Pacer {
-    /// Returns a pacer of at most `rate` keys a second.
+    /// Returns a pacer for at most `rate` keys a second.
     #[must_use]
     pub fn new(link: Link, facts: ServerFacts, rate: u32) -> Self {
         Self {
@@ -146,7 +147,7 @@ impl Pacer {
         Ok(())
     }
 
-    /// Charges this many keys to the last call, at the highest rate allowed.
+    /// Charges this number of keys to the last call, at the highest allowed rate.
     pub fn spend(&mut self, keys: usize) {
         let keys = u32::try_from(keys).unwrap_or(u32::MAX);
         let cost = Duration::from_secs_f64(self.key_cost * f64::from(keys));
@@ -178,7 +179,7 @@ impl Pacer {
         Ok(())
     }
 
-    /// Slows down if PINGs take twice as long as the baseline, and speeds up otherwise.
+    /// Slows down if PINGs take twice as long as the baseline, and otherwise speeds up.
     fn judge(&mut self) {
         let Some((baseline, _)) = self.baseline.filter(|_| self.pings.len() >= WINDOW) else {
             return;
@@ -206,14 +207,14 @@ fn sorted(window: &VecDeque<Duration>) -> Vec<Duration> {
     sorted
 }
 
-/// Returns nearly the slowest: a few outliers in the window do not count.
+/// Returns nearly the slowest PING: a few outliers in the window do not count.
 fn slow(pings: &VecDeque<Duration>) -> Duration {
     let sorted = sorted(pings);
     sorted.iter().rev().nth(OUTLIERS).or_else(|| sorted.last()).copied().unwrap_or_default()
 }
 
-/// Returns the size of a call, by the fastest round trip. Other clients may have to wait for a call, so calls are short, except
-/// to a distant server: there many would take long.
+/// Returns the size of a call for the fastest round trip. Other clients may have to wait for a call, so calls are
+/// short, except to a distant server, for which many calls would take long.
 fn call_size(fastest: Duration) -> CallSize {
     if fastest >= DISTANT { CallSize::LARGE } else { CallSize::SHORT }
 }
@@ -223,8 +224,8 @@ fn timed(commands: Vec<Cmd>) -> Vec<Cmd> {
     [cmd("TIME")].into_iter().chain(commands).chain([cmd("TIME")]).collect()
 }
 
-/// Removes the first and the last reply, which are the server's time. Returns the time between them; none if it could not be
-/// read, or was set back meanwhile.
+/// Removes the first and the last reply, which contain the server's time. Returns the time between them, or `None` if
+/// it could not be read, or the clock was set back in the meantime.
 fn take_cost(replies: &mut Vec<Result<Value, ServerError>>) -> Option<Duration> {
     let after = replies.pop()?;
     let before = if replies.is_empty() { return None } else { replies.remove(0) };

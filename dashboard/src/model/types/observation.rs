@@ -94,7 +94,7 @@ pub struct Queue {
 }
 
 impl Queue {
-    /// Returns whether all of its entries were read.
+    /// Returns whether all entries of the queue were read.
     #[must_use]
     pub fn is_fully_read(&self) -> bool {
         self.len == u64::try_from(self.front.len()).unwrap_or(u64::MAX)
@@ -105,7 +105,8 @@ impl Queue {
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub struct QueueEntry {
     pub id: HolderId,
-    /// The entry's deadline, in milliseconds since 1970 by its own client's clock; none: it has none, or it was not read.
+    /// The entry's deadline in milliseconds since 1970, by its own client's clock, or `None` if there is none or it was
+    /// not read.
     pub deadline: Option<u64>,
 }
 
@@ -114,21 +115,22 @@ pub struct QueueEntry {
 pub enum Token {
     #[default]
     NotRead,
-    /// No companion of the lock could be read: their slot is moving, and they may be on another node than the lock.
+    /// No companion of the lock could be read: its slot is moving, and the companions may be on another node than the
+    /// lock.
     Unavailable,
     Absent,
-    /// The token granted last.
+    /// The token of the last grant.
     Value(i64),
 }
 
-/// A separate key for each reader, which its client renews: it shows that the reader is alive.
+/// A separate key for each reader, which the reader's client renews. It shows that the reader is alive.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub enum Marker {
-    /// There is none: the reader is gone, and only its field is left.
+    /// There is no marker: the reader is gone, and only its field is left.
     Missing,
-    /// It expires in this time.
+    /// The marker expires after this time.
     Expires(Duration),
-    /// It has no time to live.
+    /// The marker has no time to live.
     Persistent,
 }
 
@@ -146,9 +148,9 @@ pub struct Traffic {
 /// The connections of a server's clients.
 #[derive(Debug, Clone, PartialEq, Eq, Default)]
 pub struct Connections {
-    /// The hosts that they come from.
+    /// The hosts of the connections.
     pub addresses: HashSet<IpAddr>,
-    /// The names that clients have given to their connections, and for how long these have been open.
+    /// The names that clients have set on their connections, and the ages of these connections.
     pub names: HashMap<SocketAddr, (Arc<str>, Duration)>,
 }
 
@@ -163,7 +165,7 @@ impl Connections {
 /// The slots that each node of a cluster serves.
 #[derive(Debug, Clone)]
 pub struct SlotAssignment {
-    /// Slots with the scopes of the nodes that serve them, of all watched nodes.
+    /// The slots of all watched nodes, with the scopes of the nodes that serve them.
     pub slots: Vec<(RangeInclusive<u16>, ScopeId)>,
     /// Nodes that no longer serve any slot.
     pub drained: Vec<ScopeId>,
@@ -188,18 +190,18 @@ pub enum Observation {
         expired: bool,
         at: Time,
     },
-    /// A scan found a companion key of the lock, or somebody who listens for its release.
+    /// A scan found a companion key of the lock, or a connection that listens for its release.
     CompanionKey { name: LockName },
     /// The server's clock was read.
     Clock {
-        /// Milliseconds by which it is ahead of ours; negative if it is behind.
+        /// The milliseconds by which the server's clock is ahead of ours, negative if it is behind.
         ahead_ms: i64,
     },
     /// The databases of the server that have keys.
     Databases(Vec<u32>),
     /// Connections that listen for releases of these locks were counted.
     Subscribers { counts: Vec<(LockName, u64)>, at: Time },
-    /// All clients that are connected were listed.
+    /// All connected clients were listed.
     Connected { connections: Connections, at: Time },
     /// The holder registry was read.
     AgentReport(AgentReport),
@@ -217,7 +219,7 @@ pub enum Observation {
     /// An operator acted on the lock through this dashboard.
     OperatorActed {
         name: LockName,
-        /// The word for it in events.
+        /// The word for the action in events.
         word: &'static str,
         /// A sentence with the operator, the action and the reason.
         text: String,
@@ -227,26 +229,26 @@ pub enum Observation {
     Acknowledged {
         name: LockName,
         problem: ProblemKind,
-        /// None: withdrawn.
+        /// The acknowledgement, or `None` if it was withdrawn.
         acknowledgement: Option<Arc<Acknowledgement>>,
         /// The action, for the history on disk.
         action: Box<OperatorAction>,
     },
-    /// MONITOR shows all traffic from now on, or no longer does.
+    /// MONITOR shows all traffic from now on, or no longer.
     MonitorActive { on: bool },
-    /// Release messages arrive from now on, or no longer do.
+    /// Release messages arrive from now on, or no longer.
     PubSubActive { on: bool, at: Moment },
     /// The address of the server that is about to be reported as up. It differs from the last one after a failover.
     ServerAddress {
         address: String,
-        /// True if it is a replica, read in place of its master.
+        /// True if it is a replica, which is read instead of its master.
         replica: bool,
     },
     /// The server can be read.
     ServerUp {
-        /// The instant since which it can.
+        /// The instant since which the server can be read.
         since: Moment,
-        /// The report.
+        /// The instant of the report.
         at: SteadyMillis,
         /// The server's run id, if it reports one.
         run_id: Option<String>,
@@ -257,6 +259,6 @@ pub enum Observation {
     ServerDown,
     /// Slots of a cluster are served by these nodes.
     SlotsAssigned(SlotAssignment),
-    /// A pass over all keys was completed. It did not read this many possible locks, because there were too many.
+    /// A scan of all keys was completed. It did not read this number of possible locks, because there were too many.
     ScanEnded { started: Moment, ended: Time, skipped: u64 },
 }

@@ -1,5 +1,5 @@
-//! A part of a snapshot: some of the locks, and next to them what lists need of all of them. So a pass over all locks reads
-//! little memory, in order, and looks at few of the locks themselves.
+//! A part of a snapshot: some of the locks, and next to them the data about all of them that lists need. A pass over
+//! all locks therefore reads little memory, in order, and looks at few of the locks themselves.
 
 use std::cmp::Ordering;
 use std::ops::Range;
@@ -11,21 +11,21 @@ use super::lock_view::LockView;
 use super::thread::Thread;
 use crate::clock::SteadyMillis;
 
-/// Some of the locks, sorted by name, and those of one name by deployment and database.
+/// Some of the locks, sorted by name. Locks of the same name are sorted by deployment and database.
 #[derive(Debug, Clone, Default)]
 pub struct Part {
     locks: Vec<Arc<LockView>>,
-    /// As many as locks, in their order.
+    /// The rows of the locks, in the same order.
     rows: Vec<Row>,
     /// The names of the locks, one after the other.
     names: Vec<u8>,
     /// The indices of the locks in the order of their first holders, and then of their names.
     by_holder: Vec<u32>,
-    /// Those with a problem or a waiter.
+    /// The locks with a problem or a waiter.
     notable: Vec<Arc<LockView>>,
 }
 
-/// What lists need of a lock.
+/// The data of a lock that lists need.
 #[derive(Debug, Clone, Copy)]
 struct Row {
     classes: ClassesOfLock,
@@ -66,11 +66,11 @@ impl Instant {
     }
 }
 
-/// A lock of a part, seen without looking at its view.
+/// A lock of a part, read without its view.
 #[derive(Debug, Clone, Copy)]
 pub struct Entry<'a> {
     classes: ClassesOfLock,
-    /// The thread of its only holder.
+    /// The thread of the only holder.
     pub thread: Thread,
     since: Instant,
     expires: Instant,
@@ -79,32 +79,32 @@ pub struct Entry<'a> {
 }
 
 impl Entry<'_> {
-    /// Returns the number of its class. Locks of a class are equal in all that filters, sorts and counts read, apart from names,
-    /// owners, groups and times.
+    /// Returns the number of the lock's class. Locks of a class are equal in everything that filters, sorts and counts
+    /// read, except for names, owners, groups and times.
     #[must_use]
     pub fn class(&self) -> usize {
         self.classes.class as usize
     }
 
-    /// Returns the number of its class and its owners: of the clients that hold it and the processes of these.
+    /// Returns the number of the lock's class with its owners: the clients that hold it and the processes of these.
     #[must_use]
     pub fn class_with_owners(&self) -> usize {
         self.classes.with_owners as usize
     }
 
-    /// Returns the number of its class and its lock group.
+    /// Returns the number of the lock's class with its lock group.
     #[must_use]
     pub fn class_with_group(&self) -> usize {
         self.classes.with_group as usize
     }
 
-    /// Returns the beginning of its longest hold; none while it is free.
+    /// Returns the beginning of the longest hold, or `None` while the lock is free.
     #[must_use]
     pub fn since(&self) -> Option<SteadyMillis> {
         self.since.get()
     }
 
-    /// Returns the end of its time to live; none if it has none.
+    /// Returns the end of the time to live, or `None` if the lock does not expire.
     #[must_use]
     pub fn expires_at(&self) -> Option<SteadyMillis> {
         self.expires.get()
@@ -112,25 +112,25 @@ impl Entry<'_> {
 }
 
 impl Part {
-    /// Returns its locks in order.
+    /// Returns the locks in order.
     #[must_use]
     pub fn locks(&self) -> &[Arc<LockView>] {
         &self.locks
     }
 
-    /// Returns those with a problem or a waiter.
+    /// Returns the locks with a problem or a waiter.
     #[must_use]
     pub fn notable(&self) -> &[Arc<LockView>] {
         &self.notable
     }
 
-    /// Returns the names of its locks, one after the other.
+    /// Returns the names of the locks, one after the other.
     #[must_use]
     pub fn names(&self) -> &[u8] {
         &self.names
     }
 
-    /// Returns the place of a lock's name among the names.
+    /// Returns the range of a lock's name among the names.
     #[must_use]
     #[inline]
     pub fn name(&self, i: usize) -> Range<usize> {
@@ -146,12 +146,12 @@ impl Part {
         Entry { classes, thread, since, expires, name, lock }
     }
 
-    /// Returns the indices of its locks in the order of their first holders, and then of their names.
+    /// Returns the indices of the locks in the order of their first holders, and then of their names.
     pub fn by_holder(&self) -> impl DoubleEndedIterator<Item = usize> + ExactSizeIterator + Clone {
         self.by_holder.iter().map(|i| *i as usize)
     }
 
-    /// Returns its locks in order.
+    /// Returns the entries of the locks in order.
     pub fn entries(&self) -> impl Iterator<Item = Entry<'_>> {
         (0..self.locks.len()).map(|i| self.entry(i))
     }
@@ -212,7 +212,8 @@ impl Part {
         Some(self.locks.remove(i))
     }
 
-    /// Returns the index of a lock, or the one that it would have. Few names are equal, so it looks at few locks.
+    /// Returns the index of a lock, or the index at which it would be inserted. Few names are equal, so it looks at few
+    /// locks.
     fn find(&self, id: &LockId) -> Result<usize, usize> {
         let (mut low, mut high) = (0, self.locks.len());
         while low < high {
@@ -248,17 +249,17 @@ impl Part {
     }
 }
 
-/// Narrows an index or a length: parts are small, and names of locks too.
+/// Narrows an index or a length. Parts are small, and so are the names of locks.
 fn narrow(number: usize) -> u32 {
     u32::try_from(number).unwrap_or(u32::MAX)
 }
 
-/// Returns the id of a lock's first holder; empty without one.
+/// Returns the id of a lock's first holder, or an empty text without one.
 fn first_holder(lock: &LockView) -> &str {
     lock.holders.first().map_or("", |holder| &holder.id)
 }
 
-/// Inserts without room for more: there are many parts.
+/// Inserts an item without spare capacity, since there are many parts.
 fn insert<T>(items: &mut Vec<T>, at: usize, item: T) {
     items.reserve_exact(1);
     items.insert(at, item);

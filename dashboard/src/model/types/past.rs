@@ -17,17 +17,17 @@ use crate::clock::SteadyMillis;
 /// The way in which a hold ended.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub enum Ending {
-    /// Its holder released it.
+    /// The holder released the lock.
     Released,
-    /// Its lease expired.
+    /// The lease expired.
     Expired,
-    /// It was gone before its lease expired, without a release message.
+    /// The hold was gone before its lease expired, without a release message.
     Vanished,
-    /// Its holder handed it over to another of the same client.
+    /// The holder handed the lock over to another of the same client.
     HandedOver,
-    /// An operator released it by force.
+    /// An operator forced the release.
     Forced,
-    /// The server restarted without it, or another server took over without it.
+    /// The server restarted without the lock, or another server took over without it.
     Restarted,
     /// The key became something else.
     Replaced,
@@ -57,14 +57,14 @@ impl Ending {
         }
     }
 
-    /// Returns whether its holder has surely lost it. One that vanished may have been released: readers that others
-    /// follow, fair locks without waiters and hand-overs send no message.
+    /// Returns whether the holder has lost the lock for certain. A hold that vanished may have been released: readers
+    /// that leave others, fair locks without waiters and hand-overs send no message.
     #[must_use]
     pub fn is_loss(self) -> bool {
         !self.is_wanted() && self != Self::Vanished
     }
 
-    /// Returns whether its holder meant it to end.
+    /// Returns whether the holder meant the hold to end.
     #[must_use]
     pub fn is_wanted(self) -> bool {
         matches!(self, Self::Released | Self::HandedOver)
@@ -76,13 +76,13 @@ impl Ending {
 pub struct PastHold {
     pub id: HolderId,
     pub since: Since,
-    /// The end, as far as it was observed.
+    /// The observed end of the hold.
     pub to: SteadyMillis,
     pub ended: Ending,
 }
 
 impl PastHold {
-    /// Returns its least duration in milliseconds.
+    /// Returns the minimum duration in milliseconds.
     #[must_use]
     pub fn millis(&self) -> u64 {
         self.to.millis_since(self.since.at)
@@ -124,16 +124,16 @@ fn endings() -> utoipa::openapi::Object {
 /// A wait that has ended.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub struct PastWait {
-    /// The id that it would have held the lock under.
+    /// The id under which the waiter would have held the lock.
     pub id: HolderId,
     pub since: Since,
     pub to: SteadyMillis,
-    /// True if it obtained the lock; otherwise it left, or fell silent.
+    /// True if the waiter acquired the lock. Otherwise it left, or no longer retried.
     pub granted: bool,
 }
 
 impl PastWait {
-    /// Returns its least duration in milliseconds.
+    /// Returns the minimum duration in milliseconds.
     #[must_use]
     pub fn millis(&self) -> u64 {
         self.to.millis_since(self.since.at)
@@ -159,7 +159,7 @@ pub struct PastWaitView {
     pub granted: bool,
 }
 
-/// Holds and waits of one lock that have ended. Many locks have none, since they are held all the time.
+/// The ended holds and waits of one lock. Many locks have none, since they are always held.
 #[derive(Debug, Clone, PartialEq, Eq, Default)]
 pub struct HistoryView(Option<Arc<PastOfLock>>);
 
@@ -203,17 +203,17 @@ pub enum ArchiveEntry {
     Began(LockId, HolderId, Since),
     /// A hold ended.
     Ended(LockId, PastHold),
-    /// The hold that ended at this instant was ended by force, as a later report shows.
+    /// A later report shows that the hold that ended at this instant was released by force.
     Forced(LockId, HolderId, SteadyMillis),
-    /// A hold of an earlier run had ended by this instant, unobserved.
+    /// A hold of an earlier run had ended by this instant, without being observed.
     Unseen(LockId, HolderId, SteadyMillis),
     /// A problem began, or became more certain.
     Problem(LockId, ProblemKind, Certainty, SteadyMillis),
     /// A problem ended.
     Cleared(LockId, ProblemKind, SteadyMillis),
-    /// A holder or client is known by a name.
+    /// The name of a holder or client became known.
     Named { owner: String, name: String, at: SteadyMillis },
-    /// An operator did something about a lock.
+    /// An operator acted on a lock.
     Acted(LockId, Box<OperatorAction>),
     /// An operator acknowledged a problem.
     Acknowledged(LockId, ProblemKind, Arc<Acknowledgement>),
@@ -234,7 +234,7 @@ pub const EVENT_WORDS: [&str; 9] = [
     "release_rejected",
 ];
 
-/// An event of the history as it is read, before anything of it is copied.
+/// An event of the history as it is read, before any part of it is copied.
 #[derive(Debug, Clone, Copy)]
 pub struct EventFields<'a> {
     /// One of [`EVENT_WORDS`].
@@ -254,12 +254,13 @@ pub struct OperatorAction {
     pub at: SteadyMillis,
     pub who: String,
     pub from: IpAddr,
-    /// The word for it in events: `force_released`, `place_removed`, `release_rejected`, `acknowledged`, `unacknowledged`.
+    /// The word for the action in events: `force_released`, `place_removed`, `release_rejected`, `acknowledged`,
+    /// `unacknowledged`.
     pub what: &'static str,
     /// The holder or the problem that it concerned, or `lock`.
     pub subject: String,
     pub reason: String,
-    /// The state before.
+    /// The state before the action.
     pub was: String,
     pub outcome: String,
 }

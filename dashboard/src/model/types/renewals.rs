@@ -5,10 +5,10 @@ use std::time::Duration;
 
 use crate::clock::{SteadyMillis, millis};
 
-/// The most instants that are retained; earlier ones are only counted.
+/// The most instants that are retained. Earlier ones are only counted.
 const MAX: usize = 64;
 
-/// The number of renewals of a hold, and the instants of the latest.
+/// The number of renewals of a hold, and the instants of the latest ones.
 #[derive(Debug, Clone, PartialEq, Eq, Default)]
 pub struct Renewals {
     count: u64,
@@ -16,8 +16,8 @@ pub struct Renewals {
 }
 
 impl Renewals {
-    /// Adds a renewal. Two sources may report the same one: if it follows the last sooner than renewals of that lease can,
-    /// it is the same.
+    /// Adds a renewal. Two sources may report the same renewal: one that follows the last sooner than that lease can be
+    /// renewed is the same.
     pub fn add(&mut self, at: SteadyMillis, lease: Option<Duration>) {
         let apart = lease.map_or(0, |lease| millis(lease) / 6);
         if self.latest.back().is_some_and(|last| at <= last.plus(apart)) {
@@ -36,7 +36,7 @@ impl Renewals {
         self.count
     }
 
-    /// Returns the instants of the latest, in order.
+    /// Returns the instants of the latest renewals, in order.
     pub fn latest(&self) -> impl ExactSizeIterator<Item = SteadyMillis> {
         self.latest.iter().copied()
     }

@@ -3,16 +3,17 @@
 use std::sync::Arc;
 use std::time::Duration;
 
-/// The most possible locks that are followed in one database without anything that points them out.
+/// The most possible locks that are followed in one database if no other source has reported them.
 const MAX_POSSIBLE: usize = 2_000;
 
 #[derive(Debug, Clone)]
 pub struct Settings {
     /// The most locks that are retained, in all databases together.
     pub max_locks: usize,
-    /// The most reads of known locks a second in one database; none: as many as [`Settings::reads_a_second`] needs.
+    /// The most reads of known locks a second in one database, or `None` for the result of
+    /// [`Settings::reads_a_second`].
     pub poll_rate: Option<u32>,
-    /// The rule for all locks but those of `rules`.
+    /// The rule for all locks without a match in `rules`.
     pub usual: Arc<Rule>,
     /// Rules for locks of certain names; the first match applies.
     pub rules: Vec<LockRule>,
@@ -22,24 +23,24 @@ pub struct Settings {
     pub groups: Vec<Group>,
 }
 
-/// The reads of known locks a second in one database, if nothing else is set and they are enough to read each lock once in
-/// [`ROUND_SECONDS`].
+/// The reads of known locks a second in one database, if nothing else is set and this is enough to read each lock once
+/// in [`ROUND_SECONDS`].
 const USUAL_POLL_RATE: u32 = 2_000;
 /// The longest round through all known locks.
 const ROUND_SECONDS: usize = 120;
-/// The most reads a second that the number of known locks can lead to.
+/// The most reads a second, regardless of the number of known locks.
 const MOST_READS: usize = 100_000;
 
 impl Settings {
-    /// Returns the most reads a second of that many known locks in one database.
+    /// Returns the most reads a second for this number of known locks in one database.
     #[must_use]
     pub fn reads_a_second(&self, known: usize) -> u32 {
         let needed = u32::try_from((known / ROUND_SECONDS).min(MOST_READS)).unwrap_or(u32::MAX);
         self.poll_rate.unwrap_or_else(|| needed.max(USUAL_POLL_RATE))
     }
 
-    /// Returns the most possible locks of one database. More of them than that are an application's hashes rather than
-    /// leaked locks, and must not take the room of confirmed locks.
+    /// Returns the most possible locks of one database. Any more than that are an application's hashes rather than
+    /// leaked locks, and must not displace confirmed locks.
     #[must_use]
     pub fn max_possible(&self) -> usize {
         (self.max_locks / 4).clamp(1, MAX_POSSIBLE)
@@ -49,13 +50,13 @@ impl Settings {
 /// Limits beyond which a lock has a problem.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub struct Rule {
-    /// The age from which a renewed hold is stuck; none: long holds are expected.
+    /// The age from which a renewed hold is stuck, or `None` if long holds are expected.
     pub stuck_after: Option<Duration>,
-    /// The wait from which a waiter starves; none: long waits are expected.
+    /// The wait from which a waiter starves, or `None` if long waits are expected.
     pub starving_after: Option<Duration>,
 }
 
-/// Independent servers that share red locks: a majority of them decides who has a lock.
+/// Independent servers that share red locks. A majority of them decides who holds a lock.
 #[derive(Debug, Clone, PartialEq, Eq)]
 pub struct Group {
     pub name: Arc<str>,

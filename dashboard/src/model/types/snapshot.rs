@@ -13,17 +13,18 @@ use super::problem::ProblemKind;
 use super::sums::Sums;
 use crate::clock::SteadyMillis;
 
-/// A snapshot has as many shards as a shard has parts. Once parts have become large, both numbers are multiplied by four. Only shards and
-/// parts with changes are copied: at a million locks, a change to one copies the about 60 others in its part.
+/// A snapshot has as many shards as a shard has parts. Once parts have become large, both numbers are multiplied by
+/// four. Only shards and parts with changes are copied: with a million locks, a change to one copies about 60 others,
+/// those in its part.
 const FEWEST: usize = 2;
 const MOST: usize = 128;
-/// The mean number of locks in a part above which there are more parts.
+/// The mean number of locks in a part above which the number of parts grows.
 const LARGE: usize = 64;
 
 /// All locks at one instant. Cheap to clone and to keep.
 #[derive(Debug, Clone)]
 pub struct Snapshot {
-    /// Grows by one with each snapshot.
+    /// Incremented with each snapshot.
     pub seq: u64,
     pub at: SteadyMillis,
     /// True if every database has been scanned once.
@@ -34,14 +35,14 @@ pub struct Snapshot {
     pub possible_not_kept: u64,
     /// Notices about servers, newest first.
     pub notices: Arc<[Notice]>,
-    /// Problems that have ended, the latest first.
+    /// The problems that have ended, latest first.
     pub cleared: Arc<[ClearedProblem]>,
     shards: Vec<Arc<Shard>>,
     len: usize,
     counts: Counts,
     hasher: RandomState,
     classes: Classes,
-    /// The number of clients that hold active locks, and of the hosts of those.
+    /// The number of clients that hold active locks, and that of their hosts.
     clients: usize,
     hosts: usize,
 }
@@ -53,16 +54,16 @@ type Shard = Vec<Arc<Part>>;
 pub struct Section<'s>(&'s [Arc<Shard>]);
 
 impl<'s> Section<'s> {
-    /// Returns each of them.
+    /// Returns each part.
     pub fn parts(self) -> impl Iterator<Item = &'s Part> + Clone {
         self.0.iter().flat_map(|shard| shard.iter()).map(|part| &**part)
     }
 }
 
-/// A walk through all locks, which goes on in later snapshots.
+/// A walk through all locks, which continues in later snapshots.
 #[derive(Debug, Clone, Copy, Default)]
 pub struct Walk {
-    /// The parts that it has passed, counted as if there were the most parts.
+    /// The number of parts that it has passed, counted as if there were the most parts.
     parts: usize,
 }
 
@@ -131,10 +132,10 @@ pub struct Notice {
 /// The changes from one snapshot to the next.
 #[derive(Debug)]
 pub struct Delta {
-    /// The snapshot it leads to.
+    /// The number of the snapshot that it leads to.
     pub seq: u64,
     pub at: SteadyMillis,
-    /// New and changed locks. As large as its content, since the latest deltas are kept for streams that resume.
+    /// The new and changed locks, without spare capacity, since the latest deltas are retained for streams that resume.
     pub changed: Box<[Arc<LockView>]>,
     /// Locks that are no longer retained.
     pub removed: Vec<LockId>,
@@ -166,7 +167,7 @@ impl Delta {
         let json = self.json.get_or_init(|| {
             let changed = self.changed.iter().map(|lock| &**lock).collect();
             let json = DeltaJson { seq: self.seq, at: self.at, changed, removed: &self.removed };
-            // Strings and numbers: this cannot fail.
+            // Serializing strings and numbers cannot fail.
             serde_json::to_string(&json).unwrap_or_default().into()
         });
         Arc::clone(json)
@@ -207,7 +208,7 @@ impl Snapshot {
         (part / side, part % side)
     }
 
-    /// Returns the number of parts for each part of now, if there were the most parts.
+    /// Returns the number of parts that one current part would have, if there were the most parts.
     fn step(&self) -> usize {
         (MOST / self.shards.len()).pow(2)
     }
@@ -223,7 +224,7 @@ impl Snapshot {
         Section(&self.shards).parts()
     }
 
-    /// Returns all parts in about that many sections, in order. `number`: at least one.
+    /// Returns all parts in about this number of sections, in order. `number` is at least one.
     pub fn sections(&self, number: usize) -> impl Iterator<Item = Section<'_>> {
         self.shards.chunks(self.shards.len().div_ceil(number)).map(Section)
     }
@@ -249,7 +250,7 @@ impl Snapshot {
             while parts < MOST * MOST && visited < most {
                 let (shard, part) = self.place_at(walk.parts % (MOST * MOST));
                 let part = self.shards[shard][part].locks();
-                // It may have begun among more or smaller parts.
+                // The walk may have begun with more or smaller parts.
                 let step = self.step() - walk.parts % self.step();
                 walk.parts += step;
                 parts += step;
@@ -301,7 +302,7 @@ impl Snapshot {
         (self.clients, self.hosts) = self.classes.clients_and_hosts();
     }
 
-    /// Makes more parts if there are many locks for each.
+    /// Increases the number of parts if each has many locks.
     fn divide(&mut self) {
         let side = self.shards.len();
         if side >= MOST || self.len <= LARGE * side * side {
@@ -310,14 +311,14 @@ impl Snapshot {
         self.arrange(4 * side);
     }
 
-    /// Finds the classes of all locks again in a clone, which is about to be changed.
+    /// Classifies all locks again in a clone that is about to be changed.
     fn classify(&mut self) {
         if self.classes.is_clone() {
             self.arrange(self.shards.len());
         }
     }
 
-    /// Makes that many shards, with as many parts in each.
+    /// Creates this number of shards, with as many parts in each.
     fn arrange(&mut self, side: usize) {
         self.classes = Classes::default();
         for shard in std::mem::replace(&mut self.shards, empty_shards(side)) {

@@ -8,29 +8,29 @@ use super::lock_view::LockView;
 use super::part::Part;
 use crate::clock::SteadyMillis;
 
-/// The longest holds that are listed.
+/// The most long holds that are listed.
 const LONGEST: usize = 8;
 
 /// The sums over all active locks.
 #[derive(Debug, Default, PartialEq, Eq)]
 pub struct Sums {
-    /// By deployment and lock group.
+    /// The sums by deployment and lock group.
     pub groups: HashMap<(Arc<str>, Arc<str>), GroupSums>,
-    /// The number of clients that hold them, and of the hosts of those.
+    /// The number of clients that hold these locks, and that of their hosts.
     pub clients: usize,
     pub hosts: usize,
-    /// The longest holds that are not expected to be long, oldest first, at most eight.
+    /// The longest holds of locks that are not expected to be held for long, oldest first, at most eight.
     pub longest: Vec<Arc<LockView>>,
 }
 
 /// The sums over the locks of one group.
 #[derive(Debug, Default, Clone, PartialEq, Eq)]
 pub struct GroupSums {
-    /// Held locks and their holders, by kind.
+    /// The numbers of held locks and of their holders, by kind.
     pub held: BTreeMap<&'static str, (u64, u64)>,
-    /// The waiters where all of them are counted; none if no lock has any.
+    /// The number of waiters of locks whose waiters are all counted, or `None` if there are no such waiters.
     pub waiting: Option<u64>,
-    /// The least number of waiters elsewhere.
+    /// The minimum number of waiters of the other locks.
     pub waiting_at_least: Option<u64>,
     /// The beginning of the longest hold that is not expected to be long.
     pub oldest: Option<SteadyMillis>,
@@ -39,7 +39,7 @@ pub struct GroupSums {
 /// The locks of one class and group.
 #[derive(Debug)]
 struct Alike<'s> {
-    /// One of them.
+    /// One of these locks.
     lock: &'s LockView,
     is_listed: bool,
     is_expected_long: bool,
@@ -49,7 +49,7 @@ struct Alike<'s> {
 }
 
 impl Sums {
-    /// Returns the sums over the active locks of all parts, apart from the numbers of clients and hosts.
+    /// Returns the sums over the active locks of all parts, without the numbers of clients and hosts.
     #[must_use]
     pub(super) fn of<'s>(parts: impl Iterator<Item = &'s Part>) -> Self {
         let mut all = ByNumber::default();
@@ -108,7 +108,8 @@ impl<'s> Longest<'s> {
 }
 
 impl GroupSums {
-    /// Adds locks that are like this one. `oldest`: the beginning of the longest hold, unless they are expected to be long.
+    /// Adds locks that are like this one. `oldest` is the beginning of the longest hold, unless the locks are expected
+    /// to be held for long.
     fn add(&mut self, lock: &LockView, number: u64, oldest: Option<SteadyMillis>) {
         if lock.is_held() {
             let (locks, holders) = self.held.entry(lock.kind.as_str()).or_default();

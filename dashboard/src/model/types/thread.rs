@@ -2,8 +2,8 @@
 
 use super::lock_view::{LockView, client_of};
 
-/// The number of a thread in its holder's id, and whether the suffix of a writer follows it. None if the id ends with something
-/// else, and for locks without or with several holders. Bytes, so that a row has no padding.
+/// The number of a thread in its holder's id, and whether a writer's suffix follows it. There is no number if the id
+/// ends differently, or the lock has no holder or several. The type consists of bytes, so that a row has no padding.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub struct Thread([u8; 8]);
 
@@ -30,7 +30,7 @@ impl Thread {
         Some(Self((number << 1 | u64::from(writes)).to_le_bytes()))
     }
 
-    /// Appends what follows the client in the holder's id. Returns false if that is not known.
+    /// Appends the rest of the holder's id after the client. Returns false if it is not known.
     pub fn append_to(self, id: &mut Vec<u8>) -> bool {
         let packed = u64::from_le_bytes(self.0);
         if self != Self::NONE {

@@ -1,4 +1,4 @@
-//! The bound of the memory that unread output of MONITOR may take in the server.
+//! The bound of the memory that unread output of MONITOR may use in the server.
 
 use redis::cmd;
 use service_kit::redis::{CallError, Link, OutputClass};
@@ -6,7 +6,7 @@ use service_kit::redis::{CallError, Link, OutputClass};
 use super::server::{field, info, texts};
 use crate::config::ByteSize;
 
-/// The advice where no limit applies.
+/// The advice if no limit applies.
 const SET_LIMIT: &str = "Run `redis-cli CONFIG SET client-output-buffer-limit 'normal 64mb 0 0'`, or use \
                          --monitor-unbounded.";
 
@@ -15,26 +15,27 @@ const SET_LIMIT: &str = "Run `redis-cli CONFIG SET client-output-buffer-limit 'n
 pub enum Bound {
     /// The server disconnects such a reader.
     Bounded(Limit),
-    /// The server would buffer more output than is acceptable. The reason, as a sentence without its end, and the advice.
+    /// The server would buffer more output than is acceptable. Contains the reason, as a sentence without its end, and
+    /// the advice.
     Unbounded(String, &'static str),
     /// The account may not read the limits.
     Unreadable,
 }
 
-/// The limit that ends a reader that stalls.
+/// The limit at which the server disconnects a reader that stalls.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub struct Limit {
     pub(super) class: OutputClass,
-    /// None for a limit of all clients together.
+    /// The limit, or `None` for one of all clients together.
     pub(super) memory: Option<ByteSize>,
 }
 
 impl Limit {
-    /// The limit where none is required.
+    /// The limit if none is required.
     pub(super) const NONE: Self = Self { class: OutputClass::Normal, memory: None };
 
-    /// Checks that the server has the memory that a reader in a class of the default settings may use. A limit that the server has for
-    /// normal clients is taken as consent.
+    /// Checks that the server has the memory that a reader in a class of the default settings may use. A limit that the
+    /// server has for normal clients counts as consent.
     ///
     /// # Errors
     /// Without a reply.
@@ -67,7 +68,7 @@ pub async fn bound(link: &Link, budget: ByteSize) -> Result<Bound, CallError> {
     Ok(bound)
 }
 
-/// Returns the value of a setting; none if it is not readable or unknown.
+/// Returns the value of a setting, or `None` if it is unknown or not readable.
 async fn setting(link: &Link, name: &str) -> Result<Option<String>, CallError> {
     match link.call(cmd("CONFIG").arg("GET").arg(name).clone()).await {
         Ok(reply) => Ok(texts(&reply).into_iter().nth(1)),
@@ -114,7 +115,7 @@ fn hard_limit(limits: &str, class: &str) -> Option<ByteSize> {
     (hard > 0).then_some(ByteSize(hard))
 }
 
-/// Returns the reason why the server has no room for that, and the advice.
+/// Returns the reason why the server has no room for this memory, and the advice.
 fn objection(info: &str, memory: ByteSize) -> Option<(String, &'static str)> {
     let number = |name| field(info, name).and_then(|text| text.trim().parse::<u64>().ok());
     let most = number("maxmemory").filter(|most| *most > 0)?;
@@ -156,7 +157,7 @@ mod tests {
         assert_eq!(judged(&limits(own, stock), None), normal);
         let subscribed = bounded(OutputClass::PubSub, Some(32 << 20));
         assert_eq!(judged(&limits("0 0 0", stock), Some("0")), subscribed);
-        // A soft limit ends no reader before its seconds are over.
+        // A soft limit disconnects no reader before its seconds are over.
         assert_eq!(judged(&limits("0 8388608 10", stock), None), subscribed);
         assert_eq!(judged(&limits("67108865 0 0", stock), None), subscribed);
         for setting in ["5%", "1048576"] {

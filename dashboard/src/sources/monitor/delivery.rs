@@ -12,7 +12,7 @@ use crate::model::types::{LockId, Observation, Traffic};
 use crate::sources::scope::Scope;
 use crate::sources::trace::Traces;
 
-/// Decodes and delivers without ever waiting, since the server has to buffer unread output.
+/// Decodes and delivers output without ever waiting, since the server has to buffer unread output.
 #[derive(Debug)]
 pub(super) struct Delivery {
     decoder: Decoder,
@@ -24,7 +24,7 @@ pub(super) struct Delivery {
     missed: u64,
     lag: Lag,
     traces: Traces,
-    /// The locks that are traced. The decoder stores the lines behind events while there are any.
+    /// The locks that are traced. As long as there are any, the decoder stores the lines behind events.
     traced: Vec<LockId>,
 }
 
@@ -55,14 +55,14 @@ impl Delivery {
         self.lag = Lag::default();
     }
 
-    /// Decodes bytes and delivers their events.
+    /// Decodes bytes and delivers the events in them.
     pub(super) fn bytes(&mut self, bytes: &[u8]) {
         self.prepare_traces();
         self.decoder.feed(bytes, &mut self.events);
         self.deliver();
     }
 
-    /// Completes the current script, since nothing more arrives for the moment.
+    /// Completes the current script, since nothing more has arrived for a moment.
     pub(super) fn pause(&mut self) {
         self.decoder.flush(&mut self.events);
         self.deliver();
@@ -97,7 +97,8 @@ impl Delivery {
         }
     }
 
-    /// Lets the decoder store lines as long as a lock is traced, and know those locks before anybody names their holders.
+    /// Makes the decoder store lines as long as a lock is traced, and recognize those locks before their holders are
+    /// known.
     fn prepare_traces(&mut self) {
         let now = SteadyMillis::now();
         if !self.traces.is_active(now) && self.traced.is_empty() {
@@ -120,7 +121,7 @@ impl Delivery {
     /// Adds the events to the traces of their locks.
     fn record_traces(&mut self, now: SteadyMillis) {
         let lines = self.decoder.take_lines();
-        // Lines are stored from some event on: the last ones belong together.
+        // Lines are only stored from some event on, so the last lines belong to the last events.
         let untraced = self.events.len().saturating_sub(lines.len());
         for (event, lines) in self.events.iter().skip(untraced).zip(&lines) {
             let its = |id: &&LockId| id.db == event.db && id.name == event.lock;
@@ -152,15 +153,15 @@ impl Delivery {
     }
 }
 
-/// The delay of lines beyond the smallest one, by the server's clock and ours, which need not agree.
+/// The delay of lines beyond the smallest one, by the server's clock and ours, which may differ.
 #[derive(Debug, Default)]
 struct Lag {
-    /// The least difference of the clocks, and its time by ours.
+    /// The smallest difference of the clocks, and its time by our clock.
     least: Option<(i64, i64)>,
     now: Duration,
 }
 
-/// The least difference grows by this fraction of the time, so that a step of a clock is forgotten eventually.
+/// The smallest difference grows by this fraction of the time, so that a step of a clock is forgotten eventually.
 const DRIFT_DIVISOR: i64 = 100;
 
 impl Lag {
@@ -198,7 +199,7 @@ mod tests {
     const LINE: &str = "\"EVALSHA\" \"149c5a8bf18676fd99e9e6e24923bd64d9b62f94\" \"1\" \"orders:1\" \"30000\" \
         \"285475da-9152-4c83-822a-67ee2f116a79:52\"";
 
-    /// An acquisition as the server prints it, in that database.
+    /// Returns an acquisition as the server prints it, in that database.
     fn acquire(db: u32) -> String {
         let lua = |words| format!("+1.000002 [{db} lua] {words}\r\n");
         [
@@ -267,7 +268,7 @@ mod tests {
         }
         assert_eq!(delivery.missed(), 7);
         assert_eq!((delivery.lines(), delivery.lock_lines()), (4 * (sent + 6), 4 * (sent + 6)));
-        // Another database is not watched, and none of its events is missed.
+        // Another database is not watched, so none of its events is missed.
         deliver(9, &mut delivery);
         assert_eq!(delivery.missed(), 7);
         // Once there is room again, the next events arrive with the number of missed ones.
@@ -310,7 +311,7 @@ mod tests {
         }
         lag.update(hour + 5_000_000, 10_000);
         assert!(lag.now > Duration::from_secs(4), "{:?}", lag.now);
-        // A clock at half speed keeps the lag.
+        // A clock that runs at half speed retains the lag.
         for i in 6..20 {
             lag.update(hour + i * 1_000_000, i * 500_000);
         }

@@ -1,40 +1,40 @@
-//! Decides whether MONITOR may be on, since it costs the server time for every command of any client.
+//! Decides whether MONITOR may be on, since it costs the server time for every command of every client.
 //!
-//! Pure: loads and instants are passed in.
+//! This module is pure: loads and instants are passed in.
 
 use std::time::Duration;
 
 use tokio::time::Instant;
 
-/// The most bytes a second that clients may send: the server escapes and copies each of them.
+/// The most bytes a second that clients may send, since the server escapes and copies each of them.
 const MAX_INPUT: u64 = 4 * 1024 * 1024;
 /// The most bytes a second that the server may send us.
 const MAX_RECEIVED: u64 = 8 * 1024 * 1024;
-/// The share of the limits up to which it may be opened, since it adds to the load.
+/// The share of the limits up to which MONITOR may be opened, since it adds to the load.
 const MARGIN: f64 = 0.8;
 /// The factor by which a PING may become slower.
 const MAX_PING_FACTOR: u32 = 3;
-/// The time that a PING may take in addition.
+/// The additional time that a PING may take.
 const GRACE: Duration = Duration::from_millis(1);
-/// A PING this short is never slow, since a busy host alone makes it so.
+/// The duration up to which a PING is never slow, since a busy host alone can cause it.
 const ALWAYS_FINE: Duration = Duration::from_millis(5);
-/// The number of checks in a row with slow PINGs that close it.
+/// The number of successive checks with slow PINGs that close MONITOR.
 const SLOW_CHECKS: u32 = 3;
 /// The factor beyond which a single check is enough.
 const FAR_TOO_SLOW: u32 = 10;
-/// The longest pause after slow PINGs. They depend on the host and the network too, not only on MONITOR.
+/// The longest pause after slow PINGs, which depend on the host and the network too, not only on MONITOR.
 const MAX_SLOW_PAUSE: Duration = Duration::from_secs(300);
 /// The first pause; each further one is twice as long.
 const FIRST_PAUSE: Duration = Duration::from_secs(60);
 const MAX_PAUSE: Duration = Duration::from_secs(3_600);
-/// The time for which it must have been open for the next pause to be a first one.
+/// The time for which MONITOR must have been open for the next pause to be a first one.
 const PROBATION: Duration = Duration::from_secs(600);
 
 #[derive(Debug, Clone, Copy, PartialEq, Eq, Default)]
 pub(super) struct Load {
-    /// Commands a second, as the server reports them.
+    /// The commands a second that the server reports.
     pub(super) ops: u64,
-    /// Bytes a second that clients send it.
+    /// The bytes a second that clients send to the server.
     pub(super) input: u64,
     /// The median time of several PINGs.
     pub(super) ping: Duration,
@@ -44,7 +44,7 @@ pub(super) struct Load {
 pub(super) struct Governor {
     max_ops: u64,
     initial_ping: Duration,
-    /// The latest checks in a row with slow PINGs.
+    /// The number of the latest successive checks with slow PINGs.
     slow_checks: u32,
     pause: Duration,
     closed_until: Option<Instant>,
@@ -63,12 +63,12 @@ impl Governor {
         }
     }
 
-    /// Returns the rest of the pause.
+    /// Returns the time left of the pause.
     pub(super) fn pause_left(&self, now: Instant) -> Duration {
         self.closed_until.map_or(Duration::ZERO, |until| until.saturating_duration_since(now))
     }
 
-    /// Checks whether the server is quiet enough to open it.
+    /// Checks whether the server is quiet enough to open MONITOR.
     ///
     /// # Errors
     /// The limit that is exceeded, in words.
@@ -76,14 +76,15 @@ impl Governor {
         self.within(load, MARGIN)
     }
 
-    /// Records that it was opened, with the load just before.
+    /// Records that MONITOR was opened, with the load just before.
     pub(super) fn opened(&mut self, load: Load, now: Instant) {
         self.initial_ping = load.ping;
         self.slow_checks = 0;
         self.opened = Some(now);
     }
 
-    /// Checks whether it may stay open, and counts slow answers. `received`: bytes a second that the server sends us.
+    /// Checks whether MONITOR may stay open, and counts slow answers. `received` is the number of bytes a second that
+    /// the server sends us.
     ///
     /// # Errors
     /// The limit that is exceeded, in words.
@@ -123,7 +124,7 @@ impl Governor {
         Ok(())
     }
 
-    /// Records that it was closed. Returns the pause.
+    /// Records that MONITOR was closed. Returns the pause.
     pub(super) fn closed(&mut self, now: Instant) -> Duration {
         let lasted = self.opened.take().map(|opened| now.saturating_duration_since(opened));
         if lasted.is_some_and(|lasted| lasted >= PROBATION) {
@@ -161,7 +162,7 @@ mod tests {
         assert_eq!(governor.may_open(QUIET), Ok(()));
         governor.opened(QUIET, Instant::now());
         assert_eq!(governor.may_stay_open(QUIET, 1_000), Ok(()));
-        // Exactly at the limits.
+        // The load is exactly at the limits.
         let most = Load { ops: 1_000, input: MAX_INPUT, ping: ALWAYS_FINE };
         assert_eq!(governor.may_stay_open(most, MAX_RECEIVED), Ok(()));
         for (load, received, word) in [
@@ -193,7 +194,7 @@ mod tests {
         governor.opened(QUIET, now);
         let far_too_slow = Load { ping: ALWAYS_FINE * 11, ..QUIET };
         assert!(governor.may_stay_open(far_too_slow, 0).is_err(), "at once");
-        // A server that was slow before may be so again.
+        // A server that was slow before MONITOR may stay as slow.
         let distant = Load { ping: Duration::from_millis(10), ..QUIET };
         governor.opened(distant, now);
         for millis in [29, 31, 31, 29, 31, 31] {
@@ -212,7 +213,7 @@ mod tests {
         assert_eq!(governor.may_open(input(79)), Ok(()));
         assert!(governor.may_open(input(81)).unwrap_err().contains("clients send"));
         assert_eq!(governor.may_stay_open(input(99), MAX_RECEIVED), Ok(()));
-        // Before it is open there is no PING to compare with.
+        // Before MONITOR is open, there is no PING to compare with.
         assert_eq!(governor.may_open(Load { ping: Duration::from_secs(1), ..QUIET }), Ok(()));
     }
 
@@ -231,7 +232,7 @@ mod tests {
         governor.opened(QUIET, now);
         now += PROBATION.saturating_sub(Duration::from_secs(1));
         assert_eq!(governor.closed(now), MAX_PAUSE, "not open for long enough");
-        // The time while it is closed does not count.
+        // The time while MONITOR is closed does not count.
         assert_eq!(governor.closed(now + 2 * PROBATION), MAX_PAUSE);
         governor.opened(QUIET, now);
         assert_eq!(governor.closed(now + PROBATION), FIRST_PAUSE);

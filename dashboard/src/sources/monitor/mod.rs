@@ -1,9 +1,10 @@
-//! MONITOR: every command of every client as the server prints it, of which only those about locks are parsed.
+//! MONITOR: every command of every client as the server prints it. Only commands about locks are parsed.
 //!
-//! It is the one source that costs the server something for every command of other clients, and the one that can harm it:
-//! output that a reader leaves unread fills the server's memory. Therefore there is one connection a server; it is opened only
-//! if the server itself disconnects a reader that stalls, as it does by default with one that [also subscribes](mod@bound); and by
-//! default a [governor] opens it only in quiet times and closes it within a second when they end.
+//! MONITOR is the one source that costs the server time for every command of other clients, and the one that can harm
+//! it: unread output fills the server's memory. Therefore there is only one connection for each server. It is opened
+//! only if the server itself disconnects a reader that stalls, as it does by default with one that [also
+//! subscribes](mod@bound). By default, a [governor] opens it only in quiet times, and closes it within a second when
+//! they end.
 
 mod bound;
 mod delivery;
@@ -46,11 +47,11 @@ use switch::Switch;
 
 /// The interval at which the load is judged.
 const JUDGE_INTERVAL: Duration = Duration::from_secs(1);
-/// The number of quiet judgements before it is opened.
+/// The number of quiet judgements before MONITOR is opened.
 const QUIET_CHECKS: u32 = 3;
 /// The interval at which forbidding settings of the server are read again.
 const REFUSED_INTERVAL: Duration = Duration::from_secs(300);
-/// The interval at which denied commands are tried again: each adds a row to the server's ACL log.
+/// The interval at which denied commands are tried again, since each adds a row to the server's ACL log.
 const DENIED_INTERVAL: Duration = Duration::from_secs(3_600);
 /// The number of judgements between two checks of the server's other clients and of its memory.
 const CHECK_TURNS: u32 = 10;
@@ -58,7 +59,7 @@ const CHECK_TURNS: u32 = 10;
 const PAUSE: Duration = Duration::from_millis(10);
 /// The silence after which the connection counts as dead, since our own PINGs appear on it.
 const SILENCE: Duration = Duration::from_secs(10);
-/// The lag from which it is reported as behind.
+/// The lag from which the source is reported as behind.
 const BEHIND: Duration = Duration::from_secs(1);
 
 /// The reader of one server.
@@ -78,7 +79,7 @@ pub struct MonitorReader {
     limit: Limit,
 }
 
-/// The reason why it is on.
+/// The reason why MONITOR is on.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 enum OpenReason {
     On,
@@ -86,23 +87,23 @@ enum OpenReason {
     Watch(Instant),
 }
 
-/// The reason why it was turned off.
+/// The reason why MONITOR was turned off.
 #[derive(Debug)]
 enum CloseReason {
     /// The requested watch ended.
     WatchEnded,
-    /// It has to stay closed for a while, for this reason.
+    /// MONITOR has to stay closed for a while, for this reason.
     Pause(String),
-    /// The connection was lost, or cannot be made.
+    /// The connection was lost, or could not be made.
     Broken(String),
-    /// The account may not use it.
+    /// The account may not use MONITOR.
     Denied(String),
 }
 
-/// The load, and a reason to close it.
+/// The load, and a reason to close MONITOR, if any.
 type Judgement = Result<(Load, Option<String>), CallError>;
 
-/// The reason why it may not be opened.
+/// The reason why MONITOR may not be opened.
 #[derive(Debug)]
 struct Refusal {
     why: String,
@@ -111,11 +112,11 @@ struct Refusal {
     retry_after: Duration,
 }
 
-/// The remedy where the account may not use it.
+/// The remedy if the account may not use MONITOR.
 const ALLOW: &str = "Allow it `+monitor +psubscribe &lockscope:monitor[]`, or name another account with `--monitor-redis-url`.";
 
 impl MonitorReader {
-    /// Creates the reader and its switch. `link`: a separate connection to the same server as the same user.
+    /// Creates the reader and its switch. `link` is a separate connection to the same server with the same user.
     #[must_use]
     #[expect(clippy::too_many_arguments, reason = "each is a part that it is put together from")]
     pub fn new(
@@ -171,7 +172,7 @@ impl MonitorReader {
                 self.governor.closed(Instant::now());
                 tracing::info!(why, "MONITOR closed");
                 if self.requested_watch().is_some() {
-                    // It is retried soon, but not without a pause.
+                    // The connection is retried soon, but not without a pause.
                     self.status.set(SourceState::Paused, format!("closed: {why}"));
                     sleep(RETRY_AFTER).await;
                 }
@@ -196,7 +197,7 @@ impl MonitorReader {
         }
     }
 
-    /// Reports why it is closed, until the governor's pause ends or a watch is requested.
+    /// Reports why MONITOR is closed, until the governor's pause ends or a watch is requested.
     async fn pause(&mut self, why: String) {
         while self.requested_watch().is_none() {
             let left = self.governor.pause_left(Instant::now());
@@ -214,7 +215,7 @@ impl MonitorReader {
             () = sleep(time) => {}
             changed = self.requests.changed() => {
                 if changed.is_err() {
-                    // Nobody can request a watch any more.
+                    // A watch can no longer be requested.
                     sleep(time).await;
                 }
             }
@@ -226,7 +227,7 @@ impl MonitorReader {
         self.requests.borrow().filter(|until| *until > Instant::now())
     }
 
-    /// Waits until it may be opened. Returns the reason, and the load.
+    /// Waits until MONITOR may be opened. Returns the reason, and the load.
     async fn wait_to_open(&mut self) -> (OpenReason, Load) {
         let mut quiet = 0;
         loop {
@@ -240,7 +241,8 @@ impl MonitorReader {
                 std::future::pending::<()>().await;
             }
             let Some(info) = self.server_info().await else { continue };
-            // A watch that is requested from now on needs a fresh check: this one may be nearly over by then.
+            // A watch that is requested from now on needs a new check, since the current one may be nearly over by
+            // then.
             self.requests.mark_unchanged();
             if let Err(refusal) = self.check_server(&info).await {
                 let Refusal { why, remedy, retry_after } = refusal;
@@ -285,7 +287,7 @@ impl MonitorReader {
         }
     }
 
-    /// Returns the facts that the server reports; none, after a moment, if it cannot be reached.
+    /// Returns the facts that the server reports, or `None`, after a moment, if it cannot be reached.
     async fn server_info(&self) -> Option<Arc<ServerInfo>> {
         let status = self.link.state().borrow().status.clone();
         match status {
@@ -298,7 +300,7 @@ impl MonitorReader {
         }
     }
 
-    /// Checks whether it may be opened at all with this server's settings.
+    /// Checks whether MONITOR may be opened with this server's settings.
     ///
     /// # Errors
     /// The reason why not.
@@ -337,7 +339,8 @@ impl MonitorReader {
         }
     }
 
-    /// Follows the connection until it has to be closed. The model knows of it meanwhile. `load`: that just before it was opened.
+    /// Follows the connection until it has to be closed. The model knows about it during this time. `load` is the load
+    /// just before it was opened.
     async fn follow(
         &mut self,
         connection: Connection,
@@ -411,8 +414,8 @@ impl MonitorReader {
         }
     }
 
-    /// Returns the reason why the connection has ended: the server is gone or was started again, or it ended this connection
-    /// alone. `run_id`: the server's when the connection was opened.
+    /// Returns the reason why the connection has ended: either the server is gone or was restarted, or it ended only
+    /// this connection. `run_id` is the server's run id from when the connection was opened.
     async fn explain_end(&self, run_id: Option<&str>, error: &MonitorError) -> CloseReason {
         if let MonitorError::Moved(why) = error {
             return CloseReason::Broken(why.clone());
@@ -476,7 +479,7 @@ impl MonitorReader {
         if self.settings.unbounded { "unbounded" } else { open_reason.as_str() }
     }
 
-    /// Reports the reason why it is on, and its cost.
+    /// Reports the reason why MONITOR is on, and its cost.
     fn report(&self, open_reason: OpenReason, meter: &Meter) {
         let reason = match open_reason {
             OpenReason::On => "on by --monitor on".to_owned(),
@@ -532,12 +535,12 @@ impl OpenReason {
     }
 }
 
-/// Returns whether the connection was lost, in contrast to a refusal.
+/// Returns whether the connection was lost, rather than refused.
 fn is_unanswered(error: &CallError) -> bool {
     matches!(error, CallError::Unsent { .. } | CallError::Lost { .. })
 }
 
-/// Returns the reason why a connection that is no longer needed ends, if it does within that time.
+/// Returns the reason why a connection that is no longer needed ends, if it ends within that time.
 async fn end_within(connection: &mut Connection, time: Duration) -> Option<MonitorError> {
     let end = async {
         loop {
@@ -549,13 +552,13 @@ async fn end_within(connection: &mut Connection, time: Duration) -> Option<Monit
     tokio::time::timeout(time, end).await.ok()
 }
 
-/// Judges the server a second from now. `check`: the limit that the server needs room for; none to skip
-/// the costlier checks.
+/// Judges the server a second from now. `check` is the limit for which the server needs room, or `None` to skip the
+/// more expensive checks.
 async fn next_judgement(link: &Link, own: Option<i64>, check: Option<Limit>) -> Judgement {
     sleep(JUDGE_INTERVAL).await;
     let load = server::load(link).await?;
     let Some(limit) = check else { return Ok((load, None)) };
-    // Without the number of our own connection it cannot be distinguished from others.
+    // Without its number, our own connection cannot be distinguished from others.
     if own.is_some() && server::another_has_monitor(link, own).await? {
         return Ok((load, Some(ANOTHER_HAS_MONITOR.to_owned())));
     }

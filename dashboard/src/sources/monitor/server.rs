@@ -7,9 +7,9 @@ use tokio::time::Instant;
 use super::governor::Load;
 use crate::sources::read::text;
 
-/// The number of PINGs of which the median counts.
+/// The number of PINGs from which the median is computed.
 const PINGS: usize = 5;
-/// The most clients that are listed, which takes the server 2 ms a thousand.
+/// The most clients that are listed. A thousand take the server 2 ms.
 const MAX_LISTED: u64 = 1_000;
 
 /// Measures the server's load, in several round trips.
@@ -25,7 +25,7 @@ pub(super) async fn load(link: &Link) -> Result<Load, CallError> {
         pings.push(sent.elapsed());
     }
     pings.sort_unstable();
-    // The whole part: some values have a fraction.
+    // Only the whole part is parsed, since some values have a fraction.
     let number = |name: &str| -> u64 {
         let whole = field(&stats, name).and_then(|text| text.split('.').next());
         whole.and_then(|text| text.parse().ok()).unwrap_or_default()
@@ -37,8 +37,8 @@ pub(super) async fn load(link: &Link) -> Result<Load, CallError> {
     })
 }
 
-/// Returns whether another client has MONITOR on. `own`: the number of our connection, if it is open; then only older ones
-/// count, so that two dashboards do not yield to each other.
+/// Returns whether another client has MONITOR on. `own` is the number of our connection, if it is open. Then only older
+/// ones count, so that two dashboards do not yield to each other.
 ///
 /// # Errors
 /// Without a reply.

@@ -8,7 +8,7 @@ use tokio::time::Instant;
 /// The length of a requested watch.
 pub const WATCH: Duration = Duration::from_secs(60);
 
-/// Turns MONITOR on, now and for [`WATCH`].
+/// Turns MONITOR on for [`WATCH`], starting now.
 #[derive(Debug)]
 pub struct Switch {
     pub(super) until: watch::Sender<Option<Instant>>,

@@ -1,4 +1,4 @@
-//! Checks before MONITOR is opened, against a scripted server, and judgements while it is open.
+//! Tests of the checks before MONITOR is opened, against a scripted server, and of the judgements while it is open.
 
 use prometheus::Registry;
 use redisson::{Grouping, Moment};
@@ -15,7 +15,7 @@ use crate::model::types::{Rule, Settings, Source};
 use crate::model::{Model, actor};
 use crate::sources::status::Sources;
 
-/// Reads the words of the next command; none at the end.
+/// Reads the words of the next command, or returns `None` at the end.
 async fn command(stream: &mut BufReader<TcpStream>) -> Option<Vec<String>> {
     let mut words = Vec::new();
     let mut left = 1_usize;
@@ -38,8 +38,8 @@ async fn command(stream: &mut BufReader<TcpStream>) -> Option<Vec<String>> {
     Some(words)
 }
 
-/// A master without limits for readers. It reports each time that its limits are read, and requests a watch before it
-/// replies the first time.
+/// Serves as a master without limits for readers. Each read of its limits is reported on `checks`, and a watch is
+/// requested before the first reply.
 async fn serve(stream: TcpStream, switch: &Switch, checks: mpsc::Sender<()>) {
     let mut stream = BufReader::new(stream);
     let mut first = true;
@@ -129,7 +129,7 @@ async fn a_watch_requested_during_a_check_leads_to_another_check() {
     }
 }
 
-/// Returns the reason to close it after a judgement; empty: it stays open.
+/// Returns the reason to close MONITOR after a judgement, or an empty text if it stays open.
 fn judged(
     reader: &mut MonitorReader,
     judgement: Judgement,
@@ -159,12 +159,12 @@ async fn each_judgement_decides_whether_it_stays_open() {
     let later = Instant::now() + Duration::from_secs(3_600);
 
     let mut judge = |judgement, mut why| judged(&mut reader, judgement, &mut why, Instant::now());
-    // Automatically only while the server is quiet and no other client has MONITOR on.
+    // In automatic mode, MONITOR stays open only while the server is quiet and no other client has MONITOR on.
     assert_eq!(judge(quiet(), OpenReason::Auto), "");
     assert!(judge(busy(), OpenReason::Auto).contains("--monitor-max-ops is 10000"));
     assert_eq!(judge(another(), OpenReason::Auto), format!("closed: {ANOTHER_HAS_MONITOR}"));
     assert!(judge(lost(), OpenReason::Auto).starts_with("closed: the load cannot be judged"));
-    // On request, for the requested time.
+    // On request, MONITOR stays open for the requested time.
     for why in [OpenReason::On, OpenReason::Watch(later)] {
         for judgement in [quiet(), busy(), another(), lost()] {
             assert_eq!(judge(judgement, why), "", "{why:?}");
@@ -172,19 +172,19 @@ async fn each_judgement_decides_whether_it_stays_open() {
     }
     assert_eq!(judge(quiet(), OpenReason::Watch(Instant::now())), "watched");
 
-    // A watch requested while it is open extends the time.
+    // A watch that is requested while MONITOR is open extends the time.
     assert!(switch.watch());
     let mut why = OpenReason::Auto;
     assert_eq!(judged(&mut reader, busy(), &mut why, Instant::now()), "");
     assert!(matches!(why, OpenReason::Watch(until) if until > Instant::now()), "{why:?}");
     let mut why = OpenReason::Watch(Instant::now());
     assert_eq!(judged(&mut reader, quiet(), &mut why, Instant::now()), "");
-    // With --monitor on it has no end.
+    // With --monitor on, the time does not end.
     let mut why = OpenReason::On;
     assert_eq!(judged(&mut reader, quiet(), &mut why, Instant::now()), "");
     assert_eq!(why, OpenReason::On);
 
-    // Our own PINGs appear on it, so silence means a dead connection.
+    // Our own PINGs appear on the connection, so silence means that it is dead.
     let long_ago = Instant::now().checked_sub(SILENCE + Duration::from_secs(1)).unwrap();
     for mut why in [OpenReason::On, OpenReason::Auto, OpenReason::Watch(later)] {
         let text = judged(&mut reader, quiet(), &mut why, long_ago);
