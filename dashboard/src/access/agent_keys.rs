@@ -1,4 +1,4 @@
-//! The public keys of agents, followed while the dashboard runs.
+//! The public keys of agents, which are read again when their file changes.
 
 use std::collections::HashMap;
 use std::path::{Path, PathBuf};
@@ -13,7 +13,7 @@ use super::file_version::{CHECK_INTERVAL, FileVersion};
 /// The longest name of a key in characters.
 const MAX_NAME: usize = 64;
 
-/// The keys of a file, as it was when it was last valid.
+/// The keys of a file from when it was last valid.
 #[derive(Debug, Clone)]
 pub struct AgentKeys {
     path: PathBuf,
@@ -76,7 +76,7 @@ impl AgentKeys {
         Ok(Self { path, keys })
     }
 
-    /// Returns the keys in force.
+    /// Returns the current keys.
     #[must_use]
     pub fn now(&self) -> Keys {
         self.keys.read().unwrap_or_else(PoisonError::into_inner).clone()

@@ -1,7 +1,7 @@
 //! The limit on attempts with unknown tokens, by address.
 //!
-//! Users may share an address, be it a host, a NAT or a proxy. So a token that was accepted from an address before is still
-//! accepted from it while somebody else there tries unknown ones.
+//! Users may share an address, such as a host, a NAT or a proxy. Therefore, a token that was accepted from an address
+//! before is still accepted from it while another user there tries unknown ones.
 
 use std::collections::HashMap;
 use std::net::{IpAddr, Ipv6Addr};
@@ -16,7 +16,7 @@ pub const MAX_PER_MINUTE: u32 = 20;
 const MINUTE_SECS: u64 = 60;
 /// The most addresses that are counted at once.
 const MAX_ADDRESSES: usize = 10_000;
-/// The most tokens with addresses that are remembered, and the time for which they are.
+/// The most tokens that are remembered with their addresses, and the time for which they are remembered.
 const MAX_ACCEPTED: usize = 10_000;
 const REMEMBERED_SECS: u64 = 24 * 3_600;
 
@@ -42,7 +42,7 @@ struct Count {
 }
 
 impl Attempts {
-    /// Adds all failed attempts to a metric, too.
+    /// Also adds all failed attempts to a metric.
     pub fn count_in(&self, metric: IntCounter) {
         self.lock().metric = Some(metric);
     }
@@ -115,7 +115,8 @@ impl Counts {
     }
 }
 
-/// Returns the unit that is counted: an IPv4 address, or the /64 of an IPv6 address, which one host may use all of.
+/// Returns the unit that is counted: an IPv4 address, or the /64 network of an IPv6 address, since one host may use all
+/// of it.
 fn network(address: IpAddr) -> IpAddr {
     match address.to_canonical() {
         IpAddr::V6(address) => Ipv6Addr::from_bits(address.to_bits() & (u128::MAX << 64)).into(),

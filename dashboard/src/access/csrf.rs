@@ -1,11 +1,11 @@
-//! CSRF tokens: each form holds a word that only somebody who was given the page can know. Other sites can have a browser
-//! send a form here, but cannot read our pages. Browsers also name the page that sent a form in `Sec-Fetch-Site` or
-//! `Origin`; tokens protect where a proxy removes these headers.
+//! CSRF tokens. Each form contains a word that only a visitor who received the page can know. Other sites can make a
+//! browser send a form here, but cannot read our pages. Browsers also name the page that sent a form in
+//! `Sec-Fetch-Site` or `Origin`; tokens protect the forms if a proxy removes these headers.
 //!
-//! After a login the CSRF token is signed with the login's bearer token and bound to its cookie. So it is valid for as long
-//! as the login, on every dashboard with the same token file. Without a login it is signed with a key of this process.
-//! Before a login the browser gets a cookie with a random nonce, and the CSRF token is derived from that. So no other site
-//! can log a browser in as somebody else.
+//! After a login, the CSRF token is signed with the login's bearer token and bound to its cookie. It is therefore valid
+//! as long as the login, on every dashboard with the same token file. Without a login, it is signed with a key of this
+//! process. Before a login, the browser receives a cookie with a random nonce, from which the CSRF token is derived.
+//! Therefore, no other site can log a browser in as another user.
 
 use std::fmt;
 use std::sync::Arc;
@@ -40,7 +40,7 @@ impl CsrfToken {
         &self.0
     }
 
-    /// Returns true if this token was sent. The comparison takes the same time whatever was sent.
+    /// Returns true if this token was sent. The comparison takes the same time for any text.
     #[must_use]
     pub fn matches(&self, sent: &str) -> bool {
         let digest = |text: &str| digest::digest(&digest::SHA256, text.as_bytes());
@@ -48,7 +48,8 @@ impl CsrfToken {
     }
 }
 
-/// The key of tokens for visitors without a login. None if the system has no randomness; then all their forms are rejected.
+/// The key of tokens for visitors without a login, or `None` if the system has no randomness. Then all their forms are
+/// rejected.
 #[derive(Debug, Clone)]
 pub struct CsrfKey(Option<hmac::Key>);
 
@@ -81,7 +82,7 @@ impl fmt::Debug for LoginNonce {
 }
 
 impl LoginNonce {
-    /// Generates a nonce; none if the system has no randomness, and then nobody can log in.
+    /// Generates a nonce, or returns `None` if the system has no randomness. Then nobody can log in.
     #[must_use]
     pub fn generate() -> Option<Self> {
         let mut nonce = [0; NONCE];

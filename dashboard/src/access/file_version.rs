@@ -13,7 +13,7 @@ pub(super) const CHECK_INTERVAL: Duration = Duration::from_secs(5);
 pub(super) struct FileVersion(u64, u64, i64, i64);
 
 impl FileVersion {
-    /// Returns the current version; none if the file cannot be examined.
+    /// Returns the current version, or `None` if the file cannot be examined.
     pub(super) fn of(path: &Path) -> Option<Self> {
         let file = fs::metadata(path).ok()?;
         Some(Self(file.ino(), file.size(), file.ctime(), file.ctime_nsec()))

@@ -1,4 +1,5 @@
-//! Logins: what a browser's cookie stands for. They are in memory, so that each can be ended, and end with the process.
+//! Logins, which the cookies of browsers represent. They are in memory, so that each can be ended, and end with the
+//! process.
 
 use std::collections::HashMap;
 use std::fmt;
@@ -17,7 +18,7 @@ use super::{AuthMethod, Stay, Visitor};
 
 /// The lifetime of a login, seconds: a shift.
 pub const LOGIN_SECS: u64 = 12 * 3600;
-/// The most logins; beyond it the oldest one of the user with the most ends.
+/// The most logins. Beyond it, the oldest login of the user with the most logins ends.
 const MAX_LOGINS: usize = 10_000;
 /// The length of a cookie's secret, bytes.
 const SECRET_LEN: usize = 24;
@@ -26,7 +27,7 @@ const SECRET_LEN: usize = 24;
 #[derive(Debug, Clone)]
 pub struct Login {
     pub token: Arc<Token>,
-    /// Seconds since the epoch.
+    /// The end of the login in seconds since the epoch.
     pub until_secs: u64,
     /// Cancelled when the visitor logs out, or when the token is removed.
     pub ended: CancellationToken,
@@ -52,7 +53,7 @@ impl fmt::Debug for Logins {
 }
 
 impl Logins {
-    /// Begins a login, and returns its cookie. None if the system has no randomness.
+    /// Begins a login and returns its cookie, or `None` if the system has no randomness.
     #[must_use]
     pub fn begin(&self, token: &Arc<Token>, now_secs: u64) -> Option<String> {
         self.begin_among(MAX_LOGINS, token, now_secs)

@@ -1,8 +1,8 @@
 //! Authentication and authorization.
 //!
-//! A visitor is authenticated by a bearer token, by the cookie that `/login` sets for one, or by a trusted proxy. Without
-//! token file and proxy everybody has all rights; such a dashboard listens on loopback only, unless the settings allow
-//! more.
+//! A visitor is authenticated by a bearer token, by the cookie that `/login` sets for one, or by a trusted proxy.
+//! Without a token file and a proxy, everybody has all rights. Such a dashboard listens on loopback only, unless the
+//! settings allow more.
 
 pub mod agent_keys;
 pub mod attempts;
@@ -40,7 +40,7 @@ const PLAIN_NONCE: &str = "lockscope-login";
 /// The sender of a request.
 #[derive(Debug, Clone)]
 pub struct Visitor {
-    /// The name for logs and pages; none if no authentication is required.
+    /// The name for logs and pages, or `None` if no authentication is required.
     pub name: Option<Arc<str>>,
     pub rights: Rights,
     pub auth: AuthMethod,
@@ -76,7 +76,7 @@ pub enum Refusal {
     Unknown,
     /// Too many unknown tokens came from the address; this one was not compared.
     Limited,
-    /// The visitor has no access; a sentence.
+    /// The visitor has no access. The text is a sentence.
     Denied(String),
 }
 
@@ -103,7 +103,7 @@ impl Access {
         self.tokens.is_some() || self.proxy.as_ref().is_some_and(Proxy::knows_users)
     }
 
-    /// Authenticates the sender of a request. `now_secs`: seconds since the epoch.
+    /// Authenticates the sender of a request. `now_secs` is the time in seconds since the epoch.
     ///
     /// # Errors
     /// If authentication is missing or the visitor has no access.
@@ -184,8 +184,8 @@ impl Access {
         }
     }
 
-    /// Returns the CSRF token for the forms of a visitor. None for bearer tokens, which no browser sends on its own, and if
-    /// forms are rejected.
+    /// Returns the CSRF token for the forms of a visitor. Returns `None` for bearer tokens, which no browser sends on
+    /// its own, and if forms are rejected.
     #[must_use]
     pub fn csrf_token(&self, visitor: &Visitor, headers: &HeaderMap) -> Option<CsrfToken> {
         match visitor.auth {
@@ -197,7 +197,7 @@ impl Access {
         }
     }
 
-    /// Returns the nonce that the browser got with the login form.
+    /// Returns the nonce that the browser received with the login form.
     #[must_use]
     pub fn login_nonce(&self, headers: &HeaderMap) -> Option<LoginNonce> {
         cookie(headers, self.nonce_cookie()).and_then(LoginNonce::parse)

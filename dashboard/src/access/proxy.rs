@@ -17,7 +17,7 @@ pub struct Proxy {
     pub user: Option<HeaderName>,
     /// The header with the user's groups, separated by commas.
     pub groups: Option<HeaderName>,
-    /// The rights of users and groups. Without rules every user has all rights.
+    /// The rights of users and groups. Without rules, every user has all rights.
     pub rules: Vec<Rule>,
 }
 
@@ -98,7 +98,8 @@ impl Proxy {
     }
 }
 
-/// Returns the text of a header. Names in it are shown, logged and recorded, so it must be one line that hides nothing.
+/// Returns the text of a header. Names in it are shown, logged and recorded, so it must be a single line without
+/// invisible characters.
 fn text<'a>(header: &HeaderName, value: &'a HeaderValue) -> Result<&'a str, Refusal> {
     let text = std::str::from_utf8(value.as_bytes())
         .map_err(|_| Refusal::Denied(format!("the header {header} is not UTF-8")))?;

@@ -1,9 +1,10 @@
-//! Shares of a limit that users have in common.
+//! The shares of users in a common limit.
 
 use std::collections::HashMap;
 use std::hash::Hash;
 
-/// Returns the user who gives way when the newcomer needs a place: the one with the most places, the newcomer among equals.
+/// Returns the user who loses a place when the newcomer needs one: the user with the most places, or the newcomer among
+/// equals.
 pub fn gives_way<U: Copy + Eq + Hash>(places: impl Iterator<Item = U>, newcomer: U) -> U {
     let mut counts = HashMap::from([(newcomer, 1_usize)]);
     places.for_each(|user| *counts.entry(user).or_default() += 1);

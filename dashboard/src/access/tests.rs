@@ -19,7 +19,7 @@ fn headers(pairs: &[(&'static str, &str)]) -> HeaderMap {
     map
 }
 
-/// A token file without a name in a folder, which therefore leaves nothing behind.
+/// Creates a token file without a name in a folder, so that nothing is left behind.
 fn token_file(text: &str) -> TokenFile {
     let mut file = tempfile::tempfile().unwrap();
     file.write_all(text.as_bytes()).unwrap();
@@ -92,7 +92,7 @@ fn a_login_ends_by_time_by_logout_and_with_its_token() {
     access.log_out(&headers(&[("cookie", &format!("lockscope={first}"))]));
     assert!(first_stay.is_cancelled() && name(&first, NOW).is_none());
     assert!(!second_stay.is_cancelled() && name(&second, NOW).is_some());
-    // The rights of a login are those of its token now; a token that was changed needs a new login.
+    // The rights of a login are the current ones of its token. A token that was changed needs a new login.
     std::fs::write(&path, format!("{TOKEN},anna,look\n{OTHER},robot\n")).unwrap();
     file.reload(false);
     assert!(second_stay.is_cancelled() && name(&second, NOW).is_none());
@@ -108,7 +108,7 @@ fn a_login_ends_by_time_by_logout_and_with_its_token() {
     file.reload(false);
     assert!(robot_stay.is_cancelled() && name(&robot, NOW).is_none());
     assert_eq!(access.token_of_form(OTHER, HERE, NOW).err(), Some(Refusal::Unknown));
-    // Emptied, it revokes all tokens once it is not about to be written.
+    // An emptied file revokes all tokens only once it is settled, since it may be about to be written.
     std::fs::write(&path, "# nobody\n").unwrap();
     file.reload(false);
     assert!(access.token_of_form(TOKEN, HERE, NOW).is_ok());
@@ -127,7 +127,7 @@ fn an_address_that_guesses_is_not_heard_for_a_minute() {
     for _ in 0..attempts::MAX_PER_MINUTE {
         assert_eq!(ask(OTHER, guesser, NOW), Some(Refusal::Unknown));
     }
-    // A right guess is not answered either; others and those who have logged in are not affected.
+    // A correct guess is rejected too. Other addresses, and users who have logged in, are not affected.
     assert_eq!(ask(TOKEN, guesser, NOW + 1), Some(Refusal::Limited));
     assert_eq!(access.token_of_form(TOKEN, guesser, NOW + 1).err(), Some(Refusal::Limited));
     assert_eq!(ask(TOKEN, HERE, NOW + 1), None);
@@ -261,7 +261,7 @@ fn names_of_users_and_groups_are_text_in_utf_8() {
         Err(Refusal::Denied(why)) => why,
         other => panic!("{other:?}"),
     };
-    // Latin-1.
+    // These bytes are Latin-1.
     assert_eq!(refused(&[], b"Jos\xe9", b""), "the header x-user is not UTF-8");
     assert_eq!(refused(&rules, b"anna", b"gr\xf6\xdfe"), "the header x-groups is not UTF-8");
     for hidden in ["anna\troot", "anna\u{85}root", "an\u{202e}na", "anna\u{200b}", "anna\u{a0}"] {

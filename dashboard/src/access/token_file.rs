@@ -1,4 +1,4 @@
-//! The token file, followed while the dashboard runs.
+//! The token file, which is read again when it changes.
 
 use std::fs;
 use std::path::PathBuf;
@@ -11,12 +11,12 @@ use tokio_util::sync::CancellationToken;
 use super::file_version::{CHECK_INTERVAL, FileVersion};
 use super::tokens::Tokens;
 
-/// The tokens of a file, as it was when it was last valid.
+/// The tokens of a file from when it was last valid.
 #[derive(Debug, Clone)]
 pub struct TokenFile {
     path: PathBuf,
     tokens: Arc<RwLock<Tokens>>,
-    /// It had no tokens when it was last read, and they are not revoked yet.
+    /// True if the file had no tokens when it was last read, and the previous ones have not been revoked yet.
     empty: Arc<AtomicBool>,
 }
 
@@ -35,7 +35,7 @@ impl TokenFile {
         Ok(Self { path, tokens, empty: Arc::default() })
     }
 
-    /// Returns the tokens in force.
+    /// Returns the current tokens.
     #[must_use]
     pub fn now(&self) -> Tokens {
         self.tokens.read().unwrap_or_else(PoisonError::into_inner).clone()
@@ -65,8 +65,8 @@ impl TokenFile {
         stop.run_until_cancelled(follow).await;
     }
 
-    /// Reads the file. Logins and streams of tokens that are gone or changed end; an invalid file changes nothing. A file without
-    /// tokens may be about to be written: it ends all of them only if it is `settled`.
+    /// Reads the file. Logins and streams of tokens that are gone or changed end. An invalid file changes nothing. A
+    /// file without tokens may be about to be written, so it ends all tokens only if it is `settled`.
     pub fn reload(&self, settled: bool) {
         self.empty.store(false, Ordering::Relaxed);
         match read(&self.path) {

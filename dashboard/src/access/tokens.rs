@@ -19,11 +19,11 @@ pub(super) type Digest = [u8; digest::SHA256_OUTPUT_LEN];
 pub struct Token {
     name: Arc<str>,
     rights: Rights,
-    /// Cancelled once the file no longer has this token with this name and these rights.
+    /// Cancelled once the file no longer contains this token with this name and these rights.
     removed: CancellationToken,
 }
 
-/// The tokens of a file by their digests, so that the time of a look-up reveals nothing about a token.
+/// The tokens of a file by their digests, so that the duration of a lookup reveals nothing about a token.
 #[derive(Debug, Clone, Default)]
 pub struct Tokens(Arc<HashMap<Digest, Arc<Token>>>);
 
@@ -62,8 +62,8 @@ pub(super) fn digest(token: &str) -> Digest {
 }
 
 impl Tokens {
-    /// Reads the lines of a file: `token[,name[,rights]]`, with `+` between rights, which may name locks: `release orders:*`. Empty lines and lines that begin with `#`
-    /// are skipped. A token without rights has all.
+    /// Parses the lines of a file: `token[,name[,rights]]`, with `+` between rights, which may name locks: `release
+    /// orders:*`. Empty lines and lines that begin with `#` are skipped. A token without rights has all of them.
     ///
     /// # Errors
     /// A sentence for each wrong line, with its number and without the token.

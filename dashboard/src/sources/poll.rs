@@ -23,17 +23,17 @@ use crate::model::actor::ModelHandle;
 use crate::model::types::{Observation, ReadRequest, Source};
 use crate::sources::view::SourceState;
 
-/// Locks in one part of a batch; all parts are in flight at the same time.
+/// The number of locks in one part of a batch. All parts are in flight at the same time.
 const PART: usize = 32;
-/// The time without reads after which the server is pinged, or asked again for a lock that it has refused to read.
+/// The time without reads after which the server is pinged, or a lock that it has refused to read is requested again.
 const QUIET: Duration = Duration::from_secs(2);
-/// The interval at which the server's clock is read. It can be set, and drifts.
+/// The interval at which the server's clock is read, since the clock can be set and drifts.
 const CLOCK_INTERVAL: Duration = Duration::from_secs(10);
 
 /// A read that the server refused.
 #[derive(Debug)]
 struct Refusal {
-    /// One of the locks, to be read again.
+    /// One of the locks, which is to be read again.
     request: ReadRequest,
     error: ServerError,
 }
@@ -56,7 +56,7 @@ impl Poll {
     pub async fn run(mut self) {
         let mut state = self.link.state();
         let mut up = None;
-        // The read that is repeated until the server no longer refuses it; none while it refuses none.
+        // The read that is repeated until the server no longer refuses it, or `None` while it refuses none.
         let mut refused = None;
         self.report_link(&mut state, &mut up, &mut refused).await;
         let mut quiet = interval(QUIET);
@@ -109,7 +109,7 @@ impl Poll {
     ) {
         let LinkState { generation, status } = state.borrow_and_update().clone();
         match status {
-            // Only a new connection is a reason to expect that it can be read now.
+            // Only a new connection is a reason to expect that the server can be read now.
             LinkStatus::Up(_) if refused.is_some() && *up == Some(generation) => {}
             LinkStatus::Up(info) => {
                 *refused = None;
@@ -146,7 +146,7 @@ impl Poll {
         self.status.succeeded();
     }
 
-    /// Reports that the server refuses reads, of one database or all.
+    /// Reports that the server refuses reads of one database or of all.
     async fn report_refusal(&self, refusal: Refusal, refused: &mut Option<ReadRequest>) {
         let Refusal { request, error } = refusal;
         if refused.is_none() {
@@ -158,7 +158,7 @@ impl Poll {
     }
 
     fn set_refused_state(&self, error: &ServerError) {
-        // It is loading its data, or its cluster is down for the moment.
+        // The server is loading its data, or its cluster is temporarily down.
         if error.is_transient() {
             self.status.set(SourceState::Down, error.to_string());
             self.share.suspect();
@@ -167,8 +167,9 @@ impl Poll {
         }
     }
 
-    /// Reads a lock again that the server has refused to read. Returns it if that is refused still; otherwise the server is
-    /// reported as up, and what was read of locks before this read remains unknown until they are read again.
+    /// Reads a lock again that the server has refused to read. Returns the lock if the read is still refused. Otherwise
+    /// the server is reported as up, and locks that were read before this read remain unknown until they are read
+    /// again.
     async fn try_again(&self, request: ReadRequest) -> Option<ReadRequest> {
         let since = now();
         let result = read(&mut Unpaced(&self.link, &self.facts), vec![request.clone()]).await;
@@ -181,7 +182,7 @@ impl Poll {
                 self.set_refused_state(&error);
                 return Some(request);
             }
-            // Something else is wrong with this lock alone.
+            // Something else is wrong with this lock only.
             Err(_) => Findings::default(),
             Ok(findings) => findings,
         };
@@ -200,14 +201,14 @@ impl Poll {
         let before = SteadyMillis::now().0;
         let Ok(reply) = self.link.call(cmd("TIME")).await else { return };
         let Some(theirs) = clock_micros(&reply).map(|micros| micros / 1_000) else { return };
-        // The reply was made about halfway between.
+        // The server made the reply about halfway between.
         let ours = before.midpoint(SteadyMillis::now().0);
         let ahead_ms = i64::try_from(i128::from(theirs) - i128::from(ours)).unwrap_or(0);
         self.facts.set_ahead(ahead_ms);
         self.model.observe(self.scope.id, Observation::Clock { ahead_ms }).await;
     }
 
-    /// Reads which databases have keys. A release message may be about a lock in any of them.
+    /// Reads the numbers of the databases that have keys. A release message may be about a lock in any of them.
     async fn read_databases(&self) {
         let mut info = cmd("INFO");
         info.arg("keyspace");
@@ -228,7 +229,7 @@ impl Poll {
             Ok(Findings { found, redirected }) => {
                 self.send(found).await;
                 self.follow(redirected).await;
-                // A batch that was requested before the refusal of another does not end that.
+                // A batch that was requested before the refusal of another one does not end the refusal.
                 if !self.status.is_refused() {
                     self.report_success();
                 }
@@ -236,7 +237,7 @@ impl Poll {
                     self.share.suspect();
                 }
             }
-            // The connection's state reports its loss. Nothing waits here, so that this happens at once.
+            // The connection's state reports its loss. Nothing waits here, so that the loss is reported at once.
             Err(ReadError::Call(CallError::Unsent { .. } | CallError::Lost { .. })) => {}
             Err(ReadError::Call(CallError::Refused(error))) => {
                 if let Some(request) = again.filter(|_| concerns_all_keys(&error)) {
@@ -267,7 +268,7 @@ impl Poll {
     /// reached keep their last state.
     async fn follow(&self, redirected: Vec<(ReadRequest, Redirect)>) {
         let mut by_node: HashMap<(String, u16), (Redirect, Vec<ReadRequest>)> = HashMap::new();
-        // Slots that have moved for good are discovered by asking the nodes.
+        // Slots that have moved permanently are discovered by querying the nodes.
         for (request, redirect) in redirected.into_iter().filter(|(_, redirect)| redirect.ask) {
             let node = (redirect.host.clone(), redirect.port);
             by_node.entry(node).or_insert_with(|| (redirect, Vec::new())).1.push(request);
@@ -287,8 +288,8 @@ impl Poll {
     }
 }
 
-/// Returns the read of a part that is repeated after a refusal: of a known lock if there is one, and of all of it, since
-/// revalidation needs fewer rights.
+/// Returns the read of a part that is repeated after a refusal: of a known lock if there is one, and of the whole lock,
+/// since revalidation needs fewer rights.
 fn to_read_again(part: &[ReadRequest]) -> Option<ReadRequest> {
     let known = part.iter().find(|request| !request.known.fields.is_empty());
     let mut again = known.or_else(|| part.first())?.clone();
@@ -296,7 +297,7 @@ fn to_read_again(part: &[ReadRequest]) -> Option<ReadRequest> {
     Some(again)
 }
 
-/// Returns whether the server refuses to read any lock, and not only those of a slot that moves or has no node.
+/// Returns whether the server refuses to read every lock, not only those of a slot that moves or has no node.
 fn concerns_all_keys(error: &ServerError) -> bool {
     let of_slot = error.code == "CLUSTERDOWN" && error.message.contains("slot not served");
     !of_slot && !error.is_split()

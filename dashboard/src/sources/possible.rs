@@ -1,8 +1,8 @@
-//! The possible locks that a scan meets: hashes with a lock's shape that never expire.
+//! The possible locks that a scan finds: hashes with a lock's shape that never expire.
 //!
-//! Each may be a leaked lock, so they are read and followed, up to a limit. Beyond it they are an application's hashes: then
-//! only those are read that somebody waits for, or that another source points out, so that any number of them delays neither the
-//! scan nor the reads of confirmed locks.
+//! Each of them may be a leaked lock, so they are read and followed, up to a limit. Beyond it they are an application's
+//! hashes. Then only those are read that have listeners, or that another source reports, so that any number of them
+//! delays neither the scan nor the reads of confirmed locks.
 
 use std::time::Duration;
 
@@ -14,37 +14,38 @@ use tokio::time::Instant;
 
 use super::read::{Caller, PossibleLock, ReadError, integer};
 
-/// Channels in one command.
+/// The number of channels in one command.
 const CHANNELS: usize = 100;
-/// The interval after a refusal: each one adds to the server's log.
+/// The interval after a refusal, since each refusal adds to the server's log.
 const REFUSED_INTERVAL: Duration = Duration::from_secs(1_800);
 
-/// The possible locks of one pass.
+/// The possible locks of one scan.
 #[derive(Debug, Default)]
 pub(super) struct PossibleLocks {
-    /// Further ones that are read.
+    /// The number of further ones that are read.
     room: usize,
     skipped: u64,
-    /// Skipped ones whose listeners are not counted yet, with their channels.
+    /// The skipped ones whose listeners have not been counted yet, with their channels.
     uncounted: Vec<(LockName, Vec<u8>)>,
-    /// The last time that the account was not permitted to count listeners.
+    /// The last time at which the account was not permitted to count listeners.
     refused: Option<Instant>,
 }
 
 impl PossibleLocks {
-    /// Begins a pass that reads this many.
+    /// Begins a scan that reads this number of possible locks.
     pub(super) fn begin(&mut self, room: usize) {
         self.room = room;
         self.skipped = 0;
         self.uncounted.clear();
     }
 
-    /// Returns the number that was not read in this pass.
+    /// Returns the number of possible locks that were not read in this scan.
     pub(super) fn skipped(&self) -> u64 {
         self.skipped
     }
 
-    /// Takes room for an unknown one, which is then read. Returns false if there is none left: it is skipped.
+    /// Reserves room for an unknown possible lock, which is then read. Returns false if no room is left, and skips the
+    /// lock.
     pub(super) fn admit(&mut self, PossibleLock { name, fields }: PossibleLock<'_>) -> bool {
         if let Some(room) = self.room.checked_sub(1) {
             self.room = room;
@@ -59,7 +60,7 @@ impl PossibleLocks {
         false
     }
 
-    /// Returns the skipped ones that somebody listens for.
+    /// Returns the skipped ones that have listeners.
     pub(super) async fn take_awaited(
         &mut self,
         caller: &mut impl Caller,

@@ -1,4 +1,5 @@
-//! The holder registry: keys in which agents publish themselves, their holders and their waiters. No value is read before its length.
+//! The holder registry: keys in which agents publish themselves, their holders and their waiters. A value's length is
+//! read before the value.
 
 use std::collections::HashMap;
 
@@ -14,15 +15,15 @@ use crate::access::agent_keys::AgentKeys;
 use crate::clock::{SteadyMillis, Time};
 use crate::model::types::{AgentReport, Presence};
 
-/// Commands in one pipeline.
+/// The number of commands in one pipeline.
 const COMMANDS: usize = 250;
-/// Fields in one command.
+/// The number of fields in one command.
 const FIELDS: usize = 50;
 /// The longest entry that is read, in bytes.
 const MAX_ENTRY: u64 = 4_096;
 /// The longest host name that is read, in bytes.
 pub(super) const MAX_HOST: u64 = 256;
-/// The entries that are verified in one go: each takes tens of microseconds.
+/// The number of entries that are verified without a pause. Each takes tens of microseconds.
 const VERIFIED_AT_ONCE: usize = 16;
 
 /// The holder registry of one database.
@@ -66,7 +67,7 @@ impl Registry {
         if let Some(refused) = refused.filter(|refused| refused.is_denied()) {
             return Ok(Err(refused.clone()));
         }
-        // A key of another type is not an agent's.
+        // A key of another type is not an agent's key.
         let length = |reply: &Result<Value, ServerError>| reply.as_ref().ok().and_then(integer);
         let (of_agents, of_holders) = replies.split_at(agents.len() * 3);
         let present: Vec<(ClientId, Presence)> = agents
@@ -95,7 +96,8 @@ impl Registry {
                 tokio::task::yield_now().await;
             }
             let Some(length) = length(reply) else { continue };
-            // An entry that is too long, or gone since its length was read, still shows that the agent knows the holder.
+            // An entry that is too long, or has been deleted since its length was read, still shows that the agent
+            // knows the holder.
             let entry = entries.get(&id).map(Vec::as_slice).unwrap_or_default();
             let host = hosts.get(&id.client).map(Vec::as_slice).unwrap_or_default();
             let place = Place { agent: &id.client, number: id.thread, lock: &lock, host };

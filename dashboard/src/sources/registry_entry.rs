@@ -1,6 +1,6 @@
 //! Entries of the holder registry: the process behind a hold or wait, as its agent publishes it.
 //!
-//! Anybody who can write to Redis may have written this text: it is truncated, invisible characters are escaped, and it
+//! Anybody who can write to Redis may have written this text. It is truncated, invisible characters are escaped, and it
 //! is only displayed. With keys of agents, the result of the signature's check is displayed with it.
 
 use std::sync::Arc;
@@ -16,7 +16,7 @@ use crate::model::types::{HolderIdentity, Verification};
 /// The most characters of any text that are retained.
 const MAX_TEXT: usize = 100;
 
-/// A holder's entry; missing or malformed fields are unknown.
+/// A holder's entry. Missing or malformed fields are unknown.
 #[derive(Debug, Default, Deserialize)]
 #[serde(default)]
 struct RegistryEntry {
@@ -33,8 +33,8 @@ struct RegistryEntry {
     key: Option<String>,
 }
 
-/// Returns the identity in an entry at that place. `keys`: the agents' keys, if the dashboard has any; `now`: the
-/// instant by which signatures may have expired.
+/// Returns the identity in an entry at that place. `keys` are the agents' keys, if the dashboard has any, and `now` is
+/// the instant by which signatures may have expired.
 pub(super) fn identity(
     bytes: &[u8],
     place: &Place<'_>,
@@ -58,7 +58,7 @@ pub(super) fn identity(
         comm: text(entry.comm),
         name: text(entry.client),
         session: text(entry.session),
-        // By its own host's wall clock.
+        // The time is from the wall clock of the agent's host.
         since: entry.since.map(|at| WallMillis(at).to_steady()),
         // A task that acquires several locks at once releases them rather than waiting forever.
         owner: entry.owner.filter(|_| !entry.several),
@@ -125,7 +125,7 @@ mod tests {
         LockName::new(name.as_bytes()).unwrap()
     }
 
-    /// A key that was made for this test.
+    /// Returns a key that was made for this test.
     fn key() -> SigningKey {
         let mut file = tempfile::NamedTempFile::new().unwrap();
         let secret = "MC4CAQAwBQYDK2VwBCIEIAABAgMEBQYHCAkKCwwNDg8QERITFBUWFxgZGhscHR4f";

@@ -1,4 +1,4 @@
-//! The scan: passes over all keys of one database, which discover locks under unknown names.
+//! The scan, which reads all keys of one database repeatedly, and discovers locks under unknown names.
 
 use std::collections::HashSet;
 use std::hash::{BuildHasher, RandomState};
@@ -27,25 +27,26 @@ use crate::model::actor::{Hub, ModelHandle};
 use crate::model::types::{LockView, Observation, Source};
 use crate::sources::view::{Progress, SourceState};
 
-/// Possible locks read at once: this many, or as many as have been found after the interval below.
+/// Possible locks are read together: this number, or as many as have been found after the interval below.
 const CANDIDATES: usize = 200;
 const CANDIDATES_INTERVAL: Duration = Duration::from_millis(100);
-/// The most hashes remembered as not being locks, on servers where reading them again would count as a use.
+/// The most hashes that are remembered as non-locks, on servers on which reading them again would count as a use.
 const MAX_NON_LOCKS: usize = 500_000;
-/// The pause after a pass, as a multiple of its length, so that small databases are scanned often.
+/// The pause after a scan, as a multiple of its duration, so that small databases are scanned often.
 const PAUSE: u32 = 20;
-/// The shortest pause between two passes.
+/// The shortest pause between two scans.
 const MIN_PAUSE: Duration = Duration::from_millis(500);
-/// A pass over so few keys is followed by the shortest pause, one over twice as many by at most twice that, and so on.
+/// The number of keys up to which a scan is followed by the shortest pause. With twice as many, the pause is at most
+/// twice as long, and so on.
 const FEW_KEYS: u64 = 200;
-/// The least time between two passes for companion keys.
+/// The least time between two scans for companion keys.
 const COMPANIONS_INTERVAL: Duration = Duration::from_secs(60);
-/// The age up to which the poll's last reading of a lock makes one by the scan unnecessary. The poll's rounds are shorter, unless its
-/// rate is limited.
+/// The age up to which the poll's last reading of a lock makes a reading by the scan unnecessary. The poll's rounds are
+/// shorter, unless its rate is limited.
 const MAX_AGE_MS: u64 = 150_000;
 /// The most keys of moving slots that are reported to their own nodes at once.
 const MAX_MOVING: usize = 16;
-/// Matches every companion key of a lock.
+/// The pattern that matches every companion key of a lock.
 const COMPANIONS: &str = "redisson_lock_*";
 
 /// The scan of one database.
@@ -61,9 +62,9 @@ pub struct Scan {
     pub status: Arc<SourceStatus>,
     pub metrics: ScanNodeMetrics,
     pub facts: ServerFacts,
-    /// The snapshot is incomplete until its first pass.
+    /// True if the snapshot is incomplete until the first scan has ended.
     pub first: bool,
-    /// Receives the agents that it finds.
+    /// Receives the agents that the scan finds.
     pub agents: KnownAgents,
 }
 
@@ -71,14 +72,14 @@ pub struct Scan {
 struct ScanState {
     non_locks: Option<HashSet<u64>>,
     hasher: RandomState,
-    /// Keys seen by the current pass.
+    /// The number of keys that the current scan has seen.
     seen: u64,
     size: Option<u64>,
-    /// Hashes of the current pass that the account may not read.
+    /// The number of hashes in the current scan that the account may not read.
     unreadable: u64,
     passes: u64,
     possible: PossibleLocks,
-    /// The server has sharded channels.
+    /// True if the server has sharded channels.
     shards: bool,
 }
 
@@ -180,7 +181,7 @@ impl Scan {
             let keys;
             (cursor, keys) = page(pacer, scan).await?;
             if self.link.state().borrow().generation != generation {
-                // Another server may be behind it, for which the cursor means nothing.
+                // The connection may lead to another server, for which the cursor is meaningless.
                 let reason =
                     "the connection has changed since the beginning of the scan".to_owned();
                 return Err(ReadError::Call(CallError::Lost { reason }));
@@ -206,7 +207,7 @@ impl Scan {
                 break;
             }
         }
-        // SCAN counts buckets; DBSIZE is the number of keys.
+        // SCAN counts buckets, and DBSIZE is the number of keys.
         state.seen = state.size.unwrap_or(state.seen);
         state.passes += 1;
         self.metrics.unreadable.set(i64::try_from(state.unreadable).unwrap_or(i64::MAX));
@@ -230,11 +231,12 @@ impl Scan {
         let mut left = Vec::new();
         let possible = &mut state.possible;
         let is_wanted = |lock: PossibleLock<'_>| {
-            // The poll follows those that are known.
+            // The poll follows the possible locks that are already known.
             !self.is_known_as_possible(lock.name) && possible.admit(lock)
         };
         let Findings { found, redirected } = discover(pacer, &names, is_wanted, &mut left).await?;
-        // Those are tried again in each pass: to refuse a read is no use of a key, and the account's patterns may change.
+        // Unreadable keys are tried again in each scan: a refused read does not count as a use, and the account's
+        // patterns may change.
         let (unreadable, others): (Vec<_>, Vec<_>) =
             left.iter().partition(|other| other.is_unpermitted());
         state.unreadable += unreadable.len() as u64;
@@ -243,7 +245,7 @@ impl Scan {
         for name in state.possible.take_awaited(pacer, state.shards).await? {
             self.model.observe(self.scope.id, Observation::CompanionKey { name }).await;
         }
-        // Keys of a moving slot: the node that serves the slot reads them.
+        // The keys of a moving slot are read by the node that serves the slot.
         let moving = redirected.into_iter().map(|(request, _)| request.name);
         for name in moving.filter(|name| !self.is_known(name)).take(MAX_MOVING) {
             self.model.observe(self.scope.id, Observation::CompanionKey { name }).await;
@@ -324,7 +326,7 @@ impl Scan {
         }
     }
 
-    /// Returns the lock that a companion belongs to; of two possible ones the known one.
+    /// Returns the lock to which a companion belongs. Of two possible ones, this is the known one.
     fn lock_of_companion(&self, key: &[u8]) -> Option<LockName> {
         let names = locks_of_companion(key);
         names.iter().find(|name| self.is_known(name)).or_else(|| names.first()).cloned()
@@ -332,7 +334,7 @@ impl Scan {
 }
 
 impl ScanState {
-    /// Adapts to the server: enables or disables the cache of non-locks.
+    /// Adapts to the server by enabling or disabling the cache of non-locks.
     fn configure(&mut self, server: &ServerInfo) {
         self.shards = server.has_shards();
         let needed = server.evicts() && !supports_no_touch(server);
@@ -363,7 +365,8 @@ fn is_possible(lock: &LockView) -> bool {
     !lock.confirmed && lock.is_held()
 }
 
-/// Returns the locks that a queue, deadlines or a token may belong to, most likely first; empty if the key is none of them.
+/// Returns the locks to which a queue, deadlines or a token may belong, most likely first, or none if the key is none
+/// of them.
 #[must_use]
 pub fn locks_of_companion(key: &[u8]) -> Vec<LockName> {
     let tagged = [keys::QUEUE, keys::DEADLINES, keys::TOKEN]
@@ -400,8 +403,8 @@ pub async fn page(
     }
 }
 
-/// Returns the pause after a pass over that many keys. A pass over few keys that took long waited for the network or for this
-/// program, not for the server.
+/// Returns the pause after a scan of that number of keys. A scan of few keys that took long was waiting for the network
+/// or for this program, not for the server.
 fn pause(took: Duration, keys: u64, every: Duration) -> Duration {
     let remaining = every.saturating_sub(took).max(took);
     let steps = u32::try_from(keys.div_ceil(FEW_KEYS)).unwrap_or(u32::MAX);

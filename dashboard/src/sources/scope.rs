@@ -9,7 +9,7 @@ use crate::model::types::{LockId, LockView, ScopeId};
 /// One database of one deployment.
 #[derive(Debug, Clone)]
 pub struct Scope {
-    /// Its index in the model.
+    /// The index of the database in the model.
     pub id: ScopeId,
     pub deployment: Arc<str>,
     pub db: u32,

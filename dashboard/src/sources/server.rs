@@ -51,16 +51,16 @@ pub(super) struct Shared {
 /// A server to watch.
 pub(super) struct WatchedServer {
     pub(super) deployment: Arc<str>,
-    /// Its displayed name.
+    /// The displayed name of the server.
     pub(super) server: String,
     pub(super) endpoint: Endpoint,
     pub(super) monitor: Endpoint,
-    /// Its databases, each with the model's read requests.
+    /// The databases, each with the model's read requests.
     pub(super) dbs: Vec<(Scope, mpsc::Receiver<Vec<ReadRequest>>)>,
-    /// Its share of the deployment's locks.
+    /// The server's share of the deployment's locks.
     pub(super) share: SlotShare,
     pub(super) stop: CancellationToken,
-    /// The snapshot is incomplete until its keys have been scanned.
+    /// True if the snapshot is incomplete until the server's keys have been scanned.
     pub(super) first: bool,
 }
 
@@ -72,7 +72,7 @@ impl Shared {
             server;
         let replicas = (self.read_from == ReadFrom::Replica)
             .then(|| Replicas::start(&endpoint, &link_options(), &self.shutdown));
-        // Clients connect to the server itself, even where its locks are read from a replica.
+        // Clients connect to the server itself, even if its locks are read from a replica.
         let server_link = replicas.as_ref().map(|_| link(endpoint.clone(), &self.shutdown));
         let (endpoint, monitor) = match &replicas {
             Some(replicas) => (replicas.endpoint(&endpoint), replicas.endpoint(&monitor)),
@@ -108,7 +108,7 @@ impl Shared {
     }
 }
 
-/// A server whose sources are being started, one by one.
+/// A server whose sources are being started one after the other.
 struct Starting<'s> {
     shared: &'s Shared,
     deployment: Arc<str>,
@@ -121,7 +121,8 @@ struct Starting<'s> {
 }
 
 impl Starting<'_> {
-    /// Starts the poll and the scan of a database. Returns the connection of the poll, and what looks up the database's agents.
+    /// Starts the poll and the scan of a database. Returns the poll's connection, and the reader that looks up the
+    /// database's agents.
     fn database(
         &mut self,
         scope: Scope,

@@ -1,7 +1,7 @@
 //! Sharded channels of a cluster: Redisson 3.22 and later publishes releases on them, and patterns do not match them.
 //!
-//! A subscriber looks like a waiter to other observers, and to agents that check for waiters. Therefore few channels are
-//! subscribed, and none of locks that an agent holds.
+//! A subscriber looks like a waiter to other observers, and to agents that check for waiters. Therefore few channels
+//! are subscribed, and none for locks that an agent holds.
 
 use std::collections::HashSet;
 use std::sync::{Arc, Mutex, MutexGuard, PoisonError};
@@ -17,7 +17,7 @@ use crate::redis::CLIENT_NAME;
 /// The most locks of one server.
 const MAX_LOCKS: usize = 1_000;
 
-/// The subscribed sharded channels. Cheap to clone; clones share them.
+/// The subscribed sharded channels. Cheap to clone, and clones share them.
 #[derive(Debug, Clone, Default)]
 pub struct Shards(Arc<Mutex<Sets>>);
 
@@ -82,8 +82,8 @@ impl Shards {
         self.sets().subscribed.len()
     }
 
-    /// Returns the number of dashboards among a channel's subscribers: this one, and others, which subscribe to the same locks
-    /// unless there are very many. The number of waiters is a lower bound anyway.
+    /// Returns the number of dashboards among a channel's subscribers. The others subscribe to the same locks as this
+    /// one unless there are very many locks. The number of waiters is a lower bound in any case.
     pub(super) fn dashboards(&self, channel: &[u8]) -> u64 {
         let sets = self.sets();
         u64::from(sets.subscribed.contains(channel)) + sets.others
@@ -104,7 +104,7 @@ fn is_listening_dashboard(client: &str) -> bool {
     field("name") == Some(CLIENT_NAME) && field("ssub").is_some_and(|count| count != "0")
 }
 
-/// Returns the channels of the held locks to follow, none of which an agent holds.
+/// Returns the channels of the held locks to follow, except for locks that an agent holds.
 fn wanted(
     snapshot: &Snapshot,
     (deployment, share): (&str, &SlotShare),

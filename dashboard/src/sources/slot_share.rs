@@ -40,7 +40,7 @@ struct State {
     slots: Arc<Slots>,
     /// Connections for reading, by node.
     links: HashMap<Address, Link>,
-    /// The node that receives the messages that reach all nodes.
+    /// The node that receives the messages sent to all nodes.
     listener: Option<Address>,
     /// The clients connected to each node, and the time of that list.
     connected: HashMap<Address, (Instant, Connections)>,
@@ -58,7 +58,7 @@ impl Nodes {
         self.state.lock().unwrap_or_else(PoisonError::into_inner)
     }
 
-    /// Sets the slots, and the connections by which nodes are read.
+    /// Sets the slots, and the connections through which nodes are read.
     pub fn set(&self, slots: Arc<Slots>, links: HashMap<Address, Link>) {
         let state = &mut *self.state();
         state.connected.retain(|address, _| links.contains_key(address));
@@ -66,7 +66,8 @@ impl Nodes {
         (state.slots, state.links) = (slots, links);
     }
 
-    /// Returns a working connection to that node. The first call for a node without slots connects to it, for later calls.
+    /// Returns a working connection to that node. The first call for a node without slots starts a connection for later
+    /// calls.
     fn link_at(&self, address: &Address) -> Option<Link> {
         let state = &mut *self.state();
         let link = match state.links.get(address) {
@@ -94,7 +95,7 @@ impl Nodes {
         self.state().provisional.retain(|_, (used, _)| used.elapsed() < PROVISIONAL_VALIDITY);
     }
 
-    /// Sets the node that receives the messages that reach all nodes.
+    /// Sets the node that receives the messages sent to all nodes.
     pub(super) fn set_listener(&self, listener: Option<Address>) {
         self.state().listener = listener;
     }
@@ -115,7 +116,7 @@ impl SlotShare {
         }
     }
 
-    /// Returns whether the server receives the messages that reach all nodes.
+    /// Returns whether the server receives the messages sent to all nodes.
     pub(super) fn receives_all(&self) -> bool {
         match self {
             Self::Whole => true,
@@ -130,7 +131,7 @@ impl SlotShare {
         }
     }
 
-    /// Returns the connection by which a key is read, if any; `link` is the server's own.
+    /// Returns the connection through which a key is read, if any. `link` is the server's own connection.
     pub(super) fn link_of(&self, key: &[u8], link: &Link) -> Option<(Option<Address>, Link)> {
         match self {
             Self::Whole => Some((None, link.clone())),
@@ -149,8 +150,8 @@ impl SlotShare {
         nodes.link_at(&address)
     }
 
-    /// Stores the clients connected to the server. Returns those of the whole deployment once all are known: a client need not
-    /// be connected to each node all the time.
+    /// Stores the clients connected to the server. Returns those of the whole deployment once all are known, since a
+    /// client need not be connected to each node all the time.
     pub(super) fn connected(&self, connections: Connections) -> Option<Connections> {
         let Self::Node(nodes, address) = self else { return Some(connections) };
         let state = &mut *nodes.state();

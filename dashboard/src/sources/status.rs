@@ -39,7 +39,7 @@ struct Now {
 /// The progress of scans.
 #[derive(Debug, Clone, Copy, Default)]
 pub struct Pass {
-    /// The progress of the first scan; none once it is complete.
+    /// The progress of the first scan, or `None` once it is complete.
     pub first: Option<Progress>,
     /// The approximate time from the beginning of the newest complete scan to the end of the next.
     pub round: Option<Duration>,
@@ -93,7 +93,7 @@ impl SourceStatus {
         self.now().remedy = Some(remedy);
     }
 
-    /// Sets whether the server replies, but refuses all reads of locks.
+    /// Sets whether the server replies but refuses all reads of locks.
     pub fn set_refused(&self, refused: bool) {
         self.now().refused = refused;
     }
@@ -108,7 +108,7 @@ impl SourceStatus {
         self.now().last_success = Some(SteadyMillis::now());
     }
 
-    /// Sets the lag. From `behind` on the state reports it.
+    /// Sets the lag. If it is at least `behind`, the state reports it.
     pub fn set_lag(&self, lag: Duration, behind: Duration) {
         let mut now = self.now();
         now.lag = Some(lag);
@@ -128,7 +128,7 @@ impl SourceStatus {
         }
     }
 
-    /// Sets the lag without any effect on the state.
+    /// Sets the lag without changing the state.
     pub fn record_lag(&self, lag: Duration) {
         self.now().lag = Some(lag);
     }
@@ -171,14 +171,14 @@ pub struct Server {
     pub node: String,
     /// The state of the connection that reads its locks.
     pub link: watch::Receiver<LinkState>,
-    /// The replica that is read in its place, if the settings request one.
+    /// The replica that is read instead, if the settings request one.
     pub reads: Option<watch::Receiver<Option<ReadsFrom>>>,
-    /// The other nodes of its cluster, if it is in one, are watched too.
+    /// True if the other nodes of its cluster are watched too, if it is in one.
     pub whole: bool,
 }
 
 impl Server {
-    /// Returns the facts that the server reports; none while it cannot be reached.
+    /// Returns the facts that the server reports, or `None` while it cannot be reached.
     #[must_use]
     pub fn info(&self) -> Option<Arc<ServerInfo>> {
         match &self.link.borrow().status {
@@ -187,7 +187,7 @@ impl Server {
         }
     }
 
-    /// Returns the reason why it is read itself although the settings request a replica.
+    /// Returns the reason why the server itself is read although the settings request a replica.
     fn replica_unused(&self) -> Option<String> {
         match &*self.reads.as_ref()?.borrow() {
             Some(ReadsFrom::Server { reason }) => Some(reason.clone()),
@@ -226,7 +226,7 @@ impl Server {
     }
 }
 
-/// All sources and servers. Those of a cluster's nodes come and go.
+/// All sources and servers. Those of a cluster's nodes are added and removed.
 #[derive(Debug, Default)]
 pub struct Sources {
     lists: Mutex<Lists>,
@@ -239,7 +239,7 @@ struct Lists {
     polls: HashMap<ScopeId, Arc<SourceStatus>>,
     servers: Vec<Arc<Server>>,
     switches: Vec<(Arc<str>, String, Switch)>,
-    /// Problems of whole clusters.
+    /// The problems of whole clusters.
     clusters: HashMap<Arc<str>, String>,
     /// The slots of each cluster's nodes.
     slots: HashMap<Arc<str>, Arc<Slots>>,
@@ -279,8 +279,8 @@ impl Sources {
         self.lists().switches.push((Arc::clone(deployment), node.to_owned(), switch));
     }
 
-    /// Turns on a deployment's MONITOR readers for a while; without a name, those of the only one. Returns false if MONITOR is
-    /// switched off, none if the deployment is ambiguous or has no server yet.
+    /// Turns on a deployment's MONITOR readers for a while. Without a name, it is the only deployment. Returns false if
+    /// MONITOR is switched off, or `None` if the deployment is ambiguous or has no server yet.
     #[must_use]
     pub fn watch(&self, deployment: Option<&str>) -> Option<bool> {
         let lists = self.lists();
@@ -294,14 +294,14 @@ impl Sources {
         chosen.map(|(.., switch)| switch.watch()).reduce(|one, other| one | other)
     }
 
-    /// Turns on the MONITOR reader of the server that has a lock for a while; in a cluster that of one node.
+    /// Turns on the MONITOR reader of a lock's server for a while. In a cluster, this is the server of one node.
     pub fn watch_lock(&self, id: &LockId) {
         self.switches_of(id, |switch| {
             switch.watch();
         });
     }
 
-    /// Returns whether the settings allow MONITOR on the server that has a lock; none if it has no server yet.
+    /// Returns whether the settings allow MONITOR on a lock's server, or `None` if there is no server yet.
     #[must_use]
     pub fn may_watch(&self, id: &LockId) -> Option<bool> {
         let mut allowed = None;
@@ -376,7 +376,7 @@ impl Sources {
         self.lists().servers.clone()
     }
 
-    /// Returns whether the locks of a server can be read: it can be reached, and does not refuse the reads.
+    /// Returns whether the locks of a server can be read: the server can be reached, and does not refuse the reads.
     #[must_use]
     pub fn can_read(&self, server: &Server) -> bool {
         let of_server = |status: &SourceStatus| {
@@ -405,7 +405,7 @@ impl Sources {
         self.servers().iter().map(|server| server.view()).collect()
     }
 
-    /// Returns the progress of all first scans together; none once they are complete.
+    /// Returns the progress of all first scans together, or `None` once they are complete.
     #[must_use]
     pub fn first_scan(&self) -> Option<Progress> {
         let statuses = self.statuses();
@@ -416,7 +416,7 @@ impl Sources {
         })
     }
 
-    /// Returns the current limits of the sources, a sentence each.
+    /// Returns the current limits of the sources, one sentence each.
     #[must_use]
     pub fn limits(&self) -> Vec<String> {
         let is_single_node =
@@ -495,7 +495,7 @@ impl Sources {
     }
 }
 
-/// Merges equal limits of a deployment's nodes into one sentence, since a cluster may have many.
+/// Merges equal limits of a deployment's nodes into one sentence, since a cluster may have many nodes.
 fn merged(limits: Vec<(Arc<str>, String, String)>) -> Vec<String> {
     let mut merged: Vec<(Arc<str>, Vec<String>, String)> = Vec::new();
     for (deployment, node, limit) in limits {

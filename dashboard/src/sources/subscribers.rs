@@ -1,8 +1,8 @@
-//! Counts of the connections that listen for a lock's release: each stands for at least one waiter.
+//! Counts of the connections that listen for a lock's release. Each represents at least one waiter.
 //!
-//! Counting costs the server about a third of a microsecond for a name, and shows waiters of any client without watching its
-//! traffic. Fair locks are left out: their queues show more. Locks with waiters are counted each second, the others once a
-//! minute at least.
+//! Counting costs the server about a third of a microsecond per name, and shows waiters of any client without watching
+//! its traffic. Fair locks are left out, since their queues show more. Locks with waiters are counted every second, the
+//! others at least once a minute.
 
 use std::collections::HashMap;
 use std::sync::Arc;
@@ -26,11 +26,11 @@ use crate::sources::view::SourceState;
 
 /// The interval of the rounds.
 const INTERVAL: Duration = Duration::from_secs(1);
-/// Names in one command.
+/// The number of names in one command.
 const NAMES: usize = 500;
-/// The least number of names in one round, if there are as many; further locks follow in the next ones.
+/// The least number of names in one round, if there are as many. Further locks follow in the next rounds.
 const ROUND: usize = 2_000;
-/// The rounds in which all locks are counted.
+/// The number of rounds in which all locks are counted.
 const ROUNDS: usize = 60;
 
 /// The counter of one server. Channels have no databases, so a name in several of them is counted once.
@@ -40,7 +40,7 @@ pub struct Subscribers {
     pub link: Link,
     pub model: ModelHandle,
     pub hub: Arc<Hub>,
-    /// The sharded channels that dashboards are subscribed to.
+    /// The sharded channels to which dashboards are subscribed.
     pub shards: Shards,
     /// The server's share of the deployment's locks.
     pub(super) share: SlotShare,
@@ -76,7 +76,7 @@ impl Subscribers {
         }
     }
 
-    /// Returns the locks of this round: those with waiters each time, the others in turn.
+    /// Returns the locks of this round: those with waiters in each round, the others in turn.
     fn next(&self, walk: &mut Walk) -> Vec<Requested> {
         let snapshot = self.hub.snapshot();
         let most = ROUND.max(snapshot.len() / ROUNDS);
@@ -91,7 +91,7 @@ impl Subscribers {
         };
         let awaited = snapshot.notable().filter(|lock| lock.waiting > 0);
         let mut all: Vec<Requested> = awaited.filter_map(requested).take(most / 2).collect();
-        // Locks of other servers are passed over.
+        // The locks of other servers are skipped.
         for part in snapshot.visit(walk, snapshot.len()) {
             all.extend(part.iter().filter(|lock| lock.waiting == 0).filter_map(requested));
             if all.len() >= most {

@@ -1,7 +1,7 @@
-//! Traces: what MONITOR shows of one lock, step by step, for as long as somebody has requested.
+//! Traces: everything that MONITOR shows about one lock, step by step, for a requested time.
 //!
-//! A trace is recorded while MONITOR is on. It ends by itself. The number of traces, of the steps of each, and the size of
-//! a step are bounded.
+//! A trace is recorded while MONITOR is on, and ends by itself. The number of traces, the number of steps of each, and
+//! the size of a step are bounded.
 
 use std::collections::{HashMap, VecDeque};
 use std::sync::atomic::{AtomicU64, Ordering};
@@ -15,27 +15,27 @@ use super::monitor::switch::WATCH;
 use crate::clock::{SteadyMillis, WallMillis, millis};
 use crate::model::types::LockId;
 
-/// The most locks that are traced at once, or whose last trace is retained.
+/// The most locks that are being traced or whose last trace is retained.
 pub const MAX_TRACES: usize = 8;
 /// The most steps of a trace. Older ones are dropped and counted.
 pub const MAX_STEPS: usize = 500;
-/// The time for which a trace that has ended is retained, milliseconds.
+/// The time for which an ended trace is retained, in milliseconds.
 const RETAINED_MS: u64 = 15 * 60_000;
 
 /// A step of a lock's life.
 #[derive(Debug, Clone, PartialEq, Eq)]
 pub struct Step {
-    /// Its number, counted over all traces of the lock.
+    /// The number of the step, counted over all traces of the lock.
     pub seq: u64,
     pub event: Event,
-    /// The time since the step before, microseconds; none for the first.
+    /// The time since the previous step in microseconds, or `None` for the first.
     pub gap_micros: Option<u64>,
     /// The lines as MONITOR printed them, shortened.
     pub raw: Arc<[u8]>,
 }
 
 impl Step {
-    /// Returns its instant, by the server's clock.
+    /// Returns the instant of the step, by the server's clock.
     #[must_use]
     pub fn at(&self) -> SteadyMillis {
         WallMillis(self.event.at_micros / 1_000).to_steady()
@@ -51,13 +51,13 @@ impl Step {
 #[derive(Debug, Clone, PartialEq, Eq)]
 pub struct Trace {
     pub since: SteadyMillis,
-    /// Its end, which may have passed.
+    /// The end of the trace, which may have passed.
     pub until: SteadyMillis,
     /// The number of steps that were dropped for newer ones.
     pub dropped: u64,
     /// The number of the next step.
     pub next: u64,
-    /// Oldest first.
+    /// The steps, oldest first.
     pub steps: Vec<Arc<Step>>,
 }
 
@@ -76,17 +76,17 @@ impl Trace {
     }
 }
 
-/// The reason why no trace can be started: as many as possible are running.
+/// The reason why no trace can be started: the largest possible number is running.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub struct Full;
 
-/// The traces of all servers. Cheap to clone; clones share them.
+/// The traces of all servers. Cheap to clone, and clones share them.
 #[derive(Debug, Clone, Default)]
 pub struct Traces(Arc<Inner>);
 
 #[derive(Debug, Default)]
 struct Inner {
-    /// The end of the last of them, so that readers need no lock while there is none.
+    /// The end of the last trace, so that readers need no lock while there is none.
     until: AtomicU64,
     trails: Mutex<HashMap<LockId, Trail>>,
     changes: watch::Sender<u64>,
@@ -106,7 +106,7 @@ impl Traces {
         self.0.trails.lock().unwrap_or_else(PoisonError::into_inner)
     }
 
-    /// Traces a lock from `now` on, for [`WATCH`]. A trace that is running goes on for so long; one that has ended is
+    /// Traces a lock for [`WATCH`] from `now` on. A running trace is extended to that time, and an ended one is
     /// replaced.
     ///
     /// # Errors
@@ -153,7 +153,7 @@ impl Traces {
         traced.map(|(id, _)| id.clone()).collect()
     }
 
-    /// Adds a step to the trace of its lock, if that is running.
+    /// Adds a step to the trace of its lock, if the trace is running.
     pub fn record(&self, id: &LockId, event: &Event, raw: &Arc<[u8]>, now: SteadyMillis) {
         let mut trails = self.trails();
         let Some(trail) = trails.get_mut(id).filter(|trail| now < trail.until) else { return };
@@ -170,7 +170,7 @@ impl Traces {
         self.0.changes.send_modify(|changes| *changes += 1);
     }
 
-    /// Returns a lock's latest trace with its steps from `first` on; none if it has none.
+    /// Returns a lock's latest trace with its steps from `first` on, or `None` if there is none.
     #[must_use]
     pub fn get(&self, id: &LockId, first: u64) -> Option<Trace> {
         let trails = self.trails();
@@ -196,7 +196,7 @@ impl Traces {
                 }
             }
         };
-        // A wait that is too long is not an error.
+        // A time-out is not an error.
         drop(tokio::time::timeout(patience, arrived).await);
     }
 }
@@ -247,7 +247,7 @@ mod tests {
         assert_eq!((gaps, trace.next, trace.dropped), (vec![None, Some(25)], 2, 0));
         assert!(!trace.is_running(at(61)) && !traces.is_active(at(61)));
         assert_eq!(traces.get(&id("a"), 1).unwrap().steps.len(), 1);
-        // Another trace of it begins empty, and its numbers go on.
+        // Another trace of the lock begins empty, and its numbers continue.
         traces.start(&id("a"), at(70)).unwrap();
         traces.record(&id("a"), &event("a", 100), &raw, at(71));
         let trace = traces.get(&id("a"), 0).unwrap();
@@ -262,7 +262,7 @@ mod tests {
         }
         assert_eq!(traces.start(&id("more"), at(9)), Err(Full));
         assert!(traces.start(&id("0"), at(9)).is_ok(), "one that is running goes on");
-        // The one that ended first makes room.
+        // The trace that ended first makes room.
         assert!(traces.start(&id("more"), at(62)).is_ok());
         assert_eq!(traces.get(&id("1"), 0), None);
         assert!(traces.get(&id("0"), 0).is_some());
@@ -288,7 +288,7 @@ mod tests {
         tokio::task::yield_now().await;
         traces.record(&id("a"), &event("a", 1), &Arc::from(&b""[..]), SteadyMillis::now());
         assert_eq!(reader.await.unwrap(), 1);
-        // There is nothing to come for a while.
+        // No step arrives for a while.
         traces.wait(&id("a"), 1, Duration::from_millis(1)).await;
     }
 }

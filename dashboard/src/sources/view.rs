@@ -62,8 +62,8 @@ pub struct SourceView {
 }
 
 impl SourceView {
-    /// Returns the database of this server that it reads, or an empty text if it reads all of them. None if it is a source of
-    /// another server.
+    /// Returns the database of this server that the source reads, or an empty text if it reads all of them. Returns
+    /// `None` for a source of another server.
     #[must_use]
     pub fn database_at(&self, server: &ServerView) -> Option<&str> {
         if self.deployment != server.deployment {
@@ -76,7 +76,7 @@ impl SourceView {
     }
 }
 
-/// Operators are no source that the dashboard runs.
+/// The operator is no source that the dashboard runs.
 fn source_words() -> utoipa::openapi::Object {
     let words = Source::ALL.into_iter().filter(|source| *source != Source::Operator);
     crate::schema::words(words.map(Source::as_str))

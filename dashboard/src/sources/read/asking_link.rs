@@ -25,8 +25,8 @@ impl Caller for AskingLink<'_> {
     }
 }
 
-/// Returns the commands with ASKING before each of them, or once before a transaction; and whether each reply belongs to one
-/// of the commands.
+/// Returns the commands with ASKING before each of them, or once before a transaction. Also returns whether each reply
+/// belongs to one of the commands.
 fn with_asking(commands: Vec<Cmd>) -> (Pipeline, Vec<bool>) {
     let mut pipeline = Pipeline::with_capacity(commands.len() * 2);
     let mut wanted = Vec::with_capacity(commands.len() * 2);

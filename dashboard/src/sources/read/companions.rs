@@ -1,7 +1,7 @@
 //! Companion keys of a lock: a fair lock's queue and deadlines, a fenced lock's token, readers' markers.
 //!
-//! They are read in the lock's own transaction, in bounded number. A queue's entries can have any length, so they are read
-//! only after the memory that they take.
+//! They are read in the same transaction as the lock, and in bounded number. A queue's entries can have any length, so
+//! they are read only after the queue's memory use.
 
 use std::time::Duration;
 
@@ -18,7 +18,7 @@ pub const MAX_QUEUE: usize = 64;
 const MAX_MARKERS: usize = 256;
 /// The markers read for a reader whose count is unknown, or large.
 const MARKERS_EACH: i64 = 4;
-/// The average size up to which a queue's entries are read, in bytes.
+/// The largest average size at which a queue's entries are read, in bytes.
 const ENTRY_BYTES: u64 = 512;
 /// The size of the key itself, in bytes.
 const KEY_BYTES: u64 = 8_192;
@@ -26,7 +26,7 @@ const KEY_BYTES: u64 = 8_192;
 /// The part of a queue that is read.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 enum QueueRead {
-    /// Only whether it exists.
+    /// Only the type of its key, which shows whether it exists.
     Type,
     Length,
     Front,
@@ -36,7 +36,7 @@ enum QueueRead {
 #[derive(Debug)]
 pub(super) struct CompanionRead {
     queue: QueueRead,
-    /// A queue exists, or deadlines without one.
+    /// True if a queue exists, or deadlines without one.
     is_queued: bool,
     waiting: Vec<HolderId>,
     readers: Vec<(HolderId, i64)>,
@@ -48,7 +48,7 @@ pub(super) struct CompanionRead {
 /// A further read that the replies make necessary.
 #[derive(Debug, PartialEq, Eq)]
 pub(super) enum More {
-    /// A queue or deadlines exist: their size has to be read first.
+    /// A queue or deadlines exist, so their size has to be read first.
     Queue,
     Waiting(Vec<HolderId>),
 }
@@ -79,12 +79,12 @@ impl CompanionRead {
         }
     }
 
-    /// Marks that a queue or deadlines exist, even if the lock does not.
+    /// Records that a queue or deadlines exist, even if the lock does not.
     pub(super) fn expect_queue(&mut self) {
         self.is_queued = true;
     }
 
-    /// Marks that a queue exists, which may be read or only counted.
+    /// Records that a queue exists, which may be read or only counted.
     pub(super) fn set_queue(&mut self, may_be_read: bool) {
         self.is_queued = true;
         self.queue = if may_be_read { QueueRead::Front } else { QueueRead::Length };
@@ -197,7 +197,7 @@ impl CompanionRead {
             Some(_) => Token::Absent,
         };
         let mut markers = Vec::new();
-        // Readers that no longer hold it may have left markers behind.
+        // Readers that no longer hold the lock may have left markers behind.
         for (id, expected) in self.requested_readers() {
             let mut found: Option<Marker> = None;
             for _ in self.numbers(*expected) {

@@ -7,21 +7,21 @@ use super::reply::{integer, permitted, signed};
 use super::{Caller, ReadError, command, redirect_of, send};
 use crate::model::types::Stamp;
 
-/// Field names that decide whether a hash can be a lock.
+/// The number of field names that decide whether a hash can be a lock.
 pub(super) const SAMPLE: usize = 3;
 
-/// The facts that are read of a key before its values.
+/// The properties of a key that are read before its values.
 pub(super) struct Measured {
-    /// The number of its fields; if it has fewer than a sample, the number of those that were named.
+    /// The number of its fields. If there are fewer than in a sample, it is the number of those that were named.
     pub(super) count: u64,
     /// The lengths of the values of its fields.
     pub(super) lengths: Vec<u64>,
-    /// It has a time to live.
+    /// True if the key has a time to live.
     pub(super) expires: bool,
 }
 
-/// Reads the lengths of fields' values, whether their keys expire, and how many fields these have. Returns the node that has a key
-/// if it is another one.
+/// Reads the lengths of fields' values, whether their keys expire, and the numbers of fields of these keys. Returns the
+/// node of a key if it is on another node.
 pub(super) async fn measure(
     caller: &mut impl Caller,
     candidates: &[(LockName, Vec<Vec<u8>>)],

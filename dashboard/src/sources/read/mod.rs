@@ -1,10 +1,11 @@
-//! Reads possible locks, and never requests a reply of unbounded size.
+//! Reads possible locks, without ever requesting a reply of unbounded size.
 //!
-//! For an unknown key the number of fields is read, then three field names, then the lengths of their values and its time to live;
-//! only a hash that still looks like a lock is read. A scan, whose keys are all hashes, skips the first step and counts the fields
-//! together with the lengths. A known lock is read at once, by its known fields: names in bounded number, and values of fields
-//! whose lengths were read before. An unchanged lock is revalidated, see [`revalidate`]. A whole reading is one MULTI/EXEC, so
-//! that it never mixes two holders. No scripts are used: an observer's account needs no right to run any.
+//! For an unknown key, the number of fields is read, then three field names, then the lengths of their values and its
+//! time to live. Only a hash that still looks like a lock is read. A scan, whose keys are all hashes, skips the first
+//! step and counts the fields together with the lengths. A known lock is read at once, by its known fields: names in
+//! bounded number, and values of fields whose lengths were read before. An unchanged lock is revalidated, see
+//! [`revalidate`]. A whole reading is one MULTI/EXEC, so that it never mixes two holders. Scripts are not used, so an
+//! observer's account needs no right to run them.
 
 mod asking_link;
 pub mod companions;
@@ -32,10 +33,10 @@ use transaction::{Job, transactions};
 /// The reason why nothing could be read.
 #[derive(Debug, Clone, Error)]
 pub enum ReadError {
-    /// No reply, or a refusal that concerns more than one key.
+    /// There was no reply, or a refusal that concerns more than one key.
     #[error(transparent)]
     Call(#[from] CallError),
-    /// A reply of an unexpected form.
+    /// The reply has an unexpected form.
     #[error("unexpected reply to {0}")]
     UnexpectedReply(&'static str),
 }
@@ -56,21 +57,21 @@ pub trait Caller: Send {
     }
 }
 
-/// The most that one call reads.
+/// The limits of what one call reads.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub struct CallSize {
-    /// Keys visited by a SCAN.
+    /// The number of keys visited by a SCAN.
     pub keys: usize,
-    /// Hashes that are checked for a lock's shape.
+    /// The number of hashes that are checked for a lock's shape.
     hashes: usize,
-    /// Locks that are read as a whole.
+    /// The number of locks that are read as a whole.
     locks: usize,
 }
 
 impl CallSize {
-    /// As few round trips as possible.
+    /// The limits for as few round trips as possible.
     pub const LARGE: Self = Self { keys: 200, hashes: 100, locks: 64 };
-    /// About a tenth of a millisecond of the server's time, for which other clients wait.
+    /// The limits for about a tenth of a millisecond of the server's time, for which other clients wait.
     pub const SHORT: Self = Self { keys: 100, hashes: 25, locks: 8 };
 }
 
@@ -128,7 +129,7 @@ impl Found {
 #[derive(Debug, Default)]
 pub struct Findings {
     pub found: Vec<Found>,
-    /// Keys that another node serves. While a slot moves there, only that node knows whether its keys exist.
+    /// The keys that another node serves. While a slot moves to it, only that node knows whether its keys exist.
     pub redirected: Vec<(ReadRequest, Redirect)>,
 }
 
@@ -140,7 +141,7 @@ impl Findings {
     }
 }
 
-/// Reads keys. A lock that keeps changing while it is read is left out.
+/// Reads keys. A lock that keeps changing during the reads is left out.
 ///
 /// # Errors
 /// Fails if the connection fails, or the account may not run a command at all.

@@ -1,4 +1,4 @@
-//! Step-by-step checks whether unknown keys can be locks.
+//! Step-by-step checks of whether unknown keys can be locks.
 
 use redis::Cmd;
 use redisson::{LockName, keys, shape};
@@ -14,19 +14,19 @@ use super::{
 };
 use crate::model::types::{Companions, Reading};
 
-/// Keys in one large pipeline of single commands.
+/// The number of keys in one large pipeline of single commands.
 pub(super) const PROBES: usize = 200;
 /// The prior knowledge about keys.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub(super) enum Keys {
-    /// None: queues are checked too.
+    /// Nothing is known about the keys, so queues are checked too.
     Any,
-    /// They were hashes a moment ago.
+    /// The keys were hashes a moment ago.
     Hashes,
 }
 
-/// Checks each key, step by step. Returns those that can be locks, except possible locks that `is_wanted` leaves out; the
-/// others go to the findings.
+/// Checks each key, step by step. Returns the keys that can be locks, except possible locks that `is_wanted` leaves
+/// out. The other keys are added to the findings.
 pub(super) async fn probe(
     caller: &mut impl Caller,
     requests: &[ReadRequest],
@@ -38,7 +38,7 @@ pub(super) async fn probe(
     let mut jobs = Vec::new();
     let hashes = match kind {
         Keys::Any => find_hashes(caller, requests, &mut jobs, findings).await?,
-        // Those with at least three fields are counted below.
+        // Hashes with at least three fields are counted below.
         Keys::Hashes => requests.iter().map(|it| (it.name.clone(), it.known.token)).collect(),
     };
     if hashes.is_empty() {
@@ -99,8 +99,9 @@ pub(super) async fn probe(
     Ok(jobs)
 }
 
-/// Returns the keys that are hashes with a bounded number of fields, each with whether its token is read. Jobs are added for absent
-/// keys with a queue, with deadlines, or with readers that may have left markers; the others go to the findings.
+/// Returns the keys that are hashes with a bounded number of fields, each with whether its token is read. Jobs are
+/// added for absent keys with a queue, with deadlines, or with readers that may have left markers. The other keys are
+/// added to the findings.
 async fn find_hashes(
     caller: &mut impl Caller,
     requests: &[ReadRequest],
@@ -151,9 +152,9 @@ async fn find_hashes(
     Ok(hashes)
 }
 
-/// Returns whether a hash with that field is worth reading. A name that something else has pointed out may be held by an
-/// unknown client with ids of any form. Among all hashes of a database those would be the counters of applications, so a
-/// scan requires a client's uuid in front.
+/// Returns whether a hash with that field is worth reading. A name that another source has reported may be held by an
+/// unknown client with ids of any form. Among all hashes of a database, such fields would be the counters of
+/// applications, so a scan requires a client's uuid in front.
 fn is_candidate(field: &[u8], kind: Keys) -> bool {
     shape::is_lock_field(field)
         || match kind {

@@ -9,7 +9,7 @@ use super::ReadError;
 /// The reading of a key that the account's patterns exclude.
 pub const UNPERMITTED_KEY: &str = "a key that this account may not read";
 
-/// Turns a refusal that concerns all keys into an error; others concern this key only.
+/// Turns a refusal that concerns all keys into an error. Other refusals concern only this key.
 pub(super) fn permitted(
     reply: Result<Value, ServerError>,
 ) -> Result<Result<Value, ServerError>, ReadError> {
@@ -31,7 +31,7 @@ pub fn concerns_key(error: &ServerError) -> bool {
     error.code == "NOPERM" && error.message.contains("key")
 }
 
-/// Returns the text of a reply; empty if it is none.
+/// Returns the text of a reply, or an empty text if the reply is of another type.
 #[must_use]
 pub fn text(reply: &Value) -> String {
     match reply {
@@ -79,7 +79,7 @@ pub(super) fn is_list(reply: &Result<Value, ServerError>) -> bool {
     is_of(reply, "list")
 }
 
-/// Returns whether a reply to TYPE is that type.
+/// Returns whether a reply to TYPE names that type.
 pub(super) fn is_of(reply: &Result<Value, ServerError>, of: &str) -> bool {
     match reply {
         Ok(Value::SimpleString(kind)) => kind == of,

@@ -1,9 +1,9 @@
 //! Cheap revalidation of an unchanged lock: PTTL alone, and one EXISTS for the queues of many locks.
 //!
-//! Every acquisition, re-entry, renewal and release of a plain lock sets its time to live, or deletes it. A lock that is due to
-//! expire at the same instant as at its last reading therefore has the same holder. This costs the server a sixth of a whole
-//! reading, and most readings of long-held locks find nothing else. A field that was set by hand is found by the next whole
-//! reading.
+//! Every acquisition, re-entry, renewal and release of a plain lock sets its time to live, or deletes it. A lock that
+//! is due to expire at the same instant as at its last reading therefore has the same holder. This costs the server a
+//! sixth of a whole reading, and most readings of locks that are held for long find nothing else. A field that was set
+//! by hand is found by the next whole reading.
 
 use std::time::Duration;
 
@@ -16,13 +16,13 @@ use super::reply::{is_list, signed};
 use super::{Caller, Findings, Found, ReadError, ReadRequest, ServerFacts, command, send};
 use crate::model::types::{Companions, LastReading, Reading, Stamp};
 
-/// Locks in one pipeline.
+/// The number of locks in one pipeline.
 const LOCKS: usize = 64;
-/// The error of an instant through rounding to milliseconds, on both sides.
+/// The error of an instant from rounding to milliseconds, on both sides.
 const ROUNDED: Duration = Duration::from_millis(2);
 
-/// Revalidates the locks that have a last reading. Unchanged ones go to the findings; the others are returned, to be read
-/// as a whole.
+/// Revalidates the locks that have a last reading. Unchanged ones are added to the findings. The others are returned,
+/// to be read as a whole.
 pub(super) async fn revalidate(
     caller: &mut impl Caller,
     requests: Vec<ReadRequest>,
@@ -69,11 +69,11 @@ pub(super) async fn revalidate(
 /// A way to look for the queues of some locks.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 enum QueueCheck {
-    /// One EXISTS of all of them.
+    /// One EXISTS for all of them.
     AtOnce,
-    /// A TYPE of each, where the account or the cluster's slots do not allow that.
+    /// A TYPE for each of them, if the account or the cluster's slots do not allow EXISTS.
     Each,
-    /// The account may not read them.
+    /// No check, since the account may not read queues.
     None,
 }
 
@@ -95,7 +95,7 @@ impl QueueCheck {
         }
     }
 
-    /// Returns for each lock whether it may have a queue. A refusal counts as one.
+    /// Returns for each lock whether it may have a queue. A refusal counts as a queue.
     fn may_be_queued(self, replies: &[Result<Value, ServerError>], locks: usize) -> Vec<bool> {
         match self {
             Self::AtOnce => {

@@ -1,4 +1,4 @@
-//! Facts about a server that reading its locks reveals.
+//! Facts about a server that are learned from reading its locks.
 
 use std::sync::atomic::{AtomicBool, AtomicI64, Ordering};
 use std::sync::{Arc, Mutex, PoisonError};
@@ -24,7 +24,7 @@ impl ServerFacts {
         self.companions_denied().is_none()
     }
 
-    /// Returns the refusal, if it may not.
+    /// Returns the refusal, if the account may not read companion keys.
     #[must_use]
     pub fn companions_denied(&self) -> Option<String> {
         self.0.companions_denied.lock().unwrap_or_else(PoisonError::into_inner).clone()
@@ -51,7 +51,7 @@ impl ServerFacts {
         self.0.checks_at_once_denied.store(false, Ordering::Relaxed);
     }
 
-    /// Records a redirect to another node of its cluster.
+    /// Records a redirect to another node of the server's cluster.
     pub fn record_redirect(&self) {
         self.0.redirected.store(true, Ordering::Relaxed);
     }
@@ -61,7 +61,7 @@ impl ServerFacts {
         self.0.redirected.swap(false, Ordering::Relaxed)
     }
 
-    /// Sets the milliseconds by which its clock is ahead of ours; negative if it is behind.
+    /// Sets the milliseconds by which the server's clock is ahead of ours, negative if it is behind.
     pub fn set_ahead(&self, ms: i64) {
         self.0.ahead_ms.store(ms, Ordering::Relaxed);
     }

@@ -19,7 +19,7 @@ use super::{
 };
 use crate::model::types::{Companions, ReadRequest, Reading, Token};
 
-/// Field names requested beyond the known ones.
+/// The number of field names requested beyond the known ones.
 const SPARE_NAMES: usize = 8;
 /// The most attempts at a lock that changes hands each time it is read.
 const TRIES: usize = 5;
@@ -29,13 +29,13 @@ pub(super) struct Job {
     name: LockName,
     /// Fields whose values are known to be short.
     fields: Vec<Vec<u8>>,
-    /// Fields that cannot be a holder's, or whose values are too long to be a count.
+    /// Fields that cannot belong to a holder, or whose values are too long to be a count.
     unexpected: Vec<Vec<u8>>,
-    /// The number of field names to request; 0 if the hash probably has no fields but those of `fields`.
+    /// The number of field names to request, or 0 if the hash probably has no other fields than those in `fields`.
     name_count: usize,
-    /// The companions to read; none if the account may read the lock but not its companions.
+    /// The companions to read, or `None` if the account may read the lock but not its companions.
     companions: Option<CompanionRead>,
-    /// The companions are not read because their slot is moving, so they may be on another node.
+    /// True if the companions are not read because their slot is moving, so that they may be on another node.
     slot_moving: bool,
 }
 
@@ -101,7 +101,7 @@ impl Job {
     }
 }
 
-/// Reads locks, repeatedly if more has to be requested.
+/// Reads locks, and repeats the reads as long as more has to be requested.
 pub(super) async fn transactions(
     caller: &mut impl Caller,
     mut jobs: Vec<Job>,
@@ -159,7 +159,7 @@ pub(super) async fn transactions(
                     Outcome::Read(reading) => {
                         findings.found.push(Found { name: job.name, stamp, reading });
                     }
-                    // Waiters without the deadlines of the newest ones are better than none.
+                    // Waiters without the deadlines of the newest ones are better than no waiters.
                     Outcome::Needs(Need::Deadlines(_), reading) if left == 0 => {
                         findings.found.push(Found { name: job.name, stamp, reading });
                     }
@@ -184,8 +184,8 @@ fn chunks(jobs: Vec<Job>, size: usize) -> Vec<Vec<Job>> {
     chunks
 }
 
-/// Prepares jobs for another attempt: new fields are read only if their values are short, queues only if their entries
-/// are.
+/// Prepares jobs for another attempt. New fields are read only if their values are short, and queues only if their
+/// entries are.
 async fn prepared(caller: &mut impl Caller, jobs: Vec<(Job, Need)>) -> Result<Vec<Job>, ReadError> {
     let mut new_fields = Vec::new();
     let mut queues = Vec::new();
@@ -210,7 +210,7 @@ async fn prepared(caller: &mut impl Caller, jobs: Vec<(Job, Need)>) -> Result<Ve
             Need::Names(count) => job.name_count = count,
             Need::Fields(fields) => {
                 let (new, lengths) = measured.next().map_or_else(Default::default, |(new, of)| {
-                    // The next transaction reports a slot that has moved meanwhile.
+                    // The next transaction reports a slot that has moved in the meantime.
                     let lengths = of.map_or_else(|_| vec![u64::MAX; new.len()], |of| of.lengths);
                     (new, lengths)
                 });
@@ -248,21 +248,21 @@ async fn prepared(caller: &mut impl Caller, jobs: Vec<(Job, Need)>) -> Result<Ve
 
 /// A further request that a reading makes necessary.
 enum Need {
-    /// The same again.
+    /// The same read again.
     Same,
-    /// It has these fields, some of which were not requested.
+    /// The hash has these fields, some of which were not requested.
     Fields(Vec<Vec<u8>>),
-    /// It has more fields than were requested: request this many.
+    /// The hash has more fields than were requested, so this number of names is requested.
     Names(usize),
-    /// It has a queue.
+    /// The lock has a queue.
     Queue,
-    /// These ids are in its queue.
+    /// These ids are in the lock's queue.
     Deadlines(Vec<HolderId>),
 }
 
 enum Outcome {
     Read(Reading),
-    /// More is needed; with the reading so far.
+    /// More has to be read. Contains the reading so far.
     Needs(Need, Reading),
 }
 
@@ -336,7 +336,7 @@ fn outcome(
     let reading = if length == 0 {
         Reading::Absent { companions }
     } else if hash.is_possible_lock() && (!hash.holders.is_empty() || ttl.is_some()) {
-        // Without a lease, counts under names of another form are an application's.
+        // Without a lease, counts under names of another form belong to an application.
         Reading::Lock { hash, ttl, companions }
     } else {
         Reading::Other(not_a_lock())
