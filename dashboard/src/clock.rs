@@ -31,12 +31,13 @@ static BOOTED: OnceLock<u64> = OnceLock::new();
 /// Milliseconds by which the wall clock has been set since the start.
 static SET: AtomicI64 = AtomicI64::new(0);
 
-/// An instant in milliseconds since 1970 on the dashboard's own clock: the wall clock as it was when the program started,
-/// counted on steadily from there.
+/// An instant in milliseconds since 1970 on the dashboard's own clock. This clock starts with the time of the wall
+/// clock at the start of the program, and then counts steadily.
 #[derive(Debug, Clone, Copy, PartialEq, Eq, PartialOrd, Ord, Hash)]
 pub struct SteadyMillis(pub u64);
 
-/// An instant in milliseconds since 1970 on the host's wall clock as it is set now. Displays, and serializes, as RFC 3339.
+/// An instant in milliseconds since 1970 on the host's wall clock as it is currently set. It is displayed and
+/// serialized as RFC 3339.
 #[derive(Debug, Clone, Copy, PartialEq, Eq, PartialOrd, Ord, Hash)]
 pub struct WallMillis(pub u64);
 
@@ -89,8 +90,8 @@ impl Time {
         self.moment.since(earlier.into())
     }
 
-    /// Returns an earlier instant, which may be before the host's boot; there is no such [`Moment`], so it has that of the
-    /// boot.
+    /// Returns an earlier instant, which may be before the host's boot. There is no such [`Moment`], so it has that of
+    /// the boot.
     #[must_use]
     pub fn back_to(self, earlier: SteadyMillis) -> Self {
         let ago = Duration::from_millis(self.steady.millis_since(earlier));
@@ -105,7 +106,7 @@ impl From<Time> for Moment {
 }
 
 impl SteadyMillis {
-    /// The last instant that is told apart from later ones, in the year 10889.
+    /// The last instant that can be distinguished from later ones, in the year 10889.
     pub const LAST: Self = Self((1 << 48) - 2);
 
     /// Returns the current instant.
@@ -115,12 +116,12 @@ impl SteadyMillis {
     }
 
     fn at(boot_micros: u64) -> Self {
-        // Reads two clocks; the result is too early if the process is suspended in between.
+        // The function reads two clocks, and the result is too early if the process is suspended in between.
         let booted = || (0..5).map(|_| clock::boot_epoch_millis()).max().unwrap_or_default();
         Self(*BOOTED.get_or_init(booted) + boot_micros / 1_000)
     }
 
-    /// Returns the milliseconds from an earlier instant to this one; 0 if it is not earlier.
+    /// Returns the milliseconds from an earlier instant to this one, or 0 if it is not earlier.
     #[must_use]
     pub fn millis_since(self, earlier: Self) -> u64 {
         self.0.saturating_sub(earlier.0)
@@ -138,7 +139,7 @@ impl SteadyMillis {
         Self(self.0.saturating_sub(millis))
     }
 
-    /// Converts to the wall clock as it is set now.
+    /// Converts to the wall clock as it is currently set.
     #[must_use]
     pub fn to_wall(self) -> WallMillis {
         WallMillis(self.0.saturating_add_signed(set_by()))
@@ -146,14 +147,14 @@ impl SteadyMillis {
 }
 
 impl WallMillis {
-    /// Converts an instant on the wall clock as it is set now to the dashboard's own clock.
+    /// Converts an instant on the wall clock as it is currently set to the dashboard's own clock.
     #[must_use]
     pub fn to_steady(self) -> SteadyMillis {
         SteadyMillis(self.0.saturating_add_signed(-set_by()))
     }
 }
 
-/// RFC 3339 in UTC with milliseconds; anything beyond the year 9999 is that year's end.
+/// Formats as RFC 3339 in UTC with milliseconds. Anything beyond the year 9999 is displayed as the end of that year.
 impl fmt::Display for WallMillis {
     fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
         const LAST: u64 = 253_402_300_799_999;
@@ -218,19 +219,19 @@ pub fn as_wall<T: ToWall, S: Serializer>(at: &T, serializer: S) -> Result<S::Ok,
     at.to_wall().serialize(serializer)
 }
 
-/// Returns the milliseconds by which the wall clock has been set since the start, as of the last [`resync`]; negative if
-/// it was set back.
+/// Returns the milliseconds by which the wall clock has been set since the start, as of the last [`resync`], negative
+/// if it was set back.
 #[must_use]
 pub fn set_by() -> i64 {
     SET.load(Ordering::Relaxed)
 }
 
-/// Compares the two clocks. Returns the milliseconds by which the wall clock has been set since the last call; none if it
-/// was not.
+/// Compares the two clocks. Returns the milliseconds by which the wall clock has been set since the last call, or
+/// `None` if it was not set.
 pub fn resync() -> Option<i64> {
     let (before, wall) = (clock::boot_micros(), clock::wall_millis());
     if Duration::from_micros(clock::boot_micros().saturating_sub(before)) > MAX_READING {
-        // The process was suspended in between: the next call decides.
+        // The process was suspended in between, so the next call decides.
         return None;
     }
     let set = i64::try_from(wall).ok()?.saturating_sub_unsigned(SteadyMillis::at(before).0);
@@ -250,7 +251,7 @@ mod tests {
     fn the_steady_clock_equals_the_wall_clock_unless_it_is_set() {
         let (before, ours, after) =
             (clock::wall_millis(), SteadyMillis::now().0, clock::wall_millis());
-        // Somebody may set this host's clock a little during the test.
+        // This host's clock may be set slightly during the test.
         assert!((before - 5_000..=after + 5_000).contains(&ours), "{before} {ours} {after}");
         let instant = SteadyMillis(1_000_000);
         assert_eq!(instant.to_wall().to_steady(), instant);

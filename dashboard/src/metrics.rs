@@ -1,4 +1,4 @@
-//! Counters that sources and streams update themselves. [`crate::exporter`] reads everything else off the model.
+//! Counters that sources and streams update themselves. [`crate::exporter`] reads all other metrics from the model.
 
 use std::time::Duration;
 
@@ -17,7 +17,7 @@ pub fn opts(name: &str, help: &str) -> Opts {
     Opts::new(format!("{PREFIX}_{name}"), help)
 }
 
-/// The metrics of passes over all keys.
+/// The metrics of scans of all keys.
 #[derive(Debug, Clone)]
 pub struct ScanMetrics {
     seconds: HistogramVec,
@@ -25,19 +25,19 @@ pub struct ScanMetrics {
     unreadable: IntGaugeVec,
 }
 
-/// The same for one node.
+/// The metrics of scans for one node.
 #[derive(Debug, Clone)]
 pub struct ScanNodeMetrics {
-    /// The durations of complete passes.
+    /// The durations of complete scans.
     pub seconds: Histogram,
-    /// Keys looked at.
+    /// The number of keys that were scanned.
     pub keys: IntCounter,
-    /// Hashes that the account may not read.
+    /// The number of hashes that the account may not read.
     pub unreadable: IntGauge,
 }
 
 impl ScanMetrics {
-    /// Makes and registers them.
+    /// Creates and registers the metrics.
     ///
     /// # Errors
     /// If the registry has metrics of these names.
@@ -65,7 +65,7 @@ impl ScanMetrics {
         Ok(Self { seconds, keys, unreadable })
     }
 
-    /// Those of one node.
+    /// Returns the metrics of one node.
     #[must_use]
     pub fn of(&self, node: &str) -> ScanNodeMetrics {
         ScanNodeMetrics {
@@ -75,9 +75,9 @@ impl ScanMetrics {
         }
     }
 
-    /// A node is looked at no longer.
+    /// Removes the metrics of a node that is no longer watched.
     pub fn forget(&self, node: &str) {
-        // What was never counted is not there to be removed.
+        // The removal fails if nothing was counted for the node, which does no harm.
         drop(self.seconds.remove_label_values(&[node]));
         drop(self.keys.remove_label_values(&[node]));
         drop(self.unreadable.remove_label_values(&[node]));
@@ -91,7 +91,7 @@ pub struct MonitorMetrics {
     active: CounterVec,
 }
 
-/// The same for one node.
+/// The metrics of MONITOR for one node.
 #[derive(Debug, Clone)]
 pub struct MonitorNodeMetrics {
     lock: IntCounter,
@@ -103,7 +103,7 @@ pub struct MonitorNodeMetrics {
 }
 
 impl MonitorMetrics {
-    /// Makes and registers them.
+    /// Creates and registers the metrics.
     ///
     /// # Errors
     /// If the registry has metrics of these names.
@@ -125,7 +125,7 @@ impl MonitorMetrics {
         Ok(Self { lines, active })
     }
 
-    /// Those of one node.
+    /// Returns the metrics of one node.
     #[must_use]
     pub fn of(&self, node: &str) -> MonitorNodeMetrics {
         let lines = |outcome| self.lines.with_label_values(&[node, outcome]);
@@ -139,9 +139,9 @@ impl MonitorMetrics {
         }
     }
 
-    /// A node is looked at no longer.
+    /// Removes the metrics of a node that is no longer watched.
     pub fn forget(&self, node: &str) {
-        // What was never counted is not there to be removed.
+        // The removal fails if nothing was counted for the node, which does no harm.
         for outcome in ["lock", "other", "garbage", "cut"] {
             drop(self.lines.remove_label_values(&[node, outcome]));
         }
@@ -166,7 +166,7 @@ impl MonitorNodeMetrics {
         }
     }
 
-    /// It was on for so long: `why` is `auto`, `on`, `watch` or `unbounded`.
+    /// Adds time for which MONITOR was on. `why` is `auto`, `on`, `watch` or `unbounded`.
     pub fn active(&self, why: &str, time: Duration) {
         self.active.with_label_values(&[&*self.node, why]).inc_by(time.as_secs_f64());
     }
@@ -175,16 +175,16 @@ impl MonitorNodeMetrics {
 /// The metrics of streams.
 #[derive(Debug, Clone)]
 pub struct StreamMetrics {
-    /// Open event streams, of pages and of the API.
+    /// The number of open event streams of pages and of the API.
     pub open: IntGauge,
-    /// Memory of open pages, in bytes.
+    /// The memory of open pages, in bytes.
     pub page_bytes: IntGauge,
-    /// Streams that had to be sent everything again.
+    /// The number of streams that had to send everything again.
     pub resyncs: IntCounter,
 }
 
 impl StreamMetrics {
-    /// Makes and registers them.
+    /// Creates and registers the metrics.
     ///
     /// # Errors
     /// If the registry has metrics of these names.

@@ -12,7 +12,8 @@ use crate::model::types::{EVENT_WORDS, EventFields};
 /// The parts into which a span of time is divided.
 pub const BUCKETS: usize = 90;
 
-/// The number of events by time, in parts of equal length, and by type, as in [`EVENT_WORDS`].
+/// The number of events by time and type. The time is divided into parts of equal length, and the types are in the
+/// order of [`EVENT_WORDS`].
 #[derive(Debug, Clone, PartialEq, Eq)]
 pub struct Density {
     pub from: SteadyMillis,
@@ -23,7 +24,7 @@ pub struct Density {
 }
 
 impl Density {
-    /// Returns one of no events.
+    /// Returns a density without events.
     #[must_use]
     pub fn new(from: SteadyMillis, to: SteadyMillis) -> Self {
         let buckets = vec![Default::default(); BUCKETS];
@@ -42,7 +43,7 @@ impl Density {
         }
     }
 
-    /// Returns the part that an instant lies in.
+    /// Returns the part in which an instant lies.
     fn bucket(&self, at: SteadyMillis) -> usize {
         let span = u128::from(self.to.millis_since(self.from)).max(1);
         let passed = u128::from(at.millis_since(self.from));
@@ -70,7 +71,7 @@ impl Density {
 }
 
 impl Reader {
-    /// Counts the events of a span for which `matches` returns true; all without one.
+    /// Counts the events of a span for which `matches` returns true, or all of them without a filter.
     ///
     /// # Errors
     /// Fails if the file cannot be read.
@@ -88,7 +89,7 @@ impl Reader {
     }
 }
 
-/// Counts all events of a span by the indexes alone.
+/// Counts all events of a span, using only the indexes.
 fn count(connection: &Connection, search: &EventSearch) -> rusqlite::Result<Density> {
     let mut density = Density::new(search.from, search.to);
     let patience = Patience::new();

@@ -1,4 +1,4 @@
-//! The state of all locks at an instant, as far as the history has it.
+//! The state of all locks at an instant, as far as the history knows it.
 
 use rusqlite::{Connection, Row, params};
 use serde::Serialize;
@@ -10,14 +10,14 @@ use super::writer::stored;
 use crate::clock::SteadyMillis;
 use crate::model::types::{EventFields, LockId, PastHoldView};
 
-/// The most problems of one lock in an answer; there are fewer kinds.
+/// The most problems of one lock in an answer. There are fewer kinds.
 const MAX_PROBLEMS: usize = 32;
 
 /// The holds of all locks at an instant.
 #[derive(Debug, Clone)]
 pub struct HeldThen {
     pub at: SteadyMillis,
-    /// The first holds, the oldest first.
+    /// The first holds, oldest first.
     pub holds: Vec<HeldLock>,
     /// The number of all holds at that instant.
     pub total: usize,
@@ -43,7 +43,7 @@ pub struct ProblemThen {
     pub certainty: String,
     #[serde(serialize_with = "crate::clock::as_wall")]
     pub since: SteadyMillis,
-    /// The instant at which it was over; none while it lasts.
+    /// The instant at which the problem ended, or `None` while it lasts.
     #[serde(serialize_with = "crate::clock::as_wall")]
     pub to: Option<SteadyMillis>,
 }
@@ -80,7 +80,7 @@ impl Reader {
         .await
     }
 
-    /// Returns the problems of a lock at an instant, the oldest first.
+    /// Returns the problems of a lock at an instant, oldest first.
     ///
     /// # Errors
     /// Fails if the file cannot be read.
@@ -93,14 +93,14 @@ impl Reader {
     }
 }
 
-/// Returns the beginnings and the rows of matching holds, and whether these are all.
+/// Returns the beginnings and the rows of matching holds, and whether these are all of them.
 fn matching(
     connection: &Connection,
     at: SteadyMillis,
     matches: &impl Fn(&EventFields<'_>) -> bool,
 ) -> rusqlite::Result<(Vec<(i64, i64)>, bool)> {
     let (at, mut patience, mut found) = (stored(at), Patience::new(), Vec::new());
-    // Either all holds before the instant are looked at or all after it, whichever are fewer.
+    // The query reads either all holds before the instant or all after it, whichever are fewer.
     let bounds = "SELECT (SELECT min(began) FROM hold), (SELECT max(began) FROM hold)";
     let (first, last): (Option<i64>, Option<i64>) =
         connection.query_row(bounds, [], |row| Ok((row.get(0)?, row.get(1)?)))?;

@@ -38,11 +38,11 @@ pub use reader::{Gap, HoldersAt, Reader};
 pub use search::{BadCursor, EventCursor, EventSearch, FoundEvents, MAX_EVENTS, PastEvent};
 pub use writer::Writer;
 
-/// The most entries that queue for the writer.
+/// The most entries in the queue of the writer.
 const QUEUE: usize = 65_536;
 /// The file's name within its folder.
 const FILE: &str = "history.db";
-/// The mode of its files: they belong to their owner alone.
+/// The mode of the files, to which only their owner has access.
 const PRIVATE: u32 = 0o600;
 /// The most bytes that rows may need. The file is a little larger.
 const MAX_BYTES: u64 = 256 * 1024 * 1024;
@@ -65,7 +65,7 @@ impl ArchiveSender {
     }
 }
 
-/// The longest wait for another dashboard that is about to release the folder, as at a restart.
+/// The longest wait for another dashboard that is about to release the folder, for example at a restart.
 const LOCK_WAIT: Duration = Duration::from_secs(5);
 
 /// An opened history.
@@ -117,7 +117,7 @@ async fn lock_folder(
         match try_lock() {
             Ok(()) => return Ok(()),
             Err(Errno::INTR) => continue,
-            // The same number as EWOULDBLOCK.
+            // `EWOULDBLOCK` has the same number.
             Err(Errno::AGAIN) if began.elapsed() > LOCK_WAIT => bail!(
                 "another dashboard stores its history in {}: use a separate folder for each",
                 named()
@@ -138,8 +138,8 @@ async fn lock_folder(
     }
 }
 
-/// Creates the file if necessary, and takes it and its log from all users but its owner. `SQLite` gives a new log the mode
-/// of the file. Does not fail: `SQLite` reports a file that cannot be used.
+/// Creates the file if necessary, and removes the access of all users but its owner to the file and its log. `SQLite`
+/// gives a new log the mode of the file. This does not fail, since `SQLite` reports a file that cannot be used.
 fn make_private(path: &Path) {
     let private = |path: &Path, create: bool| -> std::io::Result<()> {
         let mut options = OpenOptions::new();
@@ -164,7 +164,7 @@ fn with_tail(path: &Path, tail: &str) -> PathBuf {
     file.into()
 }
 
-/// Renames an unreadable file and creates a new one: a broken history must not stop the dashboard.
+/// Renames an unreadable file and creates a new one, since a damaged history must not stop the dashboard.
 fn set_aside(
     path: &Path,
     error: &rusqlite::Error,

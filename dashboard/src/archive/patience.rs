@@ -1,13 +1,13 @@
-//! The time that a search may take.
+//! The time limit of a search.
 
 use crate::clock::SteadyMillis;
 
 /// The time after which a search returns what it has found so far, milliseconds.
 const MILLIS: u64 = 400;
-/// The rows between two looks at the clock.
+/// The number of rows between two reads of the clock.
 const CLOCK_EVERY: usize = 256;
 
-/// The rest of that time. A search looks at the clock only now and then.
+/// The remaining time of a search, which reads the clock only occasionally.
 #[derive(Debug)]
 pub(super) struct Patience {
     until: SteadyMillis,
@@ -19,7 +19,7 @@ impl Patience {
         Self { until: SteadyMillis::now().plus(MILLIS), rows: 0 }
     }
 
-    /// Counts a row. Returns whether the time is over, as far as a look at the clock was due.
+    /// Counts a row. Returns whether the time is over, if a read of the clock was due.
     pub(super) fn spend_row(&mut self) -> bool {
         let looks = self.rows.is_multiple_of(CLOCK_EVERY);
         self.rows += 1;

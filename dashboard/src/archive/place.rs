@@ -1,4 +1,4 @@
-//! The folder of the history where none was chosen.
+//! The folder of the history if none was chosen.
 
 use std::ffi::OsString;
 use std::path::PathBuf;
@@ -8,8 +8,8 @@ use ring::digest::{SHA256, digest};
 /// The longest readable part of a folder's name.
 const MAX_NAME: usize = 60;
 
-/// Returns the default folder: the service manager's, else one in the user's state folder for these Redis deployments. None
-/// if the environment names neither.
+/// Returns the default folder: the service manager's, or otherwise one in the user's state folder for these Redis
+/// deployments. Returns `None` if the environment names neither.
 pub(crate) fn default_folder(
     deployments: &[String],
     variable: impl Fn(&str) -> Option<OsString>,
@@ -23,7 +23,7 @@ pub(crate) fn default_folder(
     Some(state.join("lockscope-dashboard").join(name(deployments)))
 }
 
-/// Returns a name that differs for other deployments: locks of the same name must not share a history.
+/// Returns a name that differs for other deployments, since their locks of the same name must not share a history.
 fn name(deployments: &[String]) -> String {
     let all = deployments.join(" ");
     let words = all.split(|c: char| !(c.is_ascii_alphanumeric() || "._".contains(c)));

@@ -17,7 +17,7 @@ use crate::model::types::{
     Acknowledgement, Certainty, Ending, LockId, PastHold, PastHoldView, ProblemKind, Since,
 };
 
-/// The most holders at one instant: a lock has at most that many readers.
+/// The most holders at one instant, since a lock has at most that many readers.
 const MAX_HOLDERS: usize = 1_024;
 /// The most holds of a lock in one answer.
 const MAX_HOLDS: usize = 1_000;
@@ -36,7 +36,7 @@ const MAX_GAPS: usize = 1_000;
 #[derive(Debug, Clone)]
 pub struct Reader {
     connection: Arc<Mutex<Connection>>,
-    /// The connection for what may take long, so that nothing else waits for it.
+    /// The connection for queries that may take long, so that other queries do not wait for them.
     searches: Arc<Mutex<Connection>>,
 }
 
@@ -54,10 +54,10 @@ pub struct HoldersAt {
 /// A time without observation.
 #[derive(Debug, Clone, Copy, PartialEq, Eq, Serialize, ToSchema)]
 pub struct Gap {
-    /// The end of the last observation; none: there was none before.
+    /// The end of the last observation, or `None` if there was none before.
     #[serde(serialize_with = "crate::clock::as_wall")]
     pub from: Option<SteadyMillis>,
-    /// The beginning of the next observation; none: there has been none since.
+    /// The beginning of the next observation, or `None` if there has been none since.
     #[serde(serialize_with = "crate::clock::as_wall")]
     pub to: Option<SteadyMillis>,
 }
@@ -156,7 +156,7 @@ impl Reader {
         .await
     }
 
-    /// Returns the names of owners that earlier runs have learned, the latest last.
+    /// Returns the names of owners that earlier runs have learned, latest last.
     ///
     /// # Errors
     /// Fails if the file cannot be read.
@@ -177,14 +177,14 @@ impl Reader {
         self.restored_up_to(MAX_RESTORED_ROWS)
     }
 
-    /// Returns the same of at most so many rows of each kind.
+    /// Returns the state with at most this number of rows of each kind.
     pub(super) fn restored_up_to(
         &self,
         limit: usize,
     ) -> rusqlite::Result<HashMap<LockId, RestoredLock>> {
         let connection = self.connection.lock().unwrap_or_else(PoisonError::into_inner);
         let mut restored: HashMap<LockId, RestoredLock> = HashMap::new();
-        // The newest of all, in the order in which they ended.
+        // These are the newest of all, in the order in which they ended.
         let mut past = connection.prepare(
             "SELECT deployment, db, name, holder, began, exact, ended, how FROM (
                SELECT * FROM (

@@ -5,9 +5,9 @@ use std::time::Duration;
 
 use rusqlite::Connection;
 
-/// The version of the tables. A file of another version is renamed, and a new one started.
+/// The version of the tables. A file of another version is renamed, and a new one is created.
 const VERSION: i64 = 1;
-/// The longest wait of one connection for the other.
+/// The longest time for which one connection waits for the other.
 const BUSY: Duration = Duration::from_secs(5);
 
 const TABLES: &str = "
@@ -54,15 +54,15 @@ pub(super) fn open(path: &Path) -> rusqlite::Result<Connection> {
             )),
         ));
     }
-    // A crash of the machine loses the last moments; a crash of the program loses nothing. The cache of 500 KiB is small, since
-    // the kernel caches the file too.
+    // A crash of the machine loses the last moments, while a crash of the program loses nothing. The cache of 500 KiB
+    // is small, since the kernel caches the file too.
     connection.execute_batch(
         "PRAGMA journal_mode = WAL; PRAGMA synchronous = NORMAL; PRAGMA wal_autocheckpoint = 4000;
          PRAGMA cache_size = -500",
     )?;
     connection.execute_batch(TABLES)?;
     connection.pragma_update(None, "user_version", VERSION)?;
-    // Fails if the file is damaged at its root.
+    // This fails if the file is damaged at its root.
     connection.query_row("SELECT count(*) FROM sqlite_schema", [], |_| Ok(()))?;
     Ok(connection)
 }

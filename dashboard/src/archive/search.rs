@@ -1,4 +1,4 @@
-//! Searches of events, a page at a time, in either direction.
+//! Searches for events, one page at a time, in either direction.
 
 use std::str::FromStr;
 
@@ -49,7 +49,7 @@ fn event_words() -> utoipa::openapi::Object {
     words(EVENT_WORDS)
 }
 
-/// The place of an event among all: by its instant, then by the kind of its row, then by its row.
+/// The position of an event among all events: by its instant, then by the kind of its row, then by its row.
 #[derive(Debug, Clone, Copy, PartialEq, Eq, PartialOrd, Ord, Hash)]
 pub(super) struct Position {
     at: i64,
@@ -57,11 +57,11 @@ pub(super) struct Position {
     row: i64,
 }
 
-/// The end of one page and the beginning of another, as addresses hold it.
+/// The end of one page and the beginning of another, as written in addresses.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub struct EventCursor {
     position: Position,
-    /// True for the events after it, false for those before it.
+    /// True for the events after the position, false for those before it.
     later: bool,
 }
 
@@ -103,10 +103,10 @@ impl FromStr for EventCursor {
 pub struct EventSearch {
     pub from: SteadyMillis,
     pub to: SteadyMillis,
-    /// The lock; none: all locks.
+    /// The lock, or `None` for all locks.
     pub lock: Option<LockId>,
     pub newest_first: bool,
-    /// The page's edge; none for the first page.
+    /// The edge of the page, or `None` for the first page.
     pub cursor: Option<EventCursor>,
     /// The most events.
     pub limit: usize,
@@ -116,17 +116,17 @@ pub struct EventSearch {
 #[derive(Debug, Clone, Default)]
 pub struct FoundEvents {
     pub events: Vec<PastEvent>,
-    /// The cursor of the page that follows, if there may be one.
+    /// The cursor of the next page, if there may be one.
     pub next: Option<EventCursor>,
-    /// The cursor of the page before.
+    /// The cursor of the previous page.
     pub prev: Option<EventCursor>,
-    /// The instant that the search had reached when its time was over; none if the page is complete.
+    /// The instant that the search had reached when its time was over, or `None` if the page is complete.
     pub reached: Option<SteadyMillis>,
 }
 
 impl Reader {
-    /// Returns a page of the events for which `matches` returns true. A search that takes long returns what it has found,
-    /// and the cursor to go on from.
+    /// Returns a page of the events for which `matches` returns true. A search that takes too long returns the events
+    /// found so far, and the cursor to continue from.
     ///
     /// # Errors
     /// Fails if the file cannot be read.
@@ -137,7 +137,7 @@ impl Reader {
     ) -> rusqlite::Result<FoundEvents> {
         self.search(move |connection| {
             let found = page(connection, &search, &matches)?;
-            // Near the beginning of the list a full page is better than a short one.
+            // Near the beginning of the list, a full page is better than a short one.
             let goes_back = search.cursor.is_some_and(|cursor| cursor.later == search.newest_first);
             let short = found.events.len() < search.limit && found.reached.is_none();
             if goes_back && short {
@@ -192,8 +192,8 @@ fn page(
     Ok(FoundEvents { events, next, prev, reached: reached.map(instant) })
 }
 
-/// Calls `each` with the events of a span from its beginning or from its end, until it returns false. Columns: instant,
-/// row, deployment, database, name, subject, detail, word.
+/// Calls `each` with the events of a span from its beginning or from its end, until it returns false. The columns are
+/// instant, row, deployment, database, name, subject, detail and word.
 pub(super) fn scan(
     connection: &Connection,
     search: &EventSearch,
@@ -260,7 +260,7 @@ pub(super) fn scan(
     }
 }
 
-/// Returns what a filter is applied to; none if a row is not as it was written.
+/// Returns the fields to which a filter is applied, or `None` if a row is not as it was written.
 pub(super) fn fields<'r>(
     row: &'r Row<'_>,
     kind: usize,
@@ -277,7 +277,7 @@ pub(super) fn fields<'r>(
     Ok(Some(EventFields { event, deployment, db: row.get(3)?, name, subject, detail }))
 }
 
-/// Parses one event; none if the row's name cannot be a lock's.
+/// Parses one event, or returns `None` if the row's name cannot be a lock's.
 fn past_event(row: &Row<'_>) -> rusqlite::Result<Option<PastEvent>> {
     let (deployment, name): (String, Vec<u8>) = (row.get(2)?, row.get(4)?);
     let Ok(name) = LockName::new(name) else { return Ok(None) };

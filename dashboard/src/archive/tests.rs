@@ -25,7 +25,7 @@ fn ended(name: &[u8], thread: i64, from: u64, to: u64) -> ArchiveEntry {
     )
 }
 
-/// Writes entries, and returns a reader.
+/// Writes entries and returns a reader.
 async fn written(
     folder: &Path,
     now: u64,
@@ -169,7 +169,7 @@ async fn it_is_restored_whether_the_holder_of_an_expired_hold_returned_too_late(
 #[tokio::test]
 async fn the_newest_past_holds_are_restored_oldest_first() {
     let folder = tempfile::tempdir().unwrap();
-    // Not in the order in which they ended.
+    // The holds are not in the order in which they ended.
     let holds = [(b"a", 4_000), (b"b", 2_000), (b"a", 1_000), (b"b", 5_000), (b"a", 3_000)];
     let holds = holds.map(|(name, to)| ended(name, 1, to - 500, to));
     let reader = written(folder.path(), 0, holds).await;
@@ -233,13 +233,13 @@ fn search(from: u64, to: u64) -> EventSearch {
 async fn pages_of_events_lead_to_the_end_and_back() {
     let folder = tempfile::tempdir().unwrap();
     let stuck = ProblemKind::Stuck;
-    // Many at the same instant, so that more than the instant decides about their order.
+    // Many events are at the same instant, so that their order depends on more than the instant.
     let holds = (0..7).map(|i| ended(b"a", i, 1_000 + i.unsigned_abs() / 3, 1_002));
     let problem = ArchiveEntry::Problem(lock(b"a"), stuck, Certainty::Certain, SteadyMillis(1_002));
     let reader = written(folder.path(), 0, holds.chain([problem])).await;
     for newest_first in [false, true] {
         let page = async |cursor: Option<EventCursor>, limit| {
-            // As an address holds it.
+            // The cursor is converted to text and back, like in an address.
             let cursor = cursor.map(|cursor| cursor.to_string().parse().unwrap());
             let search = EventSearch { newest_first, cursor, limit, ..search(0, 9_000) };
             reader.events(search, |event| event.event != "cleared").await.unwrap()
@@ -409,7 +409,7 @@ async fn two_dashboards_need_two_folders() {
     let first = open(folder.path(), SteadyMillis(0)).await.unwrap();
     let error = open(folder.path(), SteadyMillis(0)).await.unwrap_err().to_string();
     assert!(error.contains("another dashboard"), "{error}");
-    // One that ends meanwhile releases it to the next.
+    // A dashboard that ends in the meantime releases the folder to the next.
     let end = async {
         tokio::time::sleep(LOCK_WAIT / 2).await;
         drop(first);
@@ -440,7 +440,7 @@ async fn only_the_owner_can_read_the_files_of_the_history() {
     let folder = parent.path().join("open to all");
     DirBuilder::new().mode(0o755).create(&folder).unwrap();
     assert_eq!(modes(&folder).await, private);
-    // Those of an earlier version, after a crash.
+    // These are the files of an earlier version after a crash.
     let file = folder.join(FILE);
     let connection = schema::open(&file).unwrap();
     connection.execute("INSERT INTO span VALUES (1, 2)", []).unwrap();
@@ -448,7 +448,7 @@ async fn only_the_owner_can_read_the_files_of_the_history() {
         std::fs::set_permissions(with_tail(&file, tail), Permissions::from_mode(0o644)).unwrap();
     }
     assert_eq!(modes(&folder).await, private);
-    // A broken one is set aside, and the new one is as private.
+    // A damaged file is renamed, and the new one is as private.
     drop(connection);
     std::fs::write(&file, "no database at all, but a text of some length").unwrap();
     let with_aside = modes(&folder).await;

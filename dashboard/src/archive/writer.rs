@@ -19,16 +19,17 @@ use crate::model::types::{
 
 /// The most entries in one transaction.
 const BATCH: usize = 20_000;
-/// The interval at which entries, and the time of observation, are written.
+/// The interval at which entries and the time of observation are written.
 const INTERVAL: Duration = Duration::from_secs(1);
 /// The interval at which rows are removed by age, and free pages released.
 const PRUNE_INTERVAL: Duration = Duration::from_secs(60);
-/// The most rows of a kind removed after a transaction, so that the next entries do not wait for long. A transaction adds no
-/// more, so the removal of the oldest rows keeps up with any rate.
+/// The most rows of a kind that are removed after a transaction, so that the next entries do not wait long. A
+/// transaction adds no more, so the removal of the oldest rows keeps up with any rate.
 const PRUNE_ROWS: usize = BATCH;
-/// The most free pages released after a transaction.
+/// The most free pages that are released after a transaction.
 const VACUUM_PAGES: u32 = 2_000;
-/// Removes the oldest rows of each table that can be large, in the order of the tables' value. Rows that have not ended stay.
+/// Removes the oldest rows of each table that can be large, with the least valuable table first. Rows that have not
+/// ended remain.
 const REMOVE_OLDEST: [&str; 2] = [
     "DELETE FROM hold WHERE rowid IN
      (SELECT rowid FROM hold WHERE ended IS NOT NULL ORDER BY ended LIMIT ?1)",
@@ -36,7 +37,7 @@ const REMOVE_OLDEST: [&str; 2] = [
      (SELECT rowid FROM problem WHERE cleared IS NOT NULL ORDER BY cleared LIMIT ?1)",
 ];
 
-/// The writer of the history. Its folder is locked for as long as this lives.
+/// The writer of the history. Its folder is locked as long as this value exists.
 #[derive(Debug)]
 pub struct Writer {
     table: Table,
@@ -72,7 +73,7 @@ impl Writer {
         Ok(Self { table, entries, lost })
     }
 
-    /// Writes until all senders are gone.
+    /// Writes until all senders have been dropped.
     pub async fn run(self) {
         let Self { mut table, mut entries, lost } = self;
         let mut tick = interval(INTERVAL);
@@ -80,7 +81,7 @@ impl Writer {
         let mut pruned = Instant::now();
         let mut open = true;
         while open {
-            // The entries of a second share a transaction, since many short ones would be costly.
+            // The entries of a second share a transaction, since many short transactions would be expensive.
             tick.tick().await;
             loop {
                 let mut batch = Vec::new();
@@ -99,7 +100,7 @@ impl Writer {
                     pruned = Instant::now();
                 }
                 let missed = lost.swap(0, Ordering::Relaxed);
-                // On a separate thread, since it waits for the disk.
+                // This runs on a separate thread, since it waits for the disk.
                 let written = tokio::task::spawn_blocking(move || {
                     let written = table.write(&batch, missed, prune, SteadyMillis::now());
                     (table, written)
@@ -126,7 +127,7 @@ fn begin_span(connection: &Connection, now: SteadyMillis) -> rusqlite::Result<i6
 }
 
 impl Table {
-    /// Writes entries. Lost ones end the span, which leaves a gap.
+    /// Writes entries. If some were lost, the span ends, which leaves a gap.
     fn write(
         &mut self,
         batch: &[ArchiveEntry],
@@ -195,8 +196,8 @@ impl Table {
         Ok(())
     }
 
-    /// Removes some of the oldest rows if all together need too much space, and releases free pages if `vacuum` or if the
-    /// file is much larger than its limit. Otherwise new rows use the free pages.
+    /// Removes some of the oldest rows if all rows together need too much space, and releases free pages if `vacuum` is
+    /// true or the file is much larger than its limit. Otherwise new rows use the free pages.
     fn limit_size(&self, vacuum: bool) -> rusqlite::Result<()> {
         let whole = self.number("page_count")?;
         let used = whole.saturating_sub(self.number("freelist_count")?);
@@ -283,7 +284,7 @@ fn insert_beginning(
 ) -> rusqlite::Result<()> {
     let (deployment, db, name) = key(lock);
     let (holder, began) = (holder.to_string(), stored(since.at));
-    // An unobserved end lies before this beginning.
+    // The unobserved end was before this beginning.
     to.prepare_cached(
         "UPDATE hold SET ended = max(began, ?5), how = 'unseen' WHERE deployment = ?1 AND db = ?2
          AND name = ?3 AND holder = ?4 AND ended IS NULL AND began <> ?5",
@@ -328,8 +329,8 @@ fn insert_problem(
     let (deployment, db, name) = key(lock);
     let (problem, certainty) = (problem.as_str(), certainty.as_str());
     let (began, now) = (stored(at), stored(SteadyMillis::now()));
-    // One that is found again began no earlier than it was cleared, even if its condition holds since then. A later
-    // end than now is of a clock that has been set back.
+    // A problem that is found again began no earlier than it was cleared, even if its condition has been true since
+    // then. An end after the current instant comes from a clock that has been set back.
     to.prepare_cached(
         "INSERT INTO problem (deployment, db, name, problem, certainty, began)
          VALUES (?1, ?2, ?3, ?4, ?5, max(?6, coalesce((SELECT max(cleared) FROM problem
@@ -484,7 +485,7 @@ mod tests {
         let folder = tempfile::tempdir().unwrap();
         let mut table = table(folder.path(), MAX_BYTES);
         let hold = "INSERT INTO hold VALUES ('main', 0, x'61', ?1, ?2, 1, ?3, NULL)";
-        // A hold of an earlier run, one that ended in this run, one within this run, and one that lasts.
+        // The rows are a hold of an earlier run, one that ended in this run, one within this run, and one that lasts.
         for (holder, began, ended) in [
             ("a", 10, Some(20)),
             ("b", 30, Some(1_005)),

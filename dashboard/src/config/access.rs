@@ -140,7 +140,7 @@ fn proxy(raw: &Raw<Flags>, mistakes: &mut Vec<String>) -> Option<Proxy> {
     let groups = header("trusted_groups_header", &flags.trusted_groups_header);
     let mut networks = Vec::new();
     for text in &flags.trusted_proxy {
-        // A single address is a network of its own.
+        // A single address is a network with one address.
         match text.parse::<IpNet>().or_else(|_| text.parse().map(|ip: std::net::IpAddr| ip.into()))
         {
             Ok(network) if network.prefix_len() == 0 => mistakes.push(raw.mistake(

@@ -10,7 +10,7 @@ use super::redis_table::RedisTable;
 use super::words::NamedUrl;
 use super::{Deployment, Flags, MAX_DEPLOYMENTS};
 
-/// The Redis that is watched if none is named.
+/// The Redis server that is watched if none is named.
 const DEFAULT_URL: &str = "redis://127.0.0.1:6379";
 
 pub(super) fn build(
@@ -45,7 +45,7 @@ pub(super) fn build(
     deployments
 }
 
-/// Returns the URLs of flags and rows; [`DEFAULT_URL`] if there are none.
+/// Returns the URLs of flags and rows, or [`DEFAULT_URL`] if there are none.
 fn urls(flags: &[NamedUrl], tables: &[RedisTable], mistakes: &mut Vec<String>) -> Vec<NamedUrl> {
     let mut urls = flags.to_vec();
     for table in tables {
@@ -63,14 +63,14 @@ fn urls(flags: &[NamedUrl], tables: &[RedisTable], mistakes: &mut Vec<String>) -
     urls
 }
 
-/// The passwords of files, which override those of URLs.
+/// The passwords from files, which override those in URLs.
 struct Credentials {
     password: Option<Secret>,
     sentinel_password: Option<Secret>,
 }
 
 impl Credentials {
-    /// Reads the files, and checks that each of them is of use with these URLs.
+    /// Reads the files, and checks that each of them is useful with these URLs.
     fn read(raw: &Raw<Flags>, urls: &[NamedUrl], mistakes: &mut Vec<String>) -> Self {
         let flags = &raw.values;
         let mut secret = |field, file: Option<&Path>| {
@@ -160,7 +160,7 @@ fn named_deployments(
     deployments
 }
 
-/// Returns the deployments that one purpose reaches as another user, each by its index, with that target.
+/// Returns the deployments to which one purpose connects as another user, each as its index and that target.
 fn other_users(
     raw: &Raw<Flags>,
     field: &'static str,
@@ -199,7 +199,7 @@ fn other_users(
     found
 }
 
-/// Adds `--redis-ca-file` to a target that is reached by TLS.
+/// Adds `--redis-ca-file` to a target with TLS.
 fn with_ca_file(raw: &Raw<Flags>, target: redis::Deployment) -> redis::Deployment {
     match &raw.values.redis_ca_file {
         Some(file) if target.uses_tls() => target.with_ca_file(file.clone()),

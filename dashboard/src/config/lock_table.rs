@@ -1,4 +1,4 @@
-//! `[[lock]]`: what holds for locks of certain names.
+//! `[[lock]]`: the rules for locks of certain names.
 
 use serde::Deserialize;
 use service_kit::settings::HumanDuration;
@@ -22,7 +22,7 @@ enum Expected {
     Long,
 }
 
-/// The rows in their order, or an error that says which one is wrong.
+/// Returns the rules of the rows in order, or an error that names the wrong row.
 pub(super) fn rules(
     rows: Vec<LockTable>,
     usual: model::types::Rule,

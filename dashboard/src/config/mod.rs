@@ -1,4 +1,4 @@
-//! Settings: flags, environment and file, and what the program makes of them.
+//! The settings, from flags, environment and file.
 
 mod access;
 mod deployments;
@@ -170,10 +170,10 @@ struct Flags {
     log_format: LogFormat,
 }
 
-/// One deployment of Redis that is looked at.
+/// One deployment of Redis that is watched.
 #[derive(Debug, Clone)]
 pub struct Deployment {
-    /// Its name, in addresses, the API and metrics.
+    /// The name of the deployment in addresses, the API and metrics.
     pub name: Arc<str>,
     /// The server, the sentinels or the nodes.
     pub target: redis::Deployment,
@@ -181,11 +181,11 @@ pub struct Deployment {
     pub dbs: Vec<u32>,
     /// The credentials for MONITOR, which shows all databases.
     pub monitor: redis::Deployment,
-    /// The credentials for releases by force.
+    /// The credentials for forced releases.
     pub release: redis::Deployment,
 }
 
-/// The place of the history.
+/// The location of the history.
 #[derive(Debug, Clone, PartialEq, Eq)]
 pub enum History {
     Off,
@@ -202,25 +202,25 @@ pub struct Config {
     pub deployments: Vec<Deployment>,
     /// The address of pages and API.
     pub listen: SocketAddr,
-    /// The address of metrics, if it is a separate one.
+    /// The address of metrics, if it is separate.
     pub metrics_listen: Option<SocketAddr>,
     /// Authentication and rights.
     pub access: Access,
     /// The keys with which agents sign their entries in the holder registry.
     pub agent_keys: Option<AgentKeys>,
-    /// Certificate and key, where pages are served by TLS.
+    /// The certificate and key, if pages are served over TLS.
     pub tls: Option<(PathBuf, PathBuf)>,
-    /// The host of the address that people use.
+    /// The host in the address that visitors use.
     pub public_host: Option<String>,
     /// The badge of every page.
     pub environment: Option<String>,
-    /// The sentence at the head of every page.
+    /// The note at the head of every page.
     pub note: Option<String>,
     /// The servers that are read: the masters, or a replica of each.
     pub read_from: ReadFrom,
-    /// The passes over all keys.
+    /// The settings of the scans of all keys.
     pub scan: ScanSettings,
-    /// MONITOR.
+    /// The settings of MONITOR.
     pub monitor: MonitorSettings,
     /// True if locks may be released by force.
     pub allow_release: bool,
@@ -248,7 +248,7 @@ impl Config {
         settings::load(&PROGRAM, build)
     }
 
-    /// Reads them from these arguments, the program's name first, and this environment.
+    /// Reads the settings from these arguments, with the program's name first, and this environment.
     ///
     /// # Errors
     /// As [`Self::load`].
@@ -259,13 +259,13 @@ impl Config {
         settings::load_from(&PROGRAM, args, env, build)
     }
 
-    /// The labels of locks in metrics, with none assigned yet.
+    /// Returns the labels of locks in metrics, without any assigned yet.
     #[must_use]
     pub fn grouping(&self) -> Grouping {
         Grouping::new(self.groups.clone(), self.max_groups)
     }
 
-    /// Every database that is looked at.
+    /// Returns every database that is watched.
     #[must_use]
     pub fn scopes(&self) -> Vec<(Arc<str>, u32)> {
         self.deployments
@@ -373,8 +373,9 @@ fn build(raw: Raw<Flags>) -> Result<Config, Vec<String>> {
     })
 }
 
-/// Returns whether a system with its usual settings lets a program listen on one of the addresses only: they have the port in
-/// common, and the IP address too unless one of them is that of all interfaces. `[::]` includes those of IPv4.
+/// Returns whether a system with default settings lets a program listen on only one of the addresses: the ports are
+/// equal, and the IP addresses are equal too or one of them means all interfaces. `[::]` includes all interfaces of
+/// IPv4.
 fn overlap(a: SocketAddr, b: SocketAddr) -> bool {
     let includes =
         |all: IpAddr, ip: IpAddr| all.is_unspecified() && (all.is_ipv6() || ip.is_ipv4());

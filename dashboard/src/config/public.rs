@@ -1,4 +1,4 @@
-//! The settings that every visitor may see: no password, token, user name or path is among them.
+//! The settings that every visitor may see. They contain no password, token, user name or path.
 
 use serde_json::{Value, json};
 
@@ -7,8 +7,8 @@ use crate::clock::millis;
 use crate::model::types::Rule;
 
 impl Config {
-    /// Returns the settings for an incident's bundle. A setting that is not named here is left out: before you add one, decide
-    /// whether it is a secret.
+    /// Returns the settings for the bundle of an incident. A setting that is not named here is left out. Before you add
+    /// one, decide whether it is a secret.
     #[must_use]
     pub fn public(&self) -> Value {
         let deployments = self.deployments.iter().map(|deployment| {

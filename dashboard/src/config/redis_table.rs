@@ -1,4 +1,4 @@
-//! Servers that the settings' file names, and which of them keep red locks together.
+//! The servers in the settings' file, and the groups of them that share red locks.
 
 use std::sync::Arc;
 
@@ -14,15 +14,15 @@ use crate::model::types::Group;
 pub(super) struct RedisTable {
     pub(super) name: String,
     url: String,
-    /// Its databases, in place of those that are set for all servers.
+    /// The databases of the server, instead of those that are set for all servers.
     #[serde(default)]
     pub(super) db: Vec<u16>,
-    /// The group of independent servers with which it keeps red locks.
+    /// The group of independent servers with which the server shares red locks.
     group: Option<String>,
 }
 
 impl RedisTable {
-    /// The server by its name.
+    /// Returns the server with its name.
     pub(super) fn named(&self) -> Result<NamedUrl, String> {
         let name = deployment_name(&self.name)?;
         let target = self.url.parse::<Deployment>().map_err(|error| error.to_string())?;
@@ -30,7 +30,7 @@ impl RedisTable {
     }
 }
 
-/// The groups that the rows make.
+/// Returns the groups that the rows form.
 pub(super) fn groups(tables: &[RedisTable], mistakes: &mut Vec<String>) -> Vec<Group> {
     let mut groups: Vec<Group> = Vec::new();
     for table in tables {

@@ -4,7 +4,7 @@ use std::time::Duration;
 
 use super::ByteSize;
 
-/// One deployment to watch.
+/// The server from which locks are read.
 #[derive(Debug, Clone, Copy, PartialEq, Eq, clap::ValueEnum)]
 pub enum ReadFrom {
     /// The server itself.
@@ -29,23 +29,23 @@ pub enum MonitorMode {
 pub struct MonitorSettings {
     /// The mode.
     pub mode: MonitorMode,
-    /// Commands a second from which on a server is busy.
+    /// The number of commands a second from which a server counts as busy.
     pub max_ops: u64,
-    /// The memory that unread output may take in the server.
+    /// The memory that unread output may use in the server.
     pub budget: ByteSize,
-    /// Even where the server sets no bound to a reader that stalls.
+    /// True if MONITOR is used even if the server sets no limit for a reader that stalls.
     pub unbounded: bool,
 }
 
-/// The settings of passes over all keys.
+/// The settings of scans of all keys.
 #[derive(Debug, Clone)]
 pub struct ScanSettings {
-    /// Keys a second, at most.
+    /// The most keys a second.
     pub rate: u32,
-    /// From the start of one pass to that of the next, at most.
+    /// The longest time from the start of one scan to that of the next.
     pub every: Duration,
-    /// Redis' pattern for the keys, where not all are looked at.
+    /// The Redis pattern of the keys to scan, if not all are scanned.
     pub pattern: Option<String>,
-    /// The most possible locks that are read in one pass.
+    /// The most possible locks that are read in one scan.
     pub max_possible: usize,
 }

@@ -1,4 +1,4 @@
-//! The settings that are understood, and the mistakes that are reported.
+//! Tests of valid settings, and of the mistakes that are reported.
 
 use std::ffi::OsString;
 use std::time::Duration;
@@ -138,7 +138,7 @@ fn mistakes_are_named() {
 fn a_setting_turns_the_login_off() {
     let open = load(&["--listen", "0.0.0.0:80", "--insecure"], &[]).unwrap();
     assert!(!open.access.is_needed() && !open.access.proxies_only);
-    // Metrics on a separate address are meant to be fetched from elsewhere.
+    // Metrics on a separate address may be requested from other hosts.
     for address in ["[::]:80", "127.0.0.2:9761", "0.0.0.0:9762", "[::1]:9761"] {
         assert!(load(&["--metrics-listen", address], &[]).is_ok(), "{address}");
     }
@@ -199,7 +199,7 @@ fn releases_without_a_login_are_refused_at_start() {
     {
         assert!(error.contains(word), "{word}: {error}");
     }
-    // A proxy that names no users is not a login.
+    // A proxy that does not name users does not replace a login.
     assert!(refused(&["--trusted-proxy", "10.0.0.7"]).is_some());
     assert!(refused(&["--listen", "0.0.0.0:9761", "--insecure"]).is_some());
     assert_eq!(refused(&["--insecure"]), None);
@@ -295,7 +295,7 @@ fn a_master_named_by_sentinels_is_one_deployment() {
     }
 }
 
-/// Without it their user would have no password, which is rejected.
+/// Without the password, the other user would have none, which is rejected.
 #[test]
 fn the_sentinels_password_is_that_of_the_urls_for_other_users_too() {
     let file = tempfile::NamedTempFile::new().unwrap();

@@ -1,4 +1,4 @@
-//! The values of single settings.
+//! Parsers of the values of single settings.
 
 use std::fmt;
 use std::str::FromStr;
@@ -7,12 +7,12 @@ use std::time::Duration;
 use service_kit::redis::Deployment;
 use service_kit::settings::HumanDuration;
 
-/// A server by its URL, perhaps with a name.
+/// A server by its URL, with an optional name.
 #[derive(Debug, Clone)]
 pub(super) struct NamedUrl {
-    /// The deployment's name, where one was given.
+    /// The deployment's name, if one was given.
     pub(super) name: Option<String>,
-    /// The server, or the cluster.
+    /// The server, the sentinels or the cluster.
     pub(super) target: Deployment,
 }
 
@@ -28,7 +28,7 @@ impl FromStr for NamedUrl {
     }
 }
 
-/// The names that deployments may have.
+/// Parses the name of a deployment.
 pub(super) fn deployment_name(name: &str) -> Result<String, String> {
     let fits = |c: char| c.is_ascii_alphanumeric() || matches!(c, '-' | '_' | '.');
     if name.is_empty() || name.len() > 64 || !name.chars().all(fits) {
@@ -73,7 +73,7 @@ impl fmt::Display for ByteSize {
     }
 }
 
-/// A duration that is no shorter than a second.
+/// Parses a duration of at least a second.
 pub(super) fn at_least_a_second(text: &str) -> Result<HumanDuration, String> {
     let duration: HumanDuration = text.parse()?;
     if duration.0 < Duration::from_secs(1) {
@@ -82,7 +82,7 @@ pub(super) fn at_least_a_second(text: &str) -> Result<HumanDuration, String> {
     Ok(duration)
 }
 
-/// A name in which `*` stands for anything.
+/// Parses a name in which `*` matches anything.
 pub(super) fn glob(text: &str) -> Result<String, String> {
     if text.is_empty() {
         Err("expected a name, perhaps with `*`".to_owned())
@@ -91,7 +91,7 @@ pub(super) fn glob(text: &str) -> Result<String, String> {
     }
 }
 
-/// The badge of every page that distinguishes environments.
+/// Parses the badge of every page that distinguishes environments.
 pub(super) fn badge(text: &str) -> Result<String, String> {
     if text.is_empty() || text.chars().count() > 40 || text.chars().any(char::is_control) {
         return Err("expected 1 to 40 printable characters".to_owned());
@@ -99,7 +99,7 @@ pub(super) fn badge(text: &str) -> Result<String, String> {
     Ok(text.to_owned())
 }
 
-/// A line that stands on every page.
+/// Parses the note at the head of every page.
 pub(super) fn note(text: &str) -> Result<String, String> {
     let text = text.trim();
     if text.is_empty() || text.chars().count() > 500 || text.chars().any(char::is_control) {
@@ -108,7 +108,7 @@ pub(super) fn note(text: &str) -> Result<String, String> {
     Ok(text.to_owned())
 }
 
-/// An address that people use in a browser.
+/// Parses an address that visitors use in a browser.
 pub(super) fn public_url(text: &str) -> Result<String, String> {
     let uri: Result<axum::http::Uri, _> = text.parse();
     let known = |uri: &axum::http::Uri| matches!(uri.scheme_str(), Some("http" | "https"));
@@ -123,7 +123,7 @@ pub(super) fn public_url(text: &str) -> Result<String, String> {
     }
 }
 
-/// The host of such an address.
+/// Returns the host of such an address.
 pub(super) fn host_of(url: &str) -> Option<String> {
     url.parse::<axum::http::Uri>().ok()?.host().map(str::to_owned)
 }

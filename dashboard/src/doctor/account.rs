@@ -1,6 +1,7 @@
-//! The account's rights: every command, key pattern and channel that the dashboard uses is tried once, on keys that do not exist.
+//! The account's rights. Every command, key pattern and channel that the dashboard uses is tried once, on keys that do
+//! not exist.
 //!
-//! What is refused leaves a row in the server's ACL log.
+//! Each refusal adds a row to the server's ACL log.
 
 use redis::{Cmd, Value, cmd};
 use redisson::{ClientId, HolderId, LockName, keys};
@@ -14,7 +15,7 @@ use crate::redis::{TIMEOUT, subscriber_options};
 use crate::sources::read::{concerns_key, pipeline};
 use crate::text::visible;
 
-/// The lock whose keys are tried.
+/// The name of the lock whose keys are tried.
 const PROBE: &str = "lockscope-doctor";
 /// Commands without which no lock can be read.
 const ESSENTIAL: [&str; 10] =
@@ -59,7 +60,7 @@ fn probe(rule: &'static str, args: &[&[u8]]) -> Probe {
     Probe { rule, command }
 }
 
-/// Returns the keys to try, with the patterns that stand for them.
+/// Returns the keys to try, with the patterns that match them.
 fn key_patterns() -> [(Vec<u8>, String); 7] {
     let name = LockName::new(PROBE.as_bytes()).expect("it is neither empty nor long");
     let client = ClientId::from_random([0; 16]);
@@ -112,7 +113,7 @@ fn probes(features: Features) -> Vec<Probe> {
     if features.cluster {
         probes.extend(["cluster|slots", "cluster|info", "asking"].map(|rule| probe(rule, &[])));
     }
-    // Last: with one of them refused, the connection may stay in a transaction.
+    // These come last: if one of them is refused, the connection may stay in a transaction.
     probes.extend(["multi", "exec"].map(|rule| probe(rule, &[])));
     probes
 }
@@ -161,7 +162,7 @@ impl Rights {
         self.commands.push(rule);
     }
 
-    /// Subscribes as the dashboard does, until each subscription is confirmed or refused.
+    /// Subscribes like the dashboard, until each subscription is confirmed or refused.
     async fn try_channels(&mut self, endpoint: &Endpoint, shutdown: &Shutdown) {
         let (subscriber, mut events) =
             Subscriber::start(endpoint.clone(), subscriber_options(), shutdown);
@@ -183,9 +184,9 @@ impl Rights {
                 }
             }
         };
-        // Without an answer nothing is known, and nothing is reported.
+        // Without an answer, nothing is known or reported.
         drop(timeout(TIMEOUT, replies).await);
-        // Refusals arrive in any order.
+        // Refusals may arrive in any order.
         self.channels.sort();
         self.channels.dedup();
     }
@@ -206,7 +207,7 @@ impl Rights {
         }
     }
 
-    /// Returns whether the account may run every command that reading a lock takes.
+    /// Returns whether the account may run every command that is needed to read a lock.
     pub(super) fn can_read_locks(&self) -> bool {
         !ESSENTIAL.iter().any(|command| self.commands.contains(command))
     }
@@ -215,7 +216,7 @@ impl Rights {
         !self.commands.contains(&"pubsub|numsub")
     }
 
-    /// Returns the missing rights. `unreadable` of `hashes` could not be read.
+    /// Returns the missing rights. `unreadable` out of `hashes` could not be read.
     pub(super) fn judge(
         &self,
         subject: &Subject,
@@ -241,7 +242,7 @@ impl Rights {
             add(FindingId::AccountCommands, severity, evidence, rules);
         }
         if !self.keys.is_empty() || unreadable > 0 {
-            // A right to read without a right to write is new in 7.0.
+            // Redis 7.0 introduced the right to read without a right to write.
             let sign = if old { "~" } else { "%R~" };
             let all = self.keys.iter().any(|pattern| pattern == "*") || self.keys.is_empty();
             let patterns = if all { vec!["*".to_owned()] } else { self.keys.clone() };
@@ -270,7 +271,7 @@ impl Rights {
     }
 }
 
-/// Returns whether the account may not do this, for a reason that `concerns` it.
+/// Returns whether the account may not do this, for a reason that `concerns` accepts.
 fn is_refused(reply: &Result<Value, CallError>, concerns: fn(&ServerError) -> bool) -> bool {
     let refused = reply.as_ref().err().and_then(CallError::refused);
     refused.is_some_and(|error| error.is_denied() && concerns(error))

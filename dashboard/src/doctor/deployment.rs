@@ -25,13 +25,13 @@ use crate::sources::registry::{Lookup, Registry};
 use crate::sources::scan::supports_no_touch;
 use crate::sources::slot_share::{Nodes, SlotShare};
 
-/// The time for connecting to a server, or for finding it.
+/// The time limit for connecting to a server, or for finding it.
 const CONNECT_LIMIT: Duration = Duration::from_secs(5);
 /// The most masters of a cluster that are checked.
 const MAX_MASTERS: usize = 64;
 /// The most locks whose listeners are counted.
 const MAX_COUNTED: usize = 20_000;
-/// Holders in one lookup of the holder registry, and the most lookups.
+/// The number of holders in one lookup of the holder registry, and the most lookups.
 const LOOKUP: usize = 1_000;
 const MAX_LOOKUPS: usize = 10;
 
@@ -44,7 +44,7 @@ struct Node {
     share: SlotShare,
 }
 
-/// One database of a node, with what was read of it.
+/// One database of a node, with the results of reading it.
 struct Database {
     subject: Subject,
     surveyor: Surveyor,
@@ -77,7 +77,7 @@ pub(super) async fn check(
             shards: node.info.has_shards(),
             no_touch: supports_no_touch(&node.info),
         };
-        // A separate connection: what is refused may leave it in a transaction.
+        // A separate connection is used, since a refusal may leave it in a transaction.
         let trial = connected(node.endpoint.clone(), shutdown).await?.0;
         let user = deployment.target.user();
         let rights = Rights::try_all(user, (&trial, &node.endpoint), features, shutdown).await;
@@ -146,7 +146,7 @@ async fn connect(
         let Ok(endpoint) = resolve(&deployment.target, resolver_options(TIMEOUT), shutdown) else {
             return Err("a cluster has no single server".to_owned());
         };
-        // The first database of the settings, for which the account may be limited to SELECT.
+        // This is the first database of the settings, since the account's right to SELECT may be limited to it.
         let db = deployment.dbs.first().copied().unwrap_or(0);
         let (link, info) = connected(endpoint.with_db(db), shutdown).await?;
         let server =
@@ -199,7 +199,7 @@ async fn connected(
     }
 }
 
-/// Counts listeners on all nodes: a message of a cluster reaches each of them.
+/// Counts listeners on all nodes, since a message in a cluster reaches each of them.
 async fn count_listeners(databases: &mut [Database], shards: bool) -> Result<(), CallError> {
     let channels: Vec<Vec<u8>> =
         databases.iter().flat_map(|database| database.surveyor.channels(MAX_COUNTED)).collect();
@@ -225,7 +225,7 @@ async fn count_listeners(databases: &mut [Database], shards: bool) -> Result<(),
     Ok(())
 }
 
-/// Reads suspicious locks a second time, some seconds later: what is in motion is sound by then.
+/// Reads suspicious locks a second time, some seconds later. Locks that are being changed are sound by then.
 async fn read_again(databases: &mut [Database]) -> Result<(), String> {
     let mut any = false;
     for Database { surveyor, suspects: found, .. } in databases.iter_mut() {
@@ -245,7 +245,7 @@ async fn read_again(databases: &mut [Database]) -> Result<(), String> {
         let before: Vec<_> =
             names.iter().map(|name| (name.clone(), holders(surveyor, name))).collect();
         surveyor.reread(&names).await.map_err(read_failure)?;
-        // Another holder has not been there for that long.
+        // Another holder has not held the lock for that long.
         *found = before
             .into_iter()
             .filter(|(name, before)| holders(surveyor, name) == *before)
@@ -270,7 +270,7 @@ async fn look_up(database: &Database, holders: &mut Holders) -> Result<(), CallE
                 (Some(identity), _) => Standing::Published(identity.description()),
                 (None, Some(Presence::Present)) => Standing::Unpublished,
                 (None, Some(Presence::Missing | Presence::Unknown)) => Standing::AgentGone,
-                // Its key is not an agent's.
+                // The key is not an agent's key.
                 (None, None) => continue,
             };
             holders.standing.insert(id, standing);

@@ -1,4 +1,4 @@
-//! Findings: a fact that puts locks at risk, its evidence, and the next step.
+//! Findings: facts that put locks at risk, with their evidence and the next step.
 
 use std::sync::Arc;
 
@@ -10,11 +10,11 @@ use crate::model::types::Certainty;
 #[derive(Debug, Clone, Copy, PartialEq, Eq, PartialOrd, Ord, Serialize)]
 #[serde(rename_all = "lowercase")]
 pub(super) enum Severity {
-    /// Somebody waits in vain, or may lose a lock at any moment.
+    /// A client waits in vain, or may lose a lock at any moment.
     Problem,
     /// Locks are at risk, or cannot be seen.
     Warning,
-    /// Worth knowing.
+    /// The finding is worth knowing.
     Note,
 }
 
@@ -69,16 +69,16 @@ impl Subject {
 pub(super) struct Finding {
     pub id: FindingId,
     pub severity: Severity,
-    /// None: it needs no proof.
+    /// The certainty, or `None` if the finding needs no proof.
     #[serde(serialize_with = "certainty_word")]
     pub certainty: Option<Certainty>,
     #[serde(flatten)]
     pub subject: Subject,
     /// The holders of the lock.
     pub holders: Vec<String>,
-    /// A sentence with names and numbers.
+    /// A sentence that contains names and numbers.
     pub evidence: String,
-    /// A sentence with a command or a page.
+    /// A sentence that contains a command or a page.
     pub next_step: String,
 }
 
@@ -107,7 +107,7 @@ impl Finding {
     }
 }
 
-/// Writes the word of pages; the dashboard's API has an older one for the certain case.
+/// Writes the word that pages use. The dashboard's API has an older one for the certain case.
 fn certainty_word<S: Serializer>(certainty: &Option<Certainty>, to: S) -> Result<S::Ok, S::Error> {
     let word = certainty.map(|certainty| match certainty {
         Certainty::Certain => "certain",

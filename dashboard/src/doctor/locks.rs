@@ -1,4 +1,4 @@
-//! The judgement of locks and of what is left of them.
+//! The judgement of locks and their leftovers.
 
 use std::collections::{BTreeMap, BTreeSet, HashMap};
 use std::sync::Arc;
@@ -14,27 +14,28 @@ use crate::clock::millis;
 use crate::model::types::{Certainty, Marker, Queue, Token};
 use crate::text::{quoted, shown_name, visible};
 
-/// The lease from which a lock outlasts its watchdog, so that a dead holder matters.
+/// The lease above which a lock outlasts its watchdog, so that a dead holder matters.
 const LONG: Duration = Duration::from_secs(60);
-/// The holders that a sentence names.
+/// The number of holders that a sentence names.
 const NAMED: usize = 3;
 
-/// The standing of a holder in the holder registry.
+/// The state of a holder in the holder registry.
 #[derive(Debug, Clone, PartialEq, Eq)]
 pub(super) enum Standing {
     /// Its agent publishes it, with a description of its process.
     Published(Option<String>),
-    /// Its agent publishes itself, and not this holder.
+    /// Its agent publishes itself, but not this holder.
     Unpublished,
-    /// No agent of that id publishes itself.
+    /// No agent with that id publishes itself.
     AgentGone,
 }
 
-/// Knowledge about holders from beyond one database.
+/// Knowledge about holders from outside one database.
 #[derive(Debug, Default)]
 pub(super) struct Holders {
     pub standing: HashMap<HolderId, Standing>,
-    /// The number of locks with a TTL that each client holds: it was alive when it acquired or renewed them.
+    /// The number of locks with a time to live that each client holds. The client was alive when it acquired or renewed
+    /// them.
     pub active: HashMap<ClientId, u64>,
 }
 
@@ -49,7 +50,7 @@ impl Holders {
         }
     }
 
-    /// Returns the facts which prove that this hash is a lock, besides a TTL.
+    /// Returns the facts other than a time to live that prove that this hash is a lock.
     fn proofs(&self, lock: &Lock) -> Vec<String> {
         let mut proofs = Vec::new();
         if let Some(queue) = &lock.companions.queue {
@@ -126,7 +127,8 @@ pub(super) fn suspects(survey: &Survey, clock: u64) -> Vec<LockName> {
     locks.map(|(name, _)| name).chain(queues.map(|(name, _)| name)).cloned().collect()
 }
 
-/// Returns whether the first waiter is past its deadline; or all waiters, if the queue itself is gone or was only counted.
+/// Returns whether the first waiter is past its deadline, or all waiters if the queue itself is gone or was only
+/// counted.
 fn is_dead(queue: &Queue, clock: u64) -> bool {
     match queue.front.first() {
         // Redisson never removes an entry without a deadline: its clean-up stops there.
@@ -138,7 +140,7 @@ fn is_dead(queue: &Queue, clock: u64) -> bool {
     }
 }
 
-/// Returns the findings about one database. Only `suspects` were read twice; a lock that is not among them is new.
+/// Returns the findings about one database. Only `suspects` were read twice. A lock that is not among them is new.
 pub(super) fn judge(
     survey: &Survey,
     suspects: &BTreeSet<LockName>,
@@ -379,7 +381,7 @@ fn with_holders(mut finding: Finding, lock: &Lock) -> Finding {
     finding
 }
 
-/// Names the first holders, with their counts where they are not 1.
+/// Names the first holders, with their hold counts if these are not 1.
 fn holders_of(lock: &Lock) -> String {
     let holders = &lock.hash.holders;
     let mut named: Vec<String> = Vec::new();
@@ -430,7 +432,7 @@ pub(super) struct LockSummary {
     pub longest_ttl: Option<LongestTtl>,
     /// The locks with the most waiters.
     pub contended: Vec<Contended>,
-    /// False: the pass ended early.
+    /// False if the scan ended early.
     pub complete: bool,
 }
 
@@ -444,12 +446,12 @@ pub(super) struct LongestTtl {
 pub(super) struct Contended {
     pub name: String,
     pub kind: &'static str,
-    /// Entries of its queue, or connections that listen for its release.
+    /// The number of entries in its queue, or of connections that listen for its release.
     pub waiters: u64,
 }
 
 impl LockSummary {
-    /// Sums up a survey. `limit` is the most contended locks that are named.
+    /// Summarizes a survey. `limit` is the number of most contended locks that are named.
     pub(super) fn of(survey: &Survey, subject: &Subject, limit: usize) -> Self {
         let mut by_kind: BTreeMap<&'static str, u64> = BTreeMap::new();
         for lock in survey.locks.values() {

@@ -1,6 +1,7 @@
-//! `lockscope-dashboard doctor`: one read-only pass over Redis, and a report on its locks and on what puts them at risk.
+//! `lockscope-dashboard doctor`: one read-only scan of Redis, and a report on its locks and their risks.
 //!
-//! It reads as the dashboard does, at the same pace, and changes nothing. It neither turns MONITOR on nor sets anything.
+//! It reads like the dashboard, at the same pace, and changes nothing. It neither turns MONITOR on nor changes
+//! settings.
 
 mod account;
 mod deployment;
@@ -27,15 +28,15 @@ const EXIT_WARNINGS: u8 = 1;
 const EXIT_PROBLEMS: u8 = 2;
 /// `EX_UNAVAILABLE` of sysexits.h.
 const EXIT_UNREACHABLE: u8 = 69;
-/// `EX_SOFTWARE`: there is no report.
+/// `EX_SOFTWARE`, if there is no report.
 const EXIT_FAILED: u8 = 70;
 
 /// The longest time limit; more would exceed what clocks can add.
 const MAX_TIME_LIMIT: Duration = Duration::from_secs(7 * 86_400);
-/// The time that everything but reading keys may take.
+/// The time limit for everything except reading keys.
 const EXTRA_TIME: Duration = Duration::from_secs(120);
 
-/// Runs the command with these arguments, the program's name first and `doctor` left out.
+/// Runs the command with these arguments, with the program's name first and without `doctor`.
 pub fn main(
     args: impl IntoIterator<Item = OsString>,
     env: impl IntoIterator<Item = (OsString, OsString)>,
@@ -68,7 +69,7 @@ fn run(config: &Config, options: &DoctorOptions) -> io::Result<u8> {
 }
 
 fn complain(error: &str) {
-    // Nobody is left to read it if that fails.
+    // If this fails, nobody can read the error.
     drop(writeln!(io::stderr(), "error: {error}"));
 }
 

@@ -11,9 +11,9 @@ use super::locks::LockSummary;
 use super::server::ServerSummary;
 use super::shown::{amount, bytes, count, duration};
 
-/// The version of the JSON form; it grows when a field changes its meaning or goes.
+/// The version of the JSON form. It is incremented when a field changes its meaning or is removed.
 const SCHEMA: u32 = 1;
-/// Contended locks that the text names.
+/// The number of contended locks that the text names.
 const CONTENDED: usize = 5;
 
 /// Everything that one run found.
@@ -38,13 +38,13 @@ pub(super) struct Unreachable {
     pub reason: String,
 }
 
-/// The load that the pass put on the servers.
+/// The load that the scan put on the servers.
 #[derive(Debug, Clone, Copy, PartialEq, Default, Serialize)]
 pub(super) struct Cost {
     pub keys: u64,
     pub commands: u64,
     pub seconds: f64,
-    /// The servers' own time for the pass, as far as measured.
+    /// The servers' own time for the scan, as far as measured.
     pub server_seconds: f64,
 }
 

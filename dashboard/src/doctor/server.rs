@@ -1,4 +1,4 @@
-//! The server's own facts and settings, and the risks for locks that follow from them.
+//! The facts and settings of a server, and the resulting risks for locks.
 
 use std::collections::BTreeMap;
 use std::sync::Arc;
@@ -13,15 +13,15 @@ use crate::config::ByteSize;
 use crate::sources::monitor::Bound;
 use crate::sources::read::{pipeline, strings, text};
 
-/// The oldest version whose locks can be read: HRANDFIELD is new in it.
+/// The oldest version whose locks can be read, since it introduced HRANDFIELD.
 const OLDEST: (u32, u32) = (6, 2);
-/// The silence of a replica from which it counts as lagging, in seconds; replicas report every second.
+/// The silence of a replica from which it counts as lagging, in seconds. Replicas report every second.
 const LAGGING: u64 = 5;
-/// The bytes of replication that a replica may lack.
+/// The most bytes of replication that a replica may lack.
 const BEHIND: u64 = 16 * 1024 * 1024;
-/// The length of a MONITOR line beyond its command: the time, the database, the address and quotes.
+/// The length of a MONITOR line without its command: the time, the database, the address and quotes.
 const MONITOR_LINE: u64 = 60;
-/// Settings that are read; each by itself, since older servers accept only one.
+/// The settings that are read, each separately, since older servers accept only one.
 const SETTINGS: [&str; 3] = ["save", "appendonly", "notify-keyspace-events"];
 
 /// The facts of one server.
@@ -32,7 +32,7 @@ pub(super) struct ServerState {
     bound: Option<Bound>,
 }
 
-/// The summary of a server in a report; a fact that the account may not read is null.
+/// The summary of a server in a report. A fact that the account may not read is null.
 #[derive(Debug, Clone, PartialEq, Eq, Serialize)]
 pub(super) struct ServerSummary {
     pub deployment: Arc<str>,
@@ -48,7 +48,7 @@ pub(super) struct ServerSummary {
 }
 
 impl ServerState {
-    /// Reads the facts that the account may read. `budget`: the memory that MONITOR may take.
+    /// Reads the facts that the account may read. `budget` is the memory that MONITOR may use.
     ///
     /// # Errors
     /// Fails if the connection fails.
@@ -90,7 +90,7 @@ impl ServerState {
         self.number("connected_clients")
     }
 
-    /// Returns the version, with a substitute's own name.
+    /// Returns the version, with the name of a substitute for Redis.
     fn version(&self) -> Option<String> {
         match (self.field("valkey_version"), self.field("redis_version")) {
             (Some(version), _) => Some(format!("Valkey {version}")),
@@ -127,7 +127,8 @@ impl ServerState {
         }
     }
 
-    /// Returns the risks. `dbs` are the databases that are checked, `max_ops` the load up to which the dashboard turns MONITOR on.
+    /// Returns the risks. `dbs` are the databases that are checked, and `max_ops` is the load up to which the dashboard
+    /// turns MONITOR on.
     pub(super) fn judge(&self, subject: &Subject, dbs: &[u32], max_ops: u64) -> Vec<Finding> {
         let mut findings = Vec::new();
         let mut add = |id, severity, evidence: String, next_step: &str| {
@@ -214,7 +215,7 @@ impl ServerState {
             return;
         }
         let replicas = self.number("connected_slaves").unwrap_or(0);
-        // The field is there only if both settings are above zero.
+        // The field only exists if both settings are above zero.
         if replicas > 0 && self.field("min_slaves_good_slaves").is_none() {
             add(
                 FindingId::ReplicasNotRequired,
@@ -262,7 +263,7 @@ impl ServerState {
         (!others.is_empty()).then(|| format!("Not checked: {}.", others.join(", ")))
     }
 
-    /// Reports settings that limit what a dashboard would see.
+    /// Reports settings that limit the view of a dashboard.
     fn sources(&self, max_ops: u64, add: &mut impl FnMut(FindingId, Severity, String, &str)) {
         if let Some(flags) = self.settings.get("notify-keyspace-events")
             && !crate::sources::keyspace::shows_locks(flags)

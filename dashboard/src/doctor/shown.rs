@@ -19,7 +19,7 @@ pub(super) fn bytes(n: u64) -> String {
     )
 }
 
-/// Formats a duration in two units at most, to the second.
+/// Formats a duration in at most two units, to the second.
 pub(super) fn duration(duration: Duration) -> String {
     let seconds = duration.as_secs();
     let (minutes, hours, days) = (seconds / 60, seconds / 3_600, seconds / 86_400);

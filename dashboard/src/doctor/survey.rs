@@ -1,4 +1,4 @@
-//! One pass over the keys of one database: its locks, and what belongs to locks.
+//! One scan of the keys of one database: its locks, and the other keys of locks.
 
 use std::collections::{BTreeMap, BTreeSet, HashMap};
 use std::time::Duration;
@@ -18,44 +18,45 @@ use crate::sources::read::{
 };
 use crate::sources::scan::{locks_of_companion, page};
 
-/// Hashes read at once.
+/// The number of hashes that are read at once.
 const BATCH: usize = 100;
-/// Matches every key that belongs to a lock but is not its hash: `redisson_lock_…`, `redisson_unlock_latch…`, and readers'
-/// markers, which end in `rwlock_timeout:<n>`.
+/// The pattern that matches every key that belongs to a lock but is not its hash: `redisson_lock_…`,
+/// `redisson_unlock_latch…`, and readers' markers, which end in `rwlock_timeout:<n>`.
 const COMPANIONS: &[u8] = b"*lock_*";
-/// The multiple of the usual number of keys that one SCAN for them visits: it only compares names and looks up no key.
+/// The multiple of the usual number of keys that one SCAN for companions visits, since it only compares names and looks
+/// up no key.
 const COMPANION_TIMES: usize = 5;
 /// The most companion keys of each sort that are remembered.
 const MAX_COMPANIONS: usize = 100_000;
-/// The time between the two readings that a leak takes, as for the dashboard.
+/// The time between the two readings that prove a leak, as in the dashboard.
 pub(super) const GAP: Duration = Duration::from_secs(5);
-/// Names in one PUBSUB NUMSUB.
+/// The number of names in one PUBSUB NUMSUB.
 const CHANNELS: usize = 500;
 
-/// Bounds and filters of a pass.
+/// The bounds and filters of a scan.
 #[derive(Debug, Clone)]
 pub(super) struct Bounds {
     pub until: Instant,
     pub max_locks: usize,
-    /// Redis' pattern for the keys that are looked at.
+    /// The Redis pattern of the keys to scan.
     pub pattern: Option<String>,
     /// Globs of names that are ignored.
     pub ignore: Vec<Vec<u8>>,
-    /// Idle times are read before anything else, because reading counts as use.
+    /// True if idle times are read before anything else, because reading counts as use.
     pub idle_first: bool,
 }
 
-/// One lock, or a hash of its shape.
+/// One lock, or a hash with the shape of one.
 #[derive(Debug, Clone)]
 pub(super) struct Lock {
     pub hash: LockHash,
-    /// None: it has none.
+    /// The time to live, or `None` if there is none.
     pub ttl: Option<Duration>,
     pub companions: Companions,
     /// The time since its last use.
     pub idle: Option<Duration>,
     pub bytes: Option<u64>,
-    /// Connections that listen for its release.
+    /// The number of connections that listen for its release.
     pub subscribers: u64,
 }
 
@@ -68,44 +69,44 @@ impl Lock {
         }
     }
 
-    /// Returns the connections or queue entries that wait for it.
+    /// Returns the number of connections or queue entries that wait for the lock.
     pub(super) fn waiters(&self) -> u64 {
         self.companions.queue.as_ref().map_or(0, |queue| queue.len).max(self.subscribers)
     }
 }
 
-/// A key that outlived its purpose, unless its lock is there.
+/// A key that has outlived its purpose, unless its lock exists.
 #[derive(Debug, Clone, PartialEq, Eq)]
 pub(super) struct Leftover {
     pub key: Vec<u8>,
-    /// The locks that it may belong to, and the reader; none for the latch of an unlock.
+    /// The locks to which it may belong, and the reader, or `None` for the latch of an unlock.
     pub reader: Option<(Vec<LockName>, HolderId)>,
-    /// None: it has none.
+    /// The time to live, or `None` if there is none.
     pub ttl: Option<Duration>,
 }
 
-/// The result of a pass.
+/// The result of a scan.
 #[derive(Debug, Default)]
 pub(super) struct Survey {
     pub keys: u64,
     pub hashes: u64,
-    /// Hashes that the account may not read.
+    /// The number of hashes that the account may not read.
     pub unreadable: u64,
-    /// Keys that are moving to another node.
+    /// The number of keys that are moving to another node.
     pub moving: u64,
     pub locks: BTreeMap<LockName, Lock>,
-    /// Queues of locks that do not exist.
+    /// The queues of locks that do not exist.
     pub queues: BTreeMap<LockName, Queue>,
     /// Locks with a fencing token.
     pub tokens: BTreeSet<LockName>,
     pub leftovers: Vec<Leftover>,
-    /// The reason for an early end.
+    /// The reason why the scan ended early.
     pub incomplete: Option<String>,
     /// The server's time, in milliseconds since 1970.
     pub clock: u64,
 }
 
-/// A pass in progress.
+/// A scan in progress.
 #[derive(Debug)]
 pub(super) struct Surveyor {
     pacer: Pacer,
@@ -115,7 +116,7 @@ pub(super) struct Surveyor {
     survey: Survey,
 }
 
-/// A SCAN in progress.
+/// A walk through the keys by SCAN.
 struct Walk {
     filter: Vec<Vec<u8>>,
     /// The multiple of the usual number of keys that one call visits.
@@ -147,7 +148,7 @@ impl Surveyor {
         Self { pacer, link, generation, bounds, survey: Survey::default() }
     }
 
-    /// Reads all hashes of a lock's shape, and then what belongs to locks.
+    /// Reads all hashes with a lock's shape, and then the other keys of locks.
     ///
     /// # Errors
     /// Fails if the connection fails.
@@ -179,7 +180,7 @@ impl Surveyor {
         let before = SteadyMillis::now().0;
         let reply = self.pacer.send(vec![cmd("TIME")]).await?.pop();
         if let Some(theirs) = reply.and_then(Result::ok).as_ref().and_then(clock_micros) {
-            // The reply was made about halfway between.
+            // The server made the reply about halfway between.
             let ours = i128::from(before.midpoint(SteadyMillis::now().0));
             let ahead = i128::from(theirs / 1_000) - ours;
             self.pacer.facts().set_ahead(i64::try_from(ahead).unwrap_or(0));
@@ -187,7 +188,7 @@ impl Surveyor {
         Ok(())
     }
 
-    /// Returns the next keys; none at the end.
+    /// Returns the next keys, or `None` at the end.
     async fn next(&mut self, walk: &mut Walk) -> Result<Option<Vec<Vec<u8>>>, ReadError> {
         if walk.cursor.is_empty() {
             return Ok(None);
@@ -200,7 +201,7 @@ impl Surveyor {
         let (cursor, keys) = page(&mut self.pacer, walk.command(count)).await?;
         self.pacer.spend(count);
         if self.link.state().borrow().generation != self.generation {
-            // Another server may be behind it, for which the cursor means nothing.
+            // The connection may lead to another server, for which the cursor is meaningless.
             let reason = "the connection was lost during the pass".to_owned();
             return Err(CallError::Lost { reason }.into());
         }
@@ -308,7 +309,7 @@ impl Surveyor {
                     Ok(redis::Value::Int(ms)) if ms >= 0 => {
                         Some(Duration::from_millis(u64::try_from(ms).unwrap_or(0)))
                     }
-                    // Gone meanwhile, or not readable.
+                    // The key is gone by now, or not readable.
                     _ => continue,
                 };
                 self.survey.leftovers.push(Leftover { ttl, ..leftover.clone() });
@@ -317,7 +318,7 @@ impl Surveyor {
         Ok(())
     }
 
-    /// Reads locks again, also those that only have a queue. One that cannot be read now is no longer known.
+    /// Reads locks again, including those that only have a queue. A lock that cannot be read now is no longer known.
     ///
     /// # Errors
     /// Fails if the connection fails.
@@ -380,7 +381,7 @@ impl Surveyor {
         Ok(())
     }
 
-    /// Adds the connections that listen for releases on this server; `verb` is NUMSUB or SHARDNUMSUB.
+    /// Adds the connections that listen for releases on this server. `verb` is NUMSUB or SHARDNUMSUB.
     ///
     /// # Errors
     /// Fails if the connection fails.
@@ -406,7 +407,7 @@ impl Surveyor {
         Ok(counts)
     }
 
-    /// Returns the channels of the locks, those of locks without a TTL first, which need them as proof.
+    /// Returns the channels of the locks. Locks without a time to live come first, since they need listeners as proof.
     pub(super) fn channels(&self, most: usize) -> Vec<Vec<u8>> {
         let (bare, others): (Vec<_>, Vec<_>) =
             self.survey.locks.iter().partition(|(_, lock)| lock.ttl.is_none());
@@ -434,7 +435,7 @@ fn leftover(key: Vec<u8>) -> Option<Leftover> {
     }
     const MARKER: &[u8] = b":rwlock_timeout:";
     let end = key.windows(MARKER.len()).rposition(|part| part == MARKER)?;
-    // As in the channel of a fair lock's waiter, the holder's id follows the name.
+    // The holder's id follows the name, as in the channel of a fair lock's waiter.
     let channel = [keys::LOCK_CHANNEL, key.get(..end)?].concat();
     let reader = keys::waiter_of_channel(&channel)?;
     let names = keys::locks_of_channel(&channel);

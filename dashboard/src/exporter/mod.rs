@@ -1,4 +1,4 @@
-//! Metrics that are read off the model: its events, and the latest snapshot at each scrape.
+//! Metrics of the model: its events, and the latest snapshot at each scrape.
 
 mod named_locks;
 mod snapshot;
@@ -112,7 +112,7 @@ impl Listener for ModelMetrics {
     }
 }
 
-/// Registers the metrics of the model and of its snapshots. `names`: true if labels may name locks.
+/// Registers the metrics of the model and of its snapshots. `names` is true if labels may name locks.
 ///
 /// # Errors
 /// If the registry already has metrics of these names.

@@ -1,4 +1,4 @@
-//! Locks that metrics name because of their problems: few, and only for lasting problems.
+//! Locks that metrics name because of their problems. They are few, and only have lasting problems.
 
 use std::collections::HashMap;
 use std::sync::Arc;
@@ -15,7 +15,7 @@ const NAMED_FOR_MS: u64 = 300_000;
 /// The longest name of a lock in a label, bytes.
 const MAX_NAME: usize = 120;
 
-/// The named locks. A row stays for a while after the problem has ended, so that graphs have no gaps.
+/// The named locks. A row remains for a while after the problem has ended, so that graphs have no gaps.
 #[derive(Debug, Default)]
 pub(super) struct NamedLocks {
     rows: HashMap<(LockId, ProblemKind), Row>,
@@ -81,7 +81,8 @@ impl NamedLocks {
         self.rows.values().cloned().collect()
     }
 
-    /// Makes room for another row: one that is not acknowledged takes the place of one that is. Returns false if there is none.
+    /// Makes room for another row by replacing an acknowledged row with one that is not. Returns false if there is no
+    /// room.
     fn make_room(&mut self, acknowledged: bool) -> bool {
         if self.rows.len() >= MAX_NAMED && !acknowledged {
             let given_up = self.rows.iter().find(|(_, row)| row.acknowledged);
@@ -92,7 +93,7 @@ impl NamedLocks {
     }
 }
 
-/// Returns a lock's name, cut to fit a label.
+/// Returns a lock's name, shortened to fit a label.
 fn cut(id: &LockId) -> String {
     let mut name = id.name.to_string();
     let end = (0..=MAX_NAME.min(name.len())).rev().find(|i| name.is_char_boundary(*i));
@@ -141,7 +142,7 @@ mod tests {
         let rows = named.rows(all.iter(), SteadyMillis(200_000));
         assert_eq!(rows.iter().filter(|row| !row.acknowledged).count(), 2);
         assert_eq!(rows.len(), MAX_NAMED);
-        // It is acknowledged while it is named.
+        // The problem is acknowledged while its lock is named.
         let rows = named.rows([bad(61, true)].iter(), SteadyMillis(201_000));
         assert_eq!(rows.iter().filter(|row| !row.acknowledged).count(), 1);
     }

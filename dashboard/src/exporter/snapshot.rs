@@ -1,4 +1,4 @@
-//! Gauges that are read off the latest snapshot at each scrape.
+//! Gauges that are filled from the latest snapshot at each scrape.
 
 use std::cmp::Reverse;
 use std::collections::{HashMap, HashSet};
@@ -23,7 +23,7 @@ pub(super) struct SnapshotCollector {
     sources: Arc<Sources>,
     named: Option<Mutex<NamedLocks>>,
     groups: GroupCounters,
-    /// Held while the gauges below are being filled and read.
+    /// Locked while the gauges below are being filled and read.
     filling: Mutex<()>,
     locks: IntGaugeVec,
     holders: IntGaugeVec,
@@ -41,7 +41,7 @@ pub(super) struct SnapshotCollector {
 }
 
 impl SnapshotCollector {
-    /// Creates the gauges. `names`: true if labels may name locks.
+    /// Creates the gauges. `names` is true if labels may name locks.
     pub(super) fn new(
         hub: &Arc<Hub>,
         sources: &Arc<Sources>,
@@ -237,10 +237,11 @@ impl SnapshotCollector {
         }
     }
 
-    /// Sets the beginnings of lasting problems. A row outlasts its problem, but not the view of its deployment.
+    /// Sets the beginnings of lasting problems. A row outlasts its problem, but not the readability of its deployment.
     fn fill_named(&self, mut rows: Vec<Row>, seen: &HashSet<Arc<str>>) {
         rows.retain(|row| seen.contains(&row.deployment));
-        // Locks of several databases, and long names that were cut, may have equal labels: the oldest problem counts.
+        // Locks of several databases, and long names that were shortened, may have equal labels. Then the oldest
+        // problem counts.
         rows.sort_unstable_by_key(|row| Reverse(row.since));
         for row in rows {
             let (problem, certainty) = (row.problem.as_str(), row.certainty.as_str());
@@ -279,7 +280,7 @@ impl SnapshotCollector {
     }
 }
 
-/// Converts to the wall clock, which Prometheus goes by.
+/// Converts to the wall clock, which Prometheus uses.
 fn seconds(at: SteadyMillis) -> f64 {
     Duration::from_millis(at.to_wall().0).as_secs_f64()
 }
@@ -301,7 +302,7 @@ mod tests {
     use crate::query::fixtures::{leaked, lock};
     use crate::sources::status::Server;
 
-    /// Publishes locks that have leaked since those milliseconds after the start.
+    /// Publishes locks that have been leaked since these numbers of milliseconds after the start.
     fn publish(hub: &Hub, locks: &[(&str, u32, u64)]) {
         let mut snapshot = Snapshot::empty();
         for (deployment, db, since) in locks {
@@ -352,7 +353,7 @@ mod tests {
         let (_main, other) = (server(&sources, "main"), server(&sources, "other"));
         publish(&hub, &[("main", 0, 3_000), ("main", 1, 2_000), ("other", 0, 1_000)]);
         let of = |deployment: &str, since| (deployment.to_owned(), seconds(SteadyMillis(since)));
-        // Equal names in two databases have one series, with the older problem.
+        // Locks of the same name in two databases have one series, with the older problem.
         let both = [of("main", 2_000), of("other", 1_000)];
         assert_eq!(named(&registry), both);
         let up = other.send_replace(LinkState {
@@ -362,7 +363,7 @@ mod tests {
         assert_eq!(named(&registry), both[..1], "`other` cannot be read");
         other.send_replace(up);
         assert_eq!(named(&registry), both);
-        // A problem that has ended remains for a while, but not without its server.
+        // A problem that has ended remains for a while, but only while its server can be read.
         publish(&hub, &[]);
         assert_eq!(named(&registry), both);
         drop(other.send_replace(LinkState {

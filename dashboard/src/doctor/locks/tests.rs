@@ -39,14 +39,14 @@ fn queue(deadline: Option<u64>) -> Queue {
     Queue { len: 1, front: vec![entry], deadlines: 1, passed: 1 }
 }
 
-/// A survey of one lock.
+/// Returns a survey of one lock.
 fn survey(of: &str, lock: Lock) -> Survey {
     let mut survey = Survey { clock: CLOCK, ..Survey::default() };
     survey.locks.insert(name(of), lock);
     survey
 }
 
-/// The findings after two readings with the same result.
+/// Returns the findings after two readings with the same result.
 fn findings(survey: &Survey, holders: &Holders) -> Vec<Finding> {
     let suspects = suspects(survey, CLOCK).into_iter().collect();
     judge(survey, &suspects, holders, &subject())
