@@ -49,7 +49,10 @@ final class LockscopeFencedLock extends LockscopeLock implements RFencedLock {
         return tryLockAndGetToken(wait, NONE, unit);
     }
 
-    /** Acquires the lock within a time. An interrupt ends the wait: the interface declares no exception for it. */
+    /**
+     * Acquires the lock within a time. An interrupt ends the wait without an exception, because the interface declares
+     * none.
+     */
     @Override
     public Long tryLockAndGetToken(long wait, long lease, TimeUnit unit) {
         try {

@@ -25,7 +25,7 @@ import org.redisson.misc.CompletableFutureWrapper;
 
 /** Redisson's lock on the agent. A lease of zero or less is renewed, as in Redisson. */
 class LockscopeLock implements RLock {
-    /** No lease of its own, and no limit to a wait. */
+    /** Stands for no fixed lease, and for a wait without a limit. */
     static final long NONE = -1;
     /** The remaining time of a key that does not exist. */
     private static final long ABSENT = -2;
@@ -52,18 +52,18 @@ class LockscopeLock implements RLock {
         return owner.lock(name, kind);
     }
 
-    /** A way to acquire a lock, which returns nothing when the wait is over. */
+    /** A way to acquire a lock. Returns an empty result if the lock was not acquired. */
     interface Acquisition<E extends Exception> {
         Optional<Hold> from(NamedLock lock) throws E;
     }
 
-    /** An acquisition without a limit that an interrupt does not end. */
+    /** Acquires the lock without a time limit. An interrupt does not end the wait. */
     static Optional<Hold> untilHeld(NamedLock lock) {
         lock.lock();
         return lock.hold();
     }
 
-    /** An acquisition within a time; a negative one has no limit. */
+    /** Returns an acquisition within a time; a negative time means no limit. */
     static Acquisition<InterruptedException> within(long wait, TimeUnit unit) {
         return lock -> Optional.of(
                 wait < 0 ? lock.acquire() : lock.acquire(Duration.of(wait, unit.toChronoUnit())));
@@ -82,7 +82,10 @@ class LockscopeLock implements RLock {
         });
     }
 
-    /** Acquires the lock within a time. To a reader that tries for the write side, Redisson says no. */
+    /**
+     * Acquires the lock within a time. Returns an empty result, as Redisson does, to a reader that tries to acquire the
+     * write side.
+     */
     Optional<Hold> tryAcquire(long threadId, long wait, long lease, TimeUnit unit) throws InterruptedException {
         return orEmpty(() -> acquire(threadId, lease, unit, within(Math.max(0, wait), unit)));
     }
@@ -107,13 +110,16 @@ class LockscopeLock implements RLock {
         }
     }
 
-    /** Redisson forgets a lock that ran out; the agent's client keeps it until its owner has heard of that. */
+    /**
+     * Closes holds that were lost. Redisson forgets an expired lock, but the client library keeps a lost hold until its
+     * owner closes it.
+     */
     private void dropLost(Owner owner) {
         for (var hold = of(owner).hold(); hold.isPresent() && !hold.get().isHeld(); hold = of(owner).hold()) {
             try {
                 hold.get().close();
             } catch (LockLostException lost) {
-                // That is known.
+                // The loss is already known.
             }
         }
     }
@@ -137,7 +143,10 @@ class LockscopeLock implements RLock {
                 "attempt to unlock lock, not locked by current thread. name: " + name + " thread-id: " + threadId);
     }
 
-    /** Returns this lock's state in Redis, empty if it is free or the other side of a read-write lock has it. */
+    /**
+     * Returns this lock's state in Redis, empty if the lock is free or only the other side of a read-write lock is
+     * held.
+     */
     private Optional<LockState> state() {
         return agent.show(name).filter(state -> isExclusive(kind) ? isExclusive(state.kind()) : state.kind() == kind);
     }
@@ -216,7 +225,7 @@ class LockscopeLock implements RLock {
         return holdCount(currentThread());
     }
 
-    /** Asks Redis about a hold that there is, as Redisson does. */
+    /** Returns the hold count in Redis if the thread has a hold, as Redisson does. */
     private int holdCount(long threadId) {
         var hold = owners.with(threadId, owner -> of(owner).hold()).filter(Hold::isHeld);
         return hold.isEmpty() ? 0

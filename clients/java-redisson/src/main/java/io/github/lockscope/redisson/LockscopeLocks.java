@@ -11,8 +11,8 @@ import org.redisson.api.RReadWriteLock;
 /**
  * The locks of a {@code RedissonClient}, acquired through the Lockscope agent of this host.
  *
- * <p>They have Redisson's names and layout in Redis, so both can be used on the same names at once. Each thread id is an
- * owner of its own, as in Redisson.
+ * <p>They have Redisson's names and layout in Redis, so both can be used on the same names at once. Each thread id is a
+ * separate owner, as in Redisson.
  */
 public final class LockscopeLocks implements AutoCloseable {
     private final Agent agent;
@@ -23,7 +23,7 @@ public final class LockscopeLocks implements AutoCloseable {
         return thread;
     });
 
-    /** Locks through this agent, which {@link #close} closes too. */
+    /** Creates locks that are acquired through this agent, which {@link #close} closes. */
     public LockscopeLocks(Agent agent) {
         this.agent = agent;
         owners = new Owners(agent);

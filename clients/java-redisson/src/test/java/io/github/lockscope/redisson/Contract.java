@@ -20,8 +20,8 @@ import java.util.concurrent.TimeoutException;
  * Runs the contract of Redisson's lock interfaces with two clients, each {@code REDISSON} or {@code AGENT}, which use the same
  * names. Needs a Redis at {@code REDIS_URL}, and an agent with a lease of three seconds on it at {@code LOCKSCOPE_SOCKET}.
  *
- * <p>A test is a public method without arguments; {@link #first} and {@link #second} are its clients. A test that is
- * {@link Differs} fails with a first client of that kind, and must.
+ * <p>A test is a public method without arguments; {@link #first} and {@link #second} are its clients. A test with
+ * {@link Differs} must fail if its first client is of that kind.
  */
 abstract class Contract {
     /** A test that fails with clients of one kind. */
@@ -91,7 +91,7 @@ abstract class Contract {
                 return error.getCause();
             }
         });
-        // Each test is a thread of its own, so that none inherits a hold.
+        // Each test runs in its own thread, so that it inherits no hold.
         daemon(run, test.getName());
         try {
             return run.get(2 * PATIENCE, TimeUnit.SECONDS);

@@ -187,7 +187,7 @@ public final class PlainContract extends Contract {
         mine().lock();
         check(other().forceUnlock(), "a release");
         check(!mine().isLocked() && !mine().isHeldByCurrentThread(), "a free lock");
-        // The agent counts a reentry's end itself: it may be the last unlock that tells.
+        // The agent counts the releases of re-entries itself, so the loss may be reported only by the last unlock.
         fails(IllegalMonitorStateException.class, () -> {
             run(() -> mine().unlock());
             return run(() -> mine().unlock());

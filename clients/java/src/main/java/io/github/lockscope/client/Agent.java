@@ -28,7 +28,7 @@ import java.util.concurrent.locks.ReadWriteLock;
  * }
  * }</pre>
  *
- * <p>Each thread is an owner of its own. Owners exclude each other, and each can reenter its locks.
+ * <p>Each thread is a separate owner. Owners exclude each other, and each can reenter its own locks.
  */
 public final class Agent implements AutoCloseable {
     private static final Path DEFAULT_SOCKET = Path.of("/run/lockscope/agent.sock");
@@ -47,18 +47,21 @@ public final class Agent implements AutoCloseable {
     private final Deque<Session> spare = new ArrayDeque<>();
     private boolean closed;
 
-    /** The agent behind {@code LOCKSCOPE_SOCKET}, else {@code /run/lockscope/agent.sock}. Connects with the first lock. */
+    /**
+     * Creates an object for the agent at {@code LOCKSCOPE_SOCKET}, else at {@code /run/lockscope/agent.sock}. It
+     * connects when it acquires the first lock.
+     */
     public Agent() {
         this(defaultSocket());
     }
 
-    /** The agent behind this socket. */
+    /** Creates an object for the agent at this socket. */
     public Agent(Path socket) {
         this(socket, DEFAULT_GRACE);
     }
 
     /**
-     * The agent behind this socket.
+     * Creates an object for the agent at this socket.
      *
      * @param grace how long holds outlive a lost connection or a restart of the agent, a minute by default; zero disables
      *     that
@@ -115,7 +118,10 @@ public final class Agent implements AutoCloseable {
         };
     }
 
-    /** Returns several plain locks, up to 64, which are acquired all or none. Their owner is the thread that uses them. */
+    /**
+     * Returns a set of up to 64 plain locks, of which all or none are acquired. Their owner is the thread that uses
+     * them.
+     */
     public LockSet lockAll(Collection<String> names) {
         return new LockSet(this, current::get, names);
     }
@@ -132,8 +138,8 @@ public final class Agent implements AutoCloseable {
     }
 
     /**
-     * Releases a lock in Redis, no matter which client holds it, and returns how many holders it had. Its holders are
-     * reported a loss.
+     * Releases a lock in Redis, no matter which client holds it, and returns how many holders it had. The loss is
+     * reported to its holders.
      *
      * @throws RejectedException if the process runs neither as root nor as the agent's user
      */
@@ -152,7 +158,7 @@ public final class Agent implements AutoCloseable {
     /**
      * Releases everything and closes the connections. Pending waits end with an {@link UnavailableException}.
      *
-     * <p>Close it before the process ends: otherwise what is held then remains held for the grace.
+     * <p>Close this object before the process ends: otherwise locks that are still held remain held for the grace.
      */
     @Override
     public void close() {
@@ -213,7 +219,7 @@ public final class Agent implements AutoCloseable {
         return session == null || session.owner != owner ? null : session.grants().find(name, kind);
     }
 
-    /** Returns the owner's session, which the caller has to leave. */
+    /** Enters and returns the owner's session, which the caller must leave. */
     private synchronized Session sessionOf(Owner owner) {
         if (closed) {
             throw UnavailableException.closed();

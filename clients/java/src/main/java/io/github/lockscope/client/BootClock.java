@@ -25,17 +25,17 @@ final class BootClock {
         }
     }
 
-    /** Returns an instant that is not after now: for the moment at which something began. */
+    /** Returns an instant that is not after now, to mark when something began. */
     static long atLeast() {
         return ticks() * NANOS_PER_TICK;
     }
 
-    /** Returns an instant that is not before now: for comparing with a deadline. */
+    /** Returns an instant that is not before now, to compare with a deadline. */
     static long atMost() {
         return (ticks() + 1) * NANOS_PER_TICK;
     }
 
-    // A channel would be closed for everybody by the interrupt of one thread; this file is not.
+    // This is not a channel, which an interrupt of one thread would close for all threads.
     private static long ticks() {
         synchronized (BYTES) {
             try {

@@ -24,16 +24,16 @@ final class Connection {
     static final long REPLY_LIMIT = TimeUnit.SECONDS.toNanos(10);
 
     /**
-     * How much later than its limit the reply to a wait may come. Redis may leave the last attempt, and then the release of
-     * what it acquired, without an answer for two seconds each.
+     * The time after its limit within which the reply to a wait must arrive. Redis may leave the last attempt
+     * unanswered for two seconds, and then the release of what it acquired for another two.
      */
     static final long ANSWER_MARGIN = TimeUnit.SECONDS.toNanos(5);
 
-    /** Receives what is not a reply. Its methods do not wait for anything. */
+    /** Receives pushes and the end of the connection. Its methods must not block. */
     interface Listener {
         void onPush(List<Object> event);
 
-        /** The connection has ended. Commands without a reply fail afterwards. */
+        /** Called when the connection has ended, before the commands without a reply fail. */
         void onClose(Connection connection);
     }
 
@@ -69,7 +69,10 @@ final class Connection {
         }
     }
 
-    /** Connects within the limit. An interrupt closes a channel that waits, so it is deferred and another one is tried. */
+    /**
+     * Connects within {@link #REPLY_LIMIT}. An interrupt closes a channel that is connecting, so it is deferred and
+     * another channel is tried.
+     */
     private static SocketChannel connect(Path path, Engine engine) throws IOException {
         boolean interrupted = Thread.interrupted();
         try {
@@ -118,7 +121,7 @@ final class Connection {
         return reply;
     }
 
-    /** Sends a command and waits for its reply. Without one in time it closes the connection. */
+    /** Sends a command and waits for its reply. Closes the connection if no reply arrives in time. */
     Object call(Object... words) throws Failure {
         try {
             return call(Interruption.DEFERRED, words);
@@ -127,7 +130,10 @@ final class Connection {
         }
     }
 
-    /** Does the same. Also an interrupt that ends the wait closes the connection. */
+    /**
+     * Sends a command and waits for its reply. Closes the connection if no reply arrives in time, or if an interrupt
+     * ends the wait.
+     */
     Object call(Interruption interruption, Object... words) throws Failure, InterruptedException {
         var reply = send(words);
         boolean arrived;
@@ -145,10 +151,10 @@ final class Connection {
         return reply.get();
     }
 
-    /** Ends the session at the agent too, and waits for that. */
+    /** Ends the session at the agent, waits for that for up to a second, and closes the connection. */
     void quit() {
         send("QUIT");
-        // It is answered by the end of the connection.
+        // The end of the connection fails this command.
         var ended = send("PING");
         Interruption.deferring(TimeUnit.SECONDS.toNanos(1), ended::await);
         close();
@@ -158,7 +164,7 @@ final class Connection {
         return closed;
     }
 
-    /** Closes the connection. Reports that to the listener before commands without a reply fail. */
+    /** Closes the connection and notifies the listener before the commands without a reply fail. */
     void close() {
         synchronized (this) {
             if (closed) {
@@ -217,7 +223,7 @@ final class Connection {
         }
     }
 
-    /** Writes what the socket accepts, and has the poller continue with the rest. */
+    /** Writes what the socket accepts; the poller continues with the rest. */
     private void flush() throws IOException {
         while (!unsent.isEmpty()) {
             var bytes = unsent.peek();

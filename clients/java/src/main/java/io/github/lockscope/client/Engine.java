@@ -7,10 +7,10 @@ import java.util.concurrent.SynchronousQueue;
 import java.util.concurrent.ThreadPoolExecutor;
 import java.util.concurrent.TimeUnit;
 
-/** The threads of an agent object. All are daemons. */
+/** The daemon threads of an agent object. */
 final class Engine {
     final Poller poller = new Poller();
-    // Once it is closed, what would have been done has no sessions left.
+    // Work that arrives after the close is discarded: no sessions are left by then.
     private final ExecutorService background = new ThreadPoolExecutor(
             0, Integer.MAX_VALUE, 30, TimeUnit.SECONDS, new SynchronousQueue<>(),
             work -> daemon(work, "lockscope"), new ThreadPoolExecutor.DiscardPolicy());
@@ -27,7 +27,7 @@ final class Engine {
         return thread;
     }
 
-    /** Runs work that may wait, and the listeners of holds. */
+    /** Runs work that may block, or a listener of a hold. */
     void run(Runnable work) {
         background.execute(work);
     }

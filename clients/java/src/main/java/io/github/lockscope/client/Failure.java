@@ -1,6 +1,6 @@
 package io.github.lockscope.client;
 
-/** A command without a good reply. */
+/** The failure of a command: an error reply, or no reply. */
 final class Failure extends Exception {
     private static final long serialVersionUID = 1;
 
@@ -11,18 +11,18 @@ final class Failure extends Exception {
         this.code = code;
     }
 
-    /** A failure that the agent reported. */
+    /** Returns a failure that the agent reported. */
     static Failure reply(String message) {
         int end = message.indexOf(' ');
         return new Failure(end < 0 ? message : message.substring(0, end), message);
     }
 
-    /** A connection without a reply. */
+    /** Returns the failure of a command whose connection brought no reply. */
     static Failure disconnected(String message) {
         return new Failure("", message);
     }
 
-    /** Returns the agent's code, empty without a reply. */
+    /** Returns the agent's error code, empty if there was no reply. */
     String code() {
         return code;
     }

@@ -5,7 +5,7 @@ import java.util.Map;
 import java.util.OptionalLong;
 import java.util.concurrent.TimeUnit;
 
-/** Values in replies of the agent, of the types that the protocol defines. */
+/** Reads values in the agent's replies as the types that the protocol defines. */
 final class Fields {
     private Fields() {}
 

@@ -5,7 +5,7 @@ import java.util.Deque;
 import java.util.OptionalLong;
 import java.util.function.Consumer;
 
-/** One possession of a lock, shared by the holds of an owner that reentered it. */
+/** A granted lock, shared by the holds of an owner that reentered it. */
 final class Grant {
     final String name;
     final Kind kind;
@@ -33,7 +33,7 @@ final class Grant {
         this.token = token;
     }
 
-    /** Returns whether the hold is certain. Once it is not, it never is again. */
+    /** Returns whether the hold is certain. Once it is uncertain, it remains so. */
     synchronized boolean isHeld() {
         if (lossReason == null && left() <= 0) {
             lose("its deadline has passed");
@@ -67,7 +67,7 @@ final class Grant {
         open.forEach(hold -> hold.lossListeners.forEach(this::report));
     }
 
-    /** Ends it: the agent has nothing of it any more. */
+    /** Ends the grant, of which the agent holds nothing any more. */
     synchronized void loseAll(String reason) {
         count = 0;
         lose(reason);
@@ -100,21 +100,24 @@ final class Grant {
         return atRisk && isHeld();
     }
 
-    /** Notes what the agent reports of a grant or a reentry. */
+    /** Records a grant or a re-entry that the agent reports. */
     synchronized void granted(long count, boolean fixed, long deadline) {
         this.count = count;
         renewed = renewed || !fixed;
         this.deadline = Math.max(this.deadline, deadline);
     }
 
-    /** Notes what the agent lists. A deadline that has passed stays passed. */
+    /** Records a deadline that the agent lists, unless the previous one has passed. */
     synchronized void renew(long deadline) {
         if (isHeld()) {
             this.deadline = deadline;
         }
     }
 
-    /** Notes that renewal gives what is left now, unless this is a reentry, which may find a fixed lease. */
+    /**
+     * Records the time left as the validity that renewal gives, unless this is a re-entry, which may find a fixed
+     * lease.
+     */
     synchronized void noteWatched() {
         if (count == 1) {
             watched = left();
@@ -122,15 +125,15 @@ final class Grant {
     }
 
     /**
-     * Relies on no more than the new lease from the instant {@code sent} on, until the reply tells.
+     * Limits the deadline to the new lease, counted from the instant {@code sent}, until the reply arrives.
      *
-     * @param lease in nanoseconds, 0 for renewal
+     * @param lease the lease in nanoseconds, 0 for renewal
      */
     synchronized void extending(long sent, long lease) {
         ceiling = sent + (lease > 0 ? lease : watched);
     }
 
-    /** Notes the reply. A deadline that has passed stays passed. */
+    /** Records the reply to an extension, unless the previous deadline has passed. */
     synchronized void extended(boolean renewed, long deadline) {
         if (isHeld()) {
             this.renewed = renewed;
@@ -139,16 +142,16 @@ final class Grant {
         ceiling = Long.MAX_VALUE;
     }
 
-    /** Notes that there is no reply, or that it left the grant as it was. */
+    /** Records that an extension failed. Unless it {@code surely} did, the earlier of the two deadlines counts. */
     synchronized void notExtended(boolean surely) {
-        isHeld(); // Notes a deadline that has passed.
+        isHeld(); // Ends the grant if its deadline has passed.
         if (!surely) {
             deadline = Math.min(deadline, ceiling);
         }
         ceiling = Long.MAX_VALUE;
     }
 
-    /** Ends it no later than this, and returns when it ends. */
+    /** Moves a later deadline to this instant, and returns the deadline. */
     synchronized long limitTo(long limit) {
         deadline = Math.min(deadline, limit);
         return deadline;
@@ -158,7 +161,7 @@ final class Grant {
         return Math.min(deadline, ceiling) - BootClock.atMost();
     }
 
-    /** Returns whether its deadline moves, so that it is to be read again. */
+    /** Returns whether renewals move the deadline, so that it must be read again. */
     synchronized boolean isRenewed() {
         return renewed && ceiling == Long.MAX_VALUE;
     }
@@ -193,7 +196,7 @@ final class Grant {
         return open.size();
     }
 
-    /** Returns the hold that was opened last, null if none is. */
+    /** Returns the open hold that was opened last, null if there is none. */
     synchronized Hold newest() {
         return open.peek();
     }

@@ -26,7 +26,7 @@ final class Grants {
         return grants.get(new Key(name, kind));
     }
 
-    /** Returns what there is of these locks. */
+    /** Returns the existing grants of these locks. */
     List<Grant> known(Request request) {
         var known = new ArrayList<Grant>();
         for (var name : request.names()) {
@@ -48,7 +48,7 @@ final class Grants {
         }
     }
 
-    /** Notes a grant or a reentry that the agent reports. */
+    /** Records a grant or a re-entry that the agent reports. */
     synchronized Grant granted(Map<?, ?> fields, boolean fixed, long sent) {
         String holder = Fields.text(fields.get("holder"));
         var key = new Key(Fields.text(fields.get("lock")), Kind.ofWord(Fields.text(fields.get("kind"))));
@@ -65,16 +65,16 @@ final class Grants {
     }
 
     /**
-     * Returns the instant until which the agent guarantees a hold, by the reply to a command sent at the instant
-     * {@code sent}. Where {@code /proc/uptime} is not the host's, as under lxcfs, the instant of the agent's clock means
-     * nothing here, but the time that it states does.
+     * Returns the instant until which the agent guarantees a hold, according to the reply to a command sent at the
+     * instant {@code sent}. Where {@code /proc/uptime} is not the host's, as under lxcfs, an instant of the agent's
+     * clock means nothing here, but the validity in the reply does.
      */
     private static long deadline(Map<?, ?> fields, long sent) {
         long validity = Fields.millis(fields.get("waited_ms")) + Fields.millis(fields.get("valid_ms"));
         return Math.min(Fields.number(fields.get("valid_until_ns")), sent + validity);
     }
 
-    /** Reads the deadlines in a list of holds that was asked for at the instant {@code sent}. */
+    /** Reads the deadlines in a list of holds that was requested at the instant {@code sent}. */
     void renew(Collection<?> rows, long sent) {
         for (var row : rows) {
             var fields = Fields.map(row);
@@ -103,7 +103,8 @@ final class Grants {
             grant.renew(deadline(fields, sent));
             grant.setAtRisk(false);
         }
-        // Granted by a command whose reply was lost. Its caller finds it here; otherwise it is released.
+        // These were granted by a command whose reply was lost. Its caller finds them here; otherwise they are
+        // released.
         listed.values().forEach(fields -> granted(fields, false, sent));
     }
 }

@@ -9,8 +9,8 @@ import java.util.function.Consumer;
 /**
  * One acquisition of a lock. It ends with {@link #close}.
  *
- * <p>Nothing but {@link #extend} and {@link #close} is a round trip. After its deadline a hold is never valid again, also in
- * a process that was stopped. Any thread may use it.
+ * <p>Only {@link #extend}, {@link #renew} and {@link #close} cost a round trip. After its deadline a hold is never
+ * valid again, even in a process that was stopped. Any thread may use it.
  */
 public final class Hold implements AutoCloseable {
     private final Session session;
@@ -61,12 +61,12 @@ public final class Hold implements AutoCloseable {
         return grant.isHeld() && grant.isOpen(this);
     }
 
-    /** Returns for how long the hold is certain, zero once it is not. */
+    /** Returns the time for which the hold is certain, zero once it is uncertain. */
     public Duration remaining() {
         return isHeld() ? Duration.ofNanos(Math.max(0, grant.left())) : Duration.ZERO;
     }
 
-    /** Returns whether renewals are failing while the hold is still valid. Start nothing new meanwhile. */
+    /** Returns whether renewals are failing while the hold is still valid. Start no new work meanwhile. */
     public boolean isAtRisk() {
         return grant.isAtRisk() && isHeld();
     }

@@ -26,7 +26,7 @@ public final class Holds implements AutoCloseable {
         all.forEach(Hold::check);
     }
 
-    /** Returns for how long all of them are certain, zero once one is not. */
+    /** Returns the time for which all holds are certain, zero once one is uncertain. */
     public Duration remaining() {
         return all.stream().map(Hold::remaining).min(Duration::compareTo).orElse(Duration.ZERO);
     }

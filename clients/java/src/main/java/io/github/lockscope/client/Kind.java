@@ -2,7 +2,7 @@ package io.github.lockscope.client;
 
 import java.util.Locale;
 
-/** A kind of lock. All users of a name use it as the same kind at a time. */
+/** A kind of lock. All users of a name must use it as the same kind at any one time. */
 public enum Kind {
     /** One holder: Redisson's {@code RLock}. */
     PLAIN("lock"),
@@ -14,7 +14,7 @@ public enum Kind {
     WRITE,
     /** One holder, with a token that grows with each grant: {@code RFencedLock}. */
     FENCED,
-    /** One holder, which has a majority of several independent servers: {@code RedissonRedLock}. */
+    /** One holder, which holds the lock on a majority of several independent servers: {@code RedissonRedLock}. */
     RED;
 
     private final String word;

@@ -11,23 +11,26 @@ import java.util.concurrent.TimeUnit;
 /** A session's connection to the agent, and the connections that resume it. */
 final class Link implements Connection.Listener {
     static final long RETRY_PAUSE = TimeUnit.MILLISECONDS.toNanos(100);
-    /** What a connection gets to begin, however short the wait is: the agent may take that long. */
+    /**
+     * The shortest time limit for opening a connection, however short the wait is: the agent may take this long to
+     * answer.
+     */
     static final long LEAST_LIMIT = TimeUnit.SECONDS.toNanos(2);
 
-    /** Receives what happens on a connection. Its methods do not wait for anything. */
+    /** Receives the events of a connection. Its methods must not block. */
     interface Listener {
         /**
-         * A connection has been made. These are the holds that the agent has of a session that was resumed, as it replied
+         * Called when a connection has been made, with the holds of a resumed session as the agent listed them in reply
          * to a command sent at the instant {@code sent}.
          */
         void onConnect(Collection<?> holds, long sent);
 
         void onPush(List<Object> event);
 
-        /** A connection has ended. Until this instant the session can be resumed. */
+        /** Called when a connection has ended. The session can be resumed until the instant {@code limit}. */
         void onDisconnect(long limit);
 
-        /** The session has ended, and everything it held. */
+        /** Called when the session has ended, and with it all its holds. */
         void onEnd(String reason);
     }
 
@@ -42,7 +45,7 @@ final class Link implements Connection.Listener {
     private String secret = "";
     /** The last instant at which the agent surely had this session. */
     private long proven;
-    /** A command went unanswered: the agent may have holds that are unknown here. */
+    /** True after a command went unanswered: the agent may have holds that are unknown here. */
     private boolean uncertain;
     private boolean closing;
 
@@ -62,7 +65,10 @@ final class Link implements Connection.Listener {
         return connection != null;
     }
 
-    /** Runs work that needs the connection to be the current one, before its end is noticed. Returns whether it was run. */
+    /**
+     * Runs the work if this connection is still the current one, and returns whether it was run. If the connection ends
+     * meanwhile, that is handled after the work.
+     */
     synchronized boolean ifCurrent(Connection expected, Runnable work) {
         if (connection == null || connection != expected) {
             return false;
@@ -134,7 +140,7 @@ final class Link implements Connection.Listener {
         return new UnavailableException("no agent at " + path + ": " + cause.getMessage());
     }
 
-    /** Tries once, until the instant {@code end}, but for at least {@link #LEAST_LIMIT}. */
+    /** Tries once to connect, until the instant {@code end}, but for at least {@link #LEAST_LIMIT}. */
     private void open(long end, Interruption interruption) throws IOException, Failure, InterruptedException {
         var fresh = Connection.open(path, engine, this);
         long left = Math.max(end - BootClock.atMost(), LEAST_LIMIT);
@@ -168,7 +174,7 @@ final class Link implements Connection.Listener {
         }
     }
 
-    /** Begins a session on a connection, or resumes the one there is. */
+    /** Begins a session on a connection, or resumes the existing one. */
     private Map<?, ?> begin(Connection fresh, Interruption interruption) throws Failure, InterruptedException {
         String id;
         String secret;
@@ -223,7 +229,7 @@ final class Link implements Connection.Listener {
         }
     }
 
-    /** Ends the wait that is under way in this session. */
+    /** Ends the wait in progress in this session. */
     void cancel() throws Failure {
         String id;
         String secret;
@@ -234,7 +240,7 @@ final class Link implements Connection.Listener {
         callOnce("CANCEL", id, secret);
     }
 
-    /** Runs one command on a connection of its own. */
+    /** Runs one command on a separate connection. */
     Object callOnce(Object... words) throws Failure {
         return callOnce(engine, path, words);
     }
@@ -261,7 +267,9 @@ final class Link implements Connection.Listener {
         public void onClose(Connection connection) {}
     }
 
-    /** Closes a connection on which a command went unanswered. Resuming settles its effect. */
+    /**
+     * Closes a connection on which a command went unanswered. Resuming the session settles the effect of the command.
+     */
     void doubt(Connection unsure) {
         synchronized (this) {
             uncertain = true;
@@ -302,7 +310,7 @@ final class Link implements Connection.Listener {
         closing = true;
     }
 
-    /** Ends the session at the agent too. */
+    /** Ends the session here and at the agent. */
     void close() {
         beginClosing();
         var last = connection();

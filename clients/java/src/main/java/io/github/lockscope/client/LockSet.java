@@ -6,7 +6,10 @@ import java.util.List;
 import java.util.Optional;
 import java.util.function.Supplier;
 
-/** Several locks that are acquired all or none. Calls never deadlock with each other, whatever the order of the names. */
+/**
+ * Several locks, of which all or none are acquired. Calls never deadlock with each other, whatever the order of the
+ * names.
+ */
 public final class LockSet {
     private final Agent agent;
     private final Supplier<Owner> owner;

@@ -12,7 +12,7 @@ import java.util.OptionalLong;
  * @param kind the kind; {@link Kind#PLAIN} where that and a fenced or fair lock cannot be distinguished
  * @param holders the hold count of each holder's id
  * @param token the latest token, if the lock was ever fenced
- * @param remaining the time after which it ends unless it is renewed, empty if it does not
+ * @param remaining the time after which the lock expires unless it is renewed, empty if it never expires
  */
 public record LockState(Kind kind, Map<String, Long> holders, OptionalLong token, Optional<Duration> remaining) {
     static LockState of(Map<?, ?> fields) {

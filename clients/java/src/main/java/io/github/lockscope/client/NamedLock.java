@@ -81,7 +81,7 @@ public final class NamedLock implements Lock {
         return Optional.ofNullable(agent.newestHold(owner.get(), name(), kind()));
     }
 
-    /** Returns how many holds the owner has open, 0 if they have been lost. */
+    /** Returns the number of holds that the owner has open, 0 if they have been lost. */
     public int holdCount() {
         return agent.holdCount(owner.get(), name(), kind());
     }

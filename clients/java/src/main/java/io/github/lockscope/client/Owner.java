@@ -15,22 +15,22 @@ public final class Owner {
         this.agent = agent;
     }
 
-    /** Returns the plain lock of this name, held by this owner. */
+    /** Returns the plain lock of this name, for this owner. */
     public NamedLock lock(String name) {
         return lock(name, Kind.PLAIN);
     }
 
-    /** Returns the lock of this name and kind, held by this owner. */
+    /** Returns the lock of this name and kind, for this owner. */
     public NamedLock lock(String name, Kind kind) {
         return new NamedLock(agent, () -> this, Request.of(name, kind));
     }
 
-    /** Returns several plain locks, held by this owner, which are acquired all or none. */
+    /** Returns a set of plain locks for this owner, of which all or none are acquired. */
     public LockSet lockAll(Collection<String> names) {
         return new LockSet(agent, () -> this, names);
     }
 
-    /** Returns whether it holds and waits for nothing. */
+    /** Returns whether this owner holds no lock and waits for none. */
     public boolean isIdle() {
         return agent.isIdle(this);
     }

@@ -7,7 +7,7 @@ import java.nio.channels.SelectionKey;
 import java.nio.channels.Selector;
 import java.nio.channels.SocketChannel;
 
-/** A thread that reads all connections. */
+/** A thread that serves all connections. */
 final class Poller {
     private final Selector selector;
 
@@ -30,7 +30,7 @@ final class Poller {
         }
     }
 
-    /** Makes changes to keys, such as that of a closed channel, effective at once. */
+    /** Applies changes to keys at once, such as after the close of a channel. */
     void wakeUp() {
         selector.wakeup();
     }

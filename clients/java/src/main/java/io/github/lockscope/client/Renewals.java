@@ -5,7 +5,7 @@ import java.util.concurrent.TimeUnit;
 
 /** Follows the deadlines of a session's grants as the agent renews them. */
 final class Renewals {
-    /** Renewed deadlines are read again after this fraction of the remaining validity. */
+    /** Renewed deadlines are read again after the remaining validity divided by this. */
     private static final long DIVISOR = 3;
     private static final long SHORTEST_PAUSE = TimeUnit.MILLISECONDS.toNanos(50);
 
@@ -75,7 +75,9 @@ final class Renewals {
         }
     }
 
-    /** Reads the deadlines on another connection: the owner waits for a lock, and replies keep their order. */
+    /**
+     * Reads the deadlines on another connection: on the owner's, the reply would arrive only after the wait for a lock.
+     */
     private void refreshFromOutside() {
         for (var grant : grants.all()) {
             String cursor = "0";

@@ -19,12 +19,12 @@ final class Reply {
         done.countDown();
     }
 
-    /** Waits for it, and returns whether it has arrived in time. */
+    /** Waits for the reply, and returns whether it arrived in time. */
     boolean await(long nanos) throws InterruptedException {
         return done.await(nanos, TimeUnit.NANOSECONDS);
     }
 
-    /** Returns what has arrived. */
+    /** Returns the value of a reply that has arrived. */
     Object get() throws Failure {
         if (failure != null) {
             throw failure;

@@ -6,7 +6,7 @@ import java.util.HashSet;
 import java.util.List;
 import java.nio.charset.StandardCharsets;
 
-/** The locks of a request, and its options. A lease of null is renewed. */
+/** The locks of a request, and its options. Without a lease, the agent renews the locks. */
 record Request(List<String> names, boolean several, Kind kind, Duration lease) {
     Request {
         names = List.copyOf(names);

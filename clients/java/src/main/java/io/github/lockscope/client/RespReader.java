@@ -35,7 +35,7 @@ final class RespReader {
     private int at;
     private Object value;
 
-    /** Returns room for more bytes, to be reported by {@link #arrived}. */
+    /** Returns a buffer for more bytes, whose number is then passed to {@link #arrived}. */
     ByteBuffer room() {
         if (begin > 0) {
             System.arraycopy(bytes, begin, bytes, 0, end - begin);
@@ -91,7 +91,7 @@ final class RespReader {
                 return rest.equals("t");
             }
             default -> {
-                // The others have a size.
+                // All other types begin with a size.
             }
         }
         int size = Math.toIntExact(number(rest));

@@ -10,11 +10,11 @@ import java.util.concurrent.TimeUnit;
 import java.util.function.Consumer;
 
 /**
- * One owner's session with the agent. Replies on a connection keep the order of its commands, so owners that wait do not
- * share one.
+ * One owner's session with the agent. Replies on a connection keep the order of its commands, so owners that wait do
+ * not share a connection.
  */
 final class Session {
-    /** The time for which a lock without a time limit waits for an agent that is not there. */
+    /** The longest wait for an agent that is not running. */
     private static final long CONNECT_LIMIT = TimeUnit.SECONDS.toNanos(30);
 
     private final Engine engine;
@@ -24,9 +24,9 @@ final class Session {
     private final Renewals renewals;
     /** Has a permit while no command runs. */
     private final Semaphore turn = new Semaphore(1);
-    /** The command that has the turn waits for a lock. */
+    /** True while the command that has the turn waits for a lock. */
     private volatile boolean waiting;
-    /** The owner served. Guarded by the agent object. */
+    /** The owner that this session serves. Guarded by the agent object. */
     Owner owner;
 
     // Guarded by this.
@@ -63,7 +63,7 @@ final class Session {
         return users == 0 && grants.isEmpty() && !link.isUncertain();
     }
 
-    /** Runs work in the background, as a user of the session that has the turn. */
+    /** Runs work in the background, as a user of the session, once it has the turn. */
     private void background(Runnable work) {
         enter();
         engine.run(() -> {
@@ -77,7 +77,7 @@ final class Session {
         });
     }
 
-    /** Runs work as a user of the session that has the turn, unless a command runs. Returns whether it was run. */
+    /** Runs work with the turn, as a user of the session, unless a command is running. Returns whether it was run. */
     boolean ifFree(Runnable work) {
         if (!turn.tryAcquire()) {
             return false;
@@ -93,7 +93,7 @@ final class Session {
     }
 
     /**
-     * Acquires the locks, or reenters them. The caller has entered the session, and leaves it.
+     * Acquires the locks, or reenters them. The caller must have entered the session, and must leave it afterwards.
      *
      * @param wait the limit in nanoseconds, {@link Interruption#FOREVER} for none
      */
@@ -134,8 +134,8 @@ final class Session {
     }
 
     /**
-     * Waits for the end of the session's command in progress, until the instant {@code end}. One that is no wait for a lock
-     * has {@link Link#LEAST_LIMIT} at least.
+     * Waits until the instant {@code end} for the session's current command to end. A command that does not wait for a
+     * lock is given at least {@link Link#LEAST_LIMIT}.
      */
     private void takeTurn(Request request, long end, Interruption interruption) throws InterruptedException {
         long limit = end;
@@ -152,12 +152,12 @@ final class Session {
                 "could not acquire " + request + ": no reply from the agent to an earlier command");
     }
 
-    /** Ends a wait that was interrupted. It keeps the turn until it is done. */
+    /** The work that ends an interrupted wait. It keeps the turn until it is done. */
     private static final class Withdrawal {
         private Runnable work;
     }
 
-    /** Sends the command once. Returns nothing if it has to be sent again. */
+    /** Sends the command once. Returns an empty list if it must be sent again. */
     private List<Grant> attempt(
             Request request, long end, boolean reentry, Interruption interruption, Withdrawal withdrawal)
             throws InterruptedException {
@@ -185,7 +185,8 @@ final class Session {
                 throw new LockTimeoutException("could not acquire " + request + " in time");
             }
             var granted = new ArrayList<Grant>();
-            // Beyond its connection's end a grant is as certain as the grace allows, which resuming tells.
+            // After the end of its connection a grant is only as certain as the grace allows: resuming the session
+            // settles it.
             if (!link.ifCurrent(connection, () -> granted.addAll(granted(request, value, sent)))) {
                 link.doubt(connection);
             }
@@ -203,7 +204,8 @@ final class Session {
                     interruption.pause(Link.RETRY_PAUSE);
                 }
                 case "LOST" -> {
-                    // Without a hold, it was granted and lost before the agent could report it: the wait goes on.
+                    // If the owner had no hold, the lock was granted and lost before the agent could report it: the
+                    // wait goes on.
                     if (reentry) {
                         throw new LockLostException(request.toString(), failure.getMessage());
                     }
@@ -239,8 +241,8 @@ final class Session {
     }
 
     /**
-     * Releases grants that arrived after their deadline, or that a lost reply reported only in part, and returns whether
-     * there were any. Throws if an open hold was lost.
+     * Releases grants that arrived after their deadline, or that are left from a lost reply to a request for several
+     * locks, and returns whether there were any. Throws if an open hold was lost.
      */
     private boolean clear(List<Grant> known, boolean several) {
         boolean cleared = false;
@@ -269,11 +271,11 @@ final class Session {
         return holds;
     }
 
-    /** Closes a hold and releases what it had. Does nothing if it is closed. */
+    /** Closes and releases a hold. Does nothing if it is already closed. */
     void release(Hold hold, Grant grant) {
         enter();
         try {
-            grant.isHeld(); // Notes a deadline that has passed.
+            grant.isHeld(); // Ends the grant if its deadline has passed.
             if (!grant.close(hold)) {
                 return;
             }
@@ -307,7 +309,7 @@ final class Session {
             }
             grant.checkNotLost();
         } catch (Failure failure) {
-            // Redis may have set it although it has not answered.
+            // Redis may have set the lease although it has not answered.
             grant.notExtended(!failure.isDisconnected() && !failure.code().equals("UNAVAILABLE"));
             if (failure.code().equals("LOST") || failure.code().equals("NOTHELD")) {
                 grant.lose(failure.getMessage());
@@ -321,7 +323,7 @@ final class Session {
         }
     }
 
-    /** Releases what the agent has beyond the open holds. The caller has the turn. */
+    /** Releases the holds that the agent has beyond those open here. The caller must have the turn. */
     private void settle(Grant grant) {
         try {
             while (grant.hasSurplus()) {
@@ -340,7 +342,7 @@ final class Session {
                     switch (failure.code()) {
                         case "" -> { }
                         case "LOST", "NOTHELD" -> grant.loseAll(failure.getMessage());
-                        // It is not this owner's any more: the agent keeps trying to release it.
+                        // This owner no longer holds it: the agent keeps trying to release it.
                         case "UNAVAILABLE" -> grant.releaseOne();
                         default -> throw failure.toException();
                     }
@@ -359,7 +361,7 @@ final class Session {
         }
     }
 
-    /** Ends a wait that nobody is interested in any more, and releases what it was granted. */
+    /** Ends an abandoned wait, and releases what it was granted. */
     private void withdraw(Request request, Connection connection, Reply reply, long sent) {
         try {
             link.cancel();
@@ -378,7 +380,7 @@ final class Session {
         }
     }
 
-    /** Without a connection, resuming settles it. */
+    /** Settles a grant, but reports no failure: without a connection, resuming the session settles it. */
     private void settleQuietly(Grant grant) {
         try {
             settle(grant);
@@ -387,7 +389,7 @@ final class Session {
         }
     }
 
-    /** Ends the session and everything it holds. */
+    /** Ends the session and all its holds. */
     void close() {
         renewals.stop();
         link.beginClosing();
@@ -402,7 +404,7 @@ final class Session {
         grants.all().forEach(grant -> grant.loseAll("the agent object was closed"));
     }
 
-    /** Ends a wait that is under way: the agent reads QUIT only after it. */
+    /** Ends a wait in progress: the agent reads QUIT only afterwards. */
     private void cancel() {
         try {
             link.cancel();
@@ -437,7 +439,7 @@ final class Session {
         public void onConnect(Collection<?> holds, long sent) {
             grants.takeOver(holds, sent);
             for (var grant : grants.all()) {
-                // The command that runs now may want it: released once that has ended.
+                // The running command may need this grant, so it is released after that command.
                 if (grant.hasSurplus()) {
                     background(() -> settleQuietly(grant));
                 }
