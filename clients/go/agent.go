@@ -106,7 +106,7 @@ func usualSocket() string {
 	return defaultSocket
 }
 
-// owner has holds of its own: owners exclude each other, and an owner can reenter its locks.
+// owner is an owner of holds. Owners exclude each other, and each can reenter its own locks.
 type owner struct {
 	mu      sync.Mutex
 	session map[*Agent]*session
@@ -114,8 +114,8 @@ type owner struct {
 
 type ownerKey struct{}
 
-// WithOwner returns a context with an owner of its own. Without one, each call of Lock is a new owner. The context of a
-// hold carries the hold's owner.
+// WithOwner returns a context that carries a new owner. Without one, each call of Lock is made by a new owner. The
+// context of a hold carries the hold's owner.
 func WithOwner(ctx context.Context) context.Context {
 	return context.WithValue(ctx, ownerKey{}, &owner{session: map[*Agent]*session{}})
 }
@@ -131,8 +131,8 @@ func (a *Agent) Lock(ctx context.Context, name string, opts ...LockOption) (*Hol
 	return newHold(ctx, s, grants[0]), nil
 }
 
-// LockAll acquires several locks, all or none: up to 64, each named once. Whatever the order of the names, calls of
-// LockAll never deadlock with each other. Its errors are those of Lock.
+// LockAll acquires all or none of up to 64 locks, each named once. Calls of LockAll never deadlock with each other,
+// whatever the order of the names. It fails with the errors of Lock.
 func (a *Agent) LockAll(ctx context.Context, names []string, opts ...LockOption) (*Holds, error) {
 	ctx, s, grants, err := a.acquire(ctx, names, options{kind: Plain, several: true}, opts)
 	if err != nil {
@@ -185,7 +185,7 @@ func (a *Agent) Close() {
 	all.Wait()
 }
 
-// sessionOf returns the owner's session, which the caller has to leave.
+// sessionOf enters and returns the owner's session, which the caller must leave.
 func (a *Agent) sessionOf(own *owner) (*session, error) {
 	own.mu.Lock()
 	defer own.mu.Unlock()

@@ -68,7 +68,7 @@ func (c *connection) send(words ...any) *pending {
 	return p
 }
 
-// call sends a command and waits for its reply. Without one in time it closes the connection.
+// call sends a command and waits for its reply. It closes the connection if no reply arrives in time.
 func (c *connection) call(words ...any) (any, error) {
 	p := c.send(words...)
 	limit := time.NewTimer(replyLimit)
@@ -82,12 +82,12 @@ func (c *connection) call(words ...any) (any, error) {
 	}
 }
 
-// quit ends the session at the agent too, and waits for that.
+// quit ends the session at the agent, and waits for that for up to a second.
 func (c *connection) quit() {
 	timer := time.AfterFunc(time.Second, func() { c.socket.Close() })
 	defer timer.Stop()
 	c.send("QUIT")
-	p := c.send("PING") // Answered by the end of the connection.
+	p := c.send("PING") // The end of the connection fails it.
 	<-p.done
 }
 
@@ -204,13 +204,13 @@ func readItems(reader *bufio.Reader, size int) ([]any, error) {
 	return items, nil
 }
 
-// text returns a field that the protocol defines as a string, empty if it is not there.
+// text returns a field that the protocol defines as a string, empty if the field is missing.
 func text(value any) string {
 	word, _ := value.(string)
 	return word
 }
 
-// number returns a field that the protocol defines as a whole number, 0 if it is not there.
+// number returns a field that the protocol defines as a whole number, 0 if the field is missing.
 func number(value any) int64 {
 	count, _ := value.(int64)
 	return count
@@ -225,7 +225,7 @@ func validUntil(fields map[string]any) time.Duration {
 	return time.Duration(number(fields["valid_until_ns"]))
 }
 
-// callOnce runs one command on a connection of its own.
+// callOnce runs one command on a separate connection.
 func callOnce(path string, words ...any) (any, error) {
 	c, err := dial(path, func(push) {}, func(*connection) {})
 	if err != nil {

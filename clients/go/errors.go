@@ -10,7 +10,7 @@ import (
 var (
 	// ErrTimeout reports that the lock could not be acquired in time.
 	ErrTimeout = errors.New("lock not acquired in time")
-	// ErrLost reports that the hold has ended, and not by its owner. The error is a *LostError.
+	// ErrLost reports that the hold has ended although its owner did not release it. The error is a *LostError.
 	ErrLost = errors.New("lock lost")
 	// ErrReleased is the cause of a hold's context after its release.
 	ErrReleased = errors.New("lock released")
@@ -30,7 +30,7 @@ type LostError struct {
 
 func (e *LostError) Error() string { return fmt.Sprintf("lost %s: %s", e.Name, e.Reason) }
 
-// Is makes it an ErrLost.
+// Is reports whether the target is ErrLost.
 func (e *LostError) Is(target error) bool { return target == ErrLost }
 
 // RejectedError is an error reply of the agent, such as WRONGKIND, DENIED or DEADLOCK.
@@ -40,7 +40,7 @@ type RejectedError struct {
 
 func (e *RejectedError) Error() string { return e.Message }
 
-// replyError is an error reply as it came.
+// replyError is an error reply as the agent sent it.
 type replyError string
 
 func (e replyError) Error() string { return string(e) }

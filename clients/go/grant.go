@@ -8,7 +8,7 @@ import (
 	"time"
 )
 
-// grant is one possession of a lock, shared by the holds of an owner that reentered it.
+// grant is a granted lock, shared by the holds of an owner that reentered it.
 type grant struct {
 	name, kind, holder string
 	token              int64
@@ -26,7 +26,7 @@ type grant struct {
 	onRisk   []func()
 }
 
-// held reports whether the hold is certain. Once it is not, it never is again.
+// held reports whether the hold is certain. Once it is uncertain, it remains so.
 func (g *grant) held() bool { return g.err() == nil }
 
 func (g *grant) err() error {
@@ -50,7 +50,7 @@ func (g *grant) lose(reason string) {
 	g.mu.Unlock()
 }
 
-// loseLocked ends it and unlocks the mutex before anybody is notified of it.
+// loseLocked ends the grant and unlocks the mutex before it notifies anyone.
 func (g *grant) loseLocked(reason string) error {
 	g.lost = &LostError{Name: g.name, Reason: reason}
 	listeners, lost := g.onLost, g.lost
@@ -99,7 +99,7 @@ func (g *grant) surplus() bool {
 	return g.count > g.handles
 }
 
-// until returns how long it is until the deadline, and whether that moves, so that it is to be read again.
+// until returns the time left until the deadline, and whether renewals move it, so that it must be read again.
 func (g *grant) until() (time.Duration, bool) {
 	g.mu.Lock()
 	defer g.mu.Unlock()
@@ -127,7 +127,7 @@ func newHold(parent context.Context, s *session, g *grant) *Hold {
 	return h
 }
 
-// heldContext notices a deadline that has passed even before any timer could run, as in a process that was stopped.
+// heldContext notices that a deadline has passed even before any timer could run, as in a process that was stopped.
 type heldContext struct {
 	context.Context
 	parent context.Context
@@ -176,7 +176,7 @@ func (h *Hold) Check() error {
 	return nil
 }
 
-// Remaining returns for how long the hold is certain, 0 once it is not.
+// Remaining returns the time for which the hold is certain, 0 once it is uncertain.
 func (h *Hold) Remaining() time.Duration {
 	if h.Check() != nil {
 		return 0
@@ -185,14 +185,14 @@ func (h *Hold) Remaining() time.Duration {
 	return max(0, left)
 }
 
-// AtRisk reports whether renewals are failing while the hold is still valid. Start nothing new meanwhile.
+// AtRisk reports whether renewals are failing while the hold is still valid. Start no new work meanwhile.
 func (h *Hold) AtRisk() bool {
 	h.grant.mu.Lock()
 	defer h.grant.mu.Unlock()
 	return h.grant.atRisk && h.grant.lost == nil && !h.released.Load()
 }
 
-// OnRisk calls the listener, in a goroutine of its own, whenever the hold becomes at risk.
+// OnRisk calls the listener, in a new goroutine, whenever the hold becomes at risk.
 func (h *Hold) OnRisk(listener func()) {
 	h.grant.update(func(g *grant) { g.onRisk = append(g.onRisk, listener) })
 }

@@ -23,7 +23,7 @@ func newHolds(parent context.Context, s *session, grants []*grant) *Holds {
 	return h
 }
 
-// allHeldContext ends with the first of the holds, also when no timer could run.
+// allHeldContext ends with the first of the holds, even if no timer could run.
 type allHeldContext struct {
 	context.Context
 	all []*Hold
@@ -42,7 +42,7 @@ func (c allHeldContext) Err() error {
 // All returns the holds in the order in which their names were given.
 func (h *Holds) All() []*Hold { return h.all }
 
-// Context returns a context that is cancelled when the first of them is lost or released.
+// Context returns a context that is cancelled when the first of the holds is lost or released.
 func (h *Holds) Context() context.Context { return h.ctx }
 
 // Check returns a *LostError unless every hold is certain. It costs no round trip.
@@ -55,7 +55,7 @@ func (h *Holds) Check() error {
 	return nil
 }
 
-// Remaining returns for how long all of them are certain, 0 once one is not.
+// Remaining returns the time for which all holds are certain, 0 once one is uncertain.
 func (h *Holds) Remaining() time.Duration {
 	left := forever
 	for _, hold := range h.all {

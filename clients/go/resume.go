@@ -41,7 +41,7 @@ func (s *session) connect(ctx context.Context, end time.Duration) error {
 	}
 }
 
-// open tries once, until the context ends, but for at least leastLimit.
+// open tries once to connect, until the context ends, but for at least leastLimit.
 func (s *session) open(ctx context.Context, end time.Duration) error {
 	conn, err := dial(s.path, s.onPush, s.onClose)
 	if err != nil {
@@ -107,7 +107,7 @@ func (s *session) takeOver(rows []any) {
 			g.lose("the agent does not hold it any more")
 			continue
 		}
-		alive := g.held() // A deadline that has passed stays passed.
+		alive := g.held() // A hold whose deadline has passed stays lost.
 		g.update(func(g *grant) {
 			g.count = number(row["holds"])
 			if alive {
@@ -118,16 +118,16 @@ func (s *session) takeOver(rows []any) {
 		s.settleLater(g)
 	}
 	for _, row := range listed {
-		// Granted by a LOCK whose reply was lost. Its caller finds it here; otherwise it is released.
+		// It was granted by a LOCK whose reply was lost. The caller finds it here; otherwise it is released.
 		s.settleLater(s.granted(row, false))
 	}
 	s.arm()
 }
 
-// settleLater releases a surplus once the command that runs now, which may want it, has ended.
+// settleLater releases a surplus after the running command, which may need it.
 func (s *session) settleLater(g *grant) {
 	if g.surplus() {
-		s.background(func() { _ = s.settle(g) }) // Without a connection, resuming settles it.
+		s.background(func() { _ = s.settle(g) }) // Without a connection, resuming the session settles it.
 	}
 }
 

@@ -11,12 +11,13 @@ import (
 
 const (
 	retryPause = 100 * time.Millisecond
-	// leastLimit is what a connection gets to begin, however short the wait is: the agent may take that long to answer.
+	// leastLimit is the shortest time limit for opening a connection, however short the wait is: the agent may take this
+	// long to answer.
 	leastLimit = 2 * time.Second
-	// answerMargin is how much later than its limit the reply to a wait may come. Redis may leave the last attempt, and
-	// then the release of what it acquired, without an answer for two seconds each.
+	// answerMargin is the time after its limit within which the reply to a wait must arrive. Redis may leave the last
+	// attempt unanswered for two seconds, and then the release of what it acquired for another two.
 	answerMargin = 5 * time.Second
-	// connectLimit bounds the wait for an agent that is not there.
+	// connectLimit bounds the wait for an agent that is not running.
 	connectLimit = 30 * time.Second
 	// Renewed deadlines are read again after a third of the remaining validity.
 	refreshDivisor = 3
@@ -26,8 +27,8 @@ const (
 
 type key struct{ name, kind string }
 
-// session is one owner's connection to the agent, and what outlives it. Replies on a connection keep the order of its
-// commands, so owners that wait do not share one.
+// session is one owner's connection to the agent, and the state that outlives it. Replies on a connection keep the
+// order of its commands, so owners that wait do not share a connection.
 type session struct {
 	path   string
 	grace  time.Duration
@@ -38,7 +39,7 @@ type session struct {
 	mu         sync.Mutex
 	conn       *connection
 	id, secret string
-	proven     time.Duration // the last instant at which the agent surely had this session
+	proven     time.Duration // the last instant at which the agent certainly had this session
 	uncertain  bool          // a command went unanswered: the agent may have holds unknown here
 	grants     map[key]*grant
 	users      int
@@ -71,7 +72,7 @@ func (s *session) idleLocked() bool {
 	return s.users == 0 && len(s.grants) == 0 && !s.uncertain
 }
 
-// background runs work as a user of the session that has the turn.
+// background runs work in the background, as a user of the session, once it has the turn.
 func (s *session) background(work func()) {
 	s.enter()
 	go func() {
@@ -104,7 +105,7 @@ func (s *session) all() []*grant {
 	return grants
 }
 
-// lock acquires the locks, or reenters them. The caller has entered the session, and leaves it.
+// lock acquires the locks, or reenters them. The caller must have entered the session, and must leave it afterwards.
 func (s *session) lock(ctx context.Context, names []string, o options) ([]*grant, error) {
 	end := forever
 	if o.limited {
@@ -179,7 +180,7 @@ func (s *session) lock(ctx context.Context, names []string, o options) ([]*grant
 				return nil, err
 			}
 		case code(p.err) == "LOST" && len(known) == 0:
-			// Granted and lost before the agent could report it: the wait goes on.
+			// The lock was granted and lost before the agent could report it: the wait goes on.
 		case code(p.err) == "LOST":
 			return nil, &LostError{Name: known[0].name, Reason: p.err.Error()}
 		case p.err != nil:
@@ -197,8 +198,8 @@ func (s *session) lock(ctx context.Context, names []string, o options) ([]*grant
 	}
 }
 
-// takeTurn waits for the end of the session's command in progress, until the context or the instant end. One that is no
-// wait for a lock has leastLimit at least.
+// takeTurn waits for the session's current command to end, until the context ends or the instant end. A command that
+// does not wait for a lock is given at least leastLimit.
 func (s *session) takeTurn(ctx context.Context, end time.Duration, names []string) error {
 	var overdue <-chan time.Time
 	if end != forever {
@@ -265,7 +266,7 @@ func allHeld(grants []*grant) bool {
 	return held
 }
 
-// known returns what the owner has of these locks.
+// known returns the owner's existing grants of these locks.
 func (s *session) known(names []string, kind Kind) (grants []*grant) {
 	for _, name := range names {
 		if g := s.find(name, string(kind)); g != nil {
@@ -275,8 +276,8 @@ func (s *session) known(names []string, kind Kind) (grants []*grant) {
 	return grants
 }
 
-// clear releases grants that arrived after their deadline, or that a lost reply reported only in part, and reports
-// whether there were any. It fails if an open hold was lost.
+// clear releases grants that arrived after their deadline, or that are left from a lost reply to a request for several
+// locks, and reports whether there were any. It fails if an open hold was lost.
 func (s *session) clear(known []*grant, several bool) (cleared bool, err error) {
 	for _, g := range known {
 		lost := g.err()
@@ -294,7 +295,7 @@ func (s *session) clear(known []*grant, several bool) (cleared bool, err error) 
 	return cleared, nil
 }
 
-// handOut counts a hold of each grant that the caller opens.
+// handOut counts one more open hold of each grant.
 func (s *session) handOut(grants []*grant) []*grant {
 	for _, g := range grants {
 		g.update(func(g *grant) { g.handles++ })
@@ -311,7 +312,7 @@ func (s *session) grantedAll(reply any, o options) (grants []*grant) {
 	for _, row := range rows {
 		fields, _ := row.(map[string]any)
 		g := s.granted(fields, o.leased)
-		if !o.leased && number(fields["holds"]) == 1 { // A reentry may find a fixed lease.
+		if !o.leased && number(fields["holds"]) == 1 { // A re-entry may find a fixed lease.
 			g.update(func(g *grant) { g.watched = g.deadline - boot() })
 		}
 		grants = append(grants, g)
@@ -330,7 +331,7 @@ func pause(ctx context.Context) error {
 	}
 }
 
-// unlock closes a hold and releases what it had.
+// unlock closes and releases a hold.
 func (s *session) unlock(g *grant) error {
 	s.enter()
 	defer s.leave()
@@ -342,7 +343,7 @@ func (s *session) unlock(g *grant) error {
 
 func (s *session) extend(g *grant, lease time.Duration) error {
 	millis := lease.Milliseconds()
-	if lease != 0 && millis == 0 { // The agent would take it for a return to renewal.
+	if lease != 0 && millis == 0 { // The agent would understand it as a return to renewal.
 		return public(replyError("LIMIT a lease must be at least 100 ms"))
 	}
 	s.enter()
@@ -361,9 +362,9 @@ func (s *session) extend(g *grant, lease time.Duration) error {
 	})
 	s.arm()
 	valid, err := s.call("EXTEND", g.name, millis, "KIND", g.kind)
-	lost := g.err() // A deadline that has passed stays passed.
+	lost := g.err() // A hold whose deadline has passed stays lost.
 	g.update(func(g *grant) {
-		// Redis may have set it although it has not answered.
+		// Redis may have set the lease although it has not answered.
 		if errors.Is(err, errDisconnected) || code(err) == "UNAVAILABLE" {
 			g.deadline = g.endsLocked()
 		}
@@ -383,7 +384,7 @@ func (s *session) extend(g *grant, lease time.Duration) error {
 	return lost
 }
 
-// close ends the session and everything it holds.
+// close ends the session and all its holds.
 func (s *session) close() {
 	s.mu.Lock()
 	s.closing = true
@@ -396,7 +397,7 @@ func (s *session) close() {
 		g.lose("the agent object was closed")
 	}
 	if conn != nil {
-		if len(s.turn) > 0 { // The agent reads QUIT once a wait that is under way has ended.
+		if len(s.turn) > 0 { // The agent reads QUIT only after a wait in progress has ended.
 			go func() { _, _ = callOnce(s.path, "CANCEL", id, secret) }()
 		}
 		conn.quit()
@@ -409,7 +410,7 @@ func (s *session) isClosing() bool {
 	return s.closing
 }
 
-// granted notes a grant or a reentry that the agent reports.
+// granted records a grant or a re-entry that the agent reports.
 func (s *session) granted(fields map[string]any, fixed bool) *grant {
 	name, kind, holder := text(fields["lock"]), text(fields["kind"]), text(fields["holder"])
 	g := s.find(name, kind)
@@ -435,7 +436,7 @@ func (s *session) granted(fields map[string]any, fixed bool) *grant {
 	return g
 }
 
-// settle releases what the agent has beyond the open holds.
+// settle releases the holds that the agent has beyond those open here.
 func (s *session) settle(g *grant) error {
 	defer func() {
 		s.mu.Lock()
@@ -462,7 +463,7 @@ func (s *session) settle(g *grant) error {
 		case "LOST", "NOTHELD":
 			g.update(func(g *grant) { g.count = 0 })
 			g.lose(err.Error())
-		case "UNAVAILABLE": // It is not this owner's any more: the agent keeps trying to release it.
+		case "UNAVAILABLE": // This owner no longer holds it: the agent keeps trying to release it.
 			g.update(func(g *grant) { g.count-- })
 		default:
 			if err != nil && !errors.Is(err, errDisconnected) {
@@ -476,7 +477,7 @@ func (s *session) settle(g *grant) error {
 	return nil
 }
 
-// withdraw ends a wait that nobody is interested in any more, and releases what it was granted.
+// withdraw ends an abandoned wait, and releases what it was granted.
 func (s *session) withdraw(conn *connection, p *pending, o options) {
 	s.mu.Lock()
 	id, secret := s.id, s.secret
@@ -500,7 +501,7 @@ func (s *session) withdraw(conn *connection, p *pending, o options) {
 		return
 	}
 	for _, g := range s.grantedAll(p.value, o) {
-		_ = s.settle(g) // Without a connection, resuming settles it.
+		_ = s.settle(g) // Without a connection, resuming the session settles it.
 	}
 }
 
@@ -531,7 +532,7 @@ func (s *session) call(words ...any) (any, error) {
 	return value, err
 }
 
-// arm sets the timer for the next deadline or the next look at renewed ones.
+// arm sets the timer for the next deadline, or for the next reading of renewed ones.
 func (s *session) arm() {
 	next := forever
 	for _, g := range s.all() {
@@ -607,7 +608,7 @@ func (s *session) renew(rows any) {
 		if g == nil || g.holder != text(fields["holder"]) || fields["valid_until_ns"] == nil || s.connected() == nil {
 			continue
 		}
-		if g.held() { // A deadline that has passed stays passed.
+		if g.held() { // A hold whose deadline has passed stays lost.
 			g.update(func(g *grant) { g.deadline = validUntil(fields) })
 		}
 	}

@@ -13,7 +13,7 @@ class Push {
   }
 }
 
-/** Parses RESP2 and RESP3 as it arrives. */
+/** Parses RESP2 and RESP3 data as it arrives. */
 class Parser {
   #buffer = Buffer.alloc(0);
   #at = 0;
@@ -116,17 +116,17 @@ export class Connection {
     });
   }
 
-  /** Sends a command. Returns its reply to come. */
+  /** Sends a command. Returns a promise of its reply. */
   send(...words) {
     if (this.closed) return Promise.reject(new Disconnected("closed"));
-    const bytes = encode(words); // It throws on a word that is no string, before a reply is expected.
+    const bytes = encode(words); // This throws on a word that cannot be a string, before a reply is expected.
     return new Promise((resolve, reject) => {
       this.#replies.push({ resolve, reject });
       this.#socket.write(bytes);
     });
   }
 
-  /** Sends a command and waits for its reply. Without one in time it closes the connection. */
+  /** Sends a command and waits for its reply. Closes the connection if no reply arrives in time. */
   async call(...words) {
     const reply = this.send(...words);
     const timer = setTimeout(() => this.abort(), REPLY_LIMIT);
@@ -137,7 +137,7 @@ export class Connection {
     }
   }
 
-  /** Ends the session at the agent too, and waits for that. */
+  /** Ends the session at the agent, waits for that for up to a second, and closes the connection. */
   async quit() {
     const timer = setTimeout(() => this.abort(), 1000);
     await this.send("QUIT").catch(() => {});
@@ -149,7 +149,7 @@ export class Connection {
     this.#socket.destroy();
   }
 
-  /** Lets the process end although the connection is open, or not. */
+  /** Sets whether the open connection keeps the process from ending. */
   keepsProcess(keeps) {
     if (keeps) this.#socket.ref();
     else this.#socket.unref();
@@ -177,7 +177,7 @@ export class Connection {
   }
 }
 
-/** Runs one command on a connection of its own. */
+/** Runs one command on a separate connection. */
 export async function callOnce(path, ...words) {
   const connection = await Connection.open(path);
   try {

@@ -30,7 +30,7 @@ export class RejectedError extends LockscopeError {
 /** The connection ended before the reply. Callers of the library never see it. */
 export class Disconnected extends Error {}
 
-/** An error reply as it came. */
+/** An error reply as the agent sent it. */
 export class ErrorReply extends Error {
   get code() {
     return this.message.split(" ", 1)[0];

@@ -11,7 +11,7 @@ export function boot() {
   return uptime() * 1000;
 }
 
-/** One possession of a lock, shared by the holds of an owner that reentered it. */
+/** A granted lock, shared by the holds of an owner that reentered it. */
 export class Grant {
   deadline = 0; // on the boot clock
   ceiling = Infinity; // an earlier deadline, while a new lease is being set
@@ -35,7 +35,7 @@ export class Grant {
     return this.#abort.signal;
   }
 
-  /** Reports whether the hold is certain. Once it is not, it never is again. */
+  /** Reports whether the hold is certain. Once it is uncertain, it remains so. */
   get held() {
     if (this.lost === null && this.remaining <= 0) this.lose("its deadline has passed");
     return this.lost === null;
@@ -45,7 +45,7 @@ export class Grant {
     return Math.min(this.deadline, this.ceiling) - boot() - RESOLUTION;
   }
 
-  /** Reports whether its deadline moves, so that it is to be read again. */
+  /** Reports whether renewals move the deadline, so that it must be read again. */
   get followed() {
     return this.renewed && this.ceiling === Infinity;
   }
@@ -63,7 +63,7 @@ export class Grant {
   warn(atRisk) {
     const begins = atRisk && !this.atRisk && this.lost === null;
     this.atRisk = atRisk;
-    // After what runs now. What a listener throws is an uncaught exception of its own.
+    // Listeners run after the current code. An error that one throws is a separate uncaught exception.
     if (begins) for (const listener of this.riskListeners) queueMicrotask(() => listener());
   }
 }

@@ -3,7 +3,7 @@ export type Kind = "lock" | "fair" | "read" | "write" | "fenced" | "red";
 export interface LockOptions {
   /** The kind of lock, `lock` by default. */
   kind?: Kind;
-  /** The limit for the wait in milliseconds; without it the wait takes as long as it takes. */
+  /** The limit for the wait in milliseconds; by default the wait has no limit. */
   wait?: number;
   /** A fixed lease in milliseconds, at least 100, which nothing renews. */
   lease?: number;
@@ -14,7 +14,7 @@ export interface LockOptions {
 export interface AgentOptions {
   /** The agent's socket. Default: `LOCKSCOPE_SOCKET`, else `/run/lockscope/agent.sock`. */
   socket?: string;
-  /** How long holds outlive a lost connection or a restart of the agent, in milliseconds; 0 disables that. */
+  /** The time for which holds outlive a lost connection or a restart of the agent, in milliseconds; 0 disables this. */
   grace?: number;
 }
 
@@ -25,8 +25,8 @@ interface Locks {
    */
   lock(name: string, options?: LockOptions): Promise<Hold>;
   /**
-   * Acquires several locks, all or none: up to 64, each named once. Whatever the order of the names, calls of `lockAll`
-   * never deadlock with each other.
+   * Acquires all or none of up to 64 locks, each named once. Calls of `lockAll` never deadlock with each other,
+   * whatever the order of the names.
    */
   lockAll(names: Iterable<string>, options?: LockOptions): Promise<Holds>;
   /** Acquires a lock if it is free, otherwise returns null. */
@@ -35,10 +35,10 @@ interface Locks {
   withLock<T>(name: string, options: LockOptions, work: (hold: Hold) => T | Promise<T>): Promise<T>;
 }
 
-/** The agent of this host. Each of its calls is an owner of its own. It connects with the first lock. */
+/** The agent of this host. Each of its calls is made by a new owner. It connects when it acquires the first lock. */
 export class Agent implements Locks, AsyncDisposable {
   constructor(options?: AgentOptions);
-  /** Returns an owner: owners exclude each other, and an owner can reenter its locks. */
+  /** Returns a new owner. Owners exclude each other, and each can reenter its own locks. */
   owner(): Owner;
   lock(name: string, options?: LockOptions): Promise<Hold>;
   lockAll(names: Iterable<string>, options?: LockOptions): Promise<Holds>;
@@ -70,13 +70,13 @@ export class Hold implements AsyncDisposable {
   readonly token: number | null;
   /** Aborted when the hold is lost; its reason is the `LockLostError`. */
   readonly signal: AbortSignal;
-  /** Whether the hold is certain. After a loss, a release or the deadline it never is again. */
+  /** True while the hold is certain. After a loss, a release or the deadline, it stays false. */
   readonly held: boolean;
-  /** Whether renewals are failing while the hold is still valid. Start nothing new meanwhile. */
+  /** True while renewals are failing but the hold is still valid. Start no new work meanwhile. */
   readonly atRisk: boolean;
-  /** The milliseconds for which the hold is certain, 0 once it is not. */
+  /** The milliseconds for which the hold is certain, 0 once it is uncertain. */
   readonly remaining: number;
-  /** Throws `LockLostError` unless the hold is certain. Costs no round trip. */
+  /** Throws `LockLostError` unless the hold is certain. This costs no round trip. */
   check(): void;
   /** Calls the listener whenever the hold becomes at risk. */
   onRisk(listener: () => void): void;
@@ -92,15 +92,15 @@ export class Holds implements AsyncDisposable, Iterable<Hold> {
   private constructor();
   /** The holds in the order in which their names were given. */
   readonly all: readonly Hold[];
-  /** Aborted when the first of them is lost; its reason is the `LockLostError`. */
+  /** Aborted when the first of the holds is lost; its reason is the `LockLostError`. */
   readonly signal: AbortSignal;
-  /** Whether every hold is certain. */
+  /** True while every hold is certain. */
   readonly held: boolean;
-  /** The milliseconds for which all of them are certain, 0 once one is not. */
+  /** The milliseconds for which all holds are certain, 0 once one is uncertain. */
   readonly remaining: number;
-  /** Throws `LockLostError` unless every hold is certain. Costs no round trip. */
+  /** Throws `LockLostError` unless every hold is certain. This costs no round trip. */
   check(): void;
-  /** Releases all of them, and rejects with the first error afterwards. */
+  /** Releases all holds, and afterwards rejects with the first error. */
   release(): Promise<void>;
   [Symbol.asyncDispose](): Promise<void>;
   [Symbol.iterator](): Iterator<Hold>;
@@ -110,7 +110,7 @@ export class Holds implements AsyncDisposable, Iterable<Hold> {
 export class LockscopeError extends Error {}
 /** The lock could not be acquired in time. */
 export class LockTimeoutError extends LockscopeError {}
-/** The hold has ended, and not by its owner. */
+/** The hold has ended although its owner did not release it. */
 export class LockLostError extends LockscopeError {
   readonly lock: string;
   readonly reason: string;

@@ -14,13 +14,13 @@ import {
 import { Grant, boot } from "./grant.js";
 
 const RETRY_PAUSE = 100;
-/** The limit for the wait for an agent that is not there. */
+/** The longest wait for an agent that is not running. */
 const CONNECT_LIMIT = 30_000;
-/** What a connection gets to begin, however short the wait is: the agent may take that long to answer. */
+/** The shortest time limit for opening a connection, however short the wait is: the agent may take this long to answer. */
 const LEAST_LIMIT = 2000;
 /**
- * How much later than its limit the reply to a wait may come. Redis may leave the last attempt, and then the release of what it
- * acquired, without an answer for two seconds each.
+ * The time after its limit within which the reply to a wait must arrive. Redis may leave the last attempt unanswered for two
+ * seconds, and then the release of what it acquired for another two.
  */
 const ANSWER_MARGIN = 5000;
 /** Renewed deadlines are read again after this part of the remaining validity. */
@@ -32,8 +32,8 @@ const isGone = (error) => error instanceof ErrorReply && ["LOST", "NOTHELD"].inc
 const isDisconnected = (error) => error instanceof Disconnected;
 
 /**
- * One owner's connection to the agent, and what outlives it. Replies on a connection keep the order of its commands, so
- * owners that wait do not share one.
+ * One owner's connection to the agent, and the state that outlives it. Replies on a connection keep the order of its
+ * commands, so owners that wait do not share a connection.
  */
 export class Session {
   owner = null;
@@ -43,7 +43,7 @@ export class Session {
   #connection = null;
   #id = null;
   #secret = "";
-  #proven = 0; // the last instant at which the agent surely had this session
+  #proven = 0; // the last instant at which the agent certainly had this session
   #uncertain = false; // a command went unanswered: the agent may have holds unknown here
   #grants = new Map();
   #queue = Promise.resolve(); // commands run one after another
@@ -63,7 +63,7 @@ export class Session {
     return this.#users === 0 && this.#grants.size === 0 && !this.#uncertain;
   }
 
-  /** Runs work once everything before it has ended. Fails if that `arrival` does. */
+  /** Runs work once all work before it has ended. Fails if `arrival` fails. */
   async #turn(work, arrival = (before) => before) {
     this.#users += 1;
     this.#connection?.keepsProcess(true);
@@ -89,7 +89,7 @@ export class Session {
     };
     let rest;
     try {
-      // Work that was interrupted leaves the rest of it, which keeps the turn.
+      // Interrupted work may pass on a remainder, which keeps the turn.
       return await work((remainder) => (rest = remainder));
     } finally {
       if (rest === undefined) end();
@@ -98,10 +98,10 @@ export class Session {
   }
 
   #background(work) {
-    this.#turn(work).catch(() => {}); // Callers learn of losses by the grants.
+    this.#turn(work).catch(() => {}); // The grants report losses to callers.
   }
 
-  /** Acquires the locks, or reenters them: one by its name, or all of several. */
+  /** Acquires or reenters one lock, or all of several locks. */
   lock(names, kind, { wait, lease, signal }, several = false) {
     if (wait === Infinity) wait = undefined;
     const end = wait === undefined ? Infinity : boot() + wait;
@@ -141,7 +141,7 @@ export class Session {
           } else if (!(error instanceof ErrorReply)) throw error;
           else if (error.code === "DRAINING" && boot() < end) await pause(signal);
           else if (error.code === "LOST") {
-            // Without a hold it was granted and lost before the agent could report it: the wait goes on.
+            // If the owner had no hold, the lock was granted and lost before the agent could report it: the wait goes on.
             if (known.length > 0) throw new LockLostError(known[0].name, error.message);
           } else throw fromReply(error);
         }
@@ -151,8 +151,8 @@ export class Session {
   }
 
   /**
-   * Waits for the end of the session's command in progress, until the signal or the instant `end`. One that is no wait for a
-   * lock has `LEAST_LIMIT` at least.
+   * Waits for the session's current command to end, until the signal or the instant `end`. A command that does not wait for
+   * a lock is given at least `LEAST_LIMIT`.
    */
   async #arrival(before, end, signal, described) {
     signal?.throwIfAborted();
@@ -167,8 +167,8 @@ export class Session {
   }
 
   /**
-   * Releases grants that arrived after their deadline, or that a lost reply reported only in part. Returns whether there
-   * were any. Throws if an open hold was lost.
+   * Releases grants that arrived after their deadline, or that are left from a lost reply to a request for several locks.
+   * Returns whether there were any. Throws if an open hold was lost.
    */
   async #clear(known, several) {
     let cleared = false;
@@ -191,13 +191,13 @@ export class Session {
   #grantedAll(rows, lease, sent) {
     return [rows].flat().map((row) => {
       const grant = this.#granted(row, lease, sent);
-      // A reentry may find a fixed lease.
+      // A re-entry may find a fixed lease.
       if (lease === undefined && row.holds === 1) grant.watched = grant.deadline - boot();
       return grant;
     });
   }
 
-  /** Waits for a reply until the limit, or until the signal says that nobody is interested any more. */
+  /** Waits for a reply until the limit, or until the signal is aborted. */
   async #interruptible(reply, limit, signal) {
     reply.catch(() => {});
     let timer;
@@ -218,7 +218,7 @@ export class Session {
     }
   }
 
-  /** Closes a hold and releases what it had. */
+  /** Closes and releases a hold. */
   unlock(grant) {
     grant.handles -= 1;
     return this.#turn(() => this.#settle(grant));
@@ -227,7 +227,7 @@ export class Session {
   /** Sets a fixed lease from now, or returns the hold to renewal. */
   async extend(grant, lease) {
     const millis = Math.floor(lease);
-    // The agent would take it for a return to renewal.
+    // The agent would understand it as a return to renewal.
     if (millis === 0 && lease !== 0) throw new RejectedError("LIMIT", "LIMIT a lease must be at least 100 ms");
     return this.#turn(async () => {
       await this.#connect(boot() + REPLY_LIMIT);
@@ -237,10 +237,10 @@ export class Session {
       try {
         const valid = await this.#call("EXTEND", grant.name, millis, "KIND", grant.kind, "IN", this.#id);
         grant.renewed = millis === 0;
-        if (grant.held) grant.deadline = sent + valid; // A deadline that has passed stays passed.
+        if (grant.held) grant.deadline = sent + valid; // A hold whose deadline has passed stays lost.
         else throw grant.lost;
       } catch (error) {
-        // Redis may have set it although it has not answered.
+        // Redis may have set the lease although it has not answered.
         const unsure = isDisconnected(error) || error.code === "UNAVAILABLE";
         if (unsure) grant.deadline = Math.min(grant.deadline, grant.ceiling);
         if (isDisconnected(error)) throw new UnavailableError(`could not extend ${grant.name}: ${error.message}`);
@@ -255,7 +255,7 @@ export class Session {
     });
   }
 
-  /** Ends the session and everything it holds. */
+  /** Ends the session and all its holds. */
   async close() {
     this.#closing = true;
     clearTimeout(this.#timer);
@@ -263,7 +263,7 @@ export class Session {
     this.#grants.clear();
     const connection = this.#connection;
     if (connection === null) return;
-    // The agent reads QUIT once a wait that is under way has ended.
+    // The agent reads QUIT only after a wait in progress has ended.
     if (this.#running > 0) callOnce(this.#path, "CANCEL", this.#id, this.#secret).catch(() => {});
     await connection.quit();
   }
@@ -283,7 +283,7 @@ export class Session {
     return grant;
   }
 
-  /** Releases what the agent has beyond the open holds. */
+  /** Releases the holds that the agent has beyond those open here. */
   async #settle(grant) {
     try {
       while (grant.surplus) {
@@ -300,7 +300,7 @@ export class Session {
             grant.count = 0;
             grant.lose(error.message);
           } else if (error.code === "UNAVAILABLE") {
-            grant.count -= 1; // It is not this owner's any more: the agent keeps trying to release it.
+            grant.count -= 1; // This owner no longer holds it: the agent keeps trying to release it.
           } else throw fromReply(error);
         }
       }
@@ -314,7 +314,7 @@ export class Session {
     if (grant.surplus) this.#background(() => this.#settle(grant));
   }
 
-  /** Ends a wait that nobody is interested in any more, and releases what it was granted. */
+  /** Ends an abandoned wait, and releases what it was granted. */
   async #withdraw(connection, reply, lease, sent) {
     try {
       await callOnce(this.#path, "CANCEL", this.#id, this.#secret);
@@ -373,7 +373,7 @@ export class Session {
     }
   }
 
-  /** Tries once, until the signal or the instant `end`, but for at least `LEAST_LIMIT`. */
+  /** Tries once to connect, until the signal or the instant `end`, but for at least `LEAST_LIMIT`. */
   async #open(end, signal) {
     const connection = await Connection.open(
       this.#path,
@@ -436,10 +436,10 @@ export class Session {
         continue;
       }
       grant.count = row.holds;
-      if (grant.held) grant.deadline = deadline(row, sent); // A deadline that has passed stays passed.
+      if (grant.held) grant.deadline = deadline(row, sent); // A hold whose deadline has passed stays lost.
       grant.warn(false);
     }
-    // Granted by a LOCK whose reply was lost. Its caller finds it here; otherwise it is released.
+    // These were granted by a LOCK whose reply was lost. The caller finds them here; otherwise they are released.
     for (const row of listed.values()) this.#granted(row, undefined, sent);
     for (const grant of this.#grants.values()) this.#settleLater(grant);
     this.#arm();
@@ -490,7 +490,7 @@ export class Session {
     }
   }
 
-  /** Sets the timer for the next deadline or the next look at renewed ones. */
+  /** Sets the timer for the next deadline, or for the next reading of renewed ones. */
   #arm() {
     clearTimeout(this.#timer);
     const live = [...this.#grants.values()].filter((grant) => grant.lost === null);
@@ -533,14 +533,14 @@ export class Session {
   #renewed(row, sent) {
     const grant = this.#grants.get(key(row.lock, row.kind));
     if (grant?.holder !== row.holder || this.#connection === null) return;
-    if (grant.held) grant.deadline = deadline(row, sent); // A deadline that has passed stays passed.
+    if (grant.held) grant.deadline = deadline(row, sent); // A hold whose deadline has passed stays lost.
   }
 }
 
 /**
- * Returns the milliseconds of the boot clock until which the agent guarantees a hold, by the reply to a command sent at the
- * instant `sent`. Where /proc/uptime is not the host's, as under lxcfs, the instant of the agent's clock means nothing here,
- * but the time that it states does.
+ * Returns the milliseconds of the boot clock until which the agent guarantees a hold, according to the reply to a command
+ * sent at the instant `sent`. Where /proc/uptime is not the host's, as under lxcfs, an instant of the agent's clock means
+ * nothing here, but the validity in the reply does.
  */
 function deadline(row, sent) {
   return Math.min(row.valid_until_ns / 1e6, sent + (row.waited_ms ?? 0) + row.valid_ms);
