@@ -6,7 +6,7 @@
     with agent.lock("orders:42", wait=60) as hold:
         hold.check()
 
-`lockscope.aio` has the same for asyncio.
+`lockscope.aio` has the same classes for asyncio.
 """
 
 from ._errors import Deadlock, Draining, LockLost, LockscopeError, LockTimeout, Rejected, Unavailable

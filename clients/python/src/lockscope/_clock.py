@@ -6,5 +6,5 @@ _BOOT = getattr(time, "CLOCK_BOOTTIME", time.CLOCK_MONOTONIC)
 
 
 def boot() -> float:
-    """Returns the seconds since the host booted, including suspend (`CLOCK_BOOTTIME`)."""
+    """Return the seconds since the host booted, including suspend (`CLOCK_BOOTTIME`)."""
     return time.clock_gettime(_BOOT)

@@ -27,9 +27,9 @@ class _Incomplete(Exception):
 
 
 def encode(words: Tuple[Word, ...]) -> bytes:
-    """Returns a command's bytes. Text is UTF-8; surrogate escapes stand for other bytes.
+    """Return a command's bytes. Text is encoded in UTF-8; surrogate escapes represent other bytes.
 
-    Raises `Rejected` for a word, such as the name of a lock, that has other surrogates.
+    Raise `Rejected` for a word, such as the name of a lock, that has other surrogates.
     """
     parts = [b"*%d\r\n" % len(words)]
     for word in words:
@@ -42,14 +42,14 @@ def encode(words: Tuple[Word, ...]) -> bytes:
 
 
 class Parser:
-    """Parses RESP2 and RESP3 as it arrives."""
+    """A parser of RESP2 and RESP3 data as it arrives."""
 
     def __init__(self) -> None:
         self._buffer = b""
         self._at = 0
 
     def feed(self, data: bytes) -> List[Any]:
-        """Returns the values that are complete with these bytes."""
+        """Return the values that are complete with these bytes."""
         self._buffer += data
         self._at = done = 0
         values = []
@@ -120,7 +120,7 @@ class Connection(asyncio.Protocol):
     async def open(
         cls, path: str, on_push: Callable[[Push], None], on_close: Callable[["Connection"], None]
     ) -> "Connection":
-        """Connects to a Unix socket."""
+        """Connect to a Unix socket."""
         loop = asyncio.get_running_loop()
         connection = cls(on_push, on_close)
         sock = socket.socket(socket.AF_UNIX, socket.SOCK_STREAM)
@@ -160,12 +160,12 @@ class Connection(asyncio.Protocol):
         for reply in self._replies:
             if not reply.done():
                 reply.set_exception(Disconnected(exc))
-                reply.exception()  # A reply that nobody awaits is not an error.
+                reply.exception()  # This keeps asyncio from reporting replies that nobody awaits.
         self._replies.clear()
         self._on_close(self)
 
     def send(self, *words: Word) -> "asyncio.Future[Any]":
-        """Sends a command and returns its reply to come."""
+        """Send a command and return a future of its reply."""
         data = encode(words)
         reply = asyncio.get_running_loop().create_future()
         if self.closed or self._transport is None:
@@ -176,9 +176,9 @@ class Connection(asyncio.Protocol):
         return reply
 
     async def call(self, *words: Word, limit: Optional[float] = None) -> Any:
-        """Sends a command and waits for its reply, for at most `limit` seconds.
+        """Send a command and wait for its reply, for at most `limit` seconds.
 
-        Without a reply in time, or when cancelled, it closes the connection: nobody can say what became of the command.
+        Close the connection if no reply arrives in time, or on cancellation: the effect of the command is then unknown.
         """
         reply = self.send(*words)
         try:
@@ -191,12 +191,12 @@ class Connection(asyncio.Protocol):
             raise
 
     def abort(self) -> None:
-        """Closes the connection at once."""
+        """Close the connection at once."""
         if self._transport is not None:
             self._transport.abort()
 
     def abandon(self) -> None:
-        """Closes a forked child's copy of the socket, without a word to the agent or to the event loop."""
+        """Close a forked child's copy of the socket without involving the agent or the event loop."""
         self.closed = True
         if self.socket is not None:
             self.socket.close()

@@ -12,7 +12,7 @@ class LockTimeout(LockscopeError, TimeoutError):
 
 
 class LockLost(LockscopeError):
-    """The hold has ended, and not by its owner: nothing may be written under it any more."""
+    """The hold has ended although its owner did not release it: write nothing more under it."""
 
     def __init__(self, name: str, reason: str) -> None:
         super().__init__(f"lost {name}: {reason}")
@@ -37,7 +37,7 @@ class Rejected(LockscopeError):
 
 
 class Deadlock(Rejected):
-    """This owner would wait for itself, or it and others for each other, indefinitely."""
+    """This owner would wait forever for itself, or it and other owners for each other."""
 
 
 class Disconnected(Exception):
@@ -48,7 +48,7 @@ class Disconnected(Exception):
 
 
 def from_reply(message: str) -> LockscopeError:
-    """Returns the exception for an error reply."""
+    """Return the exception for an error reply."""
     code = message.split(" ", 1)[0]
     if code == "UNAVAILABLE":
         return Unavailable(message)

@@ -1,4 +1,4 @@
-"""Parts that the synchronous and the asynchronous holds share."""
+"""The parts that the synchronous and the asynchronous holds share."""
 
 import os
 import threading
@@ -13,7 +13,7 @@ KINDS = ("lock", "fair", "read", "write", "fenced", "red")
 
 
 def socket_path(given: "Optional[str | os.PathLike[str]]") -> str:
-    """Returns the given path, else `LOCKSCOPE_SOCKET`, else the usual one."""
+    """Return the given path, else `LOCKSCOPE_SOCKET`, else the usual one."""
     if given is not None:
         return os.fspath(given)
     named = os.environ.get("LOCKSCOPE_SOCKET")
@@ -63,12 +63,12 @@ class BaseHold:
 
     @property
     def held(self) -> bool:
-        """Reports whether the hold is certain. After a loss, a release or the deadline it never is again."""
+        """Return whether the hold is certain. After a loss, a release or the deadline, it never is again."""
         return not self._released and self._grant.held
 
     @property
     def at_risk(self) -> bool:
-        """Reports whether renewals are failing while the hold is still valid. Start nothing new meanwhile."""
+        """Return whether renewals are failing while the hold is still valid. Start no new work meanwhile."""
         return self.held and self._grant.at_risk
 
     @property
@@ -78,7 +78,7 @@ class BaseHold:
 
     @property
     def lost_reason(self) -> Optional[str]:
-        """The reason of the loss, None unless it was lost."""
+        """The reason for the loss, None unless the hold was lost."""
         return self._grant.reason
 
     @property
@@ -87,24 +87,24 @@ class BaseHold:
         return self._grant.deadline
 
     def remaining(self) -> float:
-        """Returns for how many seconds the hold is certain, 0 once it is not."""
+        """Return the number of seconds for which the hold is certain, 0 once it is uncertain."""
         return max(0.0, self._grant.deadline - boot()) if self.held else 0.0
 
     def check(self) -> None:
-        """Raises `LockLost` unless the hold is certain. Costs no round trip."""
+        """Raise `LockLost` unless the hold is certain. This costs no round trip."""
         if self._released:
             raise LockLost(self.name, "it was released")
         if not self._grant.held:
             raise LockLost(self.name, self._grant.reason or "")
 
     def on_lost(self, listener: Callable[[], None]) -> None:
-        """Calls `listener` once when the hold is lost, at once if it already is. It must not block."""
+        """Call `listener` once when the hold is lost, or at once if it is already lost. It must not block."""
         self._grant.on_lost.append(listener)
         if self._grant.reason is not None:
             listener()
 
     def on_risk(self, listener: Callable[[], None]) -> None:
-        """Calls `listener` whenever the hold becomes at risk. It must not block."""
+        """Call `listener` whenever the hold becomes at risk. It must not block."""
         self._grant.on_risk.append(listener)
 
 
@@ -112,7 +112,7 @@ AnyHold = TypeVar("AnyHold", bound=BaseHold)
 
 
 class BaseHolds(Generic[AnyHold]):
-    """Several locks that were acquired together: an iterable of holds, in the order in which names were given."""
+    """Several locks that were acquired together: an iterable of holds, in the order in which their names were given."""
 
     def __init__(self, holds: Sequence[AnyHold]) -> None:
         self._holds: List[AnyHold] = list(holds)
@@ -128,19 +128,19 @@ class BaseHolds(Generic[AnyHold]):
 
     @property
     def held(self) -> bool:
-        """Reports whether every hold is certain."""
+        """Return whether every hold is certain."""
         return all([hold.held for hold in self])
 
     def remaining(self) -> float:
-        """Returns for how many seconds all of them are certain, 0 once one is not."""
+        """Return the number of seconds for which all holds are certain, 0 once one is uncertain."""
         return min(hold.remaining() for hold in self)
 
     def check(self) -> None:
-        """Raises `LockLost` unless every hold is certain. Costs no round trip."""
+        """Raise `LockLost` unless every hold is certain. This costs no round trip."""
         for hold in self:
             hold.check()
 
     def on_lost(self, listener: Callable[[], None]) -> None:
-        """Calls `listener` for each of them that is lost. It must not block."""
+        """Call `listener` for each hold that is lost. It must not block."""
         for hold in self:
             hold.on_lost(listener)

@@ -17,12 +17,12 @@ from ._errors import Disconnected, LockLost, LockTimeout, LockscopeError, Unavai
 
 #: The time limit for replies that do not wait for a lock. The agent itself answers within about two seconds.
 REPLY_LIMIT = 10.0
-#: The longest time for which a lock waits for an agent that is not there.
+#: The longest wait for an agent that is not running.
 CONNECT_LIMIT = 30.0
-#: The time that an agent has to answer in a wait that ends sooner.
+#: The time that the agent has to answer even if the wait ends sooner.
 ANSWER_TIME = 3.0
-#: How much later than its limit the reply to a wait may come. Redis may leave the last attempt, and then the release of what
-#: it acquired, without an answer for two seconds each.
+#: The time after its limit within which the reply to a wait must arrive. Redis may leave the last attempt unanswered
+#: for two seconds, and then the release of what it acquired for another two.
 ANSWER_MARGIN = 5.0
 RETRY_PAUSE = 0.1
 #: Renewed deadlines are read again after this part of the remaining validity.
@@ -39,7 +39,7 @@ Listener = Callable[[], None]
 
 
 class Grant:
-    """One possession of a lock, shared by the handles of an owner that reentered it."""
+    """A granted lock, shared by the handles of an owner that reentered it."""
 
     def __init__(self, name: str, kind: str, holder: str, token: Optional[int], renewed: bool) -> None:
         self.name = name
@@ -49,9 +49,9 @@ class Grant:
         self.renewed = renewed
         #: The instant on the boot clock at which the hold ends unless it is renewed.
         self.deadline = 0.0
-        #: No deadline read meanwhile is later: a shorter lease may have begun.
+        #: The latest deadline that counts while a new, perhaps shorter lease is being set.
         self.latest = math.inf
-        #: For how long the agent's own lease is valid, as far as is known.
+        #: The time for which the agent's own lease is valid, as far as is known.
         self.watched = REPLY_LIMIT
         #: The number of holds at the agent, and the number of open handles here.
         self.count = 0
@@ -65,7 +65,7 @@ class Grant:
 
     @property
     def held(self) -> bool:
-        """Reports whether the hold is certain. Once it is not, it never is again."""
+        """Return whether the hold is certain. Once it is uncertain, it remains so."""
         if self.reason is None and boot() >= self.deadline:
             self.lose("its deadline has passed")
         return self.reason is None
@@ -79,7 +79,7 @@ class Grant:
         self._tell(self.on_lost)
 
     def lose_in_child(self) -> None:
-        """Ends it in a forked child, where locks and threads of the parent cannot be relied on."""
+        """End the grant in a forked child, which cannot rely on locks and threads of the parent."""
         self.reason = "this process is a fork of the holder"
         self.lost = threading.Event()
         self.lost.set()
@@ -90,7 +90,7 @@ class Grant:
             self._tell(self.on_risk)
 
     def _tell(self, listeners: List[Listener]) -> None:
-        """Calls each of them. What they raise is logged, since no caller here could handle it."""
+        """Call each listener. Log their exceptions, because no caller here could handle them."""
         for listener in list(listeners):
             try:
                 listener()
@@ -99,7 +99,7 @@ class Grant:
 
 
 class Session:
-    """A connection to the agent, and what outlives it."""
+    """A connection to the agent, and the state that outlives it."""
 
     def __init__(self, path: str, grace: float, on_idle: "Callable[[Session], None]") -> None:
         self._path = path
@@ -111,19 +111,19 @@ class Session:
         self._timer: Optional[asyncio.TimerHandle] = None
         self._tasks: "set[asyncio.Task[None]]" = set()
         self._closing = False
-        #: The command in progress is a wait for a lock.
+        #: True while the command in progress waits for a lock.
         self._waiting = False
-        #: The last instant at which the agent surely had this session, on the boot clock.
+        #: The last instant at which the agent certainly had this session, on the boot clock.
         self._proven = 0.0
-        #: A command went unanswered, so that the agent may have holds unknown here.
+        #: True after a command went unanswered, so that the agent may have holds unknown here.
         self._uncertain = False
         self.grants: Dict[Key, Grant] = {}
-        #: The owner served, and the callback for a session that is free for another one.
+        #: The owner that this session serves, and the callback for a session that is free for another owner.
         self.owner: Optional[object] = None
         self._on_idle = on_idle
-        #: Calls in progress. A session with neither calls nor grants may serve another owner.
+        #: The number of calls in progress. A session with neither calls nor grants may serve another owner.
         self._users = 0
-        #: This process is a fork of the session's.
+        #: True in a fork of the session's process.
         self.abandoned = False
 
     @property
@@ -146,7 +146,7 @@ class Session:
             self._on_idle(self)
 
     async def lock(self, name: str, kind: str, wait: Optional[float], lease: Optional[float]) -> Grant:
-        """Acquires the lock, or reenters it."""
+        """Acquire or reenter the lock."""
         with self._used():
             (grant,) = await self._lock([name], False, kind, wait, lease)
             return grant
@@ -154,7 +154,7 @@ class Session:
     async def lock_all(
         self, names: List[str], kind: str, wait: Optional[float], lease: Optional[float]
     ) -> List[Grant]:
-        """Acquires or reenters all of the locks, or none."""
+        """Acquire or reenter all of the locks or none."""
         with self._used():
             return await self._lock(names, True, kind, wait, lease)
 
@@ -208,7 +208,7 @@ class Session:
                     if error.code == "LOST":
                         if known:
                             raise LockLost(known[0].name, str(error)) from None
-                        continue  # Granted and lost before the agent could report it: the wait goes on.
+                        continue  # The lock was granted and lost before the agent could report it: the wait goes on.
                     raise from_reply(str(error)) from None
                 self._proven = sent
                 if self._closing:
@@ -229,7 +229,7 @@ class Session:
                 withdrawal.add_done_callback(self._withdrawn)
 
     async def _turn(self, end: Optional[float], described: str) -> None:
-        """Waits for the end of the session's command in progress."""
+        """Wait for the session's current command to end."""
         if end is None or not self._mutex.locked():
             await self._mutex.acquire()
             return
@@ -242,9 +242,9 @@ class Session:
             raise Unavailable(f"could not acquire {described}: no reply from the agent to an earlier command") from None
 
     async def _clear(self, known: List[Grant], several: bool) -> bool:
-        """Releases grants that arrived after their deadline, or that a lost reply reported only in part.
+        """Release grants that arrived after their deadline, or that are left from a lost reply for several locks.
 
-        Returns whether there were any. Fails if an open hold was lost.
+        Return whether there were any. Raise `LockLost` if an open hold was lost.
         """
         cleared = False
         for grant in known:
@@ -257,7 +257,7 @@ class Session:
         return cleared
 
     async def unlock(self, grant: Grant) -> None:
-        """Closes a handle and releases what it had, also when cancelled."""
+        """Close a handle and release its hold, even when cancelled."""
         grant.handles -= 1
         with self._used():
             try:
@@ -271,8 +271,8 @@ class Session:
                 self._mutex.release()
 
     async def extend(self, grant: Grant, lease: Optional[float]) -> None:
-        """Sets a fixed lease from now, or returns the hold to the watchdog."""
-        if lease is not None and _ms(lease) == 0:  # The agent would take it for a return to renewal.
+        """Set a fixed lease from now, or return the hold to the watchdog."""
+        if lease is not None and _ms(lease) == 0:  # The agent would understand it as a return to renewal.
             raise from_reply("LIMIT a lease must be at least 0.1 s")
         async with self._mutex:
             await self._connect(boot() + REPLY_LIMIT)
@@ -288,10 +288,10 @@ class Session:
                     grant.lose(str(error))
                     raise LockLost(grant.name, str(error)) from None
                 if error.code != "UNAVAILABLE":
-                    grant.deadline = before  # The agent refused, so the old lease goes on.
+                    grant.deadline = before  # The agent refused, so the old lease continues.
                 raise from_reply(str(error)) from None
             else:
-                if not grant.held:  # A deadline that has passed stays passed.
+                if not grant.held:  # A hold whose deadline has passed stays lost.
                     raise LockLost(grant.name, grant.reason or "")
                 grant.renewed = not lease
                 grant.deadline = sent + valid / 1000
@@ -300,7 +300,7 @@ class Session:
                 self._arm()
 
     async def close(self) -> None:
-        """Ends the session and everything it holds."""
+        """End the session and all its holds."""
         self._closing = True
         if self._timer is not None:
             self._timer.cancel()
@@ -318,16 +318,16 @@ class Session:
             task.cancel()
 
     async def _quit(self, connection: Connection) -> None:
-        if self._mutex.locked():  # The owner may wait for a lock, and the reply to `QUIT` would wait for that.
+        if self._mutex.locked():  # The owner may wait for a lock; `QUIT` would be answered only afterwards.
             await one_call(self._path, "CANCEL", self._id or "", self._secret)
         await connection.call("QUIT")
 
     def close_soon(self) -> None:
-        """Ends a session that has no holds, in the background."""
+        """End a session that has no holds, in the background."""
         self._spawn(self.close())
 
     def abandon(self) -> None:
-        """Drops it in a forked child: the session stays the parent's."""
+        """Drop the session in a forked child: it remains the parent's."""
         self.abandoned = True
         for grant in self.grants.values():
             grant.lose_in_child()
@@ -350,13 +350,13 @@ class Session:
         granted = []
         for row in rows if isinstance(rows, list) else [rows]:
             grant = self._granted(row, kind, lease)
-            if lease is None and row["holds"] == 1:  # A reentry may find a fixed lease.
+            if lease is None and row["holds"] == 1:  # A re-entry may find a fixed lease.
                 grant.watched = grant.deadline - boot()
             granted.append(grant)
         return granted
 
     async def _settle(self, grant: Grant) -> None:
-        """Releases what the agent still has beyond the open handles."""
+        """Release the holds that the agent has beyond the open handles."""
         try:
             while grant.count > grant.handles:
                 if self._closing or (not grant.held and self._connection is None):
@@ -373,7 +373,7 @@ class Session:
                         grant.count = 0
                         grant.lose(str(error))
                     elif error.code == "UNAVAILABLE":
-                        grant.count -= 1  # It is not this owner's any more: the agent keeps trying to release it.
+                        grant.count -= 1  # This owner no longer holds it: the agent keeps trying to release it.
                     else:
                         raise from_reply(str(error)) from None
         finally:
@@ -387,7 +387,7 @@ class Session:
     async def _withdraw(
         self, reply: "asyncio.Future[Any]", kind: str, lease: Optional[float]
     ) -> None:
-        """Ends a wait that nobody is interested in any more, and releases what it was granted."""
+        """End an abandoned wait, and release what it was granted."""
         try:
             await one_call(self._path, "CANCEL", self._id or "", self._secret)
             rows = await asyncio.wait_for(asyncio.shield(reply), REPLY_LIMIT)
@@ -406,7 +406,7 @@ class Session:
     # The connection
 
     async def _call(self, *words: Word) -> Any:
-        """Runs a command that does not wait for a lock."""
+        """Run a command that does not wait for a lock."""
         assert self._connection is not None
         sent = boot()
         try:
@@ -418,7 +418,7 @@ class Session:
         return reply
 
     async def _connect(self, end: Optional[float]) -> None:
-        """Connects, or resumes the session, and retries until the instant `end`. Fails once the session was closed."""
+        """Connect, or resume the session, and retry until the instant `end`. Fail if the session is closed."""
         while self._closing or self._connection is None:
             if self._closing:
                 raise Unavailable(CLOSED)
@@ -471,19 +471,19 @@ class Session:
         return ("SESSION", "GRACE", _ms(self._grace), "PUSH", "on") if self._grace else ("SESSION", "PUSH", "on")
 
     def _take_over(self, rows: List[Dict[str, Any]]) -> None:
-        """Compares the grants with the agent's list of this session's holds."""
+        """Compare the grants with the agent's list of this session's holds."""
         listed = {row["holder"]: row for row in rows}
         for grant in list(self.grants.values()):
             row = listed.pop(grant.holder, None)
             if row is None:
                 grant.count = 0
                 grant.lose("the agent does not hold it any more")
-            elif grant.held:  # A deadline that has passed stays passed.
+            elif grant.held:  # A hold whose deadline has passed stays lost.
                 grant.count = row["holds"]
                 grant.deadline = _deadline(row)
                 grant.warn(False)
         for row in listed.values():
-            # Granted by a LOCK whose reply was lost. Its caller finds it here; otherwise it is released.
+            # It was granted by a LOCK whose reply was lost. The caller finds it here; otherwise it is released.
             self._granted(row, row["kind"], None)
         for grant in self.grants.values():
             if grant.count > grant.handles:
@@ -525,7 +525,7 @@ class Session:
             self._id = None
 
     async def _recover(self) -> None:
-        """Resumes the session for as long as something may be held."""
+        """Resume the session for as long as it may hold a lock."""
         end = max([boot(), *(grant.deadline for grant in self.grants.values())])
         if self._uncertain:
             end = max(end, self._proven + self._grace)
@@ -537,7 +537,7 @@ class Session:
         self._check_idle()
 
     def _end(self, reason: str) -> None:
-        """Gives up a session that cannot be resumed."""
+        """Give up a session that cannot be resumed."""
         self._id, self._uncertain = None, False
         for grant in self.grants.values():
             grant.count = 0
@@ -546,7 +546,7 @@ class Session:
     # Deadlines
 
     def _arm(self) -> None:
-        """Sets the timer for the next deadline or the next look at renewed ones."""
+        """Set the timer for the next deadline, or for the next reading of renewed ones."""
         if self._timer is not None:
             self._timer.cancel()
             self._timer = None
@@ -558,7 +558,7 @@ class Session:
             self._timer = asyncio.get_running_loop().call_later(pause, lambda: self._spawn(self._tend()))
 
     async def _tend(self) -> None:
-        """Ends holds whose deadline has passed, and reads the deadlines of the others."""
+        """End holds whose deadline has passed, and read the deadlines of the others."""
         try:
             if any([grant.held and grant.renewed for grant in self.grants.values()]) and self._connection is not None:
                 if self._mutex.locked():  # The owner waits for another lock, and replies keep their order.
@@ -601,7 +601,7 @@ class Session:
 
 
 async def one_call(path: str, *words: Word) -> Any:
-    """Runs one command on a connection of its own."""
+    """Run one command on a separate connection."""
     connection = await Connection.open(path, lambda _: None, lambda _: None)
     try:
         connection.send("HELLO", 3)
@@ -611,7 +611,7 @@ async def one_call(path: str, *words: Word) -> Any:
 
 
 def _deadline(row: Dict[str, Any]) -> float:
-    """Returns the seconds of the boot clock until which the agent guarantees a hold."""
+    """Return the seconds of the boot clock until which the agent guarantees a hold."""
     return row["valid_until_ns"] / 1e9
 
 

@@ -1,4 +1,4 @@
-"""Locks for threads. Each thread is an owner of its own: threads exclude each other, and a thread can reenter its locks."""
+"""Locks for threads. Each thread is a separate owner: threads exclude each other and can reenter their own locks."""
 
 import asyncio
 import atexit
@@ -23,7 +23,7 @@ _abandoned: List["_Engine"] = []
 
 
 class _Owner:
-    """Stands for a thread."""
+    """The owner that represents a thread."""
 
 
 class _Call(Generic[T]):
@@ -36,12 +36,13 @@ class _Call(Generic[T]):
         self._results: List[T] = []
         self.error: Optional[BaseException] = None
         self.done = False
-        # A lock that the end of the work opens. A wait for it, unlike one for a condition, can be interrupted anywhere.
+        # A lock that is released when the work ends. Unlike a wait for a condition, a wait for it can be interrupted
+        # anywhere.
         self._ended = threading.Lock()
         self._ended.acquire()
 
     def result(self) -> T:
-        """Waits for the end of the work."""
+        """Wait for the end of the work."""
         self._ended.acquire()
         if self.error is not None:
             raise self.error
@@ -61,11 +62,11 @@ class _Call(Generic[T]):
         self._ended.release()
 
     def drop(self) -> None:
-        """Ends work that was not started."""
+        """End work that was not started."""
         self._work.close()
 
     def abandon(self, undo: Callable[[T], Awaitable[None]]) -> None:
-        """Cancels the work, and undoes it if it was finished nonetheless."""
+        """Cancel the work, and undo it if it finished nonetheless."""
 
         def ended(task: "asyncio.Task[T]") -> None:
             if not task.cancelled() and task.exception() is None:
@@ -79,7 +80,7 @@ class _Call(Generic[T]):
 
 
 async def _release(acquired: "Union[aio.Hold, aio.Holds]") -> None:
-    """Releases what nobody collected."""
+    """Release a hold that no caller received."""
     try:
         await acquired.release()
     except LockscopeError:
@@ -87,7 +88,7 @@ async def _release(acquired: "Union[aio.Hold, aio.Holds]") -> None:
 
 
 class _Engine:
-    """An event loop in a thread of its own, and its agent."""
+    """An event loop in a separate thread, and its agent."""
 
     def __init__(self, path: str, grace: float) -> None:
         self.pid = os.getpid()
@@ -103,7 +104,7 @@ class _Engine:
         weakref.finalize(self, _forget, self._loop, self.agent, self.pid).atexit = False
 
     def run(self, work: "Coroutine[Any, Any, T]") -> T:
-        """Waits for the work, which goes on if that is interrupted."""
+        """Wait for the work, which continues if the wait is interrupted."""
         call = _Call(work)
         self.submit(call)
         return call.result()
@@ -111,9 +112,9 @@ class _Engine:
     def collect(
         self, work: "Coroutine[Any, Any, T]", to: Callable[[T], U], undo: Callable[[T], Awaitable[None]]
     ) -> U:
-        """Waits for the work and passes its result on.
+        """Wait for the work and pass its result on.
 
-        An exception from a signal, such as Ctrl-C, may arrive at any moment of that, also when the work has been done.
+        An exception from a signal, such as Ctrl-C, may arrive at any moment meanwhile, even after the work has ended.
         """
         call = _Call(work)
         try:
@@ -127,7 +128,7 @@ class _Engine:
             raise
 
     def close(self) -> None:
-        """Closes the agent. Calls in progress and later ones fail."""
+        """Close the agent. Calls in progress and later ones fail."""
         with self._submitting:
             if not self.closed:
                 self.closed = True
@@ -135,7 +136,7 @@ class _Engine:
         self._thread.join()
 
     def submit(self, call: "_Call[T]") -> None:
-        """Starts the work, unless it was started before."""
+        """Start the work, unless it was started before."""
         with self._submitting:
             if self.closed:
                 call.drop()
@@ -144,7 +145,7 @@ class _Engine:
 
 
 def _serve(loop: asyncio.AbstractEventLoop) -> None:
-    """Runs an event loop until it is stopped, and ends what still runs on it."""
+    """Run an event loop until it is stopped, and cancel the tasks that still run on it."""
     try:
         loop.run_forever()
         loop.run_until_complete(_end_others())
@@ -163,13 +164,13 @@ async def _end_others() -> None:
 
 
 def _close(agent: aio.Agent) -> None:
-    """Closes the agent, then stops the event loop, on which this is called."""
+    """Close the agent, then stop the event loop, on which this function is called."""
     loop = asyncio.get_running_loop()
     loop.create_task(agent.close()).add_done_callback(lambda _: loop.stop())
 
 
 def _forget(loop: asyncio.AbstractEventLoop, agent: aio.Agent, pid: int) -> None:
-    """Closes an agent that nobody refers to any more. What it still holds stays held."""
+    """Close an agent that is no longer referenced, unless it still holds a lock."""
     try:
         if os.getpid() == pid:
             loop.call_soon_threadsafe(_close_unless_held, agent)
@@ -190,14 +191,14 @@ class Hold(BaseHold):
         self._engine = engine
 
     def extend(self, lease: Optional[float]) -> None:
-        """Sets a fixed lease of this many seconds from now and ends renewal; None returns to renewal."""
+        """Set a fixed lease of this many seconds from now and end renewal; None returns to renewal."""
         self.check()
         self._engine.run(self._session.extend(self._grant, lease))
 
     def release(self) -> None:
-        """Releases the hold. Raises `LockLost` if it was lost before. Further calls do nothing.
+        """Release the hold. Raise `LockLost` if it was lost before. Further calls do nothing.
 
-        In a forked child it does nothing: the hold is the parent's.
+        In a forked child, this does nothing: the hold belongs to the parent.
         """
         if self._released or self._engine.pid != os.getpid():
             return
@@ -224,7 +225,7 @@ class Hold(BaseHold):
         except LockscopeError:
             if error is None:
                 raise
-        except BaseException:  # Of a signal, perhaps before the release began. A second one does nothing.
+        except BaseException:  # From a signal, perhaps before the release began. A second release does nothing.
             with contextlib.suppress(LockscopeError):
                 self.release()
             raise
@@ -234,7 +235,7 @@ class Holds(BaseHolds[Hold]):
     """Several locks that were acquired together: a context manager that releases them."""
 
     def release(self) -> None:
-        """Releases all of them, and raises the first error afterwards, but that of a signal before all others."""
+        """Release all holds, then raise the first error; one from a signal takes precedence."""
         failures: List[BaseException] = []
         for hold in self:
             try:
@@ -255,7 +256,7 @@ class Holds(BaseHolds[Hold]):
         except LockscopeError:
             if error is None:
                 raise
-        except BaseException:  # Of a signal, perhaps before the release began. A second one does nothing.
+        except BaseException:  # From a signal, perhaps before the release began. A second release does nothing.
             with contextlib.suppress(LockscopeError):
                 self.release()
             raise
@@ -265,9 +266,10 @@ class Agent:
     """The agent of this host. One object serves all threads of a process."""
 
     def __init__(self, socket: "Optional[Union[str, os.PathLike[str]]]" = None, *, grace: float = aio.GRACE) -> None:
-        """`socket` defaults to `LOCKSCOPE_SOCKET`, else `/run/lockscope/agent.sock`.
+        """Create an agent object. `socket` defaults to `LOCKSCOPE_SOCKET`, else `/run/lockscope/agent.sock`.
 
-        `grace` is how many seconds holds outlive a lost connection or a restart of the agent; 0 disables that.
+        `grace` is the number of seconds for which holds outlive a lost connection or a restart of the agent; 0 disables
+        this.
         """
         self._path = socket_path(socket)
         self._grace = grace
@@ -280,11 +282,11 @@ class Agent:
     def lock(
         self, name: str, *, wait: Optional[float] = None, kind: str = "lock", lease: Optional[float] = None
     ) -> Hold:
-        """Acquires a lock, or reenters it: `with agent.lock("orders:42", wait=60) as hold`.
+        """Acquire or reenter a lock: `with agent.lock("orders:42", wait=60) as hold`.
 
-        `wait` is in seconds; None waits for as long as it takes. `kind` is `lock`, `fair`, `read`, `write`, `fenced`
-        or `red`. With `lease`, in seconds, nothing renews the hold. Raises `LockTimeout` when the wait is over,
-        `Unavailable` when the agent or Redis cannot be reached, and `Rejected` when the agent refuses.
+        `wait` is in seconds; None sets no limit. `kind` is `lock`, `fair`, `read`, `write`, `fenced` or `red`. With
+        `lease`, in seconds, nothing renews the hold. Raise `LockTimeout` when the wait is over, `Unavailable` when the
+        agent or Redis cannot be reached, and `Rejected` when the agent refuses.
         """
         engine = self._running()
         return engine.collect(
@@ -296,9 +298,10 @@ class Agent:
     def lock_all(
         self, names: Iterable[str], *, wait: Optional[float] = None, kind: str = "lock", lease: Optional[float] = None
     ) -> Holds:
-        """Acquires several locks, all or none: `with agent.lock_all(["a", "b"], wait=60) as holds`.
+        """Acquire all or none of several locks: `with agent.lock_all(["a", "b"], wait=60) as holds`.
 
-        Up to 64 names, each once. Whatever their order, calls of this kind never deadlock with each other.
+        There may be up to 64 names, each given once. Such calls never deadlock with each other, whatever the order of
+        the names.
         """
         engine = self._running()
         return engine.collect(
@@ -308,14 +311,14 @@ class Agent:
         )
 
     def try_lock(self, name: str, *, kind: str = "lock", lease: Optional[float] = None) -> Optional[Hold]:
-        """Acquires a lock if it is free, otherwise returns None."""
+        """Acquire a lock if it is free, otherwise return None."""
         try:
             return self.lock(name, wait=0, kind=kind, lease=lease)
         except LockTimeout:
             return None
 
     def close(self) -> None:
-        """Releases everything and closes the connections. Waits and later calls fail with `Unavailable`."""
+        """Release everything and close the connections. Waits and later calls fail with `Unavailable`."""
         with self._starting:
             self._closed = True
         if self._engine is not None:

@@ -1,4 +1,4 @@
-"""Locks for asyncio. Each task is an owner of its own: tasks exclude each other, and a task can reenter its locks."""
+"""Locks for asyncio. Each task is a separate owner: tasks exclude each other and can reenter their own locks."""
 
 import asyncio
 import os
@@ -11,7 +11,7 @@ from ._session import CLOSED, Session
 
 #: The number of connections without a hold that are kept for the next owner.
 SPARE_SESSIONS = 8
-#: How long a session outlives its connection, in seconds.
+#: The time for which a session outlives its connection, in seconds.
 GRACE = 60.0
 
 _agents: "weakref.WeakSet[Agent]" = weakref.WeakSet()
@@ -21,14 +21,14 @@ class Hold(BaseHold):
     """A hold of a lock: an asynchronous context manager that releases it."""
 
     async def extend(self, lease: Optional[float]) -> None:
-        """Sets a fixed lease of this many seconds from now and ends renewal; None returns to renewal."""
+        """Set a fixed lease of this many seconds from now and end renewal; None returns to renewal."""
         self.check()
         await self._session.extend(self._grant, lease)
 
     async def release(self) -> None:
-        """Releases the hold. Raises `LockLost` if it was lost before. Further calls do nothing.
+        """Release the hold. Raise `LockLost` if it was lost before. Further calls do nothing.
 
-        In a forked child it does nothing: the hold is the parent's.
+        In a forked child, this does nothing: the hold belongs to the parent.
         """
         if self._released or self._session.abandoned:
             return
@@ -52,7 +52,7 @@ class Holds(BaseHolds[Hold]):
     """Several locks that were acquired together: an asynchronous context manager that releases them."""
 
     async def release(self) -> None:
-        """Releases all of them, and raises the first error afterwards, but a cancellation before all others."""
+        """Release all holds, then raise the first error; a cancellation takes precedence."""
         failures: List[BaseException] = []
         for hold in self:
             try:
@@ -79,7 +79,7 @@ Acquired = TypeVar("Acquired", Hold, Holds)
 
 
 class _Acquisition(Generic[Acquired]):
-    """The result of `Agent.lock`: awaited it gives the hold, in `async with` it acquires and releases it."""
+    """The result of `Agent.lock`: `await` returns the hold, and `async with` acquires and releases it."""
 
     def __init__(self, work: Awaitable[Acquired]) -> None:
         self._work = work
@@ -101,9 +101,10 @@ class Agent:
     """The agent of this host, as seen from one event loop."""
 
     def __init__(self, socket: "Optional[Union[str, os.PathLike[str]]]" = None, *, grace: float = GRACE) -> None:
-        """`socket` defaults to `LOCKSCOPE_SOCKET`, else `/run/lockscope/agent.sock`.
+        """Create an agent object. `socket` defaults to `LOCKSCOPE_SOCKET`, else `/run/lockscope/agent.sock`.
 
-        `grace` is how many seconds holds outlive a lost connection or a restart of the agent; 0 disables that.
+        `grace` is the number of seconds for which holds outlive a lost connection or a restart of the agent; 0 disables
+        this.
         """
         self._path = socket_path(socket)
         self._grace = grace
@@ -117,16 +118,16 @@ class Agent:
     def lock(
         self, name: str, *, wait: Optional[float] = None, kind: str = "lock", lease: Optional[float] = None
     ) -> _Acquisition[Hold]:
-        """Acquires a lock, or reenters it: `async with agent.lock("orders:42", wait=60) as hold`.
+        """Acquire or reenter a lock: `async with agent.lock("orders:42", wait=60) as hold`.
 
-        `wait` is in seconds; None waits for as long as it takes. `kind` is `lock`, `fair`, `read`, `write`, `fenced`
-        or `red`. With `lease`, in seconds, nothing renews the hold. Raises `LockTimeout` when the wait is over,
-        `Unavailable` when the agent or Redis cannot be reached, and `Rejected` when the agent refuses.
+        `wait` is in seconds; None sets no limit. `kind` is `lock`, `fair`, `read`, `write`, `fenced` or `red`. With
+        `lease`, in seconds, nothing renews the hold. Raise `LockTimeout` when the wait is over, `Unavailable` when the
+        agent or Redis cannot be reached, and `Rejected` when the agent refuses.
         """
         return _Acquisition(self.acquire(asyncio.current_task(), name, wait, kind, lease))
 
     async def try_lock(self, name: str, *, kind: str = "lock", lease: Optional[float] = None) -> Optional[Hold]:
-        """Acquires a lock if it is free, otherwise returns None."""
+        """Acquire a lock if it is free, otherwise return None."""
         try:
             return await self.lock(name, wait=0, kind=kind, lease=lease)
         except LockTimeout:
@@ -135,16 +136,17 @@ class Agent:
     def lock_all(
         self, names: Iterable[str], *, wait: Optional[float] = None, kind: str = "lock", lease: Optional[float] = None
     ) -> _Acquisition[Holds]:
-        """Acquires several locks, all or none: `async with agent.lock_all(["a", "b"], wait=60) as holds`.
+        """Acquire all or none of several locks: `async with agent.lock_all(["a", "b"], wait=60) as holds`.
 
-        Up to 64 names, each once. Whatever their order, calls of this kind never deadlock with each other.
+        There may be up to 64 names, each given once. Such calls never deadlock with each other, whatever the order of
+        the names.
         """
         return _Acquisition(self.acquire_all(asyncio.current_task(), names, wait, kind, lease))
 
     async def acquire(
         self, owner: object, name: str, wait: Optional[float], kind: str, lease: Optional[float]
     ) -> Hold:
-        """Acquires a lock for an owner other than the current task."""
+        """Acquire a lock for an owner other than the current task."""
         check_name(name)
         session = self._session(owner)
         return Hold(session, await session.lock(name, kind, wait, lease))
@@ -152,7 +154,7 @@ class Agent:
     async def acquire_all(
         self, owner: object, names: Iterable[str], wait: Optional[float], kind: str, lease: Optional[float]
     ) -> Holds:
-        """Acquires several locks for an owner other than the current task."""
+        """Acquire several locks for an owner other than the current task."""
         if isinstance(names, (str, bytes)):
             raise TypeError(f"lock_all takes several names, not the one name {names!r}")
         names = list(names)
@@ -163,7 +165,7 @@ class Agent:
 
     @property
     def holding(self) -> bool:
-        """Reports whether any hold is open."""
+        """Return whether any hold is open."""
         return any(grant.handles for session in self._sessions for grant in session.grants.values())
 
     def _session(self, owner: object) -> Session:
@@ -188,7 +190,7 @@ class Agent:
             session.close_soon()
 
     async def close(self) -> None:
-        """Releases everything and closes the connections. Waits and later calls fail with `Unavailable`."""
+        """Release everything and close the connections. Waits and later calls fail with `Unavailable`."""
         self._closed = True
         sessions, self._sessions = self._sessions, set()
         self._spare.clear()
