@@ -1,23 +1,23 @@
-// Keeps an open page true. The page is complete without this script; with it, patches come over the stream named by
-// `data-live` on its body, each a JSON object with some of
+// Keeps an open page up to date. The page is complete without this script. With it, patches arrive over the stream named by
+// `data-live` on its body, each a JSON object with some of:
 //   now      the dashboard's clock, epoch milliseconds (always)
 //   full     the stream's first event: it holds everything; build: which program made it
 //   title    the document's title
 //   rows     {id: html}: table rows, new or changed: a start tag and cells, each on a line
 //   cells    {id: {line: html}}: the lines of a row that changed
-//   ttl      {id: [ttl_ms or null, observed_at]}: what was read of a row's time to live
-//   order    [id…]: the rows in order; a row that is not named has gone
+//   ttl      {id: [ttl_ms or null, observed_at]}: a row's time to live as it was read
+//   order    [id…]: the rows in order; a row that is not named is gone
 //   regions  {id: html}: the new inside of an element
-// Nothing moves under the pointer: while somebody points at the rows or is among them with the keyboard, rows change
-// in place, but their order, new ones and the going of old ones wait until they are applied. Otherwise rows move once in
-// ten seconds at most, unless a problem begins; then too they change in place, since all are of one height.
+// Nothing moves under the pointer: while the reader points at the rows or is among them with the keyboard, rows change in
+// place, but a new order, new rows and the removal of old ones wait until they are applied. Otherwise rows move at most once
+// in ten seconds, unless a problem begins; even then they change in place, because all have the same height.
 "use strict";
 (() => {
   const { byId, setText } = Lockscope;
   const body = document.body;
   const rows = byId("rows");
 
-  // --- Changing the page in place: what is the same stays, and with it focus, selection and open boxes.
+  // --- Changing the page in place: unchanged parts stay, and with them focus, selection and open boxes.
   function morph(from, to) {
     if (from.nodeType !== to.nodeType || from.nodeName !== to.nodeName) {
       from.replaceWith(to);
@@ -51,16 +51,16 @@
     return template.content;
   }
 
-  // --- What the dashboard has said last, and what of it is not on the page yet.
+  // --- The dashboard's latest state, and the parts of it that are not on the page yet.
   let known = new Map();
   const dirty = new Set();
   const regions = new Map();
   let order = null;
   let paused = false;
-  // Ids of what changed while paused.
+  // The ids of rows and regions that changed while paused.
   const missed = new Set();
   let away = false;
-  // These say whether the picture can be trusted: they never wait.
+  // These regions say whether the page can be trusted, so they are never delayed.
   const URGENT = ["health", "status", "alerts", "spoken"];
 
   function receive(patch) {
@@ -103,7 +103,7 @@
 
   const shown = () => (rows ? [...rows.children] : []);
 
-  // What a row was read with; the script counts from there.
+  // Stores a row's time to live as it was read; the script counts down from there.
   function stamp(row, ttl) {
     if (!row || !ttl || paused) return;
     row.dataset.observed = ttl[1];
@@ -142,12 +142,13 @@
     }
   }
 
-  // Each place in the table takes what belongs there, and stays where it is: nothing on the page is pushed around.
+  // Gives each place in the table the row that belongs there. The places do not move, so nothing on the page is pushed
+  // around.
   function applyOrder() {
     const focused = document.activeElement;
     const wanted = order.filter((id) => byId(id) || known.has(id));
     const here = shown();
-    // Rows of a log are never another's, and a row with the focus in it is moved as it is.
+    // Rows of a log never become other rows, and neither do rows while one of them has the focus: they are moved.
     const moves = isLog || here.some((row) => row.contains(focused));
     wanted.forEach((id, i) => {
       const place = rows.children[i];
@@ -187,11 +188,11 @@
     for (const element of changed.splice(0)) Lockscope.tick(element);
   }
 
-  // --- Calm: rows move at most once in a frame, except for a problem that begins.
+  // --- Calm: rows move at most once in a frame, unless a problem begins.
   const FRAME = 10000;
   const isLog = Boolean(rows?.hasAttribute("data-log"));
   const isWrong = (row) => row.classList.contains("wrong");
-  // What was changed since times were last filled in.
+  // The rows that changed since times were last filled in.
   const changed = [];
   let movedAt = -Infinity;
   let urgent = false;
@@ -211,7 +212,7 @@
   // Rows added at the end, or in an empty table, move nothing.
   const movesRows = (wanted) => shown().some((row, i) => row.id !== wanted[i]);
 
-  // --- Is somebody pointing at the rows, or among them?
+  // --- Detecting a reader who points at the rows, or is among them with the keyboard.
   let lastTouch = -Infinity;
   for (const event of ["touchstart", "touchmove"]) {
     document.addEventListener(event, () => { lastTouch = performance.now(); }, { passive: true });
@@ -258,7 +259,7 @@
   }
   waitingBox?.querySelector("button").addEventListener("click", () => apply(true));
 
-  // --- Pause, by hand or since nobody can see the page.
+  // --- Pause by hand, and changes while nobody can see the page.
   const pause = byId("pause");
   function showPause() {
     pause.setAttribute("aria-pressed", String(paused));

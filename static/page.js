@@ -1,4 +1,4 @@
-// Copy buttons, colours and keys: what makes a page handier, and has nothing to do with its being live.
+// Copy buttons, colours and keys: conveniences that do not depend on live updates.
 "use strict";
 (() => {
   const byId = (id) => document.getElementById(id);
@@ -8,7 +8,7 @@
     try {
       await navigator.clipboard.writeText(text);
     } catch {
-      // Not there without TLS: the old way.
+      // The clipboard is not available without TLS: copy in the old way.
       const area = document.createElement("textarea");
       area.value = text;
       area.readOnly = true;
@@ -35,7 +35,7 @@
     setTimeout(() => { button.textContent = label; }, 1500);
   });
 
-  // --- Colours: as the system says, light, dark.
+  // --- Colours: the system's choice, light or dark.
   const theme = byId("theme");
   function showTheme() {
     const chosen = document.documentElement.dataset.theme;
@@ -51,7 +51,7 @@
       if (next) localStorage.setItem("theme", next);
       else localStorage.removeItem("theme");
     } catch {
-      // Storage may be forbidden: then the choice lasts for this page.
+      // Storage may be forbidden: then the choice lasts only for this page.
     }
     showTheme();
   });

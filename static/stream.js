@@ -1,15 +1,15 @@
-// The page's event stream: opened while the page is visible, shared by the tabs that show the same page, opened again
-// with growing pauses when it is lost. `live.js` says what to do with what comes.
+// The page's event stream. It is open while the page is visible, is shared by the tabs that show the same page, and is
+// opened again with growing pauses when it is lost. `live.js` handles the events.
 //
 // Browsers allow six connections to one host, and a page that waits for a seventh never loads. So no more than PLACES
-// streams are open in one browser: a page beyond them looks each GLANCE for as long as it takes to read what a stream
-// begins with, which is everything, and takes a place when one is free.
+// streams are open in one browser. A page without a place opens a stream about every GLANCE, reads only its first event,
+// which has everything, and takes a place when one is free.
 "use strict";
 Lockscope.stream = (() => {
   const { byId, duration, setText } = Lockscope;
   const body = document.body;
   const url = body.dataset.live;
-  // A silence longer than this is a lost connection: the dashboard sends something each 5 s.
+  // A connection that is silent for longer is lost: the dashboard sends something every 5 s.
   const SILENCE = 12000;
   const PLACES = 4;
   const GLANCE = 4000;
@@ -61,7 +61,7 @@ Lockscope.stream = (() => {
   let glancing = null;
   let round = 0;
 
-  // Gives what frees the place, or null where all are taken.
+  // Resolves to a function that frees the place found, or to null if all places are taken.
   async function findPlace() {
     for (let i = 0; i < PLACES; i++) {
       const free = await new Promise((answer) => {
@@ -87,7 +87,7 @@ Lockscope.stream = (() => {
     }
   }
 
-  // Reads the first event of a stream, and hangs up.
+  // Reads the first event of a stream, and closes the stream.
   async function glance() {
     const request = glancing = new AbortController();
     const timer = setTimeout(() => request.abort(), GLANCE);
@@ -118,7 +118,7 @@ Lockscope.stream = (() => {
     take(data);
   }
 
-  // An event source does not tell why it was refused: there may be too many of them.
+  // Asks for the reason of a refusal, such as too many streams, which an event source does not report.
   async function askWhy() {
     const request = new AbortController();
     try {
@@ -131,7 +131,7 @@ Lockscope.stream = (() => {
     showLoss();
   }
 
-  // The browser would try again by itself, but not after an answer such as 503, and with no growing pauses.
+  // Tries again later. The browser itself would not do so after an answer such as 503, nor with growing pauses.
   function lose() {
     close();
     lostAt ??= heard;
@@ -141,8 +141,9 @@ Lockscope.stream = (() => {
     showLoss();
   }
 
-  // --- One connection for all tabs of the same page: the tab that has the lock leads, and passes on what arrives. Browsers
-  // allow but few connections to one host. Where there are no such locks (without TLS), each tab has its own.
+  // --- One connection for all tabs of the same page: the tab that holds the lock leads, and passes on what arrives.
+  // Browsers allow only a few connections to one host. Where there are no such locks (without TLS), each tab has its own
+  // connection.
   let channel = null;
   let turn = null;
   let resign = null;
@@ -160,7 +161,7 @@ Lockscope.stream = (() => {
     channel = new BroadcastChannel(name);
     channel.addEventListener("message", ({ data }) => {
       if (data.patch && !leads()) take(data.patch);
-      // Somebody new needs everything: what a stream begins with.
+      // A new tab needs everything, which is what a stream begins with.
       if (data.hello && leads() && leave) open();
     });
     turn = new AbortController();
@@ -184,7 +185,7 @@ Lockscope.stream = (() => {
     [leave, glancing, turn, resign, channel] = [null, null, null, null, null];
   }
 
-  // --- What is said when nothing comes.
+  // --- The notice of a lost connection.
   const lossBox = byId("lost");
   function showLoss() {
     const away = lostAt === null ? 0 : Date.now() - lostAt;
@@ -193,7 +194,7 @@ Lockscope.stream = (() => {
       : refusal
         ? `No live updates: ${refusal}. This page shows what was known ${duration(away)} ago.`
         : `No connection to the dashboard for ${duration(away)}. This page shows what was known then. Trying again.`;
-    // A connection that comes back at once is not worth an alarm.
+    // A connection that is restored at once is not worth an alarm.
     lossBox.hidden = !updated && away < 3000;
     body.classList.toggle("cut-off", !lossBox.hidden);
     if (!lossBox.hidden) setText(lossBox.firstElementChild, `▲ ${text}`);
@@ -201,7 +202,7 @@ Lockscope.stream = (() => {
 
   Lockscope.eachSecond(() => {
     if (url && !document.hidden && !updated && Date.now() - heard > SILENCE) {
-      // A tab that leads may have been frozen: its followers look for themselves then.
+      // The leading tab may have been frozen: its followers then report the loss themselves.
       if (leads() && source) lose();
       else lostAt ??= heard;
     }

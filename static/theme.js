@@ -1,5 +1,5 @@
-// Runs before the first paint: puts back the colours that were chosen, and lets the style sheet know that
-// scripts run, so that what needs one shows.
+// Runs before the first paint. Restores the chosen colours, and marks the page as scripted, so that the style sheet shows
+// what needs a script.
 "use strict";
 (() => {
   const root = document.documentElement;
@@ -8,6 +8,6 @@
     const chosen = localStorage.getItem("theme");
     if (chosen === "light" || chosen === "dark") root.dataset.theme = chosen;
   } catch {
-    // Storage may be forbidden: then the system's choice stands.
+    // Storage may be forbidden: then the system's choice applies.
   }
 })();

@@ -1,9 +1,9 @@
-// Ages, times to live, instants: counted on each second by the dashboard's clock, so that ours may be wrong.
+// Ages, times to live and instants, updated every second by the dashboard's clock, so that the reader's clock may be wrong.
 //
 //   time[data-at]                its age                 [data-clock], [data-day]  its time of day; its day, unless today
-//   .time-left                   what is left of what the nearest [data-observed] was read with (data-ttl)
+//   .time-left                   the rest of the time to live (data-ttl) with which the nearest [data-observed] was read
 //   input[data-instant]          an instant that a form sends in UTC; .zone-name names the zone of its text
-//   [data-observed]              stale once it was read too long ago; .read-ago within it: how long ago
+//   [data-observed]              stale once its reading is too old; .read-ago within it shows how old
 "use strict";
 const Lockscope = (() => {
   const body = document.body;
@@ -34,7 +34,7 @@ const Lockscope = (() => {
   try {
     local = localStorage.getItem("zone") === "local";
   } catch {
-    // Storage may be forbidden: then it is UTC until somebody says otherwise.
+    // Storage may be forbidden: then times are in UTC until the reader chooses otherwise.
   }
   const parts = (at) => local
     ? new Date(at - new Date(at).getTimezoneOffset() * 60000).toISOString()
@@ -48,11 +48,11 @@ const Lockscope = (() => {
     return parts(at).slice(0, 23) + zone;
   }
 
-  // --- Fields for instants: their text is in the zone of all other times, and what a form sends is in UTC.
+  // --- Fields for instants: their text is in the zone of all other times, and a form sends them in UTC.
   const WHOLE = /^(\d{4}-\d\d-\d\d)[T ](\d\d:\d\d)(:\d\d(?:\.\d+)?)?(Z|[+-]\d\d:\d\d)?$/i;
   const OF_DAY = /^([01]\d|2[0-3]):([0-5]\d)(?::([0-5]\d))?$/;
 
-  // The instant that a text names, NaN if it names none. A time of day is the latest such time.
+  // Returns the instant that a text names, NaN if it names none. A time of day means the latest such time.
   function named(text, isLocal) {
     const whole = WHOLE.exec(text);
     if (whole) {
@@ -70,7 +70,7 @@ const Lockscope = (() => {
     return at.getTime();
   }
 
-  // The same instant in UTC or local time; a text that names none as it is, such as `-15m`.
+  // Returns the text for the same instant in UTC or local time. A text that names none, such as `-15m`, stays as it is.
   function translated(typed, isLocal, toLocal) {
     const text = typed.trim();
     const at = named(text, isLocal);
@@ -105,13 +105,13 @@ const Lockscope = (() => {
     try {
       localStorage.setItem("zone", local ? "local" : "utc");
     } catch {
-      // The choice then lasts for this page.
+      // The choice then lasts only for this page.
     }
     showZone();
     tick();
   });
 
-  // --- Each second, and after each change.
+  // --- The update every second, and after each change.
   const staleAfter = Number(body?.dataset.stale);
   const RAN_OUT = "What was read has run out since; the lock has not been read again";
   const listeners = [];
@@ -131,7 +131,7 @@ const Lockscope = (() => {
     bar.value = Math.max(0, left);
   }
 
-  // Fills in the times of the page, or those in one element.
+  // Fills in the times of the page, or only those in one element.
   function tick(root = document) {
     const at = now();
     for (const time of root.querySelectorAll("time[data-at]")) {
