@@ -7,10 +7,10 @@ use harness::client::encode;
 use harness::jvm::{Pending, Thread, Thrown};
 use harness::{Agent, Client, Jvm, RedisServer, Reply, eventually};
 
-/// A lease and a poll so far beyond a test's patience that only a message can have woken whoever wakes.
+/// A lease and a poll interval so long that only a message can wake a waiter before the test gives up.
 pub(crate) const LEASE: &str = "10m";
 
-/// A kind of lock, as each side calls it.
+/// A kind of lock, with its names on each side.
 #[derive(Debug, Clone, Copy)]
 pub(crate) struct Kind {
     /// The word after `KIND`.
@@ -25,11 +25,11 @@ pub(crate) struct Kind {
     object: &'static [&'static str],
     /// The metric label of the agent's acquire script.
     acquire: &'static str,
-    /// The channel on which a release is told; `NAME` likewise.
+    /// The channel of its release messages; `NAME` stands for the lock's name.
     channel: &'static str,
 }
 
-/// Every kind that excludes. A further one is a row here.
+/// All exclusive kinds. A further one is a row here.
 pub(crate) const KINDS: &[Kind] = &[
     Kind {
         word: "lock",
@@ -61,7 +61,7 @@ pub(crate) const KINDS: &[Kind] = &[
     FAIR,
 ];
 
-/// A kind whose waiters stand in a queue.
+/// A kind whose waiters queue.
 pub(crate) const FAIR: Kind = Kind {
     word: "fair",
     since: 0,
@@ -69,7 +69,7 @@ pub(crate) const FAIR: Kind = Kind {
     suffix: "",
     object: &["getFairLock", "NAME"],
     acquire: "acquire_fair",
-    // Each waiter has its own: this one, a colon, and its id.
+    // Each waiter has a channel: this prefix, a colon, and its id.
     channel: "redisson_lock__channel:{NAME}:*",
 };
 
@@ -104,17 +104,17 @@ macro_rules! for_each_kind {
 }
 pub(crate) use for_each_kind;
 
-/// The version of Redisson under test.
+/// Returns the version of Redisson under test.
 pub(crate) fn version() -> Result<String> {
     std::env::var("LOCKSCOPE_REDISSON").context("`make interop` runs these tests")
 }
 
-/// A version of quite another age.
+/// Returns a version of Redisson from a different time.
 pub(crate) fn other_version() -> Result<String> {
     std::env::var("LOCKSCOPE_REDISSON_OTHER").context("`make interop` runs these tests")
 }
 
-/// The JVM that tests share, each with clients of its own; starting one takes longer than most tests.
+/// Returns the JVM that tests share, each with its own clients; starting one takes longer than most tests.
 pub(crate) fn shared() -> Result<Arc<Jvm>> {
     static SHARED: OnceLock<Result<Arc<Jvm>, String>> = OnceLock::new();
     let start = || Jvm::start(&version()?);
@@ -130,22 +130,22 @@ pub(crate) struct Bed {
     prefix: String,
     opened: Mutex<Vec<String>>,
     pub(crate) redis: RedisServer,
-    /// A connection to Redis to look behind both sides' backs.
+    /// A direct connection to Redis, independent of both sides.
     pub(crate) direct: Client,
     /// The id of client `a`, which begins its holder ids.
     pub(crate) id: String,
 }
 
 impl Bed {
-    /// Both sides with long leases, so that nothing but a message wakes a waiter.
+    /// Starts both sides with long leases, so that only a message wakes a waiter.
     pub(crate) async fn new() -> Result<Self> {
         Self::with(&["--lease", LEASE, "--poll-max", LEASE], "watchdog=600000").await
     }
 
-    /// With leases as long, but where several Java threads wait at a time for a write lock. Its release by Redisson wakes
-    /// those of a Redisson client that sleep, and is lost on one that is about to: Java threads among themselves forget
-    /// one another by it. They look again when the lease they were told is over, so for this kind it is short. Gives the
-    /// settings of further clients too.
+    /// Starts both sides for several Java threads that wait at the same time; leases are long except for write locks.
+    /// Redisson's release of a write lock wakes the sleeping threads of a Redisson client but is lost on a thread that
+    /// is about to sleep: so Java threads miss one another's releases. They look again when the lease they were told is
+    /// over, so for this kind it is short. Also returns the settings for further clients.
     pub(crate) async fn crowded(kind: Kind) -> Result<(Self, &'static str)> {
         let (flags, settings) = match kind.word {
             "write" => (["--lease", "6s"].as_slice(), "watchdog=6000"),
@@ -154,7 +154,7 @@ impl Bed {
         Ok((Self::with(flags, settings).await?, settings))
     }
 
-    /// With these flags of the agent and these settings of client `a`.
+    /// Starts both sides with these flags of the agent and these settings of client `a`.
     pub(crate) async fn with(flags: &[&str], settings: &str) -> Result<Self> {
         let redis = RedisServer::start().await?;
         let agent = Agent::with(&redis, flags).await?;
@@ -166,33 +166,33 @@ impl Bed {
         Ok(bed)
     }
 
-    /// A further client in the JVM.
+    /// Opens a further client in the JVM, and returns its id.
     pub(crate) async fn open(&self, client: &str, settings: &str) -> Result<String> {
         let client = format!("{}{client}", self.prefix);
         self.opened.lock().expect("nobody panics in here").push(client.clone());
         open(&self.jvm, &client, &self.redis, settings).await
     }
 
-    /// A thread of a client.
+    /// Returns a thread of a client.
     pub(crate) fn thread(&self, client: &str, thread: u32) -> Thread {
         self.jvm.thread(&format!("{}{client}", self.prefix), thread)
     }
 
-    /// The lock by the first thread of client `a`.
+    /// Returns the lock, used by the first thread of client `a`.
     pub(crate) fn java(&self, kind: Kind, name: &str) -> JavaLock {
         JavaLock::new(self.thread("a", 1), kind, name)
     }
 
-    /// A session of the agent.
+    /// Opens a session of the agent.
     pub(crate) async fn session(&self) -> Result<Client> {
         self.agent.client().await
     }
 
-    /// The holders in Redis with their counts, in order.
+    /// Returns the holders in Redis with their counts, sorted.
     pub(crate) async fn holders(&mut self, name: &str) -> Result<Vec<(String, String)>> {
         let reply = self.direct.call_args(&["HGETALL", name]).await?.ok()?;
         let pairs = reply.items()?.chunks(2).map(|pair| (pair[0].text(), pair[1].text()));
-        // A read-write lock's hash says in this field which side is held.
+        // In a read-write lock's hash this field says which side is held.
         let mut holders: Vec<_> = pairs.filter(|(field, _)| field != "mode").collect();
         holders.sort();
         Ok(holders)
@@ -202,8 +202,8 @@ impl Bed {
         self.direct.call_args(&["PTTL", name]).await?.int()
     }
 
-    /// Sends a LOCK, and returns once its waiter sleeps: it has subscribed and tried in vain a second time, so that
-    /// nothing but a message will wake it.
+    /// Sends a LOCK, and returns once its waiter sleeps: it has subscribed and failed a second time, so that only a
+    /// message will wake it.
     pub(crate) async fn begin_wait(
         &self,
         session: &mut Client,
@@ -226,8 +226,8 @@ impl Bed {
         Ok(())
     }
 
-    /// Waits until that many connections listen to the lock's releases: one of each client that waits, or of a fair
-    /// lock one of each waiter.
+    /// Waits until that many connections listen to the lock's releases: one of each waiting client or, for a fair lock,
+    /// one of each waiter.
     pub(crate) async fn until_listening(&mut self, kind: Kind, name: &str, count: i64) {
         let channel = kind.channel(name);
         eventually("that many listeners", async || {
@@ -244,8 +244,8 @@ impl Bed {
         .await;
     }
 
-    /// Asserts that nobody holds anything, and that nothing is left over but tokens, which outlive their locks, and
-    /// the latches by which Redisson 3.52 knows a release that it sent twice: they stand for some twenty seconds.
+    /// Checks that nobody holds anything, and that nothing is left except tokens, which outlive their locks, and the
+    /// latches by which Redisson 3.52 recognises a release that it sent twice: they last some twenty seconds.
     pub(crate) async fn assert_nothing_left(&mut self) {
         eventually("an empty Redis", async || {
             let keys = self.direct.call("KEYS *").await?.ok()?;
@@ -263,18 +263,18 @@ impl Bed {
     }
 }
 
-/// The clients go too, or they would look for their Redis for as long as other tests run.
+/// Closes the clients, or they would look for their Redis for as long as other tests run.
 impl Drop for Bed {
     fn drop(&mut self) {
         self.jvm.print_log();
         for client in self.opened.lock().expect("nobody panics in here").drain(..) {
-            // A JVM that has ended has closed them.
+            // A JVM that has ended has closed its clients.
             drop(self.jvm.thread(&client, 0).begin("close"));
         }
     }
 }
 
-/// Opens a client in a JVM, and gives its id.
+/// Opens a client in a JVM, and returns its id.
 pub(crate) async fn open(
     jvm: &Arc<Jvm>,
     client: &str,
@@ -284,7 +284,7 @@ pub(crate) async fn open(
     open_at(jvm, client, &redis.url(), settings).await
 }
 
-/// The same, of whatever has that address.
+/// Opens a client of the Redis at that address, and returns its id.
 pub(crate) async fn open_at(
     jvm: &Arc<Jvm>,
     client: &str,
@@ -301,17 +301,17 @@ pub(crate) fn is_since(version: &str, since: u32) -> bool {
 }
 
 impl Kind {
-    /// The kind of that word, of those that exclude.
+    /// Returns the exclusive kind with that word.
     pub(crate) fn of(word: &str) -> Option<Self> {
         KINDS.iter().copied().find(|kind| kind.word == word)
     }
 
-    /// Returns whether that version of Redisson has it.
+    /// Returns whether that version of Redisson has this kind.
     pub(crate) fn is_in(self, version: &str) -> bool {
         is_since(version, self.since)
     }
 
-    /// Returns whether its waiters stand in a queue in Redis.
+    /// Returns whether its waiters queue in Redis.
     pub(crate) fn is_fair(self) -> bool {
         self.word == "fair"
     }
@@ -334,12 +334,12 @@ impl Kind {
         words
     }
 
-    /// The agent's command that gives one hold back.
+    /// The agent's command that releases one hold.
     pub(crate) fn unlock(self, name: &str) -> Vec<String> {
         ["UNLOCK", name, "KIND", self.word].map(str::to_owned).to_vec()
     }
 
-    /// The channel on which its releases are told; of a fair lock a pattern of its waiters' channels.
+    /// The channel of its release messages; for a fair lock, a pattern of its waiters' channels.
     pub(crate) fn channel(self, name: &str) -> String {
         let plain = self.channel.replace("NAME", name);
         // Names with a brace are used as they are.
@@ -347,17 +347,17 @@ impl Kind {
     }
 }
 
-/// Takes the lock for a session; false when the wait ran out.
+/// Acquires the lock for a session; returns false if the wait timed out.
 pub(crate) async fn lock(client: &mut Client, kind: Kind, name: &str, more: &str) -> Result<bool> {
     Ok(client.call_args(&kind.lock(name, more)).await?.ok()? != Reply::Null)
 }
 
-/// Gives one hold of a session back, and tells how many are left.
+/// Releases one hold of a session, and returns how many are left.
 pub(crate) async fn unlock(client: &mut Client, kind: Kind, name: &str) -> Result<i64> {
     client.call_args(&kind.unlock(name)).await?.ok()?.int()
 }
 
-/// A lock object of Redisson's, and the Java thread that uses it.
+/// A lock object of Redisson, and the Java thread that uses it.
 #[derive(Debug, Clone)]
 pub(crate) struct JavaLock {
     thread: Thread,
@@ -369,12 +369,12 @@ impl JavaLock {
         Self { thread, object: kind.java(name) }
     }
 
-    /// The same lock by another thread of the same client.
+    /// Returns the same lock, used by another thread of the same client.
     pub(crate) fn on(&self, thread: u32) -> Self {
         Self { thread: self.thread.other(thread), object: self.object.clone() }
     }
 
-    /// The same lock name by another client.
+    /// Returns the lock of the same name, used by another client.
     pub(crate) fn by(&self, thread: Thread) -> Self {
         Self { thread, object: self.object.clone() }
     }
@@ -391,22 +391,22 @@ impl JavaLock {
         self.thread.begin_words(&self.words(call))
     }
 
-    /// A call and its value, as text.
+    /// Makes a call, and returns its value as text.
     pub(crate) async fn call(&self, call: &str) -> Result<String> {
         self.thread.call_words(&self.words(call)).await
     }
 
-    /// A call whose value is true or false.
+    /// Makes a call whose value is true or false.
     pub(crate) async fn is(&self, call: &str) -> Result<bool> {
         Ok(self.call(call).await?.parse()?)
     }
 
-    /// A call whose value is a number.
+    /// Makes a call whose value is a number.
     pub(crate) async fn number(&self, call: &str) -> Result<i64> {
         Ok(self.call(call).await?.parse()?)
     }
 
-    /// The exception of a call.
+    /// Makes a call, and returns its exception.
     pub(crate) async fn thrown(&self, call: &str) -> Result<Thrown> {
         match self.begin(call)?.answer().await? {
             Err(thrown) => Ok(thrown),
@@ -414,13 +414,13 @@ impl JavaLock {
         }
     }
 
-    /// The Java thread's id, which ends its holder ids.
+    /// Returns the Java thread's id, which ends its holder ids.
     pub(crate) async fn thread_id(&self) -> Result<String> {
         self.thread.call("thread").await
     }
 
-    /// Begins `lock()`, and returns once the thread sleeps: it has subscribed and tried in vain a last time, so that
-    /// nothing but a message or the end of the lease it was told will wake it.
+    /// Begins `lock()`, and returns once the thread sleeps: it has subscribed and failed a last time, so that only a
+    /// message or the end of the lease it was told will wake it.
     pub(crate) async fn begin_wait(&self) -> Result<Pending> {
         let waiting = self.begin("lock")?;
         self.until_asleep().await;

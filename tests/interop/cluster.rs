@@ -1,5 +1,5 @@
-//! Redisson's `useClusterServers` and the agent on one Redis Cluster. Leases and polls are so long that only a message can
-//! wake who waits: by PUBLISH for Redisson before 3.22, by SPUBLISH for later versions.
+//! Redisson's `useClusterServers` and the agent on one Redis Cluster. Leases and polls are so long that only a message
+//! can wake a waiter: by PUBLISH for Redisson before 3.22, by SPUBLISH for later versions.
 
 use std::sync::Arc;
 
@@ -25,7 +25,7 @@ impl ClusterBed {
         let cluster = RedisCluster::start(3, 0).await?;
         let agent = Agent::in_cluster(&cluster, &["--lease", LEASE, "--poll-max", LEASE]).await?;
         let jvm = shared()?;
-        // A JVM is shared by tests: the client's name is this bed's own.
+        // Tests share the JVM, so the client's name is unique to this bed.
         let client = format!("{}:a", agent.http());
         open_at(&jvm, &client, &cluster.url(), "watchdog=600000").await?;
         Ok(Self { agent, jvm, client, cluster })
@@ -35,7 +35,7 @@ impl ClusterBed {
         JavaLock::new(self.jvm.thread(&self.client, 1), kind, name)
     }
 
-    /// Waits until somebody listens to the lock's releases in both ways, as our waiters do.
+    /// Waits until clients listen to the lock's releases in both ways, as the agent's waiters do.
     async fn until_subscribed_to(&self, place: usize, channel: &str) -> Result<()> {
         let mut direct = self.cluster.client(place).await?;
         eventually("our waiter to listen", async || {
@@ -50,7 +50,7 @@ impl ClusterBed {
     }
 }
 
-/// The client goes too, or it would look for its cluster for as long as other tests run.
+/// Closes the client, or it would look for its cluster for as long as other tests run.
 impl Drop for ClusterBed {
     fn drop(&mut self) {
         self.jvm.print_log();
@@ -65,13 +65,13 @@ async fn each_side_keeps_the_other_out_and_wakes_it_on_every_node() -> Result<()
         for (place, name) in bed.cluster.names(&format!("{}:", kind.word)).iter().enumerate() {
             let java = bed.java(kind, name);
             let mut worker: Client = bed.agent.client().await?;
-            // Java waits for us.
+            // Java waits for the agent.
             assert!(lock(&mut worker, kind, name, "").await?);
             assert!(!java.is("tryLock").await?, "{} is ours", kind.word);
             let waiting = java.begin_wait().await?;
             assert_eq!(unlock(&mut worker, kind, name).await?, 0);
             waiting.answer().await??;
-            // We wait for Java.
+            // The agent waits for Java.
             assert!(!lock(&mut worker, kind, name, "NOWAIT").await?, "{} is Java's", kind.word);
             worker.send_bytes(&encode(&kind.lock(name, ""))).await?;
             bed.until_subscribed_to(place, &kind.channel(name)).await?;

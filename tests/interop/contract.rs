@@ -45,7 +45,7 @@ fn build(version: &str) -> Result<String> {
     let adaptor = clients.join("java-redisson/src");
     let classes = Path::new(env!("CARGO_TARGET_TMPDIR")).join("redisson-contract");
     let mut javac = process::command(&process::on_path("javac").context("no javac")?);
-    // Redisson's classes refer to annotations that are not there.
+    // Redisson's classes refer to annotations that are not on the class path.
     javac.args(["-Xlint:all,-processing,-classfile", "--release", "17", "-encoding", "UTF-8"]);
     javac.arg("-d").arg(&classes).arg("-cp").arg(libraries.trim()).arg("--source-path");
     let sources: [PathBuf; 3] =

@@ -1,4 +1,4 @@
-//! Never two at once, whatever the kind, and whoever dies: see `sections.rs`.
+//! Mutual exclusion of every kind, also when holders die: see `sections.rs`.
 
 use anyhow::{Context as _, Result, ensure};
 use harness::Agent;
@@ -10,16 +10,16 @@ use super::{Bed, Kind};
 /// The number of sections of four Java threads on two clients, and of ten sessions on two agents.
 const EACH_SIDE: usize = 5_000;
 
-/// Ten thousand sections of both sides on one lock, beside so many JVMs, and other workers, that die.
+/// Runs ten thousand sections of both sides on one lock, while that many JVMs and other workers die.
 async fn mixed(kind: Kind, dying: Option<usize>) -> Result<()> {
-    // Dead places in a fair queue stand for as long as the lease that the lock had when they were taken.
+    // Places of dead waiters in a fair queue last for the lease that the lock had when they joined.
     let (flags, settings) = match (kind.is_fair(), dying) {
         (true, Some(_)) => (["--lease", "6s"].as_slice(), "watchdog=6000"),
         _ => ([].as_slice(), ""),
     };
     let mut bed = Bed::with(flags, settings).await?;
     bed.open("b", settings).await?;
-    // One as it is, and one that lets others have their turn far sooner.
+    // The first agent has the default settings; the second one yields to others far sooner.
     let second = Agent::with(&bed.redis, &[flags, &["--handover-max", "2"]].concat()).await?;
     let (guard, agents) = (Guard::one(kind, "till"), [&bed.agent, &second]);
     let threads = [("a", 1), ("a", 2), ("b", 1), ("b", 2)];
@@ -44,7 +44,7 @@ async fn mixed(kind: Kind, dying: Option<usize>) -> Result<()> {
     ensure!(tally.total == at_least || dying.is_some_and(|jvms| jvms > 0), "{tally:?}");
     ensure!(tally.turns >= 20, "one side waited for the other's end: {tally:?}");
     if kind.is_fair() {
-        // Dead places of a JVM stand until somebody comes who finds them dead.
+        // Places of a dead JVM stay until another client finds them expired.
         let mut session = bed.session().await?;
         ensure!(lock(&mut session, kind, "till", "").await?, "its wait has no limit");
         unlock(&mut session, kind, "till").await?;

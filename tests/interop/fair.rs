@@ -1,4 +1,4 @@
-//! One queue for both sides: who came first is served first, whoever gives up or dies on the way.
+//! One queue for both sides: waiters are served in order of arrival, even if others give up or die.
 
 use anyhow::{Context as _, Result, ensure};
 use harness::client::encode;
@@ -11,17 +11,17 @@ use super::{Bed, JavaLock, Kind};
 const QUEUE: &str = "redisson_lock_queue:{a}";
 const DEADLINES: &str = "redisson_lock_timeout:{a}";
 
-/// Before that a waiter of Redisson's that died counts as alive for five minutes, whatever it is set to.
+/// Earlier versions count a dead waiter of Redisson as alive for five minutes, whatever their settings.
 const WAIT_CAN_BE_SET_SINCE: u32 = 46;
 
-/// Somebody of either side who waits in the queue.
+/// A waiter of either side in the queue.
 enum Waiter {
     Java(JavaLock, Pending),
     Ours(Client),
 }
 
 impl Waiter {
-    /// Queues up behind all who are there already.
+    /// Joins the end of the queue.
     async fn join(bed: &mut Bed, place: u32) -> Result<Self> {
         let waiter = if place.is_multiple_of(2) {
             let java = bed.java(FAIR, "a").on(place + 1);
@@ -34,7 +34,7 @@ impl Waiter {
         Ok(waiter)
     }
 
-    /// Waits for its turn, and lets go.
+    /// Waits for its turn, then releases.
     async fn take_turn(self) -> Result<()> {
         match self {
             Self::Java(java, waiting) => {
@@ -50,7 +50,7 @@ impl Waiter {
     }
 }
 
-/// A session that has sent its LOCK.
+/// Returns a session that has sent its LOCK.
 async fn begin(bed: &Bed, more: &str) -> Result<Client> {
     let mut session = bed.session().await?;
     session.send_bytes(&encode(&FAIR.lock("a", more))).await?;
@@ -71,7 +71,7 @@ async fn until_queued(bed: &mut Bed, count: usize) {
     .await;
 }
 
-/// The deadlines in the order of the queue, in milliseconds from now by Redis's clock.
+/// Returns the deadlines in the order of the queue, in milliseconds from now by Redis's clock.
 async fn deadlines(bed: &mut Bed) -> Result<Vec<i64>> {
     let time = bed.direct.call("TIME").await?.ok()?;
     let seconds: i64 = time.items()?[0].text().parse()?;
@@ -104,7 +104,7 @@ async fn both_sides_are_served_in_the_order_of_one_queue() -> Result<()> {
             ensure!(held == order[place], "{held} holds it, {place} of {order:?} is next");
             Ok(held)
         });
-        // Who has it keeps it until it is told to let go.
+        // The holder keeps the lock until the test tells it to release.
         let (held, waiter) = match waiter {
             Waiter::Java(java, waiting) => {
                 waiting.answer().await??;
@@ -129,7 +129,7 @@ async fn those_who_give_up_leave_their_places() -> Result<()> {
     let java = bed.java(FAIR, "a");
     let patient = java.begin("lock")?;
     until_queued(&mut bed, 2).await;
-    // In the middle and at the end; nobody's place changes by it.
+    // One in the middle and one at the end give up; nobody's place changes.
     let before = queue(&mut bed).await?;
     assert!(!lock(&mut bed.session().await?, FAIR, "a", "WAIT 200").await?);
     assert!(!java.on(2).is("tryLock 200 60000 ms").await?);
@@ -137,7 +137,7 @@ async fn those_who_give_up_leave_their_places() -> Result<()> {
     assert!(!java.on(2).is("tryLock").await?);
     until_queued(&mut bed, 2).await;
     assert_eq!(queue(&mut bed).await?, before);
-    // At the head, by dying.
+    // The one at the head dies.
     drop(first);
     until_queued(&mut bed, 1).await;
     unlock(&mut holder, FAIR, "a").await?;
@@ -147,7 +147,7 @@ async fn those_who_give_up_leave_their_places() -> Result<()> {
     Ok(())
 }
 
-/// The lock is free and its head has gone without a word to anybody: the next one is told.
+/// The lock is free and the head of the queue leaves without a release message: the next waiter is notified.
 #[tokio::test]
 async fn the_next_one_is_told_when_our_head_leaves_a_free_lock() -> Result<()> {
     let mut bed = Bed::with(&["--lease", super::LEASE], "watchdog=600000").await?;
@@ -157,7 +157,7 @@ async fn the_next_one_is_told_when_our_head_leaves_a_free_lock() -> Result<()> {
     until_queued(&mut bed, 1).await;
     let waiting = java.on(2).begin("lock")?;
     until_queued(&mut bed, 2).await;
-    // Nobody is told of this.
+    // The deletion sends no message.
     bed.direct.call("DEL a").await?.int()?;
     drop(ours);
     waiting.answer().await??;
@@ -166,7 +166,7 @@ async fn the_next_one_is_told_when_our_head_leaves_a_free_lock() -> Result<()> {
     Ok(())
 }
 
-/// Waiters that come and go leave the deadlines of those who stay where they were.
+/// Waiters that join and leave do not change the deadlines of those who stay.
 #[tokio::test]
 async fn deadlines_do_not_drift() -> Result<()> {
     let mut bed = Bed::with(&["--lease", "60s"], "watchdog=60000").await?;
@@ -183,7 +183,7 @@ async fn deadlines_do_not_drift() -> Result<()> {
     }
     until_queued(&mut bed, 2).await;
     let left = deadlines(&mut bed).await?;
-    // The lease of the holder, and the wait of each; a second for the rounding, and those that the clock went on.
+    // The holder's lease and each waiter's own wait, with a second for rounding, less the time that has passed.
     assert!((300_000..=361_000).contains(&left[0]), "{left:?}");
     assert!((left[0] + 14_000..=left[0] + 16_000).contains(&left[1]), "{left:?}");
     unlock(&mut holder, FAIR, "a").await?;
@@ -193,7 +193,7 @@ async fn deadlines_do_not_drift() -> Result<()> {
     Ok(())
 }
 
-/// A place of a client that was killed stands until its deadline, and no longer.
+/// The place of a killed client stays in the queue until its deadline, and no longer.
 #[tokio::test]
 async fn javas_dead_head_is_passed() -> Result<()> {
     if !is_since(&version()?, WAIT_CAN_BE_SET_SINCE) {
@@ -219,7 +219,7 @@ async fn javas_dead_head_is_passed() -> Result<()> {
     Ok(())
 }
 
-/// The place of a killed agent's worker likewise.
+/// The place of a killed agent's worker stays until its deadline, and no longer.
 #[tokio::test]
 async fn our_dead_head_is_passed() -> Result<()> {
     let mut bed = Bed::with(&["--lease", "1500ms"], "").await?;
@@ -238,7 +238,8 @@ async fn our_dead_head_is_passed() -> Result<()> {
     Ok(())
 }
 
-/// `lockInterruptibly` of Redisson's leaves its place behind: it holds everybody off until its deadline, not for ever.
+/// Redisson's `lockInterruptibly` leaves its place in the queue, which blocks everybody until its deadline, not
+/// forever.
 #[tokio::test]
 async fn an_interrupted_thread_leaves_a_place_that_counts_as_dead() -> Result<()> {
     if !is_since(&version()?, WAIT_CAN_BE_SET_SINCE) {
@@ -261,7 +262,8 @@ async fn an_interrupted_thread_leaves_a_place_that_counts_as_dead() -> Result<()
     Ok(())
 }
 
-/// Fair locks with dying waiters, for versions with a configurable wait: see [`WAIT_CAN_BE_SET_SINCE`].
+/// Returns whether dying waiters of this kind are tested: fair locks only in versions with a configurable wait, see
+/// [`WAIT_CAN_BE_SET_SINCE`].
 pub(crate) fn jvms_may_die(kind: Kind, version: &str) -> bool {
     !kind.is_fair() || is_since(version, WAIT_CAN_BE_SET_SINCE)
 }

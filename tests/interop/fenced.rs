@@ -27,7 +27,7 @@ async fn tokens_of_both_sides_grow_in_one_sequence() -> Result<()> {
     };
     for _ in 0..5 {
         rises(java.number("lockAndGetToken").await?);
-        // Redisson counts a re-entry, the agent's keeps its token.
+        // Redisson counts a re-entry; the agent's hold keeps its token.
         rises(java.number("tryLockAndGetToken").await?);
         java.call("unlock").await?;
         bed.begin_wait(&mut worker, kind, "a").await?;
@@ -38,7 +38,7 @@ async fn tokens_of_both_sides_grow_in_one_sequence() -> Result<()> {
         assert_eq!((again.field("holds")?.int()?, token(&again)?), (2, ours));
         assert_eq!(java.number("getToken").await?, ours);
         assert_eq!(unlock(&mut worker, kind, "a").await?, 1);
-        // Within the agent it may be handed on.
+        // Within the agent the lock may pass straight to the next waiter.
         second.send_bytes(&encode(&kind.lock("a", ""))).await?;
         assert_eq!(unlock(&mut worker, kind, "a").await?, 0);
         rises(token(&second.reply().await?.ok()?)?);

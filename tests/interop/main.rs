@@ -1,8 +1,8 @@
-//! The agent beside the real Redisson, on one Redis and the same names: who holds what, who is woken, and what each
-//! side says of the other.
+//! Tests of the agent and the real Redisson on one Redis and the same names: holders, wakeups, and what each side
+//! reports about the other.
 //!
-//! `make interop` builds the Java side, says by `LOCKSCOPE_REDISSON` and `LOCKSCOPE_REDISSON_OTHER` which versions
-//! there are, and runs this.
+//! `make interop` builds the Java side, names the installed versions in `LOCKSCOPE_REDISSON` and
+//! `LOCKSCOPE_REDISSON_OTHER`, and runs these tests.
 
 mod bed;
 mod cluster;

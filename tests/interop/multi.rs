@@ -1,4 +1,4 @@
-//! `RedissonMultiLock` and MLOCK: several locks at once, all or none, beside each other.
+//! `RedissonMultiLock` and MLOCK on the same names: several locks at once, all or none.
 
 use std::time::Duration;
 
@@ -39,7 +39,7 @@ async fn holders(bed: &mut Bed) -> Result<usize> {
     Ok(all)
 }
 
-/// MLOCK in the agent; false when the wait ran out.
+/// Sends an MLOCK to the agent; returns false if the wait timed out.
 async fn mlock(session: &mut Client, words: &str) -> Result<bool> {
     Ok(session.call(&format!("MLOCK {words}")).await?.ok()? != Reply::Null)
 }
@@ -48,7 +48,7 @@ async fn mlock(session: &mut Client, words: &str) -> Result<bool> {
 async fn each_sides_several_locks_keep_the_other_out() -> Result<()> {
     let mut bed = Bed::with(&[], "").await?;
     let mut worker = bed.session().await?;
-    // Java takes them in the order of its list, which need not be ours.
+    // Java acquires them in the order of its list, which may differ from the agent's order.
     let java = Several::new(bed.thread("a", 1), &["c", "a", "b"]);
     java.call("lock").await?;
     assert!(!mlock(&mut worker, "3 a b c NOWAIT").await?);
@@ -83,13 +83,13 @@ async fn a_member_that_is_taken_keeps_both_from_all() -> Result<()> {
     let waiting = java.begin("lock")?;
     let mut worker = bed.session().await?;
     worker.send("MLOCK 3 a b c").await?;
-    // What is free is had by others, for all their waiting.
+    // Others can acquire the free members while these two wait.
     let mut other = bed.session().await?;
     assert!(mlock(&mut other, "2 a b").await?);
     assert!(waiting.is_open());
     other.call("MUNLOCK 2 a b").await?.ok()?;
     single.call("unlock").await?;
-    // One after the other, whoever is first.
+    // Both acquire all of them, in either order.
     let ours = async {
         ensure!(worker.reply().await?.ok()? != Reply::Null, "its wait has no limit");
         worker.call("MUNLOCK 3 a b c").await?.ok()
@@ -122,8 +122,8 @@ async fn several_locks_of_the_dead_are_free() -> Result<()> {
     Ok(())
 }
 
-/// So many sections of each side, by a Java thread for each of these orders in which it takes the locks and as many
-/// sessions of ours, beside others that die or not.
+/// Runs that many sections of each side: one Java thread for each of these orders of acquiring the locks, and as many
+/// sessions of the agent. Other workers may die meanwhile.
 async fn mixed(orders: &[[&str; 3]], each_side: usize, dying: bool) -> Result<()> {
     let mut bed = Bed::with(&[], "").await?;
     let (mut crowd, many) = (Crowd::default(), each_side / orders.len());
@@ -156,19 +156,19 @@ async fn ten_thousand_sections_under_several_locks_at_once() -> Result<()> {
     mixed(&[["a", "b", "c"]; 5], 5_000, false).await
 }
 
-/// Sessions, processes and JVMs die meanwhile, with all of the locks or some of them.
+/// Sessions, processes and JVMs die while they hold some or all of the locks.
 #[tokio::test]
 async fn as_many_beside_workers_that_are_killed() -> Result<()> {
     mixed(&[["a", "b", "c"]; 5], 5_000, true).await
 }
 
-/// Each may hold what the other waits for: both give up after seconds, and it goes on.
+/// Each side may hold what the other waits for: both give up after some seconds, and the sections continue.
 #[tokio::test]
 async fn sections_in_opposite_orders_are_slow_and_go_on() -> Result<()> {
     mixed(&[["c", "b", "a"]], 5, false).await
 }
 
-/// Leases are set on all of them; they end together.
+/// Each lock gets the lease that was asked for, and all of them end together.
 #[tokio::test]
 async fn leases_of_several_end_together() -> Result<()> {
     let mut bed = Bed::with(&[], "").await?;

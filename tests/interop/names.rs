@@ -1,4 +1,4 @@
-//! Names that are hard to quote, to tag, or to read: both sides must mean the same key and the same channel.
+//! Names that are hard to quote, to tag, or to read: both sides must use the same key and the same channel.
 
 use anyhow::{Context as _, Result};
 
@@ -7,7 +7,7 @@ use super::{Bed, Kind};
 
 for_each_kind!(a_name_is_the_same_lock_on_both_sides);
 
-/// Java has text for names, so bytes that are no UTF-8 are left out.
+/// In Java a name is text, so bytes that are not UTF-8 are left out.
 fn names() -> Vec<String> {
     let long = "x".repeat(512);
     let odd = [

@@ -1,4 +1,4 @@
-//! Readers of both sides are inside together, and a writer of either side is inside alone.
+//! Read locks: readers of both sides are inside together, and a writer of either side is inside alone.
 
 use anyhow::{Result, ensure};
 use harness::client::encode;
@@ -8,15 +8,15 @@ use super::bed::{JavaLock, Kind, READ, is_since, lock, unlock, version};
 use super::sections::{Crowd, Dying, Guard, readings, tally};
 use super::{Bed, LEASE};
 
-/// Before that Redisson's renewal of one reader kept dead ones alive (3.43 and older), or stopped for good where a
-/// reader had entered twice (until 3.52).
+/// In earlier versions Redisson's renewal of one reader kept dead ones alive (3.43 and older), or stopped for good when
+/// a reader had entered twice (until 3.52).
 const MARKERS_ARE_RENEWED_RIGHTLY_SINCE: u32 = 53;
 
 fn write() -> Kind {
     Kind::of("write").expect("a word of the table")
 }
 
-/// The read and the write side by the first thread of client `a`.
+/// Returns the read and the write side, used by the first thread of client `a`.
 fn sides(bed: &Bed) -> (JavaLock, JavaLock) {
     (bed.java(READ, "a"), bed.java(write(), "a"))
 }
@@ -56,7 +56,7 @@ async fn readers_of_both_sides_share_and_writers_wait_for_the_last() -> Result<(
     Ok(())
 }
 
-/// One message lets all of them in: Java's sleeping threads wake together, ours go in together.
+/// One message admits all readers: Java's sleeping threads wake together, and the agent's readers enter together.
 #[tokio::test]
 async fn all_readers_come_in_when_a_writer_leaves() -> Result<()> {
     let mut bed = Bed::new().await?;
@@ -82,7 +82,7 @@ async fn all_readers_come_in_when_a_writer_leaves() -> Result<()> {
             reader.send_bytes(&encode(&READ.lock("a", ""))).await?;
             ours.push(reader);
         }
-        // Behind a writer of their own agent ours need not listen.
+        // Waiters behind a writer of their own agent need no subscription.
         bed.until_listening(READ, "a", if ours_writes { 2 } else { 3 }).await;
         if ours_writes {
             assert_eq!(unlock(&mut writer, write(), "a").await?, 0);
@@ -108,7 +108,7 @@ async fn all_readers_come_in_when_a_writer_leaves() -> Result<()> {
     Ok(())
 }
 
-/// The view of the other side's readers at each level of re-entry and partial unlock.
+/// Each side's view of the other side's readers at each level of re-entry and partial unlock.
 #[tokio::test]
 async fn each_side_tells_the_truth_about_the_others_readers() -> Result<()> {
     let mut bed = Bed::with(&["--lease", "60s"], "").await?;
@@ -144,7 +144,7 @@ async fn each_side_tells_the_truth_about_the_others_readers() -> Result<()> {
         assert_eq!(reads.number("getHoldCount").await?, count);
         assert!(reads.is(&format!("isHeldByThread {}", reads.thread_id().await?)).await?);
         assert!(!lock(&mut reader, write(), "a", "NOWAIT").await?);
-        // Beside it ours comes and goes, and takes nothing of Java's with it.
+        // The agent's reader enters and leaves without any effect on Java's hold.
         assert!(lock(&mut reader, READ, "a", "NOWAIT").await?);
         assert_eq!(unlock(&mut reader, READ, "a").await?, 0);
         reads.call("unlock").await?;
@@ -203,7 +203,7 @@ async fn a_writer_of_either_side_becomes_a_reader() -> Result<()> {
     assert!(lock(&mut worker, write(), "a", "").await?);
     assert!(lock(&mut worker, READ, "a", "").await?);
     assert!(writes.is("isLocked").await?);
-    // Before, Redisson's read side did not look for readers beside a writer.
+    // Earlier, Redisson's read side did not look for readers while there was a writer.
     if is_since(&version()?, 24) {
         assert!(reads.is("isLocked").await?);
     }
@@ -221,7 +221,7 @@ async fn a_writer_of_either_side_becomes_a_reader() -> Result<()> {
     assert!(reads.is("tryLock").await?);
     assert!(!lock(&mut worker, READ, "a", "NOWAIT").await?);
     writes.call("unlock").await?;
-    // Of this Redisson tells nobody; who asks comes in.
+    // Redisson sends no message of this, but a new attempt succeeds.
     assert!(lock(&mut worker, READ, "a", "NOWAIT").await?);
     let mut writer = bed.session().await?;
     assert!(!lock(&mut writer, write(), "a", "NOWAIT").await?);
@@ -234,7 +234,7 @@ async fn a_writer_of_either_side_becomes_a_reader() -> Result<()> {
     Ok(())
 }
 
-/// The longest reader's lease keeps writers out, whichever side has it, and not longer.
+/// The longest lease of a reader of either side keeps writers out, but no longer than that.
 #[tokio::test]
 async fn a_writer_comes_in_when_the_last_readers_lease_ends() -> Result<()> {
     let mut bed = Bed::with(&["--poll-max", LEASE], "").await?;
@@ -265,7 +265,7 @@ async fn living_readers_are_kept_and_dead_ones_are_not() -> Result<()> {
     assert!(!lock(&mut writer, write(), "a", "WAIT 9000").await?);
     assert!(!writes.on(2).is("tryLock").await?);
     assert_eq!(bed.holders("a").await?.len(), 2);
-    // Java dies: ours alone is not kept company by its ghost.
+    // Java dies: the agent's reader alone must not keep Java's dead reader alive.
     bed.open("b", "watchdog=4000").await?;
     bed.thread("a", 0).call("close").await?;
     eventually("the dead reader's marker to go", async || {
@@ -280,7 +280,7 @@ async fn living_readers_are_kept_and_dead_ones_are_not() -> Result<()> {
     if !is_since(&version()?, MARKERS_ARE_RENEWED_RIGHTLY_SINCE) {
         return Ok(());
     }
-    // The agent dies beside a living reader of Java's.
+    // The agent dies while Java has a living reader.
     let reads = reads.by(bed.thread("b", 1));
     assert!(lock(&mut reader, READ, "a", "").await?);
     reads.call("lock").await?;
@@ -298,8 +298,8 @@ async fn living_readers_are_kept_and_dead_ones_are_not() -> Result<()> {
     Ok(())
 }
 
-/// So many sections of writers and readings of readers: by four Java threads of two clients and ten sessions of two
-/// agents, on one lock, beside others that die or not.
+/// Runs that many sections of writers and readings of readers on one lock: four Java threads of two clients and ten
+/// sessions of two agents. Other workers may die meanwhile.
 async fn mixed(writing: usize, reading: usize, dying: bool) -> Result<()> {
     let lease = ["--lease", "15s"];
     let mut bed = Bed::with(&lease, "watchdog=15000").await?;
@@ -328,7 +328,7 @@ async fn mixed(writing: usize, reading: usize, dying: bool) -> Result<()> {
             let (key, queues) = ("till", false);
             Dying { agent, guard, counters, counter, clients, key, queues, reads }
         };
-        // Before, a living reader's renewals kept dead ones alive.
+        // In earlier versions a living reader's renewals keep dead ones alive.
         let readers = usize::from(is_since(&version()?, MARKERS_ARE_RENEWED_RIGHTLY_SINCE));
         let (writers, dying) = (dying(writes, false), dying(reads, true));
         let (done, wrote, read) = tokio::join!(crowd.done(), writers.all(1), dying.all(readers));
@@ -351,7 +351,7 @@ async fn ten_thousand_readings_beside_writers_of_both_sides() -> Result<()> {
     mixed(2_400, 10_800, false).await
 }
 
-/// Readers and writers die meanwhile, in the middle of their sections.
+/// Readers and writers die in the middle of their sections.
 #[tokio::test]
 async fn as_many_beside_readers_and_writers_that_are_killed() -> Result<()> {
     mixed(2_400, 10_800, true).await

@@ -1,4 +1,4 @@
-//! Red locks: `RedissonRedLock` over three servers that know nothing of each other, beside the agent's `KIND red`.
+//! Red locks: `RedissonRedLock` over three independent servers, and the agent's `KIND red` on the same names.
 
 use std::sync::Arc;
 
@@ -10,7 +10,7 @@ use super::LEASE;
 use super::bed::{open, shared};
 use super::sections::{Crowd, Dying, Guard, shares, tally};
 
-/// Three servers of red locks, one for all else, an agent, and a Redisson client for each of the three.
+/// Three servers of red locks, one for everything else, an agent, and a Redisson client for each of the three.
 struct RedBed {
     agent: Agent,
     jvm: Arc<Jvm>,
@@ -19,7 +19,7 @@ struct RedBed {
     main: RedisServer,
 }
 
-/// An agent that has reached all of these servers.
+/// Starts an agent, and waits until it has reached all of these servers.
 async fn agent(main: &RedisServer, servers: &[RedisServer], flags: &[&str]) -> Result<Agent> {
     let urls: Vec<_> = servers.iter().map(RedisServer::url).collect();
     let mut all = flags.to_vec();
@@ -49,22 +49,22 @@ impl RedBed {
         Ok(Self { agent, jvm, prefix, servers, main })
     }
 
-    /// A further agent.
+    /// Starts a further agent.
     async fn agent_with(&self, flags: &[&str]) -> Result<Agent> {
         agent(&self.main, &self.servers, flags).await
     }
 
-    /// Leases and polls so long that only a message can have woken whoever wakes.
+    /// Starts both sides with leases and polls so long that only a message can wake a waiter.
     async fn patient() -> Result<Self> {
         Self::new(&["--lease", LEASE, "--poll-max", LEASE], "watchdog=600000").await
     }
 
-    /// The clients, one of each server.
+    /// The names of the clients, one for each server.
     fn clients(&self) -> [String; 3] {
         [0, 1, 2].map(|number| format!("{}{number}", self.prefix))
     }
 
-    /// A Java thread: it belongs to the first client, and its locks to all three.
+    /// Returns a Java thread: it belongs to the first client, and its locks to all three.
     fn thread(&self, thread: u32) -> Thread {
         self.jvm.thread(&self.clients()[0], thread)
     }
@@ -73,7 +73,7 @@ impl RedBed {
         JavaRed { thread: self.thread(thread), guard: Guard::red(&self.clients(), "till") }
     }
 
-    /// A plain lock of a further thread on one of the servers.
+    /// Acquires a plain lock on one of the servers, for a further thread.
     async fn hold_on(&self, server: usize) -> Result<()> {
         let thread = self.jvm.thread(&format!("{}{server}", self.prefix), 99);
         thread.call("getLock till . lock").await.map(drop)
@@ -87,7 +87,7 @@ impl RedBed {
         self.holders_of("till").await
     }
 
-    /// The holders of a lock on each server.
+    /// Returns the holders of a lock on each server.
     async fn holders_of(&self, name: &str) -> Result<Vec<Vec<String>>> {
         let mut holders = Vec::new();
         for server in &self.servers {
@@ -97,13 +97,13 @@ impl RedBed {
         Ok(holders)
     }
 
-    /// Waits until a client of the agent's listens to the lock's channel: on each server.
+    /// Waits until a client of the agent listens to the lock's channel on each server.
     async fn until_we_listen(&self) {
         until_listened(&self.servers).await;
     }
 
-    /// Waits until a Java thread listens to it: it sleeps at the first server's lock, and goes on to the others when it
-    /// has that.
+    /// Waits until a Java thread listens to it: the thread sleeps at the first server's lock, and continues with the
+    /// others once it holds that one.
     async fn until_java_listens(&self) {
         until_listened(&self.servers[..1]).await;
     }
@@ -118,7 +118,7 @@ impl RedBed {
     }
 }
 
-/// Waits until somebody listens to the lock's channel on each of the servers.
+/// Waits until one client listens to the lock's channel on each of the servers.
 async fn until_listened(servers: &[RedisServer]) {
     for server in servers {
         eventually("the waiter to listen", async || {
@@ -135,7 +135,7 @@ impl Drop for RedBed {
     fn drop(&mut self) {
         self.jvm.print_log();
         for client in self.clients() {
-            // A JVM that has ended has closed them.
+            // A JVM that has ended has closed its clients.
             drop(self.jvm.thread(&client, 0).begin("close"));
         }
     }
@@ -227,7 +227,7 @@ async fn our_release_wakes_java() -> Result<()> {
     Ok(())
 }
 
-/// Its thread holds the lock under another client's id on each server, since it has a client for each.
+/// Java's thread holds the lock under a different client id on each server, since it has a client for each.
 #[tokio::test]
 async fn javas_release_wakes_us() -> Result<()> {
     let bed = RedBed::patient().await?;
@@ -244,11 +244,11 @@ async fn javas_release_wakes_us() -> Result<()> {
     Ok(())
 }
 
-/// The number of locks of a test's sections; each has its own crowd.
+/// The number of locks of a test's sections; each has its own workers.
 const TILLS: usize = 5;
 
-/// So many sections of each side, by Java threads and by sessions of two agents, under several red locks, beside others
-/// that die or not.
+/// Runs that many sections of each side under several red locks, by Java threads and by sessions of two agents. Other
+/// workers may die meanwhile.
 async fn mixed(each_side: usize, dying: bool) -> Result<()> {
     let bed = RedBed::new(&[], "").await?;
     let second = bed.agent_with(&[]).await?;
@@ -291,14 +291,14 @@ async fn ten_thousand_sections_of_both_sides() -> Result<()> {
     mixed(5_000, false).await
 }
 
-/// Sessions, processes and JVMs die meanwhile, with a majority of the servers or with fewer.
+/// Sessions, processes and JVMs die while they hold a majority of the servers or fewer.
 #[tokio::test]
 async fn as_many_beside_workers_that_are_killed() -> Result<()> {
     mixed(5_000, true).await
 }
 
-/// Neither side may keep the other out. A crowd of either side contends for one lock, without a pause between sections,
-/// until the first of them is done.
+/// Neither side may keep the other out: workers of both sides contend for one lock, without a pause between sections,
+/// until one side is done.
 #[tokio::test]
 async fn each_side_gets_its_share_of_a_contended_lock() -> Result<()> {
     const EACH: usize = 400;
@@ -318,7 +318,7 @@ async fn each_side_gets_its_share_of_a_contended_lock() -> Result<()> {
     Ok(())
 }
 
-/// An operator's release ends a thread's hold on all servers, whatever id it has there, and wakes both sides.
+/// A forced release ends a thread's hold on all servers, although its id differs there, and wakes both sides.
 #[tokio::test]
 async fn an_operator_releases_what_either_side_holds() -> Result<()> {
     let bed = RedBed::patient().await?;

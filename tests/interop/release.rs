@@ -1,5 +1,5 @@
-//! An operator releases by force what one side holds, on the dashboard: the other side's waiters wake, and the holder
-//! learns that it has lost the lock. Leases are so long that nothing else can have woken them.
+//! Forced releases on the dashboard: the other side's waiters wake, and the holder learns that it has lost the lock.
+//! Leases are so long that nothing else can have woken them.
 
 use anyhow::{Context as _, Result, ensure};
 use harness::{Dashboard, Reply, eventually};
@@ -47,7 +47,7 @@ mod cases {
         bed.begin_wait(&mut worker, kind, "a").await?;
         let another = java.on(2).begin_wait().await?;
         release(&dashboard, "lock").await?;
-        // One message wakes both: whoever is quicker has it, and the other one gets it from there.
+        // One message wakes both: the quicker one acquires the lock, and the other one gets it from there.
         {
             let ours = worker.reply();
             tokio::pin!(ours);

@@ -1,6 +1,6 @@
-//! Critical sections that tell on whoever breaks a lock: a counter in Redis, read and then written under it, by Java
-//! threads and the agent's sessions mixed. Each write is noted in a list; two that were inside together note the same
-//! number. And workers that die meanwhile, inside or on their way in.
+//! Critical sections that reveal a broken lock: Java threads and the agent's sessions read and then write a counter in
+//! Redis under it. Each write is recorded in a list; two workers that were inside together record the same number.
+//! Other workers die meanwhile, inside or while they wait.
 
 use std::time::Duration;
 
@@ -12,19 +12,19 @@ use tokio::task::JoinSet;
 
 use super::bed::{Kind, open, version};
 
-/// Set and noted in one step, so that a worker killed within leaves both or neither.
+/// Sets and records in one step, so that a worker killed meanwhile leaves both or neither.
 const WRITE: &str =
     "redis.call('set', KEYS[1], ARGV[1]) redis.call('rpush', KEYS[2], ARGV[1] .. ' ours')";
 
 /// The time limit of ten thousand sections on a busy machine.
 pub(crate) const LONG: Duration = Duration::from_secs(240);
 
-/// The settings of a Java client that is to die: what it held is free only when its lease has ended, and its threads
-/// in a fair queue count as dead as soon. A JVM that stands still for as long would lose what it holds.
+/// The settings of a Java client that will be killed: what it held is free only when its lease has ended, and its
+/// threads in a fair queue count as dead about as soon. A JVM that pauses for that long would lose what it holds.
 const MORTAL: &str = "watchdog=6000";
 const MORTAL_IN_QUEUES: &str = "watchdog=6000 fairwait=5000";
 
-/// The way to enter a section alone: one lock, several at once, or a red lock.
+/// A way to enter a section alone: one lock, several at once, or a red lock.
 #[derive(Debug, Clone)]
 pub(crate) struct Guard {
     take: Vec<String>,
@@ -43,7 +43,7 @@ impl Guard {
         Self { take: kind.lock(name, ""), give: kind.unlock(name), java: kind.java(name) }
     }
 
-    /// Several locks at once, which Java takes in that order.
+    /// Several locks at once, which Java acquires in that order.
     pub(crate) fn several(names: &[&str]) -> Self {
         let count = names.len().to_string();
         let ours = |verb| words(&[&[verb, count.as_str()], names].concat());
@@ -54,7 +54,7 @@ impl Guard {
         }
     }
 
-    /// A red lock, whose servers each of these Java clients has one of.
+    /// A red lock; these Java clients have one of its servers each.
     pub(crate) fn red(clients: &[String], name: &str) -> Self {
         let members = clients.iter().map(|client| format!("{client}@{name}"));
         Self {
@@ -74,7 +74,7 @@ impl Guard {
         session.call_args(&self.give).await?.ok().map(drop)
     }
 
-    /// A call of the Java lock by a thread.
+    /// Begins a call of the Java lock on a thread.
     pub(crate) fn begin(&self, thread: &Thread, call: &str) -> Result<Pending> {
         let mut chain = self.java.clone();
         chain.push(".".to_owned());
@@ -82,7 +82,7 @@ impl Guard {
         thread.begin_words(&chain)
     }
 
-    /// Sections by a Java thread: see `tests/redisson`.
+    /// Begins sections on a Java thread: see `tests/redisson`.
     pub(crate) fn begin_sections(
         &self,
         thread: &Thread,
@@ -92,7 +92,7 @@ impl Guard {
         self.begin_many("sections", thread, many, counter)
     }
 
-    /// Readings by a Java thread: see `tests/redisson`.
+    /// Begins readings on a Java thread: see `tests/redisson`.
     pub(crate) fn begin_readings(
         &self,
         thread: &Thread,
@@ -122,7 +122,7 @@ async fn read(direct: &mut Client, counter: &str) -> Result<i64> {
     })
 }
 
-/// Reads the counter and writes one more.
+/// Reads the counter and writes the next number.
 async fn count(direct: &mut Client, counter: &str) -> Result<()> {
     let next = (read(direct, counter).await? + 1).to_string();
     let log = format!("{counter}:log");
@@ -130,7 +130,7 @@ async fn count(direct: &mut Client, counter: &str) -> Result<()> {
     Ok(())
 }
 
-/// Sections by one session of an agent.
+/// Runs sections in one session of an agent.
 pub(crate) async fn sections(
     mut session: Client,
     mut direct: Client,
@@ -146,7 +146,7 @@ pub(crate) async fn sections(
     Ok(())
 }
 
-/// Readings by one session: the counter is read twice under the lock of a reader, and nobody may write in between.
+/// Runs readings in one session: it reads the counter twice under a read lock, and nobody may write in between.
 pub(crate) async fn readings(
     mut session: Client,
     mut direct: Client,
@@ -167,13 +167,13 @@ pub(crate) async fn readings(
 /// The summary of all recorded sections.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub(crate) struct Tally {
-    /// Sections in all.
+    /// The number of all sections.
     pub(crate) total: usize,
     /// The number of times the next section belonged to the other side.
     pub(crate) turns: usize,
 }
 
-/// Asserts that each number was written once.
+/// Checks that each number was written once, and returns the summary.
 pub(crate) async fn tally(direct: &mut Client, counter: &str) -> Result<Tally> {
     let total = usize::try_from(read(direct, counter).await?)?;
     let log = direct.call_args(&["LRANGE", &format!("{counter}:log"), "0", "-1"]).await?.ok()?;
@@ -188,7 +188,8 @@ pub(crate) async fn tally(direct: &mut Client, counter: &str) -> Result<Tally> {
     Ok(Tally { total, turns })
 }
 
-/// Returns the sections of the agents' sessions and of the Java threads until one side had `each`, which is all it has.
+/// Returns the sections of the agents' sessions and of the Java threads up to the point where one side has all its
+/// `each`.
 pub(crate) async fn shares(direct: &mut Client, counter: &str, each: usize) -> Result<[usize; 2]> {
     let log = direct.call_args(&["LRANGE", &format!("{counter}:log"), "0", "-1"]).await?.ok()?;
     let mut sections = [0, 0];
@@ -201,13 +202,12 @@ pub(crate) async fn shares(direct: &mut Client, counter: &str, each: usize) -> R
     Ok(sections)
 }
 
-/// Workers of both sides that go on by themselves until their sections are done.
+/// Workers of both sides that run until their sections are done.
 #[derive(Debug, Default)]
 pub(crate) struct Crowd(JoinSet<Result<()>>);
 
 impl Crowd {
-    /// Java threads with that many sections each, and as many sections of each of some sessions; the agents take turns
-    /// in having them.
+    /// Adds Java threads and sessions with that many sections each; the sessions are spread evenly over the agents.
     pub(crate) async fn add(
         &mut self,
         guard: &Guard,
@@ -226,7 +226,7 @@ impl Crowd {
         Ok(())
     }
 
-    /// The call that a Java thread has started.
+    /// Adds a call that a Java thread has started.
     pub(crate) fn await_java(&mut self, begun: Pending) {
         self.0.spawn(async move {
             begun.answer_within(LONG).await??;
@@ -234,7 +234,7 @@ impl Crowd {
         });
     }
 
-    /// The loop of a session.
+    /// Adds the loop of a session.
     pub(crate) fn spawn(&mut self, work: impl Future<Output = Result<()>> + Send + 'static) {
         self.0.spawn(work);
     }
@@ -248,33 +248,34 @@ impl Crowd {
     }
 }
 
-/// Workers that die beside those who go on.
+/// Workers that die while others continue.
 pub(crate) struct Dying<'a> {
     pub(crate) agent: &'a Agent,
     pub(crate) guard: Guard,
     pub(crate) counters: &'a RedisServer,
     pub(crate) counter: &'a str,
-    /// The clients of a JVM that is to be killed, with their servers. The first one's server tells at this key who is
-    /// inside.
+    /// The clients of a JVM that will be killed, with their servers. On the first one's server, `key` holds the ids of
+    /// those inside.
     pub(crate) clients: Vec<(String, &'a RedisServer)>,
     pub(crate) key: &'a str,
-    /// True if its threads stand in a queue.
+    /// True if its threads wait in a queue.
     pub(crate) queues: bool,
     /// True if all of them only read.
     pub(crate) reads: bool,
 }
 
 impl Dying<'_> {
-    /// A hundred sessions, twenty processes, and so many JVMs. Gives how many sections were surely written.
+    /// Kills a hundred sessions, twenty processes, and that many JVMs. Returns how many sections were certainly
+    /// written.
     pub(crate) async fn all(&self, jvms: usize) -> Result<usize> {
         let (sessions, workers, jvms) =
             tokio::join!(self.drop_sessions(100), self.kill_workers(20), self.kill_jvms(jvms));
-        // A killed JVM may have written the section whose answer it never gave.
+        // A killed JVM may have written a section without reporting it.
         jvms?;
         Ok(sessions? + workers?)
     }
 
-    /// Lets a worker die after nothing, a read or a complete write. Returns the number of sections it wrote.
+    /// Performs a worker's last action: nothing, a read or a complete write. Returns the number of sections it wrote.
     async fn last_deed(&self, direct: &mut Client, n: usize) -> Result<usize> {
         match n % 3 {
             0 => Ok(0),
@@ -284,13 +285,13 @@ impl Dying<'_> {
         }
     }
 
-    /// Sessions that are closed while they are inside, or while they wait.
+    /// Closes sessions while they are inside or wait.
     async fn drop_sessions(&self, many: usize) -> Result<usize> {
         let (mut direct, mut wrote) = (self.counters.client().await?, 0);
         for n in 0..many {
             let mut session = self.agent.client().await?;
             if n % 5 == 0 {
-                // Gone before it has the lock, as far as it knows.
+                // It disconnects before it knows that it holds the lock.
                 session.send_bytes(&encode(&self.guard.take)).await?;
                 continue;
             }
@@ -300,7 +301,7 @@ impl Dying<'_> {
         Ok(wrote)
     }
 
-    /// Processes that are killed while they are inside.
+    /// Kills processes while they are inside.
     async fn kill_workers(&self, many: usize) -> Result<usize> {
         let (mut direct, mut wrote) = (self.counters.client().await?, 0);
         let command = self.guard.take.join(" ");
@@ -313,7 +314,7 @@ impl Dying<'_> {
         Ok(wrote)
     }
 
-    /// JVMs that are killed in the middle of their sections.
+    /// Kills JVMs in the middle of their sections.
     async fn kill_jvms(&self, many: usize) -> Result<()> {
         let settings = if self.queues { MORTAL_IN_QUEUES } else { MORTAL };
         let (first, server) = &self.clients[0];

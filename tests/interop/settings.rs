@@ -1,4 +1,4 @@
-//! Settings of Redisson's that services use, and what they mean for the agent beside them.
+//! Settings of Redisson that services use, and their effects on the agent.
 
 use anyhow::Result;
 
@@ -34,7 +34,7 @@ mod cases {
         Ok(())
     }
 
-    /// Leases of both sides differ by far; each keeps its own hold for as long as it wants.
+    /// The leases of both sides differ widely; each side keeps its own hold for as long as it wants.
     pub(super) async fn a_short_watchdog_is_as_good_as_a_long_one(kind: Kind) -> Result<()> {
         let mut bed = Bed::with(&["--lease", super::super::LEASE], "watchdog=4000").await?;
         let java = bed.java(kind, "a");
@@ -53,10 +53,10 @@ mod cases {
     pub(super) async fn a_name_mapper_changes_the_name(kind: Kind) -> Result<()> {
         let version = version()?;
         if kind.is_fair() && !is_since(&version, 52) {
-            // Its queue and its deadlines have the unmapped name there, the lock the mapped one.
+            // Earlier versions map the lock's name, but not those of its queue and its deadlines.
             return Ok(());
         }
-        // The sides of a read-write lock map the name that the lock has mapped already.
+        // In earlier versions the sides of a read-write lock map the name that the lock has already mapped.
         let twice = kind.word == "write" && !is_since(&version, 23);
         let mapped = if twice { "shop:shop:a" } else { "shop:a" };
         let bed = Bed::new().await?;

@@ -1,5 +1,6 @@
-//! The same work by Redisson and by the agent, each alone on the same Redis: how many sections a second. It is printed
-//! (`make interop ARGS='throughput --nocapture'`) and nothing is asked of it but that the work was done: machines differ.
+//! The throughput of Redisson and of the agent at the same work, each alone on the same Redis, in sections a second.
+//! The test prints it (`make interop ARGS='throughput --nocapture'`) and checks only that the work was done: machines
+//! differ.
 
 use anyhow::Result;
 use tokio::time::Instant;
@@ -17,13 +18,13 @@ enum Side {
     Ours,
 }
 
-/// Sections a second by four workers, on one lock or on one each.
+/// Returns the sections a second of four workers, on one lock or on one each.
 async fn measure(kind: Kind, side: Side, shared: bool) -> Result<f64> {
     let mut bed = Bed::with(&[], "").await?;
     let name = |worker: usize| if shared { "till".to_owned() } else { format!("till{worker}") };
     let counter = |worker: usize| format!("counter:{}", name(worker));
     let mut seconds = 0.0;
-    // The first round is for connections and compilers to get warm.
+    // The first round warms up connections and compilers.
     for _ in 0..2 {
         let from = Instant::now();
         let mut crowd = Crowd::default();

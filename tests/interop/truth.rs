@@ -113,7 +113,7 @@ mod cases {
         Ok(())
     }
 
-    /// The worker is told that its lock is lost, at the next renewal at the latest, and never has it back silently.
+    /// The worker learns that its lock is lost, at the next renewal at the latest, and never regains it silently.
     pub(super) async fn java_forces_ours(kind: Kind) -> Result<()> {
         let mut bed = Bed::with(&["--lease", "6s"], "").await?;
         let mut worker = bed.agent.client_with_pushes().await?;
@@ -137,14 +137,14 @@ mod cases {
         Ok(())
     }
 
-    /// Both watchdogs at work on locks of the same names, one after the other, for several of their leases.
+    /// Both watchdogs keep locks alive for several leases, each side's lock against a waiter of the other.
     pub(super) async fn our_hold_is_kept_alive_beside_javas(kind: Kind) -> Result<()> {
         let mut bed = Bed::with(&["--lease", "3s"], "watchdog=3000").await?;
         let java = bed.java(kind, "java");
         java.call("lock").await?;
         let mut worker = bed.session().await?;
         assert!(lock(&mut worker, kind, "ours", "").await?);
-        // Neither has the other's before three leases are over.
+        // Neither side acquires the other's lock before three leases are over.
         assert!(!lock(&mut worker, kind, "java", "WAIT 9000").await?);
         assert!(!bed.java(kind, "ours").on(2).is("tryLock 9000 ms").await?);
         assert!(java.is("isHeldByCurrentThread").await?);

@@ -1,4 +1,4 @@
-//! Assertions of Redisson's own lock tests, applied to two locks of which one is the agent's.
+//! Assertions of Redisson's own lock tests, with one of the two holders in the agent.
 
 use anyhow::Result;
 use harness::{Reply, eventually};
@@ -59,7 +59,8 @@ mod cases {
 
     pub(super) async fn a_killed_agents_lock_is_free_within_its_lease(kind: Kind) -> Result<()> {
         if kind.is_fair() && !is_since(&version()?, 32) {
-            // A thread whose holder was renewed meanwhile sleeps there until a message, which the dead do not send.
+            // In earlier versions a thread whose holder was renewed meanwhile sleeps until a message, which a dead
+            // holder does not send.
             return Ok(());
         }
         let mut bed = Bed::with(&["--lease", "1500ms"], "").await?;
@@ -111,7 +112,7 @@ mod cases {
 
     pub(super) async fn an_interrupted_wait_leaves_nothing(kind: Kind) -> Result<()> {
         if kind.is_fair() {
-            // Redisson's leaves its place: see `fair.rs`.
+            // An interrupted wait of Redisson leaves its place in the queue: see `fair.rs`.
             return Ok(());
         }
         let mut bed = Bed::new().await?;
@@ -130,7 +131,7 @@ mod cases {
         Ok(())
     }
 
-    /// A lease given in the re-entries, and then given back one by one.
+    /// A re-entered hold with a lease, released one by one.
     pub(super) async fn partial_unlock_keeps_the_rest_of_the_lease(kind: Kind) -> Result<()> {
         let mut bed = Bed::with(&[], "").await?;
         let mut worker = bed.session().await?;
@@ -148,8 +149,8 @@ mod cases {
         Ok(())
     }
 
-    /// Many locks waited for by one client that may have one channel per connection and one connection for channels. Not
-    /// fair ones, whose waiters have a channel each: threads of Redisson's then block one another now and then.
+    /// One client waits for many locks with one channel per connection and one connection for channels. Fair locks are
+    /// left out: their waiters have a channel each, and Redisson's threads then block one another now and then.
     pub(super) async fn one_subscription_at_a_time_is_enough(kind: Kind) -> Result<()> {
         if kind.is_fair() {
             return Ok(());

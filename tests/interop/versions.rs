@@ -20,7 +20,7 @@ mod cases {
         Ok((jvm, id))
     }
 
-    /// Each waits for the one before, with leases that nobody would sit out.
+    /// Each waits for the one before, with leases too long to wait for their end.
     pub(super) async fn old_and_new_and_we_in_turn(kind: Kind) -> Result<()> {
         if !kind.is_in(&other_version()?) {
             return Ok(());
@@ -61,7 +61,7 @@ mod cases {
             return Ok(());
         }
         let mut bed = Bed::with(&[], "").await?;
-        // With leases of half a minute: a Java thread that misses a release of a write lock sleeps for as long.
+        // Leases are half a minute: a Java thread that misses a release of a write lock sleeps for that long.
         let (jvm, _) = other(&bed.redis, "").await?;
         let threads = [1, 2].map(|n| [bed.thread("a", n), jvm.thread("other", n)]).concat();
         let (guard, agents) = (Guard::one(kind, "till"), [&bed.agent]);

@@ -1,4 +1,4 @@
-//! Whoever waits on one side has the lock as soon as the other side lets go. Leases and polls are so long that a
+//! Waiters of one side acquire the lock as soon as the other side releases it. Leases and polls are so long that a
 //! waiter which was not woken would still sleep when the test gives up.
 
 use std::time::Duration;
@@ -49,7 +49,7 @@ mod cases {
         Ok(())
     }
 
-    /// The agent hands the lock on among its own workers without a word, but not for ever.
+    /// The agent passes the lock among its own workers without release messages, but not forever.
     pub(super) async fn java_hears_a_handover_chain_end(kind: Kind) -> Result<()> {
         let bed = Bed::new().await?;
         let mut workers = Vec::new();
@@ -59,9 +59,9 @@ mod cases {
             workers.push(worker);
         }
         assert_ne!(workers[0].reply().await?.ok()?, Reply::Null);
-        // Ours need not listen: the one before them tells them.
+        // The agent's own waiters need no subscription: the holder's release notifies them.
         let waiting = bed.java(kind, "a").begin_wait().await?;
-        // They take it again and again, and never all let go: only fairness gives it to Java.
+        // They acquire it again and again, so it is never free for long: only fairness lets Java acquire it.
         let mut turn = 0;
         while waiting.is_open() {
             let worker = &mut workers[turn % 3];
@@ -70,7 +70,7 @@ mod cases {
             worker.send_bytes(&bytes).await?;
             worker.reply().await?.ok()?;
             turn += 1;
-            // Java has it while the next of ours waits: then it has to let go first.
+            // If Java holds the lock while the next worker waits, Java has to release it first.
             let next = &mut workers[turn % 3];
             tokio::select! {
                 granted = next.reply() => assert_ne!(granted?.ok()?, Reply::Null),
@@ -114,8 +114,8 @@ mod cases {
         Ok(())
     }
 
-    /// The message may come when a thread has been refused and does not sleep yet. Redisson's own message of a write lock
-    /// is lost on it then, and it sleeps as long as the lease it was told; leases are ten minutes.
+    /// The message may arrive when a thread has been refused but does not sleep yet. Redisson's own message of a write
+    /// lock is then lost on the thread, which sleeps for the lease it was told: ten minutes.
     pub(super) async fn no_java_thread_is_missed_on_its_way_to_sleep(kind: Kind) -> Result<()> {
         let bed = Bed::new().await?;
         let (mut worker, java) = (bed.session().await?, bed.java(kind, "a"));
@@ -125,7 +125,7 @@ mod cases {
         for round in 0..rounds {
             assert!(lock(&mut worker, kind, "a", "").await?);
             let (locked, unlocked) = (java.begin("lock")?, java.begin("unlock")?);
-            // It has been refused, and listens; now it tries once more, and then it sleeps.
+            // It has been refused and has subscribed; next it tries once more, then it sleeps.
             while !watch.reply().await?.text().to_ascii_uppercase().contains("\"SUBSCRIBE\"") {}
             let from = Instant::now();
             while from.elapsed() < Duration::from_micros(round % 40 * 25) {
@@ -138,7 +138,7 @@ mod cases {
         Ok(())
     }
 
-    /// One release wakes one thread of each client and one waiter of each agent; all others must not be forgotten.
+    /// One release wakes one thread of each client and one waiter of each agent; none of the others may be forgotten.
     pub(super) async fn many_on_both_sides_all_have_it(kind: Kind) -> Result<()> {
         let (mut bed, settings) = Bed::crowded(kind).await?;
         bed.open("b", settings).await?;
@@ -148,7 +148,7 @@ mod cases {
         for thread in 1..=4 {
             for client in ["a", "b"] {
                 let java = bed.java(kind, "a").by(bed.thread(client, thread));
-                // One after the other on the same thread, so that no order of answers is taken for granted.
+                // Both calls run in turn on one thread, so the test assumes no order of answers.
                 javas.push((java.begin("lock")?, java.begin("unlock")?));
             }
             let mut worker = bed.session().await?;
