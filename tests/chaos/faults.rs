@@ -25,7 +25,7 @@ const ALWAYS: [&str; 9] = [
     "data lost",
 ];
 
-/// Longer than the judge lets a queue of fair waiters settle.
+/// A pause longer than the time the judge gives a queue of fair waiters to settle.
 const CALM: Duration = Duration::from_secs(35);
 
 fn faults(kind: Kind) -> Vec<&'static str> {
@@ -46,7 +46,7 @@ fn faults(kind: Kind) -> Vec<&'static str> {
     [ALWAYS.as_slice(), more].concat()
 }
 
-/// Applies faults for that many seconds, each kind once before any comes again. Calm follows each round of them.
+/// Applies faults for that many seconds, each kind once before any repeats. A calm period follows each round.
 pub(crate) async fn inject(stage: &mut Stage, seconds: u64) -> Result<()> {
     let end = Instant::now() + Duration::from_secs(seconds);
     let mut left = faults(stage.servers.kind());
@@ -91,7 +91,7 @@ async fn apply(stage: &mut Stage, fault: &str) -> Result<()> {
         }
         "worker stopped" => {
             let worker = &mut stage.workers[of_worker];
-            // One that ends meanwhile is found before the next fault.
+            // A worker that ends meanwhile is found before the next fault.
             if worker.signal(Signal::STOP).is_ok() {
                 sleep(short).await;
                 worker.thaw().ok();
@@ -122,7 +122,7 @@ async fn apply(stage: &mut Stage, fault: &str) -> Result<()> {
         "data lost" => drop(stage.servers.each("FLUSHALL").await?),
         "lock forced" => {
             let mut client = stage.hosts[of_host].agent.client().await?;
-            // Redis may be out of reach for the agent still.
+            // The agent may still be unable to reach Redis.
             client.call("FORCE plain").await?;
         }
         "master killed" | "master stopped" | "failover" => fail_over(stage, fault, short).await?,
@@ -136,9 +136,9 @@ async fn apply(stage: &mut Stage, fault: &str) -> Result<()> {
     Ok(())
 }
 
-/// Overwrites one byte of a journal, after that part of it in percent.
+/// Overwrites one byte of a journal, at that position in percent.
 fn damage(journal: &Path, part: u64) -> Result<()> {
-    // Before the first session with grace there is none.
+    // Before the first session with grace there is no journal.
     let mut bytes = std::fs::read(journal).unwrap_or_default();
     let at = bytes.len() * usize::try_from(part)? / 100;
     if let Some(byte) = bytes.get_mut(at) {
@@ -148,7 +148,7 @@ fn damage(journal: &Path, part: u64) -> Result<()> {
     Ok(())
 }
 
-/// Promotes a replica while its master is dead, stopped, or well, and waits until that one follows.
+/// Promotes a replica while its master is dead, stopped or healthy, and waits until the old master follows it.
 async fn fail_over(stage: &mut Stage, fault: &str, short: Duration) -> Result<()> {
     stage.servers.settle().await?;
     let masters = stage.servers.masters().await?;

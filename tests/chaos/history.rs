@@ -1,4 +1,4 @@
-//! Histories: the events that workers and the program that injects faults record, one JSON object per line.
+//! Histories: the events that workers and the fault injector record, one JSON object per line.
 
 use std::fs::File;
 use std::io::Write as _;
@@ -44,7 +44,7 @@ pub(crate) enum What {
     },
     /// The session has ended, and its holds with it.
     Disconnected,
-    /// The session goes on with so many holds.
+    /// The session continues with that many holds.
     Resumed {
         holds: usize,
     },
@@ -52,7 +52,7 @@ pub(crate) enum What {
     Killed {
         victim: u32,
     },
-    /// A worker that nobody had killed has ended, with this at the end of its log.
+    /// A worker that nobody killed has ended; this is the end of its log.
     Ended {
         victim: u32,
         log: String,
@@ -67,13 +67,13 @@ pub(crate) enum What {
     Healed {
         locks: Vec<String>,
     },
-    /// A key that was left in Redis after all workers had ended.
+    /// A key that is still in Redis after all workers have ended.
     LeftOver {
         key: String,
     },
 }
 
-/// The boot clock, in nanoseconds.
+/// Returns the boot clock's time in nanoseconds.
 pub(crate) fn now() -> u64 {
     let time = clock_gettime(ClockId::Boottime);
     let part = |n: i64| u64::try_from(n).unwrap_or_default();
@@ -101,7 +101,7 @@ impl Recorder {
     }
 }
 
-/// Reads a history, in the order of the boot clock.
+/// Reads a history, sorted by the boot clock.
 pub(crate) fn read(path: &Path) -> Result<Vec<Event>> {
     let text = std::fs::read_to_string(path).with_context(|| format!("{}", path.display()))?;
     let mut events = Vec::new();

@@ -1,4 +1,4 @@
-//! The judge: finds in a history what a lock must never do. It knows nothing of the agent but what workers were told.
+//! The judge, which finds broken rules in a history. It knows the agent only by its replies to the workers.
 
 use std::collections::{BTreeMap, HashMap, HashSet};
 
@@ -7,15 +7,15 @@ use serde::Serialize;
 use crate::history::{Event, What};
 
 const SECOND: u64 = 1_000_000_000;
-/// Requests that are further apart reach the queue of a fair lock in the order in which they were sent.
+/// Two requests further apart than this reach the queue of a fair lock in the order in which they were sent.
 const QUEUED: u64 = 2 * SECOND;
 /// The time after a fault during which the queue may still lose places of dead waiters.
 const SETTLED: u64 = 20 * SECOND;
 
-/// The time that a grant may take from Redis to its worker: it may be read after its data was lost.
+/// The time that a grant may take from Redis to its worker: the worker may read it after Redis has lost the data.
 const DELIVERED: u64 = 2 * SECOND;
 
-/// One grant and what became of it.
+/// A grant and its end.
 #[derive(Debug, Clone)]
 struct Hold {
     worker: u32,
@@ -25,9 +25,9 @@ struct Hold {
     token: Option<i64>,
     asked: u64,
     from: u64,
-    /// The end of the validity that the worker was told last.
+    /// The end of the validity that the worker received last.
     until: u64,
-    /// The instant at which the worker stopped to rely on it, if it did.
+    /// The instant at which the worker stopped relying on the hold, if it did.
     ended: Option<u64>,
     lost: bool,
 }
@@ -66,13 +66,13 @@ pub(crate) struct Verdict {
     pub(crate) after_data_loss: Vec<Finding>,
     /// The holds that resumed sessions took over.
     pub(crate) resumed: usize,
-    /// How often each rule was applied; one that was never applied shows nothing.
+    /// The number of times that each rule was applied; a rule that was never applied proves nothing.
     pub(crate) applied: BTreeMap<&'static str, usize>,
     pub(crate) faults: BTreeMap<String, Row>,
 }
 
 impl Verdict {
-    /// Adds what the rule was applied to and what it found.
+    /// Adds the number of times that a rule was applied, and its findings.
     fn rule(&mut self, rule: &'static str, applied: usize, found: Vec<Finding>) {
         *self.applied.entry(rule).or_default() += applied;
         self.findings.extend(found);
@@ -133,7 +133,7 @@ fn finding(rule: &'static str, at: u64, first: &Hold, second: &Hold) -> Finding 
     Finding { rule, at, text: format!("{}: {}, {}", second.lock, of(first), of(second)) }
 }
 
-/// The holds in the order of their grants, and how late each loss was reported: the instant and the delay.
+/// Returns the holds in the order of their grants, and the instant and delay of each loss report.
 fn holds(events: &[Event]) -> (Vec<Hold>, Vec<(u64, u64)>) {
     let mut holds: Vec<Hold> = Vec::new();
     let mut open: HashMap<(u32, String), usize> = HashMap::new();
@@ -195,7 +195,7 @@ fn end_all(open: &mut HashMap<(u32, String), usize>, holds: &mut [Hold], worker:
     });
 }
 
-/// Pairs of holds of one lock that exclude each other and were relied on at the same time.
+/// Returns pairs of holds of one lock that exclude each other and were relied on at the same time.
 fn overlaps<'a>(holds: &[&'a Hold]) -> Vec<(&'a Hold, &'a Hold)> {
     let mut found = Vec::new();
     let mut current: Vec<&Hold> = Vec::new();
@@ -209,7 +209,7 @@ fn overlaps<'a>(holds: &[&'a Hold]) -> Vec<(&'a Hold, &'a Hold)> {
     found
 }
 
-/// A request that was sent after another's grant was read must get a greater token, also after a loss of data.
+/// Checks that a request sent after another's grant was read gets a greater token, even after a loss of data.
 fn tokens(holds: &[&Hold]) -> (usize, Vec<Finding>) {
     let (mut applied, mut found) = (0, Vec::new());
     for (i, hold) in holds.iter().enumerate().filter(|(_, hold)| hold.token.is_some()) {
@@ -223,7 +223,7 @@ fn tokens(holds: &[&Hold]) -> (usize, Vec<Finding>) {
     (applied, found)
 }
 
-/// Waiters of a fair lock among others that asked much later, with no fault near: none of those may be granted before.
+/// Checks fair locks without a fault nearby: no request may be granted before one that was sent much earlier.
 fn fair_order(holds: &[&Hold], events: &[Event]) -> (usize, Vec<Finding>) {
     let (mut applied, mut found) = (0, Vec::new());
     for (i, first) in holds.iter().enumerate().filter(|(_, hold)| hold.kind == "fair") {
@@ -239,7 +239,7 @@ fn fair_order(holds: &[&Hold], events: &[Event]) -> (usize, Vec<Finding>) {
     (applied, found)
 }
 
-/// Losses that were read clearly after the validity had ended, though neither agents nor workers were disturbed.
+/// Finds losses that were read well after the end of the validity, although neither agents nor workers were disturbed.
 fn losses_after_the_end(events: &[Event], late: &[(u64, u64)]) -> (usize, Vec<Finding>) {
     let (mut applied, mut found) = (0, Vec::new());
     for &(at, delay) in late {
@@ -257,7 +257,7 @@ fn losses_after_the_end(events: &[Event], late: &[(u64, u64)]) -> (usize, Vec<Fi
     (applied, found)
 }
 
-/// What breaks a rule whatever the holds are, and locks that nobody was granted after the faults.
+/// Adds findings that do not depend on pairs of holds, and locks that nobody was granted after the faults.
 fn after_heal(events: &[Event], holds: &[Hold], verdict: &mut Verdict) {
     for Event { at, what, .. } in events {
         match what {
@@ -285,7 +285,7 @@ fn after_heal(events: &[Event], holds: &[Hold], verdict: &mut Verdict) {
     }
 }
 
-/// The faults: name, start, end, whether Redis lost data.
+/// Returns the faults: name, start, end, and whether Redis lost data.
 fn faults(events: &[Event]) -> impl Iterator<Item = (&str, u64, u64, bool)> {
     events.iter().filter_map(|event| match &event.what {
         What::Fault { name, from, data_lost } => Some((name.as_str(), *from, event.at, *data_lost)),
@@ -293,7 +293,7 @@ fn faults(events: &[Event]) -> impl Iterator<Item = (&str, u64, u64, bool)> {
     })
 }
 
-/// Each fault counts for what happened from its start to the start of the next one.
+/// Makes the table by kind of fault. Each fault accounts for the events from its start to the start of the next one.
 fn table(
     events: &[Event],
     holds: &[Hold],

@@ -1,5 +1,5 @@
-//! `make chaos`: workers of every kind on two agents and a Redis, a seeded mix of faults, and a judge of what the
-//! workers were told.
+//! `make chaos`: workers of every kind on two agents and one Redis, a seeded mix of faults, and a judge of what the
+//! workers observed.
 
 mod faults;
 mod history;
@@ -28,7 +28,7 @@ pub(crate) struct Arguments {
     /// The kind of Redis; several run one after another.
     #[arg(long, value_enum, default_value = "single", value_delimiter = ',')]
     redis: Vec<Choice>,
-    /// The agents' setting of that name, where the master has a replica; with it a failover must not lose a hold.
+    /// The setting of that name for agents whose master has a replica; with it a failover must not lose a hold.
     #[arg(long, default_value_t = 0)]
     pub(crate) min_replicas: u8,
     /// Prints the verdict as JSON.
@@ -37,7 +37,7 @@ pub(crate) struct Arguments {
     /// Stores the history in this file, which must not exist.
     #[arg(long)]
     history: Option<PathBuf>,
-    /// Lets workers ignore losses, to see the judge find it.
+    /// Makes workers ignore losses, to show that the judge finds it.
     #[arg(long)]
     pub(crate) ignore_loss: bool,
     #[command(subcommand)]
@@ -48,7 +48,7 @@ pub(crate) struct Arguments {
 enum Role {
     /// Judges a recorded history.
     Check { file: PathBuf },
-    /// A worker on its own; a run starts these and kills them.
+    /// A single worker; a run starts these and kills them.
     #[command(hide = true)]
     Worker(worker::Arguments),
 }
@@ -78,7 +78,7 @@ impl Choice {
 
 fn main() -> Result<()> {
     let arguments = Arguments::parse();
-    // One thread for all: the children are told to die with the thread that started them.
+    // One thread for everything: the children are set to die with the thread that started them.
     let runtime = tokio::runtime::Builder::new_current_thread().enable_all().build()?;
     match &arguments.role {
         Some(Role::Worker(worker)) => return runtime.block_on(worker::run(worker)),
@@ -104,7 +104,7 @@ fn main() -> Result<()> {
 /// Prints the verdict on a history.
 ///
 /// # Errors
-/// Returns an error if the history breaks a rule, or shows nothing.
+/// Returns an error if the history breaks a rule, or proves nothing.
 fn judged(events: &[history::Event], json: bool) -> Result<()> {
     let verdict = judge::judge(events);
     report::print(&verdict, json)?;

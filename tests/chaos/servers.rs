@@ -53,7 +53,7 @@ impl Servers {
         }
     }
 
-    /// The number of servers, without sentinels.
+    /// Returns the number of servers, without sentinels.
     fn count(&self) -> usize {
         match self {
             Self::Single(_) => 1,
@@ -74,7 +74,7 @@ impl Servers {
         self.node(place).client().await
     }
 
-    /// The places of the masters.
+    /// Returns the places of the masters.
     pub(crate) async fn masters(&mut self) -> Result<Vec<usize>> {
         let mut masters = Vec::new();
         for place in 0..self.count() {
@@ -85,7 +85,7 @@ impl Servers {
         Ok(masters)
     }
 
-    /// Runs a command on each master, and returns the lists that they reply with as one.
+    /// Runs a command on each master, and returns their lists as one.
     pub(crate) async fn each(&mut self, command: &str) -> Result<Vec<String>> {
         let mut all = Vec::new();
         for place in self.masters().await? {
@@ -115,7 +115,7 @@ impl Servers {
         Ok(())
     }
 
-    /// Promotes the replica of the master at that place, which need not reply, and waits until that is known.
+    /// Promotes the replica of the master at that place, which need not reply, and waits until the change is known.
     pub(crate) async fn fail_over(&mut self, master: usize) -> Result<()> {
         let replica = self.replica_of(master);
         match self {
@@ -148,7 +148,8 @@ impl Servers {
         }
     }
 
-    /// The URL for the agent on the side of a master that is cut off. In a cluster it has a user of its own.
+    /// Returns the URL for the agent on the side of a master that is cut off. In a cluster that agent has a separate
+    /// user.
     pub(crate) fn url_on_that_side(&self, ways: &[Proxy]) -> String {
         let places = ways.iter().map(|way| way.url().replace("redis://", ""));
         match self {
@@ -160,7 +161,7 @@ impl Servers {
         }
     }
 
-    /// The ports that this agent reaches through proxies: those of a single server, or of the sentinels.
+    /// Returns the ports that this agent reaches through proxies: that of a single server, or those of the sentinels.
     pub(crate) fn public_ports(&self) -> Result<Vec<u16>> {
         match self {
             Self::Single(server) => Ok(vec![server.port()]),
@@ -173,7 +174,7 @@ impl Servers {
         }
     }
 
-    /// Creates the user of that agent; a server that was restarted has forgotten it.
+    /// Creates the user of that agent, which a server loses when it restarts.
     pub(crate) async fn admit(&mut self) -> Result<()> {
         if self.kind() == Kind::Cluster {
             for place in 0..self.count() {
@@ -184,12 +185,12 @@ impl Servers {
         Ok(())
     }
 
-    /// The place of a master's replica.
+    /// Returns the place of a master's replica.
     fn replica_of(&self, master: usize) -> usize {
         (master + self.count() / 2) % self.count()
     }
 
-    /// Cuts the network between a master and its replica, and between it and everything that could demote it.
+    /// Cuts the network between a master and its replica, and between the master and everything that could demote it.
     pub(crate) async fn isolate(&mut self, master: usize) -> Result<()> {
         let mut old = self.client(master).await?;
         match self {
@@ -209,13 +210,13 @@ impl Servers {
             }
         }
         let mut replica = self.client(self.replica_of(master)).await?;
-        // It cannot begin to follow its master again.
+        // The replica cannot reconnect to its master.
         replica.call("CONFIG SET masterauth nonsense").await?.ok()?;
         replica.call("CLIENT KILL TYPE master").await?.ok()?;
         Ok(())
     }
 
-    /// Ends what [`Self::isolate`] began.
+    /// Reverses [`Self::isolate`].
     pub(crate) async fn rejoin(&mut self, master: usize) -> Result<()> {
         let mut replica = self.client(self.replica_of(master)).await?;
         replica.call_args(&["CONFIG", "SET", "masterauth", ""]).await?.ok()?;
@@ -263,7 +264,7 @@ impl Servers {
     }
 }
 
-/// Returns whether a range of slots of `CLUSTER NODES` has that one.
+/// Returns whether a range of slots of `CLUSTER NODES` contains that slot.
 fn holds(range: &str, slot: u16) -> bool {
     let (first, last) = range.split_once('-').unwrap_or((range, range));
     let bounds = (first.parse::<u16>(), last.parse::<u16>());

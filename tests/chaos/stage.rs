@@ -16,12 +16,12 @@ use harness::random::Random;
 
 /// The agents' lease: long enough for a busy machine.
 pub(crate) const LEASE: Duration = Duration::from_secs(6);
-/// Longer than the places of waiters in a fair queue outlive their agent: living waiters remove those.
+/// A time longer than waiters' places in a fair queue outlive their agent: living waiters remove them.
 const PLACES: Duration = Duration::from_secs(20);
-/// The time in which every lock must be granted, and everything released, once all faults are over.
+/// The time limit, once all faults are over, for every lock to be granted and everything to be released.
 const HEALED: Duration = Duration::from_secs(120);
 
-/// The kind, the locks, and the lease in milliseconds of each of an agent's workers.
+/// The kind, the locks, and the lease in milliseconds of each worker of an agent.
 const WORKERS: [(&str, &[&str], Option<u64>); 16] = [
     ("lock", &["plain"], None),
     ("lock", &["plain"], None),
@@ -56,7 +56,7 @@ pub(crate) struct Stage {
 
 #[derive(Debug)]
 pub(crate) struct Host {
-    /// The ways to a single server or, on the first host, to the sentinels; agents find other servers by themselves.
+    /// The proxies to a single server or, on the first host, to the sentinels; agents find other servers by themselves.
     pub(crate) ways: Vec<Proxy>,
     pub(crate) agent: Agent,
 }
@@ -108,11 +108,11 @@ impl Stage {
         Ok(stage)
     }
 
-    /// Starts the worker of that number.
+    /// Starts the worker with that number.
     pub(crate) fn worker(&mut self, i: usize) -> Result<Process> {
         let (kind, locks, lease) = WORKERS[i % WORKERS.len()];
         let agent = &self.hosts[i / WORKERS.len()].agent;
-        // This very program, also after a build has replaced its file.
+        // This running program, even after a build has replaced its file.
         let program = PathBuf::from(format!("/proc/{}/exe", std::process::id()));
         let mut command = process::command(&program);
         command.arg("worker").args(["--kind", kind]);
@@ -133,7 +133,7 @@ impl Stage {
         Process::spawn("worker", command, &self.folder.join(format!("worker-{i}.log")), None)
     }
 
-    /// Records workers that have ended by themselves, with the end of their logs, and starts others instead.
+    /// Records workers that have ended by themselves, with the end of their logs, and starts new ones.
     pub(crate) fn replace_ended(&mut self) -> Result<()> {
         for i in 0..self.workers.len() {
             let worker = &mut self.workers[i];
@@ -148,7 +148,7 @@ impl Stage {
         Ok(())
     }
 
-    /// Waits until every lock has been granted again, ends the workers, and looks for what they left in Redis.
+    /// Waits until every lock has been granted again, ends the workers, and looks for their leftovers in Redis.
     pub(crate) async fn heal(&mut self) -> Result<()> {
         for host in &self.hosts {
             eventually("the agent to be ready", async || {
@@ -183,7 +183,7 @@ impl Stage {
         let end = Instant::now() + HEALED;
         loop {
             let keys = self.servers.each("KEYS *").await?.into_iter();
-            // Agents and tokens stay.
+            // Keys of agents and of tokens remain.
             let left: Vec<_> = keys
                 .filter(|key| {
                     !key.starts_with("lockscope:") && !key.starts_with("redisson_lock_token:")

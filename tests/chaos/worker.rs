@@ -24,7 +24,7 @@ pub(crate) struct Arguments {
     lock: Vec<String>,
     #[arg(long)]
     lease_ms: Option<u64>,
-    /// A worker that ignores reported losses and its deadlines, to show that the judge finds it.
+    /// Ignores reported losses and deadlines, to show that the judge finds it.
     #[arg(long)]
     ignore_loss: bool,
     /// Asks for grace, and resumes its session when the connection has ended.
@@ -44,7 +44,7 @@ struct Worker<'a> {
     random: Random,
     /// The id and secret of a session with grace.
     session: Option<(String, String)>,
-    /// The instant until which it is worth trying to resume the session.
+    /// The instant until which the worker tries to resume the session.
     resumable: Instant,
 }
 
@@ -54,7 +54,7 @@ pub(crate) async fn run(arguments: &Arguments) -> Result<()> {
     let mut worker =
         Worker { arguments, recorder, random, session: None, resumable: Instant::now() };
     loop {
-        // Without grace a session ends with its agent or its connection; the next one starts with no hold.
+        // Without grace a session ends with its agent or its connection; the next one starts without a hold.
         let ended = worker.run().await;
         if worker.session.is_none() || Instant::now() > worker.resumable {
             worker.session = None;
@@ -101,7 +101,7 @@ impl Worker<'_> {
         Ok(())
     }
 
-    /// Takes over what is left of the last session, and returns whether it has a hold.
+    /// Resumes the rest of the last session, and returns whether it holds a lock.
     async fn resume(&mut self, client: &mut Client) -> Result<bool> {
         let Some((id, secret)) = &self.session else { return Ok(false) };
         let reply = client.call(&format!("RESUME {id} {secret}")).await?;
@@ -120,7 +120,7 @@ impl Worker<'_> {
                     lock,
                     until: u64::try_from(hold.field("valid_until_ns")?.int()?)?,
                 },
-                // What is missing is no longer relied on.
+                // The worker no longer relies on a missing hold.
                 None => What::Releasing { lock },
             })?;
         }
@@ -154,7 +154,7 @@ impl Worker<'_> {
         Ok(true)
     }
 
-    /// Holds for a while, mostly a short one, and records events meanwhile.
+    /// Holds for a while, usually a short one, and records events meanwhile.
     async fn hold(&mut self, client: &mut Client) -> Result<()> {
         let long = self.random.below(8) == 0;
         let ms = if long { self.random.below(8_000) } else { self.random.below(200) };
@@ -185,7 +185,7 @@ impl Worker<'_> {
     }
 
     async fn release(&mut self, client: &mut Client) -> Result<()> {
-        // Events that have arrived already come first.
+        // Events that have already arrived come first.
         while client.pushes() > 0 {
             let push = client.push().await?;
             self.event(&push)?;
@@ -197,7 +197,7 @@ impl Worker<'_> {
         let command =
             if lock.len() > 1 { format!("MUNLOCK {}", lock.len()) } else { "UNLOCK".to_owned() };
         client.call(&format!("{command} {} KIND {kind}", lock.join(" "))).await?;
-        // Events about this hold have arrived before the reply and no longer matter.
+        // Events about this hold that arrived before the reply no longer matter.
         while client.pushes() > 0 {
             client.push().await?;
         }

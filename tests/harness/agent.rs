@@ -10,7 +10,7 @@ use crate::process::{self, Process};
 use crate::redis::{RedisServer, random_port};
 use crate::{Client, RedisCluster, eventually, http, programs};
 
-/// A running agent: own folder for socket and state, own HTTP port. Killed when dropped.
+/// A running agent with its own folder for socket and state, and its own HTTP port. Killed when dropped.
 #[derive(Debug)]
 pub struct Agent {
     process: Process,
@@ -21,10 +21,10 @@ pub struct Agent {
     folder: TempDir,
 }
 
-/// Variables beyond those that every process has.
+/// Variables in addition to those of every process.
 type Environment = Vec<(String, String)>;
 
-/// The command line of an agent that keeps all it has in `folder`.
+/// Returns the command line of an agent that keeps its socket and state in `folder`.
 ///
 /// # Errors
 /// Returns an error if the program cannot be built.
@@ -37,7 +37,7 @@ pub fn command(folder: &Path, redis_url: &str, http: u16, flags: &[String]) -> R
 }
 
 impl Agent {
-    /// Starts one with its own settings.
+    /// Starts an agent with default settings.
     ///
     /// # Errors
     /// Returns an error if it does not start.
@@ -45,7 +45,7 @@ impl Agent {
         Self::with(redis, &[]).await
     }
 
-    /// Starts one with further flags.
+    /// Starts an agent with further flags.
     ///
     /// # Errors
     /// Returns an error if it does not start.
@@ -53,7 +53,7 @@ impl Agent {
         Self::in_environment(redis, flags, &[]).await
     }
 
-    /// Starts one with further flags and variables.
+    /// Starts an agent with further flags and variables.
     ///
     /// # Errors
     /// Returns an error if it does not start.
@@ -65,7 +65,7 @@ impl Agent {
         Self::ready(&redis.url(), flags, environment).await
     }
 
-    /// Starts one on a cluster, with further flags.
+    /// Starts an agent on a cluster, with further flags.
     ///
     /// # Errors
     /// Returns an error if it does not start.
@@ -84,7 +84,7 @@ impl Agent {
         Ok(agent)
     }
 
-    /// Starts one for a Redis at this address, which need not exist, and waits only for its socket.
+    /// Starts an agent for a Redis at this address, which need not exist, and waits only for its socket.
     ///
     /// # Errors
     /// Returns an error if it does not start.
@@ -114,7 +114,7 @@ impl Agent {
         bail!("no port is free for the agent")
     }
 
-    /// Ends it if it still runs, and restarts it in the same folder.
+    /// Restarts the agent in the same folder, and kills it first if it still runs.
     ///
     /// # Errors
     /// Returns an error if it does not start.
@@ -138,7 +138,7 @@ impl Agent {
         self.folder.path()
     }
 
-    /// Its HTTP port on 127.0.0.1.
+    /// Returns its HTTP port on 127.0.0.1.
     #[must_use]
     pub fn http(&self) -> u16 {
         self.http
@@ -149,12 +149,12 @@ impl Agent {
         self.process.pid()
     }
 
-    /// The process, to be frozen, asked to end, or killed.
+    /// Returns the process, to freeze, terminate or kill it.
     pub fn process(&mut self) -> &mut Process {
         &mut self.process
     }
 
-    /// A new session.
+    /// Opens a new session.
     ///
     /// # Errors
     /// Returns an error if it cannot be reached.
@@ -162,7 +162,7 @@ impl Agent {
         Client::unix(&self.socket()).await
     }
 
-    /// A new session that speaks RESP3.
+    /// Opens a new session with RESP3.
     ///
     /// # Errors
     /// Returns an error if it cannot be reached.
@@ -191,12 +191,12 @@ impl Agent {
     }
 }
 
-/// Metrics in Prometheus' text format.
+/// Metrics in Prometheus's text format.
 #[derive(Debug, Clone)]
 pub struct Metrics(pub String);
 
 impl Metrics {
-    /// The sum of a metric's series that carry all these labels; zero if there are none.
+    /// Returns the sum of a metric's series with all these labels; zero if there are none.
     #[must_use]
     pub fn sum(&self, metric: &str, labels: &[(&str, &str)]) -> f64 {
         let carries = |series: &str| {
@@ -210,7 +210,7 @@ impl Metrics {
     }
 }
 
-/// Starts an agent and waits for its socket; nothing when the port was taken.
+/// Starts an agent and waits for its socket; returns `None` if the port was taken.
 async fn spawn(
     folder: &Path,
     redis_url: &str,

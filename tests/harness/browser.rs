@@ -1,4 +1,4 @@
-//! A real browser: chromium without a window, driven over `WebDriver`.
+//! A real headless chromium, driven through `WebDriver`.
 
 use std::net::TcpListener;
 use std::path::Path;
@@ -15,7 +15,7 @@ use crate::process::{self, Process};
 use crate::redis::random_port;
 use crate::{PATIENCE, eventually, http};
 
-/// Browsers that run at once: more of them would only keep each other, and all other tests, from starting.
+/// The limit of browsers that run at once: more of them would only slow each other and all other tests down.
 static TURNS: Semaphore = Semaphore::const_new(2);
 /// The time limit for a browser to start on a busy machine.
 const TO_START: Duration = Duration::from_secs(120);
@@ -30,7 +30,7 @@ pub struct Browser {
     _turn: SemaphorePermit<'static>,
 }
 
-/// Keys that have no character, as `WebDriver` writes them.
+/// Keys without a character, as `WebDriver` encodes them.
 pub const ENTER: &str = "\u{e007}";
 pub const ESCAPE: &str = "\u{e00c}";
 
@@ -48,7 +48,7 @@ const ARGUMENTS: [&str; 10] = [
 ];
 
 impl Browser {
-    /// Starts chromedriver and a browser with a profile of its own.
+    /// Starts chromedriver and a browser with a new profile.
     ///
     /// # Errors
     /// Returns an error if either is not installed or does not start.
@@ -63,7 +63,7 @@ impl Browser {
         let log = profile.path().join("chromedriver.log");
         let mut started = None;
         for port in std::iter::repeat_with(random_port).take(20) {
-            // Another program that has the port would answer in its place.
+            // Another program on the port would answer instead.
             if TcpListener::bind(("127.0.0.1", port)).is_ok()
                 && let Some(process) = drive(&driver, port, &log).await?
             {
@@ -95,7 +95,7 @@ impl Browser {
         Ok(())
     }
 
-    /// Runs JavaScript in the page, and gives what it returns.
+    /// Runs JavaScript in the page, and returns its value.
     ///
     /// # Errors
     /// Returns an error if it throws.
@@ -103,7 +103,7 @@ impl Browser {
         self.command("execute/sync", &json!({"script": script, "args": []})).await
     }
 
-    /// Gives the page the size of a window or a phone, and the colours that the reader prefers.
+    /// Sets the page's size, of a window or a phone, and the reader's preferred colours.
     ///
     /// # Errors
     /// Returns an error if the browser does not answer.
@@ -118,7 +118,7 @@ impl Browser {
         self.devtools("Emulation.setEmulatedMedia", &json!({"features": features})).await
     }
 
-    /// Lets pages believe to be in a time zone, such as `Asia/Kolkata`.
+    /// Sets the time zone that pages see, such as `Asia/Kolkata`.
     ///
     /// # Errors
     /// Returns an error if the browser does not answer.
@@ -146,7 +146,7 @@ impl Browser {
         Ok(())
     }
 
-    /// Returns what the window shows, as a PNG.
+    /// Returns a screenshot of the window, as a PNG.
     ///
     /// # Errors
     /// Returns an error if the browser does not answer.
@@ -157,7 +157,7 @@ impl Browser {
         Ok(BASE64_STANDARD.decode(encoded)?)
     }
 
-    /// Presses a key and lets it go, wherever the focus is.
+    /// Presses and releases a key, at the current focus.
     ///
     /// # Errors
     /// Returns an error if the browser does not answer.
@@ -168,7 +168,7 @@ impl Browser {
         Ok(())
     }
 
-    /// The window that commands go to.
+    /// Returns the window that receives commands.
     ///
     /// # Errors
     /// Returns an error if the browser does not answer.
@@ -178,7 +178,7 @@ impl Browser {
         Ok(json["value"].as_str().context("no window")?.to_owned())
     }
 
-    /// Opens another window beside the first, to which commands go from now on.
+    /// Opens another window, which receives commands from now on.
     ///
     /// # Errors
     /// Returns an error if the browser does not open it.
@@ -189,7 +189,7 @@ impl Browser {
         Ok(handle)
     }
 
-    /// Lets commands go to that window.
+    /// Directs commands to that window.
     ///
     /// # Errors
     /// Returns an error if there is none.
@@ -204,7 +204,7 @@ impl Browser {
     }
 }
 
-/// Closing the session ends chromium; chromedriver alone would leave it behind when killed.
+/// Closes the session, which ends chromium; if only chromedriver were killed, chromium would keep running.
 impl Drop for Browser {
     fn drop(&mut self) {
         let request = format!(
@@ -220,12 +220,12 @@ impl Drop for Browser {
             stream.read_exact(&mut [0; 16])?;
             Ok(())
         };
-        // A browser that has gone already needs no closing.
+        // A browser that has already ended needs no closing.
         close().unwrap_or_default();
     }
 }
 
-/// Starts chromedriver, and waits until it answers; nothing when the port was taken meanwhile.
+/// Starts chromedriver, and waits until it answers; returns `None` if the port was taken meanwhile.
 async fn drive(driver: &Path, port: u16, log: &Path) -> Result<Option<Process>> {
     let mut command = process::command(driver);
     command.arg(format!("--port={port}"));

@@ -1,4 +1,4 @@
-//! A client of Redis and of the agent: one connection, every byte in sight.
+//! A client of Redis and of the agent: one connection, with access to every byte.
 
 use std::collections::VecDeque;
 use std::fmt;
@@ -31,7 +31,7 @@ impl fmt::Debug for Client {
     }
 }
 
-/// A command's bytes, as an array of strings.
+/// Encodes a command as an array of strings.
 #[must_use]
 pub fn encode<A: AsRef<[u8]>>(args: &[A]) -> Vec<u8> {
     let mut bytes = format!("*{}\r\n", args.len()).into_bytes();
@@ -58,7 +58,7 @@ impl Client {
         Ok(Self::over(connected.with_context(|| format!("cannot connect to {}", path.display()))?))
     }
 
-    /// Goes on with a connection that was made elsewhere.
+    /// Continues with a connection that was made elsewhere.
     ///
     /// # Errors
     /// Returns an error if the kernel refuses.
@@ -75,7 +75,7 @@ impl Client {
         Self::tcp_at("127.0.0.1", port).await
     }
 
-    /// Connects to a port of this host, by one of its addresses.
+    /// Connects to a port of this host, through one of its addresses.
     ///
     /// # Errors
     /// Returns an error if nobody listens there.
@@ -85,7 +85,7 @@ impl Client {
         Ok(Self::over(stream))
     }
 
-    /// Runs a command of words, and gives its reply; errors are replies too.
+    /// Runs a command of words, and returns its reply; errors are replies too.
     ///
     /// # Errors
     /// Returns an error if the connection fails or no reply comes within [`PATIENCE`].
@@ -94,7 +94,7 @@ impl Client {
         self.reply().await.with_context(|| format!("no reply to `{words}`"))
     }
 
-    /// Runs a command whose arguments are any bytes.
+    /// Runs a command whose arguments are arbitrary bytes.
     ///
     /// # Errors
     /// Returns an error if the connection fails or no reply comes within [`PATIENCE`].
@@ -112,7 +112,7 @@ impl Client {
         self.send_bytes(&encode(&args)).await
     }
 
-    /// Sends these very bytes.
+    /// Sends exactly these bytes.
     ///
     /// # Errors
     /// Returns an error if the connection fails, or the other side reads nothing for [`PATIENCE`].
@@ -121,7 +121,7 @@ impl Client {
         Ok(())
     }
 
-    /// The next reply; pushes before it are put aside for [`Self::push`].
+    /// Returns the next reply; pushes before it are kept for [`Self::push`].
     ///
     /// # Errors
     /// Returns an error if the connection ends, or none comes within [`PATIENCE`].
@@ -134,7 +134,7 @@ impl Client {
         }
     }
 
-    /// The next push, as words.
+    /// Returns the next push, as words.
     ///
     /// # Errors
     /// Returns an error if a reply comes, the connection ends, or none comes within [`PATIENCE`].
@@ -155,7 +155,7 @@ impl Client {
         self.pushes.len()
     }
 
-    /// Says that nothing more will be sent, and goes on reading.
+    /// Closes the sending direction, and continues to read.
     ///
     /// # Errors
     /// Returns an error if the connection fails.
@@ -163,10 +163,10 @@ impl Client {
         Ok(self.stream.shutdown().await?)
     }
 
-    /// Reads until the other side closes, and gives what replies there were.
+    /// Reads until the other side closes, and returns the replies.
     ///
     /// # Errors
-    /// Returns an error if it does not close within [`PATIENCE`], or sends what is no reply.
+    /// Returns an error if it does not close within [`PATIENCE`], or sends something that is not a reply.
     pub async fn until_closed(&mut self) -> Result<Vec<Reply>> {
         let mut replies = Vec::new();
         while let Some(reply) = self.read_one().await? {
@@ -179,7 +179,7 @@ impl Client {
         self.read_one().await?.context("the connection was closed")
     }
 
-    /// The next reply or push; nothing at the connection's end.
+    /// Reads the next reply or push; returns `None` at the connection's end.
     async fn read_one(&mut self) -> Result<Option<Reply>> {
         loop {
             if let Some((reply, taken)) = Reply::decode(&self.bytes[self.done..])? {
@@ -188,13 +188,13 @@ impl Client {
             }
             self.bytes.drain(..self.done);
             self.done = 0;
-            // Twice as much each time: a long reply is looked at a few times only.
+            // The buffer doubles each time, so that a long reply is parsed only a few times.
             self.bytes.reserve(self.bytes.len().max(16 << 10));
             let read = timeout(PATIENCE, self.stream.read_buf(&mut self.bytes)).await;
             match read.with_context(|| format!("nothing came within {PATIENCE:?}"))? {
                 Ok(0) => return Ok(None),
                 Ok(_) => {}
-                // A Unix peer that closes with bytes of ours unread resets.
+                // A Unix peer that closes with our bytes unread resets the connection.
                 Err(error) if error.kind() == std::io::ErrorKind::ConnectionReset => {
                     return Ok(None);
                 }

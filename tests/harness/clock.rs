@@ -1,4 +1,4 @@
-//! A clock on the wall that a test can set, for processes of its own.
+//! A wall clock that a test can set for its child processes.
 
 use std::path::PathBuf;
 use std::process::Command;
@@ -15,12 +15,12 @@ pub struct WallClock {
 }
 
 impl WallClock {
-    /// One that is right.
+    /// Creates a clock that shows the right time.
     ///
     /// # Errors
     /// Returns an error if libfaketime is not installed.
     pub fn new() -> Result<Self> {
-        // Where the library is depends on the system; its wrapper knows.
+        // The library's location depends on the system; its wrapper knows it.
         let wrapper = ["-m", "-f", "+0", "sh", "-c", "echo \"$LD_PRELOAD\""];
         let told = Command::new("faketime").args(wrapper).output();
         let told = told.context("no faketime; `make deps` installs it")?;
@@ -32,7 +32,7 @@ impl WallClock {
         Ok(clock)
     }
 
-    /// The variables of a process that is to go by it.
+    /// Returns the variables of a process that uses this clock.
     #[must_use]
     pub fn environment(&self) -> Vec<(&'static str, String)> {
         vec![
@@ -44,21 +44,21 @@ impl WallClock {
         ]
     }
 
-    /// Sets it so many seconds before or after the right time.
+    /// Sets the clock that many seconds before or after the right time.
     ///
     /// # Errors
     /// Returns an error if its file cannot be written.
     pub fn set(&self, ahead: i64) -> Result<()> {
-        // Never seen half written.
+        // The rename prevents reads of a half-written file.
         let next = self.folder.path().join("next");
         std::fs::write(&next, format!("{ahead:+}\n"))?;
         Ok(std::fs::rename(next, self.file())?)
     }
 
-    /// Removes what the library has left in shared memory for a process of this pid, which was killed and could not do so.
+    /// Removes what the library left in shared memory for a killed process with this pid.
     pub fn clear_up(pid: u32) {
         for kind in ["faketime_shm", "sem.faketime_sem"] {
-            // One that ended by itself has left nothing.
+            // A process that ended by itself has left nothing.
             std::fs::remove_file(format!("/dev/shm/{kind}_{pid}")).unwrap_or_default();
         }
     }

@@ -7,26 +7,26 @@ use redisson::slot::SLOTS;
 use crate::redis::random_port;
 use crate::{Client, RedisServer, Reply, eventually};
 
-/// Nodes that notice nothing by themselves for as long as any test runs: on a busy machine a short time would make
-/// them fail over when nobody wants it. A test that wants it says so ([`RedisCluster::take_over`]).
+/// Settings of nodes that never fail over by themselves during a test: on a busy machine a short timeout would make
+/// them fail over unasked. A test requests a failover with [`RedisCluster::take_over`].
 const NODE: [(&str, &str); 3] = [
     ("cluster-enabled", "yes"),
     ("cluster-config-file", "nodes.conf"),
     ("cluster-node-timeout", "600000"),
 ];
 
-/// Running nodes that make up a cluster: first the masters, with the slots shared out among them in order, then the
-/// replicas, each of the master at its place among them.
+/// Running nodes of a cluster: first the masters, with the slots divided among them in order, then the replicas, in the
+/// order of their masters.
 #[derive(Debug)]
 pub struct RedisCluster {
     nodes: Vec<RedisServer>,
     masters: u16,
-    /// The nodes' ports for TLS; none where they have none.
+    /// The nodes' ports for TLS; empty without TLS.
     tls: Vec<u16>,
 }
 
 impl RedisCluster {
-    /// Starts so many masters and replicas, and waits until they serve.
+    /// Starts that many masters and replicas, and waits until they serve.
     ///
     /// # Errors
     /// Returns an error if there is no redis-server, or one does not start.
@@ -38,7 +38,7 @@ impl RedisCluster {
         Self::of(nodes, masters, Vec::new()).await
     }
 
-    /// Starts so many masters that are reached by TLS, by others than tests, and reach one another so.
+    /// Starts that many masters with TLS ports, which programs and the nodes themselves use; tests use plain ones.
     ///
     /// # Errors
     /// Returns an error if there is no redis-server with TLS, or one does not start.
@@ -67,7 +67,7 @@ impl RedisCluster {
         bail!("redis-server with TLS does not start")
     }
 
-    /// Starts one of a single old node: Redis 6.2.
+    /// Starts a cluster of one old node: Redis 6.2.
     ///
     /// # Errors
     /// Returns an error if it is not installed, or does not start.
@@ -89,7 +89,7 @@ impl RedisCluster {
                 client.call_args(&words).await?.ok()?;
             }
         }
-        // Each with each: to hear of one another by a third would take seconds.
+        // Every pair meets directly: nodes would take seconds to discover each other through a third one.
         for (place, node) in cluster.nodes.iter().enumerate() {
             let mut client = node.client().await?;
             for port in cluster.ports().skip(place + 1) {
@@ -105,7 +105,7 @@ impl RedisCluster {
         Ok(cluster)
     }
 
-    /// Starts one more node, a master that has no slots yet, and waits until all know it. Gives its place.
+    /// Starts another node, a master without slots, and waits until all know it. Returns its place.
     ///
     /// # Errors
     /// Returns an error if it does not start.
@@ -134,7 +134,7 @@ impl RedisCluster {
         Ok(place)
     }
 
-    /// The slots of a master, from and to; none where it is a replica.
+    /// Returns the first and last slot of a master; `None` for a replica.
     fn range(&self, place: usize) -> Option<(u16, u16)> {
         let place = u16::try_from(place).ok().filter(|place| *place < self.masters)?;
         let share = SLOTS / self.masters;
@@ -166,7 +166,7 @@ impl RedisCluster {
             Ok(())
         })
         .await;
-        // Agents that ask a master must be told of it too.
+        // Agents that ask a master must learn about it too.
         let port = self.nodes[place].port().to_string();
         for node in &self.nodes {
             eventually("all to know the replica", async || {
@@ -179,13 +179,13 @@ impl RedisCluster {
         Ok(())
     }
 
-    /// The ports by which programs, and the nodes, reach the nodes.
+    /// Returns the ports through which programs, and the nodes, reach the nodes.
     fn ports(&self) -> impl Iterator<Item = u16> {
         let plain = self.nodes.iter().map(RedisServer::port);
         self.tls.iter().copied().chain(plain.skip(self.tls.len()))
     }
 
-    /// Its address for programs: all the nodes.
+    /// Returns the cluster's URL for programs, with all the nodes.
     #[must_use]
     pub fn url(&self) -> String {
         let nodes: Vec<String> = self.ports().map(|port| format!("127.0.0.1:{port}")).collect();
@@ -193,12 +193,12 @@ impl RedisCluster {
         format!("{scheme}+cluster://{}", nodes.join(","))
     }
 
-    /// A node, by its place.
+    /// Returns a node, by its place.
     pub fn node(&mut self, place: usize) -> &mut RedisServer {
         &mut self.nodes[place]
     }
 
-    /// The place of the master that had a key's slot in the beginning.
+    /// Returns the place of the master that had a key's slot at the start.
     #[must_use]
     pub fn home(&self, key: &str) -> usize {
         let slot = slot(key.as_bytes());
@@ -206,7 +206,7 @@ impl RedisCluster {
         (0..usize::from(self.masters)).find(has).unwrap_or(0)
     }
 
-    /// A name for each master that begins so and is at home there.
+    /// Returns a name for each master, with this prefix and a slot of that master.
     #[must_use]
     pub fn names(&self, prefix: &str) -> Vec<String> {
         let name_at = |place: usize| {
@@ -216,7 +216,7 @@ impl RedisCluster {
         (0..usize::from(self.masters)).filter_map(name_at).collect()
     }
 
-    /// A new connection to a node.
+    /// Opens a new connection to a node.
     ///
     /// # Errors
     /// Returns an error if it cannot be reached.
@@ -228,7 +228,7 @@ impl RedisCluster {
         Ok(self.client(place).await?.call("CLUSTER MYID").await?.ok()?.text())
     }
 
-    /// Begins to move a slot: from here on its keys are on either node.
+    /// Begins to move a slot: from now on its keys are on either node.
     ///
     /// # Errors
     /// Returns an error if a node refuses.
@@ -276,7 +276,7 @@ impl RedisCluster {
         for place in [to, from] {
             let command = format!("CLUSTER SETSLOT {slot} NODE {id}");
             match self.client(place).await?.call(&command).await? {
-                // A master whose last slot this was may have become a replica by itself.
+                // A master that has lost its last slot by this may have become a replica by itself.
                 Reply::Error(text) if place == from && text.contains("only with masters") => {}
                 reply => drop(reply.ok()?),
             }
@@ -284,7 +284,7 @@ impl RedisCluster {
         Ok(())
     }
 
-    /// Makes a replica the master in place of its own, whatever has become of that, and waits until the other masters
+    /// Makes a replica the master in place of its own, in whatever state that is, and waits until the other masters
     /// know.
     ///
     /// # Errors

@@ -14,7 +14,7 @@ use crate::process::{self, Process};
 use crate::redis::random_port;
 use crate::{eventually, http, programs};
 
-/// A running dashboard on a port of its own. Killed when dropped.
+/// A running dashboard with its own port. Killed when dropped.
 #[derive(Debug)]
 pub struct Dashboard {
     process: Process,
@@ -25,7 +25,7 @@ pub struct Dashboard {
     folder: TempDir,
 }
 
-/// The command line of a dashboard that listens on this port of 127.0.0.1.
+/// Returns the command line of a dashboard that listens on this port of 127.0.0.1.
 ///
 /// # Errors
 /// Returns an error if the program cannot be built.
@@ -37,7 +37,7 @@ pub fn command(redis_url: &str, port: u16, flags: &[String]) -> Result<Command> 
 }
 
 impl Dashboard {
-    /// Starts one with further flags on any free port, and waits until it listens.
+    /// Starts a dashboard with further flags on any free port, and waits until it listens.
     ///
     /// # Errors
     /// Returns an error if it does not start.
@@ -45,7 +45,7 @@ impl Dashboard {
         Self::prefer(random_port(), redis_url, flags).await
     }
 
-    /// Starts one with further flags and variables.
+    /// Starts a dashboard with further flags and variables.
     ///
     /// # Errors
     /// Returns an error if it does not start.
@@ -57,7 +57,7 @@ impl Dashboard {
         Self::on(random_port(), redis_url, flags, environment).await
     }
 
-    /// Starts one on this port or, where that is taken, on any free one.
+    /// Starts a dashboard on this port or, if that is taken, on any free one.
     ///
     /// # Errors
     /// Returns an error if it does not start.
@@ -77,7 +77,7 @@ impl Dashboard {
         let environment: Vec<(String, String)> =
             environment.iter().map(|(name, value)| ((*name).to_owned(), value.clone())).collect();
         for port in ports {
-            // Another dashboard that has the port would answer in its place.
+            // Another dashboard on the port would answer instead.
             if TcpListener::bind(("127.0.0.1", port)).is_err() {
                 continue;
             }
@@ -91,7 +91,7 @@ impl Dashboard {
         bail!("no port is free for the dashboard")
     }
 
-    /// Kills it if it still runs, and starts it again on the same port.
+    /// Restarts the dashboard on the same port, and kills it first if it still runs.
     ///
     /// # Errors
     /// Returns an error if it does not start.
@@ -104,13 +104,13 @@ impl Dashboard {
         Ok(())
     }
 
-    /// Its port on 127.0.0.1.
+    /// Returns its port on 127.0.0.1.
     #[must_use]
     pub fn port(&self) -> u16 {
         self.port
     }
 
-    /// Its page's address.
+    /// Returns the address of a page.
     #[must_use]
     pub fn url(&self, path: &str) -> String {
         format!("http://127.0.0.1:{}{path}", self.port)
@@ -125,21 +125,21 @@ impl Dashboard {
         &mut self.process
     }
 
-    /// GET, as JSON.
+    /// Sends a GET, and returns the JSON of the answer.
     ///
     /// # Errors
-    /// Returns an error if the status is not 200 or the body no JSON.
+    /// Returns an error if the status is not 200 or the body is not JSON.
     pub async fn json(&self, path: &str) -> Result<Value> {
         let response = http::get(self.port, path).await?;
         ensure!(response.status == 200, "{path}: {} {}", response.status, response.body);
         response.json()
     }
 
-    /// Releases a lock by force as a machine does: looks at it, once it is known, and sends back what was seen. The
-    /// target is `lock`, `holder:<id>` or `place:<id>`. Gives what came of it, also where nothing was done.
+    /// Releases a lock by force, as a program does: reads its state, once it is known, and sends that back. The target
+    /// is `lock`, `holder:<id>` or `place:<id>`. Returns the outcome, also if nothing was done.
     ///
     /// # Errors
-    /// Returns an error if it cannot be looked at, or there is no such target.
+    /// Returns an error if the state cannot be read, or there is no such target.
     pub async fn release(&self, name: &str, target: &str) -> Result<Value> {
         let encoded = utf8_percent_encode(name, NON_ALPHANUMERIC);
         let path = format!("/api/v1/release?name={encoded}");
@@ -164,7 +164,7 @@ impl Dashboard {
     }
 }
 
-/// Starts a dashboard and waits until it listens; nothing when the port was taken.
+/// Starts a dashboard and waits until it listens; returns `None` if the port was taken.
 async fn spawn(
     folder: &Path,
     redis_url: &str,

@@ -1,7 +1,7 @@
-//! A holder that is not ours: takes and releases a lock in Redis as a Java service with Redisson does.
+//! A foreign holder: acquires and releases a lock in Redis as a Java service with Redisson does.
 //!
-//! Its scripts are our own words for what Redisson's do, with keys and arguments as those have them. Its keys are
-//! spelled out here rather than taken from our crate, so that a mistake there is found.
+//! Its scripts are our own versions of Redisson's, with the same keys and arguments. Its keys are spelled out here
+//! rather than taken from our crate, so that tests find a mistake there.
 
 use anyhow::Result;
 
@@ -33,18 +33,18 @@ if redis.call('hexists', KEYS[1], ARGV[2]) == 0 then
 end
 return redis.call('pexpire', KEYS[1], ARGV[1])";
 
-/// One thread of such a service, with a connection of its own.
+/// One thread of such a service, with its own connection.
 #[derive(Debug)]
 pub struct Foreign {
     client: Client,
     /// Its holder id.
     pub holder: String,
-    /// The lease it takes and renews with, in milliseconds.
+    /// The lease that it acquires and renews with, in milliseconds.
     pub lease_ms: u64,
 }
 
 impl Foreign {
-    /// Connects, with a lease of ten minutes, which no test outlasts, since nobody renews it.
+    /// Connects, with a lease of ten minutes: nobody renews it, and no test lasts that long.
     ///
     /// # Errors
     /// Returns an error if Redis cannot be reached.
@@ -52,7 +52,7 @@ impl Foreign {
         Ok(Self::over(redis.client().await?))
     }
 
-    /// One over a connection that is there already.
+    /// Uses an existing connection.
     #[must_use]
     pub fn over(client: Client) -> Self {
         let holder = "0f3c1f6e-5a43-4f9f-8d11-6a2b3c4d5e6f:47".to_owned();
@@ -67,7 +67,7 @@ impl Foreign {
         self.client.call_args(&args).await?.ok()
     }
 
-    /// Takes the lock; false where another has it.
+    /// Acquires the lock; returns false if another holder has it.
     ///
     /// # Errors
     /// Returns an error if Redis cannot be reached.
@@ -75,7 +75,7 @@ impl Foreign {
         Ok(self.run(LOCK, &[name]).await? == Reply::Null)
     }
 
-    /// Gives up one hold; false where it holds none.
+    /// Releases one hold; returns false if it holds none.
     ///
     /// # Errors
     /// Returns an error if Redis cannot be reached.
@@ -85,7 +85,7 @@ impl Foreign {
         Ok(self.run(UNLOCK, &[name, &channel]).await? != Reply::Null)
     }
 
-    /// Renews its hold, as the watchdog does each third of the lease; false where it holds none.
+    /// Renews its hold, as the watchdog does every third of the lease; returns false if it holds none.
     ///
     /// # Errors
     /// Returns an error if Redis cannot be reached.

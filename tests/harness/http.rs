@@ -1,4 +1,4 @@
-//! Just enough of HTTP to ask our own programs and chromedriver.
+//! A minimal HTTP client for our own programs and chromedriver.
 
 use std::time::Duration;
 
@@ -13,27 +13,27 @@ use crate::PATIENCE;
 pub struct Response {
     pub status: u16,
     headers: Vec<(String, String)>,
-    /// The body; strays from UTF-8 are replaced.
+    /// The body; invalid UTF-8 is replaced.
     pub body: String,
 }
 
 impl Response {
-    /// A header's value, by its lower-case name.
+    /// Returns a header's value, by its lower-case name.
     #[must_use]
     pub fn header(&self, name: &str) -> Option<&str> {
         self.headers.iter().find(|(key, _)| key == name).map(|(_, value)| value.as_str())
     }
 
-    /// The body as JSON.
+    /// Returns the body as JSON.
     ///
     /// # Errors
-    /// Returns an error if it is none.
+    /// Returns an error if it is not JSON.
     pub fn json(&self) -> Result<serde_json::Value> {
         serde_json::from_str(&self.body).with_context(|| format!("no JSON: {}", self.body))
     }
 }
 
-/// GET from a port of this host.
+/// Sends a GET to a port of this host.
 ///
 /// # Errors
 /// Returns an error if nobody answers within [`PATIENCE`].
@@ -41,7 +41,7 @@ pub async fn get(port: u16, path: &str) -> Result<Response> {
     request(port, "GET", path, &[], "").await
 }
 
-/// GET from a server that sends bodies of any length in chunks where it may: asked in HTTP/1.0 it may not.
+/// Sends a GET in HTTP/1.0, so that the server cannot answer with a chunked body.
 ///
 /// # Errors
 /// Returns an error if nobody answers within [`PATIENCE`].
@@ -55,7 +55,7 @@ pub async fn get_whole(port: u16, path: &str) -> Result<Response> {
     timeout(PATIENCE, exchange).await.with_context(|| format!("no answer to GET {path}"))?
 }
 
-/// Any request, with further headers and a body.
+/// Sends any request, with further headers and a body.
 ///
 /// # Errors
 /// Returns an error if nobody answers within [`PATIENCE`].
@@ -69,7 +69,7 @@ pub async fn request(
     request_within(PATIENCE, port, method, path, headers, body).await
 }
 
-/// [`request`] with a deadline of its own.
+/// Sends a request as [`request`] does, with its own deadline.
 ///
 /// # Errors
 /// Returns an error if nobody answers within it.
@@ -103,7 +103,7 @@ pub async fn request_within(
 
 type Headers = Vec<(String, String)>;
 
-/// Sends a request and reads the answer's head. In HTTP/1.0 bodies of unknown length come bare.
+/// Sends a request and reads the answer's head. In HTTP/1.0 bodies of unknown length are not chunked.
 async fn begin(
     version: &str,
     port: u16,
@@ -140,9 +140,9 @@ async fn begin(
 /// One event of a stream.
 #[derive(Debug, Clone, PartialEq, Eq, Default)]
 pub struct Event {
-    /// Its id, where it has one.
+    /// Its id; empty if it has none.
     pub id: String,
-    /// Its name; `message` where it has none.
+    /// Its name; `message` if it has none.
     pub event: String,
     pub data: String,
 }
@@ -152,10 +152,10 @@ pub struct Event {
 pub struct EventStream(BufReader<TcpStream>);
 
 impl EventStream {
-    /// Opens it.
+    /// Opens the stream.
     ///
     /// # Errors
-    /// Returns an error if it cannot be had, or the answer is no such stream.
+    /// Returns an error if the request fails, or the answer is not such a stream.
     pub async fn open(port: u16, path: &str) -> Result<Self> {
         let headers = [("Accept", "text/event-stream")];
         let (status, headers, mut stream) =
@@ -171,7 +171,7 @@ impl EventStream {
         Ok(Self(stream))
     }
 
-    /// The next event; comments are passed over.
+    /// Returns the next event; comments are skipped.
     ///
     /// # Errors
     /// Returns an error if the stream ends, or none comes within [`PATIENCE`].

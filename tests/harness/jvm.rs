@@ -1,4 +1,4 @@
-//! A JVM with real Redisson clients in it, driven over its pipes (`tests/redisson`).
+//! A JVM with real Redisson clients, driven over its pipes (`tests/redisson`).
 
 use std::collections::HashMap;
 use std::fmt;
@@ -17,7 +17,7 @@ use tokio::time::timeout;
 use crate::PATIENCE;
 use crate::process::{self, Process};
 
-/// A running JVM. Killed when dropped, and what its threads hold stays until its lease ends, as when a service dies.
+/// A running JVM. Killed when dropped; its threads' locks then stay until their leases end, as when a service dies.
 ///
 /// It belongs to no tokio runtime, so that many tests can share one.
 #[derive(Debug)]
@@ -29,7 +29,7 @@ pub struct Jvm {
     _folder: TempDir,
 }
 
-/// The callers waiting for each numbered answer; none once the JVM has ended.
+/// The callers waiting for each numbered answer; `None` once the JVM has ended.
 type Open = Mutex<Option<HashMap<u64, oneshot::Sender<Answer>>>>;
 
 /// The result of a call: its value as text (`null` for none), or the exception.
@@ -51,7 +51,7 @@ impl fmt::Display for Thrown {
 impl std::error::Error for Thrown {}
 
 impl Jvm {
-    /// Starts one with this version of Redisson, which `make interop` has built the driver for.
+    /// Starts a JVM with this version of Redisson, for which `make interop` has built the driver.
     ///
     /// # Errors
     /// Returns an error if there is no such build, or no Java.
@@ -63,7 +63,7 @@ impl Jvm {
         let java = process::on_path("java").context("there is no java on the PATH")?;
         let folder = tempfile::Builder::new().prefix("lockscope-jvm-").tempdir()?;
         let mut command = process::command(&java);
-        // A quick start matters more here than speed later on.
+        // A quick start matters more here than speed later.
         command.args(["-Xmx256m", "-XX:+UseSerialGC", "-XX:TieredStopAtLevel=1"]);
         command.arg("-Dorg.slf4j.simpleLogger.defaultLogLevel=warn").arg("-cp");
         command.arg(format!("{}:{}", built.join("classes").display(), libraries.trim()));
@@ -72,7 +72,7 @@ impl Jvm {
         let open: Arc<Open> = Arc::new(Mutex::new(Some(HashMap::new())));
         let (started, process) = std::sync::mpsc::sync_channel(1);
         let theirs = Arc::clone(&open);
-        // A child ends with the thread that started it: that must be one that lives as long as the JVM does.
+        // A child ends with the thread that started it, so that thread must live as long as the JVM.
         std::thread::Builder::new().name("main".to_owned()).spawn(move || {
             match begin(command, &log) {
                 Ok((process, stdin, stdout)) => {
@@ -93,13 +93,13 @@ impl Jvm {
         }))
     }
 
-    /// A thread of one of its clients. Threads come into being when they are first used.
+    /// Returns a thread of one of its clients. Threads start when they are first used.
     #[must_use]
     pub fn thread(self: &Arc<Self>, client: &str, thread: u32) -> Thread {
         Thread { jvm: Arc::clone(self), client: client.to_owned(), thread }
     }
 
-    /// Kills it.
+    /// Kills the JVM.
     ///
     /// # Errors
     /// Returns an error if the kernel refuses.
@@ -107,7 +107,7 @@ impl Jvm {
         lock(&self.process).kill()
     }
 
-    /// Prints the end of what it logged, which the test runner shows when a test fails.
+    /// Prints the end of its log, which the test runner shows when a test fails.
     pub fn print_log(&self) {
         lock(&self.process).print_log();
     }
@@ -128,7 +128,7 @@ impl Jvm {
     }
 }
 
-/// One Java thread, which carries out its orders one after another.
+/// One Java thread, which executes its calls one after another.
 #[derive(Debug, Clone)]
 pub struct Thread {
     jvm: Arc<Jvm>,
@@ -142,13 +142,13 @@ impl Thread {
         self.thread
     }
 
-    /// Another thread of the same client.
+    /// Returns another thread of the same client.
     #[must_use]
     pub fn other(&self, thread: u32) -> Self {
         Self { thread, ..self.clone() }
     }
 
-    /// Tells it to run these words (see `tests/redisson`), and does not wait for the answer.
+    /// Begins a call of these words (see `tests/redisson`), and does not wait for the answer.
     ///
     /// # Errors
     /// Returns an error if the JVM has ended.
@@ -156,7 +156,7 @@ impl Thread {
         self.jvm.send(&format!("{}/{}", self.client, self.thread), words)
     }
 
-    /// [`Self::begin_words`] with words that spaces separate.
+    /// Begins a call as [`Self::begin_words`] does, with words separated by spaces.
     ///
     /// # Errors
     /// Returns an error if the JVM has ended.
@@ -164,7 +164,7 @@ impl Thread {
         self.begin_words(&words.split_whitespace().collect::<Vec<_>>())
     }
 
-    /// Runs these words, and gives their value.
+    /// Runs these words, and returns their value.
     ///
     /// # Errors
     /// Returns the exception as [`Thrown`], or an error if no answer arrives within [`PATIENCE`].
@@ -172,7 +172,7 @@ impl Thread {
         Ok(self.begin(words)?.answer().await??)
     }
 
-    /// [`Self::call`] with words that may be anything.
+    /// Runs words as [`Self::call`] does; they may contain anything.
     ///
     /// # Errors
     /// Returns the exception as [`Thrown`], or an error if no answer arrives within [`PATIENCE`].
@@ -181,7 +181,7 @@ impl Thread {
     }
 }
 
-/// A call that is under way.
+/// A call in progress.
 #[derive(Debug)]
 pub struct Pending {
     what: String,
@@ -189,7 +189,7 @@ pub struct Pending {
 }
 
 impl Pending {
-    /// Its answer.
+    /// Waits for its answer.
     ///
     /// # Errors
     /// Returns an error if none comes within [`PATIENCE`], or the JVM ends.
@@ -197,7 +197,7 @@ impl Pending {
         self.answer_within(PATIENCE).await
     }
 
-    /// [`Self::answer`] for a call that has much to do.
+    /// Waits as [`Self::answer`] does, for a longer call.
     ///
     /// # Errors
     /// Returns an error if none comes within that time, or the JVM ends.
@@ -207,14 +207,14 @@ impl Pending {
         answer.with_context(|| format!("the JVM ended in `{}`", self.what))
     }
 
-    /// Returns whether the answer is still out.
+    /// Returns whether there is no answer yet.
     #[must_use]
     pub fn is_open(&self) -> bool {
         self.receiver.is_empty()
     }
 }
 
-/// The folder in which the driver for one version is built.
+/// Returns the folder in which the driver for one version is built.
 fn built(version: &str) -> PathBuf {
     Path::new(env!("CARGO_MANIFEST_DIR")).join("redisson/target").join(version)
 }
@@ -230,7 +230,7 @@ fn begin(command: Command, log: &Path) -> Result<(Process, ChildStdin, ChildStdo
     Ok((process, stdin, stdout))
 }
 
-/// Passes each answer to the caller that waits for it. At the end the channels of the remaining callers close.
+/// Passes each answer to its caller. At the end the channels of the remaining callers close.
 fn read(stdout: ChildStdout, open: &Open) {
     for line in BufReader::new(stdout).lines() {
         let Ok((number, answer)) = line.map_err(anyhow::Error::from).and_then(|line| parse(&line))
@@ -267,7 +267,7 @@ fn encode(text: &str) -> String {
     each.collect()
 }
 
-/// Java's form of percent-encoding, with `+` for a space.
+/// Decodes Java's form of percent-encoding, with `+` for a space.
 fn decode(text: &str) -> Result<String> {
     let (mut bytes, mut rest) = (Vec::new(), text.bytes());
     while let Some(byte) = rest.next() {

@@ -1,7 +1,7 @@
-//! The foundation of the end-to-end tests and the demo: real processes, started in their own folders and ended
-//! with their owner, and small clients that show every byte.
+//! The foundation of the end-to-end tests and the demo: real processes, which start in their own folders and end with
+//! their owner, and small clients that show every byte.
 //!
-//! Nothing here waits for a time. Each wait names its condition ([`eventually`]), and fails at a deadline.
+//! Nothing here waits for a fixed time. Each wait names its condition ([`eventually`]), and fails at a deadline.
 
 #![expect(clippy::panic, reason = "a harness fails a test by panicking")]
 

@@ -31,14 +31,14 @@ pub struct SeenSpan {
     /// The name of the span.
     pub name: String,
     pub trace: String,
-    /// Its own id.
+    /// Its id.
     pub id: String,
     /// Its parent's; empty for a root.
     pub parent: String,
     /// OTLP's number of its kind: 1 internal, 2 server, 3 client.
     pub kind: i32,
     pub attributes: Attributes,
-    /// Those of the process that sent it.
+    /// The attributes of the process that sent it.
     pub resource: Attributes,
     /// The names of its events.
     pub events: Vec<(String, Attributes)>,
@@ -51,7 +51,7 @@ pub struct SeenSpan {
 }
 
 impl SeenSpan {
-    /// An attribute; empty where it has none of that name.
+    /// Returns an attribute; empty if there is none of that name.
     #[must_use]
     pub fn attribute(&self, name: &str) -> &str {
         self.attributes.get(name).map_or("", String::as_str)
@@ -60,7 +60,7 @@ impl SeenSpan {
 
 type Seen = Arc<Mutex<Vec<SeenSpan>>>;
 
-/// Takes spans in, on two ports of 127.0.0.1, until it is dropped.
+/// A receiver of spans on two ports of 127.0.0.1. It ends when dropped.
 #[derive(Debug)]
 pub struct SpanReceiver {
     grpc: u16,
@@ -70,10 +70,10 @@ pub struct SpanReceiver {
 }
 
 impl SpanReceiver {
-    /// Begins to listen.
+    /// Starts the receiver.
     ///
     /// # Errors
-    /// Returns an error if there is no port.
+    /// Returns an error if there is no free port.
     pub async fn start() -> Result<Self> {
         let seen = Seen::default();
         let (grpc, http) =
@@ -85,7 +85,7 @@ impl SpanReceiver {
             .serve_with_incoming(TcpListenerStream::new(grpc));
         let router =
             axum::Router::new().route("/v1/traces", post(posted)).with_state(Arc::clone(&seen));
-        // They end with this value's drop, and a test that misses spans says so.
+        // They end when this value is dropped, and a test that misses spans reports it.
         let servers = vec![
             tokio::spawn(async move {
                 grpc.await.ok();
@@ -109,13 +109,13 @@ impl SpanReceiver {
         format!("http://127.0.0.1:{}", self.http)
     }
 
-    /// All that has been received.
+    /// Returns all spans received so far.
     #[must_use]
     pub fn spans(&self) -> Vec<SeenSpan> {
         self.seen.lock().unwrap_or_else(PoisonError::into_inner).clone()
     }
 
-    /// Those of one name about one lock.
+    /// Returns the spans of one name that concern one lock.
     #[must_use]
     pub fn about(&self, name: &str, lock: &str) -> Vec<SeenSpan> {
         let mut spans = self.spans();

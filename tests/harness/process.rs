@@ -15,7 +15,7 @@ const TAIL: usize = 12 << 10;
 
 /// A running child. Dropping it kills it, and shows the end of its log if a test fails.
 ///
-/// It is started by `setpriv` where there is one, so that it dies too when the starting thread is killed.
+/// It is started by `setpriv` if available, so that it also dies when the thread that started it is killed.
 #[derive(Debug)]
 pub struct Process {
     name: String,
@@ -24,7 +24,7 @@ pub struct Process {
     ended: Option<ExitStatus>,
 }
 
-/// A command that runs `program` with nothing of our environment but `PATH` and `HOME`.
+/// Returns a command that runs `program` with only `PATH` and `HOME` of our environment.
 #[must_use]
 pub fn command(program: &Path) -> Command {
     const SETPRIV: &str = "/usr/bin/setpriv";
@@ -45,8 +45,8 @@ pub fn command(program: &Path) -> Command {
 }
 
 impl Process {
-    /// Starts `command`, with its standard error appended to the file `log`. Standard output goes there too
-    /// unless the command says otherwise by `stdout`.
+    /// Starts `command`, with its standard error appended to the file `log`. Standard output goes there too unless
+    /// `stdout` says otherwise.
     ///
     /// # Errors
     /// Returns an error if it cannot be started.
@@ -54,7 +54,7 @@ impl Process {
         Self::spawn_with(name, command, log, Stdio::null(), stdout)
     }
 
-    /// Starts one that reads orders from its standard input, and writes their outcomes to its standard output:
+    /// Starts a process that reads orders from its standard input, and writes their results to its standard output:
     /// both are pipes. Its standard error goes to the file `log`.
     ///
     /// # Errors
@@ -63,7 +63,7 @@ impl Process {
         Self::spawn_with(name, command, log, Stdio::piped(), Some(Stdio::piped()))
     }
 
-    /// Starts one with this as its standard input: a file, or a socket that it is to serve.
+    /// Starts a process with this as its standard input: a file, or a socket for it to serve.
     ///
     /// # Errors
     /// Returns an error if it cannot be started.
@@ -97,17 +97,17 @@ impl Process {
         self.child.id()
     }
 
-    /// Its standard input, where it was started with a pipe; once.
+    /// Returns its standard input if that is a pipe; only once.
     pub fn take_stdin(&mut self) -> Option<std::process::ChildStdin> {
         self.child.stdin.take()
     }
 
-    /// Its standard output, where it was started with a pipe; once.
+    /// Returns its standard output if that is a pipe; only once.
     pub fn take_stdout(&mut self) -> Option<std::process::ChildStdout> {
         self.child.stdout.take()
     }
 
-    /// Everything it has written to its log.
+    /// Returns everything that it has written to its log.
     #[must_use]
     pub fn log(&self) -> String {
         String::from_utf8_lossy(&std::fs::read(&self.log).unwrap_or_default()).into_owned()
@@ -116,7 +116,7 @@ impl Process {
     /// Returns the exit status, if the process has ended.
     ///
     /// # Errors
-    /// Returns an error if the kernel does not tell.
+    /// Returns an error if the kernel reports none.
     pub fn ended(&mut self) -> Result<Option<ExitStatus>> {
         if self.ended.is_none() {
             self.ended = self.child.try_wait()?;
@@ -124,18 +124,18 @@ impl Process {
         Ok(self.ended)
     }
 
-    /// Waits for its end.
+    /// Waits for it to end.
     pub async fn end(&mut self) -> ExitStatus {
         let what = format!("the end of {}", self.name);
         eventually(&what, async || self.ended()?.context("it still runs")).await
     }
 
-    /// Sends it a signal.
+    /// Sends a signal.
     ///
     /// # Errors
-    /// Returns an error if it has ended already.
+    /// Returns an error if it has already ended.
     pub fn signal(&mut self, signal: Signal) -> Result<()> {
-        // Until we have waited for it the pid is surely its own.
+        // Until we have waited for the process, its pid cannot be reused.
         if let Some(status) = self.ended()? {
             self.print_log();
             bail!("{} has ended already: {status}", self.name);
@@ -145,10 +145,10 @@ impl Process {
         Ok(())
     }
 
-    /// Freezes it (SIGSTOP), and returns once the kernel says that it stands still.
+    /// Freezes it (SIGSTOP), and returns once the kernel reports it as stopped.
     ///
     /// # Errors
-    /// Returns an error if it has ended already.
+    /// Returns an error if it has already ended.
     pub async fn freeze(&mut self) -> Result<()> {
         self.signal(Signal::STOP)?;
         let stat = format!("/proc/{}/stat", self.pid());
@@ -161,10 +161,10 @@ impl Process {
         Ok(())
     }
 
-    /// Lets it go on (SIGCONT).
+    /// Lets it continue (SIGCONT).
     ///
     /// # Errors
-    /// Returns an error if it has ended already.
+    /// Returns an error if it has already ended.
     pub fn thaw(&mut self) -> Result<()> {
         self.signal(Signal::CONT)
     }
@@ -172,12 +172,12 @@ impl Process {
     /// Asks it to end (SIGTERM).
     ///
     /// # Errors
-    /// Returns an error if it has ended already.
+    /// Returns an error if it has already ended.
     pub fn terminate(&mut self) -> Result<()> {
         self.signal(Signal::TERM)
     }
 
-    /// Kills it (SIGKILL), and returns once it is no more.
+    /// Kills it (SIGKILL), and returns once it has ended.
     ///
     /// # Errors
     /// Returns an error if the kernel refuses.
@@ -203,8 +203,8 @@ impl Process {
 
 impl Drop for Process {
     fn drop(&mut self) {
-        // A test that returns an error does not panic, so tests print it in any case: the runner shows it only
-        // when the test has failed. Tests have threads of their own, named after them.
+        // A test that returns an error does not panic, so the log is always printed in tests: the runner shows it only
+        // for a failed test. Tests run in threads named after them.
         let in_test = std::thread::current().name().is_some_and(|name| name != "main");
         if in_test || std::thread::panicking() {
             self.print_log();
@@ -214,7 +214,7 @@ impl Drop for Process {
     }
 }
 
-/// Returns whether a program can be found on the `PATH`.
+/// Finds a program on the `PATH`.
 #[must_use]
 pub fn on_path(program: &str) -> Option<PathBuf> {
     let path = std::env::var_os("PATH")?;

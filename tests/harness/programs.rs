@@ -6,13 +6,13 @@ use std::sync::OnceLock;
 
 use anyhow::{Context as _, Result, anyhow, ensure};
 
-/// Names a folder that holds the programs, so that nothing is built: to test what was packaged.
+/// The variable that names a folder with the programs, so that nothing is built: for tests of the packages.
 const FOLDER: &str = "LOCKSCOPE_TEST_PROGRAMS";
 
-/// The path of one of the workspace's programs, by its name.
+/// Returns the path of one of the workspace's programs, by its name.
 ///
 /// # Errors
-/// Returns an error if it cannot be built, or there is none of that name.
+/// Returns an error if it cannot be built, or there is none with that name.
 pub fn path(name: &str) -> Result<PathBuf> {
     static BUILT: OnceLock<Result<PathBuf, String>> = OnceLock::new();
     let folder = BUILT.get_or_init(|| build().map_err(|error| format!("{error:#}")));
@@ -21,17 +21,17 @@ pub fn path(name: &str) -> Result<PathBuf> {
     Ok(path)
 }
 
-/// The demo's own path, which serves as worker too. Cargo builds it together with the tests.
+/// Returns the path of the demo program, which also serves as worker. Cargo builds it together with the tests.
 ///
 /// # Errors
-/// Returns an error if it is not there.
+/// Returns an error if it does not exist.
 pub fn demo() -> Result<PathBuf> {
     let path = beside_us()?.join("demo");
     ensure!(path.is_file(), "there is no {}", path.display());
     Ok(path)
 }
 
-/// `target/<profile>`: tests run from `deps` within it, the demo from itself.
+/// Returns `target/<profile>`: tests run from `deps` within it, the demo from the folder itself.
 fn beside_us() -> Result<PathBuf> {
     let exe = std::env::current_exe()?;
     let folder = exe.parent().context("an executable lies in a folder")?;
@@ -46,10 +46,10 @@ fn build() -> Result<PathBuf> {
     let folder = beside_us()?;
     let profile = folder.file_name().and_then(|name| name.to_str()).context("no profile")?;
     let target = folder.parent().context("no target folder")?;
-    // The cargo that runs us, where one does; else the one that this workspace asks for.
+    // The cargo that runs us, if there is one; otherwise the workspace's.
     let cargo = std::env::var_os("CARGO").unwrap_or_else(|| "cargo".into());
     let mut command = Command::new(cargo);
-    // What cargo tells a process about its package would make build scripts run again, each time the other way.
+    // With cargo's variables about the current package, build scripts would run again at each change between callers.
     let of_a_package = |name: &str| {
         ["CARGO_MANIFEST", "CARGO_PKG_", "CARGO_BIN_", "CARGO_CRATE_NAME", "CARGO_PRIMARY_PACKAGE"]
             .iter()

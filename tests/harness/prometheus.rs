@@ -12,7 +12,7 @@ use crate::process::{self, Process};
 use crate::redis::random_port;
 use crate::{eventually, http};
 
-/// A running Prometheus with a folder and a port of its own. Killed when dropped.
+/// A running Prometheus with its own folder and port. Killed when dropped.
 #[derive(Debug)]
 pub struct Prometheus {
     process: Process,
@@ -21,15 +21,15 @@ pub struct Prometheus {
 }
 
 impl Prometheus {
-    /// Starts one that scrapes these ports of this host each second, as jobs of these names, under these rules.
+    /// Starts a Prometheus that scrapes these ports of this host every second, with these job names and rules.
     ///
     /// # Errors
-    /// Returns an error if there is no Prometheus, it does not start, or it dislikes the rules.
+    /// Returns an error if there is no Prometheus, it does not start, or it rejects the rules.
     pub async fn start(jobs: &[(&str, Vec<u16>)], rules: &str) -> Result<Self> {
         Self::every(Duration::from_secs(1), jobs, rules).await
     }
 
-    /// Starts one that scrapes and evaluates its rules at this interval.
+    /// Starts a Prometheus that scrapes and evaluates its rules at this interval.
     ///
     /// # Errors
     /// As [`start`](Self::start).
@@ -81,17 +81,17 @@ impl Prometheus {
         bail!("no port is free for Prometheus")
     }
 
-    /// Runs a query and returns its rows, which may be none.
+    /// Runs a query and returns its rows, possibly none.
     ///
     /// # Errors
-    /// Returns an error if Prometheus does not answer, or calls it no query.
+    /// Returns an error if Prometheus does not answer, or rejects the query.
     pub async fn query(&self, query: &str) -> Result<Vec<Value>> {
         let query = utf8_percent_encode(query, NON_ALPHANUMERIC);
         let answer = self.ask(&format!("/api/v1/query?query={query}")).await?;
         Ok(answer["result"].as_array().cloned().unwrap_or_default())
     }
 
-    /// Every rule with its name and what it last failed with, if it did.
+    /// Returns every rule with its name and its last error, if any.
     ///
     /// # Errors
     /// Returns an error if Prometheus does not answer.
@@ -102,7 +102,7 @@ impl Prometheus {
         Ok(rules.flatten().collect())
     }
 
-    /// The alerts that fire now, by their labels.
+    /// Returns the alerts that fire now, by their labels.
     ///
     /// # Errors
     /// Returns an error if Prometheus does not answer.

@@ -1,7 +1,7 @@
-//! A proxy between two of our processes that fails as networks do, line by line and one way at a time.
+//! A proxy between two of our processes that fails as networks do, connection by connection and in either direction.
 //!
-//! It can deliver held bytes late, even after the sender has closed: the receiver then still
-//! gets the bytes, and after them the end.
+//! It can deliver held bytes late, even after the sender has closed: the receiver then still gets the bytes, and the
+//! end after them.
 
 use std::collections::VecDeque;
 use std::path::{Path, PathBuf};
@@ -18,7 +18,7 @@ use tokio::time::{Instant, sleep_until};
 
 use crate::eventually;
 
-/// Pieces that one direction of a line holds back; beyond them its sender is not read any more.
+/// The number of pieces that one direction of a line holds back; beyond it the proxy stops reading from the sender.
 const HELD: usize = 4096;
 
 /// The number of held bytes per direction that tests can inspect.
@@ -28,7 +28,7 @@ const KEPT: usize = 64 << 10;
 pub enum Way {
     /// From the client that connected.
     Up,
-    /// Back to it.
+    /// Back to the client.
     Down,
 }
 
@@ -36,30 +36,30 @@ pub enum Way {
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub enum Flow {
     Pass,
-    /// They are kept, and arrive when the flow is [`Flow::Pass`] again.
+    /// They are kept, and delivered when the flow is [`Flow::Pass`] again.
     Hold,
-    /// They arrive until one piece contains this word; from then on they are held.
+    /// They are delivered until one piece contains this word; from then on they are held.
     HoldFrom(&'static str),
-    /// They are taken and never arrive.
+    /// They are read and never delivered.
     Swallow,
-    /// They arrive that much later, in order.
+    /// They are delivered that much later, in order.
     Delay(Duration),
-    /// So many more arrive, then both ends see the line close.
+    /// That many more bytes are delivered, then both ends see the connection close.
     CutAfter(usize),
-    /// The receiver sees the end, the other direction goes on; what still comes is swallowed.
+    /// The receiver sees the end, and the other direction continues; further bytes are swallowed.
     End,
-    /// The first text arrives, then the second one again and again; what still comes is swallowed.
+    /// The first text is delivered, then the second one again and again; further bytes are swallowed.
     Flood(&'static str, &'static str),
 }
 
 /// The treatment of new connections.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub enum Gate {
-    /// They are led on.
+    /// They are connected to the target.
     Open,
     /// They are closed at once.
     Refuse,
-    /// They are taken, and nothing ever comes back; what they send is kept until [`Proxy::heal`].
+    /// They are accepted, but nothing ever comes back; what they send is kept until [`Proxy::heal`].
     Silent,
 }
 
@@ -72,7 +72,7 @@ pub enum Place {
     Socket(PathBuf),
 }
 
-/// The proxy. It ends when dropped, and its lines with it.
+/// The proxy. When dropped, it ends with all its lines.
 #[derive(Debug)]
 pub struct Proxy {
     shared: Arc<Shared>,
@@ -85,7 +85,7 @@ struct Shared {
     to: Mutex<Place>,
     gate: Mutex<Gate>,
     lines: Mutex<Vec<Arc<Line>>>,
-    /// Added to what TIME answers, in seconds.
+    /// Added to the seconds in replies to TIME.
     clock: Arc<AtomicI64>,
 }
 
@@ -95,7 +95,7 @@ pub struct Line {
     name: Mutex<Option<String>>,
     up: Lane,
     down: Lane,
-    /// Its value is set when the line is to be cut.
+    /// Set to true to cut the line.
     cut: watch::Sender<bool>,
     open: watch::Sender<bool>,
 }
@@ -105,7 +105,7 @@ struct Lane {
     flow: watch::Sender<Flow>,
     /// The bytes received during [`Flow::Hold`], up to [`KEPT`].
     kept: Mutex<Vec<u8>>,
-    /// Bytes taken from the sender and those that have arrived.
+    /// The bytes read from the sender and those delivered.
     taken: AtomicUsize,
     arrived: AtomicUsize,
 }
@@ -118,7 +118,7 @@ fn lock<T>(mutex: &Mutex<T>) -> MutexGuard<'_, T> {
 }
 
 impl Proxy {
-    /// One on a free port of this host.
+    /// Starts a proxy on a free port of this host.
     ///
     /// # Errors
     /// Returns an error if there is no free port.
@@ -129,7 +129,7 @@ impl Proxy {
         let accepting = tokio::spawn({
             let shared = Arc::clone(&shared);
             async move {
-                // An accept that fails is a line that never was.
+                // A failed accept counts as no connection.
                 loop {
                     if let Ok((stream, _)) = listener.accept().await {
                         stream.set_nodelay(true).ok();
@@ -141,7 +141,7 @@ impl Proxy {
         Ok(Self { shared, port: Some(port), accepting })
     }
 
-    /// One on a Unix socket at `path`, which must not be there.
+    /// Starts a proxy on a Unix socket at `path`, which must not exist.
     ///
     /// # Errors
     /// Returns an error if the socket cannot be made.
@@ -162,13 +162,13 @@ impl Proxy {
         Ok(Self { shared, port: None, accepting })
     }
 
-    /// Its address for programs, where it is on a port.
+    /// Returns its address for programs, if it is on a port.
     #[must_use]
     pub fn url(&self) -> String {
         format!("redis://127.0.0.1:{}", self.port.unwrap_or_default())
     }
 
-    /// Leads new connections elsewhere.
+    /// Connects new clients to another target.
     pub fn lead_to(&self, to: Place) {
         *lock(&self.shared.to) = to;
     }
@@ -178,7 +178,7 @@ impl Proxy {
         *lock(&self.shared.gate) = gate;
     }
 
-    /// The open lines, oldest first; of those who named themselves so by CLIENT SETNAME where `name` is given.
+    /// Returns the open lines, oldest first; with `name`, only those with that name set by CLIENT SETNAME.
     #[must_use]
     pub fn lines(&self, name: Option<&str>) -> Vec<Arc<Line>> {
         let mut lines = lock(&self.shared.lines);
@@ -187,7 +187,7 @@ impl Proxy {
         lines.iter().filter(named).cloned().collect()
     }
 
-    /// The newest open line of that name, once there is one.
+    /// Waits for an open line of that name, and returns the newest.
     pub async fn line(&self, name: &str) -> Arc<Line> {
         eventually("a line of that name", async || {
             self.lines(Some(name)).pop().with_context(|| format!("{name} is not connected"))
@@ -195,7 +195,7 @@ impl Proxy {
         .await
     }
 
-    /// Nothing arrives any more, on old connections or new ones, and neither side notices.
+    /// Stops all delivery, on old and new connections, unnoticed by either side.
     pub fn part(&self) {
         self.gate(Gate::Silent);
         for line in self.lines(None) {
@@ -204,7 +204,7 @@ impl Proxy {
         }
     }
 
-    /// Everything passes again, what was held first.
+    /// Lets everything pass again, held bytes first.
     pub fn heal(&self) {
         self.gate(Gate::Open);
         for line in self.lines(None) {
@@ -220,7 +220,7 @@ impl Proxy {
         }
     }
 
-    /// From now on TIME answers with that many seconds more than the server's clock says.
+    /// Adds that many seconds to the server's clock in future replies to TIME.
     pub fn shift_clock(&self, seconds: i64) {
         self.shared.clock.store(seconds, Ordering::Relaxed);
     }
@@ -299,7 +299,7 @@ impl Line {
         self.cut.send_replace(true);
     }
 
-    /// Returns whether it still stands, at least one way.
+    /// Returns whether at least one direction is still open.
     #[must_use]
     pub fn is_open(&self) -> bool {
         *self.open.borrow()
@@ -313,7 +313,7 @@ impl Line {
         lane.taken.load(Ordering::Relaxed).saturating_sub(arrived)
     }
 
-    /// Returns whether one direction holds this, or did when it was last told to hold.
+    /// Returns whether one direction holds this word, or held it when it was last set to hold.
     #[must_use]
     pub fn is_holding(&self, way: Way, word: &str) -> bool {
         lock(&self.lane(way).kept).windows(word.len()).any(|held| held == word.as_bytes())
@@ -325,7 +325,7 @@ impl Line {
         self.lane(way).arrived.load(Ordering::Relaxed)
     }
 
-    /// Waits until bytes of one direction have been taken that have not arrived.
+    /// Waits until one direction has read bytes that it has not delivered.
     pub async fn until_held(&self, way: Way) {
         eventually("bytes to be held", async || {
             anyhow::ensure!(self.held(way) > 0, "none are");
@@ -346,7 +346,7 @@ impl Line {
     }
 
     async fn lead(&self, near: Box<dyn Stream>, to: Place, clock: &AtomicI64) {
-        // A client that cannot be connected further sees its connection close.
+        // A client whose target cannot be reached sees its connection close.
         let Ok(far) = connect(&to).await else { return };
         let (near_read, near_write) = tokio::io::split(near);
         let (far_read, far_write) = tokio::io::split(far);
@@ -355,7 +355,7 @@ impl Line {
         tokio::join!(up, down);
     }
 
-    /// Carries one direction's bytes until their end has been delivered or cannot be.
+    /// Carries one direction's bytes until the end is delivered, or cannot be.
     async fn carry(
         &self,
         way: Way,
@@ -367,7 +367,7 @@ impl Line {
         let (pieces, mut taken) = mpsc::channel::<(Instant, Vec<u8>)>(16);
         let take = async move {
             let mut bytes = vec![0; 16 << 10];
-            // An error ends the direction as its sender's close does.
+            // An error ends the direction, as the sender's close does.
             while let Ok(count @ 1..) = from.read(&mut bytes).await {
                 let piece = bytes[..count].to_vec();
                 if way == Way::Up {
@@ -395,7 +395,7 @@ impl Line {
             let mut waiting: VecDeque<(Instant, Vec<u8>)> = VecDeque::new();
             let mut ended = false;
             loop {
-                // What stands now; a change while we wait below begins the round again.
+                // The current treatment; a change while we wait below restarts the loop.
                 let now = *flow.borrow_and_update();
                 if now == Flow::End {
                     to.shutdown().await.ok();
@@ -465,7 +465,7 @@ impl Line {
         tokio::join!(take, give);
     }
 
-    /// Reads the connection's name off its CLIENT SETNAME.
+    /// Reads the connection's name from its CLIENT SETNAME.
     fn learn_name(&self, bytes: &[u8]) {
         const VERB: &[u8] = b"SETNAME\r\n";
         let mut name = lock(&self.name);
@@ -491,7 +491,7 @@ async fn connect(place: &Place) -> Result<Box<dyn Stream>> {
     })
 }
 
-/// Sets the clock in answers to TIME. The seconds have ten digits for another 200 years, so no length changes.
+/// Changes the clock in replies to TIME. The seconds have ten digits for another 200 years, so no length changes.
 fn shift_times(bytes: &mut [u8], seconds: i64) {
     const HEAD: &[u8] = b"*2\r\n$10\r\n";
     let mut at = 0;

@@ -9,7 +9,7 @@ impl Random {
         Self(seed)
     }
 
-    /// A number below `end`, by `SplitMix64`.
+    /// Returns a number below `end`, by `SplitMix64`.
     pub fn below(&mut self, end: u64) -> u64 {
         self.0 = self.0.wrapping_add(0x9e37_79b9_7f4a_7c15);
         let mut z = self.0;
@@ -18,22 +18,22 @@ impl Random {
         (z ^ (z >> 31)) % end.max(1)
     }
 
-    /// An index into something of this length; 0 if it is empty.
+    /// Returns an index into something of this length; 0 if it is empty.
     pub fn index(&mut self, length: usize) -> usize {
         usize::try_from(self.below(length as u64)).unwrap_or_default()
     }
 
-    /// True once in `n` times.
+    /// Returns true once in `n` times, on average.
     pub fn one_in(&mut self, n: u64) -> bool {
         self.below(n) == 0
     }
 
-    /// One of these, which must not be empty.
+    /// Returns one of these; there must be at least one.
     pub fn pick<'a, T: ?Sized>(&mut self, choices: &[&'a T]) -> &'a T {
         choices[self.index(choices.len())]
     }
 
-    /// Any byte.
+    /// Returns any byte.
     pub fn byte(&mut self) -> u8 {
         self.below(256).to_le_bytes()[0]
     }

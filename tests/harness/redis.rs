@@ -1,4 +1,4 @@
-//! A real redis-server of one's own.
+//! A real, private redis-server.
 
 use std::hash::{BuildHasher as _, Hasher as _, RandomState};
 use std::net::{Ipv4Addr, TcpListener};
@@ -10,7 +10,7 @@ use tempfile::TempDir;
 use crate::process::{self, Process};
 use crate::{Client, eventually};
 
-/// A running redis-server: own folder, own port, own Unix socket, nothing saved to disk. Killed when dropped.
+/// A running redis-server with its own folder, port and Unix socket; it saves nothing to disk. Killed when dropped.
 #[derive(Debug)]
 pub struct RedisServer {
     process: Process,
@@ -21,7 +21,7 @@ pub struct RedisServer {
     folder: TempDir,
 }
 
-/// A port that nobody uses at the moment, outside the range from which the kernel takes those of outgoing connections.
+/// Returns a port that is free now, outside the range that the kernel uses for outgoing connections.
 #[must_use]
 pub fn random_port() -> u16 {
     loop {
@@ -34,7 +34,7 @@ pub fn random_port() -> u16 {
 }
 
 impl RedisServer {
-    /// Starts one with Redis' own settings.
+    /// Starts a server with Redis's default settings.
     ///
     /// # Errors
     /// Returns an error if there is no redis-server, or it does not start.
@@ -42,7 +42,7 @@ impl RedisServer {
         Self::with(&[]).await
     }
 
-    /// Starts one with further settings, as in redis.conf.
+    /// Starts a server with further settings, as in redis.conf.
     ///
     /// # Errors
     /// Returns an error if there is no redis-server, or it does not start.
@@ -52,7 +52,7 @@ impl RedisServer {
         Self::of(program, options).await
     }
 
-    /// Starts an old one: Redis 6.2, which comes with the clients' Python packages.
+    /// Starts an old server: Redis 6.2, which comes with the clients' Python packages.
     ///
     /// # Errors
     /// Returns an error if it is not installed, or does not start.
@@ -76,19 +76,19 @@ impl RedisServer {
         bail!("no port is free for redis-server")
     }
 
-    /// Its port on 127.0.0.1.
+    /// Returns its port on 127.0.0.1.
     #[must_use]
     pub fn port(&self) -> u16 {
         self.port
     }
 
-    /// Its address for programs.
+    /// Returns its address for programs.
     #[must_use]
     pub fn url(&self) -> String {
         format!("redis://127.0.0.1:{}", self.port)
     }
 
-    /// Its Unix socket.
+    /// Returns its Unix socket.
     #[must_use]
     pub fn socket(&self) -> PathBuf {
         self.folder.path().join("redis.sock")
@@ -99,12 +99,12 @@ impl RedisServer {
         self.folder.path()
     }
 
-    /// The process, to be frozen, thawed or killed.
+    /// Returns the process, to freeze, thaw or kill it.
     pub fn process(&mut self) -> &mut Process {
         &mut self.process
     }
 
-    /// A new connection to it.
+    /// Opens a new connection to it.
     ///
     /// # Errors
     /// Returns an error if it cannot be reached.
@@ -112,14 +112,14 @@ impl RedisServer {
         Client::unix(&self.socket()).await
     }
 
-    /// Kills it if it still runs and starts it again on the same port, empty.
+    /// Restarts the server on the same port, empty, and kills it first if it still runs.
     ///
     /// # Errors
     /// Returns an error if it does not start.
     pub async fn restart(&mut self) -> Result<()> {
         self.process.kill()?;
         let (program, path, options) = (&self.program, self.folder.path(), &self.options);
-        // The old one's port may need a moment until the kernel gives it free.
+        // The kernel may need a moment to free the old port.
         self.process = eventually("redis-server on its old port", async || {
             spawn(program, path, self.port, options).await?.context("the port is in use")
         })
@@ -128,7 +128,7 @@ impl RedisServer {
     }
 }
 
-/// The number of keys, those aside in which agents tell of themselves.
+/// Returns the number of keys, except those in which agents describe themselves.
 ///
 /// # Errors
 /// Returns an error if the server does not answer.
@@ -138,7 +138,7 @@ pub async fn locks(client: &mut Client) -> Result<usize> {
     Ok(locks.count())
 }
 
-/// Starts redis-server and waits until it answers; nothing when the port was taken.
+/// Starts redis-server and waits until it answers; returns `None` if the port was taken.
 async fn spawn(
     program: &Path,
     folder: &Path,
@@ -160,10 +160,10 @@ async fn spawn(
         if process.ended()?.is_some() {
             return Ok(false);
         }
-        // The file of a server killed before is still there; only an answer counts.
+        // The socket of a killed server may still exist; only an answer counts.
         let mut client = Client::unix(&socket).await?;
         let info = client.call("INFO server").await?.text();
-        // With a password it does not tell; then an answer is enough.
+        // A server with a password does not report its process id; any answer is then enough.
         let ours = info.contains(&format!("process_id:{pid}\r\n")) || info.starts_with("-NOAUTH");
         ensure!(ours, "another server answers: {info}");
         Ok(true)

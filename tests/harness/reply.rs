@@ -13,7 +13,7 @@ pub enum Reply {
     /// `_`, `*-1`, `$-1`
     Null,
     Bool(bool),
-    /// `,x`, its text
+    /// `,x`, as text
     Double(String),
     Array(Vec<Self>),
     Map(Vec<(Self, Self)>),
@@ -21,11 +21,11 @@ pub enum Reply {
 }
 
 impl Reply {
-    /// Reads one whole reply from the start of `bytes`, and tells how many of them it took; nothing when more
-    /// are needed.
+    /// Reads one whole reply from the start of `bytes`, and returns it with its length; `None` if more bytes are
+    /// needed.
     ///
     /// # Errors
-    /// Returns an error if the bytes are no reply.
+    /// Returns an error if the bytes are not a reply.
     pub fn decode(bytes: &[u8]) -> Result<Option<(Self, usize)>> {
         let Some(end) = bytes.windows(2).position(|pair| pair == b"\r\n") else {
             return Ok(None);
@@ -73,16 +73,16 @@ impl Reply {
         }
     }
 
-    /// The text of a string; for other replies, how they read.
+    /// Returns the text of a string; for other replies, how they are displayed.
     #[must_use]
     pub fn text(&self) -> String {
         self.to_string()
     }
 
-    /// The bytes of a string.
+    /// Returns the bytes of a string.
     ///
     /// # Errors
-    /// Returns an error if it is no string.
+    /// Returns an error if it is not a string.
     pub fn bytes(&self) -> Result<&[u8]> {
         match self {
             Self::Bulk(bytes) => Ok(bytes),
@@ -91,10 +91,10 @@ impl Reply {
         }
     }
 
-    /// A whole number.
+    /// Returns a whole number.
     ///
     /// # Errors
-    /// Returns an error if it is none.
+    /// Returns an error if it is not a number.
     pub fn int(&self) -> Result<i64> {
         match self {
             Self::Int(n) => Ok(*n),
@@ -102,10 +102,10 @@ impl Reply {
         }
     }
 
-    /// The items of a list or push.
+    /// Returns the items of a list or push.
     ///
     /// # Errors
-    /// Returns an error if it is none.
+    /// Returns an error if it is neither.
     pub fn items(&self) -> Result<&[Self]> {
         match self {
             Self::Array(items) | Self::Push(items) => Ok(items),
@@ -113,7 +113,7 @@ impl Reply {
         }
     }
 
-    /// The value behind `key` in a map, or in a RESP2 list of keys and values.
+    /// Returns the value for `key` in a map, or in a RESP2 list of keys and values.
     ///
     /// # Errors
     /// Returns an error if there is none.
@@ -129,7 +129,7 @@ impl Reply {
         found.with_context(|| format!("no `{key}` in {self}"))
     }
 
-    /// The sentence of an error; nothing for other replies.
+    /// Returns the text of an error; `None` for other replies.
     #[must_use]
     pub fn error(&self) -> Option<&str> {
         match self {
@@ -144,10 +144,10 @@ impl Reply {
         self.error().is_some_and(|text| text.split(' ').next() == Some(code))
     }
 
-    /// The reply itself unless it is an error.
+    /// Returns the reply unless it is an error.
     ///
     /// # Errors
-    /// The error's sentence.
+    /// Returns the text of the error.
     pub fn ok(self) -> Result<Self> {
         match self {
             Self::Error(text) => bail!("{text}"),

@@ -1,4 +1,4 @@
-//! A real master with a replica, watched by real sentinels of one's own.
+//! A real master with a replica, watched by real, private sentinels.
 
 use std::path::Path;
 
@@ -15,10 +15,10 @@ const NAME: &str = "mymaster";
 /// The failure-detection time of sentinels that must not act, in milliseconds.
 const CALM: u32 = 600_000;
 
-/// A replica has its copy at once, not after the seconds in which others might come.
+/// A replica gets its copy at once; by default the master waits some seconds for further replicas.
 const NODE: [(&str, &str); 1] = [("repl-diskless-sync-delay", "0")];
 
-/// Servers of which one is the master, in the beginning the first, and the sentinels that say which.
+/// Two servers, the first of which is the master at the start, and the sentinels that watch them.
 #[derive(Debug)]
 pub struct Sentinels {
     nodes: Vec<RedisServer>,
@@ -31,17 +31,17 @@ pub struct Sentinels {
 struct SentinelServer {
     process: Process,
     port: u16,
-    /// The port by which programs reach it.
+    /// The port through which programs reach it.
     public: u16,
     // Removed after the process has ended: fields are dropped in order.
     _folder: TempDir,
 }
 
 impl Sentinels {
-    /// Starts a master, a replica and so many sentinels, and waits until all know one another.
+    /// Starts a master, a replica and that many sentinels, and waits until all know one another.
     ///
-    /// The sentinels notice nothing by themselves for as long as any test runs: on a busy machine a short time would
-    /// make them fail over when nobody wants it. A test that wants it says so ([`fail_over`](Self::fail_over)).
+    /// The sentinels never fail over by themselves during a test: on a busy machine a short timeout would make them
+    /// fail over unasked. A test requests a failover with [`fail_over`](Self::fail_over).
     ///
     /// # Errors
     /// Returns an error if there is no redis-server, or one does not start.
@@ -60,7 +60,8 @@ impl Sentinels {
         Self::watch(nodes, count, None).await
     }
 
-    /// Starts a master without a replica and one sentinel, both of which are reached by TLS, by others than tests.
+    /// Starts a master without a replica and one sentinel, both with TLS ports, which programs use; tests use plain
+    /// ones.
     ///
     /// # Errors
     /// Returns an error if there is no redis-server with TLS, or one does not start.
@@ -112,32 +113,32 @@ impl Sentinels {
         Ok(all)
     }
 
-    /// The addresses of the sentinels for programs.
+    /// Returns the addresses of the sentinels for programs.
     #[must_use]
     pub fn hosts(&self) -> String {
         let hosts = self.sentinels.iter().map(|one| format!("127.0.0.1:{}", one.public));
         hosts.collect::<Vec<_>>().join(",")
     }
 
-    /// The master's address for programs: that of all sentinels, with its name.
+    /// Returns the master's address for programs: all sentinels and its name.
     #[must_use]
     pub fn url(&self) -> String {
         let scheme = if self.tls { "rediss" } else { "redis" };
         format!("{scheme}+sentinel://{}/{NAME}", self.hosts())
     }
 
-    /// The address of a server, as the sentinels name it.
+    /// Returns the address of a server, as the sentinels report it.
     #[must_use]
     pub fn address(&self, place: usize) -> String {
         format!("127.0.0.1:{}", self.nodes[place].port())
     }
 
-    /// A server: 0 is the master in the beginning, 1 the replica.
+    /// Returns a server: 0 is the first master, 1 the replica.
     pub fn node(&mut self, place: usize) -> &mut RedisServer {
         &mut self.nodes[place]
     }
 
-    /// A new connection to a server.
+    /// Opens a new connection to a server.
     ///
     /// # Errors
     /// Returns an error if it cannot be reached.
@@ -145,7 +146,7 @@ impl Sentinels {
         self.nodes[place].client().await
     }
 
-    /// A new connection to a sentinel.
+    /// Opens a new connection to a sentinel.
     ///
     /// # Errors
     /// Returns an error if it cannot be reached.
@@ -153,7 +154,7 @@ impl Sentinels {
         Client::tcp(self.sentinels[place].port).await
     }
 
-    /// The process of a sentinel, to be frozen or killed.
+    /// Returns the process of a sentinel, to freeze or kill it.
     pub fn sentinel_process(&mut self, place: usize) -> &mut Process {
         &mut self.sentinels[place].process
     }
@@ -173,20 +174,20 @@ impl Sentinels {
         Ok(())
     }
 
-    /// The replica is sent nothing any more, and knows the lock of that name by then.
+    /// Stops replication once the replica has the lock of that name.
     ///
     /// # Errors
     /// Returns an error if it does not answer.
     pub async fn cut_off(&self, key: &str) -> Result<()> {
         self.until_replicated(key).await?;
         let mut replica = self.client(1).await?;
-        // It cannot begin again.
+        // The replica cannot reconnect.
         replica.call("CONFIG SET masterauth nonsense").await?.ok()?;
         replica.call("CLIENT KILL TYPE master").await?.ok()?;
         Ok(())
     }
 
-    /// Whatever the sentinels say, the first server remains a master, as one does that they cannot reach.
+    /// Keeps the first server a master, whatever the sentinels say, like one that they cannot reach.
     ///
     /// # Errors
     /// Returns an error if it does not answer.
@@ -196,8 +197,8 @@ impl Sentinels {
         Ok(())
     }
 
-    /// The first sentinel takes the replica for the master, and knows it by that name: as one does that has not heard of
-    /// a failover yet.
+    /// Makes the first sentinel report the replica as the master with that name, like a sentinel that has not yet
+    /// learned of a failover.
     ///
     /// # Errors
     /// Returns an error if it does not answer.
@@ -210,7 +211,7 @@ impl Sentinels {
         Ok(())
     }
 
-    /// Makes the replica the master, whatever has become of that, and waits until the first sentinel says so.
+    /// Makes the replica the master, in whatever state the master is, and waits until the first sentinel reports it.
     ///
     /// # Errors
     /// Returns an error if a sentinel does not answer.
@@ -225,7 +226,7 @@ impl Sentinels {
             let flags = field(&about, "flags")?;
             if !flags.contains("failover_in_progress") {
                 let begun = client.call(&format!("SENTINEL FAILOVER {NAME}")).await?;
-                // While the master is about to be found dead, the sentinel may have begun by itself.
+                // If the master is about to be declared dead, the sentinel may have started by itself.
                 ensure!(begun.error().is_none() || begun.is_error("INPROG"), "{begun}");
             }
             bail!("the master is {flags}")
@@ -235,7 +236,7 @@ impl Sentinels {
         self.set_patience(CALM).await
     }
 
-    /// From here on the sentinels notice when a server is gone, and act by themselves.
+    /// Makes the sentinels detect failed servers and act by themselves.
     ///
     /// # Errors
     /// Returns an error if a sentinel does not answer.
@@ -245,7 +246,7 @@ impl Sentinels {
 
     async fn set_patience(&self, millis: u32) -> Result<()> {
         for place in 0..self.sentinels.len() {
-            // Some may have been killed.
+            // Some sentinels may have been killed.
             let Ok(mut sentinel) = self.sentinel(place).await else { continue };
             let command = format!("SENTINEL SET {NAME} down-after-milliseconds {millis}");
             sentinel.call(&command).await?.ok()?;
@@ -256,7 +257,7 @@ impl Sentinels {
 
 /// The TLS settings of servers and sentinels.
 struct Tls<'a> {
-    /// The master's port for it.
+    /// The master's TLS port.
     master: u16,
     cert: &'a str,
     key: &'a str,
@@ -291,7 +292,7 @@ impl SentinelServer {
     }
 }
 
-/// Starts a sentinel and waits until it answers; nothing when a port was taken.
+/// Starts a sentinel and waits until it answers; returns `None` if a port was taken.
 async fn spawn(program: &Path, settings: &Path, port: u16) -> Result<Option<Process>> {
     let log = settings.with_file_name("sentinel.log");
     let mut command = process::command(program);
@@ -316,7 +317,7 @@ async fn spawn(program: &Path, settings: &Path, port: u16) -> Result<Option<Proc
     Ok(None)
 }
 
-/// A field of what a sentinel tells: names and values in turn.
+/// Returns a field of a sentinel's reply, in which names and values alternate.
 fn field(about: &Reply, name: &str) -> Result<String> {
     Ok(about.field(name)?.text())
 }

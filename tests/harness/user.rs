@@ -1,4 +1,4 @@
-//! Connections of another user, where the tests run as root.
+//! Connections of another user, available if the tests run as root.
 
 use std::os::unix::net::UnixStream;
 use std::path::Path;
@@ -9,11 +9,11 @@ use rustix::thread::{
     CapabilitiesSecureBits, set_capabilities_secure_bits, set_thread_res_gid, set_thread_res_uid,
 };
 
-/// A user of no common system.
+/// A user id that no common system uses.
 const ANOTHER: u32 = 3_999_999_999;
 
-/// Makes this thread another user's. It keeps root's right to open files. Returns `false` and does nothing without
-/// root's rights.
+/// Turns this thread into another user's, which keeps root's right to open files. Without root's rights it does nothing
+/// and returns `false`.
 ///
 /// # Errors
 /// Returns an error if the kernel refuses.
@@ -28,7 +28,7 @@ pub fn become_another() -> Result<bool> {
     Ok(true)
 }
 
-/// Opens connections to a socket, those of another user with root's rights. Returns whether they are another user's.
+/// Opens connections to a socket: as another user if run with root's rights. Returns whether they are another user's.
 ///
 /// # Errors
 /// Returns an error if one cannot be opened.

@@ -4,8 +4,8 @@ use std::time::Duration;
 
 use tokio::time::{Instant, sleep, timeout_at};
 
-/// The time limit for conditions that should hold at once, on a slow and busy machine. Generous, since only
-/// failures wait for all of it.
+/// The time limit for conditions that should hold at once, on a slow and busy machine. It is generous: only failures
+/// wait that long.
 pub const PATIENCE: Duration = Duration::from_secs(180);
 
 /// Polls `look` until it succeeds and returns its value, for at most [`PATIENCE`].
@@ -16,7 +16,7 @@ pub async fn eventually<T>(what: &str, look: impl AsyncFnMut() -> anyhow::Result
     within(PATIENCE, what, look).await
 }
 
-/// [`eventually`] with a deadline of its own.
+/// Polls as [`eventually`] does, with its own deadline.
 ///
 /// # Panics
 /// Panics at the deadline, with the last error.

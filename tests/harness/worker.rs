@@ -1,4 +1,4 @@
-//! A worker in a process of its own, to be killed as workers are.
+//! Workers in separate processes, which tests can kill.
 
 use std::path::Path;
 use std::process::{Command, Stdio};
@@ -11,7 +11,7 @@ use tokio::time::timeout;
 use crate::process::{self, Process};
 use crate::{PATIENCE, programs};
 
-/// A child process that connects to an agent, runs the commands it was given, and keeps the connection.
+/// A child process that connects to an agent, runs the commands that it was given, and keeps the connection.
 #[derive(Debug)]
 pub struct Worker {
     process: Process,
@@ -19,7 +19,7 @@ pub struct Worker {
 }
 
 impl Worker {
-    /// Starts one that runs these commands one after another. The log goes into `folder`.
+    /// Starts a worker that runs these commands one after another. Its log is in `folder`.
     ///
     /// # Errors
     /// Returns an error if it cannot be started.
@@ -27,8 +27,8 @@ impl Worker {
         Self::with(socket, folder, &[], commands)
     }
 
-    /// Starts one that also leaves a child process behind which inherits the connection. That child's pid is
-    /// the first line it prints.
+    /// Starts a worker that also leaves a child process behind, which inherits the connection. That child's pid is the
+    /// first line that it prints.
     ///
     /// # Errors
     /// Returns an error if it cannot be started.
@@ -36,8 +36,8 @@ impl Worker {
         Self::with(socket, folder, &["--heir"], commands)
     }
 
-    /// Starts one that counts under a lock: it appends the next integer to a list in the Redis at `resource`, again
-    /// and again, and prints each that it has surely appended.
+    /// Starts a worker that counts under a lock: it repeatedly appends the next integer to a list in the Redis at
+    /// `resource`, and prints each integer that was certainly appended.
     ///
     /// # Errors
     /// Returns an error if it cannot be started.
@@ -68,7 +68,7 @@ impl Worker {
         Ok(Self { process, lines })
     }
 
-    /// The next reply, as the worker printed it.
+    /// Returns the next reply, as the worker printed it.
     ///
     /// # Errors
     /// Returns an error if it ends, or prints nothing within [`PATIENCE`].
@@ -77,7 +77,7 @@ impl Worker {
         line.context("the worker says nothing")??.context("the worker has ended")
     }
 
-    /// Kills it, and gives the lines it has printed that nobody has read.
+    /// Kills the worker, and returns the printed lines that nobody has read.
     ///
     /// # Errors
     /// Returns an error if its output cannot be read.
@@ -90,7 +90,7 @@ impl Worker {
         Ok(lines)
     }
 
-    /// The process, to be frozen or killed.
+    /// Returns the process, to freeze or kill it.
     pub fn process(&mut self) -> &mut Process {
         &mut self.process
     }

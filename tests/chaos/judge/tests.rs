@@ -1,4 +1,4 @@
-//! For each rule a history that breaks it and one that does not.
+//! Tests of each rule, with a history that breaks it and one that does not.
 
 use super::*;
 
@@ -7,7 +7,7 @@ fn at(seconds: u64, worker: u32, what: What) -> Event {
     Event { at: seconds * SECOND, worker, what }
 }
 
-/// A grant that was asked for just before, valid for ten seconds.
+/// A grant of a request sent just before, valid for ten seconds.
 fn grant(seconds: u64, worker: u32, kind: &str, holder: &str, token: Option<i64>) -> Event {
     asked(seconds, seconds, worker, kind, holder, token)
 }
@@ -101,7 +101,7 @@ fn a_token_that_does_not_grow_is_found() {
     assert_eq!(then(2, 6), ["token order"]);
     assert_eq!(then(2, 7), ["token order"]);
     assert!(then(2, 8).is_empty());
-    // A request sent before the first grant was read may have been served before it.
+    // A request that was sent before the first grant was read may have been served first.
     assert!(then(0, 6).is_empty());
 }
 
@@ -197,6 +197,6 @@ fn a_resumed_hold_goes_on_until_its_validity_ends() {
     let second = grant(12, 2, "lock", "2", None);
     let verdict = judge(&[first.clone(), resumed.clone(), valid, second.clone()]);
     assert_eq!((verdict.resumed, verdict.findings.len()), (1, 1));
-    // What was not resumed is relied on no longer.
+    // The worker no longer relies on holds that it could not resume.
     assert!(rules(&[first, resumed, releasing(8, 1), second]).is_empty());
 }
