@@ -1,4 +1,4 @@
-//! Two builds in one run: this program measures the programs of another commit and our own in turn, round by round.
+//! Compares two builds in one run: measures the programs of another commit and our own in turn, round by round.
 
 use std::collections::BTreeMap;
 use std::path::Path;
@@ -15,7 +15,7 @@ use crate::rows::{Name, Options};
 /// The variable that names the folder of the programs to measure.
 const PROGRAMS: &str = "LOCKSCOPE_TEST_PROGRAMS";
 
-/// A figure of one build in each round, by who and what was measured.
+/// The figures of one build in each round, by subject and figure.
 type Figures = BTreeMap<(String, String), Vec<f64>>;
 
 /// Measures one row with the programs in `base` and with our own, and returns the ratios as a table.
@@ -39,7 +39,7 @@ pub(crate) async fn row(name: Name, base: &Path, options: Options) -> Result<Str
     Ok(table(row.get_name(), options.rounds, &before, &after))
 }
 
-/// Measures one round of a row in a process of its own.
+/// Measures one round of a row in a separate process.
 async fn measure(name: Name, programs: Option<&Path>, options: Options) -> Result<Value> {
     let row = name.to_possible_value().context("no row is hidden")?;
     let mut command = Command::new(std::env::current_exe()?);
@@ -86,7 +86,7 @@ fn table(row: &str, rounds: usize, before: &Figures, after: &Figures) -> String 
             continue;
         }
         let ratio = Spread::of(ratios);
-        // With fewer rounds chance alone puts all of them on one side too often.
+        // With fewer rounds, chance alone puts all of them on one side too often.
         let changed = rounds >= 3 && (ratio.min > 1.0 || ratio.max < 1.0);
         lines.push(vec![
             who.clone(),

@@ -1,5 +1,5 @@
-//! The load generator: many workers, each with a connection of its own, on one thread with one epoll set. Each takes
-//! its lock, gives it back, and begins again.
+//! The load generator: many workers, each with its own connection, on one thread with one epoll set. Each acquires its
+//! lock, releases it, and starts again.
 
 use std::collections::VecDeque;
 use std::io::{Read as _, Write as _};
@@ -18,10 +18,10 @@ use tokio::time::Instant;
 use crate::stats::{Times, float};
 use crate::wire::{is_yes, shown, whole};
 
-/// After this long without any reply something hangs.
+/// If there is no reply for this long, something hangs.
 const PATIENCE: Duration = Duration::from_secs(30);
 
-/// One worker before it begins.
+/// One worker before it starts.
 #[derive(Debug)]
 pub(crate) struct Plan {
     stream: OwnedFd,
@@ -30,7 +30,7 @@ pub(crate) struct Plan {
 }
 
 impl Plan {
-    /// Over a Unix socket. Returns once the connection is served: what a worker sends before that arrives only then.
+    /// Connects to a Unix socket. Returns once the connection is served, since earlier requests would wait for that.
     pub(crate) fn unix(path: &Path, take: Vec<u8>, give: Vec<u8>) -> Result<Self> {
         let mut stream = UnixStream::connect(path).with_context(|| path.display().to_string())?;
         stream.write_all(b"PING\r\n")?;
@@ -65,7 +65,7 @@ struct Worker {
 pub(crate) enum Turns {
     /// For that time.
     For(Duration),
-    /// Until each has had its lock once and has given it back.
+    /// Until each has acquired and released its lock once.
     Once,
 }
 
@@ -76,13 +76,13 @@ pub(crate) struct Measurements {
     pub(crate) took: Duration,
     /// Grants of each worker.
     pub(crate) grants: Vec<u64>,
-    /// Grants to another worker than the one before.
+    /// Grants to a different worker than the previous one.
     pub(crate) switches: u64,
-    /// Grants that passed somebody who had sent a request before.
+    /// Grants that passed a worker with an earlier request.
     pub(crate) overtaken: u64,
-    /// The longest time from asking to having.
+    /// The longest time from a request to its grant.
     pub(crate) longest_wait: Duration,
-    /// From asking to having given back.
+    /// The times from an acquire request to the reply to the release.
     pub(crate) pairs: Times,
 }
 
@@ -103,12 +103,12 @@ impl Measurements {
     }
 }
 
-/// Workers that are connected.
+/// Connected workers.
 #[derive(Debug)]
 pub(crate) struct Crowd {
     workers: Vec<Worker>,
     epoll: OwnedFd,
-    /// All want the same lock: the order in which they get it is watched.
+    /// True if all want the same lock: then the order of the grants is checked.
     rivals: bool,
     /// The workers that have sent a request, in order.
     queue: VecDeque<usize>,
@@ -117,7 +117,7 @@ pub(crate) struct Crowd {
 }
 
 impl Crowd {
-    /// Workers of which each has a lock of its own.
+    /// Returns workers that each have a different lock.
     pub(crate) fn new(plans: Vec<Plan>) -> Result<Self> {
         let epoll = epoll::create(CreateFlags::CLOEXEC)?;
         for (index, plan) in plans.iter().enumerate() {
@@ -143,17 +143,17 @@ impl Crowd {
         })
     }
 
-    /// Workers that all want one lock.
+    /// Returns workers that all want one lock.
     pub(crate) fn rivals(plans: Vec<Plan>) -> Result<Self> {
         Ok(Self { rivals: true, ..Self::new(plans)? })
     }
 
-    /// Every worker asks.
+    /// Sends the first request of every worker.
     pub(crate) fn ask(&mut self) -> Result<()> {
         (0..self.workers.len()).try_for_each(|index| self.take(index))
     }
 
-    /// Lets them go on, after [`Self::ask`].
+    /// Runs the workers, after [`Self::ask`].
     pub(crate) fn run(mut self, turns: Turns) -> Result<Measurements> {
         let start = Instant::now();
         let mut unfinished = self.workers.len();
@@ -198,7 +198,7 @@ impl Crowd {
         }
     }
 
-    /// A worker has been answered: it had asked for its lock, or given it back.
+    /// Handles a reply to a worker's acquire or release.
     fn replied(&mut self, index: usize, length: usize, turns: Turns) -> Result<()> {
         let now = Instant::now();
         let worker = &mut self.workers[index];
@@ -238,7 +238,7 @@ impl Crowd {
     }
 }
 
-/// One request at a time always finds room in its socket.
+/// Sends a request. The socket always has room for one request at a time.
 fn send(stream: &OwnedFd, request: &[u8]) -> Result<()> {
     let sent = write(stream, request)?;
     ensure!(sent == request.len(), "a socket took {sent} bytes of {}", request.len());

@@ -97,7 +97,7 @@ impl Kind {
     }
 }
 
-/// A flood on a thread of its own.
+/// A flood on a separate thread.
 #[derive(Debug)]
 pub(crate) struct Flood {
     end: Arc<AtomicBool>,
@@ -133,7 +133,7 @@ struct Flooder {
 
 struct Connection {
     stream: UnixStream,
-    /// The connection of the session whose events it reads, if it does.
+    /// The connection of the session whose events it reads, if any.
     _session: Option<Caller<UnixStream>>,
     request: Vec<u8>,
     replies_each: usize,
@@ -165,7 +165,7 @@ impl Connection {
         })
     }
 
-    /// Sends what the socket accepts.
+    /// Sends as much as the socket accepts.
     fn send(&mut self) -> Result<()> {
         while !self.unsent.is_empty() {
             match write(&self.stream, self.unsent.as_slices().0) {
@@ -177,7 +177,7 @@ impl Connection {
         Ok(())
     }
 
-    /// Reads what has arrived. Returns the number of replies, or none at the end of the connection.
+    /// Reads what has arrived. Returns the number of replies, or `None` at the end of the connection.
     fn receive(&mut self) -> Result<Option<u64>> {
         self.unread.reserve(READ);
         match read(&self.stream, rustix::buffer::spare_capacity(&mut self.unread)) {
@@ -263,7 +263,7 @@ impl Flooder {
         if self.kind == Kind::Unread {
             return connection.send();
         }
-        // Edge-triggered: until nothing more is there.
+        // The events are edge-triggered, so read until nothing is left.
         loop {
             let replies = connection.receive()?;
             match replies {

@@ -1,5 +1,5 @@
-//! The bare limits, measured in the same run as everything else: a round trip over a Unix socket, one script, an
-//! acquire and a release one after the other on Redis, with nothing in between.
+//! The bare limits, measured in the same run as everything else: a round trip over a Unix socket, one script, and an
+//! acquire followed by a release on Redis, with nothing in between.
 
 use std::io::{Read as _, Write as _};
 use std::net::TcpStream;
@@ -12,18 +12,18 @@ use tokio::time::Instant;
 use crate::stats::Times;
 use crate::wire::{Caller, encode};
 
-/// The least that takes a lock in Redisson's layout.
+/// The minimal script that acquires a lock in Redisson's layout.
 const ACQUIRE: &str = "if redis.call('exists', KEYS[1]) == 1 then return 0 end
 redis.call('hset', KEYS[1], ARGV[1], 1)
 redis.call('pexpire', KEYS[1], ARGV[2])
 return 1";
 
-/// The least that releases it.
+/// The minimal script that releases it.
 const RELEASE: &str = "if redis.call('hdel', KEYS[1], ARGV[1]) == 0 then return 0 end
 redis.call('publish', ARGV[2], '0')
 return 1";
 
-/// The least that renews many, each for its holder. It does not even tell which are gone.
+/// The minimal script that renews many locks, each for its holder. It does not report the missing ones.
 const RENEW: &str = "local call, lease = redis.call, ARGV[1]
 for i = 1, #KEYS do
   if call('hexists', KEYS[i], ARGV[i + 1]) == 1 then
@@ -34,7 +34,7 @@ return #KEYS";
 
 pub(crate) const HOLDER: &str = "0f3c1f6e-5a43-4f9f-8d11-6a2b3c4d5e6f:1";
 const LEASE_MS: &str = "30000";
-/// For locks that are renewed only now and then.
+/// The lease of locks that are rarely renewed.
 pub(crate) const LONG_LEASE_MS: &str = "3600000";
 
 /// The digests of these scripts in one Redis.
@@ -81,7 +81,7 @@ pub(crate) struct Limits {
     pub(crate) echo: f64,
     /// An acquire on Redis, over TCP.
     pub(crate) script: f64,
-    /// An acquire and then a release.
+    /// An acquire followed by a release.
     pub(crate) pair: f64,
 }
 

@@ -1,7 +1,7 @@
-//! `make bench`: the agent, its peers and the bare limits, side by side in one run.
+//! `make bench`: the agent, its peers and the bare limits, compared in one run.
 //!
-//! Every target is a ratio, or a plain number where the promise is one. On a machine that does other work absolute
-//! figures mean little; ratios of one round hold better.
+//! Every target is a ratio, or a plain number if the promise is one. On a machine that does other work, absolute
+//! figures mean little; ratios within one round are more reliable.
 
 mod accepted;
 mod compare;
@@ -51,9 +51,9 @@ struct Arguments {
 fn main() -> Result<()> {
     let arguments = Arguments::parse();
     ensure!((0.1..=600.0).contains(&arguments.seconds), "--seconds: expected 0.1 to 600");
-    // Before the clock runs.
+    // Build before the measurements start.
     harness::programs::path("lockscope-agent")?;
-    // One thread for all: the children receive a signal when the thread that started them ends.
+    // One thread for everything: the children receive a signal when the thread that started them ends.
     let runtime = tokio::runtime::Builder::new_current_thread().enable_all().build()?;
     runtime.block_on(run(arguments))
 }

@@ -1,5 +1,5 @@
-//! Other libraries on the same Redis, each in a small program of its own that prints what it measured as one line
-//! of JSON.
+//! Other libraries on the same Redis, each in a small separate program that prints its measurements as one line of
+//! JSON.
 
 use std::path::{Path, PathBuf};
 use std::process::Stdio;
@@ -13,23 +13,23 @@ use tokio::time::timeout;
 
 use crate::report::Round;
 
-/// The time a peer may take beyond its measuring time.
+/// The time that a peer may need beyond its measuring time.
 const PATIENCE: Duration = Duration::from_secs(60);
 
 /// The tasks for peers.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub(crate) enum Task {
-    /// One worker takes and gives back a free lock.
+    /// One worker acquires and releases a free lock.
     Uncontended,
-    /// Many workers, each with a lock of its own.
+    /// Many workers, each with a different lock.
     Own,
-    /// The same, and each a connection of its own, where a library shares one among them.
+    /// The same, each with its own connection, for a library that otherwise shares one among them.
     OwnConnections,
     /// Many workers, one lock.
     One,
     /// Many workers, one fair lock.
     Fair,
-    /// Many workers wait; how long until each has had the lock once.
+    /// Many workers wait; measures the time until each has held the lock once.
     Drain,
 }
 
@@ -56,13 +56,13 @@ pub(crate) struct Peer {
     socket: Option<PathBuf>,
 }
 
-/// All of them; `make bench` installs what they need.
+/// Returns all peers; `make bench` installs what they need.
 pub(crate) fn all() -> Result<Vec<Peer>> {
     let folder = Path::new(env!("CARGO_MANIFEST_DIR")).join("bench/peers");
     let python = folder.join(".venv/bin/python");
     let script = folder.join("python.py").display().to_string();
     let node = on_path("node").context("there is no node on the PATH")?;
-    // Beside our own programs: `make bench` builds it there.
+    // `make bench` builds it next to our own programs.
     let ours = std::env::current_exe()?;
     let rslock = ours.with_file_name("bench-rslock");
     let python = |name, library: &str| Peer {
@@ -95,7 +95,7 @@ fn installed(peers: &[Peer]) -> Result<()> {
     Ok(())
 }
 
-/// Our client libraries, on the agent with this socket.
+/// Returns our client libraries, on the agent with this socket.
 pub(crate) fn libraries(socket: &Path) -> Result<Vec<Peer>> {
     let folder = Path::new(env!("CARGO_MANIFEST_DIR")).join("../clients");
     let script = |path: &str| folder.join(path).display().to_string();
@@ -122,7 +122,7 @@ pub(crate) fn libraries(socket: &Path) -> Result<Vec<Peer>> {
     Ok(libraries)
 }
 
-/// The client library for Java on the agent with this socket, and Redisson, in the same program.
+/// Returns the client library for Java on the agent with this socket, and Redisson, in the same program.
 pub(crate) fn java(socket: &Path) -> Result<[Peer; 2]> {
     let program = on_path("java").context("there is no java on the PATH")?;
     let ours = std::env::current_exe()?.with_file_name("bench-java");
@@ -130,7 +130,7 @@ pub(crate) fn java(socket: &Path) -> Result<[Peer; 2]> {
     let redisson = redisson.context("`make bench` fetches Redisson and builds its program")?;
     let class_path = format!("{}:{}", ours.display(), redisson.trim());
     let peer = |name, library: &str, socket| {
-        // Redisson warns on the standard error, which is shown only after a failure.
+        // Redisson writes warnings to the standard error, which is shown only after a failure.
         let arguments = ["-Xmx512m", "-cp", &class_path, "Contest", library];
         let arguments = arguments.map(str::to_owned).to_vec();
         Peer { name, program: program.clone(), arguments, socket }
@@ -140,7 +140,8 @@ pub(crate) fn java(socket: &Path) -> Result<[Peer; 2]> {
 }
 
 impl Peer {
-    /// Runs one task with so many workers on the Redis of that port, for `time`; it prints figures by name.
+    /// Runs one task with that many workers on the Redis at that port, for `time`, and returns the printed figures by
+    /// name.
     pub(crate) async fn run(
         &self,
         task: Task,
@@ -158,7 +159,7 @@ impl Peer {
         run(self.name, command, time).await
     }
 
-    /// The same, put into `round`.
+    /// Runs one task in this way, and adds its figures to `round`.
     pub(crate) async fn measure(
         &self,
         round: &mut Round,
@@ -202,7 +203,7 @@ pub(crate) fn figure(figures: &Value, name: &str) -> Result<f64> {
     figures.get(name).and_then(Value::as_f64).with_context(|| format!("no {name} in {figures}"))
 }
 
-/// Our own agent, asked by a client library as a worker in Python would.
+/// Measures our agent with a client library, as a worker in Python would use it.
 pub(crate) async fn agent_from_python(socket: &Path, time: Duration) -> Result<Value> {
     let folder = Path::new(env!("CARGO_MANIFEST_DIR")).join("bench/peers");
     let mut command = Command::new(folder.join(".venv/bin/python"));

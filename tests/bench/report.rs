@@ -23,12 +23,12 @@ pub(crate) struct Round {
 }
 
 impl Round {
-    /// Something measured: of whom, what (with its unit), how much.
+    /// Adds a measurement: its subject, the figure with its unit, and the value.
     pub(crate) fn figure(&mut self, who: impl Into<String>, what: &'static str, value: f64) {
         self.figures.push((who.into(), what, value));
     }
 
-    /// A target: what is wanted, what was measured for it, how much, and the bound that decides.
+    /// Adds a target: its description, the measurement, the value, and the bound that decides.
     pub(crate) fn target(
         &mut self,
         wanted: &'static str,
@@ -63,7 +63,7 @@ impl Spread {
     }
 }
 
-/// Three digits that count.
+/// Formats a value with three significant digits.
 fn short(value: f64) -> String {
     match value.abs() {
         size if size == 0.0 || size >= 100.0 => format!("{value:.0}"),
@@ -118,7 +118,7 @@ impl Row {
             .collect()
     }
 
-    /// The row as text: a line for each of those measured, a line for each target.
+    /// Formats the row as text: a line for each subject, and a line for each target.
     pub(crate) fn text(&self) -> String {
         let mut out = format!("{}: {} ({} rounds)\n", self.name, self.about, self.rounds.len());
         let figures = self.figures();
@@ -155,7 +155,7 @@ impl Row {
         out
     }
 
-    /// The same for programs.
+    /// Formats the row as JSON, for programs.
     pub(crate) fn json(&self) -> Value {
         let figures = self.figures();
         let figures = figures
@@ -182,7 +182,7 @@ fn is_met(measured: Spread, bound: Bound) -> bool {
     }
 }
 
-/// Lines in columns, each as wide as its widest cell.
+/// Writes lines in columns, each as wide as its widest cell.
 pub(crate) fn columns(out: &mut String, lines: &[Vec<String>]) {
     let count = lines.iter().map(Vec::len).max().unwrap_or(0);
     let width = |column: usize| {

@@ -1,10 +1,10 @@
-//! Medians, quantiles, and what the kernel knows of a process.
+//! Medians, quantiles, and the kernel's figures about a process.
 
 use std::io::ErrorKind;
 
 use anyhow::{Context as _, Result};
 
-/// The value below which that share of all lies; zero if there are none.
+/// Returns the value below which that share of all values lies; zero if there are none.
 pub(crate) fn quantile(values: &mut [f64], share: f64) -> f64 {
     values.sort_by(f64::total_cmp);
     #[expect(
@@ -35,19 +35,19 @@ impl Times {
     }
 }
 
-/// A count as a number to be divided.
+/// Converts a count for a division.
 #[expect(clippy::cast_precision_loss, reason = "counts of a bench are far below 2^52")]
 pub(crate) fn float(count: u64) -> f64 {
     count as f64
 }
 
-/// Microseconds of a core that a process has used so far, all the threads together that it has now.
+/// Returns the microseconds of CPU time that a process has used so far, as the sum over its current threads.
 pub(crate) fn cpu_micros(pid: u32) -> Result<f64> {
     let mut nanos = 0.0;
     for task in std::fs::read_dir(format!("/proc/{pid}/task"))? {
         let path = task?.path().join("schedstat");
         let text = match std::fs::read_to_string(&path) {
-            // It has ended since the folder was read.
+            // The thread has ended since the folder was read.
             Err(error) if error.kind() == ErrorKind::NotFound || is_no_thread(&error) => continue,
             text => text.with_context(|| path.display().to_string())?,
         };
@@ -61,7 +61,7 @@ fn is_no_thread(error: &std::io::Error) -> bool {
     error.raw_os_error() == Some(rustix::io::Errno::SRCH.raw_os_error())
 }
 
-/// Bytes of memory that a process has now.
+/// Returns the bytes of memory that a process uses now.
 pub(crate) fn resident_bytes(pid: u32) -> Result<f64> {
     let status = std::fs::read_to_string(format!("/proc/{pid}/status"))?;
     let line = status.lines().find_map(|line| line.strip_prefix("VmRSS:")).context("no VmRSS")?;

@@ -1,4 +1,4 @@
-//! Requests and replies at the least possible cost: what is measured is the other side, not this one.
+//! Requests and replies at the least possible cost, so that the other side is measured rather than this one.
 
 use std::io::{Read, Write};
 use std::net::TcpStream;
@@ -20,7 +20,7 @@ pub(crate) fn whole(bytes: &[u8]) -> Option<usize> {
             std::str::from_utf8(rest.get(1..end)?).ok().and_then(|n| n.parse::<usize>().ok());
         at += end + 2;
         wanted -= 1;
-        // A count below zero is no number here: a null, which has no body.
+        // A negative count means a null, which has no body.
         match (kind, count) {
             (b'$', Some(length)) => at += length + 2,
             (b'*' | b'>', Some(items)) => wanted += items,
@@ -31,19 +31,19 @@ pub(crate) fn whole(bytes: &[u8]) -> Option<usize> {
     (at <= bytes.len()).then_some(at)
 }
 
-/// Returns whether a reply says yes: no error, no null, no zero.
+/// Returns whether a reply is affirmative: no error, no null, no zero.
 pub(crate) fn is_yes(reply: &[u8]) -> bool {
     !matches!(reply.first(), None | Some(b'-' | b'_'))
         && !reply.starts_with(b"*-1")
         && !reply.starts_with(b":0\r")
 }
 
-/// A reply as an error tells it.
+/// Formats a reply for an error message.
 pub(crate) fn shown(reply: &[u8]) -> String {
     reply.iter().take(200).copied().collect::<Vec<u8>>().escape_ascii().to_string()
 }
 
-/// A connection with one request under way at a time, or a batch of them. Blocks.
+/// A blocking connection with one pending request, or a batch of them.
 #[derive(Debug)]
 pub(crate) struct Caller<S> {
     stream: S,
@@ -78,7 +78,7 @@ impl<S: Read + Write> Caller<S> {
         Ok(reply)
     }
 
-    /// Sends one request; the reply must say yes.
+    /// Sends one request; the reply must be affirmative.
     pub(crate) fn succeed(&mut self, request: &[u8]) -> Result<()> {
         let reply = self.call(request)?;
         ensure!(is_yes(&reply), "refused: {}", shown(&reply));
@@ -90,12 +90,12 @@ impl<S: Read + Write> Caller<S> {
         Ok(self.stream.write_all(requests)?)
     }
 
-    /// Sends so many requests at once; each reply must say yes.
+    /// Sends that many requests at once; each reply must be affirmative.
     pub(crate) fn batch(&mut self, requests: &[u8], count: usize) -> Result<()> {
         self.answered(requests, count, is_yes)
     }
 
-    /// Sends so many requests at once; no reply may be an error.
+    /// Sends that many requests at once; no reply may be an error.
     pub(crate) fn send_all(&mut self, requests: &[u8], count: usize) -> Result<()> {
         self.answered(requests, count, |reply| !reply.starts_with(b"-"))
     }
@@ -109,7 +109,7 @@ impl<S: Read + Write> Caller<S> {
         Ok(())
     }
 
-    /// The next reply or message.
+    /// Returns the next reply or message.
     pub(crate) fn reply(&mut self) -> Result<Vec<u8>> {
         loop {
             if let Some(length) = whole(&self.read[..self.unread]) {

@@ -1,5 +1,4 @@
-//! Workers as they are in production: quick ones, crowds, readers, those with odd names. What goes wrong is in
-//! [`scenes`].
+//! Workers as they are in production: quick ones, crowds, readers, those with odd names. The faults are in [`scenes`].
 
 use std::hash::{BuildHasher as _, Hasher as _, RandomState};
 use std::path::PathBuf;
@@ -14,19 +13,19 @@ use tokio::time::sleep;
 use crate::scenes;
 use crate::stage::Stage;
 
-/// A number below `n`, good enough for a play.
+/// Returns a number below `n`, random enough for the demo.
 fn random(n: u64) -> u64 {
     RandomState::new().build_hasher().finish() % n
 }
 
-/// Sleeps for somewhere between two numbers of milliseconds.
+/// Sleeps for a random time between two numbers of milliseconds.
 pub(crate) async fn pause(from_ms: u64, to_ms: u64) {
     sleep(Duration::from_millis(from_ms + random(to_ms - from_ms + 1))).await;
 }
 
 /// Starts all actors, each in a separate task that restarts after its agent has ended.
 pub(crate) async fn play(stage: Rc<Stage>) -> Result<()> {
-    // Fails early, with a sentence, where the actors cannot reach Redis.
+    // Fails early, with a clear message, if the actors cannot reach Redis.
     drop(stage.redis.client().await?);
     let socket = |i: usize| stage.agents[i % 2].socket();
     for i in 0..14 {
@@ -58,10 +57,10 @@ pub(crate) async fn play(stage: Rc<Stage>) -> Result<()> {
     Ok(())
 }
 
-/// The lock that readers share and a writer sometimes takes.
+/// The lock that readers share and a writer sometimes acquires.
 const PRICES: &[u8] = b"read-write:prices";
 
-/// Runs a part again and again. One that fails (its agent was stopped, say) begins again after a second.
+/// Runs a part again and again. After a failure (its agent was stopped, say) it restarts after a second.
 pub(crate) fn forever(mut part: impl AsyncFnMut() -> Result<()> + 'static) {
     spawn_local(async move {
         loop {
@@ -95,12 +94,12 @@ const ODD_NAMES: [&[u8]; 6] = [
     "order\u{202e}321".as_bytes(),
 ];
 
-/// Takes a lock, however long that takes, works, and gives it back.
+/// Acquires a lock, however long that takes, works, and releases it.
 async fn hold(client: &mut Client, name: &[u8], from_ms: u64, to_ms: u64) -> Result<()> {
     hold_as(client, "lock", name, from_ms, to_ms).await
 }
 
-/// The same with a lock of some kind.
+/// Does the same with a lock of any kind.
 async fn hold_as(
     client: &mut Client,
     kind: &str,
@@ -109,7 +108,7 @@ async fn hold_as(
     to_ms: u64,
 ) -> Result<()> {
     let kind = kind.as_bytes();
-    // A client gives up reading after a while, so it asks again rather than waits for ever.
+    // A client stops reading after a while, so it asks again rather than waits forever.
     let lock = [b"LOCK".as_slice(), name, b"KIND", kind, b"WAIT", b"20000"];
     if client.call_args(&lock).await?.ok()? != harness::Reply::Null {
         pause(from_ms, to_ms).await;
@@ -119,19 +118,19 @@ async fn hold_as(
     Ok(())
 }
 
-/// The writer of a read-write lock: it writes seldom, and not for long.
+/// Writes to a read-write lock: rarely and briefly.
 async fn write_prices(client: &mut Client) -> Result<()> {
     pause(4_000, 8_000).await;
     hold_as(client, "write", PRICES, 500, 1_500).await
 }
 
-/// The common case: many names, each held for a moment.
+/// Holds many names, each for a moment: the common case.
 async fn orders(client: &mut Client) -> Result<()> {
     let name = format!("orders:{}", 8_800 + random(60));
     hold(client, name.as_bytes(), 300, 3_000).await
 }
 
-/// Takes the same lock several times over, as nested calls do.
+/// Acquires the same lock several times, as nested calls do.
 async fn reenter(client: &mut Client) -> Result<()> {
     for _ in 0..3 {
         client.call("LOCK checkout:cart:77").await?.ok()?;
@@ -144,7 +143,7 @@ async fn reenter(client: &mut Client) -> Result<()> {
     Ok(())
 }
 
-/// A worker with a fixed lease, which nothing renews.
+/// Holds a lock with a fixed lease, which nobody renews.
 async fn fixed_lease(client: &mut Client) -> Result<()> {
     client.call("LOCK fixed-lease:batch LEASE 4000").await?.ok()?;
     pause(6_000, 10_000).await;

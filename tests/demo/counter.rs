@@ -1,5 +1,5 @@
-//! A worker whose work shows whether a lock excludes: it appends the next integer to a list in Redis, reading the
-//! list's length first and taking its time in between. Where two are inside at once an integer is doubled.
+//! A worker whose work shows whether a lock excludes: it appends the next integer to a list in Redis, but first reads
+//! the list's length and waits. If two workers are inside at once, an integer appears twice.
 
 use std::path::PathBuf;
 use std::time::Duration;
@@ -10,7 +10,7 @@ use rustix::time::{ClockId, clock_gettime};
 
 use crate::worker::say;
 
-/// A step is begun only while the lock is valid for at least that much longer.
+/// The worker starts a step only while the lock is valid for at least this much longer.
 const MARGIN: Duration = Duration::from_millis(300);
 /// The time inside: long compared with the time in which a late script or wrong release would admit another worker.
 const INSIDE: Duration = Duration::from_millis(10);
@@ -21,7 +21,7 @@ pub(crate) struct Arguments {
     /// The agent's socket.
     #[arg(long)]
     socket: PathBuf,
-    /// The socket of the Redis that has the list.
+    /// The socket of the Redis with the list.
     #[arg(long)]
     resource: PathBuf,
     /// The lock to hold while counting.
@@ -32,8 +32,8 @@ pub(crate) struct Arguments {
     list: String,
 }
 
-/// Counts until it is killed, and prints each integer it has surely appended. Whatever goes wrong with the agent
-/// it begins again, as workers do.
+/// Counts until it is killed, and prints each integer that was certainly appended. After any failure of the agent it
+/// starts again, as workers do.
 pub(crate) fn run(arguments: &Arguments) -> Result<()> {
     let runtime = tokio::runtime::Builder::new_current_thread().enable_all().build()?;
     runtime.block_on(async {
@@ -57,7 +57,7 @@ async fn count(arguments: &Arguments, resource: &mut Client) -> Result<std::conv
             continue;
         }
         let granted = granted.ok()?;
-        // Counted from the request, since the reply may have been read at any time after it came.
+        // Counted from the request, since the reply may have been read at any time after it arrived.
         let valid = sent + millis(&granted, "waited_ms")? + millis(&granted, "valid_ms")?;
         let length = resource.call(&format!("LLEN {}", arguments.list)).await?.int()?;
         tokio::time::sleep(INSIDE).await;
@@ -78,7 +78,7 @@ fn millis(reply: &Reply, field: &str) -> Result<Duration> {
     Ok(Duration::from_millis(u64::try_from(millis).context("a negative time")?))
 }
 
-/// The time since the host's start, suspension included.
+/// Returns the time since the host's start, including suspensions.
 fn now() -> Duration {
     let time = clock_gettime(ClockId::Boottime);
     Duration::new(time.tv_sec.unsigned_abs(), u32::try_from(time.tv_nsec).unwrap_or_default())

@@ -1,5 +1,5 @@
-//! `make demo`: a private Redis, two agents, the dashboard, and a crowd of workers that do what workers do in
-//! production, mistakes included. Everything ends with this process.
+//! `make demo`: a private Redis, two agents, the dashboard, and many workers that behave as workers do in production,
+//! mistakes included. Everything ends with this process.
 
 mod actors;
 mod counter;
@@ -32,7 +32,7 @@ struct Arguments {
 
 #[derive(Debug, Subcommand)]
 enum Role {
-    /// A worker on its own; the demo and the tests start these and kill them.
+    /// A single worker; the demo and the tests start these and kill them.
     #[command(hide = true)]
     Worker(worker::Arguments),
     /// A worker that shows by counting whether a lock excludes.
@@ -47,9 +47,9 @@ fn main() -> Result<()> {
         Some(Role::Counter(counter)) => return counter::run(counter),
         None => {}
     }
-    // Before signals are caught, so that Ctrl-C ends a long build.
+    // Build before signals are caught, so that Ctrl-C ends a long build.
     harness::programs::path("lockscope-agent")?;
-    // One thread for all: the children receive a signal when the thread that started them ends.
+    // One thread for everything: the children receive a signal when the thread that started them ends.
     let runtime = tokio::runtime::Builder::new_current_thread().enable_all().build()?;
     let from_environment = if arguments.no_actors { std::env::var("REDIS_URL").ok() } else { None };
     let redis_url = arguments.redis_url.or(from_environment);

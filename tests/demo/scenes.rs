@@ -11,13 +11,13 @@ use tokio::time::sleep;
 use crate::actors::{again, forever, pause};
 use crate::stage::{Place, Stage};
 
-/// Locks whose scenes last as long as the demo: the dashboard's settings declare their holds as long, so
-/// that each shows the one problem that it is named after.
+/// Locks whose scenes last as long as the demo. The dashboard's settings allow holds of that length, so that each lock
+/// shows only the problem that it is named after.
 pub(crate) const LONG: [&str; 5] =
     ["foreign:*", "overdue:*", "expired:*", "deadlock:*", "malformed:*"];
 
 const LEAKED: &str = "leaked:invoice-run";
-/// A lock that leaked before the dashboard was started: it has no waiters, and no other source reports it.
+/// A lock that leaked before the dashboard started: it has no waiters, and no other source reports it.
 const LEAKED_BEFORE: &str = "leaked:old-import";
 const ORPHAN: &str = "orphan:mail-merge";
 const MALFORMED: &str = "malformed:migration";
@@ -26,7 +26,7 @@ const ACCOUNTS: [&str; 2] = ["deadlock:account-a", "deadlock:account-b"];
 const THREADS: [&str; 2] =
     ["7c2e5d90-41b8-4d3a-9f66-2b8f0a4c1e73:21", "7c2e5d90-41b8-4d3a-9f66-2b8f0a4c1e73:22"];
 
-/// Starts them all.
+/// Starts all scenes.
 pub(crate) fn play(stage: &Rc<Stage>) {
     let socket = |i: usize| stage.agents[i % 2].socket();
     again(socket(0), stuck);
@@ -47,13 +47,13 @@ pub(crate) fn play(stage: &Rc<Stage>) {
     on(stage, orphan);
 }
 
-/// Runs a scene that needs no agent, again and again.
+/// Repeats a scene that needs no agent.
 fn on(stage: &Rc<Stage>, scene: impl AsyncFn(&Place) -> Result<()> + 'static) {
     let stage = Rc::clone(stage);
     forever(async move || scene(&stage.redis).await);
 }
 
-/// A job that should have ended long ago: its agent renews the lock faithfully, so it never frees itself.
+/// Runs a job that should have ended long ago: its agent keeps renewing the lock, so it never becomes free.
 async fn stuck(client: &mut Client) -> Result<()> {
     client.call("LOCK stuck:nightly-report").await?.ok()?;
     loop {
@@ -62,7 +62,7 @@ async fn stuck(client: &mut Client) -> Result<()> {
     }
 }
 
-/// A worker that was stopped (SIGSTOP) while it held a lock: its agent keeps it, since the process lives.
+/// Stops a worker (SIGSTOP) that holds a lock: its agent keeps the lock, since the process lives.
 async fn freeze(socket: &std::path::Path, folder: &std::path::Path) -> Result<()> {
     let mut worker = Worker::start(socket, folder, &["LOCK frozen:video-encode"])?;
     worker.line().await?;
@@ -70,7 +70,7 @@ async fn freeze(socket: &std::path::Path, folder: &std::path::Path) -> Result<()
     std::future::pending().await
 }
 
-/// A worker that is killed while it holds a lock that others wait for.
+/// Kills a worker that holds a lock while others wait for it.
 async fn die_holding(socket: &std::path::Path, folder: &std::path::Path) -> Result<()> {
     let mut worker = Worker::start(socket, folder, &["LOCK killed:import"])?;
     worker.line().await?;
@@ -80,7 +80,7 @@ async fn die_holding(socket: &std::path::Path, folder: &std::path::Path) -> Resu
     Ok(())
 }
 
-/// A fair lock with a long fixed lease: no watchdog renews it, so that its holder is not stuck, but others starve.
+/// Holds a fair lock with a long fixed lease: no watchdog renews it, so its holder is not stuck, but others starve.
 async fn starving_holder(client: &mut Client) -> Result<()> {
     client.call("LOCK starving:export KIND fair LEASE 600000").await?.ok()?;
     loop {
@@ -91,7 +91,7 @@ async fn starving_holder(client: &mut Client) -> Result<()> {
 
 /// Waits in the queue without a limit; the reply is never read.
 async fn starving_waiter(client: &mut Client) -> Result<()> {
-    // Behind its holder.
+    // Queues only after the holder.
     while client.call("SHOW starving:export").await?.ok()? == Reply::Null {
         pause(100, 500).await;
     }
@@ -107,7 +107,7 @@ fn service(client: Client, holder: &str, lease_ms: u64) -> Foreign {
     service
 }
 
-/// A Java service with Redisson, which renews without an agent.
+/// Runs a Java service with Redisson, which renews without an agent.
 async fn foreign(redis: &Place) -> Result<()> {
     let mut service =
         service(redis.client().await?, "0f3c1f6e-5a43-4f9f-8d11-6a2b3c4d5e6f:47", 15_000);
@@ -127,8 +127,8 @@ async fn leaky(redis: &Place) -> Result<Foreign> {
     Ok(service(redis.client().await?, "0b9d6a52-3c1e-4f57-a7a8-5e0c9d1b2f34:112", 30_000))
 }
 
-/// A Java service whose lock an old bug has left without a TTL, so that it never expires. It is
-/// released after two minutes, and leaks again.
+/// Runs a Java service whose lock an old bug has left without a time to live, so that it never expires. It is released
+/// after two minutes, and leaks again.
 async fn leak(redis: &Place) -> Result<()> {
     let mut service = leaky(redis).await?;
     ensure!(service.lock(LEAKED).await?, "somebody else has it");
@@ -141,7 +141,7 @@ async fn leak(redis: &Place) -> Result<()> {
     Ok(())
 }
 
-/// A service whose watchdog is late, again and again, but just in time.
+/// Runs a service whose watchdog is repeatedly late, but just in time.
 async fn overdue(redis: &Place) -> Result<()> {
     const NAME: &str = "overdue:session-sweep";
     let mut service =
@@ -157,13 +157,13 @@ async fn overdue(redis: &Place) -> Result<()> {
     }
 }
 
-/// A service that pauses for longer than its lease, goes on as if it still had the lock, and comes back too late.
+/// Runs a service that pauses for longer than its lease, continues as if it still held the lock, and returns too late.
 async fn expire(redis: &Place) -> Result<()> {
     const NAME: &str = "expired:thumbnails";
     let mut service =
         service(redis.client().await?, "e95b3c17-08fa-4c61-b2d4-63a1f7c80d59:88", 12_000);
     ensure!(service.lock(NAME).await?, "somebody else has it");
-    // It is known to be renewed only when that has been seen for a while.
+    // A hold counts as renewed only after its renewals have been observed for a while.
     for _ in 0..6 {
         sleep(Duration::from_secs(4)).await;
         ensure!(service.renew(NAME).await?, "it was lost");
@@ -174,7 +174,7 @@ async fn expire(redis: &Place) -> Result<()> {
     Ok(())
 }
 
-/// Two threads that wait for one another: each holds a fair lock, and stands in the other's queue.
+/// Runs two threads that wait for each other: each holds a fair lock, and waits in the other's queue.
 async fn deadlock(redis: &Place) -> Result<()> {
     let mut holders = Vec::new();
     for (name, thread) in ACCOUNTS.into_iter().zip(THREADS) {
@@ -196,12 +196,12 @@ async fn deadlock(redis: &Place) -> Result<()> {
     }
 }
 
-/// A fair lock's queue, and the deadlines in it.
+/// Returns the keys of a fair lock's queue and of its deadlines.
 fn queue_keys(name: &str) -> (String, String) {
     (format!("redisson_lock_queue:{{{name}}}"), format!("redisson_lock_timeout:{{{name}}}"))
 }
 
-/// Puts a waiter at the end of a fair lock's queue, as if it had last asked so long before its deadline.
+/// Adds a waiter to a fair lock's queue, with this time left until its deadline.
 async fn queue_up(client: &mut Client, name: &str, waiter: &str, left: Duration) -> Result<()> {
     let (queue, deadlines) = queue_keys(name);
     let deadline = clock_gettime(ClockId::Realtime).tv_sec.unsigned_abs() + left.as_secs();
@@ -211,8 +211,8 @@ async fn queue_up(client: &mut Client, name: &str, waiter: &str, left: Duration)
     Ok(())
 }
 
-/// A fair lock's queue that a service left behind: it died while it waited, the lock was freed, and no client has requested
-/// it since. If it is removed, as the runbook says, it comes back after two minutes.
+/// Leaves a fair lock's queue behind: a service died while it waited, the lock was released, and no client has
+/// requested it since. If it is removed, as the runbook says, it reappears after two minutes.
 async fn orphan(redis: &Place) -> Result<()> {
     let mut client = redis.client().await?;
     let dead = "2f8ac6d1-70b3-4e59-8c14-d5e09b73a264:31";
@@ -225,14 +225,14 @@ async fn orphan(redis: &Place) -> Result<()> {
     Ok(())
 }
 
-/// Something else wrote into a lock's hash.
+/// Writes a foreign field into a lock's hash.
 async fn malformed(redis: &Place) -> Result<()> {
     let mut service =
         service(redis.client().await?, "5d60e2b4-7a19-4e8c-a3f1-90c4d8b72e16:5", 600_000);
     ensure!(service.lock(MALFORMED).await?, "somebody else has it");
     let mut client = redis.client().await?;
     loop {
-        // It must be known as a lock first: an unknown hash with such a field does not count as one.
+        // The dashboard must know it as a lock first: an unknown hash with such a field does not count as one.
         sleep(Duration::from_secs(8)).await;
         client.call(&format!("HSET {MALFORMED} progress 42")).await?.ok()?;
         sleep(Duration::from_secs(120)).await;
@@ -241,14 +241,14 @@ async fn malformed(redis: &Place) -> Result<()> {
     }
 }
 
-/// Puts into Redis what was there before the dashboard.
+/// Creates the state in Redis that is older than the dashboard.
 pub(crate) async fn prepare(redis: &Place) -> Result<()> {
     let holder = "2f6d1c58-7b3e-4a90-9c41-e85a07d3b6f2:31";
     redis.client().await?.call(&format!("HSET {LEAKED_BEFORE} {holder} 1")).await?.ok()?;
     Ok(())
 }
 
-/// Takes away what would stay in a Redis that is not ours. All else has a short lease.
+/// Removes what would remain in a Redis that is not private. Everything else has a short lease.
 pub(crate) async fn clean_up(redis: &Place) -> Result<()> {
     leaky(redis).await?.unlock(LEAKED).await?;
     let mut client = redis.client().await?;

@@ -10,7 +10,7 @@ use serde_json::Value;
 const DESK: (u32, u32) = (1280, 900);
 const PHONE: (u32, u32) = (390, 844);
 
-/// The release of what the client of `leaked:invoice-run` has leaked.
+/// The release of the hold that the client of `leaked:invoice-run` has leaked.
 const LEAKED: &str =
     "/incident/release?problem=leaked&key=client%200b9d6a52-3c1e-4f57-a7a8-5e0c9d1b2f34";
 
@@ -34,7 +34,7 @@ const SHOTS: [(&str, &str, (u32, u32), bool); 16] = [
     ("release", "/release?name=frozen%3Avideo-encode", DESK, false),
 ];
 
-/// The problems that the demo stages and that last.
+/// The lasting problems that the demo stages.
 const STAGED: [&str; 6] = ["deadlock", "leaked", "malformed", "orphan", "starving", "stuck"];
 
 /// Writes the screenshots into a folder, once every problem has been detected.
@@ -62,7 +62,7 @@ pub(crate) async fn take(dashboard: &Dashboard, folder: &Path) -> Result<()> {
     Ok(())
 }
 
-/// Whether a list of incidents has one of that problem.
+/// Returns whether a list of incidents contains that problem.
 fn contains(incidents: &Value, problem: &str) -> bool {
     let all = incidents["incidents"].as_array();
     all.is_some_and(|all| all.iter().any(|incident| incident["problem"] == problem))

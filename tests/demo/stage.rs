@@ -1,4 +1,4 @@
-//! The programs of the demo, and their end.
+//! The demo's programs: starts them and ends them.
 
 use std::path::PathBuf;
 use std::rc::Rc;
@@ -11,12 +11,12 @@ use tokio::task::LocalSet;
 
 use crate::{actors, scenes, screenshots};
 
-/// Everything that runs. Agents go before the Redis they talk to.
+/// All running programs. Agents end before the Redis that they use.
 pub(crate) struct Stage {
     pub(crate) dashboard: Dashboard,
     pub(crate) agents: [Agent; 2],
     pub(crate) redis: Place,
-    // The dashboard's settings; it goes last.
+    // The dashboard's settings; removed last.
     _settings: TempDir,
 }
 
@@ -34,7 +34,7 @@ impl Place {
         }
     }
 
-    /// A connection to Redis without an agent, for actors that play other programs.
+    /// Opens a connection to Redis without an agent, for actors that act as other programs.
     pub(crate) async fn client(&self) -> Result<Client> {
         match self {
             Self::Private(server) => server.client().await,
@@ -88,7 +88,7 @@ pub(crate) async fn run(
         }
         std::future::pending::<Result<()>>().await
     };
-    // Dropping the set ends every worker, and with the last of them the stage and its processes.
+    // Dropping the set ends every worker, and the last of them ends the stage and its processes.
     LocalSet::new()
         .run_until(async {
             tokio::select! {
@@ -110,7 +110,7 @@ async fn set(redis_url: Option<String>, with_actors: bool) -> Result<Stage> {
         Some(url) => Place::Given(url),
         None => Place::Private(RedisServer::start().await?),
     };
-    // Short leases and thresholds, so that a minute shows what a day would.
+    // Leases and thresholds are short, so that a minute shows what would otherwise take a day.
     let flags = ["--lease", "6s"];
     let url = redis.url();
     let agents = [Agent::at(&url, &flags).await?, Agent::at(&url, &flags).await?];
@@ -139,7 +139,7 @@ async fn set(redis_url: Option<String>, with_actors: bool) -> Result<Stage> {
     Ok(Stage { dashboard, agents, redis, _settings: settings })
 }
 
-/// Returns why the dashboard cannot use its Redis, as soon as it has tried.
+/// Waits until the dashboard has tried its Redis, and returns why it cannot use it.
 async fn unreachable(dashboard: &Dashboard) -> Option<String> {
     within(PATIENCE, "the dashboard to try its Redis", async || {
         let server = dashboard.json("/api/v1/sources").await?["servers"][0].clone();

@@ -1,5 +1,5 @@
-//! A worker as a separate process: runs the commands it is given on one connection, prints each reply on a
-//! line, then keeps the connection until it is killed. Tests and the demo kill it.
+//! A worker as a separate process: it runs its commands on one connection, prints each reply on a line, then keeps the
+//! connection until it is killed. Tests and the demo kill it.
 
 use std::io::{Read as _, Write as _};
 use std::os::unix::net::UnixStream;

@@ -1,4 +1,4 @@
-//! The floor plan: each module stands on a floor and imports only from floors below.
+//! Tests of the floor plan: each module belongs to a floor and imports only from floors below.
 
 use std::collections::BTreeSet;
 use std::path::{Path, PathBuf};
@@ -9,7 +9,7 @@ use super::graph::circles;
 use super::imports::Crate;
 use super::project;
 
-/// The floors of a crate from the ground up, each with its modules. The crate's root stands above them all.
+/// The floors of a crate from the ground up, each with its modules. The crate's root is above them all.
 struct Plan {
     root: &'static str,
     floors: &'static [&'static [&'static str]],
@@ -73,7 +73,7 @@ const PLANS: [Plan; 5] = [
     },
 ];
 
-/// The most files that may form a circle inside one folder.
+/// The maximum number of files in an import circle inside one folder.
 const LARGEST_CIRCLE: usize = 7;
 
 #[test]
@@ -117,12 +117,12 @@ fn no_circle_of_imports_leaves_its_folder_or_grows_large() -> Result<()> {
     Ok(())
 }
 
-/// Reports whether each folder lies in the one before it, as a module's folder and that of a submodule do.
+/// Returns whether each folder lies in the previous one, as a submodule's folder lies in its parent's.
 fn nested(folders: &BTreeSet<PathBuf>) -> bool {
     folders.iter().zip(folders.iter().skip(1)).all(|(outer, inner)| inner.starts_with(outer))
 }
 
-/// The folder that a file belongs to: the one that its submodules are in, or else the one that it lies in.
+/// Returns the folder that a file belongs to: that of its submodules or, without any, the one that it lies in.
 fn room(root: &Path, file: &Path) -> PathBuf {
     let of_submodules = file.with_extension("");
     let has_submodules = root.parent().is_some_and(|top| top.join(&of_submodules).is_dir());

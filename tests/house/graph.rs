@@ -1,8 +1,8 @@
-//! Circles of a graph of imports.
+//! Circles in a graph of imports.
 
 use std::collections::{BTreeMap, BTreeSet};
 
-/// The sets of nodes that reach one another, each of two or more.
+/// Returns the sets of nodes that reach each other, each with two or more nodes.
 pub(crate) fn circles<T: Ord + Clone>(edges: &BTreeSet<(T, T)>) -> Vec<BTreeSet<T>> {
     let mut next: BTreeMap<&T, Vec<&T>> = BTreeMap::new();
     for (from, to) in edges {
@@ -21,7 +21,7 @@ pub(crate) fn circles<T: Ord + Clone>(edges: &BTreeSet<(T, T)>) -> Vec<BTreeSet<
     found
 }
 
-/// The nodes that can be reached from `start`, itself included only by way of a circle.
+/// Returns the nodes that can be reached from `start`, which is included only if it is in a circle.
 fn reachable<'a, T: Ord>(start: &'a T, next: &BTreeMap<&'a T, Vec<&'a T>>) -> BTreeSet<&'a T> {
     let mut reached = BTreeSet::new();
     let mut open = vec![start];

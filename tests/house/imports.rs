@@ -1,4 +1,4 @@
-//! The imports of a crate, read from its sources: an edge for each module that another one names.
+//! The imports of a crate, read from its sources: an edge for each module that another module names.
 
 use std::collections::{BTreeMap, BTreeSet};
 use std::path::{Path, PathBuf};
@@ -7,7 +7,7 @@ use anyhow::{Context, Result};
 use syn::visit::Visit;
 use syn::{Attribute, Item, ItemUse, Meta, UseTree};
 
-/// A module's path from the crate's root, which is the empty one.
+/// A module's path from the crate's root; the root's path is empty.
 pub(crate) type ModulePath = Vec<String>;
 
 /// A crate's modules without those that exist only in tests.
@@ -72,7 +72,7 @@ impl Crate {
         Ok(())
     }
 
-    /// The module that a path leads to, through re-exports.
+    /// Returns the module that a path leads to, through re-exports.
     fn resolve(&self, path: &[String]) -> ModulePath {
         let mut path = path.to_vec();
         // Deeper chains of re-exports do not occur; a loop of them ends here.
@@ -93,7 +93,7 @@ impl Crate {
         path
     }
 
-    /// Each module with another one that it names.
+    /// Returns each pair of a module and another one that it names.
     pub(crate) fn edges(&self) -> BTreeSet<(ModulePath, ModulePath)> {
         let edges = self.modules.iter().flat_map(|(from, module)| {
             module.paths.iter().map(move |path| (from.clone(), self.resolve(path)))
@@ -101,7 +101,7 @@ impl Crate {
         edges.filter(|(from, to)| from != to).collect()
     }
 
-    /// The same by files, relative to the crate's folder.
+    /// Returns the same pairs as files, relative to the crate's folder.
     pub(crate) fn file_edges(&self) -> BTreeSet<(PathBuf, PathBuf)> {
         let file = |path: &ModulePath| {
             let file = self.modules.get(path).map(|module| module.file.as_path());
@@ -112,14 +112,14 @@ impl Crate {
         edges.filter(|(from, to)| from != to).collect()
     }
 
-    /// The modules right below the root.
+    /// Returns the modules directly below the root.
     pub(crate) fn top_level(&self) -> BTreeSet<&str> {
         let paths = self.modules.keys().filter(|path| path.len() == 1);
         paths.map(|path| path[0].as_str()).collect()
     }
 }
 
-/// The file of a module that is declared in `parent`.
+/// Returns the file of a module that is declared in `parent`.
 fn file_of_child(parent: &Path, name: &str) -> Result<PathBuf> {
     let folder = parent.parent().context("a file without a folder")?;
     let stem = parent.file_stem().unwrap_or_default();
@@ -132,7 +132,7 @@ fn file_of_child(parent: &Path, name: &str) -> Result<PathBuf> {
     found.with_context(|| format!("no file for `mod {name}` of {}", parent.display()))
 }
 
-/// Reports whether an item exists only in tests.
+/// Returns whether an item exists only in tests.
 fn is_test_only(attributes: &[Attribute]) -> bool {
     attributes.iter().any(|attribute| match &attribute.meta {
         Meta::Path(path) => path.is_ident("test"),
@@ -153,7 +153,7 @@ struct Reader<'a> {
 }
 
 impl Reader<'_> {
-    /// The path from the crate's root, if it leads into this crate.
+    /// Returns the path from the crate's root, if it leads into this crate.
     fn to_root(&self, path: &[String]) -> Option<Vec<String>> {
         let (mut base, mut rest) = match path.first()?.as_str() {
             "crate" => (Vec::new(), &path[1..]),
@@ -220,13 +220,13 @@ impl<'ast> Visit<'ast> for Reader<'_> {
         }
     }
 
-    /// The path in `pub(in …)` imports nothing.
+    /// The path in `pub(in …)` is not an import.
     fn visit_vis_restricted(&mut self, _: &'ast syn::VisRestricted) {}
 
     fn visit_item_use(&mut self, item: &'ast ItemUse) {
         let paths = self.paths.clone();
         self.add_tree(&item.tree, &[]);
-        // A re-export is followed by those who use it; the module that has it need not.
+        // A re-export counts for the modules that use it, not for the module that contains it.
         if !matches!(item.vis, syn::Visibility::Inherited) {
             self.paths = paths;
         }

@@ -1,4 +1,4 @@
-//! Tests of the sources themselves: who may import whom, and the words of their comments.
+//! Tests of the sources themselves: the imports between modules, and the words of comments.
 
 mod floor_plan;
 mod graph;
@@ -7,13 +7,13 @@ mod voice;
 
 use std::path::{Path, PathBuf};
 
-/// The folder of the whole project.
+/// Returns the folder of the whole project.
 fn project() -> &'static Path {
     let tests = Path::new(env!("CARGO_MANIFEST_DIR"));
     tests.parent().unwrap_or(tests)
 }
 
-/// All Rust files below a folder of the project.
+/// Returns all Rust files below a folder of the project.
 fn rust_files(folder: &Path) -> anyhow::Result<Vec<PathBuf>> {
     let mut files = Vec::new();
     for entry in std::fs::read_dir(folder)? {

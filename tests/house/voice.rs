@@ -1,4 +1,4 @@
-//! The words of comments: plain statements in the terms of the field.
+//! Tests of the words of comments: plain statements in the terms of the field.
 
 use std::path::Path;
 
@@ -10,10 +10,10 @@ use super::{project, rust_files};
 const QUESTIONS: [&str; 9] =
     ["What", "Who", "Whose", "Which", "Whether", "When", "Where", "How", "Until when"];
 
-/// Comments that may open so, per thousand lines of a crate.
+/// The number of comments that may start this way, per thousand lines of a crate.
 const ALLOWED: usize = 4;
 
-/// Words that a reader from outside stumbles over, with a plain one for each.
+/// Words that confuse outside readers, with a plain one for each.
 const DIALECT: [(&str, &str); 8] = [
     ("anew", "again"),
     ("to be had", "available"),
@@ -25,14 +25,14 @@ const DIALECT: [(&str, &str); 8] = [
     ("parted by", "separated by"),
 ];
 
-/// The comments of a file, each without its slashes.
+/// Returns the comments of a file, without slashes.
 fn comments(text: &str) -> impl Iterator<Item = &str> {
     text.lines()
         .filter_map(|line| line.trim_start().strip_prefix("//"))
         .map(|comment| comment.trim_start_matches(['/', '!']).trim_start())
 }
 
-/// The first lines of doc comments.
+/// Returns the first lines of doc comments.
 fn openings(text: &str) -> impl Iterator<Item = &str> {
     let mut inside = false;
     text.lines().map(str::trim_start).filter_map(move |line| {
@@ -43,7 +43,7 @@ fn openings(text: &str) -> impl Iterator<Item = &str> {
     })
 }
 
-/// Reports whether these words are in a text, not as a part of longer ones.
+/// Returns whether a text contains these words, not as a part of longer ones.
 fn contains(text: &str, words: &str) -> bool {
     text.split(words).collect::<Vec<_>>().windows(2).any(|around| {
         let [left, right] = around else { return false };
@@ -51,7 +51,7 @@ fn contains(text: &str, words: &str) -> bool {
     })
 }
 
-/// Reports whether a text begins with these words, and not with a longer one.
+/// Returns whether a text begins with these words, not with a longer one.
 fn begins_with(text: &str, words: &str) -> bool {
     text.strip_prefix(words).is_some_and(|rest| !rest.starts_with(char::is_alphanumeric))
 }

@@ -15,7 +15,7 @@ import redis.asyncio
 import redis_lock
 
 LEASE_S = 30
-# What a run before left locked, by ending with its workers inside, is not in the way of this one.
+# The prefix is unique, so that locks left by an earlier run do not interfere.
 PREFIX = f"bench:{os.getpid()}"
 
 

@@ -4,14 +4,14 @@ const Redis = require('ioredis');
 const { default: Redlock } = require('redlock');
 
 const LEASE_MS = 30000;
-// What a run before left locked, by ending with its workers inside, is not in the way of this one.
+// The prefix is unique, so that locks left by an earlier run do not interfere.
 const PREFIX = `bench:${process.pid}`;
 const [task, port, workers, seconds] = [process.argv[2], ...process.argv.slice(3).map(Number)];
 const now = () => Number(process.hrtime.bigint()) / 1e6;
 const sleep = (ms) => new Promise((resolve) => setTimeout(resolve, ms));
 
 const client = new Redis(port, '127.0.0.1');
-// Its own settings, but for giving up: everybody waits as long as it takes.
+// Default settings, except that it never gives up: everybody waits as long as necessary.
 const redlock = new Redlock([client], { retryCount: -1 });
 redlock.on('error', () => {}); // it reports every refusal
 

@@ -1,5 +1,6 @@
-//! The delay until a change in Redis shows in a real browser among many viewers: ten thousand locks, five hundred streams of
-//! lists and of single locks, and one window with the list and one with a lock in which it is measured.
+//! The delay until a change in Redis shows in a real browser among many viewers. There are ten thousand locks, five
+//! hundred streams of lists and of single locks, and two windows, one with the list and one with a lock, in which the
+//! delay is measured.
 
 use std::sync::Arc;
 use std::sync::atomic::{AtomicU64, Ordering};
@@ -19,35 +20,35 @@ use super::Stage;
 use crate::report::{Bound, Round};
 use crate::stats::{cpu_micros, float};
 
-/// Locks that are held, and those of them that the measured list shows.
+/// The number of held locks; the measured list shows some of them.
 const LOCKS: usize = 10_000;
 const ROWS: usize = 100;
-/// Changes of holders a second: half of them in rows of the list, the others wherever.
+/// Changes of holders a second: half of them in rows of the list, the others elsewhere.
 const CHANGES: u64 = 200;
-/// Each so many changes one is of the lock whose own page is open too.
+/// One in this many changes is of the lock whose page is open too.
 const OF_THE_LOCK: usize = 50;
-/// The list that is measured, as most others see it too.
+/// The measured list, which most other viewers see too.
 const LIST: &str = "/?sort=name";
 /// The time limit for the dashboard to discover all locks, and then to serve all streams.
 const PATIENCE: Duration = Duration::from_secs(120);
-/// The shortest round: fewer changes than it has say nothing of one in a hundred.
+/// The shortest round: with fewer changes the 99th percentile means nothing.
 const SHORTEST: Duration = Duration::from_secs(10);
 
-/// Makes all locks, each of an hour.
+/// Makes all locks, each with a lease of an hour.
 const MAKE: &str = "for i = 0, tonumber(ARGV[1]) - 1 do
   local name = string.format('bench:%05d', i)
   redis.call('hset', name, ARGV[2], 1)
   redis.call('pexpire', name, 3600000)
 end";
 
-/// The lock goes from one holder to another, and a release is told.
+/// Passes the lock to another holder, and publishes a release message.
 const CHANGE: &str = "redis.call('del', KEYS[1])
 redis.call('hset', KEYS[1], ARGV[1], 1)
 redis.call('pexpire', KEYS[1], 3600000)
 return redis.call('publish', 'redisson_lock__channel:{' .. KEYS[1] .. '}', '0')";
 
-/// Notes how long ago what a row, or the page of a lock, shows anew happened: the holder's thread is the instant, in epoch
-/// milliseconds.
+/// Records the age of each change that a row, or the page of a lock, shows: the holder's thread number is the instant
+/// of the change, in epoch milliseconds.
 const WATCH: &str = "window.lags = [];
 const seen = new Map();
 const list = document.getElementById('rows');
@@ -67,7 +68,7 @@ return parts.length;";
 const LAGS: &str = "const lags = window.lags.toSorted((a, b) => a - b);
 return [lags.length, lags[Math.floor(lags.length / 2)] ?? null, lags[Math.floor(lags.length * 0.99)] ?? null];";
 
-/// From the change in Redis to the change in the browser.
+/// Measures the time from the change in Redis to the change in the browser.
 pub(super) async fn browser(stage: Stage) -> Result<Vec<Round>> {
     let mut dashboard = Dashboard::start(&stage.redis.url(), &["--monitor", "off"]).await?;
     let pid = dashboard.process().pid();
@@ -169,7 +170,7 @@ fn chosen(change: usize) -> usize {
     }
 }
 
-/// A holder that tells the instant at which it was made.
+/// Returns a holder whose id contains the current instant.
 fn holder() -> String {
     let now = clock_gettime(ClockId::Realtime);
     let millis = now.tv_sec * 1_000 + now.tv_nsec / 1_000_000;
@@ -181,7 +182,7 @@ async fn change(redis: &mut Client, lock: usize) -> Result<()> {
     Ok(())
 }
 
-/// Begins to note lags in the current window, once its page is there. How many parts are looked at.
+/// Waits for the page in the current window, then starts recording its lags. Returns the number of watched elements.
 async fn watch(browser: &Browser) -> Result<Option<u64>> {
     within(PATIENCE, "the page to be live", async || {
         let live = browser
@@ -204,7 +205,7 @@ async fn open(port: u16, path: &str) -> Result<TcpStream> {
     Ok(stream)
 }
 
-/// Reads on, and counts.
+/// Reads the stream, and counts the received bytes.
 async fn count(mut stream: TcpStream, received: Arc<AtomicU64>) {
     let mut bytes = vec![0; 64 << 10];
     while let Ok(n @ 1..) = stream.read(&mut bytes).await {

@@ -16,7 +16,7 @@ fn chain(limits: Limits) -> f64 {
     limits.echo + limits.script
 }
 
-/// All of one host.
+/// Measures workers of one host.
 pub(super) async fn one_lock(stage: Stage) -> Result<Vec<Round>> {
     let (port, time) = (stage.redis.port(), stage.options.time);
     let mut rounds = Vec::new();
@@ -58,7 +58,7 @@ fn note(round: &mut Round, who: &str, seen: &Measurements) {
     round.figure(who, LONGEST, seen.longest_wait.as_secs_f64() * 1000.0);
 }
 
-/// Half of them on another host.
+/// Measures workers of which half are on another host.
 pub(super) async fn two_hosts(stage: Stage) -> Result<Vec<Round>> {
     let other = Agent::start(&stage.redis).await?;
     let time = stage.options.time;
@@ -86,7 +86,7 @@ pub(super) async fn two_hosts(stage: Stage) -> Result<Vec<Round>> {
     Ok(rounds)
 }
 
-/// All wait, and each has it once.
+/// Measures the time until each of the waiting workers has held the lock once.
 pub(super) async fn drain(stage: Stage) -> Result<Vec<Round>> {
     let (port, time) = (stage.redis.port(), stage.options.time);
     let lock = "bench:drain:agent";
@@ -95,7 +95,7 @@ pub(super) async fn drain(stage: Stage) -> Result<Vec<Round>> {
         let mut round = Round::default();
         let limits = stage.limits(&mut round).await?;
         let plans = workers(&stage.agent, CONTENDERS, |_| lock.to_owned())?;
-        // Somebody elsewhere has it until all wait.
+        // Another client holds the lock until all of them wait.
         let (mut holder, scripts, crowd) = blocking(move || {
             let mut holder = Caller::tcp(port)?;
             let scripts = Bare::load(&mut holder)?;

@@ -1,4 +1,4 @@
-//! The resources of a dashboard, and its cost for the Redis it reads.
+//! The resources of a dashboard, and its cost for the Redis that it reads.
 
 use std::io::{self, Read as _, Write as _};
 use std::net::{Ipv4Addr, Shutdown, TcpStream};
@@ -19,7 +19,7 @@ use crate::wire::{Caller, encode};
 /// The numbers of locks that a dashboard discovers.
 const FEW: u64 = 10_000;
 const MANY: u64 = 100_000;
-/// Keys that are no locks, for the first picture.
+/// Keys that are not locks, for the first scan.
 const KEYS: u64 = 1_000_000;
 /// The duration of the PING measurement without other load.
 const IDLE: Duration = Duration::from_secs(5);
@@ -28,15 +28,15 @@ const PATIENCE: Duration = Duration::from_secs(300);
 /// The acquisitions and releases per second while the cost of each source is measured.
 const PAIRS: u64 = 1_000;
 
-/// Makes so many locks of ten minutes and more, each with a holder of its own.
+/// Makes that many locks of ten minutes and more, each with a different holder.
 const LOCKS: &str = "for i = 1, tonumber(ARGV[1]) do
   redis.call('hset', 'bench:' .. i, '0f3c1f6e-5a43-4f9f-8d11-6a2b3c4d5e6f:' .. i, 1)
   redis.call('pexpire', 'bench:' .. i, 3600000)
 end";
-/// Makes so many strings, from a number on.
+/// Makes that many strings, starting at a number.
 const STRINGS: &str =
     "for i = 1, tonumber(ARGV[2]) do redis.call('set', 'string:' .. (ARGV[1] + i), 'x') end";
-/// Takes a lock and gives it back, with the commands of one that is free.
+/// Acquires and releases a free lock, with the commands that this takes.
 const PAIR: &str = "redis.call('exists', KEYS[1])
 redis.call('hincrby', KEYS[1], ARGV[1], 1)
 redis.call('pexpire', KEYS[1], 30000)
@@ -48,14 +48,14 @@ pub(super) async fn make_locks(redis: &mut Client, count: u64) -> Result<()> {
     Ok(())
 }
 
-/// The pause between two looks at whether a dashboard knows all locks.
+/// The interval at which we check whether a dashboard knows all locks.
 const LOOK_INTERVAL: Duration = Duration::from_millis(100);
 
 pub(super) async fn known(dashboard: &Dashboard, count: u64) {
     within(PATIENCE, "the dashboard to know all locks", async || {
         let total = dashboard.json("/api/v1/locks?limit=1").await?["total"].as_u64();
         if total != Some(count) {
-            // Each look costs the dashboard a page.
+            // Each check costs the dashboard a page.
             tokio::time::sleep(LOOK_INTERVAL).await;
         }
         ensure!(total == Some(count), "{total:?}");
@@ -86,7 +86,7 @@ pub(super) async fn known_locks(stage: Stage) -> Result<Vec<Round>> {
     Ok(rounds)
 }
 
-/// Another client of a Redis, which sends a PING each millisecond.
+/// A client of a Redis that sends a PING each millisecond.
 struct Pinger {
     stop: Arc<AtomicBool>,
     thread: JoinHandle<Result<Times>>,
@@ -120,7 +120,7 @@ impl Pinger {
     }
 }
 
-/// A client that receives release messages and does nothing else: the least that a source of them can cost.
+/// A client that receives release messages and does nothing else: the minimum cost of any source of them.
 struct Subscriber {
     stream: TcpStream,
     thread: JoinHandle<io::Result<()>>,
@@ -146,7 +146,7 @@ impl Subscriber {
     }
 }
 
-/// From a dashboard's start until it knows ten thousand locks among a million other keys.
+/// Measures the time from a dashboard's start until it knows ten thousand locks among a million other keys.
 pub(super) async fn first_scan(stage: Stage) -> Result<Vec<Round>> {
     let mut redis = RedisServer::start().await?;
     let mut direct = redis.client().await?;
@@ -236,7 +236,8 @@ pub(super) async fn source_cost(stage: Stage) -> Result<Vec<Round>> {
     Ok(rounds)
 }
 
-/// Takes and gives back locks at a steady pace. What that takes of the server's core, milliseconds a second.
+/// Acquires and releases locks at a steady pace. Returns the milliseconds of the server's core that this uses each
+/// second.
 async fn load(redis: &mut Client, server: u32, time: Duration) -> Result<f64> {
     let mut beat = interval(Duration::from_micros(1_000_000 / PAIRS));
     beat.set_missed_tick_behavior(MissedTickBehavior::Burst);
@@ -251,7 +252,7 @@ async fn load(redis: &mut Client, server: u32, time: Duration) -> Result<f64> {
     }
     let seconds = began.elapsed().as_secs_f64();
     ensure!(float(pairs) / seconds > float(PAIRS) / 2.0, "only {pairs} pairs in {seconds:.1} s");
-    // For as many as were wished, where the machine could not keep the pace.
+    // Scaled to the intended number, in case the machine could not keep the pace.
     let wished = float(PAIRS) * seconds / float(pairs);
     Ok((cpu_micros(server)? - cpu) / 1e3 / seconds * wished)
 }

@@ -13,7 +13,7 @@ use crate::wire::{Caller, encode};
 /// The number of workers that die in each round.
 const DEATHS: usize = 200;
 
-/// From the closing of a worker's socket to the message that tells everybody of the release.
+/// Measures the time from the closing of a worker's socket to the release message.
 pub(super) async fn dead_worker(stage: Stage) -> Result<Vec<Round>> {
     let mut rounds = Vec::new();
     for _ in 0..stage.options.rounds {

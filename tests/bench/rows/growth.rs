@@ -1,5 +1,5 @@
-//! The growth of each cost: an agent's by holds, waiters, names and sessions; a dashboard's by known locks; that of Redis by
-//! agents and dashboards. A fresh program for each kind of load, which then grows tenfold in steps.
+//! The growth of each cost: an agent's by holds, waiters, names and sessions; a dashboard's by known locks; that of
+//! Redis by agents and dashboards. Each kind of load has a fresh program, and grows tenfold in steps.
 
 use std::io::{Read as _, Write as _};
 use std::os::unix::net::UnixStream;
@@ -21,9 +21,9 @@ const STEPS: [u64; 6] = [1, 10, 100, 1_000, 10_000, 100_000];
 const EACH: u64 = 1_000;
 /// The duration of each measurement at rest. A hold is renewed once in this time.
 const REST: Duration = Duration::from_secs(10);
-/// The limit for everything to be in place.
+/// The time limit for everything to be in place.
 const PATIENCE: Duration = Duration::from_secs(600);
-/// The memory of an idle agent and its share of Redis, with room to spare.
+/// The memory of an idle agent and its share of Redis, with a margin.
 const AGENT_BYTES: u64 = 16 << 20;
 /// The number of requests for each page.
 const REQUESTS: usize = 7;
@@ -44,7 +44,7 @@ pub(super) async fn agent(stage: Stage) -> Result<Vec<Round>> {
     Ok(rounds)
 }
 
-/// A Redis, an agent on it, and the connections that keep what they hold or wait for.
+/// A Redis, an agent on it, and the connections that keep their holds or waits.
 struct Pair {
     redis: RedisServer,
     agent: Agent,
@@ -57,14 +57,14 @@ impl Pair {
     async fn new() -> Result<Self> {
         let redis = RedisServer::start().await?;
         let agent = Agent::with(&redis, &["--max-waiters", "1000000"]).await?;
-        // Threads and connections come up in the first seconds.
+        // Threads and connections start in the first seconds.
         sleep(Duration::from_secs(3)).await;
         let idle_bytes = resident_bytes(agent.pid())?;
         let idle_redis_bytes = used_memory(&mut redis.client().await?).await?;
         Ok(Self { redis, agent, callers: Vec::new(), idle_bytes, idle_redis_bytes })
     }
 
-    /// The memory of the agent beyond that of an idle one, for each of `count`.
+    /// Returns the agent's memory beyond that of an idle one, divided by `count`.
     fn bytes_each(&self, count: u64) -> Result<f64> {
         Ok((resident_bytes(self.agent.pid())? - self.idle_bytes) / float(count))
     }
@@ -74,8 +74,8 @@ impl Pair {
         Ok((used - self.idle_redis_bytes) / float(count))
     }
 
-    /// Sends the commands of these numbers, as many on each connection as it may have under way. Waits for the replies if they
-    /// come at once.
+    /// Sends the commands with these numbers, as many on each connection as may be pending. Waits for the replies if
+    /// they come at once.
     async fn send(
         &mut self,
         from: u64,
@@ -129,7 +129,7 @@ async fn used_memory(redis: &mut Client) -> Result<f64> {
     Ok(line.context("INFO without used_memory")?.trim().parse()?)
 }
 
-/// `1 hold`, `10,000 holds`.
+/// Returns `1 hold`, `10,000 holds`.
 fn of(count: u64, what: &str) -> String {
     let digits = count.to_string();
     let mut text = String::new();
@@ -153,7 +153,7 @@ async fn holds(round: &mut Round) -> Result<()> {
         let who = of(count, "hold");
         round.figure(&who, "bytes of the agent each", pair.bytes_each(count)?);
         round.figure(&who, "bytes of Redis each", pair.redis_bytes_each(count).await?);
-        // The first renewals come together, as the locks were taken together.
+        // The first renewals come together, because the locks were acquired together.
         sleep(REST).await;
         let (agent, redis) = (pair.agent.pid(), pair.redis.process().pid());
         let (agent_cpu, redis_cpu) = (cpu_micros(agent)?, cpu_micros(redis)?);
@@ -182,7 +182,7 @@ async fn queue(round: &mut Round) -> Result<()> {
     Ok(())
 }
 
-/// Names with a waiter each, held by another client.
+/// Names with one waiter each, held by another client.
 async fn names(round: &mut Round) -> Result<()> {
     let mut pair = Pair::new().await?;
     let mut direct = pair.redis.client().await?;

@@ -7,7 +7,7 @@ use super::Stage;
 use crate::report::{Bound, Round};
 use crate::stats::resident_bytes;
 
-/// A fresh agent each round, once it is ready.
+/// Measures a fresh agent each round, once it is ready.
 pub(super) async fn memory(stage: Stage) -> Result<Vec<Round>> {
     let mut rounds = Vec::new();
     for _ in 0..stage.options.rounds {

@@ -18,16 +18,16 @@ use crate::wire::{Caller, encode};
 
 /// The numbers of connections that flood.
 const CONNECTIONS: [usize; 4] = [1, 20, 100, 400];
-/// The locks that the agent renews meanwhile, with names as long as names may be here.
+/// The locks that the agent renews meanwhile, with names of the maximum length.
 const HOLDS: usize = 3_000;
 const NAME: usize = 500;
-/// The time in which the agent must have noticed that a flood is over.
+/// The time limit for the agent to notice that a flood is over.
 const PATIENCE: Duration = Duration::from_secs(60);
 const LATENESS: &str = "lockscope_agent_renewal_lateness_seconds";
 
-/// Takes locks that are renewed to the end, then measures a quiet worker without a flood and during each.
+/// Acquires locks that are renewed to the end, then measures a quiet worker without a flood and during each.
 pub(super) async fn neighbours(stage: Stage) -> Result<Vec<Round>> {
-    // Renewals each second.
+    // At this lease renewals are sent every second.
     let agent = Agent::with(&stage.redis, &["--lease", "3s"]).await?;
     let (socket, time) = (agent.socket(), stage.options.time);
     let holder = blocking({
@@ -73,7 +73,7 @@ pub(super) async fn neighbours(stage: Stage) -> Result<Vec<Round>> {
     Ok(rounds)
 }
 
-/// Acquires the locks as the user who floods.
+/// Acquires the locks as the flooding user.
 fn take(socket: &Path) -> Result<Caller<std::os::unix::net::UnixStream>> {
     user::become_another()?;
     let mut caller = Caller::unix(socket)?;
@@ -99,7 +99,7 @@ impl Load {
     async fn measure(agent: &Agent, time: Duration, flood: Option<(Kind, usize)>) -> Result<Self> {
         let socket = agent.socket();
         let flood = flood.map(|(kind, connections)| Flood::start(&socket, kind, connections));
-        // The flood reaches its height, and renewals of all holds fall into the measurement.
+        // The flood reaches its peak, and renewals of all holds fall into the measurement.
         sleep(Duration::from_millis(300)).await;
         let time = time.max(Duration::from_secs(2));
         let before = agent.metrics().await?;
@@ -129,7 +129,7 @@ fn sessions(metrics: &Metrics) -> f64 {
     metrics.sum("lockscope_agent_sessions", &[])
 }
 
-/// Waits until the connections of the flood are gone.
+/// Waits until the connections of the flood are closed.
 async fn until_over(agent: &Agent, sessions_before: f64) -> Result<()> {
     let start = Instant::now();
     while sessions(&agent.metrics().await?) > sessions_before {

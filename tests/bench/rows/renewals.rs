@@ -26,7 +26,7 @@ const EACH: usize = 1000;
 const SESSIONS: usize = 10_000;
 /// A third of the lease: in this time each hold is renewed once.
 pub(super) const PERIOD: Duration = Duration::from_secs(10);
-/// The interval at which a share of the bare scripts is sent, as by the agent.
+/// The interval at which a share of the bare scripts is sent, the same as the agent's.
 const BURST: Duration = Duration::from_millis(100);
 
 /// A difference between two readings of counters.
@@ -54,22 +54,22 @@ impl Look {
         self.since(before, "renewals_total", &[("outcome", "renewed")])
     }
 
-    /// Renewals sent a second or more after their time.
+    /// Returns the number of renewals sent a second or more late.
     pub(super) fn late(&self, before: &Self) -> f64 {
         self.since(before, "renewal_lateness_seconds_count", &[])
             - self.since(before, "renewal_lateness_seconds_bucket", &[("le", "1")])
     }
 }
 
-/// Takes all locks once, then watches one period in quiet and one in the flood each round.
+/// Acquires all locks once, then measures one quiet period and one flooded period each round.
 pub(super) async fn renewals(mut stage: Stage) -> Result<Vec<Round>> {
     let before = resident_bytes(stage.agent.pid())?;
     let socket = stage.agent.socket();
-    // Held by these workers to the end.
+    // These workers hold the locks to the end.
     let workers = blocking(move || take_all(&socket)).await?;
     let bytes = (resident_bytes(stage.agent.pid())? - before) / float(HOLDS as u64);
     let mut bare = BareKeeper::new().await?;
-    // The first renewals come together, as the locks were taken together.
+    // The first renewals come together, because the locks were acquired together.
     sleep(PERIOD).await;
     let mut rounds = Vec::new();
     for _ in 0..stage.options.rounds {
@@ -115,7 +115,7 @@ pub(super) fn take_all(socket: &Path) -> Result<Vec<Caller<UnixStream>>> {
     (0..HOLDS / EACH).map(worker).collect()
 }
 
-/// PINGs from all sessions, each sending the next one when it is answered. Returns how many a second.
+/// Sends PINGs from all sessions, each waiting for the reply before the next. Returns the number a second.
 fn flood(socket: &Path) -> Result<f64> {
     let ping = encode(&["PING"]);
     let plan = |_| Plan::unix(socket, ping.clone(), ping.clone());
@@ -125,7 +125,7 @@ fn flood(socket: &Path) -> Result<f64> {
     Ok(2.0 * seen.per_second(seen.total()))
 }
 
-/// A Redis with as many locks, and the least script that renews them.
+/// A Redis with as many locks, and the minimal script that renews them.
 struct BareKeeper {
     redis: RedisServer,
     caller: Option<Caller<TcpStream>>,
@@ -154,7 +154,7 @@ impl BareKeeper {
         Ok(Self { redis, caller: Some(caller), batches })
     }
 
-    /// Renews each lock once, spread over a period as the agent spreads it. Returns what one costs Redis.
+    /// Renews each lock once, spread over a period as by the agent. Returns the cost of one renewal for Redis.
     async fn renew_all(&mut self) -> Result<f64> {
         let before = cpu_micros(self.redis.process().pid())?;
         let bursts = usize::try_from(PERIOD.as_millis() / BURST.as_millis())?;

@@ -9,7 +9,7 @@ use super::{Stage, blocking};
 use crate::report::{Bound, Round};
 use crate::stats::float;
 
-/// The cost of a renewal, and what went wrong meanwhile.
+/// The cost of a renewal, and the failures meanwhile.
 struct Cost {
     agent_us: f64,
     redis_us: f64,
@@ -54,9 +54,9 @@ async fn measure(redis: &mut RedisServer, flags: &[&str]) -> Result<Cost> {
     redis.client().await?.call("FLUSHALL").await?.ok()?;
     let agent = Agent::with(redis, flags).await?;
     let socket = agent.socket();
-    // Held by these workers to the end.
+    // These workers hold the locks to the end.
     let workers = blocking(move || take_all(&socket)).await?;
-    // The first renewals come together, as the locks were taken together.
+    // The first renewals come together, because the locks were acquired together.
     sleep(PERIOD).await;
     let before = Look::take(&agent, redis).await?;
     sleep(PERIOD).await;

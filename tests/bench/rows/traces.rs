@@ -26,7 +26,7 @@ const TIMES: u32 = 1_000_000;
 fn cost_while_off() -> f64 {
     let start = Instant::now();
     for _ in 0..TIMES {
-        // The LOCK's span and that of the hold, the two scripts, and what would be noted of both spans.
+        // The spans of the LOCK and of the hold, the two scripts, and the attributes of both spans.
         black_box(trace::is_on());
         let span = black_box(trace::root(black_box(&TraceParent::default()), Span::none));
         for _ in 0..2 {
@@ -42,7 +42,7 @@ fn cost_while_off() -> f64 {
     start.elapsed().as_secs_f64() * 1e6 / f64::from(TIMES)
 }
 
-/// The same workers on three agents, one after the other in each round. Spans go to somebody who forgets them.
+/// Measures the same workers on three agents, one after the other in each round. The receiver drops the spans.
 pub(super) async fn traces(stage: Stage) -> Result<Vec<Round>> {
     let listener = TcpListener::bind("127.0.0.1:0").await?;
     let endpoint = format!("http://{}", listener.local_addr()?);

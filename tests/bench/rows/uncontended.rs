@@ -61,7 +61,7 @@ pub(super) fn pairs(socket: &Path, time: Duration) -> Result<(f64, f64)> {
     Ok((times.median(), times.p99()))
 }
 
-/// Many workers, each with a lock of its own.
+/// Many workers, each with a different lock.
 pub(super) async fn own_locks(stage: Stage) -> Result<Vec<Round>> {
     let (port, time) = (stage.redis.port(), stage.options.time);
     let mut rounds = Vec::new();
@@ -70,7 +70,7 @@ pub(super) async fn own_locks(stage: Stage) -> Result<Vec<Round>> {
         let bare = blocking(move || {
             let scripts = Bare::load(&mut Caller::tcp(port)?)?;
             let plan = |worker| {
-                // Names of its own each time: nobody releases what these workers hold at the end.
+                // Names are new each time: nobody releases what these workers hold at the end.
                 let lock = format!("bench:bare:{number}:{worker}");
                 Plan::tcp(port, scripts.acquire(&lock), scripts.release(&lock))
             };
@@ -112,7 +112,7 @@ fn run(plans: Vec<Plan>, time: Duration) -> Result<f64> {
     Ok(seen.per_second(seen.total()))
 }
 
-/// All workers as owners on one connection, as the tasks of one process may be: all take, then all give back.
+/// Runs all workers as owners on one connection, like the tasks of one process: all acquire, then all release.
 fn one_connection(socket: &Path, time: Duration) -> Result<f64> {
     let mut agent = Caller::unix(socket)?;
     let all = |word: &str| -> Vec<u8> {

@@ -15,10 +15,10 @@ fn prefix() -> String {
     format!("bench:{}", std::process::id())
 }
 
-/// One pair, however long it takes; tells who asks when the lock is had.
+/// Acquires and releases a lock, however long that takes; calls `had` once the lock is held.
 async fn pair(manager: &LockManager, name: &str, had: impl FnOnce()) {
     loop {
-        // It gives up after some attempts of its own.
+        // The library gives up after some attempts.
         if let Ok(lock) = manager.lock(name.as_bytes(), LEASE).await {
             had();
             manager.unlock(&lock).await;
@@ -43,7 +43,7 @@ async fn uncontended(manager: LockManager, time: Duration) -> String {
     format!(r#"{{"pairs_per_s":{rate},"p50_us":{p50},"p99_us":{p99}}}"#)
 }
 
-/// Each worker has a lock of its own; they share a connection, or each has its own manager and so its connection.
+/// Gives each worker a different lock; they share a connection, or each has its own manager and so its own connection.
 async fn own(managers: Vec<LockManager>, time: Duration) -> String {
     let start = Instant::now();
     let all = managers.into_iter().enumerate().map(|(worker, manager)| {
