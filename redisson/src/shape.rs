@@ -11,7 +11,7 @@ use crate::{ClientId, HolderId, Kind};
 pub const MODE_FIELD: &[u8] = b"mode";
 /// The most fields of a hash that is read; larger ones are skipped.
 pub const MAX_FIELDS: u64 = 1024;
-/// The most fields of a lock held by clients that are not known; more are an application's counters.
+/// The most fields of a lock held by unknown clients; with more, it is an application's counters.
 const MAX_FOREIGN: usize = 8;
 /// The longest field name that can be a holder id: uuid, number, `:write`, transaction.
 pub const MAX_FIELD_LEN: usize = 36 + 1 + 20 + 6 + 33;
@@ -27,7 +27,7 @@ pub struct Holder {
     pub count: i64,
 }
 
-/// A holder of a lock whose id has another form than Redisson's: that of a client library that is not known.
+/// A holder of a lock whose id does not have Redisson's form: that of an unknown client library.
 #[derive(Debug, Clone, PartialEq, Eq, PartialOrd, Ord)]
 pub struct ForeignHolder {
     /// The field as stored.
@@ -115,7 +115,8 @@ fn is_fast_multi_field(field: &[u8]) -> bool {
         && (rest.is_empty() || holder.is_some_and(|holder| HolderId::parse(holder).is_some()))
 }
 
-/// Puts bytes into backticks. Those that are no printable ASCII are escaped, and backticks, which would end them.
+/// Quotes bytes in backticks. Bytes that are not printable ASCII are escaped, and so are backticks, which would end the
+/// quotation.
 fn quoted(bytes: &[u8]) -> String {
     format!("`{}`", bytes.escape_ascii().to_string().replace('`', "\\x60"))
 }
@@ -189,7 +190,7 @@ impl LockHash {
             }
             Some(b"write") => {
                 let Some(writer) = self.holders.iter().find(|holder| holder.id.write) else {
-                    // The form of a foreign writer's id is not known.
+                    // The form of a foreign writer's id is unknown.
                     if !self.foreign.is_empty() {
                         return None;
                     }

@@ -54,7 +54,7 @@ pub fn join(covered: &str, signature: &str) -> String {
     format!("{covered},\"signature\":\"{signature}\"}}")
 }
 
-/// Splits an entry into the part that its signature covers and the signature. None if it is not signed.
+/// Splits an entry into the part that its signature covers and the signature. Returns `None` if it is not signed.
 #[must_use]
 pub fn split(entry: &[u8]) -> Option<(&[u8], &[u8])> {
     let rest = entry.strip_suffix(END)?;

@@ -1,4 +1,4 @@
-//! The names by which tables refer to one another's entries.
+//! The identifiers by which tables refer to each other's entries.
 
 use redisson::LockName;
 
@@ -9,14 +9,15 @@ use crate::types::{ConnectionId, Number};
 #[derive(Debug, Clone, Copy, PartialEq, Eq, Hash, PartialOrd, Ord)]
 pub struct OpId(pub u64);
 
-/// The index of a hold in memory for as long as it lasts. Another hold may have it afterwards.
+/// The index of a hold in memory as long as the hold lasts. Another hold may use it afterwards.
 #[derive(Debug, Clone, Copy, PartialEq, Eq, PartialOrd, Ord, Default)]
 pub(in crate::core) struct HoldIndex(pub(in crate::core) usize);
 
 /// The id of a waiter: the first number drawn for it.
 pub(in crate::core) type WaiterId = Number;
 
-/// One owner of one session: who holds a lock, to the agent. Its session is named by the connection that it has, or had last.
+/// One owner of one session: a holder of locks, for the agent. Its session is identified by its current or last
+/// connection.
 #[derive(Debug, Clone, Copy, PartialEq, Eq, Hash)]
 pub(in crate::core) struct Owner {
     pub(in crate::core) connection: ConnectionId,

@@ -17,7 +17,7 @@ use crate::types::{ConnectionId, Number};
 /// The progress of the journal.
 #[derive(Debug, Default)]
 pub(in crate::core) struct Journal {
-    /// The reason that there is no journal; none if there is one.
+    /// The reason why there is no journal; `None` if there is one.
     missing: Option<String>,
     /// The number of records that were given to the journal.
     recorded: u64,
@@ -45,8 +45,8 @@ impl Journal {
         self.recorded
     }
 
-    /// Delays a script that ends this hold until all records so far are written. Returns whether it has to wait: if the journal
-    /// has the hold, and some records are not written.
+    /// Delays a script that ends this hold until all records so far are written. Returns whether it has to wait: if the
+    /// journal has the hold, and some records are not written yet.
     pub(in crate::core) fn delay_script(&mut self, script: OpId, hold: Number) -> bool {
         let waits = self.recorded > self.done && self.numbers.contains(&hold);
         if waits {
@@ -60,7 +60,7 @@ impl Journal {
         self.numbers.contains(&number)
     }
 
-    /// Returns the reason that there is no journal; none if there is one.
+    /// Returns the reason why there is no journal; `None` if there is one.
     pub(in crate::core) fn missing(&self) -> Option<&str> {
         self.missing.as_deref()
     }
@@ -72,7 +72,7 @@ impl Journal {
 }
 
 impl Core {
-    /// Records the reason that there is no journal. No session gets grace then.
+    /// Records the reason why there is no journal. Sessions then get no grace.
     pub fn without_journal(&mut self, why: String) {
         self.journal.missing = Some(why);
     }
@@ -83,8 +83,8 @@ impl Core {
         self.effects.push(Effect::Journal(record));
     }
 
-    /// Records the present state of a hold, if its session has grace. A hold that its worker does not know of yet is recorded
-    /// without an owner.
+    /// Records the present state of a hold, if its session has grace. A hold that its worker does not know about yet is
+    /// recorded without an owner.
     pub(in crate::core) fn journal_hold(&mut self, number: Number) {
         let Some(hold) = self.leases.get(number) else { return };
         match self.hold_record(hold) {
@@ -129,7 +129,7 @@ impl Core {
         }
     }
 
-    /// Records that a number has no owner any more and may still be in Redis, if the journal has it.
+    /// Records that a number no longer has an owner and may still be in Redis, if the journal has it.
     pub(in crate::core) fn journal_trace(
         &mut self,
         number: Number,
@@ -150,7 +150,7 @@ impl Core {
         }
     }
 
-    /// Returns the record of a session; none without grace.
+    /// Returns the record of a session; `None` without grace.
     pub(in crate::core) fn session_record(
         &self,
         connection: ConnectionId,
@@ -167,7 +167,7 @@ impl Core {
         })
     }
 
-    /// Returns records of the present state, with which the file is written again. Forgets the numbers that are neither held
+    /// Returns records of the present state, for a new version of the file. Forgets the numbers that are neither held
     /// nor in a script or wait.
     pub fn journal_records(&mut self) -> Vec<Record> {
         let mut records = Vec::new();
@@ -213,7 +213,7 @@ impl Core {
         records
     }
 
-    /// Handles the news that the journal is written up to this record: sends the replies that waited for it.
+    /// Handles the report that the journal is written up to this record: sends the replies that waited for it.
     pub fn on_journalled(&mut self, now: Moment, upto: u64) {
         self.advance_clock(now);
         for connection in self.advance_journal(upto) {
@@ -245,8 +245,8 @@ impl Core {
         reached
     }
 
-    /// Handles the news that the records up to this one cannot be written: refuses the grants and the grace that depend on
-    /// them, since they would not outlive the agent.
+    /// Handles the report that the records up to this one cannot be written: refuses the grants and the grace that
+    /// depend on them, since they would not outlive the agent.
     pub fn on_journal_failed(&mut self, now: Moment, upto: u64, why: &str) {
         self.advance_clock(now);
         self.effects.report(Report::JournalError);

@@ -1,7 +1,8 @@
-// Drives this library for the conformance suite, as told on standard input.
+// Drives this library for the conformance suite, by commands on standard input.
 //
-// Reads a command a line: `<tag> <task> <verb> <arguments>`. A task is a goroutine with an owner of its own, which runs
-// its commands one after another. Answers `<tag> <JSON>`; a loss and a warning are reported as `event <JSON>`. The verbs:
+// Reads one command per line: `<tag> <task> <verb> <arguments>`. A task is a goroutine with a separate owner, which
+// runs its commands one after another. Answers `<tag> <JSON>`; a loss and a warning are reported as `event <JSON>`. The
+// verbs:
 //
 //	lock <handle> <name>[,<name>…] [wait=<ms>] [lease=<ms>] [kind=<kind>]
 //	check <handle> | release <handle> | extend <handle> <ms>
@@ -169,7 +170,7 @@ func lock(c command) answer {
 
 func check(handle string) answer {
 	hold := find(handle)
-	// Asked first: the context must know of a deadline that has passed without any timer having run.
+	// Asked first: the context must report a deadline that has passed, even if no timer has run.
 	ended := hold.Context().Err() != nil
 	err := hold.Check()
 	if ended != (err != nil) {

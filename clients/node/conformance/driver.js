@@ -1,6 +1,6 @@
-// Drives this library for the conformance suite, as told on standard input.
+// Drives this library for the conformance suite, by commands on standard input.
 //
-// Reads a command a line: `<tag> <task> <verb> <arguments>`. A task is an owner, which runs its commands one after
+// Reads one command per line: `<tag> <task> <verb> <arguments>`. A task is an owner, which runs its commands one after
 // another. Answers `<tag> <JSON>`; a loss and a warning are reported as `event <JSON>`. The verbs:
 //
 //     lock <handle> <name>[,<name>…] [wait=<ms>] [lease=<ms>] [kind=<kind>]
@@ -38,7 +38,7 @@ function fails() {
   throw new Error("it fails");
 }
 
-// What a listener throws is an uncaught exception, which ends a program that does not handle it.
+// An exception from a listener is uncaught, which ends a program that does not handle it.
 process.on("uncaughtException", (error) => say("event", { uncaught: error.message }));
 
 const members = (hold) => hold.all ?? [hold];

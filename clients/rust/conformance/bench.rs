@@ -65,7 +65,7 @@ async fn main() -> Result<()> {
     let figures = if arguments[1] == "one" {
         one(&agent, &name, workers, end).await?
     } else {
-        // A task, as workers are: what the main future waits for costs one more change of threads.
+        // A task, as workers are: waits in the main future cost an additional thread switch.
         let agent = agent.clone();
         let work = tokio::spawn(async move { uncontended(&agent, &name, end).await });
         work.await.expect("no panic")?

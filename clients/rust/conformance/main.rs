@@ -1,7 +1,7 @@
-//! Drives this library for the conformance suite, as told on standard input.
+//! Drives this library for the conformance suite, by commands on standard input.
 //!
-//! Reads a command a line: `<tag> <task> <verb> <arguments>`. A task has an owner of its own and runs its commands one
-//! after another. Answers `<tag> <JSON>`; a loss and a warning are reported as `event <JSON>`. The verbs:
+//! Reads one command per line: `<tag> <task> <verb> <arguments>`. Each task has a separate owner and runs its commands
+//! one after another. Answers `<tag> <JSON>`; a loss and a warning are reported as `event <JSON>`. The verbs:
 //!
 //! ```text
 //! lock <handle> <name>[,<name>…] [wait=<ms>] [lease=<ms>] [kind=<kind>]
@@ -30,7 +30,7 @@ struct Command {
     cancelled: Arc<Notify>,
 }
 
-/// The holds of each handle: several where a comma separated names.
+/// The holds of each handle: several for names separated by commas.
 type Handles = HashMap<String, Vec<Arc<Hold>>>;
 
 struct Driver {
@@ -158,7 +158,7 @@ impl Driver {
 
     async fn graced(millis: &str) -> Result<Value, Error> {
         let Ok(millis) = millis.parse() else {
-            // A negative duration does not exist here.
+            // A negative duration does not exist in Rust.
             return Ok(json!({ "error": "LIMIT", "text": millis }));
         };
         let other = Agent::builder().grace(Duration::from_millis(millis)).build();

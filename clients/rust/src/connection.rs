@@ -19,16 +19,16 @@ use crate::resp::{Command, Parser, Value};
 /// The time limit for replies that do not wait for a lock. The agent itself answers within about two seconds.
 pub(crate) const REPLY_LIMIT: Duration = Duration::from_secs(10);
 
-/// How much later than its limit the reply to a wait may come. Redis may leave the last attempt, and then the release of
-/// what it acquired, without an answer for two seconds each.
+/// The margin after the limit of a wait in which its reply may arrive. Redis may leave the last attempt, and then the
+/// release of what it acquired, unanswered for two seconds each.
 pub(crate) const ANSWER_MARGIN: Duration = Duration::from_secs(5);
-/// The time that a connection has to begin, however short the wait is: a healthy agent may take that long.
+/// The minimum time for a connection to start, however short the wait is: a healthy agent may need that long.
 pub(crate) const LEAST_LIMIT: Duration = Duration::from_secs(2);
 
-/// A reply to come. It fails when the connection ends before.
+/// A pending reply. It fails if the connection ends first.
 pub(crate) type Reply = oneshot::Receiver<Value>;
 
-/// The receiver of what a connection reports unasked.
+/// The receiver of a connection's unsolicited reports.
 pub(crate) trait Listener: Send + Sync + 'static {
     fn on_push(&self, push: &[Value]);
     fn on_close(&self, connection: &Arc<Connection>);
@@ -62,7 +62,7 @@ impl Connection {
         let connection = Arc::new(Self { io: Mutex::new(io), wake: Notify::new() });
         let end = End { connection: connection.clone(), listener };
         tokio::spawn(async move {
-            // An error is the end of the connection like any other.
+            // An error ends the connection like any other end.
             let _ = end.connection.read(&stream, &end.listener).await;
         });
         Ok(connection)
@@ -72,7 +72,7 @@ impl Connection {
         self.io.lock().unwrap_or_else(PoisonError::into_inner)
     }
 
-    /// Sends a command, as much of it as the socket takes at once, and returns its reply to come.
+    /// Sends a command, as much of it as the socket accepts at once, and returns its pending reply.
     pub(crate) fn send(&self, command: &Command) -> Reply {
         let (sender, reply) = oneshot::channel();
         let mut io = self.io();
@@ -86,7 +86,7 @@ impl Connection {
         reply
     }
 
-    /// Sends a command and waits for its reply. Without one in time it closes the connection.
+    /// Sends a command and waits for its reply. If there is none in time, it closes the connection.
     pub(crate) async fn call(&self, command: &Command) -> Result<Value, Failure> {
         self.finish(self.send(command)).await
     }
@@ -136,7 +136,7 @@ impl Connection {
         }
     }
 
-    /// Waits for input, for room for what is unsent, or for a wake-up.
+    /// Waits for input, for room for unsent bytes, or for a wake-up.
     async fn ready(&self, stream: &UnixStream) -> io::Result<()> {
         let unsent = !self.io().unsent.is_empty();
         let mut readable = pin!(stream.readable());
@@ -171,7 +171,7 @@ impl Io {
     }
 }
 
-/// Returns what became of a command.
+/// Returns the outcome of a command.
 pub(crate) fn outcome(reply: Result<Value, oneshot::error::RecvError>) -> Result<Value, Failure> {
     match reply {
         Ok(Value::Error(message)) => Err(Failure::Reply(message)),
@@ -180,7 +180,7 @@ pub(crate) fn outcome(reply: Result<Value, oneshot::error::RecvError>) -> Result
     }
 }
 
-/// The reader's end, also where its runtime ends and drops it.
+/// The reader's guard, which also runs if its runtime ends and drops it.
 struct End<L: Listener> {
     connection: Arc<Connection>,
     listener: L,
@@ -190,7 +190,7 @@ impl<L: Listener> Drop for End<L> {
     fn drop(&mut self) {
         let mut io = self.connection.io();
         io.stream = None;
-        // Callers see the failure only when the session has seen it.
+        // Callers learn of the failure only after the session has.
         let replies = std::mem::take(&mut io.replies);
         drop(io);
         self.listener.on_close(&self.connection);

@@ -27,7 +27,7 @@ impl Cancel {
         self.requested.load(Ordering::Relaxed)
     }
 
-    /// Returns the output of the work, or nothing if the request comes first.
+    /// Returns the output of the work, or `None` if the request comes first.
     pub(crate) async fn unless_requested<T>(&self, work: impl Future<Output = T>) -> Option<T> {
         let mut work = pin!(work);
         let mut requested = pin!(self.notify.notified());
@@ -41,7 +41,7 @@ impl Cancel {
     }
 }
 
-/// Polls its work in the caller's task. If it is dropped before the end, the work goes on in a task of its own.
+/// Work polled in the caller's task. If it is dropped before the end, the work continues in a separate task.
 pub(crate) struct Detached<T: 'static> {
     work: Option<Pin<Box<dyn Future<Output = T> + Send>>>,
     cancel: Option<Arc<Cancel>>,

@@ -1,4 +1,4 @@
-//! Possessions of locks.
+//! Grants of locks.
 
 use std::future::{Future as _, poll_fn};
 use std::pin::pin;
@@ -15,7 +15,7 @@ use crate::error::Lost;
 /// The name of a lock and its kind's word.
 pub(crate) type Key = (Vec<u8>, Vec<u8>);
 
-/// One possession of a lock, shared by the holds of an owner that reentered it.
+/// One grant of a lock, shared by the holds of an owner that reentered it.
 pub(crate) struct Grant {
     pub(crate) key: Key,
     pub(crate) holder: String,
@@ -31,7 +31,7 @@ pub(crate) struct GrantState {
     deadline: Duration,
     /// An earlier deadline, while a new lease is being set: the agent may end the hold then.
     ceiling: Duration,
-    /// The validity that the watchdog gives, as far as is known.
+    /// The validity that the watchdog gives, as far as known.
     watched: Duration,
     /// The number of holds at the agent.
     pub(crate) count: i64,
@@ -52,19 +52,20 @@ impl GrantState {
         self.ends()
     }
 
-    /// Returns whether its deadline moves, so that it is to be read again.
+    /// Returns whether its deadline moves, so that it must be read again.
     pub(crate) fn is_followed(&self) -> bool {
         self.renewed && self.ceiling == Duration::MAX
     }
 
-    /// Notes what the agent reports of a grant or a reentry.
+    /// Records the agent's report of a grant or a reentry.
     pub(crate) fn granted(&mut self, count: i64, fixed: bool, until: Duration) {
         self.count = count;
         self.renewed |= !fixed;
         self.deadline = self.deadline.max(until);
     }
 
-    /// Notes that the watchdog gives what is left now, unless this is a reentry, which may find a fixed lease.
+    /// Records that the watchdog gives the time that is left now, unless this is a reentry, which may find a fixed
+    /// lease.
     pub(crate) fn note_watched(&mut self) {
         if self.count == 1 {
             self.watched = self.deadline.saturating_sub(boot());
@@ -109,7 +110,7 @@ impl Grant {
         self.state.lock().unwrap_or_else(PoisonError::into_inner)
     }
 
-    /// Fails unless the hold is certain. Once it is not, it never is again.
+    /// Fails unless the hold is certain. Once it is uncertain, it never becomes certain again.
     pub(crate) fn check(&self) -> Result<(), Lost> {
         let mut state = self.state();
         if state.lost.is_none() && boot() >= state.ends() {
@@ -122,7 +123,7 @@ impl Grant {
         self.check().is_ok()
     }
 
-    /// Ends the hold, unless it has ended before. The agent has nothing of it any more.
+    /// Ends the hold, unless it has ended before. The agent no longer has any part of it.
     pub(crate) fn lose(&self, reason: &str) {
         let mut state = self.state();
         state.count = 0;
@@ -140,7 +141,7 @@ impl Grant {
     pub(crate) async fn lost(&self) -> Lost {
         let mut ended = pin!(self.ended.notified());
         poll_fn(|context| {
-            // Registers before it looks, so that no loss falls between.
+            // Registers before the check, so that no loss in between is missed.
             let _ = ended.as_mut().poll(context);
             self.check().map_or_else(Poll::Ready, |()| Poll::Pending)
         })
@@ -159,13 +160,13 @@ impl Grant {
         }
     }
 
-    /// Relies on no more than the new lease, none for the watchdog's, from the instant `sent` on.
+    /// Limits the hold to the new lease from the instant `sent` on; `None` means the watchdog's.
     pub(crate) fn extending(&self, lease: Option<Duration>, sent: Duration) {
         let mut state = self.state();
         state.ceiling = sent.saturating_add(lease.unwrap_or(state.watched));
     }
 
-    /// Notes that the new lease has begun, unless the hold has ended meanwhile.
+    /// Records that the new lease has begun, unless the hold has ended meanwhile.
     pub(crate) fn extended(&self, renewed: bool, deadline: Duration) {
         let held = self.is_held();
         let mut state = self.state();
@@ -175,7 +176,7 @@ impl Grant {
         state.ceiling = Duration::MAX;
     }
 
-    /// Notes that the new lease has not begun, surely or perhaps.
+    /// Records that the new lease has not begun, certainly or possibly.
     pub(crate) fn not_extended(&self, surely: bool) {
         let _ = self.check(); // Notes a deadline that has passed.
         let mut state = self.state();

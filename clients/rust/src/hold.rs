@@ -1,4 +1,4 @@
-//! What an owner has of a lock.
+//! Holds: acquired locks, as their owner sees them.
 
 use std::fmt;
 use std::future::{Future, poll_fn};

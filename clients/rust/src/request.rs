@@ -54,7 +54,7 @@ pub(crate) struct Request {
 }
 
 impl Request {
-    /// Returns the command, with what is left of the wait.
+    /// Returns the command, with the rest of the wait.
     pub(crate) fn command(&self, left: Option<Duration>, session: &str) -> Command {
         let mut command = if self.several {
             Command::new("MLOCK").number(self.names.len() as u128)

@@ -99,7 +99,7 @@ impl Session {
         Ok(Ok(()))
     }
 
-    /// Requests a session for a connection, or takes over the one there is.
+    /// Requests a session for a connection, or takes over the existing one.
     async fn take_session(&self, connection: &Arc<Connection>) -> Result<Value, Failure> {
         let (id, secret) = {
             let state = self.state();
@@ -156,7 +156,7 @@ impl Session {
         self.arm();
     }
 
-    /// Releases a surplus once the command that runs now, which may want it, has ended.
+    /// Releases a surplus once the current command, which may want it, has ended.
     fn settle_later(self: &Arc<Self>, grant: Arc<Grant>) {
         if !grant.state().has_surplus() {
             return;

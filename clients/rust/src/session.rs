@@ -24,18 +24,18 @@ use crate::request::Request;
 use crate::resp::{Command, Value};
 use crate::timer::Timer;
 
-/// The time for which a lock waits for an agent that is not there.
+/// The time for which a request waits for an agent that is not running.
 const CONNECT_LIMIT: Duration = Duration::from_secs(30);
 pub(crate) const RETRY_PAUSE: Duration = Duration::from_millis(100);
 pub(crate) const CLOSE_LIMIT: Duration = Duration::from_secs(1);
 const CLOSED: &str = "the Agent was closed";
 
-/// Receives sessions that have neither calls nor grants any more.
+/// Receives sessions that have no calls and no grants left.
 pub(crate) trait OnIdle: Send + Sync {
     fn on_idle(&self, session: &Arc<Session>);
 }
 
-/// A connection to the agent, and what outlives it.
+/// A connection to the agent, and the state that outlives it.
 pub(crate) struct Session {
     pub(crate) path: PathBuf,
     pub(crate) grace: Duration,
@@ -50,14 +50,14 @@ pub(crate) struct SessionState {
     pub(crate) connection: Option<Arc<Connection>>,
     pub(crate) id: Option<String>,
     pub(crate) secret: String,
-    /// The last instant at which the agent surely had this session, on the boot clock.
+    /// The last instant at which the agent certainly had this session, on the boot clock.
     pub(crate) proven: Duration,
     /// A command went unanswered, so that the agent may have holds unknown here.
     pub(crate) uncertain: bool,
     pub(crate) grants: HashMap<Key, Arc<Grant>>,
     pub(crate) timer: Option<Timer>,
     pub(crate) closing: bool,
-    /// The command that has the turn waits for a lock.
+    /// True while the command that has the turn waits for a lock.
     waiting: bool,
     /// Calls in progress.
     pub(crate) users: usize,
@@ -120,7 +120,7 @@ impl Session {
         self.state().owner = Some(owner);
     }
 
-    /// Parts a session that has nothing to do from its owner. Returns whether it did.
+    /// Detaches a session without work from its owner. Returns whether it did.
     pub(crate) fn leave_owner(&self) -> bool {
         let mut state = self.state();
         state.is_idle() && state.owner.take().is_some()
@@ -200,7 +200,7 @@ impl Session {
                     "DRAINING" if !expired => {
                         cancel.unless_requested(sleep(RETRY_PAUSE)).await;
                     }
-                    // Granted and lost before the agent could report it: the wait goes on.
+                    // Granted and lost before the agent could report it: the wait continues.
                     "LOST" if known.is_empty() => {}
                     "LOST" => return Err(lost(&known, failure)),
                     _ => return Err(failure.into()),
@@ -209,8 +209,8 @@ impl Session {
         }
     }
 
-    /// Waits for the end of the session's command in progress, until the instant `end`. One that is no wait for a lock has
-    /// [`LEAST_LIMIT`] at least.
+    /// Waits for the end of the session's command in progress, until the instant `end`. A command that does not wait
+    /// for a lock gets at least [`LEAST_LIMIT`].
     async fn turn_until(
         &self,
         end: Option<Duration>,
@@ -230,7 +230,7 @@ impl Session {
         })
     }
 
-    /// Returns what the owner has of the locks.
+    /// Returns the owner's grants of the locks.
     fn known(&self, request: &Request) -> Vec<Arc<Grant>> {
         let kind = request.kind.word().as_bytes();
         let key = |name: &Vec<u8>| (name.clone(), kind.to_vec());
@@ -301,7 +301,7 @@ impl Session {
         grant
     }
 
-    /// Closes a hold and releases what it had.
+    /// Closes a hold and releases its share of the grant.
     pub(crate) async fn unlock(self: &Arc<Self>, grant: &Grant) -> Result<()> {
         let _using = self.enter();
         grant.state().handles -= 1;
@@ -310,7 +310,7 @@ impl Session {
         grant.state().lost().map_or(Ok(()), |lost| Err(lost.into()))
     }
 
-    /// Does the same without waiting. The command is sent at once if no other runs.
+    /// Closes a hold without waiting. The command is sent at once if no other runs.
     pub(crate) fn unlock_soon(self: &Arc<Self>, grant: &Arc<Grant>, runtime: &Handle) {
         grant.state().handles -= 1;
         let using = self.enter();
@@ -324,7 +324,7 @@ impl Session {
                 Some(turn) => turn,
                 None => session.turn.clone().lock_owned().await,
             };
-            // Nobody is left to be told of a failure. The agent releases what it still has after the grace.
+            // Nobody sees a failure any more. The agent releases the remaining holds after the grace.
             let _ = session.release_surplus(&grant, sent).await;
             session.forget(&grant);
         });
@@ -378,7 +378,7 @@ impl Session {
                 Err(Failure::Disconnected) => self.doubt(&connection),
                 Err(Failure::Reply(message)) => match crate::error::code(&message) {
                     "LOST" | "NOTHELD" => grant.lose(&message),
-                    // It is not this owner's any more: the agent keeps trying to release it.
+                    // It no longer belongs to this owner: the agent keeps trying to release it.
                     "UNAVAILABLE" => grant.state().count -= 1,
                     _ => return Err(Error::from_reply(message)),
                 },
@@ -395,7 +395,7 @@ impl Session {
     ) -> Result<()> {
         let millis = lease.unwrap_or_default().as_millis();
         if lease.is_some() && millis == 0 {
-            // The agent would take it for a return to renewal.
+            // The agent would treat it as a return to renewal.
             return Err(Error::from_reply("LIMIT a lease must be at least 100 ms".to_owned()));
         }
         let _using = self.enter();
@@ -417,7 +417,7 @@ impl Session {
                 grant.not_extended(false);
                 self.doubt(&connection);
             }
-            // Redis may have set it nonetheless.
+            // Redis may have set it nevertheless.
             Err(failure) => grant.not_extended(failure.code() != "UNAVAILABLE"),
         }
         self.arm();
@@ -456,7 +456,7 @@ impl Session {
         }
     }
 
-    /// Runs one command on a connection of its own.
+    /// Runs one command on a separate connection.
     pub(crate) async fn call_once(&self, command: &Command) -> Result<Value, Failure> {
         let connection = Connection::open(&self.path, Nobody).await;
         let connection = connection.map_err(|_| Failure::Disconnected)?;
@@ -483,7 +483,7 @@ impl Session {
         }
         let connection = connection?;
         let reply = connection.send(&Command::new("QUIT"));
-        // The agent reads it once a wait that is under way has ended.
+        // The agent reads it once a pending wait has ended.
         if self.turn.try_lock().is_err()
             && let Ok(runtime) = Handle::try_current()
         {
@@ -510,7 +510,7 @@ impl Drop for Session {
     }
 }
 
-/// Returns the reply, or nothing if the agent is overdue with it.
+/// Returns the reply, or `None` if the agent is late with it.
 async fn within(left: Option<Duration>, reply: &mut Reply) -> Option<Result<Value, Failure>> {
     match left {
         Some(left) => timeout(left.saturating_add(ANSWER_MARGIN), reply).await.ok().map(outcome),

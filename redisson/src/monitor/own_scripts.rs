@@ -86,7 +86,7 @@ impl Classifier<'_> {
         let mut effects = unit.effects().peekable();
         while let Some(effect) = effects.next() {
             let lock = effect.key;
-            // It looks whether a lock is left only if it removed its holder.
+            // The script checks whether the lock still exists only if it removed its holder.
             let looked =
                 |next: &Effect<'_>| next.is(Command::Exists, lock) && next.field.is_empty();
             let action = match effect.command {

@@ -1,4 +1,4 @@
-//! The lines behind events, while somebody traces locks.
+//! The lines behind events, for traces of locks.
 
 use std::sync::Arc;
 
@@ -13,7 +13,7 @@ const MARKS: usize = 6;
 /// The bytes stored of the beginning and of the end of a long line. The source of a script is between them.
 const HEAD: usize = 200;
 const TAIL: usize = 600;
-/// The mark in place of what was left out.
+/// The mark for omitted bytes.
 const LEFT_OUT: &[u8] = b" ... ";
 
 /// The lines of the open unit, and those of the events emitted so far. Bounded for any input.
@@ -50,7 +50,7 @@ impl TracedLines {
         self.unit.truncate(MAX_UNIT);
     }
 
-    /// Ends the open unit, which amounted to these events. Where they concern several locks, each gets its own lines.
+    /// Ends the open unit, which resulted in these events. If they concern several locks, each gets its own lines.
     pub(super) fn close(&mut self, events: &[Event]) {
         if let Some(first) = events.first().filter(|_| self.on) {
             if events.iter().all(|event| event.lock == first.lock) {
@@ -77,7 +77,7 @@ fn lines_of(unit: &[u8], lock: &[u8]) -> Arc<[u8]> {
     let marks = script.iter().enumerate().filter(|(_, byte)| **byte == b'"');
     let end = marks.map(|(i, _)| i + 1).nth(MARKS - 1).unwrap_or(script.len());
     let mut own = [&script[..end.min(HEAD)], LEFT_OUT].concat();
-    // Redis prints other names escaped, and they are compared as little as possible: all lines stay.
+    // Redis prints other names escaped, and such a name is not searched for: all lines stay.
     let as_printed =
         lock.iter().all(|b| b.is_ascii_graphic() && !matches!(b, b'"' | b'\\') || *b == b' ');
     for line in lines.filter(|line| !as_printed || names(line, lock)) {

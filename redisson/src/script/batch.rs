@@ -13,7 +13,7 @@ pub const MAX_CALLS: usize = 32;
 #[must_use]
 pub fn may_share(call: &Call) -> bool {
     let script = |script| std::ptr::eq(call.script, script);
-    // A fenced lock has a key more.
+    // A fenced lock has another key.
     (script(&ACQUIRE) && call.keys.len() == 3)
         || (script(&RELEASE)
             && call.args.len() == 4
@@ -21,7 +21,8 @@ pub fn may_share(call: &Call) -> bool {
             && call.args[3] == *Publish::Plain.commands()[0].as_bytes())
 }
 
-/// Joins calls of which each [`may_share`]. Parse the reply with [`parse_batch`]. With an error no call has been carried out.
+/// Joins calls for each of which [`may_share`] is true. Parse the reply with [`parse_batch`]. With an error no call has
+/// been carried out.
 #[must_use]
 pub fn batch<'a>(calls: impl IntoIterator<Item = &'a Call, IntoIter: Clone>) -> Call {
     let calls = calls.into_iter();
@@ -40,8 +41,8 @@ pub fn batch<'a>(calls: impl IntoIterator<Item = &'a Call, IntoIter: Clone>) -> 
     Call { script: &BATCH, keys, args }
 }
 
-/// Parses the reply to a [`batch`] of that many calls. Returns for each its own reply if it was carried out; none
-/// if nothing was done for it, so that its own script has to be called.
+/// Parses the reply to a [`batch`] of that many calls. Returns for each its own reply if it was carried out; `None` if
+/// nothing was done for it, so that its own script has to be called.
 ///
 /// # Errors
 /// Returns an error for any other reply.

@@ -27,7 +27,7 @@ pub enum ExpectedTtl {
     Any,
     /// None: the lock does not expire.
     Endless,
-    /// What is left of a lease that is not renewed.
+    /// The rest of a lease that is not renewed, in this range.
     Between(Duration, Duration),
 }
 

@@ -44,7 +44,7 @@ pub fn acquire_write(name: &LockName, holder: &HolderId, lease: Lease) -> Call {
     }
 }
 
-/// What the renewal of a read hold does about its markers that are missing.
+/// The treatment of a read hold's missing markers by its renewal.
 #[derive(Debug, Clone, Copy, PartialEq, Eq, PartialOrd, Ord)]
 pub enum MissingMarkers {
     /// Reports them. In a cluster they may be on another node, from or to which the slot is moving.

@@ -58,7 +58,7 @@ impl Monitor {
     /// Connects with this client name and sends MONITOR. `timeout` applies to connecting, and again to the answers.
     ///
     /// # Errors
-    /// When the server cannot be reached, or refuses.
+    /// Returns an error if the server cannot be reached, or refuses.
     pub async fn open(
         endpoint: &Endpoint,
         name: &str,
@@ -136,7 +136,7 @@ impl Monitor {
     /// Returns the bytes that arrived next: lines, cut anywhere. Cancel safe.
     ///
     /// # Errors
-    /// When the connection has ended, or goes to the wrong server.
+    /// Returns an error if the connection has ended, or goes to the wrong server.
     pub async fn read(&mut self) -> Result<&[u8], MonitorError> {
         if std::mem::take(&mut self.given) {
             self.wire.drop_received();

@@ -149,7 +149,7 @@ impl Wire {
         decode(&mut self.received)
     }
 
-    /// Reads what there is. May be dropped while it waits, nothing gets lost.
+    /// Reads the bytes that have arrived. Cancel safe: nothing is lost if the future is dropped.
     pub(crate) async fn fill(&mut self) -> Result<(), String> {
         self.received.reserve(CHUNK);
         match self.stream.read_buf(&mut self.received).await {
@@ -159,7 +159,7 @@ impl Wire {
         }
     }
 
-    /// What was read and not taken yet, as it came.
+    /// Returns the bytes that were read and are not decoded yet, unchanged.
     pub(crate) fn received(&self) -> &[u8] {
         &self.received
     }
@@ -169,7 +169,7 @@ impl Wire {
         self.stream.remove_limit();
     }
 
-    /// Forgets that.
+    /// Drops the received bytes.
     pub(crate) fn drop_received(&mut self) {
         self.received.clear();
     }
@@ -183,7 +183,7 @@ impl Wire {
         }
     }
 
-    /// The bare stream. Nothing may have been read beyond what was received.
+    /// Returns the bare stream. Nothing may have been read beyond the decoded replies.
     pub(crate) fn into_stream(self) -> Result<LimitedStream, String> {
         if self.received.is_empty() {
             Ok(self.stream)

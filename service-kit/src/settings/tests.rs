@@ -13,16 +13,16 @@ use super::*;
 #[derive(Parser, Debug)]
 #[command(name = "thing", version)]
 struct Args {
-    /// How long.
+    /// The duration.
     #[arg(long, default_value = "30s")]
     lease: HumanDuration,
-    /// How many.
+    /// The number.
     #[arg(long, default_value_t = 50)]
     max_groups: u16,
-    /// Which.
+    /// The group.
     #[arg(long)]
     group: Vec<String>,
-    /// Whether.
+    /// The switch.
     #[arg(long)]
     insecure: bool,
     /// Address; by default that of the host. It may be masked

@@ -1,4 +1,4 @@
-//! A server that changes behind a living connection.
+//! Changes of a server behind a live connection.
 
 use std::time::Duration;
 
@@ -9,7 +9,7 @@ use service_kit::shutdown::Shutdown;
 use crate::server::Server;
 use crate::{DEADLINE, down, in_time, target, up};
 
-/// Looks often, and never takes slowness for an outage.
+/// Starts a link that checks often, and never treats slowness as an outage.
 fn checking(server: &Server, writable: bool, shutdown: &Shutdown) -> Link {
     let options = LinkOptions {
         response_timeout: DEADLINE,
@@ -20,7 +20,7 @@ fn checking(server: &Server, writable: bool, shutdown: &Shutdown) -> Link {
     Link::start(target(&server.url()), options, shutdown)
 }
 
-/// Waits until what is known of the server is so, and gives the state.
+/// Waits until the facts about the server satisfy a condition, and returns the state.
 async fn known(link: &Link, what: &str, is_so: impl Fn(&ServerInfo) -> bool) -> LinkState {
     let mut state = link.state();
     let is_so = |state: &LinkState| matches!(&state.status, LinkStatus::Up(info) if is_so(info));
@@ -72,7 +72,7 @@ async fn a_link_for_writes_leaves_a_replica_and_comes_back_to_a_master() {
     server.ask::<()>(&["REPLICAOF", "NO", "ONE"]);
     up(&link).await;
     server.ask::<()>(&["REPLICAOF", "127.0.0.1", "1"]);
-    // Whether the check on the connection or the next attempt says so is a matter of time.
+    // Either the check on the connection or the next attempt reports it, depending on timing.
     down(&link, "a replica, which takes no writes").await;
     server.ask::<()>(&["REPLICAOF", "NO", "ONE"]);
     up(&link).await;

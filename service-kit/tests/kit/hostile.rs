@@ -1,4 +1,4 @@
-//! A server whose replies never end, or announce more than any memory.
+//! Servers whose replies never end, or announce more than any memory holds.
 
 use std::sync::Arc;
 use std::sync::atomic::{AtomicUsize, Ordering};
@@ -14,20 +14,20 @@ use crate::server::Server;
 use crate::{DEADLINE, in_time, link_options, subscriber_options, target, up};
 
 const MIB: usize = 1024 * 1024;
-/// More than what the sockets on both sides buffer.
+/// More than the sockets on both sides buffer.
 const BUFFERS: usize = 16 * MIB;
 
-/// Bytes sent once, and bytes that follow them without end.
+/// Bytes sent once, and bytes repeated endlessly after them.
 #[derive(Clone, Copy)]
 struct Attack {
     head: &'static str,
     body: &'static str,
 }
 
-/// A server that serves handshakes, and attacks when it is sent the command.
+/// A server that completes handshakes, and attacks when it receives the command.
 struct Hostile {
     port: u16,
-    /// Bytes of attacks that it could write.
+    /// The bytes of attacks that it could write.
     written: Arc<AtomicUsize>,
 }
 
@@ -49,7 +49,7 @@ impl Hostile {
         format!("redis://127.0.0.1:{}", self.port)
     }
 
-    /// Waits until it can write no more, and returns the bytes that it wrote.
+    /// Waits until it cannot write any more, and returns the number of bytes written.
     async fn written(&self) -> usize {
         let mut before = usize::MAX;
         loop {

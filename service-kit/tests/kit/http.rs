@@ -1,4 +1,4 @@
-//! The HTTP pieces behind a real socket.
+//! Tests of the HTTP parts behind a real socket.
 
 use std::convert::Infallible;
 use std::net::SocketAddr;
@@ -43,7 +43,7 @@ impl Site {
         TcpStream::connect(self.address).await.unwrap()
     }
 
-    /// Sends these lines as a request's head and gives all that comes back until the end.
+    /// Sends these lines as a request's head, and returns everything received until the end.
     async fn send(&self, lines: &[&str]) -> String {
         let mut stream = self.connect().await;
         let head = format!("{}\r\nConnection: close\r\n\r\n", lines.join("\r\n"));
@@ -66,7 +66,7 @@ fn status(response: &str) -> &str {
     response.split(' ').nth(1).unwrap_or(response)
 }
 
-/// A response that never ends and knows nothing of any shutdown.
+/// Returns a response body that never ends and ignores any shutdown.
 async fn endless() -> Body {
     Body::from_stream(stream::unfold((), |()| async {
         tokio::time::sleep(Duration::from_millis(1)).await;
@@ -187,7 +187,7 @@ async fn an_endless_request_head_is_rejected() {
     let mut stream = site.connect().await;
     let line = format!("X: {}\r\n", "x".repeat(1000));
     stream.write_all(b"GET / HTTP/1.1\r\n").await.unwrap();
-    // The server may close before all is written.
+    // The server may close before everything is written.
     while stream.write_all(line.as_bytes()).await.is_ok() {}
 }
 
@@ -209,7 +209,7 @@ async fn probes_are_answered_while_one_address_takes_every_connection() {
         let answer = tokio::time::timeout(Duration::from_secs(30), site.get(path)).await;
         assert_eq!(answer.as_deref().map(status), Ok("200"), "{path}");
     }
-    // Before its head is overdue, the oldest without a request gives way to a new one.
+    // The oldest connection without a request gives way to a new one before its head is overdue.
     let closed = async {
         let is_closed = |stream: &TcpStream| matches!(stream.try_read(&mut [0]), Ok(0));
         while !taken[2..].iter().any(is_closed) {

@@ -1,4 +1,4 @@
-//! Connecting, logging in, calling.
+//! Tests of connecting, logging in and calling.
 
 use redis::{Value, cmd, pipe};
 use service_kit::redis::{CallError, Link, LinkOptions, LinkStatus, Role};
@@ -71,7 +71,7 @@ async fn a_login_succeeds_or_reports_the_reason() {
         "{error}"
     );
     assert!(!format!("{error} {wrong:?}").contains("hunter2"));
-    // Somebody corrects the password in Redis: no restart of ours is needed.
+    // An operator corrects the password in Redis; the link needs no restart.
     right.call(cmd("ACL").arg(&["SETUSER", "agent", ">hunter2"]).to_owned()).await.unwrap();
     up(&wrong).await;
 
@@ -90,7 +90,7 @@ async fn a_rejected_login_is_retried_with_backoff() {
     let url = format!("redis://some:wrong@127.0.0.1:{}", server.port());
     let wrong = Link::start(target(&url), link_options(), &shutdown);
     down(&wrong, "WRONGPASS").await;
-    // The pause is a quarter of a second at least; a tight loop would make hundreds of attempts.
+    // The pause is at least a quarter of a second; a tight loop would make hundreds of attempts.
     tokio::time::sleep(std::time::Duration::from_millis(200)).await;
     let errors: String = server.ask(&["INFO", "errorstats"]);
     let (_, attempts) = errors.split_once("errorstat_WRONGPASS:count=").unwrap();
@@ -225,7 +225,7 @@ async fn calls_beyond_the_limit_in_flight_all_get_their_reply() {
     }
 }
 
-/// A caller with 100,000 scripts under way keeps as many of these.
+/// A caller with 100,000 pending scripts keeps as many of these futures.
 #[tokio::test]
 async fn a_script_under_way_takes_little_memory() {
     let server = Server::start(&[]).await;

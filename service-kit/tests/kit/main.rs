@@ -1,4 +1,4 @@
-//! The kit against real servers: each test has redis-server processes of its own.
+//! Tests of the kit against real servers: each test starts its own redis-server processes.
 #![expect(
     clippy::panic,
     clippy::unwrap_used,
@@ -23,7 +23,7 @@ use service_kit::redis::{Link, LinkOptions, LinkStatus, SubscriberOptions, Targe
 use service_kit::shutdown::Shutdown;
 use tokio::time::Instant;
 
-/// Far more than anything here takes: only a failure waits so long.
+/// Far more than anything here needs: only failures wait this long.
 const DEADLINE: Duration = Duration::from_secs(30);
 
 /// Waits until `condition` holds.
@@ -44,7 +44,7 @@ fn target(url: &str) -> Target {
     url.parse().unwrap()
 }
 
-/// Quick to notice an outage, slow enough for a loaded machine.
+/// Options that notice an outage quickly, but suit a loaded machine.
 fn link_options() -> LinkOptions {
     LinkOptions {
         response_timeout: Duration::from_millis(300),
@@ -61,7 +61,7 @@ fn subscriber_options() -> SubscriberOptions {
     }
 }
 
-/// A link that never takes slowness for an outage.
+/// Starts a link that never treats slowness as an outage.
 fn patient_link(url: &str, shutdown: &Shutdown) -> Link {
     let options = LinkOptions { response_timeout: DEADLINE, ..LinkOptions::new("kit-test") };
     Link::start(target(url), options, shutdown)

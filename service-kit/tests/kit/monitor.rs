@@ -1,4 +1,4 @@
-//! MONITOR, as the server sends it.
+//! Tests of MONITOR, as the server sends it.
 
 use std::time::Duration;
 
@@ -10,7 +10,7 @@ use crate::{in_time, target};
 const LIMIT: Duration = Duration::from_secs(10);
 const NORMAL: OutputClass = OutputClass::Normal;
 
-/// Reads until `wanted` was seen.
+/// Reads until `wanted` appears.
 async fn read_until(monitor: &mut Monitor, wanted: &str) -> String {
     let mut seen = String::new();
     while !seen.contains(wanted) {

@@ -1,4 +1,4 @@
-//! What a link does when Redis, or the way to it, fails.
+//! Tests of a link while Redis, or the network to it, fails.
 
 use std::time::Duration;
 
@@ -40,7 +40,7 @@ async fn a_frozen_server_is_noticed_by_an_idle_link() {
 async fn with_a_frozen_server_all_calls_in_flight_end_as_lost() {
     let server = Server::start(&[]).await;
     let shutdown = Shutdown::new();
-    // No heartbeat in time: the calls themselves must notice.
+    // There is no heartbeat in time: the calls themselves must notice.
     let options = LinkOptions { heartbeat: DEADLINE, ..link_options() };
     let link = Link::start(target(&server.url()), options, &shutdown);
     up(&link).await;
@@ -56,7 +56,7 @@ async fn with_a_frozen_server_all_calls_in_flight_end_as_lost() {
         assert!(error.is_lost(), "{error}");
         assert_eq!(reason_of(&error), "no answer within 300ms");
     }
-    // What was lost has taken the connection down with it.
+    // The lost calls have closed the connection.
     let status = link.state().borrow().status.clone();
     assert!(matches!(status, LinkStatus::Down { .. }), "{status:?}");
     let error = link.call(cmd("PING")).await.unwrap_err();
@@ -83,7 +83,7 @@ async fn the_first_call_that_times_out_ends_the_younger_ones_too() {
     });
     tokio::time::sleep(Duration::from_secs(2)).await;
     let young = link.call(cmd("PING"));
-    // With its own time-out the young one would take five seconds; it ends with the old one's.
+    // Its own timeout would take the later call five seconds; it ends with the earlier call's.
     let young = tokio::time::timeout(Duration::from_millis(4_500), young).await;
     assert!(young.expect("it ends with the old call").unwrap_err().is_lost());
     assert!(old.await.unwrap().unwrap_err().is_lost());
@@ -127,7 +127,7 @@ async fn a_connection_killed_by_the_server_is_replaced_at_once() {
     for generation in 2..5 {
         let kill =
             link.call(cmd("CLIENT").arg(&["KILL", "TYPE", "normal", "SKIPME", "no"]).to_owned());
-        // Whether the answer comes before the end is the server's affair.
+        // The server decides whether the answer arrives before the end of the connection.
         drop(in_time("the call ends", kill).await);
         eventually("there is another connection", async || {
             let state = link.state();

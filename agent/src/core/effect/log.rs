@@ -91,8 +91,8 @@ pub enum LogLine {
     Withheld(Bounded, u64),
 }
 
-/// A kind of line of which there may be one for each hold, session or grant. Each kind has a separate bound, so no flood of
-/// one kind hides another.
+/// A kind of line that may exist once per hold, session or grant. Each kind has a separate bound, so no flood of one
+/// kind hides another.
 #[derive(Debug, Clone, Copy, PartialEq, Eq, PartialOrd, Ord)]
 pub enum Bounded {
     Jeopardy,
@@ -105,7 +105,7 @@ pub enum Bounded {
 }
 
 impl Bounded {
-    /// Returns how the message of such a line begins.
+    /// Returns the beginning of the message of such a line.
     #[must_use]
     pub fn message(self) -> &'static str {
         match self {
@@ -134,7 +134,7 @@ struct Window {
 }
 
 impl LogLimits {
-    /// Returns whether a line of this kind is to be logged, and counts it.
+    /// Returns whether to log a line of this kind, and counts it.
     pub(super) fn admit(&mut self, kind: Bounded, now: Moment) -> bool {
         let window = self.0.entry(kind).or_insert(Window { begin: now, lines: 0, withheld: 0 });
         if now.since(window.begin) >= WINDOW {

@@ -1,4 +1,4 @@
-//! Effects: everything the core wants done outside itself.
+//! Effects: all actions that the core requests from outside.
 
 mod log;
 mod report;
@@ -32,7 +32,7 @@ pub enum Lane {
     Commands,
     /// Renewals, which no load may delay.
     Renewals,
-    /// Scripts that grant and that replicas must confirm: the outcome is for [`super::Core::on_confirmed`].
+    /// Scripts that grant and need confirmation by replicas: the outcome is for [`super::Core::on_confirmed`].
     Grants,
     /// Renewals that extend validity once replicas confirm them: the outcome is for [`super::Core::on_confirmed`]. The
     /// renewals themselves are never delayed by replicas.
@@ -61,8 +61,8 @@ pub enum Effect {
     Subscribe(Node, Vec<u8>),
     /// A channel to unsubscribe from.
     Unsubscribe(Node, Vec<u8>),
-    /// A record for the journal. [`super::Core::on_journalled`] or [`super::Core::on_journal_failed`] is called afterwards;
-    /// replies that rest on the record wait for that.
+    /// A record for the journal. [`super::Core::on_journalled`] or [`super::Core::on_journal_failed`] is called
+    /// afterwards; replies that depend on the record wait for that.
     Journal(Record),
     /// A fact for the metrics.
     Report(Report),
@@ -115,7 +115,7 @@ impl Effects {
         self.push(Effect::Log(line));
     }
 
-    /// Logs a line of which there may be one for each hold, unless too many of its kind were logged within the second.
+    /// Logs a line that may exist once per hold, unless too many of its kind were logged within the second.
     pub(super) fn log_bounded(
         &mut self,
         now: Moment,
@@ -132,7 +132,7 @@ impl Effects {
         self.log_limits.next_deadline()
     }
 
-    /// Logs how many lines were withheld, by kind, in the seconds that have ended by `now`.
+    /// Logs the number of withheld lines, by kind, in the seconds that have ended by `now`.
     pub(super) fn log_withheld(&mut self, now: Moment) {
         while let Some((kind, lines)) = self.log_limits.pop_due(now) {
             self.log(LogLine::Withheld(kind, lines));

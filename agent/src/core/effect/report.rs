@@ -10,7 +10,7 @@ use crate::types::{End, Number};
 /// A fact that metrics count. Locks are named by the label of their group.
 #[derive(Debug, Clone)]
 pub enum Report {
-    /// A lock of this group came into use; so many groups have been seen.
+    /// A lock of this group came into use; this is the number of groups seen so far.
     GroupSeen {
         group: Arc<str>,
         groups: usize,
@@ -63,7 +63,7 @@ pub enum Report {
     LeaseOverrun {
         group: Arc<str>,
     },
-    /// A lock went from one local holder to the next.
+    /// A lock passed from one local holder to the next.
     HandOver {
         group: Arc<str>,
     },
@@ -79,7 +79,7 @@ pub enum Report {
     RenewalMargins(Vec<Duration>),
     /// The outcome of a script whose reply was lost became known.
     OutcomeKnown(&'static str),
-    /// A true release for the sake of other hosts.
+    /// A true release that lets other hosts acquire the lock.
     Yielded,
     Command {
         word: &'static str,

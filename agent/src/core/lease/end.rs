@@ -1,4 +1,4 @@
-//! The end of a hold: removal, loss, and the release by an operator.
+//! The end of a hold: removal, loss, and forced release.
 
 use std::time::Duration;
 
@@ -13,7 +13,7 @@ use crate::core::session::event::Event;
 use crate::core::{Bounded, Core, LogLine, Node, Report, spans};
 use crate::types::{End, Number};
 
-/// The time after the end of an explicit lease before the agent removes what Redis still has of it.
+/// The time after the end of an explicit lease before the agent removes its remains from Redis.
 const EXPIRY_SLACK: Duration = Duration::from_millis(100);
 
 impl Core {
@@ -22,7 +22,8 @@ impl Core {
         let hold = self.leases.remove(number)?;
         let update = hold.update.and_then(|id| self.take_update(id));
         if let Some(asked) = update.or_else(|| hold.early.and_then(|early| early.extend)) {
-            // There is no hold left to change. An update that goes on would extend in Redis what is to be released there.
+            // There is no hold left to change. A pending update would extend in Redis what is about to be released
+            // there.
             self.on_update_failed(&asked);
             self.answer(asked.reply_to, Self::lost(&hold.name, end));
         }
@@ -59,7 +60,7 @@ impl Core {
         })
     }
 
-    /// Ends a hold that is lost: tells its owner, and releases it in Redis if Redis may still have it.
+    /// Ends a hold that is lost: notifies its owner, and releases it in Redis if Redis may still have it.
     pub(in crate::core) fn lose(&mut self, number: Number, end: End) {
         let Some(hold) = self.leases.get(number) else { return };
         let end = match end {
@@ -78,7 +79,7 @@ impl Core {
         }
         let early = self.leases.get(number).and_then(|hold| Some(hold.early.as_ref()?.hand_over));
         let Some(ending) = self.remove_hold(number, end) else { return };
-        // If Redis does not have the hold yet, the reply to its hand-over decides what becomes of it.
+        // If Redis does not have the hold yet, the reply to its hand-over decides what happens to it.
         let ending = match early {
             Some(hand_over) => self.ops.add_ended(hand_over, ending),
             None => Some(ending),
@@ -135,7 +136,7 @@ impl Core {
         }
     }
 
-    /// Handles the message that an operator released a hold of this agent. Anybody may publish such a message, so the hold
+    /// Handles the message of a forced release of a hold of this agent. Anybody may publish such a message, so the hold
     /// ends only once Redis no longer has it.
     pub fn on_forced(&mut self, now: Moment, node: Node, name: &LockName, number: Number) {
         self.advance_clock(now);
@@ -150,7 +151,7 @@ impl Core {
                         self.renew(vec![index]);
                     }
                 }
-                // The main server has no red locks, so the message is about a hold of somebody else.
+                // The main server has no red locks, so the message is about a hold of another agent.
                 Node::Main => {}
             }
         } else if node == Node::Main {

@@ -1,6 +1,6 @@
 //! Workers whose process is stopped (SIGSTOP, Ctrl-Z, a debugger).
 //!
-//! They are counted and shown. With `--frozen lapse`, their holds are not renewed until they go on.
+//! They are counted and shown. With `--frozen lapse`, their holds are not renewed until they continue.
 
 use std::collections::BTreeSet;
 

@@ -1,4 +1,4 @@
-//! One grant: who holds which lock, how it is kept, until when it is surely valid.
+//! One grant: its holder and lock, how it is kept, and the end of its certain validity.
 
 use std::sync::Arc;
 use std::time::Duration;
@@ -16,11 +16,11 @@ use crate::core::timer::Timers;
 use crate::core::units::millis;
 use crate::types::{Number, Peer, SessionId};
 
-/// The time within which a renewal writes a new count to Redis. Only readers of the hash see the delay. Many changes within it cost
-/// one renewal.
+/// The time within which a renewal writes a new count to Redis. Only readers of the hash see the delay. Many changes
+/// within this time cost one renewal.
 const COUNT_TOLD_WITHIN: Duration = Duration::from_millis(100);
 
-/// The way a hold's lease ends or goes on.
+/// The way a hold's lease ends or continues.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub(in crate::core) enum LeaseMode {
     /// The watchdog renews it.
@@ -29,7 +29,7 @@ pub(in crate::core) enum LeaseMode {
     Fixed,
 }
 
-/// A hold whose worker is dead and which nobody else gets yet. The watchdog renews it.
+/// A hold whose worker is dead and which no one else may acquire yet. The watchdog renews it.
 #[derive(Debug)]
 pub(in crate::core) struct KeptBack {
     pub(in crate::core) until: Moment,
@@ -44,7 +44,7 @@ pub(in crate::core) struct KeptBack {
 /// The state of a hold that began before Redis had it.
 #[derive(Debug)]
 pub(in crate::core) struct Early {
-    /// The hand-over that puts it there, or one before it.
+    /// The hand-over that puts the hold there, or an earlier one.
     pub(in crate::core) hand_over: OpId,
     /// An EXTEND that waits for that.
     pub(in crate::core) extend: Option<HoldUpdate>,
@@ -59,17 +59,17 @@ pub(in crate::core) struct Hold {
     /// Its index in memory.
     pub(in crate::core) index: HoldIndex,
     pub(in crate::core) name: LockName,
-    /// Its label in metrics, as its name has it.
+    /// Its label in metrics, derived from its name.
     pub(in crate::core) group: Arc<str>,
     pub(in crate::core) owner: Owner,
-    /// The last instant at which it is sure to be held, as long as Redis keeps the key and its clock does not step.
-    /// Only an explicit success moves it; with `--min-replicas`, only one that enough replicas confirmed.
+    /// The last instant at which it is certainly held, as long as Redis keeps the key and its clock does not step. Only
+    /// an explicit success moves it; with `--min-replicas`, only one that enough replicas confirmed.
     pub(in crate::core) valid_until: Moment,
     /// The instant of the next renewal, or of the next verification of a fixed lease.
     pub(in crate::core) renew_at: Moment,
-    /// The instant at which the table's timers have this hold; [`Moment::NEVER`] if they do not.
+    /// The instant for which the table's timers have this hold; [`Moment::NEVER`] if they do not.
     pub(in crate::core) armed: Moment,
-    /// The instant of a message that an operator released it, until Redis has been asked.
+    /// The instant of a message about its forced release, until Redis has been asked.
     pub(in crate::core) forced_claim: Option<Moment>,
     /// Redis does not have it yet.
     pub(in crate::core) early: Option<Box<Early>>,
@@ -77,35 +77,35 @@ pub(in crate::core) struct Hold {
     pub(in crate::core) kept_back: Option<Box<KeptBack>>,
     /// Reentrancy count, as the owner knows it.
     pub(in crate::core) count: u32,
-    /// Renewals that failed in a row.
+    /// Consecutive failed renewals.
     pub(in crate::core) failures: u32,
     pub(in crate::core) kind: Kind,
     pub(in crate::core) mode: LeaseMode,
-    /// A renewal or verification is on its way.
+    /// A renewal or verification is in flight.
     pub(in crate::core) renewing: bool,
     /// Too few replicas confirmed its latest renewal.
     pub(in crate::core) unconfirmed: bool,
     /// Its owner has been warned.
     pub(in crate::core) jeopardy: bool,
-    /// Its worker is stopped: nothing renews it until that goes on.
+    /// Its worker is stopped: nothing renews it until the worker continues.
     pub(in crate::core) lapsing: bool,
-    /// It is part of an MLOCK that is not answered yet: its worker does not know of it.
+    /// It is part of an MLOCK that is not answered yet: its worker does not know about it.
     pub(in crate::core) untold: bool,
 
     /// The user of its process.
     pub(in crate::core) uid: u32,
-    /// Its fencing token, where its kind has one.
+    /// Its fencing token, if its kind has one.
     pub(in crate::core) token: Option<u64>,
     pub(in crate::core) granted: Moment,
-    /// For each re-entry of a fixed read hold, the end of the validity before it: as in Redisson, a reader's entry takes its
-    /// lease along.
+    /// For each re-entry of a fixed read hold, the end of the validity before it: as in Redisson, the end of a reader's
+    /// entry ends that entry's lease too.
     pub(in crate::core) earlier_ends: Vec<Moment>,
-    /// The longest lease that Redis was ever asked to give it: none shortens another.
+    /// The longest lease that Redis was ever asked to give it: no later lease may be shorter.
     pub(in crate::core) longest: Lease,
     /// The update that its owner has sent to Redis: re-entry, partial release, another lease. An owner's commands run one
     /// after another, so there is at most one.
     pub(in crate::core) update: Option<OpId>,
-    /// The trace its LOCK was part of, for the log.
+    /// The trace that its LOCK was part of, for the log.
     pub(in crate::core) trace: Option<Box<str>>,
     /// Its own span, which ends with it.
     pub(in crate::core) span: Span,
@@ -113,7 +113,7 @@ pub(in crate::core) struct Hold {
     pub(in crate::core) node_leases: Option<NodeLeases>,
 }
 
-/// The facts of a grant, from which a hold begins.
+/// The facts of a grant, from which a hold is created.
 pub(in crate::core) struct NewHold {
     pub(in crate::core) number: Number,
     pub(in crate::core) name: LockName,
@@ -191,7 +191,7 @@ impl Hold {
         }
     }
 
-    /// The trace, as log lines give it.
+    /// Returns the trace, as shown in log lines.
     pub(in crate::core) fn trace(&self) -> &str {
         self.trace.as_deref().unwrap_or_default()
     }
@@ -224,12 +224,12 @@ impl Hold {
         Validity { ms: self.valid_ms(now), until: self.valid_until }
     }
 
-    /// Returns whether a renewal may begin: none is under way, Redis has the hold, and its worker is not stopped.
+    /// Returns whether a renewal may begin: none is in flight, Redis has the hold, and its worker is not stopped.
     pub(super) fn may_be_renewed(&self) -> bool {
         !self.renewing && !self.lapsing && self.early.is_none()
     }
 
-    /// Brings its renewal forward, for Redis to have its count soon.
+    /// Brings its renewal forward, so that Redis has its count soon.
     pub(super) fn tell_count_soon(&mut self, now: Moment) {
         self.renew_at = self.renew_at.min(now + COUNT_TOLD_WITHIN);
     }
@@ -260,7 +260,7 @@ impl Hold {
             return self.valid_until.min(renew);
         }
         if let Some(kept_back) = &self.kept_back {
-            // There is nobody to be told in time.
+            // There is nobody to notify in time.
             return renew.min(self.valid_until).min(kept_back.until);
         }
         let lost = lease.lost_at(self.valid_until, margin);
@@ -274,7 +274,7 @@ pub(super) mod tests {
     use super::*;
     use crate::types::ConnectionId;
 
-    /// A hold of that number, with nothing special about it.
+    /// Returns a hold with that number and default values.
     pub(in crate::core::lease) fn hold(number: Number) -> Hold {
         let lease = Lease::new(Lease::MIN).unwrap();
         Hold::new(NewHold {

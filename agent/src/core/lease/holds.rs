@@ -1,4 +1,4 @@
-//! The holds in memory: side by side, and found without a search by who knows the index.
+//! The holds in memory: stored side by side, and found without a search by their index.
 
 use std::collections::BTreeMap;
 use std::ops::RangeBounds;
@@ -17,7 +17,7 @@ pub(super) struct Holds {
     free: Vec<HoldIndex>,
 }
 
-/// Neighbouring holds, without memory while there is none.
+/// Neighbouring holds; without memory while there are none.
 #[derive(Debug, Default)]
 struct Chunk {
     holds: Vec<Option<Hold>>,
@@ -73,7 +73,7 @@ impl Holds {
         chunk.holds[at].insert(hold)
     }
 
-    /// Returns the first index that was never taken.
+    /// Returns the first index that was never used.
     fn next_index(&mut self) -> HoldIndex {
         let index = HoldIndex(self.indices.len());
         if index.0.is_multiple_of(CHUNK) {

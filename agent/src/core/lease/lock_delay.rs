@@ -1,5 +1,5 @@
-//! The locks of dead workers are kept back for a while (`--lock-delay`): what a worker has sent out before it died may
-//! still be on its way to a resource that cannot check a token.
+//! The lock delay: locks of dead workers are kept back for a while (`--lock-delay`). Requests that a worker sent before
+//! it died may still be on their way to a resource that cannot check a token.
 
 use redisson::Moment;
 
@@ -10,7 +10,7 @@ use crate::core::session::state::Session;
 use crate::types::Number;
 
 impl Core {
-    /// Returns the end of the lock delay of a worker that has been gone since then.
+    /// Returns the end of the lock delay of a worker that disconnected at that instant.
     pub(in crate::core) fn kept_back_until(&self, gone: Moment) -> Moment {
         gone + self.settings.lock_delay
     }

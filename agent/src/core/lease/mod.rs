@@ -1,7 +1,7 @@
-//! Holds of local owners: how long each is valid, when it is renewed, how it ends.
+//! Holds of local owners: their validity, renewal and end.
 //!
-//! [`LeaseTable`] owns the holds and their deadlines. Others read a [`Hold`]; every change is a method of the table, after
-//! which the hold's deadline is right again.
+//! [`LeaseTable`] owns the holds and their deadlines. Others read a [`Hold`]; every change is a method of the table,
+//! which also updates the hold's deadline.
 
 pub(in crate::core) mod end;
 pub(in crate::core) mod frozen;
@@ -53,9 +53,9 @@ pub(in crate::core) enum Due {
     /// The lock delay of a dead worker's hold is over.
     DelayOver,
     Held {
-        /// The delay of a renewal or verification that is due, against its plan.
+        /// The delay of a renewal or verification that is due, compared with its plan.
         renewal_late: Option<Duration>,
-        /// The validity left of a hold that has come into jeopardy.
+        /// The remaining validity of a hold that has come into jeopardy.
         jeopardy: Option<Validity>,
     },
 }
@@ -108,12 +108,12 @@ impl LeaseTable {
         self.holds.range(numbers)
     }
 
-    /// The number of holds in jeopardy.
+    /// Returns the number of holds in jeopardy.
     pub(in crate::core) fn in_jeopardy(&self) -> usize {
         self.in_jeopardy
     }
 
-    /// The number of holds that the lock delay keeps.
+    /// Returns the number of holds that the lock delay keeps.
     pub(in crate::core) fn kept_back(&self) -> usize {
         self.kept_back
     }
@@ -209,8 +209,8 @@ impl LeaseTable {
         cleared
     }
 
-    /// Makes every such hold due for a renewal, which also verifies it. Those that Redis does not have yet are renewed once it
-    /// has them.
+    /// Makes all such holds due for a renewal, which also verifies them. Those that Redis does not have yet are renewed
+    /// once it has them.
     pub(in crate::core) fn renew_now(
         &mut self,
         now: Moment,
@@ -232,7 +232,7 @@ impl LeaseTable {
         due
     }
 
-    /// Counts a renewal as begun, unless the hold is left to lapse. Returns its index if it was.
+    /// Counts a renewal as begun, unless the hold may lapse. Returns its index if it was.
     pub(in crate::core) fn begin_renewal(&mut self, number: Number) -> Option<HoldIndex> {
         self.change(number, |hold| {
             hold.renewing |= !hold.lapsing;
@@ -240,8 +240,8 @@ impl LeaseTable {
         })?
     }
 
-    /// Records the claim that an operator released the hold. Returns its index if it is to be verified now; a renewal
-    /// that is on its way is followed by another.
+    /// Records the claim of a forced release of the hold. Returns its index if it must be verified now; a renewal in
+    /// flight is followed by another one.
     pub(in crate::core) fn claim_forced(
         &mut self,
         number: Number,
@@ -254,7 +254,7 @@ impl LeaseTable {
         })?
     }
 
-    /// Ends the renewal that was under way, whatever its outcome.
+    /// Ends the renewal in flight, whatever its outcome.
     pub(in crate::core) fn end_renewal(&mut self, number: Number) -> Option<&Hold> {
         let hold = self.holds.get_mut(number)?;
         hold.renewing = false;
@@ -298,7 +298,7 @@ impl LeaseTable {
         Some(Renewed { hold, margin, extended, safe })
     }
 
-    /// Counts a renewal without an answer. Returns the number of failures in a row.
+    /// Counts a renewal without an answer. Returns the number of consecutive failures.
     pub(in crate::core) fn on_renewal_failed(&mut self, number: Number) -> Option<u32> {
         let hold = self.holds.get_mut(number)?;
         hold.renewing = false;
@@ -319,7 +319,7 @@ impl LeaseTable {
         }
     }
 
-    /// Takes the update that is under way.
+    /// Takes the update in flight.
     pub(in crate::core) fn take_update(&mut self, number: Number) -> Option<OpId> {
         self.holds.get_mut(number)?.update.take()
     }
@@ -378,12 +378,12 @@ impl LeaseTable {
         self.get(number)
     }
 
-    /// Lets a renewal tell Redis the count of a hold soon.
+    /// Schedules a renewal that soon writes the count of a hold to Redis.
     pub(in crate::core) fn tell_count_soon(&mut self, number: Number, now: Moment) {
         self.change(number, |hold| hold.tell_count_soon(now));
     }
 
-    /// Lets an EXTEND wait until Redis has the hold.
+    /// Stores an EXTEND until Redis has the hold.
     pub(in crate::core) fn set_waiting_extend(&mut self, number: Number, extend: HoldUpdate) {
         if let Some(early) = self.holds.get_mut(number).and_then(|hold| hold.early.as_mut()) {
             early.extend = Some(extend);
@@ -417,7 +417,7 @@ impl LeaseTable {
     ) -> Option<HoldUpdate> {
         let lease = self.lease;
         self.change(number, |hold| {
-            // Another count, a claim that it was released, or another server: Redis is asked again at once.
+            // Another count, a claim of a forced release, or another server: Redis is asked again at once.
             let settled = hold.count == 1 && hold.forced_claim.is_none() && hold.renew_at > now;
             hold.renew_at = if settled { lease.renew_at(sent, jitter) } else { now };
             hold.valid_until = hold.valid_until.max(lease.valid_until(sent));
@@ -431,12 +431,12 @@ impl LeaseTable {
         }
     }
 
-    /// Records that a hold's worker knows of it from now on. Returns whether that is new.
+    /// Records that a hold's worker knows about it from now on. Returns whether that is new.
     pub(in crate::core) fn set_told(&mut self, number: Number) -> bool {
         self.holds.get_mut(number).is_some_and(|hold| std::mem::take(&mut hold.untold))
     }
 
-    /// Stops renewing a hold, or resumes that at once.
+    /// Stops renewing a hold, or resumes its renewals at once.
     pub(in crate::core) fn set_lapsing(&mut self, number: Number, lapsing: bool, now: Moment) {
         self.change(number, |hold| {
             hold.lapsing = lapsing;
@@ -446,7 +446,7 @@ impl LeaseTable {
         });
     }
 
-    /// Keeps a dead worker's hold. Its lease is renewed from now on, and nobody is left to be warned.
+    /// Keeps a dead worker's hold. Its lease is renewed from now on, and nobody is left to warn.
     pub(in crate::core) fn keep_back(&mut self, number: Number, kept_back: KeptBack, now: Moment) {
         let Some(was_in_jeopardy) = self.change(number, |hold| {
             if hold.mode == LeaseMode::Fixed {

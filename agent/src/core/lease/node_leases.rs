@@ -1,4 +1,4 @@
-//! The parts of a red hold: how long each node is sure to keep it, and when each is to be renewed.
+//! The parts of a red hold: each node's validity and next renewal.
 
 use redisson::{Lease, Moment};
 
@@ -7,32 +7,32 @@ use crate::core::ops::verb::Change;
 /// One node's part of a hold.
 #[derive(Debug, Clone, Copy)]
 pub(in crate::core) struct NodeLease {
-    /// It was asked to take the hold, so that it may have it, now or later.
+    /// The node was asked to acquire the hold, so that it may have it, now or later.
     pub(in crate::core) asked: bool,
-    /// The instant until which it surely keeps the hold; the clock's origin if it does not have it.
+    /// The instant until which the node certainly keeps the hold; the clock's origin if it does not have it.
     pub(in crate::core) valid_until: Moment,
-    /// The instant at which the latest script was sent that it confirmed.
+    /// The instant at which the latest script that the node confirmed was sent.
     pub(in crate::core) confirmed: Moment,
-    /// The instant at which it reported that the hold is gone and that nobody else has the lock.
+    /// The instant at which the node reported that the hold is missing and that nobody else holds the lock.
     pub(in crate::core) missing: Option<Moment>,
     /// The instant of the next renewal there.
     pub(in crate::core) renew_at: Moment,
-    /// A renewal, or the setting again, is on its way.
+    /// A renewal or restoration is in flight.
     pub(in crate::core) renewing: bool,
-    /// Renewals and restorations there that failed since the node last had the hold.
+    /// Failed renewals and restorations there since the node last had the hold.
     pub(in crate::core) failures: u32,
-    /// The instant of a message that an operator released it there, until the node has been asked.
+    /// The instant of a message about a forced release there, until the node has been asked.
     pub(in crate::core) forced_claim: Option<Moment>,
-    /// An operator released it there: it is not set again.
+    /// The hold was released there by force: it is not restored.
     pub(in crate::core) forced: bool,
 }
 
-/// All nodes' parts.
+/// The parts of all nodes.
 #[derive(Debug)]
 pub(in crate::core) struct NodeLeases(pub(in crate::core) Box<[NodeLease]>);
 
 impl NodeLeases {
-    /// No node has it yet; those that do not answer are asked at `renew_at`.
+    /// Creates the parts while no node has the hold yet; nodes that do not answer are asked at `renew_at`.
     pub(in crate::core) fn new(nodes: usize, renew_at: Moment) -> Self {
         let none = NodeLease {
             asked: false,
@@ -48,14 +48,15 @@ impl NodeLeases {
         Self(vec![none; nodes].into())
     }
 
-    /// Returns the instant until which a majority surely keeps the hold: the `majority`-th latest of the nodes' instants.
+    /// Returns the instant until which a majority certainly keeps the hold: the `majority`-th latest of the nodes'
+    /// instants.
     pub(in crate::core) fn valid_until(&self, majority: usize) -> Moment {
         let mut instants: Vec<_> = self.0.iter().map(|lease| lease.valid_until).collect();
         instants.sort_unstable_by(|a, b| b.cmp(a));
         instants.get(majority - 1).copied().unwrap_or_default()
     }
 
-    /// Records that a node was asked to take the hold.
+    /// Records that a node was asked to acquire the hold.
     pub(in crate::core) fn ask(&mut self, node: usize) {
         self.0[node].asked = true;
     }
@@ -66,7 +67,7 @@ impl NodeLeases {
         asked.map(|(node, _)| node).collect()
     }
 
-    /// A node keeps the hold until then, by a script sent at `sent`.
+    /// Records that a node keeps the hold until that instant, by a script sent at `sent`.
     pub(in crate::core) fn confirm(&mut self, node: usize, sent: Moment, until: Moment) {
         let lease = &mut self.0[node];
         lease.confirmed = lease.confirmed.max(sent);
@@ -75,7 +76,8 @@ impl NodeLeases {
         lease.failures = 0;
     }
 
-    /// A node does not have the hold. If it can be set again there, the others are asked whether they have it still.
+    /// Records that a node does not have the hold. If it can be restored there, the others are asked whether they still
+    /// have it.
     pub(in crate::core) fn gone(&mut self, node: usize, now: Moment, missing: bool) {
         self.0[node].valid_until = Moment::default();
         self.0[node].confirmed = Moment::default();
@@ -109,7 +111,7 @@ impl NodeLeases {
         self.0.iter_mut().for_each(|part| part.renew_at = now);
     }
 
-    /// Applies what the nodes answered to a change of the hold: those that agreed have it until their instants.
+    /// Applies the nodes' answers to a change of the hold: those that agreed have it until their instants.
     pub(super) fn on_update(
         &mut self,
         change: Change,
@@ -121,7 +123,7 @@ impl NodeLeases {
     ) {
         for part in &mut self.0 {
             match change {
-                // The owner relies on no node for longer than that, whatever Redis does.
+                // The owner relies on no node for longer than that, regardless of Redis.
                 Change::Extend(lease) => {
                     let until = lease.unwrap_or(watched).valid_until(sent);
                     part.valid_until = part.valid_until.min(until);
@@ -140,7 +142,7 @@ impl NodeLeases {
         }
     }
 
-    /// Returns the instant of the next renewal on any node; never while all are being renewed.
+    /// Returns the instant of the next renewal on any node; never while all renewals are in flight.
     pub(in crate::core) fn renew_at(&self) -> Moment {
         let idle = self.0.iter().filter(|lease| !lease.renewing);
         idle.map(|lease| lease.renew_at).min().unwrap_or(Moment::NEVER)

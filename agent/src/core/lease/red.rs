@@ -10,13 +10,13 @@ use super::node_leases::NodeLeases;
 use crate::core::ops::verb::{Change, Renewal, RenewalForm};
 use crate::types::{End, Number};
 
-/// The validity of a red hold by its nodes' parts.
+/// The validity of a red hold, derived from its nodes' parts.
 #[derive(Debug, PartialEq, Eq)]
 pub(in crate::core) enum Reassessed {
     Valid,
     /// No majority has it any more.
     Gone {
-        /// An operator released it on a node.
+        /// The hold was released by force on a node.
         forced: bool,
     },
 }
@@ -27,11 +27,11 @@ pub(in crate::core) struct NodeAnswer {
     pub(in crate::core) node: usize,
     pub(in crate::core) form: RenewalForm,
     pub(in crate::core) sent: Moment,
-    /// The reason that the hold is gone there; none if it is there.
+    /// The reason why the hold is missing there; `None` if it is there.
     pub(in crate::core) end: Option<End>,
 }
 
-/// The hold that a node's answer to a renewal was about.
+/// The hold that a node's answer to a renewal concerns.
 pub(in crate::core) struct NodeRenewed {
     pub(in crate::core) group: Arc<str>,
     /// The end of the hold's validity before that.
@@ -102,7 +102,7 @@ impl LeaseTable {
         Some(NodeRenewed { group: Arc::clone(&hold.group), valid_until: hold.valid_until })
     }
 
-    /// Takes the nodes on which a hold can be set again, and counts their renewals as begun.
+    /// Takes the nodes on which a hold can be restored, and counts their renewals as begun.
     pub(in crate::core) fn begin_restore(
         &mut self,
         number: Number,
@@ -124,7 +124,7 @@ impl LeaseTable {
         Some(nodes)
     }
 
-    /// Applies a node's answer to the attempt to set a hold again. Returns whether it has its part.
+    /// Applies a node's answer to a restoration. Returns whether the node has its part.
     pub(in crate::core) fn on_node_restored(
         &mut self,
         number: Number,
@@ -152,8 +152,8 @@ impl LeaseTable {
         Some(restored)
     }
 
-    /// Counts a renewal or restoration on a node that failed. Returns the number of failures in a row, and whether the hold is
-    /// safe without that node.
+    /// Counts a failed renewal or restoration on a node. Returns the number of consecutive failures, and whether the
+    /// hold is safe without that node.
     pub(in crate::core) fn on_node_renewal_failed(
         &mut self,
         number: Number,
@@ -162,7 +162,7 @@ impl LeaseTable {
     ) -> Option<(u32, bool)> {
         let lease = self.lease.duration();
         let hold = self.holds.get_mut(number)?;
-        // The other nodes were renewed as they should be.
+        // The other nodes were renewed on time.
         let safe = hold.valid_until >= hold.granted.max(now) + lease / 2;
         let part = &mut hold.node_leases.as_mut()?.0[node];
         part.renewing = false;
@@ -176,7 +176,7 @@ impl LeaseTable {
         }
     }
 
-    /// Adds a node's late grant. Returns whether the hold is still there.
+    /// Adds a node's late grant. Returns whether the hold still exists.
     pub(in crate::core) fn on_late_grant(
         &mut self,
         number: Number,
@@ -188,7 +188,7 @@ impl LeaseTable {
         true
     }
 
-    /// Applies what the nodes answered to a change of a hold.
+    /// Applies the nodes' answers to a change of a hold.
     pub(in crate::core) fn on_nodes_updated(
         &mut self,
         number: Number,
@@ -204,7 +204,7 @@ impl LeaseTable {
         }
     }
 
-    /// Records the claim that an operator released a hold on one node, which is asked at once.
+    /// Records the claim of a forced release of a hold on one node, which is asked at once.
     pub(in crate::core) fn claim_node_forced(&mut self, number: Number, node: usize, now: Moment) {
         if let Some(parts) = self.parts(number) {
             parts.0[node].forced_claim = Some(now);
@@ -212,7 +212,7 @@ impl LeaseTable {
         }
     }
 
-    /// Records that an operator released a hold on one node. Returns whether it is a red one.
+    /// Records the forced release of a hold on one node. Returns whether the hold is a red one.
     pub(in crate::core) fn on_node_forced(&mut self, number: Number, node: usize) -> bool {
         let Some(parts) = self.parts(number) else { return false };
         parts.0[node].forced = true;

@@ -14,7 +14,7 @@ use crate::core::units::millis;
 use crate::core::{Bounded, Core, LogLine, Node};
 use crate::types::{ConnectionId, End, Number};
 
-/// Holds that one script may renew together: those of one form, and where keys have slots, of one slot.
+/// Holds that one script may renew together: those of one form and, if keys have slots, of one slot.
 pub(in crate::core) struct Batches<T> {
     slots: bool,
     open: BTreeMap<(RenewalForm, u16), Vec<T>>,
@@ -25,7 +25,7 @@ impl<T> Batches<T> {
         Self { slots, open: BTreeMap::new() }
     }
 
-    /// Adds a hold. Returns its batch if that is full now.
+    /// Adds a hold. Returns its batch if it is full now.
     pub(in crate::core) fn add(
         &mut self,
         form: RenewalForm,
@@ -88,7 +88,7 @@ impl Core {
         self.notify(owner, &name, kind, &Event::Jeopardy(valid));
     }
 
-    /// Notifies the owner of a hold, if it is in jeopardy, which its worker may not know.
+    /// Notifies the owner of a hold of its jeopardy, if it is in any: the worker may not know.
     pub(in crate::core) fn tell_jeopardy(&mut self, number: Number) {
         let Some(hold) = self.leases.get(number).filter(|hold| hold.jeopardy) else { return };
         let (owner, kind, name) = (hold.owner, hold.kind, hold.name.clone());
@@ -142,7 +142,7 @@ impl Core {
         self.renew_red(&red);
     }
 
-    /// Verifies every hold on a server now, and repeats late releases: it is another one, or has restarted.
+    /// Verifies every hold on a server now, and repeats late releases: the server was replaced or restarted.
     pub fn verify(&mut self, now: Moment, node: Node) {
         self.advance_clock(now);
         match node {
@@ -156,8 +156,8 @@ impl Core {
         self.run_ready();
     }
 
-    /// Notices that the agent or its host slept, and logs it. Returns whether it did: the time since the last event is above a
-    /// third of the shortest lease held. Ticks come each 100 ms while holds exist.
+    /// Checks whether the agent or its host slept, and logs it. Returns true if the time since the last event exceeds a
+    /// third of the shortest lease held. Ticks occur every 100 ms while holds exist.
     pub(in crate::core) fn notice_sleep(&mut self, now: Moment) -> bool {
         let gap = now.since(self.now);
         if gap < Duration::from_millis(200) {

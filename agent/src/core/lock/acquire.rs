@@ -1,4 +1,4 @@
-//! LOCK: re-entry, queueing, and attempts to take the lock in Redis.
+//! LOCK: re-entry, queueing, and attempts to acquire the lock in Redis.
 
 use std::sync::Arc;
 use std::time::Duration;
@@ -82,7 +82,8 @@ impl Core {
         self.locks.get(name).is_some_and(|name| name.keeps_out(kind) || !name.queue.is_empty())
     }
 
-    /// Returns the refusal of a LOCK that is not attempted. It comes after that many new ones of the same MLOCK.
+    /// Returns the refusal of a LOCK before any attempt. `before` is the number of new locks that the same MLOCK
+    /// acquires first.
     pub(in crate::core) fn refusal(
         &mut self,
         reply_to: ReplyTo,
@@ -130,7 +131,7 @@ impl Core {
         Some(Frame::Error(format!("LIMIT `{}` is not tried: {reason}", request.name)))
     }
 
-    /// Refuses a name whose channel and companions are of another slot than the lock: no script may have both.
+    /// Refuses a name whose channel and companions have a different slot from the lock: no script may use both.
     pub(in crate::core) fn slot_refusal(&self, name: &LockName) -> Option<Frame> {
         (self.settings.slots && !keys::companions_share_slot(name)).then(|| {
             let why = "its braces put its channel and companions into other slots of the cluster than the lock";
@@ -138,7 +139,7 @@ impl Core {
         })
     }
 
-    /// Refuses a kind that does not go with the one the name is in use as.
+    /// Refuses a kind that conflicts with the kind in which the name is in use.
     fn wrong_kind(&self, reply_to: ReplyTo, request: &LockRequest) -> Option<Frame> {
         let LockRequest { name, kind, .. } = request;
         let owner = Owner { connection: reply_to.connection, owner: request.owner };
@@ -150,7 +151,7 @@ impl Core {
         {
             return Some(Self::upgrade(name));
         }
-        // One hold of an owner is of one kind, even where others may follow with another.
+        // One hold of an owner has one kind, even if other holds may follow with another.
         if let Some(held) = own(Side::Exclusive)
             .filter(|held| held.kind != *kind && (held.kind, *kind) != (Kind::Write, Kind::Read))
         {
@@ -197,7 +198,7 @@ impl Core {
         self.update_hold(update);
     }
 
-    /// Returns whether its owner may enter a hold once more before Redis has the new count: its lease stays as it is, it is
+    /// Returns whether its owner may re-enter a hold before Redis has the new count: its lease stays unchanged, it is
     /// valid for long enough, and no replica has to confirm it. Redis may not even have the hold yet.
     fn enters_at_once(&self, hold: &Hold) -> bool {
         let renewed = hold.mode == LeaseMode::Renewed && hold.kind != Kind::Red && !hold.lapsing;
@@ -228,7 +229,7 @@ impl Core {
             self.locks.begin_attempt(id, quorum);
             return Some(quorum);
         }
-        // Repeated for as long as its waiter waits.
+        // Repeated as long as its waiter waits.
         let op = self.send(Verb::Acquire(attempt), Duration::MAX);
         self.locks.begin_attempt(id, op);
         Some(op)
@@ -250,7 +251,7 @@ impl Core {
         }
     }
 
-    /// Returns the longest sleep of a refused waiter: until the reported lease is over, and no longer than the setting allows.
+    /// Returns the longest sleep of a refused waiter: until the end of the reported lease, limited by the setting.
     pub(in crate::core) fn retry_interval(&mut self, pttl_ms: Option<u64>) -> Duration {
         let jitter = u32::try_from(self.numbers.jitter() % 20).unwrap_or(0);
         let poll = self.settings.poll_max * (100 - jitter) / 100;

@@ -25,8 +25,8 @@ impl Core {
         group
     }
 
-    /// Lets the front waiter try, if nothing stands in its way; forgets the name when nobody needs it any more.
-    /// To be called whenever anything about the name has changed.
+    /// Lets the front waiter try, if nothing prevents it; forgets the name when nobody needs it any more. Must be
+    /// called whenever anything about the name has changed.
     pub(in crate::core) fn poll_queue(&mut self, name: &LockName) {
         if let Some(Listening { family, channel }) = self.locks.stop_listening(name) {
             for node in self.nodes_of(family) {
@@ -48,7 +48,7 @@ impl Core {
         }
     }
 
-    /// The family of kinds that the name is in use as here; none while nobody holds or waits for it.
+    /// Returns the family of kinds in which the name is in use here; `None` while nobody holds or waits for it.
     pub(in crate::core) fn family(&self, name: &LockName) -> Option<Family> {
         let state = self.locks.get(name)?;
         let held = state.holds().next().and_then(|number| self.leases.get(number));
@@ -80,7 +80,7 @@ impl Core {
         }
     }
 
-    /// The servers that have a family's locks.
+    /// Returns the servers that store a family's locks.
     fn nodes_of(&self, family: Family) -> Vec<Node> {
         match family {
             Family::Red => (0..self.nodes().len()).map(Node::Red).collect(),
@@ -88,8 +88,8 @@ impl Core {
         }
     }
 
-    /// Handles an active subscription to a lock's messages, new or restored: what was published before is lost, so the
-    /// front waiter tries again.
+    /// Handles an active subscription to a lock's messages, new or restored: earlier messages were missed, so the front
+    /// waiter tries again.
     pub fn on_subscribed(&mut self, now: Moment, node: Node, name: &LockName) {
         self.advance_clock(now);
         if self.locks.on_subscribed(node, name, self.majority()) {

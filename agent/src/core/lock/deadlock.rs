@@ -1,4 +1,4 @@
-//! Cycles among this agent's owners: each waits, for as long as it takes, for a lock that the next one holds.
+//! Cycles among this agent's owners: each waits without a limit for a lock that the next one holds.
 
 use redisson::LockName;
 
@@ -8,11 +8,12 @@ use crate::core::ids::Owner;
 use crate::protocol::command::Wait;
 
 impl Core {
-    /// Returns whether `owner`, were it to wait for `name` without end, would wait for itself. Waits with a deadline break a
-    /// cycle by themselves and do not count, nor do holds of an MLOCK that goes on waiting: it gives them back. A
-    /// reader waits behind a writer, and thus for whatever that one waits for: all holders count, whatever their kind.
+    /// Returns whether `owner` would wait for itself if it waited for `name` without a limit. Waits with a deadline
+    /// break a cycle by themselves and do not count, nor do holds of a waiting MLOCK: it releases them. A reader waits
+    /// behind a writer, and thus for everything that the writer waits for: all holders count, regardless of kind.
     pub(in crate::core) fn would_deadlock(&self, owner: Owner, name: &LockName) -> bool {
-        // Nobody waits for an owner that holds nothing. Of a crowd of readers none looks at the holds of all others.
+        // Nobody waits for an owner that holds nothing. This keeps each of many readers from visiting the holds of all
+        // others.
         let Some(own) = self.sessions.get(&owner.connection) else { return false };
         if !own.holds.keys().any(|(holder, ..)| *holder == owner.owner) {
             return false;

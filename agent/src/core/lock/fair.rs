@@ -1,8 +1,9 @@
-//! Fair locks: every waiter is in the queue that Redis keeps, whose order holds for all clients, and makes its own attempts.
+//! Fair locks: every waiter is in the queue in Redis, whose order applies to all clients, and makes its own attempts.
 //!
 //! A refused waiter has a position, and subscribes to its own channel, on which the release before its turn is
-//! published. It tries again upon that, when the head's time or the holder's is over, and often enough to prove it is alive.
-//! If the next waiter is on the holder's host, the lock is handed over (`core/ops/hand_over.rs`), without a message.
+//! published. It tries again on that message, when the time of the queue's head or of the holder is over, and often
+//! enough to prove that it is alive. If the next waiter is on the holder's host, the lock is handed over
+//! (`core/ops/hand_over.rs`), without a message.
 
 use redisson::{HolderId, Kind, LockName, Moment, keys};
 
@@ -15,7 +16,7 @@ use crate::core::{Core, Effect, Node};
 use crate::types::Number;
 
 impl Core {
-    /// Handles the refusal of a fair waiter, which now has a position behind these.
+    /// Handles the refusal of a fair waiter, which now has a position behind these numbers.
     pub(in crate::core) fn on_queued(
         &mut self,
         attempt: &Attempt,
@@ -43,7 +44,7 @@ impl Core {
             }
             self.effects.push(Effect::Subscribe(Node::Main, new));
         }
-        // A message that came while the answer was under way may have announced this very turn.
+        // A message that arrived before the answer may have announced this very turn.
         if self.locks.take_turn(attempt.waiter, sent) {
             self.attempt(attempt.waiter);
             return;
@@ -67,8 +68,8 @@ impl Core {
         self.run_ready();
     }
 
-    /// Handles an active subscription to a fair waiter's own channel, new or restored: what was published before is lost,
-    /// so it tries again, unless its turn cannot have come yet.
+    /// Handles an active subscription to a fair waiter's own channel, new or restored: earlier messages were missed, so
+    /// the waiter tries again, unless its turn cannot have come yet.
     pub fn on_turn_subscribed(&mut self, now: Moment, name: &LockName, number: Number) {
         self.now = self.now.max(now);
         if let Some(id) = self.locks.waiter_under(name, number)
@@ -79,8 +80,8 @@ impl Core {
         self.run_ready();
     }
 
-    /// Returns whether one of ours is still before a fair waiter: one that had the lock or the turn before it when Redis was
-    /// asked, and has given up neither since. Numbers are never used twice.
+    /// Returns whether a number of this agent is still before a fair waiter: one that held the lock or was ahead in the
+    /// queue when Redis was asked, and has released neither since. Numbers are never reused.
     fn is_behind_ours(&self, id: WaiterId) -> bool {
         let Some(waiter) = self.locks.waiter(id) else { return false };
         waiter.position.behind.iter().any(|before| {
@@ -95,8 +96,8 @@ impl Core {
         }
     }
 
-    /// Gives up the position of a fair waiter that left without the lock, and notifies the next one. `asked` is the
-    /// attempt that it had under way.
+    /// Releases the position of a fair waiter that left without the lock, and notifies the next one. `asked` is the
+    /// attempt that it had in flight.
     pub(in crate::core) fn leave_position(&mut self, waiter: &Waiter, asked: Option<OpId>) {
         let under_way = asked.is_some_and(|id| self.ops.contains_key(&id));
         if waiter.kind != Kind::Fair {

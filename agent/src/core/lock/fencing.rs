@@ -1,6 +1,6 @@
-//! The highest fencing tokens that were ever seen, so that a counter which fell back (a restart without its data, a
-//! failover, an eviction) is raised above them before it counts on. The script also raises it to the server's time; these
-//! cover a counter that was ahead of it, or a clock that was set back.
+//! The highest fencing tokens ever seen. A counter that fell back (a restart without its data, a failover, an eviction)
+//! is raised above them before it continues. The script also raises it to the server's time; these tokens cover a
+//! counter that was ahead of it, or a clock that was set back.
 
 use std::collections::VecDeque;
 
@@ -8,7 +8,7 @@ use redisson::LockName;
 
 use crate::collections::HashMap;
 
-/// Of how many locks they are remembered; the ones learnt first are forgotten first.
+/// The number of locks for which tokens are remembered; the oldest entries are forgotten first.
 const REMEMBERED: usize = 10_000;
 
 #[derive(Debug, Default)]
@@ -18,12 +18,12 @@ pub(in crate::core) struct Fences {
 }
 
 impl Fences {
-    /// The least token that the next grant of this lock may have.
+    /// Returns the least token that the next grant of this lock may have.
     pub(in crate::core) fn least(&self, name: &LockName) -> u64 {
         self.highest.get(name).map_or(1, |token| token.saturating_add(1))
     }
 
-    /// A grant had this token.
+    /// Records the token of a grant.
     pub(in crate::core) fn saw(&mut self, name: &LockName, token: u64) {
         if let Some(highest) = self.highest.get_mut(name) {
             *highest = token.max(*highest);

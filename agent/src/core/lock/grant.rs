@@ -1,4 +1,4 @@
-//! Grants: the successor that an obtained lock goes to, and the begin of its hold.
+//! Grants: the choice of the waiter that gets an acquired lock, and the start of its hold.
 
 use std::sync::Arc;
 
@@ -24,7 +24,8 @@ pub(in crate::core) struct Terms {
 }
 
 impl Core {
-    /// Redis has granted the lock to this attempt's number: its waiter gets it, or the next one, or it is released.
+    /// Handles a lock that Redis granted to this attempt's number: the attempt's waiter gets it, or the next one, or it
+    /// is released.
     pub(in crate::core) fn on_lock_obtained(
         &mut self,
         attempt: &Attempt,
@@ -46,7 +47,7 @@ impl Core {
         }
     }
 
-    /// Returns the waiter that gets an obtained lock: the one of the attempt, or the next one, or none.
+    /// Returns the waiter that gets an acquired lock: the one of the attempt, or the next one, or `None`.
     pub(in crate::core) fn pick_successor(
         &self,
         attempt: &Attempt,
@@ -60,8 +61,8 @@ impl Core {
         if self.locks.has_waiter(*waiter) {
             return Some(*waiter);
         }
-        // Its waiter has left. No worker has seen the number, so the next waiter may get it. But the next waiter of a fair lock
-        // may be another client's, and a read hold under a write hold belongs to the owner of that.
+        // Its waiter has left. No worker has seen the number, so the next waiter may get it. But the next waiter of a
+        // fair lock may belong to another client, and a read hold under a write hold belongs to the write hold's owner.
         let next = *self.locks.get(name)?.queue.front()?;
         let same = self.locks.waiter(next).is_some_and(|waiter| {
             waiter.kind == *kind && waiter.lease.unwrap_or(self.settings.lease) == *lease
@@ -90,7 +91,8 @@ impl Core {
         if waiter.kind != Kind::Read
             && let Some(gone) = self.locks.get(&waiter.name).and_then(|state| state.hold)
         {
-            // A fair waiter competes in Redis also while there is a local hold. Redis has granted the lock to it, so that hold is gone.
+            // A fair waiter competes in Redis even while there is a local hold. Redis has granted the lock to it, so
+            // that hold is gone.
             self.lose(gone, End::Missing);
         }
         let waited = self.now.since(waiter.since);

@@ -7,11 +7,11 @@ use redisson::Kind;
 use super::waiter::{Turn, Waiter};
 use crate::core::ids::WaiterId;
 
-/// The readers of a queue that have no attempt under way and nobody but readers before them. So those that ask already
-/// are not looked at again with each reply.
+/// The readers of a queue that have no attempt in flight and only readers before them. Readers whose attempts are
+/// already in flight are therefore not visited again with each reply.
 #[derive(Debug, Default)]
 pub(super) struct Joiners {
-    /// All readers of the queue without an attempt under way, in its order.
+    /// All readers of the queue without an attempt, in its order.
     idle: BTreeMap<Turn, WaiterId>,
     /// The first waiter of the queue that is not a reader: those behind it may not join.
     barrier: Option<(Turn, WaiterId)>,
@@ -24,7 +24,7 @@ impl Joiners {
         self.idle.range(..end).map(|(_, id)| *id).collect()
     }
 
-    /// Records what a waiter of the queue is doing now.
+    /// Records the current state of a waiter of the queue.
     pub(super) fn update(&mut self, id: WaiterId, waiter: &Waiter) {
         let Some(turn) = waiter.turn else { return };
         if waiter.kind != Kind::Read {
@@ -41,7 +41,7 @@ impl Joiners {
         self.idle.remove(&turn);
     }
 
-    /// Takes the barrier away if it is this waiter. Returns whether it was.
+    /// Removes the barrier if it is this waiter. Returns whether it was.
     pub(super) fn take_barrier(&mut self, id: WaiterId) -> bool {
         self.barrier.take_if(|(_, barrier)| *barrier == id).is_some()
     }

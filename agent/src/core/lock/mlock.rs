@@ -25,7 +25,7 @@ use crate::protocol::command::{HoldRequest, LockRequest, Wait};
 use crate::protocol::resp::{Frame, Outgoing};
 use crate::types::{End, Number};
 
-/// The time, for each of its members, that an MLOCK waits for one while it holds others. As Redisson's `MultiLock`.
+/// The time, for each member, that an MLOCK waits for one while it holds others; the same as in Redisson's `MultiLock`.
 const PATIENCE: Duration = Duration::from_millis(1500);
 /// The divisor of that time while it holds a member that comes later in byte order.
 const OUT_OF_ORDER: u32 = 10;
@@ -38,7 +38,7 @@ impl Core {
             Wait::Forever => Moment::NEVER,
             Wait::AtMost(wait) => self.now + wait,
         };
-        // A request that no wait can grant is refused before anything is acquired.
+        // If no wait can grant a request, it is refused before anything is acquired.
         if let Some((index, refusal)) = self.refusal_of_any(reply_to, owner, &requests) {
             let LockRequest { name, kind, .. } = &requests[index];
             let group = self.group_label(name);
@@ -142,7 +142,7 @@ impl Core {
         self.sessions.multi_mut(owner)
     }
 
-    /// Applies the reply to a LOCK, EXTEND or UNLOCK of one member. Its owner is then ready to go on.
+    /// Applies the reply to a LOCK, EXTEND or UNLOCK of one member. Its owner can then take the next step.
     pub(in crate::core) fn on_member_answered(&mut self, owner: Owner, index: usize, reply: Reply) {
         let Some(multi) = self.multi_mut(owner) else { return };
         let Some(member) = multi.members.get_mut(index) else { return };
@@ -189,7 +189,7 @@ impl Core {
         false
     }
 
-    /// Takes the next step of an MLOCK or MUNLOCK, if everything that was asked is answered.
+    /// Takes the next step of an MLOCK or MUNLOCK, if all its requests are answered.
     pub(in crate::core) fn go_on(&mut self, owner: Owner) {
         let Some(multi) = self.multi_mut(owner) else { return };
         if multi.is_busy() {
@@ -209,7 +209,7 @@ impl Core {
         }
     }
 
-    /// Asks for one member.
+    /// Requests one member.
     fn ask(&mut self, owner: Owner, index: usize) {
         let (now, share) = (self.now, u32::try_from(self.numbers.jitter() % 25).unwrap_or(0));
         let Some(multi) = self.multi_mut(owner) else { return };
@@ -235,7 +235,8 @@ impl Core {
         self.lock(reply_to, request);
     }
 
-    /// It has waited for one long enough while it held others: they are given back, its position is kept.
+    /// Handles the end of the time that it may wait for one member while it holds others: it releases those and keeps
+    /// its position.
     pub(in crate::core) fn on_patience_due(&mut self, owner: Owner) {
         let Some(multi) = self.multi_mut(owner) else { return };
         multi.armed = Moment::NEVER;
@@ -256,13 +257,14 @@ impl Core {
         }
     }
 
-    /// All are taken: what was asked as their lease begins now for all of them. Watched holds stay watched.
+    /// Handles that all members are acquired: the requested lease begins now for all of them. Watched holds stay
+    /// watched.
     fn lease_all(&mut self, owner: Owner) {
         self.sessions.set_patience(owner, Moment::NEVER);
         let Some(multi) = self.multi_mut(owner) else { return };
         multi.leased = true;
         let (reply_to, lease) = (multi.reply_to, multi.requests[0].lease);
-        // One lock alone has the lease that it has just been given.
+        // A single lock has just received its lease.
         let taken: Vec<_> = match lease {
             Some(_) if multi.members.len() > 1 => {
                 multi.taken().map(|(index, grant)| (index, grant.number)).collect()
@@ -298,7 +300,7 @@ impl Core {
         self.sessions.push_step(owner);
     }
 
-    /// Everything is done: tells its worker.
+    /// Finishes, and answers the worker.
     fn finish(&mut self, owner: Owner) {
         self.sessions.set_patience(owner, Moment::NEVER);
         let Some(multi) = self.sessions.end_multi(owner) else { return };
@@ -310,7 +312,7 @@ impl Core {
         for member in multi.members {
             match member {
                 Member::Taken(grant) => replies.push(Reply::Grant(Grant { waited_ms, ..grant })),
-                // One that failed speaks for all: what could be given back is.
+                // One failure stands for all: whatever could be released has been.
                 Member::Left(Reply::Ready(Outgoing::Reply(error @ Frame::Error(_)))) => {
                     return self.answer(multi.reply_to, error);
                 }
@@ -331,7 +333,7 @@ impl Core {
         }
     }
 
-    /// Ends an MLOCK as if its time were over. Whether there was one to be ended.
+    /// Ends an MLOCK as if its time were over. Returns whether there was one.
     pub(in crate::core) fn cancel_multi(&mut self, owner: Owner) -> bool {
         match self.multi_mut(owner) {
             Some(multi) if matches!(multi.goal, Goal::Take) => {
@@ -342,7 +344,7 @@ impl Core {
         }
     }
 
-    /// Gives back one hold that its worker has not heard of and will not: another one of the same MLOCK is lost.
+    /// Releases one hold that its worker does not know about and never will: another member of the same MLOCK is lost.
     pub(in crate::core) fn give_back_untold(&mut self, number: Number) {
         if self.leases.get(number).is_some_and(|hold| hold.count == 1) {
             return self.end_hold(number, End::Released, None);

@@ -13,18 +13,18 @@ use crate::types::Number;
 pub(in crate::core) struct MultiLock {
     pub(super) reply_to: ReplyTo,
     pub(super) goal: Goal,
-    /// The request for each member; none for MUNLOCK.
+    /// The request for each member; empty for MUNLOCK.
     pub(super) requests: Vec<LockRequest>,
     /// The members, in the order in which the worker named them.
     pub(super) members: Vec<Member>,
-    /// The order in which they are taken.
+    /// The order in which they are acquired.
     pub(super) order: Vec<usize>,
     pub(super) since: Moment,
     /// The end of its wait.
     pub(super) until: Moment,
     /// The leases run from now on, all from the same instant.
     pub(super) leased: bool,
-    /// The deadline of its patience that is set.
+    /// The deadline that is set for its limited wait.
     pub(in crate::core) armed: Moment,
 }
 
@@ -32,9 +32,9 @@ pub(in crate::core) struct MultiLock {
 #[derive(Debug)]
 pub(super) enum Goal {
     Take,
-    /// Give back what was taken, then say this.
+    /// Release what was acquired, then send this reply.
     GiveUp(Frame),
-    /// Give back what the worker wants to give back.
+    /// Release what the worker wants to release.
     GiveBack,
 }
 
@@ -49,7 +49,7 @@ pub(super) enum Member {
     Leasing(Grant),
     /// Its UNLOCK is not answered yet.
     Leaving,
-    /// It is given back, or was not held: what there is to say of it.
+    /// It is released, or was not held: the reply about it.
     Left(Reply),
 }
 
@@ -67,12 +67,12 @@ impl MultiLock {
         })
     }
 
-    /// Returns whether it acquired this hold itself and will give it back rather than wait with it.
+    /// Returns whether it acquired this hold itself and will release it rather than keep it while waiting.
     pub(in crate::core) fn gives_way(&self, number: Number) -> bool {
         self.taken().any(|(_, grant)| grant.number == number && grant.count == 1)
     }
 
-    /// Returns whether it acquired the hold of this name and kind itself: its worker does not know of that hold yet.
+    /// Returns whether it acquired the hold of this name and kind itself: its worker does not know about that hold yet.
     pub(in crate::core) fn is_untold(&self, name: &LockName, kind: Kind) -> bool {
         self.members.iter().any(|member| match member {
             Member::Taken(grant) | Member::Leasing(grant) => {
@@ -82,7 +82,7 @@ impl MultiLock {
         })
     }
 
-    /// The locks that it waits for without end.
+    /// Returns the locks that it waits for without a limit.
     pub(in crate::core) fn awaited(&self) -> impl Iterator<Item = &LockName> {
         let awaits = matches!(self.goal, Goal::Take) && self.until == Moment::NEVER;
         self.requests.iter().zip(&self.members).filter_map(move |(request, member)| {

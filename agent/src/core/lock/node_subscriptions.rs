@@ -1,6 +1,6 @@
 //! The nodes whose release messages are received for a lock, and those that reported it free.
 
-/// A set of nodes; settings allow no more than fit.
+/// A set of nodes; the settings allow no more nodes than fit.
 #[derive(Debug, Clone, Copy, PartialEq, Eq, Default)]
 struct Set(u32);
 
@@ -25,19 +25,19 @@ impl Set {
 /// The subscriptions for one red lock, and the releases they reported.
 #[derive(Debug, Clone, Copy, Default)]
 pub(in crate::core) struct NodeSubscriptions {
-    /// Nodes whose subscription stands.
+    /// Nodes with an active subscription.
     listening: Set,
     /// Nodes on which the lock has been free at some time since the latest attempt was sent.
     free: Set,
 }
 
 impl NodeSubscriptions {
-    /// An attempt is about to be sent: what was heard before is of no use to it.
+    /// Handles that an attempt is about to be sent: earlier messages do not matter to it.
     pub(in crate::core) fn begin(&mut self) {
         self.free = Set::default();
     }
 
-    /// The lock is, or was, free on that node.
+    /// Records that the lock is, or was, free on that node.
     pub(in crate::core) fn add_free(&mut self, node: usize) {
         self.free.insert(node);
     }
@@ -52,20 +52,20 @@ impl NodeSubscriptions {
         self.free.count()
     }
 
-    /// Records that a node's subscription is confirmed, for the first time or again. Returns true if this one completes a
-    /// majority: later releases will be heard, and earlier ones may have been missed.
+    /// Records that a node's subscription is confirmed, for the first time or again. Returns true if this one completes
+    /// a majority: later releases will be received, and earlier ones may have been missed.
     pub(in crate::core) fn on_subscribed(&mut self, node: usize, majority: usize) -> bool {
         let before = self.listening.count();
         self.listening.insert(node);
         before < majority && self.listening.count() >= majority
     }
 
-    /// Records that a node is not heard any more.
+    /// Records that a node's messages are no longer received.
     pub(in crate::core) fn on_unsubscribed(&mut self, node: usize) {
         self.listening.remove(node);
     }
 
-    /// Records that no node is heard any more.
+    /// Records that no messages are received any more.
     pub(in crate::core) fn mark_deaf(&mut self) {
         self.listening = Set::default();
     }

@@ -1,4 +1,4 @@
-//! The policy: which LOCKs it denies.
+//! The policy: the LOCKs that it denies.
 
 use crate::core::ids::{Owner, ReplyTo};
 use crate::core::side::Side;

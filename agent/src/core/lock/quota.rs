@@ -70,7 +70,8 @@ impl Quota {
         self.users.get(&uid).copied().unwrap_or_default()
     }
 
-    /// Returns the policy's denial of a LOCK, if it has one. `before` is the number of locks that the same command gets first.
+    /// Returns the policy's denial of a LOCK, if any. `before` is the number of locks that the same command acquires
+    /// first.
     pub(super) fn denial(
         &self,
         peer: &Peer,
@@ -81,8 +82,8 @@ impl Quota {
         policy.check(peer, request, self.of(peer.uid).locks() + before).err()
     }
 
-    /// Returns the limit that keeps a user from another lock, as the sentence that says so. `before` is the number of locks that
-    /// the same command gets first.
+    /// Returns a sentence about the limit that prevents a user from acquiring another lock, if there is one. `before`
+    /// is the number of locks that the same command acquires first.
     pub(super) fn exhausted(&self, peer: &Peer, before: usize) -> Option<String> {
         let own = self.of(peer.uid);
         let Limits { max_waiters, max_locks } = self.limits;

@@ -16,7 +16,7 @@ use crate::protocol::command::HoldRequest;
 use crate::protocol::resp::Frame;
 use crate::types::{End, Number};
 
-/// After a true release for others we leave the lock alone for three round trips, within these bounds.
+/// The time for which we leave the lock alone after a true release for others: three round trips, within these bounds.
 const STAND_BACK: (Duration, Duration) = (Duration::from_millis(5), Duration::from_millis(50));
 
 impl Core {
@@ -29,7 +29,7 @@ impl Core {
         self.give_back(reply_to, number);
     }
 
-    /// Gives one hold back.
+    /// Releases one hold.
     pub(in crate::core) fn give_back(&mut self, reply_to: ReplyTo, number: Number) {
         if self.leases.get(number).is_some_and(|hold| hold.count == 1) {
             return self.end_hold(number, End::Released, Some(reply_to));
@@ -56,7 +56,7 @@ impl Core {
         self.update_hold(update);
     }
 
-    /// The hold that UNLOCK or EXTEND is about, or why there is none.
+    /// Returns the hold that UNLOCK or EXTEND is about, or why there is none.
     pub(in crate::core) fn hold_for(
         &self,
         reply_to: ReplyTo,
@@ -111,11 +111,11 @@ impl Core {
         }
     }
 
-    /// Hands over what has ended here, or releases it.
+    /// Hands over or releases a lock whose hold has ended here.
     pub(in crate::core) fn pass_on(&mut self, ending: Ending) {
         let name = ending.name.clone();
         let Some(next) = self.next_in_line(&ending) else { return self.release(ending) };
-        // The queue of a fair lock has waiters of all hosts in order.
+        // A fair lock's queue contains the waiters of all hosts, in order.
         if ending.kind != Kind::Fair && self.must_yield(&name) {
             self.stand_back(&name);
             return self.release(ending);
@@ -141,7 +141,7 @@ impl Core {
         }
     }
 
-    /// Takes the pending update of a hold: it is not sent to Redis any more.
+    /// Takes the pending update of a hold: it is no longer sent to Redis.
     pub(in crate::core) fn take_update(&mut self, id: OpId) -> Option<HoldUpdate> {
         if let Some(asked) = self.red.take_update(id) {
             return Some(asked);
@@ -158,8 +158,8 @@ impl Core {
         let state = self.locks.get(&ending.name)?;
         let next = *state.queue.front()?;
         let waiter = self.locks.waiter(next)?;
-        // An attempt made before a hold of an earlier run was taken up again may still run: under the number that would
-        // be handed the lock, and its late grant would be undone at the cost of that hold.
+        // An attempt made before a hold of an earlier run was adopted may still run, under the number that would get
+        // the lock. Undoing its late grant would then remove that hold.
         if waiter.attempt.is_some() || matches!(state.contest, Contest::Attempting(_)) {
             return None;
         }
@@ -171,31 +171,31 @@ impl Core {
             (Family::Fair, Family::Fair) => waiter.position.may_exist,
             _ => false,
         };
-        // Where replicas are missing, UNLOCK would only wait for them.
+        // If replicas are missing, UNLOCK would only wait for them.
         let can = !self.locks.is_draining() && !self.ops.is_short_of_replicas();
         (fits && can).then(|| self.attempt_of(waiter, next, None))
     }
 
-    /// Returns whether local waiters have had the lock among themselves for long enough.
+    /// Returns whether local waiters have passed the lock among themselves for long enough.
     pub(in crate::core) fn must_yield(&self, name: &LockName) -> bool {
         let Settings { handover_max, handover_max_time, .. } = self.settings;
         let state = self.locks.get(name);
         state.is_some_and(|state| state.must_yield(self.now, handover_max, handover_max_time))
     }
 
-    /// Returns the time for which a script that removes a field is worth retrying: Redis keeps none longer than the
-    /// lease it was last given, were it given this instant.
+    /// Returns the time for which a script that removes a field is worth retrying: Redis keeps no field longer than its
+    /// latest lease, even if it was set just now.
     pub(in crate::core) fn retry_window(&self, lease: Lease) -> Duration {
         let lease = lease.duration();
         lease + lease / 100 + self.settings.response_timeout
     }
 
-    /// Releases in Redis what has ended here.
+    /// Releases in Redis a hold that has ended here.
     pub(in crate::core) fn release(&mut self, ending: Ending) {
         self.release_after(self.now, ending);
     }
 
-    /// Releases in Redis what has ended here, not before `at`.
+    /// Releases in Redis a hold that has ended here, but not before `at`.
     pub(in crate::core) fn release_after(&mut self, at: Moment, ending: Ending) {
         if ending.kind == Kind::Red {
             return self.release_red(at, ending);
@@ -217,8 +217,8 @@ impl Core {
     ) {
         self.begin_leaving(name, kind);
         let give_up = match kind {
-            // A position in a queue ends with no lease: it holds others up until its deadline, which is the later the
-            // more stand before it.
+            // A position in a queue does not end with a lease: it blocks others until its deadline, which is later the
+            // more waiters are before it.
             Kind::Fair => Duration::MAX,
             _ => self.retry_window(lease),
         };
@@ -226,7 +226,7 @@ impl Core {
         self.send(Verb::Undo(Undo { after, name, kind, number }), give_up);
     }
 
-    /// Counts an op that will make a name free for us.
+    /// Counts an op that will free a name for us.
     pub(in crate::core) fn begin_leaving(&mut self, name: &LockName, kind: Kind) {
         self.track(name);
         self.locks.begin_leaving(name, kind);
@@ -234,7 +234,7 @@ impl Core {
 
     /// Handles the end of a release.
     pub(in crate::core) fn on_ended(&mut self, ending: &Ending) {
-        // A lease that has run out ends without it.
+        // An expired lease ends without it.
         if ending.end != End::Expired {
             self.long_releases.add(self.now, ending);
             return self.on_released(&ending.name, ending.kind, ending.number);

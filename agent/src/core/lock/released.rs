@@ -1,4 +1,4 @@
-//! Long leases that were released lately: a server that takes over may not have heard of it.
+//! Recent releases of long leases: a server that takes over may not know about them.
 
 use std::collections::VecDeque;
 use std::time::Duration;
@@ -9,12 +9,12 @@ use crate::core::Core;
 use crate::core::ops::verb::Ending;
 use crate::types::Number;
 
-/// The time for which a release is remembered. A replica lacks the last moments; a server that restarts from a snapshot may
-/// lack an hour.
+/// The time for which a release is remembered. A replica lacks the last moments; a server that restarts from a snapshot
+/// may lack an hour.
 const REMEMBERED_FOR: Duration = Duration::from_secs(3_600);
 /// The most releases that are remembered.
 const MAX_REMEMBERED: usize = 4_096;
-/// The longest lease that is left to expire.
+/// The longest lease that is simply left to expire.
 const SHORT: Duration = Duration::from_secs(60);
 
 /// The latest releases of long leases, oldest first.
@@ -52,7 +52,7 @@ impl LongReleases {
 }
 
 impl Core {
-    /// Repeats the latest releases of long leases on a server that may not have heard of them.
+    /// Repeats the recent releases of long leases on a server that may not know about them.
     pub(in crate::core) fn repeat_long_releases(&mut self) {
         for LongRelease { name, kind, number, lease, .. } in self.long_releases.of_late(self.now) {
             self.undo(&name, kind, number, lease);

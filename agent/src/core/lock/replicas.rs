@@ -1,7 +1,7 @@
-//! Grants and leases that replicas must have (`--min-replicas`).
+//! Grants and leases that need replicas (`--min-replicas`).
 //!
-//! If only the master has a lease and the master is lost, the replica that takes over grants the lock to somebody else. So
-//! scripts that grant or extend a lease use connections of their own, and a WAIT follows them:
+//! If only the master has a lease and the master is lost, the replica that takes over grants the lock to another
+//! client. So scripts that grant or extend a lease use separate connections, and a WAIT follows them:
 //!
 //! - A grant is reported once enough replicas confirm it. If fewer do, it is withdrawn and the lock is released.
 //! - A renewal extends the validity of its hold once enough replicas confirm it. If fewer do, Redis keeps the lock, and the
@@ -23,12 +23,13 @@ impl Core {
         self.on_reply(now, id, reply);
     }
 
-    /// Returns whether enough replicas have what a script wrote.
+    /// Returns whether enough replicas have the script's writes.
     pub(in crate::core) fn is_replicated(&self, op: &Op) -> bool {
         op.confirmed.replicas >= self.settings.min_replicas
     }
 
-    /// Returns the reason to withdraw a grant or an update of this lock; none if enough replicas have it. Counts the outcome.
+    /// Returns the reason to withdraw a grant or an update of this lock; `None` if enough replicas have it. Counts the
+    /// outcome.
     pub(in crate::core) fn replica_shortfall(
         &mut self,
         name: &LockName,
@@ -64,8 +65,8 @@ impl Core {
         Some(why)
     }
 
-    /// Withdraws a grant: releases in Redis what the attempt acquired, and tells its waiter why. The fencing token is not used
-    /// again.
+    /// Withdraws a grant: releases in Redis what the attempt acquired, and reports the reason to its waiter. The
+    /// fencing token is not reused.
     pub(in crate::core) fn withdraw(&mut self, attempt: &Attempt, token: Option<u64>, why: &str) {
         let Attempt { name, kind, waiter, number, lease, .. } = attempt;
         if let Some(token) = token {

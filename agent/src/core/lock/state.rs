@@ -11,21 +11,21 @@ use super::node_subscriptions::NodeSubscriptions;
 use crate::core::ids::OpId;
 use crate::types::Number;
 
-/// However short the holders' turns, the lock is truly released that often.
+/// The interval at which the lock is truly released, however short the holders' turns are.
 const ALWAYS_RELEASE_AFTER: Duration = Duration::from_secs(1);
 
 /// The front waiter's activity.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub(in crate::core) enum Contest {
-    /// Nothing: nobody waits, or a local hold stands in the way.
+    /// Nothing: nobody waits, or a local hold prevents it.
     Idle,
-    /// An attempt or a hand-over is on its way.
+    /// An attempt or a hand-over is in flight.
     Attempting(OpId),
-    /// It was refused, and looks again at that instant or upon a message.
+    /// It was refused, and tries again at that instant or on a message.
     Asleep(Moment),
 }
 
-/// A lock name that somebody here holds or waits for.
+/// A lock name that a local owner holds or waits for.
 #[derive(Debug)]
 pub(in crate::core) struct LockState {
     /// Its label in metrics.
@@ -34,9 +34,9 @@ pub(in crate::core) struct LockState {
     pub(in crate::core) hold: Option<Number>,
     /// The local read holds.
     pub(in crate::core) readers: BTreeSet<Number>,
-    /// Ops that will make the lock free for us: releases, undoings.
+    /// Ops that will free the lock for us: releases and undos.
     pub(in crate::core) releases_in_flight: u32,
-    /// The same for read holds, which keep out writers only.
+    /// The same for read holds, which only exclude writers.
     pub(in crate::core) reader_releases_in_flight: u32,
     /// The hand-over in flight whose successor holds the lock already, or has held it since.
     pub(in crate::core) early: Option<OpId>,
@@ -44,22 +44,22 @@ pub(in crate::core) struct LockState {
     /// The readers of the queue that may join a read hold.
     pub(super) joiners: Joiners,
     pub(in crate::core) contest: Contest,
-    /// The channel of release messages that we asked for, and for which family of kinds.
+    /// The channel of release messages that we subscribed to, and its family of kinds.
     pub(in crate::core) listening: Option<(Family, Vec<u8>)>,
-    /// For a red lock: what is heard from which node.
+    /// For a red lock: the nodes that send messages, and their reports.
     pub(in crate::core) node_subscriptions: NodeSubscriptions,
     /// The instant of the latest release message.
     pub(in crate::core) message_at: Option<Moment>,
     /// The instant at which the lock was last acquired in Redis rather than handed over.
     pub(in crate::core) taken_at: Moment,
     pub(in crate::core) handovers: u32,
-    /// Other clients are subscribed, according to the latest hand-over; none before the first one.
+    /// Other clients are subscribed, according to the latest hand-over; `None` before the first one.
     pub(in crate::core) others: Option<bool>,
     /// The end of the time for which the lock is left to others.
     pub(in crate::core) stand_back_until: Moment,
-    /// Attempts that failed in a row.
+    /// Consecutive failed attempts.
     pub(in crate::core) failures: u32,
-    /// The error of the latest attempt; none once an attempt was answered.
+    /// The error of the latest attempt; `None` once an attempt was answered.
     pub(in crate::core) last_error: Option<String>,
     /// The deadline that is set.
     pub(in crate::core) armed: Moment,
@@ -90,7 +90,7 @@ impl LockState {
         }
     }
 
-    /// Returns whether a local hold, or one on its way out, excludes a newcomer of that kind.
+    /// Returns whether a local hold, or one that is being released, excludes a newcomer of that kind.
     pub(in crate::core) fn keeps_out(&self, kind: Kind) -> bool {
         self.hold.is_some()
             || self.early.is_some()
@@ -116,7 +116,7 @@ impl LockState {
         self.hold.iter().chain(&self.readers).copied()
     }
 
-    /// Returns whether local waiters have passed the lock on among themselves for long enough.
+    /// Returns whether local waiters have passed the lock among themselves for long enough.
     pub(in crate::core) fn must_yield(&self, now: Moment, most: u32, longest: Duration) -> bool {
         let held_here = now.since(self.taken_at);
         let others_may_wait = self.others.unwrap_or(true);

@@ -63,7 +63,7 @@ pub(in crate::core) struct Label {
     pub(in crate::core) groups: Option<usize>,
 }
 
-/// All names that somebody holds or waits for, and the waiters.
+/// All names that a local owner holds or waits for, and the waiters.
 #[derive(Debug)]
 pub(in crate::core) struct LockTable {
     /// On the heap, as the map itself keeps room for up to twice its entries.
@@ -71,7 +71,7 @@ pub(in crate::core) struct LockTable {
     waiters: BTreeMap<WaiterId, Waiter>,
     /// The waiters whose attempts carry another number than their first one, by that number.
     renumbered: HashMap<Number, WaiterId>,
-    /// The turns given out in queues.
+    /// The number of queue turns assigned so far.
     turns: Turn,
     timers: Timers<LockTimer>,
     quota: Quota,
@@ -124,7 +124,7 @@ impl LockTable {
             && self.quota.is_empty()
     }
 
-    /// Returns a name whose record of readers that may join is not what its queue says.
+    /// Returns a name whose record of readers that may join disagrees with its queue.
     #[cfg(test)]
     pub(in crate::core) fn find_wrong_joiners(&self) -> Option<&LockName> {
         let wrong = |state: &LockState| {
@@ -145,12 +145,12 @@ impl LockTable {
         self.timers.pop_due(now)
     }
 
-    /// The number of channels subscribed to.
+    /// Returns the number of channels subscribed to.
     pub(in crate::core) fn subscriptions(&self) -> usize {
         self.subscriptions
     }
 
-    /// Lets no LOCK wait from now on.
+    /// Stops LOCKs from waiting, from now on.
     pub(in crate::core) fn drain(&mut self) {
         self.draining = true;
     }
@@ -167,7 +167,7 @@ impl LockTable {
         self.quota.set_policy(policy);
     }
 
-    /// Derives the label of a name, or returns the one it has.
+    /// Derives the label of a name, or returns its existing one.
     pub(in crate::core) fn label(&mut self, name: &LockName) -> Label {
         if let Some(state) = self.locks.get(name) {
             return Label { group: Arc::clone(&state.group), groups: None };
@@ -195,7 +195,7 @@ impl LockTable {
             return Step::Nothing;
         };
         let Some(waiter) = self.waiters.get(front) else { return Step::Nothing };
-        // Fair waiters ask each for itself.
+        // Each fair waiter makes its own attempts.
         if state.keeps_out(waiter.kind) || waiter.kind == Kind::Fair {
             return Step::Nothing;
         }
@@ -207,19 +207,19 @@ impl LockTable {
         if waiter.kind == Kind::Read && !state.readers.is_empty() {
             return Step::Join(state.joiners.list());
         }
-        // A reader that asked to join others may still be asking when they have gone. A second attempt under its number
-        // could run when its hold is over, and would then be undone at the cost of the hold with that number.
+        // A reader that tried to join others may still have an attempt in flight when they have left. A second attempt
+        // under its number could run after its hold is over; undoing it would then remove the hold with that number.
         if waiter.attempt.is_some() { Step::Nothing } else { Step::Attempt(*front) }
     }
 
-    /// Records the attempt or hand-over that is on its way for the front waiter.
+    /// Records the front waiter's attempt or hand-over in flight.
     pub(in crate::core) fn begin_contest(&mut self, name: &LockName, op: OpId) {
         if let Some(state) = self.locks.get_mut(name) {
             state.contest = Contest::Attempting(op);
         }
     }
 
-    /// Puts the front waiter to sleep until then, or until a message.
+    /// Puts the front waiter to sleep until that instant, or until a message.
     pub(in crate::core) fn sleep(&mut self, name: &LockName, until: Moment) {
         let Some(state) = self.locks.get_mut(name) else { return };
         state.contest = Contest::Asleep(until);
@@ -271,7 +271,7 @@ impl LockTable {
         }
     }
 
-    /// Records the hand-over in flight whose successor holds the lock already.
+    /// Records the hand-over in flight whose successor already holds the lock.
     pub(in crate::core) fn begin_early(&mut self, name: &LockName, hand_over: OpId) {
         if let Some(state) = self.locks.get_mut(name) {
             state.early = Some(hand_over);
@@ -291,7 +291,7 @@ impl LockTable {
         }
     }
 
-    /// Records how many clients were subscribed to the releases at a hand-over, if that is known.
+    /// Records the number of clients subscribed to the releases at a hand-over, if known.
     pub(in crate::core) fn on_handed_over(&mut self, name: &LockName, subscribers: Option<u64>) {
         if let Some(state) = self.locks.get_mut(name) {
             let ours = u64::from(state.listening.is_some());
@@ -308,14 +308,14 @@ impl LockTable {
         }
     }
 
-    /// Sets the error of the latest attempt; none if it was answered.
+    /// Sets the error of the latest attempt; `None` if it was answered.
     pub(in crate::core) fn set_last_error(&mut self, name: &LockName, last_error: Option<String>) {
         if let Some(state) = self.locks.get_mut(name) {
             state.last_error = last_error;
         }
     }
 
-    /// Counts a failed attempt. Returns the failures in a row.
+    /// Counts a failed attempt. Returns the number of consecutive failures.
     pub(in crate::core) fn add_failure(&mut self, name: &LockName) -> u32 {
         self.locks.get_mut(name).map_or(1, |state| {
             state.failures = state.failures.saturating_add(1);
@@ -366,7 +366,7 @@ impl LockTable {
         }
     }
 
-    /// Counts an op that will make a name in use free for us.
+    /// Counts an op that will free a name in use for us.
     pub(in crate::core) fn begin_leaving(&mut self, name: &LockName, kind: Kind) {
         if let Some(state) = self.locks.get_mut(name) {
             *state.releases_in_flight_mut(kind) += 1;
@@ -381,7 +381,7 @@ impl LockTable {
         *releases_in_flight == 0
     }
 
-    /// Begins to listen to a name's release messages. Returns the channel, unless it was listened to already.
+    /// Subscribes to a name's release messages. Returns the channel, unless it was subscribed to before.
     pub(in crate::core) fn listen(&mut self, name: &LockName, family: Family) -> Option<Vec<u8>> {
         let state = self.locks.get_mut(name).filter(|state| state.listening.is_none())?;
         let channel = match family {
@@ -393,7 +393,7 @@ impl LockTable {
         Some(channel)
     }
 
-    /// Stops listening once nobody waits for others' release. Returns the subscription that ends.
+    /// Unsubscribes once nobody waits for another client's release. Returns the subscription that ends.
     pub(in crate::core) fn stop_listening(&mut self, name: &LockName) -> Option<Listening> {
         let state = self.locks.get_mut(name)?;
         if !state.queue.is_empty() && !state.is_held() {
@@ -405,7 +405,7 @@ impl LockTable {
         Some(Listening { family, channel })
     }
 
-    /// Returns the state of a lock that this server's messages concern: a name is in use on the one server of
+    /// Returns the state of a lock that this server's messages concern: a name is in use either on the one server of
     /// most kinds, or on those of red locks.
     fn listener(&mut self, node: Node, name: &LockName) -> Option<&mut LockState> {
         let fits = |family: Family| (family == Family::Red) == (node != Node::Main);
@@ -443,7 +443,7 @@ impl LockTable {
         let Some(state) = self.listener(node, name) else { return false };
         state.message_at = Some(now);
         let Node::Red(node) = node else {
-            // Our own true release is published too, and right before we stand back; it wakes nobody here.
+            // Our own true release is published too, right before we stand back; it wakes nobody here.
             return state.stand_back_until <= now;
         };
         let news = !state.node_subscriptions.knows_free(node);
@@ -454,7 +454,7 @@ impl LockTable {
         if state.node_subscriptions.free() >= majority {
             return true;
         }
-        // The holder may have had no more nodes than those heard of, or the others' messages may be lost.
+        // The holder may have had only the nodes that reported so far, or the others' messages may be lost.
         let soon = now + node_timeout;
         if matches!(state.contest, Contest::Asleep(until) if news && until > soon) {
             self.sleep(name, soon);
@@ -462,13 +462,13 @@ impl LockTable {
         false
     }
 
-    /// Takes the latest release message. Returns whether it came at that instant or later.
+    /// Takes the latest release message. Returns whether it arrived at that instant or later.
     pub(in crate::core) fn take_message(&mut self, name: &LockName, since: Moment) -> bool {
         let state = self.locks.get_mut(name);
         state.and_then(|state| state.message_at.take()).is_some_and(|at| at >= since)
     }
 
-    /// Records that an attempt goes to all nodes: what was heard before is of no use to it.
+    /// Records that an attempt is sent to all nodes: earlier messages do not matter to it.
     pub(in crate::core) fn begin_node_attempts(&mut self, name: &LockName) {
         if let Some(state) = self.locks.get_mut(name) {
             state.node_subscriptions.begin();

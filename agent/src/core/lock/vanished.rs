@@ -1,4 +1,4 @@
-//! The agents ahead of fair waiters, and since when their entries in Redis have been missing.
+//! The agents ahead of fair waiters, and the time since which their entries in Redis have been missing.
 
 use std::collections::BTreeMap;
 use std::time::Duration;
@@ -20,7 +20,7 @@ struct Check {
 pub(in crate::core) struct VanishedAgents(BTreeMap<ClientId, Check>);
 
 impl VanishedAgents {
-    /// Begins a check of an agent, unless it was checked a moment ago. Returns whether it begins.
+    /// Begins a check of an agent, unless it was checked recently. Returns whether it begins.
     pub(in crate::core) fn begin_check(&mut self, agent: ClientId, now: Moment) -> bool {
         self.0.retain(|_, check| now.since(check.at) < RETENTION);
         if self.0.get(&agent).is_some_and(|check| now.since(check.at) < PAUSE) {
@@ -30,7 +30,7 @@ impl VanishedAgents {
         true
     }
 
-    /// Applies a check. Returns whether the agent's entry was missing in the check before too.
+    /// Applies a check. Returns whether the agent's entry was also missing in the previous check.
     pub(in crate::core) fn on_checked(
         &mut self,
         agent: ClientId,

@@ -31,13 +31,13 @@ impl Core {
         self.poll_queue(&name);
     }
 
-    /// Lets a LOCK wait for its answer.
+    /// Registers a LOCK that waits for its answer.
     pub(in crate::core) fn begin_wait(&mut self, mut waiter: Waiter) -> WaiterId {
         let number = self.numbers.draw();
         waiter.number = number;
         let deadline = match waiter.wait {
             Wait::Forever => Moment::NEVER,
-            // NOWAIT ends with the first answer; only silence is timed.
+            // NOWAIT ends with the first answer; only silence is limited.
             Wait::AtMost(_) if waiter.is_now_or_never() => {
                 self.now + self.settings.response_timeout
             }
@@ -86,8 +86,8 @@ impl Core {
         }
     }
 
-    /// Gives a waiter another number, because a script that removes the old one has been or may be sent: were that
-    /// to run late, it would end a grant under the same number.
+    /// Gives a waiter another number, because a script that removes the old one has been or may be sent: if that ran
+    /// late, it would end a grant under the same number.
     pub(in crate::core) fn renumber(&mut self, waiter: WaiterId) {
         if self.locks.has_waiter(waiter) {
             let number = self.numbers.draw();
@@ -102,7 +102,7 @@ impl Core {
         }
     }
 
-    /// Takes a waiter out of everything that knows it.
+    /// Removes a waiter from every table.
     pub(in crate::core) fn remove_waiter(&mut self, number: WaiterId) -> Option<Waiter> {
         let RemovedWaiter { waiter, channel } = self.locks.remove_waiter(number)?;
         if let Some(channel) = channel {
@@ -154,7 +154,7 @@ impl Core {
             _ => self.answer(waiter.reply_to, reply),
         }
         if waiter.attempt.is_none() && waiter.kind != Kind::Fair {
-            // Whatever it asked was answered, and has left nothing.
+            // Everything it asked was answered, and has left nothing.
             self.journal_gone(waiter.number);
         }
         self.abandon_attempt(&waiter, front);
@@ -162,9 +162,9 @@ impl Core {
         self.poll_queue(name);
     }
 
-    /// Ends the attempt of a waiter that has just gone. One in flight is left to come back: its grant is
-    /// passed on or undone. One that waits to be sent again is dropped, undone where an earlier copy may have run, and
-    /// the next waiter tries for itself.
+    /// Ends the attempt of a waiter that has just left. An attempt in flight may complete: its grant is passed on or
+    /// undone. One that waits to be sent again is dropped, or undone if an earlier copy may have run, and the next
+    /// waiter makes its own.
     fn abandon_attempt(&mut self, waiter: &Waiter, front: bool) {
         let Some(id) = waiter.attempt else {
             if front {
@@ -187,12 +187,12 @@ impl Core {
         }
     }
 
-    /// An attempt or a hand-over is over.
+    /// Records that an attempt or a hand-over is over.
     pub(in crate::core) fn clear_attempt(&mut self, attempt: &Attempt, id: OpId) {
         self.locks.end_attempt(&attempt.name, attempt.waiter, id);
     }
 
-    /// Milliseconds that a waiter has waited.
+    /// Returns the milliseconds that a waiter has waited.
     pub(in crate::core) fn waited_ms(&self, waiter: &Waiter) -> u64 {
         millis(self.now.since(waiter.since))
     }

@@ -23,25 +23,25 @@ pub(in crate::core) struct Waiter {
     /// The user of its process.
     pub(in crate::core) uid: u32,
     pub(in crate::core) reply_to: ReplyTo,
-    /// The lease it asked for; none for a renewed hold.
+    /// The requested lease; `None` for a renewed hold.
     pub(in crate::core) lease: Option<Lease>,
     pub(in crate::core) wait: Wait,
     pub(in crate::core) since: Moment,
-    /// The trace its LOCK is part of.
+    /// The trace that its LOCK is part of.
     pub(in crate::core) trace: Option<Box<str>>,
     /// Its own span.
     pub(in crate::core) span: Span,
-    /// The hold of this agent that it was queued behind at first, where it has a span to record that.
+    /// The hold of this agent that it first queued behind, if its span is to record that.
     pub(in crate::core) behind: Option<Number>,
     /// Redis or a local hold has shown that the lock is taken.
     pub(in crate::core) refused: bool,
     /// Its position in a fair lock's queue.
     pub(in crate::core) position: FairPosition,
-    /// Its attempt that is on its way, or waits to be sent again.
+    /// Its attempt in flight, or waiting to be sent again.
     pub(in crate::core) attempt: Option<OpId>,
-    /// The quorum operation that takes back what its latest attempt at a red lock has got.
+    /// The quorum operation that removes what its latest attempt at a red lock has acquired.
     pub(in crate::core) undoing: Option<OpId>,
-    /// Its turn in its name's queue; none while it stands in no queue.
+    /// Its turn in its name's queue; `None` if it is in no queue.
     pub(super) turn: Option<Turn>,
     /// The deadline that is set.
     pub(super) armed: Moment,
@@ -53,7 +53,7 @@ impl Waiter {
     }
 }
 
-/// A waiter's position in the queue that Redis keeps for a fair lock.
+/// A waiter's position in Redis's queue of a fair lock.
 #[derive(Debug, Default)]
 pub(in crate::core) struct FairPosition {
     /// Redis may have it.
@@ -64,11 +64,11 @@ pub(in crate::core) struct FairPosition {
     pub(super) message_at: Option<Moment>,
     /// The deadline of the next attempt.
     pub(super) armed: Option<Moment>,
-    /// The numbers of ours that had the lock, or the turn before it, when Redis last refused it.
+    /// The numbers of this agent that held the lock, or were ahead in the queue, when Redis last refused it.
     pub(super) behind: Vec<Number>,
 }
 
-/// The reason that a waiter leaves without the lock.
+/// The reason why a waiter leaves without the lock.
 #[derive(Debug, Clone)]
 pub(in crate::core) enum Left {
     /// Its time is over.
@@ -77,6 +77,6 @@ pub(in crate::core) enum Left {
     Cancelled,
     /// The agent ends.
     Draining,
-    /// The lock cannot be had at all, for this reason.
+    /// The lock cannot be acquired, for this reason.
     Failed(String),
 }

@@ -161,7 +161,7 @@ impl Conversation {
     ///
     /// # Errors
     ///
-    /// When the reply is unexpected. The connection cannot be used any more.
+    /// Returns an error for an unexpected reply. The connection cannot be used any more.
     pub(super) fn receive(&mut self, frame: Frame) -> Result<Received, String> {
         match frame {
             Frame::Array(parts) => self.receive_array(parts),

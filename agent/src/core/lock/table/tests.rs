@@ -17,7 +17,7 @@ fn name() -> LockName {
     LockName::new(b"x".to_vec()).expect("a name")
 }
 
-/// A table in which the name is in use, with these waiters in its queue.
+/// Returns a table in which the name is in use, with these waiters in its queue.
 fn table(waiters: &[(WaiterId, Kind)]) -> LockTable {
     let mut table = LockTable::new(
         Grouping::new(Vec::new(), 10),
@@ -90,7 +90,7 @@ fn readers_in_front_join_a_reader_together() {
     assert_eq!(table.next_step(&name(), T(0)), Step::Join(vec![3]));
 }
 
-/// Otherwise a crowd of readers would take a look at all of them for each one.
+/// Without this, each of many readers would visit all the others.
 #[test]
 fn readers_that_ask_already_are_not_looked_at_again() {
     let readers: Vec<_> = (1..=5).map(|id| (id, Kind::Read)).collect();
@@ -99,7 +99,7 @@ fn readers_that_ask_already_are_not_looked_at_again() {
     for id in 1..5 {
         table.begin_attempt(id, OpId(7));
     }
-    // The others are not even there to be looked at.
+    // The others are not even there to be visited.
     let mut found: Vec<_> = (2..5).map(|id| table.waiters.remove(&id)).collect();
     assert_eq!(table.next_step(&name(), T(0)), Step::Join(vec![5]));
     table.begin_attempt(5, OpId(8));
@@ -110,7 +110,7 @@ fn readers_that_ask_already_are_not_looked_at_again() {
 #[test]
 fn a_writer_that_leaves_lets_the_readers_behind_it_join_in_their_order() {
     let kinds = [Kind::Read, Kind::Write, Kind::Read, Kind::Write, Kind::Read];
-    // The third one stands in the queue before others with lesser numbers.
+    // The third one is in the queue before others with lower numbers.
     let ids = [1, 2, 9, 4, 5];
     let mut table = table(&std::iter::zip(ids, kinds).collect::<Vec<_>>());
     table.add_hold(&name(), Kind::Read, 10, 1000);
@@ -138,7 +138,7 @@ fn the_readers_that_may_join_are_those_that_the_queue_shows() {
     let mut table = table(&[]);
     let mut joined = 0;
     for step in 0..20_000 {
-        // Numbers come back in any order, so that the queue is not sorted.
+        // Numbers return in any order, so the queue is not sorted.
         let id = i64::try_from(draw(12)).expect("a small number");
         let op = OpId(draw(2));
         match draw(6) {

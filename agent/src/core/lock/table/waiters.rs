@@ -1,4 +1,4 @@
-//! The waiters of the table: queues, deadlines, attempts under way, positions in Redis's own queue of a fair lock.
+//! The waiters of the table: queues, deadlines, attempts in flight, and positions in Redis's queue of a fair lock.
 
 use std::ops::RangeBounds;
 
@@ -34,12 +34,12 @@ impl LockTable {
         self.waiters.contains_key(&id)
     }
 
-    /// The number of waiters.
+    /// Returns the number of waiters.
     pub(in crate::core) fn waiting(&self) -> usize {
         self.waiters.len()
     }
 
-    /// Returns the waiters in the order in which they came.
+    /// Returns the waiters in order of arrival.
     pub(in crate::core) fn waiters(
         &self,
         ids: impl RangeBounds<WaiterId>,
@@ -47,12 +47,12 @@ impl LockTable {
         self.waiters.range(ids).map(|(id, waiter)| (*id, waiter))
     }
 
-    /// Returns whether a waiter's attempts are made under this number.
+    /// Returns whether a waiter makes its attempts under this number.
     pub(in crate::core) fn is_wanted(&self, number: Number) -> bool {
         self.id_under(number).is_some()
     }
 
-    /// Returns the waiter for a name whose attempts are made under this number.
+    /// Returns the waiter for a name that makes its attempts under this number.
     pub(in crate::core) fn waiter_under(
         &self,
         name: &LockName,
@@ -62,16 +62,16 @@ impl LockTable {
         self.waiters.get(&id).is_some_and(|waiter| waiter.name == *name).then_some(id)
     }
 
-    /// Returns the waiter whose attempts are made under this number.
+    /// Returns the waiter that makes its attempts under this number.
     fn id_under(&self, number: Number) -> Option<WaiterId> {
-        // Waiters are known by their first number, and seldom have another. No number is drawn twice.
+        // Waiters are known by their first number, and rarely have another. No number is drawn twice.
         match self.waiters.get(&number) {
             Some(waiter) => (waiter.number == number).then_some(number),
             None => self.renumbered.get(&number).copied(),
         }
     }
 
-    /// Adds a waiter, in no queue yet, that leaves at that instant.
+    /// Adds a waiter, not in any queue yet, whose wait ends at that instant.
     pub(in crate::core) fn add_waiter(&mut self, id: WaiterId, waiter: Waiter, until: Moment) {
         self.quota.add_wait(waiter.uid);
         let waiter = self.waiters.entry(id).or_insert(waiter);
@@ -115,7 +115,8 @@ impl LockTable {
 
     pub(in crate::core) fn dequeue(&mut self, name: &LockName, id: WaiterId) {
         let Some(state) = self.locks.get_mut(name) else { return };
-        // In front or in order of their numbers as a rule, and then soon found: a crowd may leave all at once.
+        // Usually it is in front, or the queue is in order of numbers, so that it is found quickly: many may leave at
+        // once.
         let at = state.queue.front().filter(|front| **front == id).map(|_| 0);
         let at = at.or_else(|| state.queue.binary_search(&id).ok());
         let at = at.or_else(|| state.queue.iter().position(|queued| *queued == id));
@@ -125,7 +126,7 @@ impl LockTable {
             state.joiners.remove(turn);
         }
         if state.joiners.take_barrier(id) {
-            // Readers that it kept out may join now. None is passed twice, as those before the barrier stay there.
+            // Readers behind it may join now. None is passed twice, as those before the barrier stay there.
             let mut behind =
                 state.queue.range(at..).filter_map(|id| Some((*id, self.waiters.get(id)?)));
             let next = behind.find(|(_, waiter)| waiter.kind != Kind::Read);
@@ -155,7 +156,7 @@ impl LockTable {
         }
     }
 
-    /// Records that a waiter's attempt is under way.
+    /// Records that a waiter's attempt is in flight.
     pub(in crate::core) fn begin_attempt(&mut self, id: WaiterId, op: OpId) {
         if let Some(waiter) = self.waiters.get_mut(&id) {
             waiter.attempt = Some(op);
@@ -163,7 +164,7 @@ impl LockTable {
         self.update_joiners(id);
     }
 
-    /// Records whether a reader has an attempt under way.
+    /// Records whether a reader has an attempt in flight.
     fn update_joiners(&mut self, id: WaiterId) {
         if let Some(waiter) = self.waiters.get(&id)
             && waiter.kind == Kind::Read
@@ -188,7 +189,7 @@ impl LockTable {
         }
     }
 
-    /// Records that the front waiter has left in its sleep: the next one tries at once.
+    /// Records that the front waiter left while it slept: the next one tries at once.
     pub(in crate::core) fn cancel_sleep(&mut self, name: &LockName) {
         if let Some(state) = self.locks.get_mut(name)
             && matches!(state.contest, Contest::Asleep(_))
@@ -204,7 +205,7 @@ impl LockTable {
         Some(waiter)
     }
 
-    /// Sets the quorum operation that takes back what a waiter's latest attempt has got.
+    /// Sets the quorum operation that removes what a waiter's latest attempt has acquired.
     pub(in crate::core) fn set_undoing(&mut self, id: WaiterId, op: Option<OpId>) {
         if let Some(waiter) = self.waiters.get_mut(&id) {
             waiter.undoing = op;
@@ -218,7 +219,7 @@ impl LockTable {
         }
     }
 
-    /// Records a fair waiter's position, behind these numbers of ours. Returns the subscription to make, if any.
+    /// Records a fair waiter's position, behind these numbers of this agent. Returns the subscription to make, if any.
     pub(in crate::core) fn on_queued(
         &mut self,
         id: WaiterId,
@@ -243,7 +244,7 @@ impl LockTable {
         }
     }
 
-    /// Takes the latest message about a fair waiter's turn. Returns whether it came at that instant or later.
+    /// Takes the latest message about a fair waiter's turn. Returns whether it arrived at that instant or later.
     pub(in crate::core) fn take_turn(&mut self, id: WaiterId, since: Moment) -> bool {
         let waiter = self.waiters.get_mut(&id);
         waiter.and_then(|waiter| waiter.position.message_at.take()).is_some_and(|at| at >= since)
@@ -267,7 +268,7 @@ impl LockTable {
         self.on_position_due(id)
     }
 
-    /// Handles the instant of a fair waiter's next attempt. Returns whether none is under way.
+    /// Handles the instant of a fair waiter's next attempt. Returns whether none is in flight.
     pub(in crate::core) fn on_position_due(&mut self, id: WaiterId) -> bool {
         let Some(waiter) = self.waiters.get_mut(&id) else { return false };
         waiter.position.armed = None;
