@@ -79,8 +79,8 @@ pub struct Core {
 }
 
 impl Core {
-    /// Returns a core with nothing in it, at the instant `now`. `first_number` must be above every number that this client
-    /// id has ever used.
+    /// Returns an empty core at the instant `now`. `first_number` must be above every number that this client id has
+    /// ever used.
     #[must_use]
     pub fn new(
         settings: Settings,
@@ -179,17 +179,18 @@ impl Core {
         self.settings.publish = publish;
     }
 
-    /// Handles the deadlines that have come.
+    /// Handles the deadlines that are due.
     pub fn on_time(&mut self, now: Moment) {
         self.advance_clock(now);
         self.run_ready();
     }
 
-    /// Advances the clock to `now`, and handles the deadlines that have come by then: those of holds first, then the others.
+    /// Advances the clock to `now`, and handles the deadlines that are due by then: those of holds first, then the
+    /// others.
     ///
-    /// Every event with an instant calls this first. So it finds no deadline overdue, even if the host slept and its events
-    /// come in any order. The exceptions are [`Self::on_turn`] and [`Self::on_turn_subscribed`], which follow a message of the
-    /// same instant.
+    /// Every event with an instant calls this first. So it finds no overdue deadline, even if the host slept and its
+    /// events arrive in any order. The exceptions are [`Self::on_turn`] and [`Self::on_turn_subscribed`], which follow
+    /// a message of the same instant.
     fn advance_clock(&mut self, now: Moment) {
         let slept = self.notice_sleep(now);
         self.now = self.now.max(now);
@@ -197,7 +198,7 @@ impl Core {
         loop {
             // The deadlines of holds come first, even if they were later than others: every reply depends on them.
             while let Some(at) = self.next_deadline().filter(|at| *at <= self.now) {
-                // If deadlines of several tables are equal, this is their order.
+                // If deadlines of several tables are equal, they are handled in this order.
                 if self.leases.next_deadline() == Some(at) {
                     if let Some(index) = self.leases.pop_due(at) {
                         self.on_hold_due(index, &mut due, &mut late);
@@ -240,7 +241,7 @@ impl Core {
         self.renew(due);
     }
 
-    /// Begins to drain: no more locks are granted, and waits end. Holds stay until they are released.
+    /// Starts to drain: no more locks are granted, and waits end. Holds stay until they are released.
     pub fn drain(&mut self) {
         self.locks.drain();
         for id in self.locks.waiters(..).map(|(id, _)| id).collect::<Vec<_>>() {
@@ -251,7 +252,7 @@ impl Core {
 
     /// Ends the drain: reports the remaining holds as lost. Holds of sessions with grace are left to the successor.
     ///
-    /// The lost holds are not released in Redis, because a worker that lives may still rely on them. Their leases run out.
+    /// The lost holds are not released in Redis, because a live worker may still rely on them. Their leases run out.
     pub fn end_drain(&mut self) {
         let left = |hold: &&Hold| !self.sessions.has_grace(hold.owner.connection);
         let held: Vec<_> = self.leases.iter().filter(left).map(|hold| hold.number).collect();

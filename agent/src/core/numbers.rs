@@ -22,8 +22,9 @@ impl Numbers {
         self.client
     }
 
-    /// Distinguishes this run's sessions from those of every other run: of this client by its epoch, of another, which may
-    /// have begun in the same second, by a hash of the client id.
+    /// Returns a value that distinguishes this run's sessions from those of every other run: from runs of this client
+    /// by the epoch, from those of another client, which may have started in the same second, by a hash of the client
+    /// id.
     pub(in crate::core) fn run(&self) -> u64 {
         let fnv = |hash: u64, byte: &u8| (hash ^ u64::from(*byte)).wrapping_mul(0x100_0000_01b3);
         let client = self.client.text().iter().fold(0xcbf2_9ce4_8422_2325, fnv);

@@ -7,18 +7,18 @@ use redisson::{Lease, script};
 /// The settings of the core.
 #[derive(Debug, Clone)]
 pub struct Settings {
-    /// The lease of watched holds; renewed each third of it.
+    /// The lease of watched holds; renewed every third of it.
     pub lease: Lease,
     /// The time before the end of its validity at which a hold is reported as lost.
     pub lost_margin: Duration,
-    /// The most hand-overs in a row while others wait elsewhere.
+    /// The most consecutive hand-overs while others wait elsewhere.
     pub handover_max: u32,
-    /// The longest time of hand-overs while others wait elsewhere.
+    /// The longest time of consecutive hand-overs while others wait elsewhere.
     pub handover_max_time: Duration,
     /// The longest sleep of a waiter between attempts.
     pub poll_max: Duration,
     pub limits: Limits,
-    /// The longest grace that a session may ask for; zero where none may.
+    /// The longest grace that a session may request; zero disables grace.
     pub max_grace: Duration,
     /// The most sessions with grace at a time, connected or not.
     pub max_graced: usize,
@@ -26,9 +26,9 @@ pub struct Settings {
     pub require_session: bool,
     /// The longest wait of a worker for an answer that only Redis can give.
     pub response_timeout: Duration,
-    /// The way releases are published; [`Core::set_publish`](super::Core::set_publish) changes it.
+    /// The way to publish releases; [`Core::set_publish`](super::Core::set_publish) changes it.
     pub publish: script::Publish,
-    /// Keys have slots, as in a cluster: those of one script must share theirs.
+    /// True if keys have slots, as in a cluster: all keys of one script must then share a slot.
     pub slots: bool,
     /// The time for which a dead worker's lock stays unavailable.
     pub lock_delay: Duration,
@@ -40,7 +40,7 @@ pub struct Settings {
     pub red: Option<RedSettings>,
 }
 
-/// The most locks at a time. A user who is no administrator may have a share of each.
+/// The limits on locks at a time. A user who is not an administrator may have a share of each.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub struct Limits {
     /// The most commands that wait for locks.
@@ -52,10 +52,10 @@ pub struct Limits {
 /// The treatment of the holds of a stopped worker.
 #[derive(Debug, Clone, Copy, PartialEq, Eq, Default)]
 pub enum Frozen {
-    /// They are renewed like all others: a stopped worker may go on.
+    /// They are renewed like all others: a stopped worker may continue.
     #[default]
     Keep,
-    /// They are not renewed while it is stopped, so that they are lost when that lasts for longer than a lease.
+    /// They are not renewed while it is stopped, so they are lost if that lasts for longer than a lease.
     Lapse,
 }
 

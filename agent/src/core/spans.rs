@@ -1,7 +1,7 @@
-//! The spans of the core's work: `lock acquire` from a LOCK to its answer, `lock hold` from a grant to its end,
-//! `lock renew` for each batch of renewals. Spans are made and let go where the core decides, as its log lines are; the
-//! instants are the subscriber's. A LOCK or a batch is sampled before its span is made; without a span of
-//! its own nothing that belongs to it has one. When traces are off all are empty, and cost one look at a flag.
+//! The spans of the core's work: `lock acquire` from a LOCK to its answer, `lock hold` from a grant to its end, `lock
+//! renew` for each batch of renewals. The core creates and drops spans where it decides, as it does its log lines; the
+//! subscriber supplies the instants. A LOCK or a batch is sampled before its span is created; without that span,
+//! nothing that belongs to it has one. When traces are off all spans are empty, and cost one check of a flag.
 
 use service_kit::trace::{self, TARGET, TraceParent};
 use tracing::Span;
@@ -14,10 +14,10 @@ use crate::core::lock::waiter::Waiter;
 use crate::protocol::command::LockRequest;
 use crate::types::{End, Number};
 
-/// The most readers inside that the span of a waiting writer links to.
+/// The maximum number of readers inside that the span of a waiting writer links to.
 const LINKS: usize = 8;
 
-/// The end of a LOCK, by the word it is counted by.
+/// Records the outcome of a LOCK, by the word that metrics use.
 pub(in crate::core) fn outcome(span: &Span, outcome: &'static str) {
     span.record("lock.outcome", outcome);
     if outcome == "error" {
@@ -25,7 +25,7 @@ pub(in crate::core) fn outcome(span: &Span, outcome: &'static str) {
     }
 }
 
-/// The end of a hold.
+/// Records the end of a hold.
 pub(in crate::core) fn ended(span: &Span, end: End) {
     span.record("lock.end", end.as_str());
     if end.is_loss() {
@@ -34,7 +34,7 @@ pub(in crate::core) fn ended(span: &Span, end: End) {
     }
 }
 
-/// One batch of renewals.
+/// Returns the span of one batch of renewals.
 pub(in crate::core) fn renewal(holds: usize) -> Span {
     trace::root(&TraceParent::default(), || {
         tracing::info_span!(
@@ -45,7 +45,7 @@ pub(in crate::core) fn renewal(holds: usize) -> Span {
 }
 
 impl Core {
-    /// The span of a LOCK that has just come.
+    /// Returns the span of a LOCK that has just arrived.
     pub(in crate::core) fn acquire_span(&mut self, owner: Owner, request: &LockRequest) -> Span {
         if !trace::is_on() {
             return Span::none();
@@ -63,7 +63,7 @@ impl Core {
         })
     }
 
-    /// The span of a hold that its waiter has just been granted under that number.
+    /// Returns the span of a hold that its waiter has just been granted under that number.
     pub(in crate::core) fn hold_span(
         &self,
         waiter: &Waiter,
@@ -88,7 +88,7 @@ impl Core {
         trace::within(span, &TraceParent::of(&waiter.span))
     }
 
-    /// Links a LOCK that has to wait to the holds of this agent that stand in its way.
+    /// Links a LOCK that has to wait to the holds of this agent that block it.
     pub(in crate::core) fn link_to_holds(&self, waiter: &mut Waiter) {
         if waiter.span.is_disabled() {
             return;
@@ -102,7 +102,7 @@ impl Core {
         }
     }
 
-    /// Links a waiter to the hold that is passed on to it, if it did not stand behind that from the start.
+    /// Links a waiter to the hold that is passed on to it, unless it waited behind that hold from the start.
     pub(in crate::core) fn link_to_predecessor(
         &self,
         waiter: WaiterId,
@@ -122,24 +122,24 @@ impl Core {
         hold.map_or_else(TraceParent::default, |hold| TraceParent::of(&hold.span))
     }
 
-    /// The process behind an owner, where the kernel tells.
+    /// Returns the process of an owner, if the kernel reports it.
     pub(in crate::core) fn worker_pid(&self, owner: Owner) -> Option<i32> {
         self.sessions.get(&owner.connection)?.peer.pid
     }
 }
 
 impl Hold {
-    /// Its owner has been warned, with so much validity left.
+    /// Records that its owner has been warned, with this much validity left.
     pub(in crate::core) fn note_jeopardy(&self, valid_ms: u64) {
         trace::event(&self.span, "jeopardy", "lock.valid_ms", valid_ms);
     }
 
-    /// It could not be renewed, so many times in a row.
+    /// Records that its renewal failed, with the number of consecutive failures.
     pub(in crate::core) fn note_failed_renewal(&self) {
         trace::event(&self.span, "renewal failed", "lock.failures", self.failures.into());
     }
 
-    /// It is valid for long enough again.
+    /// Records that it is valid for long enough again.
     pub(in crate::core) fn note_safe(&self, valid_ms: u64) {
         trace::event(&self.span, "safe", "lock.valid_ms", valid_ms);
     }

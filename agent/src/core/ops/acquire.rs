@@ -120,7 +120,7 @@ impl Core {
         self.poll_queue(name);
     }
 
-    /// Ends the wait for a name whose key is not a lock, or is one of another kind.
+    /// Ends the wait for a name whose key is not a lock, or has another kind.
     fn leave_unobtainable(&mut self, attempt: &Attempt, may_have_run: bool, sentence: String) {
         let Attempt { name, kind, waiter, number, lease, .. } = attempt;
         if may_have_run && *kind != Kind::Fair {
@@ -131,7 +131,7 @@ impl Core {
         self.leave(*waiter, Left::Failed(sentence));
     }
 
-    /// Others hold the lock.
+    /// Handles that others hold the lock.
     fn on_refused(
         &mut self,
         attempt: &Attempt,
@@ -163,7 +163,7 @@ impl Core {
         }
         self.subscribe(name);
         let interval = self.retry_interval(pttl_ms);
-        // A message that came while the reply was under way may be about the release that this attempt has missed.
+        // A message that arrived before the reply may be about the release that this attempt has missed.
         if self.locks.take_message(name, sent) {
             return;
         }
@@ -199,7 +199,7 @@ impl Core {
             && !self.locks.is_wanted(number)
     }
 
-    /// An attempt brought no answer.
+    /// Handles an attempt without an answer.
     fn on_attempt_failed(&mut self, id: OpId, failure: &Failure, pause: Duration) {
         if let Failure::TooFewReplicas(why) = failure {
             return self.on_attempt_not_tried(id, why);
@@ -213,14 +213,14 @@ impl Core {
         if may_have_run {
             self.locks.set_may_be_queued(waiter);
         }
-        // A read under a write hold stands in no queue that could look again for it.
+        // A read under a write hold is in no queue that could try again for it.
         if still_wanted.is_some() && (under.is_some() || !matches!(failure, Failure::Refused(_))) {
             return self.retry(id, pause);
         }
         self.take_op(id);
         self.clear_attempt(&attempt, id);
         if may_have_run {
-            // This copy did not run, but an earlier one may have, and nobody goes on asking: its traces are removed.
+            // This copy did not run, but an earlier one may have, and nobody will try again: its traces are removed.
             self.renumber(waiter);
             self.undo(name, *kind, *number, *lease);
         }
@@ -229,7 +229,7 @@ impl Core {
             Some(true) => return self.leave(waiter, Left::TimedOut),
             Some(false) => {}
         }
-        // Refused for now (full, loading, read-only, …): the waiter keeps its position and looks again.
+        // Refused for now (full, loading, read-only, …): the waiter keeps its position and tries again.
         let failures = self.locks.add_failure(name);
         let pause = self.pause(failures);
         if *kind == Kind::Fair {
@@ -238,7 +238,7 @@ impl Core {
         self.locks.sleep(name, self.now + pause);
     }
 
-    /// So few replicas are connected that an attempt was not even sent.
+    /// Handles that an attempt was not even sent, because too few replicas are connected.
     fn on_attempt_not_tried(&mut self, id: OpId, why: &str) {
         self.ops.set_short_of_replicas(true);
         self.effects.report(Report::Confirmation("not_tried"));

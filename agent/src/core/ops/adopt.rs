@@ -1,7 +1,7 @@
-//! Holds of an earlier run of the agent that the journal has recorded. Only Redis knows whether they are still there.
+//! Holds of an earlier run of the agent that the journal has recorded. Only Redis knows whether they still exist.
 //!
-//! A field with such a number can have been set by nobody else, and once gone it never comes back. So if it is there
-//! when Redis is asked, the lock has been held without a gap.
+//! Nobody else can have set a field with such a number, and once removed it never returns. So if it exists when Redis
+//! is asked, the lock has been held without a gap.
 
 use std::time::Duration;
 
@@ -22,7 +22,7 @@ use crate::core::{Core, Lane, Node, Report};
 use crate::journal::{HoldRecord, OrphanRecord, Record, Restored, RestoredSession};
 use crate::types::{ConnectionId, End, Number};
 
-/// The numbers of restored sessions begin here: no connection is ever counted that far.
+/// The first number of restored sessions: connections are never counted that far.
 const RESTORED: u64 = 1 << 62;
 
 impl Operation for Adoption {
@@ -64,8 +64,8 @@ impl Operation for Adoption {
 }
 
 impl Core {
-    /// Continues what an earlier run has left: its sessions wait to be resumed, its holds are verified, and numbers without an
-    /// owner are removed.
+    /// Continues the state of an earlier run: its sessions wait to be resumed, its holds are verified, and numbers
+    /// without an owner are removed.
     pub fn restore(&mut self, now: Moment, past: Restored) {
         self.advance_clock(now);
         let lease = self.settings.lease;
@@ -94,14 +94,14 @@ impl Core {
                 Moment::NEVER => lease.valid_until(self.now),
                 after => after,
             };
-            // The journal does not tell its lease, which may be a long one.
+            // The journal does not contain its lease, which may be long.
             let undo = Verb::Undo(Undo { after, name, kind, number });
             self.send_at(after.max(self.now), undo, Duration::MAX);
         }
         self.run_ready();
     }
 
-    /// Takes one session in again. Returns those of its holds that Redis is to be asked about.
+    /// Restores one session. Returns those of its holds that Redis must be asked about.
     fn restore_session(
         &mut self,
         connection: ConnectionId,
@@ -133,7 +133,7 @@ impl Core {
         rest
     }
 
-    /// Applies the reply of Redis about the holds of an earlier run.
+    /// Applies Redis's reply about the holds of an earlier run.
     pub(in crate::core) fn on_adopted(
         &mut self,
         sent: Moment,
@@ -154,7 +154,7 @@ impl Core {
                 held.and_then(|number| self.leases.get(number)).is_some_and(|h| h.owner != owner);
             let end = match lost_end(*kept) {
                 None if late || valid_until <= self.now => Some(End::Unconfirmed),
-                // It was gone and has been granted to another owner here, before this reply was read.
+                // It was missing and has been granted to another owner here, before this reply was read.
                 None if others => Some(End::Stolen),
                 end => end,
             };
@@ -184,8 +184,8 @@ impl Core {
         self.send_at(soon, Verb::Adopt(Adoption { form, holds }), give_up);
     }
 
-    /// Redis has not replied for so long that a renewed lease is over. A fixed lease may last longer: Redis is asked again. A lost
-    /// hold may have had a longer lease, so it is removed when Redis is back.
+    /// Handles that Redis has not replied for longer than a renewed lease. A fixed lease may last longer: Redis is
+    /// asked again. A lost hold may have had a longer lease, so it is removed when Redis is back.
     fn on_not_adopted(&mut self, form: RenewalForm, holds: Vec<HoldRecord>) {
         let mut lasting = Vec::new();
         for record in holds {
@@ -219,7 +219,7 @@ impl Core {
         self.poll_queue(&record.lock);
     }
 
-    /// A hold is still there: the watchdog has it again.
+    /// Keeps a hold that still exists: the watchdog renews it again.
     fn keep_adopted(
         &mut self,
         owner: Owner,

@@ -1,9 +1,9 @@
 //! Early hand-over: the next local waiter holds the lock before Redis has answered.
 //!
-//! While a hold is valid nobody else can acquire its lock, whichever number of this agent Redis has for it. So the
-//! successor begins at once, within what is left of that validity, and `hand_over` puts its number into Redis meanwhile. If
-//! further holds follow before the reply, Redis gets the number of the latest one next and never sees those between.
-//! All who relied on the lock hear `lost` if Redis turns out not to have it.
+//! While a hold is valid nobody else can acquire its lock, no matter which number of this agent Redis has for it. So
+//! the successor begins at once, within the rest of that validity, and `hand_over` puts its number into Redis
+//! meanwhile. If further holds follow before the reply, Redis gets the number of the latest one next and never sees
+//! those between. All who relied on the lock receive `lost` if Redis turns out not to have it.
 
 use std::time::Duration;
 
@@ -21,7 +21,7 @@ use crate::journal::Record;
 use crate::types::{End, Number};
 
 impl EarlyHandOver {
-    /// The holds that have ended, the oldest first.
+    /// Returns the holds that have ended, oldest first.
     fn endings(&self) -> impl Iterator<Item = &Ending> {
         std::iter::once(&self.from).chain(&self.ended)
     }
@@ -40,8 +40,8 @@ impl Operation for EarlyHandOver {
         Ok(())
     }
 
-    /// The successor relies on the number that Redis has, so it is sent again whatever the failure. Where Redis refuses
-    /// hand-overs, others wait for it from now on.
+    /// The successor relies on the number that Redis has, so it is sent again whatever the failure. If Redis refuses
+    /// hand-overs, other waiters wait for the reply from now on.
     fn on_failure(&self, core: &mut Core, id: OpId, failure: &Failure, pause: Duration) {
         if let Failure::Refused(_) = failure {
             core.ops.set_hand_overs_refused(true);
@@ -54,7 +54,7 @@ impl Operation for EarlyHandOver {
             core.answer_all(silence);
         }
         core.lose_early(self, End::Unconfirmed);
-        // The old number has run out by now; a copy may have set the new one just before.
+        // The old number has expired by now; a copy may have set the new one just before.
         core.undo(&self.from.name, self.from.kind, self.to, self.lease);
         core.poll_queue(&self.from.name);
     }
@@ -80,7 +80,7 @@ impl Operation for EarlyHandOver {
     }
 
     fn trace_parent(&self, core: &Core) -> TraceParent {
-        // As the first hand-over is sent, the successor still waits.
+        // When the first hand-over is sent, the successor still waits.
         let waiter = core.locks.waiter(self.to);
         waiter.map_or_else(|| core.hold_parent(self.to), |waiter| TraceParent::of(&waiter.span))
     }
@@ -92,15 +92,16 @@ impl Operation for EarlyHandOver {
 }
 
 impl Core {
-    /// Returns until when the next waiter may hold the lock before Redis has answered; none if it has to wait for that:
-    /// its grant needs a token, replicas, a record in the journal, or a fixed lease, or too little validity is left.
+    /// Returns the instant until which the next waiter may hold the lock before Redis has answered. Returns `None` if
+    /// it has to wait for the answer: its grant needs a token, replicas, a record in the journal, or a fixed lease, or
+    /// too little validity is left.
     pub(in crate::core) fn early_validity(&self, from: &Ending, to: &Attempt) -> Option<Moment> {
         let waiter = self.locks.waiter(to.waiter)?;
         let plain = from.kind == Kind::Lock && to.kind == Kind::Lock && waiter.lease.is_none();
         let recorded =
             self.journal.has(from.number) || self.sessions.has_grace(waiter.owner.connection);
         let lease = self.settings.lease;
-        // The script sets this lease, whichever the old one was.
+        // The script sets this lease, regardless of the old one.
         let valid_until = from.valid_until.min(lease.valid_until(self.now));
         let enough = self.now < lease.at_risk_at(valid_until);
         let possible = plain
@@ -144,7 +145,7 @@ impl Core {
         self.begin_hold(next.waiter, terms);
     }
 
-    /// Ends a hold that Redis does not have yet. The next waiter may hold the lock at once; whatever else follows waits for
+    /// Ends a hold that Redis does not have yet. The next waiter may hold the lock at once; everything else waits for
     /// the reply.
     pub(in crate::core) fn end_early_hold(&mut self, hand_over: OpId, ending: Ending) {
         let name = ending.name.clone();
@@ -157,7 +158,7 @@ impl Core {
             self.ops.answer_by(hand_over, self.now + self.settings.response_timeout);
         }
         if let Some(ending) = self.ops.add_ended(hand_over, ending) {
-            // The operation has ended and the state in Redis is unknown: the next attempt asks for it.
+            // The operation has ended and the state in Redis is unknown: the next attempt finds it out.
             self.locks.end_early(&name);
             return self.release(ending);
         }
@@ -186,7 +187,7 @@ impl Core {
                 let subscribers = subscribers.filter(|_| !self.settings.slots);
                 self.locks.on_handed_over(name, subscribers);
                 self.ops.set_hand_overs_refused(false);
-                // The latest is confirmed once it is released, if nobody holds the lock.
+                // The latest one is confirmed once it is released, if nobody holds the lock.
                 let released = self.follow_up(op.sent, early);
                 let confirmed = early.ended.len() - usize::from(released);
                 for ending in early.endings().take(1 + confirmed) {
@@ -204,8 +205,8 @@ impl Core {
         self.poll_queue(name);
     }
 
-    /// Redis has the successor, with a lease that was set at `sent`. Lets it have the number of the hold by now, or passes on
-    /// what has ended last. Returns whether it did.
+    /// Handles that Redis has the successor, with a lease that was set at `sent`. Gives Redis the number of the current
+    /// hold, or ends the one that ended last. Returns whether that was one of `early.ended`.
     fn follow_up(&mut self, sent: Moment, early: &EarlyHandOver) -> bool {
         let EarlyHandOver { from, to, lease, ended } = early;
         let now = self.locks.end_early(&from.name);
@@ -242,7 +243,7 @@ impl Core {
         !ended.is_empty()
     }
 
-    /// Redis no longer had the lock.
+    /// Handles that Redis no longer had the lock.
     fn on_early_refused(&mut self, op: &Op, early: &EarlyHandOver, end: End) {
         // An earlier copy of it may have removed the first hold; while that was valid nothing else can have.
         let ran = op.may_have_run && self.now < early.from.valid_until;

@@ -1,4 +1,5 @@
-//! FORCE and KICK: what operators do at the socket. Root and the agent's own user may; each use is logged.
+//! FORCE and KICK, the commands of operators at the socket. Root and the agent's own user may use them; each use is
+//! logged.
 
 use std::time::Duration;
 
@@ -19,7 +20,8 @@ use crate::core::{Core, Effect, LogLine, Report};
 use crate::protocol::resp::{Frame, Outgoing};
 use crate::types::{End, Number, SessionId};
 
-/// The time for which a release by force is retried while Redis does not answer: what the operator saw gets old.
+/// The time for which a forced release is retried while Redis does not answer: the state that the operator saw becomes
+/// outdated.
 pub(in crate::core) const WORTH: Duration = Duration::from_secs(2);
 
 impl Operation for Look {
@@ -53,7 +55,7 @@ impl Operation for Force {
 
     fn on_reply(&self, core: &mut Core, _: OpId, op: &Op, reply: &Value) -> Result<(), BadReply> {
         let forced = script::parse_force_release(reply)?;
-        // A lock that is gone, or that is another one, has no queue to purge.
+        // A missing or different lock has no queue to purge.
         core.on_force_answered(self, op.may_have_run, forced, script::parse_purged(reply)?);
         Ok(())
     }
@@ -71,7 +73,8 @@ impl Operation for Force {
     }
 }
 
-/// The release of what was seen just now: time to live is nothing that an operator has thought about.
+/// Returns the release of a state that was just read. The time to live is ignored: the operator made no decision about
+/// it.
 pub(in crate::core) fn seen_now(
     name: &LockName,
     shown: &LockDetails,
@@ -86,12 +89,12 @@ pub(in crate::core) fn seen_now(
     )
 }
 
-/// The ids of all holders as stored, also of clients that are not known.
+/// Returns the ids of all holders as stored, including those of unknown clients.
 pub(in crate::core) fn holder_names(hash: &LockHash) -> Vec<String> {
     hash.holders_as_text().into_iter().map(|(holder, _)| holder).collect()
 }
 
-/// The reply to FORCE: the number of holders released, or with REPORT the waiters removed too.
+/// Returns the reply to FORCE: the number of holders released and, with REPORT, also of waiters removed.
 pub(in crate::core) fn forced_frame(report: bool, holders: u64, waiters: u64) -> Frame {
     if report {
         Frame::Map(vec![("holders", Frame::count(holders)), ("waiters", Frame::count(waiters))])
@@ -103,7 +106,8 @@ pub(in crate::core) fn forced_frame(report: bool, holders: u64, waiters: u64) ->
 /// The most holders that a refusal names, since a lock may have thousands of readers.
 const MAX_NAMED: usize = 3;
 
-/// The refusal to release what the named holder does not hold. A red lock has the same holder on several servers.
+/// Returns the refusal to release a lock that the named holder does not hold. A red lock has the same holder on several
+/// servers.
 pub(in crate::core) fn not_held_by(name: &LockName, named: &[u8], mut now: Vec<String>) -> String {
     now.sort_unstable();
     now.dedup();
@@ -119,13 +123,13 @@ pub(in crate::core) fn not_held_by(name: &LockName, named: &[u8], mut now: Vec<S
     )
 }
 
-/// The refusal to release what has changed since it was looked at.
+/// Returns the refusal to release a lock that has changed since it was read.
 pub(in crate::core) fn changed_hands(name: &LockName) -> String {
     format!("NOTHELD `{name}` has changed hands just now; nothing is done: look again")
 }
 
 impl Core {
-    /// Begins a release by force. With `holder` nothing is done unless that one holds the lock.
+    /// Starts a forced release. With `holder`, nothing is done unless that holder holds the lock.
     pub(in crate::core) fn force(
         &mut self,
         reply_to: ReplyTo,
@@ -143,7 +147,7 @@ impl Core {
         self.send(Verb::Look(Look { name, reply_to, holder, report }), WORTH);
     }
 
-    /// Continues a release by force with the lock's state.
+    /// Continues a forced release with the lock's state.
     fn on_looked(&mut self, look: &Look, shown: &LockDetails) {
         let Look { name, reply_to, holder, report } = look;
         let (reply_to, report) = (*reply_to, *report);
@@ -178,7 +182,7 @@ impl Core {
         });
     }
 
-    /// Applies the outcome. If it is unknown, an earlier copy may have done what this one found done.
+    /// Applies the outcome. If an earlier copy may have run, it may have done what this one found done.
     fn on_force_answered(
         &mut self,
         force: &Force,
@@ -204,7 +208,7 @@ impl Core {
             }
         };
         if !holders.is_empty() && !matches!(reply, Frame::Error(_)) {
-            // The message tells the other agents; ours need not wait for it.
+            // The message notifies the other agents; our own holds need not wait for it.
             for Holder { id, .. } in &shown.hash.holders {
                 self.end_forced(name, id);
             }

@@ -1,4 +1,5 @@
-//! Hand-over: a hold ends and the next local waiter's begins, in one script. Redis decides whether a fair lock's waiter is next.
+//! Hand-over: ends a hold and begins that of the next local waiter, in one script. Redis decides whether a fair lock's
+//! waiter is next.
 
 use std::time::Duration;
 
@@ -42,7 +43,7 @@ impl Operation for HandOver {
         Ok(())
     }
 
-    /// Redis that takes no new field (because it is full, say) still takes a release.
+    /// If Redis accepts no new field (because it is full, say), it still accepts a release.
     fn on_failure(&self, core: &mut Core, id: OpId, failure: &Failure, pause: Duration) {
         if !matches!(failure, Failure::Refused(_) | Failure::TooFewReplicas(_)) {
             return core.retry(id, pause);
@@ -57,7 +58,7 @@ impl Operation for HandOver {
         core.journal_gone(from.number);
         core.renumber(to.waiter);
         core.clear_attempt(to, id);
-        // The old field has run out by now; a copy may have set the new one just before.
+        // The old field has expired by now; a copy may have set the new one just before.
         core.undo(&to.name, to.kind, to.number, to.lease);
         core.ask_again_if_fair(to);
     }
@@ -128,7 +129,7 @@ impl Core {
             }
             HandOverOutcome::Released => {
                 self.confirm(from, None);
-                // A message that arrived meanwhile found this script under way and was ignored.
+                // A message that arrived meanwhile found this script in flight and was ignored.
                 self.ask_again_if_fair(to);
                 return self.poll_queue(&name);
             }
@@ -141,12 +142,12 @@ impl Core {
         self.poll_queue(&name);
     }
 
-    /// Redis would not take the new holder: the old one is released instead.
+    /// Handles that Redis refused the new holder: the old one is released instead.
     fn on_hand_over_refused(&mut self, id: OpId, op: Op) {
         let Verb::HandOver(HandOver { from, to }) = op.verb else { return };
         self.clear_attempt(&to, id);
         if op.may_have_run {
-            // An earlier copy may have passed it on after all.
+            // An earlier copy may have handed it over after all.
             self.renumber(to.waiter);
             self.undo(&to.name, to.kind, to.number, to.lease);
         }
@@ -154,7 +155,7 @@ impl Core {
         self.release(from);
     }
 
-    /// Starts an attempt of a fair waiter that was not handed the lock. For other kinds the queue does that.
+    /// Starts an attempt of a fair waiter that did not get the lock. For other kinds the queue does that.
     fn ask_again_if_fair(&mut self, to: &Attempt) {
         if to.kind == Kind::Fair {
             self.attempt(to.waiter);

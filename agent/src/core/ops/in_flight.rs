@@ -20,7 +20,7 @@ pub struct Confirmed {
     pub refusal: Option<String>,
 }
 
-/// The reason that a script has no reply.
+/// The reason why a script has no reply.
 #[derive(Debug, Clone)]
 pub enum Failure {
     /// It was not sent: no connection.
@@ -63,14 +63,14 @@ pub(in crate::core) struct Op {
     retry_at: Moment,
     /// The instant at which the command that waits for it is answered regardless.
     answer_by: Moment,
-    /// The instant at which the lease in question has expired.
+    /// The instant at which the affected lease has expired.
     give_up_at: Moment,
     /// The deadline that is set.
     armed: Moment,
 }
 
 impl Op {
-    /// Returns the instant at which the lease in question has expired.
+    /// Returns the instant at which the affected lease has expired.
     pub(super) fn give_up_at(&self) -> Moment {
         self.give_up_at
     }
@@ -86,20 +86,20 @@ impl Op {
 pub(super) enum Retry {
     Now,
     Later,
-    /// The lease in question has run out.
+    /// The affected lease has expired.
     GiveUp,
 }
 
 #[derive(Debug)]
 pub(in crate::core) struct InFlight {
     ops: HashMap<OpId, Op>,
-    /// The numbers whose fields these may write or remove, with how many of them each one has.
+    /// The numbers whose fields these ops may write or remove, each with its number of ops.
     concerned: HashMap<Number, u32>,
     timers: Timers<OpId>,
     next_id: u64,
     /// The smoothed round trip of a script.
     round_trip: Duration,
-    /// Too few replicas had the latest grant, or were there for the latest attempt.
+    /// Too few replicas had the latest grant, or were connected for the latest attempt.
     short_of_replicas: bool,
     /// Redis refused the latest hand-over.
     hand_overs_refused: bool,
@@ -123,7 +123,7 @@ impl InFlight {
         }
     }
 
-    /// Returns a number that no op has. Quorum operations draw theirs here too.
+    /// Returns an unused op number. Quorum operations get theirs here too.
     pub(in crate::core) fn draw_id(&mut self) -> OpId {
         let id = OpId(self.next_id);
         self.next_id += 1;
@@ -157,7 +157,7 @@ impl InFlight {
         self.round_trip
     }
 
-    /// Returns whether too few replicas had the latest grant, or were there for the latest attempt.
+    /// Returns whether too few replicas had the latest grant, or were connected for the latest attempt.
     pub(in crate::core) fn is_short_of_replicas(&self) -> bool {
         self.short_of_replicas
     }
@@ -226,7 +226,7 @@ impl InFlight {
         self.ops.insert(id, op);
     }
 
-    /// Takes an op out: its outcome is there, or no longer wanted.
+    /// Removes an op: its outcome is known, or no longer wanted.
     pub(super) fn take(&mut self, id: OpId) -> Option<Op> {
         let mut op = self.ops.remove(&id)?;
         self.timers.set(&mut op.armed, Moment::NEVER, id);
@@ -268,7 +268,7 @@ impl InFlight {
         }
     }
 
-    /// Counts a failure. Returns the failures in a row, and the verb.
+    /// Counts a failure. Returns the number of consecutive failures, and the verb.
     pub(super) fn on_failure(
         &mut self,
         id: OpId,
@@ -280,13 +280,13 @@ impl InFlight {
         op.may_have_run |= matches!(failure, Failure::Lost(_));
         let refusal = match failure {
             Failure::Refused(text) => Some(text),
-            // That of a node of a cluster which serves nobody at the moment.
+            // The error of a cluster node that serves nobody at the moment.
             Failure::Unsent(text) if is_error_of_redis(text) => Some(text),
             _ => None,
         };
         if let Some(text) = refusal {
             op.refusal = Some(text.clone());
-            // That of a server of red locks is its vote.
+            // The error of a server of red locks is its vote.
             if concerns_all_locks(text) && !matches!(op.verb, Verb::Node(_)) {
                 self.refusal = Some(Refusal { at: now, error: text.clone() });
             }
@@ -299,7 +299,7 @@ impl InFlight {
         self.refusal.as_ref()
     }
 
-    /// Takes the error with which Redis refused a script last, if it did.
+    /// Takes the error with which Redis last refused a script, if any.
     pub(super) fn take_refusal(&mut self, id: OpId) -> Option<String> {
         self.ops.get_mut(&id)?.refusal.take()
     }
@@ -319,7 +319,7 @@ impl InFlight {
         Some(Retry::Later)
     }
 
-    /// Handles a deadline. Returns whether the command that waits is to be answered now; [`Self::arm_unless_due`] follows.
+    /// Handles a deadline. Returns whether the waiting command must be answered now; [`Self::arm_unless_due`] follows.
     pub(super) fn on_due(&mut self, id: OpId, now: Moment) -> bool {
         let Some(op) = self.ops.get_mut(&id) else { return false };
         op.armed = Moment::NEVER;
@@ -340,7 +340,7 @@ impl InFlight {
         false
     }
 
-    /// Adds a hold that has ended before the early hand-over in flight has been answered. Returns it if there is no such
+    /// Adds a hold that has ended before the early hand-over in flight was answered. Returns it if there is no such
     /// operation.
     pub(in crate::core) fn add_ended(&mut self, id: OpId, ending: Ending) -> Option<Ending> {
         match self.verb_mut(id) {
@@ -352,7 +352,7 @@ impl InFlight {
         }
     }
 
-    /// Records the claim that an operator released a hold that is on its way out of Redis.
+    /// Records the claim of a forced release of a hold whose removal from Redis is in flight.
     pub(in crate::core) fn claim_forced(&mut self, number: Number) {
         for op in self.ops.values_mut() {
             if let Verb::Release(Release(ending)) | Verb::HandOver(HandOver { from: ending, .. }) =
@@ -364,7 +364,8 @@ impl InFlight {
         }
     }
 
-    /// Sets the instant at which the commands that wait for an operation are answered regardless, unless there is one.
+    /// Sets the instant at which the commands that wait for an operation are answered regardless, unless it is set
+    /// already.
     pub(in crate::core) fn answer_by(&mut self, id: OpId, at: Moment) {
         let Some(op) = self.ops.get_mut(&id).filter(|op| op.answer_by == Moment::NEVER) else {
             return;
@@ -379,7 +380,7 @@ impl InFlight {
     }
 }
 
-/// Returns whether the text is that of an error of Redis: it begins with a code.
+/// Returns whether the text is an error of Redis: it begins with a code.
 fn is_error_of_redis(text: &str) -> bool {
     let code = text.split_whitespace().next().unwrap_or_default();
     code.len() > 3 && code.bytes().all(|byte| byte.is_ascii_uppercase())

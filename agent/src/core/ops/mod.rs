@@ -1,8 +1,8 @@
 //! Scripts in flight. Each verb has a file ([`operation::Operation`]); this file sends,
 //! times and retries them.
 //!
-//! A script whose reply is lost may have run or may yet run: its outcome is unknown. Since each script names the state
-//! that it wants, it is sent again unchanged, until Redis answers or the lease in question has expired.
+//! A script whose reply is lost may have run or may yet run: its outcome is unknown. Since each script names its target
+//! state, it is sent again unchanged, until Redis answers or the affected lease has expired.
 
 pub(in crate::core) mod acquire;
 mod adopt;
@@ -38,8 +38,8 @@ use operation::Silence;
 /// The time after which a position in a fair lock's queue lapses without a sign of life.
 pub(in crate::core) const FAIR_WAIT: Duration = Duration::from_secs(15);
 
-/// The longest time that the script which ends a hold waits for its journal record. After that it is sent regardless: a lock
-/// that stays taken is worse than a wrongly reported loss, which would also need a crash within this time.
+/// The longest time that the script which ends a hold waits for its journal record. After that it is sent regardless: a
+/// lock that stays held is worse than a wrongly reported loss, which would also require a crash within this time.
 const JOURNAL_PATIENCE: Duration = Duration::from_millis(250);
 
 /// The error of a command for which Redis stayed silent.
@@ -51,7 +51,8 @@ impl Core {
         self.send_at(self.now, verb, give_up)
     }
 
-    /// Sends a script at that instant, not before; and one that ends a hold not before the journal has it.
+    /// Sends a script at that instant, not earlier; a script that ends a hold also waits until the journal has recorded
+    /// it.
     pub(in crate::core) fn send_at(&mut self, at: Moment, verb: Verb, give_up: Duration) -> OpId {
         let id = self.plan(verb, give_up);
         let pause = at.since(self.now);
@@ -65,18 +66,18 @@ impl Core {
         id
     }
 
-    /// Delays a script until the journal has recorded what it does. Returns whether it has to wait.
+    /// Delays a script until the journal has recorded its effect. Returns whether it has to wait.
     ///
-    /// A successor that finds a hold in the journal and not in Redis would take it for lost.
+    /// A successor that finds a hold in the journal but not in Redis would report it as lost.
     fn delay_for_journal(&mut self, id: OpId) -> bool {
         let ended = self.ops.get(id).and_then(|op| op.verb.operation().ends_hold());
         ended.is_some_and(|number| self.journal.delay_script(id, number))
     }
 
-    /// The journal has what these scripts do, or never will.
+    /// Sends delayed scripts: the journal has recorded their effects, or never will.
     pub(in crate::core) fn send_delayed(&mut self, ids: Vec<OpId>) {
         for id in ids {
-            // Unless its patience has ended first.
+            // Skip those that were sent when the time limit was over.
             if self.ops.get(id).is_some_and(|op| op.failures == 0 && !op.is_on_its_way()) {
                 self.dispatch(id);
             }
@@ -107,7 +108,7 @@ impl Core {
         self.effects.push(Effect::Send { op: id, node, lane, call, trace_parent });
     }
 
-    /// Redis answered a script.
+    /// Handles Redis's reply to a script.
     pub fn on_reply(&mut self, now: Moment, id: OpId, reply: &Value) {
         self.advance_clock(now);
         if self.was_slept_over(id) {
@@ -121,7 +122,7 @@ impl Core {
         }
         let result = op.verb.operation().on_reply(self, id, &op, reply);
         if let Err(bad) = result {
-            // Whatever answers there does not run our scripts: as good as refused.
+            // Something else answers there and does not run our scripts: this counts as a refusal.
             self.ops.put_back(id, op);
             self.on_failure(now, id, &Failure::Refused(bad.to_string()));
             return;
@@ -135,7 +136,7 @@ impl Core {
         op.is_some_and(|op| op.verb.operation().is_stale_after_sleep(self))
     }
 
-    /// Asks Redis once more for the state wanted, rather than to pass on what it said before.
+    /// Asks Redis again for the wanted state, rather than pass on an outdated reply.
     fn ask_again(&mut self, id: OpId) {
         self.ops.set_may_have_run(id);
         self.dispatch(id);
@@ -148,21 +149,21 @@ impl Core {
         let Some((failures, verb)) = self.ops.on_failure(id, now, failure) else {
             return self.run_ready();
         };
-        // The first repeat goes at once, down a fresh connection; after that Redis is given a moment.
+        // The first repeat is sent at once, on a fresh connection; later ones wait a moment.
         let at_once = failures == 1 && matches!(failure, Failure::Lost(_));
         let pause = if at_once { Duration::ZERO } else { self.pause(failures) };
         verb.operation().on_failure(self, id, failure, pause);
         self.run_ready();
     }
 
-    /// 0, 10 ms, 20 ms … up to 500 ms, jittered.
+    /// Returns the pause before a retry: 0, 10 ms, 20 ms … up to 500 ms, with jitter.
     pub(in crate::core) fn pause(&mut self, failures: u32) -> Duration {
         let base = Duration::from_millis(5 << failures.clamp(1, 7)).min(Duration::from_millis(500));
         let share = u32::try_from(self.numbers.jitter() % 50).unwrap_or(0);
         base + base * share / 100
     }
 
-    /// Sends an op again after a pause, unless it is not worth it any more.
+    /// Sends an op again after a pause, unless that is no longer useful.
     pub(in crate::core) fn retry(&mut self, id: OpId, pause: Duration) {
         match self.ops.retry(id, self.now, pause) {
             Some(Retry::Now) => self.dispatch(id),
@@ -241,7 +242,7 @@ impl Core {
     }
 }
 
-/// Returns the answer to a command that waits no longer for its script, which is not retried.
+/// Returns the answer to a command that no longer waits for its script, which is not retried.
 fn no_answer(reply_to: ReplyTo, name: &LockName, why: &str) -> Silence {
     let reply = Core::unavailable_for(name, why);
     Silence { reply_to: vec![reply_to], reply, goes_on: false }
@@ -253,7 +254,7 @@ fn orphan(number: Number, name: &LockName, kind: Kind) -> Record {
     Record::Orphan(OrphanRecord { number, lock, kind, after: Moment::default() })
 }
 
-/// Returns a word of Redis or of a command, cut off and without control characters, for a sentence.
+/// Returns a word of Redis or of a command, truncated and without control characters, for a sentence.
 pub(in crate::core) fn printable(word: &str) -> String {
     word.chars().filter(|c| !c.is_control()).take(80).collect()
 }

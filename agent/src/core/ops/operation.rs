@@ -1,4 +1,4 @@
-//! The description of a verb: its script, and what each outcome does. Each verb has one file with one description.
+//! The description of a verb: its script, and the effect of each outcome. Each verb has one file with one description.
 
 use std::time::Duration;
 
@@ -29,7 +29,7 @@ pub(in crate::core) trait Operation {
     /// Handles the reply.
     ///
     /// # Errors
-    /// Fails if no script of ours replies so; the script then counts as refused.
+    /// Fails if none of our scripts gives such a reply; the script then counts as refused.
     fn on_reply(&self, core: &mut Core, id: OpId, op: &Op, reply: &Value) -> Result<(), BadReply>;
 
     /// Handles a failure. `pause` is the backoff before a retry.
@@ -38,8 +38,7 @@ pub(in crate::core) trait Operation {
         core.retry(id, pause);
     }
 
-    /// Handles that the lease in question has expired, so that a retry is of no use. The operation is no
-    /// longer in flight.
+    /// Handles that the affected lease has expired, so that a retry is useless. The operation is no longer in flight.
     fn on_give_up(&mut self, core: &mut Core, id: OpId) {
         let _ = id;
         if let Some(silence) = self.silence(NO_ANSWER) {
@@ -58,28 +57,28 @@ pub(in crate::core) trait Operation {
         false
     }
 
-    /// Takes the commands that wait, and returns the answer to them. `why` says what Redis did instead of answering.
+    /// Takes the waiting commands, and returns the answer to them. `why` describes what Redis did instead of answering.
     fn silence(&mut self, why: &str) -> Option<Silence> {
         let _ = why;
         None
     }
 
-    /// Visits the numbers whose fields the script may write or remove. They stay the same as long as it is in flight.
+    /// Visits the numbers whose fields the script may write or remove. They do not change while it is in flight.
     fn each_number(&self, _visit: &mut dyn FnMut(Number)) {}
 
     /// Returns the hold that the script ends. The journal must record the end before the script is sent: a successor
-    /// that finds a hold there but not in Redis takes it for lost.
+    /// that finds a hold there but not in Redis reports it as lost.
     fn ends_hold(&self) -> Option<Number> {
         None
     }
 
-    /// Returns whether a reply from before a sleep of the agent may be out of date, so that Redis is asked again.
+    /// Returns whether a reply from before a sleep of the agent may be outdated, so that Redis is asked again.
     fn is_stale_after_sleep(&self, core: &Core) -> bool {
         let _ = core;
         false
     }
 
-    /// Returns whether the agent may end without the outcome.
+    /// Returns whether the agent may end without knowing the outcome.
     fn may_be_abandoned(&self, core: &Core) -> bool {
         let _ = core;
         false

@@ -1,4 +1,4 @@
-//! The removal of fair waiters that will never come: those of agents that have vanished.
+//! The removal of fair waiters that will never come: those of vanished agents.
 //!
 //! An agent has vanished if its entry in Redis has expired, but not the trace that it leaves for a day. An agent that never
 //! published an entry may be alive.
@@ -91,7 +91,7 @@ impl Operation for Purge {
 }
 
 impl Core {
-    /// Checks the agent of the waiter ahead of a fair waiter, and removes its waiters once it has vanished for certain.
+    /// Checks the agent of the waiter ahead of a fair waiter, and removes its waiters once it has certainly vanished.
     pub(in crate::core) fn suspect(&mut self, ahead: &HolderId, name: &LockName) {
         let other = ahead.looks_like_agent() && ahead.client != self.numbers.client();
         if other && self.vanished.begin_check(ahead.client, self.now) {

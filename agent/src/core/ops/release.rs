@@ -14,7 +14,7 @@ use crate::protocol::resp::Frame;
 use crate::types::{End, Number};
 
 impl Ending {
-    /// Answers the command that waits for the end, since Redis does not say that the hold is gone.
+    /// Answers the command that waits for the end, since Redis does not confirm that the hold is gone.
     pub(in crate::core) fn silence(&mut self, why: &str) -> Option<Silence> {
         let reply = Core::unconfirmed_end(&self.name, why);
         self.reply_to.take().map(|reply_to| Silence {
@@ -95,7 +95,7 @@ impl Core {
     fn apply_release(&mut self, ending: &Ending, may_have_run: bool, released: ReleaseOutcome) {
         let end = match released {
             ReleaseOutcome::Released => None,
-            // An earlier copy of it may be what removed the hold; while it was valid nothing else can have.
+            // An earlier copy of it may have removed the hold; while it was valid nothing else can have.
             _ if may_have_run && self.now < ending.valid_until => None,
             ReleaseOutcome::Missing | ReleaseOutcome::WrongType => Some(End::Missing),
             ReleaseOutcome::Stolen => Some(End::Stolen),
@@ -104,10 +104,10 @@ impl Core {
         self.on_ended(ending);
     }
 
-    /// Tells who waits for it that the hold has ended, or that it had been lost before.
+    /// Reports to the waiting command that the hold has ended, or that it had been lost before.
     pub(in crate::core) fn confirm(&mut self, ending: &Ending, lost: Option<End>) {
         let reply = match lost {
-            // An explicit lease or a lost hold was to end anyway.
+            // An explicit lease or a lost hold would have ended anyway.
             Some(end) if !ending.end.is_loss() && ending.end != End::Expired => {
                 let forced = ending.claimed_forced && matches!(end, End::Missing | End::Stolen);
                 let end = if forced { End::Forced } else { end };

@@ -33,7 +33,7 @@ impl Operation for Renewals {
         Ok(())
     }
 
-    /// The next renewal of each hold asks again.
+    /// The next renewal of each hold tries again.
     fn on_failure(&self, core: &mut Core, id: OpId, _: &Failure, pause: Duration) {
         core.take_op(id);
         self.span.record("otel.status_code", "ERROR");
@@ -85,7 +85,8 @@ impl Core {
         span.record("lock.renewed", outcomes.len() - gone);
         let mut margins = Vec::with_capacity(holds.len());
         let mut incomplete = Vec::new();
-        // One for all: what is renewed together is close together in memory, here and in Redis, and stays so.
+        // One value for all: holds that are renewed together are close together in memory, here and in Redis, and stay
+        // so.
         let jitter = self.numbers.jitter();
         for (renewal, outcome) in holds.iter().zip(outcomes) {
             if let Some(end) = lost_end(*outcome) {
@@ -136,7 +137,7 @@ impl Core {
         self.lose(number, end);
     }
 
-    /// A batch of renewals brought no answer: each is tried again, to the end of its hold.
+    /// Handles a batch of renewals without an answer: each hold is tried again until it ends.
     fn on_renewal_failed(&mut self, holds: &[Renewal], pause: Duration) {
         let now = self.now;
         for Renewal { name, number, .. } in holds {
@@ -146,7 +147,7 @@ impl Core {
             };
             let group = self.group_label(name);
             self.effects.report(Report::Renewals { group, outcome: "error", count: 1 });
-            // The op's own pause is for the first failure; further ones slow the hold's renewals down.
+            // The op's own pause is for the first failure; further ones slow down the hold's renewals.
             let pause = if failures == 1 { pause } else { self.pause(failures) };
             self.leases.renew_at(*number, now + pause);
         }

@@ -14,7 +14,7 @@ use crate::core::report::list::show_frame;
 use crate::core::report::process::HolderProcess;
 use crate::protocol::resp::Frame;
 
-/// The most holders of other agents that are looked for, one after the other.
+/// The maximum number of other agents' holders to look up, one after the other.
 const MAX_LOOKS: usize = 16;
 
 impl Operation for Show {
@@ -56,7 +56,7 @@ impl Operation for HolderLook {
         Ok(())
     }
 
-    /// Answers without the entries that are left.
+    /// Answers without the remaining entries.
     fn on_failure(&self, core: &mut Core, id: OpId, _: &Failure, _: Duration) {
         core.take_op(id);
         core.look_at_holders(Self { holders: Vec::new(), ..self.clone() });
@@ -72,7 +72,7 @@ impl Operation for HolderLook {
 }
 
 impl Core {
-    /// Begins SHOW. The name may be a red lock of other agents; then the Redis of all other kinds has nothing.
+    /// Starts SHOW. The name may be a red lock of other agents; then the Redis of all other kinds has nothing.
     pub(in crate::core) fn show(&mut self, reply_to: ReplyTo, name: LockName) {
         if self.family(&name) == Some(Family::Red) {
             return self.show_red(reply_to, &name);
@@ -100,7 +100,7 @@ impl Core {
         self.look_at_holders(HolderLook { name, reply_to, shown, holders, found: Vec::new() });
     }
 
-    /// Looks for the next holder of another agent, or answers.
+    /// Looks up the next holder of another agent, or answers.
     fn look_at_holders(&mut self, look: HolderLook) {
         if !look.holders.is_empty() {
             self.send(Verb::LookAtHolders(look), Duration::MAX);

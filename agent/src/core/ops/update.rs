@@ -118,7 +118,7 @@ impl Core {
         self.on_update_reply(op.sent, update, kept);
     }
 
-    /// Refuses an update that too few replicas have. The hold stays as it was; a renewal restores its count in Redis.
+    /// Refuses an update that too few replicas have. The hold stays unchanged; a renewal restores its count in Redis.
     fn update_withdrawn(&mut self, update: &HoldUpdate, why: &str) {
         let HoldUpdate { name, number, reply_to, .. } = update;
         self.on_update_failed(update);
@@ -146,7 +146,7 @@ impl Core {
         let jitter = self.numbers.jitter();
         let Some(hold) = self.leases.on_updated(*number, update.change, *count, sent, jitter)
         else {
-            // It was lost, by this answer or meanwhile.
+            // It was lost, according to this answer or meanwhile.
             let end =
                 self.sessions.get(&owner.connection).and_then(|s| s.losses.get(owner.owner, name));
             self.on_update_failed(update);

@@ -1,5 +1,5 @@
-//! The data of each verb: what its script needs to know. Its behaviour is the `Operation` impl in the file of the verb;
-//! `Look`'s is in `force.rs`, `HolderLook`'s in `show.rs`, `NodeOp`'s in `red/node_op.rs`.
+//! The data of each verb, from which its script is built. Its behaviour is the `Operation` impl in the file of the
+//! verb; `Look`'s is in `force.rs`, `HolderLook`'s in `show.rs`, `NodeOp`'s in `red/node_op.rs`.
 
 use redisson::script::{self, Call, HolderEntry, LockDetails, MissingMarkers, QueueEntry};
 use redisson::{ClientId, HolderId, Kind, Lease, LockName, Moment};
@@ -18,7 +18,7 @@ pub(in crate::core) struct Attempt {
     pub(in crate::core) waiter: WaiterId,
     pub(in crate::core) number: Number,
     pub(in crate::core) lease: Lease,
-    /// The owner's own write hold, under which it reads.
+    /// The owner's write hold, under which it reads.
     pub(in crate::core) under: Option<Number>,
 }
 
@@ -37,19 +37,19 @@ pub(in crate::core) struct HoldUpdate {
     pub(in crate::core) span: Span,
 }
 
-/// The change that is requested.
+/// The requested change.
 #[derive(Debug, Clone, Copy)]
 pub(in crate::core) enum Change {
-    /// One hold more. With a lease it stays fixed, without one the watchdog keeps it from now on.
+    /// One more hold. With a lease it stays fixed, without one the watchdog renews it from now on.
     Reenter(Option<Lease>),
-    /// One hold less.
+    /// One hold fewer.
     Partial,
-    /// A fixed lease from now, or the watchdog's care.
+    /// A fixed lease from now, or renewal by the watchdog.
     Extend(Option<Lease>),
 }
 
 impl Change {
-    /// The lease that is asked for, where one is.
+    /// Returns the requested lease, if any.
     pub(in crate::core) fn lease(self) -> Option<Lease> {
         match self {
             Self::Reenter(lease) | Self::Extend(lease) => lease,
@@ -58,7 +58,7 @@ impl Change {
     }
 }
 
-/// A hold that has ended for its owner and is on its way out of Redis.
+/// A hold that has ended for its owner and is being removed from Redis.
 #[derive(Debug, Clone)]
 pub(in crate::core) struct Ending {
     pub(in crate::core) name: LockName,
@@ -69,13 +69,13 @@ pub(in crate::core) struct Ending {
     pub(in crate::core) reply_to: Option<ReplyTo>,
     /// Before this instant, a repeated release that finds no field counts as the one that removed it.
     pub(in crate::core) valid_until: Moment,
-    /// The longest lease that Redis may still keep it for.
+    /// The longest lease for which Redis may still keep it.
     pub(in crate::core) longest: Lease,
     /// The servers of a red lock that may have it.
     pub(in crate::core) nodes: Vec<usize>,
     /// The span of the hold, as the parent of the release's.
     pub(in crate::core) trace_parent: TraceParent,
-    /// A message has said that an operator released it.
+    /// A message has reported its forced release.
     pub(in crate::core) claimed_forced: bool,
 }
 
@@ -83,7 +83,7 @@ pub(in crate::core) struct Ending {
 #[derive(Debug, Clone)]
 pub(in crate::core) struct Release(pub(in crate::core) Ending);
 
-/// A hold to be renewed, as it is when that is sent.
+/// A hold to be renewed, in its state at the time of sending.
 #[derive(Debug, Clone)]
 pub(in crate::core) struct Renewal {
     pub(in crate::core) name: LockName,
@@ -95,11 +95,11 @@ pub(in crate::core) struct Renewal {
 /// The properties that holds of one renewal script share.
 #[derive(Debug, Clone, Copy, PartialEq, Eq, PartialOrd, Ord)]
 pub(in crate::core) struct RenewalForm {
-    /// For read holds, which have markers to be renewed.
+    /// For read holds, whose markers must be renewed.
     pub(in crate::core) reads: Option<MissingMarkers>,
-    /// Holds with a fixed lease, which are verified and keep their expiry.
+    /// For holds with a fixed lease, which are verified and keep their expiry.
     pub(in crate::core) fixed: bool,
-    /// The hold count that each of them has.
+    /// The hold count of each of them.
     pub(in crate::core) count: u32,
 }
 
@@ -132,15 +132,15 @@ pub(in crate::core) struct HandOver {
     pub(in crate::core) to: Attempt,
 }
 
-/// A hand-over whose successor holds the lock already, within what is left of the predecessor's validity. Until Redis
-/// has answered, further holds of this agent may follow one another.
+/// A hand-over whose successor already holds the lock, within the rest of the predecessor's validity. Until Redis has
+/// answered, further holds of this agent may follow one another.
 #[derive(Debug, Clone)]
 pub(in crate::core) struct EarlyHandOver {
     pub(in crate::core) from: Ending,
-    /// The number that Redis is to have.
+    /// The number that Redis is to store.
     pub(in crate::core) to: Number,
     pub(in crate::core) lease: Lease,
-    /// The holds that have begun and ended meanwhile, `to` the first of them.
+    /// The holds that have begun and ended meanwhile; `to` is the first of them.
     pub(in crate::core) ended: Vec<Ending>,
 }
 
@@ -153,25 +153,25 @@ pub(in crate::core) struct Undo {
     pub(in crate::core) number: Number,
 }
 
-/// A SHOW of a worker.
+/// A worker's SHOW.
 #[derive(Debug, Clone)]
 pub(in crate::core) struct Show {
     pub(in crate::core) name: LockName,
     pub(in crate::core) reply_to: ReplyTo,
 }
 
-/// A look at what other agents publish about the holders of a lock, one after the other, before the reply to SHOW.
+/// A lookup of what other agents publish about the holders of a lock, one after the other, before the reply to SHOW.
 #[derive(Debug, Clone)]
 pub(in crate::core) struct HolderLook {
     pub(in crate::core) name: LockName,
     pub(in crate::core) reply_to: ReplyTo,
     pub(in crate::core) shown: Box<LockDetails>,
-    /// The holders to look for; the last one is next.
+    /// The holders to look up; the last one is next.
     pub(in crate::core) holders: Vec<HolderId>,
     pub(in crate::core) found: Vec<(HolderId, HolderEntry)>,
 }
 
-/// A release by force, to be compared with what Redis shows at that moment.
+/// A forced release, compared with the state in Redis at that moment.
 #[derive(Debug, Clone)]
 pub(in crate::core) struct Force {
     pub(in crate::core) name: LockName,
@@ -180,11 +180,11 @@ pub(in crate::core) struct Force {
     pub(in crate::core) shown: Box<LockDetails>,
     /// The waiters in its fair queue that will never come.
     pub(in crate::core) dead: Vec<QueueEntry>,
-    /// The reply also reports the waiters removed.
+    /// The reply also reports the removed waiters.
     pub(in crate::core) report: bool,
 }
 
-/// A check whether agents still publish their entries, one after the other.
+/// A check that other agents still publish their entries, one after the other.
 #[derive(Debug, Clone)]
 pub(in crate::core) struct AgentCheck {
     /// The agents to check; the last one is next.
@@ -201,7 +201,7 @@ pub(in crate::core) enum AfterCheck {
     Purge(LockName),
 }
 
-/// A look at a fair queue in which an agent that has vanished is ahead.
+/// A look at a fair queue in which a vanished agent is ahead.
 #[derive(Debug, Clone)]
 pub(in crate::core) struct QueueLook {
     pub(in crate::core) name: LockName,
@@ -223,11 +223,11 @@ pub(in crate::core) struct Look {
     pub(in crate::core) reply_to: ReplyTo,
     /// The only holder to release it from, if one is named.
     pub(in crate::core) holder: Option<Vec<u8>>,
-    /// The reply also reports the waiters removed.
+    /// The reply also reports the removed waiters.
     pub(in crate::core) report: bool,
 }
 
-/// Holds of an earlier run that Redis is asked about, and renewed by that unless their lease is fixed.
+/// Holds of an earlier run that Redis is asked about. The script also renews them, unless their lease is fixed.
 #[derive(Debug, Clone)]
 pub(in crate::core) struct Adoption {
     pub(in crate::core) form: RenewalForm,
@@ -241,7 +241,7 @@ pub(in crate::core) struct NodeOp {
     pub(in crate::core) verb: NodeVerb,
 }
 
-/// The verb, as one node is asked for it.
+/// The verb, in its form for one node.
 #[derive(Debug, Clone)]
 pub(in crate::core) enum NodeVerb {
     Acquire {
@@ -264,13 +264,13 @@ pub(in crate::core) enum NodeVerb {
         quorum: OpId,
         name: LockName,
     },
-    /// Releases for an operator what was seen there.
+    /// Releases for an operator the state that was seen there.
     Force {
         quorum: OpId,
         name: LockName,
         shown: Box<LockDetails>,
     },
-    /// Sets a hold again where it is gone and nobody else has the lock.
+    /// Restores a hold where it is missing and nobody else holds the lock.
     Restore(Renewal),
 }
 

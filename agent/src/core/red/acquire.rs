@@ -42,19 +42,19 @@ impl Core {
         id
     }
 
-    /// Enters a quorum operation, to be decided at that instant at the latest.
+    /// Registers a quorum operation, to be decided at that instant at the latest.
     pub(super) fn open(&mut self, quorum: QuorumOp, deadline: Moment) -> OpId {
         let id = self.ops.draw_id();
         self.red.insert(id, quorum, deadline);
         id
     }
 
-    /// Decides a quorum operation if it can be, or if its time is over.
+    /// Decides a quorum operation if possible, or if its time is over.
     pub(super) fn settle_quorum(&mut self, id: OpId, over: bool) {
         let majority = self.majority();
         let Some(quorum) = self.red.get(id) else { return };
         let settled = match &quorum.request {
-            // The last answers are worth their time: they show the holder, and the nodes whose grant must be undone.
+            // The last answers are worth the wait: they show the holder, and the nodes whose grant must be undone.
             QuorumRequest::Acquire(_) => {
                 quorum.verdict(majority) == Verdict::Won || quorum.awaited().next().is_none()
             }
@@ -91,7 +91,7 @@ impl Core {
         }
     }
 
-    /// One node answered an attempt.
+    /// Handles one node's answer to an attempt.
     pub(super) fn node_took(
         &mut self,
         node: usize,
@@ -125,8 +125,8 @@ impl Core {
         if self.red.contains(quorum) {
             return self.record_answer(quorum, node, answer);
         }
-        // The others had decided without it: if for a hold that is still there, it is one vote more. If not, an undoing
-        // is on its way behind it.
+        // The others had decided without this node. If that was for a hold that still exists, its validity gains a
+        // vote. If not, an undo is already in flight behind the attempt.
         if let Answer::Yes(until) = answer {
             let until = until.min(attempt.lease.valid_until(sent));
             if self.leases.on_late_grant(attempt.number, node, until) {
@@ -135,7 +135,7 @@ impl Core {
         }
     }
 
-    /// A majority said yes.
+    /// Handles a majority of grants.
     fn won(&mut self, quorum: QuorumOp, attempt: &Attempt) {
         let Attempt { name, number, .. } = attempt;
         let (now, watched) = (self.now, self.settings.lease);
@@ -160,7 +160,7 @@ impl Core {
         }
     }
 
-    /// Takes back what an attempt has got, and what it may have got.
+    /// Removes everything that an attempt has acquired, or may have acquired.
     fn give_up_got(&mut self, quorum: QuorumOp, attempt: &Attempt) {
         let Attempt { name, waiter, number, lease, .. } = attempt;
         self.renumber(*waiter);
@@ -182,7 +182,7 @@ impl Core {
         }
     }
 
-    /// No majority: what was got is given back, and the waiter tries again later, or leaves.
+    /// Handles the lack of a majority: the acquired parts are removed, and the waiter tries again later, or leaves.
     fn not_won(&mut self, quorum: QuorumOp, attempt: &Attempt) {
         let (name, asked, majority) = (&attempt.name, attempt.waiter, self.majority());
         let view = View::of(&quorum, majority);
@@ -209,7 +209,8 @@ impl Core {
             self.locks.on_held_by_others(name);
             self.retry_interval(view.pttl_ms)
         } else {
-            // Nodes that are away, or several that have split them: the one that comes back first must not be all of them.
+            // Nodes are unreachable, or several clients have split them: a random pause keeps these from all trying
+            // again at once.
             let failures = self.locks.add_failure(name);
             let pause = self.split_pause(served, failures);
             if !served || !view.contended {
@@ -220,7 +221,7 @@ impl Core {
             pause
         };
         self.subscribe(name);
-        // Releases that were reported while the answers were under way count too.
+        // Releases that were reported before the answers arrived count too.
         if self.locks.add_free_nodes(name, &free, majority) {
             return;
         }
@@ -277,16 +278,16 @@ impl Core {
     }
 }
 
-/// The picture that a quorum operation without a majority gives.
+/// The state of the nodes, as seen by a quorum operation without a majority.
 struct View {
     /// The number of nodes that granted the lock or reported its holder.
     answered: usize,
-    /// One holder has a majority of the nodes, so that its release is awaited. In Redisson that is a thread: for
+    /// One holder has a majority of the nodes, so that its release is awaited. In Redisson the holder is a thread: for
     /// each server it has a separate client with a separate id.
     held: bool,
-    /// A Redisson client has a node: it keeps that while it waits for the others, so its releases are awaited too.
+    /// A Redisson client has a node: it keeps the node while it waits for the others, so its releases are awaited too.
     contended: bool,
-    /// The time until a majority may be free, by the holders' leases; none if that is not known.
+    /// The time until a majority may be free, by the holders' leases; `None` if unknown.
     pttl_ms: Option<u64>,
     unfit: Option<String>,
     holders: Vec<(usize, Vec<HolderId>)>,

@@ -1,5 +1,5 @@
-//! FORCE of a red lock: what an operator saw on each server is compared and released there. It is done once no holder
-//! can have a majority any more.
+//! FORCE of a red lock: what an operator saw on each server is compared and released there. It is complete once no
+//! holder can have a majority any more.
 
 use redisson::LockName;
 use redisson::script::{ForceReleaseOutcome, LockDetails};
@@ -13,7 +13,7 @@ use crate::core::ops::verb::{NodeOp, NodeVerb, Verb};
 use crate::protocol::resp::Frame;
 
 impl Core {
-    /// Asks all servers what stands there. With `holder` nothing is done unless that one holds the lock.
+    /// Asks all servers for the state of the lock. With `holder`, nothing is done unless that holder holds the lock.
     pub(in crate::core) fn look_red(
         &mut self,
         reply_to: ReplyTo,
@@ -24,7 +24,7 @@ impl Core {
         self.ask_red(QuorumRequest::Look(reply_to, name.clone(), holder, report), name);
     }
 
-    /// The servers told what they have, or had time enough to.
+    /// Handles the servers' answers, once all have arrived or their time is over.
     pub(super) fn on_look_decided(&mut self, quorum: &QuorumOp) {
         let QuorumRequest::Look(reply_to, name, holder, report) = &quorum.request else { return };
         let shown: Vec<(usize, &LockDetails)> = quorum
@@ -58,7 +58,7 @@ impl Core {
                 let now: Vec<String> = holders().map(|holder| holder.id.to_string()).collect();
                 return self.answer(*reply_to, Frame::Error(not_held_by(name, wanted, now)));
             };
-            // In Redisson it is a thread that holds a red lock, under another client's id on each server.
+            // In Redisson the holder of a red lock is a thread, with a different client's id on each server.
             let thread = named.id.thread;
             targets.retain(|(_, shown)| shown.hash.holders.iter().any(|h| h.id.thread == thread));
         }
@@ -70,7 +70,7 @@ impl Core {
         let mut forcing = QuorumOp::new(request, self.now, seen.len());
         for (node, answer) in forcing.answers.iter_mut().enumerate() {
             if seen[node].is_none() {
-                // Its earlier answer, if there is one, is the one that counts.
+                // Its earlier answer, if there is one, counts.
                 *answer = quorum.answers[node].clone();
                 if *answer == Answer::Awaited {
                     *answer =
@@ -87,7 +87,7 @@ impl Core {
         }
     }
 
-    /// One server answered a release by force.
+    /// Handles one server's answer to a forced release.
     pub(super) fn on_node_forced(
         &mut self,
         node: usize,
@@ -106,7 +106,7 @@ impl Core {
         self.record_answer(quorum, node, answer);
     }
 
-    /// All servers have compared and released, or had time enough to.
+    /// Handles the servers' answers to the releases, once all have arrived or their time is over.
     pub(super) fn on_force_decided(&mut self, quorum: &QuorumOp) {
         let QuorumRequest::Force(reply_to, name, seen, report) = &quorum.request else { return };
         // The servers on which the released holder may still have it.
@@ -121,7 +121,7 @@ impl Core {
             let ids: Vec<String> = released.iter().map(|(_, h)| h.id.to_string()).collect();
             self.audit(*reply_to, name, &ids, 0);
         }
-        // The messages tell the other agents; ours need not wait for them.
+        // The messages notify the other agents; our own holds need not wait for them.
         for (node, holder) in &released {
             let number = holder.id.thread;
             let ours = holder.id.client == self.numbers.client();

@@ -6,9 +6,9 @@
 //!
 //! - [`acquire`]: attempts. One without a majority first removes what it got, everywhere, and then retries after a random
 //!   pause if several clients competed.
-//! - [`release`]: releases and undoings, retried on each node until that node confirms.
-//! - [`update`]: re-entry and leases; renewals, a batch for each node; restoring a hold on a node that has lost it, as long
-//!   as a majority is sure of it. How long each node keeps a hold is in [`super::lease::node_leases`].
+//! - [`release`]: releases and undos, retried on each node until that node confirms.
+//! - [`update`]: re-entry and leases; renewals, one batch per node; restoring a hold on a node that has lost it, as long
+//!   as a majority certainly has it. The validity on each node is in [`super::lease::node_leases`].
 //! - [`table`]: the quorum operations under way.
 //! - [`show`], [`force`]: SHOW and FORCE, node by node.
 
@@ -43,7 +43,7 @@ impl Core {
         self.nodes().len() / 2 + 1
     }
 
-    /// Records a node's answer, if somebody still waits for it.
+    /// Records a node's answer, if it is still awaited.
     fn record_answer(&mut self, id: OpId, node: usize, answer: Answer) {
         if self.red.on_answer(id, node, answer) {
             self.settle_quorum(id, false);

@@ -1,4 +1,4 @@
-//! One server's share of a quorum operation: the plain verb, asked of one node.
+//! One server's share of a quorum operation: the plain verb, sent to one node.
 
 use std::time::Duration;
 
@@ -123,11 +123,11 @@ impl Operation for NodeOp {
                 let awaited = core.red.on_trouble(*quorum, node, text);
                 if !awaited && matches!(self.verb, NodeVerb::Update { .. } | NodeVerb::Force { .. })
                 {
-                    // The caller has its answer already.
+                    // The caller already has its answer.
                     core.take_op(id);
                     return;
                 }
-                // A release that is decided is repeated rarely: many may be left for a server that is down.
+                // A release whose outcome is decided is repeated rarely: many may be pending for a server that is down.
                 core.retry(id, if awaited { pause } else { pause * DECIDED_PAUSES });
             }
             NodeVerb::Renew(_, holds) => {
@@ -141,7 +141,7 @@ impl Operation for NodeOp {
         }
     }
 
-    /// The lease is over, so that the number is gone from the node.
+    /// The lease is over, so the number is gone from the node.
     fn on_give_up(&mut self, core: &mut Core, _: OpId) {
         if let NodeVerb::Release { quorum, .. } = &self.verb {
             core.record_answer(*quorum, self.node, Answer::Yes(Moment::default()));
@@ -173,7 +173,7 @@ impl Operation for NodeOp {
         }
     }
 
-    /// Nobody waits for what single nodes have yet to confirm once the majority has.
+    /// Once the majority has confirmed, nobody waits for single nodes.
     fn may_be_abandoned(&self, core: &Core) -> bool {
         match &self.verb {
             NodeVerb::Release { quorum, .. } => !core.red.contains(*quorum),

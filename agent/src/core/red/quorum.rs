@@ -8,22 +8,23 @@ use crate::core::ops::verb::{Attempt, Ending, HoldUpdate};
 use crate::protocol::resp::Frame;
 use crate::types::{End, Number};
 
-/// The change that is requested.
+/// The requested change.
 #[derive(Debug)]
 pub(in crate::core) enum QuorumRequest {
-    /// To take the lock for a waiter.
+    /// Acquires the lock for a waiter.
     Acquire(Attempt),
-    /// To change one hold's count or lease for its owner.
+    /// Changes one hold's count or lease for its owner.
     Update(HoldUpdate),
-    /// To end a hold.
+    /// Ends a hold.
     Release(Ending),
-    /// To take back a number that nobody holds.
+    /// Removes a number that nobody holds.
     Undo(Undoing),
-    /// To tell what stands there.
+    /// Reads the state of the lock.
     Show(ReplyTo, LockName),
-    /// To tell what stands there to an operator who wants it released, from this holder where one is named.
+    /// Reads the state of the lock for an operator who wants it released, or only released from the named holder.
     Look(ReplyTo, LockName, Option<Vec<u8>>, bool),
-    /// To release it for an operator where it was seen: what each node showed, if anything is to be released there.
+    /// Releases the lock for an operator on each node: the state that was seen there, or `None` where nothing is to be
+    /// released.
     Force(ReplyTo, LockName, Vec<Option<Box<LockDetails>>>, bool),
 }
 
@@ -35,7 +36,7 @@ pub(in crate::core) struct Undoing {
     pub(in crate::core) lease: Lease,
     /// The waiter of the attempt.
     pub(in crate::core) waiter: Option<WaiterId>,
-    /// It was in the way of a waiter, which then tries at once.
+    /// It blocked a waiter, which then tries at once.
     pub(in crate::core) wakes: bool,
 }
 
@@ -43,13 +44,13 @@ pub(in crate::core) struct Undoing {
 #[derive(Debug, Clone, PartialEq, Eq)]
 pub(in crate::core) enum Answer {
     Awaited,
-    /// It is so, and stays so until then.
+    /// The request is satisfied, and stays so until then.
     Yes(Moment),
-    /// It is not.
+    /// The request is not satisfied.
     No(No),
-    /// That stands there.
+    /// The state of the lock on the node.
     Shown(Box<LockDetails>),
-    /// It cannot tell, for this reason. In doubt the script may have run, or may yet run.
+    /// The node has no answer, for this reason. With `may_have_run` the script may have run, or may yet run.
     Failed {
         said: String,
         may_have_run: bool,
@@ -60,9 +61,9 @@ pub(in crate::core) enum Answer {
 pub(in crate::core) enum No {
     /// Others hold the lock there.
     Held { pttl_ms: Option<u64>, holders: Vec<HolderId> },
-    /// The key is not such a lock, as this error says.
+    /// The key is not such a lock, according to this error.
     Unfit(String),
-    /// The hold is not there any more.
+    /// The hold no longer exists there.
     Gone(End),
 }
 
@@ -71,21 +72,21 @@ pub(in crate::core) enum No {
 pub(super) enum Verdict {
     /// A majority said yes.
     Won,
-    /// No majority can come about any more.
+    /// A majority is no longer possible.
     Lost,
     Open,
 }
 
-/// One question on its way.
+/// A quorum operation in flight.
 #[derive(Debug)]
 pub(in crate::core) struct QuorumOp {
     pub(in crate::core) request: QuorumRequest,
-    /// The instant at which it was sent. What it sets is valid from then.
+    /// The instant at which it was sent. Everything it sets is valid from then.
     pub(in crate::core) sent: Moment,
     pub(in crate::core) answers: Vec<Answer>,
     /// The latest errors of nodes that have not answered.
     pub(in crate::core) troubles: Vec<Option<String>>,
-    /// The reply to a command that no longer waits for it, due once nothing is left of the attempt.
+    /// The reply to a command that no longer waits for the operation, due once nothing of the attempt is left.
     pub(in crate::core) last_word: Option<(ReplyTo, Frame)>,
     /// The deadline that is set.
     pub(super) armed: Moment,
@@ -115,7 +116,7 @@ impl QuorumOp {
         })
     }
 
-    /// Returns the nodes that may have done, or may yet do, what was requested.
+    /// Returns the nodes that may have done, or may yet do, the requested change.
     pub(super) fn may_have_done(&self) -> impl Iterator<Item = usize> {
         self.answers.iter().enumerate().filter_map(|(node, answer)| {
             let may = matches!(
@@ -138,7 +139,7 @@ impl QuorumOp {
         }
     }
 
-    /// The end that a majority of answers makes certain, if one does.
+    /// Returns the end that a majority of answers makes certain, if any.
     pub(super) fn gone(&self, majority: usize) -> Option<End> {
         let ends: Vec<_> = self
             .answers
@@ -148,7 +149,7 @@ impl QuorumOp {
                 _ => None,
             })
             .collect();
-        // So many nodes without it that the others are no majority.
+        // So many nodes lack it that the others are no majority.
         let certain = ends.len() > self.answers.len() - majority;
         certain.then(|| if ends.contains(&End::Stolen) { End::Stolen } else { End::Missing })
     }

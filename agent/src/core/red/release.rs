@@ -1,4 +1,4 @@
-//! Releases of red locks, and undoings of attempts: repeated on each node until that node confirms, or the lease is over.
+//! Releases of red locks, and undos of attempts: repeated on each node until that node confirms, or the lease is over.
 
 use redisson::script::ReleaseOutcome;
 use redisson::{Kind, Lease, LockName, Moment};
@@ -11,8 +11,8 @@ use crate::protocol::resp::Frame;
 use crate::types::{End, Number};
 
 impl Core {
-    /// Releases what has ended here, not before that instant, on all nodes that may have it. Done when a majority does
-    /// not have it any more; the others are asked on.
+    /// Releases a hold that has ended here on all nodes that may have it, but not before that instant. Complete when a
+    /// majority no longer has it; the other nodes are still asked.
     pub(in crate::core) fn release_red(&mut self, at: Moment, ending: Ending) {
         let (name, number) = (ending.name.clone(), ending.number);
         let (valid_until, longest) = (ending.valid_until, ending.longest);
@@ -24,7 +24,7 @@ impl Core {
         }
     }
 
-    /// Enters the removal of a number, begun at that instant, from `nodes`. The others do not have it.
+    /// Registers the removal of a number, begun at that instant, from `nodes`. The others do not have it.
     fn open_removal(&mut self, request: QuorumRequest, nodes: &[usize], at: Moment) -> OpId {
         let mut quorum = QuorumOp::new(request, self.now, self.nodes().len());
         for (node, answer) in quorum.answers.iter_mut().enumerate() {
@@ -51,8 +51,8 @@ impl Core {
         self.send_at(at, Verb::Node(NodeOp { node, verb }), give_up);
     }
 
-    /// Removes a number that nobody holds from `nodes`. While `sure` ones, which have it, do not confirm that, the name
-    /// counts as taken. Returns `None` without any.
+    /// Removes a number that nobody holds from `nodes`. Until those in `sure`, which have it, confirm the removal, the
+    /// name counts as held. Returns `None` if `sure` is empty.
     pub(super) fn undo_red(
         &mut self,
         undoing: Undoing,
@@ -62,7 +62,7 @@ impl Core {
         let Undoing { name, number, lease, .. } = &undoing;
         let (name, number, lease) = (name.clone(), *number, *lease);
         let id = if sure.is_empty() {
-            // Nobody waits for what becomes of them.
+            // Nobody waits for their outcome.
             self.ops.draw_id()
         } else {
             self.begin_leaving(&name, Kind::Red);
@@ -74,13 +74,13 @@ impl Core {
         (!sure.is_empty()).then_some(id)
     }
 
-    /// Removes from one node what has come to stand there after its hold had ended.
+    /// Removes from one node a number that was set there after its hold had ended.
     pub(super) fn remove_from(&mut self, node: usize, name: &LockName, number: Number) {
         let id = self.ops.draw_id();
         self.release_on(node, self.now, id, name, number, self.settings.lease, Moment::NEVER);
     }
 
-    /// One node answered a release.
+    /// Handles one node's answer to a release.
     pub(super) fn on_node_released(
         &mut self,
         node: usize,
@@ -91,7 +91,7 @@ impl Core {
     ) {
         let answer = match released {
             ReleaseOutcome::Released => Answer::Yes(Moment::default()),
-            // An earlier copy of it may be what removed the hold; while it was valid nothing else can have.
+            // An earlier copy of it may have removed the hold; while it was valid nothing else can have.
             _ if repeated => Answer::Yes(Moment::default()),
             ReleaseOutcome::Missing | ReleaseOutcome::WrongType => {
                 Answer::No(No::Gone(End::Missing))
@@ -117,7 +117,7 @@ impl Core {
             self.answer(reply_to, Frame::Error(sentence));
         }
         let name = ending.name;
-        // Others who wait elsewhere are given a moment, as after any true release for their sake.
+        // Waiters elsewhere get a moment, as after any true release that is for them.
         if self.locks.get(&name).is_some_and(|s| s.others == Some(true) && !s.queue.is_empty()) {
             self.stand_back(&name);
         }

@@ -1,4 +1,4 @@
-//! SHOW of red locks: what each of their servers has under the name.
+//! SHOW of red locks: the state of the name on each of their servers.
 
 use std::collections::{BTreeMap, BTreeSet};
 
@@ -14,16 +14,16 @@ use crate::core::report::process::HolderProcess;
 use crate::protocol::resp::Frame;
 use crate::types::Number;
 
-/// One server's part: what it is called, and what it shows, or why it does not.
+/// One server's part: its name, and the state of the lock, or why there is none.
 type Part<'a> = (&'a str, Result<&'a LockDetails, String>);
 
 impl Core {
-    /// Asks all nodes what stands there, and answers when they have, or when they have had time enough.
+    /// Asks all nodes for the state of the lock, and answers when all have replied, or when their time is over.
     pub(in crate::core) fn show_red(&mut self, reply_to: ReplyTo, name: &LockName) {
         self.ask_red(QuorumRequest::Show(reply_to, name.clone()), name);
     }
 
-    /// Asks all nodes what stands there, for that question's sake.
+    /// Asks all nodes for the state of the lock, for this request.
     pub(super) fn ask_red(&mut self, request: QuorumRequest, name: &LockName) {
         let (nodes, patience) = (self.nodes().len(), self.settings.response_timeout);
         let quorum = QuorumOp::new(request, self.now, nodes);
@@ -65,7 +65,7 @@ impl Core {
     fn red_frame(&self, name: &LockName, parts: &[Part<'_>], only_uid: Option<u32>) -> Frame {
         let (majority, all) = (self.majority(), parts.len());
         let mut warnings = name_warnings(name);
-        // In Redisson it is a thread that holds a red lock, under another client's id on each server.
+        // In Redisson the holder of a red lock is a thread, with a different client's id on each server.
         let mut threads: BTreeMap<Number, Vec<Option<u64>>> = BTreeMap::new();
         let mut holders: BTreeMap<HolderId, i64> = BTreeMap::new();
         let mut servers = Vec::new();
@@ -128,10 +128,10 @@ impl Core {
     }
 }
 
-/// Returns the time for which a majority keeps what has these TTLs on some of the servers; none if no majority has it,
-/// or where it does not end by itself.
+/// Returns the time for which a majority keeps a key with these times to live on some of the servers; `None` if no
+/// majority has it, or if it does not expire.
 fn left(mut pttls: Vec<Option<u64>>, majority: usize) -> Option<u64> {
-    // Those that do not end come first.
+    // Keys that do not expire come first.
     pttls.sort_unstable_by_key(|pttl| std::cmp::Reverse(pttl.unwrap_or(u64::MAX)));
     pttls.get(majority - 1).copied().flatten()
 }

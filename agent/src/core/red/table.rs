@@ -1,4 +1,4 @@
-//! The table of quorum operations under way, and the nodes that are silent.
+//! The table of quorum operations in flight, and the nodes that are silent.
 
 use std::time::Duration;
 
@@ -11,14 +11,14 @@ use crate::core::ops::verb::HoldUpdate;
 use crate::core::timer::Timers;
 use crate::protocol::resp::Frame;
 
-/// The time for which a node that did not answer is left alone, unless it answers before.
+/// The time for which a node that did not answer is left alone, unless it answers earlier.
 const SILENCE: Duration = Duration::from_secs(1);
 
 #[derive(Debug, Default)]
 pub(in crate::core) struct QuorumTable {
     ops: HashMap<OpId, QuorumOp>,
     timers: Timers<OpId>,
-    /// Nodes that let an attempt's time pass, and the instant at which each is asked again all the same.
+    /// Nodes that let an attempt's time pass, and the instant at which each is asked again even so.
     silent: HashMap<usize, Moment>,
 }
 
@@ -56,7 +56,7 @@ impl QuorumTable {
         Some(op)
     }
 
-    /// Takes the pending update of a hold: no node is asked any more.
+    /// Takes the pending update of a hold: no further node is asked.
     pub(in crate::core) fn take_update(&mut self, id: OpId) -> Option<HoldUpdate> {
         let QuorumRequest::Update(_) = self.get(id)?.request else { return None };
         match self.remove(id)?.request {
@@ -65,13 +65,13 @@ impl QuorumTable {
         }
     }
 
-    /// Records a node's answer. Returns whether the operation is still under way.
+    /// Records a node's answer. Returns whether the operation is still in flight.
     pub(super) fn on_answer(&mut self, id: OpId, node: usize, answer: Answer) -> bool {
         let op = self.ops.get_mut(&id);
         op.map(|op| op.answers[node] = answer).is_some()
     }
 
-    /// Records the error of a node that is asked again. Returns whether the operation is still under way.
+    /// Records the error of a node that is asked again. Returns whether the operation is still in flight.
     pub(super) fn on_trouble(&mut self, id: OpId, node: usize, text: &str) -> bool {
         let op = self.ops.get_mut(&id);
         op.map(|op| op.troubles[node] = Some(text.to_owned())).is_some()

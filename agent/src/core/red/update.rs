@@ -1,4 +1,4 @@
-//! Red holds: re-entry, other leases, renewals node by node, and setting a hold again where a node has lost it.
+//! Red holds: re-entry, other leases, renewals node by node, and restoring a hold on a node that has lost it.
 
 use std::sync::Arc;
 
@@ -17,7 +17,7 @@ use crate::core::{Core, LogLine, Report};
 use crate::types::{End, Number};
 
 impl Core {
-    /// Asks all nodes for a change of a hold.
+    /// Asks all nodes to change a hold.
     pub(in crate::core) fn update_red(&mut self, update: &HoldUpdate) -> OpId {
         let nodes = self.nodes().len();
         let timeout = self.settings.response_timeout;
@@ -42,7 +42,7 @@ impl Core {
         match quorum.gone(majority) {
             Some(End::Stolen) => self.on_update_reply(quorum.sent, update, RenewOutcome::Stolen),
             Some(_) => self.on_update_reply(quorum.sent, update, RenewOutcome::Missing),
-            // A hold's count on some nodes may differ from ours now: the next renewal puts it right.
+            // A hold's count on some nodes may differ from ours now: the next renewal corrects it.
             None => {
                 let troubles = self.errors_of(quorum);
                 self.on_update_failed(update);
@@ -81,7 +81,7 @@ impl Core {
         }
     }
 
-    /// One node answered a batch of renewals.
+    /// Handles one node's answer to a batch of renewals.
     pub(super) fn on_node_renewed(
         &mut self,
         node: usize,
@@ -119,7 +119,7 @@ impl Core {
         }
     }
 
-    /// Tells a hold's owner that it is valid for longer, if it is.
+    /// Notifies a hold's owner that it is valid for longer, if it is.
     fn tell_renewed(&mut self, number: Number, before: Moment) {
         let Some(hold) = self.leases.get(number).filter(|hold| hold.valid_until > before) else {
             return;
@@ -128,8 +128,9 @@ impl Core {
         self.notify(owner, &name, Kind::Red, &Event::Valid(valid));
     }
 
-    /// Restores a hold on nodes that have lost it: the only renewal that may create. It waits until a majority has
-    /// confirmed, after the loss was known, that it still has the hold: so nobody else can have had the lock meanwhile.
+    /// Restores a hold on nodes that have lost it: the only renewal that may create a field. It waits until a majority
+    /// has confirmed, after the loss was known, that it still has the hold: so nobody else can have held the lock
+    /// meanwhile.
     fn restore_on_nodes(&mut self, renewal: &Renewal) {
         let majority = self.majority();
         let nodes = self.leases.begin_restore(renewal.number, majority, self.now);
@@ -141,7 +142,7 @@ impl Core {
         self.reassess(renewal.number, None);
     }
 
-    /// A node answered whether a hold stands there again.
+    /// Handles a node's answer to a restoration.
     pub(super) fn on_node_restored(
         &mut self,
         node: usize,
@@ -170,7 +171,7 @@ impl Core {
         self.reassess(number, None);
     }
 
-    /// A node did not answer a renewal: it is asked again, in a hurry only where the hold depends on it.
+    /// Handles a renewal that a node did not answer: the node is asked again, soon only if the hold depends on it.
     pub(super) fn on_node_renewal_failed(
         &mut self,
         node: usize,
@@ -199,8 +200,8 @@ impl Core {
         }
     }
 
-    /// Reassesses a red hold from its parts: its validity, its next renewal, its loss. `end` is
-    /// what a node has just reported.
+    /// Reassesses a red hold from its parts: its validity, its next renewal, its loss. `end` is what a node has just
+    /// reported.
     pub(in crate::core) fn reassess(&mut self, number: Number, end: Option<End>) {
         match self.leases.reassess(number, self.majority()) {
             None => {}
@@ -212,14 +213,14 @@ impl Core {
         }
     }
 
-    /// Verifies every red hold on one node, which is another one now, or has restarted.
+    /// Verifies every red hold on one node, which was replaced or restarted.
     pub(in crate::core) fn verify_node(&mut self, node: usize) {
         self.red.on_node_alive(node);
         let due = self.leases.verify_node(node, self.now);
         self.renew_red(&due);
     }
 
-    /// An operator released a hold of ours on one node: it is lost when that was done on too many of them.
+    /// Handles a forced release of a hold of ours on one node: the hold is lost when too many nodes have released it.
     pub(in crate::core) fn forced_on(&mut self, node: usize, number: Number) {
         if self.leases.on_node_forced(number, node) {
             self.reassess(number, Some(End::Forced));

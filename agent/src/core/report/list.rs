@@ -84,7 +84,7 @@ impl Core {
             .filter(|(number, held)| self.is_listed(*number, *held, request, only_uid))
             .filter_map(|(number, held)| self.row(number, held))
             .collect();
-        // Exactly `count` entries may or may not be the end: the next page, perhaps empty, tells.
+        // Exactly `count` entries may or may not be the end: the next page, perhaps empty, shows it.
         ListPage { next: if more || last == 0 { last } else { self.beyond(last) }, rows }
     }
 
@@ -115,7 +115,7 @@ impl Core {
         self.sessions.get(&connection).map(|live| &live.peer).or_else(dead)
     }
 
-    /// The cursor itself if anything is numbered above it, else 0.
+    /// Returns the cursor itself if anything is numbered above it, else 0.
     fn beyond(&self, cursor: u64) -> u64 {
         let from = i64::try_from(cursor).unwrap_or(i64::MAX).saturating_add(1);
         let more = self.leases.range(from..).next().is_some()
@@ -206,20 +206,21 @@ impl Core {
         ListPage { next: if more { next } else { 0 }, rows }
     }
 
-    /// Returns the only user whose holds and waits a session may see; none if it may see all, as root and the agent's own user
-    /// do.
+    /// Returns the only user whose holds and waits a session may see; `None` if it may see all, as root and the agent's
+    /// own user may.
     pub(in crate::core) fn sees_only(&self, connection: ConnectionId) -> Option<u32> {
         let peer = &self.sessions.get(&connection)?.peer;
         (!peer.is_administrator()).then_some(peer.uid)
     }
 
-    /// Returns the row of a holder that is this agent's.
+    /// Returns the row of a holder that belongs to this agent.
     pub(in crate::core) fn known(&self, id: &HolderId, only_uid: Option<u32>) -> Option<ListRow> {
         let row = (id.client == self.numbers.client()).then(|| self.row(id.thread, true))??;
         only_uid.is_none_or(|uid| row.uid == uid).then_some(row)
     }
 
-    /// Returns the hold of a holder that is this agent's. Redis may not have its count yet, and not all of its kind.
+    /// Returns the hold of a holder that belongs to this agent. Redis may not have its count yet, and not all of its
+    /// kind.
     pub(in crate::core) fn own_hold(&self, id: &HolderId) -> Option<&Hold> {
         (id.client == self.numbers.client()).then(|| self.leases.get(id.thread)).flatten()
     }
@@ -262,7 +263,7 @@ pub(in crate::core) fn name_warnings(name: &LockName) -> Vec<String> {
     warnings
 }
 
-/// Returns a holder as SHOW displays it, with its process where that is known.
+/// Returns a holder as SHOW displays it, with its process if known.
 pub(in crate::core) fn holder_frame(
     id: &HolderId,
     count: i64,

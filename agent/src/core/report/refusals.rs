@@ -24,8 +24,8 @@ impl Core {
         ])
     }
 
-    /// Refuses a command that names another session than the connection's: its client has reconnected behind the
-    /// worker's back, and what the worker believes to hold is gone.
+    /// Refuses a command that names a different session from the connection's: its client has reconnected without the
+    /// worker's knowledge, and the worker's supposed holds are gone.
     pub(in crate::core) fn wrong_session(
         &self,
         reply_to: ReplyTo,
@@ -57,7 +57,7 @@ impl Core {
         ))
     }
 
-    /// A reader who waits for the write side waits for itself.
+    /// Returns the refusal of a reader's request for the write side, which would wait for itself.
     pub(in crate::core) fn upgrade(name: &LockName) -> Frame {
         Frame::Error(format!(
             "DEADLOCK waiting to write `{name}` would never end: you hold it for reading; release that first, or take \
@@ -83,7 +83,7 @@ impl Core {
         Frame::Error(format!("UNAVAILABLE `{name}`: {}", one_line(what)))
     }
 
-    /// Answers who waits for the end of a hold in Redis, which Redis does not confirm.
+    /// Answers a command that waits for the end of a hold in Redis, which Redis does not confirm.
     pub(in crate::core) fn unconfirmed_end(name: &LockName, why: &str) -> Frame {
         Frame::Error(format!(
             "UNAVAILABLE `{name}` is no longer yours, and the agent goes on releasing it in Redis: {}",
@@ -107,7 +107,7 @@ impl Core {
     }
 }
 
-/// A foreign sentence on one line.
+/// Puts a foreign sentence on one line.
 fn one_line(text: &str) -> String {
     text.chars().map(|c| if c.is_control() { ' ' } else { c }).take(400).collect()
 }

@@ -9,11 +9,11 @@ use crate::types::End;
 /// An event of a hold that its session is notified of.
 #[derive(Debug, Clone)]
 pub(in crate::core) enum Event {
-    /// It is not renewed.
+    /// Its renewals fail.
     Jeopardy(Validity),
-    /// Renewed again after that.
+    /// It is renewed again after that.
     Safe,
-    /// Ended without its owner's doing.
+    /// It ended without its owner's action.
     Lost(End),
     /// It was renewed.
     Valid(Validity),
@@ -45,7 +45,7 @@ impl Event {
         }
     }
 
-    /// As EVENTS answers it: word, name, kind, and what there is to say.
+    /// Returns the event in the form of EVENTS: word, name, kind, and details.
     pub(in crate::core) fn frames(&self, pushed: bool, name: &LockName, kind: Kind) -> Vec<Frame> {
         let word = if pushed { self.push_word() } else { self.word() };
         let mut frames =

@@ -1,8 +1,8 @@
 //! Sessions whose holds outlive their connection: SESSION GRACE, RESUME, and the end of those that nobody resumes.
 //!
-//! Such a session keeps its place among the sessions when its connection has gone; only its waits end. RESUME moves all
-//! it has to the connection that asks, under its old id and with that connection's own secret. The old secret is void
-//! once the worker goes on, which shows that it has received the new one.
+//! Such a session keeps its place among the sessions when its connection has closed; only its waits end. RESUME moves
+//! all its state to the requesting connection, under its old id and with that connection's own secret. The old secret
+//! becomes void once the worker sends another command, which shows that it has received the new one.
 
 use std::collections::BTreeSet;
 use std::time::Duration;
@@ -28,7 +28,7 @@ enum Verdict {
 }
 
 impl Core {
-    /// Gives a session grace, or takes it away (zero).
+    /// Sets the grace of a session; zero removes it.
     pub(in crate::core) fn set_grace(
         &mut self,
         connection: ConnectionId,
@@ -72,7 +72,7 @@ impl Core {
         Ok(())
     }
 
-    /// A session is like any other again: nothing of it is left to a successor.
+    /// Turns a session into an ordinary one again: nothing of it is left to a successor.
     pub(in crate::core) fn drop_grace(&mut self, connection: ConnectionId) {
         let Some(grace) = self.sessions.take_grace(connection) else { return };
         let Some(session) = self.sessions.get(&connection) else { return };
@@ -84,8 +84,8 @@ impl Core {
         self.wake_all(grace.askers);
     }
 
-    /// The grace that a session asked for cannot be noted. If its connection has gone meanwhile, the session ends as it
-    /// would have ended then.
+    /// Handles that the requested grace cannot be recorded. If the connection has closed meanwhile, the session ends as
+    /// of that instant.
     pub(in crate::core) fn refuse_grace(&mut self, connection: ConnectionId) {
         match self.sessions.get(&connection).and_then(|session| session.away_since()) {
             Some(gone) => self.end_closed(connection, gone),
@@ -93,7 +93,7 @@ impl Core {
         }
     }
 
-    /// A worker says goodbye: its session ends with its connection.
+    /// Handles QUIT: the session ends with its connection.
     pub fn on_quit(&mut self, connection: ConnectionId) {
         if let Some(session) = self.sessions.get_mut(&connection) {
             session.quit = true;
@@ -101,7 +101,7 @@ impl Core {
         self.drop_grace(connection);
     }
 
-    /// Handles the end of a connection. Returns whether its session lives on without one.
+    /// Handles the end of a connection. Returns whether its session continues without one.
     pub(in crate::core) fn detach(&mut self, connection: ConnectionId) -> bool {
         let now = self.now;
         let Some(askers) = self.sessions.detach(connection, now) else { return false };
@@ -121,7 +121,7 @@ impl Core {
         true
     }
 
-    /// Nobody has come back in time.
+    /// Ends a session that nobody resumed in time.
     pub(in crate::core) fn lapse(&mut self, connection: ConnectionId) {
         let Some(session) = self.sessions.get(&connection) else { return };
         let Some(grace) = &session.grace else { return };
@@ -152,7 +152,7 @@ impl Core {
                 self.take_over(reply_to.connection, target, &asked.secret);
                 self.effects.report(Report::Resume("resumed"));
                 self.answer_with(reply_to, Reply::Resumed);
-                // To the worker, RESUME ends any jeopardy that it knows of.
+                // To the worker, RESUME ends any jeopardy that it knows about.
                 self.tell_every_jeopardy(reply_to.connection);
             }
             Verdict::No(outcome, sentence) => self.refuse_resume(reply_to, outcome, sentence),
@@ -193,7 +193,7 @@ impl Core {
                 "SESSION this connection has a session of its own: RESUME on a fresh connection";
             return Verdict::No("refused", Frame::Error(sentence.to_owned()));
         }
-        // Commands of the old connection end first, so that none of them changes what the new one is sent.
+        // Commands of the old connection end first, so that none of them changes what the new one receives.
         let asking = |number: &Number| {
             let hold = self.leases.get(*number).and_then(|hold| hold.update);
             hold.is_some_and(|op| self.ops.contains_key(&op) || self.red.contains(op))
@@ -208,7 +208,7 @@ impl Core {
         }
     }
 
-    /// A session may be ready for those who wait to take it over.
+    /// Retries the RESUMEs that wait for a session, which may be ready now.
     pub(in crate::core) fn wake_askers(&mut self, connection: ConnectionId) {
         let askers = self.sessions.take_askers(connection);
         self.wake_all(askers);
@@ -222,7 +222,7 @@ impl Core {
         }
     }
 
-    /// A RESUME has waited long enough.
+    /// Handles the end of a RESUME's wait.
     pub(in crate::core) fn on_resume_due(&mut self, asker: ConnectionId) {
         let Some(Resuming { reply_to, session, .. }) = self.sessions.take_resuming(asker) else {
             return;
@@ -242,7 +242,7 @@ impl Core {
         self.refuse_resume(reply_to, "unconfirmed", Frame::Error(sentence));
     }
 
-    /// Moves all that a session without a connection has to the one that asked for it.
+    /// Moves the whole state of a session without a connection to the requesting one.
     fn take_over(&mut self, asker: ConnectionId, target: ConnectionId, given: &[u8]) {
         if let Some(session) = self.sessions.get_mut(&target) {
             session.take_reports().into_iter().for_each(|report| self.effects.report(report));

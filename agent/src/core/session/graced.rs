@@ -1,4 +1,4 @@
-//! The sessions with grace, which count against their user also while they have no connection.
+//! The sessions with grace, which count against their user even while they have no connection.
 
 use std::collections::BTreeMap;
 
@@ -32,12 +32,12 @@ impl Graced {
         self.users.contains_key(&connection)
     }
 
-    /// Returns the connections in their order.
+    /// Returns the connections in order.
     pub(super) fn connections(&self) -> impl Iterator<Item = ConnectionId> {
         self.users.keys().copied()
     }
 
-    /// Returns the limit that keeps a user from another one, as the sentence that says so.
+    /// Returns a sentence about the limit that prevents a user from having another one, if reached.
     pub(super) fn exhausted(&self, peer: &Peer, max: usize) -> Option<String> {
         let share = Share::of(max, peer.is_administrator());
         let in_all = self.users.len();

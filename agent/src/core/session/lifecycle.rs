@@ -1,4 +1,4 @@
-//! The begin and the end of sessions.
+//! The start and the end of sessions.
 
 use std::collections::BTreeSet;
 use std::time::Duration;
@@ -44,8 +44,8 @@ impl Core {
         self.run_ready();
     }
 
-    /// A worker has gone: its waits end, its holds are released, unless its session has grace. Without a goodbye it
-    /// counts as dead, and they are kept back for the lock delay.
+    /// Handles the end of a connection: its waits end and its holds are released, unless its session has grace. Without
+    /// a QUIT the worker counts as dead, and its locks are kept back for the lock delay.
     pub fn on_close(&mut self, now: Moment, connection: ConnectionId) {
         self.advance_clock(now);
         if !self.detach(connection) {
@@ -54,14 +54,14 @@ impl Core {
         self.run_ready();
     }
 
-    /// Ends a session without grace, whose connection was gone at that instant.
+    /// Ends a session without grace, whose connection closed at that instant.
     pub(in crate::core) fn end_closed(&mut self, connection: ConnectionId, gone: Moment) {
         let quit = self.sessions.get(&connection).is_some_and(|session| session.quit);
         let until = if quit { self.now } else { self.kept_back_until(gone) };
         self.end_session(connection, until);
     }
 
-    /// Ends a session and all it has. Nobody else gets what it holds before `until`.
+    /// Ends a session with its holds and waits. Nobody else acquires its locks before `until`.
     pub(in crate::core) fn end_session(&mut self, connection: ConnectionId, until: Moment) {
         self.forget_stopped(connection);
         let Some((mut session, grace)) = self.sessions.remove(connection) else { return };
@@ -71,13 +71,13 @@ impl Core {
             self.wake_all(grace.askers);
         }
         self.end_events(&session);
-        // In order of arrival: what happens is not to depend on how a map is laid out.
+        // In order of arrival: the result must not depend on the layout of a map.
         for number in session.waits.values().copied().collect::<BTreeSet<_>>() {
             self.leave(number, Left::Cancelled);
         }
         let holds: BTreeSet<_> = session.holds.values().copied().collect();
         for (index, number) in holds.into_iter().enumerate() {
-            // Others would wait until tens of thousands of releases are through.
+            // Others would wait until tens of thousands of releases are done.
             let turn = u32::try_from(index / RELEASES_AT_ONCE).unwrap_or(u32::MAX);
             let until = until.max(self.now + RELEASE_INTERVAL * turn);
             if until > self.now {

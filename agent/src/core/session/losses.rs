@@ -1,4 +1,4 @@
-//! The lost holds that a session is reminded of when it names them.
+//! The lost holds that a session is reminded of when it uses their names.
 
 use std::collections::VecDeque;
 
@@ -9,7 +9,7 @@ use crate::types::End;
 
 /// The most lost holds that a session is reminded of; the oldest are forgotten first.
 const REMEMBERED_LOSSES: usize = 1024;
-/// The outdated entries that are kept whatever the number of losses.
+/// The number of outdated entries that are kept regardless of the number of losses.
 const FEW_OUTDATED: usize = 16;
 
 type Key = (i64, LockName);
@@ -51,7 +51,7 @@ impl Losses {
         self.drop_outdated();
     }
 
-    /// Drops the outdated entries once they are more than the others, so that each is passed over about once.
+    /// Drops the outdated entries once they outnumber the others, so that each is passed over about once.
     fn drop_outdated(&mut self) {
         if self.order.len() > 2 * self.ends.len() + FEW_OUTDATED {
             let ends = &self.ends;

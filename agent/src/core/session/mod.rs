@@ -27,18 +27,18 @@ use crate::protocol::resp::{Frame, Outgoing};
 use crate::types::{ConnectionId, SessionId};
 
 impl Core {
-    /// Returns the id of the session of a connection, as SESSION tells it.
+    /// Returns the id of the session of a connection, as SESSION reports it.
     pub(in crate::core) fn session_name(&self, connection: ConnectionId) -> String {
         self.sessions.id_of(connection).to_string()
     }
 
-    /// Returns the connection of the session of that id, if it lives and the secret is its own.
+    /// Returns the connection of the session with that id, if it exists and the secret is correct.
     fn connection_by_secret(&self, name: &[u8], secret: &[u8]) -> Option<ConnectionId> {
         let connection = self.sessions.connection_of(SessionId::parse(name)?)?;
         self.sessions.get(&connection)?.has_secret(secret).then_some(connection)
     }
 
-    /// Takes a command in: it begins at once unless its owner is busy.
+    /// Accepts a command, which begins at once unless its owner is busy.
     pub(in crate::core) fn enqueue(&mut self, connection: ConnectionId, command: Command) {
         self.forget_previous_secret(connection);
         let Some(session) = self.sessions.get_mut(&connection) else { return };
@@ -56,7 +56,7 @@ impl Core {
         }
     }
 
-    /// Goes on with the MLOCKs that can, and begins the commands whose owners have become free.
+    /// Continues the MLOCKs that can continue, and begins the commands whose owners have become free.
     pub(in crate::core) fn run_ready(&mut self) {
         while let Some(work) = self.sessions.next_work() {
             match work {
@@ -127,8 +127,8 @@ impl Core {
         self.flush(reply_to.connection);
     }
 
-    /// Reports a fact that is a success of a command: for a session with grace only with the reply, which the journal may still
-    /// turn into a refusal.
+    /// Reports a fact that is a success of a command. For a session with grace this happens only with the reply, which
+    /// the journal may still turn into a refusal.
     pub(in crate::core) fn report_with_reply(&mut self, reply_to: ReplyTo, report: Report) {
         let session = self.sessions.get_mut(&reply_to.connection);
         let report = match session.filter(|session| session.grace.is_some()) {
@@ -174,8 +174,8 @@ impl Core {
         }
     }
 
-    /// Sends a session an event about one of its holds. Before the reply to an MLOCK, it omits the validity of what that has
-    /// acquired.
+    /// Sends a session an event about one of its holds. Before the reply to an MLOCK, it omits the validity of holds
+    /// that the MLOCK has acquired.
     pub(in crate::core) fn notify(
         &mut self,
         owner: Owner,
@@ -208,7 +208,7 @@ impl Core {
     }
 
     fn events(&mut self, reply_to: ReplyTo, connection: ConnectionId, until: Moment) {
-        // One listener per session: an older call is answered with what there is.
+        // One listener per session: an older call is answered with the events so far.
         self.wake_events(connection);
         let Some(session) = self.sessions.get_mut(&connection) else { return };
         if until <= self.now || session.has_events() {
@@ -221,7 +221,7 @@ impl Core {
     /// Answers the EVENTS call that waits for this session's events, if there is one.
     pub(in crate::core) fn wake_events(&mut self, connection: ConnectionId) {
         let Some(reply_to) = self.sessions.take_listener(connection) else { return };
-        // Events are not given to a listener that has disconnected.
+        // Events are not passed to a listener that has disconnected.
         let listens = |listener: &Session| listener.away_since().is_none();
         if self.sessions.get(&reply_to.connection).is_some_and(listens)
             && let Some(session) = self.sessions.get_mut(&connection)

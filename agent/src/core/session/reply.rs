@@ -1,22 +1,22 @@
-//! Replies that wait for their turn, and what they say once it has come.
+//! Replies that wait for their turn, and their content once it has come.
 
 use redisson::{Kind, LockName, Moment};
 
 use crate::protocol::resp::{Frame, Outgoing};
 use crate::types::Number;
 
-/// A command's reply. One that states a validity may have to wait for the reply to an earlier command of another
-/// owner; its content is settled when it is sent.
+/// A command's reply. One that states a validity may have to wait for the reply to an earlier command of another owner;
+/// its content is determined when it is sent.
 #[derive(Debug)]
 pub(in crate::core) enum Reply {
     Ready(Outgoing),
     Grant(Grant),
-    /// UNLOCK's, where the owner holds it still: how often.
+    /// The reply to UNLOCK if the owner still holds the lock: the hold count.
     Left {
         number: Number,
         count: u32,
     },
-    /// EXTEND's: the validity of that hold, and what it was when the command ended.
+    /// The reply to EXTEND: the validity of that hold, and its value when the command ended.
     Valid {
         number: Number,
         valid_until: Moment,
@@ -24,14 +24,14 @@ pub(in crate::core) enum Reply {
     /// The session's holds.
     Holds,
     Graced(Frame),
-    /// RESUME's: the session as it is now.
+    /// The reply to RESUME: the current state of the session.
     Resumed,
-    /// MLOCK's or MUNLOCK's, one for each member.
+    /// The reply to MLOCK or MUNLOCK, with one part for each member.
     MultiLock(Vec<Self>),
 }
 
 impl Reply {
-    /// The hold that it reports.
+    /// Returns the hold that it reports.
     pub(super) fn hold(&self) -> Option<Number> {
         match self {
             Self::Grant(Grant { number, .. })
@@ -43,12 +43,12 @@ impl Reply {
         }
     }
 
-    /// Returns whether a session with grace receives it only once the journal has it.
+    /// Returns whether a session with grace receives it only once the journal has recorded it.
     pub(in crate::core) fn rests_on_journal(&self) -> bool {
         !matches!(self, Self::Ready(_) | Self::Holds)
     }
 
-    /// The grants that it reports.
+    /// Returns the grants that it reports.
     pub(in crate::core) fn granted(&self) -> Vec<Number> {
         match self {
             Self::Grant(grant) => vec![grant.number],

@@ -39,7 +39,7 @@ impl Core {
         })
     }
 
-    /// Replaces the unsent replies about a hold that is lost by `-LOST`.
+    /// Replaces the unsent replies about a lost hold with `-LOST`.
     pub(in crate::core) fn void_replies(
         &mut self,
         owner: Owner,
@@ -67,7 +67,7 @@ impl Core {
                 pending.reply = Some(Reply::Ready(Outgoing::Reply(Self::lost(name, end))));
             }
         }
-        // All or none: what was granted together with it goes too.
+        // All or none: holds that were granted together with it end too.
         for number in untold {
             self.give_back_untold(number);
         }

@@ -21,7 +21,7 @@ const BACKLOG: usize = 256;
 /// The unanswered commands for which an idle session keeps memory.
 const FEW_PENDING: usize = 16;
 
-/// A command not answered yet, or answered behind one that is not.
+/// A command without a reply yet, or with a reply that waits behind an earlier one.
 #[derive(Debug)]
 pub(in crate::core) struct Pending {
     pub(super) owner: i64,
@@ -40,32 +40,32 @@ impl Pending {
     }
 }
 
-/// One connection's state; of a session with grace, also when that has gone.
+/// One connection's state; for a session with grace, it remains when the connection has closed.
 #[derive(Debug)]
 pub(in crate::core) struct Session {
     pub(in crate::core) id: SessionId,
     pub(in crate::core) peer: Peer,
     pub(in crate::core) secret: [u8; 16],
-    /// The secret it was last taken over with, which shows the right to it until its worker goes on: the reply that
-    /// told the new one may have been lost.
+    /// The secret of the last takeover, which is accepted until the worker sends another command: the reply with the
+    /// new one may have been lost.
     pub(in crate::core) secret_before: Option<[u8; 16]>,
     pub(in crate::core) opened: Moment,
     pub(in crate::core) client_name: Option<Vec<u8>>,
     pub(in crate::core) resp3: bool,
-    /// It has said goodbye.
+    /// It has sent QUIT.
     pub(in crate::core) quit: bool,
-    /// It has asked for its id.
+    /// It has requested its id.
     pub(in crate::core) introduced: bool,
     pub(in crate::core) push: bool,
     pub(super) deadlines: bool,
-    /// Its holds outlive its connection.
+    /// The grace for which its holds outlive its connection.
     pub(in crate::core) grace: Option<Grace>,
-    /// Its RESUME that waits.
+    /// Its pending RESUME.
     pub(super) resuming: Option<Resuming>,
     pub(in crate::core) holds: HashMap<HoldKey, Number>,
     /// The wait of each owner that has one.
     pub(in crate::core) waits: HashMap<i64, Number>,
-    /// The MLOCK or MUNLOCK of each owner that has one under way.
+    /// The MLOCK or MUNLOCK in progress of each owner that has one.
     pub(in crate::core) multi: BTreeMap<i64, MultiLock>,
     pub(in crate::core) losses: Losses,
     pub(super) pending: VecDeque<Pending>,
@@ -129,7 +129,7 @@ impl Session {
         pushes_from_now
     }
 
-    /// Takes a command in. Returns it with its number if it may begin at once, which is if its owner has no earlier one.
+    /// Accepts a command. Returns it with its number if it may begin at once, that is, if its owner has no earlier one.
     pub(super) fn take_in(&mut self, command: Command, now: Moment) -> Option<(u64, Command)> {
         let owner = command.owner();
         let seq = self.first_seq + self.pending.len() as u64;
@@ -143,7 +143,7 @@ impl Session {
         Some((seq, command))
     }
 
-    /// Gives a reply that the connection has made itself its place among the replies.
+    /// Assigns a reply that the connection has made itself its place among the replies.
     pub(super) fn take_in_answered(&mut self, reply: Outgoing, now: Moment) {
         let reply = Some(Reply::Ready(reply));
         self.pending.push_back(Pending::new(0, "other", now, reply));
@@ -158,7 +158,7 @@ impl Session {
         next
     }
 
-    /// Returns the command with that number, if it is among those that are not told.
+    /// Returns the command with that number, if its reply has not been sent.
     pub(super) fn pending(&self, seq: u64) -> Option<&Pending> {
         self.pending.get(self.index(seq)?)
     }
@@ -190,8 +190,8 @@ impl Session {
         usize::try_from(seq.checked_sub(self.first_seq)?).ok()
     }
 
-    /// Takes the reply to the oldest command with its facts for metrics, if the reply is there and the journal is written as far
-    /// as it needs.
+    /// Takes the reply to the oldest command with its facts for metrics, if the reply is ready and the journal is
+    /// written as far as it needs.
     pub(super) fn take_reply(&mut self, journal_done: u64) -> Option<(Reply, Vec<Report>)> {
         let first = self.pending.front_mut().filter(|first| first.after <= journal_done)?;
         let reply = first.reply.take()?;
@@ -216,12 +216,12 @@ impl Session {
         full
     }
 
-    /// Returns whether an EVENTS call has something to tell.
+    /// Returns whether an EVENTS call has something to report.
     pub(super) fn has_events(&self) -> bool {
         !self.backlog.is_empty() || self.missed > 0
     }
 
-    /// Takes what an EVENTS call tells: the number of dropped events, and the others.
+    /// Takes the events that an EVENTS call reports: the number of dropped ones, and the others.
     pub(super) fn take_events(&mut self) -> Frame {
         let mut events = Vec::with_capacity(self.backlog.len() + 1);
         if self.missed > 0 {
@@ -240,9 +240,10 @@ impl Session {
         is_secret(&self.secret, given)
     }
 
-    /// Records that its connection is gone. Returns the connections that wait to take it over; none if it has no grace.
+    /// Records that its connection has closed. Returns the connections that wait to take it over; `None` if it has no
+    /// grace.
     ///
-    /// Commands that have not begun are dropped. Those that have go on, and their replies go nowhere.
+    /// Commands that have not begun are dropped. Those that have begun continue, and their replies are discarded.
     pub(super) fn detach(&mut self, now: Moment) -> Option<Vec<ConnectionId>> {
         let grace = self.grace.as_mut()?;
         grace.away = Some(now);
@@ -251,7 +252,7 @@ impl Session {
         Some(std::mem::take(&mut grace.askers))
     }
 
-    /// Takes over all that a session without a connection has.
+    /// Takes over the whole state of a session without a connection.
     pub(super) fn continue_from(&mut self, old: Self, secret_before: Option<[u8; 16]>) {
         self.id = old.id;
         self.secret_before = secret_before;
@@ -263,13 +264,13 @@ impl Session {
         self.events_waiter = old.events_waiter.or(self.events_waiter);
     }
 
-    /// Drops the previous secret if every earlier command has been answered: the worker then has the new one. Returns whether
-    /// there was one.
+    /// Drops the previous secret if every earlier command has been answered: the worker then has the new one. Returns
+    /// whether there was one.
     pub(super) fn drop_previous_secret(&mut self) -> bool {
         self.pending.is_empty() && self.secret_before.take().is_some()
     }
 
-    /// Returns the secret that is given, if it shows the right to take the session over.
+    /// Returns the given secret, if it gives the right to take the session over.
     pub(in crate::core) fn right_to_resume(&self, given: &[u8]) -> Option<[u8; 16]> {
         [Some(self.secret), self.secret_before]
             .into_iter()
@@ -294,11 +295,11 @@ pub(super) fn is_secret(secret: &[u8; 16], given: &[u8]) -> bool {
 pub(in crate::core) struct Grace {
     /// The time for which its holds outlive its connection.
     pub(in crate::core) time: Duration,
-    /// The instant at which that was gone.
+    /// The instant at which the connection closed.
     pub(super) away: Option<Moment>,
     /// The deadline that is set.
     pub(super) armed: Moment,
-    /// Holds of an earlier run of which Redis has not said yet whether they are still there.
+    /// Holds of an earlier run that Redis has not confirmed or denied yet.
     pub(super) unverified: usize,
     /// Connections whose RESUME waits for this session.
     pub(super) askers: Vec<ConnectionId>,
@@ -310,7 +311,7 @@ impl Grace {
     }
 }
 
-/// A RESUME that waits: for the old connection's end to be noticed, or for Redis to say what is still held.
+/// A RESUME that waits: until the end of the old connection is noticed, or until Redis reports which holds still exist.
 #[derive(Debug)]
 pub(in crate::core) struct Resuming {
     pub(super) reply_to: ReplyTo,
@@ -320,12 +321,12 @@ pub(in crate::core) struct Resuming {
 }
 
 impl Session {
-    /// Returns the instant at which its connection was gone; none while connected.
+    /// Returns the instant at which its connection closed; `None` while connected.
     pub(in crate::core) fn away_since(&self) -> Option<Moment> {
         self.grace.as_ref().and_then(|grace| grace.away)
     }
 
-    /// Returns a session of an earlier run, without a connection since `away`, of whose holds `unverified` are still to be
+    /// Returns a session of an earlier run, without a connection since `away`, of whose holds `unverified` are not yet
     /// verified.
     pub(in crate::core) fn restored(
         record: SessionRecord,

@@ -1,4 +1,4 @@
-//! The table of sessions: which there are, which have grace, what may go on, and their deadlines.
+//! The table of sessions, with their grace, their next steps and their deadlines.
 //!
 //! Only this folder changes a session. Others read it, or use a method of the table.
 
@@ -31,7 +31,7 @@ pub(in crate::core) enum SessionTimer {
     Multi(ConnectionId, i64),
 }
 
-/// Something that may go on.
+/// Something that can continue.
 pub(super) enum Work {
     /// The next step of an owner's MLOCK or MUNLOCK.
     Step(Owner),
@@ -41,14 +41,14 @@ pub(super) enum Work {
     Command(ReplyTo, Command),
 }
 
-/// All sessions: the connected ones, and those with grace that have no connection. Each is kept under the number of its latest
-/// connection.
+/// All sessions: the connected ones, and those with grace that have no connection. Each is stored under the number of
+/// its latest connection.
 #[derive(Debug)]
 pub(in crate::core) struct SessionTable {
     /// Distinguishes this run's session ids from another's.
     run: u64,
     all: HashMap<ConnectionId, Session>,
-    /// The connections of sessions that go on under another number than they began with.
+    /// The connections of sessions that continue under another number than their first one.
     taken_over: HashMap<SessionId, ConnectionId>,
     /// Sessions whose holds outlive their connection.
     graced: Graced,
@@ -91,7 +91,7 @@ impl SessionTable {
         self.get(&connection).map_or(own, |session| session.id)
     }
 
-    /// Returns the connection under which a session is kept, if it lives.
+    /// Returns the connection under which a session is stored, if it exists.
     pub(in crate::core) fn connection_of(&self, session: SessionId) -> Option<ConnectionId> {
         let own = || (session.run == self.run).then_some(ConnectionId(session.number));
         let connection = self.taken_over.get(&session).copied().or_else(own)?;
@@ -102,7 +102,7 @@ impl SessionTable {
         self.all.get_mut(connection)
     }
 
-    /// Returns the connections under which sessions are kept, in no particular order.
+    /// Returns the connections under which sessions are stored, in no particular order.
     pub(in crate::core) fn connections(&self) -> impl Iterator<Item = ConnectionId> {
         self.all.keys().copied()
     }
@@ -120,17 +120,17 @@ impl SessionTable {
         self.timers.pop_due(now)
     }
 
-    /// The number of connected sessions.
+    /// Returns the number of connected sessions.
     pub(in crate::core) fn connected(&self) -> usize {
         self.all.len() - self.away
     }
 
-    /// The number of sessions without a connection.
+    /// Returns the number of sessions without a connection.
     pub(in crate::core) fn away(&self) -> usize {
         self.away
     }
 
-    /// The number of sessions whose process is stopped.
+    /// Returns the number of sessions whose process is stopped.
     pub(in crate::core) fn stopped(&self) -> usize {
         self.stopped.len()
     }
@@ -155,7 +155,7 @@ impl SessionTable {
         self.arm_grace(connection);
     }
 
-    /// Takes a session that ends out, with its grace. None of its deadlines is left.
+    /// Removes a session that ends, with its grace and all of its deadlines.
     pub(super) fn remove(&mut self, connection: ConnectionId) -> Option<(Session, Option<Grace>)> {
         let grace = self.take_grace(connection);
         self.take_resuming(connection);
@@ -172,7 +172,7 @@ impl SessionTable {
         Some((session, grace))
     }
 
-    /// Gives a session grace, or changes its time.
+    /// Sets a session's grace, or changes its time.
     pub(super) fn give_grace(&mut self, connection: ConnectionId, time: Duration) {
         if let Some(session) = self.all.get_mut(&connection) {
             session.grace.get_or_insert_with(|| Grace::new(time)).time = time;
@@ -180,7 +180,7 @@ impl SessionTable {
         }
     }
 
-    /// Takes a session's grace away.
+    /// Removes a session's grace.
     pub(super) fn take_grace(&mut self, connection: ConnectionId) -> Option<Grace> {
         let grace = self.all.get_mut(&connection)?.grace.take()?;
         self.timers.clear(grace.armed, SessionTimer::Grace(connection));
@@ -189,8 +189,8 @@ impl SessionTable {
         Some(grace)
     }
 
-    /// Records that a session's connection is gone. Returns the connections that wait to take it over; none if it has no
-    /// grace.
+    /// Records that a session's connection has closed. Returns the connections that wait to take it over; `None` if it
+    /// has no grace.
     pub(super) fn detach(
         &mut self,
         connection: ConnectionId,
@@ -202,8 +202,8 @@ impl SessionTable {
         Some(askers)
     }
 
-    /// Moves all that a session without a connection has to the session of the connection that asked for it with this
-    /// secret. Returns the other connections that asked for it.
+    /// Moves the whole state of a session without a connection to the session of the connection that requested it with
+    /// this secret. Returns the other connections that requested it.
     pub(super) fn take_over(
         &mut self,
         asker: ConnectionId,
@@ -226,7 +226,7 @@ impl SessionTable {
         Some(others)
     }
 
-    /// Lets a RESUME wait until the session of `target` is ready for it.
+    /// Queues a RESUME until the session of `target` is ready for it.
     pub(super) fn add_asker(&mut self, target: ConnectionId, resuming: Resuming) {
         let asker = resuming.reply_to.connection;
         if let Some(grace) = self.all.get_mut(&target).and_then(|session| session.grace.as_mut()) {
@@ -251,14 +251,14 @@ impl SessionTable {
         }
     }
 
-    /// Takes a connection's RESUME that waits, and its deadline.
+    /// Takes a connection's pending RESUME, and its deadline.
     pub(super) fn take_resuming(&mut self, asker: ConnectionId) -> Option<Resuming> {
         let resuming = self.all.get_mut(&asker)?.resuming.take()?;
         self.timers.clear(resuming.until, SessionTimer::Resume(asker));
         Some(resuming)
     }
 
-    /// Lets an EVENTS call wait for a session's next event, until that instant.
+    /// Registers an EVENTS call that waits for a session's next event, until that instant.
     pub(super) fn add_listener(
         &mut self,
         connection: ConnectionId,
@@ -278,8 +278,8 @@ impl SessionTable {
         Some(reply_to)
     }
 
-    /// Sets the reply to a command, which is sent once the journal has been written up to the record `after`. Its owner's next
-    /// command may begin, and the session may be ready for those who wait to take it over.
+    /// Sets the reply to a command, which is sent once the journal has been written up to the record `after`. Its
+    /// owner's next command may begin, and the session may be ready for the connections that wait to take it over.
     pub(super) fn set_reply(&mut self, reply_to: ReplyTo, reply: Reply, after: u64) {
         let connection = reply_to.connection;
         let Some(session) = self.all.get_mut(&connection) else { return };
@@ -290,7 +290,7 @@ impl SessionTable {
         }
     }
 
-    /// Takes the next thing that may go on.
+    /// Takes the next item of work.
     pub(super) fn next_work(&mut self) -> Option<Work> {
         if let Some(owner) = self.steps.pop_front() {
             return Some(Work::Step(owner));
@@ -326,12 +326,12 @@ impl SessionTable {
         }
     }
 
-    /// Returns the connections of the sessions with grace, in their order.
+    /// Returns the connections of the sessions with grace, in order.
     pub(in crate::core) fn graced(&self) -> impl Iterator<Item = ConnectionId> {
         self.graced.connections()
     }
 
-    /// Returns the limit that keeps this user from another session with grace, as the sentence that says so.
+    /// Returns a sentence about the limit that prevents this user from having another session with grace, if reached.
     pub(super) fn grace_exhausted(&self, peer: &Peer, max: usize) -> Option<String> {
         self.graced.exhausted(peer, max)
     }
@@ -402,7 +402,7 @@ impl SessionTable {
         self.all.get_mut(&owner.connection)?.multi.remove(&owner.owner)
     }
 
-    /// Lets an MLOCK or MUNLOCK take its next step.
+    /// Schedules the next step of an MLOCK or MUNLOCK.
     pub(in crate::core) fn push_step(&mut self, owner: Owner) {
         self.steps.push_back(owner);
     }
@@ -413,7 +413,7 @@ impl SessionTable {
         busy.filter_map(|session| session.peer.pid).collect()
     }
 
-    /// Records which processes are stopped. Returns the sessions that go on, and those that have stopped.
+    /// Records which processes are stopped. Returns the sessions that continue, and those that have stopped.
     pub(in crate::core) fn set_stopped(
         &mut self,
         pids: &BTreeSet<i32>,
@@ -427,7 +427,7 @@ impl SessionTable {
         (go_on, self.stopped.difference(&before).copied().collect())
     }
 
-    /// Returns whether the session was stopped.
+    /// Records that a session does not count as stopped any more. Returns whether it did.
     pub(in crate::core) fn forget_stopped(&mut self, connection: ConnectionId) -> bool {
         self.stopped.remove(&connection)
     }
