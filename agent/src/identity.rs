@@ -42,7 +42,7 @@ struct Stored {
     folder: u64,
 }
 
-/// The reason that the stored uuid cannot be used.
+/// The reason why the stored uuid cannot be used.
 #[derive(Debug, thiserror::Error)]
 enum Unusable {
     #[error("another agent uses it")]

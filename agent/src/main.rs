@@ -40,7 +40,7 @@ fn serve(config: Config) -> anyhow::Result<()> {
         tracing::warn!(warning, "risky setting");
     }
     redis::install_crypto_provider();
-    // One thread for all that a lock passes through: crossing threads costs more than it gains.
+    // One thread for everything that a lock passes through: switching threads costs more than it gains.
     let runtime = tokio::runtime::Builder::new_current_thread()
         .enable_all()
         .build()

@@ -30,7 +30,7 @@ struct Rule {
     max_wait: Option<Duration>,
 }
 
-/// The reason that a LOCK is denied.
+/// The reason why a LOCK is denied.
 #[derive(Debug, Clone, PartialEq, Eq)]
 pub struct Denial {
     /// The failed check: `name`, `kind`, `count` or `wait`.

@@ -53,7 +53,7 @@ struct Users {
     by_uid: HashMap<u32, User>,
     /// The user whose connection ran last.
     latest: Option<u32>,
-    /// The time at which the latest user followed upon another one.
+    /// The time at which the latest user took over from another one.
     changed: Option<Instant>,
 }
 
@@ -196,7 +196,7 @@ impl ThreadTime {
         self.0.queued.notify_one();
     }
 
-    /// Gives out new shares each time the scheduler has run all ready tasks, while connections wait. Never returns.
+    /// Starts a new pass each time the scheduler has run all ready tasks, while connections wait. Never returns.
     async fn begin_passes(&self) {
         loop {
             self.0.queued.notified().await;
@@ -208,7 +208,7 @@ impl ThreadTime {
         }
     }
 
-    /// Gives each user another share. Returns whether connections wait for the next pass.
+    /// Assigns each user another share. Returns whether connections wait for the next pass.
     fn begin_pass(&self) -> bool {
         let mut users = self.users();
         let share = users.share(now());
@@ -237,8 +237,8 @@ pub struct Timed<F> {
 }
 
 impl<F> Timed<F> {
-    /// Asks for a turn. Returns whether the connection may run now. If not, it joins the queue, and `waker` is called when it
-    /// may.
+    /// Requests a turn. Returns whether the connection may run now. If not, it joins the queue, and `waker` is called
+    /// when it may run.
     fn request_turn(&mut self, waker: &Waker, now: Instant) -> bool {
         let mut users = self.time.users();
         let share = users.share(now);
@@ -310,7 +310,7 @@ mod tests {
         static WORKED: Cell<Duration> = Cell::default();
     }
 
-    /// Returns the time of this thread's clock, which only work moves on.
+    /// Returns the time of this thread's clock, which only advances with work.
     pub(super) fn now() -> Instant {
         START.with(|start| *start) + WORKED.get()
     }
@@ -335,7 +335,7 @@ mod tests {
             }
         }
 
-        /// Adds connections that always have something to do, each turn of which takes that long.
+        /// Adds connections that always have work, each turn of which takes that long.
         fn flood(&mut self, connections: usize, turn: Duration) -> Vec<Arc<AtomicUsize>> {
             let mut counts = Vec::new();
             for _ in 0..connections {

@@ -11,8 +11,8 @@ pub type Number = i64;
 
 /// The number of a client's connection, unique within this run of the agent.
 ///
-/// The core keeps a session under the number of its latest connection, also after that has closed. A restored session that
-/// nobody has resumed yet has a separate number.
+/// The core stores a session under the number of its latest connection, even after that has closed. A restored session
+/// that nobody has resumed yet has a separate number.
 #[derive(Debug, Clone, Copy, PartialEq, Eq, Hash, PartialOrd, Ord)]
 pub struct ConnectionId(pub u64);
 
@@ -93,7 +93,7 @@ impl Share {
     }
 }
 
-/// The reason that a hold ended, as events, metrics and pages name it.
+/// The reason why a hold ended, as shown in events, metrics and pages.
 #[derive(Debug, Clone, Copy, PartialEq, Eq, Hash)]
 pub enum End {
     Released,
@@ -170,7 +170,7 @@ pub struct Refusal {
 #[derive(Debug, Clone, PartialEq, Eq, Default)]
 pub struct Status {
     pub redis_up: bool,
-    /// The reason that Redis is unreachable, or the server that answers.
+    /// The reason why Redis is unreachable, or the server that answers.
     pub detail: String,
     /// The latest error with which Redis refused a script for all locks.
     pub refusal: Option<Refusal>,
@@ -182,8 +182,8 @@ pub struct Status {
 }
 
 impl Status {
-    /// Returns the error with which Redis refuses scripts at present. What it refuses is repeated more often than once a second, so
-    /// an older refusal is over.
+    /// Returns the error with which Redis refuses scripts at present. A refused script is repeated more than once a
+    /// second, so an older refusal is over.
     #[must_use]
     pub fn refusal(&self, now: Moment) -> Option<&str> {
         const PRESENT: Duration = Duration::from_secs(5);

@@ -4,7 +4,7 @@ use std::collections::BTreeSet;
 
 use redisson::Moment;
 
-/// The deadlines of one table, which clears each of them by the instant that it set.
+/// The deadlines of one table, which removes each of them by the instant for which it was set.
 #[derive(Debug)]
 pub(in crate::core) struct Timers<T: Ord>(BTreeSet<(Moment, T)>);
 
@@ -33,7 +33,7 @@ impl<T: Ord> Timers<T> {
         }
     }
 
-    /// Moves a deadline from where `armed` says it stands to `at`; [`Moment::NEVER`] means none.
+    /// Moves a deadline from the instant in `armed` to `at`; [`Moment::NEVER`] means none.
     pub(in crate::core) fn set(&mut self, armed: &mut Moment, at: Moment, timer: T) {
         if *armed == at {
             return;
@@ -49,7 +49,7 @@ impl<T: Ord> Timers<T> {
         }
     }
 
-    /// Takes a deadline out.
+    /// Removes a deadline.
     pub(in crate::core) fn clear(&mut self, armed: Moment, timer: T) {
         if armed != Moment::NEVER {
             self.0.remove(&(armed, timer));

@@ -27,7 +27,7 @@ struct Value<'a> {
 pub(super) struct Row {
     #[serde(serialize_with = "name")]
     lock: LockName,
-    /// All of its waiters at this agent.
+    /// The number of all its waiters at this agent.
     count: usize,
     /// The numbers of the first ones, each with the beginning of its wait in epoch milliseconds.
     first: Vec<(Number, u64)>,
@@ -45,7 +45,8 @@ fn name<S: Serializer>(name: &LockName, serializer: S) -> Result<S::Ok, S::Error
     }
 }
 
-/// Returns the rows of these locks, as many as a value has room for. `booted`: the boot time of the host in epoch milliseconds.
+/// Returns the rows of these locks, as many as fit into a value. `booted`: the boot time of the host in epoch
+/// milliseconds.
 pub(super) fn rows(awaited: &[AwaitedLock], booted: u64) -> Vec<Row> {
     let mut room = MAX_VALUE;
     let row = |awaited: &AwaitedLock| Row {

@@ -1,5 +1,5 @@
-//! The holder registry: publishes in Redis which processes are behind the agent's holds and waits, in keys next to the
-//! locks, so that the dashboard can resolve a holder id to a host and a process. No lock depends on it.
+//! The holder registry: publishes in Redis the processes of the agent's holds and waits, in keys next to the locks, so
+//! that the dashboard can resolve a holder id to a host and a process. No lock depends on it.
 //!
 //! Holds and waits of less than a second are not published, and each longer one is written once, so that a busy agent
 //! writes little.
@@ -215,7 +215,7 @@ impl Publisher {
     async fn run(mut self) {
         while self.link.wait_until_up().await {
             let passed = match self.pass().await {
-                // Its key may be denied where the others are not.
+                // The account may be denied this key but not the others.
                 Ok(()) => self.publish_awaited().await,
                 failed => failed,
             };
@@ -322,7 +322,7 @@ impl Publisher {
                 pipeline.cmd("PEXPIRE").arg(&self.waiters_key).arg(ttl);
                 let replies = self.send(pipeline).await?;
                 if replies.first() == Some(&Value::Int(0)) {
-                    // Somebody has deleted it: it is written again by the next pass.
+                    // The key was deleted: the next pass writes it again.
                     self.awaited = None;
                 }
                 return Ok(());

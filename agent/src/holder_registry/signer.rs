@@ -1,4 +1,4 @@
-//! Signatures of entries, with which dashboards that know the public key verify who published them.
+//! Signatures of entries, by which dashboards that know the public key verify the publisher.
 
 use std::sync::Arc;
 

@@ -15,7 +15,7 @@ const MAX_QUEUED: usize = 16 << 20;
 /// The delay before a failed write is retried, unless new records come first.
 const RETRY_DELAY: Duration = Duration::from_secs(1);
 
-/// The time that a write may take. After that it counts as failed, as does all that comes before it ends.
+/// The time limit of a write. A longer write counts as failed, as does every record that arrives before it ends.
 const PATIENCE: Duration = Duration::from_secs(5);
 
 /// The result of a write.
@@ -106,7 +106,7 @@ impl Writer {
         }
     }
 
-    /// Gives up what waits for a write that takes too long. Once that has ended, the file is replaced.
+    /// Drops the records that wait for a slow write. Once that write has ended, the file is replaced.
     fn refuse(&mut self) -> Outcome {
         self.refused = self.pushed;
         self.queued.clear();
@@ -164,7 +164,7 @@ mod tests {
         tokio::time::timeout(limit, writer.written()).await.expect("an outcome in time")
     }
 
-    /// A pipe that nobody reads takes 64 KiB, and then blocks like a disk that hangs.
+    /// A pipe that nobody reads accepts 64 KiB, and then blocks like a disk that hangs.
     #[tokio::test]
     async fn records_are_refused_while_a_write_hangs_and_written_once_it_ends() {
         let folder = tempfile::tempdir().unwrap();
@@ -178,7 +178,7 @@ mod tests {
         let outcome = written(&mut writer).await;
         assert_eq!(outcome.upto, many.unsigned_abs());
         assert!(outcome.error.is_some_and(|why| why.contains("the disk has taken nothing")));
-        // A record that comes now need not wait as long.
+        // A record that arrives now need not wait as long.
         writer.patience = Duration::from_secs(3600);
         writer.push(gone(many));
         writer.start(|| -> Vec<Record> { unreachable!("a write is in progress") });

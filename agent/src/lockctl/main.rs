@@ -1,7 +1,7 @@
 //! `lockctl`: a command-line client of the agent that runs commands under locks and shows locks.
 //!
-//! `lockctl exec` uses three processes: the one that the shell started ([`exec::front`]), a guard in a process group of
-//! its own that has the session ([`exec::guard`]), and the command itself, which [`exec::launch`] becomes.
+//! `lockctl exec` uses three processes: the one that the shell started ([`exec::front`]), a guard in a separate process
+//! group that owns the session ([`exec::guard`]), and the command itself, which [`exec::launch`] becomes.
 
 mod cli;
 mod client;

@@ -15,20 +15,20 @@ const PRECISION: u64 = 1_000;
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub(crate) struct Validity {
     pub(crate) until: u64,
-    /// The instant at which it was said.
+    /// The instant at which the agent reported it.
     said: u64,
 }
 
 impl Validity {
-    /// Takes the time left and the agent's own instant of the end, in nanoseconds since boot. For an agent that states
-    /// none, the time left counts from now.
+    /// Creates a validity from the time left and the agent's own instant of the end, in nanoseconds since boot. Without
+    /// that instant, the time left counts from now.
     pub(crate) fn new(left: Duration, nanos: Option<i64>) -> Self {
         let stated = nanos.and_then(|nanos| u64::try_from(nanos / 1_000).ok());
         let until = stated.unwrap_or_else(|| boot_micros() + as_micros(left));
         Self { until, said: until.saturating_sub(as_micros(left)) }
     }
 
-    /// Returns whether it was said before the other.
+    /// Returns whether it was reported before the other.
     pub(crate) fn is_older_than(self, other: Self) -> bool {
         self.said + PRECISION <= other.said
     }

@@ -1,7 +1,7 @@
 //! `lockctl tail`: one lock, step by step, from a dashboard that traces it.
 //!
-//! The dashboard has the one connection with MONITOR, with bounds for what it may cost Redis, and decides who may request it. So
-//! this program needs no account of Redis.
+//! The dashboard opens the one connection with MONITOR, limits its cost for Redis, and decides who may request it. So
+//! this program needs no account on Redis.
 
 use std::fmt::Write as _;
 use std::io;
@@ -24,13 +24,13 @@ use crate::reply::printable;
 const PATIENCE: Duration = Duration::from_secs(15);
 /// The time that the dashboard waits for the next step.
 const WAIT_MS: u64 = 4_000;
-/// The trace is requested again this long before it would end.
+/// The time before the end of a trace at which it is requested again.
 const RENEW_BEFORE: Duration = Duration::from_secs(20);
 /// The length of a trace.
 const TRACE: Duration = Duration::from_secs(60);
 /// The pause after the dashboard could not be reached.
 const RETRY_AFTER: Duration = Duration::from_secs(1);
-/// The longest that a dashboard may stay away.
+/// The longest time for which a dashboard may be unreachable.
 const GIVE_UP_AFTER: Duration = Duration::from_secs(30);
 /// The widths of a printed line's columns.
 const LABEL: usize = 14;
@@ -94,7 +94,7 @@ pub(crate) async fn tail(args: &TailArgs) -> Result<(), TailError> {
             Err(error) => return Err(error),
         };
         if lost_at.take().is_some() && number(&trace, "next") < next {
-            // Another process serves the address now: it knows nothing of this trace.
+            // Another process serves the address now: it does not know about this trace.
             (next, requested) = (0, Instant::now());
             dashboard.call(Method::POST, "").await?;
             continue;

@@ -8,7 +8,7 @@ use super::Metrics;
 use crate::core::{Gauges, Report};
 
 fn observe_all(histogram: &Histogram, times: &[Duration]) {
-    // Adds up without atomics; its drop adds that to the histogram.
+    // Adds up without atomics; dropping it adds the sum to the histogram.
     let local = histogram.local();
     times.iter().for_each(|time| local.observe(time.as_secs_f64()));
 }

@@ -33,7 +33,8 @@ const ROUND_TRIP_BUCKETS: [f64; 11] =
 /// Lateness of renewals, and the validity left when they succeeded: fractions of a lease.
 const LEASE_BUCKETS: [f64; 11] = [0.001, 0.01, 0.05, 0.25, 1.0, 2.5, 5.0, 10.0, 15.0, 20.0, 30.0];
 
-/// The error labels of a script that was not sent, and of one whose reply was lost. Errors of a server have its own words.
+/// The error labels of a script that was not sent, and of one whose reply was lost. Errors from a server use its own
+/// words.
 pub(crate) const UNSENT: &str = "unsent";
 pub(crate) const LOST: &str = "lost";
 
@@ -68,7 +69,7 @@ pub struct Metrics {
     unknown_outcomes: IntCounterVec,
     commands: IntCounterVec,
     command_seconds: HistogramVec,
-    /// Full releases for the sake of fairness.
+    /// Full releases for fairness.
     pub(crate) yields: IntCounter,
     pub(crate) renewal_seconds: Histogram,
     /// Delays of renewals behind their schedule.
@@ -111,7 +112,7 @@ pub struct Metrics {
     /// 1 for servers that may evict locks when their memory is full.
     pub(crate) redis_evicts: IntGaugeVec,
     redis_server_info: IntGaugeVec,
-    /// The name that all agents of one set of locks have in common.
+    /// The name shared by all agents of one set of locks.
     deployment: String,
     pub(crate) redis_seconds: HistogramVec,
     /// Failed scripts by node and the first word of the error.
@@ -468,7 +469,7 @@ impl Metrics {
         self.replicas_acknowledged.with_label_values(&[node]).set(0);
     }
 
-    /// Counts a batch of scripts that replicas had to confirm, and shows how many did.
+    /// Counts a batch of scripts that replicas had to confirm, and records how many did.
     pub(crate) fn on_replica_batch(&self, node: &str, batch: &str, outcome: &str, replicas: u32) {
         self.replica_batches.with_label_values(&[node, batch, outcome]).inc();
         self.replicas_acknowledged.with_label_values(&[node]).set(i64::from(replicas));

@@ -87,7 +87,7 @@ mod tests {
         };
         let group: Arc<str> = "orders:*".into();
         let granted = |seconds: u64| Moment::from_micros(seconds * 1_000_000);
-        // The second was drawn first, and had to wait. The third is of an earlier run of the agent.
+        // The second number was drawn first, and had to wait. The third belongs to an earlier run of the agent.
         for (number, at) in [(8, 100), (7, 160), (1, 20)] {
             metrics.apply(&Report::HoldBegan {
                 group: Arc::clone(&group),

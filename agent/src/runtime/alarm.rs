@@ -6,13 +6,13 @@ use std::time::Duration;
 use redisson::Moment;
 use tokio::time::{Instant, Sleep};
 
-/// The longest time that the timer is set for. It rings early rather than never if the instant is later.
+/// The longest time for which the timer is set. It rings early rather than never if the instant is later.
 const LONGEST: Duration = Duration::from_secs(3600);
 
 /// A timer that rings once at an instant.
 pub(super) struct Alarm {
     sleep: Pin<Box<Sleep>>,
-    /// The instant that it is set for; [`Moment::NEVER`] if it has rung.
+    /// The instant for which it is set; [`Moment::NEVER`] if it has rung.
     at: Moment,
 }
 
@@ -21,7 +21,7 @@ impl Alarm {
         Self { sleep: Box::pin(tokio::time::sleep(Duration::ZERO)), at: Moment::NEVER }
     }
 
-    /// Sets the instant at which it rings, unless it is set for that already.
+    /// Sets the instant at which it rings, unless it is set already.
     pub(super) fn set(&mut self, at: Moment, now: Moment) {
         if at != self.at {
             self.at = at;

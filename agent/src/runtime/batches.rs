@@ -1,7 +1,8 @@
-//! Scripts of commands that are ready at the same time share a call of Redis, if they may.
+//! Batches: scripts of commands that are ready at the same time share a call of Redis, if they may.
 //!
-//! Each of them keeps its own outcome. A call whose reply is lost leaves as many unknown outcomes as it has scripts, like a lost
-//! connection with as many calls. A script that the batch left aside, for example because its lock is not free, is sent again alone.
+//! Each of them keeps its own outcome. A call whose reply is lost leaves as many unknown outcomes as it has scripts,
+//! just as a lost connection does for its calls. A script that the batch left aside, for example because its lock is
+//! not free, is sent again alone.
 
 use redisson::script::{self, Call, parse_batch};
 use service_kit::trace::TraceParent;
@@ -22,12 +23,12 @@ pub(super) struct Script {
 #[derive(Debug)]
 pub(super) enum Parcel {
     Alone(Node, Lane, Script, TraceParent),
-    /// Scripts for the main server, two at least, of which each may share a call.
+    /// Scripts for the main server, at least two, each of which may share a call.
     Shared(Vec<Script>),
 }
 
 impl Parcel {
-    /// Takes the scripts for the main server that may share a call, if there are any.
+    /// Takes the scripts for the main server that may share a call, if any.
     pub(super) fn take(scripts: &mut Vec<Script>) -> Option<Self> {
         match scripts.len() {
             0 | 1 => scripts.pop().map(Self::alone),
@@ -35,13 +36,13 @@ impl Parcel {
         }
     }
 
-    /// A script for the main server that shares no call.
+    /// Returns a parcel with one script for the main server.
     pub(super) fn alone(script: Script) -> Self {
         Self::Alone(Node::Main, Lane::Commands, script, TraceParent::default())
     }
 }
 
-/// The outcome of a script, or the scripts of a batch with theirs; none for one that is to be called alone.
+/// The outcome of a script, or the scripts of a batch with theirs; `None` for a script to be called alone.
 pub(super) enum Answers {
     Alone(User, Outcome),
     Batch(Vec<(Script, Option<Result<Reply, Failure>>)>),
@@ -49,7 +50,7 @@ pub(super) enum Answers {
     Refused(Vec<Script>),
 }
 
-/// Joins scripts of which each may share a call.
+/// Joins scripts, each of which may share a call.
 pub(super) fn join(scripts: &[Script]) -> Call {
     script::batch(scripts.iter().map(|script| &script.call))
 }
@@ -91,7 +92,7 @@ mod tests {
         [(1, release), (2, acquire)].map(script).into()
     }
 
-    /// Returns the number of each operation with its outcome; none if it is called alone.
+    /// Returns the number of each operation with its outcome; `None` if it is called alone.
     fn outcomes(outcome: Result<Reply, Failure>) -> Vec<(OpId, Option<bool>)> {
         let Answers::Batch(scripts) = split(scripts(), outcome) else { return Vec::new() };
         scripts

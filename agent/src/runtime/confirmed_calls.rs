@@ -1,8 +1,8 @@
-//! Scripts that replicas must confirm: they go to the server in batches, with one WAIT behind each.
+//! Scripts that replicas must confirm: they are sent to the server in batches, each followed by one WAIT.
 //!
-//! WAIT counts the replicas that have what its own connection wrote, and blocks that connection until it ends. So grants and
-//! renewals have a connection each, and scripts that arrive during one WAIT share the next one: a thousand workers wait for
-//! two of them at most.
+//! WAIT counts the replicas that have the writes of its own connection, and blocks that connection until it ends. So
+//! grants and renewals use separate connections, and scripts that arrive during one WAIT share the next one: a thousand
+//! workers wait for at most two of them.
 
 use std::sync::Arc;
 use std::time::Duration;
@@ -18,7 +18,7 @@ use tokio::sync::{mpsc, oneshot, watch};
 use crate::core::Confirmed;
 use crate::metrics::Metrics;
 
-/// The most scripts sent together, so that other clients of the server have their turn between them.
+/// The most scripts sent together, so that other clients of the server are served in between.
 const TOGETHER: usize = 256;
 /// The most scripts that wait for their turn. Any beyond that are retried a little later.
 const MOST: usize = 4096;
@@ -29,9 +29,9 @@ const PATIENCE: Duration = Duration::from_millis(20);
 /// The answer of a server to a script.
 #[derive(Debug)]
 pub(super) enum Answer {
-    /// Its reply, where no replicas are required.
+    /// Its reply, if no replicas are required.
     Plain(RedisValue),
-    /// Its reply, and the replicas that have what it wrote.
+    /// Its reply, and the number of replicas that have its writes.
     Confirmed(RedisValue, Confirmed),
     /// It was not sent, because too few replicas are connected.
     TooFewReplicas(String),
@@ -95,16 +95,16 @@ impl Batch {
     }
 }
 
-/// The way to a connection for scripts that replicas must confirm.
+/// The sending end of a connection for scripts that replicas must confirm.
 pub(super) struct ConfirmedCalls {
     scripts: mpsc::Sender<Script>,
     state: watch::Receiver<LinkState>,
 }
 
-/// One script on its way.
+/// A script to be sent.
 struct Script {
     call: Arc<Call>,
-    /// Behind an ASKING.
+    /// It follows an ASKING.
     asking: bool,
     answer: oneshot::Sender<Outcome>,
 }
@@ -134,7 +134,7 @@ impl ConfirmedCalls {
         Self { scripts, state }
     }
 
-    /// Sends a script with the next WAIT; they are served in the order of these calls.
+    /// Sends a script with the next WAIT; scripts are served in the order of these calls.
     pub(super) fn send(
         &self,
         call: Arc<Call>,
@@ -154,8 +154,8 @@ impl ConfirmedCalls {
     }
 }
 
-/// Returns the confirmed outcome of a renewal. While that takes long, or where it fails, `plain` renews the lock in Redis,
-/// so that slow replicas delay no renewal.
+/// Returns the confirmed outcome of a renewal. If that takes long or fails, `plain` renews the lock in Redis, so that
+/// slow replicas delay no renewal.
 pub(super) async fn renewed(
     confirmed: impl Future<Output = Result<Answer, CallError>>,
     plain: impl Future<Output = Result<Answer, CallError>>,
@@ -177,7 +177,7 @@ struct Sender {
     batch: Batch,
     replicas: Replicas,
     link: Link,
-    /// The latest WAIT fell short, or there was none yet: how many replicas are connected is asked first.
+    /// The latest WAIT fell short, or there was none yet: the number of connected replicas is checked first.
     unsure: bool,
     /// The label of the server in metrics.
     node: String,
@@ -188,7 +188,7 @@ impl Sender {
     async fn run(mut self, mut wanted: mpsc::Receiver<Script>) {
         let mut scripts = Vec::with_capacity(TOGETHER);
         while wanted.recv_many(&mut scripts, TOGETHER).await > 0 {
-            // The receiver of an answer may be gone.
+            // The receiver of an answer may have been dropped.
             match self.lacking().await {
                 Some(why) => scripts.drain(..).for_each(|script| {
                     script.answer.send(Ok(Answer::TooFewReplicas(why.clone()))).ok();
@@ -203,7 +203,7 @@ impl Sender {
         if !self.unsure || self.batch == Batch::Renewals {
             return None;
         }
-        // A server that may not be asked is waited for.
+        // If the server does not answer this query, the scripts are sent and the replicas awaited.
         let connected = connected(&self.link.call(cmd("ROLE")).await.ok()?)?;
         let wanted = self.replicas.wanted;
         (connected < wanted).then(|| {
@@ -213,14 +213,15 @@ impl Sender {
         })
     }
 
-    /// Sends scripts and one WAIT, and brings everybody the outcome. Those that the server does not know are sent again in full.
+    /// Sends scripts and one WAIT, and passes the outcomes on. Scripts that the server does not know are sent again in
+    /// full.
     async fn serve(&mut self, mut scripts: Vec<Script>) {
         let mut verb: fn(&Call) -> Cmd = by_digest;
         while !scripts.is_empty() {
             let mut pipeline = Pipeline::new();
             for Script { call, asking, .. } in &scripts {
                 if *asking {
-                    // Good for the very next command only.
+                    // Valid for the very next command only.
                     pipeline.cmd("ASKING");
                 }
                 pipeline.add_command(verb(call));
@@ -271,7 +272,7 @@ fn in_full(call: &Call) -> Cmd {
     eval("EVAL", call.script.source, call.keys.iter(), call.args.iter())
 }
 
-/// Waits for a change of any of these connections; without an end where there is none, or will be none any more.
+/// Waits for a change of any of these connections; never returns if there are none, or none that can still change.
 pub(super) async fn changed(states: &mut [watch::Receiver<LinkState>]) {
     let mut changes: FuturesUnordered<_> = states.iter_mut().map(|state| state.changed()).collect();
     while let Some(change) = changes.next().await {
@@ -295,7 +296,7 @@ fn said(answer: Option<Result<RedisValue, ServerError>>) -> Confirmed {
     }
 }
 
-/// Returns the number of replicas in a master's answer to ROLE; none for any other answer.
+/// Returns the number of replicas in a master's answer to ROLE; `None` for any other answer.
 fn connected(role: &RedisValue) -> Option<u32> {
     let RedisValue::Array(parts) = role else { return None };
     match parts.as_slice() {
@@ -333,7 +334,7 @@ mod tests {
         assert_eq!(connected(&RedisValue::Nil), None);
     }
 
-    /// Returns the outcome of a renewal, and how often it was sent without waiting for replicas.
+    /// Returns the outcome of a renewal, and the number of times that it was sent without waiting for replicas.
     async fn outcome(
         confirmed: impl Future<Output = Result<Answer, CallError>>,
     ) -> (Result<Answer, CallError>, usize) {

@@ -1,4 +1,4 @@
-//! Signs of life for the service manager, from the very loop that renews: one that hangs is killed and restarted.
+//! Heartbeats for the service manager, from the very loop that renews locks: a loop that hangs is killed and restarted.
 
 use std::time::Duration;
 
@@ -8,18 +8,18 @@ use sd_notify::NotifyState;
 /// Reports to the service manager in time that the loop runs.
 #[derive(Debug)]
 pub(super) struct Heartbeat {
-    /// The interval; none without a watchdog of the service manager.
+    /// The interval; `None` if the service manager has no watchdog.
     every: Option<Duration>,
     next: Moment,
 }
 
 impl Heartbeat {
-    /// `within` is the time in which the service manager wants one: half of it passes between two.
+    /// Creates heartbeats at half of `within`, the time in which the service manager expects one.
     pub(super) fn new(within: Option<Duration>) -> Self {
         Self { every: within.map(|within| within / 2), next: Moment::default() }
     }
 
-    /// Beats if it is time to. Gives when it is next.
+    /// Sends a heartbeat if it is due. Returns the instant of the next one.
     pub(super) fn beat(&mut self, now: Moment) -> Moment {
         let Some(every) = self.every else { return Moment::NEVER };
         if self.next <= now {

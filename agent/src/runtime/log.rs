@@ -1,4 +1,4 @@
-//! Writing of the core's log lines.
+//! Writes the core's log lines.
 
 use crate::core::LogLine;
 

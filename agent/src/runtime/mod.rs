@@ -49,14 +49,14 @@ use turns::{Turns, User};
 const INBOX: usize = 4096;
 /// The number of inputs in fair order from which further ones wait in the inbox.
 const BACKLOG: usize = 16_384;
-/// The longest time without an event for the core while there are holds, so that it notices having slept.
+/// The longest time without an event for the core while there are holds, so that it notices after it has slept.
 const TICK: Duration = Duration::from_millis(100);
 /// The time limit for writing the journal's last records.
 const JOURNAL_END: Duration = Duration::from_secs(2);
 /// The delay of a tick that shows a stalled process.
 const STALL: Duration = Duration::from_millis(200);
-/// The time for which scripts are sent alone after Redis has refused a batch: one that is refused each time would cost all of
-/// them two calls.
+/// The time for which scripts are sent alone after Redis has refused a batch: a script that is refused each time would
+/// cost all of the others two calls.
 const ALONE_AFTER_REFUSAL: Duration = Duration::from_secs(1);
 /// The interval at which the status repeats that Redis still refuses.
 const REFUSAL_INTERVAL: Duration = Duration::from_secs(1);
@@ -101,7 +101,7 @@ impl Handle {
     /// Grants no more locks from now on.
     pub fn drain(&mut self) {
         if let Some(drain) = self.drain.take() {
-            // Without a receiver the core has ended, which is what draining is for.
+            // Without a receiver the core has already ended.
             drain.send(()).ok();
         }
     }
@@ -114,7 +114,7 @@ impl Handle {
 
     /// Waits for the core's end: after [`Self::drain`], when nothing is held any more or the time is over.
     pub async fn done(&mut self) {
-        // The sender is dropped when the core's task ends, by whatever way.
+        // The sender is dropped when the core's task ends, in whatever way.
         (&mut self.done).await.ok();
     }
 }
@@ -208,11 +208,11 @@ struct Runtime {
     tick_at: Moment,
     /// The instant at which the clock was last read.
     last_read: Moment,
-    /// Until then each script is sent alone.
+    /// Until this instant each script is sent alone.
     alone_until: Moment,
 }
 
-/// A script that an effect asks for.
+/// A script that an effect requests.
 enum Dispatch {
     Renewal(Node, OpId, Lane, Call, TraceParent),
     Commands(Parcel),
@@ -267,19 +267,19 @@ impl Runtime {
                 written = written(&mut self.journal) => self.on_written(&written),
                 count = inbox.recv_many(&mut arrived, INBOX), if self.turns.len() < BACKLOG => {
                     if count == 0 && self.turns.len() == 0 {
-                        // Every connection and the listener have gone: nobody can ask for anything any more.
+                        // Every connection and the listener have closed: no more requests can arrive.
                         return;
                     }
                     self.on_inputs(&mut arrived);
                 }
-                // Yielding gives connections their time and this task a new budget, so that replies are seen first.
+                // Yielding lets connections run and renews this task's budget, so that replies are seen first.
                 () = tokio::task::yield_now(), if turn_at <= time => self.on_inputs(&mut arrived),
                 _ = &mut drained, if self.drain_ends.is_none() => self.begin_drain(),
             }
         }
     }
 
-    /// Applies the effects that wait, and adds the scripts among them to `dispatches` in their order.
+    /// Applies the waiting effects, and adds the scripts among them to `dispatches`, in order.
     fn apply_effects(&mut self, dispatches: &mut Vec<Dispatch>) {
         while let Some(effect) = self.core.next_effect() {
             match effect {
@@ -319,7 +319,7 @@ impl Runtime {
         self.drain_ends = Some(now() + self.drain_timeout);
     }
 
-    /// Ends what is left once the time to drain is over. Returns whether the agent has drained.
+    /// Ends the remaining holds once the time to drain is over. Returns whether the agent has drained.
     fn finish_drain(&mut self, time: Moment) -> bool {
         let Some(ends) = self.drain_ends else { return false };
         if !self.core.is_idle() && time < ends {
@@ -371,8 +371,8 @@ impl Runtime {
         }
     }
 
-    /// Returns the time. After a stall the core first handles its deadlines, so that no late reply passes on a hold that has
-    /// ended meanwhile.
+    /// Returns the time. After a stall the core first handles its deadlines, so that no late reply passes on a hold
+    /// that has ended meanwhile.
     fn read_clock(&mut self) -> Moment {
         let time = now();
         if time.since(self.last_read) > STALL {
@@ -397,7 +397,7 @@ impl Runtime {
         }
     }
 
-    /// Applies any effect but a script to send.
+    /// Applies any effect except a script to send.
     fn apply(&mut self, effect: Effect) {
         match effect {
             Effect::Send { .. } => {}
@@ -479,7 +479,7 @@ impl Runtime {
                     );
                 }
                 if in_doubt {
-                    // Another server, the same one restarted, one with other data or another clock: ask it, do not guess.
+                    // The server was replaced or restarted, or its data or clock has changed: verify rather than guess.
                     self.core.verify(time, node);
                 }
             }
@@ -489,7 +489,7 @@ impl Runtime {
         }
     }
 
-    /// The number of the fair waiter of ours whose own channel this is.
+    /// Returns the number of this agent's fair waiter that owns the channel, if any.
     fn own_waiter(&self, channel: &[u8]) -> Option<Number> {
         let waiter = keys::waiter_of_channel(channel)?;
         (waiter.client == self.client).then_some(waiter.thread)
@@ -546,7 +546,7 @@ impl Runtime {
             }
             Input::ListLocks(request, answer) => {
                 self.core.on_time(now());
-                // The receiver of the answer may be gone.
+                // The receiver of the answer may have been dropped.
                 answer.send(self.core.list(&request, None)).ok();
             }
             Input::ListSessions(after, count, answer) => {
@@ -554,7 +554,7 @@ impl Runtime {
                 answer.send(self.core.list_sessions(after, count)).ok();
             }
             Input::ListBusy(answer) => {
-                // The receiver of the answer may be gone.
+                // The receiver of the answer may have been dropped.
                 answer.send(self.core.busy_pids()).ok();
             }
             Input::Stopped(pids) => {
@@ -575,7 +575,7 @@ impl Runtime {
     fn deliver(&mut self, connection: ConnectionId, outgoing: Outgoing) {
         let Some(outbox) = self.outboxes.get(&connection) else { return };
         let is_push = matches!(outgoing, Outgoing::Push(_));
-        // Replies have their room reserved, since no more than PIPELINE commands are unanswered: pushes fill the rest.
+        // Room for replies is reserved, since no more than PIPELINE commands are unanswered: pushes fill the rest.
         if is_push && outbox.capacity() <= PIPELINE {
             self.metrics.events_dropped.inc();
             return;

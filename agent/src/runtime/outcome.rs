@@ -1,4 +1,4 @@
-//! Outcomes of scripts, as the core and metrics take them.
+//! Outcomes of scripts, in the forms that the core and metrics need.
 
 use redis::Value as RedisValue;
 use redisson::script::Value;
@@ -15,7 +15,7 @@ pub(super) type Outcome = (OpId, Result<Reply, Failure>);
 #[derive(Debug)]
 pub(super) enum Reply {
     Plain(Value),
-    /// With what replicas have of it.
+    /// The reply, with the replicas that have its writes.
     Confirmed(Value, Confirmed),
 }
 
@@ -31,13 +31,13 @@ pub(super) fn settled(result: Result<Answer, CallError>) -> Result<Reply, Failur
     }
 }
 
-/// The word that a failed call is counted by.
+/// Returns the word by which metrics count a failed call.
 pub(super) fn word(error: &CallError) -> String {
     match error {
         CallError::Unsent { .. } => metrics::UNSENT.to_owned(),
         CallError::Lost { .. } => metrics::LOST.to_owned(),
         CallError::Refused(error) => {
-            // The first word classifies; a server that makes words up must not make up series.
+            // The first word classifies the error; a server that invents words must not create series.
             let known =
                 error.code.len() <= 16 && error.code.bytes().all(|b| b.is_ascii_uppercase());
             if known { error.code.clone() } else { "other".to_owned() }
@@ -45,7 +45,7 @@ pub(super) fn word(error: &CallError) -> String {
     }
 }
 
-/// A failed call as the core sees it.
+/// Converts a failed call for the core.
 pub(super) fn failure(error: CallError) -> Failure {
     match error {
         CallError::Unsent { reason } => Failure::Unsent(reason),

@@ -1,7 +1,8 @@
-//! A cluster as one node of the core: connections to each master. Scripts and subscriptions go to the master that has their slot.
+//! A cluster as one node of the core: connections to each master. Scripts and subscriptions are sent to the master of
+//! their slot.
 //!
-//! The core knows nothing of all this but that the keys of one script share their slot. A script that finds its slot
-//! elsewhere is led on; one that finds nobody to serve it was surely not run, and the core sends it again.
+//! The core only knows that the keys of one script share their slot. A script whose slot is on another node is
+//! redirected; one whose slot nobody serves was certainly not run, and the core sends it again.
 
 use std::future::Future;
 use std::sync::{Arc, Mutex, MutexGuard, PoisonError};
@@ -60,13 +61,13 @@ struct Routes {
 #[derive(Default)]
 struct ChannelNode {
     at: Option<Address>,
-    /// The number of sorts of channel whose subscription is not confirmed yet.
+    /// The number of channel types whose subscription is not confirmed yet.
     open: usize,
 }
 
 struct ClusterNode {
     node: Arc<RedisNode>,
-    /// It has been connected before; until then its abilities are unknown.
+    /// It has been connected before; until then its features are unknown.
     seen: bool,
     /// It supported sharded channels when it was last connected.
     sharded: bool,
@@ -124,7 +125,7 @@ impl RedisCluster {
         routes.astray.remove(channel);
     }
 
-    /// Sends a script to the node that has its keys' slot. The future returns its outcome.
+    /// Sends a script to the master of its keys' slot. The future returns its outcome.
     pub(super) fn call(
         &self,
         op: OpId,
@@ -184,7 +185,7 @@ impl Inner {
     }
 }
 
-/// Returns whether nobody serves this at the moment: nothing was run, and that may change soon.
+/// Returns whether nobody serves the request at the moment: nothing was run, and that may change soon.
 fn is_unserved(error: &ServerError) -> bool {
     ["CLUSTERDOWN", "TRYAGAIN", "MASTERDOWN", "READONLY"].contains(&error.code.as_str())
 }
@@ -193,7 +194,7 @@ fn unsent(reason: String) -> CallError {
     CallError::Unsent { reason }
 }
 
-/// On how many sorts of channel a release may be told.
+/// Returns the number of channel types on which a release may be published.
 fn sorts(publish: Publish) -> usize {
     match publish {
         Publish::Both => 2,
@@ -202,7 +203,7 @@ fn sorts(publish: Publish) -> usize {
 }
 
 impl Routes {
-    /// The node that has a slot.
+    /// Returns the node that has a slot.
     fn owner(&self, slot: u16) -> Result<(Address, Arc<RedisNode>), String> {
         let Some(address) = self.slots.owner(slot) else {
             return Err(format!("no node is known to serve slot {slot}"));
@@ -213,7 +214,7 @@ impl Routes {
         }
     }
 
-    /// A node that another one names; one that is not known is going to be.
+    /// Returns a node that another one names; an unknown node is recorded and will be connected.
     fn redirect_target(&mut self, address: &Address) -> Option<Arc<RedisNode>> {
         if self.slots.masters().binary_search(address).is_err() {
             self.redirect_targets.insert(address.clone(), Instant::now());
@@ -222,7 +223,7 @@ impl Routes {
         Some(Arc::clone(&node.node))
     }
 
-    /// Listens to a channel where its slot is, unless it does so already; `again`, even then.
+    /// Subscribes to a channel at the node of its slot, unless it is subscribed there already; with `again`, even then.
     fn listen(&mut self, channel: &[u8], again: bool) {
         let owner = self.owner(slot(channel)).ok();
         let address = owner.as_ref().map(|(address, _)| address);
@@ -256,8 +257,8 @@ impl Routes {
         }
     }
 
-    /// Records that one sort of subscription to a channel is confirmed at that node, or refused. Returns true once none
-    /// is outstanding: an attempt made from then on misses no release.
+    /// Records that one subscription to a channel is confirmed at that node, or refused. Returns true once none is
+    /// outstanding: an attempt made from then on misses no release.
     fn on_settled(&mut self, channel: &[u8], address: &Address) -> bool {
         let Some(channel_node) = self.channels.get_mut(channel) else { return false };
         let here = channel_node.at.as_ref() == Some(address);
@@ -267,7 +268,7 @@ impl Routes {
         here && channel_node.open == 0
     }
 
-    /// Nothing is heard at that node until all has been subscribed again.
+    /// Marks all subscriptions at that node as unconfirmed.
     fn mark_deaf(&mut self, address: &Address) {
         let open = sorts(self.publish);
         for channel_node in
@@ -277,7 +278,7 @@ impl Routes {
         }
     }
 
-    /// Listens to each channel where it is to be heard by now.
+    /// Subscribes to each channel at the node that has its slot now.
     fn settle(&mut self) {
         let channels: Vec<Vec<u8>> = self.channels.keys().cloned().collect();
         channels.iter().for_each(|channel| self.listen(channel, false));
@@ -291,7 +292,7 @@ impl Routes {
         self.settle();
     }
 
-    /// Returns the reason that some slots cannot be served; none if all can.
+    /// Returns the reason why some slots cannot be served; `None` if all can.
     fn trouble(&self, state: &ClusterState) -> Option<String> {
         let masters = self.slots.masters();
         if masters.is_empty() {
@@ -325,13 +326,14 @@ impl News {
                         return event;
                     }
                 }
-                // All has ended: the agent is about to.
+                // Everything has ended: the agent is about to end.
                 else => return std::future::pending().await,
             }
         }
     }
 
-    /// Follows a new state of the cluster: connects to each master, and leaves nodes that are masters no longer.
+    /// Applies a new state of the cluster: connects to each master, and disconnects from nodes that are no longer
+    /// masters.
     fn apply(&mut self) {
         let state = self.state.borrow_and_update().clone();
         let inner = Arc::clone(&self.inner);
@@ -389,7 +391,7 @@ impl News {
                             routes.settle();
                         }
                     }
-                    // It may be another's turn.
+                    // Another node may be the master now.
                     _ => inner.cluster.refresh(),
                 }
                 drop(routes);
@@ -404,7 +406,7 @@ impl News {
                 }
                 None
             }
-            // A refused subscription receives nothing: the other sort of channel is used then, if there is one.
+            // A refused subscription receives nothing: the other channel type is then used, if there is one.
             FromRedis::Subscribed { channel } | FromRedis::SubscriptionRefused { channel } => self
                 .inner
                 .routes()
@@ -424,7 +426,7 @@ impl News {
         let trouble = routes.trouble(&self.state.borrow());
         self.inner.cluster.hurry(trouble.is_some() || !routes.astray.is_empty());
         let seen = || routes.nodes.values().filter(|node| node.seen);
-        // Nobody is asked for what it does not know.
+        // Nodes are not asked for features that they do not have.
         let able = seen().next().is_some() && seen().all(|node| node.sharded);
         let publish = if able { self.wished } else { Publish::Plain };
         let changed = (publish != routes.publish).then_some(publish);

@@ -1,4 +1,4 @@
-//! The core's side of one Redis: two connections for scripts, one for messages.
+//! The core's connections to one Redis server: two for scripts, one for messages.
 
 use std::collections::VecDeque;
 use std::future::Future;
@@ -31,28 +31,28 @@ const CHECK: Duration = Duration::from_secs(2);
 /// The most messages received at once. Duplicates of one release among them are dropped.
 const AT_ONCE: usize = 64;
 
-/// News of Redis.
+/// Events from Redis.
 #[derive(Debug)]
 pub(super) enum FromRedis {
-    /// Something was published.
+    /// A message was published.
     Message { channel: Vec<u8> },
-    /// A subscription stands, for the first time or again.
+    /// A subscription is active, for the first time or again.
     Subscribed { channel: Vec<u8> },
-    /// The server does not let us listen to this channel.
+    /// The server denies the subscription to this channel.
     SubscriptionRefused { channel: Vec<u8> },
-    /// No subscription stands any more.
+    /// No subscription is active any more.
     Unsubscribed,
-    /// This server has not, or has no longer, the slot of this channel of a shard: it is not heard there.
+    /// This server does not have, or no longer has, the slot of this shard channel: its messages do not arrive there.
     SlotElsewhere { channel: Vec<u8> },
-    /// An operator released a hold of ours.
+    /// A hold of this agent was released by force.
     Forced { name: LockName, number: Number },
-    /// A connection for scripts has come or gone.
+    /// A connection for scripts was opened or closed.
     State {
-        /// All are connected: locks that cannot be renewed are of no use.
+        /// All are connected: locks that cannot be renewed would be useless.
         up: bool,
         /// The Redis server, and the reason if it cannot be used.
         detail: String,
-        /// There is a fresh connection for renewals, or what is behind it has changed: its role, its history, its clock.
+        /// The connection for renewals is new, or the role, the history or the clock of its server has changed.
         in_doubt: bool,
         /// The way to publish releases from now on, if that has changed.
         publish: Option<Publish>,
@@ -65,7 +65,7 @@ pub(super) enum FromRedis {
 pub(super) struct RedisNode {
     commands: Link,
     renewals: Link,
-    /// The connections for what replicas must confirm.
+    /// The connections for scripts that replicas must confirm.
     replicated: Option<Replicated>,
     subscriber: Subscriber,
     node: String,
@@ -76,7 +76,7 @@ pub(super) struct RedisNode {
 struct News {
     state: watch::Receiver<LinkState>,
     renewals_state: watch::Receiver<LinkState>,
-    /// The states of the connections for what replicas must confirm.
+    /// The states of the connections for scripts that replicas must confirm.
     replicated_states: Vec<watch::Receiver<LinkState>>,
     messages: mpsc::Receiver<PubSubEvent>,
     heard: VecDeque<PubSubEvent>,
@@ -89,9 +89,9 @@ struct News {
     run_id: Option<String>,
     /// It is one node of several, each with a part of the locks.
     part: bool,
-    /// It has replicas, and nothing makes sure that they have the locks.
+    /// It has replicas, and nothing ensures that they have the locks.
     unguarded: bool,
-    /// It has red locks, which have their majority.
+    /// It stores red locks, which are protected by their majority.
     red: bool,
     /// The current master, if one is followed.
     master: Option<Address>,
@@ -105,16 +105,16 @@ pub(super) struct NodeOptions {
     pub(super) client: ClientId,
     pub(super) connect_timeout: Duration,
     pub(super) response_timeout: Duration,
-    /// It has red locks.
+    /// It stores red locks.
     pub(super) red: bool,
-    /// It is a node of a cluster that is known as one.
+    /// It is a node of a cluster, and known as one.
     pub(super) in_cluster: bool,
-    /// The replicas that must have what is granted, if any must.
+    /// The replicas that must have each grant, if any.
     pub(super) replicas: Option<Replicas>,
 }
 
 impl RedisNode {
-    /// Starts connecting; gives what scripts go by, and what comes back unasked.
+    /// Starts connecting. Returns the node, which sends scripts, and the stream of its events.
     pub(super) fn start(
         options: NodeOptions,
         endpoint: &Endpoint,
@@ -211,7 +211,7 @@ impl RedisNode {
         &self.node
     }
 
-    /// Sends a script; the future brings what became of it.
+    /// Sends a script. The future returns its outcome.
     pub(super) fn call(
         &self,
         op: OpId,
@@ -223,8 +223,8 @@ impl RedisNode {
         async move { (op, settled(sent.await)) }
     }
 
-    /// Sends a script; `asking` where another node of a cluster said that this one is about to have its keys' slot. What
-    /// is part of a trace has a span there.
+    /// Sends a script. `asking` is set if another node of a cluster reported that this one is about to have the keys'
+    /// slot. A script that is part of a trace gets a span.
     pub(super) fn send(
         &self,
         lane: Lane,
@@ -254,7 +254,7 @@ impl RedisNode {
             let sent = service_kit::clock::boot_micros();
             let result = match confirmed {
                 None => plain(&link, &call, asking).await,
-                // Boxed: one of these futures is kept for each script under way.
+                // Boxed, because one of these futures is kept for each script in flight.
                 Some(confirmed) if lane == Lane::ReplicatedRenewals => {
                     Box::pin(renewed(confirmed, plain(&link, &call, asking))).await
                 }
@@ -301,7 +301,7 @@ impl News {
                 Ok(()) = self.state.changed() => return self.state_changed(),
                 () = confirmed_calls::changed(&mut self.replicated_states) => return self.state(false),
                 count = self.messages.recv_many(&mut events, AT_ONCE) => match count {
-                    // All has ended: the agent is about to.
+                    // Everything has ended: the agent is about to end.
                     0 => return std::future::pending().await,
                     _ => self.heard = without_echoes(events),
                 },
@@ -335,8 +335,8 @@ impl News {
         self.state(false)
     }
 
-    /// Holds are verified down the connection for renewals, so it is that one which must be there. It is also the
-    /// one that looks whether the server behind it is still what it was.
+    /// Holds are verified on the connection for renewals, so its state decides. This connection also checks whether its
+    /// server is still the same.
     fn renewals_state_changed(&mut self) -> FromRedis {
         let status = self.renewals_state.borrow_and_update().status.clone();
         match status {
@@ -377,7 +377,7 @@ impl News {
         }
     }
 
-    /// Warns of a server whose failover can grant a lock twice, once until that changes.
+    /// Warns about a server whose failover can grant a lock twice, once until that changes.
     fn note_replicas(&mut self, info: &ServerInfo) {
         let guarded = !self.replicated_states.is_empty() || self.red || info.requires_replicas;
         let unguarded = !guarded && info.replicas.is_some_and(|replicas| replicas > 0);
@@ -408,7 +408,7 @@ impl News {
             PubSubEvent::Message { channel, payload, .. } if channel == self.forced => {
                 forced(&payload).unwrap_or(FromRedis::Nothing)
             }
-            // For those who might miss the message before it, as we do not.
+            // This message is for clients that may miss the one before it; the agent does not.
             PubSubEvent::Message { payload, .. } if payload == keys::WRITE_RELEASED_AGAIN => {
                 FromRedis::Nothing
             }
@@ -456,14 +456,15 @@ fn forced(payload: &[u8]) -> Option<FromRedis> {
     Some(FromRedis::Forced { name, number: holder.thread })
 }
 
-/// Returns whether a node of a cluster refuses because it does not serve the slot: others do, or nobody at the moment.
+/// Returns whether a node of a cluster refuses because it does not serve the slot: other nodes do, or nobody at the
+/// moment.
 fn is_elsewhere(reason: &str) -> bool {
     let word = reason.split(' ').next().unwrap_or_default();
     ["MOVED", "CLUSTERDOWN"].contains(&word)
 }
 
-/// Returns the events, each release once: a cluster publishes it on both sorts of channel. A waiter that the first
-/// message wakes tries after all of these have come, so the others add nothing.
+/// Returns the events, with each release only once: a cluster publishes it on both types of channel. A waiter that the
+/// first message wakes tries after all of these have arrived, so the others add nothing.
 fn without_echoes(events: Vec<PubSubEvent>) -> VecDeque<PubSubEvent> {
     let mut told = HashSet::default();
     let mut is_new = |event: &PubSubEvent| match event {

@@ -1,4 +1,4 @@
-//! All that scripts and subscriptions go to: the Redis of all kinds but red, and the servers of red locks.
+//! All servers for scripts and subscriptions: the Redis of all kinds but red, and the servers of red locks.
 
 use std::future::Future;
 use std::sync::Arc;
@@ -24,7 +24,7 @@ use crate::metrics::Metrics;
 /// The Redis of all kinds but red.
 #[derive(Debug, Clone)]
 pub enum Backend {
-    /// One server, or the one that is the master at the time.
+    /// One server, or the current master.
     Server(Endpoint),
     Cluster(Cluster),
 }
@@ -37,7 +37,7 @@ pub struct ServersStart {
     pub main: Backend,
     /// The way to publish releases in a cluster that supports it.
     pub cluster_messages: Publish,
-    /// The servers of red locks, in the order in which the settings name them.
+    /// The servers of red locks, in the order of the settings.
     pub red: Vec<Target>,
     pub connect_timeout: Duration,
 }
@@ -56,7 +56,7 @@ pub(super) struct Servers {
 }
 
 impl Servers {
-    /// Starts connecting to all servers. `replicas` is how grants wait for the replicas of the main one.
+    /// Starts connecting to all servers. `replicas`: how grants wait for the replicas of the main one.
     pub(super) fn start(
         start: ServersStart,
         response_timeout: Duration,
@@ -90,7 +90,7 @@ impl Servers {
         };
         let mut red = Vec::with_capacity(start.red.len());
         for (node, target) in start.red.into_iter().enumerate() {
-            // Their majority is what keeps them.
+            // Their majority protects them.
             let options = NodeOptions { red: true, replicas: None, ..options };
             let (server, events) = RedisNode::start(options, &target.into(), metrics, shutdown);
             news.push(events.map(move |event| (Node::Red(node), event)).boxed());

@@ -14,7 +14,7 @@ use crate::types::ConnectionId;
 /// A user id; none for the agent itself and its HTTP pages.
 pub(super) type User = Option<u32>;
 
-/// The most inputs that are handled out of the backlog before urgent work has its turn again.
+/// The most inputs that are handled from the backlog before urgent work has its turn again.
 const BATCH: usize = 256;
 /// The number of a user's waiting inputs from which its connections no longer run: they read nothing, write nothing, and notice
 /// their client's end only afterwards.
@@ -24,8 +24,8 @@ const MOST_WAITING: usize = 512;
 const TURN: Duration = Duration::from_millis(1);
 /// The same while more than one user is active.
 const CONTESTED_TURN: Duration = Duration::from_micros(250);
-/// The number of a user's scripts under way from which its next command waits, so that a script of another user does not wait
-/// behind thousands of them in Redis.
+/// The number of a user's scripts in flight from which its next command waits, so that a script of another user does
+/// not wait behind thousands of them in Redis.
 const MOST_SCRIPTS: usize = 1024;
 /// The same while more than one user is active.
 const CONTESTED_SCRIPTS: usize = 128;
@@ -149,7 +149,7 @@ pub(super) struct Turn<'a> {
     arrived: Drain<'a, Input>,
     /// The number of inputs that may still be taken from the backlog.
     from_backlog: usize,
-    /// The time of its begin.
+    /// The instant at which it began.
     now: Moment,
     ends: Moment,
 }
@@ -171,13 +171,13 @@ impl Turn<'_> {
         now >= self.ends
     }
 
-    /// Ends the turn. Inputs that it did not get to wait for the next one.
+    /// Ends the turn. Inputs that it did not reach wait for the next one.
     pub(super) fn end(self, turns: &mut Turns) {
         self.arrived.for_each(|input| turns.push(input));
     }
 }
 
-/// The scripts of each user's commands that are under way.
+/// The scripts in flight of each user's commands.
 #[derive(Debug)]
 struct Scripts {
     /// The most for one user.
@@ -256,7 +256,7 @@ impl<T> FairQueue<T> {
         queue.len
     }
 
-    /// Takes the next item of the next user who is open, with the number of items that this user has left.
+    /// Takes the next item of the next user who is open, and returns it with the number of that user's remaining items.
     fn pop(&mut self, is_open: impl Fn(User) -> bool) -> Option<(User, usize, T)> {
         let at = self.users.iter().position(|user| is_open(*user))?;
         let user = self.users.remove(at)?;
@@ -348,7 +348,7 @@ mod tests {
         }
     }
 
-    /// Renewals are looked at between two turns.
+    /// Renewals are handled between two turns.
     #[test]
     fn a_flood_delays_renewals_by_one_turn_and_one_command_at_most() {
         for (cost, most) in [(1, BATCH), (10, 100), (300, 4), (5_000, 1)] {

@@ -269,12 +269,12 @@ mod tests {
 
     #[tokio::test]
     async fn others_are_accepted_while_rejected_connections_wait_for_their_answer() {
-        // In this test none that waits is ever answered.
+        // In this test no waiting connection is ever answered.
         let mut rig = Rig::with_pause(1, Duration::from_secs(100_000)).await;
         let one = rig.connect().await;
         let Input::Opened { outbox: _one, .. } = rig.input().await else { panic!() };
         let mut rejected = Vec::new();
-        // One is about to be answered, so many wait behind it, and one is too many.
+        // One is about to be answered, so this many wait behind it, and one is too many.
         for count in 1..=MAX_REJECTED + 2 {
             rejected.push(rig.connect().await);
             rig.has_rejected(count).await;

@@ -23,7 +23,7 @@ struct Taken {
     users: HashMap<u32, usize>,
 }
 
-/// The reason for which a user gets no permit, with the maximum that is reached.
+/// The reason why a user gets no permit, with the maximum that is reached.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub(super) enum Full {
     /// The user has as many sessions as one user may have.

@@ -31,7 +31,7 @@ use crate::core::lease::hold::Hold;
 use crate::core::ops::verb::Verb;
 use crate::types::Number;
 
-/// Returns the numbers of which Redis has one, at least, while a hold is valid: its own, or until an early hold is there,
+/// Returns numbers of which Redis has at least one while a hold is valid: its own or, until an early hold is there,
 /// those of the hand-over in flight.
 fn numbers_in_redis(core: &Core, hold: &Hold) -> impl Iterator<Item = Number> {
     let op = hold.early.as_ref().and_then(|early| core.ops.get(early.hand_over));

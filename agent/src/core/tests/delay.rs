@@ -1,4 +1,4 @@
-//! Locks of dead workers, which are kept back for a while.
+//! Tests of the lock delay, which keeps locks of dead workers back for a while.
 
 use std::time::Duration;
 
@@ -96,13 +96,13 @@ fn grace_counts_towards_it_and_the_journal_knows() {
     world.pass(Duration::from_secs(70));
     assert!(world.core.sessions.is_empty(), "nobody has resumed it");
     assert_eq!(world.holders("x").len(), 1);
-    // The records that are written again are the same.
+    // A rewritten journal has the same records.
     let records = world.core.journal_records();
     assert_eq!(records.len(), 1, "{records:?}");
     let noted: Vec<_> = world.past.orphans.values().map(|trace| trace.after).collect();
     let after = world.now + Duration::from_secs(30);
     assert_eq!(noted, [after]);
-    // So does what a successor writes.
+    // So does the journal that a successor writes.
     world.kill_and_restart(MOMENT);
     let records = world.core.journal_records();
     let after = |record: &Record| matches!(record, Record::Orphan(orphan) if orphan.after == after);

@@ -1,4 +1,4 @@
-//! Hand-overs whose successor holds the lock before Redis has answered.
+//! Tests of hand-overs whose successor holds the lock before Redis has answered.
 
 use std::time::Duration;
 
@@ -14,7 +14,7 @@ use crate::types::ConnectionId;
 const REPLY: u64 = 100;
 const LATER: Duration = Duration::from_millis(REPLY + 1);
 
-/// The first session holds `x`, the others wait for it. Replies of Redis take a while from now on.
+/// Lets the first session hold `x`, and the others wait for it. Redis's replies are delayed from now on.
 fn queue<const N: usize>(world: &mut World) -> [ConnectionId; N] {
     let sessions = std::array::from_fn(|_| world.open());
     for id in sessions {

@@ -1,4 +1,4 @@
-//! Lost replies, late scripts, lost locks.
+//! Tests of lost replies, late scripts and lost locks.
 
 use std::time::Duration;
 
@@ -285,7 +285,7 @@ fn after_a_sleep_every_hold_is_verified() {
     assert_eq!(world.events(a), ["lost y lock unconfirmed"]);
 }
 
-/// A session whose hold of `x`, with this number, is gone from Redis. The agent has not heard of it yet.
+/// Returns a session whose hold of `x`, with this number, is gone from Redis. The agent has not been notified yet.
 fn released_by_an_operator() -> (World, ConnectionId, Number) {
     let mut world = World::new();
     let a = world.open();
@@ -309,7 +309,7 @@ fn an_operators_release_is_told_as_forced() {
 fn an_operators_release_just_before_an_unlock_is_told_as_forced() {
     for unlocked_first in [false, true] {
         let (mut world, a, number) = released_by_an_operator();
-        // Neither the renewal that verifies the message nor the release is answered before the other input.
+        // Neither the renewal that verifies the message nor the release is answered before the other input arrives.
         let forced = |world: &mut World| {
             world.core.on_forced(world.now, Node::Main, &name("x"), number);
         };
@@ -428,7 +428,7 @@ fn a_long_lease_that_was_released_does_not_come_back_with_another_server() {
     world.close(b);
     world.pass(Duration::from_secs(1));
     assert!(world.redis.is_empty(), "{:?}", world.redis);
-    // A replica takes over that has heard of neither end.
+    // A replica takes over that does not know about either end.
     world.redis = before;
     world.core.verify(world.now, Node::Main);
     world.pass(Duration::from_secs(1));

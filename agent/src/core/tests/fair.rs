@@ -1,4 +1,4 @@
-//! Fair waiters: each asks for itself, and none leaves a position behind.
+//! Tests of fair waiters: each makes its own attempts, and none leaves a position behind.
 
 use std::time::Duration;
 
@@ -40,7 +40,8 @@ fn each_has_a_place_of_its_own_and_hears_of_its_turn() {
     assert_eq!(handed, 3, "{:?}", world.served);
 }
 
-/// Once it listens, a waiter asks again for a release that it may not have heard of: not where one of ours is before it.
+/// Once it has subscribed, a waiter tries again, since it may have missed a release; but not behind a waiter or holder
+/// of this agent.
 #[test]
 fn who_waits_behind_ones_own_asks_no_more_than_needed() {
     let asked = |world: &World| world.served.iter().filter(|name| **name == "acquire_fair").count();
@@ -73,7 +74,7 @@ fn another_clients_waiter_is_not_passed() {
     world.unlock(one, "x");
     assert_eq!(world.reply(one), "0");
     assert!(world.has_no_reply(two) && world.holders("x").is_empty());
-    // It takes its turn, and goes.
+    // It gets its turn, and leaves.
     assert_eq!(world.served, ["hand_over_fair", "release_fair", "acquire_fair"]);
     world.queues.get_mut("x").unwrap().remove(0);
     world.pass(Duration::from_secs(6));
@@ -128,7 +129,7 @@ fn a_turn_told_while_an_attempt_is_under_way_is_not_missed() {
     assert_eq!(world.reply(one), "held 1");
     world.network = Network::Slow(100);
     fair(&mut world, two);
-    // Redis has refused it, which it does not know yet, and listens to nothing: only asking again helps.
+    // Redis has refused it, but the answer is still in flight and it has no subscription: only another attempt helps.
     world.network = Network::Good;
     world.unlock(one, "x");
     for _ in 0..3 {
@@ -144,7 +145,7 @@ fn a_turn_told_while_a_later_attempt_is_under_way_is_not_missed() {
     fair(&mut world, one);
     fair(&mut world, two);
     assert_eq!(world.reply(one), "held 1");
-    // It looks again within five seconds; Redis refuses it once more, and then tells it of its turn.
+    // It tries again within five seconds; Redis refuses it once more, and then announces its turn.
     let before = world.served.len();
     world.network = Network::Slow(1900);
     while world.served.len() == before {

@@ -1,4 +1,4 @@
-//! Workers that are stopped while they hold something.
+//! Tests of workers that are stopped while they hold something.
 
 use std::collections::BTreeSet;
 use std::time::Duration;
@@ -8,7 +8,7 @@ use crate::core::Frozen;
 use crate::types::ConnectionId;
 
 impl World {
-    /// Of all workers those of these sessions are stopped.
+    /// Stops the workers of these sessions; all others run.
     fn stop(&mut self, sessions: &[ConnectionId]) {
         let pid = |id: &ConnectionId| i32::try_from(id.0).unwrap();
         let pids: BTreeSet<i32> = sessions.iter().map(pid).collect();

@@ -1,4 +1,4 @@
-//! Sessions that outlive their connection, and agents that go on with those of a killed one.
+//! Tests of sessions that outlive their connection, and of agents that continue those of a killed one.
 
 use std::time::Duration;
 
@@ -12,14 +12,14 @@ use crate::types::ConnectionId;
 
 pub(super) const GRACE: Duration = Duration::from_secs(60);
 
-/// All but that much of the grace.
+/// Returns the grace minus that much.
 fn grace_less(rest: Duration) -> Duration {
     GRACE.checked_sub(rest).unwrap()
 }
 
 pub(super) const NEXT: [u8; 16] = [2; 16];
 
-/// A session's id and secret, as its worker was told.
+/// A session's id and secret, as its worker received them.
 pub(super) type Ticket = (Vec<u8>, Vec<u8>);
 
 pub(super) fn ticket(frame: &Frame) -> Ticket {
@@ -38,7 +38,7 @@ impl World {
         self.replies_of(id).remove(0)
     }
 
-    /// All that a session was told, in short.
+    /// Returns all replies to a session, in short form.
     fn told(&mut self, id: ConnectionId) -> Vec<String> {
         self.replies_of(id).iter().map(short).collect()
     }
@@ -123,7 +123,7 @@ fn nobody_else_can_take_it() {
     let mut world = World::new();
     let (a, told) = world.graced();
     world.lock(a, "x");
-    // Its connection is open: a RESUME waits a moment for its end, and is then refused.
+    // Its connection is open: a RESUME waits a moment for the end of that, and is then refused.
     let early = world.open_as(0, NEXT);
     world.resume(early, &told);
     assert!(world.has_no_reply(early));
@@ -148,7 +148,7 @@ fn nobody_else_can_take_it() {
     world.resume(b, &told);
     let (new, holds) = world.resumed(b);
     assert_eq!(holds, ["x lock 1"]);
-    // It goes on, so it has been told the new secret.
+    // It sends another command, so it has received the new secret.
     world.command(b, Command::Holds);
     world.replies.clear();
     world.close(b);
@@ -166,7 +166,7 @@ fn who_was_not_told_its_new_secret_comes_back_by_the_old_one() {
         let (a, told) = world.graced();
         world.lock(a, "x");
         world.close(a);
-        // Again and again the reply is lost with the connection, or with the agent.
+        // The reply is repeatedly lost with the connection, or with the agent.
         for secret in [NEXT, [3; 16], [4; 16]] {
             let b = world.open_as(0, secret);
             world.resume(b, &told);
@@ -181,7 +181,7 @@ fn who_was_not_told_its_new_secret_comes_back_by_the_old_one() {
         world.resume(c, &told);
         let (new, holds) = world.resumed(c);
         assert_eq!(holds, ["x lock 1"]);
-        // Now it goes on, and only the new one is of use, to the next agent too.
+        // It sends another command, so only the new secret is valid, for the next agent too.
         world.command(c, Command::Holds);
         world.close(c);
         world.kill_and_restart(Duration::from_secs(1));
@@ -213,7 +213,7 @@ fn what_was_under_way_ends_before_it_is_taken_over() {
     world.command(a, Command::Lock(leased.clone()));
     world.foreign("y", "285475da-9152-4c83-822a-67ee2f116a79:52", LEASE);
     world.network = Network::Slow(500);
-    // An entry with a lease is on its way, and a wait.
+    // A re-entry with a lease and a wait are in flight.
     world.command(a, Command::Lock(leased));
     world.command(a, Command::Lock(LockRequest { owner: 5, ..lock_command("y") }));
     world.close(a);
@@ -318,7 +318,7 @@ fn an_entry_beyond_the_highest_count_is_counted_as_denied() {
     let mut world = World::new();
     let (a, told) = world.graced();
     world.lock(a, "x");
-    // Nobody enters so often in a test: the next agent finds it in the journal.
+    // No test re-enters so often: the next agent finds this count in the journal.
     let holds = world.past.sessions.values_mut().flat_map(|session| session.holds.values_mut());
     holds.for_each(|hold| hold.count = u32::MAX);
     world.kill_and_restart(Duration::from_secs(1));
@@ -401,7 +401,7 @@ fn what_redis_never_confirms_is_lost_when_its_lease_must_be_over() {
     assert_eq!(world.reply(b), "lost x lock unconfirmed");
 }
 
-/// Its worker does not know that, and relies on it for up to a lease.
+/// Its worker does not know about the failure, and relies on the hold for up to a lease.
 #[test]
 fn a_hold_whose_session_is_missing_in_the_journal_is_released_after_its_lease() {
     let mut world = World::new();
@@ -421,7 +421,7 @@ fn a_hold_whose_session_is_missing_in_the_journal_is_released_after_its_lease() 
     assert_eq!(world.reply(next), "held 1");
 }
 
-/// A fixed lease stays in Redis while nobody can ask for it.
+/// A fixed lease stays in Redis during the outage.
 #[test]
 fn a_long_lease_outlasts_an_outage_after_the_restart() {
     let mut world = World::new();
@@ -442,7 +442,8 @@ fn a_long_lease_outlasts_an_outage_after_the_restart() {
     assert_eq!((world.holders("x").len(), world.holders("y").len()), (1, 0));
 }
 
-/// No lease is shortened in Redis, so the lease that the watchdog renews may last longer than the agent thinks.
+/// No lease is shortened in Redis, so the lease of a hold that the watchdog renews may last longer than the agent
+/// knows.
 #[test]
 fn what_is_lost_in_an_outage_after_the_restart_is_removed_after_it() {
     let mut world = World::new();
@@ -470,7 +471,7 @@ fn a_successor_removes_what_its_waiters_left_in_redis() {
     world.lock_as(holder, "x", Kind::Fair);
     world.lock_as(a, "x", Kind::Fair);
     assert_eq!(world.queues["x"].len(), 1);
-    // An attempt that runs, and of which the killed agent never hears.
+    // This attempt runs, but the killed agent never receives the reply.
     world.network = Network::Slow(1000);
     world.command(a, Command::Lock(LockRequest { owner: 5, ..lock_command("y") }));
     assert_eq!(world.holders("y").len(), 1);

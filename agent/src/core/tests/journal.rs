@@ -1,4 +1,4 @@
-//! Replies to workers and scripts to Redis wait for the journal.
+//! Tests of replies to workers and scripts to Redis that wait for the journal.
 
 use std::time::Duration;
 
@@ -38,7 +38,7 @@ fn a_hold_ends_in_redis_once_the_journal_has_it() {
         world.disk = Disk::Slow;
         world.unlock(a, "x");
         assert_eq!(world.holders("x"), held, "a successor would find it in the journal");
-        // A crash at that moment.
+        // The agent crashes at that moment.
         world.disk = Disk::Good;
         world.kill_and_restart(Duration::from_secs(1));
         let b = world.open_as(0, NEXT);

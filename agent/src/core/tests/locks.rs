@@ -1,4 +1,4 @@
-//! Taking, waiting, re-entering, releasing, with a Redis that works.
+//! Tests of acquiring, waiting, re-entering and releasing, with a Redis that works.
 
 use std::collections::BTreeSet;
 use std::time::Duration;
@@ -67,7 +67,7 @@ fn a_foreign_holders_release_wakes_the_front_waiter_only() {
     let (a, b) = (world.open(), world.open());
     world.lock(a, "x");
     world.lock(b, "x");
-    // One attempt, one more once the subscription stands; the second waiter costs nothing.
+    // One attempt, and another once the subscription is active; the second waiter costs nothing.
     assert_eq!(world.served, ["acquire", "acquire"]);
     assert_eq!(world.listening, [name("x")]);
     world.foreign_release("x");

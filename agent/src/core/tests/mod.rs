@@ -1,4 +1,4 @@
-//! The core against a small model of Redis.
+//! Tests of the core against a small model of Redis.
 
 mod delay;
 mod early_hand_over;

@@ -1,4 +1,4 @@
-//! MLOCK and MUNLOCK: all or none.
+//! Tests of MLOCK and MUNLOCK: all or none.
 
 use std::time::Duration;
 
@@ -12,7 +12,7 @@ use crate::types::ConnectionId;
 
 const FOREIGN: &str = "285475da-9152-4c83-822a-67ee2f116a79:52";
 
-/// Longer than an MLOCK of two waits with something in its hands.
+/// Longer than an MLOCK of two waits while it holds one of them.
 const LONG: Duration = Duration::from_millis(3100);
 
 fn mlock(world: &mut World, id: ConnectionId, names: &str) {
@@ -47,7 +47,7 @@ fn cancel(world: &mut World, by: ConnectionId, whose: ConnectionId) -> String {
     world.reply(by)
 }
 
-/// Nothing is left, in Redis or here.
+/// Checks that nothing is left, in Redis or here.
 fn assert_clean(world: &mut World) {
     assert!(world.redis.is_empty(), "{:?}", world.redis);
     assert!(world.core.is_idle() && world.core.locks.is_empty() && world.listening.is_empty());
@@ -78,7 +78,7 @@ fn who_held_one_before_enters_once_more() {
     assert_eq!(world.reply(a), "held 1 held 2", "in the order in which they were named");
     munlock(&mut world, a, "y x");
     assert_eq!(world.reply(a), "1 0");
-    // Holds from before an MLOCK that failed are still there.
+    // Holds from before a failed MLOCK remain.
     world.foreign("z", FOREIGN, LEASE);
     mlock_as(&mut world, a, "y z", &within(0));
     assert_eq!(world.reply(a), "null");
@@ -96,7 +96,7 @@ fn a_null_is_told_only_when_nothing_is_held_any_more() {
     mlock_as(&mut world, a, "x y", &within(500));
     assert_eq!(world.holders("x").len(), 1);
     assert!(world.has_no_reply(a));
-    // The release of x is on its way for a while.
+    // The release of x is in flight for a while.
     world.network = Network::Slow(300);
     world.pass(Duration::from_millis(600));
     assert!(world.has_no_reply(a), "x is not known to be free yet");
@@ -151,7 +151,7 @@ fn it_waits_for_long_only_with_empty_hands_and_keeps_its_place() {
 fn opposite_orders_end_well() {
     let mut world = World::new();
     let (a, b) = (world.open(), world.open());
-    // As a foreign client would, b has taken them in the other order.
+    // b has acquired them in the other order, as a foreign client would.
     world.lock(b, "y");
     assert_eq!(world.reply(b), "held 1");
     mlock(&mut world, a, "x y");
@@ -198,7 +198,7 @@ fn what_it_held_before_can_make_a_circle() {
     world.lock(b, "y");
     assert_eq!((world.reply(a), world.reply(b)), ("held 1".to_owned(), "held 1".to_owned()));
     world.lock(b, "x");
-    // a will not give x back while it waits for y.
+    // a will not release x while it waits for y.
     world.served.clear();
     mlock(&mut world, a, "w y");
     assert_eq!(world.reply(a), "DEADLOCK");
@@ -208,7 +208,7 @@ fn what_it_held_before_can_make_a_circle() {
     assert_eq!(world.reply(a), "null");
     world.unlock(a, "x");
     assert_eq!((world.reply(a), world.reply(b)), ("0".to_owned(), "held 1".to_owned()));
-    // And the other way round: the MLOCK waits already.
+    // In the opposite case the MLOCK waits first.
     mlock(&mut world, a, "v x");
     assert!(world.has_no_reply(a));
     world.close(b);
@@ -228,7 +228,7 @@ fn a_lock_for_which_an_mlock_waits_is_part_of_a_circle() {
     mlock(&mut world, a, "w y");
     world.lock(b, "x");
     assert_eq!(world.reply(b), "DEADLOCK");
-    // w will be given back, so others may wait for it.
+    // w will be released, so others may wait for it.
     world.lock(b, "w");
     assert!(world.has_no_reply(b));
     world.pass(LONG);
@@ -339,7 +339,7 @@ fn a_member_that_is_lost_before_all_are_had_is_taken_again() {
     assert_clean(&mut world);
 }
 
-/// The events of a session whose owner is busy, as another one hears them.
+/// Returns the events of a session whose owner is busy, as read by another session.
 fn events_of(world: &mut World, by: ConnectionId, whose: ConnectionId) -> Vec<String> {
     let session = world.core.session_name(whose).into_bytes();
     let secret = "01".repeat(16).into_bytes();
@@ -348,7 +348,7 @@ fn events_of(world: &mut World, by: ConnectionId, whose: ConnectionId) -> Vec<St
     events.iter().map(short).collect()
 }
 
-/// Lets an MLOCK of a patience beyond a lease wait for its last member. Its session hears of renewals.
+/// Lets an MLOCK wait for its last member for longer than a lease. Its session receives events of renewals.
 fn waiting_for_the_last_one(world: &mut World) -> ConnectionId {
     let a = world.open();
     let (push, deadlines, grace) = (None, Some(true), None);
@@ -367,7 +367,7 @@ fn nothing_is_told_of_members_before_the_grant() {
     world.pass(LEASE / 2);
     assert!(world.served.contains(&"keep"), "they are renewed");
     assert!(events_of(&mut world, b, a).is_empty());
-    // They come into jeopardy and out of it again.
+    // They come into jeopardy and are safe again.
     world.network = Network::Down;
     world.pass(LEASE * 3 / 4);
     assert_eq!(world.core.leases.in_jeopardy(), 40);
@@ -394,7 +394,7 @@ fn what_is_in_jeopardy_when_it_is_granted_is_told_then() {
     world.network = Network::Down;
     world.pass(LEASE * 3 / 4);
     assert!(events_of(&mut world, c, a).is_empty());
-    // The grant comes before some of them are renewed.
+    // The grant arrives before some of them are renewed.
     world.network = Network::Good;
     world.unlock(b, "z");
     let mut replies = world.replies_of(a);
@@ -573,7 +573,7 @@ fn it_is_cancelled_between_its_waits_too() {
     world.lock(a, "x");
     assert_eq!(world.reply(a), "held 1");
     world.network = Network::Slow(100);
-    // It reenters x, for which it does not wait.
+    // It re-enters x without a wait.
     mlock(&mut world, a, "x y");
     assert_eq!(cancel(&mut world, b, a), "1");
     world.pass(Duration::from_secs(1));
@@ -594,7 +594,8 @@ fn lost_replies_leave_nothing_behind() {
             mlock(&mut world, a, "x y z");
             mlock_as(&mut world, b, "z y x", &within(2500));
             assert_eq!(world.reply(a), "held 1 held 1 held 1");
-            // The trouble comes at another moment each time: while it gives back, hands over, takes the next.
+            // The fault occurs at a different moment each time: during the release, the hand-over, the next
+            // acquisition.
             world.network = network;
             munlock(&mut world, a, "z y x");
             world.pass(Duration::from_millis(steps * 50));

@@ -1,4 +1,4 @@
-//! Differences between the holder registry and the holds and waits.
+//! Tests of differences between the holder registry and the holds and waits.
 
 use std::collections::BTreeSet;
 use std::time::Duration;
@@ -91,7 +91,7 @@ fn a_crowd_is_compared_in_parts() {
         after = next;
     }
     assert_eq!(told.len(), all);
-    // A part that ends says so, and tells nothing of what lies beyond.
+    // A partial comparison reports its end, and nothing beyond it.
     let numbers: Vec<Number> = told.iter().copied().collect();
     let part = compare(&world, numbers[9], numbers[19], &[]);
     assert_eq!((due(&part).as_slice(), part.next), (&numbers[10..=19], Some(numbers[19])));

@@ -1,4 +1,4 @@
-//! Readers and writers of one lock.
+//! Tests of readers and writers of one lock.
 
 use std::time::Duration;
 
@@ -52,7 +52,7 @@ fn a_reader_has_one_attempt_at_a_time() {
     world.lock_as(first, "x", Kind::Read);
     world.network = Network::Slow(100);
     world.lock_as(second, "x", Kind::Read);
-    // It joins the first one, who has gone from Redis too while it still asks.
+    // It joins the first reader, which leaves Redis while the attempt is still in flight.
     world.network = Network::Slow(40);
     world.unlock(first, "x");
     world.pass(SLOW / 2);

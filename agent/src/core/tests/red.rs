@@ -1,4 +1,4 @@
-//! Red locks on three servers, one thing at a time.
+//! Tests of red locks on three servers, one feature at a time.
 
 use std::time::Duration;
 
@@ -26,7 +26,7 @@ fn unlock(world: &mut World, agent: usize, connection: ConnectionId) {
     world.command(agent, connection, Command::Unlock(hold_request("x")));
 }
 
-/// The replies of a session, in short.
+/// Returns the replies of a session, in short form.
 fn told(world: &mut World, agent: usize, connection: ConnectionId) -> Vec<String> {
     world.replies_of(agent, connection).iter().map(short).collect()
 }
@@ -146,7 +146,7 @@ fn without_a_majority_it_is_unavailable_by_the_servers_names_and_nothing_is_left
     assert!(sentence.contains("node0") && sentence.contains("node2"), "{sentence}");
     assert!(!sentence.contains("node1"), "{sentence}");
     assert_eq!(world.standing("x"), 0);
-    // The waiter has the lock as soon as there is a majority again.
+    // The waiter acquires the lock as soon as there is a majority again.
     world.command(0, a, red_lock("x", Wait::Forever, None));
     pass(&mut world, 5000);
     assert_eq!(told(&mut world, 0, a), Vec::<String>::new());
@@ -159,14 +159,14 @@ fn without_a_majority_it_is_unavailable_by_the_servers_names_and_nothing_is_left
 fn null_is_told_when_what_was_taken_is_gone() {
     let mut world = three(2);
     let (a, b) = (world.open(0), world.open(1));
-    // The first one has a bare majority, and its lease is not kept up.
+    // The first one has a bare majority, and its lease is not renewed.
     world.kill(2, false);
     world.command(0, a, red_lock("x", NOW, Lease::new(ms(20_000))));
     pass(&mut world, 60);
     assert_eq!(told(&mut world, 0, a), ["held 1"]);
     world.start(2);
     pass(&mut world, 100);
-    // On the third server the undoing takes its time.
+    // On the third server the undo is slow.
     world.servers[2].slow = 20_000;
     world.command(1, b, red_lock("x", NOW, None));
     pass(&mut world, 30);
@@ -284,7 +284,7 @@ fn a_release_told_while_the_answers_were_under_way_is_not_missed() {
     pass(&mut world, 10);
     world.command(1, b, red_lock("x", Wait::Forever, None));
     pass(&mut world, 500);
-    // It looks again, and hears no until the release that comes behind has long been told.
+    // It tries again, and the refusal arrives only long after the later release was announced.
     let servers = world.servers.len();
     (0..servers).for_each(|node| world.answers_later(node, 20_000));
     for _ in 0..6000 {
@@ -358,7 +358,7 @@ fn re_entry_counts_on_every_server() {
     pass(&mut world, 10);
     assert_eq!(told(&mut world, 0, a), ["1"]);
     assert_eq!(counts(&world), ["1", "1", "1"]);
-    // One that was away learns the count by the next renewal.
+    // A server that was frozen learns the count with the next renewal.
     world.freeze(0, ms(15_000));
     world.command(0, a, red_lock("x", NOW, None));
     pass(&mut world, 10);

@@ -1,4 +1,4 @@
-//! Grants that replicas must have, and those that too few confirm.
+//! Tests of grants that replicas must have, and of those that too few confirm.
 
 use std::time::Duration;
 
@@ -11,7 +11,7 @@ use crate::types::ConnectionId;
 
 const FOREIGN: &str = "285475da-9152-4c83-822a-67ee2f116a79:52";
 
-/// The one error that a session must have had.
+/// Returns the only reply to a session, which must be an error.
 fn error(world: &mut World, id: ConnectionId) -> String {
     let replies = world.replies_of(id);
     let [Frame::Error(sentence)] = replies.as_slice() else { panic!("{replies:?}") };
@@ -70,7 +70,7 @@ fn a_re_entry_that_too_few_replicas_have_leaves_the_hold_as_it_was() {
     }
 }
 
-/// The count goes back however long that takes, and the hold is the owner's all the while.
+/// The old count is restored however long that takes, and the owner keeps the hold throughout.
 #[test]
 fn the_count_before_a_re_entry_is_set_again_until_redis_has_it() {
     let mut world = World::with_replicas(1);
@@ -169,7 +169,7 @@ fn a_lost_reply_is_asked_for_again_and_replicas_with_it() {
     }
 }
 
-/// The connection breaks behind a script that has run, and before its second copy is answered no replica is left.
+/// The connection breaks after a script has run, and no replica is left before its second copy is answered.
 #[test]
 fn what_a_broken_connection_left_is_removed_where_it_is_not_tried_again() {
     let mut world = World::with_replicas(1);
@@ -200,7 +200,7 @@ fn a_grant_that_is_confirmed_too_late_or_by_too_few_is_not_for_who_has_gone() {
     }
 }
 
-/// Its position was given up by another connection before the script came that takes it.
+/// Its position was released on another connection before the script that creates it arrived.
 #[test]
 fn a_fair_waiter_that_has_gone_leaves_no_place() {
     let mut world = World::with_replicas(1);

@@ -1,4 +1,4 @@
-//! Leases that replicas must confirm, renewed while too few of them do.
+//! Tests of leases that replicas must confirm, renewed while too few of them do.
 
 use std::time::Duration;
 
@@ -9,7 +9,7 @@ use crate::core::{Bounded, LogLine};
 use crate::protocol::command::{Command, HoldRequest, LockRequest};
 use crate::types::ConnectionId;
 
-/// A world whose agent requires one replica, and a worker that holds `x`.
+/// Returns a world whose agent requires one replica, and a worker that holds `x`.
 fn holding(kind: Kind) -> (World, ConnectionId) {
     let mut world = World::with_replicas(1);
     let worker = world.open();

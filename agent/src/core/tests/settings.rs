@@ -1,4 +1,4 @@
-//! Settings of the core in tests that are about something else.
+//! Settings of the core for tests of other features.
 
 use std::time::Duration;
 

@@ -1,4 +1,4 @@
-//! Unknown outcomes that the simulation found, each as one scenario.
+//! Tests of unknown outcomes that the simulation found, each as one scenario.
 
 use std::time::Duration;
 
@@ -21,7 +21,7 @@ fn lease(ms: u64) -> Option<Lease> {
     Lease::new(Duration::from_millis(ms))
 }
 
-/// The shorts of all replies of a session.
+/// Returns all replies to a session, in short form.
 fn told(world: &mut World, id: ConnectionId) -> Vec<String> {
     world.replies_of(id).iter().map(short).collect()
 }
@@ -139,7 +139,7 @@ fn a_sleep_is_noticed_whatever_comes_first() {
     world.replies.clear();
     world.redis.remove("x");
     world.now = world.now + LEASE / 2;
-    // Not the tick but a worker's command is the first that the core hears of.
+    // The core's first input is not the tick but a worker's command.
     world.lock_within(b, "z", 0);
     assert_eq!(world.events(a), ["lost x lock missing"]);
 }
@@ -152,7 +152,7 @@ fn what_redis_said_before_a_sleep_is_asked_again() {
     world.replies.clear();
     world.network = Network::Slow(100);
     world.lock(b, "y");
-    // The answer is on its way, the host is suspended, and the lock goes lost.
+    // The answer is in flight, the host is suspended, and the lock is lost.
     world.redis.clear();
     world.network = Network::Good;
     world.now = world.now + LEASE / 2;
@@ -170,7 +170,7 @@ fn a_hand_over_that_is_given_up_leaves_nothing_behind() {
     world.lock(a, "x");
     world.command(b, Command::Lock(LockRequest { lease: lease(3_600_000), ..lock_command("x") }));
     world.replies.clear();
-    // It runs, nobody hears of it, and nothing gets through until the old hold's lease is long over.
+    // It runs, the reply is lost, and nothing gets through until the old hold's lease is long over.
     world.network = Network::Breaks;
     world.unlock(a, "x");
     assert_eq!(world.holders("x").len(), 1);

@@ -17,7 +17,7 @@ use crate::reply::{Fields as _, printable};
 
 /// The wait after which the holders are reported.
 const QUIET_WAIT: Duration = Duration::from_secs(1);
-/// The time for an agent to come back: longer than one takes to drain and the next one to start.
+/// The time limit for an agent to return: longer than one takes to drain and the next one to start.
 const AGENT_TIMEOUT: Duration = Duration::from_secs(60);
 /// The interval of attempts to reach an agent.
 const RETRY_INTERVAL: Duration = Duration::from_millis(200);
@@ -103,7 +103,7 @@ pub(crate) async fn acquire(
     }
 }
 
-/// Tries to acquire the locks in a new session, after ending an abandoned one. None if the wait timed out.
+/// Tries to acquire the locks in a new session, after ending an abandoned one. Returns `None` if the wait timed out.
 async fn attempt(
     socket: &Path,
     args: &ExecArgs,

@@ -47,8 +47,8 @@ impl Grant {
         Some(Self { validity: grant.left(boot_micros()), ..grant })
     }
 
-    /// Updates the validity from a push, which may also shorten it: a red lock is gone from a server. Returns whether the
-    /// push is news. One from before the grant is about an earlier hold, which an MLOCK had given back.
+    /// Updates the validity from a push, which may also shorten it: a red lock may be missing on a server. Returns
+    /// whether the push is news. A push from before the grant concerns an earlier hold, which an MLOCK had released.
     pub(crate) fn apply(&mut self, push: &Push) -> bool {
         let (Push::Valid(name, valid) | Push::Jeopardy(name, valid)) = push else { return true };
         let mut news = false;
@@ -182,7 +182,7 @@ mod tests {
             let (left, nanos) = said(at, left_ms);
             (b"a".to_vec(), Validity::new(left, nanos))
         };
-        // The hold that these were about was given back.
+        // The hold that these pushes concern was released.
         for (at, left_ms) in [(now - 10_000_000, 6_000), (now - 2_000, 5_000)] {
             let (name, valid) = push(at, left_ms);
             assert!(!grant.apply(&Push::Valid(name.clone(), valid)));

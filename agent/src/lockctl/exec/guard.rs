@@ -1,4 +1,4 @@
-//! The process that has the session and thus the locks: acquires them, runs and supervises the command, releases them.
+//! The process that owns the session and thus the locks: acquires them, runs and supervises the command, releases them.
 
 use std::io;
 use std::os::fd::OwnedFd;
@@ -28,7 +28,7 @@ pub(crate) fn run(socket: &Path, args: &ExecArgs) -> Exit {
     let runtime = runtime::create();
     let ended = runtime.and_then(|runtime| {
         runtime.block_on(async {
-            // Another name than the front's, so that `killall lockctl` spares the guard, which cleans up.
+            // A different name from the front's, so that `killall lockctl` spares the guard, which cleans up.
             rustix::thread::set_name(c"lock-guard")?;
             signals::allow_terminal_access()?;
             let signals = Signals::catch(&[Signal::CHILD])?;

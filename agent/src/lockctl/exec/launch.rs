@@ -1,4 +1,4 @@
-//! The process that becomes the command, after the setup that only it can do for itself.
+//! The process that becomes the command, after the setup that it has to do itself.
 
 use std::io;
 use std::os::unix::process::CommandExt as _;

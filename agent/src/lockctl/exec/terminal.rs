@@ -30,7 +30,7 @@ impl Terminal {
         own_group().is_some_and(|own| self.pass(group, own))
     }
 
-    /// Gives the foreground to the command's group if this process group has it.
+    /// Passes the foreground to the command's group if this process group has it.
     pub(crate) fn give(&self, group: Pid) -> bool {
         own_group().is_some_and(|own| self.pass(own, group))
     }

@@ -19,18 +19,18 @@ pub enum Wait {
     AtMost(Duration),
 }
 
-/// A session id as EVENTS, CANCEL and IN give it, not validated yet.
+/// A session id as passed to EVENTS, CANCEL and IN, not validated yet.
 pub type SessionName = Vec<u8>;
 
 /// One command of a worker.
 #[derive(Debug, Clone, PartialEq, Eq)]
 pub enum Command {
     Lock(LockRequest),
-    /// Gives up one reentrant hold.
+    /// Releases one reentrant hold.
     Unlock(HoldRequest),
     /// MLOCK: acquires all locks or none. The requests differ only in the name; there is at least one, and no duplicate.
     LockAll(Vec<LockRequest>),
-    /// MUNLOCK: gives up one hold of each lock. There is at least one, and no duplicate.
+    /// MUNLOCK: releases one hold of each lock. There is at least one, and no duplicate.
     UnlockAll(Vec<HoldRequest>),
     /// Sets a fixed lease from now on, or returns the hold to the watchdog (no lease).
     Extend(HoldRequest, Option<Lease>),
@@ -72,7 +72,7 @@ pub enum Command {
         name: LockName,
         /// The holder id in Redis.
         holder: Option<Vec<u8>>,
-        /// The reply also reports the waiters removed.
+        /// The reply also reports the removed waiters.
         report: bool,
     },
     /// For operators: ends a session.
@@ -86,7 +86,7 @@ pub struct LockRequest {
     pub name: LockName,
     pub kind: Kind,
     pub wait: Wait,
-    /// A fixed lease; none for one that the watchdog renews.
+    /// A fixed lease; `None` for a hold that the watchdog renews.
     pub lease: Option<Lease>,
     pub owner: i64,
     /// The session that the worker expects this connection to have.

@@ -367,7 +367,7 @@ impl<'a> Options<'a> {
     }
 }
 
-/// Parses a whole number; none if it does not fit 64 bits.
+/// Parses a whole number; `None` if it does not fit 64 bits.
 fn number(word: &str, value: &[u8]) -> Parsed<Option<u64>> {
     if value.is_empty() || !value.iter().all(u8::is_ascii_digit) {
         let what = if matches!(word, "CURSOR" | "COUNT" | MEMBERS) {

@@ -1,4 +1,4 @@
-//! The memory for the buffers of all connections together, and of the connections of each user.
+//! The memory for the buffers of all connections together, and of each user's connections.
 //!
 //! While a user has too much, connections with a backlog read no further commands, and listings wait. If clients do not read
 //! at all, those that have not read for the longest time are closed until there is room for a listing.

@@ -35,7 +35,7 @@ impl Rig {
         Self::with(room, usize::MAX).await
     }
 
-    /// Creates a connection with so many bytes for unanswered commands.
+    /// Creates a connection with that many bytes for unanswered commands.
     async fn with_commands(bytes: usize) -> Self {
         Self::with(4096, bytes).await
     }

@@ -58,7 +58,7 @@ impl Coverage {
         self.let_in += other.let_in;
     }
 
-    /// Asserts that every promise was put to the test often.
+    /// Checks that every promise was tested often.
     pub(super) fn check(&self) {
         let counts = [self.several, self.plain, self.read, self.write, self.fair];
         let rare = [self.shared, self.under, self.in_turn];
@@ -97,8 +97,8 @@ impl World {
         self.replication.as_ref().map_or(0, Replication::current)
     }
 
-    /// Lets another client try to acquire a lock at a promoted replica. It must not be granted one that a worker on the old
-    /// master's side relies on.
+    /// Lets another client try to acquire a lock at a promoted replica. It must not be granted a lock that a worker on
+    /// the old master's side relies on.
     fn try_at_promoted(&mut self) -> Verdict {
         let promoted = self.replication.as_ref().is_some_and(Replication::has_two_masters);
         if !promoted || !self.rng.one_in(8) {
@@ -221,7 +221,7 @@ impl World {
         Ok(())
     }
 
-    /// Checks that a fair lock goes to the first living waiter, and that no living waiter loses its queue position.
+    /// Checks that a fair lock passes to the first living waiter, and that no living waiter loses its queue position.
     fn check_order(&mut self, index: usize, lock: &str) -> Verdict {
         let name = lock_name(lock);
         let server = self.master();

@@ -1,6 +1,6 @@
-//! Read-write, fair and plain locks, one or two at once: two agents, and one Redis that hangs, restarts with its data, is
-//! slow or full. In some runs it has a replica, which is cut off and promoted while the old master goes on, and which must
-//! confirm grants and renewals.
+//! Read-write, fair and plain locks, one or two at once: two agents, and one Redis that hangs, restarts with its data,
+//! is slow or full. In some runs it has a replica, which is cut off and promoted while the old master continues, and
+//! which must confirm grants and renewals.
 
 mod invariants;
 mod worker;

@@ -10,7 +10,7 @@ use crate::protocol::command::{Command, HoldRequest, Wait};
 use crate::protocol::resp::Frame;
 use crate::types::ConnectionId;
 
-/// Names by family: plain, read-write, fair. Two of each, so that several can be taken at once.
+/// Names by family: plain, read-write, fair. There are two of each, so that a worker can acquire several at once.
 pub(super) const NAMES: [[&str; 2]; 3] = [["p", "q"], ["r", "s"], ["f", "g"]];
 
 /// A connection with one command at a time.

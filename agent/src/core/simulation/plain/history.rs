@@ -23,7 +23,7 @@ pub(super) struct History {
     strays: BTreeSet<(String, String)>,
     /// Free locks, with the host and operation that released them.
     pub(super) freed: BTreeMap<String, (usize, OpId)>,
-    /// The instant at which a host heard of the release of a lock that is still free.
+    /// The instant at which a host was notified of the release of a lock that is still free.
     pub(super) heard: BTreeMap<(String, usize), u64>,
     /// Fields of each lock of the current scripts before these ran.
     before: BTreeMap<String, Vec<String>>,
@@ -112,7 +112,7 @@ impl History {
         let lock = key(call);
         let before = &self.before[&lock];
         let alive = host.run == packet.run && host.core.ops.contains_key(op);
-        // The sender does not know of repeated copies. The first copy may have been refused.
+        // The sender does not know about repeated copies. The first copy may have been refused.
         let wanted = alive && !packet.is_repeated();
         for field in field_names(redis, &lock) {
             // The script set the field or its lease after its operation had ended.

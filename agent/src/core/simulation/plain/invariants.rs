@@ -21,7 +21,7 @@ use crate::types::{ConnectionId, End};
 /// The longest time that an attempt takes without faults, in microseconds.
 const ENOUGH: u64 = 5000;
 
-/// Returns the fields of which Redis has one, at least, while a hold is valid.
+/// Returns fields of which Redis has at least one while a hold is valid.
 fn fields_in_redis(host: &Host, hold: &Hold) -> impl Iterator<Item = String> {
     let client = host.client;
     numbers_in_redis(&host.core, hold).map(move |number| HolderId::new(client, number).to_string())

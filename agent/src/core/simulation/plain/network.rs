@@ -185,7 +185,7 @@ impl Simulation {
         }
     }
 
-    /// Handles the answer to scripts. Those of a batch that it left aside are called alone.
+    /// Handles the answer to scripts. Scripts that a batch left aside are called alone.
     pub(super) fn answered(
         &mut self,
         host: usize,

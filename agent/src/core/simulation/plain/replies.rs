@@ -152,7 +152,7 @@ impl Simulation {
                 known_hold.count += 1;
                 known_hold.valid_until = known_hold.valid_until.max(valid_until);
             }
-            // A session without pushes does not hear of losses, so its known hold may be outdated.
+            // A session without pushes is not notified of losses, so its known hold may be outdated.
             _ => {
                 if *holds != 1 {
                     return Err(format!("{lock} was granted at count {holds}"));

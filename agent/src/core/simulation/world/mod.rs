@@ -270,7 +270,7 @@ impl<S: Scenario> World<S> {
         self.set_clocks();
     }
 
-    /// Deletes a lock on a server behind its holder's back.
+    /// Deletes a lock on a server without its holder's knowledge.
     pub(in crate::core) fn delete(&mut self, node: usize, lock: &str) {
         for (field, _) in self.servers[node].redis.fields(lock) {
             self.scenario.on_hold_lost(lock, field);
@@ -308,7 +308,7 @@ impl<S: Scenario> World<S> {
         self.violation.as_deref()
     }
 
-    /// Informs an agent that an operator released its hold on one server.
+    /// Notifies an agent of a forced release of its hold on one server.
     pub(in crate::core) fn forced(
         &mut self,
         agent: usize,
@@ -331,7 +331,7 @@ impl<S: Scenario> World<S> {
         self.act_after(pause, agent, session);
     }
 
-    /// Ends a worker's connection. The worker does not come back.
+    /// Ends a worker's connection. The worker does not return.
     pub(super) fn leave(&mut self, agent: usize, connection: ConnectionId) {
         self.workers.remove(&(agent, connection));
         self.close(agent, connection);

@@ -1,8 +1,8 @@
 //! A replica of the main server, network partitions between the two, and failovers.
 //!
-//! The replica receives the master's whole state after each script, later and in order. During a partition the master goes on
-//! with the agents on its side. The replica may be promoted for the others; when the partition ends, the old master becomes
-//! its replica.
+//! The replica receives the master's whole state after each script, later and in order. During a partition the master
+//! continues with the agents on its side. The replica may be promoted for the others; when the partition ends, the old
+//! master becomes its replica.
 
 use std::time::Duration;
 
@@ -22,11 +22,11 @@ pub(super) const LANES: [Lane; 4] =
 pub(in crate::core::simulation) struct Replication {
     pub(in crate::core::simulation) master: usize,
     pub(in crate::core::simulation) replica: usize,
-    /// The scripts that the master has run.
+    /// The number of scripts that the master has run.
     offset: u64,
-    /// Those whose effects the replica has.
+    /// The number of scripts whose effects the replica has.
     applied: u64,
-    /// Counts partitions. What was on its way when one began is lost.
+    /// Counts partitions. Messages in flight when one began are lost.
     partitions: u64,
     /// The state of the current partition, if any.
     partition: Option<Partition>,
@@ -34,7 +34,7 @@ pub(in crate::core::simulation) struct Replication {
 
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 enum Partition {
-    /// The replica still follows the master that it cannot reach.
+    /// The replica still follows the master, but cannot reach it.
     Cut,
     /// The replica is a master too.
     Promoted,
@@ -60,12 +60,12 @@ impl Replication {
         Self { master, replica, offset: 0, applied: 0, partitions: 0, partition: None }
     }
 
-    /// Returns the server that others than the agents on the old master's side would use.
+    /// Returns the server that clients would use, except the agents on the old master's side.
     pub(in crate::core::simulation) fn current(&self) -> usize {
         if self.has_two_masters() { self.replica } else { self.master }
     }
 
-    /// Returns whether a replica was promoted while the old master goes on.
+    /// Returns whether a replica was promoted while the old master continues.
     pub(in crate::core::simulation) fn has_two_masters(&self) -> bool {
         self.partition == Some(Partition::Promoted)
     }
@@ -195,7 +195,7 @@ impl<S: Scenario> World<S> {
         }
     }
 
-    /// Connects an agent to another server in place of the one that it had.
+    /// Connects an agent to another server in place of its current one.
     fn follow(&mut self, agent: usize, node: usize) {
         let before = self.agents[agent].main;
         for lane in LANES {

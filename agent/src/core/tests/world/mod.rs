@@ -1,4 +1,4 @@
-//! A core with a small model of Redis behind it, and the power to lose replies.
+//! A core with a small model of Redis behind it, which can lose replies.
 
 mod redis;
 
@@ -24,11 +24,11 @@ pub(super) const LEASE: Duration = Duration::from_secs(30);
 pub(super) enum Network {
     /// They run and are answered.
     Good,
-    /// They run, the replies are lost.
+    /// They run, but the replies are lost.
     LosesReplies,
-    /// One runs, its reply is lost, and the connection is gone.
+    /// One runs, its reply is lost, and the connection breaks.
     Breaks,
-    /// They neither run nor come back, until the network is good again: then they run late.
+    /// They neither run nor fail until the network is good again: then they run late.
     Holds,
     /// There is no connection.
     Down,
@@ -36,16 +36,16 @@ pub(super) enum Network {
     Unserved,
     /// Redis refuses everything: it is loading, say, or a replica.
     Refuses,
-    /// Redis refuses what creates fields.
+    /// Redis refuses scripts that create fields.
     Full,
-    /// They run at once, the replies take that many milliseconds; beyond the response time-out they are lost.
+    /// They run at once, but the replies take that many milliseconds; beyond the response timeout they are lost.
     Slow(u64),
 }
 
 /// The state of the connection for grants.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub(super) enum Replicas {
-    /// So many confirm.
+    /// That many confirm.
     There(u32),
     /// One confirms the next grant, and none the others.
     Once,
@@ -80,25 +80,25 @@ pub(super) struct World {
     pub(super) replicas: Replicas,
     /// The replicas that the agent requires.
     min_replicas: u32,
-    /// Scripts under way whose grants replicas must have.
+    /// Scripts in flight whose grants replicas must have.
     grants: BTreeSet<OpId>,
-    /// Renewals under way that replicas must confirm.
+    /// Renewals in flight that replicas must confirm.
     replicated: BTreeSet<OpId>,
-    /// Those that have not left yet.
+    /// Scripts of grants that have not been sent yet.
     waiting_grants: Vec<(OpId, Call)>,
     pub(super) replies: Vec<(ConnectionId, Outgoing)>,
     pub(super) listening: Vec<LockName>,
     /// Queues of fair locks.
     pub(super) queues: BTreeMap<String, Vec<String>>,
-    /// Fair waiters that have been told of their turn, and subscriptions of theirs that stand.
+    /// Fair waiters with a message of their turn (true) or a confirmed subscription (false).
     turns: VecDeque<(LockName, i64, bool)>,
-    /// Messages to fair waiters are lost, and their subscriptions do not stand yet.
+    /// Messages to fair waiters are lost, and their subscriptions are not active yet.
     pub(super) deaf: bool,
     /// Scripts served, by name.
     pub(super) served: Vec<&'static str>,
     /// The number of other subscribers.
     pub(super) others: i64,
-    /// The token counters of fenced locks hold something else.
+    /// The token counters of fenced locks contain something else.
     pub(super) spoilt_counters: bool,
     /// The state that the journal's records describe.
     pub(super) past: Restored,
@@ -111,11 +111,11 @@ pub(super) struct World {
     pub(super) logged: Vec<LogLine>,
     /// The outcomes of grants that replicas had to confirm, as reported.
     pub(super) confirmations: Vec<&'static str>,
-    /// The number of records, the slow disk's included.
+    /// The number of records, including those on the slow disk.
     records: u64,
     slow: Vec<Record>,
     held_back: VecDeque<Call>,
-    /// Outcomes on their way back.
+    /// Outcomes in flight.
     pub(super) on_their_way: Vec<(Moment, OpId, Result<Value, Failure>)>,
     next_connection: u64,
 }
@@ -183,7 +183,7 @@ impl World {
         }
     }
 
-    /// One whose agent wants that many replicas to have what it grants.
+    /// Creates a world whose agent requires that many replicas for its grants.
     pub(super) fn with_replicas(wanted: u32) -> Self {
         let world = Self::new();
         let core = core(7, world.now, wanted);
@@ -194,7 +194,7 @@ impl World {
         self.open_as(0, [1; 16])
     }
 
-    /// A connection of that user's, with that secret.
+    /// Opens a connection of that user, with that secret.
     pub(super) fn open_as(&mut self, uid: u32, secret: [u8; 16]) -> ConnectionId {
         self.next_connection += 1;
         let id = ConnectionId(self.next_connection);
@@ -216,7 +216,7 @@ impl World {
         }
     }
 
-    /// A slow disk has taken all, or none of it.
+    /// Completes the records on a slow disk: all of them, or none.
     pub(super) fn disk_answers(&mut self, disk: Disk) {
         self.disk = disk;
         let slow = std::mem::take(&mut self.slow);
@@ -230,7 +230,7 @@ impl World {
         self.work();
     }
 
-    /// The agent is killed, and another one starts after that time with the journal it finds.
+    /// Kills the agent, and starts another one after that time with the journal that it left.
     pub(super) fn kill_and_restart(&mut self, after: Duration) {
         self.now = self.now + after;
         self.runs += 1;
@@ -285,7 +285,7 @@ impl World {
         }
     }
 
-    /// Brings the core the replies whose time has come, in the order in which they arrive.
+    /// Delivers the replies that are due to the core, in order of arrival.
     fn arrive(&mut self) {
         loop {
             self.on_their_way.sort_by_key(|(at, op, _)| (*at, *op));
@@ -324,7 +324,7 @@ impl World {
                 }
                 Effect::Deliver(id, outgoing) => self.replies.push((id, outgoing)),
                 Effect::Subscribe(_, channel) => {
-                    // Of two names with one channel the worlds of these tests have the one without braces.
+                    // If two names share a channel, these tests use the one without braces.
                     let name = keys::locks_of_channel(&channel).remove(0);
                     self.listening.push(name.clone());
                     match keys::waiter_of_channel(&channel) {
@@ -358,7 +358,7 @@ impl World {
         }
     }
 
-    /// Sends what the connection for grants held back. Its effects are still to be applied.
+    /// Sends the scripts that the connection for grants held back. Their effects are not applied yet.
     pub(super) fn send_grants(&mut self, replicas: u32) {
         self.replicas = Replicas::There(replicas);
         for (op, call) in std::mem::take(&mut self.waiting_grants) {
@@ -399,7 +399,7 @@ impl World {
         }
     }
 
-    /// The subscriptions of fair waiters stand at last.
+    /// Activates the subscriptions of fair waiters.
     pub(super) fn subscribed(&mut self) {
         self.deaf = false;
         self.tell_turns();
@@ -415,7 +415,7 @@ impl World {
             },
             Network::LosesReplies => {
                 self.run(&call);
-                // The network heals as soon as it has done its harm, or the core would repeat forever in no time.
+                // The network heals at once after this failure, or the core would repeat forever without time passing.
                 self.network = Network::Good;
                 self.core.on_failure(self.now, op, &lost());
             }
@@ -463,7 +463,7 @@ impl World {
         }
     }
 
-    /// Delivers what was held back.
+    /// Delivers the scripts that were held back.
     pub(super) fn deliver_late(&mut self) {
         while let Some(call) = self.held_back.pop_front() {
             self.run(&call);
@@ -476,7 +476,7 @@ impl World {
         self.redis.insert(lock.to_owned(), Hash { fields, expires: Some(self.now + ttl) });
     }
 
-    /// A foreign holder releases and publishes.
+    /// Lets a foreign holder release the lock and publish a message.
     pub(super) fn foreign_release(&mut self, lock: &str) {
         self.redis.remove(lock);
         self.core.on_message(self.now, Node::Main, &name(lock));
@@ -488,7 +488,7 @@ impl World {
         self.redis.get(lock).map_or(vec![], |hash| hash.fields.keys().cloned().collect())
     }
 
-    /// Takes the replies of a session out, in order.
+    /// Takes the replies of a session, in order.
     pub(super) fn replies_of(&mut self, id: ConnectionId) -> Vec<Frame> {
         let (own, rest) =
             std::mem::take(&mut self.replies).into_iter().partition(|(to, _)| *to == id);
@@ -503,7 +503,7 @@ impl World {
             .collect()
     }
 
-    /// The one reply that a session must have had, in short: `held`, `null`, a number, or an error's first word.
+    /// Returns the only reply to a session, in short form: `held`, `null`, a number, or an error's first word.
     pub(super) fn reply(&mut self, id: ConnectionId) -> String {
         let replies = self.replies_of(id);
         assert_eq!(replies.len(), 1, "{replies:?}");
@@ -514,7 +514,7 @@ impl World {
         self.replies_of(id).is_empty()
     }
 
-    /// The events of a session, as `word lock detail`.
+    /// Returns the events of a session, as `word lock detail`.
     pub(super) fn events(&mut self, id: ConnectionId) -> Vec<String> {
         let session = self.core.session_name(id).into_bytes();
         let secret = "01".repeat(16).into_bytes();
@@ -524,7 +524,7 @@ impl World {
     }
 }
 
-/// A frame in short.
+/// Returns the short form of a frame.
 pub(super) fn short(frame: &Frame) -> String {
     match frame {
         Frame::Error(sentence) => sentence.split(' ').next().unwrap().to_owned(),

@@ -48,8 +48,8 @@ impl World {
                 Some(Value::Array(reply))
             }
             "keep" | "keep_read" => {
-                // Readers' markers, whose prefix follows the holder, are not modelled; how many one may have comes before the
-                // count.
+                // Readers' markers, whose prefix follows the holder, are not modelled; their maximum number comes
+                // before the count.
                 let (first, step) = if call.script.name == "keep" { (2, 1) } else { (3, 2) };
                 let count: i64 = args[first - 1].parse().unwrap();
                 let (mut kept, mut others) = (0, Vec::new());

@@ -1,7 +1,7 @@
 use super::*;
 use proptest::prelude::*;
 
-/// All requests of `input`, given to the decoder in pieces that end at `cuts`, and the error at the end.
+/// Returns all requests of `input`, passed to the decoder in pieces that end at `cuts`, and the error at the end.
 fn decode_all(input: &[u8], cuts: &[usize]) -> (Vec<Vec<Vec<u8>>>, Option<Malformed>) {
     let mut decoder = Decoder::default();
     let (mut pending, mut requests) = (Vec::new(), Vec::new());
