@@ -33,7 +33,7 @@ const CORE_TIMEOUT: Duration = Duration::from_secs(5);
 pub struct Sources {
     pub registry: Registry,
     pub status: watch::Receiver<Status>,
-    /// The core's queue; none if holds and sessions are not shown.
+    /// The core's queue; `None` if holds and sessions are not shown.
     pub core: Option<mpsc::Sender<Input>>,
     /// The host names accepted in addition to localhost and IP addresses.
     pub hosts: Vec<String>,

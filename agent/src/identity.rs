@@ -27,7 +27,7 @@ pub struct Identity {
     pub client: ClientId,
     /// Greater than that of every earlier run with this uuid.
     pub epoch: u64,
-    /// The state folder; none if the identity lasts for this run only.
+    /// The state folder; `None` if the identity lasts for this run only.
     pub folder: Option<PathBuf>,
     /// Held locked for as long as the agent runs.
     _lock: Option<File>,
@@ -133,7 +133,7 @@ pub fn default_folder() -> Option<PathBuf> {
         .map(|folder| folder.join("lockscope"))
 }
 
-/// Reads the stored uuid and epoch; none without a file.
+/// Reads the stored uuid and epoch; `None` without a file.
 ///
 /// # Errors
 /// Returns the reason that the stored identity must not be used.

@@ -101,7 +101,7 @@ impl Policy {
         self.rules.is_empty()
     }
 
-    /// Checks a request of a worker whose user already holds, waits for or has asked for `locks` locks.
+    /// Checks a request of a worker whose user already holds, waits for or has requested `locks` locks.
     ///
     /// # Errors
     /// Returns the denial if no rule allows the request.

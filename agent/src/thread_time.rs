@@ -92,7 +92,7 @@ struct User {
     core: Duration,
     /// Too many of its commands wait for the core.
     held_back: bool,
-    /// The connections that wait for their turn, the next one first; none for those that have ended.
+    /// The connections that wait for their turn, the next one first; `None` for those that have ended.
     queue: VecDeque<Option<Waker>>,
     /// The number of entries that were ever taken from the queue, which is the ticket of the first one in it.
     admitted: u64,

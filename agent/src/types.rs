@@ -58,7 +58,7 @@ impl<'de> Deserialize<'de> for SessionId {
 /// The process that connected, according to the kernel.
 #[derive(Debug, Clone, PartialEq, Eq, Default, Serialize, Deserialize)]
 pub struct Peer {
-    /// None if its pid namespace is not visible to the agent.
+    /// `None` if its pid namespace is not visible to the agent.
     pub pid: Option<i32>,
     pub uid: u32,
     pub gid: u32,

@@ -63,7 +63,7 @@ struct Worker {
 /// The stopping condition of workers.
 #[derive(Debug, Clone, Copy)]
 pub(crate) enum Turns {
-    /// For that time.
+    /// For this long.
     For(Duration),
     /// Until each has acquired and released its lock once.
     Once,

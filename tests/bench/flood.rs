@@ -65,7 +65,7 @@ impl Kind {
         }
     }
 
-    /// Returns the number of requests under way on a connection.
+    /// Returns the number of pending requests on a connection.
     const fn depth(self) -> usize {
         match self {
             Self::Locks | Self::Lock => 16,

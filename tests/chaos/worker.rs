@@ -27,7 +27,7 @@ pub(crate) struct Arguments {
     /// Ignores reported losses and deadlines, to show that the judge finds it.
     #[arg(long)]
     ignore_loss: bool,
-    /// Asks for grace, and resumes its session when the connection has ended.
+    /// Requests grace, and resumes its session when the connection has ended.
     #[arg(long)]
     grace: bool,
     #[arg(long)]

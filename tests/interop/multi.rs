@@ -168,7 +168,7 @@ async fn sections_in_opposite_orders_are_slow_and_go_on() -> Result<()> {
     mixed(&[["c", "b", "a"]], 5, false).await
 }
 
-/// Each lock gets the lease that was asked for, and all of them end together.
+/// Each lock gets the requested lease, and all of them end together.
 #[tokio::test]
 async fn leases_of_several_end_together() -> Result<()> {
     let mut bed = Bed::with(&[], "").await?;

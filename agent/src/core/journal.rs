@@ -77,7 +77,7 @@ impl Core {
         self.journal.missing = Some(why);
     }
 
-    /// Gives a record to the journal.
+    /// Passes a record to the journal.
     pub(in crate::core) fn journal_record(&mut self, record: Record) {
         self.journal.recorded += 1;
         self.effects.push(Effect::Journal(record));

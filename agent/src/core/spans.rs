@@ -1,7 +1,7 @@
-//! The spans of the core's work: `lock acquire` from a LOCK to its answer, `lock hold` from a grant to its end, `lock
-//! renew` for each batch of renewals. The core creates and drops spans where it decides, as it does its log lines; the
-//! subscriber supplies the instants. A LOCK or a batch is sampled before its span is created; without that span,
-//! nothing that belongs to it has one. When traces are off all spans are empty, and cost one check of a flag.
+//! The spans of the core's work: `lock acquire` from a LOCK to its answer, `lock hold` from a grant to its end, and
+//! `lock renew` for each batch of renewals. The core creates and drops spans where it decides, as it does its log
+//! lines; the subscriber supplies the instants. A LOCK or a batch is sampled before its span is created; without that
+//! span, nothing that belongs to it has one. When traces are off all spans are empty, and cost one check of a flag.
 
 use service_kit::trace::{self, TARGET, TraceParent};
 use tracing::Span;

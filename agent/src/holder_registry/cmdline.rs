@@ -4,7 +4,7 @@ const MAX_CHARS: usize = 300;
 const SECRET_WORDS: [&str; 5] = ["pass", "token", "secret", "key", "auth"];
 const MASK: &str = "***";
 
-/// Returns the masked command line of a process; none if it cannot be read.
+/// Returns the masked command line of a process; `None` if it cannot be read.
 pub(super) fn of(pid: i32) -> Option<String> {
     let bytes = std::fs::read(format!("/proc/{pid}/cmdline")).ok()?;
     let text = String::from_utf8_lossy(&bytes);

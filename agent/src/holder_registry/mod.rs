@@ -189,7 +189,7 @@ struct Publisher {
     holders_key: Vec<u8>,
     waiters_key: Vec<u8>,
     /// The published locks with waiters, and the instant from which their value is written again, in milliseconds of the boot
-    /// clock; none if Redis has no such value.
+    /// clock; `None` if Redis has no such value.
     awaited: Option<(Vec<awaited::Row>, u64)>,
     process: AgentProcess,
     signer: Option<Signer>,
@@ -388,7 +388,7 @@ impl Publisher {
         Ok(pipeline)
     }
 
-    /// Returns the entries of these rows, signed if there is a key; none if the runtime is shutting down.
+    /// Returns the entries of these rows, signed if there is a key; `None` if the runtime is shutting down.
     async fn entries(&self, rows: &[HolderInfo]) -> Option<Vec<(Number, String)>> {
         let now_ms = self.booted + boot_micros() / 1_000;
         let entries = rows.iter().map(|row| (row, self.entry(row, now_ms)));

@@ -31,7 +31,7 @@ struct Head {
 pub struct File {
     folder: PathBuf,
     head: Head,
-    /// Open for appending; none until this run has written the whole file once.
+    /// Open for appending; `None` until this run has written the whole file once.
     file: Option<fs::File>,
     /// The length in bytes up to the last complete line.
     length: u64,

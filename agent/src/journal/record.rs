@@ -58,7 +58,7 @@ pub struct HoldRecord {
     pub count: u32,
     /// The fencing token, if its kind has one.
     pub token: Option<u64>,
-    /// The end of a fixed lease; none if the watchdog renews it.
+    /// The end of a fixed lease; `None` if the watchdog renews it.
     #[serde(with = "moment_or_none", default)]
     pub until: Option<Moment>,
     /// The longest lease ever requested for it from Redis.

@@ -22,7 +22,7 @@ pub struct Restored {
 #[derive(Debug, Clone, PartialEq, Eq)]
 pub struct RestoredSession {
     pub record: SessionRecord,
-    /// The instant at which its connection closed; none if the agent's end closed it.
+    /// The instant at which its connection closed; `None` if the agent's end closed it.
     pub away_since: Option<Moment>,
     pub holds: BTreeMap<Number, HoldRecord>,
 }

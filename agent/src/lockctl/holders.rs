@@ -9,7 +9,7 @@ use crate::reply::{Fields as _, printable};
 /// The most holders named, since a lock may have thousands of readers.
 const MAX_NAMED: usize = 3;
 
-/// Returns a clause such as `is held by … for …; its TTL is …`; none if the lock is free.
+/// Returns a clause such as `is held by … for …; its TTL is …`; `None` if the lock is free.
 ///
 /// # Errors
 /// Fails if the agent does not answer or cannot reach Redis.
@@ -35,7 +35,7 @@ fn holder(holder: &Value) -> Option<String> {
     Some(process(holder).unwrap_or_else(|| printable(id.as_bytes())))
 }
 
-/// Returns the process of a holder, with its host if that is another one and its hold time as far as they are known; none if
+/// Returns the process of a holder, with its host if that is another one and its hold time as far as they are known; `None` if
 /// nothing is.
 pub(crate) fn process(holder: &Value) -> Option<String> {
     let name = ["name", "comm"].iter().find_map(|key| holder.text(key));

@@ -23,7 +23,7 @@ pub(crate) fn print(lines: &[String]) -> io::Result<()> {
     out.flush()
 }
 
-/// Returns the rows and columns of the terminal that is standard output; none if it is not a terminal or its
+/// Returns the rows and columns of the terminal that is standard output; `None` if it is not a terminal or its
 /// width is not known.
 pub(crate) fn terminal_size() -> Option<(usize, usize)> {
     let size = tcgetwinsize(io::stdout()).ok()?;

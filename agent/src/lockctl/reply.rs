@@ -34,7 +34,7 @@ impl Validity {
     }
 }
 
-/// Typed access to the fields of a map; none if a field is missing or has another type.
+/// Typed access to the fields of a map; `None` if a field is missing or has another type.
 pub(crate) trait Fields {
     fn field(&self, key: &str) -> Option<&Value>;
 

@@ -8,7 +8,7 @@ use crate::holders;
 use crate::reply::{Fields as _, bytes, printable, text};
 use crate::table;
 
-/// Returns the state of a lock as lines; none if it is free.
+/// Returns the state of a lock as lines; `None` if it is free.
 ///
 /// # Errors
 /// Fails if the agent does not answer or cannot reach Redis.

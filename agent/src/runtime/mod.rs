@@ -517,7 +517,7 @@ impl Runtime {
         turn.end(&mut self.turns);
     }
 
-    /// Returns the user whose command sends the next script; none if no command caused it, or replicas must confirm it.
+    /// Returns the user whose command sends the next script; `None` if no command caused it, or replicas must confirm it.
     fn sender(&mut self, lane: Lane) -> User {
         if lane == Lane::Commands { self.senders.pop_front().flatten() } else { None }
     }

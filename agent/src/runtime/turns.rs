@@ -11,7 +11,7 @@ use crate::core::Input;
 use crate::thread_time::ThreadTime;
 use crate::types::ConnectionId;
 
-/// A user id; none for the agent itself and its HTTP pages.
+/// A user id; `None` for the agent itself and its HTTP pages.
 pub(super) type User = Option<u32>;
 
 /// The most inputs that are handled from the backlog before urgent work has its turn again.

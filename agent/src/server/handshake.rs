@@ -60,7 +60,7 @@ impl HandshakeReply {
     }
 }
 
-/// Returns the reply to a connection command and updates `state`; none for every other command.
+/// Returns the reply to a connection command and updates `state`; `None` for every other command.
 pub fn reply(
     args: Args<'_>,
     state: &mut ClientState,
@@ -167,7 +167,7 @@ fn hello(args: Args<'_>, state: &mut ClientState, connection: ConnectionInfo) ->
     HandshakeReply { frame: Outgoing::Switch(protocol, reply), named, close: false }
 }
 
-/// Validates a client name; none for the empty one, which clears it.
+/// Validates a client name; `None` for the empty one, which clears it.
 fn client_name(name: &[u8]) -> Result<Option<Vec<u8>>, Frame> {
     if name.len() > MAX_CLIENT_NAME {
         let text = format!("ERR Client names cannot be longer than {MAX_CLIENT_NAME} bytes");

@@ -31,7 +31,7 @@ pub struct SocketSettings {
     pub path: PathBuf,
     /// The permissions, such as 0o660 for owner and group.
     pub mode: u32,
-    /// The group of the file; none for that of the process.
+    /// The group of the file; `None` for that of the process.
     pub group: Option<u32>,
 }
 
@@ -76,7 +76,7 @@ pub fn group_id(group: &str) -> Result<u32, String> {
 #[derive(Debug)]
 pub struct Socket {
     pub listener: UnixListener,
-    /// None if the service manager owns the socket.
+    /// `None` if the service manager owns the socket.
     file: Option<SocketFile>,
 }
 

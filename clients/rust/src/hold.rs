@@ -139,8 +139,8 @@ impl Hold {
         Detached::new(async move { session.extend(&grant, lease).await }).await
     }
 
-    /// Releases the hold. Fails with [`Error::Lost`](crate::Error::Lost) if it was lost before. If the future is dropped,
-    /// the release goes on.
+    /// Releases the hold. Fails with [`Error::Lost`](crate::Error::Lost) if it was lost before. If the future is
+    /// dropped, the release continues.
     pub async fn release(mut self) -> Result<()> {
         self.released = true;
         let (session, grant) = (self.session.clone(), self.grant.clone());

@@ -140,7 +140,7 @@ impl Classifier<'_> {
         Some(Action::Queued { deadline_millis: number(place.field)? })
     }
 
-    /// Tells a first acquisition from a re-entry.
+    /// Distinguishes a first acquisition from a re-entry.
     fn grant(&self, lock: &[u8], holder: HolderId, grant: &Effect<'_>) -> Action {
         let lease = self.lease(lock);
         if let Some(count) = self.unit.effects().find_map(|effect| marker_number(&effect, holder)) {

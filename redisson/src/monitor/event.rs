@@ -74,7 +74,7 @@ pub enum Action {
     Vanished,
     /// The waiter joined the end of a fair lock's queue.
     Queued {
-        /// The deadline of its position, in epoch milliseconds of its own clock.
+        /// The deadline of its position, in epoch milliseconds of its client's clock.
         deadline_millis: u64,
     },
     /// The waiter left the queue.

@@ -319,7 +319,7 @@ pub fn parse_force_release(reply: &Value) -> Result<ForceReleaseOutcome, BadRepl
     }
 }
 
-/// Parses the number of waiters that [`super::force_release`] or [`super::purge_queue`] removed; none if the keys are not
+/// Parses the number of waiters that [`super::force_release`] or [`super::purge_queue`] removed; 0 if the keys are not
 /// those of a lock or a queue, or the lock has changed.
 ///
 /// # Errors

@@ -31,7 +31,7 @@ impl HttpClient {
     /// # Errors
     /// The reason why the certificates of an `https` server cannot be checked.
     pub fn new(url: &str, authorities: Option<&Path>, patience: Duration) -> Result<Self, String> {
-        // Root certificates are loaded only where they are needed: many containers have none.
+        // Root certificates are loaded only if they are needed: many containers have none.
         let tls = match url.starts_with("https:") {
             true => client_config(authorities).map_err(|error| error.to_string())?,
             false => without_authorities()?,
@@ -60,7 +60,7 @@ impl HttpClient {
     }
 }
 
-/// Returns settings that trust nobody, for connections without TLS.
+/// Returns settings that trust no authority, for connections without TLS.
 fn without_authorities() -> Result<ClientConfig, String> {
     let provider = Arc::new(rustls::crypto::ring::default_provider());
     let builder =
@@ -69,7 +69,7 @@ fn without_authorities() -> Result<ClientConfig, String> {
     Ok(builder.with_root_certificates(RootCertStore::empty()).with_no_client_auth())
 }
 
-/// Returns an error with its causes: the outermost one says nothing of what happened.
+/// Returns an error with its causes: the outermost one does not say what happened.
 fn causes(error: &dyn std::error::Error) -> String {
     let mut text = error.to_string();
     let mut next = error.source();

@@ -9,7 +9,7 @@ use thiserror::Error;
 #[derive(Debug, Error)]
 #[error("cannot listen on {address} ({flag}): {error}{}", advice(*address, error))]
 pub struct ListenError {
-    /// The address that was asked for.
+    /// The requested address.
     pub address: SocketAddr,
     /// The flag that sets the address.
     pub flag: &'static str,

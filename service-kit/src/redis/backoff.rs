@@ -2,8 +2,8 @@
 
 use std::time::Duration;
 
-/// The age at which a connection counts as proven. The next one follows it at once; a connection that ended sooner counts
-/// as another failure, or a server that accepts and drops would be hammered.
+/// The age at which a connection counts as proven. The next one follows it at once; a connection that ended sooner
+/// counts as another failure, so that a server that accepts and drops connections is not flooded.
 pub(crate) const PROVEN: Duration = Duration::from_secs(1);
 
 const FIRST: Duration = Duration::from_millis(10);
@@ -16,14 +16,14 @@ const PATIENT_LONGEST: Duration = Duration::from_secs(5);
 #[derive(Debug, Default)]
 pub(crate) struct Backoff {
     failures: u32,
-    /// Those that need patience. They have a count for themselves: the first rejection after an outage is no reason for the longest
-    /// pause.
+    /// The failures that need patience. They are counted separately: the first rejection after an outage is no reason
+    /// for the longest pause.
     rejections: u32,
 }
 
 impl Backoff {
-    /// The pause after another failure. Each is drawn from the upper half of its range, so it is
-    /// never next to nothing.
+    /// Returns the pause after another failure. Each is drawn from the upper half of its range, so it is never close to
+    /// zero.
     pub(crate) fn after_failure(&mut self, patient: bool) -> Duration {
         let (count, first, longest) = match patient {
             true => (&mut self.rejections, PATIENT_FIRST, PATIENT_LONGEST),
@@ -40,7 +40,7 @@ impl Backoff {
     }
 }
 
-/// A random factor between 0.5 and 1.
+/// Returns a random factor between 0.5 and 1.
 fn jitter() -> f64 {
     // Without randomness, clients merely reconnect in step.
     let random = getrandom::u32().unwrap_or(u32::MAX / 2);

@@ -199,12 +199,12 @@ impl FromStr for Deployment {
     }
 }
 
-/// The parts of a URL with several hosts, of each of which a URL of its own is made.
+/// The parts of a URL with several hosts, from which a separate URL is made for each host.
 struct Parts<'a> {
     /// User and password with the `@`, or an empty text.
     login: &'a str,
     hosts: Vec<&'a str>,
-    /// The path and all that follows it.
+    /// The path and everything after it.
     behind: &'a str,
 }
 

@@ -54,14 +54,14 @@ pub struct Endpoint {
     /// The sentinels that report the address.
     sentinels: Option<Arc<SentinelTarget>>,
     current: watch::Receiver<Destination>,
-    /// Asks the resolver for another look soon.
+    /// Requests another check by the resolver soon.
     suspect: Arc<Notify>,
     rules: Rules,
     _resolver: Option<Arc<DropGuard>>,
 }
 
 impl Endpoint {
-    /// An endpoint that a resolver task feeds. The task ends when the last clone drops `resolver`.
+    /// Creates an endpoint that a resolver task updates. The task ends when the last clone drops `resolver`.
     pub(super) fn resolved(
         login: Target,
         sentinels: Option<Arc<SentinelTarget>>,
@@ -73,8 +73,8 @@ impl Endpoint {
         Self { login, sentinels, current, suspect, rules, _resolver: Some(resolver) }
     }
 
-    /// The same server, or the same master by the same sentinels, with the credentials and the database of another
-    /// URL. For a fixed server the URL's address counts too.
+    /// Returns the same server, or the same master by the same sentinels, with the credentials and the database of
+    /// another URL. For a fixed server the URL's address counts too.
     #[must_use]
     pub fn with_credentials(&self, url: &Deployment) -> Self {
         match url {
@@ -86,7 +86,7 @@ impl Endpoint {
         }
     }
 
-    /// The same endpoint with another database.
+    /// Returns the same endpoint with another database.
     #[must_use]
     pub fn with_db(&self, db: u32) -> Self {
         Self { login: self.login.with_db(db), ..self.clone() }
@@ -98,7 +98,7 @@ impl Endpoint {
         self.rules.master_only
     }
 
-    /// The credentials, at an address that may be outdated.
+    /// Returns the credentials, at an address that may be outdated.
     pub(super) fn login(&self) -> &Target {
         &self.login
     }
@@ -107,7 +107,7 @@ impl Endpoint {
         self.sentinels.as_ref()
     }
 
-    /// The destination and its changes.
+    /// Returns the destination and its changes.
     pub(super) fn destination(&self) -> watch::Receiver<Destination> {
         self.current.clone()
     }

@@ -98,7 +98,7 @@ async fn shake_hands(
     for step in &steps {
         step.command.write_packed_command(&mut bytes);
     }
-    // A server that takes no more clients sends an error and closes without reading: read it first.
+    // A server that has reached its limit of clients sends an error and closes without reading: read it first.
     let sent = wire.send(&bytes).await;
     let mut info = String::new();
     for step in &steps {

@@ -50,9 +50,9 @@ struct Meter {
 enum State {
     /// Before the byte that states an element's kind.
     Start,
-    /// In a line.
+    /// Inside a line.
     Line { kind: Kind, length: usize, after_cr: bool },
-    /// In a bulk string, of which so many bytes are missing, its line ending included.
+    /// Inside a bulk string; `missing` counts the bytes that are still to come, including its line ending.
     Bulk { missing: usize },
 }
 

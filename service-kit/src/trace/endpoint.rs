@@ -169,7 +169,7 @@ impl Endpoint {
     }
 
     fn http_client(&self) -> Result<Arc<dyn HttpClient>, String> {
-        // Root certificates are loaded only where they are needed: many containers have none.
+        // Root certificates are loaded only if they are needed: many containers have none.
         if !self.url.starts_with("https") {
             return Ok(Arc::new(HyperClient::with_default_connector(self.timeout, None)));
         }

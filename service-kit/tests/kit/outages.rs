@@ -185,7 +185,7 @@ async fn after_a_lost_call_the_next_connection_is_a_new_one() {
     let link = patient_link(&server.url(), &shutdown);
     up(&link).await;
     server.kill();
-    // Yields only where the link makes it wait, as a caller in a hurry would.
+    // Yields only when the link makes it wait, as a caller in a hurry would.
     let hurry = async {
         loop {
             match link.call(cmd("PING")).await {

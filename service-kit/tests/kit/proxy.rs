@@ -1,4 +1,4 @@
-//! A TCP proxy that can die like real ones do: it goes on accepting and says nothing.
+//! A TCP proxy that can fail like real ones: it continues to accept connections but forwards nothing.
 
 use std::net::SocketAddr;
 use std::sync::Arc;
@@ -41,7 +41,7 @@ impl Proxy {
         self.accepted.load(Ordering::Relaxed)
     }
 
-    /// From now on the first connection swallows everything; later ones work.
+    /// Makes the first connection swallow everything from now on; later ones work.
     pub(crate) fn stop_forwarding_the_first(&self) {
         self.first_is_stuck.store(true, Ordering::Relaxed);
     }

@@ -1,4 +1,4 @@
-//! A redis-server of one's own.
+//! A private redis-server.
 
 use std::net::TcpListener;
 use std::path::PathBuf;
@@ -18,7 +18,7 @@ pub(crate) struct Server {
 }
 
 impl Server {
-    /// An empty one on a free port of 127.0.0.1, and on a Unix socket.
+    /// Starts an empty server on a free port of 127.0.0.1, and on a Unix socket.
     pub(crate) async fn start(args: &[&str]) -> Self {
         let folder = tempfile::tempdir().unwrap();
         let port = TcpListener::bind("127.0.0.1:0").unwrap().local_addr().unwrap().port();
@@ -30,7 +30,7 @@ impl Server {
         server
     }
 
-    /// An empty one that also knows this user, with these rules.
+    /// Starts an empty server that also knows this user, with these rules.
     pub(crate) async fn with_user(name: &str, rules: &str) -> Self {
         let server = Self::start(&[]).await;
         let mut words = vec!["ACL", "SETUSER", name, "on"];
@@ -51,7 +51,7 @@ impl Server {
         self.folder.path().join("redis.sock")
     }
 
-    /// Sends a command on a connection of its own. The socket is open to the default user.
+    /// Sends a command on a separate connection. The socket is open to the default user.
     pub(crate) fn ask<T: FromRedisValue>(&self, words: &[&str]) -> T {
         self.try_ask(words).unwrap()
     }
@@ -63,7 +63,7 @@ impl Server {
         command.arg(&words[1..]).query(&mut connection)
     }
 
-    /// The names of the connected clients.
+    /// Returns the names of the connected clients.
     pub(crate) fn clients(&self) -> Vec<String> {
         let list: String = self.ask(&["CLIENT", "LIST"]);
         let names = list.split_whitespace().filter_map(|field| field.strip_prefix("name="));
@@ -83,7 +83,7 @@ impl Server {
         self.child.wait().unwrap();
     }
 
-    /// After [`kill`](Self::kill): another one, empty, at the same address.
+    /// Starts another, empty server at the same address, after [`kill`](Self::kill).
     pub(crate) async fn start_again(&mut self) {
         self.child = spawn(&self.folder, &self.args);
         self.wait_until_ready().await;
@@ -104,7 +104,7 @@ impl Server {
 
 impl Drop for Server {
     fn drop(&mut self) {
-        // It may be dead already, which is as well.
+        // It may have ended already.
         drop(self.child.kill());
         drop(self.child.wait());
     }

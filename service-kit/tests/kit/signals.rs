@@ -1,4 +1,4 @@
-//! Signals and logs, in a process of its own: this test binary, started again.
+//! Tests of signals and logs, in a separate process: this test binary, started again.
 
 use std::io::{BufRead, BufReader};
 use std::process::{Child, Command, Stdio};
@@ -8,7 +8,7 @@ use rustix::process::{Pid, Signal, kill_process};
 use service_kit::shutdown::Shutdown;
 use service_kit::telemetry::{self, LogFormat, LogSettings};
 
-/// The child process: it receives the first signal and then takes too long to end.
+/// Runs the child process: it receives the first signal and then takes too long to end.
 #[tokio::test]
 #[ignore = "runs as the child of the test below"]
 async fn child() {
@@ -27,12 +27,12 @@ async fn child() {
     std::future::pending::<()>().await;
 }
 
-/// No child outlives a test that fails.
+/// A child that does not outlive a failed test.
 struct KilledOnDrop(Child);
 
 impl Drop for KilledOnDrop {
     fn drop(&mut self) {
-        // It has ended already where the test passed.
+        // After a successful test it has already ended.
         drop(self.0.kill());
         drop(self.0.wait());
     }
@@ -50,7 +50,7 @@ fn the_first_signal_ends_orderly_and_the_second_at_once() {
     let child = &mut child.0;
     let pid = Pid::from_raw(i32::try_from(child.id()).unwrap()).unwrap();
     let mut lines = BufReader::new(child.stderr.take().unwrap()).lines().map_while(Result::ok);
-    // Not on a terminal, so each line is JSON.
+    // Standard error is not a terminal, so each line is JSON.
     let mut wait_for = |words: &[&str]| {
         let line = lines.find(|line| words.iter().all(|word| line.contains(word)));
         assert!(line.as_ref().is_some_and(|line| line.starts_with('{')), "{words:?}: {line:?}");

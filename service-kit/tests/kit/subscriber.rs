@@ -1,4 +1,4 @@
-//! Pub/sub that stays subscribed.
+//! Tests of pub/sub that stays subscribed.
 
 use std::collections::{BTreeSet, HashMap};
 
@@ -21,7 +21,7 @@ impl Listener {
         Self::with(url, subscriber_options())
     }
 
-    /// One that never takes slowness for an outage.
+    /// Starts a subscriber that never treats slowness as an outage.
     fn patient(url: &str) -> Self {
         Self::with(url, SubscriberOptions { response_timeout: DEADLINE, ..subscriber_options() })
     }
@@ -36,7 +36,7 @@ impl Listener {
         in_time("an event", self.events.recv()).await.expect("the subscriber lives")
     }
 
-    /// The next event that `wanted` likes; others are passed over.
+    /// Returns the next event that `wanted` accepts; others are skipped.
     async fn until(&mut self, wanted: impl Fn(&PubSubEvent) -> bool) -> PubSubEvent {
         loop {
             let event = self.next().await;
@@ -181,7 +181,7 @@ async fn no_subscription_is_lost_in_a_churn_with_broken_connections() {
     }
     churn.await.unwrap();
     assert_eq!(kills, 3);
-    // The last word about each.
+    // The final request for each channel.
     let (wanted, unwanted) = all.split_at(500);
     listener.subscriber.unsubscribe(unwanted.to_vec());
     listener.subscriber.subscribe(wanted.to_vec());
@@ -297,8 +297,7 @@ async fn a_slow_receiver_misses_nothing() {
     listener.subscribed(&[b"a".to_vec()]).await;
     let script = "for i = 1, 20000 do redis.call('PUBLISH', 'a', i) end";
     server.ask::<()>(&["EVAL", script, "0"]);
-    // Its confirmation comes behind all that. Waiting longer than the heartbeat and the response
-    // time-out is no outage.
+    // Its confirmation comes after all of that. A wait longer than the heartbeat and the response timeout is no outage.
     listener.subscriber.subscribe([b"b".to_vec()]);
     tokio::time::sleep(std::time::Duration::from_millis(600)).await;
     for n in 1..=20_000 {

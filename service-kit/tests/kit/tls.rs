@@ -1,4 +1,4 @@
-//! `rediss://` against a redis-server with a certificate of its own.
+//! Tests of `rediss://` against a redis-server with its own certificate.
 
 use std::path::{Path, PathBuf};
 
@@ -16,7 +16,7 @@ struct Certificates {
 }
 
 impl Certificates {
-    /// A CA, a certificate for `localhost` by it, and a CA that has signed nothing.
+    /// Generates a CA, a certificate that it signed for `localhost`, and a CA that has signed nothing.
     fn generate() -> Self {
         let folder = tempfile::tempdir().unwrap();
         let write =
@@ -38,7 +38,7 @@ impl Certificates {
     async fn server(&self) -> Server {
         let path = |name: &str| self.path(name).to_str().unwrap().to_owned();
         let (cert, key, ca) = (path("server.pem"), path("server.key"), path("ca.pem"));
-        // The later --port takes the place of the one without TLS.
+        // The later --port replaces the one without TLS.
         Server::start(&[
             "--port",
             "0",

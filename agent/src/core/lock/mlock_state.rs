@@ -8,7 +8,7 @@ use crate::protocol::command::LockRequest;
 use crate::protocol::resp::Frame;
 use crate::types::Number;
 
-/// An MLOCK or MUNLOCK under way.
+/// An MLOCK or MUNLOCK in progress.
 #[derive(Debug)]
 pub(in crate::core) struct MultiLock {
     pub(super) reply_to: ReplyTo,

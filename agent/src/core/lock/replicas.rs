@@ -80,7 +80,8 @@ impl Core {
 
     /// Removes the position that an attempt may have taken for a fair waiter that has left.
     ///
-    /// The script that gives up a position uses another connection than attempts, so it may run before the attempt does.
+    /// The script that releases a position uses another connection than attempts, so it may run before the attempt
+    /// does.
     pub(in crate::core) fn undo_orphan_position(&mut self, attempt: &Attempt) {
         if self.settings.min_replicas > 0 && attempt.kind == Kind::Fair {
             self.undo(&attempt.name, Kind::Fair, attempt.number, attempt.lease);

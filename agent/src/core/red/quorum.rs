@@ -149,7 +149,7 @@ impl QuorumOp {
                 _ => None,
             })
             .collect();
-        // So many nodes lack it that the others are no majority.
+        // So many nodes lack it that the rest are not a majority.
         let certain = ends.len() > self.answers.len() - majority;
         certain.then(|| if ends.contains(&End::Stolen) { End::Stolen } else { End::Missing })
     }

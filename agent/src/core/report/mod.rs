@@ -18,19 +18,19 @@ pub struct ListRow {
     /// The session id that SESSION returns.
     #[serde(skip)]
     pub session: String,
-    /// The lock's name, escaped where it is not printable UTF-8.
+    /// The lock's name, escaped if it is not printable UTF-8.
     pub lock: String,
     /// The name as raw bytes.
     #[serde(skip)]
     pub name: Vec<u8>,
     pub kind: &'static str,
-    /// The holder id in Redis; none while waiting.
+    /// The holder id in Redis; `None` while waiting.
     pub holder: Option<String>,
     /// `held`, `waiting`, or `delayed` for a dead worker's lock that is still unavailable (`--lock-delay`).
     pub state: &'static str,
     /// The worker's process is stopped.
     pub frozen: bool,
-    /// None if its pid namespace is not visible to the agent.
+    /// `None` if its pid namespace is not visible to the agent.
     pub pid: Option<i32>,
     pub uid: u32,
     /// The name of the worker's command.
@@ -39,9 +39,9 @@ pub struct ListRow {
     pub client: Option<String>,
     /// Milliseconds since the grant, or since the wait began.
     pub age_ms: u64,
-    /// Milliseconds of validity left; none while waiting.
+    /// Milliseconds of validity left; `None` while waiting.
     pub valid_ms: Option<u64>,
-    /// The end of the validity on the boot clock of the agent's host, in nanoseconds; none while waiting.
+    /// The end of the validity on the boot clock of the agent's host, in nanoseconds; `None` while waiting.
     pub valid_until_ns: Option<u64>,
 }
 
@@ -50,7 +50,7 @@ pub struct ListRow {
 pub struct SessionRow {
     /// The session id that SESSION returns.
     pub session: String,
-    /// None if its pid namespace is not visible to the agent.
+    /// `None` if its pid namespace is not visible to the agent.
     pub pid: Option<i32>,
     pub uid: u32,
     /// The name of the worker's command.
@@ -59,9 +59,9 @@ pub struct SessionRow {
     pub client: Option<String>,
     /// Milliseconds since it connected.
     pub age_ms: u64,
-    /// Milliseconds for which its holds outlive the connection; none without grace.
+    /// Milliseconds for which its holds outlive the connection; `None` without grace.
     pub grace_ms: Option<u64>,
-    /// Milliseconds since its connection closed; none while connected.
+    /// Milliseconds since its connection closed; `None` while connected.
     pub away_ms: Option<u64>,
     /// The worker's process is stopped.
     pub frozen: bool,
@@ -94,7 +94,7 @@ pub struct PublishDiff {
     pub gone: Vec<Number>,
     /// Old enough but not yet published, or stale.
     pub due: Vec<HolderInfo>,
-    /// The last number compared; none if nothing can follow.
+    /// The last number compared; `None` if nothing can follow.
     pub next: Option<Number>,
 }
 
@@ -115,7 +115,7 @@ pub struct HolderInfo {
     pub number: Number,
     pub lock: LockName,
     pub session: String,
-    /// None if its pid namespace is not visible to the agent.
+    /// `None` if its pid namespace is not visible to the agent.
     pub pid: Option<i32>,
     pub uid: u32,
     /// The name of the worker's command.
@@ -125,9 +125,9 @@ pub struct HolderInfo {
     /// Milliseconds since the grant, or since the wait began.
     pub age_ms: u64,
     pub owner: i64,
-    /// The owner acquires several locks at once and gives all of them up rather than wait forever.
+    /// The owner acquires several locks at once, and releases all of them rather than wait forever.
     pub several: bool,
-    /// Milliseconds until the wait times out; none for a hold or an unlimited wait.
+    /// Milliseconds until the wait times out; `None` for a hold or an unlimited wait.
     pub left_ms: Option<u64>,
 }
 

@@ -10,7 +10,7 @@ const MAX_TEXT: usize = 100;
 
 #[derive(Debug, Default, PartialEq, Eq)]
 pub(in crate::core) struct HolderProcess {
-    /// The host of another agent; none for this one's own workers.
+    /// The host of another agent; `None` for this one's own workers.
     pub(in crate::core) host: Option<String>,
     pub(in crate::core) pid: Option<u32>,
     pub(in crate::core) uid: Option<u32>,
@@ -18,7 +18,7 @@ pub(in crate::core) struct HolderProcess {
     pub(in crate::core) comm: Option<String>,
     /// The name set with CLIENT SETNAME.
     pub(in crate::core) name: Option<String>,
-    /// Milliseconds since the grant; none for the workers of another agent, whose clock may differ.
+    /// Milliseconds since the grant; `None` for the workers of another agent, whose clock may differ.
     pub(in crate::core) age_ms: Option<u64>,
 }
 

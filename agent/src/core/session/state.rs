@@ -270,7 +270,7 @@ impl Session {
         self.pending.is_empty() && self.secret_before.take().is_some()
     }
 
-    /// Returns the given secret, if it gives the right to take the session over.
+    /// Returns the given secret, if it proves the right to take the session over.
     pub(in crate::core) fn right_to_resume(&self, given: &[u8]) -> Option<[u8; 16]> {
         [Some(self.secret), self.secret_before]
             .into_iter()

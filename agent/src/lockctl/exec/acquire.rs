@@ -27,7 +27,7 @@ const RETRY_INTERVAL: Duration = Duration::from_millis(200);
 pub(crate) struct Granted {
     pub(crate) agent: Agent,
     pub(crate) id: String,
-    /// The secret to resume the session; none if it ends with its connection.
+    /// The secret to resume the session; `None` if it ends with its connection.
     pub(crate) secret: Option<String>,
     pub(crate) grant: Grant,
 }

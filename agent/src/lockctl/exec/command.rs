@@ -78,7 +78,7 @@ impl CommandGroup {
             .is_ok_and(|status| status.is_some_and(|status| status.stopped()))
     }
 
-    /// Returns how the command ended; none while it runs.
+    /// Returns how the command ended; `None` while it runs.
     pub(crate) fn poll_end(&mut self) -> Option<Ended> {
         if self.ended.is_none() {
             let options = WaitIdOptions::EXITED | WaitIdOptions::NOHANG | WaitIdOptions::NOWAIT;

@@ -108,7 +108,7 @@ impl ProcessTree {
     }
 }
 
-/// Opens a pidfd; none if the pid has been reused by another process.
+/// Opens a pidfd; `None` if the pid has been reused by another process.
 fn open_pidfd(process: Process) -> Option<OwnedFd> {
     let pidfd = match pidfd_open(Pid::from_raw(process.pid)?, PidfdFlags::empty()) {
         Ok(pidfd) => pidfd,

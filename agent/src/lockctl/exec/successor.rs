@@ -54,7 +54,7 @@ async fn identify(mut agent: Agent, id: &str) -> Option<Successor> {
     Some(if same { Successor::SessionEnded } else { Successor::Unrelated })
 }
 
-/// Resumes the session; none if a retry may succeed.
+/// Resumes the session; `None` if a retry may succeed.
 async fn resume(mut agent: Agent, id: &str, secret: &str) -> Option<Successor> {
     let reply = match agent.call(redis::cmd("RESUME").arg(id).arg(secret)).await {
         Ok(reply) => reply,

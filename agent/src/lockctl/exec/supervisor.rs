@@ -45,7 +45,7 @@ pub(crate) struct Supervisor<'a> {
     /// The connection; none once it is lost.
     agent: Option<Agent>,
     id: String,
-    /// The secret to resume the session; none if it ends with its connection.
+    /// The secret to resume the session; `None` if it ends with its connection.
     secret: Option<String>,
     grant: Grant,
     group: CommandGroup,

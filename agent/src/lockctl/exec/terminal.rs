@@ -10,7 +10,7 @@ use rustix::termios::{tcgetpgrp, tcsetpgrp};
 pub(crate) struct Terminal(File);
 
 impl Terminal {
-    /// Opens the controlling terminal; none if the process has none.
+    /// Opens the controlling terminal; `None` if the process has none.
     pub(crate) fn open() -> Option<Self> {
         File::options().read(true).write(true).open("/dev/tty").ok().map(Self)
     }
@@ -36,7 +36,7 @@ impl Terminal {
     }
 }
 
-/// Returns the process group of this process; none if it belongs to another pid namespace, as under `nsenter`.
+/// Returns the process group of this process; `None` if it belongs to another pid namespace, as under `nsenter`.
 pub(crate) fn own_group() -> Option<Pid> {
     Pid::from_raw(nix::unistd::getpgrp().as_raw())
 }

@@ -48,7 +48,7 @@ pub enum Malformed {
 /// A complete request.
 #[derive(Debug, Clone, Copy)]
 pub struct Request<'a> {
-    /// The words; none for an empty line or array, which clients may send and which get no reply.
+    /// The words; there are none for an empty line or array, which clients may send and which get no reply.
     pub args: Args<'a>,
     /// The number of bytes to discard from the input before the next call.
     pub consumed: usize,
@@ -106,7 +106,7 @@ pub struct Decoder {
 }
 
 impl Decoder {
-    /// Decodes the first request of `input`; none while it is incomplete, in which case the next call must pass the same
+    /// Decodes the first request of `input`; `None` while it is incomplete, in which case the next call must pass the same
     /// bytes followed by more. After a request, the next call must omit its [`Request::consumed`] bytes.
     ///
     /// # Errors

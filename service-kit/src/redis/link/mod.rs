@@ -246,7 +246,7 @@ impl Link {
     {
         let (keys, args) = (keys.into_iter(), args.into_iter());
         let command = eval("EVALSHA", sha, keys.clone(), args.clone());
-        // Boxed, as both are rare: callers with many scripts under way keep a future for each.
+        // Boxed, as both are rare: callers with many pending scripts keep a future for each.
         let answer = match asking {
             true => Box::pin(self.asking(command)).await,
             false => self.call(command).await,

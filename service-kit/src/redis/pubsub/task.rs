@@ -16,7 +16,7 @@ use crate::redis::handshake::{self, Handshake};
 use crate::redis::target::Address;
 use crate::redis::wire::Wire;
 
-/// Commands in flight. Changes that come in meanwhile are merged into fewer commands.
+/// Commands in flight. Changes that arrive meanwhile are merged into fewer commands.
 const WINDOW: usize = 4;
 
 /// The longest message delivered, in bytes, channel included, because many messages may be queued.

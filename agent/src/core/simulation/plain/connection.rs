@@ -72,7 +72,7 @@ impl Connection {
         self.up && self.network(now) == Network::Up(USUAL_DELAY)
     }
 
-    /// Returns the arrival of something sent now; none if it is lost.
+    /// Returns the arrival of something sent now; `None` if it is lost.
     pub(super) fn arrival(&mut self, now: u64, rng: &mut Rng) -> Option<u64> {
         let at = match self.network(now) {
             Network::Up(most) => now + rng.within(most / 4..most),
@@ -84,7 +84,7 @@ impl Connection {
         Some(self.arrived)
     }
 
-    /// Returns the arrival of a reply sent now; none if it is lost.
+    /// Returns the arrival of a reply sent now; `None` if it is lost.
     pub(super) fn answer(&mut self, now: u64, rng: &mut Rng) -> Option<u64> {
         let at = match self.network(now) {
             Network::Up(most) => now + rng.within(most / 4..most),

@@ -129,7 +129,7 @@ impl Redis {
         self.keys.get(key)
     }
 
-    /// Returns a hash's fields; none if the key is not a hash.
+    /// Returns a hash's fields; empty if the key is not a hash.
     pub(in crate::core) fn fields(&self, key: &str) -> &[(String, String)] {
         match self.keys.get(key).map(|entry| &entry.content) {
             Some(Content::Hash(fields)) => fields,

@@ -297,7 +297,7 @@ impl<S: Scenario> World<S> {
         }
     }
 
-    /// Returns the instant at which a key expires on a server; none without a key or a TTL.
+    /// Returns the instant at which a key expires on a server; `None` without a key or a TTL.
     pub(super) fn expiry(&self, node: usize, lock: &str) -> Option<u64> {
         let entry = self.servers[node].redis.keys().get(lock)?;
         let ahead = self.servers[node].clock_ahead_ms;

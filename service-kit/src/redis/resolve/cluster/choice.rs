@@ -90,7 +90,7 @@ mod tests {
         let known = of_nodes(true, 6, &[("a", 1), ("b", 2)]);
         let failing = || of_nodes(false, 7, &[("b", 2)]);
         let other = || of_nodes(true, 9, &[("x", 8), ("y", 9)]);
-        // One node is gone, the others know it, and an address has gone to a healthy cluster with a later epoch.
+        // One node is down, the others know it, and a healthy cluster with a later epoch has taken over an address.
         let chosen = choose(Some(&known), vec![(2, failing()), (9, other())]);
         assert_eq!(chosen, (Some(7), vec![address(9)]));
         assert_eq!(choose(Some(&known), vec![(9, other())]), (None, vec![address(9)]));

@@ -27,8 +27,8 @@ use crate::redis::target::Target;
 use crate::redis::wire::Wire;
 use crate::shutdown::Shutdown;
 
-/// The interval between queries, each to the next sentinel, while the subscription stands: its sentinel may be cut off
-/// from the others.
+/// The interval between queries, each to the next sentinel, while the subscription is active: its sentinel may be cut
+/// off from the others.
 const CALM: Duration = Duration::from_secs(5);
 /// The interval without a subscription, or while no sentinel answers.
 const HURRY: Duration = Duration::from_secs(1);
@@ -50,7 +50,7 @@ struct Signs {
     switched: Notify,
     /// A connection has seen a sign that its server was replaced.
     suspect: Arc<Notify>,
-    /// Set while the subscription to a sentinel stands.
+    /// Set while the subscription to a sentinel is active.
     subscribed: AtomicBool,
 }
 

@@ -60,7 +60,7 @@ fn epoch(reply: &Frame) -> u64 {
 
 /// Chooses between the views of some of `configured` sentinels. Returns `None` when all of them are outdated.
 ///
-/// The latest epoch is right even in a minority: the other sentinels have not heard of the failover yet. Sentinels that
+/// The latest epoch is right even in a minority: the other sentinels do not know about the failover yet. Sentinels that
 /// were set up again start from epoch 0, so an older epoch than the known one is accepted from a majority.
 pub(super) fn choose(answers: &[View], configured: usize, known: Option<&View>) -> Option<View> {
     let agree = |view: &View| answers.iter().filter(|other| other.master == view.master).count();
