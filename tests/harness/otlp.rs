@@ -35,7 +35,7 @@ pub struct SeenSpan {
     pub id: String,
     /// Its parent's; empty for a root.
     pub parent: String,
-    /// OTLP's number of its kind: 1 internal, 2 server, 3 client.
+    /// The number of its kind in OTLP: 1 internal, 2 server, 3 client.
     pub kind: i32,
     pub attributes: Attributes,
     /// The attributes of the process that sent it.

@@ -84,7 +84,7 @@ pub(crate) const READ: Kind = Kind {
     channel: "redisson_rwlock:{NAME}",
 };
 
-/// The kinds that the version under test has.
+/// Returns the kinds that the version under test has.
 pub(crate) fn kinds() -> Result<Vec<Kind>> {
     let version = version()?;
     Ok(KINDS.iter().copied().filter(|kind| kind.is_in(&version)).collect())
@@ -144,8 +144,8 @@ impl Bed {
 
     /// Starts both sides for several Java threads that wait at the same time; leases are long except for write locks.
     /// Redisson's release of a write lock wakes the sleeping threads of a Redisson client but is lost on a thread that
-    /// is about to sleep: so Java threads miss one another's releases. They look again when the lease they were told is
-    /// over, so for this kind it is short. Also returns the settings for further clients.
+    /// is about to sleep: so Java threads miss one another's releases. They try again at the end of the lease that the
+    /// refusal reported, so for this kind it is short. Also returns the settings for further clients.
     pub(crate) async fn crowded(kind: Kind) -> Result<(Self, &'static str)> {
         let (flags, settings) = match kind.word {
             "write" => (["--lease", "6s"].as_slice(), "watchdog=6000"),
@@ -316,30 +316,30 @@ impl Kind {
         self.word == "fair"
     }
 
-    /// The field of a Java thread's hold.
+    /// Returns the field of a Java thread's hold.
     pub(crate) fn field(self, client_id: &str, thread_id: &str) -> String {
         format!("{client_id}:{thread_id}{}", self.suffix)
     }
 
-    /// The calls that lead to Java's lock object of this kind.
+    /// Returns the calls that lead to Java's lock object of this kind.
     pub(crate) fn java(self, name: &str) -> Vec<String> {
         let words = self.object.iter().map(|&word| if word == "NAME" { name } else { word });
         words.map(str::to_owned).collect()
     }
 
-    /// The agent's command for a lock of this kind.
+    /// Returns the agent's command that acquires a lock of this kind.
     pub(crate) fn lock(self, name: &str, more: &str) -> Vec<String> {
         let mut words = vec!["LOCK".to_owned(), name.to_owned()];
         words.extend(format!("KIND {} {more}", self.word).split_whitespace().map(str::to_owned));
         words
     }
 
-    /// The agent's command that releases one hold.
+    /// Returns the agent's command that releases one hold.
     pub(crate) fn unlock(self, name: &str) -> Vec<String> {
         ["UNLOCK", name, "KIND", self.word].map(str::to_owned).to_vec()
     }
 
-    /// The channel of its release messages; for a fair lock, a pattern of its waiters' channels.
+    /// Returns the channel of its release messages; for a fair lock, a pattern of its waiters' channels.
     pub(crate) fn channel(self, name: &str) -> String {
         let plain = self.channel.replace("NAME", name);
         // Names with a brace are used as they are.
@@ -420,7 +420,7 @@ impl JavaLock {
     }
 
     /// Begins `lock()`, and returns once the thread sleeps: it has subscribed and failed a last time, so that only a
-    /// message or the end of the lease it was told will wake it.
+    /// message or the end of the reported lease will wake it.
     pub(crate) async fn begin_wait(&self) -> Result<Pending> {
         let waiting = self.begin("lock")?;
         self.until_asleep().await;

@@ -59,7 +59,7 @@ impl RedBed {
         Self::new(&["--lease", LEASE, "--poll-max", LEASE], "watchdog=600000").await
     }
 
-    /// The names of the clients, one for each server.
+    /// Returns the names of the clients, one for each server.
     fn clients(&self) -> [String; 3] {
         [0, 1, 2].map(|number| format!("{}{number}", self.prefix))
     }

@@ -38,12 +38,12 @@ fn words(words: &[&str]) -> Vec<String> {
 }
 
 impl Guard {
-    /// One lock of that kind.
+    /// Returns a guard of one lock of that kind.
     pub(crate) fn one(kind: Kind, name: &str) -> Self {
         Self { take: kind.lock(name, ""), give: kind.unlock(name), java: kind.java(name) }
     }
 
-    /// Several locks at once, which Java acquires in that order.
+    /// Returns a guard of several locks at once, which Java acquires in that order.
     pub(crate) fn several(names: &[&str]) -> Self {
         let count = names.len().to_string();
         let ours = |verb| words(&[&[verb, count.as_str()], names].concat());
@@ -54,7 +54,7 @@ impl Guard {
         }
     }
 
-    /// A red lock; these Java clients have one of its servers each.
+    /// Returns a guard of a red lock; these Java clients have one of its servers each.
     pub(crate) fn red(clients: &[String], name: &str) -> Self {
         let members = clients.iter().map(|client| format!("{client}@{name}"));
         Self {

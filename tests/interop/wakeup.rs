@@ -115,7 +115,7 @@ mod cases {
     }
 
     /// The message may arrive when a thread has been refused but does not sleep yet. Redisson's own message of a write
-    /// lock is then lost on the thread, which sleeps for the lease it was told: ten minutes.
+    /// lock is then lost on the thread, which sleeps for the reported lease: ten minutes.
     pub(super) async fn no_java_thread_is_missed_on_its_way_to_sleep(kind: Kind) -> Result<()> {
         let bed = Bed::new().await?;
         let (mut worker, java) = (bed.session().await?, bed.java(kind, "a"));

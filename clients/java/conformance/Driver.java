@@ -25,7 +25,7 @@ import java.util.stream.Collectors;
 /**
  * Drives this library for the conformance suite.
  *
- * <p>Reads a command a line: {@code <tag> <task> <verb> <arguments>}. A task is a thread, which runs its commands one after
+ * <p>Reads one command per line: {@code <tag> <task> <verb> <arguments>}. A task is a thread, which runs its commands one after
  * another. Answers {@code <tag> <JSON>}; a loss and a warning are reported as {@code event <JSON>}. The verbs:
  *
  * <pre>
@@ -43,7 +43,7 @@ import java.util.stream.Collectors;
 public final class Driver {
     private record Command(String tag, String verb, List<String> words) {}
 
-    /** One hold or several, with what the scenarios look at. */
+    /** One or several holds, with the checks of the scenarios. */
     private record Held(AutoCloseable closing, List<Hold> all, Runnable check) {
         static Held of(Hold hold) {
             return new Held(hold, List.of(hold), hold::check);
@@ -110,7 +110,7 @@ public final class Driver {
         }
     }
 
-    /** An interrupt that comes as a command ends is not for the next one. */
+    /** Ends a command, and clears an interrupt that arrived too late for it: it is not for the next one. */
     private synchronized void ended(String tag) {
         running.remove(tag);
         Thread.interrupted();
@@ -139,7 +139,7 @@ public final class Driver {
             return execute(command);
         } catch (LockscopeException | InterruptedException error) {
             return json("error", word(error), "text", String.valueOf(error.getMessage()));
-        } catch (IllegalArgumentException error) { // Other libraries leave the check of a lease to the agent.
+        } catch (IllegalArgumentException error) { // Other libraries let the agent check the lease.
             return json("error", "LIMIT", "text", error.getMessage());
         }
     }
@@ -236,7 +236,7 @@ public final class Driver {
         return held;
     }
 
-    /** Releases in an interrupted thread, as a {@code finally} does. */
+    /** Releases in an interrupted thread, as a {@code finally} block does. */
     private void release(String handle) throws Exception {
         Thread.currentThread().interrupt();
         try {

@@ -86,7 +86,7 @@ class Threads:
         self.agent = lockscope.Agent()
         self.holds = {}
         self.queues = {"main": queue.SimpleQueue()}
-        #: The commands of `main` that runs and that is to be interrupted.
+        #: The running command of `main`, and the one to interrupt.
         self.busy = self.cancelled = None
 
     def run(self):

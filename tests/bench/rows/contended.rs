@@ -11,7 +11,7 @@ use crate::report::{Bound, Round};
 use crate::stats::float;
 use crate::wire::Caller;
 
-/// The minimum cost of a hand-over: a reply to the worker, its next command, and one script.
+/// Returns the minimum cost of a hand-over: a reply to the worker, its next command, and one script.
 fn chain(limits: Limits) -> f64 {
     limits.echo + limits.script
 }

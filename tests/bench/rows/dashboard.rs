@@ -64,7 +64,7 @@ pub(super) async fn known(dashboard: &Dashboard, count: u64) {
     .await;
 }
 
-/// The memory of a dashboard that knows ten and a hundred thousand locks.
+/// Measures the memory of a dashboard that knows ten and a hundred thousand locks.
 pub(super) async fn known_locks(stage: Stage) -> Result<Vec<Round>> {
     let mut rounds = Vec::new();
     for _ in 0..stage.options.rounds {
@@ -184,7 +184,7 @@ pub(super) async fn first_scan(stage: Stage) -> Result<Vec<Round>> {
     Ok(rounds)
 }
 
-/// The CPU time of Redis under the same load, without a dashboard and with each of its sources.
+/// Measures the CPU time of Redis under the same load, without a dashboard and with each of its sources.
 pub(super) async fn source_cost(stage: Stage) -> Result<Vec<Round>> {
     let settings = [("client-output-buffer-limit", "normal 64mb 0 0")];
     let mut redis = RedisServer::with(&settings).await?;

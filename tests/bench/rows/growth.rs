@@ -30,7 +30,7 @@ const REQUESTS: usize = 7;
 /// A holder elsewhere.
 const FOREIGN: &str = "0f3c1f6e-5a43-4f9f-8d11-6a2b3c4d5e6f:1";
 
-/// The costs of an agent and its Redis.
+/// Measures the costs of an agent and its Redis.
 pub(super) async fn agent(stage: Stage) -> Result<Vec<Round>> {
     let mut rounds = Vec::new();
     for _ in 0..stage.options.rounds {
@@ -143,7 +143,7 @@ fn of(count: u64, what: &str) -> String {
     format!("{text} {what}{plural}")
 }
 
-/// Locks held and renewed.
+/// Measures locks that are held and renewed.
 async fn holds(round: &mut Round) -> Result<()> {
     let mut pair = Pair::new().await?;
     let mut held = 0;
@@ -166,7 +166,7 @@ async fn holds(round: &mut Round) -> Result<()> {
     Ok(())
 }
 
-/// Workers that wait for one lock, and the cost of passing it on among them.
+/// Measures workers that wait for one lock, and the cost of passing it on among them.
 async fn queue(round: &mut Round) -> Result<()> {
     let mut pair = Pair::new().await?;
     let mut direct = pair.redis.client().await?;
@@ -182,7 +182,7 @@ async fn queue(round: &mut Round) -> Result<()> {
     Ok(())
 }
 
-/// Names with one waiter each, held by another client.
+/// Measures names with one waiter each, held by another client.
 async fn names(round: &mut Round) -> Result<()> {
     let mut pair = Pair::new().await?;
     let mut direct = pair.redis.client().await?;
@@ -209,11 +209,11 @@ async fn hold_elsewhere(direct: &mut Client, name: &str) -> Result<()> {
     Ok(())
 }
 
-/// Connections that have sent a command once.
+/// Measures connections that have sent a command once.
 async fn sessions(round: &mut Round) -> Result<()> {
     let pair = Pair::new().await?;
     let (mut streams, mut open) = (Vec::new(), 0);
-    // Each is an open file of this process too.
+    // Each session is also an open file of this process.
     for count in STEPS.into_iter().filter(|count| *count <= 10_000) {
         let socket = pair.agent.socket();
         let ping = encode(&["PING"]);
@@ -235,7 +235,7 @@ async fn sessions(round: &mut Round) -> Result<()> {
     Ok(())
 }
 
-/// The costs of Redis by the number of idle agents, each with one hold, and then by that of dashboards.
+/// Measures the costs of Redis by the number of idle agents, each with one hold, and then by that of dashboards.
 pub(super) async fn fleet(stage: Stage) -> Result<Vec<Round>> {
     let mut rounds = Vec::new();
     for _ in 0..stage.options.rounds {
@@ -300,7 +300,7 @@ fn available_memory() -> Result<u64> {
     Ok(kib.parse::<u64>()? * 1024)
 }
 
-/// The costs of a dashboard by the number of locks that it knows.
+/// Measures the costs of a dashboard by the number of locks that it knows.
 pub(super) async fn dashboard(stage: Stage) -> Result<Vec<Round>> {
     let mut rounds = Vec::new();
     for _ in 0..stage.options.rounds {

@@ -8,7 +8,7 @@ use crate::crowd::{Crowd, Turns};
 use crate::peers::{self, P50, P99, SWITCHES, Task};
 use crate::report::Round;
 
-/// One worker with a free lock, then workers that compete for one lock.
+/// Measures one worker with a free lock, then workers that compete for one lock.
 pub(super) async fn libraries(stage: Stage) -> Result<Vec<Round>> {
     let (port, time) = (stage.redis.port(), stage.options.time);
     let mut libraries = peers::libraries(&stage.agent.socket())?;

@@ -36,7 +36,7 @@ impl Side {
     }
 }
 
-/// Threads with a lock each, threads that compete for one lock, and for one fair lock.
+/// Measures threads with one lock each, threads that compete for one lock, and threads that compete for one fair lock.
 pub(super) async fn redisson(stage: Stage) -> Result<Vec<Round>> {
     let [client, redisson] = peers::java(&stage.agent.socket())?;
     let mut rounds = Vec::new();

@@ -15,7 +15,7 @@ use crate::report::{Bound, Round};
 use crate::stats::{Times, float};
 use crate::wire::{Caller, encode};
 
-/// One worker, one free lock.
+/// Measures one worker with one free lock.
 pub(super) async fn uncontended(stage: Stage) -> Result<Vec<Round>> {
     let (port, time) = (stage.redis.port(), stage.options.time);
     let mut rounds = Vec::new();
@@ -61,7 +61,7 @@ pub(super) fn pairs(socket: &Path, time: Duration) -> Result<(f64, f64)> {
     Ok((times.median(), times.p99()))
 }
 
-/// Many workers, each with a different lock.
+/// Measures many workers, each with a different lock.
 pub(super) async fn own_locks(stage: Stage) -> Result<Vec<Round>> {
     let (port, time) = (stage.redis.port(), stage.options.time);
     let mut rounds = Vec::new();

@@ -2,12 +2,12 @@
 
 use super::*;
 
-/// An event of a hand-written history; instants are seconds.
+/// Returns an event of a hand-written history; instants are in seconds.
 fn at(seconds: u64, worker: u32, what: What) -> Event {
     Event { at: seconds * SECOND, worker, what }
 }
 
-/// A grant of a request sent just before, valid for ten seconds.
+/// Returns a grant of a request sent just before, valid for ten seconds.
 fn grant(seconds: u64, worker: u32, kind: &str, holder: &str, token: Option<i64>) -> Event {
     asked(seconds, seconds, worker, kind, holder, token)
 }

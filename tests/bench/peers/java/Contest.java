@@ -13,11 +13,11 @@ import org.redisson.config.Config;
  * Measures Redisson, or the client library for Java: {@code Contest redisson TASK PORT WORKERS SECONDS} or
  * {@code Contest lockscope TASK WORKERS SECONDS}, with the agent's socket in {@code LOCKSCOPE_SOCKET}. Prints one line of JSON.
  *
- * <p>The tasks: {@code uncontended}, one thread with a free lock; {@code own}, threads with a lock each; {@code one} and
- * {@code fair}, threads that compete for one lock. Each runs once without being measured, so that the JVM is warm.
+ * <p>The tasks: {@code uncontended}, one thread with a free lock; {@code own}, threads with one lock each; {@code one} and
+ * {@code fair}, threads that compete for one lock. Each task first runs once unmeasured, to warm up the JVM.
  */
 final class Contest {
-    /** A lock as a library has it. */
+    /** A lock of a library. */
     interface Mutex {
         void lock();
 
@@ -70,7 +70,7 @@ final class Contest {
         public Mutex lock(String name, boolean fair) {
             var lock = agent.lock(name, fair ? Kind.FAIR : Kind.PLAIN);
             return new Mutex() {
-                private Hold hold; // of the thread that has the lock
+                private Hold hold; // of the thread that holds the lock
 
                 @Override
                 public void lock() {
