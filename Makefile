@@ -12,7 +12,7 @@ BED := tests/redisson
 # Programs inherit ignored signals, which a job in the background of a script has. The tests need the defaults.
 CARGO_TEST := env --default-signal=HUP,INT,QUIT $(CARGO) test --locked --workspace
 
-# The client library for Rust is a workspace of its own.
+# The client library for Rust is a separate workspace.
 rust_client = $(CARGO) $(1) --locked --manifest-path clients/rust/Cargo.toml --target-dir "$${CARGO_TARGET_DIR:-target}"
 
 # Builds all programs at once, and runs the demo with them: another selection of packages would be compiled separately.
@@ -45,8 +45,8 @@ screenshots: toolchain ## The pictures of the documentation, from a demo of two 
 	@tests/install-missing cc redis-server chromium chromedriver
 	$(call built_demo,--screenshots docs/images)
 
-# Most tests wait for other processes most of the time. The end-to-end tests run the programs: if those cannot be built, it
-# is said once, and not by each test.
+# Most tests wait for other processes most of the time. The end-to-end tests run the programs: if these cannot be built, this is
+# reported once and not by each test.
 test: toolchain deps ## Every test, with real servers, clients and a browser
 	$(CARGO) build --locked --workspace --bins
 	$(call rust_client,test)

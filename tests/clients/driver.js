@@ -1,8 +1,8 @@
-// Runs commands on the agent's socket with a Node library, as it is told on standard input.
+// Runs commands from standard input on the agent's socket with a Node library.
 //
-// Arguments: `ioredis` or `node-redis`, the socket, `advised` (settings) or `default`.
-// A line is a tag, a connection's name and a command; several commands with ` ; ` between them go out at once.
-// What came of it is printed as the tag and a line of JSON, an error as `{"error": text}`.
+// Arguments: `ioredis` or `node-redis`, the socket, `advised` (settings) or `default`. A line is a tag, a connection's name
+// and a command; several commands with ` ; ` between them are sent at once. The result is printed as the tag and a line of
+// JSON, an error as `{"error": text}`.
 'use strict';
 const readline = require('node:readline');
 

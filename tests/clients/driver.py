@@ -1,8 +1,8 @@
-"""Runs commands on the agent's socket with redis-py, as it is told on standard input.
+"""Run commands from standard input on the agent's socket with redis-py.
 
-Arguments: `redis-py` or `redis-py-asyncio`, the socket, `advised` (settings) or `default`.
-A line is a tag, a connection's name and a command; several commands with ` ; ` between them go out as one pipeline.
-What came of it is printed as the tag and a line of JSON, an error as `{"error": text}`.
+Arguments: `redis-py` or `redis-py-asyncio`, the socket, `advised` (settings) or `default`. A line is a tag, a
+connection's name and a command; several commands with ` ; ` between them are sent as one pipeline. The result is
+printed as the tag and a line of JSON, an error as `{"error": text}`.
 """
 
 import asyncio

@@ -1,9 +1,8 @@
-// Runs commands on the agent's socket with go-redis, as it is told on standard input.
+// Runs commands from standard input on the agent's socket with go-redis.
 //
-// Arguments: `go-redis`, the socket, `advised` (settings) or `default`.
-// A line is a tag, a connection's name and a command; several commands with ` ; ` between them go out as one
-// pipeline. What came of it is printed as the tag and a line of JSON, an error as `{"error": text}`, a push as
-// `push`, the connection's name and a list.
+// Arguments: `go-redis`, the socket, `advised` (settings) or `default`. A line is a tag, a connection's name and a
+// command; several commands with ` ; ` between them are sent as one pipeline. The result is printed as the tag and a
+// line of JSON, an error as `{"error": text}`, a push as `push`, the connection's name and a list.
 package main
 
 import (
@@ -19,7 +18,7 @@ import (
 	"github.com/redis/go-redis/v9/push"
 )
 
-// Both a client, which has a pool, and one connection out of it.
+// caller is a client, which has a pool, or one connection of its pool.
 type caller interface {
 	Do(ctx context.Context, args ...any) *redis.Cmd
 	Pipeline() redis.Pipeliner
@@ -64,7 +63,7 @@ func say(what string, value any) {
 	fmt.Println(what, string(line))
 }
 
-// JSON has no maps with keys of any type.
+// plain turns the keys of maps into strings, because JSON allows no others.
 func plain(value any) any {
 	switch value := value.(type) {
 	case map[any]any:

@@ -37,16 +37,16 @@ import redis.clients.jedis.util.KeyValue;
 import redis.clients.jedis.util.SafeEncoder;
 
 /**
- * Runs commands on the agent's socket with a Java library, as it is told on standard input.
+ * Runs commands from standard input on the agent's socket with a Java library.
  *
  * <p>Arguments: {@code lettuce} or {@code jedis}, the socket, {@code advised} (settings), {@code default} or, for
- * Lettuce, {@code hasty}: it gives a command up after a second instead of a minute. A line is a tag, a connection's
- * name and a command; several commands with {@code " ; "} between them go out at once. What came of it is printed as
- * the tag and a line of JSON, an error as {@code {"error": text}}, a push as {@code push}, the connection's name and
- * a list.
+ * Lettuce, {@code hasty}: it gives up a command after a second instead of a minute. A line is a tag, a connection's
+ * name and a command; several commands with {@code " ; "} between them are sent at once. The result is printed as the
+ * tag and a line of JSON, an error as {@code {"error": text}}, a push as {@code push}, the connection's name and a
+ * list.
  */
 public final class Driver {
-    /** One connection by the library's own means. Runs commands, all sent before a reply is waited for. */
+    /** One connection of a library. Sends all commands before it waits for a reply. */
     interface Caller {
         List<Object> run(List<String[]> commands) throws Exception;
     }
@@ -152,7 +152,10 @@ public final class Driver {
         };
     }
 
-    /** Lettuce is told beforehand what a reply looks like; its output for any object breaks on null. */
+    /**
+     * Returns the output for a command's reply, which Lettuce needs in advance; its output for any object fails on
+     * null.
+     */
     static CommandOutput<String, String, ?> output(String word) {
         return switch (word) {
             case "LOCK", "SESSION" -> new GenericMapOutput<>(StringCodec.UTF8);
@@ -181,7 +184,7 @@ public final class Driver {
         JedisSocketFactory sockets = () -> {
             try {
                 var socket = AFUNIXSocket.connectTo(AFUNIXSocketAddress.of(new File(path)));
-                // Jedis' own factory, which is for TCP, does so too.
+                // Jedis's own factory, which is for TCP, does this too.
                 socket.setSoTimeout(config.getSocketTimeoutMillis());
                 return socket;
             } catch (IOException error) {
@@ -189,7 +192,7 @@ public final class Driver {
             }
         };
         if (!advised) {
-            // As most programs have it: a pool.
+            // A pool, as in most programs.
             var connections = new PooledConnectionProvider(new ConnectionFactory(sockets, config));
             var client = redis.clients.jedis.RedisClient.builder().connectionProvider(connections).build();
             return commands -> {

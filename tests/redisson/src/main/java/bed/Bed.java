@@ -20,7 +20,7 @@ import static java.nio.charset.StandardCharsets.UTF_8;
 /**
  * Redisson on a pipe: many clients and threads in one JVM, driven line by line.
  *
- * <p>A line is {@code <number> <client>/<thread> <command>…}, its words percent-encoded. Threads are made when they
+ * <p>A line is {@code <number> <client>/<thread> <command>…}, its words percent-encoded. Threads are created when they
  * are first named; the commands of one run one after another, those of different threads at the same time. The answer
  * is {@code <number> ok <value>} or {@code <number> error <exception> <message>}, as soon as it is known.
  *
@@ -39,13 +39,13 @@ public final class Bed {
 
     public static void main(String[] args) throws IOException {
         var bed = new Bed(new PrintStream(System.out, true, UTF_8));
-        // What a library prints must not pass for an answer.
+        // The output of a library must not be mistaken for an answer.
         System.setOut(System.err);
         var lines = new BufferedReader(new InputStreamReader(System.in, UTF_8));
         for (var line = lines.readLine(); line != null; line = lines.readLine()) {
             bed.take(line);
         }
-        // The driver has gone: end at once, as if killed, and leave what is held to its lease.
+        // The driver has ended: end at once, as if killed, so that held locks end with their leases.
         Runtime.getRuntime().halt(0);
     }
 
@@ -102,7 +102,7 @@ public final class Bed {
         return URLEncoder.encode(text, UTF_8);
     }
 
-    /** One Java thread, which locks belong to. */
+    /** One Java thread, an owner of locks. */
     private static final class Worker {
         private final ExecutorService queue;
         private volatile Thread thread;

@@ -15,11 +15,11 @@ import org.redisson.RedissonMultiLock;
 import org.redisson.api.RLock;
 
 /**
- * Chains of calls by their names, so that every version of Redisson is driven by the same words, and what one has not
- * yet is an error of its own: {@code getReadWriteLock orders . readLock . tryLock 100 200 ms}.
+ * Chains of calls by name, so that the same words drive every version of Redisson, and a call that a version lacks
+ * fails only when it is made: {@code getReadWriteLock orders . readLock . tryLock 100 200 ms}.
  *
- * <p>A chain begins at the client, or with {@code multi} or {@code red} and the names of the locks within; such a name
- * may be {@code client@name} for a lock of another client. {@code ms} is the unit of time; {@code a,b} a list.
+ * <p>A chain begins at the client, or with {@code multi} or {@code red} and the names of its members; such a name may
+ * be {@code client@name} for a lock of another client. {@code ms} is the unit of time; {@code a,b} a list.
  */
 final class Calls {
     private Calls() {}
@@ -32,7 +32,7 @@ final class Calls {
         return call(object(client, all, words.subList(0, last)), words.subList(last + 1, words.size()));
     }
 
-    /** The object that a chain names, the same one each time. */
+    /** Returns the object that a chain names, the same one each time. */
     static Object object(Client client, Map<String, Client> all, List<String> words) throws Exception {
         var key = String.join(" ", words);
         var known = client.objects().get(key);
@@ -63,7 +63,7 @@ final class Calls {
         }).toArray(RLock[]::new);
     }
 
-    /** By name: the class is deprecated, and services use it all the same. */
+    /** Creates a red lock by the name of its class, which is deprecated but still in use. */
     private static Object redLock(RLock[] members) throws ReflectiveOperationException {
         return Class.forName("org.redisson.RedissonRedLock").getConstructor(RLock[].class)
                 .newInstance((Object) members);
@@ -94,7 +94,7 @@ final class Calls {
         throw new NoSuchMethodException(object.getClass().getSimpleName() + "." + name + args);
     }
 
-    /** The words as those types; nothing where one does not fit. */
+    /** Returns the words as these types, null if one does not fit. */
     private static List<Object> convert(Class<?>[] types, List<String> words) {
         var converted = new ArrayList<>();
         for (int i = 0; i < types.length; i++) {

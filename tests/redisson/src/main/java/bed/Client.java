@@ -5,7 +5,10 @@ import java.util.concurrent.ConcurrentHashMap;
 
 import org.redisson.api.RedissonClient;
 
-/** A Redisson client, and the objects had from it: a service keeps them too, and some remember their last lease. */
+/**
+ * A Redisson client and the objects it returned. They are kept, as in a service, because some remember their last
+ * lease.
+ */
 record Client(RedissonClient redisson, Map<String, Object> objects) {
     Client(RedissonClient redisson) {
         this(redisson, new ConcurrentHashMap<>());

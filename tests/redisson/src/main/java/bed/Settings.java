@@ -15,10 +15,10 @@ import org.redisson.config.Config;
 import org.redisson.config.SingleServerConfig;
 
 /**
- * What a client is opened with: {@code watchdog=<ms>}, {@code codec=string|java}, {@code prefix=<of every name>},
- * {@code fairwait=<ms>, from 3.46 on}, {@code timeout=<ms>}, {@code retries=<n>},
- * {@code subscriptions=<per connection, and connections for them>}. Whatever is not named stays as Redisson has it. A URL
- * that begins with {@code redis+cluster://} names some nodes of a cluster, parted by commas.
+ * The settings of a client: {@code watchdog=<ms>}, {@code codec=string|java}, {@code prefix=<of every name>}, {@code
+ * fairwait=<ms>, from 3.46 on}, {@code timeout=<ms>}, {@code retries=<n>}, {@code subscriptions=<per connection, and
+ * connections for them>}. All other settings keep Redisson's defaults. A URL that begins with {@code redis+cluster://}
+ * names some nodes of a cluster, separated by commas.
  */
 final class Settings {
     private static final String CLUSTER = "redis+cluster://";
@@ -27,7 +27,8 @@ final class Settings {
 
     static RedissonClient open(String url, List<String> settings) {
         var config = new Config();
-        // Many clients live in one JVM, each with a few threads: what Redisson opens ahead would only cost time.
+        // One JVM has many clients, each with a few threads: connections that Redisson opens in advance would only cost
+        // time.
         config.setThreads(4).setNettyThreads(4);
         var server = url.startsWith(CLUSTER) ? cluster(config, url) : single(config, url);
         for (var setting : settings) {
@@ -70,7 +71,7 @@ final class Settings {
         };
     }
 
-    /** By name: old versions have it not. */
+    /** Calls the setter by name, because old versions lack it. */
     private static void fairWait(Config config, long ms) {
         try {
             Config.class.getMethod("setFairLockWaitTimeout", long.class).invoke(config, ms);
@@ -80,8 +81,9 @@ final class Settings {
     }
 
     /**
-     * For those who wait for one of few subscriptions: Redisson asks for it once a second or two, four times, and for no
-     * more than 7.5 s in all, which a busy machine may take. The latter by name: old versions reckon it from the former.
+     * Lets threads wait longer for one of few subscriptions. Redisson tries four times, every second or two, for at
+     * most 7.5 s, which may be too short on a busy machine. The timeout is set by name, because old versions derive it
+     * from the attempts.
      */
     private static void patience(BaseConfig<?> server) {
         server.setRetryAttempts(100);
@@ -94,7 +96,7 @@ final class Settings {
         }
     }
 
-    /** By name: 4.x has it in other places. */
+    /** Calls the setter by name, because it is in another class in 4.x. */
     private static void prefix(Config config, BaseConfig<?> server, String prefix) {
         try {
             var setter = Stream.of(config, server).flatMap(object -> Arrays.stream(object.getClass().getMethods()))
