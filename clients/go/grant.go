@@ -161,7 +161,7 @@ func (h *Hold) String() string {
 // Token returns the fencing token of a lock of kind Fenced, 0 for other kinds.
 func (h *Hold) Token() int64 { return h.grant.token }
 
-// Context returns a context that is cancelled when the hold is lost or released; context.Cause tells which. Locks
+// Context returns a context that is cancelled when the hold is lost or released; context.Cause says which. Locks
 // acquired with it belong to the same owner.
 func (h *Hold) Context() context.Context { return h.ctx }
 

@@ -11,9 +11,9 @@ import org.redisson.client.codec.StringCodec;
 /**
  * Critical sections that reveal broken mutual exclusion: {@code sections <how many> <counter> <lock>…} reads the
  * counter, and writes one more in a separate call, together with a note in the list {@code <counter>:log}. Two holders
- * at the same time write the same number twice. The sections run without pause, so that one side could starve the
- * other. {@code readings <how many> <counter> <lock>…} reads the counter twice under a reader's lock, and fails if the
- * value changed in between.
+ * at the same time write the same number twice. The sections run without pause, because that is how one side could
+ * starve the other. {@code readings <how many> <counter> <lock>…} reads the counter twice under a reader's lock, and
+ * fails if the value changed in between.
  */
 final class Sections {
     private static final String WRITE = "redis.call('set', KEYS[1], ARGV[1]) redis.call('rpush', KEYS[2], ARGV[1] .. ' java')";

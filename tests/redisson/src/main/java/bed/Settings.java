@@ -15,10 +15,10 @@ import org.redisson.config.Config;
 import org.redisson.config.SingleServerConfig;
 
 /**
- * The settings of a client: {@code watchdog=<ms>}, {@code codec=string|java}, {@code prefix=<of every name>}, {@code
- * fairwait=<ms>, from 3.46 on}, {@code timeout=<ms>}, {@code retries=<n>}, {@code subscriptions=<per connection, and
- * connections for them>}. All other settings keep Redisson's defaults. A URL that begins with {@code redis+cluster://}
- * names some nodes of a cluster, separated by commas.
+ * The settings of a client: {@code watchdog=<ms>}, {@code codec=string|java}, {@code prefix=<of every name>},
+ * {@code fairwait=<ms>, from 3.46 on}, {@code timeout=<ms>}, {@code retries=<n>},
+ * {@code subscriptions=<per connection, and connections for them>}. All other settings keep Redisson's defaults. A URL
+ * that begins with {@code redis+cluster://} names some nodes of a cluster, separated by commas.
  */
 final class Settings {
     private static final String CLUSTER = "redis+cluster://";

@@ -25,7 +25,7 @@ import org.redisson.misc.CompletableFutureWrapper;
 
 /** Redisson's lock on the agent. A lease of zero or less is renewed, as in Redisson. */
 class LockscopeLock implements RLock {
-    /** Stands for no fixed lease, and for a wait without a limit. */
+    /** Means no fixed lease, or a wait without a limit. */
     static final long NONE = -1;
     /** The remaining time of a key that does not exist. */
     private static final long ABSENT = -2;

@@ -67,7 +67,7 @@ final class Grant {
         open.forEach(hold -> hold.lossListeners.forEach(this::report));
     }
 
-    /** Ends the grant, of which the agent holds nothing any more. */
+    /** Ends a grant of which the agent holds nothing any more. */
     synchronized void loseAll(String reason) {
         count = 0;
         lose(reason);

@@ -43,7 +43,7 @@ final class Link implements Connection.Listener {
     private Connection connection;
     private String id = "";
     private String secret = "";
-    /** The last instant at which the agent surely had this session. */
+    /** The last instant at which the agent certainly had this session. */
     private long proven;
     /** True after a command went unanswered: the agent may have holds that are unknown here. */
     private boolean uncertain;
