@@ -38,7 +38,7 @@ public final class LockSet {
     /**
      * Acquires the locks, or reenters them. Waits for as long as it takes.
      *
-     * @throws InterruptedException if the thread is interrupted; then it acquires nothing
+     * @throws InterruptedException if the thread is interrupted; it acquires nothing then
      * @throws LockscopeException as {@link NamedLock#acquire()} does
      */
     public Holds acquire() throws InterruptedException {
@@ -49,7 +49,7 @@ public final class LockSet {
      * Acquires the locks, or reenters them.
      *
      * @throws LockTimeoutException when the wait is over
-     * @throws InterruptedException if the thread is interrupted; then it acquires nothing
+     * @throws InterruptedException if the thread is interrupted; it acquires nothing then
      * @throws LockscopeException as {@link NamedLock#acquire()} does
      */
     public Holds acquire(Duration wait) throws InterruptedException {

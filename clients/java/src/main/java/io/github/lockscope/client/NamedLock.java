@@ -51,7 +51,7 @@ public final class NamedLock implements Lock {
     /**
      * Acquires the lock, or reenters it. Waits for as long as it takes.
      *
-     * @throws InterruptedException if the thread is interrupted; then it acquires nothing
+     * @throws InterruptedException if the thread is interrupted; it acquires nothing then
      * @throws UnavailableException if the agent cannot be reached within 30 s, or it cannot reach Redis
      * @throws RejectedException if the agent refuses
      * @throws LockLostException if the owner lost the lock and has not released it yet
@@ -64,7 +64,7 @@ public final class NamedLock implements Lock {
      * Acquires the lock, or reenters it.
      *
      * @throws LockTimeoutException when the wait is over
-     * @throws InterruptedException if the thread is interrupted; then it acquires nothing
+     * @throws InterruptedException if the thread is interrupted; it acquires nothing then
      * @throws LockscopeException as {@link #acquire()} does
      */
     public Hold acquire(Duration wait) throws InterruptedException {
