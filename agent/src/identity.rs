@@ -136,7 +136,7 @@ pub fn default_folder() -> Option<PathBuf> {
 /// Reads the stored uuid and epoch; `None` without a file.
 ///
 /// # Errors
-/// Returns the reason that the stored identity must not be used.
+/// Returns the reason why the stored identity must not be used.
 fn stored(path: &Path, machine: &str, inode: u64) -> Result<Option<(ClientId, u64)>, &'static str> {
     let bytes = match fs::read(path) {
         Ok(bytes) => bytes,

@@ -19,7 +19,7 @@ use crate::types::{ConnectionId, Number};
 pub(in crate::core) struct Journal {
     /// The reason why there is no journal; `None` if there is one.
     missing: Option<String>,
-    /// The number of records that were given to the journal.
+    /// The number of records that were passed to the journal.
     recorded: u64,
     /// The number of records that are written, or will never be.
     done: u64,

@@ -174,7 +174,7 @@ impl Core {
         self.locks.waiting()
     }
 
-    /// Sets how releases are published. This changes with the abilities of the servers.
+    /// Sets how releases are published. This changes with the features of the servers.
     pub fn set_publish(&mut self, publish: script::Publish) {
         self.settings.publish = publish;
     }

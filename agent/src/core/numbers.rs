@@ -34,7 +34,7 @@ impl Numbers {
     /// Returns a number that was never used before.
     pub(in crate::core) fn draw(&mut self) -> Number {
         let number = self.next;
-        // 2^30 grants in one second of epoch would be needed to run into the next run's numbers.
+        // Only 2^30 grants in one second of the epoch would reach the next run's numbers.
         self.next = self.next.saturating_add(1);
         number
     }

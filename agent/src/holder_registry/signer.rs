@@ -35,8 +35,8 @@ impl Signer {
         Self { key, key_id, agent, host: host.into() }
     }
 
-    /// Signs entries on another thread: each takes tens of microseconds, and this thread serves the locks. Returns none
-    /// if the runtime is shutting down.
+    /// Signs entries on another thread: each takes tens of microseconds, and this thread serves the locks. Returns
+    /// `None` if the runtime is shutting down.
     pub(super) async fn sign(&self, entries: Vec<Unsigned>) -> Option<Vec<(Number, String)>> {
         let signer = self.clone();
         let sign = move || entries.iter().map(|entry| signer.signed(entry)).collect();

@@ -248,7 +248,7 @@ impl LockFile {
 
 impl Drop for LockFile {
     fn drop(&mut self) {
-        // A file that is left is as good as none.
+        // A leftover file does no harm.
         fs::remove_file(&self.path).ok();
     }
 }

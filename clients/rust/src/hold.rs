@@ -22,7 +22,7 @@ use crate::session::Session;
 /// One acquisition of a lock.
 ///
 /// [`release`](Self::release) ends it and reports whether it lasted until then. Dropping it releases it as well: the
-/// command is sent at once where the connection is free, otherwise by a background task, and nobody sees its outcome. A
+/// command is sent at once if the connection is free, otherwise by a background task, and nobody sees its outcome. A
 /// drop while the runtime ends may release nothing; then the agent does after the grace.
 pub struct Hold {
     session: Arc<Session>,

@@ -433,7 +433,7 @@ impl Session {
         grant.check().map_err(Error::from)
     }
 
-    /// Ends a wait that nobody is interested in any more, and releases what it was granted.
+    /// Ends an abandoned wait, and releases what it was granted.
     async fn withdraw(
         self: &Arc<Self>,
         connection: &Arc<Connection>,

@@ -18,7 +18,7 @@ use super::excerpt::excerpt;
 pub(crate) const MIB: usize = 1024 * 1024;
 /// The usual limit of a reply, in bytes. The map of a cluster with all slots scattered needs about 20 MiB.
 pub(crate) const REPLY_LIMIT: usize = 32 * MIB;
-/// The memory of a decoded element of a reply, besides its bytes.
+/// The memory of a decoded element of a reply, in addition to its bytes.
 const ELEMENT: usize = 64;
 /// The longest line: a status, an error or a length, in bytes.
 const MAX_LINE: usize = 64 * 1024;

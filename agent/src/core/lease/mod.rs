@@ -127,7 +127,7 @@ impl LeaseTable {
         self.holds.at(index).filter(|hold| hold.renewing)
     }
 
-    /// Takes the next hold whose deadline has come. [`Self::on_due`] sets the next one.
+    /// Takes the next hold whose deadline is due. [`Self::on_due`] sets the next one.
     pub(in crate::core) fn pop_due(&mut self, now: Moment) -> Option<HoldIndex> {
         self.timers.pop_due(now)
     }

@@ -257,8 +257,8 @@ impl Core {
         }
     }
 
-    /// Handles that all members are acquired: the requested lease begins now for all of them. Watched holds stay
-    /// watched.
+    /// Handles the case that all members are acquired: the requested lease begins now for all of them. Watched holds
+    /// stay watched.
     fn lease_all(&mut self, owner: Owner) {
         self.sessions.set_patience(owner, Moment::NEVER);
         let Some(multi) = self.multi_mut(owner) else { return };

@@ -184,8 +184,8 @@ impl Core {
         self.send_at(soon, Verb::Adopt(Adoption { form, holds }), give_up);
     }
 
-    /// Handles that Redis has not replied for longer than a renewed lease. A fixed lease may last longer: Redis is
-    /// asked again. A lost hold may have had a longer lease, so it is removed when Redis is back.
+    /// Handles the case that Redis has not replied for longer than a renewed lease. A fixed lease may last longer:
+    /// Redis is asked again. A lost hold may have had a longer lease, so it is removed when Redis is back.
     fn on_not_adopted(&mut self, form: RenewalForm, holds: Vec<HoldRecord>) {
         let mut lasting = Vec::new();
         for record in holds {

@@ -205,8 +205,8 @@ impl Core {
         self.poll_queue(name);
     }
 
-    /// Handles that Redis has the successor, with a lease that was set at `sent`. Gives Redis the number of the current
-    /// hold, or ends the one that ended last. Returns whether that was one of `early.ended`.
+    /// Handles the case that Redis has the successor, with a lease that was set at `sent`. Gives Redis the number of
+    /// the current hold, or ends the one that ended last. Returns whether that was one of `early.ended`.
     fn follow_up(&mut self, sent: Moment, early: &EarlyHandOver) -> bool {
         let EarlyHandOver { from, to, lease, ended } = early;
         let now = self.locks.end_early(&from.name);
@@ -243,7 +243,7 @@ impl Core {
         !ended.is_empty()
     }
 
-    /// Handles that Redis no longer had the lock.
+    /// Handles the case that Redis no longer had the lock.
     fn on_early_refused(&mut self, op: &Op, early: &EarlyHandOver, end: End) {
         // An earlier copy of it may have removed the first hold; while that was valid nothing else can have.
         let ran = op.may_have_run && self.now < early.from.valid_until;

@@ -142,7 +142,7 @@ impl Core {
         self.poll_queue(&name);
     }
 
-    /// Handles that Redis refused the new holder: the old one is released instead.
+    /// Handles the case that Redis refused the new holder: the old one is released instead.
     fn on_hand_over_refused(&mut self, id: OpId, op: Op) {
         let Verb::HandOver(HandOver { from, to }) = op.verb else { return };
         self.clear_attempt(&to, id);

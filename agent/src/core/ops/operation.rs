@@ -38,7 +38,8 @@ pub(in crate::core) trait Operation {
         core.retry(id, pause);
     }
 
-    /// Handles that the affected lease has expired, so that a retry is useless. The operation is no longer in flight.
+    /// Handles the case that the affected lease has expired, so that a retry is useless. The operation is no longer in
+    /// flight.
     fn on_give_up(&mut self, core: &mut Core, id: OpId) {
         let _ = id;
         if let Some(silence) = self.silence(NO_ANSWER) {

@@ -220,7 +220,8 @@ impl Core {
         self.renew_red(&due);
     }
 
-    /// Handles a forced release of a hold of ours on one node: the hold is lost when too many nodes have released it.
+    /// Handles a forced release of one of this agent's holds on one node: the hold is lost when too many nodes have
+    /// released it.
     pub(in crate::core) fn forced_on(&mut self, node: usize, number: Number) {
         if self.leases.on_node_forced(number, node) {
             self.reassess(number, Some(End::Forced));

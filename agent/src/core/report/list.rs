@@ -59,8 +59,8 @@ impl Core {
         self.answer(reply_to, Frame::Array(vec![next, Frame::Array(rows)]));
     }
 
-    /// One page of holds and waits, in order of their numbers. As with SCAN, a page looks at `count` entries and
-    /// may show fewer; it is the last one when its cursor is 0.
+    /// Returns one page of holds and waits, in order of their numbers. As with SCAN, a page visits `count` entries and
+    /// may show fewer; it is the last one if its cursor is 0.
     #[must_use]
     pub fn list(&self, request: &ListRequest, only_uid: Option<u32>) -> ListPage<ListRow> {
         let after = i64::try_from(request.cursor).unwrap_or(i64::MAX);

@@ -21,7 +21,7 @@ use crate::types::{ConnectionId, Number, SessionId};
 /// The decision about a RESUME.
 enum Verdict {
     Ready(ConnectionId),
-    /// Not yet, but perhaps soon.
+    /// Not ready yet, but possibly soon.
     NotYet(ConnectionId),
     /// A refusal: its word in metrics and its reply.
     No(&'static str, Frame),
@@ -84,8 +84,8 @@ impl Core {
         self.wake_all(grace.askers);
     }
 
-    /// Handles that the requested grace cannot be recorded. If the connection has closed meanwhile, the session ends as
-    /// of that instant.
+    /// Handles the case that the requested grace cannot be recorded. If the connection has closed meanwhile, the
+    /// session ends as of that instant.
     pub(in crate::core) fn refuse_grace(&mut self, connection: ConnectionId) {
         match self.sessions.get(&connection).and_then(|session| session.away_since()) {
             Some(gone) => self.end_closed(connection, gone),

@@ -85,7 +85,7 @@ impl SessionTable {
         self.all.get(connection)
     }
 
-    /// Returns the id of the session of a connection; that which it would have, if it has ended.
+    /// Returns the id of the session of a connection, or the id that it would have if it has ended.
     pub(super) fn id_of(&self, connection: ConnectionId) -> SessionId {
         let own = SessionId { run: self.run, number: connection.0 };
         self.get(&connection).map_or(own, |session| session.id)

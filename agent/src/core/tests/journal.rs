@@ -124,7 +124,7 @@ fn who_goes_before_its_grace_is_refused_has_ended() {
             assert!(world.has_no_reply(next), "the delay counts from when it went");
             world.pass(Duration::from_millis(200));
         }
-        // After a release in Redis the next waiter lets those of other agents try first.
+        // After a release in Redis the next waiter lets waiters of other agents try first.
         world.pass(Duration::from_millis(10));
         assert_eq!(world.reply(next), "held 1");
         world.unlock(next, "x");

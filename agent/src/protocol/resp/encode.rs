@@ -72,7 +72,7 @@ fn length(mark: u8, length: usize, out: &mut Vec<u8>) {
     out.extend_from_slice(b"\r\n");
 }
 
-/// Formats by hand because `write!` takes a good part of the time of a reply, which has several numbers.
+/// Formats by hand, because `write!` takes a large part of the time of a reply with several numbers.
 fn decimal(mut number: u64, out: &mut Vec<u8>) {
     let mut digits = [0; 20];
     let mut at = digits.len();

@@ -10,7 +10,7 @@ use tokio_util::sync::CancellationToken;
 use super::buffers::Eviction;
 use crate::server::process::Process;
 
-/// The reason that a connection ends from outside.
+/// The reason why a connection ends from outside.
 #[derive(Debug)]
 pub(super) enum Disconnect {
     /// The worker closed the socket or died.

@@ -148,7 +148,7 @@ struct Connection<'a, Gone> {
 #[derive(Debug)]
 struct Closed;
 
-/// The reason that decoding stopped for now.
+/// The reason why decoding stopped for now.
 enum Stop {
     /// The buffer has no complete command.
     NeedsInput,
@@ -429,7 +429,7 @@ impl<Gone: Future<Output = Disconnect>> Connection<'_, Gone> {
     }
 }
 
-/// The reason that a wait ended.
+/// The reason why a wait ended.
 enum Wakeup {
     Disconnected(Disconnect),
     CoreEnded,

@@ -37,8 +37,8 @@ pub struct LinkOptions {
     /// The interval between checks whether the connection still reaches the same server with the same clock. A change
     /// is logged and reported as a new [`LinkStatus::Up`] of the same generation. `None` disables the checks.
     pub check: Option<Duration>,
-    /// Accepts only a server that takes writes. The link leaves a replica, or a server that becomes one, and connects
-    /// again, since the address may lead to another server by then. Always on where sentinels report the master.
+    /// Accepts only a server that accepts writes. The link leaves a replica, or a server that becomes one, and connects
+    /// again, since the address may lead to another server by then. Always on if sentinels report the master.
     pub writable: bool,
     /// Rejects nodes of a cluster, which would serve some keys and refuse the others.
     pub alone: bool,

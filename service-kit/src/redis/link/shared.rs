@@ -26,7 +26,7 @@ const HELD_UP: Duration = Duration::from_millis(20);
 /// The reason when a connection ended without one.
 pub(super) const CLOSED: &str = "the server closed the connection";
 
-/// The reason for leaving a server that takes no writes.
+/// The reason for leaving a server that accepts no writes.
 pub(super) const READ_ONLY: &str = "the server has become a replica, which takes no writes";
 
 pub(super) struct Shared {

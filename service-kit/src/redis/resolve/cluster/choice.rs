@@ -3,7 +3,7 @@
 use super::view::View;
 use crate::redis::target::Address;
 
-/// The views that nodes have reported, by cluster: an address may belong to another cluster by now.
+/// The views that nodes have reported, by cluster: an address may now belong to another cluster.
 pub(super) struct Views<'a> {
     /// The published view.
     known: Option<&'a View>,

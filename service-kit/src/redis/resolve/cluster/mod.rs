@@ -21,7 +21,7 @@ use crate::redis::handshake::{self, Handshake};
 use crate::redis::target::Address;
 use crate::shutdown::Shutdown;
 
-/// Nodes queried in parallel: one may be gone, and another may not know the latest change.
+/// Nodes queried in parallel: one may be down, and another may not know the latest change.
 const AT_ONCE: usize = 3;
 /// The interval between queries while the cluster is healthy.
 const CALM: Duration = Duration::from_secs(5);
