@@ -6,10 +6,10 @@ use service_kit::redis::{LinkOptions, ResolverOptions, SubscriberOptions};
 
 /// The name of the connections in CLIENT LIST.
 pub const CLIENT_NAME: &str = "lockscope-dashboard";
-/// The longest that a server may take to connect or to answer.
+/// The longest time for a server to connect or to answer.
 pub const TIMEOUT: Duration = Duration::from_secs(2);
 
-/// Returns the options of a connection that reads keys without counting as a use of them.
+/// Returns the options of a connection whose reads do not count as uses of the keys.
 #[must_use]
 pub fn link_options() -> LinkOptions {
     LinkOptions {
@@ -25,7 +25,7 @@ pub fn subscriber_options() -> SubscriberOptions {
     SubscriberOptions { response_timeout: TIMEOUT, ..SubscriberOptions::new(CLIENT_NAME) }
 }
 
-/// Returns the options of connections to sentinels, and to a cluster's nodes for the map of slots.
+/// Returns the options of connections to sentinels, and to the nodes of a cluster for the map of slots.
 #[must_use]
 pub fn resolver_options(timeout: Duration) -> ResolverOptions {
     ResolverOptions {

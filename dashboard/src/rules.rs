@@ -11,7 +11,7 @@ use service_kit::settings::EXIT_USAGE;
 const AGENT: &str = include_str!("../../grafana/prometheus/lockscope-agent.rules.yml");
 const DASHBOARD: &str = include_str!("../../grafana/prometheus/lockscope-dashboard.rules.yml");
 
-/// The keys of the annotations with links, and the addresses that stand for those of an installation.
+/// The keys of the annotations with links, and the placeholders for the addresses of an installation.
 const RUNBOOKS: (&str, &str) = ("runbook_url: ", "https://runbooks.example/lockscope");
 const PAGES: (&str, &str) = ("dashboard_url: ", "https://lockscope.example");
 
@@ -46,7 +46,7 @@ fn base(text: &str) -> Result<String, String> {
     Ok(text.trim_end_matches('/').to_owned())
 }
 
-/// Runs the command with these arguments, the program's name first and `rules` left out.
+/// Runs the command with these arguments, with the program's name first and without `rules`.
 pub fn main(args: impl IntoIterator<Item = OsString>) -> ExitCode {
     let options = match Options::try_parse_from(args) {
         Ok(options) => options,
@@ -84,7 +84,7 @@ fn rendered(options: &Options) -> String {
     file
 }
 
-/// Returns a line with the links of this installation; nothing if it consists of a link that there is not.
+/// Returns a line with the links of this installation, or `None` if the line consists of a link that is not configured.
 fn linked(line: &str, options: &Options) -> Option<String> {
     for ((key, placeholder), url) in
         [(RUNBOOKS, &options.runbook_url), (PAGES, &options.dashboard_url)]

@@ -1,8 +1,8 @@
-//! Schemas of JSON whose type has another shape than the type that it is made from.
+//! Schemas of JSON whose type has a different shape than the type from which it is made.
 
 use utoipa::openapi::schema::{Object, ObjectBuilder, Type};
 
-/// Returns the schema of a string that is one of some words.
+/// Returns the schema of a string that is one of these words.
 pub(crate) fn words(words: impl IntoIterator<Item = &'static str>) -> Object {
     ObjectBuilder::new().schema_type(Type::String).enum_values(Some(words)).build()
 }

@@ -1,16 +1,16 @@
-//! Text from Redis made safe to display and to paste.
+//! Text from Redis, made safe to display and to paste.
 
 use redisson::LockName;
 use redisson::name::is_invisible;
 
-/// Returns a lock's name as pages show it: one line that hides nothing.
+/// Returns a lock's name as pages show it: one line in which every character is visible.
 #[must_use]
 pub fn shown_name(name: &LockName) -> String {
     visible(name.as_bytes())
 }
 
-/// Returns any bytes as one line that hides nothing: as [`redisson::LockName`] displays itself, with invisible blanks
-/// escaped.
+/// Returns any bytes as one line in which every character is visible, in the form that [`redisson::LockName`] displays,
+/// with invisible blanks escaped.
 #[must_use]
 pub fn visible(bytes: &[u8]) -> String {
     let mut shown = String::with_capacity(bytes.len());
@@ -36,20 +36,20 @@ pub fn visible(bytes: &[u8]) -> String {
     shown
 }
 
-/// Puts visible text into backticks, between which pages show it as code. A backtick in it is escaped.
+/// Puts visible text into backticks, between which pages show it as code. Backticks in the text are escaped.
 #[must_use]
 pub fn code(visible: &str) -> String {
     format!("`{}`", visible.replace('`', "\\x60"))
 }
 
-/// Characters that look like a space or like nothing.
+/// Returns true for characters that look like a space or are invisible.
 fn is_blank(c: char) -> bool {
     c.is_whitespace()
         || matches!(c, '\u{34f}' | '\u{115f}' | '\u{1160}' | '\u{2800}' | '\u{3164}' | '\u{ffa0}')
 }
 
-/// One word of a shell: printable ASCII within single quotes, other bytes as `$'\xHH'`. Every such run of bytes
-/// has its own quotes, since some shells would read on through hexadecimal digits that follow.
+/// Returns one word for a shell: printable ASCII within single quotes, and other bytes as `$'\xHH'`. Every such run of
+/// bytes has separate quotes, since some shells would read on through hexadecimal digits that follow.
 #[must_use]
 pub fn quoted(bytes: &[u8]) -> String {
     let plain = |byte: &u8| matches!(byte, b' '..=b'~');

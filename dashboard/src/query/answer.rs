@@ -1,8 +1,8 @@
-//! A filter's answer for a class of locks.
+//! The answer of a filter for a class of locks.
 
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub(super) enum Answer {
-    /// It matches none of them.
+    /// The filter matches no lock of the class.
     No,
     /// The class matches. Each lock's name and times decide.
     ByRow,

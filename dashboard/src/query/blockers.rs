@@ -1,4 +1,4 @@
-//! Who blocks whom: each lock at the root of a tree of waits, with everybody who waits behind it.
+//! The waits among locks, as trees: the root of each is a blocking lock, with all waiters behind it.
 
 use std::collections::{HashMap, HashSet};
 use std::sync::Arc;
@@ -21,7 +21,7 @@ const MAX_STEPS: usize = 200;
 pub struct BlockerRow {
     /// The tree in depth-first order; its first step is the root.
     pub steps: Vec<Step>,
-    /// The least number of waiters in the whole tree.
+    /// The minimum number of waiters in the whole tree.
     pub blocks: u64,
     /// True if the tree has more locks than are listed.
     pub cut: bool,
@@ -100,7 +100,7 @@ impl Serialize for BlockerRow {
     }
 }
 
-/// What a holder and a waiter have in common if one is the other: the thread of a Redisson client, or a task of an agent's
+/// The common part of a holder and a waiter that are the same: the thread of a Redisson client, or a task of an agent's
 /// worker.
 #[derive(Debug, PartialEq, Eq, Hash)]
 struct Task<'a>(&'a str, &'a str, &'a str);
@@ -109,7 +109,7 @@ fn task<'a>(deployment: &'a str, id: &'a str, client: Option<&'a ClientView>) ->
     let (uuid, rest) = id.split_once(':')?;
     match client.and_then(|client| client.task.as_deref()) {
         Some(task) => Some(Task(deployment, uuid, task)),
-        // Each grant and each wait of an agent has its own number.
+        // Each grant and each wait of an agent has a different number.
         None if HolderId::parse(id.as_bytes())?.looks_like_agent() => None,
         None => Some(Task(deployment, uuid, rest.split(':').next().unwrap_or(rest))),
     }
@@ -149,7 +149,7 @@ impl<'a> Waits<'a> {
         tasks.any(|task| self.waiting.contains(&task))
     }
 
-    /// Returns the tree of waits below a lock. Locks that were visited before are left out.
+    /// Returns the tree of waits below a lock. Locks that have been visited before are left out.
     fn tree(&self, root: &'a Arc<LockView>, visited: &mut HashSet<&'a LockId>) -> BlockerRow {
         let mut row = BlockerRow { steps: Vec::new(), blocks: 0, cut: false };
         let mut pending = vec![(0, root)];
@@ -171,7 +171,7 @@ impl<'a> Waits<'a> {
                 .flatten()
                 .copied()
                 .collect();
-            // The last one is visited first.
+            // The last lock is visited first.
             below.sort_by(|a, b| (a.waiting, &b.id).cmp(&(b.waiting, &a.id)));
             pending.extend(below.into_iter().map(|lock| (depth + 1, lock)));
         }
@@ -198,7 +198,7 @@ impl Listed for BlockerRow {
         for root in roots {
             rows.push(waits.tree(root, &mut visited));
         }
-        // What is left waits in a circle: any of its locks may be the root.
+        // The remaining locks wait in circles, in which any lock may be the root.
         let mut circles = blocked;
         circles.sort_by(|a, b| a.id.cmp(&b.id));
         for lock in circles {
@@ -233,7 +233,7 @@ mod tests {
 
     const CLIENT: &str = "285475da-9152-4c83-822a-67ee2f116a79";
 
-    /// A lock held by a thread, with waiters of these threads.
+    /// Returns a lock held by a thread, with waiters of these threads.
     fn held(name: &str, by: u32, waiters: &[u32]) -> LockView {
         let mut lock = lock(name);
         lock.holders[0].id = format!("{CLIENT}:{by}").into();
@@ -250,7 +250,7 @@ mod tests {
         lock
     }
 
-    /// The trees as text: depth, name, and the number of waiters in all.
+    /// Returns the trees as text: depth, name, and the total number of waiters.
     fn trees(locks: impl IntoIterator<Item = LockView>) -> Vec<(u64, Vec<(usize, String)>)> {
         let mut snapshot = Snapshot::empty();
         for lock in locks {

@@ -17,9 +17,9 @@ use crate::schema::schema_of;
 #[derive(Debug, Clone)]
 pub struct ContentionRow {
     pub id: LockId,
-    /// The lock as of now; none if only its counts are left.
+    /// The current state of the lock, or `None` if only its counts are left.
     pub lock: Option<Arc<LockView>>,
-    /// The beginning of the longest wait; none if no waiter is known by name.
+    /// The beginning of the longest wait, or `None` if no waiter is known by name.
     pub longest_wait: Option<Since>,
     /// The counts of the last hour, which may all be zero.
     pub last_hour: Tally,
@@ -53,7 +53,7 @@ impl ContentionRow {
         }
     }
 
-    /// Returns the least number of waiters.
+    /// Returns the minimum number of waiters.
     #[must_use]
     pub fn waiting(&self) -> u64 {
         self.lock.as_ref().map_or(0, |lock| lock.waiting)
@@ -65,7 +65,7 @@ impl ContentionRow {
         self.lock.as_ref().is_none_or(|lock| lock.waiters_exact)
     }
 
-    /// Returns the beginning of the longest current hold; none while it is free.
+    /// Returns the beginning of the longest current hold, or `None` while the lock is free.
     #[must_use]
     pub fn held_since(&self) -> Option<Since> {
         self.lock.as_ref()?.held_since()
@@ -113,7 +113,7 @@ impl Listed for ContentionRow {
         }
         for (id, tally) in tallies {
             let lock = snapshot.get(id);
-            // A filter cannot match locks of which only counts are left.
+            // A filter cannot match locks for which only counts are left.
             if lock.map_or(filter.is_empty(), |lock| filter.fits(lock, now)) {
                 rows.push(Self::new(id, lock, Some(tally)));
             }

@@ -1,4 +1,4 @@
-//! The language of the filter of events: the words of names as in the lists of locks, and its own keys.
+//! The language of the event filter: words for names as in the lists of locks, and separate keys.
 
 use super::words::{self, FilterError, Text, Value, one_of, without};
 use crate::model::owner_names::OwnerNames;
@@ -22,7 +22,7 @@ enum Term {
     Db(u32),
 }
 
-/// The way in which a hold ended that nobody observed.
+/// The word for the unobserved end of a hold.
 const UNSEEN: &str = "unseen";
 
 impl words::Term for Term {
@@ -120,10 +120,10 @@ impl Term {
 }
 
 impl EventFilter {
-    /// Reads a filter.
+    /// Parses a filter.
     ///
     /// # Errors
-    /// A sentence for people where it is too long, has too many terms or says what is not understood.
+    /// If the filter is too long, has too many terms, or is not understood. The error is a sentence for people.
     pub fn parse(text: &str) -> Result<Self, FilterError> {
         words::terms(text).map(Self)
     }
@@ -140,7 +140,7 @@ impl EventFilter {
         self.0.iter().all(|term| matches!(term, Term::Event(_)) || term.matches(event, names))
     }
 
-    /// Returns whether a hold matches those terms that are about holds.
+    /// Returns whether a hold matches the terms that are about holds.
     #[must_use]
     pub fn matches_hold(&self, hold: &EventFields<'_>, names: &OwnerNames) -> bool {
         let is_about_events =
@@ -148,14 +148,14 @@ impl EventFilter {
         self.0.iter().all(|term| is_about_events(term) || term.matches(hold, names))
     }
 
-    /// Returns whether it lets events of a type pass. Several types are alternatives.
+    /// Returns whether the filter accepts events of a type. Several types are alternatives.
     #[must_use]
     pub fn selects(&self, event: &str) -> bool {
         let mut types = self.types().peekable();
         types.peek().is_none() || types.any(|word| word == event)
     }
 
-    /// Returns the types of events that it asks for; empty for all.
+    /// Returns the types of events that the filter asks for, or none if it accepts all.
     pub fn types(&self) -> impl Iterator<Item = &'static str> {
         self.0.iter().filter_map(|term| match term {
             Term::Event(word) => Some(*word),
@@ -163,13 +163,13 @@ impl EventFilter {
         })
     }
 
-    /// Returns whether it asks for nothing but types of events.
+    /// Returns whether the filter only asks for types of events.
     #[must_use]
     pub fn is_only_types(&self) -> bool {
         self.0.iter().all(|term| matches!(term, Term::Event(_)))
     }
 
-    /// Returns a filter as written without the terms that ask for types of events.
+    /// Returns a filter as written, without the terms that ask for types of events.
     #[must_use]
     pub fn without_types(text: &str) -> String {
         without(text, |term: &Term| matches!(term, Term::Event(_)))

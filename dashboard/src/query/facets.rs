@@ -11,7 +11,7 @@ use super::{Filter, quoted, with_term};
 use crate::model::types::{ByNumber, ClientView, Entry, LockView, State};
 use crate::schema::schema_of;
 
-/// The views of the list of locks, each with the terms that choose it.
+/// The views of the list of locks, each with the terms that select it.
 pub const VIEWS: [&str; 7] = [
     "",
     "problem:any acknowledged:no",
@@ -25,7 +25,7 @@ pub const VIEWS: [&str; 7] = [
 pub const PROPERTIES: [&str; 5] = ["prefix", "service", "host", "problem", "kind"];
 /// The most values of a property that are counted.
 const MAX_VALUES: usize = 5_000;
-/// The values with the most locks that are shown.
+/// The number of values that are shown, those with the most locks.
 const TOP: usize = 8;
 /// The longest value that is counted, bytes.
 const MAX_VALUE: usize = 80;
@@ -33,9 +33,9 @@ const MAX_VALUE: usize = 80;
 /// The counts for a filter.
 #[derive(Debug, Clone, PartialEq, Eq, Default)]
 pub struct Facets {
-    /// The locks of each of [`VIEWS`] that match the rest of the filter.
+    /// The number of locks in each of [`VIEWS`] that match the rest of the filter.
     pub views: [usize; VIEWS.len()],
-    /// For each of [`PROPERTIES`] its commonest values among the locks that match, with their numbers.
+    /// The most common values of each of [`PROPERTIES`] among the matching locks, with their numbers of locks.
     pub top: [Vec<(Arc<str>, usize)>; PROPERTIES.len()],
     /// The number of further values of each property.
     pub more: [usize; PROPERTIES.len()],
@@ -96,17 +96,17 @@ impl Serialize for Facets {
     }
 }
 
-/// Returns a filter that asks for a value of a property as well.
+/// Returns a filter that additionally asks for a value of a property.
 #[must_use]
 pub fn narrowed(filter: &str, property: &str, value: &str) -> String {
     match property {
-        // Without quotes it would find a part of a host too.
+        // Without quotes, the term would also match parts of hosts.
         "host" => format!("{} host:{}", filter.trim(), quoted(value)).trim_start().to_owned(),
         property => with_term(filter, property, value),
     }
 }
 
-/// The locks by value, of each of [`PROPERTIES`].
+/// The numbers of locks by value, for each of [`PROPERTIES`].
 type Values = [HashMap<Arc<str>, usize>; PROPERTIES.len()];
 
 /// The counts of some locks.
@@ -116,17 +116,18 @@ pub(super) struct Tally {
     values: Values,
 }
 
-/// The counts of some locks, while a pass adds them.
+/// The counts of some locks while a pass over the locks adds to them.
 #[derive(Debug)]
 pub(super) struct Counting<'q, 's> {
-    /// The filter without the terms that choose a view.
+    /// The filter without the terms that select a view.
     base: &'q Filter,
     /// The prefix that the filter asks for.
     prefix: &'q [u8],
     tally: Tally,
-    /// A lock of each class and its owners, with the number of those that the whole filter matches.
+    /// One lock of each class and its owners, with the number of locks of the class that the whole filter matches.
     owners: ByNumber<(&'s LockView, usize)>,
-    /// The latest prefix, with the number of locks one after the other that have it: neighbours often have the same.
+    /// The latest prefix, with the number of successive locks that have it, since neighbours often have the same
+    /// prefix.
     run: (&'s str, usize),
 }
 
@@ -153,8 +154,8 @@ impl<'q, 's> Counting<'q, 's> {
         add(&mut self.tally.values[0], prefix, locks);
     }
 
-    /// Adds a number of locks of a class. The base filter matches them; `matches`: whether the whole filter does. `lock`: one
-    /// of them.
+    /// Adds a number of locks of a class that the base filter matches. `matches` is true if the whole filter matches
+    /// too, and `lock` is one of the locks.
     pub(super) fn add_class(&mut self, lock: &LockView, matches: bool, locks: usize) {
         let Tally { views, values } = &mut self.tally;
         let in_views = views.iter_mut().zip(in_views(self.base, lock));
@@ -169,7 +170,7 @@ impl<'q, 's> Counting<'q, 's> {
         self.end_run();
         let Self { mut tally, owners, .. } = self;
         let mut owners: Vec<(_, usize)> = owners.into_values().collect();
-        // Of too many values, the common ones count.
+        // If there are too many values, the common ones are counted.
         owners.sort_unstable_by_key(|(_, locks)| Reverse(*locks));
         for (lock, locks) in owners {
             for_each_owner(lock, |property, value| add(&mut tally.values[property], value, locks));
@@ -193,7 +194,7 @@ impl Tally {
                 *sums.entry(value).or_default() += locks;
             }
             let values = sums.len().min(MAX_VALUES);
-            // A tally that is full may have left out locks of the values that it does not have.
+            // A full tally may have left out locks with values that it does not contain.
             let is_whole = |value| all().all(|it| it.len() < MAX_VALUES || it.contains_key(value));
             if sums.keys().any(|value| is_whole(*value)) {
                 sums.retain(|value, _| is_whole(*value));
@@ -213,7 +214,7 @@ impl Tally {
     }
 }
 
-/// Adds to the count of a value, unless there are too many of them.
+/// Adds to the count of a value, unless there are too many values.
 fn add(counts: &mut HashMap<Arc<str>, usize>, value: &str, more: usize) {
     if let Some(count) = counts.get_mut(value) {
         *count += more;
@@ -222,7 +223,7 @@ fn add(counts: &mut HashMap<Arc<str>, usize>, value: &str, more: usize) {
     }
 }
 
-/// Returns for each view whether it has this lock, which `base` matches.
+/// Returns for each view whether it contains this lock, which `base` matches.
 fn in_views(base: &Filter, lock: &LockView) -> [bool; VIEWS.len()] {
     let has_problem = !lock.problems.is_empty();
     let is_active = lock.is_held() || lock.is_awaited() || has_problem;
@@ -239,7 +240,7 @@ fn in_views(base: &Filter, lock: &LockView) -> [bool; VIEWS.len()] {
     ]
 }
 
-/// Calls `each` with every service and every host of a lock's owners, each once.
+/// Calls `each` with every service and every host of a lock's owners, once for each.
 fn for_each_owner(lock: &LockView, mut each: impl FnMut(usize, &str)) {
     let mut seen: Vec<&str> = Vec::new();
     for (property, of) in
@@ -263,7 +264,7 @@ fn for_each_trait(lock: &LockView, mut each: impl FnMut(usize, &str)) {
     each(4, lock.kind.as_str());
 }
 
-/// Returns the part of a name up to the first colon after a prefix of it.
+/// Returns the part of a name up to the first colon after a given prefix.
 fn prefix<'a>(name: &'a [u8], chosen: &[u8]) -> Option<&'a str> {
     let end = chosen.len() + memchr::memchr(b':', name.get(chosen.len()..)?)? + 1;
     std::str::from_utf8(&name[..end]).ok().filter(|prefix| prefix.len() <= MAX_VALUE)
@@ -281,7 +282,7 @@ pub(super) mod tests {
 
     const NOW: SteadyMillis = SteadyMillis(2_000_000);
 
-    /// Returns the counts for a filter, made by looking at each lock.
+    /// Returns the counts for a filter by looking at each lock.
     pub(in crate::query) fn by_looking(
         filter: &str,
         snapshot: &Snapshot,
@@ -351,7 +352,7 @@ pub(super) mod tests {
         assert_eq!(words(&all, 4), "lock=5");
         let orders = of("prefix:orders:", &snapshot);
         assert_eq!((words(&orders, 0).as_str(), orders.views[0]), ("orders:eu:=2 orders:us:=1", 3));
-        // A view's terms do not count against the other views.
+        // The terms of a view do not affect the counts of other views.
         let problems = of("service:etl problem:any acknowledged:no", &snapshot);
         assert_eq!(problems.views, [2, 1, 0, 0, 1, 0, 0]);
         assert_eq!(words(&problems, 0), "orders:=1");

@@ -1,4 +1,4 @@
-//! The language of the lists' filter box and of the API's `filter`.
+//! The language of the filter box of lists and of the API's `filter`.
 
 use std::time::Duration;
 
@@ -200,8 +200,8 @@ impl Term {
         }
     }
 
-    /// Returns whether it matches the beginning of a lock's longest hold and the end of its time to live. True of terms that
-    /// ask for neither.
+    /// Returns whether the term matches the beginning of a lock's longest hold and the end of its time to live. True
+    /// for terms that ask for neither.
     pub(super) fn matches_instants(
         &self,
         since: Option<SteadyMillis>,
@@ -215,7 +215,7 @@ impl Term {
         }
     }
 
-    /// Returns the answer for all locks of the class of this one.
+    /// Returns the answer for all locks in the class of this one.
     pub(super) fn of_class(&self, lock: &LockView) -> Answer {
         match self {
             Self::Name(_) | Self::Group(_) | Self::Prefix(_) | Self::Age(_) | Self::Ttl(_) => {
@@ -234,7 +234,7 @@ impl Term {
                     false => Answer::No,
                 }
             }
-            // They do not depend on the clock.
+            // These terms do not depend on the clock.
             term => term.matches(lock, SteadyMillis(0)).into(),
         }
     }
@@ -248,7 +248,7 @@ fn names_owner(text: &Text, holder: &HolderView) -> bool {
     })
 }
 
-/// Returns whether a text may match an id of a holder of this client, if it does not match the client alone.
+/// Returns whether a text may match an id of a holder of this client if it does not match the client alone.
 fn may_match_id(text: &Text, id: &str) -> bool {
     let (client, rest) = id.split_at(client_of(id).len());
     let is_plain_text = |text: &[u8]| std::str::from_utf8(text).is_ok_and(is_plain);
@@ -257,7 +257,7 @@ fn may_match_id(text: &Text, id: &str) -> bool {
     }
     match text {
         Text::Part(part) => match part.iter().position(|byte| *byte == b':') {
-            // What is before the colon is the end of the client, or comes after it as a whole.
+            // The part before the colon is the end of the client, or comes as a whole after the client.
             Some(colon) => {
                 let before = &part[..colon];
                 let end = client.len().checked_sub(before.len());
@@ -275,47 +275,47 @@ fn may_match_id(text: &Text, id: &str) -> bool {
     }
 }
 
-/// The processes behind the lock's holders, as far as they are known.
+/// Returns the processes behind the lock's holders, as far as they are known.
 fn clients(lock: &LockView) -> impl Iterator<Item = &ClientView> {
     lock.holders.iter().filter_map(|holder| holder.client.as_deref())
 }
 
-/// The values of `problem:`.
+/// Returns the values of `problem:`.
 fn problem_words() -> String {
     let words = ProblemKind::ALL.map(ProblemKind::as_str).join(", ");
     format!("any, none, {words}")
 }
 
 impl Filter {
-    /// Reads a filter.
+    /// Parses a filter.
     ///
     /// # Errors
-    /// A sentence for people where it is too long, has too many terms or says what is not understood.
+    /// If the filter is too long, has too many terms, or is not understood. The error is a sentence for people.
     pub fn parse(text: &str) -> Result<Self, FilterError> {
         words::terms(text).map(Self)
     }
 
-    /// Returns true if a lock is listed. Unless the filter says otherwise, only confirmed ones are that are held or waited
-    /// for, and those with a problem. A search by name finds free ones too.
+    /// Returns true if a lock is listed. Unless the filter says otherwise, these are confirmed locks that are held or
+    /// waited for, and locks with a problem. A search by name also finds free locks.
     #[must_use]
     pub fn matches(&self, lock: &LockView, now: SteadyMillis) -> bool {
         self.lists(lock) && self.terms_match(lock, now)
     }
 
-    /// Returns whether its list can have this lock, if all its other terms match.
+    /// Returns whether a list with this filter can contain this lock, if all other terms match.
     pub(super) fn lists(&self, lock: &LockView) -> bool {
         let asks_state = || self.0.iter().any(|term| matches!(term, Term::State(_)));
         let is_active = lock.is_held() || lock.is_awaited() || !lock.problems.is_empty();
         (is_active || self.searches_names() || asks_state()) && self.is_sure_enough(lock)
     }
 
-    /// Returns true if it searches for names, or for those of a group.
+    /// Returns true if the filter searches for names of locks or groups.
     #[must_use]
     pub fn searches_names(&self) -> bool {
         self.0.iter().any(|term| matches!(term, Term::Name(_) | Term::Group(_)))
     }
 
-    /// The same for lists that have other reasons to tell of a lock than that it is held or waited for.
+    /// Like [`Self::matches`], for lists that show locks for other reasons than that they are held or waited for.
     #[must_use]
     pub fn fits(&self, lock: &LockView, now: SteadyMillis) -> bool {
         self.is_sure_enough(lock) && self.terms_match(lock, now)
@@ -326,17 +326,17 @@ impl Filter {
         asks_confirmed || lock.confirmed || !lock.problems.is_empty()
     }
 
-    /// Returns whether all terms match, whatever lists leave out otherwise.
+    /// Returns whether all terms match, regardless of the locks that lists otherwise leave out.
     pub(super) fn terms_match(&self, lock: &LockView, now: SteadyMillis) -> bool {
         self.0.iter().all(|term| term.matches(lock, now))
     }
 
-    /// Returns the filter without the terms that choose a view of the list.
+    /// Returns the filter without the terms that select a view of the list.
     pub(super) fn base(&self) -> Self {
         Self(self.0.iter().filter(|term| !term.chooses_view()).cloned().collect())
     }
 
-    /// Returns whether it lists a lock that the other terms match, by those that choose a view.
+    /// Returns whether the terms that select a view match a lock that the other terms match.
     pub(super) fn chooses(&self, lock: &LockView, now: SteadyMillis) -> bool {
         let mut views = self.0.iter().filter(|term| term.chooses_view());
         self.lists(lock) && views.all(|term| term.matches(lock, now))
@@ -356,33 +356,33 @@ impl Filter {
         }
     }
 
-    /// Returns a filter as written without the terms that choose a view of the list: `problem:any`, acknowledgement,
+    /// Returns a filter as written, without the terms that select a view of the list: `problem:any`, acknowledgement,
     /// confirmation, state and waiters.
     #[must_use]
     pub fn without_view(text: &str) -> String {
         words::without(text, Term::chooses_view)
     }
 
-    /// Returns the terms of a filter as written that choose a view of the list.
+    /// Returns the terms of a filter as written that select a view of the list.
     #[must_use]
     pub fn view(text: &str) -> String {
         words::without(text, |term: &Term| !term.chooses_view())
     }
 
-    /// Returns a filter as written without its prefixes.
+    /// Returns a filter as written, without its prefixes.
     #[must_use]
     pub fn without_prefix(text: &str) -> String {
         words::without(text, |term: &Term| matches!(term, Term::Prefix(_)))
     }
 
-    /// Returns a filter as written without the terms that are equal to this one.
+    /// Returns a filter as written, without the terms that are equal to this one.
     #[must_use]
     pub fn without_term(text: &str, term: &str) -> String {
         let dropped = words::terms::<Term>(term).unwrap_or_default();
         words::without(text, |term: &Term| dropped.contains(term))
     }
 
-    /// Returns the longest prefix that it asks for, in lower case.
+    /// Returns the longest prefix that the filter asks for, in lower case.
     #[must_use]
     pub fn prefix(&self) -> Option<&[u8]> {
         let prefixes = self.0.iter().filter_map(|term| match term {
@@ -392,19 +392,19 @@ impl Filter {
         prefixes.max_by_key(|prefix| prefix.len())
     }
 
-    /// Returns whether it asks for owners, or for the hosts or services of these.
+    /// Returns whether the filter asks for owners, or for their hosts or services.
     pub(super) fn asks_owner(&self) -> bool {
         let asks = |term: &Term| matches!(term, Term::Owner(_) | Term::Host(_) | Term::Service(_));
         self.0.iter().any(asks)
     }
 
-    /// Returns true if it is empty.
+    /// Returns true if the filter is empty.
     #[must_use]
     pub fn is_empty(&self) -> bool {
         self.0.is_empty()
     }
 
-    /// Returns true if its matches depend on the clock.
+    /// Returns true if the filter's matches depend on the clock.
     #[must_use]
     pub fn depends_on_clock(&self) -> bool {
         self.0.iter().any(|term| matches!(term, Term::Age(_) | Term::Ttl(_)))

@@ -64,7 +64,7 @@ pub(crate) fn leaked() -> ProblemView {
     }
 }
 
-/// The same, and somebody has it in hand.
+/// Returns the problem with an acknowledgement.
 pub(crate) fn acknowledged() -> ProblemView {
     let (at, until) = (SteadyMillis(0), SteadyMillis(9));
     let word = Acknowledgement { by: "anna".into(), reason: "known".into(), at, until };

@@ -1,4 +1,4 @@
-//! Incidents: the same problem of the same owner, or the same deadlock, in one row however many locks it concerns.
+//! Incidents. The same problem of the same owner, or the same deadlock, is one row for any number of locks.
 
 use std::collections::{BTreeMap, BTreeSet};
 use std::sync::Arc;
@@ -18,7 +18,7 @@ use crate::schema::schema_of;
 /// The most locks that an incident names in JSON.
 const MAX_NAMES: usize = 100;
 
-/// A problem that several locks may have together.
+/// A problem that several locks may share.
 #[derive(Debug, Clone)]
 pub struct IncidentRow {
     /// The key of the group within its deployment and problem.
@@ -27,11 +27,11 @@ pub struct IncidentRow {
     pub certainty: Certainty,
     /// The beginning of its first problem.
     pub since: SteadyMillis,
-    /// Its locks, the oldest problem first.
+    /// The locks, oldest problem first.
     pub locks: Vec<Arc<LockView>>,
     /// True if every one of its problems is acknowledged.
     pub acknowledged: bool,
-    /// The least number of waiters of all its locks.
+    /// The minimum number of waiters of all its locks.
     pub waiting: u64,
 }
 
@@ -76,7 +76,7 @@ impl IncidentRow {
         (lock, problem.unwrap_or(&lock.problems[0]))
     }
 
-    /// Returns the text that all names begin with, up to a separator; none for a single lock.
+    /// Returns the common beginning of all names up to a separator, or `None` for a single lock.
     #[must_use]
     pub fn prefix(&self) -> Option<String> {
         let mut names = self.locks.iter().map(|lock| lock.id.name.as_bytes());
@@ -92,8 +92,8 @@ impl IncidentRow {
         Some(String::from_utf8_lossy(&common[..=separator]).into_owned())
     }
 
-    /// Returns whether its locks may be released together. In a deadlock one of them is enough, and a hold that has expired is
-    /// over: its lock may have a new holder, which has nothing to do with it.
+    /// Returns whether the locks may be released together. In a deadlock, the release of one of them is enough. An
+    /// expired hold is over, and its lock may have a new holder without this problem.
     #[must_use]
     pub fn may_be_released(&self) -> bool {
         !matches!(self.problem, ProblemKind::Deadlock | ProblemKind::Expired)
@@ -113,8 +113,8 @@ impl IncidentRow {
         owners.all(|owner| owner == Some(first)).then_some(first)
     }
 
-    /// Returns the number of its holders: processes where they are known, else threads and grants. Zero if the problem is not
-    /// theirs.
+    /// Returns the number of holders, by processes if these are known, and otherwise by threads and grants. Returns
+    /// zero if the holders do not have the problem.
     #[must_use]
     pub fn holders(&self) -> usize {
         let holders = self.locks.iter().flat_map(|lock| holders(lock, self.problem));
@@ -124,19 +124,19 @@ impl IncidentRow {
             .len()
     }
 
-    /// Returns the key that distinguishes it from other incidents of its deployment and problem.
+    /// Returns the key that distinguishes the incident from others with the same deployment and problem.
     #[must_use]
     pub fn key(&self) -> &str {
         &self.key
     }
 
-    /// Returns its deployment, problem and key, which distinguish it from all others.
+    /// Returns the deployment, problem and key, which distinguish the incident from all others.
     #[must_use]
     pub fn identity(&self) -> (Arc<str>, ProblemKind, String) {
         (Arc::clone(&self.first().0.id.deployment), self.problem, self.key.clone())
     }
 
-    /// Returns the incident with that key, with all of its locks, if there is one now.
+    /// Returns the current incident with that key, with all of its locks, if there is one.
     #[must_use]
     pub fn find(
         published: &Published,
@@ -164,19 +164,19 @@ impl IncidentRow {
     }
 }
 
-/// Returns the holders that have the problem. None of those that hold a lock after another's hold has expired.
+/// Returns the holders that have the problem. The current holders of a lock with an expired hold do not have it.
 fn holders(lock: &LockView, problem: ProblemKind) -> &[HolderView] {
     if problem == ProblemKind::Expired { &[] } else { &lock.holders }
 }
 
-/// Returns the key by which problems become one incident: the circle of a deadlock, the process or the client that holds
-/// the lock, or the group of a lock that nobody holds.
+/// Returns the key that combines problems into one incident: the circle of a deadlock, the process or the client that
+/// holds the lock, or the group of a lock that is free.
 fn key(lock: &LockView, problem: &ProblemView) -> String {
     if let Some(first) = problem.cycle.iter().map(|wait| &wait.lock).min() {
         return format!("cycle {} {}", first.db, first.name);
     }
     match holders(lock, problem.problem).first() {
-        // An agent's clients are its workers.
+        // The clients of an agent are its workers.
         Some(holder) => {
             process(holder).unwrap_or_else(|| format!("client {}", client_of(&holder.id)))
         }
@@ -314,7 +314,7 @@ mod tests {
     fn workers_of_one_agent_have_incidents_of_their_own() {
         let agent = "285475da-9152-4c83-822a-67ee2f116a79";
         let by = |name: &str, pid: u32| {
-            // Each hold of an agent has its own id.
+            // Each hold of an agent has a different id.
             let mut lock = leaked_by(name, &format!("{agent}:{}", name.as_bytes()[0]));
             lock.holders[0].client = Some(Box::new(ClientView {
                 host: Some("web-7".into()),

@@ -1,4 +1,4 @@
-//! One page of a sorted list, and the cursor of the next.
+//! One page of a sorted list, and the cursor of the next page.
 
 use std::cmp::Ordering;
 use std::hash::{DefaultHasher, Hash, Hasher};
@@ -20,7 +20,7 @@ use crate::model::types::{LockId, Snapshot};
 /// The most rows of a page.
 pub const MAX_ROWS: usize = 100;
 
-/// The published state that lists are made from.
+/// The published state from which lists are made.
 #[derive(Debug, Clone)]
 pub struct Published {
     pub snapshot: Arc<Snapshot>,
@@ -39,9 +39,9 @@ impl Published {
 pub trait Listed: Clone + Serialize + Send + Sync + 'static {
     /// The list's word in addresses and in the API.
     const NAME: &'static str;
-    /// The words to sort by; the first is the default.
+    /// The words by which the list can be sorted, with the default first.
     const SORTS: &'static [&'static str];
-    /// The words to group rows by; the first is the default. The only one of a list without groups is empty.
+    /// The words by which rows can be grouped, with the default first. A list without groups has one empty word.
     const GROUPINGS: &'static [&'static str] = &[""];
     /// True if the API can report the list's counts by view and by property.
     const FACETS: bool = false;
@@ -61,8 +61,7 @@ pub trait Listed: Clone + Serialize + Send + Sync + 'static {
         rows
     }
 
-    /// Returns the order that applies when the address names none: the most, the worst or the longest first; names
-    /// ascending.
+    /// Returns the order if the address names none: the most, the worst or the longest first, and names ascending.
     #[must_use]
     fn default_order(sort: &str) -> Order {
         if matches!(sort, "name" | "id") { Order::Ascending } else { Order::Descending }
@@ -70,19 +69,19 @@ pub trait Listed: Clone + Serialize + Send + Sync + 'static {
 
     fn id(&self) -> RowId<'_>;
 
-    /// Returns the row's place in a list sorted by one of [`Self::SORTS`]. In the default order smaller places come
-    /// first.
+    /// Returns the row's position in a list sorted by one of [`Self::SORTS`]. In the default order, smaller positions
+    /// come first.
     fn position(&self, sort: &str) -> Position<'_>;
 }
 
-/// The identity of a row within its list. It settles the order of rows of one rank.
+/// The identity of a row within its list, which determines the order of rows with the same rank.
 #[derive(Debug, Clone, Copy, PartialEq, Eq, PartialOrd, Ord, Hash)]
 pub struct RowId<'a> {
     /// The lock's name or the client's id.
     pub name: &'a [u8],
     pub deployment: &'a str,
     pub db: u32,
-    /// The problem's word; empty in lists without problems.
+    /// The word for the problem, or an empty text in lists without problems.
     pub problem: &'a str,
 }
 
@@ -96,11 +95,11 @@ impl<'a> RowId<'a> {
 /// The first part of a [`Position`].
 pub type Rank = (u64, u64);
 
-/// A place in a sorted list. It stays valid when its row is gone.
+/// A position in a sorted list. It remains valid when its row is gone.
 #[derive(Debug, Clone, Copy, PartialEq, Eq, PartialOrd, Ord)]
 pub struct Position<'a> {
     pub rank: Rank,
-    /// Text that is sorted by after the rank.
+    /// The text by which rows with the same rank are sorted.
     pub text: &'a [u8],
     pub id: RowId<'a>,
 }
@@ -108,7 +107,7 @@ pub struct Position<'a> {
 /// A request for one page of a list.
 #[derive(Debug, Clone)]
 pub struct Query<T> {
-    /// The filter as written. Cursors are bound to it.
+    /// The filter as written, to which cursors are bound.
     pub text: String,
     pub filter: Filter,
     /// One of [`Listed::GROUPINGS`].
@@ -116,7 +115,7 @@ pub struct Query<T> {
     /// One of [`Listed::SORTS`].
     pub sort: &'static str,
     pub order: Order,
-    /// The last row of the page before, or the first one of the page after.
+    /// The last row of the previous page, or the first row of the next page.
     pub(super) edge: Option<Cursor>,
     /// The most rows of the page.
     pub limit: usize,
@@ -132,7 +131,7 @@ pub struct Rows<T> {
     pub skipped: usize,
     /// The cursor of the next page, if there is one.
     pub next: Option<String>,
-    /// The cursor of the page before, if there is one.
+    /// The cursor of the previous page, if there is one.
     pub prev: Option<String>,
 }
 
@@ -142,12 +141,12 @@ impl<T> Default for Rows<T> {
     }
 }
 
-/// A malformed cursor, or one of another list.
+/// The error of a malformed cursor, or of a cursor of another list.
 #[derive(Debug, Clone, Copy, PartialEq, Eq, Error)]
 #[error("the cursor does not belong to this filter, sort and order; begin without one")]
 pub struct BadCursor;
 
-/// A [`Position`] as addresses hold it.
+/// A [`Position`] as written in addresses.
 #[derive(Debug, Clone, PartialEq, Eq, Hash, Serialize, Deserialize)]
 pub(super) struct Cursor {
     /// A hash of the list's name, filter, sort and order.
@@ -160,12 +159,12 @@ pub(super) struct Cursor {
     deployment: String,
     db: u32,
     problem: String,
-    /// True for the rows before it.
+    /// True for the rows before the position.
     #[serde(default, skip_serializing_if = "std::ops::Not::not")]
     back: bool,
 }
 
-/// Bytes as a string in base64: shorter in JSON than an array of numbers.
+/// Serializes bytes as a base64 string, which is shorter in JSON than an array of numbers.
 mod base64_bytes {
     use base64::Engine as _;
     use base64::engine::general_purpose::URL_SAFE_NO_PAD;
@@ -201,7 +200,7 @@ impl<T: Listed> Query<T> {
         Self::grouped(filter, T::GROUPINGS[0], arranged, cursor, limit)
     }
 
-    /// Returns the same for rows in groups.
+    /// Returns a query for rows in groups.
     ///
     /// # Errors
     /// As [`Self::new`].
@@ -225,7 +224,7 @@ impl<T: Listed> Query<T> {
         Ok(query)
     }
 
-    /// Returns the place of the row that the page begins or ends with; true if it ends with it.
+    /// Returns the position of the first or last row of the page, and true if it is the last.
     pub(super) fn edge(&self) -> Option<(Position<'_>, bool)> {
         self.edge.as_ref().map(|edge| (edge.position(), edge.back))
     }
@@ -236,7 +235,7 @@ impl<T: Listed> Query<T> {
         hasher.finish()
     }
 
-    /// Returns the cursor of the rows after a row, or of those before it.
+    /// Returns the cursor of the rows after a row, or before it if `back` is true.
     fn cursor(&self, row: &T, back: bool) -> String {
         let Position { rank, text, id } = row.position(self.sort);
         let cursor = Cursor {
@@ -249,16 +248,16 @@ impl<T: Listed> Query<T> {
             problem: id.problem.to_owned(),
             back,
         };
-        // Numbers and strings: this cannot fail.
+        // Serializing numbers and strings cannot fail.
         URL_SAFE_NO_PAD.encode(serde_json::to_vec(&cursor).unwrap_or_default())
     }
 
-    /// Compares two places in the order of the query.
+    /// Compares two positions in the order of the query.
     pub(super) fn compare(&self, a: &Position<'_>, b: &Position<'_>) -> Ordering {
         if self.order == T::default_order(self.sort) { a.cmp(b) } else { b.cmp(a) }
     }
 
-    /// Compares two rows in the order of the query: mostly by their ranks alone.
+    /// Compares two rows in the order of the query, mostly only by their ranks.
     fn compare_rows(&self, (a_rank, a): &(Rank, &T), (b_rank, b): &(Rank, &T)) -> Ordering {
         if a_rank == b_rank {
             return self.compare(&a.position(self.sort), &b.position(self.sort));
@@ -277,7 +276,7 @@ impl<T: Listed> Query<T> {
         }
     }
 
-    /// Returns the number of rows before the page, of which so many lie before its edge.
+    /// Returns the number of rows before the page, if `before_edge` rows are before its edge.
     pub(super) fn first_row(&self, before_edge: usize) -> usize {
         match &self.edge {
             Some(edge) if edge.back => before_edge.saturating_sub(self.limit),
@@ -286,7 +285,7 @@ impl<T: Listed> Query<T> {
         }
     }
 
-    /// Puts a page together. `skipped`: the rows before it.
+    /// Assembles a page. `skipped` is the number of rows before it.
     pub(super) fn page(&self, rows: Vec<T>, skipped: usize, total: usize) -> Rows<T> {
         let more = total > skipped + rows.len();
         let next = rows.last().filter(|_| more).map(|last| self.cursor(last, false));
@@ -301,7 +300,7 @@ impl<T: Listed> Query<T> {
         self.page_of(rows.iter())
     }
 
-    /// Returns the rows of this page out of all rows, in any order, without sorting them all.
+    /// Returns the rows of this page from all rows, in any order, without sorting all of them.
     pub(super) fn page_of<'a>(&self, rows: impl Iterator<Item = &'a T> + Clone) -> Rows<T>
     where
         T: 'a,
@@ -316,14 +315,14 @@ impl<T: Listed> Query<T> {
         });
         let mut found = self.nearest(candidates, goes_back);
         if goes_back && before < self.limit {
-            // The first page is full, also where rows before its cursor have gone.
+            // The first page is full even if rows before its cursor are gone.
             found = self.nearest(rows, false);
         }
         let rows = found.into_iter().cloned().collect();
         self.page(rows, self.first_row(before), total)
     }
 
-    /// Returns the first rows in the order of the query, or the last ones, as many as a page has.
+    /// Returns the first rows in the order of the query, or the last ones, up to the size of a page.
     fn nearest<'a>(&self, rows: impl Iterator<Item = &'a T>, last: bool) -> Vec<&'a T> {
         let compare = |a: &(Rank, &T), b: &(Rank, &T)| match last {
             false => self.compare_rows(a, b),
@@ -389,7 +388,7 @@ pub(super) mod tests {
             let query = query::<T>(sort, order, cursor.as_deref(), limit).unwrap();
             let page = query.rows(&published, NOW);
             assert_eq!(page.skipped, ids.len());
-            // The page before this one is the one that led to it.
+            // The page before this one is the page that led to it.
             let before = ids.len().saturating_sub(limit);
             assert_eq!(page.prev.is_some(), !ids.is_empty());
             if let Some(prev) = &page.prev {

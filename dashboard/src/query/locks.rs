@@ -1,4 +1,4 @@
-//! Locks, one row each.
+//! The list of locks, with one row for each.
 
 use std::sync::Arc;
 
@@ -71,7 +71,7 @@ impl Listed for LockRow {
 }
 
 impl Rows<LockRow> {
-    /// Returns true if both hold the very same views.
+    /// Returns true if both contain the very same views.
     #[must_use]
     pub fn is_same(&self, other: &Self) -> bool {
         (self.total, self.skipped, self.rows.len())

@@ -1,4 +1,5 @@
-//! The lists: locks, incidents, owners, problems and contention, with one filter language, one order and one pager for all.
+//! The lists of locks, incidents, owners, problems and contention. All of them share one filter language, one order and
+//! one pager.
 
 mod answer;
 pub mod blockers;

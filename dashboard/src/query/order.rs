@@ -1,6 +1,6 @@
 //! The direction of a sorted list.
 
-/// The end of a sorted list that comes first.
+/// The direction in which a list is sorted.
 #[derive(Debug, Clone, Copy, PartialEq, Eq, Hash, utoipa::ToSchema)]
 pub enum Order {
     #[schema(rename = "asc")]
@@ -10,7 +10,7 @@ pub enum Order {
 }
 
 impl Order {
-    /// Returns the word in addresses.
+    /// Returns the word for the order in addresses.
     #[must_use]
     pub fn as_str(self) -> &'static str {
         match self {

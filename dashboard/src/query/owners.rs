@@ -1,4 +1,4 @@
-//! The clients that hold locks or wait for them, one by one, by service or by host.
+//! The clients that hold locks or wait for them, each separately, by service or by host.
 
 use std::collections::{BTreeMap, HashMap, hash_map};
 use std::sync::Arc;
@@ -49,12 +49,12 @@ pub struct OwnerRow {
     pub claimed: Option<&'static str>,
 }
 
-/// Returns whether something is surely wrong with a lock.
+/// Returns whether a lock has a problem that is certain.
 fn has_certain(lock: &LockView) -> bool {
     lock.problems.iter().any(|problem| problem.certainty == Certainty::Certain)
 }
 
-/// A client, and a process of it as far as it is known: its service, host and pid.
+/// A client with one of its processes, as far as the process is known: its service, host and pid.
 type Process<'a> = (&'a str, &'a str, Option<(Option<&'a str>, Option<&'a str>, Option<u32>)>);
 
 impl OwnerRow {
@@ -190,10 +190,10 @@ impl Listed for OwnerRow {
     }
 }
 
-/// The locks of a class with their owners.
+/// The locks of a class and their owners.
 #[derive(Debug)]
 struct Class<'s> {
-    /// One of them.
+    /// One of these locks.
     lock: &'s LockView,
     has_waiters: bool,
     has_problems: bool,
@@ -229,22 +229,22 @@ impl<'s> Class<'s> {
     }
 }
 
-/// The locks of a client.
+/// The locks of one client.
 #[derive(Debug, PartialEq, Eq)]
 pub struct OwnerLocks {
     pub owner: OwnerRow,
-    /// Those that it has held for longest, oldest first.
+    /// The locks that it has held for the longest time, oldest first.
     pub locks: Vec<Arc<LockView>>,
     /// The number of locks that it holds.
     pub total: usize,
-    /// Those that it waits for, each with the index of its wait.
+    /// The locks that it waits for, each with the index of its wait.
     pub waits: Vec<(Arc<LockView>, usize)>,
     /// Its latest past holds.
     pub past: Vec<(Arc<LockView>, PastHoldView)>,
 }
 
 impl OwnerLocks {
-    /// Returns those of a client, or of one of its threads. `most`: the most locks that are listed.
+    /// Returns the locks of a client, or of one of its threads. At most `most` locks are listed.
     #[must_use]
     pub fn new(snapshot: &Snapshot, deployment: &Arc<str>, id: &str, most: usize) -> Self {
         let (mut owner, mut held) = (OwnerRow::new(deployment, id), Vec::new());
@@ -311,7 +311,7 @@ struct Processes<'a> {
 }
 
 impl<'a> Processes<'a> {
-    /// Returns those that hold matching locks of a section, or wait for them.
+    /// Returns the processes that hold matching locks of a section, or wait for them.
     fn of(section: Section<'a>, filter: &Filter, now: SteadyMillis) -> Self {
         let mut processes = Self::default();
         let mut pass = Pass::new(filter, now).by_owner();
@@ -340,7 +340,7 @@ impl<'a> Processes<'a> {
         processes
     }
 
-    /// Returns the rows of the holders of a lock, one for each.
+    /// Returns the rows of the holders of a lock, one for each holder.
     fn rows_of(&mut self, lock: &'a LockView) -> Vec<usize> {
         let mut rows = Vec::with_capacity(lock.holders.len());
         for HolderView { id, client, .. } in &lock.holders {
@@ -351,8 +351,8 @@ impl<'a> Processes<'a> {
         rows
     }
 
-    /// Notes the beginnings of a lock's holds in the rows of its holders. Most holds are younger than the oldest one known, which the
-    /// entry alone shows.
+    /// Records the beginnings of a lock's holds in the rows of its holders. Most holds are younger than the oldest
+    /// known one, which is visible from the entry alone.
     fn started(&mut self, rows: &[usize], entry: Entry<'_>) {
         let first = entry.since();
         let is_older = |row: &usize| {
@@ -366,7 +366,7 @@ impl<'a> Processes<'a> {
         }
     }
 
-    /// Adds those of another section.
+    /// Adds the processes of another section.
     fn joined(mut self, other: Self) -> Self {
         let Self { places, rows } = other;
         let mut rows: Vec<Option<OwnerRow>> = rows.into_iter().map(Some).collect();
@@ -387,7 +387,7 @@ impl<'a> Processes<'a> {
         self
     }
 
-    /// Returns the place of a process's row.
+    /// Returns the index of a process's row.
     fn row(
         &mut self,
         deployment: &'a Arc<str>,
@@ -431,7 +431,7 @@ pub(super) mod tests {
     use super::*;
     use crate::query::fixtures::lock;
 
-    /// Returns the same as [`OwnerRow::all`] by looking at each lock.
+    /// Returns the result of [`OwnerRow::all`] by looking at each lock.
     pub(in crate::query) fn all_by_looking(
         snapshot: &Snapshot,
         filter: &Filter,
@@ -443,7 +443,7 @@ pub(super) mod tests {
         processes.into_rows()
     }
 
-    /// Returns the same as [`OwnerLocks::new`] by looking at each lock.
+    /// Returns the result of [`OwnerLocks::new`] by looking at each lock.
     pub(in crate::query) fn owner_by_looking(
         snapshot: &Snapshot,
         deployment: &Arc<str>,

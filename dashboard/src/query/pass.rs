@@ -1,5 +1,6 @@
-//! A pass over all locks. It opens the record of one lock of each class, or of each class and owner; all else it reads from what a part
-//! of the snapshot stores side by side. It opens further locks where an id is asked for that no column has: of several holders, or with an unusual end.
+//! A pass over all locks. It reads the view of one lock of each class, or of each class and owner. All other data comes
+//! from the columns of a part of the snapshot. It reads further locks if the filter asks for an id that no column
+//! contains: that of one of several holders, or one with an unusual end.
 
 use std::sync::Arc;
 
@@ -12,27 +13,27 @@ use super::words::Text;
 use crate::clock::SteadyMillis;
 use crate::model::types::{ByNumber, Entry, LockView, Part, client_of};
 
-/// What is known of a class of locks.
+/// The knowledge about a class of locks.
 #[derive(Debug)]
 struct Class<T> {
     answer: Answer,
     threads: Option<ThreadTerms>,
-    /// What was collected of it, once one of its locks has matched.
+    /// The data collected for the class, once one of its locks has matched.
     value: Option<T>,
 }
 
-/// A pass over the locks that a filter matches. `T` is what it collects of each class.
+/// A pass over the locks that a filter matches. `T` is the data that it collects for each class.
 #[derive(Debug)]
 pub(super) struct Pass<'f, T> {
     filter: &'f Filter,
     now: SteadyMillis,
-    /// True if only the terms decide, whatever lists leave out otherwise.
+    /// True if only the terms decide, regardless of the locks that lists otherwise leave out.
     only_terms: bool,
-    /// True if locks of different owners are of different classes.
+    /// True if locks of different owners are in different classes.
     by_owner: bool,
     rows: RowTerms<'f>,
     classes: ByNumber<Class<T>>,
-    /// The id of a holder.
+    /// A buffer for the id of a holder.
     id: Vec<u8>,
 }
 
@@ -49,13 +50,13 @@ impl<'f, T> Pass<'f, T> {
         Self { only_terms: true, ..Self::new(filter, now) }
     }
 
-    /// Makes locks of different owners be of different classes.
+    /// Puts locks of different owners into different classes.
     pub(super) fn by_owner(self) -> Self {
         Self { by_owner: true, ..self }
     }
 
-    /// Calls `each` with every lock of a part that matches, by its index, in order. `new` returns what there is to collect of a
-    /// class, of which it gets the first lock that matches.
+    /// Calls `each` with every matching lock of a part, by its index, in order. `new` returns the initial data of a
+    /// class, given the first lock that matches.
     pub(super) fn part<'s>(
         &mut self,
         part: &'s Part,
@@ -95,19 +96,19 @@ impl<'f, T> Pass<'f, T> {
         }
     }
 
-    /// Returns what was collected of each class.
+    /// Returns the data collected for each class.
     pub(super) fn into_values(self) -> impl Iterator<Item = T> {
         self.classes.into_values().filter_map(|class| class.value)
     }
 }
 
-/// The terms of a filter that a class of locks with one holder matches or not by the holder's thread.
+/// The terms of a filter whose match for a class of locks with one holder depends on the holder's thread.
 #[derive(Debug)]
 struct ThreadTerms {
-    /// The end of the client's id in lower case. A match that reaches into the thread begins here. Empty if none can begin earlier
-    /// than the thread.
+    /// The end of the client's id in lower case. A match that reaches into the thread begins here. It is empty if no
+    /// match can begin before the thread.
     client: Vec<u8>,
-    /// The bit of each of them is set, by its index in the filter.
+    /// A bit for each of these terms, by its index in the filter.
     terms: u64,
 }
 
@@ -129,7 +130,8 @@ impl ThreadTerms {
         Self { client: client.as_bytes()[start..].to_ascii_lowercase(), terms }
     }
 
-    /// Returns whether they match the holder of a lock; none if its thread is not known. `id`: room for its id.
+    /// Returns whether the terms match the holder of a lock, or `None` if its thread is not known. `id` is a buffer for
+    /// its id.
     fn match_in(&self, filter: &Filter, id: &mut Vec<u8>, entry: &Entry<'_>) -> Option<bool> {
         id.clear();
         id.extend_from_slice(&self.client);
@@ -152,7 +154,7 @@ fn owner_texts(filter: &Filter) -> impl Iterator<Item = (usize, &Text)> {
 struct RowTerms<'f> {
     names: Vec<NameTerm<'f>>,
     groups: Vec<&'f Term>,
-    /// The classes of locks of one group, each with true if all of these terms match it.
+    /// The classes of locks of one group, each with true if all of these terms match the group.
     in_groups: ByNumber<bool>,
     instants: Vec<&'f Term>,
     now: SteadyMillis,
@@ -190,7 +192,7 @@ impl<'f> RowTerms<'f> {
         }
     }
 
-    /// Searches in the names of a part.
+    /// Searches the names of a part.
     fn search(&mut self, part: &Part) {
         let Self { names, lower, found, .. } = self;
         if names.is_empty() {
@@ -211,7 +213,7 @@ impl<'f> RowTerms<'f> {
         }
     }
 
-    /// Returns whether the search has found a lock of the part.
+    /// Returns whether the search has found that lock of the part.
     fn found(&self, i: usize) -> bool {
         self.names.is_empty() || self.found[i]
     }
@@ -235,7 +237,7 @@ fn keep(found: &mut [bool], mut matches: impl FnMut(usize) -> bool) {
     found.iter_mut().enumerate().for_each(|(i, found)| *found = *found && matches(i));
 }
 
-/// Keeps the locks whose names contain something. All names are searched at once.
+/// Keeps the locks whose names contain a text. All names are searched at once.
 fn find_all(finder: &Finder<'_>, names: &[u8], part: &Part, found: &mut [bool]) {
     let search = |from: usize| finder.find(&names[from..]).map_or(usize::MAX, |at| from + at);
     let mut place = search(0);

@@ -1,4 +1,4 @@
-//! One page of locks, picked out of all of them in a pass that also makes the list's counts.
+//! One page of locks, selected from all of them in a pass that also makes the list's counts.
 
 use std::cmp::Ordering;
 use std::sync::Arc;
@@ -30,7 +30,7 @@ impl Query<LockRow> {
         (rows, Tally::facets(&tallies))
     }
 
-    /// Returns the rows of this page, and the counts of each thread if they are asked for.
+    /// Returns the rows of this page, and the counts of each thread if they are requested.
     fn look(
         &self,
         snapshot: &Snapshot,
@@ -46,7 +46,7 @@ impl Query<LockRow> {
             tallies.push(tally);
         }
         if page.goes_back && page.before < self.limit {
-            // The first page is full, also where rows before its cursor have gone.
+            // The first page is full even if rows before its cursor are gone.
             let (total, mut first) = (page.total, self.clone());
             first.edge = None;
             let (first, _) = first.look(snapshot, now, threads, false);
@@ -56,7 +56,8 @@ impl Query<LockRow> {
         (self.page(page.into_rows(), self.first_row(before), total), tallies)
     }
 
-    /// Looks at the locks of a section, and counts them if there is a base: the filter without the terms that choose a view.
+    /// Reads the locks of a section, and counts them if there is a base, which is the filter without the terms that
+    /// select a view.
     fn look_at<'s>(
         &self,
         section: Section<'s>,
@@ -64,7 +65,7 @@ impl Query<LockRow> {
         now: SteadyMillis,
     ) -> (Page<'_, 's>, Tally) {
         let mut counting = base.map(|base| Counting::new(&self.filter, base));
-        // The counts of views need locks that the filter leaves out.
+        // The counts of views include locks that the filter leaves out.
         let pass = base.map(|base| Pass::of_terms(base, now));
         let mut pass = pass.unwrap_or_else(|| Pass::new(&self.filter, now));
         let mut page = Page::new(self);
@@ -94,19 +95,19 @@ impl Query<LockRow> {
     }
 }
 
-/// A class of locks that a pass has found: by the filter or, for counts, by its base.
+/// A class of locks that a pass has found, by the filter or, for counts, by its base.
 #[derive(Debug)]
 struct Class<'s> {
-    /// One of them.
+    /// One of these locks.
     lock: &'s LockView,
     /// True if the whole filter matches them.
     matches: bool,
     severity: u64,
-    /// Their number.
+    /// The number of these locks.
     locks: usize,
 }
 
-/// A lock that may get a row, as far as it is known before its view is looked at.
+/// A lock that may get a row, with the data known before its view is read.
 #[derive(Debug, Clone, Copy)]
 struct Candidate<'s> {
     rank: Rank,
@@ -123,7 +124,7 @@ impl<'s> Candidate<'s> {
         self.compare_to(other.rank, other.name, sort, || other.lock.position(sort))
     }
 
-    /// Compares with a position, by its rank and the name of its lock if they suffice.
+    /// Compares the lock with a position, by rank and name alone if these suffice.
     fn compare_to<'p>(
         &self,
         rank: Rank,
@@ -141,21 +142,21 @@ impl<'s> Candidate<'s> {
 #[derive(Debug)]
 struct Page<'q, 's> {
     query: &'q Query<LockRow>,
-    /// The place of the row that the page begins or ends with.
+    /// The position of the first or last row of the page.
     edge: Option<Position<'q>>,
-    /// True if it ends there.
+    /// True if it is the last row.
     goes_back: bool,
     descends: bool,
-    /// The rows nearest to the edge, or the first ones; up to twice as many as the page has.
+    /// The rows nearest to the edge, or the first ones, up to twice the size of the page.
     nearest: Vec<Candidate<'s>>,
-    /// The last of them, once there are enough.
+    /// The last of these rows, once there are enough.
     bound: Option<Candidate<'s>>,
     /// The number of matching locks, and of those before the edge.
     total: usize,
     before: usize,
     /// The matching locks of a part, unless sorted by holder.
     matching: Vec<Candidate<'s>>,
-    /// If sorted by holder: whether each lock of a part matches, up to the last that does.
+    /// For lists sorted by holder: whether each lock of a part matches, up to the last one that does.
     matches: Vec<bool>,
 }
 
@@ -189,7 +190,7 @@ impl<'q, 's> Page<'q, 's> {
         }
     }
 
-    /// Offers what was added of a part.
+    /// Offers the locks that were added from a part.
     fn end_part(&mut self, part: &'s Part) {
         if self.query.sort == "holder" {
             self.offer_by_holder(part);
@@ -207,7 +208,7 @@ impl<'q, 's> Page<'q, 's> {
                 is_before == self.goes_back
             });
         }
-        // A part has its locks by name, so the nearest of a rank come first.
+        // The locks of a part are sorted by name, so the nearest of each rank come first.
         if self.descends != self.goes_back {
             matching.reverse();
         }
@@ -248,7 +249,7 @@ impl<'q, 's> Page<'q, 's> {
         self.matches.clear();
     }
 
-    /// Offers rows, the nearest first. If one is not near enough, all others are not either.
+    /// Offers rows, nearest first. If one is not near enough, neither are the following ones.
     fn offer_nearest(&mut self, mut rows: impl Iterator<Item = Candidate<'s>>) {
         while rows.next().is_some_and(|row| self.offer(row)) {}
     }
@@ -260,7 +261,7 @@ impl<'q, 's> Page<'q, 's> {
         self.nearest.extend(other.nearest);
     }
 
-    /// Returns whether a row comes before the edge. A backward page's own edge does not.
+    /// Returns whether a row comes before the edge. The edge of a backward page is not before itself.
     fn is_before(&self, row: &Candidate<'_>) -> bool {
         self.edge.is_some_and(|edge| {
             let order = row.compare_to(edge.rank, edge.id.name, self.query.sort, || edge);
@@ -425,7 +426,7 @@ mod tests {
         twin
     }
 
-    /// The names of twins, and how long their holds last.
+    /// Returns the names of twins, and the durations of their holds.
     fn twins() -> impl Strategy<Value = Vec<(&'static str, [u64; 2])>> {
         let name = prop::sample::select(vec!["lock", "a:lock", "b:", "twin"]);
         prop::collection::vec((name, [0_u64..4, 0_u64..4]), 0..3)
@@ -492,7 +493,7 @@ mod tests {
     }
 
     proptest! {
-        // So many that what depends on two of many traits is seen.
+        // There are enough cases to cover combinations of two of the many traits.
         #![proptest_config(ProptestConfig::with_cases(3_000))]
 
         #[test]

@@ -1,4 +1,4 @@
-//! Problems, one row each.
+//! The list of problems, with one row for each.
 
 use std::sync::Arc;
 
@@ -42,7 +42,8 @@ impl Serialize for ProblemRow {
     }
 }
 
-/// Returns the rank by severity: acknowledged problems last; certain before suspected ones, the worst first, then by age.
+/// Returns the rank by severity: acknowledged problems last, certain before suspected ones, then the worst first, then
+/// by age.
 pub(super) fn severity(
     acknowledged: bool,
     certainty: Certainty,

@@ -1,4 +1,4 @@
-//! Results that are used again for a while, the longer the more they cost.
+//! Results that are reused for a while, which is longer if they cost more.
 
 use std::collections::HashMap;
 use std::hash::Hash;
@@ -7,14 +7,14 @@ use std::time::Duration;
 
 use tokio::time::{Instant, sleep};
 
-/// The time for which a result is used, as a multiple of the time that it took.
+/// The time for which a result is reused, as a multiple of the time that it took.
 const USED_FOR: u32 = 20;
 /// The longest such time.
 const LONGEST: Duration = Duration::from_secs(10);
-/// The shortest such time worth remembering anything for.
+/// The shortest such time for which a result is stored.
 const SHORTEST: Duration = Duration::from_millis(20);
 
-/// Recent results by what they are of. Cheap to clone.
+/// Recent results by their keys. Cheap to clone.
 #[derive(Debug, Clone)]
 pub struct Recent<K, V>(Arc<Mutex<HashMap<K, V>>>);
 
@@ -25,7 +25,7 @@ impl<K, V> Default for Recent<K, V> {
 }
 
 impl<K: Clone + Eq + Hash + Send + 'static, V: Clone + Send + 'static> Recent<K, V> {
-    /// Returns the recent result, or else a new one.
+    /// Returns the recent result, or a new one if there is none.
     pub fn get(&self, key: &K, make: impl FnOnce() -> V) -> V {
         if let Some(recent) = self.with(|results| results.get(key).cloned()) {
             return recent;

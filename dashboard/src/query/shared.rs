@@ -1,4 +1,4 @@
-//! The pages of lists that several readers share: they are made once for each snapshot.
+//! The pages of lists that several readers share. They are made once for each snapshot.
 
 use std::collections::HashMap;
 use std::sync::{Arc, Mutex, MutexGuard, PoisonError, Weak};
@@ -21,16 +21,16 @@ use crate::clock::SteadyMillis;
 use crate::model::actor::Hub;
 use crate::model::types::Snapshot;
 
-/// The time for which a list is kept after its last use.
+/// The time for which a list is stored after its last use.
 const KEEP: Duration = Duration::from_secs(60);
-/// The most lists that are kept.
+/// The most lists that are stored.
 const MAX_LISTS: usize = 128;
-/// The most pages of a list that are kept.
+/// The most pages of a list that are stored.
 const MAX_PAGES: usize = 64;
 /// The time for which a page of locks is valid if its filter depends on the clock, milliseconds.
 const MOVING_MS: u64 = 1_000;
 
-/// A page of a list, and the counts that the list shows for its query, if it shows some.
+/// A page of a list, and the list's counts for its query, if it has any.
 #[derive(Debug)]
 pub struct Counted<T> {
     pub rows: Arc<Rows<T>>,
@@ -50,7 +50,7 @@ pub trait Paged: Listed {
         Arc::new(query.rows(&Published::latest(hub), SteadyMillis::now()))
     }
 
-    /// Returns the same with the list's counts.
+    /// Returns the rows with the list's counts.
     #[must_use]
     fn counted(
         query: &Query<Self>,
@@ -91,7 +91,7 @@ impl Paged for LockRow {
         if query.limit <= MAX_ROWS {
             shared.list(query).rows(&snapshot, query, now, threads)
         } else {
-            // A whole list is too large to keep.
+            // A whole list is too large to be stored.
             Arc::new(query.pick(&snapshot, now, threads))
         }
     }
@@ -116,12 +116,12 @@ pub struct SharedPages(Arc<Inner>);
 #[derive(Debug, Default)]
 struct Inner {
     lists: Mutex<HashMap<ListKey, Arc<List>>>,
-    /// By the filter as written.
+    /// The owners by the filter as written.
     owners: Recent<String, Arc<[OwnerRow]>>,
 }
 
 impl SharedPages {
-    /// Returns the list of a query, and keeps it for a while.
+    /// Returns the list of a query, and stores it for a while.
     fn list(&self, query: &Query<LockRow>) -> Arc<List> {
         let key = (query.text.clone(), query.sort, query.order);
         let mut lists = lock(&self.0.lists);
@@ -141,7 +141,7 @@ impl SharedPages {
         list
     }
 
-    /// Keeps a list for as long as it is in use.
+    /// Stores a list as long as it is in use.
     async fn keep(self, key: ListKey, list: Weak<List>) {
         let end = || Some(*lock(&list.upgrade()?.used) + KEEP);
         while let Some(end) = end().filter(|end| *end > Instant::now()) {
@@ -159,14 +159,14 @@ impl SharedPages {
 struct List {
     used: Mutex<Instant>,
     facets: Mutex<Option<Made<Facets>>>,
-    /// Each has its own mutex, so that a page whose counts are kept waits for no other.
+    /// Each page has a separate mutex, so that a page whose counts are stored waits for no other.
     pages: Mutex<HashMap<PageKey, Arc<Mutex<Page>>>>,
 }
 
 /// The edge and the limit of a page.
 type PageKey = (Option<Cursor>, usize);
 
-/// What was made of a snapshot.
+/// A result that was made from a snapshot.
 #[derive(Debug)]
 struct Made<T> {
     seq: u64,
@@ -179,7 +179,7 @@ impl<T> Made<T> {
         Self { seq: snapshot.seq, at, it }
     }
 
-    /// Returns it if it is still right.
+    /// Returns the result if it is still correct.
     fn current(
         &self,
         snapshot: &Snapshot,
@@ -198,7 +198,7 @@ impl List {
         Self { used, facets: Mutex::default(), pages: Mutex::default() }
     }
 
-    /// Returns a page with the counts of the list, made in one pass unless the counts are kept.
+    /// Returns a page with the counts of the list, made in one pass unless the counts are stored.
     fn counted(
         &self,
         snapshot: &Snapshot,
@@ -231,7 +231,7 @@ impl List {
         current_rows(&mut lock(&self.slot(query)), snapshot, query, at, threads)
     }
 
-    /// Returns the place in which the page of a query is kept.
+    /// Returns the slot in which the page of a query is stored.
     fn slot(&self, query: &Query<LockRow>) -> Arc<Mutex<Page>> {
         let (key, mut pages) = ((query.edge.clone(), query.limit), lock(&self.pages));
         if pages.len() >= MAX_PAGES && !pages.contains_key(&key) {
@@ -241,10 +241,10 @@ impl List {
     }
 }
 
-/// The rows of a page; none before its first request.
+/// The rows of a page, or `None` before its first request.
 type Page = Option<Made<Rows<LockRow>>>;
 
-/// Returns the rows of a page, made again if those that are kept are of an earlier snapshot.
+/// Returns the rows of a page. They are made again if the stored ones are from an earlier snapshot.
 fn current_rows(
     page: &mut Page,
     snapshot: &Snapshot,
@@ -256,7 +256,7 @@ fn current_rows(
     kept.unwrap_or_else(|| keep(page, query.pick(snapshot, at, threads), snapshot, at))
 }
 
-/// Keeps the rows of a page. They stay the same object while none of them changes.
+/// Stores the rows of a page. They remain the same object while none of them changes.
 fn keep(
     page: &mut Page,
     rows: Rows<LockRow>,
@@ -283,7 +283,7 @@ mod tests {
     use crate::query::Filter;
     use crate::query::fixtures::lock as lock_view;
 
-    /// Publishes a snapshot with one more lock, which is held since then.
+    /// Publishes a snapshot with one more lock, which is held since that instant.
     fn add(hub: &Hub, name: &str, since: SteadyMillis) {
         let mut view = lock_view(name);
         view.holders[0].since = Since { at: since, exact: true };

@@ -18,9 +18,9 @@ static CORES: LazyLock<usize> = LazyLock::new(|| available_parallelism().map_or(
 /// The threads that may share a pass.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub enum Threads {
-    /// The caller's alone. The updates of open pages use no other, so that they do not take all cores.
+    /// The caller's thread alone. The updates of open pages use no other, so that they do not occupy all cores.
     One,
-    /// Several, if there are many locks and cores. For requests that somebody waits for.
+    /// Several threads, if there are many locks and cores. This is for requests with a waiting client.
     Several,
     /// Exactly this number.
     #[cfg(test)]
@@ -28,7 +28,7 @@ pub enum Threads {
 }
 
 impl Threads {
-    /// Returns what `make` returns for each section of a snapshot, in order. Each thread has one section.
+    /// Returns the result of `make` for each section of a snapshot, in order. Each thread has one section.
     pub(super) fn share<'s, T: Send>(
         self,
         snapshot: &'s Snapshot,
@@ -45,7 +45,7 @@ impl Threads {
             let others: Vec<_> = sections.map(start).collect();
             let others = others.into_iter().map(|(section, thread)| match thread {
                 Ok(thread) => thread.join().unwrap_or_else(|panic| resume_unwind(panic)),
-                // The system has no thread left.
+                // The system has no more threads.
                 Err(_) => make(section),
             });
             [make(first)].into_iter().chain(others).collect()

@@ -1,8 +1,9 @@
-//! The words of a filter: what its languages have in common.
+//! The words of a filter: the common parts of all filter languages.
 //!
-//! Terms are separated by spaces and all must match. A plain word is searched in the name, one with a `*` is a glob
-//! for the whole of it; `key:value` asks for something else. A quoted term is searched in the name as it is. A lock's
-//! name often has a colon, so `orders:42` is searched in the name, and a key is rejected only if it resembles a known one.
+//! Terms are separated by spaces, and all of them must match. A plain word is searched in the name. A word with a `*`
+//! is a glob for the whole name. `key:value` asks for something else. A quoted term is searched in the name literally.
+//! A lock's name often has a colon, so `orders:42` is searched in the name, and a key is rejected only if it resembles
+//! a known one.
 
 use redisson::group::glob_matches;
 use thiserror::Error;
@@ -12,7 +13,7 @@ const MAX_LEN: usize = 512;
 /// The most terms.
 const MAX_TERMS: usize = 16;
 
-/// A filter that is none: a sentence that says what was expected.
+/// The error of an invalid filter: a sentence that says what was expected.
 #[derive(Debug, Clone, PartialEq, Eq, Error)]
 #[error("{0}")]
 pub struct FilterError(pub(super) String);
@@ -21,13 +22,13 @@ pub struct FilterError(pub(super) String);
 pub(super) trait Term: Sized {
     /// The keys of terms.
     const KEYS: &'static [&'static str];
-    /// Words that people try, and the keys that they mean.
+    /// Words that users try, and the keys that they mean.
     const MEANT: &'static [(&'static str, &'static str)];
 
     /// Returns the term that searches in names.
     fn of_name(text: Text) -> Self;
 
-    /// Reads `key:value`; none if the key is unknown.
+    /// Parses `key:value`. Returns `None` if the key is unknown.
     ///
     /// # Errors
     /// If the value is wrong.
@@ -51,13 +52,13 @@ pub(super) enum Text {
 }
 
 impl Text {
-    /// A part, or a glob for the whole.
+    /// Returns a part, or a glob for the whole.
     pub(super) fn new(text: &str) -> Self {
         let text = text.to_ascii_lowercase().into_bytes();
         if text.contains(&b'*') { Self::Glob(text) } else { Self::Part(text) }
     }
 
-    /// A part or a glob; in quotes the whole as it is.
+    /// Returns a part or a glob, or the literal whole if the value is in quotes.
     pub(super) fn of_value(value: Value<'_>) -> Self {
         match value.quoted {
             true => Self::Whole(value.text.to_ascii_lowercase().into_bytes()),
@@ -70,7 +71,7 @@ impl Text {
             Self::Glob(glob) => glob_matches(glob, &subject.to_ascii_lowercase()),
             Self::Whole(whole) => subject.eq_ignore_ascii_case(whole),
             Self::Part(part) => part.first().is_none_or(|first| {
-                // Most windows differ in their first byte, which is quickly seen.
+                // Most windows differ in their first byte, so comparing it first is fast.
                 let is_part = |window: &[u8]| {
                     window[0].eq_ignore_ascii_case(first) && window.eq_ignore_ascii_case(part)
                 };
@@ -79,7 +80,7 @@ impl Text {
         }
     }
 
-    /// The same for a subject in lower case.
+    /// Like [`Self::matches`], for a subject in lower case.
     pub(super) fn matches_lower(&self, subject: &[u8]) -> bool {
         match self {
             Self::Glob(glob) => glob_matches(glob, subject),
@@ -87,7 +88,7 @@ impl Text {
         }
     }
 
-    /// Returns whether it matches every subject that begins with this.
+    /// Returns whether the text matches every subject that begins with `start`.
     pub(super) fn matches_all_from(&self, start: &[u8]) -> bool {
         let goes_on = match self {
             Self::Part(_) => true,
@@ -101,7 +102,7 @@ impl Text {
         subjects.iter().flatten().any(|subject| self.matches(subject.as_bytes()))
     }
 
-    /// Returns whether it is the whole of a subject.
+    /// Returns whether the text is the whole subject.
     pub(super) fn is(&self, subject: &[u8]) -> bool {
         match self {
             Self::Glob(_) => self.matches(subject),
@@ -110,20 +111,20 @@ impl Text {
     }
 }
 
-/// Returns the error for a value that is none of those expected.
+/// Returns the error for a value that is not among the expected ones.
 pub(super) fn one_of(key: &str, value: &str, expected: &str) -> FilterError {
     FilterError(format!("`{key}:{value}` is not understood: expected one of {expected}"))
 }
 
-/// Reads the terms of a filter.
+/// Parses the terms of a filter.
 ///
 /// # Errors
-/// A sentence for people where it is too long, has too many terms or says what is not understood.
+/// If the filter is too long, has too many terms, or is not understood. The error is a sentence for people.
 pub(super) fn terms<T: Term>(text: &str) -> Result<Vec<T>, FilterError> {
     Ok(raw_terms(text)?.into_iter().map(|(term, _)| term).collect())
 }
 
-/// Reads the terms of a filter, each with the text that it was read from.
+/// Parses the terms of a filter, each with its original text.
 fn raw_terms<T: Term>(text: &str) -> Result<Vec<(T, &str)>, FilterError> {
     if text.len() > MAX_LEN {
         return Err(FilterError(format!(
@@ -145,7 +146,7 @@ fn raw_terms<T: Term>(text: &str) -> Result<Vec<(T, &str)>, FilterError> {
     Ok(terms)
 }
 
-/// Returns a filter without some of its terms. A filter that is wrong is returned as it is.
+/// Returns a filter without some of its terms. An invalid filter is returned unchanged.
 pub(super) fn without<T: Term>(text: &str, drops: impl Fn(&T) -> bool) -> String {
     let Ok(terms) = raw_terms::<T>(text) else { return text.trim().to_owned() };
     let kept = terms.into_iter().filter(|(term, _)| !drops(term)).map(|(_, raw)| raw);
@@ -165,12 +166,12 @@ pub fn with_term(filter: &str, key: &str, value: &str) -> String {
     }
 }
 
-/// Returns text in quotes, as a filter reads it.
+/// Returns a text in quotes, for use in a filter.
 pub fn quoted(text: &str) -> String {
     format!("\"{}\"", text.replace('\\', "\\\\").replace('"', "\\\""))
 }
 
-/// Takes the first term off.
+/// Parses the first term, and returns it with the remaining text.
 fn first_term<T: Term>(text: &str) -> Result<(T, &str), FilterError> {
     if let Some(quoted) = text.strip_prefix('"') {
         let (part, after) = unquote(quoted)?;
@@ -210,10 +211,11 @@ fn first_term<T: Term>(text: &str) -> Result<(T, &str), FilterError> {
     Ok((term.unwrap_or_else(|| T::of_name(Text::new(word))), after))
 }
 
-/// Returns the error for a key that is none but resembles one; none for a key that is more likely part of a name.
+/// Returns the error for an unknown key that resembles a known one, or `None` for a key that is more likely part of a
+/// name.
 fn unknown_key<T: Term>(key: &str, value: &str) -> Option<FilterError> {
     let lower = key.to_ascii_lowercase();
-    // Keys are lower case: one that differs by nothing else is near too.
+    // Keys are in lower case. A key that differs only in case counts as similar too.
     let near = |known: &&&str| strsim::damerau_levenshtein(&lower, known) <= 1 && known.len() > 2;
     let meant = T::MEANT.iter().find(|(word, _)| *word == lower).map(|(_, meant)| *meant);
     let meant = meant.or_else(|| T::KEYS.iter().find(near).copied())?;
@@ -222,7 +224,7 @@ fn unknown_key<T: Term>(key: &str, value: &str) -> Option<FilterError> {
     )))
 }
 
-/// Reads up to the closing quote; `\"` and `\\` stand for themselves.
+/// Parses up to the closing quote. `\"` and `\\` mean the second character.
 fn unquote(text: &str) -> Result<(String, &str), FilterError> {
     let mut out = String::new();
     let mut chars = text.char_indices();

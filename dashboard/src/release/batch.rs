@@ -1,5 +1,5 @@
-//! Batches: releases of all locks of an incident after one confirmation. Each lock is compared with what the operator saw, as in a
-//! release of its own.
+//! Batches: releases of all locks of an incident after one confirmation. Each lock is compared with the state that the
+//! operator saw, as in a single release.
 
 use std::sync::Arc;
 
@@ -14,17 +14,17 @@ use crate::model::types::{LockId, ProblemKind};
 
 /// The most locks of a batch.
 pub const MAX_LOCKS: usize = 500;
-/// Releases that are under way at once.
+/// The number of releases that run at once.
 const AT_ONCE: usize = 8;
 
-/// The locks of an incident as an operator has seen them.
+/// The locks of an incident in the state that an operator has seen.
 #[derive(Debug)]
 pub struct Batch {
     /// The deployment, problem and key of the incident.
     pub incident: (Arc<str>, ProblemKind, String),
-    /// The locks that are released, each with the parts of it that end.
+    /// The locks that are released, each with its parts that end.
     pub offers: Vec<(Arc<Offer>, Vec<Choice>)>,
-    /// The locks that are not, each with the reason.
+    /// The locks that are not released, each with the reason.
     pub left_out: Vec<(LockId, String)>,
 }
 
@@ -36,7 +36,8 @@ impl Batch {
     }
 }
 
-/// Returns the parts of a lock that end with its incident: the hold of its only holder, or dead queue entries of a free lock.
+/// Returns the parts of a lock that end with its incident: the hold of its only holder, or dead queue entries of a free
+/// lock.
 ///
 /// # Errors
 /// If the operator has to choose among several holds, or another holder than the incident's has the lock now. An incident of a
@@ -89,7 +90,7 @@ pub struct Confirmed {
 }
 
 impl Confirmed {
-    /// Returns the number of its outcomes.
+    /// Returns the number of outcomes.
     #[must_use]
     pub fn size(&self) -> usize {
         self.batch.offers.iter().map(|(_, choices)| choices.len()).sum()
@@ -97,17 +98,19 @@ impl Confirmed {
 }
 
 impl Releases {
-    /// Stores a batch. Returns its id, which is valid for [`VALID`](super::VALID), for its operator, once.
+    /// Stores a batch. Returns its id, which is valid for [`VALID`](super::VALID), only for its operator, and only
+    /// once.
     #[must_use]
     pub fn offer_batch(&self, batch: Batch, shown_to: Option<Arc<str>>) -> (String, Arc<Batch>) {
         let batch = Arc::new(batch);
         (lock(&self.batches).store(Arc::clone(&batch), shown_to, Instant::now()), batch)
     }
 
-    /// Checks a request, and consumes its batch. The batch counts as one release of those that are allowed within a minute.
+    /// Checks a request, and consumes its batch. The batch counts as one release for the limit of releases within a
+    /// minute.
     ///
     /// # Errors
-    /// Fails if the request is invalid; the rejection is recorded for the first lock then.
+    /// Fails if the request is invalid. Then the rejection is recorded for the first lock.
     pub fn confirm_batch(
         &self,
         incident: &(Arc<str>, ProblemKind, String),
@@ -125,7 +128,7 @@ impl Releases {
             if batch.is_unproven() && !request.unproven {
                 return Err(ReleaseError::Unproven);
             }
-            // A batch beyond the limit can be sent again.
+            // A batch that exceeds the limit can be requested again.
             if !self.release_limit.take() {
                 return Err(ReleaseError::Limited);
             }
@@ -153,7 +156,7 @@ impl Releases {
         let releases = parts.into_iter().map(|(offer, choice)| async move {
             let outcome = self.send(&offer, &choice).await;
             self.report(&offer, &choice, reason, operator, &outcome).await;
-            // The visitor may have gone.
+            // The visitor may have disconnected.
             outcomes.send((offer.id.clone(), outcome)).await.unwrap_or_default();
         });
         futures_util::stream::iter(releases).buffer_unordered(AT_ONCE).collect::<()>().await;

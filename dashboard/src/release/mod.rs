@@ -1,5 +1,5 @@
-//! Releases by force: an operator sees a lock's current state and states a reason; one script compares that state and ends
-//! it. A new holder is never affected. Every attempt appears in the log, in the history and in a metric.
+//! Forced releases. An operator sees a lock's current state and states a reason, and one script compares that state and
+//! ends it. A new holder is never affected. Every attempt appears in the log, in the history and in a metric.
 
 pub mod batch;
 mod offer;
@@ -41,12 +41,12 @@ const MAX_OFFERS: usize = 256;
 const MAX_BATCHES: usize = 16;
 /// The most releases within a minute.
 pub const MAX_PER_MINUTE: usize = 10;
-/// The most rejected requests that are recorded one by one within a minute.
+/// The most rejected requests that are recorded individually within a minute.
 const MAX_REJECTIONS_PER_MINUTE: usize = 60;
 const MINUTE: Duration = Duration::from_secs(60);
 /// The word for a rejected request in the history and the metric.
 const REJECTED: &str = "rejected";
-/// The longest that Redis may take to reply; twice that if it does not have the script yet.
+/// The longest wait for a reply of Redis, which is doubled if Redis does not have the script yet.
 const REPLY_TIMEOUT: Duration = Duration::from_millis(1_500);
 /// The longest reason, in characters.
 pub const MAX_REASON: usize = 500;
@@ -56,21 +56,21 @@ pub const MAX_REASON: usize = 500;
 pub enum Outcome {
     /// The offered state was ended.
     Released,
-    /// The offered queue entry was removed, and nobody's hold was ended.
+    /// The offered queue entry was removed, and no hold was ended.
     Removed,
-    /// It had ended before.
+    /// The offered state had already ended.
     Free,
-    /// The state had changed: nothing was done.
+    /// The state had changed, so nothing was done.
     Changed,
-    /// The key is not a lock: nothing was done.
+    /// The key is not a lock, so nothing was done.
     NoLock,
-    /// Redis refused: nothing was done.
+    /// Redis refused the script, so nothing was done.
     Refused(String),
-    /// Redis could not be reached: nothing was done.
+    /// Redis could not be reached, so nothing was done.
     Unsent(String),
-    /// The reply was lost: it may have been done, and may yet be.
+    /// The reply was lost. The script may have run, or may still run.
     Unknown(String),
-    /// There were too many within the last minute: nothing was done.
+    /// There were too many releases within the last minute, so nothing was done.
     Limited,
 }
 
@@ -80,7 +80,7 @@ impl Outcome {
     pub const FAILED: [&'static str; 6] =
         ["changed", "no_lock", "refused", "unsent", "unknown", "limited"];
 
-    /// Returns the word for it in the API, the history and the metric.
+    /// Returns the word for the outcome in the API, the history and the metric.
     #[must_use]
     pub fn as_str(&self) -> &'static str {
         match self {
@@ -95,13 +95,13 @@ impl Outcome {
         }
     }
 
-    /// Returns whether it ended what it was meant to end.
+    /// Returns whether the release ended what it was meant to end.
     #[must_use]
     pub fn is_done(&self) -> bool {
         matches!(self, Self::Released | Self::Removed)
     }
 
-    /// Explains it in sentences.
+    /// Explains the outcome in sentences.
     #[must_use]
     pub fn explained(&self) -> String {
         match self {
@@ -126,7 +126,7 @@ impl Outcome {
     }
 }
 
-/// The reason why nothing was attempted.
+/// The reason why no release was attempted.
 #[derive(Debug, Clone, PartialEq, Eq, thiserror::Error)]
 pub enum ReleaseError {
     /// The offer is no longer valid.
@@ -143,7 +143,7 @@ pub enum ReleaseError {
     /// The typed number of locks differs.
     #[error("the number does not match: enter the number of locks to release")]
     Count,
-    /// Too many requests within the last minute.
+    /// There were too many requests within the last minute.
     #[error("the limit is {MAX_PER_MINUTE} releases a minute: try again in a minute")]
     Limited,
     /// The offer does not include that target.
@@ -206,14 +206,14 @@ fn flag<'de, D: serde::Deserializer<'de>>(deserializer: D) -> Result<bool, D::Er
     })
 }
 
-/// Releases locks by force.
+/// The forced releases of locks.
 #[derive(Debug)]
 pub struct Releases {
     routes: HashMap<ScopeId, Route>,
     offers: Mutex<Offers<Offer, MAX_OFFERS>>,
     batches: Mutex<Offers<Batch, MAX_BATCHES>>,
     release_limit: RateLimit,
-    /// Of rejected requests that are recorded one by one.
+    /// The limit on rejected requests that are recorded individually.
     record_limit: RateLimit,
     model: ModelHandle,
     archive: Option<ArchiveSender>,
@@ -221,7 +221,7 @@ pub struct Releases {
 }
 
 impl Releases {
-    /// Connects to every database. Returns none if the settings do not allow releases.
+    /// Connects to every database. Returns `None` if the settings do not allow releases.
     ///
     /// # Errors
     /// If the registry has a metric of that name.
@@ -257,7 +257,8 @@ impl Releases {
         }))
     }
 
-    /// Stores an offer that this operator has seen. Returns its id, which is valid for [`VALID`], for its operator, for one release.
+    /// Stores an offer that this operator has seen. Returns its id, which is valid for [`VALID`], only for its
+    /// operator, and for one release.
     #[must_use]
     pub fn offer(&self, offer: Offer, shown_to: Option<Arc<str>>) -> (String, Arc<Offer>) {
         let offer = Arc::new(offer);
@@ -267,7 +268,7 @@ impl Releases {
     /// Releases the requested target of that lock.
     ///
     /// # Errors
-    /// Fails if the request is invalid; nothing was attempted then, and the rejection is recorded.
+    /// Fails if the request is invalid. Then nothing was attempted, and the rejection is recorded.
     pub async fn release(
         &self,
         id: &LockId,
@@ -358,13 +359,13 @@ impl Releases {
         let Some((scope, route)) = route else {
             return Outcome::Unsent("this database is not watched".to_owned());
         };
-        // Announced first, because the release message arrives before the reply.
+        // The release is announced first, because its message arrives before the reply.
         self.announce(scope, offer, choice.holders(offer)).await;
         let at = now();
         let sent = route.send(&offer.id.name, |publish| choice.call(offer, publish, at)).await;
         let outcome = outcome(sent);
         if !matches!(outcome, Outcome::Released | Outcome::Unknown(_)) {
-            // Any other end of the hold is not due to this request.
+            // A later end of the hold is not due to this request.
             self.announce(scope, offer, Vec::new()).await;
         }
         match (outcome, choice) {
@@ -373,7 +374,7 @@ impl Releases {
         }
     }
 
-    /// Names to the model the holders whose hold a request may end from now on.
+    /// Tells the model the holders whose holds a request may end from now on.
     async fn announce(&self, scope: ScopeId, offer: &Offer, holders: Vec<HolderId>) {
         let (name, at) = (offer.id.name.clone(), now());
         self.model.observe(scope, Observation::ForceRelease { name, holders, at }).await;
@@ -433,7 +434,7 @@ impl Releases {
     }
 }
 
-/// Connects to every database that the model has a scope for.
+/// Connects to every database for which the model has a scope.
 fn routes(config: &Config, model: &ModelHandle, shutdown: &Shutdown) -> HashMap<ScopeId, Route> {
     let mut routes = HashMap::new();
     for deployment in &config.deployments {
@@ -456,7 +457,7 @@ fn routes(config: &Config, model: &ModelHandle, shutdown: &Shutdown) -> HashMap<
     routes
 }
 
-/// Returns a reason without the white space around it.
+/// Returns a reason without the surrounding white space.
 ///
 /// # Errors
 /// [`ReleaseError::Reason`] if it is too short or too long, or has more than one line.
@@ -485,7 +486,7 @@ fn outcome(sent: Result<Value, CallError>) -> Outcome {
     }
 }
 
-/// A limit on what happens within any minute.
+/// A limit on the number of actions within a minute.
 #[derive(Debug)]
 struct RateLimit {
     most: usize,
@@ -497,7 +498,7 @@ impl RateLimit {
         Self { most, taken: Mutex::default() }
     }
 
-    /// Takes one of the allowed ones. Returns false if none is left.
+    /// Uses one of the allowed actions. Returns false if none is left.
     fn take(&self) -> bool {
         let (mut taken, now) = (lock(&self.taken), Instant::now());
         while taken.front().is_some_and(|at| now.duration_since(*at) >= MINUTE) {
@@ -511,7 +512,7 @@ impl RateLimit {
     }
 }
 
-/// Parses a reply of these scripts, a list of integers.
+/// Parses a reply of these scripts, which is a list of integers.
 fn read(reply: &Value) -> script::Value {
     match reply {
         Value::Int(n) => script::Value::Int(*n),

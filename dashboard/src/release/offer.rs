@@ -20,23 +20,23 @@ use crate::clock::{SteadyMillis, WallMillis, millis};
 use crate::model::types::{LockId, LockView, QueueEntry, Reading};
 use crate::text::{code, shown_name, visible};
 
-/// The tolerated excess of a lease over its expected rest, since clocks are read before and after.
+/// The tolerated excess of a lease over its expected remaining time, since clocks are read before and after.
 const CLOCK_SLACK: Duration = Duration::from_secs(1);
-/// The longest time from the calculation of a lease's rest until Redis runs the script that compares it.
+/// The longest time from the calculation of a lease's remaining time until Redis runs the script that compares it.
 const LATEST_RUN: Duration = Duration::from_secs(10);
-/// Random bytes of an offer's id, which makes it unguessable.
+/// The number of random bytes in an offer's id, which make it unguessable.
 const ID_LEN: usize = 24;
 
-/// A lock's state as an operator has seen it.
+/// The state of a lock that an operator has seen.
 #[derive(Debug)]
 pub struct Offer {
     pub id: LockId,
     pub view: Arc<LockView>,
-    /// The hash; none if the lock is free.
+    /// The hash, or `None` if the lock is free.
     pub hash: Option<LockHash>,
     /// The TTL, if any.
     pub ttl: Option<Duration>,
-    /// Queue entries whose deadline has passed, or that have none.
+    /// The queue entries without a deadline, or with one that has passed.
     pub dead: Vec<QueueEntry>,
     /// The instant before the reading was requested.
     pub asked: Moment,
@@ -62,7 +62,7 @@ impl Offer {
         }
     }
 
-    /// Returns an offer from a reading made just now; none if there is nothing to release.
+    /// Returns an offer from a reading made just now, or `None` if there is nothing to release.
     #[must_use]
     pub fn new(
         view: Arc<LockView>,
@@ -93,13 +93,13 @@ impl Offer {
         self.id.name.as_bytes() == typed.as_bytes() || shown_name(&self.id.name) == typed
     }
 
-    /// Returns everything in it that can be released.
+    /// Returns all parts that can be released.
     #[must_use]
     pub fn choices(&self) -> Vec<Choice> {
         let holders = self.hash.iter().flat_map(|hash| &hash.holders);
         let several = self.hash.as_ref().is_some_and(|hash| hash.holders.len() > 1);
         let mut choices: Vec<Choice> = self.hash.iter().map(|_| Choice::Lock).collect();
-        // A single holder is the same as the lock.
+        // A single holder is equivalent to the lock.
         choices.extend(holders.filter(|_| several).map(|holder| Choice::Holder(*holder)));
         choices.extend(self.dead.iter().map(|place| Choice::Place(*place)));
         choices
@@ -111,19 +111,19 @@ impl Offer {
         self.choices().into_iter().find(|choice| choice.target() == target)
     }
 
-    /// Returns the last renewal, inferred from the time to live; none if it is not renewed.
+    /// Returns the last renewal, inferred from the time to live, or `None` if the lock is not renewed.
     #[must_use]
     pub fn renewed_at(&self) -> Option<SteadyMillis> {
         let (lease, ttl) = (self.view.lease_ms.filter(|_| self.view.renewed)?, self.ttl?);
         Some(self.read_at.minus(lease.saturating_sub(millis(ttl))))
     }
 
-    /// Returns the TTL that the lock has by now unless it has been acquired again.
+    /// Returns the time to live that the lock should have now, unless it has been acquired again.
     fn ttl_by(&self, now: Moment) -> ExpectedTtl {
         let shared = self.hash.as_ref().is_some_and(|hash| hash.holders.len() > 1);
         match self.ttl {
             None => ExpectedTtl::Endless,
-            // Other readers renew it too.
+            // Other readers also renew the lock.
             Some(_) if self.view.renewed || shared => ExpectedTtl::Any,
             Some(ttl) => {
                 let left = ttl.saturating_sub(now.since(self.asked));
@@ -195,7 +195,7 @@ impl Choice {
         }
     }
 
-    /// Returns the name of its event.
+    /// Returns the word for its event.
     pub(super) fn word(&self) -> &'static str {
         match self {
             Self::Lock | Self::Holder(_) => "force_released",
@@ -212,7 +212,7 @@ impl Choice {
         }
     }
 
-    /// Describes the state before, naming only the first of many holders.
+    /// Describes the state before the release, with the names of only the first of many holders.
     pub(super) fn was(&self, offer: &Offer) -> String {
         const NAMED: usize = 8;
         match self {
@@ -239,7 +239,7 @@ impl Choice {
         }
     }
 
-    /// Returns the holders whose holds end.
+    /// Returns the holders whose holds the release ends.
     pub(super) fn holders(&self, offer: &Offer) -> Vec<HolderId> {
         match self {
             Self::Lock => {
@@ -265,7 +265,8 @@ impl Choice {
     }
 }
 
-/// Returns an id that cannot be guessed. Without randomness it is empty; nothing is stored under such an id, so nothing can be released.
+/// Returns an id that cannot be guessed. Without randomness it is empty. Nothing is stored under an empty id, so
+/// nothing can be released.
 fn random_id() -> String {
     let mut bytes = [0; ID_LEN];
     if SystemRandom::new().fill(&mut bytes).is_err() {
@@ -275,7 +276,8 @@ fn random_id() -> String {
     URL_SAFE_NO_PAD.encode(bytes)
 }
 
-/// The offers of the last minute, at most `MOST`. Beyond it, the oldest one of the operator with the most is dropped.
+/// The offers of the last minute, at most `MOST`. Beyond it, the oldest offer of the operator with the most offers is
+/// dropped.
 #[derive(Debug)]
 pub(super) struct Offers<T, const MOST: usize>(VecDeque<Stored<T>>);
 
@@ -283,7 +285,7 @@ pub(super) struct Offers<T, const MOST: usize>(VecDeque<Stored<T>>);
 struct Stored<T> {
     id: String,
     until: Instant,
-    /// The operator who has seen it.
+    /// The operator who has seen the offer.
     shown_to: Option<Arc<str>>,
     offer: Arc<T>,
 }

@@ -1,5 +1,5 @@
-//! Connections for releases: a permanent one to a server; in a cluster a new one for each release, to the master that serves
-//! the lock's slot, which follows redirects.
+//! Connections for releases. A server has a permanent connection. In a cluster, each release uses a new connection to
+//! the master that serves the lock's slot, and follows redirects.
 
 use std::time::Duration;
 
@@ -15,10 +15,10 @@ use tokio::time::Instant;
 use super::REPLY_TIMEOUT;
 use crate::redis::{CLIENT_NAME, TIMEOUT, resolver_options};
 
-/// The most redirects that one script follows: nodes that disagree may redirect in circles.
+/// The most redirects that one script follows, since nodes that disagree may redirect in circles.
 const MAX_REDIRECTS: usize = 3;
-/// The time for which a script is retried while its slot moves and its keys are on two nodes, so that neither runs it. Most
-/// slots have moved within moments.
+/// The time for which a script is retried while its slot moves: its keys are then on two nodes, so that neither runs
+/// it. Most slots move within moments.
 const MOVING_TIMEOUT: Duration = Duration::from_secs(5);
 /// The interval of these retries.
 const MOVING_INTERVAL: Duration = Duration::from_millis(100);
@@ -26,7 +26,7 @@ const MOVING_INTERVAL: Duration = Duration::from_millis(100);
 /// The connection for releases of one database.
 #[derive(Debug)]
 pub(super) enum Route {
-    /// A connection to its server.
+    /// A connection to the database's server.
     Server(Link),
     /// Connections to the nodes of a cluster.
     Cluster(Nodes),
@@ -114,7 +114,7 @@ impl Nodes {
 }
 
 impl Route {
-    /// Sends the script for that lock; `make` builds it for the server's kind of pub/sub.
+    /// Sends the script for that lock. `make` builds it for the server's kind of pub/sub.
     pub(super) async fn send(
         &self,
         name: &LockName,
@@ -122,7 +122,7 @@ impl Route {
     ) -> Result<Value, CallError> {
         match self {
             Self::Server(link) => {
-                // The link may be reconnecting. If it is not up in time, sending reports the reason.
+                // The link may be reconnecting. If it is not connected in time, sending reports the reason.
                 tokio::time::timeout(REPLY_TIMEOUT, link.up()).await.ok();
                 let call = make(publish(link));
                 let (source, sha) = (call.script.source, call.script.sha());
@@ -133,7 +133,8 @@ impl Route {
     }
 }
 
-/// Returns the channels to publish on: since Redis 7 a cluster has sharded ones, and Redisson may use either.
+/// Returns the channels on which to publish. Since Redis 7, a cluster has sharded channels, and Redisson may use either
+/// kind.
 fn publish(link: &Link) -> Publish {
     match &link.state().borrow().status {
         LinkStatus::Up(info) if info.has_shards() => Publish::Both,
