@@ -1,10 +1,10 @@
-//! Finds Redisson-compatible locks in Redis by itself and shows who holds them, live.
+//! Finds Redisson-compatible locks in Redis automatically, and shows their holders live.
 //!
 //! - [`sources`] read Redis, at a pace that other clients hardly notice, and report observations;
 //! - the [`model`] derives the state of every lock from these, and publishes it as snapshots;
 //! - [`http`] answers from the newest snapshot: pages made by [`views`], an API, streams, and [`metrics`].
 //!
-//! The only writes to Redis are releases by force ([`release`]).
+//! The only writes to Redis are forced releases ([`release`]).
 
 pub mod access;
 pub mod archive;
@@ -47,9 +47,9 @@ use model::Model;
 use model::actor;
 use release::Releases;
 
-/// The limit for tasks to end.
+/// The time limit for tasks to end.
 const GRACE: Duration = Duration::from_secs(3);
-/// Connections beyond those of streams.
+/// The number of connections in addition to those of streams.
 const SPARE_CONNECTIONS: usize = 256;
 
 /// The listeners of the program.
@@ -57,12 +57,12 @@ const SPARE_CONNECTIONS: usize = 256;
 pub struct Listeners {
     /// Pages and API.
     pub pages: TcpListener,
-    /// Metrics, where they have a separate address.
+    /// The listener of metrics, if they have a separate address.
     pub metrics: Option<TcpListener>,
 }
 
 impl Listeners {
-    /// Binds what the settings say.
+    /// Binds the addresses in the settings.
     ///
     /// # Errors
     /// If an address is in use or not of this host.
@@ -84,7 +84,7 @@ impl Listeners {
     }
 }
 
-/// Runs until `shutdown` is cancelled, then ends everything it began.
+/// Runs until `shutdown` is cancelled, and then ends all tasks that it has started.
 ///
 /// # Errors
 /// If certificate or key cannot be read, or two metrics have one name, which is a bug.
@@ -134,7 +134,7 @@ pub async fn run(config: Config, listeners: Listeners, shutdown: &Shutdown) -> a
     Ok(())
 }
 
-/// Logs that pages are served, and where.
+/// Logs the address on which pages are served.
 fn announce(config: &Config, pages: SocketAddr, metrics: SocketAddr) -> anyhow::Result<()> {
     let deployments: Vec<String> =
         config.deployments.iter().map(|d| format!("{}={}", d.name, d.target)).collect();
@@ -147,13 +147,14 @@ fn announce(config: &Config, pages: SocketAddr, metrics: SocketAddr) -> anyhow::
         "lockscope-dashboard is serving"
     );
     if io::stderr().is_terminal() {
-        // A person has started it: the log line hides the address among other fields.
+        // A person has started the dashboard, and the log line hides the address among other fields.
         writeln!(io::stderr(), "\n  {page}\n")?;
     }
     Ok(())
 }
 
-/// Reads the token file again when it changes or at SIGHUP, which ends nothing without a token file either.
+/// Reads the token file again when it changes or at SIGHUP. SIGHUP does not end the program without a token file
+/// either.
 fn follow_tokens(access: &Access, shutdown: &Shutdown) -> anyhow::Result<()> {
     let mut hangups = signal(SignalKind::hangup()).context("cannot listen for SIGHUP")?;
     let (stop, attempts) = (shutdown.token(), access.attempts.clone());
@@ -180,7 +181,7 @@ fn follow_tokens(access: &Access, shutdown: &Shutdown) -> anyhow::Result<()> {
     Ok(())
 }
 
-/// Opens the history. Only a folder that was chosen must be usable.
+/// Opens the history. Only a folder from the settings must be usable.
 async fn open_history(config: &Config) -> anyhow::Result<Option<archive::Archive>> {
     let now = SteadyMillis::now();
     let folder = match &config.history {

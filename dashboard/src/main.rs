@@ -1,4 +1,4 @@
-//! The dashboard's program: settings, then logs, then listeners, then everything else.
+//! The program of the dashboard: it reads the settings, then starts the logs, the listeners, and everything else.
 
 use std::ffi::OsString;
 use std::process::ExitCode;
@@ -8,8 +8,9 @@ use lockscope_dashboard::{Listeners, doctor, rules, run};
 use service_kit::shutdown::Shutdown;
 use service_kit::{redis, telemetry};
 
-/// A million locks are millions of small blocks, for which the system's allocator takes more time and memory. On other
-/// architectures jemalloc expects the memory pages of the machine that builds, which may be smaller than those of the one that runs.
+/// A million locks are millions of small blocks, for which the system's allocator needs more time and memory. On other
+/// architectures, jemalloc assumes the page size of the machine that builds the program, which may be smaller than that
+/// of the machine that runs it.
 #[cfg(target_arch = "x86_64")]
 #[global_allocator]
 static ALLOCATOR: tikv_jemallocator::Jemalloc = tikv_jemallocator::Jemalloc;

@@ -50,7 +50,7 @@ impl Proxy {
     /// Returns the visitor that the proxy names.
     ///
     /// # Errors
-    /// If it names nobody, or somebody without access.
+    /// If it names no user, or a user without access.
     pub(super) fn visitor(&self, headers: &HeaderMap) -> Result<Visitor, Refusal> {
         let header = self.user.as_ref().ok_or(Refusal::Unknown)?;
         let mut users = headers.get_all(header).iter();

@@ -1,4 +1,4 @@
-//! Settings of authentication, access rules and TLS.
+//! The settings of authentication, access rules and TLS.
 
 use std::path::PathBuf;
 

@@ -1,4 +1,5 @@
-//! The deployments to watch: the URLs of the flags and of the settings' file, with their databases and credentials.
+//! The deployments to watch, from the URLs in the flags and in the settings' file, with their databases and
+//! credentials.
 
 use std::collections::{HashMap, HashSet};
 use std::path::Path;
@@ -207,7 +208,7 @@ fn with_ca_file(raw: &Raw<Flags>, target: redis::Deployment) -> redis::Deploymen
     }
 }
 
-/// Returns the name of an unnamed deployment among several.
+/// Returns the default name of one of several deployments.
 fn default_name(target: &redis::Deployment) -> String {
     match target {
         redis::Deployment::Server(target) => target.address().to_string(),

@@ -1,4 +1,5 @@
-//! The settings of `lockscope-dashboard doctor`: its own options, and those of the dashboard, so that both share one file.
+//! The settings of `lockscope-dashboard doctor`: its own options and those of the dashboard, so that both can share one
+//! file.
 
 use std::ffi::OsString;
 
@@ -35,7 +36,7 @@ struct DoctorFlags {
     dashboard: Flags,
 }
 
-/// Returns the settings without those by which pages are served: a report needs neither their files nor their protection.
+/// Returns the settings without those for serving pages: a report needs neither their files nor their protection.
 fn without_pages(flags: Flags) -> Flags {
     Flags {
         insecure: true,
@@ -50,7 +51,7 @@ fn without_pages(flags: Flags) -> Flags {
 }
 
 impl Config {
-    /// Reads the settings of `doctor` from these arguments, the program's name first, and this environment.
+    /// Reads the settings of `doctor` from these arguments, with the program's name first, and this environment.
     ///
     /// # Errors
     /// As [`Self::load`].

@@ -32,14 +32,14 @@ struct Bundle<'a> {
     made_by: Option<&'a str>,
     dashboard: About<'a>,
     lock: &'a LockId,
-    /// The lock as known now; null if it is unknown, and `why` says what was found instead.
+    /// The current state of the lock; null if it is unknown, and `why` says what was found instead.
     now: Option<&'a LockView>,
     why: Option<String>,
     /// The holder at the requested instant.
     then: Option<HoldersAt>,
     #[serde(serialize_with = "crate::clock::as_wall")]
     from: SteadyMillis,
-    /// Holds that are over and ended within the window, newest first; from the history where one is kept.
+    /// The holds that ended within the window, newest first, from the history if there is one.
     holds: Vec<PastHoldView>,
     /// The history of that time, oldest first; null if none is stored (`now` has the latest events).
     history: Option<History>,

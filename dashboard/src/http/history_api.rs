@@ -32,13 +32,13 @@ pub(super) struct EventsJson {
     events: Vec<PastEvent>,
     /// The cursor of the next page; null on the last.
     next: Option<String>,
-    /// The cursor of the page before; null on the first.
+    /// The cursor of the previous page; null on the first.
     prev: Option<String>,
-    /// The instant that the search had reached when its time was over; `next` goes on from there. Null if the page is
+    /// The instant that the search had reached when its time was over; `next` continues from there. Null if the page is
     /// complete.
     #[serde(serialize_with = "crate::clock::as_wall")]
     reached: Option<SteadyMillis>,
-    /// The times of the span in which nobody looked.
+    /// The times within the span that no dashboard observed.
     gaps: Vec<Gap>,
 }
 

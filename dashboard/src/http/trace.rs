@@ -40,7 +40,7 @@ pub(super) struct TraceJson {
     lock: LockId,
     /// True while steps are being recorded.
     tracing: bool,
-    /// The beginning of the latest trace; none if there was none.
+    /// The beginning of the latest trace; null if there was none.
     #[serde(serialize_with = "crate::clock::as_wall")]
     since: Option<SteadyMillis>,
     #[serde(serialize_with = "crate::clock::as_wall")]
@@ -51,7 +51,7 @@ pub(super) struct TraceJson {
     dropped: u64,
     /// The `from` of the next request.
     next: u64,
-    /// Oldest first.
+    /// The steps, oldest first.
     steps: Vec<StepJson>,
 }
 
@@ -73,7 +73,7 @@ struct StepJson {
     text: String,
     /// False if something else may resemble it.
     certain: bool,
-    /// The holder or waiter, or else its client.
+    /// The holder or waiter, or otherwise its client.
     owner: Option<String>,
     /// Its service and host, if known.
     name: Option<String>,

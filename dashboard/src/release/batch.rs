@@ -40,8 +40,8 @@ impl Batch {
 /// lock.
 ///
 /// # Errors
-/// If the operator has to choose among several holds, or another holder than the incident's has the lock now. An incident of a
-/// free lock has none.
+/// If the operator has to choose among several holds, or if the lock now has another holder than the incident's. An
+/// incident of a free lock has no holder.
 pub fn choices(offer: &Offer, holder: Option<&str>) -> Result<Vec<Choice>, String> {
     let Some(hash) = &offer.hash else {
         return Ok(offer.choices());
@@ -73,7 +73,7 @@ pub struct BatchRequest {
     pub unproven: bool,
 }
 
-/// Reads a number; none if the field of a form has none.
+/// Reads a number, or returns `None` if the field of a form contains none.
 fn count<'de, D: serde::Deserializer<'de>>(deserializer: D) -> Result<Option<usize>, D::Error> {
     Ok(match serde::Deserialize::deserialize(deserializer)? {
         Member::Json(count) => Some(count),

@@ -183,7 +183,7 @@ pub struct ReleaseRequest {
     /// 3 to 500 characters on one line.
     #[schema(min_length = 3, max_length = 500)]
     pub reason: String,
-    /// The lock's name again, as it is or as pages show it.
+    /// The lock's name again, literally or as pages show it.
     #[schema(min_length = 1)]
     pub name: String,
     /// Confirms that the key is a lock, although only its form shows it (`confirmed` of the lock is false).

@@ -76,7 +76,7 @@ impl SourceView {
     }
 }
 
-/// The operator is no source that the dashboard runs.
+/// Returns the words of all sources. The operator is not a source that the dashboard runs.
 fn source_words() -> utoipa::openapi::Object {
     let words = Source::ALL.into_iter().filter(|source| *source != Source::Operator);
     crate::schema::words(words.map(Source::as_str))

@@ -208,8 +208,8 @@ impl Picture {
         self.rows.iter().any(|row| *row.id == *id)
     }
 
-    /// The event's JSON that makes a browser's page equal to this; everything where nothing was seen `before`, none
-    /// where it is equal already.
+    /// Returns the JSON of the event that makes a browser's page equal to this picture. Without `before`, it contains
+    /// everything. Returns `None` if the page is already equal.
     ///
     /// # Errors
     /// If it cannot be written, which is a bug.

@@ -238,7 +238,7 @@ pub struct ListPage<T> {
     pub total: usize,
     /// The number of matching rows before this page.
     pub skipped: usize,
-    /// The cursor of this page; none on the first page.
+    /// The cursor of this page, or `None` on the first page.
     pub cursor: Option<String>,
     /// The cursor of the next page, if there is one.
     pub next: Option<String>,
@@ -286,7 +286,7 @@ pub struct HistoryPage {
     pub filter_error: Option<String>,
     /// The field with an invalid instant, and the reason. The page then has no events.
     pub mistake: Option<(&'static str, String)>,
-    /// The types of events that the filter asks for; empty for all.
+    /// The types of events that the filter asks for, or none if it accepts all.
     pub types: Vec<&'static str>,
     pub from: SteadyMillis,
     pub to: SteadyMillis,
@@ -338,7 +338,7 @@ pub struct ReleasePage {
 /// The state of a [`ReleasePage`].
 #[derive(Debug)]
 pub enum ReleaseStep {
-    /// There is nothing to release; a sentence says why.
+    /// There is nothing to release. The sentence gives the reason.
     Nothing(String),
     /// The lock may be released as it is shown.
     Ask {

@@ -22,7 +22,7 @@ pub(super) struct Badge {
     pub(super) word: &'static str,
     pub(super) certainty: &'static str,
     pub(super) ago: Ago,
-    /// True if somebody has acknowledged it.
+    /// True if the problem is acknowledged.
     pub(super) acknowledged: bool,
 }
 

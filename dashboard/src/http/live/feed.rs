@@ -120,7 +120,7 @@ impl Feeds {
     /// Subscribes to the page at that address. The page stays open until its last reader leaves.
     ///
     /// # Errors
-    /// If nobody has it open and the open pages keep too much.
+    /// If the page is not open yet and the open pages use too much memory.
     pub(super) fn join(&self, address: &str, topic: Topic) -> Result<Latest, ApiError> {
         let key = topic.key();
         let mut senders = self.senders();

@@ -47,7 +47,7 @@ pub struct Params {
 /// `/live?path=…`: the stream of the page at that path.
 ///
 /// # Errors
-/// If there is no such page, a parameter is wrong, too many streams are open, or the open pages keep too much.
+/// If there is no such page, a parameter is wrong, too many streams are open, or the open pages use too much memory.
 pub async fn live(
     State(feeds): State<Feeds>,
     headers: HeaderMap,

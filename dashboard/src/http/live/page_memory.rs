@@ -39,7 +39,7 @@ impl PageMemory {
     /// Reserves the bytes of a page that has not been rendered yet.
     ///
     /// # Errors
-    /// If the open pages keep too much.
+    /// If the open pages use too much memory.
     pub(super) fn reserve(&self) -> Result<Kept, ApiError> {
         let kept = self.keep(UNRENDERED);
         if self.exceeded() { Err(refusal()) } else { Ok(kept) }

@@ -74,9 +74,11 @@ struct DurationsJson {
     count: u64,
     /// The total, milliseconds.
     sum_ms: u64,
-    /// The bound that half of them did not exceed, milliseconds; null if there are none, or it is beyond the last bound.
+    /// The bound that half of them did not exceed, in milliseconds; null if there are none, or it is beyond the last
+    /// bound.
     p50_ms: Option<u64>,
-    /// The bound that 99 of 100 did not exceed, milliseconds; null likewise.
+    /// The bound that 99 of 100 did not exceed, in milliseconds; null if there are none, or it is beyond the last
+    /// bound.
     p99_ms: Option<u64>,
     /// The buckets that are not empty.
     buckets: Vec<Bucket>,
@@ -84,7 +86,7 @@ struct DurationsJson {
 
 #[derive(Serialize, ToSchema)]
 struct Bucket {
-    /// The upper bound, milliseconds; null for the last bucket.
+    /// The upper bound, in milliseconds; null for the last bucket.
     le_ms: Option<u64>,
     count: u32,
 }

@@ -23,7 +23,7 @@ pub enum Verification {
 }
 
 impl Verification {
-    /// Returns whether the check failed; false without keys.
+    /// Returns whether the check failed. Without keys, it returns false.
     #[must_use]
     pub fn is_only_claimed(&self) -> bool {
         matches!(self, Self::Claimed(_))

@@ -57,13 +57,13 @@ struct LockJson<'a> {
     state: State,
     /// False if only its shape is that of a lock.
     confirmed: bool,
-    /// `lock` also stands for a lock whose kind cannot be told from plain, fenced and red.
+    /// `lock` is also used for a lock whose kind cannot be distinguished from plain, fenced and red.
     #[schema(schema_with = kinds)]
     kind: &'static str,
     /// The lock group, as in metrics.
     lock_group: &'a str,
     holders: &'a [HolderView],
-    /// The time to live at `observed_at`, milliseconds; null if it has none.
+    /// The time to live at `observed_at`, in milliseconds; null if the lock does not expire.
     ttl_ms: Option<u64>,
     #[serde(serialize_with = "crate::clock::as_wall")]
     observed_at: SteadyMillis,

@@ -53,7 +53,8 @@ pub struct HolderView {
     /// The side of a read-write lock; [`Kind::Lock`] for all other kinds.
     pub mode: Kind,
     pub count: i64,
-    /// Milliseconds to live of a reader's marker when last read; none if it has none, or it was not read.
+    /// The milliseconds to live of a reader's marker when last read, or `None` if the marker does not expire or was not
+    /// read.
     pub marker_ttl_ms: Option<u64>,
     /// True if it is a reader whose marker is gone: only its field is left of it.
     pub zombie: bool,
@@ -63,7 +64,7 @@ pub struct HolderView {
 }
 
 impl HolderView {
-    /// Returns the client's uuid; empty if the id has none.
+    /// Returns the client's uuid, or an empty text if the id has none.
     #[must_use]
     pub fn uuid(&self) -> &str {
         let uuid = self.id.split(':').next().unwrap_or_default();
@@ -105,7 +106,8 @@ struct HolderJson<'a> {
     mode: &'static str,
     /// The hold count.
     count: i64,
-    /// The time to live of a reader's marker when last read, milliseconds; null if it has none, or it was not read.
+    /// The time to live of a reader's marker when last read, in milliseconds; null if the marker does not expire or was
+    /// not read.
     marker_ttl_ms: Option<u64>,
     /// True for a reader whose marker is gone: only its field is left.
     zombie: bool,
@@ -144,7 +146,7 @@ pub struct WaiterView {
     /// The id that it would hold the lock under.
     pub id: Box<str>,
     pub since: Since,
-    /// Attempts seen so far; none if attempts cannot be seen.
+    /// The number of attempts seen so far; none if attempts cannot be seen.
     pub attempts: Option<u32>,
     /// The process behind it, if known.
     pub client: Option<Box<ClientView>>,
@@ -228,10 +230,10 @@ pub struct LockView {
     pub state: State,
     /// True if it is proved to be a lock rather than a hash of the same shape.
     pub confirmed: bool,
-    /// [`Kind::Lock`] also stands for a lock whose kind cannot be told from plain, fenced and red.
+    /// [`Kind::Lock`] is also used for a lock whose kind cannot be distinguished from plain, fenced and red.
     pub kind: Kind,
     pub holders: Vec<HolderView>,
-    /// The end of its time to live; none if it has none.
+    /// The end of the time to live, or `None` if the lock does not expire.
     pub expires_at: Option<SteadyMillis>,
     /// The instant of the last reading that showed this.
     pub observed: Observed,
@@ -239,15 +241,15 @@ pub struct LockView {
     pub lease_ms: Option<u64>,
     /// True if its holder renews it.
     pub renewed: bool,
-    /// Renewals of the current hold; none if it is not renewed.
+    /// The renewals of the current hold, or `None` if it is not renewed.
     pub renewals: Option<Arc<Renewals>>,
     /// Problems, worst first.
     pub problems: ThinVec<ProblemView>,
     /// The latest events; shared between the versions of a view.
     pub events: EventLog,
-    /// Holds and waits that have ended; shared likewise.
+    /// The holds and waits that have ended, shared in the same way.
     pub history: HistoryView,
-    /// Its holders on the servers of its group, where several of them have the lock.
+    /// The holders on the servers of its group, if several of them have the lock.
     pub red: Option<Box<RedView>>,
     pub sources: SourceSet,
     /// True if its queue has entries (fair locks only).

@@ -105,7 +105,7 @@ impl PastHold {
 pub struct PastHoldView {
     pub id: String,
     pub since: Since,
-    /// The end, as far as it was observed; none while the hold lasts.
+    /// The observed end; none while the hold lasts.
     #[serde(serialize_with = "crate::clock::as_wall")]
     pub to: Option<SteadyMillis>,
     /// The way in which it ended; none while it lasts.

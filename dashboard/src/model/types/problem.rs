@@ -41,7 +41,7 @@ pub enum ProblemKind {
     Expired,
     /// It has been renewed and held for too long.
     Stuck,
-    /// Somebody has waited for too long.
+    /// A client has waited for too long.
     Starving,
     /// Its hash has a field that does not belong there.
     Malformed,

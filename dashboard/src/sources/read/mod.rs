@@ -144,7 +144,7 @@ impl Findings {
 /// Reads keys. A lock that keeps changing during the reads is left out.
 ///
 /// # Errors
-/// Fails if the connection fails, or the account may not run a command at all.
+/// Fails if the connection fails, or the account may not run one of the commands.
 pub async fn read(
     caller: &mut impl Caller,
     requests: Vec<ReadRequest>,
