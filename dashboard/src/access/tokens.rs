@@ -62,8 +62,8 @@ pub(super) fn digest(token: &str) -> Digest {
 }
 
 impl Tokens {
-    /// Parses the lines of a file: `token[,name[,rights]]`, with `+` between rights, which may name locks: `release
-    /// orders:*`. Empty lines and lines that begin with `#` are skipped. A token without rights has all of them.
+    /// Parses the lines of a file: `token[,name[,rights]]`, with `+` between rights. Rights may name locks, such as
+    /// `release orders:*`. Empty lines and lines that begin with `#` are skipped. A token without rights has all of them.
     ///
     /// # Errors
     /// A sentence for each wrong line, with its number and without the token.

@@ -47,7 +47,7 @@ pub(super) struct Scope {
     /// The change of server that the next `ServerUp` concludes.
     server_change: Option<RestartCause>,
     restart: Option<Restart>,
-    /// The beginning of the newest complete pass over all keys.
+    /// The beginning of the newest complete scan of all keys.
     pass_began: Option<Moment>,
     /// The locks without room during the current scan so far.
     refused: Refused,
@@ -388,7 +388,7 @@ impl Scope {
         }
     }
 
-    /// Returns the beginning of the newest complete pass over all keys.
+    /// Returns the beginning of the newest complete scan of all keys.
     pub(super) fn pass_began(&self) -> Option<Moment> {
         self.pass_began
     }

@@ -1,7 +1,7 @@
 //! The waiters of one lock.
 //!
-//! Entries of a fair lock's queue, agents and observed attempts name their waiters. Subscribers of its channel are only counted, and
-//! one of them may represent many threads.
+//! Entries of a fair lock's queue, agents and observed attempts name their waiters. Subscribers of a lock's channel are
+//! only counted, and one of them may represent many threads.
 
 use std::time::Duration;
 

@@ -45,7 +45,7 @@ pub(super) struct Foot<'a> {
 
 impl HtmlSafe for Foot<'_> {}
 
-/// The progress of the first pass.
+/// The progress of the first scan.
 struct Scanning {
     seen: String,
     of: Option<(String, u64)>,

@@ -1,25 +1,25 @@
 //! The event stream that updates an open page.
 //!
-//! The browser opens `/live?path=<the page's path and query, percent-encoded>`. A page is made again when the snapshot
-//! changes (at a bounded rate), once for all who look at it, into a [`Picture`]: its rows and parts as HTML, without
-//! ages and without what is left to live, which are the script's to count. From one picture to another leads a patch.
+//! The browser opens `/live?path=<the page's path and query, percent-encoded>`. When the snapshot changes, a page is
+//! rendered again, at a bounded rate and once for all visitors. The result is a [`Picture`]: the page's rows and parts
+//! as HTML, without ages and remaining times to live, which the script counts. A patch leads from one picture to another.
 //!
 //! Events, all named `patch`, each with one JSON object:
 //!
 //! | member | meaning |
 //! | --- | --- |
-//! | `now` | the dashboard's clock, epoch milliseconds; always there |
-//! | `full` | true in a stream's first event: it holds everything, what it does not name is gone |
-//! | `build` | in full ones: [`super::assets::build`], so that a page of an older program notices |
+//! | `now` | the dashboard's clock, epoch milliseconds; always present |
+//! | `full` | true in a stream's first event, which contains everything: anything that it does not name is gone |
+//! | `build` | in full events: [`super::assets::build`], so that a page of an older program notices the change |
 //! | `title` | the document's title, when changed |
 //! | `rows` | `{id: html}`: table rows new to this page or changed in most of their cells |
 //! | `cells` | `{id: {line: html}}`: the changed lines of a row; 0 is its start tag, the others are its cells |
-//! | `ttl` | `{id: [ttl_ms or null, observed_at]}`: what was read of a row's time to live, and when |
-//! | `order` | `[id…]`: the rows of this page in order, when changed; a row not in it has gone |
-//! | `regions` | `{id: html}`: the new inside of an element of the page |
+//! | `ttl` | `{id: [ttl_ms or null, observed_at]}`: a row's time to live as last read, and the instant of the read |
+//! | `order` | `[id…]`: the rows of this page in order, when changed; a row that is not in it is gone |
+//! | `regions` | `{id: html}`: the new content of an element of the page |
 //!
-//! An event is sent at least each [`BEAT_MS`], with nothing but `now` if need be ([`beat`]): comments are invisible to
-//! a page's script, which takes a longer silence for a lost connection.
+//! An event is sent at least every [`BEAT_MS`], with only `now` if necessary ([`beat`]). Comments would be invisible to
+//! a page's script, which treats a longer silence as a lost connection.
 
 use std::collections::{BTreeMap, HashMap, HashSet};
 use std::sync::Arc;

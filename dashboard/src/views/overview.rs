@@ -39,7 +39,7 @@ struct Incident<'a> {
 struct Incidents<'a> {
     incidents: Vec<Incident<'a>>,
     more: usize,
-    /// The list of incidents is complete only after the first pass.
+    /// True during the first scan, after which the list of incidents is complete.
     scanning: bool,
 }
 

@@ -250,7 +250,7 @@ fn outcomes() -> utoipa::openapi::Object {
     crate::schema::words(Outcome::SUCCEEDED)
 }
 
-/// Ends what was offered, if it has not changed since. The process that holds it is not stopped.
+/// Ends the offered state, if it has not changed since. The process that holds the lock is not stopped.
 #[utoipa::path(
     post,
     path = "/api/v1/release",

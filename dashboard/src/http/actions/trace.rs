@@ -44,7 +44,7 @@ pub struct Tracing {
     until: SteadyMillis,
 }
 
-/// Traces a lock for a minute: MONITOR is open for so long, no matter what the governor decides. A trace that is running goes on
+/// Traces a lock for a minute. MONITOR is open during this time, regardless of the governor. A running trace continues
 /// for another minute.
 #[utoipa::path(
     post,

@@ -1,4 +1,4 @@
-//! MONITOR on demand, from the page or the API: for a minute, no matter what the governor decides, but only on servers that
+//! MONITOR on demand, from the page or the API: for a minute, regardless of the governor, but only on servers that
 //! limit a stalled reader.
 #![expect(unused_qualifications, reason = "in code that utoipa generates")]
 
@@ -47,7 +47,7 @@ pub struct Watching {
     state: &'static str,
 }
 
-/// Runs MONITOR for a minute, no matter what the governor decides. /api/v1/sources reports whether it is on.
+/// Runs MONITOR for a minute, regardless of the governor. /api/v1/sources reports whether it is on.
 #[utoipa::path(
     post,
     path = "/api/v1/monitor/watch",

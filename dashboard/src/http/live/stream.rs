@@ -40,8 +40,8 @@ struct SnapshotJson<'a> {
 ///
 /// Events: `snapshot` {seq, at, locks, more}, the last of them with more=false; then `delta` {seq, at, changed: locks,
 /// removed: lock ids}, to be applied in order. The last snapshot and each delta have an id. A client that reconnects with
-/// Last-Event-ID gets what it missed, or `resync`, which means: drop everything, a snapshot follows. A client that reads too
-/// slowly gets `resync` too. A comment every 15 s shows that the stream is alive.
+/// Last-Event-ID receives the events that it missed, or `resync`, which means: drop everything, a snapshot follows. A
+/// client that reads too slowly receives `resync` too. A comment every 15 s shows that the stream is alive.
 #[utoipa::path(
     get,
     path = "/api/v1/stream",

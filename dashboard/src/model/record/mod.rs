@@ -42,7 +42,7 @@ const MAX_BY_ONE_SOURCE: usize = 64;
 pub struct ScopeContext {
     /// The instant since which release messages arrive without a gap.
     pub listening_since: Option<Moment>,
-    /// The beginning of the newest complete pass over all keys, during which a new lock did not exist yet.
+    /// The beginning of the newest complete scan of all keys, during which a new lock did not exist yet.
     pub pass_began: Option<Moment>,
     /// True if the server has restarted and its losses are still being determined.
     pub restarted: bool,

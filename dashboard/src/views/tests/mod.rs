@@ -1,5 +1,6 @@
-//! Rules that every page must follow, whatever its content. To look at the pages: `cargo test -p lockscope-dashboard
-//! --lib preview -- --ignored`.
+//! Rules that every page must follow, whatever its content.
+//!
+//! To look at the pages: `cargo test -p lockscope-dashboard --lib preview -- --ignored`.
 
 mod claims;
 mod every;
