@@ -201,7 +201,7 @@ async fn a_slow_reader_starts_again_with_a_full_picture() {
     }
     drop(quick);
     take(&mut redis, b"last", HOLDER, 600_000);
-    // The message makes the dashboard read the lock at once. Until the next scan, it would close the slow connection.
+    // The message makes the dashboard read the lock at once. By the next scan, it would have closed the slow connection.
     run::<u64>(&mut redis, &["PUBLISH", "redisson_lock__channel:{last}", "0"]);
 
     // Each change arrives in order until the `resync` event; then come a full snapshot and each further change.

@@ -120,8 +120,8 @@ impl Timeline {
         let now = SteadyMillis(now.0 - now.0 % step + step);
         let from = now.minus(window.millis);
         let axis = TimeAxis { from, millis: window.millis, width: WIDTH };
-        // If there are more holders than lanes, each client has a lane: an agent's holders are new with each hold, and
-        // so are a service's threads.
+        // If the lock had more holders than there are lanes, each client has a lane: an agent's holders are
+        // new with each hold, and so are a service's threads.
         let held = lock.filter(|lock| lock.state != State::Free);
         let now_held = held.map(|lock| lock.holders.as_slice()).unwrap_or_default();
         let ids: HashSet<&str> = now_held
