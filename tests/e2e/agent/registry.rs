@@ -97,7 +97,7 @@ async fn the_purpose_of_a_wait_is_published() -> Result<()> {
     // Both instants are published to the millisecond.
     assert!(whole.is_some_and(|whole| (599_998..=600_002).contains(&whole)), "{limited}");
     drop(waiter);
-    // A worker that acquires several locks releases those that it has rather than wait for ever while it holds them.
+    // A worker that acquires several locks releases those that it has, rather than hold them during an endless wait.
     let mut several = bench.session().await?;
     several.send("MLOCK 2 a b").await?;
     eventually("its wait to be published", async || {

@@ -95,6 +95,22 @@ pub struct LockRequest {
     pub traceparent: Option<Vec<u8>>,
 }
 
+impl LockRequest {
+    /// Returns a request for a plain lock that waits without a limit, for a hold that the watchdog renews.
+    #[must_use]
+    pub fn new(name: LockName) -> Self {
+        Self {
+            name,
+            kind: Kind::Lock,
+            wait: Wait::Forever,
+            lease: None,
+            owner: 0,
+            session: None,
+            traceparent: None,
+        }
+    }
+}
+
 /// The arguments of UNLOCK and EXTEND.
 #[derive(Debug, Clone, PartialEq, Eq)]
 pub struct HoldRequest {

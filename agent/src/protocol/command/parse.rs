@@ -85,15 +85,7 @@ pub fn parse(args: Args<'_>, protocol: Protocol) -> Result<Command, Frame> {
 }
 
 fn lock(name: LockName, mut options: Options<'_>) -> Parsed<LockRequest> {
-    let mut request = LockRequest {
-        name,
-        kind: Kind::Lock,
-        wait: Wait::Forever,
-        lease: None,
-        owner: 0,
-        session: None,
-        traceparent: None,
-    };
+    let mut request = LockRequest::new(name);
     while let Some(word) = options.next() {
         match word.as_slice() {
             b"KIND" => request.kind = options.kind()?,

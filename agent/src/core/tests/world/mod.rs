@@ -129,15 +129,7 @@ fn text(bytes: &[u8]) -> String {
 }
 
 pub(super) fn lock_command(lock: &str) -> LockRequest {
-    LockRequest {
-        name: name(lock),
-        kind: Kind::Lock,
-        wait: Wait::Forever,
-        lease: None,
-        owner: 0,
-        session: None,
-        traceparent: None,
-    }
+    LockRequest::new(name(lock))
 }
 
 fn core(run: i64, now: Moment, min_replicas: u32) -> Core {

@@ -97,11 +97,11 @@ impl World {
                 let reads = call.script.name == "acquire_read";
                 let hash = self.redis.entry(key).or_default();
                 let held = hash.fields.contains_key(&args[0]);
-                let under = reads && hash.fields.contains_key(&args[2]);
-                let beside = reads && hash.fields.get("mode") == Some(&READ);
+                let own_write = reads && hash.fields.contains_key(&args[2]);
+                let shared = reads && hash.fields.get("mode") == Some(&READ);
                 if hash.fields.is_empty() {
                     hash.fields.insert("mode".to_owned(), if reads { READ } else { WRITE });
-                } else if !(held || under || beside) {
+                } else if !(held || own_write || shared) {
                     return ints(&[0, 30_000]);
                 }
                 hash.fields.insert(args[0].clone(), 1);
