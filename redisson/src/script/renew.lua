@@ -12,7 +12,7 @@ end
 for i = 1, #KEYS do
   local lock, holder = KEYS[i], ARGV[i + 2]
   local current = pcall('HGET', lock, holder)
-  if type(current) == 'table' then
+  if current ~= count and type(current) == 'table' then
     local reply = reply_to_failure(current)
     if reply.err then
       return reply
