@@ -21,6 +21,8 @@ import (
 const (
 	defaultSocket = "/run/lockscope/agent.sock"
 	defaultGrace  = time.Minute
+	// longestWait is the longest wait that the agent limits: a year.
+	longestWait = 365 * 24 * time.Hour
 	// spareSessions is the number of connections without a hold that are kept for the next owner.
 	spareSessions = 8
 )
@@ -50,9 +52,9 @@ type options struct {
 // LockOption is an option of Agent.Lock.
 type LockOption func(*options)
 
-// Wait limits the wait for the lock. Without it, or with the longest duration, Lock waits for as long as its context allows.
+// Wait limits the wait for the lock. Without it, or with more than a year, Lock waits for as long as its context allows.
 func Wait(limit time.Duration) LockOption {
-	return func(o *options) { o.limited, o.wait = limit < forever, max(0, limit) }
+	return func(o *options) { o.limited, o.wait = limit <= longestWait, max(0, limit) }
 }
 
 // OfKind acquires a lock of this kind instead of a plain one.

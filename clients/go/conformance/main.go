@@ -109,10 +109,11 @@ func millis(word string) time.Duration {
 	if err != nil {
 		panic(err)
 	}
-	if math.IsInf(count, 1) {
+	nanos := count * float64(time.Millisecond)
+	if nanos >= math.MaxInt64 {
 		return math.MaxInt64
 	}
-	return time.Duration(count * float64(time.Millisecond))
+	return time.Duration(nanos)
 }
 
 func members(h held) []*lockscope.Hold {

@@ -288,7 +288,8 @@ public final class Driver {
     }
 
     private static Duration millis(String word) {
-        return Duration.ofNanos((long) (Double.parseDouble(word) * 1e6));
+        double millis = Double.parseDouble(word);
+        return Duration.ofMillis((long) millis).plusNanos((long) (millis % 1 * 1e6));
     }
 
     private static synchronized void say(String tag, String json) {

@@ -3,7 +3,7 @@ export type Kind = "lock" | "fair" | "read" | "write" | "fenced" | "red";
 export interface LockOptions {
   /** The kind of lock, `lock` by default. */
   kind?: Kind;
-  /** The limit for the wait in milliseconds; by default the wait has no limit. */
+  /** The limit for the wait in milliseconds; by default, and above a year, the wait has no limit. */
   wait?: number;
   /** A fixed lease in milliseconds, at least 100, which nothing renews. */
   lease?: number;

@@ -14,6 +14,8 @@ import {
 import { Grant, boot } from "./grant.js";
 
 const RETRY_PAUSE = 100;
+/** The longest wait, in ms, that the agent limits: a year. */
+const LONGEST_WAIT = 365 * 24 * 60 * 60 * 1000;
 /** The longest wait for an agent that is not running. */
 const CONNECT_LIMIT = 30_000;
 /** The shortest time limit for opening a connection, however short the wait is: the agent may take this long to answer. */
@@ -103,7 +105,7 @@ export class Session {
 
   /** Acquires or reenters one lock, or all of several locks. */
   lock(names, kind, { wait, lease, signal }, several = false) {
-    if (wait === Infinity) wait = undefined;
+    if (wait > LONGEST_WAIT) wait = undefined;
     const end = wait === undefined ? Infinity : boot() + wait;
     const described = names.join(", ");
     const work = async (leaveRest) => {

@@ -15,6 +15,9 @@ use crate::hold::{Hold, Holds};
 use crate::owner::Owner;
 use crate::request::{Kind, Request};
 
+/// The longest wait that the agent limits: a year.
+const LONGEST_WAIT: Duration = Duration::from_secs(365 * 24 * 60 * 60);
+
 /// A request for a [`Hold`] of one lock or the [`Holds`] of several. Awaiting it acquires them.
 #[must_use = "a lock is acquired when its request is awaited"]
 pub struct LockRequest<H> {
@@ -56,9 +59,9 @@ impl<H> LockRequest<H> {
         self
     }
 
-    /// Limits the wait. Without a limit, as with [`Duration::MAX`], it ends only when the future is dropped.
+    /// Limits the wait. Without a limit, or with one of more than a year, it ends only when the future is dropped.
     pub fn wait(mut self, limit: Duration) -> Self {
-        self.request.wait = (limit < Duration::MAX).then_some(limit);
+        self.request.wait = (limit <= LONGEST_WAIT).then_some(limit);
         self
     }
 

@@ -41,14 +41,18 @@ pub(super) async fn a_wait_times_out(library: &Library) -> Result<()> {
     stage.driver.ok("lock a orders:42 wait=0").await.map(drop)
 }
 
-pub(super) async fn the_longest_wait_has_no_limit(library: &Library) -> Result<()> {
+pub(super) async fn a_wait_of_more_than_a_year_has_no_limit(library: &Library) -> Result<()> {
     let mut stage = Stage::new(library).await?;
-    stage.other_has("LOCK orders:42").await?;
-    let waiting = stage.driver.send("main", "lock a orders:42 wait=Infinity").await?;
-    stage.waits("orders:42", true).await;
-    stage.other_has("UNLOCK orders:42").await?;
-    let granted = stage.driver.answer(waiting).await?;
-    ensure!(granted.get("error").is_none(), "{granted}");
+    // The last ones are just below the longest time of several languages, and the longest.
+    for wait in ["31536001000", "9223372036000", "1e18", "Infinity"] {
+        stage.other_has("LOCK orders:42").await?;
+        let waiting = stage.driver.send("main", &format!("lock a orders:42 wait={wait}")).await?;
+        stage.waits("orders:42", true).await;
+        stage.other_has("UNLOCK orders:42").await?;
+        let granted = stage.driver.answer(waiting).await?;
+        ensure!(granted.get("error").is_none(), "wait={wait}: {granted}");
+        stage.driver.ok("release a").await?;
+    }
     Ok(())
 }
 
@@ -190,6 +194,18 @@ pub(super) async fn a_negative_grace_is_rejected(library: &Library) -> Result<()
     ensure!(refused["error"].is_string(), "{refused}");
     ensure!(refused["text"].as_str().is_some_and(|text| text.contains("-1")), "{refused}");
     stage.released("graced").await;
+    Ok(())
+}
+
+pub(super) async fn a_time_beyond_the_limit_is_rejected(library: &Library) -> Result<()> {
+    let mut stage = Stage::new(library).await?;
+    stage.driver.ok("lock a orders:42").await?;
+    for millis in ["31536001000", "9223372036000", "10000000000000", "1000000000000000000"] {
+        stage.driver.fails(&format!("graced {millis}"), "LIMIT").await?;
+        stage.driver.fails(&format!("lock b orders:43 lease={millis}"), "LIMIT").await?;
+        stage.driver.fails(&format!("extend a {millis}"), "LIMIT").await?;
+        stage.driver.ok("check a").await?;
+    }
     Ok(())
 }
 

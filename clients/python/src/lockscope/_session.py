@@ -17,6 +17,8 @@ from ._errors import Disconnected, LockLost, LockTimeout, LockscopeError, Unavai
 
 #: The time limit for replies that do not wait for a lock. The agent itself answers within about two seconds.
 REPLY_LIMIT = 10.0
+#: The longest wait, in seconds, that the agent limits: a year.
+LONGEST_WAIT = 365 * 24 * 60 * 60.0
 #: The longest wait for an agent that is not running.
 CONNECT_LIMIT = 30.0
 #: The time that the agent has to answer even if the wait ends sooner.
@@ -163,7 +165,7 @@ class Session:
     ) -> List[Grant]:
         if wait is not None and math.isnan(wait):
             raise ValueError("wait is a number of seconds, not nan")
-        if wait == math.inf:
+        if wait is not None and wait > LONGEST_WAIT:
             wait = None
         end = None if wait is None else boot() + wait
         described = ", ".join(names)

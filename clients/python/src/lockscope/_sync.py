@@ -284,9 +284,9 @@ class Agent:
     ) -> Hold:
         """Acquire or reenter a lock: `with agent.lock("orders:42", wait=60) as hold`.
 
-        `wait` is in seconds; None sets no limit. `kind` is `lock`, `fair`, `read`, `write`, `fenced` or `red`. With
-        `lease`, in seconds, nothing renews the hold. Raise `LockTimeout` when the wait is over, `Unavailable` when the
-        agent or Redis cannot be reached, and `Rejected` when the agent refuses.
+        `wait` is in seconds; None, or more than a year, sets no limit. `kind` is `lock`, `fair`, `read`, `write`,
+        `fenced` or `red`. With `lease`, in seconds, nothing renews the hold. Raise `LockTimeout` when the wait is over,
+        `Unavailable` when the agent or Redis cannot be reached, and `Rejected` when the agent refuses.
         """
         engine = self._running()
         return engine.collect(

@@ -66,14 +66,14 @@ class LockscopeLock implements RLock {
     /** Returns an acquisition within a time; a negative time means no limit. */
     static Acquisition<InterruptedException> within(long wait, TimeUnit unit) {
         return lock -> Optional.of(
-                wait < 0 ? lock.acquire() : lock.acquire(Duration.of(wait, unit.toChronoUnit())));
+                wait < 0 ? lock.acquire() : lock.acquire(Duration.ofNanos(unit.toNanos(wait))));
     }
 
     <E extends Exception> Optional<Hold> acquire(long threadId, long lease, TimeUnit unit, Acquisition<E> acquisition)
             throws E {
         return owners.with(threadId, owner -> {
             dropLost(owner);
-            var lock = lease > 0 ? of(owner).withLease(Duration.of(lease, unit.toChronoUnit())) : of(owner);
+            var lock = lease > 0 ? of(owner).withLease(Duration.ofNanos(unit.toNanos(lease))) : of(owner);
             try {
                 return acquisition.from(lock);
             } catch (LockTimeoutException timeout) {

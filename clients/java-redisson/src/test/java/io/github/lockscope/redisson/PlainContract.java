@@ -84,6 +84,11 @@ public final class PlainContract extends Contract {
         other().unlock();
     }
 
+    public void theLongestWaitIsAccepted() throws Exception {
+        check(mine().tryLock(Long.MAX_VALUE, TimeUnit.DAYS), "a free lock");
+        mine().unlock();
+    }
+
     public void aReleaseWakesAWaiter() throws Exception {
         other().lock();
         var waiting = start(() -> {

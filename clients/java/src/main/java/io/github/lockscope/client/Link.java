@@ -52,7 +52,7 @@ final class Link implements Connection.Listener {
     Link(Engine engine, Path path, Duration grace, Listener listener) {
         this.engine = engine;
         this.path = path;
-        this.grace = grace.toNanos();
+        this.grace = TimeUnit.NANOSECONDS.convert(grace);
         this.listener = listener;
     }
 

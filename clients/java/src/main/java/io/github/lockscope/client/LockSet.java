@@ -46,7 +46,7 @@ public final class LockSet {
     }
 
     /**
-     * Acquires the locks, or reenters them.
+     * Acquires the locks, or reenters them. A wait of more than a year has no limit.
      *
      * @throws LockTimeoutException when the wait is over
      * @throws InterruptedException if the thread is interrupted; it acquires nothing then

@@ -16,7 +16,8 @@ import java.util.function.Supplier;
  * {@link LockscopeException}.
  */
 public final class NamedLock implements Lock {
-    private static final long NO_LIMIT = TimeUnit.DAYS.toNanos(3650);
+    /** The longest wait that the agent limits: a year. */
+    private static final long LONGEST_WAIT = TimeUnit.DAYS.toNanos(365);
 
     private final Agent agent;
     private final Supplier<Owner> owner;
@@ -61,7 +62,7 @@ public final class NamedLock implements Lock {
     }
 
     /**
-     * Acquires the lock, or reenters it.
+     * Acquires the lock, or reenters it. A wait of more than a year has no limit.
      *
      * @throws LockTimeoutException when the wait is over
      * @throws InterruptedException if the thread is interrupted; it acquires nothing then
@@ -145,6 +146,6 @@ public final class NamedLock implements Lock {
     }
 
     private static long nanos(long wait) {
-        return wait >= NO_LIMIT ? Interruption.FOREVER : Math.max(0, wait);
+        return wait > LONGEST_WAIT ? Interruption.FOREVER : Math.max(0, wait);
     }
 }
