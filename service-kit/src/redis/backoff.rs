@@ -8,7 +8,7 @@ pub(crate) const PROVEN: Duration = Duration::from_secs(1);
 
 const FIRST: Duration = Duration::from_millis(10);
 const LONGEST: Duration = Duration::from_secs(1);
-/// For rejections that end only when an operator acts or other clients disconnect.
+/// For rejections that end only when an operator acts.
 const PATIENT_FIRST: Duration = Duration::from_millis(500);
 const PATIENT_LONGEST: Duration = Duration::from_secs(5);
 

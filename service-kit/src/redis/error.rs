@@ -179,10 +179,11 @@ pub(crate) enum ConnectError {
 }
 
 impl ConnectError {
-    /// Returns `true` if a quick retry is pointless: an operator must act, or other clients must disconnect, first.
+    /// Returns `true` if a quick retry is pointless, because an operator must act first. A server at its limit of clients
+    /// needs no patience: it has room as soon as another client disconnects, and the next to connect gets it.
     pub(crate) fn needs_patience(&self) -> bool {
         match self {
-            Self::Refused { error, .. } => error.is_denied() || error.is_max_clients(),
+            Self::Refused { error, .. } => error.is_denied(),
             Self::InCluster { .. } => true,
             Self::Unreachable { .. }
             | Self::Broken(_)
@@ -221,6 +222,17 @@ mod tests {
         assert_eq!(redirect("MOVED 866 :6379"), node(false, "", 6379));
         assert_eq!(redirect("MOVED 866 host:0x1"), None);
         assert_eq!(redirect("TRYAGAIN Multiple keys request during rehashing of slot"), None);
+    }
+
+    #[test]
+    fn only_an_error_that_an_operator_has_to_end_needs_patience() {
+        let patience = |line: &str| {
+            let error = ServerError::parse(line);
+            ConnectError::Refused { while_doing: "connecting", error }.needs_patience()
+        };
+        assert!(patience("WRONGPASS invalid username-password pair or user is disabled."));
+        assert!(!patience("ERR max number of clients reached"));
+        assert!(!patience("LOADING Redis is loading the dataset in memory"));
     }
 
     #[test]
