@@ -1,6 +1,7 @@
 //! The connection to the agent.
 
 use std::fmt;
+use std::io;
 use std::path::{Path, PathBuf};
 use std::time::Duration;
 
@@ -59,6 +60,8 @@ pub(crate) enum Push {
 pub(crate) enum Failure {
     /// No agent listens.
     NoAgent(String),
+    /// The permissions of the socket exclude this user.
+    Forbidden(String),
     /// The connection was lost, or not accepted in time. Another agent may follow.
     Disconnected(String),
     /// An error reply: its code and its text.
@@ -70,6 +73,7 @@ impl Failure {
     pub(crate) fn exit(&self, no_agent: u8, usage: u8) -> Exit {
         match self {
             Self::NoAgent(_) | Self::Disconnected(_) => Exit(no_agent),
+            Self::Forbidden(_) => Exit::DENIED,
             Self::Refused(code, _) => match code.as_str() {
                 "UNAVAILABLE" | "DRAINING" => Exit(no_agent),
                 "SYNTAX" | "LIMIT" => Exit(usage),
@@ -83,21 +87,34 @@ impl Failure {
 impl fmt::Display for Failure {
     fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
         match self {
-            Self::NoAgent(text) | Self::Disconnected(text) => f.write_str(text),
+            Self::NoAgent(text) | Self::Forbidden(text) | Self::Disconnected(text) => {
+                f.write_str(text)
+            }
             Self::Refused(code, text) => write!(f, "{text} ({code})"),
         }
     }
 }
 
-/// Connects once more and returns the reason if the agent rejects that connection too. A client that sends first may find the
-/// connection closed and not read the reason.
-async fn rejection(socket: &Path) -> Option<String> {
-    let mut stream = UnixStream::connect(socket).await.ok()?.take(MAX_REJECTION);
+/// Connects once more and returns the reason if that connection is rejected too. A client that sends first may find the
+/// connection closed and not read the agent's reason.
+async fn rejection(socket: &Path) -> Option<Failure> {
+    let path = socket.display();
+    let mut stream = match UnixStream::connect(socket).await {
+        Ok(stream) => stream.take(MAX_REJECTION),
+        Err(error) if error.kind() == io::ErrorKind::PermissionDenied => {
+            return Some(Failure::Forbidden(format!(
+                "this user may not use the agent's socket {path}: {error}; run lockctl as root, or as the socket's owner or \
+                 a member of its group"
+            )));
+        }
+        Err(_) => return None,
+    };
     let mut reply = Vec::new();
     // The agent sends nothing to a client that it accepts.
     tokio::time::timeout(REJECTION_TIMEOUT, stream.read_to_end(&mut reply)).await.ok()?.ok()?;
     let text = String::from_utf8(reply).ok()?;
-    Some(text.strip_prefix("-LIMIT ")?.trim_end().to_owned())
+    let reason = text.strip_prefix("-LIMIT ")?.trim_end();
+    Some(Failure::Disconnected(format!("the agent at {path} rejected the connection: {reason}")))
 }
 
 /// A session with the agent. Dropping it releases the locks of the session, unless it has grace.
@@ -119,8 +136,11 @@ impl Agent {
         let failed = |error: &RedisError| {
             let refused = error.is_connection_refusal();
             let temporary = error.is_timeout() || (error.is_connection_dropped() && !refused);
-            let failure = if temporary { Failure::Disconnected } else { Failure::NoAgent };
-            failure(message(error))
+            if temporary {
+                return Failure::Disconnected(message(error));
+            }
+            let advice = "start lockscope-agent, or name its socket with --socket";
+            Failure::NoAgent(format!("{}; {advice}", message(error)))
         };
         let info = ConnectionAddr::Unix(socket.to_owned())
             .into_connection_info()
@@ -141,13 +161,7 @@ impl Agent {
         let connection = match tokio::time::timeout(CONNECT_TIMEOUT, connecting).await {
             Ok(Ok(connected)) => connected,
             Ok(Err(error)) => {
-                return Err(match rejection(socket).await {
-                    Some(reason) => Failure::Disconnected(format!(
-                        "the agent at {} rejected the connection: {reason}",
-                        socket.display()
-                    )),
-                    None => failed(&error),
-                });
+                return Err(rejection(socket).await.unwrap_or_else(|| failed(&error)));
             }
             // Between two agents the service manager queues connections.
             Err(_) => {

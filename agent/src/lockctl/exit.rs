@@ -19,7 +19,7 @@ impl Exit {
     pub(crate) const TIMEOUT: u8 = 75;
     /// The lock was lost while the command ran.
     pub(crate) const LOST: u8 = 76;
-    /// The agent's policy denies the lock (`EX_NOPERM`).
+    /// The agent's policy denies the lock, or the socket's permissions the user (`EX_NOPERM`).
     pub(crate) const DENIED: Self = Self(77);
     /// The command exists but cannot be run, as in a shell.
     pub(crate) const CANNOT_RUN: Self = Self(126);

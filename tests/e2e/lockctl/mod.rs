@@ -65,6 +65,24 @@ impl Desk {
         Ok(Lockctl(Process::spawn("lockctl", command, &path, None)?))
     }
 
+    /// Returns a command of a copy of `lockctl` with these arguments, run as a user without rights; `None` unless root runs the
+    /// tests, since only root can become another user.
+    fn as_nobody(&self, args: &[&str]) -> Result<Option<Command>> {
+        use std::os::unix::fs::PermissionsExt as _;
+        if !rustix::process::geteuid().is_root() {
+            return Ok(None);
+        }
+        let lockctl = self.path("lockctl");
+        std::fs::copy(programs::path("lockctl")?, &lockctl)?;
+        for folder in [self.bench.agent.folder(), self.folder.path()] {
+            std::fs::set_permissions(folder, std::fs::Permissions::from_mode(0o755))?;
+        }
+        let mut command = process::command(Path::new("/usr/bin/setpriv"));
+        command.args(["--reuid", "65534", "--regid", "65534", "--clear-groups"]).arg(&lockctl);
+        command.env("LOCKSCOPE_SOCKET", self.bench.agent.socket()).args(args);
+        Ok(Some(command))
+    }
+
     fn path(&self, mark: &str) -> PathBuf {
         self.folder.path().join(mark)
     }

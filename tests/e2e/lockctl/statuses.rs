@@ -132,6 +132,20 @@ async fn a_policy_denial_has_its_own_status() -> Result<()> {
 }
 
 #[tokio::test]
+async fn a_user_who_may_not_use_the_socket_is_denied() -> Result<()> {
+    let desk = Desk::with(&["--socket-mode", "0600"]).await?;
+    for args in [&["status", "--json"][..], &["ls"], &["exec", "a", "--", "true"]] {
+        let Some(mut command) = desk.as_nobody(args)? else { return Ok(()) };
+        let output = command.output()?;
+        let said = String::from_utf8_lossy(&output.stderr);
+        assert_eq!(output.status.code(), Some(77), "{args:?}: {said}");
+        assert!(said.contains("this user may not use the agent's socket /"), "{said}");
+        assert!(output.stdout.is_empty(), "{args:?}");
+    }
+    Ok(())
+}
+
+#[tokio::test]
 async fn a_command_does_not_run_without_redis() -> Result<()> {
     let mut desk = Desk::hasty().await?;
     desk.bench.redis.process().freeze().await?;

@@ -90,7 +90,7 @@ pub(crate) async fn acquire(
                 attempts.agent_lost.get_or_insert(now);
                 true
             }
-            Failure::Refused(..) => false,
+            Failure::Forbidden(_) | Failure::Refused(..) => false,
         };
         let retry_until = attempts.agent_lost.map(|since| since + AGENT_TIMEOUT);
         let in_time =
