@@ -97,9 +97,22 @@ impl Core {
     }
 
     pub(in crate::core) fn on_waiter_due(&mut self, number: WaiterId) {
-        if self.locks.on_wait_due(number) {
-            self.leave(number, Left::TimedOut);
+        if !self.locks.on_wait_due(number) {
+            return;
         }
+        match self.first_answer_due(number) {
+            Some(due) if self.now < due => self.locks.prolong_wait(number, due),
+            _ => self.leave(number, Left::TimedOut),
+        }
+    }
+
+    /// Returns the instant until which a waiter has time for its first answer. A wait may be shorter than a round trip to
+    /// Redis: then it ends with that answer, as NOWAIT does. `None` if it had one, or none is under way.
+    fn first_answer_due(&self, number: WaiterId) -> Option<Moment> {
+        let waiter = self.locks.waiter(number)?;
+        let failed = self.locks.get(&waiter.name).is_some_and(|state| state.last_error.is_some());
+        let pending = waiter.attempt.is_some() && !waiter.refused && !failed;
+        pending.then(|| waiter.since + self.settings.response_timeout)
     }
 
     /// Removes a waiter from every table.

@@ -51,6 +51,11 @@ impl Waiter {
     pub(in crate::core) fn is_now_or_never(&self) -> bool {
         self.wait == Wait::AtMost(Duration::ZERO)
     }
+
+    /// Returns whether its time is over, so that the next answer without the lock ends its wait.
+    pub(in crate::core) fn is_over(&self, now: Moment) -> bool {
+        matches!(self.wait, Wait::AtMost(wait) if self.since + wait <= now)
+    }
 }
 
 /// A waiter's position in Redis's queue of a fair lock.

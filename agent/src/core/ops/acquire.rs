@@ -145,8 +145,13 @@ impl Core {
             // Its write hold is gone. The reader waits like any other.
             self.lose(lost, End::Stolen);
         }
+        let now = self.now;
         if let Some(waiter) = self.locks.on_refused(*asked) {
-            if waiter.is_now_or_never() {
+            if waiter.is_over(now) {
+                if *kind == Kind::Fair && !waiter.is_now_or_never() {
+                    // This attempt has joined the queue.
+                    self.locks.set_may_be_queued(*asked);
+                }
                 return self.leave(*asked, Left::TimedOut);
             }
             if under.is_some() && !self.locks.is_queued(name, *asked) {
@@ -209,12 +214,12 @@ impl Core {
         let Attempt { name, kind, waiter, number, lease, under } = &attempt;
         let (waiter, may_have_run) = (*waiter, op.may_have_run);
         self.locks.set_last_error(name, Some(failure.text().to_owned()));
-        let still_wanted = self.locks.waiter(waiter).map(Waiter::is_now_or_never);
+        let over = self.locks.waiter(waiter).map(|waiter| waiter.is_over(self.now));
         if may_have_run {
             self.locks.set_may_be_queued(waiter);
         }
         // A read under a write hold is in no queue that could try again for it.
-        if still_wanted.is_some() && (under.is_some() || !matches!(failure, Failure::Refused(_))) {
+        if over.is_some() && (under.is_some() || !matches!(failure, Failure::Refused(_))) {
             return self.retry(id, pause);
         }
         self.take_op(id);
@@ -224,7 +229,7 @@ impl Core {
             self.renumber(waiter);
             self.undo(name, *kind, *number, *lease);
         }
-        match still_wanted {
+        match over {
             None => return self.poll_queue(name),
             Some(true) => return self.leave(waiter, Left::TimedOut),
             Some(false) => {}

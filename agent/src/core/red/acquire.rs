@@ -199,7 +199,7 @@ impl Core {
             self.locks.on_refused(asked);
         }
         let Some(waiter) = self.locks.waiter(asked) else { return };
-        if waiter.is_now_or_never() {
+        if waiter.is_over(self.now) {
             return self.leave(asked, Left::TimedOut);
         }
         if !self.locks.is_front(name, asked) {

@@ -2,13 +2,13 @@
 
 use std::time::Duration;
 
-use redisson::Lease;
 use redisson::script::Value;
+use redisson::{Kind, Lease};
 
 use super::world::{LEASE, Network, World, lock_command, name, short};
 use crate::core::simulation::red::hold_request;
 use crate::core::{Failure, Node};
-use crate::protocol::command::{Command, LockRequest};
+use crate::protocol::command::{Command, LockRequest, Wait};
 use crate::protocol::resp::Frame;
 use crate::types::{ConnectionId, Number};
 
@@ -64,6 +64,32 @@ fn a_late_acquire_is_a_ghost_that_the_next_waiter_removes() {
     world.lock(b, "x");
     assert_eq!(world.reply(b), "held 1");
     assert_eq!(world.holders("x").len(), 1);
+}
+
+#[test]
+fn a_wait_shorter_than_a_round_trip_ends_with_its_first_answer() {
+    for kind in [Kind::Lock, Kind::Fair] {
+        let mut world = World::new();
+        let (a, b, c) = (world.open(), world.open(), world.open());
+        let wait = Wait::AtMost(Duration::from_millis(5));
+        let lock = |name| Command::Lock(LockRequest { kind, wait, ..lock_command(name) });
+        world.foreign("y", FOREIGN, LEASE);
+        world.network = Network::Slow(50);
+        world.command(a, lock("x"));
+        world.command(b, lock("y"));
+        world.pass(Duration::from_millis(40));
+        assert!(world.has_no_reply(a) && world.has_no_reply(b));
+        world.pass(Duration::from_millis(20));
+        assert_eq!((world.reply(a), world.reply(b)), ("held 1".into(), "null".into()));
+        world.pass(Duration::from_millis(100));
+        assert!(world.queues.values().all(Vec::is_empty), "{:?}", world.queues);
+        world.network = Network::Slow(60_000);
+        world.command(c, lock("z"));
+        world.pass(Duration::from_millis(1900));
+        assert!(world.has_no_reply(c));
+        world.pass(Duration::from_millis(200));
+        assert_eq!(world.reply(c), "UNAVAILABLE", "silence");
+    }
 }
 
 #[test]

@@ -147,6 +147,13 @@ impl LockTable {
         waiter.map(|waiter| waiter.armed = Moment::NEVER).is_some()
     }
 
+    /// Sets the end of a wait that was due.
+    pub(in crate::core) fn prolong_wait(&mut self, id: WaiterId, until: Moment) {
+        if let Some(waiter) = self.waiters.get_mut(&id) {
+            self.timers.set(&mut waiter.armed, until, LockTimer::Waiter(id));
+        }
+    }
+
     /// Sets the grant number that a waiter's next attempts carry.
     pub(in crate::core) fn renumber(&mut self, id: WaiterId, number: Number) {
         if let Some(waiter) = self.waiters.get_mut(&id) {
