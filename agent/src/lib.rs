@@ -84,7 +84,7 @@ impl Listeners {
 /// # Errors
 /// Fails only during startup.
 pub async fn run(config: Config, listeners: Listeners, shutdown: Shutdown) -> anyhow::Result<()> {
-    let Listeners { socket, http } = listeners;
+    let Listeners { mut socket, http } = listeners;
     let files = file_budget(config.max_sessions);
     let folder = config.state_dir.clone().or_else(identity::default_folder);
     let identity = Identity::load(folder.as_deref(), service_kit::clock::wall_millis() / 1000)
@@ -120,8 +120,7 @@ pub async fn run(config: Config, listeners: Listeners, shutdown: Shutdown) -> an
         redis = %config.target, "serving locks"
     );
     systemd::notify(&[NotifyState::Ready]);
-    accept::accept(&socket.listener, shared, files.sessions, sessions.clone(), shutdown.token())
-        .await;
+    accept::accept(&mut socket, shared, files.sessions, sessions.clone(), shutdown.token()).await;
 
     systemd::notify(&[NotifyState::Stopping]);
     drop(socket);

@@ -6,7 +6,7 @@ use std::time::Duration;
 
 use redisson::Moment;
 use rustix::net::sockopt::set_socket_send_buffer_size;
-use tokio::net::{UnixListener, UnixStream};
+use tokio::net::UnixStream;
 use tokio::sync::mpsc;
 use tokio::time::MissedTickBehavior;
 use tokio_util::sync::CancellationToken;
@@ -15,6 +15,7 @@ use tokio_util::task::TaskTracker;
 use crate::metrics::{TOO_MANY_SESSIONS, TOO_MANY_SESSIONS_OF_USER};
 use crate::server::connection::{self, Evicted, Shared};
 use crate::server::permits::{Full, Permits};
+use crate::server::socket::Socket;
 use crate::types::ConnectionId;
 
 /// The pause before a rejected connection is answered, which makes clients that retry at once cheap.
@@ -32,19 +33,19 @@ const MAX_PAUSE: Duration = Duration::from_secs(1);
 /// Accepts connections until `closed` is cancelled and serves each as a task of `sessions`, at most `max_sessions` at a time.
 /// [`Permits`] limits the part of each user. Cancelling does not end the sessions.
 pub async fn accept(
-    listener: &UnixListener,
+    socket: &mut Socket,
     shared: Shared,
     max_sessions: usize,
     sessions: TaskTracker,
     closed: CancellationToken,
 ) {
     let pause = REJECTION_PAUSE;
-    accept_and_reject(listener, shared, max_sessions, sessions, closed, pause).await;
+    accept_and_reject(socket, shared, max_sessions, sessions, closed, pause).await;
 }
 
 /// Answers rejected connections one by one, with this pause before each. Meanwhile others are accepted.
 async fn accept_and_reject(
-    listener: &UnixListener,
+    socket: &mut Socket,
     shared: Shared,
     max_sessions: usize,
     sessions: TaskTracker,
@@ -57,7 +58,7 @@ async fn accept_and_reject(
     let mut pause = FAILURE_PAUSE;
     let accepting = async {
         for number in 1.. {
-            match listener.accept().await {
+            match socket.accept().await {
                 Ok((stream, _)) => {
                     pause = FAILURE_PAUSE;
                     // The kernel knows the user of every connected socket.
@@ -169,7 +170,7 @@ mod tests {
     use crate::core::Input;
     use crate::metrics::Metrics;
     use crate::server::process::Processes;
-    use crate::server::socket::{Socket, SocketSettings};
+    use crate::server::socket::SocketSettings;
     use crate::thread_time::ThreadTime;
 
     const DEADLINE: Duration = Duration::from_secs(30);
@@ -207,9 +208,8 @@ mod tests {
             let token = closed.clone();
             let task = tokio::spawn(async move {
                 // Moves the whole socket into the task, including its file's cleanup.
-                let socket = socket;
-                let (listener, sessions) = (&socket.listener, TaskTracker::new());
-                accept_and_reject(listener, shared, max_sessions, sessions, token, pause).await;
+                let (mut socket, sessions) = (socket, TaskTracker::new());
+                accept_and_reject(&mut socket, shared, max_sessions, sessions, token, pause).await;
             });
             Self { folder, inbox, closed, metrics, task }
         }

@@ -17,11 +17,14 @@ use rustix::net::{
     AddressFamily, SocketAddrUnix, SocketFlags, SocketType, bind, listen, socket_with,
 };
 use rustix::process::getpid;
+use tokio::net::unix::SocketAddr;
 use tokio::net::{UnixListener, UnixStream};
 
 /// The length of the accept queue; the kernel limits it to net.core.somaxconn.
 const BACKLOG: i32 = 4096;
 const PROBE_TIMEOUT: Duration = Duration::from_secs(1);
+/// The time without a connection after which the agent checks that the socket's file is there.
+const CHECK_AFTER: Duration = Duration::from_secs(1);
 /// The number of attempts, 10 ms apart, to lock a folder in which another agent is creating its socket.
 const TRIES: usize = 200;
 
@@ -75,7 +78,7 @@ pub fn group_id(group: &str) -> Result<u32, String> {
 /// The listening socket, whose file is removed on drop.
 #[derive(Debug)]
 pub struct Socket {
-    pub listener: UnixListener,
+    listener: UnixListener,
     /// `None` if the service manager owns the socket.
     file: Option<SocketFile>,
 }
@@ -83,8 +86,10 @@ pub struct Socket {
 /// A socket's file. Device and inode distinguish it from a later one at the same path.
 #[derive(Debug)]
 struct SocketFile {
-    path: PathBuf,
+    settings: SocketSettings,
     inode: (u64, u64),
+    /// The file is missing, and the latest attempt to create it again has failed.
+    missing: bool,
 }
 
 impl Socket {
@@ -133,23 +138,63 @@ impl Socket {
                 return Err(error).with_context(context);
             }
         };
-        let file = Some(SocketFile { path: path.clone(), inode });
+        let file = Some(SocketFile { settings: settings.clone(), inode, missing: false });
         Ok(Self { listener, file })
     }
 
     #[must_use]
     pub fn path(&self) -> Option<&Path> {
-        self.file.as_ref().map(|file| file.path.as_path())
+        self.file.as_ref().map(|file| file.settings.path.as_path())
+    }
+
+    /// Accepts a connection. If the socket's file is removed meanwhile, it is created again, because no client could connect.
+    ///
+    /// # Errors
+    /// Fails if the kernel has no connection for the process, mostly for lack of file descriptors.
+    pub async fn accept(&mut self) -> io::Result<(UnixStream, SocketAddr)> {
+        loop {
+            tokio::select! {
+                accepted = self.listener.accept() => return accepted,
+                () = tokio::time::sleep(CHECK_AFTER) => self.restore().await,
+            }
+        }
+    }
+
+    async fn restore(&mut self) {
+        let Some(file) = self.file.as_mut().filter(|file| file.is_removed()) else { return };
+        let path = file.settings.path.clone();
+        match Self::bind(&file.settings).await {
+            Ok(socket) => {
+                *self = socket;
+                tracing::warn!(path = %path.display(), "the socket's file was removed: it is created again");
+            }
+            Err(error) => {
+                if !file.missing {
+                    let error = format!("{error:#}");
+                    tracing::error!(path = %path.display(), error, "the socket's file was removed: no worker can connect");
+                }
+                file.missing = true;
+            }
+        }
+    }
+}
+
+impl SocketFile {
+    /// Returns whether there is no file at the path. Another file there belongs to another agent.
+    fn is_removed(&self) -> bool {
+        let nothing = [io::ErrorKind::NotFound, io::ErrorKind::NotADirectory];
+        inode_of(&self.settings.path).is_err_and(|error| nothing.contains(&error.kind()))
     }
 }
 
 /// Removes the file, unless another agent's socket has replaced it.
 impl Drop for SocketFile {
     fn drop(&mut self) {
-        if inode_of(&self.path).is_ok_and(|inode| inode == self.inode)
-            && let Err(error) = fs::remove_file(&self.path)
+        let path = &self.settings.path;
+        if inode_of(path).is_ok_and(|inode| inode == self.inode)
+            && let Err(error) = fs::remove_file(path)
         {
-            tracing::warn!(path = %self.path.display(), %error, "could not remove the socket file");
+            tracing::warn!(path = %path.display(), %error, "could not remove the socket file");
         }
     }
 }
@@ -157,7 +202,7 @@ impl Drop for SocketFile {
 impl fmt::Display for Socket {
     fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
         match &self.file {
-            Some(file) => file.path.display().fmt(f),
+            Some(file) => file.settings.path.display().fmt(f),
             None => f.write_str("the service manager's socket"),
         }
     }
@@ -285,10 +330,10 @@ mod tests {
         let folder = tempfile::tempdir().unwrap();
         let settings =
             SocketSettings { group: Some(rustix::process::getgid().as_raw()), ..settings(&folder) };
-        let socket = Socket::bind(&settings).await.unwrap();
+        let mut socket = Socket::bind(&settings).await.unwrap();
         assert_eq!(fs::metadata(&settings.path).unwrap().mode() & 0o777, 0o620);
         UnixStream::connect(&settings.path).await.unwrap();
-        socket.listener.accept().await.unwrap();
+        socket.accept().await.unwrap();
         assert_eq!(entries(&folder), ["agent.sock"]);
         drop(socket);
         assert!(entries(&folder).is_empty());
@@ -300,6 +345,30 @@ mod tests {
         let settings =
             SocketSettings { path: folder.path().join("a/b/agent.sock"), ..settings(&folder) };
         Socket::bind(&settings).await.unwrap();
+    }
+
+    #[tokio::test]
+    async fn a_removed_socket_is_created_again_as_soon_as_its_folder_can_be() {
+        let folder = tempfile::tempdir().unwrap();
+        let own = folder.path().join("run");
+        let settings = SocketSettings { path: own.join("agent.sock"), ..settings(&folder) };
+        let mut socket = Socket::bind(&settings).await.unwrap();
+        fs::remove_dir_all(&own).unwrap();
+        fs::write(&own, "in the way").unwrap();
+        socket.restore().await;
+        assert!(socket.file.as_ref().unwrap().missing);
+        fs::remove_file(&own).unwrap();
+        let connecting = async {
+            while let Err(error) = UnixStream::connect(&settings.path).await {
+                assert_eq!(error.kind(), io::ErrorKind::NotFound);
+                tokio::task::yield_now().await;
+            }
+        };
+        let (accepted, ()) = tokio::join!(socket.accept(), connecting);
+        accepted.unwrap();
+        assert_eq!(fs::metadata(&settings.path).unwrap().mode() & 0o777, 0o620);
+        drop(socket);
+        assert!(!settings.path.exists());
     }
 
     #[tokio::test]

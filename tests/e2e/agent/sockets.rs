@@ -3,8 +3,8 @@
 use std::os::unix::fs::{FileTypeExt as _, PermissionsExt as _};
 
 use anyhow::Result;
-use harness::agent;
 use harness::process::Process;
+use harness::{agent, eventually};
 
 use super::{Bench, holder, lock};
 
@@ -39,6 +39,18 @@ async fn a_stale_socket_is_replaced() -> Result<()> {
 }
 
 #[tokio::test]
+async fn a_socket_that_is_removed_is_created_again() -> Result<()> {
+    let bench = Bench::new().await?;
+    let mut worker = bench.session().await?;
+    lock(&mut worker, "LOCK a").await?;
+    std::fs::remove_file(bench.agent.socket())?;
+    let mut other = eventually("a new socket", async || bench.session().await).await;
+    assert_eq!(other.call("LOCK a NOWAIT").await?, harness::Reply::Null);
+    assert_eq!(worker.call("UNLOCK a").await?, harness::Reply::Int(0), "no session has ended");
+    Ok(())
+}
+
+#[tokio::test]
 async fn a_socket_in_use_is_refused_by_name() -> Result<()> {
     let bench = Bench::new().await?;
     let mut worker = bench.session().await?;
@@ -65,8 +77,7 @@ async fn a_second_agent_on_the_same_state_is_another_client() -> Result<()> {
     let _second = Process::spawn("a second agent", command, &other.path().join("log"), None)?;
     let socket = other.path().join("agent.sock");
     let mut there =
-        harness::eventually("the second agent", async || harness::Client::unix(&socket).await)
-            .await;
+        eventually("the second agent", async || harness::Client::unix(&socket).await).await;
     let mut here = bench.session().await?;
     let one = holder(&lock(&mut here, "LOCK a").await?)?;
     let two = holder(&lock(&mut there, "LOCK b").await?)?;
