@@ -239,6 +239,7 @@ async fn permissions_may_be_revoked_and_restored() -> Result<()> {
     run(&mut direct, "ACL SETUSER default -eval -evalsha").await?;
     assert_eq!(worker.push().await?[0], "lock-jeopardy");
     assert_error(&worker.call("LOCK b NOWAIT").await?, "UNAVAILABLE", "NOPERM");
+    unready(&agent, "NOPERM").await;
     run(&mut direct, "ACL SETUSER default +eval +evalsha").await?;
     assert_eq!(worker.push().await?, ["lock-safe", "a", "lock"]);
     // The password changes and every connection is closed, so no client can log in.

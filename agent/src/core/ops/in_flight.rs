@@ -399,5 +399,29 @@ fn concerns_all_locks(error: &str) -> bool {
         "OOM",
         "READONLY",
     ];
-    error.split_whitespace().next().is_some_and(|code| CODES.contains(&code))
+    // The account may not run scripts. One that may not use certain keys has other locks.
+    let no_scripts = error.starts_with("NOPERM ") && error.contains(" to run the ");
+    no_scripts || error.split_whitespace().next().is_some_and(|code| CODES.contains(&code))
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn an_error_about_one_lock_does_not_concern_all() {
+        for all in [
+            "OOM command not allowed when used memory > 'maxmemory'.",
+            "NOPERM this user has no permissions to run the 'evalsha' command",
+            "NOPERM this user has no permissions to run the 'evalsha' command or its subcommand",
+        ] {
+            assert!(concerns_all_locks(all), "{all}");
+        }
+        for one in [
+            "NOPERM this user has no permissions to access one of the keys used as arguments",
+            "WRONGTYPE Operation against a key holding the wrong kind of value",
+        ] {
+            assert!(!concerns_all_locks(one), "{one}");
+        }
+    }
 }
