@@ -77,6 +77,10 @@ fn router(sources: Sources) -> Router {
     pages
         .merge(http::metrics_route(sources.registry))
         .merge(http::health_routes(move || readiness(&status.borrow())))
+        .method_not_allowed_fallback(async || {
+            let why = "this address does not answer this method: the header `Allow` lists those that it does";
+            error_response(StatusCode::METHOD_NOT_ALLOWED, why)
+        })
         .fallback(async || error_response(StatusCode::NOT_FOUND, "no such page; see / for a list"))
         .layer(middleware::from_fn_with_state(hosts, http::check_host))
 }
@@ -218,9 +222,13 @@ mod tests {
         }
 
         fn get_as(&self, path: &str, host: &str) -> String {
+            self.request("GET", path, host)
+        }
+
+        fn request(&self, method: &str, path: &str, host: &str) -> String {
             let mut stream = std::net::TcpStream::connect(self.address).unwrap();
-            write!(stream, "GET {path} HTTP/1.1\r\nHost: {host}\r\nConnection: close\r\n\r\n")
-                .unwrap();
+            let head = format!("{method} {path} HTTP/1.1\r\nHost: {host}\r\nConnection: close");
+            write!(stream, "{head}\r\n\r\n").unwrap();
             let mut response = String::new();
             stream.read_to_string(&mut response).unwrap();
             response
@@ -264,6 +272,17 @@ mod tests {
         assert!(server.get_as("/", "agent.test").starts_with("HTTP/1.1 200"));
         assert!(server.get_as("/", "evil.test").starts_with("HTTP/1.1 421"));
         assert!(server.get_as("/nothing", "evil.test").starts_with("HTTP/1.1 421"));
+    }
+
+    #[test]
+    fn a_wrong_method_is_explained() {
+        let server = Server::start(None);
+        for path in ["/", "/metrics", "/healthz", "/readyz", "/api/v1/locks"] {
+            let response = server.request("POST", path, "localhost");
+            assert!(response.starts_with("HTTP/1.1 405"), "{path}: {response}");
+            assert!(response.contains("\r\nallow: GET,HEAD\r\n"), "{path}: {response}");
+            assert!(response.contains("does not answer this method"), "{path}: {response}");
+        }
     }
 
     #[test]

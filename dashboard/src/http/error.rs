@@ -66,6 +66,20 @@ impl ApiError {
         Self { outcome: Some(outcome.as_str()), ..self }
     }
 
+    /// An address without a page.
+    #[must_use]
+    pub fn nowhere() -> Self {
+        Self::new(StatusCode::NOT_FOUND, "there is nothing at this address")
+    }
+
+    /// An address that answers other methods only. They are in the header `Allow`.
+    #[must_use]
+    pub fn wrong_method() -> Self {
+        let why =
+            "this address does not answer this method: the header `Allow` lists those that it does";
+        Self::new(StatusCode::METHOD_NOT_ALLOWED, why)
+    }
+
     #[must_use]
     pub fn bad_request(detail: impl Into<String>) -> Self {
         Self::new(StatusCode::BAD_REQUEST, detail)

@@ -174,20 +174,17 @@ pub async fn nowhere(
     visitor: CurrentVisitor,
     headers: HeaderMap,
 ) -> Response {
-    let problem = ApiError::new(StatusCode::NOT_FOUND, "there is nothing at this address");
-    page_or_json(&app, &uri, &visitor, &headers, problem)
+    page_or_json(&app, &uri, &visitor, &headers, ApiError::nowhere())
 }
 
-/// Responds that only GET and HEAD are allowed.
+/// Responds that the address answers other methods only.
 pub async fn wrong_method(
     State(app): State<App>,
     OriginalUri(uri): OriginalUri,
     visitor: CurrentVisitor,
     headers: HeaderMap,
 ) -> Response {
-    let problem =
-        ApiError::new(StatusCode::METHOD_NOT_ALLOWED, "only GET and HEAD are answered here");
-    page_or_json(&app, &uri, &visitor, &headers, problem)
+    page_or_json(&app, &uri, &visitor, &headers, ApiError::wrong_method())
 }
 
 /// Returns an error as a page for browsers, or as JSON for the API and other programs.

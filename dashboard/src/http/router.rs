@@ -20,6 +20,7 @@ use tower_http::timeout::TimeoutLayer;
 
 use super::actions::{self, acknowledge, incident, incident_api, login, release, watch};
 use super::app::App;
+use super::error::ApiError;
 use super::live::{self, Feeds, stream};
 use super::{api, assets, guard, history_api, lists, openapi, pages, trace};
 
@@ -84,8 +85,8 @@ pub fn router(
     let doors = Router::new()
         .route("/login", get(login::page).post(login::enter))
         .route("/logout", post(login::leave))
-        .layer(DefaultBodyLimit::max(MAX_FORM))
         .with_state(Arc::clone(&access));
+    let metrics = registry.map(metrics_route).unwrap_or_default();
     let pages = Router::new()
         .route("/", get(pages::list::<LockRow>))
         .route("/overview", get(pages::overview))
@@ -126,15 +127,13 @@ pub fn router(
         .route("/api/v1/sources", get(api::sources))
         .route("/api/v1/stream", get(stream::stream))
         .route("/api/v1/openapi.json", get(openapi::openapi))
+        .merge(doors)
+        .merge(metrics.with_state(()))
         .layer(DefaultBodyLimit::max(MAX_FORM))
         .fallback(pages::nowhere)
         .method_not_allowed_fallback(pages::wrong_method)
         .with_state(Web { feeds: Feeds::new(app.clone()), app });
-    let guarded = match registry {
-        Some(registry) => pages.merge(doors).merge(metrics_route(registry)),
-        None => pages.merge(doors),
-    };
-    guarded
+    pages
         .layer(from_fn_with_state(access, guard::check_visitor))
         // The compression skips streams by their type, since they have a separate one.
         .layer(CompressionLayer::new().quality(CompressionLevel::Fastest))
@@ -148,7 +147,9 @@ pub fn router(
 /// Returns the routes of an address for metrics alone.
 pub fn metrics_router(hosts: AllowedHosts, registry: Registry, stop: &CancellationToken) -> Router {
     metrics_route(registry)
+        .method_not_allowed_fallback(async || ApiError::wrong_method())
         .merge(health(stop))
+        .fallback(async || ApiError::nowhere())
         .layer(from_fn_with_state(hosts, check_host))
         .layer(from_fn(with_headers))
 }
@@ -156,13 +157,14 @@ pub fn metrics_router(hosts: AllowedHosts, registry: Registry, stop: &Cancellati
 /// The server is ready as long as it listens: with Redis down, its pages must show that.
 fn health(stop: &CancellationToken) -> Router {
     let stop = stop.clone();
-    health_routes(move || {
+    let routes = health_routes(move || {
         if stop.is_cancelled() {
             Readiness::NotReady(vec!["it is ending".to_owned()])
         } else {
             Readiness::Ready
         }
-    })
+    });
+    routes.method_not_allowed_fallback(async || ApiError::wrong_method())
 }
 
 async fn with_headers(request: Request, next: Next) -> Response {

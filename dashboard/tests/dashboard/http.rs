@@ -104,6 +104,35 @@ async fn nothing_but_reading_is_possible() {
 }
 
 #[tokio::test]
+async fn a_wrong_method_is_explained_at_every_address() {
+    let same_site = [("Content-Length", "0"), ("Sec-Fetch-Site", "same-origin")];
+    let one = Dashboard::start(NO_REDIS).await;
+    let two = Dashboard::with(&["--redis-url", NO_REDIS, "--metrics-listen", "127.0.0.1:0"]).await;
+    let metrics = two.metrics.unwrap();
+    for (address, method, path, allowed) in [
+        (one.address, "POST", "/metrics", "GET,HEAD"),
+        (one.address, "POST", "/healthz", "GET,HEAD"),
+        (one.address, "POST", "/overview", "GET,HEAD"),
+        (one.address, "PUT", "/login", "GET,HEAD,POST"),
+        (one.address, "GET", "/logout", "POST"),
+        (one.address, "GET", "/api/v1/acknowledge", "POST"),
+        (metrics, "POST", "/metrics", "GET,HEAD"),
+        (metrics, "POST", "/readyz", "GET,HEAD"),
+    ] {
+        let answer = request(address, method, path, &same_site).await;
+        assert_eq!(answer.status, 405, "{method} {path}");
+        assert_eq!(answer.header("allow"), Some(allowed), "{method} {path}");
+        assert_eq!(answer.header("content-type"), Some("application/problem+json"), "{path}");
+        let detail =
+            "this address does not answer this method: the header `Allow` lists those that it does";
+        assert_eq!(answer.json()["detail"], detail, "{method} {path}");
+    }
+    let nowhere = request(metrics, "GET", "/", &[]).await;
+    assert_eq!(nowhere.status, 404);
+    assert_eq!(nowhere.header("content-type"), Some("application/problem+json"));
+}
+
+#[tokio::test]
 async fn mistakes_of_the_api_are_problems() {
     let dashboard = Dashboard::start(NO_REDIS).await;
     for (path, word) in [
