@@ -90,6 +90,8 @@ pub struct Access {
     pub proxy: Option<Proxy>,
     /// True if browsers may send cookies over TLS only.
     pub secure_cookies: bool,
+    /// The origin of the address that users open, such as `https://locks.example.com`, if it is known.
+    pub public_origin: Option<String>,
     /// The key of CSRF tokens for visitors without a login.
     pub csrf_key: CsrfKey,
     /// True if only this host and the proxies may connect, since the address is public and uses plain HTTP.
@@ -101,6 +103,12 @@ impl Access {
     #[must_use]
     pub fn is_needed(&self) -> bool {
         self.tokens.is_some() || self.proxy.as_ref().is_some_and(Proxy::knows_users)
+    }
+
+    /// Returns the address of a request's client: `peer`, or the one that a trusted proxy names.
+    #[must_use]
+    pub fn client(&self, headers: &HeaderMap, peer: IpAddr) -> IpAddr {
+        self.proxy.as_ref().map_or(peer, |proxy| proxy.client(headers, peer))
     }
 
     /// Authenticates the sender of a request. `now_secs` is the time in seconds since the epoch.
@@ -128,7 +136,8 @@ impl Access {
         }
         if let Some(tokens) = &self.tokens {
             if let Some(sent) = bearer(headers) {
-                return self.token(tokens, sent, peer, now_secs).map(|token| token.visitor());
+                let client = self.client(headers, peer);
+                return self.token(tokens, sent, client, now_secs).map(|token| token.visitor());
             }
             let cookie = cookie(headers, self.cookie_name());
             if let Some(login) = cookie.and_then(|cookie| self.logins.find(cookie, now_secs)) {
@@ -144,34 +153,34 @@ impl Access {
     /// Returns the token of a login form.
     ///
     /// # Errors
-    /// If it is unknown, or too many unknown ones came from the address.
+    /// If it is unknown, or too many unknown ones came from the address of the client.
     pub fn token_of_form(
         &self,
         sent: &str,
-        peer: IpAddr,
+        client: IpAddr,
         now_secs: u64,
     ) -> Result<Arc<Token>, Refusal> {
         let tokens = self.tokens.as_ref().ok_or(Refusal::Unknown)?;
-        self.token(tokens, sent, peer, now_secs)
+        self.token(tokens, sent, client, now_secs)
     }
 
     fn token(
         &self,
         tokens: &TokenFile,
         sent: &str,
-        peer: IpAddr,
+        client: IpAddr,
         now_secs: u64,
     ) -> Result<Arc<Token>, Refusal> {
         let digest = tokens::digest(sent);
-        let exhausted = self.attempts.are_exhausted(peer, digest, now_secs);
+        let exhausted = self.attempts.are_exhausted(client, digest, now_secs);
         let found = if exhausted { None } else { tokens.now().find(sent).cloned() };
         if found.is_some() {
-            self.attempts.accepted(peer, digest, now_secs);
+            self.attempts.accepted(client, digest, now_secs);
         }
         found.ok_or_else(|| {
-            let unlogged = self.attempts.count(peer, now_secs);
+            let unlogged = self.attempts.count(client, now_secs);
             if let Some(attempts) = unlogged {
-                tracing::warn!(from = %peer, attempts, "login rejected: unknown token");
+                tracing::warn!(from = %client, attempts, "login rejected: unknown token");
             }
             if exhausted { Refusal::Limited } else { Refusal::Unknown }
         })

@@ -1,6 +1,6 @@
 //! Visitors that a trusted proxy has authenticated.
 
-use std::net::IpAddr;
+use std::net::{IpAddr, SocketAddr};
 
 use axum::http::{HeaderMap, HeaderName, HeaderValue};
 use ipnet::IpNet;
@@ -17,6 +17,8 @@ pub struct Proxy {
     pub user: Option<HeaderName>,
     /// The header with the user's groups, separated by commas.
     pub groups: Option<HeaderName>,
+    /// The header with the client's address, as the last one in a list separated by commas.
+    pub address: Option<HeaderName>,
     /// The rights of users and groups. Without rules, every user has all rights.
     pub rules: Vec<Rule>,
 }
@@ -39,6 +41,22 @@ impl Proxy {
     pub fn trusts(&self, peer: IpAddr) -> bool {
         let peer = peer.to_canonical();
         self.networks.iter().any(|network| network.contains(&peer))
+    }
+
+    /// Returns the address of the client that the proxy `peer` serves, or of the last trusted proxy that is known. Each
+    /// proxy appends the address of its own client, so what stands before an untrusted address may be forged.
+    #[must_use]
+    pub fn client(&self, headers: &HeaderMap, peer: IpAddr) -> IpAddr {
+        let Some(header) = &self.address else { return peer };
+        let lines: Vec<&str> =
+            headers.get_all(header).iter().map(|line| line.to_str().unwrap_or_default()).collect();
+        let mut hops = lines.iter().rev().flat_map(|line| line.rsplit(','));
+        let mut client = peer;
+        while self.trusts(client) {
+            let Some(hop) = hops.next().and_then(ip) else { break };
+            client = hop;
+        }
+        client
     }
 
     /// Returns true if the proxies name users.
@@ -96,6 +114,13 @@ impl Proxy {
         let fitting = self.rules.iter().filter(fits).map(|rule| rule.rights.clone());
         Ok(fitting.reduce(|all, more| all.union(&more)))
     }
+}
+
+/// Returns an address that a proxy names, with or without the port of the connection.
+fn ip(text: &str) -> Option<IpAddr> {
+    let text = text.trim();
+    let with_port = || text.parse().ok().map(|address: SocketAddr| address.ip());
+    text.parse().ok().or_else(with_port).map(|ip: IpAddr| ip.to_canonical())
 }
 
 /// Returns the text of a header. Names in it are shown, logged and recorded, so it must be a single line without

@@ -36,6 +36,7 @@ fn proxied(rules: Vec<Rule>) -> Access {
             networks: vec!["10.1.0.0/16".parse().unwrap()],
             user: Some(HeaderName::from_static("x-user")),
             groups: Some(HeaderName::from_static("x-groups")),
+            address: Some(HeaderName::from_static("x-forwarded-for")),
             rules,
         }),
         ..Access::default()
@@ -240,6 +241,53 @@ fn plain_http_is_limited_to_this_host_and_the_proxies() {
     let refused = access.visitor(&anna, "192.0.2.1".parse().unwrap(), NOW);
     assert!(matches!(refused, Err(Refusal::Denied(why)) if why.contains("proxy")));
     assert_eq!(access.visitor(&anna, HERE, NOW).err(), Some(Refusal::Unknown), "no proxy");
+}
+
+#[test]
+fn a_client_has_the_address_that_the_last_trusted_proxy_names() {
+    let access = proxied(Vec::new());
+    let client = |peer: &str, lines: &[&str]| {
+        let lines: Vec<_> = lines.iter().map(|line| ("x-forwarded-for", *line)).collect();
+        access.client(&headers(&lines), peer.parse().unwrap()).to_string()
+    };
+    for (lines, expected) in [
+        (&["192.0.2.7"][..], "192.0.2.7"),
+        (&["192.0.2.7:4711"], "192.0.2.7"),
+        (&[" ::ffff:192.0.2.7 "], "192.0.2.7"),
+        (&["[2001:db8::7]:4711"], "2001:db8::7"),
+        // The client has sent the first one itself.
+        (&["127.0.0.1, 192.0.2.7"], "192.0.2.7"),
+        (&["127.0.0.1", "192.0.2.7"], "192.0.2.7"),
+        (&["198.51.100.1, 192.0.2.7, 10.1.9.9"], "192.0.2.7"),
+        (&["192.0.2.7, 10.1.9.9", "10.1.8.8"], "192.0.2.7"),
+        (&["10.1.9.9"], "10.1.9.9"),
+        // Nothing before a word that is no address is believed.
+        (&["192.0.2.7, unknown"], "10.1.2.3"),
+        (&["192.0.2.7, unknown, 10.1.9.9"], "10.1.9.9"),
+        (&["192.0.2.7", ""], "10.1.2.3"),
+        (&["192.0.2.7", "ä"], "10.1.2.3"),
+        (&[], "10.1.2.3"),
+    ] {
+        assert_eq!(client("10.1.2.3", lines), expected, "{lines:?}");
+    }
+    assert_eq!(client("192.0.2.1", &["198.51.100.1"]), "192.0.2.1", "no proxy");
+    let unnamed = Access::default().client(&headers(&[("x-forwarded-for", "192.0.2.7")]), HERE);
+    assert_eq!(unnamed, HERE);
+}
+
+#[test]
+fn one_client_of_a_proxy_does_not_use_up_the_attempts_of_another() {
+    let access = Access { tokens: Some(token_file(TOKEN)), ..proxied(Vec::new()) };
+    let ask = |client: &str, token: &str| {
+        let bearer = format!("Bearer {token}");
+        let sent = headers(&[("authorization", &bearer), ("x-forwarded-for", client)]);
+        access.visitor(&sent, "10.1.2.3".parse().unwrap(), NOW).err()
+    };
+    for n in 0..20 {
+        assert_eq!(ask("192.0.2.7", &format!("guess-{n:014}")), Some(Refusal::Unknown));
+    }
+    assert_eq!(ask("192.0.2.7", TOKEN), Some(Refusal::Limited));
+    assert_eq!(ask("192.0.2.8", TOKEN), None);
 }
 
 #[test]

@@ -9,6 +9,7 @@ use service_kit::http::ServerTls;
 use service_kit::settings::Raw;
 
 use super::Flags;
+use super::words::origin_of;
 use crate::access::Access;
 use crate::access::agent_keys::AgentKeys;
 use crate::access::attempts::Attempts;
@@ -70,6 +71,7 @@ pub(super) fn build(raw: &Raw<Flags>, mistakes: &mut Vec<String>) -> Built {
         logins: Logins::default(),
         attempts: Attempts::default(),
         secure_cookies: tls.is_some() || public.starts_with("https:"),
+        public_origin: origin_of(public),
         csrf_key: CsrfKey::default(),
         proxies_only: false,
     };
@@ -138,6 +140,7 @@ fn proxy(raw: &Raw<Flags>, mistakes: &mut Vec<String>) -> Option<Proxy> {
     };
     let user = header("trusted_user_header", &flags.trusted_user_header);
     let groups = header("trusted_groups_header", &flags.trusted_groups_header);
+    let address = header("trusted_address_header", &flags.trusted_address_header);
     let mut networks = Vec::new();
     for text in &flags.trusted_proxy {
         // A single address is a network with one address.
@@ -154,11 +157,14 @@ fn proxy(raw: &Raw<Flags>, mistakes: &mut Vec<String>) -> Option<Proxy> {
             )),
         }
     }
-    if flags.trusted_user_header.is_some() && flags.trusted_proxy.is_empty() {
-        mistakes.push(raw.mistake(
-            "trusted_user_header",
-            "anybody could send it: name the proxies that may with --trusted-proxy",
-        ));
+    for (field, name) in [
+        ("trusted_user_header", &flags.trusted_user_header),
+        ("trusted_address_header", &flags.trusted_address_header),
+    ] {
+        if name.is_some() && flags.trusted_proxy.is_empty() {
+            let why = "anybody could send it: name the proxies that may with --trusted-proxy";
+            mistakes.push(raw.mistake(field, why));
+        }
     }
     if flags.trusted_groups_header.is_some() && flags.trusted_user_header.is_none() {
         mistakes.push(raw.mistake("trusted_groups_header", "it needs --trusted-user-header too"));
@@ -170,7 +176,7 @@ fn proxy(raw: &Raw<Flags>, mistakes: &mut Vec<String>) -> Option<Proxy> {
                 .to_owned(),
         );
     }
-    (!networks.is_empty()).then_some(Proxy { networks, user, groups, rules })
+    (!networks.is_empty()).then_some(Proxy { networks, user, groups, address, rules })
 }
 
 fn rules(raw: &Raw<Flags>, mistakes: &mut Vec<String>) -> Vec<Rule> {

@@ -81,6 +81,9 @@ struct Flags {
     /// Header in which a trusted proxy passes the user's groups, separated by commas
     #[arg(long, value_name = "HEADER")]
     trusted_groups_header: Option<String>,
+    /// Header in which a trusted proxy passes the client's address, such as X-Forwarded-For; by default the proxy's own address counts
+    #[arg(long, value_name = "HEADER")]
+    trusted_address_header: Option<String>,
     /// Addresses or networks of trusted proxies
     #[arg(long, value_name = "ADDRESS[/BITS]")]
     trusted_proxy: Vec<String>,

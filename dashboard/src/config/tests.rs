@@ -104,6 +104,7 @@ fn mistakes_are_named() {
         (&["--auth-token-file", "/nowhere"], "/nowhere"),
         (&["--trusted-user-header", "X-User"], "--trusted-proxy"),
         (&["--trusted-user-header", "a b", "--trusted-proxy", "10.0.0.1"], "`a b`"),
+        (&["--trusted-address-header", "X-Forwarded-For"], "--trusted-proxy"),
         (&["--trusted-proxy", "10.0.0"], "`10.0.0`"),
         (&["--trusted-proxy", "0.0.0.0/0"], "every address"),
         (&["--trusted-proxy", "::/0"], "every address"),
@@ -143,9 +144,16 @@ fn a_setting_turns_the_login_off() {
         assert!(load(&["--metrics-listen", address], &[]).is_ok(), "{address}");
     }
     assert!(load(&["--listen", "127.0.0.1:0", "--metrics-listen", "127.0.0.1:0"], &[]).is_ok());
-    for url in ["https://locks.example.com", "https://locks.example.com:8443/"] {
+    for (url, origin) in [
+        ("https://locks.example.com", "https://locks.example.com"),
+        ("https://locks.example.com:443/", "https://locks.example.com"),
+        ("https://locks.example.com:8443/", "https://locks.example.com:8443"),
+        ("HTTPS://locks.example.com/", "https://locks.example.com"),
+        ("http://locks.example.com:443", "http://locks.example.com:443"),
+    ] {
         let config = load(&["--public-url", url], &[]).unwrap();
         assert_eq!(config.public_host.as_deref(), Some("locks.example.com"));
+        assert_eq!(config.access.public_origin.as_deref(), Some(origin));
     }
 }
 

@@ -123,6 +123,16 @@ pub(super) fn public_url(text: &str) -> Result<String, String> {
     }
 }
 
+/// Returns the origin of such an address, as browsers send it: in lower case, without the usual port.
+pub(super) fn origin_of(url: &str) -> Option<String> {
+    let uri = url.parse::<axum::http::Uri>().ok()?;
+    let (scheme, host) = (uri.scheme_str()?, uri.host()?.to_ascii_lowercase());
+    let usual = if scheme == "https" { 443 } else { 80 };
+    let port = uri.port_u16().filter(|port| *port != usual);
+    let port = port.map(|port| format!(":{port}")).unwrap_or_default();
+    Some(format!("{scheme}://{host}{port}"))
+}
+
 /// Returns the host of such an address.
 pub(super) fn host_of(url: &str) -> Option<String> {
     url.parse::<axum::http::Uri>().ok()?.host().map(str::to_owned)

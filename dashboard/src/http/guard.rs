@@ -44,11 +44,16 @@ pub async fn check_visitor(
     next: Next,
 ) -> Response {
     let open = is_open(request.uri().path());
+    // From here on, handlers see the client's address instead of the proxy's.
+    let client = access.client(request.headers(), peer.ip());
+    if client != peer.ip() {
+        request.extensions_mut().insert(ConnectInfo(SocketAddr::new(client, 0)));
+    }
     match access.visitor(request.headers(), peer.ip(), now_secs()) {
         Ok(visitor) if open || visitor.may(Right::Look) => {
             let sent_by_browser = visitor.auth != AuthMethod::Bearer;
             let changes = !matches!(*request.method(), Method::GET | Method::HEAD);
-            if changes && sent_by_browser && !is_same_origin(request.headers()) {
+            if changes && sent_by_browser && !is_same_origin(&access, request.headers()) {
                 return ApiError::new(
                     StatusCode::FORBIDDEN,
                     "another site sent this request: use the form on this dashboard's own page, or a Bearer token",
@@ -62,7 +67,7 @@ pub async fn check_visitor(
         }
         Err(Refusal::Unknown | Refusal::Limited) if open => {
             let changes = !matches!(*request.method(), Method::GET | Method::HEAD);
-            if changes && !is_same_origin(request.headers()) {
+            if changes && !is_same_origin(&access, request.headers()) {
                 let why = "another site sent this request: log in on this dashboard's own page";
                 return ApiError::new(StatusCode::FORBIDDEN, why).into_response();
             }
@@ -127,8 +132,9 @@ pub(super) fn accepts_html(headers: &HeaderMap) -> bool {
 }
 
 /// Returns true if one of our own pages sent the request, or no browser did. With a request that changes something,
-/// every browser sends one of the two headers.
-fn is_same_origin(headers: &HeaderMap) -> bool {
+/// every browser sends one of the two headers. A proxy may replace the host that the browser asked for, so the public
+/// address is our origin, too.
+fn is_same_origin(access: &Access, headers: &HeaderMap) -> bool {
     let text = |name: &str| headers.get(name).map(|value| value.to_str().unwrap_or_default());
     if let Some(site) = text("sec-fetch-site") {
         return matches!(site, "same-origin" | "none");
@@ -136,6 +142,7 @@ fn is_same_origin(headers: &HeaderMap) -> bool {
     let Some(origin) = text(header::ORIGIN.as_str()) else { return true };
     let host = text(header::HOST.as_str()).unwrap_or_default();
     origin.split_once("://").is_some_and(|(_, origin)| origin.eq_ignore_ascii_case(host))
+        || access.public_origin.as_deref().is_some_and(|public| public == origin)
 }
 
 /// Returns true if the body is declared as JSON. Pages of other sites cannot do that without a preflight request.

@@ -6,7 +6,7 @@ use serde_json::{Value, json};
 use tempfile::NamedTempFile;
 
 use crate::redis_server::{HOLDER, RedisServer, run, take, thread};
-use crate::serving::{Answer, Dashboard, encoded, post_json};
+use crate::serving::{Answer, Dashboard, encoded, post, post_json};
 
 const ANNA: &str = "5f1c0b6b7d6e4c1f9a2e";
 const LOOKER: &str = "a2e5f1c0b6b7d6e4c1f9";
@@ -101,6 +101,60 @@ async fn a_person_releases_what_the_page_shows() {
     let metrics = dashboard.get("/metrics").await.body;
     assert!(metrics.contains("lockscope_dashboard_releases_total{outcome=\"released\"} 1"));
     assert!(metrics.contains("lockscope_dashboard_releases_total{outcome=\"unknown\"} 0"));
+}
+
+/// The proxy replaces the host by its own upstream address, as nginx does by default.
+#[tokio::test(flavor = "multi_thread")]
+async fn a_release_through_a_proxy_is_recorded_with_the_clients_address() {
+    let server = RedisServer::start();
+    let mut redis = server.connect();
+    let folder = tempfile::tempdir().unwrap();
+    let dashboard = with_release(
+        &server.url(),
+        &[
+            "--history-dir",
+            folder.path().to_str().unwrap(),
+            "--public-url",
+            "https://locks.example.com",
+            "--trusted-proxy",
+            "127.0.0.0/8",
+            "--trusted-user-header",
+            "X-Forwarded-User",
+            "--trusted-address-header",
+            "X-Forwarded-For",
+        ],
+    )
+    .await;
+    take(&mut redis, b"a", HOLDER, 600_000);
+    // The client has sent the first address itself.
+    let anna = |origin| {
+        [
+            ("X-Forwarded-User", "anna"),
+            ("X-Forwarded-For", "127.0.0.1, 192.0.2.7"),
+            ("Origin", origin),
+        ]
+    };
+    let own = anna("https://locks.example.com");
+    dashboard.json_when_with("/api/v1/lock?name=a", &own, |lock| lock["state"] == "held").await;
+    let form = dashboard.get_with("/release?name=a", &own).await;
+    let csrf = dashboard.csrf_token(&own).await;
+    let seen = seen_in(&form.body).unwrap();
+    let body = format!("csrf={csrf}&seen={seen}&target=lock&reason=it+hangs&name=a");
+    for origin in ["http://locks.example.com", "https://locks.example.com:8443", "null"] {
+        let refused = post(dashboard.address, "/release?name=a", &anna(origin), &body).await;
+        assert_eq!(refused.status, 403, "{origin}");
+    }
+    let done = post(dashboard.address, "/release?name=a", &own, &body).await;
+    assert_eq!(done.status, 200, "{done:?}");
+    let detail = |json: &Value| {
+        let events = json["events"].as_array().unwrap();
+        let event = events.iter().find(|event| event["event"] == "force_released")?;
+        Some(event["detail"].as_str().unwrap().to_owned())
+    };
+    let history = "/api/v1/events?from=2001-01-01T00:00:00Z&name=a";
+    let kept = dashboard.json_when_with(history, &own, |json| detail(json).is_some()).await;
+    let detail = detail(&kept).unwrap();
+    assert!(detail.contains("192.0.2.7") && !detail.contains("127.0.0.1"), "{detail}");
 }
 
 #[tokio::test(flavor = "multi_thread")]

@@ -141,9 +141,19 @@ impl Dashboard {
 
     /// Returns the JSON answer of the path, once `wished` accepts it.
     pub(crate) async fn json_when(&self, path: &str, wished: impl Fn(&Value) -> bool) -> Value {
+        self.json_when_with(path, &[], wished).await
+    }
+
+    /// Like [`Self::json_when`], for requests with headers.
+    pub(crate) async fn json_when_with(
+        &self,
+        path: &str,
+        headers: &[(&str, &str)],
+        wished: impl Fn(&Value) -> bool,
+    ) -> Value {
         let deadline = Instant::now() + PATIENCE;
         loop {
-            let json = self.json(path).await;
+            let json = self.get_with(path, headers).await.json();
             if wished(&json) {
                 return json;
             }
