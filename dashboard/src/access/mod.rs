@@ -242,7 +242,8 @@ impl Access {
     pub fn set_cookie(&self, value: &str, max_age_secs: u64) -> String {
         let secure = self.secure();
         let name = self.cookie_name();
-        format!("{name}={value}; Path=/; Max-Age={max_age_secs}; HttpOnly; SameSite=Strict{secure}")
+        // Not `Strict`: a visitor who follows a link of an alert would have to log in again. No GET changes anything.
+        format!("{name}={value}; Path=/; Max-Age={max_age_secs}; HttpOnly; SameSite=Lax{secure}")
     }
 }
 

@@ -160,10 +160,7 @@ fn rights_can_be_limited_to_lock_names() {
 #[test]
 fn cookies_are_hidden_from_scripts_and_other_sites() {
     let mut access = Access::default();
-    assert_eq!(
-        access.set_cookie("v", 5),
-        "lockscope=v; Path=/; Max-Age=5; HttpOnly; SameSite=Strict"
-    );
+    assert_eq!(access.set_cookie("v", 5), "lockscope=v; Path=/; Max-Age=5; HttpOnly; SameSite=Lax");
     access.secure_cookies = true;
     assert!(access.set_cookie("v", 5).starts_with("__Host-lockscope=v; Path=/;"));
     assert!(access.set_cookie("v", 5).ends_with("; Secure"));

@@ -100,7 +100,7 @@ async fn a_browser_logs_in_and_out() {
     let entered = dashboard.log_in(TOKEN, "/lock?name=a%26b").await;
     assert_eq!((entered.status, entered.header("location")), (303, Some("/lock?name=a%26b")));
     let set = entered.header("set-cookie").unwrap();
-    assert!(set.contains("HttpOnly") && set.contains("SameSite=Strict") && !set.contains(TOKEN));
+    assert!(set.contains("HttpOnly") && set.contains("SameSite=Lax") && !set.contains(TOKEN));
     let cookie = cookie(&entered);
     let page = dashboard.get_with("/", &[("Cookie", &cookie)]).await;
     assert_eq!(page.status, 200);

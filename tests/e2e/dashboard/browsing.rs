@@ -219,6 +219,38 @@ async fn every_operator_task_is_possible() -> Result<()> {
     Ok(())
 }
 
+/// Alerts and chat messages link to the dashboard: a visitor who is logged in sees the page, not the login.
+#[tokio::test]
+async fn a_link_on_another_site_opens_the_page_for_a_visitor_who_is_logged_in() -> Result<()> {
+    const TOKEN: &str = "9f2c4e7ab1d35860";
+    let file = tempfile::NamedTempFile::new()?;
+    std::fs::write(file.path(), format!("{TOKEN},Anna\n"))?;
+    let redis = harness::RedisServer::start().await?;
+    let tokens = file.path().to_str().context("no UTF-8")?;
+    let guarded = harness::Dashboard::start(&redis.url(), &["--auth-token-file", tokens]).await?;
+    let browser = Browser::start().await?;
+    browser.open(&guarded.url("/login")).await?;
+    let log_in = format!(
+        "document.getElementById('token').value = '{TOKEN}';
+         document.querySelector('form').requestSubmit()"
+    );
+    browser.run(&log_in).await?;
+    until(&browser, "location.pathname === '/'").await;
+    // For a browser, `localhost` and `127.0.0.1` are two sites.
+    browser.open(&format!("http://localhost:{}/login", guarded.port())).await?;
+    let follow = format!(
+        "const link = document.createElement('a');
+         link.href = '{}';
+         document.body.append(link);
+         link.click()",
+        guarded.url("/sources")
+    );
+    browser.run(&follow).await?;
+    until(&browser, "location.hostname === '127.0.0.1'").await;
+    assert_eq!(browser.run("return location.pathname").await?, "/sources");
+    Ok(())
+}
+
 #[tokio::test]
 async fn everything_is_reached_by_keyboard() -> Result<()> {
     let shown = Shown::new().await?;
