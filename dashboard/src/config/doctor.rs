@@ -41,11 +41,16 @@ fn without_pages(flags: Flags) -> Flags {
     Flags {
         insecure: true,
         auth_token_file: None,
+        trusted_user_header: None,
+        trusted_groups_header: None,
+        trusted_address_header: None,
+        trusted_proxy: Vec::new(),
         tls_cert: None,
         tls_key: None,
         metrics_listen: None,
         allow_release: false,
         release_redis_url: Vec::new(),
+        history_dir: None,
         ..flags
     }
 }
@@ -61,7 +66,8 @@ impl Config {
     ) -> Result<(Self, DoctorOptions), Stop> {
         settings::load_from(&PROGRAM, args, env, |raw: settings::Raw<DoctorFlags>| {
             let options = raw.values.options.clone();
-            let config = build(raw.map(|flags| without_pages(flags.dashboard)))?;
+            let raw = raw.map(|flags| without_pages(flags.dashboard)).without_tables("access");
+            let config = build(raw)?;
             Ok((config, options))
         })
     }

@@ -83,11 +83,28 @@ fn a_report_needs_nothing_that_protects_pages() {
         &["--tls-cert", "/nowhere", "--tls-key", "/nowhere"],
         &["--auth-token-file", "/nowhere"],
         &["--release-redis-url", "redis://x"],
+        &["--trusted-user-header", "X-User"],
+        &["--trusted-groups-header", "X-Groups"],
+        &["--trusted-address-header", "X-Forwarded-For"],
+        &["--trusted-proxy", "0.0.0.0/0"],
+        &["--history-dir", "/dev/null"],
     ] {
         let all = ["doctor"].iter().chain(args).map(OsString::from);
         let loaded = Config::load_doctor(all, Vec::new());
         assert!(loaded.is_ok(), "{args:?}: {}", loaded.unwrap_err().text());
         assert!(load(args, &[]).is_err(), "{args:?}");
+    }
+    let file = tempfile::NamedTempFile::new().unwrap();
+    for text in [
+        "[[access]]\nuser = \"anna\"\nrights = [\"everything\"]\n",
+        "[[access]]\nuser = \"anna\"\nrights = [\"ack\"]\n",
+        "[[access]]\nrole = \"ops\"\n",
+    ] {
+        std::fs::write(file.path(), text).unwrap();
+        let args = ["doctor", "--config", file.path().to_str().unwrap()].map(OsString::from);
+        let loaded = Config::load_doctor(args, Vec::new());
+        assert!(loaded.is_ok(), "{text}: {}", loaded.unwrap_err().text());
+        assert!(with_file(text).is_err(), "{text}");
     }
 }
 

@@ -134,6 +134,13 @@ impl<T> Raw<T> {
         Raw { values: convert(values), file, origins, tables, env, warnings, only_checks }
     }
 
+    /// Removes the file's array of tables `name`.
+    #[must_use]
+    pub fn without_tables(mut self, name: &str) -> Self {
+        self.tables.remove(name);
+        self
+    }
+
     /// Returns the file's array of tables `name`, which must be in [`Program::tables`]; empty if the
     /// file has none.
     ///
