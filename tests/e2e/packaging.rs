@@ -162,6 +162,14 @@ fn pods_use_valid_settings() -> Result<()> {
     Ok(())
 }
 
+#[test]
+fn a_rollout_ends_the_dashboard_before_the_next_one_opens_its_history() -> Result<()> {
+    let pods = read("kubernetes/dashboard/deployment.yaml")?;
+    ensure!(pods.contains("\n  replicas: 1\n"), "two dashboards cannot share a history");
+    ensure!(pods.contains("\n  strategy: {type: Recreate}\n"), "the next one could not start");
+    Ok(())
+}
+
 /// Returns a size in MiB, as written for systemd and Kubernetes.
 fn mebibytes(text: &str) -> Result<u64> {
     let text = text.trim_end_matches('i');
