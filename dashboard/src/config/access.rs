@@ -64,14 +64,15 @@ pub(super) fn build(raw: &Raw<Flags>, mistakes: &mut Vec<String>) -> Built {
     let tokens = tokens(raw, mistakes);
     let proxy = proxy(raw, mistakes);
     let behind_proxy = proxy.is_some();
-    let public = flags.public_url.as_deref().unwrap_or_default();
+    let public_origin = flags.public_url.as_deref().and_then(origin_of);
+    let public_tls = public_origin.as_deref().is_some_and(|origin| origin.starts_with("https:"));
     let access = Access {
         tokens,
         proxy,
         logins: Logins::default(),
         attempts: Attempts::default(),
-        secure_cookies: tls.is_some() || public.starts_with("https:"),
-        public_origin: origin_of(public),
+        secure_cookies: tls.is_some() || public_tls,
+        public_origin,
         csrf_key: CsrfKey::default(),
         proxies_only: false,
     };

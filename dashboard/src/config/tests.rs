@@ -171,6 +171,7 @@ fn a_setting_turns_the_login_off() {
         let config = load(&["--public-url", url], &[]).unwrap();
         assert_eq!(config.public_host.as_deref(), Some("locks.example.com"));
         assert_eq!(config.access.public_origin.as_deref(), Some(origin));
+        assert_eq!(config.access.secure_cookies, origin.starts_with("https:"), "{url}");
     }
 }
 
