@@ -442,16 +442,19 @@ fn every_packaged_file_exists() -> Result<()> {
     Ok(())
 }
 
-/// Runs a maintainer's script as dpkg does, with only a shell and these stand-ins installed.
+/// Runs a maintainer's script as dpkg does, with only a shell and these stand-ins installed. The one of
+/// `deb-systemd-helper` knows no unit, and prints its arguments as errors.
 fn configured(package: &str) -> Result<Output> {
     let tools = tempfile::tempdir()?;
     // Both commands change a file, which must exist.
     let (change, any) = ("#!/bin/sh\n[ -e \"$2\" ]\n", "#!/bin/sh\n");
-    let others = ["adduser", "deb-systemd-helper", "deb-systemd-invoke", "systemctl", "grep"];
+    let helper = "#!/bin/sh\necho \"$@\" >&2\n[ \"$1\" != debian-installed ]\n";
+    let others = ["adduser", "deb-systemd-invoke", "systemctl", "grep"];
     let sysusers = ["systemd-sysusers", "systemd-tmpfiles"];
     let changes = ["chown", "chmod"].map(|name| (name, change));
     let others = others.into_iter().chain(sysusers).map(|name| (name, any));
-    for (name, text) in changes.into_iter().chain(others) {
+    let helpers = [("deb-systemd-helper", helper)];
+    for (name, text) in changes.into_iter().chain(others).chain(helpers) {
         let path = tools.path().join(name);
         std::fs::write(&path, text)?;
         std::fs::set_permissions(&path, std::os::unix::fs::PermissionsExt::from_mode(0o755))?;
@@ -466,6 +469,21 @@ fn packages_are_configured_without_the_settings_that_an_administrator_deleted() 
     for package in SERVICES {
         let output = configured(package)?;
         ensure!(output.status.success(), "{package}: {}", said(&output));
+    }
+    Ok(())
+}
+
+/// The combined package of earlier builds masked the units of both programs when it was removed.
+#[test]
+fn a_mask_is_removed_from_units_that_the_package_did_not_install_before() -> Result<()> {
+    for (package, unit) in [
+        ("lockscope-agent", "lockscope-agent.socket"),
+        ("lockscope-agent", "lockscope-agent.service"),
+        ("lockscope-dashboard", "lockscope-dashboard.service"),
+    ] {
+        let output = configured(package)?;
+        let unmask = format!("unmask {unit}\n");
+        ensure!(said(&output).contains(&unmask), "{unit}: {}", said(&output));
     }
     Ok(())
 }
