@@ -5,7 +5,7 @@ use std::path::Path;
 use std::sync::{Arc, Mutex, PoisonError};
 use std::time::Duration;
 
-use redisson::{HolderId, LockName};
+use redisson::LockName;
 use rusqlite::{Connection, OpenFlags, Row, params};
 use serde::Serialize;
 use utoipa::ToSchema;
@@ -14,7 +14,8 @@ use super::writer::stored;
 use crate::clock::{SteadyMillis, WallMillis};
 use crate::model::RestoredLock;
 use crate::model::types::{
-    Acknowledgement, Certainty, Ending, LockId, PastHold, PastHoldView, ProblemKind, Since,
+    Acknowledgement, Certainty, Ending, HolderField, LockId, PastHold, PastHoldView, ProblemKind,
+    Since,
 };
 
 /// The most holders at one instant, since a lock has at most that many readers.
@@ -195,7 +196,8 @@ impl Reader {
         while let Some(row) = rows.next()? {
             let how: String = row.get(7)?;
             let ended = Ending::ALL.into_iter().find(|ending| ending.as_str() == how);
-            let (Some(lock), Some(id)) = (lock(row, 0)?, holder(row, 3)?) else { continue };
+            let Some(lock) = lock(row, 0)? else { continue };
+            let id = holder(row, 3)?;
             let since = Since { at: instant(row.get(4)?), exact: row.get(5)? };
             let to = instant(row.get(6)?);
             if let Some(ended) = ended {
@@ -207,7 +209,8 @@ impl Reader {
         )?;
         let mut rows = open.query([limit])?;
         while let Some(row) = rows.next()? {
-            let (Some(lock), Some(id)) = (lock(row, 0)?, holder(row, 3)?) else { continue };
+            let Some(lock) = lock(row, 0)? else { continue };
+            let id = holder(row, 3)?;
             let since = Since { at: instant(row.get(4)?), exact: row.get(5)? };
             restored.entry(lock).or_default().holds.push((id, since));
         }
@@ -298,9 +301,8 @@ pub(super) fn lock(row: &Row<'_>, from: usize) -> rusqlite::Result<Option<LockId
     Ok(LockName::new(name).ok().map(|name| LockId { deployment: deployment.into(), db, name }))
 }
 
-fn holder(row: &Row<'_>, at: usize) -> rusqlite::Result<Option<HolderId>> {
-    let text: String = row.get(at)?;
-    Ok(HolderId::parse(text.as_bytes()))
+fn holder(row: &Row<'_>, at: usize) -> rusqlite::Result<HolderField> {
+    Ok(HolderField::parse(row.get(at)?))
 }
 
 pub(super) fn instant(millis: i64) -> SteadyMillis {

@@ -21,7 +21,7 @@ fn ended(name: &[u8], thread: i64, from: u64, to: u64) -> ArchiveEntry {
     let ended = Ending::Released;
     ArchiveEntry::Ended(
         lock(name),
-        PastHold { id: id(thread), since: since(from), to: SteadyMillis(to), ended },
+        PastHold { id: id(thread).into(), since: since(from), to: SteadyMillis(to), ended },
     )
 }
 
@@ -51,9 +51,9 @@ async fn holders_at_an_instant_are_known_after_a_restart() {
         folder.path(),
         100,
         [
-            ArchiveEntry::Began(lock(hostile), id(1), since(1_000)),
+            ArchiveEntry::Began(lock(hostile), id(1).into(), since(1_000)),
             ended(hostile, 1, 1_000, 2_000),
-            ArchiveEntry::Began(lock(hostile), id(2), since(2_000)),
+            ArchiveEntry::Began(lock(hostile), id(2).into(), since(2_000)),
             ended(b"other", 9, 500, 5_000),
         ],
     )
@@ -67,13 +67,13 @@ async fn holders_at_an_instant_are_known_after_a_restart() {
     let restored = reader.restored().unwrap();
     assert_eq!(restored.len(), 2);
     let lock = &restored[&lock(hostile)];
-    assert_eq!((lock.holds.clone(), lock.past.len()), (vec![(id(2), since(2_000))], 1));
+    assert_eq!((lock.holds.clone(), lock.past.len()), (vec![(id(2).into(), since(2_000))], 1));
 }
 
 #[tokio::test]
 async fn a_hold_found_again_is_one_and_a_missed_end_is_reported_as_unseen() {
     let folder = tempfile::tempdir().unwrap();
-    let began = |at| ArchiveEntry::Began(lock(b"a"), id(1), since(at));
+    let began = |at| ArchiveEntry::Began(lock(b"a"), id(1).into(), since(at));
     written(folder.path(), 0, [began(1_000)]).await;
     let reader = written(folder.path(), 0, [began(1_000)]).await;
     assert_eq!(holders(&reader, b"a", 3_000).await.len(), 1);
@@ -86,7 +86,7 @@ async fn a_hold_found_again_is_one_and_a_missed_end_is_reported_as_unseen() {
 #[tokio::test]
 async fn only_the_end_that_turned_out_to_be_by_force_is_corrected() {
     let folder = tempfile::tempdir().unwrap();
-    let forced = ArchiveEntry::Forced(lock(b"a"), id(1), SteadyMillis(4_000));
+    let forced = ArchiveEntry::Forced(lock(b"a"), id(1).into(), SteadyMillis(4_000));
     let holds = [ended(b"a", 1, 1_000, 2_000), ended(b"a", 1, 3_000, 4_000)];
     written(folder.path(), 0, holds).await;
     let reader = written(folder.path(), 0, [ended(b"a", 2, 3_500, 4_000), forced]).await;
@@ -142,9 +142,9 @@ async fn the_last_problems_are_restored() {
             problem(leaked, 2_000),
             ArchiveEntry::Cleared(lock(b"a"), stuck, SteadyMillis(3_000)),
             problem(leaked, 9_000),
-            ArchiveEntry::Began(lock(b"a"), id(1), since(1_500)),
-            ArchiveEntry::Unseen(lock(b"a"), id(1), SteadyMillis(4_000)),
-            ArchiveEntry::Unseen(lock(b"a"), id(2), SteadyMillis(4_000)),
+            ArchiveEntry::Began(lock(b"a"), id(1).into(), since(1_500)),
+            ArchiveEntry::Unseen(lock(b"a"), id(1).into(), SteadyMillis(4_000)),
+            ArchiveEntry::Unseen(lock(b"a"), id(2).into(), SteadyMillis(4_000)),
         ],
     )
     .await;
@@ -306,7 +306,7 @@ async fn what_was_held_at_an_instant_is_known_of_all_locks() {
         ended(b"a", 1, 1_000, 4_000),
         ended(b"b", 2, 2_000, 3_000),
         ended(b"c", 3, 5_000, 9_000),
-        ArchiveEntry::Began(lock(b"d"), id(4), since(1_500)),
+        ArchiveEntry::Began(lock(b"d"), id(4).into(), since(1_500)),
         problem(b"a", 2_000),
         ArchiveEntry::Cleared(lock(b"a"), leaked, SteadyMillis(2_600)),
         problem(b"d", 8_000),

@@ -5,7 +5,6 @@ use std::sync::Arc;
 use std::sync::atomic::{AtomicU64, Ordering};
 use std::time::Duration;
 
-use redisson::HolderId;
 use rusqlite::{Connection, Transaction, params};
 use tokio::sync::mpsc;
 use tokio::sync::mpsc::error::TryRecvError;
@@ -14,7 +13,8 @@ use tokio::time::{Instant, MissedTickBehavior, interval};
 use super::{MAX_AGE_MS, MAX_BYTES};
 use crate::clock::{self, SteadyMillis};
 use crate::model::types::{
-    Acknowledgement, ArchiveEntry, Certainty, LockId, OperatorAction, PastHold, ProblemKind, Since,
+    Acknowledgement, ArchiveEntry, Certainty, HolderField, LockId, OperatorAction, PastHold,
+    ProblemKind, Since,
 };
 
 /// The most entries in one transaction.
@@ -279,7 +279,7 @@ fn insert(to: &Transaction<'_>, entry: &ArchiveEntry) -> rusqlite::Result<()> {
 fn insert_beginning(
     to: &Transaction<'_>,
     lock: &LockId,
-    holder: &HolderId,
+    holder: &HolderField,
     since: &Since,
 ) -> rusqlite::Result<()> {
     let (deployment, db, name) = key(lock);
@@ -421,7 +421,8 @@ mod tests {
     fn holds(ended: Range<u64>) -> Vec<ArchiveEntry> {
         let hold = |at| {
             let to = SteadyMillis(at + 1);
-            let past = PastHold { id: id(at), since: since(at), to, ended: Ending::Released };
+            let past =
+                PastHold { id: id(at).into(), since: since(at), to, ended: Ending::Released };
             ArchiveEntry::Ended(lock(at), past)
         };
         ended.map(hold).collect()
@@ -441,7 +442,7 @@ mod tests {
         let folder = tempfile::tempdir().unwrap();
         let (limit, batch) = (4 * MIB, BATCH as u64 / 4);
         let mut table = table(folder.path(), limit);
-        write(&mut table, &[ArchiveEntry::Began(lock(1), id(1), since(1))]);
+        write(&mut table, &[ArchiveEntry::Began(lock(1), id(1).into(), since(1))]);
         let mut largest = 0;
         for i in 1..=16 {
             write(&mut table, &holds(i * batch..(i + 1) * batch));

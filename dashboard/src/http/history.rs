@@ -284,7 +284,7 @@ mod tests {
     use redisson::{HolderId, LockName};
 
     use super::*;
-    use crate::model::types::{EndCause, ProblemKind};
+    use crate::model::types::{EndCause, HolderField, ProblemKind};
 
     #[test]
     fn remembered_events_are_found_by_owner_and_problem() {
@@ -297,13 +297,14 @@ mod tests {
             remembered_matches(&lock, what, &EventFilter::parse(filter).unwrap(), &names)
         };
         let holder = HolderId::parse(format!("{client}:52").as_bytes()).unwrap();
+        let holder = || HolderField::Id(holder);
         for what in [
-            LockEvent::FoundHeld(holder),
-            LockEvent::Taken(holder, 5_000),
-            LockEvent::Released(Some(holder)),
-            LockEvent::Reentered(holder, 1, 2),
-            LockEvent::Vanished(holder, EndCause::ServerRestarted),
-            LockEvent::Vanished(holder, EndCause::Replaced("a string".to_owned())),
+            LockEvent::FoundHeld(holder()),
+            LockEvent::Taken(holder(), 5_000),
+            LockEvent::Released(Some(holder())),
+            LockEvent::Reentered(holder(), 1, 2),
+            LockEvent::Vanished(holder(), EndCause::ServerRestarted),
+            LockEvent::Vanished(holder(), EndCause::Replaced("a string".to_owned())),
         ] {
             for filter in ["service:payments", "host:web-7", "owner:payments", "owner:285475da"] {
                 assert!(matches(&what, filter), "{what:?} {filter}");
@@ -313,22 +314,22 @@ mod tests {
             }
         }
         for (what, ended) in [
-            (LockEvent::Released(Some(holder)), "released"),
+            (LockEvent::Released(Some(holder())), "released"),
             (LockEvent::Released(None), "released"),
             (LockEvent::ReleasedUnseen(3), "released"),
-            (LockEvent::HandedOver(holder), "handed_over"),
-            (LockEvent::Forced(holder), "forced"),
-            (LockEvent::Vanished(holder, EndCause::Expired), "ran_out"),
-            (LockEvent::Vanished(holder, EndCause::Early(700)), "vanished"),
-            (LockEvent::Vanished(holder, EndCause::ServerRestarted), "restarted"),
-            (LockEvent::Vanished(holder, EndCause::Replaced("a list".to_owned())), "replaced"),
+            (LockEvent::HandedOver(holder()), "handed_over"),
+            (LockEvent::Forced(holder()), "forced"),
+            (LockEvent::Vanished(holder(), EndCause::Expired), "ran_out"),
+            (LockEvent::Vanished(holder(), EndCause::Early(700)), "vanished"),
+            (LockEvent::Vanished(holder(), EndCause::ServerRestarted), "restarted"),
+            (LockEvent::Vanished(holder(), EndCause::Replaced("a list".to_owned())), "replaced"),
         ] {
             assert_eq!(stored_word(what.word()), "ended", "{what:?}");
             for word in Ending::ALL.map(Ending::as_str) {
                 assert_eq!(matches(&what, &format!("ended:{word}")), word == ended, "{what:?}");
             }
         }
-        assert!(!matches(&LockEvent::Taken(holder, 0), "ended:released"));
+        assert!(!matches(&LockEvent::Taken(holder(), 0), "ended:released"));
         let late = LockEvent::Problem(ProblemKind::RenewalOverdue);
         assert!(matches(&late, "problem:renewal_overdue"));
         assert!(!matches(&late, "problem:leaked"));

@@ -165,7 +165,7 @@ impl Model {
             let counted_twice =
                 count == Count::Acquired && scope.monitored && source != Source::Monitor;
             if let Some(entry) = scope.locks.get(name).filter(|_| !counted_twice) {
-                self.totals.add(now, entry.record.id(), entry.record.group(), count);
+                self.totals.add(now, entry.record.id(), entry.record.group(), &count);
             }
         }
     }
@@ -207,7 +207,7 @@ impl Model {
             for entry in scope.locks.awaited() {
                 let waiters = u32::try_from(entry.record.waiting_at_least()).unwrap_or(u32::MAX);
                 let waited = Count::Waiting(passed.saturating_mul(waiters));
-                self.totals.add(now, entry.record.id(), entry.record.group(), waited);
+                self.totals.add(now, entry.record.id(), entry.record.group(), &waited);
             }
         }
     }

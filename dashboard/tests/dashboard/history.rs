@@ -121,3 +121,35 @@ async fn problems_go_on_and_what_ended_meanwhile_is_over() {
     let told = dashboard.json_when(path, over).await;
     assert_eq!(told["events"][1]["detail"], "unseen", "{told}");
 }
+
+#[tokio::test(flavor = "multi_thread")]
+async fn the_holds_of_an_unknown_client_are_remembered_by_its_field() {
+    let server = RedisServer::start();
+    let mut redis = server.connect();
+    let folder = tempfile::tempdir().unwrap();
+    let url = server.url();
+    let flags = ["--redis-url", &url, "--history-dir", folder.path().to_str().unwrap()];
+    take(&mut redis, b"a", "worker <1>", 600_000);
+    let dashboard = Dashboard::with(&flags).await;
+    let before = dashboard.lock_when("a", |lock| lock["state"] == "held").await;
+    dashboard.stop().await;
+    let dashboard = Dashboard::with(&flags).await;
+    let lock = dashboard.lock_when("a", |lock| lock["state"] == "held").await;
+    assert_eq!(lock["holders"][0]["since"]["at"], before["holders"][0]["since"]["at"]);
+    dashboard.source_when("channels", "on").await;
+    release(&mut redis, "a");
+    let lock = dashboard.lock_when("a", |lock| lock["past"][0]["ended"] == "released").await;
+    assert_eq!(lock["past"][0]["id"], "worker <1>");
+    assert!(lock["events"].to_string().contains("released by worker <1>"), "{lock}");
+    let history = "/api/v1/events?from=2001-01-01T00:00:00Z&name=a";
+    let ended = |json: &Value| json["events"].to_string().contains("\"ended\"");
+    let events = dashboard.json_when(history, ended).await;
+    let subjects = events["events"].as_array().unwrap().iter().map(|event| &event["subject"]);
+    assert_eq!(subjects.collect::<Vec<_>>(), ["worker <1>"; 2]);
+    let csv = dashboard.get(&format!("{history}&format=csv")).await.body;
+    assert_eq!(csv.matches("worker <1>").count(), 2, "{csv}");
+    for path in ["/lock?name=a", "/history?name=a"] {
+        let page = dashboard.get(path).await.body;
+        assert!(page.contains("worker &#60;1&#62;") || page.contains("worker &lt;1&gt;"), "{page}");
+    }
+}

@@ -12,12 +12,12 @@ use std::collections::{HashMap, VecDeque};
 use std::sync::Arc;
 use std::time::Duration;
 
-use redisson::{HolderId, Moment};
-use serde::{Serialize, Serializer};
+use redisson::Moment;
+use serde::Serialize;
 use utoipa::ToSchema;
 
 use crate::clock::{SteadyMillis, Time, millis};
-use crate::model::types::{LockId, PastHold, PastWait, Since};
+use crate::model::types::{HolderField, LockId, PastHold, PastWait, Since};
 
 pub use durations::{BOUNDS_MS, Durations};
 use minutes::{MINUTE, Minutes};
@@ -35,7 +35,7 @@ const MAX_GROUPS: usize = 1_000;
 const MAX_LISTED: usize = 1_000;
 
 /// An increment of the counts.
-#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+#[derive(Debug, Clone, PartialEq, Eq)]
 pub enum Count {
     Acquired,
     /// A hold ended.
@@ -52,16 +52,11 @@ pub enum Count {
 #[derive(Debug, Clone, PartialEq, Eq, Serialize, ToSchema)]
 pub struct Longest {
     pub lock: LockId,
-    #[serde(serialize_with = "as_text")]
     #[schema(value_type = String)]
-    pub id: HolderId,
+    pub id: HolderField,
     pub since: Since,
     /// The least duration in milliseconds.
     pub ms: u64,
-}
-
-fn as_text<S: Serializer>(id: &HolderId, serializer: S) -> Result<S::Ok, S::Error> {
-    serializer.collect_str(id)
 }
 
 /// The counts of a lock or group.
@@ -85,22 +80,22 @@ pub struct Tally {
 }
 
 impl Tally {
-    fn add(&mut self, lock: &LockId, count: Count) {
+    fn add(&mut self, lock: &LockId, count: &Count) {
         match count {
             Count::Acquired => self.acquisitions += 1,
             Count::Held(hold) => {
                 self.holds.add(hold.millis());
                 self.holds_lost += u64::from(hold.ended.is_loss());
-                longer(&mut self.longest_hold, lock, hold.id, hold.since, hold.millis());
+                longer(&mut self.longest_hold, lock, &hold.id, hold.since, hold.millis());
             }
             Count::Lost => self.holds_lost += 1,
             Count::Waited(wait) => {
                 self.waits.add(wait.millis());
                 self.waits_given_up += u64::from(!wait.granted);
-                longer(&mut self.longest_wait, lock, wait.id, wait.since, wait.millis());
+                longer(&mut self.longest_wait, lock, &wait.id, wait.since, wait.millis());
             }
             Count::Waiting(time) => {
-                self.waiting_ms = self.waiting_ms.saturating_add(millis(time));
+                self.waiting_ms = self.waiting_ms.saturating_add(millis(*time));
             }
         }
     }
@@ -129,9 +124,15 @@ impl Tally {
     }
 }
 
-fn longer(known: &mut Option<Box<Longest>>, lock: &LockId, id: HolderId, since: Since, ms: u64) {
+fn longer(
+    known: &mut Option<Box<Longest>>,
+    lock: &LockId,
+    id: &HolderField,
+    since: Since,
+    ms: u64,
+) {
     if known.as_ref().is_none_or(|known| known.ms < ms) {
-        *known = Some(Box::new(Longest { lock: lock.clone(), id, since, ms }));
+        *known = Some(Box::new(Longest { lock: lock.clone(), id: id.clone(), since, ms }));
     }
 }
 
@@ -141,7 +142,7 @@ fn longer(known: &mut Option<Box<Longest>>, lock: &LockId, id: HolderId, since: 
 struct Slices(Vec<(u64, Tally)>);
 
 impl Slices {
-    fn add(&mut self, slice: u64, lock: &LockId, count: Count) {
+    fn add(&mut self, slice: u64, lock: &LockId, count: &Count) {
         // A late report belongs to an older slice, but is counted with the newest.
         if self.0.last().is_none_or(|(newest, _)| *newest < slice) {
             self.0.reserve_exact(1);
@@ -265,7 +266,7 @@ impl Totals {
     }
 
     /// Adds a count for a lock of that group.
-    pub(super) fn add(&mut self, now: Moment, lock: &LockId, group: &Arc<str>, count: Count) {
+    pub(super) fn add(&mut self, now: Moment, lock: &LockId, group: &Arc<str>, count: &Count) {
         let slice = slice(now);
         let key = (Arc::clone(&lock.deployment), Arc::clone(group));
         let minute = self.minute(now);
@@ -273,7 +274,7 @@ impl Totals {
             let group = self.groups.entry(key).or_default();
             group.slices.add(slice, lock, count);
             if let Count::Waiting(time) = count {
-                group.minutes.add(minute, time, 0);
+                group.minutes.add(minute, *time, 0);
             }
         }
         if !self.locks.contains_key(lock) {
@@ -398,7 +399,7 @@ fn slice(at: Moment) -> u64 {
 
 #[cfg(test)]
 mod tests {
-    use redisson::{ClientId, LockName};
+    use redisson::{ClientId, HolderId, LockName};
 
     use super::*;
     use crate::model::types::Ending;
@@ -413,7 +414,7 @@ mod tests {
 
     fn held(from: u64, to: u64) -> Count {
         Count::Held(PastHold {
-            id: HolderId::new(ClientId::from_random([1; 16]), 1),
+            id: HolderId::new(ClientId::from_random([1; 16]), 1).into(),
             since: Since { at: SteadyMillis(from), exact: true },
             to: SteadyMillis(to),
             ended: Ending::Released,
@@ -422,7 +423,7 @@ mod tests {
 
     fn waited(from: u64, to: u64, granted: bool) -> Count {
         Count::Waited(PastWait {
-            id: HolderId::new(ClientId::from_random([2; 16]), 1),
+            id: HolderId::new(ClientId::from_random([2; 16]), 1).into(),
             since: Since { at: SteadyMillis(from), exact: true },
             to: SteadyMillis(to),
             granted,
@@ -442,7 +443,7 @@ mod tests {
             ("b", waited(100, 180, false)),
             ("b", Count::Waiting(Duration::from_millis(90))),
         ] {
-            totals.add(at(1_000), &lock(name), &group, count);
+            totals.add(at(1_000), &lock(name), &group, &count);
         }
         let shown = totals.view(Time::of_test(2_000, 1_000_000));
         assert_eq!((shown.from, shown.to), (SteadyMillis(1_000_000), SteadyMillis(1_002_000)));
@@ -468,9 +469,9 @@ mod tests {
         let time = |ms: u64| Time::of_test(ms, 600_000 + 40_000);
         assert_eq!(totals.view(time(0)).minute, SteadyMillis(600_000));
         let waits = Count::Waiting(Duration::from_secs(3));
-        totals.add(at(19_000), &lock("a"), &group, waits);
+        totals.add(at(19_000), &lock("a"), &group, &waits);
         totals.add_problem(at(19_500), &"d".into(), &group);
-        totals.add(at(21_000), &lock("a"), &group, waits);
+        totals.add(at(21_000), &lock("a"), &group, &waits);
         let shown = totals.view(time(30_000));
         assert_eq!(shown.minute, SteadyMillis(660_000));
         let minute = Minute { column: 59, waiting_ms: 3_000, problems: 1 };
@@ -488,7 +489,7 @@ mod tests {
         let mut totals = Totals::new(at(0));
         let group: Arc<str> = "g".into();
         for minute in 0..130 {
-            totals.add(at(minute * MINUTE), &lock("a"), &group, Count::Acquired);
+            totals.add(at(minute * MINUTE), &lock("a"), &group, &Count::Acquired);
         }
         let shown = totals.view(time(130 * MINUTE - 1));
         let counted = (shown.to.0 - shown.from.0).div_ceil(MINUTE);
@@ -502,7 +503,7 @@ mod tests {
     fn a_lock_that_is_acquired_once_has_no_memory_for_more() {
         let mut totals = Totals::new(at(0));
         for i in 0..2 * MAX_LISTED {
-            totals.add(at(1), &lock(&format!("l{i}")), &"g".into(), Count::Acquired);
+            totals.add(at(1), &lock(&format!("l{i}")), &"g".into(), &Count::Acquired);
         }
         assert!(size_of::<Tally>() <= 64);
         assert!(totals.locks.values().all(|known| known.slices.0.capacity() == 1));
@@ -516,9 +517,9 @@ mod tests {
         let mut totals = Totals::new(at(0));
         let group: Arc<str> = "g".into();
         let much = Count::Waiting(Duration::from_secs(9));
-        totals.add(at(0), &lock("hot"), &group, much);
+        totals.add(at(0), &lock("hot"), &group, &much);
         for i in 0..3 * MAX_LOCKS {
-            totals.add(at(1), &lock(&format!("l{i}")), &group, Count::Acquired);
+            totals.add(at(1), &lock(&format!("l{i}")), &group, &Count::Acquired);
             assert!(totals.locks.len() <= MAX_LOCKS);
         }
         let shown = totals.view(Time::of_test(2, 0));

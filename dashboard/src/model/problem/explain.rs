@@ -2,11 +2,11 @@
 
 use std::sync::Arc;
 
-use redisson::HolderId;
-
 use super::{Case, Verdict, longest, stuck_limit};
 use crate::clock::SteadyMillis;
-use crate::model::types::{Certainty, Evidence, ProblemKind, ProblemView, Source, Verification};
+use crate::model::types::{
+    Certainty, Evidence, HolderField, ProblemKind, ProblemView, Source, Verification,
+};
 use crate::model::waiting::Waiter;
 use crate::text::{code, shown_name};
 
@@ -230,7 +230,16 @@ fn deadlock(case: &Case<'_>) -> Vec<Evidence> {
 }
 
 /// Describes how to find the process and the thread behind a holder.
-fn locate(case: &Case<'_>, holder: &HolderId) -> String {
+fn locate(case: &Case<'_>, holder: &HolderField) -> String {
+    let holder = match holder {
+        HolderField::Id(id) => id,
+        HolderField::Foreign(field) => {
+            let field = code(field);
+            return format!(
+                "Its holder {field} belongs to an unknown client: find the program that writes such ids."
+            );
+        }
+    };
     let identity = case.identity(holder);
     if let Some((identity, process)) =
         identity.and_then(|identity| Some((identity, identity.process()?)))
@@ -274,7 +283,7 @@ fn advice(case: &Case<'_>, verdict: Verdict) -> String {
         ProblemKind::Leaked => format!(
             "It has no TTL and will never expire. {found} If that process is dead, release the lock by force."
         ),
-        ProblemKind::Stuck if case.holders.iter().any(|(id, _)| id.looks_like_agent()) => format!(
+        ProblemKind::Stuck if case.holders.iter().any(|(holder, _)| holder.looks_like_agent()) => format!(
             "The holder's agent renews the lock, but the worker has not released it. {found} `lockctl ls` on that host shows whether the worker's process is stopped. Take a stack dump before you stop it. Stopping it frees the lock at once, or after the grace of its session, which `lockctl kick` ends."
         ),
         ProblemKind::Stuck => format!(
@@ -287,14 +296,14 @@ fn advice(case: &Case<'_>, verdict: Verdict) -> String {
             "Unless it is renewed soon, the lock expires and others can acquire it while its holder may still be working. {found} Check that process for a long pause (garbage collection, a frozen host) and for a broken connection to Redis."
         ),
         ProblemKind::Expired => {
-            let holder = case.expired.and_then(|expired| expired.holder);
-            let holder = holder.map(|holder| locate(case, &holder)).unwrap_or_default();
+            let holder = case.expired.and_then(|expired| expired.holder.as_ref());
+            let holder = holder.map(|holder| locate(case, holder)).unwrap_or_default();
             format!(
                 "The holder meant to keep the lock and may have continued without it: check its work for damage by concurrent access. {holder} If that process died, the expiry is how its lock was freed."
             )
         }
         ProblemKind::Starving => {
-            let waiter = longest(case).map(|waiter| locate(case, &waiter.id)).unwrap_or_default();
+            let waiter = longest(case).map(|waiter| locate(case, &waiter.id.into())).unwrap_or_default();
             match case.holders.is_empty() {
                 true if case.dead_head.is_some() => format!(
                     "The lock is free, but the others wait until the deadline of the first in its queue, which is dead. `lockctl unlock --force` on the host of an agent removes it. {waiter}"

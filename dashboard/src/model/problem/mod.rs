@@ -15,7 +15,7 @@ use super::deadlock::Cycle;
 use super::waiting::{Subscribers, Waiter};
 use crate::clock::{SteadyMillis, Time, millis};
 use crate::model::types::{
-    Certainty, HolderIdentity, ProblemKind, Rule, Source, Stamp, TrackedHolder,
+    Certainty, HolderField, HolderIdentity, ProblemKind, Rule, Source, Stamp, TrackedHolder,
 };
 
 pub use explain::{explain, times, update};
@@ -40,7 +40,7 @@ pub const EXPIRED_FOR: Duration = Duration::from_secs(3_600);
 pub struct Expired {
     pub at: Time,
     /// The holder, or `None` if only an earlier run of this program knew it.
-    pub holder: Option<HolderId>,
+    pub holder: Option<HolderField>,
     /// Certain if the holder was seen to return too late.
     pub certainty: Certainty,
     pub source: Source,
@@ -62,7 +62,7 @@ pub struct Case<'a> {
     /// The reading just made.
     pub now: Stamp,
     /// The holders with their hold counts; empty if the lock is free.
-    pub holders: &'a [(HolderId, i64)],
+    pub holders: &'a [(HolderField, i64)],
     /// True if it is proved to be a lock.
     pub confirmed: bool,
     /// The time to live, or `None` if there is none or the lock is free.
@@ -110,7 +110,8 @@ impl Case<'_> {
     /// Returns whether it may have been released without a message and acquired again.
     fn may_be_another_hold(&self) -> bool {
         // An agent sometimes renews early, and never reuses a holder's id.
-        let early = self.set_early && !self.holders.iter().all(|(id, _)| id.looks_like_agent());
+        let early =
+            self.set_early && !self.holders.iter().all(|(holder, _)| holder.looks_like_agent());
         self.may_release_silently || early
     }
 

@@ -20,8 +20,8 @@ fn id(thread: i64) -> HolderId {
     HolderId::new(ClientId::from_random([1; 16]), thread)
 }
 
-fn holders() -> [(HolderId, i64); 1] {
-    [(id(52), 1)]
+fn holders() -> [(HolderField, i64); 1] {
+    [(id(52).into(), 1)]
 }
 
 fn secs(secs: u64) -> Duration {
@@ -29,7 +29,7 @@ fn secs(secs: u64) -> Duration {
 }
 
 /// Returns a healthy lock that is renewed to 30 s and was read with 25 s left.
-fn renewed(holders: &[(HolderId, i64)], still: u64, now: u64) -> Case<'_> {
+fn renewed(holders: &[(HolderField, i64)], still: u64, now: u64) -> Case<'_> {
     Case {
         now: stamp(now),
         holders,
@@ -72,7 +72,7 @@ fn stuck_needs_renewals_age_and_release_messages() {
     let case = |now| renewed(&holders, 10, now);
     let stuck = |certainty| Some((ProblemKind::Stuck, certainty));
     let long = Rule { stuck_after: None, ..case(0).rule };
-    let granted = [(id(1 << 60), 1)];
+    let granted = [(id(1 << 60).into(), 1)];
     for (case, expected) in [
         (case(310), None),
         (case(311), stuck(CERTAIN)),
@@ -186,7 +186,7 @@ fn an_expired_hold_is_reported_for_an_hour_no_matter_who_holds_the_lock_since() 
     let holders = holders();
     let expired = |certainty| Expired {
         at: time(100),
-        holder: Some(id(7)),
+        holder: Some(id(7).into()),
         certainty,
         source: Source::Poll,
         evidence: "it expired".into(),
@@ -349,7 +349,7 @@ fn a_problem_has_evidence_and_a_next_step() {
     assert_eq!(problem.evidence.len(), 3);
     assert!(problem.advice.contains("thread 52") && problem.advice.contains("Thread.print"));
     assert_eq!(problem.since, SteadyMillis(310_000));
-    let agents = [(HolderId { thread: 1_700_000_000 << 30, ..holders[0].0 }, 1)];
+    let agents = [(HolderId { thread: 1_700_000_000 << 30, ..id(52) }.into(), 1)];
     let case = Case { holders: &agents, ..case };
     let problem = explain(&case, judge(&case)[0]);
     assert!(problem.advice.contains("LOCKS") && !problem.advice.contains("jcmd"));

@@ -3,7 +3,6 @@
 use std::sync::Arc;
 use std::time::Duration;
 
-use redisson::HolderId;
 use thin_vec::ThinVec;
 
 use super::{Effect, Record, ScopeContext};
@@ -11,7 +10,7 @@ use crate::clock::{SteadyMillis, Time, millis};
 use crate::model::problem::{
     Case, ORPHAN_GAP, Overdue, Verdict, explain, judge, overdue_since, stuck_limit, times, update,
 };
-use crate::model::types::{ArchiveEntry, LockEvent, ProblemKind, Source, Stamp};
+use crate::model::types::{ArchiveEntry, HolderField, LockEvent, ProblemKind, Source, Stamp};
 use crate::model::waiting::Waiter;
 
 /// The additional time after its limit within which a problem of an earlier run must be found again, since a renewal or
@@ -28,7 +27,8 @@ impl Record {
         effects: &mut Vec<Effect>,
     ) {
         self.update_overdue(now);
-        let holders: Vec<_> = self.holds.iter().map(|hold| (hold.id, hold.count)).collect();
+        let holders: Vec<_> =
+            self.holds.iter().map(|hold| (self.field_of(hold.id), hold.count)).collect();
         let cold = self.cold.as_deref();
         let waiters: Vec<Waiter> =
             cold.map(|cold| cold.waiting.waiters().copied().collect()).unwrap_or_default();
@@ -97,7 +97,7 @@ impl Record {
         &'a self,
         now: Stamp,
         context: ScopeContext,
-        holders: &'a [(HolderId, i64)],
+        holders: &'a [(HolderField, i64)],
         waiters: &'a [Waiter],
     ) -> Case<'a> {
         let cold = self.cold.as_deref();

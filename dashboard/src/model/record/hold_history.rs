@@ -7,7 +7,9 @@ use std::time::Duration;
 use redisson::HolderId;
 
 use crate::clock::SteadyMillis;
-use crate::model::types::{Ending, HistoryView, PastHold, PastOfLock, PastWait, Since};
+use crate::model::types::{
+    Ending, HistoryView, HolderField, PastHold, PastOfLock, PastWait, Since,
+};
 
 /// The most holds that are retained for a lock. The history on disk has more.
 const MAX_PAST: usize = 8;
@@ -32,7 +34,7 @@ pub(super) struct HoldHistory {
     /// The latest instants at which a lease ran out, oldest first.
     ran_out: VecDeque<SteadyMillis>,
     /// Holds of an earlier run of this program, until they are observed again.
-    pub(super) restored: Vec<(HolderId, Since)>,
+    pub(super) restored: Vec<(HolderField, Since)>,
 }
 
 impl HoldHistory {
@@ -45,8 +47,8 @@ impl HoldHistory {
             }
             self.ran_out.push_back(hold.to);
         }
-        if self.longest.is_none_or(|longest| longest.millis() < hold.millis()) {
-            self.longest = Some(hold);
+        if self.longest.as_ref().is_none_or(|longest| longest.millis() < hold.millis()) {
+            self.longest = Some(hold.clone());
         }
         if self.holds.len() >= MAX_PAST {
             self.holds.pop_front();
@@ -66,7 +68,7 @@ impl HoldHistory {
         let mut corrected = Vec::new();
         for hold in self.holds.iter_mut().filter(|hold| released(hold)) {
             hold.ended = Ending::Forced;
-            corrected.push(*hold);
+            corrected.push(hold.clone());
             if hold.since.exact {
                 // Such a hold is not typical.
                 self.durations.pop_back();
@@ -107,7 +109,7 @@ impl HoldHistory {
 
     /// Returns the newest hold of that holder.
     pub(super) fn newest_of(&self, id: &HolderId) -> Option<&PastHold> {
-        self.holds.iter().rev().find(|hold| hold.id == *id)
+        self.holds.iter().rev().find(|hold| hold.id.id() == Some(*id))
     }
 
     /// Returns the holds and waits for display.
@@ -136,8 +138,9 @@ mod tests {
 
     #[test]
     fn the_latest_holds_and_the_longest_are_retained() {
+        let id = |i: u64| HolderId::new(ClientId::from_random([1; 16]), i64::try_from(i).unwrap());
         let hold = |i: u64| PastHold {
-            id: HolderId::new(ClientId::from_random([1; 16]), i64::try_from(i).unwrap()),
+            id: id(i).into(),
             since: Since { at: SteadyMillis(i * 100), exact: true },
             to: SteadyMillis(i * 100 + if i == 3 { 90 } else { 10 }),
             ended: Ending::Released,
@@ -154,8 +157,8 @@ mod tests {
             history.view().longest_wait.as_ref().map(|wait| wait.to),
             Some(SteadyMillis(500))
         );
-        assert!(history.newest_of(&hold(49).id).is_some());
-        assert!(history.newest_of(&hold(3).id).is_none());
+        assert!(history.newest_of(&id(49)).is_some());
+        assert!(history.newest_of(&id(3)).is_none());
     }
 
     #[test]

@@ -131,7 +131,7 @@ impl Record {
     /// Drops reports about holders that are no longer of interest.
     pub(super) fn drop_untracked(&mut self) {
         let Some(cold) = self.cold.as_mut().filter(|cold| !cold.tracked.is_empty()) else { return };
-        let expired = cold.expired.as_ref().and_then(|expired| expired.holder);
+        let expired = cold.expired.as_ref().and_then(|expired| expired.holder.as_ref()?.id());
         let holds = &self.holds;
         let waits = |id| cold.waiting.waiters().any(|waiter| waiter.id == id);
         cold.tracked.retain(|known| {

@@ -12,8 +12,8 @@ use crate::model::contention::Count;
 use crate::model::lease::Step;
 use crate::model::problem::Expired;
 use crate::model::types::{
-    ArchiveEntry, Certainty, EndCause, Ending, LockEvent, Marker, PastHold, QueueEntry, Reading,
-    Since, Source, Stamp,
+    ArchiveEntry, Certainty, EndCause, Ending, HolderField, LockEvent, Marker, PastHold,
+    QueueEntry, Reading, Since, Source, Stamp,
 };
 use crate::model::waiting::Waiting;
 
@@ -51,7 +51,7 @@ impl Record {
             .map(|earliest| stamp.received.since(earliest));
         let since =
             Since { at: stamp.steady(), exact: window.is_some_and(|window| window <= EXACT) };
-        self.read_stand_ins(hash);
+        self.add_stand_ins(hash);
         let holders = doubt::holders(hash);
         let moved = released.is_some() || !doubt::are_same(&before, &holders);
         // True if an earlier run observed all of the holds.
@@ -72,13 +72,14 @@ impl Record {
         }
         for gone in before.iter().filter(|hold| !holders.iter().any(|h| h.id == hold.id)) {
             if reads_on(&gone.id, &holders) {
-                let what = LockEvent::Released(Some(gone.id));
+                let what = LockEvent::Released(Some(self.field_of(gone.id)));
                 self.end_with(*gone, stamp.received, source, what, effects);
             } else {
                 self.end_replaced(*gone, last, stamp, source, context, effects);
             }
         }
         self.holds = holds;
+        self.drop_stand_ins();
         if self.confirmed && over.is_none() {
             self.archive_begun(effects);
         }
@@ -125,7 +126,7 @@ impl Record {
         effects: &mut Vec<Effect>,
     ) -> Hold {
         if hold.count != count {
-            let what = LockEvent::Reentered(hold.id, hold.count, count);
+            let what = LockEvent::Reentered(self.field_of(hold.id), hold.count, count);
             self.event(stamp.steady(), source, what, effects);
         }
         Hold { count, ..hold }
@@ -185,11 +186,20 @@ impl Record {
     }
 
     /// Stores the fields of holders of unknown clients.
-    fn read_stand_ins(&mut self, hash: &LockHash) {
-        let stand_ins: Vec<(HolderId, String)> =
-            hash.foreign.iter().map(|holder| (holder.stand_in(), holder.text())).collect();
-        if self.cold.is_some() || !stand_ins.is_empty() {
-            self.cold().foreign = stand_ins;
+    fn add_stand_ins(&mut self, hash: &LockHash) {
+        for holder in &hash.foreign {
+            let id = holder.stand_in();
+            let foreign = &mut self.cold().foreign;
+            if !foreign.iter().any(|(known, _)| *known == id) {
+                foreign.push((id, holder.text().into()));
+            }
+        }
+    }
+
+    /// Drops the fields of holders that have ended.
+    fn drop_stand_ins(&mut self) {
+        if let Some(cold) = &mut self.cold {
+            cold.foreign.retain(|(id, _)| self.holds.iter().any(|hold| hold.id == *id));
         }
     }
 
@@ -206,16 +216,17 @@ impl Record {
     ) -> (Hold, bool) {
         let taken = self.taken(holder.id, stamp);
         let read = (stamp.steady(), source);
+        let field = self.field_of(holder.id);
+        let restored = self.take_restored(&field, since);
         let ((at, seen_by), what) = match (taken, window) {
-            (Some(at), _) => ((at.steady(), Source::Monitor), LockEvent::Taken(holder.id, 0)),
-            (None, Some(window)) => (read, LockEvent::Taken(holder.id, millis(window))),
-            (None, None) => (read, LockEvent::FoundHeld(holder.id)),
+            (Some(at), _) => ((at.steady(), Source::Monitor), LockEvent::Taken(field, 0)),
+            (None, Some(window)) => (read, LockEvent::Taken(field, millis(window))),
+            (None, None) => (read, LockEvent::FoundHeld(field)),
         };
         if matches!(what, LockEvent::Taken(..)) {
             self.count(source, Count::Acquired, effects);
         }
         self.event(at, seen_by, what, effects);
-        let restored = self.take_restored(holder.id, since);
         let hold = Hold::new(holder, restored.unwrap_or(since), stamp);
         match taken {
             Some(at) => {
@@ -228,11 +239,12 @@ impl Record {
 
     /// Sends the beginnings of the holds to the history on disk, unless they are there already.
     fn archive_begun(&mut self, effects: &mut Vec<Effect>) {
-        for hold in self.holds.iter_mut().filter(|hold| !hold.archived) {
-            hold.archived = true;
-            let entry = ArchiveEntry::Began(self.id.clone(), hold.id, hold.since);
+        for hold in self.holds.iter().filter(|hold| !hold.archived) {
+            let holder = self.field_of(hold.id);
+            let entry = ArchiveEntry::Began(self.id.clone(), holder, hold.since);
             effects.push(Effect::Archive(Box::new(entry)));
         }
+        self.holds.iter_mut().for_each(|hold| hold.archived = true);
     }
 
     /// Ends a hold that is missing from the newest reading, which shows the lock held by others.
@@ -250,17 +262,18 @@ impl Record {
         let reader = self.mode.is_some() && !hold.id.write;
         let left = reader && !expired && hold.marker != Some(Marker::Missing);
         let unobserved = expired && self.ttl > Some(NEAR_END) && has_missed(last, context);
+        let holder = self.field_of(hold.id);
         let what = if self.is_lost(&hold, stamp, context) {
             effects.push(Effect::LostInRestart);
-            LockEvent::Vanished(hold.id, EndCause::ServerRestarted)
+            LockEvent::Vanished(holder, EndCause::ServerRestarted)
         } else if left {
-            LockEvent::Released(Some(hold.id))
+            LockEvent::Released(Some(holder))
         } else if unobserved {
-            LockEvent::Vanished(hold.id, EndCause::Unobserved)
+            LockEvent::Vanished(holder, EndCause::Unobserved)
         } else if expired {
-            LockEvent::Vanished(hold.id, EndCause::Expired)
+            LockEvent::Vanished(holder, EndCause::Expired)
         } else {
-            LockEvent::Vanished(hold.id, EndCause::OthersHold)
+            LockEvent::Vanished(holder, EndCause::OthersHold)
         };
         self.end_with(hold, stamp.received, source, what, effects);
         self.record_expiry(hold, last, stamp, source, context);
@@ -322,16 +335,16 @@ impl Record {
         if !self.lease.renewed() || context.restarted || !watched || !near || !expired {
             return;
         }
-        if self.has_returned_late(&hold.id, last) {
+        if self.has_returned_late(hold.id, last) {
             return;
         }
         let evidence = format!(
             "{} had renewed it to about {:.1} s; last read with {:.1} s left, then it was gone without a release message",
-            hold.id,
+            self.field_of(hold.id),
             lease.as_secs_f64(),
             ttl.as_secs_f64()
         );
-        let (holder, certainty) = (Some(hold.id), Certainty::Suspected);
+        let (holder, certainty) = (Some(self.field_of(hold.id)), Certainty::Suspected);
         let at = stamp.received;
         self.cold().expired = Some(Expired { at, holder, certainty, source, evidence });
     }
@@ -348,17 +361,17 @@ impl Record {
         }
         let lease = self.lease.lease().filter(|_| self.lease.renewed());
         for hold in std::mem::take(&mut self.holds) {
-            let what = LockEvent::Vanished(hold.id, EndCause::Expired);
+            let what = LockEvent::Vanished(self.field_of(hold.id), EndCause::Expired);
             self.end_with(hold, at, Source::Keyspace, what, effects);
             let last = self.stamp;
-            let known = last.is_some_and(|last| self.has_returned_late(&hold.id, last));
+            let known = last.is_some_and(|last| self.has_returned_late(hold.id, last));
             let Some(lease) = lease.filter(|_| !context.restarted && !known) else { continue };
             let evidence = format!(
                 "{} had renewed it to about {:.1} s; then the server reported that its key had expired",
-                hold.id,
+                self.field_of(hold.id),
                 lease.as_secs_f64()
             );
-            let (holder, certainty) = (Some(hold.id), Certainty::Suspected);
+            let (holder, certainty) = (Some(self.field_of(hold.id)), Certainty::Suspected);
             let source = Source::Keyspace;
             self.cold().expired = Some(Expired { at, holder, certainty, source, evidence });
         }
@@ -368,11 +381,11 @@ impl Record {
     }
 
     /// Returns whether the holder is known to have returned too late, since that reading.
-    fn has_returned_late(&self, id: &HolderId, last: Stamp) -> bool {
+    fn has_returned_late(&self, id: HolderId, last: Stamp) -> bool {
         let expired = self.cold.as_ref().and_then(|cold| cold.expired.as_ref());
         expired.is_some_and(|expired| {
             expired.certainty == Certainty::Certain
-                && expired.holder == Some(*id)
+                && expired.holder == Some(self.field_of(id))
                 && expired.at >= last.received
         })
     }
@@ -437,11 +450,12 @@ impl Record {
                     None => EndCause::Early(0),
                 },
             };
-            let what = LockEvent::Vanished(hold.id, end);
+            let what = LockEvent::Vanished(self.field_of(hold.id), end);
             self.end_with(hold, stamp.received, source, what, effects);
         }
         self.ttl = None;
         self.no_ttl_since = None;
+        self.drop_stand_ins();
         self.check_leftovers(stamp, reading);
         self.judge(stamp, source, context, effects);
         self.drop_empty_cold_state();
@@ -458,10 +472,11 @@ impl Record {
     /// Records holders of an earlier run whose markers may still exist. Their counts are not in the history.
     pub(super) fn restore_orphaned_readers(&mut self, past: &[PastHold]) {
         let readers = &mut self.cold().orphaned_readers;
-        for PastHold { id, .. } in past.iter().rev().filter(|hold| !hold.id.write) {
-            let known = readers.iter().any(|(known, _)| known == id);
+        let ids = past.iter().rev().filter_map(|hold| hold.id.id());
+        for id in ids.filter(|id| !id.write) {
+            let known = readers.iter().any(|(known, _)| *known == id);
             if !known && readers.len() < MAX_ORPHANED_READERS {
-                readers.push((*id, RESTORED_COUNT));
+                readers.push((id, RESTORED_COUNT));
             }
         }
     }
@@ -509,9 +524,10 @@ impl Record {
         }
         let known: Vec<Hold> = if self.is_released() { Vec::new() } else { self.holds.clone() };
         for hold in &known {
+            let holder = self.field_of(hold.id);
             let what = match ended {
-                Ending::Forced => LockEvent::Forced(hold.id),
-                _ => LockEvent::Released(Some(hold.id)),
+                Ending::Forced => LockEvent::Forced(holder),
+                _ => LockEvent::Released(Some(holder)),
             };
             self.end_with(*hold, at, source, what, effects);
         }
@@ -528,7 +544,7 @@ impl Record {
     /// Corrects the ends of the holds that a message reported at that instant: an operator forced their release.
     fn correct_to_forced(&mut self, to: SteadyMillis, source: Source, effects: &mut Vec<Effect>) {
         for past in self.hold_history().correct_to_forced(to) {
-            self.events.correct_to_forced(past.id, to);
+            self.events.correct_to_forced(&past.id, to);
             self.count(source, Count::Lost, effects);
             let entry = ArchiveEntry::Forced(self.id.clone(), past.id, to);
             effects.push(Effect::Archive(Box::new(entry)));
@@ -550,20 +566,21 @@ impl Record {
             return self.event(at.steady(), source, LockEvent::Released(None), effects);
         };
         // MONITOR saw the whole hold. So short a hold is not archived, since there may be thousands a second.
+        let holder = HolderField::Id(id);
         let past = PastHold {
-            id,
+            id: holder.clone(),
             since: Since { at: from.steady(), exact: true },
             to: at.steady(),
             ended,
         };
         let history = self.hold_history();
         history.push_duration(at.since(from));
-        history.push(past);
+        history.push(past.clone());
         self.count(source, Count::Held(past), effects);
-        self.event(from.steady(), Source::Monitor, LockEvent::Taken(id, 0), effects);
+        self.event(from.steady(), Source::Monitor, LockEvent::Taken(holder.clone(), 0), effects);
         let what = match ended {
-            Ending::Forced => LockEvent::Forced(id),
-            _ => LockEvent::Released(Some(id)),
+            Ending::Forced => LockEvent::Forced(holder),
+            _ => LockEvent::Released(Some(holder)),
         };
         self.event(at.steady(), source, what, effects);
     }
@@ -619,7 +636,7 @@ impl Record {
         effects: &mut Vec<Effect>,
     ) {
         let forced = self.is_forced(&hold.id, at.moment());
-        let what = if forced { LockEvent::Forced(hold.id) } else { what };
+        let what = if forced { LockEvent::Forced(self.field_of(hold.id)) } else { what };
         if let Some(ended) = what.ending() {
             self.end(hold, at, ended, effects);
         }
@@ -629,16 +646,17 @@ impl Record {
     /// Records the end of a hold, and its duration if the beginning is exact.
     pub(super) fn end(&mut self, hold: Hold, at: Time, ended: Ending, effects: &mut Vec<Effect>) {
         let ended = if self.is_forced(&hold.id, at.moment()) { Ending::Forced } else { ended };
-        let past = PastHold { id: hold.id, since: hold.since, to: at.steady(), ended };
+        let id = self.field_of(hold.id);
+        let past = PastHold { id, since: hold.since, to: at.steady(), ended };
         let history = self.hold_history();
         if hold.since.exact && ended != Ending::Forced {
             history.push_duration(at.since(hold.from));
         }
-        history.push(past);
+        history.push(past.clone());
         if self.confirmed {
             // The source that showed the end makes no difference here.
             effects.push(Effect::HoldEnded(ended, Arc::clone(&self.group)));
-            effects.push(Effect::Count(Source::Poll, Count::Held(past)));
+            effects.push(Effect::Count(Source::Poll, Count::Held(past.clone())));
             effects.push(Effect::Archive(Box::new(ArchiveEntry::Ended(self.id.clone(), past))));
         }
     }

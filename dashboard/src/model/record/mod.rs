@@ -25,9 +25,9 @@ use crate::model::deadlock::{Cycle, Owner, Wait};
 use crate::model::lease::LeaseWatch;
 use crate::model::problem::{Expired, Gone, Overdue};
 use crate::model::types::{
-    Acknowledgement, ArchiveEntry, Certainty, Companions, Ending, EventLog, HolderIdentity,
-    LockEvent, LockId, Marker, PastHold, PastWait, ProblemKind, ProblemView, Reading, Renewals,
-    Rule, Since, Source, SourceSet, Stamp, TrackedHolder,
+    Acknowledgement, ArchiveEntry, Certainty, Companions, Ending, EventLog, HolderField,
+    HolderIdentity, LockEvent, LockId, Marker, PastHold, PastWait, ProblemKind, ProblemView,
+    Reading, Renewals, Rule, Since, Source, SourceSet, Stamp, TrackedHolder,
 };
 use crate::model::waiting::{Waiter, Waiting};
 use hold_history::HoldHistory;
@@ -75,7 +75,7 @@ pub enum Effect {
 #[derive(Debug, Clone, Default)]
 pub struct RestoredLock {
     /// The last holders, with the beginnings of their holds.
-    pub holds: Vec<(HolderId, Since)>,
+    pub holds: Vec<(HolderField, Since)>,
     /// The latest earlier holds, oldest first.
     pub past: Vec<PastHold>,
     /// The last problems, with their beginnings.
@@ -106,12 +106,12 @@ impl RestoredLock {
     fn expired(&self, now: Time) -> Option<Expired> {
         let at = self.expired_at()?;
         let lost = |hold: &&PastHold| hold.to <= at && !hold.ended.is_wanted();
-        let holder = self.past.iter().rev().find(lost).map(|hold| hold.id);
+        let holder = self.past.iter().rev().find(lost).map(|hold| hold.id.clone());
         let (certainty, source) = match self.returned_late {
             true => (Certainty::Certain, Source::Monitor),
             false => (Certainty::Suspected, Source::Poll),
         };
-        let who = holder.map_or_else(|| "its holder".to_owned(), |holder| holder.to_string());
+        let who = holder.as_ref().map_or_else(|| "its holder".to_owned(), HolderField::to_string);
         let evidence = format!(
             "{who} had renewed it, then its lease expired; an earlier run of this dashboard observed that"
         );
@@ -168,7 +168,7 @@ struct ColdState {
     orphaned_readers: Vec<(HolderId, i64)>,
     orphan_since: Option<Stamp>,
     /// The fields of holders of unknown clients, with their stand-in ids.
-    foreign: Vec<(HolderId, String)>,
+    foreign: Vec<(HolderId, Arc<str>)>,
     /// A description of any unexpected content of the hash.
     malformed: Option<String>,
     acknowledged: Vec<operator::Acknowledged>,
@@ -448,9 +448,9 @@ impl Record {
 
     /// Returns the beginning of a hold that an earlier run had observed, unless it was now seen to begin. The hold may
     /// have ended and begun again since.
-    fn take_restored(&mut self, id: HolderId, seen: Since) -> Option<Since> {
+    fn take_restored(&mut self, holder: &HolderField, seen: Since) -> Option<Since> {
         let history = self.hold_history.as_mut()?;
-        let known = history.restored.iter().position(|(known, _)| *known == id)?;
+        let known = history.restored.iter().position(|(known, _)| known == holder)?;
         let since = history.restored.swap_remove(known).1;
         (!seen.exact).then_some(Since { exact: false, ..since })
     }
@@ -614,20 +614,20 @@ impl Record {
         let seen = millis(waiter.seen.since(waiter.from));
         let last = waiter.since.at.plus(seen);
         let wait = PastWait {
-            id: waiter.id,
+            id: waiter.id.into(),
             since: waiter.since,
             to: granted.unwrap_or(last),
             granted: granted.is_some(),
         };
-        self.hold_history().push_wait(wait);
+        self.hold_history().push_wait(wait.clone());
         effects.push(Effect::Count(source, Count::Waited(wait)));
         self.dirty = true;
     }
 
-    /// Returns the field of a holder: its id as text, or the field behind a stand-in id.
-    fn field_of(&self, id: &HolderId) -> String {
-        let foreign = self.cold.iter().flat_map(|cold| &cold.foreign).find(|(of, _)| of == id);
-        foreign.map_or_else(|| id.to_string(), |(_, field)| field.clone())
+    /// Returns the field of a holder: its id, or the field behind a stand-in id.
+    fn field_of(&self, id: HolderId) -> HolderField {
+        let foreign = self.cold.iter().flat_map(|cold| &cold.foreign).find(|(of, _)| *of == id);
+        foreign.map_or(HolderField::Id(id), |(_, field)| HolderField::Foreign(Arc::clone(field)))
     }
 
     /// Returns the newest reading if it was requested at that instant or later, so that it shows the consequences.

@@ -99,10 +99,14 @@ impl Record {
             return;
         };
         let before = self.holds[i];
-        self.end_with(before, at, Source::Monitor, LockEvent::HandedOver(from), effects);
-        self.event(at.steady(), Source::Monitor, LockEvent::Taken(to, 0), effects);
+        self.end_with(before, at, Source::Monitor, LockEvent::HandedOver(from.into()), effects);
+        self.event(at.steady(), Source::Monitor, LockEvent::Taken(to.into(), 0), effects);
         let since = Since { at: at.steady(), exact: true };
-        effects.push(Effect::Archive(Box::new(ArchiveEntry::Began(self.id.clone(), to, since))));
+        effects.push(Effect::Archive(Box::new(ArchiveEntry::Began(
+            self.id.clone(),
+            to.into(),
+            since,
+        ))));
         let began = at.moment();
         self.holds[i] = Hold {
             id: to,
@@ -132,7 +136,7 @@ impl Record {
             return;
         };
         let hold = self.holds.remove(i);
-        let what = LockEvent::Released(Some(writer));
+        let what = LockEvent::Released(Some(writer.into()));
         self.end_with(hold, at, Source::Monitor, what, effects);
         self.unchanged_since = at;
     }
@@ -253,7 +257,7 @@ impl Record {
         );
         let expired = Expired {
             at,
-            holder: Some(holder),
+            holder: Some(holder.into()),
             certainty: Certainty::Certain,
             source: Source::Monitor,
             evidence,

@@ -122,7 +122,7 @@ fn waits_by_name_are_counted_by_their_endings() {
     read_twice(&mut model, "a", 12_000, absent());
     let tally = tally(&mut model, 12_400);
     assert_eq!((tally.waits.count(), tally.waits_given_up), (2, 1));
-    assert_eq!(tally.longest_wait.unwrap().id, second);
+    assert_eq!(tally.longest_wait.unwrap().id, second.into());
 }
 
 #[test]

@@ -5,11 +5,11 @@ use redisson::monitor;
 use super::*;
 
 fn began(by: u8) -> impl Fn(&&ArchiveEntry) -> bool {
-    move |entry| matches!(entry, ArchiveEntry::Began(_, id, _) if *id == holder(by))
+    move |entry| matches!(entry, ArchiveEntry::Began(_, id, _) if *id == holder(by).into())
 }
 
 fn ended(by: u8) -> impl Fn(&&ArchiveEntry) -> bool {
-    move |entry| matches!(entry, ArchiveEntry::Ended(_, past) if past.id == holder(by))
+    move |entry| matches!(entry, ArchiveEntry::Ended(_, past) if past.id == holder(by).into())
 }
 
 #[test]
@@ -41,7 +41,7 @@ fn a_hold_that_seemed_released_is_corrected_when_monitor_shows_that_it_was_ended
     let forced = event("a", 52, monitor::Action::ForceReleased);
     traffic(&mut model, 5_010, vec![forced.clone()]);
     let corrected =
-        ArchiveEntry::Forced(model.scopes[0].id(&name("a")), holder(1), SteadyMillis(5_000));
+        ArchiveEntry::Forced(model.scopes[0].id(&name("a")), holder(1).into(), SteadyMillis(5_000));
     let entries = archived(&mut model);
     assert_eq!(entries.iter().filter(ended(1)).count(), 1, "{entries:?}");
     assert_eq!(entries.last(), Some(&corrected), "{entries:?}");
@@ -78,4 +78,50 @@ fn a_hold_of_a_lock_that_is_proved_later_has_a_beginning() {
         SteadyMillis(1_001),
     );
     assert!(entries.contains(&certain), "{entries:?}");
+}
+
+#[test]
+fn everything_about_a_holder_of_an_unknown_client_names_its_field() {
+    let reading = |field: &str, ttl| {
+        let hash = LockHash::parse([(field.as_bytes(), &b"1"[..])]);
+        Reading::Lock { hash, ttl, companions: Companions::default() }
+    };
+    let by = |field| reading(field, None);
+    let mut model = model();
+    read(&mut model, "a", 1_000, reading("worker-1", Some(Duration::from_secs(60))));
+    read(&mut model, "a", 10_000, by("worker-1"));
+    read(&mut model, "a", 20_000, by("worker-1"));
+    let view = shown(&mut model, "a").unwrap();
+    let [problem] = view.problems.as_slice() else { panic!("{:?}", view.problems) };
+    assert!(problem.advice.contains("`worker-1`"), "{}", problem.advice);
+    read_twice(&mut model, "a", 30_000, by("worker-2"));
+    read_twice(&mut model, "a", 40_000, absent());
+    let view = shown(&mut model, "a").unwrap();
+    let texts: Vec<String> = view.events.views().map(|event| event.text).collect();
+    for (field, count) in [("worker-1", 2), ("worker-2", 2)] {
+        assert_eq!(texts.iter().filter(|text| text.contains(field)).count(), count, "{texts:?}");
+    }
+    let past = |hold: &PastHoldView| hold.id.clone();
+    assert_eq!(view.history.past.iter().map(past).collect::<Vec<_>>(), ["worker-2", "worker-1"]);
+    let longest = model.contention(time(41_000)).groups[0].tally.longest_hold.clone().unwrap();
+    assert_eq!(longest.id.to_string(), "worker-1");
+    let entries = archived(&mut model).into_iter().filter_map(|entry| match entry {
+        ArchiveEntry::Began(_, holder, _) => Some(format!("began {holder}")),
+        ArchiveEntry::Ended(_, past) => Some(format!("ended {}", past.id)),
+        _ => None,
+    });
+    let expected = ["began worker-1", "ended worker-1", "began worker-2", "ended worker-2"];
+    assert_eq!(entries.collect::<Vec<_>>(), expected);
+    // A hold of an earlier run is found again by its field.
+    let restored = || RestoredLock {
+        holds: vec![(
+            HolderField::parse("worker-1".to_owned()),
+            Since { at: SteadyMillis(500), exact: true },
+        )],
+        ..RestoredLock::default()
+    };
+    let mut model = super::model();
+    model.restore([(model.scopes[0].id(&name("a")), restored())].into(), SteadyMillis(600));
+    read(&mut model, "a", 1_000, by("worker-1"));
+    assert_eq!(shown(&mut model, "a").unwrap().holders[0].since.at, SteadyMillis(500));
 }

@@ -10,8 +10,11 @@ fn id(lock: &str) -> LockId {
 fn with(lock: &str) -> Model {
     let since = Since { at: SteadyMillis(2_000), exact: true };
     let problems = vec![(ProblemKind::Leaked, SteadyMillis(5_000))];
-    let restored =
-        RestoredLock { holds: vec![(holder(1), since)], problems, ..RestoredLock::default() };
+    let restored = RestoredLock {
+        holds: vec![(holder(1).into(), since)],
+        problems,
+        ..RestoredLock::default()
+    };
     let mut model = model();
     model.restore([(id(lock), restored)].into(), SteadyMillis(0));
     model
@@ -61,7 +64,7 @@ fn a_problem_that_is_not_found_again_ends() {
 
 #[test]
 fn an_unobserved_end_of_a_hold_is_archived() {
-    let unseen = |ms| ArchiveEntry::Unseen(id("a"), holder(1), SteadyMillis(ms));
+    let unseen = |ms| ArchiveEntry::Unseen(id("a"), holder(1).into(), SteadyMillis(ms));
     // Another client holds the lock, the lock is free, or the key does not exist.
     for (reading, ms) in [(held(2, 1, Some(30_000)), 9_001), (absent(), 9_001)] {
         let mut model = with("a");
@@ -121,12 +124,15 @@ fn holds_and_problems_of_a_deployment_that_is_no_longer_watched_have_ended() {
     let other = LockId { deployment: "old".into(), ..id("a") };
     let since = Since { at: SteadyMillis(2_000), exact: true };
     let problems = vec![(ProblemKind::Leaked, SteadyMillis(5_000))];
-    let restored =
-        RestoredLock { holds: vec![(holder(1), since)], problems, ..RestoredLock::default() };
+    let restored = RestoredLock {
+        holds: vec![(holder(1).into(), since)],
+        problems,
+        ..RestoredLock::default()
+    };
     let locks = [(other.clone(), restored.clone()), (id("a"), restored)];
     model.restore(locks.into(), SteadyMillis(7_000));
     let over = [
-        ArchiveEntry::Unseen(other.clone(), holder(1), SteadyMillis(7_000)),
+        ArchiveEntry::Unseen(other.clone(), holder(1).into(), SteadyMillis(7_000)),
         ArchiveEntry::Cleared(other, ProblemKind::Leaked, SteadyMillis(7_000)),
     ];
     assert_eq!(archived(&mut model), over);
@@ -135,7 +141,7 @@ fn holds_and_problems_of_a_deployment_that_is_no_longer_watched_have_ended() {
 #[test]
 fn a_lock_that_was_stuck_is_stuck_again_once_its_renewals_are_seen() {
     let stuck = |since| {
-        let holds = vec![(holder(1), Since { at: SteadyMillis(1_000), exact: true })];
+        let holds = vec![(holder(1).into(), Since { at: SteadyMillis(1_000), exact: true })];
         let problems = vec![(ProblemKind::Stuck, SteadyMillis(since))];
         let restored = RestoredLock { holds, problems, ..RestoredLock::default() };
         let mut model = model();
@@ -178,7 +184,7 @@ fn a_lock_that_was_stuck_is_stuck_again_once_its_renewals_are_seen() {
 fn a_malformed_lock_of_an_earlier_run_is_read_first_and_still_malformed() {
     let since = Since { at: SteadyMillis(200), exact: true };
     let restored = |problems: &[ProblemKind]| RestoredLock {
-        holds: vec![(holder(1), since)],
+        holds: vec![(holder(1).into(), since)],
         problems: problems.iter().map(|problem| (*problem, SteadyMillis(500))).collect(),
         ..RestoredLock::default()
     };
@@ -204,7 +210,7 @@ fn a_malformed_lock_of_an_earlier_run_is_read_first_and_still_malformed() {
 fn expired(returned_late: bool) -> RestoredLock {
     let since = Since { at: SteadyMillis(2_000), exact: true };
     let (to, ended) = (SteadyMillis(5_000), Ending::Expired);
-    let past = vec![PastHold { id: holder(1), since, to, ended }];
+    let past = vec![PastHold { id: holder(1).into(), since, to, ended }];
     let problems = vec![(ProblemKind::Expired, SteadyMillis(5_000))];
     RestoredLock { past, problems, returned_late, ..RestoredLock::default() }
 }
@@ -285,7 +291,7 @@ fn markers_of_readers_that_an_earlier_run_has_reported_are_found_again() {
         let mut model = model();
         let since = Since { at: SteadyMillis(2_000), exact: true };
         let (to, ended) = (SteadyMillis(5_000), Ending::Forced);
-        let past = |n| PastHold { id: holder(n), since, to, ended };
+        let past = |n| PastHold { id: holder(n).into(), since, to, ended };
         let lock = RestoredLock {
             past: vec![past(1), past(2), past(1)],
             problems: vec![(ProblemKind::Orphan, SteadyMillis(70_000))],

@@ -2,9 +2,9 @@
 
 use std::sync::Arc;
 
-use redisson::HolderId;
 use serde::ser::{Serialize, Serializer};
 
+use super::holder_field::HolderField;
 use super::past::Ending;
 use super::problem::ProblemKind;
 use super::source::Source;
@@ -52,21 +52,21 @@ fn event_words() -> utoipa::openapi::Object {
 #[derive(Debug, Clone, PartialEq, Eq)]
 pub enum LockEvent {
     /// The lock was already held when it was first read.
-    FoundHeld(HolderId),
+    FoundHeld(HolderField),
     /// A new holder has the lock. The number is the time since it was last known not to, in whole milliseconds.
-    Taken(HolderId, u64),
+    Taken(HolderField, u64),
     /// A release message arrived. The holder is included if one was known.
-    Released(Option<HolderId>),
+    Released(Option<HolderField>),
     /// This number of release messages arrived, for holds too short to be read.
     ReleasedUnseen(u32),
     /// A holder handed the lock over to another of the same client.
-    HandedOver(HolderId),
+    HandedOver(HolderField),
     /// A holder lost the lock because an operator forced its release.
-    Forced(HolderId),
+    Forced(HolderField),
     /// A holder is gone without a release message.
-    Vanished(HolderId, EndCause),
+    Vanished(HolderField, EndCause),
     /// The hold count changed from one number to another.
-    Reentered(HolderId, i64, i64),
+    Reentered(HolderField, i64, i64),
     /// The holder renews the lock, with this lease in milliseconds.
     Renewed(u64),
     Problem(ProblemKind),
@@ -127,15 +127,15 @@ impl LockEvent {
 
     /// Returns the holder that the event is about, if known.
     #[must_use]
-    pub fn holder(&self) -> Option<HolderId> {
+    pub fn holder(&self) -> Option<&HolderField> {
         match self {
             Self::FoundHeld(by)
             | Self::Taken(by, _)
             | Self::HandedOver(by)
             | Self::Forced(by)
             | Self::Vanished(by, _)
-            | Self::Reentered(by, ..) => Some(*by),
-            Self::Released(by) => *by,
+            | Self::Reentered(by, ..) => Some(by),
+            Self::Released(by) => by.as_ref(),
             Self::ReleasedUnseen(_)
             | Self::Renewed(_)
             | Self::Problem(_)
@@ -247,13 +247,13 @@ impl EventLog {
     }
 
     /// Changes the release by that holder at that instant to a forced one.
-    pub fn correct_to_forced(&mut self, by: HolderId, at: SteadyMillis) {
-        let wrong = LockEvent::Released(Some(by));
+    pub fn correct_to_forced(&mut self, by: &HolderField, at: SteadyMillis) {
+        let wrong = LockEvent::Released(Some(by.clone()));
         let wrong = |event: &Event| event.at == at && event.what == wrong;
         if let Some(i) = self.0.iter().rposition(wrong)
             && let Some(event) = Arc::make_mut(&mut self.0).get_mut(i)
         {
-            event.what = LockEvent::Forced(by);
+            event.what = LockEvent::Forced(by.clone());
         }
     }
 

@@ -5,6 +5,7 @@ mod by_number;
 mod classes;
 mod client_view;
 mod events;
+mod holder_field;
 mod id;
 mod identity;
 mod json;
@@ -26,6 +27,7 @@ pub use by_number::ByNumber;
 pub use classes::is_plain;
 pub use client_view::ClientView;
 pub use events::{EndCause, EventLog, EventView, LockEvent};
+pub use holder_field::HolderField;
 pub use id::{LockId, ScopeId};
 pub use identity::{
     AgentReport, AgentWaiters, AwaitedLock, GONE_AFTER, HolderIdentity, Presence, TrackedHolder,

@@ -4,11 +4,11 @@ use std::net::IpAddr;
 use std::ops::Deref;
 use std::sync::Arc;
 
-use redisson::HolderId;
 use serde::Serialize;
 use utoipa::ToSchema;
 use utoipa::openapi::schema::{ObjectBuilder, SchemaType, Type};
 
+use super::holder_field::HolderField;
 use super::id::LockId;
 use super::problem::{Acknowledgement, Certainty, ProblemKind};
 use super::since::Since;
@@ -72,9 +72,9 @@ impl Ending {
 }
 
 /// A hold that has ended.
-#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+#[derive(Debug, Clone, PartialEq, Eq)]
 pub struct PastHold {
-    pub id: HolderId,
+    pub id: HolderField,
     pub since: Since,
     /// The observed end of the hold.
     pub to: SteadyMillis,
@@ -122,10 +122,10 @@ fn endings() -> utoipa::openapi::Object {
 }
 
 /// A wait that has ended.
-#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+#[derive(Debug, Clone, PartialEq, Eq)]
 pub struct PastWait {
     /// The id under which the waiter would have held the lock.
-    pub id: HolderId,
+    pub id: HolderField,
     pub since: Since,
     pub to: SteadyMillis,
     /// True if the waiter acquired the lock. Otherwise it left, or no longer retried.
@@ -141,8 +141,8 @@ impl PastWait {
 
     #[must_use]
     pub fn view(&self) -> PastWaitView {
-        let Self { id, since, to, granted } = *self;
-        PastWaitView { id: id.to_string(), since, to, granted }
+        let Self { id, since, to, granted } = self;
+        PastWaitView { id: id.to_string(), since: *since, to: *to, granted: *granted }
     }
 }
 
@@ -200,13 +200,13 @@ impl Deref for HistoryView {
 #[derive(Debug, Clone, PartialEq, Eq)]
 pub enum ArchiveEntry {
     /// A hold began, or was found.
-    Began(LockId, HolderId, Since),
+    Began(LockId, HolderField, Since),
     /// A hold ended.
     Ended(LockId, PastHold),
     /// A later report shows that the hold that ended at this instant was released by force.
-    Forced(LockId, HolderId, SteadyMillis),
+    Forced(LockId, HolderField, SteadyMillis),
     /// A hold of an earlier run had ended by this instant, without being observed.
-    Unseen(LockId, HolderId, SteadyMillis),
+    Unseen(LockId, HolderField, SteadyMillis),
     /// A problem began, or became more certain.
     Problem(LockId, ProblemKind, Certainty, SteadyMillis),
     /// A problem ended.

@@ -1,0 +1,60 @@
+//! Holders as the fields of a lock's hash.
+
+use std::fmt;
+use std::sync::Arc;
+
+use redisson::HolderId;
+use serde::ser::{Serialize, Serializer};
+
+/// The field of a holder in a lock's hash.
+#[derive(Debug, Clone, PartialEq, Eq)]
+pub enum HolderField {
+    /// An id of Redisson's form.
+    Id(HolderId),
+    /// A field of another form, as text. Its client is unknown.
+    Foreign(Arc<str>),
+}
+
+impl HolderField {
+    /// Parses the text that `Display` writes.
+    #[must_use]
+    pub fn parse(text: String) -> Self {
+        HolderId::parse(text.as_bytes()).map_or_else(|| Self::Foreign(text.into()), Self::Id)
+    }
+
+    /// Returns the id, if it has Redisson's form.
+    #[must_use]
+    pub fn id(&self) -> Option<HolderId> {
+        match self {
+            Self::Id(id) => Some(*id),
+            Self::Foreign(_) => None,
+        }
+    }
+
+    /// Returns whether the holder is a grant of an agent.
+    #[must_use]
+    pub fn looks_like_agent(&self) -> bool {
+        matches!(self, Self::Id(id) if id.looks_like_agent())
+    }
+}
+
+impl From<HolderId> for HolderField {
+    fn from(id: HolderId) -> Self {
+        Self::Id(id)
+    }
+}
+
+impl fmt::Display for HolderField {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        match self {
+            Self::Id(id) => id.fmt(f),
+            Self::Foreign(field) => f.write_str(field),
+        }
+    }
+}
+
+impl Serialize for HolderField {
+    fn serialize<S: Serializer>(&self, serializer: S) -> Result<S::Ok, S::Error> {
+        serializer.collect_str(self)
+    }
+}
