@@ -15,6 +15,8 @@ const PUNCTUALITY: (u32, u32) = (8, 10);
 /// The share of a third of the lease before which no watchdog renews: it waits that long after a renewal, and can only
 /// be late.
 const EARLIEST: (u32, u32) = (19, 20);
+/// The share of a third of the lease after which a renewal is unusually late for a watchdog.
+const UNUSUAL: (u32, u32) = (23, 20);
 /// The share of the lease that may have passed at a renewal. Later than that, the lock had almost expired and was
 /// acquired again, like a throttle.
 const LATEST: (u32, u32) = (9, 10);
@@ -29,8 +31,10 @@ pub struct LeaseWatch {
     /// The duration of the last reply in whole milliseconds. The lock may expire earlier by this time.
     slack_ms: u16,
     rose: bool,
-    /// The number of rises that were too early for a watchdog.
-    early: u16,
+    /// The number of rises that were too early for a watchdog, or unusually late like the one before.
+    off_pace: u16,
+    /// True if the last rise was unusually late for a watchdog.
+    late: bool,
 }
 
 #[derive(Debug, Clone, Copy)]
@@ -95,7 +99,8 @@ impl LeaseWatch {
         self.slack_ms = whole_millis(slack);
         self.regular = 0;
         self.rose = false;
-        self.early = 0;
+        self.off_pace = 0;
+        self.late = false;
         let Some(ttl) = ttl else {
             self.lease = None;
             return;
@@ -132,12 +137,16 @@ impl LeaseWatch {
         let lease = self.lease.filter(|_| same_lease).map_or(seen, |lease| lease.narrowed(seen));
         self.lease = Some(lease);
         let pace = lease.least / 3 * PUNCTUALITY.0 / PUNCTUALITY.1;
-        if same_lease && moved + noise < lease.least / 3 * EARLIEST.0 / EARLIEST.1 {
-            self.early = self.early.saturating_add(1);
-        }
         let ran_out = moved > lease.least * LATEST.0 / LATEST.1;
         // Readings as far apart as renewals would rise either way, by one renewal or by several, so they prove nothing.
         let near = gap < pace;
+        let early = moved + noise < lease.least / 3 * EARLIEST.0 / EARLIEST.1;
+        let late = near && moved > lease.most / 3 * UNUSUAL.0 / UNUSUAL.1 + noise;
+        // A pause of its process makes one renewal late.
+        let late_again = std::mem::replace(&mut self.late, late) && late;
+        if same_lease && (early || late_again) {
+            self.off_pace = self.off_pace.saturating_add(1);
+        }
         if moved + noise < pace || !same_lease || (near && ran_out) {
             self.regular = 0;
         } else if near {
@@ -168,11 +177,11 @@ impl LeaseWatch {
         self.regular >= 2
     }
 
-    /// Returns whether the lease was set again sooner than a watchdog does, and more than once. The first renewal may
-    /// come early if one timer serves all locks of a client.
+    /// Returns whether the lease was set again sooner or later than a watchdog does, and more than once. The first
+    /// renewal may come early if one timer serves all locks of a client.
     #[must_use]
-    pub fn was_early(&self) -> bool {
-        self.early > 1
+    pub fn is_off_pace(&self) -> bool {
+        self.off_pace > 1
     }
 
     /// Returns whether the lease has been set again since the hold began.
@@ -233,23 +242,38 @@ mod tests {
     }
 
     #[test]
-    fn a_watchdog_is_never_early_but_for_its_first_renewal() {
+    fn a_watchdog_is_never_off_pace_but_for_its_first_renewal() {
         let first = |ms: u64| if ms < 4_000 { 0 } else { 4_000 + (ms - 4_000) / 10_000 * 10_000 };
-        assert!(!watch(&every(5_000, 60), first).was_early());
+        assert!(!watch(&every(5_000, 60), first).is_off_pace());
     }
 
     #[test]
-    fn a_lock_taken_again_at_about_the_pace_of_a_watchdog_is_early() {
-        // The lock behaves like a spin lock that one thread holds for 8 to 10 s.
-        let sets: Vec<u64> = (0..40_u64)
-            .scan(0, |at, i| {
-                *at += 8_000 + i * 7_919 % 2_000;
-                Some(*at)
-            })
-            .collect();
-        let last = |ms: u64| sets.iter().copied().take_while(|set| *set <= ms).last().unwrap_or(0);
-        let watch = watch(&every(5_000, 60), last);
-        assert!(watch.renewed() && watch.was_early());
+    fn a_watchdog_that_pauses_now_and_then_is_not_off_pace() {
+        // Every fifth renewal is 3 s late.
+        let last = |ms: u64| {
+            let (round, left) = (ms / 53_000, ms % 53_000);
+            round * 53_000
+                + if left >= 43_000 { 43_000 } else { left.min(39_999) / 10_000 * 10_000 }
+        };
+        let watch = watch(&every(5_000, 120), last);
+        assert!(watch.renewed() && !watch.is_off_pace());
+    }
+
+    #[test]
+    fn a_lock_taken_again_at_about_the_pace_of_a_watchdog_is_off_pace() {
+        // The lock behaves like a spin lock that one thread holds for that long, or up to 2 s longer.
+        for shortest in [8_000, 12_500, 16_000] {
+            let sets: Vec<u64> = (0..40_u64)
+                .scan(0, |at, i| {
+                    *at += shortest + i * 7_919 % 2_000;
+                    Some(*at)
+                })
+                .collect();
+            let last =
+                |ms: u64| sets.iter().copied().take_while(|set| *set <= ms).last().unwrap_or(0);
+            let watch = watch(&every(5_000, 60), last);
+            assert!(watch.renewed() && watch.is_off_pace(), "{shortest}");
+        }
     }
 
     #[test]
@@ -316,7 +340,7 @@ mod tests {
                     watch.read(at(ms), Duration::ZERO, ttl);
                 }
             }
-            prop_assert!(watch.renewed() && !watch.was_early());
+            prop_assert!(watch.renewed() && !watch.is_off_pace());
             let inferred = u64::try_from(watch.lease().unwrap().as_millis()).unwrap();
             prop_assert!(inferred <= lease && inferred >= lease - third);
         }

@@ -154,7 +154,7 @@ fn stuck(case: &Case<'_>, verdict: Verdict) -> Vec<Evidence> {
         ),
         Certainty::Suspected if case.may_be_another_hold() => (
             Source::Poll,
-            "its lease was set again sooner than a watchdog does: it may have been released without a message, as a spin lock is, and acquired again",
+            "its lease was set again sooner or later than a watchdog does: it may have been released without a message, as a spin lock is, and acquired again",
         ),
         Certainty::Suspected => (
             Source::Channels,

@@ -71,8 +71,9 @@ pub struct Case<'a> {
     pub no_ttl_since: Option<Stamp>,
     /// The lease to which the lock is renewed, or `None` if it is not renewed.
     pub renewed: Option<Duration>,
-    /// True if the lease was set again sooner than a watchdog does, for example by a release and another acquisition.
-    pub set_early: bool,
+    /// True if the lease was set again sooner or later than a watchdog does, for example by a release and another
+    /// acquisition.
+    pub off_pace: bool,
     /// Its late renewals.
     pub overdue: Option<&'a Overdue>,
     /// The last change of holders or counts, or the last release.
@@ -110,9 +111,9 @@ impl Case<'_> {
     /// Returns whether it may have been released without a message and acquired again.
     fn may_be_another_hold(&self) -> bool {
         // An agent sometimes renews early, and never reuses a holder's id.
-        let early =
-            self.set_early && !self.holders.iter().all(|(holder, _)| holder.looks_like_agent());
-        self.may_release_silently || early
+        let off_pace =
+            self.off_pace && !self.holders.iter().all(|(holder, _)| holder.looks_like_agent());
+        self.may_release_silently || off_pace
     }
 
     fn identity(&self, id: &HolderId) -> Option<&HolderIdentity> {

@@ -108,7 +108,7 @@ impl Record {
             ttl: self.ttl,
             no_ttl_since: self.no_ttl_since.as_deref().copied(),
             renewed: self.lease.lease().filter(|_| self.lease.renewed()),
-            set_early: self.lease.was_early(),
+            off_pace: self.lease.is_off_pace(),
             overdue: cold.and_then(|cold| cold.overdue.as_ref()),
             unchanged_since: self.unchanged_since,
             listening_since: context.listening_since,
