@@ -233,7 +233,7 @@ fn insert(to: &Transaction<'_>, entry: &ArchiveEntry) -> rusqlite::Result<()> {
                 "UPDATE hold SET how = 'forced' WHERE deployment = ?1 AND db = ?2 AND name = ?3
                  AND holder = ?4 AND ended = ?5",
             )?
-            .execute(params![deployment, db, name, holder.to_string(), stored(*at)])
+            .execute(params![deployment, db, name, holder.text(), stored(*at)])
             .map(drop)
         }
         ArchiveEntry::Unseen(lock, holder, at) => {
@@ -242,7 +242,7 @@ fn insert(to: &Transaction<'_>, entry: &ArchiveEntry) -> rusqlite::Result<()> {
                 "UPDATE hold SET ended = max(began, ?5), how = 'unseen' WHERE deployment = ?1 AND db = ?2
                  AND name = ?3 AND holder = ?4 AND ended IS NULL",
             )?
-            .execute(params![deployment, db, name, holder.to_string(), stored(*at)])
+            .execute(params![deployment, db, name, holder.text(), stored(*at)])
             .map(drop)
         }
         ArchiveEntry::Problem(lock, problem, certainty, at) => {
@@ -283,7 +283,7 @@ fn insert_beginning(
     since: &Since,
 ) -> rusqlite::Result<()> {
     let (deployment, db, name) = key(lock);
-    let (holder, began) = (holder.to_string(), stored(since.at));
+    let (holder, began) = (holder.text(), stored(since.at));
     // The unobserved end was before this beginning.
     to.prepare_cached(
         "UPDATE hold SET ended = max(began, ?5), how = 'unseen' WHERE deployment = ?1 AND db = ?2
@@ -300,7 +300,7 @@ fn insert_beginning(
 
 fn insert_end(to: &Transaction<'_>, lock: &LockId, past: &PastHold) -> rusqlite::Result<()> {
     let (deployment, db, name) = key(lock);
-    let (holder, began) = (past.id.to_string(), stored(past.since.at));
+    let (holder, began) = (past.id.text(), stored(past.since.at));
     let (ended, how) = (stored(past.to), past.ended.as_str());
     let closed = to
         .prepare_cached(

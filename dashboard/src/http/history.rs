@@ -8,7 +8,7 @@ use super::params::{EventsParams, filled, instant, recognizable};
 use crate::archive::{BUCKETS, Density, EventSearch, FoundEvents, Gap, HeldThen};
 use crate::clock::SteadyMillis;
 use crate::model::owner_names::OwnerNames;
-use crate::model::types::{Ending, EventFields, LockEvent, LockId};
+use crate::model::types::{Ending, EventFields, HolderField, LockEvent, LockId};
 use crate::query::EventFilter;
 use crate::views::{EventRow, HistoryPage};
 
@@ -260,7 +260,7 @@ fn remembered_matches(
     filter: &EventFilter,
     names: &OwnerNames,
 ) -> bool {
-    let holder = what.holder().map(|holder| holder.to_string());
+    let holder = what.holder().map(HolderField::text);
     let subject = match what {
         LockEvent::Problem(problem) | LockEvent::Cleared(problem) => problem.as_str(),
         LockEvent::Acted(_, sentence) => sentence,
@@ -284,7 +284,7 @@ mod tests {
     use redisson::{HolderId, LockName};
 
     use super::*;
-    use crate::model::types::{EndCause, HolderField, ProblemKind};
+    use crate::model::types::{EndCause, ProblemKind};
 
     #[test]
     fn remembered_events_are_found_by_owner_and_problem() {

@@ -125,10 +125,7 @@ impl ListView for IncidentRow {
             }),
             holder: HolderCell::longest(lock).filter(|_| self.holders() > 0),
             more_holders: self.holders().saturating_sub(1),
-            waiting: (self.waiting > 0).then(|| {
-                let exact = self.locks.iter().all(|lock| lock.waiters_exact || lock.waiting == 0);
-                format!("{}{}", if exact { "" } else { "≥" }, format::count(self.waiting))
-            }),
+            waiting: waiting(self),
             evidence: problem.evidence.last().map(|it| {
                 (Clock::new(it.at, now), Prose::naming(&it.text, &chrome.names), it.source)
             }),
@@ -167,4 +164,10 @@ impl Cleared {
         };
         Self { problems: recent.map(problem).collect() }
     }
+}
+/// Returns the number of waiters for the locks of an incident, if there are any.
+pub(super) fn waiting(incident: &IncidentRow) -> Option<String> {
+    let exact = incident.locks.iter().all(|lock| lock.waiters_exact || lock.waiting == 0);
+    let least = if exact { "" } else { "≥ " };
+    (incident.waiting > 0).then(|| format!("{least}{}", format::count(incident.waiting)))
 }

@@ -6,6 +6,7 @@ use askama::Template;
 use askama::filters::HtmlSafe;
 
 use super::format::{self, Ago};
+use super::incidents;
 use super::lock_link::LockLink;
 use super::page::{self, Frame};
 use super::picture::Heat;
@@ -31,7 +32,7 @@ struct Incident<'a> {
     prefix: Option<String>,
     holder: Option<HolderCell<'a>>,
     more_holders: usize,
-    waiting: u64,
+    waiting: Option<String>,
 }
 
 #[derive(Template)]
@@ -63,7 +64,7 @@ impl<'a> Incidents<'a> {
                 prefix: row.prefix().map(|prefix| text::visible(prefix.as_bytes())),
                 holder: HolderCell::longest(lock).filter(|_| row.holders() > 0),
                 more_holders: row.holders().saturating_sub(1),
-                waiting: row.waiting,
+                waiting: incidents::waiting(row),
             }
         };
         Self {
@@ -218,6 +219,8 @@ impl<'a> Oldest<'a> {
 
 /// The last hour of a group of locks.
 struct Group<'a> {
+    /// The deployment, if there are several.
+    place: Option<&'a str>,
     name: String,
     link: String,
     tally: &'a Tally,
@@ -245,6 +248,7 @@ impl<'a> Groups<'a> {
             let waited = tally.waiting_ms.max(tally.waits.sum_ms());
             let longest = tally.longest_hold.as_ref();
             Group {
+                place: page.chrome.several_deployments.then_some(&*group.deployment),
                 name: text::visible(group.lock_group.as_bytes()),
                 link: links::group(&group.lock_group),
                 tally,
@@ -306,7 +310,7 @@ pub fn overview_page(page: &OverviewPage) -> Result<String, askama::Error> {
         blockers: Blockers::new(page),
         oldest: Oldest::new(page),
         groups: Groups::new(page),
-        heat: Heat::new(&page.contention),
+        heat: Heat::new(&page.contention, page.chrome.several_deployments),
     }
     .render()
 }
@@ -323,7 +327,7 @@ pub(super) fn regions(page: &OverviewPage) -> Result<Vec<(&'static str, String)>
         ("overview-figures", Figures::new(page).render()?),
         ("overview-blockers", Blockers::new(page).render()?),
         ("overview-oldest", Oldest::new(page).render()?),
-        ("overview-heat", Heat::new(&page.contention).render()?),
+        ("overview-heat", Heat::new(&page.contention, page.chrome.several_deployments).render()?),
         ("overview-groups", Groups::new(page).render()?),
     ])
 }

@@ -121,13 +121,15 @@ pub(super) fn with_names(sentence: &str, names: &OwnerNames) -> String {
         let digits = tail.strip_prefix(':').map_or(0, |number| {
             number.bytes().take_while(|byte| byte.is_ascii_digit() || *byte == b'-').count()
         });
-        if digits == 0 {
+        let id = rest.split_at_checked(UUID + 1 + digits);
+        // The id of an unknown client may begin like one of Redisson's.
+        let id = id.filter(|(_, after)| !after.starts_with(char::is_alphanumeric));
+        let Some((id, after)) = id.filter(|_| digits > 0) else {
             // A client's id remains, so that people can search for it.
             out.push_str(uuid);
             rest = tail;
             continue;
-        }
-        let (id, after) = rest.split_at_checked(UUID + 1 + digits).unwrap_or((rest, ""));
+        };
         let name = names.name(id).map_or_else(|| short_client(uuid), |name| name.to_string());
         out.push_str(&name);
         if let Some(unit) = unit(id) {
@@ -166,6 +168,8 @@ mod tests {
         let sentence = format!("released by {CLIENT}:52, é {CLIENT}");
         let short = format!("released by 285475da (thread 52), é {CLIENT}");
         assert_eq!(with_names(&sentence, &names), short);
+        let foreign = format!("held by {CLIENT}:8b2d9f10-0c1d when first read");
+        assert_eq!(with_names(&foreign, &names), foreign);
         names.record(CLIENT, "invoices@web-7");
         let named = format!("released by invoices@web-7 (thread 52), é {CLIENT}");
         assert_eq!(with_names(&sentence, &names), named);

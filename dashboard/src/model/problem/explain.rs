@@ -2,7 +2,7 @@
 
 use std::sync::Arc;
 
-use super::{Case, Verdict, longest, stuck_limit};
+use super::{APART, Case, Verdict, longest, stuck_limit};
 use crate::clock::SteadyMillis;
 use crate::model::types::{
     Certainty, Evidence, HolderField, ProblemKind, ProblemView, Source, Verification,
@@ -231,14 +231,11 @@ fn deadlock(case: &Case<'_>) -> Vec<Evidence> {
 
 /// Describes how to find the process and the thread behind a holder.
 fn locate(case: &Case<'_>, holder: &HolderField) -> String {
-    let holder = match holder {
-        HolderField::Id(id) => id,
-        HolderField::Foreign(field) => {
-            let field = code(field);
-            return format!(
-                "Its holder {field} belongs to an unknown client: find the program that writes such ids."
-            );
-        }
+    let HolderField::Id(holder) = holder else {
+        let field = code(&holder.to_string());
+        return format!(
+            "Its holder {field} belongs to an unknown client: find the program that writes such ids."
+        );
     };
     let identity = case.identity(holder);
     if let Some((identity, process)) =
@@ -321,8 +318,11 @@ fn advice(case: &Case<'_>, verdict: Verdict) -> String {
         ProblemKind::Orphan if case.dead_head.is_some_and(|head| head.gone) => "The first in its queue is dead and delays the others until its deadline, which may be far away. `lockctl unlock --force` on the host of an agent removes it and wakes the next one.".to_owned(),
         ProblemKind::Orphan if longest(case).is_some() => "The first in its queue is dead: its deadline has passed. The next client that requests the lock removes it; until then those behind it wait. `lockctl unlock --force` on the host of an agent removes it and wakes the next one.".to_owned(),
         ProblemKind::Orphan => "Its waiters are gone, and no client has requested the lock since. The leftovers take up memory. The next client that requests the lock removes them; a queue key without a TTL remains until then.".to_owned(),
+        ProblemKind::Malformed if case.malformed == Some(APART) => format!(
+            "In a cluster clients fail on such a name, or are not woken by a release: balance the braces of the name, or remove them. {found}"
+        ),
         ProblemKind::Malformed => format!(
-            "The hash has fields that do not belong to a lock of this kind: two kinds of lock share the name, or another program uses the key. A release by force deletes the whole hash, those fields included: ask the owner of the program that writes them first. {found}"
+            "No client library writes a hash like this: two kinds of lock share the name, or another program uses the key. A release by force deletes the whole hash, fields of other programs included: ask their owner first. {found}"
         ),
     }
 }

@@ -35,6 +35,9 @@ pub const ORPHAN_GAP: Duration = Duration::from_secs(60);
 /// The time for which an expired hold is reported.
 pub const EXPIRED_FOR: Duration = Duration::from_secs(3_600);
 
+/// The description of a lock that clients of a cluster cannot use: its name is the fault, not its hash.
+pub const APART: &str = "braces in its name put its channel and queue into another slot";
+
 /// A hold whose lease expired although its holder meant to renew it.
 #[derive(Debug, Clone, PartialEq, Eq)]
 pub struct Expired {

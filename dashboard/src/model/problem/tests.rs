@@ -316,7 +316,13 @@ fn a_hash_with_unexpected_content_is_malformed() {
     let case = Case { malformed: Some("count 0"), ..renewed(&holders, 0, 20) };
     assert_eq!(only(&case), Some((ProblemKind::Malformed, CERTAIN)));
     assert_eq!(only(&Case { confirmed: false, ..case.clone() }), None);
-    assert_eq!(explain(&case, judge(&case)[0]).evidence[0].text, "count 0");
+    let problem = explain(&case, judge(&case)[0]);
+    assert_eq!(problem.evidence[0].text, "count 0");
+    assert!(problem.advice.contains("No client library writes a hash like this"), "{problem:?}");
+    let case = Case { malformed: Some(APART), ..case };
+    let problem = explain(&case, judge(&case)[0]);
+    assert!(problem.advice.contains("balance the braces"), "{problem:?}");
+    assert!(!problem.advice.contains("A release by force deletes"), "{problem:?}");
 }
 
 #[test]

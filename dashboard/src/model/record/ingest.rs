@@ -10,7 +10,7 @@ use super::{Effect, Hold, Mode, Record, ScopeContext, doubt};
 use crate::clock::{SteadyMillis, Time, millis};
 use crate::model::contention::Count;
 use crate::model::lease::Step;
-use crate::model::problem::Expired;
+use crate::model::problem::{APART, Expired};
 use crate::model::types::{
     ArchiveEntry, Certainty, EndCause, Ending, HolderField, LockEvent, Marker, PastHold,
     QueueEntry, Reading, Since, Source, Stamp,
@@ -307,9 +307,7 @@ impl Record {
         let malformed = hash.malformed().or_else(|| {
             // Only in a cluster can a lock and its companions be in different slots.
             let apart = context.cluster && !keys::companions_share_slot(&self.id.name);
-            apart.then(|| {
-                "braces in its name put its channel and queue into another slot".to_owned()
-            })
+            apart.then(|| APART.to_owned())
         });
         if malformed.is_some() || self.cold.is_some() {
             self.cold().malformed = malformed;

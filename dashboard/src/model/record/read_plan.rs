@@ -80,7 +80,8 @@ impl Record {
     #[must_use]
     pub fn known(&self, now: Moment) -> KnownParts {
         let mode = self.mode.as_ref().map(|_| redisson::shape::MODE_FIELD.to_vec());
-        let holders = self.holds.iter().map(|hold| self.field_of(hold.id).to_string().into_bytes());
+        let holders =
+            self.holds.iter().map(|hold| self.field_of(hold.id).text().into_owned().into_bytes());
         let fields =
             if self.is_held() { mode.into_iter().chain(holders).collect() } else { Vec::new() };
         let readers = self.holds.iter().filter(|hold| self.mode.is_some() && !hold.id.write);

@@ -64,7 +64,7 @@ impl Record {
             .holds
             .iter()
             .map(|hold| HolderView {
-                id: self.field_of(hold.id).to_string().into(),
+                id: self.field_of(hold.id).text().into(),
                 mode: match (&self.mode, hold.id.write) {
                     (_, true) => Kind::Write,
                     (Some(_), false) => Kind::Read,

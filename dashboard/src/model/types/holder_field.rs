@@ -1,10 +1,13 @@
 //! Holders as the fields of a lock's hash.
 
+use std::borrow::Cow;
 use std::fmt;
 use std::sync::Arc;
 
 use redisson::HolderId;
 use serde::ser::{Serialize, Serializer};
+
+use crate::text::visible;
 
 /// The field of a holder in a lock's hash.
 #[derive(Debug, Clone, PartialEq, Eq)]
@@ -16,10 +19,19 @@ pub enum HolderField {
 }
 
 impl HolderField {
-    /// Parses the text that `Display` writes.
+    /// Parses the text of a field.
     #[must_use]
     pub fn parse(text: String) -> Self {
         HolderId::parse(text.as_bytes()).map_or_else(|| Self::Foreign(text.into()), Self::Id)
+    }
+
+    /// Returns the text of the field as stored.
+    #[must_use]
+    pub fn text(&self) -> Cow<'_, str> {
+        match self {
+            Self::Id(id) => Cow::Owned(id.to_string()),
+            Self::Foreign(field) => Cow::Borrowed(field),
+        }
     }
 
     /// Returns the id, if it has Redisson's form.
@@ -44,17 +56,18 @@ impl From<HolderId> for HolderField {
     }
 }
 
+/// Shows every character of the field, for sentences.
 impl fmt::Display for HolderField {
     fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
         match self {
             Self::Id(id) => id.fmt(f),
-            Self::Foreign(field) => f.write_str(field),
+            Self::Foreign(field) => f.write_str(&visible(field.as_bytes())),
         }
     }
 }
 
 impl Serialize for HolderField {
     fn serialize<S: Serializer>(&self, serializer: S) -> Result<S::Ok, S::Error> {
-        serializer.collect_str(self)
+        serializer.serialize_str(&self.text())
     }
 }

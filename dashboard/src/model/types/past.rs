@@ -91,7 +91,7 @@ impl PastHold {
     #[must_use]
     pub fn view(&self) -> PastHoldView {
         PastHoldView {
-            id: self.id.to_string(),
+            id: self.id.text().into_owned(),
             since: self.since,
             to: Some(self.to),
             ended: Some(self.ended.as_str()),
@@ -142,7 +142,7 @@ impl PastWait {
     #[must_use]
     pub fn view(&self) -> PastWaitView {
         let Self { id, since, to, granted } = self;
-        PastWaitView { id: id.to_string(), since: *since, to: *to, granted: *granted }
+        PastWaitView { id: id.text().into_owned(), since: *since, to: *to, granted: *granted }
     }
 }
 

@@ -36,6 +36,8 @@ impl HtmlSafe for Heat {}
 
 #[derive(Debug)]
 struct HeatRow {
+    /// The deployment, if there are several.
+    place: Option<String>,
     name: String,
     link: String,
     waited: Option<String>,
@@ -57,11 +59,12 @@ struct Cell {
 }
 
 impl Heat {
-    pub(in super::super) fn new(contention: &Contention) -> Self {
+    /// `places` is true if there are several deployments.
+    pub(in super::super) fn new(contention: &Contention, places: bool) -> Self {
         let (busy, calm): (Vec<&GroupTally>, Vec<&GroupTally>) =
             contention.groups.iter().partition(|group| !group.minutes.is_empty());
         let end = contention.minute;
-        let row = |(i, group): (usize, &&GroupTally)| HeatRow::new(group, end, i * ROW);
+        let row = |(i, group): (usize, &&GroupTally)| HeatRow::new(group, places, end, i * ROW);
         let rows: Vec<HeatRow> = busy.iter().take(MAX_ROWS).enumerate().map(row).collect();
         let marks = [60, 45, 30, 15, 0].map(|ago| {
             let at = end.minus(ago * MINUTE_MS).to_wall();
@@ -79,7 +82,7 @@ impl Heat {
 }
 
 impl HeatRow {
-    fn new(group: &GroupTally, end: SteadyMillis, y: usize) -> Self {
+    fn new(group: &GroupTally, places: bool, end: SteadyMillis, y: usize) -> Self {
         let waited: u64 = group.minutes.iter().map(|minute| minute.waiting_ms).sum();
         let longest = group.minutes.iter().max_by_key(|minute| minute.waiting_ms);
         let problems = group.minutes.iter().filter(|minute| minute.problems > 0);
@@ -96,6 +99,7 @@ impl HeatRow {
             words.push_str(&format!("; problems at {}", times.join(", ")));
         }
         Self {
+            place: places.then(|| group.deployment.to_string()),
             name: text::visible(group.lock_group.as_bytes()),
             link: links::group(&group.lock_group),
             waited: (waited > 0).then(|| format::short_duration(waited)),
@@ -169,7 +173,7 @@ mod tests {
             groups: vec![group("a<b>", minutes), group("calm", Vec::new())],
             ..Contention::default()
         };
-        let heat = Heat::new(&contention);
+        let heat = Heat::new(&contention, false);
         assert_eq!((heat.rows.len(), heat.calm, heat.more, heat.height), (1, 1, 0, ROW));
         let row = &heat.rows[0];
         let levels: Vec<usize> = row.cells.iter().map(|cell| cell.level).collect();
@@ -180,16 +184,20 @@ mod tests {
         assert_eq!((row.cells[1].link.as_str(), row.cells[1].x), (link, 580));
         let html = heat.render().unwrap();
         assert!(html.contains("a&#60;b&#62;") && html.contains("heat-5"), "{html}");
+        assert!(html.contains("1 group had neither") && !html.contains("place"), "{html}");
+        let html = Heat::new(&contention, true).render().unwrap();
+        assert!(html.contains("<span class=\"place\">d</span> <bdi>a&#60;b&#62;"), "{html}");
     }
 
     #[test]
     fn rows_are_bounded() {
         let groups = (0..30).map(|i| group(&i.to_string(), vec![minute(3, 5, 0)])).collect();
-        let heat = Heat::new(&Contention { groups, ..Contention::default() });
+        let heat = Heat::new(&Contention { groups, ..Contention::default() }, false);
         assert_eq!((heat.rows.len(), heat.more), (MAX_ROWS, 10));
         let whole: Vec<Minute> = (0..MINUTES).map(|column| minute(column, 9_000, 1)).collect();
         let groups = (0..20).map(|i| group(&i.to_string(), whole.clone())).collect();
-        let html = Heat::new(&Contention { groups, ..Contention::default() }).render().unwrap();
+        let html =
+            Heat::new(&Contention { groups, ..Contention::default() }, true).render().unwrap();
         assert!(html.len() < 400_000, "{} bytes", html.len());
     }
 }

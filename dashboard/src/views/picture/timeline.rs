@@ -68,7 +68,8 @@ pub(in super::super) struct Choice {
 pub(in super::super) struct Timeline {
     lanes: Vec<Lane>,
     more_holders: usize,
-    more_waiters: usize,
+    /// The number of waiters without a lane, in words.
+    more_waiters: Option<String>,
     /// The labels along the bottom: positions and times.
     marks: Vec<(u64, String)>,
     legend: Vec<(&'static str, &'static str)>,
@@ -195,9 +196,18 @@ impl Timeline {
         let (mut holders, mut waiters): (Vec<Lane>, Vec<Lane>) =
             lanes.into_iter().partition(|lane| !lane.waits);
         let who = if by_client { ("client", "clients") } else { ("holder", "holders") };
-        let words = words((holders.len(), who), past, waiters.len(), window);
+        let waiting = lock.map_or(0, |lock| lock.waiting).max(waiters.len() as u64);
+        let least = lock.map_or("", |lock| if lock.waiters_exact { "" } else { "at least " });
+        let awaited = match waiting {
+            0 => None,
+            1 => Some(format!("{least}1 waiter")),
+            n => Some(format!("{least}{} waiters", format::count(n))),
+        };
+        let words = words((holders.len(), who), past, awaited, window);
         let more_holders = holders.len().saturating_sub(MAX_HOLDERS);
-        let more_waiters = waiters.len().saturating_sub(MAX_WAITERS);
+        let more_waiters = waiting.saturating_sub(waiters.len().min(MAX_WAITERS) as u64);
+        let more_waiters =
+            (more_waiters > 0).then(|| format!("{least}{}", format::count(more_waiters)));
         holders.truncate(MAX_HOLDERS);
         waiters.truncate(MAX_WAITERS);
         holders.extend(waiters);
@@ -278,7 +288,7 @@ fn renewed_words(renewals: &Renewals, holders: usize, marked: usize, dense: bool
 fn words(
     (holders, who): (usize, (&str, &str)),
     past: usize,
-    waiters: usize,
+    awaited: Option<String>,
     window: &PastWindow,
 ) -> String {
     let count = |n: usize, one: &str, many: &str| match n {
@@ -296,8 +306,8 @@ fn words(
         count(holders, who.0, who.1),
         count(past, "hold", "holds"),
     );
-    if waiters > 0 {
-        words.push_str(&format!("; {}", count(waiters, "waiter", "waiters")));
+    if let Some(awaited) = awaited {
+        words.push_str(&format!("; {awaited}"));
     }
     words
 }

@@ -67,10 +67,29 @@ fn waiters_that_are_not_listed_are_counted() {
     assert!(page.contains("1,002 waiting"), "{page}");
     assert!(page.contains("prices ×1, 1,001 others"), "{page}");
     assert!(page.contains("and at least 1,000 more</p>"), "{page}");
-    let overview = overview_page(&overview(vec![busy])).unwrap();
-    assert!(overview.contains(": prices ×1, 1,001 others"), "{overview}");
+    assert!(page.contains("; at least 1,002 waiters"), "{page}");
+    assert!(page.contains("and at least 1,000 more waiting"), "{page}");
+    let glance = overview_page(&overview(vec![busy.clone()])).unwrap();
+    assert!(glance.contains(": prices ×1, 1,001 others"), "{glance}");
+    let troubled = LockView { problems: leaked().problems, ..busy };
+    for page in [
+        overview_page(&overview(vec![troubled.clone()])).unwrap(),
+        list_page(&list::<IncidentRow>(vec![troubled])).unwrap(),
+    ] {
+        assert!(page.contains("data-label=\"Waiting\">≥ 1,002</td>"), "{page}");
+    }
     let all_named = lock_page(&lock(contended_lock())).unwrap();
     assert!(!all_named.contains("others") && !all_named.contains(" more</p>"), "{all_named}");
+}
+
+#[test]
+fn a_holder_of_an_unknown_client_is_called_so_also_with_an_address() {
+    let mut view = held(b"orders:1", 1, 4_000);
+    view.holders[0].id = format!("{}:8b2d9f10-0c1d", view.holders[0].uuid()).into();
+    let addr = ClientView { addr: Some("10.0.0.7:5000".into()), ..ClientView::default() };
+    view.holders[0].client = Some(Box::new(addr));
+    let page = lock_page(&lock(view)).unwrap();
+    assert!(page.contains("10.0.0.7") && page.contains("unknown client"), "{page}");
 }
 
 #[test]
