@@ -220,8 +220,10 @@ impl Choice {
                 let holders =
                     offer.hash.as_ref().map(LockHash::holders_as_text).unwrap_or_default();
                 let named = holders.iter().take(NAMED);
-                let mut named: Vec<String> =
-                    named.map(|(holder, count)| format!("{holder} ×{count}")).collect();
+                let shown = |(holder, count): &(String, i64)| {
+                    format!("{} ×{count}", visible(holder.as_bytes()))
+                };
+                let mut named: Vec<String> = named.map(shown).collect();
                 if holders.len() > NAMED {
                     named.push(format!("{} more", holders.len() - NAMED));
                 }
@@ -428,6 +430,14 @@ mod tests {
         let other = Reading::Other("a string".to_owned());
         let at = (Moment::from_micros(0), SteadyMillis(0));
         assert!(Offer::new(Arc::new(view(b"a", false)), other, at).is_none());
+    }
+
+    #[test]
+    fn the_holder_of_an_unknown_client_is_recorded_with_visible_characters() {
+        let mut held = offer(b"a", &[1], false).unwrap();
+        let foreign = vec![ForeignHolder { field: "a\u{202e}b".into(), count: 1 }];
+        held.hash = Some(LockHash { foreign, ..LockHash::default() });
+        assert_eq!(Choice::Lock.was(&held), "held by a\\u{202e}b ×1");
     }
 
     #[test]

@@ -7,6 +7,7 @@ use redisson::{ClientId, HolderId};
 use super::links;
 use crate::model::owner_names::OwnerNames;
 use crate::model::types::{ClientView, HolderView, client_of};
+use crate::text;
 
 /// The characters of a client's uuid that are shown.
 const UUID_PART: usize = 8;
@@ -25,7 +26,7 @@ pub(super) struct OwnerName {
     named: bool,
     /// The process, thread or grant.
     detail: Option<String>,
-    /// The whole id.
+    /// The whole id, with every character visible.
     id: String,
     link: String,
     gone: bool,
@@ -62,9 +63,9 @@ impl OwnerName {
     fn made(deployment: &str, id: &str, label: Option<String>) -> Self {
         Self {
             named: label.is_some(),
-            text: label.unwrap_or_else(|| short_client(client_of(id))),
+            text: label.unwrap_or_else(|| text::visible(short_client(client_of(id)).as_bytes())),
             detail: None,
-            id: id.to_owned(),
+            id: text::visible(id.as_bytes()),
             link: links::owner(deployment, client_of(id)),
             gone: false,
             claimed: None,

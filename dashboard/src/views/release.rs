@@ -11,7 +11,7 @@ use super::row::{Badge, Ttl, client_words};
 use super::{ReleasePage, ReleaseStep, links};
 use crate::model::types::LockView;
 use crate::release::{Choice, MAX_REASON, Offer, VALID};
-use crate::text::shown_name;
+use crate::text::{shown_name, visible};
 
 /// The most parts of a lock that a form offers. In a larger crowd of readers, one is released through the API, or all
 /// at once.
@@ -105,8 +105,8 @@ pub fn release_page(page: &ReleasePage) -> Result<String, askama::Error> {
             .and_then(|(offer, _)| offer.view.problems.first())
             .map(|problem| Badge::new(problem, now)),
         held: asked
-            .and_then(|(offer, _)| offer.view.holders.iter().map(|holder| holder.since.at).min())
-            .map(|since| Ago::new(since, now)),
+            .and_then(|(offer, _)| offer.view.held_since())
+            .map(|since| Ago::since(since, now)),
         foreign_fields: asked.and_then(|(offer, _)| offer.foreign_fields()),
         choices: asked.map(|(offer, target)| choices(offer, target)).unwrap_or_default(),
         max_reason: MAX_REASON,
@@ -165,7 +165,9 @@ fn label(offer: &Offer, choice: &Choice) -> String {
         Choice::Lock => {
             let holders = offer.hash.as_ref().map(LockHash::holders_as_text).unwrap_or_default();
             match holders.as_slice() {
-                [(one, count)] => format!("The lock, held by {one} ×{count}"),
+                [(one, count)] => {
+                    format!("The lock, held by {} ×{count}", visible(one.as_bytes()))
+                }
                 many => format!("The whole lock, with all {} holds", many.len()),
             }
         }

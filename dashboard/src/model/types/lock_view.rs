@@ -21,6 +21,7 @@ use super::since::Since;
 use super::source::SourceSet;
 use crate::clock::SteadyMillis;
 use crate::schema::{schema_of, words};
+use crate::text::visible;
 
 /// The state of a lock.
 #[derive(Debug, Clone, Copy, PartialEq, Eq, Serialize, ToSchema)]
@@ -69,6 +70,12 @@ impl HolderView {
     pub fn uuid(&self) -> &str {
         let uuid = self.id.split(':').next().unwrap_or_default();
         if ClientId::parse(uuid.as_bytes()).is_some() { uuid } else { "" }
+    }
+
+    /// Returns the id with every character visible, since an unknown client may write any.
+    #[must_use]
+    pub fn shown_id(&self) -> String {
+        visible(self.id.as_bytes())
     }
 
     /// Returns whether its client library is not known: its id has another form than Redisson's.

@@ -13,6 +13,7 @@ use super::time_axis::{TimeAxis, time_of_day};
 use crate::clock::SteadyMillis;
 use crate::model::owner_names::OwnerNames;
 use crate::model::types::{LockView, Renewals, State, client_of};
+use crate::text::visible;
 
 /// The whole width.
 const WIDTH: u64 = 1_000;
@@ -53,6 +54,13 @@ struct Lane {
     bars: Vec<Bar>,
     /// The positions of observed renewals, in their order.
     ticks: Vec<u64>,
+}
+
+impl Lane {
+    /// Returns the id with every character visible.
+    fn shown_id(&self) -> String {
+        visible(self.id.as_bytes())
+    }
 }
 
 /// The other spans that the timeline can show.

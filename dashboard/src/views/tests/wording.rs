@@ -90,6 +90,12 @@ fn a_holder_of_an_unknown_client_is_called_so_also_with_an_address() {
     view.holders[0].client = Some(Box::new(addr));
     let page = lock_page(&lock(view)).unwrap();
     assert!(page.contains("10.0.0.7") && page.contains("unknown client"), "{page}");
+    let mut view = held(b"orders:1", 1, 4_000);
+    view.holders[0].id = "worker\u{202e}1".into();
+    let page = lock_page(&lock(view)).unwrap();
+    // Only the text to copy is the field as stored.
+    assert_eq!(page.matches('\u{202e}').count(), 1, "{page}");
+    assert!(page.contains("<bdi>worker\\u{202e}1</bdi>"), "{page}");
 }
 
 #[test]
