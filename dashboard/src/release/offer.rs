@@ -44,10 +44,9 @@ pub struct Offer {
 }
 
 impl Offer {
-    /// Returns the fields of the hash that do not belong to the lock, and end with it: only the first of many, with their values
-    /// unread.
+    /// Describes the fields of other programs in the hash, which a release deletes too. Only the first of many are named.
     #[must_use]
-    pub fn foreign_fields(&self) -> Option<String> {
+    pub fn unexpected_fields(&self) -> Option<String> {
         const NAMED: usize = 8;
         let fields = self.hash.as_ref().map(|hash| hash.unexpected.as_slice()).unwrap_or_default();
         let named: Vec<String> =
@@ -62,7 +61,8 @@ impl Offer {
         }
     }
 
-    /// Returns an offer from a reading made just now, or `None` if there is nothing to release.
+    /// Creates an offer from a reading that was requested at `asked` and received at `read_at`. Returns `None` if there is
+    /// nothing to release.
     #[must_use]
     pub fn new(
         view: Arc<LockView>,
@@ -93,7 +93,7 @@ impl Offer {
         self.id.name.as_bytes() == typed.as_bytes() || shown_name(&self.id.name) == typed
     }
 
-    /// Returns all parts that can be released.
+    /// Returns everything that can be released: the lock, its single holds, and dead queue entries.
     #[must_use]
     pub fn choices(&self) -> Vec<Choice> {
         let holders = self.hash.iter().flat_map(|hash| &hash.holders);
@@ -118,7 +118,7 @@ impl Offer {
         Some(self.read_at.minus(lease.saturating_sub(millis(ttl))))
     }
 
-    /// Returns the time to live that the lock should have now, unless it has been acquired again.
+    /// Returns the time to live that the lock can have at that instant if its holders have not changed.
     fn ttl_by(&self, now: Moment) -> ExpectedTtl {
         let shared = self.hash.as_ref().is_some_and(|hash| hash.holders.len() > 1);
         match self.ttl {
@@ -228,7 +228,7 @@ impl Choice {
                     named.push(format!("{} more", holders.len() - NAMED));
                 }
                 let held = format!("held by {}", named.join(", "));
-                match offer.foreign_fields() {
+                match offer.unexpected_fields() {
                     Some(fields) => format!("{held}; with the foreign {fields}"),
                     None => held,
                 }

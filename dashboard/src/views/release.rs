@@ -68,7 +68,7 @@ struct ReleaseTemplate<'a> {
     problem: Option<Badge>,
     held: Option<Ago>,
     /// The fields of other programs that are deleted too.
-    foreign_fields: Option<String>,
+    unexpected_fields: Option<String>,
     choices: Choices,
     max_reason: usize,
     validity: Option<Validity>,
@@ -107,7 +107,7 @@ pub fn release_page(page: &ReleasePage) -> Result<String, askama::Error> {
         held: asked
             .and_then(|(offer, _)| offer.view.held_since())
             .map(|since| Ago::since(since, now)),
-        foreign_fields: asked.and_then(|(offer, _)| offer.foreign_fields()),
+        unexpected_fields: asked.and_then(|(offer, _)| offer.unexpected_fields()),
         choices: asked.map(|(offer, target)| choices(offer, target)).unwrap_or_default(),
         max_reason: MAX_REASON,
         validity: asked.map(|_| Validity::new(read_at, VALID, links::release(&page.id), now)),

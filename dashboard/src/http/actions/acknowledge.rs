@@ -29,12 +29,12 @@ use crate::model::types::{
 use crate::release::{MAX_REASON, checked_reason};
 use crate::views;
 
-/// The longest validity.
+/// The longest time for which a problem can be acknowledged.
 const LONGEST: Duration = Duration::from_secs(30 * 24 * 3_600);
 /// The longest wait until an acknowledgement is visible.
 const SHOWN_WITHIN: Duration = Duration::from_secs(1);
 
-/// The end is given by `for` or by `until`.
+/// The acknowledgement of a problem. Its end is given by either `for` or `until`.
 #[derive(Debug, Deserialize, ToSchema)]
 #[schema(example = json!({"problem": "leaked", "reason": "a long import", "for": "8h"}))]
 pub struct AcknowledgeRequest {
@@ -43,13 +43,14 @@ pub struct AcknowledgeRequest {
     /// 3 to 500 characters on one line.
     #[schema(min_length = 3, max_length = 500)]
     reason: String,
-    /// Such as 8h; at most 30 days.
+    /// The time until its end, such as 8h; at most 30 days.
     #[serde(rename = "for")]
     duration: Option<String>,
-    /// An instant.
+    /// The instant of its end, at most 30 days ahead.
     until: Option<String>,
 }
 
+/// The problem whose acknowledgement ends.
 #[derive(Debug, Deserialize, ToSchema)]
 #[schema(example = json!({"problem": "leaked"}))]
 pub struct UnacknowledgeRequest {
@@ -64,7 +65,8 @@ pub struct Acknowledged {
     acknowledged: Option<Acknowledgement>,
 }
 
-fn kind(word: &str) -> Result<ProblemKind, ApiError> {
+/// Parses the word for a problem.
+fn problem_of(word: &str) -> Result<ProblemKind, ApiError> {
     ProblemKind::parse(word).ok_or_else(|| {
         let known = ProblemKind::ALL.map(ProblemKind::as_str).join(", ");
         unprocessable(format!("`problem` is not understood: expected one of {known}"))
@@ -75,7 +77,8 @@ fn unprocessable(detail: impl Into<String>) -> ApiError {
     ApiError::new(StatusCode::UNPROCESSABLE_ENTITY, detail)
 }
 
-fn until(request: &AcknowledgeRequest, now: SteadyMillis) -> Result<SteadyMillis, ApiError> {
+/// Returns the instant at which the acknowledgement ends.
+fn end_of(request: &AcknowledgeRequest, now: SteadyMillis) -> Result<SteadyMillis, ApiError> {
     let until = match (&request.duration, &request.until) {
         (Some(text), None) => {
             let duration = humantime::parse_duration(text)
@@ -85,6 +88,7 @@ fn until(request: &AcknowledgeRequest, now: SteadyMillis) -> Result<SteadyMillis
         (None, Some(text)) => instant("until", text, now)?,
         _ => return Err(unprocessable("expected either `for` or `until`")),
     };
+    // An instant in the past is zero milliseconds ahead.
     let ahead = until.millis_since(now);
     if ahead == 0 || u128::from(ahead) > LONGEST.as_millis() {
         return Err(unprocessable("the end must be in the future, within 30 days"));
@@ -92,7 +96,7 @@ fn until(request: &AcknowledgeRequest, now: SteadyMillis) -> Result<SteadyMillis
     Ok(until)
 }
 
-/// An authorized request for a lock.
+/// A visitor with the right to acknowledge the problems of a lock.
 struct Caller<'a> {
     app: &'a App,
     visitor: &'a CurrentVisitor,
@@ -101,7 +105,7 @@ struct Caller<'a> {
 }
 
 impl<'a> Caller<'a> {
-    /// Checks the right before any other part of the request.
+    /// Checks the visitor's right, before any other part of the request.
     fn new(
         app: &'a App,
         visitor: &'a CurrentVisitor,
@@ -116,7 +120,7 @@ impl<'a> Caller<'a> {
         self,
         request: &AcknowledgeRequest,
     ) -> Result<(LockId, Acknowledged), ApiError> {
-        let problem = kind(&request.problem)?;
+        let problem = problem_of(&request.problem)?;
         let new = acknowledgement(request, self.visitor)?;
         let id = self.change(problem, Some(new.clone())).await?;
         Ok((id, Acknowledged { problem, acknowledged: Some(new) }))
@@ -126,7 +130,7 @@ impl<'a> Caller<'a> {
         self,
         request: &UnacknowledgeRequest,
     ) -> Result<(LockId, Acknowledged), ApiError> {
-        let problem = kind(&request.problem)?;
+        let problem = problem_of(&request.problem)?;
         let id = self.change(problem, None).await?;
         Ok((id, Acknowledged { problem, acknowledged: None }))
     }
@@ -139,11 +143,11 @@ impl<'a> Caller<'a> {
     ) -> Result<LockId, ApiError> {
         let Self { app, visitor, peer, id } = self;
         let wanted = new.is_some();
-        let before = is_acknowledged(app, &id, problem).ok_or_else(|| {
+        let was_acknowledged = is_acknowledged(app, &id, problem).ok_or_else(|| {
             let why = format!("the lock does not have the problem `{}`", problem.as_str());
             ApiError::new(StatusCode::NOT_FOUND, why)
         })?;
-        if !wanted && !before {
+        if !wanted && !was_acknowledged {
             let why = "nobody has acknowledged this problem";
             return Err(ApiError::new(StatusCode::NOT_FOUND, why));
         }
@@ -154,19 +158,19 @@ impl<'a> Caller<'a> {
     }
 }
 
-/// Acknowledges the same problem of several locks: those that still have it and for which the visitor has the right.
-/// Waits until the change is visible, and returns the number of these locks.
+/// Acknowledges the same problem of several locks, and waits until that is visible. Locks that no longer have the problem,
+/// or for which the visitor lacks the right, are left as they are.
 ///
 /// # Errors
-/// If the request is wrong, or the visitor has the right for none of them.
+/// If the request is wrong, or a lock's database is not watched.
 pub(super) async fn acknowledge_all(
     app: &App,
     visitor: &CurrentVisitor,
     peer: SocketAddr,
     ids: Vec<LockId>,
     request: &AcknowledgeRequest,
-) -> Result<usize, ApiError> {
-    let problem = kind(&request.problem)?;
+) -> Result<(), ApiError> {
+    let problem = problem_of(&request.problem)?;
     let new = Arc::new(acknowledgement(request, visitor)?);
     let mut changes = app.hub.changes();
     let mut done = Vec::new();
@@ -178,7 +182,7 @@ pub(super) async fn acknowledge_all(
         }
     }
     until_shown(app, &mut changes, &done, problem, true).await;
-    Ok(done.len())
+    Ok(())
 }
 
 /// Returns the acknowledgement that a request asks for.
@@ -190,7 +194,7 @@ fn acknowledgement(
         unprocessable(format!("`reason` must have 3 to {MAX_REASON} characters on one line"))
     })?;
     let now = SteadyMillis::now();
-    let until = until(request, now)?;
+    let until = end_of(request, now)?;
     let by = visitor.name().unwrap_or("somebody").to_owned();
     Ok(Acknowledgement { by, reason: reason.to_owned(), at: now, until })
 }
@@ -246,7 +250,8 @@ async fn record(
     Ok(())
 }
 
-/// Waits until the changes are visible, since the operator sees a page of the locks next.
+/// Waits until the problem of each lock is acknowledged, or no longer is, in the published state: the visitor sees a page
+/// of the locks next. `wanted` is true for an acknowledgement.
 async fn until_shown(
     app: &App,
     changes: &mut Receiver<Arc<Delta>>,

@@ -39,18 +39,21 @@ pub(super) type Params = Result<Query<IncidentParams>, QueryRejection>;
 fn find(app: &App, params: Params) -> Result<IncidentRow, ApiError> {
     let params = understood(params)?;
     let deployment = app.deployment(params.deployment.as_deref())?;
-    let word = params.problem.unwrap_or_default();
-    let problem = ProblemKind::parse(&word);
-    let published = Published::latest(&app.hub);
+    let problem = ProblemKind::parse(&params.problem.unwrap_or_default());
     let key = params.key.unwrap_or_default();
-    problem
-        .and_then(|problem| {
-            IncidentRow::find(&published, &deployment, problem, &key, SteadyMillis::now())
-        })
-        .ok_or_else(|| {
-            let why = "this incident is over, or there never was one";
-            ApiError::new(StatusCode::NOT_FOUND, why)
-        })
+    let published = Published::latest(&app.hub);
+    let found = problem.and_then(|problem| {
+        IncidentRow::find(&published, &deployment, problem, &key, SteadyMillis::now())
+    });
+    found.ok_or_else(|| {
+        let why = "this incident is over, or there never was one";
+        ApiError::new(StatusCode::NOT_FOUND, why)
+    })
+}
+
+/// Returns whether the visitor has this right for some of the incident's locks.
+fn has_for_some(visitor: &CurrentVisitor, right: Right, incident: &IncidentRow) -> bool {
+    incident.locks.iter().any(|lock| visitor.needs_for(right, &lock.id).is_ok())
 }
 
 /// Returns the incident that a request names, if the visitor has this right for some of its locks. A missing right is
@@ -65,13 +68,10 @@ fn find_for(
         Ok(incident) => incident,
         Err(error) => return visitor.needs(right).and(Err(error)),
     };
-    let mut rights = incident.locks.iter().map(|lock| visitor.needs_for(right, &lock.id));
-    let first = rights.next().unwrap_or_else(|| visitor.needs(right));
-    if first.is_ok() || rights.any(|right| right.is_ok()) {
-        Ok(incident)
-    } else {
-        first.map(|()| incident)
+    if !has_for_some(visitor, right, &incident) {
+        visitor.needs_for(right, &incident.first().0.id)?;
     }
+    Ok(incident)
 }
 
 /// Returns the releases, and an incident whose locks can be released together.
@@ -80,10 +80,10 @@ pub(super) fn releasable<'a>(
     visitor: &CurrentVisitor,
     params: Params,
 ) -> Result<(&'a Releases, IncidentRow), ApiError> {
-    let incident = find_for(app, visitor, Right::Release, params);
-    let incident = match incident {
+    let incident = match find_for(app, visitor, Right::Release, params) {
+        // A missing right is reported before anything about this dashboard.
         Err(error) if error.status == StatusCode::FORBIDDEN => return Err(error),
-        incident => incident,
+        found => found,
     };
     let releases = app.releases.as_ref().ok_or_else(releases_off)?;
     let incident = incident?;
@@ -120,11 +120,13 @@ fn page_of(
     incident: IncidentRow,
     step: IncidentStep,
 ) -> IncidentPage {
-    let some = |right| incident.locks.iter().any(|lock| visitor.needs_for(right, &lock.id).is_ok());
-    let may_release = app.releases.is_some() && incident.may_be_released() && some(Right::Release);
+    let may_acknowledge = has_for_some(visitor, Right::Ack, &incident);
+    let may_release = app.releases.is_some()
+        && incident.may_be_released()
+        && has_for_some(visitor, Right::Release, &incident);
     let mut chrome = app.chrome(&address(uri));
     visitor.sign(&mut chrome);
-    IncidentPage { chrome, may_acknowledge: some(Right::Ack), may_release, incident, step }
+    IncidentPage { chrome, may_acknowledge, may_release, incident, step }
 }
 
 pub async fn page(
@@ -157,7 +159,7 @@ pub async fn acknowledge_from_page(
         acknowledge_all(&app, &visitor, peer, ids, &request).await
     };
     match done.await {
-        Ok(_) => Redirect::to("/problems").into_response(),
+        Ok(()) => Redirect::to("/problems").into_response(),
         Err(error) => refused(&app, &uri, &visitor, &error),
     }
 }

@@ -1,4 +1,5 @@
-//! The release of an incident's locks by the API: an offer lists them, a request for their release sends its id back.
+//! The release of an incident's locks by the API: an offer lists them, and a request to release them repeats the
+//! offer's id.
 
 use std::net::SocketAddr;
 
@@ -20,7 +21,7 @@ use crate::model::types::LockId;
 use crate::release::batch::BatchRequest;
 use crate::release::{Outcome, VALID};
 
-/// The locks of an incident as of now, and which of them a release would end.
+/// The locks of an incident as of now, by whether they can be released together.
 #[derive(Serialize, ToSchema)]
 #[schema(as = IncidentReleaseOffer)]
 pub(in crate::http) struct OfferJson {
@@ -28,14 +29,14 @@ pub(in crate::http) struct OfferJson {
     seen: String,
     #[serde(serialize_with = "crate::clock::as_wall")]
     valid_until: SteadyMillis,
-    /// The locks that a release ends; `count` of the request is their number.
+    /// The locks to release. `count` of the request must be their number.
     locks: Vec<LockId>,
     left_out: Vec<LeftOutJson>,
     /// The number of locks beyond the 500 of one release.
     more: usize,
     /// The number of waiters for these locks, at least.
     waiting: u64,
-    /// True if only the form of some shows that they are locks: the request must have `unproven` then.
+    /// True if only the form of some hashes shows that they are locks. The request must then have `unproven`.
     unproven: bool,
 }
 
@@ -58,7 +59,7 @@ struct LeftOutJson {
         (status = 400, description = "A parameter is missing or wrong."),
         (status = 403, description = "The visitor lacks the right, or the dashboard runs without --allow-release."),
         (status = 404, description = "There is no such incident."),
-        (status = 409, description = "It is a deadlock: one of its holds is released by itself."),
+        (status = 409, description = "It is a deadlock, of which one hold is to be released alone, or the holds have ended by themselves."),
     ),
 )]
 pub(in crate::http) async fn look(
@@ -119,7 +120,7 @@ fn outcomes() -> utoipa::openapi::Object {
                 request.",
         ),
         (status = 404, description = "There is no such incident."),
-        (status = 409, description = "It is a deadlock, or the offer is no longer valid. Nothing was done."),
+        (status = 409, description = "It is a deadlock, the holds have ended by themselves, or the offer is no longer valid. Nothing was done."),
         (status = 413, description = "The body is too large."),
         (status = 415, description = "The body is not JSON."),
         (status = 422, description = "Count or reason is wrong, or a member is missing. Nothing was done."),

@@ -34,13 +34,14 @@ pub struct LoginForm {
     csrf: String,
 }
 
-/// Returns the path to open next, or `/` if a browser might read it as another site.
+/// Returns the path to open after the login, or `/` if a browser might read it as another site.
 fn local(next: &str) -> &str {
     let plain = next.bytes().all(|byte| byte.is_ascii_graphic() && byte != b'\\');
     let ours = next.starts_with('/') && !next.starts_with("//") && !next.starts_with("/login");
     if plain && ours { next } else { "/" }
 }
 
+/// Shows the login form, or redirects a visitor who needs none.
 pub async fn page(
     State(access): State<Arc<Access>>,
     visitor: CurrentVisitor,
@@ -59,6 +60,7 @@ pub async fn page(
     answer.page(StatusCode::OK, &next, None)
 }
 
+/// Logs in by a token.
 pub async fn enter(
     State(access): State<Arc<Access>>,
     ConnectInfo(peer): ConnectInfo<SocketAddr>,
@@ -98,6 +100,7 @@ pub async fn enter(
     redirect_with_cookie(&access.set_cookie(&cookie, LOGIN_SECS), local(&form.next))
 }
 
+/// Logs out.
 pub async fn leave(
     State(access): State<Arc<Access>>,
     visitor: CurrentVisitor,
