@@ -27,6 +27,8 @@ pub(in super::super) struct Heat {
     width: usize,
     height: usize,
     marks: Vec<(u64, String)>,
+    /// The beginning of the picture, or of counting if that is later, in epoch milliseconds and as a time of day.
+    from: (u64, String),
     /// The number of groups without waits or problems, and that of groups for which there is no room.
     calm: usize,
     more: usize,
@@ -66,15 +68,14 @@ impl Heat {
         let end = contention.minute;
         let row = |(i, group): (usize, &&GroupTally)| HeatRow::new(group, places, end, i * ROW);
         let rows: Vec<HeatRow> = busy.iter().take(MAX_ROWS).enumerate().map(row).collect();
-        let marks = [60, 45, 30, 15, 0].map(|ago| {
-            let at = end.minus(ago * MINUTE_MS).to_wall();
-            (at.0, at.to_string().get(11..16).unwrap_or_default().to_owned())
-        });
+        let mark = |at: SteadyMillis| (at.to_wall().0, time(at));
+        let marks = [60, 45, 30, 15, 0].map(|ago| mark(end.minus(ago * MINUTE_MS)));
         Self {
             width: MINUTES * COLUMN,
             height: rows.len() * ROW,
             more: busy.len() - rows.len(),
             calm: calm.len(),
+            from: mark(contention.from.max(end.minus(MINUTES as u64 * MINUTE_MS))),
             marks: marks.into(),
             rows,
         }
@@ -187,6 +188,18 @@ mod tests {
         assert!(html.contains("1 group had neither") && !html.contains("place"), "{html}");
         let html = Heat::new(&contention, true).render().unwrap();
         assert!(html.contains("<span class=\"place\">d</span> <bdi>a&#60;b&#62;"), "{html}");
+    }
+
+    #[test]
+    fn an_empty_picture_states_since_when_nothing_has_happened() {
+        let minute = SteadyMillis(1_795_546_800_000);
+        let empty = |from| {
+            let contention = Contention { from, minute, ..Contention::default() };
+            Heat::new(&contention, false).render().unwrap()
+        };
+        let html = empty(minute.minus(150_000));
+        assert!(html.contains("no problem began") && html.contains(">18:57</time>"), "{html}");
+        assert!(empty(minute.minus(4_000_000)).contains(">18:00</time>"));
     }
 
     #[test]
