@@ -99,6 +99,15 @@ fn a_holder_of_an_unknown_client_is_called_so_also_with_an_address() {
 }
 
 #[test]
+fn the_head_of_a_page_marks_a_reader_that_is_gone() {
+    let mut view = held(b"prices", 1, 4_000);
+    view.holders[0].zombie = true;
+    let page = lock_page(&lock(view)).unwrap();
+    let head = page.split("</section>").next().unwrap();
+    assert!(head.contains(">zombie</span>"), "{head}");
+}
+
+#[test]
 fn an_incident_shows_the_time_of_its_evidence_and_its_other_holders() {
     let mut locks = vec![leaked(), leaked()];
     locks[1].id = held(b"orders:2", 1, 0).id;
