@@ -11,7 +11,7 @@ use super::prose::Prose;
 use super::row::{Badge, HolderCell, row_id};
 use super::{Chrome, ListPage, format, links};
 use crate::clock::SteadyMillis;
-use crate::model::types::{Acknowledgement, ClearedProblem, LockView};
+use crate::model::types::{Acknowledgement, ClearedProblem, LockView, RedView};
 use crate::query::Listed as _;
 use crate::query::incidents::IncidentRow;
 use crate::text;
@@ -28,6 +28,8 @@ struct IncidentTemplate<'a> {
     badge: Badge,
     /// The only lock, or the first.
     lock: LockLink,
+    /// The servers of a red lock.
+    red: Option<&'a RedView>,
     /// The common beginning of the names of several locks, and the number of locks.
     several: Option<(String, String)>,
     /// The first locks if there are several, each with the age of its problem.
@@ -99,6 +101,7 @@ impl ListView for IncidentRow {
                 acknowledged: self.acknowledged,
             },
             lock: LockLink::new(&lock.id, chrome),
+            red: lock.red.as_deref(),
             several: (count > 1).then(|| {
                 (
                     prefix.map_or_else(String::new, |prefix| format!("{prefix}*")),

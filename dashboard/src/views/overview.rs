@@ -14,7 +14,7 @@ use super::row::{Badge, HolderCell};
 use super::{Chrome, OverviewPage, links};
 use crate::clock::SteadyMillis;
 use crate::model::contention::{Durations, GroupTally, Longest, Tally};
-use crate::model::types::{ClientView, LockView};
+use crate::model::types::{ClientView, LockView, RedView};
 use crate::query::blockers::BlockerRow;
 use crate::query::incidents::IncidentRow;
 use crate::text;
@@ -29,6 +29,8 @@ struct Incident<'a> {
     badge: Badge,
     count: Option<String>,
     lock: LockLink,
+    /// The servers of a red lock.
+    red: Option<&'a RedView>,
     prefix: Option<String>,
     holder: Option<HolderCell<'a>>,
     more_holders: usize,
@@ -61,6 +63,7 @@ impl<'a> Incidents<'a> {
                 },
                 count: several.then(|| format::count(row.locks.len() as u64)),
                 lock: LockLink::new(&lock.id, chrome),
+                red: lock.red.as_deref(),
                 prefix: row.prefix().map(|prefix| text::visible(prefix.as_bytes())),
                 holder: HolderCell::longest(lock).filter(|_| row.holders() > 0),
                 more_holders: row.holders().saturating_sub(1),

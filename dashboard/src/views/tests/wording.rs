@@ -6,7 +6,9 @@ use super::fixtures::{
 };
 use crate::archive::PastEvent;
 use crate::clock::SteadyMillis;
-use crate::model::types::{Certainty, ClientView, LockEvent, LockView, ProblemKind, Source};
+use crate::model::types::{
+    Certainty, ClientView, LockEvent, LockView, ProblemKind, RedView, Source,
+};
 use crate::query::LockRow;
 use crate::query::contention::ContentionRow;
 use crate::query::incidents::IncidentRow;
@@ -96,6 +98,24 @@ fn a_holder_of_an_unknown_client_is_called_so_also_with_an_address() {
     // Only the text to copy is the field as stored.
     assert_eq!(page.matches('\u{202e}').count(), 1, "{page}");
     assert!(page.contains("<bdi>worker\\u{202e}1</bdi>"), "{page}");
+}
+
+#[test]
+fn each_server_of_a_red_lock_shows_on_how_many_it_is_held() {
+    let red = RedView {
+        group: "g".into(),
+        held: vec!["a".into(), "b".into()],
+        unread: Vec::new(),
+        of: 3,
+    };
+    let lock = LockView { red: Some(Box::new(red)), ..leaked() };
+    for page in [
+        list_page(&list::<LockRow>(vec![lock.clone()])).unwrap(),
+        list_page(&list::<IncidentRow>(vec![lock.clone()])).unwrap(),
+        overview_page(&overview(vec![lock])).unwrap(),
+    ] {
+        assert!(page.contains(">red 2 of 3</span></th>"), "{page}");
+    }
 }
 
 #[test]
