@@ -1,6 +1,7 @@
 //! Waiting: a LOCK joins its name's queue, and leaves it with or without the lock.
 
 use std::sync::Arc;
+use std::time::Duration;
 
 use redisson::{Kind, Moment};
 use tracing::Span;
@@ -14,6 +15,9 @@ use crate::core::units::millis;
 use crate::core::{Core, Effect, Node, Report, spans};
 use crate::protocol::command::{LockRequest, Wait};
 use crate::protocol::resp::Frame;
+
+/// The least time that a wait has for its first answer from Redis, which under load takes longer than the shortest waits.
+const FIRST_ANSWER: Duration = Duration::from_millis(250);
 
 impl Core {
     /// Puts a LOCK into its name's queue.
@@ -106,13 +110,13 @@ impl Core {
         }
     }
 
-    /// Returns the instant until which a waiter has time for its first answer. A wait may be shorter than a round trip to
-    /// Redis: then it ends with that answer, as NOWAIT does. `None` if it had one, or none is under way.
+    /// Returns the instant until which a waiter has time for its first answer, if that is under way. A wait may be shorter
+    /// than a round trip to Redis: then it ends with that answer, as NOWAIT does.
     fn first_answer_due(&self, number: WaiterId) -> Option<Moment> {
         let waiter = self.locks.waiter(number)?;
         let failed = self.locks.get(&waiter.name).is_some_and(|state| state.last_error.is_some());
         let pending = waiter.attempt.is_some() && !waiter.refused && !failed;
-        pending.then(|| waiter.since + self.settings.response_timeout)
+        pending.then(|| waiter.since + self.settings.response_timeout.min(FIRST_ANSWER))
     }
 
     /// Removes a waiter from every table.

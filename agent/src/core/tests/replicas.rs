@@ -192,7 +192,7 @@ fn a_grant_that_is_confirmed_too_late_or_by_too_few_is_not_for_who_has_gone() {
         let a = world.open();
         world.replicas = Replicas::Late;
         world.lock_within(a, "x", 100);
-        world.pass(Duration::from_millis(2100));
+        world.pass(Duration::from_millis(300));
         assert_eq!(world.reply(a), "UNAVAILABLE");
         world.send_grants(replicas);
         world.work();
@@ -210,7 +210,7 @@ fn a_fair_waiter_that_has_gone_leaves_no_place() {
     let wait = Wait::AtMost(Duration::from_millis(100));
     let request = LockRequest { kind: Kind::Fair, wait, ..lock_command("x") };
     world.command(a, Command::Lock(request));
-    world.pass(Duration::from_millis(2100));
+    world.pass(Duration::from_millis(300));
     world.replies.clear();
     world.send_grants(1);
     world.work();
