@@ -1,7 +1,7 @@
 //! Checks of the documents against the programs and tests.
 
 use std::collections::BTreeSet;
-use std::path::Path;
+use std::path::{Path, PathBuf};
 
 use anyhow::{Context as _, Result, ensure};
 use harness::{Agent, Dashboard, RedisServer};
@@ -49,19 +49,36 @@ fn documents(folder: &str) -> Result<Vec<String>> {
     Ok(files)
 }
 
+/// Returns the anchors of a document's headings, as GitHub makes them.
+fn anchors(text: &str) -> BTreeSet<String> {
+    // Every other part is a block of code.
+    let prose = text.split("```").step_by(2);
+    let titles = prose.flat_map(str::lines).filter(|line| line.starts_with('#'));
+    let anchor = |title: &str| {
+        let kept = title.trim_start_matches('#').trim().to_lowercase();
+        let kept = kept.chars().filter(|c| c.is_alphanumeric() || " -_".contains(*c));
+        kept.collect::<String>().replace(' ', "-")
+    };
+    titles.map(anchor).collect()
+}
+
 #[test]
-fn every_link_points_to_a_file() -> Result<()> {
+fn every_link_points_to_a_file_and_a_heading() -> Result<()> {
     let files = [documents("")?, documents("docs")?].concat();
     assert!(files.len() > 6, "{files:?}");
     let mut missing = BTreeSet::new();
     for file in &files {
         let text = document(file)?;
         let folder = Path::new(file).parent().unwrap_or_else(|| Path::new(""));
-        for link in text.split("](").skip(1).filter_map(|rest| rest.split(')').next()) {
-            let link = link.split('#').next().unwrap_or_default();
-            let target = folder.join(link);
-            let path = format!("{}/../{}", env!("CARGO_MANIFEST_DIR"), target.display());
-            if !link.is_empty() && !link.contains("://") && !Path::new(&path).exists() {
+        let links = text.split("](").skip(1).filter_map(|rest| rest.split(')').next());
+        for link in links.filter(|link| !link.contains("://")) {
+            let (path, anchor) = link.split_once('#').unwrap_or((link, ""));
+            let target = if path.is_empty() { PathBuf::from(file) } else { folder.join(path) };
+            let found = Path::new(env!("CARGO_MANIFEST_DIR")).join("..").join(&target);
+            let leads = found.exists()
+                && (anchor.is_empty()
+                    || anchors(&std::fs::read_to_string(found)?).contains(anchor));
+            if !leads {
                 missing.insert(format!("{file}: {link}"));
             }
         }
