@@ -28,6 +28,8 @@ const ANSWER_MARGIN = 5000;
 /** Renewed deadlines are read again after this part of the remaining validity. */
 const REFRESH_PART = 1 / 3;
 const SHORTEST_PAUSE = 50;
+/** The longest time, in ms, for which a timer can be set: 24.8 days. */
+const LONGEST_TIMER = 2 ** 31 - 1;
 
 const key = (name, kind) => `${kind} ${name}`;
 const isGone = (error) => error instanceof ErrorReply && ["LOST", "NOTHELD"].includes(error.code);
@@ -205,10 +207,12 @@ export class Session {
     let timer;
     let onAbort;
     const interrupted = new Promise((_, reject) => {
-      if (Number.isFinite(limit)) {
-        const overdue = () => reject(new UnavailableError("no reply from the agent"));
-        timer = setTimeout(overdue, Math.min(limit, 2 ** 31 - 1));
-      }
+      const overdue = () => reject(new UnavailableError("no reply from the agent"));
+      const arm = (left) => {
+        const next = left > LONGEST_TIMER ? () => arm(left - LONGEST_TIMER) : overdue;
+        timer = setTimeout(next, Math.min(left, LONGEST_TIMER));
+      };
+      if (Number.isFinite(limit)) arm(limit);
       onAbort = () => reject(signal.reason);
       signal?.addEventListener("abort", onAbort);
     });
@@ -498,7 +502,7 @@ export class Session {
     const live = [...this.#grants.values()].filter((grant) => grant.lost === null);
     if (live.length === 0 || this.#closing) return;
     const next = Math.min(...live.map((grant) => grant.remaining * (grant.followed ? REFRESH_PART : 1)));
-    this.#timer = setTimeout(() => this.#tend(), Math.min(Math.max(next, SHORTEST_PAUSE), 2 ** 31 - 1));
+    this.#timer = setTimeout(() => this.#tend(), Math.min(Math.max(next, SHORTEST_PAUSE), LONGEST_TIMER));
   }
 
   /** Ends holds whose deadline has passed, and reads the deadlines of the others. */

@@ -9,11 +9,13 @@ mod stage;
 use std::path::{Path, PathBuf};
 use std::process::Command;
 use std::sync::OnceLock;
+use std::time::Duration;
 
 use anyhow::{Result, anyhow, ensure};
 use futures_util::future::try_join_all;
 use harness::process;
 
+use self::stage::Stage;
 use crate::clients::libraries::{go, installed};
 
 /// A library with the driver program for the scenarios.
@@ -33,6 +35,9 @@ const PYTHON_ASYNCIO: Library =
     Library { command: || python("asyncio"), forks: true, shields: true, texts: true };
 
 const NODE: Library = Library { command: node_driver, forks: false, shields: true, texts: true };
+/// A timer for the longest time that Node.js has, 24.8 days, ends at once.
+const NODE_AFTER_WEEKS: Library =
+    Library { command: node_driver_after_weeks, forks: false, shields: true, texts: true };
 const GO: Library = Library { command: go_driver, forks: false, shields: false, texts: false };
 const JAVA: Library = Library { command: java_driver, forks: false, shields: true, texts: true };
 const RUST: Library = Library { command: rust_driver, forks: false, shields: false, texts: false };
@@ -50,6 +55,14 @@ fn python(api: &str) -> Result<Command> {
 fn node_driver() -> Result<Command> {
     let mut command = process::command(&installed("node")?);
     command.arg(folder("node").join("conformance/driver.js"));
+    Ok(command)
+}
+
+fn node_driver_after_weeks() -> Result<Command> {
+    const SET_TIMER: &str = "data:text/javascript,const set = setTimeout;\
+        globalThis.setTimeout = (run, ms, ...more) => set(run, ms * Number(ms < 2 ** 31 - 1), ...more);";
+    let mut command = process::command(&installed("node")?);
+    command.args(["--import", SET_TIMER]).arg(folder("node").join("conformance/driver.js"));
     Ok(command)
 }
 
@@ -186,4 +199,24 @@ async fn without_an_agent_a_long_wait_ends_after_half_a_minute() -> Result<()> {
         driver.fails("lock a orders:42 wait=3600000", "unavailable").await
     });
     try_join_all(calls).await.map(drop)
+}
+
+#[tokio::test]
+async fn a_wait_may_last_longer_than_a_timer_of_node() -> Result<()> {
+    let mut stage = Stage::new(&NODE_AFTER_WEEKS).await?;
+    stage.other_has("LOCK orders:42").await?;
+    for days in [24_u64, 25, 365] {
+        let wait = Duration::from_hours(24 * days).as_millis();
+        let waiting = stage.driver.send("main", &format!("lock a orders:42 wait={wait}")).await?;
+        stage.waits("orders:42", true).await;
+        // Timers that have ended run before the driver answers this.
+        stage.driver.call_in("second", "lock b orders:43 wait=0").await?;
+        stage.driver.call_in("second", "release b").await?;
+        stage.other_has("UNLOCK orders:42").await?;
+        let granted = stage.driver.answer(waiting).await?;
+        ensure!(granted.get("error").is_none(), "{days} days: {granted}");
+        stage.driver.ok("release a").await?;
+        stage.other_has("LOCK orders:42").await?;
+    }
+    Ok(())
 }
