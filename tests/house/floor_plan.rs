@@ -51,7 +51,7 @@ const PLANS: [Plan; 5] = [
     Plan {
         root: "agent/src/lockctl/main.rs",
         floors: &[
-            &["duration", "exit", "output", "runtime", "signals"],
+            &["columns", "duration", "exit", "output", "runtime", "signals"],
             &["reply"],
             &["client", "table"],
             &["cli", "holders", "list"],

@@ -5,6 +5,7 @@
 
 mod cli;
 mod client;
+mod columns;
 mod duration;
 mod exec;
 mod exit;

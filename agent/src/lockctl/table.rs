@@ -2,23 +2,23 @@
 
 use redis::Value;
 
+use crate::columns::{padded, shorten, width};
 use crate::reply::{bytes, printable};
 
 /// The least width to which the first column is cut.
 const LEAST_CUT: usize = 24;
 
 /// Formats rows as lines, with each column as wide as its widest cell. With `limit`, cells of the first column are shortened as
-/// far as the lines need it to have that many characters.
+/// far as the lines need it to fit into that many columns of a terminal.
 pub(crate) fn table(
     heads: &[&str],
     mut rows: Vec<Vec<String>>,
     limit: Option<usize>,
 ) -> Vec<String> {
-    let length = |text: &str| text.chars().count();
-    let mut widths: Vec<usize> = heads.iter().map(|head| length(head)).collect();
+    let mut widths: Vec<usize> = heads.iter().map(|head| width(head)).collect();
     for row in &rows {
-        for (width, cell) in widths.iter_mut().zip(row) {
-            *width = (*width).max(length(cell));
+        for (widest, cell) in widths.iter_mut().zip(row) {
+            *widest = (*widest).max(width(cell));
         }
     }
     if let (Some(limit), Some((first, others))) = (limit, widths.split_first_mut()) {
@@ -30,9 +30,8 @@ pub(crate) fn table(
     }
     let line = |cells: &mut dyn Iterator<Item = &str>| {
         let mut line = String::new();
-        for (cell, width) in cells.zip(&widths) {
-            line.push_str(cell);
-            line.extend(std::iter::repeat_n(' ', width + 2 - length(cell)));
+        for (cell, widest) in cells.zip(&widths) {
+            line.push_str(&padded(cell, widest + 2));
         }
         line.truncate(line.trim_end().len());
         line
@@ -40,16 +39,6 @@ pub(crate) fn table(
     let head = line(&mut heads.iter().copied());
     let rows = rows.iter().map(|row| line(&mut row.iter().map(String::as_str)));
     std::iter::once(head).chain(rows).collect()
-}
-
-/// Cuts characters from the middle of a text that has more than `most`: names often differ only at their end.
-fn shorten(text: &mut String, most: usize) {
-    let length = text.chars().count();
-    if length > most {
-        let tail = (most - 1) / 2;
-        let head = text.chars().take(most - 1 - tail);
-        *text = head.chain(['…']).chain(text.chars().skip(length - tail)).collect();
-    }
 }
 
 /// Converts a reply to JSON. Strings with invalid UTF-8 are escaped as in Rust: `\xff`.
@@ -88,6 +77,19 @@ mod tests {
         let lines = table(&["LOCK", "AGE"], rows.to_vec(), None);
         assert_eq!(lines, ["LOCK   AGE", "größe  1", "a      22 ms"]);
         assert_eq!(table(&["LOCK", "AGE"], Vec::new(), None), ["LOCK  AGE"]);
+    }
+
+    #[test]
+    fn wide_names_keep_the_columns_in_line() {
+        let rows = ["注文:42", "gro\u{308}ße", "🔒", "a"].map(|name| vec![name.into(), "1".into()]);
+        assert_eq!(
+            table(&["LOCK", "AGE"], rows.to_vec(), None),
+            ["LOCK     AGE", "注文:42  1", "gro\u{308}ße    1", "🔒       1", "a        1"]
+        );
+        let rows = vec![vec!["注文".repeat(20), "1".into()], vec!["a".into(), "2".into()]];
+        let lines = table(&["LOCK", "AGE"], rows, Some(40));
+        assert!(lines.iter().all(|line| width(line) <= 40), "{lines:?}");
+        assert_eq!(width(&lines[1]), width(&lines[2]), "{lines:?}");
     }
 
     #[test]

@@ -15,6 +15,7 @@ use thiserror::Error;
 use tokio::time::{Instant, sleep};
 
 use crate::cli::TailArgs;
+use crate::columns::padded;
 use crate::duration::as_millis;
 use crate::exit::Exit;
 use crate::output::{notice, print};
@@ -206,10 +207,10 @@ fn lines(trace: &Value, first: u64, args: &TailArgs) -> Vec<String> {
         let label = text("label").unwrap_or_default();
         let unsure = if step["certain"] == false { "?" } else { "" };
         lines.push(format!(
-            "{time} {:>10}  {:LABEL$} {:WHO$} {}",
+            "{time} {:>10}  {:LABEL$} {} {}",
             gap(step["gap_us"].as_u64()),
             format!("{label}{unsure}"),
-            who.unwrap_or_default(),
+            padded(&who.unwrap_or_default(), WHO),
             text("text").unwrap_or_default()
         ));
         for raw in step["lines"].as_array().into_iter().flatten().filter(|_| args.raw) {
@@ -248,6 +249,7 @@ mod tests {
 
     use super::*;
     use crate::cli::{Cli, Verb};
+    use crate::columns::width;
 
     fn args(line: &str) -> TailArgs {
         let words = ["lockctl", "tail", "a"].into_iter().chain(line.split_whitespace());
@@ -272,6 +274,14 @@ mod tests {
         assert_eq!(printed[1], "    1.2 [0 lua] \"pttl\" \"a\"");
         let printed = lines(&trace, 3, &args("--json"));
         assert_eq!(serde_json::from_str::<Value>(&printed[0]).unwrap()["seq"], 3);
+    }
+
+    #[test]
+    fn wide_names_keep_the_texts_in_line() {
+        let step = |name: &str| json!({"label": "granted", "name": name, "text": "It has it."});
+        let trace = json!({"steps": [step("注文@web-7"), step("orders@web-7")]});
+        let printed = lines(&trace, 0, &args(""));
+        assert_eq!(width(&printed[0]), width(&printed[1]), "{printed:?}");
     }
 
     #[test]

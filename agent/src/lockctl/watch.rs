@@ -12,7 +12,7 @@ use tokio::time::sleep;
 use crate::client::{Agent, Failure};
 use crate::output::{self, notice, print};
 use crate::reply::{Fields as _, printable};
-use crate::{list, table};
+use crate::{columns, list, table};
 
 /// Moves the cursor to the upper left corner.
 const HOME: &str = "\x1b[H";
@@ -78,28 +78,33 @@ async fn poll(
 
 fn draw(rows: &[Value], error: Option<&str>) -> io::Result<()> {
     let size = output::terminal_size().filter(|(height, _)| *height > 2);
-    let (height, width) = size.unwrap_or(DEFAULT_SIZE);
-    let cells: Vec<Vec<String>> = rows.iter().map(list::cells).collect();
-    let held = rows.iter().filter(|row| row.text("state").as_deref() != Some("waiting")).count();
-    let mut lines = vec![match error {
-        Some(error) => error.to_owned(),
-        None => format!("{held} held, {} waiting", rows.len() - held),
-    }];
-    lines.extend(table::table(&list::COLUMNS, cells, Some(width)));
-    let hidden = lines.len().saturating_sub(height - 1);
-    if hidden > 0 {
-        lines.truncate(height - 2);
-        lines.push(format!("… {} more", hidden + 1));
-    }
+    let size = size.unwrap_or(DEFAULT_SIZE);
     let mut screen = HOME.to_owned();
-    for line in lines {
-        screen.extend(line.chars().take(width));
+    for line in lines(rows, error, size) {
+        screen.push_str(&line);
         screen.push_str(CLEAR_LINE);
     }
     screen.push_str(CLEAR_BELOW);
     let mut out = io::stdout().lock();
     out.write_all(screen.as_bytes())?;
     out.flush()
+}
+
+/// Returns the lines of a screen of that many rows and columns.
+fn lines(rows: &[Value], error: Option<&str>, (height, width): (usize, usize)) -> Vec<String> {
+    let cells: Vec<Vec<String>> = rows.iter().map(list::cells).collect();
+    let held = rows.iter().filter(|row| row.text("state").as_deref() != Some("waiting")).count();
+    let mut lines = match error {
+        Some(error) => columns::wrapped(&printable(error.as_bytes()), width),
+        None => vec![format!("{held} held, {} waiting", rows.len() - held)],
+    };
+    lines.extend(table::table(&list::COLUMNS, cells, Some(width)));
+    let hidden = lines.len().saturating_sub(height - 1);
+    if hidden > 0 {
+        lines.truncate(height - 2);
+        lines.push(format!("… {} more", hidden + 1));
+    }
+    lines.iter().map(|line| columns::start(line, width)).collect()
 }
 
 /// A row as it is printed when it appears or disappears.
@@ -168,6 +173,20 @@ mod tests {
             (text("session"), text(&format!("s-{pid}"))),
             (text("comm"), text("worker")),
         ])
+    }
+
+    #[test]
+    fn a_screen_shows_the_whole_error_and_fits_the_terminal() {
+        let error = "`注文:42` is not listed: NOPERM this user has no permissions (UNAVAILABLE)";
+        let shown = lines(&[], Some(error), (24, 30));
+        assert!(shown.iter().all(|line| columns::width(line) <= 30), "{shown:?}");
+        let (head, told) = shown.split_last().unwrap();
+        assert_eq!((told.join(" "), head.starts_with("LOCK")), (error.to_owned(), true));
+        assert_eq!(lines(&[], Some(error), (4, 30)).len(), 3);
+        let rows = ["注文:42", "a"].map(|lock| row(lock, "held", "u:1", 7));
+        let shown = lines(&rows, None, (24, 30));
+        assert_eq!(shown[0], "2 held, 0 waiting");
+        assert!(shown[1..].iter().all(|line| columns::width(line) <= 30), "{shown:?}");
     }
 
     #[test]
