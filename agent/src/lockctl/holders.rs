@@ -21,7 +21,8 @@ pub(crate) async fn describe(agent: &mut Agent, name: &[u8]) -> Result<Option<St
     }
     let mut named: Vec<String> = holders.iter().take(MAX_NAMED).filter_map(holder).collect();
     if holders.len() > MAX_NAMED {
-        named.push(format!("{} others", holders.len() - MAX_NAMED));
+        let hidden = holders.len() - MAX_NAMED;
+        named.push(format!("{hidden} other{}", if hidden == 1 { "" } else { "s" }));
     }
     let ttl = match lock.millis("pttl_ms") {
         Some(left) => format!("its TTL is {}", duration::format(left)),

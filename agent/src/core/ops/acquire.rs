@@ -11,6 +11,7 @@ use super::{FAIR_WAIT, Failure, Op, orphan, printable};
 use crate::core::ids::OpId;
 use crate::core::lock::waiter::{Left, Waiter};
 use crate::core::ops::verb::{Attempt, Verb};
+use crate::core::report::refusals::{wrong_kind, wrong_type};
 use crate::core::{Core, Lane, Node, Report};
 use crate::journal::Record;
 use crate::types::{End, Number};
@@ -103,17 +104,11 @@ impl Core {
                 self.on_refused(attempt, op.sent, pttl_ms, &holders);
             }
             AcquireOutcome::WrongKind(kind) => {
-                let sentence = format!(
-                    "WRONGKIND `{name}` is in use as a {} lock: kinds do not mix under one name",
-                    printable(&kind)
-                );
+                let sentence = wrong_kind(name, &printable(&kind), None);
                 self.leave_unobtainable(attempt, op.may_have_run, sentence);
             }
             AcquireOutcome::WrongType(kind) => {
-                let sentence = format!(
-                    "WRONGTYPE the key `{name}` is not a lock but a {}: use another name",
-                    printable(&kind)
-                );
+                let sentence = wrong_type(name, &printable(&kind), None);
                 self.leave_unobtainable(attempt, op.may_have_run, sentence);
             }
         }

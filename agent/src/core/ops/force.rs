@@ -14,6 +14,7 @@ use super::operation::{Operation, Silence};
 use super::{Failure, Op, no_answer, printable};
 use crate::core::ids::{OpId, ReplyTo};
 use crate::core::ops::verb::{AfterCheck, AgentCheck, Force, Look, Verb};
+use crate::core::report::refusals::others;
 use crate::core::session::event::Event;
 use crate::core::units::millis;
 use crate::core::{Core, Effect, LogLine, Report};
@@ -111,10 +112,10 @@ const MAX_NAMED: usize = 3;
 pub(in crate::core) fn not_held_by(name: &LockName, named: &[u8], mut now: Vec<String>) -> String {
     now.sort_unstable();
     now.dedup();
-    let others = now.len().saturating_sub(MAX_NAMED);
+    let hidden = now.len().saturating_sub(MAX_NAMED);
     now.truncate(MAX_NAMED);
-    if others > 0 {
-        now.push(format!("{others} others"));
+    if hidden > 0 {
+        now.push(others(hidden));
     }
     format!(
         "NOTHELD nothing is released: `{name}` is held by {}, not by `{}`; to release it, name its present holder, or omit the holder",

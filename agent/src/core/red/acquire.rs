@@ -12,6 +12,7 @@ use crate::core::lease::node_leases::NodeLeases;
 use crate::core::lock::waiter::{Left, Waiter};
 use crate::core::ops::printable;
 use crate::core::ops::verb::{Attempt, NodeOp, NodeVerb, Verb};
+use crate::core::report::refusals::{wrong_kind, wrong_type};
 use crate::core::{Core, Report};
 use crate::types::Number;
 
@@ -104,15 +105,15 @@ impl Core {
         let answer = match acquired {
             AcquireOutcome::Granted { .. } => Answer::Yes(attempt.lease.valid_until(sent)),
             AcquireOutcome::Held { pttl_ms, holders } => Answer::No(No::Held { pttl_ms, holders }),
-            AcquireOutcome::WrongKind(kind) => Answer::No(No::Unfit(format!(
-                "WRONGKIND `{name}` is in use as a {} lock on {}: kinds do not mix under one name",
-                printable(&kind),
-                self.nodes()[node],
+            AcquireOutcome::WrongKind(kind) => Answer::No(No::Unfit(wrong_kind(
+                name,
+                &printable(&kind),
+                Some(&self.nodes()[node]),
             ))),
-            AcquireOutcome::WrongType(kind) => Answer::No(No::Unfit(format!(
-                "WRONGTYPE the key `{name}` is not a lock but a {} on {}: use another name",
-                printable(&kind),
-                self.nodes()[node],
+            AcquireOutcome::WrongType(kind) => Answer::No(No::Unfit(wrong_type(
+                name,
+                &printable(&kind),
+                Some(&self.nodes()[node]),
             ))),
         };
         let word = match &answer {

@@ -4,7 +4,7 @@ mod awaited;
 pub(in crate::core) mod list;
 pub(in crate::core) mod process;
 mod published;
-mod refusals;
+pub(in crate::core) mod refusals;
 
 use std::time::Duration;
 

@@ -52,9 +52,7 @@ impl Core {
     }
 
     pub(in crate::core) fn other_kind(name: &LockName, used: &str) -> Frame {
-        Frame::Error(format!(
-            "WRONGKIND `{name}` is in use as a {used} lock: kinds do not mix under one name"
-        ))
+        Frame::Error(wrong_kind(name, used, None))
     }
 
     /// Returns the refusal of a reader's request for the write side, which would wait for itself.
@@ -107,7 +105,63 @@ impl Core {
     }
 }
 
+/// Returns the refusal of a name that is in use as another kind, `used`, perhaps on one of several servers.
+pub(in crate::core) fn wrong_kind(name: &LockName, used: &str, server: Option<&str>) -> String {
+    let used = if used == Kind::Lock.as_str() { "plain" } else { used };
+    let place = on(server);
+    format!("WRONGKIND `{name}` is in use as a {used} lock{place}: kinds do not mix under one name")
+}
+
+/// Returns the refusal of a name whose key is something else, `found`, perhaps on one of several servers.
+pub(in crate::core) fn wrong_type(name: &LockName, found: &str, server: Option<&str>) -> String {
+    let place = on(server);
+    format!(
+        "WRONGTYPE `{name}` cannot be locked, because its key{place} is a {found}: use another name"
+    )
+}
+
+fn on(server: Option<&str>) -> String {
+    server.map_or_else(String::new, |server| format!(" on {server}"))
+}
+
+/// Returns the phrase for those that a list does not name.
+pub(in crate::core) fn others(count: usize) -> String {
+    if count == 1 { "1 other".to_owned() } else { format!("{count} others") }
+}
+
 /// Puts a foreign sentence on one line.
 fn one_line(text: &str) -> String {
     text.chars().map(|c| if c.is_control() { ' ' } else { c }).take(400).collect()
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn a_name_in_other_use_is_refused_in_plain_words() {
+        let name = LockName::new(&b"a"[..]).unwrap();
+        let kind = |used, on| wrong_kind(&name, used, on);
+        let found = |found, on| wrong_type(&name, found, on);
+        let mix = "kinds do not mix under one name";
+        for (told, expected) in [
+            (kind("lock", None), format!("WRONGKIND `a` is in use as a plain lock: {mix}")),
+            (kind("fair", None), format!("WRONGKIND `a` is in use as a fair lock: {mix}")),
+            (kind("read", Some("r:1")), format!("WRONGKIND `a` is in use as a read lock on r:1: {mix}")),
+            (
+                found("string", None),
+                "WRONGTYPE `a` cannot be locked, because its key is a string: use another name".into(),
+            ),
+            (
+                found("lock whose queue key is a string", Some("r:1")),
+                "WRONGTYPE `a` cannot be locked, because its key on r:1 is a lock whose queue key is a string: use \
+                 another name"
+                    .into(),
+            ),
+            (others(1), "1 other".into()),
+            (others(2), "2 others".into()),
+        ] {
+            assert_eq!(told, expected);
+        }
+    }
 }
