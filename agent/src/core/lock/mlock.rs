@@ -30,6 +30,9 @@ const PATIENCE: Duration = Duration::from_millis(1500);
 /// The divisor of that time while it holds a member that comes later in byte order.
 const OUT_OF_ORDER: u32 = 10;
 
+/// The wait for a member once the time of the MLOCK is over: the least that is not NOWAIT.
+const SHORTEST_WAIT: Duration = Duration::from_millis(1);
+
 impl Core {
     pub(in crate::core) fn lock_all(&mut self, reply_to: ReplyTo, requests: Vec<LockRequest>) {
         let Some(first) = requests.first() else { return };
@@ -212,14 +215,16 @@ impl Core {
     /// Requests one member.
     fn ask(&mut self, owner: Owner, index: usize) {
         let (now, share) = (self.now, u32::try_from(self.numbers.jitter() % 25).unwrap_or(0));
+        let limit = self.first_answer_limit();
         let Some(multi) = self.multi_mut(owner) else { return };
         let mut request = multi.requests[index].clone();
         if request.wait != Wait::AtMost(Duration::ZERO) && multi.until != Moment::NEVER {
-            if multi.until <= now {
+            // A wait may be shorter than the round trips to Redis for all members. Each may be free.
+            if multi.until <= now && multi.since + limit <= now {
                 multi.goal = Goal::GiveUp(Frame::Null);
                 return self.sessions.push_step(owner);
             }
-            request.wait = Wait::AtMost(multi.until.since(now));
+            request.wait = Wait::AtMost(multi.until.since(now).max(SHORTEST_WAIT));
         }
         multi.members[index] = Member::Asked;
         multi.leased = false;

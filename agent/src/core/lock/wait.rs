@@ -116,7 +116,12 @@ impl Core {
         let waiter = self.locks.waiter(number)?;
         let failed = self.locks.get(&waiter.name).is_some_and(|state| state.last_error.is_some());
         let pending = waiter.attempt.is_some() && !waiter.refused && !failed;
-        pending.then(|| waiter.since + self.settings.response_timeout.min(FIRST_ANSWER))
+        pending.then(|| waiter.since + self.first_answer_limit())
+    }
+
+    /// Returns the time that a wait has at least for its first answer.
+    pub(in crate::core) fn first_answer_limit(&self) -> Duration {
+        self.settings.response_timeout.min(FIRST_ANSWER)
     }
 
     /// Removes a waiter from every table.

@@ -635,3 +635,21 @@ fn more_than_the_policy_allows_is_denied_before_anything_is_taken() {
     mlock(&mut world, a, "c b d");
     assert_eq!(world.reply(a), "held 1 held 2 held 1", "what it has counts once");
 }
+
+#[test]
+fn an_mlock_may_wait_for_less_than_its_round_trips() {
+    let mut world = World::new();
+    let (a, b, c) = (world.open(), world.open(), world.open());
+    world.foreign("w", FOREIGN, LEASE);
+    world.network = Network::Slow(20);
+    mlock_as(&mut world, a, "x y z", &within(5));
+    mlock_as(&mut world, b, "v w", &within(5));
+    world.pass(Duration::from_millis(600));
+    assert_eq!(world.reply(a), "held 1 held 1 held 1");
+    assert_eq!((world.reply(b), world.holders("v").len()), ("null".into(), 0));
+    world.network = Network::Slow(200);
+    mlock_as(&mut world, c, "s t u", &within(5));
+    world.pass(Duration::from_millis(1500));
+    assert_eq!(world.reply(c), "null", "the time for first answers is over before the last");
+    assert!(world.holders("s").is_empty() && world.holders("t").is_empty());
+}
