@@ -50,8 +50,8 @@ pub enum Input {
     Stopped(BTreeSet<i32>),
     /// Compares a page of the holder registry with the actual holds and waits.
     DiffPublished(PublishedPage, oneshot::Sender<PublishDiff>),
-    /// Requests the locks that have waiters of at least this age.
-    ListAwaited(Duration, oneshot::Sender<Vec<AwaitedLock>>),
+    /// Requests the red locks, or those of all other kinds, that have waiters of at least this age.
+    ListAwaited { red: bool, min_age: Duration, answer: oneshot::Sender<Vec<AwaitedLock>> },
 }
 
 impl Input {
@@ -71,7 +71,7 @@ impl Input {
             | Self::ListBusy(_)
             | Self::Stopped(_)
             | Self::DiffPublished(..)
-            | Self::ListAwaited(..) => None,
+            | Self::ListAwaited { .. } => None,
         }
     }
 }

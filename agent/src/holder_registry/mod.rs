@@ -305,11 +305,8 @@ impl Publisher {
 
     /// Publishes the locks that workers wait for, in one value, if they have changed.
     async fn publish_awaited(&mut self) -> Result<(), PassError> {
-        if self.red_only {
-            return Ok(());
-        }
-        let (reply, awaited) = oneshot::channel();
-        let request = Input::ListAwaited(MIN_AGE, reply);
+        let (answer, awaited) = oneshot::channel();
+        let request = Input::ListAwaited { red: self.red_only, min_age: MIN_AGE, answer };
         self.core.send(request).await.map_err(|_| PassError::CoreStopped)?;
         let awaited = awaited.await.map_err(|_| PassError::CoreStopped)?;
         let rows = awaited::rows(&awaited, self.booted);

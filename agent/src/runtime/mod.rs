@@ -565,9 +565,9 @@ impl Runtime {
                 self.core.on_time(now());
                 answer.send(self.core.diff_published(&noted)).ok();
             }
-            Input::ListAwaited(min_age, answer) => {
+            Input::ListAwaited { red, min_age, answer } => {
                 self.core.on_time(now());
-                answer.send(self.core.awaited(min_age)).ok();
+                answer.send(self.core.awaited(red, min_age)).ok();
             }
         }
     }

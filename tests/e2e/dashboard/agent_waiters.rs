@@ -1,7 +1,7 @@
 //! Waiters of agents: counted and named without MONITOR.
 
-use anyhow::{Result, ensure};
-use harness::{Agent, Client, Foreign, eventually};
+use anyhow::{Context as _, Result, ensure};
+use harness::{Agent, Client, Foreign, RedisServer, eventually};
 use serde_json::Value;
 
 use super::Bench;
@@ -79,4 +79,52 @@ async fn workers_that_wait_at_agents_are_counted_exactly() -> Result<()> {
     drop(at_one);
     bench.until_not_listed("orders:42").await;
     Ok(())
+}
+
+#[tokio::test]
+async fn workers_that_wait_for_a_red_lock_are_seen_on_its_servers() -> Result<()> {
+    let bench = Bench::with(&["--monitor", "off", "--scan-every", "1s"]).await?;
+    let (main, second, third) =
+        (RedisServer::start().await?, RedisServer::start().await?, RedisServer::start().await?);
+    let urls = [bench.redis.url(), second.url(), third.url()];
+    let flags: Vec<&str> = urls.iter().flat_map(|url| ["--redlock-url", url]).collect();
+    let agent = Agent::with(&main, &flags).await?;
+    let mut holder = agent.client().await?;
+    holder.call("LOCK orders:42 KIND red").await?.ok()?;
+    let mut queue = Vec::new();
+    for _ in 0..5 {
+        queue.push(waiter(&agent, "LOCK orders:42 KIND red").await?);
+    }
+    // The servers of red locks hear of no other kind, and the main Redis hears of no red lock.
+    holder.call("LOCK plain").await?.ok()?;
+    queue.push(waiter(&agent, "LOCK plain").await?);
+    bench.listed("orders:42", counts(5, true)).await;
+    let pid = u64::from(std::process::id());
+    let lock = bench.listed("orders:42", |lock| lock["waiters"][4]["client"]["pid"] == pid).await;
+    let key = format!("lockscope:waiters:{{{}}}", agent_of(&lock)?);
+    eventually("the waiters to be published on all servers", async || {
+        for (server, name) in [
+            (&bench.redis, "orders:42"),
+            (&second, "orders:42"),
+            (&third, "orders:42"),
+            (&main, "plain"),
+        ] {
+            let value = server.client().await?.call(&format!("GET {key}")).await?.text();
+            let value: Value = serde_json::from_str(&value)?;
+            let locks = value["locks"].as_array().map(Vec::as_slice).unwrap_or_default();
+            ensure!(matches!(locks, [one] if one["lock"] == name), "{name}: {value}");
+        }
+        Ok(())
+    })
+    .await;
+    holder.call("UNLOCK orders:42").await?.ok()?;
+    queue[0].reply().await?.ok()?;
+    bench.listed("orders:42", counts(4, true)).await;
+    Ok(())
+}
+
+/// Returns the uuid of the agent that holds the lock.
+fn agent_of(lock: &Value) -> Result<&str> {
+    let id = lock["holders"][0]["id"].as_str().unwrap_or_default();
+    id.split_once(':').map(|(uuid, _)| uuid).context("no holder")
 }

@@ -16,14 +16,14 @@ const MAX_LOCKS: usize = 200;
 const MAX_NAMED: usize = 8;
 
 impl Core {
-    /// Returns the locks with the longest waits. A lock is left out if Redis has the queue of its waiters, or if several
-    /// servers have it, or if all of its waits are younger than `min_age`.
+    /// Returns the locks with the longest waits: the red ones, or those of all other kinds. A lock is left out if Redis has the
+    /// queue of its waiters, or if all of its waits are younger than `min_age`.
     #[must_use]
-    pub fn awaited(&self, min_age: Duration) -> Vec<AwaitedLock> {
+    pub fn awaited(&self, red: bool, min_age: Duration) -> Vec<AwaitedLock> {
         let mut seen: HashSet<&LockName> = HashSet::default();
         let is_due = |since: Moment| self.now.since(since) >= min_age;
         let waiters = self.locks.waiters(..).take(LOOKED_AT).filter(|(_, waiter)| {
-            !matches!(waiter.kind, Kind::Fair | Kind::Red) && is_due(waiter.since)
+            waiter.kind != Kind::Fair && (waiter.kind == Kind::Red) == red && is_due(waiter.since)
         });
         let mut awaited = Vec::new();
         for (_, waiter) in waiters {

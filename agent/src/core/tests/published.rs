@@ -107,18 +107,18 @@ fn awaited_locks_have_all_of_their_waiters_counted() {
     for waiter in &waiters {
         world.lock(*waiter, "x");
     }
-    assert!(world.core.awaited(SECOND).is_empty(), "all are young");
+    assert!(world.core.awaited(false, SECOND).is_empty(), "all are young");
     world.pass(SECOND);
     let late = world.open();
     world.lock(late, "x");
-    let awaited = world.core.awaited(SECOND);
+    let awaited = world.core.awaited(false, SECOND);
     let [x] = awaited.as_slice() else { panic!("{awaited:?}") };
     assert_eq!((x.lock.as_str(), x.count, x.named.len()), (Some("x"), 11, 8));
     assert!(x.named.is_sorted(), "in the order in which they came");
     for waiter in waiters {
         world.close(waiter);
     }
-    assert!(world.core.awaited(SECOND).is_empty(), "only a young one is left");
+    assert!(world.core.awaited(false, SECOND).is_empty(), "only a young one is left");
     world.pass(SECOND);
-    assert_eq!(world.core.awaited(SECOND)[0].count, 1);
+    assert_eq!(world.core.awaited(false, SECOND)[0].count, 1);
 }

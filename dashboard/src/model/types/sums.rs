@@ -3,6 +3,8 @@
 use std::collections::{BTreeMap, HashMap};
 use std::sync::Arc;
 
+use redisson::LockName;
+
 use super::by_number::ByNumber;
 use super::lock_view::LockView;
 use super::part::Part;
@@ -53,7 +55,8 @@ impl Sums {
     #[must_use]
     pub(super) fn of<'s>(parts: impl Iterator<Item = &'s Part>) -> Self {
         let mut all = ByNumber::default();
-        let (mut longest, mut sums) = (Longest::default(), Self::default());
+        let (mut longest, mut waits, mut sums) =
+            (Longest::default(), Waits::default(), Self::default());
         for part in parts {
             for entry in part.entries() {
                 let lock: &LockView = entry.lock;
@@ -74,8 +77,9 @@ impl Sums {
                 }
             }
             let awaited = part.notable().iter().filter(|lock| lock.is_awaited());
-            awaited.filter(|lock| lock.is_listed()).for_each(|lock| sums.group(lock).wait(lock));
+            awaited.filter(|lock| lock.is_listed()).for_each(|lock| waits.add(lock));
         }
+        waits.locks().for_each(|lock| sums.group(lock).wait(lock));
         for Alike { lock, number, oldest, .. } in all.into_values().filter(|it| it.is_listed) {
             sums.group(lock).add(lock, number, oldest);
         }
@@ -86,6 +90,32 @@ impl Sums {
     fn group(&mut self, lock: &LockView) -> &mut GroupSums {
         let key = (Arc::clone(&lock.id.deployment), Arc::clone(&lock.group));
         self.groups.entry(key).or_default()
+    }
+}
+
+/// The awaited locks. A red lock's waiters wait on all of its servers, so only one of them is used: the one with the most waiters.
+#[derive(Debug, Default)]
+struct Waits<'s> {
+    plain: Vec<&'s LockView>,
+    /// The red locks by group of servers, database and name.
+    red: HashMap<(&'s str, u32, &'s LockName), &'s LockView>,
+}
+
+impl<'s> Waits<'s> {
+    fn add(&mut self, lock: &'s LockView) {
+        let Some(red) = &lock.red else {
+            self.plain.push(lock);
+            return;
+        };
+        let most = self.red.entry((&red.group, lock.id.db, &lock.id.name)).or_insert(lock);
+        // Between equal servers the choice stays the same.
+        if (most.waiting, &lock.id.deployment) < (lock.waiting, &most.id.deployment) {
+            *most = lock;
+        }
+    }
+
+    fn locks(self) -> impl Iterator<Item = &'s LockView> {
+        self.plain.into_iter().chain(self.red.into_values())
     }
 }
 
@@ -136,7 +166,7 @@ pub(crate) mod tests {
     use std::collections::HashSet;
 
     use super::super::client_view::ClientView;
-    use super::super::lock_view::client_of;
+    use super::super::lock_view::{RedView, client_of};
     use super::super::since::Since;
     use super::super::snapshot::Snapshot;
     use super::*;
@@ -146,12 +176,12 @@ pub(crate) mod tests {
     pub(crate) fn by_looking(snapshot: &Snapshot) -> Sums {
         let mut sums = Sums::default();
         let (mut clients, mut hosts) = (HashSet::new(), HashSet::new());
-        let mut longest: Vec<&Arc<LockView>> = Vec::new();
+        let (mut longest, mut waits): (Vec<&Arc<LockView>>, _) = (Vec::new(), Waits::default());
         for lock in snapshot.locks().filter(|lock| lock.is_listed()) {
             let since = lock.held_since().filter(|_| !lock.expected_long);
             sums.group(lock).add(lock, 1, since.map(|since| since.at));
             if lock.is_awaited() {
-                sums.group(lock).wait(lock);
+                waits.add(lock);
             }
             for holder in &lock.holders {
                 clients.insert(client_of(&holder.id));
@@ -159,6 +189,7 @@ pub(crate) mod tests {
             }
             longest.extend(since.map(|_| lock));
         }
+        waits.locks().for_each(|lock| sums.group(lock).wait(lock));
         (sums.clients, sums.hosts) = (clients.len(), hosts.len());
         longest.sort_by_key(|lock| lock.held_since().map(|since| since.at));
         sums.longest = longest.into_iter().take(LONGEST).map(Arc::clone).collect();
@@ -170,6 +201,33 @@ pub(crate) mod tests {
         view.holders[0].id = format!("{by}:1").into();
         view.holders[0].since = Since { at: SteadyMillis(from), exact: true };
         view
+    }
+
+    #[test]
+    fn the_waiters_of_a_red_lock_are_counted_on_one_of_its_servers() {
+        let mut snapshot = Snapshot::empty();
+        let mut put = |name: &str, deployment: &str, waiting: u64, group: Option<&str>| {
+            let red = |group: &str| {
+                let held = vec!["a".into(), "b".into()];
+                Box::new(RedView { group: group.into(), held, unread: Vec::new(), of: 3 })
+            };
+            let mut view = LockView { waiting, red: group.map(red), ..lock(name) };
+            view.id.deployment = deployment.into();
+            snapshot.put(Arc::new(view));
+        };
+        for (deployment, waiting) in [("c", 5), ("a", 4), ("b", 5)] {
+            put("orders", deployment, waiting, Some("red"));
+        }
+        put("orders", "d", 2, Some("other"));
+        put("carts", "a", 1, Some("red"));
+        put("plain", "a", 3, None);
+        put("plain", "b", 3, None);
+        let sums = snapshot.sums();
+        let waiting = |deployment: &str| {
+            let key = (Arc::from(deployment), Arc::from("x"));
+            sums.groups[&key].waiting_at_least
+        };
+        assert_eq!(["a", "b", "c", "d"].map(waiting), [Some(4), Some(8), None, Some(2)]);
     }
 
     #[test]
