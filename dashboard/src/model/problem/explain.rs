@@ -88,6 +88,16 @@ fn evidence(case: &Case<'_>, verdict: Verdict) -> Vec<Evidence> {
         }
         ProblemKind::Starving => starving(case, verdict),
         ProblemKind::Deadlock => deadlock(case),
+        ProblemKind::Orphan if !case.holders.is_empty() => {
+            let what = match case.holders.len() {
+                1 => "its only reader is gone: the reader's marker has expired".to_owned(),
+                readers => {
+                    format!("all of its {readers} readers are gone: their markers have expired")
+                }
+            };
+            let still = "unchanged: the lock exists, and no reader has a marker";
+            vec![read(verdict.since, what), read(now, still)]
+        }
         ProblemKind::Orphan => {
             let (what, leftovers) = if case.orphaned_readers > 0 {
                 (
@@ -314,6 +324,7 @@ fn advice(case: &Case<'_>, verdict: Verdict) -> String {
         ProblemKind::Deadlock => format!(
             "These threads wait for one another, and none can continue: stop one of them, or release its lock by force. {found}"
         ),
+        ProblemKind::Orphan if !case.holders.is_empty() => "Nobody holds it, but writers are refused until its TTL ends or a new reader releases it. If that is too late, release it by force.".to_owned(),
         ProblemKind::Orphan if case.orphaned_readers > 0 => "The lock was deleted while readers held it, by force or by hand. Their markers, keys named after the lock in braces with `rwlock_timeout` in them, take up memory; delete those without a TTL, which never expire.".to_owned(),
         ProblemKind::Orphan if case.dead_head.is_some_and(|head| head.gone) => "The first in its queue is dead and delays the others until its deadline, which may be far away. `lockctl unlock --force` on the host of an agent removes it and wakes the next one.".to_owned(),
         ProblemKind::Orphan if longest(case).is_some() => "The first in its queue is dead: its deadline has passed. The next client that requests the lock removes it; until then those behind it wait. `lockctl unlock --force` on the host of an agent removes it and wakes the next one.".to_owned(),

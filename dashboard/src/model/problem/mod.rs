@@ -30,7 +30,8 @@ const GONE_TTL: Duration = Duration::from_secs(60);
 const TYPICAL_FLOOR: Duration = Duration::from_secs(60);
 /// The multiple of the typical hold from which a hold is stuck.
 const TYPICAL_FACTOR: u32 = 10;
-/// The least time between two readings of an absent lock with dead queue entries that make it an orphan.
+/// The least time between two readings that make remains of a lock an orphan: a dead queue entry or a marker without the lock, or
+/// a lock with readers that are gone.
 pub const ORPHAN_GAP: Duration = Duration::from_secs(60);
 /// The time for which an expired hold is reported.
 pub const EXPIRED_FOR: Duration = Duration::from_secs(3_600);
@@ -104,6 +105,8 @@ pub struct Case<'a> {
     pub dead_head: Option<Waiter>,
     /// The first reading in which the lock was absent, but had a dead first queue entry or markers of readers.
     pub orphan_since: Option<Stamp>,
+    /// The first of the successive readings in which it was held by readers without markers only.
+    pub dead_readers_since: Option<Stamp>,
     /// The number of readers whose markers outlived the lock.
     pub orphaned_readers: usize,
     /// A description of any unexpected content of the hash.
@@ -154,6 +157,7 @@ pub fn judge(case: &Case<'_>) -> Vec<Verdict> {
         verdicts.extend(renewal_overdue(case));
         verdicts.extend(stuck(case));
         verdicts.extend(malformed(case));
+        verdicts.extend(dead_readers(case));
     }
     verdicts.extend(expired(case));
     verdicts.extend(starving(case));
@@ -272,6 +276,14 @@ fn deadlock(case: &Case<'_>) -> Option<Verdict> {
 
 fn orphan(case: &Case<'_>) -> Option<Verdict> {
     let first = case.orphan_since.filter(|_| case.holders.is_empty())?;
+    (case.now.sent.since(first.received.moment()) >= ORPHAN_GAP)
+        .then(|| Verdict::certain(ProblemKind::Orphan, first.steady()))
+}
+
+/// Judges a lock of which only readers without markers are left: it blocks writers until its time to live ends. One without a
+/// time to live is leaked. A reader that renews the lock lives, although somebody has deleted its marker.
+fn dead_readers(case: &Case<'_>) -> Option<Verdict> {
+    let first = case.dead_readers_since.filter(|_| case.ttl.is_some() && case.renewed.is_none())?;
     (case.now.sent.since(first.received.moment()) >= ORPHAN_GAP)
         .then(|| Verdict::certain(ProblemKind::Orphan, first.steady()))
 }

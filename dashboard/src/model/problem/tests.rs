@@ -52,6 +52,7 @@ fn renewed(holders: &[(HolderField, i64)], still: u64, now: u64) -> Case<'_> {
         cycle: None,
         dead_head: None,
         orphan_since: None,
+        dead_readers_since: None,
         orphaned_readers: 0,
         malformed: None,
     }
@@ -308,6 +309,26 @@ fn leftovers_are_an_orphan_after_a_minute() {
     let behind = [waiter(20)];
     let advice = orphan(&Case { waiters: &behind, ..free(99) });
     assert!(!advice.contains("waiters are gone") && advice.contains("those behind it"), "{advice}");
+}
+
+#[test]
+fn a_lock_of_readers_that_are_gone_is_an_orphan_after_a_minute() {
+    let holders = [(id(52).into(), 1), (id(53).into(), 1)];
+    let dead = |now| Case {
+        renewed: None,
+        ttl: Some(secs(600)),
+        dead_readers_since: Some(stamp(10)),
+        ..renewed(&holders, 0, now)
+    };
+    assert_eq!(only(&dead(69)), None);
+    assert_eq!(only(&dead(70)), Some((ProblemKind::Orphan, CERTAIN)));
+    assert_eq!(only(&Case { dead_readers_since: None, ..dead(999) }), None);
+    assert_eq!(only(&Case { renewed: Some(secs(30)), ..dead(99) }), None, "one of them lives");
+    let forever = Case { ttl: None, no_ttl_since: Some(stamp(10)), ..dead(99) };
+    assert_eq!(only(&forever), Some((ProblemKind::Leaked, CERTAIN)));
+    let problem = explain(&dead(70), judge(&dead(70))[0]);
+    assert!(problem.evidence[0].text.contains("all of its 2 readers are gone"), "{problem:?}");
+    assert!(problem.advice.contains("writers are refused"), "{problem:?}");
 }
 
 #[test]

@@ -29,13 +29,22 @@ impl Record {
         }
     }
 
-    pub(super) fn read_markers(&mut self, companions: &Companions) {
+    pub(super) fn read_markers(&mut self, stamp: Stamp, companions: &Companions) {
         for (id, marker) in &companions.markers {
             if let Some(hold) = self.holds.iter_mut().find(|hold| hold.id == *id) {
                 let was_gone = hold.marker == Some(Marker::Missing);
                 self.dirty |= hold.marker.is_none() || was_gone != (*marker == Marker::Missing);
                 hold.marker = Some(*marker);
             }
+        }
+        let mut holds = self.holds.iter();
+        let dead = self.is_held()
+            && self.mode.is_some()
+            && holds.all(|hold| !hold.id.write && hold.marker == Some(Marker::Missing));
+        if dead {
+            self.cold().dead_readers_since.get_or_insert(stamp);
+        } else if let Some(cold) = &mut self.cold {
+            cold.dead_readers_since = None;
         }
     }
 }

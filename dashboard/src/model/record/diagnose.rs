@@ -123,6 +123,7 @@ impl Record {
             tracked: cold.map_or(&[], |cold| &cold.tracked),
             dead_head: cold.and_then(|cold| cold.waiting.dead_head()),
             orphan_since: cold.and_then(|cold| cold.orphan_since),
+            dead_readers_since: cold.and_then(|cold| cold.dead_readers_since),
             orphaned_readers: cold.map_or(0, |cold| cold.orphaned_readers.len()),
             malformed: cold.and_then(|cold| cold.malformed.as_deref()),
         }

@@ -482,7 +482,7 @@ impl Record {
     /// Checks an absent lock for leftovers: a dead first queue entry, or markers of readers.
     fn check_leftovers(&mut self, stamp: Stamp, reading: &Reading) {
         let Some(cold) = &mut self.cold else { return };
-        (cold.gone, cold.malformed) = (None, None);
+        (cold.gone, cold.malformed, cold.dead_readers_since) = (None, None, None);
         cold.taken.take_if(|(_, at)| at.moment() <= stamp.sent);
         let Reading::Absent { companions } = reading else {
             cold.orphan_since = None;

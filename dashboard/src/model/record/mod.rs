@@ -167,6 +167,8 @@ struct ColdState {
     /// The readers that held the lock when it vanished, with their counts, until their markers are gone too.
     orphaned_readers: Vec<(HolderId, i64)>,
     orphan_since: Option<Stamp>,
+    /// The first of the successive readings in which the hash had only readers without markers.
+    dead_readers_since: Option<Stamp>,
     /// The fields of holders of unknown clients, with their stand-in ids.
     foreign: Vec<(HolderId, Arc<str>)>,
     /// A description of any unexpected content of the hash.
@@ -188,6 +190,7 @@ impl ColdState {
             && self.cycle.is_none()
             && self.orphaned_readers.is_empty()
             && self.orphan_since.is_none()
+            && self.dead_readers_since.is_none()
             && self.foreign.is_empty()
             && self.malformed.is_none()
             && self.forcing.is_none()
@@ -548,7 +551,7 @@ impl Record {
                 if newer {
                     let watched = self.watched_ttl(*ttl, companions);
                     self.read_held(stamp, source, hash, (*ttl, watched), context, effects);
-                    self.read_markers(companions);
+                    self.read_markers(stamp, companions);
                     self.judge(stamp, source, context, effects);
                 }
             }

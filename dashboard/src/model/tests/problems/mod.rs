@@ -658,3 +658,30 @@ fn stuck_locks_are_found_among_more_than_can_be_read_in_time() {
     let round_ms = LOCKS * 1_000 / 25;
     assert!(longest < round_ms * 3 / 2, "{longest} ms without a reading of a lock");
 }
+
+#[test]
+fn a_lock_of_readers_that_are_gone_is_an_orphan_until_one_of_them_is_back() {
+    let mut model = model();
+    let readers = |live: bool, ttl: Option<u64>| {
+        let holders = vec![Holder { id: holder(1), count: 1 }, Holder { id: holder(2), count: 1 }];
+        let hash = LockHash { holders, mode: Some(b"read".to_vec()), ..Default::default() };
+        let second = if live { Marker::Expires(Duration::from_secs(30)) } else { Marker::Missing };
+        let markers = vec![(holder(1), Marker::Missing), (holder(2), second)];
+        let companions = Companions { markers, ..Companions::default() };
+        Reading::Lock { hash, ttl: ttl.map(Duration::from_millis), companions }
+    };
+    let run = |model: &mut Model, from: u64, live: bool, ttl: fn(u64) -> Option<u64>| {
+        for ms in (from..=from + 70_000).step_by(10_000) {
+            read(model, "a", ms, readers(live, ttl(ms)));
+        }
+        problems(&shown(model, "a").unwrap())
+    };
+    let falling = |ms: u64| Some(900_000 - ms);
+    assert_eq!(run(&mut model, 10_000, true, falling), [], "one of them lives");
+    assert_eq!(run(&mut model, 100_000, false, falling), [(ProblemKind::Orphan, CERTAIN)]);
+    assert_eq!(run(&mut model, 200_000, true, falling), []);
+    assert_eq!(run(&mut model, 300_000, false, |_| None), [(ProblemKind::Leaked, CERTAIN)]);
+    assert_eq!(run(&mut model, 400_000, false, falling), [(ProblemKind::Orphan, CERTAIN)]);
+    read_twice(&mut model, "a", 500_000, absent());
+    assert_eq!(problems(&shown(&mut model, "a").unwrap()), []);
+}
