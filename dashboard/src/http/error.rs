@@ -3,7 +3,7 @@
 use axum::Json;
 use axum::extract::rejection::JsonRejection;
 use axum::http::{StatusCode, header};
-use axum::response::{IntoResponse, Response};
+use axum::response::{Html, IntoResponse, Response};
 use redisson::name::is_invisible;
 use serde::Serialize;
 use utoipa::ToSchema;
@@ -83,6 +83,17 @@ impl ApiError {
     #[must_use]
     pub fn bad_request(detail: impl Into<String>) -> Self {
         Self::new(StatusCode::BAD_REQUEST, detail)
+    }
+}
+
+/// Returns a page as a response.
+pub(super) fn rendered(status: StatusCode, html: Result<String, askama::Error>) -> Response {
+    match html {
+        Ok(html) => (status, Html(html)).into_response(),
+        Err(error) => {
+            tracing::error!(%error, "a page could not be made");
+            (StatusCode::INTERNAL_SERVER_ERROR, "the page could not be made\n").into_response()
+        }
     }
 }
 

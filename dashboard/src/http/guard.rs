@@ -17,17 +17,21 @@ use percent_encoding::{NON_ALPHANUMERIC, utf8_percent_encode};
 use serde::Deserialize;
 use serde::de::DeserializeOwned;
 
-use super::error::ApiError;
+use super::error::{ApiError, rendered};
 use crate::access::csrf::CsrfToken;
 use crate::access::rights::Right;
 use crate::access::{Access, AuthMethod, Refusal, Stay, Visitor};
 use crate::clock::SteadyMillis;
 use crate::model::types::LockId;
-use crate::views::{Chrome, VisitorView};
+use crate::views::{Chrome, VisitorView, denied_page};
 
-/// Returns true for paths that need no authentication: the login and its assets.
+/// Returns true for paths that need no authentication: the login, and what every page loads.
 fn is_open(path: &str) -> bool {
-    path == "/login" || path == "/favicon.ico" || path.starts_with("/static/")
+    path == "/login" || is_asset(path)
+}
+
+fn is_asset(path: &str) -> bool {
+    path == "/favicon.ico" || path.starts_with("/static/")
 }
 
 /// Returns the seconds since 1970.
@@ -73,12 +77,16 @@ pub async fn check_visitor(
             }
             next.run(request).await
         }
+        // The page that names the reason is styled, too.
+        Err(Refusal::Denied(_)) if is_asset(request.uri().path()) && is_read(&request) => {
+            next.run(request).await
+        }
         Ok(_) => denied(&request, "access denied: you lack the right `look`"),
         Err(Refusal::Denied(why)) => denied(&request, &why),
         Err(Refusal::Unknown) => unknown(&access, &request),
         Err(Refusal::Limited) => {
             let why = "too many unknown tokens from this address: try again in a minute";
-            ApiError::new(StatusCode::TOO_MANY_REQUESTS, why).into_response()
+            page_or_json(&request, ApiError::new(StatusCode::TOO_MANY_REQUESTS, why))
         }
     }
 }
@@ -106,14 +114,27 @@ fn ending_with(stay: Stay, response: Response) -> Response {
 
 fn denied(request: &Request, why: &str) -> Response {
     tracing::info!(path = request.uri().path(), why, "visitor rejected");
-    ApiError::new(StatusCode::FORBIDDEN, why).into_response()
+    page_or_json(request, ApiError::new(StatusCode::FORBIDDEN, why))
+}
+
+/// Returns the reason as a page for browsers, or as JSON for other programs.
+fn page_or_json(request: &Request, problem: ApiError) -> Response {
+    if request.uri().path().starts_with("/api/") || !accepts_html(request.headers()) {
+        return problem.into_response();
+    }
+    let is_busy = problem.status == StatusCode::TOO_MANY_REQUESTS;
+    rendered(problem.status, denied_page(is_busy, &problem.detail))
+}
+
+fn is_read(request: &Request) -> bool {
+    matches!(*request.method(), Method::GET | Method::HEAD)
 }
 
 /// Redirects browsers to the login. Other clients receive the reason.
 fn unknown(access: &Access, request: &Request) -> Response {
     if access.tokens.is_none() {
         let why = "authentication required: connect through the configured proxy";
-        return ApiError::new(StatusCode::UNAUTHORIZED, why).into_response();
+        return page_or_json(request, ApiError::new(StatusCode::UNAUTHORIZED, why));
     }
     if accepts_html(request.headers()) && *request.method() == Method::GET {
         let back = request.uri().path_and_query().map_or("/", |path| path.as_str());

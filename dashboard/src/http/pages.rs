@@ -3,11 +3,11 @@
 use axum::extract::rejection::QueryRejection;
 use axum::extract::{OriginalUri, Query, State};
 use axum::http::{HeaderMap, StatusCode, Uri};
-use axum::response::{Html, IntoResponse, Redirect, Response};
+use axum::response::{IntoResponse, Redirect, Response};
 
 use super::app::App;
 use super::bundle::bundle;
-use super::error::ApiError;
+use super::error::{ApiError, rendered};
 use super::guard::{CurrentVisitor, accepts_html};
 use super::lists::ListRequest;
 use super::params::{EventsParams, ListParams, LockParams, OwnerParams, understood};
@@ -18,16 +18,6 @@ use crate::views::{self, ErrorPage, ListView, ReleaseAccess};
 /// Returns a page's own path and query.
 pub(super) fn address(uri: &Uri) -> String {
     uri.path_and_query().map_or_else(|| uri.path().to_owned(), ToString::to_string)
-}
-
-pub(super) fn rendered(status: StatusCode, html: Result<String, askama::Error>) -> Response {
-    match html {
-        Ok(html) => (status, Html(html)).into_response(),
-        Err(error) => {
-            tracing::error!(%error, "a page could not be made");
-            (StatusCode::INTERNAL_SERVER_ERROR, "the page could not be made\n").into_response()
-        }
-    }
 }
 
 pub(super) fn refused(

@@ -1,7 +1,8 @@
-//! The page on which people log in.
+//! The pages for people who may not see anything yet.
 
 use askama::Template;
 
+use super::page::sentence;
 use super::{LoginPage, assets};
 
 #[derive(Template)]
@@ -17,4 +18,21 @@ struct LoginTemplate<'a> {
 /// If the template fails, which is a bug.
 pub fn login_page(page: &LoginPage) -> Result<String, askama::Error> {
     LoginTemplate { page, assets: &assets::ADDRESSES }.render()
+}
+
+#[derive(Template)]
+#[template(path = "denied.html")]
+struct DeniedTemplate<'a> {
+    heading: &'a str,
+    message: String,
+    assets: &'static assets::Addresses,
+}
+
+/// Renders the page for a visitor who is not let in, for this reason. Unlike other pages it shows nothing of the locks.
+///
+/// # Errors
+/// If the template fails, which is a bug.
+pub fn denied_page(is_busy: bool, reason: &str) -> Result<String, askama::Error> {
+    let heading = if is_busy { "Too busy just now" } else { "No access" };
+    DeniedTemplate { heading, message: sentence(reason), assets: &assets::ADDRESSES }.render()
 }

@@ -69,7 +69,7 @@ pub use links::lock_trace;
 pub use list::list_page;
 pub use list_view::ListView;
 pub use lock::lock_page;
-pub use login::login_page;
+pub use login::{denied_page, login_page};
 pub use overview::overview_page;
 pub use owner::owner_page;
 pub use page::error_page;

@@ -281,7 +281,7 @@ const ELSEWHERE: &[(&str, &str)] =
     &[("Overview", "/overview"), ("Locks", "/"), ("Problems", "/problems")];
 
 /// Returns a message as a sentence.
-fn sentence(message: &str) -> String {
+pub(super) fn sentence(message: &str) -> String {
     let mut chars = message.chars();
     let first = chars.next().map(|first| first.to_uppercase().to_string()).unwrap_or_default();
     let stop = if message.ends_with(['.', '?', '!']) { "" } else { "." };

@@ -232,6 +232,36 @@ async fn a_trusted_proxy_names_its_users() {
 }
 
 #[tokio::test]
+async fn a_browser_of_a_user_without_access_receives_a_page_that_shows_no_locks() {
+    let settings = NamedTempFile::new().unwrap();
+    let toml = format!(
+        "redis_url = \"{NO_REDIS}\"\ntrusted_proxy = [\"127.0.0.0/8\"]\ntrusted_user_header = \"X-Forwarded-User\"\n\
+         [[access]]\nuser = \"anna\"\nrights = [\"look\"]\n"
+    );
+    std::fs::write(settings.path(), toml).unwrap();
+    let dashboard = Dashboard::with(&["--config", settings.path().to_str().unwrap()]).await;
+    let html = ("Accept", "text/html,application/xhtml+xml");
+    let bob = ("X-Forwarded-User", "bob");
+    let page = dashboard.get_with("/", &[html, bob]).await;
+    assert_eq!(page.status, 403);
+    assert!(page.header("content-type").is_some_and(|kind| kind.starts_with("text/html")));
+    assert!(page.body.contains("No [[access]] row is for bob."), "{}", page.body);
+    assert!(!page.body.contains("/owners"), "nothing of the dashboard: {}", page.body);
+    let nobody = dashboard.get_with("/overview", &[html]).await;
+    assert_eq!(nobody.status, 401);
+    assert!(nobody.body.contains("<h1>No access</h1>"), "{}", nobody.body);
+    // The page's own style sheet is served to everybody, and programs receive JSON.
+    let (_, style) = page.body.split_once("stylesheet\" href=\"").unwrap();
+    let (style, _) = style.split_once('"').unwrap();
+    assert_eq!(dashboard.get_with(style, &[bob]).await.status, 200);
+    for (path, headers) in [("/", vec![bob]), ("/api/v1/locks", vec![html, bob])] {
+        let answer = dashboard.get_with(path, &headers).await;
+        let kind = answer.header("content-type");
+        assert_eq!((answer.status, kind), (403, Some("application/problem+json")), "{path}");
+    }
+}
+
+#[tokio::test]
 async fn metrics_of_their_own_address_need_no_token() {
     let (dashboard, _file) = guarded(&["--metrics-listen", "127.0.0.1:0"]).await;
     let metrics = crate::serving::request(dashboard.metrics.unwrap(), "GET", "/metrics", &[]).await;

@@ -17,9 +17,9 @@ use super::release::{NOTHING_TO_RELEASE, error_status, read_offer, releases_off}
 use crate::access::rights::Right;
 use crate::clock::SteadyMillis;
 use crate::http::app::App;
-use crate::http::error::ApiError;
+use crate::http::error::{ApiError, rendered};
 use crate::http::guard::{CurrentVisitor, VerifiedForm};
-use crate::http::pages::{address, refused, rendered};
+use crate::http::pages::{address, refused};
 use crate::http::params::{IncidentParams, understood};
 use crate::model::types::{LockId, ProblemKind};
 use crate::query::Published;
