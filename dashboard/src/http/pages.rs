@@ -177,7 +177,8 @@ pub async fn wrong_method(
     page_or_json(&app, &uri, &visitor, &headers, ApiError::wrong_method())
 }
 
-/// Returns an error as a page for browsers, or as JSON for the API and other programs.
+/// Returns an error as a page for browsers, or as JSON for the API and other programs. A page shows the number of problems and the state
+/// of the sources, so visitors who have not logged in receive JSON, too.
 fn page_or_json(
     app: &App,
     uri: &Uri,
@@ -185,7 +186,8 @@ fn page_or_json(
     headers: &HeaderMap,
     problem: ApiError,
 ) -> Response {
-    if !uri.path().starts_with("/api/") && accepts_html(headers) {
+    let may_see = visitor.auth().is_some();
+    if may_see && !uri.path().starts_with("/api/") && accepts_html(headers) {
         refused(app, uri, visitor, &problem)
     } else {
         problem.into_response()

@@ -262,6 +262,17 @@ async fn a_browser_of_a_user_without_access_receives_a_page_that_shows_no_locks(
 }
 
 #[tokio::test]
+async fn an_error_shows_nothing_of_the_dashboard_before_the_login() {
+    let (dashboard, _file) = guarded(&[]).await;
+    for path in ["/login", "/static/app.css"] {
+        let headers = [("Accept", "text/html")];
+        let answer = crate::serving::request(dashboard.address, "DELETE", path, &headers).await;
+        assert_eq!(answer.status, 405, "{path}");
+        assert_eq!(answer.header("content-type"), Some("application/problem+json"), "{path}");
+    }
+}
+
+#[tokio::test]
 async fn metrics_of_their_own_address_need_no_token() {
     let (dashboard, _file) = guarded(&["--metrics-listen", "127.0.0.1:0"]).await;
     let metrics = crate::serving::request(dashboard.metrics.unwrap(), "GET", "/metrics", &[]).await;
