@@ -50,7 +50,7 @@ screenshots: toolchain ## The pictures of the documentation, from a demo of two 
 test: toolchain deps ## Every test, with real servers, clients and a browser
 	$(CARGO) build --locked --workspace --bins
 	$(call rust_client,test)
-	RUST_TEST_THREADS=$${RUST_TEST_THREADS:-$$((3 * $$(nproc)))} $(CARGO_TEST)
+	RUST_TEST_THREADS=$${RUST_TEST_THREADS:-$$((2 * $$(nproc)))} $(CARGO_TEST)
 
 soak: toolchain ## A quarter of an hour of healthy load, after which no alert may have fired; prints its figures
 	@tests/install-missing cc redis-server promtool
