@@ -63,6 +63,16 @@ impl Range {
         self.least <= up(other.most) && other.least <= up(self.most)
     }
 
+    /// Returns whether no watchdog renews so soon that the end moves by this much only.
+    fn is_early(self, moved: Duration, noise: Duration) -> bool {
+        moved + noise < self.least / 3 * EARLIEST.0 / EARLIEST.1
+    }
+
+    /// Returns whether a renewal that moves the end by this much is unusually late for a watchdog.
+    fn is_late(self, moved: Duration, noise: Duration) -> bool {
+        moved > self.most / 3 * UNUSUAL.0 / UNUSUAL.1 + noise
+    }
+
     fn narrowed(self, other: Self) -> Self {
         let least = self.least.max(other.least);
         Self { least, most: self.most.min(other.most).max(least) }
@@ -119,9 +129,9 @@ impl LeaseWatch {
             return Step::Ran;
         };
         let now = Reading { at, ttl };
-        let slack_before = std::mem::replace(&mut self.slack_ms, whole_millis(slack));
+        let noise = self.noise(slack);
+        self.slack_ms = whole_millis(slack);
         let Some(before) = self.last.replace(now) else { return Step::Ran };
-        let noise = NOISE + slack + Duration::from_millis(slack_before.into());
         if before.end() > now.end() + noise {
             self.regular = 0;
             self.lease = None;
@@ -140,8 +150,8 @@ impl LeaseWatch {
         let ran_out = moved > lease.least * LATEST.0 / LATEST.1;
         // Readings as far apart as renewals would rise either way, by one renewal or by several, so they prove nothing.
         let near = gap < pace;
-        let early = moved + noise < lease.least / 3 * EARLIEST.0 / EARLIEST.1;
-        let late = near && moved > lease.most / 3 * UNUSUAL.0 / UNUSUAL.1 + noise;
+        let early = lease.is_early(moved, noise);
+        let late = near && lease.is_late(moved, noise);
         // A pause of its process makes one renewal late.
         let late_again = std::mem::replace(&mut self.late, late) && late;
         if same_lease && (early || late_again) {
@@ -165,6 +175,31 @@ impl LeaseWatch {
         self.rose = true;
     }
 
+    /// Returns whether another reading of the same holders can be one of the same hold: its lease has not been set again, or by
+    /// a punctual watchdog.
+    #[must_use]
+    pub fn goes_on(&self, at: Moment, slack: Duration, ttl: Option<Duration>) -> bool {
+        let (Some(before), Some(ttl)) = (self.last, ttl) else {
+            return self.last.is_none() && ttl.is_none();
+        };
+        let now = Reading { at, ttl };
+        let noise = self.noise(slack);
+        if before.end() > now.end() + noise {
+            return false;
+        }
+        let moved = now.end().since(before.end());
+        let seen = Range { least: ttl, most: ttl + at.since(before.at) };
+        let lease = self.lease.unwrap_or(seen);
+        let punctual =
+            lease.agrees(seen) && !lease.is_early(moved, noise) && !lease.is_late(moved, noise);
+        moved <= noise || punctual
+    }
+
+    /// Returns the apparent movement of an end that this reading and the last one may cause.
+    fn noise(&self, slack: Duration) -> Duration {
+        NOISE + slack + Duration::from_millis(self.slack_ms.into())
+    }
+
     /// Returns the lease: the highest time to live seen since it was set.
     #[must_use]
     pub fn lease(&self) -> Option<Duration> {
@@ -182,6 +217,12 @@ impl LeaseWatch {
     #[must_use]
     pub fn is_off_pace(&self) -> bool {
         self.off_pace > 1
+    }
+
+    /// Returns whether the lease was set again at a watchdog's pace the last time.
+    #[must_use]
+    pub fn is_regular(&self) -> bool {
+        self.regular > 0
     }
 
     /// Returns whether the lease has been set again since the hold began.

@@ -146,7 +146,8 @@ impl Model {
     }
 
     /// Applies a release message of a server, which does not name the database of the lock: most likely one in which it
-    /// is held, otherwise one in which it is known.
+    /// is held, otherwise one in which it is known. A lock that is held may go on, since the message may be about a hold in
+    /// another database that no reading has shown.
     fn released(&mut self, scope: ScopeId, names: &[LockName], at: Time) {
         let databases = self.databases(scope);
         if databases.len() < 2 {
@@ -162,9 +163,8 @@ impl Model {
         };
         let held = places_of(|lock| lock.record.is_held());
         let places = if held.is_empty() { places_of(|_| true) } else { held };
-        let in_doubt = places.len() > 1 || self.scopes[scope.0].has_unwatched;
         for place in &places {
-            self.released_in(*place, names, at, in_doubt);
+            self.released_in(*place, names, at, true);
         }
         if places.is_empty() {
             for scope in databases {

@@ -10,8 +10,6 @@ use super::{Effect, Hold, Record};
 use crate::clock::Time;
 use crate::model::types::{Ending, Reading, Source, Stamp};
 
-/// The largest difference at which two readings show the same end of a lease.
-const SAME_END: Duration = Duration::from_millis(100);
 /// The longest time between a release and its message.
 pub(super) const LATE: Duration = Duration::from_millis(250);
 /// The most releases that one reading can prove.
@@ -29,9 +27,8 @@ impl Record {
     /// Applies a message that may be about this lock or another one.
     pub fn released_in_doubt(&mut self, at: Time, effects: &mut Vec<Effect>) {
         match self.reading_since(at) {
-            // The reading is newer. If the lease began before the message, so did the hold.
-            Some(stamp)
-                if self.is_held() && self.lease_began_before(at.moment(), stamp, self.ttl) => {}
+            // The reading is newer.
+            Some(stamp) if self.is_held() && self.has_gone_on(at, stamp) => {}
             None if self.is_held() && !self.is_released() => {
                 let doubtful = &mut self.releases.get_or_insert_default().doubtful;
                 let before = doubtful.map_or(at, |doubtful| doubtful.first);
@@ -70,16 +67,18 @@ impl Record {
 
     /// Returns whether a reading shows the known holds, and that none of them began after that instant.
     fn continues(&self, at: Moment, stamp: Stamp, reading: &Reading) -> bool {
-        let Reading::Lock { hash, ttl, .. } = reading else { return false };
-        let same = are_same(&self.holds, &holders(hash));
-        let ends =
-            |stamp: Option<Stamp>, ttl: Option<Duration>| Some(stamp?.received.moment() + ttl?);
-        let (before, now) = (ends(self.stamp, self.ttl), ends(Some(stamp), *ttl));
-        let same_end = match (before, now) {
-            (Some(before), Some(now)) => before.since(now).max(now.since(before)) <= SAME_END,
-            (before, now) => before.is_none() && now.is_none(),
-        };
-        same && (same_end || self.lease_began_before(at, stamp, *ttl))
+        let Reading::Lock { hash, ttl, companions } = reading else { return false };
+        let watched = self.watched_ttl(*ttl, companions);
+        are_same(&self.holds, &holders(hash))
+            && (self.lease.goes_on(stamp.received.moment(), stamp.slack(), watched)
+                || self.lease_began_before(at, stamp, *ttl))
+    }
+
+    /// Returns whether the holds in the newest reading began before that instant, which is older than the reading: their
+    /// lease did, or has not been set again since, or by a watchdog.
+    fn has_gone_on(&self, at: Time, stamp: Stamp) -> bool {
+        let rose = self.rose.is_some_and(|rose| rose >= at.steady());
+        self.lease_began_before(at.moment(), stamp, self.ttl) || !rose || self.lease.is_regular()
     }
 
     /// Returns whether a reading proves that the current lease began before that instant, by a renewal or with the

@@ -56,9 +56,38 @@ fn a_release_is_of_the_database_in_which_the_lock_is_held() {
     let mut model = two_databases();
     read_in(&mut model, OTHER, "job", 1_000, held(1, 1, Some(30_000)));
     release(&mut model, "job", 2_000);
+    read_in(&mut model, OTHER, "job", 2_010, absent());
     assert_eq!(shown(&mut model, "job"), None);
     let view = shown_in(&mut model, OTHER, "job").unwrap();
-    assert_eq!(words(&view).last(), Some(&"released"), "there is no doubt");
+    assert_eq!(words(&view).last(), Some(&"released"));
+    let past = &view.history.past;
+    assert_eq!(past.iter().map(|hold| hold.to).collect::<Vec<_>>(), [Some(SteadyMillis(2_000))]);
+}
+
+#[test]
+fn a_lock_goes_on_while_that_of_the_same_name_is_held_too_briefly_elsewhere_to_be_read() {
+    for known in [true, false] {
+        let mut model = two_databases();
+        if known {
+            read_in(&mut model, OTHER, "job", 500, held(2, 1, Some(30_000)));
+            read_in(&mut model, OTHER, "job", 900, absent());
+        }
+        read_in(&mut model, MAIN, "job", 900, absent());
+        // A watchdog renews it every ten seconds, the first time at 11 s.
+        let ttl = |ms: u64| Some(30_000 - (ms - 1_000) % 10_000);
+        read_in(&mut model, MAIN, "job", 1_000, held(1, 1, ttl(1_000)));
+        let began = shown(&mut model, "job").unwrap().holders[0].since;
+        for ms in (1_070..60_000).step_by(70) {
+            release(&mut model, "job", ms);
+            read_in(&mut model, MAIN, "job", ms + 10, held(1, 1, ttl(ms + 10)));
+            // This message was overtaken by the reading.
+            release(&mut model, "job", ms + 5);
+        }
+        let view = shown(&mut model, "job").unwrap();
+        assert_eq!(view.holders[0].since, began);
+        assert_eq!(words(&view), ["taken", "renewed"]);
+        assert!(view.renewed && view.history.past.is_empty());
+    }
 }
 
 #[test]
