@@ -262,6 +262,7 @@ impl Record {
         let reader = self.mode.is_some() && !hold.id.write;
         let left = reader && !expired && hold.marker != Some(Marker::Missing);
         let unobserved = expired && self.ttl > Some(NEAR_END) && has_missed(last, context);
+        let silent = expired && self.may_have_left_silently();
         let holder = self.field_of(hold.id);
         let what = if self.is_lost(&hold, stamp, context) {
             effects.push(Effect::LostInRestart);
@@ -270,6 +271,8 @@ impl Record {
             LockEvent::Released(Some(holder))
         } else if unobserved {
             LockEvent::Vanished(holder, EndCause::Unobserved)
+        } else if silent {
+            LockEvent::Vanished(holder, EndCause::ExpiredOrReleased)
         } else if expired {
             LockEvent::Vanished(holder, EndCause::Expired)
         } else {
@@ -441,9 +444,7 @@ impl Record {
                         EndCause::Unobserved
                     }
                     Some(left) if left > RUN_OUT => EndCause::Early(millis(left)),
-                    Some(_) if self.ttl > Some(NEAR_END) && self.fair => {
-                        EndCause::ExpiredOrReleased
-                    }
+                    Some(_) if self.may_have_left_silently() => EndCause::ExpiredOrReleased,
                     Some(_) => EndCause::Expired,
                     None => EndCause::Early(0),
                 },
@@ -457,6 +458,13 @@ impl Record {
         self.check_leftovers(stamp, reading);
         self.judge(stamp, source, context, effects);
         self.drop_empty_cold_state();
+    }
+
+    /// Returns whether a hold that was gone after the end of its time to live may have been released before, without a
+    /// message: the last reading was too early to tell, and the lock is fair, or may be a spin lock.
+    fn may_have_left_silently(&self) -> bool {
+        let may_spin = self.mode.is_none() && !self.heard;
+        self.ttl > Some(NEAR_END) && (self.fair || may_spin)
     }
 
     /// Records a reader that held the lock when the lock vanished, since its markers may still exist.
@@ -503,6 +511,7 @@ impl Record {
     pub fn released(&mut self, at: Time, source: Source, ended: Ending, effects: &mut Vec<Effect>) {
         self.add_source(source);
         self.confirm();
+        self.heard |= source == Source::Channels;
         // Both sources report the same release, and either may be first. Only MONITOR shows a forced release.
         if let Some(first) = self.releases.get_or_insert_default().earlier_report(at, source) {
             if ended == Ending::Forced {

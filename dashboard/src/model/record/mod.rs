@@ -254,6 +254,8 @@ pub struct Record {
     holds: Vec<Hold>,
     mode: Option<Mode>,
     fair: bool,
+    /// True if a release message about it has arrived. A spin lock has none.
+    heard: bool,
     /// Boxed, since few locks have one.
     token: Option<Box<i64>>,
     token_read: Option<Moment>,
@@ -295,6 +297,7 @@ impl Record {
             holds: Vec::new(),
             mode: None,
             fair: false,
+            heard: false,
             token: None,
             token_read: None,
             cold: None,

@@ -15,6 +15,8 @@ const FULL_READ_TURNS: u64 = 6;
 const TURN_MICROS: u64 = 10_000_000;
 /// The longest reading from which a lock's expiry may be inferred.
 const MAX_SLACK: Duration = Duration::from_millis(50);
+/// The time before the end of a lease at which a lock is read.
+const BEFORE_END: Duration = Duration::from_millis(500);
 /// The interval at which a lock without a token is checked for one.
 const TOKEN_INTERVAL: Duration = Duration::from_secs(60);
 
@@ -39,28 +41,23 @@ impl Record {
                 (None, _) => LEAK_GAP,
                 (Some(ttl), Some(lease)) if self.lease.rose() => {
                     let usual = (lease / 6).clamp(Duration::from_millis(250), AT_LEAST);
-                    usual.min(self.until_overdue(lease, ttl)).min(past(ttl))
+                    usual.min(self.until_overdue(lease, ttl)).min(near_end(ttl))
                 }
-                (Some(ttl), _) => past(ttl).min(AT_LEAST),
+                (Some(ttl), _) => near_end(ttl).min(AT_LEAST),
             }
         };
         stamp.received.moment() + wait.min(longest)
     }
 
-    /// Returns the time until the next reading of a renewed lock: as soon as its renewal is overdue, then more often,
-    /// and once shortly before it expires. The last one distinguishes an expired lease from a release.
+    /// Returns the time until the next reading of a renewed lock: as soon as its renewal is overdue, then more often.
     fn until_overdue(&self, lease: Duration, ttl: Duration) -> Duration {
         const OFTEN: Duration = Duration::from_secs(1);
-        const BEFORE_END: Duration = Duration::from_millis(500);
         if !self.lease.renewed() {
             return Duration::MAX;
         }
         match ttl.checked_sub(overdue_below(lease)) {
             Some(left) => left + Duration::from_millis(5),
-            None => match ttl.checked_sub(BEFORE_END) {
-                Some(left) if !left.is_zero() => left.min(OFTEN),
-                _ => past(ttl),
-            },
+            None => OFTEN,
         }
     }
 
@@ -118,6 +115,12 @@ impl Record {
             expires: (stamp.sent + ttl, stamp.received.moment() + ttl),
         })
     }
+}
+
+/// Returns the time until shortly before the end of a time to live, or else until shortly after it. Two such readings
+/// distinguish an expired lease from a release.
+fn near_end(ttl: Duration) -> Duration {
+    ttl.checked_sub(BEFORE_END).filter(|left| !left.is_zero()).unwrap_or_else(|| past(ttl))
 }
 
 /// Returns the time until shortly after the end of a time to live.

@@ -80,7 +80,7 @@ pub enum LockEvent {
 pub enum EndCause {
     /// The lease expired.
     Expired,
-    /// The lease expired, or the holder released a fair lock without waiters, which no message reports.
+    /// The lease expired, or the holder released a fair lock without waiters or a spin lock, which no message reports.
     ExpiredOrReleased,
     /// The lease expired or the lock was released while release messages could not be received.
     Unobserved,
@@ -179,7 +179,7 @@ impl LockEvent {
                     format!("the lease of {by} expired without a release message")
                 }
                 EndCause::ExpiredOrReleased => format!(
-                    "{by} no longer holds it: it released this fair lock while nobody waited, or its lease expired"
+                    "{by} no longer holds it: its lease expired, or it released this fair or spin lock without a message"
                 ),
                 EndCause::Unobserved => format!(
                     "{by} no longer holds it: it was released, or its lease expired, while release messages were not received"

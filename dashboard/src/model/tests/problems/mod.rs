@@ -578,21 +578,44 @@ fn a_hash_with_several_fields_of_another_form_is_not_proved_a_lock_by_its_time_t
 }
 
 #[test]
-fn a_fair_lock_that_is_gone_without_a_message_may_have_been_released() {
-    for (fair, event) in [(true, "it released this fair lock"), (false, "expired without")] {
-        let mut model = model();
-        if fair {
-            let companions = queued(&[(7, 900_000)]);
-            read(&mut model, "a", 0, Reading::Absent { companions });
+fn a_lock_without_release_messages_that_is_gone_may_have_been_released() {
+    let silent = "released this fair or spin lock without a message";
+    for (fair, heard, event) in
+        [(true, true, silent), (false, false, silent), (false, true, "expired without")]
+    {
+        for taken in [false, true] {
+            let mut model = model();
+            if fair {
+                let companions = queued(&[(7, 900_000)]);
+                read(&mut model, "a", 0, Reading::Absent { companions });
+            }
+            if heard {
+                read(&mut model, "a", 100, held(2, 1, Some(5_000)));
+                release(&mut model, "a", 200);
+                read(&mut model, "a", 210, absent());
+            }
+            read(&mut model, "a", 1_000, held(1, 1, Some(5_000)));
+            let after = if taken { held(3, 1, Some(30_000)) } else { absent() };
+            read(&mut model, "a", 9_000, after);
+            let view = shown(&mut model, "a").unwrap();
+            let texts: Vec<String> = view.events.views().map(|event| event.text).collect();
+            assert!(texts.iter().any(|text| text.contains(event)), "{texts:?}");
+            let ended = if event == silent { "vanished" } else { "ran_out" };
+            assert_eq!(view.history.past[0].ended, Some(ended));
         }
-        read(&mut model, "a", 1_000, held(1, 1, Some(5_000)));
-        read(&mut model, "a", 9_000, absent());
-        let view = shown(&mut model, "a").unwrap();
-        let texts: Vec<String> = view.events.views().map(|event| event.text).collect();
-        assert!(texts.iter().any(|text| text.contains(event)), "{texts:?}");
-        let ended = if fair { "vanished" } else { "ran_out" };
-        assert_eq!(view.history.past[0].ended, Some(ended));
     }
+}
+
+#[test]
+fn a_lock_is_read_shortly_before_its_lease_ends_and_shortly_after() {
+    let mut model = model();
+    read(&mut model, "a", 1_000, held(1, 1, Some(8_000)));
+    let due = |model: &mut Model, ms: u64| model.due(MAIN, at(ms), 10).len();
+    assert_eq!((due(&mut model, 8_300), due(&mut model, 8_700)), (0, 1));
+    read(&mut model, "a", 8_700, held(1, 1, Some(300)));
+    assert_eq!((due(&mut model, 8_900), due(&mut model, 9_200)), (0, 1));
+    read(&mut model, "a", 9_100, absent());
+    assert_eq!(shown(&mut model, "a").unwrap().history.past[0].ended, Some("ran_out"));
 }
 
 #[test]
