@@ -22,6 +22,9 @@ impl Model {
         if traffic.missed > 0 {
             // The missed events may include grants and waiters that gave up.
             self.monitor_stopped(scope_id);
+            if let Some(since) = &mut self.scopes[scope_id.0].monitored_since {
+                *since = traffic.at.moment();
+            }
         }
         for event in &traffic.events {
             let effect = Effect::Event(Source::Monitor, event.action.as_str());

@@ -162,8 +162,9 @@ impl Model {
                 continue;
             };
             // While MONITOR shows all traffic, only its acquisitions are counted.
-            let counted_twice =
-                count == Count::Acquired && scope.monitored && source != Source::Monitor;
+            let counted_twice = count == Count::Acquired
+                && scope.monitored_since.is_some()
+                && source != Source::Monitor;
             if let Some(entry) = scope.locks.get(name).filter(|_| !counted_twice) {
                 self.totals.add(now, entry.record.id(), entry.record.group(), &count);
             }

@@ -48,7 +48,8 @@ impl Model {
             }
             Observation::Traffic(traffic) => self.traffic(scope, &traffic),
             Observation::MonitorActive { on } => {
-                self.scopes[scope.0].monitored = on;
+                let since = &mut self.scopes[scope.0].monitored_since;
+                *since = on.then(|| since.unwrap_or(self.ticked));
                 if !on {
                     self.monitor_stopped(scope);
                 }

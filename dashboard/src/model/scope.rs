@@ -37,8 +37,8 @@ pub(super) struct Scope {
     pub(super) ahead_ms: i64,
     /// True if the server has keys in databases that are not watched.
     pub(super) has_unwatched: bool,
-    /// True if MONITOR shows all traffic.
-    pub(super) monitored: bool,
+    /// The instant since which MONITOR shows all traffic, if it does.
+    pub(super) monitored_since: Option<Moment>,
     /// The instant since which the server can be read without a gap.
     readable_since: Option<Moment>,
     run_id: Option<String>,
@@ -172,7 +172,7 @@ impl Scope {
             listening_since: None,
             ahead_ms: 0,
             has_unwatched: false,
-            monitored: false,
+            monitored_since: None,
             readable_since: None,
             run_id: None,
             address: None,
@@ -417,6 +417,7 @@ impl Scope {
             pass_began: None,
             restarted: self.restart.as_ref().is_some_and(|restart| restart.concerns(name)),
             readable_since: self.readable_since,
+            monitored_since: self.monitored_since,
             ahead_ms: self.ahead_ms,
             cluster: self.cluster,
         }

@@ -272,13 +272,15 @@ impl Waiting {
     }
 
     /// Applies an attempt to acquire the lock or to queue. Its client sleeps until `until` at the latest. It counts as
-    /// a waiter from the second attempt, since the first may be the only one. Returns true if anything changed.
-    pub fn attempt(&mut self, id: HolderId, at: Time, until: Option<Moment>) -> bool {
-        let (at, steady) = (at.moment(), at.steady());
+    /// a waiter from the second attempt, since the first may be the only one. `first` is true if an earlier attempt of
+    /// the same wait would have been seen. Returns true if anything changed.
+    pub fn attempt(&mut self, id: HolderId, at: Time, first: bool, until: Option<Moment>) -> bool {
+        let since = Since { at: at.steady(), exact: first };
+        let at = at.moment();
         let unheard = self.subscribers.is_none();
         self.waiters.retain(|waiter| {
-            let first = waiter.source == Source::Monitor && !waiter.present;
-            waiter.id != id || !first || !unheard || at.since(waiter.seen) <= RETRY_WINDOW
+            let tried_once = waiter.source == Source::Monitor && !waiter.present;
+            waiter.id != id || !tried_once || !unheard || at.since(waiter.seen) <= RETRY_WINDOW
         });
         if let Some(known) = self.waiters.iter_mut().find(|waiter| waiter.id == id) {
             known.attempts = Some(known.attempts.unwrap_or(0).saturating_add(1));
@@ -291,7 +293,7 @@ impl Waiting {
         }
         self.add(Waiter {
             id,
-            since: Since { at: steady, exact: true },
+            since,
             from: at,
             seen: at,
             attempts: Some(1),
@@ -458,7 +460,7 @@ mod tests {
         let mut waiting = Waiting::default();
         let at = |ms: u64| Moment::from_micros(ms * 1000);
         let mut tries = |ms: u64, thread| {
-            waiting.attempt(id(thread), Time::of_test(ms, 0), Some(at(ms + 9_000)));
+            waiting.attempt(id(thread), Time::of_test(ms, 0), true, Some(at(ms + 9_000)));
             waiting.waiters().map(|waiter| waiter.id.thread).collect::<Vec<_>>()
         };
         assert!(tries(1_000, 1).is_empty());
@@ -510,7 +512,7 @@ mod tests {
         assert_eq!((waiting.at_least(), waiting.is_exact()), (15, true));
         // MONITOR shows a thread that does not use an agent.
         for _ in 0..2 {
-            waiting.attempt(id(4), at, None);
+            waiting.attempt(id(4), at, true, None);
         }
         assert_eq!((waiting.at_least(), waiting.is_exact()), (16, false));
         waiting.remove_source(Source::Monitor);

@@ -48,6 +48,8 @@ pub struct ScopeContext {
     pub restarted: bool,
     /// The instant since which the server can be read without a gap.
     pub readable_since: Option<Moment>,
+    /// The instant since which MONITOR shows all traffic without a gap.
+    pub monitored_since: Option<Moment>,
     /// Milliseconds by which the server's clock is ahead of ours.
     pub ahead_ms: i64,
     /// True if the server is a node of a cluster.

@@ -42,8 +42,8 @@ impl Record {
                 self.acquired(holder, at, event.kind, effects);
             }
             Action::Reentered { .. } => self.end_wait(holder, Some(at.steady()), effects),
-            Action::Refused => self.refused(holder, at),
-            Action::Queued { .. } => self.attempted(holder, at, None),
+            Action::Refused => self.refused(holder, at, context),
+            Action::Queued { .. } => self.attempted(holder, at, true, None),
             Action::LeftQueue => self.end_wait(holder, None, effects),
             // A command that only looks like a renewal may set the lease once, as a multi-lock does with its members.
             // Readings show whether others follow.
@@ -189,7 +189,7 @@ impl Record {
         }
     }
 
-    fn refused(&mut self, holder: HolderId, at: Time) {
+    fn refused(&mut self, holder: HolderId, at: Time, context: ScopeContext) {
         let left = self.end_of_ttl(self.stamp).map(|end| end.since(at.moment()));
         let lease = self.lease.lease();
         // The holder may renew the lock just after the waiter received its reply.
@@ -198,7 +198,10 @@ impl Record {
             (Some(left), None) => left,
             (None, None) => MAX_SLEEP,
         };
-        self.attempted(holder, at, Some(at.moment() + sleep + RETRY_GRACE));
+        let sleep = sleep + RETRY_GRACE;
+        // A waiter that slept when MONITOR began has waited for longer than it shows.
+        let first = context.monitored_since.is_some_and(|since| at.moment() >= since + sleep);
+        self.attempted(holder, at, first, Some(at.moment() + sleep));
     }
 
     /// Returns whether an attempt of that holder to acquire the lock was refused within `time` before `at`.
@@ -207,8 +210,9 @@ impl Record {
         tried.is_some_and(|tried| at.moment().since(tried) < time)
     }
 
-    fn attempted(&mut self, holder: HolderId, at: Time, until: Option<Moment>) {
-        self.dirty |= self.cold().waiting.attempt(holder, at, until);
+    /// Applies an attempt. `first` is true if an earlier one of the same wait would have been seen.
+    fn attempted(&mut self, holder: HolderId, at: Time, first: bool, until: Option<Moment>) {
+        self.dirty |= self.cold().waiting.attempt(holder, at, first, until);
     }
 
     fn renewed(&mut self, holder: HolderId, lease: Option<Duration>, at: SteadyMillis) {

@@ -34,6 +34,33 @@ fn monitor_names_waiters_until_they_stop_retrying() {
 }
 
 #[test]
+fn a_wait_has_an_exact_beginning_only_if_monitor_would_have_shown_an_earlier_attempt() {
+    let mut model = model();
+    let is_exact = |model: &mut Model, ms, by| {
+        read(model, "a", ms - 1_000, held(1, 1, Some(10_000)));
+        (0..2_u64).for_each(|i| {
+            traffic(model, ms + i, vec![event("a", by, monitor::Action::Refused)]);
+        });
+        let view = shown(model, "a").unwrap();
+        let waiter = view.waiters.iter().find(|waiter| waiter.id.ends_with(&format!(":{by}")));
+        waiter.unwrap().since.exact
+    };
+    model.tick(at(1_000));
+    model.observe(MAIN, Observation::MonitorActive { on: true });
+    // The waiter may have slept since before, for at most the time to live.
+    assert!(!is_exact(&mut model, 3_000, 7));
+    assert!(is_exact(&mut model, 30_000, 8));
+    let events = Vec::new();
+    model.observe(MAIN, Observation::Traffic(Traffic { events, at: time(31_000), missed: 1 }));
+    assert!(!is_exact(&mut model, 33_000, 9));
+    model.observe(MAIN, Observation::MonitorActive { on: false });
+    model.tick(at(60_000));
+    model.observe(MAIN, Observation::MonitorActive { on: true });
+    assert!(!is_exact(&mut model, 63_000, 10));
+    assert!(is_exact(&mut model, 90_000, 11));
+}
+
+#[test]
 fn monitor_shows_locks_renewals_and_releases_that_no_other_source_shows() {
     use monitor::Action::{Released, Renewed};
     let mut model = model();
