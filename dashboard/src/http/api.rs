@@ -3,15 +3,14 @@
 use std::sync::Arc;
 
 use axum::Json;
-use axum::extract::rejection::QueryRejection;
-use axum::extract::{Query, State};
+use axum::extract::State;
 use axum::http::StatusCode;
 use serde::Serialize;
 use utoipa::ToSchema;
 
 use super::app::App;
 use super::error::ApiError;
-use super::params::{LockParams, instant, understood};
+use super::params::{LockParams, Params, instant, understood};
 use crate::archive::HoldersAt;
 use crate::clock::SteadyMillis;
 use crate::model::types::{Counts, LockId, LockView, Notice};
@@ -46,7 +45,7 @@ pub(super) struct PastJson {
 )]
 pub(super) async fn lock(
     State(app): State<App>,
-    params: Result<Query<LockParams>, QueryRejection>,
+    params: Params<LockParams>,
 ) -> Result<Json<LockAnswer>, ApiError> {
     let params = understood(params)?;
     let id = app.lock_id(&params)?;

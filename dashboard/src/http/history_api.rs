@@ -3,8 +3,7 @@
 use std::sync::Arc;
 
 use axum::Json;
-use axum::extract::rejection::QueryRejection;
-use axum::extract::{Query, State};
+use axum::extract::State;
 use axum::response::{IntoResponse, Response};
 use serde::Serialize;
 use utoipa::ToSchema;
@@ -13,7 +12,7 @@ use super::app::App;
 use super::csv;
 use super::error::{ApiError, visible};
 use super::params::{
-    EventsParams, Format, HeldParams, limit_up_to, order, required_instant, understood,
+    EventsParams, Format, HeldParams, Params, limit_up_to, order, required_instant, understood,
 };
 use crate::archive::{Gap, HeldLock, MAX_EVENTS, PastEvent};
 use crate::clock::SteadyMillis;
@@ -64,7 +63,7 @@ fn filter(text: Option<&str>) -> Result<Arc<EventFilter>, ApiError> {
 )]
 pub(super) async fn events(
     State(app): State<App>,
-    params: Result<Query<EventsParams>, QueryRejection>,
+    params: Params<EventsParams>,
 ) -> Result<Response, ApiError> {
     let params = understood(params)?;
     let format = Format::parse(params.format.as_deref())?;
@@ -120,7 +119,7 @@ pub(super) struct HeldJson {
 )]
 pub(super) async fn held(
     State(app): State<App>,
-    params: Result<Query<HeldParams>, QueryRejection>,
+    params: Params<HeldParams>,
 ) -> Result<Response, ApiError> {
     let params = understood(params)?;
     let format = Format::parse(params.format.as_deref())?;

@@ -4,8 +4,7 @@
 use std::sync::Arc;
 
 use axum::Json;
-use axum::extract::rejection::QueryRejection;
-use axum::extract::{Query, State};
+use axum::extract::State;
 use axum::response::{IntoResponse, Response};
 use serde::Serialize;
 use serde::ser::SerializeMap as _;
@@ -16,7 +15,7 @@ use utoipa::{PartialSchema, ToSchema};
 use super::app::App;
 use super::csv::{self, Record};
 use super::error::{ApiError, visible};
-use super::params::{Format, ListParams, limit, understood};
+use super::params::{Format, ListParams, Params, limit, understood};
 use crate::model::contention::GroupTally;
 use crate::query::blockers::BlockerRow;
 use crate::query::contention::ContentionRow;
@@ -210,8 +209,6 @@ fn described(schema: RefOr<Schema>, description: &str) -> RefOr<Schema> {
     }
 }
 
-type Params = Result<Query<ListParams>, QueryRejection>;
-
 /// Describes and defines the handler of a list.
 macro_rules! handler {
     ($(#[doc = $about:literal])+ $name:ident, $path:literal, $page:ty, $row:ty) => {
@@ -227,7 +224,7 @@ macro_rules! handler {
                 (status = 400, description = "A parameter is wrong, or the cursor belongs to another filter, sort or order."),
             ),
         )]
-        pub(super) async fn $name(app: State<App>, params: Params) -> Result<Response, ApiError> {
+        pub(super) async fn $name(app: State<App>, params: Params<ListParams>) -> Result<Response, ApiError> {
             list::<$row>(&app, params)
         }
     };
@@ -261,7 +258,7 @@ handler! {
     contention, "/api/v1/contention", ContentionJson, ContentionRow
 }
 
-fn list<T: Paged + Record>(app: &App, params: Params) -> Result<Response, ApiError> {
+fn list<T: Paged + Record>(app: &App, params: Params<ListParams>) -> Result<Response, ApiError> {
     let params = understood(params)?;
     let format = Format::parse(params.format.as_deref())?;
     let limit = match format {

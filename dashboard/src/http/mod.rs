@@ -14,6 +14,7 @@ pub mod lists;
 pub mod live;
 pub mod openapi;
 pub mod page_data;
+pub mod page_request;
 pub mod pages;
 pub mod params;
 pub mod router;

@@ -13,6 +13,9 @@ use crate::clock::{SteadyMillis, WallMillis};
 use crate::model::types::ProblemKind;
 use crate::query::{Listed, MAX_ROWS, Order};
 
+/// The parameters of a request, or the error in them.
+pub type Params<T> = Result<Query<T>, QueryRejection>;
+
 /// The parameters of a list.
 #[derive(Debug, Clone, Default, Deserialize, IntoParams)]
 #[into_params(parameter_in = Query)]
@@ -375,8 +378,8 @@ pub fn of_address<T: for<'de> Deserialize<'de>>(uri: &Uri) -> Result<T, ApiError
 ///
 /// # Errors
 /// If they cannot be read.
-pub fn understood<T>(query: Result<Query<T>, QueryRejection>) -> Result<T, ApiError> {
-    query.map(|query| query.0).map_err(|error| {
+pub fn understood<T>(params: Params<T>) -> Result<T, ApiError> {
+    params.map(|Query(params)| params).map_err(|error| {
         let text = error.body_text();
         let repeated = text.split_once("duplicate field ");
         ApiError::bad_request(match repeated {

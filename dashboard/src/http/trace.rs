@@ -4,14 +4,13 @@
 use std::time::Duration;
 
 use axum::Json;
-use axum::extract::rejection::QueryRejection;
-use axum::extract::{Query, State};
+use axum::extract::State;
 use serde::{Deserialize, Serialize};
 use utoipa::{IntoParams, ToSchema};
 
 use super::app::App;
 use super::error::ApiError;
-use super::params::{LockParams, understood};
+use super::params::{LockParams, Params, understood};
 use crate::clock::SteadyMillis;
 use crate::model::types::LockId;
 use crate::sources::trace::Step;
@@ -96,8 +95,8 @@ struct StepJson {
 )]
 pub(super) async fn read(
     State(app): State<App>,
-    lock: Result<Query<LockParams>, QueryRejection>,
-    params: Result<Query<TraceParams>, QueryRejection>,
+    lock: Params<LockParams>,
+    params: Params<TraceParams>,
 ) -> Result<Json<TraceJson>, ApiError> {
     let (lock, params) = (app.lock_id(&understood(lock)?)?, understood(params)?);
     let first = number("from", params.from.as_deref(), u64::MAX)?;

@@ -6,8 +6,8 @@ use std::sync::Arc;
 use std::time::Duration;
 
 use axum::Json;
-use axum::extract::rejection::{JsonRejection, QueryRejection};
-use axum::extract::{ConnectInfo, OriginalUri, Query, State};
+use axum::extract::rejection::JsonRejection;
+use axum::extract::{ConnectInfo, State};
 use axum::http::StatusCode;
 use axum::response::{IntoResponse, Redirect, Response};
 use serde::{Deserialize, Serialize};
@@ -21,8 +21,8 @@ use crate::clock::{SteadyMillis, millis};
 use crate::http::app::App;
 use crate::http::error::ApiError;
 use crate::http::guard::{CurrentVisitor, VerifiedForm};
-use crate::http::pages::refused;
-use crate::http::params::{LockParams, instant};
+use crate::http::page_request::PageRequest;
+use crate::http::params::{LockParams, Params, instant};
 use crate::model::types::{
     Acknowledgement, Delta, LockId, Observation, OperatorAction, ProblemKind,
 };
@@ -110,7 +110,7 @@ impl<'a> Caller<'a> {
         app: &'a App,
         visitor: &'a CurrentVisitor,
         peer: SocketAddr,
-        params: Result<Query<LockParams>, QueryRejection>,
+        params: Params<LockParams>,
     ) -> Result<Self, ApiError> {
         let id = lock_if_may(app, visitor, Right::Ack, params)?;
         Ok(Self { app, visitor, peer, id })
@@ -274,41 +274,33 @@ async fn until_shown(
 }
 
 pub async fn from_page(
-    State(app): State<App>,
-    OriginalUri(uri): OriginalUri,
+    page: PageRequest,
     ConnectInfo(peer): ConnectInfo<SocketAddr>,
-    visitor: CurrentVisitor,
-    params: Result<Query<LockParams>, QueryRejection>,
+    params: Params<LockParams>,
     form: Result<VerifiedForm<AcknowledgeRequest>, ApiError>,
 ) -> Response {
-    let done = async {
-        let caller = Caller::new(&app, &visitor, peer, params)?;
+    let response = async {
+        let caller = Caller::new(&page.app, &page.visitor, peer, params)?;
         let VerifiedForm(request) = form?;
-        caller.acknowledge(&request).await
+        let (id, _) = caller.acknowledge(&request).await?;
+        Ok(Redirect::to(&views::lock_link(&id)).into_response())
     };
-    match done.await {
-        Ok((id, _)) => Redirect::to(&views::lock_link(&id)).into_response(),
-        Err(error) => refused(&app, &uri, &visitor, &error),
-    }
+    page.answered(response.await)
 }
 
 pub async fn undo_from_page(
-    State(app): State<App>,
-    OriginalUri(uri): OriginalUri,
+    page: PageRequest,
     ConnectInfo(peer): ConnectInfo<SocketAddr>,
-    visitor: CurrentVisitor,
-    params: Result<Query<LockParams>, QueryRejection>,
+    params: Params<LockParams>,
     form: Result<VerifiedForm<UnacknowledgeRequest>, ApiError>,
 ) -> Response {
-    let done = async {
-        let caller = Caller::new(&app, &visitor, peer, params)?;
+    let response = async {
+        let caller = Caller::new(&page.app, &page.visitor, peer, params)?;
         let VerifiedForm(request) = form?;
-        caller.unacknowledge(&request).await
+        let (id, _) = caller.unacknowledge(&request).await?;
+        Ok(Redirect::to(&views::lock_link(&id)).into_response())
     };
-    match done.await {
-        Ok((id, _)) => Redirect::to(&views::lock_link(&id)).into_response(),
-        Err(error) => refused(&app, &uri, &visitor, &error),
-    }
+    page.answered(response.await)
 }
 
 /// Acknowledges a problem of a lock. Needs the right `ack`.
@@ -331,7 +323,7 @@ pub(in crate::http) async fn from_api(
     State(app): State<App>,
     ConnectInfo(peer): ConnectInfo<SocketAddr>,
     visitor: CurrentVisitor,
-    params: Result<Query<LockParams>, QueryRejection>,
+    params: Params<LockParams>,
     body: Result<Json<AcknowledgeRequest>, JsonRejection>,
 ) -> Result<Json<Acknowledged>, ApiError> {
     let caller = Caller::new(&app, &visitor, peer, params)?;
@@ -359,7 +351,7 @@ pub(in crate::http) async fn undo_from_api(
     State(app): State<App>,
     ConnectInfo(peer): ConnectInfo<SocketAddr>,
     visitor: CurrentVisitor,
-    params: Result<Query<LockParams>, QueryRejection>,
+    params: Params<LockParams>,
     body: Result<Json<UnacknowledgeRequest>, JsonRejection>,
 ) -> Result<Json<Acknowledged>, ApiError> {
     let caller = Caller::new(&app, &visitor, peer, params)?;

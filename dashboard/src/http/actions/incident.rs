@@ -4,9 +4,8 @@ use std::net::SocketAddr;
 use std::sync::Arc;
 use std::time::Duration;
 
-use axum::extract::rejection::QueryRejection;
-use axum::extract::{ConnectInfo, OriginalUri, Query, State};
-use axum::http::{StatusCode, Uri};
+use axum::extract::{ConnectInfo, Query};
+use axum::http::StatusCode;
 use axum::response::{IntoResponse as _, Redirect, Response};
 use futures_util::StreamExt as _;
 use tokio::sync::mpsc;
@@ -19,8 +18,8 @@ use crate::clock::SteadyMillis;
 use crate::http::app::App;
 use crate::http::error::{ApiError, rendered};
 use crate::http::guard::{CurrentVisitor, VerifiedForm};
-use crate::http::pages::{address, refused};
-use crate::http::params::{IncidentParams, understood};
+use crate::http::page_request::PageRequest;
+use crate::http::params::{IncidentParams, Params, understood};
 use crate::model::types::{LockId, ProblemKind};
 use crate::query::Published;
 use crate::query::incidents::IncidentRow;
@@ -33,10 +32,8 @@ const READS_AT_ONCE: usize = 16;
 /// The longest wait for the outcomes of a batch, which continues in any case.
 const OUTCOMES_WITHIN: Duration = Duration::from_secs(4);
 
-pub(super) type Params = Result<Query<IncidentParams>, QueryRejection>;
-
 /// Returns the incident that a request names.
-fn find(app: &App, params: Params) -> Result<IncidentRow, ApiError> {
+fn find(app: &App, params: Params<IncidentParams>) -> Result<IncidentRow, ApiError> {
     let params = understood(params)?;
     let deployment = app.deployment(params.deployment.as_deref())?;
     let problem = ProblemKind::parse(&params.problem.unwrap_or_default());
@@ -62,7 +59,7 @@ fn find_for(
     app: &App,
     visitor: &CurrentVisitor,
     right: Right,
-    params: Params,
+    params: Params<IncidentParams>,
 ) -> Result<IncidentRow, ApiError> {
     let incident = match find(app, params) {
         Ok(incident) => incident,
@@ -78,7 +75,7 @@ fn find_for(
 pub(super) fn releasable<'a>(
     app: &'a App,
     visitor: &CurrentVisitor,
-    params: Params,
+    params: Params<IncidentParams>,
 ) -> Result<(&'a Releases, IncidentRow), ApiError> {
     let incident = match find_for(app, visitor, Right::Release, params) {
         // A missing right is reported before anything about this dashboard.
@@ -113,55 +110,40 @@ fn with_form<T, F>(
     }
 }
 
-fn page_of(
-    app: &App,
-    uri: &Uri,
-    visitor: &CurrentVisitor,
+fn shown(
+    status: StatusCode,
+    page: &PageRequest,
     incident: IncidentRow,
     step: IncidentStep,
-) -> IncidentPage {
-    let may_acknowledge = has_for_some(visitor, Right::Ack, &incident);
-    let may_release = app.releases.is_some()
+) -> Response {
+    let may_acknowledge = has_for_some(&page.visitor, Right::Ack, &incident);
+    let may_release = page.app.releases.is_some()
         && incident.may_be_released()
-        && has_for_some(visitor, Right::Release, &incident);
-    let mut chrome = app.chrome(&address(uri));
-    visitor.sign(&mut chrome);
-    IncidentPage { chrome, may_acknowledge, may_release, incident, step }
+        && has_for_some(&page.visitor, Right::Release, &incident);
+    let chrome = page.chrome();
+    let page = IncidentPage { chrome, may_acknowledge, may_release, incident, step };
+    rendered(status, views::incident_page(&page))
 }
 
-pub async fn page(
-    State(app): State<App>,
-    OriginalUri(uri): OriginalUri,
-    visitor: CurrentVisitor,
-    params: Params,
-) -> Response {
-    match find(&app, params) {
-        Ok(incident) => {
-            let page = page_of(&app, &uri, &visitor, incident, IncidentStep::Show);
-            rendered(StatusCode::OK, views::incident_page(&page))
-        }
-        Err(error) => refused(&app, &uri, &visitor, &error),
-    }
+pub async fn page(page: PageRequest, params: Params<IncidentParams>) -> Response {
+    let incident = find(&page.app, params);
+    page.answered(incident.map(|found| shown(StatusCode::OK, &page, found, IncidentStep::Show)))
 }
 
 pub async fn acknowledge_from_page(
-    State(app): State<App>,
-    OriginalUri(uri): OriginalUri,
+    page: PageRequest,
     ConnectInfo(peer): ConnectInfo<SocketAddr>,
-    visitor: CurrentVisitor,
-    params: Params,
+    params: Params<IncidentParams>,
     form: Result<VerifiedForm<AcknowledgeRequest>, ApiError>,
 ) -> Response {
-    let done = async {
-        let incident = find_for(&app, &visitor, Right::Ack, params);
+    let response = async {
+        let incident = find_for(&page.app, &page.visitor, Right::Ack, params);
         let (incident, request) = with_form(incident, form)?;
         let ids = incident.locks.iter().map(|lock| lock.id.clone()).collect();
-        acknowledge_all(&app, &visitor, peer, ids, &request).await
+        acknowledge_all(&page.app, &page.visitor, peer, ids, &request).await?;
+        Ok(Redirect::to("/problems").into_response())
     };
-    match done.await {
-        Ok(()) => Redirect::to("/problems").into_response(),
-        Err(error) => refused(&app, &uri, &visitor, &error),
-    }
+    page.answered(response.await)
 }
 
 /// Reads the locks of an incident, and offers those that can be released. Returns the id of the offer, and the number of locks
@@ -200,31 +182,23 @@ pub(super) async fn offer(
 }
 
 async fn ask(
-    app: &App,
+    page: &PageRequest,
     releases: &Releases,
-    visitor: &CurrentVisitor,
     incident: &IncidentRow,
     mistake: Option<String>,
     reason: String,
 ) -> IncidentStep {
-    let (seen, batch, more) = offer(app, releases, visitor, incident).await;
+    let (seen, batch, more) = offer(&page.app, releases, &page.visitor, incident).await;
     IncidentStep::Ask { batch, seen, more, mistake, reason }
 }
 
-pub async fn release_page(
-    State(app): State<App>,
-    OriginalUri(uri): OriginalUri,
-    visitor: CurrentVisitor,
-    params: Params,
-) -> Response {
-    match releasable(&app, &visitor, params) {
-        Ok((releases, incident)) => {
-            let step = ask(&app, releases, &visitor, &incident, None, String::new()).await;
-            let page = page_of(&app, &uri, &visitor, incident, step);
-            rendered(StatusCode::OK, views::incident_page(&page))
-        }
-        Err(error) => refused(&app, &uri, &visitor, &error),
-    }
+pub async fn release_page(page: PageRequest, params: Params<IncidentParams>) -> Response {
+    let response = async {
+        let (releases, incident) = releasable(&page.app, &page.visitor, params)?;
+        let step = ask(&page, releases, &incident, None, String::new()).await;
+        Ok(shown(StatusCode::OK, &page, incident, step))
+    };
+    page.answered(response.await)
 }
 
 /// A request for a release of an incident's locks.
@@ -240,7 +214,7 @@ pub(super) fn requested<'a>(
     app: &'a App,
     visitor: &CurrentVisitor,
     peer: SocketAddr,
-    params: Params,
+    params: Params<IncidentParams>,
     form: Result<VerifiedForm<BatchRequest>, ApiError>,
 ) -> Result<Requested<'a>, ApiError> {
     let operator = Operator { name: visitor.shared_name(), from: peer.ip() };
@@ -274,32 +248,30 @@ pub(super) async fn release(app: &App, confirmed: Confirmed) -> Vec<(LockId, Out
 }
 
 pub async fn release_from_page(
-    State(app): State<App>,
-    OriginalUri(uri): OriginalUri,
+    page: PageRequest,
     ConnectInfo(peer): ConnectInfo<SocketAddr>,
-    visitor: CurrentVisitor,
-    params: Params,
+    params: Params<IncidentParams>,
     form: Result<VerifiedForm<BatchRequest>, ApiError>,
 ) -> Response {
-    let Requested { releases, incident, operator, request } =
-        match requested(&app, &visitor, peer, params, form) {
-            Ok(requested) => requested,
-            Err(error) => return refused(&app, &uri, &visitor, &error),
+    let response = async {
+        let Requested { releases, incident, operator, request } =
+            requested(&page.app, &page.visitor, peer, params, form)?;
+        let confirmed = releases.confirm_batch(&incident.identity(), &request, &operator);
+        let (status, step) = match confirmed {
+            Ok(confirmed) => {
+                let of = confirmed.size();
+                let outcomes = release(&page.app, confirmed).await;
+                (StatusCode::OK, IncidentStep::Done { outcomes, of })
+            }
+            Err(error) => {
+                let (why, reason) = (Some(error.to_string()), request.reason);
+                let step = ask(&page, releases, &incident, why, reason).await;
+                (error_status(&error), step)
+            }
         };
-    let (status, step) = match releases.confirm_batch(&incident.identity(), &request, &operator) {
-        Ok(confirmed) => {
-            let of = confirmed.size();
-            let outcomes = release(&app, confirmed).await;
-            (StatusCode::OK, IncidentStep::Done { outcomes, of })
-        }
-        Err(error) => {
-            let (why, reason) = (Some(error.to_string()), request.reason);
-            let step = ask(&app, releases, &visitor, &incident, why, reason).await;
-            (error_status(&error), step)
-        }
+        Ok(shown(status, &page, incident, step))
     };
-    let page = page_of(&app, &uri, &visitor, incident, step);
-    rendered(status, views::incident_page(&page))
+    page.answered(response.await)
 }
 
 /// Collects outcomes until all have arrived, or the visitor has waited long enough.

@@ -10,13 +10,13 @@ use axum::response::{IntoResponse, Response};
 use serde::Serialize;
 use utoipa::ToSchema;
 
-use super::incident::{Params, Requested, offer, releasable, release, requested};
+use super::incident::{Requested, offer, releasable, release, requested};
 use super::release::rejected;
 use crate::clock::{SteadyMillis, millis};
 use crate::http::app::App;
 use crate::http::error::ApiError;
 use crate::http::guard::{CurrentVisitor, VerifiedForm};
-use crate::http::params::IncidentParams;
+use crate::http::params::{IncidentParams, Params};
 use crate::model::types::LockId;
 use crate::release::batch::BatchRequest;
 use crate::release::{Outcome, VALID};
@@ -65,7 +65,7 @@ struct LeftOutJson {
 pub(in crate::http) async fn look(
     State(app): State<App>,
     visitor: CurrentVisitor,
-    params: Params,
+    params: Params<IncidentParams>,
 ) -> Result<Json<OfferJson>, ApiError> {
     let (releases, incident) = releasable(&app, &visitor, params)?;
     let valid_until = SteadyMillis::now().plus(millis(VALID));
@@ -131,7 +131,7 @@ pub(in crate::http) async fn from_api(
     State(app): State<App>,
     ConnectInfo(peer): ConnectInfo<SocketAddr>,
     visitor: CurrentVisitor,
-    params: Params,
+    params: Params<IncidentParams>,
     body: Result<Json<BatchRequest>, JsonRejection>,
 ) -> Result<Response, ApiError> {
     // A JSON body shows that no form of another site sent the request.

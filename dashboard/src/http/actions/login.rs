@@ -4,8 +4,8 @@ use std::net::SocketAddr;
 use std::sync::Arc;
 
 use axum::Form;
-use axum::extract::rejection::{FormRejection, QueryRejection};
-use axum::extract::{ConnectInfo, Query, State};
+use axum::extract::rejection::FormRejection;
+use axum::extract::{ConnectInfo, State};
 use axum::http::{HeaderMap, HeaderValue, StatusCode, header};
 use axum::response::{Html, IntoResponse, Redirect, Response};
 use serde::Deserialize;
@@ -15,7 +15,7 @@ use crate::access::logins::LOGIN_SECS;
 use crate::access::{Access, AuthMethod, Refusal};
 use crate::http::error::ApiError;
 use crate::http::guard::{CurrentVisitor, EmptyForm, VerifiedForm, now_secs};
-use crate::http::params::understood;
+use crate::http::params::{Params, understood};
 use crate::views::{LoginPage, login_page};
 
 #[derive(Debug, Default, Deserialize)]
@@ -46,7 +46,7 @@ pub async fn page(
     State(access): State<Arc<Access>>,
     visitor: CurrentVisitor,
     headers: HeaderMap,
-    params: Result<Query<NextParams>, QueryRejection>,
+    params: Params<NextParams>,
 ) -> Response {
     let answer = LoginAnswer::new(&access, &headers);
     let NextParams { next } = match understood(params) {

@@ -8,14 +8,12 @@ pub mod release;
 pub mod trace;
 pub mod watch;
 
-use axum::extract::Query;
-use axum::extract::rejection::QueryRejection;
 use utoipa::ToSchema;
 
 use super::app::App;
 use super::error::ApiError;
 use super::guard::CurrentVisitor;
-use super::params::{LockParams, understood};
+use super::params::{LockParams, Params, understood};
 use crate::access::rights::Right;
 use crate::model::types::LockId;
 
@@ -41,7 +39,7 @@ fn lock_if_may(
     app: &App,
     visitor: &CurrentVisitor,
     right: Right,
-    params: Result<Query<LockParams>, QueryRejection>,
+    params: Params<LockParams>,
 ) -> Result<LockId, ApiError> {
     match understood(params).and_then(|params| app.lock_id(&params)) {
         Ok(id) => visitor.needs_for(right, &id).map(|()| id),

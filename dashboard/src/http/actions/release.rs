@@ -5,8 +5,8 @@ use std::net::SocketAddr;
 use std::sync::Arc;
 
 use axum::Json;
-use axum::extract::rejection::{JsonRejection, QueryRejection};
-use axum::extract::{ConnectInfo, OriginalUri, Query, State};
+use axum::extract::rejection::JsonRejection;
+use axum::extract::{ConnectInfo, Query, State};
 use axum::http::{HeaderValue, StatusCode, header};
 use axum::response::{IntoResponse, Response};
 use serde::Serialize;
@@ -18,8 +18,8 @@ use crate::clock::{SteadyMillis, millis, now};
 use crate::http::app::App;
 use crate::http::error::{ApiError, rendered};
 use crate::http::guard::{CurrentVisitor, VerifiedForm};
-use crate::http::pages::{address, refused};
-use crate::http::params::LockParams;
+use crate::http::page_request::PageRequest;
+use crate::http::params::{LockParams, Params};
 use crate::model::actor::ReadingReply;
 use crate::model::types::{LockId, LockView, Reading};
 use crate::release::{
@@ -44,7 +44,7 @@ pub(super) fn releases_off() -> ApiError {
 fn allowed<'a>(
     app: &'a App,
     visitor: &CurrentVisitor,
-    params: Result<Query<LockParams>, QueryRejection>,
+    params: Params<LockParams>,
 ) -> Result<(&'a Releases, LockId), ApiError> {
     match lock_if_may(app, visitor, Right::Release, params) {
         Err(error) if error.status == StatusCode::FORBIDDEN => Err(error),
@@ -57,7 +57,7 @@ fn requested<'a>(
     app: &'a App,
     visitor: &CurrentVisitor,
     peer: SocketAddr,
-    params: Result<Query<LockParams>, QueryRejection>,
+    params: Params<LockParams>,
 ) -> Result<(&'a Releases, LockId, Operator), ApiError> {
     let operator = Operator { name: visitor.shared_name(), from: peer.ip() };
     let subject = params.as_ref().ok().and_then(|Query(params)| app.lock_id(params).ok());
@@ -107,38 +107,27 @@ async fn current_step(
     }
 }
 
-pub async fn page(
-    State(app): State<App>,
-    OriginalUri(uri): OriginalUri,
-    visitor: CurrentVisitor,
-    params: Result<Query<LockParams>, QueryRejection>,
-) -> Response {
-    let page = async {
-        let (releases, id) = allowed(&app, &visitor, params)?;
-        let step = current_step(&app, releases, &id, &visitor).await;
-        Ok(ReleasePage { chrome: app.chrome(&address(&uri)), id, step })
+pub async fn page(page: PageRequest, params: Params<LockParams>) -> Response {
+    let response = async {
+        let (releases, id) = allowed(&page.app, &page.visitor, params)?;
+        let step = current_step(&page.app, releases, &id, &page.visitor).await;
+        Ok(shown(StatusCode::OK, &page, id, step))
     };
-    match page.await {
-        Ok(page) => shown(StatusCode::OK, page, &visitor),
-        Err(problem) => refused(&app, &uri, &visitor, &problem),
-    }
+    page.answered(response.await)
 }
 
-fn shown(status: StatusCode, mut page: ReleasePage, visitor: &CurrentVisitor) -> Response {
-    visitor.sign(&mut page.chrome);
-    rendered(status, views::release_page(&page))
+fn shown(status: StatusCode, page: &PageRequest, id: LockId, step: ReleaseStep) -> Response {
+    rendered(status, views::release_page(&ReleasePage { chrome: page.chrome(), id, step }))
 }
 
 pub async fn from_page(
-    State(app): State<App>,
-    OriginalUri(uri): OriginalUri,
+    page: PageRequest,
     ConnectInfo(peer): ConnectInfo<SocketAddr>,
-    visitor: CurrentVisitor,
-    params: Result<Query<LockParams>, QueryRejection>,
+    params: Params<LockParams>,
     form: Result<VerifiedForm<ReleaseRequest>, ApiError>,
 ) -> Response {
-    let page = async {
-        let (releases, id, operator) = requested(&app, &visitor, peer, params)?;
+    let response = async {
+        let (releases, id, operator) = requested(&page.app, &page.visitor, peer, params)?;
         let VerifiedForm(request) = form.inspect_err(|error| {
             releases.record_rejection(&id, &operator, "", &error.detail);
         })?;
@@ -146,7 +135,7 @@ pub async fn from_page(
             Ok(outcome) => (outcome_status(&outcome), ReleaseStep::Done(outcome)),
             // The typed text remains, and the lock is shown in its current state.
             Err(error) => {
-                let step = match current_step(&app, releases, &id, &visitor).await {
+                let step = match current_step(&page.app, releases, &id, &page.visitor).await {
                     ReleaseStep::Ask { offer, seen, .. } => ReleaseStep::Ask {
                         offer,
                         seen,
@@ -159,12 +148,9 @@ pub async fn from_page(
                 (error_status(&error), step)
             }
         };
-        Ok((status, ReleasePage { chrome: app.chrome(&address(&uri)), id, step }))
+        Ok(shown(status, &page, id, step))
     };
-    match page.await {
-        Ok((status, page)) => shown(status, page, &visitor),
-        Err(problem) => refused(&app, &uri, &visitor, &problem),
-    }
+    page.answered(response.await)
 }
 
 fn outcome_status(outcome: &Outcome) -> StatusCode {
@@ -222,7 +208,7 @@ pub(in crate::http) struct OfferJson {
 pub(in crate::http) async fn look(
     State(app): State<App>,
     visitor: CurrentVisitor,
-    params: Result<Query<LockParams>, QueryRejection>,
+    params: Params<LockParams>,
 ) -> Result<Json<OfferJson>, ApiError> {
     let (releases, id) = allowed(&app, &visitor, params)?;
     let offer = read_offer(&app, &id).await;
@@ -286,7 +272,7 @@ pub(in crate::http) async fn from_api(
     State(app): State<App>,
     ConnectInfo(peer): ConnectInfo<SocketAddr>,
     visitor: CurrentVisitor,
-    params: Result<Query<LockParams>, QueryRejection>,
+    params: Params<LockParams>,
     body: Result<Json<ReleaseRequest>, JsonRejection>,
 ) -> Result<Response, ApiError> {
     let (releases, id, operator) = requested(&app, &visitor, peer, params)?;

@@ -1,8 +1,7 @@
 //! Traces of a lock, from its page or the API: every step that MONITOR shows, for a minute.
 
 use axum::Json;
-use axum::extract::rejection::QueryRejection;
-use axum::extract::{Query, State};
+use axum::extract::State;
 use axum::http::StatusCode;
 use axum::response::{IntoResponse, Redirect, Response};
 use serde::Serialize;
@@ -13,7 +12,7 @@ use crate::clock::SteadyMillis;
 use crate::http::app::App;
 use crate::http::error::ApiError;
 use crate::http::guard::{CurrentVisitor, EmptyForm, VerifiedCall, VerifiedForm};
-use crate::http::params::{LockParams, understood};
+use crate::http::params::{LockParams, Params, understood};
 use crate::model::types::LockId;
 use crate::sources::trace::{Full, MAX_TRACES};
 use crate::text;
@@ -26,7 +25,7 @@ use crate::views;
 pub async fn from_page(
     State(app): State<App>,
     visitor: CurrentVisitor,
-    params: Result<Query<LockParams>, QueryRejection>,
+    params: Params<LockParams>,
     form: Result<VerifiedForm<EmptyForm>, ApiError>,
 ) -> Result<Redirect, ApiError> {
     body_if_may_watch(&visitor, form)?;
@@ -64,7 +63,7 @@ pub struct Tracing {
 pub(in crate::http) async fn from_api(
     State(app): State<App>,
     visitor: CurrentVisitor,
-    params: Result<Query<LockParams>, QueryRejection>,
+    params: Params<LockParams>,
     call: Result<VerifiedCall, ApiError>,
 ) -> Result<Response, ApiError> {
     body_if_may_watch(&visitor, call)?;

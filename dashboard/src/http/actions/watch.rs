@@ -3,8 +3,7 @@
 #![expect(unused_qualifications, reason = "in code that utoipa generates")]
 
 use axum::Json;
-use axum::extract::rejection::QueryRejection;
-use axum::extract::{Query, State};
+use axum::extract::State;
 use axum::http::StatusCode;
 use axum::response::{IntoResponse, Redirect, Response};
 use serde::{Deserialize, Serialize};
@@ -14,7 +13,7 @@ use super::{AnyJson, body_if_may_watch};
 use crate::http::app::App;
 use crate::http::error::ApiError;
 use crate::http::guard::{CurrentVisitor, EmptyForm, VerifiedCall, VerifiedForm};
-use crate::http::params::understood;
+use crate::http::params::{Params, understood};
 use crate::sources::monitor::switch::WATCH;
 
 #[derive(Debug, Default, Deserialize, IntoParams)]
@@ -31,7 +30,7 @@ pub struct WatchParams {
 pub async fn from_page(
     State(app): State<App>,
     visitor: CurrentVisitor,
-    params: Result<Query<WatchParams>, QueryRejection>,
+    params: Params<WatchParams>,
     form: Result<VerifiedForm<EmptyForm>, ApiError>,
 ) -> Result<Redirect, ApiError> {
     body_if_may_watch(&visitor, form)?;
@@ -65,7 +64,7 @@ pub struct Watching {
 pub(in crate::http) async fn from_api(
     State(app): State<App>,
     visitor: CurrentVisitor,
-    params: Result<Query<WatchParams>, QueryRejection>,
+    params: Params<WatchParams>,
     call: Result<VerifiedCall, ApiError>,
 ) -> Result<Response, ApiError> {
     body_if_may_watch(&visitor, call)?;

@@ -12,8 +12,7 @@ use std::sync::Arc;
 use std::time::Duration;
 
 use axum::body::{Body, Bytes};
-use axum::extract::rejection::QueryRejection;
-use axum::extract::{Query, State};
+use axum::extract::State;
 use axum::http::{HeaderMap, HeaderName, header};
 use axum::response::{IntoResponse, Response};
 use futures_util::Stream;
@@ -22,7 +21,7 @@ use tokio::time::{Instant, timeout};
 use tokio_util::sync::CancellationToken;
 
 use super::error::ApiError;
-use super::params::understood;
+use super::params::{Params, understood};
 use super::streams::StreamPermit;
 use crate::clock::SteadyMillis;
 use crate::metrics::StreamMetrics;
@@ -40,7 +39,7 @@ const UNBUFFERED: [(HeaderName, &str); 1] = [(HeaderName::from_static("x-accel-b
 const FIRST_WAIT: Duration = Duration::from_millis(BEAT_MS);
 
 #[derive(Debug, Deserialize)]
-pub struct Params {
+pub struct LiveParams {
     path: String,
 }
 
@@ -51,7 +50,7 @@ pub struct Params {
 pub async fn live(
     State(feeds): State<Feeds>,
     headers: HeaderMap,
-    params: Result<Query<Params>, QueryRejection>,
+    params: Params<LiveParams>,
 ) -> Result<Response, ApiError> {
     let path = understood(params)?.path;
     let topic = Topic::new(feeds.app(), &path)?;
