@@ -10,8 +10,8 @@ use redisson::script::{
 use redisson::shape::{Holder, LockHash, MAX_FIELDS};
 use redisson::{Family, HolderId, LockName};
 
-use super::operation::{Operation, Silence};
-use super::{Failure, Op, no_answer, printable};
+use super::operation::Operation;
+use super::{Op, printable};
 use crate::core::ids::{OpId, ReplyTo};
 use crate::core::ops::verb::{AfterCheck, AgentCheck, Force, Look, Verb};
 use crate::core::report::refusals::others;
@@ -36,16 +36,8 @@ impl Operation for Look {
         Ok(())
     }
 
-    fn on_failure(&self, core: &mut Core, id: OpId, failure: &Failure, pause: Duration) {
-        core.retry_unless_refused(id, failure, pause, self.reply_to, &self.name);
-    }
-
-    fn is_awaited(&self) -> bool {
-        true
-    }
-
-    fn silence(&mut self, why: &str) -> Option<Silence> {
-        Some(no_answer(self.reply_to, &self.name, why))
+    fn command(&self) -> Option<(ReplyTo, &LockName)> {
+        Some((self.reply_to, &self.name))
     }
 }
 
@@ -61,16 +53,8 @@ impl Operation for Force {
         Ok(())
     }
 
-    fn on_failure(&self, core: &mut Core, id: OpId, failure: &Failure, pause: Duration) {
-        core.retry_unless_refused(id, failure, pause, self.reply_to, &self.name);
-    }
-
-    fn is_awaited(&self) -> bool {
-        true
-    }
-
-    fn silence(&mut self, why: &str) -> Option<Silence> {
-        Some(no_answer(self.reply_to, &self.name, why))
+    fn command(&self) -> Option<(ReplyTo, &LockName)> {
+        Some((self.reply_to, &self.name))
     }
 }
 

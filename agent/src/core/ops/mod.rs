@@ -25,7 +25,7 @@ use redisson::script::Value;
 use redisson::{Kind, LockName, Moment};
 use service_kit::trace::{self, TraceParent};
 
-use crate::core::ids::{OpId, ReplyTo};
+use crate::core::ids::OpId;
 use crate::core::ops::verb::Verb;
 use crate::core::{Core, Effect, Lane};
 use crate::journal::{OrphanRecord, Record};
@@ -210,22 +210,6 @@ impl Core {
         }
     }
 
-    /// Answers a command whose script is refused; retries it after any other failure.
-    fn retry_unless_refused(
-        &mut self,
-        id: OpId,
-        failure: &Failure,
-        pause: Duration,
-        reply_to: ReplyTo,
-        name: &LockName,
-    ) {
-        if !matches!(failure, Failure::Refused(_)) {
-            return self.retry(id, pause);
-        }
-        self.take_op(id);
-        self.answer(reply_to, Self::unavailable_for(name, failure.text()));
-    }
-
     /// Returns the connection for scripts that grant. With `--min-replicas` it reports what replicas confirm. (Red locks
     /// have their majority instead.)
     fn grants_lane(&self) -> Lane {
@@ -240,12 +224,6 @@ impl Core {
     pub(in crate::core) fn take_op(&mut self, id: OpId) -> Option<Op> {
         self.ops.take(id)
     }
-}
-
-/// Returns the answer to a command that no longer waits for its script, which is not retried.
-fn no_answer(reply_to: ReplyTo, name: &LockName, why: &str) -> Silence {
-    let reply = Core::unavailable_for(name, why);
-    Silence { reply_to: vec![reply_to], reply, goes_on: false }
 }
 
 /// Returns the record of a number that may be in Redis although nobody holds it.

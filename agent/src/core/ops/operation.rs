@@ -2,6 +2,7 @@
 
 use std::time::Duration;
 
+use redisson::LockName;
 use redisson::script::{BadReply, Call, Value};
 use service_kit::trace::TraceParent;
 
@@ -34,34 +35,43 @@ pub(in crate::core) trait Operation {
 
     /// Handles a failure. `pause` is the backoff before a retry.
     fn on_failure(&self, core: &mut Core, id: OpId, failure: &Failure, pause: Duration) {
-        let _ = failure;
-        core.retry(id, pause);
+        match (self.command(), failure) {
+            (Some((reply_to, name)), Failure::Refused(_)) => {
+                core.take_op(id);
+                core.answer(reply_to, Core::unavailable_for(name, failure.text()));
+            }
+            _ => core.retry(id, pause),
+        }
     }
 
     /// Handles the case that the affected lease has expired, so that a retry is useless. The operation is no longer in
     /// flight.
-    fn on_give_up(&mut self, core: &mut Core, id: OpId) {
-        let _ = id;
+    fn on_give_up(&mut self, core: &mut Core, _id: OpId) {
         if let Some(silence) = self.silence(NO_ANSWER) {
             core.answer_all(silence);
         }
     }
 
     /// Returns the server and the connection to send the script to.
-    fn route(&self, core: &Core) -> (Node, Lane) {
-        let _ = core;
+    fn route(&self, _core: &Core) -> (Node, Lane) {
         (Node::Main, Lane::Commands)
+    }
+
+    /// Returns the command that is over once it is answered: the script is not repeated for it. The name is its lock's.
+    fn command(&self) -> Option<(ReplyTo, &LockName)> {
+        None
     }
 
     /// Returns whether a worker waits for the reply, for no longer than the response timeout.
     fn is_awaited(&self) -> bool {
-        false
+        self.command().is_some()
     }
 
     /// Takes the waiting commands, and returns the answer to them. `why` describes what Redis did instead of answering.
     fn silence(&mut self, why: &str) -> Option<Silence> {
-        let _ = why;
-        None
+        let (reply_to, name) = self.command()?;
+        let reply = Core::unavailable_for(name, why);
+        Some(Silence { reply_to: vec![reply_to], reply, goes_on: false })
     }
 
     /// Visits the numbers whose fields the script may write or remove. They do not change while it is in flight.
@@ -74,20 +84,17 @@ pub(in crate::core) trait Operation {
     }
 
     /// Returns whether a reply from before a sleep of the agent may be outdated, so that Redis is asked again.
-    fn is_stale_after_sleep(&self, core: &Core) -> bool {
-        let _ = core;
+    fn is_stale_after_sleep(&self, _core: &Core) -> bool {
         false
     }
 
     /// Returns whether the agent may end without knowing the outcome.
-    fn may_be_abandoned(&self, core: &Core) -> bool {
-        let _ = core;
+    fn may_be_abandoned(&self, _core: &Core) -> bool {
         false
     }
 
     /// Returns the span that the script is part of.
-    fn trace_parent(&self, core: &Core) -> TraceParent {
-        let _ = core;
+    fn trace_parent(&self, _core: &Core) -> TraceParent {
         TraceParent::default()
     }
 
@@ -97,46 +104,36 @@ pub(in crate::core) trait Operation {
     }
 }
 
+/// Returns what a verb contains.
+macro_rules! content {
+    ($verb:expr) => {
+        match $verb {
+            Verb::Acquire(verb) => verb,
+            Verb::Adopt(verb) => verb,
+            Verb::Update(verb) => verb,
+            Verb::Renew(verb) => verb,
+            Verb::Release(verb) => verb,
+            Verb::HandOver(verb) => verb,
+            Verb::EarlyHandOver(verb) => verb,
+            Verb::Undo(verb) => verb,
+            Verb::Show(verb) => verb,
+            Verb::LookAtHolders(verb) => verb,
+            Verb::Look(verb) => verb,
+            Verb::Force(verb) => verb,
+            Verb::CheckAgents(verb) => verb,
+            Verb::LookAtQueue(verb) => verb,
+            Verb::Purge(verb) => verb,
+            Verb::Node(verb) => verb,
+        }
+    };
+}
+
 impl Verb {
     pub(in crate::core) fn operation(&self) -> &dyn Operation {
-        match self {
-            Self::Acquire(verb) => verb,
-            Self::Adopt(verb) => verb,
-            Self::Update(verb) => verb,
-            Self::Renew(verb) => verb,
-            Self::Release(verb) => verb,
-            Self::HandOver(verb) => verb,
-            Self::EarlyHandOver(verb) => verb,
-            Self::Undo(verb) => verb,
-            Self::Show(verb) => verb,
-            Self::LookAtHolders(verb) => verb,
-            Self::Look(verb) => verb,
-            Self::Force(verb) => verb,
-            Self::CheckAgents(verb) => verb,
-            Self::LookAtQueue(verb) => verb,
-            Self::Purge(verb) => verb,
-            Self::Node(verb) => verb,
-        }
+        content!(self)
     }
 
     pub(in crate::core) fn operation_mut(&mut self) -> &mut dyn Operation {
-        match self {
-            Self::Acquire(verb) => verb,
-            Self::Adopt(verb) => verb,
-            Self::Update(verb) => verb,
-            Self::Renew(verb) => verb,
-            Self::Release(verb) => verb,
-            Self::HandOver(verb) => verb,
-            Self::EarlyHandOver(verb) => verb,
-            Self::Undo(verb) => verb,
-            Self::Show(verb) => verb,
-            Self::LookAtHolders(verb) => verb,
-            Self::Look(verb) => verb,
-            Self::Force(verb) => verb,
-            Self::CheckAgents(verb) => verb,
-            Self::LookAtQueue(verb) => verb,
-            Self::Purge(verb) => verb,
-            Self::Node(verb) => verb,
-        }
+        content!(self)
     }
 }

@@ -10,9 +10,9 @@ use redisson::script::{self, AgentState, BadReply, Call, QueueEntry, Value};
 use redisson::{ClientId, HolderId, LockName};
 
 use super::force::WORTH;
-use super::operation::{Operation, Silence};
-use super::{Failure, Op, no_answer};
-use crate::core::ids::OpId;
+use super::operation::Operation;
+use super::{Failure, Op};
+use crate::core::ids::{OpId, ReplyTo};
 use crate::core::ops::verb::{AfterCheck, AgentCheck, Force, Purge, QueueLook, Verb};
 use crate::core::{Core, LogLine};
 
@@ -34,21 +34,15 @@ impl Operation for AgentCheck {
         core.retry(id, pause);
     }
 
-    fn is_awaited(&self) -> bool {
-        matches!(self.next, AfterCheck::Force(_))
+    fn command(&self) -> Option<(ReplyTo, &LockName)> {
+        match &self.next {
+            AfterCheck::Force(Force { reply_to, name, .. }) => Some((*reply_to, name)),
+            AfterCheck::Purge(_) => None,
+        }
     }
 
     fn may_be_abandoned(&self, _: &Core) -> bool {
         !self.is_awaited()
-    }
-
-    fn silence(&mut self, why: &str) -> Option<Silence> {
-        match &self.next {
-            AfterCheck::Force(Force { reply_to, name, .. }) => {
-                Some(no_answer(*reply_to, name, why))
-            }
-            AfterCheck::Purge(_) => None,
-        }
     }
 }
 

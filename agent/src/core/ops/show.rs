@@ -5,8 +5,8 @@ use std::time::Duration;
 use redisson::script::{self, BadReply, Call, LockDetails, Value};
 use redisson::{Family, HolderId, LockName};
 
-use super::operation::{Operation, Silence};
-use super::{Failure, Op, no_answer};
+use super::operation::Operation;
+use super::{Failure, Op};
 use crate::core::Core;
 use crate::core::ids::{OpId, ReplyTo};
 use crate::core::ops::verb::{HolderLook, Show, Verb};
@@ -28,16 +28,8 @@ impl Operation for Show {
         Ok(())
     }
 
-    fn on_failure(&self, core: &mut Core, id: OpId, failure: &Failure, pause: Duration) {
-        core.retry_unless_refused(id, failure, pause, self.reply_to, &self.name);
-    }
-
-    fn is_awaited(&self) -> bool {
-        true
-    }
-
-    fn silence(&mut self, why: &str) -> Option<Silence> {
-        Some(no_answer(self.reply_to, &self.name, why))
+    fn command(&self) -> Option<(ReplyTo, &LockName)> {
+        Some((self.reply_to, &self.name))
     }
 }
 
@@ -62,12 +54,8 @@ impl Operation for HolderLook {
         core.look_at_holders(Self { holders: Vec::new(), ..self.clone() });
     }
 
-    fn is_awaited(&self) -> bool {
-        true
-    }
-
-    fn silence(&mut self, why: &str) -> Option<Silence> {
-        Some(no_answer(self.reply_to, &self.name, why))
+    fn command(&self) -> Option<(ReplyTo, &LockName)> {
+        Some((self.reply_to, &self.name))
     }
 }
 

@@ -3,12 +3,12 @@
 use std::time::Duration;
 
 use redisson::script::{self, BadReply, Call, MissingMarkers, RenewOutcome, Value};
-use redisson::{Kind, Moment};
+use redisson::{Kind, LockName, Moment};
 use service_kit::trace::TraceParent;
 
-use super::operation::{Operation, Silence};
-use super::{Failure, NO_ANSWER, Op, no_answer};
-use crate::core::ids::OpId;
+use super::operation::Operation;
+use super::{Failure, NO_ANSWER, Op};
+use crate::core::ids::{OpId, ReplyTo};
 use crate::core::ops::verb::{Change, HoldUpdate, Verb};
 use crate::core::session::reply::Reply;
 use crate::core::{Core, Lane, Node, Report, spans};
@@ -58,13 +58,9 @@ impl Operation for HoldUpdate {
         }
     }
 
-    fn is_awaited(&self) -> bool {
-        true
-    }
-
     /// The count in Redis may differ from ours afterwards; the next renewal corrects it.
-    fn silence(&mut self, why: &str) -> Option<Silence> {
-        Some(no_answer(self.reply_to, &self.name, why))
+    fn command(&self) -> Option<(ReplyTo, &LockName)> {
+        Some((self.reply_to, &self.name))
     }
 
     fn each_number(&self, visit: &mut dyn FnMut(Number)) {
