@@ -69,49 +69,8 @@ pub(super) async fn check(
     let mut databases = Vec::new();
     let mut rights_of_nodes = Vec::new();
     for node in &nodes {
-        let state = ServerState::read(&node.link, config.monitor.budget).await.map_err(said)?;
-        parts.servers.push(state.summary(&node.subject));
-        parts.findings.extend(state.judge(&node.subject, &deployment.dbs, config.monitor.max_ops));
-        let features = Features {
-            cluster: node.info.cluster,
-            shards: node.info.has_shards(),
-            no_touch: supports_no_touch(&node.info),
-        };
-        // A separate connection is used, since a refusal may leave it in a transaction.
-        let trial = connected(node.endpoint.clone(), shutdown).await?.0;
-        let user = deployment.target.user();
-        let rights = Rights::try_all(user, (&trial, &node.endpoint), features, shutdown).await;
-        let rights = rights.map_err(said)?;
-        let (mut unreadable, mut hashes) = (0, 0);
-        if rights.can_read_locks() && !state.is_too_old() {
-            for db in &deployment.dbs {
-                let bounds = Bounds {
-                    until,
-                    max_locks: config.model.max_locks,
-                    pattern: config.scan.pattern.clone(),
-                    ignore: config.model.ignore.clone(),
-                    idle_first: rights.may_read_idle_time && !rights.reads_leave_no_trace,
-                };
-                let (link, _) = connected(node.endpoint.with_db(*db), shutdown).await?;
-                let mut surveyor = Surveyor::new(link.clone(), config.scan.rate, bounds);
-                surveyor.run().await.map_err(read_failure)?;
-                unreadable += surveyor.survey().unreadable;
-                hashes += surveyor.survey().hashes;
-                databases.push(Database {
-                    subject: node.subject.with_db(*db),
-                    surveyor,
-                    registry: Registry {
-                        link,
-                        share: node.share.clone(),
-                        keys: config.agent_keys.clone(),
-                    },
-                    suspects: BTreeSet::new(),
-                });
-            }
-        }
-        let old = node.info.version.as_deref().is_some_and(|version| version.starts_with("6."));
-        parts.findings.extend(rights.judge(&node.subject, old, unreadable, hashes));
-        rights_of_nodes.push((rights, features));
+        let check = NodeCheck { config, deployment, node, until, shutdown };
+        rights_of_nodes.push(check.run(&mut databases, parts).await?);
     }
     if rights_of_nodes.iter().all(|(rights, _)| rights.may_count_subscribers()) {
         let shards = rights_of_nodes.iter().any(|(_, features)| features.shards);
@@ -129,6 +88,73 @@ pub(super) async fn check(
         parts.databases.push(summary);
     }
     Ok(())
+}
+
+/// One server to check, and the settings of the check.
+struct NodeCheck<'a> {
+    config: &'a Config,
+    deployment: &'a config::Deployment,
+    node: &'a Node,
+    until: Instant,
+    shutdown: &'a Shutdown,
+}
+
+impl NodeCheck<'_> {
+    /// Checks the server and what its account may do, and surveys its databases. Returns the account's rights.
+    async fn run(
+        &self,
+        databases: &mut Vec<Database>,
+        parts: &mut Parts,
+    ) -> Result<(Rights, Features), String> {
+        let Self { config, deployment, node, shutdown, .. } = self;
+        let state = ServerState::read(&node.link, config.monitor.budget).await.map_err(said)?;
+        parts.servers.push(state.summary(&node.subject));
+        parts.findings.extend(state.judge(&node.subject, &deployment.dbs, config.monitor.max_ops));
+        let features = Features {
+            cluster: node.info.cluster,
+            shards: node.info.has_shards(),
+            no_touch: supports_no_touch(&node.info),
+        };
+        // A separate connection is used, since a refusal may leave it in a transaction.
+        let trial = connected(node.endpoint.clone(), shutdown).await?.0;
+        let user = deployment.target.user();
+        let rights = Rights::try_all(user, (&trial, &node.endpoint), features, shutdown).await;
+        let rights = rights.map_err(said)?;
+        let (mut unreadable, mut hashes) = (0, 0);
+        if rights.can_read_locks() && !state.is_too_old() {
+            for db in &deployment.dbs {
+                let database = self.survey(*db, &rights).await?;
+                unreadable += database.surveyor.survey().unreadable;
+                hashes += database.surveyor.survey().hashes;
+                databases.push(database);
+            }
+        }
+        let old = node.info.version.as_deref().is_some_and(|version| version.starts_with("6."));
+        parts.findings.extend(rights.judge(&node.subject, old, unreadable, hashes));
+        Ok((rights, features))
+    }
+
+    /// Reads the locks of one database.
+    async fn survey(&self, db: u32, rights: &Rights) -> Result<Database, String> {
+        let Self { config, node, .. } = self;
+        let bounds = Bounds {
+            until: self.until,
+            max_locks: config.model.max_locks,
+            pattern: config.scan.pattern.clone(),
+            ignore: config.model.ignore.clone(),
+            idle_first: rights.may_read_idle_time && !rights.reads_leave_no_trace,
+        };
+        let (link, _) = connected(node.endpoint.with_db(db), self.shutdown).await?;
+        let mut surveyor = Surveyor::new(link.clone(), config.scan.rate, bounds);
+        surveyor.run().await.map_err(read_failure)?;
+        let keys = config.agent_keys.clone();
+        Ok(Database {
+            subject: node.subject.with_db(db),
+            surveyor,
+            registry: Registry { link, share: node.share.clone(), keys },
+            suspects: BTreeSet::new(),
+        })
+    }
 }
 
 /// Connects to every server of the deployment.

@@ -6,7 +6,7 @@ use std::time::Duration;
 use redis::{Cmd, Value, cmd};
 use redisson::shape::{self, LockHash};
 use redisson::{HolderId, LockName};
-use service_kit::redis::ServerError;
+use service_kit::redis::{Redirect, ServerError};
 
 use super::companions::{CompanionRead, More, readable};
 use super::measure::measure;
@@ -120,42 +120,8 @@ pub(super) async fn transactions(
             let (stamp, replies) = send(caller, commands).await?;
             let mut replies = replies.into_iter();
             for (job, (size, own)) in jobs.into_iter().zip(sizes) {
-                let mut block: Vec<_> = replies.by_ref().take(size).collect();
-                let exec = block.pop();
-                if let Some(redirect) = block.iter().take(own).find_map(redirect_of) {
-                    findings.redirect(caller.facts(), job.request(), redirect);
-                    continue;
-                }
-                let companions_refused =
-                    block.iter().position(Result::is_err).is_some_and(|i| i >= own);
-                let refused = block.into_iter().find_map(Result::err);
-                if let Some(error) = refused.as_ref().filter(|_| companions_refused)
-                    && !error.is_transient()
-                {
-                    // While a slot moves, only some of its keys are here.
-                    let slot_moving = error.redirect().is_some();
-                    if !concerns_key(error) && !slot_moving {
-                        caller.facts().deny_companions(&error.to_string());
-                    }
-                    retries.push((Job { companions: None, slot_moving, ..job }, Need::Same));
-                    continue;
-                }
-                // Nothing was refused before EXEC, but while a slot moves not all keys of a transaction are here.
-                match exec.as_ref().filter(|_| refused.is_none()) {
-                    Some(Err(error)) if error.is_split() && job.companions.is_some() => {
-                        let alone = Job { companions: None, slot_moving: true, ..job };
-                        retries.push((alone, Need::Same));
-                        continue;
-                    }
-                    Some(exec) => {
-                        if let Some(redirect) = redirect_of(exec) {
-                            findings.redirect(caller.facts(), job.request(), redirect);
-                            continue;
-                        }
-                    }
-                    None => {}
-                }
-                match outcome(&job, refused, exec)? {
+                let block = replies.by_ref().take(size).collect();
+                match evaluated(caller.facts(), &job, block, own)? {
                     Outcome::Read(reading) => {
                         findings.found.push(Found { name: job.name, stamp, reading });
                     }
@@ -164,6 +130,12 @@ pub(super) async fn transactions(
                         findings.found.push(Found { name: job.name, stamp, reading });
                     }
                     Outcome::Needs(need, _) => retries.push((job, need)),
+                    Outcome::NeedsNoCompanions { slot_moving } => {
+                        retries.push((Job { companions: None, slot_moving, ..job }, Need::Same));
+                    }
+                    Outcome::Redirected(redirect) => {
+                        findings.redirect(caller.facts(), job.request(), redirect);
+                    }
                 }
             }
         }
@@ -264,9 +236,50 @@ enum Outcome {
     Read(Reading),
     /// More has to be read. Contains the reading so far.
     Needs(Need, Reading),
+    /// The lock has to be read without its companions, which may be on another node while their slot moves.
+    NeedsNoCompanions {
+        slot_moving: bool,
+    },
+    /// Another node of the cluster has the lock.
+    Redirected(Redirect),
 }
 
-/// Evaluates the replies to one transaction.
+/// Evaluates the replies to a job. The first `own` commands of its transaction concern the lock's own key.
+fn evaluated(
+    facts: &ServerFacts,
+    job: &Job,
+    mut block: Vec<Result<Value, ServerError>>,
+    own: usize,
+) -> Result<Outcome, ReadError> {
+    let exec = block.pop();
+    if let Some(redirect) = block.iter().take(own).find_map(redirect_of) {
+        return Ok(Outcome::Redirected(redirect));
+    }
+    let companions_refused = block.iter().position(Result::is_err).is_some_and(|i| i >= own);
+    let refused = block.into_iter().find_map(Result::err);
+    if let Some(error) = refused.as_ref().filter(|_| companions_refused)
+        && !error.is_transient()
+    {
+        // While a slot moves, only some of its keys are here.
+        let slot_moving = error.redirect().is_some();
+        if !concerns_key(error) && !slot_moving {
+            facts.deny_companions(&error.to_string());
+        }
+        return Ok(Outcome::NeedsNoCompanions { slot_moving });
+    }
+    // Nothing was refused before EXEC, but while a slot moves not all keys of a transaction are here.
+    match exec.as_ref().filter(|_| refused.is_none()) {
+        Some(Err(error)) if error.is_split() && job.companions.is_some() => {
+            Ok(Outcome::NeedsNoCompanions { slot_moving: true })
+        }
+        Some(Err(error)) if let Some(redirect) = error.redirect() => {
+            Ok(Outcome::Redirected(redirect))
+        }
+        _ => outcome(job, refused, exec),
+    }
+}
+
+/// Evaluates the replies of a node that has the lock.
 fn outcome(
     job: &Job,
     refused: Option<ServerError>,
