@@ -10,7 +10,7 @@ use super::lock_link::LockLink;
 use super::picture::Histogram;
 use super::row::{HolderCell, held_since, only_suspected, row_id};
 use crate::clock::SteadyMillis;
-use crate::model::contention::{Contention, Durations, GroupTally, Longest, Tally};
+use crate::model::contention::{Contention, GroupTally, Tally};
 use crate::query::Listed as _;
 use crate::query::contention::ContentionRow;
 use crate::text;
@@ -36,29 +36,25 @@ struct Holds {
 
 impl<'a> Hour<'a> {
     fn new(tally: &'a Tally) -> Self {
-        let ms = |longest: &Option<Box<Longest>>| longest.as_ref().map(|longest| longest.ms);
-        let waited = tally.waiting_ms.max(tally.waits.sum_ms());
+        let waited = tally.waited_ms();
         Self {
             tally,
             acquisitions: format::count(tally.acquisitions),
             waited: (waited > 0).then(|| format::short_duration(waited)),
-            longest_wait: ms(&tally.longest_wait).map(format::short_duration),
-            holds: (tally.holds.count() > 0).then(|| Holds {
-                picture: Histogram::new(&tally.holds),
-                words: hold_words(&tally.holds, ms(&tally.longest_hold)),
-            }),
+            longest_wait: tally.longest_wait_ms().map(format::short_duration),
+            holds: (tally.holds.count() > 0)
+                .then(|| Holds { picture: Histogram::new(&tally.holds), words: hold_words(tally) }),
         }
     }
 }
 
-fn hold_words(holds: &Durations, longest: Option<u64>) -> String {
-    // The upper bound of a bucket may be far beyond its longest duration.
-    let bound = |percent| match holds.percentile_ms(percent).into_iter().chain(longest).min() {
+fn hold_words(tally: &Tally) -> String {
+    let bound = |percent| match tally.hold_percentile(percent) {
         Some(ms) => format!("≤ {}", format::short_bound(ms)),
         None => "not known".to_owned(),
     };
     let words = format!("half {}, 99% {}", bound(50), bound(99));
-    match longest {
+    match tally.longest_hold_ms() {
         Some(longest) => format!("{words}, longest {}", format::short_duration(longest)),
         None => words,
     }

@@ -13,7 +13,7 @@ use super::picture::Heat;
 use super::row::{Badge, HolderCell};
 use super::{Chrome, OverviewPage, links};
 use crate::clock::SteadyMillis;
-use crate::model::contention::{Durations, GroupTally, Longest, Tally};
+use crate::model::contention::{GroupTally, Tally};
 use crate::model::types::{ClientView, LockView, RedView};
 use crate::query::blockers::BlockerRow;
 use crate::query::incidents::IncidentRow;
@@ -104,7 +104,7 @@ impl Figures {
             owners: format::count(summary.owners as u64),
             hosts: summary.hosts,
             acquisitions: format::count(hour.acquisitions),
-            wait_p99: percentile(&hour.waits, 99, &hour.longest_wait),
+            wait_p99: hour.wait_percentile(99).map(format::short_bound),
             ran_out_or_lost: hour.holds_lost,
         }
     }
@@ -247,9 +247,7 @@ impl<'a> Groups<'a> {
     fn new(page: &'a OverviewPage) -> Self {
         let groups = &page.contention.groups;
         let group = |group: &'a GroupTally| {
-            let tally = &group.tally;
-            let waited = tally.waiting_ms.max(tally.waits.sum_ms());
-            let longest = tally.longest_hold.as_ref();
+            let (tally, waited) = (&group.tally, group.tally.waited_ms());
             Group {
                 place: page.chrome.several_deployments.then_some(&*group.deployment),
                 name: text::visible(group.lock_group.as_bytes()),
@@ -257,11 +255,9 @@ impl<'a> Groups<'a> {
                 tally,
                 acquisitions: format::count(tally.acquisitions),
                 waited: (waited > 0).then(|| format::short_duration(waited)),
-                waits: [50, 99]
-                    .map(|percent| percentile(&tally.waits, percent, &tally.longest_wait)),
-                holds: [50, 99]
-                    .map(|percent| percentile(&tally.holds, percent, &tally.longest_hold)),
-                longest_hold: longest.map(|longest| format::short_duration(longest.ms)),
+                waits: [50, 99].map(|p| tally.wait_percentile(p).map(format::short_bound)),
+                holds: [50, 99].map(|p| tally.hold_percentile(p).map(format::short_bound)),
+                longest_hold: tally.longest_hold_ms().map(format::short_duration),
             }
         };
         Self {
@@ -269,24 +265,6 @@ impl<'a> Groups<'a> {
             more: groups.len().saturating_sub(MAX_GROUPS),
         }
     }
-}
-
-/// Returns a percentile. The bound of its bucket may be far beyond the longest duration in it.
-fn percentile(
-    durations: &Durations,
-    percent: u64,
-    longest: &Option<Box<Longest>>,
-) -> Option<String> {
-    (durations.count() > 0)
-        .then(|| {
-            durations
-                .percentile_ms(percent)
-                .into_iter()
-                .chain(longest.as_ref().map(|it| it.ms))
-                .min()
-        })
-        .flatten()
-        .map(format::short_bound)
 }
 
 #[derive(Template)]

@@ -66,6 +66,13 @@ impl Durations {
             (seen >= rank).then_some(bound)
         })?
     }
+
+    /// Returns the bound for this percentage in milliseconds, or the longest duration if that is shorter: the bound of a
+    /// bucket may be far beyond the longest duration in it. Returns `None` for an empty histogram.
+    pub(super) fn percentile_up_to(&self, percent: u64, longest_ms: Option<u64>) -> Option<u64> {
+        let bounds = self.percentile_ms(percent).into_iter().chain(longest_ms);
+        bounds.min().filter(|_| self.count() > 0)
+    }
 }
 
 #[derive(Serialize, ToSchema)]

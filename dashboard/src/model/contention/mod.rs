@@ -118,9 +118,37 @@ impl Tally {
         }
     }
 
+    /// Returns the time of all waits together, in milliseconds.
+    #[must_use]
+    pub fn waited_ms(&self) -> u64 {
+        self.waiting_ms.max(self.waits.sum_ms())
+    }
+
+    #[must_use]
+    pub fn longest_wait_ms(&self) -> Option<u64> {
+        self.longest_wait.as_ref().map(|longest| longest.ms)
+    }
+
+    #[must_use]
+    pub fn longest_hold_ms(&self) -> Option<u64> {
+        self.longest_hold.as_ref().map(|longest| longest.ms)
+    }
+
+    /// Returns a bound that this percentage of the waits did not exceed, in milliseconds.
+    #[must_use]
+    pub fn wait_percentile(&self, percent: u64) -> Option<u64> {
+        self.waits.percentile_up_to(percent, self.longest_wait_ms())
+    }
+
+    /// Returns a bound that this percentage of the holds did not exceed, in milliseconds.
+    #[must_use]
+    pub fn hold_percentile(&self, percent: u64) -> Option<u64> {
+        self.holds.percentile_up_to(percent, self.longest_hold_ms())
+    }
+
     /// Returns the sort key: waiting time, then acquisitions.
     fn weight(&self) -> (u64, u64) {
-        (self.waiting_ms.max(self.waits.sum_ms()), self.acquisitions)
+        (self.waited_ms(), self.acquisitions)
     }
 }
 
