@@ -5,7 +5,7 @@ use std::sync::Arc;
 use super::app::{App, Span, span_of};
 use super::error::{ApiError, visible};
 use super::params::{EventsParams, filled, instant, recognizable};
-use crate::archive::{BUCKETS, Density, EventSearch, FoundEvents, Gap, HeldThen};
+use crate::archive::{BUCKETS, BadCursor, Density, EventSearch, FoundEvents, Gap, HeldThen};
 use crate::clock::SteadyMillis;
 use crate::model::owner_names::OwnerNames;
 use crate::model::types::{Ending, EventFields, HolderField, LockEvent, LockId};
@@ -62,26 +62,26 @@ fn mistake(params: &EventsParams, now: SteadyMillis) -> Option<(&'static str, St
     wrong.or_else(out_of_order)
 }
 
-impl App {
+impl Span {
     /// Returns the search of a request for events.
     ///
     /// # Errors
     /// If the cursor is malformed.
-    pub(super) fn event_search(
+    pub(super) fn search(
         &self,
-        span: &Span,
         params: &EventsParams,
         newest_first: bool,
         limit: usize,
     ) -> Result<EventSearch, ApiError> {
         let cursor = params.cursor.as_deref().filter(|cursor| !cursor.is_empty());
         let cursor = cursor.map(str::parse).transpose();
-        let cursor = cursor
-            .map_err(|error: crate::archive::BadCursor| ApiError::bad_request(error.to_string()))?;
-        let Span { from, to, lock } = span.clone();
+        let cursor = cursor.map_err(|error: BadCursor| ApiError::bad_request(error.to_string()))?;
+        let Self { from, to, lock } = self.clone();
         Ok(EventSearch { from, to, lock, newest_first, cursor, limit })
     }
+}
 
+impl App {
     /// Returns a page of the stored events that match a filter.
     ///
     /// # Errors
@@ -147,7 +147,7 @@ impl App {
         let (from, to) = strip(span.from, span.to, goes_on);
         page.density = Density::new(from, to);
         if page.kept {
-            let search = self.event_search(&span, params, true, EVENTS)?;
+            let search = span.search(params, true, EVENTS)?;
             self.add_stored(&mut page, search, &filter, now).await?;
             if let Some(at) = filled(params.at.as_deref()) {
                 // The last part of the strip may end in the future.

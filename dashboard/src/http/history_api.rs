@@ -73,7 +73,7 @@ pub(super) async fn events(
     let newest_first = !order(params.order.as_deref(), Order::Ascending)?.is_ascending();
     let filter = filter(params.filter.as_deref())?;
     let limit = limit_up_to(MAX_EVENTS, params.limit.as_deref())?;
-    let search = app.event_search(&span, &params, newest_first, limit)?;
+    let search = span.search(&params, newest_first, limit)?;
     let (from, to) = (search.from, search.to);
     let found = app.search_events(search, &filter).await?;
     if format == Format::Csv {
