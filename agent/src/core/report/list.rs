@@ -2,11 +2,12 @@
 
 use redisson::script::LockDetails;
 use redisson::shape::MAX_FIELDS;
-use redisson::{HolderId, Kind, LockName, group, keys};
+use redisson::{HolderId, Kind, LockName, Moment, group, keys};
 
 use crate::core::Core;
 use crate::core::ids::ReplyTo;
 use crate::core::lease::hold::Hold;
+use crate::core::lock::waiter::Waiter;
 use crate::core::report::process::HolderProcess;
 use crate::core::report::{ListPage, ListRow, SessionRow};
 use crate::core::session::state::Session;
@@ -22,6 +23,32 @@ pub(in crate::core) struct Worker {
     pub(in crate::core) peer: Peer,
     /// The name set with CLIENT SETNAME.
     pub(in crate::core) client: Option<String>,
+}
+
+/// A hold or a wait.
+struct Entry<'a> {
+    number: Number,
+    name: &'a LockName,
+    kind: Kind,
+    connection: ConnectionId,
+    since: Moment,
+    /// `None` for a wait.
+    hold: Option<&'a Hold>,
+}
+
+impl<'a> From<&'a Hold> for Entry<'a> {
+    fn from(hold: &'a Hold) -> Self {
+        let Hold { number, name, kind, owner, granted, .. } = hold;
+        let (number, kind, connection) = (*number, *kind, owner.connection);
+        Self { number, name, kind, connection, since: *granted, hold: Some(hold) }
+    }
+}
+
+impl<'a> From<(Number, &'a Waiter)> for Entry<'a> {
+    fn from((number, waiter): (Number, &'a Waiter)) -> Self {
+        let Waiter { name, kind, owner, since, .. } = waiter;
+        Self { number, name, kind: *kind, connection: owner.connection, since: *since, hold: None }
+    }
 }
 
 impl Core {
@@ -65,54 +92,37 @@ impl Core {
     pub fn list(&self, request: &ListRequest, only_uid: Option<u32>) -> ListPage<ListRow> {
         let after = i64::try_from(request.cursor).unwrap_or(i64::MAX);
         let from = after.saturating_add(1);
-        let mut entries: Vec<(Number, bool)> = self
-            .leases
-            .range(from..)
-            .take(request.count)
-            .map(|hold| (hold.number, true))
-            .chain(
-                self.locks.waiters(from..).take(request.count).map(|(number, _)| (number, false)),
-            )
-            .collect();
-        entries.sort_unstable();
+        let holds = self.leases.range(from..).take(request.count).map(Entry::from);
+        let waits = self.locks.waiters(from..).take(request.count).map(Entry::from);
+        let mut entries: Vec<_> = holds.chain(waits).collect();
+        entries.sort_unstable_by_key(|entry| entry.number);
         let more = entries.len() > request.count;
         entries.truncate(request.count);
-        let last = entries.last().map_or(0, |(number, _)| number.unsigned_abs());
+        let last = entries.last().map_or(0, |entry| entry.number.unsigned_abs());
         let rows = entries
             .into_iter()
             // Filters first: a row costs far more than a comparison.
-            .filter(|(number, held)| self.is_listed(*number, *held, request, only_uid))
-            .filter_map(|(number, held)| self.row(number, held))
+            .filter(|entry| self.is_listed(entry, request, only_uid))
+            .map(|entry| self.row(&entry))
             .collect();
         // Exactly `count` entries may or may not be the end: the next page, perhaps empty, shows it.
         ListPage { next: if more || last == 0 { last } else { self.beyond(last) }, rows }
     }
 
-    fn is_listed(
-        &self,
-        number: Number,
-        held: bool,
-        request: &ListRequest,
-        only_uid: Option<u32>,
-    ) -> bool {
-        let entry = if held {
-            self.leases.get(number).map(|hold| (&hold.name, hold.owner.connection))
-        } else {
-            self.locks.waiter(number).map(|waiter| (&waiter.name, waiter.owner.connection))
-        };
-        entry.is_some_and(|(name, session)| {
-            only_uid.is_none_or(|uid| self.peer(number, session).is_some_and(|p| p.uid == uid))
-                && request
-                    .pattern
-                    .as_ref()
-                    .is_none_or(|pattern| group::glob_matches(pattern, name.as_bytes()))
-        })
+    fn is_listed(&self, entry: &Entry<'_>, request: &ListRequest, only_uid: Option<u32>) -> bool {
+        let has_user = |uid| self.peer(entry).is_some_and(|peer| peer.uid == uid);
+        only_uid.is_none_or(has_user)
+            && request
+                .pattern
+                .as_ref()
+                .is_none_or(|pattern| group::glob_matches(pattern, entry.name.as_bytes()))
     }
 
     /// Returns the process behind a hold or a wait, alive or dead.
-    fn peer(&self, number: Number, connection: ConnectionId) -> Option<&Peer> {
-        let dead = || self.leases.get(number)?.kept_back.as_ref().map(|dead| &dead.peer);
-        self.sessions.get(&connection).map(|live| &live.peer).or_else(dead)
+    fn peer(&self, entry: &Entry<'_>) -> Option<&Peer> {
+        let dead = || self.leases.get(entry.number)?.kept_back.as_ref().map(|dead| &dead.peer);
+        let live = self.sessions.get(&entry.connection);
+        live.map(|live| &live.peer).or_else(dead)
     }
 
     /// Returns the cursor itself if anything is numbered above it, else 0.
@@ -123,37 +133,29 @@ impl Core {
         if more { cursor } else { 0 }
     }
 
-    fn row(&self, number: Number, held: bool) -> Option<ListRow> {
-        let (name, kind, owner, since, valid) = if held {
-            let hold = self.leases.get(number)?;
-            (&hold.name, hold.kind, hold.owner, hold.granted, Some(hold.validity(self.now)))
-        } else {
-            let waiter = self.locks.waiter(number)?;
-            (&waiter.name, waiter.kind, waiter.owner, waiter.since, None)
-        };
-        let worker = self.worker(number, owner.connection);
-        let delayed = self.leases.get(number).is_some_and(|hold| hold.kept_back.is_some());
-        let state = match (held, delayed) {
-            (true, true) => "delayed",
-            (true, false) => "held",
-            (false, _) => "waiting",
-        };
-        Some(ListRow {
+    fn row(&self, entry: &Entry<'_>) -> ListRow {
+        let Entry { number, name, kind, connection, since, hold } = *entry;
+        let worker = self.worker(number, connection);
+        ListRow {
             session: worker.session,
             lock: name.to_string(),
             name: name.as_bytes().to_vec(),
             kind: kind.as_str(),
-            holder: held.then(|| self.numbers.field(kind, number).to_string()),
-            state,
-            frozen: self.sessions.is_stopped(owner.connection),
+            holder: hold.map(|hold| self.numbers.field(kind, hold.number).to_string()),
+            state: match hold {
+                Some(hold) if hold.kept_back.is_some() => "delayed",
+                Some(_) => "held",
+                None => "waiting",
+            },
+            frozen: self.sessions.is_stopped(connection),
             pid: worker.peer.pid,
             uid: worker.peer.uid,
             comm: worker.peer.comm,
             client: worker.client,
             age_ms: millis(self.now.since(since)),
-            valid_ms: valid.as_ref().map(|valid| valid.ms),
-            valid_until_ns: valid.map(|valid| boot_nanos(valid.until)),
-        })
+            valid_ms: hold.map(|hold| hold.valid_ms(self.now)),
+            valid_until_ns: hold.map(|hold| boot_nanos(hold.valid_until)),
+        }
     }
 
     /// Returns the worker of a hold or a wait, alive or dead.
@@ -215,7 +217,7 @@ impl Core {
 
     /// Returns the row of a holder that belongs to this agent.
     pub(in crate::core) fn known(&self, id: &HolderId, only_uid: Option<u32>) -> Option<ListRow> {
-        let row = (id.client == self.numbers.client()).then(|| self.row(id.thread, true))??;
+        let row = self.row(&self.own_hold(id)?.into());
         only_uid.is_none_or(|uid| row.uid == uid).then_some(row)
     }
 
