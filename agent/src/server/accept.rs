@@ -54,53 +54,7 @@ async fn accept_and_reject(
 ) {
     let (rejections, mut rejected) = mpsc::channel(MAX_REJECTED);
     let permits = Permits::new(max_sessions, rustix::process::geteuid().as_raw());
-    let shared = Arc::new(shared);
-    let mut pause = FAILURE_PAUSE;
-    let accepting = async {
-        for number in 1.. {
-            match socket.accept().await {
-                Ok((stream, _)) => {
-                    pause = FAILURE_PAUSE;
-                    // The kernel knows the user of every connected socket.
-                    let Ok(credentials) = stream.peer_cred() else { continue };
-                    // A larger one only costs memory, so a failure is harmless.
-                    set_socket_send_buffer_size(&stream, SEND_BUFFER).ok();
-                    match permits.take(credentials.uid()) {
-                        Ok(permit) => {
-                            let shared = Arc::clone(&shared);
-                            let time = shared.time.clone();
-                            sessions.spawn(time.connection(credentials.uid(), async move {
-                                connection::serve(stream, ConnectionId(number), shared).await;
-                                drop(permit);
-                            }));
-                            // The other tasks have their turn: clients may connect faster than they are accepted.
-                            tokio::task::yield_now().await;
-                        }
-                        Err(full) => {
-                            let reason = match full {
-                                Full::All(_) => TOO_MANY_SESSIONS,
-                                Full::User(_) => TOO_MANY_SESSIONS_OF_USER,
-                            };
-                            shared.metrics.sessions_rejected.with_label_values(&[reason]).inc();
-                            // Too many wait already: this one is answered at once.
-                            if let Err(error) = rejections.try_send((stream, full)) {
-                                let (stream, full) = error.into_inner();
-                                reject(&stream, full);
-                            }
-                            tokio::task::yield_now().await;
-                        }
-                    }
-                }
-                Err(error) if affects_one_client(&error) => {}
-                Err(error) => {
-                    shared.metrics.accept_failures.inc();
-                    tracing::warn!(%error, pause_ms = pause.as_millis(), "accept failed");
-                    tokio::time::sleep(pause).await;
-                    pause = (pause * 2).min(MAX_PAUSE);
-                }
-            }
-        }
-    };
+    let door = Door { shared: Arc::new(shared), permits, sessions, rejections };
     let rejecting = async {
         while let Some((stream, full)) = rejected.recv().await {
             tokio::time::sleep(rejection_pause).await;
@@ -112,10 +66,73 @@ async fn accept_and_reject(
         tick.set_missed_tick_behavior(MissedTickBehavior::Delay);
         loop {
             tick.tick().await;
-            evict(&shared);
+            evict(&door.shared);
         }
     };
-    closed.run_until_cancelled(async { tokio::join!(accepting, rejecting, evicting) }).await;
+    let all = async { tokio::join!(door.accept(socket), rejecting, evicting) };
+    closed.run_until_cancelled(all).await;
+}
+
+/// The decision about each new connection.
+struct Door {
+    shared: Arc<Shared>,
+    permits: Permits,
+    sessions: TaskTracker,
+    rejections: mpsc::Sender<(UnixStream, Full)>,
+}
+
+impl Door {
+    /// Accepts connections without end.
+    async fn accept(&self, socket: &mut Socket) {
+        let mut pause = FAILURE_PAUSE;
+        for number in 1.. {
+            match socket.accept().await {
+                Ok((stream, _)) => {
+                    pause = FAILURE_PAUSE;
+                    self.admit(stream, ConnectionId(number));
+                    // The other tasks have their turn: clients may connect faster than they are accepted.
+                    tokio::task::yield_now().await;
+                }
+                Err(error) if affects_one_client(&error) => {}
+                Err(error) => {
+                    self.shared.metrics.accept_failures.inc();
+                    tracing::warn!(%error, pause_ms = pause.as_millis(), "accept failed");
+                    tokio::time::sleep(pause).await;
+                    pause = (pause * 2).min(MAX_PAUSE);
+                }
+            }
+        }
+    }
+
+    /// Serves a connection, or rejects it.
+    fn admit(&self, stream: UnixStream, id: ConnectionId) {
+        // The kernel knows the user of every connected socket.
+        let Ok(credentials) = stream.peer_cred() else { return };
+        // A larger one only costs memory, so a failure is harmless.
+        set_socket_send_buffer_size(&stream, SEND_BUFFER).ok();
+        match self.permits.take(credentials.uid()) {
+            Ok(permit) => {
+                let shared = Arc::clone(&self.shared);
+                let time = shared.time.clone();
+                self.sessions.spawn(time.connection(credentials.uid(), async move {
+                    connection::serve(stream, id, shared).await;
+                    drop(permit);
+                }));
+            }
+            Err(full) => {
+                let reason = match full {
+                    Full::All(_) => TOO_MANY_SESSIONS,
+                    Full::User(_) => TOO_MANY_SESSIONS_OF_USER,
+                };
+                self.shared.metrics.sessions_rejected.with_label_values(&[reason]).inc();
+                // Too many wait already: this one is answered at once.
+                if let Err(error) = self.rejections.try_send((stream, full)) {
+                    let (stream, full) = error.into_inner();
+                    reject(&stream, full);
+                }
+            }
+        }
+    }
 }
 
 /// Closes connections whose clients do not read, if others need the memory.

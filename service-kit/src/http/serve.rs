@@ -23,6 +23,7 @@ use tokio::io::{AsyncRead, AsyncWrite};
 use tokio::net::{TcpListener, TcpStream};
 use tokio::sync::OnceCell;
 use tokio::time::timeout;
+use tokio_rustls::server::TlsStream;
 use tokio_util::sync::CancellationToken;
 use tokio_util::task::TaskTracker;
 
@@ -88,19 +89,12 @@ pub async fn serve_with_tls(
                         let Some(tls) = tls else {
                             return serve_one(stream, peer, router, limits, stop, ticket).await;
                         };
-                        let handshake = timeout(limits.head_timeout, tls.accept(stream));
-                        let handshake = ticket.evicted.run_until_cancelled(handshake);
-                        match stop.run_until_cancelled(handshake).await.flatten() {
-                            Some(Ok(Ok(stream))) => {
-                                serve_one(stream, peer, router, limits, stop, ticket).await;
-                            }
-                            Some(Ok(Err(error))) => {
-                                tracing::debug!(%error, %peer, "the TLS handshake failed");
-                            }
-                            Some(Err(_)) => {
-                                tracing::debug!(%peer, "the TLS handshake took too long");
-                            }
-                            None => {}
+                        let secured = secured(stream, peer, &tls, limits.head_timeout);
+                        let secured = ticket.evicted.run_until_cancelled(secured);
+                        if let Some(Some(stream)) =
+                            stop.run_until_cancelled(secured).await.flatten()
+                        {
+                            serve_one(stream, peer, router, limits, stop, ticket).await;
                         }
                     });
                 }
@@ -112,6 +106,21 @@ pub async fn serve_with_tls(
     drop(listener);
     connections.close();
     connections.wait().await;
+}
+
+/// Returns a connection after its TLS handshake, or `None` if that fails.
+async fn secured(
+    stream: TcpStream,
+    peer: SocketAddr,
+    tls: &ServerTls,
+    limit: Duration,
+) -> Option<TlsStream<TcpStream>> {
+    match timeout(limit, tls.accept(stream)).await {
+        Ok(Ok(stream)) => return Some(stream),
+        Ok(Err(error)) => tracing::debug!(%error, %peer, "the TLS handshake failed"),
+        Err(_) => tracing::debug!(%peer, "the TLS handshake took too long"),
+    }
+    None
 }
 
 async fn pause_after(error: &io::Error) {
