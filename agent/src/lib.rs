@@ -29,6 +29,7 @@ use anyhow::Context;
 use prometheus::{Gauge, Registry};
 use sd_notify::NotifyState;
 use service_kit::http::ListenError;
+use service_kit::metrics::Registrar;
 use service_kit::redis::{Cluster, ResolverOptions, resolve};
 use service_kit::shutdown::Shutdown;
 use tokio::runtime::Handle;
@@ -40,7 +41,7 @@ use tokio_util::task::TaskTracker;
 use crate::config::Config;
 use crate::core::Input;
 use crate::identity::Identity;
-use crate::metrics::{Metrics, OldestCollector};
+use crate::metrics::{Metrics, OldestCollector, PREFIX};
 use crate::policy::Policy;
 use crate::runtime::{Backend, ServersStart, Start};
 use crate::server::connection::{BYTES_OF_COMMAND, Buffers, Shared};
@@ -158,18 +159,19 @@ fn register_metrics(config: &Config, registry: &Registry) -> anyhow::Result<Arc<
     let metrics = Arc::new(Metrics::new(registry, &config.deployment)?);
     registry.register(Box::new(OldestCollector(Arc::clone(&metrics))))?;
     // Dashboards compare the margins and the lateness of renewals with it.
-    let lease = Gauge::new("lockscope_agent_lease_seconds", "The lease that the watchdog renews.")?;
+    let make = Registrar::new(registry, PREFIX);
+    let lease = make.opts("lease_seconds", "The lease that the watchdog renews.");
+    let lease = make.register(Gauge::with_opts(lease))?;
     lease.set(config.core.lease.duration().as_secs_f64());
-    registry.register(Box::new(lease))?;
     let revision = option_env!("LOCKSCOPE_REVISION").unwrap_or("unknown");
     service_kit::metrics::register_build_info(
         registry,
-        "lockscope_agent",
+        PREFIX,
         env!("CARGO_PKG_VERSION"),
         revision,
     )?;
     service_kit::metrics::register_process(registry)?;
-    service_kit::metrics::register_spans(registry, "lockscope_agent")?;
+    service_kit::metrics::register_spans(registry, PREFIX)?;
     service_kit::metrics::register_runtime(registry, "locks", Handle::current())?;
     Ok(metrics)
 }

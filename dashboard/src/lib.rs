@@ -29,7 +29,7 @@ use std::net::SocketAddr;
 use std::time::Duration;
 
 use anyhow::Context as _;
-use prometheus::{IntCounter, Registry};
+use prometheus::Registry;
 use service_kit::http::{
     AllowedHosts, HttpMetrics, Limits, ListenError, ServerTls, serve, serve_with_tls,
 };
@@ -42,7 +42,7 @@ use access::Access;
 use config::{Config, History};
 use exporter::ModelMetrics;
 use http::{About, App, MAX_STREAMS};
-use metrics::{MonitorMetrics, ScanMetrics, StreamMetrics};
+use metrics::{MonitorMetrics, ScanMetrics, StreamMetrics, registrar};
 use model::Model;
 use model::actor;
 use release::Releases;
@@ -100,9 +100,7 @@ pub async fn run(config: Config, listeners: Listeners, shutdown: &Shutdown) -> a
     let history = open_history(&config).await?;
     let app = start(&config, history, &registry, shutdown)?;
     let help = "Requests and logins with an unknown token.";
-    let rejected = IntCounter::with_opts(metrics::opts("rejected_tokens_total", help))?;
-    registry.register(Box::new(rejected.clone()))?;
-    config.access.attempts.count_in(rejected);
+    config.access.attempts.count_in(registrar(&registry).counter("rejected_tokens_total", help)?);
     let stop = shutdown.token();
     let (viewers, handle) = (app.viewers.clone(), app.model.clone());
     let ended = stop.clone();

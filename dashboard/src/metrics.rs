@@ -3,18 +3,18 @@
 use std::time::Duration;
 
 use prometheus::{
-    CounterVec, Histogram, HistogramOpts, HistogramVec, IntCounter, IntCounterVec, IntGauge,
-    IntGaugeVec, Opts, Registry,
+    CounterVec, Histogram, HistogramVec, IntCounter, IntCounterVec, IntGauge, IntGaugeVec, Registry,
 };
 use redisson::monitor::LineCounts;
+use service_kit::metrics::Registrar;
 
 /// The prefix of every metric's name.
 pub const PREFIX: &str = "lockscope_dashboard";
 
-/// Returns the options of a metric by its name without the prefix, and its help.
+/// Returns what creates and registers the dashboard's metrics.
 #[must_use]
-pub fn opts(name: &str, help: &str) -> Opts {
-    Opts::new(format!("{PREFIX}_{name}"), help)
+pub fn registrar(registry: &Registry) -> Registrar<'_> {
+    Registrar::new(registry, PREFIX)
 }
 
 /// The metrics of scans of all keys.
@@ -42,27 +42,25 @@ impl ScanMetrics {
     /// # Errors
     /// If the registry has metrics of these names.
     pub fn register(registry: &Registry) -> prometheus::Result<Self> {
-        let buckets = vec![0.01, 0.03, 0.1, 0.3, 1.0, 3.0, 10.0, 30.0, 100.0, 300.0, 1_000.0];
-        let seconds = HistogramVec::new(
-            HistogramOpts::from(opts("scan_seconds", "Duration of a scan of all keys."))
-                .buckets(buckets),
-            &["node"],
-        )?;
-        let keys = IntCounterVec::new(
-            opts("scan_keys_total", "Approximate number of keys that scans visited."),
-            &["node"],
-        )?;
-        let unreadable = IntGaugeVec::new(
-            opts(
+        let make = registrar(registry);
+        Ok(Self {
+            seconds: make.histograms(
+                "scan_seconds",
+                "Duration of a scan of all keys.",
+                &["node"],
+                &[0.01, 0.03, 0.1, 0.3, 1.0, 3.0, 10.0, 30.0, 100.0, 300.0, 1_000.0],
+            )?,
+            keys: make.counters(
+                "scan_keys_total",
+                "Approximate number of keys that scans visited.",
+                &["node"],
+            )?,
+            unreadable: make.gauges(
                 "scan_unreadable_keys",
                 "Hashes that the account may not read, counted in the latest scan.",
-            ),
-            &["node"],
-        )?;
-        registry.register(Box::new(seconds.clone()))?;
-        registry.register(Box::new(keys.clone()))?;
-        registry.register(Box::new(unreadable.clone()))?;
-        Ok(Self { seconds, keys, unreadable })
+                &["node"],
+            )?,
+        })
     }
 
     /// Returns the metrics of one node.
@@ -108,21 +106,19 @@ impl MonitorMetrics {
     /// # Errors
     /// If the registry has metrics of these names.
     pub fn register(registry: &Registry) -> prometheus::Result<Self> {
-        let labels = ["node", "outcome"];
-        let lines = IntCounterVec::new(
-            opts("monitor_lines_total", "Lines of MONITOR, by outcome."),
-            &labels,
-        )?;
-        let active = CounterVec::new(
-            opts(
-                "monitor_active_seconds_total",
-                "Seconds for which MONITOR was on, by the reason.",
-            ),
-            &labels,
-        )?;
-        registry.register(Box::new(lines.clone()))?;
-        registry.register(Box::new(active.clone()))?;
-        Ok(Self { lines, active })
+        let (make, labels) = (registrar(registry), ["node", "outcome"]);
+        let active = make.opts(
+            "monitor_active_seconds_total",
+            "Seconds for which MONITOR was on, by the reason.",
+        );
+        Ok(Self {
+            lines: make.counters(
+                "monitor_lines_total",
+                "Lines of MONITOR, by outcome.",
+                &labels,
+            )?,
+            active: make.register(CounterVec::new(active, &labels))?,
+        })
     }
 
     /// Returns the metrics of one node.
@@ -189,16 +185,14 @@ impl StreamMetrics {
     /// # Errors
     /// If the registry has metrics of these names.
     pub fn register(registry: &Registry) -> prometheus::Result<Self> {
-        let open = IntGauge::with_opts(opts("streams", "Open event streams."))?;
-        let page_bytes =
-            IntGauge::with_opts(opts("open_page_bytes", "Memory of open pages, in bytes."))?;
-        let resyncs = IntCounter::with_opts(opts(
-            "stream_resyncs_total",
-            "Streams that fell behind or reconnected late, and received the full state.",
-        ))?;
-        registry.register(Box::new(open.clone()))?;
-        registry.register(Box::new(page_bytes.clone()))?;
-        registry.register(Box::new(resyncs.clone()))?;
-        Ok(Self { open, page_bytes, resyncs })
+        let make = registrar(registry);
+        Ok(Self {
+            open: make.gauge("streams", "Open event streams.")?,
+            page_bytes: make.gauge("open_page_bytes", "Memory of open pages, in bytes.")?,
+            resyncs: make.counter(
+                "stream_resyncs_total",
+                "Streams that fell behind or reconnected late, and received the full state.",
+            )?,
+        })
     }
 }

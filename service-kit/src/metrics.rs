@@ -1,5 +1,7 @@
 //! Metrics of every program: build, process, runtime and spans.
 
+mod registrar;
+
 use std::sync::atomic::Ordering;
 
 use prometheus::core::{Collector, Desc};
@@ -9,6 +11,8 @@ use prometheus::{Encoder, GaugeVec, IntCounterVec, IntGauge, Opts, Registry, Tex
 use tokio::runtime::Handle;
 
 use crate::trace::COUNTS;
+
+pub use registrar::Registrar;
 
 /// Registers `<prefix>_build_info`, always 1, with the version and the revision as labels.
 ///

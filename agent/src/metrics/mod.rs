@@ -2,7 +2,6 @@
 
 mod apply;
 mod oldest;
-mod register;
 
 use std::collections::BTreeSet;
 use std::sync::{Arc, Mutex, PoisonError};
@@ -12,6 +11,7 @@ use prometheus::{
     GaugeVec, Histogram, HistogramVec, IntCounter, IntCounterVec, IntGauge, IntGaugeVec, Registry,
 };
 use redisson::Kind;
+use service_kit::metrics::Registrar;
 
 use crate::collections::HashMap;
 use crate::policy::Denial;
@@ -20,7 +20,9 @@ use crate::types::End;
 
 pub use oldest::OldestCollector;
 use oldest::{Start, Starts, begin, end};
-use register::{Registrar, opts};
+
+/// The prefix of every metric's name.
+pub(crate) const PREFIX: &str = "lockscope_agent";
 
 /// Waits: from a round trip over an idle socket to minutes. The series budget allows at most twelve bounds.
 const WAIT_BUCKETS: [f64; 11] =
@@ -139,7 +141,7 @@ impl Metrics {
     /// # Errors
     /// Fails if the registry already has a metric of the same name.
     pub(crate) fn new(registry: &Registry, deployment: &str) -> prometheus::Result<Self> {
-        let make = Registrar(registry);
+        let make = Registrar::new(registry, PREFIX);
         let group = "lock_group";
         let metrics = Self {
             acquisitions: make.counters(
@@ -164,11 +166,11 @@ impl Metrics {
             active: Mutex::default(),
             // Registered with [`OldestCollector`], which fills them at each scrape.
             oldest_hold: GaugeVec::new(
-                opts("oldest_hold_start_timestamp_seconds", "Start of the oldest hold of the group; absent while nothing is held."),
+                make.opts("oldest_hold_start_timestamp_seconds", "Start of the oldest hold of the group; absent while nothing is held."),
                 &[group],
             )?,
             oldest_wait: GaugeVec::new(
-                opts("oldest_wait_start_timestamp_seconds", "Start of the oldest wait of the group; absent while nothing waits."),
+                make.opts("oldest_wait_start_timestamp_seconds", "Start of the oldest wait of the group; absent while nothing waits."),
                 &[group],
             )?,
             handovers: make.counters(
@@ -324,26 +326,18 @@ impl Metrics {
                 &["node", "error"],
             )?,
         };
-        for end in End::LOST {
-            metrics.lost_holds.with_label_values(&[end.as_str()]);
-        }
-        for reason in Denial::REASONS {
-            metrics.policy_denials.with_label_values(&[reason]);
-        }
-        for outcome in ["applied", "refused"] {
-            metrics.policy_reloads.with_label_values(&[outcome]);
-        }
-        for outcome in RESUME_OUTCOMES {
-            metrics.sessions_resumed.with_label_values(&[outcome]);
-        }
-        for outcome in ["applied", "not_applied", "undone_late"] {
-            metrics.unknown_outcomes.with_label_values(&[outcome]);
-        }
-        for outcome in ["confirmed", "too_few", "not_tried"] {
-            metrics.confirmations.with_label_values(&[outcome]);
-        }
-        for reason in [TOO_MANY_SESSIONS, TOO_MANY_SESSIONS_OF_USER] {
-            metrics.sessions_rejected.with_label_values(&[reason]);
+        for (counters, words) in [
+            (&metrics.lost_holds, &End::LOST.map(End::as_str)[..]),
+            (&metrics.policy_denials, &Denial::REASONS),
+            (&metrics.policy_reloads, &["applied", "refused"]),
+            (&metrics.sessions_resumed, &RESUME_OUTCOMES),
+            (&metrics.unknown_outcomes, &["applied", "not_applied", "undone_late"]),
+            (&metrics.confirmations, &["confirmed", "too_few", "not_tried"]),
+            (&metrics.sessions_rejected, &[TOO_MANY_SESSIONS, TOO_MANY_SESSIONS_OF_USER]),
+        ] {
+            for word in words {
+                counters.with_label_values(&[word]);
+            }
         }
         for word in Command::WORDS {
             for outcome in ["ok", "error"] {

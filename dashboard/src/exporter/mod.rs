@@ -10,7 +10,7 @@ use std::time::Duration;
 use prometheus::{IntCounterVec, Registry};
 
 use crate::archive::ArchiveSender;
-use crate::metrics::opts;
+use crate::metrics::registrar;
 use crate::model::Effect;
 use crate::model::actor::{Hub, Listener};
 use crate::model::types::{Ending, ProblemKind, ScopeId};
@@ -122,21 +122,19 @@ pub fn register(
     sources: &Arc<Sources>,
     names: bool,
 ) -> prometheus::Result<ModelMetrics> {
-    let events = IntCounterVec::new(
-        opts("events_total", "Observed events of locks."),
-        &["source", "event"],
-    )?;
+    let make = registrar(registry);
+    let events =
+        make.counters("events_total", "Observed events of locks.", &["source", "event"])?;
     let detected = IntCounterVec::new(
-        opts("problems_detected_total", "Detected problems, including those that have ended."),
+        make.opts("problems_detected_total", "Detected problems, including those that have ended."),
         &["deployment", "problem", "certainty", "lock_group"],
     )?;
     let ended = IntCounterVec::new(
-        opts("holds_ended_total", "Ended holds, by how they ended."),
+        make.opts("holds_ended_total", "Ended holds, by how they ended."),
         &["deployment", "ending", "lock_group"],
     )?;
-    registry.register(Box::new(events.clone()))?;
     let groups = GroupCounters { detected, ended, begun: Arc::default() };
-    let collector = SnapshotCollector::new(hub, sources, groups.clone(), names)?;
+    let collector = SnapshotCollector::new(make, hub, sources, groups.clone(), names)?;
     registry.register(Box::new(collector))?;
     let sources = Arc::clone(sources);
     Ok(ModelMetrics { events, groups, sources, archive: None })

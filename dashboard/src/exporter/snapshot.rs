@@ -8,11 +8,11 @@ use std::time::Duration;
 use prometheus::core::{Collector, Desc};
 use prometheus::proto::MetricFamily;
 use prometheus::{GaugeVec, IntGauge, IntGaugeVec};
+use service_kit::metrics::Registrar;
 
 use super::GroupCounters;
 use super::named_locks::{NamedLocks, Row};
 use crate::clock::SteadyMillis;
-use crate::metrics::opts;
 use crate::model::actor::Hub;
 use crate::model::types::{GroupSums, LockView};
 use crate::sources::status::Sources;
@@ -43,15 +43,17 @@ pub(super) struct SnapshotCollector {
 impl SnapshotCollector {
     /// Creates the gauges. `names` is true if labels may name locks.
     pub(super) fn new(
+        make: Registrar<'_>,
         hub: &Arc<Hub>,
         sources: &Arc<Sources>,
         groups: GroupCounters,
         names: bool,
     ) -> prometheus::Result<Self> {
-        let ints =
-            |name: &str, help: &str, labels: &[&str]| IntGaugeVec::new(opts(name, help), labels);
+        let ints = |name: &str, help: &str, labels: &[&str]| {
+            IntGaugeVec::new(make.opts(name, help), labels)
+        };
         let floats =
-            |name: &str, help: &str, labels: &[&str]| GaugeVec::new(opts(name, help), labels);
+            |name: &str, help: &str, labels: &[&str]| GaugeVec::new(make.opts(name, help), labels);
         let of_lock = ["deployment", "kind", "lock_group"];
         Ok(Self {
             hub: Arc::clone(hub),
@@ -81,11 +83,11 @@ impl SnapshotCollector {
                 "Start of a problem that has lasted for a minute or more; at most 50 series.",
                 &["deployment", "problem", "certainty", "lock_group", "lock", "acknowledged"],
             )?,
-            not_kept: IntGauge::with_opts(opts(
+            not_kept: IntGauge::with_opts(make.opts(
                 "locks_not_kept",
                 "Locks beyond --max-locks, counted in the latest scan.",
             ))?,
-            possible_not_kept: IntGauge::with_opts(opts(
+            possible_not_kept: IntGauge::with_opts(make.opts(
                 "possible_locks_not_kept",
                 "Hashes that resemble locks and never expire, beyond those that are followed, counted in the latest scan.",
             ))?,

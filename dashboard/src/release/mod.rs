@@ -22,7 +22,7 @@ use tokio::time::Instant;
 use crate::archive::ArchiveSender;
 use crate::clock::{SteadyMillis, now};
 use crate::config::Config;
-use crate::metrics;
+use crate::metrics::registrar;
 use crate::model::actor::ModelHandle;
 use crate::model::types::{ArchiveEntry, LockId, Observation, OperatorAction, ScopeId};
 use crate::redis::{TIMEOUT, resolver_options};
@@ -235,14 +235,11 @@ impl Releases {
         if !config.allow_release {
             return Ok(None);
         }
-        let outcomes = IntCounterVec::new(
-            metrics::opts("releases_total", "Requested releases by force, by outcome."),
-            &["outcome"],
-        )?;
+        let help = "Requested releases by force, by outcome.";
+        let outcomes = registrar(registry).counters("releases_total", help, &["outcome"])?;
         for outcome in Outcome::SUCCEEDED.into_iter().chain(Outcome::FAILED).chain([REJECTED]) {
             drop(outcomes.with_label_values(&[outcome]));
         }
-        registry.register(Box::new(outcomes.clone()))?;
         let routes = routes(config, model, shutdown);
         let (offers, batches, model) = (Mutex::default(), Mutex::default(), model.clone());
         Ok(Some(Self {

@@ -4,11 +4,12 @@ use axum::extract::{MatchedPath, Request, State};
 use axum::http::HeaderValue;
 use axum::middleware::Next;
 use axum::response::Response;
-use prometheus::{HistogramOpts, HistogramVec, IntCounterVec, Opts, Registry};
+use prometheus::{HistogramVec, IntCounterVec, Registry};
 use tokio::time::Instant;
 use tracing::Span;
 use tracing::field::Empty;
 
+use crate::metrics::Registrar;
 use crate::trace::{self, TraceParent};
 
 /// The bounds of the histogram, in seconds. Requests are answered from memory, so a second is already slow.
@@ -30,21 +31,20 @@ impl HttpMetrics {
     ///
     /// Metrics of these names in the registry.
     pub fn register(registry: &Registry, prefix: &str) -> prometheus::Result<Self> {
-        let requests = IntCounterVec::new(
-            Opts::new(format!("{prefix}_http_requests_total"), "HTTP requests answered."),
-            &["route", "status"],
-        )?;
-        let seconds = HistogramVec::new(
-            HistogramOpts::new(
-                format!("{prefix}_http_request_seconds"),
+        let make = Registrar::new(registry, prefix);
+        Ok(Self {
+            requests: make.counters(
+                "http_requests_total",
+                "HTTP requests answered.",
+                &["route", "status"],
+            )?,
+            seconds: make.histograms(
+                "http_request_seconds",
                 "Seconds from a request's head to its response's head.",
-            )
-            .buckets(BUCKETS.to_vec()),
-            &["route"],
-        )?;
-        registry.register(Box::new(requests.clone()))?;
-        registry.register(Box::new(seconds.clone()))?;
-        Ok(Self { requests, seconds })
+                &["route"],
+                &BUCKETS,
+            )?,
+        })
     }
 }
 
