@@ -109,7 +109,7 @@ mod tests {
     }
 
     #[test]
-    fn a_place_that_is_free_again_is_given_to_the_next_hold() {
+    fn a_free_index_is_reused_by_the_next_hold() {
         let mut holds = Holds::default();
         let first = holds.insert(hold(1)).index;
         let second = holds.insert(hold(2)).index;
@@ -121,7 +121,7 @@ mod tests {
     }
 
     #[test]
-    fn the_memory_of_many_holds_is_freed_although_a_few_stay() {
+    fn the_memory_of_removed_holds_is_freed_although_a_few_remain() {
         let mut holds = Holds::default();
         let many = i64::try_from(4 * CHUNK).unwrap();
         let stays = many - 1;
@@ -136,7 +136,7 @@ mod tests {
         for number in many..2 * many - 1 {
             holds.insert(hold(number));
         }
-        assert_eq!((holds.chunks.len(), holds.free.len()), (4, 0), "indices are taken again");
+        assert_eq!((holds.chunks.len(), holds.free.len()), (4, 0), "free indices are reused");
         assert_eq!(numbers(&holds), (stays..2 * many - 1).collect::<Vec<_>>());
         assert_eq!(holds.values_mut().count(), 4 * CHUNK);
         for number in stays..2 * many - 1 {

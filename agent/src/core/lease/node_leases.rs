@@ -156,25 +156,28 @@ mod tests {
     use super::*;
 
     #[test]
-    fn a_missing_part_is_restored_once_a_majority_confirms_the_hold() {
+    fn a_missing_hold_is_restored_on_a_server_after_a_majority_confirms_it() {
         let at = Moment::from_micros;
         let mut node_leases = NodeLeases::new(3, Moment::NEVER);
         (0..3).for_each(|node| node_leases.confirm(node, at(1), at(100)));
         node_leases.gone(0, at(5), true);
-        assert!(node_leases.to_restore(2).is_empty(), "what they said before is old");
-        assert_eq!(node_leases.renew_at(), at(5), "they are asked");
+        assert!(
+            node_leases.to_restore(2).is_empty(),
+            "the other servers confirmed before the loss"
+        );
+        assert_eq!(node_leases.renew_at(), at(5), "the other servers are renewed at once");
         node_leases.confirm(1, at(4), at(100));
         node_leases.confirm(2, at(6), at(100));
         assert!(node_leases.is_stale(at(4)) && node_leases.to_restore(2).is_empty());
         node_leases.confirm(1, at(7), at(100));
         assert_eq!(node_leases.to_restore(2), [0]);
         node_leases.gone(1, at(8), true);
-        assert!(node_leases.to_restore(2).is_empty(), "only one is left to say so");
+        assert!(node_leases.to_restore(2).is_empty(), "only one server confirms the hold");
     }
 
     proptest! {
         #[test]
-        fn a_majority_is_valid_until_then_and_no_longer(instants in prop::collection::vec(0_u64..10, 3..10)) {
+        fn validity_ends_when_the_majority_of_the_leases_ends(instants in prop::collection::vec(0_u64..10, 3..10)) {
             let mut node_leases = NodeLeases::new(instants.len(), Moment::NEVER);
             for (lease, at) in node_leases.0.iter_mut().zip(&instants) {
                 lease.valid_until = Moment::from_micros(*at);

@@ -178,7 +178,7 @@ mod tests {
     use super::*;
 
     #[test]
-    fn what_shares_a_script_shares_its_slot_where_there_are_slots() {
+    fn renewals_in_one_script_have_one_form_and_in_a_cluster_one_slot() {
         const PLAIN: RenewalForm = RenewalForm { reads: None, fixed: false, count: 1 };
         const READS: RenewalForm =
             RenewalForm { reads: Some(MissingMarkers::Report), fixed: false, count: 1 };

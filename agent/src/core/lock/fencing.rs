@@ -44,7 +44,7 @@ mod tests {
     use super::*;
 
     #[test]
-    fn the_next_token_is_above_every_one_seen() {
+    fn the_next_token_is_above_every_token_seen() {
         let mut fences = Fences::default();
         let name = |n: usize| LockName::new(n.to_string().into_bytes()).unwrap();
         assert_eq!(fences.least(&name(0)), 1);

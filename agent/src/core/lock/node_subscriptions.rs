@@ -76,7 +76,7 @@ mod tests {
     use super::*;
 
     #[test]
-    fn nodes_are_counted_once_and_forgotten_with_the_next_attempt() {
+    fn free_nodes_are_counted_once_and_forgotten_at_the_next_attempt() {
         let mut node_subscriptions = NodeSubscriptions::default();
         node_subscriptions.add_free(2);
         node_subscriptions.add_free(2);
@@ -88,15 +88,12 @@ mod tests {
     }
 
     #[test]
-    fn a_majority_of_subscriptions_is_told_once() {
+    fn a_majority_of_subscriptions_is_reported_once() {
         let mut node_subscriptions = NodeSubscriptions::default();
         assert!(!node_subscriptions.on_subscribed(0, 2));
-        assert!(!node_subscriptions.on_subscribed(0, 2), "again the same");
+        assert!(!node_subscriptions.on_subscribed(0, 2), "the same node again");
         assert!(node_subscriptions.on_subscribed(1, 2));
-        assert!(
-            !node_subscriptions.on_subscribed(2, 2),
-            "the first two have been heard all the time"
-        );
+        assert!(!node_subscriptions.on_subscribed(2, 2), "the first two have remained subscribed");
         node_subscriptions.on_unsubscribed(0);
         assert!(!node_subscriptions.on_subscribed(0, 2));
         node_subscriptions.mark_deaf();

@@ -133,11 +133,11 @@ mod tests {
         quota.add_wait(one.uid);
         for held in 0..11 {
             assert_eq!(quota.exhausted(&one, 10 - held), None);
-            let reason = quota.exhausted(&one, 11 - held).expect("there are 12 before it");
+            let reason = quota.exhausted(&one, 11 - held).expect("12 locks count already");
             assert!(reason.contains("12 locks are held, awaited or asked for"), "{reason}");
             quota.add_hold(one.uid);
         }
-        let reason = quota.exhausted(&one, 0).expect("12 of 16 are its share");
+        let reason = quota.exhausted(&one, 0).expect("one user may have 12 of 16");
         assert!(
             reason.contains("12 locks are held, awaited or asked for by user 4000000001"),
             "{reason}"
@@ -146,7 +146,7 @@ mod tests {
             assert_eq!(quota.exhausted(&other, 0), None);
             quota.add_hold(other.uid);
         }
-        let reason = quota.exhausted(&other, 0).expect("the last is reserved");
+        let reason = quota.exhausted(&other, 0).expect("the last one is reserved");
         assert!(reason.contains("--max-locks is 16, with 1 reserved"), "{reason}");
         assert_eq!(quota.exhausted(&user(0), 0), None);
         quota.remove_hold(one.uid);

@@ -47,7 +47,7 @@ mod tests {
     use super::*;
 
     #[test]
-    fn an_agent_has_vanished_once_two_checks_apart_miss_it() {
+    fn an_agent_has_vanished_if_two_consecutive_checks_miss_its_entry() {
         let agent = ClientId::from_random([1; 16]);
         let mut agents = VanishedAgents::default();
         let mut check = |seconds: u64, missing| {
@@ -59,6 +59,6 @@ mod tests {
         assert_eq!(check(5, false), Some(false));
         assert_eq!(check(10, true), Some(false));
         assert_eq!(check(15, true), Some(true));
-        assert_eq!(check(80, true), Some(false), "the check before is too old");
+        assert_eq!(check(80, true), Some(false), "the previous check is too old");
     }
 }

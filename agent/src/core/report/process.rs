@@ -81,7 +81,7 @@ mod tests {
     }
 
     #[test]
-    fn an_entry_of_another_agent_is_read_as_far_as_it_is_sound() {
+    fn malformed_entries_of_other_agents_are_read_as_far_as_possible() {
         let long = "x".repeat(MAX_TEXT + 1);
         let process =
             published(&format!(r#"{{"pid":7,"uid":1000,"client":"{long}","new":1}}"#), None);
@@ -95,6 +95,6 @@ mod tests {
             HolderProcess::published(&HolderEntry::default(), None),
             HolderProcess::default()
         );
-        assert_eq!(published(r#"{"pid":7}"#, Some(1000)), host(), "only the host is for everybody");
+        assert_eq!(published(r#"{"pid":7}"#, Some(1000)), host(), "other users see only the host");
     }
 }

@@ -139,12 +139,12 @@ mod tests {
     use super::*;
 
     #[test]
-    fn a_name_in_other_use_is_refused_in_plain_words() {
+    fn errors_about_a_name_in_other_use_state_that_use() {
         let name = LockName::new(&b"a"[..]).unwrap();
         let kind = |used, on| wrong_kind(&name, used, on);
         let found = |found, on| wrong_type(&name, found, on);
         let mix = "kinds do not mix under one name";
-        for (told, expected) in [
+        for (sentence, expected) in [
             (kind("lock", None), format!("WRONGKIND `a` is in use as a plain lock: {mix}")),
             (kind("fair", None), format!("WRONGKIND `a` is in use as a fair lock: {mix}")),
             (kind("read", Some("r:1")), format!("WRONGKIND `a` is in use as a read lock on r:1: {mix}")),
@@ -161,7 +161,7 @@ mod tests {
             (others(1), "1 other".into()),
             (others(2), "2 others".into()),
         ] {
-            assert_eq!(told, expected);
+            assert_eq!(sentence, expected);
         }
     }
 }

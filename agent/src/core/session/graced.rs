@@ -65,7 +65,7 @@ mod tests {
     use super::*;
 
     #[test]
-    fn no_user_takes_all_sessions_with_grace() {
+    fn one_user_cannot_use_up_all_sessions_with_grace() {
         let mut graced = Graced::default();
         let user = |uid| Peer { uid, ..Peer::default() };
         let (one, other, root) = (user(4_000_000_001), user(4_000_000_002), user(0));
@@ -74,13 +74,13 @@ mod tests {
             graced.insert(ConnectionId(number), one.uid);
             graced.insert(ConnectionId(number), one.uid);
         }
-        let reached = graced.exhausted(&one, 16).expect("12 of 16 are its share");
+        let reached = graced.exhausted(&one, 16).expect("one user may have 12 of 16");
         assert!(reached.starts_with("12 sessions of user 4000000001"), "{reached}");
         for number in 12..15 {
             assert_eq!(graced.exhausted(&other, 16), None);
             graced.insert(ConnectionId(number), other.uid);
         }
-        let reached = graced.exhausted(&other, 16).expect("the last is reserved");
+        let reached = graced.exhausted(&other, 16).expect("the last one is reserved");
         assert!(reached.contains("--max-sessions is 16, with 1 reserved"), "{reached}");
         assert_eq!(graced.exhausted(&root, 16), None);
         for number in 0..15 {

@@ -70,7 +70,7 @@ mod tests {
     }
 
     #[test]
-    fn a_lock_that_is_lost_again_and_again_is_remembered_each_time() {
+    fn repeated_losses_of_one_lock_are_each_remembered() {
         let mut losses = Losses::default();
         for _ in 0..3 * REMEMBERED_LOSSES {
             losses.forget(7, &name(1));

@@ -1,4 +1,4 @@
-//! Tests of the lock delay, which keeps locks of dead workers back for a while.
+//! Tests of the lock delay, for which the agent keeps the locks of a dead worker.
 
 use std::time::Duration;
 
@@ -22,14 +22,14 @@ fn nearly(delay: Duration) -> Duration {
 }
 
 #[test]
-fn a_dead_workers_lock_goes_to_the_next_when_the_delay_is_over_and_not_before() {
+fn a_dead_workers_lock_is_granted_after_the_lock_delay_and_not_before() {
     let mut world = world();
     let (dying, next) = (world.open(), world.open());
     world.lock(dying, "x");
     let before = world.holders("x");
     world.lock(next, "x");
     world.close(dying);
-    // Longer than a lease: it is renewed as if its worker lived.
+    // The delay is longer than a lease: the hold is renewed as if its worker were alive.
     world.pass(nearly(DELAY));
     assert_eq!(world.holders("x"), before);
     assert!(world.has_no_reply(next));
@@ -41,12 +41,12 @@ fn a_dead_workers_lock_goes_to_the_next_when_the_delay_is_over_and_not_before() 
 }
 
 #[test]
-fn who_gives_back_or_says_goodbye_is_not_meant() {
+fn the_lock_delay_does_not_apply_to_releases_and_quitting_sessions() {
     let mut world = world();
-    let (polite, quitting) = (world.open(), world.open());
-    world.lock(polite, "x");
-    world.unlock(polite, "x");
-    world.close(polite);
+    let (releasing, quitting) = (world.open(), world.open());
+    world.lock(releasing, "x");
+    world.unlock(releasing, "x");
+    world.close(releasing);
     assert!(world.holders("x").is_empty());
     world.lock(quitting, "y");
     world.core.on_quit(quitting);
@@ -56,7 +56,7 @@ fn who_gives_back_or_says_goodbye_is_not_meant() {
 }
 
 #[test]
-fn an_explicit_lease_is_kept_up_for_the_delay() {
+fn a_dead_workers_explicit_lease_is_renewed_during_the_lock_delay() {
     let mut world = world();
     let dying = world.open();
     let lease = Lease::new(Duration::from_secs(5));
@@ -71,7 +71,7 @@ fn an_explicit_lease_is_kept_up_for_the_delay() {
 }
 
 #[test]
-fn without_redis_it_ends_with_its_lease_and_nobody_is_told() {
+fn a_delayed_hold_ends_with_its_lease_during_an_outage() {
     let mut world = world();
     let dying = world.open();
     world.lock(dying, "x");
@@ -86,7 +86,7 @@ fn without_redis_it_ends_with_its_lease_and_nobody_is_told() {
 }
 
 #[test]
-fn grace_counts_towards_it_and_the_journal_knows() {
+fn grace_counts_towards_the_lock_delay_and_the_journal_records_its_end() {
     let mut world = world();
     let dying = world.open();
     let grace = Some(Duration::from_secs(60));
@@ -94,14 +94,14 @@ fn grace_counts_towards_it_and_the_journal_knows() {
     world.lock(dying, "x");
     world.close(dying);
     world.pass(Duration::from_secs(70));
-    assert!(world.core.sessions.is_empty(), "nobody has resumed it");
+    assert!(world.core.sessions.is_empty(), "its grace period is over");
     assert_eq!(world.holders("x").len(), 1);
     // A rewritten journal has the same records.
     let records = world.core.journal_records();
     assert_eq!(records.len(), 1, "{records:?}");
-    let noted: Vec<_> = world.past.orphans.values().map(|trace| trace.after).collect();
+    let recorded: Vec<_> = world.past.orphans.values().map(|trace| trace.after).collect();
     let after = world.now + Duration::from_secs(30);
-    assert_eq!(noted, [after]);
+    assert_eq!(recorded, [after]);
     // So does the journal that a successor writes.
     world.kill_and_restart(MOMENT);
     let records = world.core.journal_records();
@@ -113,7 +113,7 @@ fn grace_counts_towards_it_and_the_journal_knows() {
 }
 
 #[test]
-fn the_many_locks_of_one_session_are_released_in_steps() {
+fn many_holds_of_a_closed_session_are_released_in_batches() {
     let mut world = World::new();
     let (dying, next) = (world.open(), world.open());
     for index in 0..1_001 {

@@ -44,26 +44,26 @@ fn extend(world: &mut World, id: ConnectionId, lease: Duration) {
 }
 
 #[test]
-fn the_next_waiter_holds_before_redis_has_answered() {
+fn the_next_waiter_is_granted_the_lock_before_redis_replies() {
     let mut world = World::new();
     let [a, b] = queue(&mut world);
     let inherited = holder(&world).valid_until;
     world.pass(Duration::from_millis(500));
     world.unlock(a, "x");
     assert_eq!(world.reply(b), "held 1");
-    assert_eq!(holder(&world).valid_until, inherited, "no later than its predecessor's");
-    assert!(world.has_no_reply(a), "whether it had it to the end is not known yet");
+    assert_eq!(holder(&world).valid_until, inherited, "it inherits its predecessor's validity");
+    assert!(world.has_no_reply(a), "Redis has not confirmed yet that the hold lasted to its end");
     world.pass(LATER);
     assert_eq!(world.reply(a), "0");
     assert_eq!(holder(&world).valid_until, inherited + Duration::from_millis(500));
     assert_eq!(world.holders("x"), [field(&world)]);
     assert_eq!(world.served, ["hand_over"]);
     world.pass(LEASE / 3);
-    assert_eq!(world.served, ["hand_over", "keep"], "it is renewed like any other");
+    assert_eq!(world.served, ["hand_over", "keep"], "the early hold is renewed like any other");
 }
 
 #[test]
-fn holds_that_end_before_the_reply_never_reach_redis() {
+fn an_early_hold_that_ends_before_the_reply_is_never_sent_to_redis() {
     let mut world = World::new();
     let [a, b, c, d] = queue(&mut world);
     for id in [a, b, c] {
@@ -71,13 +71,16 @@ fn holds_that_end_before_the_reply_never_reach_redis() {
     }
     assert_eq!(world.reply(d), "held 1");
     assert_eq!((world.reply(b), world.reply(c)), ("held 1".into(), "held 1".into()));
-    assert_eq!(world.served, ["hand_over"], "one at a time");
+    assert_eq!(world.served, ["hand_over"], "only one hand-over is in flight");
     world.pass(LATER);
     for id in [a, b, c] {
         assert_eq!(world.reply(id), "0");
     }
     world.pass(LATER);
-    assert_eq!(world.served, ["hand_over"; 2], "from the second to the last");
+    assert_eq!(
+        world.served, ["hand_over"; 2],
+        "the second hand-over goes from the second holder to the last"
+    );
     assert_eq!(world.holders("x"), [field(&world)]);
     world.unlock(d, "x");
     world.pass(LATER);
@@ -87,7 +90,7 @@ fn holds_that_end_before_the_reply_never_reach_redis() {
 }
 
 #[test]
-fn an_early_hold_that_nobody_follows_is_released_once_redis_has_it() {
+fn an_early_hold_that_ends_without_a_next_waiter_is_released_after_the_reply() {
     let mut world = World::new();
     let [a, b] = queue(&mut world);
     world.unlock(a, "x");
@@ -101,16 +104,16 @@ fn an_early_hold_that_nobody_follows_is_released_once_redis_has_it() {
 }
 
 #[test]
-fn an_early_hold_whose_hand_over_is_gone_is_released() {
+fn an_early_hold_whose_hand_over_operation_is_missing_is_released() {
     let mut world = World::new();
     let [a, b, c] = queue(&mut world);
     world.unlock(a, "x");
     assert_eq!(world.reply(b), "held 1");
-    // Redis has it, and the operation is gone.
+    // The hand-over has run in Redis, but its operation is removed from the agent.
     let hand_over = holder(&world).early.as_ref().unwrap().hand_over;
     assert!(world.core.take_op(hand_over).is_some());
     world.unlock(b, "x");
-    assert!(world.has_no_reply(c), "nobody relies on what is not known");
+    assert!(world.has_no_reply(c), "a lock of unknown state is not handed over early");
     world.pass(LATER);
     assert_eq!(world.reply(b), "0");
     world.pass(LATER);
@@ -120,7 +123,7 @@ fn an_early_hold_whose_hand_over_is_gone_is_released() {
 }
 
 #[test]
-fn all_who_relied_on_a_lost_lock_are_told() {
+fn a_lost_lock_is_reported_to_its_holder_and_all_early_holders_after_it() {
     let mut world = World::new();
     let [a, b, c, d] = queue(&mut world);
     world.redis.clear();
@@ -133,12 +136,12 @@ fn all_who_relied_on_a_lost_lock_are_told() {
     world.unlock(c, "x");
     assert_eq!(world.reply(c), "LOST");
     world.pass(LATER);
-    assert_eq!(world.reply(d), "held 1", "the next one acquires it");
+    assert_eq!(world.reply(d), "held 1", "the next waiter acquires the lock");
     assert_eq!(world.holders("x"), [field(&world)]);
 }
 
 #[test]
-fn a_stolen_lock_is_lost_by_its_early_holder() {
+fn an_early_hold_ends_if_another_client_has_stolen_the_lock() {
     let mut world = World::new();
     let [a, _b] = queue(&mut world);
     world.foreign("x", "285475da-9152-4c83-822a-67ee2f116a79:52", LEASE);
@@ -149,7 +152,7 @@ fn a_stolen_lock_is_lost_by_its_early_holder() {
 }
 
 #[test]
-fn a_hand_over_without_an_answer_is_repeated_and_the_lock_goes_on_among_waiters() {
+fn an_unanswered_hand_over_is_repeated_while_waiters_pass_the_lock_on() {
     let mut world = World::new();
     let [a, b, c] = queue(&mut world);
     world.network = Network::Down;
@@ -157,9 +160,9 @@ fn a_hand_over_without_an_answer_is_repeated_and_the_lock_goes_on_among_waiters(
     world.unlock(b, "x");
     assert_eq!(world.reply(c), "held 1");
     world.pass(Duration::from_secs(3));
-    assert_eq!(world.reply(a), "UNAVAILABLE", "Redis is silent");
+    assert_eq!(world.reply(a), "UNAVAILABLE", "Redis does not reply");
     let replies = world.replies_of(b);
-    assert_eq!(replies.len(), 2, "so is who came between: {replies:?}");
+    assert_eq!(replies.len(), 2, "its grant and UNAVAILABLE for its UNLOCK: {replies:?}");
     world.network = Network::Good;
     world.pass(Duration::from_secs(1));
     assert_eq!(world.holders("x"), [field(&world)]);
@@ -167,7 +170,7 @@ fn a_hand_over_without_an_answer_is_repeated_and_the_lock_goes_on_among_waiters(
 }
 
 #[test]
-fn where_redis_refuses_hand_overs_the_next_ones_wait_for_it() {
+fn a_waiter_is_not_granted_early_after_redis_has_refused_a_hand_over() {
     let mut world = World::new();
     let [a, b, c] = queue(&mut world);
     world.network = Network::Refuses;
@@ -183,14 +186,14 @@ fn where_redis_refuses_hand_overs_the_next_ones_wait_for_it() {
 }
 
 #[test]
-fn without_redis_an_early_hold_ends_in_time_and_nobody_else_has_the_lock_before() {
+fn an_early_hold_ends_with_its_validity_if_redis_does_not_reply() {
     let mut world = World::new();
     let [a, b, c] = queue(&mut world);
     world.network = Network::Down;
     world.unlock(a, "x");
     let valid_until = holder(&world).valid_until;
     world.pass(valid_until.since(world.now));
-    assert!(world.core.leases.iter().next().is_none(), "it is lost");
+    assert!(world.core.leases.iter().next().is_none(), "the early hold is lost");
     world.network = Network::Good;
     world.replies.clear();
     world.pass(Duration::from_secs(2));
@@ -201,7 +204,7 @@ fn without_redis_an_early_hold_ends_in_time_and_nobody_else_has_the_lock_before(
 }
 
 #[test]
-fn a_loss_reported_before_the_reply_keeps_the_lock_until_its_validity_ends() {
+fn the_lock_of_a_lost_early_hold_is_not_granted_before_its_validity_ends() {
     let mut world = World::new();
     let [a, _b, c] = queue(&mut world);
     world.network = Network::Down;
@@ -216,11 +219,11 @@ fn a_loss_reported_before_the_reply_keeps_the_lock_until_its_validity_ends() {
     while world.has_no_reply(c) {
         world.pass(Duration::from_millis(1));
     }
-    assert!(world.now >= valid_until, "its owner was promised the time until then");
+    assert!(world.now >= valid_until, "its owner may use it until then");
 }
 
 #[test]
-fn an_early_hold_is_entered_again_and_left_without_redis() {
+fn an_early_hold_is_re_entered_and_left_without_waiting_for_redis() {
     let mut world = World::new();
     let [a, b] = queue(&mut world);
     world.unlock(a, "x");
@@ -237,7 +240,7 @@ fn an_early_hold_is_entered_again_and_left_without_redis() {
 }
 
 #[test]
-fn an_extend_waits_until_redis_has_the_hold() {
+fn extend_of_an_early_hold_waits_until_redis_has_the_hold() {
     let mut world = World::new();
     let [a, b] = queue(&mut world);
     world.unlock(a, "x");
@@ -260,19 +263,19 @@ fn an_extend_waits_until_redis_has_the_hold() {
 }
 
 #[test]
-fn another_server_is_asked_about_an_early_hold_as_soon_as_it_is_there() {
+fn an_early_hold_is_verified_only_after_its_hand_over_is_answered() {
     let mut world = World::new();
     let [a, _b] = queue(&mut world);
     world.unlock(a, "x");
     world.core.verify(world.now, Node::Main);
     world.work();
-    assert_eq!(world.served, ["hand_over"], "there is nothing to renew yet");
+    assert_eq!(world.served, ["hand_over"], "Redis may not have the early hold yet");
     world.pass(LATER);
     assert_eq!(world.served, ["hand_over", "keep"]);
 }
 
 #[test]
-fn grants_that_need_more_than_validity_wait_for_redis() {
+fn hand_overs_to_waiters_with_a_lease_token_or_grace_wait_for_redis() {
     let lease = Lease::new(Duration::from_secs(60));
     let waits = |request: LockRequest, prepare: fn(&mut World, ConnectionId)| {
         let mut world = World::new();
@@ -292,13 +295,13 @@ fn grants_that_need_more_than_validity_wait_for_redis() {
         assert_eq!(world.replies_of(id).len(), 1);
     };
     assert!(!waits(lock_command("x"), nothing));
-    assert!(waits(LockRequest { lease, ..lock_command("x") }, nothing), "a lease of its own");
+    assert!(waits(LockRequest { lease, ..lock_command("x") }, nothing), "a fixed lease");
     assert!(waits(LockRequest { kind: Kind::Fenced, ..lock_command("x") }, nothing), "a token");
     assert!(waits(lock_command("x"), grace), "a record in the journal");
 }
 
 #[test]
-fn a_predecessor_at_risk_hands_over_through_redis() {
+fn a_hand_over_from_a_hold_in_jeopardy_waits_for_redis() {
     let mut world = World::new();
     let [a, b] = queue(&mut world);
     world.network = Network::Down;

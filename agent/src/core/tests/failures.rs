@@ -15,7 +15,7 @@ use crate::types::{ConnectionId, Number};
 const FOREIGN: &str = "285475da-9152-4c83-822a-67ee2f116a79:52";
 
 #[test]
-fn a_lost_reply_to_an_acquire_is_no_second_hold() {
+fn an_acquisition_repeated_after_a_lost_reply_counts_once() {
     let mut world = World::new();
     let a = world.open();
     world.network = Network::LosesReplies;
@@ -25,7 +25,7 @@ fn a_lost_reply_to_an_acquire_is_no_second_hold() {
 }
 
 #[test]
-fn a_lost_reply_to_a_release_is_a_release() {
+fn a_release_with_a_lost_reply_takes_effect() {
     let mut world = World::new();
     let a = world.open();
     world.lock(a, "x");
@@ -36,7 +36,7 @@ fn a_lost_reply_to_a_release_is_a_release() {
 }
 
 #[test]
-fn a_lost_reply_to_a_hand_over_passes_the_lock_once() {
+fn a_hand_over_with_a_lost_reply_passes_the_lock_once() {
     let mut world = World::new();
     let (a, b) = (world.open(), world.open());
     world.lock(a, "x");
@@ -49,7 +49,7 @@ fn a_lost_reply_to_a_hand_over_passes_the_lock_once() {
 }
 
 #[test]
-fn a_late_acquire_is_a_ghost_that_the_next_waiter_removes() {
+fn a_lock_acquired_by_a_late_script_is_removed_by_the_next_waiter() {
     let mut world = World::new();
     let (a, b) = (world.open(), world.open());
     world.network = Network::Holds;
@@ -60,14 +60,14 @@ fn a_late_acquire_is_a_ghost_that_the_next_waiter_removes() {
     world.pass(Duration::from_secs(2));
     assert!(world.core.is_idle(), "the attempt was undone before it ever ran");
     world.deliver_late();
-    assert_eq!(world.holders("x").len(), 1, "and here it is");
+    assert_eq!(world.holders("x").len(), 1, "the late script has acquired the lock");
     world.lock(b, "x");
     assert_eq!(world.reply(b), "held 1");
     assert_eq!(world.holders("x").len(), 1);
 }
 
 #[test]
-fn a_wait_shorter_than_a_round_trip_ends_with_its_first_answer() {
+fn a_wait_shorter_than_a_round_trip_ends_with_its_first_reply() {
     for kind in [Kind::Lock, Kind::Fair] {
         let mut world = World::new();
         let (a, b, c) = (world.open(), world.open(), world.open());
@@ -88,12 +88,12 @@ fn a_wait_shorter_than_a_round_trip_ends_with_its_first_answer() {
         world.pass(Duration::from_millis(240));
         assert!(world.has_no_reply(c));
         world.pass(Duration::from_millis(20));
-        assert_eq!(world.reply(c), "UNAVAILABLE", "silence");
+        assert_eq!(world.reply(c), "UNAVAILABLE", "Redis does not reply");
     }
 }
 
 #[test]
-fn a_late_release_touches_no_newer_hold() {
+fn a_late_release_does_not_affect_a_newer_hold() {
     let mut world = World::new();
     let a = world.open();
     world.lock(a, "x");
@@ -110,7 +110,7 @@ fn a_late_release_touches_no_newer_hold() {
 }
 
 #[test]
-fn an_unlock_during_an_outage_is_answered_and_done_later() {
+fn an_unlock_during_an_outage_replies_unavailable_and_is_completed_later() {
     let mut world = World::new();
     let (a, b) = (world.open(), world.open());
     world.lock(a, "x");
@@ -129,7 +129,7 @@ fn an_unlock_during_an_outage_is_answered_and_done_later() {
 }
 
 #[test]
-fn an_outage_is_told_as_jeopardy_and_then_as_a_loss_before_validity_ends() {
+fn an_outage_is_reported_as_jeopardy_and_then_as_loss_before_validity_ends() {
     let mut world = World::new();
     let a = world.open();
     world.lock(a, "x");
@@ -142,18 +142,18 @@ fn an_outage_is_told_as_jeopardy_and_then_as_a_loss_before_validity_ends() {
     assert!(events[0].starts_with("jeopardy x lock "));
     while world.events(a).is_empty() {
         world.pass(Duration::from_millis(10));
-        assert!(world.now.since(granted) < LEASE, "told too late");
+        assert!(world.now.since(granted) < LEASE, "the loss is reported too late");
     }
     world.unlock(a, "x");
     assert_eq!(world.reply(a), "LOST");
     world.network = Network::Good;
     world.pass(Duration::from_secs(1));
-    assert!(world.holders("x").is_empty(), "what was called lost is gone from Redis too");
+    assert!(world.holders("x").is_empty(), "the lost hold is released in Redis too");
     assert!(world.core.is_idle());
 }
 
 #[test]
-fn a_short_outage_ends_safe() {
+fn a_hold_is_reported_safe_after_a_short_outage() {
     let mut world = World::new();
     let a = world.open();
     world.lock(a, "x");
@@ -171,7 +171,7 @@ fn a_short_outage_ends_safe() {
 }
 
 #[test]
-fn a_vanished_lock_is_lost_and_never_created_again() {
+fn a_hold_missing_in_redis_is_lost_and_never_created_again() {
     let mut world = World::new();
     let a = world.open();
     world.lock(a, "x");
@@ -184,7 +184,7 @@ fn a_vanished_lock_is_lost_and_never_created_again() {
 }
 
 #[test]
-fn a_loss_is_told_however_many_there_were_before() {
+fn a_loss_is_reported_after_a_thousand_earlier_ones() {
     let mut world = World::new();
     let a = world.open();
     for loss in 0..1100 {
@@ -199,7 +199,7 @@ fn a_loss_is_told_however_many_there_were_before() {
 }
 
 #[test]
-fn a_stolen_lock_is_lost_and_left_to_its_new_holder() {
+fn a_stolen_hold_is_lost_and_its_new_holder_is_not_affected() {
     let mut world = World::new();
     let a = world.open();
     world.lock(a, "x");
@@ -211,23 +211,27 @@ fn a_stolen_lock_is_lost_and_left_to_its_new_holder() {
 }
 
 #[test]
-fn re_entering_a_lost_lock_reports_the_loss_instead_of_taking_it_again() {
+fn re_entering_a_lost_hold_reports_the_loss_and_does_not_restore_it() {
     let mut world = World::new();
     let a = world.open();
     world.lock(a, "x");
     world.redis.clear();
     world.lock(a, "x");
     let replies: Vec<_> = world.replies_of(a).iter().map(short).collect();
-    assert_eq!(replies, ["held 1", "held 2"], "its owner relied on it anyway");
+    assert_eq!(replies, ["held 1", "held 2"], "a re-entry does not wait for Redis");
     world.pass(Duration::from_millis(150));
-    assert_eq!(world.events(a), ["lost x lock missing"], "the renewal with the count finds out");
+    assert_eq!(
+        world.events(a),
+        ["lost x lock missing"],
+        "the renewal that sends the count finds the loss"
+    );
     assert!(world.redis.is_empty());
     world.lock(a, "x");
-    assert_eq!(world.reply(a), "held 1", "asked again, it is a new grant");
+    assert_eq!(world.reply(a), "held 1", "the next LOCK gets a new grant");
 }
 
 #[test]
-fn an_entry_with_a_lease_of_a_lost_lock_says_so() {
+fn a_re_entry_with_a_lease_replies_lost_if_the_hold_is_lost() {
     let mut world = World::new();
     let a = world.open();
     let lease = Lease::new(Duration::from_secs(20));
@@ -240,7 +244,7 @@ fn an_entry_with_a_lease_of_a_lost_lock_says_so() {
 }
 
 #[test]
-fn a_drifted_count_is_repaired_by_the_next_renewal() {
+fn a_changed_count_is_corrected_by_the_next_renewal() {
     let mut world = World::new();
     let a = world.open();
     world.lock(a, "x");
@@ -253,7 +257,7 @@ fn a_drifted_count_is_repaired_by_the_next_renewal() {
 }
 
 #[test]
-fn a_waiter_keeps_its_place_through_an_outage() {
+fn a_waiter_keeps_its_position_during_an_outage() {
     let mut world = World::new();
     let (a, b) = (world.open(), world.open());
     world.network = Network::Down;
@@ -269,7 +273,7 @@ fn a_waiter_keeps_its_place_through_an_outage() {
 }
 
 #[test]
-fn nowait_without_redis_is_unavailable_not_null() {
+fn nowait_replies_unavailable_during_an_outage() {
     let mut world = World::new();
     let a = world.open();
     world.network = Network::Down;
@@ -280,7 +284,7 @@ fn nowait_without_redis_is_unavailable_not_null() {
 }
 
 #[test]
-fn a_grant_for_one_who_has_gone_serves_the_next() {
+fn the_next_waiter_tries_at_once_when_the_front_waiter_disconnects() {
     let mut world = World::new();
     let (a, b) = (world.open(), world.open());
     world.foreign("x", FOREIGN, LEASE);
@@ -293,7 +297,7 @@ fn a_grant_for_one_who_has_gone_serves_the_next() {
 }
 
 #[test]
-fn after_a_sleep_every_hold_is_verified() {
+fn the_agent_verifies_every_hold_after_a_suspension() {
     let mut world = World::new();
     let a = world.open();
     world.lock(a, "x");
@@ -311,7 +315,7 @@ fn after_a_sleep_every_hold_is_verified() {
     assert_eq!(world.events(a), ["lost y lock unconfirmed"]);
 }
 
-/// Returns a session whose hold of `x`, with this number, is gone from Redis. The agent has not been notified yet.
+/// Returns a session whose hold of `x`, with this number, is missing in Redis. The agent has not been notified yet.
 fn released_by_an_operator() -> (World, ConnectionId, Number) {
     let mut world = World::new();
     let a = world.open();
@@ -324,7 +328,7 @@ fn released_by_an_operator() -> (World, ConnectionId, Number) {
 }
 
 #[test]
-fn an_operators_release_is_told_as_forced() {
+fn a_forced_release_is_reported_as_forced() {
     let (mut world, a, number) = released_by_an_operator();
     world.core.on_forced(world.now, Node::Main, &name("x"), number);
     world.work();
@@ -332,7 +336,7 @@ fn an_operators_release_is_told_as_forced() {
 }
 
 #[test]
-fn an_operators_release_just_before_an_unlock_is_told_as_forced() {
+fn a_forced_release_close_to_an_unlock_is_reported_as_forced() {
     for unlocked_first in [false, true] {
         let (mut world, a, number) = released_by_an_operator();
         // Neither the renewal that verifies the message nor the release is answered before the other input arrives.
@@ -356,7 +360,7 @@ fn an_operators_release_just_before_an_unlock_is_told_as_forced() {
 }
 
 #[test]
-fn unread_events_are_bounded_and_the_gap_is_told() {
+fn unread_events_are_bounded_and_their_gap_is_reported() {
     let mut world = World::new();
     let a = world.open();
     for i in 0..300 {
@@ -371,7 +375,7 @@ fn unread_events_are_bounded_and_the_gap_is_told() {
 }
 
 #[test]
-fn the_next_command_runs_though_an_outcome_comes_as_late_as_the_deadline_of_the_one_before() {
+fn the_next_command_runs_if_an_outcome_arrives_exactly_at_the_deadline() {
     for reply in [None, Some(Value::Nil)] {
         let mut world = World::new();
         let a = world.open();
@@ -380,7 +384,7 @@ fn the_next_command_runs_though_an_outcome_comes_as_late_as_the_deadline_of_the_
         world.network = Network::Slow(3000);
         world.command(a, Command::Extend(hold_request("x"), Lease::new(LEASE)));
         world.unlock(a, "x");
-        let (timeout, op, _) = world.on_their_way.remove(0);
+        let (timeout, op, _) = world.in_flight.remove(0);
         world.served.clear();
         match &reply {
             Some(reply) => world.core.on_reply(timeout, op, reply),
@@ -399,21 +403,21 @@ fn a_re_entry_that_fails_is_counted_as_an_error() {
         let lease = Lease::new(Duration::from_secs(600));
         Command::Lock(LockRequest { lease, ..lock_command(lock) })
     };
-    for (network, gone, told) in [
+    for (network, missing, expected) in [
         (Network::Refuses, false, "UNAVAILABLE"),
         (Network::Down, false, "UNAVAILABLE"),
         (Network::Good, true, "LOST"),
     ] {
         world.command(a, leased("x"));
         assert_eq!(world.reply(a), "held 1");
-        if gone {
+        if missing {
             world.redis.clear();
         }
         world.network = network;
         world.acquisitions.clear();
         world.command(a, leased("x"));
         world.pass(Duration::from_secs(5));
-        assert_eq!(world.reply(a), told);
+        assert_eq!(world.reply(a), expected);
         assert_eq!(world.acquisitions, ["error"], "{network:?}");
         world.network = Network::Good;
         world.unlock(a, "x");
@@ -438,23 +442,23 @@ fn a_pending_re_entry_of_a_hold_that_ends_is_counted_as_an_error() {
 }
 
 #[test]
-fn a_long_lease_that_was_released_does_not_come_back_with_another_server() {
+fn a_released_long_lease_is_released_again_on_a_server_with_older_data() {
     let mut world = World::new();
     let (a, b) = (world.open(), world.open());
-    for lock in ["long", "dead"] {
-        let of = if lock == "dead" { b } else { a };
+    for lock in ["released", "abandoned"] {
+        let session = if lock == "abandoned" { b } else { a };
         let lease = Lease::new(Duration::from_secs(600)).unwrap();
         let request = LockRequest { lease: Some(lease), ..lock_command(lock) };
-        world.command(of, Command::Lock(request));
-        assert_eq!(world.reply(of), "held 1");
+        world.command(session, Command::Lock(request));
+        assert_eq!(world.reply(session), "held 1");
     }
     let before = world.redis.clone();
-    world.unlock(a, "long");
+    world.unlock(a, "released");
     assert_eq!(world.reply(a), "0");
     world.close(b);
     world.pass(Duration::from_secs(1));
     assert!(world.redis.is_empty(), "{:?}", world.redis);
-    // A replica takes over that does not know about either end.
+    // A replica that has neither release takes over.
     world.redis = before;
     world.core.verify(world.now, Node::Main);
     world.pass(Duration::from_secs(1));
@@ -463,7 +467,7 @@ fn a_long_lease_that_was_released_does_not_come_back_with_another_server() {
 }
 
 #[test]
-fn the_error_of_a_node_that_serves_nobody_is_quoted() {
+fn unavailable_quotes_the_error_of_a_cluster_that_is_down() {
     let mut world = World::new();
     let a = world.open();
     world.lock(a, "x");
@@ -474,6 +478,6 @@ fn the_error_of_a_node_that_serves_nobody_is_quoted() {
     let reply = world.replies_of(a).pop().unwrap();
     let Frame::Error(text) = &reply else { panic!("{reply:?}") };
     assert!(text.starts_with("UNAVAILABLE ") && text.contains("CLUSTERDOWN it is down"), "{text}");
-    let refusal = world.core.redis_refusal().expect("it concerns all locks");
+    let refusal = world.core.redis_refusal().expect("the error concerns all locks");
     assert_eq!(refusal.error, "CLUSTERDOWN it is down");
 }

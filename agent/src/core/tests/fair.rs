@@ -16,54 +16,59 @@ fn fair(world: &mut World, id: ConnectionId) {
     world.lock_as(id, "x", Kind::Fair);
 }
 
-fn queue(world: &World) -> usize {
+fn queue_length(world: &World) -> usize {
     world.queues.get("x").map_or(0, Vec::len)
 }
 
 #[test]
-fn each_has_a_place_of_its_own_and_hears_of_its_turn() {
+fn fair_waiters_have_separate_positions_and_are_handed_the_lock_in_order() {
     let mut world = World::new();
-    let line: Vec<_> = (0..4).map(|_| world.open()).collect();
-    for &id in &line {
+    let sessions: Vec<_> = (0..4).map(|_| world.open()).collect();
+    for &id in &sessions {
         fair(&mut world, id);
     }
-    assert_eq!((queue(&world), world.listening.len()), (3, 3));
-    for (i, &id) in line.iter().enumerate() {
-        assert_eq!(world.reply(id), "held 1", "without a message each would sleep for seconds");
+    assert_eq!((queue_length(&world), world.listening.len()), (3, 3));
+    for (i, &id) in sessions.iter().enumerate() {
+        assert_eq!(
+            world.reply(id),
+            "held 1",
+            "a waiter that was not granted the lock would sleep for seconds"
+        );
         world.unlock(id, "x");
         assert_eq!(world.reply(id), "0");
-        assert_eq!(queue(&world), 2_usize.saturating_sub(i));
+        assert_eq!(queue_length(&world), 2_usize.saturating_sub(i));
     }
     assert!(world.listening.is_empty() && world.core.is_idle() && world.core.locks.is_empty());
     assert_eq!(world.core.next_deadline(), None);
-    let handed = world.served.iter().filter(|name| **name == "hand_over_fair").count();
-    assert_eq!(handed, 3, "{:?}", world.served);
+    let hand_overs = world.served.iter().filter(|name| **name == "hand_over_fair").count();
+    assert_eq!(hand_overs, 3, "{:?}", world.served);
 }
 
 /// Once it has subscribed, a waiter tries again, since it may have missed a release; but not behind a waiter or holder
 /// of this agent.
 #[test]
-fn who_waits_behind_ones_own_asks_no_more_than_needed() {
-    let asked = |world: &World| world.served.iter().filter(|name| **name == "acquire_fair").count();
+fn a_subscribed_fair_waiter_tries_again_only_behind_another_client() {
+    let attempts =
+        |world: &World| world.served.iter().filter(|name| **name == "acquire_fair").count();
     let mut world = World::new();
-    let line: Vec<_> = (0..3).map(|_| world.open()).collect();
-    for &id in &line {
+    let sessions: Vec<_> = (0..3).map(|_| world.open()).collect();
+    for &id in &sessions {
         fair(&mut world, id);
     }
-    assert_eq!((asked(&world), queue(&world), world.listening.len()), (3, 2, 2));
-    for &id in &line {
+    assert_eq!((attempts(&world), queue_length(&world), world.listening.len()), (3, 2, 2));
+    for &id in &sessions {
         assert_eq!(world.reply(id), "held 1");
         world.unlock(id, "x");
         assert_eq!(world.reply(id), "0");
     }
-    assert_eq!(asked(&world), 3, "it is handed over");
+    assert_eq!(attempts(&world), 3, "hand-overs need no attempts");
     world.foreign("x", OTHER, Duration::from_secs(9));
-    fair(&mut world, line[0]);
-    assert_eq!((asked(&world), queue(&world), world.listening.len()), (5, 1, 1));
+    fair(&mut world, sessions[0]);
+    assert_eq!((attempts(&world), queue_length(&world), world.listening.len()), (5, 1, 1));
 }
 
 #[test]
-fn another_clients_waiter_is_not_passed() {
+fn a_hand_over_does_not_overtake_another_clients_waiter() {
     let mut world = World::new();
     let (one, two) = (world.open(), world.open());
     fair(&mut world, one);
@@ -74,7 +79,7 @@ fn another_clients_waiter_is_not_passed() {
     world.unlock(one, "x");
     assert_eq!(world.reply(one), "0");
     assert!(world.has_no_reply(two) && world.holders("x").is_empty());
-    // It gets its turn, and leaves.
+    // The other client's waiter gets its turn, and leaves.
     assert_eq!(world.served, ["hand_over_fair", "release_fair", "acquire_fair"]);
     world.queues.get_mut("x").unwrap().remove(0);
     world.pass(Duration::from_secs(6));
@@ -82,7 +87,7 @@ fn another_clients_waiter_is_not_passed() {
 }
 
 #[test]
-fn a_waiter_that_leaves_during_its_hand_over_keeps_nothing() {
+fn a_hand_over_to_a_closed_session_continues_to_the_next_waiter() {
     for network in [Network::Slow(100), Network::LosesReplies, Network::Down] {
         let mut world = World::new();
         let (one, two, three) = (world.open(), world.open(), world.open());
@@ -102,34 +107,34 @@ fn a_waiter_that_leaves_during_its_hand_over_keeps_nothing() {
             ("0".into(), "held 1".into()),
             "{network:?}"
         );
-        assert_eq!((queue(&world), world.core.ops.is_empty()), (0, true), "{network:?}");
+        assert_eq!((queue_length(&world), world.core.ops.is_empty()), (0, true), "{network:?}");
         world.unlock(three, "x");
         assert!(world.core.is_idle(), "{network:?}");
     }
 }
 
 #[test]
-fn a_turn_told_before_the_subscription_stood_is_not_missed() {
+fn a_turn_announced_before_the_subscription_is_active_is_not_missed() {
     let mut world = World::new();
     let id = world.open();
     world.foreign("x", OTHER, Duration::from_secs(9));
-    world.deaf = true;
+    world.unsubscribed = true;
     fair(&mut world, id);
     world.foreign_release("x");
-    assert!(world.has_no_reply(id), "it heard nothing of its turn");
+    assert!(world.has_no_reply(id), "the message of its turn is lost");
     world.subscribed();
     assert_eq!(world.reply(id), "held 1");
 }
 
 #[test]
-fn a_turn_told_while_an_attempt_is_under_way_is_not_missed() {
+fn a_turn_announced_during_the_first_attempt_is_not_missed() {
     let mut world = World::new();
     let (one, two) = (world.open(), world.open());
     fair(&mut world, one);
     assert_eq!(world.reply(one), "held 1");
     world.network = Network::Slow(100);
     fair(&mut world, two);
-    // Redis has refused it, but the answer is still in flight and it has no subscription: only another attempt helps.
+    // Redis has refused it, but the reply is still in flight and it has no subscription: only another attempt helps.
     world.network = Network::Good;
     world.unlock(one, "x");
     for _ in 0..3 {
@@ -139,7 +144,7 @@ fn a_turn_told_while_an_attempt_is_under_way_is_not_missed() {
 }
 
 #[test]
-fn a_turn_told_while_a_later_attempt_is_under_way_is_not_missed() {
+fn a_turn_announced_during_a_later_attempt_is_not_missed() {
     let mut world = World::new();
     let (one, two) = (world.open(), world.open());
     fair(&mut world, one);
@@ -158,20 +163,20 @@ fn a_turn_told_while_a_later_attempt_is_under_way_is_not_missed() {
 }
 
 #[test]
-fn a_waiter_that_leaves_gives_its_place_up() {
+fn a_fair_waiter_that_disconnects_releases_its_position() {
     for network in [Network::Good, Network::LosesReplies, Network::Slow(100), Network::Holds] {
         let mut world = World::new();
-        let (holder, gone, next) = (world.open(), world.open(), world.open());
+        let (holder, leaving, next) = (world.open(), world.open(), world.open());
         fair(&mut world, holder);
         world.network = network;
-        fair(&mut world, gone);
-        world.close(gone);
+        fair(&mut world, leaving);
+        world.close(leaving);
         world.network = Network::Good;
         fair(&mut world, next);
         for _ in 0..10 {
             world.pass(SLOW);
         }
-        assert_eq!(queue(&world), 1, "{network:?}");
+        assert_eq!(queue_length(&world), 1, "{network:?}");
         assert!(world.served.contains(&"release_fair"), "{network:?}");
         world.unlock(holder, "x");
         assert_eq!(world.reply(next), "held 1", "{network:?}");
@@ -180,44 +185,44 @@ fn a_waiter_that_leaves_gives_its_place_up() {
 }
 
 #[test]
-fn a_number_is_a_ghost_once_no_waiter_hold_or_script_has_it() {
+fn a_number_is_a_ghost_once_no_waiter_hold_or_script_uses_it() {
     let ghosts = |world: &World| {
         let first = world.core.numbers.first_of_run().thread;
         (first..first + 9).filter(|number| world.core.is_ghost(*number)).count()
     };
     let mut world = World::new();
-    let (holder, gone) = (world.open(), world.open());
+    let (holder, leaving) = (world.open(), world.open());
     fair(&mut world, holder);
-    fair(&mut world, gone);
-    assert_eq!((queue(&world), ghosts(&world)), (1, 0));
+    fair(&mut world, leaving);
+    assert_eq!((queue_length(&world), ghosts(&world)), (1, 0));
     world.network = Network::Holds;
-    world.close(gone);
-    assert_eq!(ghosts(&world), 0, "its position is being given up");
+    world.close(leaving);
+    assert_eq!(ghosts(&world), 0, "the release of its position is in flight");
     world.network = Network::Good;
     for _ in 0..10 {
         world.pass(SLOW);
     }
-    assert_eq!((queue(&world), ghosts(&world)), (0, 1));
+    assert_eq!((queue_length(&world), ghosts(&world)), (0, 1));
 }
 
 #[test]
-fn leaving_is_repeated_until_it_is_done() {
+fn the_release_of_a_position_is_repeated_until_it_succeeds() {
     let mut world = World::new();
-    let (holder, gone) = (world.open(), world.open());
+    let (holder, leaving) = (world.open(), world.open());
     fair(&mut world, holder);
-    fair(&mut world, gone);
-    assert_eq!(queue(&world), 1);
+    fair(&mut world, leaving);
+    assert_eq!(queue_length(&world), 1);
     world.network = Network::Down;
-    world.close(gone);
+    world.close(leaving);
     world.pass(Duration::from_secs(5));
-    assert_eq!(queue(&world), 1);
+    assert_eq!(queue_length(&world), 1);
     world.network = Network::Good;
     world.pass(Duration::from_secs(1));
-    assert_eq!(queue(&world), 0);
+    assert_eq!(queue_length(&world), 0);
 }
 
 #[test]
-fn who_never_reached_redis_has_nothing_to_give_up() {
+fn a_fair_waiter_whose_attempts_were_never_sent_sends_no_release() {
     let mut world = World::new();
     let id = world.open();
     world.network = Network::Down;
@@ -230,7 +235,7 @@ fn who_never_reached_redis_has_nothing_to_give_up() {
 }
 
 #[test]
-fn who_does_not_wait_takes_no_place() {
+fn a_fair_attempt_without_a_wait_creates_no_position() {
     let mut world = World::new();
     let (holder, now) = (world.open(), world.open());
     world.foreign("x", OTHER, Duration::from_secs(9));
@@ -238,13 +243,13 @@ fn who_does_not_wait_takes_no_place() {
     let request = LockRequest { kind: Kind::Fair, wait, ..lock_command("x") };
     world.command(now, Command::Lock(request));
     assert_eq!(world.reply(now), "null");
-    assert_eq!((queue(&world), world.served.len()), (0, 1));
+    assert_eq!((queue_length(&world), world.served.len()), (0, 1));
     fair(&mut world, holder);
-    assert_eq!(queue(&world), 1);
+    assert_eq!(queue_length(&world), 1);
 }
 
 #[test]
-fn a_grant_that_came_too_late_is_asked_for_again() {
+fn a_fair_grant_that_arrives_after_its_lease_is_requested_again() {
     let mut world = World::new();
     let id = world.open();
     world.network = Network::Slow(1500);
@@ -257,7 +262,7 @@ fn a_grant_that_came_too_late_is_asked_for_again() {
 }
 
 #[test]
-fn a_full_redis_is_asked_again() {
+fn a_fair_waiter_tries_again_after_redis_was_full() {
     let mut world = World::new();
     let id = world.open();
     world.network = Network::Full;

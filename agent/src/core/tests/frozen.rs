@@ -28,13 +28,13 @@ fn world() -> World {
 }
 
 #[test]
-fn a_stopped_worker_keeps_its_lock_unless_told_otherwise() {
+fn a_stopped_worker_keeps_its_lock_by_default() {
     let mut world = World::new();
     let (a, idle) = (world.open(), world.open());
     world.lock(a, "x");
     assert_eq!(world.core.busy_pids(), BTreeSet::from([1]));
     world.stop(&[a, idle]);
-    assert_eq!(world.frozen(), 1, "who holds nothing does not count");
+    assert_eq!(world.frozen(), 1, "a session without holds is not counted");
     world.pass(LEASE * 3);
     assert_eq!(world.holders("x").len(), 1);
     world.stop(&[]);
@@ -43,15 +43,15 @@ fn a_stopped_worker_keeps_its_lock_unless_told_otherwise() {
 }
 
 #[test]
-fn a_stopped_workers_lock_lapses_and_it_is_told_why() {
+fn a_stopped_workers_hold_lapses_and_is_reported_as_frozen() {
     let mut world = world();
     let (a, next) = (world.open(), world.open());
     world.lock(a, "x");
     world.lock(next, "x");
     world.stop(&[a]);
-    assert_eq!(world.frozen(), 2 - 1);
+    assert_eq!(world.frozen(), 1);
     world.pass(LEASE / 3 * 2);
-    assert!(world.has_no_reply(next), "until the validity that it was told of ends");
+    assert!(world.has_no_reply(next), "the reported validity has not ended yet");
     world.pass(LEASE / 3 + Duration::from_secs(1));
     assert_eq!(world.reply(next), "held 1");
     let events = world.events(a);
@@ -59,7 +59,7 @@ fn a_stopped_workers_lock_lapses_and_it_is_told_why() {
 }
 
 #[test]
-fn one_that_goes_on_in_time_has_lost_nothing() {
+fn a_stopped_worker_that_continues_in_time_keeps_its_hold() {
     let mut world = world();
     let a = world.open();
     world.lock(a, "x");
@@ -77,7 +77,7 @@ fn one_that_goes_on_in_time_has_lost_nothing() {
 }
 
 #[test]
-fn a_grant_to_a_stopped_worker_lapses_too_and_its_death_ends_that() {
+fn a_hold_granted_to_a_stopped_worker_lapses_or_ends_with_its_death() {
     let mut world = world();
     let (holder, waiter) = (world.open(), world.open());
     world.lock(holder, "x");

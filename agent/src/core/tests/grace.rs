@@ -39,14 +39,14 @@ impl World {
     }
 
     /// Returns all replies to a session, in short form.
-    fn told(&mut self, id: ConnectionId) -> Vec<String> {
+    fn short_replies(&mut self, id: ConnectionId) -> Vec<String> {
         self.replies_of(id).iter().map(short).collect()
     }
 
     pub(super) fn graced(&mut self) -> (ConnectionId, Ticket) {
         let id = self.open();
-        let told = self.ask_grace(id, GRACE);
-        (id, ticket(&told))
+        let reply = self.ask_grace(id, GRACE);
+        (id, ticket(&reply))
     }
 
     pub(super) fn resume(&mut self, id: ConnectionId, (session, secret): &Ticket) {
@@ -75,9 +75,9 @@ impl World {
 }
 
 #[test]
-fn holds_outlive_a_broken_connection_and_come_back_by_resume() {
+fn a_resumed_session_has_the_holds_of_its_broken_connection() {
     let mut world = World::new();
-    let (a, told) = world.graced();
+    let (a, ticket) = world.graced();
     world.lock(a, "x");
     world.lock(a, "x");
     world.close(a);
@@ -85,15 +85,15 @@ fn holds_outlive_a_broken_connection_and_come_back_by_resume() {
     world.pass(grace_less(Duration::from_secs(1)));
     assert_eq!(world.holders("x"), before, "it is renewed meanwhile");
     let b = world.open_as(0, NEXT);
-    world.resume(b, &told);
+    world.resume(b, &ticket);
     let (new, holds) = world.resumed(b);
     assert_eq!(holds, ["x lock 2"]);
-    assert_eq!((&new.0, new.1 == told.1), (&told.0, false), "its old name, a new secret");
+    assert_eq!((&new.0, new.1 == ticket.1), (&ticket.0, false), "the same id, a new secret");
     world.pass(GRACE * 2);
-    assert_eq!(world.holders("x"), before, "it lives with its connection again");
+    assert_eq!(world.holders("x"), before, "the grace period has ended with the resumption");
     world.unlock(b, "x");
     world.unlock(b, "x");
-    assert_eq!(world.told(b), ["1", "0"]);
+    assert_eq!(world.short_replies(b), ["1", "0"]);
     world.command(b, Command::Session { grace: Some(Duration::ZERO), push: None, deadlines: None });
     world.close(b);
     assert!(world.core.sessions.is_empty() && world.core.is_idle() && world.past.is_empty());
@@ -101,9 +101,9 @@ fn holds_outlive_a_broken_connection_and_come_back_by_resume() {
 }
 
 #[test]
-fn who_does_not_come_back_in_time_has_ended() {
+fn a_session_that_is_not_resumed_in_time_ends() {
     let mut world = World::new();
-    let (a, told) = world.graced();
+    let (a, ticket) = world.graced();
     let waiter = world.open();
     world.lock(a, "x");
     world.lock(waiter, "x");
@@ -113,39 +113,39 @@ fn who_does_not_come_back_in_time_has_ended() {
     world.pass(Duration::from_secs(1));
     assert_eq!(world.reply(waiter), "held 1");
     let late = world.open();
-    world.resume(late, &told);
+    world.resume(late, &ticket);
     assert_eq!(world.reply(late), "GONE");
     assert!(world.past.is_empty(), "{:?}", world.past);
 }
 
 #[test]
-fn nobody_else_can_take_it() {
+fn only_the_same_user_with_the_right_secret_can_resume_a_session() {
     let mut world = World::new();
-    let (a, told) = world.graced();
+    let (a, ticket) = world.graced();
     world.lock(a, "x");
-    // Its connection is open: a RESUME waits a moment for the end of that, and is then refused.
+    // Its connection is open: RESUME waits a moment for the end of the connection, and is then rejected.
     let early = world.open_as(0, NEXT);
-    world.resume(early, &told);
+    world.resume(early, &ticket);
     assert!(world.has_no_reply(early));
     world.pass(Duration::from_secs(2));
     assert_eq!(world.reply(early), "SESSION");
     world.close(a);
     let other_user = world.open_as(1000, NEXT);
-    world.resume(other_user, &told);
+    world.resume(other_user, &ticket);
     assert_eq!(world.reply(other_user), "DENIED");
     let guesser = world.open_as(0, NEXT);
-    world.resume(guesser, &(told.0.clone(), b"0".repeat(32)));
+    world.resume(guesser, &(ticket.0.clone(), b"0".repeat(32)));
     assert_eq!(world.reply(guesser), "SESSION");
-    world.resume(guesser, &(b"7-99".to_vec(), told.1.clone()));
-    world.resume(guesser, &(b"no name".to_vec(), told.1.clone()));
-    assert_eq!(world.told(guesser), ["GONE", "GONE"]);
+    world.resume(guesser, &(b"7-99".to_vec(), ticket.1.clone()));
+    world.resume(guesser, &(b"no name".to_vec(), ticket.1.clone()));
+    assert_eq!(world.short_replies(guesser), ["GONE", "GONE"]);
     let busy = world.open();
     world.lock(busy, "y");
     world.replies.clear();
-    world.resume(busy, &told);
-    assert_eq!(world.reply(busy), "SESSION", "it has holds of its own");
+    world.resume(busy, &ticket);
+    assert_eq!(world.reply(busy), "SESSION", "its session has holds already");
     let b = world.open_as(0, NEXT);
-    world.resume(b, &told);
+    world.resume(b, &ticket);
     let (new, holds) = world.resumed(b);
     assert_eq!(holds, ["x lock 1"]);
     // It sends another command, so it has received the new secret.
@@ -153,23 +153,23 @@ fn nobody_else_can_take_it() {
     world.replies.clear();
     world.close(b);
     let c = world.open_as(0, [3; 16]);
-    world.resume(c, &told);
-    assert_eq!(world.reply(c), "SESSION", "the old secret is void");
+    world.resume(c, &ticket);
+    assert_eq!(world.reply(c), "SESSION", "the old secret is no longer valid");
     world.resume(c, &new);
     assert_eq!(world.resumed(c).1, ["x lock 1"]);
 }
 
 #[test]
-fn who_was_not_told_its_new_secret_comes_back_by_the_old_one() {
+fn the_old_secret_resumes_a_session_until_the_new_one_is_received() {
     for killed in [false, true] {
         let mut world = World::new();
-        let (a, told) = world.graced();
+        let (a, ticket) = world.graced();
         world.lock(a, "x");
         world.close(a);
         // The reply is repeatedly lost with the connection, or with the agent.
         for secret in [NEXT, [3; 16], [4; 16]] {
             let b = world.open_as(0, secret);
-            world.resume(b, &told);
+            world.resume(b, &ticket);
             assert_eq!(world.resumed(b).1, ["x lock 1"]);
             if killed {
                 world.kill_and_restart(Duration::from_secs(1));
@@ -178,7 +178,7 @@ fn who_was_not_told_its_new_secret_comes_back_by_the_old_one() {
             }
         }
         let c = world.open_as(0, [5; 16]);
-        world.resume(c, &told);
+        world.resume(c, &ticket);
         let (new, holds) = world.resumed(c);
         assert_eq!(holds, ["x lock 1"]);
         // It sends another command, so only the new secret is valid, for the next agent too.
@@ -186,7 +186,7 @@ fn who_was_not_told_its_new_secret_comes_back_by_the_old_one() {
         world.close(c);
         world.kill_and_restart(Duration::from_secs(1));
         let d = world.open_as(0, [6; 16]);
-        world.resume(d, &told);
+        world.resume(d, &ticket);
         assert_eq!(world.reply(d), "SESSION");
         world.resume(d, &new);
         assert_eq!(world.resumed(d).1, ["x lock 1"]);
@@ -194,21 +194,21 @@ fn who_was_not_told_its_new_secret_comes_back_by_the_old_one() {
 }
 
 #[test]
-fn who_comes_back_before_its_old_end_is_noticed_waits_for_that() {
+fn resume_waits_until_the_old_connection_is_closed() {
     let mut world = World::new();
-    let (a, told) = world.graced();
+    let (a, ticket) = world.graced();
     world.lock(a, "x");
     let b = world.open_as(0, NEXT);
-    world.resume(b, &told);
+    world.resume(b, &ticket);
     assert!(world.has_no_reply(b));
     world.close(a);
     assert_eq!(world.resumed(b).1, ["x lock 1"]);
 }
 
 #[test]
-fn what_was_under_way_ends_before_it_is_taken_over() {
+fn resume_waits_for_operations_in_flight() {
     let mut world = World::new();
-    let (a, told) = world.graced();
+    let (a, ticket) = world.graced();
     let leased = LockRequest { lease: Lease::new(LEASE), ..lock_command("x") };
     world.command(a, Command::Lock(leased.clone()));
     world.foreign("y", "285475da-9152-4c83-822a-67ee2f116a79:52", LEASE);
@@ -218,23 +218,23 @@ fn what_was_under_way_ends_before_it_is_taken_over() {
     world.command(a, Command::Lock(LockRequest { owner: 5, ..lock_command("y") }));
     world.close(a);
     let b = world.open_as(0, NEXT);
-    world.resume(b, &told);
+    world.resume(b, &ticket);
     assert!(world.has_no_reply(b));
     world.pass(Duration::from_millis(501));
-    assert_eq!(world.resumed(b).1, ["x lock 2"], "as Redis has it");
-    assert_eq!(world.core.waiters(), 0, "nobody waits for a connection that has gone");
+    assert_eq!(world.resumed(b).1, ["x lock 2"], "the re-entry in flight counts");
+    assert_eq!(world.core.waiters(), 0, "the wait of the closed connection has ended");
 }
 
 #[test]
-fn what_was_lost_meanwhile_is_told_to_who_comes_back() {
+fn a_resumed_session_learns_which_holds_were_lost() {
     let mut world = World::new();
-    let (a, told) = world.graced();
+    let (a, ticket) = world.graced();
     world.lock(a, "x");
     world.close(a);
     world.redis.clear();
     world.pass(LEASE);
     let b = world.open_as(0, NEXT);
-    world.resume(b, &told);
+    world.resume(b, &ticket);
     let (new, holds) = world.resumed(b);
     assert!(holds.is_empty(), "{holds:?}");
     world.command(b, Command::Events { session: new.0, secret: new.1, wait: Duration::ZERO });
@@ -244,10 +244,10 @@ fn what_was_lost_meanwhile_is_told_to_who_comes_back() {
 }
 
 #[test]
-fn a_session_that_says_goodbye_or_gives_its_grace_back_ends_at_once() {
+fn a_session_that_quits_or_sets_its_grace_to_zero_ends_at_once() {
     for goodbye in [true, false] {
         let mut world = World::new();
-        let (a, told) = world.graced();
+        let (a, ticket) = world.graced();
         world.lock(a, "x");
         if goodbye {
             world.core.on_quit(a);
@@ -257,16 +257,16 @@ fn a_session_that_says_goodbye_or_gives_its_grace_back_ends_at_once() {
         world.close(a);
         assert!(world.holders("x").is_empty());
         let b = world.open();
-        world.resume(b, &told);
+        world.resume(b, &ticket);
         assert_eq!(world.reply(b), "GONE");
         assert!(world.past.is_empty());
     }
 }
 
 #[test]
-fn a_killed_agents_successor_keeps_holds_of_every_kind() {
+fn a_successor_agent_keeps_holds_of_every_kind() {
     let mut world = World::new();
-    let (a, told) = world.graced();
+    let (a, ticket) = world.graced();
     for (lock, kind) in [
         ("plain", Kind::Lock),
         ("fenced", Kind::Fenced),
@@ -281,8 +281,8 @@ fn a_killed_agents_successor_keeps_holds_of_every_kind() {
     let short_lease = Lease::new(Duration::from_secs(5));
     let brief = LockRequest { lease: short_lease, ..lock_command("brief") };
     world.command(a, Command::Lock(brief));
-    let (b, other) = (world.open(), ["ungraced"]);
-    world.lock(b, other[0]);
+    let b = world.open();
+    world.lock(b, "ungraced");
     let before: Vec<_> =
         ["plain", "fenced", "fair", "shared", "sole"].map(|name| world.holders(name)).into();
     world.kill_and_restart(LEASE / 2);
@@ -292,7 +292,7 @@ fn a_killed_agents_successor_keeps_holds_of_every_kind() {
     assert_eq!(before, after, "the successor renews them");
     assert!(world.holders("ungraced").is_empty(), "its lease has run out");
     let c = world.open_as(0, NEXT);
-    world.resume(c, &told);
+    world.resume(c, &ticket);
     let (new, mut holds) = world.resumed(c);
     holds.sort();
     let expected = [
@@ -310,20 +310,20 @@ fn a_killed_agents_successor_keeps_holds_of_every_kind() {
     world.unlock(c, "plain");
     world.unlock(c, "plain");
     world.unlock(c, "fair");
-    assert_eq!(world.told(c), ["1", "0", "0"]);
+    assert_eq!(world.short_replies(c), ["1", "0", "0"]);
 }
 
 #[test]
-fn an_entry_beyond_the_highest_count_is_counted_as_denied() {
+fn a_re_entry_beyond_the_highest_count_is_counted_as_denied() {
     let mut world = World::new();
-    let (a, told) = world.graced();
+    let (a, ticket) = world.graced();
     world.lock(a, "x");
-    // No test re-enters so often: the next agent finds this count in the journal.
+    // So many re-entries would take too long: the next agent finds this count in the journal.
     let holds = world.past.sessions.values_mut().flat_map(|session| session.holds.values_mut());
     holds.for_each(|hold| hold.count = u32::MAX);
     world.kill_and_restart(Duration::from_secs(1));
     let b = world.open_as(0, NEXT);
-    world.resume(b, &told);
+    world.resume(b, &ticket);
     assert_eq!(world.resumed(b).1, ["x lock 4294967295"]);
     world.acquisitions.clear();
     world.lock(b, "x");
@@ -332,9 +332,9 @@ fn an_entry_beyond_the_highest_count_is_counted_as_denied() {
 }
 
 #[test]
-fn a_successor_releases_what_nobody_resumes() {
+fn a_successor_agent_releases_holds_of_sessions_that_nobody_resumes() {
     let mut world = World::new();
-    let (a, told) = world.graced();
+    let (a, ticket) = world.graced();
     world.lock(a, "x");
     world.kill_and_restart(Duration::from_secs(1));
     world.pass(grace_less(Duration::from_millis(1)));
@@ -342,13 +342,13 @@ fn a_successor_releases_what_nobody_resumes() {
     world.pass(Duration::from_millis(2));
     assert!(world.holders("x").is_empty());
     let late = world.open();
-    world.resume(late, &told);
+    world.resume(late, &ticket);
     assert_eq!(world.reply(late), "GONE");
     assert!(world.past.is_empty(), "{:?}", world.past);
 }
 
 #[test]
-fn the_grace_of_who_had_gone_before_the_kill_goes_on_from_then() {
+fn a_grace_period_that_began_before_the_agent_was_killed_is_not_restarted() {
     let mut world = World::new();
     let (a, _) = world.graced();
     world.lock(a, "x");
@@ -362,19 +362,19 @@ fn the_grace_of_who_had_gone_before_the_kill_goes_on_from_then() {
 }
 
 #[test]
-fn a_successor_says_nothing_of_holds_before_redis_does() {
+fn a_successor_agent_reports_holds_only_after_redis_has_confirmed_them() {
     let mut world = World::new();
-    let (a, told) = world.graced();
+    let (a, ticket) = world.graced();
     world.lock(a, "x");
     world.lock(a, "y");
     world.network = Network::Down;
     world.redis.remove("y");
     world.kill_and_restart(Duration::from_secs(1));
     let b = world.open_as(0, NEXT);
-    world.resume(b, &told);
+    world.resume(b, &ticket);
     world.pass(Duration::from_secs(3));
     assert_eq!(world.reply(b), "UNAVAILABLE");
-    world.resume(b, &told);
+    world.resume(b, &ticket);
     world.network = Network::Good;
     world.pass(Duration::from_secs(1));
     let (new, holds) = world.resumed(b);
@@ -385,15 +385,15 @@ fn a_successor_says_nothing_of_holds_before_redis_does() {
 }
 
 #[test]
-fn what_redis_never_confirms_is_lost_when_its_lease_must_be_over() {
+fn a_restored_hold_that_redis_never_confirms_is_lost_after_its_lease() {
     let mut world = World::new();
-    let (a, told) = world.graced();
+    let (a, ticket) = world.graced();
     world.lock(a, "x");
     world.network = Network::Down;
     world.kill_and_restart(Duration::from_secs(1));
     world.pass(LEASE + Duration::from_secs(5));
     let b = world.open_as(0, NEXT);
-    world.resume(b, &told);
+    world.resume(b, &ticket);
     let (new, holds) = world.resumed(b);
     assert!(holds.is_empty(), "{holds:?}");
     let events = Command::Events { session: new.0, secret: new.1, wait: Duration::ZERO };
@@ -412,7 +412,7 @@ fn a_hold_whose_session_is_missing_in_the_journal_is_released_after_its_lease() 
     world.past = Restored::default();
     holds.into_iter().for_each(|hold| world.past.add(Record::Hold(hold)));
     world.kill_and_restart(Duration::from_secs(1));
-    assert_eq!(world.holders("x").len(), 1, "it is not certain that nobody relies on it");
+    assert_eq!(world.holders("x").len(), 1, "its worker may still rely on it");
     world.pass(LEASE.checked_sub(Duration::from_secs(2)).unwrap());
     let next = world.open();
     world.lock(next, "x");
@@ -423,9 +423,9 @@ fn a_hold_whose_session_is_missing_in_the_journal_is_released_after_its_lease() 
 
 /// A fixed lease stays in Redis during the outage.
 #[test]
-fn a_long_lease_outlasts_an_outage_after_the_restart() {
+fn a_restored_hold_with_a_long_lease_survives_an_outage() {
     let mut world = World::new();
-    let (a, told) = world.graced();
+    let (a, ticket) = world.graced();
     let lease = Lease::new(LEASE * 20);
     world.command(a, Command::Lock(LockRequest { lease, ..lock_command("x") }));
     world.command(a, Command::Lock(LockRequest { lease, ..lock_command("y") }));
@@ -435,7 +435,7 @@ fn a_long_lease_outlasts_an_outage_after_the_restart() {
     world.kill_and_restart(Duration::from_secs(1));
     world.pass(LEASE + Duration::from_secs(10));
     let b = world.open_as(0, NEXT);
-    world.resume(b, &told);
+    world.resume(b, &ticket);
     world.network = Network::Good;
     world.pass(Duration::from_secs(1));
     assert_eq!(world.resumed(b).1, ["x lock 1"]);
@@ -445,9 +445,9 @@ fn a_long_lease_outlasts_an_outage_after_the_restart() {
 /// No lease is shortened in Redis, so the lease of a hold that the watchdog renews may last longer than the agent
 /// knows.
 #[test]
-fn what_is_lost_in_an_outage_after_the_restart_is_removed_after_it() {
+fn a_restored_hold_lost_in_an_outage_is_released_after_the_outage() {
     let mut world = World::new();
-    let (a, told) = world.graced();
+    let (a, ticket) = world.graced();
     let request = LockRequest { lease: Lease::new(LEASE * 20), ..lock_command("x") };
     world.command(a, Command::Lock(request));
     world.lock(a, "x");
@@ -455,18 +455,18 @@ fn what_is_lost_in_an_outage_after_the_restart_is_removed_after_it() {
     world.kill_and_restart(Duration::from_secs(1));
     world.pass(LEASE + Duration::from_secs(10));
     let b = world.open_as(0, NEXT);
-    world.resume(b, &told);
+    world.resume(b, &ticket);
     assert!(world.resumed(b).1.is_empty());
-    assert_eq!(world.holders("x").len(), 1, "its lease was a long one");
+    assert_eq!(world.holders("x").len(), 1, "its lease in Redis is longer");
     world.network = Network::Good;
     world.pass(Duration::from_secs(1));
     assert!(world.holders("x").is_empty());
 }
 
 #[test]
-fn a_successor_removes_what_its_waiters_left_in_redis() {
+fn a_successor_agent_removes_positions_and_locks_of_unanswered_waits() {
     let mut world = World::new();
-    let (a, told) = world.graced();
+    let (a, ticket) = world.graced();
     let holder = world.open();
     world.lock_as(holder, "x", Kind::Fair);
     world.lock_as(a, "x", Kind::Fair);
@@ -480,14 +480,14 @@ fn a_successor_removes_what_its_waiters_left_in_redis() {
     assert!(world.queues.get("x").is_none_or(Vec::is_empty), "{:?}", world.queues);
     assert!(world.holders("y").is_empty());
     let b = world.open_as(0, NEXT);
-    world.resume(b, &told);
+    world.resume(b, &ticket);
     assert!(world.resumed(b).1.is_empty());
 }
 
 #[test]
-fn a_drain_leaves_them_to_the_successor() {
+fn a_drained_agent_leaves_holds_with_grace_to_its_successor() {
     let mut world = World::new();
-    let (a, told) = world.graced();
+    let (a, ticket) = world.graced();
     let other = world.open();
     world.lock(a, "x");
     world.lock(other, "y");
@@ -505,49 +505,49 @@ fn a_drain_leaves_them_to_the_successor() {
     assert_eq!(world.events(a), Vec::<String>::new(), "nothing is lost");
     world.kill_and_restart(Duration::from_secs(1));
     let b = world.open_as(0, NEXT);
-    world.resume(b, &told);
+    world.resume(b, &ticket);
     assert_eq!(world.resumed(b).1, ["x lock 1"]);
 }
 
 #[test]
-fn events_are_heard_across_a_reconnect() {
+fn a_pending_events_command_survives_the_resumption_of_its_session() {
     let mut world = World::new();
-    let (a, told) = world.graced();
+    let (a, ticket) = world.graced();
     world.lock(a, "x");
-    let ear = world.open();
+    let listener = world.open();
     let wait = Duration::from_secs(600);
-    let (session, secret) = told.clone();
-    world.command(ear, Command::Events { session, secret, wait });
+    let (session, secret) = ticket.clone();
+    world.command(listener, Command::Events { session, secret, wait });
     world.close(a);
     let b = world.open_as(0, NEXT);
-    world.resume(b, &told);
-    assert!(world.has_no_reply(ear));
+    world.resume(b, &ticket);
+    assert!(world.has_no_reply(listener));
     world.redis.clear();
     world.pass(LEASE);
-    assert_eq!(world.reply(ear), "lost x lock missing");
+    assert_eq!(world.reply(listener), "lost x lock missing");
 }
 
 #[test]
-fn a_listener_whose_own_connection_has_gone_takes_no_events_with_it() {
+fn an_events_command_on_a_closed_connection_does_not_consume_events() {
     let mut world = World::new();
-    let (a, told) = world.graced();
+    let (a, ticket) = world.graced();
     world.lock(a, "x");
-    let (session, secret) = told.clone();
+    let (session, secret) = ticket.clone();
     let wait = Duration::from_secs(600);
     world.command(a, Command::Events { session, secret, wait });
     world.close(a);
     world.redis.clear();
     world.pass(LEASE);
     let b = world.open_as(0, [1; 16]);
-    world.resume(b, &told);
+    world.resume(b, &ticket);
     world.replies.clear();
     assert_eq!(world.events(b), ["lost x lock missing"]);
 }
 
 #[test]
-fn deadlines_belong_to_the_connection_that_asked_for_them() {
+fn a_resumed_session_does_not_inherit_the_deadlines_setting() {
     let mut world = World::new();
-    let (a, told) = world.graced();
+    let (a, ticket) = world.graced();
     world.command(a, Command::Session { grace: None, push: None, deadlines: Some(true) });
     world.lock(a, "x");
     world.pass(LEASE);
@@ -555,13 +555,13 @@ fn deadlines_belong_to_the_connection_that_asked_for_them() {
     world.close(a);
     world.pass(LEASE);
     let b = world.open_as(0, [1; 16]);
-    world.resume(b, &told);
+    world.resume(b, &ticket);
     world.replies.clear();
     assert_eq!(world.events(b), Vec::<String>::new());
 }
 
 #[test]
-fn what_was_lost_while_no_agent_ran_is_counted_and_logged() {
+fn losses_while_no_agent_ran_are_counted_and_logged() {
     let mut world = World::new();
     let (a, _) = world.graced();
     world.lock(a, "x");
@@ -575,9 +575,9 @@ fn what_was_lost_while_no_agent_ran_is_counted_and_logged() {
 }
 
 #[test]
-fn a_successor_releases_what_an_unanswered_mlock_had_acquired() {
+fn a_successor_agent_releases_the_locks_of_an_unanswered_mlock() {
     let mut world = World::new();
-    let (a, told) = world.graced();
+    let (a, ticket) = world.graced();
     let mlock = |names: [&str; 2]| Command::LockAll(names.map(lock_command).into());
     world.command(a, mlock(["v", "w"]));
     assert_eq!(world.reply(a), "held 1 held 1");
@@ -586,15 +586,15 @@ fn a_successor_releases_what_an_unanswered_mlock_had_acquired() {
     assert_eq!(world.holders("x").len(), 1);
     world.kill_and_restart(Duration::from_secs(1));
     let b = world.open_as(0, NEXT);
-    world.resume(b, &told);
+    world.resume(b, &ticket);
     assert_eq!(world.resumed(b).1, ["v lock 1", "w lock 1"]);
     assert!(world.holders("x").is_empty());
 }
 
 #[test]
-fn who_takes_over_a_hold_in_jeopardy_is_told_again() {
+fn jeopardy_is_reported_again_to_a_resumed_session() {
     let mut world = World::new();
-    let (a, told) = world.graced();
+    let (a, ticket) = world.graced();
     world.lock(a, "x");
     world.lock(a, "y");
     world.network = Network::Down;
@@ -609,11 +609,15 @@ fn who_takes_over_a_hold_in_jeopardy_is_told_again() {
     assert_eq!(jeopardy(world.events(a)), both);
     world.close(a);
     let b = world.open_as(0, [1; 16]);
-    world.resume(b, &told);
+    world.resume(b, &ticket);
     world.replies.clear();
     assert_eq!(jeopardy(world.events(b)), both);
     world.command(b, Command::Session { grace: None, push: Some(true), deadlines: None });
-    assert_eq!(jeopardy(world.events(b)), both, "from now on it reads pushes");
+    assert_eq!(
+        jeopardy(world.events(b)),
+        both,
+        "jeopardy is reported again when pushes are enabled"
+    );
     world.command(b, Command::Session { grace: None, push: Some(true), deadlines: None });
     assert_eq!(world.events(b), Vec::<String>::new());
 }

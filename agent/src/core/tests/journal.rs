@@ -8,7 +8,7 @@ use crate::protocol::command::Command;
 use crate::protocol::resp::Frame;
 
 #[test]
-fn a_grant_is_told_once_the_journal_has_it() {
+fn a_grant_to_a_session_with_grace_is_sent_after_the_journal_has_it() {
     let mut world = World::new();
     let (a, _) = world.graced();
     let other = world.open();
@@ -18,16 +18,16 @@ fn a_grant_is_told_once_the_journal_has_it() {
     world.lock(other, "y");
     assert_eq!(world.reply(other), "held 1", "sessions without grace do not wait for a disk");
     world.pass(Duration::from_secs(3));
-    assert_eq!(world.holders("x").len(), 1, "it is renewed all the same");
+    assert_eq!(world.holders("x").len(), 1, "the hold is renewed meanwhile");
     world.disk_answers(Disk::Good);
     assert_eq!(world.reply(a), "held 1");
 }
 
 #[test]
-fn a_hold_ends_in_redis_once_the_journal_has_it() {
+fn a_release_is_sent_to_redis_after_the_journal_has_it() {
     for waits in [false, true] {
         let mut world = World::new();
-        let (a, told) = world.graced();
+        let (a, ticket) = world.graced();
         let next = world.open();
         world.lock(a, "x");
         if waits {
@@ -42,16 +42,16 @@ fn a_hold_ends_in_redis_once_the_journal_has_it() {
         world.disk = Disk::Good;
         world.kill_and_restart(Duration::from_secs(1));
         let b = world.open_as(0, NEXT);
-        world.resume(b, &told);
+        world.resume(b, &ticket);
         let ((session, secret), holds) = world.resumed(b);
-        assert_eq!(holds, ["x lock 1"], "it is held as it was");
+        assert_eq!(holds, ["x lock 1"], "the hold is as before");
         world.command(b, Command::Events { session, secret, wait: Duration::ZERO });
         assert_eq!(world.reply(b), "", "nothing is lost");
     }
 }
 
 #[test]
-fn a_disk_that_takes_nothing_keeps_no_lock() {
+fn a_release_reaches_redis_although_the_disk_hangs() {
     let mut world = World::new();
     let (a, _) = world.graced();
     let next = world.open();
@@ -61,20 +61,24 @@ fn a_disk_that_takes_nothing_keeps_no_lock() {
     world.disk = Disk::Slow;
     world.unlock(a, "x");
     world.disk_answers(Disk::Good);
-    assert_eq!(world.reply(a), "0", "the disk has answered");
+    assert_eq!(world.reply(a), "0", "the journal has the release");
     assert!(world.holders("x").is_empty());
     world.disk = Disk::Slow;
     world.unlock(a, "y");
     world.lock(next, "y");
     assert!(world.has_no_reply(next));
     world.pass(Duration::from_millis(300));
-    assert_eq!(world.reply(next), "held 1", "it is free, whatever the disk says");
+    assert_eq!(
+        world.reply(next),
+        "held 1",
+        "the lock is released although the disk has not answered"
+    );
     world.disk_answers(Disk::Good);
     assert_eq!(world.holders("y").len(), 1);
 }
 
 #[test]
-fn a_grant_that_cannot_be_noted_is_taken_back() {
+fn a_grant_that_cannot_be_journalled_is_undone() {
     let mut world = World::new();
     let (a, _) = world.graced();
     world.lock(a, "kept");
@@ -87,23 +91,23 @@ fn a_grant_that_cannot_be_noted_is_taken_back() {
     assert!(world.holders("x").is_empty());
     world.lock(a, "kept");
     assert_eq!(world.reply(a), "UNAVAILABLE", "not even a re-entry");
-    assert_eq!(world.acquisitions, ["error", "error"], "each is counted as it was answered");
+    assert_eq!(world.acquisitions, ["error", "error"], "each attempt is counted by its reply");
     world.unlock(a, "kept");
-    assert_eq!(world.reply(a), "0", "what needs no note goes on");
+    assert_eq!(world.reply(a), "0", "a release needs no record");
     let b = world.open();
     let refused = world.ask_grace(b, GRACE);
     assert_eq!(short(&refused), "UNAVAILABLE");
     world.lock(b, "x");
     assert_eq!(world.reply(b), "held 1");
     world.close(b);
-    assert!(world.holders("x").is_empty(), "it got no grace");
+    assert!(world.holders("x").is_empty(), "its session has no grace");
     world.disk = Disk::Good;
     world.lock(a, "x");
     assert_eq!(world.reply(a), "held 1");
 }
 
 #[test]
-fn who_goes_before_its_grace_is_refused_has_ended() {
+fn a_session_that_disconnects_before_its_grace_is_refused_ends() {
     for delay in [Duration::ZERO, Duration::from_secs(100)] {
         let mut world = World::new();
         world.core.settings.lock_delay = delay;
@@ -121,7 +125,7 @@ fn who_goes_before_its_grace_is_refused_has_ended() {
         if !delay.is_zero() {
             assert_eq!(gauges.delayed_holds, 1);
             world.pass(Duration::from_millis(98_900));
-            assert!(world.has_no_reply(next), "the delay counts from when it went");
+            assert!(world.has_no_reply(next), "the delay counts from the end of the connection");
             world.pass(Duration::from_millis(200));
         }
         // After a release in Redis the next waiter lets waiters of other agents try first.
@@ -145,7 +149,7 @@ fn grace_is_bounded_and_needs_a_journal() {
         world.graced();
     }
     let refused = world.ask_grace(a, GRACE);
-    assert_eq!(short(&refused), "LIMIT", "a hundred have it");
+    assert_eq!(short(&refused), "LIMIT", "a hundred sessions have grace");
     let mut world = World::new();
     world.core.without_journal("nowhere to write".to_owned());
     let a = world.open();
@@ -157,7 +161,7 @@ fn grace_is_bounded_and_needs_a_journal() {
 }
 
 #[test]
-fn the_whole_journal_says_what_its_records_did() {
+fn a_rewritten_journal_restores_the_same_state_as_the_records_before_it() {
     let mut world = World::new();
     let (a, _) = world.graced();
     let (b, _) = world.graced();
@@ -167,9 +171,9 @@ fn the_whole_journal_says_what_its_records_did() {
     world.lock(b, "x");
     world.unlock(a, "y");
     world.close(a);
-    let mut whole = crate::journal::Restored::default();
-    world.core.journal_records().into_iter().for_each(|record| whole.add(record));
-    assert_eq!(whole.sessions, world.past.sessions);
-    assert_eq!(whole.orphans, world.past.orphans);
-    assert_eq!(whole.orphans.len(), 1, "the wait");
+    let mut rewritten = crate::journal::Restored::default();
+    world.core.journal_records().into_iter().for_each(|record| rewritten.add(record));
+    assert_eq!(rewritten.sessions, world.past.sessions);
+    assert_eq!(rewritten.orphans, world.past.orphans);
+    assert_eq!(rewritten.orphans.len(), 1, "the wait");
 }

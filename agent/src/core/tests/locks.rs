@@ -12,7 +12,7 @@ use crate::protocol::command::{Command, HoldRequest, LockRequest, Wait};
 const FOREIGN: &str = "285475da-9152-4c83-822a-67ee2f116a79:52";
 
 #[test]
-fn a_lock_is_taken_and_released() {
+fn a_worker_acquires_and_releases_a_lock() {
     let mut world = World::new();
     let a = world.open();
     world.lock(a, "x");
@@ -22,12 +22,12 @@ fn a_lock_is_taken_and_released() {
     assert_eq!(world.reply(a), "0");
     assert!(world.holders("x").is_empty());
     assert!(world.core.is_idle());
-    assert!(world.core.locks.is_empty(), "nothing is remembered of a free lock");
+    assert!(world.core.locks.is_empty(), "the agent remembers nothing about a free lock");
     assert_eq!(world.core.next_deadline(), None);
 }
 
 #[test]
-fn every_grant_has_a_number_of_its_own() {
+fn every_grant_has_a_different_number() {
     let mut world = World::new();
     let a = world.open();
     let mut seen = Vec::new();
@@ -77,7 +77,7 @@ fn a_foreign_holders_release_wakes_the_front_waiter_only() {
 }
 
 #[test]
-fn without_a_message_a_waiter_wakes_when_the_lease_runs_out() {
+fn a_waiter_wakes_when_the_lease_expires_without_a_message() {
     let mut world = World::new();
     world.foreign("x", FOREIGN, Duration::from_secs(2));
     let a = world.open();
@@ -89,7 +89,7 @@ fn without_a_message_a_waiter_wakes_when_the_lease_runs_out() {
 }
 
 #[test]
-fn a_lock_without_time_to_live_is_looked_at_again() {
+fn a_waiter_polls_a_lock_without_a_ttl() {
     let mut world = World::new();
     world.foreign("x", FOREIGN, LEASE);
     world.redis.get_mut("x").unwrap().expires = None;
@@ -101,7 +101,7 @@ fn a_lock_without_time_to_live_is_looked_at_again() {
 }
 
 #[test]
-fn nowait_and_wait_end_in_time_and_say_null() {
+fn nowait_and_wait_reply_null_when_their_time_is_over() {
     let mut world = World::new();
     let (a, b) = (world.open(), world.open());
     world.lock(a, "x");
@@ -147,7 +147,7 @@ fn count_in_redis(world: &World) -> i64 {
 }
 
 #[test]
-fn an_entry_that_is_left_again_at_once_costs_no_script() {
+fn a_re_entry_that_is_released_at_once_sends_no_script() {
     let mut world = World::new();
     let a = world.open();
     world.lock(a, "x");
@@ -155,7 +155,7 @@ fn an_entry_that_is_left_again_at_once_costs_no_script() {
     world.served.clear();
     world.network = Network::Down;
     world.lock(a, "x");
-    assert_eq!(world.reply(a), "held 2", "before Redis can have answered");
+    assert_eq!(world.reply(a), "held 2", "without a reply of Redis");
     world.unlock(a, "x");
     assert_eq!(world.reply(a), "1");
     world.network = Network::Good;
@@ -166,7 +166,7 @@ fn an_entry_that_is_left_again_at_once_costs_no_script() {
 }
 
 #[test]
-fn redis_is_told_a_new_count_soon() {
+fn a_new_hold_count_is_soon_sent_to_redis() {
     for kind in [Kind::Lock, Kind::Fair, Kind::Fenced, Kind::Read, Kind::Write] {
         let mut world = World::new();
         let a = world.open();
@@ -186,7 +186,7 @@ fn redis_is_told_a_new_count_soon() {
 }
 
 #[test]
-fn a_hold_at_risk_is_entered_again_only_with_the_word_of_redis() {
+fn re_entering_a_hold_in_jeopardy_waits_for_redis() {
     let mut world = World::new();
     let a = world.open();
     world.lock(a, "x");
@@ -208,7 +208,7 @@ fn owners_of_one_session_exclude_each_other_and_do_not_block_each_other() {
     world.command(a, lock(1, "x"));
     world.command(a, lock(2, "x"));
     world.command(a, lock(3, "y"));
-    // The third is granted, but its reply keeps its place behind the second's.
+    // The third is granted, but its reply waits for the second's.
     assert_eq!(world.replies_of(a).len(), 1);
     assert_eq!(world.holders("y").len(), 1);
     let request = HoldRequest { name: name("x"), kind: None, owner: 1, session: None };
@@ -217,7 +217,7 @@ fn owners_of_one_session_exclude_each_other_and_do_not_block_each_other() {
 }
 
 #[test]
-fn a_blocked_lock_blocks_its_owners_next_command() {
+fn a_blocked_lock_command_blocks_its_owners_next_command() {
     let mut world = World::new();
     let (a, b) = (world.open(), world.open());
     world.lock(a, "x");
@@ -229,7 +229,7 @@ fn a_blocked_lock_blocks_its_owners_next_command() {
 }
 
 #[test]
-fn a_cycle_of_endless_waits_is_refused() {
+fn a_deadlock_of_waits_without_a_limit_is_rejected() {
     let mut world = World::new();
     let (a, b, c) = (world.open(), world.open(), world.open());
     world.lock(a, "x");
@@ -247,7 +247,7 @@ fn a_cycle_of_endless_waits_is_refused() {
 }
 
 #[test]
-fn a_session_that_ends_frees_its_locks_and_its_places() {
+fn a_session_that_ends_releases_its_holds_and_queue_positions() {
     let mut world = World::new();
     let (a, b, c) = (world.open(), world.open(), world.open());
     world.lock(a, "x");
@@ -262,7 +262,7 @@ fn a_session_that_ends_frees_its_locks_and_its_places() {
 }
 
 #[test]
-fn renewals_keep_a_watched_hold_and_cost_one_script_for_many() {
+fn the_watchdog_renews_many_holds_with_few_scripts() {
     let mut world = World::new();
     let a = world.open();
     for i in 0..50 {
@@ -277,7 +277,7 @@ fn renewals_keep_a_watched_hold_and_cost_one_script_for_many() {
 }
 
 #[test]
-fn an_explicit_lease_is_not_renewed_and_ends_expired() {
+fn an_explicit_lease_is_not_renewed_and_is_reported_as_expired() {
     let mut world = World::new();
     let (a, b) = (world.open(), world.open());
     let lease = Lease::new(Duration::from_secs(2));
@@ -292,7 +292,7 @@ fn an_explicit_lease_is_not_renewed_and_ends_expired() {
 }
 
 #[test]
-fn the_lease_of_a_re_entry_ends_with_it_for_a_reader_only() {
+fn only_a_readers_lease_becomes_shorter_when_a_re_entry_is_released() {
     for (kind, ends) in [(Kind::Read, true), (Kind::Lock, false), (Kind::Write, false)] {
         let mut world = World::new();
         let a = world.open();
@@ -310,7 +310,7 @@ fn the_lease_of_a_re_entry_ends_with_it_for_a_reader_only() {
 }
 
 #[test]
-fn extend_fixes_a_lease_and_gives_it_back() {
+fn extend_sets_a_fixed_lease_and_restores_the_watchdog() {
     let mut world = World::new();
     let a = world.open();
     let request = || HoldRequest { name: name("x"), kind: None, owner: 0, session: None };
@@ -318,20 +318,20 @@ fn extend_fixes_a_lease_and_gives_it_back() {
     world.command(a, Command::Extend(request(), Lease::new(Duration::from_secs(5))));
     world.command(a, Command::Extend(request(), None));
     world.pass(LEASE * 2);
-    assert_eq!(world.holders("x").len(), 1, "the watchdog has it again");
+    assert_eq!(world.holders("x").len(), 1, "the watchdog renews it again");
     world.command(a, Command::Extend(request(), Lease::new(Duration::from_secs(5))));
     world.pass(Duration::from_secs(6));
     assert!(
         world.holders("x").is_empty(),
-        "released by the agent, though Redis would keep it longer"
+        "the agent releases it, although Redis would keep it longer"
     );
     assert_eq!(world.events(a), ["lost x lock expired"]);
 }
 
 #[test]
-fn with_others_waiting_the_lock_is_truly_released_after_a_while() {
+fn the_agent_releases_the_lock_after_32_hand_overs_if_other_clients_wait() {
     let mut world = World::new();
-    world.others = 1;
+    world.other_subscribers = 1;
     let sessions: Vec<_> = (0..40).map(|_| world.open()).collect();
     for &id in &sessions {
         world.lock(id, "x");
@@ -345,7 +345,7 @@ fn with_others_waiting_the_lock_is_truly_released_after_a_while() {
 }
 
 #[test]
-fn draining_refuses_new_locks_and_leaves_living_workers_theirs() {
+fn a_draining_agent_rejects_new_locks_and_keeps_those_of_living_workers() {
     let mut world = World::new();
     let (a, b) = (world.open(), world.open());
     world.lock(a, "x");
@@ -359,12 +359,12 @@ fn draining_refuses_new_locks_and_leaves_living_workers_theirs() {
     world.core.end_drain();
     world.work();
     assert_eq!(world.events(a), ["lost x lock drained"]);
-    assert_eq!(world.holders("x").len(), 1, "nothing is released under a living worker");
+    assert_eq!(world.holders("x").len(), 1, "a living worker's hold is not released");
     assert!(world.core.is_idle());
 }
 
 #[test]
-fn a_drain_that_ends_says_how_many_losses_it_has_not_logged() {
+fn the_end_of_a_drain_logs_how_many_losses_were_withheld() {
     let mut world = World::new();
     let worker = world.open();
     for index in 0..60 {
@@ -396,7 +396,7 @@ fn cancel_ends_an_owners_wait() {
 }
 
 #[test]
-fn in_another_session_is_refused() {
+fn a_lock_for_another_session_is_rejected() {
     let mut world = World::new();
     let a = world.open();
     let other = Some(b"1-99".to_vec());
@@ -407,7 +407,7 @@ fn in_another_session_is_refused() {
 }
 
 #[test]
-fn a_full_redis_gives_out_nothing_new_and_takes_back_everything() {
+fn a_full_redis_grants_no_lock_and_still_accepts_releases() {
     let mut world = World::new();
     let (a, b) = (world.open(), world.open());
     world.lock(a, "x");
@@ -416,7 +416,7 @@ fn a_full_redis_gives_out_nothing_new_and_takes_back_everything() {
     world.network = Network::Full;
     world.unlock(a, "x");
     assert!(world.replies_of(a).iter().map(short).eq(["held 1", "0"]));
-    assert!(world.holders("x").is_empty(), "a hand-over that is refused is a release");
+    assert!(world.holders("x").is_empty(), "a refused hand-over becomes a release");
     world.command(
         a,
         Command::Lock(LockRequest { wait: Wait::AtMost(Duration::ZERO), ..lock_command("y") }),
@@ -444,7 +444,7 @@ fn sessions_are_listed_page_by_page() {
 }
 
 #[test]
-fn a_user_may_have_three_quarters_of_the_waits_and_others_all_but_a_reserve() {
+fn a_user_gets_three_quarters_of_the_waits_and_only_root_gets_the_reserve() {
     const USERS: [u32; 3] = [4_000_000_001, 4_000_000_002, 0];
     let mut world = World::new();
     let holder = world.open();
@@ -464,7 +464,7 @@ fn a_user_may_have_three_quarters_of_the_waits_and_others_all_but_a_reserve() {
     world.close(waiters[0]);
     waiters[0] = world.open_as(USERS[0], [3; 16]);
     world.lock(waiters[0], "x");
-    assert!(world.has_no_reply(waiters[0]), "ended waits count no longer");
+    assert!(world.has_no_reply(waiters[0]), "ended waits no longer count");
 }
 
 #[test]
@@ -476,7 +476,7 @@ fn holds_renewed_together_are_due_together_again() {
     }
     let due =
         |world: &World| world.core.leases.iter().map(|hold| hold.renew_at).collect::<BTreeSet<_>>();
-    assert!(due(&world).len() > 1, "what was acquired together spreads out");
+    assert!(due(&world).len() > 1, "the first renewals are spread out");
     world.core.verify(world.now, Node::Main);
     world.work();
     assert_eq!(due(&world).len(), 1);

@@ -47,7 +47,7 @@ fn cancel(world: &mut World, by: ConnectionId, whose: ConnectionId) -> String {
     world.reply(by)
 }
 
-/// Checks that nothing is left, in Redis or here.
+/// Checks that nothing is left in Redis or in the agent.
 fn assert_clean(world: &mut World) {
     assert!(world.redis.is_empty(), "{:?}", world.redis);
     assert!(world.core.is_idle() && world.core.locks.is_empty() && world.listening.is_empty());
@@ -55,7 +55,7 @@ fn assert_clean(world: &mut World) {
 }
 
 #[test]
-fn all_are_taken_and_given_back() {
+fn mlock_acquires_all_locks_and_munlock_releases_them() {
     let mut world = World::new();
     let a = world.open();
     mlock(&mut world, a, "y x z");
@@ -69,13 +69,13 @@ fn all_are_taken_and_given_back() {
 }
 
 #[test]
-fn who_held_one_before_enters_once_more() {
+fn mlock_re_enters_locks_that_its_owner_holds_already() {
     let mut world = World::new();
     let a = world.open();
     world.lock(a, "y");
     assert_eq!(world.reply(a), "held 1");
     mlock(&mut world, a, "x y");
-    assert_eq!(world.reply(a), "held 1 held 2", "in the order in which they were named");
+    assert_eq!(world.reply(a), "held 1 held 2", "in the order of the command");
     munlock(&mut world, a, "y x");
     assert_eq!(world.reply(a), "1 0");
     // Holds from before a failed MLOCK remain.
@@ -89,7 +89,7 @@ fn who_held_one_before_enters_once_more() {
 }
 
 #[test]
-fn a_null_is_told_only_when_nothing_is_held_any_more() {
+fn mlock_replies_null_only_after_its_locks_are_released() {
     let mut world = World::new();
     let a = world.open();
     world.foreign("y", FOREIGN, LEASE);
@@ -99,7 +99,7 @@ fn a_null_is_told_only_when_nothing_is_held_any_more() {
     // The release of x is in flight for a while.
     world.network = Network::Slow(300);
     world.pass(Duration::from_millis(600));
-    assert!(world.has_no_reply(a), "x is not known to be free yet");
+    assert!(world.has_no_reply(a), "the release of x is not answered yet");
     world.pass(Duration::from_millis(300));
     assert_eq!(world.reply(a), "null");
     assert!(world.holders("x").is_empty());
@@ -109,7 +109,7 @@ fn a_null_is_told_only_when_nothing_is_held_any_more() {
 }
 
 #[test]
-fn now_or_never_waits_for_nobody() {
+fn mlock_without_a_wait_replies_null_at_once_and_holds_nothing() {
     let mut world = World::new();
     let (a, b) = (world.open(), world.open());
     world.lock(b, "y");
@@ -123,22 +123,22 @@ fn now_or_never_waits_for_nobody() {
 }
 
 #[test]
-fn it_waits_for_long_only_with_empty_hands_and_keeps_its_place() {
+fn mlock_releases_its_locks_during_a_long_wait_and_keeps_its_position() {
     let mut world = World::new();
     let (a, b, c) = (world.open(), world.open(), world.open());
     world.lock(b, "y");
     assert_eq!(world.reply(b), "held 1");
     mlock(&mut world, a, "x y");
     world.pass(Duration::from_millis(2200));
-    assert_eq!(world.holders("x").len(), 1, "its patience is not over");
+    assert_eq!(world.holders("x").len(), 1, "it still holds x while it waits for y");
     world.lock(c, "y");
     world.pass(LONG);
-    assert!(world.holders("x").is_empty(), "others may have it meanwhile");
+    assert!(world.holders("x").is_empty(), "it releases x during a long wait");
     assert!(world.has_no_reply(a));
     world.unlock(b, "y");
     assert_eq!(world.reply(b), "0");
     world.pass(Duration::from_millis(100));
-    assert_eq!(world.reply(a), "held 1 held 1", "it stood before the one who came later");
+    assert_eq!(world.reply(a), "held 1 held 1", "it has kept its position before the later waiter");
     assert!(world.has_no_reply(c));
     munlock(&mut world, a, "x y");
     assert_eq!(world.reply(a), "0 0");
@@ -148,7 +148,7 @@ fn it_waits_for_long_only_with_empty_hands_and_keeps_its_place() {
 }
 
 #[test]
-fn opposite_orders_end_well() {
+fn mlock_yields_to_a_session_that_acquires_in_the_opposite_order() {
     let mut world = World::new();
     let (a, b) = (world.open(), world.open());
     // b has acquired them in the other order, as a foreign client would.
@@ -156,7 +156,7 @@ fn opposite_orders_end_well() {
     assert_eq!(world.reply(b), "held 1");
     mlock(&mut world, a, "x y");
     world.lock(b, "x");
-    assert!(world.has_no_reply(b), "no deadlock: the other one gives way");
+    assert!(world.has_no_reply(b), "no deadlock, since the MLOCK will release x");
     world.pass(LONG);
     assert_eq!(world.reply(b), "held 1");
     munlock(&mut world, b, "y x");
@@ -168,7 +168,7 @@ fn opposite_orders_end_well() {
 }
 
 #[test]
-fn many_with_overlapping_lists_all_get_their_turn() {
+fn mlocks_with_overlapping_lists_are_all_granted() {
     let mut world = World::new();
     let lists = ["a b c", "c b a", "b d", "d a", "c d b a"];
     let all: Vec<_> = lists.iter().map(|list| (world.open(), *list)).collect();
@@ -191,7 +191,7 @@ fn many_with_overlapping_lists_all_get_their_turn() {
 }
 
 #[test]
-fn what_it_held_before_can_make_a_circle() {
+fn mlock_reports_a_deadlock_through_a_lock_held_before() {
     let mut world = World::new();
     let (a, b) = (world.open(), world.open());
     world.lock(a, "x");
@@ -202,7 +202,7 @@ fn what_it_held_before_can_make_a_circle() {
     world.served.clear();
     mlock(&mut world, a, "w y");
     assert_eq!(world.reply(a), "DEADLOCK");
-    assert!(world.served.is_empty(), "told before anything is taken");
+    assert!(world.served.is_empty(), "it is rejected before it acquires any lock");
     mlock_as(&mut world, a, "w y", &within(300));
     world.pass(Duration::from_millis(400));
     assert_eq!(world.reply(a), "null");
@@ -218,7 +218,7 @@ fn what_it_held_before_can_make_a_circle() {
 }
 
 #[test]
-fn a_lock_for_which_an_mlock_waits_is_part_of_a_circle() {
+fn a_lock_is_rejected_if_it_closes_a_deadlock_with_a_waiting_mlock() {
     let mut world = World::new();
     let (a, b) = (world.open(), world.open());
     world.lock(a, "x");
@@ -241,7 +241,7 @@ fn a_lock_for_which_an_mlock_waits_is_part_of_a_circle() {
 }
 
 #[test]
-fn a_wait_is_cancelled_whole() {
+fn cancel_ends_a_waiting_mlock_and_releases_its_locks() {
     let mut world = World::new();
     let (a, b) = (world.open(), world.open());
     world.foreign("y", FOREIGN, LEASE);
@@ -255,7 +255,7 @@ fn a_wait_is_cancelled_whole() {
 }
 
 #[test]
-fn a_session_that_ends_leaves_nothing() {
+fn a_session_that_ends_during_an_mlock_leaves_nothing() {
     let mut world = World::new();
     let (a, b) = (world.open(), world.open());
     world.foreign("y", FOREIGN, LEASE);
@@ -270,7 +270,7 @@ fn a_session_that_ends_leaves_nothing() {
 }
 
 #[test]
-fn what_cannot_be_had_is_told_before_anything_is_taken() {
+fn mlock_reports_an_impossible_lock_before_it_acquires_any() {
     let mut world = World::new();
     let (a, b) = (world.open(), world.open());
     world.lock_as(b, "z", Kind::Fair);
@@ -284,7 +284,7 @@ fn what_cannot_be_had_is_told_before_anything_is_taken() {
 }
 
 #[test]
-fn every_kind_can_be_taken_together() {
+fn mlock_acquires_fair_read_and_write_locks() {
     for kind in [Kind::Fair, Kind::Read, Kind::Write] {
         let mut world = World::new();
         let (a, b) = (world.open(), world.open());
@@ -303,7 +303,7 @@ fn every_kind_can_be_taken_together() {
 }
 
 #[test]
-fn a_lease_counts_from_when_all_are_had() {
+fn the_lease_of_an_mlock_begins_when_it_has_all_locks() {
     let mut world = World::new();
     let a = world.open();
     world.foreign("y", FOREIGN, LEASE);
@@ -313,16 +313,16 @@ fn a_lease_counts_from_when_all_are_had() {
     world.foreign_release("y");
     assert_eq!(world.reply(a), "held 1 held 1");
     world.pass(Duration::from_secs(4));
-    assert!(world.events(a).is_empty(), "neither has ended before its time");
+    assert!(world.events(a).is_empty(), "no lease ends early");
     world.pass(Duration::from_secs(2));
-    assert_eq!(world.events(a).len(), 2, "both have by now");
+    assert_eq!(world.events(a).len(), 2, "both leases have ended");
     world.foreign_release("y");
     world.pass(LEASE);
     assert_clean(&mut world);
 }
 
 #[test]
-fn a_member_that_is_lost_before_all_are_had_is_taken_again() {
+fn mlock_acquires_a_lock_again_that_is_lost_before_the_grant() {
     let mut world = World::new();
     let a = world.open();
     world.foreign("y", FOREIGN, Duration::from_secs(60));
@@ -334,7 +334,7 @@ fn a_member_that_is_lost_before_all_are_had_is_taken_again() {
     world.foreign_release("y");
     assert_eq!(world.reply(a), "held 1 held 1");
     assert_eq!(world.holders("x").len(), 1);
-    assert!(world.events(a).is_empty(), "its worker never knew of the one that was lost");
+    assert!(world.events(a).is_empty(), "the loss happened before the grant");
     world.close(a);
     assert_clean(&mut world);
 }
@@ -360,14 +360,14 @@ fn waiting_for_the_last_one(world: &mut World) -> ConnectionId {
 }
 
 #[test]
-fn nothing_is_told_of_members_before_the_grant() {
+fn mlock_reports_no_events_of_its_locks_before_the_grant() {
     let mut world = World::new();
     world.foreign("z", FOREIGN, LEASE * 10);
     let (b, a) = (world.open(), waiting_for_the_last_one(&mut world));
     world.pass(LEASE / 2);
-    assert!(world.served.contains(&"keep"), "they are renewed");
+    assert!(world.served.contains(&"keep"), "the members are renewed");
     assert!(events_of(&mut world, b, a).is_empty());
-    // They come into jeopardy and are safe again.
+    // The members are in jeopardy, and then safe again.
     world.network = Network::Down;
     world.pass(LEASE * 3 / 4);
     assert_eq!(world.core.leases.in_jeopardy(), 40);
@@ -384,7 +384,7 @@ fn nothing_is_told_of_members_before_the_grant() {
 }
 
 #[test]
-fn what_is_in_jeopardy_when_it_is_granted_is_told_then() {
+fn mlock_reports_locks_in_jeopardy_when_they_are_granted() {
     let mut world = World::new();
     let (b, c) = (world.open(), world.open());
     let lease = Lease::new(LEASE * 10);
@@ -414,7 +414,7 @@ fn what_is_in_jeopardy_when_it_is_granted_is_told_then() {
 }
 
 #[test]
-fn what_was_held_before_an_mlock_is_told_of_meanwhile() {
+fn a_lock_held_before_a_waiting_mlock_still_reports_jeopardy() {
     let mut world = World::new();
     let (a, b) = (world.open(), world.open());
     world.lock(a, "x0");
@@ -428,7 +428,7 @@ fn what_was_held_before_an_mlock_is_told_of_meanwhile() {
 }
 
 #[test]
-fn what_was_held_before_and_is_lost_meanwhile_does_not_come_back() {
+fn mlock_replies_lost_if_a_lock_held_before_is_lost_during_its_wait() {
     let mut world = World::new();
     let a = world.open();
     world.lock(a, "x");
@@ -445,14 +445,14 @@ fn what_was_held_before_and_is_lost_meanwhile_does_not_come_back() {
 }
 
 #[test]
-fn what_has_been_granted_but_not_told_is_void_as_a_whole() {
+fn mlock_releases_all_locks_if_one_is_lost_before_its_reply_is_sent() {
     let mut world = World::new();
     let (a, b) = (world.open(), world.open());
     world.lock(b, "busy");
     world.lock(a, "busy");
     let like = LockRequest { owner: 7, ..lock_command("x") };
     mlock_as(&mut world, a, "x y", &like);
-    assert!(world.has_no_reply(a), "it stands behind the other owner's reply");
+    assert!(world.has_no_reply(a), "its reply waits for the other owner's");
     world.redis.remove("x");
     world.core.verify(world.now, crate::core::Node::Main);
     world.work();
@@ -466,7 +466,7 @@ fn what_has_been_granted_but_not_told_is_void_as_a_whole() {
 }
 
 #[test]
-fn giving_back_goes_on_past_what_is_lost() {
+fn munlock_releases_the_other_locks_if_one_is_lost() {
     let mut world = World::new();
     let a = world.open();
     mlock(&mut world, a, "x y z");
@@ -482,7 +482,7 @@ fn giving_back_goes_on_past_what_is_lost() {
 }
 
 #[test]
-fn commands_behind_it_wait_for_it() {
+fn later_commands_of_the_owner_wait_for_its_mlock() {
     let mut world = World::new();
     let a = world.open();
     world.foreign("y", FOREIGN, LEASE);
@@ -499,7 +499,7 @@ fn commands_behind_it_wait_for_it() {
 }
 
 #[test]
-fn a_redis_that_hangs_is_told_at_the_deadline_and_leaves_nothing() {
+fn mlock_replies_after_its_deadline_in_an_outage_and_leaves_nothing() {
     let mut world = World::new();
     let a = world.open();
     world.foreign("y", FOREIGN, LEASE);
@@ -518,7 +518,7 @@ fn a_redis_that_hangs_is_told_at_the_deadline_and_leaves_nothing() {
 }
 
 #[test]
-fn draining_ends_it() {
+fn draining_ends_a_waiting_mlock() {
     let mut world = World::new();
     let a = world.open();
     world.foreign("y", FOREIGN, LEASE);
@@ -534,7 +534,7 @@ fn draining_ends_it() {
 }
 
 #[test]
-fn members_are_taken_in_byte_order() {
+fn mlock_acquires_its_locks_in_byte_order() {
     let mut world = World::new();
     let a = world.open();
     world.foreign("x", FOREIGN, LEASE);
@@ -547,7 +547,7 @@ fn members_are_taken_in_byte_order() {
 }
 
 #[test]
-fn a_member_that_was_held_before_is_not_given_back() {
+fn mlock_does_not_release_a_lock_that_was_held_before() {
     let mut world = World::new();
     let (a, b) = (world.open(), world.open());
     world.lock(a, "x");
@@ -567,7 +567,7 @@ fn a_member_that_was_held_before_is_not_given_back() {
 }
 
 #[test]
-fn it_is_cancelled_between_its_waits_too() {
+fn cancel_ends_an_mlock_between_its_waits() {
     let mut world = World::new();
     let (a, b) = (world.open(), world.open());
     world.lock(a, "x");
@@ -585,7 +585,7 @@ fn it_is_cancelled_between_its_waits_too() {
 }
 
 #[test]
-fn lost_replies_leave_nothing_behind() {
+fn faults_during_munlock_leave_nothing_of_a_waiting_mlock() {
     let networks = [Network::LosesReplies, Network::Breaks, Network::Slow(300), Network::Refuses];
     for network in networks {
         for steps in 0..12 {
@@ -594,7 +594,7 @@ fn lost_replies_leave_nothing_behind() {
             mlock(&mut world, a, "x y z");
             mlock_as(&mut world, b, "z y x", &within(2500));
             assert_eq!(world.reply(a), "held 1 held 1 held 1");
-            // The fault occurs at a different moment each time: during the release, the hand-over, the next
+            // The fault lasts for a different time in each run: it affects the release, the hand-over or the next
             // acquisition.
             world.network = network;
             munlock(&mut world, a, "z y x");
@@ -603,12 +603,12 @@ fn lost_replies_leave_nothing_behind() {
             world.pass(Duration::from_secs(3));
             let case = format!("{network:?} for {steps}");
             assert_eq!(world.replies_of(a).len(), 1, "{case}");
-            let got = world.reply(b);
+            let reply = world.reply(b);
             assert!(
-                ["held 1 held 1 held 1", "null", "UNAVAILABLE"].contains(&got.as_str()),
-                "{got}"
+                ["held 1 held 1 held 1", "null", "UNAVAILABLE"].contains(&reply.as_str()),
+                "{reply}"
             );
-            let held = usize::from(got.starts_with("held"));
+            let held = usize::from(reply.starts_with("held"));
             for lock in ["x", "y", "z"] {
                 assert_eq!(world.holders(lock).len(), held, "{case}: {lock}");
             }
@@ -620,7 +620,7 @@ fn lost_replies_leave_nothing_behind() {
 }
 
 #[test]
-fn more_than_the_policy_allows_is_denied_before_anything_is_taken() {
+fn mlock_beyond_the_policys_max_locks_is_denied_before_it_acquires_any() {
     let mut world = World::new();
     let policy = Policy::parse("[[allow]]\nnames = [\"*\"]\nmax_locks = 3").unwrap();
     world.core.set_policy(Some(policy));
@@ -629,15 +629,15 @@ fn more_than_the_policy_allows_is_denied_before_anything_is_taken() {
     assert_eq!(world.reply(a), "held 1");
     world.foreign("a", FOREIGN, LEASE);
     mlock(&mut world, a, "a c d");
-    assert_eq!(world.reply(a), "DENIED", "it does not wait first");
+    assert_eq!(world.reply(a), "DENIED", "it is denied before it waits");
     assert!(world.holders("c").is_empty());
     world.foreign_release("a");
     mlock(&mut world, a, "c b d");
-    assert_eq!(world.reply(a), "held 1 held 2 held 1", "what it has counts once");
+    assert_eq!(world.reply(a), "held 1 held 2 held 1", "a lock that it holds already counts once");
 }
 
 #[test]
-fn an_mlock_may_wait_for_less_than_its_round_trips() {
+fn mlock_with_a_wait_shorter_than_a_round_trip_can_be_granted() {
     let mut world = World::new();
     let (a, b, c) = (world.open(), world.open(), world.open());
     world.foreign("w", FOREIGN, LEASE);
@@ -650,6 +650,10 @@ fn an_mlock_may_wait_for_less_than_its_round_trips() {
     world.network = Network::Slow(200);
     mlock_as(&mut world, c, "s t u", &within(5));
     world.pass(Duration::from_millis(1500));
-    assert_eq!(world.reply(c), "null", "the time for first answers is over before the last");
+    assert_eq!(
+        world.reply(c),
+        "null",
+        "the time for first replies ends before the last one arrives"
+    );
     assert!(world.holders("s").is_empty() && world.holders("t").is_empty());
 }

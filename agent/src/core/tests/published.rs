@@ -21,7 +21,7 @@ fn due(differences: &PublishDiff) -> Vec<Number> {
 }
 
 #[test]
-fn what_lasts_is_due_and_what_ended_is_gone() {
+fn unpublished_holds_and_waits_are_due_and_ended_ones_are_gone() {
     let mut world = World::new();
     let (a, b) = (world.open(), world.open());
     world.lock(a, "x");
@@ -70,7 +70,7 @@ fn a_stale_entry_is_due_again_while_its_hold_lasts() {
 }
 
 #[test]
-fn a_crowd_is_compared_in_parts() {
+fn many_holds_are_compared_in_pages() {
     let mut world = World::new();
     let all: usize = 2_345;
     let mut session = world.open();
@@ -81,24 +81,24 @@ fn a_crowd_is_compared_in_parts() {
         world.lock(session, &format!("lock{lock}"));
     }
     world.pass(SECOND);
-    let (mut after, mut told) = (0, BTreeSet::new());
+    let (mut after, mut found) = (0, BTreeSet::new());
     loop {
         let differences = compare(&world, after, Number::MAX, &[]);
         for number in due(&differences) {
-            assert!(number > after && told.insert(number));
+            assert!(number > after && found.insert(number));
         }
         let Some(next) = differences.next else { break };
         after = next;
     }
-    assert_eq!(told.len(), all);
+    assert_eq!(found.len(), all);
     // A partial comparison reports its end, and nothing beyond it.
-    let numbers: Vec<Number> = told.iter().copied().collect();
+    let numbers: Vec<Number> = found.iter().copied().collect();
     let part = compare(&world, numbers[9], numbers[19], &[]);
     assert_eq!((due(&part).as_slice(), part.next), (&numbers[10..=19], Some(numbers[19])));
 }
 
 #[test]
-fn awaited_locks_have_all_of_their_waiters_counted() {
+fn an_awaited_lock_reports_the_count_of_all_its_waiters() {
     let mut world = World::new();
     let holder = world.open();
     world.lock(holder, "x");
@@ -114,7 +114,7 @@ fn awaited_locks_have_all_of_their_waiters_counted() {
     let awaited = world.core.awaited(false, SECOND);
     let [x] = awaited.as_slice() else { panic!("{awaited:?}") };
     assert_eq!((x.lock.as_str(), x.count, x.named.len()), (Some("x"), 11, 8));
-    assert!(x.named.is_sorted(), "in the order in which they came");
+    assert!(x.named.is_sorted(), "in order of arrival");
     for waiter in waiters {
         world.close(waiter);
     }

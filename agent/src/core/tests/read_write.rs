@@ -11,7 +11,7 @@ use crate::protocol::command::{Command, LockRequest};
 const SLOW: Duration = Duration::from_millis(100);
 
 #[test]
-fn readers_go_in_together_behind_one_attempt() {
+fn waiting_readers_acquire_together_once_the_first_of_them_has_the_lock() {
     let mut world = World::new();
     let writer = world.open();
     let readers: Vec<_> = (0..5).map(|_| world.open()).collect();
@@ -33,14 +33,14 @@ fn readers_go_in_together_behind_one_attempt() {
 }
 
 #[test]
-fn a_reader_that_has_entered_too_often_is_counted_as_denied() {
+fn a_reader_beyond_the_highest_count_gets_limit_and_is_counted_as_denied() {
     let mut world = World::new();
     let reader = world.open();
     for _ in 0..=MAX_READ_COUNT {
         world.lock_as(reader, "x", Kind::Read);
     }
-    let told = world.replies_of(reader).pop();
-    assert_eq!(told.as_ref().map(short).as_deref(), Some("LIMIT"));
+    let reply = world.replies_of(reader).pop();
+    assert_eq!(reply.as_ref().map(short).as_deref(), Some("LIMIT"));
     assert_eq!(world.acquisitions.first(), Some(&"acquired"));
     assert_eq!(world.acquisitions.last(), Some(&"denied"));
 }
@@ -62,14 +62,14 @@ fn a_reader_has_one_attempt_at_a_time() {
     world.pass(SLOW * 3);
     world.lock_as(writer, "x", Kind::Write);
     world.pass(SLOW * 3);
-    assert!(world.has_no_reply(writer), "nobody has taken the reader's hold away");
+    assert!(world.has_no_reply(writer), "the second reader still has its hold in Redis");
     assert_eq!(world.served.iter().filter(|script| **script == "acquire_read").count(), 2);
     world.unlock(second, "x");
     assert_eq!(world.reply(writer), "held 1");
 }
 
 #[test]
-fn a_writer_waits_until_every_local_reader_has_left_redis() {
+fn a_writer_waits_until_redis_has_released_every_local_reader() {
     let mut world = World::new();
     let (one, two, writer) = (world.open(), world.open(), world.open());
     for reader in [one, two] {
@@ -81,7 +81,7 @@ fn a_writer_waits_until_every_local_reader_has_left_redis() {
     world.network = Network::Slow(90);
     world.unlock(two, "x");
     world.pass(SLOW / 2);
-    assert!(!world.served.contains(&"acquire_write"), "not while one is on its way out");
+    assert!(!world.served.contains(&"acquire_write"), "the release of a reader is in flight");
     world.pass(SLOW);
     world.pass(SLOW);
     assert_eq!(world.reply(writer), "held 1");
@@ -89,7 +89,7 @@ fn a_writer_waits_until_every_local_reader_has_left_redis() {
 }
 
 #[test]
-fn a_read_under_a_write_hold_that_is_gone_tells_the_loss_and_waits() {
+fn a_reader_whose_write_hold_is_lost_is_sent_the_loss_and_waits() {
     let mut world = World::new();
     let worker = world.open();
     world.lock_as(worker, "x", Kind::Write);
@@ -105,7 +105,7 @@ fn a_read_under_a_write_hold_that_is_gone_tells_the_loss_and_waits() {
 }
 
 #[test]
-fn a_read_under_a_write_hold_is_asked_for_until_it_is_had() {
+fn a_writers_request_to_read_is_repeated_until_it_is_granted() {
     for network in [Network::Down, Network::LosesReplies, Network::Holds] {
         let mut world = World::new();
         let (worker, other) = (world.open(), world.open());
@@ -127,7 +127,7 @@ fn a_read_under_a_write_hold_is_asked_for_until_it_is_had() {
 }
 
 #[test]
-fn a_read_under_a_write_hold_that_came_too_late_is_asked_for_again() {
+fn a_writers_request_to_read_is_repeated_if_its_grant_arrives_too_late() {
     let mut world = World::new();
     let worker = world.open();
     world.lock_as(worker, "x", Kind::Write);

@@ -27,7 +27,7 @@ fn unlock(world: &mut World, agent: usize, connection: ConnectionId) {
 }
 
 /// Returns the replies of a session, in short form.
-fn told(world: &mut World, agent: usize, connection: ConnectionId) -> Vec<String> {
+fn short_replies(world: &mut World, agent: usize, connection: ConnectionId) -> Vec<String> {
     world.replies_of(agent, connection).iter().map(short).collect()
 }
 
@@ -37,36 +37,36 @@ fn pass(world: &mut World, time: u64) {
 }
 
 #[test]
-fn a_lock_stands_on_all_servers_and_goes_from_all_of_them() {
+fn a_red_lock_is_acquired_and_released_on_all_servers() {
     let mut world = three(1);
     let a = world.open(0);
     world.command(0, a, red_lock("x", Wait::Forever, None));
     pass(&mut world, 10);
-    assert_eq!(told(&mut world, 0, a), ["held 1"]);
+    assert_eq!(short_replies(&mut world, 0, a), ["held 1"]);
     assert_eq!(world.standing("x"), 3);
     unlock(&mut world, 0, a);
     pass(&mut world, 10);
-    assert_eq!(told(&mut world, 0, a), ["0"]);
+    assert_eq!(short_replies(&mut world, 0, a), ["0"]);
     assert_eq!(world.standing("x"), 0);
 }
 
 #[test]
-fn a_majority_is_enough_and_a_server_that_hangs_delays_nothing() {
+fn a_majority_grants_and_releases_without_waiting_for_a_frozen_server() {
     let mut world = three(1);
     let a = world.open(0);
     world.freeze(1, ms(1_000_000));
     for _ in 0..3 {
         world.command(0, a, red_lock("x", NOW, None));
         pass(&mut world, 3);
-        assert_eq!(told(&mut world, 0, a), ["held 1"]);
+        assert_eq!(short_replies(&mut world, 0, a), ["held 1"]);
         unlock(&mut world, 0, a);
         pass(&mut world, 3);
-        assert_eq!(told(&mut world, 0, a), ["0"]);
+        assert_eq!(short_replies(&mut world, 0, a), ["0"]);
     }
 }
 
 #[test]
-fn each_vote_that_a_server_does_not_cast_is_counted_though_the_others_grant_the_lock() {
+fn a_missing_vote_is_counted_although_the_majority_grants_the_lock() {
     for killed in [true, false] {
         let mut world = three(1);
         let a = world.open(0);
@@ -77,25 +77,25 @@ fn each_vote_that_a_server_does_not_cast_is_counted_though_the_others_grant_the_
         }
         world.command(0, a, red_lock("x", NOW, None));
         pass(&mut world, 3000);
-        assert_eq!(told(&mut world, 0, a), ["held 1"]);
+        assert_eq!(short_replies(&mut world, 0, a), ["held 1"]);
         assert_eq!(world.silent_votes, 1, "killed: {killed}");
     }
 }
 
 #[test]
-fn releases_do_not_pile_up_for_a_server_that_was_not_asked_for_the_lock() {
+fn releases_do_not_accumulate_for_a_server_that_received_no_acquire() {
     let mut world = three(1);
     let a = world.open(0);
     world.kill(1, false);
     for _ in 0..20 {
         world.command(0, a, red_lock("x", NOW, None));
         pass(&mut world, 3);
-        assert_eq!(told(&mut world, 0, a), ["held 1"]);
+        assert_eq!(short_replies(&mut world, 0, a), ["held 1"]);
         unlock(&mut world, 0, a);
         pass(&mut world, 3);
-        assert_eq!(told(&mut world, 0, a), ["0"]);
+        assert_eq!(short_replies(&mut world, 0, a), ["0"]);
     }
-    assert_eq!(world.agents[0].core.ops.values().count(), 0, "scripts for a server that is down");
+    assert_eq!(world.agents[0].core.ops.values().count(), 0, "scripts to a server that is down");
     assert_eq!(world.standing("x"), 0);
 }
 
@@ -108,7 +108,7 @@ fn a_release_is_repeated_rarely_for_a_server_that_is_down() {
     world.kill(1, false);
     unlock(&mut world, 0, a);
     pass(&mut world, 20_000);
-    assert_eq!(told(&mut world, 0, a), ["held 1", "0"]);
+    assert_eq!(short_replies(&mut world, 0, a), ["held 1", "0"]);
     assert!((5..20).contains(&world.unsent), "{} attempts in 20 s", world.unsent);
     world.start(1);
     pass(&mut world, 5_000);
@@ -117,23 +117,26 @@ fn a_release_is_repeated_rarely_for_a_server_that_is_down() {
 
 /// A server that was down for the grant gets the hold later, and must then lose it with the others.
 #[test]
-fn a_server_that_got_the_hold_later_is_released_too() {
+fn a_hold_is_also_released_on_a_server_that_received_it_later() {
     let mut world = three(1);
     let a = world.open(0);
     world.kill(1, false);
     world.command(0, a, red_lock("x", NOW, None));
     pass(&mut world, 60);
-    assert_eq!((told(&mut world, 0, a), world.standing("x")), (vec!["held 1".to_owned()], 2));
+    assert_eq!(
+        (short_replies(&mut world, 0, a), world.standing("x")),
+        (vec!["held 1".to_owned()], 2)
+    );
     world.start(1);
     pass(&mut world, 5000);
     assert_eq!(world.standing("x"), 3);
     unlock(&mut world, 0, a);
     pass(&mut world, 10);
-    assert_eq!((told(&mut world, 0, a), world.standing("x")), (vec!["0".to_owned()], 0));
+    assert_eq!((short_replies(&mut world, 0, a), world.standing("x")), (vec!["0".to_owned()], 0));
 }
 
 #[test]
-fn without_a_majority_it_is_unavailable_by_the_servers_names_and_nothing_is_left() {
+fn a_lock_without_a_majority_replies_with_the_servers_names_and_is_undone() {
     let mut world = three(1);
     let a = world.open(0);
     world.kill(0, false);
@@ -149,39 +152,43 @@ fn without_a_majority_it_is_unavailable_by_the_servers_names_and_nothing_is_left
     // The waiter acquires the lock as soon as there is a majority again.
     world.command(0, a, red_lock("x", Wait::Forever, None));
     pass(&mut world, 5000);
-    assert_eq!(told(&mut world, 0, a), Vec::<String>::new());
+    assert_eq!(short_replies(&mut world, 0, a), Vec::<String>::new());
     world.start(2);
     pass(&mut world, 1000);
-    assert_eq!(told(&mut world, 0, a), ["held 1"]);
+    assert_eq!(short_replies(&mut world, 0, a), ["held 1"]);
 }
 
 #[test]
-fn null_is_told_when_what_was_taken_is_gone() {
+fn null_is_sent_only_after_a_minority_vote_is_released() {
     let mut world = three(2);
     let (a, b) = (world.open(0), world.open(1));
-    // The first one has a bare majority, and its lease is not renewed.
+    // The first session has a bare majority, and its lease is not renewed.
     world.kill(2, false);
     world.command(0, a, red_lock("x", NOW, Lease::new(ms(20_000))));
     pass(&mut world, 60);
-    assert_eq!(told(&mut world, 0, a), ["held 1"]);
+    assert_eq!(short_replies(&mut world, 0, a), ["held 1"]);
     world.start(2);
     pass(&mut world, 100);
     // On the third server the undo is slow.
     world.servers[2].slow = 20_000;
     world.command(1, b, red_lock("x", NOW, None));
     pass(&mut world, 30);
-    assert_eq!(world.standing("x"), 3, "it has the third server");
-    assert_eq!(told(&mut world, 1, b), Vec::<String>::new());
+    assert_eq!(world.standing("x"), 3, "the second session has the third server");
+    assert_eq!(short_replies(&mut world, 1, b), Vec::<String>::new());
     while world.standing("x") == 3 {
-        assert_eq!(told(&mut world, 1, b), Vec::<String>::new(), "not before it is gone");
+        assert_eq!(
+            short_replies(&mut world, 1, b),
+            Vec::<String>::new(),
+            "its vote is not released yet"
+        );
         pass(&mut world, 1);
     }
     pass(&mut world, 30);
-    assert_eq!(told(&mut world, 1, b), ["null"]);
+    assert_eq!(short_replies(&mut world, 1, b), ["null"]);
 }
 
 #[test]
-fn a_release_elsewhere_wakes_who_waits() {
+fn a_release_by_another_agent_wakes_the_waiter() {
     let mut world = three(2);
     let (a, b) = (world.open(0), world.open(1));
     world.command(0, a, red_lock("x", Wait::Forever, None));
@@ -190,13 +197,13 @@ fn a_release_elsewhere_wakes_who_waits() {
     pass(&mut world, 500);
     unlock(&mut world, 0, a);
     pass(&mut world, 10);
-    assert_eq!(told(&mut world, 1, b), ["held 1"]);
-    assert_eq!(told(&mut world, 0, a), ["held 1", "0"]);
+    assert_eq!(short_replies(&mut world, 1, b), ["held 1"]);
+    assert_eq!(short_replies(&mut world, 0, a), ["held 1", "0"]);
 }
 
 /// A `RedissonRedLock` has a separate client for each server, with a separate id: one thread is three holders.
 #[test]
-fn a_release_by_redisson_wakes_who_waits() {
+fn a_release_by_redisson_wakes_the_waiter() {
     let mut world = three(1);
     let a = world.open(0);
     let lease = Lease::new(ms(600_000)).unwrap();
@@ -209,30 +216,34 @@ fn a_release_by_redisson_wakes_who_waits() {
     });
     world.command(0, a, red_lock("x", Wait::Forever, None));
     pass(&mut world, 500);
-    let listens = world.agents[0]
+    let is_listening = world.agents[0]
         .core
         .locks
         .get(&lock_name("x"))
-        .expect("it is waited for")
+        .expect("a waiter exists")
         .listening
         .is_some();
-    assert!(listens, "it does not take them for three who have split the servers");
-    assert!(world.agents[0].core.red.is_empty(), "it sleeps");
+    assert!(is_listening, "the waiter knows that the three holders are one thread");
+    assert!(world.agents[0].core.red.is_empty(), "the waiter sleeps");
     for node in [2, 0] {
         let release = script::release(&lock_name("x"), &field(node), Publish::Plain);
         world.foreign(node, &release);
     }
     pass(&mut world, 10);
-    assert_eq!(told(&mut world, 0, a), ["held 1"], "the majority is free, and it has been told");
+    assert_eq!(
+        short_replies(&mut world, 0, a),
+        ["held 1"],
+        "a majority is free, and its messages have arrived"
+    );
 }
 
 #[test]
-fn a_change_under_way_ends_before_the_session_is_taken_over() {
+fn resume_waits_for_an_extend_in_flight() {
     let mut world = three(1);
     let a = world.open(0);
     let grace = Some(ms(60_000));
     world.command(0, a, Command::Session { grace, push: None, deadlines: None });
-    let told = ticket(&world.replies_of(0, a).remove(0));
+    let (session, secret) = ticket(&world.replies_of(0, a).remove(0));
     world.command(0, a, red_lock("x", NOW, None));
     pass(&mut world, 10);
     world.replies_of(0, a);
@@ -242,9 +253,8 @@ fn a_change_under_way_ends_before_the_session_is_taken_over() {
     pass(&mut world, 10);
     world.close(0, a);
     let b = world.open(0);
-    let (session, secret) = told;
     world.command(0, b, Command::Resume { session, secret });
-    assert_eq!(world.replies_of(0, b), [], "the lease is not known yet");
+    assert_eq!(world.replies_of(0, b), [], "the new lease is not known yet");
     pass(&mut world, 1100);
     let resumed = format!("{:?}", world.replies_of(0, b));
     let valid_ms = resumed.split("(\"valid_ms\", Int(").nth(1).expect("a hold");
@@ -253,12 +263,12 @@ fn a_change_under_way_ends_before_the_session_is_taken_over() {
 }
 
 #[test]
-fn show_tells_of_every_server() {
+fn show_reports_every_server_and_needs_a_majority() {
     let mut world = three(1);
     let a = world.open(0);
     world.command(0, a, red_lock("x", Wait::Forever, None));
     pass(&mut world, 10);
-    assert_eq!(told(&mut world, 0, a), ["held 1"]);
+    assert_eq!(short_replies(&mut world, 0, a), ["held 1"]);
     world.kill(1, false);
     world.command(0, a, Command::Show(lock_name("x")));
     pass(&mut world, 3_000);
@@ -272,12 +282,12 @@ fn show_tells_of_every_server() {
     world.kill(2, false);
     world.command(0, a, Command::Show(lock_name("x")));
     pass(&mut world, 3_000);
-    let reply = told(&mut world, 0, a);
+    let reply = short_replies(&mut world, 0, a);
     assert_eq!(reply, ["UNAVAILABLE"]);
 }
 
 #[test]
-fn a_release_told_while_the_answers_were_under_way_is_not_missed() {
+fn a_release_published_while_refusals_are_in_flight_is_not_missed() {
     let mut world = three(2);
     let (a, b) = (world.open(0), world.open(1));
     world.command(0, a, red_lock("x", Wait::Forever, None));
@@ -293,62 +303,65 @@ fn a_release_told_while_the_answers_were_under_way_is_not_missed() {
         }
     }
     pass(&mut world, 2);
-    assert!(!world.agents[1].core.red.is_empty(), "its question is under way");
+    assert!(!world.agents[1].core.red.is_empty(), "its attempt is in flight");
     unlock(&mut world, 0, a);
     pass(&mut world, 200);
-    assert_eq!(told(&mut world, 1, b), ["held 1"]);
+    assert_eq!(short_replies(&mut world, 1, b), ["held 1"]);
 }
 
 #[test]
-fn a_release_of_a_bare_majority_wakes_too() {
+fn a_release_on_a_bare_majority_wakes_the_waiter() {
     let mut world = three(2);
     let (a, b) = (world.open(0), world.open(1));
     world.command(1, b, red_lock("x", Wait::Forever, Lease::new(ms(20_000))));
     world.kill(2, false);
     pass(&mut world, 10);
-    assert_eq!(told(&mut world, 1, b), ["held 1"]);
+    assert_eq!(short_replies(&mut world, 1, b), ["held 1"]);
     world.start(2);
     pass(&mut world, 100);
     world.command(0, a, red_lock("x", Wait::Forever, None));
     pass(&mut world, 500);
     unlock(&mut world, 1, b);
     pass(&mut world, 10);
-    assert_eq!(told(&mut world, 0, a), ["held 1"]);
+    assert_eq!(short_replies(&mut world, 0, a), ["held 1"]);
 }
 
 #[test]
-fn three_who_split_the_servers_come_to_an_end() {
+fn three_agents_that_split_the_votes_acquire_in_turn() {
     for seed in 0..20 {
         let mut world = World::new(seed, 3, 3, |_| {});
         let sessions: Vec<_> = (0..3).map(|agent| world.open(agent)).collect();
         for (agent, session) in sessions.iter().enumerate() {
             world.command(agent, *session, red_lock("x", Wait::Forever, None));
         }
-        for turn in 0..3 {
+        for round in 0..3 {
             let mut winner = None;
             for _ in 0..200 {
                 pass(&mut world, 10);
                 winner = (0..3).find(|agent| {
-                    told(&mut world, *agent, sessions[*agent]).contains(&"held 1".to_owned())
+                    short_replies(&mut world, *agent, sessions[*agent])
+                        .contains(&"held 1".to_owned())
                 });
                 if winner.is_some() {
                     break;
                 }
             }
-            let winner = winner.unwrap_or_else(|| panic!("seed {seed}: nobody has turn {turn}"));
+            let winner = winner.unwrap_or_else(|| {
+                panic!("seed {seed}: nobody acquires the lock in round {round}")
+            });
             unlock(&mut world, winner, sessions[winner]);
         }
     }
 }
 
 #[test]
-fn re_entry_counts_on_every_server() {
+fn a_re_entry_is_counted_on_every_server() {
     let mut world = three(1);
     let a = world.open(0);
     for held in ["held 1", "held 2"] {
         world.command(0, a, red_lock("x", NOW, None));
         pass(&mut world, 10);
-        assert_eq!(told(&mut world, 0, a), [held]);
+        assert_eq!(short_replies(&mut world, 0, a), [held]);
     }
     let counts = |world: &World| -> Vec<_> {
         world.servers.iter().map(|server| server.redis.fields("x")[0].1.clone()).collect()
@@ -356,19 +369,19 @@ fn re_entry_counts_on_every_server() {
     assert_eq!(counts(&world), ["2", "2", "2"]);
     unlock(&mut world, 0, a);
     pass(&mut world, 10);
-    assert_eq!(told(&mut world, 0, a), ["1"]);
+    assert_eq!(short_replies(&mut world, 0, a), ["1"]);
     assert_eq!(counts(&world), ["1", "1", "1"]);
     // A server that was frozen learns the count with the next renewal.
     world.freeze(0, ms(15_000));
     world.command(0, a, red_lock("x", NOW, None));
     pass(&mut world, 10);
-    assert_eq!(told(&mut world, 0, a), ["held 2"]);
+    assert_eq!(short_replies(&mut world, 0, a), ["held 2"]);
     pass(&mut world, 20_000);
     assert_eq!(counts(&world), ["2", "2", "2"]);
 }
 
 #[test]
-fn a_server_that_forgot_has_the_hold_again_while_the_majority_is_sure() {
+fn a_server_that_lost_its_data_gets_the_hold_again_from_the_majority() {
     let mut world = three(1);
     let a = world.open(0);
     world.command(0, a, red_lock("x", NOW, None));
@@ -379,18 +392,18 @@ fn a_server_that_forgot_has_the_hold_again_while_the_majority_is_sure() {
         assert_eq!(world.standing("x"), 2);
         world.start(node);
         pass(&mut world, 500);
-        assert_eq!(world.standing("x"), 3, "each of them, one after the other");
+        assert_eq!(world.standing("x"), 3, "server {node} has the hold again");
     }
     pass(&mut world, 60_000);
     assert_eq!(world.standing("x"), 3);
     unlock(&mut world, 0, a);
     pass(&mut world, 10);
-    assert_eq!(told(&mut world, 0, a), ["held 1", "0"]);
+    assert_eq!(short_replies(&mut world, 0, a), ["held 1", "0"]);
     assert_eq!(world.standing("x"), 0);
 }
 
 #[test]
-fn a_server_that_cannot_take_the_hold_back_costs_the_others_few_renewals() {
+fn a_server_that_refuses_the_hold_causes_few_extra_renewals() {
     let mut world = three(1);
     let a = world.open(0);
     world.command(0, a, red_lock("x", NOW, None));
@@ -411,7 +424,7 @@ fn a_server_that_cannot_take_the_hold_back_costs_the_others_few_renewals() {
 }
 
 #[test]
-fn a_majority_that_forgot_is_a_loss_and_is_not_repaired() {
+fn a_majority_that_lost_its_data_is_a_loss_and_is_not_restored() {
     let mut world = three(1);
     let a = world.open(0);
     world.command(0, a, red_lock("x", NOW, None));
@@ -421,28 +434,28 @@ fn a_majority_that_forgot_is_a_loss_and_is_not_repaired() {
     world.start(0);
     world.start(1);
     pass(&mut world, 1000);
-    assert_eq!(world.standing("x"), 0, "the third server is rid of it too");
+    assert_eq!(world.standing("x"), 0, "the hold is released on the third server too");
     unlock(&mut world, 0, a);
     pass(&mut world, 10);
-    assert_eq!(told(&mut world, 0, a), ["held 1", "LOST"]);
+    assert_eq!(short_replies(&mut world, 0, a), ["held 1", "LOST"]);
 }
 
 #[test]
-fn jeopardy_and_loss_are_the_majoritys() {
+fn jeopardy_and_loss_depend_on_the_majority() {
     let mut world = three(1);
-    let (a, ear) = (world.open(0), world.open(0));
+    let (a, listener) = (world.open(0), world.open(0));
     world.command(0, a, red_lock("x", NOW, None));
     pass(&mut world, 10);
     let session = world.agents[0].core.session_name(a).into_bytes();
     let events = |world: &mut World| {
         let secret = "01".repeat(16).into_bytes();
         let session = session.clone();
-        world.command(0, ear, Command::Events { session, secret, wait: Duration::ZERO });
-        told(world, 0, ear).pop().unwrap_or_default()
+        world.command(0, listener, Command::Events { session, secret, wait: Duration::ZERO });
+        short_replies(world, 0, listener).pop().unwrap_or_default()
     };
     world.freeze(0, ms(3_600_000));
     pass(&mut world, 120_000);
-    assert_eq!(events(&mut world), "", "a minority is no danger");
+    assert_eq!(events(&mut world), "", "a minority does not put the hold in jeopardy");
     world.kill(1, false);
     pass(&mut world, 25_000);
     assert!(events(&mut world).starts_with("jeopardy x red"));
@@ -451,18 +464,18 @@ fn jeopardy_and_loss_are_the_majoritys() {
     assert_eq!(events(&mut world), "safe x red");
     world.kill(1, false);
     pass(&mut world, 30_000);
-    let told = events(&mut world);
-    assert!(told.ends_with("lost x red unconfirmed"), "{told}");
+    let events = events(&mut world);
+    assert!(events.ends_with("lost x red unconfirmed"), "{events}");
 }
 
 #[test]
-fn a_server_that_answers_late_is_one_vote_more() {
+fn a_late_vote_counts_towards_the_hold() {
     let mut world = three(1);
     let a = world.open(0);
     world.servers[2].slow = 60_000;
     world.command(0, a, red_lock("x", NOW, None));
     pass(&mut world, 10);
-    assert_eq!(told(&mut world, 0, a), ["held 1"]);
+    assert_eq!(short_replies(&mut world, 0, a), ["held 1"]);
     assert_eq!(world.standing("x"), 2);
     pass(&mut world, 200);
     assert_eq!(world.standing("x"), 3);
@@ -475,7 +488,7 @@ fn a_server_that_answers_late_is_one_vote_more() {
 }
 
 #[test]
-fn an_explicit_lease_ends_and_an_extension_is_the_majoritys() {
+fn an_explicit_lease_is_extended_on_the_majority_and_expires() {
     let mut world = three(1);
     let a = world.open(0);
     world.command(0, a, red_lock("x", NOW, Lease::new(ms(1000))));
@@ -483,7 +496,7 @@ fn an_explicit_lease_ends_and_an_extension_is_the_majoritys() {
     let lease = Lease::new(ms(2000));
     world.command(0, a, Command::Extend(hold_request("x"), lease));
     pass(&mut world, 10);
-    let replies = told(&mut world, 0, a);
+    let replies = short_replies(&mut world, 0, a);
     assert_eq!(replies[0], "held 1");
     assert!(replies[1].parse::<u64>().is_ok_and(|ms| (1900..2000).contains(&ms)), "{replies:?}");
     pass(&mut world, 1500);
@@ -492,11 +505,11 @@ fn an_explicit_lease_ends_and_an_extension_is_the_majoritys() {
     assert_eq!(world.standing("x"), 0);
     unlock(&mut world, 0, a);
     pass(&mut world, 10);
-    assert_eq!(told(&mut world, 0, a), ["LOST"]);
+    assert_eq!(short_replies(&mut world, 0, a), ["LOST"]);
 }
 
 #[test]
-fn an_explicit_lease_is_verified_as_often_as_others_are_renewed() {
+fn an_explicit_lease_is_verified_as_often_as_a_watched_one_is_renewed() {
     let mut world = three(1);
     let a = world.open(0);
     world.command(0, a, red_lock("x", NOW, Lease::new(ms(600_000))));
@@ -505,14 +518,14 @@ fn an_explicit_lease_is_verified_as_often_as_others_are_renewed() {
     (0..3).for_each(|node| world.delete(node, "x"));
     // A third of the watchdog's lease.
     pass(&mut world, 11_000);
-    assert_eq!(world.agents[0].core.leases.len(), 0, "it is lost before anybody asks");
+    assert_eq!(world.agents[0].core.leases.len(), 0, "the loss is found before any command");
     unlock(&mut world, 0, a);
     pass(&mut world, 10);
-    assert_eq!(told(&mut world, 0, a), ["held 1", "LOST"]);
+    assert_eq!(short_replies(&mut world, 0, a), ["held 1", "LOST"]);
 }
 
 #[test]
-fn an_operators_release_counts_when_a_majority_is_released() {
+fn a_forced_release_counts_after_a_majority_has_released() {
     let mut world = three(1);
     let a = world.open(0);
     world.command(0, a, red_lock("x", NOW, None));
@@ -522,7 +535,7 @@ fn an_operators_release_counts_when_a_majority_is_released() {
         world.servers[node].redis.keys_mut().clear();
         world.forced(0, node, &lock_name("x"), number);
         pass(&mut world, 20_000);
-        assert_eq!(world.standing("x"), 2 - 2 * node, "and is not taken back by a renewal");
+        assert_eq!(world.standing("x"), 2 - 2 * node, "a renewal does not restore the hold");
     }
     unlock(&mut world, 0, a);
     pass(&mut world, 10);
@@ -531,7 +544,7 @@ fn an_operators_release_counts_when_a_majority_is_released() {
 }
 
 #[test]
-fn an_agent_without_such_servers_says_which_setting_names_them() {
+fn an_agent_without_red_servers_names_the_missing_setting() {
     let mut world = World::new(7, 3, 1, |settings| settings.red = None);
     let a = world.open(0);
     world.command(0, a, red_lock("x", NOW, None));

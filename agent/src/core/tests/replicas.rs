@@ -19,7 +19,7 @@ fn error(world: &mut World, id: ConnectionId) -> String {
 }
 
 fn confirmations(world: &World) -> Vec<usize> {
-    let counted = |outcome| world.confirmations.iter().filter(|one| **one == outcome).count();
+    let counted = |outcome| world.confirmations.iter().filter(|other| **other == outcome).count();
     ["confirmed", "too_few", "not_tried"].map(counted).to_vec()
 }
 
@@ -29,16 +29,16 @@ fn assert_nothing_left(world: &World) {
 }
 
 #[test]
-fn a_grant_that_too_few_replicas_have_is_no_grant() {
+fn a_lock_that_too_few_replicas_confirm_is_released_and_not_granted() {
     for kind in [Kind::Lock, Kind::Fair, Kind::Read, Kind::Write] {
         let mut world = World::with_replicas(2);
         let a = world.open();
-        world.replicas = Replicas::There(1);
+        world.replicas = Replicas::Confirm(1);
         world.lock_as(a, "x", kind);
         let sentence = error(&mut world, a);
         assert!(sentence.starts_with("UNAVAILABLE `x` is not granted: 1 of the 2 "), "{sentence}");
         assert_nothing_left(&world);
-        world.replicas = Replicas::There(2);
+        world.replicas = Replicas::Confirm(2);
         world.lock_as(a, "x", kind);
         assert_eq!(world.reply(a), "held 1", "{kind}");
         assert_eq!(confirmations(&world), [1, 1, 0]);
@@ -46,13 +46,13 @@ fn a_grant_that_too_few_replicas_have_is_no_grant() {
 }
 
 #[test]
-fn a_re_entry_that_too_few_replicas_have_leaves_the_hold_as_it_was() {
+fn a_re_entry_that_too_few_replicas_confirm_leaves_the_hold_unchanged() {
     for kind in [Kind::Lock, Kind::Read] {
         let mut world = World::with_replicas(1);
         let a = world.open();
         world.lock_as(a, "x", kind);
         assert_eq!(world.reply(a), "held 1");
-        world.replicas = Replicas::There(0);
+        world.replicas = Replicas::Confirm(0);
         world.lock_as(a, "x", kind);
         assert!(error(&mut world, a).starts_with("UNAVAILABLE `x`: it is not entered again: 0 of"));
         let counts = |world: &World| {
@@ -72,7 +72,7 @@ fn a_re_entry_that_too_few_replicas_have_leaves_the_hold_as_it_was() {
 
 /// The old count is restored however long that takes, and the owner keeps the hold throughout.
 #[test]
-fn the_count_before_a_re_entry_is_set_again_until_redis_has_it() {
+fn the_count_before_a_failed_re_entry_is_restored_until_redis_has_it() {
     let mut world = World::with_replicas(1);
     let a = world.open();
     world.lock(a, "x");
@@ -92,39 +92,39 @@ fn the_count_before_a_re_entry_is_set_again_until_redis_has_it() {
 }
 
 #[test]
-fn a_hand_over_that_too_few_replicas_have_leaves_the_lock_to_nobody() {
+fn a_hand_over_that_too_few_replicas_confirm_leaves_the_lock_free() {
     let mut world = World::with_replicas(1);
     let [a, b, c] = [world.open(), world.open(), world.open()];
     for id in [a, b, c] {
         world.lock(id, "x");
     }
     assert_eq!(world.reply(a), "held 1");
-    world.replicas = Replicas::There(0);
+    world.replicas = Replicas::Confirm(0);
     world.unlock(a, "x");
-    assert_eq!(world.reply(a), "0", "it has given the lock back, whoever has it now");
+    assert_eq!(world.reply(a), "0", "its hold is released, although the hand-over failed");
     assert!(error(&mut world, b).contains("0 of the 1 replicas"));
-    assert!(error(&mut world, c).contains("0 of the 1 replicas"), "it tried for itself");
+    assert!(error(&mut world, c).contains("0 of the 1 replicas"), "it made its own attempt");
     assert_nothing_left(&world);
-    world.replicas = Replicas::There(1);
+    world.replicas = Replicas::Confirm(1);
     world.lock(a, "x");
     world.lock(b, "x");
     world.served.clear();
     world.unlock(a, "x");
-    assert_eq!(told(&mut world, a), ["held 1", "0"]);
+    assert_eq!(short_replies(&mut world, a), ["held 1", "0"]);
     assert_eq!((world.reply(b), world.served.as_slice()), ("held 1".into(), &["hand_over"][..]));
 }
 
-fn told(world: &mut World, id: ConnectionId) -> Vec<String> {
+fn short_replies(world: &mut World, id: ConnectionId) -> Vec<String> {
     world.replies_of(id).iter().map(short).collect()
 }
 
 #[test]
-fn who_releases_does_not_wait_for_replicas_that_are_known_to_be_missing() {
+fn a_release_does_not_hand_over_while_replicas_are_known_to_be_missing() {
     let mut world = World::with_replicas(1);
     let [a, b, c] = [world.open(), world.open(), world.open()];
     world.lock(a, "x");
     world.lock(b, "x");
-    world.replicas = Replicas::There(0);
+    world.replicas = Replicas::Confirm(0);
     world.lock(c, "y");
     world.replies.clear();
     world.served.clear();
@@ -135,7 +135,7 @@ fn who_releases_does_not_wait_for_replicas_that_are_known_to_be_missing() {
 }
 
 #[test]
-fn where_too_few_replicas_are_connected_nothing_is_tried() {
+fn a_lock_is_rejected_without_an_attempt_if_too_few_replicas_are_connected() {
     let mut world = World::with_replicas(1);
     let [a, b] = [world.open(), world.open()];
     world.lock(a, "x");
@@ -157,11 +157,11 @@ fn where_too_few_replicas_are_connected_nothing_is_tried() {
 }
 
 #[test]
-fn a_lost_reply_is_asked_for_again_and_replicas_with_it() {
+fn a_repeated_acquisition_after_a_lost_reply_needs_confirmation_too() {
     for (replicas, reply) in [(1, "held 1"), (0, "UNAVAILABLE")] {
         let mut world = World::with_replicas(1);
         let a = world.open();
-        world.replicas = Replicas::There(replicas);
+        world.replicas = Replicas::Confirm(replicas);
         world.network = Network::LosesReplies;
         world.lock(a, "x");
         assert_eq!(world.reply(a), reply);
@@ -171,7 +171,7 @@ fn a_lost_reply_is_asked_for_again_and_replicas_with_it() {
 
 /// The connection breaks after a script has run, and no replica is left before its second copy is answered.
 #[test]
-fn what_a_broken_connection_left_is_removed_where_it_is_not_tried_again() {
+fn a_lock_left_by_a_broken_connection_is_released_if_replicas_are_missing() {
     let mut world = World::with_replicas(1);
     let a = world.open();
     world.network = Network::Breaks;
@@ -186,7 +186,7 @@ fn what_a_broken_connection_left_is_removed_where_it_is_not_tried_again() {
 }
 
 #[test]
-fn a_grant_that_is_confirmed_too_late_or_by_too_few_is_not_for_who_has_gone() {
+fn a_late_grant_to_an_ended_wait_is_released_confirmed_or_not() {
     for replicas in [0, 1] {
         let mut world = World::with_replicas(1);
         let a = world.open();
@@ -202,7 +202,7 @@ fn a_grant_that_is_confirmed_too_late_or_by_too_few_is_not_for_who_has_gone() {
 
 /// Its position was released on another connection before the script that creates it arrived.
 #[test]
-fn a_fair_waiter_that_has_gone_leaves_no_place() {
+fn a_late_attempt_of_an_ended_fair_wait_leaves_no_position() {
     let mut world = World::with_replicas(1);
     let a = world.open();
     world.foreign("x", FOREIGN, Duration::from_secs(5));
@@ -219,7 +219,7 @@ fn a_fair_waiter_that_has_gone_leaves_no_place() {
 }
 
 #[test]
-fn of_several_locks_all_are_confirmed_or_none_is_held() {
+fn mlock_releases_all_its_locks_if_replicas_do_not_confirm_one() {
     let mut world = World::with_replicas(1);
     let a = world.open();
     let all = || Command::LockAll(["x", "y"].map(lock_command).to_vec());

@@ -19,18 +19,18 @@ fn holding(kind: Kind) -> (World, ConnectionId) {
 }
 
 #[test]
-fn a_hold_whose_renewals_no_replica_confirms_is_at_risk_and_then_lost_within_its_confirmed_lease() {
+fn unconfirmed_renewals_put_a_hold_in_jeopardy_and_then_lose_it_in_time() {
     for kind in [Kind::Lock, Kind::Fair, Kind::Read, Kind::Write, Kind::Fenced] {
         let (mut world, a) = holding(kind);
         world.pass(LEASE);
         assert!(world.events(a).is_empty(), "confirmed renewals keep it");
         let confirmed = world.core.leases.iter().next().unwrap().valid_until;
-        world.replicas = Replicas::There(0);
+        world.replicas = Replicas::Confirm(0);
         world.pass((confirmed - LEASE / 3).since(world.now) + Duration::from_millis(1));
         let events = world.events(a);
         assert_eq!(events.len(), 1, "{kind} {events:?}");
         assert!(events[0].starts_with("jeopardy x"), "{events:?}");
-        assert!(!world.holders("x").is_empty(), "Redis goes on to keep it");
+        assert!(!world.holders("x").is_empty(), "Redis still has the hold");
         let lost = loop {
             world.pass(Duration::from_millis(10));
             assert!(world.now < confirmed, "the loss is reported too late");
@@ -39,20 +39,23 @@ fn a_hold_whose_renewals_no_replica_confirms_is_at_risk_and_then_lost_within_its
             }
         };
         assert_eq!(lost, format!("lost x {kind} unconfirmed"));
-        assert!(!world.holders("x").is_empty(), "its owner has the margin to itself");
+        assert!(
+            !world.holders("x").is_empty(),
+            "its owner may use the lock until its validity ends"
+        );
         world.pass(LEASE / 10);
         assert!(world.holders("x").is_empty() && world.core.is_idle());
     }
 }
 
 #[test]
-fn refused_grants_withhold_no_line_about_losses_and_are_counted_once_they_end() {
+fn losses_are_logged_although_refused_grants_flood_the_log() {
     let mut world = World::with_replicas(1);
     let (holder, refused) = (world.open(), world.open());
     for index in 0..20 {
         world.lock(holder, &format!("held {index}"));
     }
-    world.replicas = Replicas::There(0);
+    world.replicas = Replicas::Confirm(0);
     let mut refusals = 0;
     while world.core.holds() > 0 {
         for _ in 0..10 {
@@ -66,25 +69,25 @@ fn refused_grants_withhold_no_line_about_losses_and_are_counted_once_they_end() 
         |wanted: fn(&LogLine) -> bool| world.logged.iter().filter(|line| wanted(line)).count();
     assert_eq!(count(|line| matches!(line, LogLine::LockLost { .. })), 20);
     assert_eq!(count(|line| matches!(line, LogLine::Jeopardy { .. })), 20);
-    let told = count(|line| matches!(line, LogLine::TooFewReplicas { .. }));
+    let logged = count(|line| matches!(line, LogLine::TooFewReplicas { .. }));
     let withheld = world.logged.iter().filter_map(|line| match line {
         LogLine::Withheld(Bounded::TooFewReplicas, lines) => Some(*lines),
         LogLine::Withheld(..) => panic!("{line:?}"),
         _ => None,
     });
     let withheld = usize::try_from(withheld.sum::<u64>()).unwrap();
-    assert!(withheld > 0 && told > 0, "{withheld} of {refusals}");
-    assert_eq!(told + withheld, refusals);
-    assert_eq!(world.core.next_deadline(), None, "the log has no more to say");
+    assert!(withheld > 0 && logged > 0, "{withheld} of {refusals}");
+    assert_eq!(logged + withheld, refusals);
+    assert_eq!(world.core.next_deadline(), None, "no line remains to be logged");
 }
 
 #[test]
 fn a_replica_that_confirms_in_time_ends_the_jeopardy() {
     let (mut world, a) = holding(Kind::Lock);
-    world.replicas = Replicas::There(0);
+    world.replicas = Replicas::Confirm(0);
     world.pass(LEASE * 5 / 6);
     assert!(world.events(a)[0].starts_with("jeopardy"));
-    world.replicas = Replicas::There(1);
+    world.replicas = Replicas::Confirm(1);
     world.pass(LEASE / 10);
     assert_eq!(world.events(a), ["safe x lock"]);
     world.pass(LEASE * 2);
@@ -92,18 +95,18 @@ fn a_replica_that_confirms_in_time_ends_the_jeopardy() {
 }
 
 #[test]
-fn a_hold_with_a_lease_of_its_own_is_valid_to_its_end_and_extended_only_by_replicas() {
+fn a_fixed_lease_lasts_without_replicas_and_is_extended_only_with_them() {
     let mut world = World::with_replicas(1);
     let a = world.open();
-    let own = LEASE * 2;
-    world.command(a, Command::Lock(LockRequest { lease: Lease::new(own), ..lock_command("x") }));
+    let fixed = LEASE * 2;
+    world.command(a, Command::Lock(LockRequest { lease: Lease::new(fixed), ..lock_command("x") }));
     assert_eq!(world.reply(a), "held 1");
     let valid_until = |world: &World| world.core.leases.iter().next().unwrap().valid_until;
     let granted = valid_until(&world);
-    world.replicas = Replicas::There(0);
+    world.replicas = Replicas::Confirm(0);
     world.pass(LEASE);
     assert!(world.events(a).is_empty());
-    for lease in [Lease::new(own), None] {
+    for lease in [Lease::new(fixed), None] {
         let request = HoldRequest { name: name("x"), kind: None, owner: 0, session: None };
         world.command(a, Command::Extend(request, lease));
         let replies = world.replies_of(a);
@@ -116,19 +119,19 @@ fn a_hold_with_a_lease_of_its_own_is_valid_to_its_end_and_extended_only_by_repli
 }
 
 #[test]
-fn a_successor_reports_a_hold_only_after_a_replica_has_confirmed_it() {
-    for (comes_back, held) in [(true, 1), (false, 0)] {
+fn a_successor_agent_reports_a_hold_only_after_a_replica_confirms_it() {
+    for (confirms, held) in [(true, 1), (false, 0)] {
         let mut world = World::with_replicas(1);
         let (a, ticket) = world.graced();
         world.lock(a, "x");
-        world.replicas = Replicas::There(0);
+        world.replicas = Replicas::Confirm(0);
         world.kill_and_restart(Duration::from_secs(1));
         world.pass(LEASE / 2);
-        assert_eq!(world.core.holds(), 0, "nothing to rely on yet");
-        world.replicas = Replicas::There(u32::from(comes_back));
+        assert_eq!(world.core.holds(), 0, "no replica has confirmed the hold yet");
+        world.replicas = Replicas::Confirm(u32::from(confirms));
         world.pass(LEASE);
         let b = world.open_as(0, super::grace::NEXT);
         world.resume(b, &ticket);
-        assert_eq!(world.resumed(b).1.len(), held, "a replica confirms: {comes_back}");
+        assert_eq!(world.resumed(b).1.len(), held, "a replica confirms: {confirms}");
     }
 }

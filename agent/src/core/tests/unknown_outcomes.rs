@@ -22,7 +22,7 @@ fn lease(ms: u64) -> Option<Lease> {
 }
 
 /// Returns all replies to a session, in short form.
-fn told(world: &mut World, id: ConnectionId) -> Vec<String> {
+fn short_replies(world: &mut World, id: ConnectionId) -> Vec<String> {
     world.replies_of(id).iter().map(short).collect()
 }
 
@@ -31,25 +31,26 @@ fn valid_ms(world: &mut World, id: ConnectionId) -> u64 {
     let Some(crate::protocol::resp::Frame::Map(pairs)) = replies.last() else {
         panic!("{replies:?}")
     };
-    let valid = pairs.iter().find(|(key, _)| *key == "valid_ms").expect("a grant tells it");
+    let valid =
+        pairs.iter().find(|(key, _)| *key == "valid_ms").expect("the reply to a grant has it");
     short(&valid.1).parse().expect("a number")
 }
 
 #[test]
-fn a_grant_told_late_tells_the_validity_left_then() {
+fn a_delayed_grant_reply_states_the_validity_left_when_it_is_sent() {
     let mut world = World::new();
     let (a, b) = (world.open(), world.open());
     world.lock(b, "x");
     lock_as(&mut world, a, 1, "x", 8000);
     lock_as(&mut world, a, 2, "y", 0);
-    assert!(world.has_no_reply(a), "the second owner's reply keeps its place");
+    assert!(world.has_no_reply(a), "the second owner's reply waits for the first owner's");
     world.pass(Duration::from_secs(8));
     let valid = valid_ms(&mut world, a);
     assert!(valid < 22_000, "{valid} ms, as if eight seconds had not passed");
 }
 
 #[test]
-fn a_grant_that_was_lost_before_it_could_be_told_is_told_as_lost() {
+fn a_hold_lost_before_its_grant_is_sent_is_reported_as_lost() {
     let mut world = World::new();
     let (a, b) = (world.open(), world.open());
     world.lock(b, "x");
@@ -57,11 +58,11 @@ fn a_grant_that_was_lost_before_it_could_be_told_is_told_as_lost() {
     lock_as(&mut world, a, 2, "y", 0);
     world.redis.remove("y");
     world.pass(Duration::from_secs(21));
-    assert_eq!(told(&mut world, a), ["null", "LOST"]);
+    assert_eq!(short_replies(&mut world, a), ["null", "LOST"]);
 }
 
 #[test]
-fn what_was_asked_of_a_hold_that_is_lost_meanwhile_is_answered_at_once_and_not_repeated() {
+fn a_pending_re_entry_of_a_lost_hold_is_answered_at_once_and_not_repeated() {
     let mut world = World::new();
     let a = world.open();
     world.lock(a, "x");
@@ -71,14 +72,14 @@ fn what_was_asked_of_a_hold_that_is_lost_meanwhile_is_answered_at_once_and_not_r
     world.lock(a, "x");
     world.served.clear();
     world.pass(Duration::from_millis(1500));
-    assert_eq!(told(&mut world, a), ["LOST"]);
+    assert_eq!(short_replies(&mut world, a), ["LOST"]);
     world.network = Network::Good;
     world.pass(Duration::from_secs(2));
-    assert_eq!(world.served, ["release"], "no renewal once a hold is over");
+    assert_eq!(world.served, ["release"], "a lost hold is not renewed");
 }
 
 #[test]
-fn who_is_told_of_a_loss_has_the_lock_to_itself_until_its_validity_ends() {
+fn a_lost_hold_excludes_local_waiters_until_its_validity_ends() {
     let mut world = World::new();
     let (a, b) = (world.open(), world.open());
     world.lock(a, "x");
@@ -94,7 +95,7 @@ fn who_is_told_of_a_loss_has_the_lock_to_itself_until_its_validity_ends() {
     assert!(world.now < valid_until);
     while world.now + Duration::from_millis(1) < valid_until {
         world.pass(Duration::from_millis(1));
-        assert!(world.has_no_reply(b), "let in while the other one may still be inside");
+        assert!(world.has_no_reply(b), "the lost hold's owner may still use the lock");
     }
     world.pass(Duration::from_millis(50));
     assert_eq!(world.reply(b), "held 1");
@@ -116,22 +117,22 @@ fn a_release_is_repeated_for_as_long_as_redis_may_keep_the_lock() {
 }
 
 #[test]
-fn a_grant_that_comes_too_late_is_undone_and_never_told() {
+fn a_grant_that_arrives_after_its_lease_is_undone_and_never_sent() {
     let mut world = World::new();
     let a = world.open();
     world.network = Network::Slow(300);
     world.command(a, Command::Lock(LockRequest { lease: lease(200), ..lock_command("x") }));
     let first = world.holders("x");
     world.pass(Duration::from_millis(310));
-    assert!(world.has_no_reply(a), "it was over before the answer came");
+    assert!(world.has_no_reply(a), "its lease was over before the reply arrived");
     world.network = Network::Good;
     world.pass(Duration::from_millis(700));
     assert_eq!(world.reply(a), "held 1");
-    assert_ne!(world.holders("x"), first, "an undoing of the first number may still be under way");
+    assert_ne!(world.holders("x"), first, "the undo of the first number may still be in flight");
 }
 
 #[test]
-fn a_sleep_is_noticed_whatever_comes_first() {
+fn a_suspension_of_the_host_is_detected_by_a_command_before_the_tick() {
     let mut world = World::new();
     let (a, b) = (world.open(), world.open());
     world.lock(a, "x");
@@ -145,14 +146,14 @@ fn a_sleep_is_noticed_whatever_comes_first() {
 }
 
 #[test]
-fn what_redis_said_before_a_sleep_is_asked_again() {
+fn a_reply_from_before_a_suspension_is_discarded_and_requested_again() {
     let mut world = World::new();
     let (a, b) = (world.open(), world.open());
     world.lock(a, "x");
     world.replies.clear();
     world.network = Network::Slow(100);
     world.lock(b, "y");
-    // The answer is in flight, the host is suspended, and the lock is lost.
+    // The reply is in flight, the host is suspended, and the lock is lost.
     world.redis.clear();
     world.network = Network::Good;
     world.now = world.now + LEASE / 2;
@@ -160,11 +161,11 @@ fn what_redis_said_before_a_sleep_is_asked_again() {
     world.pass(Duration::from_millis(200));
     assert_eq!(world.served.iter().filter(|script| **script == "acquire").count(), 1);
     assert_eq!(world.reply(b), "held 1");
-    assert_eq!(world.holders("y").len(), 1, "what was told is so");
+    assert_eq!(world.holders("y").len(), 1, "Redis has the hold that was granted");
 }
 
 #[test]
-fn a_hand_over_that_is_given_up_leaves_nothing_behind() {
+fn an_abandoned_hand_over_leaves_nothing_in_redis() {
     let mut world = World::new();
     let (a, b) = (world.open(), world.open());
     world.lock(a, "x");
@@ -183,7 +184,7 @@ fn a_hand_over_that_is_given_up_leaves_nothing_behind() {
 }
 
 #[test]
-fn a_hand_over_in_doubt_that_is_refused_is_undone_and_its_number_never_used_again() {
+fn a_refused_hand_over_of_unknown_outcome_is_undone_and_its_number_not_reused() {
     let mut world = World::new();
     let (a, b) = (world.open(), world.open());
     world.lock(a, "x");
@@ -191,19 +192,19 @@ fn a_hand_over_in_doubt_that_is_refused_is_undone_and_its_number_never_used_agai
     world.replies.clear();
     world.network = Network::Breaks;
     world.unlock(a, "x");
-    let handed = world.holders("x");
+    let successor = world.holders("x");
     world.network = Network::Refuses;
     world.pass(Duration::from_millis(100));
     assert!(world.has_no_reply(b));
     world.network = Network::Good;
     world.pass(Duration::from_secs(2));
     assert_eq!(world.reply(b), "held 1");
-    assert_ne!(world.holders("x"), handed, "an undoing of that number may still be under way");
+    assert_ne!(world.holders("x"), successor, "the undo of that number may still be in flight");
     assert_eq!(world.holders("x").len(), 1);
 }
 
 #[test]
-fn a_renewals_validity_counts_from_its_sending() {
+fn the_validity_of_a_renewal_counts_from_its_sending() {
     let mut world = World::new();
     let a = world.open();
     world.lock(a, "x");
@@ -212,11 +213,11 @@ fn a_renewals_validity_counts_from_its_sending() {
     let hold = world.core.leases.iter().next().expect("it is held");
     let kept_until = world.redis["x"].expires.expect("it has a time to live");
     assert!(kept_until.since(world.now) > LEASE / 2, "it has been renewed");
-    assert!(hold.valid_until < kept_until, "its owner counts on more than Redis keeps");
+    assert!(hold.valid_until < kept_until, "the hold is valid for longer than Redis keeps it");
 }
 
 #[test]
-fn a_refused_hand_over_in_doubt_leaves_nothing_though_nobody_waits_any_more() {
+fn a_refused_hand_over_of_unknown_outcome_is_undone_after_its_waiter_left() {
     let mut world = World::new();
     let (a, b) = (world.open(), world.open());
     world.lock(a, "x");
@@ -232,15 +233,19 @@ fn a_refused_hand_over_in_doubt_leaves_nothing_though_nobody_waits_any_more() {
 }
 
 #[test]
-fn what_an_earlier_copy_took_is_given_back_when_a_later_one_is_told_that_it_is_no_lock() {
+fn a_lock_from_a_lost_reply_is_released_if_the_repetition_gets_wrongtype() {
     let mut world = World::new();
     let a = world.open();
     world.network = Network::Breaks;
     world.lock_as(a, "x", Kind::Fenced);
-    assert_eq!(world.holders("x").len(), 1, "it ran, its reply is lost");
+    assert_eq!(world.holders("x").len(), 1, "the script ran, its reply is lost");
     world.spoilt_counters = true;
     world.network = Network::Good;
     world.pass(Duration::from_secs(1));
     assert_eq!(world.reply(a), "WRONGTYPE");
-    assert_eq!(world.holders("x"), Vec::<String>::new(), "it is not left there for a lease");
+    assert_eq!(
+        world.holders("x"),
+        Vec::<String>::new(),
+        "the lock does not stay until its lease ends"
+    );
 }

@@ -70,19 +70,19 @@ fn only_the_front_waiter_makes_an_attempt_and_only_one() {
 }
 
 #[test]
-fn nobody_tries_while_a_local_hold_excludes_the_front_waiter() {
+fn the_front_waiter_does_not_try_while_a_local_hold_excludes_it() {
     let mut table = table(&[(2, Kind::Write)]);
     table.add_hold(&name(), Kind::Read, 1, 1000);
     assert_eq!(table.next_step(&name(), T(0)), Step::Nothing);
     table.begin_leaving(&name(), Kind::Read);
     table.remove_hold(&name(), 1, 1000);
-    assert_eq!(table.next_step(&name(), T(0)), Step::Nothing, "its release is under way");
+    assert_eq!(table.next_step(&name(), T(0)), Step::Nothing, "its release is in flight");
     assert!(table.end_leaving(&name(), Kind::Read));
     assert_eq!(table.next_step(&name(), T(0)), Step::Attempt(2));
 }
 
 #[test]
-fn readers_in_front_join_a_reader_together() {
+fn readers_at_the_front_join_a_local_reader_together() {
     let readers = [(2, Kind::Read), (3, Kind::Read), (4, Kind::Write), (5, Kind::Read)];
     let mut table = table(&readers);
     table.add_hold(&name(), Kind::Read, 1, 1000);
@@ -90,16 +90,16 @@ fn readers_in_front_join_a_reader_together() {
     assert_eq!(table.next_step(&name(), T(0)), Step::Join(vec![3]));
 }
 
-/// Without this, each of many readers would visit all the others.
+/// Otherwise each of many readers would visit all the others.
 #[test]
-fn readers_that_ask_already_are_not_looked_at_again() {
+fn readers_with_an_attempt_in_flight_are_not_visited_again() {
     let readers: Vec<_> = (1..=5).map(|id| (id, Kind::Read)).collect();
     let mut table = table(&readers);
     table.add_hold(&name(), Kind::Read, 9, 1000);
     for id in 1..5 {
         table.begin_attempt(id, OpId(7));
     }
-    // The others are not even there to be visited.
+    // The others are removed, so a visit would fail.
     let mut found: Vec<_> = (2..5).map(|id| table.waiters.remove(&id)).collect();
     assert_eq!(table.next_step(&name(), T(0)), Step::Join(vec![5]));
     table.begin_attempt(5, OpId(8));
@@ -108,7 +108,7 @@ fn readers_that_ask_already_are_not_looked_at_again() {
 }
 
 #[test]
-fn a_writer_that_leaves_lets_the_readers_behind_it_join_in_their_order() {
+fn readers_behind_a_writer_that_leaves_join_in_queue_order() {
     let kinds = [Kind::Read, Kind::Write, Kind::Read, Kind::Write, Kind::Read];
     // The third one is in the queue before others with lower numbers.
     let ids = [1, 2, 9, 4, 5];
@@ -129,7 +129,7 @@ fn a_writer_that_leaves_lets_the_readers_behind_it_join_in_their_order() {
 }
 
 #[test]
-fn the_readers_that_may_join_are_those_that_the_queue_shows() {
+fn the_list_of_joining_readers_always_matches_the_queue() {
     let mut random: u64 = 7;
     let mut draw = |below: u64| {
         random = random.wrapping_mul(6_364_136_223_846_793_005).wrapping_add(1);
@@ -161,7 +161,7 @@ fn the_readers_that_may_join_are_those_that_the_queue_shows() {
 }
 
 #[test]
-fn a_waiter_is_known_by_its_latest_number_until_it_has_gone() {
+fn a_waiter_is_found_by_its_latest_number_until_it_is_removed() {
     let mut table = table(&[(1, Kind::Fair), (2, Kind::Fair)]);
     let known = |table: &LockTable| {
         let under = |number| table.waiter_under(&name(), number);
@@ -180,13 +180,13 @@ fn a_waiter_is_known_by_its_latest_number_until_it_has_gone() {
     table.remove_waiter(1).expect("the waiter");
     assert_eq!(known(&table), [None, None, None, None, Some(2)]);
     table.renumber(1, 3);
-    assert!(!table.is_wanted(3), "it has gone");
+    assert!(!table.is_wanted(3), "the waiter is removed");
     table.remove_waiter(2).expect("the waiter");
     assert!(table.renumbered.is_empty());
 }
 
 #[test]
-fn a_name_without_holds_and_waiters_is_forgotten_with_its_deadline() {
+fn a_name_without_holds_and_waiters_is_removed_with_its_deadline() {
     let mut table = table(&[(1, Kind::Lock)]);
     table.sleep(&name(), T(5));
     assert_eq!(table.next_deadline(), Some(T(5)));
@@ -209,7 +209,7 @@ fn a_group_is_reported_once() {
 }
 
 #[test]
-fn the_front_waiter_sleeps_while_the_lock_is_left_to_others() {
+fn the_front_waiter_sleeps_while_it_yields_the_lock_to_other_clients() {
     let mut table = table(&[(1, Kind::Lock)]);
     assert!(table.stand_back(&name(), T(5)));
     assert_eq!(table.next_step(&name(), T(1)), Step::Nothing);
@@ -219,27 +219,27 @@ fn the_front_waiter_sleeps_while_the_lock_is_left_to_others() {
 }
 
 #[test]
-fn a_release_message_wakes_only_who_listens_and_does_not_stand_back() {
+fn a_release_message_wakes_only_a_listening_waiter_that_does_not_yield() {
     let mut table = table(&[(1, Kind::Lock)]);
-    let hear = |table: &mut LockTable, node, at| {
+    let on_message = |table: &mut LockTable, node, at| {
         table.on_message(node, &name(), T(at), 2, Duration::from_secs(1))
     };
-    assert!(!hear(&mut table, Node::Main, 1), "nobody listens");
+    assert!(!on_message(&mut table, Node::Main, 1), "the lock has no subscription");
     let channel = table.listen(&name(), Family::Plain).expect("a channel");
-    assert!(table.listen(&name(), Family::Plain).is_none(), "it is listened to already");
-    assert!(hear(&mut table, Node::Main, 1));
-    assert!(!hear(&mut table, Node::Red(0), 1), "it is not a red lock");
+    assert!(table.listen(&name(), Family::Plain).is_none(), "the lock has a subscription already");
+    assert!(on_message(&mut table, Node::Main, 1));
+    assert!(!on_message(&mut table, Node::Red(0), 1), "it is not a red lock");
     table.stand_back(&name(), T(3));
-    assert!(!hear(&mut table, Node::Main, 2));
+    assert!(!on_message(&mut table, Node::Main, 2));
     assert!(table.take_message(&name(), T(2)) && !table.take_message(&name(), T(0)));
-    assert!(table.stop_listening(&name()).is_none(), "somebody waits");
+    assert!(table.stop_listening(&name()).is_none(), "a waiter needs the subscription");
     table.dequeue(&name(), 1);
     assert_eq!(table.stop_listening(&name()).map(|ended| ended.channel), Some(channel));
     assert_eq!(table.subscriptions(), 0);
 }
 
 #[test]
-fn a_red_waiter_is_woken_by_a_majority_and_wakes_soon_after_the_first_message() {
+fn a_red_waiter_wakes_at_a_majority_of_messages_or_soon_after_the_first() {
     let mut table = table(&[(1, Kind::Red)]);
     table.listen(&name(), Family::Red).expect("a channel");
     table.sleep(&name(), T(60));

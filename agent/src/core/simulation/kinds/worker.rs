@@ -79,8 +79,8 @@ impl World {
 
     /// Chooses a command for a worker that holds something: re-entry, a read under its write hold, a release. Its waits are
     /// limited, since two such workers could wait for each other.
-    fn next_command(&mut self, had: &[(&'static str, Kind, u32)]) -> (Pending, Command) {
-        let (lock, kind, _) = self.rng.pick(had);
+    fn next_command(&mut self, held: &[(&'static str, Kind, u32)]) -> (Pending, Command) {
+        let (lock, kind, _) = self.rng.pick(held);
         let soon = Wait::AtMost(Duration::from_micros(self.think()));
         match self.rng.within(0..10) {
             0 | 1 if self.working => {
@@ -95,8 +95,8 @@ impl World {
                 let lease = if self.rng.one_in(2) { self.lease() } else { None };
                 (Pending::Extend, Command::Extend(hold_of(lock, kind), lease))
             }
-            5 | 6 if had.iter().all(|(_, _, count)| *count == 1) => {
-                let each = had.iter().map(|(lock, kind, _)| hold_of(lock, *kind)).collect();
+            5 | 6 if held.iter().all(|(_, _, count)| *count == 1) => {
+                let each = held.iter().map(|(lock, kind, _)| hold_of(lock, *kind)).collect();
                 (Pending::UnlockSeveral, Command::UnlockAll(each))
             }
             _ => (Pending::Unlock(lock, kind), Command::Unlock(hold_of(lock, kind))),
@@ -139,8 +139,8 @@ impl World {
                     Frame::Int(left) => u32::try_from(*left).unwrap_or(0),
                     // The agent has released it once, and Redis will follow.
                     _ if unavailable => {
-                        let had = worker.held.iter().find(|(l, k, _)| (*l, *k) == (lock, kind));
-                        had.map_or(0, |(.., count)| count - 1)
+                        let hold = worker.held.iter().find(|(l, k, _)| (*l, *k) == (lock, kind));
+                        hold.map_or(0, |(.., count)| count - 1)
                     }
                     _ => 0,
                 };

@@ -50,7 +50,7 @@ impl Simulation {
                 }
                 let Some(scripts) = connection.in_flight.remove(&id) else { return Ok(()) };
                 if let Some(stall) = stall.filter(|_| scripts.len() > 1) {
-                    // Nobody takes it apart until then.
+                    // A stalled agent handles the replies when it resumes.
                     connection.in_flight.insert(id, scripts);
                     let later = Event::Answer { host, run, lane, generation, id, outcome };
                     self.at(stall.until, later);

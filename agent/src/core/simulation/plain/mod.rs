@@ -104,12 +104,12 @@ fn try_seeds(remainder: u64) {
 }
 
 #[test]
-fn while_faults_last_no_invariant_is_violated() {
+fn no_invariant_is_violated_while_faults_continue() {
     try_seeds(0);
 }
 
 #[test]
-fn after_all_faults_are_repaired_every_worker_makes_progress_and_nothing_is_left() {
+fn workers_make_progress_after_all_faults_and_nothing_is_left() {
     try_seeds(1);
 }
 

@@ -76,7 +76,7 @@ impl Simulation {
         state.next_connection += 1;
         let (new, run) = (ConnectionId(state.next_connection), state.run);
         state.sessions.insert(new, session);
-        self.log(|| format!("host {host} worker {id:?} will come back as {new:?}"));
+        self.log(|| format!("host {host} worker {id:?} will reconnect as {new:?}"));
         let pause = self.think(host);
         self.after(pause + 30, Event::Reconnect { host, run, connection: new });
     }
@@ -153,7 +153,10 @@ impl Simulation {
                     && !self.history.is_excused(lock, &known_hold.holder);
                 match self.known_hold(host, id, owner, lock) {
                     None if sure && counts => {
-                        return Err(format!("{} on {lock} did not come back", known_hold.holder));
+                        return Err(format!(
+                            "RESUME did not restore {} on {lock}",
+                            known_hold.holder
+                        ));
                     }
                     Some(now)
                         if sure

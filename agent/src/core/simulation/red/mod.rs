@@ -96,7 +96,7 @@ fn play(world: &mut World, seed: u64) -> Verdict {
 }
 
 #[test]
-fn no_two_majorities_are_valid_and_nothing_is_left_behind() {
+fn two_majorities_are_never_valid_at_once_and_nothing_is_left() {
     let seeds = seeds::chosen(SEEDS);
     let single = seeds::is_single(&seeds);
     let mut grants = 0;

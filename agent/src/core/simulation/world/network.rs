@@ -224,7 +224,7 @@ impl<S: Scenario> World<S> {
     }
 
     pub(in crate::core) fn start(&mut self, node: usize) {
-        self.log(|| format!("node {node} is back"));
+        self.log(|| format!("node {node} restarts"));
         self.servers[node].up = true;
     }
 

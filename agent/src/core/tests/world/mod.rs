@@ -28,7 +28,7 @@ pub(super) enum Network {
     LosesReplies,
     /// One runs, its reply is lost, and the connection breaks.
     Breaks,
-    /// They neither run nor fail until the network is good again: then they run late.
+    /// One runs only when the test delivers it, its reply is lost, and the connection breaks.
     Holds,
     /// There is no connection.
     Down,
@@ -46,12 +46,12 @@ pub(super) enum Network {
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub(super) enum Replicas {
     /// That many confirm.
-    There(u32),
-    /// One confirms the next grant, and none the others.
+    Confirm(u32),
+    /// One confirms the next grant, and none confirms later ones.
     Once,
     /// So few are connected that nothing is sent.
     TooFew,
-    /// Its scripts leave later than all others.
+    /// Its scripts are sent only when the test sends them.
     Late,
 }
 
@@ -93,11 +93,11 @@ pub(super) struct World {
     /// Fair waiters with a message of their turn (true) or a confirmed subscription (false).
     turns: VecDeque<(LockName, i64, bool)>,
     /// Messages to fair waiters are lost, and their subscriptions are not active yet.
-    pub(super) deaf: bool,
+    pub(super) unsubscribed: bool,
     /// Scripts served, by name.
     pub(super) served: Vec<&'static str>,
     /// The number of other subscribers.
-    pub(super) others: i64,
+    pub(super) other_subscribers: i64,
     /// The token counters of fenced locks contain something else.
     pub(super) spoilt_counters: bool,
     /// The state that the journal's records describe.
@@ -116,7 +116,7 @@ pub(super) struct World {
     slow: Vec<Record>,
     held_back: VecDeque<Call>,
     /// Outcomes in flight.
-    pub(super) on_their_way: Vec<(Moment, OpId, Result<Value, Failure>)>,
+    pub(super) in_flight: Vec<(Moment, OpId, Result<Value, Failure>)>,
     next_connection: u64,
 }
 
@@ -148,7 +148,7 @@ impl World {
             now,
             redis: BTreeMap::new(),
             network: Network::Good,
-            replicas: Replicas::There(0),
+            replicas: Replicas::Confirm(0),
             min_replicas: 0,
             grants: BTreeSet::new(),
             replicated: BTreeSet::new(),
@@ -157,9 +157,9 @@ impl World {
             listening: Vec::new(),
             queues: BTreeMap::new(),
             turns: VecDeque::new(),
-            deaf: false,
+            unsubscribed: false,
             served: Vec::new(),
-            others: 0,
+            other_subscribers: 0,
             spoilt_counters: false,
             past: Restored::default(),
             disk: Disk::Good,
@@ -170,7 +170,7 @@ impl World {
             records: 0,
             slow: Vec::new(),
             held_back: VecDeque::new(),
-            on_their_way: Vec::new(),
+            in_flight: Vec::new(),
             next_connection: 0,
         }
     }
@@ -179,7 +179,7 @@ impl World {
     pub(super) fn with_replicas(wanted: u32) -> Self {
         let world = Self::new();
         let core = core(7, world.now, wanted);
-        Self { core, min_replicas: wanted, replicas: Replicas::There(wanted), ..world }
+        Self { core, min_replicas: wanted, replicas: Replicas::Confirm(wanted), ..world }
     }
 
     pub(super) fn open(&mut self) -> ConnectionId {
@@ -231,7 +231,7 @@ impl World {
         (self.core, self.records) = (core(self.runs, self.now, self.min_replicas), 0);
         self.listening.clear();
         self.slow.clear();
-        self.on_their_way.clear();
+        self.in_flight.clear();
         self.core.restore(self.now, past);
         self.work();
     }
@@ -280,11 +280,11 @@ impl World {
     /// Delivers the replies that are due to the core, in order of arrival.
     fn arrive(&mut self) {
         loop {
-            self.on_their_way.sort_by_key(|(at, op, _)| (*at, *op));
-            if self.on_their_way.first().is_none_or(|(at, ..)| *at > self.now) {
+            self.in_flight.sort_by_key(|(at, op, _)| (*at, *op));
+            if self.in_flight.first().is_none_or(|(at, ..)| *at > self.now) {
                 return;
             }
-            let (_, op, outcome) = self.on_their_way.remove(0);
+            let (_, op, outcome) = self.in_flight.remove(0);
             match outcome {
                 Ok(reply) => self.answer(op, &reply),
                 Err(failure) => self.core.on_failure(self.now, op, &failure),
@@ -303,7 +303,7 @@ impl World {
                         self.core.on_failure(self.now, op, &failure);
                     }
                     Replicas::Late => self.waiting_grants.push((op, call)),
-                    Replicas::There(_) | Replicas::Once => {
+                    Replicas::Confirm(_) | Replicas::Once => {
                         self.grants.insert(op);
                         self.serve(op, call);
                     }
@@ -346,13 +346,13 @@ impl World {
                     self.listening.remove(at);
                 }
             }
-            self.tell_turns();
+            self.announce_turns();
         }
     }
 
     /// Sends the scripts that the connection for grants held back. Their effects are not applied yet.
     pub(super) fn send_grants(&mut self, replicas: u32) {
-        self.replicas = Replicas::There(replicas);
+        self.replicas = Replicas::Confirm(replicas);
         for (op, call) in std::mem::take(&mut self.waiting_grants) {
             self.grants.insert(op);
             self.serve(op, call);
@@ -361,7 +361,8 @@ impl World {
 
     fn answer(&mut self, op: OpId, reply: &Value) {
         if self.replicated.remove(&op) {
-            let replicas = if let Replicas::There(replicas) = self.replicas { replicas } else { 0 };
+            let replicas =
+                if let Replicas::Confirm(replicas) = self.replicas { replicas } else { 0 };
             let confirmed = Confirmed { replicas, refusal: None };
             return self.core.on_confirmed(self.now, op, reply, confirmed);
         }
@@ -369,21 +370,21 @@ impl World {
             return self.core.on_reply(self.now, op, reply);
         }
         let replicas = match self.replicas {
-            Replicas::There(replicas) => replicas,
+            Replicas::Confirm(replicas) => replicas,
             Replicas::Once => 1,
             other => panic!("{other:?}"),
         };
         if self.replicas == Replicas::Once {
-            self.replicas = Replicas::There(0);
+            self.replicas = Replicas::Confirm(0);
         }
         self.core.on_confirmed(self.now, op, reply, Confirmed { replicas, refusal: None });
     }
 
-    fn tell_turns(&mut self) {
-        while !self.deaf
-            && let Some((name, number, told)) = self.turns.pop_front()
+    fn announce_turns(&mut self) {
+        while !self.unsubscribed
+            && let Some((name, number, has_turn)) = self.turns.pop_front()
         {
-            if told {
+            if has_turn {
                 self.core.on_turn(self.now, &name, number);
             } else {
                 self.core.on_turn_subscribed(self.now, &name, number);
@@ -393,8 +394,8 @@ impl World {
 
     /// Activates the subscriptions of fair waiters.
     pub(super) fn subscribed(&mut self) {
-        self.deaf = false;
-        self.tell_turns();
+        self.unsubscribed = false;
+        self.announce_turns();
         self.work();
     }
 
@@ -441,7 +442,7 @@ impl World {
                     Some(_) => Err(lost()),
                     None => Err(Failure::Refused("OOM".to_owned())),
                 };
-                self.on_their_way.push((self.now + delay.min(timeout), op, outcome));
+                self.in_flight.push((self.now + delay.min(timeout), op, outcome));
             }
             Network::Full => match call.script.name {
                 "acquire" | "acquire_fair" | "hand_over" => {

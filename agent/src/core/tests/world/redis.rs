@@ -59,8 +59,8 @@ impl World {
                         None => others.extend([i + 1, 0]),
                         Some(hash) => match hash.fields.get_mut(me) {
                             None => others.extend([i + 1, 2]),
-                            Some(had) => {
-                                *had = count;
+                            Some(field) => {
+                                *field = count;
                                 hash.expires = hash.expires.max(Some(now + ms(&args[0])));
                                 kept += 1;
                             }
@@ -81,7 +81,8 @@ impl World {
                 ints(&[1])
             }
             "hand_over" => {
-                let subscribers = self.others + i64::from(self.listening.contains(&name(&key)));
+                let subscribers =
+                    self.other_subscribers + i64::from(self.listening.contains(&name(&key)));
                 let Some(hash) = self.redis.get_mut(&key) else { return ints(&[0]) };
                 if hash.fields.remove(&args[0]).is_some() {
                     hash.fields.insert(args[1].clone(), 1);
@@ -148,7 +149,7 @@ impl World {
                 let queue = self.queues.entry(key.clone()).or_default();
                 queue.retain(|entry| *entry != args[0]);
                 let free = !self.redis.contains_key(&key);
-                if let Some(head) = queue.first().filter(|_| free && !self.deaf) {
+                if let Some(head) = queue.first().filter(|_| free && !self.unsubscribed) {
                     let head = HolderId::parse(head.as_bytes()).unwrap().thread;
                     self.turns.push_back((name(&key), head, true));
                 }
