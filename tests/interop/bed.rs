@@ -217,7 +217,7 @@ impl Bed {
         };
         let before = attempts().await?;
         session.send_bytes(&encode(&kind.lock(name, ""))).await?;
-        eventually("our waiter to sleep", async || {
+        eventually("the agent's waiter to sleep", async || {
             let made = attempts().await? - before;
             ensure!(made >= 2.0, "{made} attempts");
             Ok(())
@@ -230,7 +230,7 @@ impl Bed {
     /// one of each waiter.
     pub(crate) async fn until_listening(&mut self, kind: Kind, name: &str, count: i64) {
         let channel = kind.channel(name);
-        eventually("that many listeners", async || {
+        eventually("{count} listeners", async || {
             let found = if kind.is_fair() {
                 let channels = self.direct.call_args(&["PUBSUB", "CHANNELS", &channel]).await?;
                 i64::try_from(channels.items()?.len())?
@@ -244,7 +244,7 @@ impl Bed {
         .await;
     }
 
-    /// Checks that nobody holds anything, and that nothing is left except tokens, which outlive their locks, and the
+    /// Checks that no lock is held, and that nothing is left except tokens, which outlive their locks, and the
     /// latches by which Redisson 3.52 recognises a release that it sent twice: they last some twenty seconds.
     pub(crate) async fn assert_nothing_left(&mut self) {
         eventually("an empty Redis", async || {

@@ -35,13 +35,13 @@ impl ClusterBed {
         JavaLock::new(self.jvm.thread(&self.client, 1), kind, name)
     }
 
-    /// Waits until clients listen to the lock's releases in both ways, as the agent's waiters do.
-    async fn until_subscribed_to(&self, place: usize, channel: &str) -> Result<()> {
-        let mut direct = self.cluster.client(place).await?;
-        eventually("our waiter to listen", async || {
+    /// Waits until both kinds of subscription to the lock's releases exist, as the agent's waiters have them.
+    async fn until_subscribed_to(&self, node: usize, channel: &str) -> Result<()> {
+        let mut direct = self.cluster.client(node).await?;
+        eventually("the agent's waiter to subscribe", async || {
             for verb in ["CHANNELS", "SHARDCHANNELS"] {
                 let found = direct.call_args(&["PUBSUB", verb, channel]).await?.ok()?;
-                ensure!(!found.items()?.is_empty(), "nobody listens: {verb} {channel}");
+                ensure!(!found.items()?.is_empty(), "no subscriber: {verb} {channel}");
             }
             Ok(())
         })
@@ -59,22 +59,26 @@ impl Drop for ClusterBed {
 }
 
 #[tokio::test]
-async fn each_side_keeps_the_other_out_and_wakes_it_on_every_node() -> Result<()> {
+async fn each_side_excludes_and_wakes_the_other_on_every_node() -> Result<()> {
     let bed = ClusterBed::new().await?;
     for kind in kinds()? {
-        for (place, name) in bed.cluster.names(&format!("{}:", kind.word)).iter().enumerate() {
+        for (node, name) in bed.cluster.names(&format!("{}:", kind.word)).iter().enumerate() {
             let java = bed.java(kind, name);
             let mut worker: Client = bed.agent.client().await?;
             // Java waits for the agent.
             assert!(lock(&mut worker, kind, name, "").await?);
-            assert!(!java.is("tryLock").await?, "{} is ours", kind.word);
+            assert!(!java.is("tryLock").await?, "the agent holds the {} lock", kind.word);
             let waiting = java.begin_wait().await?;
             assert_eq!(unlock(&mut worker, kind, name).await?, 0);
             waiting.answer().await??;
             // The agent waits for Java.
-            assert!(!lock(&mut worker, kind, name, "NOWAIT").await?, "{} is Java's", kind.word);
+            assert!(
+                !lock(&mut worker, kind, name, "NOWAIT").await?,
+                "Java holds the {} lock",
+                kind.word
+            );
             worker.send_bytes(&encode(&kind.lock(name, ""))).await?;
-            bed.until_subscribed_to(place, &kind.channel(name)).await?;
+            bed.until_subscribed_to(node, &kind.channel(name)).await?;
             java.call("unlock").await?;
             worker.reply().await?.ok()?;
             assert!(!java.is("isHeldByCurrentThread").await?);
@@ -85,16 +89,16 @@ async fn each_side_keeps_the_other_out_and_wakes_it_on_every_node() -> Result<()
 }
 
 #[tokio::test]
-async fn old_and_new_clients_are_woken_by_the_agent_alike() -> Result<()> {
+async fn the_agent_and_two_versions_of_redisson_wake_each_other() -> Result<()> {
     let bed = ClusterBed::new().await?;
     let (one, other) = (version()?, other_version()?);
     let jvm = Jvm::start(&other)?;
     open_at(&jvm, "other", &bed.cluster.url(), "watchdog=600000").await?;
     let kind = KINDS[0];
     let name = &bed.cluster.names("both:")[1];
-    let theirs = JavaLock::new(jvm.thread("other", 1), kind, name);
+    let other_java = JavaLock::new(jvm.thread("other", 1), kind, name);
     let mut worker = bed.agent.client().await?;
-    for (java, version) in [(&bed.java(kind, name), one), (&theirs, other)] {
+    for (java, version) in [(&bed.java(kind, name), one), (&other_java, other)] {
         assert!(lock(&mut worker, kind, name, "").await?);
         let waiting = java.begin_wait().await?;
         assert_eq!(unlock(&mut worker, kind, name).await?, 0, "{version} waits");

@@ -12,7 +12,7 @@ const EACH_SIDE: usize = 5_000;
 
 /// Runs ten thousand sections of both sides on one lock, while that many JVMs and other workers die.
 async fn mixed(kind: Kind, dying: Option<usize>) -> Result<()> {
-    // Places of dead waiters in a fair queue last for the lease that the lock had when they joined.
+    // Positions of dead waiters in a fair queue last for the lease that the lock had when they joined.
     let (flags, settings) = match (kind.is_fair(), dying) {
         (true, Some(_)) => (["--lease", "6s"].as_slice(), "watchdog=6000"),
         _ => ([].as_slice(), ""),
@@ -33,20 +33,20 @@ async fn mixed(kind: Kind, dying: Option<usize>) -> Result<()> {
         let (agent, counters, counter, key) = (&bed.agent, &bed.redis, "counter", "till");
         let (queues, reads) = (kind.is_fair(), false);
         let dying = Dying { agent, guard, counters, counter, clients, key, queues, reads };
-        let (done, wrote) = tokio::join!(crowd.done(), dying.all(jvms));
+        let (done, written) = tokio::join!(crowd.done(), dying.all(jvms));
         done?;
-        at_least += wrote?;
+        at_least += written?;
     } else {
         crowd.done().await?;
     }
     let tally = tally(&mut bed.direct, "counter").await?;
     ensure!(tally.total >= at_least, "{tally:?}, at least {at_least} of them ended");
     ensure!(tally.total == at_least || dying.is_some_and(|jvms| jvms > 0), "{tally:?}");
-    ensure!(tally.turns >= 20, "one side waited for the other's end: {tally:?}");
+    ensure!(tally.turns >= 20, "one side waited until the other was done: {tally:?}");
     if kind.is_fair() {
-        // Places of a dead JVM stay until another client finds them expired.
+        // Positions of a dead JVM stay until another client finds them expired.
         let mut session = bed.session().await?;
-        ensure!(lock(&mut session, kind, "till", "").await?, "its wait has no limit");
+        ensure!(lock(&mut session, kind, "till", "").await?, "a wait without a limit has ended");
         unlock(&mut session, kind, "till").await?;
     }
     bed.assert_nothing_left().await;
@@ -54,7 +54,7 @@ async fn mixed(kind: Kind, dying: Option<usize>) -> Result<()> {
 }
 
 #[tokio::test]
-async fn ten_thousand_sections_of_both_sides() -> Result<()> {
+async fn both_sides_exclude_each_other_in_ten_thousand_sections() -> Result<()> {
     for kind in kinds()? {
         mixed(kind, None).await.with_context(|| kind.word)?;
     }
@@ -63,7 +63,7 @@ async fn ten_thousand_sections_of_both_sides() -> Result<()> {
 
 /// The kinds of process killed while others continue: workers and sessions of the agent, and whole JVMs.
 #[tokio::test]
-async fn as_many_beside_workers_that_are_killed() -> Result<()> {
+async fn both_sides_exclude_each_other_while_workers_are_killed() -> Result<()> {
     for kind in kinds()? {
         let jvms = if super::fair::jvms_may_die(kind, &version()?) { 2 } else { 0 };
         mixed(kind, Some(jvms)).await.with_context(|| kind.word)?;

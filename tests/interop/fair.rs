@@ -17,20 +17,20 @@ const WAIT_CAN_BE_SET_SINCE: u32 = 46;
 /// A waiter of either side in the queue.
 enum Waiter {
     Java(JavaLock, Pending),
-    Ours(Client),
+    Agent(Client),
 }
 
 impl Waiter {
     /// Joins the end of the queue.
-    async fn join(bed: &mut Bed, place: u32) -> Result<Self> {
-        let waiter = if place.is_multiple_of(2) {
-            let java = bed.java(FAIR, "a").on(place + 1);
+    async fn join(bed: &mut Bed, position: u32) -> Result<Self> {
+        let waiter = if position.is_multiple_of(2) {
+            let java = bed.java(FAIR, "a").on(position + 1);
             let waiting = java.begin("lock")?;
             Self::Java(java, waiting)
         } else {
-            Self::Ours(begin(bed, "").await?)
+            Self::Agent(begin(bed, "").await?)
         };
-        until_queued(bed, place as usize + 1).await;
+        until_queued(bed, position as usize + 1).await;
         Ok(waiter)
     }
 
@@ -41,8 +41,11 @@ impl Waiter {
                 waiting.answer().await??;
                 java.call("unlock").await?;
             }
-            Self::Ours(mut session) => {
-                ensure!(session.reply().await?.ok()? != Reply::Null, "its wait has no limit");
+            Self::Agent(mut session) => {
+                ensure!(
+                    session.reply().await?.ok()? != Reply::Null,
+                    "a wait without a limit has ended"
+                );
                 unlock(&mut session, FAIR, "a").await?;
             }
         }
@@ -63,7 +66,7 @@ async fn queue(bed: &mut Bed) -> Result<Vec<String>> {
 }
 
 async fn until_queued(bed: &mut Bed, count: usize) {
-    eventually("that many to queue", async || {
+    eventually("{count} waiters in the queue", async || {
         let queue = queue(bed).await?;
         ensure!(queue.len() == count, "{queue:?}");
         Ok(())
@@ -84,24 +87,24 @@ async fn deadlines(bed: &mut Bed) -> Result<Vec<i64>> {
 }
 
 #[tokio::test]
-async fn both_sides_are_served_in_the_order_of_one_queue() -> Result<()> {
+async fn waiters_of_both_sides_acquire_in_the_order_of_one_queue() -> Result<()> {
     let mut bed = Bed::new().await?;
     let mut holder = bed.session().await?;
     assert!(lock(&mut holder, FAIR, "a", "").await?);
     let mut waiters = Vec::new();
-    for place in 0..8 {
-        waiters.push(Waiter::join(&mut bed, place).await?);
+    for position in 0..8 {
+        waiters.push(Waiter::join(&mut bed, position).await?);
     }
     let order = queue(&mut bed).await?;
-    for (place, id) in order.iter().enumerate() {
-        assert_eq!(id.starts_with(&bed.id), place % 2 == 0, "{order:?}");
+    for (position, id) in order.iter().enumerate() {
+        assert_eq!(id.starts_with(&bed.id), position % 2 == 0, "{order:?}");
     }
     unlock(&mut holder, FAIR, "a").await?;
-    for (place, waiter) in waiters.into_iter().enumerate() {
-        let held = eventually("the next one to hold it", async || {
+    for (position, waiter) in waiters.into_iter().enumerate() {
+        let held = eventually("the next waiter to hold the lock", async || {
             let held = bed.holders("a").await?;
             let held = held.first().context("nobody holds it")?.0.clone();
-            ensure!(held == order[place], "{held} holds it, {place} of {order:?} is next");
+            ensure!(held == order[position], "{held} holds it, {position} of {order:?} is next");
             Ok(held)
         });
         // The holder keeps the lock until the test tells it to release.
@@ -110,9 +113,9 @@ async fn both_sides_are_served_in_the_order_of_one_queue() -> Result<()> {
                 waiting.answer().await??;
                 (held.await, Waiter::Java(java.clone(), java.begin("isLocked")?))
             }
-            ours @ Waiter::Ours(_) => (held.await, ours),
+            waiter @ Waiter::Agent(_) => (held.await, waiter),
         };
-        assert_eq!(held, order[place]);
+        assert_eq!(held, order[position]);
         waiter.take_turn().await?;
     }
     bed.assert_nothing_left().await;
@@ -120,16 +123,16 @@ async fn both_sides_are_served_in_the_order_of_one_queue() -> Result<()> {
 }
 
 #[tokio::test]
-async fn those_who_give_up_leave_their_places() -> Result<()> {
+async fn waiters_that_give_up_or_die_leave_the_queue() -> Result<()> {
     let mut bed = Bed::new().await?;
     let mut holder = bed.session().await?;
     assert!(lock(&mut holder, FAIR, "a", "").await?);
     let first = begin(&bed, "").await?;
     until_queued(&mut bed, 1).await;
     let java = bed.java(FAIR, "a");
-    let patient = java.begin("lock")?;
+    let second = java.begin("lock")?;
     until_queued(&mut bed, 2).await;
-    // One in the middle and one at the end give up; nobody's place changes.
+    // Waiters at the end give up; no other position changes.
     let before = queue(&mut bed).await?;
     assert!(!lock(&mut bed.session().await?, FAIR, "a", "WAIT 200").await?);
     assert!(!java.on(2).is("tryLock 200 60000 ms").await?);
@@ -137,11 +140,11 @@ async fn those_who_give_up_leave_their_places() -> Result<()> {
     assert!(!java.on(2).is("tryLock").await?);
     until_queued(&mut bed, 2).await;
     assert_eq!(queue(&mut bed).await?, before);
-    // The one at the head dies.
+    // The waiter at the head dies.
     drop(first);
     until_queued(&mut bed, 1).await;
     unlock(&mut holder, FAIR, "a").await?;
-    patient.answer().await??;
+    second.answer().await??;
     java.call("unlock").await?;
     bed.assert_nothing_left().await;
     Ok(())
@@ -149,33 +152,33 @@ async fn those_who_give_up_leave_their_places() -> Result<()> {
 
 /// The lock is free and the head of the queue leaves without a release message: the next waiter is notified.
 #[tokio::test]
-async fn the_next_one_is_told_when_our_head_leaves_a_free_lock() -> Result<()> {
+async fn java_is_notified_when_the_agents_first_waiter_leaves_a_free_lock() -> Result<()> {
     let mut bed = Bed::with(&["--lease", super::LEASE], "watchdog=600000").await?;
     let java = bed.java(FAIR, "a");
     java.call("lock").await?;
-    let ours = begin(&bed, "").await?;
+    let waiter = begin(&bed, "").await?;
     until_queued(&mut bed, 1).await;
     let waiting = java.on(2).begin("lock")?;
     until_queued(&mut bed, 2).await;
     // The deletion sends no message.
     bed.direct.call("DEL a").await?.int()?;
-    drop(ours);
+    drop(waiter);
     waiting.answer().await??;
     java.on(2).call("unlock").await?;
     bed.assert_nothing_left().await;
     Ok(())
 }
 
-/// Waiters that join and leave do not change the deadlines of those who stay.
+/// Waiters that join and leave do not change the deadlines of those that stay.
 #[tokio::test]
-async fn deadlines_do_not_drift() -> Result<()> {
+async fn waiters_that_come_and_go_do_not_shift_the_deadlines_of_others() -> Result<()> {
     let mut bed = Bed::with(&["--lease", "60s"], "watchdog=60000").await?;
     let mut holder = bed.session().await?;
     assert!(lock(&mut holder, FAIR, "a", "").await?);
     let java = bed.java(FAIR, "a");
     let waiting = java.begin("lock")?;
     until_queued(&mut bed, 1).await;
-    let ours = begin(&bed, "").await?;
+    let waiter = begin(&bed, "").await?;
     until_queued(&mut bed, 2).await;
     for _ in 0..5 {
         assert!(!lock(&mut bed.session().await?, FAIR, "a", "WAIT 50").await?);
@@ -188,14 +191,14 @@ async fn deadlines_do_not_drift() -> Result<()> {
     assert!((left[0] + 14_000..=left[0] + 16_000).contains(&left[1]), "{left:?}");
     unlock(&mut holder, FAIR, "a").await?;
     Waiter::Java(java, waiting).take_turn().await?;
-    Waiter::Ours(ours).take_turn().await?;
+    Waiter::Agent(waiter).take_turn().await?;
     bed.assert_nothing_left().await;
     Ok(())
 }
 
-/// The place of a killed client stays in the queue until its deadline, and no longer.
+/// The position of a closed client stays in the queue until its deadline, and no longer.
 #[tokio::test]
-async fn javas_dead_head_is_passed() -> Result<()> {
+async fn a_dead_java_waiter_at_the_head_is_skipped_after_its_deadline() -> Result<()> {
     if !is_since(&version()?, WAIT_CAN_BE_SET_SINCE) {
         return Ok(());
     }
@@ -205,23 +208,23 @@ async fn javas_dead_head_is_passed() -> Result<()> {
     java.call("lock").await?;
     let dead = java.on(2).begin_wait().await?;
     until_queued(&mut bed, 1).await;
-    let mut ours = begin(&bed, "").await?;
+    let mut waiter = begin(&bed, "").await?;
     until_queued(&mut bed, 2).await;
     let waiting = bed.java(FAIR, "a").begin("lock")?;
     until_queued(&mut bed, 3).await;
     drop(dead);
     bed.thread("b", 0).call("close").await?;
-    assert_ne!(ours.reply().await?.ok()?, Reply::Null);
-    unlock(&mut ours, FAIR, "a").await?;
+    assert_ne!(waiter.reply().await?.ok()?, Reply::Null);
+    unlock(&mut waiter, FAIR, "a").await?;
     waiting.answer().await??;
     bed.java(FAIR, "a").call("unlock").await?;
     bed.assert_nothing_left().await;
     Ok(())
 }
 
-/// The place of a killed agent's worker stays until its deadline, and no longer.
+/// The position of a killed agent's worker stays until its deadline, and no longer.
 #[tokio::test]
-async fn our_dead_head_is_passed() -> Result<()> {
+async fn a_dead_agents_waiter_at_the_head_is_skipped_after_its_deadline() -> Result<()> {
     let mut bed = Bed::with(&["--lease", "1500ms"], "").await?;
     let mut holder = bed.session().await?;
     assert!(lock(&mut holder, FAIR, "a", "").await?);
@@ -238,10 +241,10 @@ async fn our_dead_head_is_passed() -> Result<()> {
     Ok(())
 }
 
-/// Redisson's `lockInterruptibly` leaves its place in the queue, which blocks everybody until its deadline, not
+/// Redisson's `lockInterruptibly` leaves its position in the queue, which blocks all others until its deadline, not
 /// forever.
 #[tokio::test]
-async fn an_interrupted_thread_leaves_a_place_that_counts_as_dead() -> Result<()> {
+async fn an_interrupted_threads_position_is_skipped_after_its_deadline() -> Result<()> {
     if !is_since(&version()?, WAIT_CAN_BE_SET_SINCE) {
         return Ok(());
     }

@@ -1,5 +1,5 @@
-//! Tests of the agent and the real Redisson on one Redis and the same names: holders, wakeups, and what each side
-//! reports about the other.
+//! Tests of the agent and the real Redisson on one Redis and the same names: mutual exclusion, wake-ups, and what each
+//! side reports about the other.
 //!
 //! `make interop` builds the Java side, names the installed versions in `LOCKSCOPE_REDISSON` and
 //! `LOCKSCOPE_REDISSON_OTHER`, and runs these tests.

@@ -11,13 +11,13 @@ use super::Bed;
 use super::bed::{kinds, lock};
 use super::sections::{Crowd, Dying, Guard, LONG, tally};
 
-/// Java's lock of these names, in this order.
-struct Several {
+/// Java's multi-lock of these names, in this order.
+struct MultiLock {
     thread: Thread,
     guard: Guard,
 }
 
-impl Several {
+impl MultiLock {
     fn new(thread: Thread, names: &[&str]) -> Self {
         Self { thread, guard: Guard::several(names) }
     }
@@ -45,11 +45,11 @@ async fn mlock(session: &mut Client, words: &str) -> Result<bool> {
 }
 
 #[tokio::test]
-async fn each_sides_several_locks_keep_the_other_out() -> Result<()> {
+async fn a_multi_lock_and_an_mlock_exclude_each_other() -> Result<()> {
     let mut bed = Bed::with(&[], "").await?;
     let mut worker = bed.session().await?;
     // Java acquires them in the order of its list, which may differ from the agent's order.
-    let java = Several::new(bed.thread("a", 1), &["c", "a", "b"]);
+    let java = MultiLock::new(bed.thread("a", 1), &["c", "a", "b"]);
     java.call("lock").await?;
     assert!(!mlock(&mut worker, "3 a b c NOWAIT").await?);
     assert!(!mlock(&mut worker, "2 b d NOWAIT").await?);
@@ -62,7 +62,7 @@ async fn each_sides_several_locks_keep_the_other_out() -> Result<()> {
     assert_ne!(worker.reply().await?.ok()?, Reply::Null);
     assert_eq!(holders(&mut bed).await?, 3);
     assert_eq!(java.call("tryLock").await?, "false");
-    assert_eq!(Several::new(bed.thread("a", 2), &["d", "b"]).call("tryLock").await?, "false");
+    assert_eq!(MultiLock::new(bed.thread("a", 2), &["d", "b"]).call("tryLock").await?, "false");
     assert_eq!(bed.direct.call("EXISTS d").await?.int()?, 0, "all or none");
     let waiting = java.begin("lock")?;
     worker.call("MUNLOCK 3 a b c").await?.ok()?;
@@ -73,13 +73,13 @@ async fn each_sides_several_locks_keep_the_other_out() -> Result<()> {
     Ok(())
 }
 
-/// A holder of one member blocks both sides from the whole set, and waiting sides hold no member for long.
+/// A holder of one member blocks both sides from the whole set, and neither waiting side holds a member for long.
 #[tokio::test]
-async fn a_member_that_is_taken_keeps_both_from_all() -> Result<()> {
+async fn a_held_member_blocks_the_multi_lock_and_the_mlock() -> Result<()> {
     let mut bed = Bed::with(&[], "").await?;
     let single = bed.java(kinds()?[0], "c");
     single.call("lock").await?;
-    let java = Several::new(bed.thread("a", 2), &["a", "b", "c"]);
+    let java = MultiLock::new(bed.thread("a", 2), &["a", "b", "c"]);
     let waiting = java.begin("lock")?;
     let mut worker = bed.session().await?;
     worker.send("MLOCK 3 a b c").await?;
@@ -90,26 +90,26 @@ async fn a_member_that_is_taken_keeps_both_from_all() -> Result<()> {
     other.call("MUNLOCK 2 a b").await?.ok()?;
     single.call("unlock").await?;
     // Both acquire all of them, in either order.
-    let ours = async {
-        ensure!(worker.reply().await?.ok()? != Reply::Null, "its wait has no limit");
+    let agents = async {
+        ensure!(worker.reply().await?.ok()? != Reply::Null, "a wait without a limit has ended");
         worker.call("MUNLOCK 3 a b c").await?.ok()
     };
-    let theirs = async {
+    let javas = async {
         waiting.answer_within(LONG).await??;
         java.call("unlock").await
     };
-    let (ours, theirs) = tokio::join!(ours, theirs);
-    ours?;
-    theirs?;
+    let (agents, javas) = tokio::join!(agents, javas);
+    agents?;
+    javas?;
     bed.assert_nothing_left().await;
     Ok(())
 }
 
 /// The locks that a killed session held and waited for become free.
 #[tokio::test]
-async fn several_locks_of_the_dead_are_free() -> Result<()> {
+async fn the_locks_of_closed_sessions_with_mlocks_are_free() -> Result<()> {
     let mut bed = Bed::with(&["--lease", super::LEASE], "").await?;
-    let java = Several::new(bed.thread("a", 1), &["c", "b", "a"]);
+    let java = MultiLock::new(bed.thread("a", 1), &["c", "b", "a"]);
     let (mut holder, mut waiter) = (bed.session().await?, bed.session().await?);
     assert!(mlock(&mut holder, "3 a b c").await?);
     waiter.send_bytes(&encode(&["MLOCK", "3", "a", "b", "c"])).await?;
@@ -126,21 +126,21 @@ async fn several_locks_of_the_dead_are_free() -> Result<()> {
 /// sessions of the agent. Other workers may die meanwhile.
 async fn mixed(orders: &[[&str; 3]], each_side: usize, dying: bool) -> Result<()> {
     let mut bed = Bed::with(&[], "").await?;
-    let (mut crowd, many) = (Crowd::default(), each_side / orders.len());
+    let (mut crowd, each) = (Crowd::default(), each_side / orders.len());
     for (thread, names) in (1..).zip(orders) {
         let (guard, threads) = (Guard::several(names), [bed.thread("a", thread)]);
         let counter = (&bed.redis, "counter");
-        crowd.add(&guard, counter, (&threads, many), (&[&bed.agent], 1, many)).await?;
+        crowd.add(&guard, counter, (&threads, each), (&[&bed.agent], 1, each)).await?;
     }
-    let mut at_least = 2 * orders.len() * many;
+    let mut at_least = 2 * orders.len() * each;
     if dying {
         let clients = vec![("mortal".to_owned(), &bed.redis)];
         let (agent, counters, guard) = (&bed.agent, &bed.redis, Guard::several(&orders[0]));
         let (counter, key, queues, reads) = ("counter", "a", false, false);
         let dying = Dying { agent, guard, counters, counter, clients, key, queues, reads };
-        let (done, wrote) = tokio::join!(crowd.done(), dying.all(2));
+        let (done, written) = tokio::join!(crowd.done(), dying.all(2));
         done?;
-        at_least += wrote?;
+        at_least += written?;
     } else {
         tokio::time::timeout(LONG, crowd.done()).await??;
     }
@@ -152,27 +152,27 @@ async fn mixed(orders: &[[&str; 3]], each_side: usize, dying: bool) -> Result<()
 }
 
 #[tokio::test]
-async fn ten_thousand_sections_under_several_locks_at_once() -> Result<()> {
+async fn both_sides_exclude_each_other_in_ten_thousand_sections() -> Result<()> {
     mixed(&[["a", "b", "c"]; 5], 5_000, false).await
 }
 
 /// Sessions, processes and JVMs die while they hold some or all of the locks.
 #[tokio::test]
-async fn as_many_beside_workers_that_are_killed() -> Result<()> {
+async fn both_sides_exclude_each_other_while_workers_are_killed() -> Result<()> {
     mixed(&[["a", "b", "c"]; 5], 5_000, true).await
 }
 
-/// Each side may hold what the other waits for: both give up after some seconds, and the sections continue.
+/// Each side may hold what the other waits for: both release their members after some seconds, and the sections continue.
 #[tokio::test]
-async fn sections_in_opposite_orders_are_slow_and_go_on() -> Result<()> {
+async fn both_sides_make_progress_in_opposite_orders_of_acquiring() -> Result<()> {
     mixed(&[["c", "b", "a"]], 5, false).await
 }
 
 /// Each lock gets the requested lease, and all of them end together.
 #[tokio::test]
-async fn leases_of_several_end_together() -> Result<()> {
+async fn the_leases_of_all_members_end_together() -> Result<()> {
     let mut bed = Bed::with(&[], "").await?;
-    let java = Several::new(bed.thread("a", 1), &["a", "b"]);
+    let java = MultiLock::new(bed.thread("a", 1), &["a", "b"]);
     assert_eq!(java.call("tryLock 1000 1500 ms").await?, "true");
     let mut worker = bed.session().await?;
     assert!(!mlock(&mut worker, "2 a b NOWAIT").await?);

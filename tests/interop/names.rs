@@ -59,13 +59,15 @@ mod cases {
     pub(super) async fn a_name_is_the_same_lock_on_both_sides(kind: Kind) -> Result<()> {
         let mut bed = Bed::new().await?;
         for name in names() {
-            both_ways(&mut bed, kind, &name).await.with_context(|| format!("the name {name:?}"))?;
+            check_both_sides(&mut bed, kind, &name)
+                .await
+                .with_context(|| format!("the name {name:?}"))?;
         }
         bed.assert_nothing_left().await;
         Ok(())
     }
 
-    async fn both_ways(bed: &mut Bed, kind: Kind, name: &str) -> Result<()> {
+    async fn check_both_sides(bed: &mut Bed, kind: Kind, name: &str) -> Result<()> {
         let mut worker = bed.session().await?;
         let java = bed.java(kind, name);
         assert!(lock(&mut worker, kind, name, "").await?);

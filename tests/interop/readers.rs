@@ -1,4 +1,4 @@
-//! Read locks: readers of both sides are inside together, and a writer of either side is inside alone.
+//! Read locks: readers of both sides hold the lock together, and a writer of either side holds it alone.
 
 use anyhow::{Result, ensure};
 use harness::client::encode;
@@ -10,7 +10,7 @@ use super::{Bed, LEASE};
 
 /// In earlier versions Redisson's renewal of one reader kept dead ones alive (3.43 and older), or stopped for good when
 /// a reader had entered twice (until 3.52).
-const MARKERS_ARE_RENEWED_RIGHTLY_SINCE: u32 = 53;
+const MARKERS_ARE_RENEWED_CORRECTLY_SINCE: u32 = 53;
 
 fn write() -> Kind {
     Kind::of("write").expect("a word of the table")
@@ -22,11 +22,11 @@ fn sides(bed: &Bed) -> (JavaLock, JavaLock) {
 }
 
 #[tokio::test]
-async fn readers_of_both_sides_share_and_writers_wait_for_the_last() -> Result<()> {
+async fn readers_of_both_sides_share_the_lock_and_writers_wait_for_the_last() -> Result<()> {
     let mut bed = Bed::new().await?;
     let (reads, writes) = sides(&bed);
     let (mut reader, mut writer) = (bed.session().await?, bed.session().await?);
-    for ours_leaves_last in [true, false] {
+    for agents_reader_is_last in [true, false] {
         reads.call("lock").await?;
         assert!(lock(&mut reader, READ, "a", "NOWAIT").await?);
         assert!(reads.on(2).is("tryLock").await?);
@@ -34,10 +34,10 @@ async fn readers_of_both_sides_share_and_writers_wait_for_the_last() -> Result<(
         assert!(!lock(&mut writer, write(), "a", "NOWAIT").await?);
         assert!(!writes.on(3).is("tryLock").await?);
         reads.on(2).call("unlock").await?;
-        if ours_leaves_last {
+        if agents_reader_is_last {
             let waiting = writes.on(3).begin_wait().await?;
             reads.call("unlock").await?;
-            assert!(!writes.on(4).is("tryLock").await?, "ours reads on");
+            assert!(!writes.on(4).is("tryLock").await?, "the agent's reader still holds the lock");
             assert_eq!(unlock(&mut reader, READ, "a").await?, 0);
             waiting.answer().await??;
             assert!(!lock(&mut reader, READ, "a", "NOWAIT").await?);
@@ -45,7 +45,7 @@ async fn readers_of_both_sides_share_and_writers_wait_for_the_last() -> Result<(
         } else {
             assert_eq!(unlock(&mut reader, READ, "a").await?, 0);
             bed.begin_wait(&mut writer, write(), "a").await?;
-            assert!(bed.holders("a").await?.len() == 1, "Java reads on");
+            assert!(bed.holders("a").await?.len() == 1, "Java's reader still holds the lock");
             reads.call("unlock").await?;
             assert_eq!(writer.reply().await?.ok()?.field("holds")?.int()?, 1);
             assert!(!reads.on(2).is("tryLock").await?);
@@ -56,15 +56,15 @@ async fn readers_of_both_sides_share_and_writers_wait_for_the_last() -> Result<(
     Ok(())
 }
 
-/// One message admits all readers: Java's sleeping threads wake together, and the agent's readers enter together.
+/// One message admits all readers: Java's sleeping threads wake together, and the agent's readers acquire together.
 #[tokio::test]
-async fn all_readers_come_in_when_a_writer_leaves() -> Result<()> {
+async fn all_waiting_readers_of_both_sides_acquire_when_a_writer_releases() -> Result<()> {
     let mut bed = Bed::new().await?;
     bed.open("b", "watchdog=600000").await?;
     let (reads, writes) = sides(&bed);
     let mut writer = bed.session().await?;
-    for ours_writes in [true, false] {
-        if ours_writes {
+    for agent_writes in [true, false] {
+        if agent_writes {
             assert!(lock(&mut writer, write(), "a", "").await?);
         } else {
             writes.call("lock").await?;
@@ -76,33 +76,33 @@ async fn all_readers_come_in_when_a_writer_leaves() -> Result<()> {
                 javas.push((reader.begin_wait().await?, reader));
             }
         }
-        let mut ours = Vec::new();
+        let mut readers = Vec::new();
         for _ in 0..5 {
             let mut reader = bed.session().await?;
             reader.send_bytes(&encode(&READ.lock("a", ""))).await?;
-            ours.push(reader);
+            readers.push(reader);
         }
         // Waiters behind a writer of their own agent need no subscription.
-        bed.until_listening(READ, "a", if ours_writes { 2 } else { 3 }).await;
-        if ours_writes {
+        bed.until_listening(READ, "a", if agent_writes { 2 } else { 3 }).await;
+        if agent_writes {
             assert_eq!(unlock(&mut writer, write(), "a").await?, 0);
         } else {
             writes.call("unlock").await?;
         }
-        // Nobody leaves before all are inside.
-        for reader in &mut ours {
+        // No reader releases before all hold the lock.
+        for reader in &mut readers {
             assert_ne!(reader.reply().await?.ok()?, Reply::Null);
         }
-        let mut inside = Vec::new();
+        let mut holding = Vec::new();
         for (waiting, reader) in javas {
             waiting.answer().await??;
-            inside.push(reader);
+            holding.push(reader);
         }
         assert_eq!(bed.holders("a").await?.len(), 13);
-        for reader in inside {
+        for reader in holding {
             reader.call("unlock").await?;
         }
-        drop(ours);
+        drop(readers);
         bed.assert_nothing_left().await;
     }
     Ok(())
@@ -110,7 +110,7 @@ async fn all_readers_come_in_when_a_writer_leaves() -> Result<()> {
 
 /// Each side's view of the other side's readers at each level of re-entry and partial unlock.
 #[tokio::test]
-async fn each_side_tells_the_truth_about_the_others_readers() -> Result<()> {
+async fn each_side_reports_the_others_readers_correctly() -> Result<()> {
     let mut bed = Bed::with(&["--lease", "60s"], "").await?;
     let (reads, writes) = sides(&bed);
     let mut reader = bed.session().await?;
@@ -123,7 +123,7 @@ async fn each_side_tells_the_truth_about_the_others_readers() -> Result<()> {
         assert!(reads.is("isLocked").await?);
         assert!(!writes.is("isLocked").await?);
         assert!(!reads.is("isHeldByCurrentThread").await?);
-        assert_eq!(reads.number("getHoldCount").await?, 0, "the count is the thread's own");
+        assert_eq!(reads.number("getHoldCount").await?, 0, "the count is that of the thread");
         let ms = reads.number("remainTimeToLive").await?;
         assert!((1..=60_000).contains(&ms), "{ms}");
         assert!(!writes.is("tryLock").await?);
@@ -144,7 +144,7 @@ async fn each_side_tells_the_truth_about_the_others_readers() -> Result<()> {
         assert_eq!(reads.number("getHoldCount").await?, count);
         assert!(reads.is(&format!("isHeldByThread {}", reads.thread_id().await?)).await?);
         assert!(!lock(&mut reader, write(), "a", "NOWAIT").await?);
-        // The agent's reader enters and leaves without any effect on Java's hold.
+        // The agent's reader acquires and releases without any effect on Java's hold.
         assert!(lock(&mut reader, READ, "a", "NOWAIT").await?);
         assert_eq!(unlock(&mut reader, READ, "a").await?, 0);
         reads.call("unlock").await?;
@@ -155,7 +155,7 @@ async fn each_side_tells_the_truth_about_the_others_readers() -> Result<()> {
 }
 
 #[tokio::test]
-async fn neither_side_releases_the_others_readers() -> Result<()> {
+async fn neither_side_can_release_the_others_readers() -> Result<()> {
     let mut bed = Bed::with(&[], "").await?;
     let (reads, _) = sides(&bed);
     let mut reader = bed.session().await?;
@@ -176,7 +176,7 @@ async fn neither_side_releases_the_others_readers() -> Result<()> {
 
 /// The read side's `forceUnlock` ends readers, the write side's does not.
 #[tokio::test]
-async fn java_forces_our_readers_out() -> Result<()> {
+async fn force_unlock_of_the_read_side_ends_the_agents_readers() -> Result<()> {
     let mut bed = Bed::with(&["--lease", "6s"], "").await?;
     let (reads, writes) = sides(&bed);
     let mut reader = bed.agent.client_with_pushes().await?;
@@ -194,9 +194,9 @@ async fn java_forces_our_readers_out() -> Result<()> {
     Ok(())
 }
 
-/// A writer may also read and then downgrade: other readers may enter, writers may not.
+/// A writer may also read and then downgrade: other readers may acquire the lock, writers may not.
 #[tokio::test]
-async fn a_writer_of_either_side_becomes_a_reader() -> Result<()> {
+async fn a_writer_of_either_side_can_downgrade_to_a_reader() -> Result<()> {
     let mut bed = Bed::new().await?;
     let (reads, writes) = sides(&bed);
     let mut worker = bed.session().await?;
@@ -234,9 +234,9 @@ async fn a_writer_of_either_side_becomes_a_reader() -> Result<()> {
     Ok(())
 }
 
-/// The longest lease of a reader of either side keeps writers out, but no longer than that.
+/// Writers wait for the longest lease of a reader of either side, and no longer.
 #[tokio::test]
-async fn a_writer_comes_in_when_the_last_readers_lease_ends() -> Result<()> {
+async fn a_writer_acquires_when_the_last_readers_lease_expires() -> Result<()> {
     let mut bed = Bed::with(&["--poll-max", LEASE], "").await?;
     let (reads, writes) = sides(&bed);
     let (mut reader, mut writer) = (bed.session().await?, bed.session().await?);
@@ -255,7 +255,7 @@ async fn a_writer_comes_in_when_the_last_readers_lease_ends() -> Result<()> {
 
 /// Both watchdogs renew readers of one lock for several leases; a dead client's readers stay for one lease at most.
 #[tokio::test]
-async fn living_readers_are_kept_and_dead_ones_are_not() -> Result<()> {
+async fn living_readers_are_renewed_and_dead_ones_expire() -> Result<()> {
     let mut bed = Bed::with(&["--lease", "4s"], "watchdog=4000").await?;
     let (reads, writes) = sides(&bed);
     let mut reader = bed.session().await?;
@@ -268,16 +268,19 @@ async fn living_readers_are_kept_and_dead_ones_are_not() -> Result<()> {
     // Java dies: the agent's reader alone must not keep Java's dead reader alive.
     bed.open("b", "watchdog=4000").await?;
     bed.thread("a", 0).call("close").await?;
-    eventually("the dead reader's marker to go", async || {
+    eventually("the dead reader's marker to expire", async || {
         let shown = reader.call("SHOW a").await?.ok()?;
         ensure!(!shown.field("warnings")?.items()?.is_empty(), "{shown}");
         Ok(())
     })
     .await;
     assert_eq!(unlock(&mut reader, READ, "a").await?, 0);
-    assert!(lock(&mut writer, write(), "a", "NOWAIT").await?, "a dead reader keeps nobody out");
+    assert!(
+        lock(&mut writer, write(), "a", "NOWAIT").await?,
+        "a dead reader does not exclude writers"
+    );
     assert_eq!(unlock(&mut writer, write(), "a").await?, 0);
-    if !is_since(&version()?, MARKERS_ARE_RENEWED_RIGHTLY_SINCE) {
+    if !is_since(&version()?, MARKERS_ARE_RENEWED_CORRECTLY_SINCE) {
         return Ok(());
     }
     // The agent dies while Java has a living reader.
@@ -286,13 +289,13 @@ async fn living_readers_are_kept_and_dead_ones_are_not() -> Result<()> {
     reads.call("lock").await?;
     let waiting = writes.by(bed.thread("b", 2)).begin("lock")?;
     bed.agent.process().kill()?;
-    eventually("our marker to go", async || {
+    eventually("the marker of the agent's reader to expire", async || {
         let markers = bed.direct.call("KEYS *rwlock_timeout*").await?.ok()?;
         ensure!(markers.items()?.len() == 1, "{markers}");
         Ok(())
     })
     .await;
-    assert!(waiting.is_open(), "Java reads on");
+    assert!(waiting.is_open(), "Java's reader still holds the lock");
     reads.call("unlock").await?;
     waiting.answer().await??;
     Ok(())
@@ -329,30 +332,30 @@ async fn mixed(writing: usize, reading: usize, dying: bool) -> Result<()> {
             Dying { agent, guard, counters, counter, clients, key, queues, reads }
         };
         // In earlier versions a living reader's renewals keep dead ones alive.
-        let readers = usize::from(is_since(&version()?, MARKERS_ARE_RENEWED_RIGHTLY_SINCE));
+        let readers = usize::from(is_since(&version()?, MARKERS_ARE_RENEWED_CORRECTLY_SINCE));
         let (writers, dying) = (dying(writes, false), dying(reads, true));
-        let (done, wrote, read) = tokio::join!(crowd.done(), writers.all(1), dying.all(readers));
+        let (done, written, read) = tokio::join!(crowd.done(), writers.all(1), dying.all(readers));
         done?;
         read?;
-        at_least += wrote?;
+        at_least += written?;
     } else {
         crowd.done().await?;
     }
     let tally = tally(&mut bed.direct, counter).await?;
     ensure!(tally.total >= at_least, "{tally:?}, at least {at_least} of them ended");
     ensure!(tally.total == at_least || dying, "{tally:?}");
-    ensure!(tally.turns >= 20, "one side waited for the other's end: {tally:?}");
+    ensure!(tally.turns >= 20, "one side waited until the other was done: {tally:?}");
     bed.assert_nothing_left().await;
     Ok(())
 }
 
 #[tokio::test]
-async fn ten_thousand_readings_beside_writers_of_both_sides() -> Result<()> {
+async fn readers_and_writers_exclude_each_other_in_ten_thousand_readings() -> Result<()> {
     mixed(2_400, 10_800, false).await
 }
 
 /// Readers and writers die in the middle of their sections.
 #[tokio::test]
-async fn as_many_beside_readers_and_writers_that_are_killed() -> Result<()> {
+async fn readers_and_writers_exclude_each_other_while_some_are_killed() -> Result<()> {
     mixed(2_400, 10_800, true).await
 }

@@ -97,15 +97,15 @@ impl RedBed {
         Ok(holders)
     }
 
-    /// Waits until a client of the agent listens to the lock's channel on each server.
-    async fn until_we_listen(&self) {
-        until_listened(&self.servers).await;
+    /// Waits until the agent is subscribed to the lock's channel on each server.
+    async fn until_agent_is_subscribed(&self) {
+        until_subscribed(&self.servers).await;
     }
 
-    /// Waits until a Java thread listens to it: the thread sleeps at the first server's lock, and continues with the
+    /// Waits until a Java thread is subscribed to it: the thread sleeps at the first server's lock, and continues with the
     /// others once it holds that one.
-    async fn until_java_listens(&self) {
-        until_listened(&self.servers[..1]).await;
+    async fn until_java_is_subscribed(&self) {
+        until_subscribed(&self.servers[..1]).await;
     }
 
     async fn until_free(&self, name: &str) {
@@ -118,13 +118,13 @@ impl RedBed {
     }
 }
 
-/// Waits until one client listens to the lock's channel on each of the servers.
-async fn until_listened(servers: &[RedisServer]) {
+/// Waits until one client is subscribed to the lock's channel on each of the servers.
+async fn until_subscribed(servers: &[RedisServer]) {
     for server in servers {
-        eventually("the waiter to listen", async || {
+        eventually("the waiter's subscription", async || {
             let channel = "PUBSUB NUMSUB redisson_lock__channel:{till}";
             let numsub = server.client().await?.call(channel).await?.items()?[1].int()?;
-            ensure!(numsub == 1, "{numsub} listen");
+            ensure!(numsub == 1, "{numsub} subscribers");
             Ok(())
         })
         .await;
@@ -155,33 +155,33 @@ impl JavaRed {
         Ok(self.begin(call)?.answer().await??)
     }
 
-    async fn tries(&self, call: &str) -> Result<bool> {
+    async fn is(&self, call: &str) -> Result<bool> {
         Ok(self.call(call).await?.parse()?)
     }
 }
 
-const OURS: &str = "LOCK till KIND red";
+const LOCK: &str = "LOCK till KIND red";
 
 #[tokio::test]
-async fn both_exclude_each_other_on_every_server() -> Result<()> {
+async fn both_sides_exclude_each_other_on_every_server() -> Result<()> {
     let bed = RedBed::patient().await?;
     let (java, mut worker) = (bed.java(1), bed.session().await?);
     java.call("lock").await?;
     assert!(bed.holders().await?.iter().all(|holders| holders.len() == 1));
-    assert_eq!(worker.call(&format!("{OURS} NOWAIT")).await?, Reply::Null);
+    assert_eq!(worker.call(&format!("{LOCK} NOWAIT")).await?, Reply::Null);
     java.call("unlock").await?;
     bed.until_free("till").await;
 
-    let held = worker.call(OURS).await?.ok()?;
+    let held = worker.call(LOCK).await?.ok()?;
     let field = held.field("holder")?.text();
-    eventually("our field on each server", async || {
+    eventually("the agent's field on each server", async || {
         let holders = bed.holders().await?;
         ensure!(holders.iter().all(|holders| *holders == [field.clone()]), "{holders:?}");
         Ok(())
     })
     .await;
-    assert!(!java.tries("tryLock").await?);
-    assert!(!java.tries("tryLock 50 1000 ms").await?);
+    assert!(!java.is("tryLock").await?);
+    assert!(!java.is("tryLock 50 1000 ms").await?);
     let holders = bed.holders().await?;
     assert!(
         holders.iter().all(|holders| *holders == [field.clone()]),
@@ -189,36 +189,36 @@ async fn both_exclude_each_other_on_every_server() -> Result<()> {
     );
     worker.call("UNLOCK till").await?.ok()?;
     bed.until_free("till").await;
-    assert!(java.tries("tryLock").await?);
+    assert!(java.is("tryLock").await?);
     Ok(())
 }
 
 #[tokio::test]
-async fn a_minority_held_by_others_is_no_hindrance_and_a_majority_is() -> Result<()> {
+async fn a_lock_is_granted_if_others_hold_a_minority_but_not_a_majority() -> Result<()> {
     let bed = RedBed::new(&[], "").await?;
     let (java, mut worker) = (bed.java(1), bed.session().await?);
     bed.hold_on(2).await?;
-    worker.call(&format!("{OURS} NOWAIT")).await?.ok()?.field("holder")?;
-    assert!(!java.tries("tryLock").await?, "one free server is no majority");
+    worker.call(&format!("{LOCK} NOWAIT")).await?.ok()?.field("holder")?;
+    assert!(!java.is("tryLock").await?, "one free server is not a majority");
     worker.call("UNLOCK till").await?.ok()?;
-    assert!(java.tries("tryLock").await?);
-    assert_eq!(worker.call(&format!("{OURS} NOWAIT")).await?, Reply::Null);
+    assert!(java.is("tryLock").await?);
+    assert_eq!(worker.call(&format!("{LOCK} NOWAIT")).await?, Reply::Null);
     java.call("unlock").await?;
     bed.hold_on(1).await?;
-    assert_eq!(worker.call(&format!("{OURS} NOWAIT")).await?, Reply::Null);
-    assert!(!java.tries("tryLock").await?);
-    assert!(bed.holders().await?[0].is_empty(), "both have given back what they got");
+    assert_eq!(worker.call(&format!("{LOCK} NOWAIT")).await?, Reply::Null);
+    assert!(!java.is("tryLock").await?);
+    assert!(bed.holders().await?[0].is_empty(), "both sides have released their minority");
     Ok(())
 }
 
 #[tokio::test]
-async fn our_release_wakes_java() -> Result<()> {
+async fn the_agents_release_wakes_java() -> Result<()> {
     let bed = RedBed::patient().await?;
     let (java, mut worker) = (bed.java(1), bed.session().await?);
     for _ in 0..3 {
-        worker.call(OURS).await?.ok()?.field("holder")?;
+        worker.call(LOCK).await?.ok()?.field("holder")?;
         let waiting = java.begin("lock")?;
-        bed.until_java_listens().await;
+        bed.until_java_is_subscribed().await;
         worker.call("UNLOCK till").await?.ok()?;
         waiting.answer().await??;
         java.call("unlock").await?;
@@ -229,13 +229,13 @@ async fn our_release_wakes_java() -> Result<()> {
 
 /// Java's thread holds the lock under a different client id on each server, since it has a client for each.
 #[tokio::test]
-async fn javas_release_wakes_us() -> Result<()> {
+async fn javas_release_wakes_the_agents_waiter() -> Result<()> {
     let bed = RedBed::patient().await?;
     let (java, mut worker) = (bed.java(1), bed.session().await?);
     for _ in 0..3 {
         java.call("lock").await?;
-        worker.send(OURS).await?;
-        bed.until_we_listen().await;
+        worker.send(LOCK).await?;
+        bed.until_agent_is_subscribed().await;
         java.call("unlock").await?;
         worker.reply().await?.ok()?.field("holder")?;
         worker.call("UNLOCK till").await?.ok()?;
@@ -268,16 +268,16 @@ async fn mixed(each_side: usize, dying: bool) -> Result<()> {
         let (agent, counters) = (&bed.agent, &bed.servers[0]);
         let ((key, counter), queues, reads) = (&tills[0], false, false);
         let dying = Dying { agent, guard, counters, counter, clients, key, queues, reads };
-        let (done, wrote) = tokio::join!(crowd.done(), dying.all(2));
+        let (done, written) = tokio::join!(crowd.done(), dying.all(2));
         done?;
-        at_least += wrote?;
+        at_least += written?;
     } else {
         crowd.done().await?;
     }
     let (mut direct, mut total) = (bed.servers[0].client().await?, 0);
     for (till, counter) in &tills {
         let tally = tally(&mut direct, counter).await?;
-        ensure!(tally.turns >= 20, "{till}: one side waited for the other's end: {tally:?}");
+        ensure!(tally.turns >= 20, "{till}: one side waited until the other was done: {tally:?}");
         total += tally.total;
         bed.until_free(till).await;
     }
@@ -287,17 +287,17 @@ async fn mixed(each_side: usize, dying: bool) -> Result<()> {
 }
 
 #[tokio::test]
-async fn ten_thousand_sections_of_both_sides() -> Result<()> {
+async fn both_sides_exclude_each_other_in_ten_thousand_sections() -> Result<()> {
     mixed(5_000, false).await
 }
 
 /// Sessions, processes and JVMs die while they hold a majority of the servers or fewer.
 #[tokio::test]
-async fn as_many_beside_workers_that_are_killed() -> Result<()> {
+async fn both_sides_exclude_each_other_while_workers_are_killed() -> Result<()> {
     mixed(5_000, true).await
 }
 
-/// Neither side may keep the other out: workers of both sides contend for one lock, without a pause between sections,
+/// Neither side may starve the other: workers of both sides contend for one lock, without a pause between sections,
 /// until one side is done.
 #[tokio::test]
 async fn each_side_gets_its_share_of_a_contended_lock() -> Result<()> {
@@ -312,15 +312,15 @@ async fn each_side_gets_its_share_of_a_contended_lock() -> Result<()> {
     crowd.done().await?;
     let mut direct = bed.servers[0].client().await?;
     tally(&mut direct, "counter").await?;
-    let [ours, theirs] = shares(&mut direct, "counter", EACH).await?;
-    let fifth = (ours + theirs) / 5;
-    ensure!(ours.min(theirs) >= fifth, "{ours} sections of ours, {theirs} of Redisson's");
+    let [agents, javas] = shares(&mut direct, "counter", EACH).await?;
+    let fifth = (agents + javas) / 5;
+    ensure!(agents.min(javas) >= fifth, "{agents} sections of the agents, {javas} of Redisson");
     Ok(())
 }
 
 /// A forced release ends a thread's hold on all servers, although its id differs there, and wakes both sides.
 #[tokio::test]
-async fn an_operator_releases_what_either_side_holds() -> Result<()> {
+async fn an_operator_can_release_the_hold_of_either_side() -> Result<()> {
     let bed = RedBed::patient().await?;
     let (holder, waiter) = (bed.java(1), bed.java(2));
     let (mut worker, mut operator) = (bed.session().await?, bed.session().await?);
@@ -329,16 +329,16 @@ async fn an_operator_releases_what_either_side_holds() -> Result<()> {
     assert_eq!(operator.call(&format!("FORCE till HOLDER {one}")).await?.int()?, 1);
     bed.until_free("till").await;
 
-    worker.call(OURS).await?.ok()?.field("holder")?;
+    worker.call(LOCK).await?.ok()?.field("holder")?;
     let waiting = waiter.begin("lock")?;
-    bed.until_java_listens().await;
+    bed.until_java_is_subscribed().await;
     assert_eq!(operator.call("FORCE till").await?.int()?, 1);
     waiting.answer().await??;
     let lost = worker.call("UNLOCK till").await?;
     assert!(lost.is_error("LOST") && lost.text().contains("forced"), "{lost}");
 
-    worker.send(OURS).await?;
-    bed.until_we_listen().await;
+    worker.send(LOCK).await?;
+    bed.until_agent_is_subscribed().await;
     assert_eq!(operator.call("FORCE till").await?.int()?, 1);
     worker.reply().await?.ok()?.field("holder")?;
     worker.call("UNLOCK till").await?.ok()?;

@@ -1,4 +1,4 @@
-//! Forced releases on the dashboard: the other side's waiters wake, and the holder learns that it has lost the lock.
+//! Forced releases on the dashboard: the other side's waiters wake, and the loss is reported to the holder.
 //! Leases are so long that nothing else can have woken them.
 
 use anyhow::{Context as _, Result, ensure};
@@ -7,7 +7,10 @@ use harness::{Dashboard, Reply, eventually};
 use super::bed::{FAIR, READ, for_each_kind, lock};
 use super::{Bed, Kind};
 
-for_each_kind!(java_hears_of_our_hold, we_hear_of_javas_hold);
+for_each_kind!(
+    a_forced_release_of_the_agents_hold_wakes_java,
+    a_forced_release_of_javas_hold_wakes_the_agent
+);
 
 async fn dashboard(bed: &Bed) -> Result<Dashboard> {
     Dashboard::start(&bed.redis.url(), &["--allow-release", "--insecure", "--monitor", "off"]).await
@@ -23,7 +26,7 @@ async fn release(dashboard: &Dashboard, target: &str) -> Result<()> {
 mod cases {
     use super::*;
 
-    pub(super) async fn java_hears_of_our_hold(kind: Kind) -> Result<()> {
+    pub(super) async fn a_forced_release_of_the_agents_hold_wakes_java(kind: Kind) -> Result<()> {
         let bed = Bed::new().await?;
         let dashboard = dashboard(&bed).await?;
         let mut worker = bed.session().await?;
@@ -38,7 +41,7 @@ mod cases {
         Ok(())
     }
 
-    pub(super) async fn we_hear_of_javas_hold(kind: Kind) -> Result<()> {
+    pub(super) async fn a_forced_release_of_javas_hold_wakes_the_agent(kind: Kind) -> Result<()> {
         let bed = Bed::new().await?;
         let dashboard = dashboard(&bed).await?;
         let java = bed.java(kind, "a");
@@ -47,16 +50,16 @@ mod cases {
         bed.begin_wait(&mut worker, kind, "a").await?;
         let another = java.on(2).begin_wait().await?;
         release(&dashboard, "lock").await?;
-        // One message wakes both: the quicker one acquires the lock, and the other one gets it from there.
+        // One message wakes both: the quicker one acquires the lock, and the other one gets it after the release.
         {
-            let ours = worker.reply();
-            tokio::pin!(ours);
+            let reply = worker.reply();
+            tokio::pin!(reply);
             tokio::select! {
-                reply = &mut ours => drop(reply?.ok()?),
+                grant = &mut reply => drop(grant?.ok()?),
                 answer = another.answer() => {
                     answer??;
                     java.on(2).call("unlock").await?;
-                    ours.await?.ok()?;
+                    reply.await?.ok()?;
                 }
             }
         }
@@ -66,7 +69,7 @@ mod cases {
 }
 
 #[tokio::test]
-async fn the_first_in_a_fair_queue_is_told() -> Result<()> {
+async fn a_forced_release_of_a_fair_lock_wakes_the_first_waiter() -> Result<()> {
     let mut bed = Bed::new().await?;
     let dashboard = dashboard(&bed).await?;
     let java = bed.java(FAIR, "a");
@@ -75,37 +78,41 @@ async fn the_first_in_a_fair_queue_is_told() -> Result<()> {
     let mut second = bed.session().await?;
     second.send_bytes(&harness::client::encode(&FAIR.lock("a", ""))).await?;
     let queue = "redisson_lock_queue:{a}";
-    eventually("two in the queue", async || {
+    eventually("two waiters in the queue", async || {
         ensure!(bed.direct.call_args(&["LLEN", queue]).await?.int()? == 2, "not yet");
         Ok(())
     })
     .await;
     release(&dashboard, "lock").await?;
     first.answer().await??;
-    assert_eq!(bed.direct.call_args(&["LLEN", queue]).await?.int()?, 1, "the second one waits on");
+    assert_eq!(
+        bed.direct.call_args(&["LLEN", queue]).await?.int()?,
+        1,
+        "the second waiter is still in the queue"
+    );
     release(&dashboard, "lock").await?;
-    assert_ne!(second.reply().await?.ok()?, Reply::Null, "ours had its turn");
+    assert_ne!(second.reply().await?.ok()?, Reply::Null, "the agent's waiter is granted the lock");
     Ok(())
 }
 
 #[tokio::test]
-async fn one_reader_goes_and_the_last_lets_a_writer_in() -> Result<()> {
+async fn a_forced_release_of_the_last_reader_wakes_a_writer() -> Result<()> {
     let bed = Bed::new().await?;
     let dashboard = dashboard(&bed).await?;
     let java = bed.java(READ, "a");
     java.call("lock").await?;
-    let mut ours = bed.session().await?;
-    assert!(lock(&mut ours, READ, "a", "").await?);
+    let mut worker = bed.session().await?;
+    assert!(lock(&mut worker, READ, "a", "").await?);
     let reader = format!("{}:{}", bed.id, java.thread_id().await?);
     release(&dashboard, &format!("holder:{reader}")).await?;
     let thrown = java.thrown("unlock").await?;
     assert_eq!(thrown.class, "IllegalMonitorStateException");
     let write = Kind::of("write").context("a kind of that name")?;
     let waiting = bed.java(write, "a").on(2).begin_wait().await?;
-    assert!(waiting.is_open(), "ours still reads");
+    assert!(waiting.is_open(), "the agent's reader still holds the lock");
     release(&dashboard, "lock").await?;
     waiting.answer().await??;
-    let lost = ours.call_args(&READ.unlock("a")).await?;
+    let lost = worker.call_args(&READ.unlock("a")).await?;
     assert!(lost.is_error("LOST") && lost.text().contains("forced"), "{lost}");
     Ok(())
 }

@@ -1,6 +1,6 @@
 //! Critical sections that reveal a broken lock: Java threads and the agent's sessions read and then write a counter in
-//! Redis under it. Each write is recorded in a list; two workers that were inside together record the same number.
-//! Other workers die meanwhile, inside or while they wait.
+//! Redis under it. Each write is recorded in a list; two workers that hold the lock together record the same number.
+//! Other workers die meanwhile, in a section or while they wait.
 
 use std::time::Duration;
 
@@ -12,14 +12,14 @@ use tokio::task::JoinSet;
 
 use super::bed::{Kind, open, version};
 
-/// Sets and records in one step, so that a worker killed meanwhile leaves both or neither.
+/// Sets the counter and records the write in one step, so that a killed worker leaves both or neither.
 const WRITE: &str =
     "redis.call('set', KEYS[1], ARGV[1]) redis.call('rpush', KEYS[2], ARGV[1] .. ' ours')";
 
 /// The time limit of ten thousand sections on a busy machine.
 pub(crate) const LONG: Duration = Duration::from_secs(240);
 
-/// The settings of a Java client that will be killed: what it held is free only when its lease has ended, and its
+/// The settings of a Java client that will be killed: its locks are free only when their leases have ended, and its
 /// threads in a fair queue count as dead about as soon. A JVM that pauses for that long would lose what it holds.
 const MORTAL: &str = "watchdog=6000";
 const MORTAL_IN_QUEUES: &str = "watchdog=6000 fairwait=5000";
@@ -27,8 +27,8 @@ const MORTAL_IN_QUEUES: &str = "watchdog=6000 fairwait=5000";
 /// A way to enter a section alone: one lock, several at once, or a red lock.
 #[derive(Debug, Clone)]
 pub(crate) struct Guard {
-    take: Vec<String>,
-    give: Vec<String>,
+    acquire: Vec<String>,
+    release: Vec<String>,
     /// The calls that lead to the Java lock.
     java: Vec<String>,
 }
@@ -40,16 +40,16 @@ fn words(words: &[&str]) -> Vec<String> {
 impl Guard {
     /// Returns a guard of one lock of that kind.
     pub(crate) fn one(kind: Kind, name: &str) -> Self {
-        Self { take: kind.lock(name, ""), give: kind.unlock(name), java: kind.java(name) }
+        Self { acquire: kind.lock(name, ""), release: kind.unlock(name), java: kind.java(name) }
     }
 
     /// Returns a guard of several locks at once, which Java acquires in that order.
     pub(crate) fn several(names: &[&str]) -> Self {
         let count = names.len().to_string();
-        let ours = |verb| words(&[&[verb, count.as_str()], names].concat());
+        let command = |verb| words(&[&[verb, count.as_str()], names].concat());
         Self {
-            take: ours("MLOCK"),
-            give: ours("MUNLOCK"),
+            acquire: command("MLOCK"),
+            release: command("MUNLOCK"),
             java: words(&[&["multi"], names].concat()),
         }
     }
@@ -58,20 +58,20 @@ impl Guard {
     pub(crate) fn red(clients: &[String], name: &str) -> Self {
         let members = clients.iter().map(|client| format!("{client}@{name}"));
         Self {
-            take: words(&["LOCK", name, "KIND", "red"]),
-            give: words(&["UNLOCK", name]),
+            acquire: words(&["LOCK", name, "KIND", "red"]),
+            release: words(&["UNLOCK", name]),
             java: std::iter::once("red".to_owned()).chain(members).collect(),
         }
     }
 
     async fn enter(&self, session: &mut Client) -> Result<()> {
-        let held = session.call_args(&self.take).await?.ok()?;
-        ensure!(held != Reply::Null, "it waits for as long as it takes");
+        let held = session.call_args(&self.acquire).await?.ok()?;
+        ensure!(held != Reply::Null, "a wait without a limit has ended");
         Ok(())
     }
 
     async fn leave(&self, session: &mut Client) -> Result<()> {
-        session.call_args(&self.give).await?.ok().map(drop)
+        session.call_args(&self.release).await?.ok().map(drop)
     }
 
     /// Begins a call of the Java lock on a thread.
@@ -158,7 +158,7 @@ pub(crate) async fn readings(
         guard.enter(&mut session).await?;
         let first = direct.call_args(&["GET", &counter]).await?.ok()?;
         let second = direct.call_args(&["GET", &counter]).await?.ok()?;
-        ensure!(first == second, "{first} became {second} beside a reader");
+        ensure!(first == second, "{first} became {second} during a reading");
         guard.leave(&mut session).await?;
     }
     Ok(())
@@ -169,7 +169,7 @@ pub(crate) async fn readings(
 pub(crate) struct Tally {
     /// The number of all sections.
     pub(crate) total: usize,
-    /// The number of times the next section belonged to the other side.
+    /// How often the next section was one of the other side.
     pub(crate) turns: usize,
 }
 
@@ -177,14 +177,18 @@ pub(crate) struct Tally {
 pub(crate) async fn tally(direct: &mut Client, counter: &str) -> Result<Tally> {
     let total = usize::try_from(read(direct, counter).await?)?;
     let log = direct.call_args(&["LRANGE", &format!("{counter}:log"), "0", "-1"]).await?.ok()?;
-    let notes: Vec<String> = log.items()?.iter().map(Reply::text).collect();
-    for (note, expected) in notes.iter().zip(1..) {
-        let number: i64 = note.split(' ').next().unwrap_or_default().parse()?;
-        ensure!(number == expected, "two were inside together at {expected}: {note}");
+    let records: Vec<String> = log.items()?.iter().map(Reply::text).collect();
+    for (record, expected) in records.iter().zip(1..) {
+        let number: i64 = record.split(' ').next().unwrap_or_default().parse()?;
+        ensure!(
+            number == expected,
+            "two workers wrote {expected}, so they held the lock together: {record}"
+        );
     }
-    ensure!(notes.len() == total, "{} notes of {total} sections", notes.len());
-    let side = |note: &String| note.ends_with("ours");
-    let turns = notes.windows(2).filter(|pair| side(&pair[0]) != side(&pair[1])).count();
+    ensure!(records.len() == total, "{} records of {total} sections", records.len());
+    let is_agents = |record: &String| record.ends_with("ours");
+    let turns =
+        records.windows(2).filter(|pair| is_agents(&pair[0]) != is_agents(&pair[1])).count();
     Ok(Tally { total, turns })
 }
 
@@ -193,8 +197,8 @@ pub(crate) async fn tally(direct: &mut Client, counter: &str) -> Result<Tally> {
 pub(crate) async fn shares(direct: &mut Client, counter: &str, each: usize) -> Result<[usize; 2]> {
     let log = direct.call_args(&["LRANGE", &format!("{counter}:log"), "0", "-1"]).await?.ok()?;
     let mut sections = [0, 0];
-    for note in log.items()?.iter().map(Reply::text) {
-        sections[usize::from(!note.ends_with("ours"))] += 1;
+    for record in log.items()?.iter().map(Reply::text) {
+        sections[usize::from(!record.ends_with("ours"))] += 1;
         if sections.contains(&each) {
             break;
         }
@@ -255,7 +259,7 @@ pub(crate) struct Dying<'a> {
     pub(crate) counters: &'a RedisServer,
     pub(crate) counter: &'a str,
     /// The clients of a JVM that will be killed, with their servers. On the first one's server, `key` holds the ids of
-    /// those inside.
+    /// the holders.
     pub(crate) clients: Vec<(String, &'a RedisServer)>,
     pub(crate) key: &'a str,
     /// True if its threads wait in a queue.
@@ -276,7 +280,7 @@ impl Dying<'_> {
     }
 
     /// Performs a worker's last action: nothing, a read or a complete write. Returns the number of sections it wrote.
-    async fn last_deed(&self, direct: &mut Client, n: usize) -> Result<usize> {
+    async fn last_action(&self, direct: &mut Client, n: usize) -> Result<usize> {
         match n % 3 {
             0 => Ok(0),
             _ if self.reads => read(direct, self.counter).await.map(|_| 0),
@@ -285,33 +289,33 @@ impl Dying<'_> {
         }
     }
 
-    /// Closes sessions while they are inside or wait.
+    /// Closes sessions in a section or during a wait.
     async fn drop_sessions(&self, many: usize) -> Result<usize> {
-        let (mut direct, mut wrote) = (self.counters.client().await?, 0);
+        let (mut direct, mut written) = (self.counters.client().await?, 0);
         for n in 0..many {
             let mut session = self.agent.client().await?;
             if n % 5 == 0 {
                 // It disconnects before it knows that it holds the lock.
-                session.send_bytes(&encode(&self.guard.take)).await?;
+                session.send_bytes(&encode(&self.guard.acquire)).await?;
                 continue;
             }
             self.guard.enter(&mut session).await?;
-            wrote += self.last_deed(&mut direct, n).await?;
+            written += self.last_action(&mut direct, n).await?;
         }
-        Ok(wrote)
+        Ok(written)
     }
 
-    /// Kills processes while they are inside.
+    /// Kills processes in the middle of a section.
     async fn kill_workers(&self, many: usize) -> Result<usize> {
-        let (mut direct, mut wrote) = (self.counters.client().await?, 0);
-        let command = self.guard.take.join(" ");
+        let (mut direct, mut written) = (self.counters.client().await?, 0);
+        let command = self.guard.acquire.join(" ");
         for n in 0..many {
             let mut worker = Worker::start(&self.agent.socket(), self.agent.folder(), &[&command])?;
             worker.line().await?;
-            wrote += self.last_deed(&mut direct, n).await?;
+            written += self.last_action(&mut direct, n).await?;
             worker.process().kill()?;
         }
-        Ok(wrote)
+        Ok(written)
     }
 
     /// Kills JVMs in the middle of their sections.
@@ -325,10 +329,10 @@ impl Dying<'_> {
             for (client, server) in &self.clients {
                 ids.push(open(&jvm, client, server, settings).await?);
             }
-            let mut inside = async |inside| {
+            let mut is_holding = async |expected| {
                 let fields = direct.call_args(&["HKEYS", self.key]).await?.ok()?;
-                let theirs = fields.items()?.iter().any(|field| field.text().starts_with(&ids[0]));
-                ensure!(theirs == inside, "held by {fields}");
+                let holds = fields.items()?.iter().any(|field| field.text().starts_with(&ids[0]));
+                ensure!(holds == expected, "held by {fields}");
                 Ok(())
             };
             for thread in 1..=3 {
@@ -340,9 +344,11 @@ impl Dying<'_> {
                 };
                 drop(endless?);
             }
-            within(LONG, "a thread of it to be inside", async || inside(true).await).await;
+            within(LONG, "a thread of the JVM to hold the lock", async || is_holding(true).await)
+                .await;
             jvm.kill()?;
-            within(LONG, "what it held to be free", async || inside(false).await).await;
+            within(LONG, "the lock of the killed JVM to be free", async || is_holding(false).await)
+                .await;
         }
         Ok(())
     }

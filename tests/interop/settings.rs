@@ -6,8 +6,8 @@ use super::bed::{for_each_kind, is_since, lock, unlock, version};
 use super::{Bed, Kind};
 
 for_each_kind!(
-    codecs_do_not_matter,
-    a_short_watchdog_is_as_good_as_a_long_one,
+    redissons_codec_makes_no_difference,
+    each_side_keeps_its_hold_with_a_different_lease,
     a_name_mapper_changes_the_name,
     the_default_name_mapper_changes_nothing,
 );
@@ -15,7 +15,7 @@ for_each_kind!(
 mod cases {
     use super::*;
 
-    pub(super) async fn codecs_do_not_matter(kind: Kind) -> Result<()> {
+    pub(super) async fn redissons_codec_makes_no_difference(kind: Kind) -> Result<()> {
         let mut bed = Bed::new().await?;
         bed.open("java", "watchdog=600000 codec=java").await?;
         bed.open("string", "watchdog=600000 codec=string").await?;
@@ -34,18 +34,18 @@ mod cases {
         Ok(())
     }
 
-    /// The leases of both sides differ widely; each side keeps its own hold for as long as it wants.
-    pub(super) async fn a_short_watchdog_is_as_good_as_a_long_one(kind: Kind) -> Result<()> {
+    /// The leases of both sides differ widely; each side renews its hold for as long as it wants.
+    pub(super) async fn each_side_keeps_its_hold_with_a_different_lease(kind: Kind) -> Result<()> {
         let mut bed = Bed::with(&["--lease", super::super::LEASE], "watchdog=4000").await?;
         let java = bed.java(kind, "a");
         java.call("lock").await?;
         let ttl = bed.pttl("a").await?;
         assert!((1..=4000).contains(&ttl), "{ttl}");
         let mut worker = bed.session().await?;
-        assert!(!lock(&mut worker, kind, "a", "WAIT 6000").await?, "it was renewed");
+        assert!(!lock(&mut worker, kind, "a", "WAIT 6000").await?, "Java renews its hold");
         java.call("unlock").await?;
         assert!(lock(&mut worker, kind, "a", "NOWAIT").await?);
-        assert!(java.number("remainTimeToLive").await? > 500_000, "the lease is ours now");
+        assert!(java.number("remainTimeToLive").await? > 500_000, "the lease is the agent's now");
         assert!(!java.is("tryLock 1800 ms").await?);
         Ok(())
     }
@@ -64,7 +64,7 @@ mod cases {
         let java = bed.java(kind, "a").by(bed.thread("shop", 1));
         java.call("lock").await?;
         let mut worker = bed.session().await?;
-        assert!(lock(&mut worker, kind, "a", "NOWAIT").await?, "quite another lock");
+        assert!(lock(&mut worker, kind, "a", "NOWAIT").await?, "the mapped name is another lock");
         assert!(!lock(&mut worker, kind, mapped, "NOWAIT").await?);
         bed.begin_wait(&mut worker, kind, mapped).await?;
         java.call("unlock").await?;

@@ -15,7 +15,7 @@ const SECTIONS: usize = 250;
 #[derive(Clone, Copy)]
 enum Side {
     Java,
-    Ours,
+    Agent,
 }
 
 /// Returns the sections a second of four workers, on one lock or on one each.
@@ -33,10 +33,10 @@ async fn measure(kind: Kind, side: Side, shared: bool) -> Result<f64> {
             let threads = [bed.thread("a", u32::try_from(worker)? + 1)];
             let (threads, sessions) = match side {
                 Side::Java => (threads.as_slice(), 0),
-                Side::Ours => ([].as_slice(), 1),
+                Side::Agent => ([].as_slice(), 1),
             };
-            let (counter, ours) = ((&bed.redis, counter.as_str()), [&bed.agent]);
-            crowd.add(&guard, counter, (threads, SECTIONS), (&ours, sessions, SECTIONS)).await?;
+            let (counter, agents) = ((&bed.redis, counter.as_str()), [&bed.agent]);
+            crowd.add(&guard, counter, (threads, SECTIONS), (&agents, sessions, SECTIONS)).await?;
         }
         crowd.done().await?;
         seconds = from.elapsed().as_secs_f64();
@@ -51,14 +51,14 @@ async fn measure(kind: Kind, side: Side, shared: bool) -> Result<f64> {
 }
 
 #[tokio::test]
-async fn the_same_work_by_either_side() -> Result<()> {
+async fn the_throughput_of_both_sides_is_printed() -> Result<()> {
     for kind in kinds()? {
         for shared in [true, false] {
             let java = measure(kind, Side::Java, shared).await?;
-            let ours = measure(kind, Side::Ours, shared).await?;
+            let agents = measure(kind, Side::Agent, shared).await?;
             let locks = if shared { "one lock" } else { "a lock each" };
             println!(
-                "{} by {WORKERS} on {locks}: Redisson {} {java:.0} sections/s, the agent {ours:.0}",
+                "{} by {WORKERS} on {locks}: Redisson {} {java:.0} sections/s, the agent {agents:.0}",
                 kind.word,
                 version()?
             );

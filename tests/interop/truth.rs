@@ -7,19 +7,19 @@ use super::bed::{for_each_kind, lock, unlock};
 use super::{Bed, Kind};
 
 for_each_kind!(
-    java_of_our_hold,
-    we_of_javas_hold,
-    java_reenters_what_it_holds_while_we_wait,
-    java_cannot_release_ours,
-    we_cannot_release_javas,
-    java_forces_ours,
-    our_hold_is_kept_alive_beside_javas,
+    java_reports_the_agents_hold_correctly,
+    the_agent_reports_javas_hold_correctly,
+    java_re_enters_its_hold_while_the_agent_waits,
+    java_cannot_unlock_the_agents_hold,
+    the_agent_cannot_unlock_javas_hold,
+    force_unlock_by_java_is_reported_as_a_loss,
+    both_watchdogs_keep_holds_beyond_their_leases,
 );
 
 mod cases {
     use super::*;
 
-    pub(super) async fn java_of_our_hold(kind: Kind) -> Result<()> {
+    pub(super) async fn java_reports_the_agents_hold_correctly(kind: Kind) -> Result<()> {
         let bed = Bed::with(&["--lease", "60s"], "").await?;
         let java = bed.java(kind, "a");
         assert!(!java.is("isLocked").await?);
@@ -32,7 +32,7 @@ mod cases {
         for left in (0..3).rev() {
             assert!(java.is("isLocked").await?);
             assert!(!java.is("isHeldByCurrentThread").await?);
-            assert_eq!(java.number("getHoldCount").await?, 0, "the count is the thread's own");
+            assert_eq!(java.number("getHoldCount").await?, 0, "the count is that of the thread");
             let left_ms = java.number("remainTimeToLive").await?;
             assert!((1..=60_000).contains(&left_ms), "{left_ms}");
             assert!(!java.is("tryLock").await?);
@@ -44,7 +44,7 @@ mod cases {
         Ok(())
     }
 
-    pub(super) async fn we_of_javas_hold(kind: Kind) -> Result<()> {
+    pub(super) async fn the_agent_reports_javas_hold_correctly(kind: Kind) -> Result<()> {
         let bed = Bed::with(&[], "").await?;
         let java = bed.java(kind, "a");
         let holder = kind.field(&bed.id, &java.thread_id().await?);
@@ -72,14 +72,14 @@ mod cases {
         Ok(())
     }
 
-    pub(super) async fn java_reenters_what_it_holds_while_we_wait(kind: Kind) -> Result<()> {
+    pub(super) async fn java_re_enters_its_hold_while_the_agent_waits(kind: Kind) -> Result<()> {
         let mut bed = Bed::new().await?;
         let java = bed.java(kind, "a");
         java.call("lock").await?;
         let mut worker = bed.session().await?;
         bed.begin_wait(&mut worker, kind, "a").await?;
         assert!(java.is("tryLock").await?);
-        assert!(!java.on(2).is("tryLock").await?, "another thread is another owner");
+        assert!(!java.on(2).is("tryLock").await?, "another thread is a different owner");
         java.call("unlock").await?;
         assert_eq!(java.number("getHoldCount").await?, 1);
         assert_eq!(bed.holders("a").await?.len(), 1);
@@ -88,7 +88,7 @@ mod cases {
         Ok(())
     }
 
-    pub(super) async fn java_cannot_release_ours(kind: Kind) -> Result<()> {
+    pub(super) async fn java_cannot_unlock_the_agents_hold(kind: Kind) -> Result<()> {
         let mut bed = Bed::with(&[], "").await?;
         let mut worker = bed.session().await?;
         assert!(lock(&mut worker, kind, "a", "").await?);
@@ -100,7 +100,7 @@ mod cases {
         Ok(())
     }
 
-    pub(super) async fn we_cannot_release_javas(kind: Kind) -> Result<()> {
+    pub(super) async fn the_agent_cannot_unlock_javas_hold(kind: Kind) -> Result<()> {
         let mut bed = Bed::with(&[], "").await?;
         let java = bed.java(kind, "a");
         java.call("lock").await?;
@@ -113,8 +113,8 @@ mod cases {
         Ok(())
     }
 
-    /// The worker learns that its lock is lost, at the next renewal at the latest, and never regains it silently.
-    pub(super) async fn java_forces_ours(kind: Kind) -> Result<()> {
+    /// The loss is reported to the worker by the next renewal at the latest, and the hold is never restored.
+    pub(super) async fn force_unlock_by_java_is_reported_as_a_loss(kind: Kind) -> Result<()> {
         let mut bed = Bed::with(&["--lease", "6s"], "").await?;
         let mut worker = bed.agent.client_with_pushes().await?;
         assert!(lock(&mut worker, kind, "a", "").await?);
@@ -128,7 +128,7 @@ mod cases {
         let reply = worker.call_args(&kind.unlock("a")).await?;
         assert!(reply.is_error("LOST"), "{reply}");
         let holder = kind.field(&bed.id, &java.thread_id().await?);
-        eventually("Java alone to hold it", async || {
+        eventually("Java to be the only holder", async || {
             let holders = bed.holders("a").await?;
             anyhow::ensure!(holders == [(holder.clone(), "1".to_owned())], "{holders:?}");
             Ok(())
@@ -138,17 +138,17 @@ mod cases {
     }
 
     /// Both watchdogs keep locks alive for several leases, each side's lock against a waiter of the other.
-    pub(super) async fn our_hold_is_kept_alive_beside_javas(kind: Kind) -> Result<()> {
+    pub(super) async fn both_watchdogs_keep_holds_beyond_their_leases(kind: Kind) -> Result<()> {
         let mut bed = Bed::with(&["--lease", "3s"], "watchdog=3000").await?;
         let java = bed.java(kind, "java");
         java.call("lock").await?;
         let mut worker = bed.session().await?;
-        assert!(lock(&mut worker, kind, "ours", "").await?);
+        assert!(lock(&mut worker, kind, "agent", "").await?);
         // Neither side acquires the other's lock before three leases are over.
         assert!(!lock(&mut worker, kind, "java", "WAIT 9000").await?);
-        assert!(!bed.java(kind, "ours").on(2).is("tryLock 9000 ms").await?);
+        assert!(!bed.java(kind, "agent").on(2).is("tryLock 9000 ms").await?);
         assert!(java.is("isHeldByCurrentThread").await?);
-        assert_eq!(unlock(&mut worker, kind, "ours").await?, 0);
+        assert_eq!(unlock(&mut worker, kind, "agent").await?, 0);
         java.call("unlock").await?;
         bed.assert_nothing_left().await;
         Ok(())

@@ -7,34 +7,34 @@ use super::bed::{for_each_kind, is_since, lock, unlock, version};
 use super::{Bed, Kind};
 
 for_each_kind!(
-    java_enters_when_our_lease_ends,
-    we_enter_when_javas_lease_ends,
+    java_acquires_when_the_agents_lease_expires,
+    the_agent_acquires_when_javas_lease_expires,
     a_closed_clients_lock_is_free_within_its_lease,
     a_killed_agents_lock_is_free_within_its_lease,
-    java_gives_up_in_time,
-    we_give_up_in_time,
-    an_interrupt_does_not_break_javas_lock_call,
-    an_interrupted_wait_leaves_nothing,
-    partial_unlock_keeps_the_rest_of_the_lease,
-    one_subscription_at_a_time_is_enough,
+    try_lock_of_java_times_out_and_leaves_nothing,
+    a_wait_of_the_agent_times_out_and_leaves_nothing,
+    an_interrupt_does_not_end_javas_lock_call,
+    an_interrupted_wait_of_java_leaves_nothing,
+    a_partial_unlock_keeps_the_lease,
+    a_java_client_with_one_subscription_acquires_all_its_locks,
 );
 
 mod cases {
     use super::*;
 
-    pub(super) async fn java_enters_when_our_lease_ends(kind: Kind) -> Result<()> {
+    pub(super) async fn java_acquires_when_the_agents_lease_expires(kind: Kind) -> Result<()> {
         let bed = Bed::with(&[], "").await?;
         let mut worker = bed.session().await?;
         assert!(lock(&mut worker, kind, "a", "LEASE 1000").await?);
         let java = bed.java(kind, "a");
         java.call("lock").await?;
         let reply = worker.call_args(&kind.unlock("a")).await?;
-        assert!(reply.is_error("LOST"), "too late: {reply}");
+        assert!(reply.is_error("LOST"), "the lease has expired: {reply}");
         assert!(java.is("isHeldByCurrentThread").await?);
         Ok(())
     }
 
-    pub(super) async fn we_enter_when_javas_lease_ends(kind: Kind) -> Result<()> {
+    pub(super) async fn the_agent_acquires_when_javas_lease_expires(kind: Kind) -> Result<()> {
         let mut bed = Bed::with(&["--poll-max", super::super::LEASE], "").await?;
         let java = bed.java(kind, "a");
         java.call("lock 1000 ms").await?;
@@ -72,7 +72,7 @@ mod cases {
         Ok(())
     }
 
-    pub(super) async fn java_gives_up_in_time(kind: Kind) -> Result<()> {
+    pub(super) async fn try_lock_of_java_times_out_and_leaves_nothing(kind: Kind) -> Result<()> {
         let mut bed = Bed::new().await?;
         let mut worker = bed.session().await?;
         assert!(lock(&mut worker, kind, "a", "").await?);
@@ -85,7 +85,7 @@ mod cases {
         Ok(())
     }
 
-    pub(super) async fn we_give_up_in_time(kind: Kind) -> Result<()> {
+    pub(super) async fn a_wait_of_the_agent_times_out_and_leaves_nothing(kind: Kind) -> Result<()> {
         let mut bed = Bed::new().await?;
         let java = bed.java(kind, "a");
         java.call("lock").await?;
@@ -96,7 +96,7 @@ mod cases {
         Ok(())
     }
 
-    pub(super) async fn an_interrupt_does_not_break_javas_lock_call(kind: Kind) -> Result<()> {
+    pub(super) async fn an_interrupt_does_not_end_javas_lock_call(kind: Kind) -> Result<()> {
         let bed = Bed::new().await?;
         let mut worker = bed.session().await?;
         assert!(lock(&mut worker, kind, "a", "").await?);
@@ -104,15 +104,15 @@ mod cases {
         let waiting = java.begin_wait().await?;
         java.interrupt().await?;
         assert!(!java.on(2).is("tryLock 300 ms").await?);
-        assert!(waiting.is_open(), "it waits on");
+        assert!(waiting.is_open(), "it still waits");
         assert_eq!(unlock(&mut worker, kind, "a").await?, 0);
         waiting.answer().await??;
         Ok(())
     }
 
-    pub(super) async fn an_interrupted_wait_leaves_nothing(kind: Kind) -> Result<()> {
+    pub(super) async fn an_interrupted_wait_of_java_leaves_nothing(kind: Kind) -> Result<()> {
         if kind.is_fair() {
-            // An interrupted wait of Redisson leaves its place in the queue: see `fair.rs`.
+            // An interrupted wait of Redisson leaves its position in the queue: see `fair.rs`.
             return Ok(());
         }
         let mut bed = Bed::new().await?;
@@ -132,7 +132,7 @@ mod cases {
     }
 
     /// A re-entered hold with a lease, released one by one.
-    pub(super) async fn partial_unlock_keeps_the_rest_of_the_lease(kind: Kind) -> Result<()> {
+    pub(super) async fn a_partial_unlock_keeps_the_lease(kind: Kind) -> Result<()> {
         let mut bed = Bed::with(&[], "").await?;
         let mut worker = bed.session().await?;
         for _ in 0..3 {
@@ -151,7 +151,9 @@ mod cases {
 
     /// One client waits for many locks with one channel per connection and one connection for channels. Fair locks are
     /// left out: their waiters have a channel each, and Redisson's threads then block one another now and then.
-    pub(super) async fn one_subscription_at_a_time_is_enough(kind: Kind) -> Result<()> {
+    pub(super) async fn a_java_client_with_one_subscription_acquires_all_its_locks(
+        kind: Kind,
+    ) -> Result<()> {
         if kind.is_fair() {
             return Ok(());
         }
@@ -174,7 +176,7 @@ mod cases {
             locked.answer().await??;
             unlocked.answer().await??;
         }
-        eventually("no channel to be listened to", async || {
+        eventually("no subscription to be left", async || {
             let channels = bed.direct.call("PUBSUB CHANNELS redisson_*").await?;
             anyhow::ensure!(channels == Reply::Array(vec![]), "{channels}");
             Ok(())

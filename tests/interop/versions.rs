@@ -9,7 +9,10 @@ use super::bed::{JavaLock, for_each_kind, lock, open, other_version, unlock};
 use super::sections::{Crowd, Guard, tally};
 use super::{Bed, Kind};
 
-for_each_kind!(old_and_new_and_we_in_turn, all_three_count_together);
+for_each_kind!(
+    two_versions_of_redisson_and_the_agent_acquire_in_turn,
+    two_versions_of_redisson_and_the_agent_exclude_each_other
+);
 
 mod cases {
     use super::*;
@@ -21,34 +24,39 @@ mod cases {
     }
 
     /// Each waits for the one before, with leases too long to wait for their end.
-    pub(super) async fn old_and_new_and_we_in_turn(kind: Kind) -> Result<()> {
+    pub(super) async fn two_versions_of_redisson_and_the_agent_acquire_in_turn(
+        kind: Kind,
+    ) -> Result<()> {
         if !kind.is_in(&other_version()?) {
             return Ok(());
         }
         let (mut bed, settings) = Bed::crowded(kind).await?;
         let (jvm, id) = other(&bed.redis, settings).await?;
-        let mine = bed.java(kind, "a");
-        let theirs = JavaLock::new(jvm.thread("other", 1), kind, "a");
+        let java = bed.java(kind, "a");
+        let other_java = JavaLock::new(jvm.thread("other", 1), kind, "a");
         let mut worker = bed.session().await?;
         for _ in 0..3 {
             assert!(lock(&mut worker, kind, "a", "NOWAIT").await?);
-            let (first, second) = (mine.begin_wait().await?, theirs.begin_wait().await?);
+            let (first, second) = (java.begin_wait().await?, other_java.begin_wait().await?);
             assert_eq!(unlock(&mut worker, kind, "a").await?, 0);
-            let first_has_it = async {
+            let one_is_granted = async {
                 while first.is_open() && second.is_open() {
                     tokio::time::sleep(Duration::from_millis(2)).await;
                 }
             };
-            tokio::time::timeout(harness::PATIENCE, first_has_it).await?;
+            tokio::time::timeout(harness::PATIENCE, one_is_granted).await?;
             let held = bed.holders("a").await?;
             assert_eq!(held.len(), 1, "{held:?}");
-            let (now, then) =
-                if held[0].0.starts_with(&id) { (&theirs, &mine) } else { (&mine, &theirs) };
-            now.call("unlock").await?;
+            let (holder, next) = if held[0].0.starts_with(&id) {
+                (&other_java, &java)
+            } else {
+                (&java, &other_java)
+            };
+            holder.call("unlock").await?;
             first.answer().await??;
             second.answer().await??;
             bed.begin_wait(&mut worker, kind, "a").await?;
-            then.call("unlock").await?;
+            next.call("unlock").await?;
             assert_eq!(worker.reply().await?.ok()?.field("holds")?.int()?, 1);
             assert_eq!(unlock(&mut worker, kind, "a").await?, 0);
         }
@@ -56,7 +64,9 @@ mod cases {
         Ok(())
     }
 
-    pub(super) async fn all_three_count_together(kind: Kind) -> Result<()> {
+    pub(super) async fn two_versions_of_redisson_and_the_agent_exclude_each_other(
+        kind: Kind,
+    ) -> Result<()> {
         if !kind.is_in(&other_version()?) {
             return Ok(());
         }

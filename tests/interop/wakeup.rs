@@ -11,19 +11,19 @@ use super::bed::{for_each_kind, lock, unlock};
 use super::{Bed, Kind};
 
 for_each_kind!(
-    java_hears_our_release,
-    java_hears_a_worker_die,
-    java_hears_a_handover_chain_end,
-    we_hear_java_release,
-    we_hear_java_force,
-    no_java_thread_is_missed_on_its_way_to_sleep,
-    many_on_both_sides_all_have_it,
+    the_agents_release_wakes_java,
+    a_workers_death_wakes_java,
+    the_end_of_a_series_of_hand_overs_wakes_java,
+    an_unlock_by_java_wakes_the_agents_waiter,
+    a_force_unlock_by_java_wakes_the_agents_waiter,
+    the_agents_release_wakes_a_java_thread_that_is_about_to_sleep,
+    all_waiters_of_both_sides_acquire_the_lock,
 );
 
 mod cases {
     use super::*;
 
-    pub(super) async fn java_hears_our_release(kind: Kind) -> Result<()> {
+    pub(super) async fn the_agents_release_wakes_java(kind: Kind) -> Result<()> {
         let bed = Bed::new().await?;
         let mut worker = bed.session().await?;
         assert!(lock(&mut worker, kind, "a", "").await?);
@@ -33,11 +33,14 @@ mod cases {
         assert_eq!(unlock(&mut worker, kind, "a").await?, 0);
         waiting.answer().await??;
         assert!(java.is("isHeldByCurrentThread").await?);
-        assert!(!lock(&mut worker, kind, "a", "NOWAIT").await?, "now we are the ones to wait");
+        assert!(
+            !lock(&mut worker, kind, "a", "NOWAIT").await?,
+            "now the agent's worker has to wait"
+        );
         Ok(())
     }
 
-    pub(super) async fn java_hears_a_worker_die(kind: Kind) -> Result<()> {
+    pub(super) async fn a_workers_death_wakes_java(kind: Kind) -> Result<()> {
         let bed = Bed::new().await?;
         let mut worker = bed.session().await?;
         assert!(lock(&mut worker, kind, "a", "").await?);
@@ -50,7 +53,7 @@ mod cases {
     }
 
     /// The agent passes the lock among its own workers without release messages, but not forever.
-    pub(super) async fn java_hears_a_handover_chain_end(kind: Kind) -> Result<()> {
+    pub(super) async fn the_end_of_a_series_of_hand_overs_wakes_java(kind: Kind) -> Result<()> {
         let bed = Bed::new().await?;
         let mut workers = Vec::new();
         for _ in 0..3 {
@@ -59,7 +62,7 @@ mod cases {
             workers.push(worker);
         }
         assert_ne!(workers[0].reply().await?.ok()?, Reply::Null);
-        // The agent's own waiters need no subscription: the holder's release notifies them.
+        // The agent's waiters need no subscription: the holder's release notifies them.
         let waiting = bed.java(kind, "a").begin_wait().await?;
         // They acquire it again and again, so it is never free for long: only fairness lets Java acquire it.
         let mut turn = 0;
@@ -88,7 +91,7 @@ mod cases {
         }
     }
 
-    pub(super) async fn we_hear_java_release(kind: Kind) -> Result<()> {
+    pub(super) async fn an_unlock_by_java_wakes_the_agents_waiter(kind: Kind) -> Result<()> {
         let bed = Bed::new().await?;
         let java = bed.java(kind, "a");
         java.call("lock").await?;
@@ -97,11 +100,11 @@ mod cases {
         java.call("unlock").await?;
         let reply = worker.reply().await?.ok()?;
         assert_eq!(reply.field("holds")?, &Reply::Int(1));
-        assert!(!java.is("tryLock").await?, "now Java is the one to wait");
+        assert!(!java.is("tryLock").await?, "now Java has to wait");
         Ok(())
     }
 
-    pub(super) async fn we_hear_java_force(kind: Kind) -> Result<()> {
+    pub(super) async fn a_force_unlock_by_java_wakes_the_agents_waiter(kind: Kind) -> Result<()> {
         let bed = Bed::new().await?;
         let java = bed.java(kind, "a");
         java.call("lock").await?;
@@ -116,7 +119,9 @@ mod cases {
 
     /// The message may arrive when a thread has been refused but does not sleep yet. Redisson's own message of a write
     /// lock is then lost on the thread, which sleeps for the reported lease: ten minutes.
-    pub(super) async fn no_java_thread_is_missed_on_its_way_to_sleep(kind: Kind) -> Result<()> {
+    pub(super) async fn the_agents_release_wakes_a_java_thread_that_is_about_to_sleep(
+        kind: Kind,
+    ) -> Result<()> {
         let bed = Bed::new().await?;
         let (mut worker, java) = (bed.session().await?, bed.java(kind, "a"));
         let mut watch = bed.redis.client().await?;
@@ -138,13 +143,13 @@ mod cases {
         Ok(())
     }
 
-    /// One release wakes one thread of each client and one waiter of each agent; none of the others may be forgotten.
-    pub(super) async fn many_on_both_sides_all_have_it(kind: Kind) -> Result<()> {
+    /// One release wakes one thread of each client and one waiter of each agent; all others must acquire the lock later.
+    pub(super) async fn all_waiters_of_both_sides_acquire_the_lock(kind: Kind) -> Result<()> {
         let (mut bed, settings) = Bed::crowded(kind).await?;
         bed.open("b", settings).await?;
         let mut first = bed.session().await?;
         assert!(lock(&mut first, kind, "a", "").await?);
-        let (mut ours, mut javas) = (Vec::new(), Vec::new());
+        let (mut workers, mut javas) = (Vec::new(), Vec::new());
         for thread in 1..=4 {
             for client in ["a", "b"] {
                 let java = bed.java(kind, "a").by(bed.thread(client, thread));
@@ -155,11 +160,11 @@ mod cases {
             let mut bytes = harness::client::encode(&kind.lock("a", ""));
             bytes.extend(harness::client::encode(&kind.unlock("a")));
             worker.send_bytes(&bytes).await?;
-            ours.push(worker);
+            workers.push(worker);
         }
         bed.until_listening(kind, "a", if kind.is_fair() { 12 } else { 2 }).await;
         unlock(&mut first, kind, "a").await?;
-        for worker in &mut ours {
+        for worker in &mut workers {
             assert_ne!(worker.reply().await?.ok()?, Reply::Null);
             assert_eq!(worker.reply().await?.ok()?, Reply::Int(0));
         }
