@@ -230,7 +230,7 @@ impl Bed {
     /// one of each waiter.
     pub(crate) async fn until_listening(&mut self, kind: Kind, name: &str, count: i64) {
         let channel = kind.channel(name);
-        eventually("{count} listeners", async || {
+        eventually(&format!("{count} listeners"), async || {
             let found = if kind.is_fair() {
                 let channels = self.direct.call_args(&["PUBSUB", "CHANNELS", &channel]).await?;
                 i64::try_from(channels.items()?.len())?

@@ -66,7 +66,7 @@ async fn queue(bed: &mut Bed) -> Result<Vec<String>> {
 }
 
 async fn until_queued(bed: &mut Bed, count: usize) {
-    eventually("{count} waiters in the queue", async || {
+    eventually(&format!("{count} waiters in the queue"), async || {
         let queue = queue(bed).await?;
         ensure!(queue.len() == count, "{queue:?}");
         Ok(())

@@ -37,7 +37,7 @@ async fn listeners(direct: &mut Client, pattern: &str) -> Result<(usize, usize)>
 
 /// Waits until a node has that many subscribers to these channels.
 async fn until_subscribed_to(direct: &mut Client, pattern: &str, wanted: (usize, usize)) {
-    eventually("the waiter to listen", async || {
+    eventually("the waiter's subscription", async || {
         let found = listeners(direct, pattern).await?;
         ensure!(found == wanted, "{found:?} listen to {pattern}");
         Ok(())
@@ -65,10 +65,10 @@ async fn every_kind_is_acquired_on_every_node() -> Result<()> {
     let agent = Agent::in_cluster(&cluster, &ENDLESS).await?;
     let mut worker = agent.client().await?;
     for (kind, _) in KINDS {
-        for (place, name) in cluster.names(&format!("{kind}:")).iter().enumerate() {
-            let mut direct = cluster.client(place).await?;
+        for (node, name) in cluster.names(&format!("{kind}:")).iter().enumerate() {
+            let mut direct = cluster.client(node).await?;
             let held = holder(&lock(&mut worker, &format!("LOCK {name} KIND {kind}")).await?)?;
-            assert_eq!(holders(&mut direct, name).await?, [held.as_str()], "{kind} at {place}");
+            assert_eq!(holders(&mut direct, name).await?, [held.as_str()], "{kind} at {node}");
             let shown = worker.call(&format!("SHOW {name}")).await?.ok()?.text();
             assert!(shown.contains(&held), "{shown}");
             assert_eq!(worker.call(&format!("UNLOCK {name}")).await?, Reply::Int(0));
@@ -76,7 +76,7 @@ async fn every_kind_is_acquired_on_every_node() -> Result<()> {
             // A forced release works too; the worker is notified by a message that any node may send.
             lock(&mut worker, &format!("LOCK {name} KIND {kind}")).await?;
             assert_eq!(worker.call(&format!("FORCE {name}")).await?, Reply::Int(1));
-            eventually("the loss to be told", async || {
+            eventually("the loss to be reported", async || {
                 let reply = worker.call(&format!("UNLOCK {name}")).await?;
                 ensure!(reply.is_error("LOST"), "{reply}");
                 Ok(())
@@ -97,13 +97,13 @@ async fn every_kind_is_acquired_on_every_node() -> Result<()> {
     let metrics = agent.metrics().await?;
     assert_eq!(metrics.sum("lockscope_agent_redis_up", &[]), 3.0, "one for each master");
     // Each key of the holder registry is on the node of its slot.
-    eventually("the holder to be told", async || {
-        let mut told = 0;
-        for place in 0..3 {
-            let keys = cluster.client(place).await?.call("KEYS lockscope:holders:*").await?;
-            told += keys.items()?.len();
+    eventually("the holder to be published", async || {
+        let mut published = 0;
+        for node in 0..3 {
+            let keys = cluster.client(node).await?.call("KEYS lockscope:holders:*").await?;
+            published += keys.items()?.len();
         }
-        ensure!(told == 1, "{told} nodes are told");
+        ensure!(published == 1, "{published} nodes have the entry");
         Ok(())
     })
     .await;
@@ -133,7 +133,7 @@ async fn every_hold_is_renewed_on_its_node() -> Result<()> {
     let metrics = agent.metrics().await?;
     for error in ["CROSSSLOT", "MOVED"] {
         let count = metrics.sum("lockscope_agent_redis_errors_total", &[("error", error)]);
-        assert_eq!(count, 0.0, "nobody was asked about another's slot: {error}");
+        assert_eq!(count, 0.0, "no node was sent a command for another node's slot: {error}");
     }
     Ok(())
 }
@@ -141,12 +141,12 @@ async fn every_hold_is_renewed_on_its_node() -> Result<()> {
 #[tokio::test]
 async fn a_release_wakes_the_waiters_of_another_agent() -> Result<()> {
     let cluster = RedisCluster::start(3, 0).await?;
-    let ours = Agent::in_cluster(&cluster, &ENDLESS).await?;
-    let theirs = Agent::in_cluster(&cluster, &ENDLESS).await?;
+    let agent = Agent::in_cluster(&cluster, &ENDLESS).await?;
+    let other_agent = Agent::in_cluster(&cluster, &ENDLESS).await?;
     for (kind, channel) in KINDS {
-        for (place, name) in cluster.names(&format!("{kind}:")).iter().enumerate() {
-            let mut direct = cluster.client(place).await?;
-            let (mut worker, mut waiter) = (ours.client().await?, theirs.client().await?);
+        for (node, name) in cluster.names(&format!("{kind}:")).iter().enumerate() {
+            let mut direct = cluster.client(node).await?;
+            let (mut worker, mut waiter) = (agent.client().await?, other_agent.client().await?);
             // A reader waits for a writer; every other kind waits for a holder of the same kind.
             let taken = if kind == "read" { "write" } else { kind };
             lock(&mut worker, &format!("LOCK {name} KIND {taken}")).await?;
@@ -154,7 +154,7 @@ async fn a_release_wakes_the_waiters_of_another_agent() -> Result<()> {
             until_subscribed_to(&mut direct, &channel.replace("NAME", name), (1, 1)).await;
             assert_eq!(worker.call(&format!("UNLOCK {name}")).await?, Reply::Int(0));
             let held = holder(&waiter.reply().await?.ok()?)?;
-            assert_eq!(holders(&mut direct, name).await?, [held], "{kind} at {place}");
+            assert_eq!(holders(&mut direct, name).await?, [held], "{kind} at {node}");
             until_subscribed_to(&mut direct, &channel.replace("NAME", name), (0, 0)).await;
         }
     }
@@ -166,7 +166,7 @@ async fn releases_are_published_and_received_as_configured() -> Result<()> {
     let cluster = RedisCluster::start(1, 0).await?;
     let mut direct = cluster.client(0).await?;
     let both = Agent::in_cluster(&cluster, &ENDLESS).await?;
-    for (how, heard) in [("publish", (1, 0)), ("spublish", (0, 1))] {
+    for (how, subscriptions) in [("publish", (1, 0)), ("spublish", (0, 1))] {
         let flags = [ENDLESS.as_slice(), &["--cluster-messages", how]].concat();
         let agent = Agent::in_cluster(&cluster, &flags).await?;
         // Both directions: an agent with both kinds of message understands an agent with one kind, and is understood by it.
@@ -174,8 +174,8 @@ async fn releases_are_published_and_received_as_configured() -> Result<()> {
             let (mut worker, mut waiter) = (from.client().await?, to.client().await?);
             lock(&mut worker, "LOCK a").await?;
             waiter.send("LOCK a").await?;
-            let heard = if std::ptr::eq(to, &both) { (1, 1) } else { heard };
-            until_subscribed_to(&mut direct, "redisson_lock__channel:{a}", heard).await;
+            let subscriptions = if std::ptr::eq(to, &both) { (1, 1) } else { subscriptions };
+            until_subscribed_to(&mut direct, "redisson_lock__channel:{a}", subscriptions).await;
             assert_eq!(worker.call("UNLOCK a").await?, Reply::Int(0));
             waiter.reply().await?.ok()?;
             assert_eq!(waiter.call("UNLOCK a").await?, Reply::Int(0));
@@ -188,13 +188,13 @@ async fn releases_are_published_and_received_as_configured() -> Result<()> {
 #[tokio::test]
 async fn an_old_cluster_uses_publish_alone() -> Result<()> {
     let cluster = RedisCluster::old().await?;
-    let ours = Agent::in_cluster(&cluster, &ENDLESS).await?;
-    let theirs = Agent::in_cluster(&cluster, &ENDLESS).await?;
+    let agent = Agent::in_cluster(&cluster, &ENDLESS).await?;
+    let other_agent = Agent::in_cluster(&cluster, &ENDLESS).await?;
     let mut direct = cluster.client(0).await?;
-    let (mut worker, mut waiter) = (ours.client().await?, theirs.client().await?);
+    let (mut worker, mut waiter) = (agent.client().await?, other_agent.client().await?);
     lock(&mut worker, "LOCK a").await?;
     waiter.send("LOCK a").await?;
-    eventually("the waiter to listen", async || {
+    eventually("the waiter's subscription", async || {
         let found = direct.call("PUBSUB CHANNELS redisson_lock__channel:{a}").await?;
         ensure!(found.items()?.len() == 1, "{found}");
         Ok(())
@@ -202,24 +202,24 @@ async fn an_old_cluster_uses_publish_alone() -> Result<()> {
     .await;
     assert_eq!(worker.call("UNLOCK a").await?, Reply::Int(0));
     waiter.reply().await?.ok()?;
-    for agent in [&ours, &theirs] {
+    for agent in [&agent, &other_agent] {
         let metrics = agent.metrics().await?;
         let unknown = metrics.sum("lockscope_agent_redis_errors_total", &[("error", "ERR")]);
-        assert_eq!(unknown, 0.0, "no script called what that Redis does not know");
+        assert_eq!(unknown, 0.0, "no script called a command that this Redis does not have");
     }
     Ok(())
 }
 
 #[tokio::test]
-async fn a_moving_slot_takes_its_locks_and_waiters_along() -> Result<()> {
+async fn locks_and_waiters_survive_the_move_of_their_slot() -> Result<()> {
     let cluster = RedisCluster::start(2, 0).await?;
-    let ours = Agent::in_cluster(&cluster, &["--lease", "10s"]).await?;
+    let agent = Agent::in_cluster(&cluster, &["--lease", "10s"]).await?;
     // This agent notices the move only because its subscription ends.
     let flags = [ENDLESS.as_slice(), &["--cluster-messages", "spublish"]].concat();
-    let theirs = Agent::in_cluster(&cluster, &flags).await?;
+    let other_agent = Agent::in_cluster(&cluster, &flags).await?;
     let name = cluster.names("moves:").swap_remove(0);
     let slot = redisson::slot(name.as_bytes());
-    let (mut worker, mut waiter) = (ours.client().await?, theirs.client().await?);
+    let (mut worker, mut waiter) = (agent.client().await?, other_agent.client().await?);
     let held = holder(&lock(&mut worker, &format!("LOCK {name}")).await?)?;
     waiter.send(&format!("LOCK {name}")).await?;
     let channel = format!("redisson_lock__channel:{{{name}}}");
@@ -228,9 +228,9 @@ async fn a_moving_slot_takes_its_locks_and_waiters_along() -> Result<()> {
     // The lock is on the new node while the slot is still on the old one.
     cluster.begin_move(slot, 0, 1).await?;
     cluster.move_keys(slot, 0, 1).await?;
-    let before = renewed(&ours).await?;
-    eventually("renewals that were sent on", async || {
-        let since = renewed(&ours).await? - before;
+    let before = renewed(&agent).await?;
+    eventually("redirected renewals", async || {
+        let since = renewed(&agent).await? - before;
         ensure!(since >= 2.0, "{since}");
         Ok(())
     })
@@ -244,8 +244,8 @@ async fn a_moving_slot_takes_its_locks_and_waiters_along() -> Result<()> {
     let next = holder(&waiter.reply().await?.ok()?)?;
     assert_eq!(holders(&mut direct, &name).await?, [next]);
     let moved =
-        ours.metrics().await?.sum("lockscope_agent_redis_errors_total", &[("error", "ASK")]);
-    assert!(moved > 0.0, "it was sent on by the old node");
+        agent.metrics().await?.sum("lockscope_agent_redis_errors_total", &[("error", "ASK")]);
+    assert!(moved > 0.0, "the old node redirected the agent");
     Ok(())
 }
 
@@ -334,17 +334,17 @@ async fn a_half_moved_slot_loses_no_reader() -> Result<()> {
 async fn a_promoted_replica_keeps_its_locks_and_missing_ones_are_reported() -> Result<()> {
     let mut cluster = RedisCluster::start(3, 1).await?;
     let replica = 3;
-    let ours = Agent::in_cluster(&cluster, &ENDLESS).await?;
-    let theirs = Agent::in_cluster(&cluster, &ENDLESS).await?;
+    let agent = Agent::in_cluster(&cluster, &ENDLESS).await?;
+    let other_agent = Agent::in_cluster(&cluster, &ENDLESS).await?;
     let kept = cluster.names("kept:").swap_remove(0);
     let (lost, elsewhere) = {
         let mut names = cluster.names("lost:");
         (names.swap_remove(0), names.swap_remove(1))
     };
-    let mut worker = ours.client_with_pushes().await?;
+    let mut worker = agent.client_with_pushes().await?;
     let held = holder(&lock(&mut worker, &format!("LOCK {kept}")).await?)?;
     lock(&mut worker, &format!("LOCK {elsewhere}")).await?;
-    let mut waiter = theirs.client().await?;
+    let mut waiter = other_agent.client().await?;
     waiter.send(&format!("LOCK {kept}")).await?;
     let channel = format!("redisson_lock__channel:{{{kept}}}");
     until_subscribed_to(&mut cluster.client(0).await?, &channel, (1, 1)).await;
@@ -365,7 +365,7 @@ async fn a_promoted_replica_keeps_its_locks_and_missing_ones_are_reported() -> R
     cluster.node(0).process().kill()?;
     let address = format!("127.0.0.1:{}", cluster.node(0).port());
     eventually("the agent to say which master is missing", async || {
-        let ready = http::get(ours.http(), "/readyz").await?;
+        let ready = http::get(agent.http(), "/readyz").await?;
         ensure!(ready.status == 503 && ready.body.contains(&address), "{}", ready.body);
         Ok(())
     })
@@ -373,26 +373,26 @@ async fn a_promoted_replica_keeps_its_locks_and_missing_ones_are_reported() -> R
     lock(&mut worker, &format!("LOCK {elsewhere}")).await?;
     cluster.take_over(replica).await?;
     assert_eq!(worker.push().await?, ["lock-lost", &lost, "lock", "missing"]);
-    until_ready(&ours).await;
+    until_ready(&agent).await;
     until_subscribed_to(&mut direct, &channel, (1, 1)).await;
     assert_eq!(worker.call(&format!("UNLOCK {kept}")).await?, Reply::Int(0));
     let next = holder(&waiter.reply().await?.ok()?)?;
     assert_eq!(holders(&mut direct, &kept).await?, [next]);
     assert_eq!(worker.call(&format!("UNLOCK {elsewhere}")).await?, Reply::Int(1));
     assert_eq!(worker.pushes(), 0, "nothing else was lost");
-    let metrics = ours.metrics().await?;
+    let metrics = agent.metrics().await?;
     let figures = metrics.0.lines().filter(|line| line.starts_with("lockscope_agent_redis_up{"));
-    assert_eq!(figures.count(), 3, "the dead master is none of the masters");
+    assert_eq!(figures.count(), 3, "the dead master is no longer one of the masters");
     assert_eq!(metrics.sum("lockscope_agent_redis_up", &[]), 3.0);
     Ok(())
 }
 
 #[tokio::test]
-async fn a_successor_recovers_holds_on_every_node() -> Result<()> {
+async fn a_successor_agent_recovers_holds_on_every_node() -> Result<()> {
     let cluster = RedisCluster::start(3, 0).await?;
     let mut agent = Agent::in_cluster(&cluster, &ENDLESS).await?;
     let mut worker = agent.client().await?;
-    let told = graced(&mut worker, GRACE).await?;
+    let ticket = graced(&mut worker, GRACE).await?;
     let mut held = Vec::new();
     for (kind, prefix) in [("lock", "plain:"), ("read", "read:")] {
         for name in cluster.names(prefix) {
@@ -405,11 +405,11 @@ async fn a_successor_recovers_holds_on_every_node() -> Result<()> {
     cluster.client(2).await?.call(&format!("DEL {gone}")).await?.ok()?;
     agent.restart().await?;
     let mut again = agent.client().await?;
-    let (_, mut found) = resume(&mut again, &told).await?;
+    let (_, mut found) = resume(&mut again, &ticket).await?;
     held.retain(|hold| !hold.starts_with(&gone));
     held.sort();
     found.sort();
-    assert_eq!(found, held, "each was asked for where it is");
+    assert_eq!(found, held, "each hold was looked up on its node");
     Ok(())
 }
 
@@ -438,8 +438,8 @@ async fn a_wrong_url_is_explained() -> Result<()> {
 #[tokio::test]
 async fn the_documented_user_suffices() -> Result<()> {
     let cluster = RedisCluster::start(2, 0).await?;
-    for place in 0..2 {
-        documented_users(&mut cluster.client(place).await?, false).await?;
+    for node in 0..2 {
+        documented_users(&mut cluster.client(node).await?, false).await?;
     }
     let url = cluster.url().replace("://", "://lockscope-agent:agent-password@");
     let agent = Agent::at(&url, &["--lease", "10s"]).await?;
@@ -451,13 +451,13 @@ async fn the_documented_user_suffices() -> Result<()> {
     }
     // A lock of another client, to wait for.
     let java = "0f3c1f6e-5a43-4f9f-8d11-6a2b3c4d5e6f:47";
-    let theirs = cluster.names("theirs:");
+    let foreign = cluster.names("foreign:");
     let mut direct = cluster.client(1).await?;
-    direct.call(&format!("HSET {} {java} 1", theirs[1])).await?.ok()?;
-    waiter.send(&format!("LOCK {}", theirs[1])).await?;
-    let channel = format!("redisson_lock__channel:{{{}}}", theirs[1]);
+    direct.call(&format!("HSET {} {java} 1", foreign[1])).await?.ok()?;
+    waiter.send(&format!("LOCK {}", foreign[1])).await?;
+    let channel = format!("redisson_lock__channel:{{{}}}", foreign[1]);
     until_subscribed_to(&mut direct, &channel, (1, 1)).await;
-    direct.call(&format!("DEL {}", theirs[1])).await?.ok()?;
+    direct.call(&format!("DEL {}", foreign[1])).await?.ok()?;
     direct.call(&format!("SPUBLISH {channel} 0")).await?.ok()?;
     waiter.reply().await?.ok()?;
     eventually("renewals", async || {
@@ -471,9 +471,9 @@ async fn the_documented_user_suffices() -> Result<()> {
     cluster.begin_move(slot, 0, 1).await?;
     cluster.move_keys(slot, 0, 1).await?;
     assert_eq!(worker.call(&format!("UNLOCK {}", names[0])).await?, Reply::Int(0));
-    for place in 0..2 {
-        let refused = refused(&mut cluster.client(place).await?).await?;
-        assert_eq!(refused, Vec::<String>::new(), "node {place}");
+    for node in 0..2 {
+        let refused = refused(&mut cluster.client(node).await?).await?;
+        assert_eq!(refused, Vec::<String>::new(), "node {node}");
     }
     Ok(())
 }
@@ -487,8 +487,8 @@ async fn a_cluster_is_reached_by_tls() -> Result<()> {
     let (one, two) =
         (Agent::in_cluster(&cluster, &flags).await?, Agent::in_cluster(&cluster, &flags).await?);
     let (mut holding, mut waiting) = (one.client().await?, two.client().await?);
-    for (place, name) in cluster.names("a").iter().enumerate() {
-        let mut direct = cluster.client(place).await?;
+    for (node, name) in cluster.names("a").iter().enumerate() {
+        let mut direct = cluster.client(node).await?;
         let held = holder(&lock(&mut holding, &format!("LOCK {name}")).await?)?;
         assert_eq!(holders(&mut direct, name).await?, [held]);
         waiting.send(&format!("LOCK {name}")).await?;

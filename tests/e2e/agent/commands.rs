@@ -59,7 +59,7 @@ async fn wrong_commands_get_explanatory_errors() -> Result<()> {
 }
 
 #[tokio::test]
-async fn keywords_come_in_any_case() -> Result<()> {
+async fn keywords_are_accepted_in_any_case() -> Result<()> {
     let bench = Bench::new().await?;
     let mut worker = bench.session().await?;
     let first = holder(&lock(&mut worker, "lock a kind LOCK noWait owner 3").await?)?;

@@ -28,7 +28,7 @@ async fn a_killed_workers_lock_is_free() -> Result<()> {
 }
 
 #[tokio::test]
-async fn a_killed_workers_lock_goes_to_the_next() -> Result<()> {
+async fn a_killed_workers_lock_is_granted_to_the_next_waiter() -> Result<()> {
     let mut bench = Bench::new().await?;
     let mut worker = Worker::start(&bench.agent.socket(), bench.agent.folder(), &["LOCK a"])?;
     worker.line().await?;
@@ -39,7 +39,7 @@ async fn a_killed_workers_lock_goes_to_the_next() -> Result<()> {
     let reply = waiter.reply().await?;
     assert_eq!(reply.field("holds")?, &Reply::Int(1));
     let expected = [(reply.field("holder")?.text(), "1".to_owned())];
-    eventually("Redis to have the next", async || {
+    eventually("Redis to have the next holder", async || {
         let holders = bench.holders("a").await?;
         ensure!(holders == expected, "{holders:?}");
         Ok(())
@@ -58,7 +58,7 @@ async fn a_killed_waiter_leaves_no_trace() -> Result<()> {
     worker.process().kill()?;
     bench.until_waiting("a", 0).await?;
     holder.call("UNLOCK a").await?.ok()?;
-    assert!(bench.is_free("a").await?, "no ghost takes it");
+    assert!(bench.is_free("a").await?, "the killed waiter does not acquire the lock");
     Ok(())
 }
 
@@ -67,13 +67,13 @@ async fn a_child_that_inherits_the_socket_does_not_keep_the_lock() -> Result<()>
     let mut bench = Bench::new().await?;
     let (socket, folder) = (bench.agent.socket(), bench.agent.folder().to_owned());
     let mut worker = Worker::with_inheriting_child(&socket, &folder, &["LOCK a"])?;
-    let heir: i32 = worker.line().await?.parse()?;
-    let heir = Pid::from_raw(heir).context("a pid")?;
+    let child: i32 = worker.line().await?.parse()?;
+    let child = Pid::from_raw(child).context("a pid")?;
     worker.line().await?;
     worker.process().kill()?;
     bench.until_free("a").await;
-    test_kill_process(heir).context("the heir lives, and the socket with it")?;
-    kill_process(heir, Signal::KILL)?;
+    test_kill_process(child).context("the child is alive, and its copy of the socket is open")?;
+    kill_process(child, Signal::KILL)?;
     Ok(())
 }
 
@@ -106,7 +106,7 @@ async fn a_half_closed_session_is_served_to_its_end() -> Result<()> {
 }
 
 #[tokio::test]
-async fn sessions_may_come_and_go() -> Result<()> {
+async fn only_the_locks_of_closed_sessions_are_released() -> Result<()> {
     let bench = Bench::new().await?;
     // Each worker acquires a lock and a third of them stay connected: these keep their locks, all others become free.
     let mut staying = Vec::new();

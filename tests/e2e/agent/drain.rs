@@ -39,7 +39,7 @@ async fn a_draining_agent_grants_nothing_and_waits_for_its_workers() -> Result<(
 }
 
 #[tokio::test]
-async fn holds_that_remain_at_the_end_expire_with_their_lease() -> Result<()> {
+async fn holds_that_remain_at_the_end_of_a_drain_expire_with_their_lease() -> Result<()> {
     let mut bench = Bench::with(&["--drain-timeout", "300ms", "--lease", "10m"]).await?;
     let mut worker = bench.agent.client_with_pushes().await?;
     lock(&mut worker, "LOCK a").await?;
@@ -47,13 +47,13 @@ async fn holds_that_remain_at_the_end_expire_with_their_lease() -> Result<()> {
     assert_eq!(worker.push().await?, ["lock-lost", "a", "lock", "drained"]);
     let status = bench.agent.process().end().await;
     assert!(status.success(), "{status}");
-    assert_eq!(bench.holders("a").await?.len(), 1, "nothing is released under a living worker");
+    assert_eq!(bench.holders("a").await?.len(), 1, "a living worker's hold is not released");
     assert!(bench.pttl("a").await? > 0, "its lease runs out");
     Ok(())
 }
 
 #[tokio::test]
-async fn a_worker_that_leaves_while_draining_is_released() -> Result<()> {
+async fn the_hold_of_a_worker_that_disconnects_during_a_drain_is_released() -> Result<()> {
     let mut bench = Bench::with(&["--drain-timeout", "10m"]).await?;
     let mut worker = bench.session().await?;
     lock(&mut worker, "LOCK a").await?;

@@ -6,7 +6,7 @@ use harness::{Reply, eventually};
 use super::{Bench, assert_error, credentials, lock};
 
 #[tokio::test]
-async fn a_session_has_an_id_and_a_secret_of_its_own() -> Result<()> {
+async fn every_session_has_a_different_id_and_secret() -> Result<()> {
     let bench = Bench::new().await?;
     let mut one = bench.session().await?;
     let mut two = bench.session().await?;
@@ -26,24 +26,24 @@ async fn a_session_has_an_id_and_a_secret_of_its_own() -> Result<()> {
 async fn each_event_is_delivered_once() -> Result<()> {
     let mut bench = Bench::with(&["--lease", "2s"]).await?;
     let mut worker = bench.session().await?;
-    let mut ear = bench.session().await?;
-    let told = credentials(&mut worker).await?;
-    assert_eq!(ear.call(&format!("EVENTS {told} WAIT 20")).await?, Reply::Array(vec![]));
+    let mut listener = bench.session().await?;
+    let ticket = credentials(&mut worker).await?;
+    assert_eq!(listener.call(&format!("EVENTS {ticket} WAIT 20")).await?, Reply::Array(vec![]));
     lock(&mut worker, "LOCK a").await?;
-    ear.send(&format!("EVENTS {told} WAIT 20000")).await?;
+    listener.send(&format!("EVENTS {ticket} WAIT 20000")).await?;
     bench.direct.call("DEL a").await?.ok()?;
-    assert_eq!(ear.reply().await?.text(), "[[lost, a, lock, missing]]");
-    assert_eq!(ear.call(&format!("EVENTS {told}")).await?, Reply::Array(vec![]));
-    ear.send(&format!("EVENTS {told} WAIT 20000")).await?;
+    assert_eq!(listener.reply().await?.text(), "[[lost, a, lock, missing]]");
+    assert_eq!(listener.call(&format!("EVENTS {ticket}")).await?, Reply::Array(vec![]));
+    listener.send(&format!("EVENTS {ticket} WAIT 20000")).await?;
     // A listener receives the end of the session.
-    eventually("the listener to listen", async || {
+    eventually("the EVENTS command to be counted", async || {
         ensure!(bench.agent.metrics().await?.0.contains("command=\"events\""));
         Ok(())
     })
     .await;
     drop(worker);
-    assert_error(&ear.reply().await?, "GONE", "session");
-    assert_error(&ear.call(&format!("EVENTS {told}")).await?, "SESSION", "session");
+    assert_error(&listener.reply().await?, "GONE", "session");
+    assert_error(&listener.call(&format!("EVENTS {ticket}")).await?, "SESSION", "session");
     Ok(())
 }
 
@@ -51,27 +51,31 @@ async fn each_event_is_delivered_once() -> Result<()> {
 async fn a_backlog_is_bounded_and_its_gap_is_reported() -> Result<()> {
     let bench = Bench::new().await?;
     let mut worker = bench.session().await?;
-    let mut ear = bench.session().await?;
-    let told = credentials(&mut worker).await?;
+    let mut listener = bench.session().await?;
+    let ticket = credentials(&mut worker).await?;
     for i in 0..600 {
         worker.send(&format!("LOCK brief:{i} LEASE 100")).await?;
     }
     for _ in 0..600 {
         worker.reply().await?.ok()?;
     }
-    eventually("all to have expired", async || {
+    eventually("all leases to expire", async || {
         let held = worker.call("HOLDS").await?.items()?.len();
         ensure!(held == 0, "{held} are held");
         Ok(())
     })
     .await;
-    let events = ear.call(&format!("EVENTS {told}")).await?;
+    let events = listener.call(&format!("EVENTS {ticket}")).await?;
     let [gap, rest @ ..] = events.items()? else { panic!("no events") };
     assert_eq!(gap.items()?[0].text(), "gap");
     let missed = usize::try_from(gap.items()?[1].int()?)?;
     assert_eq!(missed + rest.len(), 600);
     assert!(rest.len() <= 256, "{}", rest.len());
-    assert_eq!(ear.call(&format!("EVENTS {told}")).await?, Reply::Array(vec![]), "told once");
+    assert_eq!(
+        listener.call(&format!("EVENTS {ticket}")).await?,
+        Reply::Array(vec![]),
+        "each event is sent once"
+    );
     Ok(())
 }
 

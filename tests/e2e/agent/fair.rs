@@ -10,21 +10,21 @@ const DEADLINES: &str = "redisson_lock_timeout:{a}";
 const FOREIGN: &str = "0f3c1f6e-5a43-4f9f-8d11-6a2b3c4d5e6f:47";
 
 impl Bench {
-    async fn places(&mut self) -> Result<Vec<String>> {
-        let places = self.direct.call(&format!("LRANGE {QUEUE} 0 -1")).await?.ok()?;
-        Ok(places.items()?.iter().map(Reply::text).collect())
+    async fn queue_entries(&mut self) -> Result<Vec<String>> {
+        let queue_entries = self.direct.call(&format!("LRANGE {QUEUE} 0 -1")).await?.ok()?;
+        Ok(queue_entries.items()?.iter().map(Reply::text).collect())
     }
 
     async fn until_queue(&mut self, count: usize) {
-        eventually("that many places in the queue", async || {
-            let places = self.places().await?;
-            ensure!(places.len() == count, "{places:?}");
+        eventually(&format!("{count} entries in the queue"), async || {
+            let queue_entries = self.queue_entries().await?;
+            ensure!(queue_entries.len() == count, "{queue_entries:?}");
             Ok(())
         })
         .await;
     }
 
-    /// Adds a waiter of another client whose place in the queue is valid for `ms` milliseconds.
+    /// Adds a waiter of another client whose entry in the queue is valid for `ms` milliseconds.
     async fn foreign_entry(&mut self, ms: i64) -> Result<()> {
         let time = self.direct.call("TIME").await?;
         let part = |i: usize| anyhow::Ok(time.items()?[i].text().parse::<i64>()?);
@@ -43,17 +43,17 @@ impl Bench {
         .await;
     }
 
-    async fn fair_waiter_of_session(&mut self, places: usize) -> Result<Client> {
+    async fn fair_waiter_of_session(&mut self, length: usize) -> Result<Client> {
         let mut waiter = self.session().await?;
         waiter.send("LOCK a KIND fair").await?;
-        self.until_queue(places).await;
+        self.until_queue(length).await;
         Ok(waiter)
     }
 
-    async fn fair_waiter(&mut self, agent: &Agent, places: usize) -> Result<Client> {
+    async fn fair_waiter(&mut self, agent: &Agent, length: usize) -> Result<Client> {
         let mut waiter = agent.client().await?;
         waiter.send("LOCK a KIND fair").await?;
-        self.until_queue(places).await;
+        self.until_queue(length).await;
         Ok(waiter)
     }
 }
@@ -72,12 +72,12 @@ async fn waiters_of_two_agents_are_served_in_one_order() -> Result<()> {
     assert_eq!(bench.holders("a").await?, [(holder(&held)?, "1".to_owned())]);
     assert_eq!(lock(&mut first, "LOCK a KIND fair NOWAIT").await?.field("holds")?.int()?, 2);
     first.call("UNLOCK a").await?.ok()?;
-    let mut line = Vec::new();
+    let mut waiters = Vec::new();
     for n in 0..6 {
         let mut waiter = if n % 2 == 0 { other.client().await? } else { bench.session().await? };
         waiter.send("LOCK a KIND fair").await?;
         bench.until_queue(n + 1).await;
-        line.push(waiter);
+        waiters.push(waiter);
     }
     assert_eq!(first.call("LOCK a KIND fair NOWAIT").await?.field("holds")?.int()?, 2);
     first.call("UNLOCK a").await?.ok()?;
@@ -86,10 +86,14 @@ async fn waiters_of_two_agents_are_served_in_one_order() -> Result<()> {
         (shown.field("kind")?.text().as_str(), shown.field("queue")?.items()?.len()),
         ("fair", 6)
     );
-    let places = bench.places().await?;
+    let queue_entries = bench.queue_entries().await?;
     first.call("UNLOCK a").await?.ok()?;
-    for (waiter, place) in line.iter_mut().zip(places) {
-        assert_eq!(holder(&waiter.reply().await?)?, place, "the place's number is the hold's");
+    for (waiter, entry) in waiters.iter_mut().zip(queue_entries) {
+        assert_eq!(
+            holder(&waiter.reply().await?)?,
+            entry,
+            "the hold has the number of the queue entry"
+        );
         waiter.call("UNLOCK a").await?.ok()?;
     }
     bench.nothing_is_left().await;
@@ -105,7 +109,7 @@ async fn a_departed_waiter_leaves_no_queue_entry() -> Result<()> {
     let mut first = bench.session().await?;
     lock(&mut first, "LOCK a KIND fair").await?;
     assert_eq!(first.call("LOCK a KIND fair NOWAIT OWNER 5").await?, Reply::Null);
-    assert_eq!(bench.places().await?.len(), 0, "who does not wait does not queue");
+    assert_eq!(bench.queue_entries().await?.len(), 0, "NOWAIT does not queue");
     let mut impatient = bench.session().await?;
     assert_eq!(impatient.call("LOCK a KIND fair WAIT 100").await?, Reply::Null);
     bench.until_queue(0).await;
@@ -133,7 +137,7 @@ async fn a_departed_waiter_leaves_no_queue_entry() -> Result<()> {
 }
 
 #[tokio::test]
-async fn the_head_that_leaves_wakes_the_next() -> Result<()> {
+async fn the_next_waiter_is_woken_when_the_head_leaves() -> Result<()> {
     let mut bench = Bench::with(&["--poll-max", "10m", "--lease", "10m"]).await?;
     bench.foreign_entry(600_000).await?;
     let mut one = bench.session().await?;
@@ -145,7 +149,7 @@ async fn the_head_that_leaves_wakes_the_next() -> Result<()> {
     bench.until_queue(3).await;
     bench.until_metric("lockscope_agent_subscriptions", &[], 2.0).await;
     assert!(bench.is_free("a").await?, "it is the foreign waiter's turn");
-    // The waiter gives up as Redisson does: without a message.
+    // The foreign waiter gives up as Redisson does: without a message.
     bench.direct.call(&format!("LREM {QUEUE} 0 {FOREIGN}")).await?;
     bench.direct.call(&format!("ZREM {DEADLINES} {FOREIGN}")).await?;
     drop(one);
@@ -163,7 +167,7 @@ async fn a_dead_head_blocks_the_queue_only_until_its_deadline() -> Result<()> {
     assert_eq!(one.call("LOCK a KIND fair NOWAIT").await?, Reply::Null);
     assert_error(&one.call("LOCK a").await?, "WRONGKIND", "fair");
     one.call("LOCK a KIND fair").await?.ok()?;
-    assert_eq!(bench.places().await?, Vec::<String>::new());
+    assert_eq!(bench.queue_entries().await?, Vec::<String>::new());
     one.call("UNLOCK a").await?.ok()?;
     bench.nothing_is_left().await;
     Ok(())
@@ -177,13 +181,13 @@ async fn a_living_waiter_extends_its_deadline() -> Result<()> {
     let mut waiter = bench.session().await?;
     waiter.send("LOCK a KIND fair").await?;
     bench.until_queue(1).await;
-    let place = bench.places().await?.remove(0);
+    let entry = bench.queue_entries().await?.remove(0);
     let deadline = async |direct: &mut Client| -> Result<i64> {
-        Ok(direct.call(&format!("ZSCORE {DEADLINES} {place}")).await?.text().parse()?)
+        Ok(direct.call(&format!("ZSCORE {DEADLINES} {entry}")).await?.text().parse()?)
     };
     // Simulates a waiter that has not been seen for a long time.
-    bench.direct.call(&format!("ZADD {DEADLINES} XX 1000 {place}")).await?.ok()?;
-    eventually("the deadline to be put off", async || {
+    bench.direct.call(&format!("ZADD {DEADLINES} XX 1000 {entry}")).await?.ok()?;
+    eventually("the deadline to be extended", async || {
         let at = deadline(&mut bench.direct).await?;
         ensure!(at > 1_000_000, "{at}");
         Ok(())
@@ -192,7 +196,7 @@ async fn a_living_waiter_extends_its_deadline() -> Result<()> {
     // Another client removed the waiter as dead, so it joins the queue again.
     bench.direct.call(&format!("DEL {QUEUE} {DEADLINES}")).await?.ok()?;
     bench.until_queue(1).await;
-    assert_eq!(bench.places().await?, [place]);
+    assert_eq!(bench.queue_entries().await?, [entry]);
     first.call("UNLOCK a").await?.ok()?;
     waiter.reply().await?.ok()?;
     waiter.call("UNLOCK a").await?.ok()?;
@@ -201,7 +205,7 @@ async fn a_living_waiter_extends_its_deadline() -> Result<()> {
 }
 
 #[tokio::test]
-async fn a_crowd_hands_the_lock_over_and_leaves_nothing() -> Result<()> {
+async fn many_fair_workers_exclude_each_other_and_leave_nothing() -> Result<()> {
     let mut bench = Bench::new().await?;
     let other = Agent::start(&bench.redis).await?;
     let mut crowd = tokio::task::JoinSet::new();
@@ -211,7 +215,7 @@ async fn a_crowd_hands_the_lock_over_and_leaves_nothing() -> Result<()> {
         crowd.spawn(async move {
             for _ in 0..10 {
                 lock(&mut worker, "LOCK a KIND fair").await?;
-                // Reads, then writes: if two workers were inside, one count would be lost.
+                // Reads, then writes: if two workers held the lock, one count would be lost.
                 let count = redis.call("GET count").await?.text().parse().unwrap_or(0);
                 redis.call(&format!("SET count {}", count + 1)).await?.ok()?;
                 worker.call("UNLOCK a").await?.ok()?;
@@ -229,26 +233,26 @@ async fn a_crowd_hands_the_lock_over_and_leaves_nothing() -> Result<()> {
 }
 
 #[tokio::test]
-async fn waiters_keep_their_order_through_an_outage() -> Result<()> {
+async fn waiters_keep_their_order_after_broken_connections() -> Result<()> {
     let mut bench = Bench::with(&["--poll-max", "200ms"]).await?;
     let mut first = bench.session().await?;
     lock(&mut first, "LOCK a KIND fair").await?;
     let agent = Agent::with(&bench.redis, &["--poll-max", "200ms"]).await?;
     let mut one = bench.fair_waiter(&agent, 1).await?;
     let mut two = bench.fair_waiter(&agent, 2).await?;
-    let places = bench.places().await?;
+    let queue_entries = bench.queue_entries().await?;
     bench.direct.call("CLIENT KILL TYPE normal SKIPME yes").await?.ok()?;
     bench.direct.call("CLIENT KILL TYPE pubsub").await?.ok()?;
     first.call("UNLOCK a").await?.ok()?;
-    assert_eq!(holder(&one.reply().await?)?, places[0]);
+    assert_eq!(holder(&one.reply().await?)?, queue_entries[0]);
     one.call("UNLOCK a").await?.ok()?;
-    assert_eq!(holder(&two.reply().await?)?, places[1]);
+    assert_eq!(holder(&two.reply().await?)?, queue_entries[1]);
     two.call("UNLOCK a").await?.ok()?;
     bench.nothing_is_left().await;
     Ok(())
 }
 
-/// Adds `count` waiters of another agent, whose places are valid for another hour.
+/// Adds `count` waiters of another agent, whose entries are valid for another hour.
 async fn dead_agents_waiters(bench: &mut Bench, agent: &str, count: i64) -> Result<()> {
     let time = bench.direct.call("TIME").await?;
     let at = time.items()?[0].text().parse::<i64>()? * 1000 + 3_600_000;
@@ -274,11 +278,15 @@ async fn force_frees_a_lock_whose_queue_begins_with_a_vanished_agents_waiters() 
     bench.direct.call(&format!("SET {entry}:trace x")).await?.ok()?;
     bench.direct.call(&format!("HSET {entry} host h")).await?.ok()?;
     assert_eq!(operator.call("FORCE a").await?, Reply::Int(0), "it publishes, so it lives");
-    assert_eq!(bench.places().await?.len(), 4);
+    assert_eq!(bench.queue_entries().await?.len(), 4);
     bench.direct.call(&format!("DEL {entry}")).await?.ok()?;
     let reply = operator.call("FORCE a REPORT").await?;
     assert_eq!((reply.field("holders")?.int()?, reply.field("waiters")?.int()?), (0, 3));
-    assert_eq!(bench.places().await?, [FOREIGN], "a Redisson client's waiter keeps its place");
+    assert_eq!(
+        bench.queue_entries().await?,
+        [FOREIGN],
+        "a Redisson client's waiter keeps its entry"
+    );
     let log = bench.agent.process().log();
     assert!(log.contains("dead_waiters=3") || log.contains("\"lock.dead_waiters\":3"), "{log}");
     // The lock is held; the living waiter behind the dead ones is granted it.
@@ -294,7 +302,7 @@ async fn force_frees_a_lock_whose_queue_begins_with_a_vanished_agents_waiters() 
 }
 
 #[tokio::test]
-async fn a_waiter_removes_those_of_a_vanished_agent_ahead_of_it() -> Result<()> {
+async fn a_waiter_removes_the_waiters_of_a_vanished_agent_ahead_of_it() -> Result<()> {
     let mut bench = Bench::with(&["--poll-max", "10m", "--lease", "10m"]).await?;
     let entry = format!("lockscope:agent:{{{OTHER_AGENT}}}");
     bench.direct.call(&format!("SET {entry}:trace x")).await?.ok()?;

@@ -37,14 +37,14 @@ async fn tokens_increase_with_each_grant_to_any_client() -> Result<()> {
     two.call("UNLOCK a KIND fenced").await?.ok()?;
 
     // Redisson continues the same sequence.
-    let theirs = bench.direct.call("INCR redisson_lock_token:{a}").await?.int()?;
-    let ours = token(&lock(&mut one, "LOCK a KIND fenced").await?)?;
-    assert!(handed_over < theirs && theirs < ours, "{handed_over}, {theirs}, {ours}");
+    let redissons = bench.direct.call("INCR redisson_lock_token:{a}").await?.int()?;
+    let next = token(&lock(&mut one, "LOCK a KIND fenced").await?)?;
+    assert!(handed_over < redissons && redissons < next, "{handed_over}, {redissons}, {next}");
     Ok(())
 }
 
 #[tokio::test]
-async fn tokens_grow_after_a_loss_of_the_counter_whichever_agent_grants_next() -> Result<()> {
+async fn tokens_increase_after_a_loss_of_the_counter_with_any_agent() -> Result<()> {
     let mut bench = Bench::new().await?;
     let (mut one, mut two) = (bench.session().await?, bench.session().await?);
     let mut last = token(&lock(&mut one, "LOCK a KIND fenced").await?)?;
@@ -82,7 +82,7 @@ async fn tokens_grow_after_a_loss_of_the_counter_whichever_agent_grants_next() -
 }
 
 #[tokio::test]
-async fn plain_and_fenced_exclude_each_other_even_for_one_owner() -> Result<()> {
+async fn plain_and_fenced_locks_exclude_each_other_even_for_one_owner() -> Result<()> {
     let bench = Bench::new().await?;
     let (mut one, mut two) = (bench.session().await?, bench.session().await?);
     lock(&mut one, "LOCK a").await?;

@@ -6,7 +6,7 @@ use harness::{Foreign, Reply};
 use super::{Bench, lock};
 
 #[tokio::test]
-async fn its_message_wakes_the_waiter() -> Result<()> {
+async fn a_foreign_release_message_wakes_the_waiter() -> Result<()> {
     // Neither the lease nor the poll interval ends before the test gives up.
     let mut bench = Bench::with(&["--poll-max", "10m"]).await?;
     let mut java = Foreign::connect(&bench.redis).await?;
@@ -17,12 +17,12 @@ async fn its_message_wakes_the_waiter() -> Result<()> {
     assert!(java.unlock("a").await?);
     let reply = worker.reply().await?;
     assert_eq!(reply.field("holds")?, &Reply::Int(1));
-    assert!(!java.lock("a").await?, "now it has to wait itself");
+    assert!(!java.lock("a").await?, "now the foreign client has to wait");
     Ok(())
 }
 
 #[tokio::test]
-async fn the_waiter_sleeps_until_its_expiry() -> Result<()> {
+async fn the_waiter_sleeps_until_the_foreign_lease_expires() -> Result<()> {
     let bench = Bench::with(&["--poll-max", "10m"]).await?;
     let mut java = Foreign::connect(&bench.redis).await?;
     java.lease_ms = 700;
@@ -34,7 +34,7 @@ async fn the_waiter_sleeps_until_its_expiry() -> Result<()> {
 }
 
 #[tokio::test]
-async fn a_lock_without_a_ttl_is_polled() -> Result<()> {
+async fn a_foreign_lock_without_a_ttl_is_polled() -> Result<()> {
     let mut bench = Bench::with(&["--poll-max", "200ms"]).await?;
     let mut java = Foreign::connect(&bench.redis).await?;
     assert!(java.lock("a").await?);
@@ -49,7 +49,7 @@ async fn a_lock_without_a_ttl_is_polled() -> Result<()> {
 }
 
 #[tokio::test]
-async fn a_holder_that_renews_is_waited_for_again() -> Result<()> {
+async fn the_waiter_sleeps_again_if_the_foreign_holder_renews() -> Result<()> {
     let mut bench = Bench::new().await?;
     let mut java = Foreign::connect(&bench.redis).await?;
     java.lease_ms = 4_000;
@@ -68,36 +68,36 @@ async fn a_holder_that_renews_is_waited_for_again() -> Result<()> {
 }
 
 #[tokio::test]
-async fn its_waiters_hear_our_release() -> Result<()> {
+async fn the_agents_release_is_published_to_foreign_waiters() -> Result<()> {
     let bench = Bench::new().await?;
     let mut worker = bench.session().await?;
     lock(&mut worker, "LOCK a").await?;
     let mut java = Foreign::connect(&bench.redis).await?;
-    let mut ear = bench.redis.client().await?;
-    ear.call("SUBSCRIBE redisson_lock__channel:{a}").await?.ok()?;
+    let mut listener = bench.redis.client().await?;
+    listener.call("SUBSCRIBE redisson_lock__channel:{a}").await?.ok()?;
     assert!(!java.lock("a").await?);
     worker.call("UNLOCK a").await?.ok()?;
-    assert_eq!(ear.reply().await?.items()?[2].text(), "0");
+    assert_eq!(listener.reply().await?.items()?[2].text(), "0");
     assert!(java.lock("a").await?);
-    assert!(java.lock("a").await?, "it re-enters on what we left behind");
+    assert!(java.lock("a").await?, "the foreign client re-enters its hold");
     Ok(())
 }
 
 #[tokio::test]
-async fn its_attempts_are_refused_while_we_hold() -> Result<()> {
+async fn foreign_attempts_are_rejected_while_the_agent_holds_the_lock() -> Result<()> {
     let mut bench = Bench::new().await?;
     let mut worker = bench.session().await?;
     let mut java = Foreign::connect(&bench.redis).await?;
     lock(&mut worker, "LOCK a").await?;
     assert!(!java.lock("a").await?);
-    assert!(!java.unlock("a").await?, "it cannot release ours");
+    assert!(!java.unlock("a").await?, "the foreign client cannot release the agent's hold");
     assert_eq!(bench.holders("a").await?.len(), 1);
     Ok(())
 }
 
 /// Waits until the agent listens to the release messages of `a`.
 async fn until_subscribed(bench: &mut Bench) -> Result<()> {
-    harness::eventually("the agent to listen", async || {
+    harness::eventually("the agent's subscription", async || {
         let numsub = bench.direct.call("PUBSUB NUMSUB redisson_lock__channel:{a}").await?;
         anyhow::ensure!(numsub.items()?[1].int()? == 1, "{numsub}");
         Ok(())

@@ -15,8 +15,8 @@ pub(super) async fn graced(client: &mut Client, grace: Duration) -> Result<Strin
 }
 
 /// Parses the reply to RESUME: id and secret as two words, and `lock kind count` for each hold.
-pub(super) async fn resume(client: &mut Client, told: &str) -> Result<(String, Vec<String>)> {
-    let reply = client.call(&format!("RESUME {told}")).await?.ok()?;
+pub(super) async fn resume(client: &mut Client, ticket: &str) -> Result<(String, Vec<String>)> {
+    let reply = client.call(&format!("RESUME {ticket}")).await?.ok()?;
     let mut holds = Vec::new();
     for hold in reply.field("holds")?.items()? {
         let word = |key| Ok::<_, anyhow::Error>(hold.field(key)?.text());
@@ -29,10 +29,10 @@ pub(super) async fn resume(client: &mut Client, told: &str) -> Result<(String, V
 pub(super) const GRACE: Duration = Duration::from_secs(300);
 
 #[tokio::test]
-async fn a_lock_outlives_a_broken_connection() -> Result<()> {
+async fn a_lock_survives_a_broken_connection() -> Result<()> {
     let mut bench = Bench::with(&["--lease", "2s"]).await?;
     let mut worker = bench.agent.client3().await?;
-    let told = graced(&mut worker, GRACE).await?;
+    let ticket = graced(&mut worker, GRACE).await?;
     let before = holder(&lock(&mut worker, "LOCK a").await?)?;
     let mut rival = bench.session().await?;
     rival.send("LOCK a").await?;
@@ -40,16 +40,16 @@ async fn a_lock_outlives_a_broken_connection() -> Result<()> {
     drop(worker);
     bench.until_metric("lockscope_agent_away_sessions", &[], 1.0).await;
     let mut again = bench.agent.client3().await?;
-    let (new, holds) = resume(&mut again, &told).await?;
+    let (new, holds) = resume(&mut again, &ticket).await?;
     assert_eq!(holds, ["a lock 1"]);
     assert_eq!(bench.holders("a").await?, [(before, "1".to_owned())]);
-    // It is the same session in every way.
+    // The session has the same id and settings.
     let (id, _) = new.split_once(' ').context("id and secret")?;
     assert_eq!(credentials(&mut again).await?, new);
     again.call("SESSION PUSH on").await?.ok()?;
     assert_error(&again.call(&format!("RESUME {new}")).await?, "SESSION", id);
     let mut thief = bench.session().await?;
-    assert_error(&thief.call(&format!("RESUME {told}")).await?, "SESSION", "secret");
+    assert_error(&thief.call(&format!("RESUME {ticket}")).await?, "SESSION", "secret");
     assert_error(&thief.call(&format!("RESUME {new}")).await?, "SESSION", "lives");
     bench.direct.call("DEL a").await?.ok()?;
     assert_eq!(again.push().await?, ["lock-lost", "a", "lock", "missing"]);
@@ -63,10 +63,10 @@ async fn a_lock_outlives_a_broken_connection() -> Result<()> {
 }
 
 #[tokio::test]
-async fn every_kind_of_lock_outlives_a_killed_agent() -> Result<()> {
+async fn every_kind_of_lock_survives_a_killed_agent() -> Result<()> {
     let mut bench = Bench::with(&["--lease", "20s"]).await?;
     let mut worker = bench.session().await?;
-    let told = graced(&mut worker, GRACE).await?;
+    let ticket = graced(&mut worker, GRACE).await?;
     let mut before = Vec::new();
     for command in [
         "LOCK plain",
@@ -88,7 +88,7 @@ async fn every_kind_of_lock_outlives_a_killed_agent() -> Result<()> {
     for name in ["plain", "fair", "fenced", "rw", "owned"] {
         before.push(bench.holders(name).await?);
     }
-    // A waiter for the fair lock leaves a dead place in its queue.
+    // A waiter for the fair lock leaves a dead position in its queue.
     let mut waiting = bench.session().await?;
     graced(&mut waiting, GRACE).await?;
     waiting.send("LOCK fair KIND fair").await?;
@@ -100,14 +100,14 @@ async fn every_kind_of_lock_outlives_a_killed_agent() -> Result<()> {
     let granted = bench.agent.metrics().await?.sum(oldest, &[("lock_group", "plain")]);
     bench.agent.restart().await?;
     let queue = "redisson_lock_queue:{fair}";
-    eventually("the dead waiter's place to be left", async || {
+    eventually("the dead waiter's position to be removed", async || {
         let length = bench.direct.call(&format!("LLEN {queue}")).await?.int()?;
         ensure!(length == 0, "{length} in the queue");
         Ok(())
     })
     .await;
     let mut again = bench.session().await?;
-    let (_, mut holds) = resume(&mut again, &told).await?;
+    let (_, mut holds) = resume(&mut again, &ticket).await?;
     holds.sort();
     let kinds = [
         "fair fair 1",
@@ -126,7 +126,7 @@ async fn every_kind_of_lock_outlives_a_killed_agent() -> Result<()> {
     }
     let token = lock(&mut again, "LOCK fenced KIND fenced").await?.field("token")?.int()?;
     let counter = bench.direct.call("GET redisson_lock_token:{fenced}").await?.text();
-    assert_eq!(token.to_string(), counter, "the grant's own");
+    assert_eq!(token.to_string(), counter, "the token of the grant");
     assert_eq!(again.call("UNLOCK plain").await?, Reply::Int(1));
     assert_eq!(again.call("UNLOCK plain").await?, Reply::Int(0));
     assert_error(&again.call("UNLOCK owned").await?, "NOTHELD", "owned");
@@ -138,7 +138,7 @@ async fn every_kind_of_lock_outlives_a_killed_agent() -> Result<()> {
 }
 
 #[tokio::test]
-async fn unresumed_sessions_are_released_even_by_a_successor() -> Result<()> {
+async fn locks_of_unresumed_sessions_are_released_even_by_a_successor_agent() -> Result<()> {
     let mut bench = Bench::with(&["--lease", "10m"]).await?;
     let (socket, folder) = (bench.agent.socket(), bench.agent.folder().to_owned());
     let mut worker = Worker::start(&socket, &folder, &["SESSION GRACE 200", "LOCK a"])?;
@@ -159,30 +159,30 @@ async fn unresumed_sessions_are_released_even_by_a_successor() -> Result<()> {
 
 /// An agent is killed while Redis hangs, and its successor cannot query Redis for longer than the lease that it renews.
 #[tokio::test]
-async fn a_lease_of_its_own_outlasts_an_outage_that_begins_before_the_restart() -> Result<()> {
+async fn a_fixed_lease_survives_an_outage_that_begins_before_the_restart() -> Result<()> {
     let mut bench = Bench::with(&["--lease", "1s"]).await?;
     let (mut long, mut renewed) = (bench.session().await?, bench.session().await?);
-    let told_long = graced(&mut long, GRACE).await?;
+    let long_ticket = graced(&mut long, GRACE).await?;
     lock(&mut long, "LOCK a LEASE 600000").await?;
-    let told_renewed = graced(&mut renewed, GRACE).await?;
+    let renewed_ticket = graced(&mut renewed, GRACE).await?;
     lock(&mut renewed, "LOCK b LEASE 600000").await?;
     lock(&mut renewed, "LOCK b").await?;
     bench.redis.process().freeze().await?;
     bench.agent.process().kill()?;
     bench.agent.restart().await?;
-    let told_renewed = eventually("the loss of what is renewed", async || {
+    let renewed_ticket = eventually("the loss of the renewed hold", async || {
         let mut again = bench.agent.client().await?;
-        let (told, holds) = resume(&mut again, &told_renewed).await?;
+        let (ticket, holds) = resume(&mut again, &renewed_ticket).await?;
         ensure!(holds.is_empty(), "{holds:?}");
-        Ok(told)
+        Ok(ticket)
     })
     .await;
-    let events = bench.session().await?.call(&format!("EVENTS {told_renewed}")).await?.ok()?;
+    let events = bench.session().await?.call(&format!("EVENTS {renewed_ticket}")).await?.ok()?;
     assert_eq!(events.items()?[0].items()?[3].text(), "unconfirmed");
     bench.redis.process().thaw()?;
-    eventually("the hold with a lease of its own", async || {
+    eventually("the hold with the fixed lease", async || {
         let mut again = bench.agent.client().await?;
-        let (_, holds) = resume(&mut again, &told_long).await?;
+        let (_, holds) = resume(&mut again, &long_ticket).await?;
         ensure!(holds == ["a lock 1"], "{holds:?}");
         Ok(())
     })
@@ -196,7 +196,7 @@ async fn a_damaged_journal_loses_only_the_damaged_part() -> Result<()> {
     let mut bench = Bench::with(&["--lease", "10m"]).await?;
     let journal = bench.agent.folder().join("state/journal");
     let mut worker = bench.session().await?;
-    let told = graced(&mut worker, GRACE).await?;
+    let ticket = graced(&mut worker, GRACE).await?;
     lock(&mut worker, "LOCK a").await?;
     lock(&mut worker, "LOCK b").await?;
     let mode = std::fs::metadata(&journal)?.permissions().mode();
@@ -208,12 +208,12 @@ async fn a_damaged_journal_loses_only_the_damaged_part() -> Result<()> {
     std::fs::write(&journal, bytes)?;
     bench.agent.restart().await?;
     let mut again = bench.session().await?;
-    let (told, holds) = resume(&mut again, &told).await?;
+    let (ticket, holds) = resume(&mut again, &ticket).await?;
     assert_eq!(holds, ["a lock 1"]);
     bench.agent.process().kill()?;
     std::fs::write(&journal, [0; 100_000])?;
     bench.agent.restart().await?;
-    assert_error(&bench.session().await?.call(&format!("RESUME {told}")).await?, "GONE", "ended");
+    assert_error(&bench.session().await?.call(&format!("RESUME {ticket}")).await?, "GONE", "ended");
     assert!(bench.agent.process().log().contains("the first line of the journal is damaged"));
     Ok(())
 }
@@ -222,7 +222,7 @@ async fn a_damaged_journal_loses_only_the_damaged_part() -> Result<()> {
 async fn a_state_folder_of_another_host_is_rejected() -> Result<()> {
     let mut bench = Bench::with(&["--lease", "10m"]).await?;
     let mut worker = bench.session().await?;
-    let told = graced(&mut worker, GRACE).await?;
+    let ticket = graced(&mut worker, GRACE).await?;
     let before = holder(&lock(&mut worker, "LOCK a").await?)?;
     bench.agent.process().kill()?;
     // Simulates a copied folder: the file that the identity is bound to is a different one.
@@ -230,10 +230,10 @@ async fn a_state_folder_of_another_host_is_rejected() -> Result<()> {
     std::fs::rename(&file, file.with_extension("old"))?;
     bench.agent.restart().await?;
     let mut again = bench.session().await?;
-    let refused = again.call(&format!("RESUME {told}")).await?;
+    let refused = again.call(&format!("RESUME {ticket}")).await?;
     // Runs of different identities may have the same number if they began within the same second.
     assert!(refused.is_error("GONE") || refused.is_error("SESSION"), "{refused}");
-    assert_eq!(bench.holders("a").await?, [(before, "1".to_owned())], "it is not touched");
+    assert_eq!(bench.holders("a").await?, [(before, "1".to_owned())], "the hold is not affected");
     graced(&mut again, GRACE).await?;
     Ok(())
 }
@@ -254,31 +254,31 @@ async fn without_a_state_folder_there_are_locks_but_no_grace() -> Result<()> {
 }
 
 #[tokio::test]
-async fn an_operator_ends_a_session_that_nobody_is_connected_to() -> Result<()> {
+async fn an_operator_can_end_a_disconnected_session() -> Result<()> {
     let mut bench = Bench::new().await?;
     let mut worker = bench.session().await?;
-    let told = graced(&mut worker, GRACE).await?;
+    let ticket = graced(&mut worker, GRACE).await?;
     lock(&mut worker, "LOCK a").await?;
     drop(worker);
     bench.until_metric("lockscope_agent_away_sessions", &[], 1.0).await;
     assert!(!bench.is_free("a").await?);
-    let (id, _) = told.split_once(' ').context("id and secret")?;
+    let (id, _) = ticket.split_once(' ').context("id and secret")?;
     let mut operator = bench.session().await?;
     assert_eq!(operator.call(&format!("KICK {id}")).await?, Reply::Int(1));
     bench.until_free("a").await;
-    assert_error(&operator.call(&format!("RESUME {told}")).await?, "GONE", "ended");
+    assert_error(&operator.call(&format!("RESUME {ticket}")).await?, "GONE", "ended");
     // The end of the session is in the journal too.
     bench.agent.restart().await?;
     let mut again = bench.session().await?;
-    assert_error(&again.call(&format!("RESUME {told}")).await?, "GONE", "ended");
+    assert_error(&again.call(&format!("RESUME {ticket}")).await?, "GONE", "ended");
     Ok(())
 }
 
 #[tokio::test]
-async fn holds_outlive_an_agent_that_restarts_on_a_full_disk() -> Result<()> {
+async fn holds_survive_a_restart_of_the_agent_on_a_full_disk() -> Result<()> {
     let mut bench = Bench::with(&["--lease", "20s"]).await?;
     let mut worker = bench.session().await?;
-    let told = graced(&mut worker, GRACE).await?;
+    let ticket = graced(&mut worker, GRACE).await?;
     lock(&mut worker, "LOCK a").await?;
     let before = bench.holders("a").await?;
     // There is no space to replace the identity, and the replacement of the journal cannot be written.
@@ -287,7 +287,7 @@ async fn holds_outlive_an_agent_that_restarts_on_a_full_disk() -> Result<()> {
     std::fs::create_dir(state.join(".journal.new"))?;
     bench.agent.restart().await?;
     let mut again = bench.session().await?;
-    let (_, holds) = resume(&mut again, &told).await?;
+    let (_, holds) = resume(&mut again, &ticket).await?;
     assert_eq!(holds, ["a lock 1"]);
     assert_eq!(bench.holders("a").await?, before);
     assert_error(&again.call("LOCK b").await?, "UNAVAILABLE", "journal");

@@ -27,7 +27,7 @@ impl Inside {
         } else {
             self.now.swap(-1, Ordering::SeqCst)
         };
-        ensure!(before == 0, "{before} inside already: {reply}");
+        ensure!(before == 0, "{before} workers hold the lock already: {reply}");
         if kind == "fenced" {
             let token = reply.field("token")?.int()?;
             let last = self.token.swap(token, Ordering::SeqCst);
@@ -93,7 +93,7 @@ async fn kinds_hold_while_connections_break_and_workers_die() -> Result<()> {
                     _ => (2, "read"),
                 };
                 if roll(&mut dice, 8) == 0 {
-                    // The worker dies while it waits, or as soon as it is inside.
+                    // The worker dies while it waits, or as soon as it holds the lock.
                     worker.send(&format!("LOCK k{name} KIND {kind}")).await?;
                     worker = harness::Client::unix(&socket).await?;
                     continue;

@@ -50,16 +50,20 @@ async fn a_thousand_holds_are_renewed_together() -> Result<()> {
 async fn an_explicit_lease_expires_and_is_reported() -> Result<()> {
     let mut bench = Bench::with(&["--lease", "6s"]).await?;
     let mut worker = bench.session().await?;
-    let mut ear = bench.session().await?;
-    let told = credentials(&mut worker).await?;
+    let mut listener = bench.session().await?;
+    let ticket = credentials(&mut worker).await?;
     let reply = lock(&mut worker, "LOCK a LEASE 5000").await?;
     assert!(reply.field("valid_ms")?.int()? <= 5_000);
-    let events = ear.call(&format!("EVENTS {told} WAIT 20000")).await?;
+    let events = listener.call(&format!("EVENTS {ticket} WAIT 20000")).await?;
     assert_eq!(events.text(), "[[lost, a, lock, expired]]", "no jeopardy before it");
     bench.until_free("a").await;
     assert_error(&worker.call("UNLOCK a").await?, "LOST", "expired");
     let metrics = bench.agent.metrics().await?;
-    assert_eq!(metrics.sum("lockscope_agent_lost_holds_total", &[]), 0.0, "meant to end: not lost");
+    assert_eq!(
+        metrics.sum("lockscope_agent_lost_holds_total", &[]),
+        0.0,
+        "an expired lease is not a loss"
+    );
     lock(&mut worker, "LOCK a NOWAIT").await?;
     Ok(())
 }
@@ -78,19 +82,19 @@ async fn an_overrun_lease_is_counted() -> Result<()> {
 }
 
 #[tokio::test]
-async fn a_vanished_hold_with_a_long_lease_is_reported_soon() -> Result<()> {
+async fn the_loss_of_a_hold_with_a_long_lease_is_reported_soon() -> Result<()> {
     let mut bench = Bench::with(&["--lease", "2s"]).await?;
     for kind in ["lock", "fenced", "fair", "read", "write"] {
         let mut worker = bench.session().await?;
-        let mut ear = bench.session().await?;
-        let told = credentials(&mut worker).await?;
+        let mut listener = bench.session().await?;
+        let ticket = credentials(&mut worker).await?;
         lock(&mut worker, &format!("LOCK a KIND {kind} LEASE 3600000")).await?;
         let verified = [("outcome", "verified")];
         let before = bench.agent.metrics().await?.sum(RENEWALS, &verified);
         bench.until_metric(RENEWALS, &verified, before + 2.0).await;
         assert!(bench.pttl("a").await? > 3_500_000, "{kind}: verified, not renewed");
         bench.direct.call("FLUSHALL").await?.ok()?;
-        let events = ear.call(&format!("EVENTS {told} WAIT 60000")).await?;
+        let events = listener.call(&format!("EVENTS {ticket} WAIT 60000")).await?;
         assert_eq!(events.text(), format!("[[lost, a, {kind}, missing]]"));
     }
     Ok(())
@@ -152,7 +156,7 @@ async fn extend_sets_a_fixed_lease_and_restores_the_watchdog() -> Result<()> {
     assert!((50_000..=60_000).contains(&valid), "{valid}");
     assert!(bench.pttl("a").await? > 50_000);
     let valid = worker.call("EXTEND a 0").await?.int()?;
-    assert!(valid <= 6_000, "watched again: {valid}");
+    assert!(valid <= 6_000, "the watchdog renews it again: {valid}");
     let renewed = bench.agent.metrics().await?.sum(RENEWALS, &RENEWED);
     bench.until_metric(RENEWALS, &RENEWED, renewed + 2.0).await;
     // The agent itself enforces a shorter lease: the one in Redis never shrinks while the lock is in use.
@@ -164,7 +168,7 @@ async fn extend_sets_a_fixed_lease_and_restores_the_watchdog() -> Result<()> {
 }
 
 #[tokio::test]
-async fn a_re_entry_never_shortens() -> Result<()> {
+async fn a_re_entry_never_shortens_the_lease() -> Result<()> {
     let mut bench = Bench::new().await?;
     let mut worker = bench.session().await?;
     lock(&mut worker, "LOCK a LEASE 60000").await?;
@@ -183,7 +187,7 @@ async fn a_removed_ttl_is_restored() -> Result<()> {
     let mut worker = bench.session().await?;
     lock(&mut worker, "LOCK a").await?;
     bench.direct.call("PERSIST a").await?.ok()?;
-    eventually("the lease to be there again", async || {
+    eventually("the lease to be restored", async || {
         let pttl = bench.pttl("a").await?;
         ensure!(pttl > 0, "{pttl}");
         Ok(())
@@ -198,7 +202,7 @@ async fn a_changed_count_is_corrected() -> Result<()> {
     let mut worker = bench.session().await?;
     let holder = holder(&lock(&mut worker, "LOCK a").await?)?;
     bench.direct.call(&format!("HSET a {holder} 5")).await?.ok()?;
-    eventually("the count to be right again", async || {
+    eventually("the count to be corrected", async || {
         let holders = bench.holders("a").await?;
         ensure!(holders[0].1 == "1", "{holders:?}");
         Ok(())

@@ -27,7 +27,7 @@ async fn a_lock_has_redissons_layout_in_redis() -> Result<()> {
 }
 
 #[tokio::test]
-async fn each_grant_has_a_number_of_its_own() -> Result<()> {
+async fn every_grant_has_a_higher_number() -> Result<()> {
     let mut bench = Bench::new().await?;
     let mut worker = bench.session().await?;
     let mut seen = Vec::new();
@@ -134,8 +134,8 @@ async fn one_owners_commands_run_one_after_another() -> Result<()> {
 async fn a_command_for_another_session_does_nothing() -> Result<()> {
     let mut bench = Bench::new().await?;
     let mut worker = bench.session().await?;
-    let told = credentials(&mut worker).await?;
-    let id = told.split(' ').next().unwrap_or_default();
+    let ticket = credentials(&mut worker).await?;
+    let id = ticket.split(' ').next().unwrap_or_default();
     lock(&mut worker, &format!("LOCK a IN {id}")).await?;
     let mut stranger = bench.session().await?;
     for command in ["LOCK b", "UNLOCK a", "EXTEND a 5000"] {
@@ -148,7 +148,7 @@ async fn a_command_for_another_session_does_nothing() -> Result<()> {
 }
 
 #[tokio::test]
-async fn an_agent_may_insist_on_sessions() -> Result<()> {
+async fn an_agent_can_require_sessions() -> Result<()> {
     let bench = Bench::with(&["--require-session"]).await?;
     let mut worker = bench.session().await?;
     assert_error(&worker.call("LOCK a").await?, "SESSION", "a");
@@ -158,7 +158,7 @@ async fn an_agent_may_insist_on_sessions() -> Result<()> {
 }
 
 #[tokio::test]
-async fn holds_lists_this_sessions_own() -> Result<()> {
+async fn holds_lists_only_the_holds_of_its_session() -> Result<()> {
     let bench = Bench::new().await?;
     let mut worker = bench.session().await?;
     let mut other = bench.session().await?;
@@ -239,7 +239,7 @@ async fn show_describes_the_lock_in_redis() -> Result<()> {
 }
 
 #[tokio::test]
-async fn other_keys_are_refused_by_type() -> Result<()> {
+async fn keys_of_other_types_are_rejected() -> Result<()> {
     let mut bench = Bench::new().await?;
     let mut worker = bench.session().await?;
     bench.direct.call("SET text x").await?.ok()?;
@@ -255,7 +255,7 @@ async fn other_keys_are_refused_by_type() -> Result<()> {
         assert_error(&reply, "WRONGKIND", "shared");
     }
     assert_eq!(bench.direct.call("GET text").await?.text(), "x");
-    assert_eq!(bench.pttl("shared").await?, -1, "left as it was");
+    assert_eq!(bench.pttl("shared").await?, -1, "the key is not changed");
     Ok(())
 }
 
@@ -276,7 +276,7 @@ async fn a_deadlock_is_reported_at_once() -> Result<()> {
 }
 
 #[tokio::test]
-async fn a_holder_of_an_unknown_client_is_a_holder() -> Result<()> {
+async fn a_holder_of_an_unknown_client_excludes_others() -> Result<()> {
     let mut bench = Bench::new().await?;
     let mut worker = bench.session().await?;
     let uuids = "6f1c2a3b-5a43-4f9f-8d11-6a2b3c4d5e6f:8b2d9f10-0c1d-4e2f-9a3b-4c5d6e7f8091";
@@ -286,7 +286,7 @@ async fn a_holder_of_an_unknown_client_is_a_holder() -> Result<()> {
         bench.direct.call(&format!("PEXPIRE {name} 600000")).await?.ok()?;
         for kind in ["lock", "fair", "fenced"] {
             let reply = worker.call(&format!("LOCK {name} KIND {kind} WAIT 20")).await?;
-            assert_eq!(reply, Reply::Null, "{field} {kind}: held by somebody");
+            assert_eq!(reply, Reply::Null, "{field} {kind}: held by another client");
         }
         for kind in ["read", "write"] {
             let reply = worker.call(&format!("LOCK {name} KIND {kind} NOWAIT")).await?;

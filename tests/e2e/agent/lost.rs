@@ -11,13 +11,13 @@ const LOST: &str = "lockscope_agent_lost_holds_total";
 async fn a_hold_deleted_from_redis_is_missing() -> Result<()> {
     let mut bench = Bench::with(&["--lease", "6s"]).await?;
     let mut worker = bench.session().await?;
-    let mut ear = bench.session().await?;
-    let told = credentials(&mut worker).await?;
+    let mut listener = bench.session().await?;
+    let ticket = credentials(&mut worker).await?;
     lock(&mut worker, "LOCK a").await?;
     bench.direct.call("DEL a").await?.ok()?;
-    let events = ear.call(&format!("EVENTS {told} WAIT 20000")).await?;
+    let events = listener.call(&format!("EVENTS {ticket} WAIT 20000")).await?;
     assert_eq!(events.text(), "[[lost, a, lock, missing]]");
-    assert!(bench.is_free("a").await?, "never re-created");
+    assert!(bench.is_free("a").await?, "the hold is never restored");
     assert_eq!(worker.call("HOLDS").await?, Reply::Array(vec![]));
     assert_error(&worker.call("UNLOCK a").await?, "LOST", "missing");
     assert_error(&worker.call("EXTEND a 5000").await?, "LOST", "a");
@@ -38,8 +38,8 @@ async fn a_hold_deleted_from_redis_is_missing() -> Result<()> {
 async fn a_hold_taken_by_another_client_is_stolen() -> Result<()> {
     let mut bench = Bench::with(&["--lease", "6s"]).await?;
     let mut worker = bench.session().await?;
-    let mut ear = bench.session().await?;
-    let told = credentials(&mut worker).await?;
+    let mut listener = bench.session().await?;
+    let ticket = credentials(&mut worker).await?;
     lock(&mut worker, "LOCK a").await?;
     let thief = "0f3c1f6e-5a43-4f9f-8d11-6a2b3c4d5e6f:47";
     bench.direct.call("MULTI").await?.ok()?;
@@ -47,16 +47,20 @@ async fn a_hold_taken_by_another_client_is_stolen() -> Result<()> {
     bench.direct.call(&format!("HSET a {thief} 1")).await?.ok()?;
     bench.direct.call("PEXPIRE a 60000").await?.ok()?;
     bench.direct.call("EXEC").await?.ok()?;
-    let events = ear.call(&format!("EVENTS {told} WAIT 20000")).await?;
+    let events = listener.call(&format!("EVENTS {ticket} WAIT 20000")).await?;
     assert_eq!(events.text(), "[[lost, a, lock, stolen]]");
-    assert_eq!(bench.holders("a").await?, [(thief.to_owned(), "1".to_owned())], "left alone");
+    assert_eq!(
+        bench.holders("a").await?,
+        [(thief.to_owned(), "1".to_owned())],
+        "the new holder is not affected"
+    );
     assert!(bench.pttl("a").await? > 50_000);
     assert_error(&worker.call("UNLOCK a").await?, "LOST", "stolen");
     Ok(())
 }
 
 #[tokio::test]
-async fn what_asks_redis_about_a_lost_hold_says_so_and_does_not_restore_it() -> Result<()> {
+async fn commands_that_ask_redis_report_a_lost_hold_and_do_not_restore_it() -> Result<()> {
     let mut bench = Bench::new().await?;
     let mut worker = bench.session().await?;
     for (again, name) in
@@ -67,26 +71,26 @@ async fn what_asks_redis_about_a_lost_hold_says_so_and_does_not_restore_it() -> 
         lock(&mut worker, &format!("LOCK {name} LEASE 60000{kind}")).await?;
         bench.direct.call(&format!("DEL {name}")).await?.ok()?;
         assert_error(&worker.call(again).await?, "LOST", name);
-        assert!(bench.is_free(name).await?, "{again} took it again");
+        assert!(bench.is_free(name).await?, "{again} has restored the hold");
         assert_error(&worker.call(&format!("UNLOCK {name}")).await?, "LOST", name);
     }
     Ok(())
 }
 
 #[tokio::test]
-async fn what_does_not_ask_redis_finds_a_lost_hold_soon_and_does_not_restore_it() -> Result<()> {
+async fn a_deferred_count_finds_a_lost_hold_soon_and_does_not_restore_it() -> Result<()> {
     let mut bench = Bench::new().await?;
     let mut worker = bench.session().await?;
-    let mut ear = bench.session().await?;
-    let told = credentials(&mut worker).await?;
+    let mut listener = bench.session().await?;
+    let ticket = credentials(&mut worker).await?;
     for (again, name) in [("LOCK a", "a"), ("UNLOCK b", "b")] {
         lock(&mut worker, &format!("LOCK {name}")).await?;
         lock(&mut worker, &format!("LOCK {name}")).await?;
         bench.direct.call(&format!("DEL {name}")).await?.ok()?;
         worker.call(again).await?.ok()?;
-        let events = ear.call(&format!("EVENTS {told} WAIT 20000")).await?;
+        let events = listener.call(&format!("EVENTS {ticket} WAIT 20000")).await?;
         assert_eq!(events.text(), format!("[[lost, {name}, lock, missing]]"));
-        assert!(bench.is_free(name).await?, "{again} took it again");
+        assert!(bench.is_free(name).await?, "{again} has restored the hold");
         assert_error(&worker.call(&format!("UNLOCK {name}")).await?, "LOST", name);
     }
     Ok(())
@@ -103,7 +107,7 @@ async fn a_release_of_a_lost_hold_reports_the_loss() -> Result<()> {
     bench.direct.call("DEL b").await?.ok()?;
     bench.direct.call("HSET b 0f3c1f6e-5a43-4f9f-8d11-6a2b3c4d5e6f:47 1").await?.ok()?;
     assert_error(&worker.call("UNLOCK b").await?, "LOST", "stolen");
-    assert_eq!(bench.holders("b").await?.len(), 1, "the other's hold is untouched");
+    assert_eq!(bench.holders("b").await?.len(), 1, "the other holder is not affected");
     Ok(())
 }
 
@@ -125,7 +129,7 @@ async fn a_waiter_behind_a_lost_hold_acquires_it_normally() -> Result<()> {
 }
 
 #[tokio::test]
-async fn a_message_alone_ends_no_hold() -> Result<()> {
+async fn a_forced_release_message_alone_does_not_end_a_hold() -> Result<()> {
     let mut bench = Bench::with(&["--lease", "10m"]).await?;
     let mut worker = bench.session().await?;
     let holder = lock(&mut worker, "LOCK a").await?.field("holder")?.text();
@@ -141,19 +145,19 @@ async fn a_message_alone_ends_no_hold() -> Result<()> {
 }
 
 #[tokio::test]
-async fn an_operators_release_is_reported_at_once() -> Result<()> {
+async fn a_forced_release_is_reported_at_once() -> Result<()> {
     // The lease is so long that no renewal can notice the loss.
     let mut bench = Bench::with(&["--lease", "10m"]).await?;
     let mut worker = bench.session().await?;
-    let mut ear = bench.session().await?;
-    let told = credentials(&mut worker).await?;
+    let mut listener = bench.session().await?;
+    let ticket = credentials(&mut worker).await?;
     let holder = lock(&mut worker, "LOCK a").await?.field("holder")?.text();
     let uuid = holder.split(':').next().unwrap_or_default();
     bench.direct.call("DEL a").await?.ok()?;
     let channel = format!("lockscope:forced:{{{uuid}}}");
-    let heard = bench.direct.call_args(&["PUBLISH", &channel, &format!("{holder} a")]).await?;
-    assert_eq!(heard, Reply::Int(1), "the agent listens");
-    let events = ear.call(&format!("EVENTS {told} WAIT 20000")).await?;
+    let receivers = bench.direct.call_args(&["PUBLISH", &channel, &format!("{holder} a")]).await?;
+    assert_eq!(receivers, Reply::Int(1), "the agent is subscribed");
+    let events = listener.call(&format!("EVENTS {ticket} WAIT 20000")).await?;
     assert_eq!(events.text(), "[[lost, a, lock, forced]]");
     assert_error(&worker.call("UNLOCK a").await?, "LOST", "forced");
     Ok(())

@@ -16,7 +16,7 @@ fn ints(numbers: &[i64]) -> Reply {
 }
 
 #[tokio::test]
-async fn all_or_none() -> Result<()> {
+async fn mlock_acquires_all_locks_or_none() -> Result<()> {
     let mut bench = Bench::new().await?;
     let (mut one, mut two) = (bench.session().await?, bench.agent.client3().await?);
     let reply = lock(&mut one, "MLOCK 3 c a b").await?;
@@ -25,7 +25,7 @@ async fn all_or_none() -> Result<()> {
         assert_eq!(bench.holders(name).await?, [(holder, "1".to_owned())]);
     }
     assert_eq!(two.call("MLOCK 2 0 b NOWAIT").await?, Reply::Null);
-    assert!(bench.is_free("0").await?, "told when it is released");
+    assert!(bench.is_free("0").await?, "null is sent after the release");
     assert_eq!(two.call("MLOCK 2 0 b WAIT 50").await?, Reply::Null);
     assert!(bench.is_free("0").await?);
     two.send("MLOCK 2 0 b").await?;
@@ -60,21 +60,21 @@ async fn mistakes_are_reported_and_nothing_is_acquired() -> Result<()> {
 }
 
 #[tokio::test]
-async fn a_wait_can_be_cancelled() -> Result<()> {
+async fn a_waiting_mlock_can_be_cancelled() -> Result<()> {
     let mut bench = Bench::new().await?;
     let (mut one, mut two) = (bench.session().await?, bench.session().await?);
     lock(&mut one, "LOCK b").await?;
-    let who = credentials(&mut two).await?;
+    let ticket = credentials(&mut two).await?;
     two.send("MLOCK 2 a b OWNER 5").await?;
     bench.until_waiting("b", 1).await?;
-    assert_eq!(one.call(&format!("CANCEL {who} OWNER 5")).await?, Reply::Int(1));
+    assert_eq!(one.call(&format!("CANCEL {ticket} OWNER 5")).await?, Reply::Int(1));
     assert_eq!(two.reply().await?, Reply::Null);
     assert!(bench.is_free("a").await?);
     Ok(())
 }
 
 #[tokio::test]
-async fn a_worker_that_dies_leaves_nothing() -> Result<()> {
+async fn a_worker_that_dies_during_or_after_an_mlock_leaves_nothing() -> Result<()> {
     let mut bench = Bench::new().await?;
     let mut one = bench.session().await?;
     lock(&mut one, "LOCK b").await?;
@@ -104,7 +104,7 @@ async fn a_foreign_holder_with_the_opposite_order_does_not_deadlock() -> Result<
     let (mut one, mut two) = (bench.session().await?, other.client().await?);
     lock(&mut two, "LOCK b").await?;
     one.send("MLOCK 2 a b").await?;
-    eventually("the first one to be taken", async || {
+    eventually("the first lock to be acquired", async || {
         ensure!(!bench.is_free("a").await?);
         Ok(())
     })
@@ -117,7 +117,7 @@ async fn a_foreign_holder_with_the_opposite_order_does_not_deadlock() -> Result<
     Ok(())
 }
 
-/// Acquires both locks many times, and counts inside by a read and then a write.
+/// Acquires both locks many times, and counts under them by a read and then a write.
 async fn count(mut worker: Client, mut redis: Client, names: &'static str) -> Result<()> {
     for _ in 0..15 {
         lock(&mut worker, &format!("MLOCK 2 {names}")).await?;

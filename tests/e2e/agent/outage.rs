@@ -5,8 +5,8 @@ use harness::{Agent, Client, RedisServer, Reply, eventually};
 
 use super::{Bench, assert_error, holder, lock};
 
-/// Asserts that the next pushes warn of `a` and then report its loss, in this order.
-async fn assert_warned_then_lost(worker: &mut Client, lease_ms: i64) -> Result<()> {
+/// Asserts that the next pushes report the jeopardy of `a` and then its loss, in this order.
+async fn assert_jeopardy_then_loss(worker: &mut Client, lease_ms: i64) -> Result<()> {
     let warning = worker.push().await?;
     assert_eq!(warning[..3], ["lock-jeopardy", "a", "lock"]);
     let left: i64 = warning[3].parse()?;
@@ -16,15 +16,15 @@ async fn assert_warned_then_lost(worker: &mut Client, lease_ms: i64) -> Result<(
 }
 
 #[tokio::test]
-async fn a_frozen_redis_warns_then_loses_then_works_again() -> Result<()> {
+async fn a_frozen_redis_causes_jeopardy_then_loss_and_then_works_again() -> Result<()> {
     let mut bench = Bench::with(&["--lease", "4s"]).await?;
     let mut worker = bench.agent.client_with_pushes().await?;
     let first = holder(&lock(&mut worker, "LOCK a").await?)?;
     bench.redis.process().freeze().await?;
-    assert_warned_then_lost(&mut worker, 4_000).await?;
+    assert_jeopardy_then_loss(&mut worker, 4_000).await?;
     assert_error(&worker.call("UNLOCK a").await?, "LOST", "unconfirmed");
     assert_error(&worker.call("LOCK b NOWAIT").await?, "UNAVAILABLE", "b");
-    assert_eq!(worker.call("PING").await?.text(), "PONG", "the agent itself is well");
+    assert_eq!(worker.call("PING").await?.text(), "PONG", "the agent still replies");
     bench.redis.process().thaw()?;
     bench.until_free("a").await;
     let reply = lock(&mut worker, "LOCK a").await?;
@@ -37,7 +37,7 @@ async fn a_frozen_redis_warns_then_loses_then_works_again() -> Result<()> {
 }
 
 #[tokio::test]
-async fn a_short_freeze_is_warned_of_and_survived() -> Result<()> {
+async fn a_hold_in_jeopardy_survives_a_short_freeze_of_redis() -> Result<()> {
     let mut bench = Bench::with(&["--lease", "4s"]).await?;
     let mut worker = bench.agent.client_with_pushes().await?;
     let first = holder(&lock(&mut worker, "LOCK a").await?)?;
@@ -53,12 +53,12 @@ async fn a_short_freeze_is_warned_of_and_survived() -> Result<()> {
 }
 
 #[tokio::test]
-async fn a_killed_redis_warns_then_loses() -> Result<()> {
+async fn a_killed_redis_causes_jeopardy_and_then_loss() -> Result<()> {
     let mut bench = Bench::with(&["--lease", "4s"]).await?;
     let mut worker = bench.agent.client_with_pushes().await?;
     lock(&mut worker, "LOCK a").await?;
     bench.redis.process().kill()?;
-    assert_warned_then_lost(&mut worker, 4_000).await?;
+    assert_jeopardy_then_loss(&mut worker, 4_000).await?;
     bench.redis.restart().await?;
     let reply = lock(&mut worker, "LOCK a").await?;
     assert_eq!(reply.field("holds")?, &Reply::Int(1));
@@ -66,7 +66,7 @@ async fn a_killed_redis_warns_then_loses() -> Result<()> {
 }
 
 #[tokio::test]
-async fn a_restart_that_forgets_everything_is_noticed_at_once() -> Result<()> {
+async fn a_restart_without_data_is_detected_at_once() -> Result<()> {
     // The lease is so long that no renewal can notice the loss.
     let mut bench = Bench::with(&["--lease", "10m"]).await?;
     let mut worker = bench.agent.client_with_pushes().await?;
@@ -76,16 +76,16 @@ async fn a_restart_that_forgets_everything_is_noticed_at_once() -> Result<()> {
     bench.direct = bench.redis.client().await?;
     let mut lost = [worker.push().await?, worker.push().await?];
     lost.sort();
-    let told = |name: &str| ["lock-lost", name, "lock", "missing"].map(str::to_owned).to_vec();
-    assert_eq!(lost, [told("a"), told("b")]);
-    assert_eq!(harness::redis::locks(&mut bench.direct).await?, 0, "nothing is taken again");
+    let loss = |name: &str| ["lock-lost", name, "lock", "missing"].map(str::to_owned).to_vec();
+    assert_eq!(lost, [loss("a"), loss("b")]);
+    assert_eq!(harness::redis::locks(&mut bench.direct).await?, 0, "no lock is restored");
     assert_error(&worker.call("UNLOCK a").await?, "LOST", "missing");
     lock(&mut worker, "LOCK a").await?;
     Ok(())
 }
 
 #[tokio::test]
-async fn a_waiter_keeps_its_place_through_an_outage() -> Result<()> {
+async fn a_waiter_keeps_its_position_during_an_outage() -> Result<()> {
     let mut bench = Bench::with(&["--lease", "6s"]).await?;
     let mut worker = bench.agent.client_with_pushes().await?;
     lock(&mut worker, "LOCK a").await?;
@@ -100,9 +100,9 @@ async fn a_waiter_keeps_its_place_through_an_outage() -> Result<()> {
     brief.send("LOCK a WAIT 10000").await?;
     bench.until_waiting("a", 4).await?;
     bench.redis.process().freeze().await?;
-    assert_warned_then_lost(&mut worker, 6_000).await?;
-    let gave_up = brief.reply().await?;
-    assert!(gave_up.is_error("UNAVAILABLE") || gave_up == Reply::Null, "{gave_up}");
+    assert_jeopardy_then_loss(&mut worker, 6_000).await?;
+    let brief_reply = brief.reply().await?;
+    assert!(brief_reply.is_error("UNAVAILABLE") || brief_reply == Reply::Null, "{brief_reply}");
     bench.redis.process().thaw()?;
     for waiter in &mut waiters {
         let reply = waiter.reply().await?;
@@ -119,7 +119,7 @@ async fn an_unlock_during_an_outage_ends_the_hold_and_is_completed_later() -> Re
     lock(&mut worker, "LOCK a").await?;
     bench.redis.process().freeze().await?;
     assert_error(&worker.call("UNLOCK a").await?, "UNAVAILABLE", "a");
-    assert_eq!(worker.call("HOLDS").await?, Reply::Array(vec![]), "it is not theirs any more");
+    assert_eq!(worker.call("HOLDS").await?, Reply::Array(vec![]), "the hold has ended");
     bench.redis.process().thaw()?;
     bench.until_free("a").await;
     let lost = bench.agent.metrics().await?.sum("lockscope_agent_lost_holds_total", &[]);
@@ -128,7 +128,7 @@ async fn an_unlock_during_an_outage_ends_the_hold_and_is_completed_later() -> Re
 }
 
 #[tokio::test]
-async fn a_worker_that_dies_during_an_outage_is_cleaned_up_after() -> Result<()> {
+async fn the_hold_of_a_worker_that_dies_in_an_outage_is_released_after_it() -> Result<()> {
     let mut bench = Bench::with(&["--lease", "10m"]).await?;
     let mut worker = bench.session().await?;
     lock(&mut worker, "LOCK a").await?;
@@ -198,7 +198,11 @@ async fn a_full_redis_refuses_locks_and_still_releases() -> Result<()> {
     assert_eq!(worker.call("UNLOCK a").await?, Reply::Int(0));
     assert!(bench.is_free("a").await?);
     bench.direct.call("CONFIG SET maxmemory 0").await?.ok()?;
-    assert_eq!(waiter.reply().await?.field("holds")?, &Reply::Int(1), "it kept its place");
+    assert_eq!(
+        waiter.reply().await?.field("holds")?,
+        &Reply::Int(1),
+        "the waiter has kept its position"
+    );
     Ok(())
 }
 

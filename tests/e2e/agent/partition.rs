@@ -48,16 +48,16 @@ impl Rivals {
     }
 
     /// Checks that the worker is warned, and loses its hold before the rival is granted the lock.
-    async fn are_never_both_inside(mut self) -> Result<()> {
+    async fn never_rely_on_the_lock_together(mut self) -> Result<()> {
         let Self { name, worker, rival, old, valid_until } = &mut self;
-        let inside = Cell::new(false);
+        let rival_holds = Cell::new(false);
         let loss = async {
             let mut warned = false;
             loop {
                 let push = worker.push().await?;
                 let until = |at: usize| anyhow::Ok(push.get(at).context("no instant")?.parse()?);
                 let valid = push[0] != "lock-lost";
-                ensure!(!(valid && inside.get()), "both are inside: {push:?}");
+                ensure!(!(valid && rival_holds.get()), "both workers rely on the lock: {push:?}");
                 match push[0].as_str() {
                     "lock-valid" => *valid_until = until(4)?,
                     "lock-jeopardy" => {
@@ -79,7 +79,7 @@ impl Rivals {
         };
         let grant = async {
             rival.reply().await?.ok()?;
-            inside.set(true);
+            rival_holds.set(true);
             boot_nanos()
         };
         let (lost, granted) = tokio::try_join!(loss, grant)?;
@@ -119,7 +119,7 @@ async fn a_worker_next_to_a_cut_off_master_loses_its_lock_before_a_promoted_repl
     sentinels.keep_as_master().await?;
     sentinels.cut_off("x").await?;
     sentinels.fail_over().await?;
-    rivals.are_never_both_inside().await
+    rivals.never_rely_on_the_lock_together().await
 }
 
 #[tokio::test]
@@ -127,8 +127,8 @@ async fn a_worker_next_to_a_cut_off_node_loses_its_lock_before_a_promoted_replic
 -> Result<()> {
     let cluster = RedisCluster::start(3, 1).await?;
     let mut nodes = Vec::new();
-    for place in 0..4 {
-        let mut node = cluster.client(place).await?;
+    for index in 0..4 {
+        let mut node = cluster.client(index).await?;
         documented_users(&mut node, false).await?;
         nodes.push(node);
     }
@@ -142,8 +142,8 @@ async fn a_worker_next_to_a_cut_off_node_loses_its_lock_before_a_promoted_replic
 
     // The first node no longer knows any other node, so it does not learn what they agree on.
     nodes[0].call("CONFIG SET cluster-require-full-coverage no").await?.ok()?;
-    for place in 1..4 {
-        let id = nodes[place].call("CLUSTER MYID").await?.text();
+    for index in 1..4 {
+        let id = nodes[index].call("CLUSTER MYID").await?.text();
         nodes[0].call(&format!("CLUSTER FORGET {id}")).await?.ok()?;
     }
     for node in &mut nodes[1..] {
@@ -159,5 +159,5 @@ async fn a_worker_next_to_a_cut_off_node_loses_its_lock_before_a_promoted_replic
         Ok(())
     })
     .await;
-    rivals.are_never_both_inside().await
+    rivals.never_rely_on_the_lock_together().await
 }

@@ -215,7 +215,7 @@ async fn a_client_that_never_reads_is_throttled() -> Result<()> {
     assert!(memory(&bench)? < 128 << 20, "{} bytes", memory(&bench)?);
     assert_eq!(holder.call("UNLOCK a").await?, Reply::Int(0), "others are served meanwhile");
     drop(floods);
-    eventually("the sessions to be gone", async || {
+    eventually("the sessions to end", async || {
         let sessions = bench.agent.metrics().await?.sum("lockscope_agent_sessions", &[]);
         ensure!(sessions == 1.0, "{sessions}");
         Ok(())

@@ -30,7 +30,7 @@ async fn local_waiters_are_served_in_order() -> Result<()> {
 }
 
 #[tokio::test]
-async fn between_local_holders_the_lock_is_handed_over() -> Result<()> {
+async fn the_lock_is_handed_over_between_local_holders() -> Result<()> {
     let mut bench = Bench::new().await?;
     let mut first = bench.session().await?;
     let mut second = bench.session().await?;
@@ -52,7 +52,7 @@ async fn between_local_holders_the_lock_is_handed_over() -> Result<()> {
 }
 
 #[tokio::test]
-async fn a_wait_ends_in_null() -> Result<()> {
+async fn a_wait_that_times_out_replies_null() -> Result<()> {
     let bench = Bench::new().await?;
     let mut holder = bench.session().await?;
     let mut old = bench.session().await?;
@@ -87,16 +87,16 @@ async fn a_departing_waiter_unblocks_the_next() -> Result<()> {
     let bench = Bench::new().await?;
     let mut holder = bench.session().await?;
     let mut brief = bench.session().await?;
-    let mut gone = bench.session().await?;
+    let mut leaving = bench.session().await?;
     let mut last = bench.session().await?;
     lock(&mut holder, "LOCK a").await?;
     brief.send("LOCK a WAIT 5000").await?;
     bench.until_waiting("a", 1).await?;
-    gone.send("LOCK a").await?;
+    leaving.send("LOCK a").await?;
     bench.until_waiting("a", 2).await?;
     last.send("LOCK a").await?;
     bench.until_waiting("a", 3).await?;
-    drop(gone);
+    drop(leaving);
     assert_eq!(brief.reply().await?, Reply::Null);
     bench.until_waiting("a", 1).await?;
     holder.call("UNLOCK a").await?.ok()?;
@@ -111,15 +111,15 @@ async fn cancel_ends_one_owners_wait() -> Result<()> {
     let mut waiter = bench.session().await?;
     let mut other = bench.session().await?;
     lock(&mut holder, "LOCK a").await?;
-    let told = credentials(&mut waiter).await?;
+    let ticket = credentials(&mut waiter).await?;
     waiter.send("LOCK a OWNER 1").await?;
     waiter.send("LOCK a OWNER 2").await?;
     bench.until_waiting("a", 2).await?;
-    assert_eq!(other.call(&format!("CANCEL {told} OWNER 3")).await?, Reply::Int(0));
-    let id = told.split(' ').next().unwrap_or_default();
+    assert_eq!(other.call(&format!("CANCEL {ticket} OWNER 3")).await?, Reply::Int(0));
+    let id = ticket.split(' ').next().unwrap_or_default();
     let guess = format!("CANCEL {id} {} OWNER 1", "0".repeat(32));
     assert_error(&other.call(&guess).await?, "SESSION", "secret");
-    assert_eq!(other.call(&format!("CANCEL {told} OWNER 1")).await?, Reply::Int(1));
+    assert_eq!(other.call(&format!("CANCEL {ticket} OWNER 1")).await?, Reply::Int(1));
     assert_eq!(waiter.reply().await?, Reply::Null);
     bench.until_waiting("a", 1).await?;
     holder.call("UNLOCK a").await?.ok()?;
@@ -128,7 +128,7 @@ async fn cancel_ends_one_owners_wait() -> Result<()> {
 }
 
 #[tokio::test]
-async fn waits_are_bounded_in_number() -> Result<()> {
+async fn the_number_of_waits_is_bounded() -> Result<()> {
     let bench = Bench::with(&["--max-waiters", "3"]).await?;
     let mut holder = bench.session().await?;
     let mut waiter = bench.session().await?;
@@ -156,7 +156,7 @@ async fn a_hundred_local_waiters_subscribe_once() -> Result<()> {
         waiter.send(&format!("LOCK a OWNER {owner}")).await?;
     }
     bench.until_waiting("a", 100).await?;
-    eventually("the agent to listen", async || {
+    eventually("the agent's subscription", async || {
         let numsub = bench.direct.call("PUBSUB NUMSUB redisson_lock__channel:{a}").await?;
         ensure!(numsub.items()?[1].int()? == 1, "{numsub}");
         Ok(())

@@ -107,7 +107,7 @@ async fn a_writer_may_read_and_keep_reading() -> Result<()> {
     writer.send("LOCK a KIND write").await?;
     bench.until_waiting("a", 1).await?;
     let read = lock(&mut worker, "LOCK a KIND read").await?;
-    assert_ne!(holder(&read)?, holder(&write)?, "a grant of its own");
+    assert_ne!(holder(&read)?, holder(&write)?, "the read hold is a separate grant");
     assert_error(&worker.call("UNLOCK a").await?, "SYNTAX", "KIND read or KIND write");
     assert_error(&worker.call("EXTEND a 5000").await?, "SYNTAX", "a");
     assert_eq!(worker.call("HOLDS").await?.items()?.len(), 2);
@@ -134,7 +134,7 @@ async fn a_self_deadlock_is_reported_at_once() -> Result<()> {
         assert_error(&reply, "DEADLOCK", "for reading");
     }
     let reply = one.call("LOCK a KIND write NOWAIT").await?;
-    assert_eq!(reply, Reply::Null, "who does not wait does not wait for itself");
+    assert_eq!(reply, Reply::Null, "NOWAIT cannot cause a deadlock");
     // One of several readers waits for the writer that waits for all of them.
     lock(&mut two, "LOCK a KIND read").await?;
     lock(&mut three, "LOCK b KIND write").await?;
@@ -157,7 +157,7 @@ async fn kinds_do_not_mix_under_one_name() -> Result<()> {
         assert_error(&one.call(command).await?, "WRONGKIND", "read-write");
     }
     assert_error(&one.call("UNLOCK a KIND write").await?, "NOTHELD", "as write");
-    // Redis knows of holds that this agent does not know.
+    // Redis has a hold that this agent does not know.
     bench.direct.call(&format!("HSET b {FOREIGN} 1")).await?.ok()?;
     assert_error(&two.call("LOCK b KIND read").await?, "WRONGKIND", "b");
     assert_error(&two.call("LOCK b KIND write NOWAIT").await?, "WRONGKIND", "b");
@@ -167,7 +167,7 @@ async fn kinds_do_not_mix_under_one_name() -> Result<()> {
 }
 
 #[tokio::test]
-async fn foreign_readers_and_writers_wake_ours() -> Result<()> {
+async fn foreign_readers_and_writers_wake_the_agents_waiters() -> Result<()> {
     let mut bench = Bench::with(&["--poll-max", "10m"]).await?;
     let [mut writer, mut reader] = bench.sessions().await?;
     bench.direct.call(&format!("HSET a mode read {FOREIGN} 1")).await?.ok()?;
@@ -179,7 +179,7 @@ async fn foreign_readers_and_writers_wake_ours() -> Result<()> {
     writer.send("LOCK a KIND write").await?;
     bench.until_metric("lockscope_agent_subscriptions", &[], 1.0).await;
     bench.direct.call(&format!("HDEL a {FOREIGN} mode")).await?.ok()?;
-    eventually("the writer to be let in", async || {
+    eventually("the writer to acquire the lock", async || {
         // The agent may not have subscribed yet, so the message is repeated until it arrives.
         bench.direct.call("PUBLISH redisson_rwlock:{a} 0").await?.ok()?;
         ensure!(!bench.holders("a").await?.is_empty(), "not yet");
@@ -194,7 +194,7 @@ async fn foreign_readers_and_writers_wake_ours() -> Result<()> {
     reader.send("LOCK a KIND read").await?;
     bench.until_metric("lockscope_agent_subscriptions", &[], 1.0).await;
     bench.direct.call("DEL a").await?.ok()?;
-    eventually("the reader to be let in", async || {
+    eventually("the reader to acquire the lock", async || {
         bench.direct.call("PUBLISH redisson_rwlock:{a} 1").await?.ok()?;
         ensure!(!bench.holders("a").await?.is_empty(), "not yet");
         Ok(())
@@ -225,7 +225,7 @@ async fn both_sides_are_renewed_with_their_markers_and_a_loss_is_reported() -> R
     })
     .await;
     assert_eq!(one.call("UNLOCK a").await?, Reply::Int(1));
-    eventually("the marker of the second entry to go", async || {
+    eventually("the marker of the second entry to be removed", async || {
         let exists = bench.direct.call(&format!("EXISTS {marker}")).await?;
         ensure!(exists == Reply::Int(0), "{exists:?}");
         Ok(())
@@ -253,7 +253,7 @@ async fn show_and_listings_include_read_write_locks() -> Result<()> {
     }
     assert!(shown.field("warnings")?.text().contains("lease has run out"), "{shown}");
     one.call("UNLOCK a").await?.ok()?;
-    assert!(bench.is_free("a").await?, "the dead reader went with the last living one");
+    assert!(bench.is_free("a").await?, "the dead reader is removed with the last living one");
 
     lock(&mut one, "LOCK a KIND write").await?;
     let rows = super::rows(&mut two, "a").await?;
@@ -266,7 +266,7 @@ async fn show_and_listings_include_read_write_locks() -> Result<()> {
 }
 
 #[tokio::test]
-async fn a_reader_enters_a_bounded_number_of_times() -> Result<()> {
+async fn the_hold_count_of_a_reader_is_bounded() -> Result<()> {
     let bench = Bench::new().await?;
     let [mut one] = bench.sessions().await?;
     for count in 1..=100 {

@@ -42,7 +42,7 @@ impl Red {
     }
 
     pub(crate) async fn until_standing(&self, name: &str, servers: usize) {
-        eventually("the lock to stand on that many servers", async || {
+        eventually(&format!("the lock to be held on {servers} servers"), async || {
             let standing = self.standing(name).await?;
             ensure!(standing == servers, "{standing} of {servers}");
             Ok(())
@@ -69,9 +69,9 @@ pub(crate) async fn agent(main: &RedisServer, urls: &[String], flags: &[&str]) -
 }
 
 /// Returns the session's next event that reports a loss.
-async fn until_lost(client: &mut Client, told: &str) -> String {
+async fn until_lost(client: &mut Client, ticket: &str) -> String {
     eventually("a loss", async || {
-        let events = client.call(&format!("EVENTS {told} WAIT 5000")).await?.ok()?;
+        let events = client.call(&format!("EVENTS {ticket} WAIT 5000")).await?.ok()?;
         for event in events.items()? {
             if event.items()?[0].text() == "lost" {
                 return Ok(event.text());
@@ -83,7 +83,7 @@ async fn until_lost(client: &mut Client, told: &str) -> String {
 }
 
 #[tokio::test]
-async fn a_red_lock_is_a_plain_one_on_each_of_its_servers() -> Result<()> {
+async fn a_red_lock_is_a_plain_lock_on_each_of_its_servers() -> Result<()> {
     let red = Red::with(3, &[]).await?;
     let mut worker = red.agent.client().await?;
     let mut other = red.agent.client().await?;
@@ -97,7 +97,7 @@ async fn a_red_lock_is_a_plain_one_on_each_of_its_servers() -> Result<()> {
     assert_eq!(
         locks(&mut red.main.client().await?).await?,
         0,
-        "the other Redis knows nothing of it"
+        "the Redis of the other kinds does not have the lock"
     );
     assert_eq!(other.call("LOCK a KIND red NOWAIT").await?, Reply::Null);
     assert_error(&other.call("LOCK a NOWAIT").await?, "WRONGKIND", "red");
@@ -112,7 +112,7 @@ async fn a_red_lock_is_a_plain_one_on_each_of_its_servers() -> Result<()> {
 }
 
 #[tokio::test]
-async fn show_and_the_registry_use_its_servers() -> Result<()> {
+async fn show_and_the_registry_use_the_red_servers() -> Result<()> {
     let red = Red::with(3, &[]).await?;
     let (mut worker, mut other) = (red.agent.client().await?, red.agent.client().await?);
     assert_eq!(worker.call("SHOW a").await?, Reply::Null);
@@ -150,15 +150,19 @@ async fn show_and_the_registry_use_its_servers() -> Result<()> {
             Ok(numbers)
         })
         .await;
-        assert_eq!(numbers.text(), format!("[{}]", id.thread), "and of no other kind of lock");
+        assert_eq!(
+            numbers.text(),
+            format!("[{}]", id.thread),
+            "no other kind of lock is published there"
+        );
         let agent = String::from_utf8(keys::agent(&id.client))?;
         direct.call(&format!("HGET {agent} pid")).await?.text().parse::<u32>()?;
     }
     worker.call("UNLOCK a").await?.ok()?;
-    eventually("the notes to go", async || {
+    eventually("the entries to be removed", async || {
         for server in &red.servers {
-            let told = server.client().await?.call(&format!("EXISTS {notes}")).await?.int()?;
-            ensure!(told == 0, "they stand");
+            let entries = server.client().await?.call(&format!("EXISTS {notes}")).await?.int()?;
+            ensure!(entries == 0, "{entries} entries");
         }
         Ok(())
     })
@@ -198,7 +202,7 @@ async fn acquisition_time_is_deducted_from_validity() -> Result<()> {
 }
 
 #[tokio::test]
-async fn mlock_takes_red_locks_too() -> Result<()> {
+async fn mlock_acquires_red_locks_too() -> Result<()> {
     let red = Red::with(3, &[]).await?;
     let (mut one, mut two) = (red.agent.client().await?, red.agent.client().await?);
     lock(&mut one, "LOCK b KIND red").await?;
@@ -241,14 +245,14 @@ async fn a_minority_of_killed_servers_is_harmless() -> Result<()> {
 #[tokio::test]
 async fn a_majority_of_killed_servers_is_reported_and_plain_locks_continue() -> Result<()> {
     let mut red = Red::with(3, &["--lease", "2s"]).await?;
-    let (mut worker, mut ear) = (red.agent.client().await?, red.agent.client().await?);
-    let told = credentials(&mut worker).await?;
+    let (mut worker, mut listener) = (red.agent.client().await?, red.agent.client().await?);
+    let ticket = credentials(&mut worker).await?;
     lock(&mut worker, "LOCK a KIND red").await?;
     let down: Vec<_> = [0, 1].map(|node| red.servers[node].url()).into();
     for node in [0, 1] {
         red.servers[node].process().kill()?;
     }
-    let lost = until_lost(&mut ear, &told).await;
+    let lost = until_lost(&mut listener, &ticket).await;
     assert_eq!(lost, "[lost, a, red, unconfirmed]");
     let refused = worker.call("LOCK b KIND red NOWAIT").await?;
     for url in down {
@@ -289,7 +293,7 @@ async fn a_frozen_server_delays_nothing() -> Result<()> {
 }
 
 #[tokio::test]
-async fn a_server_that_restarts_empty_has_the_hold_again() -> Result<()> {
+async fn a_server_that_restarts_empty_gets_the_hold_again() -> Result<()> {
     let mut red = Red::with(3, &["--lease", "10s"]).await?;
     let mut worker = red.agent.client().await?;
     lock(&mut worker, "LOCK a KIND red").await?;
@@ -298,7 +302,7 @@ async fn a_server_that_restarts_empty_has_the_hold_again() -> Result<()> {
         red.servers[node].restart().await?;
         red.until_standing("a", 3).await;
     }
-    assert_eq!(worker.call("UNLOCK a").await?, Reply::Int(0), "it was held all the time");
+    assert_eq!(worker.call("UNLOCK a").await?, Reply::Int(0), "the lock was held all the time");
     red.until_standing("a", 0).await;
     Ok(())
 }
@@ -306,15 +310,15 @@ async fn a_server_that_restarts_empty_has_the_hold_again() -> Result<()> {
 #[tokio::test]
 async fn a_majority_that_restarts_empty_is_a_loss() -> Result<()> {
     let mut red = Red::with(3, &["--lease", "10s"]).await?;
-    let (mut worker, mut ear) = (red.agent.client().await?, red.agent.client().await?);
-    let told = credentials(&mut worker).await?;
+    let (mut worker, mut listener) = (red.agent.client().await?, red.agent.client().await?);
+    let ticket = credentials(&mut worker).await?;
     lock(&mut worker, "LOCK a KIND red").await?;
     red.until_standing("a", 3).await;
     red.agent.process().freeze().await?;
     red.servers[0].restart().await?;
     red.servers[1].restart().await?;
     red.agent.process().thaw()?;
-    assert_eq!(until_lost(&mut ear, &told).await, "[lost, a, red, missing]");
+    assert_eq!(until_lost(&mut listener, &ticket).await, "[lost, a, red, missing]");
     assert_error(&worker.call("UNLOCK a").await?, "LOST", "missing");
     red.until_standing("a", 0).await;
     Ok(())
@@ -330,7 +334,7 @@ async fn two_agents_exclude_and_wake_each_other() -> Result<()> {
         lock(&mut one, "LOCK a KIND red LEASE 600000").await?;
         assert_eq!(two.call("LOCK a KIND red NOWAIT").await?, Reply::Null);
         two.send("LOCK a KIND red").await?;
-        eventually("it to listen on all servers", async || {
+        eventually("subscriptions on all servers", async || {
             let mut listening = 0;
             for server in &red.servers {
                 let count =
@@ -363,7 +367,7 @@ async fn a_dead_workers_lock_is_free_on_all_servers() -> Result<()> {
 }
 
 #[tokio::test]
-async fn one_server_by_two_names_is_warned_of() -> Result<()> {
+async fn one_server_with_two_names_causes_a_warning() -> Result<()> {
     let main = RedisServer::start().await?;
     let (one, two) = (RedisServer::start().await?, RedisServer::start().await?);
     let again = one.url().replace("127.0.0.1", "localhost");
@@ -389,32 +393,32 @@ async fn an_agent_without_red_servers_names_the_missing_setting() -> Result<()> 
 }
 
 #[tokio::test]
-async fn an_operator_releases_it_on_all_servers() -> Result<()> {
+async fn a_forced_release_applies_to_all_servers() -> Result<()> {
     let red = Red::with(3, &[]).await?;
     let urls: Vec<_> = red.servers.iter().map(RedisServer::url).collect();
     let elsewhere = agent(&red.main, &urls, &["--poll-max", "1h"]).await?;
-    let (mut worker, mut ear) = (red.agent.client().await?, red.agent.client().await?);
+    let (mut worker, mut listener) = (red.agent.client().await?, red.agent.client().await?);
     let mut operator = elsewhere.client().await?;
     assert_eq!(operator.call("FORCE a").await?.int()?, 0, "it is free");
-    let told = credentials(&mut worker).await?;
+    let ticket = credentials(&mut worker).await?;
     let held = holder(&lock(&mut worker, "LOCK a KIND red LEASE 600000").await?)?;
     red.until_standing("a", 3).await;
 
-    // If another holder has the lock, nothing is done to it.
+    // If another holder has the lock, it is not released.
     let denied = operator.call("FORCE a HOLDER 00000000-0000-0000-0000-000000000000:1").await?;
     assert_error(&denied, "NOTHELD", &format!("is held by {held}, not by"));
     assert_eq!(red.standing("a").await?, 3);
 
     let mut waiter = elsewhere.client().await?;
     waiter.send("LOCK a KIND red").await?;
-    eventually("it to wait", async || {
+    eventually("the waiter to be counted", async || {
         let metrics = elsewhere.metrics().await?;
-        ensure!(metrics.sum("lockscope_agent_waiters", &[]) == 1.0, "nobody waits");
+        ensure!(metrics.sum("lockscope_agent_waiters", &[]) == 1.0, "no waiter");
         Ok(())
     })
     .await;
     assert_eq!(operator.call(&format!("FORCE a HOLDER {held}")).await?.int()?, 1);
-    assert_eq!(until_lost(&mut ear, &told).await, "[lost, a, red, forced]");
+    assert_eq!(until_lost(&mut listener, &ticket).await, "[lost, a, red, forced]");
     assert_error(&worker.call("UNLOCK a").await?, "LOST", "forced");
     let woken = waiter.reply().await?;
     assert_eq!(woken.field("kind")?.text(), "red");
@@ -425,7 +429,7 @@ async fn an_operator_releases_it_on_all_servers() -> Result<()> {
 }
 
 #[tokio::test]
-async fn an_operator_learns_if_too_few_servers_answer() -> Result<()> {
+async fn a_forced_release_replies_unavailable_if_too_few_servers_answer() -> Result<()> {
     let mut red = Red::with(3, &[]).await?;
     let (mut worker, mut operator) = (red.agent.client().await?, red.agent.client().await?);
     lock(&mut worker, "LOCK a KIND red").await?;
@@ -439,11 +443,11 @@ async fn an_operator_learns_if_too_few_servers_answer() -> Result<()> {
 }
 
 #[tokio::test]
-async fn a_restarted_agent_reports_it_as_unconfirmed() -> Result<()> {
+async fn a_restarted_agent_reports_red_holds_as_unconfirmed() -> Result<()> {
     let mut red = Red::with(3, &[]).await?;
     let mut worker = red.agent.client().await?;
     let session = worker.call("SESSION GRACE 60000").await?.ok()?;
-    let told = format!("{} {}", session.field("id")?, session.field("secret")?);
+    let ticket = format!("{} {}", session.field("id")?, session.field("secret")?);
     for name in ["a", "b"] {
         lock(&mut worker, &format!("LOCK {name} KIND red")).await?;
     }
@@ -452,10 +456,10 @@ async fn a_restarted_agent_reports_it_as_unconfirmed() -> Result<()> {
     red.main.client().await?.call(other).await?.ok()?;
     red.agent.restart().await?;
     let mut worker = red.agent.client().await?;
-    let resumed = worker.call(&format!("RESUME {told}")).await?.ok()?;
+    let resumed = worker.call(&format!("RESUME {ticket}")).await?.ok()?;
     assert_eq!(resumed.field("holds")?.items()?.len(), 0, "{resumed}");
-    let told = format!("{} {}", resumed.field("id")?, resumed.field("secret")?);
-    let events = worker.call(&format!("EVENTS {told}")).await?.text();
+    let ticket = format!("{} {}", resumed.field("id")?, resumed.field("secret")?);
+    let events = worker.call(&format!("EVENTS {ticket}")).await?.text();
     assert_eq!(events, "[[lost, a, red, unconfirmed], [lost, b, red, unconfirmed]]");
     assert_error(&worker.call("UNLOCK a").await?, "LOST", "unconfirmed");
     Ok(())

@@ -66,7 +66,7 @@ async fn a_holder_is_published() -> Result<()> {
 
 /// Waits until the key has that many entries.
 async fn until_published(direct: &mut Client, key: &str, count: i64) {
-    eventually("that many to be published", async || {
+    eventually("all holds and waits to be published", async || {
         let published = direct.call(&format!("HLEN {key}")).await?.int()?;
         ensure!(published == count, "{published} of {count} are published");
         Ok(())
@@ -151,7 +151,7 @@ async fn command_lines_are_published_only_if_configured() -> Result<()> {
     worker.line().await?;
     let held = bench.holders("a").await?.remove(0).0;
     let note = published(&mut bench.direct, &held).await?;
-    let cmdline = note["cmdline"].as_str().context("it was asked for")?;
+    let cmdline = note["cmdline"].as_str().context("the command line is published")?;
     assert!(cmdline.contains("worker --socket"), "{cmdline}");
     assert!(!cmdline.contains("1234"), "{cmdline}");
     Ok(())
@@ -168,7 +168,7 @@ async fn locks_work_if_redis_refuses_the_registry() -> Result<()> {
     let mut agent = Agent::at(&url, &["--lease", "6s"]).await?;
     let mut worker = agent.client().await?;
     lock(&mut worker, "LOCK a").await?;
-    eventually("the agent to say so", async || {
+    eventually("a line in the agent's log", async || {
         let log = agent.process().log();
         ensure!(log.contains("Redis rejected the holder registry"), "{log}");
         Ok(())

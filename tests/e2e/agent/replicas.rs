@@ -42,7 +42,7 @@ async fn fields(server: &RedisServer, key: &str) -> Result<Vec<String>> {
 }
 
 async fn until_gone(server: &RedisServer, key: &str) {
-    eventually("what was granted to be taken back", async || {
+    eventually("the unconfirmed lock to be released", async || {
         let left = fields(server, key).await?;
         ensure!(left.is_empty(), "{left:?}");
         Ok(())
@@ -68,7 +68,7 @@ async fn every_granted_lock_is_on_a_replica() -> Result<()> {
     // The waiter gets its turn by a hand-over, or by a new attempt if a replica was late before.
     let handed_over = eventually("the lock of another one", async || {
         two.send("LOCK lock").await?;
-        eventually("the waiter to be there", async || {
+        eventually("the waiter to be counted", async || {
             let waiters = agent.metrics().await?.sum("lockscope_agent_waiters", &[]);
             ensure!(waiters == 1.0, "{waiters} wait");
             Ok(())
@@ -103,7 +103,7 @@ async fn a_lock_missing_on_a_stalled_replica_is_not_granted() -> Result<()> {
     granted(&mut worker, "LOCK fence KIND fenced").await;
     worker.call("UNLOCK fence").await?.ok()?;
     waiter.send("LOCK held").await?;
-    eventually("the waiter to be there", async || {
+    eventually("the waiter to be counted", async || {
         let waiters = agent.metrics().await?.sum("lockscope_agent_waiters", &[]);
         ensure!(waiters == 1.0, "{waiters} wait");
         Ok(())
@@ -121,7 +121,7 @@ async fn a_lock_missing_on_a_stalled_replica_is_not_granted() -> Result<()> {
     until_gone(&master, "x").await;
     // A failed re-entry leaves the hold as it was.
     ensure!(worker.call("LOCK held").await?.is_error("UNAVAILABLE"));
-    eventually("the count to be what it was", async || {
+    eventually("the count to be restored", async || {
         let count = master.client().await?.call(&format!("HGET held {held}")).await?.text();
         ensure!(count == "1", "{count}");
         Ok(())
@@ -137,7 +137,7 @@ async fn a_lock_missing_on_a_stalled_replica_is_not_granted() -> Result<()> {
     replica.process().thaw()?;
     let reply = granted(&mut worker, "LOCK fence KIND fenced").await;
     let token = reply.field("token")?.int()?;
-    assert!(token >= 3, "{token}: that of the grant that was taken back stays spent");
+    assert!(token >= 3, "{token}: the token of the undone grant is not used again");
     assert!(fields(&replica, "fence").await?.contains(&holder(&reply)?));
     Ok(())
 }
@@ -216,7 +216,7 @@ async fn many_locks_wait_for_replicas_together() -> Result<()> {
 }
 
 #[tokio::test]
-async fn absent_replicas_fail_at_once() -> Result<()> {
+async fn a_lock_is_rejected_at_once_if_replicas_are_absent() -> Result<()> {
     let master = master().await?;
     let _first = replica(&master).await?;
     let agent = Agent::with(&master, &["--min-replicas", "2"]).await?;
@@ -230,7 +230,7 @@ async fn absent_replicas_fail_at_once() -> Result<()> {
     assert_eq!(confirmations(&agent, "too_few").await?, 0.0);
     let scripts = agent.metrics().await?;
     let tried = scripts.sum("lockscope_agent_redis_seconds_count", &[("script", "acquire")]);
-    assert_eq!(tried, 0.0, "nothing was sent that had to be taken back");
+    assert_eq!(tried, 0.0, "no script was sent that had to be undone");
     let second = replica(&master).await?;
     let held = holder(&granted(&mut worker, "LOCK a").await)?;
     assert_eq!(fields(&second, "a").await?, [held]);
@@ -252,7 +252,7 @@ async fn a_user_without_permission_for_wait_gets_an_error() -> Result<()> {
 }
 
 #[tokio::test]
-async fn in_a_cluster_each_master_has_replicas_of_its_own() -> Result<()> {
+async fn each_lock_in_a_cluster_needs_replicas_of_its_master() -> Result<()> {
     let cluster = RedisCluster::start(3, 1).await?;
     let agent = Agent::in_cluster(&cluster, &["--min-replicas", "1"]).await?;
     let names = cluster.names("with-replicas:");
@@ -270,7 +270,7 @@ async fn in_a_cluster_each_master_has_replicas_of_its_own() -> Result<()> {
 }
 
 #[tokio::test]
-async fn renewals_go_on_while_a_replica_is_stopped_and_extend_no_validity() -> Result<()> {
+async fn renewals_continue_while_a_replica_is_stopped_and_extend_no_validity() -> Result<()> {
     let master = master().await?;
     let mut replica = replica(&master).await?;
     let agent = Agent::with(&master, &["--min-replicas", "1", "--lease", "6s"]).await?;
@@ -290,7 +290,7 @@ async fn renewals_go_on_while_a_replica_is_stopped_and_extend_no_validity() -> R
         Ok(())
     })
     .await;
-    assert_eq!(worker.pushes(), 0, "nothing is at risk");
+    assert_eq!(worker.pushes(), 0, "no hold is in jeopardy");
 
     replica.process().freeze().await?;
     assert_eq!(worker.push().await?[0], "lock-jeopardy");
@@ -304,7 +304,7 @@ async fn renewals_go_on_while_a_replica_is_stopped_and_extend_no_validity() -> R
 }
 
 #[tokio::test]
-async fn replicas_that_nothing_requires_are_warned_of_at_start() -> Result<()> {
+async fn replicas_without_a_requirement_cause_a_warning_at_start() -> Result<()> {
     const WARNING: &str = "replicas without --min-replicas: a failover can grant a lock twice";
     let master = master().await?;
     let _replica = replica(&master).await?;

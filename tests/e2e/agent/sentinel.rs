@@ -11,7 +11,7 @@ use crate::secure::{certificate, documented_users, refused, sentinel_user};
 const ENDLESS: [&str; 4] = ["--lease", "10m", "--poll-max", "10m"];
 
 /// The name of the agent's connection to a sentinel.
-const EAR: &str = "lockscope-agent-sentinel";
+const SENTINEL_CONNECTION: &str = "lockscope-agent-sentinel";
 
 /// Starts an agent whose first sentinel address has no server, and waits until it serves.
 async fn start(sentinels: &Sentinels, flags: &[&str]) -> Result<Agent> {
@@ -38,7 +38,7 @@ async fn shown(direct: &mut Client, name: &str) -> Result<Vec<String>> {
 /// Waits until a server has a subscriber to a lock's releases.
 async fn until_subscribed_to(direct: &mut Client, name: &str) {
     let question = format!("PUBSUB NUMSUB redisson_lock__channel:{{{name}}}");
-    eventually("the waiter to listen", async || {
+    eventually("the waiter's subscription", async || {
         let found = direct.call(&question).await?.ok()?;
         ensure!(found.items()?[1].int()? == 1, "{found}");
         Ok(())
@@ -98,7 +98,7 @@ async fn a_failover_is_followed_although_the_old_master_continues() -> Result<()
     assert_eq!(shown(&mut old, "taken").await?, [""; 0]);
     assert_eq!(worker.call("UNLOCK kept").await?, Reply::Int(0));
     assert_eq!(shown(&mut new, "kept").await?, [""; 0]);
-    assert_eq!(shown(&mut old, "kept").await?, [held.as_str()], "nobody has asked it");
+    assert_eq!(shown(&mut old, "kept").await?, [held.as_str()], "the old master was not asked");
     until_subscribed_to(&mut new, "theirs").await;
     new.call("DEL theirs").await?.ok()?;
     new.call("PUBLISH redisson_lock__channel:{theirs} 0").await?.ok()?;
@@ -106,12 +106,12 @@ async fn a_failover_is_followed_although_the_old_master_continues() -> Result<()
     assert_eq!(shown(&mut new, "theirs").await?, [next]);
     assert_eq!(worker.pushes(), 0, "nothing else was lost");
     let role = old.call("ROLE").await?.ok()?;
-    assert_eq!(role.items()?[0].text(), "master", "it went on all the time");
+    assert_eq!(role.items()?[0].text(), "master", "the old master has remained a master");
     Ok(())
 }
 
 #[tokio::test]
-async fn a_master_that_is_killed_is_followed_by_its_replica() -> Result<()> {
+async fn the_replica_of_a_killed_master_is_used_after_the_failover() -> Result<()> {
     let mut sentinels = Sentinels::start(1).await?;
     let agent = start(&sentinels, &[]).await?;
     let mut worker = agent.client_with_pushes().await?;
@@ -120,7 +120,7 @@ async fn a_master_that_is_killed_is_followed_by_its_replica() -> Result<()> {
     waiter.send("LOCK kept").await?;
     sentinels.until_replicated("kept").await?;
     sentinels.node(0).process().kill()?;
-    eventually("the agent to say that there is no master", async || {
+    eventually("the agent to report that there is no master", async || {
         let ready = http::get(agent.http(), "/readyz").await?;
         ensure!(ready.status == 503, "{}", ready.body);
         Ok(())
@@ -161,11 +161,12 @@ async fn missing_sentinels_are_harmless_while_others_answer() -> Result<()> {
     sentinels.sentinel_process(1).kill()?;
     sentinels.sentinel_process(2).kill()?;
     let mut left = sentinels.sentinel(0).await?;
-    eventually("the one that is left to be listened to", async || {
+    eventually("a subscription to the remaining sentinel", async || {
         let list = left.call("CLIENT LIST").await?.text();
-        let ear =
-            list.lines().any(|row| row.contains(&format!("name={EAR}")) && row.contains(" sub=1 "));
-        ensure!(ear, "{list}");
+        let subscribed = list.lines().any(|row| {
+            row.contains(&format!("name={SENTINEL_CONNECTION}")) && row.contains(" sub=1 ")
+        });
+        ensure!(subscribed, "{list}");
         Ok(())
     })
     .await;
@@ -207,7 +208,7 @@ async fn a_wrong_url_is_explained() -> Result<()> {
         ),
     ] {
         let mut agent = Agent::at(&url, &[]).await?;
-        eventually("the agent to say why it is not ready", async || {
+        eventually("the agent to report why it is not ready", async || {
             let ready = http::get(agent.http(), "/readyz").await?;
             ensure!(ready.status == 503 && ready.body.contains(&said), "{}", ready.body);
             Ok(())
@@ -224,8 +225,8 @@ async fn a_wrong_url_is_explained() -> Result<()> {
 #[tokio::test]
 async fn the_documented_users_suffice() -> Result<()> {
     let sentinels = Sentinels::start(1).await?;
-    for place in 0..2 {
-        documented_users(&mut sentinels.client(place).await?, false).await?;
+    for node in 0..2 {
+        documented_users(&mut sentinels.client(node).await?, false).await?;
     }
     let mut sentinel = sentinels.sentinel(0).await?;
     sentinel_user(&mut sentinel).await?;
@@ -242,12 +243,12 @@ async fn the_documented_users_suffice() -> Result<()> {
     let mut worker = agent.client().await?;
     lock(&mut worker, "LOCK kept").await?;
     sentinels.until_replicated("kept").await?;
-    eventually("the sentinel to be listened to", async || {
+    eventually("a subscription to the sentinel", async || {
         let list = sentinel.call("CLIENT LIST").await?.text();
-        let ear = list
-            .lines()
-            .find(|row| row.contains(&format!("name={EAR}")) && row.contains(" sub=1 "));
-        ensure!(ear.is_some_and(|row| row.contains("user=lockscope-sentinel")), "{list}");
+        let connection = list.lines().find(|row| {
+            row.contains(&format!("name={SENTINEL_CONNECTION}")) && row.contains(" sub=1 ")
+        });
+        ensure!(connection.is_some_and(|row| row.contains("user=lockscope-sentinel")), "{list}");
         Ok(())
     })
     .await;

@@ -18,7 +18,7 @@ async fn a_stopped_worker_is_shown_and_keeps_its_lock() -> Result<()> {
     let row = rows(&mut operator, "a").await?.remove(0);
     assert_eq!((row.state.as_str(), row.whole.field("frozen")?.int()?), ("held", 1));
     worker.process().thaw()?;
-    eventually("nobody to be stopped any more", async || {
+    eventually("no session to be frozen any more", async || {
         let metrics = bench.agent.metrics().await?;
         ensure!(metrics.sum("lockscope_agent_frozen_sessions", &[]) == 0.0);
         Ok(())
@@ -29,7 +29,7 @@ async fn a_stopped_worker_is_shown_and_keeps_its_lock() -> Result<()> {
 }
 
 #[tokio::test]
-async fn a_stopped_workers_lock_lapses_where_that_is_set() -> Result<()> {
+async fn a_stopped_workers_lock_lapses_if_configured() -> Result<()> {
     let bench = Bench::with(&["--lease", "2s", "--frozen", "lapse"]).await?;
     let (socket, folder) = (bench.agent.socket(), bench.agent.folder().to_owned());
     let mut worker = Worker::start(&socket, &folder, &["LOCK a", "LOCK b"])?;
@@ -39,7 +39,7 @@ async fn a_stopped_workers_lock_lapses_where_that_is_set() -> Result<()> {
     next.send("LOCK a").await?;
     bench.until_waiting("a", 1).await?;
     worker.process().freeze().await?;
-    // No worker is asked to release the lock: only the end of the lease makes it available.
+    // Nothing releases the lock: it becomes available only at the end of its lease.
     next.reply().await?.ok()?;
     let lost = [("reason", "frozen")];
     bench.until_metric("lockscope_agent_lost_holds_total", &lost, 2.0).await;
@@ -47,7 +47,7 @@ async fn a_stopped_workers_lock_lapses_where_that_is_set() -> Result<()> {
 }
 
 #[tokio::test]
-async fn a_killed_workers_lock_is_kept_back_for_the_lock_delay() -> Result<()> {
+async fn a_killed_workers_lock_stays_held_for_the_lock_delay() -> Result<()> {
     let bench = Bench::with(&["--lock-delay", "2s"]).await?;
     let (socket, folder) = (bench.agent.socket(), bench.agent.folder().to_owned());
     let mut worker = Worker::start(&socket, &folder, &["LOCK a"])?;
@@ -62,7 +62,7 @@ async fn a_killed_workers_lock_is_kept_back_for_the_lock_delay() -> Result<()> {
 }
 
 #[tokio::test]
-async fn a_lock_that_is_kept_back_is_shown_and_an_operator_can_end_that() -> Result<()> {
+async fn a_lock_in_its_lock_delay_is_listed_and_can_be_force_released() -> Result<()> {
     let mut bench = Bench::with(&["--lock-delay", "1h"]).await?;
     let (socket, folder) = (bench.agent.socket(), bench.agent.folder().to_owned());
     let mut worker = Worker::start(&socket, &folder, &["LOCK a", "LOCK b"])?;
@@ -74,7 +74,7 @@ async fn a_lock_that_is_kept_back_is_shown_and_an_operator_can_end_that() -> Res
     let mut operator = bench.session().await?;
     let row = rows(&mut operator, "a").await?.remove(0);
     assert_eq!(row.state, "delayed");
-    assert_eq!(row.whole.field("pid")?.int()?, i64::from(pid), "whose it was");
+    assert_eq!(row.whole.field("pid")?.int()?, i64::from(pid), "the process of the killed worker");
     assert_eq!(operator.call("FORCE a").await?.int()?, 1);
     bench.until_free("a").await;
     assert!(!bench.is_free("b").await?);
@@ -83,10 +83,6 @@ async fn a_lock_that_is_kept_back_is_shown_and_an_operator_can_end_that() -> Res
     operator.call("QUIT").await?.ok()?;
     bench.until_free("c").await;
     let metrics = bench.agent.metrics().await?;
-    assert_eq!(
-        metrics.sum("lockscope_agent_lost_holds_total", &[]),
-        0.0,
-        "nobody has lost anything"
-    );
+    assert_eq!(metrics.sum("lockscope_agent_lost_holds_total", &[]), 0.0, "no hold is lost");
     Ok(())
 }

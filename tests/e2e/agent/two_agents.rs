@@ -14,7 +14,7 @@ async fn two_agents_exclude_and_wake_waiters_of_each_other() -> Result<()> {
     let first = holder(&lock(&mut here, "LOCK a").await?)?;
     assert_eq!(worker.call("LOCK a NOWAIT").await?, Reply::Null);
     worker.send("LOCK a").await?;
-    harness::eventually("the other agent to listen", async || {
+    harness::eventually("the other agent's subscription", async || {
         let numsub = bench.direct.call("PUBSUB NUMSUB redisson_lock__channel:{a}").await?;
         anyhow::ensure!(numsub.items()?[1].int()? == 1, "{numsub}");
         Ok(())
@@ -33,7 +33,7 @@ async fn turns(mut client: Client, mut direct: Client, rounds: i64) -> Result<u3
     loop {
         lock(&mut client, "LOCK hot").await?;
         let inside = direct.call("INCR inside").await?.int()?;
-        assert_eq!(inside, 1, "two are inside at once");
+        assert_eq!(inside, 1, "two workers hold the lock at once");
         let round = direct.call("INCR round").await?.int()?;
         direct.call("DECR inside").await?.ok()?;
         client.call("UNLOCK hot").await?.ok()?;
@@ -65,6 +65,6 @@ async fn two_agents_share_a_lock_fairly_and_exclusively() -> Result<()> {
         assert!(side * 100 / all >= 20, "one side has {side} of {all} turns: {counts:?}");
     }
     let yields = bench.agent.metrics().await?.sum("lockscope_agent_yields_total", &[]);
-    assert!(yields > 0.0, "the lock was let go for the others");
+    assert!(yields > 0.0, "the agent yields the lock to other clients");
     Ok(())
 }

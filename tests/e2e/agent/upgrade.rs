@@ -102,7 +102,7 @@ impl Manager {
 #[derive(Default)]
 struct Shared {
     stop: AtomicBool,
-    /// The number of workers inside each shared lock, as they count it themselves.
+    /// The number of workers that hold each shared lock, as they count it themselves.
     inside: [AtomicU64; SHARED],
     turns: AtomicU64,
     resumed: AtomicU64,
@@ -117,7 +117,7 @@ struct Worker {
     ticket: String,
     holder: String,
     shared: Arc<Shared>,
-    /// True while the worker is inside its shared lock, as far as it knows.
+    /// True while the worker holds its shared lock, as far as it knows.
     inside: bool,
 }
 
@@ -137,7 +137,7 @@ impl Worker {
 
     fn enter(&mut self) -> Result<()> {
         let before = self.shared.inside[self.number % SHARED].fetch_add(1, Ordering::SeqCst);
-        ensure!(before == 0, "{before} others are inside {}", self.name());
+        ensure!(before == 0, "{before} other workers hold {}", self.name());
         self.inside = true;
         Ok(())
     }
@@ -234,7 +234,7 @@ async fn visit(mut client: Client, shared: Arc<Shared>) -> Result<u64> {
         }
         client.call(&format!("LOCK shared:{number}")).await?.ok()?.field("holder")?;
         let before = shared.inside[number].fetch_add(1, Ordering::SeqCst);
-        ensure!(before == 0, "{before} others are inside shared:{number}");
+        ensure!(before == 0, "{before} other workers hold shared:{number}");
         shared.inside[number].fetch_sub(1, Ordering::SeqCst);
         client.call(&format!("UNLOCK shared:{number}")).await?.ok()?;
         turns += 1;

@@ -48,10 +48,10 @@ async fn jedis() -> Result<()> {
 
 #[tokio::test]
 async fn lettuce_that_gives_up() -> Result<()> {
-    scenes::lettuce_is_hasty().await
+    scenes::lettuce_gives_up().await
 }
 
 #[tokio::test]
 async fn jeopardy_by_events_and_pushes() -> Result<()> {
-    scenes::jeopardy_is_told().await
+    scenes::jeopardy_is_reported().await
 }

@@ -20,7 +20,7 @@ impl Bench {
         Ok(Self { agent: Agent::start(&redis).await?, redis })
     }
 
-    /// Runs a program to its end while we hold `name`, which it has to wait for. Returns its output.
+    /// Runs a program to its end while the test holds `name`, which the program has to wait for. Returns its output.
     pub(super) async fn run_against_a_holder(
         &self,
         command: Command,
@@ -30,11 +30,11 @@ impl Bench {
         holder.call(&format!("LOCK {name}")).await?.ok()?;
         let folder = tempfile::tempdir()?;
         let mut process = Process::spawn("client", command, &folder.path().join("log"), None)?;
-        eventually("it to wait for the lock", async || {
+        eventually("the program to wait for the lock", async || {
             ensure!(process.ended()?.is_none(), "it has ended: {}", process.log());
             let waits =
                 holder.call(&format!("LOCKS MATCH {name}")).await?.text().contains("waiting");
-            ensure!(waits, "it does not");
+            ensure!(waits, "it does not wait");
             Ok(())
         })
         .await;

@@ -161,7 +161,7 @@ impl Stage {
     }
 }
 
-async fn works_and_comes_back(program: &Program) -> Result<()> {
+async fn the_worker_waits_works_and_resumes(program: &Program) -> Result<()> {
     let mut stage = Stage::new("2m").await?;
     let mut other = stage.agent.client().await?;
     other.call(&format!("LOCK {LOCK}")).await?.ok()?;
@@ -207,7 +207,7 @@ async fn works_and_comes_back(program: &Program) -> Result<()> {
     Ok(())
 }
 
-async fn hears_of_danger_and_loss(program: &Program) -> Result<()> {
+async fn the_worker_reports_jeopardy_and_loss(program: &Program) -> Result<()> {
     let mut stage = Stage::new("3s").await?;
     let mut worker = stage.start(program)?;
     worker.says(&format!("working on {LOCK}")).await?;
@@ -230,13 +230,13 @@ macro_rules! recipes {
             use super::*;
 
             #[tokio::test]
-            async fn works_and_comes_back() -> Result<()> {
-                super::works_and_comes_back(&$program).await
+            async fn the_worker_waits_works_and_resumes() -> Result<()> {
+                super::the_worker_waits_works_and_resumes(&$program).await
             }
 
             #[tokio::test]
-            async fn hears_of_danger_and_loss() -> Result<()> {
-                super::hears_of_danger_and_loss(&$program).await
+            async fn the_worker_reports_jeopardy_and_loss() -> Result<()> {
+                super::the_worker_reports_jeopardy_and_loss(&$program).await
             }
         }
     )*};

@@ -1,4 +1,4 @@
-//! A worker's day, played by each library: no change to its locks goes unnoticed.
+//! The scenes of a worker, played by each library: every change to its locks is noticed.
 
 use anyhow::{Context as _, Result, bail, ensure};
 use harness::{Agent, Client, PATIENCE, RedisServer, Reply, eventually, within};
@@ -37,7 +37,7 @@ pub(super) async fn play(library: &Library) -> Result<()> {
 
 /// Lettuce gives up on a LOCK but keeps its connection, so the agent may grant the lock unnoticed. HOLDS shows such a
 /// hold, CANCEL prevents it, and the end of the connection ends it.
-pub(super) async fn lettuce_is_hasty() -> Result<()> {
+pub(super) async fn lettuce_gives_up() -> Result<()> {
     let (redis, agent) = bench().await?;
     let relay = Relay::start(&agent.socket())?;
     let driver = Driver::start(&LETTUCE, &relay.socket(), Settings::Hasty)?;
@@ -58,7 +58,7 @@ pub(super) async fn lettuce_is_hasty() -> Result<()> {
     for name in ["hasty:a", "hasty:b"] {
         other.call(&format!("UNLOCK {name}")).await?.ok()?;
     }
-    eventually("the session to show what it was given", async || {
+    eventually("the session to list the granted lock", async || {
         let holds = stage.driver.call("w", "HOLDS").await?;
         let [hold] = holds.items()? else { bail!("{holds}") };
         ensure!(hold.field("lock")?.text() == "hasty:a", "{holds}");
@@ -72,23 +72,23 @@ pub(super) async fn lettuce_is_hasty() -> Result<()> {
 }
 
 /// Redis stops answering for a while and answers again in time: EVENTS and pushes report both.
-pub(super) async fn jeopardy_is_told() -> Result<()> {
+pub(super) async fn jeopardy_is_reported() -> Result<()> {
     let mut redis = RedisServer::start().await?;
     // The last third of the lease must suffice to receive the warning and to recover.
     let agent = Agent::with(&redis, &["--lease", "12s"]).await?;
-    let mut asks = Driver::start(&REDIS_PY, &agent.socket(), Settings::Advised)?;
-    let mut hears = Driver::start(&LETTUCE, &agent.socket(), Settings::Advised)?;
-    let told = asks.call("w", "SESSION").await?.ok()?;
-    let ask = format!("EVENTS {} {} WAIT 25000", told.field("id")?, told.field("secret")?);
-    hears.call("w", "SESSION PUSH on").await?.ok()?;
-    asks.call("w", "LOCK asks").await?.ok()?;
-    hears.call("w", "LOCK hears").await?.ok()?;
+    let mut polling = Driver::start(&REDIS_PY, &agent.socket(), Settings::Advised)?;
+    let mut pushed = Driver::start(&LETTUCE, &agent.socket(), Settings::Advised)?;
+    let session = polling.call("w", "SESSION").await?.ok()?;
+    let ask = format!("EVENTS {} {} WAIT 25000", session.field("id")?, session.field("secret")?);
+    pushed.call("w", "SESSION PUSH on").await?.ok()?;
+    polling.call("w", "LOCK polled").await?.ok()?;
+    pushed.call("w", "LOCK pushed").await?.ok()?;
     redis.process().freeze().await?;
     for event in ["jeopardy", "safe"] {
-        let push = hears.push("w").await?;
-        ensure!(push[0] == format!("lock-{event}") && push[1..3] == ["hears", "lock"], "{push:?}");
-        let events = asks.call("ear", &ask).await?.ok()?;
-        ensure!(events.text().starts_with(&format!("[[{event}, asks, lock")), "{events}");
+        let push = pushed.push("w").await?;
+        ensure!(push[0] == format!("lock-{event}") && push[1..3] == ["pushed", "lock"], "{push:?}");
+        let events = polling.call("listener", &ask).await?.ok()?;
+        ensure!(events.text().starts_with(&format!("[[{event}, polled, lock")), "{events}");
         if event == "jeopardy" {
             redis.process().thaw()?;
         }
@@ -109,14 +109,17 @@ impl Stage<'_> {
         let mut other = self.agent.client().await?;
         let (waiting, session) = self.long_wait_begins(&mut other).await?;
         self.starts_up()?;
-        self.takes_and_gives_back().await.context("taking and giving back")?;
+        self.acquires_and_releases().await.context("acquiring and releasing")?;
         self.has_two_owners().await.context("two owners")?;
-        self.hears_of_a_loss().await.context("a loss told by EVENTS")?;
+        self.polls_a_loss().await.context("a loss reported by EVENTS")?;
         if self.library.pushes != Pushes::Never {
-            self.is_told_of_a_loss().await.context("a loss told by a push")?;
+            self.is_pushed_a_loss().await.context("a loss reported by a push")?;
         }
         self.long_wait_ends(&mut other, &waiting, &session).await.context("the long wait")?;
-        ensure!(self.relay.made() <= CONNECTIONS, "it has made connections of its own accord");
+        ensure!(
+            self.relay.made() <= CONNECTIONS,
+            "the library has opened more connections than needed"
+        );
         self.is_cut_off().await.context("a connection cut")
     }
 
@@ -133,10 +136,13 @@ impl Stage<'_> {
         if !self.library.impatient {
             self.relay.cut();
         }
-        let told = self.driver.reply(&waiting).await?;
-        ensure!(told.error().is_some(), "the LOCK that waited was {told}");
+        let reply = self.driver.reply(&waiting).await?;
+        ensure!(reply.error().is_some(), "the LOCK that waited was answered {reply}");
         self.until_free("default:mine").await;
-        ensure!(rows(&mut other, "default:busy").await?.len() == 1, "its wait goes on");
+        ensure!(
+            rows(&mut other, "default:busy").await?.len() == 1,
+            "the waiter is still in the queue"
+        );
         // The other worker releases the lock only now, so a command that the library sends again finds it free.
         other.call("UNLOCK default:busy").await?.ok()?;
         let again = format!("LOCK default:busy NOWAIT IN {session}");
@@ -170,7 +176,7 @@ impl Stage<'_> {
         Ok(())
     }
 
-    async fn takes_and_gives_back(&mut self) -> Result<()> {
+    async fn acquires_and_releases(&mut self) -> Result<()> {
         for (command, holds) in [("LOCK day:a", 1), ("LOCK day:a", 2), ("LOCK day:a LEASE 9000", 3)]
         {
             let held = self.driver.call("day", command).await?.ok()?;
@@ -185,8 +191,8 @@ impl Stage<'_> {
             ("UNLOCK day:a", Reply::Int(1)),
             ("UNLOCK day:a", Reply::Int(0)),
         ] {
-            let said = self.driver.call("day", command).await?;
-            ensure!(said == reply, "{command}: {said}");
+            let got = self.driver.call("day", command).await?;
+            ensure!(got == reply, "{command}: {got}");
         }
         let refused = self.driver.call("day", "UNLOCK day:a").await?;
         ensure!(refused.error().is_some_and(|error| error.contains("NOTHELD")), "{refused}");
@@ -216,28 +222,28 @@ impl Stage<'_> {
         Ok(())
     }
 
-    async fn hears_of_a_loss(&mut self) -> Result<()> {
+    async fn polls_a_loss(&mut self) -> Result<()> {
         let (session, secret) = self.credentials("lose").await?;
         let ask = format!("EVENTS {session} {secret} WAIT 25000");
-        let listening = self.driver.send("ear", &ask).await?;
+        let listening = self.driver.send("listener", &ask).await?;
         self.loses("lose").await?;
-        let told = self.driver.reply(&listening).await?;
-        ensure!(told.text() == "[[lost, lose:a, lock, missing]]", "{told}");
+        let events = self.driver.reply(&listening).await?;
+        ensure!(events.text() == "[[lost, lose:a, lock, missing]]", "{events}");
         let refused = self.driver.call("lose", "UNLOCK lose:a").await?;
         ensure!(refused.error().is_some_and(|error| error.contains("LOST")), "{refused}");
         Ok(())
     }
 
-    async fn is_told_of_a_loss(&mut self) -> Result<()> {
-        self.driver.call("told", "SESSION PUSH on").await?.ok()?;
-        self.loses("told").await?;
+    async fn is_pushed_a_loss(&mut self) -> Result<()> {
+        self.driver.call("push", "SESSION PUSH on").await?.ok()?;
+        self.loses("push").await?;
         if self.library.pushes == Pushes::AtNextUse {
             // The library finds the push at its next command, which must still succeed.
-            self.until_lost("told:a").await;
-            ensure!(self.driver.call("told", "PING").await?.text() == "PONG");
+            self.until_lost("push:a").await;
+            ensure!(self.driver.call("push", "PING").await?.text() == "PONG");
         }
-        let push = self.driver.push("told").await?;
-        ensure!(push == ["lock-lost", "told:a", "lock", "missing"], "{push:?}");
+        let push = self.driver.push("push").await?;
+        ensure!(push == ["lock-lost", "push:a", "lock", "missing"], "{push:?}");
         Ok(())
     }
 
@@ -267,12 +273,12 @@ impl Stage<'_> {
     ) -> Result<()> {
         within(PATIENCE, "the wait to be long enough", async || {
             let rows = rows(other, "long:busy").await?;
-            let waiter = rows.iter().find(|row| row.state == "waiting").context("nobody waits")?;
+            let waiter = rows.iter().find(|row| row.state == "waiting").context("no waiter")?;
             ensure!(waiter.age_ms >= LONG, "it waits since {} ms", waiter.age_ms);
             Ok(())
         })
         .await;
-        ensure!(!self.driver.has_come(waiting), "it was not waited for");
+        ensure!(!self.driver.has_come(waiting), "the library gave up before the lock was granted");
         other.call("UNLOCK long:busy").await?.ok()?;
         let held = self.driver.reply(waiting).await?.ok()?;
         ensure!(held.field("waited_ms")?.int()? >= LONG, "{held}");
@@ -300,14 +306,14 @@ impl Stage<'_> {
     }
 
     async fn credentials(&mut self, connection: &str) -> Result<(String, String)> {
-        let told = self.driver.call(connection, "SESSION").await?.ok()?;
-        Ok((told.field("id")?.text(), told.field("secret")?.text()))
+        let reply = self.driver.call(connection, "SESSION").await?.ok()?;
+        Ok((reply.field("id")?.text(), reply.field("secret")?.text()))
     }
 
     async fn until_waiting(&self, name: &str) {
         eventually("the LOCK to wait", async || {
             let rows = rows(&mut self.agent.client().await?, name).await?;
-            ensure!(rows.iter().any(|row| row.state == "waiting"), "nobody waits for {name}");
+            ensure!(rows.iter().any(|row| row.state == "waiting"), "no waiter for {name}");
             Ok(())
         })
         .await;

@@ -36,7 +36,7 @@ async fn until_times_match(
     let number = held.rsplit(':').next().context("it ends with its number")?.to_owned();
     let notes = String::from_utf8(keys::agent_holders(&id.client))?;
     let about = String::from_utf8(keys::agent(&id.client))?;
-    eventually("the hold to be told by the clock as it is", async || {
+    eventually("the start of the hold by the changed clock", async || {
         let due = now(bench).await? + ahead;
         let note = bench.direct.call(&format!("HGET {notes} {number}")).await?;
         let note: serde_json::Value = serde_json::from_slice(note.bytes()?)?;
@@ -46,8 +46,8 @@ async fn until_times_match(
         let metrics = bench.agent.metrics().await?;
         let oldest = "lockscope_agent_oldest_hold_start_timestamp_seconds";
         let oldest = metrics.sum(oldest, &[("lock_group", lock)]);
-        for told in [since, started, format!("{oldest:.0}").parse()?] {
-            ensure!(told.abs_diff(due) < ABOUT.unsigned_abs(), "{told}, and it is {due}");
+        for shown in [since, started, format!("{oldest:.0}").parse()?] {
+            ensure!(shown.abs_diff(due) < ABOUT.unsigned_abs(), "{shown} instead of {due}");
         }
         Ok(())
     })
@@ -71,7 +71,7 @@ async fn a_clock_change_affects_displayed_times_and_no_lock() -> Result<()> {
     let mut bench = Bench { agent, redis, direct };
     let mut worker = bench.session().await?;
     worker.call("SESSION GRACE 600000").await?.ok()?;
-    let told = credentials(&mut worker).await?;
+    let ticket = credentials(&mut worker).await?;
     let renewed_one = holder(&lock(&mut worker, "LOCK a").await?)?;
     let renewed_one = Held { lock: "a", holder: renewed_one, lease: 6_000 };
     // A lock without renewals whose lease cannot end while there is no agent, even on a busy machine.
@@ -99,7 +99,7 @@ async fn a_clock_change_affects_displayed_times_and_no_lock() -> Result<()> {
     bench.agent.restart().await?;
     super::ready(&bench.agent).await;
     let mut again = bench.session().await?;
-    let resumed = again.call(&format!("RESUME {told}")).await?.ok()?;
+    let resumed = again.call(&format!("RESUME {ticket}")).await?.ok()?;
     let mut holds = Vec::new();
     for hold in resumed.field("holds")?.items()? {
         holds.push(hold.field("lock")?.text());

@@ -97,7 +97,7 @@ impl Stage {
         let (surely, there) = (self.appended.len(), integers.len());
         ensure!(
             surely <= there && there <= surely + self.killed,
-            "{there} integers, {surely} of them told, {} workers killed",
+            "{there} integers, {surely} of them reported, {} workers killed",
             self.killed
         );
         Ok(())
@@ -125,13 +125,13 @@ impl Host {
 
 /// Most of the time the lock is handed over within a host.
 #[tokio::test]
-async fn nothing_is_lost_or_doubled_while_everything_fails_in_turn() -> Result<()> {
+async fn no_integer_is_lost_or_doubled_while_everything_fails_in_turn() -> Result<()> {
     everything_fails(Stage::new(&["counter"; 3]).await?).await
 }
 
 /// The lock is really released each time and passes to the other host.
 #[tokio::test]
-async fn nothing_is_lost_or_doubled_between_two_hosts_with_a_worker_each() -> Result<()> {
+async fn no_integer_is_lost_or_doubled_between_hosts_with_a_worker_each() -> Result<()> {
     everything_fails(Stage::new(&["counter"]).await?).await
 }
 

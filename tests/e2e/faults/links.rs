@@ -12,7 +12,7 @@ use super::{
 };
 
 #[tokio::test]
-async fn a_partition_shorter_than_the_lease_is_warned_of_and_survived() -> Result<()> {
+async fn a_hold_in_jeopardy_survives_a_partition_shorter_than_its_lease() -> Result<()> {
     let (mut bench, proxy) = stage(SHORT).await?;
     let mut worker = bench.agent.client_with_pushes().await?;
     let first = holder(&lock(&mut worker, "LOCK a").await?)?;
@@ -63,7 +63,7 @@ async fn half_open_connections_are_replaced() -> Result<()> {
     }
     lock(&mut worker, "LOCK b WAIT 20000").await?;
     // The other connections were idle: each must be found dead by its own keep-alive.
-    eventually("all four to be left", async || {
+    eventually("all four connections to be replaced", async || {
         let open = dead.iter().filter(|line| line.is_open()).count();
         ensure!(open == 0 && proxy.lines(None).len() == 4, "{open} of the old ones are open");
         Ok(())
@@ -136,13 +136,13 @@ async fn a_redis_that_refuses_connections_is_retried() -> Result<()> {
 }
 
 #[tokio::test]
-async fn a_lost_release_message_costs_a_waiter_one_look() -> Result<()> {
+async fn a_waiter_acquires_soon_after_a_lost_release_message() -> Result<()> {
     let (mut bench, proxy) = stage(LONG).await?;
-    let theirs = "0f3c1f6e-5a43-4f9f-8d11-6a2b3c4d5e6f:47";
+    let foreign = "0f3c1f6e-5a43-4f9f-8d11-6a2b3c4d5e6f:47";
     let mut waiter = bench.session().await?;
     // In the first round the connection only stops receiving; in the second it is cut and opened again.
     for cut in [false, true] {
-        bench.direct.call(&format!("HSET a {theirs} 1")).await?.ok()?;
+        bench.direct.call(&format!("HSET a {foreign} 1")).await?.ok()?;
         bench.direct.call("PEXPIRE a 600000").await?.ok()?;
         waiter.send("LOCK a").await?;
         until_subscribed(&mut bench, 2).await;
@@ -167,9 +167,9 @@ async fn a_lost_release_message_costs_a_waiter_one_look() -> Result<()> {
 async fn a_thousand_subscriptions_are_restored_and_wake_their_waiters() -> Result<()> {
     const NAMES: usize = 1_000;
     let (mut bench, _proxy) = stage(LONG).await?;
-    let theirs = "0f3c1f6e-5a43-4f9f-8d11-6a2b3c4d5e6f:47";
+    let foreign = "0f3c1f6e-5a43-4f9f-8d11-6a2b3c4d5e6f:47";
     for i in 0..NAMES {
-        bench.direct.call(&format!("HSET n:{i} {theirs} 1")).await?.ok()?;
+        bench.direct.call(&format!("HSET n:{i} {foreign} 1")).await?.ok()?;
         bench.direct.call(&format!("PEXPIRE n:{i} 600000")).await?.ok()?;
     }
     let mut waiters = bench.session().await?;

@@ -14,7 +14,7 @@ const MAX_LINES: usize = 100;
 const DOUBTS: &str = "lockscope_agent_doubts_total";
 
 #[tokio::test]
-async fn a_grant_whose_reply_is_lost_is_given_once() -> Result<()> {
+async fn a_grant_whose_reply_is_lost_is_made_once() -> Result<()> {
     let (mut bench, proxy) = stage(LONG).await?;
     let mut worker = bench.session().await?;
     proxy.line(COMMANDS).await.set(Way::Down, Flow::Swallow);
@@ -159,7 +159,7 @@ async fn a_hand_over_whose_reply_is_lost_is_made_once_and_its_late_copy_does_not
         let granted = second.reply().await?;
         assert_eq!(granted.field("holds")?, &Reply::Int(1));
         let expected = [(holder(&granted)?, "1".to_owned())];
-        eventually("Redis to have the second", async || {
+        eventually("Redis to have the second holder", async || {
             let holders = bench.holders("a").await?;
             ensure!(holders == expected, "{holders:?}");
             Ok(())
@@ -176,7 +176,7 @@ async fn a_hand_over_whose_reply_is_lost_is_made_once_and_its_late_copy_does_not
 }
 
 #[tokio::test]
-async fn a_lock_that_is_gone_at_its_hand_over_is_lost_by_both() -> Result<()> {
+async fn a_lock_missing_at_its_hand_over_is_lost_by_both_holders() -> Result<()> {
     let (mut bench, proxy) = stage(LONG).await?;
     let mut first = bench.session().await?;
     let mut second = bench.session().await?;
@@ -210,7 +210,7 @@ async fn a_re_entry_whose_reply_is_lost_leaves_no_count_behind() -> Result<()> {
     assert_error(&worker.call("LOCK a LEASE 60000").await?, "UNAVAILABLE", "a");
     let rows = worker.call("HOLDS").await?.ok()?;
     assert_eq!(rows.items()?[0].field("holds")?, &Reply::Int(1));
-    eventually("the count in Redis to be put right", async || {
+    eventually("the count in Redis to be corrected", async || {
         let count = bench.holders("a").await?[0].1.clone();
         ensure!(count == "1", "{count}");
         Ok(())
@@ -245,7 +245,7 @@ async fn hold_a_renewal(proxy: &Proxy) -> Result<Arc<Line>> {
 async fn deliver(line: &Line) {
     assert!(line.is_holding(Way::Up, "EVALSHA"), "a script is held");
     line.set(Way::Up, Flow::Pass);
-    eventually("the late bytes to arrive", async || {
+    eventually("the delayed bytes to arrive", async || {
         ensure!(!line.is_open(), "{} bytes are held", line.held(Way::Up));
         Ok(())
     })

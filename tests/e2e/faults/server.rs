@@ -24,7 +24,7 @@ async fn run(direct: &mut Client, words: &str) -> Result<()> {
 }
 
 #[tokio::test]
-async fn a_restart_that_forgets_nothing_loses_nothing() -> Result<()> {
+async fn a_restart_with_all_data_loses_nothing() -> Result<()> {
     let redis = RedisServer::with(&[("appendonly", "yes"), ("appendfsync", "always")]).await?;
     let (mut bench, _proxy) = on(redis, LONG).await?;
     let mut worker = bench.agent.client_with_pushes().await?;
@@ -56,7 +56,7 @@ async fn a_stale_hold_restored_from_old_data_is_removed() -> Result<()> {
 }
 
 #[tokio::test]
-async fn a_redis_that_is_loading_is_waited_for() -> Result<()> {
+async fn the_agent_waits_for_a_redis_that_is_loading() -> Result<()> {
     let slow = [("key-load-delay", "1000"), ("loading-process-events-interval-bytes", "1024")];
     let redis = RedisServer::with(&slow).await?;
     let (mut bench, _proxy) = on(redis, LONG).await?;
@@ -111,7 +111,7 @@ async fn missing_scripts_are_sent_again() -> Result<()> {
 }
 
 #[tokio::test]
-async fn a_key_of_another_type_is_a_lost_lock_and_is_left_alone() -> Result<()> {
+async fn a_key_overwritten_with_another_type_is_a_loss_and_not_changed() -> Result<()> {
     let (mut bench, _proxy) = stage(SHORT).await?;
     let mut worker = bench.agent.client_with_pushes().await?;
     lock(&mut worker, "LOCK a").await?;
@@ -163,7 +163,7 @@ async fn a_demoted_master_is_replaced_by_the_new_master() -> Result<()> {
     bench.direct = there;
     assert_held_by(&mut bench, "b", &kept).await?;
     lock(&mut worker, "LOCK a WAIT 20000").await?;
-    assert_eq!(bench.holders("a").await?.len(), 1, "taken in the new master");
+    assert_eq!(bench.holders("a").await?.len(), 1, "the lock is acquired in the new master");
     assert_eq!(worker.call("UNLOCK b").await?, Reply::Int(0));
     Ok(())
 }
@@ -206,7 +206,7 @@ async fn a_clock_that_steps_verifies_every_hold() -> Result<()> {
 }
 
 #[tokio::test]
-async fn a_busy_script_is_waited_for_on_the_same_connection() -> Result<()> {
+async fn the_agent_waits_for_a_busy_script_on_the_same_connection() -> Result<()> {
     let (mut bench, _proxy) = stage(SHORT).await?;
     let mut worker = bench.agent.client_with_pushes().await?;
     let first = holder(&lock(&mut worker, "LOCK a").await?)?;
@@ -270,7 +270,7 @@ async fn a_redis_at_its_client_limit_is_retried() -> Result<()> {
 }
 
 #[tokio::test]
-async fn a_redis_that_refuses_writes_is_waited_for() -> Result<()> {
+async fn the_agent_waits_for_a_redis_that_refuses_writes() -> Result<()> {
     let (mut bench, _proxy) = stage(SHORT).await?;
     let mut worker = bench.agent.client_with_pushes().await?;
     let mut waiter = bench.session().await?;
@@ -288,7 +288,7 @@ async fn a_redis_that_refuses_writes_is_waited_for() -> Result<()> {
 }
 
 #[tokio::test]
-async fn a_release_that_is_refused_is_repeated_until_redis_takes_it() -> Result<()> {
+async fn a_refused_release_is_repeated_until_redis_accepts_it() -> Result<()> {
     let (mut bench, _proxy) = stage(LONG).await?;
     let kinds = ["lock", "fenced", "fair", "write", "read"];
     let mut workers = Vec::new();
@@ -321,7 +321,7 @@ async fn a_release_that_is_refused_is_repeated_until_redis_takes_it() -> Result<
 }
 
 #[tokio::test]
-async fn paused_writes_are_survived() -> Result<()> {
+async fn holds_survive_paused_writes() -> Result<()> {
     let (mut bench, _proxy) = stage(SHORT).await?;
     let mut worker = bench.agent.client_with_pushes().await?;
     let first = holder(&lock(&mut worker, "LOCK a").await?)?;
@@ -331,7 +331,7 @@ async fn paused_writes_are_survived() -> Result<()> {
     assert_eq!(worker.push().await?, ["lock-safe", "a", "lock"]);
     assert_held_by(&mut bench, "a", &first).await?;
     assert_eq!(worker.call("UNLOCK a").await?, Reply::Int(0));
-    assert!(bench.is_free("a").await?, "no copy that was held back brings it back");
+    assert!(bench.is_free("a").await?, "no delayed script acquires the lock again");
     Ok(())
 }
 
@@ -339,8 +339,8 @@ async fn paused_writes_are_survived() -> Result<()> {
 async fn an_eviction_policy_is_reported_when_it_is_set() -> Result<()> {
     let (mut bench, _proxy) = stage(SHORT).await?;
     let mut worker = bench.session().await?;
-    let mut ear = bench.session().await?;
-    let told = credentials(&mut worker).await?;
+    let mut listener = bench.session().await?;
+    let ticket = credentials(&mut worker).await?;
     lock(&mut worker, "LOCK a").await?;
     run(&mut bench.direct, "CONFIG SET maxmemory-policy volatile-ttl").await?;
     run(&mut bench.direct, "CONFIG SET maxmemory 100mb").await?;
@@ -351,7 +351,7 @@ async fn an_eviction_policy_is_reported_when_it_is_set() -> Result<()> {
     let refused = bench.direct.call("SET k v").await?;
     assert!(refused.is_error("OOM"), "{refused}");
     assert!(bench.is_free("a").await?);
-    let events = ear.call(&format!("EVENTS {told} WAIT 20000")).await?;
+    let events = listener.call(&format!("EVENTS {ticket} WAIT 20000")).await?;
     assert_eq!(events.text(), "[[lost, a, lock, missing]]");
     Ok(())
 }

@@ -29,18 +29,18 @@ async fn an_agent_that_slept_through_its_leases_reports_losses_before_serving() 
     for command in ["HOLDS", "LOCK a NOWAIT", "UNLOCK b"] {
         worker.send(command).await?;
     }
-    let theirs = holder(&thief.reply().await?)?;
+    let other_holder = holder(&thief.reply().await?)?;
     bench.until_free("b").await;
     bench.agent.process().thaw()?;
-    assert_eq!(worker.reply().await?, Reply::Array(vec![]), "nothing is held any more");
-    assert_eq!(worker.reply().await?, Reply::Null, "another has it");
+    assert_eq!(worker.reply().await?, Reply::Array(vec![]), "no hold is left");
+    assert_eq!(worker.reply().await?, Reply::Null, "another client holds the lock");
     assert_error(&worker.reply().await?, "LOST", "unconfirmed");
-    let mut told = [worker.push().await?, worker.push().await?];
-    told.sort();
-    for (push, name) in told.iter().zip(["a", "b"]) {
+    let mut losses = [worker.push().await?, worker.push().await?];
+    losses.sort();
+    for (push, name) in losses.iter().zip(["a", "b"]) {
         assert_eq!(*push, ["lock-lost", name, "lock", "unconfirmed"]);
     }
-    assert_held_by(&mut bench, "a", &theirs).await?;
+    assert_held_by(&mut bench, "a", &other_holder).await?;
     bench.until_metric(SLEEPS, &[], 1.0).await;
     assert_eq!(thief.call("UNLOCK a").await?, Reply::Int(0));
     Ok(())
@@ -85,13 +85,13 @@ async fn a_grant_buffered_in_a_stopped_agent_is_not_delivered() -> Result<()> {
     bench.agent.process().freeze().await?;
     line.set(Way::Down, Flow::Pass);
     thief.send("LOCK a").await?;
-    let theirs = holder(&thief.reply().await?)?;
+    let other_holder = holder(&thief.reply().await?)?;
     bench.agent.process().thaw()?;
     bench.until_waiting("a", 1).await?;
-    assert_held_by(&mut bench, "a", &theirs).await?;
+    assert_held_by(&mut bench, "a", &other_holder).await?;
     assert_eq!(thief.call("UNLOCK a").await?, Reply::Int(0));
     let granted = holder(&worker.reply().await?)?;
-    assert!(stale.iter().all(|(stale, _)| *stale != granted), "a grant of its own");
+    assert!(stale.iter().all(|(stale, _)| *stale != granted), "the worker gets a new grant");
     assert_held_by(&mut bench, "a", &granted).await?;
     Ok(())
 }
@@ -112,8 +112,8 @@ async fn a_killed_agents_locks_are_free_after_their_lease_and_never_before() -> 
     assert_held_by(&mut bench, "a", &first).await?;
     let mut again = bench.session().await?;
     assert_eq!(again.call("LOCK a NOWAIT").await?, Reply::Null);
-    let theirs = holder(&waiter.reply().await?)?;
-    assert_held_by(&mut bench, "a", &theirs).await?;
+    let other_holder = holder(&waiter.reply().await?)?;
+    assert_held_by(&mut bench, "a", &other_holder).await?;
     let client = |holder: &str| holder.split(':').next().map(str::to_owned);
     let fresh = holder(&lock(&mut again, "LOCK b").await?)?;
     assert_eq!(client(&fresh), client(&first), "the same agent");
@@ -122,7 +122,7 @@ async fn a_killed_agents_locks_are_free_after_their_lease_and_never_before() -> 
 }
 
 #[tokio::test]
-async fn a_stopped_worker_keeps_its_lock_and_can_go_on() -> Result<()> {
+async fn a_stopped_worker_keeps_its_lock_and_can_continue() -> Result<()> {
     let (mut bench, _proxy) = stage(SHORT).await?;
     let (socket, folder) = (bench.agent.socket(), bench.agent.folder().to_owned());
     let mut worker = Worker::start(&socket, &folder, &["LOCK a", "LOCK b"])?;
@@ -155,7 +155,7 @@ async fn a_dropped_agent_connection_releases_its_workers_locks() -> Result<()> {
         line.set(Way::Down, Flow::CutAfter(10));
     }
     worker.send("LOCK b").await?;
-    assert!(worker.reply().await.is_err(), "half a reply is none");
+    assert!(worker.reply().await.is_err(), "half a reply is not a reply");
     assert_eq!(waiter.reply().await?.field("holds")?, &Reply::Int(1));
     bench.until_free("b").await;
     Ok(())
