@@ -169,7 +169,7 @@ pub(crate) async fn readings(
 pub(crate) struct Tally {
     /// The number of all sections.
     pub(crate) total: usize,
-    /// How often the next section was one of the other side.
+    /// The number of sections whose next one belonged to the other side.
     pub(crate) turns: usize,
 }
 
