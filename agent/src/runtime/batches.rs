@@ -102,7 +102,7 @@ mod tests {
     }
 
     #[test]
-    fn each_script_of_a_batch_has_an_outcome_of_its_own() {
+    fn each_script_of_a_batch_has_a_separate_outcome() {
         let reply = |left: &[i64]| {
             let left_aside = left.iter().copied().map(Value::Int).collect();
             Ok(Reply::Plain(Value::Array(left_aside)))
@@ -119,7 +119,7 @@ mod tests {
     }
 
     #[test]
-    fn a_single_script_is_no_batch() {
+    fn a_single_script_is_not_sent_as_a_batch() {
         let mut sharing = scripts();
         assert!(
             matches!(Parcel::take(&mut sharing), Some(Parcel::Shared(scripts)) if scripts.len() == 2)

@@ -377,7 +377,7 @@ mod tests {
     }
 
     #[test]
-    fn what_wait_says_is_a_number_or_a_reason() {
+    fn the_reply_to_wait_is_a_number_of_replicas_or_a_refusal() {
         let replicas = |replicas| Confirmed { replicas, refusal: None };
         assert_eq!(said(Some(Ok(RedisValue::Int(2)))), replicas(2));
         assert_eq!(said(Some(Ok(RedisValue::Int(-1)))), replicas(0));

@@ -37,7 +37,7 @@ mod tests {
     use super::*;
 
     #[test]
-    fn it_beats_twice_in_the_time_asked_for() {
+    fn the_heartbeat_beats_twice_in_the_requested_interval() {
         let at = |ms: u64| Moment::from_micros(ms * 1000);
         let mut heartbeat = Heartbeat::new(Some(Duration::from_millis(200)));
         assert_eq!(heartbeat.beat(at(50)), at(150));

@@ -212,7 +212,7 @@ impl Simulation {
         self.connect_all(host);
         self.hosts[host].sessions.retain(|id, _| survivors.contains(id));
         for id in &survivors {
-            self.come_back(host, *id);
+            self.reconnect_later(host, *id);
         }
         for _ in survivors.len()..sessions {
             let pause = self.think(host);

@@ -61,14 +61,14 @@ impl Simulation {
     }
 
     /// Breaks a worker's connection. The worker resumes its session on another one.
-    pub(super) fn drop_out(&mut self, host: usize, id: ConnectionId) {
+    pub(super) fn break_session_connection(&mut self, host: usize, id: ConnectionId) {
         let run = self.hosts[host].run;
         self.after(20, Event::Input { host, run, input: Input::Closed(id) });
-        self.come_back(host, id);
+        self.reconnect_later(host, id);
     }
 
     /// Reconnects a worker after a pause.
-    pub(super) fn come_back(&mut self, host: usize, id: ConnectionId) {
+    pub(super) fn reconnect_later(&mut self, host: usize, id: ConnectionId) {
         let state = &mut self.hosts[host];
         let now = state.boot(self.now);
         let Some(mut session) = state.sessions.remove(&id) else { return };
@@ -106,7 +106,7 @@ impl Simulation {
             "UNAVAILABLE" => {
                 // Retries on a new connection, since this one may have been granted the session.
                 self.after(20, Event::Input { host, run, input: Input::Closed(id) });
-                self.come_back(host, id);
+                self.reconnect_later(host, id);
                 return Ok(());
             }
             code @ ("GONE" | "SESSION") => {

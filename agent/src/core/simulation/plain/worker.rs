@@ -262,7 +262,7 @@ impl Simulation {
     fn disconnect(&mut self, host: usize, id: ConnectionId) {
         let waits = self.hosts[host].sessions.get(&id).is_some_and(|s| s.ticket.is_some());
         if waits && !self.rng.one_in(3) {
-            self.drop_out(host, id);
+            self.break_session_connection(host, id);
         } else {
             self.hang_up(host, id);
         }
